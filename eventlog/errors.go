@@ -1,0 +1,25 @@
+package eventlog
+
+import "errors"
+
+// Errors of Append, Head, Tail and Follow. They are matched with errors.Is.
+var (
+	// ErrConflict: the precondition does not hold; another event of the key was appended. Nothing was written.
+	ErrConflict = errors.New("the object was changed by another write")
+	// ErrInFlight: another write of the same key is being proposed and has not won yet. Nothing was written;
+	// back off, catch up and try again. Never a 409.
+	ErrInFlight = errors.New("another write of the object is in flight")
+	// ErrUnknown: whether the event was appended could not be learned before the deadline.
+	ErrUnknown = errors.New("the outcome of the write is unknown")
+	// ErrNotPublished: the write was certainly not appended (not connected, deadline passed before publishing).
+	ErrNotPublished = errors.New("the write was not published")
+	// ErrPurged: events asked for have left the log; read the root again, or end the watch with 410.
+	ErrPurged = errors.New("events have left the log")
+	// ErrDiverged: the log is not the one remembered (a head behind its own, or another event at a
+	// remembered revision). The process must stop; an operator fences (invariant 9).
+	ErrDiverged = errors.New("the log went back: stop all writers and run 'logplane fence'")
+	// ErrTooLarge: an event is larger than the log takes.
+	ErrTooLarge = errors.New("the object is too large for the log")
+	// ErrKeyTooLong: the subject of a key would be longer than 3,900 bytes.
+	ErrKeyTooLong = errors.New("the object's namespace and name are too long")
+)

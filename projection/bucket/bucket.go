@@ -1,0 +1,42 @@
+// Package bucket is what the projection asks of object storage: a flat set of keys with conditional writes.
+package bucket
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Errors of a Bucket, matched with errors.Is. Any other error is an unknown outcome for a write.
+var (
+	// ErrNotFound: no object has that key.
+	ErrNotFound = errors.New("not found in the bucket")
+	// ErrPrecondition: the object exists already (Create) or is not the one named (Replace).
+	ErrPrecondition = errors.New("the bucket's object is not the expected one")
+)
+
+// Attributes describe a listed object.
+type Attributes struct {
+	Key      string
+	Size     int64
+	Modified time.Time
+}
+
+// Bucket is a set of immutable objects and one mutable one. It is safe for concurrent use, by many
+// processes at once; a write that returns nil is durable and seen by every later read (strong
+// consistency). Writes are not retried inside: the caller owns the meaning of an unknown outcome.
+type Bucket interface {
+	// Get returns the whole object and its ETag.
+	Get(ctx context.Context, key string) (body []byte, etag string, err error)
+	// GetRange returns length bytes from offset; a negative offset counts from the end. Fewer bytes are
+	// returned where the object ends earlier.
+	GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error)
+	// Create writes an object that must not exist yet, else ErrPrecondition.
+	Create(ctx context.Context, key string, body []byte) (etag string, err error)
+	// Replace writes an object that must exist with this ETag, else ErrPrecondition (ErrNotFound when it is gone).
+	Replace(ctx context.Context, key string, body []byte, etag string) (newETag string, err error)
+	// List yields the objects under a prefix, ascending by key, until yield fails.
+	List(ctx context.Context, prefix string, yield func(Attributes) error) error
+	// Delete removes an object; a missing one is no error.
+	Delete(ctx context.Context, key string) error
+}
