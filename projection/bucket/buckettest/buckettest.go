@@ -1,1 +1,507 @@
+// Package buckettest is the conformance suite that every bucket.Bucket passes.
 package buckettest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+// deadline of one test: long, as it only ends what hangs.
+const deadline = 2 * time.Minute
+
+// Run tests the bucket that open returns. Every call of open in one test must return the same objects,
+// if it can by a new instance, as another process would have. Objects of other tests may be in it: each
+// test keeps to a prefix of its own.
+func Run(t *testing.T, open func(t *testing.T) bucket.Bucket) {
+	for name, test := range map[string]func(t *testing.T, s *suite){
+		"CreateThenGet":            createThenGet,
+		"CreateOfATakenKey":        createOfATakenKey,
+		"Replace":                  replace,
+		"ReplaceOfAMissingKey":     replaceOfAMissingKey,
+		"MissingKeys":              missingKeys,
+		"DeleteThenCreate":         deleteThenCreate,
+		"Ranges":                   ranges,
+		"ListInOrderUnderAPrefix":  listInOrderUnderAPrefix,
+		"ListStopsWhenYieldFails":  listStopsWhenYieldFails,
+		"ListMoreThanOnePage":      listMoreThanOnePage,
+		"BigObject":                bigObject,
+		"EmptyObject":              emptyObject,
+		"OddKeys":                  oddKeys,
+		"InvalidKeys":              invalidKeys,
+		"BytesAreNotShared":        bytesAreNotShared,
+		"CancelledContext":         cancelledContext,
+		"OneWinnerOfFiftyCreates":  oneWinnerOfFiftyCreates,
+		"NoLostReplacement":        noLostReplacement,
+		"ReadersSeeWholeObjects":   readersSeeWholeObjects,
+		"ProbeAcceptsThisBucket":   probeAcceptsThisBucket,
+		"CountedByKind":            countedByKind,
+		"DeleteRacesWithEachOther": deleteRaces,
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), deadline)
+			defer cancel()
+			prefix := fmt.Sprintf("suite/%s-%d/", name, rand.Uint64())
+			test(t, &suite{Bucket: open(t), ctx: ctx, prefix: prefix, open: open})
+		})
+	}
+}
+
+type suite struct {
+	bucket.Bucket
+	ctx    context.Context
+	prefix string
+	open   func(t *testing.T) bucket.Bucket
+}
+
+func (s *suite) key(name string) string { return s.prefix + name }
+
+func (s *suite) create(t *testing.T, name, body string) string {
+	t.Helper()
+	etag, err := s.Create(s.ctx, s.key(name), []byte(body))
+	require.NoError(t, err)
+	require.NotEmpty(t, etag)
+	return etag
+}
+
+func (s *suite) requireObject(t *testing.T, name, body, etag string) {
+	t.Helper()
+	got, gotETag, err := s.Get(s.ctx, s.key(name))
+	require.NoError(t, err)
+	require.Equal(t, body, string(got))
+	require.Equal(t, etag, gotETag)
+}
+
+func (s *suite) names(t *testing.T, prefix string) []string {
+	t.Helper()
+	var names []string
+	err := s.List(s.ctx, s.key(prefix), func(a bucket.Attributes) error {
+		names = append(names, strings.TrimPrefix(a.Key, s.prefix))
+		return nil
+	})
+	require.NoError(t, err)
+	return names
+}
+
+func createThenGet(t *testing.T, s *suite) {
+	etag := s.create(t, "seg/0/a", "content")
+	s.requireObject(t, "seg/0/a", "content", etag)
+}
+
+func createOfATakenKey(t *testing.T, s *suite) {
+	etag := s.create(t, "a", "first")
+	for _, body := range []string{"second", "first"} {
+		_, err := s.Create(s.ctx, s.key("a"), []byte(body))
+		require.ErrorIs(t, err, bucket.ErrPrecondition)
+	}
+	s.requireObject(t, "a", "first", etag)
+}
+
+func replace(t *testing.T, s *suite) {
+	first := s.create(t, "root", "1")
+	second, err := s.Replace(s.ctx, s.key("root"), []byte("2"), first)
+	require.NoError(t, err)
+	require.NotEqual(t, first, second)
+	s.requireObject(t, "root", "2", second)
+
+	for _, stale := range []string{first, "", "never-an-etag", "*"} {
+		_, err = s.Replace(s.ctx, s.key("root"), []byte("3"), stale)
+		require.ErrorIs(t, err, bucket.ErrPrecondition, "etag %q", stale)
+	}
+	s.requireObject(t, "root", "2", second)
+
+	third, err := s.Replace(s.ctx, s.key("root"), []byte("a longer third"), second)
+	require.NoError(t, err)
+	s.requireObject(t, "root", "a longer third", third)
+}
+
+func replaceOfAMissingKey(t *testing.T, s *suite) {
+	_, err := s.Replace(s.ctx, s.key("root"), []byte("1"), "never-an-etag")
+	require.ErrorIs(t, err, bucket.ErrNotFound)
+
+	etag := s.create(t, "root", "1")
+	require.NoError(t, s.Delete(s.ctx, s.key("root")))
+	_, err = s.Replace(s.ctx, s.key("root"), []byte("2"), etag)
+	require.ErrorIs(t, err, bucket.ErrNotFound)
+	require.Empty(t, s.names(t, ""))
+}
+
+func missingKeys(t *testing.T, s *suite) {
+	s.create(t, "folder/object", "x")
+	for _, name := range []string{"missing", "folder", "folder/missing", "missing/missing"} {
+		_, _, err := s.Get(s.ctx, s.key(name))
+		require.ErrorIs(t, err, bucket.ErrNotFound, name)
+		_, err = s.GetRange(s.ctx, s.key(name), 0, 10)
+		require.ErrorIs(t, err, bucket.ErrNotFound, name)
+		_, err = s.GetRange(s.ctx, s.key(name), -10, 10)
+		require.ErrorIs(t, err, bucket.ErrNotFound, name)
+		require.NoError(t, s.Delete(s.ctx, s.key(name)), name)
+	}
+	require.Equal(t, []string{"folder/object"}, s.names(t, ""))
+}
+
+func deleteThenCreate(t *testing.T, s *suite) {
+	s.create(t, "a", "1")
+	require.NoError(t, s.Delete(s.ctx, s.key("a")))
+	_, _, err := s.Get(s.ctx, s.key("a"))
+	require.ErrorIs(t, err, bucket.ErrNotFound)
+	require.NoError(t, s.Delete(s.ctx, s.key("a")))
+	etag := s.create(t, "a", "2")
+	s.requireObject(t, "a", "2", etag)
+}
+
+func ranges(t *testing.T, s *suite) {
+	s.create(t, "digits", "0123456789")
+	s.create(t, "empty", "")
+	for _, c := range []struct {
+		name           string
+		offset, length int64
+		want           string
+	}{
+		{"digits", 0, 10, "0123456789"},
+		{"digits", 0, 1, "0"},
+		{"digits", 3, 4, "3456"},
+		{"digits", 9, 1, "9"},
+		{"digits", 8, 100, "89"},
+		{"digits", 4, math.MaxInt64, "456789"},
+		{"digits", 10, 1, ""},
+		{"digits", 1000, 5, ""},
+		{"digits", math.MaxInt64, 5, ""},
+		{"digits", -1, 1, "9"},
+		{"digits", -4, 4, "6789"},
+		{"digits", -4, 2, "67"},
+		{"digits", -4, 100, "6789"},
+		{"digits", -100, 100, "0123456789"},
+		{"digits", -100, 3, "012"},
+		{"digits", math.MinInt64, 3, "012"},
+		{"digits", 5, 0, ""},
+		{"digits", -5, 0, ""},
+		{"digits", 5, -1, ""},
+		{"empty", 0, 1, ""},
+		{"empty", -1, 1, ""},
+	} {
+		got, err := s.GetRange(s.ctx, s.key(c.name), c.offset, c.length)
+		require.NoError(t, err, "%+v", c)
+		require.Equal(t, c.want, string(got), "%+v", c)
+	}
+}
+
+func listInOrderUnderAPrefix(t *testing.T, s *suite) {
+	// The bytes around '/' tell an order of whole keys from one of folders.
+	sorted := []string{"a!", "a+b/c", "a-b", "a.b", "a/A", "a/a", "a/b/c", "a0", "aa", "b", "root", "seg/0/1", "seg/1/0", "seg2"}
+	require.True(t, slices.IsSorted(sorted))
+	for _, i := range rand.Perm(len(sorted)) {
+		s.create(t, sorted[i], strings.Repeat("x", i))
+	}
+	require.Equal(t, sorted, s.names(t, ""))
+	for _, prefix := range []string{"a", "a/", "a/b", "a/b/c", "seg", "seg/", "seg/1", "z", "z/z/z", "a/b/c/d"} {
+		var want []string
+		for _, name := range sorted {
+			if strings.HasPrefix(name, prefix) {
+				want = append(want, name)
+			}
+		}
+		require.Equal(t, want, s.names(t, prefix), "prefix %q", prefix)
+	}
+	i := 0
+	require.NoError(t, s.List(s.ctx, s.prefix, func(a bucket.Attributes) error {
+		require.EqualValues(t, i, a.Size, a.Key)
+		require.False(t, a.Modified.IsZero(), a.Key)
+		i++
+		return nil
+	}))
+}
+
+func listStopsWhenYieldFails(t *testing.T, s *suite) {
+	for i := range 5 {
+		s.create(t, fmt.Sprint(i), "x")
+	}
+	stop := errors.New("enough")
+	yielded := 0
+	err := s.List(s.ctx, s.prefix, func(bucket.Attributes) error {
+		if yielded++; yielded == 3 {
+			return stop
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, stop)
+	require.Equal(t, 3, yielded)
+}
+
+// An S3 page has 1000 keys.
+func listMoreThanOnePage(t *testing.T, s *suite) {
+	var want []string
+	for i := range 1100 {
+		want = append(want, fmt.Sprintf("seg/%04d", i))
+	}
+	s.atOnce(t, 8, func(worker int) error {
+		for i := worker; i < len(want); i += 8 {
+			if _, err := s.Create(s.ctx, s.key(want[i]), nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	require.Equal(t, want, s.names(t, "seg/"))
+}
+
+func bigObject(t *testing.T, s *suite) {
+	body := make([]byte, 8<<20)
+	source := rand.NewChaCha8([32]byte{1})
+	_, _ = source.Read(body)
+	etag, err := s.Create(s.ctx, s.key("big"), body)
+	require.NoError(t, err)
+	got, gotETag, err := s.Get(s.ctx, s.key("big"))
+	require.NoError(t, err)
+	require.Equal(t, etag, gotETag)
+	require.True(t, bytes.Equal(body, got))
+	part, err := s.GetRange(s.ctx, s.key("big"), 5<<20, 1<<20)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(body[5<<20:6<<20], part))
+}
+
+func emptyObject(t *testing.T, s *suite) {
+	etag := s.create(t, "empty", "")
+	s.requireObject(t, "empty", "", etag)
+	require.Equal(t, []string{"empty"}, s.names(t, ""))
+}
+
+func oddKeys(t *testing.T, s *suite) {
+	keys := []string{
+		"space in the middle", " around ", "plus+plus", "percent%20", "100%", "%2e%2e", "question?x=y&z", "hash#hash",
+		"colon:", "semi;colon", "equals=", "tilde~", "quote'", `double"`, "brackets[]{}()<>", "star*", "pipe|", "back`tick",
+		"dollar$", "at@", "comma,", "end.", "a..b", "caret^", "long" + strings.Repeat("g", 190), strings.Repeat("deep/", 40) + "x",
+	}
+	for _, key := range keys {
+		etag := s.create(t, key, key)
+		s.requireObject(t, key, key, etag)
+		etag, err := s.Replace(s.ctx, s.key(key), []byte("new"+key), etag)
+		require.NoError(t, err, key)
+		s.requireObject(t, key, "new"+key, etag)
+	}
+	slices.Sort(keys)
+	require.Equal(t, keys, s.names(t, ""))
+	for _, key := range keys {
+		require.NoError(t, s.Delete(s.ctx, s.key(key)), key)
+	}
+	require.Empty(t, s.names(t, ""))
+}
+
+func invalidKeys(t *testing.T, s *suite) {
+	for _, key := range []string{
+		"", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/..", ".hidden", "a/.hidden", `back\slash`,
+		"nul\x00", "line\n", "ünicode", "\xff", strings.Repeat("s", 201), strings.Repeat("long/", 200) + "x",
+	} {
+		_, err := s.Create(s.ctx, key, []byte("x"))
+		require.ErrorIs(t, err, bucket.ErrInvalidKey, "%q", key)
+		_, err = s.Replace(s.ctx, key, []byte("x"), "e")
+		require.ErrorIs(t, err, bucket.ErrInvalidKey, "%q", key)
+		_, _, err = s.Get(s.ctx, key)
+		require.ErrorIs(t, err, bucket.ErrInvalidKey, "%q", key)
+		_, err = s.GetRange(s.ctx, key, 0, 1)
+		require.ErrorIs(t, err, bucket.ErrInvalidKey, "%q", key)
+		require.ErrorIs(t, s.Delete(s.ctx, key), bucket.ErrInvalidKey, "%q", key)
+	}
+	err := s.List(s.ctx, "../", func(bucket.Attributes) error { return nil })
+	require.ErrorIs(t, err, bucket.ErrInvalidKey)
+}
+
+func bytesAreNotShared(t *testing.T, s *suite) {
+	body := []byte("before")
+	_, err := s.Create(s.ctx, s.key("a"), body)
+	require.NoError(t, err)
+	copy(body, "AFTER!")
+	got, etag, err := s.Get(s.ctx, s.key("a"))
+	require.NoError(t, err)
+	copy(got, "AFTER!")
+	part, err := s.GetRange(s.ctx, s.key("a"), 0, 6)
+	require.NoError(t, err)
+	copy(part, "AFTER!")
+	s.requireObject(t, "a", "before", etag)
+}
+
+func cancelledContext(t *testing.T, s *suite) {
+	etag := s.create(t, "a", "1")
+	ctx, cancel := context.WithCancel(s.ctx)
+	cancel()
+	_, _, err := s.Get(ctx, s.key("a"))
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = s.GetRange(ctx, s.key("a"), 0, 1)
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = s.Create(ctx, s.key("b"), []byte("x"))
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = s.Replace(ctx, s.key("a"), []byte("2"), etag)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, s.Delete(ctx, s.key("a")), context.Canceled)
+	require.ErrorIs(t, s.List(ctx, s.prefix, func(bucket.Attributes) error { return nil }), context.Canceled)
+	s.requireObject(t, "a", "1", etag)
+	require.Equal(t, []string{"a"}, s.names(t, ""))
+}
+
+// atOnce runs n workers, which start together, each on an instance of its own if the bucket has several.
+func (s *suite) atOnce(t *testing.T, n int, work func(worker int) error) {
+	t.Helper()
+	start := make(chan struct{})
+	errs := make([]error, n)
+	var workers sync.WaitGroup
+	for worker := range n {
+		workers.Go(func() {
+			<-start
+			errs[worker] = work(worker)
+		})
+	}
+	close(start)
+	workers.Wait()
+	require.NoError(t, errors.Join(errs...))
+}
+
+func (s *suite) instances(t *testing.T, n int) []bucket.Bucket {
+	instances := make([]bucket.Bucket, n)
+	for i := range instances {
+		instances[i] = s.open(t)
+	}
+	return instances
+}
+
+func oneWinnerOfFiftyCreates(t *testing.T, s *suite) {
+	const writers = 50
+	instances := s.instances(t, 5)
+	for round := range 4 {
+		name := fmt.Sprintf("root-%d", round)
+		etags := make([]string, writers)
+		s.atOnce(t, writers, func(w int) error {
+			etag, err := instances[w%5].Create(s.ctx, s.key(name), fmt.Appendf(nil, "by %d", w))
+			if err == nil {
+				etags[w] = etag
+			} else if !errors.Is(err, bucket.ErrPrecondition) {
+				return err
+			}
+			return nil
+		})
+		winner := slices.IndexFunc(etags, func(e string) bool { return e != "" })
+		require.GreaterOrEqual(t, winner, 0, "no winner")
+		for w, etag := range etags {
+			require.False(t, w != winner && etag != "", "both %d and %d created %s", winner, w, name)
+		}
+		s.requireObject(t, name, fmt.Sprintf("by %d", winner), etags[winner])
+	}
+}
+
+// Every acknowledged increment is in the end's sum, and no refused one is.
+func noLostReplacement(t *testing.T, s *suite) {
+	const writers, each = 8, 12
+	instances := s.instances(t, writers)
+	s.create(t, "root", string(counter(0, 0)))
+	s.atOnce(t, writers, func(w int) error {
+		for done := 0; done < each; {
+			body, etag, err := instances[w].Get(s.ctx, s.key("root"))
+			if err != nil {
+				return err
+			}
+			next := counter(binary.BigEndian.Uint64(body)+1, uint64(w))
+			_, err = instances[w].Replace(s.ctx, s.key("root"), next, etag)
+			if err == nil {
+				done++
+			} else if !errors.Is(err, bucket.ErrPrecondition) {
+				return err
+			}
+		}
+		return nil
+	})
+	body, _, err := s.Get(s.ctx, s.key("root"))
+	require.NoError(t, err)
+	require.EqualValues(t, writers*each, binary.BigEndian.Uint64(body))
+}
+
+// counter is a count with its writer and a nonce, so that no two contents are alike.
+func counter(count, writer uint64) []byte {
+	body := binary.BigEndian.AppendUint64(nil, count)
+	body = binary.BigEndian.AppendUint64(body, writer)
+	return binary.BigEndian.AppendUint64(body, rand.Uint64())
+}
+
+// A reader amid replacements sees one of the contents, whole, with its own ETag, and never an older one
+// than before.
+func readersSeeWholeObjects(t *testing.T, s *suite) {
+	const replacements = 40
+	content := func(i int) []byte { return bytes.Repeat([]byte{byte(i)}, 1000+i) }
+	etag, err := s.Create(s.ctx, s.key("root"), content(0))
+	require.NoError(t, err)
+	instances := s.instances(t, 3)
+	seen := make([]map[int]string, len(instances))
+	etags := map[int]string{0: etag}
+	s.atOnce(t, len(instances)+1, func(w int) error {
+		if w == len(instances) {
+			return s.replaceMany(replacements, content, etags)
+		}
+		seen[w] = map[int]string{}
+		return s.readUntil(instances[w], replacements, content, seen[w])
+	})
+	for _, bySeen := range seen {
+		for i, etag := range bySeen {
+			require.Equal(t, etags[i], etag)
+		}
+	}
+}
+
+func (s *suite) replaceMany(n int, content func(int) []byte, etags map[int]string) error {
+	for i := 1; i <= n; i++ {
+		etag, err := s.Replace(s.ctx, s.key("root"), content(i), etags[i-1])
+		if err != nil {
+			return err
+		}
+		etags[i] = etag
+	}
+	return nil
+}
+
+func (s *suite) readUntil(b bucket.Bucket, last int, content func(int) []byte, seen map[int]string) error {
+	for newest := 0; newest < last; {
+		body, etag, err := b.Get(s.ctx, s.key("root"))
+		if err != nil {
+			return err
+		}
+		i := len(body) - 1000
+		if i < newest || !bytes.Equal(body, content(i)) {
+			return fmt.Errorf("read content %d after %d, or a part of it", i, newest)
+		}
+		newest, seen[i] = i, etag
+	}
+	return nil
+}
+
+func deleteRaces(t *testing.T, s *suite) {
+	s.create(t, "a", "x")
+	s.atOnce(t, 10, func(int) error { return s.Delete(s.ctx, s.key("a")) })
+	require.Empty(t, s.names(t, ""))
+}
+
+func probeAcceptsThisBucket(t *testing.T, s *suite) {
+	require.NoError(t, bucket.Probe(s.ctx, s.Bucket, s.key("cell")))
+	require.Empty(t, s.names(t, ""), "the probe left objects")
+}
+
+func countedByKind(t *testing.T, s *suite) {
+	c := bucket.Count(s.Bucket)
+	_, err := c.Create(s.ctx, s.key("a"), []byte("x"))
+	require.NoError(t, err)
+	_, err = c.Create(s.ctx, s.key("a"), []byte("x"))
+	require.ErrorIs(t, err, bucket.ErrPrecondition)
+	_, _, err = c.Get(s.ctx, s.key("a"))
+	require.NoError(t, err)
+	require.NoError(t, c.Delete(s.ctx, s.key("a")))
+	require.Equal(t, bucket.Counts{Get: 1, Create: 2, Delete: 1}, c.Counts())
+}

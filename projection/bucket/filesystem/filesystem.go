@@ -1,1 +1,320 @@
+// Package filesystem is a bucket in a folder of a local file system, shared by any number of processes
+// of one machine. Every write is on the disk before it returns.
+//
+// An object is a file, a key its path. A write goes through four steps:
+//
+//  1. The content is written to a file of its own in '.staged' and fsynced. A crash leaves a staged file
+//     that no key names; Open removes it when it is an hour old.
+//  2. The folder's lock is taken (flock of '.lock', which ends with its process) and the precondition checked.
+//  3. Create links the staged file to its key, which fails where the key is taken; Replace renames it over
+//     the key. A crash here leaves the old state or the new one, never a part.
+//  4. The key's folder is fsynced, and its parents the first time, before the lock is released: whoever
+//     reads an object with Get, which takes the lock too, reads a durable one.
+//
+// The ETag is a hash of the content: a caller for whom A, then B, then A again is not A must make its
+// contents unique. A file system that folds case needs keys that differ in more than case.
 package filesystem
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+const (
+	lockName   = ".lock"
+	stagedName = ".staged"
+	// stagedAge is how old a staged file is before it is taken for a crashed write's. No write takes so long.
+	stagedAge = time.Hour
+)
+
+// Bucket is a bucket.Bucket. It owns no goroutine between requests and needs no closing.
+type Bucket struct {
+	root string
+	lock lock
+
+	mu      sync.Mutex      // guards durable
+	durable map[string]bool // folders whose entry in every parent is known to be on the disk
+}
+
+var _ bucket.Bucket = (*Bucket)(nil)
+
+// Open returns the bucket in folder, which is created where it is missing.
+func Open(folder string) (*Bucket, error) {
+	root, err := filepath.Abs(folder)
+	if err != nil {
+		return nil, fmt.Errorf("open bucket: %w", err)
+	}
+	known := existing(root)
+	if err := os.MkdirAll(filepath.Join(root, stagedName), 0o700); err != nil {
+		return nil, fmt.Errorf("open bucket: %w", err)
+	}
+	if err := syncFolders(root, known); err != nil {
+		return nil, fmt.Errorf("open bucket: %w", err)
+	}
+	b := &Bucket{root: root, lock: newLock(filepath.Join(root, lockName)), durable: map[string]bool{root: true}}
+	b.removeAbandoned()
+	return b, nil
+}
+
+// Get implements bucket.Bucket.
+func (b *Bucket) Get(ctx context.Context, key string) ([]byte, string, error) {
+	path, err := b.path(ctx, key)
+	if err != nil {
+		return nil, "", err
+	}
+	f, err := b.openDurable(ctx, path)
+	if err != nil {
+		return nil, "", failure("get", key, err)
+	}
+	defer f.Close()
+	body, err := io.ReadAll(f)
+	if err != nil {
+		return nil, "", failure("get", key, err)
+	}
+	return body, etagOf(body), nil
+}
+
+// openDurable opens a file while no write is between its third and fourth step. Afterwards the open file
+// stays what it was: a replacement is another file.
+func (b *Bucket) openDurable(ctx context.Context, path string) (*os.File, error) {
+	unlock, err := b.lock.shared(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return openObject(path)
+}
+
+// GetRange implements bucket.Bucket. It takes no lock: who asks for a range has the key from a root.
+func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	path, err := b.path(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	f, err := openObject(path)
+	if err != nil {
+		return nil, failure("get range of", key, err)
+	}
+	defer f.Close()
+	stat, err := f.Stat()
+	if err != nil {
+		return nil, failure("get range of", key, err)
+	}
+	from, to := bucket.Span(stat.Size(), offset, length)
+	part := make([]byte, to-from)
+	if _, err := io.ReadFull(io.NewSectionReader(f, from, to-from), part); err != nil {
+		return nil, failure("get range of", key, err)
+	}
+	return part, nil
+}
+
+// Create implements bucket.Bucket.
+func (b *Bucket) Create(ctx context.Context, key string, body []byte) (string, error) {
+	err := b.write(ctx, "create", key, body, os.Link)
+	if errors.Is(err, fs.ErrExist) {
+		return "", failure("create", key, bucket.ErrPrecondition)
+	}
+	if err != nil {
+		return "", err
+	}
+	return etagOf(body), nil
+}
+
+// Replace implements bucket.Bucket.
+func (b *Bucket) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
+	err := b.write(ctx, "replace", key, body, func(staged, path string) error {
+		current, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if etagOf(current) != etag {
+			return bucket.ErrPrecondition
+		}
+		return os.Rename(staged, path)
+	})
+	if err != nil {
+		return "", err
+	}
+	return etagOf(body), nil
+}
+
+// write is the four steps of the package comment; publish is the third.
+func (b *Bucket) write(ctx context.Context, op, key string, body []byte, publish func(staged, path string) error) error {
+	path, err := b.path(ctx, key)
+	if err != nil {
+		return err
+	}
+	staged, err := b.stage(body)
+	if err != nil {
+		return failure(op, key, err)
+	}
+	defer os.Remove(staged) // another name of the object after a link, gone after a rename
+	unlock, err := b.lock.exclusive(ctx)
+	if err != nil {
+		return failure(op, key, err)
+	}
+	defer unlock()
+	if err := b.makeFolder(filepath.Dir(path)); err != nil {
+		return failure(op, key, err)
+	}
+	if err := publish(staged, path); err != nil {
+		return failure(op, key, err)
+	}
+	if err := syncFolder(filepath.Dir(path)); err != nil {
+		return failure(op, key, err)
+	}
+	return nil
+}
+
+func (b *Bucket) stage(body []byte) (string, error) {
+	f, err := os.CreateTemp(filepath.Join(b.root, stagedName), "*")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(body)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		os.Remove(f.Name())
+		return "", err
+	}
+	return f.Name(), nil
+}
+
+// Delete implements bucket.Bucket. It is durable as any write is; the folder stays.
+func (b *Bucket) Delete(ctx context.Context, key string) error {
+	path, err := b.path(ctx, key)
+	if err != nil {
+		return err
+	}
+	unlock, err := b.lock.exclusive(ctx)
+	if err != nil {
+		return failure("delete", key, err)
+	}
+	defer unlock()
+	if stat, err := os.Lstat(path); missing(err) || err == nil && stat.IsDir() {
+		return nil
+	}
+	if err := os.Remove(path); err != nil {
+		return failure("delete", key, err)
+	}
+	if err := syncFolder(filepath.Dir(path)); err != nil {
+		return failure("delete", key, err)
+	}
+	return nil
+}
+
+// path checks the key and says where its object is.
+func (b *Bucket) path(ctx context.Context, key string) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	if err := bucket.CheckKey(key); err != nil {
+		return "", err
+	}
+	return filepath.Join(b.root, filepath.FromSlash(key)), nil
+}
+
+// makeFolder creates a folder below the root, and fsyncs its parents once in each Bucket's life: another
+// process may have created it and stopped before it did so.
+func (b *Bucket) makeFolder(folder string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.durable[folder] {
+		return nil
+	}
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return err
+	}
+	for dir := folder; !b.durable[dir]; dir = filepath.Dir(dir) {
+		if err := syncFolder(filepath.Dir(dir)); err != nil {
+			return err
+		}
+	}
+	for dir := folder; !b.durable[dir]; dir = filepath.Dir(dir) {
+		b.durable[dir] = true
+	}
+	return nil
+}
+
+// removeAbandoned is the tidying of crashed writes; what it cannot remove costs only space.
+func (b *Bucket) removeAbandoned() {
+	folder := filepath.Join(b.root, stagedName)
+	entries, _ := os.ReadDir(folder)
+	for _, e := range entries {
+		if stat, err := e.Info(); err == nil && time.Since(stat.ModTime()) > stagedAge {
+			_ = os.Remove(filepath.Join(folder, e.Name()))
+		}
+	}
+}
+
+func openObject(path string) (*os.File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if stat, err := f.Stat(); err != nil || stat.IsDir() {
+		f.Close()
+		return nil, errors.Join(err, fs.ErrNotExist)
+	}
+	return f, nil
+}
+
+func syncFolder(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// existing is the nearest folder of path that is there.
+func existing(path string) string {
+	for _, err := os.Stat(path); err != nil && path != filepath.Dir(path); _, err = os.Stat(path) {
+		path = filepath.Dir(path)
+	}
+	return path
+}
+
+// syncFolders fsyncs a folder and those it lies in, up to top.
+func syncFolders(folder, top string) error {
+	for {
+		if err := syncFolder(folder); err != nil || folder == top {
+			return err
+		}
+		folder = filepath.Dir(folder)
+	}
+}
+
+func etagOf(body []byte) string {
+	sum := sha256.Sum256(body)
+	return fmt.Sprintf("%s-%d", hex.EncodeToString(sum[:16]), len(body))
+}
+
+// missing also covers a key below another key's file.
+func missing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || isNotFolder(err)
+}
+
+func failure(op, key string, err error) error {
+	if missing(err) {
+		err = bucket.ErrNotFound
+	}
+	return fmt.Errorf("%s %s: %w", op, key, err)
+}
+
+// staging and the lock are not objects.
+func hidden(name string) bool { return strings.HasPrefix(name, ".") }

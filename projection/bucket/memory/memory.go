@@ -1,1 +1,262 @@
+// Package memory is a bucket in this process's memory, for tests: plain, or strict about the projection's
+// promises to object storage, and with faults injected at any request.
 package memory
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+// ErrInjected is what a request fails with that a fault was injected into: an unknown outcome.
+var ErrInjected = errors.New("injected fault")
+
+// Op names a method of bucket.Bucket.
+type Op string
+
+// The methods of bucket.Bucket.
+const (
+	OpGet      Op = "get"
+	OpGetRange Op = "get_range"
+	OpCreate   Op = "create"
+	OpReplace  Op = "replace"
+	OpList     Op = "list"
+	OpDelete   Op = "delete"
+)
+
+// Fault is what becomes of a request.
+type Fault int
+
+const (
+	// Works as it should.
+	Works Fault = iota
+	// Fails, and nothing was written.
+	Fails
+	// FailsButPersisted: the write happened if its precondition held, but the caller is told ErrInjected.
+	// A read just fails.
+	FailsButPersisted
+)
+
+// Failer is the part of a testing.TB that a strict bucket needs.
+type Failer interface {
+	Helper()
+	Errorf(format string, args ...any)
+}
+
+// Bucket is a bucket.Bucket. Objects are copied in and out, so no caller shares bytes with it.
+type Bucket struct {
+	failer Failer // nil: not strict
+
+	mu      sync.Mutex // guards what follows
+	fault   func(op Op, key string) Fault
+	objects map[string]object
+	deleted map[string]bool // keys that were deleted and not created again
+	writes  uint64          // makes every ETag unique
+}
+
+type object struct {
+	body     []byte
+	etag     string
+	modified time.Time
+}
+
+var _ bucket.Bucket = (*Bucket)(nil)
+
+// New returns an empty bucket.
+func New() *Bucket {
+	return &Bucket{objects: map[string]object{}, deleted: map[string]bool{}}
+}
+
+// Strict returns an empty bucket that fails the test on what the projection must never do: replace any
+// object but one named 'root', delete a root, create a different object under a taken key, or read a
+// deleted one.
+func Strict(t Failer) *Bucket {
+	b := New()
+	b.failer = t
+	return b
+}
+
+// Inject asks hook before every request what is to become of it; nil ends that. The hook may be called
+// by many goroutines, one at a time, and must not use the bucket.
+func (b *Bucket) Inject(hook func(op Op, key string) Fault) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fault = hook
+}
+
+// Get implements bucket.Bucket.
+func (b *Bucket) Get(ctx context.Context, key string) (body []byte, etag string, err error) {
+	err = b.do(ctx, OpGet, key, func() error {
+		o, err := b.read(key)
+		body, etag = bytes.Clone(o.body), o.etag
+		return err
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return body, etag, nil
+}
+
+// GetRange implements bucket.Bucket.
+func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64) (part []byte, err error) {
+	err = b.do(ctx, OpGetRange, key, func() error {
+		o, err := b.read(key)
+		from, to := bucket.Span(int64(len(o.body)), offset, length)
+		part = bytes.Clone(o.body[from:to])
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return part, nil
+}
+
+// Create implements bucket.Bucket.
+func (b *Bucket) Create(ctx context.Context, key string, body []byte) (etag string, err error) {
+	err = b.do(ctx, OpCreate, key, func() error {
+		if o, taken := b.objects[key]; taken {
+			if !mutable(key) && !bytes.Equal(o.body, body) {
+				b.forbid("create of %s with other content than it has", key)
+			}
+			return bucket.ErrPrecondition
+		}
+		etag = b.write(key, body)
+		return nil
+	})
+	if err != nil {
+		return "", err // an injected fault takes the ETag with it
+	}
+	return etag, nil
+}
+
+// Replace implements bucket.Bucket.
+func (b *Bucket) Replace(ctx context.Context, key string, body []byte, old string) (etag string, err error) {
+	err = b.do(ctx, OpReplace, key, func() error {
+		if !mutable(key) {
+			b.forbid("replacement of the immutable %s", key)
+		}
+		o, exists := b.objects[key]
+		if !exists {
+			return bucket.ErrNotFound
+		}
+		if o.etag != old {
+			return bucket.ErrPrecondition
+		}
+		etag = b.write(key, body)
+		return nil
+	})
+	if err != nil {
+		return "", err // an injected fault takes the ETag with it
+	}
+	return etag, nil
+}
+
+// List implements bucket.Bucket.
+func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) error {
+	var listed []bucket.Attributes
+	err := b.run(ctx, OpList, prefix, bucket.CheckPrefix, func() error {
+		for _, key := range slices.Sorted(maps.Keys(b.objects)) {
+			if o := b.objects[key]; strings.HasPrefix(key, prefix) {
+				listed = append(listed, bucket.Attributes{Key: key, Size: int64(len(o.body)), Modified: o.modified})
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, a := range listed {
+		if err := yield(a); err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Delete implements bucket.Bucket.
+func (b *Bucket) Delete(ctx context.Context, key string) error {
+	return b.do(ctx, OpDelete, key, func() error {
+		if mutable(key) {
+			b.forbid("deletion of %s", key)
+		}
+		if _, exists := b.objects[key]; exists {
+			delete(b.objects, key)
+			b.deleted[key] = true
+		}
+		return nil
+	})
+}
+
+func (b *Bucket) do(ctx context.Context, op Op, key string, request func() error) error {
+	return b.run(ctx, op, key, bucket.CheckKey, request)
+}
+
+// run serves one request under the lock, or what an injected fault leaves of it.
+func (b *Bucket) run(ctx context.Context, op Op, key string, check func(string) error, request func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := check(key); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	fault := Works
+	if b.fault != nil {
+		fault = b.fault(op, key)
+	}
+	if fault == Fails {
+		return fmt.Errorf("%s %s: %w", op, key, ErrInjected)
+	}
+	err := request()
+	if fault == FailsButPersisted {
+		return fmt.Errorf("%s %s: %w", op, key, ErrInjected)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", op, key, err)
+	}
+	return nil
+}
+
+// read is called with the lock held.
+func (b *Bucket) read(key string) (object, error) {
+	if b.deleted[key] {
+		b.forbid("read of the deleted %s", key)
+	}
+	o, exists := b.objects[key]
+	if !exists {
+		return object{}, bucket.ErrNotFound
+	}
+	return o, nil
+}
+
+// write is called with the lock held.
+func (b *Bucket) write(key string, body []byte) string {
+	b.writes++
+	etag := fmt.Sprintf("%d", b.writes)
+	b.objects[key] = object{body: append([]byte{}, body...), etag: etag, modified: time.Now()}
+	delete(b.deleted, key)
+	return etag
+}
+
+func (b *Bucket) forbid(format string, args ...any) {
+	if b.failer != nil {
+		b.failer.Helper()
+		b.failer.Errorf("strict bucket: "+format, args...)
+	}
+}
+
+// mutable says whether a key is the projection's one mutable object of a cell.
+func mutable(key string) bool { return path.Base(key) == "root" }

@@ -1,0 +1,63 @@
+package bucket
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+)
+
+// ErrInvalidKey: no bucket stores an object under that key. Nothing was sent or written.
+var ErrInvalidKey = errors.New("not a key of a bucket")
+
+const (
+	maxKeyBytes     = 1000 // S3 allows 1024
+	maxSegmentBytes = 200  // a file name allows 255
+)
+
+// CheckKey accepts what every bucket can store, so that the same key works in all of them: segments of
+// printable ASCII joined by '/', none of them empty, beginning with '.', longer than 200 bytes or holding
+// a backslash; 1000 bytes in all. So a key never leaves a folder, and a file beginning with '.' is never one.
+//
+// A key must not be another key's folder ('a' beside 'a/b'): S3 would take it, a file system cannot.
+func CheckKey(key string) error {
+	if len(key) > maxKeyBytes {
+		return fmt.Errorf("%w: %d bytes, more than %d", ErrInvalidKey, len(key), maxKeyBytes)
+	}
+	for segment := range strings.SplitSeq(key, "/") {
+		if segment == "" || segment[0] == '.' || len(segment) > maxSegmentBytes || !printable(segment) {
+			return fmt.Errorf("%w: %q", ErrInvalidKey, key)
+		}
+	}
+	return nil
+}
+
+// CheckPrefix accepts every prefix of a valid key, the empty one included.
+func CheckPrefix(prefix string) error {
+	if prefix == "" {
+		return nil
+	}
+	return CheckKey(strings.TrimSuffix(prefix, "/"))
+}
+
+func printable(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' || s[i] == '\\' {
+			return false
+		}
+	}
+	return true
+}
+
+// Span turns a GetRange's offset and length into the bytes [from, to) of an object of that size.
+func Span(size, offset, length int64) (from, to int64) {
+	from = offset
+	if offset < 0 {
+		from = max(0, size+offset)
+	}
+	from = min(from, size)
+	if length > math.MaxInt64-from {
+		return from, size
+	}
+	return from, min(size, from+max(0, length))
+}
