@@ -1,5 +1,22 @@
 package eventlog
 
+import (
+	"fmt"
+	"strings"
+)
+
+// maxSubject is the longest subject, in bytes, that fits into the server's protocol line (4,096 bytes)
+// together with a reply subject and the longer republished form.
+const maxSubject = 3900
+
+// Markers stand for empty parts of a key. An escaped token never starts with a bare '%' followed by a
+// lower-case letter, so no object can be named like one.
+const (
+	coreMarker    = "%core"
+	clusterMarker = "%cluster"
+	barrierMarker = "%barrier"
+)
+
 // Key names one object. It is an event's subject in the log (Subject) and a row's key in the
 // projection (Row); both are derived from it, and ParseSubject together with the prefix carried by
 // the event gives it back.
@@ -33,7 +50,124 @@ func (k Key) Row() string { return k.Cluster + k.Path() }
 
 // Subject is '<prefix>.log.<cluster>.<group>.<resource>.<namespace>.<name>', each token escaped
 // (eventlog.md, Subjects). It fails with ErrKeyTooLong over 3,900 bytes.
-func (k Key) Subject(prefix string) (string, error) { panic("todo") }
+func (k Key) Subject(prefix string) (string, error) {
+	if k.Cluster == "" || k.Resource == "" || k.Name == "" {
+		return "", fmt.Errorf("name the subject of key %+v: cluster, resource and name must not be empty", k)
+	}
+	var b strings.Builder
+	b.Grow(len(prefix) + 4 + len(k.Cluster) + len(k.Group) + len(k.Resource) + len(k.Namespace) + len(k.Name) + 32)
+	b.WriteString(prefix)
+	b.WriteString(".log.")
+	escapeToken(&b, k.Cluster, "")
+	b.WriteByte('.')
+	escapeToken(&b, k.Group, coreMarker)
+	b.WriteByte('.')
+	escapeToken(&b, k.Resource, "")
+	b.WriteByte('.')
+	escapeToken(&b, k.Namespace, clusterMarker)
+	b.WriteByte('.')
+	escapeToken(&b, k.Name, "")
+	if b.Len() > maxSubject {
+		return "", ErrKeyTooLong
+	}
+	return b.String(), nil
+}
 
 // ParseSubject is the inverse of Subject; the Key's Prefix is left empty, as the subject does not hold it.
-func ParseSubject(prefix, subject string) (Key, error) { panic("todo") }
+// Only what Subject can produce is accepted, so that one object has exactly one subject.
+func ParseSubject(prefix, subject string) (Key, error) {
+	rest, ok := strings.CutPrefix(subject, prefix+".log.")
+	if !ok {
+		return Key{}, fmt.Errorf("parse subject %q: it is not below '%s.log'", subject, prefix)
+	}
+	if len(subject) > maxSubject {
+		return Key{}, fmt.Errorf("parse subject: %w", ErrKeyTooLong)
+	}
+	tokens := strings.Split(rest, ".")
+	if len(tokens) != 5 {
+		return Key{}, fmt.Errorf("parse subject %q: it has %d tokens after the prefix, not 5", subject, len(tokens))
+	}
+	markers := [5]string{1: coreMarker, 3: clusterMarker}
+	var parts [5]string
+	for i, token := range tokens {
+		part, err := unescapeToken(token, markers[i])
+		if err != nil {
+			return Key{}, fmt.Errorf("parse subject %q: %w", subject, err)
+		}
+		parts[i] = part
+	}
+	return Key{Cluster: parts[0], Group: parts[1], Resource: parts[2], Namespace: parts[3], Name: parts[4]}, nil
+}
+
+const upperHex = "0123456789ABCDEF"
+
+// escapeToken writes s so that it is one literal subject token. The server would accept a bare '*' on
+// publish, and later reads of that subject would match other objects.
+func escapeToken(b *strings.Builder, s, empty string) {
+	if s == "" {
+		b.WriteString(empty)
+		return
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c == '.':
+			b.WriteByte('_')
+		case mustEscape(c):
+			b.WriteByte('%')
+			b.WriteByte(upperHex[c>>4])
+			b.WriteByte(upperHex[c&15])
+		default:
+			b.WriteByte(c)
+		}
+	}
+}
+
+func mustEscape(c byte) bool {
+	return c <= ' ' || c == 0x7f || c == '_' || c == '*' || c == '>' || c == '%'
+}
+
+// unescapeToken accepts exactly the tokens that escapeToken writes; empty is the marker that stands
+// for the empty part, if the part may be empty.
+func unescapeToken(token, empty string) (string, error) {
+	if token == "" {
+		return "", fmt.Errorf("it has an empty token")
+	}
+	if empty != "" && token == empty {
+		return "", nil
+	}
+	if !strings.ContainsAny(token, "_%") && !strings.ContainsFunc(token, func(r rune) bool { return r < 0x80 && mustEscape(byte(r)) }) {
+		return token, nil
+	}
+	part := make([]byte, 0, len(token))
+	for i := 0; i < len(token); i++ {
+		switch c := token[i]; {
+		case c == '_':
+			part = append(part, '.')
+		case c == '%':
+			decoded, ok := unescapeByte(token[i:])
+			if !ok {
+				return "", fmt.Errorf("token %q has a wrong escape at byte %d", token, i)
+			}
+			part = append(part, decoded)
+			i += 2
+		case mustEscape(c):
+			return "", fmt.Errorf("token %q has an unescaped byte %#02x", token, c)
+		default:
+			part = append(part, c)
+		}
+	}
+	return string(part), nil
+}
+
+// unescapeByte decodes '%XX' at the start of s and refuses escapes of bytes that need none.
+func unescapeByte(s string) (byte, bool) {
+	if len(s) < 3 {
+		return 0, false
+	}
+	high, low := strings.IndexByte(upperHex, s[1]), strings.IndexByte(upperHex, s[2])
+	if high < 0 || low < 0 {
+		return 0, false
+	}
+	c := byte(high<<4 | low)
+	return c, mustEscape(c)
+}

@@ -1,10 +1,15 @@
 package eventlog
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Config says where a cell's log is.
@@ -15,8 +20,10 @@ type Config struct {
 	Stream string
 	// Prefix of every subject, 'logplane' by default.
 	Prefix string
-	// Replicas of the stream when Create makes it: 1 or 3.
+	// Replicas of the stream when Create makes it: 1 (the default) or 3.
 	Replicas int
+	// InMemory lets Create make, and Open accept, a stream that does not outlive its server.
+	InMemory bool
 	// Epoch written into every event (invariant 9).
 	Epoch uint64
 	// Timeout bounds one round trip when the context has no nearer deadline; 5 s by default.
@@ -26,44 +33,66 @@ type Config struct {
 	LeaderReads bool
 }
 
+func (c Config) withDefaults() Config {
+	c.Stream = cmp.Or(c.Stream, "logplane")
+	c.Prefix = cmp.Or(c.Prefix, "logplane")
+	c.Replicas = cmp.Or(c.Replicas, 1)
+	c.Timeout = cmp.Or(c.Timeout, 5*time.Second)
+	return c
+}
+
 // Bounds are the log's first retained revision and its head. An empty log has First = Head + 1.
 type Bounds struct {
 	First, Head Revision
 }
 
 // Log is a cell's log. It is safe for concurrent use.
-type Log struct{}
+type Log struct {
+	config     Config
+	js         jetstream.JetStream
+	replicated bool
 
-// Create makes the stream if it is missing, and fails if an existing one has settings that break the
-// log (MaxAge, MaxMsgsPerSubject, rollup, deletes, …). It is idempotent.
-func Create(ctx context.Context, c Config) error { panic("todo") }
+	// seen is the highest revision that this process knows to exist: the log is never below it.
+	seen atomic.Uint64
+
+	mu      sync.Mutex
+	asking  bool      // mu; a head question is in flight
+	waiting *question // mu; the question that is sent next, nil if nobody waits for it
+}
 
 // Open checks the stream's settings and returns the log.
-func Open(ctx context.Context, c Config) (*Log, error) { panic("todo") }
-
-// Append appends all writes atomically, contiguous and in order, each under its own precondition, and
-// returns the revision of the last one. Errors: ErrConflict, ErrInFlight, ErrUnknown, ErrNotPublished,
-// ErrTooLarge, ErrKeyTooLong. An outcome that timed out is resolved before ErrUnknown is returned.
-func (l *Log) Append(ctx context.Context, requestID string, writes ...Write) (Revision, error) {
-	panic("todo")
+func Open(ctx context.Context, c Config) (*Log, error) {
+	c = c.withDefaults()
+	js, err := jetstream.New(c.Conn)
+	if err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	s, err := js.Stream(ctx, c.Stream)
+	if err != nil {
+		return nil, fmt.Errorf("open log: look up stream '%s': %w", c.Stream, err)
+	}
+	held := s.CachedInfo()
+	if err := checkStream(c, held.Config); err != nil {
+		return nil, err
+	}
+	l := &Log{config: c, js: js, replicated: held.Config.Replicas > 1}
+	l.see(Revision(held.State.LastSeq))
+	return l, nil
 }
 
-// Head returns bounds whose Head is at least as new as every write acknowledged before the call began
-// (invariant 4). One question serves every caller that was waiting when it was asked.
-func (l *Log) Head(ctx context.Context) (Bounds, error) { panic("todo") }
-
-// Tail calls yield for every event in (after, upto], in order, barriers included. It is ErrPurged if one
-// of them has left the log. The event is valid until yield returns an error or Tail returns; its Body may be kept.
-func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) error) error {
-	panic("todo")
+// see remembers that a revision exists.
+func (l *Log) see(r Revision) {
+	for {
+		old := l.seen.Load()
+		if uint64(r) <= old || l.seen.CompareAndSwap(old, uint64(r)) {
+			return
+		}
+	}
 }
 
-// Follow calls yield for every event after the revision until ctx ends or yield fails, reconnecting as
-// needed, in order and without gaps. It is ErrPurged when the next event has left the log.
-func (l *Log) Follow(ctx context.Context, after Revision, yield func(Event) error) error {
-	panic("todo")
+// within bounds one round trip.
+func (l *Log) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, l.config.Timeout)
 }
-
-// Purge removes every event up to and including the revision, in bounded steps. The caller guarantees
-// that a committed root covers them (invariant 5). It never reaches the head.
-func (l *Log) Purge(ctx context.Context, upto Revision) error { panic("todo") }

@@ -2,15 +2,83 @@
 package eventlogtest
 
 import (
+	"context"
 	"testing"
+	"time"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 )
 
+// patience bounds every wait for a server.
+const patience = 20 * time.Second
+
 // Start runs one embedded server on loopback with file storage and sync always in the test's own folder,
 // and returns a connection to it. Both end with the test.
-func Start(t testing.TB) *nats.Conn { panic("todo") }
+func Start(t testing.TB) *nats.Conn {
+	t.Helper()
+	return Connect(t, Run(t, t.TempDir()))
+}
 
 // Log starts a server and opens a fresh log on it.
-func Log(t testing.TB) *eventlog.Log { panic("todo") }
+func Log(t testing.TB) *eventlog.Log {
+	t.Helper()
+	return Open(t, eventlog.Config{Conn: Start(t)})
+}
+
+// Open creates the log that c describes, if it is missing, and opens it.
+func Open(t testing.TB, c eventlog.Config) *eventlog.Log {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := eventlog.Create(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	l, err := eventlog.Open(ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// Run runs one embedded server over a folder until the test ends, or until the test shuts it down.
+func Run(t testing.TB, dir string) *server.Server {
+	t.Helper()
+	return run(t, options(dir))
+}
+
+// Connect returns a connection to the server that ends with the test.
+func Connect(t testing.TB, s *server.Server) *nats.Conn {
+	t.Helper()
+	conn, err := nats.Connect(s.ClientURL(), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	return conn
+}
+
+func options(dir string) *server.Options {
+	return &server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true,
+		JetStream: true, StoreDir: dir, SyncAlways: true, MaxPayload: 8 << 20,
+	}
+}
+
+func run(t testing.TB, o *server.Options) *server.Server {
+	t.Helper()
+	s, err := server.NewServer(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	if !s.ReadyForConnections(patience) {
+		t.Fatal("the server is not ready for connections")
+	}
+	return s
+}

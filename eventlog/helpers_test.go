@@ -1,0 +1,71 @@
+package eventlog_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// bounded is a context that no test outlives.
+func bounded(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func pod(name string) eventlog.Key {
+	return eventlog.Key{Cluster: "main", Resource: "pods", Prefix: "/pods", Namespace: "default", Name: name}
+}
+
+func added(name, body string) eventlog.Write {
+	return eventlog.Write{Key: pod(name), Op: eventlog.Added, ContentType: "application/cbor", Body: []byte(body)}
+}
+
+func modified(name, body string, base eventlog.Revision) eventlog.Write {
+	return eventlog.Write{Key: pod(name), Op: eventlog.Modified, Base: base, Precondition: base, ContentType: "application/cbor", Body: []byte(body)}
+}
+
+func mustAppend(t testing.TB, l *eventlog.Log, id string, writes ...eventlog.Write) eventlog.Revision {
+	t.Helper()
+	rev, err := l.Append(bounded(t), id, writes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rev
+}
+
+// fill appends n events of objects of their own.
+func fill(t testing.TB, l *eventlog.Log, n int) eventlog.Revision {
+	t.Helper()
+	var rev eventlog.Revision
+	for i := range n {
+		rev = mustAppend(t, l, fmt.Sprintf("fill-%d", i), added(fmt.Sprintf("fill-%d-%d", l.Seen(), i), "x"))
+	}
+	return rev
+}
+
+func mustHead(t testing.TB, l *eventlog.Log) eventlog.Bounds {
+	t.Helper()
+	b, err := l.Head(bounded(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func mustTail(t testing.TB, l *eventlog.Log, after, upto eventlog.Revision) []eventlog.Event {
+	t.Helper()
+	var events []eventlog.Event
+	err := l.Tail(bounded(t), after, upto, func(e eventlog.Event) error {
+		events = append(events, e)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return events
+}

@@ -1,0 +1,95 @@
+package eventlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// maxMessage is the largest event, headers included, in bytes.
+const maxMessage = 8 << 20
+
+// Create makes the stream if it is missing, and fails if an existing one has settings that break the
+// log (MaxAge, MaxMsgsPerSubject, rollup, deletes, …). It is idempotent.
+func Create(ctx context.Context, c Config) error {
+	c = c.withDefaults()
+	js, err := jetstream.New(c.Conn)
+	if err != nil {
+		return fmt.Errorf("create log: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	s, err := js.Stream(ctx, c.Stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		s, err = js.CreateStream(ctx, streamConfig(c))
+	}
+	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process was faster, with other settings
+		s, err = js.Stream(ctx, c.Stream)
+	}
+	if err != nil {
+		return fmt.Errorf("create log: stream '%s': %w", c.Stream, err)
+	}
+	return checkStream(c, s.CachedInfo().Config)
+}
+
+func streamConfig(c Config) jetstream.StreamConfig {
+	storage := jetstream.FileStorage
+	if c.InMemory {
+		storage = jetstream.MemoryStorage
+	}
+	return jetstream.StreamConfig{
+		Name:        c.Stream,
+		Description: "Logplane's log: every change of every object of one cell",
+		Subjects:    []string{c.Prefix + ".log.>"},
+		Storage:     storage,
+		Replicas:    c.Replicas,
+		Retention:   jetstream.LimitsPolicy,
+		Discard:     jetstream.DiscardNew,
+		MaxMsgSize:  maxMessage,
+		DenyDelete:  true,
+		// Subscribers get headers only: a body may be a Secret.
+		RePublish:          &jetstream.RePublish{Source: c.Prefix + ".log.>", Destination: c.Prefix + ".events.>", HeadersOnly: true},
+		AllowDirect:        true,
+		AllowAtomicPublish: true,
+	}
+}
+
+// checkStream names every setting with which the log would lose events, get holes or leak bodies.
+func checkStream(c Config, s jetstream.StreamConfig) error {
+	var wrong []string
+	demand := func(ok bool, format string, args ...any) {
+		if !ok {
+			wrong = append(wrong, fmt.Sprintf(format, args...))
+		}
+	}
+	demand(len(s.Subjects) == 1 && s.Subjects[0] == c.Prefix+".log.>", "`subjects` must be ['%s.log.>'], not %v", c.Prefix, s.Subjects)
+	demand(s.Storage == jetstream.FileStorage || c.InMemory, "`storage` must be 'file'")
+	demand(s.Replicas%2 == 1, "`num_replicas` must be 1, 3 or 5, not %d", s.Replicas)
+	demand(s.Retention == jetstream.LimitsPolicy, "`retention` must be 'limits'")
+	demand(s.MaxAge == 0, "`max_age` must be 0: only a committed root may make events leave the log")
+	demand(s.MaxMsgs <= 0, "`max_msgs` must not be set")
+	demand(s.MaxMsgsPerSubject <= 0, "`max_msgs_per_subject` must not be set")
+	demand(s.MaxBytes <= 0 || s.Discard == jetstream.DiscardNew, "`discard` must be 'new' where `max_bytes` is set")
+	demand(!s.DiscardNewPerSubject, "`discard_new_per_subject` must be false")
+	demand(s.MaxMsgSize <= 0 || s.MaxMsgSize >= maxMessage, "`max_msg_size` must be at least %d", maxMessage)
+	demand(!s.NoAck, "`no_ack` must be false")
+	demand(!s.Sealed, "`sealed` must be false")
+	demand(s.DenyDelete, "`deny_delete` must be true: the log must stay without holes")
+	demand(!s.DenyPurge, "`deny_purge` must be false")
+	demand(!s.AllowRollup, "`allow_rollup_hdrs` must be false")
+	demand(!s.AllowMsgTTL, "`allow_msg_ttl` must be false")
+	demand(!s.AllowMsgCounter, "`allow_msg_counter` must be false")
+	demand(!s.AllowMsgSchedules, "`allow_msg_schedules` must be false")
+	demand(s.AllowDirect, "`allow_direct` must be true")
+	demand(s.AllowAtomicPublish, "`allow_atomic` must be true")
+	demand(s.Mirror == nil && len(s.Sources) == 0, "`mirror` and `sources` must not be set")
+	demand(s.SubjectTransform == nil, "`subject_transform` must not be set")
+	demand(s.RePublish == nil || s.RePublish.HeadersOnly, "`republish.headers_only` must be true: bodies may hold Secrets")
+	if len(wrong) > 0 {
+		return fmt.Errorf("stream '%s' cannot be the log; change it: %s", c.Stream, strings.Join(wrong, "; "))
+	}
+	return nil
+}

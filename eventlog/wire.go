@@ -1,0 +1,158 @@
+package eventlog
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// The event on the wire, a permanent format (docs/format.md): CloudEvents 1.0 in binary mode, and
+// headers of ours. The id of a batch's first event is the request id, of its n-th further one
+// '<request id>.<n>', so that ids stay unique.
+const (
+	headerSpec        = "ce-specversion"
+	headerID          = "ce-id"
+	headerTime        = "ce-time"
+	headerType        = "ce-type"
+	headerSource      = "ce-source"
+	headerSubject     = "ce-subject"
+	headerContentType = "content-type"
+
+	headerPrefix       = "Logplane-Prefix"
+	headerBase         = "Logplane-Base"
+	headerPrecondition = "Logplane-Precondition"
+	headerEpoch        = "Logplane-Epoch"
+	headerTTL          = "Logplane-Ttl"
+
+	headerExpected = "Nats-Expected-Last-Subject-Sequence"
+)
+
+const specVersion = "1.0"
+
+const barrierType = "dev.logplane.barrier"
+
+var typeOfOp = map[Op]string{
+	Barrier:  barrierType,
+	Added:    "dev.logplane.object.added",
+	Modified: "dev.logplane.object.modified",
+	Deleted:  "dev.logplane.object.deleted",
+}
+
+var opOfType = map[string]Op{
+	typeOfOp[Barrier]:  Barrier,
+	typeOfOp[Added]:    Added,
+	typeOfOp[Modified]: Modified,
+	typeOfOp[Deleted]:  Deleted,
+}
+
+// encode makes the message of one write. Its precondition is the server's to enforce.
+func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*nats.Msg, error) {
+	if w.Op != Added && w.Op != Modified && w.Op != Deleted {
+		return nil, fmt.Errorf("encode event of %s: op %d is not a change", w.Key.Row(), w.Op)
+	}
+	subject, err := w.Key.Subject(prefix)
+	if err != nil {
+		return nil, err
+	}
+	return &nats.Msg{Subject: subject, Data: w.Body, Header: nats.Header{
+		headerSpec:         {specVersion},
+		headerID:           {id},
+		headerTime:         {now.UTC().Format(time.RFC3339Nano)},
+		headerType:         {typeOfOp[w.Op]},
+		headerSource:       {"/clusters/" + w.Key.Cluster},
+		headerSubject:      {w.Key.Path()},
+		headerContentType:  {w.ContentType},
+		headerPrefix:       {w.Key.Prefix},
+		headerBase:         {formatRevision(w.Base)},
+		headerPrecondition: {formatRevision(w.Precondition)},
+		headerEpoch:        {strconv.FormatUint(epoch, 10)},
+		headerTTL:          {strconv.FormatUint(uint64(w.TTL), 10)},
+		headerExpected:     {formatRevision(w.Precondition)},
+	}}, nil
+}
+
+// encodeBarrier makes the no-op event; it has no object and no precondition.
+func encodeBarrier(prefix string, epoch uint64, id string, now time.Time) *nats.Msg {
+	return &nats.Msg{Subject: barrierSubject(prefix), Header: nats.Header{
+		headerSpec:   {specVersion},
+		headerID:     {id},
+		headerTime:   {now.UTC().Format(time.RFC3339Nano)},
+		headerType:   {barrierType},
+		headerSource: {"/barrier"},
+		headerEpoch:  {strconv.FormatUint(epoch, 10)},
+	}}
+}
+
+func barrierSubject(prefix string) string { return prefix + ".log." + barrierMarker }
+
+// decode reads a message that the log holds at a revision. It is total: whatever was published there
+// is an Event or an error that names the revision.
+func decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at time.Time) (Event, error) {
+	e, err := decodeHeaders(prefix, subject, h)
+	if err != nil {
+		return Event{}, fmt.Errorf("decode event at revision %d: %w", rev, err)
+	}
+	e.Revision, e.Time, e.Body = rev, at, body
+	return e, nil
+}
+
+func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
+	if v := h.Get(headerSpec); v != specVersion {
+		return Event{}, fmt.Errorf("'%s' is %q, not '%s'", headerSpec, v, specVersion)
+	}
+	op, ok := opOfType[h.Get(headerType)]
+	if !ok {
+		return Event{}, fmt.Errorf("'%s' %q is not known", headerType, h.Get(headerType))
+	}
+	if (op == Barrier) != (subject == barrierSubject(prefix)) {
+		return Event{}, fmt.Errorf("type %q does not belong on subject %q", h.Get(headerType), subject)
+	}
+	e := Event{RequestID: h.Get(headerID)}
+	e.Op = op
+	if e.RequestID == "" {
+		return Event{}, fmt.Errorf("'%s' is missing", headerID)
+	}
+	var errs [5]error
+	e.Epoch, errs[0] = parseNumber(h, headerEpoch, 64)
+	if op == Barrier {
+		return e, errs[0]
+	}
+	key, err := ParseSubject(prefix, subject)
+	if err != nil {
+		return Event{}, err
+	}
+	key.Prefix = h.Get(headerPrefix)
+	if err := checkPrefix(key.Prefix); err != nil {
+		return Event{}, err
+	}
+	var base, precondition, ttl uint64
+	base, errs[1] = parseNumber(h, headerBase, 64)
+	precondition, errs[2] = parseNumber(h, headerPrecondition, 64)
+	ttl, errs[3] = parseNumber(h, headerTTL, 32)
+	if op == Added && base != 0 {
+		errs[4] = fmt.Errorf("an added object has base %d, not 0", base)
+	}
+	e.Key, e.ContentType = key, h.Get(headerContentType)
+	e.Base, e.Precondition, e.TTL = Revision(base), Revision(precondition), uint32(ttl)
+	return e, errors.Join(errs[:]...)
+}
+
+func checkPrefix(prefix string) error {
+	if len(prefix) < 2 || prefix[0] != '/' || prefix[len(prefix)-1] == '/' {
+		return fmt.Errorf("'%s' %q does not start with a slash and end without one", headerPrefix, prefix)
+	}
+	return nil
+}
+
+func parseNumber(h nats.Header, name string, bits int) (uint64, error) {
+	n, err := strconv.ParseUint(h.Get(name), 10, bits)
+	if err != nil {
+		return 0, fmt.Errorf("'%s' %q is not a number of %d bits", name, h.Get(name), bits)
+	}
+	return n, nil
+}
+
+func formatRevision(r Revision) string { return strconv.FormatUint(uint64(r), 10) }
