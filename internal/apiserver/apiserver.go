@@ -1,4 +1,16 @@
 // Package apiserver is the HTTP layer: upstream's registries over kubestore, with nothing in the background.
+//
+// Nouns. A Server serves one cluster. A group is one API group, built on first use. The stores make the
+// storage.Interface of every resource. A lister answers from the newest view at request time. The
+// loopback is a client of the Server in its own process.
+//
+// A request's path through the package:
+//
+//  1. filters.go resolves what is asked for, catches up with the log once, authenticates and authorizes.
+//  2. dispatch chooses a group, the custom resources, discovery, OpenAPI, health or metrics.
+//  3. groups.go builds the group if this is its first request, and upstream's handlers take over.
+//  4. admission.go, authz.go and upstream's own lookups read through listers (informers.go).
+//  5. The registry reads and writes through its store (storage.go), which is kubestore's.
 package apiserver
 
 import (
@@ -6,6 +18,9 @@ import (
 	"net/http"
 
 	"github.com/logplane/logplane/internal/kubestore"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 // Config of the apiserver of one cluster.
@@ -16,10 +31,59 @@ type Config struct {
 	ExternalAddress string
 	// WatcherURL, if set, is where a watch is redirected to (307); without it and without a Feed a watch is 405.
 	WatcherURL string
+	// LoopbackOnly refuses a Host that is not loopback and an Origin that is not the Host, so that no web
+	// page can use a server that trusts everyone on this machine.
+	LoopbackOnly bool
+	// Authentication and Authorization say who may do what; their zero values let everybody do everything.
+	Authentication Authentication
+	Authorization  Authorization
+	// Services says which addresses and node ports Services may have.
+	Services ServiceConfig
 }
 
 // Server is the http.Handler of one cluster. It starts no goroutine that outlives a request.
-type Server struct{ http.Handler }
+type Server struct {
+	http.Handler
+
+	config    Config
+	generic   *genericapiserver.Config
+	stores    *stores
+	informers *informers
+	// loopback is the configuration of a client, as system:apiserver, that calls Handler in process.
+	loopback *rest.Config
+	// client uses loopback with protobuf.
+	client kubernetes.Interface
+	groups map[string]*group
+
+	// crds serves custom resources, discovery '/api', '/apis' and what is below them down to a group's
+	// version, openapi '/openapi/…'. Each also answers what it does not know.
+	crds, discovery, openapi http.Handler
+}
 
 // New builds the handler; API groups are built on first use.
-func New(c Config) (*Server, error) { panic("todo") }
+func New(c Config) (*Server, error) {
+	enableFeatures()
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	s := &Server{config: c}
+	if err := s.configure(); err != nil {
+		return nil, err
+	}
+	s.groups = newGroups(s)
+	for _, part := range []struct {
+		handler *http.Handler
+		build   func(*Server) (http.Handler, error)
+	}{{&s.crds, newCRDs}, {&s.discovery, newDiscovery}, {&s.openapi, newOpenAPI}} {
+		var err error
+		if *part.handler, err = part.build(s); err != nil {
+			return nil, err
+		}
+	}
+	s.Handler = s.withFilters(http.HandlerFunc(s.dispatch))
+	return s, nil
+}
+
+// Loopback is the configuration of a client, as system:apiserver in system:masters, that calls the server
+// in its own process. It does not watch.
+func (s *Server) Loopback() *rest.Config { return rest.CopyConfig(s.loopback) }

@@ -1,0 +1,48 @@
+package apiserver
+
+import (
+	"fmt"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/apiserver/pkg/authorization/union"
+	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac"
+)
+
+// Authorization says what a user may do.
+type Authorization struct {
+	// Mode is 'AlwaysAllow' (also when empty) or 'RBAC'.
+	Mode string
+}
+
+// configureAuthorization makes the authorizer; members of system:masters may do everything in any mode.
+func (s *Server) configureAuthorization() error {
+	masters := authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
+	var chosen interface {
+		authorizer.Authorizer
+		authorizer.RuleResolver
+	}
+	switch s.config.Authorization.Mode {
+	case "", "AlwaysAllow":
+		chosen = authorizerfactory.NewAlwaysAllowAuthorizer()
+	case "RBAC":
+		chosen = newRBAC(s.informers)
+	default:
+		return fmt.Errorf("unknown authorization mode %q: it must be 'AlwaysAllow' or 'RBAC'", s.config.Authorization.Mode)
+	}
+	s.generic.Authorization.Authorizer = union.New(masters, chosen)
+	s.generic.RuleResolver = union.NewRuleResolvers(chosen)
+	return nil
+}
+
+// newRBAC is upstream's authorizer over listers that read the view.
+func newRBAC(f *informers) *rbac.RBACAuthorizer {
+	v1 := f.Rbac().V1()
+	return rbac.New(
+		&rbac.RoleGetter{Lister: v1.Roles().Lister()},
+		&rbac.RoleBindingLister{Lister: v1.RoleBindings().Lister()},
+		&rbac.ClusterRoleGetter{Lister: v1.ClusterRoles().Lister()},
+		&rbac.ClusterRoleBindingLister{Lister: v1.ClusterRoleBindings().Lister()},
+	)
+}

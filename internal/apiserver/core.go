@@ -1,0 +1,187 @@
+package apiserver
+
+import (
+	"fmt"
+
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	policyclient "k8s.io/client-go/kubernetes/typed/policy/v1"
+	api "k8s.io/kubernetes/pkg/apis/core"
+	kubeletclient "k8s.io/kubernetes/pkg/kubelet/client"
+	"k8s.io/kubernetes/pkg/registry/core/componentstatus"
+	endpointsstore "k8s.io/kubernetes/pkg/registry/core/endpoint/storage"
+	limitrangestore "k8s.io/kubernetes/pkg/registry/core/limitrange/storage"
+	nodestore "k8s.io/kubernetes/pkg/registry/core/node/storage"
+	pvstore "k8s.io/kubernetes/pkg/registry/core/persistentvolume/storage"
+	pvcstore "k8s.io/kubernetes/pkg/registry/core/persistentvolumeclaim/storage"
+	podstore "k8s.io/kubernetes/pkg/registry/core/pod/storage"
+	podtemplatestore "k8s.io/kubernetes/pkg/registry/core/podtemplate/storage"
+	controllerstore "k8s.io/kubernetes/pkg/registry/core/replicationcontroller/storage"
+	corerest "k8s.io/kubernetes/pkg/registry/core/rest"
+	serviceaccountstore "k8s.io/kubernetes/pkg/registry/core/serviceaccount/storage"
+)
+
+// coreProvider serves the core group as upstream's legacy provider does, without the allocators that
+// write bitmaps to etcd and repair them in the background: addresses and ports are claim objects, which
+// kubestore appends with their service. It starts no goroutine.
+type coreProvider struct {
+	corerest.GenericConfig
+	authorizer authorizer.Authorizer
+	alloc      *allocator
+}
+
+// newCoreStorage builds the core group; building it reads nothing.
+func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
+	alloc, err := newAllocator(s.config.Cell, s.config.Services, s.informers.Networking().V1().ServiceCIDRs().Lister())
+	if err != nil {
+		return genericapiserver.APIGroupInfo{}, fmt.Errorf("configure service addresses: %w", err)
+	}
+	s.stores.claim(api.Resource("services"), serviceClaims(s.config.Cell.Cluster))
+	p := &coreProvider{
+		GenericConfig: corerest.GenericConfig{
+			StorageFactory:       s.stores.factory,
+			EventTTL:             eventTTL,
+			LoopbackClientConfig: s.loopback,
+			APIAudiences:         s.generic.Authentication.APIAudiences,
+			Informers:            s.informers,
+		},
+		authorizer: s.generic.Authorization.Authorizer,
+		alloc:      alloc,
+	}
+	return p.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
+}
+
+// NewRESTStorage builds every resource of core/v1.
+func (p *coreProvider) NewRESTStorage(enabled serverstorage.APIResourceConfigSource, opts generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error) {
+	group, err := p.GenericConfig.NewRESTStorage(enabled, opts)
+	if err != nil {
+		return genericapiserver.APIGroupInfo{}, err
+	}
+	storage := group.VersionedResourcesStorageMap["v1"]
+	for _, add := range []func(map[string]rest.Storage, generic.RESTOptionsGetter) error{
+		p.addPods, p.addServices, p.addServiceAccounts, p.addVolumes, p.addControllers, p.addRest,
+	} {
+		if err := add(storage, opts); err != nil {
+			return genericapiserver.APIGroupInfo{}, err
+		}
+	}
+	return group, nil
+}
+
+// addPods adds nodes and pods, which know each other through the kubelet's address. There is no kubelet:
+// log, exec, attach, portforward and proxy are registered so that discovery and authorization are
+// upstream's, and are answered 405 before they get here.
+func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
+	nodes, err := nodestore.NewStorage(opts, kubeletclient.KubeletClientConfig{}, nil)
+	if err != nil {
+		return err
+	}
+	disruptions, err := policyclient.NewForConfig(p.LoopbackClientConfig)
+	if err != nil {
+		return err
+	}
+	pods, err := podstore.NewStorage(opts, nodes.KubeletConnectionInfo, nil, disruptions, p.authorizer)
+	if err != nil {
+		return err
+	}
+	storage["nodes"] = nodes.Node
+	storage["nodes/proxy"] = nodes.Proxy
+	storage["nodes/status"] = nodes.Status
+
+	storage["pods"] = pods.Pod
+	storage["pods/attach"] = pods.Attach
+	storage["pods/status"] = pods.Status
+	storage["pods/log"] = pods.Log
+	storage["pods/exec"] = pods.Exec
+	storage["pods/portforward"] = pods.PortForward
+	storage["pods/proxy"] = pods.Proxy
+	storage["pods/binding"] = pods.Binding
+	storage["pods/eviction"] = pods.Eviction
+	storage["pods/ephemeralcontainers"] = pods.EphemeralContainers
+	storage["pods/resize"] = pods.Resize
+	storage["bindings"] = pods.LegacyBinding
+	return nil
+}
+
+// addServices needs the pods' storage, for the services' proxy.
+func (p *coreProvider) addServices(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
+	endpoints, err := endpointsstore.NewREST(opts)
+	if err != nil {
+		return err
+	}
+	services, status, proxy, err := newServiceREST(opts, p.alloc, endpoints, storage["pods"].(rest.Getter))
+	if err != nil {
+		return err
+	}
+	storage["endpoints"] = endpoints
+	storage["services"] = services
+	storage["services/status"] = status
+	storage["services/proxy"] = proxy
+	return nil
+}
+
+// addServiceAccounts replaces the generic service accounts by ones whose tokens can be bound to pods and
+// nodes, when there is an issuer.
+func (p *coreProvider) addServiceAccounts(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
+	if p.ServiceAccountIssuer == nil {
+		return nil
+	}
+	pods := storage["pods"].(*podstore.REST)
+	nodes := storage["nodes"].(*nodestore.REST)
+	accounts, err := serviceaccountstore.NewREST(opts, p.ServiceAccountIssuer, p.APIAudiences, p.ServiceAccountMaxExpiration,
+		pods.Store, storage["secrets"].(rest.Getter), nodes.Store, p.ExtendExpiration, p.MaxExtendedExpiration)
+	if err != nil {
+		return err
+	}
+	storage["serviceaccounts"] = accounts
+	if accounts.Token != nil {
+		storage["serviceaccounts/token"] = accounts.Token
+	}
+	return nil
+}
+
+func (p *coreProvider) addVolumes(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
+	volumes, volumeStatus, err := pvstore.NewREST(opts)
+	if err != nil {
+		return err
+	}
+	claims, claimStatus, err := pvcstore.NewREST(opts)
+	if err != nil {
+		return err
+	}
+	storage["persistentvolumes"] = volumes
+	storage["persistentvolumes/status"] = volumeStatus
+	storage["persistentvolumeclaims"] = claims
+	storage["persistentvolumeclaims/status"] = claimStatus
+	return nil
+}
+
+func (p *coreProvider) addControllers(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
+	controllers, err := controllerstore.NewStorage(opts)
+	if err != nil {
+		return err
+	}
+	storage["replicationcontrollers"] = controllers.Controller
+	storage["replicationcontrollers/status"] = controllers.Status
+	storage["replicationcontrollers/scale"] = controllers.Scale
+	return nil
+}
+
+func (p *coreProvider) addRest(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
+	templates, err := podtemplatestore.NewREST(opts)
+	if err != nil {
+		return err
+	}
+	limits, err := limitrangestore.NewREST(opts)
+	if err != nil {
+		return err
+	}
+	storage["podtemplates"] = templates
+	storage["limitranges"] = limits
+	// There is no scheduler, no controller manager and no etcd whose health could be asked for.
+	storage["componentstatuses"] = componentstatus.NewStorage(func() map[string]componentstatus.Server { return nil })
+	return nil
+}

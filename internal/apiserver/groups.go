@@ -1,0 +1,248 @@
+package apiserver
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+
+	"github.com/emicklei/go-restful/v3"
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	admissionregistrationrest "k8s.io/kubernetes/pkg/registry/admissionregistration/rest"
+	apiserverinternalrest "k8s.io/kubernetes/pkg/registry/apiserverinternal/rest"
+	appsrest "k8s.io/kubernetes/pkg/registry/apps/rest"
+	authenticationrest "k8s.io/kubernetes/pkg/registry/authentication/rest"
+	authorizationrest "k8s.io/kubernetes/pkg/registry/authorization/rest"
+	autoscalingrest "k8s.io/kubernetes/pkg/registry/autoscaling/rest"
+	batchrest "k8s.io/kubernetes/pkg/registry/batch/rest"
+	certificatesrest "k8s.io/kubernetes/pkg/registry/certificates/rest"
+	coordinationrest "k8s.io/kubernetes/pkg/registry/coordination/rest"
+	discoveryrest "k8s.io/kubernetes/pkg/registry/discovery/rest"
+	eventsrest "k8s.io/kubernetes/pkg/registry/events/rest"
+	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
+	networkingrest "k8s.io/kubernetes/pkg/registry/networking/rest"
+	noderest "k8s.io/kubernetes/pkg/registry/node/rest"
+	policyrest "k8s.io/kubernetes/pkg/registry/policy/rest"
+	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
+	resourcerest "k8s.io/kubernetes/pkg/registry/resource/rest"
+	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
+	storagerest "k8s.io/kubernetes/pkg/registry/storage/rest"
+	svmrest "k8s.io/kubernetes/pkg/registry/storagemigration/rest"
+)
+
+// builder makes the registries of one group.
+type builder func(s *Server) (genericapiserver.APIGroupInfo, error)
+
+// group is one built-in API group. It is built by its first request; until then it costs nothing. It is
+// safe for concurrent use.
+type group struct {
+	name   string
+	server *Server
+	build  builder
+
+	mu    sync.Mutex
+	built *builtGroup // by mu; nil until the first use, and after a failed build
+}
+
+// builtGroup is immutable.
+type builtGroup struct {
+	container *restful.Container
+	info      genericapiserver.APIGroupInfo
+	// discovery holds what the group serves, in order of priority.
+	discovery []apidiscoveryv2.APIVersionDiscovery
+}
+
+// provider is upstream's maker of a group's registries.
+type provider interface {
+	GroupName() string
+	NewRESTStorage(serverstorage.APIResourceConfigSource, generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error)
+}
+
+// builtins are the groups that kube-apiserver serves by default, in the order in which discovery lists
+// them. Providers are made when a group is built, because they hold its listers and clients.
+func builtins() []struct {
+	name  string
+	build builder
+} {
+	from := func(f func(s *Server) provider) builder {
+		return func(s *Server) (genericapiserver.APIGroupInfo, error) {
+			return f(s).NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
+		}
+	}
+	static := func(p provider) builder { return from(func(*Server) provider { return p }) }
+	return []struct {
+		name  string
+		build builder
+	}{
+		{"", newCoreStorage},
+		{"apiextensions.k8s.io", newAPIExtensionsStorage},
+		{"apiregistration.k8s.io", newAPIRegistrationStorage},
+		{"internal.apiserver.k8s.io", static(apiserverinternalrest.StorageProvider{})},
+		{"authentication.k8s.io", from(func(s *Server) provider {
+			return authenticationrest.RESTStorageProvider{Authenticator: s.generic.Authentication.Authenticator, APIAudiences: s.generic.Authentication.APIAudiences}
+		})},
+		{"authorization.k8s.io", from(func(s *Server) provider {
+			return authorizationrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer, RuleResolver: s.generic.RuleResolver}
+		})},
+		{"autoscaling", static(autoscalingrest.RESTStorageProvider{})},
+		{"batch", static(batchrest.RESTStorageProvider{})},
+		{"certificates.k8s.io", from(func(s *Server) provider {
+			return certificatesrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer}
+		})},
+		{"coordination.k8s.io", static(coordinationrest.RESTStorageProvider{})},
+		{"discovery.k8s.io", static(discoveryrest.StorageProvider{})},
+		{"networking.k8s.io", static(networkingrest.RESTStorageProvider{})},
+		{"node.k8s.io", static(noderest.RESTStorageProvider{})},
+		{"policy", static(policyrest.RESTStorageProvider{})},
+		{"rbac.authorization.k8s.io", from(func(s *Server) provider {
+			return rbacrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer}
+		})},
+		{"scheduling.k8s.io", static(schedulingrest.RESTStorageProvider{})},
+		{"storage.k8s.io", static(storagerest.RESTStorageProvider{})},
+		{"storagemigration.k8s.io", static(svmrest.RESTStorageProvider{})},
+		{"flowcontrol.apiserver.k8s.io", from(func(s *Server) provider {
+			return flowcontrolrest.RESTStorageProvider{InformerFactory: s.informers}
+		})},
+		{"apps", static(appsrest.StorageProvider{})},
+		{"admissionregistration.k8s.io", from(func(s *Server) provider {
+			return admissionregistrationrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer, DiscoveryClient: s.client.Discovery()}
+		})},
+		{"events.k8s.io", static(eventsrest.RESTStorageProvider{TTL: eventTTL})},
+		{"resource.k8s.io", from(func(s *Server) provider {
+			return resourcerest.RESTStorageProvider{NamespaceClient: s.client.CoreV1().Namespaces(), Authorizer: s.generic.Authorization.Authorizer}
+		})},
+	}
+}
+
+func newGroups(s *Server) map[string]*group {
+	groups := map[string]*group{}
+	for _, b := range builtins() {
+		groups[b.name] = &group{name: b.name, server: s, build: b.build}
+	}
+	return groups
+}
+
+// get builds the group if nobody has yet. A failed build is tried again by the next request.
+func (g *group) get() (*builtGroup, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.built != nil {
+		return g.built, nil
+	}
+	built, err := g.server.install(g.name, g.build)
+	if err != nil {
+		return nil, fmt.Errorf("build API group %q: %w", g.name, err)
+	}
+	g.built = built
+	return built, nil
+}
+
+// ServeHTTP serves everything below the group's versions.
+func (g *group) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	built, err := g.get()
+	if err != nil {
+		s := g.server
+		s.config.Logger.ErrorContext(r.Context(), "an API group could not be built", "group", g.name, "error", err)
+		responsewriters.ErrorNegotiated(apierrors.NewInternalError(err), legacyscheme.Codecs, schema.GroupVersion{}, w, r)
+		return
+	}
+	built.container.Dispatch(w, r)
+}
+
+// install makes a group's registries and the routes to them.
+func (s *Server) install(name string, build builder) (*builtGroup, error) {
+	info, err := build(s)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.removeUnavailable(name, &info); err != nil {
+		return nil, err
+	}
+	root := "/apis"
+	if name == "" {
+		root = "/api"
+	}
+	built := &builtGroup{container: newContainer(), info: info}
+	converter := newTypeConverter(s, &info)
+	for _, version := range info.PrioritizedVersions {
+		if len(info.VersionedResourcesStorageMap[version.Version]) == 0 {
+			continue
+		}
+		v := s.groupVersion(&info, root, version)
+		v.TypeConverter = converter
+		resources, _, err := v.InstallREST(built.container)
+		if err != nil {
+			return nil, fmt.Errorf("install %s: %w", version, err)
+		}
+		built.discovery = append(built.discovery, apidiscoveryv2.APIVersionDiscovery{
+			Version: version.Version, Resources: resources, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
+		})
+	}
+	return built, nil
+}
+
+// removeUnavailable drops the kinds that upstream no longer or not yet serves at this version.
+func (s *Server) removeUnavailable(name string, info *genericapiserver.APIGroupInfo) error {
+	version := s.generic.EffectiveVersion
+	evaluator, err := genericapiserver.NewResourceExpirationEvaluatorFromOptions(genericapiserver.ResourceExpirationEvaluatorOptions{
+		CurrentVersion: version.EmulationVersion(),
+		Prerelease:     version.BinaryVersion().PreRelease(),
+	})
+	if err != nil {
+		return err
+	}
+	return evaluator.RemoveUnavailableKinds(name, info.Scheme, info.VersionedResourcesStorageMap, s.generic.MergedResourceConfig)
+}
+
+// groupVersion is upstream's unexported newAPIGroupVersion for one version of a group.
+func (s *Server) groupVersion(info *genericapiserver.APIGroupInfo, root string, version schema.GroupVersion) *endpoints.APIGroupVersion {
+	served := map[string][]string{}
+	for v, resources := range info.VersionedResourcesStorageMap {
+		for resource := range resources {
+			served[resource] = append(served[resource], schema.GroupVersion{Group: version.Group, Version: v}.String())
+		}
+	}
+	return &endpoints.APIGroupVersion{
+		Root:                        root,
+		GroupVersion:                version,
+		Storage:                     info.VersionedResourcesStorageMap[version.Version],
+		AllServedVersionsByResource: served,
+		OptionsExternalVersion:      info.OptionsExternalVersion,
+		MetaGroupVersion:            info.MetaGroupVersion,
+		ParameterCodec:              info.ParameterCodec,
+		Serializer:                  info.NegotiatedSerializer,
+		Creater:                     info.Scheme,
+		Convertor:                   info.Scheme,
+		ConvertabilityChecker:       info.Scheme,
+		UnsafeConvertor:             runtime.UnsafeObjectConvertor(info.Scheme),
+		Defaulter:                   info.Scheme,
+		Typer:                       info.Scheme,
+		Namer:                       runtime.Namer(meta.NewAccessor()),
+		EquivalentResourceRegistry:  s.generic.EquivalentResourceRegistry,
+		Admit:                       s.generic.AdmissionControl,
+		Authorizer:                  s.generic.Authorization.Authorizer,
+		MinRequestTimeout:           s.minRequestTimeout(),
+		MaxRequestBodyBytes:         s.generic.MaxRequestBodyBytes,
+	}
+}
+
+// newContainer routes the versions of one group; what it refuses itself is answered as a Status.
+func newContainer() *restful.Container {
+	c := restful.NewContainer()
+	c.Router(restful.CurlyRouter{})
+	c.DoNotRecover(true) // the filters do
+	c.ServiceErrorHandler(func(e restful.ServiceError, r *restful.Request, w *restful.Response) {
+		err := apierrors.NewGenericServerResponse(e.Code, r.Request.Method, schema.GroupResource{}, "", e.Message, 0, false)
+		responsewriters.ErrorNegotiated(err, legacyscheme.Codecs, schema.GroupVersion{}, w, r.Request)
+	})
+	return c
+}

@@ -1,0 +1,244 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/logplane/logplane/projection"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+)
+
+// listerTimeout bounds a read whose interface takes no context.
+const listerTimeout = 10 * time.Second
+
+// errNoView: a lister was asked before the process had caught up once; every request does first.
+var errNoView = errors.New("no view of the log has been read yet")
+
+// unreadable is what a lister panics with where upstream's interface has no place for an error; the
+// filters recover it into a Status.
+type unreadable struct{ error }
+
+// indexer is a cache.Indexer whose content is the newest view. It takes no writes.
+type indexer struct {
+	informers *informers
+	target    reflect.Type
+	decoder   runtime.Decoder
+	// prefix of the rows, ending in a slash.
+	prefix string
+
+	mu       sync.RWMutex
+	indexers cache.Indexers // by mu
+}
+
+var _ cache.Indexer = (*indexer)(nil)
+
+func newIndexer(f *informers, target reflect.Type, resource schema.GroupVersionResource) *indexer {
+	return &indexer{
+		informers: f,
+		target:    target,
+		decoder:   legacyscheme.Codecs.UniversalDecoder(resource.GroupVersion()),
+		prefix:    f.stores.cell.Cluster + "/" + f.stores.factory.ResourcePrefix(resource.GroupResource()) + "/",
+		indexers:  cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
+	}
+}
+
+func (i *indexer) view() (*projection.View, error) {
+	if v := i.informers.stores.cell.Projection.Current(); v != nil {
+		return v, nil
+	}
+	return nil, errNoView
+}
+
+// GetByKey takes 'namespace/name' or 'name', which is the rest of the row's key.
+func (i *indexer) GetByKey(key string) (any, bool, error) {
+	v, err := i.view()
+	if err != nil {
+		return nil, false, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), listerTimeout)
+	defer cancel()
+	row, ok, err := v.Get(ctx, i.prefix+key, v.Revision())
+	if err != nil || !ok {
+		return nil, false, err
+	}
+	object, err := i.decode(ctx, row)
+	return object, err == nil, err
+}
+
+// scan returns the objects whose key has the prefix.
+func (i *indexer) scan(prefix string) ([]any, error) {
+	v, err := i.view()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), listerTimeout)
+	defer cancel()
+	var objects []any
+	for row, err := range v.Scan(ctx, prefix, prefixEnd(prefix), v.Revision()) {
+		if err != nil {
+			return nil, err
+		}
+		object, err := i.decode(ctx, row)
+		if err != nil {
+			return nil, err
+		}
+		objects = append(objects, object)
+	}
+	return objects, nil
+}
+
+// prefixEnd is the first key after all those that begin with a prefix that ends in a slash.
+func prefixEnd(prefix string) string { return prefix[:len(prefix)-1] + "0" }
+
+func (i *indexer) decode(ctx context.Context, row projection.Row) (runtime.Object, error) {
+	key := decodedKey{i.target, uint64(row.Revision)}
+	if object, ok := i.informers.decoded.Get(key); ok {
+		return object, nil
+	}
+	object, err := runtime.Decode(i.decoder, row.Value)
+	if err != nil {
+		return nil, fmt.Errorf("decode %s: %w", row.Key, err)
+	}
+	accessor, err := meta.Accessor(object)
+	if err != nil {
+		return nil, fmt.Errorf("decode %s: %w", row.Key, err)
+	}
+	accessor.SetResourceVersion(fmt.Sprint(uint64(row.Revision)))
+	i.informers.decoded.Add(key, object)
+	return object, nil
+}
+
+func (i *indexer) must(objects []any, err error) []any {
+	if err != nil {
+		panic(unreadable{fmt.Errorf("list %s: %w", i.prefix, err)})
+	}
+	return objects
+}
+
+func (i *indexer) List() []any { return i.must(i.scan(i.prefix)) }
+
+func (i *indexer) ListKeys() []string { return keysOf(i.List()) }
+
+func (i *indexer) Get(obj any) (any, bool, error) {
+	key, err := cache.MetaNamespaceKeyFunc(obj)
+	if err != nil {
+		return nil, false, err
+	}
+	return i.GetByKey(key)
+}
+
+// Index finds by namespace with one scan of it, by anything else with a scan of all.
+func (i *indexer) Index(name string, obj any) ([]any, error) {
+	f, ok := i.GetIndexers()[name]
+	if !ok {
+		return nil, fmt.Errorf("index %q does not exist", name)
+	}
+	values, err := f(obj)
+	if err != nil {
+		return nil, err
+	}
+	var found []any
+	for _, value := range values {
+		objects, err := i.ByIndex(name, value)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, objects...)
+	}
+	return found, nil
+}
+
+func (i *indexer) ByIndex(name, value string) ([]any, error) {
+	if name == cache.NamespaceIndex && value != "" {
+		return i.scan(i.prefix + value + "/")
+	}
+	f, ok := i.GetIndexers()[name]
+	if !ok {
+		return nil, fmt.Errorf("index %q does not exist", name)
+	}
+	all, err := i.scan(i.prefix)
+	if err != nil {
+		return nil, err
+	}
+	var found []any
+	for _, object := range all {
+		values, err := f(object)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range values {
+			if v == value {
+				found = append(found, object)
+				break
+			}
+		}
+	}
+	return found, nil
+}
+
+func (i *indexer) IndexKeys(name, value string) ([]string, error) {
+	objects, err := i.ByIndex(name, value)
+	return keysOf(objects), err
+}
+
+func (i *indexer) ListIndexFuncValues(name string) []string {
+	f := i.GetIndexers()[name]
+	seen := map[string]bool{}
+	var all []string
+	for _, object := range i.List() {
+		values, _ := f(object)
+		for _, v := range values {
+			if !seen[v] {
+				seen[v], all = true, append(all, v)
+			}
+		}
+	}
+	return all
+}
+
+func (i *indexer) GetIndexers() cache.Indexers {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	copied := make(cache.Indexers, len(i.indexers))
+	for name, f := range i.indexers {
+		copied[name] = f
+	}
+	return copied
+}
+
+func (i *indexer) AddIndexers(more cache.Indexers) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for name, f := range more {
+		i.indexers[name] = f
+	}
+	return nil
+}
+
+func keysOf(objects []any) []string {
+	keys := make([]string, 0, len(objects))
+	for _, object := range objects {
+		key, _ := cache.MetaNamespaceKeyFunc(object)
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// errReadOnly answers whoever would keep the indexer up to date: nobody has to.
+var errReadOnly = errors.New("a lister over the view takes no writes")
+
+func (i *indexer) Add(any) error                        { return errReadOnly }
+func (i *indexer) Update(any) error                     { return errReadOnly }
+func (i *indexer) Delete(any) error                     { return errReadOnly }
+func (i *indexer) Replace([]any, string) error          { return errReadOnly }
+func (i *indexer) Resync() error                        { return nil }
+func (i *indexer) Bookmark(string)                      {}
+func (i *indexer) LastStoreSyncResourceVersion() string { return "" }
