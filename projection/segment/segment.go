@@ -1,1 +1,85 @@
+// Package segment is the file format of immutable sorted rows (docs/format.md, Segments).
+//
+// Nouns. An Entry is a key, a revision, flags and an opaque value. A block is about 64 KiB of entries,
+// compressed and checksummed on its own. The footer ends the file: an index of the blocks, a bloom
+// filter of the keys and a trailer. A segment of kind Keys is ordered by key ascending, revision
+// descending; one of kind Events by revision ascending, its keys being the revisions.
+//
+// The path through the package:
+//
+//  1. A Writer takes entries in order, cuts blocks, and Finish returns the file.
+//  2. Open reads the footer with one ranged read.
+//  3. Find asks the bloom filter, then the index, then reads one block.
+//  4. Scan reads runs of blocks ahead, ever longer, and never past the end asked for.
+//
+// Every byte is covered by a checksum; whatever does not match is a *CorruptError that names the place.
 package segment
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// Kind is how a segment is ordered.
+type Kind uint8
+
+const (
+	// Keys is ordered by key ascending, then revision descending.
+	Keys Kind = 1
+	// Events is ordered by revision ascending; the key of an entry is EventKey of its revision.
+	Events Kind = 2
+)
+
+// Flags of an entry.
+type Flags uint8
+
+const (
+	// Tombstone marks the end of an object.
+	Tombstone Flags = 1 << iota
+	// Void marks an event that lost; no state comes from it.
+	Void
+
+	knownFlags = Tombstone | Void
+)
+
+// Entry is one row of a segment.
+type Entry struct {
+	Key      string
+	Revision uint64
+	Flags    Flags
+	// Value is opaque here. It is shared by every reader of the block and must not be changed.
+	Value []byte
+}
+
+// EventKey is the key of an entry in a segment of kind Events.
+func EventKey(revision uint64) string {
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], revision)
+	return string(b[:])
+}
+
+// before reports whether a must come before b in a segment of the kind.
+func before(a, b *Entry) bool {
+	if a.Key != b.Key {
+		return a.Key < b.Key
+	}
+	return a.Revision > b.Revision
+}
+
+// CorruptError says that bytes of a segment are not what was written. It names the place.
+type CorruptError struct {
+	// File is the name given to Open.
+	File string
+	// Part is 'header', 'footer' or 'block N'.
+	Part string
+	// Reason says what does not match.
+	Reason string
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("segment %s is corrupt: %s: %s", e.File, e.Part, e.Reason)
+}
+
+func corrupt(part, format string, args ...any) *CorruptError {
+	return &CorruptError{Part: part, Reason: fmt.Sprintf(format, args...)}
+}

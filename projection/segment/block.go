@@ -1,0 +1,179 @@
+package segment
+
+import (
+	"encoding/binary"
+	"strings"
+	"unsafe"
+)
+
+const (
+	// blockSize is how many raw bytes a block has before it is cut.
+	blockSize = 64 << 10
+	// maxBlock bounds the raw bytes of a block: one entry may be much larger than blockSize.
+	maxBlock = 64 << 20
+	// maxKey bounds a key: a subject has at most 3,900 bytes, escapes included.
+	maxKey = 16 << 10
+	// checksumSize follows every block.
+	checksumSize = 4
+)
+
+// Block is a decoded block. It is immutable.
+type Block struct {
+	Entries []Entry
+	// Bytes is the memory that the block holds, for a cache's budget.
+	Bytes int
+}
+
+// appendEntry encodes an entry: the length of the prefix it shares with the previous key of the block,
+// the rest of the key, revision, flags, value.
+func appendEntry(dst []byte, previous string, e *Entry) []byte {
+	shared := sharedPrefix(previous, e.Key)
+	dst = binary.AppendUvarint(dst, uint64(shared))
+	dst = binary.AppendUvarint(dst, uint64(len(e.Key)-shared))
+	dst = append(dst, e.Key[shared:]...)
+	dst = binary.AppendUvarint(dst, e.Revision)
+	dst = append(dst, byte(e.Flags))
+	dst = binary.AppendUvarint(dst, uint64(len(e.Value)))
+	return append(dst, e.Value...)
+}
+
+func sharedPrefix(a, b string) int {
+	n := min(len(a), len(b))
+	for i := range n {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
+}
+
+// sealBlock appends the compressed block and its checksum.
+func sealBlock(dst, raw []byte) []byte {
+	start := len(dst)
+	dst = encoder().EncodeAll(raw, dst)
+	return binary.LittleEndian.AppendUint32(dst, Checksum(dst[start:]))
+}
+
+// openBlock is the inverse of sealBlock. rawSize is what the index promises.
+func openBlock(sealed []byte, rawSize int) ([]byte, *CorruptError) {
+	if len(sealed) < checksumSize {
+		return nil, corrupt("block", "cut short")
+	}
+	body, sum := sealed[:len(sealed)-checksumSize], sealed[len(sealed)-checksumSize:]
+	if Checksum(body) != binary.LittleEndian.Uint32(sum) {
+		return nil, corrupt("block", "checksum does not match")
+	}
+	raw, err := decoder().DecodeAll(body, make([]byte, 0, rawSize))
+	if err != nil {
+		return nil, corrupt("block", "decompress: %v", err)
+	}
+	if len(raw) != rawSize {
+		return nil, corrupt("block", "%d raw bytes instead of %d", len(raw), rawSize)
+	}
+	return raw, nil
+}
+
+// decodeBlock parses the entries of a raw block and checks their order. The values alias raw.
+func decodeBlock(kind Kind, raw []byte, rows int) (*Block, *CorruptError) {
+	if rows < 1 || rows > len(raw)/4 {
+		return nil, corrupt("block", "%d entries cannot be in %d bytes", rows, len(raw))
+	}
+	b := &Block{Entries: make([]Entry, rows), Bytes: len(raw) + rows*int(unsafe.Sizeof(Entry{}))}
+	d := decoding{rest: raw}
+	// All keys of a block share one string: one allocation instead of one each.
+	var keys strings.Builder
+	ends := make([]int, rows)
+	var key []byte
+	for i := range b.Entries {
+		key = d.key(key)
+		e := &b.Entries[i]
+		e.Revision = d.uvarint()
+		e.Flags = Flags(d.byte())
+		e.Value = d.bytes(d.length(maxBlock))
+		if d.failed || e.Flags&^knownFlags != 0 {
+			return nil, corrupt("block", "entry %d cannot be parsed", i)
+		}
+		keys.Write(key)
+		ends[i] = keys.Len()
+	}
+	if len(d.rest) != 0 {
+		return nil, corrupt("block", "%d bytes after the last entry", len(d.rest))
+	}
+	all, start := keys.String(), 0
+	for i := range b.Entries {
+		b.Entries[i].Key = all[start:ends[i]]
+		start = ends[i]
+		if c := checkEntry(kind, b.Entries, i); c != nil {
+			return nil, c
+		}
+	}
+	b.Bytes += len(all)
+	return b, nil
+}
+
+func checkEntry(kind Kind, entries []Entry, i int) *CorruptError {
+	if i > 0 && !before(&entries[i-1], &entries[i]) {
+		return corrupt("block", "entry %d is out of order", i)
+	}
+	if kind == Events && entries[i].Key != EventKey(entries[i].Revision) {
+		return corrupt("block", "the key of entry %d is not its revision", i)
+	}
+	return nil
+}
+
+// decoding reads primitive values; once one is missing or too large it has failed and yields zeroes.
+type decoding struct {
+	rest   []byte
+	failed bool
+}
+
+func (d *decoding) uvarint() uint64 {
+	v, n := binary.Uvarint(d.rest)
+	if n <= 0 {
+		d.failed, d.rest = true, nil
+		return 0
+	}
+	d.rest = d.rest[n:]
+	return v
+}
+
+// length is a uvarint of at most limit.
+func (d *decoding) length(limit int) int {
+	v := d.uvarint()
+	if v > uint64(limit) {
+		d.failed = true
+		return 0
+	}
+	return int(v)
+}
+
+func (d *decoding) byte() byte {
+	if len(d.rest) == 0 {
+		d.failed = true
+		return 0
+	}
+	b := d.rest[0]
+	d.rest = d.rest[1:]
+	return b
+}
+
+func (d *decoding) bytes(n int) []byte {
+	if n > len(d.rest) {
+		d.failed, d.rest = true, nil
+		return nil
+	}
+	b := d.rest[:n:n]
+	d.rest = d.rest[n:]
+	return b
+}
+
+// key reads a prefix-compressed key into the space of the previous one.
+func (d *decoding) key(previous []byte) []byte {
+	shared := d.length(maxKey)
+	rest := d.bytes(d.length(maxKey))
+	if shared > len(previous) {
+		d.failed = true
+		return previous
+	}
+	return append(previous[:shared], rest...)
+}

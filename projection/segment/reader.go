@@ -1,0 +1,159 @@
+package segment
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sort"
+)
+
+// Source reads length bytes of one immutable file from an offset. Errors are returned as they are.
+type Source interface {
+	ReadRange(ctx context.Context, offset, length int64) ([]byte, error)
+}
+
+// Cache keeps decoded blocks of many files. It must be safe for concurrent use and may forget anything.
+type Cache interface {
+	Block(file string, block int) (*Block, bool)
+	Keep(file string, block int, b *Block)
+}
+
+// Reader reads one segment. It is immutable and safe for concurrent use.
+type Reader struct {
+	file   string
+	source Source
+	cache  Cache
+	footer *footer
+}
+
+// Open reads the footer of a file of the given size; footerSize is its footer's, or 0 if unknown, which
+// costs one more read. The name is what the cache knows the file by, and what errors name.
+func Open(ctx context.Context, name string, source Source, cache Cache, size, footerSize int64) (*Reader, error) {
+	if footerSize == 0 {
+		b, err := source.ReadRange(ctx, max(0, size-trailerSize), trailerSize)
+		if err != nil {
+			return nil, err
+		}
+		t, c := parseTrailer(b)
+		if c != nil {
+			return nil, c.in(name)
+		}
+		footerSize = t.footerSize()
+	}
+	if footerSize > size {
+		return nil, corrupt("footer", "%d bytes in a file of %d", footerSize, size).in(name)
+	}
+	b, err := source.ReadRange(ctx, size-footerSize, footerSize)
+	if err != nil {
+		return nil, err
+	}
+	f, c := parseFooter(b, size)
+	if c != nil {
+		return nil, c.in(name)
+	}
+	return &Reader{file: name, source: source, cache: cache, footer: f}, nil
+}
+
+// OpenBytes is Open of a file in memory.
+func OpenBytes(name string, file []byte) (*Reader, error) {
+	return Open(context.Background(), name, memory(file), nil, int64(len(file)), 0)
+}
+
+type memory []byte
+
+func (m memory) ReadRange(_ context.Context, offset, length int64) ([]byte, error) {
+	start := min(max(offset, 0), int64(len(m)))
+	return m[start:min(start+length, int64(len(m)))], nil
+}
+
+func (e *CorruptError) in(file string) *CorruptError {
+	e.File = file
+	return e
+}
+
+// Summary describes the segment.
+func (r *Reader) Summary() Summary { return r.footer.Summary }
+
+// MayHold reports whether the segment may have the key; false is certain.
+func (r *Reader) MayHold(key string) bool {
+	f := r.footer
+	if len(f.blocks) == 0 || key < f.MinKey || key > f.MaxKey {
+		return false
+	}
+	return len(f.bloom) == 0 || inBloom(f.bloom, f.hashes, keyHash(key))
+}
+
+// Find returns the newest entry of the key at or below the revision that has none of the flags in skip.
+func (r *Reader) Find(ctx context.Context, key string, revision uint64, skip Flags) (Entry, bool, error) {
+	if !r.MayHold(key) {
+		return Entry{}, false, nil
+	}
+	c := r.Scan(key, key+"\x00")
+	c.ahead = 1 // one block is nearly always all
+	for {
+		e, ok, err := c.Next(ctx)
+		if err != nil || !ok {
+			return Entry{}, false, err
+		}
+		if e.Revision <= revision && e.Flags&skip == 0 {
+			return e, true, nil
+		}
+	}
+}
+
+// Verify reads the whole file and checks every byte and the order of all entries.
+func (r *Reader) Verify(ctx context.Context) error {
+	b, err := r.source.ReadRange(ctx, 0, headerSize)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(b, header(r.footer.Kind)) {
+		return corrupt("header", "not the footer's kind and version").in(r.file)
+	}
+	uncached := *r
+	uncached.cache = nil
+	c := uncached.Scan("", "")
+	var last Entry
+	for rows := uint64(0); ; rows++ {
+		e, ok, err := c.Next(ctx)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return nil
+		}
+		if rows > 0 && !before(&last, &e) {
+			return corrupt("footer", "entries of two blocks are out of order").in(r.file)
+		}
+		if r.footer.Kind == Keys && !r.MayHold(e.Key) {
+			return corrupt("footer", "the bloom filter does not hold %q", e.Key).in(r.file)
+		}
+		if e.Revision < r.footer.MinRevision || e.Revision > r.footer.MaxRevision {
+			return corrupt("footer", "revision %d is out of its range", e.Revision).in(r.file)
+		}
+		last = e
+	}
+}
+
+// decode opens the sealed bytes of a block.
+func (r *Reader) decode(sealed []byte, block int) (*Block, error) {
+	ref := &r.footer.blocks[block]
+	raw, c := openBlock(sealed, ref.raw)
+	var b *Block
+	if c == nil {
+		b, c = decodeBlock(r.footer.Kind, raw, ref.rows)
+	}
+	if c == nil && (b.Entries[0].Key != ref.first || b.Entries[ref.rows-1].Key != ref.last) {
+		c = corrupt("block", "not the block that the index describes")
+	}
+	if c != nil {
+		c.Part = fmt.Sprintf("block %d at offset %d", block, ref.offset)
+		return nil, c.in(r.file)
+	}
+	return b, nil
+}
+
+// seek is the first block that may have the key.
+func (r *Reader) seek(key string) int {
+	return sort.Search(len(r.footer.blocks), func(i int) bool { return r.footer.blocks[i].last >= key })
+}

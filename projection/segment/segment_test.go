@@ -1,0 +1,280 @@
+package segment
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sort"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func randomEntries(rng *rand.Rand, keys, size int) []Entry {
+	var out []Entry
+	for i := range keys {
+		for v := range 1 + rng.IntN(3) {
+			e := Entry{Key: fmt.Sprintf("main/pods/ns-%d/name-%06d", i%7, i), Revision: uint64(1000*i + 900 - v), Value: make([]byte, rng.IntN(size+1))}
+			for j := range e.Value {
+				e.Value[j] = "abcdefghij"[rng.IntN(10)]
+			}
+			if rng.IntN(10) == 0 {
+				e.Flags = Tombstone
+			}
+			out = append(out, e)
+		}
+	}
+	sort.Slice(out, func(i, j int) bool { return before(&out[i], &out[j]) })
+	return out
+}
+
+func build(t testing.TB, kind Kind, entries []Entry) ([]byte, Summary) {
+	t.Helper()
+	w := NewWriter(kind)
+	for _, e := range entries {
+		require.NoError(t, w.Add(e))
+	}
+	return w.Finish()
+}
+
+func collect(ctx context.Context, c *Cursor) (out []Entry, err error) {
+	for {
+		e, ok, err := c.Next(ctx)
+		if err != nil || !ok {
+			return out, err
+		}
+		out = append(out, e)
+	}
+}
+
+type countingSource struct {
+	memory
+	reads int
+}
+
+func (s *countingSource) ReadRange(ctx context.Context, offset, length int64) ([]byte, error) {
+	s.reads++
+	return s.memory.ReadRange(ctx, offset, length)
+}
+
+func TestRoundTrip(t *testing.T) {
+	ctx := context.Background()
+	for _, n := range []int{0, 1, 2, 40, 1000} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(1, uint64(n)))
+			entries := randomEntries(rng, n, 3000)
+			file, sum := build(t, Keys, entries)
+			require.EqualValues(t, len(file), sum.Size)
+			r, err := Open(ctx, "f", memory(file), nil, sum.Size, sum.Footer)
+			require.NoError(t, err)
+			require.Equal(t, sum, r.Summary())
+			require.NoError(t, r.Verify(ctx))
+			all, err := collect(ctx, r.Scan("", ""))
+			require.NoError(t, err)
+			require.Len(t, all, len(entries))
+			for i := range all {
+				require.Equal(t, entries[i].Key, all[i].Key)
+				require.True(t, bytes.Equal(entries[i].Value, all[i].Value))
+				require.Equal(t, entries[i].Revision, all[i].Revision)
+				require.Equal(t, entries[i].Flags, all[i].Flags)
+			}
+			for range min(n, 200) {
+				e := entries[rng.IntN(len(entries))]
+				got, ok, err := r.Find(ctx, e.Key, e.Revision, 0)
+				require.NoError(t, err)
+				require.True(t, ok)
+				require.Equal(t, e.Revision, got.Revision)
+				a, b := entries[rng.IntN(len(entries))].Key, entries[rng.IntN(len(entries))].Key
+				part, err := collect(ctx, r.Scan(a, b))
+				require.NoError(t, err)
+				want := 0
+				for _, e := range entries {
+					if e.Key >= a && (b == "" || e.Key < b) {
+						want++
+					}
+				}
+				require.Len(t, part, want)
+			}
+		})
+	}
+}
+
+func TestEventsAreOrderedByRevision(t *testing.T) {
+	w := NewWriter(Events)
+	for rev := uint64(250); rev < 2000; rev += 3 {
+		require.NoError(t, w.Add(Entry{Key: EventKey(rev), Revision: rev, Value: make([]byte, 200)}))
+	}
+	require.Error(t, w.Add(Entry{Key: EventKey(7), Revision: 7}))
+	file, _ := w.Finish()
+	r, err := OpenBytes("e", file)
+	require.NoError(t, err)
+	require.NoError(t, r.Verify(context.Background()))
+	got, err := collect(context.Background(), r.Scan(EventKey(1000), ""))
+	require.NoError(t, err)
+	require.EqualValues(t, 1000, got[0].Revision)
+	require.EqualValues(t, 1999, got[len(got)-1].Revision)
+}
+
+func TestWriterRefusesDisorder(t *testing.T) {
+	w := NewWriter(Keys)
+	require.NoError(t, w.Add(Entry{Key: "b", Revision: 5}))
+	require.Error(t, w.Add(Entry{Key: "a", Revision: 6}))
+	require.Error(t, w.Add(Entry{Key: "b", Revision: 5}))
+	require.Error(t, w.Add(Entry{Key: "b", Revision: 6}))
+	require.NoError(t, w.Add(Entry{Key: "b", Revision: 4}))
+}
+
+// A flipped bit anywhere is found by Verify, and the error names a place.
+func TestEveryFlippedBitIsFound(t *testing.T) {
+	ctx := context.Background()
+	for _, kind := range []Kind{Keys, Events} {
+		w := NewWriter(kind)
+		for i := range uint64(50) {
+			e := Entry{Key: fmt.Sprintf("k%03d", i), Revision: i + 1, Value: []byte(fmt.Sprint("value ", i))}
+			if kind == Events {
+				e.Key = EventKey(e.Revision)
+			}
+			require.NoError(t, w.Add(e))
+		}
+		file, _ := w.Finish()
+		for bit := range len(file) * 8 {
+			damaged := bytes.Clone(file)
+			damaged[bit/8] ^= 1 << (bit % 8)
+			r, err := OpenBytes("f", damaged)
+			if err == nil {
+				err = r.Verify(ctx)
+			}
+			var c *CorruptError
+			require.Truef(t, errors.As(err, &c), "bit %d of byte %d: %v", bit%8, bit/8, err)
+			require.NotEmpty(t, c.Part)
+			require.Equal(t, "f", c.File)
+		}
+	}
+}
+
+func TestScanCostsFewReads(t *testing.T) {
+	ctx := context.Background()
+	entries := randomEntries(rand.New(rand.NewPCG(1, 2)), 5000, 3000)
+	file, sum := build(t, Keys, entries)
+	source := &countingSource{memory: file}
+	r, err := Open(ctx, "f", source, nil, sum.Size, sum.Footer)
+	require.NoError(t, err)
+	require.Equal(t, 1, source.reads, "open is one read")
+	_, ok, err := r.Find(ctx, entries[77].Key, entries[77].Revision, 0)
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.Equal(t, 2, source.reads, "a point get is one more")
+	_, err = collect(ctx, r.Scan("", ""))
+	require.NoError(t, err)
+	require.LessOrEqual(t, source.reads-2, 8, "%d bytes in growing reads", len(file))
+}
+
+func TestBloomFalsePositives(t *testing.T) {
+	w := NewWriter(Keys)
+	for i := range 20000 {
+		require.NoError(t, w.Add(Entry{Key: fmt.Sprintf("k%06d", 2*i), Revision: 1}))
+	}
+	file, _ := w.Finish()
+	r, err := OpenBytes("f", file)
+	require.NoError(t, err)
+	wrong := 0
+	for i := range 20000 {
+		if r.MayHold(fmt.Sprintf("k%06d", 2*i+1)) {
+			wrong++
+		}
+	}
+	require.Less(t, wrong, 20000/100)
+}
+
+func FuzzOpen(f *testing.F) {
+	for _, n := range []int{0, 1, 30} {
+		file, _ := build(f, Keys, randomEntries(rand.New(rand.NewPCG(3, uint64(n))), n, 50))
+		f.Add(file)
+	}
+	f.Fuzz(func(t *testing.T, file []byte) {
+		r, err := OpenBytes("f", file)
+		if err != nil {
+			return
+		}
+		_ = r.Verify(context.Background())
+		_, _, _ = r.Find(context.Background(), "main/pods/ns-1/name-000001", 1<<60, Void)
+	})
+}
+
+// FuzzDecodeBlock goes past the checksum, which random bytes never pass.
+func FuzzDecodeBlock(f *testing.F) {
+	var raw []byte
+	entries := randomEntries(rand.New(rand.NewPCG(3, 4)), 10, 50)
+	previous := ""
+	for i := range entries {
+		raw = appendEntry(raw, previous, &entries[i])
+		previous = entries[i].Key
+	}
+	f.Add(raw, len(entries))
+	f.Fuzz(func(t *testing.T, raw []byte, rows int) {
+		b, c := decodeBlock(Keys, raw, rows)
+		if c != nil {
+			return
+		}
+		w := NewWriter(Keys)
+		for _, e := range b.Entries {
+			if err := w.Add(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// FuzzParseFooter recomputes the checksum so that the index itself is fuzzed.
+func FuzzParseFooter(f *testing.F) {
+	file, sum := build(f, Keys, randomEntries(rand.New(rand.NewPCG(3, 5)), 30, 5000))
+	f.Add(file[sum.Size-sum.Footer:], sum.Size)
+	f.Fuzz(func(t *testing.T, b []byte, size int64) {
+		if len(b) >= trailerSize {
+			tr := b[len(b)-trailerSize:]
+			sum := Checksum(header(Kind(tr[0])), b[:len(b)-12])
+			b = bytes.Clone(b)
+			for i := range 4 {
+				b[len(b)-12+i] = byte(sum >> (8 * i))
+			}
+		}
+		if ft, c := parseFooter(b, size); c == nil {
+			inBloomOrNot(ft)
+		}
+	})
+}
+
+func inBloomOrNot(f *footer) {
+	r := &Reader{footer: f}
+	r.MayHold("k")
+	r.seek("k")
+}
+
+func BenchmarkFind(b *testing.B) {
+	entries := randomEntries(rand.New(rand.NewPCG(1, 2)), 20000, 3000)
+	file, sum := build(b, Keys, entries)
+	r, _ := Open(context.Background(), "f", memory(file), nil, sum.Size, sum.Footer)
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		e := &entries[i*7919%len(entries)]
+		i++
+		if _, ok, err := r.Find(context.Background(), e.Key, e.Revision, 0); !ok || err != nil {
+			b.Fatal(ok, err)
+		}
+	}
+}
+
+func BenchmarkFullScan(b *testing.B) {
+	entries := randomEntries(rand.New(rand.NewPCG(1, 2)), 20000, 3000)
+	file, sum := build(b, Keys, entries)
+	r, _ := Open(context.Background(), "f", memory(file), nil, sum.Size, sum.Footer)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := collect(context.Background(), r.Scan("", "")); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
