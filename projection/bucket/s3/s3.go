@@ -1,1 +1,297 @@
+// Package s3 is a bucket on Amazon S3 or a server that speaks its protocol, conditional writes included.
+//
+// Only reads, lists and deletes are retried, by the SDK and within their deadline. A write is sent once:
+// a retry of one that had succeeded unseen would come back as a failed precondition.
 package s3
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
+	awss3 "github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/smithy-go"
+
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+// Config says which bucket, and as whom.
+type Config struct {
+	// Endpoint of a server other than Amazon's, for example 'http://127.0.0.1:9000'; empty for Amazon S3.
+	Endpoint string
+	// Region; empty for the environment's, or else 'us-east-1'.
+	Region string
+	// Bucket is its name. It must exist: see Ensure.
+	Bucket string
+	// AccessKey and SecretKey; both empty for the SDK's default chain (environment, files, roles).
+	AccessKey, SecretKey string
+	// PathStyle puts the bucket's name into the path instead of the host, as most other servers want.
+	PathStyle bool
+	// RequestTimeout bounds every request, retries included; 30 s by default.
+	RequestTimeout time.Duration
+}
+
+const defaultTimeout = 30 * time.Second
+
+// Bucket is a bucket.Bucket. It may be used by any number of goroutines and needs no closing.
+//
+// Besides reading and writing objects it must be allowed to list them ('s3:ListBucket'): without that
+// S3 answers 403 where an object is missing.
+type Bucket struct {
+	client  *awss3.Client
+	name    string
+	region  string
+	timeout time.Duration
+}
+
+var _ bucket.Bucket = (*Bucket)(nil)
+
+// Open returns the bucket that c describes. It sends no request to it.
+func Open(ctx context.Context, c Config) (*Bucket, error) {
+	if c.Bucket == "" {
+		return nil, errors.New("open S3 bucket: it has no name")
+	}
+	if (c.AccessKey == "") != (c.SecretKey == "") {
+		return nil, errors.New("open S3 bucket: access key and secret key must be given together")
+	}
+	loaded, err := config.LoadDefaultConfig(ctx, loading(c)...)
+	if err != nil {
+		return nil, fmt.Errorf("open S3 bucket: %w", err)
+	}
+	if loaded.Region == "" {
+		loaded.Region = "us-east-1"
+	}
+	client := awss3.NewFromConfig(loaded, func(o *awss3.Options) {
+		o.UsePathStyle = c.PathStyle
+		if c.Endpoint != "" {
+			o.BaseEndpoint = aws.String(c.Endpoint)
+		}
+	})
+	if c.RequestTimeout == 0 {
+		c.RequestTimeout = defaultTimeout
+	}
+	return &Bucket{client: client, name: c.Bucket, region: loaded.Region, timeout: c.RequestTimeout}, nil
+}
+
+func loading(c Config) []func(*config.LoadOptions) error {
+	options := []func(*config.LoadOptions) error{
+		config.WithHTTPClient(awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
+			t.MaxIdleConnsPerHost = 64 // a list reads that many segments at once
+		})),
+		// By default the SDK sends trailing checksums over https, which other servers reject.
+		config.WithRequestChecksumCalculation(aws.RequestChecksumCalculationWhenRequired),
+		config.WithResponseChecksumValidation(aws.ResponseChecksumValidationWhenRequired),
+	}
+	if c.Region != "" {
+		options = append(options, config.WithRegion(c.Region))
+	}
+	if c.AccessKey != "" {
+		keys := aws.Credentials{AccessKeyID: c.AccessKey, SecretAccessKey: c.SecretKey, Source: "logplane"}
+		options = append(options, config.WithCredentialsProvider(
+			aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return keys, nil })))
+	}
+	return options
+}
+
+// Ensure creates the bucket unless it exists.
+func (b *Bucket) Ensure(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	_, err := b.client.HeadBucket(ctx, &awss3.HeadBucketInput{Bucket: &b.name})
+	if err == nil {
+		return nil
+	}
+	in := &awss3.CreateBucketInput{Bucket: &b.name}
+	if b.region != "us-east-1" {
+		in.CreateBucketConfiguration = &types.CreateBucketConfiguration{
+			LocationConstraint: types.BucketLocationConstraint(b.region),
+		}
+	}
+	_, err = b.client.CreateBucket(ctx, in)
+	if code(err) == "BucketAlreadyOwnedByYou" { // someone else ensured it at the same time
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("create bucket %s: %w", b.name, err)
+	}
+	return nil
+}
+
+// Get implements bucket.Bucket.
+func (b *Bucket) Get(ctx context.Context, key string) ([]byte, string, error) {
+	body, out, err := b.get(ctx, key, nil)
+	if err != nil {
+		return nil, "", failure("get", key, err)
+	}
+	return body, aws.ToString(out.ETag), nil
+}
+
+// GetRange implements bucket.Bucket.
+func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	body, out, err := b.get(ctx, key, aws.String(rangeHeader(offset, length)))
+	if code(err) == "InvalidRange" {
+		return nil, nil // the object is there and ends before the range
+	}
+	if err != nil {
+		return nil, failure("get range of", key, err)
+	}
+	if out.ContentRange == nil { // the server sent all of it
+		from, to := bucket.Span(int64(len(body)), offset, length)
+		return body[from:to], nil
+	}
+	return body[:min(int64(len(body)), max(0, length))], nil
+}
+
+// rangeHeader covers at least the range: HTTP cannot ask for nothing, nor for the beginning of an end.
+func rangeHeader(offset, length int64) string {
+	if offset < 0 {
+		return fmt.Sprintf("bytes=-%d", -max(offset, -math.MaxInt64))
+	}
+	last := offset + max(1, length) - 1
+	if last < offset { // overflown: to the end
+		return fmt.Sprintf("bytes=%d-", offset)
+	}
+	return fmt.Sprintf("bytes=%d-%d", offset, last)
+}
+
+func (b *Bucket) get(ctx context.Context, key string, span *string) ([]byte, *awss3.GetObjectOutput, error) {
+	if err := bucket.CheckKey(key); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	out, err := b.client.GetObject(ctx, &awss3.GetObjectInput{Bucket: &b.name, Key: &key, Range: span})
+	if err != nil {
+		return nil, nil, err
+	}
+	defer out.Body.Close()
+	// An early end of the stream is an error: the server announced its length.
+	var body bytes.Buffer
+	body.Grow(int(min(max(0, aws.ToInt64(out.ContentLength)), 64<<20)) + bytes.MinRead)
+	if _, err := body.ReadFrom(out.Body); err != nil {
+		return nil, nil, fmt.Errorf("read body: %w", err)
+	}
+	return body.Bytes(), out, nil
+}
+
+// Create implements bucket.Bucket.
+func (b *Bucket) Create(ctx context.Context, key string, body []byte) (string, error) {
+	return b.put(ctx, "create", &awss3.PutObjectInput{Key: &key, IfNoneMatch: aws.String("*")}, body)
+}
+
+// Replace implements bucket.Bucket.
+func (b *Bucket) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
+	if etag == "" || etag == "*" {
+		// To S3 these mean any object, and no object here has such an ETag.
+		if err := bucket.CheckKey(key); err != nil {
+			return "", err
+		}
+		return "", failure("replace", key, bucket.ErrPrecondition)
+	}
+	return b.put(ctx, "replace", &awss3.PutObjectInput{Key: &key, IfMatch: &etag}, body)
+}
+
+// put sends a conditional write, once.
+func (b *Bucket) put(ctx context.Context, op string, in *awss3.PutObjectInput, body []byte) (string, error) {
+	if err := bucket.CheckKey(*in.Key); err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	in.Bucket, in.Body, in.ContentLength = &b.name, bytes.NewReader(body), aws.Int64(int64(len(body)))
+	in.ContentType = aws.String("application/octet-stream")
+	out, err := b.client.PutObject(ctx, in, func(o *awss3.Options) { o.Retryer = aws.NopRetryer{} })
+	if err != nil {
+		return "", failure(op, *in.Key, err)
+	}
+	if aws.ToString(out.ETag) == "" {
+		return "", failure(op, *in.Key, errors.New("the server sent no ETag"))
+	}
+	return *out.ETag, nil
+}
+
+// List implements bucket.Bucket.
+func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) error {
+	if err := bucket.CheckPrefix(prefix); err != nil {
+		return err
+	}
+	last := ""
+	for in := (&awss3.ListObjectsV2Input{Bucket: &b.name, Prefix: &prefix}); ; {
+		page, err := b.page(ctx, in)
+		if err != nil {
+			return failure("list", prefix, err)
+		}
+		for _, o := range page.Contents {
+			a := bucket.Attributes{Key: aws.ToString(o.Key), Size: aws.ToInt64(o.Size), Modified: aws.ToTime(o.LastModified)}
+			if a.Key <= last {
+				// S3 directory buckets do this.
+				return fmt.Errorf("%w: it listed %q after %q, which is not in order", bucket.ErrUnfit, a.Key, last)
+			}
+			last = a.Key
+			if err := yield(a); err != nil {
+				return err
+			}
+		}
+		if !aws.ToBool(page.IsTruncated) {
+			return nil
+		}
+		in.ContinuationToken = page.NextContinuationToken
+	}
+}
+
+func (b *Bucket) page(ctx context.Context, in *awss3.ListObjectsV2Input) (*awss3.ListObjectsV2Output, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	return b.client.ListObjectsV2(ctx, in)
+}
+
+// Delete implements bucket.Bucket.
+func (b *Bucket) Delete(ctx context.Context, key string) error {
+	if err := bucket.CheckKey(key); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	_, err := b.client.DeleteObject(ctx, &awss3.DeleteObjectInput{Bucket: &b.name, Key: &key})
+	if err = failure("delete", key, err); errors.Is(err, bucket.ErrNotFound) {
+		return nil // some servers say so
+	}
+	return err
+}
+
+// failure classifies what the SDK returned.
+func failure(op, key string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var answer *awshttp.ResponseError
+	if errors.As(err, &answer) {
+		switch status, code := answer.HTTPStatusCode(), code(err); {
+		case status == http.StatusPreconditionFailed,
+			// A race with another write: this one did not happen, and what did must be read.
+			status == http.StatusConflict && code == "ConditionalRequestConflict":
+			err = fmt.Errorf("%w (%w)", bucket.ErrPrecondition, err)
+		case status == http.StatusNotFound && (code == "NoSuchKey" || code == "NotFound"):
+			// A missing bucket is 404 too, and must not look like an empty one.
+			err = bucket.ErrNotFound
+		}
+	}
+	return fmt.Errorf("%s %s: %w", op, key, err)
+}
+
+// code is the S3 error code in err, or ”.
+func code(err error) string {
+	var api smithy.APIError
+	if errors.As(err, &api) {
+		return api.ErrorCode()
+	}
+	return ""
+}

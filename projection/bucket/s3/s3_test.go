@@ -1,0 +1,300 @@
+package s3
+
+import (
+	"bytes"
+	"context"
+	"crypto/md5"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/buckettest"
+)
+
+func TestMinIO(t *testing.T) {
+	s := startMinIO(t)
+	t.Run("Ensure", func(t *testing.T) { testEnsure(t, s) })
+	t.Run("Conformance", func(t *testing.T) {
+		require.NoError(t, s.open(t, "conformance").Ensure(t.Context()))
+		buckettest.Run(t, func(t *testing.T) bucket.Bucket { return s.open(t, "conformance") })
+	})
+	t.Run("ReadBackByAnotherClient", func(t *testing.T) { testReadBack(t, s) })
+	t.Run("WrittenByAnotherClient", func(t *testing.T) { testWrittenByAnother(t, s) })
+	t.Run("MissingBucketIsNotAMissingKey", func(t *testing.T) { testMissingBucket(t, s) })
+	t.Run("WrongKeysAreNotAMissingKey", func(t *testing.T) { testWrongSecret(t, s) })
+	t.Run("LostResponses", func(t *testing.T) { testLostResponses(t, s) })
+}
+
+func testEnsure(t *testing.T, s server) {
+	ctx := t.Context()
+	for range 2 {
+		require.NoError(t, s.open(t, "ensured").Ensure(ctx))
+		exists, err := s.client.BucketExists(ctx, "ensured")
+		require.NoError(t, err)
+		require.True(t, exists)
+	}
+}
+
+// What the product writes is what an independent client reads: sizes, ETags, content, order.
+func testReadBack(t *testing.T, s server) {
+	ctx := t.Context()
+	b := s.open(t, "readback")
+	require.NoError(t, b.Ensure(ctx))
+	written := map[string][]byte{}
+	for i, size := range []int{0, 1, 1000, 1 << 20, 8 << 20} {
+		body := make([]byte, size)
+		source := rand.NewChaCha8([32]byte{byte(i)})
+		_, _ = source.Read(body)
+		key := fmt.Sprintf("cell/seg/%d/odd+key %d", i, size)
+		etag, err := b.Create(ctx, key, body)
+		require.NoError(t, err)
+		requireReadBack(t, s, key, body, etag)
+		written[key] = body
+	}
+	key := "cell/seg/0/odd+key 0"
+	_, etag, err := b.Get(ctx, key)
+	require.NoError(t, err)
+	etag, err = b.Replace(ctx, key, []byte("replaced"), etag)
+	require.NoError(t, err)
+	requireReadBack(t, s, key, []byte("replaced"), etag)
+	written[key] = []byte("replaced")
+
+	var theirs, ours []string
+	for o := range s.client.ListObjects(ctx, "readback", minio.ListObjectsOptions{Recursive: true}) {
+		require.NoError(t, o.Err)
+		require.EqualValues(t, len(written[o.Key]), o.Size)
+		theirs = append(theirs, o.Key)
+	}
+	require.NoError(t, b.List(ctx, "", func(a bucket.Attributes) error {
+		ours = append(ours, a.Key)
+		return nil
+	}))
+	require.Len(t, ours, len(written))
+	require.Equal(t, theirs, ours)
+
+	require.NoError(t, b.Delete(ctx, key))
+	_, err = s.client.StatObject(ctx, "readback", key, minio.StatObjectOptions{})
+	require.Equal(t, http.StatusNotFound, minio.ToErrorResponse(err).StatusCode)
+}
+
+func requireReadBack(t *testing.T, s server, key string, body []byte, etag string) {
+	t.Helper()
+	o, err := s.client.GetObject(t.Context(), "readback", key, minio.GetObjectOptions{})
+	require.NoError(t, err)
+	defer o.Close()
+	got, err := io.ReadAll(o)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(body, got), "content of %s", key)
+	stat, err := o.Stat()
+	require.NoError(t, err)
+	require.EqualValues(t, len(body), stat.Size)
+	require.Equal(t, etag, `"`+stat.ETag+`"`)
+	require.Equal(t, stat.ETag, fmt.Sprintf("%x", md5.Sum(body)), "one part, so the ETag is the content's MD5")
+}
+
+// A replacement by another client is a failed precondition of ours.
+func testWrittenByAnother(t *testing.T, s server) {
+	ctx := t.Context()
+	b := s.open(t, "another")
+	require.NoError(t, b.Ensure(ctx))
+	etag, err := b.Create(ctx, "root", []byte("ours"))
+	require.NoError(t, err)
+
+	theirs := minio.PutObjectOptions{DisableMultipart: true}
+	theirs.SetMatchETag(strings.Trim(etag, `"`))
+	_, err = s.client.PutObject(ctx, "another", "root", strings.NewReader("theirs"), 6, theirs)
+	require.NoError(t, err)
+
+	_, err = b.Replace(ctx, "root", []byte("ours again"), etag)
+	require.ErrorIs(t, err, bucket.ErrPrecondition)
+	_, err = b.Create(ctx, "root", []byte("ours again"))
+	require.ErrorIs(t, err, bucket.ErrPrecondition)
+	body, etag, err := b.Get(ctx, "root")
+	require.NoError(t, err)
+	require.Equal(t, "theirs", string(body))
+	_, err = b.Replace(ctx, "root", []byte("ours again"), etag)
+	require.NoError(t, err)
+}
+
+func testMissingBucket(t *testing.T, s server) { requireNoMeaning(t, s.open(t, "no-such-bucket")) }
+
+func testWrongSecret(t *testing.T, s server) {
+	require.NoError(t, s.open(t, "secret").Ensure(t.Context()))
+	b, err := Open(t.Context(), Config{
+		Endpoint: s.endpoint, Region: region, Bucket: "secret", AccessKey: accessKey, SecretKey: "wrong", PathStyle: true,
+	})
+	require.NoError(t, err)
+	requireNoMeaning(t, b)
+}
+
+// requireNoMeaning: errors that say nothing about an object.
+func requireNoMeaning(t *testing.T, b *Bucket) {
+	t.Helper()
+	ctx := t.Context()
+	_, _, get := b.Get(ctx, "root")
+	_, getRange := b.GetRange(ctx, "root", 0, 1)
+	_, create := b.Create(ctx, "root", nil)
+	_, replace := b.Replace(ctx, "root", nil, `"etag"`)
+	list := b.List(ctx, "", func(bucket.Attributes) error { return nil })
+	for _, err := range []error{get, getRange, create, replace, list, b.Delete(ctx, "root")} {
+		require.Error(t, err)
+		require.NotErrorIs(t, err, bucket.ErrNotFound)
+		require.NotErrorIs(t, err, bucket.ErrPrecondition)
+	}
+}
+
+// A write whose response is lost is an unknown outcome, not a precondition failed by a retry of our own.
+func testLostResponses(t *testing.T, s server) {
+	ctx := t.Context()
+	require.NoError(t, s.open(t, "lost").Ensure(ctx))
+	target, err := url.Parse(s.endpoint)
+	require.NoError(t, err)
+	var puts atomic.Int64
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		puts.Add(1)
+		out := r.Clone(r.Context())
+		out.URL.Scheme, out.URL.Host, out.RequestURI = target.Scheme, target.Host, ""
+		res, err := http.DefaultTransport.RoundTrip(out)
+		if err == nil {
+			res.Body.Close()
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	defer proxy.Close()
+	b, err := Open(ctx, Config{
+		Endpoint: proxy.URL, Region: region, Bucket: "lost", AccessKey: accessKey, SecretKey: secretKey, PathStyle: true,
+	})
+	require.NoError(t, err)
+	// The signature covers the host's name, so the server must see the one it was made for: what matters
+	// here is that one request was sent and that its failure has no meaning.
+	_, err = b.Create(ctx, "root", []byte("1"))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, bucket.ErrPrecondition)
+	require.EqualValues(t, 1, puts.Load())
+	body, etag, err := s.open(t, "lost").Get(ctx, "root")
+	require.NoError(t, err, "the write happened")
+	require.Equal(t, "1", string(body))
+	_, err = b.Replace(ctx, "root", []byte("2"), etag)
+	require.Error(t, err)
+	require.NotErrorIs(t, err, bucket.ErrPrecondition)
+	require.EqualValues(t, 2, puts.Load())
+}
+
+// answering is a server that answers every request alike, and counts them.
+func answering(t *testing.T, status int, code string) (*Bucket, *atomic.Int64) {
+	var requests atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		requests.Add(1)
+		w.Header().Set("Content-Type", "application/xml")
+		w.WriteHeader(status)
+		fmt.Fprintf(w, "<Error><Code>%s</Code><Message>m</Message></Error>", code)
+	}))
+	t.Cleanup(server.Close)
+	b, err := Open(t.Context(), Config{Endpoint: server.URL, Bucket: "b", AccessKey: "a", SecretKey: "s", PathStyle: true})
+	require.NoError(t, err)
+	return b, &requests
+}
+
+func TestAnswers(t *testing.T) {
+	for _, c := range []struct {
+		status          int
+		code            string
+		create, replace error // nil: an error of no meaning
+	}{
+		{412, "PreconditionFailed", bucket.ErrPrecondition, bucket.ErrPrecondition},
+		{409, "ConditionalRequestConflict", bucket.ErrPrecondition, bucket.ErrPrecondition},
+		{409, "OperationAborted", nil, nil},
+		{404, "NoSuchKey", bucket.ErrNotFound, bucket.ErrNotFound},
+		{404, "NoSuchBucket", nil, nil},
+		{404, "", nil, nil},
+		{403, "AccessDenied", nil, nil},
+		{500, "InternalError", nil, nil},
+		{503, "SlowDown", nil, nil},
+	} {
+		b, requests := answering(t, c.status, c.code)
+		_, err := b.Create(t.Context(), "k", []byte("x"))
+		requireMeaning(t, c.create, err)
+		_, err = b.Replace(t.Context(), "k", []byte("x"), `"e"`)
+		requireMeaning(t, c.replace, err)
+		require.EqualValues(t, 2, requests.Load(), "a write is sent once")
+	}
+}
+
+func requireMeaning(t *testing.T, want, err error) {
+	t.Helper()
+	require.Error(t, err)
+	for _, meaning := range []error{bucket.ErrNotFound, bucket.ErrPrecondition} {
+		require.Equal(t, meaning == want, errors.Is(err, meaning), "%v", err)
+	}
+}
+
+// No ETag may turn a replacement into an unconditional write.
+func TestReplaceNeverUnconditional(t *testing.T) {
+	b, requests := answering(t, 200, "")
+	for _, etag := range []string{"", "*"} {
+		_, err := b.Replace(t.Context(), "root", nil, etag)
+		require.ErrorIs(t, err, bucket.ErrPrecondition)
+	}
+	require.Zero(t, requests.Load())
+}
+
+// A server that accepts a connection and says nothing ends a request at its deadline.
+func TestSilentServer(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer listener.Close()
+	b, err := Open(t.Context(), Config{
+		Endpoint: "http://" + listener.Addr().String(), Bucket: "b", AccessKey: "a", SecretKey: "s", PathStyle: true,
+		RequestTimeout: 50 * time.Millisecond,
+	})
+	require.NoError(t, err)
+	ctx := t.Context()
+	_, _, get := b.Get(ctx, "k")
+	_, getRange := b.GetRange(ctx, "k", 0, 1)
+	_, create := b.Create(ctx, "k", []byte("x"))
+	_, replace := b.Replace(ctx, "k", []byte("x"), `"e"`)
+	list := b.List(ctx, "", func(bucket.Attributes) error { return nil })
+	for _, err := range []error{get, getRange, create, replace, list, b.Delete(ctx, "k")} {
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	}
+}
+
+func TestRangeHeader(t *testing.T) {
+	for _, c := range []struct {
+		offset, length int64
+		want           string
+	}{
+		{0, 1, "bytes=0-0"},
+		{10, 5, "bytes=10-14"},
+		{10, 0, "bytes=10-10"},
+		{10, -5, "bytes=10-10"},
+		{10, math.MaxInt64, "bytes=10-"},
+		{math.MaxInt64, 1, "bytes=9223372036854775807-9223372036854775807"},
+		{math.MaxInt64, 2, "bytes=9223372036854775807-"},
+		{-5, 1, "bytes=-5"},
+		{math.MinInt64, 1, "bytes=-9223372036854775807"},
+	} {
+		require.Equal(t, c.want, rangeHeader(c.offset, c.length))
+	}
+}
+
+func TestConfig(t *testing.T) {
+	_, err := Open(t.Context(), Config{})
+	require.ErrorContains(t, err, "no name")
+	_, err = Open(t.Context(), Config{Bucket: "b", AccessKey: "a"})
+	require.ErrorContains(t, err, "together")
+}
