@@ -9,7 +9,6 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	policyclient "k8s.io/client-go/kubernetes/typed/policy/v1"
-	api "k8s.io/kubernetes/pkg/apis/core"
 	kubeletclient "k8s.io/kubernetes/pkg/kubelet/client"
 	"k8s.io/kubernetes/pkg/registry/core/componentstatus"
 	endpointsstore "k8s.io/kubernetes/pkg/registry/core/endpoint/storage"
@@ -39,7 +38,6 @@ func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 	if err != nil {
 		return genericapiserver.APIGroupInfo{}, fmt.Errorf("configure service addresses: %w", err)
 	}
-	s.stores.claim(api.Resource("services"), serviceClaims(s.config.Cell.Cluster))
 	p := &coreProvider{
 		GenericConfig: corerest.GenericConfig{
 			StorageFactory:       s.stores.factory,
@@ -51,11 +49,11 @@ func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 		authorizer: s.generic.Authorization.Authorizer,
 		alloc:      alloc,
 	}
-	return p.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
+	return p.build(s.generic.MergedResourceConfig, s.stores)
 }
 
-// NewRESTStorage builds every resource of core/v1.
-func (p *coreProvider) NewRESTStorage(enabled serverstorage.APIResourceConfigSource, opts generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error) {
+// build makes every resource of core/v1.
+func (p *coreProvider) build(enabled serverstorage.APIResourceConfigSource, opts generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error) {
 	group, err := p.GenericConfig.NewRESTStorage(enabled, opts)
 	if err != nil {
 		return genericapiserver.APIGroupInfo{}, err

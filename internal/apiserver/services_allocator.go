@@ -1,0 +1,386 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sort"
+	"strconv"
+	"sync"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	networkinglisters "k8s.io/client-go/listers/networking/v1"
+	api "k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/registry/core/service/ipallocator"
+	"k8s.io/kubernetes/pkg/registry/core/service/portallocator"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+// allocator chooses addresses and ports that nobody holds in the newest view. It writes nothing: what it
+// chose is claimed by kubestore together with the service, so nothing leaks when a process dies, and
+// releasing is deleting the service. It is safe for concurrent use.
+type allocator struct {
+	cell      kubestore.Cell
+	cidrs     networkinglisters.ServiceCIDRLister
+	family    api.IPFamily
+	portRange utilnet.PortRange
+
+	// turn is held by the one request whose registry is choosing; current is its attempt.
+	turn    chan struct{}
+	current *attempt // by turn
+
+	mu sync.Mutex
+	// held are the choices of requests still running in this process, so that they do not all choose the
+	// same and lose. Forgetting them costs a retry.
+	held map[string]*proposal // by mu
+}
+
+// proposal is what one request chose so far; it spans its attempts.
+type proposal struct{ names []string }
+
+// attempt is one call of upstream's hooks.
+type attempt struct {
+	ctx      context.Context
+	view     *projection.View
+	proposal *proposal
+	// taken are the names of this attempt: a service must not be given a port twice.
+	taken map[string]bool
+	// err is a failure to read, which upstream would report as the user's mistake.
+	err error
+}
+
+type proposalKey struct{}
+
+func newAllocator(cell kubestore.Cell, c ServiceConfig, cidrs networkinglisters.ServiceCIDRLister) (*allocator, error) {
+	prefix, err := c.prefix()
+	if err != nil {
+		return nil, err
+	}
+	a := &allocator{cell: cell, cidrs: cidrs, family: api.IPv4Protocol, portRange: c.nodePorts(), turn: make(chan struct{}, 1), held: map[string]*proposal{}}
+	if prefix.Addr().Is6() {
+		a.family = api.IPv6Protocol
+	}
+	return a, nil
+}
+
+// begin opens a request's proposal; the returned function ends it.
+func (a *allocator) begin(ctx context.Context) (context.Context, func()) {
+	p := &proposal{}
+	return context.WithValue(ctx, proposalKey{}, p), func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for _, name := range p.names {
+			delete(a.held, name)
+		}
+	}
+}
+
+// during lets choose use the allocator for this request. Choosing is short and one request at a time does
+// it, because upstream's allocator interfaces carry no context.
+func (a *allocator) during(ctx context.Context, choose func() error) error {
+	select {
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	view := a.cell.Projection.Current()
+	if view == nil {
+		var err error
+		if view, err = a.cell.Projection.Latest(ctx); err != nil {
+			return fmt.Errorf("read what is allocated: %w", err)
+		}
+	}
+	p, _ := ctx.Value(proposalKey{}).(*proposal)
+	if p == nil {
+		p = &proposal{}
+	}
+	now := &attempt{ctx: ctx, view: view, proposal: p, taken: map[string]bool{}}
+	a.current = now
+	defer func() { a.current = nil }()
+	err := choose()
+	if now.err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("read what is allocated: %w", now.err))
+	}
+	return err
+}
+
+// isClaimed says whether the view holds a live object under the key.
+func (a *allocator) isClaimed(key eventlog.Key) (bool, error) {
+	now := a.current
+	_, found, err := now.view.Get(now.ctx, key.Row(), now.view.Revision())
+	if err != nil {
+		now.err = err
+	}
+	return found, err
+}
+
+// take checks a name that the user asked for and refuses it with the given error. Another running
+// request's choice does not matter: the claim decides who gets it.
+func (a *allocator) take(key eventlog.Key, allocated error) error {
+	if a.current.taken[key.Name] {
+		return allocated
+	}
+	claimed, err := a.isClaimed(key)
+	if err != nil {
+		return err
+	}
+	if claimed {
+		return allocated
+	}
+	a.current.taken[key.Name] = true
+	return nil
+}
+
+// propose takes the name if nobody has it and no other running request has chosen it.
+func (a *allocator) propose(key eventlog.Key) (bool, error) {
+	now := a.current
+	if now.taken[key.Name] {
+		return false, nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if holder := a.held[key.Name]; holder != nil && holder != now.proposal {
+		return false, nil
+	}
+	claimed, err := a.isClaimed(key)
+	if err != nil || claimed {
+		return false, err
+	}
+	a.held[key.Name] = now.proposal
+	now.proposal.names = append(now.proposal.names, key.Name)
+	now.taken[key.Name] = true
+	return true, nil
+}
+
+// span is count consecutive addresses or ports.
+type span struct{ first, count uint64 }
+
+// bands divides a range as upstream does: what is chosen comes from the upper band while it lasts, so that
+// the lower one stays free for users who ask for a certain one. The band's size is min(max(least,
+// size/step), most), and a range no larger than least has none.
+func bands(first, count uint64, size, least, most, step uint64) []span {
+	if size <= least || count == 0 {
+		return []span{{first, count}}
+	}
+	lower := min(max(least, size/step), most, count)
+	return []span{{first + lower, count - lower}, {first, lower}}
+}
+
+// choose offers every number of the spans once, each span from a random start, until accept takes one.
+func choose(spans []span, accept func(uint64) (bool, error)) (uint64, bool, error) {
+	for _, s := range spans {
+		if s.count == 0 {
+			continue
+		}
+		start := rand.Uint64N(s.count)
+		for i := range s.count {
+			n := s.first + (start+i)%s.count
+			if ok, err := accept(n); ok || err != nil {
+				return n, ok, err
+			}
+		}
+	}
+	return 0, false, nil
+}
+
+// addresses is upstream's view of the allocator for cluster IPs. Choosing writes nothing, so a dry run
+// differs in nothing.
+type addresses struct{ *allocator }
+
+var _ ipallocator.Interface = addresses{}
+
+// Allocate checks an address that the user asked for.
+func (a addresses) Allocate(ip net.IP) error {
+	address, ok := netip.AddrFromSlice(ip)
+	if !ok {
+		return fmt.Errorf("parse address %q", ip)
+	}
+	address = address.Unmap()
+	prefixes, err := a.prefixes()
+	if err != nil {
+		return err
+	}
+	for _, prefix := range prefixes {
+		if contains(prefix, address) {
+			return a.take(addressKey(a.cell.Cluster, address), ipallocator.ErrAllocated)
+		}
+	}
+	return ipallocator.ErrMismatchedNetwork
+}
+
+// AllocateNext chooses an address of any ready ServiceCIDR.
+func (a addresses) AllocateNext() (net.IP, error) {
+	prefixes, err := a.prefixes()
+	if err != nil {
+		return nil, err
+	}
+	for _, prefix := range prefixes {
+		if address, ok, err := a.next(prefix); ok || err != nil {
+			return address.AsSlice(), err
+		}
+	}
+	return nil, ipallocator.ErrFull
+}
+
+func (a addresses) next(prefix netip.Prefix) (netip.Addr, bool, error) {
+	count, size := hosts(prefix)
+	n, ok, err := choose(bands(1, count, size, 16, 256, 16), func(n uint64) (bool, error) {
+		return a.propose(addressKey(a.cell.Cluster, offset(prefix, n)))
+	})
+	return offset(prefix, n), ok, err
+}
+
+// prefixes of the family that services may be given addresses from now, in the order of their
+// ServiceCIDRs' names.
+func (a addresses) prefixes() ([]netip.Prefix, error) {
+	objects, err := a.cidrs.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	sort.Slice(objects, func(i, j int) bool { return objects[i].Name < objects[j].Name })
+	var prefixes []netip.Prefix
+	for _, object := range objects {
+		if !object.DeletionTimestamp.IsZero() || !isReady(object) {
+			continue
+		}
+		for _, cidr := range object.Spec.CIDRs {
+			prefix, err := netip.ParsePrefix(cidr)
+			if err == nil && prefix.Addr().Is6() == (a.family == api.IPv6Protocol) {
+				prefixes = append(prefixes, prefix.Masked())
+			}
+		}
+	}
+	return prefixes, nil
+}
+
+// isReady as upstream: without the condition a ServiceCIDR is ready, since no controller may be running.
+func isReady(cidr *networkingv1.ServiceCIDR) bool {
+	for _, condition := range cidr.Status.Conditions {
+		if condition.Type == networkingv1.ServiceCIDRConditionReady {
+			return condition.Status == "True"
+		}
+	}
+	return true
+}
+
+// hosts is how many addresses after the network's own can be given, and how many addresses the prefix
+// has, at most 2^62 of them. The last one of an IPv4 network is its broadcast address.
+func hosts(prefix netip.Prefix) (count, size uint64) {
+	size = 1 << min(prefix.Addr().BitLen()-prefix.Bits(), 62)
+	reserved := uint64(1)
+	if prefix.Addr().Is4() {
+		reserved = 2
+	}
+	return size - min(size, reserved), size
+}
+
+func contains(prefix netip.Prefix, address netip.Addr) bool {
+	count, size := hosts(prefix)
+	if !prefix.Contains(address) || address == prefix.Addr() {
+		return false
+	}
+	return size >= 1<<62 || address.Compare(offset(prefix, count)) <= 0
+}
+
+// offset is the prefix's nth address.
+func offset(prefix netip.Prefix, n uint64) netip.Addr {
+	if prefix.Addr().Is4() {
+		base := prefix.Addr().As4()
+		binary.BigEndian.PutUint32(base[:], binary.BigEndian.Uint32(base[:])+uint32(n))
+		return netip.AddrFrom4(base)
+	}
+	base := prefix.Addr().As16()
+	low, carry := bits.Add64(binary.BigEndian.Uint64(base[8:]), n, 0)
+	binary.BigEndian.PutUint64(base[8:], low)
+	binary.BigEndian.PutUint64(base[:8], binary.BigEndian.Uint64(base[:8])+carry)
+	return netip.AddrFrom16(base)
+}
+
+// Release does nothing: kubestore deletes the claim with the service's own write.
+func (a addresses) Release(net.IP) error { return nil }
+
+// ForEach is asked by upstream's repair loop only, which we do not run.
+func (a addresses) ForEach(func(net.IP)) {}
+
+// CIDR is empty, as upstream's for several ServiceCIDRs.
+func (a addresses) CIDR() net.IPNet { return net.IPNet{} }
+
+// IPFamily of every address.
+func (a addresses) IPFamily() api.IPFamily { return a.family }
+
+// Has is asked by upstream's tests only.
+func (a addresses) Has(net.IP) bool { return false }
+
+// DryRun is the allocator itself.
+func (a addresses) DryRun() ipallocator.Interface { return a }
+
+// Destroy has nothing to do.
+func (a addresses) Destroy() {}
+
+// EnableMetrics has nothing to do.
+func (a addresses) EnableMetrics() {}
+
+// ports is upstream's view of the allocator for node ports. Like upstream's bitmap it does not know
+// protocols: one number is one service's, which may use it for several protocols.
+type ports struct{ *allocator }
+
+var _ portallocator.Interface = ports{}
+
+// Allocate checks a port that the user asked for.
+func (p ports) Allocate(port int) error {
+	if !p.portRange.Contains(port) {
+		return &portallocator.ErrNotInRange{ValidPorts: p.portRange.String()}
+	}
+	return p.take(portKey(p.cell.Cluster, port), portallocator.ErrAllocated)
+}
+
+// AllocateNext chooses a port.
+func (p ports) AllocateNext() (int, error) {
+	size := uint64(p.portRange.Size)
+	n, ok, err := choose(bands(uint64(p.portRange.Base), size, size, 16, 128, 32), func(n uint64) (bool, error) {
+		return p.propose(portKey(p.cell.Cluster, int(n)))
+	})
+	if err == nil && !ok {
+		err = portallocator.ErrFull
+	}
+	return int(n), err
+}
+
+// Has is asked in a dry run, where upstream neither allocates nor chooses by this allocator.
+func (p ports) Has(port int) bool {
+	claimed, err := p.isClaimed(portKey(p.cell.Cluster, port))
+	return claimed && err == nil
+}
+
+// Release does nothing: kubestore deletes the claim with the service's own write.
+func (p ports) Release(int) error { return nil }
+
+// ForEach is asked by upstream's repair loop only, which we do not run.
+func (p ports) ForEach(func(int)) {}
+
+// Destroy has nothing to do.
+func (p ports) Destroy() {}
+
+// EnableMetrics has nothing to do.
+func (p ports) EnableMetrics() {}
+
+// addressKey is the IPAddress object of an address.
+func addressKey(cluster string, address netip.Addr) eventlog.Key {
+	return eventlog.Key{Cluster: cluster, Group: networkingv1.GroupName, Resource: "ipaddresses", Prefix: "/ipaddresses", Name: address.String()}
+}
+
+// portKey is the claim of a node port; it is no API object.
+func portKey(cluster string, port int) eventlog.Key {
+	return eventlog.Key{Cluster: cluster, Group: "logplane.dev", Resource: "nodeports", Prefix: "/logplane.dev/nodeports", Name: strconv.Itoa(port)}
+}
