@@ -1,0 +1,215 @@
+// Package localstack runs a whole cell on one machine: embedded in one process, as 'logplane dev' and
+// logplanetest do, or as containers (docker-compose.yml).
+package localstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/embedded"
+	"github.com/logplane/logplane/functions/lifecycle"
+	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/serving"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/filesystem"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// commitCadence is how often a dirty projection is committed.
+const commitCadence = time.Second
+
+// Config of an embedded cell.
+type Config struct {
+	// Folder holds everything; it is made if missing, and locked while the cell runs.
+	Folder string
+	// InMemory keeps the log and the bucket in memory; Folder then holds only the lock and the kubeconfig.
+	InMemory bool
+	// Listen is the loopback address to serve plain HTTP on; port 0 takes a free one.
+	Listen string
+	// LogRetention, Retention and History as in the projection's configuration.
+	LogRetention, Retention, History time.Duration
+}
+
+// Dev is a running embedded cell: log, bucket, projector, request functions, watcher and lifecycle.
+type Dev struct {
+	address    string
+	kubeconfig string
+	close      []func() error
+	stop       context.CancelFunc
+	running    *errgroup.Group
+}
+
+// Start starts a cell and returns when it serves requests. The caller must Stop it.
+func Start(ctx context.Context, c Config) (*Dev, error) {
+	d := &Dev{}
+	if err := d.start(ctx, c); err != nil {
+		return nil, errors.Join(err, d.Stop())
+	}
+	return d, nil
+}
+
+func (d *Dev) start(ctx context.Context, c Config) error {
+	listener, err := listenLoopback(c.Listen)
+	if err != nil {
+		return err
+	}
+	d.onStop(func() error { _ = listener.Close(); return nil })
+	d.address = listener.Addr().String()
+	unlock, err := lock(c.Folder)
+	if err != nil {
+		return err
+	}
+	d.onStop(unlock)
+	cell, err := d.openCell(ctx, c)
+	if err != nil {
+		return err
+	}
+	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true})
+	if err != nil {
+		return err
+	}
+	if err := server.Bootstrap(ctx); err != nil {
+		return fmt.Errorf("create the objects every cluster has: %w", err)
+	}
+	if d.kubeconfig, err = writeKubeconfig(c.Folder, d.URL()); err != nil {
+		return err
+	}
+	d.run(ctx, listener, server, cell)
+	return nil
+}
+
+// run starts what lives as long as the cell. If one part fails, all end and Wait says why.
+func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.Server, cell kubestore.Cell) {
+	ctx, d.stop = context.WithCancel(context.WithoutCancel(ctx))
+	d.running, ctx = errgroup.WithContext(ctx)
+	d.running.Go(func() error { return serving.Serve(ctx, listener, server, nil) })
+	d.running.Go(func() error { return cell.Feed.Run(ctx) })
+	d.running.Go(func() error { return cell.Projection.Run(ctx, commitCadence) })
+	d.running.Go(func() error { return lifecycle.New(lifecycleConfig(cell, server)).Run(ctx) })
+}
+
+// openCell opens the log and the bucket below the folder, or in memory.
+func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
+	log, err := d.openLog(ctx, c)
+	if err != nil {
+		return kubestore.Cell{}, err
+	}
+	b, err := openBucket(c)
+	if err != nil {
+		return kubestore.Cell{}, err
+	}
+	p, err := projection.Open(projection.Config{
+		Log: log, Bucket: b, LogRetention: c.LogRetention, Retention: c.Retention, History: c.History,
+	})
+	if err != nil {
+		return kubestore.Cell{}, err
+	}
+	return kubestore.Cell{
+		Log: log, Projection: p, Cluster: "main",
+		Objects: kubestore.NewObjects(objectCacheBytes), Feed: kubestore.NewFeed(log, p),
+	}, nil
+}
+
+const objectCacheBytes = 64 << 20
+
+func (d *Dev) openLog(ctx context.Context, c Config) (*eventlog.Log, error) {
+	server, err := embedded.Start(filepath.Join(c.Folder, "log"))
+	if err != nil {
+		return nil, err
+	}
+	d.onStop(func() error { server.Stop(); return nil })
+	conn, err := server.Connect()
+	if err != nil {
+		return nil, err
+	}
+	d.onStop(func() error { conn.Close(); return nil })
+	return createLog(ctx, conn, c.InMemory)
+}
+
+func createLog(ctx context.Context, conn *nats.Conn, inMemory bool) (*eventlog.Log, error) {
+	config := eventlog.Config{Conn: conn, Replicas: 1, InMemory: inMemory}
+	if err := eventlog.Create(ctx, config); err != nil {
+		return nil, err
+	}
+	return eventlog.Open(ctx, config)
+}
+
+func openBucket(c Config) (bucket.Bucket, error) {
+	if c.InMemory {
+		return bucket.Count(memory.New()), nil
+	}
+	b, err := filesystem.Open(filepath.Join(c.Folder, "bucket"))
+	if err != nil {
+		return nil, err
+	}
+	return bucket.Count(b), nil
+}
+
+// URL is the API's address.
+func (d *Dev) URL() string { return "http://" + d.address }
+
+// Kubeconfig is the path of the file that points kubectl at the API.
+func (d *Dev) Kubeconfig() string { return d.kubeconfig }
+
+// RESTConfig is for client-go.
+func (d *Dev) RESTConfig() *rest.Config { return &rest.Config{Host: d.URL()} }
+
+// Wait returns when a part of the cell has failed, or after Stop.
+func (d *Dev) Wait() error {
+	if err := d.running.Wait(); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// Stop ends the cell and waits for all of it. Killing the process instead loses nothing acknowledged.
+func (d *Dev) Stop() error {
+	var err error
+	if d.stop != nil {
+		d.stop()
+		err = d.Wait()
+	}
+	for i := len(d.close) - 1; i >= 0; i-- {
+		err = errors.Join(err, d.close[i]())
+	}
+	d.close = nil
+	return err
+}
+
+func (d *Dev) onStop(f func() error) { d.close = append(d.close, f) }
+
+// listenLoopback refuses an address that others on the network could reach: dev knows no users.
+func listenLoopback(address string) (net.Listener, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("--listen: %w", err)
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return nil, fmt.Errorf("--listen is '%s': dev has no authentication and must listen on loopback; use 'logplane api' for others", address)
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w (another instance? give --listen 127.0.0.1:0 for a free port)", err)
+	}
+	return listener, nil
+}
+
+func makeFolder(folder string) error {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return fmt.Errorf("make the data folder: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,30 @@
+package localstack
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// lock makes the folder and takes it for this process. The kernel drops the lock when the process dies,
+// so a kill leaves nothing to clean up.
+func lock(folder string) (unlock func() error, err error) {
+	if err := makeFolder(folder); err != nil {
+		return nil, err
+	}
+	file, err := os.OpenFile(filepath.Join(folder, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the data folder's lock: %w", err)
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = file.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("another logplane uses the data folder '%s': stop it, or give another --data", folder)
+		}
+		return nil, fmt.Errorf("lock the data folder '%s': %w", folder, err)
+	}
+	return file.Close, nil
+}

@@ -1,0 +1,12 @@
+# The context is bin/images/minio: the static program, and an empty folder that becomes its data.
+FROM scratch
+COPY minio /minio
+COPY --chown=65532:65532 empty /data
+COPY --chown=65532:65532 empty /tmp
+USER 65532:65532
+# MinIO looks for its certificates and its configuration there.
+ENV HOME=/tmp
+EXPOSE 9000
+VOLUME /data
+ENTRYPOINT ["/minio"]
+CMD ["server", "/data"]

@@ -1,0 +1,10 @@
+# The context is bin/images/nats: the static program, its configuration, and an empty folder for the log.
+FROM scratch
+COPY nats-server /nats-server
+COPY nats.conf /nats.conf
+COPY --chown=65532:65532 empty /data
+USER 65532:65532
+EXPOSE 4222 8222
+VOLUME /data
+ENTRYPOINT ["/nats-server"]
+CMD ["--config", "/nats.conf"]
