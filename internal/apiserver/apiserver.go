@@ -37,6 +37,8 @@ type Config struct {
 	// Authentication and Authorization say who may do what; their zero values let everybody do everything.
 	Authentication Authentication
 	Authorization  Authorization
+	// EncryptionConfigFile is kube-apiserver's --encryption-provider-config; empty for none.
+	EncryptionConfigFile string
 	// Services says which addresses and node ports Services may have.
 	Services ServiceConfig
 }

@@ -39,15 +39,15 @@ import (
 	svmrest "k8s.io/kubernetes/pkg/registry/storagemigration/rest"
 )
 
-// builder makes the registries of one group.
-type builder func(s *Server) (genericapiserver.APIGroupInfo, error)
+// storageBuilder makes the registries of one group.
+type storageBuilder func(s *Server) (genericapiserver.APIGroupInfo, error)
 
 // group is one built-in API group. It is built by its first request; until then it costs nothing. It is
 // safe for concurrent use.
 type group struct {
 	name   string
 	server *Server
-	build  builder
+	build  storageBuilder
 
 	mu    sync.Mutex
 	built *builtGroup // by mu; nil until the first use, and after a failed build
@@ -61,8 +61,8 @@ type builtGroup struct {
 	discovery []apidiscoveryv2.APIVersionDiscovery
 }
 
-// provider is upstream's maker of a group's registries.
-type provider interface {
+// storageProvider is upstream's maker of a group's registries.
+type storageProvider interface {
 	GroupName() string
 	NewRESTStorage(serverstorage.APIResourceConfigSource, generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error)
 }
@@ -71,31 +71,31 @@ type provider interface {
 // them. Providers are made when a group is built, because they hold its listers and clients.
 func builtins() []struct {
 	name  string
-	build builder
+	build storageBuilder
 } {
-	from := func(f func(s *Server) provider) builder {
+	from := func(f func(s *Server) storageProvider) storageBuilder {
 		return func(s *Server) (genericapiserver.APIGroupInfo, error) {
 			return f(s).NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
 		}
 	}
-	static := func(p provider) builder { return from(func(*Server) provider { return p }) }
+	static := func(p storageProvider) storageBuilder { return from(func(*Server) storageProvider { return p }) }
 	return []struct {
 		name  string
-		build builder
+		build storageBuilder
 	}{
 		{"", newCoreStorage},
 		{"apiextensions.k8s.io", newAPIExtensionsStorage},
 		{"apiregistration.k8s.io", newAPIRegistrationStorage},
 		{"internal.apiserver.k8s.io", static(apiserverinternalrest.StorageProvider{})},
-		{"authentication.k8s.io", from(func(s *Server) provider {
+		{"authentication.k8s.io", from(func(s *Server) storageProvider {
 			return authenticationrest.RESTStorageProvider{Authenticator: s.generic.Authentication.Authenticator, APIAudiences: s.generic.Authentication.APIAudiences}
 		})},
-		{"authorization.k8s.io", from(func(s *Server) provider {
+		{"authorization.k8s.io", from(func(s *Server) storageProvider {
 			return authorizationrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer, RuleResolver: s.generic.RuleResolver}
 		})},
 		{"autoscaling", static(autoscalingrest.RESTStorageProvider{})},
 		{"batch", static(batchrest.RESTStorageProvider{})},
-		{"certificates.k8s.io", from(func(s *Server) provider {
+		{"certificates.k8s.io", from(func(s *Server) storageProvider {
 			return certificatesrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer}
 		})},
 		{"coordination.k8s.io", static(coordinationrest.RESTStorageProvider{})},
@@ -103,21 +103,21 @@ func builtins() []struct {
 		{"networking.k8s.io", static(networkingrest.RESTStorageProvider{})},
 		{"node.k8s.io", static(noderest.RESTStorageProvider{})},
 		{"policy", static(policyrest.RESTStorageProvider{})},
-		{"rbac.authorization.k8s.io", from(func(s *Server) provider {
+		{"rbac.authorization.k8s.io", from(func(s *Server) storageProvider {
 			return rbacrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer}
 		})},
 		{"scheduling.k8s.io", static(schedulingrest.RESTStorageProvider{})},
 		{"storage.k8s.io", static(storagerest.RESTStorageProvider{})},
 		{"storagemigration.k8s.io", static(svmrest.RESTStorageProvider{})},
-		{"flowcontrol.apiserver.k8s.io", from(func(s *Server) provider {
+		{"flowcontrol.apiserver.k8s.io", from(func(s *Server) storageProvider {
 			return flowcontrolrest.RESTStorageProvider{InformerFactory: s.informers}
 		})},
 		{"apps", static(appsrest.StorageProvider{})},
-		{"admissionregistration.k8s.io", from(func(s *Server) provider {
+		{"admissionregistration.k8s.io", from(func(s *Server) storageProvider {
 			return admissionregistrationrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer, DiscoveryClient: s.client.Discovery()}
 		})},
 		{"events.k8s.io", static(eventsrest.RESTStorageProvider{TTL: eventTTL})},
-		{"resource.k8s.io", from(func(s *Server) provider {
+		{"resource.k8s.io", from(func(s *Server) storageProvider {
 			return resourcerest.RESTStorageProvider{NamespaceClient: s.client.CoreV1().Namespaces(), Authorizer: s.generic.Authorization.Authorizer}
 		})},
 	}
@@ -159,7 +159,7 @@ func (g *group) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // install makes a group's registries and the routes to them.
-func (s *Server) install(name string, build builder) (*builtGroup, error) {
+func (s *Server) install(name string, build storageBuilder) (*builtGroup, error) {
 	info, err := build(s)
 	if err != nil {
 		return nil, err
@@ -172,13 +172,12 @@ func (s *Server) install(name string, build builder) (*builtGroup, error) {
 		root = "/api"
 	}
 	built := &builtGroup{container: newContainer(), info: info}
-	converter := newTypeConverter(s, &info)
 	for _, version := range info.PrioritizedVersions {
 		if len(info.VersionedResourcesStorageMap[version.Version]) == 0 {
 			continue
 		}
 		v := s.groupVersion(&info, root, version)
-		v.TypeConverter = converter
+		v.TypeConverter = convertersByScheme[info.Scheme]
 		resources, _, err := v.InstallREST(built.container)
 		if err != nil {
 			return nil, fmt.Errorf("install %s: %w", version, err)

@@ -1,11 +1,91 @@
 package apiserver
 
 import (
+	"sync"
+
+	extensionsscheme "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
+	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
+	"k8s.io/kube-openapi/pkg/builder3"
+	openapicommon "k8s.io/kube-openapi/pkg/common"
+	openapiutil "k8s.io/kube-openapi/pkg/util"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/generated/openapi"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// newTypeConverter knows the schema of a group's types, for apply.
-func newTypeConverter(s *Server, info *genericapiserver.APIGroupInfo) managedfields.TypeConverter {
-	return managedfields.NewDeducedTypeConverter()
+// typeConverters know the schema of a group's types, for managed fields. Upstream builds the schemas of
+// every type of a group when it installs the group; here the first write of a kind builds that kind's.
+// They do not depend on a cluster, so that all servers of a process share them.
+type typeConverters struct {
+	scheme *runtime.Scheme
+
+	mu     sync.RWMutex
+	byKind map[schema.GroupVersionKind]managedfields.TypeConverter // by mu
 }
+
+var convertersByScheme = map[*runtime.Scheme]*typeConverters{
+	legacyscheme.Scheme:     newTypeConverters(legacyscheme.Scheme),
+	extensionsscheme.Scheme: newTypeConverters(extensionsscheme.Scheme),
+	aggregatorscheme.Scheme: newTypeConverters(aggregatorscheme.Scheme),
+}
+
+func newTypeConverters(scheme *runtime.Scheme) *typeConverters {
+	return &typeConverters{scheme: scheme, byKind: map[schema.GroupVersionKind]managedfields.TypeConverter{}}
+}
+
+// ObjectToTyped takes the object's own kind: an apply patch arrives unstructured, so the Go type says nothing.
+func (c *typeConverters) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
+	of, err := c.of(obj.GetObjectKind().GroupVersionKind())
+	if err != nil {
+		return nil, err
+	}
+	return of.ObjectToTyped(obj, opts...)
+}
+
+// TypedToObject is the same for every schema.
+func (c *typeConverters) TypedToObject(value *typed.TypedValue) (runtime.Object, error) {
+	return managedfields.NewDeducedTypeConverter().TypedToObject(value)
+}
+
+func (c *typeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeConverter, error) {
+	c.mu.RLock()
+	converter, ok := c.byKind[kind]
+	c.mu.RUnlock()
+	if ok {
+		return converter, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if converter, ok := c.byKind[kind]; ok {
+		return converter, nil
+	}
+	example, err := c.scheme.New(kind)
+	if err != nil {
+		return nil, err
+	}
+	buildingSchemas.Lock()
+	defer buildingSchemas.Unlock()
+	schemas, err := builder3.BuildOpenAPIDefinitionsForResources(definitions(), openapiutil.GetCanonicalTypeName(example))
+	if err != nil {
+		return nil, err
+	}
+	converter, err := managedfields.NewTypeConverter(schemas, false)
+	if err != nil {
+		return nil, err
+	}
+	c.byKind[kind] = converter
+	return converter, nil
+}
+
+// buildingSchemas guards definitions: upstream's builder writes into what it builds from.
+var buildingSchemas sync.Mutex
+
+// definitions are the Go-generated schemas of every built-in type.
+var definitions = sync.OnceValue(func() *openapicommon.OpenAPIV3Config {
+	return genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, openapinamer.NewDefinitionNamer(legacyscheme.Scheme, extensionsscheme.Scheme, aggregatorscheme.Scheme))
+})
