@@ -53,9 +53,9 @@ func (p probe) createTwice(ctx context.Context) error {
 }
 
 func (p probe) replaceStale(ctx context.Context) error {
-	body, first, err := p.Get(ctx, p.key)
+	body, first, err := p.created(ctx, p.key)
 	if err != nil {
-		return fmt.Errorf("read what was just created: %w", err)
+		return err
 	}
 	if string(body) != "1" {
 		return fmt.Errorf("%w: a refused create changed the object", ErrUnfit)
@@ -83,9 +83,9 @@ func (p probe) race(ctx context.Context) error {
 	if winners != 1 {
 		return fmt.Errorf("%w: %d of %d concurrent creates of one object succeeded, not exactly one", ErrUnfit, winners, probeRacers)
 	}
-	_, etag, err := p.Get(ctx, key)
+	_, etag, err := p.created(ctx, key)
 	if err != nil {
-		return fmt.Errorf("read what was just created: %w", err)
+		return err
 	}
 	winners, err = race(func(racer int) error {
 		_, err := p.Replace(ctx, key, fmt.Appendf(nil, "replaced by %d", racer), etag)
@@ -98,6 +98,17 @@ func (p probe) race(ctx context.Context) error {
 		return fmt.Errorf("%w: %d of %d concurrent replacements of one object succeeded, not exactly one", ErrUnfit, winners, probeRacers)
 	}
 	return nil
+}
+
+func (p probe) created(ctx context.Context, key string) (body []byte, etag string, err error) {
+	body, etag, err = p.Get(ctx, key)
+	if errors.Is(err, ErrNotFound) {
+		return nil, "", fmt.Errorf("%w: an object that was just created is not there", ErrUnfit)
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("read what was just created: %w", err)
+	}
+	return body, etag, nil
 }
 
 // race returns how many of a few writes at once succeeded; each of the others must have been refused.

@@ -122,10 +122,12 @@ func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64)
 
 // Create implements bucket.Bucket.
 func (b *Bucket) Create(ctx context.Context, key string, body []byte) (string, error) {
-	err := b.write(ctx, "create", key, body, os.Link)
-	if errors.Is(err, fs.ErrExist) {
-		return "", failure("create", key, bucket.ErrPrecondition)
-	}
+	err := b.write(ctx, "create", key, body, func(staged, path string) error {
+		if err := os.Link(staged, path); !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		return bucket.ErrPrecondition
+	})
 	if err != nil {
 		return "", err
 	}
@@ -135,11 +137,11 @@ func (b *Bucket) Create(ctx context.Context, key string, body []byte) (string, e
 // Replace implements bucket.Bucket.
 func (b *Bucket) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
 	err := b.write(ctx, "replace", key, body, func(staged, path string) error {
-		current, err := os.ReadFile(path)
+		current, err := currentETag(path)
 		if err != nil {
 			return err
 		}
-		if etagOf(current) != etag {
+		if current != etag {
 			return bucket.ErrPrecondition
 		}
 		return os.Rename(staged, path)
@@ -148,6 +150,16 @@ func (b *Bucket) Replace(ctx context.Context, key string, body []byte, etag stri
 		return "", err
 	}
 	return etagOf(body), nil
+}
+
+func currentETag(path string) (string, error) {
+	f, err := openObject(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	body, err := io.ReadAll(f)
+	return etagOf(body), err
 }
 
 // write is the four steps of the package comment; publish is the third.
@@ -263,12 +275,15 @@ func (b *Bucket) removeAbandoned() {
 
 func openObject(path string) (*os.File, error) {
 	f, err := os.Open(path)
+	if missing(err) {
+		return nil, bucket.ErrNotFound
+	}
 	if err != nil {
 		return nil, err
 	}
 	if stat, err := f.Stat(); err != nil || stat.IsDir() {
 		f.Close()
-		return nil, errors.Join(err, fs.ErrNotExist)
+		return nil, errors.Join(err, bucket.ErrNotFound)
 	}
 	return f, nil
 }
@@ -310,9 +325,6 @@ func missing(err error) bool {
 }
 
 func failure(op, key string, err error) error {
-	if missing(err) {
-		err = bucket.ErrNotFound
-	}
 	return fmt.Errorf("%s %s: %w", op, key, err)
 }
 

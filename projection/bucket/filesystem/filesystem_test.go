@@ -1,19 +1,234 @@
 package filesystem
 
 import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/buckettest"
 )
 
+// A process of these tests that has this in its environment is one of several writers in a folder.
+const writerFolder = "BUCKET_TEST_WRITER_FOLDER"
+
+func TestMain(m *testing.M) {
+	if folder := os.Getenv(writerFolder); folder != "" {
+		if err := increment(folder); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// Every call opens the folder anew, as another process would.
 func TestConformance(t *testing.T) {
 	folder := t.TempDir()
-	buckettest.Run(t, func(t *testing.T) bucket.Bucket {
-		b, err := Open(folder)
-		require.NoError(t, err)
-		return b
-	})
+	buckettest.Run(t, func(t *testing.T) bucket.Bucket { return open(t, folder) })
+}
+
+func open(t *testing.T, folder string) *Bucket {
+	t.Helper()
+	b, err := Open(folder)
+	require.NoError(t, err)
+	return b
+}
+
+const increments = 40
+
+// increment is a writer's whole life: it adds to the count and says each time that it has.
+func increment(folder string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	b, err := Open(folder)
+	if err != nil {
+		return err
+	}
+	for done := 0; done < increments; {
+		body, etag, err := b.Get(ctx, "cell/root")
+		if err != nil {
+			return err
+		}
+		_, err = b.Replace(ctx, "cell/root", count(binary.BigEndian.Uint64(body)+1), etag)
+		if errors.Is(err, bucket.ErrPrecondition) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Println("done")
+		done++
+	}
+	return nil
+}
+
+// count is followed by a nonce, which makes every content unique.
+func count(n uint64) []byte {
+	body := binary.BigEndian.AppendUint64(nil, n)
+	return binary.BigEndian.AppendUint64(body, rand.Uint64())
+}
+
+func TestTwoProcessesLoseNoReplacement(t *testing.T) {
+	folder := t.TempDir()
+	b := open(t, folder)
+	_, err := b.Create(t.Context(), "cell/root", count(0))
+	require.NoError(t, err)
+	var writers []*exec.Cmd
+	for range 2 {
+		writers = append(writers, startWriter(t, folder))
+	}
+	for _, w := range writers {
+		require.NoError(t, w.Wait(), "%s", w.Stderr)
+		require.Equal(t, increments, acknowledged(w))
+	}
+	require.EqualValues(t, 2*increments, countIn(t, b))
+}
+
+// A killed writer holds nobody up and leaves no part of an object; what it acknowledged is there.
+func TestKilledWriter(t *testing.T) {
+	folder := t.TempDir()
+	b := open(t, folder)
+	_, err := b.Create(t.Context(), "cell/root", count(0))
+	require.NoError(t, err)
+	killed := startWriter(t, folder)
+	for countIn(t, b) < 3 {
+		require.NoError(t, t.Context().Err())
+	}
+	require.NoError(t, killed.Process.Kill())
+	require.Error(t, killed.Wait())
+
+	before := countIn(t, b)
+	require.LessOrEqual(t, acknowledged(killed), int(before))
+	require.LessOrEqual(t, int(before), acknowledged(killed)+1)
+	other := startWriter(t, folder)
+	require.NoError(t, other.Wait(), "%s", other.Stderr)
+	require.EqualValues(t, before+increments, countIn(t, b))
+}
+
+func startWriter(t *testing.T, folder string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	w := exec.CommandContext(ctx, os.Args[0])
+	w.Env = append(os.Environ(), writerFolder+"="+folder)
+	w.Stdout, w.Stderr = &strings.Builder{}, &strings.Builder{}
+	require.NoError(t, w.Start())
+	return w
+}
+
+func acknowledged(w *exec.Cmd) int {
+	return strings.Count(w.Stdout.(*strings.Builder).String(), "done\n")
+}
+
+func countIn(t *testing.T, b *Bucket) uint64 {
+	t.Helper()
+	body, _, err := b.Get(t.Context(), "cell/root")
+	require.NoError(t, err)
+	require.Len(t, body, 16)
+	return binary.BigEndian.Uint64(body)
+}
+
+// Whoever waits for a stopped holder of the lock waits no longer than asked to, and the lock is free afterwards.
+func TestStoppedHolderOfTheLock(t *testing.T) {
+	folder := t.TempDir()
+	b := open(t, folder)
+	etag, err := b.Create(t.Context(), "root", []byte("1"))
+	require.NoError(t, err)
+	holder, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR, 0)
+	require.NoError(t, err)
+	require.NoError(t, flock(holder, unix.LOCK_EX))
+
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, _, err = b.Get(ctx, "root")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = b.Replace(ctx, "root", []byte("2"), etag)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	part, err := b.GetRange(t.Context(), "root", 0, 1)
+	require.NoError(t, err, "a range needs no lock")
+	require.Equal(t, "1", string(part))
+
+	require.NoError(t, holder.Close())
+	_, err = b.Replace(t.Context(), "root", []byte("2"), etag)
+	require.NoError(t, err)
+}
+
+func TestOpenRemovesAbandonedWrites(t *testing.T) {
+	folder := t.TempDir()
+	b := open(t, folder)
+	_, err := b.Create(t.Context(), "a", []byte("x"))
+	require.NoError(t, err)
+	old, young := filepath.Join(folder, stagedName, "old"), filepath.Join(folder, stagedName, "young")
+	require.NoError(t, os.WriteFile(old, nil, 0o600))
+	require.NoError(t, os.WriteFile(young, nil, 0o600))
+	then := time.Now().Add(-2 * stagedAge)
+	require.NoError(t, os.Chtimes(old, then, then))
+
+	b = open(t, folder)
+	require.NoFileExists(t, old)
+	require.FileExists(t, young, "it may be a write of another process")
+	require.NoError(t, b.List(t.Context(), "", func(a bucket.Attributes) error {
+		require.Equal(t, "a", a.Key)
+		return nil
+	}))
+}
+
+// No write leaves its staged file behind, whatever becomes of it.
+func TestNothingStaysStaged(t *testing.T) {
+	folder := t.TempDir()
+	b := open(t, folder)
+	ctx := t.Context()
+	etag, err := b.Create(ctx, "a", []byte("1"))
+	require.NoError(t, err)
+	_, err = b.Create(ctx, "a", []byte("2"))
+	require.ErrorIs(t, err, bucket.ErrPrecondition)
+	_, err = b.Replace(ctx, "a", []byte("2"), etag)
+	require.NoError(t, err)
+	_, err = b.Replace(ctx, "a", []byte("3"), etag)
+	require.ErrorIs(t, err, bucket.ErrPrecondition)
+	_, err = b.Replace(ctx, "b", []byte("3"), etag)
+	require.ErrorIs(t, err, bucket.ErrNotFound)
+	_, err = b.Create(ctx, "a/below", []byte("1"))
+	require.Error(t, err, "a file cannot be a folder")
+	require.NotErrorIs(t, err, bucket.ErrNotFound)
+	staged, err := os.ReadDir(filepath.Join(folder, stagedName))
+	require.NoError(t, err)
+	require.Empty(t, staged)
+}
+
+func BenchmarkCreate(b *testing.B) {
+	folder, err := Open(b.TempDir())
+	require.NoError(b, err)
+	for i := 0; b.Loop(); i++ {
+		if _, err := folder.Create(b.Context(), fmt.Sprintf("seg/0/%d", i), make([]byte, 100<<10)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkReplace(b *testing.B) {
+	folder, err := Open(b.TempDir())
+	require.NoError(b, err)
+	etag, err := folder.Create(b.Context(), "root", count(0))
+	require.NoError(b, err)
+	for i := 1; b.Loop(); i++ {
+		if etag, err = folder.Replace(b.Context(), "root", count(uint64(i)), etag); err != nil {
+			b.Fatal(err)
+		}
+	}
 }
