@@ -1,8 +1,9 @@
-// Package kubestore is k8s.io/apiserver's storage.Interface, natively over a View and the Log.
 package kubestore
 
 import (
 	"context"
+	"strings"
+	"sync/atomic"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection"
@@ -10,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 )
 
 // Cell is what every store of one process shares.
@@ -51,30 +53,66 @@ type Claim struct {
 	Body        []byte
 }
 
-// ClaimedError says that another owner holds a claim. Nothing was written.
+// ClaimedError says that another owner holds a claim. Nothing was written, and Projection.Current
+// shows the claim.
 type ClaimedError struct{ Key eventlog.Key }
 
 func (e *ClaimedError) Error() string { return e.Key.Path() + " is already claimed" }
 
-// Objects is a cache of decoded objects by row key and revision with a budget of bytes. It is safe for
-// concurrent use and hands out deep copies to whatever may write to them.
-type Objects struct{}
+// store is the storage.Interface of one resource in one cluster. It holds no state of objects.
+type store struct {
+	Cell
+	Resource
+	// id keeps apart what stores of different codecs decoded from the same row.
+	id           uint64
+	unstructured bool
+	versioner    storage.Versioner
+}
 
-// NewObjects returns a cache of at most that many bytes of encoded objects.
-func NewObjects(bytes int64) *Objects { panic("todo") }
+var _ storage.Interface = (*store)(nil)
 
-// Feed reads the log once per process and fans it out to watches.
-type Feed struct{}
-
-// NewFeed returns a feed; it delivers nothing until Run.
-func NewFeed(log *eventlog.Log, p *projection.Projection) *Feed { panic("todo") }
-
-// Run follows the log until ctx ends; it is the feed's only goroutine.
-func (f *Feed) Run(ctx context.Context) error { panic("todo") }
+var lastStoreID atomic.Uint64
 
 // New returns the store of one resource.
-func New(c Cell, r Resource) storage.Interface { panic("todo") }
+func New(c Cell, r Resource) storage.Interface { return newStore(c, r) }
 
-// WithView returns a context whose consistent reads use the view, which must be no older than the
-// request's start: one request asks the log once. A write that conflicts catches up anew.
-func WithView(ctx context.Context, v *projection.View) context.Context { panic("todo") }
+func newStore(c Cell, r Resource) *store {
+	if r.Transformer == nil {
+		r.Transformer = identity.NewEncryptCheckTransformer()
+	}
+	r.Prefix = strings.TrimSuffix(r.Prefix, "/")
+	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), versioner: storage.APIObjectVersioner{}}
+	if r.NewFunc != nil {
+		_, s.unstructured = r.NewFunc().(runtime.Unstructured)
+	}
+	return s
+}
+
+// path checks upstream's key as etcd3 does and returns it; a recursive one ends with a slash.
+func (s *store) path(key string, recursive bool) (string, error) {
+	return storage.PrepareKey(s.Prefix+"/", key, recursive)
+}
+
+// key of the object at a path. A namespaced resource's path of one segment has no namespace.
+func (s *store) key(path string) eventlog.Key {
+	k := eventlog.Key{Cluster: s.Cluster, Group: s.Group, Resource: s.GroupResource.Resource, Prefix: s.Prefix}
+	k.Name = strings.TrimPrefix(path, s.Prefix+"/")
+	if s.Namespaced {
+		if namespace, name, found := strings.Cut(k.Name, "/"); found {
+			k.Namespace, k.Name = namespace, name
+		}
+	}
+	return k
+}
+
+// row is the row key of a path.
+func (s *store) row(path string) string { return s.Cluster + path }
+
+// Versioner implements storage.Interface.
+func (s *store) Versioner() storage.Versioner { return s.versioner }
+
+// ReadinessCheck implements storage.Interface: a store holds nothing that would have to get ready.
+func (s *store) ReadinessCheck() error { return nil }
+
+// EnableResourceSizeEstimation implements storage.Interface; sizes are not estimated.
+func (s *store) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }

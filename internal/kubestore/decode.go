@@ -1,0 +1,140 @@
+package kubestore
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+	"k8s.io/apimachinery/pkg/conversion"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+)
+
+// stored is one version of an object as the log and the snapshot hold it.
+type stored struct {
+	row      string
+	revision eventlog.Revision
+	value    []byte
+}
+
+// Plain undoes the transformer (nil for identity) of a row's value.
+func Plain(ctx context.Context, t value.Transformer, row projection.Row) ([]byte, error) {
+	if t == nil {
+		t = identity.NewEncryptCheckTransformer()
+	}
+	data, _, err := t.TransformFromStorage(ctx, row.Value, authenticated(row.Key))
+	return data, err
+}
+
+// Stored is the inverse of Plain: the value of a row key as the transformer stores it.
+func Stored(ctx context.Context, t value.Transformer, row string, plain []byte) ([]byte, error) {
+	if t == nil {
+		t = identity.NewEncryptCheckTransformer()
+	}
+	return t.TransformToStorage(ctx, plain, authenticated(row))
+}
+
+// authenticated is what an encrypted value is bound to: its row key, so that the value of one object,
+// or of one cluster, cannot be passed off as another's.
+func authenticated(row string) value.Context { return value.DefaultContext(row) }
+
+// encode returns the deterministic encoding of an object, without resourceVersion.
+func (s *store) encode(obj runtime.Object) ([]byte, error) {
+	if err := s.versioner.PrepareObjectForStorage(obj); err != nil {
+		return nil, fmt.Errorf("PrepareObjectForStorage failed: %v", err)
+	}
+	return runtime.Encode(s.Codec, obj)
+}
+
+// seal transforms an encoded object to what is stored.
+func (s *store) seal(ctx context.Context, row string, data []byte) ([]byte, error) {
+	sealed, err := s.Transformer.TransformToStorage(ctx, data, authenticated(row))
+	if err != nil {
+		return nil, storage.NewInternalError(err)
+	}
+	return sealed, nil
+}
+
+// unseal is the inverse of seal. It runs on every read, cached or not: a key that was taken away reads
+// nothing any more, and stale says whether the value should be written anew.
+func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, err error) {
+	data, stale, err = s.Transformer.TransformFromStorage(ctx, v.value, authenticated(v.row))
+	if err != nil {
+		return nil, false, storage.NewInternalError(&corruptError{fmt.Errorf("revision %d cannot be transformed: %w", v.revision, err)})
+	}
+	return data, stale, nil
+}
+
+// shared returns the decoded object with its resourceVersion. It may be the cache's: it must not be
+// written to. Into only says which type is wanted, and for a custom resource which version.
+func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
+	id := version{store: s.id, row: v.row, revision: v.revision, kind: s.kind(into)}
+	if obj := s.Objects.get(id); obj != nil && (into == nil || reflect.TypeOf(obj) == reflect.TypeOf(into)) {
+		return obj, nil
+	}
+	obj, err := s.decode(data, into)
+	if err != nil {
+		return nil, &corruptError{err}
+	}
+	// An object that cannot hold a revision is still the object.
+	_ = s.versioner.UpdateObject(obj, uint64(v.revision))
+	s.Objects.add(id, obj, len(data))
+	return obj, nil
+}
+
+// decode decodes into a new object of the same kind as into, or whatever the codec makes of it.
+func (s *store) decode(data []byte, into runtime.Object) (runtime.Object, error) {
+	if into == nil {
+		return runtime.Decode(s.Codec, data)
+	}
+	fresh := reflect.New(reflect.TypeOf(into).Elem()).Interface().(runtime.Object)
+	if u, ok := into.(runtime.Unstructured); ok {
+		fresh = u.NewEmptyInstance()
+	}
+	obj, _, err := s.Codec.Decode(data, nil, fresh)
+	return obj, err
+}
+
+// kind tells apart what one row of a custom resource is converted to: the codec looks at the version of
+// the object that it decodes into.
+func (s *store) kind(into runtime.Object) string {
+	switch {
+	case !s.unstructured:
+		return ""
+	case into == nil:
+		return "default"
+	}
+	return into.GetObjectKind().GroupVersionKind().GroupVersion().String()
+}
+
+// decodeTo sets out to the object: a copy that belongs to the caller.
+func (s *store) decodeTo(v stored, data []byte, out runtime.Object) error {
+	target, err := conversion.EnforcePtr(out)
+	if err != nil {
+		return fmt.Errorf("unable to convert output object to pointer: %v", err)
+	}
+	obj, err := s.shared(v, data, out)
+	if err != nil {
+		return err
+	}
+	target.Set(reflect.ValueOf(obj.DeepCopyObject()).Elem())
+	return nil
+}
+
+// corruptError is a row whose value cannot be transformed or decoded.
+type corruptError struct{ err error }
+
+func (e *corruptError) Error() string { return e.err.Error() }
+func (e *corruptError) Unwrap() error { return e.err }
+
+// unsafeDeletion says whether the gate is on by which a corrupt object can be deleted; upstream reports
+// such objects in its own way only then.
+func unsafeDeletion() bool {
+	return utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
+}

@@ -1,0 +1,130 @@
+package kubestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// retryAfterSeconds is what a client is told to wait before it asks again.
+const retryAfterSeconds = 1
+
+// The messages are upstream's, which clients and its tests look for.
+const (
+	expiredList     = "The resourceVersion for the provided list is too old."
+	expiredWatch    = "The resourceVersion for the provided watch is too old."
+	expiredContinue = "The provided continue parameter is too old " +
+		"to display a consistent list result. You can start a new list without " +
+		"the continue parameter."
+	inconsistentContinue = "The provided continue parameter is too old " +
+		"to display a consistent list result. You can start a new list without " +
+		"the continue parameter, or use the continue token in this response to " +
+		"retrieve the remainder of the results. Continuing with the provided " +
+		"token results in an inconsistent list - objects that were created, " +
+		"modified, or deleted between the time the first chunk was returned " +
+		"and now may show up in the list."
+)
+
+// viewError is what a client is told when no view could be had: nothing was read or written, so it may
+// ask again.
+func viewError(err error) error {
+	if isContextError(err) || errors.Is(err, eventlog.ErrDiverged) {
+		return err
+	}
+	return unavailable(fmt.Sprintf("reading the log failed: %v", err))
+}
+
+// futureError answers a revision that did not come to exist in time.
+func (c Cell) futureError(err error, rev eventlog.Revision) error {
+	if !errors.Is(err, projection.ErrFuture) {
+		return viewError(err)
+	}
+	var head eventlog.Revision
+	if v := c.Projection.Current(); v != nil {
+		head = v.Revision()
+	}
+	return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(head), retryAfterSeconds)
+}
+
+// listError answers a list whose revision has expired: with a token that goes on from the same key at
+// a new revision if it was a page of one.
+func listError(err error, paging bool, continueKey, prefix string) error {
+	switch {
+	case !errors.Is(err, projection.ErrExpired):
+		return readError(err)
+	case !paging:
+		return apierrors.NewResourceExpired(expiredList)
+	}
+	// Revision -1 means the latest to ValidateListOptions.
+	token, tokenErr := storage.EncodeContinue(continueKey, prefix, -1)
+	if tokenErr != nil {
+		return apierrors.NewResourceExpired(expiredContinue)
+	}
+	expired := apierrors.NewResourceExpired(inconsistentContinue)
+	expired.ErrStatus.ListMeta.Continue = token
+	return expired
+}
+
+// readError is a row that a view could not read: a bucket that fails, or a damaged segment.
+func readError(err error) error {
+	if isContextError(err) {
+		return err
+	}
+	return storage.NewInternalError(fmt.Errorf("read the snapshot: %w", err))
+}
+
+// writeError is what a client is told about an append that failed, other than by a conflict.
+func writeError(err error, resource schema.GroupResource, key eventlog.Key) error {
+	switch {
+	case errors.Is(err, eventlog.ErrUnknown):
+		// Without Retry-After: client-go would send the request again, and see its own write (row 61).
+		return apierrors.NewInternalError(fmt.Errorf("%w: read the object to learn whether it was written", err))
+	case errors.Is(err, eventlog.ErrNotPublished), errors.Is(err, eventlog.ErrInFlight), errors.Is(err, eventlog.ErrConflict):
+		return unavailable(fmt.Sprintf("nothing was written: %v", err))
+	case errors.Is(err, eventlog.ErrTooLarge):
+		return apierrors.NewRequestEntityTooLargeError(err.Error())
+	case errors.Is(err, eventlog.ErrKeyTooLong):
+		return apierrors.NewInvalid(schema.GroupKind{Group: resource.Group, Kind: resource.Resource}, key.Name,
+			field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), key.Name, err.Error())})
+	case isContextError(err):
+		return err
+	}
+	return storage.NewInternalError(fmt.Errorf("append to the log: %w", err))
+}
+
+// unavailable is a 503 with Retry-After.
+func unavailable(message string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusServiceUnavailable,
+		Reason:  metav1.StatusReasonServiceUnavailable,
+		Message: message,
+		Details: &metav1.StatusDetails{RetryAfterSeconds: retryAfterSeconds},
+	}}
+}
+
+// watchError is the last event of a watch that cannot go on.
+func watchError(err error) *metav1.Status {
+	if errors.Is(err, projection.ErrExpired) {
+		err = apierrors.NewResourceExpired(expiredWatch)
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		status = apierrors.NewInternalError(err)
+	}
+	s := status.Status()
+	return &s
+}
+
+func isContextError(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}

@@ -1,0 +1,300 @@
+package kubestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/conversion"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+)
+
+// Get implements storage.Interface.
+func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
+	path, err := s.path(key, false)
+	if err != nil {
+		return err
+	}
+	v, err := s.viewFor(ctx, opts.ResourceVersion)
+	if err != nil {
+		return err
+	}
+	row, found, err := v.Get(ctx, s.row(path), v.Revision())
+	switch {
+	case err != nil:
+		return readError(err)
+	case !found && opts.IgnoreNotFound:
+		return runtime.SetZeroValue(out)
+	case !found:
+		return storage.NewKeyNotFoundError(path, 0)
+	}
+	return s.asCorrupt(path, s.readTo(ctx, storedRow(row), out))
+}
+
+// readTo transforms and decodes a stored version into out.
+func (s *store) readTo(ctx context.Context, v stored, out runtime.Object) error {
+	data, _, err := s.unseal(ctx, v)
+	if err != nil {
+		return err
+	}
+	return s.decodeTo(v, data, out)
+}
+
+// asCorrupt turns the error of a corrupt object into the one by which upstream's unsafe deletion
+// recognises it, while that gate is on.
+func (s *store) asCorrupt(path string, err error) error {
+	var corrupt *corruptError
+	if err != nil && unsafeDeletion() && errors.As(err, &corrupt) {
+		return storage.NewCorruptObjError(path, corrupt)
+	}
+	return err
+}
+
+func storedRow(row projection.Row) stored {
+	return stored{row: row.Key, revision: row.Revision, value: row.Value}
+}
+
+// viewFor returns a view as upstream's resourceVersion without a match asks for it: unset is the most
+// recent one, '0' any, another one not older than that.
+func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projection.View, error) {
+	switch resourceVersion {
+	case "":
+		return s.Consistent(ctx)
+	case "0":
+		v, err := s.Projection.Any(ctx)
+		if err != nil {
+			return nil, viewError(err)
+		}
+		return v, nil
+	}
+	rev, err := s.versioner.ParseResourceVersion(resourceVersion)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
+	}
+	return s.atLeast(ctx, eventlog.Revision(rev))
+}
+
+// span is what a list reads: rows of one view as of one revision.
+type span struct {
+	view       *projection.View
+	at         eventlog.Revision
+	prefix     string
+	start, end string
+}
+
+// GetList implements storage.Interface. Everything in the list is true at the list's resourceVersion.
+func (s *store) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
+	path, err := s.path(key, opts.Recursive)
+	if err != nil {
+		return err
+	}
+	items, err := itemsOf(listObj)
+	if err != nil {
+		return err
+	}
+	sp, err := s.span(ctx, path, opts)
+	if err != nil {
+		return err
+	}
+	l := &listing{store: s, span: sp, opts: opts, items: items, newItem: itemFunc(listObj, items)}
+	if err := l.fill(ctx); err != nil {
+		return err
+	}
+	if err := l.corruptions(); err != nil {
+		return err
+	}
+	next, remaining, err := l.next(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.versioner.UpdateList(listObj, uint64(sp.at), next, remaining); err != nil {
+		return err
+	}
+	if utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch) {
+		opts.Predicate.SetShardInfoOnList(listObj)
+	}
+	return nil
+}
+
+// span decides what a list reads, by its resourceVersion, match, limit and continue token.
+func (s *store) span(ctx context.Context, path string, opts storage.ListOptions) (span, error) {
+	sp := span{prefix: s.row(path)}
+	exact, start, err := storage.ValidateListOptions(sp.prefix, s.versioner, opts)
+	if err != nil {
+		return sp, err
+	}
+	sp.start, sp.end = sp.prefix, sp.prefix+"\x00"
+	if opts.Recursive {
+		sp.end = prefixEnd(sp.prefix)
+	}
+	if start != "" {
+		sp.start = start
+	}
+	switch {
+	case exact < 0: // a revision beyond int64 wraps around in upstream's parser
+		return sp, storage.NewTooLargeResourceVersionError(math.MaxUint64, 0, retryAfterSeconds)
+	case exact > 0:
+		sp.at = eventlog.Revision(exact)
+		sp.view, err = s.atLeast(ctx, sp.at)
+	case start != "": // an inconsistent token: go on at a new revision
+		sp.view, err = s.Consistent(ctx)
+	default:
+		sp.view, err = s.viewFor(ctx, opts.ResourceVersion)
+	}
+	if err != nil {
+		return sp, err
+	}
+	if exact == 0 {
+		sp.at = sp.view.Revision()
+	}
+	return sp, nil
+}
+
+// prefixEnd is the first key after every key with the prefix, which ends with a slash.
+func prefixEnd(prefix string) string { return prefix[:len(prefix)-1] + string(prefix[len(prefix)-1]+1) }
+
+// listing fills one list.
+type listing struct {
+	store *store
+	span
+	opts    storage.ListOptions
+	items   reflect.Value
+	newItem func() runtime.Object
+	// last row that was looked at, and whether another one follows it.
+	last string
+	more bool
+	// corrupt rows, reported together while unsafe deletion is possible.
+	corrupt []error
+}
+
+// maxCorrupt is how many corrupt objects a list names before it gives up; upstream's figure.
+const maxCorrupt = 100
+
+// fill takes rows until the limit is reached, filtering as it goes, and looks at one more to learn
+// whether there is another page.
+func (l *listing) fill(ctx context.Context) error {
+	l.items.Set(reflect.MakeSlice(l.items.Type(), 0, 0))
+	limit := l.opts.Predicate.Limit
+	for row, err := range l.view.Scan(ctx, l.start, l.end, l.at) {
+		if err != nil {
+			return l.failed(err)
+		}
+		if limit > 0 && int64(l.items.Len()) >= limit {
+			l.more = true
+			return nil
+		}
+		if ctx.Err() != nil {
+			return storage.NewTimeoutError(row.Key, "request did not complete within requested timeout")
+		}
+		l.last = row.Key
+		if err := l.take(ctx, row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// failed answers for rows that the view could not read.
+func (l *listing) failed(err error) error {
+	return listError(err, l.opts.Predicate.Continue != "", l.start, l.prefix)
+}
+
+// take appends the row's object if it matches.
+func (l *listing) take(ctx context.Context, row projection.Row) error {
+	v := storedRow(row)
+	data, _, err := l.store.unseal(ctx, v)
+	if err != nil {
+		return l.keepCorrupt(row, err)
+	}
+	obj, err := l.store.shared(v, data, l.newItem())
+	if err != nil {
+		return l.keepCorrupt(row, err)
+	}
+	// An object whose attributes cannot be read does not match, as upstream has it.
+	if matched, err := l.opts.Predicate.Matches(obj); err == nil && matched {
+		l.items.Set(reflect.Append(l.items, reflect.ValueOf(obj.DeepCopyObject()).Elem()))
+	}
+	return nil
+}
+
+// next returns the continue token and the count of what is left, which is left out with selectors.
+func (l *listing) next(ctx context.Context) (token string, remaining *int64, err error) {
+	if !l.opts.Recursive || !l.more {
+		return "", nil, nil
+	}
+	var count int
+	if l.opts.Predicate.Empty() {
+		if count, err = l.view.Count(ctx, l.start, l.end, l.at); err != nil {
+			return "", nil, l.failed(err)
+		}
+	}
+	return storage.PrepareContinueToken(l.last, l.prefix, int64(l.at), int64(count), true, l.opts)
+}
+
+func itemsOf(listObj runtime.Object) (reflect.Value, error) {
+	ptr, err := meta.GetItemsPtr(listObj)
+	if err != nil {
+		return reflect.Value{}, err
+	}
+	items, err := conversion.EnforcePtr(ptr)
+	if err != nil || items.Kind() != reflect.Slice {
+		return reflect.Value{}, fmt.Errorf("need ptr to slice: %v", err)
+	}
+	return items, nil
+}
+
+// itemFunc returns what makes an empty item: for custom resources with the version of the list, to
+// which the codec then converts.
+func itemFunc(listObj runtime.Object, items reflect.Value) func() runtime.Object {
+	if list, ok := listObj.(*unstructured.UnstructuredList); ok && list.GetAPIVersion() != "" {
+		return func() runtime.Object {
+			return &unstructured.Unstructured{Object: map[string]any{"apiVersion": list.GetAPIVersion()}}
+		}
+	}
+	return func() runtime.Object { return reflect.New(items.Type().Elem()).Interface().(runtime.Object) }
+}
+
+// Stats implements storage.Interface, without sizes.
+func (s *store) Stats(ctx context.Context) (storage.Stats, error) {
+	v, err := s.Consistent(ctx)
+	if err != nil {
+		return storage.Stats{}, err
+	}
+	prefix := s.row(s.Prefix + "/")
+	count, err := v.Count(ctx, prefix, prefixEnd(prefix), v.Revision())
+	if err != nil {
+		return storage.Stats{}, readError(err)
+	}
+	return storage.Stats{ObjectCount: int64(count)}, nil
+}
+
+// GetCurrentResourceVersion implements storage.Interface: it is the head.
+func (s *store) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
+	v, err := s.Consistent(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if v.Revision() == 0 {
+		return 0, errors.New("the current resource version must be greater than 0")
+	}
+	return uint64(v.Revision()), nil
+}
+
+// CompactRevision implements storage.Interface: like etcd's compacted revision, the floor is the oldest
+// one that can still be read. It asks nobody, and is 0 before the first view.
+func (s *store) CompactRevision() int64 {
+	if v := s.Projection.Current(); v != nil {
+		return int64(v.Floor())
+	}
+	return 0
+}

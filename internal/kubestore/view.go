@@ -1,0 +1,104 @@
+package kubestore
+
+import (
+	"context"
+	"sync"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+)
+
+type viewKey struct{}
+
+// requestView is the newest view that one request has used. A request reads its own writes: after one,
+// an older view is no longer good enough.
+type requestView struct {
+	mu    sync.Mutex // guards what follows
+	view  *projection.View
+	wrote eventlog.Revision
+}
+
+// WithView returns a context whose consistent reads use the view, which must be no older than the
+// request's start: one request asks the log once. A write that conflicts catches up anew.
+func WithView(ctx context.Context, v *projection.View) context.Context {
+	return context.WithValue(ctx, viewKey{}, &requestView{view: v})
+}
+
+// ViewFrom returns the newest view that the context's request has used, nil if it has none. It may be
+// older than the request's own last write.
+func ViewFrom(ctx context.Context) *projection.View {
+	r, _ := ctx.Value(viewKey{}).(*requestView)
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.view
+}
+
+// Consistent returns a view that is at least as new as every write acknowledged before the context's
+// request began, and as the request's own writes: the request's view, or else Projection.Latest.
+func (c Cell) Consistent(ctx context.Context) (*projection.View, error) {
+	v, _, err := c.consistent(ctx)
+	return v, err
+}
+
+// consistent reports also whether the view is new, rather than from the request's start.
+func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, err error) {
+	if r, _ := ctx.Value(viewKey{}).(*requestView); r != nil {
+		r.mu.Lock()
+		v, wrote := r.view, r.wrote
+		r.mu.Unlock()
+		if v != nil && v.Revision() >= wrote {
+			return v, false, nil
+		}
+	}
+	v, err = c.latest(ctx)
+	return v, true, err
+}
+
+// latest catches up with the log, and so does the request.
+func (c Cell) latest(ctx context.Context) (*projection.View, error) {
+	v, err := c.Projection.Latest(ctx)
+	if err != nil {
+		return nil, viewError(err)
+	}
+	if r, _ := ctx.Value(viewKey{}).(*requestView); r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.view == nil || r.view.Revision() < v.Revision() {
+			r.view = v
+		}
+	}
+	return v, nil
+}
+
+// atLeast returns a view not older than the revision, which it waits for a short while.
+func (c Cell) atLeast(ctx context.Context, rev eventlog.Revision) (*projection.View, error) {
+	if v := ViewFrom(ctx); v != nil && v.Revision() >= rev {
+		return v, nil
+	}
+	v, err := c.Projection.AtLeast(ctx, rev)
+	if err != nil {
+		return nil, c.futureError(err, rev)
+	}
+	return v, nil
+}
+
+// wrote tells the request that its view must be at least this new from now on.
+func wrote(ctx context.Context, rev eventlog.Revision) {
+	if r, _ := ctx.Value(viewKey{}).(*requestView); r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.wrote = max(r.wrote, rev)
+	}
+}
+
+// release lets go of the request's view: a watch outlives it by far.
+func release(ctx context.Context) {
+	if r, _ := ctx.Value(viewKey{}).(*requestView); r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.view = nil
+	}
+}

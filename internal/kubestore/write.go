@@ -1,0 +1,330 @@
+package kubestore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+	"k8s.io/apimachinery/pkg/conversion"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// Create implements storage.Interface.
+func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	path, err := s.path(key, false)
+	if err != nil {
+		return err
+	}
+	if rev, err := s.versioner.ObjectResourceVersion(obj); err == nil && rev != 0 {
+		return storage.ErrResourceVersionSetOnCreate
+	}
+	data, err := s.encode(obj)
+	if err != nil {
+		return err
+	}
+	body, err := s.seal(ctx, s.row(path), data)
+	if err != nil {
+		return err
+	}
+	rev, err := s.compute(ctx, path, func(v *projection.View) (eventlog.Revision, error) {
+		last, found, err := v.Last(ctx, s.row(path))
+		if err != nil {
+			return 0, readError(err)
+		}
+		if found && !last.Deleted {
+			return 0, refused{last.Revision, storage.NewKeyExistsError(path, 0)}
+		}
+		return s.append(ctx, v, nil, obj, eventlog.Write{
+			Key: s.key(path), Op: eventlog.Added, Precondition: precondition(v, last, found),
+			ContentType: s.ContentType, Body: body, TTL: lifetime(ttl),
+		})
+	})
+	if err != nil || out == nil {
+		return err
+	}
+	return s.decodeTo(stored{row: s.row(path), revision: rev}, data, out)
+}
+
+// GuaranteedUpdate implements storage.Interface. The suggestion is ignored: the row's last revision is
+// read from the view in any case, and the cache of decoded objects makes it cheap to use its object.
+func (s *store) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool,
+	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, _ runtime.Object) error {
+	path, err := s.path(key, false)
+	if err != nil {
+		return err
+	}
+	if _, err := conversion.EnforcePtr(destination); err != nil {
+		return fmt.Errorf("unable to convert output object to pointer: %v", err)
+	}
+	u := &update{store: s, path: path, like: destination, ignoreNotFound: ignoreNotFound, preconditions: preconditions, try: tryUpdate}
+	rev, err := s.compute(ctx, path, func(v *projection.View) (eventlog.Revision, error) { return u.attempt(ctx, v) })
+	if err != nil {
+		return err
+	}
+	return s.decodeTo(stored{row: s.row(path), revision: rev}, u.data, destination)
+}
+
+// update is one GuaranteedUpdate.
+type update struct {
+	*store
+	path           string
+	like           runtime.Object
+	ignoreNotFound bool
+	preconditions  *storage.Preconditions
+	try            storage.UpdateFunc
+	// data is what the last attempt encoded.
+	data []byte
+}
+
+// attempt updates the object as of the view. An update that changes nothing appends nothing.
+func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revision, error) {
+	st, err := u.state(ctx, v, u.path, u.like, false)
+	if err == nil && !st.found && !u.ignoreNotFound {
+		err = refused{0, storage.NewKeyNotFoundError(u.path, 0)}
+	}
+	if err != nil {
+		return 0, err
+	}
+	if err := u.preconditions.Check(u.path, st.obj); err != nil {
+		return 0, refused{st.revision, err}
+	}
+	// The update function may write to the object it is given, so what the claims were is asked before.
+	before := st.obj
+	if u.Resource.Claims != nil && st.found {
+		before = st.obj.DeepCopyObject()
+	}
+	ret, ttl, err := u.try(st.obj, storage.ResponseMeta{ResourceVersion: uint64(st.revision)})
+	if err != nil {
+		return 0, refused{st.revision, err}
+	}
+	if u.data, err = u.encode(ret); err != nil {
+		return 0, err
+	}
+	if st.found && !st.stale && bytes.Equal(u.data, st.data) {
+		return st.revision, nil
+	}
+	body, err := u.seal(ctx, u.row(u.path), u.data)
+	if err != nil {
+		return 0, err
+	}
+	w := eventlog.Write{
+		Key: u.key(u.path), Op: eventlog.Modified, Base: st.revision, Precondition: st.precondition,
+		ContentType: u.ContentType, Body: body,
+	}
+	if ttl != nil {
+		w.TTL = lifetime(*ttl)
+	}
+	if !st.found {
+		w.Op, before = eventlog.Added, nil
+	}
+	return u.append(ctx, v, before, ret, w)
+}
+
+// Delete implements storage.Interface. The suggestion is ignored as in GuaranteedUpdate.
+func (s *store) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
+	validate storage.ValidateObjectFunc, _ runtime.Object, opts storage.DeleteOptions) error {
+	path, err := s.path(key, false)
+	if err != nil {
+		return err
+	}
+	if _, err := conversion.EnforcePtr(out); err != nil {
+		return fmt.Errorf("unable to convert output object to pointer: %v", err)
+	}
+	raw := opts.IgnoreStoreReadError && unsafeDeletion()
+	var data []byte
+	rev, err := s.compute(ctx, path, func(v *projection.View) (eventlog.Revision, error) {
+		st, err := s.state(ctx, v, path, out, raw)
+		if err != nil {
+			return 0, err
+		}
+		if !st.found {
+			return 0, refused{0, storage.NewKeyNotFoundError(path, 0)}
+		}
+		if preconditions != nil {
+			if err := preconditions.Check(path, st.obj); err != nil {
+				return 0, refused{st.revision, err}
+			}
+		}
+		if err := validate(ctx, st.obj); err != nil {
+			return 0, refused{st.revision, err}
+		}
+		data = st.data
+		return s.append(ctx, v, st.obj, nil, eventlog.Write{
+			Key: s.key(path), Op: eventlog.Deleted, Base: st.revision, Precondition: st.precondition,
+			ContentType: st.row.ContentType, Body: st.row.Value,
+		})
+	})
+	if err != nil || raw {
+		return err
+	}
+	return s.decodeTo(stored{row: s.row(path), revision: rev}, data, out)
+}
+
+// state is a key as of a view.
+type state struct {
+	found        bool
+	revision     eventlog.Revision // of the live row, else 0: the base of a write
+	precondition eventlog.Revision
+	row          projection.Row
+	obj          runtime.Object // the caller's own; empty if not found, nil if read raw
+	data         []byte
+	stale        bool
+}
+
+// state reads a key's last row. Read raw, its value is neither transformed nor decoded.
+func (s *store) state(ctx context.Context, v *projection.View, path string, like runtime.Object, raw bool) (*state, error) {
+	last, found, err := v.Last(ctx, s.row(path))
+	if err != nil {
+		return nil, readError(err)
+	}
+	st := &state{found: found && !last.Deleted, row: last, precondition: precondition(v, last, found)}
+	st.obj = emptyLike(like)
+	if !st.found {
+		return st, runtime.SetZeroValue(st.obj)
+	}
+	st.revision = last.Revision
+	if raw {
+		st.obj = nil
+		return st, nil
+	}
+	if st.data, st.stale, err = s.unseal(ctx, storedRow(last)); err != nil {
+		return nil, err
+	}
+	return st, s.decodeTo(storedRow(last), st.data, st.obj)
+}
+
+func emptyLike(obj runtime.Object) runtime.Object {
+	if u, ok := obj.(runtime.Unstructured); ok {
+		return u.NewEmptyInstance()
+	}
+	return reflect.New(reflect.TypeOf(obj).Elem()).Interface().(runtime.Object)
+}
+
+// precondition of a write to a key whose last row is given: its revision while its event is still in the
+// log, else 0, since JetStream knows nothing of a subject whose last message was purged.
+func precondition(v *projection.View, last projection.Row, found bool) eventlog.Revision {
+	if found && last.Revision >= v.First() {
+		return last.Revision
+	}
+	return 0
+}
+
+// refused says no on account of what one revision of the object holds (0: that there is none).
+type refused struct {
+	revision eventlog.Revision
+	error
+}
+
+// attempts bounds how often a write is computed again; with the pauses between, that is at least some
+// seconds of losing every time.
+const attempts = 100
+
+// compute runs try on a view until it neither loses to another write of the key nor is refused because
+// of a state that the view, being from the request's start, shows and a new one does not.
+func (s *store) compute(ctx context.Context, path string, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
+	v, fresh, err := s.consistent(ctx)
+	for n := 1; err == nil; n++ {
+		var rev eventlog.Revision
+		rev, err = try(v)
+		var no refused
+		switch {
+		case err == nil:
+			return rev, nil
+		case errors.As(err, &no) && fresh:
+			return 0, no.error
+		case errors.As(err, &no):
+			v, err = s.ifChanged(ctx, path, no)
+		case !lost(err) || n == attempts:
+			return 0, s.writeFailed(err, path)
+		default:
+			writeConflicts.Inc()
+			if err = pause(ctx, n, err); err == nil {
+				v, err = s.latest(ctx)
+			}
+		}
+		fresh = true
+	}
+	return 0, err
+}
+
+// ifChanged returns a new view if it shows another revision than the one that was refused, else the refusal.
+func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projection.View, error) {
+	v, err := s.latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	row, found, err := v.Get(ctx, s.row(path), v.Revision())
+	if err != nil {
+		return nil, readError(err)
+	}
+	if !found {
+		row.Revision = 0
+	}
+	if row.Revision == no.revision {
+		return nil, no.error
+	}
+	return v, nil
+}
+
+// lost says that the append certainly wrote nothing because of another write of one of its keys.
+func lost(err error) bool {
+	var failed appendError
+	return errors.As(err, &failed) &&
+		(errors.Is(failed, eventlog.ErrConflict) || errors.Is(failed, eventlog.ErrInFlight))
+}
+
+// pause waits before a write is tried again, longer each time and with jitter; the first conflict is not
+// waited for, since its winner is already in the log.
+func pause(ctx context.Context, n int, err error) error {
+	if n == 1 && errors.Is(err, eventlog.ErrConflict) {
+		return nil
+	}
+	longest := time.Millisecond << min(n, 7)
+	t := time.NewTimer(rand.N(longest))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// appendError is an append's own error, told from those of upstream's functions.
+type appendError struct{ error }
+
+func (e appendError) Unwrap() error { return e.error }
+
+// append appends the write of an object, and of its claims, in one batch.
+func (s *store) append(ctx context.Context, v *projection.View, before, after runtime.Object, w eventlog.Write) (eventlog.Revision, error) {
+	writes, err := s.claimWrites(ctx, v, before, after)
+	if err != nil {
+		return 0, err
+	}
+	rev, err := s.Log.Append(ctx, requestID(ctx), append(writes, w)...)
+	if err != nil {
+		return 0, appendError{err}
+	}
+	wrote(ctx, rev)
+	return rev, nil
+}
+
+// writeFailed turns an append's error into the client's answer and leaves others as they are.
+func (s *store) writeFailed(err error, path string) error {
+	var failed appendError
+	if errors.As(err, &failed) {
+		return writeError(failed.error, s.GroupResource, s.key(path))
+	}
+	return err
+}
+
+// lifetime is upstream's time to live in the log's seconds.
+func lifetime(ttl uint64) uint32 { return uint32(min(ttl, math.MaxUint32)) }
