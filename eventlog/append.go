@@ -2,11 +2,11 @@ package eventlog
 
 import (
 	"context"
-	"encoding/json"
+
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -15,47 +15,56 @@ import (
 
 // Error codes of JetStream that decide the outcome of an append.
 const (
-	codeWrongLast          = 10071 // the precondition does not hold
-	codeInFlight           = 10164 // another write of the subject is proposed and not applied yet
-	codeIncompleteBatch    = 10176 // the server dropped the batch: a leader change, or too many at once
-	codeTooManyBatches     = 10210 // too many batches at once
-	codeBatchTooLarge      = 10199
-	codeMessageTooLarge    = 10054
-	codeHeadersTooLarge    = 10097
-	codeMessageNotFound    = 10037
-	maxBatch               = 1000 // JetStream's own bound
-	grace                  = time.Second
-	resolveTry             = 500 * time.Millisecond
-	headerBatch            = "Nats-Batch-Id"
-	headerBatchSequence    = "Nats-Batch-Sequence"
-	headerBatchCommit      = "Nats-Batch-Commit"
-	incompleteBatchRetries = 4
+	codeWrongLast       = 10071 // the precondition does not hold
+	codeInFlight        = 10164 // another write of the subject is proposed and not applied yet
+	codeIncompleteBatch = 10176 // the server dropped the batch: a leader change, or too many at once
+	codeTooManyBatches  = 10210
+	codeBatchTooLarge   = 10199
+	codeMessageTooLarge = 10054
+	codeHeadersTooLarge = 10097
 )
 
-// serverError is JetStream's answer that an append was refused.
-type serverError struct {
-	Code        int    `json:"err_code"`
-	Description string `json:"description"`
-}
+// JetStream's own headers of an atomic batch.
+const (
+	headerBatchID       = "Nats-Batch-Id"
+	headerBatchSequence = "Nats-Batch-Sequence"
+	headerBatchCommit   = "Nats-Batch-Commit"
+)
 
-func (e *serverError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.Code) }
+const (
+	maxBatch        = 1000 // JetStream's own bound
+	batchesInFlight = 16
+	batchTries      = 5
+	// grace is what resolving an outcome may take longer than the append's deadline.
+	grace = time.Second
+)
 
 // errUnanswered: the message may have been sent and no answer came.
 var errUnanswered = errors.New("no answer came in time")
 
+// conflict is a broken precondition; last is the key's last revision as its server knew it.
+type conflict struct {
+	last  Revision
+	cause error
+}
+
+func (c *conflict) Error() string   { return fmt.Sprintf("%v: %v", ErrConflict, c.cause) }
+func (c *conflict) Unwrap() []error { return []error{ErrConflict, c.cause} }
+
 // Append appends all writes atomically, contiguous and in order, each under its own precondition, and
 // returns the revision of the last one. Errors: ErrConflict, ErrInFlight, ErrUnknown, ErrNotPublished,
-// ErrTooLarge, ErrKeyTooLong. An outcome that timed out is resolved before ErrUnknown is returned.
+// ErrTooLarge, ErrKeyTooLong. An outcome that timed out is resolved before ErrUnknown is returned, which
+// may take a second longer than ctx's deadline.
 //
-// The first event's id is the request id, the n-th further one's is '<request id>.<n>'. All keys of one
-// call must differ. A crash of this process leaves either all events in the log or none.
+// The first event's id is the request id, the n-th further one's is '<request id>.<n>'. Request ids must be
+// unique, and all keys of one call must differ. A crash of this process leaves either all events in the log or none.
 func (l *Log) Append(ctx context.Context, requestID string, writes ...Write) (Revision, error) {
 	msgs, err := l.encodeAll(requestID, writes)
 	if err != nil {
 		return 0, err
 	}
 	before := Revision(l.seen.Load())
-	rev, err := l.publish(ctx, msgs)
+	rev, err := l.publishSurely(ctx, msgs)
 	if errors.Is(err, errUnanswered) {
 		rev, err = l.resolve(ctx, msgs, writes, before)
 	}
@@ -70,8 +79,8 @@ func (l *Log) Append(ctx context.Context, requestID string, writes ...Write) (Re
 }
 
 func (l *Log) encodeAll(requestID string, writes []Write) ([]*nats.Msg, error) {
-	if len(writes) == 0 || len(writes) > maxBatch {
-		return nil, fmt.Errorf("append %d events: must be 1 to %d", len(writes), maxBatch)
+	if requestID == "" || len(writes) == 0 || len(writes) > maxBatch {
+		return nil, fmt.Errorf("append %d events for request %q: must be 1 to %d, with an id", len(writes), requestID, maxBatch)
 	}
 	now := time.Now()
 	msgs := make([]*nats.Msg, len(writes))
@@ -85,6 +94,12 @@ func (l *Log) encodeAll(requestID string, writes []Write) ([]*nats.Msg, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(writes) > 1 {
+			msg.Header[headerBatch] = []string{fmt.Sprintf("%d/%d", i+1, len(writes))}
+		}
+		if int64(msg.Size()) > min(maxMessage, l.config.Conn.MaxPayload()) {
+			return nil, fmt.Errorf("append %s: %w", w.Key.Row(), ErrTooLarge)
+		}
 		if subjects[msg.Subject] {
 			return nil, fmt.Errorf("append %s: it occurs twice in one batch", w.Key.Row())
 		}
@@ -93,20 +108,36 @@ func (l *Log) encodeAll(requestID string, writes []Write) ([]*nats.Msg, error) {
 	return msgs, nil
 }
 
+// publishSurely publishes again, for as long as a leader change takes, what was certainly not published.
+func (l *Log) publishSurely(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
+	again, cancel := context.WithTimeout(ctx, l.config.Timeout/tries)
+	defer cancel()
+	for try := 0; ; try++ {
+		rev, err := l.publish(ctx, msgs)
+		if !errors.Is(err, ErrNotPublished) || errors.Is(err, nats.ErrConnectionClosed) || pause(again, try) != nil {
+			return rev, err
+		}
+	}
+}
+
 // publish sends the messages once and waits for the one answer. errUnanswered is the only outcome that
 // leaves anything open.
 func (l *Log) publish(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	if len(msgs) == 1 {
 		return l.publishLast(ctx, msgs[0])
 	}
+	select {
+	case l.batches <- struct{}{}:
+		defer func() { <-l.batches }()
+	case <-ctx.Done():
+		return 0, ErrNotPublished
+	}
 	for try := 0; ; try++ {
 		rev, err := l.publishBatch(ctx, msgs)
 		var refused *serverError
-		if try == incompleteBatchRetries || !errors.As(err, &refused) || (refused.Code != codeIncompleteBatch && refused.Code != codeTooManyBatches) {
+		dropped := errors.As(err, &refused) && (refused.Code == codeIncompleteBatch || refused.Code == codeTooManyBatches)
+		if !dropped || try == batchTries || pause(ctx, try) != nil {
 			return rev, err
-		}
-		if err := pause(ctx, try); err != nil {
-			return 0, ErrInFlight
 		}
 	}
 }
@@ -114,9 +145,9 @@ func (l *Log) publish(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 // publishBatch stages all messages under a batch id of its own and commits them with the last one. A
 // crash before the commit leaves nothing: the server drops what it staged.
 func (l *Log) publishBatch(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
-	batch := nuid.Next()
+	id := nuid.Next()
 	for i, msg := range msgs {
-		msg.Header[headerBatch] = []string{batch}
+		msg.Header[headerBatchID] = []string{id}
 		msg.Header[headerBatchSequence] = []string{strconv.Itoa(i + 1)}
 	}
 	last := len(msgs) - 1
@@ -126,131 +157,62 @@ func (l *Log) publishBatch(ctx context.Context, msgs []*nats.Msg) (Revision, err
 			return 0, ErrNotPublished
 		}
 		if err := l.config.Conn.PublishMsg(msg); err != nil {
-			return 0, unpublished(err)
+			return 0, fmt.Errorf("%w: %w", ErrNotPublished, err) // without the commit, nothing is
 		}
 	}
 	return l.publishLast(ctx, msgs[last])
 }
 
 func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) {
-	ctx, cancel := l.within(ctx)
-	defer cancel()
 	if ctx.Err() != nil { // right before publishing: nothing is sent later than meant
-		return 0, ErrNotPublished
+		return 0, fmt.Errorf("%w: %w", ErrNotPublished, ctx.Err())
 	}
-	roundTrips.WithLabelValues("append").Inc()
-	answer, err := l.config.Conn.RequestMsgWithContext(ctx, msg)
-	if err != nil {
-		return 0, unpublished(err)
-	}
-	return readAck(answer.Data)
-}
-
-// unpublished tells errors that mean nothing was sent from those that leave it open.
-func unpublished(err error) error {
+	var ack acknowledgement
+	err := l.callOnce(ctx, "append", msg, &ack)
+	var refused *serverError
 	switch {
+	case errors.As(err, &refused):
+		return 0, outcome(refused)
 	case errors.Is(err, nats.ErrMaxPayload):
-		return ErrTooLarge
-	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionClosed),
-		errors.Is(err, nats.ErrConnectionDraining), errors.Is(err, nats.ErrInvalidConnection), errors.Is(err, nats.ErrBadSubject):
-		return fmt.Errorf("%w: %w", ErrNotPublished, err)
-	default:
-		return fmt.Errorf("%w: %w", errUnanswered, err)
-	}
-}
-
-func readAck(data []byte) (Revision, error) {
-	var ack struct {
-		Error    *serverError `json:"error"`
-		Sequence Revision     `json:"seq"`
-	}
-	if err := json.Unmarshal(data, &ack); err != nil {
-		return 0, fmt.Errorf("%w: read acknowledgement: %w", errUnanswered, err)
-	}
-	if ack.Error == nil && ack.Sequence == 0 {
+		return 0, ErrTooLarge
+	case certainlyUnsent(err):
+		return 0, fmt.Errorf("%w: %w", ErrNotPublished, err)
+	case err != nil:
+		return 0, fmt.Errorf("%w: %w", errUnanswered, err)
+	case ack.Sequence == 0:
 		return 0, fmt.Errorf("%w: the acknowledgement has no sequence", errUnanswered)
 	}
-	if ack.Error == nil {
-		return ack.Sequence, nil
+	return ack.Sequence, nil
+}
+
+// acknowledgement is JetStream's answer to a published message.
+type acknowledgement struct {
+	refusal
+	Sequence Revision `json:"seq"`
+}
+
+// certainlyUnsent tells errors that mean that nothing was sent, or that nobody was there to take it, from
+// those that leave it open.
+func certainlyUnsent(err error) bool {
+	for _, unsent := range []error{nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrConnectionDraining, nats.ErrInvalidConnection, nats.ErrBadSubject} {
+		if errors.Is(err, unsent) {
+			return true
+		}
 	}
-	switch ack.Error.Code {
+	return false
+}
+
+// outcome translates a refusal; each means that nothing was written.
+func outcome(refused *serverError) error {
+	switch refused.Code {
 	case codeWrongLast:
-		return 0, fmt.Errorf("%w: %w", ErrConflict, ack.Error)
-	case codeInFlight:
-		return 0, fmt.Errorf("%w: %w", ErrInFlight, ack.Error)
+		_, number, _ := strings.Cut(refused.Description, ": ")
+		last, _ := strconv.ParseUint(number, 10, 64)
+		return &conflict{Revision(last), refused}
+	case codeInFlight, codeIncompleteBatch, codeTooManyBatches:
+		return fmt.Errorf("%w: %w", ErrInFlight, refused)
 	case codeMessageTooLarge, codeHeadersTooLarge, codeBatchTooLarge:
-		return 0, fmt.Errorf("%w: %w", ErrTooLarge, ack.Error)
+		return fmt.Errorf("%w: %w", ErrTooLarge, refused)
 	}
-	return 0, fmt.Errorf("%w: %w", ErrNotPublished, ack.Error)
-}
-
-// resolve finds out what became of an append that was not answered: it may land later, so that the
-// key's last event proves nothing. The same ids and preconditions are published again until the server
-// acknowledges them (then the first try never landed, and no longer can) or says that a precondition is
-// broken (then the first try landed, or never can). Only then the key's events are searched.
-func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, before Revision) (Revision, error) {
-	deadline, ok := ctx.Deadline()
-	if !ok || time.Until(deadline) > l.config.Timeout {
-		deadline = time.Now().Add(l.config.Timeout)
-	}
-	if earliest := time.Now(); deadline.Before(earliest) {
-		deadline = earliest
-	}
-	// The caller may have gone away; its write has not.
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline.Add(grace))
-	defer cancel()
-	for try := 0; ; try++ {
-		attempt, cancel := context.WithTimeout(ctx, resolveTry)
-		rev, err := l.publish(attempt, msgs)
-		cancel()
-		if err == nil {
-			return rev, nil
-		}
-		if errors.Is(err, ErrConflict) {
-			return l.search(ctx, msgs, writes, before)
-		}
-		if pause(ctx, try) != nil {
-			return 0, fmt.Errorf("%w: %w", ErrUnknown, err)
-		}
-	}
-}
-
-// search looks for the append's last event among all events of its key that came after the append began.
-func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, before Revision) (Revision, error) {
-	last := len(msgs) - 1
-	id := msgs[last].Header.Get(headerID)
-	bounds, err := l.Head(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("%w: %w", ErrUnknown, err)
-	}
-	from := max(writes[last].Base, writes[last].Precondition, before) + 1
-	if bounds.First > from {
-		return 0, fmt.Errorf("%w: revisions from %d have left the log", ErrUnknown, from)
-	}
-	for from <= bounds.Head {
-		e, err := l.nextOf(ctx, msgs[last].Subject, from)
-		if errors.Is(err, errNoMessage) {
-			break
-		}
-		if err != nil {
-			return 0, fmt.Errorf("%w: %w", ErrUnknown, err)
-		}
-		if e.RequestID == id {
-			return e.Revision, nil
-		}
-		from = e.Revision + 1
-	}
-	return 0, ErrConflict
-}
-
-// pause waits before the next try: 10 ms doubled each time up to 320 ms, with full jitter.
-func pause(ctx context.Context, try int) error {
-	timer := time.NewTimer(rand.N(10*time.Millisecond<<min(try, 5)) + time.Millisecond)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
+	return fmt.Errorf("%w: %w", ErrNotPublished, refused)
 }

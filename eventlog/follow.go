@@ -2,115 +2,203 @@ package eventlog
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
+// heartbeat is how often a consumer with nothing to deliver says that it is alive; three missed ones and it
+// is opened anew.
+const heartbeat = time.Second
+
 // Follow calls yield for every event after the revision until ctx ends or yield fails, reconnecting as
-// needed, in order and without gaps. It is ErrPurged when the next event has left the log.
+// needed, in order and without gaps. It is ErrPurged when the next event has left the log, ErrDiverged when
+// the log ends before the last event that was seen.
 //
-// It returns ctx's error when ctx ends, yield's own when yield fails.
+// It returns ctx's error when ctx ends, and yield's own when yield fails. A stretch in which the server
+// cannot be reached is not an error.
 func (l *Log) Follow(ctx context.Context, after Revision, yield func(Event) error) error {
 	f := follower{log: l, next: after + 1, yield: yield}
 	for try := 0; ; try++ {
 		before := f.next
-		err := f.read(ctx)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if f.failed != nil {
-			return f.failed
-		}
-		if errors.Is(err, ErrPurged) || errors.Is(err, ErrDiverged) {
-			return fmt.Errorf("follow the log from %d: %w", f.next, err)
-		}
+		err := f.open(ctx)
 		if f.next > before {
 			try = 0
 		}
-		if err := pause(ctx, try); err != nil {
-			return err
+		var fatal *fatal
+		if errors.As(err, &fatal) {
+			return fatal.cause
+		}
+		if pause(ctx, try) != nil {
+			return ctx.Err()
 		}
 	}
 }
+
+// fatal ends a follow; every other error opens it anew.
+type fatal struct{ cause error }
+
+func (f *fatal) Error() string { return f.cause.Error() }
 
 // follower is one unfiltered reader of the log.
 type follower struct {
-	log    *Log
-	next   Revision
-	yield  func(Event) error
-	failed error // what yield returned, or an event that cannot be decoded
+	log   *Log
+	next  Revision
+	yield func(Event) error
+	gaps  int // how often in a row something else than next came
 }
 
-// read opens a consumer and yields until it breaks. The log's first is checked before and after: a
+// open reads from one consumer until it breaks. The log's first is checked before and after it is made: a
 // consumer behind a purge jumps forward without a word.
-func (f *follower) read(ctx context.Context) error {
+func (f *follower) open(ctx context.Context) error {
 	if err := f.check(ctx); err != nil {
 		return err
 	}
-	opening, cancel := f.log.within(ctx)
-	defer cancel()
-	roundTrips.WithLabelValues("follow").Inc()
-	consumer, err := f.log.js.OrderedConsumer(opening, f.log.config.Stream, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: uint64(f.next),
-		MaxResetAttempts: 1, InactiveThreshold: 30 * time.Second,
+	conn := f.log.config.Conn
+	inbox := conn.NewInbox()
+	sub, err := conn.SubscribeSync(inbox)
+	if err != nil {
+		return err
+	}
+	defer sub.Unsubscribe()
+	name, err := f.consume(ctx, inbox)
+	if err != nil {
+		return err
+	}
+	defer conn.Publish("$JS.API.CONSUMER.DELETE."+f.log.config.Stream+"."+name, nil)
+	if err := f.check(ctx); err != nil {
+		return err
+	}
+	return f.read(ctx, sub)
+}
+
+// consume makes a push consumer that delivers to the inbox. A crash leaves it behind for five seconds.
+func (f *follower) consume(ctx context.Context, inbox string) (name string, err error) {
+	request, err := json.Marshal(map[string]any{
+		"stream_name": f.log.config.Stream,
+		"config": map[string]any{
+			"deliver_policy": "by_start_sequence", "opt_start_seq": f.next, "deliver_subject": inbox,
+			"ack_policy": "none", "max_deliver": 1, "replay_policy": "instant",
+			"flow_control": true, "idle_heartbeat": heartbeat, "inactive_threshold": 5 * heartbeat,
+			"mem_storage": true, "num_replicas": 1,
+		},
 	})
 	if err != nil {
-		return err
+		return "", err
 	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(1000), jetstream.PullHeartbeat(time.Second), jetstream.PullExpiry(10*time.Second))
-	if err != nil {
-		return err
+	var answer struct {
+		refusal
+		Name string `json:"name"`
 	}
-	defer messages.Stop()
-	if err := f.check(ctx); err != nil {
-		return err
-	}
-	for {
-		msg, err := messages.Next(jetstream.NextContext(ctx))
-		if err != nil {
-			return err
-		}
-		if err := f.deliver(ctx, msg); err != nil {
-			return err
-		}
-	}
+	err = f.log.call(ctx, "follow", "CONSUMER.CREATE."+f.log.config.Stream, request, &answer)
+	return answer.Name, err
 }
 
 // check learns whether the next event can still come.
 func (f *follower) check(ctx context.Context) error {
-	ctx, cancel := f.log.within(ctx)
-	defer cancel()
 	b, err := f.log.info(ctx)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if b.First > f.next {
-		return fmt.Errorf("revision %d is before the first, %d: %w", f.next, b.First, ErrPurged)
+	case b.First > f.next:
+		return &fatal{fmt.Errorf("follow the log: revision %d is before the first, %d: %w", f.next, b.First, ErrPurged)}
+	case b.Head+1 < f.next && f.log.replicated: // a deposed leader: another try finds the new one
+		return fmt.Errorf("the leader's head is %d", b.Head)
+	case b.Head+1 < f.next:
+		return &fatal{fmt.Errorf("follow the log: the head is %d, and %d was seen: %w", b.Head, f.next-1, ErrDiverged)}
 	}
 	return nil
 }
 
-func (f *follower) deliver(ctx context.Context, msg jetstream.Msg) error {
-	meta, err := msg.Metadata()
+// read delivers until the consumer breaks. A consumer may also sit on a replica that is cut off, alive and
+// behind: when nothing has come for the timeout, the leader is asked whether there is something.
+func (f *follower) read(ctx context.Context, sub *nats.Subscription) error {
+	quiet := time.Now()
+	for {
+		waiting, cancel := context.WithTimeout(ctx, 3*heartbeat)
+		msg, err := sub.NextMsgWithContext(waiting)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if msg.Header.Get("Status") == "" {
+			if err := f.deliver(ctx, msg); err != nil {
+				return err
+			}
+			quiet = time.Now()
+			continue
+		}
+		if err := f.answer(msg); err != nil {
+			return err
+		}
+		if time.Since(quiet) > f.log.config.Timeout {
+			if err := f.checkQuiet(ctx); err != nil {
+				return err
+			}
+			quiet = time.Now()
+		}
+	}
+}
+
+// answer handles what a consumer says beside events: flow control, which it wants answered, and heartbeats,
+// which say up to where it has delivered.
+func (f *follower) answer(msg *nats.Msg) error {
+	if msg.Header.Get("Status") != "100" {
+		return fmt.Errorf("the consumer ended: %s %s", msg.Header.Get("Status"), msg.Header.Get("Description"))
+	}
+	stalled := msg.Header.Get("Nats-Consumer-Stalled")
+	if msg.Reply != "" {
+		return msg.Respond(nil)
+	}
+	if stalled != "" {
+		return f.log.config.Conn.Publish(stalled, nil)
+	}
+	if last, err := parseNumber(msg.Header, "Nats-Last-Stream", 64); err == nil && Revision(last) >= f.next {
+		return fmt.Errorf("the consumer has delivered up to %d, and %d never came", last, f.next)
+	}
+	return nil
+}
+
+// checkQuiet is an error if the log holds an event that the consumer does not deliver.
+func (f *follower) checkQuiet(ctx context.Context) error {
+	b, err := f.log.info(ctx)
+	if err == nil && b.Head >= f.next {
+		err = fmt.Errorf("the head is %d, and %d never came", b.Head, f.next)
+	}
+	return err
+}
+
+func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {
+	m, err := delivered(msg)
 	if err != nil {
 		return err
 	}
-	if rev := Revision(meta.Sequence.Stream); rev != f.next {
-		return fmt.Errorf("revision %d came after %d: %w", rev, f.next-1, ErrPurged)
+	if m.revision != f.next {
+		return f.gap(ctx, m.revision)
 	}
-	e, err := decode(f.log.config.Prefix, msg.Subject(), nats.Header(msg.Headers()), msg.Data(), f.next, meta.Timestamp)
+	e, err := m.decode(f.log.config.Prefix)
 	if err == nil {
 		err = f.yield(e)
 	}
 	if err != nil {
-		f.failed = err
+		return &fatal{err}
+	}
+	f.next++
+	f.gaps = 0
+	return nil
+}
+
+// gap finds out why another event came than the next one: it was purged, which check says; a message was
+// lost on the way, which opening anew repairs; or, when that does not help, the log has a hole.
+func (f *follower) gap(ctx context.Context, got Revision) error {
+	if err := f.check(ctx); err != nil {
 		return err
 	}
-	f.log.see(f.next)
-	f.next++
-	return nil
+	if f.gaps++; f.gaps > gapTries {
+		return &fatal{fmt.Errorf("follow the log: revision %d is missing: %w", f.next, ErrDiverged)}
+	}
+	return fmt.Errorf("revision %d came in place of %d", got, f.next)
 }

@@ -2,10 +2,11 @@ package eventlog
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
 )
 
@@ -62,63 +63,119 @@ func (l *Log) ask() {
 func (l *Log) askOnce() (Bounds, error) {
 	ctx, cancel := l.within(context.Background())
 	defer cancel()
-	floor := Revision(l.seen.Load())
-	var b Bounds
-	var err error
-	if l.replicated && !l.config.LeaderReads {
-		b, err = l.barrier(ctx)
-	} else {
-		b, err = l.info(ctx)
-	}
+	seen := Revision(l.seen.Load())
+	b, err := l.learn(ctx, seen)
 	if err != nil {
 		return Bounds{}, fmt.Errorf("learn the log's head: %w", err)
 	}
-	if b.Head < floor {
-		return Bounds{}, fmt.Errorf("the head is %d and %d was seen before: %w", b.Head, floor, ErrDiverged)
+	if b.Head < seen {
+		return Bounds{}, fmt.Errorf("the head is %d and %d was seen before: %w", b.Head, seen, ErrDiverged)
 	}
 	l.see(b.Head)
 	return b, nil
 }
 
-// barrier proves a head by a quorum: a deposed leader cannot have it acknowledged.
-func (l *Log) barrier(ctx context.Context) (Bounds, error) {
-	msg := encodeBarrier(l.config.Prefix, l.config.Epoch, nuid.Next(), time.Now())
-	roundTrips.WithLabelValues("barrier").Inc()
-	answer, err := l.config.Conn.RequestMsgWithContext(ctx, msg)
-	if err != nil {
-		return Bounds{}, err
-	}
-	head, err := readAck(answer.Data)
-	if err != nil {
-		return Bounds{}, err
+// learn picks the question. On one server its answer is exact. Of several, a deposed leader that can still
+// be reached goes on answering with its old head.
+func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
+	if l.replicated && !l.config.LeaderReads {
+		return l.barrier(ctx)
 	}
 	b, err := l.info(ctx)
-	if err != nil {
-		return Bounds{}, err
+	if err == nil && l.replicated && (b.Head < seen || !b.active) {
+		return l.barrier(ctx)
 	}
-	return Bounds{First: b.First, Head: head}, nil
+	if err == nil && b.Head > seen {
+		b.Head, err = l.wholeBatch(ctx, b.Head)
+	}
+	return b.Bounds, err
 }
 
-// info asks the stream's leader.
-func (l *Log) info(ctx context.Context) (Bounds, error) {
-	roundTrips.WithLabelValues("head").Inc()
-	answer, err := l.config.Conn.RequestWithContext(ctx, "$JS.API.STREAM.INFO."+l.config.Stream, nil)
-	if err != nil {
-		return Bounds{}, err
+// barrier proves a head by a quorum: a deposed leader cannot have it acknowledged. Raft keeps it outside of
+// every batch. First is asked for at the same time; one that has moved since is met as ErrPurged or ErrConflict.
+func (l *Log) barrier(ctx context.Context) (Bounds, error) {
+	type answer struct {
+		state
+		err error
 	}
-	var info struct {
-		Error *serverError `json:"error"`
+	asked := make(chan answer, 1)
+	go func() {
+		b, err := l.info(ctx)
+		asked <- answer{b, err}
+	}()
+	head, err := l.publishBarrier(ctx)
+	first := <-asked // bounded by ctx
+	if err == nil {
+		err = first.err
+	}
+	return Bounds{First: first.First, Head: head}, err
+}
+
+func (l *Log) publishBarrier(ctx context.Context) (Revision, error) {
+	for try := 0; ; try++ {
+		var ack acknowledgement
+		err := l.callOnce(ctx, "barrier", encodeBarrier(l.config.Prefix, l.config.Epoch, nuid.Next(), time.Now()), &ack)
+		if err == nil && ack.Sequence > 0 {
+			return ack.Sequence, nil
+		}
+		if errors.Is(err, nats.ErrConnectionClosed) || pause(ctx, try) != nil {
+			return 0, fmt.Errorf("have a barrier acknowledged: %w", err)
+		}
+	}
+}
+
+// wholeBatch moves a head that stream info gave to the end of the batch that it lies in: info shows a batch
+// that is being written. A get waits until all of it is in the log.
+func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
+	m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d}`, head))
+	if errors.Is(err, errNoMessage) { // fenced: the last revision is not in the log any more
+		return head, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	i, n, err := batchPlace(m.header)
+	if err != nil {
+		return 0, fmt.Errorf("read the event at revision %d: %w", head, err)
+	}
+	return head + Revision(n-i), nil
+}
+
+// state is what the stream's leader says of it; active when it has a majority of its replicas, as far as it knows.
+type state struct {
+	Bounds
+	active bool
+}
+
+// activeWithin is how lately a replica must have been heard of to count for a majority.
+const activeWithin = 2 * time.Second
+
+// info asks the stream's leader.
+func (l *Log) info(ctx context.Context) (state, error) {
+	var answer struct {
+		refusal
 		State struct {
 			First Revision `json:"first_seq"`
 			Last  Revision `json:"last_seq"`
 		} `json:"state"`
+		Cluster struct {
+			Leader   string `json:"leader"`
+			Replicas []struct {
+				Active  time.Duration `json:"active"`
+				Offline bool          `json:"offline"`
+			} `json:"replicas"`
+		} `json:"cluster"`
 	}
-	if err := json.Unmarshal(answer.Data, &info); err != nil {
-		return Bounds{}, fmt.Errorf("read stream info: %w", err)
+	if err := l.call(ctx, "head", "STREAM.INFO."+l.config.Stream, nil, &answer); err != nil {
+		return state{}, err
 	}
-	if info.Error != nil {
-		return Bounds{}, info.Error
+	present := 1
+	for _, r := range answer.Cluster.Replicas {
+		if !r.Offline && r.Active < activeWithin {
+			present++
+		}
 	}
+	active := answer.Cluster.Leader != "" && 2*present > len(answer.Cluster.Replicas)+1
 	// A stream that never held a message has first 0.
-	return Bounds{First: max(info.State.First, 1), Head: info.State.Last}, nil
+	return state{Bounds{First: max(answer.State.First, 1), Head: answer.State.Last}, active}, nil
 }

@@ -26,7 +26,8 @@ type Config struct {
 	InMemory bool
 	// Epoch written into every event (invariant 9).
 	Epoch uint64
-	// Timeout bounds one round trip when the context has no nearer deadline; 5 s by default.
+	// Timeout bounds one operation, its retries included, when the context has no nearer deadline; 5 s by
+	// default. A single try takes at most a fifth of it.
 	Timeout time.Duration
 	// LeaderReads answers Head by the stream's leader instead of a quorum barrier on a replicated log:
 	// faster, stale while a deposed leader can be reached (docs/guarantees.md).
@@ -49,11 +50,13 @@ type Bounds struct {
 // Log is a cell's log. It is safe for concurrent use.
 type Log struct {
 	config     Config
-	js         jetstream.JetStream
 	replicated bool
 
-	// seen is the highest revision that this process knows to exist: the log is never below it.
+	// seen is the highest revision that this process knows to be in the log, with all of its batch: the
+	// log is never below it.
 	seen atomic.Uint64
+	// batches bounds the batches in flight; the server drops any over 50.
+	batches chan struct{}
 
 	mu      sync.Mutex
 	asking  bool      // mu; a head question is in flight
@@ -73,13 +76,11 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open log: look up stream '%s': %w", c.Stream, err)
 	}
-	held := s.CachedInfo()
-	if err := checkStream(c, held.Config); err != nil {
+	held := s.CachedInfo().Config
+	if err := checkStream(c, held); err != nil {
 		return nil, err
 	}
-	l := &Log{config: c, js: js, replicated: held.Config.Replicas > 1}
-	l.see(Revision(held.State.LastSeq))
-	return l, nil
+	return &Log{config: c, replicated: held.Replicas > 1, batches: make(chan struct{}, batchesInFlight)}, nil
 }
 
 // see remembers that a revision exists.
@@ -90,9 +91,4 @@ func (l *Log) see(r Revision) {
 			return
 		}
 	}
-}
-
-// within bounds one round trip.
-func (l *Log) within(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, l.config.Timeout)
 }

@@ -2,7 +2,6 @@ package eventlog
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 )
 
@@ -14,7 +13,7 @@ const purgeStep = 10_000
 //
 // A crash between two steps leaves a log that starts earlier than asked; the next purge goes on.
 func (l *Log) Purge(ctx context.Context, upto Revision) error {
-	b, err := l.Head(ctx)
+	b, err := l.info(ctx) // too low a head, from a deposed leader, only clamps more
 	if err != nil {
 		return fmt.Errorf("purge up to %d: %w", upto, err)
 	}
@@ -47,21 +46,6 @@ func (l *Log) Fence(ctx context.Context, to Revision) error {
 
 // purgeBelow makes first the first retained revision.
 func (l *Log) purgeBelow(ctx context.Context, first Revision) error {
-	ctx, cancel := l.within(ctx)
-	defer cancel()
-	roundTrips.WithLabelValues("purge").Inc()
-	answer, err := l.config.Conn.RequestWithContext(ctx, "$JS.API.STREAM.PURGE."+l.config.Stream, fmt.Appendf(nil, `{"seq":%d}`, first))
-	if err != nil {
-		return err
-	}
-	var purged struct {
-		Error *serverError `json:"error"`
-	}
-	if err := json.Unmarshal(answer.Data, &purged); err != nil {
-		return fmt.Errorf("read the answer: %w", err)
-	}
-	if purged.Error != nil {
-		return purged.Error
-	}
-	return nil
+	var answer struct{ refusal }
+	return l.call(ctx, "purge", "STREAM.PURGE."+l.config.Stream, fmt.Appendf(nil, `{"seq":%d}`, first), &answer)
 }

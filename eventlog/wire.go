@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -26,6 +27,8 @@ const (
 	headerPrecondition = "Logplane-Precondition"
 	headerEpoch        = "Logplane-Epoch"
 	headerTTL          = "Logplane-Ttl"
+	// headerBatch is an event's place in its batch, '2/5'; single events have none.
+	headerBatch = "Logplane-Batch"
 
 	headerExpected = "Nats-Expected-Last-Subject-Sequence"
 )
@@ -115,7 +118,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	if e.RequestID == "" {
 		return Event{}, fmt.Errorf("'%s' is missing", headerID)
 	}
-	var errs [5]error
+	var errs [6]error
 	e.Epoch, errs[0] = parseNumber(h, headerEpoch, 64)
 	if op == Barrier {
 		return e, errs[0]
@@ -132,6 +135,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	base, errs[1] = parseNumber(h, headerBase, 64)
 	precondition, errs[2] = parseNumber(h, headerPrecondition, 64)
 	ttl, errs[3] = parseNumber(h, headerTTL, 32)
+	_, _, errs[5] = batchPlace(h)
 	if op == Added && base != 0 {
 		errs[4] = fmt.Errorf("an added object has base %d, not 0", base)
 	}
@@ -153,6 +157,21 @@ func parseNumber(h nats.Header, name string, bits int) (uint64, error) {
 		return 0, fmt.Errorf("'%s' %q is not a number of %d bits", name, h.Get(name), bits)
 	}
 	return n, nil
+}
+
+// batchPlace reads an event's place in its batch, 1 of 1 for a single one.
+func batchPlace(h nats.Header) (place, size uint64, err error) {
+	v := h.Get(headerBatch)
+	if v == "" {
+		return 1, 1, nil
+	}
+	a, b, _ := strings.Cut(v, "/")
+	place, errPlace := strconv.ParseUint(a, 10, 32)
+	size, errSize := strconv.ParseUint(b, 10, 32)
+	if errPlace != nil || errSize != nil || place < 1 || place > size || size > maxBatch {
+		return 0, 0, fmt.Errorf("'%s' %q is not a place in a batch", headerBatch, v)
+	}
+	return place, size, nil
 }
 
 func formatRevision(r Revision) string { return strconv.FormatUint(uint64(r), 10) }

@@ -1,0 +1,95 @@
+package eventlog
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// codeMessageNotFound is JetStream's answer to a get of what it does not have.
+const codeMessageNotFound = 10037
+
+var errNoMessage = errors.New("the log holds no such message")
+
+// stored is a message with its place in the log, not yet decoded.
+type stored struct {
+	subject  string
+	revision Revision
+	time     time.Time
+	header   nats.Header
+	body     []byte
+}
+
+func (m stored) decode(prefix string) (Event, error) {
+	return decode(prefix, m.subject, m.header, m.body, m.revision, m.time)
+}
+
+// get asks the stream's leader for one message; errNoMessage if it has none. The answer waits for a batch
+// that is being written.
+func (l *Log) get(ctx context.Context, request string) (stored, error) {
+	var answer struct {
+		refusal
+		Message struct {
+			Subject  string    `json:"subject"`
+			Revision Revision  `json:"seq"`
+			Header   string    `json:"hdrs"`
+			Body     []byte    `json:"data"`
+			Time     time.Time `json:"time"`
+		} `json:"message"`
+	}
+	err := l.call(ctx, "tail", "STREAM.MSG.GET."+l.config.Stream, []byte(request), &answer)
+	var refused *serverError
+	if errors.As(err, &refused) && refused.Code == codeMessageNotFound {
+		return stored{}, errNoMessage
+	}
+	if err != nil {
+		return stored{}, err
+	}
+	m := answer.Message
+	header := nats.Header{}
+	if m.Header != "" {
+		raw, err := base64.StdEncoding.DecodeString(m.Header)
+		if err == nil {
+			header, err = nats.DecodeHeadersMsg(raw)
+		}
+		if err != nil {
+			return stored{}, fmt.Errorf("read the headers at revision %d: %w", m.Revision, err)
+		}
+	}
+	return stored{m.Subject, m.Revision, m.Time, header, m.Body}, nil
+}
+
+// direct reads a message in the form that direct gets answer with: its place in the log is in headers that
+// the server appended, the last ones of their name.
+func direct(msg *nats.Msg) (stored, error) {
+	revision, err := strconv.ParseUint(lastOf(msg.Header, "Nats-Sequence"), 10, 64)
+	if err != nil {
+		return stored{}, fmt.Errorf("read a message of the log: %w", err)
+	}
+	at, err := time.Parse(time.RFC3339Nano, lastOf(msg.Header, "Nats-Time-Stamp"))
+	if err != nil {
+		return stored{}, fmt.Errorf("read the message at revision %d: %w", revision, err)
+	}
+	return stored{lastOf(msg.Header, "Nats-Subject"), Revision(revision), at, msg.Header, msg.Data}, nil
+}
+
+// delivered reads a message that a consumer delivers: its place in the log is in its reply subject.
+func delivered(msg *nats.Msg) (stored, error) {
+	place, err := msg.Metadata()
+	if err != nil {
+		return stored{}, fmt.Errorf("read a message of the log: %w", err)
+	}
+	return stored{msg.Subject, Revision(place.Sequence.Stream), place.Timestamp, msg.Header, msg.Data}, nil
+}
+
+func lastOf(h nats.Header, name string) string {
+	if v := h[name]; len(v) > 0 {
+		return v[len(v)-1]
+	}
+	return ""
+}
