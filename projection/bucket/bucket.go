@@ -40,3 +40,11 @@ type Bucket interface {
 	// Delete removes an object; a missing one is no error.
 	Delete(ctx context.Context, key string) error
 }
+
+// Ensure makes the bucket itself where it is missing, if its kind needs that: a folder makes itself.
+func Ensure(ctx context.Context, b Bucket) error {
+	if missing, ok := b.(interface{ Ensure(context.Context) error }); ok {
+		return missing.Ensure(ctx)
+	}
+	return nil
+}

@@ -73,6 +73,9 @@ func (c *Counted) Delete(ctx context.Context, key string) error {
 	return c.Bucket.Delete(ctx, key)
 }
 
+// Ensure makes what it wraps.
+func (c *Counted) Ensure(ctx context.Context) error { return Ensure(ctx, c.Bucket) }
+
 func count(of *atomic.Int64, kind string) {
 	of.Add(1)
 	requests.WithLabelValues(kind).Inc()

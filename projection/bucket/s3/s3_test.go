@@ -42,7 +42,7 @@ func TestMinIO(t *testing.T) {
 func testEnsure(t *testing.T, s server) {
 	ctx := t.Context()
 	for range 2 {
-		require.NoError(t, s.open(t, "ensured").Ensure(ctx))
+		require.NoError(t, bucket.Ensure(ctx, bucket.Count(s.open(t, "ensured"))))
 		exists, err := s.client.BucketExists(ctx, "ensured")
 		require.NoError(t, err)
 		require.True(t, exists)
