@@ -65,6 +65,7 @@ type Server struct {
 // New builds the handler; API groups are built on first use.
 func New(c Config) (*Server, error) {
 	enableFeatures()
+	registerUpstreamMetrics()
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apiserver/pkg/features"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/util/compatibility"
@@ -27,9 +29,14 @@ var enableFeatures = sync.OnceFunc(func() {
 	}
 })
 
+// codecs encode what upstream's filters answer, in every representation.
+var codecs = sync.OnceValue(func() serializer.CodecFactory {
+	return serializer.NewCodecFactory(legacyscheme.Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
+})
+
 // configure makes what every group shares.
 func (s *Server) configure() error {
-	c := genericapiserver.NewConfig(legacyscheme.Codecs)
+	c := genericapiserver.NewConfig(codecs())
 	c.EffectiveVersion = compatibility.DefaultBuildEffectiveVersion()
 	c.FeatureGate = utilfeature.DefaultFeatureGate
 	c.ExternalAddress = s.config.ExternalAddress

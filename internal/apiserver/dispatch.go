@@ -4,28 +4,67 @@ import (
 	"net/http"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/component-base/metrics/legacyregistry"
 )
+
+// metricsHandler serves component-base's registry, where upstream and cmd register.
+var metricsHandler = legacyregistry.Handler()
 
 // dispatch chooses who serves an authorized request.
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	switch path := strings.TrimSuffix(r.URL.Path, "/"); {
+	case info.IsResourceRequest && needsNode(info):
+		s.fail(w, r, noNodes(info))
 	case info.IsResourceRequest:
 		s.resource(info).ServeHTTP(w, r)
 	case path == "/api" || path == "/apis" || strings.HasPrefix(path, "/api/") || strings.HasPrefix(path, "/apis/"):
 		s.discovery.ServeHTTP(w, r)
 	case strings.HasPrefix(path, "/openapi/"):
 		s.openapi.ServeHTTP(w, r)
+	case path == "/version" && r.Method == http.MethodGet:
+		serveVersion(w, r)
+	case path == "/metrics" && r.Method == http.MethodGet:
+		metricsHandler.ServeHTTP(w, r)
 	default:
-		http.NotFound(w, r)
+		s.fail(w, r, notServed(r))
 	}
 }
 
 // resource finds the built-in group that serves the version, and leaves every other to the custom resources.
 func (s *Server) resource(info *apirequest.RequestInfo) http.Handler {
-	if g, ok := s.groups[info.APIGroup]; ok {
+	if g, ok := s.groups[info.APIGroup]; ok && g.serves(info.APIVersion) {
 		return g
 	}
 	return s.crds
+}
+
+// notServed is upstream's answer to a path that nobody knows.
+func notServed(r *http.Request) error {
+	if describesProcess(r.URL.Path) {
+		return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, true)
+	}
+	err := apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "", 0, true)
+	err.ErrStatus.Reason = metav1.StatusReasonNotFound
+	return err
+}
+
+// nodeSubresources are served by a kubelet, or by what runs on its node.
+var nodeSubresources = map[string]bool{"exec": true, "attach": true, "portforward": true, "log": true, "proxy": true}
+
+func needsNode(info *apirequest.RequestInfo) bool {
+	if info.APIGroup != "" || !nodeSubresources[info.Subresource] {
+		return false
+	}
+	return info.Resource == "pods" || info.Resource == "services" || info.Resource == "nodes"
+}
+
+func noNodes(info *apirequest.RequestInfo) error {
+	err := apierrors.NewMethodNotSupported(schema.GroupResource{Resource: info.Resource + "/" + info.Subresource}, info.Verb)
+	err.ErrStatus.Message = info.Resource + "/" + info.Subresource + " is not served: there are no nodes behind this API"
+	return err
 }

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
-	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	admissionregistrationrest "k8s.io/kubernetes/pkg/registry/admissionregistration/rest"
 	apiserverinternalrest "k8s.io/kubernetes/pkg/registry/apiserverinternal/rest"
 	appsrest "k8s.io/kubernetes/pkg/registry/apps/rest"
@@ -142,8 +141,23 @@ func (g *group) get() (*builtGroup, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build API group %q: %w", g.name, err)
 	}
+	groupsBuilt.WithLabelValues(g.name).Inc()
 	g.built = built
 	return built, nil
+}
+
+// serves reports whether this version is the group's own rather than a custom resource's.
+func (g *group) serves(version string) bool {
+	built, err := g.get()
+	if err != nil {
+		return true // ServeHTTP says why
+	}
+	for _, v := range built.discovery {
+		if v.Version == version {
+			return true
+		}
+	}
+	return false
 }
 
 // ServeHTTP serves everything below the group's versions.
@@ -152,7 +166,7 @@ func (g *group) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		s := g.server
 		s.config.Logger.ErrorContext(r.Context(), "an API group could not be built", "group", g.name, "error", err)
-		responsewriters.ErrorNegotiated(apierrors.NewInternalError(err), legacyscheme.Codecs, schema.GroupVersion{}, w, r)
+		s.fail(w, r, apierrors.NewInternalError(err))
 		return
 	}
 	built.container.Dispatch(w, r)
@@ -241,7 +255,7 @@ func newContainer() *restful.Container {
 	c.DoNotRecover(true) // the filters do
 	c.ServiceErrorHandler(func(e restful.ServiceError, r *restful.Request, w *restful.Response) {
 		err := apierrors.NewGenericServerResponse(e.Code, r.Request.Method, schema.GroupResource{}, "", e.Message, 0, false)
-		responsewriters.ErrorNegotiated(err, legacyscheme.Codecs, schema.GroupVersion{}, w, r.Request)
+		responsewriters.ErrorNegotiated(err, codecs(), schema.GroupVersion{}, w, r.Request)
 	})
 	return c
 }

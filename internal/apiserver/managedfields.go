@@ -74,7 +74,7 @@ func (c *typeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeCon
 	if err != nil {
 		return nil, err
 	}
-	converter, err := managedfields.NewTypeConverter(schemas, false)
+	converter, err = managedfields.NewTypeConverter(schemas, false)
 	if err != nil {
 		return nil, err
 	}

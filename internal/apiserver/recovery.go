@@ -1,0 +1,112 @@
+package apiserver
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"runtime/debug"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	auditinternal "k8s.io/apiserver/pkg/apis/audit"
+	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/endpoints/responsewriter"
+)
+
+// response remembers what was sent.
+type response struct {
+	http.ResponseWriter
+	code  int
+	bytes int64
+}
+
+func newResponse(w http.ResponseWriter) (*response, http.ResponseWriter) {
+	r := &response{ResponseWriter: w}
+	return r, responsewriter.WrapForHTTP1Or2(r)
+}
+
+func (r *response) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+func (r *response) WriteHeader(code int) {
+	if r.code == 0 {
+		r.code = code
+	}
+	r.ResponseWriter.WriteHeader(code)
+}
+
+func (r *response) Write(p []byte) (int, error) {
+	if r.code == 0 {
+		r.code = http.StatusOK
+	}
+	n, err := r.ResponseWriter.Write(p)
+	r.bytes += int64(n)
+	return n, err
+}
+
+// withRecovery turns a panic into a Status: 500, or what a lister says that could not read. A response
+// that has begun is cut off, so that nobody takes the half for the whole.
+func (s *Server) withRecovery(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent, wrapped := newResponse(w)
+		defer func() {
+			reason := recover()
+			if reason == nil {
+				return
+			}
+			if reason == http.ErrAbortHandler || sent.code != 0 {
+				s.logPanic(r, reason)
+				panic(http.ErrAbortHandler)
+			}
+			s.logPanic(r, reason)
+			s.fail(w, r, panicStatus(reason))
+		}()
+		h.ServeHTTP(wrapped, r)
+	})
+}
+
+func panicStatus(reason any) error {
+	if failed, ok := reason.(unreadable); ok {
+		return apierrors.NewInternalError(failed.error)
+	}
+	return apierrors.NewInternalError(errors.New("the request failed unexpectedly; the server's log has the reason under the Audit-Id of this response"))
+}
+
+func (s *Server) logPanic(r *http.Request, reason any) {
+	if reason == http.ErrAbortHandler {
+		return
+	}
+	s.config.Logger.ErrorContext(r.Context(), "a request panicked", "request", requestID(r), "method", r.Method, "uri", r.URL.RequestURI(),
+		"panic", fmt.Sprint(reason), "stack", string(debug.Stack()))
+}
+
+// withLog writes one line for each request: failures of ours as warnings, the rest for debugging.
+func (s *Server) withLog(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		sent, wrapped := newResponse(w)
+		defer func() {
+			log := s.config.Logger.DebugContext
+			if sent.code >= http.StatusInternalServerError {
+				log = s.config.Logger.WarnContext
+			}
+			log(r.Context(), "request", "request", requestID(r), "method", r.Method, "uri", r.URL.RequestURI(), "code", sent.code,
+				"bytes", sent.bytes, "milliseconds", time.Since(start).Milliseconds(), "agent", r.UserAgent())
+		}()
+		h.ServeHTTP(wrapped, r)
+	})
+}
+
+func requestID(r *http.Request) string { return audit.GetAuditIDTruncated(r.Context()) }
+
+var requestIDs = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+
+// withRequestID drops an Audit-Id that could not be a header of an event; upstream's filter makes one then.
+func withRequestID(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !requestIDs.MatchString(r.Header.Get(auditinternal.HeaderAuditID)) {
+			r.Header.Del(auditinternal.HeaderAuditID)
+		}
+		h.ServeHTTP(w, r)
+	})
+}
