@@ -1,15 +1,298 @@
 package apiserver
 
 import (
+	"context"
+	"fmt"
 	"net/http"
+	"reflect"
+	"sort"
+	"strconv"
+	"sync"
+	"sync/atomic"
 
-	genericapiserver "k8s.io/apiserver/pkg/server"
+	lru "github.com/hashicorp/golang-lru/v2"
+	"go.opentelemetry.io/otel/trace/noop"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	crdlisters "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/apimachinery/pkg/runtime/serializer/recognizer"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// newCRDs serves custom resources.
-func newCRDs(s *Server) (http.Handler, error) { return http.HandlerFunc(http.NotFound), nil }
+// servedCRDs bounds how many CRDs' handlers one process keeps; a handler holds schemas, validators and
+// compiled rules, and is made again in some 15 ms.
+const servedCRDs = 256
 
-// newAPIExtensionsStorage makes the registries of CustomResourceDefinitions.
-func newAPIExtensionsStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
-	return genericapiserver.APIGroupInfo{}, nil
+// customResources serves the objects of every CRD. Each CRD has a handler of upstream's that was built
+// for one state of it and knows no other, so that a whole request sees one state: the newest when it came.
+// A changed CRD gets a new handler; the old one ends with its last request. It is safe for concurrent use.
+type customResources struct {
+	server *Server
+	crds   *crdReader
+
+	mu       sync.Mutex
+	handlers *lru.Cache[string, *crdHandler] // by mu; by name of the CRD
+}
+
+// newCRDs serves custom resources.
+func newCRDs(s *Server) (http.Handler, error) {
+	handlers, err := lru.NewWithEvict(servedCRDs, func(_ string, h *crdHandler) { h.retire() })
+	if err != nil {
+		return nil, err
+	}
+	return &customResources{server: s, crds: newCRDReader(s), handlers: handlers}, nil
+}
+
+// ServeHTTP serves a resource request of a group that is not built in.
+func (c *customResources) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	info, ok := apirequest.RequestInfoFrom(r.Context())
+	if !ok || !info.IsResourceRequest {
+		notFound(w, r)
+		return
+	}
+	crd, err := c.crds.get(info.Resource + "." + info.APIGroup)
+	if err != nil {
+		c.fail(w, r, fmt.Errorf("read a CustomResourceDefinition: %w", err))
+		return
+	}
+	if crd == nil {
+		notFound(w, r)
+		return
+	}
+	h, err := c.handlerOf(crd)
+	if err != nil {
+		c.fail(w, r, fmt.Errorf("serve CustomResourceDefinition %s: %w", crd.Name, err))
+		return
+	}
+	h.ServeHTTP(w, r)
+}
+
+func (c *customResources) fail(w http.ResponseWriter, r *http.Request, err error) {
+	c.server.config.Logger.ErrorContext(r.Context(), "a custom resource could not be served", "error", err)
+	writeError(w, r, apierrors.NewInternalError(err))
+}
+
+// handlerOf returns the handler of this state of the CRD. A request that began before the newest change
+// may still ask for an older state: it gets the newer, which it could have seen as well.
+func (c *customResources) handlerOf(crd *apiextensionsv1.CustomResourceDefinition) (*crdHandler, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old, ok := c.handlers.Get(crd.Name)
+	if ok && (revisionOf(old.crd.Load()) >= revisionOf(crd) || old.follow(crd)) {
+		return old, nil
+	}
+	h, err := c.newHandler(crd)
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		old.retire()
+	}
+	c.handlers.Add(crd.Name, h)
+	return h, nil
+}
+
+func revisionOf(crd *apiextensionsv1.CustomResourceDefinition) uint64 {
+	revision, _ := strconv.ParseUint(crd.ResourceVersion, 10, 64)
+	return revision
+}
+
+// crdHandler is upstream's handler of every CRD, given one.
+type crdHandler struct {
+	http.Handler
+	crd atomic.Pointer[apiextensionsv1.CustomResourceDefinition]
+	// events is how upstream's handler learns of changes.
+	events cache.ResourceEventHandler
+}
+
+func (c *customResources) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*crdHandler, error) {
+	s := c.server
+	h := &crdHandler{}
+	h.crd.Store(established(crd))
+	upstream, err := crdserver.NewCustomResourceDefinitionHandler(
+		nil, nil, // discovery is ours
+		h,
+		http.HandlerFunc(notFound),
+		crdOptions{s},
+		s.generic.AdmissionControl,
+		nil, // nothing is left to establish
+		webhook.NewDefaultServiceResolver(),
+		webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, s.loopback, noop.NewTracerProvider()),
+		1,
+		s.generic.Authorization.Authorizer,
+		s.generic.RequestTimeout,
+		s.minRequestTimeout(),
+		// Upstream reads only whether there is one: the schema of metadata comes with each CRD's own.
+		map[string]*spec.Schema{},
+		s.generic.MaxRequestBodyBytes,
+	)
+	if err != nil {
+		return nil, err
+	}
+	h.Handler = upstream
+	return h, nil
+}
+
+// established back-dates the condition: upstream delays creates for two seconds after it, for the sake of
+// other servers that have not heard of the CRD, and here there is none.
+func established(crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
+	crd = crd.DeepCopy()
+	for i := range crd.Status.Conditions {
+		if c := &crd.Status.Conditions[i]; c.Type == apiextensionsv1.Established {
+			c.LastTransitionTime = metav1.Unix(0, 0)
+		}
+	}
+	return crd
+}
+
+// follow moves on to a newer state that differs in conditions or metadata only, for which storage and
+// schemas stay (and watches go on); it reports whether it could.
+func (h *crdHandler) follow(crd *apiextensionsv1.CustomResourceDefinition) bool {
+	old := h.crd.Load()
+	if old.UID != crd.UID || !apiequality.Semantic.DeepEqual(old.Spec, crd.Spec) ||
+		!apiequality.Semantic.DeepEqual(old.Status.AcceptedNames, crd.Status.AcceptedNames) {
+		return false
+	}
+	h.crd.Store(established(crd))
+	return true
+}
+
+// retire lets upstream destroy the stores once the requests in flight are done, at most two request
+// timeouts later. It matters only where a store owns something: a watcher's cacher.
+func (h *crdHandler) retire() { h.events.OnDelete(nil) }
+
+// Informer and Lister make the handler the informer of its one CRD.
+func (h *crdHandler) Informer() cache.SharedIndexInformer { return crdInformer{&informer{}, h} }
+
+// Lister is upstream's interface.
+func (h *crdHandler) Lister() crdlisters.CustomResourceDefinitionLister { return crdLister{h} }
+
+// crdInformer informs of nothing but a handler's end.
+type crdInformer struct {
+	*informer
+	h *crdHandler
+}
+
+func (i crdInformer) AddEventHandler(events cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+	i.h.events = events
+	return synced{}, nil
+}
+
+type crdLister struct{ h *crdHandler }
+
+// List is what upstream asks which stores to keep when it is told of a deletion: none.
+func (l crdLister) List(labels.Selector) ([]*apiextensionsv1.CustomResourceDefinition, error) {
+	return nil, nil
+}
+
+func (l crdLister) Get(name string) (*apiextensionsv1.CustomResourceDefinition, error) {
+	if crd := l.h.crd.Load(); crd.Name == name {
+		return crd, nil
+	}
+	return nil, apierrors.NewNotFound(apiextensionsv1.Resource("customresourcedefinitions"), name)
+}
+
+// crdOptions makes the stores of custom resources.
+type crdOptions struct{ server *Server }
+
+// customResourceCodec is upstream's: CBOR, and JSON understood.
+var customResourceCodec = sync.OnceValue(func() runtime.Codec {
+	c := cbor.NewSerializer(unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper())
+	return runtime.NewCodec(c, recognizer.NewDecoder(c, unstructured.UnstructuredJSONScheme))
+})
+
+// GetRESTOptions implements generic.RESTOptionsGetter.
+func (o crdOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	config := &storagebackend.ConfigForResource{
+		GroupResource: resource,
+		Config:        storagebackend.Config{Codec: customResourceCodec()},
+	}
+	return o.server.stores.options(config, resource.Group+"/"+resource.Resource, runtime.ContentTypeCBOR, nil), nil
+}
+
+// crdReader reads CustomResourceDefinitions from the newest view.
+type crdReader struct{ rows *indexer }
+
+func newCRDReader(s *Server) *crdReader {
+	return &crdReader{&indexer{
+		informers: s.informers,
+		target:    reflect.TypeFor[*apiextensionsv1.CustomResourceDefinition](),
+		decoder:   crdserver.Codecs.UniversalDecoder(apiextensionsv1.SchemeGroupVersion),
+		prefix:    s.config.Cell.Cluster + "/" + crdPrefix + "/",
+		indexers:  cache.Indexers{},
+	}}
+}
+
+// get returns nil if there is none. The object is shared.
+func (c *crdReader) get(name string) (*apiextensionsv1.CustomResourceDefinition, error) {
+	object, ok, err := c.rows.GetByKey(name)
+	if err != nil || !ok {
+		return nil, err
+	}
+	return object.(*apiextensionsv1.CustomResourceDefinition), nil
+}
+
+// crdSet is every CRD at one time. It must not be changed.
+type crdSet struct {
+	crds []*apiextensionsv1.CustomResourceDefinition // by name
+	state
+}
+
+// state tells sets of CRDs apart: any change but a deletion brings a higher revision than ever was, and a
+// deletion a lower count.
+type state struct {
+	revision uint64
+	count    int
+}
+
+func (c *crdReader) all(context.Context) (crdSet, error) {
+	objects, err := c.rows.scan(c.rows.prefix)
+	if err != nil {
+		return crdSet{}, fmt.Errorf("list CustomResourceDefinitions: %w", err)
+	}
+	set := crdSet{state: state{count: len(objects)}}
+	for _, object := range objects {
+		crd := object.(*apiextensionsv1.CustomResourceDefinition)
+		set.crds = append(set.crds, crd)
+		set.revision = max(set.revision, revisionOf(crd))
+	}
+	sort.Slice(set.crds, func(i, j int) bool { return set.crds[i].Name < set.crds[j].Name })
+	return set, nil
+}
+
+// perState keeps what was computed from the newest set of CRDs that was asked for.
+type perState[T any] struct {
+	build func(crdSet) (T, error)
+
+	mu    sync.Mutex
+	of    state // by mu
+	built *T    // by mu
+}
+
+// get computes at most once for each set; who comes meanwhile waits for it.
+func (p *perState[T]) get(set crdSet) (T, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.built != nil && p.of == set.state {
+		return *p.built, nil
+	}
+	built, err := p.build(set)
+	if err == nil {
+		p.of, p.built = set.state, &built
+	}
+	return built, err
 }

@@ -1,6 +1,249 @@
 package apiserver
 
-import "net/http"
+import (
+	"crypto/sha512"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/logplane/logplane/internal/apiserver/spec"
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apidiscoveryv2beta1 "k8s.io/api/apidiscovery/v2beta1"
+	autoscaling "k8s.io/api/autoscaling/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	kubeversion "k8s.io/apimachinery/pkg/version"
+	discoveryconversion "k8s.io/apiserver/pkg/apis/apidiscovery/v2"
+	"k8s.io/apiserver/pkg/endpoints"
+	"k8s.io/apiserver/pkg/endpoints/discovery"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+)
+
+// resourceIndex serves discovery, plain and aggregated: the generated description of the built-in groups
+// and, computed from the newest view, the groups of custom resources. It is safe for concurrent use.
+type resourceIndex struct {
+	server *Server
+	crds   *crdReader
+	paths  perState[map[string]http.Handler]
+	codecs serializer.CodecFactory
+}
 
 // newDiscovery serves '/api', '/apis' and below them down to a group's version.
-func newDiscovery(s *Server) (http.Handler, error) { return http.HandlerFunc(http.NotFound), nil }
+func newDiscovery(s *Server) (http.Handler, error) {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(apidiscoveryv2.AddToScheme(scheme))
+	utilruntime.Must(apidiscoveryv2beta1.AddToScheme(scheme))
+	utilruntime.Must(discoveryconversion.RegisterConversions(scheme))
+	x := &resourceIndex{server: s, crds: newCRDReader(s), codecs: serializer.NewCodecFactory(scheme)}
+	x.paths.build = x.build
+	return x, nil
+}
+
+// ServeHTTP answers GET and HEAD of the known paths.
+func (x *resourceIndex) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	set, err := x.crds.all(r.Context())
+	if err != nil {
+		writeError(w, r, apierrors.NewInternalError(err))
+		return
+	}
+	paths, err := x.paths.get(set)
+	if err != nil {
+		writeError(w, r, apierrors.NewInternalError(err))
+		return
+	}
+	h, ok := paths[strings.TrimSuffix(r.URL.Path, "/")]
+	switch {
+	case !ok:
+		notFound(w, r)
+	case r.Method != http.MethodGet && r.Method != http.MethodHead:
+		writeError(w, r, apierrors.NewMethodNotSupported(schema.GroupResource{}, r.Method))
+	default:
+		h.ServeHTTP(w, r)
+	}
+}
+
+// build makes the handler of every path.
+func (x *resourceIndex) build(set crdSet) (map[string]http.Handler, error) {
+	builtin, err := spec.Groups()
+	if err != nil {
+		return nil, err
+	}
+	groups := merge(builtin, customGroups(set.crds))
+	codecs := legacyscheme.Codecs
+	addresses := discovery.DefaultAddresses{DefaultAddress: x.server.generic.ExternalAddress}
+	root := discovery.NewRootAPIsHandler(addresses, codecs)
+	paths := map[string]http.Handler{}
+	var legacy, named []spec.Group
+	for _, group := range groups {
+		base := "/apis/" + group.Name
+		if group.Name == "" {
+			base, legacy = "/api", append(legacy, group)
+		} else {
+			named = append(named, group)
+			g := apiGroup(group)
+			root.AddGroup(g)
+			paths[base] = discovery.NewAPIGroupHandler(codecs, g)
+		}
+		for _, version := range group.Versions {
+			resources := func() []metav1.APIResource { return version.Resources }
+			paths[base+"/"+version.Name] = discovery.NewAPIVersionHandler(codecs,
+				schema.GroupVersion{Group: group.Name, Version: version.Name}, discovery.APIResourceListerFunc(resources))
+		}
+	}
+	if paths["/api"], err = x.choose(discovery.NewLegacyRootAPIHandler(addresses, codecs, "/api"), legacy); err != nil {
+		return nil, err
+	}
+	if paths["/apis"], err = x.choose(root, named); err != nil {
+		return nil, err
+	}
+	return paths, nil
+}
+
+func apiGroup(g spec.Group) metav1.APIGroup {
+	out := metav1.APIGroup{Name: g.Name}
+	for _, v := range g.Versions {
+		out.Versions = append(out.Versions, metav1.GroupVersionForDiscovery{GroupVersion: g.Name + "/" + v.Name, Version: v.Name})
+	}
+	out.PreferredVersion = out.Versions[0]
+	return out
+}
+
+// choose answers with all groups at once if the client asks for that, and plainly otherwise.
+func (x *resourceIndex) choose(plain http.Handler, groups []spec.Group) (http.Handler, error) {
+	list := &apidiscoveryv2.APIGroupDiscoveryList{}
+	for _, g := range groups {
+		item := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: g.Name}}
+		for _, v := range g.Versions {
+			resources, err := endpoints.ConvertGroupVersionIntoToDiscovery(withKinds(v.Resources, g.Name, v.Name))
+			if err != nil {
+				return nil, fmt.Errorf("aggregate discovery of %s/%s: %w", g.Name, v.Name, err)
+			}
+			item.Versions = append(item.Versions, apidiscoveryv2.APIVersionDiscovery{
+				Version: v.Name, Resources: resources, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
+			})
+		}
+		list.Items = append(list.Items, item)
+	}
+	encoded, err := json.Marshal(list)
+	if err != nil {
+		return nil, fmt.Errorf("aggregate discovery: %w", err)
+	}
+	etag := fmt.Sprintf("%X", sha512.Sum512(encoded))
+	all := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		media, _, err := negotiation.NegotiateOutputMediaType(r, x.codecs, aggregated.DiscoveryEndpointRestrictions)
+		if err != nil || media.Convert == nil {
+			plain.ServeHTTP(w, r)
+			return
+		}
+		aggregated.ServeHTTPWithETag(list, etag, media.Convert.GroupVersion(), x.codecs, w, r)
+	})
+	return aggregated.WrapAggregatedDiscoveryToHandler(plain, all, nil), nil
+}
+
+// withKinds fills in the group and version that a plain list leaves out where they are its own.
+func withKinds(resources []metav1.APIResource, group, version string) []metav1.APIResource {
+	resources = slices.Clone(resources)
+	for i := range resources {
+		if resources[i].Version == "" {
+			resources[i].Group, resources[i].Version = group, version
+		}
+	}
+	return resources
+}
+
+// merge puts the groups of custom resources behind the built-in ones, as upstream's priorities do.
+func merge(builtin, custom []spec.Group) []spec.Group {
+	all := slices.Clone(builtin)
+	for _, g := range custom {
+		if !slices.ContainsFunc(builtin, func(b spec.Group) bool { return b.Name == g.Name }) {
+			all = append(all, g)
+		}
+	}
+	return all
+}
+
+// customGroups is what upstream's discovery controller makes of the established CRDs: groups by name,
+// versions the newest first, resources by name.
+func customGroups(crds []*apiextensionsv1.CustomResourceDefinition) []spec.Group {
+	versions := map[string]map[string][]metav1.APIResource{}
+	for _, crd := range crds {
+		if !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
+			continue
+		}
+		for _, v := range crd.Spec.Versions {
+			if !v.Served {
+				continue
+			}
+			if versions[crd.Spec.Group] == nil {
+				versions[crd.Spec.Group] = map[string][]metav1.APIResource{}
+			}
+			versions[crd.Spec.Group][v.Name] = append(versions[crd.Spec.Group][v.Name], customResource(crd, v)...)
+		}
+	}
+	var groups []spec.Group
+	for name, resources := range versions {
+		g := spec.Group{Name: name}
+		for version, r := range resources {
+			g.Versions = append(g.Versions, spec.Version{Name: version, Resources: r})
+		}
+		sort.Slice(g.Versions, func(i, j int) bool {
+			return kubeversion.CompareKubeAwareVersionStrings(g.Versions[i].Name, g.Versions[j].Name) > 0
+		})
+		groups = append(groups, g)
+	}
+	sort.Slice(groups, func(i, j int) bool { return groups[i].Name < groups[j].Name })
+	return groups
+}
+
+// customResource is one version of a CRD with its subresources.
+func customResource(crd *apiextensionsv1.CustomResourceDefinition, v apiextensionsv1.CustomResourceDefinitionVersion) []metav1.APIResource {
+	names, namespaced := crd.Status.AcceptedNames, crd.Spec.Scope == apiextensionsv1.NamespaceScoped
+	verbs := metav1.Verbs{"delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"}
+	if apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Terminating) {
+		verbs = metav1.Verbs{"delete", "deletecollection", "get", "list", "watch"}
+	}
+	main := metav1.APIResource{
+		Name: names.Plural, SingularName: names.Singular, Namespaced: namespaced, Kind: names.Kind, Verbs: verbs,
+		ShortNames: names.ShortNames, Categories: names.Categories,
+	}
+	if stored, err := apihelpers.GetCRDStorageVersion(crd); err == nil {
+		main.StorageVersionHash = discovery.StorageVersionHash(crd.Spec.Group, stored, crd.Spec.Names.Kind)
+	}
+	resources := []metav1.APIResource{main}
+	if v.Subresources == nil {
+		return resources
+	}
+	sub := metav1.APIResource{Namespaced: namespaced, Verbs: metav1.Verbs{"get", "patch", "update"}}
+	if v.Subresources.Status != nil {
+		sub.Name, sub.Kind = names.Plural+"/status", names.Kind
+		resources = append(resources, sub)
+	}
+	if v.Subresources.Scale != nil {
+		sub.Name, sub.Kind = names.Plural+"/scale", "Scale"
+		sub.Group, sub.Version = autoscaling.GroupName, "v1"
+		resources = append(resources, sub)
+	}
+	return resources
+}
+
+// notFound is upstream's answer to a path that nothing serves, as a Status.
+func notFound(w http.ResponseWriter, r *http.Request) {
+	writeError(w, r, apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "404 page not found", 0, true))
+}
+
+// writeError answers with the error as a Status in the form the client accepts.
+func writeError(w http.ResponseWriter, r *http.Request, err error) {
+	responsewriters.ErrorNegotiated(err, legacyscheme.Codecs, schema.GroupVersion{}, w, r)
+}

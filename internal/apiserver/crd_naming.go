@@ -1,0 +1,256 @@
+package apiserver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/util/webhook"
+)
+
+// crdCreateStrategy is upstream's and sets what its controllers would.
+type crdCreateStrategy struct {
+	rest.RESTCreateStrategy
+	naming *crdNaming
+}
+
+// PrepareForCreate implements rest.RESTCreateStrategy.
+func (s crdCreateStrategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
+	s.RESTCreateStrategy.PrepareForCreate(ctx, obj)
+	s.naming.settle(obj.(*apiextensions.CustomResourceDefinition))
+}
+
+// crdUpdateStrategy is upstream's and sets what its controllers would, after a change of the specification
+// or of the status alike. Writing a CRD unchanged settles it anew, which is how it gets names that
+// another CRD has given up.
+type crdUpdateStrategy struct {
+	rest.RESTUpdateStrategy
+	naming *crdNaming
+}
+
+// PrepareForUpdate implements rest.RESTUpdateStrategy.
+func (s crdUpdateStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
+	s.RESTUpdateStrategy.PrepareForUpdate(ctx, obj, old)
+	crd, before := obj.(*apiextensions.CustomResourceDefinition), old.(*apiextensions.CustomResourceDefinition)
+	crd.Status.AcceptedNames = *before.Status.AcceptedNames.DeepCopy()
+	s.naming.settle(crd)
+}
+
+// crdNaming does in the write what upstream's naming, establishing, structural schema and approval
+// controllers do after it.
+type crdNaming struct{ crds *crdReader }
+
+func (n *crdNaming) settle(crd *apiextensions.CustomResourceDefinition) {
+	n.acceptNames(crd)
+	establish(crd)
+	judgeSchemas(crd)
+	judgeApproval(crd)
+}
+
+// acceptNames decides upstream's way which of the wanted names are free. A listing that fails ends the
+// request: a name must never be taken for free because nobody looked.
+func (n *crdNaming) acceptNames(crd *apiextensions.CustomResourceDefinition) {
+	wanted, accepted := &crd.Spec.Names, &crd.Status.AcceptedNames
+	if apiequality.Semantic.DeepEqual(wanted, accepted) {
+		return
+	}
+	resources, kinds := n.taken(crd)
+	verdict := apiextensions.CustomResourceDefinitionCondition{
+		Type: apiextensions.NamesAccepted, Status: apiextensions.ConditionTrue, Reason: "NoConflicts", Message: "no conflicts found",
+	}
+	refuse := func(reason string, err error) {
+		verdict.Status, verdict.Reason, verdict.Message = apiextensions.ConditionFalse, reason, err.Error()
+	}
+	one := func(want string, have *string, taken sets.Set[string], reason string) {
+		if want != *have && taken.Has(want) {
+			refuse(reason, inUse(want))
+			return
+		}
+		*have = want
+	}
+	one(wanted.Plural, &accepted.Plural, resources, "PluralConflict")
+	one(wanted.Singular, &accepted.Singular, resources, "SingularConflict")
+	if clashes := clashing(wanted.ShortNames, accepted.ShortNames, resources); clashes != nil {
+		refuse("ShortNamesConflict", clashes)
+	} else {
+		accepted.ShortNames = slices.Clone(wanted.ShortNames)
+	}
+	one(wanted.Kind, &accepted.Kind, kinds, "KindConflict")
+	one(wanted.ListKind, &accepted.ListKind, kinds, "ListKindConflict")
+	accepted.Categories = slices.Clone(wanted.Categories)
+	setCondition(crd, verdict)
+}
+
+func inUse(name string) error { return fmt.Errorf("%q is already in use", name) }
+
+func clashing(wanted, accepted []string, taken sets.Set[string]) error {
+	var errs []error
+	for _, name := range wanted {
+		if !slices.Contains(accepted, name) && taken.Has(name) {
+			errs = append(errs, inUse(name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// taken returns the names that the other CRDs of the group hold.
+func (n *crdNaming) taken(crd *apiextensions.CustomResourceDefinition) (resources, kinds sets.Set[string]) {
+	all, err := n.crds.all(context.Background())
+	if err != nil {
+		panic(unreadable{err})
+	}
+	resources, kinds = sets.New[string](), sets.New[string]()
+	for _, other := range all.crds {
+		if other.Spec.Group != crd.Spec.Group || other.Name == crd.Name {
+			continue
+		}
+		names := other.Status.AcceptedNames
+		resources.Insert(names.Plural, names.Singular).Insert(names.ShortNames...)
+		kinds.Insert(names.Kind, names.ListKind)
+	}
+	resources.Delete("")
+	kinds.Delete("")
+	return resources, kinds
+}
+
+// establish sets Established as soon as all names are accepted; it stays from then on.
+func establish(crd *apiextensions.CustomResourceDefinition) {
+	if apiextensions.IsCRDConditionTrue(crd, apiextensions.Established) {
+		return
+	}
+	verdict := apiextensions.CustomResourceDefinitionCondition{
+		Type: apiextensions.Established, Status: apiextensions.ConditionTrue, Reason: "InitialNamesAccepted", Message: "the initial names have been accepted",
+	}
+	switch {
+	case !apiextensions.IsCRDConditionTrue(crd, apiextensions.NamesAccepted):
+		verdict.Status, verdict.Reason, verdict.Message = apiextensions.ConditionFalse, "NotAccepted", "not all names are accepted"
+	case !validCABundle(crd.Spec.Conversion):
+		verdict.Status, verdict.Reason, verdict.Message = apiextensions.ConditionFalse, "InvalidCABundle", "The conversion webhook CABundle is invalid"
+	}
+	setCondition(crd, verdict)
+}
+
+func validCABundle(c *apiextensions.CustomResourceConversion) bool {
+	if c == nil || c.WebhookClientConfig == nil {
+		return true
+	}
+	return len(webhook.ValidateCABundle(field.NewPath(""), c.WebhookClientConfig.CABundle)) == 0
+}
+
+// judgeSchemas sets NonStructuralSchema, or removes it when there is nothing to complain about.
+func judgeSchemas(crd *apiextensions.CustomResourceDefinition) {
+	complaint := schemaComplaint(&crd.Spec)
+	if complaint == nil {
+		if apiextensions.FindCRDCondition(crd, apiextensions.NonStructuralSchema) != nil {
+			apiextensions.RemoveCRDCondition(crd, apiextensions.NonStructuralSchema)
+		}
+		return
+	}
+	setCondition(crd, apiextensions.CustomResourceDefinitionCondition{
+		Type: apiextensions.NonStructuralSchema, Status: apiextensions.ConditionTrue, Reason: "Violations", Message: complaint.Error(),
+	})
+}
+
+func schemaComplaint(spec *apiextensions.CustomResourceDefinitionSpec) error {
+	var errs field.ErrorList
+	if spec.PreserveUnknownFields != nil && *spec.PreserveUnknownFields {
+		errs = append(errs, field.Invalid(field.NewPath("spec", "preserveUnknownFields"), true, "must be false"))
+	}
+	check := func(path *field.Path, v *apiextensions.CustomResourceValidation) {
+		if v == nil || v.OpenAPIV3Schema == nil {
+			return
+		}
+		s, err := structuralschema.NewStructural(v.OpenAPIV3Schema)
+		if err != nil {
+			errs = append(errs, field.Invalid(path, "", err.Error()))
+			return
+		}
+		errs = append(errs, structuralschema.ValidateStructural(path, s)...)
+	}
+	check(field.NewPath("spec", "validation", "openAPIV3Schema"), spec.Validation)
+	for i, v := range spec.Versions {
+		check(field.NewPath("spec", "versions").Index(i).Child("schema", "openAPIV3Schema"), v.Schema)
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return errs.ToAggregate()
+}
+
+// judgeApproval sets KubernetesAPIApprovalPolicyConformant on CRDs of Kubernetes' own groups.
+func judgeApproval(crd *apiextensions.CustomResourceDefinition) {
+	if !apihelpers.IsProtectedCommunityGroup(crd.Spec.Group) {
+		return
+	}
+	state, message := apihelpers.GetAPIApprovalState(crd.Annotations)
+	verdict := apiextensions.CustomResourceDefinitionCondition{
+		Type: apiextensions.KubernetesAPIApprovalPolicyConformant, Status: apiextensions.ConditionFalse, Message: message,
+	}
+	switch state {
+	case apihelpers.APIApprovalInvalid:
+		verdict.Reason = "InvalidAnnotation"
+	case apihelpers.APIApprovalMissing:
+		verdict.Reason = "MissingAnnotation"
+	case apihelpers.APIApprovalBypassed:
+		verdict.Reason = "UnapprovedAnnotation"
+	case apihelpers.APIApproved:
+		verdict.Status, verdict.Reason = apiextensions.ConditionTrue, "ApprovedAnnotation"
+	default:
+		verdict.Status, verdict.Reason = apiextensions.ConditionUnknown, "UnknownAnnotation"
+	}
+	setCondition(crd, verdict)
+}
+
+// setCondition keeps the time of a condition whose status stays, so that an update that changes nothing
+// appends nothing.
+func setCondition(crd *apiextensions.CustomResourceDefinition, c apiextensions.CustomResourceDefinitionCondition) {
+	c.LastTransitionTime = metav1.Now()
+	apiextensions.SetCRDCondition(crd, c)
+}
+
+// crdClaims names the claims that hold a CRD's accepted names within its group, so that of two CRDs that
+// are written at once only one can get a name: both find it free in their view, and the log decides.
+func crdClaims(cluster string) claimsFunc {
+	return func(_ context.Context, obj runtime.Object) ([]kubestore.Claim, error) {
+		crd, ok := obj.(*apiextensions.CustomResourceDefinition)
+		if !ok {
+			return nil, fmt.Errorf("claim the names of a %T", obj)
+		}
+		names := crd.Status.AcceptedNames
+		resources := append([]string{names.Plural, names.Singular}, names.ShortNames...)
+		var claims []kubestore.Claim
+		for kind, all := range map[string][]string{"resource": resources, "kind": {names.Kind, names.ListKind}} {
+			for name := range sets.New(all...).Delete("") {
+				claims = append(claims, nameClaim(cluster, crd, kind, name))
+			}
+		}
+		slices.SortFunc(claims, func(a, b kubestore.Claim) int { return cmp.Compare(a.Key.Name, b.Key.Name) })
+		return claims, nil
+	}
+}
+
+// nameClaim says who holds the name, by name and not by uid: a CRD that is deleted and made again under
+// its name claims the same.
+func nameClaim(cluster string, crd *apiextensions.CustomResourceDefinition, kind, name string) kubestore.Claim {
+	return kubestore.Claim{
+		Key: eventlog.Key{
+			Cluster: cluster, Group: "logplane.dev", Resource: "crdnames", Prefix: "/logplane.dev/crdnames",
+			Name: crd.Spec.Group + ":" + kind + ":" + name,
+		},
+		ContentType: "text/plain",
+		Body:        []byte(crd.Name),
+	}
+}

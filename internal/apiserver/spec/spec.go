@@ -1,0 +1,118 @@
+// Package spec holds the generated descriptions of the built-in API: OpenAPI v2 and v3, and discovery.
+//
+// They are made by a test of the package above from the very registries that serve (go generate there),
+// which also fails when they no longer agree. Building them at run time costs 360 ms and 150 MiB, so they
+// ship compressed, are served as they lie here to whoever accepts gzip, and are decoded by nobody at start.
+package spec
+
+import (
+	"bytes"
+	"compress/gzip"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+//go:embed data
+var files embed.FS
+
+// Format is the encoding of an OpenAPI document.
+type Format string
+
+// The two encodings that upstream serves.
+const (
+	JSON  Format = "json"
+	Proto Format = "pb"
+)
+
+// Index names every document and its ETag, which is the same for both formats, as upstream's is.
+type Index struct {
+	V2 string `json:"v2"`
+	// V3 by path, for example 'apis/apps/v1'.
+	V3 map[string]string `json:"v3"`
+}
+
+// Group is a built-in group as discovery shows it; groups and versions come in the order of preference.
+type Group struct {
+	Name     string    `json:"name"`
+	Versions []Version `json:"versions"`
+}
+
+// Version of a group.
+type Version struct {
+	Name      string               `json:"name"`
+	Resources []metav1.APIResource `json:"resources"`
+}
+
+// Document is one generated file, compressed with gzip.
+type Document struct{ Gzip []byte }
+
+// Plain is the document, decompressed anew by each call.
+func (d Document) Plain() ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(d.Gzip))
+	if err != nil {
+		return nil, fmt.Errorf("open a generated document: %w", err)
+	}
+	plain, err := io.ReadAll(r)
+	if err != nil {
+		return nil, fmt.Errorf("decompress a generated document: %w", err)
+	}
+	return plain, nil
+}
+
+// V2 is the OpenAPI v2 document of all groups.
+func V2(f Format) (Document, error) { return document(FileV2(f)) }
+
+// V3 is the OpenAPI v3 document of one path of the index.
+func V3(path string, f Format) (Document, error) { return document(FileV3(path, f)) }
+
+// Builtin returns the index of the generated documents; it must not be changed.
+var Builtin = sync.OnceValues(func() (Index, error) { return decode[Index](FileIndex) })
+
+// Groups returns what discovery shows of the built-in groups; it must not be changed.
+var Groups = sync.OnceValues(func() ([]Group, error) { return decode[[]Group](FileDiscovery) })
+
+// Names of the generated files, below the folder 'data'.
+const (
+	FileIndex     = "index.json.gz"
+	FileDiscovery = "discovery.json.gz"
+)
+
+// FileV2 names the file of the OpenAPI v2 document.
+func FileV2(f Format) string { return fmt.Sprintf("openapi-v2.%s.gz", f) }
+
+// FileV3 names the file of an OpenAPI v3 document.
+func FileV3(path string, f Format) string {
+	return fmt.Sprintf("openapi-v3.%s.%s.gz", strings.ReplaceAll(path, "/", "__"), f)
+}
+
+// File returns a generated file.
+func File(name string) (Document, error) { return document(name) }
+
+func document(name string) (Document, error) {
+	b, err := files.ReadFile("data/" + name)
+	if err != nil {
+		return Document{}, fmt.Errorf("read a generated document: %w", err)
+	}
+	return Document{b}, nil
+}
+
+func decode[T any](name string) (decoded T, err error) {
+	d, err := document(name)
+	if err != nil {
+		return decoded, err
+	}
+	plain, err := d.Plain()
+	if err != nil {
+		return decoded, err
+	}
+	if err := json.Unmarshal(plain, &decoded); err != nil {
+		return decoded, fmt.Errorf("decode %s: %w", name, err)
+	}
+	return decoded, nil
+}

@@ -1,0 +1,227 @@
+package apiserver
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha512"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+	"testing"
+
+	"github.com/emicklei/go-restful/v3"
+	"github.com/logplane/logplane/internal/apiserver/spec"
+	"github.com/stretchr/testify/require"
+	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubeversion "k8s.io/apimachinery/pkg/version"
+	"k8s.io/apiserver/pkg/endpoints/discovery"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/mux"
+	"k8s.io/apiserver/pkg/server/routes"
+	"k8s.io/apiserver/pkg/util/openapi"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
+	"k8s.io/kube-openapi/pkg/builder"
+	"k8s.io/kube-openapi/pkg/common/restfuladapter"
+	"k8s.io/kube-openapi/pkg/handler"
+	"k8s.io/kube-openapi/pkg/handler3"
+	"k8s.io/kube-openapi/pkg/spec3"
+	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
+)
+
+var update = flag.Bool("update", false, "write what the test found instead of comparing with it")
+
+// groupOrder is that of kube-apiserver's discovery: by priority, then by name.
+var groupOrder = []string{
+	"", "apiregistration.k8s.io", "apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling", "batch",
+	"certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io", "admissionregistration.k8s.io",
+	"apiextensions.k8s.io", "scheduling.k8s.io", "coordination.k8s.io", "node.k8s.io", "discovery.k8s.io", "resource.k8s.io",
+	"flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "storagemigration.k8s.io",
+}
+
+// TestSpecIsCurrent rebuilds discovery and OpenAPI of every built-in group from the registries that serve
+// them (kubernetes.md; api-semantics.md, row 8).
+func TestSpecIsCurrent(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds every group and its OpenAPI")
+	}
+	built := rebuildSpec(t)
+	folder := filepath.Join("spec", "data")
+	if *update {
+		require.NoError(t, os.RemoveAll(folder))
+		require.NoError(t, os.MkdirAll(folder, 0o755))
+		for name, content := range built {
+			require.NoError(t, os.WriteFile(filepath.Join(folder, name), compressed(t, content), 0o644))
+		}
+		return
+	}
+	entries, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	require.Len(t, entries, len(built), "files in %s: run 'go generate ./internal/apiserver'", folder)
+	for name, content := range built {
+		shipped, err := spec.File(name)
+		require.NoError(t, err)
+		plain, err := shipped.Plain()
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(content, plain), "%s is not what the registries say: run 'go generate ./internal/apiserver'", name)
+	}
+}
+
+// rebuildSpec returns the content of every generated file by name.
+func rebuildSpec(t *testing.T) map[string][]byte {
+	groups, services := servedGroups(t)
+	out := map[string][]byte{spec.FileDiscovery: toJSON(t, groups)}
+	v2, v3 := rebuildOpenAPI(t, services)
+
+	index := spec.Index{V2: etagOf(v2), V3: map[string]string{}}
+	out[spec.FileV2(spec.JSON)] = v2
+	var err error
+	out[spec.FileV2(spec.Proto)], err = handler.ToProtoBinary(v2)
+	require.NoError(t, err)
+	for path, document := range v3 {
+		index.V3[path] = etagOf(document)
+		out[spec.FileV3(path, spec.JSON)] = document
+		out[spec.FileV3(path, spec.Proto)], err = handler3.ToV3ProtoBinary(document)
+		require.NoError(t, err)
+	}
+	out[spec.FileIndex] = toJSON(t, index)
+	return out
+}
+
+// servedGroups builds every group and returns what discovery shows of it, and its routes.
+func servedGroups(t *testing.T) ([]spec.Group, []*restful.WebService) {
+	s, err := New(Config{ExternalAddress: "localhost:443"})
+	require.NoError(t, err)
+	codecs := legacyscheme.Codecs
+	anyone := discovery.DefaultAddresses{DefaultAddress: "localhost:443"}
+	legacy := aggregated.WrapAggregatedDiscoveryToHandler(discovery.NewLegacyRootAPIHandler(anyone, codecs, "/api"), http.NotFoundHandler(), nil)
+	root := aggregated.WrapAggregatedDiscoveryToHandler(discovery.NewRootAPIsHandler(anyone, codecs), http.NotFoundHandler(), nil)
+	services := []*restful.WebService{
+		legacy.GenerateWebService("/api", metav1.APIVersions{}),
+		root.GenerateWebService("/apis", metav1.APIGroupList{}),
+		versionService(),
+	}
+	for name := range s.groups {
+		require.Contains(t, groupOrder, name)
+	}
+	var groups []spec.Group
+	for _, name := range groupOrder {
+		g, ok := s.groups[name]
+		if !ok {
+			continue
+		}
+		built, err := g.get()
+		require.NoError(t, err)
+		if len(built.container.RegisteredWebServices()) == 0 {
+			continue
+		}
+		if name != "" {
+			services = append(services, discovery.NewAPIGroupHandler(codecs, metav1.APIGroup{Name: name}).WebService())
+		}
+		services = append(services, built.container.RegisteredWebServices()...)
+		groups = append(groups, discoveryOf(t, name, built.container))
+	}
+	return groups, services
+}
+
+func versionService() *restful.WebService {
+	c := restful.NewContainer()
+	routes.Version{Version: &kubeversion.Info{}}.Install(c)
+	return c.RegisteredWebServices()[0]
+}
+
+func discoveryOf(t *testing.T, name string, c *restful.Container) spec.Group {
+	g := spec.Group{Name: name}
+	for _, service := range c.RegisteredWebServices() {
+		w := httptest.NewRecorder()
+		c.Dispatch(w, httptest.NewRequest(http.MethodGet, service.RootPath()+"/", nil))
+		require.Equal(t, http.StatusOK, w.Code, service.RootPath())
+		var list metav1.APIResourceList
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &list))
+		_, version, _ := strings.Cut(strings.TrimPrefix(service.RootPath(), "/api"), "/"+name+"/")
+		if name == "" {
+			version = strings.TrimPrefix(service.RootPath(), "/api/")
+		}
+		g.Versions = append(g.Versions, spec.Version{Name: version, Resources: list.APIResources})
+	}
+	sort.Slice(g.Versions, func(i, j int) bool {
+		return kubeversion.CompareKubeAwareVersionStrings(g.Versions[i].Name, g.Versions[j].Name) > 0
+	})
+	return g
+}
+
+// rebuildOpenAPI does what upstream's routes.OpenAPI does with the routes of all groups.
+func rebuildOpenAPI(t *testing.T, services []*restful.WebService) (v2 []byte, v3 map[string][]byte) {
+	definitions := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(generatedopenapi.GetOpenAPIDefinitions)
+	namer := openapinamer.NewDefinitionNamer(legacyscheme.Scheme, crdserver.Scheme, aggregatorscheme.Scheme)
+	config2, config3 := genericapiserver.DefaultOpenAPIConfig(definitions, namer), genericapiserver.DefaultOpenAPIV3Config(definitions, namer)
+	for _, info := range []*struct{ Title, Version *string }{
+		{&config2.Info.Title, &config2.Info.Version}, {&config3.Info.Title, &config3.Info.Version},
+	} {
+		*info.Title, *info.Version = "Kubernetes", kubernetesVersion
+	}
+	// As kube-apiserver with token authentication.
+	const token, refused = "BearerToken", "Unauthorized"
+	scheme := openapispec.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header", Description: "Bearer Token authentication"}
+	config2.SecurityDefinitions = &openapispec.SecurityDefinitions{token: &openapispec.SecurityScheme{SecuritySchemeProps: scheme}}
+	config3.SecuritySchemes = spec3.SecuritySchemes{token: &spec3.SecurityScheme{SecuritySchemeProps: spec3.SecuritySchemeProps{
+		Type: scheme.Type, Name: scheme.Name, In: scheme.In, Description: scheme.Description,
+	}}}
+	config2.DefaultSecurity = []map[string][]string{{token: {}}}
+	config3.DefaultSecurity = config2.DefaultSecurity
+	config2.CommonResponses = map[int]openapispec.Response{http.StatusUnauthorized: {ResponseProps: openapispec.ResponseProps{Description: refused}}}
+	config3.CommonResponses = map[int]*spec3.Response{http.StatusUnauthorized: {ResponseProps: spec3.ResponseProps{Description: refused}}}
+	swagger, err := builder.BuildOpenAPISpecFromRoutes(restfuladapter.AdaptWebServices(services), config2)
+	require.NoError(t, err)
+	swagger.Definitions = handler.PruneDefaults(swagger.Definitions)
+
+	all := restful.NewContainer()
+	for _, service := range services {
+		all.Add(service)
+	}
+	paths := mux.NewPathRecorderMux("spec")
+	routes.OpenAPI{V3Config: config3}.InstallV3(all, paths)
+	var root handler3.OpenAPIV3Discovery
+	require.NoError(t, json.Unmarshal(get(t, paths, "/openapi/v3"), &root))
+	v3 = map[string][]byte{}
+	for path := range root.Paths {
+		v3[path] = get(t, paths, "/openapi/v3/"+path)
+	}
+	return toJSON(t, swagger), v3
+}
+
+func get(t *testing.T, h http.Handler, path string) []byte {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	require.Equal(t, http.StatusOK, w.Code, path)
+	return slices.Clone(w.Body.Bytes())
+}
+
+func toJSON(t *testing.T, v any) []byte {
+	b, err := json.Marshal(v)
+	require.NoError(t, err)
+	return b
+}
+
+func etagOf(b []byte) string { return fmt.Sprintf("%X", sha512.Sum512(b)) }
+
+func compressed(t *testing.T, b []byte) []byte {
+	var out bytes.Buffer
+	w, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
+	require.NoError(t, err)
+	_, err = w.Write(b)
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	return out.Bytes()
+}
