@@ -1,0 +1,341 @@
+package projection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+const (
+	// behindEvents and behindBytes: further behind, the root is read before the tail.
+	behindEvents = 2000
+	behindBytes  = 2 << 20
+	// longEvents and longBytes: each time the tail has grown by so much, the root is read again, to cut it.
+	longEvents = 1000
+	longBytes  = 1 << 20
+	// catchUpSteps bounds the root and tail reads of one call: each step follows from the log being
+	// purged, or found long, under it.
+	catchUpSteps = 8
+	// futureWait bounds the wait for a revision that does not exist yet.
+	futureWait = 3 * time.Second
+)
+
+// Latest returns a view at least as new as every write acknowledged before the call began (invariant 4).
+// Concurrent calls share one question to the log and one read of the tail.
+func (p *Projection) Latest(ctx context.Context) (*View, error) {
+	if err := p.failed(); err != nil {
+		return nil, err
+	}
+	asked, known := time.Now(), Revision(0)
+	if v := p.view.Load(); v != nil {
+		known = v.Revision()
+	}
+	bounds, err := p.head(ctx, known)
+	if err != nil {
+		return nil, err
+	}
+	return p.catchUp(ctx, bounds, asked)
+}
+
+// head asks the log for its bounds. A head below a revision that was known before means that the log went
+// back; it is asked once more, so that one stray answer does not stop a process.
+func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bounds, err error) {
+	for range 2 {
+		if b, err = p.config.Log.Head(ctx); err != nil || b.Head >= known {
+			return b, err
+		}
+	}
+	return b, p.fail(fmt.Errorf("revision %d is known, but the log's head is %d: %w", known, b.Head, eventlog.ErrDiverged))
+}
+
+// catchUp returns a view not older than bounds.Head. One caller reads for all who wait.
+func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked time.Time) (*View, error) {
+	if v := p.reached(bounds, asked); v != nil {
+		return v, nil
+	}
+	if err := p.reading.enter(ctx); err != nil {
+		return nil, fmt.Errorf("catch up to revision %d: %w", bounds.Head, err)
+	}
+	defer p.reading.leave()
+	for range catchUpSteps {
+		if v := p.reached(bounds, asked); v != nil {
+			return v, nil
+		}
+		var err error
+		if bounds, err = p.step(ctx, bounds); err != nil {
+			return nil, fmt.Errorf("catch up to revision %d: %w", bounds.Head, err)
+		}
+	}
+	return nil, fmt.Errorf("catch up to revision %d: the log moves on faster than it can be read", bounds.Head)
+}
+
+// reached returns the current view if it is not older than the bounds, with their first revision.
+func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
+	v := p.view.Load()
+	if v == nil || v.Revision() < bounds.Head {
+		return nil
+	}
+	if v.first >= bounds.First && asked.Sub(v.asked) < time.Second {
+		return v
+	}
+	return p.publish(func(v *View) *View {
+		next := *v
+		next.first = max(v.first, bounds.First)
+		if asked.After(v.asked) {
+			next.asked = asked
+		}
+		return &next
+	})
+}
+
+// step does one read towards the bounds: the root, or a piece of the tail. It returns the bounds to go
+// on with.
+func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
+	v := p.view.Load()
+	if v == nil || p.behind(v, bounds) {
+		return p.stepRoot(ctx, bounds)
+	}
+	if bounds.First > v.Revision()+1 {
+		return bounds, fmt.Errorf("the log begins at %d, the snapshot ends at %d: %w", bounds.First, v.snap.root.Applied, ErrHole)
+	}
+	events, err := p.readTail(ctx, v, bounds)
+	if errors.Is(err, eventlog.ErrPurged) {
+		p.publish(func(v *View) *View { next := *v; next.rootRead = 0; return &next })
+		return p.head(ctx, v.Revision())
+	}
+	if err != nil {
+		return bounds, err
+	}
+	return bounds, p.append(events)
+}
+
+// behind reports whether the root should be read before the tail: the tail would not follow, or is far
+// behind, or has grown long. Each holds once for the same head, as the root may have nothing newer.
+func (p *Projection) behind(v *View, bounds eventlog.Bounds) bool {
+	if v.rootRead >= bounds.Head {
+		return false
+	}
+	return bounds.First > v.Revision()+1 || bounds.Head-v.Revision() > behindEvents || v.long()
+}
+
+func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
+	snap, err := p.readRoot(ctx)
+	if err != nil {
+		return bounds, err
+	}
+	if snap.etag == "" && bounds.First > 1 {
+		return bounds, fmt.Errorf("no '%s', and the log begins at revision %d: %w", p.rootKey(), bounds.First, ErrNoRoot)
+	}
+	if snap.root.Applied > bounds.Head {
+		// The head was asked before the root was read, so it may be older; asked again it may not.
+		if bounds, err = p.head(ctx, snap.root.Applied); err != nil {
+			return bounds, err
+		}
+	}
+	if err := p.install(snap); err != nil {
+		return bounds, err
+	}
+	p.publish(func(v *View) *View {
+		next := *v
+		next.rootRead, next.cutEvents, next.cutBytes = bounds.Head, len(v.tail.records), v.tail.bytes
+		return &next
+	})
+	return bounds, nil
+}
+
+// reload reads the root and publishes a view on it, if it is newer than the one at hand.
+func (p *Projection) reload(ctx context.Context) (*snapshot, error) {
+	snap, err := p.readRoot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return snap, p.install(snap)
+}
+
+// errEnough stops a tail read that has become so long that the root should be read.
+var errEnough = errors.New("enough of the tail")
+
+// readTail reads the events from the view's revision on, up to the head; only up to about behindBytes if the root
+// may have more of them, so that a function far behind does not read what a snapshot holds. It includes
+// the last event that is known already, if the log still has it, and compares (invariant 9).
+func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Bounds) ([]eventlog.Event, error) {
+	after := v.tail.last
+	if after > 0 && bounds.First <= after {
+		after--
+	}
+	var events []eventlog.Event
+	next, bytes := after+1, 0
+	err := p.config.Log.Tail(ctx, after, bounds.Head, func(e eventlog.Event) error {
+		if e.Revision != next {
+			return fmt.Errorf("read the tail: revision %d came instead of %d", e.Revision, next)
+		}
+		next++
+		events = append(events, e)
+		if bytes += len(e.Body); bytes > behindBytes && v.rootRead < bounds.Head {
+			return errEnough
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errEnough) {
+		return nil, err
+	}
+	return events, nil
+}
+
+// append publishes a view with the events, which must be contiguous. Those it has already are compared
+// where they are remembered; a gap makes the rest be ignored.
+func (p *Projection) append(events []eventlog.Event) error {
+	var diverged error
+	p.publish(func(v *View) *View {
+		t := v.tail
+		for len(events) > 0 && events[0].Revision <= t.last {
+			if diverged = t.compare(&events[0]); diverged != nil {
+				return v
+			}
+			events = events[1:]
+		}
+		if len(events) == 0 || events[0].Revision != t.last+1 {
+			return v
+		}
+		next := *v
+		next.tail = t.extend(events)
+		return &next
+	})
+	if diverged != nil {
+		return p.fail(diverged)
+	}
+	return nil
+}
+
+// compare fails if the event is not the one remembered at its revision.
+func (t *tail) compare(e *eventlog.Event) error {
+	id, nanos := t.lastID, t.lastTime
+	if e.Revision != t.last {
+		r := t.contains(e.Revision)
+		if r == nil {
+			return nil
+		}
+		id, nanos = r.RequestID, r.Time.UnixNano()
+	}
+	if e.RequestID != id || e.Time.UnixNano() != nanos {
+		return fmt.Errorf("revision %d was request %q and is now request %q: %w", e.Revision, id, e.RequestID, eventlog.ErrDiverged)
+	}
+	return nil
+}
+
+// install publishes a view on the snapshot, if it is newer than the one at hand.
+func (p *Projection) install(snap *snapshot) error {
+	var diverged error
+	p.publish(func(v *View) *View {
+		if v == nil {
+			return &View{p: p, snap: snap, tail: emptyTail(snap.root), superseded: make(chan struct{})}
+		}
+		if snap.etag == v.snap.etag || snap.root.Serial < v.snap.root.Serial {
+			return v
+		}
+		next := *v
+		next.snap, next.tail = snap, emptyTail(snap.root)
+		if v.tail.last >= snap.root.Applied {
+			if diverged = v.tail.compare(snap.root.appliedEvent()); diverged != nil {
+				return v
+			}
+			next.tail = v.tail.above(snap.root)
+		}
+		return &next
+	})
+	if diverged != nil {
+		return p.fail(diverged)
+	}
+	return nil
+}
+
+// publish replaces the current view and wakes who waits for a newer revision.
+func (p *Projection) publish(change func(*View) *View) *View {
+	p.publishing.Lock()
+	defer p.publishing.Unlock()
+	v := p.view.Load()
+	next := change(v)
+	if next == v {
+		return v
+	}
+	if v != nil && next.Revision() > v.Revision() {
+		next.superseded = make(chan struct{})
+	}
+	p.view.Store(next)
+	if v != nil && next.superseded != v.superseded {
+		close(v.superseded)
+	}
+	next.measure()
+	return next
+}
+
+// Learn adds events that the caller read from the log anyway (a follower), so that the next view needs
+// no tail read. Events that are not the next one after the newest view are ignored.
+func (p *Projection) Learn(events ...eventlog.Event) {
+	if p.failed() != nil || p.view.Load() == nil {
+		return
+	}
+	for i := 1; i < len(events); i++ {
+		if events[i].Revision != events[i-1].Revision+1 {
+			events = events[:i]
+		}
+	}
+	_ = p.append(events) // a log that went back is remembered and returned by the next call
+}
+
+// AtLeast returns a view not older than rev. It waits for a revision that does not exist yet until ctx
+// ends, at most 3 s, then returns ErrFuture.
+func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
+	if v := p.view.Load(); v != nil && v.Revision() >= rev && p.failed() == nil {
+		return v, nil
+	}
+	v, err := p.Latest(ctx)
+	if err != nil || v.Revision() >= rev {
+		return v, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, futureWait)
+	defer cancel()
+	for {
+		v := p.view.Load()
+		if v.Revision() >= rev {
+			return v, nil
+		}
+		select {
+		case <-v.superseded:
+		case p.following <- struct{}{}:
+			err := p.follow(ctx, v.Revision(), rev)
+			p.following.leave()
+			if err != nil {
+				return nil, err
+			}
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for revision %d, the head is %d: %w", rev, v.Revision(), ErrFuture)
+		}
+	}
+}
+
+// follow learns events as they come until the view has reached rev or ctx ends, whichever is first. One
+// caller does it for all who wait.
+func (p *Projection) follow(ctx context.Context, after, rev Revision) error {
+	err := p.config.Log.Follow(ctx, after, func(e eventlog.Event) error {
+		p.Learn(e)
+		if p.view.Load().Revision() >= rev || p.failed() != nil {
+			return errEnough
+		}
+		return nil
+	})
+	switch {
+	case p.failed() != nil:
+		return p.failed()
+	case err == nil || errors.Is(err, errEnough) || ctx.Err() != nil:
+		return nil
+	case errors.Is(err, eventlog.ErrPurged):
+		_, err = p.Latest(ctx)
+		return err
+	default:
+		return err
+	}
+}

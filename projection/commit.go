@@ -1,0 +1,358 @@
+package projection
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	randv2 "math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+const (
+	// swapAttempts bounds how often a lost swap is tried again; the pause before doubles from swapPause.
+	swapAttempts = 10
+	swapPause    = 5 * time.Millisecond
+	// spillBytes is how many raw bytes of events go into one pair of segments when a commit has very many.
+	spillBytes = 16 << 20
+	// quietBarriers is how many revisions without an event are left for a later commit: an idle cell that
+	// is read writes no roots.
+	quietBarriers = 1000
+)
+
+// Commit folds the events after the root's applied revision into a new root, spilling inline rows to a
+// segment as needed, and reports the applied revision afterwards. Losing to another projector is no
+// error. With nothing to add it costs no write; a few barriers alone are nothing.
+//
+// It is one story, whatever goes wrong in it:
+//
+//  1. Catch up. The root may be an old one of this process's memory; the swap will tell.
+//  2. Fold the tail onto the root's inline rows, marking void events.
+//  3. If the inline rows are full, write them as a key-ordered and as an event segment, under new names.
+//     A crash here leaves garbage that no root names.
+//  4. Swap the root. A crash before it changes nothing, after it everything; an outcome that is not
+//     known is learned by reading the root: it is ours if it has our nonce.
+//  5. Purge the log up to the point that the new root allows. A crash before it is made up for by the
+//     next commit.
+func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
+	v, err := p.swap(ctx, p.fold)
+	if err != nil {
+		return 0, fmt.Errorf("commit: %w", err)
+	}
+	if err := p.purge(ctx, v); err != nil {
+		return v.Applied(), fmt.Errorf("commit: revision %d is applied, but: %w", v.Applied(), err)
+	}
+	return v.Applied(), nil
+}
+
+// swap replaces the newest root by the one that change makes of it, which is nil for nothing to do. After any
+// failure it reads the root again and goes on from there.
+func (p *Projection) swap(ctx context.Context, change func(context.Context, *View) (*root, error)) (*View, error) {
+	if err := p.committing.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer p.committing.leave()
+	var failure error
+	for attempt := range swapAttempts {
+		if err := p.pause(ctx, attempt); err != nil {
+			return nil, errors.Join(err, failure)
+		}
+		v, done, err := p.swapOnce(ctx, change)
+		if done {
+			return v, err
+		}
+		failure = err
+		slog.DebugContext(ctx, "the root was not swapped, trying again", "attempt", attempt, "error", err)
+	}
+	return nil, fmt.Errorf("swap the root: %d attempts: %w", swapAttempts, failure)
+}
+
+// swapOnce reports done when there is nothing left to try.
+func (p *Projection) swapOnce(ctx context.Context, change func(context.Context, *View) (*root, error)) (v *View, done bool, err error) {
+	if v, err = p.Latest(ctx); err != nil {
+		return nil, p.failed() != nil || errors.Is(err, ErrNoRoot) || errors.Is(err, ErrHole), err
+	}
+	next, err := change(ctx, v)
+	if err == nil && next == nil {
+		return v, true, nil
+	}
+	if errors.Is(err, ErrFuture) {
+		return nil, true, err
+	}
+	if err == nil {
+		if err = p.put(ctx, v.snap, next); err == nil {
+			return p.view.Load(), true, nil
+		}
+	}
+	// Lost, failed or unknown: what the bucket has now decides.
+	snap, readErr := p.reload(ctx)
+	if readErr != nil {
+		return nil, p.failed() != nil, errors.Join(err, readErr)
+	}
+	if next != nil && bytes.Equal(snap.root.Nonce, next.Nonce) {
+		return p.view.Load(), true, nil
+	}
+	return nil, false, err
+}
+
+// pause waits before another attempt, with jitter so that projectors that collide part.
+func (p *Projection) pause(ctx context.Context, attempt int) error {
+	if attempt == 0 {
+		return ctx.Err()
+	}
+	limit := swapPause << min(attempt, 6)
+	select {
+	case <-time.After(randv2.N(limit)):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// put writes the next root over the snapshot's, and on success publishes it.
+func (p *Projection) put(ctx context.Context, previous *snapshot, next *root) error {
+	if err := next.check(); err != nil {
+		return fmt.Errorf("refuse to write a wrong root: %w", err)
+	}
+	body, err := encodeRoot(next)
+	if err != nil {
+		return err
+	}
+	var etag string
+	if previous.etag == "" {
+		etag, err = p.config.Bucket.Create(ctx, p.rootKey(), body)
+	} else {
+		etag, err = p.config.Bucket.Replace(ctx, p.rootKey(), body, previous.etag)
+	}
+	if err != nil {
+		return fmt.Errorf("write the root: %w", err)
+	}
+	commits.Inc()
+	snap, err := p.newSnapshot(next, etag, previous)
+	if err != nil {
+		return err
+	}
+	return p.install(snap)
+}
+
+// fold makes the root that has the view's tail applied.
+func (p *Projection) fold(ctx context.Context, v *View) (*root, error) {
+	if !v.dirty() {
+		return nil, nil
+	}
+	next := v.snap.root.clone()
+	records, raw := slices.Clone(v.snap.records), 0
+	for _, r := range v.tail.records {
+		folded, err := v.judged(ctx, r)
+		if err != nil {
+			return nil, fmt.Errorf("fold revision %d: %w", r.Revision, err)
+		}
+		if folded.void {
+			voidEvents.Inc()
+			slog.WarnContext(ctx, "an event is void", "key", r.key, "revision", r.Revision, "base", r.Base,
+				"precondition", r.Precondition, "request", r.RequestID)
+		}
+		records = appendRun(records, next.Applied, folded)
+		next.Applied, next.Epoch = r.Revision, max(next.Epoch, r.Epoch)
+		if raw += len(r.Body); raw > spillBytes {
+			if err := p.spill(ctx, next, records); err != nil {
+				return nil, err
+			}
+			records, raw = nil, 0
+		}
+	}
+	if last := v.tail.last; last > next.Applied {
+		barriers := &record{Event: eventlog.Event{Revision: last, Time: time.Unix(0, v.tail.lastTime)}}
+		records = appendRun(records, next.Applied, barriers)
+	}
+	next.Applied, next.AppliedID, next.AppliedTime = v.tail.last, v.tail.lastID, v.tail.lastTime
+	p.age(next)
+	return next, p.place(ctx, next, records)
+}
+
+// dirty reports whether there is something to commit.
+func (v *View) dirty() bool {
+	return len(v.tail.records) > 0 || v.Revision()-v.Applied() >= quietBarriers
+}
+
+// judged returns a copy of a tail record with its validity.
+func (v *View) judged(ctx context.Context, r *record) (*record, error) {
+	c := *r
+	if certain(&r.Event) {
+		return &c, nil
+	}
+	below, found, err := v.newest(ctx, r.key, r.Revision-1)
+	if err != nil {
+		return nil, err
+	}
+	live := below.revision
+	if !found || below.dead() {
+		live = 0
+	}
+	c.void = !valid(&r.Event, live)
+	return &c, nil
+}
+
+// appendRun appends a record that follows the applied revision; barriers between belong to it. A run of barriers
+// at the end of what is there is joined to it, so that barriers alone never make the rows grow.
+func appendRun(records []*record, applied Revision, r *record) []*record {
+	r.span = uint64(r.Revision - applied)
+	if n := len(records); n > 0 && records[n-1].Op == eventlog.Barrier {
+		r.span += records[n-1].span
+		records = records[:n-1]
+	}
+	return append(records, r)
+}
+
+// place puts the records inline, or into segments if they are too many.
+func (p *Projection) place(ctx context.Context, next *root, records []*record) error {
+	inline, _, err := sealRecords(records)
+	if err != nil {
+		return err
+	}
+	if len(inline) > p.config.InlineBytes {
+		return p.spill(ctx, next, records)
+	}
+	next.Inline = inline
+	return nil
+}
+
+// spill writes the records up to next.Applied as segments and lists them in the root.
+func (p *Projection) spill(ctx context.Context, next *root, records []*record) error {
+	file, sum, err := sealRecords(records)
+	if err != nil {
+		return err
+	}
+	sum.MinRevision = uint64(records[0].Revision) - records[0].span + 1
+	events, err := p.create(ctx, "events", file, sum)
+	if err != nil {
+		return err
+	}
+	next.Events = append(next.Events[:len(next.Events):len(next.Events)], events)
+	next.Spilled, next.Inline = records[len(records)-1].Revision, nil
+	rows := keyOrdered(records)
+	if len(rows) == 0 {
+		return nil
+	}
+	w := segment.NewWriter(segment.Keys)
+	for _, r := range rows {
+		if err := w.Add(r.keyEntry()); err != nil {
+			return err
+		}
+	}
+	file, sum = w.Finish()
+	keys, err := p.create(ctx, "seg/0", file, sum)
+	if err != nil {
+		return err
+	}
+	next.Segments = append([]segmentRef{keys}, next.Segments...)
+	return nil
+}
+
+// create writes a segment under a name that was never used before.
+func (p *Projection) create(ctx context.Context, folder string, file []byte, sum segment.Summary) (segmentRef, error) {
+	ref := segmentRef{
+		Key:  fmt.Sprintf("%s/%s/%020d-%020d-%s", p.config.Prefix, folder, sum.MinRevision, sum.MaxRevision, rand.Text()),
+		Size: sum.Size, Footer: sum.Footer, Rows: sum.Rows, MinKey: []byte(sum.MinKey), MaxKey: []byte(sum.MaxKey),
+		MinRevision: Revision(sum.MinRevision), MaxRevision: Revision(sum.MaxRevision),
+	}
+	if _, err := p.config.Bucket.Create(ctx, ref.Key, file); err != nil {
+		return segmentRef{}, fmt.Errorf("write segment %s: %w", ref.Key, err)
+	}
+	return ref, nil
+}
+
+// age moves clock, floor and purge point by log time (invariant 12).
+func (p *Projection) age(next *root) {
+	retention, logRetention := int64(p.config.Retention), int64(p.config.LogRetention)
+	before := next.Clock
+	next.Clock = max(next.Clock, next.AppliedTime)
+	if longest := max(retention, logRetention); longest > 0 {
+		next.Ring = appendMark(next.Ring, mark{Revision: next.Applied, Time: next.Clock}, longest)
+	}
+	if retention > 0 {
+		horizon := next.Clock - retention
+		if before > 0 && next.Horizon > 0 {
+			// One commit moves the floor by no more than the log time since the last: a wrong setting or a
+			// leap of the log's clock cannot expire what a right one would have kept.
+			horizon = min(horizon, next.Horizon+next.Clock-before)
+		}
+		next.Horizon = max(next.Horizon, horizon)
+		next.Floor = max(next.Floor, newestUpTo(next.Ring, next.Horizon))
+	}
+	if logRetention > 0 {
+		next.Purge = max(next.Purge, newestUpTo(next.Ring, next.Clock-logRetention))
+	}
+}
+
+// appendMark adds a mark if the last one is old enough, and forgets all but one of those that are older than
+// retention.
+func appendMark(ring []mark, m mark, retention int64) []mark {
+	ring = ring[:len(ring):len(ring)]
+	if n := len(ring); n == 0 || m.Revision > ring[n-1].Revision && m.Time-ring[n-1].Time >= retention/ringMarks {
+		ring = append(ring, m)
+	}
+	for len(ring) > 1 && ring[1].Time <= m.Time-2*retention {
+		ring = ring[1:]
+	}
+	return ring
+}
+
+// ringMarks is how many marks a retention has.
+const ringMarks = 128
+
+// newestUpTo is the newest marked revision with at most the time, 0 if there is none.
+func newestUpTo(ring []mark, nanos int64) Revision {
+	rev := Revision(0)
+	for _, m := range ring {
+		if m.Time <= nanos {
+			rev = cmp.Or(m.Revision, rev)
+		}
+	}
+	return rev
+}
+
+// Retain raises the floor and the purge point at an operator's or a test's word, by log revision instead of age, and
+// purges the log. Neither goes back; both must be at or below the applied revision. First the root says
+// so, then the log is purged: a crash between leaves events in the log that nobody needs, and the next
+// commit purges them.
+func (p *Projection) Retain(ctx context.Context, floor, purge Revision) error {
+	v, err := p.swap(ctx, func(_ context.Context, v *View) (*root, error) {
+		r := v.snap.root
+		if floor > r.Applied || purge > r.Applied {
+			return nil, fmt.Errorf("floor %d and purge point %d must not be above applied %d: %w", floor, purge, r.Applied, ErrFuture)
+		}
+		if floor <= r.Floor && purge <= r.Purge {
+			return nil, nil
+		}
+		next := r.clone()
+		next.Floor, next.Purge = max(r.Floor, floor), max(r.Purge, purge)
+		return next, nil
+	})
+	if err == nil {
+		err = p.purge(ctx, v)
+	}
+	if err != nil {
+		return fmt.Errorf("retain from %d, purge up to %d: %w", floor, purge, err)
+	}
+	return nil
+}
+
+// purge removes from the log what the root gave leave to.
+func (p *Projection) purge(ctx context.Context, v *View) error {
+	upto := v.snap.root.Purge
+	if upto == 0 || v.first > upto {
+		return nil
+	}
+	if err := p.config.Log.Purge(ctx, upto); err != nil {
+		return fmt.Errorf("purge the log up to revision %d: %w", upto, err)
+	}
+	return nil
+}

@@ -1,0 +1,39 @@
+package projection
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+var (
+	tailEvents = prometheus.NewGauge(prometheus.GaugeOpts{Name: "logplane_tail_events",
+		Help: "Events after the snapshot that this process holds."})
+	tailBytes = prometheus.NewGauge(prometheus.GaugeOpts{Name: "logplane_tail_bytes",
+		Help: "Bytes of the events after the snapshot that this process holds."})
+	lagRevisions = prometheus.NewGauge(prometheus.GaugeOpts{Name: "logplane_projection_lag_revisions",
+		Help: "Revisions between the snapshot this process reads and the newest it knows."})
+	lagSeconds = prometheus.NewGauge(prometheus.GaugeOpts{Name: "logplane_projection_lag_seconds",
+		Help: "Log time between the snapshot this process reads and the newest event it knows."})
+	voidEvents = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_void_events_total",
+		Help: "Events that this process folded and that had lost: their precondition did not hold."})
+	commits = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_commits_total",
+		Help: "Roots that this process wrote."})
+)
+
+// Collectors are the package's metrics.
+func Collectors() []prometheus.Collector {
+	return []prometheus.Collector{tailEvents, tailBytes, lagRevisions, lagSeconds, voidEvents, commits}
+}
+
+// measure reports the newest view.
+func (v *View) measure() {
+	tailEvents.Set(float64(len(v.tail.records)))
+	tailBytes.Set(float64(v.tail.bytes))
+	lagRevisions.Set(float64(v.Revision() - v.Applied()))
+	lag := time.Duration(0)
+	if len(v.tail.records) > 0 {
+		lag = time.Duration(v.tail.lastTime - v.tail.records[0].Time.UnixNano())
+	}
+	lagSeconds.Set(lag.Seconds())
+}

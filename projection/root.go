@@ -1,0 +1,235 @@
+package projection
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fxamacker/cbor/v2"
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// root is the one mutable object of a cell: it says which immutable segments make up the snapshot, and
+// holds the newest events itself. It is replaced whole, by compare-and-swap.
+type root struct {
+	// Serial counts the roots of a cell: of two, the higher is the newer.
+	Serial uint64 `cbor:"17,keyasint"`
+	// Epoch of the cell (invariant 9).
+	Epoch uint64 `cbor:"1,keyasint"`
+	// Applied is the last revision folded in; AppliedTime and AppliedID are its event's log time and
+	// request id, by which a log that went back is noticed.
+	Applied     Revision `cbor:"2,keyasint"`
+	AppliedTime int64    `cbor:"3,keyasint"`
+	AppliedID   string   `cbor:"4,keyasint"`
+	// Clock is the newest log time ever seen, which never goes back (invariant 12).
+	Clock int64 `cbor:"5,keyasint"`
+	// Floor is the oldest revision that can be read; Horizon the log time up to which retention is over.
+	Floor   Revision `cbor:"6,keyasint"`
+	Horizon int64    `cbor:"18,keyasint"`
+	// Purge is the revision up to which the log may have been purged, by this root's leave.
+	Purge Revision `cbor:"7,keyasint"`
+	// Generation changes before garbage is deleted: it defeats every commit that began before.
+	Generation uint64 `cbor:"8,keyasint"`
+	// Nonce makes the bytes of every root unique and tells its author that it won.
+	Nonce []byte `cbor:"9,keyasint"`
+	// Ring holds revisions with their log times, ascending, from the floor on.
+	Ring []mark `cbor:"10,keyasint"`
+	// Segments are key-ordered, newest first. Events are revision-ordered, oldest first, and contiguous.
+	Segments []segmentRef `cbor:"11,keyasint"`
+	Events   []segmentRef `cbor:"12,keyasint"`
+	// Index is the key of the idx object; empty for none.
+	Index string `cbor:"13,keyasint"`
+	// Checkpoints pin the segments of older roots.
+	Checkpoints []mark `cbor:"14,keyasint"`
+	// Spilled is the last revision in the segments; Inline is an event segment with the rest up to Applied.
+	Spilled Revision `cbor:"15,keyasint"`
+	Inline  []byte   `cbor:"16,keyasint"`
+}
+
+// mark is a revision and its log time.
+type mark struct {
+	_        struct{} `cbor:",toarray"`
+	Revision Revision
+	Time     int64
+}
+
+// segmentRef names a segment and says what a reader needs before it opens it.
+type segmentRef struct {
+	_                        struct{} `cbor:",toarray"`
+	Key                      string
+	Size, Footer             int64
+	Rows                     uint64
+	MinKey, MaxKey           []byte
+	MinRevision, MaxRevision Revision
+}
+
+// The root's dialect of CBOR: deterministic, and nothing a writer of ours would not write is read.
+var (
+	rootEncoding = must(cbor.CoreDetEncOptions().EncMode())
+	rootDecoding = must(cbor.DecOptions{
+		DupMapKey: cbor.DupMapKeyEnforcedAPF, IndefLength: cbor.IndefLengthForbidden, TagsMd: cbor.TagsForbidden,
+		MaxNestedLevels: 8, MaxArrayElements: 1 << 20, MaxMapPairs: 64, ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
+	}.DecMode())
+)
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err) // constant options
+	}
+	return v
+}
+
+const (
+	rootMagic   = 0x7472_504c // "LPrt", little endian
+	rootVersion = 0
+	rootHeader  = 12
+)
+
+// encodeRoot frames the CBOR with magic, version and CRC32C.
+func encodeRoot(r *root) ([]byte, error) {
+	body, err := rootEncoding.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("encode the root: %w", err)
+	}
+	b := binary.LittleEndian.AppendUint32(make([]byte, 0, rootHeader+len(body)), rootMagic)
+	b = binary.LittleEndian.AppendUint32(b, rootVersion)
+	b = binary.LittleEndian.AppendUint32(b, segment.Checksum(b, body))
+	return append(b, body...), nil
+}
+
+func decodeRoot(b []byte) (*root, error) {
+	if len(b) < rootHeader || binary.LittleEndian.Uint32(b) != rootMagic {
+		return nil, errors.New("decode the root: it is not a root")
+	}
+	if v := binary.LittleEndian.Uint32(b[4:]); v != rootVersion {
+		return nil, fmt.Errorf("decode the root: version %d is not known", v)
+	}
+	if binary.LittleEndian.Uint32(b[8:]) != segment.Checksum(b[:8], b[rootHeader:]) {
+		return nil, errors.New("decode the root: its checksum does not match")
+	}
+	r := new(root)
+	if err := rootDecoding.Unmarshal(b[rootHeader:], r); err != nil {
+		return nil, fmt.Errorf("decode the root: %w", err)
+	}
+	if err := r.check(); err != nil {
+		return nil, fmt.Errorf("decode the root: %w", err)
+	}
+	return r, nil
+}
+
+// check holds what every root promises (invariant 11).
+func (r *root) check() error {
+	switch {
+	case r.Floor > r.Applied || r.Purge > r.Applied || r.Spilled > r.Applied:
+		return fmt.Errorf("floor %d, purge point %d and spilled %d must not be above applied %d", r.Floor, r.Purge, r.Spilled, r.Applied)
+	case len(r.Inline) == 0 && r.Spilled != r.Applied:
+		return fmt.Errorf("no rows between spilled %d and applied %d", r.Spilled, r.Applied)
+	case len(r.Events) > 0 && r.Events[len(r.Events)-1].MaxRevision != r.Spilled:
+		return fmt.Errorf("event segments end at %d, not at %d", r.Events[len(r.Events)-1].MaxRevision, r.Spilled)
+	}
+	for i := 1; i < len(r.Events); i++ {
+		if r.Events[i].MinRevision != r.Events[i-1].MaxRevision+1 {
+			return fmt.Errorf("event segments have a hole after %d", r.Events[i-1].MaxRevision)
+		}
+	}
+	for i := 1; i < len(r.Ring); i++ {
+		if r.Ring[i].Revision <= r.Ring[i-1].Revision || r.Ring[i].Time < r.Ring[i-1].Time {
+			return fmt.Errorf("the ring is out of order at %d", r.Ring[i].Revision)
+		}
+	}
+	return nil
+}
+
+// clone is a root that may be changed and committed next. Slices are shared: they are replaced, not
+// written to.
+func (r *root) clone() *root {
+	c := *r
+	c.Serial++
+	c.Nonce = make([]byte, 16)
+	rand.Read(c.Nonce)
+	return &c
+}
+
+// appliedEvent is what the root remembers of the last event that it has applied.
+func (r *root) appliedEvent() *eventlog.Event {
+	return &eventlog.Event{Revision: r.Applied, RequestID: r.AppliedID, Time: time.Unix(0, r.AppliedTime)}
+}
+
+// sealRecords encodes records, in order, as the inline part or an event segment.
+func sealRecords(records []*record) ([]byte, segment.Summary, error) {
+	w := segment.NewWriter(segment.Events)
+	for _, r := range records {
+		if err := w.Add(r.eventEntry()); err != nil {
+			return nil, segment.Summary{}, err
+		}
+	}
+	file, sum := w.Finish()
+	return file, sum, nil
+}
+
+// inlineRecords decodes the inline part and checks that it reaches from Spilled to Applied without a hole.
+func (r *root) inlineRecords() ([]*record, error) {
+	if len(r.Inline) == 0 {
+		return nil, nil
+	}
+	reader, err := segment.OpenBytes("inline", r.Inline)
+	if err != nil {
+		return nil, err
+	}
+	cursor, last, decoder := reader.Scan("", ""), r.Spilled, recordDecoder{}
+	out := make([]*record, 0, reader.Summary().Rows)
+	for {
+		e, ok, err := cursor.Next(context.Background())
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			break
+		}
+		rec, err := decoder.event(e)
+		if err != nil {
+			return nil, err
+		}
+		if rec.Revision-Revision(rec.span) != last {
+			return nil, fmt.Errorf("inline rows have a hole after %d", last)
+		}
+		last = rec.Revision
+		out = append(out, rec)
+	}
+	if last != r.Applied {
+		return nil, fmt.Errorf("inline rows end at %d, not at %d", last, r.Applied)
+	}
+	return out, nil
+}
+
+// keyOrdered returns the rows of records: key ascending, revision descending, barriers left out.
+func keyOrdered(records []*record) []*record {
+	rows := make([]*record, 0, len(records))
+	for _, r := range records {
+		if r.Op != eventlog.Barrier {
+			rows = append(rows, r)
+		}
+	}
+	slices.SortFunc(rows, func(a, b *record) int {
+		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(b.Revision, a.Revision))
+	})
+	return rows
+}
+
+func unixTime(nanos int64) time.Time {
+	if nanos == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, nanos).UTC()
+}
+
+func (s *segmentRef) overlaps(start, end string) bool {
+	return bytes.Compare(s.MaxKey, []byte(start)) >= 0 && (end == "" || bytes.Compare(s.MinKey, []byte(end)) < 0)
+}

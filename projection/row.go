@@ -1,0 +1,267 @@
+package projection
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// Row is one version of an object, or its tombstone.
+type Row struct {
+	// Key is eventlog.Key.Row().
+	Key string
+	// Subject-side identity of the key, carried so that a row gives back its eventlog.Key.
+	ID eventlog.Key
+	// Revision is that of the event that made this version.
+	Revision Revision
+	// Deleted marks a tombstone; it has no Value.
+	Deleted bool
+	// Void marks an event that lost (invariant 13); only History returns such.
+	Void bool
+	// Op of the event.
+	Op eventlog.Op
+	// Base is the live revision that the event replaced.
+	Base        Revision
+	RequestID   string
+	ContentType string
+	// Value must not be changed: it is shared by every reader.
+	Value []byte
+	// Time is the log's timestamp of the event.
+	Time time.Time
+	// TTL in seconds as written, 0 for ever.
+	TTL uint32
+}
+
+// record is an event as the projection keeps it: in the tail, inline in the root, in event segments. From
+// records alone both kinds of segments are written.
+type record struct {
+	eventlog.Event
+	// key is Event.Key.Row().
+	key string
+	// span is how many revisions the record stands for, its own the last; the others were barriers.
+	// A record whose Op is Barrier stands for nothing else.
+	span uint64
+	// void marks an event that lost (invariant 13).
+	void bool
+}
+
+func newRecord(e eventlog.Event) *record { return &record{Event: e, key: e.Key.Row(), span: 1} }
+
+// size is about what a record costs in memory.
+func (r *record) size() int { return 400 + len(r.key)*2 + len(r.Body) }
+
+func (r *record) row() Row {
+	row := Row{Key: r.key, ID: r.Key, Revision: r.Revision, Deleted: r.Op == eventlog.Deleted, Void: r.void, Op: r.Op, Base: r.Base,
+		RequestID: r.RequestID, ContentType: r.ContentType, Time: r.Time, TTL: r.TTL}
+	if !row.Deleted {
+		row.Value = r.Body
+	}
+	return row
+}
+
+func (r *record) flags() (f segment.Flags) {
+	if r.Op == eventlog.Deleted {
+		f |= segment.Tombstone
+	}
+	if r.void {
+		f |= segment.Void
+	}
+	return f
+}
+
+// keyEntry is the record as a row of a key-ordered segment: a tombstone or void row has no body.
+func (r *record) keyEntry() segment.Entry {
+	body := r.Body
+	if r.flags() != 0 {
+		body = nil
+	}
+	return segment.Entry{Key: r.key, Revision: uint64(r.Revision), Flags: r.flags(), Value: appendRecord(nil, r, body)}
+}
+
+// eventEntry is the record as an entry of an event segment. A void event is kept without its body.
+func (r *record) eventEntry() segment.Entry {
+	body := r.Body
+	if r.void {
+		body = nil
+	}
+	value := binary.AppendUvarint(nil, r.span)
+	value = appendString(value, r.key)
+	return segment.Entry{Key: segment.EventKey(uint64(r.Revision)), Revision: uint64(r.Revision), Flags: r.flags(),
+		Value: appendRecord(value, r, body)}
+}
+
+// The content types that have a code of their own; 0 is followed by any other.
+var contentTypes = [...]string{1: "application/vnd.kubernetes.protobuf", 2: "application/cbor", 3: "application/json"}
+
+// appendRecord encodes what key, revision and flags of an entry do not say. The key gives back cluster,
+// prefix, namespace and name by their lengths.
+func appendRecord(dst []byte, r *record, body []byte) []byte {
+	dst = append(dst, byte(r.Op))
+	dst = binary.AppendUvarint(dst, uint64(len(r.Key.Cluster)))
+	dst = binary.AppendUvarint(dst, uint64(len(r.Key.Prefix)))
+	dst = binary.AppendUvarint(dst, uint64(len(r.Key.Namespace)))
+	dst = appendString(dst, r.Key.Group)
+	dst = appendString(dst, r.Key.Resource)
+	dst = binary.AppendUvarint(dst, uint64(r.Base))
+	dst = binary.AppendUvarint(dst, uint64(r.Precondition))
+	dst = binary.AppendUvarint(dst, r.Epoch)
+	dst = appendString(dst, r.RequestID)
+	dst = binary.AppendVarint(dst, r.Time.UnixNano())
+	dst = binary.AppendUvarint(dst, uint64(r.TTL))
+	dst = appendContentType(dst, r.ContentType)
+	return append(dst, body...)
+}
+
+func appendString(dst []byte, s string) []byte {
+	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
+}
+
+func appendContentType(dst []byte, t string) []byte {
+	for code, known := range contentTypes {
+		if code > 0 && known == t {
+			return append(dst, byte(code))
+		}
+	}
+	return appendString(append(dst, 0), t)
+}
+
+// errMalformed is wrapped by whatever cannot be decoded although its checksum is right.
+var errMalformed = errors.New("malformed record")
+
+// recordDecoder decodes entries. It keeps the strings that neighbours have in common, so one serves one
+// goroutine.
+type recordDecoder struct {
+	rest            []byte
+	failed          bool
+	group, resource string
+}
+
+// keyed decodes an entry of a key-ordered segment.
+func (d *recordDecoder) keyed(e segment.Entry) (*record, error) {
+	d.rest, d.failed = e.Value, false
+	r := &record{key: e.Key, span: 1}
+	return d.record(r, e)
+}
+
+// event decodes an entry of an event segment.
+func (d *recordDecoder) event(e segment.Entry) (*record, error) {
+	d.rest, d.failed = e.Value, false
+	r := &record{span: d.uvarint()}
+	r.key = d.string()
+	if r.span == 0 || r.span > e.Revision {
+		d.failed = true
+	}
+	return d.record(r, e)
+}
+
+func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
+	r.Revision, r.void = Revision(e.Revision), e.Flags&segment.Void != 0
+	r.Op = eventlog.Op(d.byte())
+	cluster, prefix, namespace := d.uvarint(), d.uvarint(), d.uvarint()
+	r.Key.Group, r.Key.Resource = d.shared(&d.group), d.shared(&d.resource)
+	r.Base, r.Precondition, r.Epoch = Revision(d.uvarint()), Revision(d.uvarint()), d.uvarint()
+	r.RequestID = d.string()
+	r.Time = time.Unix(0, d.varint()).UTC()
+	ttl := d.uvarint()
+	r.TTL = uint32(ttl)
+	r.ContentType = d.contentType()
+	if len(d.rest) > 0 {
+		r.Body = d.rest
+	}
+	if r.Op != eventlog.Barrier && !splitKey(&r.Key, r.key, cluster, prefix, namespace) ||
+		r.Op > eventlog.Deleted || ttl != uint64(r.TTL) || (r.Op == eventlog.Deleted) != (e.Flags&segment.Tombstone != 0) {
+		d.failed = true
+	}
+	if d.failed {
+		return nil, fmt.Errorf("decode revision %d of %q: %w", e.Revision, e.Key, errMalformed)
+	}
+	return r, nil
+}
+
+// splitKey takes a row key apart by the lengths of its parts; false if they do not fit.
+func splitKey(k *eventlog.Key, row string, cluster, prefix, namespace uint64) bool {
+	n := uint64(len(row))
+	if cluster > n || prefix > n-cluster || namespace > n {
+		return false
+	}
+	k.Cluster, k.Prefix, row = row[:cluster], row[cluster:cluster+prefix], row[cluster+prefix:]
+	if len(row) == 0 || row[0] != '/' {
+		return false
+	}
+	row = row[1:]
+	if namespace > 0 {
+		if namespace >= uint64(len(row)) || row[namespace] != '/' {
+			return false
+		}
+		k.Namespace, row = row[:namespace], row[namespace+1:]
+	}
+	k.Name = row
+	return true
+}
+
+func (d *recordDecoder) uvarint() uint64 {
+	v, n := binary.Uvarint(d.rest)
+	if n <= 0 {
+		d.failed, d.rest = true, nil
+		return 0
+	}
+	d.rest = d.rest[n:]
+	return v
+}
+
+func (d *recordDecoder) varint() int64 {
+	v, n := binary.Varint(d.rest)
+	if n <= 0 {
+		d.failed, d.rest = true, nil
+		return 0
+	}
+	d.rest = d.rest[n:]
+	return v
+}
+
+func (d *recordDecoder) byte() byte {
+	if len(d.rest) == 0 {
+		d.failed = true
+		return 0
+	}
+	b := d.rest[0]
+	d.rest = d.rest[1:]
+	return b
+}
+
+func (d *recordDecoder) bytes() []byte {
+	n := d.uvarint()
+	if n > uint64(len(d.rest)) {
+		d.failed, d.rest = true, nil
+		return nil
+	}
+	b := d.rest[:n]
+	d.rest = d.rest[n:]
+	return b
+}
+
+func (d *recordDecoder) string() string { return string(d.bytes()) }
+
+// shared reads a string that is mostly the same as the last one read into the same place.
+func (d *recordDecoder) shared(last *string) string {
+	if b := d.bytes(); string(b) != *last {
+		*last = string(b)
+	}
+	return *last
+}
+
+func (d *recordDecoder) contentType() string {
+	code := d.byte()
+	if code == 0 {
+		return d.string()
+	}
+	if int(code) >= len(contentTypes) {
+		d.failed = true
+		return ""
+	}
+	return contentTypes[code]
+}

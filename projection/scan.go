@@ -1,0 +1,192 @@
+package projection
+
+import (
+	"context"
+	"iter"
+	"sort"
+
+	"github.com/logplane/logplane/projection/segment"
+	"golang.org/x/sync/errgroup"
+)
+
+// live yields the live versions in key order. A segment that was collected meanwhile makes it go on from the last
+// key on a new root.
+func (v *View) live(ctx context.Context, start, end string, at Revision) iter.Seq2[version, error] {
+	return func(yield func(version, error) bool) {
+		if err := v.check(at); err != nil {
+			yield(version{}, err)
+			return
+		}
+		err := v.retry(ctx, at, func(v *View) error {
+			m, err := v.merge(ctx, start, end, at)
+			if err != nil {
+				return err
+			}
+			for {
+				n, ok, err := m.next(ctx)
+				if err != nil || !ok {
+					return err
+				}
+				start = n.key + "\x00"
+				if !n.dead() && !yield(n, nil) {
+					return errEnough
+				}
+			}
+		})
+		if err != nil && err != errEnough {
+			yield(version{}, err)
+		}
+	}
+}
+
+// source yields versions by key ascending, revision descending.
+type source interface {
+	next(ctx context.Context) (version, bool, error)
+}
+
+// merged walks over tail and snapshot at one revision, a key at a time.
+type merged struct {
+	view       *View
+	at         Revision
+	start, end string
+	heads      []*head
+	chain      []*record
+}
+
+// head is a source with the newest version, at the revision asked for, of its next key.
+type head struct {
+	source  source
+	at      Revision
+	current version
+	ok      bool
+}
+
+func (v *View) merge(ctx context.Context, start, end string, at Revision) (*merged, error) {
+	m := &merged{view: v, at: at, start: start, end: end}
+	below := min(at, v.Applied())
+	m.heads = append(m.heads, &head{at: below, source: newInlineSource(v.snap.inline, start, end)})
+	for _, r := range v.snap.runs {
+		if r.ref.MinRevision <= below && r.ref.overlaps(start, end) {
+			m.heads = append(m.heads, &head{at: below, source: &runSource{run: r, start: start, end: end}})
+		}
+	}
+	// The first block of every run is read at the same time: a cold list waits for one of them, not for all.
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, h := range m.heads {
+		group.Go(func() error { return h.advance(groupCtx, "") })
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	m.nextChain(start)
+	return m, nil
+}
+
+func (m *merged) nextChain(start string) {
+	m.chain, _ = m.view.tail.nextChain(start, m.view.Applied(), m.at, func(key string) bool { return m.end == "" || key < m.end })
+}
+
+// next returns the newest valid version of the next key, tombstones included.
+func (m *merged) next(ctx context.Context) (version, bool, error) {
+	for {
+		key, ok := m.nextKey()
+		if !ok {
+			return version{}, false, nil
+		}
+		below, found, err := m.take(ctx, key)
+		if err != nil {
+			return version{}, false, err
+		}
+		if len(m.chain) > 0 && m.chain[0].key == key {
+			chain := m.chain
+			m.nextChain(key + "\x00")
+			below, found, err = settle(chain, func() (version, bool, error) { return below, found, nil })
+		}
+		if found || err != nil {
+			return below, found, err
+		}
+	}
+}
+
+func (m *merged) nextKey() (key string, ok bool) {
+	for _, h := range m.heads {
+		if h.ok && (!ok || h.current.key < key) {
+			key, ok = h.current.key, true
+		}
+	}
+	if len(m.chain) > 0 && (!ok || m.chain[0].key < key) {
+		key, ok = m.chain[0].key, true
+	}
+	return key, ok
+}
+
+// take returns the newest version of the key in the snapshot and moves every source past the key.
+func (m *merged) take(ctx context.Context, key string) (best version, found bool, err error) {
+	for _, h := range m.heads {
+		if !h.ok || h.current.key != key {
+			continue
+		}
+		if !found || h.current.revision > best.revision {
+			best, found = h.current, true
+		}
+		if err := h.advance(ctx, key); err != nil {
+			return version{}, false, err
+		}
+	}
+	return best, found, nil
+}
+
+// advance goes to the newest version, at the revision, of the next key after the given one.
+func (h *head) advance(ctx context.Context, after string) error {
+	for {
+		var err error
+		if h.current, h.ok, err = h.source.next(ctx); err != nil || !h.ok {
+			return err
+		}
+		if (h.current.key != after || after == "") && h.current.revision <= h.at && h.current.flags&segment.Void == 0 {
+			return nil
+		}
+	}
+}
+
+// inlineSource walks over the root's own rows.
+type inlineSource struct{ records []*record }
+
+func newInlineSource(records []*record, start, end string) *inlineSource {
+	records = records[searchKey(records, start):]
+	if end != "" {
+		records = records[:sort.Search(len(records), func(i int) bool { return records[i].key >= end })]
+	}
+	return &inlineSource{records}
+}
+
+func (s *inlineSource) next(context.Context) (version, bool, error) {
+	if len(s.records) == 0 {
+		return version{}, false, nil
+	}
+	r := s.records[0]
+	s.records = s.records[1:]
+	return versionOf(r), true, nil
+}
+
+// runSource walks over a key-ordered segment.
+type runSource struct {
+	run        *run
+	start, end string
+	cursor     *segment.Cursor
+}
+
+func (s *runSource) next(ctx context.Context) (version, bool, error) {
+	if s.cursor == nil {
+		reader, err := s.run.open(ctx)
+		if err != nil {
+			return version{}, false, err
+		}
+		s.cursor = reader.Scan(s.start, s.end)
+	}
+	e, ok, err := s.cursor.Next(ctx)
+	if err != nil || !ok {
+		return version{}, false, err
+	}
+	return entryVersion(e), true, nil
+}

@@ -1,0 +1,165 @@
+package projection
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"sync/atomic"
+
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// snapshot is a root with what is needed to read it. It is immutable, but for segments being opened on
+// first use.
+type snapshot struct {
+	root *root
+	etag string
+	// records are the inline events, ascending; inline are the same as rows, key-ordered.
+	records []*record
+	inline  []*record
+	// runs are the key-ordered segments, newest first; events the event segments, oldest first.
+	runs   []*run
+	events []*run
+}
+
+// run is a segment that is opened on first use and stays open for as long as a snapshot names it.
+type run struct {
+	ref     segmentRef
+	p       *Projection
+	opening gate
+	reader  atomic.Pointer[segment.Reader]
+}
+
+// newSnapshot decodes the inline part. Segments that the previous snapshot has open stay open.
+func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*snapshot, error) {
+	records, err := r.inlineRecords()
+	if err != nil {
+		return nil, fmt.Errorf("read the root: %w", err)
+	}
+	s := &snapshot{root: r, etag: etag, records: records, inline: keyOrdered(records)}
+	known := make(map[string]*run)
+	if previous != nil {
+		for _, o := range [][]*run{previous.runs, previous.events} {
+			for _, r := range o {
+				known[r.ref.Key] = r
+			}
+		}
+	}
+	s.runs, s.events = p.runsOf(r.Segments, known), p.runsOf(r.Events, known)
+	return s, nil
+}
+
+func (p *Projection) runsOf(refs []segmentRef, known map[string]*run) []*run {
+	runs := make([]*run, len(refs))
+	for i, ref := range refs {
+		if runs[i] = known[ref.Key]; runs[i] == nil {
+			runs[i] = &run{ref: ref, p: p, opening: newGate()}
+		}
+	}
+	return runs
+}
+
+// open reads the footer, once.
+func (r *run) open(ctx context.Context) (*segment.Reader, error) {
+	if reader := r.reader.Load(); reader != nil {
+		return reader, nil
+	}
+	if err := r.opening.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer r.opening.leave()
+	if reader := r.reader.Load(); reader != nil {
+		return reader, nil
+	}
+	reader, err := segment.Open(ctx, r.ref.Key, r, r.p.cache, r.ref.Size, r.ref.Footer)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.ref.matches(reader.Summary()); err != nil {
+		return nil, err
+	}
+	r.reader.Store(reader)
+	return reader, nil
+}
+
+// ReadRange implements segment.Source.
+func (r *run) ReadRange(ctx context.Context, offset, length int64) ([]byte, error) {
+	b, err := r.p.config.Bucket.GetRange(ctx, r.ref.Key, offset, length)
+	if err != nil {
+		return nil, fmt.Errorf("read segment %s: %w", r.ref.Key, err)
+	}
+	return b, nil
+}
+
+func (s *segmentRef) matches(sum segment.Summary) error {
+	if s.Rows != sum.Rows || s.Size != sum.Size || !bytes.Equal(s.MinKey, []byte(sum.MinKey)) || !bytes.Equal(s.MaxKey, []byte(sum.MaxKey)) {
+		return &segment.CorruptError{File: s.Key, Part: "footer", Reason: "not the segment that the root names"}
+	}
+	return nil
+}
+
+// newest returns the newest version of the key at or below the revision that has none of the flags in
+// skip. A run is asked only if it may hold a newer one than was found.
+func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip segment.Flags) (best version, found bool, err error) {
+	for i := searchKey(s.inline, key); i < len(s.inline) && s.inline[i].key == key; i++ {
+		if r := s.inline[i]; r.Revision <= at && r.flags()&skip == 0 {
+			return versionOf(r), true, nil
+		}
+	}
+	for _, r := range s.runs {
+		if r.ref.MinRevision > at || found && r.ref.MaxRevision < best.revision || !r.ref.overlaps(key, key+"\x00") {
+			continue
+		}
+		reader, err := r.open(ctx)
+		if err != nil {
+			return version{}, false, err
+		}
+		e, ok, err := reader.Find(ctx, key, uint64(at), skip)
+		if err != nil {
+			return version{}, false, err
+		}
+		if ok && (!found || Revision(e.Revision) > best.revision) {
+			best, found = entryVersion(e), true
+		}
+	}
+	return best, found, nil
+}
+
+// searchKey is the first of key-ordered records with at least the key.
+func searchKey(records []*record, key string) int {
+	return sort.Search(len(records), func(i int) bool { return records[i].key >= key })
+}
+
+// searchRevision is the first of ascending records with at least the revision.
+func searchRevision(records []*record, rev Revision) int {
+	return sort.Search(len(records), func(i int) bool { return records[i].Revision >= rev })
+}
+
+// readRoot reads the root; an empty bucket is a root that has applied nothing.
+func (p *Projection) readRoot(ctx context.Context) (*snapshot, error) {
+	var previous *snapshot
+	if v := p.view.Load(); v != nil {
+		previous = v.snap
+	}
+	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())
+	if errors.Is(err, bucket.ErrNotFound) {
+		if previous != nil && previous.etag != "" {
+			return nil, fmt.Errorf("read the root: it was at serial %d and is gone: %w", previous.root.Serial, errRootGone)
+		}
+		return p.newSnapshot(&root{}, "", nil)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the root: %w", err)
+	}
+	if previous != nil && previous.etag == etag {
+		return previous, nil
+	}
+	r, err := decodeRoot(body)
+	if err != nil {
+		return nil, err
+	}
+	return p.newSnapshot(r, etag, previous)
+}

@@ -1,0 +1,105 @@
+package projection
+
+import (
+	"cmp"
+
+	"github.com/google/btree"
+	"github.com/logplane/logplane/eventlog"
+)
+
+// tail is the events after the snapshot, as they came: which of them are void is found when a key is
+// read, so that catching up asks the bucket nothing. It is immutable; extend shares what is there.
+type tail struct {
+	// byKey orders records by key ascending, revision descending.
+	byKey *btree.BTreeG[*record]
+	// records is ascending by revision, barriers left out.
+	records []*record
+	// last is the newest event, barriers included: its revision, request id and log time are remembered
+	// and compared when the tail is resumed (invariant 9).
+	last     Revision
+	lastID   string
+	lastTime int64
+	bytes    int
+}
+
+func emptyTail(r *root) *tail {
+	return &tail{byKey: btree.NewG(32, newestFirst), last: r.Applied, lastID: r.AppliedID, lastTime: r.AppliedTime}
+}
+
+func newestFirst(a, b *record) bool {
+	if c := cmp.Compare(a.key, b.key); c != 0 {
+		return c < 0
+	}
+	return a.Revision > b.Revision
+}
+
+// extend returns the tail with the events, which must follow its last. Only the newest tail may be
+// extended, by one caller at a time: records shares its array with the older ones.
+func (t *tail) extend(events []eventlog.Event) *tail {
+	next := *t
+	next.byKey = t.byKey.Clone()
+	for i := range events {
+		next.add(newRecord(events[i]))
+		next.remember(&events[i])
+	}
+	return &next
+}
+
+func (t *tail) add(r *record) {
+	if r.Op == eventlog.Barrier {
+		return
+	}
+	t.byKey.ReplaceOrInsert(r)
+	t.records = append(t.records, r)
+	t.bytes += r.size()
+}
+
+func (t *tail) remember(e *eventlog.Event) {
+	t.last, t.lastID, t.lastTime = e.Revision, e.RequestID, e.Time.UnixNano()
+}
+
+// above returns the tail without what the root has applied. The root must not be ahead of the tail.
+func (t *tail) above(r *root) *tail {
+	next := emptyTail(r)
+	for _, rec := range t.records {
+		if rec.Revision > r.Applied {
+			next.add(rec)
+		}
+	}
+	next.last, next.lastID, next.lastTime = t.last, t.lastID, t.lastTime
+	return next
+}
+
+// chain returns the events of a key in (after, upto], newest first.
+func (t *tail) chain(key string, after, upto Revision) []*record {
+	chain, _ := t.nextChain(key, after, upto, func(k string) bool { return k == key })
+	return chain
+}
+
+// nextChain returns the chain of the first key from start on that has events in (after, upto], as long as
+// keys are wanted.
+func (t *tail) nextChain(start string, after, upto Revision, wanted func(key string) bool) (chain []*record, key string) {
+	pivot := &record{key: start, Event: eventlog.Event{Revision: ^Revision(0)}}
+	t.byKey.AscendGreaterOrEqual(pivot, func(r *record) bool {
+		if len(chain) > 0 && r.key != chain[0].key || !wanted(r.key) {
+			return false
+		}
+		if r.Revision > after && r.Revision <= upto {
+			chain = append(chain, r)
+		}
+		return true
+	})
+	if len(chain) > 0 {
+		key = chain[0].key
+	}
+	return chain, key
+}
+
+// contains returns the record at a revision, if the tail holds an event there.
+func (t *tail) contains(rev Revision) *record {
+	i := searchRevision(t.records, rev)
+	if i < len(t.records) && t.records[i].Revision == rev {
+		return t.records[i]
+	}
+	return nil
+}

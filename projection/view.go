@@ -1,0 +1,177 @@
+package projection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// View is the state of a cell at every revision from its floor to its own. It is immutable and safe for
+// concurrent use.
+type View struct {
+	p    *Projection
+	snap *snapshot
+	tail *tail
+	// first is the log's first revision, asked when the head was last learned.
+	first Revision
+	asked time.Time
+	// rootRead is the head for which the root was read last; cutEvents and cutBytes are what the tail
+	// had then.
+	rootRead            Revision
+	cutEvents, cutBytes int
+	// superseded is closed when a view with a newer revision is there.
+	superseded chan struct{}
+}
+
+// Revision is the newest revision the view holds: its head.
+func (v *View) Revision() Revision { return v.tail.last }
+
+// Floor is the oldest revision that can be read.
+func (v *View) Floor() Revision { return v.snap.root.Floor }
+
+// First is the log's first retained revision when the view was made.
+func (v *View) First() Revision { return v.first }
+
+// Applied is the revision up to which the view's snapshot reaches; after it begins the tail.
+func (v *View) Applied() Revision { return v.snap.root.Applied }
+
+// long reports whether the tail has grown enough since the root was read to read it again.
+func (v *View) long() bool {
+	return len(v.tail.records)-v.cutEvents > longEvents || v.tail.bytes-v.cutBytes > longBytes
+}
+
+// check says whether the revision can be read.
+func (v *View) check(at Revision) error {
+	switch {
+	case at < v.Floor():
+		return fmt.Errorf("revision %d is below the floor %d: %w", at, v.Floor(), ErrExpired)
+	case at > v.Revision():
+		return fmt.Errorf("revision %d is above the head %d: %w", at, v.Revision(), ErrFuture)
+	}
+	return nil
+}
+
+// Get returns the live row of the key as of the revision, false if there is none. ErrExpired below the
+// floor, ErrFuture above the view.
+func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, error) {
+	n, ok, err := v.newest(ctx, key, at)
+	if err != nil || !ok || n.dead() {
+		return Row{}, false, err
+	}
+	row, err := n.row(&recordDecoder{})
+	return row, err == nil, err
+}
+
+// Last returns the newest row of the key, tombstones included, false if the key never existed or its
+// tombstone was compacted away.
+func (v *View) Last(ctx context.Context, key string) (Row, bool, error) {
+	n, ok, err := v.newest(ctx, key, v.Revision())
+	if err != nil || !ok {
+		return Row{}, false, err
+	}
+	row, err := n.row(&recordDecoder{})
+	return row, err == nil, err
+}
+
+// Precondition is what a write of the key must expect the log to hold: the revision of the key's last
+// event if the log still has it, else 0. That event may be void, so it is not always Last's.
+func (v *View) Precondition(ctx context.Context, key string) (Revision, error) {
+	last := Revision(0)
+	if chain := v.tail.chain(key, v.Applied(), v.Revision()); len(chain) > 0 {
+		last = chain[0].Revision
+	} else if v.first <= v.Applied() {
+		err := v.retry(ctx, 0, func(v *View) error {
+			n, _, err := v.snap.newest(ctx, key, v.Applied(), 0)
+			last = n.revision
+			return err
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	if last < v.first {
+		return 0, nil
+	}
+	return last, nil
+}
+
+// newest is the newest valid version at the revision, tombstones included.
+func (v *View) newest(ctx context.Context, key string, at Revision) (n version, ok bool, err error) {
+	if err := v.check(at); err != nil {
+		return version{}, false, err
+	}
+	err = v.retry(ctx, at, func(v *View) error {
+		n, ok, err = settle(v.tail.chain(key, v.Applied(), at), func() (version, bool, error) {
+			return v.snap.newest(ctx, key, min(at, v.Applied()), segment.Void)
+		})
+		return err
+	})
+	return n, ok, err
+}
+
+// retries bounds how often one read starts again because its segments were collected under it.
+const retries = 5
+
+// retry runs a read; when a segment is gone, the root is read again and the read goes on with the new one.
+func (v *View) retry(ctx context.Context, at Revision, read func(*View) error) error {
+	err := read(v)
+	for n := 0; n < retries && errors.Is(err, bucket.ErrNotFound); n++ {
+		var renewed *View
+		if renewed, err = v.renew(ctx, at); err == nil {
+			v = renewed
+			err = read(v)
+		}
+	}
+	return err
+}
+
+// renew returns a view of the same revision on the newest root. It is ErrExpired if the floor has passed at.
+func (v *View) renew(ctx context.Context, at Revision) (*View, error) {
+	if err := v.p.reading.enter(ctx); err != nil {
+		return nil, fmt.Errorf("read the root again: %w", err)
+	}
+	defer v.p.reading.leave()
+	snap, err := v.p.reload(ctx)
+	if err != nil {
+		return nil, err
+	}
+	next := *v
+	next.snap = snap
+	if at > 0 && at < snap.root.Floor {
+		return nil, next.check(at)
+	}
+	return &next, nil
+}
+
+// Scan yields the live rows with start <= key < end as of the revision, ascending by key. An empty end is
+// unbounded. It reads as the caller goes on.
+func (v *View) Scan(ctx context.Context, start, end string, at Revision) iter.Seq2[Row, error] {
+	return func(yield func(Row, error) bool) {
+		var decoder recordDecoder
+		for n, err := range v.live(ctx, start, end, at) {
+			var row Row
+			if err == nil {
+				row, err = n.row(&decoder)
+			}
+			if !yield(row, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Count is the number of rows that Scan would yield. No row is decoded.
+func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int, err error) {
+	for _, err := range v.live(ctx, start, end, at) {
+		if err != nil {
+			return 0, err
+		}
+		n++
+	}
+	return n, nil
+}
