@@ -1,7 +1,6 @@
 package kubestore
 
 import (
-	"bytes"
 	"context"
 
 	"github.com/logplane/logplane/eventlog"
@@ -88,7 +87,7 @@ func releaseClaim(ctx context.Context, v *projection.View, c Claim) (w eventlog.
 	if err != nil {
 		return eventlog.Write{}, false, readError(err)
 	}
-	if !found || last.Deleted || !bytes.Equal(last.Value, c.Body) {
+	if !found || last.Deleted || !c.held(ctx, last) {
 		return eventlog.Write{}, false, nil
 	}
 	return eventlog.Write{

@@ -1,6 +1,7 @@
 package kubestore
 
 import (
+	"bytes"
 	"context"
 	"strings"
 	"sync/atomic"
@@ -51,6 +52,17 @@ type Claim struct {
 	// ContentType and Body of the claim object as stored.
 	ContentType string
 	Body        []byte
+	// Held says whether a live row of Key is still this owner's claim, to be deleted with it; nil means
+	// that its value must be Body.
+	Held func(ctx context.Context, row projection.Row) bool
+}
+
+// held says whether the live row is still the claim.
+func (c Claim) held(ctx context.Context, row projection.Row) bool {
+	if c.Held != nil {
+		return c.Held(ctx, row)
+	}
+	return bytes.Equal(row.Value, c.Body)
 }
 
 // ClaimedError says that another owner holds a claim. Nothing was written, and Projection.Current
@@ -93,14 +105,13 @@ func (s *store) path(key string, recursive bool) (string, error) {
 	return storage.PrepareKey(s.Prefix+"/", key, recursive)
 }
 
-// key of the object at a path. A namespaced resource's path of one segment has no namespace.
+// key of the object at a path: its Row is the path's row key, whatever the path. A namespaced resource's
+// path of one segment has no namespace.
 func (s *store) key(path string) eventlog.Key {
 	k := eventlog.Key{Cluster: s.Cluster, Group: s.Group, Resource: s.GroupResource.Resource, Prefix: s.Prefix}
 	k.Name = strings.TrimPrefix(path, s.Prefix+"/")
-	if s.Namespaced {
-		if namespace, name, found := strings.Cut(k.Name, "/"); found {
-			k.Namespace, k.Name = namespace, name
-		}
+	if namespace, name, _ := strings.Cut(k.Name, "/"); s.Namespaced && namespace != "" && name != "" {
+		k.Namespace, k.Name = namespace, name
 	}
 	return k
 }

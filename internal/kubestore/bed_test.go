@@ -1,0 +1,283 @@
+package kubestore
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/filesystem"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/nats-io/nats.go"
+	"k8s.io/apimachinery/pkg/api/apitesting"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apiserver/pkg/apis/example"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	"k8s.io/apiserver/pkg/storage"
+	storagetesting "k8s.io/apiserver/pkg/storage/testing"
+	"k8s.io/apiserver/pkg/storage/value"
+)
+
+var (
+	scheme = runtime.NewScheme()
+	codecs = serializer.NewCodecFactory(scheme)
+)
+
+func init() {
+	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
+	utilruntime.Must(example.AddToScheme(scheme))
+	utilruntime.Must(examplev1.AddToScheme(scheme))
+}
+
+// prefix is what the upstream suites' transformer puts before every value.
+const prefix = "test!"
+
+// kinds of buckets that the suites run on.
+var kinds = map[string]func(testing.TB) bucket.Bucket{
+	"filesystem": func(t testing.TB) bucket.Bucket {
+		b, err := filesystem.Open(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	},
+	"strict": func(t testing.TB) bucket.Bucket { return memory.Strict(t) },
+}
+
+// bed is a cell with one process: a log of its own on a shared server, a projection, a feed.
+type bed struct {
+	Cell
+	t      testing.TB
+	bucket bucket.Bucket
+}
+
+var beds atomic.Int64
+
+// newBed makes an empty cell; small snapshots spill to segments at once.
+func newBed(t testing.TB, conn *nats.Conn, b bucket.Bucket) *bed {
+	t.Helper()
+	name := fmt.Sprintf("cell%d", beds.Add(1))
+	log := eventlogtest.Open(t, eventlog.Config{Conn: conn, Stream: name, Prefix: name})
+	bd := &bed{t: t, bucket: b}
+	bd.Cell = process(t, log, b)
+	bd.barrier()
+	return bd
+}
+
+// process is another process of the cell.
+func process(t testing.TB, log *eventlog.Log, b bucket.Bucket) Cell {
+	t.Helper()
+	p, err := projection.Open(projection.Config{Log: log, Bucket: b, InlineBytes: 4 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	feed := NewFeed(log, p)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- feed.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("the feed failed: %v", err)
+		}
+	})
+	return Cell{Log: log, Projection: p, Cluster: "main", Objects: NewObjects(8 << 20), Feed: feed}
+}
+
+// barrier moves the head on without changing any object of the suites, and returns it.
+func (b *bed) barrier() int64 {
+	b.t.Helper()
+	rev, err := b.Log.Append(b.t.Context(), fmt.Sprintf("barrier-%d", beds.Add(1)), eventlog.Write{
+		Key: eventlog.Key{Cluster: b.Cluster, Resource: "steps", Prefix: "/steps", Name: fmt.Sprintf("step-%d", beds.Add(1))},
+		Op:  eventlog.Added, ContentType: "text/plain",
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return int64(rev)
+}
+
+func (b *bed) commit(ctx context.Context) {
+	b.t.Helper()
+	if _, err := b.Projection.Commit(ctx); err != nil && ctx.Err() == nil {
+		b.t.Errorf("commit: %v", err)
+	}
+}
+
+func pods(t value.Transformer) Resource {
+	return Resource{
+		GroupResource: schema.GroupResource{Resource: "pods"}, Prefix: "/pods", Namespaced: true,
+		Codec:       apitesting.TestCodec(codecs, examplev1.SchemeGroupVersion),
+		ContentType: "application/json",
+		NewFunc:     func() runtime.Object { return &example.Pod{} },
+		NewListFunc: func() runtime.Object { return &example.PodList{} },
+		Transformer: t,
+	}
+}
+
+// swapped is a transformer that the suites exchange under a running store.
+type swapped struct {
+	mu sync.RWMutex
+	t  value.Transformer
+}
+
+func (s *swapped) get() value.Transformer {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.t
+}
+
+func (s *swapped) set(t value.Transformer) (before value.Transformer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before, s.t = s.t, t
+	return before
+}
+
+func (s *swapped) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	return s.get().TransformFromStorage(ctx, data, dataCtx)
+}
+
+func (s *swapped) TransformToStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, error) {
+	return s.get().TransformToStorage(ctx, data, dataCtx)
+}
+
+// stepped is a store between whose calls commits are forced, so that reads cross snapshot and tail.
+type stepped struct {
+	*store
+	bed         *bed
+	transformer *swapped
+	// step is called after every write, and before every read.
+	step func(ctx context.Context)
+}
+
+// modes say when a commit is forced.
+var modes = map[string]func(b *bed) func(context.Context){
+	"never": func(*bed) func(context.Context) { return func(context.Context) {} },
+	"always": func(b *bed) func(context.Context) {
+		return b.commit
+	},
+	"random": func(b *bed) func(context.Context) {
+		var mu sync.Mutex
+		r := rand.New(rand.NewPCG(1, 2))
+		return func(ctx context.Context) {
+			mu.Lock()
+			commit := r.IntN(3) == 0
+			mu.Unlock()
+			if commit {
+				b.commit(ctx)
+			}
+		}
+	},
+}
+
+func newStepped(b *bed, mode string) *stepped {
+	t := &swapped{t: storagetesting.NewPrefixTransformer([]byte(prefix), false)}
+	return &stepped{store: newStore(b.Cell, pods(t)), bed: b, transformer: t, step: modes[mode](b)}
+}
+
+func (s *stepped) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	defer s.step(ctx)
+	return s.store.Create(ctx, key, obj, out, ttl)
+}
+
+func (s *stepped) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
+	validate storage.ValidateObjectFunc, cached runtime.Object, opts storage.DeleteOptions) error {
+	defer s.step(ctx)
+	return s.store.Delete(ctx, key, out, preconditions, validate, cached, opts)
+}
+
+func (s *stepped) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool,
+	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, cached runtime.Object) error {
+	defer s.step(ctx)
+	return s.store.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, cached)
+}
+
+func (s *stepped) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
+	s.step(ctx)
+	return s.store.Get(ctx, key, opts, out)
+}
+
+func (s *stepped) GetList(ctx context.Context, key string, opts storage.ListOptions, out runtime.Object) error {
+	s.step(ctx)
+	return s.store.GetList(ctx, key, opts, out)
+}
+
+// UpdatePrefixTransformer is upstream's hook.
+func (s *stepped) UpdatePrefixTransformer(modify storagetesting.PrefixTransformerModifier) func() {
+	changed := *s.transformer.get().(*storagetesting.PrefixTransformer)
+	before := s.transformer.set(modify(&changed))
+	return func() { s.transformer.set(before) }
+}
+
+// CorruptTransformer is upstream's hook.
+func (s *stepped) CorruptTransformer() func() {
+	before := s.transformer.set(corrupting{s.transformer.get()})
+	return func() { s.transformer.set(before) }
+}
+
+type corrupting struct{ value.Transformer }
+
+func (corrupting) TransformFromStorage(context.Context, []byte, value.Context) ([]byte, bool, error) {
+	return nil, true, fmt.Errorf("bits flipped")
+}
+
+// validate is upstream's hook that looks at what is stored.
+func (s *stepped) validate(ctx context.Context, t *testing.T, key string) {
+	t.Helper()
+	v, err := s.Consistent(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	row, found, err := v.Get(ctx, s.row(key), v.Revision())
+	if err != nil || !found {
+		t.Fatalf("row of %s: found=%v, %v", key, found, err)
+	}
+	decoded, err := runtime.Decode(s.Codec, []byte(strings.TrimPrefix(string(row.Value), prefix)))
+	if err != nil {
+		t.Fatalf("decode %q: %v", row.Value, err)
+	}
+	if pod := decoded.(*example.Pod); pod.ResourceVersion != "" || pod.SelfLink != "" {
+		t.Errorf("the stored object has resourceVersion %q and selfLink %q", pod.ResourceVersion, pod.SelfLink)
+	}
+}
+
+// reads is upstream's hook that counts the values which a list looked at.
+func (s *stepped) reads(t *testing.T, _, want uint64) {
+	t.Helper()
+	if got := s.transformer.get().(*storagetesting.PrefixTransformer).GetReadsAndReset(); got != want {
+		t.Errorf("%d values were read, want %d", got, want)
+	}
+}
+
+func (s *stepped) increaseRV(_ context.Context, t *testing.T) int64 {
+	t.Helper()
+	return s.bed.barrier()
+}
+
+// shortly bounds one suite.
+func shortly(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// compact is upstream's hook that makes the revision the oldest that can be read. Like etcd's compaction
+// it moves the head on.
+func (s *stepped) compact(ctx context.Context, t *testing.T, resourceVersion string) {
+	t.Helper()
+	t.Skip("the floor cannot be raised yet")
+}
