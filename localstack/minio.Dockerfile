@@ -5,7 +5,7 @@ COPY --chown=65532:65532 empty /data
 COPY --chown=65532:65532 empty /tmp
 USER 65532:65532
 # MinIO looks for its certificates and its configuration there.
-ENV HOME=/tmp
+ENV HOME=/tmp MINIO_BROWSER=off
 EXPOSE 9000
 VOLUME /data
 ENTRYPOINT ["/minio"]

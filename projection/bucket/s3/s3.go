@@ -162,24 +162,36 @@ func rangeHeader(offset, length int64) string {
 	return fmt.Sprintf("bytes=%d-%d", offset, last)
 }
 
-func (b *Bucket) get(ctx context.Context, key string, span *string) ([]byte, *awss3.GetObjectOutput, error) {
+// get sends a read, and again where its body breaks off, which the SDK does not retry.
+func (b *Bucket) get(ctx context.Context, key string, span *string) (body []byte, out *awss3.GetObjectOutput, err error) {
 	if err := bucket.CheckKey(key); err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
-	out, err := b.client.GetObject(ctx, &awss3.GetObjectInput{Bucket: &b.name, Key: &key, Range: span})
-	if err != nil {
-		return nil, nil, err
+	for range getAttempts {
+		out, err = b.client.GetObject(ctx, &awss3.GetObjectInput{Bucket: &b.name, Key: &key, Range: span})
+		if err != nil {
+			return nil, nil, err
+		}
+		if body, err = readAll(out); err == nil || ctx.Err() != nil {
+			break
+		}
 	}
+	return body, out, err
+}
+
+const getAttempts = 3
+
+// readAll fails where the body ends early: the server announced its length.
+func readAll(out *awss3.GetObjectOutput) ([]byte, error) {
 	defer out.Body.Close()
-	// An early end of the stream is an error: the server announced its length.
 	var body bytes.Buffer
 	body.Grow(int(min(max(0, aws.ToInt64(out.ContentLength)), 64<<20)) + bytes.MinRead)
 	if _, err := body.ReadFrom(out.Body); err != nil {
-		return nil, nil, fmt.Errorf("read body: %w", err)
+		return nil, fmt.Errorf("read body: %w", err)
 	}
-	return body.Bytes(), out, nil
+	return body.Bytes(), nil
 }
 
 // Create implements bucket.Bucket.

@@ -250,6 +250,34 @@ func TestReplaceNeverUnconditional(t *testing.T) {
 	require.Zero(t, requests.Load())
 }
 
+// A body that breaks off is asked for again, a few times.
+func TestBrokenBody(t *testing.T) {
+	for _, c := range []struct {
+		broken, requests int64
+		fails            bool
+	}{{1, 2, false}, {2, 3, false}, {3, 3, true}} {
+		var requests atomic.Int64
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("ETag", `"e"`)
+			w.Header().Set("Content-Length", "5")
+			if requests.Add(1) <= c.broken {
+				_, _ = w.Write([]byte("who"))
+				panic(http.ErrAbortHandler)
+			}
+			_, _ = w.Write([]byte("whole"))
+		}))
+		defer server.Close()
+		b, err := Open(t.Context(), Config{Endpoint: server.URL, Bucket: "b", AccessKey: "a", SecretKey: "s", PathStyle: true})
+		require.NoError(t, err)
+		body, _, err := b.Get(t.Context(), "k")
+		require.Equal(t, c.fails, err != nil)
+		if !c.fails {
+			require.Equal(t, "whole", string(body))
+		}
+		require.Equal(t, c.requests, requests.Load())
+	}
+}
+
 // A server that accepts a connection and says nothing ends a request at its deadline.
 func TestSilentServer(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Drives the local stack as a user would: writes through one process, watches through another, and finds
+# the result in the bucket. Ends with 'smoke: ok', or with the step that failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export KUBECONFIG=localstack/.state/kubeconfig
+kubectl=${KUBECTL:-bin/kubectl}
+read -r -a compose <<<"${COMPOSE:-docker-compose -p logplane -f localstack/docker-compose.yml}"
+namespace=smoke-$$-$RANDOM
+seen=$(mktemp)
+watch=
+step=start
+
+finish() {
+  code=$?
+  if [ -n "$watch" ]; then kill "$watch" 2>/dev/null || true; fi
+  if [ $code -ne 0 ]; then echo "smoke: failed: $step" >&2; echo "--- the watch saw:" >&2; cat "$seen" >&2; fi
+  rm -f "$seen"
+}
+trap finish EXIT
+
+# until_true asks once a second, at most 60 times.
+until_true() {
+  for _ in $(seq 60); do if "$@" >/dev/null 2>&1; then return 0; fi; sleep 1; done
+  "$@"
+}
+saw() { grep -qE "$1" "$seen"; }
+named() { test "$($kubectl -n "$namespace" get configmap "$1" -o "jsonpath={.data.$2}")" = "$3"; }
+gone() { ! $kubectl get "$@" >/dev/null 2>&1; }
+
+step='the API is ready'
+until_true $kubectl get --raw /readyz
+step='a namespace can be created'
+until_true $kubectl get namespace default # init ends after the API is ready
+$kubectl create namespace "$namespace"
+
+step='the API redirects a watch to the watcher'
+$kubectl -n "$namespace" get configmaps --watch --output-watch-events -v=8 >"$seen" 2>&1 &
+watch=$!
+until_true saw '307|watch=true'
+
+step='what is written through the API is read from it at once'
+$kubectl -n "$namespace" create configmap spine --from-literal=color=blue
+named spine color blue
+$kubectl -n "$namespace" patch configmap spine --type=merge -p '{"data":{"color":"green"}}'
+named spine color green
+$kubectl -n "$namespace" apply --server-side -f - <<YAML
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: applied}
+data: {by: server}
+YAML
+named applied by server
+
+step='the watch delivers what was written'
+until_true saw '^ADDED +spine'
+until_true saw '^MODIFIED +spine'
+until_true saw '^ADDED +applied'
+$kubectl -n "$namespace" delete configmap spine
+until_true saw '^DELETED +spine'
+saw 'Status="?307|307 Temporary Redirect'
+
+step='a namespace goes with all that is in it'
+$kubectl delete namespace "$namespace" --timeout=60s
+gone namespace "$namespace"
+until_true saw '^DELETED +applied'
+
+step='the projector has committed to the bucket'
+until_true "${compose[@]}" run --rm --no-deps init inspect root
+echo 'smoke: ok'
