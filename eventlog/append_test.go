@@ -1,0 +1,222 @@
+package eventlog_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+func deleted(name string, base eventlog.Revision) eventlog.Write {
+	w := modified(name, "last state", base)
+	w.Op = eventlog.Deleted
+	return w
+}
+
+func refused(t *testing.T, l *eventlog.Log, want error, writes ...eventlog.Write) {
+	t.Helper()
+	head := mustHead(t, l).Head
+	rev, err := l.Append(bounded(t), "refused", writes...)
+	if !errors.Is(err, want) {
+		t.Errorf("got revision %d, %v; want %v", rev, err, want)
+	}
+	for _, other := range []error{eventlog.ErrConflict, eventlog.ErrInFlight, eventlog.ErrUnknown, eventlog.ErrTooLarge, eventlog.ErrKeyTooLong} {
+		if other != want && errors.Is(err, other) {
+			t.Errorf("%v is also %v", err, other)
+		}
+	}
+	if now := mustHead(t, l).Head; now != head {
+		t.Errorf("a refused append moved the head from %d to %d", head, now)
+	}
+}
+
+// Preconditions: fresh 0; after a tombstone the tombstone's revision; after the last event was purged 0.
+func TestPreconditions(t *testing.T) {
+	l := eventlogtest.Log(t)
+	first := mustAppend(t, l, "1", added("a", "v1"))
+	refused(t, l, eventlog.ErrConflict, added("a", "again"))
+	second := mustAppend(t, l, "2", modified("a", "v2", first))
+	refused(t, l, eventlog.ErrConflict, modified("a", "v3", first))
+	tombstone := mustAppend(t, l, "3", deleted("a", second))
+	refused(t, l, eventlog.ErrConflict, added("a", "precondition 0 after a tombstone"))
+	again := added("a", "v4")
+	again.Precondition = tombstone
+	reborn := mustAppend(t, l, "4", again)
+
+	fill(t, l, 1) // the head is never purged
+	if err := l.Purge(bounded(t), reborn); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, l, eventlog.ErrConflict, modified("a", "precondition of a purged event", reborn))
+	purged := modified("a", "v5", reborn)
+	purged.Precondition = 0
+	last := mustAppend(t, l, "5", purged)
+	e := mustTail(t, l, last-1, last)[0]
+	if e.Base != reborn || e.Precondition != 0 {
+		t.Errorf("the event has base %d and precondition %d", e.Base, e.Precondition)
+	}
+}
+
+// A writer that stalled while another write came, was projected and purged, succeeds with precondition 0:
+// only the base in its event shows that the chain is broken, and the fold voids it (invariant 13).
+func TestBaseShowsABrokenChain(t *testing.T) {
+	l := eventlogtest.Log(t)
+	read := mustAppend(t, l, "1", added("a", "v1"))
+	fill(t, l, 1)
+	if err := l.Purge(bounded(t), read); err != nil {
+		t.Fatal(err)
+	}
+	stalled := modified("a", "stalled", read)
+	stalled.Precondition = 0
+	winner := modified("a", "winner", read)
+	winner.Precondition = 0
+	won := mustAppend(t, l, "2", winner)
+	fill(t, l, 1)
+	if err := l.Purge(bounded(t), won); err != nil {
+		t.Fatal(err)
+	}
+	late := mustAppend(t, l, "3", stalled)
+	if e := mustTail(t, l, late-1, late)[0]; e.Base != read || e.Base == won {
+		t.Errorf("the late event has base %d, the winner %d", e.Base, won)
+	}
+}
+
+func TestOneWinnerOfMany(t *testing.T) {
+	l := eventlogtest.Log(t)
+	var won sync.Map
+	var writers sync.WaitGroup
+	for i := range 32 {
+		writers.Go(func() {
+			rev, err := l.Append(bounded(t), fmt.Sprint("w", i), added("contended", fmt.Sprint(i)))
+			if err == nil {
+				won.Store(i, rev)
+			} else if !errors.Is(err, eventlog.ErrConflict) {
+				t.Error(err)
+			}
+		})
+	}
+	writers.Wait()
+	winners := 0
+	won.Range(func(any, any) bool { winners++; return true })
+	if winners != 1 || mustHead(t, l).Head != 1 {
+		t.Errorf("%d winners, head %d", winners, mustHead(t, l).Head)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	l := eventlogtest.Log(t)
+	refused(t, l, eventlog.ErrTooLarge, added("large", strings.Repeat("x", 8<<20)))
+	refused(t, l, eventlog.ErrTooLarge, added("small", "x"), added("large", strings.Repeat("x", 8<<20)))
+	refused(t, l, eventlog.ErrKeyTooLong, added(strings.Repeat("n", 3900), "x"))
+	refused(t, l, eventlog.ErrKeyTooLong, added(strings.Repeat("*", 1400), "x"))
+
+	body := bytes.Repeat([]byte("x"), 8<<20-4096)
+	large := added("large", "")
+	large.Body = body
+	rev := mustAppend(t, l, "large", large)
+	if e := mustTail(t, l, rev-1, rev)[0]; !bytes.Equal(e.Body, body) {
+		t.Errorf("the tail has %d bytes of %d", len(e.Body), len(body))
+	}
+	if e, err := l.EventAt(bounded(t), rev); err != nil || !bytes.Equal(e.Body, body) {
+		t.Errorf("the leader has %d bytes of %d, %v", len(e.Body), len(body), err)
+	}
+	long := pod(strings.Repeat("n", 3900-len("logplane.log.main.%core.pods.default.")))
+	rev = mustAppend(t, l, "long", eventlog.Write{Key: long, Op: eventlog.Added})
+	if e := mustTail(t, l, rev-1, rev)[0]; e.Key != long {
+		t.Errorf("got a name of %d bytes", len(e.Key.Name))
+	}
+}
+
+// An object named like a wildcard is one object: its events never match another one's subject.
+func TestWildcardNames(t *testing.T) {
+	l := eventlogtest.Log(t)
+	mustAppend(t, l, "1", added("plain", "x"))
+	for i, name := range []string{"*", ">", "a b", "a.b", "a_b", "%2A", "system:*", "é", "\x00\n"} {
+		rev := mustAppend(t, l, fmt.Sprint("w", i), added(name, "x")) // fresh, though 'plain' exists
+		if e := mustTail(t, l, rev-1, rev)[0]; e.Key != pod(name) {
+			t.Errorf("%q came back as %+v", name, e.Key)
+		}
+	}
+}
+
+func TestBadAppends(t *testing.T) {
+	l := eventlogtest.Log(t)
+	for name, writes := range map[string][]eventlog.Write{
+		"none":             nil,
+		"barrier":          {{Key: pod("a"), Op: eventlog.Barrier}},
+		"twice in a batch": {added("a", "1"), added("a", "2")},
+		"no name":          {added("", "1")},
+	} {
+		if _, err := l.Append(bounded(t), "bad", writes...); err == nil {
+			t.Errorf("%s: it was appended", name)
+		}
+	}
+	if _, err := l.Append(bounded(t), "", added("a", "1")); err == nil {
+		t.Error("it was appended without a request id")
+	}
+	past, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
+	defer cancel()
+	if _, err := l.Append(past, "late", added("a", "1")); !errors.Is(err, eventlog.ErrNotPublished) {
+		t.Errorf("past its deadline: %v", err)
+	}
+	if _, err := l.Append(past, "late", added("a", "1"), added("b", "1")); !errors.Is(err, eventlog.ErrNotPublished) {
+		t.Errorf("past its deadline: %v", err)
+	}
+	if b := mustHead(t, l); b.Head != 0 {
+		t.Errorf("the head is %d", b.Head)
+	}
+}
+
+// More batches at once than the server takes are all appended, and nobody sees a half one.
+func TestBatchesAreSeenWhole(t *testing.T) {
+	l := eventlogtest.Log(t)
+	const writers, each, size = 12, 4, 40
+	var appending, reading sync.WaitGroup
+	done := make(chan struct{})
+	for range 3 {
+		reading.Go(func() {
+			for {
+				head := mustHead(t, l).Head
+				if head%size != 0 {
+					t.Errorf("the head is %d, inside a batch of %d", head, size)
+				}
+				if head > 0 && len(mustTail(t, l, head-size, head)) != size {
+					t.Errorf("the tail of %d is not whole", head)
+				}
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+	}
+	for w := range writers {
+		appending.Go(func() {
+			for i := range each {
+				writes := make([]eventlog.Write, size)
+				for k := range writes {
+					writes[k] = added(fmt.Sprintf("%d-%d-%d", w, i, k), "x")
+				}
+				if _, err := l.Append(bounded(t), fmt.Sprintf("%d-%d", w, i), writes...); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	appending.Wait()
+	close(done)
+	reading.Wait()
+	for i, e := range mustTail(t, l, 0, writers*each*size) {
+		if place := i % size; !strings.HasSuffix(e.Key.Name, fmt.Sprint("-", place)) {
+			t.Fatalf("event %d is %s: batches are interleaved", i+1, e.Key.Name)
+		}
+	}
+}

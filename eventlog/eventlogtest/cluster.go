@@ -1,0 +1,160 @@
+package eventlogtest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+// size is the number of servers in a cluster.
+const size = 3
+
+// Servers are three servers in one cluster. Every route between two of them goes through links that a test
+// can stall or cut, while clients reach each server all the time.
+type Servers struct {
+	t       testing.TB
+	Server  [size]*server.Server
+	Conn    [size]*nats.Conn // Conn[i] is connected to Server[i] and to no other
+	options [size]*server.Options
+	links   [size][size]*Link // links[i][j] carries the route that i opened to j
+}
+
+// Cluster starts three servers. It returns when they agree on a leader; all ends with the test.
+func Cluster(t testing.TB) *Servers {
+	t.Helper()
+	c := &Servers{t: t}
+	c.route()
+	for i := range size {
+		c.Server[i] = run(t, c.options[i])
+		c.Conn[i] = Connect(t, c.Server[i])
+	}
+	Eventually(t, "the servers agree on a leader and know each other", func() bool {
+		leaders := 0
+		for _, s := range c.Server {
+			if s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == size {
+				leaders++
+			}
+		}
+		return leaders == 1
+	})
+	return c
+}
+
+// route makes the options of all servers, so that each knows the others by links only.
+func (c *Servers) route() {
+	for i := range size {
+		o := options(c.t.TempDir())
+		o.ServerName = "s" + strconv.Itoa(i)
+		// The advertised address leads nowhere, or servers that learn of each other would connect past the links.
+		o.Cluster = server.ClusterOpts{Name: "cell", Host: "127.0.0.1", Port: freePort(c.t), Advertise: "127.0.0.1:1", PoolSize: -1, NoAdvertise: true}
+		c.options[i] = o
+	}
+	for i := range size {
+		for j := range size {
+			if i == j {
+				continue
+			}
+			c.links[i][j] = newLink(c.t, c.options[j].Cluster.Port)
+			c.options[i].Routes = append(c.options[i].Routes, &url.URL{Scheme: "nats", Host: c.links[i][j].address()})
+		}
+	}
+}
+
+// Log creates the replicated log, if it is missing, and opens it by the connection to server i.
+func (c *Servers) Log(i int, change ...func(*eventlog.Config)) *eventlog.Log {
+	c.t.Helper()
+	config := eventlog.Config{Conn: c.Conn[i], Replicas: size}
+	for _, f := range change {
+		f(&config)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	Eventually(c.t, "the log is created", func() bool { return eventlog.Create(ctx, config) == nil })
+	c.Leader()
+	l, err := eventlog.Open(ctx, config)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return l
+}
+
+// Leader waits until exactly one server leads the log, and returns which.
+func (c *Servers) Leader() int {
+	c.t.Helper()
+	leader := -1
+	Eventually(c.t, "the log has one leader", func() bool {
+		leader = -1
+		for i, s := range c.Server {
+			if c.Leads(i) && leader >= 0 {
+				return false
+			}
+			if s != nil && c.Leads(i) {
+				leader = i
+			}
+		}
+		return leader >= 0
+	})
+	return leader
+}
+
+// Leads says whether server i thinks that it leads the log.
+func (c *Servers) Leads(i int) bool {
+	return c.Server[i].JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, "logplane")
+}
+
+// StepDown makes the log's leader give up; another one is elected, or the same again.
+func (c *Servers) StepDown(i int) error {
+	return c.Server[i].JetStreamStepdownStream(server.DEFAULT_GLOBAL_ACCOUNT, "logplane")
+}
+
+// Current says whether server i has applied all of the log that it knows of.
+func (c *Servers) Current(i int) bool {
+	return c.Server[i].JetStreamIsStreamCurrent(server.DEFAULT_GLOBAL_ACCOUNT, "logplane")
+}
+
+// Stall holds back every byte between server i and the others. Connections stay up, nobody is told.
+func (c *Servers) Stall(i int) { c.each(i, (*Link).Stall) }
+
+// Resume lets all bytes that were held back, and further ones, pass.
+func (c *Servers) Resume(i int) { c.each(i, (*Link).Resume) }
+
+// Cut breaks every route of server i; new ones are refused until Resume.
+func (c *Servers) Cut(i int) { c.each(i, (*Link).Cut) }
+
+func (c *Servers) each(i int, f func(*Link)) {
+	for j := range size {
+		if j != i {
+			f(c.links[i][j])
+			f(c.links[j][i])
+		}
+	}
+}
+
+// Eventually waits until a condition holds; the test fails when it does not within 20 seconds.
+func Eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for tick := time.NewTicker(2 * time.Millisecond); !holds(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("it did not happen that %s", what)
+		}
+	}
+}
+
+func freePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(fmt.Errorf("find a free port: %w", err))
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}

@@ -1,0 +1,140 @@
+package eventlogtest
+
+import (
+	"net"
+	"strconv"
+	"sync"
+	"testing"
+)
+
+// Link is a TCP proxy in front of one port that can hold back all bytes, or break all connections. Its
+// methods are safe for concurrent use.
+type Link struct {
+	listener net.Listener
+	target   string
+	done     sync.WaitGroup
+
+	mu     sync.Mutex
+	gate   *sync.Cond
+	closed bool                  // mu; the test is over
+	held   bool                  // mu; bytes are held back
+	broken bool                  // mu; connections are refused
+	conns  map[net.Conn]struct{} // mu
+}
+
+func newLink(t testing.TB, port int) *Link {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &Link{listener: listener, target: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), conns: map[net.Conn]struct{}{}}
+	l.gate = sync.NewCond(&l.mu)
+	l.done.Go(l.accept)
+	t.Cleanup(l.close)
+	return l
+}
+
+func (l *Link) address() string { return l.listener.Addr().String() }
+
+// Stall holds back every byte. Connections stay up, nobody is told.
+func (l *Link) Stall() { l.set(true, false) }
+
+// Resume lets what was held back, and everything further, pass; new connections are admitted again.
+func (l *Link) Resume() { l.set(false, false) }
+
+// Cut breaks every connection and refuses new ones until Resume.
+func (l *Link) Cut() { l.set(false, true) }
+
+func (l *Link) set(held, broken bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held, l.broken = held, broken
+	if broken {
+		l.dropAll()
+	}
+	l.gate.Broadcast()
+}
+
+func (l *Link) close() {
+	l.listener.Close()
+	l.mu.Lock()
+	l.closed = true
+	l.dropAll()
+	l.gate.Broadcast()
+	l.mu.Unlock()
+	l.done.Wait()
+}
+
+// dropAll closes all connections; mu is held.
+func (l *Link) dropAll() {
+	for c := range l.conns {
+		c.Close()
+	}
+	clear(l.conns)
+}
+
+func (l *Link) accept() {
+	for {
+		in, err := l.listener.Accept()
+		if err != nil {
+			return
+		}
+		l.done.Go(func() { l.carry(in) })
+	}
+}
+
+// carry joins one connection with one to the target.
+func (l *Link) carry(in net.Conn) {
+	defer in.Close()
+	out, err := net.Dial("tcp", l.target)
+	if err != nil {
+		return
+	}
+	defer out.Close()
+	if !l.admit(in, out) {
+		return
+	}
+	var pair sync.WaitGroup
+	pair.Go(func() { l.pump(in, out) })
+	pair.Go(func() { l.pump(out, in) })
+	pair.Wait()
+}
+
+func (l *Link) admit(conns ...net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.broken || l.closed {
+		return false
+	}
+	for _, c := range conns {
+		l.conns[c] = struct{}{}
+	}
+	return true
+}
+
+// pump copies one direction; what it has read while the link is stalled waits in its buffer.
+func (l *Link) pump(from, to net.Conn) {
+	defer from.Close()
+	defer to.Close()
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil || !l.pass() {
+			return
+		}
+		if _, err := to.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// pass waits while the link is stalled; it is false when the link is broken.
+func (l *Link) pass() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.held && !l.closed {
+		l.gate.Wait()
+	}
+	return !l.broken && !l.closed
+}

@@ -1,0 +1,154 @@
+package eventlog_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+// outcome is what an append in the background came to.
+type outcome struct {
+	rev eventlog.Revision
+	err error
+}
+
+func appending(ctx context.Context, l *eventlog.Log, id string, writes ...eventlog.Write) <-chan outcome {
+	done := make(chan outcome, 1)
+	go func() {
+		rev, err := l.Append(ctx, id, writes...)
+		done <- outcome{rev, err}
+	}()
+	return done
+}
+
+// stallable is a log behind a link, and the same log directly.
+func stallable(t *testing.T, timeout time.Duration) (*eventlog.Log, *eventlogtest.Link, *eventlog.Log) {
+	t.Helper()
+	s := eventlogtest.Run(t, t.TempDir())
+	direct := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, s)})
+	conn, link := eventlogtest.ConnectThrough(t, s)
+	return eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: timeout}), link, direct
+}
+
+// tried waits until so many further appends were sent.
+func tried(t *testing.T, before float64, n int) {
+	t.Helper()
+	eventlogtest.Eventually(t, "the append is tried again", func() bool { return eventlog.RoundTrips("append") >= before+float64(n) })
+}
+
+// A write whose answer did not come is published again under the same precondition, and found.
+func TestUnansweredAppendIsFound(t *testing.T) {
+	for name, writes := range map[string][]eventlog.Write{
+		"single": {added("a", "1")},
+		"batch":  {added("a", "1"), added("b", "1"), added("c", "1")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, link, direct := stallable(t, 3*time.Second)
+			fill(t, direct, 2)
+			before := eventlog.RoundTrips("append")
+			link.Stall()
+			done := appending(bounded(t), l, "mine", writes...)
+			tried(t, before, 2)
+			link.Resume()
+			if o := <-done; o.err != nil || o.rev != eventlog.Revision(2+len(writes)) {
+				t.Fatalf("got %+v", o)
+			}
+			if head := mustHead(t, direct).Head; head != eventlog.Revision(2+len(writes)) {
+				t.Errorf("the head is %d: it was appended twice", head)
+			}
+		})
+	}
+}
+
+// The first try is lost with its connection, and another write wins before the second.
+func TestUnansweredAppendLoses(t *testing.T) {
+	l, link, direct := stallable(t, 5*time.Second)
+	before := eventlog.RoundTrips("append")
+	link.Stall()
+	done := appending(bounded(t), l, "mine", added("a", "mine"))
+	tried(t, before, 2)
+	link.Cut() // what it held back is lost
+	mustAppend(t, direct, "theirs", added("a", "theirs"))
+	fill(t, direct, 3)
+	link.Resume()
+	if o := <-done; !errors.Is(o.err, eventlog.ErrConflict) {
+		t.Fatalf("got %+v", o)
+	}
+}
+
+// When what would tell the outcome has left the log, it stays unknown: it is never a conflict.
+func TestUnansweredAppendIsPurged(t *testing.T) {
+	l, link, direct := stallable(t, 5*time.Second)
+	before := eventlog.RoundTrips("append")
+	link.Stall()
+	done := appending(bounded(t), l, "mine", added("a", "mine"))
+	tried(t, before, 2)
+	link.Cut()
+	mustAppend(t, direct, "theirs", added("a", "theirs"))
+	head := mustAppend(t, direct, "theirs-2", modified("a", "theirs", 1))
+	if err := direct.Purge(bounded(t), head-1); err != nil {
+		t.Fatal(err)
+	}
+	link.Resume()
+	if o := <-done; !errors.Is(o.err, eventlog.ErrUnknown) || errors.Is(o.err, eventlog.ErrConflict) {
+		t.Fatalf("got %+v", o)
+	}
+}
+
+// Past the deadline, and its grace, the outcome is unknown; and the connection that may still hold the
+// message is replaced.
+func TestUnansweredAppendStaysUnknown(t *testing.T) {
+	l, link, direct := stallable(t, time.Second)
+	link.Stall()
+	ctx, cancel := context.WithTimeout(bounded(t), 100*time.Millisecond)
+	defer cancel()
+	o := <-appending(ctx, l, "mine", added("a", "mine"))
+	if !errors.Is(o.err, eventlog.ErrUnknown) || errors.Is(o.err, eventlog.ErrConflict) {
+		t.Fatalf("got %+v", o)
+	}
+	link.Resume()
+	eventlogtest.Eventually(t, "the connection is replaced", func() bool {
+		_, err := l.Append(bounded(t), "next", added("next", "x"))
+		return err == nil
+	})
+	mustAppend(t, direct, "direct", added("direct", "x"))
+}
+
+// A caller that goes away leaves a write that is resolved all the same.
+func TestCancelledAppendIsResolved(t *testing.T) {
+	l, link, _ := stallable(t, 3*time.Second)
+	before := eventlog.RoundTrips("append")
+	link.Stall()
+	ctx, cancel := context.WithCancel(bounded(t))
+	done := appending(ctx, l, "mine", added("a", "mine"))
+	tried(t, before, 1)
+	cancel()
+	tried(t, before, 2)
+	link.Resume()
+	if o := <-done; o.err != nil || o.rev != 1 {
+		t.Fatalf("got %+v", o)
+	}
+}
+
+func TestNotConnected(t *testing.T) {
+	l, link, direct := stallable(t, time.Second)
+	fill(t, direct, 1)
+	link.Cut()
+	eventlogtest.Eventually(t, "the append is refused", func() bool {
+		_, err := l.Append(bounded(t), "x", added("x", "x"))
+		return errors.Is(err, eventlog.ErrNotPublished)
+	})
+	if _, err := l.Head(bounded(t)); err == nil || errors.Is(err, eventlog.ErrDiverged) {
+		t.Errorf("head: %v", err)
+	}
+	err := l.Tail(bounded(t), 0, 1, func(eventlog.Event) error { return nil })
+	if err == nil || errors.Is(err, eventlog.ErrPurged) || errors.Is(err, eventlog.ErrDiverged) {
+		t.Errorf("tail: %v", err)
+	}
+	link.Resume()
+	eventlogtest.Eventually(t, "the log is back", func() bool { _, err := l.Head(bounded(t)); return err == nil })
+}
