@@ -15,12 +15,12 @@ COMPOSE = env LOGPLANE_UID=$$(id -u) LOGPLANE_API_PORT=$(API_PORT) \
 .PHONY: images images-minio images-nats images-logplane
 images: images-minio images-nats images-logplane ## build all container images from Go modules, without a registry
 
-images-minio: $(IMAGES)/minio/minio
+images-minio: $(IMAGES)/minio/$(MINIO_VERSION)
 	@echo "image logplane/minio:dev"
 	@mkdir -p $(IMAGES)/minio/empty
 	@$(DOCKER_BUILD) -t logplane/minio:dev -f localstack/minio.Dockerfile $(IMAGES)/minio >/dev/null 2>$(IMAGES)/minio.log || { cat $(IMAGES)/minio.log; exit 1; }
 
-images-nats: $(IMAGES)/nats/nats-server
+images-nats: $(IMAGES)/nats/$(NATS_VERSION)
 	@echo "image logplane/nats:dev"
 	@mkdir -p $(IMAGES)/nats/empty
 	@cp localstack/nats.conf $(IMAGES)/nats/
@@ -32,14 +32,15 @@ images-logplane:
 	@$(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $(IMAGES)/logplane/logplane ./cmd/logplane
 	@$(DOCKER_BUILD) -t logplane/logplane:dev -f localstack/logplane.Dockerfile $(IMAGES)/logplane >/dev/null 2>$(IMAGES)/logplane.log || { cat $(IMAGES)/logplane.log; exit 1; }
 
-# The first build compiles all of MinIO. Its version is in the rule, so a new version needs this file to change.
-$(IMAGES)/minio/minio: localstack/localstack.mk
+# An empty file named by its version stands for each program.
+$(IMAGES)/minio/$(MINIO_VERSION):
 	@echo "building MinIO from its Go module: some minutes, once"
-	@$(RELEASE) GOBIN=$(CURDIR)/$(IMAGES)/minio go install -ldflags "-s -w" github.com/minio/minio@$(MINIO_VERSION)
+	@$(RELEASE) GOBIN=$(CURDIR)/$(@D) go install -ldflags "-s -w" github.com/minio/minio@$(@F)
 	@touch $@
 
-$(IMAGES)/nats/nats-server: localstack/localstack.mk
-	@$(RELEASE) GOBIN=$(CURDIR)/$(IMAGES)/nats go install -ldflags "-s -w" github.com/nats-io/nats-server/v2@$(NATS_VERSION)
+$(IMAGES)/nats/$(NATS_VERSION):
+	@echo "building nats-server from its Go module"
+	@$(RELEASE) GOBIN=$(CURDIR)/$(@D) go install -ldflags "-s -w" github.com/nats-io/nats-server/v2@$(@F)
 	@touch $@
 
 .PHONY: up smoke logs down

@@ -1,4 +1,13 @@
 // Package bucket is what the projection asks of object storage: a flat set of keys with conditional writes.
+//
+// One object, the root, is replaced; all others are created once, read, and at last deleted. What each
+// bucket must never do, and buckettest shows that it does not:
+//
+//   - memory: hand out the bytes it holds. A strict one must not let a broken promise of the projection pass.
+//   - filesystem: show a part of an object, or return from a write that a power failure could undo.
+//   - s3: send a write twice, or one without its condition.
+//
+// A server whose conditional writes do not work is found out by Probe, and must not be used.
 package bucket
 
 import (

@@ -39,7 +39,7 @@ func (l lock) shared(ctx context.Context) (unlock func(), err error) {
 }
 
 func (l lock) take(ctx context.Context, how int) (release func(), err error) {
-	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
