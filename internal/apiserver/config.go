@@ -55,6 +55,9 @@ func (s *Server) configure() error {
 	if s.stores, err = newStores(s.config.Cell, c.EffectiveVersion, c.MergedResourceConfig); err != nil {
 		return fmt.Errorf("make stores: %w", err)
 	}
+	if s.stores.transformers, err = readEncryption(s.config.EncryptionConfigFile); err != nil {
+		return err
+	}
 	c.RESTOptionsGetter = s.stores
 	c.EquivalentResourceRegistry = s.stores.equivalents()
 

@@ -8,10 +8,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
@@ -31,6 +33,8 @@ type indexer struct {
 	informers *informers
 	target    reflect.Type
 	decoder   runtime.Decoder
+	// transformer undoes encryption; nil for none.
+	transformer value.Transformer
 	// prefix of the rows, ending in a slash.
 	prefix string
 
@@ -42,11 +46,12 @@ var _ cache.Indexer = (*indexer)(nil)
 
 func newIndexer(f *informers, target reflect.Type, resource schema.GroupVersionResource) *indexer {
 	return &indexer{
-		informers: f,
-		target:    target,
-		decoder:   legacyscheme.Codecs.UniversalDecoder(resource.GroupVersion()),
-		prefix:    f.stores.cell.Cluster + "/" + f.stores.factory.ResourcePrefix(resource.GroupResource()) + "/",
-		indexers:  cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
+		informers:   f,
+		target:      target,
+		decoder:     legacyscheme.Codecs.UniversalDecoder(resource.GroupVersion()),
+		transformer: f.stores.transformer(resource.GroupResource()),
+		prefix:      f.stores.cell.Cluster + "/" + f.stores.factory.ResourcePrefix(resource.GroupResource()) + "/",
+		indexers:    cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
 	}
 }
 
@@ -103,7 +108,11 @@ func (i *indexer) decode(ctx context.Context, row projection.Row) (runtime.Objec
 	if object, ok := i.informers.decoded.Get(key); ok {
 		return object, nil
 	}
-	object, err := runtime.Decode(i.decoder, row.Value)
+	plain, err := kubestore.Plain(ctx, i.transformer, row)
+	if err != nil {
+		return nil, fmt.Errorf("decrypt %s: %w", row.Key, err)
+	}
+	object, err := runtime.Decode(i.decoder, plain)
 	if err != nil {
 		return nil, fmt.Errorf("decode %s: %w", row.Key, err)
 	}

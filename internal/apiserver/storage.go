@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/tools/cache"
 	basecompatibility "k8s.io/component-base/compatibility"
 	"k8s.io/kubernetes/pkg/controlplane"
@@ -29,6 +30,8 @@ type claimsFunc = func(ctx context.Context, obj runtime.Object) ([]kubestore.Cla
 type stores struct {
 	cell    kubestore.Cell
 	factory *serverstorage.DefaultStorageFactory
+	// transformers encrypt values at rest; nil for none.
+	transformers value.ResourceTransformers
 }
 
 // resourceConfig is what kube-apiserver serves by default.
@@ -86,10 +89,18 @@ func (s *stores) decorator(contentType string, claims claimsFunc) generic.Storag
 			ContentType:   contentType,
 			NewFunc:       newFunc,
 			NewListFunc:   newListFunc,
-			Transformer:   config.Transformer,
+			Transformer:   s.transformer(config.GroupResource),
 			Claims:        claims,
 		}), func() {}, nil
 	}
+}
+
+// transformer is nil where values are stored as they are.
+func (s *stores) transformer(resource schema.GroupResource) value.Transformer {
+	if s.transformers == nil {
+		return nil
+	}
+	return s.transformers.TransformerForResource(resource)
 }
 
 // hasNamespace asks the registry's key function, because upstream's hook is not told the scope.
