@@ -70,11 +70,7 @@ func startMinIO(t *testing.T) server {
 // needImage fails where tests must run, and otherwise skips what this machine cannot run.
 func needImage(t *testing.T, ctx context.Context) {
 	t.Helper()
-	docker, err := testcontainers.NewDockerClientWithOpts(ctx)
-	if err == nil {
-		defer docker.Close()
-		_, err = docker.ImageInspect(ctx, image)
-	}
+	err := inspectImage(ctx)
 	if err == nil {
 		return
 	}
@@ -83,6 +79,21 @@ func needImage(t *testing.T, ctx context.Context) {
 		t.Fatal(why)
 	}
 	t.Skip(why)
+}
+
+func inspectImage(ctx context.Context) (err error) {
+	defer func() { // testcontainers panics where it finds no Docker
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+		}
+	}()
+	docker, err := testcontainers.NewDockerClientWithOpts(ctx)
+	if err != nil {
+		return err
+	}
+	defer docker.Close()
+	_, err = docker.ImageInspect(ctx, image)
+	return err
 }
 
 // open returns a new client of one of the server's buckets.
