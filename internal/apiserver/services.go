@@ -105,8 +105,9 @@ func (r *serviceREST) Update(ctx context.Context, name string, info rest.Updated
 // requests of one process never choose the same, so only a crowd of processes on a nearly full range gets there.
 const maxAllocations = 16
 
-// allocate calls write until it loses no claim. After a loss the view holds the winner's claim: a dynamic
-// choice avoids it, and upstream answers 422 to a user who asked for just that address or port.
+// allocate calls write until it loses no claim. After a loss it catches up, so that the view holds the
+// winner's claim: a dynamic choice avoids it, and upstream answers 422 to a user who asked for just that
+// address or port.
 func (r *serviceREST) allocate(ctx context.Context, write func(context.Context) error) error {
 	ctx, release := r.alloc.begin(ctx)
 	defer release()
@@ -116,6 +117,11 @@ func (r *serviceREST) allocate(ctx context.Context, write func(context.Context) 
 		if !errors.As(err, &claimed) {
 			return err
 		}
+		view, err := r.alloc.cell.Projection.Latest(ctx)
+		if err != nil {
+			return apierrors.NewInternalError(fmt.Errorf("read what is allocated: %w", err))
+		}
+		ctx = kubestore.WithView(ctx, view)
 	}
 	return apierrors.NewTooManyRequests(fmt.Sprintf("%s was taken by another service, again and again; nothing was written", claimed.Key.Name), 1)
 }

@@ -1,0 +1,144 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// emptyDefinition deletes the instances of a terminating CustomResourceDefinition and then takes its
+// finalizer away. Upstream's own finalizer polls inside a worker; this one ends and waits for events.
+func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
+	definition, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(ctx, t.name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("get definition %q: %w", t.name, err)
+	}
+	waits := err == nil && definition.DeletionTimestamp != nil &&
+		apihelpers.CRDHasFinalizer(definition, apiextensionsv1.CustomResourceCleanupFinalizer)
+	l.remember(t, waits)
+	if !waits {
+		return nil
+	}
+	// Before the instances are looked at, as for a namespace.
+	unsettled, err := l.settle(ctx, eventlog.Key{Cluster: l.config.Cell.Cluster, Prefix: "/apiextensions.k8s.io/customresourcedefinitions", Name: t.name})
+	if err != nil {
+		return err
+	}
+	condition, left := l.deleteInstances(ctx, definition)
+	if left == nil && unsettled != nil {
+		// Terminating must stay true until the finalizer goes, or instances could be created again.
+		condition, left = inProgress(), unsettled
+	}
+	if left != nil {
+		return errors.Join(l.setCondition(ctx, t.name, condition, false), left)
+	}
+	if err := l.setCondition(ctx, t.name, condition, true); err != nil {
+		return err
+	}
+	definitionsFinalized.Inc()
+	return nil
+}
+
+// deleteInstances deletes every instance and tells upstream's condition of how it went. The error is nil
+// only if a list after the deletions was empty.
+func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (apiextensionsv1.CustomResourceDefinitionCondition, error) {
+	gone := terminating(apiextensionsv1.ConditionFalse, "InstanceDeletionCompleted", "removed all instances")
+	if !apihelpers.IsCRDConditionTrue(definition, apiextensionsv1.Established) {
+		return terminating(apiextensionsv1.ConditionFalse, "NeverEstablished", "resource was never established"), nil
+	}
+	resource, err := servedResource(definition)
+	if err != nil {
+		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", err.Error()), err
+	}
+	namespaces, err := l.instances(ctx, resource)
+	if err != nil {
+		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not list instances: %v", err)), err
+	}
+	var failed []error
+	for namespace := range namespaces {
+		err := l.metadata.Resource(resource).Namespace(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+		failed = append(failed, err)
+	}
+	if err := errors.Join(failed...); err != nil {
+		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err)), err
+	}
+	if len(namespaces) == 0 {
+		return gone, nil
+	}
+	switch namespaces, err = l.instances(ctx, resource); {
+	case err != nil:
+		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionCheck", fmt.Sprintf("could not list instances: %v", err)), err
+	case len(namespaces) == 0:
+		return gone, nil
+	}
+	return inProgress(), &NotYetError{After: remainingInterval, Reason: "instances of " + definition.Name + " remain: they have finalizers"}
+}
+
+// instances returns how many instances there are in each namespace, "" for those in none.
+func (l *Lifecycle) instances(ctx context.Context, resource schema.GroupVersionResource) (map[string]int, error) {
+	list, err := l.metadata.Resource(resource).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	namespaces := map[string]int{}
+	for i := range list.Items {
+		namespaces[list.Items[i].Namespace]++
+	}
+	return namespaces, nil
+}
+
+// servedResource is the definition's resource in a version by which it can be reached.
+func servedResource(definition *apiextensionsv1.CustomResourceDefinition) (schema.GroupVersionResource, error) {
+	for _, version := range definition.Spec.Versions {
+		if version.Served {
+			return schema.GroupVersionResource{Group: definition.Spec.Group, Version: version.Name, Resource: definition.Status.AcceptedNames.Plural}, nil
+		}
+	}
+	return schema.GroupVersionResource{}, fmt.Errorf("no version of %s is served: set `spec.versions[].served` of one", definition.Name)
+}
+
+func inProgress() apiextensionsv1.CustomResourceDefinitionCondition {
+	return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionInProgress", "CustomResource deletion is in progress")
+}
+
+func terminating(status apiextensionsv1.ConditionStatus, reason, message string) apiextensionsv1.CustomResourceDefinitionCondition {
+	return apiextensionsv1.CustomResourceDefinitionCondition{Type: apiextensionsv1.Terminating, Status: status, Reason: reason, Message: message}
+}
+
+// conditionAttempts bounds how often a status is written again after someone else changed the definition.
+const conditionAttempts = 5
+
+// setCondition writes the condition, and in the same write removes the finalizer if finish is set. A
+// definition that is gone or unchanged costs nothing.
+func (l *Lifecycle) setCondition(ctx context.Context, name string, condition apiextensionsv1.CustomResourceDefinitionCondition, finish bool) error {
+	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
+	var err error
+	for range conditionAttempts {
+		var definition *apiextensionsv1.CustomResourceDefinition
+		if definition, err = definitions.Get(ctx, name, metav1.GetOptions{}); err != nil {
+			break
+		}
+		if definition.DeletionTimestamp == nil { // another object of that name
+			return nil
+		}
+		apihelpers.SetCRDCondition(definition, condition)
+		if finish {
+			apihelpers.CRDRemoveFinalizer(definition, apiextensionsv1.CustomResourceCleanupFinalizer)
+		}
+		if _, err = definitions.UpdateStatus(ctx, definition, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+			break
+		}
+	}
+	if err == nil || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return fmt.Errorf("update status of definition %q: %w", name, err)
+}

@@ -1,0 +1,100 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+)
+
+// expiryBatch is how many deletions one atomic batch holds.
+const expiryBatch = 100
+
+// expire deletes what outlived its TTL, now and then until ctx ends. It is the process of the lifecycle,
+// in no request's path, that waits here.
+func (l *Lifecycle) expire(ctx context.Context) {
+	for {
+		timer := time.NewTimer(jitter(l.config.ExpiryInterval))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		if _, err := l.Expire(ctx); err != nil && ctx.Err() == nil {
+			l.config.Logger.WarnContext(ctx, "objects that expired could not all be deleted", "error", err)
+		}
+	}
+}
+
+// Expire deletes every object whose TTL has passed by the log's time, and returns how many. An object that
+// was renewed meanwhile is left alone: its deletion carries the revision that was seen.
+func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return 0, err
+	}
+	mortal, err := l.mortal(ctx, view)
+	if err != nil || len(mortal) == 0 {
+		return 0, err
+	}
+	now, err := l.now(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("ask for the log's time: %w", err)
+	}
+	var writes []eventlog.Write
+	for _, row := range mortal {
+		if now.Sub(row.Time) < time.Duration(row.TTL)*time.Second {
+			continue
+		}
+		w := eventlog.Write{Key: row.ID, Op: eventlog.Deleted, Base: row.Revision, ContentType: row.ContentType, Body: row.Value}
+		if row.Revision >= view.First() {
+			w.Precondition = row.Revision
+		}
+		writes = append(writes, w)
+	}
+	return l.deleteExpired(ctx, writes)
+}
+
+// mortal returns the rows with a TTL that this process's clock, which may be wrong and so decides nothing
+// but whether the log is asked for its time, takes for expired.
+func (l *Lifecycle) mortal(ctx context.Context, view *projection.View) ([]projection.Row, error) {
+	var rows []projection.Row
+	// Events are the only built-in objects with a TTL.
+	start := l.config.Cell.Cluster + "/events/"
+	for row, err := range view.Scan(ctx, start, start[:len(start)-1]+"0", view.Revision()) {
+		if err != nil {
+			return nil, err
+		}
+		if row.TTL > 0 && time.Since(row.Time) >= time.Duration(row.TTL)*time.Second {
+			rows = append(rows, row)
+		}
+	}
+	return rows, nil
+}
+
+// deleteExpired appends the deletions in batches. A batch that loses to another write is left for the next
+// time, when the rest of it is found again.
+func (l *Lifecycle) deleteExpired(ctx context.Context, writes []eventlog.Write) (int, error) {
+	deleted := 0
+	var failed []error
+	for len(writes) > 0 {
+		n := min(len(writes), expiryBatch)
+		_, err := l.config.Cell.Log.Append(ctx, uuid.NewString(), writes[:n]...)
+		switch {
+		case err == nil:
+			deleted += n
+			expired.Add(float64(n))
+		case errors.Is(err, eventlog.ErrConflict), errors.Is(err, eventlog.ErrInFlight):
+		default:
+			failed = append(failed, err)
+		}
+		writes = writes[n:]
+	}
+	return deleted, errors.Join(failed...)
+}

@@ -1,0 +1,219 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// Config of a Lifecycle.
+type Config struct {
+	// Cell whose log is followed.
+	Cell kubestore.Cell
+	// Client of the cluster's API with every right, such as apiserver.Server's Loopback.
+	Client *rest.Config
+	Logger *slog.Logger
+	// Settle is the deadline of API requests, 1 min by default: a create that saw a namespace alive appends within
+	// it, so a namespace is finalized only when it is empty this much log time after it began to terminate.
+	Settle time.Duration
+	// Drain, if set, replaces that wait where this process is the log's only writer: it waits until every
+	// write that was running when it was called has ended (Writers.Wait).
+	Drain func(context.Context) error
+	// Workers is how many tasks run at once, 2 by default.
+	Workers int
+	// ExpiryInterval is how often objects with a TTL are looked at, 30 s by default.
+	ExpiryInterval time.Duration
+}
+
+// Lifecycle runs tasks. It is safe for concurrent use; any number of processes may have one.
+type Lifecycle struct {
+	config     Config
+	client     kubernetes.Interface
+	extensions apiextensionsclient.Interface
+	metadata   metadata.Interface
+
+	mu sync.Mutex
+	// terminating are the namespaces and definitions that wait for their content to go, so that Run need
+	// not ask for each deletion in the log whether it matters. It is a memory of the state, not state.
+	terminating map[task]bool // by mu
+}
+
+// taskTimeout bounds one run of a task.
+const taskTimeout = 5 * time.Minute
+
+// New returns a Lifecycle; it reads nothing and starts nothing.
+func New(c Config) (*Lifecycle, error) {
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Settle == 0 {
+		c.Settle = time.Minute
+	}
+	if c.Workers == 0 {
+		c.Workers = 2
+	}
+	if c.ExpiryInterval == 0 {
+		c.ExpiryInterval = 30 * time.Second
+	}
+	l := &Lifecycle{config: c, terminating: map[task]bool{}}
+	var err error
+	if l.client, err = kubernetes.NewForConfig(c.Client); err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	if l.extensions, err = apiextensionsclient.NewForConfig(c.Client); err != nil {
+		return nil, fmt.Errorf("make a client of definitions: %w", err)
+	}
+	if l.metadata, err = metadata.NewForConfig(c.Client); err != nil {
+		return nil, fmt.Errorf("make a client of metadata: %w", err)
+	}
+	return l, nil
+}
+
+// Handle does what one event asks for. It may be given any event, in any order, any number of times. An
+// error means that it must be called again with the same event, or be left to another event of the same
+// namespace: a NotYetError says when.
+func (l *Lifecycle) Handle(ctx context.Context, e eventlog.Event) error {
+	var failed []error
+	for _, t := range tasksOf(e) {
+		ctx, cancel := context.WithTimeout(ctx, taskTimeout)
+		failed = append(failed, l.do(ctx, t))
+		cancel()
+	}
+	return errors.Join(failed...)
+}
+
+// NotYetError says that a task has done what it can for now.
+type NotYetError struct {
+	// After is when to try again if no event comes before.
+	After  time.Duration
+	Reason string
+}
+
+func (e *NotYetError) Error() string { return e.Reason }
+
+type queue = workqueue.TypedRateLimitingInterface[task]
+
+// Run follows the log and runs the tasks that its events ask for, until ctx ends, and then returns nil.
+// It keeps no position: it begins with the state, which tells everything that older events asked for.
+func (l *Lifecycle) Run(ctx context.Context) error {
+	// Failures wait from 50 ms to a minute, doubling; jitter is added when a task is put back.
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[task](50*time.Millisecond, time.Minute)
+	q := workqueue.NewTypedRateLimitingQueue[task](limiter)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer q.ShutDown()
+	for range l.config.Workers {
+		running.Go(func() { l.work(ctx, q) })
+	}
+	running.Go(func() { l.expire(ctx) })
+	for {
+		err := l.follow(ctx, q)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !errors.Is(err, eventlog.ErrPurged) {
+			return fmt.Errorf("follow the log: %w", err)
+		}
+		// The log moved on without us: begin again with the state.
+		l.config.Logger.WarnContext(ctx, "events left the log before they were read; reading the state instead")
+	}
+}
+
+// follow queues what the state asks for and then what each event after it does.
+func (l *Lifecycle) follow(ctx context.Context, q queue) error {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return err
+	}
+	tasks, err := l.tasksOfState(ctx)
+	if err != nil {
+		return err
+	}
+	for _, t := range tasks {
+		q.Add(t)
+	}
+	return l.config.Cell.Log.Follow(ctx, view.Revision(), func(e eventlog.Event) error {
+		l.config.Cell.Projection.Learn(e)
+		if e.Key.Cluster != l.config.Cell.Cluster {
+			return nil
+		}
+		for _, t := range tasksOf(e) {
+			if e.Op != eventlog.Deleted || t.isOf(e.Key) {
+				q.Add(t)
+			} else if l.isTerminating(t) {
+				q.AddAfter(t, contentDelay) // one run for a burst of deletions
+			}
+		}
+		return nil
+	})
+}
+
+// contentDelay gathers the deletions of one namespace.
+const contentDelay = 50 * time.Millisecond
+
+// work runs queued tasks until the queue is shut down.
+func (l *Lifecycle) work(ctx context.Context, q queue) {
+	for {
+		t, down := q.Get()
+		if down {
+			return
+		}
+		l.run(ctx, q, t)
+		q.Done(t)
+	}
+}
+
+// run runs one task and decides when it is tried again.
+func (l *Lifecycle) run(ctx context.Context, q queue, t task) {
+	ctx, cancel := context.WithTimeout(ctx, taskTimeout)
+	defer cancel()
+	err := l.do(ctx, t)
+	var notYet *NotYetError
+	switch {
+	case ctx.Err() != nil && err != nil:
+		q.AddRateLimited(t)
+	case err == nil:
+		q.Forget(t)
+	case errors.As(err, &notYet):
+		l.config.Logger.DebugContext(ctx, "a task waits", "task", t.String(), "reason", notYet.Reason)
+		q.Forget(t)
+		q.AddAfter(t, jitter(notYet.After))
+	default:
+		l.config.Logger.WarnContext(ctx, "a task failed and will be tried again", "task", t.String(), "failures", q.NumRequeues(t)+1, "error", err)
+		taskFailures.WithLabelValues(string(t.kind)).Inc()
+		q.AddRateLimited(t)
+	}
+}
+
+// jitter spreads tries over half as much time again.
+func jitter(d time.Duration) time.Duration { return d + rand.N(d/2+1) }
+
+func (l *Lifecycle) isTerminating(t task) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.terminating[t]
+}
+
+// remember must be called before the content of t is looked at, so that a deletion after the look is noticed.
+func (l *Lifecycle) remember(t task, terminating bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if terminating {
+		l.terminating[t] = true
+	} else {
+		delete(l.terminating, t)
+	}
+}

@@ -1,0 +1,165 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// settle returns nil if every create that could have seen the owner alive has ended, else when that will
+// be so. A create reads its owner (a namespace, a definition) at its start, is refused if it terminates,
+// and checks its deadline again before it appends; so an event that came in spite of Terminating came
+// within one deadline of it. Whoever wants to be sure that the owner is empty calls settle first and looks after.
+//
+// Terminating is not later than the owner's last change, which is what the log's time is compared with:
+// the owner's status is written soon after, and then not any more.
+func (l *Lifecycle) settle(ctx context.Context, owner eventlog.Key) (*NotYetError, error) {
+	if l.config.Drain != nil {
+		return nil, l.config.Drain(ctx)
+	}
+	now, err := l.now(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("ask for the log's time: %w", err)
+	}
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	row, found, err := view.Get(ctx, owner.Row(), view.Revision())
+	if err != nil || !found {
+		return nil, err
+	}
+	if left := l.config.Settle - now.Sub(row.Time); left > 0 {
+		return &NotYetError{After: left, Reason: fmt.Sprintf("requests from before %s terminated may still be running", owner.Path())}, nil
+	}
+	return nil, nil
+}
+
+// clockAttempts bounds how often the clock is written again after another process wrote it.
+const clockAttempts = 10
+
+// now returns the log's time (invariant 12): the timestamp of an event that it appends, because on an idle
+// log nothing else says that time has passed.
+func (l *Lifecycle) now(ctx context.Context) (time.Time, error) {
+	key := eventlog.Key{Cluster: l.config.Cell.Cluster, Group: "logplane.dev", Resource: "clocks", Prefix: "/logplane.dev/clocks", Name: "lifecycle"}
+	for try := 0; ; try++ {
+		view, err := l.config.Cell.Projection.Latest(ctx)
+		if err != nil {
+			return time.Time{}, err
+		}
+		last, found, err := view.Last(ctx, key.Row())
+		if err != nil {
+			return time.Time{}, err
+		}
+		w := eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "text/plain"}
+		if found && !last.Deleted {
+			w.Op, w.Base = eventlog.Modified, last.Revision
+		}
+		if found && last.Revision >= view.First() {
+			w.Precondition = last.Revision
+		}
+		rev, err := l.config.Cell.Log.Append(ctx, uuid.NewString(), w)
+		if err == nil {
+			return l.timeOf(ctx, key, rev)
+		}
+		// Another process read the time: read it again rather than take its answer, which may be older.
+		if !errors.Is(err, eventlog.ErrConflict) && !errors.Is(err, eventlog.ErrInFlight) || try == clockAttempts {
+			return time.Time{}, err
+		}
+	}
+}
+
+func (l *Lifecycle) timeOf(ctx context.Context, key eventlog.Key, rev eventlog.Revision) (time.Time, error) {
+	view, err := l.config.Cell.Projection.AtLeast(ctx, rev)
+	if err != nil {
+		return time.Time{}, err
+	}
+	row, _, err := view.Get(ctx, key.Row(), rev)
+	return row.Time, err
+}
+
+// Writers counts a process's requests that may write, for Config.Drain. Its zero value is ready.
+type Writers struct {
+	mu sync.Mutex
+	// running is how many requests of each generation run; Wait begins a generation.
+	running map[uint64]int // by mu
+	current uint64         // by mu
+	// ended is closed and replaced whenever a generation ends.
+	ended chan struct{} // by mu
+}
+
+// Handler counts the requests that h serves, except those that only read.
+func (w *Writers) Handler(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions {
+			h.ServeHTTP(rw, r)
+			return
+		}
+		defer w.end(w.begin())
+		h.ServeHTTP(rw, r)
+	})
+}
+
+func (w *Writers) begin() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.running == nil {
+		w.running = map[uint64]int{}
+	}
+	w.running[w.current]++
+	return w.current
+}
+
+func (w *Writers) end(generation uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.running[generation]--; w.running[generation] > 0 {
+		return
+	}
+	delete(w.running, generation)
+	if w.ended != nil {
+		close(w.ended)
+		w.ended = nil
+	}
+}
+
+// Wait returns when every request that was running when it was called has ended.
+func (w *Writers) Wait(ctx context.Context) error {
+	w.mu.Lock()
+	last := w.current
+	w.current++
+	w.mu.Unlock()
+	for {
+		ended := w.before(last)
+		if ended == nil {
+			return nil
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// before returns what tells that a generation ended, nil if none up to last is running.
+func (w *Writers) before(last uint64) chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for generation := range w.running {
+		if generation <= last {
+			if w.ended == nil {
+				w.ended = make(chan struct{})
+			}
+			return w.ended
+		}
+	}
+	return nil
+}

@@ -1,0 +1,216 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+// bootstrapRevision counts the changes of what Bootstrap writes for one version of Kubernetes.
+const bootstrapRevision = 1
+
+// bootstrapBatch is how many objects one atomic batch holds; it stays below what the log takes in one.
+const bootstrapBatch = 100
+
+// bootstrapAttempts bounds how often Bootstrap begins again because another process writes the same.
+const bootstrapAttempts = 5
+
+// Bootstrap writes what kube-apiserver makes when it starts: namespaces, the RBAC policy, priority classes,
+// the default ServiceCIDR and the 'kubernetes' service; and the default service accounts of those
+// namespaces. It is idempotent and any number of processes may call it at once. It writes a marker last:
+// where the marker is, a call costs one read and writes nothing, so what a user deleted stays deleted until
+// the next version of Kubernetes. A crash before the marker leaves objects that the next call skips.
+func (s *Server) Bootstrap(ctx context.Context) error {
+	var err error
+	for range bootstrapAttempts {
+		if err = s.bootstrap(ctx); !errors.Is(err, eventlog.ErrConflict) && !errors.Is(err, eventlog.ErrInFlight) {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("write bootstrap objects: %w", err)
+	}
+	return nil
+}
+
+func (s *Server) bootstrap(ctx context.Context) error {
+	view, err := s.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return err
+	}
+	marker := s.bootstrapMarker()
+	row, found, err := view.Get(ctx, marker.Key.Row(), view.Revision())
+	if err != nil {
+		return err
+	}
+	if found && string(row.Value) == string(marker.Body) {
+		return nil
+	}
+	if found {
+		// An older version was here: its roles get what they miss, as kube-apiserver does it.
+		if err := s.reconcilePolicy(ctx); err != nil {
+			return err
+		}
+		if view, err = s.config.Cell.Projection.Latest(ctx); err != nil {
+			return err
+		}
+	}
+	writes, err := s.bootstrapWrites(ctx, view)
+	if err != nil {
+		return err
+	}
+	if marker, err = precondition(ctx, view, marker); err != nil {
+		return err
+	}
+	return s.appendAll(ctx, append(writes, marker))
+}
+
+// bootstrapMarker says which bootstrap was written. It is no API object.
+func (s *Server) bootstrapMarker() eventlog.Write {
+	return eventlog.Write{
+		Key:         eventlog.Key{Cluster: s.config.Cell.Cluster, Group: "logplane.dev", Resource: "bootstraps", Prefix: "/logplane.dev/bootstraps", Name: "kubernetes"},
+		Op:          eventlog.Added,
+		ContentType: "text/plain",
+		Body:        fmt.Appendf(nil, "%s/%d", s.generic.EffectiveVersion.BinaryVersion(), bootstrapRevision),
+	}
+}
+
+// bootstrapWrites returns the writes of every object that the view lacks, each with its claims.
+func (s *Server) bootstrapWrites(ctx context.Context, view *projection.View) ([]eventlog.Write, error) {
+	objects, err := s.bootstrapObjects()
+	if err != nil {
+		return nil, err
+	}
+	now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
+	var writes []eventlog.Write
+	for _, o := range objects {
+		wanted, err := s.encodeBootstrap(ctx, o, now)
+		if err != nil {
+			return nil, fmt.Errorf("encode %s %q: %w", o.resource, o.object.GetName(), err)
+		}
+		if _, found, err := view.Get(ctx, wanted[0].Key.Row(), view.Revision()); err != nil || found {
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
+		for _, w := range wanted {
+			if w, err = precondition(ctx, view, w); err != nil {
+				return nil, err
+			}
+			writes = append(writes, w)
+		}
+	}
+	return writes, nil
+}
+
+// precondition completes a write by what the view knows of its key (invariant 13).
+func precondition(ctx context.Context, view *projection.View, w eventlog.Write) (eventlog.Write, error) {
+	last, found, err := view.Last(ctx, w.Key.Row())
+	if err != nil || !found {
+		return w, err
+	}
+	if !last.Deleted {
+		w.Op, w.Base = eventlog.Modified, last.Revision
+	}
+	if last.Revision >= view.First() {
+		w.Precondition = last.Revision
+	}
+	return w, nil
+}
+
+// appendAll appends the writes in order, in as few batches as there can be. Batches before one that fails
+// stay: the next call finds their objects and goes on.
+func (s *Server) appendAll(ctx context.Context, writes []eventlog.Write) error {
+	for len(writes) > 0 {
+		n := min(len(writes), bootstrapBatch)
+		if _, err := s.config.Cell.Log.Append(ctx, uuid.NewString(), writes[:n]...); err != nil {
+			return err
+		}
+		writes = writes[n:]
+	}
+	return nil
+}
+
+// bootstrapObject is a versioned object and how its registry stores it.
+type bootstrapObject struct {
+	resource schema.GroupResource
+	strategy rest.RESTCreateStrategy
+	object   interface {
+		runtime.Object
+		metav1.Object
+	}
+}
+
+// encodeBootstrap does what the registry's create would do to the object, except to validate it: the
+// objects are constants, and a test puts each one back through the API. The first write is the object's.
+func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, now metav1.Time) ([]eventlog.Write, error) {
+	legacyscheme.Scheme.Default(o.object)
+	internal, err := legacyscheme.Scheme.UnsafeConvertToVersion(o.object, runtime.InternalGroupVersioner)
+	if err != nil {
+		return nil, err
+	}
+	object, err := meta.Accessor(internal)
+	if err != nil {
+		return nil, err
+	}
+	rest.FillObjectMetaSystemFields(object)
+	object.SetCreationTimestamp(now)
+	o.strategy.PrepareForCreate(ctx, internal)
+	o.strategy.Canonicalize(internal)
+	setBootstrapStatus(internal, now)
+	options, err := s.stores.GetRESTOptions(o.resource, internal)
+	if err != nil {
+		return nil, err
+	}
+	key := eventlog.Key{
+		Cluster: s.config.Cell.Cluster, Group: o.resource.Group, Resource: o.resource.Resource,
+		Prefix: "/" + options.ResourcePrefix, Namespace: object.GetNamespace(), Name: object.GetName(),
+	}
+	body, err := encodeStored(ctx, options.StorageConfig, key, internal)
+	if err != nil {
+		return nil, err
+	}
+	writes := []eventlog.Write{{Key: key, Op: eventlog.Added, ContentType: runtime.ContentTypeProtobuf, Body: body}}
+	claims, err := s.bootstrapClaims(ctx, o.resource, internal)
+	return append(writes, claims...), err
+}
+
+func (s *Server) bootstrapClaims(ctx context.Context, resource schema.GroupResource, object runtime.Object) ([]eventlog.Write, error) {
+	name := claimsOf(s.config.Cell.Cluster, resource)
+	if name == nil {
+		return nil, nil
+	}
+	claims, err := name(ctx, object)
+	if err != nil {
+		return nil, err
+	}
+	writes := make([]eventlog.Write, len(claims))
+	for i, c := range claims {
+		writes[i] = eventlog.Write{Key: c.Key, Op: eventlog.Added, ContentType: c.ContentType, Body: c.Body}
+	}
+	return writes, nil
+}
+
+// encodeStored encodes and encrypts an object as its store would.
+func encodeStored(ctx context.Context, config *storagebackend.ConfigForResource, key eventlog.Key, object runtime.Object) ([]byte, error) {
+	body, err := runtime.Encode(config.Codec, object)
+	if err != nil {
+		return nil, err
+	}
+	return kubestore.Stored(ctx, config.Transformer, key.Row(), body)
+}

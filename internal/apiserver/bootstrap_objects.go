@@ -1,0 +1,128 @@
+package apiserver
+
+import (
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	api "k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/apis/networking"
+	"k8s.io/kubernetes/pkg/apis/rbac"
+	"k8s.io/kubernetes/pkg/apis/scheduling"
+	schedulingv1 "k8s.io/kubernetes/pkg/apis/scheduling/v1"
+	"k8s.io/kubernetes/pkg/registry/core/namespace"
+	"k8s.io/kubernetes/pkg/registry/core/service"
+	"k8s.io/kubernetes/pkg/registry/core/serviceaccount"
+	"k8s.io/kubernetes/pkg/registry/networking/servicecidr"
+	"k8s.io/kubernetes/pkg/registry/rbac/clusterrole"
+	"k8s.io/kubernetes/pkg/registry/rbac/clusterrolebinding"
+	"k8s.io/kubernetes/pkg/registry/rbac/role"
+	"k8s.io/kubernetes/pkg/registry/rbac/rolebinding"
+	"k8s.io/kubernetes/pkg/registry/scheduling/priorityclass"
+	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
+)
+
+// systemNamespaces are kube-apiserver's, and the one of node leases.
+var systemNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease}
+
+// bootstrapObjects returns every object, namespaces before what is in them.
+func (s *Server) bootstrapObjects() ([]bootstrapObject, error) {
+	objects := namespaceObjects()
+	policy, err := policyObjects()
+	if err != nil {
+		return nil, err
+	}
+	objects = append(objects, policy...)
+	for _, class := range schedulingv1.SystemPriorityClasses() {
+		objects = append(objects, bootstrapObject{scheduling.Resource("priorityclasses"), priorityclass.Strategy, class})
+	}
+	services, err := s.serviceObjects()
+	return append(objects, services...), err
+}
+
+func namespaceObjects() []bootstrapObject {
+	var objects []bootstrapObject
+	for _, name := range systemNamespaces {
+		objects = append(objects,
+			bootstrapObject{api.Resource("namespaces"), namespace.Strategy, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}},
+			bootstrapObject{api.Resource("serviceaccounts"), serviceaccount.Strategy, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: name}}})
+	}
+	return objects
+}
+
+// policyObjects is upstream's RBAC policy. The rules of 'admin', 'edit' and 'view' are aggregated here,
+// because no controller does it before the first request that needs them.
+func policyObjects() ([]bootstrapObject, error) {
+	var objects []bootstrapObject
+	roles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
+	if err := aggregateAll(roles); err != nil {
+		return nil, err
+	}
+	for i := range roles {
+		objects = append(objects, bootstrapObject{rbac.Resource("clusterroles"), clusterrole.Strategy, &roles[i]})
+	}
+	bindings := append(bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()...)
+	for i := range bindings {
+		objects = append(objects, bootstrapObject{rbac.Resource("clusterrolebindings"), clusterrolebinding.Strategy, &bindings[i]})
+	}
+	namespaceRoles, namespaceBindings := bootstrappolicy.NamespaceRoles(), bootstrappolicy.NamespaceRoleBindings()
+	for _, ns := range slices.Sorted(maps.Keys(namespaceRoles)) {
+		for _, r := range namespaceRoles[ns] {
+			objects = append(objects, bootstrapObject{rbac.Resource("roles"), role.Strategy, r.DeepCopy()})
+		}
+	}
+	for _, ns := range slices.Sorted(maps.Keys(namespaceBindings)) {
+		for _, b := range namespaceBindings[ns] {
+			objects = append(objects, bootstrapObject{rbac.Resource("rolebindings"), rolebinding.Strategy, b.DeepCopy()})
+		}
+	}
+	return objects, nil
+}
+
+// serviceObjects are the range of cluster IPs and the service by which pods find this API: its first
+// address. There are no endpoints, as an address of a function means nothing to a pod.
+func (s *Server) serviceObjects() ([]bootstrapObject, error) {
+	prefix, err := s.config.Services.prefix()
+	if err != nil {
+		return nil, err
+	}
+	ip, family := offset(prefix.Masked(), 1).String(), corev1.IPv4Protocol
+	if prefix.Addr().Is6() {
+		family = corev1.IPv6Protocol
+	}
+	policy := corev1.IPFamilyPolicySingleStack
+	return []bootstrapObject{
+		{networking.Resource("servicecidrs"), servicecidr.Strategy, &networkingv1.ServiceCIDR{
+			ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+			Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{prefix.Masked().String()}},
+		}},
+		{api.Resource("services"), service.Strategy, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: "kubernetes", Namespace: metav1.NamespaceDefault,
+				Labels: map[string]string{"component": "apiserver", "provider": "kubernetes"},
+			},
+			Spec: corev1.ServiceSpec{
+				Type:           corev1.ServiceTypeClusterIP,
+				ClusterIP:      ip,
+				ClusterIPs:     []string{ip},
+				IPFamilies:     []corev1.IPFamily{family},
+				IPFamilyPolicy: &policy,
+				Ports:          []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 443, TargetPort: intstr.FromInt32(6443)}},
+			},
+		}},
+	}, nil
+}
+
+// setBootstrapStatus does what a controller would do right after the create.
+func setBootstrapStatus(object runtime.Object, now metav1.Time) {
+	if cidr, ok := object.(*networking.ServiceCIDR); ok {
+		cidr.Status.Conditions = []metav1.Condition{{
+			Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue, LastTransitionTime: now,
+			Message: "Kubernetes default Service CIDR is ready",
+		}}
+	}
+}
