@@ -77,6 +77,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	cell.Feed = kubestore.NewFeed(cell.Log, cell.Projection)
 	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true})
 	if err != nil {
 		return err
@@ -87,18 +88,40 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	if d.kubeconfig, err = writeKubeconfig(c.Folder, d.URL()); err != nil {
 		return err
 	}
-	d.run(ctx, listener, server, cell)
-	return nil
+	return d.run(ctx, listener, server, cell)
+}
+
+// OpenFolder opens the cell of a stopped 'logplane dev' without serving it. The caller must call closeFolder.
+func OpenFolder(ctx context.Context, folder string) (cell kubestore.Cell, closeFolder func() error, err error) {
+	if _, err := os.Stat(filepath.Join(folder, "log")); err != nil {
+		return kubestore.Cell{}, nil, fmt.Errorf("'%s' is not a data folder of 'logplane dev': %w", folder, err)
+	}
+	d := &Dev{}
+	unlock, err := lock(folder)
+	if err != nil {
+		return kubestore.Cell{}, nil, err
+	}
+	d.onStop(unlock)
+	if cell, err = d.openCell(ctx, Config{Folder: folder}); err != nil {
+		return kubestore.Cell{}, nil, errors.Join(err, d.Stop())
+	}
+	return cell, d.Stop, nil
 }
 
 // run starts what lives as long as the cell. If one part fails, all end and Wait says why.
-func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.Server, cell kubestore.Cell) {
+func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.Server, cell kubestore.Cell) error {
+	writers := &lifecycle.Writers{} // every writer of the cell is in this process
+	finisher, err := lifecycle.New(lifecycle.Config{Cell: cell, Client: server.Loopback(), Drain: writers.Wait})
+	if err != nil {
+		return err
+	}
 	ctx, d.stop = context.WithCancel(context.WithoutCancel(ctx))
 	d.running, ctx = errgroup.WithContext(ctx)
-	d.running.Go(func() error { return serving.Serve(ctx, listener, server, nil) })
+	d.running.Go(func() error { return serving.Serve(ctx, listener, writers.Handler(server), nil) })
 	d.running.Go(func() error { return cell.Feed.Run(ctx) })
 	d.running.Go(func() error { return cell.Projection.Run(ctx, commitCadence) })
-	d.running.Go(func() error { return lifecycle.New(lifecycleConfig(cell, server)).Run(ctx) })
+	d.running.Go(func() error { return finisher.Run(ctx) })
+	return nil
 }
 
 // openCell opens the log and the bucket below the folder, or in memory.
@@ -119,7 +142,7 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 	}
 	return kubestore.Cell{
 		Log: log, Projection: p, Cluster: "main",
-		Objects: kubestore.NewObjects(objectCacheBytes), Feed: kubestore.NewFeed(log, p),
+		Objects: kubestore.NewObjects(objectCacheBytes),
 	}, nil
 }
 

@@ -1,0 +1,80 @@
+# Logplane: run 'make help'.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+KUBERNETES := v1.36.3
+VERSION    := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+RELEASE    := CGO_ENABLED=0 GOFLAGS="-trimpath -tags=grpcnotrace"
+RACE       := CGO_ENABLED=1 GOFLAGS="-trimpath -tags=grpcnotrace"
+STAMP      := -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) \
+              -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36
+BIN        := $(CURDIR)/bin
+FUZZTIME   ?= 20s
+
+include localstack/localstack.mk
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+.PHONY: dev
+dev: $(BIN)/logplane ## build and run a whole cell on 127.0.0.1:7373 (the first build takes minutes)
+	@exec $(BIN)/logplane dev $(ARGS)
+
+.PHONY: build
+build: $(BIN)/logplane ## build bin/logplane
+
+# Go decides what is stale; the target is always asked for.
+.PHONY: $(BIN)/logplane
+$(BIN)/logplane:
+	@echo "building bin/logplane (the first build compiles Kubernetes: expect some minutes)"
+	@$(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $@ ./cmd/logplane
+
+.PHONY: race-build
+race-build: ## build bin/race/logplane, which the end-to-end tests run
+	@echo "building bin/race/logplane with the race detector"
+	@$(RACE) go build -race -ldflags "$(STAMP)" -o $(BIN)/race/logplane ./cmd/logplane
+
+$(BIN)/kubectl: tools/kubectl/go.mod
+	@echo "building bin/kubectl $(KUBERNETES)"
+	@cd tools/kubectl && $(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $@ k8s.io/kubernetes/cmd/kubectl
+
+.PHONY: kubectl
+kubectl: $(BIN)/kubectl ## build bin/kubectl from its module
+
+$(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/benchstat &: tools/go.mod
+	@echo "building the tools"
+	@cd tools && $(RELEASE) go build -o $(BIN)/ tool
+
+.PHONY: lint
+lint: $(BIN)/golangci-lint ## format and import rules, vet, static checks
+	@$(RELEASE) $(BIN)/golangci-lint run ./...
+
+.PHONY: vulnerabilities
+vulnerabilities: $(BIN)/govulncheck ## known vulnerabilities; says so and goes on where their database is out of reach
+	@out=$$($(RELEASE) $(BIN)/govulncheck ./... 2>&1); code=$$?; \
+	if grep -qE 'fetching vulnerabilities|dial tcp|no such host|Forbidden' <<<"$$out"; then echo "vulnerabilities: database out of reach, not checked"; \
+	else echo "$$out" | tail -20; exit $$code; fi
+
+.PHONY: check
+check: lint vulnerabilities ## lint, vulnerabilities and the short race tests: before every commit
+	@$(RACE) go test -race -short -timeout 10m ./...
+
+.PHONY: test
+test: lint race-build $(BIN)/kubectl images-minio ## everything CI runs
+	@$(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -timeout 40m ./...
+
+.PHONY: fuzz
+fuzz: ## fuzz every decoder for FUZZTIME each
+	@grep -rlE '^func Fuzz' --include=*_test.go . | xargs -n1 dirname | sort -u | while read -r package; do \
+	  for target in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]*' $$package/*_test.go | sed 's/func //'); do \
+	    echo "$$package $$target"; $(RELEASE) go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package || exit 1; \
+	  done; done
+
+.PHONY: bench
+bench: build ## benchmarks, in the form benchstat reads
+	@$(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench . -benchmem -timeout 60m ./eventlog/... ./projection/... ./internal/... ./test/bench/...
+
+.PHONY: generate
+generate: ## rebuild the embedded OpenAPI and discovery of the built-ins
+	@$(RELEASE) go generate ./...

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/pflag"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/filesystem"
+	"github.com/logplane/logplane/projection/bucket/s3"
+)
+
+// connection is where a cell's log and bucket are, as flags.
+type connection struct {
+	nats, natsCredentials, natsCA    string
+	stream, subjectPrefix            string
+	replicas                         int
+	reads                            string
+	bucket                           string
+	s3Endpoint, s3Region             string
+	s3PathStyle                      bool
+	cluster                          string
+	logRetention, retention, history time.Duration
+	objectCacheMiB, blockCacheMiB    int64
+}
+
+func (c *connection) register(flags *pflag.FlagSet) {
+	flags.StringVar(&c.nats, "nats", "nats://127.0.0.1:4222", "URL of the NATS servers, several separated by commas")
+	flags.StringVar(&c.natsCredentials, "nats-creds", "", "NATS credentials file")
+	flags.StringVar(&c.natsCA, "nats-ca-file", "", "CA certificates that NATS servers must be signed by")
+	flags.StringVar(&c.stream, "stream", "logplane", "name of the JetStream stream that is the cell's log")
+	flags.StringVar(&c.subjectPrefix, "subject-prefix", "logplane", "first part of every subject")
+	flags.StringVar(&c.reads, "reads", "quorum", "'quorum' proves the head of a replicated log; 'leader' trusts its leader (docs/guarantees.md)")
+	flags.StringVar(&c.bucket, "bucket", "", "'s3://BUCKET/PREFIX' or 'file:///FOLDER'")
+	flags.StringVar(&c.s3Endpoint, "s3-endpoint", "", "URL of an S3-compatible server; empty for AWS")
+	flags.StringVar(&c.s3Region, "s3-region", "us-east-1", "region of the bucket")
+	flags.BoolVar(&c.s3PathStyle, "s3-path-style", false, "address the bucket in the path, as MinIO wants it")
+	flags.StringVar(&c.cluster, "cluster", "main", "logical cluster to serve")
+	flags.Int64Var(&c.objectCacheMiB, "object-cache-mib", 64, "budget of decoded objects, in MiB")
+	flags.Int64Var(&c.blockCacheMiB, "block-cache-mib", 64, "budget of segment blocks, in MiB")
+	registerRetention(flags, &c.logRetention, &c.retention, &c.history)
+}
+
+func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration) {
+	flags.DurationVar(log, "log-retention", 10*time.Minute, "how long events stay in the log after a snapshot holds them")
+	flags.DurationVar(floor, "retention", time.Hour, "how far back a revision can be read or watched; older is 410")
+	flags.DurationVar(history, "history", 0, "how long archived events are kept; 0 for none beyond --retention")
+}
+
+// cell is an open log and bucket.
+type cell struct {
+	conn *nats.Conn
+	kubestore.Cell
+	bucket bucket.Bucket
+}
+
+func (c *cell) close() { c.conn.Close() }
+
+// open connects to the cell. Nothing is created: 'logplane init' does that.
+func (c *connection) open(ctx context.Context) (*cell, error) {
+	conn, err := c.dial()
+	if err != nil {
+		return nil, err
+	}
+	opened, err := c.openWith(ctx, conn)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return opened, nil
+}
+
+func (c *connection) openWith(ctx context.Context, conn *nats.Conn) (*cell, error) {
+	log, err := eventlog.Open(ctx, c.logConfig(conn))
+	if err != nil {
+		return nil, err
+	}
+	b, prefix, err := c.openBucket(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p, err := projection.Open(projection.Config{
+		Log: log, Bucket: b, Prefix: prefix, CacheBytes: c.blockCacheMiB << 20,
+		LogRetention: c.logRetention, Retention: c.retention, History: c.history,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &cell{conn: conn, bucket: b, Cell: kubestore.Cell{
+		Log: log, Projection: p, Cluster: c.cluster, Objects: kubestore.NewObjects(c.objectCacheMiB << 20),
+	}}, nil
+}
+
+func (c *connection) logConfig(conn *nats.Conn) eventlog.Config {
+	return eventlog.Config{
+		Conn: conn, Stream: c.stream, Prefix: c.subjectPrefix, Replicas: c.replicas,
+		LeaderReads: c.reads == "leader",
+	}
+}
+
+func (c *connection) dial() (*nats.Conn, error) {
+	if c.reads != "quorum" && c.reads != "leader" {
+		return nil, fmt.Errorf("--reads is '%s': it must be 'quorum' or 'leader'", c.reads)
+	}
+	return eventlog.Connect(eventlog.Servers{URL: c.nats, Credentials: c.natsCredentials, CA: c.natsCA})
+}
+
+// openBucket opens what --bucket names and returns the cell's prefix in it.
+func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, error) {
+	if c.bucket == "" {
+		return nil, "", errors.New("--bucket is missing: give 's3://BUCKET/PREFIX' or 'file:///FOLDER'")
+	}
+	u, err := url.Parse(c.bucket)
+	if err != nil {
+		return nil, "", fmt.Errorf("--bucket: %w", err)
+	}
+	switch u.Scheme {
+	case "file":
+		b, err := filesystem.Open(filepath.FromSlash(u.Path))
+		return bucket.Count(b), c.stream, err
+	case "s3":
+		b, err := s3.Open(ctx, s3.Config{
+			Endpoint: c.s3Endpoint, Region: c.s3Region, Bucket: u.Host, PathStyle: c.s3PathStyle,
+		})
+		prefix := strings.Trim(u.Path, "/")
+		if prefix == "" {
+			prefix = c.stream
+		}
+		return bucket.Count(b), prefix, err
+	}
+	return nil, "", fmt.Errorf("--bucket is '%s': it must start with 's3://' or 'file:///'", c.bucket)
+}

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/logplane/logplane/localstack"
+)
+
+func newDev() *cobra.Command {
+	var c localstack.Config
+	cmd := &cobra.Command{
+		Use:   "dev",
+		Short: "Run everything in this process: log, bucket, API, watcher, projector and lifecycle",
+		Long: "Runs a whole cell in one process on loopback, without authentication, storing below one folder.\n" +
+			"What was written survives a restart, and a kill at any moment.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if c.Folder == "" {
+				temporary, err := os.MkdirTemp("", "logplane-")
+				if err != nil {
+					return fmt.Errorf("make a temporary folder: %w", err)
+				}
+				defer os.RemoveAll(temporary)
+				c.Folder = temporary
+			}
+			dev, err := localstack.Start(cmd.Context(), c)
+			if err != nil {
+				return err
+			}
+			greet(cmd.OutOrStdout(), dev)
+			return waitAndStop(cmd, dev)
+		},
+	}
+	cmd.Flags().StringVar(&c.Folder, "data", defaultFolder(), "folder that holds the log, the bucket and the kubeconfig; empty with --in-memory for a temporary one")
+	cmd.Flags().StringVar(&c.Listen, "listen", "127.0.0.1:7373", "loopback address to serve plain HTTP on")
+	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: log and bucket live in memory")
+	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History)
+	return cmd
+}
+
+// waitAndStop ends the cell when the command is interrupted or a part of it fails.
+func waitAndStop(cmd *cobra.Command, dev *localstack.Dev) error {
+	failed := make(chan error, 1)
+	go func() { failed <- dev.Wait() }()
+	select {
+	case <-cmd.Context().Done():
+		return dev.Stop()
+	case err := <-failed:
+		_ = dev.Stop()
+		return err
+	}
+}
+
+func greet(w io.Writer, dev *localstack.Dev) {
+	fmt.Fprintf(w, `Logplane serves the Kubernetes API on %s
+
+  export KUBECONFIG=%s
+
+There are no nodes and no workload controllers behind this API: a Deployment is stored and watched, but
+nothing makes Pods of it. Stop with Ctrl-C.
+`, dev.URL(), dev.Kubeconfig())
+}
+
+func defaultFolder() string {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return ".logplane"
+	}
+	return filepath.Join(home, ".logplane")
+}

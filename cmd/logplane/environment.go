@@ -1,0 +1,26 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// flagsFromEnvironment sets every flag that the command line left alone from LOGPLANE_<FLAG>, upper case
+// with underscores: '--log-retention' is LOGPLANE_LOG_RETENTION.
+func flagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	var failures []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := "LOGPLANE_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		value, found := lookup(name)
+		if f.Changed || !found {
+			return
+		}
+		if err := flags.Set(f.Name, value); err != nil {
+			failures = append(failures, fmt.Errorf("%s: %w", name, err))
+		}
+	})
+	return errors.Join(failures...)
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+func newInit() *cobra.Command {
+	var where connection
+	cmd := &cobra.Command{
+		Use:   "init",
+		Short: "Make a cell: the log's stream, a probe of the bucket, and the objects every cluster has",
+		Long: "Makes the stream if it is missing, proves that the bucket's conditional writes really work, and creates\n" +
+			"the namespaces, roles and priority classes that every cluster has. It may be run again at any time.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			conn, err := where.dial()
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			b, prefix, err := where.openBucket(ctx)
+			if err != nil {
+				return err
+			}
+			if err := bucket.Ensure(ctx, b); err != nil {
+				return err
+			}
+			if err := bucket.Probe(ctx, b, prefix); err != nil {
+				return err
+			}
+			if err := eventlog.Create(ctx, where.logConfig(conn)); err != nil {
+				return err
+			}
+			opened, err := where.openWith(ctx, conn)
+			if err != nil {
+				return err
+			}
+			server, err := apiserver.New(apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), ExternalAddress: "localhost:443"})
+			if err != nil {
+				return err
+			}
+			if err := server.Bootstrap(ctx); err != nil {
+				return fmt.Errorf("create the objects every cluster has: %w", err)
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), "the cell is ready")
+			return nil
+		},
+	}
+	where.register(cmd.Flags())
+	cmd.Flags().IntVar(&where.replicas, "replicas", 1, "servers that keep a copy of the log: 3 in production")
+	return cmd
+}

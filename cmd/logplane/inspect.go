@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"sigs.k8s.io/yaml"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/localstack"
+	"github.com/logplane/logplane/projection"
+)
+
+// inspection opens a cell to look at it: a stopped dev folder, or a running cell's log and bucket.
+type inspection struct {
+	where  connection
+	folder string
+}
+
+func newInspect() *cobra.Command {
+	i := &inspection{}
+	cmd := &cobra.Command{
+		Use:   "inspect",
+		Short: "Look inside a cell: its root, segments, head, and an object's versions",
+		Long: "Reads a cell without its API: '--data DIR' opens the folder of a stopped 'logplane dev', otherwise the\n" +
+			"connection flags of 'logplane api' say where the log and the bucket are. Nothing is changed.",
+	}
+	i.where.register(cmd.PersistentFlags())
+	cmd.PersistentFlags().StringVar(&i.folder, "data", "", "folder of a stopped 'logplane dev'")
+	cmd.AddCommand(
+		&cobra.Command{Use: "head", Short: "Print the log's first revision and its head", Args: cobra.NoArgs, RunE: i.run(printHead)},
+		&cobra.Command{Use: "root", Short: "Print the root that the bucket holds", Args: cobra.NoArgs, RunE: i.run(printRoot)},
+		&cobra.Command{Use: "segments", Short: "List the segments that the root names", Args: cobra.NoArgs, RunE: i.run(printSegments)},
+		i.newDump(), i.newHistory(),
+	)
+	return cmd
+}
+
+type look func(ctx context.Context, c kubestore.Cell, w io.Writer, args []string) error
+
+// run opens the cell, looks, and closes it.
+func (i *inspection) run(f look) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) (err error) {
+		ctx := cmd.Context()
+		if i.folder != "" {
+			cell, closeFolder, err := localstack.OpenFolder(ctx, i.folder)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, closeFolder()) }()
+			return f(ctx, cell, cmd.OutOrStdout(), args)
+		}
+		opened, err := i.where.open(ctx)
+		if err != nil {
+			return err
+		}
+		defer opened.close()
+		return f(ctx, opened.Cell, cmd.OutOrStdout(), args)
+	}
+}
+
+func printHead(ctx context.Context, c kubestore.Cell, w io.Writer, _ []string) error {
+	bounds, err := c.Log.Head(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "first %d\nhead  %d\n", bounds.First, bounds.Head)
+	return nil
+}
+
+func printRoot(ctx context.Context, c kubestore.Cell, w io.Writer, _ []string) error {
+	root, err := c.Projection.Root(ctx)
+	if err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(root, "", "  ")
+	if err != nil {
+		return fmt.Errorf("print the root: %w", err)
+	}
+	fmt.Fprintln(w, string(text))
+	return nil
+}
+
+func printSegments(ctx context.Context, c kubestore.Cell, w io.Writer, _ []string) error {
+	root, err := c.Projection.Root(ctx)
+	if err != nil {
+		return err
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "SEGMENT\tROWS\tBYTES\tREVISIONS\tKEYS")
+	for _, s := range append(root.Segments, root.Events...) {
+		fmt.Fprintf(table, "%s\t%d\t%d\t%d-%d\t%s - %s\n", s.Key, s.Rows, s.Bytes, s.MinRevision, s.MaxRevision, s.MinKey, s.MaxKey)
+	}
+	return table.Flush()
+}
+
+func (i *inspection) newDump() *cobra.Command {
+	return &cobra.Command{
+		Use:   "dump SEGMENT",
+		Short: "Print every row of a segment",
+		Args:  cobra.ExactArgs(1),
+		RunE: i.run(func(ctx context.Context, c kubestore.Cell, w io.Writer, args []string) error {
+			table := newVersions(w)
+			if err := c.Projection.Dump(ctx, args[0], table.add); err != nil {
+				return err
+			}
+			return table.Flush()
+		}),
+	}
+}
+
+func (i *inspection) newHistory() *cobra.Command {
+	output := ""
+	cmd := &cobra.Command{
+		Use:   "history PATH",
+		Short: "Print the versions of an object, newest first",
+		Long: "PATH is the object's storage path: '/configmaps/NAMESPACE/NAME', '/namespaces/NAME',\n" +
+			"'/services/specs/NAMESPACE/NAME', '/GROUP/PLURAL/NAMESPACE/NAME' for a custom resource.",
+		Example: "  logplane inspect history /configmaps/default/greeting --data ~/.logplane --output yaml",
+		Args:    cobra.ExactArgs(1),
+		RunE: i.run(func(ctx context.Context, c kubestore.Cell, w io.Writer, args []string) error {
+			rows, err := c.Projection.History(ctx, c.Cluster+args[0])
+			if err != nil {
+				return err
+			}
+			if len(rows) == 0 {
+				return fmt.Errorf("no version of '%s' is kept", args[0])
+			}
+			if output == "yaml" {
+				return printBodies(w, rows)
+			}
+			table := newVersions(w)
+			for _, row := range rows {
+				if err := table.add(row); err != nil {
+					return err
+				}
+			}
+			return table.Flush()
+		}),
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "", "'yaml' prints the objects")
+	return cmd
+}
+
+// versions prints rows as a table.
+type versions struct{ *tabwriter.Writer }
+
+func newVersions(w io.Writer) versions {
+	table := versions{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
+	fmt.Fprintln(table, "REVISION\tTIME\tEVENT\tBASE\tBYTES\tREQUEST\tKEY")
+	return table
+}
+
+func (v versions) add(r projection.Row) error {
+	_, err := fmt.Fprintf(v, "%d\t%s\t%s\t%d\t%d\t%s\t%s\n",
+		r.Revision, r.Time.UTC().Format(time.RFC3339Nano), opName(r.Op), r.Base, len(r.Value), r.RequestID, r.Key)
+	return err
+}
+
+func opName(op eventlog.Op) string {
+	switch op {
+	case eventlog.Added:
+		return "added"
+	case eventlog.Modified:
+		return "modified"
+	case eventlog.Deleted:
+		return "deleted"
+	default:
+		return "barrier"
+	}
+}
+
+// printBodies prints each version as a YAML document under a comment that says which it is.
+func printBodies(w io.Writer, rows []projection.Row) error {
+	for _, r := range rows {
+		fmt.Fprintf(w, "--- # revision %d, %s, %s\n", r.Revision, opName(r.Op), r.Time.UTC().Format(time.RFC3339Nano))
+		if r.Deleted {
+			continue
+		}
+		object, err := decode(r)
+		if err != nil {
+			fmt.Fprintf(w, "# %d bytes that cannot be decoded here (encrypted at rest?): %v\n", len(r.Value), err)
+			continue
+		}
+		text, err := yaml.Marshal(object)
+		if err != nil {
+			return fmt.Errorf("print revision %d: %w", r.Revision, err)
+		}
+		fmt.Fprint(w, string(text))
+	}
+	return nil
+}
+
+// decode understands what kubestore writes: protobuf for built-ins, CBOR for custom resources.
+func decode(r projection.Row) (runtime.Object, error) {
+	if r.ContentType == runtime.ContentTypeCBOR {
+		object := &unstructured.Unstructured{}
+		_, _, err := cbor.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme).Decode(r.Value, nil, object)
+		return object, err
+	}
+	object, _, err := legacyscheme.Codecs.UniversalDeserializer().Decode(r.Value, nil, nil)
+	return object, err
+}

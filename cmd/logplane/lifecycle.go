@@ -1,0 +1,37 @@
+package main
+
+import (
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/logplane/logplane/functions/lifecycle"
+	"github.com/logplane/logplane/internal/apiserver"
+)
+
+func newLifecycle() *cobra.Command {
+	var where connection
+	cmd := &cobra.Command{
+		Use:   "lifecycle",
+		Short: "Finish what deletions begin: namespaces and CRDs go with all that is in them",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			opened, err := where.open(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer opened.close()
+			server, err := apiserver.New(apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), ExternalAddress: "localhost:443"})
+			if err != nil {
+				return err
+			}
+			finisher, err := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Client: server.Loopback()})
+			if err != nil {
+				return err
+			}
+			return finisher.Run(cmd.Context())
+		},
+	}
+	where.register(cmd.Flags())
+	return cmd
+}

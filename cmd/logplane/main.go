@@ -1,0 +1,66 @@
+// Command logplane serves the Kubernetes API from a log and a bucket.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run executes one command line and returns the process's exit code: 0, or 1 after one line on stderr.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot(stderr)
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	if err := root.ExecuteContext(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		fmt.Fprintf(stderr, "logplane: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+func newRoot(stderr io.Writer) *cobra.Command {
+	var level slog.Level
+	root := &cobra.Command{
+		Use:   "logplane",
+		Short: "The Kubernetes API as stateless functions on a log and a bucket",
+		Long: "Logplane is the Kubernetes API as stateless functions on a NATS JetStream log and an S3 bucket.\n" +
+			"Start with 'logplane dev'. Every flag can also be set as LOGPLANE_<FLAG>, for example LOGPLANE_LISTEN.",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := flagsFromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
+				return err
+			}
+			logTo(stderr, level)
+			return nil
+		},
+	}
+	root.PersistentFlags().TextVar(&level, "log-level", slog.LevelInfo, "'debug', 'info', 'warn' or 'error'")
+	root.AddCommand(
+		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newInit(), newInspect(), newVersion(),
+	)
+	return root
+}
+
+// logTo sends our logs and the Kubernetes libraries' to one place in one format.
+func logTo(w io.Writer, level slog.Level) {
+	logger := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+	slog.SetDefault(logger)
+	klog.SetSlogLogger(logger)
+}

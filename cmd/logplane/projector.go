@@ -1,0 +1,32 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+func newProjector() *cobra.Command {
+	var (
+		where   connection
+		cadence time.Duration
+	)
+	cmd := &cobra.Command{
+		Use:   "projector",
+		Short: "Fold the log into the snapshot in the bucket, and purge what it covers",
+		Long: "Commits what the log adds to the snapshot in the bucket, at most once every --cadence. Any number of\n" +
+			"projectors may run; an idle cell costs no request.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			opened, err := where.open(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer opened.close()
+			return opened.Projection.Run(cmd.Context(), cadence)
+		},
+	}
+	where.register(cmd.Flags())
+	cmd.Flags().DurationVar(&cadence, "cadence", time.Second, "shortest time between two commits")
+	return cmd
+}

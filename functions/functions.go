@@ -1,0 +1,37 @@
+// Package functions is the stateless flavour of the apiserver: it serves every request but watches, from
+// any number of instances, and runs nothing between two requests.
+package functions
+
+import (
+	"net/http"
+
+	"github.com/aws/aws-lambda-go/lambdaurl"
+
+	"github.com/logplane/logplane/internal/apiserver"
+)
+
+// New returns the handler of the request path. A watch is redirected to c.WatcherURL.
+func New(c apiserver.Config) (http.Handler, error) {
+	c.Cell.Feed = nil
+	return apiserver.New(c)
+}
+
+// ServeLambda serves invocations of an AWS Lambda function URL in response-streaming mode, and does not
+// return. It recovers panics itself: one in lambdaurl's goroutine would kill the whole function.
+func ServeLambda(h http.Handler) { lambdaurl.Start(lambdaHandler(h)) }
+
+// lambdaHandler completes a request as net/http's server would have: lambdaurl leaves RequestURI empty,
+// which upstream's redirects and logs read.
+func lambdaHandler(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			if recover() != nil {
+				http.Error(w, "internal error", http.StatusInternalServerError)
+			}
+		}()
+		if r.RequestURI == "" {
+			r.RequestURI = r.URL.RequestURI()
+		}
+		h.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,77 @@
+package projection
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"golang.org/x/sync/errgroup"
+)
+
+// Run is the projector: it follows the log and commits what was added, at most once every cadence. An
+// idle cell costs no request. It returns when ctx ends, or with eventlog.ErrDiverged, which is fatal.
+//
+// Killed at any point it leaves either the old root or the new one; what it wrote besides is garbage.
+func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
+	applied, err := p.Commit(ctx)
+	if err != nil {
+		return err
+	}
+	dirty := make(chan struct{}, 1)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.watchLog(ctx, applied, dirty) })
+	group.Go(func() error { return p.commitWhenDirty(ctx, cadence, dirty) })
+	if err := group.Wait(); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// watchLog marks the projection dirty at every event. Events that left the log before they were seen are
+// covered by a root (invariant 5), so it goes on from there.
+func (p *Projection) watchLog(ctx context.Context, after Revision, dirty chan<- struct{}) error {
+	for {
+		err := p.config.Log.Follow(ctx, after, func(eventlog.Event) error {
+			markDirty(dirty)
+			return nil
+		})
+		if !errors.Is(err, eventlog.ErrPurged) {
+			return err
+		}
+		if after, err = p.Commit(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func (p *Projection) commitWhenDirty(ctx context.Context, cadence time.Duration, dirty chan struct{}) error {
+	pace := time.NewTicker(cadence)
+	defer pace.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-dirty:
+		}
+		if _, err := p.Commit(ctx); errors.Is(err, eventlog.ErrDiverged) {
+			return err
+		} else if err != nil && ctx.Err() == nil {
+			slog.Error("commit failed, trying again", "error", err)
+			markDirty(dirty)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-pace.C:
+		}
+	}
+}
+
+func markDirty(dirty chan<- struct{}) {
+	select {
+	case dirty <- struct{}{}:
+	default:
+	}
+}

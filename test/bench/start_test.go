@@ -1,0 +1,130 @@
+// Package bench measures the built binary as a whole process: how soon it serves, and what it holds.
+package bench
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+// startTimeout bounds one start.
+const startTimeout = 30 * time.Second
+
+func logplane(b *testing.B) string {
+	b.Helper()
+	path := os.Getenv("LOGPLANE_BINARY")
+	if path == "" {
+		path = filepath.Join("..", "..", "bin", "logplane")
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	about, err := os.Stat(path)
+	if err != nil {
+		b.Skipf("%s is missing: run 'make build' first", path)
+	}
+	b.ReportMetric(float64(about.Size())/(1<<20), "binary-MiB")
+	return path
+}
+
+// BenchmarkExecToFirstGet is the cold start of a function: from exec to the answer of a first GET of
+// an object, on a cell whose log and bucket run already. The process is held to one core.
+func BenchmarkExecToFirstGet(b *testing.B) {
+	binary := logplane(b)
+	where := []string{"--nats", eventlogtest.Run(b, b.TempDir()).ClientURL(), "--bucket", "file://" + b.TempDir()}
+	if out, err := exec.Command(binary, append([]string{"init"}, where...)...).CombinedOutput(); err != nil {
+		b.Fatalf("init: %v: %s", err, out)
+	}
+	measure(b, "/api/v1/namespaces/default", func(address string) []string {
+		return append([]string{binary, "api", "--listen", address, "--authorization-mode", "AlwaysAllow"}, where...)
+	})
+}
+
+// BenchmarkDevFromNothing is 'logplane dev' on an empty folder, from exec to /readyz answering 200.
+func BenchmarkDevFromNothing(b *testing.B) {
+	binary := logplane(b)
+	measure(b, "/readyz", func(address string) []string {
+		return []string{binary, "dev", "--data", b.TempDir(), "--listen", address}
+	})
+}
+
+// BenchmarkDevRestart is 'logplane dev' on a folder it has used before.
+func BenchmarkDevRestart(b *testing.B) {
+	binary := logplane(b)
+	folder := b.TempDir()
+	measure(b, "/readyz", func(address string) []string {
+		return []string{binary, "dev", "--data", folder, "--listen", address}
+	})
+}
+
+// measure starts the command on one core until a GET of the path answers 200, kills it and does so again.
+func measure(b *testing.B, path string, command func(address string) []string) {
+	b.Helper()
+	var peak int64
+	for b.Loop() {
+		peak = max(peak, startOnce(b, path, command(freeAddress(b))))
+	}
+	b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/start")
+	b.ReportMetric(float64(peak)/1024, "peak-MiB")
+}
+
+// startOnce reports the process's peak resident memory in KiB.
+func startOnce(b *testing.B, path string, command []string) int64 {
+	b.Helper()
+	cmd := exec.Command("taskset", append([]string{"-c", "0"}, command...)...)
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	address := command[len(command)-1]
+	for i, word := range command {
+		if word == "--listen" {
+			address = command[i+1]
+		}
+	}
+	awaitOK(b, fmt.Sprintf("http://%s%s", address, path))
+	b.StopTimer()
+	defer b.StartTimer()
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	return cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss
+}
+
+// awaitOK asks again every half millisecond: the benchmark's resolution.
+func awaitOK(b *testing.B, url string) {
+	b.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: startTimeout}
+	deadline := time.Now().Add(startTimeout)
+	var last error
+	for time.Now().Before(deadline) {
+		answer, err := client.Get(url)
+		if err == nil {
+			_ = answer.Body.Close()
+			if answer.StatusCode == http.StatusOK {
+				return
+			}
+			err = fmt.Errorf("status %s", answer.Status)
+		}
+		last = err
+		time.Sleep(500 * time.Microsecond)
+	}
+	b.Fatalf("%s: %v", url, last)
+}
+
+func freeAddress(b *testing.B) string {
+	b.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}

@@ -1,0 +1,236 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+const (
+	informerChanges = 10_000
+	informerWriters = 4
+	informerObjects = 50 // per writer
+)
+
+// TestInformers: a SharedInformer on pods and one on a custom resource see 10,000 random changes from four
+// writers, none lost, repeated or out of order.
+func TestInformers(t *testing.T) {
+	t.Parallel()
+	changes := informerChanges
+	if testing.Short() {
+		changes /= 20
+	}
+	server := dev(t, t.TempDir(), "--in-memory")
+	_, typed, untyped := clientsFor(t, server.url())
+	defineWidgets(t, untyped)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+
+	pods := informers.NewSharedInformerFactory(typed, 0).Core().V1().Pods().Informer()
+	custom := dynamicinformer.NewDynamicSharedInformerFactory(untyped, 0).ForResource(widgets).Informer()
+	seenPods, seenWidgets := record(t, pods), record(t, custom)
+	go pods.RunWithContext(ctx)
+	go custom.RunWithContext(ctx)
+	require.True(t, cache.WaitForCacheSync(ctx.Done(), pods.HasSynced, custom.HasSynced))
+
+	var writers sync.WaitGroup
+	written := make([]*expectation, 2*informerWriters)
+	for w := range informerWriters {
+		written[2*w], written[2*w+1] = newExpectation(), newExpectation()
+		writers.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(w), 1))
+			for range changes / informerWriters / 2 {
+				name := fmt.Sprintf("w%d-%d", w, random.IntN(informerObjects))
+				change(ctx, t, random, podStore{typed}, name, written[2*w])
+				change(ctx, t, random, widgetStore{untyped}, name, written[2*w+1])
+			}
+		})
+	}
+	writers.Wait()
+	for w := range informerWriters {
+		seenPods.waitFor(ctx, t, written[2*w])
+		seenWidgets.waitFor(ctx, t, written[2*w+1])
+	}
+	require.Equal(t, total(written, 0), seenPods.count(), "pod events")
+	require.Equal(t, total(written, 1), seenWidgets.count(), "widget events")
+}
+
+// expectation is the revisions that one writer was acknowledged for each name, in order.
+type expectation struct{ revisions map[string][]uint64 }
+
+func newExpectation() *expectation { return &expectation{revisions: map[string][]uint64{}} }
+
+func total(all []*expectation, offset int) int {
+	n := 0
+	for i := offset; i < len(all); i += 2 {
+		for _, revisions := range all[i].revisions {
+			n += len(revisions)
+		}
+	}
+	return n
+}
+
+// store is one resource, written at random: each call returns the acknowledged revision, 0 for no change.
+type store interface {
+	create(ctx context.Context, name string) (string, error)
+	touch(ctx context.Context, name, value string) (string, error)
+	remove(ctx context.Context, name string) error
+}
+
+// change creates a missing object, and touches or removes an existing one. A removal's revision is not
+// told to its writer; 0 stands for it.
+func change(ctx context.Context, t *testing.T, random *rand.Rand, s store, name string, e *expectation) {
+	history := e.revisions[name]
+	exists := len(history) > 0 && history[len(history)-1] != 0
+	var revision string
+	var err error
+	switch {
+	case !exists:
+		revision, err = s.create(ctx, name)
+	case random.IntN(4) == 0:
+		revision, err = "0", s.remove(ctx, name)
+	default:
+		revision, err = s.touch(ctx, name, strconv.FormatUint(random.Uint64(), 36))
+	}
+	if err != nil {
+		t.Errorf("change %s: %v", name, err)
+		return
+	}
+	n, err := strconv.ParseUint(revision, 10, 64)
+	if err != nil {
+		t.Errorf("revision of %s: %v", name, err)
+	}
+	e.revisions[name] = append(history, n)
+}
+
+type podStore struct{ client kubernetes.Interface }
+
+func (s podStore) create(ctx context.Context, name string) (string, error) {
+	made, err := s.client.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	return made.ResourceVersion, nil
+}
+
+func (s podStore) touch(ctx context.Context, name, value string) (string, error) {
+	made, err := s.client.CoreV1().Pods("default").Patch(ctx, name, types.MergePatchType, annotate(value), metav1.PatchOptions{})
+	if err != nil {
+		return "", err
+	}
+	return made.ResourceVersion, nil
+}
+
+func (s podStore) remove(ctx context.Context, name string) error {
+	now := int64(0)
+	return s.client.CoreV1().Pods("default").Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+}
+
+type widgetStore struct{ client dynamic.Interface }
+
+func (s widgetStore) create(ctx context.Context, name string) (string, error) {
+	made, err := s.client.Resource(widgets).Namespace("default").Create(ctx, widget(name, map[string]any{"a": "b"}), metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	return made.GetResourceVersion(), nil
+}
+
+func (s widgetStore) touch(ctx context.Context, name, value string) (string, error) {
+	made, err := s.client.Resource(widgets).Namespace("default").Patch(ctx, name, types.MergePatchType, annotate(value), metav1.PatchOptions{})
+	if err != nil {
+		return "", err
+	}
+	return made.GetResourceVersion(), nil
+}
+
+func (s widgetStore) remove(ctx context.Context, name string) error {
+	return s.client.Resource(widgets).Namespace("default").Delete(ctx, name, metav1.DeleteOptions{})
+}
+
+func annotate(value string) []byte {
+	return fmt.Appendf(nil, `{"metadata":{"annotations":{"value":%q}}}`, value)
+}
+
+func isConflict(err error) bool { return apierrors.IsConflict(err) }
+
+// recording is what an informer delivered: the revisions of each name in order, 0 for a deletion.
+type recording struct {
+	mu      sync.Mutex
+	seen    map[string][]uint64 // guarded by mu
+	changed *sync.Cond
+}
+
+func record(t *testing.T, informer cache.SharedInformer) *recording {
+	t.Helper()
+	r := &recording{seen: map[string][]uint64{}}
+	r.changed = sync.NewCond(&r.mu)
+	add := func(object any, deleted bool) {
+		if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			t.Errorf("the informer relisted and guesses that %s is gone", gone.Key)
+			return
+		}
+		about := object.(metav1.Object)
+		revision, err := strconv.ParseUint(about.GetResourceVersion(), 10, 64)
+		if err != nil {
+			t.Error(err)
+		}
+		if deleted {
+			revision = 0
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.seen[about.GetName()] = append(r.seen[about.GetName()], revision)
+		r.changed.Broadcast()
+	}
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { add(object, false) },
+		UpdateFunc: func(_, object any) { add(object, false) },
+		DeleteFunc: func(object any) { add(object, true) },
+	})
+	require.NoError(t, err)
+	return r
+}
+
+func (r *recording) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for _, revisions := range r.seen {
+		n += len(revisions)
+	}
+	return n
+}
+
+// waitFor returns when as many events of every name have come as the writer made, and requires them to be
+// those, in that order.
+func (r *recording) waitFor(ctx context.Context, t *testing.T, e *expectation) {
+	t.Helper()
+	defer context.AfterFunc(ctx, r.changed.Broadcast)()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, want := range e.revisions {
+		for len(r.seen[name]) < len(want) && ctx.Err() == nil {
+			r.changed.Wait()
+		}
+		require.Equal(t, want, r.seen[name], name)
+	}
+}

@@ -1,0 +1,100 @@
+package e2e
+
+import (
+	"archive/zip"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestGoInstall: 'go install github.com/logplane/logplane/cmd/logplane@VERSION' works. The module is served
+// from a folder as a module proxy would serve it; its dependencies come from where they always do.
+func TestGoInstall(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles the whole product")
+	}
+	const version = "v0.0.1-test"
+	root, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	proxy := t.TempDir()
+	serveModule(t, root, filepath.Join(proxy, "github.com/logplane/logplane/@v"), version)
+
+	// A module cache of its own for the test version only would download every dependency again, so the
+	// version is taken out of the shared one afterwards.
+	bin := t.TempDir()
+	install := exec.Command("go", append(installFlags(), "github.com/logplane/logplane/cmd/logplane@"+version)...)
+	install.Dir = t.TempDir()
+	install.Env = append(os.Environ(), "GOBIN="+bin, "GOWORK=off",
+		"GOPROXY=file://"+proxy+","+goenv(t, "GOPROXY"), "GONOSUMDB=github.com/logplane/*")
+	out, err := install.CombinedOutput()
+	require.NoError(t, err, string(out))
+	t.Cleanup(func() { removeModule(t, version) })
+
+	out, err = exec.Command(filepath.Join(bin, "logplane"), "version").CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "logplane "+version)
+	require.Contains(t, string(out), "v1.36.3")
+}
+
+// installFlags are those of the running test, so that Kubernetes is not compiled again for this test.
+func installFlags() []string {
+	if raceEnabled {
+		return []string{"install", "-race"}
+	}
+	return []string{"install"}
+}
+
+func goenv(t *testing.T, name string) string {
+	t.Helper()
+	out, err := exec.Command("go", "env", name).Output()
+	require.NoError(t, err)
+	return strings.TrimSpace(string(out))
+}
+
+// serveModule writes what a module proxy answers: the files git knows, but for nested modules.
+func serveModule(t *testing.T, root, folder, version string) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(folder, 0o755))
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, version+".mod"), mod, 0o600))
+	info := fmt.Sprintf(`{"Version":%q,"Time":"2026-01-01T00:00:00Z"}`, version)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, version+".info"), []byte(info), 0o600))
+	listed, err := exec.Command("git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard").Output()
+	require.NoError(t, err)
+	archive, err := os.Create(filepath.Join(folder, version+".zip"))
+	require.NoError(t, err)
+	defer archive.Close()
+	w := zip.NewWriter(archive)
+	for _, name := range strings.Fields(string(listed)) {
+		if strings.HasPrefix(name, "tools/") {
+			continue
+		}
+		content, err := os.ReadFile(filepath.Join(root, name))
+		if os.IsNotExist(err) {
+			continue // deleted, not yet committed
+		}
+		require.NoError(t, err)
+		file, err := w.Create("github.com/logplane/logplane@" + version + "/" + name)
+		require.NoError(t, err)
+		_, err = file.Write(content)
+		require.NoError(t, err)
+	}
+	require.NoError(t, w.Close())
+}
+
+func removeModule(t *testing.T, version string) {
+	cache := goenv(t, "GOMODCACHE")
+	extracted := filepath.Join(cache, "github.com/logplane/logplane@"+version)
+	_ = exec.Command("chmod", "-R", "u+w", extracted).Run()
+	_ = os.RemoveAll(extracted)
+	downloads, _ := filepath.Glob(filepath.Join(cache, "cache/download/github.com/logplane/logplane/@v", version+".*"))
+	for _, file := range downloads {
+		_ = os.Remove(file)
+	}
+}

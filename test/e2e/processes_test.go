@@ -1,0 +1,254 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/filesystem"
+)
+
+// crossReads is how many writes through one process are read through another.
+const crossReads = 10_000
+
+// TestProcesses runs 'init', two 'api', a 'watcher', a 'projector' and a 'lifecycle' as processes on an
+// external log of one server, and of three, and a shared bucket.
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	t.Run("one server", func(t *testing.T) {
+		c := newCell(t, eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir())).ConnectedUrl(), 1)
+		c.run(t)
+	})
+	t.Run("three servers", func(t *testing.T) {
+		var urls []string
+		for _, server := range eventlogtest.NewCluster(t).Servers {
+			urls = append(urls, server.ClientURL())
+		}
+		c := newCell(t, strings.Join(urls, ","), 3)
+		c.run(t)
+	})
+}
+
+// processCell is a cell that several processes share.
+type processCell struct {
+	where           []string // connection flags
+	nats, folder    string
+	watcher         *process
+	first, second   *process
+	client, client2 *kubernetes.Clientset
+}
+
+func newCell(t *testing.T, urls string, replicas int) *processCell {
+	t.Helper()
+	c := &processCell{nats: urls, folder: filepath.Join(t.TempDir(), "bucket")}
+	c.where = []string{"--nats", urls, "--bucket", "file://" + c.folder}
+	made := start(t, false, c.with("init", "--replicas", fmt.Sprint(replicas))...)
+	<-made.exited
+	require.Zero(t, made.cmd.ProcessState.ExitCode(), made.output())
+	c.watcher = start(t, true, c.with("watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow")...)
+	start(t, false, c.with("projector")...)
+	start(t, false, c.with("lifecycle")...)
+	c.first, c.second = c.api(t), c.api(t)
+	_, c.client, _ = clientsFor(t, c.first.url())
+	_, c.client2, _ = clientsFor(t, c.second.url())
+	return c
+}
+
+func (c *processCell) with(args ...string) []string { return slices.Concat(args, c.where) }
+
+func (c *processCell) api(t *testing.T) *process {
+	return start(t, true, c.with("api", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow", "--watcher-url", c.watcher.url())...)
+}
+
+func (c *processCell) run(t *testing.T) {
+	t.Run("a write through one is read through the other", c.crossReads)
+	t.Run("increments", func(t *testing.T) { increment(t, 1000, c.client, c.client2) })
+	t.Run("tokens cross processes", c.pages)
+	t.Run("create after delete across purge points", c.purge)
+	t.Run("a watch is redirected", c.watchRedirect)
+	t.Run("a namespace goes with its contents", c.namespace)
+}
+
+func (c *processCell) crossReads(t *testing.T) {
+	reads := crossReads
+	if testing.Short() {
+		reads /= 50
+	}
+	const writers = 4
+	group, ctx := errgroup.WithContext(t.Context())
+	for w := range writers {
+		write, read := c.client, c.client2
+		if w%2 == 1 {
+			write, read = read, write
+		}
+		group.Go(func() error { return writeAndRead(ctx, fmt.Sprintf("cross-%d", w), reads/writers, write, read) })
+	}
+	require.NoError(t, group.Wait())
+}
+
+// writeAndRead updates one object n times, and after each time reads exactly that through the other process.
+func writeAndRead(ctx context.Context, name string, n int, write, read kubernetes.Interface) error {
+	object, err := write.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range n {
+		object.Data = map[string]string{"i": fmt.Sprint(i)}
+		object, err = write.CoreV1().ConfigMaps("default").Update(ctx, object, metav1.UpdateOptions{})
+		if err != nil {
+			return fmt.Errorf("update %d: %w", i, err)
+		}
+		got, err := read.CoreV1().ConfigMaps("default").Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("read %d: %w", i, err)
+		}
+		if got.ResourceVersion != object.ResourceVersion || got.Data["i"] != fmt.Sprint(i) {
+			return fmt.Errorf("stale read %d: revision %s instead of %s", i, got.ResourceVersion, object.ResourceVersion)
+		}
+	}
+	return nil
+}
+
+// pages lists 'ns' and 'ns-a', whose names share a prefix, with each page from the other process.
+func (c *processCell) pages(t *testing.T) {
+	for _, namespace := range []string{"ns", "ns-a"} {
+		_, err := c.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		for i := range 25 {
+			_, err := c.client2.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("c-%02d", i)}}, metav1.CreateOptions{})
+			require.NoError(t, err)
+		}
+	}
+	for _, namespace := range []string{"ns", "ns-a", ""} {
+		whole, err := c.client.CoreV1().ConfigMaps(namespace).List(t.Context(), metav1.ListOptions{})
+		require.NoError(t, err)
+		if namespace != "" {
+			require.Len(t, whole.Items, 25)
+		}
+		require.Equal(t, names(whole.Items), c.paged(t, namespace))
+	}
+}
+
+func (c *processCell) paged(t *testing.T, namespace string) (all []string) {
+	options := metav1.ListOptions{Limit: 7}
+	revision := ""
+	for page := 0; ; page++ {
+		client := c.client
+		if page%2 == 1 {
+			client = c.client2
+		}
+		list, err := client.CoreV1().ConfigMaps(namespace).List(t.Context(), options)
+		require.NoError(t, err)
+		if revision == "" {
+			revision = list.ResourceVersion
+		}
+		require.Equal(t, revision, list.ResourceVersion, "every page is of one revision")
+		all = append(all, names(list.Items)...)
+		if options.Continue = list.Continue; list.Continue == "" {
+			return all
+		}
+		// A write between pages is not seen by them.
+		_, err = c.client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "between-"}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+}
+
+func names(items []corev1.ConfigMap) (all []string) {
+	for _, item := range items {
+		all = append(all, item.Namespace+"/"+item.Name)
+	}
+	return all
+}
+
+// purge deletes and creates one name again and again while the log loses everything a snapshot covers, so
+// that preconditions are now a tombstone's revision and now 0.
+func (c *processCell) purge(t *testing.T) {
+	conn, err := eventlog.Connect(eventlog.Servers{URL: c.nats})
+	require.NoError(t, err)
+	defer conn.Close()
+	purger := c.projection(t, conn)
+	for i := range 30 {
+		client, other := c.client, c.client2
+		if i%2 == 1 {
+			client, other = other, client
+		}
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "again"}}
+		_, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), object, metav1.CreateOptions{})
+		require.NoError(t, err, "create %d", i)
+		_, err = other.CoreV1().ConfigMaps("default").Create(t.Context(), object, metav1.CreateOptions{})
+		require.ErrorContains(t, err, "already exists")
+		if i%3 == 0 {
+			purgeAll(t, purger)
+		}
+		require.NoError(t, other.CoreV1().ConfigMaps("default").Delete(t.Context(), "again", metav1.DeleteOptions{}), "delete %d", i)
+		if i%3 != 1 {
+			purgeAll(t, purger)
+		}
+	}
+}
+
+func (c *processCell) projection(t *testing.T, conn *nats.Conn) *projection.Projection {
+	log, err := eventlog.Open(t.Context(), eventlog.Config{Conn: conn})
+	require.NoError(t, err)
+	b, err := filesystem.Open(c.folder)
+	require.NoError(t, err)
+	p, err := projection.Open(projection.Config{Log: log, Bucket: b})
+	require.NoError(t, err)
+	return p
+}
+
+// purgeAll takes everything a new snapshot covers out of the log.
+func purgeAll(t *testing.T, p *projection.Projection) {
+	t.Helper()
+	applied, err := p.Commit(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, p.Retain(t.Context(), 0, applied))
+}
+
+func (c *processCell) watchRedirect(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	watch, err := c.client.CoreV1().ConfigMaps("ns").Watch(ctx, metav1.ListOptions{ResourceVersion: "0", FieldSelector: "metadata.name=c-00"})
+	require.NoError(t, err)
+	defer watch.Stop()
+	first := <-watch.ResultChan()
+	require.Equal(t, "ADDED", string(first.Type))
+	changed, err := c.client2.CoreV1().ConfigMaps("ns").Patch(ctx, "c-00", "application/merge-patch+json", annotate("1"), metav1.PatchOptions{})
+	require.NoError(t, err)
+	second := <-watch.ResultChan()
+	require.Equal(t, "MODIFIED", string(second.Type))
+	require.Equal(t, changed.ResourceVersion, second.Object.(*corev1.ConfigMap).ResourceVersion)
+}
+
+func (c *processCell) namespace(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	watch, err := c.client.CoreV1().Namespaces().Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=ns-a"})
+	require.NoError(t, err)
+	defer watch.Stop()
+	require.NoError(t, c.client.CoreV1().Namespaces().Delete(ctx, "ns-a", metav1.DeleteOptions{}))
+	for event := range watch.ResultChan() {
+		if event.Type == "DELETED" {
+			break
+		}
+	}
+	list, err := c.client2.CoreV1().ConfigMaps("ns-a").List(ctx, metav1.ListOptions{})
+	require.NoError(t, err)
+	require.Empty(t, list.Items)
+	_, err = c.client2.CoreV1().Namespaces().Get(ctx, "ns-a", metav1.GetOptions{})
+	require.ErrorContains(t, err, "not found")
+}

@@ -1,0 +1,55 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// TestScripts runs testdata/script/*.txtar: each has its own 'logplane dev' on an empty folder and drives it
+// with the real kubectl. Commands of ours: 'restart' kills the server (-9) and starts it again on the same
+// folder and port; 'objects N' prints a List of N ConfigMaps into the file objects.yaml.
+func TestScripts(t *testing.T) {
+	kubectl := filepath.Dir(binary(t, "KUBECTL", "kubectl"))
+	logplane := filepath.Dir(binary(t, "LOGPLANE_BINARY", "logplane"))
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(env *testscript.Env) error {
+			folder := filepath.Join(env.WorkDir, "data")
+			server := dev(env.T().(testing.TB), folder)
+			env.Values["server"] = server
+			env.Setenv("KUBECONFIG", kubeconfig(folder))
+			env.Setenv("DATA", folder)
+			env.Setenv("URL", server.url())
+			env.Setenv("HOME", env.WorkDir)
+			env.Setenv("PATH", strings.Join([]string{kubectl, logplane, os.Getenv("PATH")}, ":"))
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"restart": restart,
+			"objects": objects,
+		},
+	})
+}
+
+func restart(ts *testscript.TestScript, neg bool, args []string) {
+	old := ts.Value("server").(*process)
+	old.kill()
+	start(old.t, true, "dev", "--data", ts.Getenv("DATA"), "--listen", old.address)
+}
+
+func objects(ts *testscript.TestScript, neg bool, args []string) {
+	var n int
+	if _, err := fmt.Sscan(args[0], &n); err != nil {
+		ts.Fatalf("objects: %v", err)
+	}
+	var list strings.Builder
+	for i := range n {
+		fmt.Fprintf(&list, "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: object-%04d\n  labels: {set: many}\ndata:\n  number: %q\n---\n", i, fmt.Sprint(i))
+	}
+	ts.Check(os.WriteFile(ts.MkAbs("objects.yaml"), []byte(list.String()), 0o600))
+}
