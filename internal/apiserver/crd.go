@@ -61,7 +61,7 @@ func newCRDs(s *Server) (http.Handler, error) {
 func (c *customResources) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	info, ok := apirequest.RequestInfoFrom(r.Context())
 	if !ok || !info.IsResourceRequest {
-		notFound(w, r)
+		c.server.fail(w, r, notServed(r))
 		return
 	}
 	crd, err := c.crds.get(info.Resource + "." + info.APIGroup)
@@ -70,7 +70,7 @@ func (c *customResources) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if crd == nil {
-		notFound(w, r)
+		c.server.fail(w, r, notServed(r))
 		return
 	}
 	h, err := c.handlerOf(crd)
@@ -83,7 +83,7 @@ func (c *customResources) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (c *customResources) fail(w http.ResponseWriter, r *http.Request, err error) {
 	c.server.config.Logger.ErrorContext(r.Context(), "a custom resource could not be served", "error", err)
-	writeError(w, r, apierrors.NewInternalError(err))
+	c.server.fail(w, r, apierrors.NewInternalError(err))
 }
 
 // handlerOf returns the handler of this state of the CRD. A request that began before the newest change
@@ -126,7 +126,7 @@ func (c *customResources) newHandler(crd *apiextensionsv1.CustomResourceDefiniti
 	upstream, err := crdserver.NewCustomResourceDefinitionHandler(
 		nil, nil, // discovery is ours
 		h,
-		http.HandlerFunc(notFound),
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, notServed(r)) }),
 		crdOptions{s},
 		s.generic.AdmissionControl,
 		nil, // nothing is left to establish

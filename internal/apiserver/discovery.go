@@ -27,7 +27,6 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
-	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
 
@@ -55,20 +54,20 @@ func newDiscovery(s *Server) (http.Handler, error) {
 func (x *resourceIndex) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	set, err := x.crds.all(r.Context())
 	if err != nil {
-		writeError(w, r, apierrors.NewInternalError(err))
+		x.server.fail(w, r, apierrors.NewInternalError(err))
 		return
 	}
 	paths, err := x.paths.get(set)
 	if err != nil {
-		writeError(w, r, apierrors.NewInternalError(err))
+		x.server.fail(w, r, apierrors.NewInternalError(err))
 		return
 	}
 	h, ok := paths[strings.TrimSuffix(r.URL.Path, "/")]
 	switch {
 	case !ok:
-		notFound(w, r)
+		x.server.fail(w, r, notServed(r))
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		writeError(w, r, apierrors.NewMethodNotSupported(schema.GroupResource{}, r.Method))
+		x.server.fail(w, r, apierrors.NewMethodNotSupported(schema.GroupResource{}, r.Method))
 	default:
 		h.ServeHTTP(w, r)
 	}
@@ -163,12 +162,22 @@ func withKinds(resources []metav1.APIResource, group, version string) []metav1.A
 	return resources
 }
 
-// merge puts the groups of custom resources behind the built-in ones, as upstream's priorities do.
+// merge puts the groups of custom resources behind the built-in ones, as upstream's priorities do. A CRD may
+// add a version to a built-in group, but nothing to a built-in version, which is served without it.
 func merge(builtin, custom []spec.Group) []spec.Group {
 	all := slices.Clone(builtin)
 	for _, g := range custom {
-		if !slices.ContainsFunc(builtin, func(b spec.Group) bool { return b.Name == g.Name }) {
+		at := slices.IndexFunc(all, func(b spec.Group) bool { return b.Name == g.Name })
+		if at < 0 {
 			all = append(all, g)
+			continue
+		}
+		known := slices.Clip(all[at].Versions)
+		for _, v := range g.Versions {
+			if !slices.ContainsFunc(known, func(k spec.Version) bool { return k.Name == v.Name }) {
+				all[at].Versions = append(known, v)
+				known = all[at].Versions
+			}
 		}
 	}
 	return all
@@ -236,14 +245,4 @@ func customResource(crd *apiextensionsv1.CustomResourceDefinition, v apiextensio
 		resources = append(resources, sub)
 	}
 	return resources
-}
-
-// notFound is upstream's answer to a path that nothing serves, as a Status.
-func notFound(w http.ResponseWriter, r *http.Request) {
-	writeError(w, r, apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "404 page not found", 0, true))
-}
-
-// writeError answers with the error as a Status in the form the client accepts.
-func writeError(w http.ResponseWriter, r *http.Request, err error) {
-	responsewriters.ErrorNegotiated(err, legacyscheme.Codecs, schema.GroupVersion{}, w, r)
 }

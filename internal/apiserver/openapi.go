@@ -35,28 +35,30 @@ const kubernetesVersion = "v1.36.3"
 // apiDescription serves OpenAPI: the generated documents of the built-in groups as they were shipped, and
 // what CRDs add, computed from the newest view. It is safe for concurrent use.
 type apiDescription struct {
-	crds *crdReader
-	v2   perState[*described]
-	v3   perState[map[string]*described]
+	server *Server
+	crds   *crdReader
+	v2     perState[*described]
+	v3     perState[map[string]*described]
 }
 
 // newOpenAPI serves '/openapi/…'.
 func newOpenAPI(s *Server) (http.Handler, error) {
 	return &apiDescription{
-		crds: newCRDReader(s),
-		v2:   perState[*described]{build: describeV2},
-		v3:   perState[map[string]*described]{build: describeV3},
+		server: s,
+		crds:   newCRDReader(s),
+		v2:     perState[*described]{build: describeV2},
+		v3:     perState[map[string]*described]{build: describeV3},
 	}, nil
 }
 
 // ServeHTTP serves '/openapi/v2', '/openapi/v3' and '/openapi/v3/<path>'.
 func (d *apiDescription) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		writeError(w, r, apierrors.NewMethodNotSupported(schema.GroupResource{}, r.Method))
+		d.server.fail(w, r, apierrors.NewMethodNotSupported(schema.GroupResource{}, r.Method))
 		return
 	}
 	if err := d.serve(w, r); err != nil {
-		writeError(w, r, apierrors.NewInternalError(err))
+		d.server.fail(w, r, apierrors.NewInternalError(err))
 	}
 }
 
@@ -82,7 +84,7 @@ func (d *apiDescription) serve(w http.ResponseWriter, r *http.Request) error {
 	}
 	document, ok := documents[strings.TrimPrefix(path, "v3/")]
 	if !ok || !strings.HasPrefix(path, "v3/") {
-		notFound(w, r)
+		d.server.fail(w, r, notServed(r))
 		return nil
 	}
 	return document.serve(w, r, path)

@@ -1,0 +1,442 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+)
+
+var crdResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+
+// clients of a Server behind a real listener.
+type clients struct {
+	dynamic.Interface
+	discovery *discovery.DiscoveryClient
+}
+
+func connect(t testing.TB, s *Server) clients {
+	t.Helper()
+	listener := httptest.NewServer(s)
+	t.Cleanup(listener.Close)
+	config := &rest.Config{Host: listener.URL, QPS: -1}
+	d, err := dynamic.NewForConfig(config)
+	require.NoError(t, err)
+	describe, err := discovery.NewDiscoveryClientForConfig(config)
+	require.NoError(t, err)
+	return clients{d, describe}
+}
+
+func object(t testing.TB, manifest string) *unstructured.Unstructured {
+	t.Helper()
+	u := &unstructured.Unstructured{}
+	require.NoError(t, yaml.Unmarshal([]byte(manifest), &u.Object))
+	return u
+}
+
+func (c clients) createCRD(t testing.TB, manifest string) *unstructured.Unstructured {
+	t.Helper()
+	crd, err := c.Resource(crdResource).Create(t.Context(), object(t, manifest), metav1.CreateOptions{})
+	require.NoError(t, err)
+	return crd
+}
+
+func condition(crd *unstructured.Unstructured, kind string) string {
+	conditions, _, _ := unstructured.NestedSlice(crd.Object, "status", "conditions")
+	for _, c := range conditions {
+		if m := c.(map[string]any); m["type"] == kind {
+			return m["status"].(string)
+		}
+	}
+	return ""
+}
+
+var (
+	widgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+	gadgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
+)
+
+const widgetCRD = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: widgets.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: widgets, singular: widget, kind: Widget, shortNames: [wd], categories: [all]}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    selectableFields: [{jsonPath: .spec.color}]
+    additionalPrinterColumns:
+    - {name: Size, type: integer, jsonPath: .spec.size}
+    - {name: Color, type: string, jsonPath: .spec.color}
+    subresources:
+      status: {}
+      scale: {specReplicasPath: .spec.replicas, statusReplicasPath: .status.replicas}
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec:
+            type: object
+            description: what the widget should be
+            x-kubernetes-validations:
+            - {rule: "self.size <= self.limit", message: size must not exceed limit}
+            properties:
+              size: {type: integer, default: 3}
+              limit: {type: integer, default: 10}
+              color: {type: string, enum: [red, green, blue]}
+              fixed: {type: string, x-kubernetes-validations: [{rule: self == oldSelf, message: fixed is fixed}]}
+              replicas: {type: integer, default: 1}
+              free: {type: object, x-kubernetes-preserve-unknown-fields: true}
+              ports:
+                type: array
+                x-kubernetes-list-type: map
+                x-kubernetes-list-map-keys: [name]
+                items: {type: object, required: [name], properties: {name: {type: string}, number: {type: integer}}}
+          status:
+            type: object
+            properties:
+              replicas: {type: integer}
+              phase: {type: string}
+`
+
+func widget(name, spec string) string {
+	return fmt.Sprintf("apiVersion: example.com/v1\nkind: Widget\nmetadata: {name: %s, namespace: default}\nspec: %s\n", name, spec)
+}
+
+// A CRD's objects can be made as soon as the CRD is acknowledged, with all that its schema asks for
+// (api-semantics.md, row 7).
+func TestCustomResource(t *testing.T) {
+	s := newServer(t)
+	c := connect(t, s)
+	ctx := t.Context()
+	crd := c.createCRD(t, widgetCRD)
+	require.Equal(t, "True", condition(crd, "NamesAccepted"))
+	require.Equal(t, "True", condition(crd, "Established"))
+	require.Empty(t, condition(crd, "NonStructuralSchema"))
+	stored, _, _ := unstructured.NestedStringSlice(crd.Object, "status", "storedVersions")
+	require.Equal(t, []string{"v1"}, stored)
+
+	w := c.Resource(widgets).Namespace("default")
+	made, err := w.Create(ctx, object(t, widget("a", "{color: red, unknown: 1, free: {any: thing}}")), metav1.CreateOptions{})
+	require.NoError(t, err)
+	require.Equal(t, map[string]any{"color": "red", "size": int64(3), "limit": int64(10), "replicas": int64(1), "free": map[string]any{"any": "thing"}}, made.Object["spec"])
+
+	t.Run("validation", func(t *testing.T) {
+		for spec, message := range map[string]string{
+			"{size: 11}":                      "size must not exceed limit",
+			"{color: pink}":                   "Unsupported value",
+			"{size: text}":                    "must be of type integer",
+			"{ports: [{}]}":                   "Required value",
+			"{ports: [{name: x}, {name: x}]}": "Duplicate value",
+		} {
+			_, err := w.Create(ctx, object(t, widget("b", spec)), metav1.CreateOptions{})
+			require.True(t, apierrors.IsInvalid(err), "%s: %v", spec, err)
+			require.ErrorContains(t, err, message)
+		}
+		_, err := w.Create(ctx, object(t, widget("b", "{nope: 1}")), metav1.CreateOptions{FieldValidation: "Strict"})
+		require.True(t, apierrors.IsBadRequest(err), "%v", err)
+		require.ErrorContains(t, err, `unknown field "spec.nope"`)
+	})
+	t.Run("transition rule", func(t *testing.T) {
+		_, err := w.Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"fixed":"one"}}`), metav1.PatchOptions{})
+		require.NoError(t, err)
+		_, err = w.Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"fixed":"two"}}`), metav1.PatchOptions{})
+		require.ErrorContains(t, err, "fixed is fixed")
+	})
+	t.Run("status", func(t *testing.T) {
+		got, err := w.Get(ctx, "a", metav1.GetOptions{})
+		require.NoError(t, err)
+		generation := got.GetGeneration()
+		require.NoError(t, unstructured.SetNestedField(got.Object, "Ready", "status", "phase"))
+		require.NoError(t, unstructured.SetNestedField(got.Object, int64(2), "status", "replicas"))
+		require.NoError(t, unstructured.SetNestedField(got.Object, int64(7), "spec", "size"))
+		got, err = w.UpdateStatus(ctx, got, metav1.UpdateOptions{})
+		require.NoError(t, err)
+		require.Equal(t, "Ready", fieldOf(got.Object, "status.phase"))
+		require.EqualValues(t, 3, fieldOf(got.Object, "spec.size"))
+		require.Equal(t, generation, got.GetGeneration())
+		got, err = w.Update(ctx, got, metav1.UpdateOptions{})
+		require.NoError(t, err)
+	})
+	t.Run("scale", func(t *testing.T) {
+		scale, err := w.Get(ctx, "a", metav1.GetOptions{}, "scale")
+		require.NoError(t, err)
+		require.Equal(t, "Scale", scale.GetKind())
+		require.EqualValues(t, 2, fieldOf(scale.Object, "status.replicas"))
+		require.NoError(t, unstructured.SetNestedField(scale.Object, int64(5), "spec", "replicas"))
+		_, err = w.Update(ctx, scale, metav1.UpdateOptions{}, "scale")
+		require.NoError(t, err)
+		got, err := w.Get(ctx, "a", metav1.GetOptions{})
+		require.NoError(t, err)
+		require.EqualValues(t, 5, fieldOf(got.Object, "spec.replicas"))
+	})
+	t.Run("selectable field", func(t *testing.T) {
+		_, err := w.Create(ctx, object(t, widget("green", "{color: green}")), metav1.CreateOptions{})
+		require.NoError(t, err)
+		list, err := w.List(ctx, metav1.ListOptions{FieldSelector: "spec.color=green"})
+		require.NoError(t, err)
+		require.Len(t, list.Items, 1)
+		require.Equal(t, "green", list.Items[0].GetName())
+	})
+	t.Run("apply", func(t *testing.T) {
+		apply := func(manager, spec string, force bool) (*unstructured.Unstructured, error) {
+			return w.Apply(ctx, "applied", object(t, widget("applied", spec)), metav1.ApplyOptions{FieldManager: manager, Force: force})
+		}
+		_, err := apply("one", "{color: red, ports: [{name: a, number: 1}]}", false)
+		require.NoError(t, err)
+		_, err = apply("two", "{color: blue}", false)
+		require.True(t, apierrors.IsConflict(err), "%v", err)
+		both, err := apply("two", "{ports: [{name: b, number: 2}]}", false)
+		require.NoError(t, err)
+		require.Len(t, fieldOf(both.Object, "spec.ports"), 2, "a map list is merged by its key, so the schema is known")
+	})
+	t.Run("table", func(t *testing.T) {
+		table := request{method: "GET", path: "/apis/example.com/v1/namespaces/default/widgets/a", accept: "application/json;as=Table;g=meta.k8s.io;v=v1"}.do(t, s)
+		require.Equal(t, 200, table.code, table.body)
+		require.Contains(t, table.body, `"name":"Size"`)
+		require.Contains(t, table.body, `"cells":["a",3,"red"]`)
+	})
+	t.Run("representations", func(t *testing.T) {
+		for accept, code := range map[string]int{
+			"application/yaml": 200, "application/cbor": 200, "application/vnd.kubernetes.protobuf": 406,
+			"application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1": 200,
+		} {
+			require.Equal(t, code, request{method: "GET", path: "/apis/example.com/v1/namespaces/default/widgets/a", accept: accept}.do(t, s).code, accept)
+		}
+		strategic := request{method: "PATCH", path: "/apis/example.com/v1/namespaces/default/widgets/a", body: `{}`, contentType: "application/strategic-merge-patch+json"}
+		require.Equal(t, 415, strategic.do(t, s).code)
+	})
+	t.Run("missing namespace", func(t *testing.T) {
+		_, err := c.Resource(widgets).Namespace("nowhere").Create(ctx, object(t, strings.ReplaceAll(widget("a", "{}"), "default", "nowhere")), metav1.CreateOptions{})
+		require.True(t, apierrors.IsNotFound(err), "%v", err)
+	})
+	t.Run("unknown", func(t *testing.T) {
+		_, err := c.Resource(gadgets).List(ctx, metav1.ListOptions{})
+		require.True(t, apierrors.IsNotFound(err), "%v", err)
+		require.Equal(t, 404, request{method: "GET", path: "/apis/example.com/v9/namespaces/default/widgets"}.do(t, s).code)
+		require.Equal(t, 404, request{method: "GET", path: "/apis/example.com/v1/namespaces/default/widgets/a/nope"}.do(t, s).code)
+	})
+	t.Run("delete", func(t *testing.T) {
+		require.NoError(t, w.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+		list, err := w.List(ctx, metav1.ListOptions{})
+		require.NoError(t, err)
+		require.Empty(t, list.Items)
+	})
+}
+
+// Values that a tightened schema would refuse stay as they are while they are not touched.
+func TestRatcheting(t *testing.T) {
+	c := connect(t, newServer(t))
+	ctx := t.Context()
+	crd := c.createCRD(t, widgetCRD)
+	w := c.Resource(widgets).Namespace("default")
+	_, err := w.Create(ctx, object(t, widget("a", "{color: red}")), metav1.CreateOptions{})
+	require.NoError(t, err)
+	changed := strings.Replace(widgetCRD, "[red, green, blue]", "[green, blue]", 1)
+	next := object(t, changed)
+	next.SetResourceVersion(crd.GetResourceVersion())
+	_, err = c.Resource(crdResource).Update(ctx, next, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	_, err = w.Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"size":4}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	_, err = w.Create(ctx, object(t, widget("b", "{color: red}")), metav1.CreateOptions{})
+	require.True(t, apierrors.IsInvalid(err), "%v", err)
+}
+
+// A change of a CRD holds for the next request, through any server (invariant 4; row 8).
+func TestCRDChangesAtOnce(t *testing.T) {
+	first := newServer(t)
+	second, err := New(Config{Cell: first.config.Cell})
+	require.NoError(t, err)
+	one, two := connect(t, first), connect(t, second)
+	ctx := t.Context()
+	for round := range 3 {
+		crd := one.createCRD(t, widgetCRD)
+		_, err := two.Resource(widgets).Namespace("default").Create(ctx, object(t, widget("a", "{color: red}")), metav1.CreateOptions{})
+		require.NoError(t, err, round)
+		requireServed(t, two, "example.com/v1", true)
+		requireServed(t, two, "example.com/v2", false)
+
+		// A new stored version.
+		versions, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")
+		require.NoError(t, err)
+		v2 := object(t, widgetCRD)
+		added, _, err := unstructured.NestedSlice(v2.Object, "spec", "versions")
+		require.NoError(t, err)
+		added[0].(map[string]any)["name"] = "v2"
+		versions[0].(map[string]any)["storage"] = false
+		require.NoError(t, unstructured.SetNestedSlice(crd.Object, append(versions, added...), "spec", "versions"))
+		crd, err = one.Resource(crdResource).Update(ctx, crd, metav1.UpdateOptions{})
+		require.NoError(t, err)
+		stored, _, _ := unstructured.NestedStringSlice(crd.Object, "status", "storedVersions")
+		require.Equal(t, []string{"v1", "v2"}, stored)
+		got, err := two.Resource(widgets.GroupResource().WithVersion("v2")).Namespace("default").Get(ctx, "a", metav1.GetOptions{})
+		require.NoError(t, err)
+		require.Equal(t, "example.com/v2", got.GetAPIVersion())
+		requireServed(t, two, "example.com/v2", true)
+
+		// Deleted: terminating, then gone when the last finalizer is.
+		require.NoError(t, two.Resource(crdResource).Delete(ctx, crd.GetName(), metav1.DeleteOptions{}))
+		crd, err = one.Resource(crdResource).Get(ctx, crd.GetName(), metav1.GetOptions{})
+		require.NoError(t, err)
+		require.Equal(t, "True", condition(crd, "Terminating"))
+		require.Equal(t, []string{"customresourcecleanup.apiextensions.k8s.io"}, crd.GetFinalizers())
+		_, err = one.Resource(widgets).Namespace("default").Create(ctx, object(t, widget("b", "{}")), metav1.CreateOptions{})
+		require.True(t, apierrors.IsForbidden(err), "%v", err)
+		require.NoError(t, one.Resource(widgets).Namespace("default").DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+		crd.SetFinalizers(nil)
+		_, err = one.Resource(crdResource).Update(ctx, crd, metav1.UpdateOptions{})
+		require.NoError(t, err)
+		_, err = two.Resource(widgets).Namespace("default").List(ctx, metav1.ListOptions{})
+		require.True(t, apierrors.IsNotFound(err), "%v", err)
+		requireServed(t, two, "example.com/v1", false)
+	}
+}
+
+// requireServed asks plain and aggregated discovery and both OpenAPIs about a version.
+func requireServed(t *testing.T, c clients, gv string, served bool) {
+	t.Helper()
+	resources, err := c.discovery.ServerResourcesForGroupVersion(gv)
+	if served {
+		require.NoError(t, err)
+		require.Equal(t, []string{"widgets", "widgets/status", "widgets/scale"}, namesOf(resources))
+	} else {
+		require.True(t, apierrors.IsNotFound(err), "%v", err)
+	}
+	_, all, _, err := c.discovery.GroupsAndMaybeResources()
+	require.NoError(t, err)
+	version, err := schema.ParseGroupVersion(gv)
+	require.NoError(t, err)
+	require.Equal(t, served, all[version] != nil, "aggregated discovery of %s", gv)
+	paths, err := c.discovery.OpenAPIV3().Paths()
+	require.NoError(t, err)
+	document, ok := paths["apis/"+gv]
+	require.Equal(t, served, ok, "OpenAPI v3 of %s", gv)
+	if ok {
+		content, err := document.Schema("application/json")
+		require.NoError(t, err)
+		require.Contains(t, string(content), "what the widget should be")
+	}
+	v2, err := c.discovery.OpenAPISchema()
+	require.NoError(t, err)
+	found := false
+	for _, definition := range v2.GetDefinitions().GetAdditionalProperties() {
+		found = found || definition.GetName() == "com.example."+version.Version+".Widget"
+	}
+	require.Equal(t, served, found, "OpenAPI v2 of %s", gv)
+}
+
+func namesOf(list *metav1.APIResourceList) (names []string) {
+	for _, r := range list.APIResources {
+		names = append(names, r.Name)
+	}
+	return names
+}
+
+// gadgetCRD wants names that the n-th of several CRDs may hold too.
+func clashingCRD(plural, kind, short string) string {
+	return fmt.Sprintf(`
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[1]s.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: %[1]s, singular: %[1]sone, kind: %[2]s, listKind: %[1]sList, shortNames: [%[3]s]}
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`, plural, kind, short)
+}
+
+// Of CRDs that want the same name at once, exactly one gets it (kubernetes.md, 9), through two servers.
+func TestClashingNames(t *testing.T) {
+	first := newServer(t)
+	second, err := New(Config{Cell: first.config.Cell})
+	require.NoError(t, err)
+	both := []clients{connect(t, first), connect(t, second)}
+	const rivals = 6
+	for round := range 3 {
+		crds := make([]*unstructured.Unstructured, rivals)
+		var writers sync.WaitGroup
+		for i := range rivals {
+			writers.Go(func() {
+				var err error
+				manifest := clashingCRD(fmt.Sprintf("things%d-%d", round, i), fmt.Sprintf("Thing%d", round), fmt.Sprintf("th%d", round))
+				crds[i], err = both[i%2].Resource(crdResource).Create(context.Background(), object(t, manifest), metav1.CreateOptions{})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		writers.Wait()
+		require.False(t, t.Failed())
+		accepted := 0
+		var winner *unstructured.Unstructured
+		for _, crd := range crds {
+			require.Equal(t, condition(crd, "NamesAccepted"), condition(crd, "Established"))
+			if condition(crd, "NamesAccepted") == "True" {
+				accepted++
+				winner = crd
+			}
+		}
+		require.Equal(t, 1, accepted)
+
+		// When the winner goes, a loser that is written again gets the names.
+		c := both[round%2].Resource(crdResource)
+		require.NoError(t, c.Delete(t.Context(), winner.GetName(), metav1.DeleteOptions{}))
+		winner, err := c.Get(t.Context(), winner.GetName(), metav1.GetOptions{})
+		require.NoError(t, err)
+		winner.SetFinalizers(nil)
+		_, err = c.Update(t.Context(), winner, metav1.UpdateOptions{})
+		require.NoError(t, err)
+		accepted = 0
+		for _, crd := range crds {
+			if crd.GetName() == winner.GetName() {
+				continue
+			}
+			crd, err := c.Update(t.Context(), crd, metav1.UpdateOptions{})
+			require.NoError(t, err)
+			if condition(crd, "Established") == "True" {
+				accepted++
+			}
+		}
+		require.Equal(t, 1, accepted)
+	}
+}
+
+// Serving custom resources leaves no goroutine behind.
+func TestCustomResourcesOwnNoGoroutine(t *testing.T) {
+	s := newServer(t)
+	get := func(version string) int {
+		return request{method: "GET", path: "/apis/example.com/" + version + "/namespaces/default/widgets"}.do(t, s).code
+	}
+	create := request{method: "POST", path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body: widgetCRD, contentType: "application/yaml"}.do(t, s)
+	require.Equal(t, 201, create.code, create.body)
+	require.Equal(t, 200, get("v1"))
+	request{method: "GET", path: "/openapi/v2"}.do(t, s)
+	before := runtime.NumGoroutine()
+	for range 100 {
+		require.Equal(t, 200, get("v1"))
+		require.Equal(t, 200, request{method: "GET", path: "/apis"}.do(t, s).code)
+		require.Equal(t, 200, request{method: "GET", path: "/openapi/v3"}.do(t, s).code)
+	}
+	require.LessOrEqual(t, runtime.NumGoroutine(), before)
+}
