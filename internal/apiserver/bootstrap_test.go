@@ -1,0 +1,180 @@
+package apiserver
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// newBootstrapped serves a fresh cell with everything that Bootstrap writes.
+func newBootstrapped(t testing.TB, change ...func(*Config)) *Server {
+	t.Helper()
+	c := Config{Cell: newCell(t)}
+	for _, f := range change {
+		f(&c)
+	}
+	s, err := New(c)
+	require.NoError(t, err)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	return s
+}
+
+// eventsOf counts the events of each resource in the log, barriers left out.
+func eventsOf(t testing.TB, s *Server) map[string]int {
+	t.Helper()
+	ctx := context.Background()
+	bounds, err := s.config.Cell.Log.Head(ctx)
+	require.NoError(t, err)
+	count := map[string]int{}
+	require.NoError(t, s.config.Cell.Log.Tail(ctx, bounds.First-1, bounds.Head, func(e eventlog.Event) error {
+		if e.Op != eventlog.Barrier {
+			count[e.Key.Resource]++
+		}
+		return nil
+	}))
+	return count
+}
+
+func TestBootstrapOneEventPerObject(t *testing.T) {
+	s := newBootstrapped(t)
+	first := eventsOf(t, s)
+	require.Equal(t, map[string]int{
+		"namespaces":          4,
+		"serviceaccounts":     4,
+		"clusterroles":        len(bootstrappolicy.ClusterRoles()) + len(bootstrappolicy.ControllerRoles()),
+		"clusterrolebindings": len(bootstrappolicy.ClusterRoleBindings()) + len(bootstrappolicy.ControllerRoleBindings()),
+		"roles":               first["roles"],
+		"rolebindings":        first["rolebindings"],
+		"priorityclasses":     2,
+		"servicecidrs":        1,
+		"services":            1,
+		"ipaddresses":         1,
+		"bootstraps":          1,
+	}, first)
+	require.Positive(t, first["roles"])
+	require.NoError(t, s.Bootstrap(t.Context()))
+	require.Equal(t, first, eventsOf(t, s), "a second call writes nothing")
+}
+
+func TestBootstrapAtOnce(t *testing.T) {
+	cell := newCell(t)
+	var running sync.WaitGroup
+	for range 4 {
+		s, err := New(Config{Cell: cell})
+		require.NoError(t, err)
+		running.Go(func() { require.NoError(t, s.Bootstrap(context.Background())) })
+	}
+	running.Wait()
+	s, err := New(Config{Cell: cell})
+	require.NoError(t, err)
+	require.Equal(t, 4, eventsOf(t, s)["namespaces"], "each object is added once")
+}
+
+// TestBootstrapObjectsAreValid puts every object back unchanged: it must pass validation, and as the
+// registry encodes it to the bytes that are stored, nothing is appended.
+func TestBootstrapObjectsAreValid(t *testing.T) {
+	s := newBootstrapped(t)
+	before := eventsOf(t, s)
+	for _, list := range []string{
+		"/api/v1/namespaces", "/api/v1/serviceaccounts", "/api/v1/services",
+		"/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+		"/apis/rbac.authorization.k8s.io/v1/roles", "/apis/rbac.authorization.k8s.io/v1/rolebindings",
+		"/apis/scheduling.k8s.io/v1/priorityclasses",
+		"/apis/networking.k8s.io/v1/servicecidrs", "/apis/networking.k8s.io/v1/ipaddresses",
+	} {
+		putBackAll(t, s, list)
+	}
+	require.Equal(t, before, eventsOf(t, s))
+}
+
+func putBackAll(t *testing.T, s *Server, list string) {
+	t.Helper()
+	answer := request{method: "GET", path: list}.do(t, s)
+	require.Equal(t, 200, answer.code, answer.body)
+	items, _ := answer.object(t)["items"].([]any)
+	require.NotEmpty(t, items, list)
+	for _, item := range items {
+		object := item.(map[string]any)
+		path := list
+		if namespace, ok := fieldOf(object, "metadata.namespace").(string); ok {
+			path = list[:lastSlash(list)] + "/namespaces/" + namespace + list[lastSlash(list):]
+		}
+		path += "/" + fieldOf(object, "metadata.name").(string)
+		got := request{method: "GET", path: path}.do(t, s)
+		require.Equal(t, 200, got.code, path)
+		put := request{method: "PUT", path: path, body: got.body}.do(t, s)
+		require.Equal(t, 200, put.code, put.body)
+	}
+}
+
+func lastSlash(s string) int {
+	for i := len(s) - 1; i >= 0; i-- {
+		if s[i] == '/' {
+			return i
+		}
+	}
+	return -1
+}
+
+// TestBootstrapAgain: what a user deleted stays deleted for one version, and comes back with the next.
+func TestBootstrapAgain(t *testing.T) {
+	s := newBootstrapped(t)
+	roles := s.client.RbacV1().ClusterRoles()
+	require.NoError(t, roles.Delete(t.Context(), "system:heapster", metav1.DeleteOptions{}))
+	edit, err := roles.Get(t.Context(), "system:basic-user", metav1.GetOptions{})
+	require.NoError(t, err)
+	edit.Rules = nil
+	_, err = roles.Update(t.Context(), edit, metav1.UpdateOptions{})
+	require.NoError(t, err)
+
+	require.NoError(t, s.Bootstrap(t.Context()))
+	_, err = roles.Get(t.Context(), "system:heapster", metav1.GetOptions{})
+	require.True(t, apierrors.IsNotFound(err), err)
+
+	forgetBootstrap(t, s)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	_, err = roles.Get(t.Context(), "system:heapster", metav1.GetOptions{})
+	require.NoError(t, err)
+	edit, err = roles.Get(t.Context(), "system:basic-user", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.NotEmpty(t, edit.Rules, "a role gets back what it misses")
+}
+
+// forgetBootstrap makes the marker that of another version.
+func forgetBootstrap(t *testing.T, s *Server) {
+	t.Helper()
+	view, err := s.config.Cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	marker, err := precondition(t.Context(), view, s.bootstrapMarker())
+	require.NoError(t, err)
+	marker.Body = []byte("an older version")
+	_, err = s.config.Cell.Log.Append(t.Context(), "forget", marker)
+	require.NoError(t, err)
+}
+
+// TestBootstrapAggregates: the three user-facing roles have the rules of those they are made of.
+func TestBootstrapAggregates(t *testing.T) {
+	s := newBootstrapped(t)
+	for _, name := range []string{"admin", "edit", "view"} {
+		role, err := s.client.RbacV1().ClusterRoles().Get(t.Context(), name, metav1.GetOptions{})
+		require.NoError(t, err)
+		require.NotEmpty(t, role.Rules, name)
+	}
+}
+
+func BenchmarkBootstrap(b *testing.B) {
+	for b.Loop() {
+		b.StopTimer()
+		s, err := New(Config{Cell: newCell(b)})
+		require.NoError(b, err)
+		b.StartTimer()
+		require.NoError(b, s.Bootstrap(b.Context()))
+	}
+}
