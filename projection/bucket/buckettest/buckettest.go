@@ -49,6 +49,7 @@ func Run(t *testing.T, open func(t *testing.T) bucket.Bucket) {
 		"ReadersSeeWholeObjects":   readersSeeWholeObjects,
 		"ProbeAcceptsThisBucket":   probeAcceptsThisBucket,
 		"CountedByKind":            countedByKind,
+		"AgreesWithTheModel":       agreesWithTheModel,
 		"DeleteRacesWithEachOther": deleteRaces,
 	} {
 		t.Run(name, func(t *testing.T) {
