@@ -70,10 +70,39 @@ func newBed(t testing.TB, conn *nats.Conn, b bucket.Bucket) *bed {
 	t.Helper()
 	name := fmt.Sprintf("cell%d", beds.Add(1))
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn, Stream: name, Prefix: name})
-	bd := &bed{t: t, bucket: b}
-	bd.Cell = process(t, log, b)
+	bd := &bed{Cell: Cell{Log: log, Cluster: "main"}, t: t, bucket: b}
 	bd.barrier()
+	bd.Cell = process(t, log, b)
 	return bd
+}
+
+// expire stands in for the lifecycle: it follows the log and deletes what has a time to live when that is over.
+func (b *bed) expire(ctx context.Context) {
+	ctx, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() {
+		_ = b.Log.Follow(ctx, 0, func(e eventlog.Event) error {
+			if e.TTL == 0 || e.Op == eventlog.Deleted {
+				return nil
+			}
+			running.Go(func() {
+				select {
+				case <-time.After(time.Duration(e.TTL) * time.Second):
+				case <-ctx.Done():
+					return
+				}
+				_, err := b.Log.Append(ctx, fmt.Sprintf("expire-%d", e.Revision), eventlog.Write{
+					Key: e.Key, Op: eventlog.Deleted, Base: e.Revision, Precondition: e.Revision,
+					ContentType: e.ContentType, Body: e.Body,
+				})
+				if err != nil && ctx.Err() == nil {
+					b.t.Errorf("expire %s: %v", e.Key.Path(), err)
+				}
+			})
+			return nil
+		})
+	})
+	b.t.Cleanup(func() { stop(); running.Wait() })
 }
 
 // process is another process of the cell.
@@ -262,9 +291,14 @@ func (s *stepped) reads(t *testing.T, _, want uint64) {
 	}
 }
 
-func (s *stepped) increaseRV(_ context.Context, t *testing.T) int64 {
+// increaseRV is upstream's hook. Any read of etcd sees the new revision, so the process learns it.
+func (s *stepped) increaseRV(ctx context.Context, t *testing.T) int64 {
 	t.Helper()
-	return s.bed.barrier()
+	rev := s.bed.barrier()
+	if _, err := s.Projection.Latest(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return rev
 }
 
 // shortly bounds one suite.

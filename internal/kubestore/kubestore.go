@@ -79,6 +79,8 @@ type store struct {
 	id           uint64
 	unstructured bool
 	versioner    storage.Versioner
+	// acknowledged is the newest revision that this store has written.
+	acknowledged atomic.Uint64
 }
 
 var _ storage.Interface = (*store)(nil)

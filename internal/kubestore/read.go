@@ -71,17 +71,41 @@ func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projectio
 	case "":
 		return s.Consistent(ctx)
 	case "0":
-		v, err := s.Projection.Any(ctx)
-		if err != nil {
-			return nil, viewError(err)
-		}
-		return v, nil
+		return s.any(ctx)
 	}
 	rev, err := s.versioner.ParseResourceVersion(resourceVersion)
 	if err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
 	}
 	return s.atLeast(ctx, eventlog.Revision(rev))
+}
+
+// any returns the view that this process has while it is young, but none older than what this very store
+// has acknowledged, nor one from before the cell's first event: a list needs a revision.
+func (s *store) any(ctx context.Context) (*projection.View, error) {
+	v, err := s.Projection.Any(ctx)
+	if err != nil {
+		return nil, viewError(err)
+	}
+	acknowledged := eventlog.Revision(s.acknowledged.Load())
+	switch {
+	case v.Revision() < acknowledged:
+		return s.atLeast(ctx, acknowledged)
+	case v.Revision() == 0:
+		return s.latest(ctx)
+	}
+	return v, nil
+}
+
+// acknowledge remembers that a revision was written.
+func (s *store) acknowledge(ctx context.Context, rev eventlog.Revision) {
+	wrote(ctx, rev)
+	for {
+		old := s.acknowledged.Load()
+		if uint64(rev) <= old || s.acknowledged.CompareAndSwap(old, uint64(rev)) {
+			return
+		}
+	}
 }
 
 // span is what a list reads: rows of one view as of one revision.

@@ -2,12 +2,10 @@ package kubestore
 
 import (
 	"context"
-	"strings"
 	"testing"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	storagetesting "k8s.io/apiserver/pkg/storage/testing"
@@ -20,7 +18,10 @@ var suites = map[string]func(context.Context, *testing.T, *stepped){
 	"Create": func(ctx context.Context, t *testing.T, s *stepped) {
 		storagetesting.RunTestCreate(ctx, t, s, s.validate)
 	},
-	"CreateWithTTL":                           plain(storagetesting.RunTestCreateWithTTL),
+	"CreateWithTTL": func(ctx context.Context, t *testing.T, s *stepped) {
+		s.bed.expire(ctx)
+		storagetesting.RunTestCreateWithTTL(ctx, t, s)
+	},
 	"CreateWithKeyExist":                      plain(storagetesting.RunTestCreateWithKeyExist),
 	"Get":                                     plain(storagetesting.RunTestGet),
 	"UnconditionalDelete":                     plain(storagetesting.RunTestUnconditionalDelete),
@@ -61,7 +62,10 @@ var suites = map[string]func(context.Context, *testing.T, *stepped){
 	"GuaranteedUpdate": func(ctx context.Context, t *testing.T, s *stepped) {
 		storagetesting.RunTestGuaranteedUpdate(ctx, t, s, s.validate)
 	},
-	"GuaranteedUpdateWithTTL": plain(storagetesting.RunTestGuaranteedUpdateWithTTL),
+	"GuaranteedUpdateWithTTL": func(ctx context.Context, t *testing.T, s *stepped) {
+		s.bed.expire(ctx)
+		storagetesting.RunTestGuaranteedUpdateWithTTL(ctx, t, s)
+	},
 	"GuaranteedUpdateChecksStoredData": func(ctx context.Context, t *testing.T, s *stepped) {
 		storagetesting.RunTestGuaranteedUpdateChecksStoredData(ctx, t, s)
 	},
@@ -174,6 +178,3 @@ func (n named) GuaranteedUpdate(ctx context.Context, key string, destination run
 	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, cached runtime.Object) error {
 	return n.Interface.GuaranteedUpdate(ctx, withName(key), destination, ignoreNotFound, preconditions, tryUpdate, cached)
 }
-
-var _ = strings.HasPrefix
-var _ watch.Interface

@@ -313,7 +313,7 @@ func (s *store) append(ctx context.Context, v *projection.View, before, after ru
 	if err != nil {
 		return 0, appendError{err}
 	}
-	wrote(ctx, rev)
+	s.acknowledge(ctx, rev)
 	return rev, nil
 }
 
