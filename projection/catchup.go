@@ -44,7 +44,11 @@ func (p *Projection) Latest(ctx context.Context) (*View, error) {
 // back; it is asked once more, so that one stray answer does not stop a process.
 func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bounds, err error) {
 	for range 2 {
-		if b, err = p.config.Log.Head(ctx); err != nil || b.Head >= known {
+		b, err = p.config.Log.Head(ctx)
+		if errors.Is(err, eventlog.ErrDiverged) {
+			return b, p.fail(err)
+		}
+		if err != nil || b.Head >= known {
 			return b, err
 		}
 	}
@@ -105,6 +109,9 @@ func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog
 	if errors.Is(err, eventlog.ErrPurged) {
 		p.publish(func(v *View) *View { next := *v; next.rootRead = 0; return &next })
 		return p.head(ctx, v.Revision())
+	}
+	if errors.Is(err, eventlog.ErrDiverged) {
+		return bounds, p.fail(err)
 	}
 	if err != nil {
 		return bounds, err
@@ -332,6 +339,8 @@ func (p *Projection) follow(ctx context.Context, after, rev Revision) error {
 		return p.failed()
 	case err == nil || errors.Is(err, errEnough) || ctx.Err() != nil:
 		return nil
+	case errors.Is(err, eventlog.ErrDiverged):
+		return p.fail(err)
 	case errors.Is(err, eventlog.ErrPurged):
 		_, err = p.Latest(ctx)
 		return err

@@ -59,51 +59,63 @@ func (p *Projection) swap(ctx context.Context, change func(context.Context, *Vie
 		return nil, err
 	}
 	defer p.committing.leave()
+	var tried *root // the last root written, by whose nonce an unknown outcome is learned
 	var failure error
 	for attempt := range swapAttempts {
-		if err := p.pause(ctx, attempt); err != nil {
+		if err := pause(ctx, attempt); err != nil {
 			return nil, errors.Join(err, failure)
 		}
-		v, done, err := p.swapOnce(ctx, change)
-		if done {
-			return v, err
+		if attempt > 0 {
+			snap, err := p.reload(ctx)
+			if err == nil && tried != nil && bytes.Equal(snap.root.Nonce, tried.Nonce) {
+				tried.won(ctx)
+				return p.view.Load(), nil
+			}
+			if failure = cmp.Or(err, failure); err != nil {
+				continue
+			}
+		}
+		v, err := p.Latest(ctx)
+		if err == nil {
+			var next *root
+			if next, err = change(ctx, v); err == nil && next == nil {
+				return v, nil
+			}
+			if err == nil {
+				tried = next
+				err = p.put(ctx, v.snap, next)
+			}
+		}
+		if err == nil {
+			tried.won(ctx)
+			return p.view.Load(), nil
+		}
+		if p.failed() != nil || final(err) {
+			return nil, err
 		}
 		failure = err
-		slog.DebugContext(ctx, "the root was not swapped, trying again", "attempt", attempt, "error", err)
+		slog.DebugContext(ctx, "the root was not swapped", "attempt", attempt, "error", err)
 	}
 	return nil, fmt.Errorf("swap the root: %d attempts: %w", swapAttempts, failure)
 }
 
-// swapOnce reports done when there is nothing left to try.
-func (p *Projection) swapOnce(ctx context.Context, change func(context.Context, *View) (*root, error)) (v *View, done bool, err error) {
-	if v, err = p.Latest(ctx); err != nil {
-		return nil, p.failed() != nil || errors.Is(err, ErrNoRoot) || errors.Is(err, ErrHole), err
+// final reports whether an error will be the same however often a swap is tried.
+func final(err error) bool {
+	return errors.Is(err, ErrNoRoot) || errors.Is(err, ErrHole) || errors.Is(err, ErrFuture)
+}
+
+// won counts and reports what is certain once the root is the bucket's.
+func (r *root) won(ctx context.Context) {
+	commits.Inc()
+	for _, v := range r.voids {
+		voidEvents.Inc()
+		slog.WarnContext(ctx, "an event is void", "key", v.key, "revision", v.Revision, "base", v.Base,
+			"precondition", v.Precondition, "request", v.RequestID)
 	}
-	next, err := change(ctx, v)
-	if err == nil && next == nil {
-		return v, true, nil
-	}
-	if errors.Is(err, ErrFuture) {
-		return nil, true, err
-	}
-	if err == nil {
-		if err = p.put(ctx, v.snap, next); err == nil {
-			return p.view.Load(), true, nil
-		}
-	}
-	// Lost, failed or unknown: what the bucket has now decides.
-	snap, readErr := p.reload(ctx)
-	if readErr != nil {
-		return nil, p.failed() != nil, errors.Join(err, readErr)
-	}
-	if next != nil && bytes.Equal(snap.root.Nonce, next.Nonce) {
-		return p.view.Load(), true, nil
-	}
-	return nil, false, err
 }
 
 // pause waits before another attempt, with jitter so that projectors that collide part.
-func (p *Projection) pause(ctx context.Context, attempt int) error {
+func pause(ctx context.Context, attempt int) error {
 	if attempt == 0 {
 		return ctx.Err()
 	}
@@ -134,7 +146,6 @@ func (p *Projection) put(ctx context.Context, previous *snapshot, next *root) er
 	if err != nil {
 		return fmt.Errorf("write the root: %w", err)
 	}
-	commits.Inc()
 	snap, err := p.newSnapshot(next, etag, previous)
 	if err != nil {
 		return err
@@ -155,9 +166,7 @@ func (p *Projection) fold(ctx context.Context, v *View) (*root, error) {
 			return nil, fmt.Errorf("fold revision %d: %w", r.Revision, err)
 		}
 		if folded.void {
-			voidEvents.Inc()
-			slog.WarnContext(ctx, "an event is void", "key", r.key, "revision", r.Revision, "base", r.Base,
-				"precondition", r.Precondition, "request", r.RequestID)
+			next.voids = append(next.voids, folded)
 		}
 		records = appendRun(records, next.Applied, folded)
 		next.Applied, next.Epoch = r.Revision, max(next.Epoch, r.Epoch)

@@ -1,117 +1,12 @@
 package projection
 
 import (
-	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/eventlog/eventlogtest"
-	"github.com/logplane/logplane/projection/bucket"
-	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/stretchr/testify/require"
 )
-
-// cell is a log, a strict bucket and a projection of them, and a writer that knows every key's last event.
-type cell struct {
-	t      testing.TB
-	ctx    context.Context
-	log    *eventlog.Log
-	bucket *memory.Bucket
-	*Projection
-	last map[string]lastEvent
-	n    int
-}
-
-type lastEvent struct {
-	revision Revision
-	live     bool
-}
-
-func newCell(t testing.TB, change ...func(*Config)) *cell {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	t.Cleanup(cancel)
-	c := &cell{t: t, ctx: ctx, log: eventlogtest.Log(t), bucket: memory.Strict(t), last: map[string]lastEvent{}}
-	c.Projection = c.another(change...)
-	return c
-}
-
-// another is a second projection of the same cell.
-func (c *cell) another(change ...func(*Config)) *Projection {
-	return c.over(c.bucket, change...)
-}
-
-func (c *cell) over(b bucket.Bucket, change ...func(*Config)) *Projection {
-	config := Config{Log: c.log, Bucket: b}
-	for _, f := range change {
-		f(&config)
-	}
-	p, err := Open(config)
-	require.NoError(c.t, err)
-	return p
-}
-
-func podKey(name string) eventlog.Key {
-	return eventlog.Key{Cluster: "main", Resource: "pods", Prefix: "/pods", Namespace: "ns", Name: name}
-}
-
-// put creates or updates an object, remove deletes it: with the right base and precondition.
-func (c *cell) put(name, value string) Revision {
-	w := eventlog.Write{Key: podKey(name), Op: eventlog.Added, ContentType: "application/cbor", Body: []byte(value)}
-	last := c.last[name]
-	w.Precondition = last.revision
-	if last.live {
-		w.Op, w.Base = eventlog.Modified, last.revision
-	}
-	return c.write(w)
-}
-
-func (c *cell) remove(name string) Revision {
-	last := c.last[name]
-	return c.write(eventlog.Write{Key: podKey(name), Op: eventlog.Deleted, Base: last.revision, Precondition: last.revision,
-		ContentType: "application/cbor", Body: []byte("last state")})
-}
-
-func (c *cell) write(w eventlog.Write) Revision {
-	c.t.Helper()
-	first, err := c.log.Head(c.ctx)
-	require.NoError(c.t, err)
-	if w.Precondition < first.First {
-		w.Precondition = 0
-	}
-	c.n++
-	rev, err := c.log.Append(c.ctx, fmt.Sprint("request-", c.n), w)
-	require.NoError(c.t, err)
-	c.last[w.Key.Name] = lastEvent{rev, w.Op != eventlog.Deleted}
-	return rev
-}
-
-func (c *cell) latest() *View {
-	c.t.Helper()
-	v, err := c.Latest(c.ctx)
-	require.NoError(c.t, err)
-	return v
-}
-
-func (c *cell) commit() Revision {
-	c.t.Helper()
-	applied, err := c.Commit(c.ctx)
-	require.NoError(c.t, err)
-	return applied
-}
-
-// state is the view at a revision, by name.
-func state(ctx context.Context, v *View, at Revision) (map[string]string, error) {
-	out := map[string]string{}
-	for row, err := range v.Scan(ctx, "", "", at) {
-		if err != nil {
-			return nil, err
-		}
-		out[row.ID.Name] = fmt.Sprintf("%s@%d", row.Value, row.Revision)
-	}
-	return out, nil
-}
 
 func TestReadsCrossSnapshotAndTail(t *testing.T) {
 	for _, inline := range []int{1, 256 << 10} {

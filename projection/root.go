@@ -51,6 +51,9 @@ type root struct {
 	// Spilled is the last revision in the segments; Inline is an event segment with the rest up to Applied.
 	Spilled Revision `cbor:"15,keyasint"`
 	Inline  []byte   `cbor:"16,keyasint"`
+
+	// voids are what this commit found void, to be reported once it has won.
+	voids []*record
 }
 
 // mark is a revision and its log time.
@@ -152,6 +155,7 @@ func (r *root) check() error {
 func (r *root) clone() *root {
 	c := *r
 	c.Serial++
+	c.voids = nil
 	c.Nonce = make([]byte, 16)
 	rand.Read(c.Nonce)
 	return &c

@@ -1,0 +1,251 @@
+package projection
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/stretchr/testify/require"
+)
+
+// model is the fold of invariant 13 in its plainest form: the whole state at every revision.
+type model struct {
+	states []map[string]string // by revision
+	live   map[string]Revision
+	last   map[string]Revision // the newest event of a key, void ones included
+	events []string            // of the valid events, by revision; empty for others
+}
+
+func newModel() *model {
+	return &model{states: []map[string]string{{}}, live: map[string]Revision{}, last: map[string]Revision{}, events: []string{""}}
+}
+
+func (m *model) apply(rev Revision, w *eventlog.Write) {
+	for Revision(len(m.states)) < rev { // barriers
+		m.states = append(m.states, m.states[len(m.states)-1])
+		m.events = append(m.events, "")
+	}
+	state, event := maps.Clone(m.states[len(m.states)-1]), ""
+	name := w.Key.Name
+	isValid := w.Op == eventlog.Added && w.Base == 0 && m.live[name] == 0 || w.Op != eventlog.Added && w.Base != 0 && w.Base == m.live[name]
+	if isValid {
+		event = fmt.Sprintf("%d %s %s", w.Op, name, w.Body)
+		if w.Op == eventlog.Deleted {
+			delete(state, name)
+			m.live[name] = 0
+		} else {
+			state[name] = fmt.Sprintf("%s@%d", w.Body, rev)
+			m.live[name] = rev
+		}
+	}
+	m.last[name] = rev
+	m.states, m.events = append(m.states, state), append(m.events, event)
+}
+
+// random drives a cell and a model with the same random writes, many of them wrong.
+type random struct {
+	*cell
+	*rand.Rand
+	model *model
+	names []string
+	head  Revision
+}
+
+func newRandom(c *cell, seed uint64, names int) *random {
+	r := &random{cell: c, Rand: rand.New(rand.NewPCG(7, seed)), model: newModel()}
+	for i := range names {
+		r.names = append(r.names, fmt.Sprintf("n%02d", i))
+	}
+	return r
+}
+
+// step appends one event: mostly a right one, sometimes one that the fold must find void.
+func (r *random) step() {
+	if r.IntN(12) == 0 {
+		r.barrier()
+		return
+	}
+	name := r.names[r.IntN(len(r.names))]
+	w := eventlog.Write{Key: podKey(name), Body: []byte(fmt.Sprint("v", r.n)), Base: r.model.live[name], Precondition: r.model.last[name]}
+	switch {
+	case w.Base == 0:
+		w.Op = eventlog.Added
+	case r.IntN(3) == 0:
+		w.Op = eventlog.Deleted
+	default:
+		w.Op = eventlog.Modified
+	}
+	switch wrong := r.IntN(20); {
+	case wrong == 0: // a create of what exists, or a base that is not live
+		w.Op, w.Base = eventlog.Added, 0
+	case wrong == 1 && r.head > 0:
+		w.Op, w.Base = eventlog.Modified, Revision(1+r.IntN(int(r.head)))
+		if w.Base == w.Precondition && w.Base != r.model.live[name] {
+			return // no writer takes a void event or a tombstone for live
+		}
+	}
+	bounds, err := r.log.Head(r.ctx)
+	require.NoError(r.t, err)
+	if w.Precondition < bounds.First {
+		w.Precondition = 0
+	}
+	r.n++
+	r.head, err = r.log.Append(r.ctx, fmt.Sprint("request-", r.n), w)
+	require.NoError(r.t, err)
+	r.model.apply(r.head, &w)
+}
+
+// check compares a projection with the model at a few random revisions.
+func (r *random) check(ctx context.Context, p *Projection, rng *rand.Rand) {
+	v, err := p.Latest(ctx)
+	require.NoError(r.t, err)
+	r.checkView(ctx, v, rng)
+	after := v.Floor() + Revision(rng.IntN(int(v.Revision()-v.Floor())+1))
+	upto := after + Revision(rng.IntN(int(v.Revision()-after)+1))
+	r.checkEvents(ctx, p, after, upto)
+}
+
+func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
+	for range 3 {
+		at := v.Floor() + Revision(rng.IntN(int(v.Revision()-v.Floor())+1))
+		want := r.model.states[min(int(at), len(r.model.states)-1)]
+		got, err := state(ctx, v, at)
+		require.NoError(r.t, err)
+		require.Equal(r.t, want, got, "at %d of %d to %d", at, v.Floor(), v.Revision())
+		name := r.names[rng.IntN(len(r.names))]
+		row, ok, err := v.Get(ctx, podKey(name).Row(), at)
+		require.NoError(r.t, err)
+		value, live := want[name]
+		require.Equal(r.t, live, ok)
+		if ok {
+			require.Equal(r.t, value, fmt.Sprintf("%s@%d", row.Value, row.Revision))
+		}
+		from, to := podKey(r.names[rng.IntN(len(r.names))]), podKey(r.names[rng.IntN(len(r.names))])
+		n, err := v.Count(ctx, from.Row(), to.Row(), at)
+		require.NoError(r.t, err)
+		inside := 0
+		for k := range want {
+			if k >= from.Name && k < to.Name {
+				inside++
+			}
+		}
+		require.Equal(r.t, inside, n)
+	}
+}
+
+func (r *random) checkEvents(ctx context.Context, p *Projection, after, upto Revision) {
+	var got, want []string
+	for e, err := range p.Events(ctx, after, upto) {
+		require.NoError(r.t, err)
+		got = append(got, fmt.Sprintf("%d %s %s", e.Op, e.Key.Name, e.Body))
+	}
+	for rev := after + 1; rev <= upto && int(rev) < len(r.model.events); rev++ {
+		if e := r.model.events[rev]; e != "" {
+			want = append(want, e)
+		}
+	}
+	require.Equal(r.t, want, got, "events after %d up to %d", after, upto)
+}
+
+func (r *random) checkPreconditions(ctx context.Context, v *View) {
+	for name, last := range r.model.last {
+		got, err := v.Precondition(ctx, podKey(name).Row())
+		require.NoError(r.t, err)
+		if last < v.First() {
+			last = 0
+		}
+		require.Equal(r.t, last, got, name)
+		row, _, err := v.Last(ctx, podKey(name).Row())
+		require.NoError(r.t, err)
+		if live := r.model.live[name]; live != 0 {
+			require.Equal(r.t, live, row.Revision, name)
+		} else {
+			require.True(r.t, row.Deleted || row.Revision == 0, name)
+		}
+	}
+}
+
+// Random histories, void events and barriers included, are read as the model says at every revision between floor and
+// head (invariants 2, 3, 11, 13), by warm and by cold projections, whoever commits, purges and raises the floor.
+func TestRandomHistories(t *testing.T) {
+	quiet(t)
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			small := func(c *Config) { c.InlineBytes = []int{1, 600, 3000}[seed%3] }
+			r := newRandom(newCell(t, small), seed, 25)
+			projections := []*Projection{r.Projection, r.another(small), r.another(small)}
+			for i := range 120 {
+				for range 1 + r.IntN(5) {
+					r.step()
+				}
+				p := projections[r.IntN(len(projections))]
+				switch r.IntN(8) {
+				case 0, 1:
+					_, err := p.Commit(r.ctx)
+					require.NoError(t, err)
+				case 2:
+					v, err := p.Latest(r.ctx)
+					require.NoError(t, err)
+					if back := Revision(r.IntN(60)); v.Applied() > back {
+						require.NoError(t, p.Retain(r.ctx, v.Applied()-back, v.Applied()-min(back, Revision(r.IntN(60)))))
+					}
+				case 3:
+					p = r.another(small)
+				}
+				r.check(r.ctx, p, r.Rand)
+				if i%10 == 0 {
+					r.checkPreconditions(r.ctx, p.Current())
+				}
+			}
+		})
+	}
+}
+
+// Whatever bucket requests fail, or fail but persisted, commits go on and reads stay right (invariants 6 and 7).
+func TestRandomHistoriesOverAFailingBucket(t *testing.T) {
+	quiet(t)
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			small := func(c *Config) { c.InlineBytes = []int{1, 900}[seed%2] }
+			r := newRandom(newCell(t, small), 100+seed, 25)
+			projections := []*Projection{r.Projection, r.another(small)}
+			faults := rand.New(rand.NewPCG(9, seed))
+			for range 80 {
+				for range 1 + r.IntN(5) {
+					r.step()
+				}
+				p := projections[r.IntN(len(projections))]
+				r.bucket.Inject(func(memory.Op, string) memory.Fault {
+					return []memory.Fault{memory.Works, memory.Works, memory.Fails, memory.FailsButPersisted}[faults.IntN(4)]
+				})
+				_, _ = p.Commit(r.ctx) // right or not, nothing may be lost
+				r.bucket.Inject(nil)
+				r.check(r.ctx, p, r.Rand)
+				r.check(r.ctx, projections[r.IntN(2)], r.Rand)
+			}
+			_, err := r.Commit(r.ctx)
+			require.NoError(t, err)
+			r.check(r.ctx, r.another(small), r.Rand)
+			require.Empty(t, holes(r.latest().snap.root))
+		})
+	}
+}
+
+// holes lists the gaps between a root's event segments.
+func holes(r *root) (gaps []string) {
+	last := Revision(0)
+	for _, s := range slices.Clone(r.Events) {
+		if s.MinRevision != last+1 {
+			gaps = append(gaps, fmt.Sprintf("%d to %d", last, s.MinRevision))
+		}
+		last = s.MaxRevision
+	}
+	return gaps
+}
