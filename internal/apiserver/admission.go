@@ -2,24 +2,73 @@ package apiserver
 
 import (
 	"context"
+	"io"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/initializer"
+	admissionmetrics "k8s.io/apiserver/pkg/admission/metrics"
 	"k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle"
+	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	certapproval "k8s.io/kubernetes/plugin/pkg/admission/certificates/approval"
+	"k8s.io/kubernetes/plugin/pkg/admission/certificates/ctbattest"
+	certsigning "k8s.io/kubernetes/plugin/pkg/admission/certificates/signing"
+	certsubjectrestriction "k8s.io/kubernetes/plugin/pkg/admission/certificates/subjectrestriction"
+	"k8s.io/kubernetes/plugin/pkg/admission/defaulttolerationseconds"
+	"k8s.io/kubernetes/plugin/pkg/admission/limitranger"
+	"k8s.io/kubernetes/plugin/pkg/admission/network/defaultingressclass"
+	podpriority "k8s.io/kubernetes/plugin/pkg/admission/priority"
+	"k8s.io/kubernetes/plugin/pkg/admission/runtimeclass"
+	"k8s.io/kubernetes/plugin/pkg/admission/storage/persistentvolume/resize"
+	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageclass/setdefault"
 )
 
-// newAdmission is the chain of plugins in upstream's order.
+// admissionPlugins are those of kube-apiserver's defaults, in its order, that decide by what they read.
+// Left out are those whose work a controller would have to finish (ServiceAccount, TaintNodesByCondition,
+// StorageObjectInUseProtection), and ResourceQuota, PodSecurity, policies and webhooks for now.
+var admissionPlugins = []string{
+	lifecycle.PluginName,
+	limitranger.PluginName,
+	podpriority.PluginName,
+	defaulttolerationseconds.PluginName,
+	setdefault.PluginName,
+	resize.PluginName,
+	runtimeclass.PluginName,
+	certapproval.PluginName,
+	certsigning.PluginName,
+	ctbattest.PluginName,
+	certsubjectrestriction.PluginName,
+	defaultingressclass.PluginName,
+}
+
+// newAdmission is the chain of plugins.
 func newAdmission(s *Server) (admission.Interface, error) {
-	namespaces, err := newNamespaceLifecycle(s)
+	plugins := admission.NewPlugins()
+	for _, register := range []func(*admission.Plugins){
+		podpriority.Register, defaulttolerationseconds.Register, setdefault.Register, resize.Register, runtimeclass.Register,
+		certapproval.Register, certsigning.Register, ctbattest.Register, certsubjectrestriction.Register, defaultingressclass.Register,
+	} {
+		register(plugins)
+	}
+	plugins.Register(lifecycle.PluginName, func(io.Reader) (admission.Interface, error) { return newNamespaceLifecycle(s.informers) })
+	plugins.Register(limitranger.PluginName, func(io.Reader) (admission.Interface, error) { return newLimitRanger() })
+	initialize := initializer.New(s.client, nil, s.informers, s.generic.Authorization.Authorizer, s.generic.FeatureGate, s.generic.EffectiveVersion, nil, nil)
+	chain, err := plugins.NewFromPlugins(admissionPlugins, noAdmissionConfig{}, initialize, admission.Decorators{admission.DecoratorFunc(admissionmetrics.WithControllerMetrics)})
 	if err != nil {
 		return nil, err
 	}
-	return admission.NewChainHandler(namespaces), nil
+	return admissionmetrics.WithStepMetrics(chain), nil
 }
+
+// noAdmissionConfig leaves every plugin at its defaults.
+type noAdmissionConfig struct{}
+
+func (noAdmissionConfig) ConfigFor(string) (io.Reader, error) { return nil, nil }
 
 // namespaceLifecycle is upstream's plugin without its wait of 50 ms for a namespace that its cache may not
 // have seen yet: our lister is exact.
@@ -28,25 +77,52 @@ type namespaceLifecycle struct {
 	namespaces corelisters.NamespaceLister
 }
 
-func newNamespaceLifecycle(s *Server) (admission.Interface, error) {
+func newNamespaceLifecycle(f *informers) (admission.Interface, error) {
 	l, err := lifecycle.NewLifecycle(sets.New(metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic))
-	if err != nil {
-		return nil, err
-	}
-	l.SetExternalKubeClientSet(s.client)
-	l.SetExternalKubeInformerFactory(s.informers)
-	return &namespaceLifecycle{l, s.informers.Core().V1().Namespaces().Lister()}, l.ValidateInitialization()
+	return &namespaceLifecycle{l, f.Core().V1().Namespaces().Lister()}, err
 }
-
-var localReviews = "localsubjectaccessreviews"
 
 // Admit refuses a create in a missing namespace at once and leaves the rest to upstream.
 func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
-	if a.GetOperation() == admission.Create && a.GetNamespace() != "" &&
-		a.GetKind().GroupKind() != corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind() && a.GetResource().Resource != localReviews {
+	if a.GetOperation() == admission.Create && a.GetNamespace() != "" && !isNamespace(a) && !isAccessReview(a) {
 		if _, err := l.namespaces.Get(a.GetNamespace()); apierrors.IsNotFound(err) {
 			return err
 		}
 	}
 	return l.Lifecycle.Admit(ctx, a, o)
+}
+
+func isNamespace(a admission.Attributes) bool {
+	return a.GetKind().GroupKind() == corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind()
+}
+
+// isAccessReview: whether a namespace exists is not for everybody to know, so a review in it never says.
+func isAccessReview(a admission.Attributes) bool {
+	return a.GetResource().Group == "authorization.k8s.io" && a.GetResource().Resource == "localsubjectaccessreviews"
+}
+
+// limitRanger is upstream's plugin without its live lookup, which it remembers for 30 s, where its lister
+// finds nothing: our lister is exact.
+type limitRanger struct{ *limitranger.LimitRanger }
+
+func newLimitRanger() (admission.Interface, error) {
+	l, err := limitranger.NewLimitRanger(&limitranger.DefaultLimitRangerActions{})
+	return &limitRanger{l}, err
+}
+
+// SetExternalKubeClientSet gives upstream's plugin a client that finds no limit ranges either.
+func (l *limitRanger) SetExternalKubeClientSet(kubernetes.Interface) {
+	l.LimitRanger.SetExternalKubeClientSet(noLimits{})
+}
+
+type noLimits struct{ kubernetes.Interface }
+type noCoreLimits struct{ corev1client.CoreV1Interface }
+type noLimitRanges struct {
+	corev1client.LimitRangeInterface
+}
+
+func (noLimits) CoreV1() corev1client.CoreV1Interface                    { return noCoreLimits{} }
+func (noCoreLimits) LimitRanges(string) corev1client.LimitRangeInterface { return noLimitRanges{} }
+func (noLimitRanges) List(context.Context, metav1.ListOptions) (*corev1.LimitRangeList, error) {
+	return &corev1.LimitRangeList{}, nil
 }

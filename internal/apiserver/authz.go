@@ -42,7 +42,7 @@ func newRBAC(f *informers) *rbac.RBACAuthorizer {
 	return rbac.New(
 		&rbac.RoleGetter{Lister: v1.Roles().Lister()},
 		&rbac.RoleBindingLister{Lister: v1.RoleBindings().Lister()},
-		&rbac.ClusterRoleGetter{Lister: v1.ClusterRoles().Lister()},
+		aggregatedRoles{v1.ClusterRoles().Lister()},
 		&rbac.ClusterRoleBindingLister{Lister: v1.ClusterRoleBindings().Lister()},
 	)
 }

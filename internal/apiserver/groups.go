@@ -31,7 +31,6 @@ import (
 	networkingrest "k8s.io/kubernetes/pkg/registry/networking/rest"
 	noderest "k8s.io/kubernetes/pkg/registry/node/rest"
 	policyrest "k8s.io/kubernetes/pkg/registry/policy/rest"
-	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
 	resourcerest "k8s.io/kubernetes/pkg/registry/resource/rest"
 	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 	storagerest "k8s.io/kubernetes/pkg/registry/storage/rest"
@@ -102,9 +101,7 @@ func builtins() []struct {
 		{"networking.k8s.io", static(networkingrest.RESTStorageProvider{})},
 		{"node.k8s.io", static(noderest.RESTStorageProvider{})},
 		{"policy", static(policyrest.RESTStorageProvider{})},
-		{"rbac.authorization.k8s.io", from(func(s *Server) storageProvider {
-			return rbacrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer}
-		})},
+		{"rbac.authorization.k8s.io", newRBACStorage},
 		{"scheduling.k8s.io", static(schedulingrest.RESTStorageProvider{})},
 		{"storage.k8s.io", static(storagerest.RESTStorageProvider{})},
 		{"storagemigration.k8s.io", static(svmrest.RESTStorageProvider{})},
