@@ -12,26 +12,33 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"go.opentelemetry.io/otel/trace/noop"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	crdlisters "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/runtime/serializer/recognizer"
+	"k8s.io/apimachinery/pkg/watch"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
+
+var crdGroupResource = apiextensionsv1.Resource("customresourcedefinitions")
 
 // servedCRDs bounds how many CRDs' handlers one process keeps; a handler holds schemas, validators and
 // compiled rules, and is made again in some 15 ms.
@@ -50,7 +57,7 @@ type customResources struct {
 
 // newCRDs serves custom resources.
 func newCRDs(s *Server) (http.Handler, error) {
-	handlers, err := lru.NewWithEvict(servedCRDs, func(_ string, h *crdHandler) { h.retire() })
+	handlers, err := lru.New[string, *crdHandler](servedCRDs)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +85,43 @@ func (c *customResources) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, fmt.Errorf("serve CustomResourceDefinition %s: %w", crd.Name, err))
 		return
 	}
+	if info.Verb == "watch" && c.server.config.Cell.Feed != nil {
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		if err := c.endWithCRD(ctx, cancel, crd); err != nil {
+			c.fail(w, r, err)
+			return
+		}
+		r = r.WithContext(ctx)
+	}
 	h.ServeHTTP(w, r)
+}
+
+// endWithCRD ends a watch when its CRD changes or goes, as upstream does: the handler that serves it knows
+// only this state of the CRD, and the objects to come may be of another. Clients watch again.
+func (c *customResources) endWithCRD(ctx context.Context, end context.CancelFunc, crd *apiextensionsv1.CustomResourceDefinition) error {
+	built, err := c.server.groups[apiextensionsv1.GroupName].get()
+	if err != nil {
+		return err
+	}
+	registry := built.info.VersionedResourcesStorageMap["v1"][crdGroupResource.Resource].(rest.Watcher)
+	changes, err := registry.Watch(ctx, &internalversion.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("metadata.name", crd.Name), ResourceVersion: crd.ResourceVersion,
+	})
+	if err != nil {
+		return fmt.Errorf("watch CustomResourceDefinition %s: %w", crd.Name, err)
+	}
+	go func() { // ends with the request
+		defer end()
+		defer changes.Stop()
+		for event := range changes.ResultChan() {
+			now, ok := event.Object.(*apiextensions.CustomResourceDefinition)
+			if !ok || event.Type == watch.Deleted || now.UID != crd.UID || now.Generation != crd.Generation {
+				return
+			}
+		}
+	}()
+	return nil
 }
 
 func (c *customResources) fail(w http.ResponseWriter, r *http.Request, err error) {
@@ -99,9 +142,6 @@ func (c *customResources) handlerOf(crd *apiextensionsv1.CustomResourceDefinitio
 	if err != nil {
 		return nil, err
 	}
-	if ok {
-		old.retire()
-	}
 	c.handlers.Add(crd.Name, h)
 	return h, nil
 }
@@ -115,8 +155,6 @@ func revisionOf(crd *apiextensionsv1.CustomResourceDefinition) uint64 {
 type crdHandler struct {
 	http.Handler
 	crd atomic.Pointer[apiextensionsv1.CustomResourceDefinition]
-	// events is how upstream's handler learns of changes.
-	events cache.ResourceEventHandler
 }
 
 func (c *customResources) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*crdHandler, error) {
@@ -171,39 +209,25 @@ func (h *crdHandler) follow(crd *apiextensionsv1.CustomResourceDefinition) bool 
 	return true
 }
 
-// retire lets upstream destroy the stores once the requests in flight are done, at most two request
-// timeouts later. It matters only where a store owns something: a watcher's cacher.
-func (h *crdHandler) retire() { h.events.OnDelete(nil) }
-
-// Informer and Lister make the handler the informer of its one CRD.
-func (h *crdHandler) Informer() cache.SharedIndexInformer { return crdInformer{&informer{}, h} }
+// Informer and Lister make the handler the informer of its one CRD, which never changes, so that upstream
+// never tears down what it built: stores own nothing here, and the handler goes with its last request.
+func (h *crdHandler) Informer() cache.SharedIndexInformer { return &informer{} }
 
 // Lister is upstream's interface.
 func (h *crdHandler) Lister() crdlisters.CustomResourceDefinitionLister { return crdLister{h} }
 
-// crdInformer informs of nothing but a handler's end.
-type crdInformer struct {
-	*informer
-	h *crdHandler
-}
-
-func (i crdInformer) AddEventHandler(events cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
-	i.h.events = events
-	return synced{}, nil
-}
-
 type crdLister struct{ h *crdHandler }
 
-// List is what upstream asks which stores to keep when it is told of a deletion: none.
+// List is not used: upstream lists when it is told of a deletion.
 func (l crdLister) List(labels.Selector) ([]*apiextensionsv1.CustomResourceDefinition, error) {
-	return nil, nil
+	return []*apiextensionsv1.CustomResourceDefinition{l.h.crd.Load()}, nil
 }
 
 func (l crdLister) Get(name string) (*apiextensionsv1.CustomResourceDefinition, error) {
 	if crd := l.h.crd.Load(); crd.Name == name {
 		return crd, nil
 	}
-	return nil, apierrors.NewNotFound(apiextensionsv1.Resource("customresourcedefinitions"), name)
+	return nil, apierrors.NewNotFound(crdGroupResource, name)
 }
 
 // crdOptions makes the stores of custom resources.
@@ -229,11 +253,12 @@ type crdReader struct{ rows *indexer }
 
 func newCRDReader(s *Server) *crdReader {
 	return &crdReader{&indexer{
-		informers: s.informers,
-		target:    reflect.TypeFor[*apiextensionsv1.CustomResourceDefinition](),
-		decoder:   crdserver.Codecs.UniversalDecoder(apiextensionsv1.SchemeGroupVersion),
-		prefix:    s.config.Cell.Cluster + "/" + crdPrefix + "/",
-		indexers:  cache.Indexers{},
+		informers:   s.informers,
+		target:      reflect.TypeFor[*apiextensionsv1.CustomResourceDefinition](),
+		decoder:     crdserver.Codecs.UniversalDecoder(apiextensionsv1.SchemeGroupVersion),
+		prefix:      s.config.Cell.Cluster + "/" + crdPrefix + "/",
+		transformer: s.stores.transformer(crdGroupResource),
+		indexers:    cache.Indexers{},
 	}}
 }
 

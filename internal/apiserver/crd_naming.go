@@ -64,7 +64,7 @@ func (n *crdNaming) settle(crd *apiextensions.CustomResourceDefinition) {
 // request: a name must never be taken for free because nobody looked.
 func (n *crdNaming) acceptNames(crd *apiextensions.CustomResourceDefinition) {
 	wanted, accepted := &crd.Spec.Names, &crd.Status.AcceptedNames
-	if apiequality.Semantic.DeepEqual(wanted, accepted) {
+	if apiequality.Semantic.DeepEqual(wanted, accepted) && apiextensions.IsCRDConditionTrue(crd, apiextensions.NamesAccepted) {
 		return
 	}
 	resources, kinds := n.taken(crd)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -46,8 +47,8 @@ func newOpenAPI(s *Server) (http.Handler, error) {
 	return &apiDescription{
 		server: s,
 		crds:   newCRDReader(s),
-		v2:     perState[*described]{build: describeV2},
-		v3:     perState[map[string]*described]{build: describeV3},
+		v2:     perState[*described]{build: describer{s.config.Logger}.v2},
+		v3:     perState[map[string]*described]{build: describer{s.config.Logger}.v3},
 	}, nil
 }
 
@@ -199,9 +200,16 @@ func acceptsGzip(encodings string) bool {
 	return false
 }
 
-// describeV3 is the generated documents and one for each served version of the CRDs' groups, made when
+// describer makes the documents. A CRD that it cannot describe is left out and logged, as upstream does.
+type describer struct{ logger *slog.Logger }
+
+func (d describer) leaveOut(crd *apiextensionsv1.CustomResourceDefinition, version string, err error) {
+	d.logger.Warn("a CustomResourceDefinition is missing from OpenAPI", "name", crd.Name, "version", version, "error", err)
+}
+
+// v3 is the generated documents and one for each served version of the CRDs' groups, made when
 // it is asked for. Its ETag comes from the CRDs, so that the index costs no building.
-func describeV3(set crdSet) (map[string]*described, error) {
+func (d describer) v3(set crdSet) (map[string]*described, error) {
 	builtin, err := spec.Builtin()
 	if err != nil {
 		return nil, err
@@ -225,7 +233,7 @@ func describeV3(set crdSet) (map[string]*described, error) {
 	for gv, crds := range custom {
 		path := "apis/" + gv.String()
 		if documents[path] == nil {
-			documents[path] = &described{etagOfCRDs(crds), built(func() ([]byte, error) { return customV3(gv, crds) }, handler3.ToV3ProtoBinary)}
+			documents[path] = &described{etagOfCRDs(crds), built(func() ([]byte, error) { return d.customV3(gv, crds) }, handler3.ToV3ProtoBinary)}
 		}
 	}
 	return documents, nil
@@ -241,12 +249,13 @@ func etagOfCRDs(crds []*apiextensionsv1.CustomResourceDefinition) string {
 	return fmt.Sprintf("%X", sum.Sum(nil))
 }
 
-func customV3(gv schema.GroupVersion, crds []*apiextensionsv1.CustomResourceDefinition) ([]byte, error) {
+func (d describer) customV3(gv schema.GroupVersion, crds []*apiextensionsv1.CustomResourceDefinition) ([]byte, error) {
 	var specs []*spec3.OpenAPI
 	for _, crd := range crds {
 		s, err := builder.BuildOpenAPIV3(crd, gv.Version, builder.Options{IncludeSelectableFields: true})
 		if err != nil {
-			return nil, fmt.Errorf("describe %s: %w", crd.Name, err)
+			d.leaveOut(crd, gv.Version, err)
+			continue
 		}
 		specs = append(specs, s)
 	}
@@ -292,9 +301,9 @@ func compress(b []byte, err error) (spec.Document, error) {
 	return spec.Document{Gzip: out.Bytes()}, nil
 }
 
-// describeV2 is the one document of everything. What CRDs add is spliced into the generated document
+// v2 is the one document of everything. What CRDs add is spliced into the generated document
 // without decoding the rest of it, which would cost a hundred times the memory.
-func describeV2(set crdSet) (*described, error) {
+func (d describer) v2(set crdSet) (*described, error) {
 	builtin, err := spec.Builtin()
 	if err != nil {
 		return nil, err
@@ -308,11 +317,11 @@ func describeV2(set crdSet) (*described, error) {
 	if len(served) == 0 {
 		return &described{builtin.V2, spec.V2}, nil
 	}
-	return &described{etagOfCRDs(served), spliced(served)}, nil
+	return &described{etagOfCRDs(served), d.spliced(served)}, nil
 }
 
-func spliced(crds []*apiextensionsv1.CustomResourceDefinition) func(spec.Format) (spec.Document, error) {
-	added := sync.OnceValues(func() (*openapispec.Swagger, error) { return customV2(crds) })
+func (d describer) spliced(crds []*apiextensionsv1.CustomResourceDefinition) func(spec.Format) (spec.Document, error) {
+	added := sync.OnceValues(func() (*openapispec.Swagger, error) { return d.customV2(crds) })
 	asJSON := sync.OnceValues(func() (spec.Document, error) {
 		a, err := added()
 		if err != nil {
@@ -335,23 +344,23 @@ func spliced(crds []*apiextensionsv1.CustomResourceDefinition) func(spec.Format)
 	}
 }
 
-// fields of the generated OpenAPI v2 document.
-type fields map[string]json.RawMessage
+// sections of an OpenAPI document, and what is in one, undecoded.
+type sections map[string]json.RawMessage
 
-func builtinV2() (fields, error) {
-	d, err := spec.V2(spec.JSON)
+func builtinV2() (sections, error) {
+	document, err := spec.V2(spec.JSON)
 	if err != nil {
 		return nil, err
 	}
-	plain, err := d.Plain()
+	plain, err := document.Plain()
 	if err != nil {
 		return nil, err
 	}
-	return decodeFields(plain)
+	return decodeSections(plain)
 }
 
-func decodeFields(b []byte) (fields, error) {
-	var f fields
+func decodeSections(b []byte) (sections, error) {
+	var f sections
 	if err := json.Unmarshal(b, &f); err != nil {
 		return nil, fmt.Errorf("decode an OpenAPI document: %w", err)
 	}
@@ -360,7 +369,7 @@ func decodeFields(b []byte) (fields, error) {
 
 // customV2 is what the CRDs add to the generated document. A definition that both have is shared if it is
 // the same and renamed otherwise, which upstream decides; it is given only those that both have.
-func customV2(crds []*apiextensionsv1.CustomResourceDefinition) (*openapispec.Swagger, error) {
+func (d describer) customV2(crds []*apiextensionsv1.CustomResourceDefinition) (*openapispec.Swagger, error) {
 	var specs []*openapispec.Swagger
 	for _, crd := range crds {
 		for _, v := range crd.Spec.Versions {
@@ -369,7 +378,8 @@ func customV2(crds []*apiextensionsv1.CustomResourceDefinition) (*openapispec.Sw
 			}
 			s, err := builder.BuildOpenAPIV2(crd, v.Name, builder.Options{V2: true, IncludeSelectableFields: true})
 			if err != nil {
-				return nil, fmt.Errorf("describe %s: %w", crd.Name, err)
+				d.leaveOut(crd, v.Name, err)
+				continue
 			}
 			s.Definitions = handler.PruneDefaults(s.Definitions)
 			specs = append(specs, s)
@@ -398,7 +408,7 @@ func sharedV2(specs []*openapispec.Swagger) (*openapispec.Swagger, error) {
 	if err != nil {
 		return nil, err
 	}
-	definitions, err := decodeFields(whole["definitions"])
+	definitions, err := decodeSections(whole["definitions"])
 	if err != nil {
 		return nil, err
 	}
@@ -438,7 +448,7 @@ func spliceJSON(added *openapispec.Swagger) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode the OpenAPI of CRDs: %w", err)
 	}
-	more, err := decodeFields(encoded)
+	more, err := decodeSections(encoded)
 	if err != nil {
 		return nil, err
 	}
@@ -446,17 +456,17 @@ func spliceJSON(added *openapispec.Swagger) ([]byte, error) {
 		if more[section] == nil {
 			continue
 		}
-		all, err := decodeFields(whole[section])
+		all, err := decodeSections(whole[section])
 		if err != nil {
 			return nil, err
 		}
-		extra, err := decodeFields(more[section])
+		extra, err := decodeSections(more[section])
 		if err != nil {
 			return nil, err
 		}
-		for name, field := range extra {
+		for name, content := range extra {
 			if all[name] == nil {
-				all[name] = field
+				all[name] = content
 			}
 		}
 		if whole[section], err = json.Marshal(all); err != nil {
