@@ -1,10 +1,41 @@
 package eventlog_test
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
+
+func shortTimeout(c *eventlog.Config) { c.Timeout = 2 * time.Second }
+
+func follower(leader int) int { return (leader + 1) % 3 }
+
+// infoHead is what STREAM.INFO answers through server i: no more than its leader's opinion.
+func infoHead(t *testing.T, c *eventlogtest.Servers, i int) eventlog.Revision {
+	t.Helper()
+	msg, err := c.Conn[i].Request("$JS.API.STREAM.INFO.logplane", nil, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info struct {
+		State struct {
+			Last eventlog.Revision `json:"last_seq"`
+		} `json:"state"`
+	}
+	if err := json.Unmarshal(msg.Data, &info); err != nil {
+		t.Fatal(err)
+	}
+	return info.State.Last
+}
 
 func TestReplicatedLog(t *testing.T) {
 	t.Parallel()
@@ -14,7 +45,326 @@ func TestReplicatedLog(t *testing.T) {
 	if b := mustHead(t, l); b.First != 1 || b.Head != head+1 { // the barrier
 		t.Fatalf("got %+v after %d", b, head)
 	}
-	if n := len(mustTail(t, l, 0, head+1)); n != 21 {
-		t.Fatalf("got %d events", n)
+	events := mustTail(t, l, 0, head+1)
+	if len(events) != 21 || events[20].Op != eventlog.Barrier {
+		t.Fatalf("got %d events", len(events))
+	}
+	if err := l.Purge(bounded(t), head+100); err != nil {
+		t.Fatal(err)
+	}
+	if b := mustHead(t, l); b.First != head+1 || b.Head != head+2 {
+		t.Fatalf("got %+v", b)
+	}
+	batch := mustAppend(t, l, "b", added("x", "1"), added("y", "1"), added("z", "1"))
+	if batch != head+5 {
+		t.Errorf("the batch ends at %d", batch)
+	}
+}
+
+// A proposal that is stalled on its way to the quorum: another write of the object meanwhile is answered
+// that it is in flight, never that it lost; and the stalled one lands later and is found by its id.
+func TestStalledProposalLandsLater(t *testing.T) {
+	t.Parallel()
+	c := eventlogtest.Cluster(t)
+	c.Log(0)
+	leader := c.Leader()
+	l, other := c.Log(leader, shortTimeout), c.Log(leader, shortTimeout)
+	head := fill(t, l, 3)
+	mustHead(t, other)
+
+	c.Stall(leader)
+	done := appending(bounded(t), l, "stalled", added("a", "1"))
+	var err error
+	eventlogtest.Eventually(t, "the proposal is in flight", func() bool {
+		_, err = other.Append(bounded(t), "other", modified("a", "2", head))
+		return !errors.Is(err, eventlog.ErrConflict) // the stalled one may not have been sent yet
+	})
+	if !errors.Is(err, eventlog.ErrInFlight) || errors.Is(err, eventlog.ErrConflict) {
+		t.Errorf("a write beside one in flight: %v", err)
+	}
+	c.Resume(leader)
+	o := <-done
+	if o.err != nil {
+		t.Fatal(o.err)
+	}
+	found := 0
+	for _, e := range mustTail(t, l, head, mustHead(t, l).Head) {
+		if e.RequestID == "stalled" {
+			found++
+			if e.Revision != o.rev {
+				t.Errorf("it is at %d, acknowledged as %d", e.Revision, o.rev)
+			}
+		}
+	}
+	if found != 1 {
+		t.Errorf("it was appended %d times", found)
+	}
+}
+
+// A leader that is cut off without noticing goes on answering with its old head. Nobody who asks this
+// package learns an old head from it, or is told that the log went back.
+func TestDeposedLeader(t *testing.T) {
+	t.Parallel()
+	c := eventlogtest.Cluster(t)
+	c.Log(0)
+	old := c.Leader()
+	l := c.Log(old, shortTimeout)
+	quick := c.Log(old, shortTimeout, func(c *eventlog.Config) { c.LeaderReads = true })
+	head := fill(t, l, 5)
+	mustHead(t, quick)
+
+	c.Stall(old)
+	var there int
+	eventlogtest.Eventually(t, "the others elect a leader", func() bool {
+		for there = range 3 {
+			if there != old && c.Leads(there) {
+				return true
+			}
+		}
+		return false
+	})
+	elsewhere := openOn(t, c, there)
+	acknowledged := fill(t, elsewhere, 5)
+	if !c.Leads(old) {
+		t.Log("the old leader has noticed already")
+	} else if stale := infoHead(t, c, old); stale >= acknowledged {
+		t.Errorf("the deposed leader answers %d, as new as %d: the test is void", stale, acknowledged)
+	}
+	for name, l := range map[string]*eventlog.Log{"barrier": l, "leader": quick} {
+		b, err := l.Head(bounded(t))
+		if err == nil && b.Head < acknowledged || errors.Is(err, eventlog.ErrDiverged) {
+			t.Errorf("%s: head %+v, %v; %d was acknowledged", name, b, err, acknowledged)
+		}
+	}
+	lost := <-appending(bounded(t), l, "lost", added("lost", "x"))
+	if !errors.Is(lost.err, eventlog.ErrUnknown) {
+		t.Errorf("a write through the deposed leader: %+v", lost)
+	}
+
+	c.Resume(old)
+	eventlogtest.Eventually(t, "the head is learnt again", func() bool {
+		b, err := l.Head(bounded(t))
+		if errors.Is(err, eventlog.ErrDiverged) || err == nil && b.Head < acknowledged {
+			t.Fatalf("head %+v, %v; %d was acknowledged", b, err, acknowledged)
+		}
+		return err == nil
+	})
+	if n := len(mustTail(t, l, head, acknowledged)); n != int(acknowledged-head) {
+		t.Errorf("the tail has %d events", n)
+	}
+}
+
+// openOn opens the existing log by server i, whatever the other servers think.
+func openOn(t *testing.T, c *eventlogtest.Servers, i int) *eventlog.Log {
+	t.Helper()
+	var l *eventlog.Log
+	eventlogtest.Eventually(t, "the log opens", func() bool {
+		var err error
+		l, err = eventlog.Open(bounded(t), eventlog.Config{Conn: c.Conn[i]})
+		return err == nil
+	})
+	return l
+}
+
+// Direct gets are answered by the nearest replica, which is often behind: a tail is complete all the same.
+// A replica that is cut off, with the client on its side, has an old end: the tail does not take it for the
+// end, and is complete when the replica is back.
+func TestTailOfStaleReplicas(t *testing.T) {
+	t.Parallel()
+	c := eventlogtest.Cluster(t)
+	c.Log(0)
+	leader := c.Leader()
+	writer, near := c.Log(leader), c.Log(follower(leader), shortTimeout)
+	stale := 0 // replicas begin to answer direct gets two seconds after the stream was made
+	eventlogtest.Eventually(t, "direct gets of what was acknowledged before are stale", func() bool {
+		rev := fill(t, writer, 1)
+		msg, err := c.Conn[follower(leader)].Request("$JS.API.DIRECT.GET.logplane", fmt.Appendf(nil, `{"seq":%d}`, rev), time.Second)
+		if err == nil && msg.Header.Get("Status") != "" {
+			stale++
+		}
+		rev = fill(t, writer, 2)
+		if events := mustTail(t, near, rev-2, rev); len(events) != 2 || events[1].Revision != rev {
+			t.Fatalf("the tail up to %d is %+v", rev, events)
+		}
+		return stale > 20
+	})
+
+	old := mustHead(t, writer).Head
+	mustTail(t, near, 0, old)
+	c.Stall(follower(leader))
+	head := fill(t, writer, 5)
+	last := eventlog.Revision(0)
+	collect := func(e eventlog.Event) error { last = e.Revision; return nil }
+	eventlogtest.Eventually(t, "the replica that is cut off answers", func() bool { // or another one does not
+		err := near.Tail(bounded(t), old-5, head, collect)
+		if err == nil || errors.Is(err, eventlog.ErrPurged) || errors.Is(err, eventlog.ErrDiverged) || last >= head {
+			t.Fatalf("a tail of a cut off replica: %v, last %d of %d", err, last, head)
+		}
+		return last > 0
+	})
+	c.Resume(follower(leader))
+	eventlogtest.Eventually(t, "the tail is complete", func() bool { return near.Tail(bounded(t), 0, head, collect) == nil })
+	if last != head {
+		t.Errorf("the tail ends at %d, not %d", last, head)
+	}
+}
+
+// Writers through all servers, while leaders give up and one is cut off: every acknowledged write is in the
+// log once, at its revision, every chain of an object is unbroken, and a follower saw all of it in order.
+func TestLeaderChangesAmidWrites(t *testing.T) {
+	t.Parallel()
+	c := eventlogtest.Cluster(t)
+	c.Log(0)
+	ctx, stop := context.WithCancel(bounded(t))
+	defer stop()
+
+	var seen []eventlog.Event
+	following := make(chan error, 1)
+	end := errors.New("the end")
+	go func() {
+		following <- c.Log(1).Follow(bounded(t), 0, func(e eventlog.Event) error {
+			seen = append(seen, e)
+			if e.RequestID == "end" {
+				return end
+			}
+			return nil
+		})
+	}()
+
+	const writers = 6
+	histories := make([]*history, writers)
+	var writing sync.WaitGroup
+	var acknowledged atomic.Int64
+	for w := range writers {
+		histories[w] = &history{log: c.Log(w % 3), acknowledged: map[string]eventlog.Revision{}, refused: map[string]error{}, total: &acknowledged}
+		writing.Go(func() { histories[w].write(t, ctx, w) })
+	}
+	more := func(n int64) {
+		from := acknowledged.Load()
+		eventlogtest.Eventually(t, "writes go on", func() bool { return acknowledged.Load() >= from+n })
+	}
+	for range 8 {
+		more(30)
+		if err := c.StepDown(c.Leader()); err != nil {
+			t.Logf("step down: %v", err)
+		}
+	}
+	more(30)
+	leader := c.Leader()
+	c.Cut(leader)
+	eventlogtest.Eventually(t, "another leads", func() bool {
+		return c.Leads((leader+1)%3) || c.Leads((leader+2)%3)
+	})
+	more(30)
+	c.Resume(leader)
+	more(30)
+	stop()
+	writing.Wait()
+
+	l := c.Log(0)
+	var head eventlog.Revision
+	eventlogtest.Eventually(t, "the end is appended", func() bool {
+		var err error
+		head, err = l.Append(bounded(t), "end", added("end", "x"))
+		return err == nil
+	})
+	if err := <-following; !errors.Is(err, end) {
+		t.Fatalf("following: %v", err)
+	}
+	events := mustTail(t, l, 0, head)
+	check(t, events, histories)
+	if len(seen) != len(events) {
+		t.Fatalf("the follower saw %d events of %d", len(seen), len(events))
+	}
+	for i := range seen {
+		if seen[i].Revision != events[i].Revision || seen[i].RequestID != events[i].RequestID {
+			t.Fatalf("the follower saw %+v at %d", seen[i], events[i].Revision)
+		}
+	}
+	t.Logf("%d appends acknowledged, %d events", acknowledged.Load(), len(events))
+}
+
+// history is what one writer was told.
+type history struct {
+	log          *eventlog.Log
+	acknowledged map[string]eventlog.Revision
+	refused      map[string]error
+	total        *atomic.Int64
+}
+
+// write changes a few objects that all writers share, until ctx ends; every fourth append is a batch.
+func (h *history) write(t *testing.T, ctx context.Context, w int) {
+	last := map[string]eventlog.Revision{}
+	applied := eventlog.Revision(0)
+	for i := 0; ctx.Err() == nil; i++ {
+		head, err := h.log.Head(ctx)
+		if err == nil {
+			err = h.log.Tail(ctx, applied, head.Head, func(e eventlog.Event) error {
+				last[e.Key.Name], applied = e.Revision, e.Revision
+				return nil
+			})
+		}
+		if errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, eventlog.ErrPurged) {
+			t.Errorf("catch up: %v", err)
+		}
+		if err != nil {
+			continue
+		}
+		id := fmt.Sprintf("w%d-%d", w, i)
+		names := []string{fmt.Sprint("shared-", rand.N(8))}
+		if i%4 == 0 {
+			names = append(names, fmt.Sprintf("own-%d-%d", w, i))
+		}
+		var writes []eventlog.Write
+		for _, name := range names {
+			change := modified(name, id, last[name])
+			if last[name] == 0 {
+				change = added(name, id)
+			}
+			writes = append(writes, change)
+		}
+		// Background: a write in flight when the test is over is resolved like any other.
+		rev, err := h.log.Append(context.WithoutCancel(ctx), id, writes...)
+		if err == nil {
+			h.acknowledged[id] = rev - eventlog.Revision(len(writes)-1)
+			h.total.Add(1)
+		} else if !errors.Is(err, eventlog.ErrUnknown) {
+			h.refused[id] = err
+		}
+		if errors.Is(err, eventlog.ErrDiverged) {
+			t.Errorf("append: %v", err)
+		}
+	}
+}
+
+// check compares what writers were told with the log.
+func check(t *testing.T, events []eventlog.Event, histories []*history) {
+	t.Helper()
+	at := map[string]eventlog.Revision{}
+	last := map[string]eventlog.Revision{}
+	for _, e := range events {
+		if at[e.RequestID] != 0 {
+			t.Errorf("%s is in the log twice, at %d and %d", e.RequestID, at[e.RequestID], e.Revision)
+		}
+		at[e.RequestID] = e.Revision
+		if e.Op == eventlog.Barrier {
+			continue
+		}
+		if e.Precondition != last[e.Key.Name] {
+			t.Errorf("revision %d of %s has precondition %d after %d: an update was lost", e.Revision, e.Key.Name, e.Precondition, last[e.Key.Name])
+		}
+		last[e.Key.Name] = e.Revision
+	}
+	for _, h := range histories {
+		for id, rev := range h.acknowledged {
+			if at[id] != rev {
+				t.Errorf("%s was acknowledged as %d and is at %d", id, rev, at[id])
+			}
+		}
+		for id, err := range h.refused {
+			if at[id] != 0 {
+				t.Errorf("%s was refused (%v) and is at %d", id, err, at[id])
+			}
+		}
 	}
 }

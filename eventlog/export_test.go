@@ -2,9 +2,6 @@ package eventlog
 
 import dto "github.com/prometheus/client_model/go"
 
-// Seen is the highest revision that the log knows to exist.
-func (l *Log) Seen() Revision { return Revision(l.seen.Load()) }
-
 // RoundTrips is how many requests of one kind this process has made.
 func RoundTrips(kind string) float64 {
 	var m dto.Metric

@@ -3,6 +3,7 @@ package eventlog_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,12 +39,15 @@ func mustAppend(t testing.TB, l *eventlog.Log, id string, writes ...eventlog.Wri
 	return rev
 }
 
+var filled atomic.Int64
+
 // fill appends n events of objects of their own.
 func fill(t testing.TB, l *eventlog.Log, n int) eventlog.Revision {
 	t.Helper()
 	var rev eventlog.Revision
-	for i := range n {
-		rev = mustAppend(t, l, fmt.Sprintf("fill-%d", i), added(fmt.Sprintf("fill-%d-%d", l.Seen(), i), "x"))
+	for range n {
+		name := fmt.Sprint("fill-", filled.Add(1))
+		rev = mustAppend(t, l, name, added(name, "x"))
 	}
 	return rev
 }

@@ -14,6 +14,8 @@ const (
 	pageBytes  = 4 << 20
 	// directTries is how often replicas are asked before the leader is.
 	directTries = 2
+	// leaderEvents are read from the leader before replicas are tried again.
+	leaderEvents = 64
 	// gapTries is how often the leader must show the same hole before it is believed.
 	gapTries = 3
 )
@@ -53,22 +55,31 @@ type reader struct {
 func (r *reader) read(ctx context.Context) error {
 	for short := 0; r.next <= r.upto; {
 		before := r.next
-		if err := r.page(ctx); err != nil {
+		silent, err := r.page(ctx)
+		if err != nil {
 			return err
 		}
 		if r.next > before {
 			short = 0
+		}
+		if short++; short < directTries && !silent {
 			continue
 		}
-		if short++; short < directTries {
-			continue
-		}
-		// Replicas are behind, or it has been purged: the leader knows. One that lags rarely does so by much.
-		e, err := r.log.fromLeader(ctx, r.next)
-		if err != nil {
+		if err := r.fromLeader(ctx); err != nil {
 			return err
 		}
-		if err := r.deliver(e); err != nil {
+	}
+	return nil
+}
+
+// fromLeader reads a stretch that replicas do not have yet, or do not answer for.
+func (r *reader) fromLeader(ctx context.Context) error {
+	for end := min(r.next+leaderEvents-1, r.upto); r.next <= end; {
+		e, err := r.log.fromLeader(ctx, r.next)
+		if err == nil {
+			err = r.deliver(e)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -83,45 +94,45 @@ func (r *reader) deliver(e Event) error {
 	return nil
 }
 
-// page delivers what one replica has of the next events, at most one page. What it does not have, or
-// answers too late, is not an error.
-func (r *reader) page(ctx context.Context) error {
+// page delivers what one replica has of the next events, at most one page. That it has not all of them is
+// not an error; silent says that it went away instead of answering.
+func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	conn := r.log.config.Conn
 	inbox := conn.NewInbox()
 	sub, err := conn.SubscribeSync(inbox)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer sub.Unsubscribe()
 	request := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, r.next, min(r.upto-r.next+1, pageEvents), pageBytes)
 	roundTrips.WithLabelValues("tail").Inc()
 	if err := conn.PublishRequest("$JS.API.DIRECT.GET."+r.log.config.Stream, inbox, request); err != nil {
-		return ctx.Err() // not connected: the leader is asked, until the deadline
+		return true, ctx.Err() // not connected: the leader is asked, until the deadline
 	}
 	for r.next <= r.upto {
 		msg, err := r.receive(ctx, sub)
 		if err != nil {
-			return ctx.Err() // this replica went away
+			return true, ctx.Err()
 		}
 		if msg.Header.Get("Status") != "" { // end of batch, or it has no more
-			return nil
+			return false, nil
 		}
 		m, err := direct(msg)
 		if err != nil {
-			return err
+			return false, err
 		}
 		if m.revision != r.next { // purged, or a replica that is catching up: the leader knows
-			return nil
+			return false, nil
 		}
 		e, err := m.decode(r.log.config.Prefix)
-		if err != nil {
-			return err
+		if err == nil {
+			err = r.deliver(e)
 		}
-		if err := r.deliver(e); err != nil {
-			return err
+		if err != nil {
+			return false, err
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // receive waits for one message of a page, for a try's time.
