@@ -23,8 +23,8 @@ import (
 // bootstrapRevision counts the changes of what Bootstrap writes for one version of Kubernetes.
 const bootstrapRevision = 1
 
-// bootstrapBatch is how many objects one atomic batch holds; it stays below what the log takes in one.
-const bootstrapBatch = 100
+// bootstrapBatch is how many objects one atomic batch holds: all of them today. The log takes 1,000.
+const bootstrapBatch = 500
 
 // bootstrapAttempts bounds how often Bootstrap begins again because another process writes the same.
 const bootstrapAttempts = 5

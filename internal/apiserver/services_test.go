@@ -1,0 +1,300 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+)
+
+func servicesOf(s *Server) corev1client.ServiceInterface { return s.client.CoreV1().Services("default") }
+
+func serviceNamed(name string, change ...func(*corev1.ServiceSpec)) *corev1.Service {
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
+		Selector: map[string]string{"app": name},
+		Ports:    []corev1.ServicePort{{Name: "http", Port: 80}},
+	}}
+	for _, f := range change {
+		f(&service.Spec)
+	}
+	return service
+}
+
+func create(t testing.TB, s *Server, service *corev1.Service) *corev1.Service {
+	t.Helper()
+	created, err := servicesOf(s).Create(context.Background(), service, metav1.CreateOptions{})
+	require.NoError(t, err)
+	return created
+}
+
+func nodePort(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort }
+
+// claimed returns the live rows of a claim's prefix, by name.
+func claimed(t testing.TB, s *Server, prefix string) []string {
+	t.Helper()
+	view, err := s.config.Cell.Projection.Latest(context.Background())
+	require.NoError(t, err)
+	var names []string
+	start := s.config.Cell.Cluster + prefix + "/"
+	for row, err := range view.Scan(context.Background(), start, prefixEnd(start), view.Revision()) {
+		require.NoError(t, err)
+		names = append(names, row.ID.Name)
+	}
+	return names
+}
+
+func claimedPorts(t testing.TB, s *Server) []string {
+	return claimed(t, s, "/logplane.dev/nodeports")
+}
+
+func TestServiceGetsAnAddress(t *testing.T) {
+	s := newBootstrapped(t)
+	service := create(t, s, serviceNamed("web"))
+	address := netip.MustParseAddr(service.Spec.ClusterIP)
+	require.True(t, netip.MustParsePrefix("10.96.0.0/12").Contains(address))
+	require.Equal(t, []string{service.Spec.ClusterIP}, service.Spec.ClusterIPs)
+
+	ip, err := s.client.NetworkingV1().IPAddresses().Get(t.Context(), service.Spec.ClusterIP, metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Equal(t, &networkingv1.ParentReference{Resource: "services", Namespace: "default", Name: "web"}, ip.Spec.ParentRef)
+	require.Equal(t, map[string]string{"ipaddress.kubernetes.io/ip-family": "IPv4", "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"}, ip.Labels)
+	require.NotEmpty(t, ip.UID)
+	require.NotEmpty(t, ip.ResourceVersion)
+
+	require.NoError(t, servicesOf(s).Delete(t.Context(), "web", metav1.DeleteOptions{}))
+	_, err = s.client.NetworkingV1().IPAddresses().Get(t.Context(), service.Spec.ClusterIP, metav1.GetOptions{})
+	require.True(t, apierrors.IsNotFound(err), err)
+}
+
+func TestServicesAtOnceGetDistinctAddresses(t *testing.T) {
+	// 254 addresses, one of them taken: concurrent choices collide all the time.
+	s := newBootstrapped(t, func(c *Config) { c.Services.CIDR = "10.0.0.0/24" })
+	const count = 200
+	services := make([]*corev1.Service, count)
+	failed := make([]error, count)
+	var running sync.WaitGroup
+	for i := range count {
+		running.Go(func() {
+			services[i], failed[i] = servicesOf(s).Create(context.Background(), serviceNamed(fmt.Sprintf("s%d", i), nodePort), metav1.CreateOptions{})
+		})
+	}
+	running.Wait()
+	addresses, ports := map[string]bool{}, map[int32]bool{}
+	for i := range count {
+		require.NoError(t, failed[i])
+		addresses[services[i].Spec.ClusterIP] = true
+		ports[services[i].Spec.Ports[0].NodePort] = true
+	}
+	require.Len(t, addresses, count)
+	require.Len(t, ports, count)
+	require.Len(t, claimed(t, s, "/ipaddresses"), count+1)
+	require.Len(t, claimedPorts(t, s), count)
+}
+
+// TestServicesOfTwoServers: the processes know nothing of each other's choices, and the range is small.
+func TestServicesOfTwoServers(t *testing.T) {
+	services := ServiceConfig{CIDR: "10.0.0.0/27"}
+	first := newBootstrapped(t, func(c *Config) { c.Services = services })
+	second, err := New(Config{Cell: first.config.Cell, Services: services})
+	require.NoError(t, err)
+	var mu sync.Mutex
+	addresses := map[string]bool{}
+	var running sync.WaitGroup
+	for i := range 20 {
+		for j, s := range []*Server{first, second} {
+			if j == 1 && i >= 9 { // 30 addresses, one of them is the API's
+				continue
+			}
+			running.Go(func() {
+				service, err := servicesOf(s).Create(context.Background(), serviceNamed(fmt.Sprintf("s%d-%d", j, i)), metav1.CreateOptions{})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				addresses[service.Spec.ClusterIP] = true
+			})
+		}
+	}
+	running.Wait()
+	require.Len(t, addresses, 29)
+	_, err = servicesOf(first).Create(t.Context(), serviceNamed("more"), metav1.CreateOptions{})
+	require.ErrorContains(t, err, "range is full")
+}
+
+func TestServiceAddressConflicts(t *testing.T) {
+	s := newBootstrapped(t)
+	create(t, s, serviceNamed("first", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.7" }))
+	for ip, message := range map[string]string{
+		"10.96.0.7":   "provided IP is already allocated",
+		"10.96.0.1":   "provided IP is already allocated",
+		"192.168.0.7": "the provided network does not match the current range",
+	} {
+		_, err := servicesOf(s).Create(t.Context(), serviceNamed("second", func(spec *corev1.ServiceSpec) { spec.ClusterIP = ip }), metav1.CreateOptions{})
+		require.True(t, apierrors.IsInvalid(err), "%s: %v", ip, err)
+		require.ErrorContains(t, err, message)
+	}
+	require.NoError(t, servicesOf(s).Delete(t.Context(), "first", metav1.DeleteOptions{}))
+	create(t, s, serviceNamed("second", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.7" }))
+}
+
+// TestServiceAddressRace: of many who ask for one address one gets it, and the others are told why.
+func TestServiceAddressRace(t *testing.T) {
+	s := newBootstrapped(t)
+	const count = 20
+	failed := make([]error, count)
+	var running sync.WaitGroup
+	for i := range count {
+		running.Go(func() {
+			_, failed[i] = servicesOf(s).Create(context.Background(), serviceNamed(fmt.Sprintf("s%d", i), func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.7" }), metav1.CreateOptions{})
+		})
+	}
+	running.Wait()
+	won := 0
+	for _, err := range failed {
+		if err == nil {
+			won++
+			continue
+		}
+		require.True(t, apierrors.IsInvalid(err), err)
+		require.ErrorContains(t, err, "provided IP is already allocated")
+	}
+	require.Equal(t, 1, won)
+}
+
+func TestServiceNodePorts(t *testing.T) {
+	s := newBootstrapped(t)
+	several := func(spec *corev1.ServiceSpec) {
+		spec.Type = corev1.ServiceTypeNodePort
+		spec.Ports = []corev1.ServicePort{
+			{Name: "a", Port: 80}, {Name: "b", Port: 81}, {Name: "c", Port: 82, NodePort: 30080},
+			{Name: "d", Port: 53, Protocol: "TCP"}, {Name: "e", Port: 53, Protocol: "UDP"},
+		}
+	}
+	service := create(t, s, serviceNamed("several", several))
+	numbers := map[int32]bool{}
+	for _, port := range service.Spec.Ports {
+		require.True(t, port.NodePort >= 30000 && port.NodePort <= 32767, port.NodePort)
+		numbers[port.NodePort] = true
+	}
+	require.Len(t, numbers, 4, "the two protocols of port 53 share one")
+	require.Equal(t, service.Spec.Ports[3].NodePort, service.Spec.Ports[4].NodePort)
+	require.Len(t, claimedPorts(t, s), 4)
+
+	for port, message := range map[int32]string{30080: "provided port is already allocated", 80: "provided port is not in the valid range. The range of valid ports is 30000-32767"} {
+		_, err := servicesOf(s).Create(t.Context(), serviceNamed("other", nodePort, func(spec *corev1.ServiceSpec) { spec.Ports[0].NodePort = port }), metav1.CreateOptions{})
+		require.True(t, apierrors.IsInvalid(err), err)
+		require.ErrorContains(t, err, message)
+	}
+	require.NoError(t, servicesOf(s).Delete(t.Context(), "several", metav1.DeleteOptions{}))
+	require.Empty(t, claimedPorts(t, s))
+}
+
+// TestServiceTypeChanges follows the claims through the life of one service.
+func TestServiceTypeChanges(t *testing.T) {
+	s := newBootstrapped(t)
+	own := func() []string { // without the API's
+		return slices.DeleteFunc(claimed(t, s, "/ipaddresses"), func(name string) bool { return name == "10.96.0.1" })
+	}
+	patch := func(body string) *corev1.Service {
+		t.Helper()
+		service, err := servicesOf(s).Patch(t.Context(), "web", types.MergePatchType, []byte(body), metav1.PatchOptions{})
+		require.NoError(t, err)
+		return service
+	}
+	service := create(t, s, serviceNamed("web"))
+	require.Equal(t, []string{service.Spec.ClusterIP}, own())
+
+	service = patch(`{"spec":{"type":"NodePort"}}`)
+	require.Equal(t, []string{fmt.Sprint(service.Spec.Ports[0].NodePort)}, claimedPorts(t, s))
+	service = patch(`{"spec":{"ports":[{"name":"http","port":80,"nodePort":30123}]}}`)
+	require.Equal(t, []string{"30123"}, claimedPorts(t, s))
+	service = patch(`{"spec":{"type":"LoadBalancer","externalTrafficPolicy":"Local"}}`)
+	require.ElementsMatch(t, []string{"30123", fmt.Sprint(service.Spec.HealthCheckNodePort)}, claimedPorts(t, s))
+	patch(`{"spec":{"type":"ClusterIP","externalTrafficPolicy":null}}`)
+	require.Empty(t, claimedPorts(t, s))
+
+	patch(`{"spec":{"type":"ExternalName","externalName":"example.com","clusterIP":null,"clusterIPs":null}}`)
+	require.Empty(t, own())
+	service = patch(`{"spec":{"type":"ClusterIP","externalName":null}}`)
+	require.Equal(t, []string{service.Spec.ClusterIP}, own())
+
+	headless := create(t, s, serviceNamed("headless", func(spec *corev1.ServiceSpec) { spec.ClusterIP = corev1.ClusterIPNone }))
+	require.Equal(t, []string{"None"}, headless.Spec.ClusterIPs)
+	require.Len(t, own(), 1)
+}
+
+func TestServiceDryRunClaimsNothing(t *testing.T) {
+	s := newBootstrapped(t)
+	before := eventsOf(t, s)
+	service, err := servicesOf(s).Create(t.Context(), serviceNamed("web", nodePort), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	require.NoError(t, err)
+	require.NotEmpty(t, service.Spec.ClusterIP)
+	require.NotZero(t, service.Spec.Ports[0].NodePort)
+	_, err = servicesOf(s).Create(t.Context(), serviceNamed("taken", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.1" }), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	require.ErrorContains(t, err, "provided IP is already allocated")
+	require.Equal(t, before, eventsOf(t, s))
+}
+
+// TestServiceFailsWithoutClaims: a service that is refused leaves nothing behind.
+func TestServiceFailsWithoutClaims(t *testing.T) {
+	s := newBootstrapped(t)
+	create(t, s, serviceNamed("web"))
+	before := eventsOf(t, s)
+	_, err := servicesOf(s).Create(t.Context(), serviceNamed("web", nodePort), metav1.CreateOptions{})
+	require.True(t, apierrors.IsAlreadyExists(err), err)
+	_, err = servicesOf(s).Create(t.Context(), serviceNamed("Not-A-Name", nodePort), metav1.CreateOptions{})
+	require.True(t, apierrors.IsInvalid(err), err)
+	require.Equal(t, before, eventsOf(t, s))
+}
+
+func TestServicesByServiceCIDR(t *testing.T) {
+	s := newBootstrapped(t, func(c *Config) { c.Services.CIDR = "10.0.0.0/30" })
+	only := create(t, s, serviceNamed("only"))
+	require.Equal(t, "10.0.0.2", only.Spec.ClusterIP)
+	_, err := servicesOf(s).Create(t.Context(), serviceNamed("more"), metav1.CreateOptions{})
+	require.ErrorContains(t, err, "range is full")
+	_, err = s.client.NetworkingV1().ServiceCIDRs().Create(t.Context(), &networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.1.0.0/30"}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	more := create(t, s, serviceNamed("more"))
+	require.True(t, netip.MustParsePrefix("10.1.0.0/30").Contains(netip.MustParseAddr(more.Spec.ClusterIP)))
+}
+
+func TestServicesOfIPv6(t *testing.T) {
+	s := newBootstrapped(t, func(c *Config) { c.Services.CIDR = "fd00:1::/108" })
+	service := create(t, s, serviceNamed("web"))
+	require.True(t, netip.MustParsePrefix("fd00:1::/108").Contains(netip.MustParseAddr(service.Spec.ClusterIP)))
+	require.Equal(t, []corev1.IPFamily{corev1.IPv6Protocol}, service.Spec.IPFamilies)
+}
+
+func TestNodePortRangeFull(t *testing.T) {
+	s := newBootstrapped(t, func(c *Config) { c.Services.NodePorts = utilnet.PortRange{Base: 30000, Size: 2} })
+	create(t, s, serviceNamed("a", nodePort))
+	create(t, s, serviceNamed("b", nodePort))
+	_, err := servicesOf(s).Create(t.Context(), serviceNamed("c", nodePort), metav1.CreateOptions{})
+	require.ErrorContains(t, err, "range is full")
+	require.NoError(t, servicesOf(s).Delete(t.Context(), "a", metav1.DeleteOptions{}))
+	create(t, s, serviceNamed("c", nodePort))
+}
+
+// TestBands compares with upstream's figures for ranges of each size.
+func TestBands(t *testing.T) {
+	require.Equal(t, []span{{257, 1<<20 - 2 - 256}, {1, 256}}, bands(1, 1<<20-2, 1<<20, 16, 256, 16), "10.96.0.0/12")
+	require.Equal(t, []span{{17, 254 - 16}, {1, 16}}, bands(1, 254, 256, 16, 256, 16), "a /24")
+	require.Equal(t, []span{{1, 14}}, bands(1, 14, 16, 16, 256, 16), "a /28")
+	require.Equal(t, []span{{30086, 2768 - 86}, {30000, 86}}, bands(30000, 2768, 2768, 16, 128, 32), "node ports")
+}
