@@ -1,6 +1,10 @@
 package eventlog
 
-import dto "github.com/prometheus/client_model/go"
+import (
+	"context"
+
+	dto "github.com/prometheus/client_model/go"
+)
 
 // RoundTrips is how many requests of one kind this process has made.
 func RoundTrips(kind string) float64 {
@@ -13,3 +17,6 @@ func RoundTrips(kind string) float64 {
 
 // Decode is decode, for fuzzing.
 var Decode = decode
+
+// Join enters the next question for the head at once, and returns what waits for its answer.
+func (l *Log) Join() func(context.Context) (Bounds, error) { return l.join().wait }

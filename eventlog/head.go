@@ -20,7 +20,10 @@ type question struct {
 // Head returns bounds whose Head is at least as new as every write acknowledged before the call began
 // (invariant 4). One question serves every caller that was waiting when it was asked.
 func (l *Log) Head(ctx context.Context) (Bounds, error) {
-	q := l.join()
+	return l.join().wait(ctx)
+}
+
+func (q *question) wait(ctx context.Context) (Bounds, error) {
 	select {
 	case <-q.answered:
 		return q.bounds, q.err

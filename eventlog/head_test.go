@@ -1,0 +1,85 @@
+package eventlog_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+// While one question is in flight all further callers share the next one.
+func TestHeadIsShared(t *testing.T) {
+	l, link, direct := stallable(t, 20*time.Second)
+	fill(t, direct, 3)
+	mustHead(t, l)
+	link.Stall()
+	asked := eventlog.RoundTrips("head")
+	first := make(chan struct{})
+	go func() {
+		defer close(first)
+		mustHead(t, l)
+	}()
+	eventlogtest.Eventually(t, "the first question is in flight", func() bool { return eventlog.RoundTrips("head") == asked+1 })
+	const callers = 100
+	var waiting, joined sync.WaitGroup
+	for range callers {
+		joined.Add(1)
+		waiting.Go(func() {
+			q := l.Join()
+			joined.Done()
+			if b, err := q(bounded(t)); err != nil || b.Head != 3 {
+				t.Errorf("got %+v, %v", b, err)
+			}
+		})
+	}
+	joined.Wait()
+	link.Resume()
+	waiting.Wait()
+	<-first
+	if n := eventlog.RoundTrips("head") - asked; n != 2 {
+		t.Errorf("%d callers made %v questions", callers+1, n)
+	}
+}
+
+// A caller that gives up does not spoil the question for the others.
+func TestHeadCallerLeaves(t *testing.T) {
+	l, link, direct := stallable(t, 20*time.Second)
+	fill(t, direct, 3)
+	link.Stall()
+	ctx, cancel := context.WithCancel(bounded(t))
+	left := l.Join()
+	stays := l.Join()
+	cancel()
+	if _, err := left(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	link.Resume()
+	if b, err := stays(bounded(t)); err != nil || b.Head != 3 {
+		t.Errorf("got %+v, %v", b, err)
+	}
+}
+
+// Every head is at least as new as what was acknowledged before it was asked for.
+func TestHeadIsRecent(t *testing.T) {
+	s := eventlogtest.Run(t, t.TempDir())
+	var logs []*eventlog.Log
+	for range 4 {
+		logs = append(logs, eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, s)}))
+	}
+	var writing sync.WaitGroup
+	for i, l := range logs {
+		writing.Go(func() {
+			for range 50 {
+				rev := fill(t, l, 1)
+				if b := mustHead(t, logs[(i+1)%len(logs)]); b.Head < rev {
+					t.Errorf("the head is %d after %d was acknowledged", b.Head, rev)
+				}
+			}
+		})
+	}
+	writing.Wait()
+}

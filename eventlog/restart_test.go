@@ -1,0 +1,188 @@
+package eventlog_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+const eventlogtestPatience = 5 * time.Second
+
+// restartable is a log on a server that the test may stop.
+func restartable(t *testing.T) (*eventlog.Log, *nats.Conn, *server.Server, string) {
+	t.Helper()
+	dir := t.TempDir()
+	s := eventlogtest.Run(t, dir)
+	conn := eventlogtest.Connect(t, s)
+	return eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: 2 * time.Second}), conn, s, dir
+}
+
+func stop(s *server.Server) {
+	s.Shutdown()
+	s.WaitForShutdown()
+}
+
+func headAgain(t *testing.T, l *eventlog.Log) eventlog.Bounds {
+	t.Helper()
+	var b eventlog.Bounds
+	eventlogtest.Eventually(t, "the head is learnt", func() bool {
+		var err error
+		b, err = l.Head(bounded(t))
+		return err == nil
+	})
+	return b
+}
+
+// The last revision survives restarts, and purging everything: revisions never repeat.
+func TestLastRevisionSurvives(t *testing.T) {
+	l, conn, s, dir := restartable(t)
+	head := fill(t, l, 5)
+	stop(s)
+	s = eventlogtest.Again(t, s, dir)
+	if b := headAgain(t, l); b != (eventlog.Bounds{First: 1, Head: head}) {
+		t.Errorf("after a restart: %+v", b)
+	}
+	held, err := streams(t, conn).Stream(bounded(t), "logplane")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := held.Purge(bounded(t)); err != nil { // all of it, which Purge never does
+		t.Fatal(err)
+	}
+	want := eventlog.Bounds{First: head + 1, Head: head}
+	if b := mustHead(t, l); b != want {
+		t.Errorf("after purging everything: %+v", b)
+	}
+	stop(s)
+	eventlogtest.Again(t, s, dir)
+	if b := headAgain(t, l); b != want {
+		t.Errorf("after purging everything and a restart: %+v", b)
+	}
+	if rev := fill(t, l, 1); rev != head+1 {
+		t.Errorf("the next revision is %d", rev)
+	}
+}
+
+// A log that lost its tail would give revisions to other events: whoever has seen a later one stops.
+func TestLostTailIsDiverged(t *testing.T) {
+	l, _, s, _ := restartable(t)
+	fill(t, l, 5)
+	var following error
+	followed := make(chan struct{})
+	arrived := make(chan eventlog.Revision, 10)
+	go func() {
+		defer close(followed)
+		following = l.Follow(bounded(t), 0, func(e eventlog.Event) error { arrived <- e.Revision; return nil })
+	}()
+	for range 5 {
+		<-arrived
+	}
+	stop(s)
+	s = eventlogtest.Again(t, s, t.TempDir())
+	restored := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, s)})
+	fill(t, restored, 2)
+	eventlogtest.Eventually(t, "the old head is missed", func() bool {
+		_, err := l.Head(bounded(t))
+		if err == nil {
+			t.Fatal("the log went back unnoticed")
+		}
+		return errors.Is(err, eventlog.ErrDiverged)
+	})
+	if _, err := l.Append(bounded(t), "late", added("late", "x")); !errors.Is(err, eventlog.ErrDiverged) {
+		t.Errorf("append: %v", err)
+	}
+	<-followed
+	if !errors.Is(following, eventlog.ErrDiverged) {
+		t.Errorf("follow: %v", following)
+	}
+}
+
+// A follow outlives its server, and misses and repeats nothing.
+func TestFollowAcrossRestarts(t *testing.T) {
+	l, _, s, dir := restartable(t)
+	ctx, cancel := context.WithCancel(bounded(t))
+	arrived := make(chan eventlog.Revision, 100)
+	followed := make(chan error, 1)
+	go func() {
+		followed <- l.Follow(ctx, 0, func(e eventlog.Event) error { arrived <- e.Revision; return nil })
+	}()
+	next := eventlog.Revision(1)
+	for range 3 {
+		fill(t, l, 4)
+		for range 4 {
+			if rev := <-arrived; rev != next {
+				t.Fatalf("got %d, not %d", rev, next)
+			}
+			next++
+		}
+		stop(s)
+		s = eventlogtest.Again(t, s, dir)
+		headAgain(t, l)
+	}
+	cancel()
+	if err := <-followed; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A purge past a reader is noticed before anything is delivered out of order.
+func TestFollowBehindAPurge(t *testing.T) {
+	l, link, direct := stallable(t, 2*time.Second)
+	fill(t, direct, 3)
+	arrived := make(chan eventlog.Revision, 100)
+	followed := make(chan error, 1)
+	go func() {
+		followed <- l.Follow(bounded(t), 0, func(e eventlog.Event) error { arrived <- e.Revision; return nil })
+	}()
+	for range 3 {
+		<-arrived
+	}
+	link.Cut()
+	head := fill(t, direct, 10)
+	if err := direct.Purge(bounded(t), head-1); err != nil {
+		t.Fatal(err)
+	}
+	link.Resume()
+	if err := <-followed; !errors.Is(err, eventlog.ErrPurged) {
+		t.Errorf("got %v", err)
+	}
+	if len(arrived) != 0 {
+		t.Errorf("revision %d was delivered across the purge", <-arrived)
+	}
+}
+
+// A fence wipes the log and jumps it: whatever was written before is gone, revisions go on above it.
+func TestFence(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
+	head := fill(t, l, 5)
+	if err := l.Fence(bounded(t), head); err == nil {
+		t.Error("a fence below the head was made")
+	}
+	if err := l.Fence(bounded(t), 1000); err != nil {
+		t.Fatal(err)
+	}
+	if b := mustHead(t, l); b != (eventlog.Bounds{First: 1000, Head: 999}) {
+		t.Errorf("got %+v", b)
+	}
+	skip := func(eventlog.Event) error { return nil }
+	_, at := l.EventAt(bounded(t), 3)
+	for _, err := range []error{l.Tail(bounded(t), 2, head, skip), l.Follow(bounded(t), 2, skip), at} {
+		if !errors.Is(err, eventlog.ErrPurged) {
+			t.Errorf("got %v", err)
+		}
+	}
+	next := eventlogtest.Open(t, eventlog.Config{Conn: conn, Epoch: 2})
+	if rev := fill(t, next, 1); rev != 1000 {
+		t.Errorf("the next revision is %d", rev)
+	}
+	if e := mustTail(t, next, 999, 1000)[0]; e.Epoch != 2 {
+		t.Errorf("the event's epoch is %d", e.Epoch)
+	}
+}

@@ -1,0 +1,209 @@
+package eventlog_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// streams is JetStream beside the package, to do what it never does.
+func streams(t *testing.T, conn *nats.Conn) jetstream.JetStream {
+	t.Helper()
+	js, err := jetstream.New(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+func sound() jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name: "logplane", Subjects: []string{"logplane.log.>"}, DenyDelete: true, AllowDirect: true, AllowAtomicPublish: true,
+	}
+}
+
+func TestCreateIsIdempotent(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	var creating sync.WaitGroup
+	for range 8 {
+		creating.Go(func() {
+			if err := eventlog.Create(bounded(t), eventlog.Config{Conn: conn}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	creating.Wait()
+	if _, err := eventlog.Open(bounded(t), eventlog.Config{Conn: conn}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Open and Create refuse a stream that would lose events, get holes or leak bodies, and say what to change.
+func TestUnsoundStreams(t *testing.T) {
+	for setting, change := range map[string]func(*jetstream.StreamConfig){
+		"":                     func(c *jetstream.StreamConfig) {},
+		"max_age":              func(c *jetstream.StreamConfig) { c.MaxAge = 1e12 },
+		"max_msgs":             func(c *jetstream.StreamConfig) { c.MaxMsgs = 10 },
+		"max_msgs_per_subject": func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 },
+		"discard":              func(c *jetstream.StreamConfig) { c.MaxBytes = 1 << 20 },
+		"max_msg_size":         func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1 << 20 },
+		"subjects":             func(c *jetstream.StreamConfig) { c.Subjects = []string{"logplane.log.main.>"} },
+		"storage":              func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage },
+		"retention":            func(c *jetstream.StreamConfig) { c.Retention = jetstream.InterestPolicy },
+		"no_ack":               func(c *jetstream.StreamConfig) { c.NoAck = true; c.AllowAtomicPublish = false },
+		"deny_delete":          func(c *jetstream.StreamConfig) { c.DenyDelete = false },
+		"deny_purge":           func(c *jetstream.StreamConfig) { c.DenyPurge = true },
+		"allow_rollup_hdrs":    func(c *jetstream.StreamConfig) { c.AllowRollup = true },
+		"allow_msg_ttl":        func(c *jetstream.StreamConfig) { c.AllowMsgTTL = true },
+		"allow_msg_schedules":  func(c *jetstream.StreamConfig) { c.AllowMsgSchedules = true },
+		"allow_direct":         func(c *jetstream.StreamConfig) { c.AllowDirect = false },
+		"allow_atomic":         func(c *jetstream.StreamConfig) { c.AllowAtomicPublish = false },
+		"subject_transform": func(c *jetstream.StreamConfig) {
+			c.SubjectTransform = &jetstream.SubjectTransformConfig{Source: "logplane.log.a.>", Destination: "logplane.log.b.>"}
+		},
+		"republish.headers_only": func(c *jetstream.StreamConfig) {
+			c.RePublish = &jetstream.RePublish{Source: "logplane.log.>", Destination: "x.>"}
+		},
+	} {
+		t.Run(setting, func(t *testing.T) {
+			conn := eventlogtest.Start(t)
+			config := sound()
+			change(&config)
+			if _, err := streams(t, conn).CreateStream(bounded(t), config); err != nil {
+				t.Fatal(err)
+			}
+			_, opening := eventlog.Open(bounded(t), eventlog.Config{Conn: conn})
+			for _, err := range []error{opening, eventlog.Create(bounded(t), eventlog.Config{Conn: conn})} {
+				if setting == "" && err != nil || setting != "" && (err == nil || !strings.Contains(err.Error(), "`"+setting+"`")) {
+					t.Errorf("got %v", err)
+				}
+			}
+		})
+	}
+}
+
+// What would make holes is refused by the server.
+func TestStreamRefusesHoles(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
+	fill(t, l, 3)
+	s, err := streams(t, conn).Stream(bounded(t), "logplane")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.DeleteMsg(bounded(t), 2) == nil || s.SecureDeleteMsg(bounded(t), 2) == nil {
+		t.Error("an event was deleted")
+	}
+	for _, header := range []nats.Header{{"Nats-Rollup": {"all"}}, {"Nats-TTL": {"1s"}}} {
+		answer, err := conn.RequestMsg(&nats.Msg{Subject: "logplane.log.x", Header: header}, eventlogtestPatience)
+		if err != nil || !strings.Contains(string(answer.Data), `"error"`) {
+			t.Errorf("%v: %s, %v", header, answer.Data, err)
+		}
+	}
+	if n := len(mustTail(t, l, 0, 3)); n != 3 {
+		t.Errorf("%d events are left", n)
+	}
+}
+
+// A hole that someone made in spite of all that stops readers: it is neither skipped nor taken for a purge.
+func TestHoleIsDiverged(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	config := sound()
+	config.DenyDelete = false
+	s, err := streams(t, conn).CreateStream(bounded(t), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		if _, err := conn.Request("logplane.log.x"+fmt.Sprint(i), nil, eventlogtestPatience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.DeleteMsg(bounded(t), 3); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := streams(t, conn).UpdateStream(bounded(t), sound()); err != nil {
+		t.Fatal(err)
+	}
+	l, err := eventlog.Open(bounded(t), eventlog.Config{Conn: conn})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unread := func(eventlog.Event) error { t.Error("an event was delivered"); return nil }
+	if err := l.Tail(bounded(t), 2, 5, unread); !errors.Is(err, eventlog.ErrDiverged) {
+		t.Errorf("tail: %v", err)
+	}
+	if err := l.Follow(bounded(t), 2, unread); !errors.Is(err, eventlog.ErrDiverged) {
+		t.Errorf("follow: %v", err)
+	}
+}
+
+// A message that is not an event is an error that names its revision, for every reader; the head is still learnt.
+func TestForeignMessage(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
+	fill(t, l, 2)
+	if _, err := conn.Request("logplane.log.foreign", []byte("x"), eventlogtestPatience); err != nil {
+		t.Fatal(err)
+	}
+	if b := mustHead(t, l); b.Head != 3 {
+		t.Errorf("got %+v", b)
+	}
+	skip := func(eventlog.Event) error { return nil }
+	_, at := l.EventAt(bounded(t), 3)
+	for _, err := range []error{l.Tail(bounded(t), 0, 3, skip), l.Follow(bounded(t), 0, skip), at} {
+		if err == nil || !strings.Contains(err.Error(), "decode event at revision 3") {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// Subscribers of the republished subjects get headers, the revision among them, and no body.
+func TestRepublishedEvents(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
+	sub, err := conn.SubscribeSync("logplane.events.main.%core.secrets.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, l, 1)
+	key := eventlog.Key{Cluster: "main", Resource: "secrets", Prefix: "/secrets", Namespace: "default", Name: "a.b"}
+	rev := mustAppend(t, l, "id", eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: []byte("secret")})
+	msg, err := sub.NextMsgWithContext(bounded(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(msg.Data) != 0 || msg.Subject != "logplane.events.main.%core.secrets.default.a_b" {
+		t.Errorf("got %q on %s", msg.Data, msg.Subject)
+	}
+	for name, want := range map[string]string{
+		"Nats-Sequence": fmt.Sprint(rev), "ce-specversion": "1.0", "ce-id": "id", "ce-type": "dev.logplane.object.added",
+		"ce-source": "/clusters/main", "ce-subject": "/secrets/default/a.b", "content-type": "application/cbor",
+	} {
+		if got := msg.Header.Get(name); got != want {
+			t.Errorf("%s is %q, not %q", name, got, want)
+		}
+	}
+}
+
+func TestInMemory(t *testing.T) {
+	config := eventlog.Config{Conn: eventlogtest.Start(t), InMemory: true}
+	l := eventlogtest.Open(t, config)
+	if rev := mustAppend(t, l, "b", added("a", "1"), added("b", "1")); rev != 2 {
+		t.Errorf("got %d", rev)
+	}
+	config.InMemory = false
+	if _, err := eventlog.Open(bounded(t), config); err == nil {
+		t.Error("a stream in memory was opened as a durable log")
+	}
+}
