@@ -67,15 +67,15 @@ func missing(a, b []Claim) []Claim {
 
 // takeClaim is the creation of a claim that nobody holds, else a ClaimedError.
 func takeClaim(ctx context.Context, v *projection.View, c Claim) (eventlog.Write, error) {
-	last, found, err := v.Last(ctx, c.Key.Row())
+	_, live, expected, err := last(ctx, v, c.Key.Row())
 	if err != nil {
-		return eventlog.Write{}, readError(err)
+		return eventlog.Write{}, err
 	}
-	if found && !last.Deleted {
+	if live {
 		return eventlog.Write{}, &ClaimedError{Key: c.Key}
 	}
 	return eventlog.Write{
-		Key: c.Key, Op: eventlog.Added, Precondition: precondition(v, last, found),
+		Key: c.Key, Op: eventlog.Added, Precondition: expected,
 		ContentType: c.ContentType, Body: c.Body,
 	}, nil
 }
@@ -83,15 +83,12 @@ func takeClaim(ctx context.Context, v *projection.View, c Claim) (eventlog.Write
 // releaseClaim is the deletion of a claim, if it is still as its owner says. A claim that is gone, or
 // that somebody else has taken since, is left alone.
 func releaseClaim(ctx context.Context, v *projection.View, c Claim) (w eventlog.Write, held bool, err error) {
-	last, found, err := v.Last(ctx, c.Key.Row())
-	if err != nil {
-		return eventlog.Write{}, false, readError(err)
-	}
-	if !found || last.Deleted || !c.held(ctx, last) {
-		return eventlog.Write{}, false, nil
+	row, live, expected, err := last(ctx, v, c.Key.Row())
+	if err != nil || !live || !c.held(ctx, row) {
+		return eventlog.Write{}, false, err
 	}
 	return eventlog.Write{
-		Key: c.Key, Op: eventlog.Deleted, Base: last.Revision, Precondition: precondition(v, last, found),
-		ContentType: last.ContentType, Body: last.Value,
+		Key: c.Key, Op: eventlog.Deleted, Base: row.Revision, Precondition: expected,
+		ContentType: row.ContentType, Body: row.Value,
 	}, true, nil
 }

@@ -35,15 +35,15 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 		return err
 	}
 	rev, err := s.compute(ctx, path, func(v *projection.View) (eventlog.Revision, error) {
-		last, found, err := v.Last(ctx, s.row(path))
+		row, live, expected, err := last(ctx, v, s.row(path))
 		if err != nil {
-			return 0, readError(err)
+			return 0, err
 		}
-		if found && !last.Deleted {
-			return 0, refused{last.Revision, storage.NewKeyExistsError(path, 0)}
+		if live {
+			return 0, refused{row.Revision, storage.NewKeyExistsError(path, 0)}
 		}
 		return s.append(ctx, v, nil, obj, eventlog.Write{
-			Key: s.key(path), Op: eventlog.Added, Precondition: precondition(v, last, found),
+			Key: s.key(path), Op: eventlog.Added, Precondition: expected,
 			ContentType: s.ContentType, Body: body, TTL: lifetime(ttl),
 		})
 	})
@@ -181,24 +181,23 @@ type state struct {
 
 // state reads a key's last row. Read raw, its value is neither transformed nor decoded.
 func (s *store) state(ctx context.Context, v *projection.View, path string, like runtime.Object, raw bool) (*state, error) {
-	last, found, err := v.Last(ctx, s.row(path))
+	row, live, expected, err := last(ctx, v, s.row(path))
 	if err != nil {
-		return nil, readError(err)
+		return nil, err
 	}
-	st := &state{found: found && !last.Deleted, row: last, precondition: precondition(v, last, found)}
-	st.obj = emptyLike(like)
-	if !st.found {
+	st := &state{found: live, row: row, precondition: expected, obj: emptyLike(like)}
+	if !live {
 		return st, runtime.SetZeroValue(st.obj)
 	}
-	st.revision = last.Revision
+	st.revision = row.Revision
 	if raw {
 		st.obj = nil
 		return st, nil
 	}
-	if st.data, st.stale, err = s.unseal(ctx, storedRow(last)); err != nil {
+	if st.data, st.stale, err = s.unseal(ctx, storedRow(row)); err != nil {
 		return nil, err
 	}
-	return st, s.decodeTo(storedRow(last), st.data, st.obj)
+	return st, s.decodeTo(storedRow(row), st.data, st.obj)
 }
 
 func emptyLike(obj runtime.Object) runtime.Object {
@@ -208,13 +207,16 @@ func emptyLike(obj runtime.Object) runtime.Object {
 	return reflect.New(reflect.TypeOf(obj).Elem()).Interface().(runtime.Object)
 }
 
-// precondition of a write to a key whose last row is given: its revision while its event is still in the
-// log, else 0, since JetStream knows nothing of a subject whose last message was purged.
-func precondition(v *projection.View, last projection.Row, found bool) eventlog.Revision {
-	if found && last.Revision >= v.First() {
-		return last.Revision
+// last reads a key's newest row, and what a write of the key must expect the log to hold.
+func last(ctx context.Context, v *projection.View, key string) (row projection.Row, live bool, precondition eventlog.Revision, err error) {
+	row, found, err := v.Last(ctx, key)
+	if err == nil {
+		precondition, err = v.Precondition(ctx, key)
 	}
-	return 0
+	if err != nil {
+		return projection.Row{}, false, 0, readError(err)
+	}
+	return row, found && !row.Deleted, precondition, nil
 }
 
 // refused says no on account of what one revision of the object holds (0: that there is none).
