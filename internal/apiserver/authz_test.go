@@ -1,0 +1,143 @@
+package apiserver
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// as sends the request with a token of the test's token file, whose users are named as their tokens.
+func (r request) as(user string) request {
+	r.header = http.Header{"Authorization": {"Bearer " + user + "-token"}}
+	return r
+}
+
+// newGuarded serves with tokens and RBAC; root is in system:masters.
+func newGuarded(t testing.TB) *Server {
+	path := filepath.Join(t.TempDir(), "tokens.csv")
+	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\nbob-token,bob,3\n"), 0o600))
+	return newServer(t, func(c *Config) {
+		c.Authentication = Authentication{TokenFile: path}
+		c.Authorization = Authorization{Mode: "RBAC"}
+	})
+}
+
+func (s *Server) must(t testing.TB, code int, r request) answer {
+	t.Helper()
+	got := r.do(t, s)
+	require.Equal(t, code, got.code, got.body)
+	return got
+}
+
+const rbacPath = "/apis/rbac.authorization.k8s.io/v1"
+
+func TestTokensAndRBAC(t *testing.T) {
+	s := newGuarded(t)
+	list := request{method: "GET", path: configMaps}
+	s.must(t, 401, list)
+	s.must(t, 401, list.as("nobody"))
+	s.must(t, 403, list.as("ann"))
+	s.must(t, 200, list.as("root"))
+	s.must(t, 200, request{method: "GET", path: "/readyz"})
+	s.must(t, 401, request{method: "GET", path: "/metrics"})
+
+	s.must(t, 201, request{method: "POST", path: rbacPath + "/namespaces/default/roles", body: `{"metadata":{"name":"reader"},"rules":[{"apiGroups":[""],"resources":["configmaps"],"verbs":["get","list"]}]}`}.as("root"))
+	s.must(t, 201, request{method: "POST", path: rbacPath + "/namespaces/default/rolebindings", body: `{"metadata":{"name":"ann"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"reader"},"subjects":[{"kind":"User","name":"ann","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
+	s.must(t, 200, list.as("ann"))
+	s.must(t, 403, list.as("bob"))
+	s.must(t, 403, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}.as("ann"))
+
+	review := func(user, verb string) any {
+		body := `{"spec":{"resourceAttributes":{"namespace":"default","verb":"` + verb + `","resource":"configmaps"}}}`
+		got := s.must(t, 201, request{method: "POST", path: "/apis/authorization.k8s.io/v1/subjectaccessreviews", body: strings.Replace(body, `"spec":{`, `"spec":{"user":"`+user+`",`, 1)}.as("root"))
+		return fieldOf(got.object(t), "status.allowed")
+	}
+	require.Equal(t, true, review("ann", "list"))
+	require.Equal(t, false, review("ann", "delete"))
+
+	impersonated := list.as("root")
+	impersonated.header.Set("Impersonate-User", "bob")
+	s.must(t, 403, impersonated)
+	impersonated = list.as("ann")
+	impersonated.header.Set("Impersonate-User", "root")
+	s.must(t, 403, impersonated)
+
+	s.must(t, 200, request{method: "DELETE", path: rbacPath + "/namespaces/default/rolebindings/ann"}.as("root"))
+	s.must(t, 403, list.as("ann"))
+}
+
+// Row 4.
+func TestWhoAmI(t *testing.T) {
+	s := newServer(t)
+	got := s.must(t, 201, request{method: "POST", path: "/apis/authentication.k8s.io/v1/selfsubjectreviews", body: `{}`})
+	require.Equal(t, "system:admin", fieldOf(got.object(t), "status.userInfo.username"))
+	rules := s.must(t, 201, request{method: "POST", path: "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", body: `{"spec":{"namespace":"default"}}`})
+	require.NotNil(t, fieldOf(rules.object(t), "status.resourceRules"))
+}
+
+// A ClusterRole has the rules of the roles that it selects, nested and in a circle too, as soon as they exist.
+func TestAggregatedClusterRoles(t *testing.T) {
+	s := newGuarded(t)
+	role := func(name, label, selects, rules string) request {
+		body := `{"metadata":{"name":"` + name + `","labels":{"` + label + `":"true"}},"rules":[` + rules + `]`
+		if selects != "" {
+			body += `,"aggregationRule":{"clusterRoleSelectors":[{"matchLabels":{"` + selects + `":"true"}}]}`
+		}
+		return request{method: "POST", path: rbacPath + "/clusterroles", body: body + "}"}.as("root")
+	}
+	s.must(t, 201, role("outer", "none", "to-outer", ""))
+	s.must(t, 201, role("inner", "to-outer", "to-inner", ""))
+	s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterrolebindings", body: `{"metadata":{"name":"ann"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"outer"},"subjects":[{"kind":"User","name":"ann","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
+	list := request{method: "GET", path: configMaps}.as("ann")
+	s.must(t, 403, list)
+	s.must(t, 201, role("leaf", "to-inner", "", `{"apiGroups":[""],"resources":["configmaps"],"verbs":["list"]}`))
+	s.must(t, 200, list)
+	s.must(t, 201, role("circle", "to-outer", "to-outer", ""))
+	s.must(t, 200, list)
+
+	got := s.must(t, 200, request{method: "GET", path: rbacPath + "/clusterroles/outer"}.as("root"))
+	require.Contains(t, got.body, `"configmaps"`, "clients see the aggregated rules")
+	require.Contains(t, s.must(t, 200, request{method: "GET", path: rbacPath + "/clusterroles"}.as("root")).body, `"name":"circle"`)
+
+	// bob may bind roles, but not one whose aggregated rules he does not have.
+	s.must(t, 201, role("binder", "none", "", `{"apiGroups":["rbac.authorization.k8s.io"],"resources":["rolebindings"],"verbs":["create"]}`))
+	s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterrolebindings", body: `{"metadata":{"name":"bob"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"binder"},"subjects":[{"kind":"User","name":"bob","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
+	s.must(t, 403, request{method: "POST", path: rbacPath + "/namespaces/default/rolebindings", body: `{"metadata":{"name":"mine"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"outer"},"subjects":[{"kind":"User","name":"bob","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("bob"))
+}
+
+// A web page cannot use a server that trusts everyone on this machine.
+func TestLoopbackOnly(t *testing.T) {
+	s := newServer(t, func(c *Config) { c.LoopbackOnly = true })
+	for _, c := range []struct {
+		host, origin string
+		allowed      bool
+	}{
+		{"localhost:7373", "", true},
+		{"127.0.0.1:7373", "", true},
+		{"[::1]:7373", "", true},
+		{"localhost", "http://localhost", true},
+		{"localhost:7373", "http://localhost:7373", true},
+		{"localhost:7373", "http://localhost:8080", false},
+		{"localhost:7373", "https://evil.example", false},
+		{"localhost:7373", "null", false},
+		{"evil.example:7373", "", false},
+		{"127.0.0.1.evil.example", "", false},
+		{"", "", false},
+	} {
+		require.Equal(t, c.allowed, checkLoopbackHost(&http.Request{Host: c.host, Header: originHeader(c.origin)}) == nil, "%v", c)
+	}
+	s.must(t, 200, request{method: "GET", path: configMaps})
+	refused := s.must(t, 403, request{method: "GET", path: configMaps, header: originHeader("https://evil.example")})
+	require.Equal(t, "Status", refused.object(t)["kind"])
+}
+
+func originHeader(origin string) http.Header {
+	if origin == "" {
+		return http.Header{}
+	}
+	return http.Header{"Origin": {origin}}
+}
