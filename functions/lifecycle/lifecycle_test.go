@@ -1,0 +1,442 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})))
+	os.Exit(m.Run())
+}
+
+// cluster is a fresh cell with its API.
+type cluster struct {
+	*testing.T
+	*Lifecycle
+	server *apiserver.Server
+	cell   kubestore.Cell
+	custom dynamic.Interface
+}
+
+// patience bounds every wait.
+const patience = 30 * time.Second
+
+func newCluster(t *testing.T, change ...func(*Config)) *cluster {
+	t.Helper()
+	log := eventlogtest.Log(t)
+	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
+	require.NoError(t, err)
+	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)}
+	server, err := apiserver.New(apiserver.Config{Cell: cell})
+	require.NoError(t, err)
+	require.NoError(t, server.Bootstrap(t.Context()))
+	c := &cluster{T: t, server: server, cell: cell}
+	c.restart(change...)
+	c.custom, err = dynamic.NewForConfig(server.Loopback())
+	require.NoError(t, err)
+	return c
+}
+
+// restart makes a Lifecycle that remembers nothing.
+func (c *cluster) restart(change ...func(*Config)) {
+	config := Config{Cell: c.cell, Client: c.server.Loopback(), Drain: new(Writers).Wait}
+	for _, f := range change {
+		f(&config)
+	}
+	var err error
+	c.Lifecycle, err = New(config)
+	require.NoError(c, err)
+}
+
+// run runs the Lifecycle until the returned function or the test ends.
+func (c *cluster) run() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.Lifecycle.Run(ctx) }()
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			require.NoError(c, <-done)
+		}
+	}
+	c.Cleanup(stop)
+	return stop
+}
+
+// eventually calls the condition after every event of the log until it holds.
+func (c *cluster) eventually(condition func() bool, message string) {
+	c.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	view, err := c.cell.Projection.Latest(ctx)
+	require.NoError(c, err)
+	if condition() {
+		return
+	}
+	held := fmt.Errorf("the condition holds")
+	err = c.cell.Log.Follow(ctx, view.Revision(), func(eventlog.Event) error {
+		if condition() {
+			return held
+		}
+		return nil
+	})
+	require.ErrorIs(c, err, held, message)
+}
+
+func (c *cluster) namespaceGone(name string) {
+	c.Helper()
+	c.eventually(func() bool {
+		_, err := c.client.CoreV1().Namespaces().Get(context.Background(), name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}, "namespace "+name+" is gone")
+}
+
+func (c *cluster) createNamespace(name string) {
+	c.Helper()
+	_, err := c.client.CoreV1().Namespaces().Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	require.NoError(c, err)
+}
+
+func (c *cluster) deleteNamespace(name string) {
+	c.Helper()
+	require.NoError(c, c.client.CoreV1().Namespaces().Delete(context.Background(), name, metav1.DeleteOptions{}))
+}
+
+func (c *cluster) createConfigMap(namespace, name string, finalizers ...string) {
+	c.Helper()
+	_, err := c.client.CoreV1().ConfigMaps(namespace).Create(context.Background(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: finalizers}}, metav1.CreateOptions{})
+	require.NoError(c, err)
+}
+
+// rows counts the live rows of a namespace, of every resource.
+func (c *cluster) rows(namespace string) int {
+	c.Helper()
+	view, err := c.cell.Projection.Latest(context.Background())
+	require.NoError(c, err)
+	count := 0
+	for row, err := range view.Scan(context.Background(), "", "", view.Revision()) {
+		require.NoError(c, err)
+		if row.ID.Namespace == namespace {
+			count++
+		}
+	}
+	return count
+}
+
+var widgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+
+func (c *cluster) createDefinition() {
+	c.Helper()
+	preserve := true
+	_, err := c.extensions.ApiextensionsV1().CustomResourceDefinitions().Create(context.Background(), &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com"},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "example.com", Scope: apiextensionsv1.NamespaceScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Singular: "widget", Kind: "Widget"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true,
+				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: &preserve}}}},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(c, err)
+}
+
+func (c *cluster) createWidget(namespace, name string, finalizers ...string) {
+	c.Helper()
+	widget := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Widget"}}
+	widget.SetName(name)
+	widget.SetFinalizers(finalizers)
+	_, err := c.custom.Resource(widgets).Namespace(namespace).Create(context.Background(), widget, metav1.CreateOptions{})
+	require.NoError(c, err)
+}
+
+func (c *cluster) removeWidgetFinalizers(namespace, name string) {
+	c.Helper()
+	_, err := c.custom.Resource(widgets).Namespace(namespace).Patch(context.Background(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	require.NoError(c, err)
+}
+
+func TestNamespaceWithContents(t *testing.T) {
+	c := newCluster(t)
+	c.createDefinition()
+	c.createNamespace("full")
+	c.createNamespace("other")
+	for i := range 20 {
+		c.createConfigMap("full", fmt.Sprintf("c%d", i))
+		c.createWidget("full", fmt.Sprintf("w%d", i))
+	}
+	_, err := c.client.CoreV1().Services("full").Create(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	for name, node := range map[string]string{"waiting": "", "bound": "no-such-node"} {
+		_, err := c.client.CoreV1().Pods("full").Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	c.createConfigMap("other", "stays")
+
+	c.run()
+	c.deleteNamespace("full")
+	c.namespaceGone("full")
+	require.Zero(t, c.rows("full"))
+	require.Equal(t, 1, c.rows("other"))
+	c.createNamespace("full") // the name can be used again
+	c.createConfigMap("full", "c0")
+}
+
+// TestNamespaceFoundByState: it began to terminate while nobody listened.
+func TestNamespaceFoundByState(t *testing.T) {
+	c := newCluster(t)
+	c.createNamespace("late")
+	c.createConfigMap("late", "c")
+	c.deleteNamespace("late")
+	_, err := c.client.CoreV1().ConfigMaps("late").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "refused"}}, metav1.CreateOptions{})
+	require.True(t, apierrors.IsForbidden(err), err)
+	c.run()
+	c.namespaceGone("late")
+}
+
+func TestNamespaceWaitsForFinalizers(t *testing.T) {
+	c := newCluster(t)
+	c.createDefinition()
+	c.createNamespace("held")
+	c.createConfigMap("held", "goes")
+	c.createConfigMap("held", "stays", "example.com/hold")
+	c.createWidget("held", "stays", "example.com/hold")
+	stop := c.run()
+	c.deleteNamespace("held")
+	c.eventually(func() bool { return c.conditionOf("held", corev1.NamespaceFinalizersRemaining) == corev1.ConditionTrue }, "the condition tells of the finalizers")
+	require.Equal(t, corev1.ConditionTrue, c.conditionOf("held", corev1.NamespaceContentRemaining))
+	require.Equal(t, corev1.ConditionFalse, c.conditionOf("held", corev1.NamespaceDeletionContentFailure))
+	require.Equal(t, 2, c.rows("held"))
+
+	// One finalizer goes while nobody listens, the other one under another Lifecycle's eyes.
+	stop()
+	c.removeWidgetFinalizers("held", "stays")
+	c.restart()
+	c.run()
+	_, err := c.client.CoreV1().ConfigMaps("held").Patch(t.Context(), "stays", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	c.namespaceGone("held")
+}
+
+func (c *cluster) conditionOf(namespace string, kind corev1.NamespaceConditionType) corev1.ConditionStatus {
+	n, err := c.client.CoreV1().Namespaces().Get(context.Background(), namespace, metav1.GetOptions{})
+	if err != nil {
+		return ""
+	}
+	for _, condition := range n.Status.Conditions {
+		if condition.Type == kind {
+			return condition.Status
+		}
+	}
+	return ""
+}
+
+// TestHandle: without a process that listens, each event is given to a function.
+func TestHandle(t *testing.T) {
+	c := newCluster(t)
+	c.createNamespace("n")
+	c.createConfigMap("n", "c", "example.com/hold")
+	c.deleteNamespace("n")
+	own := eventlog.Event{Write: eventlog.Write{Op: eventlog.Modified, Key: eventlog.Key{Cluster: "main", Resource: "namespaces", Prefix: "/namespaces", Name: "n"}}}
+	var notYet *NotYetError
+	require.ErrorAs(t, c.Handle(t.Context(), own), &notYet)
+	_, err := c.client.CoreV1().ConfigMaps("n").Patch(t.Context(), "c", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	gone := eventlog.Event{Write: eventlog.Write{Op: eventlog.Deleted, Key: eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "n", Name: "c"}}}
+	require.NoError(t, c.Handle(t.Context(), gone))
+	c.namespaceGone("n")
+	require.NoError(t, c.Handle(t.Context(), own), "again, when there is nothing left to do")
+	require.NoError(t, c.Handle(t.Context(), eventlog.Event{}))
+}
+
+// TestNamespaceSettles: without Drain a namespace is not finalized before the deadline of requests that
+// may have seen it alive, by the log's time.
+func TestNamespaceSettles(t *testing.T) {
+	const settle = 2 * time.Second
+	c := newCluster(t, func(config *Config) { config.Drain, config.Settle = nil, settle })
+	c.createNamespace("n")
+	c.run()
+	c.deleteNamespace("n")
+	c.namespaceGone("n")
+	var began, ended time.Time
+	view, err := c.cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	for e, err := range c.cell.Projection.Events(t.Context(), view.Floor(), view.Revision()) {
+		require.NoError(t, err)
+		switch {
+		case e.Key.Name != "n":
+		case e.Op == eventlog.Modified && began.IsZero():
+			began = e.Time
+		case e.Op == eventlog.Deleted:
+			ended = e.Time
+		}
+	}
+	require.False(t, began.IsZero())
+	require.GreaterOrEqual(t, ended.Sub(began), settle)
+}
+
+func TestDefinitionWithInstances(t *testing.T) {
+	c := newCluster(t)
+	c.createDefinition()
+	c.createNamespace("a")
+	c.createNamespace("b")
+	for i := range 10 {
+		c.createWidget("a", fmt.Sprintf("w%d", i))
+		c.createWidget("b", fmt.Sprintf("w%d", i))
+	}
+	c.createWidget("b", "held", "example.com/hold")
+	c.run()
+	definitions := c.extensions.ApiextensionsV1().CustomResourceDefinitions()
+	require.NoError(t, definitions.Delete(t.Context(), "widgets.example.com", metav1.DeleteOptions{}))
+	c.eventually(func() bool { return c.rows("a") == 0 && c.rows("b") == 1 }, "only the instance with a finalizer is left")
+	definition, err := definitions.Get(t.Context(), "widgets.example.com", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.NotEmpty(t, definition.Finalizers)
+	c.removeWidgetFinalizers("b", "held")
+	c.eventually(func() bool {
+		_, err := definitions.Get(context.Background(), "widgets.example.com", metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}, "the definition is gone")
+	require.Zero(t, c.rows("b"))
+	c.createDefinition()
+	c.createWidget("a", "w0")
+}
+
+func TestRolesAreAggregated(t *testing.T) {
+	c := newCluster(t)
+	roles := c.client.RbacV1().ClusterRoles()
+	before, err := roles.Get(t.Context(), "view", metav1.GetOptions{})
+	require.NoError(t, err)
+	c.run()
+	_, err = roles.Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "widgets-view", Labels: map[string]string{"rbac.authorization.k8s.io/aggregate-to-view": "true"}},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"example.com"}, Resources: []string{"widgets"}, Verbs: []string{"get", "list"}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	grown := func(name string, want int) func() bool {
+		return func() bool {
+			role, err := roles.Get(context.Background(), name, metav1.GetOptions{})
+			require.NoError(t, err)
+			has := 0
+			for _, rule := range role.Rules {
+				if len(rule.APIGroups) == 1 && rule.APIGroups[0] == "example.com" {
+					has++
+				}
+			}
+			return has == want
+		}
+	}
+	for _, name := range []string{"view", "edit", "admin"} {
+		c.eventually(grown(name, 1), name+" has the rule")
+	}
+	require.NoError(t, roles.Delete(t.Context(), "widgets-view", metav1.DeleteOptions{}))
+	for _, name := range []string{"view", "edit", "admin"} {
+		c.eventually(grown(name, 0), name+" has lost the rule")
+	}
+	after, err := roles.Get(t.Context(), "view", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Equal(t, before.Rules, after.Rules)
+}
+
+// TestIdleWritesNothing: what Bootstrap wrote asks for nothing.
+func TestIdleWritesNothing(t *testing.T) {
+	c := newCluster(t)
+	before, err := c.cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	tasks, err := c.tasksOfState(t.Context())
+	require.NoError(t, err)
+	for _, task := range tasks {
+		require.NoError(t, c.do(t.Context(), task))
+	}
+	after, err := c.cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, before.Revision(), after.Revision())
+}
+
+func TestExpiry(t *testing.T) {
+	c := newCluster(t)
+	write := func(name string, ttl uint32) {
+		_, err := c.cell.Log.Append(t.Context(), "write-"+name, eventlog.Write{
+			Key: eventlog.Key{Cluster: "main", Resource: "events", Prefix: "/events", Namespace: "default", Name: name},
+			Op:  eventlog.Added, ContentType: "application/vnd.kubernetes.protobuf", Body: []byte("x"), TTL: ttl,
+		})
+		require.NoError(t, err)
+	}
+	write("for-ever", 0)
+	write("long", 3600)
+	for i := range expiryBatch + 5 {
+		write(fmt.Sprintf("short-%d", i), 1)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	deleted := 0
+	for deleted < expiryBatch+5 {
+		n, err := c.Expire(ctx)
+		require.NoError(t, err)
+		deleted += n
+	}
+	require.Equal(t, expiryBatch+5, deleted)
+	require.Equal(t, 2+1+1, c.rows("default"), "two events, a service account and the service stay")
+}
+
+func TestWriters(t *testing.T) {
+	var w Writers
+	require.NoError(t, w.Wait(t.Context()), "nothing runs")
+	entered, leave := make(chan struct{}), make(chan struct{})
+	h := w.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		entered <- struct{}{}
+		<-leave
+	}))
+	serve := func(method string) chan struct{} {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			h.ServeHTTP(nil, &http.Request{Method: method})
+		}()
+		<-entered
+		return done
+	}
+	reading := serve(http.MethodGet)
+	require.NoError(t, w.Wait(t.Context()), "a read is not waited for")
+	writing := serve(http.MethodPost)
+	waited := make(chan error, 1)
+	go func() { waited <- w.Wait(context.Background()) }()
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, w.Wait(canceled), context.Canceled, "a write runs")
+	select {
+	case <-waited:
+		t.Fatal("did not wait for a running write")
+	default:
+	}
+	leave <- struct{}{}
+	leave <- struct{}{}
+	<-reading
+	<-writing
+	require.NoError(t, <-waited)
+}
