@@ -36,7 +36,7 @@ func newCell(t testing.TB, change ...func(*Config)) *cell {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	conn := eventlogtest.Start(t)
-	c := &cell{t: t, ctx: ctx, conn: conn, log: eventlogtest.Open(t, eventlog.Config{Conn: conn}),
+	c := &cell{t: t, ctx: ctx, conn: conn, log: eventlogtest.Open(t, eventlog.Config{Conn: conn, InMemory: true}),
 		bucket: memory.Strict(t), last: map[string]lastEvent{}}
 	c.Projection = c.another(change...)
 	return c

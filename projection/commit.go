@@ -119,7 +119,7 @@ func pause(ctx context.Context, attempt int) error {
 	if attempt == 0 {
 		return ctx.Err()
 	}
-	limit := swapPause << min(attempt, 6)
+	limit := swapPause << min(attempt, 4)
 	select {
 	case <-time.After(randv2.N(limit)):
 		return nil

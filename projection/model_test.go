@@ -223,7 +223,7 @@ func TestRandomHistoriesOverAFailingBucket(t *testing.T) {
 				}
 				p := projections[r.IntN(len(projections))]
 				r.bucket.Inject(func(memory.Op, string) memory.Fault {
-					return []memory.Fault{memory.Works, memory.Works, memory.Fails, memory.FailsButPersisted}[faults.IntN(4)]
+					return []memory.Fault{memory.Fails, memory.FailsButPersisted, memory.Works, memory.Works, memory.Works, memory.Works}[faults.IntN(6)]
 				})
 				_, _ = p.Commit(r.ctx) // right or not, nothing may be lost
 				r.bucket.Inject(nil)
