@@ -1,0 +1,108 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// Row 9: upstream's 409 for a generated name becomes a 504 with Retry-After; every other 409 stays.
+func TestGeneratedNameConflict(t *testing.T) {
+	resource := schema.GroupResource{Resource: "configmaps"}
+	for _, c := range []struct {
+		err    error
+		code   int
+		reason string
+		retry  string
+	}{
+		{apierrors.NewGenerateNameConflict(resource, "x-abcde", 1), 504, "ServerTimeout", "1"},
+		{apierrors.NewAlreadyExists(resource, "x"), 409, "AlreadyExists", ""},
+		{apierrors.NewConflict(resource, "x", errors.New("changed")), 409, "Conflict", ""},
+	} {
+		h := withGeneratedName(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			responsewriters.ErrorNegotiated(c.err, codecs(), schema.GroupVersion{Version: "v1"}, w, r)
+		}))
+		r := httptest.NewRequest("POST", configMaps, strings.NewReader("{}"))
+		r = r.WithContext(apirequest.WithRequestInfo(r.Context(), &apirequest.RequestInfo{Resource: "configmaps", APIVersion: "v1", Verb: "create"}))
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		require.Equal(t, c.code, w.Code)
+		require.Equal(t, c.retry, w.Header().Get("Retry-After"))
+		var status map[string]any
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &status), w.Body.String())
+		require.Equal(t, c.reason, status["reason"])
+	}
+}
+
+func TestGenerateName(t *testing.T) {
+	s := newServer(t)
+	seen := map[any]bool{}
+	for range 20 {
+		got := s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x-"}}`})
+		name := fieldOf(got.object(t), "metadata.name")
+		require.False(t, seen[name])
+		seen[name] = true
+	}
+}
+
+// A panic is a Status while nothing was sent, and a cut connection afterwards.
+func TestPanics(t *testing.T) {
+	s := newServer(t)
+	recovered := s.withRecovery(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("boom") }))
+	w := httptest.NewRecorder()
+	recovered.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+	require.Equal(t, 500, w.Code)
+	require.Contains(t, w.Body.String(), `"reason":"InternalError"`)
+	require.NotContains(t, w.Body.String(), "boom")
+
+	cut := s.withRecovery(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(200)
+		panic("boom")
+	}))
+	require.PanicsWithValue(t, http.ErrAbortHandler, func() { cut.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil)) })
+}
+
+// A request whose caller goes away, or whose time is over, is answered and writes nothing.
+func TestTimeout(t *testing.T) {
+	s := newServer(t)
+	got := request{method: "POST", path: configMaps + "?timeout=1ns", body: `{"metadata":{"name":"x"}}`}.do(t, s)
+	require.Equal(t, 504, got.code, got.body)
+	require.Equal(t, "Timeout", fieldOf(got.object(t), "reason"))
+	s.must(t, 404, request{method: "GET", path: configMaps + "/x"})
+}
+
+// Without the log a request is refused with 503 and may be sent again; the process still says that it lives.
+func TestLogUnreachable(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	config := eventlog.Config{Conn: conn, Replicas: 1, Timeout: time.Second}
+	require.NoError(t, eventlog.Create(t.Context(), config))
+	log, err := eventlog.Open(t.Context(), config)
+	require.NoError(t, err)
+	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
+	require.NoError(t, err)
+	s := newServer(t, func(c *Config) { c.Cell.Log, c.Cell.Projection = log, p })
+	conn.Close()
+	for _, r := range []request{{method: "GET", path: configMaps}, {method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}, {method: "GET", path: "/apis"}} {
+		got := s.must(t, 503, r)
+		require.Equal(t, "ServiceUnavailable", fieldOf(got.object(t), "reason"))
+		require.Equal(t, "1", got.header.Get("Retry-After"))
+	}
+	s.must(t, 500, request{method: "GET", path: "/readyz"})
+	for _, path := range []string{"/livez", "/healthz", "/version", "/metrics"} {
+		s.must(t, 200, request{method: "GET", path: path})
+	}
+}
