@@ -1,0 +1,253 @@
+package kubestore
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// recorder reads one watch.
+type recorder struct {
+	t testing.TB
+	watch.Interface
+}
+
+func record(t testing.TB, s storage.Interface, opts storage.ListOptions) *recorder {
+	t.Helper()
+	opts.Recursive = true
+	if opts.Predicate.Label == nil {
+		opts.Predicate = storage.Everything
+	}
+	w, err := s.Watch(t.Context(), "/pods", opts)
+	require.NoError(t, err)
+	t.Cleanup(w.Stop)
+	return &recorder{t, w}
+}
+
+func watchFrom(t testing.TB, s storage.Interface, rev string) *recorder {
+	t.Helper()
+	return record(t, s, storage.ListOptions{ResourceVersion: rev})
+}
+
+// next is one event as text.
+func (r *recorder) next() string {
+	r.t.Helper()
+	select {
+	case e, ok := <-r.ResultChan():
+		switch o := e.Object.(type) {
+		case *example.Pod:
+			return fmt.Sprintf("%s %s/%s %s", e.Type, o.Namespace, o.Name, o.ResourceVersion)
+		case *metav1.Status:
+			return fmt.Sprintf("%s %s", e.Type, o.Reason)
+		}
+		return fmt.Sprintf("closed %v", !ok)
+	case <-time.After(30 * time.Second):
+		r.t.Fatal("no event came")
+	}
+	return ""
+}
+
+func (r *recorder) take(n int) (events []string) {
+	r.t.Helper()
+	for range n {
+		events = append(events, r.next())
+	}
+	return events
+}
+
+// history makes random changes to a few pods and returns the events that a watch of all of them must see.
+func history(t testing.TB, s storage.Interface, r *rand.Rand, changes int, step func(context.Context)) (events []string) {
+	t.Helper()
+	exists := map[string]bool{}
+	for range changes {
+		p := pod("ns", fmt.Sprintf("p%d", r.IntN(5)))
+		var err error
+		var out *example.Pod
+		event := watch.Modified
+		switch {
+		case !exists[p.Name]:
+			event, out = watch.Added, create(t, s, p)
+		case r.IntN(3) == 0:
+			event = watch.Deleted
+			out, err = remove(t.Context(), s, keyOf(p))
+		default:
+			out, err = relabel(t.Context(), s, keyOf(p), "change", fmt.Sprint(len(events)))
+		}
+		require.NoError(t, err)
+		exists[p.Name] = event != watch.Deleted
+		events = append(events, fmt.Sprintf("%s ns/%s %s", event, p.Name, out.ResourceVersion))
+		step(t.Context())
+	}
+	return events
+}
+
+// TestWatchResumes: a watch that is cut and resumed at random, each time on another process, sees every
+// change once and in order (rows 11 and 20, invariant 8), while the log is committed and purged under it.
+func TestWatchResumes(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	for mode, step := range modes {
+		t.Run(mode, func(t *testing.T) {
+			b := newBed(t, conn, memory.Strict(t))
+			stores := []*store{newStore(b.Cell, pods(nil)), newStore(process(t, b.Log, b.bucket), pods(nil))}
+			start, err := stores[0].GetCurrentResourceVersion(t.Context())
+			require.NoError(t, err)
+			r := rand.New(rand.NewPCG(7, uint64(len(mode))))
+			live := watchFrom(t, stores[0], fmt.Sprint(start))
+			events := history(t, stores[0], r, 120, step(b))
+			require.Equal(t, events, live.take(len(events)))
+
+			last := fmt.Sprint(start)
+			for at := 0; at < len(events); {
+				w := watchFrom(t, stores[at%2], last)
+				n := min(1+r.IntN(20), len(events)-at)
+				require.Equal(t, events[at:at+n], w.take(n))
+				w.Stop()
+				at += n
+				_, _ = fmt.Sscanf(events[at-1], "%s %s %s", new(string), new(string), &last)
+			}
+		})
+	}
+}
+
+// TestSlowWatchRejoins: a watch that is not read falls out of the feed, delays nobody, and later goes on
+// without a gap.
+func TestSlowWatchRejoins(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	s := newStore(b.Cell, pods(nil))
+	start, err := s.GetCurrentResourceVersion(t.Context())
+	require.NoError(t, err)
+	slow, fast := watchFrom(t, s, fmt.Sprint(start)), watchFrom(t, s, fmt.Sprint(start))
+	total := bufferedEvents + bufferedChanges + 100
+	r := rand.New(rand.NewPCG(3, 4))
+	events := history(t, s, r, total, func(context.Context) {})
+	require.Equal(t, events, fast.take(total))
+	require.Equal(t, events, slow.take(total))
+}
+
+// TestWatchExpires: a revision below the floor ends with 410; one that is not there yet waits for it.
+func TestWatchExpires(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	s := newStore(b.Cell, pods(nil))
+	p := create(t, s, pod("ns", "a"))
+	changed, err := relabel(t.Context(), s, keyOf(p), "a", "b")
+	require.NoError(t, err)
+	rev, err := s.versioner.ParseResourceVersion(changed.ResourceVersion)
+	require.NoError(t, err)
+	future := watchFrom(t, s, fmt.Sprint(rev+1))
+	b.commit(t.Context())
+	require.NoError(t, b.Projection.Retain(t.Context(), eventlog.Revision(rev), 0))
+	require.Equal(t, "ERROR Expired", watchFrom(t, s, p.ResourceVersion).next())
+	at := watchFrom(t, s, changed.ResourceVersion)
+	first, err := relabel(t.Context(), s, keyOf(p), "a", "c")
+	require.NoError(t, err)
+	second, err := relabel(t.Context(), s, keyOf(p), "a", "d")
+	require.NoError(t, err)
+	require.Equal(t, []string{"MODIFIED ns/a " + first.ResourceVersion, "MODIFIED ns/a " + second.ResourceVersion}, at.take(2))
+	require.Equal(t, "MODIFIED ns/a "+second.ResourceVersion, future.next())
+}
+
+// TestWatchSelectors: a change that takes an object in or out of what matches is ADDED or DELETED, from
+// the past as from the feed (row 12).
+func TestWatchSelectors(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	for mode, step := range modes {
+		t.Run(mode, func(t *testing.T) {
+			b := newBed(t, conn, memory.Strict(t))
+			s, step := newStore(b.Cell, pods(nil)), step(b)
+			start, err := s.GetCurrentResourceVersion(t.Context())
+			require.NoError(t, err)
+			opts := storage.ListOptions{ResourceVersion: fmt.Sprint(start), Predicate: storage.SelectionPredicate{
+				Label: labels.SelectorFromSet(labels.Set{"on": "yes"}), Field: fields.Everything(),
+				GetAttrs: func(obj runtime.Object) (labels.Set, fields.Set, error) { return obj.(*example.Pod).Labels, nil, nil },
+			}}
+			live := record(t, s, opts)
+			p := create(t, s, pod("ns", "a"))
+			var want []string
+			for _, c := range []struct{ on, event string }{
+				{"no", ""}, {"yes", "ADDED"}, {"yes", "MODIFIED"}, {"no", "DELETED"}, {"no", ""}, {"yes", "ADDED"}, {"", "DELETED"},
+			} {
+				var out *example.Pod
+				if c.on == "" {
+					out, err = remove(t.Context(), s, keyOf(p))
+				} else {
+					_, err = relabel(t.Context(), s, keyOf(p), "on", c.on)
+					require.NoError(t, err)
+					out, err = relabel(t.Context(), s, keyOf(p), "n", fmt.Sprint(len(want)))
+				}
+				require.NoError(t, err)
+				step(t.Context())
+				_ = out
+				if c.event != "" {
+					want = append(want, c.event)
+				}
+			}
+			past := record(t, s, opts)
+			for {
+				l, p := live.next(), past.next()
+				require.Equal(t, l, p)
+				if len(l) > 7 && l[:7] == "DELETED" {
+					break
+				}
+			}
+		})
+	}
+}
+
+// TestWatchWithoutFeed: a function does not watch.
+func TestWatchWithoutFeed(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	c := b.Cell
+	c.Feed = nil
+	_, err := New(c, pods(nil)).Watch(t.Context(), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything})
+	require.True(t, apierrors.IsMethodNotSupported(err), "%v", err)
+	require.NoError(t, New(c, pods(nil)).RequestWatchProgress(t.Context()))
+}
+
+// TestRequestWatchProgress: the cacher's watch hears of a head that no event of its own resource brought.
+func TestRequestWatchProgress(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	s := newStore(b.Cell, pods(nil))
+	start, err := s.GetCurrentResourceVersion(t.Context())
+	require.NoError(t, err)
+	internal := record(t, s, storage.ListOptions{ResourceVersion: fmt.Sprint(start), ProgressNotify: true})
+	p := create(t, s, pod("ns", "a"))
+	require.Equal(t, "ADDED ns/a "+p.ResourceVersion, internal.next())
+	b.barrier()
+	head, err := s.GetCurrentResourceVersion(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, s.RequestWatchProgress(t.Context()))
+	require.Equal(t, fmt.Sprintf("BOOKMARK / %d", head), internal.next())
+}
+
+// TestWatchEndsWithFeed: when the process stops following, its watches are closed, not left waiting.
+func TestWatchEndsWithFeed(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	c := b.Cell
+	c.Feed = NewFeed(b.Log, b.Projection)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	s := newStore(c, pods(nil))
+	w := watchFrom(t, s, "")
+	go func() { ended <- c.Feed.Run(ctx) }()
+	p := create(t, s, pod("ns", "a"))
+	require.Equal(t, "ADDED ns/a "+p.ResourceVersion, w.next())
+	stop()
+	require.NoError(t, <-ended)
+	require.Equal(t, "closed true", w.next())
+	require.Equal(t, "closed true", watchFrom(t, s, p.ResourceVersion).next())
+}
