@@ -80,7 +80,7 @@ func (x *resourceIndex) build(set crdSet) (map[string]http.Handler, error) {
 		return nil, err
 	}
 	groups := merge(builtin, customGroups(set.crds))
-	codecs := legacyscheme.Codecs
+	codecs := legacyscheme.Codecs // no CBOR: upstream's older discovery types know none
 	addresses := discovery.DefaultAddresses{DefaultAddress: x.server.generic.ExternalAddress}
 	root := discovery.NewRootAPIsHandler(addresses, codecs)
 	paths := map[string]http.Handler{}

@@ -151,12 +151,9 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 		return err
 	}
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	if r.Method == http.MethodHead {
-		return nil
-	}
-	_, err = w.Write(body)
-	if err != nil {
-		return nil // the client is gone, and nothing can be told to it
+	w.WriteHeader(http.StatusOK)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(body) // fails when the client is gone, and then nothing can be told to it
 	}
 	return nil
 }

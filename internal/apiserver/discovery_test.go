@@ -1,0 +1,149 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/logplane/logplane/internal/apiserver/spec"
+	"github.com/stretchr/testify/require"
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const aggregatedJSON = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+
+// Plain and aggregated discovery agree with each other, in every representation (rows 8 and 49).
+func TestDiscovery(t *testing.T) {
+	s := newServer(t)
+	createWidgetCRD(t, s)
+	for _, path := range []string{"/api", "/apis", "/api/v1", "/apis/apps", "/apis/apps/v1", "/apis/example.com", "/apis/example.com/v1", "/apis/example.com/v1/"} {
+		for _, accept := range []string{"application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "application/cbor, application/json;q=0.9", "text/html, */*"} {
+			require.Equal(t, 200, request{method: "GET", path: path, accept: accept}.do(t, s).code, "%s as %s", path, accept)
+		}
+		require.Equal(t, 406, request{method: "GET", path: path, accept: "text/html"}.do(t, s).code)
+		require.Equal(t, 405, request{method: "POST", path: path, body: "{}"}.do(t, s).code)
+	}
+	for _, path := range []string{"/apis/nope", "/apis/nope/v1", "/apis/apps/v9", "/api/v9", "/apis/example.com/v9"} {
+		a := request{method: "GET", path: path}.do(t, s)
+		require.Equal(t, 404, a.code, path)
+		require.Equal(t, "Status", a.object(t)["kind"], path)
+	}
+	var groups metav1.APIGroupList
+	require.NoError(t, json.Unmarshal([]byte(request{method: "GET", path: "/apis"}.do(t, s).body), &groups))
+	all := aggregatedAt(t, s, "/apis")
+	require.Len(t, all.Items, len(groups.Groups))
+	require.Equal(t, "example.com", groups.Groups[len(groups.Groups)-1].Name)
+	for i, g := range groups.Groups {
+		require.Equal(t, g.Name, all.Items[i].Name)
+		require.Equal(t, g.PreferredVersion, g.Versions[0])
+		for j, v := range g.Versions {
+			require.Equal(t, v.Version, all.Items[i].Versions[j].Version)
+			requireSameResources(t, s, "/apis/"+v.GroupVersion, all.Items[i].Versions[j])
+		}
+	}
+	requireSameResources(t, s, "/api/v1", aggregatedAt(t, s, "/api").Items[0].Versions[0])
+}
+
+func aggregatedAt(t *testing.T, s *Server, path string) (list apidiscoveryv2.APIGroupDiscoveryList) {
+	t.Helper()
+	a := request{method: "GET", path: path, accept: aggregatedJSON + ",application/json"}.do(t, s)
+	require.Equal(t, aggregatedJSON, a.header.Get("Content-Type"))
+	require.NoError(t, json.Unmarshal([]byte(a.body), &list))
+	require.Equal(t, "APIGroupDiscoveryList", list.Kind)
+	same := request{method: "GET", path: path, accept: aggregatedJSON, header: http.Header{"If-None-Match": {a.header.Get("Etag")}}}.do(t, s)
+	require.Equal(t, 304, same.code)
+	return list
+}
+
+func requireSameResources(t *testing.T, s *Server, path string, version apidiscoveryv2.APIVersionDiscovery) {
+	t.Helper()
+	var plain metav1.APIResourceList
+	require.NoError(t, json.Unmarshal([]byte(request{method: "GET", path: path}.do(t, s).body), &plain))
+	var want, got []string
+	for _, r := range plain.APIResources {
+		want = append(want, r.Name+" "+r.Kind+" "+strings.Join(r.Verbs, ","))
+	}
+	for _, r := range version.Resources {
+		require.NotNil(t, r.ResponseKind)
+		got = append(got, r.Resource+" "+r.ResponseKind.Kind+" "+strings.Join(r.Verbs, ","))
+		for _, sub := range r.Subresources {
+			got = append(got, r.Resource+"/"+sub.Subresource+" "+sub.ResponseKind.Kind+" "+strings.Join(sub.Verbs, ","))
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if path == "/api/v1" { // a subresource without its resource is listed plainly, and aggregated under an empty one
+		got = slices.DeleteFunc(got, func(r string) bool { return strings.HasSuffix(strings.Fields(r)[1], ",") })
+	}
+	require.Equal(t, want, got, path)
+}
+
+// The built-in groups are those that kube-apiserver serves by default, with the same resources and the
+// same paths: its source publishes what it serves with everything switched on.
+func TestSpecIsUpstreams(t *testing.T) {
+	folder, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes").Output()
+	if err != nil || strings.TrimSpace(string(folder)) == "" {
+		t.Skip("the source of Kubernetes is not here")
+	}
+	published := filepath.Join(strings.TrimSpace(string(folder)), "api")
+	groups, err := spec.Groups()
+	require.NoError(t, err)
+	index, err := spec.Builtin()
+	require.NoError(t, err)
+	for _, g := range groups {
+		for _, v := range g.Versions {
+			path := "apis/" + g.Name + "/" + v.Name
+			if g.Name == "" {
+				path = "api/" + v.Name
+			}
+			file := strings.ReplaceAll(path, "/", "__")
+			var list metav1.APIResourceList
+			readJSON(t, filepath.Join(published, "discovery", file+".json"), &list)
+			list.APIResources = slices.DeleteFunc(list.APIResources, func(r metav1.APIResource) bool { return notYet[r.Name] })
+			require.Equal(t, describeAll(list.APIResources), describeAll(v.Resources), path)
+
+			require.Contains(t, index.V3, path)
+			document, err := spec.V3(path, spec.JSON)
+			require.NoError(t, err)
+			plain, err := document.Plain()
+			require.NoError(t, err)
+			var want, got struct{ Paths map[string]json.RawMessage }
+			require.NoError(t, json.Unmarshal(plain, &got))
+			readJSON(t, filepath.Join(published, "openapi-spec", "v3", file+"_openapi.json"), &want)
+			for name, description := range want.Paths {
+				if _, missing := got.Paths[name]; !missing && strings.HasSuffix(name, "/serviceaccounts/{name}/token") {
+					delete(want.Paths, name)
+					continue
+				}
+				require.JSONEq(t, string(description), string(got.Paths[name]), name)
+			}
+			require.Len(t, got.Paths, len(want.Paths), path)
+		}
+	}
+}
+
+// notYet is served once there is an issuer of service account tokens.
+var notYet = map[string]bool{"serviceaccounts/token": true}
+
+func readJSON(t *testing.T, path string, into any) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(b, into))
+}
+
+// describeAll leaves out the hash of the stored version: CRDs are stored as v1 here, and there as v1beta1.
+func describeAll(resources []metav1.APIResource) map[string]metav1.APIResource {
+	all := map[string]metav1.APIResource{}
+	for _, r := range resources {
+		r.StorageVersionHash = ""
+		all[r.Name] = r
+	}
+	return all
+}
