@@ -74,7 +74,7 @@ func (l *Log) Append(ctx context.Context, requestID string, writes ...Write) (Re
 	if rev <= before {
 		return 0, fmt.Errorf("append %s: acknowledged as %d after %d was seen: %w", writes[0].Key.Row(), rev, before, ErrDiverged)
 	}
-	l.see(rev)
+	l.See(rev)
 	return rev, nil
 }
 

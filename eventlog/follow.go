@@ -32,6 +32,9 @@ func (l *Log) Follow(ctx context.Context, after Revision, yield func(Event) erro
 		if errors.As(err, &fatal) {
 			return fatal.cause
 		}
+		if errors.Is(err, nats.ErrConnectionClosed) {
+			return fmt.Errorf("follow the log from %d: %w", f.next, err)
+		}
 		if pause(ctx, try) != nil {
 			return ctx.Err()
 		}
@@ -54,6 +57,8 @@ type follower struct {
 // open reads from one consumer until it breaks. The log's first is checked before and after it is made: a
 // consumer behind a purge jumps forward without a word.
 func (f *follower) open(ctx context.Context) error {
+	ctx, stop := f.log.whileConnected(ctx)
+	defer stop()
 	if err := f.check(ctx); err != nil {
 		return err
 	}
@@ -73,6 +78,24 @@ func (f *follower) open(ctx context.Context) error {
 		return err
 	}
 	return f.read(ctx, sub)
+}
+
+// whileConnected is ctx until the connection breaks: what was sent to a consumer's inbox meanwhile is lost, and
+// an idle consumer would not show it before its heartbeats are missed.
+func (l *Log) whileConnected(ctx context.Context) (connected context.Context, stop func()) {
+	connected, cancel := context.WithCancel(ctx)
+	broke := l.config.Conn.StatusChanged(nats.RECONNECTING, nats.CLOSED)
+	go func() {
+		select {
+		case <-broke:
+			cancel()
+		case <-connected.Done():
+		}
+	}()
+	return connected, func() {
+		cancel()
+		l.config.Conn.RemoveStatusListener(broke)
+	}
 }
 
 // consume makes a push consumer that delivers to the inbox. A crash leaves it behind for five seconds.
@@ -179,11 +202,7 @@ func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {
 	if m.revision != f.next {
 		return f.gap(ctx, m.revision)
 	}
-	e, err := m.decode(f.log.config.Prefix)
-	if err == nil {
-		err = f.yield(e)
-	}
-	if err != nil {
+	if err := f.yield(m.event(f.log.config.Prefix)); err != nil {
 		return &fatal{err}
 	}
 	f.next++

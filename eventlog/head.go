@@ -74,7 +74,7 @@ func (l *Log) askOnce() (Bounds, error) {
 	if b.Head < seen {
 		return Bounds{}, fmt.Errorf("the head is %d and %d was seen before: %w", b.Head, seen, ErrDiverged)
 	}
-	l.see(b.Head)
+	l.See(b.Head)
 	return b, nil
 }
 

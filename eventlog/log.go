@@ -83,8 +83,9 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	return &Log{config: c, replicated: held.Replicas > 1, batches: make(chan struct{}, batchesInFlight)}, nil
 }
 
-// see remembers that a revision exists.
-func (l *Log) see(r Revision) {
+// See remembers that the log has held a revision, for example the one that a root has applied: a head below
+// it is ErrDiverged from then on. It must never be given what a client says, nor a revision inside a batch.
+func (l *Log) See(r Revision) {
 	for {
 		old := l.seen.Load()
 		if uint64(r) <= old || l.seen.CompareAndSwap(old, uint64(r)) {

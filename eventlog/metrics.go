@@ -7,5 +7,10 @@ var roundTrips = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Help: "Requests to the log's stream, by kind.",
 }, []string{"kind"})
 
+var malformed = prometheus.NewCounter(prometheus.CounterOpts{
+	Name: "logplane_log_malformed_total",
+	Help: "Messages read from the log that are not events; each is skipped.",
+})
+
 // Collectors returns the package's metrics.
-func Collectors() []prometheus.Collector { return []prometheus.Collector{roundTrips} }
+func Collectors() []prometheus.Collector { return []prometheus.Collector{roundTrips, malformed} }

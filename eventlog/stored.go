@@ -25,10 +25,6 @@ type stored struct {
 	body     []byte
 }
 
-func (m stored) decode(prefix string) (Event, error) {
-	return decode(prefix, m.subject, m.header, m.body, m.revision, m.time)
-}
-
 // get asks the stream's leader for one message; errNoMessage if it has none. The answer waits for a batch
 // that is being written.
 func (l *Log) get(ctx context.Context, request string) (stored, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -25,7 +26,8 @@ const (
 //
 // upto must be a revision that Head or Append returned; it is an error, after the timeout, if the log does
 // not hold it. Any replica may answer, so the proof of completeness is the contiguous sequence up to upto,
-// never what a replica says of its end. A hole above first is ErrDiverged: no setting of the log allows one.
+// never what a replica says of its end. A hole above first is ErrDiverged: no setting of the log allows one. A
+// message that is not an event is counted, logged and delivered as a Barrier: it changes nothing.
 func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) error) error {
 	r := reader{log: l, next: after + 1, upto: upto, yield: yield}
 	if err := r.read(ctx); err != nil {
@@ -98,48 +100,51 @@ func (r *reader) deliver(e Event) error {
 // not an error; silent says that it went away instead of answering.
 func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	conn := r.log.config.Conn
+	size := min(r.upto-r.next+1, pageEvents)
+	answers := make(chan *nats.Msg, size+1) // all of them and the end of the batch, so that none is ever dropped
 	inbox := conn.NewInbox()
-	sub, err := conn.SubscribeSync(inbox)
+	sub, err := conn.ChanSubscribe(inbox, answers)
 	if err != nil {
 		return false, err
 	}
 	defer sub.Unsubscribe()
-	request := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, r.next, min(r.upto-r.next+1, pageEvents), pageBytes)
+	request := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, r.next, size, pageBytes)
 	roundTrips.WithLabelValues("tail").Inc()
 	if err := conn.PublishRequest("$JS.API.DIRECT.GET."+r.log.config.Stream, inbox, request); err != nil {
 		return true, ctx.Err() // not connected: the leader is asked, until the deadline
 	}
+	patience := r.log.config.Timeout / tries
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
 	for r.next <= r.upto {
-		msg, err := r.receive(ctx, sub)
-		if err != nil {
+		select {
+		case msg := <-answers:
+			if more, err := r.take(msg); err != nil || !more {
+				return false, err
+			}
+			timer.Reset(patience)
+		case <-timer.C:
+			return true, nil
+		case <-ctx.Done():
 			return true, ctx.Err()
-		}
-		if msg.Header.Get("Status") != "" { // end of batch, or it has no more
-			return false, nil
-		}
-		m, err := direct(msg)
-		if err != nil {
-			return false, err
-		}
-		if m.revision != r.next { // purged, or a replica that is catching up: the leader knows
-			return false, nil
-		}
-		e, err := m.decode(r.log.config.Prefix)
-		if err == nil {
-			err = r.deliver(e)
-		}
-		if err != nil {
-			return false, err
 		}
 	}
 	return false, nil
 }
 
-// receive waits for one message of a page, for a try's time.
-func (r *reader) receive(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.log.config.Timeout/tries)
-	defer cancel()
-	return sub.NextMsgWithContext(ctx)
+// take delivers one message of a page; more is false at its end.
+func (r *reader) take(msg *nats.Msg) (more bool, err error) {
+	if msg == nil || msg.Header.Get("Status") != "" { // end of batch, it has no more, or the connection was closed
+		return false, nil
+	}
+	m, err := direct(msg)
+	if err != nil {
+		return false, err
+	}
+	if m.revision != r.next { // purged, or a replica that is catching up: the leader knows
+		return false, nil
+	}
+	return true, r.deliver(m.event(r.log.config.Prefix))
 }
 
 // fromLeader reads one revision from the stream's leader. During a leader change the one that answers
@@ -152,7 +157,7 @@ func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 		m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d,"next_by_subj":">"}`, rev))
 		switch {
 		case err == nil && m.revision == rev:
-			return m.decode(l.config.Prefix)
+			return m.event(l.config.Prefix), nil
 		case err == nil:
 			err = l.explainGap(ctx, rev, try)
 		case errors.Is(err, errNoMessage):

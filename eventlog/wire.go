@@ -3,6 +3,7 @@ package eventlog
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
 	"time"
@@ -91,8 +92,8 @@ func encodeBarrier(prefix string, epoch uint64, id string, now time.Time) *nats.
 
 func barrierSubject(prefix string) string { return prefix + ".log." + barrierMarker }
 
-// decode reads a message that the log holds at a revision. It is total: whatever was published there
-// is an Event or an error that names the revision.
+// decode reads a message that the log holds at a revision. It is total: whatever was published there is an
+// Event or an error that names the revision.
 func decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at time.Time) (Event, error) {
 	e, err := decodeHeaders(prefix, subject, h)
 	if err != nil {
@@ -100,6 +101,18 @@ func decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at
 	}
 	e.Revision, e.Time, e.Body = rev, at, body
 	return e, nil
+}
+
+// event is what readers deliver for a message: one that cannot be decoded changes nothing, like a barrier.
+// Somebody published past this package; that must not stop all readers for good, but be seen.
+func (m stored) event(prefix string) Event {
+	e, err := decode(prefix, m.subject, m.header, m.body, m.revision, m.time)
+	if err != nil {
+		malformed.Inc()
+		slog.Warn("skipped a message of the log that is not an event", "revision", m.revision, "subject", m.subject, "error", err)
+		e = Event{Revision: m.revision, Time: m.time, RequestID: m.header.Get(headerID)}
+	}
+	return e
 }
 
 func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {

@@ -1,0 +1,105 @@
+package eventlog_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+var kilobyte = strings.Repeat("x", 1024)
+
+func BenchmarkAppend(b *testing.B) {
+	l := eventlogtest.Log(b)
+	for i := 0; b.Loop(); i++ {
+		if _, err := l.Append(b.Context(), fmt.Sprint(i), added(fmt.Sprint(i), kilobyte)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkAppendBatch(b *testing.B) {
+	for _, size := range []int{2, 100} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			l := eventlogtest.Log(b)
+			writes := make([]eventlog.Write, size)
+			for i := 0; b.Loop(); i++ {
+				for k := range writes {
+					writes[k] = added(fmt.Sprintf("%d-%d", i, k), kilobyte)
+				}
+				if _, err := l.Append(b.Context(), fmt.Sprint(i), writes...); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkHead(b *testing.B) {
+	l := eventlogtest.Log(b)
+	fill(b, l, 10)
+	for b.Loop() {
+		if _, err := l.Head(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkTail(b *testing.B) {
+	l := eventlogtest.Log(b)
+	writes := make([]eventlog.Write, 1000)
+	for i := range writes {
+		writes[i] = added(fmt.Sprint(i), kilobyte)
+	}
+	head := mustAppend(b, l, "batch", writes...)
+	for _, events := range []eventlog.Revision{0, 1, 10, 1000} {
+		b.Run(fmt.Sprint(events), func(b *testing.B) {
+			for b.Loop() {
+				if err := l.Tail(b.Context(), head-events, head, func(eventlog.Event) error { return nil }); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkFollow is what an event costs a long-running reader that catches up.
+func BenchmarkFollow(b *testing.B) {
+	l := eventlogtest.Log(b)
+	writes := make([]eventlog.Write, 1000)
+	for i := range writes {
+		writes[i] = added(fmt.Sprint(i), kilobyte)
+	}
+	head := mustAppend(b, l, "batch", writes...)
+	end := fmt.Errorf("the end")
+	for b.Loop() {
+		err := l.Follow(b.Context(), 0, func(e eventlog.Event) error {
+			if e.Revision == head {
+				return end
+			}
+			return nil
+		})
+		if err != end {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkReplicated(b *testing.B) {
+	c := eventlogtest.Cluster(b)
+	l := c.Log(0)
+	b.Run("append", func(b *testing.B) {
+		for b.Loop() {
+			fill(b, l, 1)
+		}
+	})
+	b.Run("head", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := l.Head(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
