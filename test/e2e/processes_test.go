@@ -35,7 +35,7 @@ func TestProcesses(t *testing.T) {
 	})
 	t.Run("three servers", func(t *testing.T) {
 		var urls []string
-		for _, server := range eventlogtest.NewCluster(t).Servers {
+		for _, server := range eventlogtest.Cluster(t).Server {
 			urls = append(urls, server.ClientURL())
 		}
 		c := newCell(t, strings.Join(urls, ","), 3)

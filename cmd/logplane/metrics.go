@@ -1,0 +1,20 @@
+package main
+
+import (
+	"slices"
+
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/functions/lifecycle"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+// registerMetrics adds ours to the registry that upstream's are in, which /metrics serves.
+func registerMetrics() {
+	legacyregistry.RawMustRegister(slices.Concat(
+		eventlog.Collectors(), bucket.Collectors(), projection.Collectors(), kubestore.Collectors(),
+		lifecycle.Collectors())...)
+}
