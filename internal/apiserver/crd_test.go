@@ -2,19 +2,29 @@ package apiserver
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
+	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/stretchr/testify/require"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	restregistry "k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
@@ -439,4 +449,172 @@ func TestCustomResourcesOwnNoGoroutine(t *testing.T) {
 		require.Equal(t, 200, request{method: "GET", path: "/openapi/v3"}.do(t, s).code)
 	}
 	require.LessOrEqual(t, runtime.NumGoroutine(), before)
+}
+
+// Writers whose views agree that a name is free: the log lets one of them have it, and the other finds
+// it taken (kubernetes.md, 9).
+func TestNameRace(t *testing.T) {
+	first := newServer(t)
+	second, err := New(Config{Cell: first.config.Cell})
+	require.NoError(t, err)
+	var prepared sync.WaitGroup // both have looked for clashes and found none
+	prepared.Add(2)
+	crds := make([]*unstructured.Unstructured, 2)
+	var writers sync.WaitGroup
+	for i, s := range []*Server{first, second} {
+		built, err := s.groups["apiextensions.k8s.io"].get()
+		require.NoError(t, err)
+		registry := built.info.VersionedResourcesStorageMap["v1"]["customresourcedefinitions"].(crdREST)
+		lookedOnce := &meetingStrategy{RESTCreateStrategy: registry.CreateStrategy, prepared: &prepared}
+		registry.CreateStrategy = lookedOnce
+		c := connect(t, s)
+		writers.Go(func() {
+			var err error
+			crds[i], err = c.Resource(crdResource).Create(context.Background(), object(t, clashingCRD(fmt.Sprintf("rival%d", i), "Rival", "rv")), metav1.CreateOptions{})
+			if err != nil {
+				t.Error(err)
+			}
+			if tries := lookedOnce.tries.Load(); condition(crds[i], "NamesAccepted") == "False" && tries != 2 {
+				t.Errorf("the loser tried %d times", tries)
+			}
+		})
+	}
+	writers.Wait()
+	require.False(t, t.Failed())
+	require.ElementsMatch(t, []string{"True", "False"}, []string{condition(crds[0], "Established"), condition(crds[1], "Established")})
+}
+
+// meetingStrategy makes the first try wait until every writer has made its first.
+type meetingStrategy struct {
+	restregistry.RESTCreateStrategy
+	prepared *sync.WaitGroup
+	tries    atomic.Int32
+}
+
+func (s *meetingStrategy) PrepareForCreate(ctx context.Context, obj kruntime.Object) {
+	s.RESTCreateStrategy.PrepareForCreate(ctx, obj)
+	if s.tries.Add(1) == 1 {
+		s.prepared.Done()
+		s.prepared.Wait()
+	}
+}
+
+// Custom resources lie in the log as CBOR (architecture.md), CRDs as protobuf.
+func TestCustomResourceEncoding(t *testing.T) {
+	s := newServer(t)
+	c := connect(t, s)
+	c.createCRD(t, widgetCRD)
+	_, err := c.Resource(widgets).Namespace("default").Create(t.Context(), object(t, widget("a", "{}")), metav1.CreateOptions{})
+	require.NoError(t, err)
+	view, err := s.config.Cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	for key, want := range map[string]struct{ contentType, prefix string }{
+		"main/example.com/widgets/default/a":                                      {"application/cbor", "\xd9\xd9\xf7"},
+		"main/apiextensions.k8s.io/customresourcedefinitions/widgets.example.com": {"application/vnd.kubernetes.protobuf", "k8s\x00"},
+	} {
+		row, ok, err := view.Get(t.Context(), key, view.Revision())
+		require.NoError(t, err)
+		require.True(t, ok, key)
+		require.Equal(t, want.contentType, row.ContentType)
+		require.True(t, strings.HasPrefix(string(row.Value), want.prefix), "%s: %q", key, row.Value[:4])
+	}
+}
+
+// A watch of custom resources ends when their CRD changes or goes, for what comes may be of another schema.
+func TestWatchEndsWithCRD(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s := newServer(t, func(c *Config) {
+		c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection)
+		var feed sync.WaitGroup
+		feed.Go(func() { _ = c.Cell.Feed.Run(ctx) })
+		t.Cleanup(func() { cancel(); feed.Wait() })
+	})
+	c := connect(t, s)
+	crd := c.createCRD(t, widgetCRD)
+	w := c.Resource(widgets).Namespace("default")
+	watchNow := func() watch.Interface {
+		list, err := w.List(ctx, metav1.ListOptions{})
+		require.NoError(t, err)
+		watcher, err := w.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()})
+		require.NoError(t, err)
+		return watcher
+	}
+	watcher := watchNow()
+	_, err := w.Create(ctx, object(t, widget("a", "{}")), metav1.CreateOptions{})
+	require.NoError(t, err)
+	require.Equal(t, watch.Added, (<-watcher.ResultChan()).Type)
+
+	// Conditions and metadata change nothing for it.
+	crd.SetLabels(map[string]string{"a": "b"})
+	crd, err = c.Resource(crdResource).Update(ctx, crd, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	require.NoError(t, w.Delete(ctx, "a", metav1.DeleteOptions{}))
+	require.Equal(t, watch.Deleted, (<-watcher.ResultChan()).Type)
+
+	changed := object(t, strings.Replace(widgetCRD, "default: 3", "default: 4", 1))
+	changed.SetResourceVersion(crd.GetResourceVersion())
+	_, err = c.Resource(crdResource).Update(ctx, changed, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	_, open := <-watcher.ResultChan()
+	require.False(t, open)
+
+	watcher = watchNow()
+	require.NoError(t, c.Resource(crdResource).Delete(ctx, crd.GetName(), metav1.DeleteOptions{}))
+	terminating, err := c.Resource(crdResource).Get(ctx, crd.GetName(), metav1.GetOptions{})
+	require.NoError(t, err)
+	terminating.SetFinalizers(nil)
+	_, err = c.Resource(crdResource).Update(ctx, terminating, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	_, open = <-watcher.ResultChan()
+	require.False(t, open)
+}
+
+// Objects stored in one version are read in another through the CRD's conversion webhook.
+func TestConversionWebhook(t *testing.T) {
+	calls := &atomic.Int32{}
+	hook := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls.Add(1)
+		var review apiextensionsv1.ConversionReview
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+			t.Error(err)
+			return
+		}
+		review.Response = &apiextensionsv1.ConversionResponse{UID: review.Request.UID, Result: metav1.Status{Status: "Success"}}
+		for _, raw := range review.Request.Objects {
+			u := &unstructured.Unstructured{}
+			if err := u.UnmarshalJSON(raw.Raw); err != nil {
+				t.Error(err)
+				return
+			}
+			u.SetAPIVersion(review.Request.DesiredAPIVersion)
+			u.Object["spec"] = map[string]any{"convertedTo": review.Request.DesiredAPIVersion}
+			review.Response.ConvertedObjects = append(review.Response.ConvertedObjects, kruntime.RawExtension{Object: u})
+		}
+		_ = json.NewEncoder(w).Encode(review)
+	}))
+	t.Cleanup(hook.Close)
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: hook.Certificate().Raw})
+	c := connect(t, newServer(t))
+	c.createCRD(t, fmt.Sprintf(`
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: gadgets.example.com}
+spec:
+  group: example.com
+  scope: Cluster
+  names: {plural: gadgets, singular: gadget, kind: Gadget, listKind: GadgetList}
+  conversion:
+    strategy: Webhook
+    webhook: {conversionReviewVersions: [v1], clientConfig: {url: %q, caBundle: %s}}
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+  - {name: v2, served: true, storage: false, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`, hook.URL, base64.StdEncoding.EncodeToString(authority)))
+	_, err := c.Resource(gadgets).Create(t.Context(), object(t, "apiVersion: example.com/v1\nkind: Gadget\nmetadata: {name: a}\nspec: {made: here}\n"), metav1.CreateOptions{})
+	require.NoError(t, err)
+	got, err := c.Resource(gadgets.GroupResource().WithVersion("v2")).Get(t.Context(), "a", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "example.com/v2", fieldOf(got.Object, "spec.convertedTo"))
+	require.Positive(t, calls.Load())
 }
