@@ -6,11 +6,18 @@ NATS_VERSION := v2.15.2
 # An image is a static program on nothing: no base to pull, no shell in it. The classic builder needs nothing
 # from a registry; what it says about its age is not the reader's business.
 DOCKER_BUILD := DOCKER_BUILDKIT=0 docker build --quiet
-STATE        := localstack/.state
+# A second stack beside the first needs another name and other ports.
+STACK        ?= logplane
 API_PORT     ?= 7380
+WATCHER_PORT ?= 7381
+NATS_PORT    ?= 4222
+S3_PORT      ?= 9000
+STATE        := localstack/.state/$(STACK)
 # Docker's own compose, or the program of before.
-COMPOSE = env LOGPLANE_UID=$$(id -u) LOGPLANE_API_PORT=$(API_PORT) \
-          $$(docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) -p logplane -f localstack/docker-compose.yml
+COMPOSE = env LOGPLANE_UID=$$(id -u) LOGPLANE_STATE=$(CURDIR)/$(STATE) LOGPLANE_API_PORT=$(API_PORT) \
+          LOGPLANE_WATCHER_PORT=$(WATCHER_PORT) LOGPLANE_NATS_PORT=$(NATS_PORT) LOGPLANE_S3_PORT=$(S3_PORT) \
+          $$(docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) \
+          -p $(STACK) -f localstack/docker-compose.yml
 
 .PHONY: images images-minio images-nats images-logplane
 images: images-minio images-nats images-logplane ## build all container images from Go modules, without a registry
@@ -53,13 +60,14 @@ $(IMAGES)/nats/$(NATS_VERSION):
 up: images $(BIN)/kubectl ## run NATS, MinIO, api, watcher, projector and lifecycle in containers
 	@$(RELEASE) go run ./localstack/credentials $(STATE) https://127.0.0.1:$(API_PORT)
 	@$(COMPOSE) up -d --remove-orphans
-	@for i in $$(seq 60); do $(BIN)/kubectl --kubeconfig $(STATE)/kubeconfig get namespace default >/dev/null 2>&1 && break; sleep 1; done; \
-	$(BIN)/kubectl --kubeconfig $(STATE)/kubeconfig get namespace default >/dev/null || { $(COMPOSE) logs --tail 20; exit 1; }
+	@KUBECONFIG=$(STATE)/kubeconfig; export KUBECONFIG; \
+	for i in $$(seq 60); do $(BIN)/kubectl get namespace default >/dev/null 2>&1 && break; sleep 1; done; \
+	$(BIN)/kubectl get namespace default >/dev/null || { $(COMPOSE) logs --tail 20; exit 1; }
 	@echo "The API is up. There are no nodes and no workload controllers behind it."
 	@echo "export KUBECONFIG=$(CURDIR)/$(STATE)/kubeconfig"
 
 smoke: ## drive what 'make up' started with kubectl
-	@COMPOSE="$(COMPOSE)" KUBECTL=$(BIN)/kubectl localstack/smoke.sh
+	@COMPOSE="$(COMPOSE)" KUBECONFIG=$(STATE)/kubeconfig KUBECTL=$(BIN)/kubectl localstack/smoke.sh
 
 logs: ## follow the containers' logs
 	@$(COMPOSE) logs -f --tail 100
@@ -67,3 +75,9 @@ logs: ## follow the containers' logs
 down: ## stop what 'make up' started and delete its data
 	@test ! -e $(STATE) || $(COMPOSE) down --volumes --remove-orphans --timeout 5
 	@rm -rf $(STATE)
+
+# All three on a stack of its own, which leaves a running one alone.
+.PHONY: smoke-test
+smoke-test:
+	@own="$(MAKE) --no-print-directory STACK=logplane-smoke API_PORT=17380 WATCHER_PORT=17381 NATS_PORT=14222 S3_PORT=19000"; \
+	$$own up && $$own smoke; code=$$?; $$own down; exit $$code

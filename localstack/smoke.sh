@@ -3,9 +3,8 @@
 # the result in the bucket. Ends with 'smoke: ok', or with the step that failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export KUBECONFIG=localstack/.state/kubeconfig
-kubectl=${KUBECTL:-bin/kubectl}
-read -r -a compose <<<"${COMPOSE:-docker-compose -p logplane -f localstack/docker-compose.yml}"
+kubectl=${KUBECTL:?run it by make smoke}
+read -r -a compose <<<"${COMPOSE:?run it by make smoke}"
 namespace=smoke-$$-$RANDOM
 seen=$(mktemp)
 watch=
@@ -14,7 +13,12 @@ step=start
 finish() {
   code=$?
   if [ -n "$watch" ]; then kill "$watch" 2>/dev/null || true; fi
-  if [ $code -ne 0 ]; then echo "smoke: failed: $step" >&2; echo "--- the watch saw:" >&2; cat "$seen" >&2; fi
+  if [ $code -ne 0 ]; then
+    "${compose[@]}" logs --no-color --tail 30 >&2 || true
+    echo "--- the watch saw:" >&2
+    cat "$seen" >&2
+    echo "smoke: failed: $step" >&2
+  fi
   rm -f "$seen"
 }
 trap finish EXIT
