@@ -1,0 +1,137 @@
+package kubestore
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/value"
+)
+
+// encrypted loads a configuration file as kube-apiserver takes it; each provider is one of 'aescbc:k',
+// 'aesgcm:k', 'secretbox:k' or 'identity'.
+func encrypted(t *testing.T, providers ...string) value.Transformer {
+	t.Helper()
+	config := "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [pods]\n  providers:\n"
+	for _, p := range providers {
+		if p == "identity" {
+			config += "  - identity: {}\n"
+			continue
+		}
+		kind, key, _ := bytes.Cut([]byte(p), []byte(":"))
+		secret := base64.StdEncoding.EncodeToString(bytes.Repeat(key, 32)[:32])
+		config += fmt.Sprintf("  - %s:\n      keys:\n      - {name: %s, secret: %s}\n", kind, key, secret)
+	}
+	path := filepath.Join(t.TempDir(), "encryption.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
+	loaded, err := encryptionconfig.LoadEncryptionConfig(t.Context(), path, false, "")
+	require.NoError(t, err)
+	return loaded.Transformers[schema.GroupResource{Resource: "pods"}]
+}
+
+// TestEncryption: a value is encrypted in log and bucket, bound to its key, read with any configured key,
+// written anew with the first one, and not read without its key, whatever is cached.
+func TestEncryption(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	for _, kind := range []string{"aescbc", "aesgcm", "secretbox"} {
+		t.Run(kind, func(t *testing.T) {
+			b := newBed(t, conn, memory.Strict(t))
+			old, rotated := encrypted(t, kind+":a", "identity"), encrypted(t, kind+":b", kind+":a", "identity")
+			transformer := &swapped{t: old}
+			s := newStore(b.Cell, pods(transformer))
+			p := pod("ns", "a")
+			p.Labels = map[string]string{"secret": "attack-at-dawn"}
+			created := create(t, s, p)
+			changed, err := relabel(t.Context(), s, keyOf(p), "n", "1")
+			require.NoError(t, err)
+			_, err = remove(t.Context(), s, keyOf(create(t, s, pod("ns", "gone"))))
+			require.NoError(t, err)
+			requireUnreadable(t, b, "attack-at-dawn")
+
+			w := watchFrom(t, s, created.ResourceVersion)
+			require.Equal(t, "MODIFIED ns/a "+changed.ResourceVersion, w.next())
+
+			// With another first key the value is stale: the same update now writes.
+			transformer.set(rotated)
+			noChange := func() *example.Pod {
+				out := &example.Pod{}
+				require.NoError(t, s.GuaranteedUpdate(t.Context(), keyOf(p), out, false, nil,
+					storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) { return obj, nil }), nil))
+				return out
+			}
+			rewritten := noChange()
+			require.NotEqual(t, changed.ResourceVersion, rewritten.ResourceVersion)
+			require.Equal(t, rewritten, noChange())
+
+			// The old key alone reads nothing any more.
+			transformer.set(old)
+			require.True(t, storage.IsInternalError(s.Get(t.Context(), keyOf(p), storage.GetOptions{}, &example.Pod{})))
+			transformer.set(encrypted(t, "identity"))
+			require.True(t, storage.IsInternalError(s.Get(t.Context(), keyOf(p), storage.GetOptions{}, &example.Pod{})))
+			transformer.set(rotated)
+			out := &example.Pod{}
+			require.NoError(t, s.Get(t.Context(), keyOf(p), storage.GetOptions{}, out))
+			require.Equal(t, rewritten, out)
+		})
+	}
+}
+
+// requireUnreadable looks for the text in every event and every object of the bucket.
+func requireUnreadable(t *testing.T, b *bed, text string) {
+	t.Helper()
+	b.commit(t.Context())
+	bounds, err := b.Log.Head(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, b.Log.Tail(t.Context(), bounds.First-1, bounds.Head, func(e eventlog.Event) error {
+		require.NotContains(t, string(e.Body), text)
+		return nil
+	}))
+	require.NoError(t, b.bucket.List(t.Context(), "", func(a bucket.Attributes) error {
+		body, _, err := b.bucket.Get(t.Context(), a.Key)
+		require.NotContains(t, string(body), text)
+		return err
+	}))
+}
+
+// TestEncryptedValuesAreBoundToTheirKey: the value of one object, put in the place of another's, is not read.
+func TestEncryptedValuesAreBoundToTheirKey(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	transformer := encrypted(t, "aesgcm:a")
+	s := newStore(b.Cell, pods(transformer))
+	create(t, s, pod("ns", "a"))
+	v, err := s.Consistent(t.Context())
+	require.NoError(t, err)
+	row, found, err := v.Get(t.Context(), s.row("/pods/ns/a"), v.Revision())
+	require.True(t, found)
+	require.NoError(t, err)
+	_, err = b.Log.Append(t.Context(), "moved", eventlog.Write{
+		Key: s.key("/pods/ns/b"), Op: eventlog.Added, ContentType: row.ContentType, Body: row.Value,
+	})
+	require.NoError(t, err)
+	require.True(t, storage.IsInternalError(s.Get(t.Context(), "/pods/ns/b", storage.GetOptions{}, &example.Pod{})))
+
+	plain, err := Plain(t.Context(), transformer, row)
+	require.NoError(t, err)
+	sealed, err := Stored(t.Context(), transformer, row.Key, plain)
+	require.NoError(t, err)
+	row.Value = sealed
+	again, err := Plain(t.Context(), transformer, row)
+	require.NoError(t, err)
+	require.Equal(t, plain, again)
+	row.Value, err = Stored(t.Context(), nil, row.Key, plain)
+	require.NoError(t, err)
+	require.Equal(t, plain, row.Value)
+}
