@@ -16,8 +16,12 @@ const (
 	// longEvents and longBytes: each time the tail has grown by so much, the root is read again, to cut it.
 	longEvents = 1000
 	longBytes  = 1 << 20
-	// catchUpSteps bounds the root and tail reads of one call: each step follows from the log being
-	// purged, or found long, under it.
+	// readBytes is how much of the tail is read before a view on it is published; gatherBytes how much of it
+	// one commit folds.
+	readBytes   = 8 << 20
+	gatherBytes = 64 << 20
+	// catchUpSteps bounds the root and tail reads of one call that lead nowhere: the log was purged,
+	// or found long, under it.
 	catchUpSteps = 8
 	// futureWait bounds the wait for a revision that does not exist yet.
 	futureWait = 3 * time.Second
@@ -37,7 +41,7 @@ func (p *Projection) Latest(ctx context.Context) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.catchUp(ctx, bounds, asked)
+	return p.catchUp(ctx, bounds, asked, all)
 }
 
 // head asks the log for its bounds. A head below a revision that was known before means that the log went
@@ -55,8 +59,22 @@ func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bound
 	return b, p.fail(fmt.Errorf("revision %d is known, but the log's head is %d: %w", known, b.Head, eventlog.ErrDiverged))
 }
 
-// catchUp returns a view not older than bounds.Head. One caller reads for all who wait.
-func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked time.Time) (*View, error) {
+// gather returns a view for a commit: at least the root, and of the tail at most about gatherBytes at a time,
+// so that a projector which was away for long does not hold all of it.
+func (p *Projection) gather(ctx context.Context) (*View, error) {
+	asked, known := time.Now(), Revision(0)
+	if v := p.view.Load(); v != nil {
+		known = v.Revision()
+	}
+	bounds, err := p.head(ctx, known)
+	if err != nil {
+		return nil, err
+	}
+	return p.catchUp(ctx, bounds, asked, func(v *View) bool { return v.tail.bytes >= gatherBytes })
+}
+
+// catchUp returns a view not older than bounds.Head, or one that is enough. One caller reads for all who wait.
+func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked time.Time, enough func(*View) bool) (*View, error) {
 	if v := p.reached(bounds, asked); v != nil {
 		return v, nil
 	}
@@ -64,17 +82,27 @@ func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked 
 		return nil, fmt.Errorf("catch up to revision %d: %w", bounds.Head, err)
 	}
 	defer p.reading.leave()
-	for range catchUpSteps {
+	for steps := 0; steps < catchUpSteps; steps++ {
 		if v := p.reached(bounds, asked); v != nil {
 			return v, nil
+		}
+		before := p.view.Load()
+		if before != nil && enough(before) {
+			return before, nil
 		}
 		var err error
 		if bounds, err = p.step(ctx, bounds); err != nil {
 			return nil, fmt.Errorf("catch up to revision %d: %w", bounds.Head, err)
 		}
+		if before != nil && p.view.Load().Revision() > before.Revision() {
+			steps = 0 // only steps that lead nowhere are counted
+		}
 	}
 	return nil, fmt.Errorf("catch up to revision %d: the log moves on faster than it can be read", bounds.Head)
 }
+
+// all is never enough.
+func all(*View) bool { return false }
 
 // reached returns the current view if it is not older than the bounds, with their first revision.
 func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
@@ -138,7 +166,7 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (even
 	}
 	if snap.root.Applied > bounds.Head {
 		// The head was asked before the root was read, so it may be older; asked again it may not.
-		if bounds, err = p.head(ctx, snap.root.Applied); err != nil {
+		if _, err := p.head(ctx, snap.root.Applied); err != nil {
 			return bounds, err
 		}
 	}
@@ -165,13 +193,17 @@ func (p *Projection) reload(ctx context.Context) (*snapshot, error) {
 // errEnough stops a tail read that has become so long that the root should be read.
 var errEnough = errors.New("enough of the tail")
 
-// readTail reads the events from the view's revision on, up to the head; only up to about behindBytes if the root
-// may have more of them, so that a function far behind does not read what a snapshot holds. It includes
+// readTail reads the events from the view's revision on, up to the head or some megabytes: few of them if the root
+// may have more, so that a function far behind does not read what a snapshot holds. It includes
 // the last event that is known already, if the log still has it, and compares (invariant 9).
 func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Bounds) ([]eventlog.Event, error) {
 	after := v.tail.last
 	if after > 0 && bounds.First <= after {
 		after--
+	}
+	enough := readBytes
+	if v.rootRead < bounds.Head {
+		enough = behindBytes
 	}
 	var events []eventlog.Event
 	next, bytes := after+1, 0
@@ -181,7 +213,7 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 		}
 		next++
 		events = append(events, e)
-		if bytes += len(e.Body); bytes > behindBytes && v.rootRead < bounds.Head {
+		if bytes += len(e.Body); bytes > enough {
 			return errEnough
 		}
 		return nil

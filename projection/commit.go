@@ -42,14 +42,26 @@ const (
 //  5. Purge the log up to the point that the new root allows. A crash before it is made up for by the
 //     next commit.
 func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
-	v, err := p.swap(ctx, p.fold)
-	if err != nil {
-		return 0, fmt.Errorf("commit: %w", err)
+	for {
+		more, goal := false, Revision(0) // more than one commit holds; what this one was asked to apply
+		v, err := p.swap(ctx, func(ctx context.Context, v *View) (*root, error) {
+			if more = v.tail.bytes >= gatherBytes; goal == 0 {
+				goal = v.Revision()
+			} else if v.Applied() >= goal { // whoever won did it
+				return nil, nil
+			}
+			return p.fold(ctx, v)
+		})
+		if err != nil {
+			return 0, fmt.Errorf("commit: %w", err)
+		}
+		if err := p.purge(ctx, v); err != nil {
+			return v.Applied(), fmt.Errorf("commit: revision %d is applied, but: %w", v.Applied(), err)
+		}
+		if !more {
+			return v.Applied(), nil
+		}
 	}
-	if err := p.purge(ctx, v); err != nil {
-		return v.Applied(), fmt.Errorf("commit: revision %d is applied, but: %w", v.Applied(), err)
-	}
-	return v.Applied(), nil
 }
 
 // swap replaces the newest root by the one that change makes of it, which is nil for nothing to do. After any
@@ -75,7 +87,7 @@ func (p *Projection) swap(ctx context.Context, change func(context.Context, *Vie
 				continue
 			}
 		}
-		v, err := p.Latest(ctx)
+		v, err := p.gather(ctx)
 		if err == nil {
 			var next *root
 			if next, err = change(ctx, v); err == nil && next == nil {
@@ -229,7 +241,7 @@ func (p *Projection) place(ctx context.Context, next *root, records []*record) e
 	if len(inline) > p.config.InlineBytes {
 		return p.spill(ctx, next, records)
 	}
-	next.Inline = inline
+	next.Inline, next.records = inline, records
 	return nil
 }
 
@@ -245,7 +257,7 @@ func (p *Projection) spill(ctx context.Context, next *root, records []*record) e
 		return err
 	}
 	next.Events = append(next.Events[:len(next.Events):len(next.Events)], events)
-	next.Spilled, next.Inline = records[len(records)-1].Revision, nil
+	next.Spilled, next.Inline, next.records = records[len(records)-1].Revision, nil, nil
 	rows := keyOrdered(records)
 	if len(rows) == 0 {
 		return nil

@@ -54,6 +54,8 @@ type root struct {
 
 	// voids are what this commit found void, to be reported once it has won.
 	voids []*record
+	// records are those of Inline, if they are at hand.
+	records []*record
 }
 
 // mark is a revision and its log time.
@@ -180,8 +182,8 @@ func sealRecords(records []*record) ([]byte, segment.Summary, error) {
 
 // inlineRecords decodes the inline part and checks that it reaches from Spilled to Applied without a hole.
 func (r *root) inlineRecords() ([]*record, error) {
-	if len(r.Inline) == 0 {
-		return nil, nil
+	if len(r.Inline) == 0 || r.records != nil {
+		return r.records, nil
 	}
 	reader, err := segment.OpenBytes("inline", r.Inline)
 	if err != nil {
