@@ -9,7 +9,8 @@
 //  3. Create links the staged file to its key, which fails where the key is taken; Replace renames it over
 //     the key. A crash here leaves the old state or the new one, never a part.
 //  4. The key's folder is fsynced, and its parents the first time, before the lock is released: whoever
-//     reads an object with Get, which takes the lock too, reads a durable one.
+//     reads an object with Get, which takes the lock too, reads a durable one. What a crash leaves unsynced
+//     is visible, and made durable by the next write in that folder or the next Open.
 //
 // The ETag is a hash of the content: a caller for whom A, then B, then A again is not A must make its
 // contents unique. A file system that folds case needs keys that differ in more than case.
@@ -65,7 +66,22 @@ func Open(folder string) (*Bucket, error) {
 	}
 	b := &Bucket{root: root, lock: newLock(filepath.Join(root, lockName)), durable: map[string]bool{root: true}}
 	b.removeAbandoned()
+	if err := b.syncAll(); err != nil {
+		return nil, fmt.Errorf("open bucket: %w", err)
+	}
 	return b, nil
+}
+
+// syncAll fsyncs every folder: a process that died between the third and the fourth step of a write left
+// an object that everyone sees and a power failure could still undo.
+func (b *Bucket) syncAll() error {
+	return filepath.WalkDir(b.root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() {
+			return err
+		}
+		b.durable[path] = true
+		return syncFolder(path)
+	})
 }
 
 // Get implements bucket.Bucket.
