@@ -86,7 +86,7 @@ func newNamespaceLifecycle(f *informers) (admission.Interface, error) {
 func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	if a.GetOperation() == admission.Create && a.GetNamespace() != "" && !isNamespace(a) && !isAccessReview(a) {
 		if _, err := l.namespaces.Get(a.GetNamespace()); apierrors.IsNotFound(err) {
-			return err
+			return apierrors.NewNotFound(corev1.Resource("namespaces"), a.GetNamespace()) // the lister's says 'namespace'
 		}
 	}
 	return l.Lifecycle.Admit(ctx, a, o)

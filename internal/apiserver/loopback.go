@@ -32,7 +32,16 @@ type loopback struct{ server *Server }
 type loopbackKey struct{}
 
 // RoundTrip calls the handler on the caller's goroutine and buffers the answer; a watch is refused.
-func (l loopback) RoundTrip(r *http.Request) (*http.Response, error) {
+func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error) {
+	// A handler whose context ends while it answers aborts by this panic, which a server takes as an order
+	// to cut the connection; whoever calls in process must see an error.
+	defer func() {
+		if p := recover(); p == http.ErrAbortHandler {
+			response, err = nil, errors.Join(http.ErrAbortHandler, r.Context().Err())
+		} else if p != nil {
+			panic(p)
+		}
+	}()
 	if r.URL.Query().Has("watch") {
 		return nil, errors.New("the loopback client does not watch")
 	}

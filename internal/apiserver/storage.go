@@ -57,7 +57,7 @@ func (s *stores) GetRESTOptions(resource schema.GroupResource, example runtime.O
 	if err != nil {
 		return generic.RESTOptions{}, fmt.Errorf("find the storage version of %s: %w", resource, err)
 	}
-	return s.options(config, s.factory.ResourcePrefix(resource), runtime.ContentTypeProtobuf, claimsOf(s.cell.Cluster, resource)), nil
+	return s.options(config, s.factory.ResourcePrefix(resource), runtime.ContentTypeProtobuf, s.claimsOf(resource)), nil
 }
 
 // options are those of any resource: config holds the codec, prefix is upstream's storage prefix and
