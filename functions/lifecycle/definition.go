@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -18,10 +19,14 @@ import (
 // finalizer away. Upstream's own finalizer polls inside a worker; this one ends and waits for events.
 func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	definition, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(ctx, t.name, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) {
+		l.remember(t, false)
+		return l.offerNames(ctx, t.name)
+	}
+	if err != nil {
 		return fmt.Errorf("get definition %q: %w", t.name, err)
 	}
-	waits := err == nil && definition.DeletionTimestamp != nil &&
+	waits := definition.DeletionTimestamp != nil &&
 		apihelpers.CRDHasFinalizer(definition, apiextensionsv1.CustomResourceCleanupFinalizer)
 	l.remember(t, waits)
 	if !waits {
@@ -45,6 +50,28 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	}
 	definitionsFinalized.Inc()
 	return nil
+}
+
+// offerNames has the definitions of the group that were refused a name try again, since one that is gone
+// may have had it. Names are decided in a definition's own write; one that changes nothing appends nothing.
+func (l *Lifecycle) offerNames(ctx context.Context, gone string) error {
+	_, group, _ := strings.Cut(gone, ".")
+	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
+	list, err := definitions.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list definitions: %w", err)
+	}
+	var failed []error
+	for i := range list.Items {
+		d := &list.Items[i]
+		if d.Spec.Group != group || !apihelpers.IsCRDConditionFalse(d, apiextensionsv1.NamesAccepted) {
+			continue
+		}
+		if _, err := definitions.Update(ctx, d, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			failed = append(failed, fmt.Errorf("offer names to definition %q: %w", d.Name, err))
+		}
+	}
+	return errors.Join(failed...)
 }
 
 // deleteInstances deletes every instance and tells upstream's condition of how it went. The error is nil

@@ -18,14 +18,7 @@ const expiryBatch = 100
 // expire deletes what outlived its TTL, now and then until ctx ends. It is the process of the lifecycle,
 // in no request's path, that waits here.
 func (l *Lifecycle) expire(ctx context.Context) {
-	for {
-		timer := time.NewTimer(jitter(l.config.ExpiryInterval))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		case <-timer.C:
-		}
+	for pause(ctx, jitter(l.config.ExpiryInterval)) {
 		if _, err := l.Expire(ctx); err != nil && ctx.Err() == nil {
 			l.config.Logger.WarnContext(ctx, "objects that expired could not all be deleted", "error", err)
 		}

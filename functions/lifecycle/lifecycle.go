@@ -106,8 +106,9 @@ func (e *NotYetError) Error() string { return e.Reason }
 
 type queue = workqueue.TypedRateLimitingInterface[task]
 
-// Run follows the log and runs the tasks that its events ask for, until ctx ends, and then returns nil.
-// It keeps no position: it begins with the state, which tells everything that older events asked for.
+// Run follows the log and runs the tasks that its events ask for, until ctx ends, and then returns nil. It
+// keeps no position: it begins with the state, which tells everything that older events asked for, and does
+// so again when it loses the log. Its only error is that the log went back (eventlog.ErrDiverged).
 func (l *Lifecycle) Run(ctx context.Context) error {
 	// Failures wait from 50 ms to a minute, doubling; jitter is added when a task is put back.
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[task](50*time.Millisecond, time.Minute)
@@ -119,16 +120,40 @@ func (l *Lifecycle) Run(ctx context.Context) error {
 		running.Go(func() { l.work(ctx, q) })
 	}
 	running.Go(func() { l.expire(ctx) })
-	for {
+	for try := 0; ; try++ {
+		began := time.Now()
 		err := l.follow(ctx, q)
+		if time.Since(began) > time.Minute {
+			try = 0
+		}
 		if ctx.Err() != nil {
 			return nil
 		}
-		if !errors.Is(err, eventlog.ErrPurged) {
+		if errors.Is(err, eventlog.ErrDiverged) {
 			return fmt.Errorf("follow the log: %w", err)
 		}
-		// The log moved on without us: begin again with the state.
-		l.config.Logger.WarnContext(ctx, "events left the log before they were read; reading the state instead")
+		// The log cannot be reached or moved on without us: begin again with the state.
+		l.config.Logger.WarnContext(ctx, "lost the log; reading the state again", "error", err)
+		if !pause(ctx, followDelay(try)) {
+			return nil
+		}
+	}
+}
+
+// followDelay doubles from 100 ms to 30 s.
+func followDelay(try int) time.Duration {
+	return jitter(min(100*time.Millisecond<<min(try, 16), 30*time.Second))
+}
+
+// pause reports whether the time passed before ctx ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -6,12 +6,14 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -151,14 +153,16 @@ func (c *cluster) rows(namespace string) int {
 
 var widgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 
-func (c *cluster) createDefinition() {
+func (c *cluster) createDefinition() { c.createDefinitionOf("widgets", "Widget") }
+
+func (c *cluster) createDefinitionOf(plural, kind string) {
 	c.Helper()
 	preserve := true
 	_, err := c.extensions.ApiextensionsV1().CustomResourceDefinitions().Create(context.Background(), &apiextensionsv1.CustomResourceDefinition{
-		ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com"},
+		ObjectMeta: metav1.ObjectMeta{Name: plural + ".example.com"},
 		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
 			Group: "example.com", Scope: apiextensionsv1.NamespaceScoped,
-			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Singular: "widget", Kind: "Widget"},
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: plural, Singular: strings.TrimSuffix(plural, "s"), Kind: kind},
 			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true,
 				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: &preserve}}}},
 		},
@@ -325,6 +329,23 @@ func TestDefinitionWithInstances(t *testing.T) {
 	require.Zero(t, c.rows("b"))
 	c.createDefinition()
 	c.createWidget("a", "w0")
+}
+
+// TestDefinitionGetsFreedNames: a kind that another definition has is refused until that one is gone.
+func TestDefinitionGetsFreedNames(t *testing.T) {
+	c := newCluster(t)
+	c.createDefinition()
+	c.createDefinitionOf("gadgets", "Widget")
+	definitions := c.extensions.ApiextensionsV1().CustomResourceDefinitions()
+	accepted := func() bool {
+		d, err := definitions.Get(context.Background(), "gadgets.example.com", metav1.GetOptions{})
+		require.NoError(t, err)
+		return apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) && apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established)
+	}
+	require.False(t, accepted())
+	c.run()
+	require.NoError(t, definitions.Delete(t.Context(), "widgets.example.com", metav1.DeleteOptions{}))
+	c.eventually(accepted, "the names are accepted")
 }
 
 func TestRolesAreAggregated(t *testing.T) {

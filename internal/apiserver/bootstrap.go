@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
 	"github.com/logplane/logplane/eventlog"
@@ -181,8 +180,11 @@ func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, now met
 		Cluster: s.config.Cell.Cluster, Group: o.resource.Group, Resource: o.resource.Resource,
 		Prefix: "/" + options.ResourcePrefix, Namespace: object.GetNamespace(), Name: object.GetName(),
 	}
-	body, err := encodeStored(ctx, options.StorageConfig, key, internal)
+	body, err := runtime.Encode(options.StorageConfig.Codec, internal)
 	if err != nil {
+		return nil, err
+	}
+	if body, err = kubestore.Stored(ctx, s.stores.transformer(o.resource), key.Row(), body); err != nil {
 		return nil, err
 	}
 	writes := []eventlog.Write{{Key: key, Op: eventlog.Added, ContentType: runtime.ContentTypeProtobuf, Body: body}}
@@ -191,7 +193,7 @@ func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, now met
 }
 
 func (s *Server) bootstrapClaims(ctx context.Context, resource schema.GroupResource, object runtime.Object) ([]eventlog.Write, error) {
-	name := claimsOf(s.config.Cell.Cluster, resource)
+	name := s.stores.claimsOf(resource)
 	if name == nil {
 		return nil, nil
 	}
@@ -204,13 +206,4 @@ func (s *Server) bootstrapClaims(ctx context.Context, resource schema.GroupResou
 		writes[i] = eventlog.Write{Key: c.Key, Op: eventlog.Added, ContentType: c.ContentType, Body: c.Body}
 	}
 	return writes, nil
-}
-
-// encodeStored encodes and encrypts an object as its store would.
-func encodeStored(ctx context.Context, config *storagebackend.ConfigForResource, key eventlog.Key, object runtime.Object) ([]byte, error) {
-	body, err := runtime.Encode(config.Codec, object)
-	if err != nil {
-		return nil, err
-	}
-	return kubestore.Stored(ctx, config.Transformer, key.Row(), body)
 }

@@ -12,41 +12,47 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/registry/core/service/ipallocator"
 
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 // networkingCodec encodes an IPAddress as the registry of ipaddresses stores it.
 var networkingCodec = legacyscheme.Codecs.EncoderForVersion(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), networkingv1.SchemeGroupVersion)
 
 // claimsOf returns what names the claims of a built-in resource's objects, nil for those without.
-func claimsOf(cluster string, resource schema.GroupResource) claimsFunc {
+func (s *stores) claimsOf(resource schema.GroupResource) claimsFunc {
 	if resource == api.Resource("services") {
-		return serviceClaims(cluster)
+		return serviceClaims{s.cell.Cluster, s.transformer(networkingv1.Resource("ipaddresses"))}.of
 	}
 	return nil
 }
 
-// serviceClaims returns the claims of a service: an IPAddress for each cluster IP, and its node ports.
-// They depend on nothing but the object, so that kubestore can compare those of two versions.
-func serviceClaims(cluster string) claimsFunc {
-	return func(_ context.Context, obj runtime.Object) ([]kubestore.Claim, error) {
-		service, ok := obj.(*api.Service)
-		if !ok {
-			return nil, fmt.Errorf("name the claims of a %T: not a service", obj)
-		}
-		claims, err := addressClaims(cluster, service)
-		if err != nil {
-			return nil, err
-		}
-		return append(claims, portClaims(cluster, service)...), nil
-	}
+// serviceClaims names the claims of services: an IPAddress for each cluster IP, and the node ports. They
+// depend on nothing but the service, so that kubestore can compare those of two versions.
+type serviceClaims struct {
+	cluster string
+	// transformer of IPAddresses, as their own registry has it.
+	transformer value.Transformer
 }
 
-func addressClaims(cluster string, service *api.Service) ([]kubestore.Claim, error) {
+func (s serviceClaims) of(ctx context.Context, obj runtime.Object) ([]kubestore.Claim, error) {
+	service, ok := obj.(*api.Service)
+	if !ok {
+		return nil, fmt.Errorf("name the claims of a %T: not a service", obj)
+	}
+	claims, err := s.addresses(ctx, service)
+	if err != nil {
+		return nil, err
+	}
+	return append(claims, portClaims(s.cluster, service)...), nil
+}
+
+func (s serviceClaims) addresses(ctx context.Context, service *api.Service) ([]kubestore.Claim, error) {
 	if service.Spec.Type == api.ServiceTypeExternalName {
 		return nil, nil
 	}
@@ -59,13 +65,32 @@ func addressClaims(cluster string, service *api.Service) ([]kubestore.Claim, err
 		if err != nil {
 			return nil, fmt.Errorf("parse cluster IP: %w", err)
 		}
-		body, err := runtime.Encode(networkingCodec, ipAddress(service, address))
+		object, key := ipAddress(service, address), addressKey(s.cluster, address)
+		body, err := runtime.Encode(networkingCodec, object)
 		if err != nil {
 			return nil, fmt.Errorf("encode IPAddress: %w", err)
 		}
-		claims = append(claims, kubestore.Claim{Key: addressKey(cluster, address), ContentType: runtime.ContentTypeProtobuf, Body: body})
+		if body, err = kubestore.Stored(ctx, s.transformer, key.Row(), body); err != nil {
+			return nil, fmt.Errorf("encrypt IPAddress: %w", err)
+		}
+		claims = append(claims, kubestore.Claim{
+			Key: key, ContentType: runtime.ContentTypeProtobuf, Body: body, Held: s.heldBy(object.Spec.ParentRef),
+		})
 	}
 	return claims, nil
+}
+
+// heldBy recognises an IPAddress by its parent, which cannot be changed: its other fields a user may have written to.
+func (s serviceClaims) heldBy(parent *networkingv1.ParentReference) func(context.Context, projection.Row) bool {
+	return func(ctx context.Context, row projection.Row) bool {
+		plain, err := kubestore.Plain(ctx, s.transformer, row)
+		if err != nil {
+			return false
+		}
+		object, err := runtime.Decode(legacyscheme.Codecs.UniversalDecoder(networkingv1.SchemeGroupVersion), plain)
+		address, ok := object.(*networkingv1.IPAddress)
+		return err == nil && ok && address.Spec.ParentRef != nil && *address.Spec.ParentRef == *parent
+	}
 }
 
 // ipAddress is the object that upstream's allocator would create. Its uid is derived from the service's,

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -18,7 +20,9 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
-func servicesOf(s *Server) corev1client.ServiceInterface { return s.client.CoreV1().Services("default") }
+func servicesOf(s *Server) corev1client.ServiceInterface {
+	return s.client.CoreV1().Services("default")
+}
 
 func serviceNamed(name string, change ...func(*corev1.ServiceSpec)) *corev1.Service {
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
@@ -246,6 +250,36 @@ func TestServiceDryRunClaimsNothing(t *testing.T) {
 	_, err = servicesOf(s).Create(t.Context(), serviceNamed("taken", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.1" }), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	require.ErrorContains(t, err, "provided IP is already allocated")
 	require.Equal(t, before, eventsOf(t, s))
+}
+
+// TestServiceAddressIsReleasedWhoeverChangedIt: a user may label it, and it may be stored encrypted.
+func TestServiceAddressIsReleasedWhoeverChangedIt(t *testing.T) {
+	for name, encryption := range map[string]string{"plain": "", "encrypted": `
+apiVersion: apiserver.config.k8s.io/v1
+kind: EncryptionConfiguration
+resources:
+- resources: [ipaddresses.networking.k8s.io, services, namespaces]
+  providers:
+  - aesgcm: {keys: [{name: k, secret: MDEyMzQ1Njc4OWFiY2RlZg==}]}
+`} {
+		t.Run(name, func(t *testing.T) {
+			s := newBootstrapped(t, func(c *Config) {
+				if encryption != "" {
+					c.EncryptionConfigFile = filepath.Join(t.TempDir(), "encryption.yaml")
+					require.NoError(t, os.WriteFile(c.EncryptionConfigFile, []byte(encryption), 0o600))
+				}
+			})
+			service := create(t, s, serviceNamed("web", nodePort))
+			addresses := s.client.NetworkingV1().IPAddresses()
+			_, err := addresses.Patch(t.Context(), service.Spec.ClusterIP, types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
+			require.NoError(t, err)
+			_, err = addresses.Get(t.Context(), "10.96.0.1", metav1.GetOptions{})
+			require.NoError(t, err, "the API's own, from bootstrap")
+			require.NoError(t, servicesOf(s).Delete(t.Context(), "web", metav1.DeleteOptions{}))
+			require.Equal(t, []string{"10.96.0.1"}, claimed(t, s, "/ipaddresses"))
+			require.Empty(t, claimedPorts(t, s))
+		})
+	}
 }
 
 // TestServiceFailsWithoutClaims: a service that is refused leaves nothing behind.
