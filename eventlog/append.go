@@ -65,8 +65,12 @@ func (l *Log) Append(ctx context.Context, requestID string, writes ...Write) (Re
 	}
 	before := Revision(l.seen.Load())
 	rev, err := l.publishSurely(ctx, msgs)
+	var broken *conflict
 	if errors.Is(err, errUnanswered) {
 		rev, err = l.resolve(ctx, msgs, writes, before)
+	} else if errors.As(err, &broken) && broken.last > 0 && len(writes) == 1 && broken.last < writes[0].Precondition {
+		// A deposed leader that does not know the precondition's event yet: nobody has won anything.
+		err = fmt.Errorf("%w: its server is behind: %w", ErrInFlight, broken.cause)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("append %s: %w", writes[0].Key.Row(), err)

@@ -110,6 +110,7 @@ func TestDeposedLeader(t *testing.T) {
 	old := c.Leader()
 	l := c.Log(old, shortTimeout)
 	quick := c.Log(old, shortTimeout, func(c *eventlog.Config) { c.LeaderReads = true })
+	known := mustAppend(t, l, "known", added("known", "1"))
 	head := fill(t, l, 5)
 	mustHead(t, quick)
 
@@ -124,6 +125,7 @@ func TestDeposedLeader(t *testing.T) {
 		return false
 	})
 	elsewhere := openOn(t, c, there)
+	changed := mustAppend(t, elsewhere, "changed", modified("known", "2", known))
 	acknowledged := fill(t, elsewhere, 5)
 	if !c.Leads(old) {
 		t.Log("the old leader has noticed already")
@@ -135,6 +137,10 @@ func TestDeposedLeader(t *testing.T) {
 		if err == nil && b.Head < acknowledged || errors.Is(err, eventlog.ErrDiverged) {
 			t.Errorf("%s: head %+v, %v; %d was acknowledged", name, b, err, acknowledged)
 		}
+	}
+	_, err := l.Append(bounded(t), "newer", modified("known", "3", changed))
+	if err == nil || errors.Is(err, eventlog.ErrConflict) {
+		t.Errorf("a write that the deposed leader is behind: %v", err)
 	}
 	lost := <-appending(bounded(t), l, "lost", added("lost", "x"))
 	if !errors.Is(lost.err, eventlog.ErrUnknown) {

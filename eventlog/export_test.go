@@ -2,6 +2,7 @@ package eventlog
 
 import (
 	"context"
+	"errors"
 
 	dto "github.com/prometheus/client_model/go"
 )
@@ -20,3 +21,18 @@ var Decode = decode
 
 // Join enters the next question for the head at once, and returns what waits for its answer.
 func (l *Log) Join() func(context.Context) (Bounds, error) { return l.join().wait }
+
+// Info is what stream info says, not corrected in any way.
+func (l *Log) Info(ctx context.Context) (Bounds, error) {
+	s, err := l.info(ctx)
+	return s.Bounds, err
+}
+
+// Search is what follows when a republished write is refused by a server that knows last as the key's last revision.
+func (l *Log) Search(ctx context.Context, id string, last Revision, w Write) (Revision, error) {
+	msgs, err := l.encodeAll(id, []Write{w})
+	if err != nil {
+		return 0, err
+	}
+	return l.search(ctx, msgs, []Write{w}, 0, &conflict{last, errors.New("refused")})
+}

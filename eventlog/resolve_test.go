@@ -152,3 +152,25 @@ func TestNotConnected(t *testing.T) {
 	link.Resume()
 	eventlogtest.Eventually(t, "the log is back", func() bool { _, err := l.Head(bounded(t)); return err == nil })
 }
+
+// A refusal settles an outcome only if the precondition can never hold again: one from a server that is
+// behind, a deposed leader, does not.
+func TestRefusalOfAServerThatIsBehind(t *testing.T) {
+	l := eventlogtest.Log(t)
+	old := mustAppend(t, l, "1", added("a", "1"))
+	fill(t, l, 1)
+	known := mustAppend(t, l, "2", modified("a", "2", old))
+	mine := modified("a", "mine", known)
+	for _, last := range []eventlog.Revision{0, old} {
+		if rev, err := l.Search(bounded(t), "mine", last, mine); err == nil || errors.Is(err, eventlog.ErrConflict) {
+			t.Errorf("refused with %d: %d, %v", last, rev, err)
+		}
+	}
+	theirs := mustAppend(t, l, "3", modified("a", "3", known))
+	if _, err := l.Search(bounded(t), "mine", old, mine); !errors.Is(err, eventlog.ErrConflict) {
+		t.Errorf("after another write: %v", err)
+	}
+	if rev, err := l.Search(bounded(t), "3", old, mine); err != nil || rev != theirs {
+		t.Errorf("after it landed: %d, %v", rev, err)
+	}
+}
