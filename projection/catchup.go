@@ -164,6 +164,7 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (even
 	if snap.etag == "" && bounds.First > 1 {
 		return bounds, fmt.Errorf("no '%s', and the log begins at revision %d: %w", p.rootKey(), bounds.First, ErrNoRoot)
 	}
+	p.config.Log.See(snap.root.Applied)
 	if snap.root.Applied > bounds.Head {
 		// The head was asked before the root was read, so it may be older; asked again it may not.
 		if _, err := p.head(ctx, snap.root.Applied); err != nil {

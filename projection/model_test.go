@@ -180,7 +180,7 @@ func TestRandomHistories(t *testing.T) {
 			small := func(c *Config) { c.InlineBytes = []int{1, 600, 3000}[seed%3] }
 			r := newRandom(newCell(t, small), seed, 25)
 			projections := []*Projection{r.Projection, r.another(small), r.another(small)}
-			for i := range 120 {
+			for i := range 50 {
 				for range 1 + r.IntN(5) {
 					r.step()
 				}
@@ -217,7 +217,7 @@ func TestRandomHistoriesOverAFailingBucket(t *testing.T) {
 			r := newRandom(newCell(t, small), 100+seed, 25)
 			projections := []*Projection{r.Projection, r.another(small)}
 			faults := rand.New(rand.NewPCG(9, seed))
-			for range 80 {
+			for range 50 {
 				for range 1 + r.IntN(5) {
 					r.step()
 				}

@@ -29,12 +29,16 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	return nil
 }
 
-// watchLog marks the projection dirty at every event. Events that left the log before they were seen are
-// covered by a root (invariant 5), so it goes on from there.
+// watchLog learns every event, so that a commit reads no tail, and marks the projection dirty. A barrier alone does
+// not, or the barriers that commits cause on a replicated log would cause commits. Events that left the
+// log before they were seen are covered by a root (invariant 5), so it goes on from there.
 func (p *Projection) watchLog(ctx context.Context, after Revision, dirty chan<- struct{}) error {
 	for {
-		err := p.config.Log.Follow(ctx, after, func(eventlog.Event) error {
-			markDirty(dirty)
+		err := p.config.Log.Follow(ctx, after, func(e eventlog.Event) error {
+			p.Learn(e)
+			if e.Op != eventlog.Barrier || e.Revision%quietBarriers == 0 {
+				markDirty(dirty)
+			}
 			return nil
 		})
 		if !errors.Is(err, eventlog.ErrPurged) {
