@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -67,6 +68,10 @@ func TestInformers(t *testing.T) {
 		seenWidgets.waitFor(ctx, t, written[2*w+1])
 	}
 	require.Equal(t, total(written, 0), seenPods.count(), "pod events")
+	for name, revisions := range seenPods.seen {
+		removals := len(slices.DeleteFunc(slices.Clone(revisions), func(r uint64) bool { return r != 0 }))
+		require.Equal(t, removals, seenPods.deleting[name], "pod %s is marked once for each removal", name)
+	}
 	require.Equal(t, total(written, 1), seenWidgets.count(), "widget events")
 }
 
@@ -176,14 +181,17 @@ func isConflict(err error) bool { return apierrors.IsConflict(err) }
 type recording struct {
 	mu      sync.Mutex
 	seen    map[string][]uint64 // guarded by mu
-	changed *sync.Cond
+	// deleting counts the changes that only mark a pod as being deleted: upstream writes one before it
+	// removes a pod, even with a grace period of 0, and its revision is told to nobody.
+	deleting map[string]int // guarded by mu
+	changed  *sync.Cond
 }
 
 func record(t *testing.T, informer cache.SharedInformer) *recording {
 	t.Helper()
-	r := &recording{seen: map[string][]uint64{}}
+	r := &recording{seen: map[string][]uint64{}, deleting: map[string]int{}}
 	r.changed = sync.NewCond(&r.mu)
-	add := func(object any, deleted bool) {
+	note := func(object any, deleted bool) {
 		if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
 			t.Errorf("the informer relisted and guesses that %s is gone", gone.Key)
 			return
@@ -193,18 +201,21 @@ func record(t *testing.T, informer cache.SharedInformer) *recording {
 		if err != nil {
 			t.Error(err)
 		}
-		if deleted {
-			revision = 0
-		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		if deleted {
+			revision = 0
+		} else if about.GetDeletionTimestamp() != nil {
+			r.deleting[about.GetName()]++
+			return
+		}
 		r.seen[about.GetName()] = append(r.seen[about.GetName()], revision)
 		r.changed.Broadcast()
 	}
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { add(object, false) },
-		UpdateFunc: func(_, object any) { add(object, false) },
-		DeleteFunc: func(object any) { add(object, true) },
+		AddFunc:    func(object any) { note(object, false) },
+		UpdateFunc: func(_, object any) { note(object, false) },
+		DeleteFunc: func(object any) { note(object, true) },
 	})
 	require.NoError(t, err)
 	return r
