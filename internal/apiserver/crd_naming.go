@@ -27,9 +27,10 @@ type crdCreateStrategy struct {
 	naming *crdNaming
 }
 
-// PrepareForCreate implements rest.RESTCreateStrategy.
-func (s crdCreateStrategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
-	s.RESTCreateStrategy.PrepareForCreate(ctx, obj)
+// Canonicalize implements rest.RESTCreateStrategy. It comes after validation, so that only valid schemas
+// are judged.
+func (s crdCreateStrategy) Canonicalize(obj runtime.Object) {
+	s.RESTCreateStrategy.Canonicalize(obj)
 	s.naming.settle(obj.(*apiextensions.CustomResourceDefinition))
 }
 
@@ -41,12 +42,17 @@ type crdUpdateStrategy struct {
 	naming *crdNaming
 }
 
-// PrepareForUpdate implements rest.RESTUpdateStrategy.
+// PrepareForUpdate implements rest.RESTUpdateStrategy. No client decides which names a CRD has.
 func (s crdUpdateStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	s.RESTUpdateStrategy.PrepareForUpdate(ctx, obj, old)
 	crd, before := obj.(*apiextensions.CustomResourceDefinition), old.(*apiextensions.CustomResourceDefinition)
 	crd.Status.AcceptedNames = *before.Status.AcceptedNames.DeepCopy()
-	s.naming.settle(crd)
+}
+
+// Canonicalize implements rest.RESTUpdateStrategy.
+func (s crdUpdateStrategy) Canonicalize(obj runtime.Object) {
+	s.RESTUpdateStrategy.Canonicalize(obj)
+	s.naming.settle(obj.(*apiextensions.CustomResourceDefinition))
 }
 
 // crdNaming does in the write what upstream's naming, establishing, structural schema and approval

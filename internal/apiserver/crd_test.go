@@ -491,8 +491,8 @@ type meetingStrategy struct {
 	tries    atomic.Int32
 }
 
-func (s *meetingStrategy) PrepareForCreate(ctx context.Context, obj kruntime.Object) {
-	s.RESTCreateStrategy.PrepareForCreate(ctx, obj)
+func (s *meetingStrategy) Canonicalize(obj kruntime.Object) {
+	s.RESTCreateStrategy.Canonicalize(obj)
 	if s.tries.Add(1) == 1 {
 		s.prepared.Done()
 		s.prepared.Wait()
@@ -617,4 +617,69 @@ spec:
 	require.NoError(t, err)
 	require.Equal(t, "example.com/v2", fieldOf(got.Object, "spec.convertedTo"))
 	require.Positive(t, calls.Load())
+}
+
+// CRDs are applied with the schema of their own types: conditions are merged by type.
+func TestApplyCRD(t *testing.T) {
+	c := connect(t, newServer(t))
+	crds := c.Resource(crdResource)
+	_, err := crds.Apply(t.Context(), "widgets.example.com", object(t, widgetCRD), metav1.ApplyOptions{FieldManager: "one"})
+	require.NoError(t, err)
+	_, err = crds.Apply(t.Context(), "widgets.example.com", object(t, strings.Replace(widgetCRD, "default: 3", "default: 4", 1)), metav1.ApplyOptions{FieldManager: "two"})
+	require.True(t, apierrors.IsConflict(err), "%v", err)
+	both, err := crds.ApplyStatus(t.Context(), "widgets.example.com", object(t, `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: widgets.example.com}
+status: {conditions: [{type: Ours, status: "True", reason: Because, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}]}
+`), metav1.ApplyOptions{FieldManager: "two"})
+	require.NoError(t, err)
+	require.Equal(t, "True", condition(both, "Established"))
+	require.Equal(t, "True", condition(both, "Ours"))
+}
+
+// What upstream's controllers say of a CRD is said in its own write, and a status that a client writes
+// cannot take a name.
+func TestCRDConditions(t *testing.T) {
+	c := connect(t, newServer(t))
+	crds := c.Resource(crdResource)
+	bad := strings.NewReplacer("example.com", "things.k8s.io").Replace(clashingCRD("gadgets", "Gadget", "gd"))
+	_, err := crds.Create(t.Context(), object(t, bad), metav1.CreateOptions{})
+	require.True(t, apierrors.IsInvalid(err), "%v", err)
+	require.ErrorContains(t, err, "api-approved.kubernetes.io")
+	approved := object(t, bad)
+	approved.SetAnnotations(map[string]string{"api-approved.kubernetes.io": "https://github.com/kubernetes/kubernetes/pull/78458"})
+	crd, err := crds.Create(t.Context(), approved, metav1.CreateOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "True", condition(crd, "KubernetesAPIApprovalPolicyConformant"))
+
+	first := c.createCRD(t, clashingCRD("gadgets", "Gadget", "gd"))
+	second := c.createCRD(t, clashingCRD("widgets", "Gadget", "wd"))
+	require.Equal(t, "False", condition(second, "NamesAccepted"))
+	require.NoError(t, unstructured.SetNestedField(second.Object, "Gadget", "status", "acceptedNames", "kind"))
+	second, err = crds.UpdateStatus(t.Context(), second, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	require.Empty(t, fieldOf(second.Object, "status.acceptedNames.kind"))
+	require.Equal(t, "False", condition(second, "Established"))
+	_, err = c.Resource(widgets).List(t.Context(), metav1.ListOptions{})
+	require.True(t, apierrors.IsNotFound(err), "%v", err)
+
+	// An update that changes nothing appends nothing, conditions included (row 48).
+	again, err := crds.Update(t.Context(), first, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	require.Equal(t, first.GetResourceVersion(), again.GetResourceVersion())
+
+	// The loser takes another name.
+	require.NoError(t, unstructured.SetNestedField(second.Object, "Other", "spec", "names", "kind"))
+	second, err = crds.Update(t.Context(), second, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "True", condition(second, "Established"))
+	_, err = c.Resource(widgets).List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+
+	// A dry run claims nothing.
+	_, err = crds.Create(t.Context(), object(t, clashingCRD("dry", "Dry", "dr")), metav1.CreateOptions{DryRun: []string{"All"}})
+	require.NoError(t, err)
+	wet := c.createCRD(t, clashingCRD("wet", "Dry", "dr"))
+	require.Equal(t, "True", condition(wet, "NamesAccepted"))
 }
