@@ -146,7 +146,8 @@ func (x *resourceIndex) choose(plain http.Handler, groups []spec.Group) (http.Ha
 			plain.ServeHTTP(w, r)
 			return
 		}
-		aggregated.ServeHTTPWithETag(list, etag, media.Convert.GroupVersion(), x.codecs, w, r)
+		answer := *list // the encoder writes its kind into it
+		aggregated.ServeHTTPWithETag(&answer, etag, media.Convert.GroupVersion(), x.codecs, w, r)
 	})
 	return aggregated.WrapAggregatedDiscoveryToHandler(plain, all, nil), nil
 }
