@@ -22,6 +22,7 @@ const (
 	codeBatchTooLarge   = 10199
 	codeMessageTooLarge = 10054
 	codeHeadersTooLarge = 10097
+	codeStoreFailed     = 10077
 )
 
 // JetStream's own headers of an atomic batch.
@@ -206,17 +207,31 @@ func certainlyUnsent(err error) bool {
 	return false
 }
 
-// outcome translates a refusal; each means that nothing was written.
+// refusedForGood are refusals given before anything is stored or proposed, beside those that outcome names.
+var refusedForGood = map[int]bool{
+	10002: true, // account resources exceeded
+	10023: true, // insufficient resources
+	10028: true, // memory resources exceeded
+	10047: true, // storage resources exceeded
+	10060: true, // another stream was expected
+	10109: true, // the stream is sealed
+	10174: true, // atomic publish is disabled
+}
+
+// outcome translates a refusal. One that is not known to come before the message is stored leaves the
+// outcome open, as no answer does.
 func outcome(refused *serverError) error {
-	switch refused.Code {
-	case codeWrongLast:
+	switch {
+	case refused.Code == codeWrongLast:
 		_, number, _ := strings.Cut(refused.Description, ": ")
 		last, _ := strconv.ParseUint(number, 10, 64)
 		return &conflict{Revision(last), refused}
-	case codeInFlight, codeIncompleteBatch, codeTooManyBatches:
+	case refused.Code == codeInFlight, refused.Code == codeIncompleteBatch, refused.Code == codeTooManyBatches:
 		return fmt.Errorf("%w: %w", ErrInFlight, refused)
-	case codeMessageTooLarge, codeHeadersTooLarge, codeBatchTooLarge:
+	case refused.Code == codeMessageTooLarge, refused.Code == codeHeadersTooLarge, refused.Code == codeBatchTooLarge:
 		return fmt.Errorf("%w: %w", ErrTooLarge, refused)
+	case refusedForGood[refused.Code], refused.Code == codeStoreFailed && strings.HasPrefix(refused.Description, "maximum "):
+		return fmt.Errorf("%w: %w", ErrNotPublished, refused)
 	}
-	return fmt.Errorf("%w: %w", ErrNotPublished, refused)
+	return fmt.Errorf("%w: %w", errUnanswered, refused)
 }

@@ -153,13 +153,17 @@ func TestBadAppends(t *testing.T) {
 		"barrier":          {{Key: pod("a"), Op: eventlog.Barrier}},
 		"twice in a batch": {added("a", "1"), added("a", "2")},
 		"no name":          {added("", "1")},
+		"no prefix":        {{Key: eventlog.Key{Cluster: "main", Resource: "pods", Name: "a"}, Op: eventlog.Added}},
+		"added with base":  {{Key: pod("a"), Op: eventlog.Added, Base: 1}},
 	} {
 		if _, err := l.Append(bounded(t), "bad", writes...); err == nil {
 			t.Errorf("%s: it was appended", name)
 		}
 	}
-	if _, err := l.Append(bounded(t), "", added("a", "1")); err == nil {
-		t.Error("it was appended without a request id")
+	for _, id := range []string{"", " id", "a\nb", "é", strings.Repeat("x", 300)} {
+		if _, err := l.Append(bounded(t), id, added("a", "1")); err == nil {
+			t.Errorf("it was appended with request id %q", id)
+		}
 	}
 	past, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
 	defer cancel()

@@ -7,13 +7,21 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Pings find a dead connection within pingInterval x (pingsOutstanding + 1); --log-retention must be well
-// above that and the request deadline together, so that no stalled writer meets a purged precondition.
+// Pings find a dead connection within pingInterval x (pingsOutstanding + 1).
 const (
 	pingInterval     = 5 * time.Second
 	pingsOutstanding = 2
 	connectTimeout   = 5 * time.Second
 )
+
+// reconnectWait is how long a broken connection waits before each server is tried again, jittered.
+const reconnectWait = 200 * time.Millisecond
+
+// MinRetention is the shortest time that events must stay in the log where requests have the deadline: a
+// writer that stalls for longer than it can notice would meet a purged precondition, and succeed.
+func MinRetention(deadline time.Duration) time.Duration {
+	return 2 * (pingInterval*(pingsOutstanding+1) + deadline)
+}
 
 // Servers says how to reach the NATS servers of a cell.
 type Servers struct {
@@ -30,6 +38,7 @@ type Servers struct {
 func Connect(s Servers) (*nats.Conn, error) {
 	options := []nats.Option{
 		nats.Name("logplane"), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1),
+		nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectWait, reconnectWait), nats.FlusherTimeout(connectTimeout),
 		nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(pingsOutstanding), nats.Timeout(connectTimeout),
 	}
 	if s.Credentials != "" {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -34,6 +35,9 @@ func (l *Log) Follow(ctx context.Context, after Revision, yield func(Event) erro
 		}
 		if errors.Is(err, nats.ErrConnectionClosed) {
 			return fmt.Errorf("follow the log from %d: %w", f.next, err)
+		}
+		if ctx.Err() == nil && try == 0 {
+			slog.Warn("reading the log broke off; trying again", "next", f.next, "error", err)
 		}
 		if pause(ctx, try) != nil {
 			return ctx.Err()
@@ -128,9 +132,12 @@ func (f *follower) check(ctx context.Context) error {
 		return err
 	case b.First > f.next:
 		return &fatal{fmt.Errorf("follow the log: revision %d is before the first, %d: %w", f.next, b.First, ErrPurged)}
-	case b.Head+1 < f.next && f.log.replicated: // a deposed leader: another try finds the new one
-		return fmt.Errorf("the leader's head is %d", b.Head)
-	case b.Head+1 < f.next:
+	case b.Head+1 < f.next && f.log.replicated: // perhaps a deposed leader: a quorum knows
+		if b.Bounds, err = f.log.Head(ctx); err != nil && !errors.Is(err, ErrDiverged) {
+			return err
+		}
+	}
+	if b.Head+1 < f.next {
 		return &fatal{fmt.Errorf("follow the log: the head is %d, and %d was seen: %w", b.Head, f.next-1, ErrDiverged)}
 	}
 	return nil

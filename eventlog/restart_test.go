@@ -3,6 +3,7 @@ package eventlog_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 	"time"
 
@@ -185,4 +186,53 @@ func TestFence(t *testing.T) {
 	if e := mustTail(t, next, 999, 1000)[0]; e.Epoch != 2 {
 		t.Errorf("the event's epoch is %d", e.Epoch)
 	}
+}
+
+// Connect buffers nothing while there is no server, and comes back by itself.
+func TestConnect(t *testing.T) {
+	dir := t.TempDir()
+	s := eventlogtest.Run(t, dir)
+	conn, err := eventlog.Connect(eventlog.Servers{URL: s.ClientURL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	l := eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: time.Second})
+	stop(s)
+	eventlogtest.Eventually(t, "the connection is lost", func() bool { return !conn.IsConnected() })
+	if _, err := l.Append(bounded(t), "lost", added("a", "lost")); !errors.Is(err, eventlog.ErrNotPublished) {
+		t.Errorf("got %v", err)
+	}
+	eventlogtest.Again(t, s, dir)
+	if b := headAgain(t, l); b.Head != 0 {
+		t.Errorf("what was refused was sent later: %+v", b)
+	}
+	if _, err := eventlog.Connect(eventlog.Servers{URL: "nats://127.0.0.1:1"}); err == nil {
+		t.Error("connected to nothing")
+	}
+}
+
+// Nothing stays behind in a process between two requests.
+func TestNoGoroutineStays(t *testing.T) {
+	l := eventlogtest.Log(t)
+	end := errors.New("the end")
+	work := func() {
+		rev := fill(t, l, 2)
+		mustAppend(t, l, "batch", batch(int(rev), 3)...)
+		mustTail(t, l, 0, mustHead(t, l).Head)
+		if err := l.Follow(bounded(t), 0, func(eventlog.Event) error { return end }); !errors.Is(err, end) {
+			t.Error(err)
+		}
+	}
+	work()
+	var before int
+	eventlogtest.Eventually(t, "the process is quiet", func() bool {
+		last := before
+		before = runtime.NumGoroutine()
+		return last == before
+	})
+	for range 20 {
+		work()
+	}
+	eventlogtest.Eventually(t, "all goroutines have ended", func() bool { return runtime.NumGoroutine() <= before })
 }

@@ -61,7 +61,7 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 	if err != nil {
 		return nil, err
 	}
-	return &nats.Msg{Subject: subject, Data: w.Body, Header: nats.Header{
+	msg := &nats.Msg{Subject: subject, Data: w.Body, Header: nats.Header{
 		headerSpec:         {specVersion},
 		headerID:           {id},
 		headerTime:         {now.UTC().Format(time.RFC3339Nano)},
@@ -75,7 +75,11 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 		headerEpoch:        {strconv.FormatUint(epoch, 10)},
 		headerTTL:          {strconv.FormatUint(uint64(w.TTL), 10)},
 		headerExpected:     {formatRevision(w.Precondition)},
-	}}, nil
+	}}
+	if _, err := decodeHeaders(prefix, subject, msg.Header); err != nil { // never publish what nobody could read
+		return nil, fmt.Errorf("encode event of %s: %w", w.Key.Row(), err)
+	}
+	return msg, nil
 }
 
 // encodeBarrier makes the no-op event; it has no object and no precondition.
@@ -128,8 +132,8 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	}
 	e := Event{RequestID: h.Get(headerID)}
 	e.Op = op
-	if e.RequestID == "" {
-		return Event{}, fmt.Errorf("'%s' is missing", headerID)
+	if !validID(e.RequestID) {
+		return Event{}, fmt.Errorf("'%s' %q is not 1 to %d printable characters", headerID, e.RequestID, maxID)
 	}
 	var errs [6]error
 	e.Epoch, errs[0] = parseNumber(h, headerEpoch, 64)
@@ -155,6 +159,14 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	e.Key, e.ContentType = key, h.Get(headerContentType)
 	e.Base, e.Precondition, e.TTL = Revision(base), Revision(precondition), uint32(ttl)
 	return e, errors.Join(errs[:]...)
+}
+
+// maxID is the longest id of an event, in bytes.
+const maxID = 256
+
+// validID tells ids that come back from the wire as they were: an outcome is resolved by them.
+func validID(id string) bool {
+	return id != "" && len(id) <= maxID && !strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
 func checkPrefix(prefix string) error {
