@@ -26,8 +26,10 @@ type Config struct {
 	// Client of the cluster's API with every right, such as apiserver.Server's Loopback.
 	Client *rest.Config
 	Logger *slog.Logger
-	// Settle is the deadline of API requests, 1 min by default: a create that saw a namespace alive appends within
-	// it, so a namespace is finalized only when it is empty this much log time after it began to terminate.
+	// Settle is how long a create may still arrive in a namespace that it saw alive: the deadline of API
+	// requests, 1 min, and a little for its message to land; 65 s by default. A namespace is finalized only when
+	// it is empty this much log time after it began to terminate. What comes later still, a message that was
+	// stuck in a stalled log, is deleted when it comes (stray.go).
 	Settle time.Duration
 	// Drain, if set, replaces that wait where this process is the log's only writer: it waits until every
 	// write that was running when it was called has ended (Writers.Wait).
@@ -60,7 +62,7 @@ func New(c Config) (*Lifecycle, error) {
 		c.Logger = slog.Default()
 	}
 	if c.Settle == 0 {
-		c.Settle = time.Minute
+		c.Settle = 65 * time.Second
 	}
 	if c.Workers == 0 {
 		c.Workers = 2
@@ -163,7 +165,7 @@ func (l *Lifecycle) follow(ctx context.Context, q queue) error {
 	if err != nil {
 		return err
 	}
-	tasks, err := l.tasksOfState(ctx)
+	tasks, err := l.tasksOfState(ctx, view)
 	if err != nil {
 		return err
 	}
@@ -175,15 +177,25 @@ func (l *Lifecycle) follow(ctx context.Context, q queue) error {
 		if e.Key.Cluster != l.config.Cell.Cluster {
 			return nil
 		}
-		for _, t := range tasksOf(e) {
-			if e.Op != eventlog.Deleted || t.isOf(e.Key) {
-				q.Add(t)
-			} else if l.isTerminating(t) {
-				q.AddAfter(t, contentDelay) // one run for a burst of deletions
-			}
-		}
+		l.queueEvent(ctx, q, e)
 		return nil
 	})
+}
+
+// queueEvent queues what an event asks for, unless the process knows that nobody waits for it.
+func (l *Lifecycle) queueEvent(ctx context.Context, q queue, e eventlog.Event) {
+	for _, t := range tasksOf(e) {
+		switch {
+		case t.kind == strayTask:
+			if l.isStray(ctx, e) {
+				q.Add(t)
+			}
+		case e.Op != eventlog.Deleted || t.isOf(e.Key):
+			q.Add(t)
+		case l.isTerminating(t):
+			q.AddAfter(t, contentDelay) // one run for a burst of deletions
+		}
+	}
 }
 
 // contentDelay gathers the deletions of one namespace.

@@ -384,12 +384,36 @@ func TestRolesAreAggregated(t *testing.T) {
 	require.Equal(t, before.Rules, after.Rules)
 }
 
+// TestStrays: an object that comes after its namespace is gone, whether somebody listens or not, is deleted.
+func TestStrays(t *testing.T) {
+	c := newCluster(t)
+	c.createNamespace("n")
+	c.createConfigMap("n", "model")
+	view, err := c.cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	model, found, err := view.Get(t.Context(), "main/configmaps/n/model", view.Revision())
+	require.NoError(t, err)
+	require.True(t, found)
+	late := func(namespace string) {
+		key := model.ID
+		key.Namespace = namespace
+		_, err := c.cell.Log.Append(t.Context(), "late-"+namespace, eventlog.Write{Key: key, Op: eventlog.Added, ContentType: model.ContentType, Body: model.Value})
+		require.NoError(t, err)
+	}
+	late("gone-before")
+	c.run()
+	c.eventually(func() bool { return c.rows("gone-before") == 0 }, "found by the state")
+	late("gone-since")
+	c.eventually(func() bool { return c.rows("gone-since") == 0 }, "found by its event")
+	require.Equal(t, 1, c.rows("n"))
+}
+
 // TestIdleWritesNothing: what Bootstrap wrote asks for nothing.
 func TestIdleWritesNothing(t *testing.T) {
 	c := newCluster(t)
 	before, err := c.cell.Projection.Latest(t.Context())
 	require.NoError(t, err)
-	tasks, err := c.tasksOfState(t.Context())
+	tasks, err := c.tasksOfState(t.Context(), before)
 	require.NoError(t, err)
 	for _, task := range tasks {
 		require.NoError(t, c.do(t.Context(), task))

@@ -12,8 +12,6 @@ import (
 	"k8s.io/client-go/discovery"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/kubernetes/pkg/controller/namespace/deletion"
-
-	"github.com/logplane/logplane/eventlog"
 )
 
 // remainingInterval is how often a task looks again at content that stays, in case what it waits for
@@ -33,7 +31,7 @@ func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 		return nil
 	}
 	// Before the content is looked at: only an empty list from after this may finalize.
-	unsettled, err := l.settle(ctx, eventlog.Key{Cluster: l.config.Cell.Cluster, Prefix: "/namespaces", Name: t.name})
+	unsettled, err := l.settle(ctx, l.namespaceKey(t.name))
 	if err != nil {
 		return err
 	}

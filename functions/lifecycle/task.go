@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
 )
 
 // kind of a task.
@@ -17,6 +18,7 @@ const (
 	namespaceTask  kind = "namespace"
 	definitionTask kind = "definition"
 	rolesTask      kind = "roles"
+	strayTask      kind = "stray"
 )
 
 // task names what to look at. Tasks of the same name never run at the same time in one process.
@@ -44,7 +46,7 @@ const (
 )
 
 // tasksOf returns what may have to be done because of an event. An object that is gone may have been the
-// last one that its namespace or its definition waited for.
+// last one that its namespace or its definition waited for; a new one may have come too late for its namespace.
 func tasksOf(e eventlog.Event) []task {
 	k := e.Key
 	var tasks []task
@@ -57,6 +59,8 @@ func tasksOf(e eventlog.Event) []task {
 		return []task{{definitionTask, k.Name}}
 	case k.Group == rolesGroup && k.Resource == "clusterroles":
 		return []task{{rolesTask, ""}}
+	case e.Op == eventlog.Added && k.Namespace != "":
+		return []task{{strayTask, k.Namespace}}
 	case e.Op != eventlog.Deleted:
 		return nil
 	}
@@ -70,7 +74,7 @@ func tasksOf(e eventlog.Event) []task {
 }
 
 // tasksOfState returns what the state asks for, whatever events led to it.
-func (l *Lifecycle) tasksOfState(ctx context.Context) ([]task, error) {
+func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]task, error) {
 	tasks := []task{{rolesTask, ""}}
 	namespaces, err := l.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -90,7 +94,8 @@ func (l *Lifecycle) tasksOfState(ctx context.Context) ([]task, error) {
 			tasks = append(tasks, task{definitionTask, d.Name})
 		}
 	}
-	return tasks, nil
+	strays, err := l.strays(ctx, view)
+	return append(tasks, strays...), err
 }
 
 // do runs a task once.
@@ -100,6 +105,8 @@ func (l *Lifecycle) do(ctx context.Context, t task) error {
 		return l.emptyNamespace(ctx, t)
 	case definitionTask:
 		return l.emptyDefinition(ctx, t)
+	case strayTask:
+		return l.deleteStrays(ctx, t)
 	default:
 		return l.aggregateRoles(ctx)
 	}

@@ -1,0 +1,78 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+)
+
+// namespaceKey is the row of a namespace.
+func (l *Lifecycle) namespaceKey(name string) eventlog.Key {
+	return eventlog.Key{Cluster: l.config.Cell.Cluster, Resource: "namespaces", Prefix: "/namespaces", Name: name}
+}
+
+// isStray reports whether the event added an object to a namespace that is gone. It costs a look at the view.
+func (l *Lifecycle) isStray(ctx context.Context, e eventlog.Event) bool {
+	view, err := l.config.Cell.Projection.AtLeast(ctx, e.Revision)
+	if err != nil {
+		return true // the task looks for itself
+	}
+	_, found, err := view.Get(ctx, l.namespaceKey(e.Key.Namespace).Row(), view.Revision())
+	return err != nil || !found
+}
+
+// strays returns a task for every namespace that has objects but does not exist.
+func (l *Lifecycle) strays(ctx context.Context, view *projection.View) ([]task, error) {
+	exists := map[string]bool{"": true}
+	var tasks []task
+	start := l.config.Cell.Cluster + "/"
+	for row, err := range view.Scan(ctx, start, start[:len(start)-1]+"0", view.Revision()) {
+		if err != nil {
+			return nil, fmt.Errorf("look for objects without a namespace: %w", err)
+		}
+		name := row.ID.Namespace
+		if _, asked := exists[name]; asked {
+			continue
+		}
+		_, found, err := view.Get(ctx, l.namespaceKey(name).Row(), view.Revision())
+		if err != nil {
+			return nil, fmt.Errorf("look for namespace %q: %w", name, err)
+		}
+		if exists[name] = found; !found {
+			tasks = append(tasks, task{strayTask, name})
+		}
+	}
+	return tasks, nil
+}
+
+// deleteStrays deletes whatever is in a namespace that does not exist: it was created by a request that saw
+// the namespace, and whose message lay in a stalled log until after the namespace was finalized.
+func (l *Lifecycle) deleteStrays(ctx context.Context, t task) error {
+	_, err := l.client.CoreV1().Namespaces().Get(ctx, t.name, metav1.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	discovered, err := l.namespacedResources()
+	if err != nil {
+		return err
+	}
+	lists, err := discovered()
+	failed := []error{err}
+	resources, err := discovery.GroupVersionResources(discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"deletecollection"}}, lists))
+	failed = append(failed, err)
+	for resource := range resources {
+		err := l.metadata.Resource(resource).Namespace(t.name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			failed = append(failed, fmt.Errorf("delete stray %s: %w", resource.Resource, err))
+		}
+	}
+	l.config.Logger.WarnContext(ctx, "deleted objects that came after their namespace was gone", "namespace", t.name)
+	return errors.Join(failed...)
+}
