@@ -3,6 +3,7 @@ package eventlog_test
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/logplane/logplane/eventlog"
@@ -18,6 +19,20 @@ func BenchmarkAppend(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+func BenchmarkAppendByMany(b *testing.B) {
+	l := eventlogtest.Log(b)
+	b.SetParallelism(32)
+	var n atomic.Int64
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			id := fmt.Sprint(n.Add(1))
+			if _, err := l.Append(b.Context(), id, added(id, kilobyte)); err != nil {
+				b.Error(err)
+			}
+		}
+	})
 }
 
 func BenchmarkAppendBatch(b *testing.B) {

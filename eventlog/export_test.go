@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/nats-io/nats.go"
 	dto "github.com/prometheus/client_model/go"
 )
 
@@ -36,3 +37,6 @@ func (l *Log) Search(ctx context.Context, id string, last Revision, w Write) (Re
 	}
 	return l.search(ctx, msgs, []Write{w}, 0, &conflict{last, errors.New("refused")})
 }
+
+// Conn is the log's connection.
+func (l *Log) Conn() *nats.Conn { return l.config.Conn }

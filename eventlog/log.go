@@ -66,6 +66,9 @@ type Log struct {
 // Open checks the stream's settings and returns the log.
 func Open(ctx context.Context, c Config) (*Log, error) {
 	c = c.withDefaults()
+	if err := checkServer(c); err != nil {
+		return nil, err
+	}
 	js, err := jetstream.New(c.Conn)
 	if err != nil {
 		return nil, fmt.Errorf("open log: %w", err)

@@ -12,10 +12,21 @@ import (
 // maxMessage is the largest event, headers included, in bytes.
 const maxMessage = 8 << 20
 
+// checkServer refuses a server that would turn large objects away: JetStream's default is 1 MiB.
+func checkServer(c Config) error {
+	if limit := c.Conn.MaxPayload(); limit < maxMessage {
+		return fmt.Errorf("the log's server takes messages of %d bytes; set 'max_payload' to at least %d", limit, maxMessage)
+	}
+	return nil
+}
+
 // Create makes the stream if it is missing, and fails if an existing one has settings that break the
 // log (MaxAge, MaxMsgsPerSubject, rollup, deletes, …). It is idempotent.
 func Create(ctx context.Context, c Config) error {
 	c = c.withDefaults()
+	if err := checkServer(c); err != nil {
+		return err
+	}
 	js, err := jetstream.New(c.Conn)
 	if err != nil {
 		return fmt.Errorf("create log: %w", err)

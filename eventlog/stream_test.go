@@ -9,6 +9,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -227,5 +228,61 @@ func TestInMemory(t *testing.T) {
 	config.InMemory = false
 	if _, err := eventlog.Open(bounded(t), config); err == nil {
 		t.Error("a stream in memory was opened as a durable log")
+	}
+}
+
+// Preconditions are on the object's own subject, never on a wildcard, and nothing relies on deduplication.
+func TestPublishedHeaders(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
+	base := mustAppend(t, l, "1", added("a", "1"))
+	rev := mustAppend(t, l, "2", modified("a", "2", base))
+	s, err := streams(t, conn).Stream(bounded(t), "logplane")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := s.GetMsg(bounded(t), uint64(rev))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"Nats-Expected-Last-Subject-Sequence": "1", "Nats-Expected-Last-Subject-Sequence-Subject": "", "Nats-Msg-Id": "",
+		"Logplane-Base": "1", "Logplane-Precondition": "1", "Logplane-Epoch": "0", "Logplane-Prefix": "/pods", "ce-id": "2",
+	} {
+		if got := m.Header.Get(name); got != want {
+			t.Errorf("%s is %q, not %q", name, got, want)
+		}
+	}
+}
+
+// A server whose max_payload is smaller than an event may be is refused, with what to change.
+func TestSmallMaxPayload(t *testing.T) {
+	conn := eventlogtest.Start(t, func(o *server.Options) { o.MaxPayload = 1 << 20 })
+	for _, err := range []error{
+		eventlog.Create(bounded(t), eventlog.Config{Conn: conn}),
+		func() error { _, err := eventlog.Open(bounded(t), eventlog.Config{Conn: conn}); return err }(),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "'max_payload'") {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// A purge goes in steps of 10,000, since publishers wait for each.
+func TestPurgeSteps(t *testing.T) {
+	l := eventlogtest.Log(t)
+	var head eventlog.Revision
+	for i := range 25 {
+		head = mustAppend(t, l, fmt.Sprint(i), batch(i, 1000)...)
+	}
+	before := eventlog.RoundTrips("purge")
+	if err := l.Purge(bounded(t), head-500); err != nil {
+		t.Fatal(err)
+	}
+	if n := eventlog.RoundTrips("purge") - before; n != 3 {
+		t.Errorf("%v steps", n)
+	}
+	if b := mustHead(t, l); b.First != head-499 || b.Head != head {
+		t.Errorf("got %+v", b)
 	}
 }

@@ -18,9 +18,13 @@ const patience = 20 * time.Second
 
 // Start runs one embedded server on loopback with file storage and sync always in the test's own folder,
 // and returns a connection to it. Both end with the test.
-func Start(t testing.TB) *nats.Conn {
+func Start(t testing.TB, change ...func(*server.Options)) *nats.Conn {
 	t.Helper()
-	return Connect(t, Run(t, t.TempDir()))
+	o := options(t.TempDir())
+	for _, f := range change {
+		f(o)
+	}
+	return Connect(t, run(t, o))
 }
 
 // Log starts a server and opens a fresh log on it.
