@@ -677,6 +677,17 @@ func TestCRDConditions(t *testing.T) {
 	_, err = c.Resource(widgets).List(t.Context(), metav1.ListOptions{})
 	require.NoError(t, err)
 
+	// A name that is given up is free at once.
+	first, err = crds.Get(t.Context(), first.GetName(), metav1.GetOptions{})
+	require.NoError(t, err)
+	require.NoError(t, unstructured.SetNestedStringSlice(first.Object, []string{"new"}, "spec", "names", "shortNames"))
+	_, err = crds.Update(t.Context(), first, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	heir := c.createCRD(t, clashingCRD("heirs", "Heir", "gd"))
+	require.Equal(t, "True", condition(heir, "NamesAccepted"))
+	late := c.createCRD(t, clashingCRD("lates", "Late", "new"))
+	require.Equal(t, "False", condition(late, "NamesAccepted"))
+
 	// A dry run claims nothing.
 	_, err = crds.Create(t.Context(), object(t, clashingCRD("dry", "Dry", "dr")), metav1.CreateOptions{DryRun: []string{"All"}})
 	require.NoError(t, err)
