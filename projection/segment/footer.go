@@ -11,7 +11,7 @@ const Version = 0
 const (
 	headerSize  = 8
 	trailerSize = 52
-	magic       = 0x6770_734c // "Lspg", little endian
+	magic       = 0x6773_504c // "LPsg", little endian
 	maxFooter   = 256 << 20
 )
 
