@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/logplane/logplane/projection"
 	"go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -71,6 +72,7 @@ func (c *customResources) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.server.fail(w, r, notServed(r))
 		return
 	}
+	seen := c.server.config.Cell.Projection.Current() // the CRD is read at this revision or later
 	crd, err := c.crds.get(info.Resource + "." + info.APIGroup)
 	if err != nil {
 		c.fail(w, r, fmt.Errorf("read a CustomResourceDefinition: %w", err))
@@ -88,7 +90,7 @@ func (c *customResources) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if info.Verb == "watch" && c.server.config.Cell.Feed != nil {
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
-		if err := c.endWithCRD(ctx, cancel, crd); err != nil {
+		if err := c.endWithCRD(ctx, cancel, crd, seen.Revision()); err != nil {
 			c.fail(w, r, err)
 			return
 		}
@@ -98,15 +100,16 @@ func (c *customResources) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // endWithCRD ends a watch when its CRD changes or goes, as upstream does: the handler that serves it knows
-// only this state of the CRD, and the objects to come may be of another. Clients watch again.
-func (c *customResources) endWithCRD(ctx context.Context, end context.CancelFunc, crd *apiextensionsv1.CustomResourceDefinition) error {
+// only this state of the CRD, and the objects to come may be of another. Clients watch again. Since is a
+// revision at or before that at which the CRD was read; its own may be older than the log goes back.
+func (c *customResources) endWithCRD(ctx context.Context, end context.CancelFunc, crd *apiextensionsv1.CustomResourceDefinition, since projection.Revision) error {
 	built, err := c.server.groups[apiextensionsv1.GroupName].get()
 	if err != nil {
 		return err
 	}
 	registry := built.info.VersionedResourcesStorageMap["v1"][crdGroupResource.Resource].(rest.Watcher)
 	changes, err := registry.Watch(ctx, &internalversion.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("metadata.name", crd.Name), ResourceVersion: crd.ResourceVersion,
+		FieldSelector: fields.OneTermEqualSelector("metadata.name", crd.Name), ResourceVersion: strconv.FormatUint(uint64(since), 10),
 	})
 	if err != nil {
 		return fmt.Errorf("watch CustomResourceDefinition %s: %w", crd.Name, err)
