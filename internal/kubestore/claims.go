@@ -3,9 +3,10 @@ package kubestore
 import (
 	"context"
 
+	"k8s.io/apimachinery/pkg/runtime"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // claimWrites are the writes that turn before's claims into after's; nil stands for no object. They go

@@ -6,10 +6,11 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/logplane/logplane/projection"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/projection"
 )
 
 // keepCorrupt remembers a corrupt row while unsafe deletion is possible, so that a list names all of

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"reflect"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/projection"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/features"
@@ -14,6 +12,9 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
 )
 
 // stored is one version of an object as the log and the snapshot hold it.

@@ -8,10 +8,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/eventlog/eventlogtest"
-	"github.com/logplane/logplane/projection/bucket"
-	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -19,6 +15,11 @@ import (
 	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
 // encrypted loads a configuration file as kube-apiserver takes it; each provider is one of 'aescbc:k',

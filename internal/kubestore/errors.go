@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/projection"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
 )
 
 // retryAfterSeconds is what a client is told to wait before it asks again.

@@ -6,13 +6,14 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/projection"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
 )
 
 // Cell is what every store of one process shares.

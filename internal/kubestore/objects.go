@@ -4,8 +4,9 @@ import (
 	"container/list"
 	"sync"
 
-	"github.com/logplane/logplane/eventlog"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/logplane/logplane/eventlog"
 )
 
 // Objects is a cache of decoded objects by row key and revision with a budget of bytes. It is safe for

@@ -7,8 +7,6 @@ import (
 	"math"
 	"reflect"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/projection"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -17,6 +15,9 @@ import (
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
 )
 
 // Get implements storage.Interface.

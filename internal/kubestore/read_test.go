@@ -8,9 +8,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/eventlog/eventlogtest"
-	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +18,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
 // model is what a store must hold: by row path, the resourceVersion and whether the label is set.
@@ -232,7 +233,7 @@ func TestObjectsBudget(t *testing.T) {
 	at := func(n int) version { return version{row: "r", revision: eventlog.Revision(n)} }
 	for n := range 20 {
 		o.add(at(n), pod("ns", fmt.Sprint(n)), 100)
-		require.NotNil(t, o.get(at(10-10+min(n, 3))), "recently used")
+		require.NotNil(t, o.get(at(min(n, 3))), "recently used")
 	}
 	var kept []int
 	for n := range 20 {

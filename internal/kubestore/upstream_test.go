@@ -4,13 +4,14 @@ import (
 	"context"
 	"testing"
 
-	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	storagetesting "k8s.io/apiserver/pkg/storage/testing"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
 // suites are upstream's storage suites.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/logplane/logplane/eventlog"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -14,6 +13,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
+
+	"github.com/logplane/logplane/eventlog"
 )
 
 const (
@@ -105,13 +106,14 @@ func (w *watcher) run(ctx context.Context) {
 	defer w.cancel()
 	defer close(w.results)
 	err := w.stream(ctx)
-	if err == nil || ctx.Err() != nil || errors.Is(err, errFeedEnded) {
+	if ctx.Err() != nil || errors.Is(err, errFeedEnded) {
 		return
 	}
 	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(err)})
 }
 
-// stream sends the state if it is wanted, then the past and the feed until one of them fails.
+// stream sends the state if it is wanted, then the past and the feed until one of them fails; it never
+// returns nil.
 func (w *watcher) stream(ctx context.Context) error {
 	if w.initial {
 		if err := w.sendState(ctx); err != nil {

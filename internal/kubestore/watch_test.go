@@ -8,9 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/eventlog/eventlogtest"
-	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
 // recorder reads one watch.

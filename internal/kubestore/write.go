@@ -10,11 +10,12 @@ import (
 	"reflect"
 	"time"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/projection"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
 )
 
 // Create implements storage.Interface.

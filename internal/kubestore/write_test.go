@@ -10,9 +10,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/eventlog/eventlogtest"
-	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
 func pod(namespace, name string) *example.Pod {
