@@ -540,8 +540,16 @@ func TestWatchEndsWithCRD(t *testing.T) {
 		require.NoError(t, err)
 		return watcher
 	}
+	// The CRD is older than what can still be watched.
+	_, err := w.Create(ctx, object(t, widget("old", "{}")), metav1.CreateOptions{})
+	require.NoError(t, err)
+	require.NoError(t, w.Delete(ctx, "old", metav1.DeleteOptions{}))
+	applied, err := s.config.Cell.Projection.Commit(ctx)
+	require.NoError(t, err)
+	require.NoError(t, s.config.Cell.Projection.Retain(ctx, applied, 0))
+
 	watcher := watchNow()
-	_, err := w.Create(ctx, object(t, widget("a", "{}")), metav1.CreateOptions{})
+	_, err = w.Create(ctx, object(t, widget("a", "{}")), metav1.CreateOptions{})
 	require.NoError(t, err)
 	require.Equal(t, watch.Added, (<-watcher.ResultChan()).Type)
 
