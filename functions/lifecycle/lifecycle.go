@@ -70,15 +70,18 @@ func New(c Config) (*Lifecycle, error) {
 	if c.ExpiryInterval == 0 {
 		c.ExpiryInterval = 30 * time.Second
 	}
+	// It deletes what there is: that a resource is deprecated is for its users to know.
+	client := rest.CopyConfig(c.Client)
+	client.WarningHandler = rest.NoWarnings{}
 	l := &Lifecycle{config: c, terminating: map[task]bool{}}
 	var err error
-	if l.client, err = kubernetes.NewForConfig(c.Client); err != nil {
+	if l.client, err = kubernetes.NewForConfig(client); err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	if l.extensions, err = apiextensionsclient.NewForConfig(c.Client); err != nil {
+	if l.extensions, err = apiextensionsclient.NewForConfig(client); err != nil {
 		return nil, fmt.Errorf("make a client of definitions: %w", err)
 	}
-	if l.metadata, err = metadata.NewForConfig(c.Client); err != nil {
+	if l.metadata, err = metadata.NewForConfig(client); err != nil {
 		return nil, fmt.Errorf("make a client of metadata: %w", err)
 	}
 	return l, nil

@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// newBootstrapped serves a fresh cell with everything that Bootstrap writes.
-func newBootstrapped(t testing.TB, change ...func(*Config)) *Server {
+// bootstrapped serves a fresh cell with everything that Bootstrap writes.
+func bootstrapped(t testing.TB, change ...func(*Config)) *Server {
 	t.Helper()
 	c := Config{Cell: newCell(t)}
 	for _, f := range change {
@@ -43,7 +43,7 @@ func eventsOf(t testing.TB, s *Server) map[string]int {
 }
 
 func TestBootstrapOneEventPerObject(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	first := eventsOf(t, s)
 	require.Equal(t, map[string]int{
 		"namespaces":          4,
@@ -80,7 +80,7 @@ func TestBootstrapAtOnce(t *testing.T) {
 // TestBootstrapObjectsAreValid puts every object back unchanged: it must pass validation, and as the
 // registry encodes it to the bytes that are stored, nothing is appended.
 func TestBootstrapObjectsAreValid(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	before := eventsOf(t, s)
 	for _, list := range []string{
 		"/api/v1/namespaces", "/api/v1/serviceaccounts", "/api/v1/services",
@@ -125,7 +125,7 @@ func lastSlash(s string) int {
 
 // TestBootstrapAgain: what a user deleted stays deleted for one version, and comes back with the next.
 func TestBootstrapAgain(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	roles := s.client.RbacV1().ClusterRoles()
 	require.NoError(t, roles.Delete(t.Context(), "system:heapster", metav1.DeleteOptions{}))
 	edit, err := roles.Get(t.Context(), "system:basic-user", metav1.GetOptions{})
@@ -161,7 +161,7 @@ func forgetBootstrap(t *testing.T, s *Server) {
 
 // TestBootstrapAggregates: the three user-facing roles have the rules of those they are made of.
 func TestBootstrapAggregates(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	for _, name := range []string{"admin", "edit", "view"} {
 		role, err := s.client.RbacV1().ClusterRoles().Get(t.Context(), name, metav1.GetOptions{})
 		require.NoError(t, err)

@@ -27,7 +27,7 @@ func createPod(t *testing.T, s *Server, name string) *corev1.Pod {
 
 // TestPodSubresources: each changes what it may and nothing else.
 func TestPodSubresources(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	pods := s.client.CoreV1().Pods("default")
 	createPod(t, s, "p")
 	require.NoError(t, pods.Bind(t.Context(), &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Target: corev1.ObjectReference{Kind: "Node", Name: "n"}}, metav1.CreateOptions{}))
@@ -60,7 +60,7 @@ func TestPodSubresources(t *testing.T) {
 
 // TestEvictionRespectsBudgets goes through the loopback client from within a request.
 func TestEvictionRespectsBudgets(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	pods, budgets := s.client.CoreV1().Pods("default"), s.client.PolicyV1().PodDisruptionBudgets("default")
 	pod := createPod(t, s, "p")
 	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
@@ -90,7 +90,7 @@ func TestEvictionRespectsBudgets(t *testing.T) {
 }
 
 func TestControllersScale(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	controllers := s.client.CoreV1().ReplicationControllers("default")
 	_, err := controllers.Create(t.Context(), &corev1.ReplicationController{
 		ObjectMeta: metav1.ObjectMeta{Name: "r"},
@@ -110,7 +110,7 @@ func TestControllersScale(t *testing.T) {
 
 // TestCoreResources makes one of each other kind.
 func TestCoreResources(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	for path, body := range map[string]string{
 		"nodes":                                     `{"metadata":{"name":"x"}}`,
 		"persistentvolumes":                         `{"metadata":{"name":"x"},"spec":{"capacity":{"storage":"1Gi"},"accessModes":["ReadWriteOnce"],"hostPath":{"path":"/x"}}}`,
@@ -135,7 +135,7 @@ func TestCoreResources(t *testing.T) {
 
 // TestServiceStatus: the status subresource leaves the claims alone.
 func TestServiceStatus(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	service := create(t, s, serviceNamed("web", func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeLoadBalancer }))
 	ports := claimedPorts(t, s)
 	service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
@@ -157,7 +157,7 @@ func TestServiceStatus(t *testing.T) {
 
 // TestServiceApply: what was allocated stays when the same manifest is applied or put again.
 func TestServiceApply(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	apply := func() *corev1.Service {
 		t.Helper()
 		answer := request{

@@ -28,7 +28,6 @@ import (
 	discoveryrest "k8s.io/kubernetes/pkg/registry/discovery/rest"
 	eventsrest "k8s.io/kubernetes/pkg/registry/events/rest"
 	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
-	networkingrest "k8s.io/kubernetes/pkg/registry/networking/rest"
 	noderest "k8s.io/kubernetes/pkg/registry/node/rest"
 	policyrest "k8s.io/kubernetes/pkg/registry/policy/rest"
 	resourcerest "k8s.io/kubernetes/pkg/registry/resource/rest"
@@ -98,7 +97,7 @@ func builtins() []struct {
 		})},
 		{"coordination.k8s.io", static(coordinationrest.RESTStorageProvider{})},
 		{"discovery.k8s.io", static(discoveryrest.StorageProvider{})},
-		{"networking.k8s.io", static(networkingrest.RESTStorageProvider{})},
+		{"networking.k8s.io", newNetworkingStorage},
 		{"node.k8s.io", static(noderest.RESTStorageProvider{})},
 		{"policy", static(policyrest.RESTStorageProvider{})},
 		{"rbac.authorization.k8s.io", newRBACStorage},

@@ -63,7 +63,7 @@ func claimedPorts(t testing.TB, s *Server) []string {
 }
 
 func TestServiceGetsAnAddress(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	service := create(t, s, serviceNamed("web"))
 	address := netip.MustParseAddr(service.Spec.ClusterIP)
 	require.True(t, netip.MustParsePrefix("10.96.0.0/12").Contains(address))
@@ -83,7 +83,7 @@ func TestServiceGetsAnAddress(t *testing.T) {
 
 func TestServicesAtOnceGetDistinctAddresses(t *testing.T) {
 	// 254 addresses, one of them taken: concurrent choices collide all the time.
-	s := newBootstrapped(t, func(c *Config) { c.Services.CIDR = "10.0.0.0/24" })
+	s := bootstrapped(t, func(c *Config) { c.Services.CIDR = "10.0.0.0/24" })
 	const count = 200
 	services := make([]*corev1.Service, count)
 	failed := make([]error, count)
@@ -109,7 +109,7 @@ func TestServicesAtOnceGetDistinctAddresses(t *testing.T) {
 // TestServicesOfTwoServers: the processes know nothing of each other's choices, and the range is small.
 func TestServicesOfTwoServers(t *testing.T) {
 	services := ServiceConfig{CIDR: "10.0.0.0/27"}
-	first := newBootstrapped(t, func(c *Config) { c.Services = services })
+	first := bootstrapped(t, func(c *Config) { c.Services = services })
 	second, err := New(Config{Cell: first.config.Cell, Services: services})
 	require.NoError(t, err)
 	var mu sync.Mutex
@@ -139,7 +139,7 @@ func TestServicesOfTwoServers(t *testing.T) {
 }
 
 func TestServiceAddressConflicts(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	create(t, s, serviceNamed("first", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.7" }))
 	for ip, message := range map[string]string{
 		"10.96.0.7":   "provided IP is already allocated",
@@ -156,7 +156,7 @@ func TestServiceAddressConflicts(t *testing.T) {
 
 // TestServiceAddressRace: of many who ask for one address one gets it, and the others are told why.
 func TestServiceAddressRace(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	const count = 20
 	failed := make([]error, count)
 	var running sync.WaitGroup
@@ -179,7 +179,7 @@ func TestServiceAddressRace(t *testing.T) {
 }
 
 func TestServiceNodePorts(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	several := func(spec *corev1.ServiceSpec) {
 		spec.Type = corev1.ServiceTypeNodePort
 		spec.Ports = []corev1.ServicePort{
@@ -208,7 +208,7 @@ func TestServiceNodePorts(t *testing.T) {
 
 // TestServiceTypeChanges follows the claims through the life of one service.
 func TestServiceTypeChanges(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	own := func() []string { // without the API's
 		return slices.DeleteFunc(claimed(t, s, "/ipaddresses"), func(name string) bool { return name == "10.96.0.1" })
 	}
@@ -241,7 +241,7 @@ func TestServiceTypeChanges(t *testing.T) {
 }
 
 func TestServiceDryRunClaimsNothing(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	before := eventsOf(t, s)
 	service, err := servicesOf(s).Create(t.Context(), serviceNamed("web", nodePort), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	require.NoError(t, err)
@@ -263,7 +263,7 @@ resources:
   - aesgcm: {keys: [{name: k, secret: MDEyMzQ1Njc4OWFiY2RlZg==}]}
 `} {
 		t.Run(name, func(t *testing.T) {
-			s := newBootstrapped(t, func(c *Config) {
+			s := bootstrapped(t, func(c *Config) {
 				if encryption != "" {
 					c.EncryptionConfigFile = filepath.Join(t.TempDir(), "encryption.yaml")
 					require.NoError(t, os.WriteFile(c.EncryptionConfigFile, []byte(encryption), 0o600))
@@ -284,7 +284,7 @@ resources:
 
 // TestServiceFailsWithoutClaims: a service that is refused leaves nothing behind.
 func TestServiceFailsWithoutClaims(t *testing.T) {
-	s := newBootstrapped(t)
+	s := bootstrapped(t)
 	create(t, s, serviceNamed("web"))
 	before := eventsOf(t, s)
 	_, err := servicesOf(s).Create(t.Context(), serviceNamed("web", nodePort), metav1.CreateOptions{})
@@ -294,8 +294,25 @@ func TestServiceFailsWithoutClaims(t *testing.T) {
 	require.Equal(t, before, eventsOf(t, s))
 }
 
+// TestAddressesInUseStay: what a service has cannot be taken away from it, what a user reserved can.
+func TestAddressesInUseStay(t *testing.T) {
+	s := bootstrapped(t)
+	service := create(t, s, serviceNamed("web"))
+	addresses := s.client.NetworkingV1().IPAddresses()
+	require.True(t, apierrors.IsForbidden(addresses.Delete(t.Context(), service.Spec.ClusterIP, metav1.DeleteOptions{})))
+	require.True(t, apierrors.IsForbidden(addresses.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{})))
+	require.Equal(t, 403, request{method: "DELETE", path: "/apis/networking.k8s.io/v1/ipaddresses/10.96.0.1"}.do(t, s).code)
+
+	reserved := &networkingv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Name: "10.96.0.9"}, Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Group: "example.com", Resource: "gateways", Name: "g"}}}
+	_, err := addresses.Create(t.Context(), reserved, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = servicesOf(s).Create(t.Context(), serviceNamed("other", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.9" }), metav1.CreateOptions{})
+	require.ErrorContains(t, err, "provided IP is already allocated")
+	require.NoError(t, addresses.Delete(t.Context(), "10.96.0.9", metav1.DeleteOptions{}))
+}
+
 func TestServicesByServiceCIDR(t *testing.T) {
-	s := newBootstrapped(t, func(c *Config) { c.Services.CIDR = "10.0.0.0/30" })
+	s := bootstrapped(t, func(c *Config) { c.Services.CIDR = "10.0.0.0/30" })
 	only := create(t, s, serviceNamed("only"))
 	require.Equal(t, "10.0.0.2", only.Spec.ClusterIP)
 	_, err := servicesOf(s).Create(t.Context(), serviceNamed("more"), metav1.CreateOptions{})
@@ -309,14 +326,14 @@ func TestServicesByServiceCIDR(t *testing.T) {
 }
 
 func TestServicesOfIPv6(t *testing.T) {
-	s := newBootstrapped(t, func(c *Config) { c.Services.CIDR = "fd00:1::/108" })
+	s := bootstrapped(t, func(c *Config) { c.Services.CIDR = "fd00:1::/108" })
 	service := create(t, s, serviceNamed("web"))
 	require.True(t, netip.MustParsePrefix("fd00:1::/108").Contains(netip.MustParseAddr(service.Spec.ClusterIP)))
 	require.Equal(t, []corev1.IPFamily{corev1.IPv6Protocol}, service.Spec.IPFamilies)
 }
 
 func TestNodePortRangeFull(t *testing.T) {
-	s := newBootstrapped(t, func(c *Config) { c.Services.NodePorts = utilnet.PortRange{Base: 30000, Size: 2} })
+	s := bootstrapped(t, func(c *Config) { c.Services.NodePorts = utilnet.PortRange{Base: 30000, Size: 2} })
 	create(t, s, serviceNamed("a", nodePort))
 	create(t, s, serviceNamed("b", nodePort))
 	_, err := servicesOf(s).Create(t.Context(), serviceNamed("c", nodePort), metav1.CreateOptions{})
