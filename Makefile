@@ -4,8 +4,8 @@ SHELL := /bin/bash
 
 KUBERNETES := v1.36.3
 VERSION    := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-RELEASE    := CGO_ENABLED=0 GOFLAGS="-trimpath -tags=grpcnotrace"
-RACE       := CGO_ENABLED=1 GOFLAGS="-trimpath -tags=grpcnotrace"
+RELEASE    := CGO_ENABLED=0 GOFLAGS="-trimpath -tags=grpcnotrace,lambda.norpc"
+RACE       := CGO_ENABLED=1 GOFLAGS="-trimpath -tags=grpcnotrace,lambda.norpc"
 STAMP      := -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) \
               -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36
 BIN        := $(CURDIR)/bin

@@ -39,6 +39,9 @@ type Config struct {
 	InMemory bool
 	// Listen is the loopback address to serve plain HTTP on; port 0 takes a free one.
 	Listen string
+	// EventsListen is the loopback address where NATS subscribers receive events, and can do nothing else;
+	// empty for none.
+	EventsListen string
 	// LogRetention, Retention and History as in the projection's configuration.
 	LogRetention, Retention, History time.Duration
 }
@@ -47,6 +50,7 @@ type Config struct {
 type Dev struct {
 	address    string
 	kubeconfig string
+	events     string
 	close      []func() error
 	stop       context.CancelFunc
 	running    *errgroup.Group
@@ -62,9 +66,12 @@ func Start(ctx context.Context, c Config) (*Dev, error) {
 }
 
 func (d *Dev) start(ctx context.Context, c Config) error {
-	listener, err := listenLoopback(c.Listen)
-	if err != nil {
+	if err := c.check(); err != nil {
 		return err
+	}
+	listener, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return fmt.Errorf("listen: %w (another instance? give --listen 127.0.0.1:0 for a free port)", err)
 	}
 	d.onStop(func() error { _ = listener.Close(); return nil })
 	d.address = listener.Addr().String()
@@ -146,13 +153,26 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 	}, nil
 }
 
-const objectCacheBytes = 64 << 20
+const (
+	objectCacheBytes = 64 << 20
+	subjectPrefix    = "logplane"
+)
 
 func (d *Dev) openLog(ctx context.Context, c Config) (*eventlog.Log, error) {
-	server, err := embedded.Start(filepath.Join(c.Folder, "log"))
+	folder := filepath.Join(c.Folder, "log")
+	if c.InMemory { // the server still wants a folder, and must not find the log of another run there
+		temporary, err := os.MkdirTemp("", "logplane-")
+		if err != nil {
+			return nil, fmt.Errorf("make a temporary folder: %w", err)
+		}
+		d.onStop(func() error { return os.RemoveAll(temporary) })
+		folder = temporary
+	}
+	server, err := embedded.Start(folder, c.EventsListen, subjectPrefix)
 	if err != nil {
 		return nil, err
 	}
+	d.events = server.URL()
 	d.onStop(func() error { server.Stop(); return nil })
 	conn, err := server.Connect()
 	if err != nil {
@@ -163,7 +183,7 @@ func (d *Dev) openLog(ctx context.Context, c Config) (*eventlog.Log, error) {
 }
 
 func createLog(ctx context.Context, conn *nats.Conn, inMemory bool) (*eventlog.Log, error) {
-	config := eventlog.Config{Conn: conn, Replicas: 1, InMemory: inMemory}
+	config := eventlog.Config{Conn: conn, Prefix: subjectPrefix, Replicas: 1, InMemory: inMemory}
 	if err := eventlog.Create(ctx, config); err != nil {
 		return nil, err
 	}
@@ -186,6 +206,9 @@ func (d *Dev) URL() string { return "http://" + d.address }
 
 // Kubeconfig is the path of the file that points kubectl at the API.
 func (d *Dev) Kubeconfig() string { return d.kubeconfig }
+
+// EventsURL is where NATS subscribers connect, empty for nowhere.
+func (d *Dev) EventsURL() string { return d.events }
 
 // RESTConfig is for client-go.
 func (d *Dev) RESTConfig() *rest.Config { return &rest.Config{Host: d.URL()} }
@@ -214,20 +237,14 @@ func (d *Dev) Stop() error {
 
 func (d *Dev) onStop(f func() error) { d.close = append(d.close, f) }
 
-// listenLoopback refuses an address that others on the network could reach: dev knows no users.
-func listenLoopback(address string) (net.Listener, error) {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, fmt.Errorf("--listen: %w", err)
+// check refuses addresses that others on the network could reach: dev knows no users.
+func (c Config) check() error {
+	for flag, address := range map[string]string{"--listen": c.Listen, "--events-listen": c.EventsListen} {
+		if address != "" && !serving.IsLoopback(address) {
+			return fmt.Errorf("%s is '%s': dev has no authentication and must listen on loopback; use 'logplane api' for others", flag, address)
+		}
 	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return nil, fmt.Errorf("--listen is '%s': dev has no authentication and must listen on loopback; use 'logplane api' for others", address)
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("listen: %w (another instance? give --listen 127.0.0.1:0 for a free port)", err)
-	}
-	return listener, nil
+	return nil
 }
 
 func makeFolder(folder string) error {

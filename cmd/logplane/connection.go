@@ -57,6 +57,23 @@ func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration)
 	flags.DurationVar(history, "history", 0, "how long archived events are kept; 0 for none beyond --retention")
 }
 
+// requestDeadline is the longest a request may take, upstream's default: events stay in the log for longer.
+const requestDeadline = time.Minute
+
+// checkRetention refuses what would let a stalled writer meet a purged precondition, or promise more than is kept.
+func checkRetention(log, floor, history time.Duration) error {
+	if shortest := eventlog.MinRetention(requestDeadline); log < shortest {
+		return fmt.Errorf("--log-retention is %s: it must be at least %s", log, shortest)
+	}
+	if floor < log {
+		return fmt.Errorf("--retention is %s: it must be at least --log-retention, %s", floor, log)
+	}
+	if history != 0 && history < floor {
+		return fmt.Errorf("--history is %s: it must be 0 or at least --retention, %s", history, floor)
+	}
+	return nil
+}
+
 // cell is an open log and bucket.
 type cell struct {
 	conn *nats.Conn
@@ -68,6 +85,9 @@ func (c *cell) close() { c.conn.Close() }
 
 // open connects to the cell. Nothing is created: 'logplane init' does that.
 func (c *connection) open(ctx context.Context) (*cell, error) {
+	if err := checkRetention(c.logRetention, c.retention, c.history); err != nil {
+		return nil, err
+	}
 	conn, err := c.dial()
 	if err != nil {
 		return nil, err

@@ -20,13 +20,8 @@ func newDev() *cobra.Command {
 			"What was written survives a restart, and a kill at any moment.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if c.Folder == "" {
-				temporary, err := os.MkdirTemp("", "logplane-")
-				if err != nil {
-					return fmt.Errorf("make a temporary folder: %w", err)
-				}
-				defer os.RemoveAll(temporary)
-				c.Folder = temporary
+			if err := checkRetention(c.LogRetention, c.Retention, c.History); err != nil {
+				return err
 			}
 			dev, err := localstack.Start(cmd.Context(), c)
 			if err != nil {
@@ -36,9 +31,10 @@ func newDev() *cobra.Command {
 			return waitAndStop(cmd, dev)
 		},
 	}
-	cmd.Flags().StringVar(&c.Folder, "data", defaultFolder(), "folder that holds the log, the bucket and the kubeconfig; empty with --in-memory for a temporary one")
+	cmd.Flags().StringVar(&c.Folder, "data", defaultFolder(), "folder that holds the log, the bucket and the kubeconfig")
 	cmd.Flags().StringVar(&c.Listen, "listen", "127.0.0.1:7373", "loopback address to serve plain HTTP on")
-	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: log and bucket live in memory")
+	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: the log and the bucket live in memory, only the kubeconfig is in the folder")
+	cmd.Flags().StringVar(&c.EventsListen, "events-listen", "", "loopback address where NATS subscribers receive events and can do nothing else; empty for none")
 	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History)
 	return cmd
 }
@@ -57,13 +53,17 @@ func waitAndStop(cmd *cobra.Command, dev *localstack.Dev) error {
 }
 
 func greet(w io.Writer, dev *localstack.Dev) {
+	events := ""
+	if dev.EventsURL() != "" {
+		events = fmt.Sprintf("\nEvents are on %s, subjects 'logplane.events.>'\n", dev.EventsURL())
+	}
 	fmt.Fprintf(w, `Logplane serves the Kubernetes API on %s
 
   export KUBECONFIG=%s
-
+%s
 There are no nodes and no workload controllers behind this API: a Deployment is stored and watched, but
 nothing makes Pods of it. Stop with Ctrl-C.
-`, dev.URL(), dev.Kubeconfig())
+`, dev.URL(), dev.Kubeconfig(), events)
 }
 
 func defaultFolder() string {

@@ -44,22 +44,13 @@ func (s *serving) check() error {
 	if s.clientCAFile != "" && s.certFile == "" {
 		return errors.New("--client-ca-file needs HTTPS: give --tls-cert-file and --tls-private-key-file")
 	}
-	if !s.authenticated() && !isLoopback(s.listen) {
+	if !s.authenticated() && !serve.IsLoopback(s.listen) {
 		return fmt.Errorf("--listen is '%s': beyond loopback, --token-auth-file or --client-ca-file must be given", s.listen)
 	}
 	return nil
 }
 
 func (s *serving) authenticated() bool { return s.clientCAFile != "" || s.tokenFile != "" }
-
-func isLoopback(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return false
-	}
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
-}
 
 // configure fills what the flags say into the apiserver's configuration.
 func (s *serving) configure(c *apiserver.Config) {

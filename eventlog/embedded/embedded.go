@@ -3,7 +3,10 @@
 package embedded
 
 import (
+	"crypto/rand"
 	"fmt"
+	"net"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -16,23 +19,44 @@ const startTimeout = 30 * time.Second
 // maxPayload admits a 3 MiB body in its storage encoding with room to spare; JetStream's 1 MiB would not.
 const maxPayload = 8 << 20
 
-// Server is a JetStream server in this process, reachable only through Connect.
-type Server struct{ server *server.Server }
+// Server is a JetStream server in this process.
+type Server struct {
+	server   *server.Server
+	password string // of the one user who may do everything; known to this process only
+}
 
 // Start runs a server that stores under folder, syncing every write before it is acknowledged: JetStream's
 // default of two minutes would reuse revisions after a power cut (invariant 9).
-func Start(folder string) (*Server, error) {
-	s, err := server.NewServer(&server.Options{
+//
+// Only this process can write, through Connect. With a listen address everyone who reaches it may subscribe
+// to '<prefix>.events.>' and do nothing else; without one nothing listens.
+func Start(folder, listen, prefix string) (*Server, error) {
+	password := rand.Text()
+	options := &server.Options{
 		ServerName: "logplane",
 		JetStream:  true,
 		StoreDir:   folder,
 		SyncAlways: true,
-		DontListen: true,
+		DontListen: listen == "",
 		MaxPayload: maxPayload,
 		MaxPending: 64 << 20,
 		NoLog:      true,
 		NoSigs:     true,
-	})
+		Users: []*server.User{
+			{Username: owner, Password: password},
+			{Username: subscriber, Permissions: &server.Permissions{
+				Publish:   &server.SubjectPermission{Deny: []string{">"}},
+				Subscribe: &server.SubjectPermission{Allow: []string{prefix + ".events.>"}},
+			}},
+		},
+		NoAuthUser: subscriber,
+	}
+	if listen != "" {
+		if err := listenOn(options, listen); err != nil {
+			return nil, err
+		}
+	}
+	s, err := server.NewServer(options)
 	if err != nil {
 		return nil, fmt.Errorf("configure the embedded log server: %w", err)
 	}
@@ -41,13 +65,42 @@ func Start(folder string) (*Server, error) {
 		s.Shutdown()
 		return nil, fmt.Errorf("the embedded log server did not start within %s", startTimeout)
 	}
-	return &Server{server: s}, nil
+	return &Server{server: s, password: password}, nil
+}
+
+// Users of the embedded server: the process itself, and whoever connects without a name.
+const (
+	owner      = "logplane"
+	subscriber = "subscriber"
+)
+
+func listenOn(options *server.Options, address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("listen for subscribers: %w", err)
+	}
+	options.Host = host
+	if options.Port, err = strconv.Atoi(port); err != nil {
+		return fmt.Errorf("listen for subscribers: port '%s' is not a number", port)
+	}
+	if options.Port == 0 {
+		options.Port = server.RANDOM_PORT
+	}
+	return nil
+}
+
+// URL is where subscribers connect, empty if nothing listens.
+func (s *Server) URL() string {
+	if s.server.Addr() == nil {
+		return ""
+	}
+	return s.server.ClientURL()
 }
 
 // Connect opens an in-process connection. Nothing is buffered while disconnected, so that no write is
 // sent later than its request meant it.
 func (s *Server) Connect() (*nats.Conn, error) {
-	nc, err := nats.Connect("", nats.InProcessServer(s.server), nats.ReconnectBufSize(-1), nats.Name("logplane"))
+	nc, err := nats.Connect("", nats.InProcessServer(s.server), nats.UserInfo(owner, s.password), nats.ReconnectBufSize(-1), nats.Name("logplane"))
 	if err != nil {
 		return nil, fmt.Errorf("connect to the embedded log server: %w", err)
 	}

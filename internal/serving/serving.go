@@ -52,3 +52,13 @@ func stopWhenDone(ctx context.Context, server *http.Server, endRequests func()) 
 
 // watchGrace is how long requests in flight may take before their contexts end; watches use all of it.
 const watchGrace = time.Second
+
+// IsLoopback says whether an address to listen on can be reached from this machine only.
+func IsLoopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}

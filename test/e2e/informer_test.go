@@ -179,8 +179,8 @@ func isConflict(err error) bool { return apierrors.IsConflict(err) }
 
 // recording is what an informer delivered: the revisions of each name in order, 0 for a deletion.
 type recording struct {
-	mu      sync.Mutex
-	seen    map[string][]uint64 // guarded by mu
+	mu   sync.Mutex
+	seen map[string][]uint64 // guarded by mu
 	// deleting counts the changes that only mark a pod as being deleted: upstream writes one before it
 	// removes a pod, even with a grace period of 0, and its revision is told to nobody.
 	deleting map[string]int // guarded by mu

@@ -12,7 +12,7 @@ import (
 
 // TestScripts runs testdata/script/*.txtar: each has its own 'logplane dev' on an empty folder and drives it
 // with the real kubectl. Commands of ours: 'restart' kills the server (-9) and starts it again on the same
-// folder and port; 'objects N' prints a List of N ConfigMaps into the file objects.yaml.
+// folder and port, 'stop' ends it well; 'objects N' prints a List of N ConfigMaps into the file objects.yaml.
 func TestScripts(t *testing.T) {
 	kubectl := filepath.Dir(binary(t, "KUBECTL", "kubectl"))
 	logplane := filepath.Dir(binary(t, "LOGPLANE_BINARY", "logplane"))
@@ -32,6 +32,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"restart": restart,
 			"objects": objects,
+			"stop":    func(ts *testscript.TestScript, _ bool, _ []string) { ts.Value("server").(*process).stop() },
 		},
 	})
 }
