@@ -113,7 +113,7 @@ func (p *Projection) swap(ctx context.Context, change func(context.Context, *Vie
 
 // final reports whether an error will be the same however often a swap is tried.
 func final(err error) bool {
-	return errors.Is(err, ErrNoRoot) || errors.Is(err, ErrHole) || errors.Is(err, ErrFuture)
+	return errors.Is(err, ErrNoRoot) || errors.Is(err, ErrHole) || errors.Is(err, ErrFuture) || errors.Is(err, errOvertaken)
 }
 
 // won counts and reports what is certain once the root is the bucket's.
@@ -195,7 +195,9 @@ func (p *Projection) fold(ctx context.Context, v *View) (*root, error) {
 	}
 	next.Applied, next.AppliedID, next.AppliedTime = v.tail.last, v.tail.lastID, v.tail.lastTime
 	p.age(next)
-	return next, p.place(ctx, next, records)
+	err := p.place(ctx, next, records)
+	p.forgetEvents(next)
+	return next, err
 }
 
 // dirty reports whether there is something to commit.
@@ -252,7 +254,7 @@ func (p *Projection) spill(ctx context.Context, next *root, records []*record) e
 		return err
 	}
 	sum.MinRevision = uint64(records[0].Revision) - records[0].span + 1
-	events, err := p.create(ctx, "events", file, sum)
+	events, err := p.create(ctx, "events", 0, file, sum)
 	if err != nil {
 		return err
 	}
@@ -269,20 +271,21 @@ func (p *Projection) spill(ctx context.Context, next *root, records []*record) e
 		}
 	}
 	file, sum = w.Finish()
-	keys, err := p.create(ctx, "seg/0", file, sum)
+	keys, err := p.create(ctx, "seg/0", 0, file, sum)
 	if err != nil {
 		return err
 	}
-	next.Segments = append([]segmentRef{keys}, next.Segments...)
+	spilledBytes.Add(float64(keys.Size))
+	next.Segments = append([]segmentRef{keys}, next.Segments...) // newest first
 	return nil
 }
 
 // create writes a segment under a name that was never used before.
-func (p *Projection) create(ctx context.Context, folder string, file []byte, sum segment.Summary) (segmentRef, error) {
+func (p *Projection) create(ctx context.Context, folder string, level uint8, file []byte, sum segment.Summary) (segmentRef, error) {
 	ref := segmentRef{
 		Key:  fmt.Sprintf("%s/%s/%020d-%020d-%s", p.config.Prefix, folder, sum.MinRevision, sum.MaxRevision, rand.Text()),
 		Size: sum.Size, Footer: sum.Footer, Rows: sum.Rows, MinKey: []byte(sum.MinKey), MaxKey: []byte(sum.MaxKey),
-		MinRevision: Revision(sum.MinRevision), MaxRevision: Revision(sum.MaxRevision),
+		MinRevision: Revision(sum.MinRevision), MaxRevision: Revision(sum.MaxRevision), Level: level,
 	}
 	if _, err := p.config.Bucket.Create(ctx, ref.Key, file); err != nil {
 		return segmentRef{}, fmt.Errorf("write segment %s: %w", ref.Key, err)
@@ -310,6 +313,16 @@ func (p *Projection) age(next *root) {
 	}
 	if logRetention > 0 {
 		next.Purge = max(next.Purge, newestUpTo(next.Ring, next.Clock-logRetention))
+	}
+}
+
+// forgetEvents drops the event segments that lie below the floor, unless they are kept as history.
+func (p *Projection) forgetEvents(next *root) {
+	if p.config.History > 0 {
+		return
+	}
+	for len(next.Events) > 0 && next.Events[0].MaxRevision <= next.Floor {
+		next.Events = next.Events[1:]
 	}
 }
 
@@ -355,6 +368,7 @@ func (p *Projection) Retain(ctx context.Context, floor, purge Revision) error {
 		}
 		next := r.clone()
 		next.Floor, next.Purge = max(r.Floor, floor), max(r.Purge, purge)
+		p.forgetEvents(next)
 		return next, nil
 	})
 	if err == nil {

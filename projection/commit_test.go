@@ -254,7 +254,7 @@ func TestRetentionIsOfLogTime(t *testing.T) {
 		next := r.clone()
 		next.Applied, next.AppliedTime = revision, start.Add(time.Duration(minutes)*time.Minute).UnixNano()
 		p.age(next)
-		require.NoError(t, (&root{Floor: next.Floor, Applied: next.Applied, Purge: next.Purge, Ring: next.Ring, Spilled: next.Applied}).check())
+		require.NoError(t, (&root{Floor: next.Floor, Applied: next.Applied, Purge: next.Purge, Ring: next.Ring, Inline: []byte{0}}).check())
 		require.GreaterOrEqual(t, next.Floor, r.Floor)
 		require.GreaterOrEqual(t, next.Clock, r.Clock)
 		return next

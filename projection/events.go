@@ -46,7 +46,7 @@ func (v *View) events(ctx context.Context, after *Revision, upto Revision, yield
 	return v.tailEvents(ctx, after, upto, yield)
 }
 
-func (r *run) events(ctx context.Context, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+func (r *part) events(ctx context.Context, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
 	reader, err := r.open(ctx)
 	if err != nil {
 		return err

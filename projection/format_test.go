@@ -22,7 +22,8 @@ func example() *root {
 	return &root{Serial: 7, Epoch: 2, Applied: 12, AppliedTime: 1_700_000_000_000_000_012, AppliedID: "request-12", Clock: 1_700_000_000_000_000_013,
 		Floor: 3, Horizon: 1_600_000_000_000_000_000, Purge: 2, Generation: 4, Nonce: []byte("0123456789abcdef"),
 		Ring:     []mark{{Revision: 3, Time: 1_600_000_000_000_000_000}, {Revision: 9, Time: 1_700_000_000_000_000_000}},
-		Segments: []segmentRef{{Key: "p/seg/0/1-9-x", Size: 1000, Footer: 100, Rows: 8, MinKey: []byte("a"), MaxKey: []byte("z"), MinRevision: 1, MaxRevision: 9}},
+		Swept:    1_650_000_000_000_000_000,
+		Segments: []segmentRef{{Level: 9, Key: "p/seg/0/1-9-x", Size: 1000, Footer: 100, Rows: 8, MinKey: []byte("a"), MaxKey: []byte("z"), MinRevision: 1, MaxRevision: 9}},
 		Events:   []segmentRef{{Key: "p/events/1-9-x", Size: 1000, Footer: 100, Rows: 9, MinKey: []byte{1}, MaxKey: []byte{9}, MinRevision: 1, MaxRevision: 9}},
 		Index:    "p/idx/x", Checkpoints: []mark{{Revision: 5, Time: 1_650_000_000_000_000_000}}, Spilled: 9}
 }

@@ -31,6 +31,7 @@ type Root struct {
 // Segment is an entry of a root's list.
 type Segment struct {
 	Key         string   `json:"key"`
+	Level       int      `json:"level"`
 	Bytes       int64    `json:"bytes"`
 	Rows        uint64   `json:"rows,string"`
 	MinKey      string   `json:"minKey,omitempty"`
@@ -54,7 +55,7 @@ func (p *Projection) Root(ctx context.Context) (Root, error) {
 func listed(refs []segmentRef, keyed bool) []Segment {
 	out := make([]Segment, len(refs))
 	for i, s := range refs {
-		out[i] = Segment{Key: s.Key, Bytes: s.Size, Rows: s.Rows, MinRevision: s.MinRevision, MaxRevision: s.MaxRevision}
+		out[i] = Segment{Key: s.Key, Level: int(s.Level), Bytes: s.Size, Rows: s.Rows, MinRevision: s.MinRevision, MaxRevision: s.MaxRevision}
 		if keyed {
 			out[i].MinKey, out[i].MaxKey = string(s.MinKey), string(s.MaxKey)
 		}
@@ -85,9 +86,7 @@ func (v *View) history(ctx context.Context, key string) (rows []Row, err error) 
 	}
 	sources := []source{newInlineSource(v.snap.inline, key, key+"\x00")}
 	for _, r := range v.snap.runs {
-		if r.ref.overlaps(key, key+"\x00") {
-			sources = append(sources, &runSource{run: r, start: key, end: key + "\x00"})
-		}
+		sources = append(sources, &runSource{parts: r.overlapping(key, key+"\x00"), start: key, end: key + "\x00"})
 	}
 	var decoder recordDecoder
 	for _, s := range sources {

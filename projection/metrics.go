@@ -19,11 +19,18 @@ var (
 		Help: "Events that this process folded and that had lost: their precondition did not hold."})
 	commits = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_commits_total",
 		Help: "Roots that this process wrote."})
+	spilledBytes = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_spilled_bytes_total",
+		Help: "Bytes of key-ordered segments that commits of this process wrote."})
+	compactedBytes = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_compacted_bytes_total",
+		Help: "Bytes of segments that compactions of this process wrote; over the spilled bytes, the write amplification."})
+	collectedObjects = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_collected_objects_total",
+		Help: "Objects that this process deleted from the bucket as garbage."})
 )
 
 // Collectors are the package's metrics.
 func Collectors() []prometheus.Collector {
-	return []prometheus.Collector{tailEvents, tailBytes, lagRevisions, lagSeconds, voidEvents, commits}
+	return []prometheus.Collector{tailEvents, tailBytes, lagRevisions, lagSeconds, voidEvents, commits,
+		spilledBytes, compactedBytes, collectedObjects}
 }
 
 // measure reports the newest view.

@@ -27,6 +27,9 @@ type Config struct {
 	CacheBytes int64
 	// LogRetention, Retention and History are of log time (architecture.md, retention). 0 keeps everything.
 	LogRetention, Retention, History time.Duration
+	// Grace is how old garbage is, by the bucket's clock, before it is deleted; 15 min by default. No commit may take
+	// longer, nor any list that reads one view.
+	Grace time.Duration
 }
 
 // Projection reads and commits one cell. Any number of them, in any number of processes, may do both at
@@ -57,6 +60,7 @@ func Open(c Config) (*Projection, error) {
 	c.Prefix = cmp.Or(c.Prefix, "logplane")
 	c.InlineBytes = cmp.Or(c.InlineBytes, 256<<10)
 	c.CacheBytes = cmp.Or(c.CacheBytes, 64<<20)
+	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
 	return &Projection{config: c, cache: newBlockCache(c.CacheBytes),
 		reading: newGate(), committing: newGate(), following: newGate()}, nil
 }

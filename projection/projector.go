@@ -22,7 +22,9 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	dirty := make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.watchLog(ctx, applied, dirty) })
-	group.Go(func() error { return p.commitWhenDirty(ctx, cadence, dirty) })
+	committed := make(chan struct{}, 1)
+	group.Go(func() error { return p.commitWhenDirty(ctx, cadence, dirty, committed) })
+	group.Go(func() error { return p.tend(ctx, committed) })
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -50,7 +52,7 @@ func (p *Projection) watchLog(ctx context.Context, after Revision, dirty chan<- 
 	}
 }
 
-func (p *Projection) commitWhenDirty(ctx context.Context, cadence time.Duration, dirty chan struct{}) error {
+func (p *Projection) commitWhenDirty(ctx context.Context, cadence time.Duration, dirty, committed chan struct{}) error {
 	pace := time.NewTicker(cadence)
 	defer pace.Stop()
 	for {
@@ -65,12 +67,46 @@ func (p *Projection) commitWhenDirty(ctx context.Context, cadence time.Duration,
 			slog.Error("commit failed, trying again", "error", err)
 			markDirty(dirty)
 		}
+		markDirty(committed)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-pace.C:
 		}
 	}
+}
+
+// tend compacts and collects after commits, beside the next ones. What fails is tried again after the next commit.
+func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error {
+	var swept time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-committed:
+		}
+		more, err := true, error(nil)
+		for more && err == nil {
+			more, err = p.Compact(ctx)
+		}
+		if err == nil && time.Since(swept) > p.config.Grace && p.sweepable() {
+			swept = time.Now()
+			_, err = p.Collect(ctx, p.config.Grace)
+		}
+		if errors.Is(err, eventlog.ErrDiverged) {
+			return err
+		}
+		if err != nil && ctx.Err() == nil {
+			slog.Error("tending the bucket failed, trying again after the next commit", "error", err)
+		}
+	}
+}
+
+// sweepable reports whether the last collection by any projector was a grace period of log time ago: more often, and
+// a long compaction might never come through.
+func (p *Projection) sweepable() bool {
+	r := p.view.Load().snap.root
+	return r.Clock-r.Swept >= int64(p.config.Grace)
 }
 
 func markDirty(dirty chan<- struct{}) {

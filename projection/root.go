@@ -33,6 +33,8 @@ type root struct {
 	// Floor is the oldest revision that can be read; Horizon the log time up to which retention is over.
 	Floor   Revision `cbor:"6,keyasint"`
 	Horizon int64    `cbor:"18,keyasint"`
+	// Swept is the clock when garbage was collected last.
+	Swept int64 `cbor:"19,keyasint"`
 	// Purge is the revision up to which the log may have been purged, by this root's leave.
 	Purge Revision `cbor:"7,keyasint"`
 	// Generation changes before garbage is deleted: it defeats every commit that began before.
@@ -73,6 +75,8 @@ type segmentRef struct {
 	Rows                     uint64
 	MinKey, MaxKey           []byte
 	MinRevision, MaxRevision Revision
+	// Level is 0 for what a commit spilled, higher the more often it was merged, baseLevel for the base.
+	Level uint8
 }
 
 // The root's dialect of CBOR: deterministic, and nothing a writer of ours would not write is read.
@@ -139,9 +143,23 @@ func (r *root) check() error {
 	case len(r.Events) > 0 && r.Events[len(r.Events)-1].MaxRevision != r.Spilled:
 		return fmt.Errorf("event segments end at %d, not at %d", r.Events[len(r.Events)-1].MaxRevision, r.Spilled)
 	}
+	first := r.Spilled + 1
+	if len(r.Events) > 0 {
+		first = r.Events[0].MinRevision
+	}
+	if first > r.Floor+1 {
+		return fmt.Errorf("events begin at %d, above the floor %d", first, r.Floor)
+	}
 	for i := 1; i < len(r.Events); i++ {
 		if r.Events[i].MinRevision != r.Events[i-1].MaxRevision+1 {
 			return fmt.Errorf("event segments have a hole after %d", r.Events[i-1].MaxRevision)
+		}
+	}
+	for _, refs := range r.runs() {
+		for i := 1; i < len(refs); i++ {
+			if bytes.Compare(refs[i-1].MaxKey, refs[i].MinKey) >= 0 {
+				return fmt.Errorf("segments %s and %s of one run overlap", refs[i-1].Key, refs[i].Key)
+			}
 		}
 	}
 	for i := 1; i < len(r.Ring); i++ {
@@ -234,8 +252,4 @@ func unixTime(nanos int64) time.Time {
 		return time.Time{}
 	}
 	return time.Unix(0, nanos).UTC()
-}
-
-func (s *segmentRef) overlaps(start, end string) bool {
-	return bytes.Compare(s.MaxKey, []byte(start)) >= 0 && (end == "" || bytes.Compare(s.MinKey, []byte(end)) < 0)
 }

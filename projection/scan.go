@@ -66,8 +66,8 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision) (*merg
 	below := min(at, v.Applied())
 	m.heads = append(m.heads, &head{at: below, source: newInlineSource(v.snap.inline, start, end)})
 	for _, r := range v.snap.runs {
-		if r.ref.MinRevision <= below && r.ref.overlaps(start, end) {
-			m.heads = append(m.heads, &head{at: below, source: &runSource{run: r, start: start, end: end}})
+		if parts := r.overlapping(start, end); len(parts) > 0 {
+			m.heads = append(m.heads, &head{at: below, source: &runSource{parts: parts, start: start, end: end}})
 		}
 	}
 	// The first block of every run is read at the same time: a cold list waits for one of them, not for all.
@@ -169,24 +169,38 @@ func (s *inlineSource) next(context.Context) (version, bool, error) {
 	return versionOf(r), true, nil
 }
 
-// runSource walks over a key-ordered segment.
+// runSource walks over the parts of a run, opening each when it is reached.
 type runSource struct {
-	run        *run
+	parts      run
 	start, end string
 	cursor     *segment.Cursor
+	uncached   bool
 }
 
 func (s *runSource) next(ctx context.Context) (version, bool, error) {
-	if s.cursor == nil {
-		reader, err := s.run.open(ctx)
+	for len(s.parts) > 0 {
+		if s.cursor == nil {
+			reader, err := s.open(ctx)
+			if err != nil {
+				return version{}, false, err
+			}
+			s.cursor = reader.Scan(s.start, s.end)
+		}
+		e, ok, err := s.cursor.Next(ctx)
 		if err != nil {
 			return version{}, false, err
 		}
-		s.cursor = reader.Scan(s.start, s.end)
+		if ok {
+			return entryVersion(e), true, nil
+		}
+		s.parts, s.cursor = s.parts[1:], nil
 	}
-	e, ok, err := s.cursor.Next(ctx)
-	if err != nil || !ok {
-		return version{}, false, err
+	return version{}, false, nil
+}
+
+func (s *runSource) open(ctx context.Context) (*segment.Reader, error) {
+	if s.uncached {
+		return s.parts[0].openWith(ctx, nil)
 	}
-	return entryVersion(e), true, nil
+	return s.parts[0].open(ctx)
 }

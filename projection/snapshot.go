@@ -21,12 +21,15 @@ type snapshot struct {
 	records []*record
 	inline  []*record
 	// runs are the key-ordered segments, newest first; events the event segments, oldest first.
-	runs   []*run
-	events []*run
+	runs   []run
+	events run
 }
 
-// run is a segment that is opened on first use and stays open for as long as a snapshot names it.
-type run struct {
+// run is a sequence of segments that do not overlap, ascending.
+type run []*part
+
+// part is a segment that is opened on first use and stays open for as long as a snapshot names it.
+type part struct {
 	ref     segmentRef
 	p       *Projection
 	opening gate
@@ -40,30 +43,47 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 		return nil, fmt.Errorf("read the root: %w", err)
 	}
 	s := &snapshot{root: r, etag: etag, records: records, inline: keyOrdered(records)}
-	known := make(map[string]*run)
+	known := make(map[string]*part)
 	if previous != nil {
-		for _, o := range [][]*run{previous.runs, previous.events} {
-			for _, r := range o {
-				known[r.ref.Key] = r
+		for _, r := range append([]run{previous.events}, previous.runs...) {
+			for _, opened := range r {
+				known[opened.ref.Key] = opened
 			}
 		}
 	}
-	s.runs, s.events = p.runsOf(r.Segments, known), p.runsOf(r.Events, known)
+	for _, refs := range r.runs() {
+		s.runs = append(s.runs, p.partsOf(refs, known))
+	}
+	s.events = p.partsOf(r.Events, known)
 	return s, nil
 }
 
-func (p *Projection) runsOf(refs []segmentRef, known map[string]*run) []*run {
-	runs := make([]*run, len(refs))
-	for i, ref := range refs {
-		if runs[i] = known[ref.Key]; runs[i] == nil {
-			runs[i] = &run{ref: ref, p: p, opening: newGate()}
+// runs groups the key-ordered segments: those of the base are one run, every other is its own.
+func (r *root) runs() (runs [][]segmentRef) {
+	for i, ref := range r.Segments {
+		if n := len(runs); n > 0 && ref.Level == baseLevel && r.Segments[i-1].Level == baseLevel {
+			runs[n-1] = append(runs[n-1], ref)
+		} else {
+			runs = append(runs, []segmentRef{ref})
 		}
 	}
 	return runs
 }
 
+func (p *Projection) partsOf(refs []segmentRef, known map[string]*part) run {
+	parts := make(run, len(refs))
+	for i, ref := range refs {
+		if k := known[ref.Key]; k != nil && k.ref.Level == ref.Level {
+			parts[i] = k
+		} else {
+			parts[i] = &part{ref: ref, p: p, opening: newGate()}
+		}
+	}
+	return parts
+}
+
 // open reads the footer, once.
-func (r *run) open(ctx context.Context) (*segment.Reader, error) {
+func (r *part) open(ctx context.Context) (*segment.Reader, error) {
 	if reader := r.reader.Load(); reader != nil {
 		return reader, nil
 	}
@@ -74,19 +94,24 @@ func (r *run) open(ctx context.Context) (*segment.Reader, error) {
 	if reader := r.reader.Load(); reader != nil {
 		return reader, nil
 	}
-	reader, err := segment.Open(ctx, r.ref.Key, r, r.p.cache, r.ref.Size, r.ref.Footer)
+	reader, err := r.openWith(ctx, r.p.cache)
 	if err != nil {
-		return nil, err
-	}
-	if err := r.ref.matches(reader.Summary()); err != nil {
 		return nil, err
 	}
 	r.reader.Store(reader)
 	return reader, nil
 }
 
+func (r *part) openWith(ctx context.Context, cache segment.Cache) (*segment.Reader, error) {
+	reader, err := segment.Open(ctx, r.ref.Key, r, cache, r.ref.Size, r.ref.Footer)
+	if err != nil {
+		return nil, err
+	}
+	return reader, r.ref.matches(reader.Summary())
+}
+
 // ReadRange implements segment.Source.
-func (r *run) ReadRange(ctx context.Context, offset, length int64) ([]byte, error) {
+func (r *part) ReadRange(ctx context.Context, offset, length int64) ([]byte, error) {
 	b, err := r.p.config.Bucket.GetRange(ctx, r.ref.Key, offset, length)
 	if err != nil {
 		return nil, fmt.Errorf("read segment %s: %w", r.ref.Key, err)
@@ -110,10 +135,11 @@ func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip seg
 		}
 	}
 	for _, r := range s.runs {
-		if r.ref.MinRevision > at || found && r.ref.MaxRevision < best.revision || !r.ref.overlaps(key, key+"\x00") {
+		parts := r.overlapping(key, key+"\x00")
+		if len(parts) == 0 || parts[0].ref.MinRevision > at || found && parts[0].ref.MaxRevision < best.revision {
 			continue
 		}
-		reader, err := r.open(ctx)
+		reader, err := parts[0].open(ctx)
 		if err != nil {
 			return version{}, false, err
 		}
@@ -126,6 +152,15 @@ func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip seg
 		}
 	}
 	return best, found, nil
+}
+
+// overlapping are the parts that may have keys with start <= key < end; an empty end is unbounded.
+func (r run) overlapping(start, end string) run {
+	r = r[sort.Search(len(r), func(i int) bool { return string(r[i].ref.MaxKey) >= start }):]
+	if end != "" {
+		r = r[:sort.Search(len(r), func(i int) bool { return string(r[i].ref.MinKey) >= end })]
+	}
+	return r
 }
 
 // searchKey is the first of key-ordered records with at least the key.

@@ -1,0 +1,97 @@
+package projection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+// Collect deletes what no root names and what is older than the grace period, by the bucket's own clock. It
+// reports how many objects it deleted. With nothing to delete it writes nothing.
+//
+//  1. List the bucket. What the root does not name, and was written a grace period before the newest object,
+//     is a candidate: a commit in flight may still mean to name it, though.
+//  2. Swap the root for one of the next generation. That defeats every commit that began before: its swap is
+//     lost, and it starts again with new names. A crash after this leaves the garbage for the next time.
+//  3. Delete the candidates that this root does not name.
+func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted int, err error) {
+	candidates, err := p.garbage(ctx, grace)
+	if err != nil {
+		return 0, fmt.Errorf("collect garbage: %w", err)
+	}
+	if len(candidates) == 0 {
+		return 0, nil
+	}
+	v, err := p.swap(ctx, func(_ context.Context, v *View) (*root, error) {
+		next := v.snap.root.clone()
+		next.Generation++
+		next.Swept = next.Clock
+		return next, nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("collect garbage: %w", err)
+	}
+	named := v.snap.root.names()
+	for _, key := range candidates {
+		if named[key] {
+			continue // committed between the list and the swap
+		}
+		if err := p.config.Bucket.Delete(ctx, key); err != nil {
+			return deleted, fmt.Errorf("collect garbage: delete %s: %w", key, err)
+		}
+		deleted++
+		collectedObjects.Inc()
+	}
+	return deleted, nil
+}
+
+// garbage lists the objects that the root does not name and that are older than the grace period. The root is
+// read after the list, so that what was committed meanwhile is named.
+func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string, error) {
+	var listed []bucket.Attributes
+	var newest time.Time
+	err := p.config.Bucket.List(ctx, p.config.Prefix+"/", func(a bucket.Attributes) error {
+		if a.Modified.After(newest) {
+			newest = a.Modified
+		}
+		for _, folder := range []string{"/seg/", "/events/", "/idx/"} { // whatever else is there is not ours to judge
+			if strings.HasPrefix(a.Key, p.config.Prefix+folder) {
+				listed = append(listed, a)
+			}
+		}
+		return nil
+	})
+	if err != nil || len(listed) == 0 {
+		return nil, err
+	}
+	snap, err := p.reload(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if snap.etag == "" {
+		return nil, errors.New("there are segments and no root: nothing is deleted")
+	}
+	named := snap.root.names()
+	var candidates []string
+	for _, a := range listed {
+		if !named[a.Key] && newest.Sub(a.Modified) >= grace {
+			candidates = append(candidates, a.Key)
+		}
+	}
+	return candidates, nil
+}
+
+// names are the keys of all objects that the root needs.
+func (r *root) names() map[string]bool {
+	named := map[string]bool{r.Index: true}
+	for _, refs := range [][]segmentRef{r.Segments, r.Events} {
+		for _, s := range refs {
+			named[s.Key] = true
+		}
+	}
+	return named
+}

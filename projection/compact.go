@@ -1,0 +1,289 @@
+package projection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/logplane/logplane/projection/segment"
+)
+
+const (
+	// runsPerLevel is how many runs of one level are merged into one of the next.
+	runsPerLevel = 8
+	// baseLevel is the level of the base, which has parts of at most partBytes.
+	baseLevel = 9
+	partBytes = 8 << 20
+	// baseShare: the runs above are merged into the base once they have 1/baseShare of its bytes.
+	baseShare = 4
+)
+
+// errOvertaken is wrapped when a compaction's inputs were compacted, or garbage was collected, by another
+// projector meanwhile. What it wrote is garbage.
+var errOvertaken = errors.New("another projector compacted or collected meanwhile")
+
+// merge is one compaction: runs that lie next to each other become one.
+type merge struct {
+	inputs []run
+	level  uint8
+	// floor and purge say what may be dropped: only what was below them when the compaction began.
+	floor, purge Revision
+	generation   uint64
+}
+
+// Compact merges runs if there are enough of them, and reports whether it did. It may run beside commits, in any number
+// of processes: the commit of its outcome is rebased onto whatever root there is, as long as its inputs
+// are listed and no garbage was collected since it began; else its work is lost, which is no error.
+func (p *Projection) Compact(ctx context.Context) (bool, error) {
+	v, err := p.gather(ctx)
+	if err != nil {
+		return false, fmt.Errorf("compact: %w", err)
+	}
+	m := v.choose()
+	if m == nil {
+		return false, nil
+	}
+	outputs, err := p.merge(ctx, m)
+	if err == nil {
+		_, err = p.swap(ctx, func(_ context.Context, v *View) (*root, error) { return m.rebase(v.snap.root, outputs) })
+	}
+	if errors.Is(err, errOvertaken) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("compact: %w", err)
+	}
+	return true, nil
+}
+
+// choose picks the next compaction of a view's snapshot, nil for none.
+func (v *View) choose() *merge {
+	upper, base := v.snap.runs, run(nil)
+	if n := len(upper); n > 0 && upper[n-1].level() == baseLevel {
+		upper, base = upper[:n-1], upper[n-1]
+	}
+	m := &merge{floor: v.Floor(), generation: v.snap.root.Generation}
+	// A tombstone must outlive its event: as long as the log has that, writers must know it to be the key's last.
+	if v.first > 0 {
+		m.purge = min(v.snap.root.Purge, v.first-1)
+	}
+	upperBytes := int64(0)
+	for _, r := range upper {
+		upperBytes += r.bytes()
+	}
+	for first, r := range upper {
+		same := upper[first:]
+		if i := slices.IndexFunc(same, func(s run) bool { return s.level() != r.level() }); i >= 0 {
+			same = same[:i]
+		}
+		if len(same) < runsPerLevel {
+			continue
+		}
+		if upperBytes*baseShare >= base.bytes() || r.level()+1 == baseLevel {
+			m.inputs, m.level = v.snap.runs, baseLevel
+		} else {
+			m.inputs, m.level = same, r.level()+1
+		}
+		return m
+	}
+	return nil
+}
+
+func (r run) level() uint8 { return r[0].ref.Level }
+
+func (r run) bytes() (n int64) {
+	for _, s := range r {
+		n += s.ref.Size
+	}
+	return n
+}
+
+// merge writes the outputs. A part of the base between whose keys nothing new lies is kept as it is.
+func (p *Projection) merge(ctx context.Context, m *merge) ([]segmentRef, error) {
+	upper, base := m.inputs, run(nil)
+	if n := len(upper); m.level == baseLevel && upper[n-1].level() == baseLevel {
+		upper, base = upper[:n-1], upper[n-1]
+	}
+	// The base's parts cut the keys into ranges; without one there is one range.
+	out := &output{p: p, merge: m}
+	start := ""
+	for i := range max(1, len(base)) {
+		end := ""
+		if i+1 < len(base) {
+			end = string(base[i+1].ref.MinKey)
+		}
+		var below run
+		if len(base) > 0 {
+			below = base[i : i+1]
+		}
+		if err := out.mergeRange(ctx, upper, below, start, end); err != nil {
+			return nil, err
+		}
+		start = end
+	}
+	return out.refs, out.cut(ctx)
+}
+
+// output collects the segments that a compaction writes.
+type output struct {
+	p      *Projection
+	merge  *merge
+	writer *segment.Writer
+	refs   []segmentRef
+}
+
+// mergeRange merges what the runs have between two keys. The entries' values are copied as they are.
+func (o *output) mergeRange(ctx context.Context, upper []run, below run, start, end string) error {
+	var heads []*raw
+	touched := false
+	for _, r := range upper {
+		h := &raw{source: &runSource{parts: r.overlapping(start, end), start: start, end: end, uncached: true}}
+		if err := h.advance(ctx); err != nil {
+			return err
+		}
+		if h.ok {
+			heads, touched = append(heads, h), true
+		}
+	}
+	if !touched && len(below) > 0 && below[0].ref.Level == baseLevel {
+		if err := o.cut(ctx); err != nil {
+			return err
+		}
+		o.refs = append(o.refs, below[0].ref)
+		return nil
+	}
+	if len(below) > 0 {
+		h := &raw{source: &runSource{parts: below, uncached: true}}
+		if err := h.advance(ctx); err != nil {
+			return err
+		}
+		heads = append(heads, h)
+	}
+	for {
+		versions, err := nextKey(ctx, heads)
+		if err != nil || len(versions) == 0 {
+			return err
+		}
+		if err := o.add(ctx, o.merge.survivors(versions)); err != nil {
+			return err
+		}
+	}
+}
+
+// raw is a source with its next version, whatever it is.
+type raw struct {
+	source  source
+	current version
+	ok      bool
+}
+
+func (h *raw) advance(ctx context.Context) (err error) {
+	h.current, h.ok, err = h.source.next(ctx)
+	return err
+}
+
+// nextKey takes all versions of the least key, newest first.
+func nextKey(ctx context.Context, heads []*raw) (versions []segment.Entry, err error) {
+	key, ok := "", false
+	for _, h := range heads {
+		if h.ok && (!ok || h.current.key < key) {
+			key, ok = h.current.key, true
+		}
+	}
+	for _, h := range heads {
+		for h.ok && h.current.key == key {
+			versions = append(versions, h.current.entry)
+			if err := h.advance(ctx); err != nil {
+				return nil, err
+			}
+		}
+	}
+	slices.SortFunc(versions, func(a, b segment.Entry) int { return int(b.Revision) - int(a.Revision) })
+	return versions, nil
+}
+
+// survivors keeps of a key's versions, newest first, every one above the floor and the newest at or below
+// it. That may go too if it is a tombstone, nothing lies below it, and the log does not have its event any
+// more. A void row lives as long as the log has its event (invariant 11).
+func (m *merge) survivors(versions []segment.Entry) []segment.Entry {
+	kept, settled := versions[:0], false
+	for _, e := range versions {
+		rev := Revision(e.Revision)
+		switch {
+		case e.Flags&segment.Void != 0:
+			if rev <= m.purge {
+				continue
+			}
+		case rev <= m.floor && settled:
+			continue
+		case rev <= m.floor:
+			settled = true
+			if e.Flags&segment.Tombstone != 0 && m.level == baseLevel && rev <= m.purge {
+				continue
+			}
+		}
+		kept = append(kept, e)
+	}
+	return kept
+}
+
+// add writes a key's versions, all to the same segment.
+func (o *output) add(ctx context.Context, versions []segment.Entry) error {
+	if o.writer != nil && o.merge.level == baseLevel && o.writer.Len() >= partBytes {
+		if err := o.cut(ctx); err != nil {
+			return err
+		}
+	}
+	for _, e := range versions {
+		if o.writer == nil {
+			o.writer = segment.NewWriter(segment.Keys)
+		}
+		if err := o.writer.Add(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cut ends the current segment.
+func (o *output) cut(ctx context.Context) error {
+	if o.writer == nil {
+		return nil
+	}
+	file, sum := o.writer.Finish()
+	o.writer = nil
+	ref, err := o.p.create(ctx, fmt.Sprintf("seg/%d", o.merge.level), o.merge.level, file, sum)
+	if err != nil {
+		return err
+	}
+	compactedBytes.Add(float64(ref.Size))
+	o.refs = append(o.refs, ref)
+	return nil
+}
+
+// rebase makes the next root: the inputs give way to the outputs, where they were. If a generation has passed,
+// the outputs may have been taken for garbage.
+func (m *merge) rebase(r *root, outputs []segmentRef) (*root, error) {
+	if r.Generation != m.generation {
+		return nil, errOvertaken
+	}
+	var inputs []string
+	for _, r := range m.inputs {
+		for _, s := range r {
+			inputs = append(inputs, s.ref.Key)
+		}
+	}
+	at := slices.IndexFunc(r.Segments, func(s segmentRef) bool { return s.Key == inputs[0] })
+	if at < 0 || len(r.Segments)-at < len(inputs) {
+		return nil, errOvertaken
+	}
+	for i, key := range inputs {
+		if r.Segments[at+i].Key != key {
+			return nil, errOvertaken
+		}
+	}
+	next := r.clone()
+	next.Segments = slices.Concat(r.Segments[:at], outputs, r.Segments[at+len(inputs):])
+	return next, nil
+}
