@@ -83,6 +83,11 @@ func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensio
 	}
 	resource, err := servedResource(definition)
 	if err != nil {
+		// No version is served, so there is no API to delete by; but then there may be nothing to delete.
+		count, countErr := l.storedInstances(ctx, definition)
+		if countErr == nil && count == 0 {
+			return gone, nil
+		}
 		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", err.Error()), err
 	}
 	namespaces, err := l.instances(ctx, resource)
@@ -120,6 +125,16 @@ func (l *Lifecycle) instances(ctx context.Context, resource schema.GroupVersionR
 		namespaces[list.Items[i].Namespace]++
 	}
 	return namespaces, nil
+}
+
+// storedInstances counts the instances that the view holds.
+func (l *Lifecycle) storedInstances(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (int, error) {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return 0, err
+	}
+	start := l.config.Cell.Cluster + "/" + definition.Spec.Group + "/" + definition.Status.AcceptedNames.Plural + "/"
+	return view.Count(ctx, start, start[:len(start)-1]+"0", view.Revision())
 }
 
 // servedResource is the definition's resource in a version by which it can be reached.

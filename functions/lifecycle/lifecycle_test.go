@@ -331,6 +331,35 @@ func TestDefinitionWithInstances(t *testing.T) {
 	c.createWidget("a", "w0")
 }
 
+// TestDefinitionNotServed: it goes when it has no instances, and otherwise says what can be done.
+func TestDefinitionNotServed(t *testing.T) {
+	c := newCluster(t)
+	definitions := c.extensions.ApiextensionsV1().CustomResourceDefinitions()
+	c.createNamespace("a")
+	serve := func(served bool) {
+		_, err := definitions.Patch(t.Context(), "widgets.example.com", types.JSONPatchType, fmt.Appendf(nil, `[{"op":"replace","path":"/spec/versions/0/served","value":%t}]`, served), metav1.PatchOptions{})
+		require.NoError(t, err)
+	}
+	end := func() error {
+		return c.Handle(t.Context(), eventlog.Event{Write: eventlog.Write{Op: eventlog.Modified, Key: eventlog.Key{Cluster: "main", Group: definitionGroup, Resource: "customresourcedefinitions", Name: "widgets.example.com"}}})
+	}
+	c.createDefinition()
+	serve(false)
+	require.NoError(t, definitions.Delete(t.Context(), "widgets.example.com", metav1.DeleteOptions{}))
+	require.NoError(t, end())
+
+	c.createDefinition()
+	c.createWidget("a", "w")
+	serve(false)
+	require.NoError(t, definitions.Delete(t.Context(), "widgets.example.com", metav1.DeleteOptions{}))
+	require.ErrorContains(t, end(), "no version of widgets.example.com is served")
+	serve(true)
+	require.NoError(t, end())
+	_, err := definitions.Get(t.Context(), "widgets.example.com", metav1.GetOptions{})
+	require.True(t, apierrors.IsNotFound(err), err)
+	require.Zero(t, c.rows("a"))
+}
+
 // TestDefinitionGetsFreedNames: a kind that another definition has is refused until that one is gone.
 func TestDefinitionGetsFreedNames(t *testing.T) {
 	c := newCluster(t)
@@ -475,8 +504,8 @@ func TestWriters(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, w.Wait(canceled), context.Canceled, "a write runs")
 	select {
-	case <-waited:
-		t.Fatal("did not wait for a running write")
+	case err := <-waited:
+		t.Fatal("did not wait for a running write: ", err)
 	default:
 	}
 	leave <- struct{}{}
