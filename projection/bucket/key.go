@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// ErrInvalidKey: no bucket stores an object under that key. Nothing was sent or written.
+// ErrInvalidKey says that no bucket stores an object under that key. Nothing was sent or written.
 var ErrInvalidKey = errors.New("not a key of a bucket")
 
 const (

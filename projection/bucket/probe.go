@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// ErrUnfit: the bucket does not do conditional writes as Logplane needs them, so commits would be lost.
+// ErrUnfit says that the bucket does not do conditional writes as Logplane needs them, so commits would be lost.
 var ErrUnfit = errors.New("the bucket cannot hold a projection")
 
 const (

@@ -62,7 +62,7 @@ func (l lock) take(ctx context.Context, how int) (release func(), err error) {
 		return func() { f.Close() }, nil
 	case <-ctx.Done():
 		// A system call cannot be told to stop waiting: the lock is given back as soon as it is ours.
-		go func() { <-held; f.Close() }()
+		go func() { <-held; _ = f.Close() }()
 		return nil, ctx.Err()
 	}
 }
