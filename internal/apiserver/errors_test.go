@@ -22,6 +22,7 @@ import (
 
 // Row 9: upstream's 409 for a generated name becomes a 504 with Retry-After; every other 409 stays.
 func TestGeneratedNameConflict(t *testing.T) {
+	s := newServer(t)
 	resource := schema.GroupResource{Resource: "configmaps"}
 	for _, c := range []struct {
 		err    error
@@ -33,7 +34,7 @@ func TestGeneratedNameConflict(t *testing.T) {
 		{apierrors.NewAlreadyExists(resource, "x"), 409, "AlreadyExists", ""},
 		{apierrors.NewConflict(resource, "x", errors.New("changed")), 409, "Conflict", ""},
 	} {
-		h := withGeneratedName(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := s.withCorrections(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			responsewriters.ErrorNegotiated(c.err, codecs(), schema.GroupVersion{Version: "v1"}, w, r)
 		}))
 		r := httptest.NewRequest("POST", configMaps, strings.NewReader("{}"))

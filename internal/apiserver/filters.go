@@ -38,7 +38,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, genericapifilters.Unauthorized(c.Serializer), c.Authentication.APIAudiences, nil)
 	h = s.withView(h)
 	h = s.withLimit(h)
-	h = withGeneratedName(h)
+	h = s.withCorrections(h)
 	h = genericapifilters.WithWarningRecorder(h)
 	h = s.withRecovery(h) // on the goroutine that the next filter starts
 	h = genericfilters.WithTimeoutForNonLongRunningRequests(h, isLongRunning)

@@ -4,75 +4,147 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // FuzzHandler sends anything: the answer comes in time, never says that we failed, and an error is a Status.
 func FuzzHandler(f *testing.F) {
-	s := newServer(f)
-	if err := s.Bootstrap(f.Context()); err != nil {
-		f.Fatal(err)
-	}
-	for _, r := range []request{
-		{method: "GET", path: "/"},
-		{method: "GET", path: configMaps + "?limit=1&continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6MSwic3RhcnQiOiJ4In0"},
-		{method: "GET", path: configMaps + "?resourceVersion=18446744073709551615&resourceVersionMatch=Exact"},
-		{method: "GET", path: configMaps + "?fieldSelector=metadata.name%3Dx&labelSelector=a+in+(b)"},
-		{method: "GET", path: "/apis/apps/v1/deployments", accept: "application/json;as=Table;v=v1;g=meta.k8s.io,application/yaml"},
-		{method: "GET", path: "/openapi/v2"},
-		{method: "GET", path: "/apis", accept: "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"},
-		{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"},"data":{"a":"1"}}`},
-		{method: "POST", path: configMaps + "?dryRun=All&fieldValidation=Strict", body: "metadata: {name: x}\n", contentType: "application/yaml"},
-		{method: "POST", path: configMaps, body: "\xd9\xd9\xf7\xa1", contentType: "application/cbor"},
-		{method: "POST", path: configMaps, body: "k8s\x00\x0a\x02", contentType: "application/vnd.kubernetes.protobuf"},
-		{method: "POST", path: "/apis/batch/v1/namespaces/default/jobs", body: `{"metadata":{"generateName":"x"},"spec":{"template":{"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}}}`},
-		{method: "POST", path: "/api/v1/namespaces/default/services", body: `{"metadata":{"name":"x"},"spec":{"type":"NodePort","ports":[{"port":80}]}}`},
-		{method: "POST", path: "/apis/authorization.k8s.io/v1/subjectaccessreviews", body: `{"spec":{"user":"x","nonResourceAttributes":{"path":"/","verb":"get"}}}`},
-		{method: "PUT", path: configMaps + "/x", body: `{"metadata":{"name":"x","resourceVersion":"1"}}`},
-		{method: "PATCH", path: configMaps + "/x", body: `[{"op":"copy","from":"/data","path":"/metadata/labels"}]`, contentType: "application/json-patch+json"},
-		{method: "PATCH", path: configMaps + "/x", body: `{"data":{"$patch":"replace"}}`, contentType: "application/strategic-merge-patch+json"},
-		{method: "PATCH", path: configMaps + "/x?fieldManager=f&force=true", body: "apiVersion: v1\nkind: ConfigMap\n", contentType: "application/apply-patch+yaml"},
-		{method: "PATCH", path: "/apis/apps/v1/namespaces/default/deployments/x/scale", body: `{"spec":{"replicas":-1}}`, contentType: "application/merge-patch+json"},
-		{method: "DELETE", path: configMaps + "/x", body: `{"propagationPolicy":"Foreground","preconditions":{"uid":"x"}}`},
-		{method: "DELETE", path: configMaps + "?labelSelector=a"},
-	} {
+	s := newBootstrapped(f)
+	for _, r := range seeds {
 		f.Add(r.method, r.path, r.contentType, r.accept, r.body)
 	}
-	f.Fuzz(func(t *testing.T, method, target, contentType, accept, body string) {
-		u, err := url.ParseRequestURI(target)
-		if err != nil || !strings.HasPrefix(target, "/") || !validMethod(method) {
-			return // the listener refuses it
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
-		r := (&http.Request{
-			Method: method, URL: u, RequestURI: target, Host: "localhost", RemoteAddr: "127.0.0.1:1", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-			Header: http.Header{"Content-Type": {contentType}, "Accept": {accept}}, Body: io.NopCloser(strings.NewReader(body)), ContentLength: int64(len(body)),
-		}).WithContext(ctx)
-		w := httptest.NewRecorder()
-		s.ServeHTTP(w, r)
-		if ctx.Err() != nil {
-			t.Fatalf("%s %s took too long", method, target)
-		}
-		if w.Code == http.StatusInternalServerError {
-			t.Fatalf("%s %s: %d %s", method, target, w.Code, w.Body)
-		}
-		if w.Code < 400 || !strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") || method == http.MethodHead {
-			return
-		}
-		var status struct {
-			Kind string
-			Code int
-		}
-		if err := json.Unmarshal(w.Body.Bytes(), &status); err != nil || status.Kind != "Status" || status.Code != w.Code {
-			t.Fatalf("%s %s: %d %s", method, target, w.Code, w.Body)
-		}
+	f.Fuzz(func(t *testing.T, method, path, contentType, accept, body string) {
+		checkAnswer(t, s, request{method: method, path: path, contentType: contentType, accept: accept, body: body})
 	})
+}
+
+// TestRandomRequests is FuzzHandler without the coverage that would have all of Kubernetes compiled anew:
+// parts of the seeds, put together and changed at random.
+func TestRandomRequests(t *testing.T) {
+	s := newBootstrapped(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	var workers sync.WaitGroup
+	for worker := range uint64(16) { // at once, because a revision that does not exist yet is waited for
+		workers.Go(func() {
+			r := rand.New(rand.NewPCG(seed, worker))
+			for range 100 {
+				checkAnswer(t, s, randomRequest(r))
+			}
+		})
+	}
+	workers.Wait()
+}
+
+func randomRequest(r *rand.Rand) request {
+	pick := func() request { return seeds[r.IntN(len(seeds))] }
+	sent := pick()
+	if r.IntN(4) == 0 {
+		sent.path = pick().path
+	}
+	if r.IntN(4) == 0 {
+		sent.method = pick().method
+	}
+	if r.IntN(4) == 0 {
+		sent.body, sent.contentType = pick().body, pick().contentType
+	}
+	sent.path, sent.body, sent.accept = mutate(r, sent.path), mutate(r, sent.body), mutate(r, sent.accept)
+	return sent
+}
+
+// mutate changes no to three places of a text.
+func mutate(r *rand.Rand, text string) string {
+	for range r.IntN(4) {
+		if len(text) == 0 {
+			return text
+		}
+		i, j := r.IntN(len(text)), r.IntN(len(text))
+		switch r.IntN(4) {
+		case 0:
+			text = text[:i] + text[min(len(text), i+1+r.IntN(3)):]
+		case 1:
+			text = text[:i] + string([]byte{byte(r.IntN(256))}) + text[i:]
+		case 2:
+			text = text[:i] + text[min(i, j):max(i, j)] + text[i:]
+		case 3:
+			words := []string{"null", "-1", "18446744073709551616", "{}", "[]", "\x00", "%00", "..", "\"\"", "$patch", "\u00ff", "metadata", "/"}
+			text = text[:i] + words[r.IntN(len(words))] + text[i:]
+		}
+	}
+	return text
+}
+
+func newBootstrapped(t testing.TB) *Server {
+	s := newServer(t)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	s.config.Logger = slog.New(slog.DiscardHandler)
+	return s
+}
+
+var seeds = []request{
+	{method: "GET", path: "/"},
+	{method: "GET", path: configMaps + "?limit=1&continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6MSwic3RhcnQiOiJ4In0"},
+	{method: "GET", path: configMaps + "?resourceVersion=18446744073709551615&resourceVersionMatch=Exact"},
+	{method: "GET", path: configMaps + "?fieldSelector=metadata.name%3Dx&labelSelector=a+in+(b)"},
+	{method: "GET", path: "/apis/apps/v1/deployments", accept: "application/json;as=Table;v=v1;g=meta.k8s.io,application/yaml"},
+	{method: "GET", path: "/openapi/v2"},
+	{method: "GET", path: "/apis", accept: "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"},
+	{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"},"data":{"a":"1"}}`},
+	{method: "POST", path: configMaps + "?dryRun=All&fieldValidation=Strict", body: "metadata: {name: x}\n", contentType: "application/yaml"},
+	{method: "POST", path: configMaps, body: "\xd9\xd9\xf7\xa1", contentType: "application/cbor"},
+	{method: "POST", path: configMaps, body: "k8s\x00\x0a\x02", contentType: "application/vnd.kubernetes.protobuf"},
+	{method: "POST", path: "/apis/batch/v1/namespaces/default/jobs", body: `{"metadata":{"generateName":"x"},"spec":{"template":{"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}}}`},
+	{method: "POST", path: "/api/v1/namespaces/default/services", body: `{"metadata":{"name":"x"},"spec":{"type":"NodePort","ports":[{"port":80}]}}`},
+	{method: "POST", path: "/apis/authorization.k8s.io/v1/subjectaccessreviews", body: `{"spec":{"user":"x","nonResourceAttributes":{"path":"/","verb":"get"}}}`},
+	{method: "PUT", path: configMaps + "/x", body: `{"metadata":{"name":"x","resourceVersion":"1"}}`},
+	{method: "PATCH", path: configMaps + "/x", body: `[{"op":"copy","from":"/data","path":"/metadata/labels"}]`, contentType: "application/json-patch+json"},
+	{method: "PATCH", path: configMaps + "/x", body: `{"data":{"$patch":"replace"}}`, contentType: "application/strategic-merge-patch+json"},
+	{method: "PATCH", path: configMaps + "/x?fieldManager=f&force=true", body: "apiVersion: v1\nkind: ConfigMap\n", contentType: "application/apply-patch+yaml"},
+	{method: "PATCH", path: "/apis/apps/v1/namespaces/default/deployments/x/scale", body: `{"spec":{"replicas":-1}}`, contentType: "application/merge-patch+json"},
+	{method: "DELETE", path: configMaps + "/x", body: `{"propagationPolicy":"Foreground","preconditions":{"uid":"x"}}`},
+	{method: "DELETE", path: configMaps + "?labelSelector=a"},
+}
+
+func checkAnswer(t *testing.T, s *Server, sent request) {
+	t.Helper()
+	u, err := url.ParseRequestURI(sent.path)
+	if err != nil || !strings.HasPrefix(sent.path, "/") || !validMethod(sent.method) {
+		return // the listener refuses it
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	r := (&http.Request{
+		Method: sent.method, URL: u, RequestURI: sent.path, Host: "localhost", RemoteAddr: "127.0.0.1:1", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{"Content-Type": {sent.contentType}, "Accept": {sent.accept}}, Body: io.NopCloser(strings.NewReader(sent.body)), ContentLength: int64(len(sent.body)),
+	}).WithContext(ctx)
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, r)
+	if ctx.Err() != nil {
+		t.Errorf("%+v took too long", sent)
+	}
+	if w.Code == http.StatusInternalServerError {
+		t.Errorf("%+v: %d %s", sent, w.Code, w.Body)
+	}
+	if w.Code < 400 || !strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") || sent.method == http.MethodHead {
+		return
+	}
+	var status struct {
+		Kind string
+		Code int
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &status); err != nil || status.Kind != "Status" || status.Code != w.Code {
+		t.Errorf("%+v: %d %s", sent, w.Code, w.Body)
+	}
 }
 
 func validMethod(method string) bool {
