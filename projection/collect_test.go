@@ -1,0 +1,213 @@
+package projection
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/stretchr/testify/require"
+)
+
+// between runs something once before the root is swapped, as a stall would let others do.
+type between struct {
+	lax
+	do func()
+}
+
+func (b *between) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
+	if do := b.do; do != nil {
+		b.do = nil
+		do()
+	}
+	return b.lax.Replace(ctx, key, body, etag)
+}
+
+// spilling is a cell whose every commit spills, with n runs.
+func spilling(t *testing.T, n int) (*cell, map[string]string) {
+	c, want := newCell(t, func(c *Config) { c.InlineBytes = 1 }), map[string]string{}
+	for i := range n {
+		name := fmt.Sprint("n", i)
+		want[name] = fmt.Sprintf("%d@%d", i, c.put(name, fmt.Sprint(i)))
+		c.commit()
+	}
+	return c, want
+}
+
+func (c *cell) require(want map[string]string) {
+	c.t.Helper()
+	p := c.another()
+	v, err := p.Latest(c.ctx)
+	require.NoError(c.t, err)
+	got, err := state(c.ctx, v, v.Revision())
+	require.NoError(c.t, err)
+	require.Equal(c.t, want, got)
+	for key := range v.snap.root.names() {
+		require.True(c.t, key == "" || keysOf(c.t, c)[key], "%s is named and not there", key)
+	}
+}
+
+// Garbage is collected while a compaction is between its last PUT and its swap: its outputs are gone, and no root ever
+// names them (invariant 7). It is the generation that tells.
+func TestCollectionDefeatsACompactionInFlight(t *testing.T) {
+	c, want := spilling(t, runsPerLevel)
+	m := c.latest().choose()
+	require.NotNil(t, m)
+	outputs, err := c.merge(c.ctx, m)
+	require.NoError(t, err)
+	other := c.another()
+	n, err := other.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	require.Equal(t, len(outputs), n)
+	_, err = c.swap(c.ctx, func(_ context.Context, v *View) (*root, error) { return m.rebase(v.snap.root, outputs) })
+	require.ErrorIs(t, err, errOvertaken)
+	c.require(want)
+	done, err := c.Compact(c.ctx)
+	require.NoError(t, err)
+	require.True(t, done)
+	c.require(want)
+	require.Len(t, c.latest().snap.runs, 1)
+}
+
+// The same for a commit that has written its segments: it starts again with new names.
+func TestCollectionDefeatsACommitInFlight(t *testing.T) {
+	c, want := spilling(t, 3)
+	other := c.another()
+	stalled := &between{lax: lax{c.bucket}}
+	p := c.over(stalled, func(c *Config) { c.InlineBytes = 1 })
+	want["late"] = fmt.Sprintf("x@%d", c.put("late", "x"))
+	stalled.do = func() {
+		n, err := other.Collect(c.ctx, 0)
+		require.NoError(t, err)
+		require.Equal(t, 2, n)
+	}
+	_, err := p.Commit(c.ctx)
+	require.NoError(t, err)
+	c.require(want)
+}
+
+// A compaction is not thrown away because others commit meanwhile: it is rebased.
+func TestACompactionIsRebased(t *testing.T) {
+	c, want := spilling(t, runsPerLevel)
+	stalled := &between{lax: lax{c.bucket}}
+	p := c.over(stalled)
+	stalled.do = func() {
+		for i := range 3 {
+			want["n1"] = fmt.Sprintf("again@%d", c.put("n1", "again"))
+			want[fmt.Sprint("new", i)] = fmt.Sprintf("x@%d", c.put(fmt.Sprint("new", i), "x"))
+			c.commit()
+		}
+	}
+	done, err := p.Compact(c.ctx)
+	require.NoError(t, err)
+	require.True(t, done)
+	c.require(want)
+	c.Projection = c.another()
+	require.Len(t, c.latest().snap.runs, 4)
+}
+
+// Two projectors compact the same runs: one wins, the other's outputs are garbage.
+func TestOneOfTwoCompactionsWins(t *testing.T) {
+	c, want := spilling(t, runsPerLevel)
+	stalled := &between{lax: lax{c.bucket}}
+	p := c.over(stalled)
+	stalled.do = func() {
+		done, err := c.Compact(c.ctx)
+		require.NoError(t, err)
+		require.True(t, done)
+	}
+	done, err := p.Compact(c.ctx)
+	require.NoError(t, err)
+	require.False(t, done)
+	c.require(want)
+	n, err := c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	require.Equal(t, runsPerLevel+1, n)
+	c.require(want)
+}
+
+// What is younger than the grace period stays, and nothing to collect costs no write.
+func TestGraceIsKept(t *testing.T) {
+	c, _ := spilling(t, runsPerLevel)
+	_, err := c.Compact(c.ctx)
+	require.NoError(t, err)
+	serial := c.latest().snap.root.Serial
+	n, err := c.Collect(c.ctx, time.Hour)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	n, err = c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	require.Equal(t, runsPerLevel, n)
+	n, err = c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	require.Equal(t, serial+1, c.latest().snap.root.Serial)
+}
+
+// The base is rewritten in parts, and parts between whose keys nothing new lies stay as they are.
+func TestTheBaseKeepsItsUntouchedParts(t *testing.T) {
+	p, err := Open(Config{Log: newCell(t).log, Bucket: memory.New()})
+	require.NoError(t, err)
+	part := func(level uint8, keys ...string) run {
+		var records []*record
+		for i, k := range keys {
+			r := newRecord(exampleRecords()[0].Event)
+			r.key, r.Key.Name, r.Revision = "main/deployments/ns/"+k, k, Revision(i+1+100*int(9-level))
+			records = append(records, r)
+		}
+		next := &root{}
+		require.NoError(t, p.spill(t.Context(), next, records))
+		ref := next.Segments[0]
+		ref.Level = level
+		return p.partsOf([]segmentRef{ref}, nil)
+	}
+	base := append(append(part(9, "a", "b"), part(9, "d", "e")...), part(9, "g", "h")...)
+	outputs, err := p.merge(t.Context(), &merge{inputs: []run{part(0, "c", "x"), part(1, "b"), base}, level: baseLevel})
+	require.NoError(t, err)
+	require.Len(t, outputs, 3)
+	require.Equal(t, base[1].ref.Key, outputs[1].Key)
+	require.EqualValues(t, 4, outputs[0].Rows) // a, b twice, c
+	require.EqualValues(t, 3, outputs[2].Rows)
+	require.NoError(t, (&root{Segments: outputs}).check())
+}
+
+// Deletions leave nothing behind once floor and purge point have passed them, and not before (invariant 11).
+func TestTombstonesGoLast(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	c.put("a", "1")
+	gone := c.remove("a")
+	for i := range 2 * runsPerLevel {
+		c.put(fmt.Sprint("b", i), "1")
+		c.commit()
+	}
+	compact := func() *View {
+		for i := range 2 * runsPerLevel {
+			c.put(fmt.Sprint("c", i), fmt.Sprint(i))
+			c.commit()
+		}
+		for more := true; more; {
+			var err error
+			more, err = c.Compact(c.ctx)
+			require.NoError(t, err)
+		}
+		return c.latest()
+	}
+	_, ok, err := compact().Last(c.ctx, podKey("a").Row())
+	require.NoError(t, err)
+	require.True(t, ok, "floor and log still have it")
+	require.NoError(t, c.Retain(c.ctx, gone, 0))
+	_, ok, err = compact().Last(c.ctx, podKey("a").Row())
+	require.NoError(t, err)
+	require.True(t, ok, "the log still has it")
+	require.NoError(t, c.Retain(c.ctx, gone, gone))
+	v := compact()
+	_, ok, err = v.Last(c.ctx, podKey("a").Row())
+	require.NoError(t, err)
+	require.False(t, ok)
+	c.last["a"] = lastEvent{}
+	c.put("a", "again")
+	rows, err := c.History(c.ctx, podKey("a").Row())
+	require.NoError(t, err)
+	require.Len(t, rows, 1)
+}
