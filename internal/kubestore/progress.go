@@ -1,0 +1,17 @@
+package kubestore
+
+import (
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/feature"
+)
+
+// Upstream's cacher asks a global whether every etcd it knows can answer RequestWatchProgress, and refuses
+// streaming lists and consistent reads from its cache otherwise. No store of this process is etcd, and all
+// of them can.
+func init() {
+	feature.DefaultFeatureSupportChecker = progressSupported{feature.DefaultFeatureSupportChecker}
+}
+
+type progressSupported struct{ feature.FeatureSupportChecker }
+
+func (progressSupported) Supports(f storage.Feature) bool { return f == storage.RequestWatchProgress }
