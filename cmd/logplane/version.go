@@ -5,7 +5,8 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
-	kubernetes "k8s.io/component-base/version"
+
+	"github.com/logplane/logplane/internal/apiserver"
 )
 
 func newVersion() *cobra.Command {
@@ -18,7 +19,7 @@ func newVersion() *cobra.Command {
 			if build, ok := debug.ReadBuildInfo(); ok {
 				own = build.Main.Version
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "logplane %s, Kubernetes %s\n", own, kubernetes.Get().GitVersion)
+			fmt.Fprintf(cmd.OutOrStdout(), "logplane %s, Kubernetes %s\n", own, apiserver.Version().GitVersion)
 		},
 	}
 }

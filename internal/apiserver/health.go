@@ -36,12 +36,12 @@ func (s *Server) checkView(r *http.Request) error {
 
 // serveVersion answers '/version'.
 func serveVersion(w http.ResponseWriter, _ *http.Request) {
-	responsewriters.WriteRawJSON(http.StatusOK, servedVersion(), w)
+	responsewriters.WriteRawJSON(http.StatusOK, Version(), w)
 }
 
-// servedVersion is that of the Kubernetes API. A binary that was built without the version linked in says
+// Version is that of the Kubernetes API. A binary that was built without the version linked in says
 // so by v0.0.0, which kubectl cannot read.
-func servedVersion() apimachineryversion.Info {
+func Version() apimachineryversion.Info {
 	info := componentversion.Get()
 	if strings.HasPrefix(info.GitVersion, "v0.0.0") {
 		info.GitVersion, info.Major, info.Minor = kubernetesVersion, "1", "36"

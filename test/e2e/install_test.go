@@ -63,6 +63,7 @@ func serveModule(t *testing.T, root, folder, version string) {
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(folder, version+".mod"), mod, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "list"), []byte(version+"\n"), 0o600))
 	info := fmt.Sprintf(`{"Version":%q,"Time":"2026-01-01T00:00:00Z"}`, version)
 	require.NoError(t, os.WriteFile(filepath.Join(folder, version+".info"), []byte(info), 0o600))
 	listed, err := exec.Command("git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard").Output()
