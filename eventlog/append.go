@@ -172,6 +172,8 @@ func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) 
 	if ctx.Err() != nil { // right before publishing: nothing is sent later than meant
 		return 0, fmt.Errorf("%w: %w", ErrNotPublished, ctx.Err())
 	}
+	ctx, cancel := context.WithTimeout(ctx, l.tryTime(0))
+	defer cancel()
 	var ack acknowledgement
 	err := l.callOnce(ctx, "append", msg, &ack)
 	var refused *serverError

@@ -27,7 +27,7 @@ type refusal struct {
 
 func (r refusal) refused() *serverError { return r.Error }
 
-// tries is how many tries the timeout has room for: a request sent during a leader change may never be
+// tries of the first one's length are the timeout: a request sent during a leader change may never be
 // answered, so that one try must be much shorter than the whole.
 const tries = 5
 
@@ -36,7 +36,9 @@ func (l *Log) call(ctx context.Context, kind, api string, body []byte, answer in
 	ctx, cancel := l.within(ctx)
 	defer cancel()
 	for try := 0; ; try++ {
-		err := l.callOnce(ctx, kind, &nats.Msg{Subject: "$JS.API." + api, Data: body}, answer)
+		attempt, cancel := context.WithTimeout(ctx, l.tryTime(try))
+		err := l.callOnce(attempt, kind, &nats.Msg{Subject: "$JS.API." + api, Data: body}, answer)
+		cancel()
 		var refused *serverError
 		if err == nil || errors.As(err, &refused) && refused.Status != 503 || errors.Is(err, nats.ErrConnectionClosed) {
 			return err
@@ -47,9 +49,13 @@ func (l *Log) call(ctx context.Context, kind, api string, body []byte, answer in
 	}
 }
 
+// tryTime is how long one try may take: a fifth of the timeout at first, and longer each time, since the
+// answer may be 8 MiB from a busy server.
+func (l *Log) tryTime(try int) time.Duration {
+	return l.config.Timeout / tries * time.Duration(try+1)
+}
+
 func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, answer interface{ refused() *serverError }) error {
-	ctx, cancel := context.WithTimeout(ctx, l.config.Timeout/tries)
-	defer cancel()
 	roundTrips.WithLabelValues(kind).Inc()
 	got, err := l.config.Conn.RequestMsgWithContext(ctx, msg)
 	if err != nil {

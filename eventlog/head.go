@@ -117,7 +117,9 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 func (l *Log) publishBarrier(ctx context.Context) (Revision, error) {
 	for try := 0; ; try++ {
 		var ack acknowledgement
-		err := l.callOnce(ctx, "barrier", encodeBarrier(l.config.Prefix, l.config.Epoch, nuid.Next(), time.Now()), &ack)
+		attempt, cancel := context.WithTimeout(ctx, l.tryTime(try))
+		err := l.callOnce(attempt, "barrier", encodeBarrier(l.config.Prefix, l.config.Epoch, nuid.Next(), time.Now()), &ack)
+		cancel()
 		if err == nil && ack.Sequence > 0 {
 			return ack.Sequence, nil
 		}
@@ -137,11 +139,15 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 	if err != nil {
 		return 0, err
 	}
-	i, n, err := batchPlace(m.header)
-	if err != nil {
-		return 0, fmt.Errorf("read the event at revision %d: %w", head, err)
+	place, size, err := batchPlace(m.header)
+	if err != nil || place == size { // what claims an impossible place is no event and in no batch
+		return head, nil
 	}
-	return head + Revision(n-i), nil
+	end := head + Revision(size-place)
+	if b, err := l.info(ctx); err != nil || b.Head < end {
+		return head, err // nor is what claims a batch that is not there
+	}
+	return end, nil
 }
 
 // state is what the stream's leader says of it; active when it has a majority of its replicas, as far as it knows.

@@ -27,7 +27,7 @@ type Config struct {
 	// Epoch written into every event (invariant 9).
 	Epoch uint64
 	// Timeout bounds one operation, its retries included, when the context has no nearer deadline; 5 s by
-	// default. A single try takes at most a fifth of it.
+	// default. A first try takes at most a fifth of it.
 	Timeout time.Duration
 	// LeaderReads answers Head by the stream's leader instead of a quorum barrier on a replicated log:
 	// faster, stale while a deposed leader can be reached (docs/guarantees.md).

@@ -15,18 +15,32 @@ import (
 
 const eventlogtestPatience = 5 * time.Second
 
-// restartable is a log on a server that the test may stop.
-func restartable(t *testing.T) (*eventlog.Log, *nats.Conn, *server.Server, string) {
-	t.Helper()
-	dir := t.TempDir()
-	s := eventlogtest.Run(t, dir)
-	conn := eventlogtest.Connect(t, s)
-	return eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: 2 * time.Second}), conn, s, dir
+// restartable is a server that the test may stop, and start again over the same folder or another.
+type restartable struct {
+	t      *testing.T
+	server *server.Server
+	dir    string
+	conn   *nats.Conn
+	link   *eventlogtest.Link
 }
 
-func stop(s *server.Server) {
-	s.Shutdown()
-	s.WaitForShutdown()
+func startRestartable(t *testing.T) (*eventlog.Log, *restartable) {
+	t.Helper()
+	r := &restartable{t: t, dir: t.TempDir()}
+	r.server = eventlogtest.Run(t, r.dir)
+	r.conn, r.link = eventlogtest.ConnectThrough(t, r.server)
+	return eventlogtest.Open(t, eventlog.Config{Conn: r.conn, Timeout: 2 * time.Second}), r
+}
+
+func (r *restartable) stop() {
+	r.server.Shutdown()
+	r.server.WaitForShutdown()
+}
+
+func (r *restartable) start(dir string) {
+	r.t.Helper()
+	r.server = eventlogtest.Run(r.t, dir)
+	r.link.To(r.server)
 }
 
 func headAgain(t *testing.T, l *eventlog.Log) eventlog.Bounds {
@@ -42,14 +56,14 @@ func headAgain(t *testing.T, l *eventlog.Log) eventlog.Bounds {
 
 // The last revision survives restarts, and purging everything: revisions never repeat.
 func TestLastRevisionSurvives(t *testing.T) {
-	l, conn, s, dir := restartable(t)
+	l, r := startRestartable(t)
 	head := fill(t, l, 5)
-	stop(s)
-	s = eventlogtest.Again(t, s, dir)
+	r.stop()
+	r.start(r.dir)
 	if b := headAgain(t, l); b != (eventlog.Bounds{First: 1, Head: head}) {
 		t.Errorf("after a restart: %+v", b)
 	}
-	held, err := streams(t, conn).Stream(bounded(t), "logplane")
+	held, err := streams(t, r.conn).Stream(bounded(t), "logplane")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,8 +74,8 @@ func TestLastRevisionSurvives(t *testing.T) {
 	if b := mustHead(t, l); b != want {
 		t.Errorf("after purging everything: %+v", b)
 	}
-	stop(s)
-	eventlogtest.Again(t, s, dir)
+	r.stop()
+	r.start(r.dir)
 	if b := headAgain(t, l); b != want {
 		t.Errorf("after purging everything and a restart: %+v", b)
 	}
@@ -72,7 +86,7 @@ func TestLastRevisionSurvives(t *testing.T) {
 
 // A log that lost its tail would give revisions to other events: whoever has seen a later one stops.
 func TestLostTailIsDiverged(t *testing.T) {
-	l, _, s, _ := restartable(t)
+	l, r := startRestartable(t)
 	fill(t, l, 5)
 	var following error
 	followed := make(chan struct{})
@@ -84,9 +98,9 @@ func TestLostTailIsDiverged(t *testing.T) {
 	for range 5 {
 		<-arrived
 	}
-	stop(s)
-	s = eventlogtest.Again(t, s, t.TempDir())
-	restored := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, s)})
+	r.stop()
+	r.start(t.TempDir())
+	restored := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, r.server)})
 	fill(t, restored, 2)
 	eventlogtest.Eventually(t, "the old head is missed", func() bool {
 		_, err := l.Head(bounded(t))
@@ -106,7 +120,7 @@ func TestLostTailIsDiverged(t *testing.T) {
 
 // A follow outlives its server, and misses and repeats nothing.
 func TestFollowAcrossRestarts(t *testing.T) {
-	l, _, s, dir := restartable(t)
+	l, r := startRestartable(t)
 	ctx, cancel := context.WithCancel(bounded(t))
 	arrived := make(chan eventlog.Revision, 100)
 	followed := make(chan error, 1)
@@ -122,8 +136,8 @@ func TestFollowAcrossRestarts(t *testing.T) {
 			}
 			next++
 		}
-		stop(s)
-		s = eventlogtest.Again(t, s, dir)
+		r.stop()
+		r.start(r.dir)
 		headAgain(t, l)
 	}
 	cancel()
@@ -190,20 +204,19 @@ func TestFence(t *testing.T) {
 
 // Connect buffers nothing while there is no server, and comes back by itself.
 func TestConnect(t *testing.T) {
-	dir := t.TempDir()
-	s := eventlogtest.Run(t, dir)
-	conn, err := eventlog.Connect(eventlog.Servers{URL: s.ClientURL()})
+	_, r := startRestartable(t)
+	conn, err := eventlog.Connect(eventlog.Servers{URL: r.link.URL()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(conn.Close)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: time.Second})
-	stop(s)
+	r.stop()
 	eventlogtest.Eventually(t, "the connection is lost", func() bool { return !conn.IsConnected() })
 	if _, err := l.Append(bounded(t), "lost", added("a", "lost")); !errors.Is(err, eventlog.ErrNotPublished) {
 		t.Errorf("got %v", err)
 	}
-	eventlogtest.Again(t, s, dir)
+	r.start(r.dir)
 	if b := headAgain(t, l); b.Head != 0 {
 		t.Errorf("what was refused was sent later: %+v", b)
 	}

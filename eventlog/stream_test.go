@@ -158,16 +158,25 @@ func TestForeignMessage(t *testing.T) {
 	if _, err := conn.RequestMsg(forged, eventlogtestPatience); err != nil {
 		t.Fatal(err)
 	}
+	for _, place := range []string{"1/1000", "x", "2/1"} {
+		claims := &nats.Msg{Subject: "logplane.log.claims", Header: nats.Header{"Logplane-Batch": {place}}}
+		if _, err := conn.RequestMsg(claims, eventlogtestPatience); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := l.Info(bounded(t)); err != nil || mustHead(t, l) != b {
+			t.Errorf("%s: the head is not %+v, %v", place, b, err)
+		}
+	}
 	fill(t, l, 1)
-	if b := mustHead(t, l); b.Head != 5 {
+	if b := mustHead(t, l); b.Head != 8 {
 		t.Errorf("got %+v", b)
 	}
 	check := func(e eventlog.Event) {
-		if (e.Op == eventlog.Barrier) != (e.Revision == 3 || e.Revision == 4) || e.Time.IsZero() || e.Op == eventlog.Barrier && len(e.Body) > 0 {
+		if (e.Op == eventlog.Barrier) != (e.Revision >= 3 && e.Revision < 8) || e.Time.IsZero() || e.Op == eventlog.Barrier && len(e.Body) > 0 {
 			t.Errorf("got %+v", e)
 		}
 	}
-	for _, e := range mustTail(t, l, 0, 5) {
+	for _, e := range mustTail(t, l, 0, 8) {
 		check(e)
 	}
 	at, err := l.EventAt(bounded(t), 3)
@@ -178,7 +187,7 @@ func TestForeignMessage(t *testing.T) {
 	end := errors.New("the end")
 	err = l.Follow(bounded(t), 0, func(e eventlog.Event) error {
 		check(e)
-		if e.Revision == 5 {
+		if e.Revision == 8 {
 			return end
 		}
 		return nil

@@ -2,8 +2,6 @@ package eventlogtest
 
 import (
 	"context"
-	"fmt"
-	"net"
 	"net/url"
 	"strconv"
 	"testing"
@@ -35,6 +33,11 @@ func Cluster(t testing.TB) *Servers {
 	for i := range size {
 		c.Server[i] = run(t, c.options[i])
 		c.Conn[i] = Connect(t, c.Server[i])
+		for j := range size {
+			if j != i {
+				c.links[j][i].to(c.Server[i].ClusterAddr().String())
+			}
+		}
 	}
 	Eventually(t, "the servers agree on a leader and know each other", func() bool {
 		leaders := 0
@@ -54,7 +57,7 @@ func (c *Servers) route() {
 		o := options(c.t.TempDir())
 		o.ServerName = "s" + strconv.Itoa(i)
 		// The advertised address leads nowhere, or servers that learn of each other would connect past the links.
-		o.Cluster = server.ClusterOpts{Name: "cell", Host: "127.0.0.1", Port: freePort(c.t), Advertise: "127.0.0.1:1", PoolSize: -1, NoAdvertise: true}
+		o.Cluster = server.ClusterOpts{Name: "cell", Host: "127.0.0.1", Port: server.RANDOM_PORT, Advertise: "127.0.0.1:1", PoolSize: -1, NoAdvertise: true}
 		c.options[i] = o
 	}
 	for i := range size {
@@ -62,7 +65,7 @@ func (c *Servers) route() {
 			if i == j {
 				continue
 			}
-			c.links[i][j] = newLink(c.t, c.options[j].Cluster.Port)
+			c.links[i][j] = newLink(c.t)
 			c.options[i].Routes = append(c.options[i].Routes, &url.URL{Scheme: "nats", Host: c.links[i][j].address()})
 		}
 	}
@@ -147,14 +150,4 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 			t.Fatalf("it did not happen that %s", what)
 		}
 	}
-}
-
-func freePort(t testing.TB) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(fmt.Errorf("find a free port: %w", err))
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }

@@ -2,40 +2,55 @@ package eventlogtest
 
 import (
 	"net"
-	"strconv"
+	"strings"
 	"sync"
 	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
 )
 
 // Link is a TCP proxy in front of one port that can hold back all bytes, or break all connections. Its
 // methods are safe for concurrent use.
 type Link struct {
 	listener net.Listener
-	target   string
 	done     sync.WaitGroup
 
 	mu     sync.Mutex
 	gate   *sync.Cond
+	target string                // mu; where bytes go; connections wait until it is known
 	closed bool                  // mu; the test is over
 	held   bool                  // mu; bytes are held back
 	broken bool                  // mu; connections are refused
 	conns  map[net.Conn]struct{} // mu
 }
 
-func newLink(t testing.TB, port int) *Link {
+func newLink(t testing.TB) *Link {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &Link{listener: listener, target: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), conns: map[net.Conn]struct{}{}}
+	l := &Link{listener: listener, conns: map[net.Conn]struct{}{}}
 	l.gate = sync.NewCond(&l.mu)
 	l.done.Go(l.accept)
 	t.Cleanup(l.close)
 	return l
 }
 
+// URL is what a client connects to.
+func (l *Link) URL() string { return "nats://" + l.address() }
+
 func (l *Link) address() string { return l.listener.Addr().String() }
+
+// To lets new connections go to a server, for example one that takes the place of another.
+func (l *Link) To(s *server.Server) { l.to(strings.TrimPrefix(s.ClientURL(), "nats://")) }
+
+func (l *Link) to(address string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.target = address
+	l.gate.Broadcast()
+}
 
 // Stall holds back every byte. Connections stay up, nobody is told.
 func (l *Link) Stall() { l.set(true, false) }
@@ -87,7 +102,11 @@ func (l *Link) accept() {
 // carry joins one connection with one to the target.
 func (l *Link) carry(in net.Conn) {
 	defer in.Close()
-	out, err := net.Dial("tcp", l.target)
+	target, ok := l.known()
+	if !ok {
+		return
+	}
+	out, err := net.Dial("tcp", target)
 	if err != nil {
 		return
 	}
@@ -99,6 +118,16 @@ func (l *Link) carry(in net.Conn) {
 	pair.Go(func() { l.pump(in, out) })
 	pair.Go(func() { l.pump(out, in) })
 	pair.Wait()
+}
+
+// known waits until it is known where bytes go; it is false when the test is over before.
+func (l *Link) known() (target string, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.target == "" && !l.closed {
+		l.gate.Wait()
+	}
+	return l.target, !l.closed
 }
 
 func (l *Link) admit(conns ...net.Conn) bool {

@@ -3,8 +3,6 @@ package eventlogtest
 
 import (
 	"context"
-	"net"
-	"strings"
 	"testing"
 	"time"
 
@@ -54,33 +52,19 @@ func Run(t testing.TB, dir string) *server.Server {
 	return run(t, options(dir))
 }
 
-// Again runs a server with the port of one that was shut down, over a folder of the caller's choice.
-func Again(t testing.TB, was *server.Server, dir string) *server.Server {
-	t.Helper()
-	address, err := net.ResolveTCPAddr("tcp", strings.TrimPrefix(was.ClientURL(), "nats://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := options(dir)
-	o.Port = address.Port
-	return run(t, o)
-}
-
 // Connect returns a connection to the server that ends with the test.
 func Connect(t testing.TB, s *server.Server) *nats.Conn {
 	t.Helper()
 	return connect(t, s.ClientURL())
 }
 
-// ConnectThrough returns a connection to the server by a link that the test can stall or cut.
+// ConnectThrough returns a connection to the server by a link that the test can stall, cut, or let go to
+// another server.
 func ConnectThrough(t testing.TB, s *server.Server) (*nats.Conn, *Link) {
 	t.Helper()
-	address, err := net.ResolveTCPAddr("tcp", strings.TrimPrefix(s.ClientURL(), "nats://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := newLink(t, address.Port)
-	return connect(t, "nats://"+l.address()), l
+	l := newLink(t)
+	l.To(s)
+	return connect(t, l.URL()), l
 }
 
 func connect(t testing.TB, url string) *nats.Conn {
