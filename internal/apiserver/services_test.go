@@ -223,7 +223,7 @@ func TestServiceTypeChanges(t *testing.T) {
 
 	service = patch(`{"spec":{"type":"NodePort"}}`)
 	require.Equal(t, []string{fmt.Sprint(service.Spec.Ports[0].NodePort)}, claimedPorts(t, s))
-	service = patch(`{"spec":{"ports":[{"name":"http","port":80,"nodePort":30123}]}}`)
+	patch(`{"spec":{"ports":[{"name":"http","port":80,"nodePort":30123}]}}`)
 	require.Equal(t, []string{"30123"}, claimedPorts(t, s))
 	service = patch(`{"spec":{"type":"LoadBalancer","externalTrafficPolicy":"Local"}}`)
 	require.ElementsMatch(t, []string{"30123", fmt.Sprint(service.Spec.HealthCheckNodePort)}, claimedPorts(t, s))
