@@ -230,7 +230,7 @@ func (l *Lifecycle) run(ctx context.Context, q queue, t task) {
 	case errors.As(err, &notYet):
 		l.config.Logger.DebugContext(ctx, "a task waits", "task", t.String(), "reason", notYet.Reason)
 		q.Forget(t)
-		q.AddAfter(t, jitter(notYet.After))
+		q.AddAfter(t, notYet.After+rand.N(min(notYet.After/10, time.Second)+1))
 	default:
 		l.config.Logger.WarnContext(ctx, "a task failed and will be tried again", "task", t.String(), "failures", q.NumRequeues(t)+1, "error", err)
 		taskFailures.WithLabelValues(string(t.kind)).Inc()
