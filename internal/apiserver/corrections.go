@@ -9,8 +9,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
+	"k8s.io/apiserver/pkg/storage"
 )
 
 // withCorrections replaces the few answers to writes in which upstream gives a code that api-semantics.md
@@ -54,12 +56,18 @@ func corrected(r *http.Request, body []byte) error {
 		timeout.ErrStatus.Code = http.StatusGatewayTimeout
 		timeout.ErrStatus.Message = "no unique name could be generated, try again"
 		return timeout
-	// What the client sent was wrong, and sending it again would not help.
-	case status.Code == http.StatusInternalServerError &&
-		(strings.HasPrefix(status.Message, "failed to create typed patch object") || status.Message == "resourceVersion should not be set on objects to be created"):
+	case status.Code == http.StatusInternalServerError && status.Reason == "" && clientMistake(r, status.Message):
 		return apierrors.NewBadRequest(status.Message)
 	}
 	return nil
+}
+
+// clientMistake recognises what upstream passes on as it is, without a reason: sending it again would not
+// help. What goes wrong in a store has a reason.
+func clientMistake(r *http.Request, message string) bool {
+	return message == storage.ErrResourceVersionSetOnCreate.Error() ||
+		strings.HasPrefix(message, "failed to create typed patch object") ||
+		r.Method == http.MethodPatch && strings.HasPrefix(r.Header.Get("Content-Type"), string(types.StrategicMergePatchType))
 }
 
 // correction holds back an answer that may have to be replaced, and lets every other pass.
