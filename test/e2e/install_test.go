@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -18,7 +19,8 @@ func TestGoInstall(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles the whole product")
 	}
-	const version = "v0.0.1-test"
+	// Go takes a version's content for immutable and remembers it: each run is another version.
+	version := fmt.Sprintf("v0.0.%d-test", time.Now().UnixNano())
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
 	proxy := t.TempDir()
@@ -26,6 +28,7 @@ func TestGoInstall(t *testing.T) {
 
 	// A module cache of its own for the test version only would download every dependency again, so the
 	// version is taken out of the shared one afterwards.
+	t.Cleanup(func() { removeModule(t, version) })
 	bin := t.TempDir()
 	install := exec.Command("go", append(installFlags(), "github.com/logplane/logplane/cmd/logplane@"+version)...)
 	install.Dir = t.TempDir()
@@ -33,7 +36,6 @@ func TestGoInstall(t *testing.T) {
 		"GOPROXY=file://"+proxy+","+goenv(t, "GOPROXY"), "GONOSUMDB=github.com/logplane/*")
 	out, err := install.CombinedOutput()
 	require.NoError(t, err, string(out))
-	t.Cleanup(func() { removeModule(t, version) })
 
 	out, err = exec.Command(filepath.Join(bin, "logplane"), "version").CombinedOutput()
 	require.NoError(t, err, string(out))
