@@ -104,10 +104,11 @@ func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked 
 // all is never enough.
 func all(*View) bool { return false }
 
-// reached returns the current view if it is not older than the bounds, with their first revision.
+// reached returns the current view if it is not older than the bounds, with their first revision. A view that is all
+// root is reached only once the log was seen to hold the root's last event: it might be another log, of the same length.
 func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	v := p.view.Load()
-	if v == nil || v.Revision() < bounds.Head {
+	if v == nil || v.Revision() < bounds.Head || !v.proven && v.Revision() >= bounds.First {
 		return nil
 	}
 	if v.first >= bounds.First && asked.Sub(v.asked) < time.Second {
@@ -150,7 +151,7 @@ func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog
 // behind reports whether the root should be read before the tail: the tail would not follow, or is far
 // behind, or has grown long. Each holds once for the same head, as the root may have nothing newer.
 func (p *Projection) behind(v *View, bounds eventlog.Bounds) bool {
-	if v.rootRead >= bounds.Head {
+	if v.rootRead >= bounds.Head || v.Revision() >= bounds.Head {
 		return false
 	}
 	return bounds.First > v.Revision()+1 || bounds.Head-v.Revision() > behindEvents || v.long()
@@ -208,7 +209,7 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 	}
 	var events []eventlog.Event
 	next, bytes := after+1, 0
-	err := p.config.Log.Tail(ctx, after, bounds.Head, func(e eventlog.Event) error {
+	err := p.config.Log.Tail(ctx, after, max(bounds.Head, after+1), func(e eventlog.Event) error {
 		if e.Revision != next {
 			return fmt.Errorf("read the tail: revision %d came instead of %d", e.Revision, next)
 		}
@@ -230,18 +231,20 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 func (p *Projection) append(events []eventlog.Event) error {
 	var diverged error
 	p.publish(func(v *View) *View {
-		t := v.tail
+		t, proven := v.tail, v.proven
 		for len(events) > 0 && events[0].Revision <= t.last {
 			if diverged = t.compare(&events[0]); diverged != nil {
 				return v
 			}
+			proven = proven || events[0].Revision == t.last
 			events = events[1:]
 		}
-		if len(events) == 0 || events[0].Revision != t.last+1 {
+		next := *v
+		if next.proven = proven; len(events) > 0 && events[0].Revision == t.last+1 {
+			next.tail = t.extend(events)
+		} else if proven == v.proven {
 			return v
 		}
-		next := *v
-		next.tail = t.extend(events)
 		return &next
 	})
 	if diverged != nil {
@@ -278,6 +281,7 @@ func (p *Projection) install(snap *snapshot) error {
 		}
 		next := *v
 		next.snap, next.tail = snap, emptyTail(snap.root)
+		next.proven = v.proven && v.tail.last >= snap.root.Applied
 		if v.tail.last >= snap.root.Applied {
 			if diverged = v.tail.compare(snap.root.appliedEvent()); diverged != nil {
 				return v

@@ -40,21 +40,11 @@ func TestALogThatWentBackIsNoticed(t *testing.T) {
 					p.config.Log = other
 				}
 				if name != "cold" && more == 4 {
-					continue // same head: nothing is read, so nothing can be served that is not known
+					continue // nothing was added: nothing is read, so nothing can be served that is not known
 				}
 				for range 2 {
 					_, err := p.Latest(c.ctx)
-					if name == "cold" && more >= 4 {
-						// Same length or longer: a cold start has only the root to compare with.
-						if more == 4 {
-							require.NoError(t, err)
-							continue
-						}
-					}
 					require.ErrorIs(t, err, eventlog.ErrDiverged, name)
-				}
-				if name == "cold" && more == 4 {
-					continue
 				}
 				_, err = p.Commit(c.ctx)
 				require.ErrorIs(t, err, eventlog.ErrDiverged, name)

@@ -70,7 +70,7 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision) (*merg
 			m.heads = append(m.heads, &head{at: below, source: &runSource{parts: parts, start: start, end: end}})
 		}
 	}
-	// The first block of every run is read at the same time: a cold list waits for one of them, not for all.
+	// The first block of every run is read at the same time, as in openAll.
 	group, groupCtx := errgroup.WithContext(ctx)
 	for _, h := range m.heads {
 		group.Go(func() error { return h.advance(groupCtx, "") })

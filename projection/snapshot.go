@@ -10,6 +10,7 @@ import (
 
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
+	"golang.org/x/sync/errgroup"
 )
 
 // snapshot is a root with what is needed to read it. It is immutable, but for segments being opened on
@@ -134,9 +135,12 @@ func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip seg
 			return versionOf(r), true, nil
 		}
 	}
-	for _, r := range s.runs {
-		parts := r.overlapping(key, key+"\x00")
-		if len(parts) == 0 || parts[0].ref.MinRevision > at || found && parts[0].ref.MaxRevision < best.revision {
+	runs := s.candidates(key, at)
+	if err := openAll(ctx, runs); err != nil {
+		return version{}, false, err
+	}
+	for _, parts := range runs {
+		if found && parts[0].ref.MaxRevision < best.revision {
 			continue
 		}
 		reader, err := parts[0].open(ctx)
@@ -152,6 +156,37 @@ func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip seg
 		}
 	}
 	return best, found, nil
+}
+
+// candidates are the runs, cut down to the one part each, that may have the key at or below the revision.
+func (s *snapshot) candidates(key string, at Revision) (runs []run) {
+	for _, r := range s.runs {
+		if parts := r.overlapping(key, key+"\x00"); len(parts) > 0 && parts[0].ref.MinRevision <= at {
+			runs = append(runs, parts)
+		}
+	}
+	return runs
+}
+
+// openAll opens the first part of every run at the same time: a cold reader waits for one of them, not for all.
+func openAll(ctx context.Context, runs []run) error {
+	closed := 0
+	for _, r := range runs {
+		if r[0].reader.Load() == nil {
+			closed++
+		}
+	}
+	if closed < 2 {
+		return nil
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, r := range runs {
+		group.Go(func() error {
+			_, err := r[0].open(ctx)
+			return err
+		})
+	}
+	return group.Wait()
 }
 
 // overlapping are the parts that may have keys with start <= key < end; an empty end is unbounded.

@@ -20,6 +20,8 @@ type View struct {
 	// first is the log's first revision, asked when the head was last learned.
 	first Revision
 	asked time.Time
+	// proven says that the log was seen to hold the last event that the root or the tail remembers.
+	proven bool
 	// rootRead is the head for which the root was read last; cutEvents and cutBytes are what the tail
 	// had then.
 	rootRead            Revision
