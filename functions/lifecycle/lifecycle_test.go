@@ -260,6 +260,53 @@ func (c *cluster) conditionOf(namespace string, kind corev1.NamespaceConditionTy
 	return ""
 }
 
+// TestStoppedAnywhere: a Lifecycle that is stopped after every few events gets there in the end.
+func TestStoppedAnywhere(t *testing.T) {
+	c := newCluster(t)
+	c.createDefinition()
+	c.createNamespace("n")
+	for i := range 10 {
+		c.createConfigMap("n", fmt.Sprintf("c%d", i))
+		c.createWidget("n", fmt.Sprintf("w%d", i))
+	}
+	c.deleteNamespace("n")
+	gone := false
+	for stops := 0; !gone; stops++ {
+		require.Less(t, stops, 100)
+		c.restart()
+		stop := c.run()
+		before := c.rows("n")
+		c.eventually(func() bool {
+			_, err := c.client.CoreV1().Namespaces().Get(context.Background(), "n", metav1.GetOptions{})
+			gone = apierrors.IsNotFound(err)
+			return gone || c.rows("n") < before
+		}, "something was deleted")
+		stop()
+	}
+	require.Zero(t, c.rows("n"))
+}
+
+// TestTwoAtOnce: they do the same, and neither minds.
+func TestTwoAtOnce(t *testing.T) {
+	c := newCluster(t)
+	c.run()
+	c.restart()
+	c.run()
+	for i := range 5 {
+		name := fmt.Sprintf("n%d", i)
+		c.createNamespace(name)
+		for j := range 10 {
+			c.createConfigMap(name, fmt.Sprintf("c%d", j))
+		}
+	}
+	for i := range 5 {
+		c.deleteNamespace(fmt.Sprintf("n%d", i))
+	}
+	for i := range 5 {
+		c.namespaceGone(fmt.Sprintf("n%d", i))
+	}
+}
+
 // TestHandle: without a process that listens, each event is given to a function.
 func TestHandle(t *testing.T) {
 	c := newCluster(t)
