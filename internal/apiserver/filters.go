@@ -84,13 +84,14 @@ func (s *Server) withRequestInfo(h http.Handler) http.Handler {
 func (s *Server) withView(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
-		view, err := s.config.Cell.Consistent(r.Context())
-		switch {
-		case err == nil && info.Verb != "watch":
-			r = r.WithContext(kubestore.WithView(r.Context(), view))
-		case err != nil && !describesProcess(info.Path):
+		// A request through the loopback asks anew: its caller may just have been told to look again.
+		ctx := kubestore.WithView(r.Context(), nil)
+		if _, err := s.config.Cell.Consistent(ctx); err != nil && !describesProcess(info.Path) {
 			s.fail(w, r, err)
 			return
+		}
+		if info.Verb != "watch" {
+			r = r.WithContext(ctx)
 		}
 		h.ServeHTTP(w, r)
 	})

@@ -1,0 +1,61 @@
+package apiserver
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const pods = "/api/v1/namespaces/default/pods"
+
+func pod(name, more string) request {
+	return request{method: "POST", path: pods, body: `{"metadata":{"name":"` + name + `"},"spec":{"containers":[{"name":"c","image":"i"}]` + more + `}}`}
+}
+
+// What admission reads is what the last write said, without a pause between them.
+func TestAdmission(t *testing.T) {
+	s := newServer(t)
+	missing := s.must(t, 404, request{method: "POST", path: "/api/v1/namespaces/nowhere/configmaps", body: `{"metadata":{"name":"x"}}`})
+	require.Equal(t, `namespaces "nowhere" not found`, fieldOf(missing.object(t), "message"))
+	s.must(t, 403, request{method: "DELETE", path: "/api/v1/namespaces/default"})
+
+	s.must(t, 201, pod("plain", ""))
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/limitranges", body: `{"metadata":{"name":"x"},"spec":{"limits":[{"type":"Container","default":{"cpu":"1"},"max":{"cpu":"2"}}]}}`})
+	require.Contains(t, s.must(t, 201, pod("limited", "")).body, `"cpu":"1"`)
+	s.must(t, 200, request{method: "DELETE", path: "/api/v1/namespaces/default/limitranges/x"})
+	require.NotContains(t, s.must(t, 201, pod("unlimited", "")).body, `"cpu":"1"`)
+
+	s.must(t, 403, pod("urgent", `,"priorityClassName":"urgent"`))
+	s.must(t, 201, request{method: "POST", path: "/apis/scheduling.k8s.io/v1/priorityclasses", body: `{"metadata":{"name":"urgent"},"value":7}`})
+	require.EqualValues(t, 7, fieldOf(s.must(t, 201, pod("urgent", `,"priorityClassName":"urgent"`)).object(t), "spec.priority"))
+
+	s.must(t, 201, request{method: "POST", path: "/apis/storage.k8s.io/v1/storageclasses", body: `{"metadata":{"name":"fast","annotations":{"storageclass.kubernetes.io/is-default-class":"true"}},"provisioner":"example.com/p"}`})
+	claim := s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/persistentvolumeclaims", body: `{"metadata":{"name":"x"},"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}`})
+	require.Equal(t, "fast", fieldOf(claim.object(t), "spec.storageClassName"))
+}
+
+// Row 6: nothing is made in a namespace that is going away.
+func TestTerminatingNamespace(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"leaving"}}`})
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/leaving/configmaps", body: `{"metadata":{"name":"x"}}`})
+	s.must(t, 200, request{method: "DELETE", path: "/api/v1/namespaces/leaving"})
+	refused := s.must(t, 403, request{method: "POST", path: "/api/v1/namespaces/leaving/configmaps", body: `{"metadata":{"name":"y"}}`})
+	require.Contains(t, refused.body, "NamespaceTerminating")
+	s.must(t, 200, request{method: "PUT", path: "/api/v1/namespaces/leaving/configmaps/x", body: `{"metadata":{"name":"x"},"data":{"still":"here"}}`})
+}
+
+// Two clusters of one cell see nothing of each other.
+func TestClustersAreApart(t *testing.T) {
+	one := newServer(t)
+	cell := one.config.Cell
+	cell.Cluster = "other"
+	other, err := New(Config{Cell: cell})
+	require.NoError(t, err)
+	one.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
+	other.must(t, 404, request{method: "GET", path: configMaps + "/x"})
+	other.must(t, 404, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
+	other.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"default"}}`})
+	other.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
+	require.Len(t, one.must(t, 200, request{method: "GET", path: "/api/v1/configmaps"}).object(t)["items"], 1)
+}

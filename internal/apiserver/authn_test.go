@@ -1,0 +1,78 @@
+package apiserver
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// authority signs certificates.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) authority {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	require.NoError(t, err)
+	cert, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	return authority{cert, key}
+}
+
+func (a authority) client(t *testing.T, name string, groups ...string) *x509.Certificate {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name, Organization: groups}, NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	require.NoError(t, err)
+	cert, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	return cert
+}
+
+// A certificate that the authority signed says who a client is; another one's is refused, not anonymous.
+func TestClientCertificates(t *testing.T) {
+	ours := newAuthority(t)
+	path := filepath.Join(t.TempDir(), "ca.pem")
+	require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ours.cert.Raw}), 0o600))
+	s := newServer(t, func(c *Config) {
+		c.Authentication = Authentication{ClientCAFile: path, Anonymous: true}
+		c.Authorization = Authorization{Mode: "RBAC"}
+	})
+	code := func(certs ...*x509.Certificate) int {
+		r := httptest.NewRequest("GET", configMaps, nil)
+		r.TLS = &tls.ConnectionState{PeerCertificates: certs}
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, r)
+		return w.Code
+	}
+	require.Equal(t, 200, code(ours.client(t, "root", "system:masters")))
+	require.Equal(t, 403, code(ours.client(t, "ann")))
+	require.Equal(t, 401, code(newAuthority(t).client(t, "root", "system:masters")))
+	require.Equal(t, 403, code(), "anonymous")
+}
+
+func TestAuthenticationConfiguration(t *testing.T) {
+	for _, a := range []Authentication{{TokenFile: "missing"}, {ClientCAFile: "missing"}, {ClientCAFile: os.DevNull}} {
+		_, err := New(Config{Cell: newCell(t), Authentication: a})
+		require.Error(t, err)
+	}
+	_, err := New(Config{Cell: newCell(t), Authorization: Authorization{Mode: "Wishful"}})
+	require.ErrorContains(t, err, "Wishful")
+}

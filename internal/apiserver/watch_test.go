@@ -1,0 +1,49 @@
+package apiserver
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/stretchr/testify/require"
+)
+
+// Rows 11 and 12, through the whole chain of filters: list, then watch from there.
+func TestWatch(t *testing.T) {
+	s := newServer(t, func(c *Config) {
+		c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection)
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error)
+		go func() { ended <- c.Cell.Feed.Run(ctx) }()
+		t.Cleanup(func() {
+			cancel()
+			require.NoError(t, <-ended)
+		})
+	})
+	listener := httptest.NewServer(s)
+	t.Cleanup(listener.Close)
+	revision := fieldOf(s.must(t, 200, request{method: "GET", path: configMaps}).object(t), "metadata.resourceVersion")
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
+	for _, path := range []string{configMaps + "?watch=1&", "/api/v1/watch/namespaces/default/configmaps?"} {
+		t.Run(path, func(t *testing.T) {
+			r, err := http.NewRequestWithContext(t.Context(), "GET", fmt.Sprintf("%s%sresourceVersion=%v&timeoutSeconds=30", listener.URL, path, revision), nil)
+			require.NoError(t, err)
+			response, err := http.DefaultClient.Do(r)
+			require.NoError(t, err)
+			defer response.Body.Close()
+			require.Equal(t, 200, response.StatusCode)
+			line, err := bufio.NewReader(response.Body).ReadString('\n')
+			require.NoError(t, err)
+			var event map[string]any
+			require.NoError(t, json.Unmarshal([]byte(line), &event))
+			require.Equal(t, "ADDED", event["type"])
+			require.Equal(t, "x", fieldOf(event, "object.metadata.name"))
+		})
+	}
+	s.must(t, 404, request{method: "GET", path: "/apis/no.such.group/v1/things?watch=true"})
+}
