@@ -114,6 +114,12 @@ func TestDamageIsNamed(t *testing.T) {
 				_, err := damaged.Create(c.ctx, k, b)
 				require.NoError(t, err)
 			}
+			problems := 0
+			_, err := c.over(damaged).Verify(c.ctx, func(problem error) {
+				problems++
+				require.Contains(t, problem.Error(), key)
+			})
+			require.True(t, err != nil || problems > 0, "byte %d of %s", i, key)
 			v, err := c.over(damaged).Latest(c.ctx)
 			var got map[string]string
 			if err == nil {

@@ -36,9 +36,12 @@ type merge struct {
 // of processes: the commit of its outcome is rebased onto whatever root there is, as long as its inputs
 // are listed and no garbage was collected since it began; else its work is lost, which is no error.
 func (p *Projection) Compact(ctx context.Context) (bool, error) {
-	v, err := p.gather(ctx)
-	if err != nil {
-		return false, fmt.Errorf("compact: %w", err)
+	v := p.view.Load() // an old one is found out by the swap
+	if v == nil {
+		var err error
+		if v, err = p.gather(ctx); err != nil {
+			return false, fmt.Errorf("compact: %w", err)
+		}
 	}
 	m := v.choose()
 	if m == nil {

@@ -265,6 +265,8 @@ func TestRandomHistoriesOverAFailingBucket(t *testing.T) {
 			r.check(r.ctx, r.another(small), r.Rand)
 			v := r.latest()
 			require.Empty(t, holes(v.snap.root))
+			_, err = r.Verify(r.ctx, func(problem error) { t.Error(problem) })
+			require.NoError(t, err)
 			for key := range keysOf(t, r.cell) {
 				require.True(t, key == r.rootKey() || v.snap.root.names()[key], "%s is garbage", key)
 			}

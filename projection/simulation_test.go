@@ -165,6 +165,8 @@ func TestSimulation(t *testing.T) {
 	v := calm.Current()
 	require.Empty(t, holes(v.snap.root))
 	r.checkPreconditions(ctx, v)
+	_, err = calm.Verify(ctx, func(problem error) { t.Error(problem) })
+	require.NoError(t, err)
 	t.Logf("%d commits, %d compactions, %d collected objects, %d reads, serial %d", commits.Load(), merges.Load(), collected.Load(), reads.Load(), v.snap.root.Serial)
 	require.Greater(t, merges.Load(), int64(3))
 	require.Greater(t, collected.Load(), int64(10))
