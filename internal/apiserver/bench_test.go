@@ -66,6 +66,17 @@ func BenchmarkRequest(b *testing.B) {
 	})
 }
 
+// BenchmarkRBAC is the cost of one request of a user whose rights come from bindings beside those that
+// every cluster begins with.
+func BenchmarkRBAC(b *testing.B) {
+	s := newGuarded(b)
+	require.NoError(b, s.Bootstrap(b.Context()))
+	s.must(b, 201, request{method: "POST", path: rbacPath + "/clusterrolebindings", body: `{"metadata":{"name":"ann"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"admin"},"subjects":[{"kind":"User","name":"ann","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
+	for b.Loop() {
+		s.must(b, 200, request{method: "GET", path: configMaps}.as("ann"))
+	}
+}
+
 func liveBytes() int64 {
 	runtime.GC()
 	runtime.GC()

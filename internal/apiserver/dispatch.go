@@ -19,7 +19,9 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	switch path := strings.TrimSuffix(r.URL.Path, "/"); {
 	case info.IsResourceRequest && needsNode(info):
-		s.fail(w, r, noNodes(info))
+		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" is not served: there are no nodes behind this API"))
+	case info.IsResourceRequest && info.APIGroup == "" && info.Resource == "serviceaccounts" && info.Subresource == "token":
+		s.fail(w, r, notSupported(info, "service account tokens are not issued by this server"))
 	case info.IsResourceRequest:
 		s.resource(info).ServeHTTP(w, r)
 	case path == "/api" || path == "/apis" || strings.HasPrefix(path, "/api/") || strings.HasPrefix(path, "/apis/"):
@@ -63,8 +65,9 @@ func needsNode(info *apirequest.RequestInfo) bool {
 	return info.Resource == "pods" || info.Resource == "services" || info.Resource == "nodes"
 }
 
-func noNodes(info *apirequest.RequestInfo) error {
-	err := apierrors.NewMethodNotSupported(schema.GroupResource{Resource: info.Resource + "/" + info.Subresource}, info.Verb)
-	err.ErrStatus.Message = info.Resource + "/" + info.Subresource + " is not served: there are no nodes behind this API"
+// notSupported is a 405 that says why.
+func notSupported(info *apirequest.RequestInfo, message string) error {
+	err := apierrors.NewMethodNotSupported(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, info.Verb)
+	err.ErrStatus.Message = message
 	return err
 }

@@ -110,9 +110,7 @@ func (s *Server) withWatcher(h http.Handler) http.Handler {
 			return
 		}
 		if s.config.WatcherURL == "" {
-			err := apierrors.NewMethodNotSupported(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, "watch")
-			err.ErrStatus.Message = "watch is not served here: this process has no watcher"
-			s.fail(w, r, err)
+			s.fail(w, r, notSupported(info, "watch is not served here: this process has no watcher"))
 			return
 		}
 		w.Header().Set("Location", strings.TrimSuffix(s.config.WatcherURL, "/")+r.URL.RequestURI())

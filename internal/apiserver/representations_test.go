@@ -218,6 +218,7 @@ func TestRefusals(t *testing.T) {
 		{request{method: "GET", path: "/api/v1/namespaces/default/pods/x/log"}, 405},
 		{request{method: "POST", path: "/api/v1/namespaces/default/pods/x/exec"}, 405},
 		{request{method: "GET", path: "/api/v1/nodes/x/proxy/metrics"}, 405},
+		{request{method: "POST", path: "/api/v1/namespaces/default/serviceaccounts/x/token", body: `{}`}, 405},
 		{request{method: "GET", path: configMaps + "?timeout=soon"}, 400},
 		{request{method: "GET", path: "/api/v1/proxy"}, 400},
 	} {
