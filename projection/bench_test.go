@@ -8,11 +8,12 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/stretchr/testify/require"
 )
 
 // benchObjects is how many objects of about 1.6 KB the benchmarks have: 10,000, or LOGPLANE_BENCH_OBJECTS.

@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+
 	"github.com/logplane/logplane/projection/segment"
 )
 

@@ -8,10 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/stretchr/testify/require"
 )
 
 // A log that lost its end, or has another event where one is remembered, stops every call for good (invariant 9): a

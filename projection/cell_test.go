@@ -7,12 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/nats-io/nats.go"
-	"github.com/stretchr/testify/require"
 )
 
 // cell is a log, a strict bucket and a projection of them, and a writer that knows every key's last event.

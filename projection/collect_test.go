@@ -6,8 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
 // between runs something once before the root is swapped, as a stall would let others do.

@@ -10,9 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/stretchr/testify/require"
 )
 
 // Every bucket request of a commit that spills, first and later, × {fails, fails but persisted, the process dies there,

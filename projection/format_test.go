@@ -10,9 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/segment"
-	"github.com/stretchr/testify/require"
 )
 
 var update = flag.Bool("update", false, "write the fixtures of this version of the format")

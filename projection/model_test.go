@@ -7,9 +7,10 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/stretchr/testify/require"
 )
 
 // model is the fold of invariant 13 in its plainest form: the whole state at every revision.
@@ -183,7 +184,7 @@ func (r *random) checkPreconditions(ctx context.Context, v *View) {
 // raises the floor.
 func TestRandomHistories(t *testing.T) {
 	quiet(t)
-	for seed := range uint64(6) {
+	for seed := range seeds(6) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			small := func(c *Config) { c.InlineBytes = []int{1, 600, 3000}[seed%3] }
@@ -212,6 +213,14 @@ func TestRandomHistories(t *testing.T) {
 	}
 }
 
+// seeds is how many histories a test has: fewer of them in a short run.
+func seeds(n uint64) uint64 {
+	if testing.Short() {
+		return n / 2
+	}
+	return n
+}
+
 // tend does one thing that a projector does.
 func (r *random) tend(p *Projection) {
 	var err error
@@ -236,7 +245,7 @@ func (r *random) tend(p *Projection) {
 // Whatever bucket requests fail, or fail but persisted, commits go on and reads stay right (invariants 6 and 7).
 func TestRandomHistoriesOverAFailingBucket(t *testing.T) {
 	quiet(t)
-	for seed := range uint64(4) {
+	for seed := range seeds(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			small := func(c *Config) { c.InlineBytes = []int{1, 900}[seed%2] }

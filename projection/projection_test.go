@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/logplane/logplane/eventlog"
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
 )
 
 func TestReadsCrossSnapshotAndTail(t *testing.T) {

@@ -6,8 +6,9 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/logplane/logplane/eventlog"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/logplane/logplane/eventlog"
 )
 
 // Run is the projector: it follows the log and commits what was added, at most once every cadence. An

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fxamacker/cbor/v2"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/segment"
 )

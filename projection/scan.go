@@ -5,8 +5,9 @@ import (
 	"iter"
 	"sort"
 
-	"github.com/logplane/logplane/projection/segment"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/logplane/logplane/projection/segment"
 )
 
 // live yields the live versions in key order. A segment that was collected meanwhile makes it go on from the last

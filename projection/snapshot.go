@@ -8,9 +8,10 @@ import (
 	"sort"
 	"sync/atomic"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
-	"golang.org/x/sync/errgroup"
 )
 
 // snapshot is a root with what is needed to read it. It is immutable, but for segments being opened on

@@ -4,6 +4,7 @@ import (
 	"cmp"
 
 	"github.com/google/btree"
+
 	"github.com/logplane/logplane/eventlog"
 )
 
