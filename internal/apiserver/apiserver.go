@@ -17,10 +17,11 @@ import (
 	"log/slog"
 	"net/http"
 
-	"github.com/logplane/logplane/internal/kubestore"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // Config of the apiserver of one cluster.

@@ -11,11 +11,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
-	"github.com/stretchr/testify/require"
 )
 
 func TestMain(m *testing.M) {

@@ -9,15 +9,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/eventlog/eventlogtest"
-	"github.com/logplane/logplane/projection"
-	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
 // Row 9: upstream's 409 for a generated name becomes a 504 with Retry-After; every other 409 stays.

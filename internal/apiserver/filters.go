@@ -5,7 +5,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/logplane/logplane/internal/kubestore"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -15,6 +14,8 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
+
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // isLongRunning is true for a watch, and for nothing else: there are no nodes to attach to.

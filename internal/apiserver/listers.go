@@ -8,14 +8,15 @@ import (
 	"sync"
 	"time"
 
-	"github.com/logplane/logplane/internal/kubestore"
-	"github.com/logplane/logplane/projection"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 // listerTimeout bounds a read whose interface takes no context.

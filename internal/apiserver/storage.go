@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/logplane/logplane/internal/kubestore"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -20,6 +19,8 @@ import (
 	basecompatibility "k8s.io/component-base/compatibility"
 	"k8s.io/kubernetes/pkg/controlplane"
 	"k8s.io/kubernetes/pkg/kubeapiserver"
+
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // claimsFunc names the claims that must exist exactly as long as the object says so.

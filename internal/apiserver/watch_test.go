@@ -9,8 +9,9 @@ import (
 	"net/http/httptest"
 	"testing"
 
-	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // Rows 11 and 12, through the whole chain of filters: list, then watch from there.
