@@ -21,7 +21,7 @@ func TestNoGoroutineOutlivesARequest(t *testing.T) {
 	s, err := New(Config{Cell: cell, Authorization: Authorization{Mode: "RBAC"}})
 	require.NoError(t, err)
 	require.Equal(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"default"}}`}.do(t, s).code)
-	for i := range 100 {
+	for i := range 104 {
 		mixedRequest(i).do(t, s)
 	}
 	deadline := time.Now().Add(10 * time.Second)
@@ -37,9 +37,10 @@ func TestNoGoroutineOutlivesARequest(t *testing.T) {
 
 // mixedRequest is one of the kinds of requests that a client sends.
 func mixedRequest(i int) request {
-	name := fmt.Sprintf("x%d", i/10)
+	const kinds = 13
+	name := fmt.Sprintf("x%d", i/kinds)
 	object := fmt.Sprintf(`{"metadata":{"name":%q}}`, name)
-	return []request{
+	return [kinds]request{
 		{method: "POST", path: configMaps, body: object},
 		{method: "GET", path: configMaps + "/" + name},
 		{method: "PATCH", path: configMaps + "/" + name, body: `{"data":{"a":"b"}}`, contentType: "application/merge-patch+json"},
@@ -49,6 +50,9 @@ func mixedRequest(i int) request {
 		{method: "POST", path: "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body: `{"spec":{"resourceAttributes":{"verb":"get","resource":"pods"}}}`},
 		{method: "GET", path: configMaps + "?watch=true"},
 		{method: "GET", path: "/apis/example.com/v1/things"},
+		{method: "GET", path: "/apis", accept: "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"},
+		{method: "GET", path: "/openapi/v3"},
+		{method: "GET", path: "/readyz"},
 		{method: "DELETE", path: configMaps + "/" + name},
-	}[i%10]
+	}[i%kinds]
 }
