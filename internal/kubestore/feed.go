@@ -43,6 +43,8 @@ type subscription struct {
 	joined chan eventlog.Revision
 	// items after that head, in order; closed when the watch could not keep up or the feed stopped.
 	items chan item
+	// complete is set before items is closed: every change up to it was among them.
+	complete eventlog.Revision
 }
 
 // item is a change, or without one a bookmark's revision.
@@ -122,7 +124,7 @@ func (f *Feed) stop() {
 	f.running = false
 	for _, subs := range f.subs {
 		for s := range subs {
-			f.drop(s)
+			f.drop(s, f.head)
 		}
 	}
 }
@@ -151,7 +153,7 @@ func (f *Feed) deliver(e eventlog.Event) error {
 		c, row := &change{Event: e}, e.Key.Row()
 		for s := range f.subs[e.Key.Cluster+e.Key.Prefix] {
 			if s.covers(row) {
-				f.push(s, item{change: c})
+				f.push(s, item{change: c}, e.Revision-1)
 			}
 		}
 	}
@@ -163,16 +165,17 @@ func (f *Feed) deliver(e eventlog.Event) error {
 	return nil
 }
 
-// push never waits: a subscription whose buffer is full leaves the feed.
-func (f *Feed) push(s *subscription, i item) {
+// push never waits: a subscription whose buffer is full leaves the feed, complete up to a revision.
+func (f *Feed) push(s *subscription, i item, complete eventlog.Revision) {
 	select {
 	case s.items <- i:
 	default:
-		f.drop(s)
+		f.drop(s, complete)
 	}
 }
 
-func (f *Feed) drop(s *subscription) {
+func (f *Feed) drop(s *subscription, complete eventlog.Revision) {
+	s.complete = complete
 	delete(f.subs[s.scope], s)
 	if len(f.subs[s.scope]) == 0 {
 		delete(f.subs, s.scope)
@@ -185,7 +188,7 @@ func (f *Feed) mark(scope string) {
 	delete(f.wanted, scope)
 	for s := range f.subs[scope] {
 		if s.progress {
-			f.push(s, item{progress: f.head})
+			f.push(s, item{progress: f.head}, f.head)
 		}
 	}
 }
@@ -214,7 +217,7 @@ func (f *Feed) leave(s *subscription) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, ok := f.subs[s.scope][s]; ok {
-		f.drop(s)
+		f.drop(s, 0)
 	}
 }
 
@@ -234,7 +237,7 @@ func (f *Feed) bookmark(s *subscription) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, ok := f.subs[s.scope][s]; ok {
-		f.push(s, item{progress: f.head})
+		f.push(s, item{progress: f.head}, f.head)
 	}
 }
 

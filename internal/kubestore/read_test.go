@@ -309,3 +309,25 @@ func TestKeys(t *testing.T) {
 	r.Namespaced = false
 	require.Equal(t, "a/b", newStore(Cell{Cluster: "main"}, r).key("/pods/a/b").Name)
 }
+
+// FuzzKey: whatever path a client makes up, it is refused or its key is exactly that path's.
+func FuzzKey(f *testing.F) {
+	for _, key := range []string{"/pods/ns/a", "/pods//a", "/pods/a/b/c/", "/pods/../secrets/a", "pods/a", "/pods/*", "/pods/ns\x00/a"} {
+		f.Add(key, true)
+		f.Add(key, false)
+	}
+	namespaced, r := newStore(Cell{Cluster: "main"}, pods(nil)), pods(nil)
+	r.Namespaced = false
+	cluster := newStore(Cell{Cluster: "main"}, r)
+	f.Fuzz(func(t *testing.T, key string, recursive bool) {
+		for _, s := range []*store{namespaced, cluster} {
+			path, err := s.path(key, recursive)
+			if err != nil {
+				continue
+			}
+			if got := s.key(path).Row(); got != s.row(path) {
+				t.Errorf("path %q has row key %q and key %q", path, s.row(path), got)
+			}
+		}
+	})
+}

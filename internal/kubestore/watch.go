@@ -15,6 +15,7 @@ import (
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
 )
 
 const (
@@ -175,6 +176,10 @@ func (w *watcher) follow(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	// The feed may lag behind the floor; what has expired has, whoever still holds it.
+	if v := w.Projection.Current(); v != nil && w.position < v.Floor() {
+		return fmt.Errorf("watch from revision %d, the floor is %d: %w", w.position, v.Floor(), projection.ErrExpired)
+	}
 	if err := w.sendPast(ctx, sub, head); err != nil {
 		return err
 	}
@@ -213,6 +218,7 @@ func (w *watcher) sendLive(ctx context.Context, sub *subscription) error {
 		select {
 		case i, ok := <-sub.items:
 			if !ok {
+				w.position = max(w.position, sub.complete)
 				return nil
 			}
 			if err := w.sendItem(ctx, i); err != nil {
