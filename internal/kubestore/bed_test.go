@@ -62,6 +62,7 @@ type bed struct {
 	Cell
 	t      testing.TB
 	bucket bucket.Bucket
+	stream string
 }
 
 var beds atomic.Int64
@@ -72,7 +73,7 @@ func newBed(t testing.TB, conn *nats.Conn, b bucket.Bucket) *bed {
 	name := fmt.Sprintf("cell%d", beds.Add(1))
 	_, onDisk := b.(*filesystem.Bucket)
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn, Stream: name, Prefix: name, InMemory: !onDisk})
-	bd := &bed{Cell: Cell{Log: log, Cluster: "main"}, t: t, bucket: b}
+	bd := &bed{Cell: Cell{Log: log, Cluster: "main"}, t: t, bucket: b, stream: name}
 	bd.barrier()
 	bd.Cell = process(t, log, b)
 	return bd

@@ -72,12 +72,12 @@ func (r *recorder) take(n int) (events []string) {
 	return events
 }
 
-// history makes random changes to a few pods and returns the events that a watch of all of them must see.
-func history(t testing.TB, s storage.Interface, r *rand.Rand, changes int, step func(context.Context)) (events []string) {
+// history makes random changes to a few new pods and returns the events that a watch of all of them must see.
+func history(t testing.TB, s storage.Interface, r *rand.Rand, changes int, step func(context.Context), prefix string) (events []string) {
 	t.Helper()
 	exists := map[string]bool{}
 	for range changes {
-		p := pod("ns", fmt.Sprintf("p%d", r.IntN(5)))
+		p := pod("ns", fmt.Sprintf("%s%d", prefix, r.IntN(5)))
 		var err error
 		var out *example.Pod
 		event := watch.Modified
@@ -110,7 +110,7 @@ func TestWatchResumes(t *testing.T) {
 			require.NoError(t, err)
 			r := rand.New(rand.NewPCG(7, uint64(len(mode))))
 			live := watchFrom(t, stores[0], fmt.Sprint(start))
-			events := history(t, stores[0], r, 120, step(b))
+			events := history(t, stores[0], r, 120, step(b), "p")
 			require.Equal(t, events, live.take(len(events)))
 
 			last := fmt.Sprint(start)
@@ -136,7 +136,7 @@ func TestSlowWatchRejoins(t *testing.T) {
 	slow, fast := watchFrom(t, s, fmt.Sprint(start)), watchFrom(t, s, fmt.Sprint(start))
 	total := bufferedEvents + bufferedChanges + 100
 	r := rand.New(rand.NewPCG(3, 4))
-	events := history(t, s, r, total, func(context.Context) {})
+	events := history(t, s, r, total, func(context.Context) {}, "p")
 	require.Equal(t, events, fast.take(total))
 	s.Feed.mu.Lock()
 	require.Len(t, s.Feed.subs[s.scope()], 1, "only the watch that is read is still in the feed")
@@ -252,4 +252,47 @@ func TestWatchEndsWithFeed(t *testing.T) {
 	require.NoError(t, <-ended)
 	require.Equal(t, "closed true", w.next())
 	require.Equal(t, "closed true", watchFrom(t, s, p.ResourceVersion).next())
+}
+
+// TestWatchOverBrokenConnection: a process whose connection to the log breaks again and again, while the
+// log is purged behind its back by another one, loses and repeats nothing.
+func TestWatchOverBrokenConnection(t *testing.T) {
+	server := eventlogtest.Run(t, t.TempDir())
+	b := newBed(t, eventlogtest.Connect(t, server), memory.Strict(t))
+	conn, link := eventlogtest.ConnectThrough(t, server)
+	far, err := eventlog.Open(t.Context(), eventlog.Config{Conn: conn, Stream: b.stream, Prefix: b.stream, InMemory: true})
+	require.NoError(t, err)
+	s := newStore(b.Cell, pods(nil))
+	start, err := s.GetCurrentResourceVersion(t.Context())
+	require.NoError(t, err)
+	w := watchFrom(t, newStore(process(t, far, b.bucket), pods(nil)), fmt.Sprint(start))
+	r := rand.New(rand.NewPCG(5, 6))
+	for n := range 6 {
+		before := history(t, s, r, 10, func(context.Context) {}, fmt.Sprintf("%da", n))
+		link.Cut()
+		cut := history(t, s, r, 10, b.purge, fmt.Sprintf("%db", n))
+		link.Resume()
+		want := append(before, cut...)
+		require.Equal(t, want, w.take(len(want)))
+	}
+}
+
+// TestStopEnds: a stopped watch has left the feed when its channel is closed.
+func TestStopEnds(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	s := newStore(b.Cell, pods(nil))
+	p := create(t, s, pod("ns", "a"))
+	var watching []*recorder
+	for range 50 {
+		w := watchFrom(t, s, "")
+		require.Equal(t, "ADDED ns/a "+p.ResourceVersion, w.next())
+		watching = append(watching, w)
+	}
+	for _, w := range watching {
+		w.Stop()
+		require.Equal(t, "closed true", w.next())
+	}
+	s.Feed.mu.Lock()
+	defer s.Feed.mu.Unlock()
+	require.Empty(t, s.Feed.subs)
 }
