@@ -61,7 +61,7 @@ check: lint vulnerabilities ## lint, vulnerabilities and the short race tests: b
 	@$(RACE) go test -race -short -timeout 10m ./...
 
 .PHONY: test
-test: lint race-build $(BIN)/kubectl images-minio ## everything CI runs
+test: lint race-build $(BIN)/kubectl images-test ## everything CI runs
 	@$(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -timeout 40m ./...
 
 .PHONY: fuzz

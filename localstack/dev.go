@@ -85,7 +85,9 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 		return err
 	}
 	cell.Feed = kubestore.NewFeed(cell.Log, cell.Projection)
-	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true})
+	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true,
+		Authorization: apiserver.Authorization{Mode: "RBAC"}, // everyone is in system:masters; '--as' shows the rules at work
+	})
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/logplane/logplane/functions"
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/coldstart"
 )
 
 func newAPI() *cobra.Command {
@@ -37,6 +38,7 @@ func newAPI() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			handler = coldstart.UntilFirst(handler)
 			if lambda {
 				functions.ServeLambda(handler)
 				return nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/logplane/logplane/internal/coldstart"
 	"github.com/logplane/logplane/localstack"
 )
 
@@ -27,6 +28,7 @@ func newDev() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			coldstart.Over()
 			greet(cmd.OutOrStdout(), dev)
 			return waitAndStop(cmd, dev)
 		},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"log/slog"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -10,7 +11,10 @@ import (
 )
 
 func newLifecycle() *cobra.Command {
-	var where connection
+	var (
+		where  connection
+		settle time.Duration
+	)
 	cmd := &cobra.Command{
 		Use:   "lifecycle",
 		Short: "Finish what deletions begin: namespaces and CRDs go with all that is in them",
@@ -25,7 +29,7 @@ func newLifecycle() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			finisher, err := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Client: server.Loopback()})
+			finisher, err := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Client: server.Loopback(), Settle: settle})
 			if err != nil {
 				return err
 			}
@@ -33,5 +37,6 @@ func newLifecycle() *cobra.Command {
 		},
 	}
 	where.register(cmd.Flags())
+	cmd.Flags().DurationVar(&settle, "settle", 65*time.Second, "how long a namespace stays after its deletion began, in case a request that saw it alive still writes; at least the request deadline")
 	return cmd
 }

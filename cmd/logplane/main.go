@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
+
+	"github.com/logplane/logplane/internal/coldstart"
 )
 
 func main() {
@@ -48,6 +50,9 @@ func newRoot(stderr io.Writer) *cobra.Command {
 				return err
 			}
 			logTo(stderr, level)
+			if cmd.Name() != "api" && cmd.Name() != "dev" {
+				coldstart.Over() // nobody waits for a first answer
+			}
 			return nil
 		},
 	}

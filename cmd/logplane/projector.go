@@ -10,6 +10,7 @@ func newProjector() *cobra.Command {
 	var (
 		where   connection
 		cadence time.Duration
+		once    bool
 	)
 	cmd := &cobra.Command{
 		Use:   "projector",
@@ -23,10 +24,15 @@ func newProjector() *cobra.Command {
 				return err
 			}
 			defer opened.close()
+			if once {
+				_, err := opened.Projection.Commit(cmd.Context())
+				return err
+			}
 			return opened.Projection.Run(cmd.Context(), cadence)
 		},
 	}
 	where.register(cmd.Flags())
+	cmd.Flags().BoolVar(&once, "once", false, "commit what there is and exit, as a function that a timer calls does")
 	cmd.Flags().DurationVar(&cadence, "cadence", time.Second, "shortest time between two commits")
 	return cmd
 }

@@ -44,6 +44,9 @@ func BenchmarkExecToFirstGet(b *testing.B) {
 	if out, err := exec.Command(binary, append([]string{"init"}, where...)...).CombinedOutput(); err != nil {
 		b.Fatalf("init: %v: %s", err, out)
 	}
+	if out, err := exec.Command(binary, append([]string{"projector", "--once"}, where...)...).CombinedOutput(); err != nil {
+		b.Fatalf("projector: %v: %s", err, out)
+	}
 	measure(b, "/api/v1/namespaces/default", func(address string) []string {
 		return append([]string{binary, "api", "--listen", address, "--authorization-mode", "AlwaysAllow"}, where...)
 	})
