@@ -10,6 +10,11 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
+// Config of the watcher of one cluster.
+type Config struct {
+	apiserver.Config
+}
+
 // Watcher is the http.Handler of the watcher. It serves watches while Run runs.
 type Watcher struct {
 	http.Handler
@@ -17,9 +22,9 @@ type Watcher struct {
 }
 
 // New builds the watcher of one cluster.
-func New(c apiserver.Config) (*Watcher, error) {
+func New(c Config) (*Watcher, error) {
 	c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection)
-	handler, err := apiserver.New(c)
+	handler, err := apiserver.New(c.Config)
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,7 @@ func newWatcher() *cobra.Command {
 			defer opened.close()
 			c := apiserver.Config{Cell: opened.Cell, Logger: slog.Default()}
 			how.configure(&c)
-			w, err := watcher.New(c)
+			w, err := watcher.New(watcher.Config{Config: c})
 			if err != nil {
 				return err
 			}

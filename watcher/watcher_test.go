@@ -1,0 +1,240 @@
+package watcher_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/klog/v2"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/watcher"
+)
+
+func TestMain(m *testing.M) {
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	slog.SetDefault(logger)
+	klog.SetSlogLogger(logger)
+	os.Exit(m.Run())
+}
+
+// cell is one log and one bucket, which any number of watchers may serve.
+type cell struct {
+	log    *eventlog.Log
+	bucket bucket.Bucket
+}
+
+func newCell(t testing.TB) cell {
+	t.Helper()
+	return cell{eventlogtest.Log(t), memory.Strict(t)}
+}
+
+// server is one watcher process's worth: nothing in it is shared with another one of the cell.
+type server struct {
+	t          testing.TB
+	cell       cell
+	url        string
+	watcher    *watcher.Watcher
+	projection *projection.Projection
+	stop       context.CancelFunc
+	ended      chan error
+}
+
+// serve starts a watcher; it runs until the test ends or its stop is called.
+func (c cell) serve(t testing.TB, change ...func(*watcher.Config)) *server {
+	t.Helper()
+	p, err := projection.Open(projection.Config{Log: c.log, Bucket: c.bucket})
+	require.NoError(t, err)
+	config := watcher.Config{Config: apiserver.Config{
+		Cell: kubestore.Cell{Log: c.log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)},
+	}}
+	for _, f := range change {
+		f(&config)
+	}
+	w, err := watcher.New(config)
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	s := &server{t: t, cell: c, watcher: w, projection: p, stop: stop, ended: make(chan error, 1)}
+	listener := httptest.NewServer(w)
+	s.url = listener.URL
+	go func() { s.ended <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		require.NoError(t, <-s.ended)
+		listener.Close()
+	})
+	return s
+}
+
+// newServer serves a fresh cell with the namespace default.
+func newServer(t testing.TB, change ...func(*watcher.Config)) *server {
+	t.Helper()
+	s := newCell(t).serve(t, change...)
+	s.post("/api/v1/namespaces", `{"metadata":{"name":"default"}}`)
+	return s
+}
+
+const configMaps = "/api/v1/namespaces/default/configmaps"
+
+// object is one in JSON.
+type object map[string]any
+
+func (o object) field(path string) any {
+	var value any = map[string]any(o)
+	for name := range strings.SplitSeq(path, ".") {
+		m, ok := value.(map[string]any)
+		if !ok {
+			return nil
+		}
+		value = m[name]
+	}
+	return value
+}
+
+func (o object) revision() string { return fmt.Sprint(o.field("metadata.resourceVersion")) }
+
+// call sends a request and requires its code.
+func (s *server) call(code int, method, path, contentType, body string) object {
+	s.t.Helper()
+	request, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, strings.NewReader(body))
+	require.NoError(s.t, err)
+	request.Header.Set("Content-Type", contentType)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(s.t, err)
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	require.NoError(s.t, err)
+	require.Equal(s.t, code, response.StatusCode, "%s %s: %s", method, path, data)
+	var o object
+	if len(bytes.TrimSpace(data)) > 0 {
+		require.NoError(s.t, json.Unmarshal(data, &o), "%s", data)
+	}
+	return o
+}
+
+func (s *server) get(path string) object { s.t.Helper(); return s.call(200, "GET", path, "", "") }
+
+func (s *server) post(path, body string) object {
+	s.t.Helper()
+	return s.call(201, "POST", path, "application/json", body)
+}
+
+func (s *server) patch(path, body string) object {
+	s.t.Helper()
+	return s.call(200, "PATCH", path, "application/merge-patch+json", body)
+}
+
+func (s *server) delete(path string) object {
+	s.t.Helper()
+	return s.call(200, "DELETE", path, "", "")
+}
+
+// create makes a ConfigMap in the namespace default, with a label if it is not empty.
+func (s *server) create(name, label string) object {
+	s.t.Helper()
+	return s.post(configMaps, configMap(name, label))
+}
+
+func configMap(name, label string) string {
+	return fmt.Sprintf(`{"metadata":{"name":%q,"labels":{"color":%q}},"data":{"k":"v"}}`, name, label)
+}
+
+func (s *server) paint(name, label string) object {
+	s.t.Helper()
+	return s.patch(configMaps+"/"+name, fmt.Sprintf(`{"metadata":{"labels":{"color":%q}}}`, label))
+}
+
+// stream is one watch.
+type stream struct {
+	t        testing.TB
+	response *http.Response
+	events   *json.Decoder
+	cancel   context.CancelFunc
+}
+
+// open sends a watch and requires its code.
+func (s *server) open(code int, path, accept string) *stream {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	s.t.Cleanup(cancel)
+	request, err := http.NewRequestWithContext(ctx, "GET", s.url+path, nil)
+	require.NoError(s.t, err)
+	request.Header.Set("Accept", accept)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { _ = response.Body.Close() })
+	if response.StatusCode != code {
+		body, _ := io.ReadAll(response.Body)
+		require.Equal(s.t, code, response.StatusCode, "%s: %s", path, body)
+	}
+	return &stream{s.t, response, json.NewDecoder(response.Body), cancel}
+}
+
+// watch opens a JSON watch of the namespace's ConfigMaps, or of another collection when it starts with '/'.
+func (s *server) watch(query string) *stream {
+	s.t.Helper()
+	if !strings.HasPrefix(query, "/") {
+		query = configMaps + "?watch=1&" + query
+	}
+	return s.open(200, query, "application/json")
+}
+
+func (w *stream) next() object {
+	w.t.Helper()
+	var e object
+	require.NoError(w.t, w.events.Decode(&e))
+	return e
+}
+
+// line is an event in short: 'ADDED name revision'.
+func line(e object) string {
+	if e["type"] == "ERROR" {
+		return fmt.Sprintf("ERROR %v %v", e.field("object.code"), e.field("object.reason"))
+	}
+	name := e.field("object.metadata.name")
+	if e["type"] == "BOOKMARK" {
+		return fmt.Sprintf("BOOKMARK %v", e.field("object.metadata.resourceVersion"))
+	}
+	return fmt.Sprintf("%v %v %v", e["type"], name, e.field("object.metadata.resourceVersion"))
+}
+
+// expect requires the next events, in short.
+func (w *stream) expect(lines ...string) {
+	w.t.Helper()
+	for _, want := range lines {
+		require.Equal(w.t, want, line(w.next()))
+	}
+}
+
+// expectEnd requires the stream to end well, without another event.
+func (w *stream) expectEnd() {
+	w.t.Helper()
+	var e object
+	err := w.events.Decode(&e)
+	require.True(w.t, errors.Is(err, io.EOF), "%v, %v", err, e)
+}
+
+func added(o object) string    { return event("ADDED", o, o) }
+func modified(o object) string { return event("MODIFIED", o, o) }
+
+// event is what a watch says in short about an object, at another's revision.
+func event(kind string, o, at object) string {
+	return fmt.Sprintf("%s %v %s", kind, o.field("metadata.name"), at.revision())
+}
