@@ -1,0 +1,23 @@
+# Included by the Makefile. See bench/README.md.
+PEER := $(BIN)/peer
+
+$(PEER)/kube-apiserver $(PEER)/etcd &: bench/go.mod
+	@echo "building kube-apiserver $(KUBERNETES) and etcd"
+	@cd bench && $(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $(PEER)/kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver
+	@cd bench && $(RELEASE) go build -ldflags "-s -w" -o $(PEER)/etcd go.etcd.io/etcd/server/v3
+
+# Go decides what is stale; the target is always asked for.
+.PHONY: $(PEER)/peer
+$(PEER)/peer:
+	@cd bench && $(RELEASE) go build -o $@ ./peer
+
+.PHONY: bench-peer
+bench-peer: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/peer ## compare with kube-apiserver and etcd under one load (about 5 minutes)
+	@LOGPLANE_BINARY=$(BIN)/logplane PEER_BINARIES=$(PEER) $(PEER)/peer $(ARGS)
+
+.PHONY: bench-peer-profiled
+bench-peer-profiled: $(PEER)/peer $(PEER)/kube-apiserver $(PEER)/etcd ## a CPU profile of logplane for each step of that load, in bin/peer/profiles
+	@echo '{"Replace": {"$(CURDIR)/cmd/logplane/profiler.go": "$(CURDIR)/bench/profiled/profiler.go.txt"}}' >$(PEER)/overlay.json
+	@$(RELEASE) go build -overlay $(PEER)/overlay.json -ldflags "$(STAMP)" -o $(PEER)/logplane ./cmd/logplane
+	@mkdir -p $(PEER)/profiles
+	@LOGPLANE_BINARY=$(PEER)/logplane PEER_BINARIES=$(PEER) $(PEER)/peer --only logplane --rounds 1 --profiles $(PEER)/profiles $(ARGS)

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	namespace = "load" // the objects that are listed
+	clients   = 16
+	pageSize  = 500
+	pause     = 2 * time.Second // before memory is looked at: what a start or a load set off has ended by then
+
+	asJSON     = "application/json"
+	asProtobuf = "application/vnd.kubernetes.protobuf"
+)
+
+// load is what a round puts on a side; the fields are its sizes (see parse).
+type load struct {
+	objects, singles, lists int
+	watching                time.Duration
+	profiles                string
+
+	system *system
+	report reporter
+	client kubernetes.Interface // JSON, one connection
+}
+
+// step measures one thing: it sends n requests and reports its figures, named as it is.
+type step struct {
+	name string
+	run  func(ctx context.Context, name string) (n int, err error)
+}
+
+func (l load) steps() []step {
+	return []step{
+		{"create, 1 client", l.create},
+		{"create, 16 clients", l.createTogether},
+		{"get", l.get},
+		{"update", l.update},
+		{"list, JSON", l.list(asJSON)},
+		{"list, protobuf", l.list(asProtobuf)},
+		{"list in pages of 500", l.pages},
+		{"watch lag, 1 watch", l.watch(1)},
+		{"watch lag, 200 watches", l.watch(200)},
+	}
+}
+
+func (l load) run(ctx context.Context, s *system, report reporter) (err error) {
+	l.system, l.report = s, report
+	report("start to ready", "ms", milliseconds(s.ready))
+	if err := l.memory("memory after start"); err != nil {
+		return err
+	}
+	if l.client, err = s.connect(asJSON); err != nil {
+		return err
+	}
+	for _, name := range []string{namespace, watched} {
+		object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if _, err := l.client.CoreV1().Namespaces().Create(ctx, object, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+	}
+	for _, step := range l.steps() {
+		if err := l.measure(ctx, step); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return l.memory("memory after the load")
+}
+
+// measure runs one step and reports the processor time that the side's processes took for one request.
+func (l load) measure(ctx context.Context, step step) error {
+	profile, err := l.profile(ctx, step.name)
+	if err != nil {
+		return err
+	}
+	before, err := l.system.cpu()
+	if err != nil {
+		return err
+	}
+	n, err := step.run(ctx, step.name)
+	if err != nil {
+		return err
+	}
+	after, err := l.system.cpu()
+	if err != nil {
+		return err
+	}
+	l.report(step.name+": server CPU", "ms", milliseconds(after-before)/float64(n))
+	return profile()
+}
+
+func (l load) memory(name string) error {
+	time.Sleep(pause)
+	resident, err := l.system.residentMiB()
+	l.report(name, "MiB", resident)
+	return err
+}
+
+// connect is a client with a connection of its own and without limits.
+func (s *system) connect(contentType string) (*kubernetes.Clientset, error) {
+	c := rest.CopyConfig(s.config)
+	c.QPS = -1
+	c.ContentType = contentType
+	c.Dial = (&net.Dialer{}).DialContext // configurations with different dialers share no connections
+	return kubernetes.NewForConfig(c)
+}
+
+// create is of one client that waits for each answer.
+func (l load) create(ctx context.Context, name string) (int, error) {
+	return l.singly(name, func(i int) error { return createOne(ctx, l.client, fmt.Sprintf("single-%05d", i)) })
+}
+
+// createTogether is of 16 clients at once, until the namespace holds as many objects as are listed later.
+func (l load) createTogether(ctx context.Context, name string) (int, error) {
+	n := (l.objects - l.singles) / clients * clients
+	group, ctx := errgroup.WithContext(ctx)
+	begun := time.Now()
+	for i := range clients {
+		client, err := l.system.connect(asJSON)
+		if err != nil {
+			return 0, err
+		}
+		group.Go(func() error {
+			for at := i; at < n; at += clients {
+				if err := createOne(ctx, client, fmt.Sprintf("together-%05d", at)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	err := group.Wait()
+	l.report(name+": wall time of all / number", "ms", milliseconds(time.Since(begun))/float64(n))
+	return n, err
+}
+
+func (l load) get(ctx context.Context, name string) (int, error) {
+	return l.singly(name, func(i int) error {
+		_, err := l.client.CoreV1().ConfigMaps(namespace).Get(ctx, fmt.Sprintf("single-%05d", i), metav1.GetOptions{})
+		return err
+	})
+}
+
+// update writes each object once more, with its resourceVersion; the get before it is not in the figure.
+func (l load) update(ctx context.Context, name string) (int, error) {
+	maps := l.client.CoreV1().ConfigMaps(namespace)
+	list, err := maps.List(ctx, metav1.ListOptions{Limit: int64(l.singles)})
+	if err != nil {
+		return 0, err
+	}
+	return l.singly(name, func(i int) error {
+		object := &list.Items[i]
+		object.Data["text"] = strings.ToUpper(object.Data["text"])
+		_, err := maps.Update(ctx, object, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// singly sends requests one after the other and reports their median and 99th percentile.
+func (l load) singly(name string, send func(i int) error) (int, error) {
+	took := make([]float64, l.singles)
+	for i := range took {
+		begun := time.Now()
+		if err := send(i); err != nil {
+			return 0, err
+		}
+		took[i] = milliseconds(time.Since(begun))
+	}
+	l.report(name+": p50", "ms", quantile(took, 0.5))
+	l.report(name+": p99", "ms", quantile(took, 0.99))
+	return len(took), nil
+}
+
+// list reads all objects in one answer, of the most recent state, without decoding it.
+func (l load) list(accept string) func(context.Context, string) (int, error) {
+	return func(ctx context.Context, name string) (int, error) {
+		took := make([]float64, l.lists)
+		for i := range took {
+			begun := time.Now()
+			if _, err := l.read(ctx, accept, metav1.ListOptions{}); err != nil {
+				return 0, err
+			}
+			took[i] = milliseconds(time.Since(begun))
+		}
+		l.report(name+": p50", "ms", quantile(took, 0.5))
+		return len(took), nil
+	}
+}
+
+// read is one list request up to the last byte of the answer.
+func (l load) read(ctx context.Context, accept string, o metav1.ListOptions) (int64, error) {
+	body, err := l.client.CoreV1().RESTClient().Get().Namespace(namespace).Resource("configmaps").
+		SetHeader("Accept", accept).Param("limit", fmt.Sprint(o.Limit)).Stream(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer body.Close()
+	return io.Copy(io.Discard, body)
+}
+
+// pages walks all objects 500 at a time, as an informer without streaming lists does, and decodes the pages
+// because the next needs the token in them.
+func (l load) pages(ctx context.Context, name string) (int, error) {
+	client, err := l.system.connect(asProtobuf)
+	if err != nil {
+		return 0, err
+	}
+	took := make([]float64, l.lists)
+	for i := range took {
+		begun, o := time.Now(), metav1.ListOptions{Limit: pageSize}
+		for more := true; more; more = o.Continue != "" {
+			page, err := client.CoreV1().ConfigMaps(namespace).List(ctx, o)
+			if err != nil {
+				return 0, err
+			}
+			o.Continue = page.Continue
+		}
+		took[i] = milliseconds(time.Since(begun))
+	}
+	l.report(name+": p50", "ms", quantile(took, 0.5))
+	return len(took), nil
+}
+
+func createOne(ctx context.Context, client kubernetes.Interface, name string) error {
+	_, err := client.CoreV1().ConfigMaps(namespace).Create(ctx, configMap(name), metav1.CreateOptions{})
+	return err
+}
+
+// configMap has about 1 KiB, of which a part is different in each.
+func configMap(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "peer", "name": name}},
+		Data:       map[string]string{"text": strings.Repeat(name+" ", 900/(len(name)+1))},
+	}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,114 @@
+// Command peer runs the same bounded load against kube-apiserver with etcd and against 'logplane dev' on
+// disk, one after the other on this machine, and prints the medians and their ratios.
+//
+// A side is one of the two. A round starts a side on an empty folder, puts the load on it and ends it;
+// the sides take turns, and each goes first in every other round, so that what else the machine does
+// falls on both. The load (load.go, watch.go) is a row of steps; each step reports one or more figures.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// options bound the run.
+type options struct {
+	rounds int
+	budget time.Duration // no round is begun after this, and everything ends at twice it
+	only   string        // the side to run, both if empty
+	load   load
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, parse()); err != nil {
+		fmt.Fprintln(os.Stderr, "peer:", err)
+		os.Exit(1)
+	}
+}
+
+func parse() options {
+	var o options
+	flag.IntVar(&o.rounds, "rounds", 3, "how often each side runs")
+	flag.DurationVar(&o.budget, "budget", 5*time.Minute, "begin no round after this time")
+	flag.StringVar(&o.only, "only", "", "run one side: 'logplane' or 'kubernetes'")
+	flag.IntVar(&o.load.objects, "objects", 10000, "objects in the list, at least 1000")
+	flag.IntVar(&o.load.singles, "singles", 300, "requests of each kind that are sent one after the other")
+	flag.IntVar(&o.load.lists, "lists", 5, "times each whole list is read")
+	flag.DurationVar(&o.load.watching, "watching", 4*time.Second, "how long each watch step writes")
+	flag.StringVar(&o.load.profiles, "profiles", "", "folder for one CPU profile per step; the binary must be built by 'make bench-peer-profiled'")
+	flag.Parse()
+	return o
+}
+
+func run(ctx context.Context, o options) error {
+	sides, err := findSides()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*o.budget)
+	defer cancel()
+	t, begun := &table{}, time.Now()
+	for round := range o.rounds {
+		for turn := range sides {
+			at := (round + turn) % len(sides)
+			if o.only != "" && o.only != sides[at].name || time.Since(begun) > o.budget {
+				continue
+			}
+			fmt.Fprintf(os.Stderr, "round %d: %s\n", round+1, sides[at].name)
+			if err := runSide(ctx, sides[at], o.load, t.column(at)); err != nil {
+				return fmt.Errorf("round %d of %s: %w", round+1, sides[at].name, err)
+			}
+		}
+	}
+	return t.print(os.Stdout, sides)
+}
+
+// runSide runs one round on an empty folder.
+func runSide(ctx context.Context, s side, l load, report reporter) (err error) {
+	folder, err := os.MkdirTemp("", "peer-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+	running, err := s.start(ctx, folder)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, running.stop()) }()
+	return l.run(ctx, running, report)
+}
+
+// findSides finds the binaries; LOGPLANE_BINARY and PEER_BINARIES say where others are.
+func findSides() ([]side, error) {
+	logplane, err := filepath.Abs(either(os.Getenv("LOGPLANE_BINARY"), "../bin/logplane"))
+	if err != nil {
+		return nil, err
+	}
+	peers, err := filepath.Abs(either(os.Getenv("PEER_BINARIES"), "../bin/peer"))
+	if err != nil {
+		return nil, err
+	}
+	etcd, apiserver := filepath.Join(peers, "etcd"), filepath.Join(peers, "kube-apiserver")
+	for _, binary := range []string{logplane, etcd, apiserver} {
+		if _, err := os.Stat(binary); err != nil {
+			return nil, fmt.Errorf("find a binary, run 'make bench-peer': %w", err)
+		}
+	}
+	return []side{logplaneSide(logplane), kubernetesSide(etcd, apiserver)}, nil
+}
+
+func either(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// stopTimeout is how long a process may take to end before it is killed.
+const stopTimeout = 10 * time.Second
+
+// process is a child of ours; it ends with ctx, and with us.
+type process struct {
+	cmd    *exec.Cmd
+	output string // file with what it wrote
+}
+
+func startProcess(ctx context.Context, folder string, command []string) (*process, error) {
+	output := filepath.Join(folder, filepath.Base(command[0])+".log")
+	file, err := os.Create(output)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close() // the child has its own
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = file, file, folder
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", command[0], err)
+	}
+	return &process{cmd, output}, nil
+}
+
+// stop asks the process to end, kills it if it does not, and waits for it.
+func (p *process) stop() error {
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	kill := time.AfterFunc(stopTimeout, func() { _ = p.cmd.Process.Kill() })
+	defer kill.Stop()
+	_ = p.cmd.Wait() // how it ended says nothing about the figures
+	return nil
+}
+
+// residentMiB is the resident memory of all processes of the system.
+func (s *system) residentMiB() (float64, error) {
+	var pages int
+	for _, p := range s.processes {
+		fields, err := p.proc("statm")
+		if err != nil {
+			return 0, err
+		}
+		n, err := strconv.Atoi(fields[1])
+		if err != nil {
+			return 0, err
+		}
+		pages += n
+	}
+	return float64(pages*os.Getpagesize()) / (1 << 20), nil
+}
+
+// cpu is the processor time that all processes of the system have used, to 10 ms.
+func (s *system) cpu() (time.Duration, error) {
+	var ticks int
+	for _, p := range s.processes {
+		fields, err := p.proc("stat")
+		if err != nil {
+			return 0, err
+		}
+		for _, field := range fields[13:15] { // utime and stime; no binary of ours has a space in its name
+			n, err := strconv.Atoi(field)
+			if err != nil {
+				return 0, err
+			}
+			ticks += n
+		}
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond, nil
+}
+
+func (p *process) proc(name string) ([]string, error) {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.cmd.Process.Pid, name))
+	if err != nil {
+		return nil, fmt.Errorf("look at a process, which may have ended: %w", err)
+	}
+	return strings.Fields(string(content)), nil
+}

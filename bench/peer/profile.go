@@ -1,0 +1,40 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"strings"
+)
+
+// profile begins a CPU profile of the side under test and returns what ends it. Only a binary that was
+// built with the hook (profiler.go.txt) has it; without --profiles nothing happens.
+func (l load) profile(ctx context.Context, step string) (func() error, error) {
+	if l.profiles == "" || l.system.profiler == "" {
+		return func() error { return nil }, nil
+	}
+	folder, err := filepath.Abs(l.profiles)
+	if err != nil {
+		return nil, err
+	}
+	name := strings.NewReplacer(" ", "-", ",", "").Replace(step)
+	ask := func(path string) error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+l.system.profiler+path, nil)
+		if err != nil {
+			return err
+		}
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return fmt.Errorf("ask the profiler, is it in the binary?: %w", err)
+		}
+		_ = answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			return fmt.Errorf("ask the profiler: %s", answer.Status)
+		}
+		return nil
+	}
+	err = ask("/start?file=" + url.QueryEscape(filepath.Join(folder, name+".pprof")))
+	return func() error { return ask("/stop") }, err
+}
