@@ -3,9 +3,14 @@
 package functions
 
 import (
+	"encoding/json"
+	"errors"
+	"log/slog"
 	"net/http"
+	"runtime/debug"
 
 	"github.com/aws/aws-lambda-go/lambdaurl"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/logplane/logplane/internal/apiserver"
 )
@@ -25,8 +30,9 @@ func ServeLambda(h http.Handler) { lambdaurl.Start(lambdaHandler(h)) }
 func lambdaHandler(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
-			if recover() != nil {
-				http.Error(w, "internal error", http.StatusInternalServerError)
+			if cause := recover(); cause != nil {
+				slog.Error("a request panicked", "method", r.Method, "uri", r.RequestURI, "panic", cause, "stack", string(debug.Stack()))
+				answerInternalError(w)
 			}
 		}()
 		if r.RequestURI == "" {
@@ -34,4 +40,12 @@ func lambdaHandler(h http.Handler) http.Handler {
 		}
 		h.ServeHTTP(w, r)
 	})
+}
+
+// answerInternalError answers a Status, as every error of the API is one.
+func answerInternalError(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusInternalServerError)
+	status := apierrors.NewInternalError(errors.New("the request panicked: see the function's log")).Status()
+	_ = json.NewEncoder(w).Encode(status) // nobody is left to tell
 }

@@ -1,0 +1,69 @@
+package functions
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"testing"
+
+	"github.com/aws/aws-lambda-go/events"
+	"github.com/aws/aws-lambda-go/lambdaurl"
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// invoke sends a request as a Lambda function URL does.
+func invoke(t *testing.T, h http.Handler, method, path, query, body string) (*events.LambdaFunctionURLStreamingResponse, string) {
+	t.Helper()
+	request := &events.LambdaFunctionURLRequest{
+		RawPath: path, RawQueryString: query, Body: body,
+		Headers: map[string]string{"content-type": "application/json", "host": "127.0.0.1"},
+	}
+	request.RequestContext.HTTP.Method = method
+	request.RequestContext.DomainName = "127.0.0.1"
+	response, err := lambdaurl.Wrap(lambdaHandler(h))(t.Context(), request)
+	require.NoError(t, err)
+	text, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	return response, string(text)
+}
+
+// TestLambda creates, reads and lists through the Lambda entry; a watch is redirected with its whole path.
+func TestLambda(t *testing.T) {
+	log := eventlogtest.Log(t)
+	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
+	require.NoError(t, err)
+	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Feed: kubestore.NewFeed(log, p)}
+	config := apiserver.Config{Cell: cell, ExternalAddress: "127.0.0.1:443", WatcherURL: "https://watcher.example:1234"}
+	server, err := apiserver.New(config)
+	require.NoError(t, err)
+	require.NoError(t, server.Bootstrap(t.Context()))
+	h, err := New(config)
+	require.NoError(t, err)
+
+	response, text := invoke(t, h, http.MethodPost, "/api/v1/namespaces/default/configmaps", "", `{"metadata":{"name":"a"},"data":{"b":"c"}}`)
+	require.Equal(t, http.StatusCreated, response.StatusCode, text)
+	response, text = invoke(t, h, http.MethodGet, "/api/v1/namespaces/default/configmaps/a", "", "")
+	require.Equal(t, http.StatusOK, response.StatusCode, text)
+	var got struct{ Data map[string]string }
+	require.NoError(t, json.Unmarshal([]byte(text), &got))
+	require.Equal(t, map[string]string{"b": "c"}, got.Data)
+
+	response, text = invoke(t, h, http.MethodGet, "/api/v1/configmaps", "watch=true&resourceVersion=1", "")
+	require.Equal(t, http.StatusTemporaryRedirect, response.StatusCode, text)
+	require.Equal(t, "https://watcher.example:1234/api/v1/configmaps?watch=true&resourceVersion=1", response.Headers["Location"])
+}
+
+// TestLambdaSurvivesAPanic: a panic in lambdaurl's goroutine would end the function's process.
+func TestLambdaSurvivesAPanic(t *testing.T) {
+	panics := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(context.Canceled) })
+	response, text := invoke(t, panics, http.MethodGet, "/", "", "")
+	require.Equal(t, http.StatusInternalServerError, response.StatusCode)
+	require.Contains(t, text, `"reason":"InternalError"`)
+}
