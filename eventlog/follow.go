@@ -72,12 +72,13 @@ func (f *follower) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer sub.Unsubscribe()
+	defer func() { _ = sub.Unsubscribe() }()
 	name, err := f.consume(ctx, inbox)
 	if err != nil {
 		return err
 	}
-	defer conn.Publish("$JS.API.CONSUMER.DELETE."+f.log.config.Stream+"."+name, nil)
+	// If this is lost the server forgets the consumer by itself once nobody listens.
+	defer func() { _ = conn.Publish("$JS.API.CONSUMER.DELETE."+f.log.config.Stream+"."+name, nil) }()
 	if err := f.check(ctx); err != nil {
 		return err
 	}

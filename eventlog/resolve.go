@@ -39,7 +39,7 @@ func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, bef
 			}
 		}
 		if errors.Is(err, nats.ErrConnectionClosed) || pause(ctx, try) != nil {
-			l.config.Conn.ForceReconnect()
+			_ = l.config.Conn.ForceReconnect() // it fails only on a connection that is closed already
 			return 0, fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
 	}

@@ -107,7 +107,7 @@ func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	defer sub.Unsubscribe()
+	defer func() { _ = sub.Unsubscribe() }()
 	request := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, r.next, size, pageBytes)
 	roundTrips.WithLabelValues("tail").Inc()
 	if err := conn.PublishRequest("$JS.API.DIRECT.GET."+r.log.config.Stream, inbox, request); err != nil {

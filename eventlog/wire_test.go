@@ -4,8 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/logplane/logplane/eventlog"
 	"github.com/nats-io/nats.go"
+
+	"github.com/logplane/logplane/eventlog"
 )
 
 // Decoding is total: any headers on any subject are an event or an error.

@@ -47,8 +47,9 @@ type root struct {
 	// Segments are key-ordered, newest first. Events are revision-ordered, oldest first, and contiguous.
 	Segments []segmentRef `cbor:"11,keyasint"`
 	Events   []segmentRef `cbor:"12,keyasint"`
-	// Index is the key of the idx object; empty for none.
-	Index string `cbor:"13,keyasint"`
+	// Index is the key of the idx object; empty for none. Footers are those of segments that came after it.
+	Index   string   `cbor:"13,keyasint"`
+	Footers []footer `cbor:"20,keyasint,omitempty"`
 	// Checkpoints pin the segments of older roots.
 	Checkpoints []mark `cbor:"14,keyasint"`
 	// Spilled is the last revision in the segments; Inline is an event segment with the rest up to Applied.
@@ -57,8 +58,9 @@ type root struct {
 
 	// voids are what this commit found void, to be reported once it has won.
 	voids []*record
-	// records are those of Inline, if they are at hand.
+	// records are those of Inline, if they are at hand; written the footers of the segments that this root adds.
 	records []*record
+	written []footer
 }
 
 // mark is a revision and its log time.
@@ -97,35 +99,47 @@ func must[T any](v T, err error) T {
 }
 
 const (
-	rootMagic   = 0x7472_504c // "LPrt", little endian
-	rootVersion = 0
-	rootHeader  = 12
+	rootMagic    = 0x7472_504c // "LPrt", little endian
+	frameVersion = 0
+	frameHeader  = 12
 )
 
-// encodeRoot frames the CBOR with magic, version and CRC32C.
+// encodeRoot frames the CBOR with magic, version and CRC32C, as the idx object is framed.
 func encodeRoot(r *root) ([]byte, error) {
-	body, err := rootEncoding.Marshal(r)
+	b, err := encodeFrame(rootMagic, r)
 	if err != nil {
 		return nil, fmt.Errorf("encode the root: %w", err)
 	}
-	b := binary.LittleEndian.AppendUint32(make([]byte, 0, rootHeader+len(body)), rootMagic)
-	b = binary.LittleEndian.AppendUint32(b, rootVersion)
+	return b, nil
+}
+
+func encodeFrame(magic uint32, v any) ([]byte, error) {
+	body, err := rootEncoding.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	b := binary.LittleEndian.AppendUint32(make([]byte, 0, frameHeader+len(body)), magic)
+	b = binary.LittleEndian.AppendUint32(b, frameVersion)
 	b = binary.LittleEndian.AppendUint32(b, segment.Checksum(b, body))
 	return append(b, body...), nil
 }
 
+func decodeFrame(magic uint32, b []byte, v any) error {
+	if len(b) < frameHeader || binary.LittleEndian.Uint32(b) != magic {
+		return errors.New("it does not begin as one")
+	}
+	if v := binary.LittleEndian.Uint32(b[4:]); v != frameVersion {
+		return fmt.Errorf("version %d is not known", v)
+	}
+	if binary.LittleEndian.Uint32(b[8:]) != segment.Checksum(b[:8], b[frameHeader:]) {
+		return errors.New("its checksum does not match")
+	}
+	return rootDecoding.Unmarshal(b[frameHeader:], v)
+}
+
 func decodeRoot(b []byte) (*root, error) {
-	if len(b) < rootHeader || binary.LittleEndian.Uint32(b) != rootMagic {
-		return nil, errors.New("decode the root: it is not a root")
-	}
-	if v := binary.LittleEndian.Uint32(b[4:]); v != rootVersion {
-		return nil, fmt.Errorf("decode the root: version %d is not known", v)
-	}
-	if binary.LittleEndian.Uint32(b[8:]) != segment.Checksum(b[:8], b[rootHeader:]) {
-		return nil, errors.New("decode the root: its checksum does not match")
-	}
 	r := new(root)
-	if err := rootDecoding.Unmarshal(b[rootHeader:], r); err != nil {
+	if err := decodeFrame(rootMagic, b, r); err != nil {
 		return nil, fmt.Errorf("decode the root: %w", err)
 	}
 	if err := r.check(); err != nil {
@@ -176,7 +190,7 @@ func (r *root) check() error {
 func (r *root) clone() *root {
 	c := *r
 	c.Serial++
-	c.voids = nil
+	c.voids, c.written = nil, nil
 	c.Nonce = make([]byte, 16)
 	rand.Read(c.Nonce)
 	return &c

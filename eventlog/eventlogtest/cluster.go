@@ -7,9 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/logplane/logplane/eventlog"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+
+	"github.com/logplane/logplane/eventlog"
 )
 
 // size is the number of servers in a cluster.

@@ -6,9 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/logplane/logplane/eventlog"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+
+	"github.com/logplane/logplane/eventlog"
 )
 
 // patience bounds every wait for a server.

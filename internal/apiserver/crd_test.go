@@ -184,7 +184,7 @@ func TestCustomResource(t *testing.T) {
 		require.Equal(t, "Ready", fieldOf(got.Object, "status.phase"))
 		require.EqualValues(t, 3, fieldOf(got.Object, "spec.size"))
 		require.Equal(t, generation, got.GetGeneration())
-		got, err = w.Update(ctx, got, metav1.UpdateOptions{})
+		_, err = w.Update(ctx, got, metav1.UpdateOptions{})
 		require.NoError(t, err)
 	})
 	t.Run("scale", func(t *testing.T) {

@@ -24,6 +24,8 @@ type Reader struct {
 	source Source
 	cache  Cache
 	footer *footer
+	// sealed is the footer as it is in the file.
+	sealed []byte
 }
 
 // Open reads the footer of a file of the given size; footerSize is its footer's, or 0 if unknown, which
@@ -47,11 +49,26 @@ func Open(ctx context.Context, name string, source Source, cache Cache, size, fo
 	if err != nil {
 		return nil, err
 	}
-	f, c := parseFooter(b, size)
+	return OpenFooter(name, source, cache, size, b)
+}
+
+// OpenFooter is Open with a footer that was kept elsewhere. It reads nothing.
+func OpenFooter(name string, source Source, cache Cache, size int64, sealed []byte) (*Reader, error) {
+	f, c := parseFooter(sealed, size)
 	if c != nil {
 		return nil, c.in(name)
 	}
-	return &Reader{file: name, source: source, cache: cache, footer: f}, nil
+	return &Reader{file: name, source: source, cache: cache, footer: f, sealed: sealed}, nil
+}
+
+// Footer is the segment's footer, to be kept for OpenFooter. It must not be changed.
+func (r *Reader) Footer() []byte { return r.sealed }
+
+// Uncached is the same segment, read past the cache: for who reads all of it once.
+func (r *Reader) Uncached() *Reader {
+	uncached := *r
+	uncached.cache = nil
+	return &uncached
 }
 
 // OpenBytes is Open of a file in memory.
@@ -110,9 +127,7 @@ func (r *Reader) Verify(ctx context.Context) error {
 	if !bytes.Equal(b, header(r.footer.Kind)) {
 		return corrupt("header", "not the footer's kind and version").in(r.file)
 	}
-	uncached := *r
-	uncached.cache = nil
-	c := uncached.Scan("", "")
+	c := r.Uncached().Scan("", "")
 	var last Entry
 	for rows := uint64(0); ; rows++ {
 		e, ok, err := c.Next(ctx)

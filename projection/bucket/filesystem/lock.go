@@ -62,7 +62,10 @@ func (l lock) take(ctx context.Context, how int) (release func(), err error) {
 		return func() { f.Close() }, nil
 	case <-ctx.Done():
 		// A system call cannot be told to stop waiting: the lock is given back as soon as it is ours.
-		go func() { <-held; _ = f.Close() }()
+		go func() {
+			_ = <-held // whether it was ever ours does not matter now
+			_ = f.Close()
+		}()
 		return nil, ctx.Err()
 	}
 }
