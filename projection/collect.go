@@ -49,6 +49,9 @@ func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted 
 	return deleted, nil
 }
 
+// collected are the folders of immutable objects below the cell's prefix.
+var collected = map[string]bool{"seg": true, "events": true, "idx": true, "ckpt": true}
+
 // garbage lists the objects that the root does not name and that are older than the grace period. The root is
 // read after the list, so that what was committed meanwhile is named.
 func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string, error) {
@@ -58,10 +61,9 @@ func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string
 		if a.Modified.After(newest) {
 			newest = a.Modified
 		}
-		for _, folder := range []string{"/seg/", "/events/", "/idx/"} { // whatever else is there is not ours to judge
-			if strings.HasPrefix(a.Key, p.config.Prefix+folder) {
-				listed = append(listed, a)
-			}
+		folder, _, _ := strings.Cut(strings.TrimPrefix(a.Key, p.config.Prefix+"/"), "/")
+		if collected[folder] { // whatever else is there is not ours to judge
+			listed = append(listed, a)
 		}
 		return nil
 	})

@@ -1,110 +1,301 @@
 package projection
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// Verify reads the root and every byte of every segment that it names, and reports what is wrong: damage, rows out of
-// order or out of the range the root gives, holes between events, and rows that the events contradict. It
-// returns how many objects it read; err is set only if the root cannot be read. Reporting goes on until
-// everything was seen.
-func (p *Projection) Verify(ctx context.Context, report func(problem error)) (objects int, err error) {
-	s, err := p.readRoot(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for _, r := range s.runs {
-		for _, part := range r {
-			objects++
-			if err := part.verify(ctx, nil); err != nil {
-				report(err)
-			}
-		}
-	}
-	c := &checkedEvents{snap: s, last: s.root.Floor, report: report}
-	for _, part := range s.events {
-		objects++
-		if err := part.verify(ctx, func(e segment.Entry) error { return c.entry(ctx, e) }); err != nil {
-			report(err)
-			c.last = max(c.last, part.ref.MaxRevision) // said once
-		}
-	}
-	for _, r := range s.records {
-		c.record(ctx, r)
-	}
-	if c.last != s.root.Applied {
-		report(fmt.Errorf("events end at %d, not at the applied revision %d", c.last, s.root.Applied))
-	}
-	return objects, nil
+// Verified says how much a verification has read.
+type Verified struct {
+	// Objects of the bucket that were read from end to end, the root and checkpoints among them.
+	Objects int
+	// Rows of key-ordered segments, events of event segments, and events of the log that were compared.
+	Rows, Events, LogEvents uint64
+	// Orphans are objects that nothing names, garbage or of a commit in flight; Foreign are none of ours.
+	Orphans, Foreign int
+	OrphanBytes      int64
 }
 
-// verify checks one segment.
-func (r *part) verify(ctx context.Context, each func(segment.Entry) error) error {
-	reader, err := r.openWith(ctx, nil)
+// verifyTries is how often a verification starts again because the cell went on under it.
+const verifyTries = 3
+
+// Verify reads the root, the checkpoints and every byte of every segment that they name, and reports what is wrong:
+// damage, rows out of order or out of the range that the root gives, keys that a bloom filter does not have, holes between
+// events, and rows, events and log that contradict each other. err is set only if the root cannot be
+// read. Reporting goes on until everything was seen. It may run while others commit and collect.
+func (p *Projection) Verify(ctx context.Context, report func(problem error)) (Verified, error) {
+	for try := 1; ; try++ {
+		v := &verification{p: p}
+		if err := v.run(ctx); err != nil {
+			return v.Verified, fmt.Errorf("verify: %w", err)
+		}
+		// What was collected or purged meanwhile looks like a loss; with a root that stands still it is one.
+		if len(v.problems) == 0 || try == verifyTries || !v.overtaken(ctx) {
+			for _, problem := range v.problems {
+				report(problem)
+			}
+			return v.Verified, nil
+		}
+	}
+}
+
+// verification is one pass over a root and all that it names.
+type verification struct {
+	Verified
+	p        *Projection
+	root     *root
+	etag     string
+	named    map[string]bool
+	problems []error
+	// unread: something could not be read, so what contradicts it says nothing.
+	unread bool
+	// rows and events are ascending by revision once all are read.
+	rows, events []fact
+}
+
+// fact is one row or event, as far as it is compared.
+type fact struct {
+	revision Revision
+	flags    segment.Flags
+	// key, head and body are hashes: of the row key, of all but the body, and of the body.
+	key, head, body uint64
+}
+
+func factOf(r *record) fact {
+	return fact{revision: r.Revision, flags: r.flags(), key: xxhash.Sum64String(r.key),
+		head: xxhash.Sum64(appendRecord(appendString(nil, r.key), r, nil)), body: xxhash.Sum64(r.Body)}
+}
+
+// same compares two sources of one event. Rows of tombstones and void events have no body.
+func (f *fact) same(other *fact) bool {
+	return f.head == other.head && (f.flags|other.flags != 0 || f.body == other.body)
+}
+
+func (v *verification) report(format string, args ...any) {
+	v.problems = append(v.problems, fmt.Errorf(format, args...))
+}
+
+func (v *verification) overtaken(ctx context.Context) bool {
+	_, etag, err := v.p.config.Bucket.Get(ctx, v.p.rootKey())
+	return err == nil && etag != v.etag
+}
+
+func (v *verification) run(ctx context.Context) error {
+	body, etag, err := v.p.config.Bucket.Get(ctx, v.p.rootKey())
+	if err != nil {
+		return fmt.Errorf("read the root: %w", err)
+	}
+	if v.root, err = decodeRoot(body); err != nil {
+		return err
+	}
+	v.etag, v.named = etag, v.root.names()
+	v.Objects++
+	inline, err := v.root.inlineRecords()
+	if err != nil {
+		v.unread = true
+		v.report("read the root: %w", err)
+	}
+	for _, ref := range v.root.Segments {
+		v.segment(ctx, ref, segment.Keys, func(r *record) { v.rows = append(v.rows, factOf(r)) })
+	}
+	last := Revision(0) // before the first event
+	follow := func(r *record) {
+		if before := r.Revision - Revision(r.span); !v.unread && before != last && (last > 0 || before > v.root.Floor) {
+			v.report("events have a hole between revisions %d and %d", last, before+1)
+		}
+		if last = r.Revision; r.Op != eventlog.Barrier {
+			v.events = append(v.events, factOf(r))
+		}
+	}
+	for _, ref := range v.root.Events {
+		v.segment(ctx, ref, segment.Events, follow)
+	}
+	for _, r := range inline {
+		if follow(r); r.Op != eventlog.Barrier {
+			v.rows = append(v.rows, factOf(r))
+		}
+	}
+	v.Rows, v.Events = uint64(len(v.rows)), uint64(len(v.events))
+	if !v.unread {
+		if last != v.root.Applied && v.root.Applied > v.root.Floor {
+			v.report("events end at %d, not at the applied revision %d", last, v.root.Applied)
+		}
+		v.compareRows()
+		v.compareLog(ctx)
+	}
+	return v.list(ctx)
+}
+
+// segment reads one segment whole and hands out its records.
+func (v *verification) segment(ctx context.Context, ref segmentRef, kind segment.Kind, each func(*record)) {
+	v.Objects++
+	if err := v.readSegment(ctx, ref, kind, each); err != nil {
+		v.unread = true
+		v.report("segment %s: %w", ref.Key, err)
+	}
+}
+
+func (v *verification) readSegment(ctx context.Context, ref segmentRef, kind segment.Kind, each func(*record)) error {
+	body, _, err := v.p.config.Bucket.Get(ctx, ref.Key)
 	if err != nil {
 		return err
+	}
+	reader, err := segment.OpenBytes(ref.Key, body)
+	if err != nil {
+		return err
+	}
+	sum := reader.Summary()
+	if err := ref.matches(sum); err != nil {
+		return err
+	}
+	if sum.Kind != kind || Revision(sum.MinRevision) < ref.MinRevision || Revision(sum.MaxRevision) > ref.MaxRevision {
+		return fmt.Errorf("it is of kind %d with revisions %d to %d, the root says %d with %d to %d", sum.Kind, sum.MinRevision, sum.MaxRevision, kind, ref.MinRevision, ref.MaxRevision)
 	}
 	if err := reader.Verify(ctx); err != nil {
 		return err
 	}
-	sum := reader.Summary()
-	if Revision(sum.MinRevision) < r.ref.MinRevision || Revision(sum.MaxRevision) > r.ref.MaxRevision {
-		return fmt.Errorf("segment %s has revisions %d to %d, the root says %d to %d", r.ref.Key, sum.MinRevision, sum.MaxRevision, r.ref.MinRevision, r.ref.MaxRevision)
+	decoder := recordDecoder{}
+	decode := decoder.keyed
+	if kind == segment.Events {
+		decode = decoder.event
 	}
-	var decoder recordDecoder
 	for cursor := reader.Scan("", ""); ; {
 		e, ok, err := cursor.Next(ctx)
 		if err != nil || !ok {
 			return err
 		}
-		if each != nil {
-			err = each(e)
-		} else {
-			_, err = decoder.keyed(e)
-		}
+		r, err := decode(e)
 		if err != nil {
-			return fmt.Errorf("segment %s: %w", r.ref.Key, err)
+			return err
+		}
+		each(r)
+	}
+}
+
+// compareRows checks that rows and events are the same history: above the floor each has the other, and at the floor
+// the newest row of a key is the one that the archived events end with.
+func (v *verification) compareRows() {
+	slices.SortFunc(v.rows, func(a, b fact) int { return cmp.Compare(a.revision, b.revision) })
+	first := Revision(0) // the oldest revision that events are known from
+	if len(v.events) > 0 {
+		first = v.events[0].revision
+	}
+	for i := range v.rows {
+		r := &v.rows[i]
+		if i > 0 && v.rows[i-1].revision == r.revision {
+			v.report("revision %d has two rows", r.revision)
+		}
+		e := find(v.events, r.revision)
+		switch {
+		case e == nil && (r.revision > v.root.Floor || first > 0 && r.revision > first):
+			v.report("the row at revision %d has no event", r.revision)
+		case e != nil && (!e.same(r) || e.flags != r.flags):
+			v.report("row and event at revision %d differ", r.revision)
+		}
+	}
+	live := map[uint64]*fact{} // by key: the newest at or below the floor, tombstones left out
+	for i := range v.events {
+		e := &v.events[i]
+		switch {
+		case e.flags&segment.Void != 0:
+		case e.revision > v.root.Floor:
+			if find(v.rows, e.revision) == nil {
+				v.report("the event at revision %d has no row", e.revision)
+			}
+		case e.flags&segment.Tombstone != 0:
+			delete(live, e.key)
+		default:
+			live[e.key] = e
+		}
+	}
+	for _, e := range live {
+		if find(v.rows, e.revision) == nil {
+			v.report("the event at revision %d, its key's last at the floor, has no row", e.revision)
 		}
 	}
 }
 
-// checkedEvents follows the events from the floor on.
-type checkedEvents struct {
-	snap    *snapshot
-	last    Revision
-	decoder recordDecoder
-	report  func(error)
+func find(facts []fact, rev Revision) *fact {
+	i, ok := slices.BinarySearchFunc(facts, rev, func(f fact, rev Revision) int { return cmp.Compare(f.revision, rev) })
+	if !ok {
+		return nil
+	}
+	return &facts[i]
 }
 
-func (c *checkedEvents) entry(ctx context.Context, e segment.Entry) error {
-	r, err := c.decoder.event(e)
-	if err == nil {
-		c.record(ctx, r)
+// compareLog checks that what the log still holds of the snapshot is what the snapshot holds.
+func (v *verification) compareLog(ctx context.Context) {
+	bounds, err := v.p.config.Log.Head(ctx)
+	if err == nil && bounds.Head < v.root.Applied {
+		err = fmt.Errorf("its head is %d, below the applied revision %d: %w", bounds.Head, v.root.Applied, eventlog.ErrDiverged)
 	}
-	return err
-}
-
-// record checks that an event follows the one before, and that the snapshot has its row.
-func (c *checkedEvents) record(ctx context.Context, r *record) {
-	if r.Revision <= c.last {
-		return // the first segment may begin below the floor
+	if err == nil && bounds.First > v.root.Applied+1 {
+		err = fmt.Errorf("it begins at %d, above the applied revision %d: %w", bounds.First, v.root.Applied, ErrHole)
 	}
-	if r.Revision-Revision(r.span) > c.last {
-		c.report(fmt.Errorf("events have a hole between revisions %d and %d", c.last, r.Revision))
-	}
-	c.last = r.Revision
-	if r.Op == eventlog.Barrier || r.void {
+	if err != nil {
+		v.report("the log: %w", err)
 		return
 	}
-	row, ok, err := c.snap.newest(ctx, r.key, r.Revision, segment.Void)
-	switch {
-	case err != nil:
-		c.report(err)
-	case !ok || row.revision != r.Revision || row.flags != r.flags():
-		c.report(fmt.Errorf("the event at revision %d has no row of %q", r.Revision, r.key))
+	covered := v.root.Floor
+	if len(v.root.Events) > 0 {
+		covered = min(covered, v.root.Events[0].MinRevision-1)
 	}
+	after := max(bounds.First-1, covered)
+	if after >= v.root.Applied {
+		return
+	}
+	err = v.p.config.Log.Tail(ctx, after, v.root.Applied, func(e eventlog.Event) error {
+		v.LogEvents++
+		if e.Revision == v.root.Applied && (e.RequestID != v.root.AppliedID || e.Time.UnixNano() != v.root.AppliedTime) {
+			v.report("revision %d is request %q in the log, and request %q in the root: %w", e.Revision, e.RequestID, v.root.AppliedID, eventlog.ErrDiverged)
+		}
+		kept := find(v.events, e.Revision)
+		if e.Op == eventlog.Barrier {
+			if kept != nil {
+				v.report("revision %d is a barrier in the log, and an event in the snapshot", e.Revision)
+			}
+			return nil
+		}
+		logged := factOf(newRecord(e))
+		switch {
+		case kept == nil:
+			v.report("the log's event at revision %d is not in the snapshot", e.Revision)
+		case !kept.same(&logged) || kept.flags&segment.Void == 0 && kept.flags != logged.flags:
+			v.report("log and snapshot differ at revision %d", e.Revision)
+		}
+		return nil
+	})
+	if err != nil {
+		v.report("the log: %w", err)
+	}
+}
+
+// list counts what nothing names. Garbage is no problem: a crash leaves it, and collection takes it.
+func (v *verification) list(ctx context.Context) error {
+	prefix := v.p.config.Prefix + "/"
+	err := v.p.config.Bucket.List(ctx, prefix, func(a bucket.Attributes) error {
+		folder, _, _ := strings.Cut(strings.TrimPrefix(a.Key, prefix), "/")
+		switch {
+		case a.Key == v.p.rootKey() || v.named[a.Key]:
+		case collected[folder]:
+			v.Orphans++
+			v.OrphanBytes += a.Size
+		default:
+			v.Foreign++
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list the bucket: %w", err)
+	}
+	return nil
 }

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+func (i *inspection) newFsck() *cobra.Command {
+	return &cobra.Command{
+		Use:   "fsck",
+		Short: "Check every byte of the bucket, and that rows, events and log agree",
+		Long: "Reads the root, the checkpoints and all segments that they name: checksums, order, bloom filters; that rows and\n" +
+			"events are one history without a hole; that what the log still holds is the same. Orphans are garbage that is\n" +
+			"collected later, no problem. The exit code is 1 if there is a problem. It may run while the cell is served.",
+		Args: cobra.NoArgs,
+		RunE: i.run(func(ctx context.Context, c kubestore.Cell, w io.Writer, _ []string) error {
+			problems := 0
+			v, err := c.Projection.Verify(ctx, func(problem error) {
+				problems++
+				fmt.Fprintf(w, "PROBLEM  %v\n", problem)
+			})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(w, "objects  %d\nrows     %d\nevents   %d, of which the log holds %d\norphans  %d, %d bytes\nforeign  %d\n",
+				v.Objects, v.Rows, v.Events, v.LogEvents, v.Orphans, v.OrphanBytes, v.Foreign)
+			if problems > 0 {
+				return fmt.Errorf("fsck found %d problems", problems)
+			}
+			fmt.Fprintln(w, "clean")
+			return nil
+		}),
+	}
+}
