@@ -21,27 +21,27 @@ type Feed struct {
 	mu      sync.Mutex // guards what follows; never held while waiting
 	running bool
 	ended   bool
-	head    eventlog.Revision // everything at or below it was handed to every subscription
-	subs    map[string]map[*subscription]struct{}
-	// wanted progress, by scope: bookmarks asked for at a revision that is still to come.
+	// window ends at the head: everything at or below it was handed to every subscription.
+	window window
+	subs   map[string]map[*subscription]struct{} // by key
+	// wanted progress, by key: bookmarks asked for at a revision that is still to come.
 	wanted map[string]eventlog.Revision
+	// concerned is scratch space of deliver.
+	concerned []*subscription
 }
 
 // bufferedChanges is how far a watch may fall behind the feed before it leaves it.
-const bufferedChanges = 128
+const bufferedChanges = 64
 
 // subscription is one watch's place in the feed.
 type subscription struct {
-	// scope is the cluster and the resource's prefix.
-	scope string
-	// key is a row key, or with recursive the prefix of row keys.
-	key       string
-	recursive bool
+	// key is a row key, or with a slash at its end the prefix of row keys.
+	key string
 	// progress says that bookmarks asked for with RequestWatchProgress are for this watch.
 	progress bool
-	// joined yields the head at which the subscription began, once; closed without one when the feed has ended.
-	joined chan eventlog.Revision
-	// items after that head, in order; closed when the watch could not keep up or the feed stopped.
+	// joined yields the window at whose end the subscription began, once; closed without one when the feed has ended.
+	joined chan window
+	// items after that window, in order; closed when the watch could not keep up or the feed stopped.
 	items chan item
 	// complete is set before items is closed: every change up to it was among them.
 	complete eventlog.Revision
@@ -49,17 +49,8 @@ type subscription struct {
 
 // item is a change, or without one a bookmark's revision.
 type item struct {
-	*change
+	*delivery
 	progress eventlog.Revision
-}
-
-// change is an event that every watch of the process shares.
-type change struct {
-	eventlog.Event
-
-	mu     sync.Mutex // guards what follows
-	judged bool
-	void   bool
 }
 
 // NewFeed returns a feed; it delivers nothing until Run.
@@ -79,7 +70,7 @@ func (f *Feed) Run(ctx context.Context) error {
 		v, err := f.projection.Latest(ctx)
 		if err == nil {
 			failures = 0
-			f.start(v.Revision())
+			f.start(f.past(ctx, v))
 			err = f.log.Follow(ctx, v.Revision(), f.deliver)
 			f.stop()
 		}
@@ -105,14 +96,35 @@ func rest(ctx context.Context, failures int) {
 	}
 }
 
-// start begins at a head: subscriptions that were waiting join there.
-func (f *Feed) start(head eventlog.Revision) {
+// past returns the window as it must be when the log is followed from the view's revision. After a restart
+// it is filled from the snapshot: clients come back all at once, each to where it was, and one scan serves them.
+func (f *Feed) past(ctx context.Context, v *projection.View) window {
+	w, head := f.window, v.Revision() // only Run's goroutine writes the window
+	if w.to == 0 || w.to < v.Floor() || w.to > head {
+		from := max(v.Floor(), head-min(head, windowEvents))
+		w = window{from: from, to: from}
+	}
+	for e, err := range f.projection.Events(ctx, w.to, head) {
+		if err != nil {
+			// Without a window each watch reads the past by itself, and is told what is wrong with it.
+			return window{from: head, to: head}
+		}
+		c := newChange(e)
+		c.judged = true // what is void is not among them
+		w.add(c)
+	}
+	w.to = head
+	return w
+}
+
+// start begins at the end of a window: subscriptions that were waiting join there.
+func (f *Feed) start(w window) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.running, f.head = true, head
+	f.running, f.window = true, w
 	for _, subs := range f.subs {
 		for s := range subs {
-			s.joined <- head
+			s.joined <- w
 		}
 	}
 }
@@ -124,7 +136,7 @@ func (f *Feed) stop() {
 	f.running = false
 	for _, subs := range f.subs {
 		for s := range subs {
-			f.drop(s, f.head)
+			f.drop(s, f.window.to)
 		}
 	}
 }
@@ -148,21 +160,33 @@ func (f *Feed) deliver(e eventlog.Event) error {
 	f.projection.Learn(e)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.head = e.Revision
 	if e.Op != eventlog.Barrier {
-		c, row := &change{Event: e}, e.Key.Row()
-		for s := range f.subs[e.Key.Cluster+e.Key.Prefix] {
-			if s.covers(row) {
-				f.push(s, item{change: c}, e.Revision-1)
-			}
-		}
+		c := newChange(e)
+		f.window.add(c)
+		f.fanOut(c)
 	}
-	for scope, target := range f.wanted {
-		if target <= f.head {
-			f.mark(scope)
+	f.window.to = e.Revision
+	for key, target := range f.wanted {
+		if target <= f.window.to {
+			f.mark(key)
 		}
 	}
 	return nil
+}
+
+// fanOut finds who is concerned by the keys under which they can have subscribed: the row, and each prefix
+// of it that ends with a slash.
+func (f *Feed) fanOut(c *change) {
+	f.concerned = f.concerned[:0]
+	for key := c.row; key != ""; key = key[:strings.LastIndexByte(key[:len(key)-1], '/')+1] {
+		for s := range f.subs[key] {
+			f.concerned = append(f.concerned, s)
+		}
+	}
+	d := &delivery{change: c, many: len(f.concerned) >= sharedFrom}
+	for _, s := range f.concerned {
+		f.push(s, item{delivery: d}, c.Revision-1)
+	}
 }
 
 // push never waits: a subscription whose buffer is full leaves the feed, complete up to a revision.
@@ -176,38 +200,38 @@ func (f *Feed) push(s *subscription, i item, complete eventlog.Revision) {
 
 func (f *Feed) drop(s *subscription, complete eventlog.Revision) {
 	s.complete = complete
-	delete(f.subs[s.scope], s)
-	if len(f.subs[s.scope]) == 0 {
-		delete(f.subs, s.scope)
+	delete(f.subs[s.key], s)
+	if len(f.subs[s.key]) == 0 {
+		delete(f.subs, s.key)
 	}
 	close(s.items)
 }
 
-// mark gives the scope's internal watches a bookmark at the head.
-func (f *Feed) mark(scope string) {
-	delete(f.wanted, scope)
-	for s := range f.subs[scope] {
+// mark gives the key's internal watches a bookmark at the head.
+func (f *Feed) mark(key string) {
+	delete(f.wanted, key)
+	for s := range f.subs[key] {
 		if s.progress {
-			f.push(s, item{progress: f.head}, f.head)
+			f.push(s, item{progress: f.window.to}, f.window.to)
 		}
 	}
 }
 
 // join adds a subscription.
 func (f *Feed) join(s *subscription) *subscription {
-	s.joined, s.items = make(chan eventlog.Revision, 1), make(chan item, bufferedChanges)
+	s.joined, s.items = make(chan window, 1), make(chan item, bufferedChanges)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ended {
 		close(s.joined)
 		return s
 	}
-	if f.subs[s.scope] == nil {
-		f.subs[s.scope] = map[*subscription]struct{}{}
+	if f.subs[s.key] == nil {
+		f.subs[s.key] = map[*subscription]struct{}{}
 	}
-	f.subs[s.scope][s] = struct{}{}
+	f.subs[s.key][s] = struct{}{}
 	if f.running {
-		s.joined <- f.head
+		s.joined <- f.window
 	}
 	return s
 }
@@ -216,64 +240,31 @@ func (f *Feed) join(s *subscription) *subscription {
 func (f *Feed) leave(s *subscription) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, ok := f.subs[s.scope][s]; ok {
+	if _, ok := f.subs[s.key][s]; ok {
 		f.drop(s, 0)
 	}
 }
 
-// progress asks for a bookmark on the scope's internal watches as soon as the feed has reached a revision.
-func (f *Feed) progress(scope string, target eventlog.Revision) {
+// progress asks for a bookmark on the key's internal watches as soon as the feed has reached a revision.
+func (f *Feed) progress(key string, target eventlog.Revision) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.running && f.head >= target {
-		f.mark(scope)
+	if f.running && f.window.to >= target {
+		f.mark(key)
 		return
 	}
-	f.wanted[scope] = max(f.wanted[scope], target)
+	f.wanted[key] = max(f.wanted[key], target)
 }
 
 // bookmark puts the head into one subscription's queue, behind every change up to it.
 func (f *Feed) bookmark(s *subscription) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, ok := f.subs[s.scope][s]; ok {
-		f.push(s, item{progress: f.head}, f.head)
+	if _, ok := f.subs[s.key][s]; ok {
+		f.push(s, item{progress: f.window.to}, f.window.to)
 	}
 }
 
 func (s *subscription) covers(row string) bool {
-	return row == s.key || s.recursive && strings.HasPrefix(row, s.key)
-}
-
-// valid says whether the event is part of the history (invariant 13). An update whose precondition was
-// its base is, as the log enforced it; for the rest, the state before it is looked up once for all watches.
-func (c *change) valid(ctx context.Context, p *projection.Projection) (bool, error) {
-	if c.Base != 0 && c.Precondition == c.Base {
-		return true, nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.judged {
-		row, found, err := before(ctx, p, c.Event)
-		if err != nil {
-			return false, err
-		}
-		if !found {
-			row.Revision = 0
-		}
-		c.judged, c.void = true, row.Revision != c.Base
-	}
-	return !c.void, nil
-}
-
-// before is the live row that the event found.
-func before(ctx context.Context, p *projection.Projection, e eventlog.Event) (projection.Row, bool, error) {
-	if e.Revision <= 1 {
-		return projection.Row{}, false, nil
-	}
-	v, err := p.AtLeast(ctx, e.Revision-1)
-	if err != nil {
-		return projection.Row{}, false, err
-	}
-	return v.Get(ctx, e.Key.Row(), e.Revision-1)
+	return row == s.key || strings.HasSuffix(s.key, "/") && strings.HasPrefix(row, s.key)
 }

@@ -11,6 +11,10 @@ var (
 		Name: "logplane_watch_rejoins_total",
 		Help: "Times a watch could not keep up with the feed and read the past again.",
 	})
+	watchReads = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "logplane_watch_reads_total",
+		Help: "Times a watch began before the window and read the snapshot or the log by itself.",
+	})
 	writeConflicts = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "logplane_write_conflicts_total",
 		Help: "Appends that lost to another write of the same key and were computed again.",
@@ -27,5 +31,5 @@ var (
 
 // Collectors are this package's metrics.
 func Collectors() []prometheus.Collector {
-	return []prometheus.Collector{watches, watchRejoins, writeConflicts, cacheHits, cacheMisses}
+	return []prometheus.Collector{watches, watchRejoins, watchReads, writeConflicts, cacheHits, cacheMisses}
 }

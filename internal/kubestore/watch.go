@@ -20,7 +20,7 @@ import (
 
 const (
 	// bufferedEvents is how many results wait for a watch's reader.
-	bufferedEvents = 100
+	bufferedEvents = 16
 	// progressInterval is how often an internal watch (the cacher's) hears of the head.
 	progressInterval = 5 * time.Second
 	// bookmarkInterval is how often a client's watch does, and bookmarkBeforeEnd when it does last.
@@ -59,6 +59,7 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		w.position = v.Revision()
 	}
 	w.everything = opts.Predicate.Empty() && (opts.Predicate.ShardSelector == nil || opts.Predicate.ShardSelector.Empty())
+	w.end = endOf(ctx)
 	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)
 	utilflowcontrol.WatchInitialized(ctx)
@@ -71,13 +72,10 @@ func watchList() bool { return utilfeature.DefaultFeatureGate.Enabled(features.W
 // this process knows, as soon as the feed is there.
 func (s *store) RequestWatchProgress(context.Context) error {
 	if v := s.Projection.Current(); s.Feed != nil && v != nil {
-		s.Feed.progress(s.scope(), v.Revision())
+		s.Feed.progress(s.row(s.Prefix+"/"), v.Revision())
 	}
 	return nil
 }
-
-// scope is the part of the feed that concerns this store.
-func (s *store) scope() string { return s.Cluster + s.Prefix }
 
 // watcher is one watch.Interface. Its goroutine ends when it is stopped or its request ends.
 type watcher struct {
@@ -90,6 +88,9 @@ type watcher struct {
 	position eventlog.Revision
 	results  chan watch.Event
 	cancel   context.CancelFunc
+	// end asks for a last bookmark and a good end; nil once it has been heard, and ending is set.
+	end    <-chan struct{}
+	ending bool
 }
 
 // Stop implements watch.Interface; results that wait already can still be read.
@@ -98,8 +99,8 @@ func (w *watcher) Stop() { w.cancel() }
 // ResultChan implements watch.Interface.
 func (w *watcher) ResultChan() <-chan watch.Event { return w.results }
 
-// errFeedEnded closes a watch without an error event: the process is stopping, and the client resumes elsewhere.
-var errFeedEnded = errors.New("the feed has ended")
+// errEnded closes a watch without an error event: the process is stopping, and the client resumes elsewhere.
+var errEnded = errors.New("the watch has ended")
 
 func (w *watcher) run(ctx context.Context) {
 	watches.Inc()
@@ -107,7 +108,7 @@ func (w *watcher) run(ctx context.Context) {
 	defer w.cancel()
 	defer close(w.results)
 	err := w.stream(ctx)
-	if ctx.Err() != nil || errors.Is(err, errFeedEnded) {
+	if ctx.Err() != nil || errors.Is(err, errEnded) {
 		return
 	}
 	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(err)})
@@ -149,7 +150,10 @@ func (w *watcher) sendState(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := w.sendIf(ctx, w.matches(obj), watch.Added, obj); err != nil {
+		if matched, err := w.opts.Predicate.Matches(obj); err != nil || !matched {
+			continue
+		}
+		if err := w.send(ctx, watch.Event{Type: watch.Added, Object: obj.DeepCopyObject()}); err != nil {
 			return err
 		}
 	}
@@ -162,17 +166,17 @@ func (w *watcher) sendState(ctx context.Context) error {
 // follow joins the feed, sends what happened between the position and the join, and then what the feed
 // brings. It returns nil when it has fallen behind the feed and must join again.
 func (w *watcher) follow(ctx context.Context) error {
-	sub := w.Feed.join(&subscription{
-		scope: w.scope(), key: w.key, recursive: w.opts.Recursive, progress: w.opts.ProgressNotify,
-	})
+	sub := w.Feed.join(&subscription{key: w.key, progress: w.opts.ProgressNotify})
 	defer w.Feed.leave(sub)
-	var head eventlog.Revision
+	var past window
 	select {
-	case h, ok := <-sub.joined:
+	case joined, ok := <-sub.joined:
 		if !ok {
-			return errFeedEnded
+			return errEnded
 		}
-		head = h
+		past = joined
+	case <-w.end:
+		return errEnded
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -180,30 +184,47 @@ func (w *watcher) follow(ctx context.Context) error {
 	if v := w.Projection.Current(); v != nil && w.position < v.Floor() {
 		return fmt.Errorf("watch from revision %d, the floor is %d: %w", w.position, v.Floor(), projection.ErrExpired)
 	}
-	if err := w.sendPast(ctx, sub, head); err != nil {
+	if err := w.sendPast(ctx, sub, past); err != nil {
 		return err
 	}
 	return w.sendLive(ctx, sub)
 }
 
-// sendPast sends the matching changes in (position, head].
-func (w *watcher) sendPast(ctx context.Context, sub *subscription, head eventlog.Revision) error {
-	if head <= w.position {
-		return nil
-	}
-	for e, err := range w.Projection.Events(ctx, w.position, head) {
-		if err != nil {
-			return err
-		}
-		if sub.covers(e.Key.Row()) {
-			if err := w.sendChange(ctx, e); err != nil {
+// sendPast sends the matching changes after the position up to the window's end: what the window no longer
+// holds is read from the snapshot and the log.
+func (w *watcher) sendPast(ctx context.Context, sub *subscription, past window) error {
+	if w.position < past.from {
+		watchReads.Inc()
+		for e, err := range w.Projection.Events(ctx, w.position, past.from) {
+			if err != nil {
+				return err
+			}
+			c := newChange(e)
+			c.judged = true
+			if err := w.sendPassed(ctx, sub, c); err != nil {
 				return err
 			}
 		}
-		w.position = e.Revision
 	}
-	w.position = head
+	if past.to <= w.position {
+		return ctx.Err()
+	}
+	for _, c := range past.after(w.position) {
+		if err := w.sendPassed(ctx, sub, c); err != nil {
+			return err
+		}
+	}
+	w.position = past.to
 	return ctx.Err()
+}
+
+// sendPassed sends a change of the past if it is one of this watch's.
+func (w *watcher) sendPassed(ctx context.Context, sub *subscription, c *change) error {
+	if !sub.covers(c.row) {
+		w.position = c.Revision
+		return nil
+	}
+	return w.sendItem(ctx, item{delivery: &delivery{change: c}})
 }
 
 // sendLive sends what the feed brings until the subscription is dropped.
@@ -213,6 +234,9 @@ func (w *watcher) sendLive(ctx context.Context, sub *subscription) error {
 	defer bookmarks.Stop()
 	if w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks {
 		tick = bookmarks.C
+	}
+	if w.ending {
+		w.Feed.bookmark(sub)
 	}
 	for {
 		select {
@@ -227,6 +251,9 @@ func (w *watcher) sendLive(ctx context.Context, sub *subscription) error {
 		case <-tick:
 			w.Feed.bookmark(sub)
 			bookmarks.Reset(w.untilBookmark(ctx))
+		case <-w.end:
+			w.end, w.ending = nil, true
+			w.Feed.bookmark(sub)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -248,13 +275,8 @@ func (w *watcher) untilBookmark(ctx context.Context) time.Duration {
 }
 
 func (w *watcher) sendItem(ctx context.Context, i item) error {
-	if i.change == nil {
-		// A watch from a future revision has nothing to say before it.
-		if i.progress < w.position {
-			return nil
-		}
-		w.position = i.progress
-		return w.sendBookmark(ctx, i.progress, nil)
+	if i.delivery == nil {
+		return w.sendProgress(ctx, i.progress)
 	}
 	if i.Revision <= w.position {
 		return nil
@@ -264,7 +286,7 @@ func (w *watcher) sendItem(ctx context.Context, i item) error {
 		return err
 	}
 	if valid {
-		if err := w.sendChange(ctx, i.Event); err != nil {
+		if err := w.sendChange(ctx, i.delivery); err != nil {
 			return err
 		}
 	}
@@ -272,44 +294,64 @@ func (w *watcher) sendItem(ctx context.Context, i item) error {
 	return nil
 }
 
-// sendChange sends an event if it matches, or takes its object in or out of what matches.
-func (w *watcher) sendChange(ctx context.Context, e eventlog.Event) error {
-	v := stored{row: e.Key.Row(), revision: e.Revision, value: e.Body}
-	obj, err := w.object(ctx, v)
+// sendProgress sends a bookmark to those who want it. A watch that is to end has then sent all there was.
+func (w *watcher) sendProgress(ctx context.Context, rev eventlog.Revision) error {
+	// A watch from a future revision has nothing to say before it.
+	if rev >= w.position && (w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks) {
+		w.position = rev
+		if err := w.sendBookmark(ctx, rev, nil); err != nil {
+			return err
+		}
+	}
+	if w.ending {
+		return errEnded
+	}
+	return nil
+}
+
+// sendChange sends a change if it matches, or takes its object in or out of what matches.
+func (w *watcher) sendChange(ctx context.Context, d *delivery) error {
+	seen := d.seenBy(w.store)
+	_, err := seen.now.load(func() (runtime.Object, error) {
+		return w.object(ctx, stored{row: d.row, revision: d.Revision, value: d.Body})
+	})
 	if err != nil {
 		var corrupt *corruptError
-		if e.Op == eventlog.Deleted && errors.As(err, &corrupt) {
+		if d.Op == eventlog.Deleted && errors.As(err, &corrupt) {
 			return corruptDeletion(corrupt)
 		}
 		return err
 	}
 	switch {
-	case e.Op == eventlog.Deleted:
-		return w.sendIf(ctx, w.matches(obj), watch.Deleted, obj)
-	case e.Op == eventlog.Added:
-		return w.sendIf(ctx, w.matches(obj), watch.Added, obj)
+	case d.Op == eventlog.Deleted:
+		return w.sendIf(ctx, w.matches(&seen.now), watch.Deleted, &seen.now, d.many)
+	case d.Op == eventlog.Added:
+		return w.sendIf(ctx, w.matches(&seen.now), watch.Added, &seen.now, d.many)
 	case w.everything:
-		return w.sendIf(ctx, true, watch.Modified, obj)
+		return w.sendIf(ctx, true, watch.Modified, &seen.now, d.many)
 	}
-	old, err := w.previous(ctx, e)
+	old, err := seen.then.load(func() (runtime.Object, error) { return w.previous(ctx, d.Event) })
 	if err != nil {
 		return err
 	}
-	now, then := w.matches(obj), old != nil && w.matches(old)
+	now, then := w.matches(&seen.now), old != nil && w.matches(&seen.then)
 	switch {
 	case now && then:
-		return w.sendIf(ctx, true, watch.Modified, obj)
+		return w.sendIf(ctx, true, watch.Modified, &seen.now, d.many)
 	case now:
-		return w.sendIf(ctx, true, watch.Added, obj)
+		return w.sendIf(ctx, true, watch.Added, &seen.now, d.many)
 	case !then:
 		return nil
 	}
 	// It left: the client gets its last matching state at the revision at which it left.
-	old = old.DeepCopyObject()
-	if err := w.versioner.UpdateObject(old, uint64(e.Revision)); err != nil {
+	_, err = seen.left.load(func() (runtime.Object, error) {
+		left := old.DeepCopyObject()
+		return left, w.versioner.UpdateObject(left, uint64(d.Revision))
+	})
+	if err != nil {
 		return err
 	}
-	return w.sendIf(ctx, true, watch.Deleted, old)
+	return w.sendIf(ctx, true, watch.Deleted, &seen.left, d.many)
 }
 
 // object decodes a stored version. It may be the cache's: it must not be written to.
@@ -330,19 +372,15 @@ func (w *watcher) previous(ctx context.Context, e eventlog.Event) (runtime.Objec
 	return w.object(ctx, storedRow(row))
 }
 
-func (w *watcher) matches(obj runtime.Object) bool {
-	if w.everything {
-		return true
-	}
-	matched, err := w.opts.Predicate.Matches(obj)
-	return err == nil && matched
+func (w *watcher) matches(s *facet) bool {
+	return w.everything || s.matches(&w.opts.Predicate)
 }
 
-func (w *watcher) sendIf(ctx context.Context, matches bool, t watch.EventType, obj runtime.Object) error {
+func (w *watcher) sendIf(ctx context.Context, matches bool, t watch.EventType, s *facet, many bool) error {
 	if !matches {
 		return nil
 	}
-	return w.send(ctx, watch.Event{Type: t, Object: obj.DeepCopyObject()})
+	return w.send(ctx, watch.Event{Type: t, Object: s.deliverable(many)})
 }
 
 // sendBookmark sends an empty object at the revision.

@@ -139,7 +139,7 @@ func TestSlowWatchRejoins(t *testing.T) {
 	events := history(t, s, r, total, func(context.Context) {}, "p")
 	require.Equal(t, events, fast.take(total))
 	s.Feed.mu.Lock()
-	require.Len(t, s.Feed.subs[s.scope()], 1, "only the watch that is read is still in the feed")
+	require.Len(t, s.Feed.subs[s.row("/pods/")], 1, "only the watch that is read is still in the feed")
 	s.Feed.mu.Unlock()
 	require.Equal(t, events, slow.take(total))
 }
