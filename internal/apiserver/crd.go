@@ -11,14 +11,13 @@ import (
 	"sync/atomic"
 
 	lru "github.com/hashicorp/golang-lru/v2"
-	"github.com/logplane/logplane/projection"
 	"go.opentelemetry.io/otel/trace/noop"
-	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	crdlisters "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -37,6 +36,9 @@ import (
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 var crdGroupResource = apiextensionsv1.Resource("customresourcedefinitions")
@@ -108,6 +110,7 @@ func (c *customResources) endWithCRD(ctx context.Context, end context.CancelFunc
 		return err
 	}
 	registry := built.info.VersionedResourcesStorageMap["v1"][crdGroupResource.Resource].(rest.Watcher)
+	ctx = kubestore.WithEnd(ctx, nil) // the client's watch ends first, with a last bookmark
 	changes, err := registry.Watch(ctx, &internalversion.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", crd.Name), ResourceVersion: strconv.FormatUint(uint64(since), 10),
 	})
@@ -118,8 +121,8 @@ func (c *customResources) endWithCRD(ctx context.Context, end context.CancelFunc
 		defer end()
 		defer changes.Stop()
 		for event := range changes.ResultChan() {
-			now, ok := event.Object.(*apiextensions.CustomResourceDefinition)
-			if !ok || event.Type == watch.Deleted || now.UID != crd.UID || now.Generation != crd.Generation {
+			now, err := meta.Accessor(event.Object) // one that many watches share is not of the type itself
+			if err != nil || event.Type == watch.Deleted || now.GetUID() != crd.UID || now.GetGeneration() != crd.Generation {
 				return
 			}
 		}

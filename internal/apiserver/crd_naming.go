@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/kubestore"
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
@@ -19,6 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/webhook"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // crdCreateStrategy is upstream's and sets what its controllers would.

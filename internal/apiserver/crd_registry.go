@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/logplane/logplane/internal/kubestore"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -21,6 +20,8 @@ import (
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // crdPrefix is upstream's storage prefix of CustomResourceDefinitions.

@@ -9,7 +9,6 @@ import (
 	"sort"
 	"strings"
 
-	"github.com/logplane/logplane/internal/apiserver/spec"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apidiscoveryv2beta1 "k8s.io/api/apidiscovery/v2beta1"
 	autoscaling "k8s.io/api/autoscaling/v1"
@@ -28,6 +27,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+
+	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
 // resourceIndex serves discovery, plain and aggregated: the generated description of the built-in groups

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/logplane/logplane/internal/apiserver/spec"
 	"github.com/munnerz/goautoneg"
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -26,6 +25,8 @@ import (
 	"k8s.io/kube-openapi/pkg/handler3"
 	"k8s.io/kube-openapi/pkg/spec3"
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
 //go:generate go test . -run TestSpecIsCurrent -update

@@ -11,13 +11,14 @@ import (
 
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
 	openapi_v3 "github.com/google/gnostic-models/openapiv3"
-	"github.com/logplane/logplane/internal/apiserver/spec"
 	"github.com/stretchr/testify/require"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
 	"k8s.io/kube-openapi/pkg/handler"
 	"k8s.io/kube-openapi/pkg/handler3"
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/logplane/logplane/internal/apiserver/spec"
 
 	"google.golang.org/protobuf/proto"
 )

@@ -17,7 +17,6 @@ import (
 	"testing"
 
 	"github.com/emicklei/go-restful/v3"
-	"github.com/logplane/logplane/internal/apiserver/spec"
 	"github.com/stretchr/testify/require"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,6 +37,8 @@ import (
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
+
+	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
 var update = flag.Bool("update", false, "write what the test found instead of comparing with it")

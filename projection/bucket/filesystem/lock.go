@@ -63,8 +63,7 @@ func (l lock) take(ctx context.Context, how int) (release func(), err error) {
 	case <-ctx.Done():
 		// A system call cannot be told to stop waiting: the lock is given back as soon as it is ours.
 		go func() {
-			_ = <-held // whether it was ever ours does not matter now
-			_ = f.Close()
+			_ = errors.Join(<-held, f.Close()) // whether it was ever ours does not matter now
 		}()
 		return nil, ctx.Err()
 	}
