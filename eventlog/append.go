@@ -58,7 +58,8 @@ func (c *conflict) Unwrap() []error { return []error{ErrConflict, c.cause} }
 // may take a second longer than ctx's deadline.
 //
 // The first event's id is the request id, the n-th further one's is '<request id>.<n>'. Request ids must be
-// unique, and all keys of one call must differ. A crash of this process leaves either all events in the log or none.
+// unique, and all keys of one call must differ. The caller has asked Head in the same request: a log that was fenced since
+// is known by its leap (ErrFenced). A crash of this process leaves either all events in the log or none.
 func (l *Log) Append(ctx context.Context, requestID string, writes ...Write) (Revision, error) {
 	msgs, err := l.encodeAll(requestID, writes)
 	if err != nil {
@@ -79,6 +80,9 @@ func (l *Log) Append(ctx context.Context, requestID string, writes ...Write) (Re
 	if rev <= before {
 		return 0, fmt.Errorf("append %s: acknowledged as %d after %d was seen: %w", writes[0].Key.Row(), rev, before, ErrDiverged)
 	}
+	if err := l.checkUnfenced(ctx, before, rev); err != nil {
+		return 0, fmt.Errorf("append %s: %w", writes[0].Key.Row(), err)
+	}
 	l.See(rev)
 	return rev, nil
 }
@@ -95,7 +99,7 @@ func (l *Log) encodeAll(requestID string, writes []Write) ([]*nats.Msg, error) {
 		if i > 0 {
 			id += "." + strconv.Itoa(i)
 		}
-		msg, err := encode(l.config.Prefix, l.config.Epoch, id, now, w)
+		msg, err := encode(l.config.Prefix, l.Epoch(), id, now, w)
 		if err != nil {
 			return nil, err
 		}

@@ -18,8 +18,19 @@ var (
 	// ErrDiverged: the log is not the one remembered (a head behind its own, or another event at a
 	// remembered revision). The process must stop; an operator fences (invariant 9).
 	ErrDiverged = errors.New("the log went back: stop all writers and run 'logplane fence'")
+	// ErrFenced: the cell was fenced after this process began. It is an ErrDiverged too: the process must stop, and
+	// may be started again.
+	ErrFenced error = fenced{}
 	// ErrTooLarge: an event is larger than the log takes.
 	ErrTooLarge = errors.New("the object is too large for the log")
 	// ErrKeyTooLong: the subject of a key would be longer than 3,900 bytes.
 	ErrKeyTooLong = errors.New("the object's namespace and name are too long")
 )
+
+type fenced struct{}
+
+func (fenced) Error() string {
+	return "the cell was fenced after this process began, and nothing that it writes counts: start it again"
+}
+
+func (fenced) Is(target error) bool { return target == ErrDiverged }

@@ -118,7 +118,7 @@ func (l *Log) publishBarrier(ctx context.Context) (Revision, error) {
 	for try := 0; ; try++ {
 		var ack acknowledgement
 		attempt, cancel := context.WithTimeout(ctx, l.tryTime(try))
-		err := l.callOnce(attempt, "barrier", encodeBarrier(l.config.Prefix, l.config.Epoch, nuid.Next(), time.Now()), &ack)
+		err := l.callOnce(attempt, "barrier", encodeBarrier(l.config.Prefix, l.Epoch(), nuid.Next(), time.Now()), &ack)
 		cancel()
 		if err == nil && ack.Sequence > 0 {
 			return ack.Sequence, nil

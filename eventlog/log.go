@@ -24,7 +24,7 @@ type Config struct {
 	Replicas int
 	// InMemory lets Create make, and Open accept, a stream that does not outlive its server.
 	InMemory bool
-	// Epoch written into every event (invariant 9).
+	// Epoch written into every event (invariant 9), until SetEpoch.
 	Epoch uint64
 	// Timeout bounds one operation, its retries included, when the context has no nearer deadline; 5 s by
 	// default. A first try takes at most a fifth of it.
@@ -55,6 +55,8 @@ type Log struct {
 	// seen is the highest revision that this process knows to be in the log, with all of its batch: the
 	// log is never below it.
 	seen atomic.Uint64
+	// epoch is written into every event.
+	epoch atomic.Uint64
 	// batches bounds the batches in flight; the server drops any over 50.
 	batches chan struct{}
 
@@ -83,8 +85,17 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	if err := checkStream(c, held); err != nil {
 		return nil, err
 	}
-	return &Log{config: c, replicated: held.Replicas > 1, batches: make(chan struct{}, batchesInFlight)}, nil
+	l := &Log{config: c, replicated: held.Replicas > 1, batches: make(chan struct{}, batchesInFlight)}
+	l.epoch.Store(c.Epoch)
+	return l, nil
 }
+
+// SetEpoch says in which epoch this process writes: the one of the root that it read first. An event of an older
+// epoch than the root's is void.
+func (l *Log) SetEpoch(epoch uint64) { l.epoch.Store(epoch) }
+
+// Epoch is the epoch in which this process writes.
+func (l *Log) Epoch() uint64 { return l.epoch.Load() }
 
 // See remembers that the log has held a revision, for example the one that a root has applied: a head below
 // it is ErrDiverged from then on. It must never be given what a client says, nor a revision inside a batch.

@@ -28,18 +28,53 @@ func (l *Log) Purge(ctx context.Context, upto Revision) error {
 	return nil
 }
 
+// FenceGap is how far a fence leaps at least. No request sees so many events between its question for the head and
+// its append, so a writer that began before the fence notices.
+const FenceGap = 1 << 20
+
+// Extent is what the log says of itself, whatever this process has seen before: for an operator who fences a log that
+// went back. All others ask Head.
+func (l *Log) Extent(ctx context.Context) (Bounds, error) {
+	ctx, cancel := l.within(ctx)
+	defer cancel()
+	b, err := l.learn(ctx, 0)
+	if err != nil {
+		return Bounds{}, fmt.Errorf("learn the log's extent: %w", err)
+	}
+	return b, nil
+}
+
 // Fence wipes the log and makes 'to' the next revision (invariant 9). Only an operator does it, after
-// all writers have stopped and a root with applied = floor = to - 1 is ready: everything in the log is lost.
+// all writers have stopped: everything in the log is lost. A root with applied = floor = to - 1 must follow; until
+// it is there, the log begins above the root and nobody reads or writes.
 func (l *Log) Fence(ctx context.Context, to Revision) error {
-	b, err := l.Head(ctx)
+	b, err := l.Extent(ctx)
 	if err != nil {
 		return fmt.Errorf("fence at %d: %w", to, err)
 	}
-	if to <= b.Head+1 {
-		return fmt.Errorf("fence at %d: it must be above the head's next revision, %d", to, b.Head+1)
+	if to < b.Head+FenceGap {
+		return fmt.Errorf("fence at %d: it must be at least %d, well above the head", to, b.Head+FenceGap)
 	}
 	if err := l.purgeBelow(ctx, to); err != nil {
 		return fmt.Errorf("fence at %d: %w", to, err)
+	}
+	return nil
+}
+
+// checkUnfenced is ErrFenced if an append was acknowledged across a fence: only that takes events from the log that are
+// younger than the question for the head. Preconditions do not tell: on a wiped log, 0 holds for every key.
+func (l *Log) checkUnfenced(ctx context.Context, before, rev Revision) error {
+	if before == 0 || rev-before < FenceGap {
+		return nil
+	}
+	ctx, cancel := l.within(context.WithoutCancel(ctx))
+	defer cancel()
+	b, err := l.info(ctx)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	if b.First > before+1 {
+		return fmt.Errorf("acknowledged as %d, the log begins at %d, and %d was seen: %w", rev, b.First, before, ErrFenced)
 	}
 	return nil
 }

@@ -178,13 +178,16 @@ func TestFence(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
 	head := fill(t, l, 5)
+	stalled := eventlogtest.Open(t, eventlog.Config{Conn: conn})
+	mustHead(t, stalled)
+	const to = 3 << 20
 	if err := l.Fence(bounded(t), head); err == nil {
 		t.Error("a fence below the head was made")
 	}
-	if err := l.Fence(bounded(t), 1000); err != nil {
+	if err := l.Fence(bounded(t), to); err != nil {
 		t.Fatal(err)
 	}
-	if b := mustHead(t, l); b != (eventlog.Bounds{First: 1000, Head: 999}) {
+	if b := mustHead(t, l); b != (eventlog.Bounds{First: to, Head: to - 1}) {
 		t.Errorf("got %+v", b)
 	}
 	skip := func(eventlog.Event) error { return nil }
@@ -194,11 +197,15 @@ func TestFence(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	next := eventlogtest.Open(t, eventlog.Config{Conn: conn, Epoch: 2})
-	if rev := fill(t, next, 1); rev != 1000 {
+	next := eventlogtest.Open(t, eventlog.Config{Conn: conn})
+	next.SetEpoch(2)
+	if rev := fill(t, next, 1); rev != to {
 		t.Errorf("the next revision is %d", rev)
 	}
-	if e := mustTail(t, next, 999, 1000)[0]; e.Epoch != 2 {
+	if _, err := stalled.Append(bounded(t), "late", added("late", "x")); !errors.Is(err, eventlog.ErrFenced) || !errors.Is(err, eventlog.ErrDiverged) {
+		t.Errorf("a writer from before the fence got %v", err)
+	}
+	if e := mustTail(t, next, to-1, to)[0]; e.Epoch != 2 {
 		t.Errorf("the event's epoch is %d", e.Epoch)
 	}
 }
