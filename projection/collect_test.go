@@ -55,13 +55,13 @@ func TestCollectionDefeatsACompactionInFlight(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	m := c.latest().choose()
 	require.NotNil(t, m)
-	outputs, err := c.merge(c.ctx, m)
+	outputs, err := c.over(lax{c.bucket}).merge(c.ctx, m)
 	require.NoError(t, err)
 	other := c.another()
 	n, err := other.Collect(c.ctx, 0)
 	require.NoError(t, err)
-	require.Equal(t, len(outputs), n)
-	_, err = c.swap(c.ctx, func(_ context.Context, v *View) (*root, error) { return m.rebase(v.snap.root, outputs) })
+	require.Equal(t, len(outputs.refs), n)
+	_, err = c.swap(c.ctx, func(ctx context.Context, v *View) (*root, error) { return outputs.rebase(ctx, v.snap.root) })
 	require.ErrorIs(t, err, errOvertaken)
 	c.require(want)
 	done, err := c.Compact(c.ctx)
@@ -166,11 +166,11 @@ func TestTheBaseKeepsItsUntouchedParts(t *testing.T) {
 	base := append(append(part(9, "a", "b"), part(9, "d", "e")...), part(9, "g", "h")...)
 	outputs, err := p.merge(t.Context(), &merge{inputs: []run{part(0, "c", "x"), part(1, "b"), base}, level: baseLevel})
 	require.NoError(t, err)
-	require.Len(t, outputs, 3)
-	require.Equal(t, base[1].ref.Key, outputs[1].Key)
-	require.EqualValues(t, 4, outputs[0].Rows) // a, b twice, c
-	require.EqualValues(t, 3, outputs[2].Rows)
-	require.NoError(t, (&root{Segments: outputs}).check())
+	require.Len(t, outputs.refs, 3)
+	require.Equal(t, base[1].ref.Key, outputs.refs[1].Key)
+	require.EqualValues(t, 4, outputs.refs[0].Rows) // a, b twice, c
+	require.EqualValues(t, 3, outputs.refs[2].Rows)
+	require.NoError(t, (&root{Segments: outputs.refs}).check())
 }
 
 // Deletions leave nothing behind once floor and purge point have passed them, and not before (invariant 11).

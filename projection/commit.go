@@ -119,6 +119,7 @@ func final(err error) bool {
 // won counts and reports what is certain once the root is the bucket's.
 func (r *root) won(ctx context.Context) {
 	commits.Inc()
+	foldedBytes.Add(float64(r.folded))
 	for _, v := range r.voids {
 		voidEvents.Inc()
 		slog.WarnContext(ctx, "an event is void", "key", v.key, "revision", v.Revision, "base", v.Base,
@@ -142,6 +143,9 @@ func pause(ctx context.Context, attempt int) error {
 
 // put writes the next root over the snapshot's, and on success publishes it.
 func (p *Projection) put(ctx context.Context, previous *snapshot, next *root) error {
+	if err := p.keepFooters(ctx, previous, next); err != nil {
+		return err
+	}
 	if err := next.check(); err != nil {
 		return fmt.Errorf("refuse to write a wrong root: %w", err)
 	}
@@ -158,6 +162,7 @@ func (p *Projection) put(ctx context.Context, previous *snapshot, next *root) er
 	if err != nil {
 		return fmt.Errorf("write the root: %w", err)
 	}
+	written("root", len(body))
 	snap, err := p.newSnapshot(next, etag, previous)
 	if err != nil {
 		return err
@@ -180,7 +185,7 @@ func (p *Projection) fold(ctx context.Context, v *View) (*root, error) {
 		if folded.void {
 			next.voids = append(next.voids, folded)
 		}
-		records = appendRun(records, next.Applied, folded)
+		records, next.folded = appendRun(records, next.Applied, folded), next.folded+len(r.Body)
 		next.Applied, next.Epoch = r.Revision, max(next.Epoch, r.Epoch)
 		if raw += len(r.Body); raw > spillBytes {
 			if err := p.spill(ctx, next, records); err != nil {
@@ -258,6 +263,7 @@ func (p *Projection) spill(ctx context.Context, next *root, records []*record) e
 	if err != nil {
 		return err
 	}
+	written("events", len(file))
 	next.Events = append(next.Events[:len(next.Events):len(next.Events)], events)
 	next.Spilled, next.Inline, next.records = records[len(records)-1].Revision, nil, nil
 	rows := keyOrdered(records)
@@ -275,7 +281,8 @@ func (p *Projection) spill(ctx context.Context, next *root, records []*record) e
 	if err != nil {
 		return err
 	}
-	spilledBytes.Add(float64(keys.Size))
+	next.written = append(next.written, footer{Key: keys.Key, Sealed: slices.Clone(file[sum.Size-sum.Footer:])})
+	written("rows", len(file))
 	next.Segments = append([]segmentRef{keys}, next.Segments...) // newest first
 	return nil
 }
@@ -283,7 +290,7 @@ func (p *Projection) spill(ctx context.Context, next *root, records []*record) e
 // create writes a segment under a name that was never used before.
 func (p *Projection) create(ctx context.Context, folder string, level uint8, file []byte, sum segment.Summary) (segmentRef, error) {
 	ref := segmentRef{
-		Key:  fmt.Sprintf("%s/%s/%020d-%020d-%s", p.config.Prefix, folder, sum.MinRevision, sum.MaxRevision, rand.Text()),
+		Key:  p.segmentKey(folder, Revision(sum.MinRevision), Revision(sum.MaxRevision)),
 		Size: sum.Size, Footer: sum.Footer, Rows: sum.Rows, MinKey: []byte(sum.MinKey), MaxKey: []byte(sum.MaxKey),
 		MinRevision: Revision(sum.MinRevision), MaxRevision: Revision(sum.MaxRevision), Level: level,
 	}
@@ -291,6 +298,10 @@ func (p *Projection) create(ctx context.Context, folder string, level uint8, fil
 		return segmentRef{}, fmt.Errorf("write segment %s: %w", ref.Key, err)
 	}
 	return ref, nil
+}
+
+func (p *Projection) segmentKey(folder string, first, last Revision) string {
+	return fmt.Sprintf("%s/%s/%020d-%020d-%s", p.config.Prefix, folder, first, last, rand.Text())
 }
 
 // age moves clock, floor and purge point by log time (invariant 12).

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
 )
 
@@ -19,7 +20,7 @@ const (
 	baseShare = 4
 )
 
-// errOvertaken is wrapped when a compaction's inputs were compacted, or garbage was collected, by another
+// errOvertaken is wrapped when a compaction's inputs were compacted, or its outputs collected, by another
 // projector meanwhile. What it wrote is garbage.
 var errOvertaken = errors.New("another projector compacted or collected meanwhile")
 
@@ -34,7 +35,8 @@ type merge struct {
 
 // Compact merges runs if there are enough of them, and reports whether it did. It may run beside commits, in any number
 // of processes: the commit of its outcome is rebased onto whatever root there is, as long as its inputs
-// are listed and no garbage was collected since it began; else its work is lost, which is no error.
+// are listed; else its work is lost, which is no error. If garbage was collected since it began, its outputs may have been
+// taken for garbage, so they are written again under new names.
 func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	v := p.view.Load() // an old one is found out by the swap
 	if v == nil {
@@ -47,9 +49,9 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	if m == nil {
 		return false, nil
 	}
-	outputs, err := p.merge(ctx, m)
+	out, err := p.merge(ctx, m)
 	if err == nil {
-		_, err = p.swap(ctx, func(_ context.Context, v *View) (*root, error) { return m.rebase(v.snap.root, outputs) })
+		_, err = p.swap(ctx, func(ctx context.Context, v *View) (*root, error) { return out.rebase(ctx, v.snap.root) })
 	}
 	if errors.Is(err, errOvertaken) {
 		return false, nil
@@ -103,7 +105,7 @@ func (r run) bytes() (n int64) {
 }
 
 // merge writes the outputs. A part of the base between whose keys nothing new lies is kept as it is.
-func (p *Projection) merge(ctx context.Context, m *merge) ([]segmentRef, error) {
+func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 	upper, base := m.inputs, run(nil)
 	if n := len(upper); m.level == baseLevel && upper[n-1].level() == baseLevel {
 		upper, base = upper[:n-1], upper[n-1]
@@ -125,7 +127,7 @@ func (p *Projection) merge(ctx context.Context, m *merge) ([]segmentRef, error) 
 		}
 		start = end
 	}
-	return out.refs, out.cut(ctx)
+	return out, out.cut(ctx)
 }
 
 // output collects the segments that a compaction writes.
@@ -134,6 +136,8 @@ type output struct {
 	merge  *merge
 	writer *segment.Writer
 	refs   []segmentRef
+	// footers of the segments that were written.
+	footers []footer
 }
 
 // mergeRange merges what the runs have between two keys. The entries' values are copied as they are.
@@ -249,6 +253,8 @@ func (o *output) add(ctx context.Context, versions []segment.Entry) error {
 	return nil
 }
 
+func (o *output) folder() string { return fmt.Sprintf("seg/%d", o.merge.level) }
+
 // cut ends the current segment.
 func (o *output) cut(ctx context.Context) error {
 	if o.writer == nil {
@@ -256,23 +262,20 @@ func (o *output) cut(ctx context.Context) error {
 	}
 	file, sum := o.writer.Finish()
 	o.writer = nil
-	ref, err := o.p.create(ctx, fmt.Sprintf("seg/%d", o.merge.level), o.merge.level, file, sum)
+	ref, err := o.p.create(ctx, o.folder(), o.merge.level, file, sum)
 	if err != nil {
 		return err
 	}
-	compactedBytes.Add(float64(ref.Size))
+	written("compaction", len(file))
 	o.refs = append(o.refs, ref)
+	o.footers = append(o.footers, footer{Key: ref.Key, Sealed: slices.Clone(file[sum.Size-sum.Footer:])})
 	return nil
 }
 
-// rebase makes the next root: the inputs give way to the outputs, where they were. If a generation has passed,
-// the outputs may have been taken for garbage.
-func (m *merge) rebase(r *root, outputs []segmentRef) (*root, error) {
-	if r.Generation != m.generation {
-		return nil, errOvertaken
-	}
+// rebase makes the next root: the inputs give way to the outputs, where they were.
+func (o *output) rebase(ctx context.Context, r *root) (*root, error) {
 	var inputs []string
-	for _, r := range m.inputs {
+	for _, r := range o.merge.inputs {
 		for _, s := range r {
 			inputs = append(inputs, s.ref.Key)
 		}
@@ -286,7 +289,38 @@ func (m *merge) rebase(r *root, outputs []segmentRef) (*root, error) {
 			return nil, errOvertaken
 		}
 	}
+	if r.Generation != o.merge.generation {
+		if err := o.renew(ctx, r.Generation); err != nil {
+			return nil, err
+		}
+	}
 	next := r.clone()
-	next.Segments = slices.Concat(r.Segments[:at], outputs, r.Segments[at+len(inputs):])
+	next.Segments = slices.Concat(r.Segments[:at], o.refs, r.Segments[at+len(inputs):])
+	next.written = o.footers
 	return next, nil
+}
+
+// renew writes the outputs again, in a generation that has begun: whoever collects by an older one does not know
+// their names. They are read back, one at a time, so that a compaction never holds more than one.
+func (o *output) renew(ctx context.Context, generation uint64) error {
+	for i := range o.footers {
+		old := o.footers[i].Key
+		at := slices.IndexFunc(o.refs, func(s segmentRef) bool { return s.Key == old })
+		body, err := o.p.config.Bucket.GetRange(ctx, old, 0, o.refs[at].Size)
+		if errors.Is(err, bucket.ErrNotFound) {
+			return errOvertaken
+		}
+		if err != nil {
+			return fmt.Errorf("read %s again: %w", old, err)
+		}
+		ref := o.refs[at]
+		ref.Key = o.p.segmentKey(o.folder(), ref.MinRevision, ref.MaxRevision)
+		if _, err := o.p.config.Bucket.Create(ctx, ref.Key, body); err != nil {
+			return fmt.Errorf("write %s again: %w", ref.Key, err)
+		}
+		written("renewal", len(body))
+		o.refs[at], o.footers[i].Key = ref, ref.Key
+	}
+	o.merge.generation = generation
+	return nil
 }

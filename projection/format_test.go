@@ -26,7 +26,7 @@ func example() *root {
 		Swept:    1_650_000_000_000_000_000,
 		Segments: []segmentRef{{Level: 9, Key: "p/seg/0/1-9-x", Size: 1000, Footer: 100, Rows: 8, MinKey: []byte("a"), MaxKey: []byte("z"), MinRevision: 1, MaxRevision: 9}},
 		Events:   []segmentRef{{Key: "p/events/1-9-x", Size: 1000, Footer: 100, Rows: 9, MinKey: []byte{1}, MaxKey: []byte{9}, MinRevision: 1, MaxRevision: 9}},
-		Index:    "p/idx/x", Checkpoints: []mark{{Revision: 5, Time: 1_650_000_000_000_000_000}}, Spilled: 9}
+		Index:    "p/idx/x", Footers: []footer{{Key: "p/seg/0/1-9-x", Sealed: []byte("footer")}}, Checkpoints: []mark{{Revision: 5, Time: 1_650_000_000_000_000_000}}, Spilled: 9}
 }
 
 func exampleRecords() []*record {
@@ -46,6 +46,10 @@ func exampleRecords() []*record {
 	return []*record{added, deleted, lost, barriers}
 }
 
+func exampleIndex() []footer {
+	return []footer{{Key: "p/seg/0/1-9-x", Sealed: []byte("footer")}, {Key: "p/seg/9/1-9-y", Sealed: []byte("another")}}
+}
+
 func fixtures(t *testing.T) map[string][]byte {
 	events, _, err := sealRecords(exampleRecords())
 	require.NoError(t, err)
@@ -58,7 +62,9 @@ func fixtures(t *testing.T) map[string][]byte {
 	r.Applied, r.Inline = 15, events
 	encoded, err := encodeRoot(r)
 	require.NoError(t, err)
-	return map[string][]byte{"root": encoded, "events": events, "keys": keys}
+	index, err := encodeIndex(exampleIndex())
+	require.NoError(t, err)
+	return map[string][]byte{"index": index, "root": encoded, "events": events, "keys": keys}
 }
 
 // What a released version wrote is read for ever.
@@ -84,6 +90,9 @@ func TestFixturesAreRead(t *testing.T) {
 	records, err := r.inlineRecords()
 	require.NoError(t, err)
 	require.Equal(t, exampleRecords(), records)
+	index, err := decodeIndex(read("index"))
+	require.NoError(t, err)
+	require.Equal(t, exampleIndex(), index)
 	reader, err := segment.OpenBytes("keys", read("keys"))
 	require.NoError(t, err)
 	cursor, decoder := reader.Scan("", ""), recordDecoder{}
@@ -137,7 +146,7 @@ func FuzzRoot(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(b[rootHeader:])
+	f.Add(b[frameHeader:])
 	f.Fuzz(func(t *testing.T, body []byte) {
 		b := append([]byte(nil), b[:8]...)
 		sum := segment.Checksum(b, body)

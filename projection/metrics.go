@@ -19,10 +19,12 @@ var (
 		Help: "Events that this process folded and that had lost: their precondition did not hold."})
 	commits = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_commits_total",
 		Help: "Roots that this process wrote."})
-	spilledBytes = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_spilled_bytes_total",
-		Help: "Bytes of key-ordered segments that commits of this process wrote."})
-	compactedBytes = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_compacted_bytes_total",
-		Help: "Bytes of segments that compactions of this process wrote; over the spilled bytes, the write amplification."})
+	foldedBytes = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_folded_bytes_total",
+		Help: "Bytes of the events that commits of this process added to the snapshot, uncompressed."})
+	writes = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "logplane_projection_writes_total",
+		Help: "Objects that this process wrote into the bucket, by what they are: root, rows, events, index, compaction, renewal."}, []string{"what"})
+	writtenBytes = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "logplane_projection_written_bytes_total",
+		Help: "Bytes of them. Compaction over rows is the write amplification of compacting."}, []string{"what"})
 	collectedObjects = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_collected_objects_total",
 		Help: "Objects that this process deleted from the bucket as garbage."})
 )
@@ -30,7 +32,7 @@ var (
 // Collectors are the package's metrics.
 func Collectors() []prometheus.Collector {
 	return []prometheus.Collector{tailEvents, tailBytes, lagRevisions, lagSeconds, voidEvents, commits,
-		spilledBytes, compactedBytes, collectedObjects}
+		foldedBytes, writes, writtenBytes, collectedObjects}
 }
 
 // measure reports the newest view.
@@ -43,4 +45,10 @@ func (v *View) measure() {
 		lag = time.Duration(v.tail.lastTime - v.tail.records[0].Time.UnixNano())
 	}
 	lagSeconds.Set(lag.Seconds())
+}
+
+// written counts one object.
+func written(what string, bytes int) {
+	writes.WithLabelValues(what).Inc()
+	writtenBytes.WithLabelValues(what).Add(float64(bytes))
 }

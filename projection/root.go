@@ -49,7 +49,7 @@ type root struct {
 	Events   []segmentRef `cbor:"12,keyasint"`
 	// Index is the key of the idx object; empty for none. Footers are those of segments that came after it.
 	Index   string   `cbor:"13,keyasint"`
-	Footers []footer `cbor:"20,keyasint,omitempty"`
+	Footers []footer `cbor:"21,keyasint,omitempty"`
 	// Checkpoints pin the segments of older roots.
 	Checkpoints []mark `cbor:"14,keyasint"`
 	// Spilled is the last revision in the segments; Inline is an event segment with the rest up to Applied.
@@ -61,6 +61,8 @@ type root struct {
 	// records are those of Inline, if they are at hand; written the footers of the segments that this root adds.
 	records []*record
 	written []footer
+	// folded is how many bytes of events this root adds.
+	folded int
 }
 
 // mark is a revision and its log time.
@@ -190,7 +192,7 @@ func (r *root) check() error {
 func (r *root) clone() *root {
 	c := *r
 	c.Serial++
-	c.voids, c.written = nil, nil
+	c.voids, c.written, c.folded = nil, nil, 0
 	c.Nonce = make([]byte, 16)
 	rand.Read(c.Nonce)
 	return &c

@@ -200,8 +200,9 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 }
 
 func (s *runSource) open(ctx context.Context) (*segment.Reader, error) {
-	if s.uncached {
-		return s.parts[0].openWith(ctx, nil)
+	reader, err := s.parts[0].open(ctx)
+	if err == nil && s.uncached {
+		reader = reader.Uncached()
 	}
-	return s.parts[0].open(ctx)
+	return reader, err
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"sync/atomic"
 
@@ -25,6 +26,7 @@ type snapshot struct {
 	// runs are the key-ordered segments, newest first; events the event segments, oldest first.
 	runs   []run
 	events run
+	index  *index
 }
 
 // run is a sequence of segments that do not overlap, ascending.
@@ -36,7 +38,12 @@ type part struct {
 	p       *Projection
 	opening gate
 	reader  atomic.Pointer[segment.Reader]
+	// sealed is the footer, if the root has it; else index is asked, if there is one.
+	sealed []byte
+	index  *index
 }
+
+func (p *Projection) newPart(ref segmentRef) *part { return &part{ref: ref, p: p, opening: newGate()} }
 
 // newSnapshot decodes the inline part. Segments that the previous snapshot has open stay open.
 func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*snapshot, error) {
@@ -45,16 +52,35 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 		return nil, fmt.Errorf("read the root: %w", err)
 	}
 	s := &snapshot{root: r, etag: etag, records: records, inline: keyOrdered(records)}
+	s.index = p.newIndex(r.Index)
 	known := make(map[string]*part)
 	if previous != nil {
+		if previous.index.key == r.Index {
+			s.index = previous.index
+		}
 		for _, r := range append([]run{previous.events}, previous.runs...) {
 			for _, opened := range r {
 				known[opened.ref.Key] = opened
 			}
 		}
 	}
+	footers, indexed := bySegment(slices.Concat(r.Footers, r.written)), make(map[string]bool)
+	for _, ref := range r.indexed() {
+		indexed[ref.Key] = true
+	}
 	for _, refs := range r.runs() {
-		s.runs = append(s.runs, p.partsOf(refs, known))
+		parts := p.partsOf(refs, known)
+		for i, part := range parts {
+			if part.reader.Load() != nil || part.sealed != nil {
+				continue
+			}
+			fresh := p.newPart(part.ref) // an older snapshot may be opening the one at hand
+			if fresh.sealed = footers[part.ref.Key]; fresh.sealed == nil && indexed[part.ref.Key] {
+				fresh.index = s.index
+			}
+			parts[i] = fresh
+		}
+		s.runs = append(s.runs, parts)
 	}
 	s.events = p.partsOf(r.Events, known)
 	return s, nil
@@ -78,7 +104,7 @@ func (p *Projection) partsOf(refs []segmentRef, known map[string]*part) run {
 		if k := known[ref.Key]; k != nil && k.ref.Level == ref.Level {
 			parts[i] = k
 		} else {
-			parts[i] = &part{ref: ref, p: p, opening: newGate()}
+			parts[i] = p.newPart(ref)
 		}
 	}
 	return parts
@@ -96,12 +122,34 @@ func (r *part) open(ctx context.Context) (*segment.Reader, error) {
 	if reader := r.reader.Load(); reader != nil {
 		return reader, nil
 	}
-	reader, err := r.openWith(ctx, r.p.cache)
+	reader, err := r.openKept(ctx)
+	if err == nil && reader == nil {
+		reader, err = r.openWith(ctx, r.p.cache)
+	}
 	if err != nil {
 		return nil, err
 	}
 	r.reader.Store(reader)
 	return reader, nil
+}
+
+// openKept opens the segment by the footer that root or idx object keep; nil if there is none.
+func (r *part) openKept(ctx context.Context) (*segment.Reader, error) {
+	sealed := r.sealed
+	if sealed == nil && r.index != nil {
+		var err error
+		if sealed, err = r.index.footer(ctx, r.ref.Key); err != nil {
+			return nil, err
+		}
+	}
+	if sealed == nil {
+		return nil, nil
+	}
+	reader, err := segment.OpenFooter(r.ref.Key, r, r.p.cache, r.ref.Size, sealed)
+	if err != nil {
+		return nil, err
+	}
+	return reader, r.ref.matches(reader.Summary())
 }
 
 func (r *part) openWith(ctx context.Context, cache segment.Cache) (*segment.Reader, error) {

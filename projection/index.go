@@ -1,0 +1,209 @@
+package projection
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+)
+
+const (
+	indexMagic = 0x7869_504c // "LPix", little endian
+	// rootFooters is how many bytes of footers a root holds itself before they go to an idx object: one is
+	// written once for many spills.
+	rootFooters = 32 << 10
+	// indexedBase is how many bytes the footers of a base may have to be in the idx object: about 300,000 objects. A
+	// larger base keeps them in its segments, so that a cold reader does not read what it has no use for.
+	indexedBase = 1 << 20
+)
+
+// footer is a copy of a segment's footer, byte by byte: with it, a reader reads the segment's blocks at once.
+type footer struct {
+	_      struct{} `cbor:",toarray"`
+	Key    string
+	Sealed []byte
+}
+
+// index is an idx object, read on first use. A footer that it does not have is read from its segment.
+type index struct {
+	key     string
+	p       *Projection
+	reading gate
+	footers atomic.Pointer[map[string][]byte]
+}
+
+func (p *Projection) newIndex(key string) *index { return &index{key: key, p: p, reading: newGate()} }
+
+// footer is the kept footer of a segment, nil if there is none.
+func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
+	if x.key == "" {
+		return nil, nil
+	}
+	if kept := x.footers.Load(); kept != nil {
+		return (*kept)[segment], nil
+	}
+	if err := x.reading.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer x.reading.leave()
+	if kept := x.footers.Load(); kept != nil {
+		return (*kept)[segment], nil
+	}
+	body, _, err := x.p.config.Bucket.Get(ctx, x.key)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", x.key, err)
+	}
+	footers, err := decodeIndex(body)
+	if err != nil {
+		return nil, fmt.Errorf("decode %s: %w", x.key, err)
+	}
+	kept := bySegment(footers)
+	x.footers.Store(&kept)
+	return kept[segment], nil
+}
+
+func bySegment(footers []footer) map[string][]byte {
+	m := make(map[string][]byte, len(footers))
+	for _, f := range footers {
+		m[f.Key] = f.Sealed
+	}
+	return m
+}
+
+func encodeIndex(footers []footer) ([]byte, error) { return encodeFrame(indexMagic, footers) }
+
+func decodeIndex(b []byte) (footers []footer, err error) {
+	if err := decodeFrame(indexMagic, b, &footers); err != nil {
+		return nil, err
+	}
+	for i := 1; i < len(footers); i++ {
+		if footers[i].Key <= footers[i-1].Key {
+			return nil, errors.New("its footers are out of order")
+		}
+	}
+	return footers, nil
+}
+
+// indexed are the key-ordered segments whose footers are kept beside them: all, but for those of a large base.
+func (r *root) indexed() []segmentRef {
+	base := slices.IndexFunc(r.Segments, func(s segmentRef) bool { return s.Level == baseLevel })
+	if base < 0 {
+		return r.Segments
+	}
+	size := int64(0)
+	for _, s := range r.Segments[base:] {
+		size += s.Footer
+	}
+	if size > indexedBase {
+		return r.Segments[:base]
+	}
+	return r.Segments
+}
+
+// keepFooters sees to it that the next root's footers can be read in one piece. Those of new segments go into the root
+// itself; once they are too many, all go to a new idx object. It must be there before the root that names
+// it; a crash between leaves garbage.
+func (p *Projection) keepFooters(ctx context.Context, previous *snapshot, next *root) error {
+	indexed := next.indexed()
+	known := bySegment(slices.Concat(previous.root.Footers, next.written))
+	inIndex := func(s segmentRef) bool { // by the index that the previous root names, if by any
+		return next.Index != "" && slices.ContainsFunc(previous.root.indexed(), func(had segmentRef) bool { return had.Key == s.Key })
+	}
+	next.Footers = nil
+	size, left := 0, 0 // bytes in the root; how many are left to the idx object
+	for _, s := range indexed {
+		if sealed := known[s.Key]; sealed != nil {
+			next.Footers = append(next.Footers, footer{Key: s.Key, Sealed: sealed})
+			size += len(sealed)
+		} else {
+			left++
+			if !inIndex(s) {
+				size = rootFooters + 1
+			}
+		}
+	}
+	if left == 0 {
+		next.Index = ""
+	}
+	if size <= rootFooters {
+		return nil
+	}
+	next.Index, next.Footers = "", nil
+	if len(indexed) < 2 { // its own tail costs a reader no more
+		return nil
+	}
+	return p.writeIndex(ctx, previous, next, indexed, known)
+}
+
+func (p *Projection) writeIndex(ctx context.Context, previous *snapshot, next *root, indexed []segmentRef, known map[string][]byte) error {
+	opened := make(map[string]*part)
+	for _, r := range previous.runs {
+		for _, part := range r {
+			opened[part.ref.Key] = part
+		}
+	}
+	footers := make([]footer, 0, len(indexed))
+	for _, s := range indexed {
+		f := footer{Key: s.Key, Sealed: known[s.Key]}
+		if f.Sealed == nil {
+			part := opened[s.Key]
+			if part == nil {
+				part = p.newPart(s)
+			}
+			reader, err := part.open(ctx)
+			if err != nil {
+				return err
+			}
+			f.Sealed = reader.Footer()
+		}
+		footers = append(footers, f)
+	}
+	slices.SortFunc(footers, func(a, b footer) int { return cmp.Compare(a.Key, b.Key) })
+	body, err := encodeIndex(footers)
+	if err != nil {
+		return err
+	}
+	key := p.config.Prefix + "/idx/" + rand.Text()
+	if _, err := p.config.Bucket.Create(ctx, key, body); err != nil {
+		return fmt.Errorf("write %s: %w", key, err)
+	}
+	written("index", len(body))
+	next.Index = key
+	return nil
+}
+
+// verifyIndex reports kept footers that are not those of their segments.
+func (s *snapshot) verifyIndex(ctx context.Context, p *Projection, report func(problem error)) error {
+	kept := bySegment(s.root.Footers)
+	if s.root.Index != "" {
+		body, _, err := p.config.Bucket.Get(ctx, s.root.Index)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", s.root.Index, err)
+		}
+		footers, err := decodeIndex(body)
+		if err != nil {
+			return fmt.Errorf("decode %s: %w", s.root.Index, err)
+		}
+		for _, f := range footers {
+			kept[f.Key] = f.Sealed
+		}
+	}
+	for _, r := range s.runs {
+		for _, part := range r {
+			sealed, ok := kept[part.ref.Key]
+			if !ok {
+				continue
+			}
+			reader, err := part.openWith(ctx, nil)
+			if err != nil {
+				report(err)
+			} else if string(reader.Footer()) != string(sealed) {
+				report(fmt.Errorf("the kept footer of segment %s is not its own", part.ref.Key))
+			}
+		}
+	}
+	return nil
+}
