@@ -10,6 +10,8 @@ STAMP      := -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) \
               -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36
 BIN        := $(CURDIR)/bin
 FUZZTIME   ?= 20s
+# Counts the packages that 'go build -v' names, and lets everything else it says through.
+PROGRESS   := awk '/ / { print; next } { n++; if (n % 100 == 0) { print "  " n " packages compiled"; fflush() } }'
 
 include localstack/localstack.mk
 
@@ -28,12 +30,12 @@ build: $(BIN)/logplane ## build bin/logplane
 .PHONY: $(BIN)/logplane
 $(BIN)/logplane:
 	@echo "building bin/logplane (the first build compiles Kubernetes: expect some minutes)"
-	@$(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $@ ./cmd/logplane
+	@set -o pipefail; $(RELEASE) go build -v -ldflags "-s -w $(STAMP)" -o $@ ./cmd/logplane 2>&1 | $(PROGRESS)
 
 .PHONY: race-build
 race-build: ## build bin/race/logplane, which the end-to-end tests run
 	@echo "building bin/race/logplane with the race detector"
-	@$(RACE) go build -race -ldflags "$(STAMP)" -o $(BIN)/race/logplane ./cmd/logplane
+	@set -o pipefail; $(RACE) go build -race -v -ldflags "$(STAMP)" -o $(BIN)/race/logplane ./cmd/logplane 2>&1 | $(PROGRESS)
 
 $(BIN)/kubectl: tools/kubectl/go.mod
 	@echo "building bin/kubectl $(KUBERNETES)"
