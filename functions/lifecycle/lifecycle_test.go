@@ -78,7 +78,8 @@ func (c *cluster) restart(change ...func(*Config)) {
 func (c *cluster) run() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- c.Lifecycle.Run(ctx) }()
+	running := c.Lifecycle // restart replaces it
+	go func() { done <- running.Run(ctx) }()
 	stopped := false
 	stop = func() {
 		if !stopped {
