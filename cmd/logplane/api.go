@@ -32,7 +32,7 @@ func newAPI() *cobra.Command {
 				return err
 			}
 			defer opened.close()
-			c := apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), WatcherURL: watcherURL}
+			c := apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), WatcherURL: watcherURL, EncryptionConfigFile: where.encryption}
 			how.configure(&c)
 			handler, err := functions.New(c)
 			if err != nil {
@@ -43,10 +43,11 @@ func newAPI() *cobra.Command {
 				functions.ServeLambda(handler)
 				return nil
 			}
-			return how.serve(cmd.Context(), handler)
+			return how.serve(cmd.Context(), handler, nil)
 		},
 	}
 	where.register(cmd.Flags())
+	where.registerEncryption(cmd.Flags())
 	how.register(cmd.Flags())
 	cmd.Flags().StringVar(&watcherURL, "watcher-url", "", "URL of the watcher that watches are redirected to")
 	cmd.Flags().BoolVar(&lambda, "lambda", false, "serve as an AWS Lambda function URL instead of a listener")

@@ -29,6 +29,7 @@ type connection struct {
 	bucket                           string
 	s3Endpoint, s3Region             string
 	s3PathStyle                      bool
+	encryption                       string
 	cluster                          string
 	logRetention, retention, history time.Duration
 	objectCacheMiB, blockCacheMiB    int64
@@ -49,6 +50,11 @@ func (c *connection) register(flags *pflag.FlagSet) {
 	flags.Int64Var(&c.objectCacheMiB, "object-cache-mib", 64, "budget of decoded objects, in MiB")
 	flags.Int64Var(&c.blockCacheMiB, "block-cache-mib", 64, "budget of segment blocks, in MiB")
 	registerRetention(flags, &c.logRetention, &c.retention, &c.history)
+}
+
+// registerEncryption adds the flag that every command which decodes objects must be given alike.
+func (c *connection) registerEncryption(flags *pflag.FlagSet) {
+	flags.StringVar(&c.encryption, "encryption-provider-config", "", "encrypt resources at rest as this file says, as kube-apiserver reads it; the same for 'init', 'api', 'watcher' and 'lifecycle'")
 }
 
 func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration) {

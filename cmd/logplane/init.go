@@ -43,7 +43,7 @@ func newInit() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			server, err := apiserver.New(apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), ExternalAddress: "localhost:443"})
+			server, err := apiserver.New(apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: where.encryption, ExternalAddress: "localhost:443"})
 			if err != nil {
 				return err
 			}
@@ -55,6 +55,7 @@ func newInit() *cobra.Command {
 		},
 	}
 	where.register(cmd.Flags())
+	where.registerEncryption(cmd.Flags())
 	cmd.Flags().IntVar(&where.replicas, "replicas", 1, "servers that keep a copy of the log: 3 in production")
 	return cmd
 }

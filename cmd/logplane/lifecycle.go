@@ -25,7 +25,7 @@ func newLifecycle() *cobra.Command {
 				return err
 			}
 			defer opened.close()
-			server, err := apiserver.New(apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), ExternalAddress: "localhost:443"})
+			server, err := apiserver.New(apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: where.encryption, ExternalAddress: "localhost:443"})
 			if err != nil {
 				return err
 			}
@@ -37,6 +37,7 @@ func newLifecycle() *cobra.Command {
 		},
 	}
 	where.register(cmd.Flags())
+	where.registerEncryption(cmd.Flags())
 	cmd.Flags().DurationVar(&settle, "settle", 65*time.Second, "how long a namespace stays after its deletion began, in case a request that saw it alive still writes; at least the request deadline")
 	return cmd
 }

@@ -22,7 +22,6 @@ type serving struct {
 	clientCAFile, tokenFile string
 	authorizationMode       string
 	externalAddress         string
-	encryptionConfig        string
 }
 
 func (s *serving) register(flags *pflag.FlagSet) {
@@ -33,7 +32,6 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	flags.StringVar(&s.tokenFile, "token-auth-file", "", "authenticate clients by the tokens in this file, as kube-apiserver reads it")
 	flags.StringVar(&s.authorizationMode, "authorization-mode", "RBAC", "'RBAC' or 'AlwaysAllow'")
 	flags.StringVar(&s.externalAddress, "external-address", "", "host and port that clients reach this API under; --listen by default")
-	flags.StringVar(&s.encryptionConfig, "encryption-provider-config", "", "encrypt resources at rest as this file says, as kube-apiserver reads it")
 }
 
 // check refuses a listener that anyone on the network could use as an administrator.
@@ -61,11 +59,10 @@ func (s *serving) configure(c *apiserver.Config) {
 	c.LoopbackOnly = !s.authenticated()
 	c.Authentication = apiserver.Authentication{TokenFile: s.tokenFile, ClientCAFile: s.clientCAFile}
 	c.Authorization = apiserver.Authorization{Mode: s.authorizationMode}
-	c.EncryptionConfigFile = s.encryptionConfig
 }
 
-// serve serves the handler until ctx ends, then lets requests in flight finish.
-func (s *serving) serve(ctx context.Context, handler http.Handler) error {
+// serve serves the handler until ctx ends, then lets drain (nil for none) end streams, and requests in flight finish.
+func (s *serving) serve(ctx context.Context, handler http.Handler, drain func(context.Context)) error {
 	secure, err := s.tls()
 	if err != nil {
 		return err
@@ -75,7 +72,7 @@ func (s *serving) serve(ctx context.Context, handler http.Handler) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	slog.Info("serving", "address", listener.Addr().String(), "https", secure != nil)
-	return serve.Serve(ctx, listener, handler, secure)
+	return serve.Serve(ctx, listener, handler, secure, drain)
 }
 
 // tls is nil for plain HTTP.

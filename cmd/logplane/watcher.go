@@ -1,19 +1,36 @@
 package main
 
 import (
+	"context"
 	"log/slog"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/watcher"
 )
 
+// watching is what the watcher promises its clients, as flags.
+type watching struct {
+	drain  time.Duration
+	limits apiserver.WatchLimits
+}
+
+func (w *watching) register(flags *pflag.FlagSet) {
+	flags.DurationVar(&w.drain, "drain", 10*time.Second, "time over which open watches are ended when the process is stopped")
+	flags.IntVar(&w.limits.Process, "max-watches", 20_000, "watches that this process serves at once, 429 beyond; 0 for no limit")
+	flags.IntVar(&w.limits.User, "max-watches-per-user", 0, "watches of one user that this process serves at once, 429 beyond; 0 for no limit")
+	flags.DurationVar(&w.limits.Patience, "slow-client", 30*time.Second, "how long a client may take to receive what a watch sends before it is cut off")
+}
+
 func newWatcher() *cobra.Command {
 	var (
 		where connection
 		how   serving
+		what  watching
 	)
 	cmd := &cobra.Command{
 		Use:   "watcher",
@@ -28,19 +45,30 @@ func newWatcher() *cobra.Command {
 				return err
 			}
 			defer opened.close()
-			c := apiserver.Config{Cell: opened.Cell, Logger: slog.Default()}
+			c := apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: where.encryption, Watches: what.limits}
 			how.configure(&c)
-			w, err := watcher.New(watcher.Config{Config: c})
+			w, err := watcher.New(watcher.Config{Config: c, Drain: what.drain})
 			if err != nil {
 				return err
 			}
-			group, ctx := errgroup.WithContext(cmd.Context())
-			group.Go(func() error { return w.Run(ctx) })
-			group.Go(func() error { return how.serve(ctx, w) })
-			return group.Wait()
+			return runWatcher(cmd.Context(), w, how)
 		},
 	}
 	where.register(cmd.Flags())
+	where.registerEncryption(cmd.Flags())
 	how.register(cmd.Flags())
+	what.register(cmd.Flags())
 	return cmd
+}
+
+// runWatcher serves until ctx ends; the log is read until the last watch has been told so.
+func runWatcher(ctx context.Context, w *watcher.Watcher, how serving) error {
+	group, ctx := errgroup.WithContext(ctx)
+	feeding, stopFeed := context.WithCancel(context.WithoutCancel(ctx))
+	group.Go(func() error { return w.Run(feeding) })
+	group.Go(func() error {
+		defer stopFeed()
+		return how.serve(ctx, w, w.Drain)
+	})
+	return group.Wait()
 }
