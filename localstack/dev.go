@@ -31,6 +31,9 @@ import (
 // commitCadence is how often a dirty projection is committed.
 const commitCadence = time.Second
 
+// drainTimeout is how long clients of watches may take to receive their last bookmark when the cell stops.
+const drainTimeout = time.Second
+
 // Config of an embedded cell.
 type Config struct {
 	// Folder holds everything; it is made if missing, and locked while the cell runs.
@@ -126,8 +129,16 @@ func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.
 	}
 	ctx, d.stop = context.WithCancel(context.WithoutCancel(ctx))
 	d.running, ctx = errgroup.WithContext(ctx)
-	d.running.Go(func() error { return serving.Serve(ctx, listener, writers.Handler(server), nil) })
-	d.running.Go(func() error { return cell.Feed.Run(ctx) })
+	feeding, stopFeed := context.WithCancel(context.WithoutCancel(ctx)) // for as long as there are watches
+	d.running.Go(func() error { return cell.Feed.Run(feeding) })
+	d.running.Go(func() error {
+		defer stopFeed()
+		return serving.Serve(ctx, listener, writers.Handler(server), nil, func(ctx context.Context) {
+			ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+			defer cancel()
+			server.Drain(ctx, 0)
+		})
+	})
 	d.running.Go(func() error { return cell.Projection.Run(ctx, commitCadence) })
 	d.running.Go(func() error { return finisher.Run(ctx) })
 	return nil

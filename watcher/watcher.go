@@ -5,6 +5,7 @@ package watcher
 import (
 	"context"
 	"net/http"
+	"time"
 
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -13,23 +14,39 @@ import (
 // Config of the watcher of one cluster.
 type Config struct {
 	apiserver.Config
+	// Drain is how long the end of open watches is spread over when the process stops.
+	Drain time.Duration
 }
+
+// drainGrace is how long after the last of them clients may take to receive it.
+const drainGrace = 5 * time.Second
 
 // Watcher is the http.Handler of the watcher. It serves watches while Run runs.
 type Watcher struct {
 	http.Handler
-	feed *kubestore.Feed
+
+	server *apiserver.Server
+	feed   *kubestore.Feed
+	spread time.Duration
 }
 
 // New builds the watcher of one cluster.
 func New(c Config) (*Watcher, error) {
 	c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection)
-	handler, err := apiserver.New(c.Config)
+	server, err := apiserver.New(c.Config)
 	if err != nil {
 		return nil, err
 	}
-	return &Watcher{Handler: handler, feed: c.Cell.Feed}, nil
+	return &Watcher{Handler: server, server: server, feed: c.Cell.Feed, spread: c.Drain}, nil
 }
 
-// Run reads the log and delivers it to watches until ctx ends.
+// Run reads the log and delivers it to watches until ctx ends. To stop without harm, Drain first.
 func (w *Watcher) Run(ctx context.Context) error { return w.feed.Run(ctx) }
+
+// Drain turns readiness off, refuses new watches and ends the open ones, each with a last bookmark for who
+// asked for bookmarks. It returns when they have ended, a little after the configured time at the latest.
+func (w *Watcher) Drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, w.spread+drainGrace)
+	defer cancel()
+	w.server.Drain(ctx, w.spread)
+}

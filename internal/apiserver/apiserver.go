@@ -42,6 +42,8 @@ type Config struct {
 	EncryptionConfigFile string
 	// Services says which addresses and node ports Services may have.
 	Services ServiceConfig
+	// Watches bounds the watches of this process.
+	Watches WatchLimits
 }
 
 // Server is the http.Handler of one cluster. It starts no goroutine that outlives a request.
@@ -57,6 +59,8 @@ type Server struct {
 	// client uses loopback with protobuf.
 	client kubernetes.Interface
 	groups map[string]*group
+	// watches that are open.
+	watches *watches
 
 	// crds serves custom resources, discovery '/api', '/apis' and what is below them down to a group's
 	// version, openapi '/openapi/…'. Each also answers what it does not know.
@@ -70,7 +74,7 @@ func New(c Config) (*Server, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	s := &Server{config: c}
+	s := &Server{config: c, watches: newWatches(c.Watches)}
 	if err := s.configure(); err != nil {
 		return nil, err
 	}

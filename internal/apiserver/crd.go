@@ -90,9 +90,11 @@ func (c *customResources) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if info.Verb == "watch" && c.server.config.Cell.Feed != nil {
+		// The handler returns before the watch is served (filters.go), so the end of the request cancels.
 		ctx, cancel := context.WithCancel(r.Context())
-		defer cancel()
+		context.AfterFunc(r.Context(), cancel)
 		if err := c.endWithCRD(ctx, cancel, crd, seen.Revision()); err != nil {
+			cancel()
 			c.fail(w, r, err)
 			return
 		}

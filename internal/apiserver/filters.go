@@ -14,6 +14,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
+	"k8s.io/apiserver/pkg/server/routine"
 
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -30,6 +31,7 @@ func (s *Server) minRequestTimeout() time.Duration {
 // the first that a request meets.
 func (s *Server) withFilters(h http.Handler) http.Handler {
 	c := s.generic
+	h = s.withWatchLimits(h)
 	h = genericapifilters.WithAuthorization(h, c.Authorization.Authorizer, c.Serializer)
 	if c.FeatureGate.Enabled(genericfeatures.ConstrainedImpersonation) {
 		h = impersonation.WithConstrainedImpersonation(h, c.Authorization.Authorizer, c.Serializer)
@@ -47,6 +49,8 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withWatcher(h)
 	h = genericapifilters.WithCacheControl(h)
 	h = genericapifilters.WithLatencyTrackers(h)
+	h = routine.WithRoutine(h, isLongRunning) // a watch lets go of the stack that prepared it
+	h = s.watches.withPlace(h)
 	h = s.withRequestInfo(h)
 	h = genericapifilters.WithRequestReceivedTimestamp(h)
 	h = s.withHealth(h)

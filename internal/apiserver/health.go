@@ -17,7 +17,7 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 	health := mux.NewPathRecorderMux("logplane")
 	healthz.InstallHandler(health, healthz.PingHealthz)
 	healthz.InstallLivezHandler(health, healthz.PingHealthz)
-	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", s.checkView))
+	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", s.checkView), healthz.NamedCheck("draining", s.watches.checkDraining))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/"); first {
 		case "healthz", "livez", "readyz":

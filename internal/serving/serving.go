@@ -17,9 +17,10 @@ const (
 	shutdownTimeout   = 10 * time.Second
 )
 
-// Serve serves until ctx ends, then refuses new requests, ends watches (they resume elsewhere from their
-// last revision) and waits for the other requests in flight. A nil TLS configuration is plain HTTP.
-func Serve(ctx context.Context, listener net.Listener, handler http.Handler, secure *tls.Config) error {
+// Serve serves until ctx ends. Then drain, if there is one, ends the streams of this process, while it still
+// answers; what is left after it is cut off once ordinary requests have had a moment to finish. A nil TLS
+// configuration is plain HTTP.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler, secure *tls.Config, drain func(context.Context)) error {
 	requests, endRequests := context.WithCancel(context.Background())
 	defer endRequests()
 	server := &http.Server{
@@ -27,7 +28,7 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, sec
 		BaseContext: func(net.Listener) context.Context { return requests },
 	}
 	stopped := make(chan error, 1)
-	go func() { stopped <- stopWhenDone(ctx, server, endRequests) }()
+	go func() { stopped <- stopWhenDone(ctx, server, endRequests, drain) }()
 	var err error
 	if secure != nil {
 		err = server.ServeTLS(listener, "", "")
@@ -40,9 +41,14 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, sec
 	return <-stopped
 }
 
-// stopWhenDone lets ordinary requests finish first; what is left after that are watches.
-func stopWhenDone(ctx context.Context, server *http.Server, endRequests func()) error {
+// stopWhenDone lets streams and then ordinary requests finish; what is left after that is cut off.
+func stopWhenDone(ctx context.Context, server *http.Server, endRequests func(), drain func(context.Context)) error {
 	<-ctx.Done()
+	// Connections close with their requests, so that clients come back through whatever chooses a process.
+	server.SetKeepAlivesEnabled(false)
+	if drain != nil {
+		drain(context.WithoutCancel(ctx))
+	}
 	grace, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	endWatches := time.AfterFunc(watchGrace, endRequests)

@@ -1,0 +1,239 @@
+package apiserver
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// WatchLimits bounds the watches of one process; 0 is no bound. Beyond it the answer is 429.
+type WatchLimits struct {
+	// Process is how many watches may be open, User how many of them by one user.
+	Process, User int
+	// Patience is how long a client may take to receive what was sent, 30 s by default: then its stream is cut,
+	// and it resumes from the last revision that it has. Nobody else waits for it meanwhile.
+	Patience time.Duration
+}
+
+const (
+	defaultPatience = 30 * time.Second
+	// retryWatchSeconds is when a client refused by a limit may ask again.
+	retryWatchSeconds = 5
+)
+
+// watches knows every watch of the process: to count them, and to end them well. It is safe for concurrent use.
+type watches struct {
+	limits WatchLimits
+
+	mu       sync.Mutex // guards what follows
+	draining bool
+	open     map[*openWatch]struct{}
+	byUser   map[string]int
+	// idle is closed when the last watch of a drain has ended; nil before a drain.
+	idle chan struct{}
+}
+
+// openWatch is one request to watch. It holds a place once it was admitted.
+type openWatch struct {
+	user string
+	// end is closed to end the watch with a last bookmark.
+	end chan struct{}
+}
+
+func newWatches(limits WatchLimits) *watches {
+	if limits.Patience == 0 {
+		limits.Patience = defaultPatience
+	}
+	return &watches{limits: limits, open: map[*openWatch]struct{}{}, byUser: map[string]int{}}
+}
+
+type openWatchKey struct{}
+
+// withPlace gives back a watch's place when the request has ended, and cuts off a client that is too slow.
+// It is met before, and outlives, what prepares the watch.
+func (w *watches) withPlace(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(response http.ResponseWriter, r *http.Request) {
+		if info, _ := apirequest.RequestInfoFrom(r.Context()); !isLongRunning(r, info) {
+			h.ServeHTTP(response, r)
+			return
+		}
+		o := &openWatch{end: make(chan struct{})}
+		defer w.leave(o)
+		impatient := &impatientWriter{response, http.NewResponseController(response), w.limits.Patience}
+		ctx := context.WithValue(r.Context(), openWatchKey{}, o)
+		h.ServeHTTP(impatient, r.WithContext(kubestore.WithEnd(ctx, o.end)))
+	})
+}
+
+// withLimits admits a watch of an authorized user, or refuses it.
+func (s *Server) withWatchLimits(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if o, ok := r.Context().Value(openWatchKey{}).(*openWatch); ok {
+			if user, ok := apirequest.UserFrom(r.Context()); ok {
+				o.user = user.GetName()
+			}
+			if err := s.watches.admit(o); err != nil {
+				w.Header().Set("Connection", "close") // the next try may reach another process
+				s.fail(w, r, err)
+				return
+			}
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+func (w *watches) admit(o *openWatch) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.draining:
+		return &apierrors.StatusError{ErrStatus: metav1.Status{
+			Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable, Reason: metav1.StatusReasonServiceUnavailable,
+			Message: "this process is stopping, watch again", Details: &metav1.StatusDetails{RetryAfterSeconds: 1},
+		}}
+	case w.limits.Process > 0 && len(w.open) >= w.limits.Process:
+		return apierrors.NewTooManyRequests(fmt.Sprintf("this process serves %d watches, its limit", len(w.open)), retryWatchSeconds)
+	case w.limits.User > 0 && w.byUser[o.user] >= w.limits.User:
+		return apierrors.NewTooManyRequests(fmt.Sprintf("user '%s' has %d watches in this process, the limit", o.user, w.byUser[o.user]), retryWatchSeconds)
+	}
+	w.open[o] = struct{}{}
+	w.byUser[o.user]++
+	return nil
+}
+
+func (w *watches) leave(o *openWatch) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, ok := w.open[o]; !ok {
+		return
+	}
+	delete(w.open, o)
+	if w.byUser[o.user]--; w.byUser[o.user] == 0 {
+		delete(w.byUser, o.user)
+	}
+	w.noticeIdle()
+}
+
+// noticeIdle requires mu.
+func (w *watches) noticeIdle() {
+	if w.idle != nil && len(w.open) == 0 {
+		close(w.idle)
+		w.idle = nil
+	}
+}
+
+// Drain refuses new watches from now on, reports the process as not ready, and ends the open watches, spread
+// over a time so that they do not all come to the other processes at once. Each gets a last bookmark, if it
+// asked for bookmarks, and a clean end. It returns when all have ended, or ctx has.
+func (s *Server) Drain(ctx context.Context, spread time.Duration) { s.watches.drain(ctx, spread) }
+
+func (w *watches) drain(ctx context.Context, spread time.Duration) {
+	w.mu.Lock()
+	if w.draining {
+		w.mu.Unlock()
+		return
+	}
+	idle := make(chan struct{})
+	w.draining, w.idle = true, idle
+	left := make([]*openWatch, 0, len(w.open))
+	for o := range w.open { // in no order
+		left = append(left, o)
+	}
+	w.noticeIdle()
+	w.mu.Unlock()
+	start := time.Now()
+	for i, o := range left {
+		pause(ctx, time.Until(start.Add(spread*time.Duration(i)/time.Duration(len(left)))))
+		close(o.end)
+	}
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	}
+}
+
+// pause waits, or not any more once ctx has ended.
+func pause(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// checkDraining is the readiness check by which no new clients are sent here.
+func (w *watches) checkDraining(*http.Request) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.draining {
+		return fmt.Errorf("the process is stopping, %d watches left", len(w.open))
+	}
+	return nil
+}
+
+// impatientWriter gives each piece of a stream a time within which the client must take it. Between pieces
+// there is none, since HTTP/2 would end an idle stream by it.
+type impatientWriter struct {
+	http.ResponseWriter
+	control  *http.ResponseController
+	patience time.Duration
+}
+
+// Unwrap is for http.ResponseController.
+func (w *impatientWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *impatientWriter) Write(p []byte) (int, error) {
+	_ = w.control.SetWriteDeadline(time.Now().Add(w.patience)) // not every server has deadlines
+	return w.ResponseWriter.Write(p)
+}
+
+// Flush implements http.Flusher.
+func (w *impatientWriter) Flush() {
+	if w.control.Flush() == nil {
+		_ = w.control.SetWriteDeadline(time.Time{})
+	}
+}
+
+// CloseNotify is what upstream's wrappers look for.
+func (w *impatientWriter) CloseNotify() <-chan bool {
+	if inner, ok := w.ResponseWriter.(http.CloseNotifier); ok { //nolint:staticcheck // upstream asks for it
+		return inner.CloseNotify()
+	}
+	return make(chan bool)
+}
+
+// Hijack implements http.Hijacker, for WebSocket.
+func (w *impatientWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buffered, err := w.control.Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	impatient := &impatientConn{conn, w.patience}
+	buffered.Writer.Reset(impatient)
+	return impatient, buffered, nil
+}
+
+// impatientConn is the same for a WebSocket.
+type impatientConn struct {
+	net.Conn
+	patience time.Duration
+}
+
+func (c *impatientConn) Write(p []byte) (int, error) {
+	_ = c.SetWriteDeadline(time.Now().Add(c.patience))
+	return c.Conn.Write(p)
+}
