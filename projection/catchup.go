@@ -273,6 +273,9 @@ func (t *tail) compare(e *eventlog.Event) error {
 func (p *Projection) install(snap *snapshot) error {
 	var diverged error
 	p.publish(func(v *View) *View {
+		if diverged = p.sameEpoch(v, snap); diverged != nil {
+			return v
+		}
 		if v == nil {
 			return &View{p: p, snap: snap, tail: emptyTail(snap.root), superseded: make(chan struct{})}
 		}

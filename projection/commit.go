@@ -186,7 +186,7 @@ func (p *Projection) fold(ctx context.Context, v *View) (*root, error) {
 			next.voids = append(next.voids, folded)
 		}
 		records, next.folded = appendRun(records, next.Applied, folded), next.folded+len(r.Body)
-		next.Applied, next.Epoch = r.Revision, max(next.Epoch, r.Epoch)
+		next.Applied = r.Revision
 		if raw += len(r.Body); raw > spillBytes {
 			if err := p.spill(ctx, next, records); err != nil {
 				return nil, err
@@ -213,7 +213,7 @@ func (v *View) dirty() bool {
 // judged returns a copy of a tail record with its validity.
 func (v *View) judged(ctx context.Context, r *record) (*record, error) {
 	c := *r
-	if certain(&r.Event) {
+	if r.void || certain(&r.Event) {
 		return &c, nil
 	}
 	below, found, err := v.newest(ctx, r.key, r.Revision-1)

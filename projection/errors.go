@@ -15,6 +15,9 @@ var (
 	// ErrHole: the log was purged past the root (invariant 5 was broken, or the bucket is an old copy).
 	ErrHole = errors.New("the log was purged past the root: restore a newer bucket, or run 'logplane fence'")
 
+	// errFenceRaced is wrapped when the root changed while the cell was fenced.
+	errFenceRaced = errors.New("the root changes: a projector is still running, stop it")
+
 	// errRootGone is wrapped when a root that was read is not there any more.
 	errRootGone = errors.New("the bucket was emptied")
 )

@@ -26,14 +26,10 @@ func entryVersion(e segment.Entry) version {
 func (v *version) dead() bool { return v.flags&segment.Tombstone != 0 }
 
 func (v *version) row(d *recordDecoder) (Row, error) {
-	r := v.record
-	if r == nil {
-		var err error
-		if r, err = d.keyed(v.entry); err != nil {
-			return Row{}, err
-		}
+	if v.record == nil {
+		return d.row(v.entry)
 	}
-	return r.row(), nil
+	return v.record.row(), nil
 }
 
 // valid is the fold's rule (invariant 13): live is the key's live revision before the event, 0 for none.
@@ -59,7 +55,7 @@ func certain(e *eventlog.Event) bool {
 // tombstones included. below is asked only if no event of the chain is certain.
 func settle(chain []*record, below func() (version, bool, error)) (version, bool, error) {
 	anchor := 0
-	for anchor < len(chain) && !certain(&chain[anchor].Event) {
+	for anchor < len(chain) && (chain[anchor].void || !certain(&chain[anchor].Event)) {
 		anchor++
 	}
 	var newest version
@@ -77,7 +73,7 @@ func settle(chain []*record, below func() (version, bool, error)) (version, bool
 		if !found || newest.dead() {
 			live = 0
 		}
-		if valid(&chain[i].Event, live) {
+		if !chain[i].void && valid(&chain[i].Event, live) {
 			newest, found = versionOf(chain[i]), true
 		}
 	}

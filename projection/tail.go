@@ -21,10 +21,12 @@ type tail struct {
 	lastID   string
 	lastTime int64
 	bytes    int
+	// epoch is the root's: an event of an older one was written across a fence and is void (invariant 9).
+	epoch uint64
 }
 
 func emptyTail(r *root) *tail {
-	return &tail{byKey: btree.NewG(32, newestFirst), last: r.Applied, lastID: r.AppliedID, lastTime: r.AppliedTime}
+	return &tail{byKey: btree.NewG(32, newestFirst), last: r.Applied, lastID: r.AppliedID, lastTime: r.AppliedTime, epoch: r.Epoch}
 }
 
 func newestFirst(a, b *record) bool {
@@ -40,7 +42,9 @@ func (t *tail) extend(events []eventlog.Event) *tail {
 	next := *t
 	next.byKey = t.byKey.Clone()
 	for i := range events {
-		next.add(newRecord(events[i]))
+		r := newRecord(events[i])
+		r.void = r.Epoch < t.epoch
+		next.add(r)
 		next.remember(&events[i])
 	}
 	return &next

@@ -36,8 +36,7 @@ func newInspect() *cobra.Command {
 		Long: "Reads a cell without its API: '--data DIR' opens the folder of a stopped 'logplane dev', otherwise the\n" +
 			"connection flags of 'logplane api' say where the log and the bucket are. Nothing is changed.",
 	}
-	i.where.register(cmd.PersistentFlags())
-	cmd.PersistentFlags().StringVar(&i.folder, "data", "", "folder of a stopped 'logplane dev'")
+	i.register(cmd)
 	cmd.AddCommand(
 		&cobra.Command{Use: "head", Short: "Print the log's first revision and its head", Args: cobra.NoArgs, RunE: i.run(printHead)},
 		&cobra.Command{Use: "root", Short: "Print the root that the bucket holds", Args: cobra.NoArgs, RunE: i.run(printRoot)},
@@ -45,6 +44,12 @@ func newInspect() *cobra.Command {
 		i.newDump(), i.newHistory(), i.newFsck(),
 	)
 	return cmd
+}
+
+// register adds the flags that say where the cell is, for the command and those below it.
+func (i *inspection) register(cmd *cobra.Command) {
+	i.where.register(cmd.PersistentFlags())
+	cmd.PersistentFlags().StringVar(&i.folder, "data", "", "folder of a stopped 'logplane dev'")
 }
 
 type look func(ctx context.Context, c kubestore.Cell, w io.Writer, args []string) error

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+func newFence() *cobra.Command {
+	var (
+		i   inspection
+		to  uint64
+		yes bool
+	)
+	cmd := &cobra.Command{
+		Use:   "fence",
+		Short: "Move the log forward after it was lost or restored, so that no revision is used twice",
+		Long: "After a log disk was lost, or a log or bucket restored, processes stop with 'the log went back' or 'the log was\n" +
+			"purged past the root'. Stop all of them, then fence: what the log has is folded into the snapshot if it is the\n" +
+			"snapshot's log, else it is given up; the log is wiped and leaps far ahead, and the cell enters its next epoch.\n" +
+			"What the bucket has is kept. Clients get 410 for older revisions and list again. Without --yes nothing is\n" +
+			"fenced. If it is interrupted, fence again.",
+		Args: cobra.NoArgs,
+		RunE: i.run(func(ctx context.Context, c kubestore.Cell, w io.Writer, _ []string) error {
+			plan, err := c.Projection.PlanFence(ctx, projection.Revision(to))
+			if err != nil {
+				return err
+			}
+			printPlan(w, plan)
+			if !yes {
+				return errors.New("nothing was fenced: stop every process of the cell, then give --yes")
+			}
+			if err := c.Projection.Fence(ctx, plan); err != nil {
+				return err
+			}
+			fmt.Fprintf(w, "fenced: start the cell's processes again\n")
+			return nil
+		}),
+	}
+	i.register(cmd)
+	cmd.Flags().Uint64Var(&to, "to", 0, "the log's next revision; 0 for one well above the head")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do it: every process of the cell is stopped")
+	return cmd
+}
+
+func printPlan(w io.Writer, plan projection.FencePlan) {
+	fmt.Fprintf(w, "the snapshot reaches revision %d, the log holds %d to %d\n", plan.Applied, plan.Log.First, plan.Log.Head)
+	if plan.Lost != nil {
+		fmt.Fprintf(w, "the log is not the snapshot's, its events are given up: %v\n", plan.Lost)
+	}
+	fmt.Fprintf(w, "the next revision is %d, in epoch %d\n", plan.To, plan.Epoch)
+}

@@ -1,0 +1,153 @@
+package projection
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+// FencePlan is what a fence would do to a cell, or has done.
+type FencePlan struct {
+	// Log is what the log held, Applied what the snapshot holds.
+	Log     eventlog.Bounds
+	Applied Revision
+	// Lost is why the log's events above Applied cannot be kept: it is another log than the snapshot's. Nil if all of
+	// them were folded into the snapshot first.
+	Lost error
+	// To is the next revision after the fence, Epoch the cell's from then on.
+	To    Revision
+	Epoch uint64
+}
+
+// PlanFence folds what the log has into the snapshot, if it is the snapshot's log, and says what Fence would do. To is 0
+// for a revision well above every one that a client may have seen.
+func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, error) {
+	plan := FencePlan{To: to}
+	if _, err := p.Commit(ctx); errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, ErrHole) {
+		plan.Lost = err
+	} else if err != nil {
+		return plan, fmt.Errorf("fence: %w", err)
+	}
+	_, r, err := p.rootNow(ctx)
+	if err == nil {
+		plan.Log, err = p.config.Log.Extent(ctx)
+	}
+	if err != nil {
+		return plan, fmt.Errorf("fence: %w", err)
+	}
+	plan.Applied, plan.Epoch = r.Applied, r.Epoch+1
+	if last, err := p.config.Log.EventAt(ctx, plan.Log.Head); err == nil {
+		plan.Epoch = max(plan.Epoch, last.Epoch+1) // the bucket may be older than the last fence
+	}
+	highest := max(plan.Log.Head, r.Applied)
+	if to == 0 {
+		// What was lost beyond both is at most what a cell writes in days.
+		plan.To = highest + 16*eventlog.FenceGap
+	} else if to < highest+eventlog.FenceGap {
+		return plan, fmt.Errorf("fence at %d: it must be at least %d, well above the log's head %d and the snapshot's %d", to, highest+eventlog.FenceGap, plan.Log.Head, r.Applied)
+	}
+	return plan, nil
+}
+
+// Fence does what the plan says, by an operator's word (invariant 9): all writers have stopped. The Projection is of no use
+// afterwards, nor is any other that was opened before: they are of the old epoch.
+//
+//  1. The log is wiped and leaps to the plan's revision. A crash after this leaves a log that begins above the
+//     root: every process stops with ErrHole, and the operator fences again.
+//  2. The root is swapped for one of the next epoch that has applied, as barriers, everything below. A stalled
+//     commit from before has lost its swap.
+func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
+	if err := p.config.Log.Fence(ctx, plan.To); err != nil {
+		return err
+	}
+	var tried *root
+	var failure error
+	for attempt := range swapAttempts {
+		if err := pause(ctx, attempt); err != nil {
+			return errors.Join(err, failure)
+		}
+		etag, r, err := p.rootNow(ctx)
+		switch {
+		case err != nil:
+		case tried != nil && bytes.Equal(r.Nonce, tried.Nonce):
+			return nil
+		case r.Epoch >= plan.Epoch || r.Applied != plan.Applied:
+			return fmt.Errorf("fence at %d: %w", plan.To, errFenceRaced)
+		default:
+			if tried, err = fencedRoot(r, plan); err == nil {
+				err = p.swapRoot(ctx, tried, etag)
+			}
+		}
+		if err == nil {
+			_ = p.fail(eventlog.ErrFenced)
+			return nil
+		}
+		failure = err
+	}
+	return fmt.Errorf("fence at %d: the log is fenced, and the root is not: fence again: %w", plan.To, failure)
+}
+
+// fencedRoot is the root of the next epoch. A run of barriers reaches from what was applied to the fence, so that the
+// events that are archived stay contiguous.
+func fencedRoot(r *root, plan FencePlan) (*root, error) {
+	records, err := r.inlineRecords()
+	if err != nil {
+		return nil, err
+	}
+	next := r.clone()
+	last := &record{Event: eventlog.Event{Revision: plan.To - 1, Time: time.Unix(0, r.Clock)}}
+	records = appendRun(append([]*record(nil), records...), r.Applied, last)
+	next.Epoch = plan.Epoch
+	next.Applied, next.AppliedTime, next.AppliedID = plan.To-1, r.Clock, "fence-"+rand.Text()
+	next.Floor, next.Purge = next.Applied, next.Applied
+	next.records = records
+	next.Inline, _, err = sealRecords(records)
+	return next, err
+}
+
+func (p *Projection) swapRoot(ctx context.Context, next *root, etag string) error {
+	body, err := encodeRoot(next)
+	if err == nil {
+		err = next.check()
+	}
+	if err != nil {
+		return err
+	}
+	if etag == "" {
+		_, err = p.config.Bucket.Create(ctx, p.rootKey(), body)
+	} else {
+		_, err = p.config.Bucket.Replace(ctx, p.rootKey(), body, etag)
+	}
+	return err
+}
+
+// rootNow reads the root whatever view there is.
+func (p *Projection) rootNow(ctx context.Context) (etag string, r *root, err error) {
+	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())
+	if errors.Is(err, bucket.ErrNotFound) {
+		return "", &root{}, nil
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("read the root: %w", err)
+	}
+	r, err = decodeRoot(body)
+	return etag, r, err
+}
+
+// sameEpoch lets the first root decide in which epoch this process writes, and stops it at one of a later.
+func (p *Projection) sameEpoch(v *View, snap *snapshot) error {
+	if v == nil {
+		p.config.Log.SetEpoch(max(p.config.Log.Epoch(), snap.root.Epoch))
+		return nil
+	}
+	if snap.root.Epoch > v.snap.root.Epoch {
+		return fmt.Errorf("the root is of epoch %d, this process of %d: %w", snap.root.Epoch, v.snap.root.Epoch, eventlog.ErrFenced)
+	}
+	return nil
+}

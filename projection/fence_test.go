@@ -1,0 +1,223 @@
+package projection
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// onDisk is a cell whose log is in a folder that the test may replace.
+func onDisk(t *testing.T, dir string) (*cell, *server.Server) {
+	c := newCell(t)
+	s := eventlogtest.Run(t, dir)
+	c.conn = eventlogtest.Connect(t, s)
+	c.log = eventlogtest.Open(t, eventlog.Config{Conn: c.conn})
+	c.Projection = c.another()
+	return c, s
+}
+
+// reopened is the same cell after a restart of everything, with the log that the folder holds.
+func (c *cell) reopened(dir string) (*cell, *server.Server) {
+	s := eventlogtest.Run(c.t, dir)
+	next := *c
+	next.conn = eventlogtest.Connect(c.t, s)
+	next.log = eventlogtest.Open(c.t, eventlog.Config{Conn: next.conn})
+	next.Projection = next.another()
+	return &next, s
+}
+
+// The rehearsal of invariant 9: the log's disk is lost and an old copy restored. Every process stops; after the fence all
+// that the bucket has is there, revisions go on above every one that was ever seen, and older ones have
+// expired, so that clients relist.
+func TestALostTailIsFenced(t *testing.T) {
+	for _, inline := range []int{1, 0} {
+		t.Run(fmt.Sprint("inline ", inline), func(t *testing.T) {
+			small := func(c *Config) { c.InlineBytes = inline }
+			dir, backup := t.TempDir(), t.TempDir()
+			c, s := onDisk(t, dir)
+			c.Projection = c.another(small)
+			want := map[string]string{}
+			put := func(name, value string) Revision {
+				rev := c.put(name, value)
+				want[name] = fmt.Sprintf("%s@%d", value, rev)
+				return rev
+			}
+			for i := range 5 {
+				put(fmt.Sprint("n", i), "before")
+			}
+			c.commit()
+			s.Shutdown()
+			s.WaitForShutdown()
+			require.NoError(t, os.CopyFS(backup, os.DirFS(dir)))
+
+			c, s = c.reopened(dir)
+			c.Projection = c.another(small)
+			for i := range 5 {
+				put(fmt.Sprint("n", i+2), "after")
+			}
+			c.commit()
+			seen := put("n9", "last")
+			c.commit()
+			s.Shutdown()
+			s.WaitForShutdown()
+
+			// The old copy: its head is behind the root. Nobody goes on, by whatever call.
+			c, s = c.reopened(backup)
+			for _, p := range []*Projection{c.another(), c.Projection} {
+				_, err := p.Latest(c.ctx)
+				require.ErrorIs(t, err, eventlog.ErrDiverged)
+				_, err = p.Commit(c.ctx)
+				require.ErrorIs(t, err, eventlog.ErrDiverged)
+			}
+			require.ErrorIs(t, c.another().Run(c.ctx, 1), eventlog.ErrDiverged)
+			// Even one that wrote on blindly, up to where the root was, is found out by what is there.
+			blind := eventlogtest.Open(t, eventlog.Config{Conn: c.conn})
+			for range 20 {
+				_, err := blind.Append(c.ctx, fmt.Sprint("blind-", c.n), eventlog.Write{Op: eventlog.Added, Key: podKey(fmt.Sprint("blind", c.n))})
+				require.NoError(t, err)
+				c.n++
+			}
+			_, err := c.another().Latest(c.ctx)
+			require.ErrorIs(t, err, eventlog.ErrDiverged)
+
+			c.log = eventlogtest.Open(t, eventlog.Config{Conn: c.conn}) // the operator's process
+			operator := c.another()
+			plan, err := operator.PlanFence(c.ctx, 0)
+			require.NoError(t, err)
+			require.ErrorIs(t, plan.Lost, eventlog.ErrDiverged)
+			require.NoError(t, operator.Fence(c.ctx, plan))
+			_, err = operator.Latest(c.ctx)
+			require.ErrorIs(t, err, eventlog.ErrDiverged)
+
+			c.log = eventlogtest.Open(t, eventlog.Config{Conn: c.conn})
+			c.Projection = c.another(small)
+			v := c.latest()
+			got, err := state(c.ctx, v, v.Revision())
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+			require.Equal(t, plan.To-1, v.Revision())
+			_, _, err = v.Get(c.ctx, podKey("n9").Row(), seen)
+			require.ErrorIs(t, err, ErrExpired)
+			for _, err := range c.Events(c.ctx, seen, v.Revision()) {
+				require.ErrorIs(t, err, ErrExpired)
+			}
+			for name := range c.last { // writers ask the view, not their memory
+				pre, err := v.Precondition(c.ctx, podKey(name).Row())
+				require.NoError(t, err)
+				require.Zero(t, pre)
+			}
+			require.Greater(t, put("n1", "new"), seen)
+			require.Greater(t, put("fresh", "new"), seen)
+			c.commit()
+			c.require(want)
+			requireClean(t, c.another())
+			require.EqualValues(t, 1, c.log.Epoch())
+			_ = s
+		})
+	}
+}
+
+func requireClean(t testing.TB, p *Projection) {
+	t.Helper()
+	v, err := p.Verify(t.Context(), func(problem error) { t.Error(problem) })
+	require.NoError(t, err)
+	require.Zero(t, v.Foreign)
+}
+
+// A healthy log is folded before it is fenced, so that nothing is lost; who was there before stops, and what it still
+// writes is void.
+func TestOldEpochsEnd(t *testing.T) {
+	quiet(t)
+	c := newCell(t)
+	c.put("a", "1")
+	c.commit()
+	c.put("b", "2")
+	stale := eventlogtest.Open(t, eventlog.Config{Conn: c.conn, InMemory: true})
+	old, err := Open(Config{Log: stale, Bucket: c.bucket})
+	require.NoError(t, err)
+	_, err = old.Latest(c.ctx)
+	require.NoError(t, err)
+
+	operator := c.another()
+	plan, err := operator.PlanFence(c.ctx, 5<<20)
+	require.NoError(t, err)
+	require.NoError(t, plan.Lost)
+	require.NoError(t, operator.Fence(c.ctx, plan))
+
+	late := eventlog.Write{Op: eventlog.Added, Key: podKey("late"), Body: []byte("x")}
+	_, err = stale.Append(c.ctx, "late", late)
+	require.ErrorIs(t, err, eventlog.ErrFenced)
+	_, err = old.Latest(c.ctx)
+	require.ErrorIs(t, err, eventlog.ErrFenced)
+	require.ErrorIs(t, err, eventlog.ErrDiverged)
+	_, err = old.Commit(c.ctx)
+	require.ErrorIs(t, err, eventlog.ErrFenced)
+
+	c.log = eventlogtest.Open(t, eventlog.Config{Conn: c.conn, InMemory: true})
+	c.Projection = c.another()
+	want := map[string]string{"a": "1@1", "b": "2@2"}
+	for range 2 { // from the tail, and from the snapshot
+		v := c.latest()
+		got, err := state(c.ctx, v, v.Revision())
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		rows, err := c.History(c.ctx, late.Key.Row())
+		require.NoError(t, err)
+		require.Len(t, rows, 1)
+		require.True(t, rows[0].Void)
+		for e, err := range c.Events(c.ctx, v.Floor(), v.Revision()) {
+			require.NoError(t, err)
+			require.Fail(t, "a void event was delivered", e.RequestID)
+		}
+		c.commit()
+	}
+	requireClean(t, c.another())
+}
+
+// A fence that breaks off after any step is made up for by the next; until then nobody reads or writes.
+func TestAFenceThatBreaksOff(t *testing.T) {
+	for _, fate := range []memory.Fault{memory.Fails, memory.FailsButPersisted} {
+		c := newCell(t)
+		c.put("a", "1")
+		c.commit()
+		operator := c.another()
+		plan, err := operator.PlanFence(c.ctx, 0)
+		require.NoError(t, err)
+		c.bucket.Inject(func(op memory.Op, _ string) memory.Fault {
+			if op == memory.OpReplace {
+				return fate
+			}
+			return memory.Works
+		})
+		err = operator.Fence(c.ctx, plan)
+		c.bucket.Inject(nil)
+		c.log = eventlogtest.Open(t, eventlog.Config{Conn: c.conn, InMemory: true})
+		if fate == memory.Fails {
+			require.Error(t, err)
+			_, err = c.another().Latest(c.ctx)
+			require.ErrorIs(t, err, ErrHole)
+			again := c.another()
+			plan, err = again.PlanFence(c.ctx, 0)
+			require.NoError(t, err)
+			require.NoError(t, again.Fence(c.ctx, plan))
+			c.log = eventlogtest.Open(t, eventlog.Config{Conn: c.conn, InMemory: true})
+		} else {
+			require.NoError(t, err)
+		}
+		c.Projection = c.another()
+		c.require(map[string]string{"a": "1@1"})
+		require.EqualValues(t, 1, c.latest().snap.root.Epoch)
+		_, err = c.another().PlanFence(c.ctx, 7)
+		require.Error(t, err)
+		requireClean(t, c.another())
+	}
+	require.False(t, errors.Is(eventlog.ErrDiverged, eventlog.ErrFenced))
+}
