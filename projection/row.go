@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"time"
+	"unsafe"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/segment"
@@ -138,6 +139,17 @@ type recordDecoder struct {
 	rest            []byte
 	failed          bool
 	group, resource string
+	scratch         record
+}
+
+// row decodes an entry of a key-ordered segment without keeping its record.
+func (d *recordDecoder) row(e segment.Entry) (Row, error) {
+	d.rest, d.failed, d.scratch = e.Value, false, record{key: e.Key, span: 1}
+	r, err := d.record(&d.scratch, e)
+	if err != nil {
+		return Row{}, err
+	}
+	return r.row(), nil
 }
 
 // keyed decodes an entry of a key-ordered segment.
@@ -244,7 +256,11 @@ func (d *recordDecoder) bytes() []byte {
 	return b
 }
 
-func (d *recordDecoder) string() string { return string(d.bytes()) }
+// string aliases the entry, whose bytes nobody changes: the body beside it does too.
+func (d *recordDecoder) string() string {
+	b := d.bytes()
+	return unsafe.String(unsafe.SliceData(b), len(b))
+}
 
 // shared reads a string that is mostly the same as the last one read into the same place.
 func (d *recordDecoder) shared(last *string) string {

@@ -18,7 +18,11 @@ func (v *View) live(ctx context.Context, start, end string, at Revision) iter.Se
 			yield(version{}, err)
 			return
 		}
+		last := ""
 		err := v.retry(ctx, at, func(v *View) error {
+			if last != "" {
+				start = last + "\x00"
+			}
 			m, err := v.merge(ctx, start, end, at)
 			if err != nil {
 				return err
@@ -28,7 +32,7 @@ func (v *View) live(ctx context.Context, start, end string, at Revision) iter.Se
 				if err != nil || !ok {
 					return err
 				}
-				start = n.key + "\x00"
+				last = n.key
 				if !n.dead() && !yield(n, nil) {
 					return errEnough
 				}
@@ -175,7 +179,9 @@ type runSource struct {
 	parts      run
 	start, end string
 	cursor     *segment.Cursor
-	uncached   bool
+	// before is the cursor of the part before.
+	before   *segment.Cursor
+	uncached bool
 }
 
 func (s *runSource) next(ctx context.Context) (version, bool, error) {
@@ -186,6 +192,9 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 				return version{}, false, err
 			}
 			s.cursor = reader.Scan(s.start, s.end)
+			if s.before != nil {
+				s.cursor.Continue(s.before)
+			}
 		}
 		e, ok, err := s.cursor.Next(ctx)
 		if err != nil {
@@ -194,7 +203,7 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 		if ok {
 			return entryVersion(e), true, nil
 		}
-		s.parts, s.cursor = s.parts[1:], nil
+		s.parts, s.cursor, s.before = s.parts[1:], nil, s.cursor
 	}
 	return version{}, false, nil
 }

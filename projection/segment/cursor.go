@@ -3,13 +3,18 @@ package segment
 import (
 	"context"
 	"sort"
+
+	"golang.org/x/sync/errgroup"
 )
 
 const (
-	// firstRead is how many bytes a scan reads at first, maxRead how many at last: a page of a list
-	// touches little, a full scan few requests.
-	firstRead = 256 << 10
+	// firstRead is how many bytes a scan reads at first, which holds a page of a list, and maxRead how many at last:
+	// a full scan makes few requests.
+	firstRead = 512 << 10
 	maxRead   = 8 << 20
+	readGrows = 4
+	// maxBatch is how many blocks are decoded at the same time, at most. A scan begins with one.
+	maxBatch = 8
 )
 
 // Cursor walks over entries in order. It is not safe for concurrent use.
@@ -22,14 +27,19 @@ type Cursor struct {
 	entries []Entry
 	// ahead is how many bytes the next read may have.
 	ahead int
-	// sealed are blocks that were read but not decoded yet, from block on.
-	sealed [][]byte
+	// decoded are blocks from block on; sealed are those after them that were read but not decoded yet.
+	decoded []*Block
+	sealed  [][]byte
+	batch   int
 }
 
 // Scan returns a cursor over the entries with start <= key < end; an empty end is unbounded.
 func (r *Reader) Scan(start, end string) *Cursor {
-	return &Cursor{r: r, start: start, end: end, block: r.seek(start), ahead: firstRead}
+	return &Cursor{r: r, start: start, end: end, block: r.seek(start), ahead: firstRead, batch: 1}
 }
+
+// Continue lets the cursor read as far ahead as one that was before it in the same scan.
+func (c *Cursor) Continue(before *Cursor) { c.ahead, c.batch = before.ahead, before.batch }
 
 // Next returns the next entry, false after the last. After an error the cursor may be asked again.
 func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
@@ -63,7 +73,7 @@ func (c *Cursor) wanted(block int) bool {
 }
 
 func (c *Cursor) load(ctx context.Context) (*Block, error) {
-	if len(c.sealed) == 0 {
+	if len(c.decoded) == 0 && len(c.sealed) == 0 {
 		if b, ok := c.cached(c.block); ok {
 			return b, nil
 		}
@@ -71,15 +81,44 @@ func (c *Cursor) load(ctx context.Context) (*Block, error) {
 			return nil, err
 		}
 	}
-	b, err := c.r.decode(c.sealed[0], c.block)
-	if err != nil {
-		return nil, err
+	if len(c.decoded) == 0 {
+		if err := c.decode(); err != nil {
+			return nil, err
+		}
 	}
-	c.sealed = c.sealed[1:]
-	if c.r.cache != nil {
-		c.r.cache.Keep(c.r.file, c.block, b)
-	}
+	b := c.decoded[0]
+	c.decoded = c.decoded[1:]
 	return b, nil
+}
+
+// decode opens the next blocks, each by a goroutine of its own: decompression is most of a scan's time.
+func (c *Cursor) decode() error {
+	n := min(c.batch, len(c.sealed))
+	blocks := make([]*Block, n)
+	var group errgroup.Group
+	for i := range n {
+		open := func() (err error) {
+			blocks[i], err = c.r.decode(c.sealed[i], c.block+i)
+			return err
+		}
+		if i+1 < n {
+			group.Go(open)
+		} else if err := open(); err != nil {
+			_ = group.Wait()
+			return err
+		}
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for i, b := range blocks {
+		if c.r.cache != nil {
+			c.r.cache.Keep(c.r.file, c.block+i, b)
+		}
+	}
+	c.decoded, c.sealed = blocks, c.sealed[n:]
+	c.batch = min(2*c.batch, maxBatch)
+	return nil
 }
 
 func (c *Cursor) cached(block int) (*Block, bool) {
@@ -110,6 +149,6 @@ func (c *Cursor) read(ctx context.Context) error {
 		c.sealed = append(c.sealed, body[:blocks[c.block+i].size])
 		body = body[blocks[c.block+i].size:]
 	}
-	c.ahead = min(c.ahead*2, maxRead)
+	c.ahead = min(c.ahead*readGrows, maxRead)
 	return nil
 }
