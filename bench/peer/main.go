@@ -57,10 +57,10 @@ func run(ctx context.Context, o options) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*o.budget)
 	defer cancel()
 	t, begun := &table{}, time.Now()
-	for round := range o.rounds {
+	for round := 0; round < o.rounds && time.Since(begun) < o.budget; round++ {
 		for turn := range sides {
 			at := (round + turn) % len(sides)
-			if o.only != "" && o.only != sides[at].name || time.Since(begun) > o.budget {
+			if o.only != "" && o.only != sides[at].name {
 				continue
 			}
 			fmt.Fprintf(os.Stderr, "round %d: %s\n", round+1, sides[at].name)
