@@ -23,7 +23,7 @@ import (
 )
 
 // underCacher puts upstream's watch cache over a store.
-func underCacher(t *testing.T, s *stepped, keyOf func(string, runtime.Object) (string, error)) storage.Interface {
+func underCacher(t testing.TB, s *stepped, keyOf func(string, runtime.Object) (string, error)) storage.Interface {
 	t.Helper()
 	c, err := cacher.NewCacherFromConfig(cacher.Config{
 		Storage: s, Versioner: s.Versioner(), GroupResource: s.GroupResource,
