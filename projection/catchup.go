@@ -41,7 +41,15 @@ func (p *Projection) Latest(ctx context.Context) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.catchUp(ctx, bounds, asked, all)
+	v, err := p.catchUp(ctx, bounds, asked, all)
+	if err != nil {
+		return nil, err
+	}
+	v = p.relieve(ctx, v)
+	if err := p.failed(); err != nil {
+		return nil, err
+	}
+	return v, nil
 }
 
 // head asks the log for its bounds. A head below a revision that was known before means that the log went

@@ -7,6 +7,8 @@ import "errors"
 var (
 	// ErrExpired: the revision is below the floor; the API answers 410.
 	ErrExpired = errors.New("the revision is older than retention")
+	// ErrBehind: too many events wait to be committed; the API answers 429.
+	ErrBehind = errors.New("too many events wait to be committed")
 	// ErrFuture: the revision does not exist yet.
 	ErrFuture = errors.New("the revision does not exist yet")
 	// ErrNoRoot: the bucket has no root although the log has lost its beginning. Nothing can be read

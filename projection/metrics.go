@@ -19,6 +19,8 @@ var (
 		Help: "Events that this process folded and that had lost: their precondition did not hold."})
 	commits = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_commits_total",
 		Help: "Roots that this process wrote."})
+	relieved = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_relief_commits_total",
+		Help: "Commits that a request made because its process's tail had grown long: a projector is down or too slow."})
 	foldedBytes = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_folded_bytes_total",
 		Help: "Bytes of the events that commits of this process added to the snapshot, uncompressed."})
 	writes = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "logplane_projection_writes_total",
@@ -32,7 +34,7 @@ var (
 // Collectors are the package's metrics.
 func Collectors() []prometheus.Collector {
 	return []prometheus.Collector{tailEvents, tailBytes, lagRevisions, lagSeconds, voidEvents, commits,
-		foldedBytes, writes, writtenBytes, collectedObjects}
+		relieved, foldedBytes, writes, writtenBytes, collectedObjects}
 }
 
 // measure reports the newest view.

@@ -25,8 +25,14 @@ type Config struct {
 	InlineBytes int
 	// CacheBytes is the budget of decoded segment blocks; 64 MiB by default.
 	CacheBytes int64
+	// TailBytes is the budget of events after the snapshot: past it View.Behind refuses writes, past a quarter of it
+	// Latest commits; 64 MiB by default.
+	TailBytes int
 	// LogRetention, Retention and History are of log time (architecture.md, retention). 0 keeps everything.
 	LogRetention, Retention, History time.Duration
+	// Checkpoints say which roots are kept beside the newest one; none by default. Every process of a cell should
+	// be given the same, and the same retentions.
+	Checkpoints []CheckpointRule
 	// Grace is how old garbage is, by the bucket's clock, before it is deleted; 15 min by default. No commit may take
 	// longer, nor any list that reads one view.
 	Grace time.Duration
@@ -41,12 +47,16 @@ type Projection struct {
 	// view is the newest one; publishing is held while it is replaced, never across a request.
 	view       atomic.Pointer[View]
 	publishing sync.Mutex
+	// pins are the names that checkpoints pin, by the checkpoint's key; they never change.
+	pins sync.Map
 	// fatal is set once the log turned out to be another one (invariant 9).
 	fatal atomic.Pointer[error]
 
 	// reading lets one caller read root and tail for all who wait, committing lets one commit,
-	// following lets one wait for the log.
-	reading, committing, following gate
+	// following lets one wait for the log, relieving lets one shorten a long tail.
+	reading, committing, following, relieving gate
+	// relieveAfter is when that may be tried again, in nanoseconds since 1970.
+	relieveAfter atomic.Int64
 }
 
 // Open returns a Projection. It reads nothing; the first view does.
@@ -60,9 +70,10 @@ func Open(c Config) (*Projection, error) {
 	c.Prefix = cmp.Or(c.Prefix, "logplane")
 	c.InlineBytes = cmp.Or(c.InlineBytes, 256<<10)
 	c.CacheBytes = cmp.Or(c.CacheBytes, 64<<20)
+	c.TailBytes = cmp.Or(c.TailBytes, 64<<20)
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
 	return &Projection{config: c, cache: newBlockCache(c.CacheBytes),
-		reading: newGate(), committing: newGate(), following: newGate()}, nil
+		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}, nil
 }
 
 func (p *Projection) rootKey() string { return p.config.Prefix + "/root" }

@@ -11,8 +11,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Run is the projector: it follows the log and commits what was added, at most once every cadence. An
-// idle cell costs no request. It returns when ctx ends, or with eventlog.ErrDiverged, which is fatal.
+// Run is the projector: it follows the log and commits what was added, at most once every cadence, or at
+// once when so much was added that readers would have a long tail to read. An idle cell costs no request. It returns when ctx ends, or with eventlog.ErrDiverged, which is fatal.
 //
 // Killed at any point it leaves either the old root or the new one; what it wrote besides is garbage.
 func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
@@ -20,11 +20,11 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	if err != nil {
 		return err
 	}
-	dirty := make(chan struct{}, 1)
+	dirty, pressing := make(chan struct{}, 1), make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.watchLog(ctx, applied, dirty) })
+	group.Go(func() error { return p.watchLog(ctx, applied, dirty, pressing) })
 	committed := make(chan struct{}, 1)
-	group.Go(func() error { return p.commitWhenDirty(ctx, cadence, dirty, committed) })
+	group.Go(func() error { return p.commitWhenDirty(ctx, cadence, dirty, pressing, committed) })
 	group.Go(func() error { return p.tend(ctx, committed) })
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
@@ -35,12 +35,15 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 // watchLog learns every event, so that a commit reads no tail, and marks the projection dirty. A barrier alone does
 // not, or the barriers that commits cause on a replicated log would cause commits. Events that left the
 // log before they were seen are covered by a root (invariant 5), so it goes on from there.
-func (p *Projection) watchLog(ctx context.Context, after Revision, dirty chan<- struct{}) error {
+func (p *Projection) watchLog(ctx context.Context, after Revision, dirty, pressing chan<- struct{}) error {
 	for {
 		err := p.config.Log.Follow(ctx, after, func(e eventlog.Event) error {
 			p.Learn(e)
 			if e.Op != eventlog.Barrier || e.Revision%quietBarriers == 0 {
 				markDirty(dirty)
+			}
+			if p.view.Load().pressing() {
+				markDirty(pressing)
 			}
 			return nil
 		})
@@ -53,7 +56,7 @@ func (p *Projection) watchLog(ctx context.Context, after Revision, dirty chan<- 
 	}
 }
 
-func (p *Projection) commitWhenDirty(ctx context.Context, cadence time.Duration, dirty, committed chan struct{}) error {
+func (p *Projection) commitWhenDirty(ctx context.Context, cadence time.Duration, dirty, pressing, committed chan struct{}) error {
 	pace := time.NewTicker(cadence)
 	defer pace.Stop()
 	for {
@@ -62,16 +65,26 @@ func (p *Projection) commitWhenDirty(ctx context.Context, cadence time.Duration,
 			return ctx.Err()
 		case <-dirty:
 		}
+		hurry := pressing
 		if _, err := p.Commit(ctx); errors.Is(err, eventlog.ErrDiverged) {
 			return err
 		} else if err != nil && ctx.Err() == nil {
 			slog.Error("commit failed, trying again", "error", err)
 			markDirty(dirty)
+			hurry = nil // what fails is not tried again at once
+		}
+		select {
+		case <-pressing: // said of what is committed now, unless
+		default:
+		}
+		if p.view.Load().pressing() {
+			markDirty(pressing)
 		}
 		markDirty(committed)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-hurry:
 		case <-pace.C:
 		}
 	}

@@ -91,6 +91,8 @@ func writeError(err error, resource schema.GroupResource, key eventlog.Key) erro
 		return apierrors.NewInternalError(fmt.Errorf("%w: read the object to learn whether it was written", err))
 	case errors.Is(err, eventlog.ErrNotPublished), errors.Is(err, eventlog.ErrInFlight), errors.Is(err, eventlog.ErrConflict):
 		return unavailable(fmt.Sprintf("nothing was written: %v", err))
+	case errors.Is(err, projection.ErrBehind):
+		return apierrors.NewTooManyRequests(fmt.Sprintf("nothing was written: %v", err), retryAfterSeconds)
 	case errors.Is(err, eventlog.ErrTooLarge):
 		return apierrors.NewRequestEntityTooLargeError(err.Error())
 	case errors.Is(err, eventlog.ErrKeyTooLong):

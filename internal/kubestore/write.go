@@ -308,6 +308,9 @@ func (e appendError) Unwrap() error { return e.error }
 
 // append appends the write of an object, and of its claims, in one batch.
 func (s *store) append(ctx context.Context, v *projection.View, before, after runtime.Object, w eventlog.Write) (eventlog.Revision, error) {
+	if err := v.Behind(); err != nil {
+		return 0, appendError{err}
+	}
 	writes, err := s.claimWrites(ctx, v, before, after)
 	if err != nil {
 		return 0, err

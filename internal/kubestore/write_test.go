@@ -20,6 +20,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
@@ -235,6 +236,7 @@ func TestWriteErrors(t *testing.T) {
 		{eventlog.ErrNotPublished, http.StatusServiceUnavailable, true},
 		{eventlog.ErrInFlight, http.StatusServiceUnavailable, true},
 		{eventlog.ErrConflict, http.StatusServiceUnavailable, true},
+		{projection.ErrBehind, http.StatusTooManyRequests, true},
 		{eventlog.ErrTooLarge, http.StatusRequestEntityTooLarge, false},
 		{eventlog.ErrKeyTooLong, http.StatusUnprocessableEntity, false},
 	} {

@@ -1,0 +1,124 @@
+package projection
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// grow adds to the log without anybody committing.
+func (c *cell) grow(events, size int) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range events {
+		value := make([]byte, size)
+		for i := range value {
+			value[i] = byte(rng.Uint32())
+		}
+		c.put(fmt.Sprint("grown-", c.n), string(value))
+	}
+}
+
+// No commit succeeds: past the budget every write is refused, until one does.
+func TestWritesAreRefusedWhileNothingIsCommitted(t *testing.T) {
+	quiet(t)
+	small := func(c *Config) { c.TailBytes = 100_000 }
+	c := newCell(t, small)
+	c.put("a", "1")
+	c.commit()
+	c.bucket.Inject(func(op memory.Op, _ string) memory.Fault {
+		if op == memory.OpReplace {
+			return memory.Fails
+		}
+		return memory.Works
+	})
+	c.grow(60, 1000)
+	require.NoError(t, c.latest().Behind())
+	c.grow(60, 1000)
+	v := c.latest()
+	require.ErrorIs(t, v.Behind(), ErrBehind)
+	_, ok, err := v.Get(c.ctx, podKey("a").Row(), v.Revision())
+	require.NoError(t, err)
+	require.True(t, ok, "reads go on")
+	c.bucket.Inject(nil)
+	require.ErrorIs(t, c.latest().Behind(), ErrBehind, "a request that fails is enough for a while")
+	c.relieveAfter.Store(0)
+	v = c.latest()
+	require.NoError(t, v.Behind())
+	require.Equal(t, v.Revision(), v.Applied())
+}
+
+// Somebody else commits although nobody writes any more: that is noticed too, and costs no write.
+func TestAnotherCommitRelieves(t *testing.T) {
+	c := newCell(t)
+	counted := bucket.Count(c.bucket)
+	p := c.over(counted, func(c *Config) { c.TailBytes = 50_000 })
+	_, err := p.Latest(c.ctx)
+	require.NoError(t, err)
+	p.relieveAfter.Store(time.Now().Add(time.Hour).UnixNano())
+	c.grow(60, 1000)
+	v, err := p.Latest(c.ctx)
+	require.NoError(t, err)
+	require.ErrorIs(t, v.Behind(), ErrBehind)
+	c.commit()
+	p.relieveAfter.Store(0)
+	v, err = p.Latest(c.ctx)
+	require.NoError(t, err)
+	require.NoError(t, v.Behind())
+	require.Zero(t, counted.Counts().Create+counted.Counts().Replace)
+}
+
+// There is no projector: a process commits itself once its tail is long, and not before.
+func TestAReaderCommitsWithoutAProjector(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.TailBytes = 200_000 })
+	c.grow(20, 1000)
+	require.Zero(t, c.latest().Applied())
+	c.grow(20, 1000)
+	v := c.latest()
+	require.Equal(t, v.Revision(), v.Applied())
+	for range 10 {
+		c.grow(20, 1000)
+		require.LessOrEqual(t, c.latest().tail.bytes, 50_000)
+	}
+}
+
+// An idle cell costs no request; a projector that is pressed does not wait for its cadence.
+func TestTheProjectorsCadence(t *testing.T) {
+	c := newCell(t)
+	counted := bucket.Count(c.bucket)
+	p := c.over(counted)
+	c.put("covered by the first commit", "x")
+	ctx, cancel := context.WithCancel(c.ctx)
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx, time.Hour) }()
+	applied := func(rev Revision) {
+		eventlogtest.Eventually(t, "the projector applied", func() bool { v := p.Current(); return v != nil && v.Applied() >= rev })
+	}
+	eventlogtest.Eventually(t, "the projector is there", func() bool { return p.Current() != nil && p.Current().Applied() > 0 })
+	applied(c.put("first", "x"))
+	eventlogtest.Eventually(t, "garbage was looked for, once", func() bool { return counted.Counts().List == 1 })
+	before := counted.Counts()
+	c.put("second", "x")
+	for range 50 {
+		c.barrier()
+	}
+	head, err := c.log.Head(c.ctx)
+	require.NoError(t, err)
+	eventlogtest.Eventually(t, "the projector has seen", func() bool { return p.Current().Revision() >= head.Head })
+	require.Equal(t, before, counted.Counts(), "the next commit waits, barriers cause none")
+	var last Revision
+	for i := range behindEvents + 10 {
+		last = c.put(fmt.Sprint("pressing-", i), "x")
+	}
+	applied(last - 100)
+	require.Equal(t, before.Replace+1, counted.Counts().Replace)
+	cancel()
+	require.NoError(t, <-done)
+}
