@@ -231,7 +231,11 @@ func newStepped(b *bed, mode string) *stepped {
 	return &stepped{store: newStore(b.Cell, pods(t)), bed: b, transformer: t, step: modes[mode](b)}
 }
 
+// Create has a deadline of its own: a suite of watches gives itself three seconds, too few for its hundred
+// writes on a busy machine, and takes a write that did not end in time for a failure.
 func (s *stepped) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
 	defer s.step(ctx)
 	return s.store.Create(ctx, key, obj, out, ttl)
 }
