@@ -47,6 +47,7 @@ type Config struct {
 	EventsListen string
 	// LogRetention, Retention and History as in the projection's configuration.
 	LogRetention, Retention, History time.Duration
+	Checkpoints                      []projection.CheckpointRule
 }
 
 // Dev is a running embedded cell: log, bucket, projector, request functions, watcher and lifecycle.
@@ -155,7 +156,7 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 		return kubestore.Cell{}, err
 	}
 	p, err := projection.Open(projection.Config{
-		Log: log, Bucket: b, LogRetention: c.LogRetention, Retention: c.Retention, History: c.History,
+		Log: log, Bucket: b, LogRetention: c.LogRetention, Retention: c.Retention, History: c.History, Checkpoints: c.Checkpoints,
 	})
 	if err != nil {
 		return kubestore.Cell{}, err

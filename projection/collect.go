@@ -35,7 +35,10 @@ func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted 
 	if err != nil {
 		return 0, fmt.Errorf("collect garbage: %w", err)
 	}
-	named := v.snap.root.names()
+	named, err := p.needed(ctx, v.snap.root)
+	if err != nil {
+		return 0, fmt.Errorf("collect garbage: %w", err)
+	}
 	for _, key := range candidates {
 		if named[key] {
 			continue // committed between the list and the swap
@@ -77,7 +80,10 @@ func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string
 	if snap.etag == "" {
 		return nil, errors.New("there are segments and no root: nothing is deleted")
 	}
-	named := snap.root.names()
+	named, err := p.needed(ctx, snap.root)
+	if err != nil {
+		return nil, err
+	}
 	var candidates []string
 	for _, a := range listed {
 		if !named[a.Key] && newest.Sub(a.Modified) >= grace {

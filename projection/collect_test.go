@@ -208,7 +208,7 @@ func TestTombstonesGoLast(t *testing.T) {
 	require.False(t, ok)
 	c.last["a"] = lastEvent{}
 	c.put("a", "again")
-	rows, err := c.History(c.ctx, podKey("a").Row())
+	rows, err := c.latest().history(c.ctx, podKey("a").Row())
 	require.NoError(t, err)
 	require.Len(t, rows, 1)
 }

@@ -200,9 +200,11 @@ func (p *Projection) fold(ctx context.Context, v *View) (*root, error) {
 	}
 	next.Applied, next.AppliedID, next.AppliedTime = v.tail.last, v.tail.lastID, v.tail.lastTime
 	p.age(next)
-	err := p.place(ctx, next, records)
+	if err := p.place(ctx, next, records); err != nil {
+		return nil, err
+	}
 	p.forgetEvents(next)
-	return next, err
+	return next, p.checkpoint(ctx, next)
 }
 
 // dirty reports whether there is something to commit.
@@ -322,18 +324,9 @@ func (p *Projection) age(next *root) {
 		next.Horizon = max(next.Horizon, horizon)
 		next.Floor = max(next.Floor, newestUpTo(next.Ring, next.Horizon))
 	}
+	p.ageArchive(next, before)
 	if logRetention > 0 {
 		next.Purge = max(next.Purge, newestUpTo(next.Ring, next.Clock-logRetention))
-	}
-}
-
-// forgetEvents drops the event segments that lie below the floor, unless they are kept as history.
-func (p *Projection) forgetEvents(next *root) {
-	if p.config.History > 0 {
-		return
-	}
-	for len(next.Events) > 0 && next.Events[0].MaxRevision <= next.Floor {
-		next.Events = next.Events[1:]
 	}
 }
 

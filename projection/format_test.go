@@ -26,7 +26,7 @@ func example() *root {
 		Swept:    1_650_000_000_000_000_000,
 		Segments: []segmentRef{{Level: 9, Key: "p/seg/0/1-9-x", Size: 1000, Footer: 100, Rows: 8, MinKey: []byte("a"), MaxKey: []byte("z"), MinRevision: 1, MaxRevision: 9}},
 		Events:   []segmentRef{{Key: "p/events/1-9-x", Size: 1000, Footer: 100, Rows: 9, MinKey: []byte{1}, MaxKey: []byte{9}, MinRevision: 1, MaxRevision: 9}},
-		Index:    "p/idx/x", Footers: []footer{{Key: "p/seg/0/1-9-x", Sealed: []byte("footer")}}, Checkpoints: []mark{{Revision: 5, Time: 1_650_000_000_000_000_000}}, Spilled: 9}
+		Index:    "p/idx/x", Footers: []footer{{Key: "p/seg/0/1-9-x", Sealed: []byte("footer")}}, Checkpoints: []checkpoint{{Revision: 5, Time: 1_650_000_000_000_000_000, Key: "p/ckpt/5-x"}}, Archive: 1_500_000_000_000_000_000, Spilled: 9}
 }
 
 func exampleRecords() []*record {

@@ -3,7 +3,6 @@ package projection
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/logplane/logplane/eventlog"
@@ -63,20 +62,7 @@ func listed(refs []segmentRef, keyed bool) []Segment {
 	return out
 }
 
-// History returns every version of the key that is still there, newest first, tombstones and void events
-// included.
-func (p *Projection) History(ctx context.Context, key string) (rows []Row, err error) {
-	v, err := p.Latest(ctx)
-	if err != nil {
-		return nil, err
-	}
-	err = v.retry(ctx, 0, func(v *View) error {
-		rows, err = v.history(ctx, key)
-		return err
-	})
-	return rows, err
-}
-
+// history is what this view alone has of the key.
 func (v *View) history(ctx context.Context, key string) (rows []Row, err error) {
 	for _, r := range v.tail.chain(key, v.Applied(), v.Revision()) {
 		if r, err = v.judged(ctx, r); err != nil {
@@ -105,7 +91,6 @@ func (v *View) history(ctx context.Context, key string) (rows []Row, err error) 
 			rows = append(rows, row)
 		}
 	}
-	slices.SortFunc(rows, func(a, b Row) int { return int(b.Revision) - int(a.Revision) })
 	return rows, nil
 }
 

@@ -50,8 +50,10 @@ type root struct {
 	// Index is the key of the idx object; empty for none. Footers are those of segments that came after it.
 	Index   string   `cbor:"13,keyasint"`
 	Footers []footer `cbor:"21,keyasint,omitempty"`
-	// Checkpoints pin the segments of older roots.
-	Checkpoints []mark `cbor:"14,keyasint"`
+	// Checkpoints pin the segments of older roots; ascending.
+	Checkpoints []checkpoint `cbor:"14,keyasint"`
+	// Archive is the log time up to which the archive is over; below Horizon if there is one.
+	Archive int64 `cbor:"20,keyasint"`
 	// Spilled is the last revision in the segments; Inline is an event segment with the rest up to Applied.
 	Spilled Revision `cbor:"15,keyasint"`
 	Inline  []byte   `cbor:"16,keyasint"`

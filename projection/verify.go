@@ -125,7 +125,11 @@ func (v *verification) run(ctx context.Context) error {
 		}
 	}
 	v.Rows, v.Events = uint64(len(v.rows)), uint64(len(v.events))
+	for _, c := range v.root.Checkpoints {
+		v.checkpoint(ctx, c)
+	}
 	if !v.unread {
+		v.index(ctx)
 		if last != v.root.Applied && v.root.Applied > v.root.Floor {
 			v.report("events end at %d, not at the applied revision %d", last, v.root.Applied)
 		}
@@ -133,6 +137,43 @@ func (v *verification) run(ctx context.Context) error {
 		v.compareLog(ctx)
 	}
 	return v.list(ctx)
+}
+
+// checkpoint reads a checkpoint and what it pins besides what was read already.
+func (v *verification) checkpoint(ctx context.Context, c checkpoint) {
+	v.Objects++
+	v.named[c.Key] = true
+	copied, err := v.p.checkpointed(ctx, c)
+	if err == nil {
+		_, err = copied.inlineRecords()
+	}
+	if err != nil {
+		v.unread = true
+		v.report("%w", err)
+		return
+	}
+	v.named[copied.Index] = true
+	pinned := func(refs []segmentRef, kind segment.Kind) {
+		for _, ref := range refs {
+			if !v.named[ref.Key] {
+				v.named[ref.Key] = true
+				v.segment(ctx, ref, kind, func(*record) {})
+			}
+		}
+	}
+	pinned(copied.Segments, segment.Keys)
+	pinned(copied.Events, segment.Events)
+}
+
+// index checks the footers that are kept beside their segments.
+func (v *verification) index(ctx context.Context) {
+	snap, err := v.p.newSnapshot(v.root, v.etag, nil)
+	if err == nil {
+		err = snap.verifyIndex(ctx, v.p, func(problem error) { v.report("%w", problem) })
+	}
+	if err != nil {
+		v.report("%w", err)
+	}
 }
 
 // segment reads one segment whole and hands out its records.

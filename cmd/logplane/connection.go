@@ -32,6 +32,7 @@ type connection struct {
 	encryption                       string
 	cluster                          string
 	logRetention, retention, history time.Duration
+	checkpoints                      []projection.CheckpointRule
 	objectCacheMiB, blockCacheMiB    int64
 }
 
@@ -49,7 +50,7 @@ func (c *connection) register(flags *pflag.FlagSet) {
 	flags.StringVar(&c.cluster, "cluster", "main", "logical cluster to serve")
 	flags.Int64Var(&c.objectCacheMiB, "object-cache-mib", 64, "budget of decoded objects, in MiB")
 	flags.Int64Var(&c.blockCacheMiB, "block-cache-mib", 64, "budget of segment blocks, in MiB")
-	registerRetention(flags, &c.logRetention, &c.retention, &c.history)
+	registerRetention(flags, &c.logRetention, &c.retention, &c.history, &c.checkpoints)
 }
 
 // registerEncryption adds the flag that every command which decodes objects must be given alike.
@@ -57,9 +58,11 @@ func (c *connection) registerEncryption(flags *pflag.FlagSet) {
 	flags.StringVar(&c.encryption, "encryption-provider-config", "", "encrypt resources at rest as this file says, as kube-apiserver reads it; the same for 'init', 'api', 'watcher' and 'lifecycle'")
 }
 
-func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration) {
+func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration, checkpoints *[]projection.CheckpointRule) {
 	flags.DurationVar(log, "log-retention", 10*time.Minute, "how long events stay in the log after a snapshot holds them")
 	flags.DurationVar(floor, "retention", time.Hour, "how far back a revision can be read or watched; older is 410")
+	*checkpoints = projection.DefaultCheckpoints
+	flags.Var((*checkpointRules)(checkpoints), "checkpoints", "snapshots kept for 'inspect get --at' and restores: one of every EVERY for KEEP; 'none'")
 	flags.DurationVar(history, "history", 0, "how long archived events are kept; 0 for none beyond --retention")
 }
 
@@ -117,7 +120,7 @@ func (c *connection) openWith(ctx context.Context, conn *nats.Conn) (*cell, erro
 	}
 	p, err := projection.Open(projection.Config{
 		Log: log, Bucket: b, Prefix: prefix, CacheBytes: c.blockCacheMiB << 20,
-		LogRetention: c.logRetention, Retention: c.retention, History: c.history,
+		LogRetention: c.logRetention, Retention: c.retention, History: c.history, Checkpoints: c.checkpoints,
 	})
 	if err != nil {
 		return nil, err

@@ -37,7 +37,7 @@ func newDev() *cobra.Command {
 	cmd.Flags().StringVar(&c.Listen, "listen", "127.0.0.1:7373", "loopback address to serve plain HTTP on")
 	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: the log and the bucket live in memory, only the kubeconfig is in the folder")
 	cmd.Flags().StringVar(&c.EventsListen, "events-listen", "", "loopback address where NATS subscribers receive events and can do nothing else; empty for none")
-	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History)
+	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History, &c.Checkpoints)
 	return cmd
 }
 

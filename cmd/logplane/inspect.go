@@ -41,7 +41,7 @@ func newInspect() *cobra.Command {
 		&cobra.Command{Use: "head", Short: "Print the log's first revision and its head", Args: cobra.NoArgs, RunE: i.run(printHead)},
 		&cobra.Command{Use: "root", Short: "Print the root that the bucket holds", Args: cobra.NoArgs, RunE: i.run(printRoot)},
 		&cobra.Command{Use: "segments", Short: "List the segments that the root names", Args: cobra.NoArgs, RunE: i.run(printSegments)},
-		i.newDump(), i.newHistory(), i.newFsck(),
+		i.newDump(), i.newGet(), i.newHistory(), i.newFsck(),
 	)
 	return cmd
 }

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+func (i *inspection) newGet() *cobra.Command {
+	at := ""
+	cmd := &cobra.Command{
+		Use:   "get PATH",
+		Short: "Print an object as it was at a revision or a time",
+		Long: "PATH is the object's storage path, as for 'history'. '--at' is a revision, or a time such as\n" +
+			"2026-01-31T12:00:00Z by the log's clock; without it the newest revision. What is older than --retention is read\n" +
+			"from checkpoints and archived events, as far as those reach (--checkpoints, --history).",
+		Example: "  logplane inspect get /configmaps/default/greeting --at 2026-01-31T12:00:00Z --data ~/.logplane",
+		Args:    cobra.ExactArgs(1),
+		RunE: i.run(func(ctx context.Context, c kubestore.Cell, w io.Writer, args []string) error {
+			rev, err := revisionOf(ctx, c.Projection, at)
+			if err != nil {
+				return err
+			}
+			row, found, err := c.Projection.GetAt(ctx, c.Cluster+args[0], rev)
+			if err != nil {
+				return err
+			}
+			if !found {
+				return fmt.Errorf("'%s' did not exist at revision %d", args[0], rev)
+			}
+			return printBodies(w, []projection.Row{row})
+		}),
+	}
+	cmd.Flags().StringVar(&at, "at", "", "revision, or time as in RFC 3339")
+	return cmd
+}
+
+// revisionOf reads what --at was given.
+func revisionOf(ctx context.Context, p *projection.Projection, at string) (projection.Revision, error) {
+	if at == "" {
+		v, err := p.Latest(ctx)
+		if err != nil {
+			return 0, err
+		}
+		return v.Revision(), nil
+	}
+	if rev, err := strconv.ParseUint(at, 10, 64); err == nil {
+		return projection.Revision(rev), nil
+	}
+	t, err := time.Parse(time.RFC3339Nano, at)
+	if err != nil {
+		return 0, fmt.Errorf("--at is '%s': it must be a revision or a time such as 2026-01-31T12:00:00Z", at)
+	}
+	return p.RevisionAt(ctx, t)
+}

@@ -1,0 +1,142 @@
+package projection
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// CheckpointRule keeps one root of every stretch of log time, for as long as it says.
+type CheckpointRule struct{ Every, Keep time.Duration }
+
+// DefaultCheckpoints is a root of every hour for a day, and of every day for a month.
+var DefaultCheckpoints = []CheckpointRule{{Every: time.Hour, Keep: 24 * time.Hour}, {Every: 24 * time.Hour, Keep: 30 * 24 * time.Hour}}
+
+// checkpoint names an immutable copy of a root: its applied revision, its clock, and the copy's key. What the copy names is
+// no garbage as long as the newest root has the checkpoint.
+type checkpoint struct {
+	_        struct{} `cbor:",toarray"`
+	Revision Revision
+	Time     int64
+	Key      string
+}
+
+// archiveParts is how many checkpoints an archive has at least: from one of them on, events are folded to get at
+// any revision.
+const archiveParts = 32
+
+// rules are the configured ones and the archive's own.
+func (c *Config) rules() []CheckpointRule {
+	if c.History <= 0 {
+		return c.Checkpoints
+	}
+	return append(slices.Clone(c.Checkpoints), CheckpointRule{Every: c.History / archiveParts, Keep: c.History})
+}
+
+// checkpoint writes a copy of the root that is about to be committed, if a rule wants one, and lists it; those that no rule
+// wants any more are forgotten, and become garbage. A crash before the root is swapped leaves garbage too: the name
+// is never used again, as nothing pins what the copy names.
+func (p *Projection) checkpoint(ctx context.Context, next *root) error {
+	rules := p.config.rules()
+	if len(rules) == 0 {
+		return nil // not this process's business
+	}
+	next.Checkpoints = kept(next.Checkpoints, next.Clock, rules, next.archiveBase())
+	if !due(next.Checkpoints, next.Clock, rules) {
+		return nil
+	}
+	copied := *next
+	copied.Checkpoints = nil
+	body, err := encodeRoot(&copied)
+	if err != nil {
+		return err
+	}
+	c := checkpoint{Revision: next.Applied, Time: next.Clock, Key: fmt.Sprintf("%s/ckpt/%020d-%s", p.config.Prefix, next.Applied, rand.Text())}
+	if _, err := p.config.Bucket.Create(ctx, c.Key, body); err != nil {
+		return fmt.Errorf("write checkpoint %s: %w", c.Key, err)
+	}
+	written("checkpoint", len(body))
+	next.Checkpoints = append(next.Checkpoints, c)
+	return nil
+}
+
+// due reports whether a stretch of some rule has no checkpoint yet.
+func due(ascending []checkpoint, clock int64, rules []CheckpointRule) bool {
+	if len(ascending) == 0 {
+		return true
+	}
+	last := ascending[len(ascending)-1].Time
+	return slices.ContainsFunc(rules, func(r CheckpointRule) bool { return r.stretch(clock) > r.stretch(last) })
+}
+
+func (r CheckpointRule) stretch(nanos int64) int64 { return nanos / max(1, int64(r.Every)) }
+
+// kept are the checkpoints that are the first of a stretch of a rule, as long as it keeps them, and the archive's base.
+func kept(ascending []checkpoint, clock int64, rules []CheckpointRule, base string) (out []checkpoint) {
+	for i, c := range ascending {
+		wanted := c.Key == base
+		for _, r := range rules {
+			first := i == 0 || r.stretch(ascending[i-1].Time) < r.stretch(c.Time)
+			wanted = wanted || first && clock-c.Time <= int64(r.Keep)
+		}
+		if wanted {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// checkpointed reads a checkpoint.
+func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, error) {
+	body, _, err := p.config.Bucket.Get(ctx, c.Key)
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoint %s: %w", c.Key, err)
+	}
+	r, err := decodeRoot(body)
+	if err == nil && r.Applied != c.Revision {
+		err = fmt.Errorf("it is of revision %d, not %d", r.Applied, c.Revision)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoint %s: %w", c.Key, err)
+	}
+	return r, nil
+}
+
+// needed are the keys of all objects that the root needs, and of all that its checkpoints need.
+func (p *Projection) needed(ctx context.Context, r *root) (map[string]bool, error) {
+	named := r.names()
+	for _, c := range r.Checkpoints {
+		named[c.Key] = true
+		pinned, ok := p.pins.Load(c.Key)
+		if !ok {
+			copied, err := p.checkpointed(ctx, c)
+			if err != nil {
+				return nil, err
+			}
+			pinned = copied.names()
+			p.pins.Store(c.Key, pinned)
+		}
+		for key := range pinned.(map[string]bool) {
+			named[key] = true
+		}
+	}
+	return named, nil
+}
+
+// pastSnapshot is the snapshot of a checkpoint.
+func (p *Projection) pastSnapshot(ctx context.Context, c checkpoint) (*snapshot, error) {
+	r, err := p.checkpointed(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return p.newSnapshot(r, "", nil)
+}
+
+// checkpointAt is the place of the oldest checkpoint at or above the revision.
+func (r *root) checkpointAt(at Revision) int {
+	i, _ := slices.BinarySearchFunc(r.Checkpoints, at, func(c checkpoint, at Revision) int { return cmp.Compare(c.Revision, at) })
+	return i
+}

@@ -1,0 +1,245 @@
+package projection
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// ageArchive moves the archive's end by log time. One commit moves it by no more than twice the log time since the last
+// root: a process with a wrong setting cannot throw a history away, and a shorter setting is reached in the end.
+func (p *Projection) ageArchive(next *root, before int64) {
+	longest := int64(max(p.config.History, p.config.Retention))
+	if longest == 0 {
+		return
+	}
+	end := next.Clock - longest
+	if before > 0 && next.Archive > 0 {
+		end = min(end, next.Archive+2*(next.Clock-before))
+	}
+	next.Archive = max(next.Archive, end)
+}
+
+// archiveBase is the key of the checkpoint from which the archive's oldest events are folded, empty for none.
+func (r *root) archiveBase() string {
+	if r.Archive >= r.Horizon {
+		return ""
+	}
+	base := ""
+	for _, c := range r.Checkpoints {
+		if c.Time <= r.Archive {
+			base = c.Key
+		}
+	}
+	return base
+}
+
+// forgetEvents drops the event segments that lie below the floor, or, if there is an archive, below its base: what is
+// archived can be folded from there, so all of it is exact.
+func (p *Projection) forgetEvents(next *root) {
+	upto := next.Floor
+	if p.config.History > 0 || next.Archive < next.Horizon {
+		base, below := next.archiveBase(), Revision(0)
+		for _, c := range next.Checkpoints {
+			if c.Key == base {
+				below = c.Revision
+			}
+		}
+		upto = min(upto, below)
+	}
+	for len(next.Events) > 0 && next.Events[0].MaxRevision <= upto {
+		next.Events = next.Events[1:]
+	}
+}
+
+// At returns a view of the cell as it was at the revision: below the floor from a checkpoint, or from one and the archived
+// events after it. The view can be read at that revision. It is ErrExpired if nothing covers it.
+func (p *Projection) At(ctx context.Context, at Revision) (*View, error) {
+	return p.past(ctx, at, func(string) bool { return true })
+}
+
+// GetAt returns the live row of the key as of the revision, like a view from At, and keeps no more than the key's events.
+func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, bool, error) {
+	v, err := p.past(ctx, at, func(k string) bool { return k == key })
+	if err != nil {
+		return Row{}, false, err
+	}
+	return v.Get(ctx, key, at)
+}
+
+func (p *Projection) past(ctx context.Context, at Revision, wanted func(key string) bool) (*View, error) {
+	v, err := p.AtLeast(ctx, at)
+	if err != nil || at >= v.Floor() {
+		return v, err
+	}
+	var past *View
+	err = v.retry(ctx, 0, func(v *View) error {
+		past, err = v.rebuild(ctx, at, wanted)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read revision %d: %w", at, err)
+	}
+	return past, nil
+}
+
+// rebuild makes the view of a revision below the floor.
+func (v *View) rebuild(ctx context.Context, at Revision, wanted func(key string) bool) (*View, error) {
+	r, p := v.snap.root, v.p
+	next := r.checkpointAt(at)
+	if next < len(r.Checkpoints) { // a later one may reach back to the revision
+		snap, err := p.pastSnapshot(ctx, r.Checkpoints[next])
+		if err != nil {
+			return nil, err
+		}
+		if snap.root.Floor <= at {
+			return v.over(snap, emptyTail(snap.root)), nil
+		}
+	}
+	base := &root{}
+	if next > 0 {
+		var err error
+		if base, err = p.checkpointed(ctx, r.Checkpoints[next-1]); err != nil {
+			return nil, err
+		}
+	}
+	if v.archiveStart() > base.Applied {
+		return nil, fmt.Errorf("the floor is %d, and neither a checkpoint nor archived events cover it: %w", v.Floor(), ErrExpired)
+	}
+	snap, err := p.newSnapshot(base, "", nil)
+	if err != nil {
+		return nil, err
+	}
+	t := emptyTail(base)
+	t.epoch = 0 // archived events were judged when they were committed
+	var batch []eventlog.Event
+	after := base.Applied
+	err = v.archived(ctx, &after, at, func(e eventlog.Event) bool {
+		if wanted(e.Key.Row()) {
+			if batch = append(batch, e); len(batch) == 1024 {
+				t, batch = t.extend(batch), batch[:0]
+			}
+		}
+		return true
+	})
+	if err != nil {
+		return nil, err
+	}
+	t = t.extend(batch)
+	t.last = at
+	return v.over(snap, t), nil
+}
+
+func (v *View) over(snap *snapshot, t *tail) *View {
+	return &View{p: v.p, snap: snap, tail: t, first: v.first, asked: v.asked, proven: true, superseded: make(chan struct{})}
+}
+
+// archiveStart is the revision after which every event up to the head is at hand.
+func (v *View) archiveStart() Revision {
+	if events := v.snap.root.Events; len(events) > 0 {
+		return events[0].MinRevision - 1
+	}
+	return v.snap.root.Spilled
+}
+
+// archived yields the events in (*after, upto] whatever the floor is, void ones and barriers left out, and moves after
+// along. The range must begin at or above archiveStart.
+func (v *View) archived(ctx context.Context, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+	for _, part := range v.snap.events {
+		if part.ref.MaxRevision <= *after || part.ref.MinRevision > upto {
+			continue
+		}
+		if err := part.events(ctx, after, upto, yield); err != nil {
+			return err
+		}
+	}
+	if err := deliver(v.snap.records, after, upto, yield); err != nil {
+		return err
+	}
+	return v.tailEvents(ctx, after, upto, yield)
+}
+
+// RevisionAt is the newest revision that the log had at the time, by its own clock. It is ErrExpired if the time is before
+// what is kept.
+func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, error) {
+	v, err := p.Latest(ctx)
+	if err != nil {
+		return 0, err
+	}
+	nanos, start := t.UnixNano(), v.archiveStart()
+	rev, known := start, start == 0 // before the first event there was nothing
+	mark := func(r Revision, at int64) {
+		if at <= nanos && r >= start && (!known || r > rev) {
+			rev, known = r, true
+		}
+	}
+	for _, m := range v.snap.root.Ring {
+		mark(m.Revision, m.Time)
+	}
+	for _, c := range v.snap.root.Checkpoints {
+		mark(c.Revision, c.Time)
+	}
+	after := rev
+	err = v.retry(ctx, 0, func(v *View) error {
+		return v.archived(ctx, &after, v.Revision(), func(e eventlog.Event) bool {
+			if e.Time.UnixNano() > nanos {
+				return false
+			}
+			rev, known = e.Revision, true
+			return true
+		})
+	})
+	if err != nil && !errors.Is(err, errEnough) {
+		return 0, fmt.Errorf("look for the revision at %s: %w", t.Format(time.RFC3339), err)
+	}
+	if !known {
+		return 0, fmt.Errorf("nothing is kept from before %s: %w", t.Format(time.RFC3339), ErrExpired)
+	}
+	return rev, nil
+}
+
+// History returns every version of the key that is still there, newest first, tombstones and void events included: of the
+// snapshot, of checkpoints and of archived events.
+func (p *Projection) History(ctx context.Context, key string) (rows []Row, err error) {
+	v, err := p.Latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = v.retry(ctx, 0, func(v *View) error {
+		rows, err = v.allHistory(ctx, key)
+		return err
+	})
+	return rows, err
+}
+
+func (v *View) allHistory(ctx context.Context, key string) ([]Row, error) {
+	rows, err := v.history(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range v.snap.root.Checkpoints {
+		snap, err := v.p.pastSnapshot(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		older, err := v.over(snap, emptyTail(snap.root)).history(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, older...)
+	}
+	after := v.archiveStart()
+	err = v.archived(ctx, &after, v.Floor(), func(e eventlog.Event) bool {
+		if e.Key.Row() == key {
+			rows = append(rows, newRecord(e).row())
+		}
+		return true
+	})
+	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.Revision, a.Revision) })
+	return slices.CompactFunc(rows, func(a, b Row) bool { return a.Revision == b.Revision }), err
+}

@@ -1,0 +1,200 @@
+package projection
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// One checkpoint an hour for a day, and one a day for a month.
+func TestCheckpointsAreKeptByRule(t *testing.T) {
+	hour, day := int64(time.Hour), int64(24*time.Hour)
+	var marks []checkpoint
+	for h := range int64(24 * 60) {
+		clock := h*hour + 5
+		marks = kept(marks, clock, DefaultCheckpoints, "")
+		if due(marks, clock, DefaultCheckpoints) {
+			marks = append(marks, checkpoint{Revision: Revision(h), Time: clock, Key: fmt.Sprint(h)})
+		}
+	}
+	last := marks[len(marks)-1].Time
+	hourly, daily := 0, 0
+	for i, c := range marks {
+		if last-c.Time < day {
+			hourly++
+		}
+		if i == 0 || marks[i-1].Time/day != c.Time/day {
+			daily++
+		}
+	}
+	require.Equal(t, 24, hourly)
+	require.Equal(t, 30, daily)
+	require.LessOrEqual(t, len(marks), 24+31)
+	require.Equal(t, "3", kept([]checkpoint{{Key: "3"}, {Key: "4"}}, 100*day, DefaultCheckpoints, "3")[0].Key)
+}
+
+// A wrong setting cannot throw an archive away at once, and none is kept unless wished.
+func TestTheArchiveAgesByLogTime(t *testing.T) {
+	with := func(history, retention time.Duration) *Projection {
+		return &Projection{config: Config{History: history, Retention: retention}}
+	}
+	at := func(p *Projection, r root, after time.Duration) *root {
+		before := r.Clock
+		r.Clock += int64(after)
+		if before > 0 && p.config.Retention > 0 {
+			r.Horizon = r.Clock - int64(p.config.Retention)
+		}
+		p.ageArchive(&r, before)
+		return &r
+	}
+	start := root{Clock: int64(1000 * time.Hour)}
+	r := at(with(24*time.Hour, time.Hour), start, 0)
+	require.EqualValues(t, 976*time.Hour, r.Archive)
+	r = at(with(24*time.Hour, time.Hour), *r, time.Hour)
+	require.EqualValues(t, 977*time.Hour, r.Archive)
+	r = at(with(0, time.Hour), *r, time.Minute)
+	require.EqualValues(t, 977*time.Hour+2*time.Minute, r.Archive)
+	r = at(with(0, 0), *r, time.Hour)
+	require.EqualValues(t, 977*time.Hour+2*time.Minute, r.Archive)
+	for range 30 {
+		r = at(with(0, time.Hour), *r, time.Hour)
+	}
+	require.Equal(t, r.Horizon, r.Archive)
+}
+
+// Any revision that a checkpoint, the segments above it or archived events cover is exact, and every other expired: after
+// compactions, collections and purges, with void events and barriers, by lists, point reads and times.
+func TestThePastIsExact(t *testing.T) {
+	quiet(t)
+	for seed := range seeds(6) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			archive := seed%2 == 0
+			config := func(c *Config) {
+				c.InlineBytes = []int{1, 600, 3000}[seed%3]
+				c.Checkpoints = []CheckpointRule{{Every: 20 * time.Millisecond, Keep: time.Hour}}
+				if archive {
+					c.History = time.Hour
+				}
+			}
+			r := newRandom(newCell(t, config), 50+seed, 20)
+			r.Projection = r.over(lax{r.bucket}, config)
+			times := map[Revision]time.Time{}
+			for i := range 60 {
+				for range 1 + r.IntN(6) {
+					r.step()
+				}
+				if _, err := r.Commit(r.ctx); err != nil {
+					require.NoError(t, err)
+				}
+				if i%3 == 0 {
+					r.tend(r.Projection)
+				}
+				time.Sleep(time.Millisecond) // the log's clock goes on between two commits
+			}
+			v := r.latest()
+			require.NoError(t, r.Retain(r.ctx, v.Applied()-5, v.Applied()-5))
+			_, err := r.Collect(r.ctx, 0)
+			require.NoError(t, err)
+			v = r.latest()
+			require.Greater(t, len(v.snap.root.Checkpoints), 3)
+			p := r.over(r.bucket, config)
+			covered, expired := 0, 0
+			for at := Revision(0); at <= v.Revision(); at++ {
+				past, err := p.At(r.ctx, at)
+				if err != nil {
+					require.ErrorIs(t, err, ErrExpired)
+					require.False(t, archive, "revision %d", at)
+					expired++
+					continue
+				}
+				covered++
+				want := r.model.states[min(int(at), len(r.model.states)-1)]
+				got, err := state(r.ctx, past, at)
+				require.NoError(t, err)
+				require.Equal(t, want, got, "at %d", at)
+				name := r.names[r.IntN(len(r.names))]
+				row, ok, err := p.GetAt(r.ctx, podKey(name).Row(), at)
+				require.NoError(t, err)
+				value, live := want[name]
+				require.Equal(t, live, ok)
+				if ok {
+					require.Equal(t, value, fmt.Sprintf("%s@%d", row.Value, row.Revision))
+					times[row.Revision] = row.Time
+				}
+			}
+			t.Logf("%d covered, %d expired, %d checkpoints", covered, expired, len(v.snap.root.Checkpoints))
+			require.Greater(t, covered, 10)
+			if archive {
+				for rev, at := range times {
+					found, err := p.RevisionAt(r.ctx, at)
+					require.NoError(t, err)
+					got, err := p.At(r.ctx, found)
+					require.NoError(t, err)
+					require.GreaterOrEqual(t, found, rev)
+					s, err := state(r.ctx, got, found)
+					require.NoError(t, err)
+					require.Equal(t, r.model.states[found], s)
+				}
+				name := r.names[rand.IntN(len(r.names))]
+				rows, err := p.History(r.ctx, podKey(name).Row())
+				require.NoError(t, err)
+				versions := 0
+				for rev := range r.model.events {
+					if e := r.model.events[rev]; e != "" && len(e) > 4 && e[2:5] == name {
+						versions++
+					}
+				}
+				valid := 0
+				for _, row := range rows {
+					if !row.Void {
+						valid++
+					}
+				}
+				require.Equal(t, versions, valid, name)
+			}
+			requireClean(t, p)
+		})
+	}
+}
+
+// What a checkpoint pins is collected once no rule wants it any more.
+func TestForgottenCheckpointsAreCollected(t *testing.T) {
+	rules := []CheckpointRule{{Every: time.Millisecond, Keep: time.Hour}}
+	config := func(c *Config) { c.InlineBytes, c.Checkpoints = 1, rules }
+	c := newCell(t, config)
+	want := map[string]string{}
+	for i := range runsPerLevel {
+		name := fmt.Sprint("n", i)
+		want[name] = fmt.Sprintf("x@%d", c.put(name, "x"))
+		c.commit()
+		time.Sleep(2 * time.Millisecond)
+	}
+	v := c.latest()
+	require.NoError(t, c.Retain(c.ctx, v.Applied(), v.Applied()))
+	_, err := c.Compact(c.ctx)
+	require.NoError(t, err)
+	n, err := c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	require.Zero(t, n, "checkpoints pin all")
+	past, err := c.At(c.ctx, 1)
+	require.NoError(t, err)
+	got, err := state(c.ctx, past, 1)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"n0": "x@1"}, got)
+
+	rules = []CheckpointRule{{Every: time.Hour, Keep: time.Nanosecond}}
+	c.Projection = c.another(config)
+	want["last"] = fmt.Sprintf("x@%d", c.put("last", "x"))
+	c.commit()
+	n, err = c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	require.Greater(t, n, 2*runsPerLevel)
+	_, err = c.At(c.ctx, 1)
+	require.ErrorIs(t, err, ErrExpired)
+	c.require(want)
+	requireClean(t, c.another())
+}
