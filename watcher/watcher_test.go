@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,9 +13,11 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/klog/v2"
 
@@ -29,9 +32,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	slog.SetDefault(logger)
-	klog.SetSlogLogger(logger)
+	flag.Parse()
+	// Clients and processes that are killed are all over these tests, and what is logged about them is of no interest.
+	level := slog.LevelError
+	if testing.Verbose() {
+		level = slog.LevelWarn
+	}
+	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})))
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	os.Exit(m.Run())
 }
 
@@ -53,8 +61,8 @@ type server struct {
 	url        string
 	watcher    *watcher.Watcher
 	projection *projection.Projection
-	stop       context.CancelFunc
-	ended      chan error
+	// stop ends the feed and every connection, as a kill would; it may be called twice.
+	stop func()
 }
 
 // serve starts a watcher; it runs until the test ends or its stop is called.
@@ -71,15 +79,17 @@ func (c cell) serve(t testing.TB, change ...func(*watcher.Config)) *server {
 	w, err := watcher.New(config)
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(context.Background())
-	s := &server{t: t, cell: c, watcher: w, projection: p, stop: stop, ended: make(chan error, 1)}
 	listener := httptest.NewServer(w)
-	s.url = listener.URL
-	go func() { s.ended <- w.Run(ctx) }()
-	t.Cleanup(func() {
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	s := &server{t: t, url: listener.URL, cell: c, watcher: w, projection: p}
+	s.stop = sync.OnceFunc(func() {
+		listener.CloseClientConnections()
 		stop()
-		require.NoError(t, <-s.ended)
+		assert.NoError(t, <-ended)
 		listener.Close()
 	})
+	t.Cleanup(s.stop)
 	return s
 }
 

@@ -1,0 +1,452 @@
+package watcher_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/watcher"
+)
+
+// runs is how many seeded histories TestWatchProperties makes; LOGPLANE_WATCH_RUNS asks for more.
+const runs = 8
+
+// TestWatchProperties records what clients see of random writes, through selectors, while watchers are
+// killed and drained, lose their connection to the log, and the past is committed, purged and forgotten.
+// Then it holds the records against the log, property by property.
+func TestWatchProperties(t *testing.T) {
+	t.Parallel()
+	n := runs
+	if more, err := strconv.Atoi(os.Getenv("LOGPLANE_WATCH_RUNS")); err == nil {
+		n = more
+	}
+	nats := eventlogtest.Run(t, t.TempDir())
+	var total tally
+	for seed := range n {
+		t.Run(strconv.Itoa(seed), func(t *testing.T) { total.add(newWorld(t, nats, uint64(seed)).run()) })
+	}
+	t.Logf("%d histories: %+v", n, total)
+}
+
+// tally counts what happened, to show that something did.
+type tally struct{ Events, Bookmarks, Resumed, Expired, Restarts, Drains, Cuts int }
+
+func (a *tally) add(b tally) {
+	a.Events, a.Bookmarks, a.Resumed, a.Expired = a.Events+b.Events, a.Bookmarks+b.Bookmarks, a.Resumed+b.Resumed, a.Expired+b.Expired
+	a.Restarts, a.Drains, a.Cuts = a.Restarts+b.Restarts, a.Drains+b.Drains, a.Cuts+b.Cuts
+}
+
+// seen is an object as far as selectors go.
+type seen struct{ key, color string }
+
+// happened is one event of the log: the truth.
+type happened struct {
+	seen
+	revision eventlog.Revision
+	deleted  bool
+}
+
+// world is one seeded history.
+type world struct {
+	t      *testing.T
+	random *rand.Rand
+	writer *server
+	slots  []*slot
+	start  eventlog.Revision
+	// live is the color of each object, written what the writer was acknowledged.
+	live    map[string]string
+	written map[eventlog.Revision]seen
+	removed []happened
+	tally   tally
+}
+
+// slot is one watcher process, with its own connection to the log, that may be replaced at any moment.
+type slot struct {
+	cell cell
+	link *eventlogtest.Link
+
+	mu  sync.Mutex
+	now *server // by mu
+}
+
+func (s *slot) current() *server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now
+}
+
+func (s *slot) replace(t *testing.T) {
+	fresh := s.cell.serve(t, func(c *watcher.Config) { c.Drain = 10 * time.Millisecond })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = fresh
+}
+
+func newWorld(t *testing.T, nats *natsserver.Server, seed uint64) *world {
+	name := fmt.Sprintf("seed%d", seed)
+	bucket := memory.Strict(t)
+	config := eventlog.Config{Conn: eventlogtest.Connect(t, nats), Stream: name, Prefix: name, InMemory: true}
+	w := &world{
+		t: t, random: rand.New(rand.NewPCG(seed, 4)), live: map[string]string{}, written: map[eventlog.Revision]seen{},
+		writer: cell{eventlogtest.Open(t, config), bucket}.serve(t),
+	}
+	for _, namespace := range []string{"default", "other"} {
+		w.writer.post("/api/v1/namespaces", fmt.Sprintf(`{"metadata":{"name":%q}}`, namespace))
+	}
+	w.start = revisionOf(w.writer.get(configMaps))
+	for range 2 {
+		conn, link := eventlogtest.ConnectThrough(t, nats)
+		config.Conn = conn
+		s := &slot{cell: cell{eventlogtest.Open(t, config), bucket}, link: link}
+		s.replace(t)
+		w.slots = append(w.slots, s)
+	}
+	return w
+}
+
+func revisionOf(o object) eventlog.Revision {
+	n, _ := strconv.ParseUint(o.revision(), 10, 64)
+	return eventlog.Revision(n)
+}
+
+// run writes with trouble in between, lets every client reach the end, and judges what they saw.
+func (w *world) run() tally {
+	var clients []*client
+	var watching sync.WaitGroup
+	for i, view := range views {
+		c := &client{view: view, slots: w.slots, writer: w.writer, random: rand.New(rand.NewPCG(w.random.Uint64(), 5)), position: w.start, streaming: i%2 == 1}
+		clients = append(clients, c)
+		watching.Go(c.run)
+	}
+	for range 80 {
+		w.change()
+		if w.random.IntN(4) == 0 {
+			w.trouble()
+		}
+	}
+	for _, s := range w.slots {
+		s.link.Resume()
+	}
+	w.put("default/a", "red", true)
+	w.put("default/z", "blue", true)
+	watching.Wait()
+	truth := w.removed
+	for rev, s := range w.written {
+		truth = append(truth, happened{seen: s, revision: rev})
+	}
+	slices.SortFunc(truth, func(a, b happened) int { return cmp.Compare(a.revision, b.revision) })
+	floor := w.writer.projection.Current().Floor()
+	for _, c := range clients {
+		w.judge(c, truth, floor)
+	}
+	return w.tally
+}
+
+// change writes one random object.
+func (w *world) change() {
+	key := []string{"default/a", "default/b", "default/c", "other/a", "other/b"}[w.random.IntN(5)]
+	if _, exists := w.live[key]; exists && w.random.IntN(4) == 0 {
+		w.writer.delete(pathOf(key))
+		// Nobody else writes: the head is the deletion.
+		w.removed = append(w.removed, happened{seen{key: key}, revisionOf(w.writer.get(configMaps)), true})
+		delete(w.live, key)
+		return
+	}
+	w.put(key, []string{"red", "blue"}[w.random.IntN(2)], false)
+}
+
+func pathOf(key string) string {
+	namespace, name := split(key)
+	return "/api/v1/namespaces/" + namespace + "/configmaps/" + name
+}
+
+func split(key string) (namespace, name string) {
+	return key[:len(key)-2], key[len(key)-1:]
+}
+
+func (w *world) put(key, color string, last bool) {
+	namespace, name := split(key)
+	body := fmt.Sprintf(`{"metadata":{"name":%q,"labels":{"color":%q}},"data":{"n":"%d","last":"%t"}}`, name, color, w.random.Uint64(), last)
+	var o object
+	if _, exists := w.live[key]; exists {
+		o = w.writer.patch(pathOf(key), body)
+	} else {
+		o = w.writer.post("/api/v1/namespaces/"+namespace+"/configmaps", body)
+	}
+	w.live[key] = color
+	w.written[revisionOf(o)] = seen{key, color}
+}
+
+// trouble does one random thing that no client may notice, other than by a 410 below the floor.
+func (w *world) trouble() {
+	s := w.slots[w.random.IntN(len(w.slots))]
+	switch w.random.IntN(6) {
+	case 0:
+		s.link.Cut()
+		w.tally.Cuts++
+	case 1:
+		s.link.Resume()
+	case 2: // a kill
+		s.link.Resume()
+		s.current().stop()
+		s.replace(w.t)
+		w.tally.Restarts++
+	case 3: // a rolling restart
+		s.link.Resume()
+		old := s.current()
+		s.replace(w.t)
+		old.watcher.Drain(w.t.Context())
+		old.stop()
+		w.tally.Drains++
+	case 4:
+		_, err := w.writer.projection.Commit(w.t.Context())
+		require.NoError(w.t, err)
+	case 5: // forget all but the newest
+		applied, err := w.writer.projection.Commit(w.t.Context())
+		require.NoError(w.t, err)
+		floor := applied - min(applied, eventlog.Revision(w.random.IntN(40)))
+		if floor = max(floor, w.writer.projection.Current().Floor()); floor > 0 {
+			require.NoError(w.t, w.writer.projection.Retain(w.t.Context(), floor, floor))
+		}
+	}
+}
+
+// view is what a client watches: a collection, and what of it matches.
+type view struct {
+	path    string
+	matches func(seen) bool
+}
+
+func inDefault(s seen) bool { return s.key[:len(s.key)-2] == "default" }
+
+var views = []view{
+	{configMaps + "?", inDefault},
+	{"/api/v1/configmaps?", func(seen) bool { return true }},
+	{configMaps + "?labelSelector=color%3Dred&", func(s seen) bool { return inDefault(s) && s.color == "red" }},
+	{"/api/v1/configmaps?labelSelector=color%21%3Dred&", func(s seen) bool { return s.color != "red" }},
+	{configMaps + "?fieldSelector=metadata.name%3Da&", func(s seen) bool { return s.key == "default/a" }},
+	{"/api/v1/configmaps?fieldSelector=metadata.namespace%3Ddefault&", inDefault},
+}
+
+// entry is one thing that a client received: an event, a bookmark, or the state ('STATE') at a revision.
+type entry struct {
+	kind, key string
+	revision  eventlog.Revision
+	state     map[string]eventlog.Revision
+}
+
+// client is like client-go's reflector: it keeps its position, watches on from there whatever happens, and
+// lists again only when it is told that its revision has expired.
+type client struct {
+	view
+	slots     []*slot
+	writer    *server
+	random    *rand.Rand
+	streaming bool // begins with a streaming list instead of the world's start
+
+	position eventlog.Revision
+	done     bool
+	record   []entry
+	resumed  int
+	expired  []eventlog.Revision // positions answered with 410
+	err      error
+}
+
+// deadline bounds a client that never sees the end.
+const deadline = 60 * time.Second
+
+func (c *client) run() {
+	ctx, cancel := context.WithTimeout(context.Background(), deadline)
+	defer cancel()
+	if c.streaming {
+		c.position = 0
+	}
+	for !c.done && c.err == nil {
+		if ctx.Err() != nil {
+			c.err = fmt.Errorf("the end was not seen; at %d", c.position)
+			return
+		}
+		if c.watch(ctx, c.slots[c.random.IntN(len(c.slots))].current().url) {
+			c.list(ctx)
+			continue
+		}
+		c.resumed++
+		select { // a process that cannot be reached is not asked in a tight loop
+		case <-time.After(time.Duration(c.random.IntN(10)) * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// watch goes on from the position until the stream ends or is cut at random; it reports a 410.
+func (c *client) watch(ctx context.Context, url string) (expired bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	query := fmt.Sprintf("watch=1&allowWatchBookmarks=true&timeoutSeconds=%d", 3+c.random.IntN(5))
+	initial := map[string]eventlog.Revision{}
+	if c.position == 0 {
+		query += "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+	} else {
+		query, initial = fmt.Sprintf("%s&resourceVersion=%d", query, c.position), nil
+	}
+	request, err := http.NewRequestWithContext(ctx, "GET", url+c.path+query, nil)
+	if err != nil {
+		c.err = err
+		return false
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return false
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return response.StatusCode == http.StatusGone
+	}
+	events := json.NewDecoder(response.Body)
+	for cut := 1 + c.random.IntN(30); cut > 0; cut-- {
+		var e object
+		if events.Decode(&e) != nil {
+			return false
+		}
+		if e["type"] == "ERROR" {
+			if fmt.Sprint(e.field("object.code")) == "410" {
+				c.expired = append(c.expired, c.position)
+				return true
+			}
+			return false
+		}
+		initial = c.receive(e, initial)
+		if c.done {
+			return false
+		}
+	}
+	return false
+}
+
+// receive records an event. Until the initial events end they are the state, which is recorded as a whole.
+func (c *client) receive(e object, initial map[string]eventlog.Revision) map[string]eventlog.Revision {
+	var o = object(e.field("object").(map[string]any))
+	key := fmt.Sprintf("%v/%v", o.field("metadata.namespace"), o.field("metadata.name"))
+	switch {
+	case initial == nil && e["type"] == "BOOKMARK":
+		c.record = append(c.record, entry{kind: "BOOKMARK", revision: revisionOf(o)})
+	case initial == nil:
+		c.record = append(c.record, entry{kind: fmt.Sprint(e["type"]), key: key, revision: revisionOf(o)})
+		c.done = o.field("data.last") == "true" && e["type"] != "DELETED"
+	case e["type"] == "BOOKMARK":
+		c.record = append(c.record, entry{kind: "STATE", revision: revisionOf(o), state: initial})
+		initial = nil
+	default:
+		initial[key] = revisionOf(o)
+		return initial
+	}
+	c.position = revisionOf(o)
+	return nil
+}
+
+// list begins anew, as a client must after a 410.
+func (c *client) list(ctx context.Context) {
+	request, err := http.NewRequestWithContext(ctx, "GET", c.writer.url+c.path, nil)
+	if err != nil {
+		c.err = err
+		return
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		c.err = err
+		return
+	}
+	defer response.Body.Close()
+	var list object
+	if c.err = json.NewDecoder(response.Body).Decode(&list); c.err != nil {
+		return
+	}
+	state := map[string]eventlog.Revision{}
+	for _, item := range list["items"].([]any) {
+		o := object(item.(map[string]any))
+		state[fmt.Sprintf("%v/%v", o.field("metadata.namespace"), o.field("metadata.name"))] = revisionOf(o)
+		c.done = c.done || o.field("data.last") == "true"
+	}
+	c.position = revisionOf(list)
+	c.record = append(c.record, entry{kind: "STATE", revision: c.position, state: state})
+}
+
+// expected is what a client must see in (after, upto], and the state it starts with.
+func expected(truth []happened, v view, after, upto eventlog.Revision) (state map[string]eventlog.Revision, events []entry) {
+	state = map[string]eventlog.Revision{}
+	matching := map[string]bool{}
+	for _, h := range truth {
+		if h.revision > upto {
+			break
+		}
+		was, is := matching[h.key], !h.deleted && v.matches(h.seen)
+		matching[h.key] = is
+		if h.revision <= after {
+			delete(state, h.key)
+			if is {
+				state[h.key] = h.revision
+			}
+			continue
+		}
+		switch {
+		case is && was:
+			events = append(events, entry{kind: "MODIFIED", key: h.key, revision: h.revision})
+		case is:
+			events = append(events, entry{kind: "ADDED", key: h.key, revision: h.revision})
+		case was:
+			events = append(events, entry{kind: "DELETED", key: h.key, revision: h.revision})
+		}
+	}
+	return state, events
+}
+
+// judge holds one client's record against the truth.
+func (w *world) judge(c *client, truth []happened, floor eventlog.Revision) {
+	require.NoError(w.t, c.err, c.path)
+	w.tally.Resumed += c.resumed
+	w.tally.Expired += len(c.expired)
+	for _, position := range c.expired {
+		require.Less(w.t, position, floor, "410 at or above the floor, %s", c.path)
+	}
+	start, last, got := w.start, w.start, []entry(nil)
+	// settle requires of what was received since the last state: reliable, atomic and filterable, that is
+	// exactly the changes that match, each as what it is to this selector, none left out up to the last one.
+	settle := func(upto eventlog.Revision, property string) {
+		_, want := expected(truth, c.view, start, upto)
+		require.Equal(w.t, want, got, "%s: %s, from %d to %d", property, c.path, start, upto)
+	}
+	for _, e := range c.record {
+		switch e.kind {
+		case "STATE":
+			settle(last, "reliable")
+			want, _ := expected(truth, c.view, e.revision, e.revision)
+			require.Equal(w.t, want, e.state, "the state at %d is one cut: %s", e.revision, c.path)
+			start, last, got = e.revision, e.revision, nil
+		case "BOOKMARK":
+			require.GreaterOrEqual(w.t, e.revision, last, "bookmarks never go back: %s", c.path)
+			settle(e.revision, "bookmarkable")
+			last = e.revision
+			w.tally.Bookmarks++
+		default:
+			require.Greater(w.t, e.revision, last, "ordered and unique: %s", c.path)
+			last, got = e.revision, append(got, entry{kind: e.kind, key: e.key, revision: e.revision})
+			w.tally.Events++
+		}
+	}
+	settle(last, "resumable")
+}
