@@ -52,6 +52,22 @@ func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
 	if kept := x.footers.Load(); kept != nil {
 		return (*kept)[segment], nil
 	}
+	footers, err := x.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	kept := bySegment(footers)
+	x.footers.Store(&kept)
+	return kept[segment], nil
+}
+
+func (x *index) read(ctx context.Context) ([]footer, error) {
+	local := x.p.folder
+	if local != nil {
+		if footers, err := decodeIndex(local.whole(x.key)); err == nil {
+			return footers, nil
+		}
+	}
 	body, _, err := x.p.config.Bucket.Get(ctx, x.key)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", x.key, err)
@@ -60,9 +76,10 @@ func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("decode %s: %w", x.key, err)
 	}
-	kept := bySegment(footers)
-	x.footers.Store(&kept)
-	return kept[segment], nil
+	if local != nil {
+		local.keep(x.key, 0, body)
+	}
+	return footers, nil
 }
 
 func bySegment(footers []footer) map[string][]byte {

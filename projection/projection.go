@@ -25,6 +25,10 @@ type Config struct {
 	InlineBytes int
 	// CacheBytes is the budget of decoded segment blocks; 64 MiB by default.
 	CacheBytes int64
+	// CacheFolder is a folder of a local disk that keeps what was read of immutable objects, CacheFolderBytes of
+	// it at most, 1 GiB by default; none if it is empty. Processes may share it.
+	CacheFolder      string
+	CacheFolderBytes int64
 	// TailBytes is the budget of events after the snapshot: past it View.Behind refuses writes, past a quarter of it
 	// Latest commits; 64 MiB by default.
 	TailBytes int
@@ -43,6 +47,8 @@ type Config struct {
 type Projection struct {
 	config Config
 	cache  *blockCache
+	// folder is nil without one.
+	folder *folder
 
 	// view is the newest one; publishing is held while it is replaced, never across a request.
 	view       atomic.Pointer[View]
@@ -72,8 +78,14 @@ func Open(c Config) (*Projection, error) {
 	c.CacheBytes = cmp.Or(c.CacheBytes, 64<<20)
 	c.TailBytes = cmp.Or(c.TailBytes, 64<<20)
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
-	return &Projection{config: c, cache: newBlockCache(c.CacheBytes),
-		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}, nil
+	p := &Projection{config: c, cache: newBlockCache(c.CacheBytes),
+		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}
+	if c.CacheFolder == "" {
+		return p, nil
+	}
+	var err error
+	p.folder, err = openFolder(c.CacheFolder, cmp.Or(c.CacheFolderBytes, 1<<30))
+	return p, err
 }
 
 func (p *Projection) rootKey() string { return p.config.Prefix + "/root" }

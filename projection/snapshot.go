@@ -169,6 +169,21 @@ func (r *part) ReadRange(ctx context.Context, offset, length int64) ([]byte, err
 	return b, nil
 }
 
+// ReadLocal implements segment.Local.
+func (r *part) ReadLocal(offset, length int64) []byte {
+	if r.p.folder == nil {
+		return nil
+	}
+	return r.p.folder.read(r.ref.Key, offset, length)
+}
+
+// KeepLocal implements segment.Local.
+func (r *part) KeepLocal(offset int64, b []byte) {
+	if r.p.folder != nil {
+		r.p.folder.keep(r.ref.Key, offset, b)
+	}
+}
+
 func (s *segmentRef) matches(sum segment.Summary) error {
 	if s.Rows != sum.Rows || s.Size != sum.Size || !bytes.Equal(s.MinKey, []byte(sum.MinKey)) || !bytes.Equal(s.MaxKey, []byte(sum.MaxKey)) {
 		return &segment.CorruptError{File: s.Key, Part: "footer", Reason: "not the segment that the root names"}

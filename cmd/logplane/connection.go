@@ -34,6 +34,9 @@ type connection struct {
 	logRetention, retention, history time.Duration
 	checkpoints                      []projection.CheckpointRule
 	objectCacheMiB, blockCacheMiB    int64
+	blockCacheFolder                 string
+	blockCacheFolderMiB              int64
+	tailMiB                          int
 }
 
 func (c *connection) register(flags *pflag.FlagSet) {
@@ -50,6 +53,9 @@ func (c *connection) register(flags *pflag.FlagSet) {
 	flags.StringVar(&c.cluster, "cluster", "main", "logical cluster to serve")
 	flags.Int64Var(&c.objectCacheMiB, "object-cache-mib", 64, "budget of decoded objects, in MiB")
 	flags.Int64Var(&c.blockCacheMiB, "block-cache-mib", 64, "budget of segment blocks, in MiB")
+	flags.StringVar(&c.blockCacheFolder, "block-cache-folder", "", "folder of a local disk that keeps what was read of segments, also for the next start; none by default")
+	flags.Int64Var(&c.blockCacheFolderMiB, "block-cache-folder-mib", 1024, "budget of that folder, in MiB")
+	flags.IntVar(&c.tailMiB, "tail-mib", 64, "budget of events that wait to be committed, in MiB: past it writes are refused")
 	registerRetention(flags, &c.logRetention, &c.retention, &c.history, &c.checkpoints)
 }
 
@@ -120,6 +126,7 @@ func (c *connection) openWith(ctx context.Context, conn *nats.Conn) (*cell, erro
 	}
 	p, err := projection.Open(projection.Config{
 		Log: log, Bucket: b, Prefix: prefix, CacheBytes: c.blockCacheMiB << 20,
+		CacheFolder: c.blockCacheFolder, CacheFolderBytes: c.blockCacheFolderMiB << 20, TailBytes: c.tailMiB << 20,
 		LogRetention: c.logRetention, Retention: c.retention, History: c.history, Checkpoints: c.checkpoints,
 	})
 	if err != nil {

@@ -54,15 +54,21 @@ func sealBlock(dst, raw []byte) []byte {
 	return binary.LittleEndian.AppendUint32(dst, Checksum(dst[start:]))
 }
 
+// intactBlock reports whether the checksum of a sealed block matches.
+func intactBlock(sealed []byte) bool {
+	n := len(sealed) - checksumSize
+	return n >= 0 && Checksum(sealed[:n]) == binary.LittleEndian.Uint32(sealed[n:])
+}
+
 // openBlock is the inverse of sealBlock. rawSize is what the index promises.
 func openBlock(sealed []byte, rawSize int) ([]byte, *CorruptError) {
 	if len(sealed) < checksumSize {
 		return nil, corrupt("block", "cut short")
 	}
-	body, sum := sealed[:len(sealed)-checksumSize], sealed[len(sealed)-checksumSize:]
-	if Checksum(body) != binary.LittleEndian.Uint32(sum) {
+	if !intactBlock(sealed) {
 		return nil, corrupt("block", "checksum does not match")
 	}
+	body := sealed[:len(sealed)-checksumSize]
 	raw, err := decoder().DecodeAll(body, make([]byte, 0, rawSize))
 	if err != nil {
 		return nil, corrupt("block", "decompress: %v", err)

@@ -138,6 +138,14 @@ func (c *Cursor) read(ctx context.Context) error {
 		}
 		size += blocks[c.block+n].size
 	}
+	c.ahead = min(c.ahead*readGrows, maxRead)
+	local, ok := c.r.source.(Local)
+	if ok = ok && c.r.cache != nil; ok {
+		c.split(local.ReadLocal(first, int64(size)), n)
+		if c.sealed = c.sealed[:c.intact()]; len(c.sealed) > 0 {
+			return nil
+		}
+	}
 	body, err := c.r.source.ReadRange(ctx, first, int64(size))
 	if err != nil {
 		return err
@@ -145,10 +153,30 @@ func (c *Cursor) read(ctx context.Context) error {
 	if len(body) != size {
 		return corrupt("block", "%d bytes at offset %d instead of %d", len(body), first, size).in(c.r.file)
 	}
-	for i := range n {
-		c.sealed = append(c.sealed, body[:blocks[c.block+i].size])
-		body = body[blocks[c.block+i].size:]
+	c.split(body, n)
+	if ok && c.intact() == n {
+		local.KeepLocal(first, body)
 	}
-	c.ahead = min(c.ahead*readGrows, maxRead)
 	return nil
+}
+
+// split cuts a run of n blocks into blocks; there is none in an empty one.
+func (c *Cursor) split(body []byte, n int) {
+	c.sealed = nil
+	for i := 0; i < n && len(body) > 0; i++ {
+		size := c.r.footer.blocks[c.block+i].size
+		c.sealed = append(c.sealed, body[:size])
+		body = body[size:]
+	}
+}
+
+// intact is how many of the blocks that were read, up to the first damaged one, are whole; a local copy is believed that
+// far.
+func (c *Cursor) intact() int {
+	for i, b := range c.sealed {
+		if !intactBlock(b) {
+			return i
+		}
+	}
+	return len(c.sealed)
 }

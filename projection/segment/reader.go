@@ -12,6 +12,15 @@ type Source interface {
 	ReadRange(ctx context.Context, offset, length int64) ([]byte, error)
 }
 
+// Local is a Source with a copy of its own that may have holes, or be damaged: what it returns is checked before it is
+// believed. Both methods work on files that are read through a cache alone.
+type Local interface {
+	// ReadLocal returns length bytes from an offset, nil if it has not got them.
+	ReadLocal(offset, length int64) []byte
+	// KeepLocal keeps what was read.
+	KeepLocal(offset int64, b []byte)
+}
+
 // Cache keeps decoded blocks of many files. It must be safe for concurrent use and may forget anything.
 type Cache interface {
 	Block(file string, block int) (*Block, bool)
@@ -45,11 +54,21 @@ func Open(ctx context.Context, name string, source Source, cache Cache, size, fo
 	if footerSize > size {
 		return nil, corrupt("footer", "%d bytes in a file of %d", footerSize, size).in(name)
 	}
+	local, ok := source.(Local)
+	if ok = ok && cache != nil; ok {
+		if r, err := OpenFooter(name, source, cache, size, local.ReadLocal(size-footerSize, footerSize)); err == nil {
+			return r, nil
+		}
+	}
 	b, err := source.ReadRange(ctx, size-footerSize, footerSize)
 	if err != nil {
 		return nil, err
 	}
-	return OpenFooter(name, source, cache, size, b)
+	r, err := OpenFooter(name, source, cache, size, b)
+	if err == nil && ok {
+		local.KeepLocal(size-footerSize, b)
+	}
+	return r, err
 }
 
 // OpenFooter is Open with a footer that was kept elsewhere. It reads nothing.

@@ -1,0 +1,104 @@
+package projection
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+// A process that starts with a warm folder reads the root from the bucket and nothing else.
+func TestAFolderOutlivesItsProcess(t *testing.T) {
+	c := layered(t, upTo(50_000, 1), upTo(50_000, 10))
+	name := filepath.Join(t.TempDir(), "cache")
+	var counted *bucket.Counted
+	open := func() *View {
+		counted = bucket.Count(c.bucket)
+		v, err := c.over(counted, func(c *Config) { c.CacheFolder = name }).Latest(c.ctx)
+		require.NoError(t, err)
+		return v
+	}
+	all := func(v *View) {
+		n, err := v.Count(c.ctx, "", "", v.Revision())
+		require.NoError(t, err)
+		require.Equal(t, 50_002, n)
+	}
+	get := func(v *View) {
+		_, ok, err := v.Get(c.ctx, benchKey(7).Row(), v.Revision())
+		require.NoError(t, err)
+		require.True(t, ok)
+	}
+	get(open())
+	require.EqualValues(t, 3, counted.Counts().Get+counted.Counts().GetRange)
+	get(open())
+	require.EqualValues(t, 1, counted.Counts().Get+counted.Counts().GetRange)
+	all(open())
+	require.Positive(t, counted.Counts().GetRange)
+	all(open())
+	require.Zero(t, counted.Counts().GetRange)
+
+	t.Run("damage is not served", func(t *testing.T) {
+		files, err := os.ReadDir(name)
+		require.NoError(t, err)
+		for _, f := range files {
+			file := filepath.Join(name, f.Name())
+			b, err := os.ReadFile(file)
+			require.NoError(t, err)
+			b[len(b)/2] ^= 1
+			b[len(b)-1] ^= 1
+			require.NoError(t, os.WriteFile(file, b, 0o600))
+		}
+		all(open())
+		require.Positive(t, counted.Counts().GetRange, "what is damaged is read again")
+		all(open())
+		require.Zero(t, counted.Counts().GetRange, "and put right")
+	})
+	t.Run("verification reads the bucket", func(t *testing.T) {
+		v := open()
+		before := counted.Counts().GetRange
+		_, err := v.p.Verify(c.ctx, func(error) {})
+		require.NoError(t, err)
+		require.Greater(t, counted.Counts().GetRange, before)
+	})
+	t.Run("a folder that vanishes costs requests", func(t *testing.T) {
+		v := open()
+		quiet(t)
+		require.NoError(t, os.RemoveAll(name))
+		all(v)
+	})
+}
+
+// What was not used for longest goes first, and the budget holds.
+func TestAFolderHasABudget(t *testing.T) {
+	f, err := openFolder(t.TempDir(), 80_000)
+	require.NoError(t, err)
+	size := func() (n int64) {
+		entries, err := os.ReadDir(f.path)
+		require.NoError(t, err)
+		for _, e := range entries {
+			info, err := e.Info()
+			require.NoError(t, err)
+			n += info.Size()
+		}
+		return n
+	}
+	old := time.Now().Add(-time.Hour)
+	for i := range 200 {
+		key := "p/seg/0/" + strings.Repeat("x", i+1)
+		f.keep(key, int64(i), make([]byte, 3000))
+		require.NoError(t, os.Chtimes(f.file(key), old, old))
+		require.NotNil(t, f.read("p/seg/0/x", 0, 1000), "what is used stays")
+		f.used = map[string]time.Time{}
+		require.LessOrEqual(t, size(), int64(80_000))
+	}
+	require.Greater(t, size(), int64(50_000))
+	again, err := openFolder(f.path, 9_000)
+	require.NoError(t, err)
+	require.LessOrEqual(t, size(), int64(9_000))
+	require.NotNil(t, again.read("p/seg/0/x", 0, 1000))
+}
