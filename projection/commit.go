@@ -390,7 +390,7 @@ func (p *Projection) purge(ctx context.Context, v *View) error {
 	if upto == 0 || v.first > upto {
 		return nil
 	}
-	if err := p.config.Log.Purge(ctx, upto); err != nil {
+	if err := p.purgeLog(ctx, upto); err != nil {
 		return fmt.Errorf("purge the log up to revision %d: %w", upto, err)
 	}
 	return nil

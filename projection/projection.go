@@ -53,6 +53,8 @@ type Projection struct {
 	// view is the newest one; publishing is held while it is replaced, never across a request.
 	view       atomic.Pointer[View]
 	publishing sync.Mutex
+	// purgeLog is the log's Purge; tests break it off.
+	purgeLog func(context.Context, Revision) error
 	// pins are the names that checkpoints pin, by the checkpoint's key; they never change.
 	pins sync.Map
 	// fatal is set once the log turned out to be another one (invariant 9).
@@ -78,7 +80,7 @@ func Open(c Config) (*Projection, error) {
 	c.CacheBytes = cmp.Or(c.CacheBytes, 64<<20)
 	c.TailBytes = cmp.Or(c.TailBytes, 64<<20)
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
-	p := &Projection{config: c, cache: newBlockCache(c.CacheBytes),
+	p := &Projection{config: c, purgeLog: c.Log.Purge, cache: newBlockCache(c.CacheBytes),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}
 	if c.CacheFolder == "" {
 		return p, nil
