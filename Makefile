@@ -73,6 +73,11 @@ fuzz: ## fuzz every decoder for FUZZTIME each
 	    echo "$$package $$target"; $(RELEASE) go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package || exit 1; \
 	  done; done
 
+SOAK ?= 100000
+.PHONY: soak
+soak: images-test ## the simulation with SOAK reads, on memory, filesystem and MinIO
+	@$(RELEASE) LOGPLANE_SOAK=$(SOAK) go test ./projection -run '^TestSimulation$$' -v -timeout 60m | grep -vE '^=== '
+
 .PHONY: bench
 bench: build ## benchmarks, in the form benchstat reads
 	@$(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench . -benchmem -timeout 60m ./eventlog/... ./projection/... ./internal/... ./test/bench/...
