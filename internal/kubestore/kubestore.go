@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
@@ -82,7 +83,12 @@ type store struct {
 	versioner    storage.Versioner
 	// acknowledged is the newest revision that this store has written.
 	acknowledged atomic.Uint64
+	// counts of what follows the pages of lists that are being read.
+	counts *lru.Cache[pageStart, int]
 }
+
+// pagedLists is how many paged lists of one resource are remembered at once.
+const pagedLists = 64
 
 var _ storage.Interface = (*store)(nil)
 
@@ -96,7 +102,11 @@ func newStore(c Cell, r Resource) *store {
 		r.Transformer = identity.NewEncryptCheckTransformer()
 	}
 	r.Prefix = strings.TrimSuffix(r.Prefix, "/")
-	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), versioner: storage.APIObjectVersioner{}}
+	counts, err := lru.New[pageStart, int](pagedLists)
+	if err != nil {
+		panic(err) // only for a size below 1
+	}
+	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), versioner: storage.APIObjectVersioner{}, counts: counts}
 	if r.NewFunc != nil {
 		_, s.unstructured = r.NewFunc().(runtime.Unstructured)
 	}

@@ -195,6 +195,8 @@ type listing struct {
 	opts    storage.ListOptions
 	items   reflect.Value
 	newItem func() runtime.Object
+	// matched are the objects of the list, which may be the cache's.
+	matched []runtime.Object
 	// last row that was looked at, and whether another one follows it.
 	last string
 	more bool
@@ -208,15 +210,14 @@ const maxCorrupt = 100
 // fill takes rows until the limit is reached, filtering as it goes, and looks at one more to learn
 // whether there is another page.
 func (l *listing) fill(ctx context.Context) error {
-	l.items.Set(reflect.MakeSlice(l.items.Type(), 0, 0))
 	limit := l.opts.Predicate.Limit
 	for row, err := range l.view.Scan(ctx, l.start, l.end, l.at) {
 		if err != nil {
 			return l.failed(err)
 		}
-		if limit > 0 && int64(l.items.Len()) >= limit {
+		if limit > 0 && int64(len(l.matched)) >= limit {
 			l.more = true
-			return nil
+			break
 		}
 		if ctx.Err() != nil {
 			return storage.NewTimeoutError(row.Key, "request did not complete within requested timeout")
@@ -226,7 +227,22 @@ func (l *listing) fill(ctx context.Context) error {
 			return err
 		}
 	}
+	l.store.setItems(l.items, l.matched)
 	return nil
+}
+
+// setItems makes the list's items of the objects, in one allocation. A typed item is a copy of the struct
+// that shares what is below it with the cache, as the items of upstream's cacher do: whoever handles a list
+// may set an item's fields and must not write into its maps, slices and pointers. A custom resource is all
+// map, and is copied to the ground.
+func (s *store) setItems(items reflect.Value, objects []runtime.Object) {
+	items.Set(reflect.MakeSlice(items.Type(), len(objects), len(objects)))
+	for i, obj := range objects {
+		if s.unstructured {
+			obj = obj.DeepCopyObject()
+		}
+		items.Index(i).Set(reflect.ValueOf(obj).Elem())
+	}
 }
 
 // failed answers for rows that the view could not read.
@@ -234,7 +250,7 @@ func (l *listing) failed(err error) error {
 	return listError(err, l.opts.Predicate.Continue != "", l.start, l.prefix)
 }
 
-// take appends the row's object if it matches.
+// take adds the row's object to the list if it matches.
 func (l *listing) take(ctx context.Context, row projection.Row) error {
 	v := storedRow(row)
 	data, _, err := l.store.unseal(ctx, v)
@@ -247,7 +263,7 @@ func (l *listing) take(ctx context.Context, row projection.Row) error {
 	}
 	// An object whose attributes cannot be read does not match, as upstream has it.
 	if matched, err := l.opts.Predicate.Matches(obj); err == nil && matched {
-		l.items.Set(reflect.Append(l.items, reflect.ValueOf(obj.DeepCopyObject()).Elem()))
+		l.matched = append(l.matched, obj)
 	}
 	return nil
 }
@@ -259,11 +275,32 @@ func (l *listing) next(ctx context.Context) (token string, remaining *int64, err
 	}
 	var count int
 	if l.opts.Predicate.Empty() {
-		if count, err = l.view.Count(ctx, l.start, l.end, l.at); err != nil {
+		if count, err = l.count(ctx); err != nil {
 			return "", nil, l.failed(err)
 		}
 	}
 	return storage.PrepareContinueToken(l.last, l.prefix, int64(l.at), int64(count), true, l.opts)
+}
+
+// pageStart is where a page of a list as of one revision begins.
+type pageStart struct {
+	start, end string
+	at         eventlog.Revision
+}
+
+// count is the number of objects from the page's start on. Nothing changes as of one revision, so the next
+// page's count follows from this one's; without that every page would count all that come after it.
+func (l *listing) count(ctx context.Context) (int, error) {
+	here := pageStart{l.start, l.end, l.at}
+	count, known := l.store.counts.Get(here)
+	if !known {
+		var err error
+		if count, err = l.view.Count(ctx, l.start, l.end, l.at); err != nil {
+			return 0, err
+		}
+	}
+	l.store.counts.Add(pageStart{l.last + "\x00", l.end, l.at}, count-len(l.matched)-len(l.corrupt))
+	return count, nil
 }
 
 func itemsOf(listObj runtime.Object) (reflect.Value, error) {

