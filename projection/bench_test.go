@@ -5,7 +5,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path"
+	"runtime"
 	"strconv"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,38 +22,105 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// benchObjects is how many objects of about 1.6 KB the benchmarks have: 10,000, or LOGPLANE_BENCH_OBJECTS.
-func benchObjects() int {
-	if n, err := strconv.Atoi(os.Getenv("LOGPLANE_BENCH_OBJECTS")); err == nil {
-		return n
+// benchObjects is how many objects of about 1.6 KB the benchmarks have: 10,000, or what LOGPLANE_BENCH_OBJECTS lists,
+// for example 10000,100000,1000000.
+func benchObjects() []int {
+	var sizes []int
+	for _, s := range strings.Split(os.Getenv("LOGPLANE_BENCH_OBJECTS"), ",") {
+		if n, err := strconv.Atoi(s); err == nil {
+			sizes = append(sizes, n)
+		}
 	}
-	return 10_000
+	if sizes == nil {
+		return []int{10_000}
+	}
+	return sizes
 }
 
-// counted counts requests.
-type counted struct {
+// ledger is a bucket that books requests and bytes, writes by folder.
+type ledger struct {
 	bucket.Bucket
-	gets, puts int
+
+	mu                                  sync.Mutex // guards what follows
+	gets, puts, bytesRead, bytesWritten int64
+	putsOf, bytesOf                     map[string]int64
 }
 
-func (c *counted) Get(ctx context.Context, key string) ([]byte, string, error) {
-	c.gets++
-	return c.Bucket.Get(ctx, key)
+func newLedger() *ledger {
+	return &ledger{Bucket: memory.New(), putsOf: map[string]int64{}, bytesOf: map[string]int64{}}
 }
 
-func (c *counted) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
-	c.gets++
-	return c.Bucket.GetRange(ctx, key, offset, length)
+func (l *ledger) read(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.gets++
+	l.bytesRead += int64(n)
 }
 
-func (c *counted) Create(ctx context.Context, key string, body []byte) (string, error) {
-	c.puts++
-	return c.Bucket.Create(ctx, key, body)
+func (l *ledger) wrote(key string, n int) {
+	kind := "root"
+	if dir := path.Dir(strings.TrimPrefix(key, "logplane/")); dir != "." {
+		kind = dir
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.puts++
+	l.bytesWritten += int64(n)
+	l.putsOf[kind]++
+	l.bytesOf[kind] += int64(n)
 }
 
-func (c *counted) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
-	c.puts++
-	return c.Bucket.Replace(ctx, key, body, etag)
+func (l *ledger) Get(ctx context.Context, key string) ([]byte, string, error) {
+	b, etag, err := l.Bucket.Get(ctx, key)
+	l.read(len(b))
+	return b, etag, err
+}
+
+func (l *ledger) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	b, err := l.Bucket.GetRange(ctx, key, offset, length)
+	l.read(len(b))
+	return b, err
+}
+
+func (l *ledger) Create(ctx context.Context, key string, body []byte) (string, error) {
+	l.wrote(key, len(body))
+	return l.Bucket.Create(ctx, key, body)
+}
+
+func (l *ledger) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
+	l.wrote(key, len(body))
+	return l.Bucket.Replace(ctx, key, body, etag)
+}
+
+// book reports requests, bytes and processor time of a benchmark.
+type book struct {
+	b                                   *testing.B
+	l                                   *ledger
+	gets, puts, bytesRead, bytesWritten int64
+	cpu                                 time.Duration
+}
+
+func (l *ledger) open(b *testing.B) *book {
+	b.ReportAllocs()
+	return &book{b, l, l.gets, l.puts, l.bytesRead, l.bytesWritten, cpuTime()}
+}
+
+func (k *book) close() {
+	n := float64(k.b.N)
+	k.b.ReportMetric(float64(cpuTime()-k.cpu)/1e6/n, "cpu-ms/op")
+	k.b.ReportMetric(float64(k.l.gets-k.gets)/n, "gets/op")
+	k.b.ReportMetric(float64(k.l.bytesRead-k.bytesRead)/n, "read-B/op")
+	if puts := k.l.puts - k.puts; puts > 0 {
+		k.b.ReportMetric(float64(puts)/n, "puts/op")
+		k.b.ReportMetric(float64(k.l.bytesWritten-k.bytesWritten)/n, "written-B/op")
+	}
+}
+
+// cpuTime is what the process has used of its processors: on a busy machine it says more than the time of day.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // body resembles an object: part of it compresses, part does not.
@@ -61,11 +132,11 @@ func body(rng *rand.Rand, n int) []byte {
 	return b
 }
 
-// filled is a cell with n objects in its snapshot, 1,000 in each namespace.
-func filled(b *testing.B, n int) (*eventlog.Log, *counted) {
+// filled is a cell with n objects in its snapshot, 1,000 in each namespace, all in the base.
+func filled(b testing.TB, n int) (*eventlog.Log, *ledger) {
 	ctx := b.Context()
 	log := eventlogtest.Open(b, eventlog.Config{Conn: eventlogtest.Start(b), InMemory: true})
-	counts := &counted{Bucket: memory.New()}
+	counts := newLedger()
 	p, err := Open(Config{Log: log, Bucket: counts})
 	require.NoError(b, err)
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -79,10 +150,12 @@ func filled(b *testing.B, n int) (*eventlog.Log, *counted) {
 		if i%20_000 == 0 || i+500 >= n {
 			_, err := p.Commit(ctx)
 			require.NoError(b, err)
-			require.NoError(b, p.Retain(ctx, 0, rev))
+			require.NoError(b, p.Retain(ctx, rev, rev))
 		}
 	}
 	require.NoError(b, p.flatten(ctx))
+	_, err = p.Collect(ctx, 0)
+	require.NoError(b, err)
 	return log, counts
 }
 
@@ -105,24 +178,22 @@ func benchKey(i int) eventlog.Key {
 	return k
 }
 
-// cpuTime is what the process has used of its processors: on a busy machine it says more than the time of day.
-func cpuTime() time.Duration {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+func BenchmarkRead(b *testing.B) {
+	for _, n := range benchObjects() {
+		b.Run(fmt.Sprintf("objects=%d", n), func(b *testing.B) { benchmarkReads(b, n) })
+	}
 }
 
-func BenchmarkRead(b *testing.B) {
-	n := benchObjects()
+func benchmarkReads(b *testing.B, n int) {
 	log, counts := filled(b, n)
-	open := func() *View {
-		p, err := Open(Config{Log: log, Bucket: counts, CacheBytes: 1 << 30})
+	open := func(b *testing.B) *View {
+		p, err := Open(Config{Log: log, Bucket: counts, CacheBytes: 4 << 30})
 		require.NoError(b, err)
 		v, err := p.Latest(b.Context())
 		require.NoError(b, err)
 		return v
 	}
-	list := func(b *testing.B, v *View, start, end string) {
+	list := func(b *testing.B, v *View, start, end string, want int) {
 		rows := 0
 		for _, err := range v.Scan(b.Context(), start, end, v.Revision()) {
 			if err != nil {
@@ -130,25 +201,29 @@ func BenchmarkRead(b *testing.B) {
 			}
 			rows++
 		}
-		b.ReportMetric(float64(rows), "rows")
+		if rows != want {
+			b.Fatalf("%d rows instead of %d", rows, want)
+		}
 	}
-	warm := open()
-	list(b, warm, "", "")
+	idle := heap()
+	warm := open(b)
+	list(b, warm, "", "", n)
 	for _, temperature := range []string{"warm", "cold"} {
 		run := func(name string, f func(b *testing.B, v *View, i int)) {
 			b.Run(name+"/"+temperature, func(b *testing.B) {
-				b.ReportAllocs()
-				before, cpu := counts.gets, cpuTime()
+				counting := counts.open(b)
 				for i := 0; b.Loop(); i++ {
 					v := warm
 					if temperature == "cold" {
-						v = open()
+						v = open(b)
 					}
 					f(b, v, i)
 				}
-				b.ReportMetric(float64(counts.gets-before)/float64(b.N), "gets/op")
-				b.ReportMetric(float64(cpuTime()-cpu)/1e6/float64(b.N), "cpu-ms/op")
+				counting.close()
 			})
+		}
+		if temperature == "cold" {
+			run("open", func(*testing.B, *View, int) {})
 		}
 		run("get", func(b *testing.B, v *View, i int) {
 			if _, ok, err := v.Get(b.Context(), benchKey(i*7919%n).Row(), v.Revision()); !ok || err != nil {
@@ -157,9 +232,9 @@ func BenchmarkRead(b *testing.B) {
 		})
 		run("list1000", func(b *testing.B, v *View, i int) {
 			ns := fmt.Sprintf("main/pods/ns-%04d", i%(n/1000))
-			list(b, v, ns+"/", ns+"0")
+			list(b, v, ns+"/", ns+"0", 1000)
 		})
-		run("listAll", func(b *testing.B, v *View, i int) { list(b, v, "", "") })
+		run("listAll", func(b *testing.B, v *View, i int) { list(b, v, "", "", n) })
 	}
 	b.Run("latest", func(b *testing.B) {
 		for b.Loop() {
@@ -168,34 +243,107 @@ func BenchmarkRead(b *testing.B) {
 			}
 		}
 	})
+	b.Run("memory", func(b *testing.B) { // of a process that has listed everything, with the default budget of blocks
+		for b.Loop() {
+		}
+		warm = nil
+		p, err := Open(Config{Log: log, Bucket: counts})
+		require.NoError(b, err)
+		v, err := p.Latest(b.Context())
+		require.NoError(b, err)
+		opened := heap()
+		list(b, v, "", "", n)
+		b.ReportMetric(float64(opened-idle)/(1<<20), "opened-MiB")
+		b.ReportMetric(float64(heap()-idle)/(1<<20), "listed-MiB")
+		runtime.KeepAlive(v)
+	})
+}
+
+// heap is what is in use after a collection.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 func BenchmarkCommit(b *testing.B) {
-	for _, events := range []int{1, 100, 1000} {
-		b.Run(fmt.Sprint(events), func(b *testing.B) {
-			log, counts := filled(b, 1000)
+	for _, objects := range benchObjects() {
+		b.Run(fmt.Sprintf("objects=%d", objects), func(b *testing.B) {
+			log, counts := filled(b, objects)
+			for _, events := range []int{1, 100, 1000} {
+				b.Run(fmt.Sprintf("events=%d", events), func(b *testing.B) { benchmarkCommits(b, log, counts, objects, events) })
+			}
+		})
+	}
+}
+
+func benchmarkCommits(b *testing.B, log *eventlog.Log, counts *ledger, objects, events int) {
+	p, err := Open(Config{Log: log, Bucket: counts})
+	require.NoError(b, err)
+	rng := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
+	_, err = p.Latest(b.Context())
+	require.NoError(b, err)
+	counting := counts.open(b)
+	for b.Loop() {
+		b.StopTimer()
+		var writes []eventlog.Write
+		for range events {
+			n := objects + int(rng.Uint32())
+			writes = append(writes, eventlog.Write{Key: benchKey(n), Op: eventlog.Added, ContentType: "application/cbor", Body: body(rng, n)})
+		}
+		_, err := log.Append(b.Context(), fmt.Sprint("bench-", rng.Uint64()), writes...)
+		require.NoError(b, err)
+		_, err = p.Latest(b.Context())
+		require.NoError(b, err)
+		b.StartTimer()
+		if _, err := p.Commit(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	counting.close()
+}
+
+// BenchmarkCompaction merges everything into a new base: eight runs that hold a tenth of the objects, and the base.
+func BenchmarkCompaction(b *testing.B) {
+	for _, n := range benchObjects() {
+		b.Run(fmt.Sprintf("objects=%d", n), func(b *testing.B) {
+			log, counts := filled(b, n)
 			p, err := Open(Config{Log: log, Bucket: counts})
 			require.NoError(b, err)
-			rng, n, before := rand.New(rand.NewPCG(1, 2)), 1_000_000, counts.puts
-			_, err = p.Latest(b.Context())
-			require.NoError(b, err)
-			for b.Loop() {
-				b.StopTimer()
-				var writes []eventlog.Write
-				for range events {
-					n++
-					writes = append(writes, eventlog.Write{Key: benchKey(n), Op: eventlog.Added, ContentType: "application/cbor", Body: body(rng, n)})
+			rng := rand.New(rand.NewPCG(1, 3))
+			ctx := b.Context()
+			for run := range runsPerLevel {
+				for i := 0; i < n/80; i += 125 {
+					var writes []eventlog.Write
+					for j := i; j < i+125; j++ {
+						k := benchKey((j*runsPerLevel + run) * 10)
+						k.Name += "-between"
+						writes = append(writes, eventlog.Write{Key: k, Op: eventlog.Added, ContentType: "application/cbor", Body: body(rng, j)})
+					}
+					_, err := log.Append(ctx, fmt.Sprintf("runs-%d-%d", run, i), writes...)
+					require.NoError(b, err)
 				}
-				_, err := log.Append(b.Context(), fmt.Sprint("bench-", n), writes...)
+				p.config.InlineBytes = 1
+				_, err := p.Commit(ctx)
 				require.NoError(b, err)
-				_, err = p.Latest(b.Context())
-				require.NoError(b, err)
-				b.StartTimer()
-				if _, err := p.Commit(b.Context()); err != nil {
+			}
+			v := p.Current()
+			size, raw := int64(0), int64(n+n/10)*1700
+			for _, r := range v.snap.runs {
+				size += r.bytes()
+			}
+			counting := counts.open(b)
+			for b.Loop() {
+				m := &merge{inputs: v.snap.runs, level: baseLevel, floor: v.Floor(), generation: v.snap.root.Generation}
+				if _, err := p.merge(ctx, m); err != nil {
 					b.Fatal(err)
 				}
 			}
-			b.ReportMetric(float64(counts.puts-before)/float64(b.N), "puts/op")
+			b.SetBytes(raw)
+			b.ReportMetric(float64(size)/(1<<20), "compressed-MiB")
+			counting.close()
 		})
 	}
 }

@@ -299,6 +299,9 @@ func (p *Projection) create(ctx context.Context, folder string, level uint8, fil
 	if _, err := p.config.Bucket.Create(ctx, ref.Key, file); err != nil {
 		return segmentRef{}, fmt.Errorf("write segment %s: %w", ref.Key, err)
 	}
+	if p.folder != nil && folder != "events" { // the next fold looks into it
+		p.folder.keep(ref.Key, 0, file)
+	}
 	return ref, nil
 }
 
