@@ -2,7 +2,6 @@ package eventlog
 
 import (
 	"context"
-
 	"errors"
 	"fmt"
 	"strconv"
@@ -16,9 +15,6 @@ import (
 // Error codes of JetStream that decide the outcome of an append.
 const (
 	codeWrongLast       = 10071 // the precondition does not hold
-	codeInFlight        = 10164 // another write of the subject is proposed and not applied yet
-	codeIncompleteBatch = 10176 // the server dropped the batch: a leader change, or too many at once
-	codeTooManyBatches  = 10210
 	codeBatchTooLarge   = 10199
 	codeMessageTooLarge = 10054
 	codeHeadersTooLarge = 10097
@@ -35,13 +31,16 @@ const (
 const (
 	maxBatch        = 1000 // JetStream's own bound
 	batchesInFlight = 16
-	batchTries      = 5
 	// grace is what resolving an outcome may take longer than the append's deadline.
 	grace = time.Second
 )
 
-// errUnanswered: the message may have been sent and no answer came.
-var errUnanswered = errors.New("no answer came in time")
+var (
+	// errUnanswered: the message may have been sent and no answer came.
+	errUnanswered = errors.New("no answer came in time")
+	// errOpen: one server refused what another may have taken, or may yet take.
+	errOpen = errors.New("another server may have taken it")
+)
 
 // conflict is a broken precondition; last is the key's last revision as its server knew it.
 type conflict struct {
@@ -53,9 +52,9 @@ func (c *conflict) Error() string   { return fmt.Sprintf("%v: %v", ErrConflict, 
 func (c *conflict) Unwrap() []error { return []error{ErrConflict, c.cause} }
 
 // Append appends all writes atomically, contiguous and in order, each under its own precondition, and
-// returns the revision of the last one. Errors: ErrConflict, ErrInFlight, ErrUnknown, ErrNotPublished,
-// ErrTooLarge, ErrKeyTooLong. An outcome that timed out is resolved before ErrUnknown is returned, which
-// may take a second longer than ctx's deadline.
+// returns the revision of the last one. Errors: ErrConflict, ErrUnknown, ErrNotPublished, ErrTooLarge,
+// ErrKeyTooLong. An outcome that an answer leaves open, or that timed out, is resolved before ErrUnknown is
+// returned, which may take a second longer than ctx's deadline.
 //
 // The first event's id is the request id, the n-th further one's is '<request id>.<n>'. Request ids must be
 // unique, and all keys of one call must differ. The caller has asked Head in the same request: a log that was fenced since
@@ -67,12 +66,8 @@ func (l *Log) Append(ctx context.Context, requestID string, writes ...Write) (Re
 	}
 	before := Revision(l.seen.Load())
 	rev, err := l.publishSurely(ctx, msgs)
-	var broken *conflict
-	if errors.Is(err, errUnanswered) {
-		rev, err = l.resolve(ctx, msgs, writes, before)
-	} else if errors.As(err, &broken) && broken.last > 0 && len(writes) == 1 && broken.last < writes[0].Precondition {
-		// A deposed leader that does not know the precondition's event yet: nobody has won anything.
-		err = fmt.Errorf("%w: its server is behind: %w", ErrInFlight, broken.cause)
+	if l.leavesOpen(err) {
+		rev, err = l.resolve(ctx, msgs, writes, before, err)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("append %s: %w", writes[0].Key.Row(), err)
@@ -129,8 +124,15 @@ func (l *Log) publishSurely(ctx context.Context, msgs []*nats.Msg) (Revision, er
 	}
 }
 
-// publish sends the messages once and waits for the one answer. errUnanswered is the only outcome that
-// leaves anything open.
+// leavesOpen says that an answer does not settle the outcome. While a log has more servers than one, no
+// refusal alone does: during a leader change the old and the new leader both receive one message, and the old one may
+// refuse it while the new one appends it. Not even a precondition that is broken for good: the event that
+// broke it may be this one.
+func (l *Log) leavesOpen(err error) bool {
+	return errors.Is(err, errUnanswered) || errors.Is(err, errOpen) || l.replicated && errors.Is(err, ErrConflict)
+}
+
+// publish sends the messages once and waits for the one answer.
 func (l *Log) publish(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	if len(msgs) == 1 {
 		return l.publishLast(ctx, msgs[0])
@@ -138,16 +140,9 @@ func (l *Log) publish(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	select {
 	case l.batches <- struct{}{}:
 		defer func() { <-l.batches }()
+		return l.publishBatch(ctx, msgs)
 	case <-ctx.Done():
 		return 0, ErrNotPublished
-	}
-	for try := 0; ; try++ {
-		rev, err := l.publishBatch(ctx, msgs)
-		var refused *serverError
-		dropped := errors.As(err, &refused) && (refused.Code == codeIncompleteBatch || refused.Code == codeTooManyBatches)
-		if !dropped || try == batchTries || pause(ctx, try) != nil {
-			return rev, err
-		}
 	}
 }
 
@@ -183,7 +178,7 @@ func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) 
 	var refused *serverError
 	switch {
 	case errors.As(err, &refused):
-		return 0, outcome(refused)
+		return 0, l.outcome(refused)
 	case errors.Is(err, nats.ErrMaxPayload):
 		return 0, ErrTooLarge
 	case certainlyUnsent(err):
@@ -213,7 +208,8 @@ func certainlyUnsent(err error) bool {
 	return false
 }
 
-// refusedForGood are refusals given before anything is stored or proposed, beside those that outcome names.
+// refusedForGood are refusals that the log's only server gives before anything is stored, beside those that outcome
+// names.
 var refusedForGood = map[int]bool{
 	10002: true, // account resources exceeded
 	10023: true, // insufficient resources
@@ -222,22 +218,25 @@ var refusedForGood = map[int]bool{
 	10060: true, // another stream was expected
 	10109: true, // the stream is sealed
 	10174: true, // atomic publish is disabled
+	10176: true, // the batch was dropped
+	10210: true, // too many batches at once
 }
 
-// outcome translates a refusal. One that is not known to come before the message is stored leaves the
-// outcome open, as no answer does.
-func outcome(refused *serverError) error {
+// outcome translates a refusal. Of several servers' refusals only a size that is too large for all of them is
+// final: 10164, for example (another write of the subject is proposed and not applied yet), is one server's view, and
+// so is a full disk.
+func (l *Log) outcome(refused *serverError) error {
 	switch {
 	case refused.Code == codeWrongLast:
 		_, number, _ := strings.Cut(refused.Description, ": ")
 		last, _ := strconv.ParseUint(number, 10, 64)
 		return &conflict{Revision(last), refused}
-	case refused.Code == codeInFlight, refused.Code == codeIncompleteBatch, refused.Code == codeTooManyBatches:
-		return fmt.Errorf("%w: %w", ErrInFlight, refused)
 	case refused.Code == codeMessageTooLarge, refused.Code == codeHeadersTooLarge, refused.Code == codeBatchTooLarge:
 		return fmt.Errorf("%w: %w", ErrTooLarge, refused)
+	case l.replicated:
+		return fmt.Errorf("%w: %w", errOpen, refused)
 	case refusedForGood[refused.Code], refused.Code == codeStoreFailed && strings.HasPrefix(refused.Description, "maximum "):
 		return fmt.Errorf("%w: %w", ErrNotPublished, refused)
 	}
-	return fmt.Errorf("%w: %w", errUnanswered, refused)
+	return fmt.Errorf("%w: %w", errOpen, refused)
 }

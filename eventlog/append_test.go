@@ -27,7 +27,7 @@ func refused(t *testing.T, l *eventlog.Log, want error, writes ...eventlog.Write
 	if !errors.Is(err, want) {
 		t.Errorf("got revision %d, %v; want %v", rev, err, want)
 	}
-	for _, other := range []error{eventlog.ErrConflict, eventlog.ErrInFlight, eventlog.ErrUnknown, eventlog.ErrTooLarge, eventlog.ErrKeyTooLong} {
+	for _, other := range []error{eventlog.ErrConflict, eventlog.ErrNotPublished, eventlog.ErrUnknown, eventlog.ErrTooLarge, eventlog.ErrKeyTooLong} {
 		if other != want && errors.Is(err, other) {
 			t.Errorf("%v is also %v", err, other)
 		}

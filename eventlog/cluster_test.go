@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
@@ -68,43 +71,154 @@ func TestReplicatedLog(t *testing.T) {
 	}
 }
 
-// A proposal that is stalled on its way to the quorum: another write of the object meanwhile is answered
-// that it is in flight, never that it lost; and the stalled one lands later and is found by its id.
+// A proposal that is stalled on its way to the quorum: another write of the object meanwhile learns that it
+// lost when the stalled one lands, not before; and that one is found by its id.
 func TestStalledProposalLandsLater(t *testing.T) {
 	t.Parallel()
 	c := eventlogtest.Cluster(t)
 	c.Log(0)
 	leader := c.Leader()
-	l, other := c.Log(leader, shortTimeout), c.Log(leader, shortTimeout)
+	l, other := c.Log(leader), c.Log(leader)
 	head := fill(t, l, 3)
 	mustHead(t, other)
 
 	c.Stall(leader)
 	done := appending(bounded(t), l, "stalled", added("a", "1"))
-	var err error
-	eventlogtest.Eventually(t, "the proposal is in flight", func() bool {
-		_, err = other.Append(bounded(t), "other", modified("a", "2", head))
-		return !errors.Is(err, eventlog.ErrConflict) // the stalled one may not have been sent yet
-	})
-	if !errors.Is(err, eventlog.ErrInFlight) || errors.Is(err, eventlog.ErrConflict) {
-		t.Errorf("a write beside one in flight: %v", err)
+	before := eventlog.RoundTrips("append")
+	beside := appending(bounded(t), other, "other", modified("a", "2", head))
+	tried(t, before, 3)
+	if len(beside) > 0 {
+		t.Fatalf("a write beside one in flight: %+v", <-beside)
 	}
 	c.Resume(leader)
 	o := <-done
 	if o.err != nil {
 		t.Fatal(o.err)
 	}
-	found := 0
-	for _, e := range mustTail(t, l, head, mustHead(t, l).Head) {
-		if e.RequestID == "stalled" {
-			found++
-			if e.Revision != o.rev {
-				t.Errorf("it is at %d, acknowledged as %d", e.Revision, o.rev)
-			}
+	if o := <-beside; !errors.Is(o.err, eventlog.ErrConflict) {
+		t.Errorf("after one that was in flight: %+v", o)
+	}
+	once(t, l, head, "stalled", o.rev)
+}
+
+// once checks that the log has an event of the request at one revision and nowhere else.
+func once(t *testing.T, l *eventlog.Log, after eventlog.Revision, id string, rev eventlog.Revision) {
+	t.Helper()
+	var at []eventlog.Revision
+	for _, e := range mustTail(t, l, after, mustHead(t, l).Head) {
+		if e.RequestID == id {
+			at = append(at, e.Revision)
 		}
 	}
-	if found != 1 {
-		t.Errorf("it was appended %d times", found)
+	if len(at) != 1 || at[0] != rev {
+		t.Errorf("%s is in the log at %d, acknowledged as %d", id, at, rev)
+	}
+}
+
+// During a leader change a message reaches the old and the new leader. What the old one refuses first, here a
+// subscriber in its place, the new one appends: no such refusal says that nothing was written.
+func TestRefusedByOneServerAppendedByAnother(t *testing.T) {
+	t.Parallel()
+	c := eventlogtest.Cluster(t)
+	c.Log(0)
+	for name, refusal := range map[string]struct {
+		code        int
+		description string
+		batch       bool
+	}{
+		"in flight":            {10164, "wrong last sequence", false},
+		"behind":               {10071, "wrong last sequence: 1", false},
+		"behind, and empty":    {10071, "wrong last sequence: 0", false},
+		"full":                 {10023, "insufficient resources", false},
+		"full stream":          {10077, "maximum bytes exceeded", false},
+		"batch dropped":        {10176, "batch publish is incomplete and was abandoned", true},
+		"too many batches":     {10210, "too many", true},
+		"batch, behind":        {10071, "wrong last sequence: 1", true},
+		"batch, one in flight": {10164, "wrong last sequence", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			leader := c.Leader()
+			l := c.Log(leader)
+			known := mustAppend(t, l, requestID("known", name), added(name, "1"))
+			writes := []eventlog.Write{modified(name, "2", known)}
+			if refusal.batch {
+				writes = append([]eventlog.Write{added(name+"-claim", "1")}, writes...)
+			}
+			mustHead(t, l)
+
+			c.Stall(leader) // so that the log's own answer comes second
+			defer c.Resume(leader)
+			answered := refuseOnce(t, c.Conn[leader], refusal.code, refusal.description)
+			done := appending(bounded(t), l, requestID("mine", name), writes...)
+			<-answered
+			c.Resume(leader)
+			o := <-done
+			if o.err != nil {
+				t.Fatal(o.err)
+			}
+			once(t, l, known, requestID("mine", name), o.rev-eventlog.Revision(len(writes)-1))
+		})
+	}
+}
+
+func requestID(prefix, name string) string { return prefix + "-" + strings.ReplaceAll(name, " ", "-") }
+
+// refuseOnce answers the first append that it sees, and says when it has.
+func refuseOnce(t *testing.T, conn *nats.Conn, code int, description string) <-chan struct{} {
+	t.Helper()
+	answered := make(chan struct{})
+	var once sync.Once
+	s, err := conn.Subscribe("logplane.log.>", func(m *nats.Msg) {
+		if m.Reply == "" || !strings.Contains(m.Subject, "pods") {
+			return
+		}
+		once.Do(func() {
+			answer := fmt.Sprintf(`{"error":{"code":400,"err_code":%d,"description":%q},"stream":"logplane","seq":0}`, code, description)
+			if err := errors.Join(m.Respond([]byte(answer)), conn.Flush()); err != nil {
+				t.Error(err)
+			}
+			close(answered)
+		})
+	})
+	if err == nil {
+		err = conn.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Unsubscribe() })
+	return answered
+}
+
+// Whoever loses on a replicated log is told so, as on one server.
+func TestReplicatedConflicts(t *testing.T) {
+	t.Parallel()
+	c := eventlogtest.Cluster(t)
+	l := c.Log(0)
+	purged := mustAppend(t, l, "1", added("purged", "1"))
+	claim := mustAppend(t, l, "2", added("claim", "1"))
+	object := mustAppend(t, l, "3", added("object", "1"))
+	head := fill(t, l, 5)
+	if err := l.Purge(bounded(t), purged); err != nil {
+		t.Fatal(err)
+	}
+	for name, writes := range map[string][]eventlog.Write{
+		"exists":         {added("object", "2")},
+		"changed":        {modified("object", "2", claim)},
+		"purged":         {modified("purged", "2", purged)},
+		"claimed":        {added("claim", "2"), modified("object", "2", object)},
+		"claim purged":   {modified("purged", "2", purged), modified("object", "2", object)},
+		"object changed": {added("fresh", "1"), modified("object", "2", claim)},
+	} {
+		mustHead(t, l)
+		if rev, err := l.Append(bounded(t), requestID("lost", name), writes...); !errors.Is(err, eventlog.ErrConflict) {
+			t.Errorf("%s: %d, %v", name, rev, err)
+		}
+	}
+	for _, e := range mustTail(t, l, head, mustHead(t, l).Head) {
+		if e.Op != eventlog.Barrier {
+			t.Errorf("%s was refused and is at %d", e.RequestID, e.Revision)
+		}
 	}
 }
 

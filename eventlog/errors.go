@@ -4,14 +4,13 @@ import "errors"
 
 // Errors of Append, Head, Tail and Follow. They are matched with errors.Is.
 var (
-	// ErrConflict: the precondition does not hold; another event of the key was appended. Nothing was written.
+	// ErrConflict: the precondition does not hold, and never will again; another event of the key was appended.
+	// Nothing was and nothing will be written.
 	ErrConflict = errors.New("the object was changed by another write")
-	// ErrInFlight: another write of the same key is being proposed and has not won yet. Nothing was written;
-	// back off, catch up and try again. Never a 409.
-	ErrInFlight = errors.New("another write of the object is in flight")
 	// ErrUnknown: whether the event was appended could not be learned before the deadline.
 	ErrUnknown = errors.New("the outcome of the write is unknown")
-	// ErrNotPublished: the write was certainly not appended (not connected, deadline passed before publishing).
+	// ErrNotPublished: the write was certainly not appended and will not be (not connected, deadline passed
+	// before publishing, refused by the only server).
 	ErrNotPublished = errors.New("the write was not published")
 	// ErrPurged: events asked for have left the log; read the root again, or end the watch with 410.
 	ErrPurged = errors.New("events have left the log")

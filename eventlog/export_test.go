@@ -29,13 +29,17 @@ func (l *Log) Info(ctx context.Context) (Bounds, error) {
 	return s.Bounds, err
 }
 
-// Search is what follows when a republished write is refused by a server that knows last as the key's last revision.
-func (l *Log) Search(ctx context.Context, id string, last Revision, w Write) (Revision, error) {
-	msgs, err := l.encodeAll(id, []Write{w})
+// Search is what follows when writes are refused by a server that knows last as a key's last revision.
+func (l *Log) Search(ctx context.Context, id string, last Revision, writes ...Write) (Revision, error) {
+	msgs, err := l.encodeAll(id, writes)
 	if err != nil {
 		return 0, err
 	}
-	return l.search(ctx, msgs, []Write{w}, 0, &conflict{last, errors.New("refused")})
+	bounds, err := l.info(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return l.search(ctx, msgs, writes, bounds.First-1, &conflict{last, errors.New("refused")})
 }
 
 // Conn is the log's connection.

@@ -166,10 +166,44 @@ func TestRefusalOfAServerThatIsBehind(t *testing.T) {
 		}
 	}
 	theirs := mustAppend(t, l, "3", modified("a", "3", known))
-	if _, err := l.Search(bounded(t), "mine", old, mine); !errors.Is(err, eventlog.ErrConflict) {
+	if _, err := l.Search(bounded(t), "mine", theirs, mine); !errors.Is(err, eventlog.ErrConflict) {
 		t.Errorf("after another write: %v", err)
 	}
-	if rev, err := l.Search(bounded(t), "3", old, mine); err != nil || rev != theirs {
+	if rev, err := l.Search(bounded(t), "3", theirs, mine); err != nil || rev != theirs {
 		t.Errorf("after it landed: %d, %v", rev, err)
+	}
+}
+
+// What breaks a precondition may be a copy of the append itself, and another write may follow it.
+func TestBrokenByItself(t *testing.T) {
+	l := eventlogtest.Log(t)
+	fill(t, l, 2)
+	batch := []eventlog.Write{added("a", "1"), added("b", "1"), added("c", "1")}
+	landed := mustAppend(t, l, "mine", batch...)
+	later := mustAppend(t, l, "theirs", modified("b", "2", landed-1))
+	for _, last := range []eventlog.Revision{landed - 2, landed - 1, landed, later} {
+		if rev, err := l.Search(bounded(t), "mine", last, batch...); err != nil || rev != landed {
+			t.Errorf("refused with %d: %d, %v; it landed at %d", last, rev, err, landed)
+		}
+	}
+}
+
+// Any one precondition that can never hold again settles the outcome of a batch.
+func TestBrokenInABatch(t *testing.T) {
+	l := eventlogtest.Log(t)
+	purged := mustAppend(t, l, "1", added("purged", "1"))
+	claim := mustAppend(t, l, "2", added("claim", "1"))
+	object := mustAppend(t, l, "3", added("object", "1"))
+	if err := l.Purge(bounded(t), purged); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Search(bounded(t), "mine", claim, added("claim", "2"), modified("object", "2", object)); !errors.Is(err, eventlog.ErrConflict) {
+		t.Errorf("another has the claim: %v", err)
+	}
+	if _, err := l.Search(bounded(t), "mine", 0, modified("purged", "2", purged), modified("object", "2", object)); !errors.Is(err, eventlog.ErrConflict) {
+		t.Errorf("an event of a precondition has left the log: %v", err)
+	}
+	if rev, err := l.Search(bounded(t), "mine", claim, added("fresh", "1"), modified("object", "2", object)); err == nil || errors.Is(err, eventlog.ErrConflict) {
+		t.Errorf("a revision of another object: %d, %v", rev, err)
 	}
 }

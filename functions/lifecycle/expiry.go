@@ -83,7 +83,7 @@ func (l *Lifecycle) deleteExpired(ctx context.Context, writes []eventlog.Write) 
 		case err == nil:
 			deleted += n
 			expired.Add(float64(n))
-		case errors.Is(err, eventlog.ErrConflict), errors.Is(err, eventlog.ErrInFlight):
+		case errors.Is(err, eventlog.ErrConflict):
 		default:
 			failed = append(failed, err)
 		}

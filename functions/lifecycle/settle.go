@@ -70,7 +70,7 @@ func (l *Lifecycle) now(ctx context.Context) (time.Time, error) {
 			return l.timeOf(ctx, key, rev)
 		}
 		// Another process read the time: read it again rather than take its answer, which may be older.
-		if !errors.Is(err, eventlog.ErrConflict) && !errors.Is(err, eventlog.ErrInFlight) || try == clockAttempts {
+		if !errors.Is(err, eventlog.ErrConflict) || try == clockAttempts {
 			return time.Time{}, err
 		}
 	}

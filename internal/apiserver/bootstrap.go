@@ -36,7 +36,7 @@ const bootstrapAttempts = 5
 func (s *Server) Bootstrap(ctx context.Context) error {
 	var err error
 	for range bootstrapAttempts {
-		if err = s.bootstrap(ctx); !errors.Is(err, eventlog.ErrConflict) && !errors.Is(err, eventlog.ErrInFlight) {
+		if err = s.bootstrap(ctx); !errors.Is(err, eventlog.ErrConflict) {
 			break
 		}
 	}

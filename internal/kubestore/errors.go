@@ -89,7 +89,7 @@ func writeError(err error, resource schema.GroupResource, key eventlog.Key) erro
 	case errors.Is(err, eventlog.ErrUnknown):
 		// Without Retry-After: client-go would send the request again, and see its own write (row 61).
 		return apierrors.NewInternalError(fmt.Errorf("%w: read the object to learn whether it was written", err))
-	case errors.Is(err, eventlog.ErrNotPublished), errors.Is(err, eventlog.ErrInFlight), errors.Is(err, eventlog.ErrConflict):
+	case errors.Is(err, eventlog.ErrNotPublished), errors.Is(err, eventlog.ErrConflict):
 		return unavailable(fmt.Sprintf("nothing was written: %v", err))
 	case errors.Is(err, projection.ErrBehind):
 		return apierrors.NewTooManyRequests(fmt.Sprintf("nothing was written: %v", err), retryAfterSeconds)

@@ -249,7 +249,7 @@ func (s *store) compute(ctx context.Context, path string, try func(*projection.V
 			return 0, s.writeFailed(err, path)
 		default:
 			writeConflicts.Inc()
-			if err = pause(ctx, n, err); err == nil {
+			if err = pause(ctx, n); err == nil {
 				v, err = s.latest(ctx)
 			}
 		}
@@ -280,14 +280,13 @@ func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projec
 // lost says that the append certainly wrote nothing because of another write of one of its keys.
 func lost(err error) bool {
 	var failed appendError
-	return errors.As(err, &failed) &&
-		(errors.Is(failed, eventlog.ErrConflict) || errors.Is(failed, eventlog.ErrInFlight))
+	return errors.As(err, &failed) && errors.Is(failed, eventlog.ErrConflict)
 }
 
 // pause waits before a write is tried again, longer each time and with jitter; the first conflict is not
 // waited for, since its winner is already in the log.
-func pause(ctx context.Context, n int, err error) error {
-	if n == 1 && errors.Is(err, eventlog.ErrConflict) {
+func pause(ctx context.Context, n int) error {
+	if n == 1 {
 		return nil
 	}
 	longest := time.Millisecond << min(n, 7)
