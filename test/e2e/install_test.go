@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,8 +75,10 @@ func serveModule(t *testing.T, root, folder, version string) {
 	require.NoError(t, err)
 	defer archive.Close()
 	w := zip.NewWriter(archive)
-	for _, name := range strings.Fields(string(listed)) {
-		if strings.HasPrefix(name, "tools/") {
+	names := strings.Fields(string(listed))
+	nested := nestedModules(names)
+	for _, name := range names {
+		if slices.ContainsFunc(nested, func(folder string) bool { return strings.HasPrefix(name, folder) }) {
 			continue
 		}
 		content, err := os.ReadFile(filepath.Join(root, name))
@@ -89,6 +92,16 @@ func serveModule(t *testing.T, root, folder, version string) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, w.Close())
+}
+
+// nestedModules returns the folders of modules of their own, which no module's archive may hold.
+func nestedModules(names []string) (folders []string) {
+	for _, name := range names {
+		if folder, found := strings.CutSuffix(name, "/go.mod"); found {
+			folders = append(folders, folder+"/")
+		}
+	}
+	return folders
 }
 
 func removeModule(t *testing.T, version string) {
