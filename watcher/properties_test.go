@@ -260,6 +260,7 @@ type client struct {
 	streaming bool // begins with a streaming list instead of the world's start
 
 	position eventlog.Revision
+	ends     bool // what is the state for now holds the last object
 	done     bool
 	record   []entry
 	resumed  int
@@ -299,6 +300,7 @@ func (c *client) watch(ctx context.Context, url string) (expired bool) {
 	defer cancel()
 	query := fmt.Sprintf("watch=1&allowWatchBookmarks=true&timeoutSeconds=%d", 3+c.random.IntN(5))
 	initial := map[string]eventlog.Revision{}
+	c.ends = false
 	if c.position == 0 {
 		query += "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
 	} else {
@@ -350,9 +352,10 @@ func (c *client) receive(e object, initial map[string]eventlog.Revision) map[str
 		c.done = o.field("data.last") == "true" && e["type"] != "DELETED"
 	case e["type"] == "BOOKMARK":
 		c.record = append(c.record, entry{kind: "STATE", revision: revisionOf(o), state: initial})
-		initial = nil
+		c.done = c.ends
 	default:
 		initial[key] = revisionOf(o)
+		c.ends = c.ends || o.field("data.last") == "true"
 		return initial
 	}
 	c.position = revisionOf(o)
