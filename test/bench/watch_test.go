@@ -118,7 +118,9 @@ func (c *tier) call(method, path, contentType, body string) (revision uint64) {
 	if err != nil || answer.StatusCode > 299 {
 		panic(fmt.Sprintf("%s %s: %d %v %s", method, path, answer.StatusCode, err, data)) // on any goroutine
 	}
-	var o struct{ Metadata struct{ ResourceVersion string } }
+	var o struct {
+		Metadata struct{ ResourceVersion string }
+	}
 	if err := json.Unmarshal(data, &o); err != nil {
 		panic(err)
 	}
