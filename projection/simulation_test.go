@@ -47,6 +47,9 @@ func (w *weather) pass(write bool, request func() error) error {
 		return errStorm
 	}
 	err := request()
+	if write && w.roll(6) == 0 { // between a segment and the root that names it is where a stall does most harm
+		w.stall()
+	}
 	if write && fate == 1 {
 		return errStorm
 	}
@@ -55,7 +58,7 @@ func (w *weather) pass(write bool, request func() error) error {
 
 // stall waits until others have made some requests; the deadline is for when there are no others left.
 func (w *weather) stall() {
-	until, deadline := w.served.Load()+int64(w.roll(60)), time.Now().Add(50*time.Millisecond)
+	until, deadline := w.served.Load()+int64(w.roll(60*(1+3*w.roll(2)))), time.Now().Add(50*time.Millisecond)
 	for w.served.Load() < until && time.Now().Before(deadline) {
 		time.Sleep(100 * time.Microsecond)
 	}
@@ -101,7 +104,7 @@ const simulatedGrace = time.Millisecond
 
 // Four projectors commit, compact, collect, checkpoint, raise the floor and purge at once, crash and start again, over a
 // bucket that fails, lies and stalls; readers check random revisions, the past among them, against the model (invariants 5, 6,
-// 7, 11, 13). Without the generation it fails. LOGPLANE_SOAK is how many reads it has at least; 1,500 otherwise.
+// 7, 11, 13). Without the swap before garbage is deleted it fails at once, without the generation in every few runs. LOGPLANE_SOAK is how many reads it has at least; 1,500 otherwise.
 func TestSimulation(t *testing.T) {
 	reads := 1500
 	if testing.Short() {
@@ -138,7 +141,7 @@ type simulation struct {
 }
 
 func (s *simulation) config(c *Config) {
-	c.InlineBytes, c.CacheBytes, c.Grace = 700, 30_000, simulatedGrace
+	c.InlineBytes, c.CacheBytes, c.Grace = []int{1, 1, 300}[s.seed%3], 30_000, simulatedGrace
 	c.Checkpoints = []CheckpointRule{{Every: 300 * time.Millisecond, Keep: 2 * time.Second}}
 	if s.seed%2 == 0 {
 		c.History = 2 * time.Second
@@ -174,15 +177,14 @@ func simulate(t *testing.T, b bucket.Bucket, reads int) {
 		all.Go(func() { s.readOn(rand.New(rand.NewPCG(seed, 10+i))) })
 	}
 	events := min(reads, 600+reads/10)
-	for n := 0; n < events || s.merges.Load() == 0 || s.collected.Load() < 10; n++ {
+	for n := 1; n <= events || s.merges.Load() == 0 || s.collected.Load() < 10; n++ {
 		s.mu.Lock()
 		s.step()
 		s.mu.Unlock()
 		for s.reads.Load() < int64(n*reads/events) && !t.Failed() && ctx.Err() == nil {
 			select {
 			case <-s.read:
-			case <-ctx.Done():
-				t.Error("it does not get on")
+			case <-time.After(time.Second): // or all readers have failed
 			}
 		}
 	}
@@ -242,15 +244,15 @@ func (s *simulation) readOn(rng *rand.Rand) {
 
 // tend does one thing that a projector does; it may fail.
 func (s *simulation) tend(ctx context.Context, p *Projection, rng *rand.Rand) {
-	switch rng.IntN(8) {
+	switch rng.IntN(9) {
 	case 0:
 		if v, err := p.Latest(ctx); err == nil && v.Applied() > 100 {
 			_ = p.Retain(ctx, v.Applied()-Revision(rng.IntN(100)), v.Applied()-Revision(rng.IntN(100)))
 		}
-	case 1:
+	case 1, 2:
 		n, _ := p.Collect(ctx, time.Duration(rng.IntN(2))*simulatedGrace)
 		s.collected.Add(int64(n))
-	case 2, 3:
+	case 3, 4:
 		if done, _ := p.Compact(ctx); done {
 			s.merges.Add(1)
 		}
