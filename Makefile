@@ -18,7 +18,7 @@ include bench/bench.mk
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
 
 .PHONY: dev
 dev: $(BIN)/logplane ## build and run a whole cell on 127.0.0.1:7373 (the first build takes minutes)
