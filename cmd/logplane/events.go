@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// newEvents prints what happens, for operators: it reads the log itself, and so needs the log's credentials.
+// Others subscribe to the republished subjects, or watch through the API.
+func newEvents() *cobra.Command {
+	var (
+		where  connection
+		filter eventFilter
+		from   uint64
+		output string
+	)
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Print the events of the log as they come, or from a revision on",
+		Long: "Prints one line for each event of the log: revision, time, what happened, and the object's path; never its content.\n" +
+			"With --from it begins with the events after a revision, from the bucket and the log, and goes on without a gap.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "" && output != "json" {
+				return fmt.Errorf("--output is '%s': it must be 'json' or empty", output)
+			}
+			opened, err := where.open(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer opened.close()
+			filter.cluster = where.cluster
+			printer := &eventPrinter{to: cmd.OutOrStdout(), json: output == "json", filter: filter}
+			return printEvents(cmd.Context(), opened.Cell, eventlog.Revision(from), printer)
+		},
+	}
+	where.register(cmd.Flags())
+	cmd.Flags().StringVarP(&filter.namespace, "namespace", "n", "", "only events of objects in this namespace")
+	cmd.Flags().StringVar(&filter.resource, "resource", "", "only events of this resource, for example 'configmaps' or 'deployments.apps'")
+	cmd.Flags().Uint64Var(&from, "from", 0, "begin after this revision; 0 for what comes from now on")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "'json' for one JSON document a line")
+	return cmd
+}
+
+// printEvents prints the past after a revision and then follows the log. What the log loses meanwhile is read
+// from the bucket; only a revision below the floor ends it.
+func printEvents(ctx context.Context, cell kubestore.Cell, from eventlog.Revision, p *eventPrinter) error {
+	for {
+		v, err := cell.Projection.Latest(ctx)
+		if err != nil {
+			return err
+		}
+		if from == 0 {
+			from = v.Revision()
+		}
+		for e, err := range cell.Projection.Events(ctx, from, v.Revision()) {
+			if err != nil {
+				return fmt.Errorf("read the events after %d: %w", from, err)
+			}
+			if err := p.print(e); err != nil {
+				return err
+			}
+		}
+		from = max(from, v.Revision())
+		err = cell.Log.Follow(ctx, from, func(e eventlog.Event) error {
+			from = e.Revision
+			return p.print(e)
+		})
+		if !errors.Is(err, eventlog.ErrPurged) {
+			return err
+		}
+	}
+}
+
+// eventFilter says which events are printed; empty is every one of the cluster.
+type eventFilter struct{ cluster, namespace, resource string }
+
+func (f eventFilter) matches(k eventlog.Key) bool {
+	return k.Cluster == f.cluster && (f.namespace == "" || k.Namespace == f.namespace) &&
+		(f.resource == "" || resourceName(k) == f.resource)
+}
+
+// resourceName is as kubectl writes it: with its group, if it has one.
+func resourceName(k eventlog.Key) string {
+	if k.Group == "" {
+		return k.Resource
+	}
+	return k.Resource + "." + k.Group
+}
+
+type eventPrinter struct {
+	to     io.Writer
+	json   bool
+	filter eventFilter
+}
+
+// printedEvent is the line of '--output json'. Revisions are strings, as resourceVersions are.
+type printedEvent struct {
+	Revision  string `json:"revision"`
+	Time      string `json:"time"`
+	Type      string `json:"type"`
+	Resource  string `json:"resource"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+	RequestID string `json:"requestID"`
+}
+
+var eventTypes = map[eventlog.Op]string{eventlog.Added: "ADDED", eventlog.Modified: "MODIFIED", eventlog.Deleted: "DELETED"}
+
+func (p *eventPrinter) print(e eventlog.Event) error {
+	if e.Op == eventlog.Barrier || !p.filter.matches(e.Key) {
+		return nil
+	}
+	line := printedEvent{
+		Revision: fmt.Sprint(e.Revision), Time: e.Time.UTC().Format(time.RFC3339Nano), Type: eventTypes[e.Op],
+		Resource: resourceName(e.Key), Namespace: e.Key.Namespace, Name: e.Key.Name, RequestID: e.RequestID,
+	}
+	if p.json {
+		return json.NewEncoder(p.to).Encode(line)
+	}
+	name := line.Name
+	if line.Namespace != "" {
+		name = line.Namespace + "/" + name
+	}
+	_, err := fmt.Fprintf(p.to, "%s %s %-8s %s %s\n", line.Revision, e.Time.UTC().Format(time.RFC3339), line.Type, line.Resource, name)
+	return err
+}
