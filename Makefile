@@ -83,6 +83,14 @@ soak: images-test ## the simulation with SOAK reads, on memory, filesystem and M
 bench: build ## benchmarks, in the form benchstat reads
 	@$(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench . -benchmem -timeout 60m ./eventlog/... ./projection/... ./internal/... ./test/bench/...
 
+.PHONY: replay
+replay: ## a million events at 1,000 a second of simulated time: requests, write amplification, what it costs
+	@$(RELEASE) LOGPLANE_REPLAY=$${LOGPLANE_REPLAY:-1000000} go test ./projection -run '^TestReplay$$' -v -timeout 60m | grep -vE '^=== '
+
+.PHONY: bench-watch
+bench-watch: build ## ten thousand watches: rolling restarts, fan-out
+	@$(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane LOGPLANE_BENCH_WATCHES=10000 go test -run '^$$' -bench 'Rolling|FanOut' -benchtime 1x -v -timeout 20m ./test/bench
+
 .PHONY: generate
 generate: ## rebuild the embedded OpenAPI and discovery of the built-ins
 	@$(RELEASE) go generate ./...
