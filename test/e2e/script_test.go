@@ -1,18 +1,22 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
 // TestScripts runs testdata/script/*.txtar: each has its own 'logplane dev' on an empty folder and drives it
 // with the real kubectl. Commands of ours: 'restart' kills the server (-9) and starts it again on the same
-// folder and port, 'stop' ends it well; 'objects N' prints a List of N ConfigMaps into the file objects.yaml.
+// folder and port, 'stop' ends it well; 'watching' waits until a watch is open; 'objects N' prints a List of N ConfigMaps into the file objects.yaml.
 func TestScripts(t *testing.T) {
 	kubectl := filepath.Dir(binary(t, "KUBECTL", "kubectl"))
 	logplane := filepath.Dir(binary(t, "LOGPLANE_BINARY", "logplane"))
@@ -30,9 +34,10 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"restart": restart,
-			"objects": objects,
-			"stop":    func(ts *testscript.TestScript, _ bool, _ []string) { ts.Value("server").(*process).stop() },
+			"restart":  restart,
+			"objects":  objects,
+			"watching": watching,
+			"stop":     func(ts *testscript.TestScript, _ bool, _ []string) { ts.Value("server").(*process).stop() },
 		},
 	})
 }
@@ -41,6 +46,20 @@ func restart(ts *testscript.TestScript, neg bool, args []string) {
 	old := ts.Value("server").(*process)
 	old.kill()
 	start(old.t, true, "dev", "--data", ts.Getenv("DATA"), "--listen", old.address)
+}
+
+// watching returns when the server has a watch: what is run in the background has begun then.
+func watching(ts *testscript.TestScript, neg bool, args []string) {
+	for deadline := time.Now().Add(startTimeout); time.Now().Before(deadline); {
+		answer, err := http.Get(ts.Getenv("URL") + "/metrics")
+		ts.Check(err)
+		metrics, err := io.ReadAll(answer.Body)
+		ts.Check(errors.Join(err, answer.Body.Close()))
+		if strings.Contains(string(metrics), "\nlogplane_watches 1\n") {
+			return
+		}
+	}
+	ts.Fatalf("no watch was opened")
 }
 
 func objects(ts *testscript.TestScript, neg bool, args []string) {
