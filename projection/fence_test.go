@@ -221,3 +221,32 @@ func TestAFenceThatBreaksOff(t *testing.T) {
 	}
 	require.False(t, errors.Is(eventlog.ErrDiverged, eventlog.ErrFenced))
 }
+
+// A fence of three servers, and what follows it, as on one.
+func TestAReplicatedLogIsFenced(t *testing.T) {
+	servers := eventlogtest.Cluster(t)
+	c := newCell(t)
+	c.log = servers.Log(0)
+	c.Projection = c.another()
+	c.put("a", "1")
+	c.commit()
+	want := map[string]string{"a": fmt.Sprintf("1@%d", c.last["a"].revision)}
+	old := c.Projection
+	c.log = servers.Log(1)
+	operator := c.another()
+	plan, err := operator.PlanFence(c.ctx, 0)
+	require.NoError(t, err)
+	require.NoError(t, operator.Fence(c.ctx, plan))
+	_, err = old.Latest(c.ctx)
+	require.ErrorIs(t, err, eventlog.ErrFenced)
+	c.log = servers.Log(2)
+	c.Projection = c.another()
+	require.GreaterOrEqual(t, c.latest().Revision(), plan.To-1)
+	rev := c.put("b", "2")
+	require.GreaterOrEqual(t, rev, plan.To)
+	want["b"] = fmt.Sprintf("2@%d", rev)
+	c.require(want)
+	c.commit()
+	c.require(want)
+	requireClean(t, c.another())
+}
