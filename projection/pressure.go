@@ -38,7 +38,7 @@ func (v *View) pressing() bool {
 // others go on with the view they have. A failure is the projector's to report, not this request's.
 func (p *Projection) relieve(ctx context.Context, v *View) *View {
 	limit := p.config.TailBytes / relieveShare
-	if v.tail.bytes <= limit || time.Now().UnixNano() < p.relieveAfter.Load() {
+	if p.config.ReadOnly || v.tail.bytes <= limit || time.Now().UnixNano() < p.relieveAfter.Load() {
 		return v
 	}
 	select {

@@ -81,6 +81,9 @@ func TestAReaderCommitsWithoutAProjector(t *testing.T) {
 	c.grow(20, 1000)
 	require.Zero(t, c.latest().Applied())
 	c.grow(20, 1000)
+	looking, err := c.another(func(c *Config) { c.TailBytes, c.ReadOnly = 1, true }).Latest(c.ctx)
+	require.NoError(t, err)
+	require.Zero(t, looking.Applied(), "who only looks changes nothing")
 	v := c.latest()
 	require.Equal(t, v.Revision(), v.Applied())
 	for range 10 {

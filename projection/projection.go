@@ -32,6 +32,8 @@ type Config struct {
 	// TailBytes is the budget of events after the snapshot: past it View.Behind refuses writes, past a quarter of it
 	// Latest commits; 64 MiB by default.
 	TailBytes int
+	// ReadOnly keeps Latest from committing.
+	ReadOnly bool
 	// LogRetention, Retention and History are of log time (architecture.md, retention). 0 keeps everything.
 	LogRetention, Retention, History time.Duration
 	// Checkpoints say which roots are kept beside the newest one; none by default. Every process of a cell should

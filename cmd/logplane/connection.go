@@ -37,6 +37,7 @@ type connection struct {
 	blockCacheFolder                 string
 	blockCacheFolderMiB              int64
 	tailMiB                          int
+	readOnly                         bool // of who looks on: nothing is written
 }
 
 func (c *connection) register(flags *pflag.FlagSet) {
@@ -126,7 +127,7 @@ func (c *connection) openWith(ctx context.Context, conn *nats.Conn) (*cell, erro
 	}
 	p, err := projection.Open(projection.Config{
 		Log: log, Bucket: b, Prefix: prefix, CacheBytes: c.blockCacheMiB << 20,
-		CacheFolder: c.blockCacheFolder, CacheFolderBytes: c.blockCacheFolderMiB << 20, TailBytes: c.tailMiB << 20,
+		CacheFolder: c.blockCacheFolder, CacheFolderBytes: c.blockCacheFolderMiB << 20, TailBytes: c.tailMiB << 20, ReadOnly: c.readOnly,
 		LogRetention: c.logRetention, Retention: c.retention, History: c.history, Checkpoints: c.checkpoints,
 	})
 	if err != nil {

@@ -66,6 +66,7 @@ func (i *inspection) run(f look) func(*cobra.Command, []string) error {
 			defer func() { err = errors.Join(err, closeFolder()) }()
 			return f(ctx, cell, cmd.OutOrStdout(), args)
 		}
+		i.where.readOnly = true
 		opened, err := i.where.open(ctx)
 		if err != nil {
 			return err
