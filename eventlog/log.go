@@ -91,7 +91,7 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 }
 
 // SetEpoch says in which epoch this process writes: the one of the root that it read first. An event of an older
-// epoch than the root's is void.
+// epoch than the root's is void, so nothing may be appended before a root was read, as no writer does: it needs a view.
 func (l *Log) SetEpoch(epoch uint64) { l.epoch.Store(epoch) }
 
 // Epoch is the epoch in which this process writes.

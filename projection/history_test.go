@@ -2,11 +2,15 @@ package projection
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
 // One checkpoint an hour for a day, and one a day for a month.
@@ -197,4 +201,47 @@ func TestForgottenCheckpointsAreCollected(t *testing.T) {
 	require.ErrorIs(t, err, ErrExpired)
 	c.require(want)
 	requireClean(t, c.another())
+}
+
+// What was before a fence can be read as what is after it: the archive goes on across the leap.
+func TestThePastAcrossAFence(t *testing.T) {
+	for _, inline := range []int{1, 0} {
+		config := func(c *Config) { c.InlineBytes, c.History, c.Retention = inline, time.Hour, time.Minute }
+		c := newCell(t, config)
+		want := map[Revision]map[string]string{}
+		now := map[string]string{}
+		put := func(name, value string) {
+			rev := c.put(name, value)
+			now[name] = fmt.Sprintf("%s@%d", value, rev)
+			want[rev] = maps.Clone(now)
+			c.commit()
+		}
+		for i := range 4 {
+			put(fmt.Sprint("n", i%3), "before")
+		}
+		operator := c.another(config)
+		plan, err := operator.PlanFence(c.ctx, 0)
+		require.NoError(t, err)
+		require.NoError(t, operator.Fence(c.ctx, plan))
+		c.log = eventlogtest.Open(t, eventlog.Config{Conn: c.conn, InMemory: true})
+		c.Projection = c.another(config)
+		c.latest() // a writer has a view, and by it the epoch
+		want[plan.To-1] = maps.Clone(now)
+		want[plan.To-1000] = maps.Clone(now)
+		for i := range 4 {
+			put(fmt.Sprint("n", i%3), "after")
+		}
+		require.NoError(t, c.Retain(c.ctx, c.latest().Applied(), c.latest().Applied()))
+		_, err = c.Collect(c.ctx, 0)
+		require.NoError(t, err)
+		p := c.another(config)
+		for rev, want := range want {
+			v, err := p.At(c.ctx, rev)
+			require.NoError(t, err)
+			got, err := state(c.ctx, v, rev)
+			require.NoError(t, err)
+			require.Equal(t, want, got, "at %d", rev)
+		}
+		requireClean(t, p)
+	}
 }
