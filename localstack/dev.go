@@ -48,6 +48,7 @@ type Config struct {
 	// LogRetention, Retention and History as in the projection's configuration.
 	LogRetention, Retention, History time.Duration
 	Checkpoints                      []projection.CheckpointRule
+	readOnly                         bool // the cell is only looked at
 }
 
 // Dev is a running embedded cell: log, bucket, projector, request functions, watcher and lifecycle.
@@ -115,7 +116,7 @@ func OpenFolder(ctx context.Context, folder string) (cell kubestore.Cell, closeF
 		return kubestore.Cell{}, nil, err
 	}
 	d.onStop(unlock)
-	if cell, err = d.openCell(ctx, Config{Folder: folder}); err != nil {
+	if cell, err = d.openCell(ctx, Config{Folder: folder, readOnly: true}); err != nil {
 		return kubestore.Cell{}, nil, errors.Join(err, d.Stop())
 	}
 	return cell, d.Stop, nil
@@ -157,6 +158,7 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 	}
 	p, err := projection.Open(projection.Config{
 		Log: log, Bucket: b, LogRetention: c.LogRetention, Retention: c.Retention, History: c.History, Checkpoints: c.Checkpoints,
+		ReadOnly: c.readOnly,
 	})
 	if err != nil {
 		return kubestore.Cell{}, err

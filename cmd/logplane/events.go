@@ -33,6 +33,7 @@ func newEvents() *cobra.Command {
 			if output != "" && output != "json" {
 				return fmt.Errorf("--output is '%s': it must be 'json' or empty", output)
 			}
+			where.readOnly = true
 			opened, err := where.open(cmd.Context())
 			if err != nil {
 				return err

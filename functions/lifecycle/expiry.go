@@ -46,8 +46,8 @@ func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
 			continue
 		}
 		w := eventlog.Write{Key: row.ID, Op: eventlog.Deleted, Base: row.Revision, ContentType: row.ContentType, Body: row.Value}
-		if row.Revision >= view.First() {
-			w.Precondition = row.Revision
+		if w.Precondition, err = view.Precondition(ctx, row.Key); err != nil {
+			return 0, err
 		}
 		writes = append(writes, w)
 	}

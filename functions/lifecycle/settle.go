@@ -62,8 +62,8 @@ func (l *Lifecycle) now(ctx context.Context) (time.Time, error) {
 		if found && !last.Deleted {
 			w.Op, w.Base = eventlog.Modified, last.Revision
 		}
-		if found && last.Revision >= view.First() {
-			w.Precondition = last.Revision
+		if w.Precondition, err = view.Precondition(ctx, key.Row()); err != nil {
+			return time.Time{}, err
 		}
 		rev, err := l.config.Cell.Log.Append(ctx, uuid.NewString(), w)
 		if err == nil {

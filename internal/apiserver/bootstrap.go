@@ -120,16 +120,14 @@ func (s *Server) bootstrapWrites(ctx context.Context, view *projection.View) ([]
 // precondition completes a write by what the view knows of its key (invariant 13).
 func precondition(ctx context.Context, view *projection.View, w eventlog.Write) (eventlog.Write, error) {
 	last, found, err := view.Last(ctx, w.Key.Row())
-	if err != nil || !found {
+	if err != nil {
 		return w, err
 	}
-	if !last.Deleted {
+	if found && !last.Deleted {
 		w.Op, w.Base = eventlog.Modified, last.Revision
 	}
-	if last.Revision >= view.First() {
-		w.Precondition = last.Revision
-	}
-	return w, nil
+	w.Precondition, err = view.Precondition(ctx, w.Key.Row())
+	return w, err
 }
 
 // appendAll appends the writes in order, in as few batches as there can be. Batches before one that fails
