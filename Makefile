@@ -60,8 +60,8 @@ vulnerabilities: $(BIN)/govulncheck ## known vulnerabilities; says so and goes o
 	else echo "$$out" | tail -20; exit $$code; fi
 
 .PHONY: check
-check: lint vulnerabilities ## lint, vulnerabilities and the short race tests: before every commit
-	@$(RACE) go test -race -short -timeout 10m ./...
+check: lint vulnerabilities race-build $(BIN)/kubectl images-test ## lint, vulnerabilities and the short race tests: before every commit
+	@$(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -short -timeout 10m ./...
 
 # One package at a time: upstream's suites have deadlines of seconds, and most packages use all cores by themselves.
 .PHONY: test
