@@ -327,8 +327,10 @@ func TestTailOfStaleReplicas(t *testing.T) {
 	head := fill(t, writer, 5)
 	last := eventlog.Revision(0)
 	collect := func(e eventlog.Event) error { last = e.Revision; return nil }
-	eventlogtest.Eventually(t, "the replica that is cut off answers", func() bool { // or another one does not
-		err := near.Tail(bounded(t), old-5, head, collect)
+	eventlogtest.Eventually(t, "the replica that is cut off answers", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // two of three times another one is asked, which does not
+		defer cancel()
+		err := near.Tail(ctx, old-5, head, collect)
 		if err == nil || errors.Is(err, eventlog.ErrPurged) || errors.Is(err, eventlog.ErrDiverged) || last >= head {
 			t.Fatalf("a tail of a cut off replica: %v, last %d of %d", err, last, head)
 		}
@@ -403,7 +405,12 @@ func TestLeaderChangesAmidWrites(t *testing.T) {
 	if err := <-following; !errors.Is(err, end) {
 		t.Fatalf("following: %v", err)
 	}
-	events := mustTail(t, l, 0, head)
+	var events []eventlog.Event
+	// The server that was cut off says for seconds that there is no leader.
+	eventlogtest.Eventually(t, "all of the log is read", func() bool {
+		events = nil
+		return l.Tail(bounded(t), 0, head, func(e eventlog.Event) error { events = append(events, e); return nil }) == nil
+	})
 	check(t, events, histories)
 	if len(seen) != len(events) {
 		t.Fatalf("the follower saw %d events of %d", len(seen), len(events))

@@ -51,22 +51,26 @@ func (k Key) Row() string { return k.Cluster + k.Path() }
 // Subject is '<prefix>.log.<cluster>.<group>.<resource>.<namespace>.<name>', each token escaped
 // (eventlog.md, Subjects). It fails with ErrKeyTooLong over 3,900 bytes.
 func (k Key) Subject(prefix string) (string, error) {
+	return k.subject(prefix+".log.", escapeToken)
+}
+
+// subject joins what write makes of each part of the key.
+func (k Key) subject(start string, write func(b *strings.Builder, part, empty string)) (string, error) {
 	if k.Cluster == "" || k.Resource == "" || k.Name == "" {
 		return "", fmt.Errorf("name the subject of key %+v: cluster, resource and name must not be empty", k)
 	}
 	var b strings.Builder
-	b.Grow(len(prefix) + 4 + len(k.Cluster) + len(k.Group) + len(k.Resource) + len(k.Namespace) + len(k.Name) + 32)
-	b.WriteString(prefix)
-	b.WriteString(".log.")
-	escapeToken(&b, k.Cluster, "")
+	b.Grow(len(start) + len(k.Cluster) + len(k.Group) + len(k.Resource) + len(k.Namespace) + len(k.Name) + 32)
+	b.WriteString(start)
+	write(&b, k.Cluster, "")
 	b.WriteByte('.')
-	escapeToken(&b, k.Group, coreMarker)
+	write(&b, k.Group, coreMarker)
 	b.WriteByte('.')
-	escapeToken(&b, k.Resource, "")
+	write(&b, k.Resource, "")
 	b.WriteByte('.')
-	escapeToken(&b, k.Namespace, clusterMarker)
+	write(&b, k.Namespace, clusterMarker)
 	b.WriteByte('.')
-	escapeToken(&b, k.Name, "")
+	write(&b, k.Name, "")
 	if b.Len() > maxSubject {
 		return "", ErrKeyTooLong
 	}

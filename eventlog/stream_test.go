@@ -241,6 +241,31 @@ func TestInMemory(t *testing.T) {
 	}
 }
 
+// Memory storage would hold up everybody for seconds if it had to count what a batch leaves pending after a purge.
+func TestTailInMemoryAsksForNoBatch(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	l := eventlogtest.Open(t, eventlog.Config{Conn: conn, InMemory: true})
+	head := mustAppend(t, l, "1", batch(1, 30)...)
+	if err := l.Purge(bounded(t), 4); err != nil {
+		t.Fatal(err)
+	}
+	asked, err := conn.SubscribeSync("$JS.API.DIRECT.GET.logplane")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := mustTail(t, l, 4, head); len(got) != 26 || got[0].Revision != 5 || got[25].Revision != head {
+		t.Errorf("got %d events", len(got))
+	}
+	for next := eventlog.Revision(5); next <= head; next++ {
+		if msg, err := asked.NextMsgWithContext(bounded(t)); err != nil || string(msg.Data) != fmt.Sprintf(`{"seq":%d}`, next) {
+			t.Fatalf("revision %d: got %v, %v", next, msg, err)
+		}
+	}
+	if err := l.Tail(bounded(t), 3, head, func(eventlog.Event) error { return nil }); !errors.Is(err, eventlog.ErrPurged) {
+		t.Errorf("got %v", err)
+	}
+}
+
 // Preconditions are on the object's own subject, never on a wildcard, and nothing relies on deduplication.
 func TestPublishedHeaders(t *testing.T) {
 	conn := eventlogtest.Start(t)

@@ -13,6 +13,8 @@ import (
 const (
 	pageEvents = 1024
 	pageBytes  = 4 << 20
+	// memoryEvents is the page of a log in memory.
+	memoryEvents = 8
 	// directTries is how often replicas are asked before the leader is.
 	directTries = 2
 	// leaderEvents are read from the leader before replicas are tried again.
@@ -101,6 +103,9 @@ func (r *reader) deliver(e Event) error {
 func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	conn := r.log.config.Conn
 	size := min(r.upto-r.next+1, pageEvents)
+	if r.log.config.InMemory {
+		size = min(size, memoryEvents)
+	}
 	answers := make(chan *nats.Msg, size+1) // all of them and the end of the batch, so that none is ever dropped
 	inbox := conn.NewInbox()
 	sub, err := conn.ChanSubscribe(inbox, answers)
@@ -108,15 +113,15 @@ func (r *reader) page(ctx context.Context) (silent bool, err error) {
 		return false, err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	request := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, r.next, size, pageBytes)
+	end := r.next + size
 	roundTrips.WithLabelValues("tail").Inc()
-	if err := conn.PublishRequest("$JS.API.DIRECT.GET."+r.log.config.Stream, inbox, request); err != nil {
+	if err := r.ask(inbox, end); err != nil {
 		return true, ctx.Err() // not connected: the leader is asked, until the deadline
 	}
 	patience := r.log.config.Timeout / tries
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
-	for r.next <= r.upto {
+	for r.next < end {
 		select {
 		case msg := <-answers:
 			if more, err := r.take(msg); err != nil || !more {
@@ -130,6 +135,22 @@ func (r *reader) page(ctx context.Context) (silent bool, err error) {
 		}
 	}
 	return false, nil
+}
+
+// ask requests the events from next to before end. A batch makes the server count what is pending. File storage knows
+// it of a log without holes; memory storage looks for the next message of each subject that a purge has cut, before it
+// answers anybody: three seconds for 10,000 of 10,000 subjects. So there each event is asked for by itself.
+func (r *reader) ask(inbox string, end Revision) error {
+	conn, subject := r.log.config.Conn, "$JS.API.DIRECT.GET."+r.log.config.Stream
+	if !r.log.config.InMemory {
+		return conn.PublishRequest(subject, inbox, fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, r.next, end-r.next, pageBytes))
+	}
+	for seq := r.next; seq < end; seq++ {
+		if err := conn.PublishRequest(subject, inbox, fmt.Appendf(nil, `{"seq":%d}`, seq)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // take delivers one message of a page; more is false at its end.

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 
@@ -45,6 +44,8 @@ type Config struct {
 	// EventsListen is the loopback address where NATS subscribers receive events, and can do nothing else;
 	// empty for none.
 	EventsListen string
+	// EventsBodies are the resources of which subscribers receive bodies as well.
+	EventsBodies []eventlog.Resource
 	// LogRetention, Retention and History as in the projection's configuration.
 	LogRetention, Retention, History time.Duration
 	Checkpoints                      []projection.CheckpointRule
@@ -135,11 +136,11 @@ func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.
 	d.running.Go(func() error { return cell.Feed.Run(feeding) })
 	d.running.Go(func() error {
 		defer stopFeed()
-		return serving.Serve(ctx, listener, writers.Handler(server), nil, func(ctx context.Context) {
+		return serving.Serve(ctx, listener, writers.Handler(server), nil, serving.Streams{Drain: func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 			defer cancel()
 			server.Drain(ctx, 0)
-		})
+		}})
 	})
 	d.running.Go(func() error { return cell.Projection.Run(ctx, commitCadence) })
 	d.running.Go(func() error { return finisher.Run(ctx) })
@@ -195,13 +196,14 @@ func (d *Dev) openLog(ctx context.Context, c Config) (*eventlog.Log, error) {
 		return nil, err
 	}
 	d.onStop(func() error { conn.Close(); return nil })
-	return createLog(ctx, conn, c.InMemory)
-}
-
-func createLog(ctx context.Context, conn *nats.Conn, inMemory bool) (*eventlog.Log, error) {
-	config := eventlog.Config{Conn: conn, Prefix: subjectPrefix, Replicas: 1, InMemory: inMemory}
+	config := eventlog.Config{Conn: conn, Prefix: subjectPrefix, Replicas: 1, InMemory: c.InMemory}
 	if err := eventlog.Create(ctx, config); err != nil {
 		return nil, err
+	}
+	if !c.readOnly {
+		if err := eventlog.SetBodies(ctx, config, c.EventsBodies); err != nil {
+			return nil, err
+		}
 	}
 	return eventlog.Open(ctx, config)
 }
@@ -259,13 +261,6 @@ func (c Config) check() error {
 		if address != "" && !serving.IsLoopback(address) {
 			return fmt.Errorf("%s is '%s': dev has no authentication and must listen on loopback; use 'logplane api' for others", flag, address)
 		}
-	}
-	return nil
-}
-
-func makeFolder(folder string) error {
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return fmt.Errorf("make the data folder: %w", err)
 	}
 	return nil
 }

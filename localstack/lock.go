@@ -12,8 +12,8 @@ import (
 // lock makes the folder and takes it for this process. The kernel drops the lock when the process dies,
 // so a kill leaves nothing to clean up.
 func lock(folder string) (unlock func() error, err error) {
-	if err := makeFolder(folder); err != nil {
-		return nil, err
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data folder: %w", err)
 	}
 	file, err := os.OpenFile(filepath.Join(folder, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -63,7 +63,7 @@ func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, err
 //  2. The root is swapped for one of the next epoch that has applied, as barriers, everything below. A stalled
 //     commit from before has lost its swap.
 func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
-	if err := p.config.Log.Fence(ctx, plan.To); err != nil {
+	if err := p.fenceLog(ctx, plan.To); err != nil {
 		return err
 	}
 	var tried *root

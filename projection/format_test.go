@@ -2,11 +2,11 @@ package projection
 
 import (
 	"bytes"
+	"encoding/binary"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"testing"
 	"time"
 
@@ -14,6 +14,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/segment"
+	"github.com/logplane/logplane/projection/segment/segmenttest"
 )
 
 var update = flag.Bool("update", false, "write the fixtures of this version of the format")
@@ -31,6 +32,7 @@ func example() *root {
 
 func exampleRecords() []*record {
 	namespaced := eventlog.Key{Cluster: "main", Group: "apps", Resource: "deployments", Prefix: "/deployments", Namespace: "ns", Name: "web"}
+	other := eventlog.Key{Cluster: "main", Group: "example.org", Resource: "widgets", Prefix: "/example.org/widgets", Namespace: "ns", Name: "w"}
 	clustered := eventlog.Key{Cluster: "main", Resource: "nodes", Prefix: "/minions", Name: "node-1"}
 	at := func(n int64) time.Time { return time.Unix(0, 1_700_000_000_000_000_000+n).UTC() }
 	event := func(rev Revision, op eventlog.Op, k eventlog.Key, base, pre Revision, contentType, body string) *record {
@@ -43,14 +45,16 @@ func exampleRecords() []*record {
 	lost := event(12, eventlog.Modified, namespaced, 5, 10, "text/plain", "")
 	lost.void, lost.Body = true, nil
 	barriers := &record{span: 3, Event: eventlog.Event{Revision: 15, Time: at(15)}}
-	return []*record{added, deleted, lost, barriers}
+	stray := event(16, eventlog.Added, other, 0, 0, "application/json", "{}") // of an older epoch
+	stray.void, stray.Body, stray.Epoch = true, nil, 1
+	return []*record{added, deleted, lost, barriers, stray}
 }
 
 func exampleIndex() []footer {
 	return []footer{{Key: "p/seg/0/1-9-x", Sealed: []byte("footer")}, {Key: "p/seg/9/1-9-y", Sealed: []byte("another")}}
 }
 
-func fixtures(t *testing.T) map[string][]byte {
+func fixtures(t testing.TB) map[string][]byte {
 	events, _, err := sealRecords(exampleRecords())
 	require.NoError(t, err)
 	w := segment.NewWriter(segment.Keys)
@@ -59,7 +63,7 @@ func fixtures(t *testing.T) map[string][]byte {
 	}
 	keys, _ := w.Finish()
 	r := example()
-	r.Applied, r.Inline = 15, events
+	r.Applied, r.Inline = 16, events
 	encoded, err := encodeRoot(r)
 	require.NoError(t, err)
 	index, err := encodeIndex(exampleIndex())
@@ -69,7 +73,7 @@ func fixtures(t *testing.T) map[string][]byte {
 
 // What a released version wrote is read for ever.
 func TestFixturesAreRead(t *testing.T) {
-	folder := filepath.Join("testdata", "v0")
+	folder := filepath.Join("testdata", "v1")
 	if *update {
 		require.NoError(t, os.MkdirAll(folder, 0o755))
 		for name, b := range fixtures(t) {
@@ -84,7 +88,7 @@ func TestFixturesAreRead(t *testing.T) {
 	r, err := decodeRoot(read("root"))
 	require.NoError(t, err)
 	want := example()
-	want.Applied, want.Inline = 15, r.Inline
+	want.Applied, want.Inline = 16, r.Inline
 	require.Equal(t, want, r)
 	require.Equal(t, read("events"), r.Inline)
 	records, err := r.inlineRecords()
@@ -109,13 +113,18 @@ func TestFixturesAreRead(t *testing.T) {
 	}
 }
 
-func TestEveryFlippedBitOfARootIsFound(t *testing.T) {
-	b := fixtures(t)["root"]
-	for bit := range len(b) * 8 {
-		damaged := bytes.Clone(b)
-		damaged[bit/8] ^= 1 << (bit % 8)
-		_, err := decodeRoot(damaged)
-		require.Error(t, err, "bit %d of byte %d", bit%8, bit/8)
+func TestEveryFlippedBitOfAFrameIsFound(t *testing.T) {
+	for name, decode := range map[string]func([]byte) error{
+		"root":  func(b []byte) error { _, err := decodeRoot(b); return err },
+		"index": func(b []byte) error { _, err := decodeIndex(b); return err },
+	} {
+		b := fixtures(t)[name]
+		require.NoError(t, decode(b))
+		for bit := range len(b) * 8 {
+			damaged := bytes.Clone(b)
+			damaged[bit/8] ^= 1 << (bit % 8)
+			require.Error(t, decode(damaged), "bit %d of byte %d of the %s", bit%8, bit/8, name)
+		}
 	}
 }
 
@@ -129,7 +138,7 @@ func TestWrongRootsAreRefused(t *testing.T) {
 		"ring":   func(r *root) { r.Ring[1].Revision = 2 },
 	} {
 		r := example()
-		r.Applied, r.Inline = 15, fixtures(t)["events"]
+		r.Applied, r.Inline = 16, fixtures(t)["events"]
 		require.NoError(t, r.check())
 		change(r)
 		require.Error(t, r.check(), name)
@@ -140,30 +149,45 @@ func TestWrongRootsAreRefused(t *testing.T) {
 	}
 }
 
-// FuzzRoot recomputes the checksum, so that what is behind it is fuzzed.
+// resealFrame gives what is behind a frame's checksum a right one.
+func resealFrame(magic uint32, body []byte) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, magic)
+	b = binary.LittleEndian.AppendUint32(b, frameVersion)
+	b = binary.LittleEndian.AppendUint32(b, segment.Checksum(b, body))
+	return append(b, body...)
+}
+
+// FuzzRoot recomputes the checksums, so that what is behind them is fuzzed: the CBOR, the inline rows, the footers.
 func FuzzRoot(f *testing.F) {
-	b, err := encodeRoot(example())
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(b[frameHeader:])
+	f.Add(fixtures(f)["root"][frameHeader:])
+	empty, err := encodeRoot(&root{})
+	require.NoError(f, err)
+	f.Add(empty[frameHeader:])
 	f.Fuzz(func(t *testing.T, body []byte) {
-		b := append([]byte(nil), b[:8]...)
-		sum := segment.Checksum(b, body)
-		b = append(b, byte(sum), byte(sum>>8), byte(sum>>16), byte(sum>>24))
-		r, err := decodeRoot(append(b, body...))
+		r, err := decodeRoot(resealFrame(rootMagic, body))
 		if err != nil {
 			return
 		}
 		again, err := encodeRoot(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		same, err := decodeRoot(again)
-		if err != nil || !reflect.DeepEqual(r, same) {
-			t.Fatalf("%+v is not %+v: %v", r, same, err)
+		require.NoError(t, err)
+		twice, err := encodeRoot(same)
+		require.NoError(t, err)
+		require.Equal(t, again, twice)
+		for _, kept := range r.Footers {
+			_, _ = segment.OpenFooter("f", nil, nil, 1000, segmenttest.ResealFooter(kept.Sealed))
 		}
-		_, _ = r.inlineRecords()
+		r.Inline = segmenttest.Reseal(r.Inline)
+		records, err := r.inlineRecords()
+		if err != nil {
+			return
+		}
+		for i, after := 0, r.Spilled; i < len(records); i++ {
+			require.Equal(t, after, records[i].Revision-Revision(records[i].span))
+			after = records[i].Revision
+		}
+		keyOrdered(records)
 	})
 }
 
@@ -177,15 +201,24 @@ func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key string, revision uint64, flags byte, value []byte) {
 		e := segment.Entry{Key: key, Revision: revision, Flags: segment.Flags(flags), Value: value}
 		var d recordDecoder
-		if r, err := d.event(e); err == nil && r.Op != eventlog.Barrier {
+		if r, err := d.event(e); err == nil {
 			again, err := d.event(r.eventEntry())
-			if err != nil || !r.void && !reflect.DeepEqual(r, again) {
-				t.Fatalf("%+v is not %+v: %v", r, again, err)
+			require.NoError(t, err)
+			if r.void {
+				r.Body = nil
 			}
-			if r.Key.Row() != r.key {
-				t.Fatalf("%q is not %q", r.Key.Row(), r.key)
+			require.Equal(t, r, again)
+			if r.Op != eventlog.Barrier {
+				require.Equal(t, r.key, r.Key.Row())
 			}
 		}
-		_, _ = d.keyed(e)
+		if r, err := d.keyed(e); err == nil {
+			again, err := d.keyed(r.keyEntry())
+			require.NoError(t, err)
+			if r.flags() != 0 {
+				r.Body = nil
+			}
+			require.Equal(t, r, again)
+		}
 	})
 }

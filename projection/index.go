@@ -138,14 +138,14 @@ func (p *Projection) keepFooters(ctx context.Context, previous *snapshot, next *
 		} else {
 			left++
 			if !inIndex(s) {
-				size = rootFooters + 1
+				size = p.rootFooters + 1
 			}
 		}
 	}
 	if left == 0 {
 		next.Index = ""
 	}
-	if size <= rootFooters {
+	if size <= p.rootFooters {
 		return nil
 	}
 	next.Index, next.Footers = "", nil

@@ -1,6 +1,7 @@
 package projection
 
 import (
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,12 +25,15 @@ var (
 	foldedBytes = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_folded_bytes_total",
 		Help: "Bytes of the events that commits of this process added to the snapshot, uncompressed."})
 	writes = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "logplane_projection_writes_total",
-		Help: "Objects that this process wrote into the bucket, by what they are: root, rows, events, index, compaction, renewal."}, []string{"what"})
+		Help: "Objects that this process wrote into the bucket, by what they are: " + strings.Join(writings, ", ") + "."}, []string{"what"})
 	writtenBytes = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "logplane_projection_written_bytes_total",
 		Help: "Bytes of them. Compaction over rows is the write amplification of compacting."}, []string{"what"})
 	collectedObjects = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_collected_objects_total",
 		Help: "Objects that this process deleted from the bucket as garbage."})
 )
+
+// writings are all that a projection writes into the bucket.
+var writings = []string{"root", "rows", "events", "index", "checkpoint", "compaction", "renewal"}
 
 // Collectors are the package's metrics.
 func Collectors() []prometheus.Collector {

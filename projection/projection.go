@@ -55,8 +55,10 @@ type Projection struct {
 	// view is the newest one; publishing is held while it is replaced, never across a request.
 	view       atomic.Pointer[View]
 	publishing sync.Mutex
-	// purgeLog is the log's Purge; tests break it off.
-	purgeLog func(context.Context, Revision) error
+	// purgeLog and fenceLog are the log's; tests break them off.
+	purgeLog, fenceLog func(context.Context, Revision) error
+	// rootFooters is how many bytes of footers a root holds itself; tests lower it.
+	rootFooters int
 	// pins are the names that checkpoints pin, by the checkpoint's key; they never change.
 	pins sync.Map
 	// fatal is set once the log turned out to be another one (invariant 9).
@@ -82,7 +84,7 @@ func Open(c Config) (*Projection, error) {
 	c.CacheBytes = cmp.Or(c.CacheBytes, 64<<20)
 	c.TailBytes = cmp.Or(c.TailBytes, 64<<20)
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
-	p := &Projection{config: c, purgeLog: c.Log.Purge, cache: newBlockCache(c.CacheBytes),
+	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters, cache: newBlockCache(c.CacheBytes),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}
 	if c.CacheFolder == "" {
 		return p, nil

@@ -88,12 +88,18 @@ type segmentRef struct {
 
 // The root's dialect of CBOR: deterministic, and nothing a writer of ours would not write is read.
 var (
-	rootEncoding = must(cbor.CoreDetEncOptions().EncMode())
+	rootEncoding = must(deterministic().EncMode())
 	rootDecoding = must(cbor.DecOptions{
 		DupMapKey: cbor.DupMapKeyEnforcedAPF, IndefLength: cbor.IndefLengthForbidden, TagsMd: cbor.TagsForbidden,
 		MaxNestedLevels: 8, MaxArrayElements: 1 << 20, MaxMapPairs: 64, ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
 	}.DecMode())
 )
+
+func deterministic() cbor.EncOptions {
+	o := cbor.CoreDetEncOptions()
+	o.NilContainers = cbor.NilContainerAsEmpty
+	return o
+}
 
 func must[T any](v T, err error) T {
 	if err != nil {
@@ -104,7 +110,7 @@ func must[T any](v T, err error) T {
 
 const (
 	rootMagic    = 0x7472_504c // "LPrt", little endian
-	frameVersion = 0
+	frameVersion = 1
 	frameHeader  = 12
 )
 

@@ -136,15 +136,14 @@ var errMalformed = errors.New("malformed record")
 // recordDecoder decodes entries. It keeps the strings that neighbours have in common, so one serves one
 // goroutine.
 type recordDecoder struct {
-	rest            []byte
-	failed          bool
+	segment.Decoder
 	group, resource string
 	scratch         record
 }
 
 // row decodes an entry of a key-ordered segment without keeping its record.
 func (d *recordDecoder) row(e segment.Entry) (Row, error) {
-	d.rest, d.failed, d.scratch = e.Value, false, record{key: e.Key, span: 1}
+	d.Decoder, d.scratch = segment.Decoder{Rest: e.Value}, record{key: e.Key, span: 1}
 	r, err := d.record(&d.scratch, e)
 	if err != nil {
 		return Row{}, err
@@ -154,41 +153,44 @@ func (d *recordDecoder) row(e segment.Entry) (Row, error) {
 
 // keyed decodes an entry of a key-ordered segment.
 func (d *recordDecoder) keyed(e segment.Entry) (*record, error) {
-	d.rest, d.failed = e.Value, false
+	d.Decoder = segment.Decoder{Rest: e.Value}
 	r := &record{key: e.Key, span: 1}
 	return d.record(r, e)
 }
 
 // event decodes an entry of an event segment.
 func (d *recordDecoder) event(e segment.Entry) (*record, error) {
-	d.rest, d.failed = e.Value, false
-	r := &record{span: d.uvarint()}
+	d.Decoder = segment.Decoder{Rest: e.Value}
+	r := &record{span: d.Uvarint()}
 	r.key = d.string()
 	if r.span == 0 || r.span > e.Revision {
-		d.failed = true
+		d.Failed = true
 	}
 	return d.record(r, e)
 }
 
 func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
 	r.Revision, r.void = Revision(e.Revision), e.Flags&segment.Void != 0
-	r.Op = eventlog.Op(d.byte())
-	cluster, prefix, namespace := d.uvarint(), d.uvarint(), d.uvarint()
+	r.Op = eventlog.Op(d.Byte())
+	cluster, prefix, namespace := d.Uvarint(), d.Uvarint(), d.Uvarint()
 	r.Key.Group, r.Key.Resource = d.shared(&d.group), d.shared(&d.resource)
-	r.Base, r.Precondition, r.Epoch = Revision(d.uvarint()), Revision(d.uvarint()), d.uvarint()
+	r.Base, r.Precondition, r.Epoch = Revision(d.Uvarint()), Revision(d.Uvarint()), d.Uvarint()
 	r.RequestID = d.string()
-	r.Time = time.Unix(0, d.varint()).UTC()
-	ttl := d.uvarint()
+	r.Time = time.Unix(0, d.Varint()).UTC()
+	ttl := d.Uvarint()
 	r.TTL = uint32(ttl)
 	r.ContentType = d.contentType()
-	if len(d.rest) > 0 {
-		r.Body = d.rest
+	if len(d.Rest) > 0 {
+		r.Body = d.Rest
 	}
-	if r.Op != eventlog.Barrier && !splitKey(&r.Key, r.key, cluster, prefix, namespace) ||
-		r.Op > eventlog.Deleted || ttl != uint64(r.TTL) || (r.Op == eventlog.Deleted) != (e.Flags&segment.Tombstone != 0) {
-		d.failed = true
+	whole := r.key == "" // of a barrier
+	if r.Op != eventlog.Barrier {
+		whole = splitKey(&r.Key, r.key, cluster, prefix, namespace)
 	}
-	if d.failed {
+	if !whole || r.Op > eventlog.Deleted || ttl != uint64(r.TTL) || (r.Op == eventlog.Deleted) != (e.Flags&segment.Tombstone != 0) {
+		d.Failed = true
+	}
+	if d.Failed {
 		return nil, fmt.Errorf("decode revision %d of %q: %w", e.Revision, e.Key, errMalformed)
 	}
 	return r, nil
@@ -215,68 +217,27 @@ func splitKey(k *eventlog.Key, row string, cluster, prefix, namespace uint64) bo
 	return true
 }
 
-func (d *recordDecoder) uvarint() uint64 {
-	v, n := binary.Uvarint(d.rest)
-	if n <= 0 {
-		d.failed, d.rest = true, nil
-		return 0
-	}
-	d.rest = d.rest[n:]
-	return v
-}
-
-func (d *recordDecoder) varint() int64 {
-	v, n := binary.Varint(d.rest)
-	if n <= 0 {
-		d.failed, d.rest = true, nil
-		return 0
-	}
-	d.rest = d.rest[n:]
-	return v
-}
-
-func (d *recordDecoder) byte() byte {
-	if len(d.rest) == 0 {
-		d.failed = true
-		return 0
-	}
-	b := d.rest[0]
-	d.rest = d.rest[1:]
-	return b
-}
-
-func (d *recordDecoder) bytes() []byte {
-	n := d.uvarint()
-	if n > uint64(len(d.rest)) {
-		d.failed, d.rest = true, nil
-		return nil
-	}
-	b := d.rest[:n]
-	d.rest = d.rest[n:]
-	return b
-}
-
 // string aliases the entry, whose bytes nobody changes: the body beside it does too.
 func (d *recordDecoder) string() string {
-	b := d.bytes()
+	b := d.Sized()
 	return unsafe.String(unsafe.SliceData(b), len(b))
 }
 
 // shared reads a string that is mostly the same as the last one read into the same place.
 func (d *recordDecoder) shared(last *string) string {
-	if b := d.bytes(); string(b) != *last {
+	if b := d.Sized(); string(b) != *last {
 		*last = string(b)
 	}
 	return *last
 }
 
 func (d *recordDecoder) contentType() string {
-	code := d.byte()
+	code := d.Byte()
 	if code == 0 {
 		return d.string()
 	}
 	if int(code) >= len(contentTypes) {
-		d.failed = true
+		d.Failed = true
 		return ""
 	}
 	return contentTypes[code]

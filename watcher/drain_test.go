@@ -2,13 +2,16 @@ package watcher_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,72 +25,112 @@ import (
 
 // TestDrain: a watcher that stops says so, sends new watches away, and ends each open one cleanly, with a
 // bookmark that another watcher goes on from.
-func TestDrain(t *testing.T) {
-	t.Parallel()
-	c := newCell(t)
+func TestDrain(t *testing.T) { overEach(t, drain) }
+
+func drain(t *testing.T, c cell) {
 	one, two := c.serve(t, func(c *watcher.Config) { c.Drain = 200 * time.Millisecond }), c.serve(t)
 	one.post("/api/v1/namespaces", `{"metadata":{"name":"default"}}`)
-	start := "resourceVersion=" + one.get(configMaps).revision()
+	empty := one.get(configMaps)
+	start := "resourceVersion=" + empty.revision()
 	var marked, plain []*stream
 	for range 10 {
 		w := one.watch(start + "&allowWatchBookmarks=true&labelSelector=color%3Dred")
 		marked, plain = append(marked, w), append(plain, one.watch(start))
 	}
 	a := one.create("a", "blue")
+	for _, w := range plain {
+		w.expect(added(a))
+	}
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
 		one.watcher.Drain(context.Background())
 	}()
 	eventlogtest.Eventually(t, "the watcher is not ready", func() bool {
-		response, err := http.Get(one.url + "/readyz")
+		response, err := one.client.Get(one.url + "/readyz")
 		require.NoError(t, err)
 		require.NoError(t, response.Body.Close())
 		return response.StatusCode == http.StatusInternalServerError || response.StatusCode == http.StatusServiceUnavailable
 	})
 	refused := one.open(503, configMaps+"?watch=1", "application/json")
 	require.Equal(t, "1", refused.response.Header.Get("Retry-After"))
-	require.True(t, refused.response.Close)
+	if c.protocol == http1 {
+		require.True(t, refused.response.Close)
+	} else { // GOAWAY: what is open goes on, what comes next takes another connection, maybe to another process
+		eventlogtest.Eventually(t, "the client has another connection", func() bool { return !one.reuses() })
+	}
 	one.get(configMaps) // everything but watches is still served
 	<-drained
 	for _, w := range plain {
-		w.expect(added(a))
 		w.expectEnd()
 	}
 	var last string
 	for _, w := range marked {
 		e := w.next()
 		require.Equal(t, "BOOKMARK", e["type"])
-		last = fmt.Sprint(e.field("object.metadata.resourceVersion"))
-		require.GreaterOrEqual(t, last, a.revision())
+		bookmark := object(e["object"].(map[string]any))
+		require.GreaterOrEqual(t, revisionOf(bookmark), revisionOf(empty))
+		last = bookmark.revision()
 		w.expectEnd()
 	}
-	two.watch("resourceVersion=" + last).expect(added(two.create("b", "")))
+	two.watch("labelSelector=color%3Dred&resourceVersion=" + last).expect(added(two.create("b", "red")))
 }
 
 // TestServeDrains: the listener's side: the last answers go out, connections close, and the server ends.
-func TestServeDrains(t *testing.T) {
-	t.Parallel()
-	s := newServer(t)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- serving.Serve(ctx, listener, s.watcher, nil, s.watcher.Drain) }()
-	front := &server{t: t, url: "http://" + listener.Addr().String()}
-	w := front.watch("allowWatchBookmarks=true&resourceVersion=" + s.get(configMaps).revision())
+func TestServeDrains(t *testing.T) { overEach(t, serveDrains) }
+
+func serveDrains(t *testing.T, c cell) {
+	s := c.start(t)
+	front, stop, ended := s.behindListener()
+	var watching []*stream
+	for range 5 {
+		watching = append(watching, front.watch("allowWatchBookmarks=true&resourceVersion="+s.get(configMaps).revision()))
+	}
 	stop()
-	require.Equal(t, "BOOKMARK", w.next()["type"])
-	w.expectEnd()
+	for _, w := range watching {
+		require.Equal(t, "BOOKMARK", w.next()["type"])
+		w.expectEnd()
+	}
 	require.NoError(t, <-ended)
 }
 
+// behindListener serves the watcher as the process does, until stop.
+func (s *server) behindListener() (front *server, stop func(), ended chan error) {
+	s.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(s.t, err)
+	ctx, stop := context.WithCancel(s.t.Context())
+	url, secure := "http://"+listener.Addr().String(), (*tls.Config)(nil)
+	if s.cell.protocol == http2 {
+		url = "https://" + listener.Addr().String()
+		secure = &tls.Config{Certificates: s.listener.TLS.Certificates, NextProtos: []string{"h2", "http/1.1"}}
+	}
+	ended = make(chan error, 1)
+	go func() {
+		ended <- serving.Serve(ctx, listener, s.watcher, secure, serving.Streams{Drain: s.watcher.Drain, Patience: patience})
+	}()
+	return &server{t: s.t, cell: s.cell, url: url, client: s.client}, stop, ended
+}
+
+// reuses says whether the client's next request takes the connection that an earlier one took.
+func (s *server) reuses() (reused bool) {
+	s.t.Helper()
+	ctx := httptrace.WithClientTrace(s.t.Context(), &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { reused = c.Reused }})
+	request, err := http.NewRequestWithContext(ctx, "GET", s.url+"/version", nil)
+	require.NoError(s.t, err)
+	response, err := s.client.Do(request)
+	require.NoError(s.t, err)
+	require.NoError(s.t, response.Body.Close())
+	return reused
+}
+
 // TestWatchLimits: beyond a limit the answer is 429, and a watch that ends makes room.
-func TestWatchLimits(t *testing.T) {
-	t.Parallel()
+func TestWatchLimits(t *testing.T) { overEach(t, watchLimits) }
+
+func watchLimits(t *testing.T, c cell) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
 	require.NoError(t, os.WriteFile(tokens, []byte("ann-token,ann,1,system:masters\nbob-token,bob,2,system:masters\n"), 0o600))
-	s := newCell(t).serve(t, func(c *watcher.Config) {
+	s := c.serve(t, func(c *watcher.Config) {
 		c.Authentication.TokenFile = tokens
 		c.Watches.Process, c.Watches.User = 3, 2
 	})
@@ -96,7 +139,7 @@ func TestWatchLimits(t *testing.T) {
 		request, err := http.NewRequestWithContext(ctx, "GET", s.url+configMaps+"?watch=1", nil)
 		require.NoError(t, err)
 		request.Header.Set("Authorization", "Bearer "+token)
-		response, err := http.DefaultClient.Do(request)
+		response, err := s.client.Do(request)
 		require.NoError(t, err)
 		t.Cleanup(func() { cancel(); _ = response.Body.Close() })
 		return response, cancel
@@ -127,18 +170,18 @@ func TestWatchLimits(t *testing.T) {
 	})
 }
 
-// TestSlowClient: a client that does not read is cut off, and nobody waits for it.
-func TestSlowClient(t *testing.T) {
-	t.Parallel()
-	s := newServer(t, func(c *watcher.Config) {
-		c.Watches.Patience = 300 * time.Millisecond
-		c.Watches.Process = 2
-	})
+// TestSlowClient: a client that does not read is cut off, and nobody waits for it. With HTTP/2 all of them
+// share a connection.
+func TestSlowClient(t *testing.T) { overEach(t, slowClient) }
+
+func slowClient(t *testing.T, c cell) {
+	s := c.start(t, impatient)
+	transport := newNarrow(s)
+	transport.HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 512 << 10}
+	s.client = &http.Client{Transport: transport}
 	start := "resourceVersion=" + s.get(configMaps).revision()
 	slow, fast := s.watch(start), s.watch(start)
-	require.NotNil(t, slow.response)
 	s.open(429, configMaps+"?watch=1", "application/json")
-	const changes = 40
 	received := make(chan struct{})
 	go func() {
 		defer close(received)
@@ -149,19 +192,102 @@ func TestSlowClient(t *testing.T) {
 			}
 		}
 	}()
-	s.create("a", "")
-	for i := range changes { // 16 MB, far more than sockets hold
-		s.patch(configMaps+"/a", fmt.Sprintf(`{"data":{"k":"%d%s"}}`, i, strings.Repeat("x", 400<<10)))
-	}
+	s.change()
 	<-received
-	eventlogtest.Eventually(t, "the slow client is cut off", func() bool {
-		response, err := http.Get(s.url + configMaps + "?watch=1&timeoutSeconds=1")
-		require.NoError(t, err)
-		require.NoError(t, response.Body.Close())
-		return response.StatusCode == 200
-	})
+	s.eventuallyAdmitted("the slow client is cut off")
 	var last object
 	for slow.events.Decode(&last) == nil { // what was sent before
 	}
 	require.NotEqual(t, "", last.revision())
+	fast.expect(added(s.create("b", "")))
+}
+
+// TestStalledConnection: a client that takes nothing from its connection of HTTP/2 is cut off with all of its
+// streams. Each stream's own end would wait behind what cannot be written.
+func TestStalledConnection(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	c.protocol = http2
+	s := c.start(t, impatient)
+	front, stop, ended := s.behindListener()
+	transport := newNarrow(s)
+	stalled := &server{t: t, cell: c, url: front.url, client: &http.Client{Transport: transport}}
+	start := "resourceVersion=" + s.get(configMaps).revision()
+	stalled.watch(start)
+	stalled.watch(start)
+	close(transport.stalled)
+	s.open(429, configMaps+"?watch=1", "application/json")
+	s.change()
+	s.eventuallyAdmitted("the stalled client is cut off")
+	stop()
+	require.NoError(t, <-ended)
+}
+
+// patience is long enough for a client that reads while the machine does other things too.
+const patience = 2 * time.Second
+
+// impatient has places for two watches, and little patience with their clients.
+func impatient(c *watcher.Config) { c.Watches.Patience, c.Watches.Process = patience, 2 }
+
+const changes = 16
+
+// change creates an object and makes large changes of it: more than a narrow connection holds.
+func (s *server) change() {
+	s.t.Helper()
+	s.create("a", "")
+	for i := range changes {
+		s.patch(configMaps+"/a", fmt.Sprintf(`{"data":{"k":"%d%s"}}`, i, strings.Repeat("x", 400<<10)))
+	}
+}
+
+// eventuallyAdmitted waits for a place for a watch.
+func (s *server) eventuallyAdmitted(what string) {
+	s.t.Helper()
+	eventlogtest.Eventually(s.t, what, func() bool {
+		response, err := s.client.Get(s.url + configMaps + "?watch=1&timeoutSeconds=1")
+		require.NoError(s.t, err)
+		require.NoError(s.t, response.Body.Close())
+		return response.StatusCode == 200
+	})
+}
+
+// narrow is a transport whose connections take in little that nobody has read yet, and nothing once stalled is
+// closed.
+type narrow struct {
+	*http.Transport
+	stalled chan struct{}
+}
+
+func newNarrow(s *server) *narrow {
+	n := &narrow{Transport: s.client.Transport.(*http.Transport).Clone(), stalled: make(chan struct{})}
+	n.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		closed := make(chan struct{})
+		return &narrowConn{conn, n.stalled, closed, sync.OnceFunc(func() { close(closed) })}, conn.(*net.TCPConn).SetReadBuffer(64 << 10)
+	}
+	s.t.Cleanup(n.CloseIdleConnections)
+	return n
+}
+
+type narrowConn struct {
+	net.Conn
+	stalled, closed chan struct{}
+	end             func()
+}
+
+func (c *narrowConn) Read(p []byte) (int, error) {
+	select {
+	case <-c.stalled:
+		<-c.closed
+	default:
+	}
+	return c.Conn.Read(p)
+}
+
+func (c *narrowConn) Close() error {
+	c.end()
+	return c.Conn.Close()
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
@@ -23,7 +24,8 @@ import (
 	"github.com/logplane/logplane/watcher"
 )
 
-// runs is how many seeded histories TestWatchProperties makes; LOGPLANE_WATCH_RUNS asks for more.
+// runs is how many seeded histories TestWatchProperties makes; LOGPLANE_WATCH_RUNS asks for more, and
+// LOGPLANE_WATCH_SEED for other ones than those from seed 0 on.
 const runs = 8
 
 // TestWatchProperties records what clients see of random writes, through selectors, while watchers are
@@ -31,24 +33,47 @@ const runs = 8
 // Then it holds the records against the log, property by property.
 func TestWatchProperties(t *testing.T) {
 	t.Parallel()
-	n := runs
+	n, first := runs, 0
 	if more, err := strconv.Atoi(os.Getenv("LOGPLANE_WATCH_RUNS")); err == nil {
 		n = more
 	}
-	nats := eventlogtest.Run(t, t.TempDir())
-	var total tally
-	for seed := range n {
-		t.Run(strconv.Itoa(seed), func(t *testing.T) { total.add(newWorld(t, nats, uint64(seed)).run()) })
+	if seed, err := strconv.Atoi(os.Getenv("LOGPLANE_WATCH_SEED")); err == nil {
+		first = seed
 	}
-	t.Logf("%d histories: %+v", n, total)
+	server := eventlogtest.Run(t, t.TempDir())
+	total := tally{}
+	for seed := first; seed < first+n; seed++ {
+		t.Run(strconv.Itoa(seed), func(t *testing.T) { total.add(newWorld(t, server, uint64(seed)).run()) })
+	}
+	t.Logf("histories from seed %d: %v", first, total)
+	if total[histories] >= runs {
+		for _, what := range []string{events, selected, bookmarks, resumed, kills, drains, reconnects, commits, purges} {
+			require.NotZero(t, total[what], "it was tested through %s", what)
+		}
+	}
 }
 
-// tally counts what happened, to show that something did.
-type tally struct{ Events, Bookmarks, Resumed, Expired, Restarts, Drains, Cuts int }
+// tally counts what happened, to show that it did.
+type tally map[string]int
 
-func (a *tally) add(b tally) {
-	a.Events, a.Bookmarks, a.Resumed, a.Expired = a.Events+b.Events, a.Bookmarks+b.Bookmarks, a.Resumed+b.Resumed, a.Expired+b.Expired
-	a.Restarts, a.Drains, a.Cuts = a.Restarts+b.Restarts, a.Drains+b.Drains, a.Cuts+b.Cuts
+const (
+	histories  = "histories"
+	events     = "events"
+	selected   = "events of selectors" // as objects came to match, and ceased to
+	bookmarks  = "bookmarks"
+	resumed    = "watches resumed"
+	expired    = "410s"
+	kills      = "kills"
+	drains     = "drains"
+	reconnects = "NATS reconnects"
+	commits    = "commits"
+	purges     = "purges" // of the log, and the floor with it
+)
+
+func (a tally) add(b tally) {
+	for what, n := range b {
+		a[what] += n
+	}
 }
 
 // seen is an object as far as selectors go.
@@ -78,6 +103,7 @@ type world struct {
 // slot is one watcher process, with its own connection to the log, that may be replaced at any moment.
 type slot struct {
 	cell cell
+	conn *nats.Conn
 	link *eventlogtest.Link
 
 	mu  sync.Mutex
@@ -97,22 +123,22 @@ func (s *slot) replace(t *testing.T) {
 	s.now = fresh
 }
 
-func newWorld(t *testing.T, nats *natsserver.Server, seed uint64) *world {
+func newWorld(t *testing.T, server *natsserver.Server, seed uint64) *world {
 	name := fmt.Sprintf("seed%d", seed)
 	bucket := memory.Strict(t)
-	config := eventlog.Config{Conn: eventlogtest.Connect(t, nats), Stream: name, Prefix: name, InMemory: true}
+	config := eventlog.Config{Conn: eventlogtest.Connect(t, server), Stream: name, Prefix: name, InMemory: true}
 	w := &world{
-		t: t, random: rand.New(rand.NewPCG(seed, 4)), live: map[string]string{}, written: map[eventlog.Revision]seen{},
-		writer: cell{eventlogtest.Open(t, config), bucket}.serve(t),
+		t: t, random: rand.New(rand.NewPCG(seed, 4)), live: map[string]string{}, written: map[eventlog.Revision]seen{}, tally: tally{histories: 1},
+		writer: cell{eventlogtest.Open(t, config), bucket, http1}.serve(t),
 	}
 	for _, namespace := range []string{"default", "other"} {
 		w.writer.post("/api/v1/namespaces", fmt.Sprintf(`{"metadata":{"name":%q}}`, namespace))
 	}
 	w.start = revisionOf(w.writer.get(configMaps))
-	for range 2 {
-		conn, link := eventlogtest.ConnectThrough(t, nats)
+	for _, protocol := range []string{http1, http2} {
+		conn, link := eventlogtest.ConnectThrough(t, server)
 		config.Conn = conn
-		s := &slot{cell: cell{eventlogtest.Open(t, config), bucket}, link: link}
+		s := &slot{cell: cell{eventlogtest.Open(t, config), bucket, protocol}, conn: conn, link: link}
 		s.replace(t)
 		w.slots = append(w.slots, s)
 	}
@@ -153,6 +179,9 @@ func (w *world) run() tally {
 	floor := w.writer.projection.Current().Floor()
 	for _, c := range clients {
 		w.judge(c, truth, floor)
+	}
+	for _, s := range w.slots {
+		w.tally[reconnects] += int(s.conn.Stats().Reconnects)
 	}
 	return w.tally
 }
@@ -198,49 +227,67 @@ func (w *world) trouble() {
 	switch w.random.IntN(6) {
 	case 0:
 		s.link.Cut()
-		w.tally.Cuts++
 	case 1:
 		s.link.Resume()
 	case 2: // a kill
 		s.link.Resume()
 		s.current().stop()
 		s.replace(w.t)
-		w.tally.Restarts++
+		w.tally[kills]++
 	case 3: // a rolling restart
 		s.link.Resume()
 		old := s.current()
 		s.replace(w.t)
 		old.watcher.Drain(w.t.Context())
 		old.stop()
-		w.tally.Drains++
+		w.tally[drains]++
 	case 4:
 		_, err := w.writer.projection.Commit(w.t.Context())
 		require.NoError(w.t, err)
-	case 5: // forget all but the newest
-		applied, err := w.writer.projection.Commit(w.t.Context())
-		require.NoError(w.t, err)
-		floor := applied - min(applied, eventlog.Revision(w.random.IntN(40)))
-		if floor = max(floor, w.writer.projection.Current().Floor()); floor > 0 {
-			require.NoError(w.t, w.writer.projection.Retain(w.t.Context(), floor, floor))
-		}
+		w.tally[commits]++
+	case 5:
+		w.forget()
 	}
+}
+
+// forget purges all but the newest, and moves the floor there.
+func (w *world) forget() {
+	applied, err := w.writer.projection.Commit(w.t.Context())
+	require.NoError(w.t, err)
+	before := w.writer.projection.Current().Floor()
+	floor := max(before, applied-min(applied, eventlog.Revision(w.random.IntN(40))))
+	if floor <= before {
+		return
+	}
+	first := w.first()
+	require.NoError(w.t, w.writer.projection.Retain(w.t.Context(), floor, floor))
+	require.Greater(w.t, w.first(), first)
+	w.tally[purges]++
+}
+
+// first is the log's first revision.
+func (w *world) first() eventlog.Revision {
+	bounds, err := w.writer.cell.log.Head(w.t.Context())
+	require.NoError(w.t, err)
+	return bounds.First
 }
 
 // view is what a client watches: a collection, and what of it matches.
 type view struct {
 	path    string
 	matches func(seen) bool
+	selects bool // by what may change
 }
 
 func inDefault(s seen) bool { return s.key[:len(s.key)-2] == "default" }
 
 var views = []view{
-	{configMaps + "?", inDefault},
-	{"/api/v1/configmaps?", func(seen) bool { return true }},
-	{configMaps + "?labelSelector=color%3Dred&", func(s seen) bool { return inDefault(s) && s.color == "red" }},
-	{"/api/v1/configmaps?labelSelector=color%21%3Dred&", func(s seen) bool { return s.color != "red" }},
-	{configMaps + "?fieldSelector=metadata.name%3Da&", func(s seen) bool { return s.key == "default/a" }},
-	{"/api/v1/configmaps?fieldSelector=metadata.namespace%3Ddefault&", inDefault},
+	{configMaps + "?", inDefault, false},
+	{"/api/v1/configmaps?", func(seen) bool { return true }, false},
+	{configMaps + "?labelSelector=color%3Dred&", func(s seen) bool { return inDefault(s) && s.color == "red" }, true},
+	{"/api/v1/configmaps?labelSelector=color%21%3Dred&", func(s seen) bool { return s.color != "red" }, true},
+	{configMaps + "?fieldSelector=metadata.name%3Da&", func(s seen) bool { return s.key == "default/a" }, false},
+	{"/api/v1/configmaps?fieldSelector=metadata.namespace%3Ddefault&", inDefault, false},
 }
 
 // entry is one thing that a client received: an event, a bookmark, or the state ('STATE') at a revision.
@@ -282,7 +329,7 @@ func (c *client) run() {
 			c.err = fmt.Errorf("the end was not seen; at %d", c.position)
 			return
 		}
-		if c.watch(ctx, c.slots[c.random.IntN(len(c.slots))].current().url) {
+		if c.watch(ctx, c.slots[c.random.IntN(len(c.slots))].current()) {
 			c.list(ctx)
 			continue
 		}
@@ -295,7 +342,7 @@ func (c *client) run() {
 }
 
 // watch goes on from the position until the stream ends or is cut at random; it reports a 410.
-func (c *client) watch(ctx context.Context, url string) (expired bool) {
+func (c *client) watch(ctx context.Context, s *server) (expired bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	query := fmt.Sprintf("watch=1&allowWatchBookmarks=true&timeoutSeconds=%d", 3+c.random.IntN(5))
@@ -306,12 +353,12 @@ func (c *client) watch(ctx context.Context, url string) (expired bool) {
 	} else {
 		query, initial = fmt.Sprintf("%s&resourceVersion=%d", query, c.position), nil
 	}
-	request, err := http.NewRequestWithContext(ctx, "GET", url+c.path+query, nil)
+	request, err := http.NewRequestWithContext(ctx, "GET", s.url+c.path+query, nil)
 	if err != nil {
 		c.err = err
 		return false
 	}
-	response, err := http.DefaultClient.Do(request)
+	response, err := s.client.Do(request)
 	if err != nil {
 		return false
 	}
@@ -369,7 +416,7 @@ func (c *client) list(ctx context.Context) {
 		c.err = err
 		return
 	}
-	response, err := http.DefaultClient.Do(request)
+	response, err := c.writer.client.Do(request)
 	if err != nil {
 		c.err = err
 		return
@@ -421,8 +468,8 @@ func expected(truth []happened, v view, after, upto eventlog.Revision) (state ma
 // judge holds one client's record against the truth.
 func (w *world) judge(c *client, truth []happened, floor eventlog.Revision) {
 	require.NoError(w.t, c.err, c.path)
-	w.tally.Resumed += c.resumed
-	w.tally.Expired += len(c.expired)
+	w.tally[resumed] += c.resumed
+	w.tally[expired] += len(c.expired)
 	for _, position := range c.expired {
 		require.Less(w.t, position, floor, "410 at or above the floor, %s", c.path)
 	}
@@ -444,11 +491,14 @@ func (w *world) judge(c *client, truth []happened, floor eventlog.Revision) {
 			require.GreaterOrEqual(w.t, e.revision, last, "bookmarks never go back: %s", c.path)
 			settle(e.revision, "bookmarkable")
 			last = e.revision
-			w.tally.Bookmarks++
+			w.tally[bookmarks]++
 		default:
 			require.Greater(w.t, e.revision, last, "ordered and unique: %s", c.path)
 			last, got = e.revision, append(got, entry{kind: e.kind, key: e.key, revision: e.revision})
-			w.tally.Events++
+			w.tally[events]++
+			if c.selects && e.kind != "MODIFIED" {
+				w.tally[selected]++
+			}
 		}
 	}
 	settle(last, "resumable")

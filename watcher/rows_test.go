@@ -25,9 +25,10 @@ import (
 // The rows are those of what a client may rely on; docs/guarantees.md.
 
 // TestRow11: list, then watch from the list's revision: nothing is missed, nothing repeated.
-func TestRow11(t *testing.T) {
-	t.Parallel()
-	s := newServer(t)
+func TestRow11(t *testing.T) { overEach(t, row11) }
+
+func row11(t *testing.T, c cell) {
+	s := c.start(t)
 	s.create("before", "")
 	list := s.get(configMaps)
 	a, b := s.create("a", ""), s.create("b", "")
@@ -37,9 +38,10 @@ func TestRow11(t *testing.T) {
 }
 
 // TestRow12: kinds of events, and selectors that objects enter and leave.
-func TestRow12(t *testing.T) {
-	t.Parallel()
-	s := newServer(t)
+func TestRow12(t *testing.T) { overEach(t, row12) }
+
+func row12(t *testing.T, c cell) {
+	s := c.start(t)
 	start := "resourceVersion=" + s.get(configMaps).revision()
 	all := s.watch(start)
 	red, named := s.watch(start+"&labelSelector=color%3Dred"), s.watch(start+"&fieldSelector=metadata.name%3Db")
@@ -67,29 +69,32 @@ func TestRow12(t *testing.T) {
 }
 
 // TestRow13: without a revision the state comes first, as of the most recent one; with '0' as of any.
-func TestRow13(t *testing.T) {
-	t.Parallel()
-	s := newServer(t)
+func TestRow13(t *testing.T) { overEach(t, row13) }
+
+func row13(t *testing.T, c cell) {
+	s := c.start(t)
 	b, a := s.create("b", ""), s.create("a", "")
 	recent, any := s.watch(""), s.watch("resourceVersion=0")
-	c := s.create("c", "")
-	recent.expect(added(a), added(b), added(c))
-	any.expect(added(a), added(b), added(c))
+	last := s.create("c", "")
+	recent.expect(added(a), added(b), added(last))
+	any.expect(added(a), added(b), added(last))
 }
 
 // TestRow14: from an exact revision nothing synthetic comes.
-func TestRow14(t *testing.T) {
-	t.Parallel()
-	s := newServer(t)
+func TestRow14(t *testing.T) { overEach(t, row14) }
+
+func row14(t *testing.T, c cell) {
+	s := c.start(t)
 	a := s.create("a", "")
 	w := s.watch("resourceVersion=" + a.revision())
 	w.expect(added(s.create("b", "")))
 }
 
 // TestRow15: a revision older than what is kept is Gone.
-func TestRow15(t *testing.T) {
-	t.Parallel()
-	s := newServer(t)
+func TestRow15(t *testing.T) { overEach(t, row15) }
+
+func row15(t *testing.T, c cell) {
+	s := c.start(t)
 	a := s.create("a", "")
 	b := s.create("b", "")
 	floor, err := strconv.ParseUint(b.revision(), 10, 64)
@@ -105,9 +110,10 @@ func TestRow15(t *testing.T) {
 }
 
 // TestRow16: a revision that does not exist yet is waited for, until the watch times out.
-func TestRow16(t *testing.T) {
-	t.Parallel()
-	s := newServer(t)
+func TestRow16(t *testing.T) { overEach(t, row16) }
+
+func row16(t *testing.T, c cell) {
+	s := c.start(t)
 	head, err := strconv.Atoi(s.get(configMaps).revision())
 	require.NoError(t, err)
 	s.watch(fmt.Sprintf("resourceVersion=%d&timeoutSeconds=1", head+1000)).expectEnd()
@@ -118,9 +124,10 @@ func TestRow16(t *testing.T) {
 }
 
 // TestRow17: bookmarks come for those who asked, before the end, and hold a revision only.
-func TestRow17(t *testing.T) {
-	t.Parallel()
-	s := newServer(t)
+func TestRow17(t *testing.T) { overEach(t, row17) }
+
+func row17(t *testing.T, c cell) {
+	s := c.start(t)
 	start := "timeoutSeconds=3&resourceVersion=" + s.get(configMaps).revision()
 	w, silent := s.watch(start+"&allowWatchBookmarks=true&labelSelector=color%3Dred"), s.watch(start+"&labelSelector=color%3Dred")
 	s.create("a", "blue") // does not match, but moves the bookmark on
@@ -136,9 +143,10 @@ func TestRow17(t *testing.T) {
 }
 
 // TestRow18: streaming lists, and what is no streaming list.
-func TestRow18(t *testing.T) {
-	t.Parallel()
-	s := newServer(t)
+func TestRow18(t *testing.T) { overEach(t, row18) }
+
+func row18(t *testing.T, c cell) {
+	s := c.start(t)
 	a, b := s.create("a", ""), s.create("b", "")
 	const streaming = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
 	for _, from := range []string{"", "&resourceVersion=0", "&resourceVersion=" + b.revision()} {
@@ -166,9 +174,10 @@ func TestRow18(t *testing.T) {
 }
 
 // TestRow19 watches in every representation.
-func TestRow19(t *testing.T) {
-	t.Parallel()
-	s := newServer(t)
+func TestRow19(t *testing.T) { overEach(t, row19) }
+
+func row19(t *testing.T, c cell) {
+	s := c.start(t)
 	a := s.create("a", "red")
 	const path = configMaps + "?watch=1&resourceVersion=0"
 	t.Run("json", func(t *testing.T) {
@@ -232,6 +241,9 @@ func TestRow19(t *testing.T) {
 		for _, protocol := range []string{"", "binary.k8s.io"} {
 			config, err := websocket.NewConfig("ws"+strings.TrimPrefix(s.url, "http")+path, s.url)
 			require.NoError(t, err)
+			if c.protocol == http2 { // WebSocket is HTTP/1.1 then too
+				config.TlsConfig = s.trust()
+			}
 			if protocol != "" {
 				config.Protocol = []string{protocol}
 			}
@@ -247,7 +259,7 @@ func TestRow19(t *testing.T) {
 		request, err := http.NewRequestWithContext(t.Context(), "GET", s.url+path+"&timeoutSeconds=1", nil)
 		require.NoError(t, err)
 		request.Header.Set("Accept-Encoding", "gzip")
-		response, err := http.DefaultTransport.RoundTrip(request)
+		response, err := s.client.Transport.RoundTrip(request)
 		require.NoError(t, err)
 		defer response.Body.Close()
 		require.Empty(t, response.Header.Get("Content-Encoding"))
@@ -256,11 +268,10 @@ func TestRow19(t *testing.T) {
 }
 
 // TestRow20: a watch that was cut goes on from its last revision or bookmark, on another watcher too.
-func TestRow20(t *testing.T) {
-	t.Parallel()
-	c := newCell(t)
-	one := c.serve(t)
-	one.post("/api/v1/namespaces", `{"metadata":{"name":"default"}}`)
+func TestRow20(t *testing.T) { overEach(t, row20) }
+
+func row20(t *testing.T, c cell) {
+	one := c.start(t)
 	w := one.watch("resourceVersion=" + one.get(configMaps).revision())
 	a := one.create("a", "")
 	w.expect(added(a))
@@ -313,7 +324,7 @@ func TestRow57(t *testing.T) {
 		require.Equal(t, s.url+path, answer.Header.Get("Location"))
 	}
 	// And a client that follows it gets its events.
-	through := &server{t: t, url: listener.URL}
+	through := &server{t: t, cell: s.cell, url: listener.URL, client: http.DefaultClient}
 	through.watch("resourceVersion=0").expect(added(a))
 	through.watch("/api/v1/watch/namespaces/default/configmaps/a").expect(added(a))
 }

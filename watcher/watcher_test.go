@@ -3,6 +3,7 @@ package watcher_test
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -32,6 +33,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8") // unless the command line says otherwise; these tests wait most of the time
 	flag.Parse()
 	// Clients and processes that are killed are all over these tests, and what is logged about them is of no interest.
 	level := slog.LevelError
@@ -43,15 +45,36 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// The protocols that clients speak.
+const (
+	http1 = "HTTP/1.1"
+	http2 = "HTTP/2.0" // over TLS; all streams of a server are on one connection
+)
+
+// overEach runs a test over each protocol, on a cell of its own.
+func overEach(t *testing.T, run func(t *testing.T, c cell)) {
+	t.Parallel()
+	for _, protocol := range []string{http1, http2} {
+		t.Run(protocol, func(t *testing.T) {
+			t.Parallel()
+			c := newCell(t)
+			c.protocol = protocol
+			run(t, c)
+		})
+	}
+}
+
 // cell is one log and one bucket, which any number of watchers may serve.
 type cell struct {
 	log    *eventlog.Log
 	bucket bucket.Bucket
+	// protocol of its servers.
+	protocol string
 }
 
 func newCell(t testing.TB) cell {
 	t.Helper()
-	return cell{eventlogtest.Log(t), memory.Strict(t)}
+	return cell{eventlogtest.Log(t), memory.Strict(t), http1}
 }
 
 // server is one watcher process's worth: nothing in it is shared with another one of the cell.
@@ -59,6 +82,8 @@ type server struct {
 	t          testing.TB
 	cell       cell
 	url        string
+	client     *http.Client
+	listener   *httptest.Server
 	watcher    *watcher.Watcher
 	projection *projection.Projection
 	// stop ends the feed and every connection, as a kill would; it may be called twice.
@@ -79,10 +104,15 @@ func (c cell) serve(t testing.TB, change ...func(*watcher.Config)) *server {
 	w, err := watcher.New(config)
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(context.Background())
-	listener := httptest.NewServer(w)
+	listener := httptest.NewUnstartedServer(w)
+	if listener.EnableHTTP2 = c.protocol == http2; listener.EnableHTTP2 {
+		listener.StartTLS()
+	} else {
+		listener.Start()
+	}
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
-	s := &server{t: t, url: listener.URL, cell: c, watcher: w, projection: p}
+	s := &server{t: t, url: listener.URL, client: listener.Client(), listener: listener, cell: c, watcher: w, projection: p}
 	s.stop = sync.OnceFunc(func() {
 		listener.CloseClientConnections()
 		stop()
@@ -96,9 +126,20 @@ func (c cell) serve(t testing.TB, change ...func(*watcher.Config)) *server {
 // newServer serves a fresh cell with the namespace default.
 func newServer(t testing.TB, change ...func(*watcher.Config)) *server {
 	t.Helper()
-	s := newCell(t).serve(t, change...)
+	return newCell(t).start(t, change...)
+}
+
+// start is serve with the namespace default.
+func (c cell) start(t testing.TB, change ...func(*watcher.Config)) *server {
+	t.Helper()
+	s := c.serve(t, change...)
 	s.post("/api/v1/namespaces", `{"metadata":{"name":"default"}}`)
 	return s
+}
+
+// trust is a client's TLS configuration for the server, without a choice of protocols.
+func (s *server) trust() *tls.Config {
+	return &tls.Config{RootCAs: s.client.Transport.(*http.Transport).TLSClientConfig.RootCAs}
 }
 
 const configMaps = "/api/v1/namespaces/default/configmaps"
@@ -126,9 +167,10 @@ func (s *server) call(code int, method, path, contentType, body string) object {
 	request, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, strings.NewReader(body))
 	require.NoError(s.t, err)
 	request.Header.Set("Content-Type", contentType)
-	response, err := http.DefaultClient.Do(request)
+	response, err := s.client.Do(request)
 	require.NoError(s.t, err)
 	defer response.Body.Close()
+	require.Equal(s.t, s.cell.protocol, response.Proto)
 	data, err := io.ReadAll(response.Body)
 	require.NoError(s.t, err)
 	require.Equal(s.t, code, response.StatusCode, "%s %s: %s", method, path, data)
@@ -187,9 +229,10 @@ func (s *server) open(code int, path, accept string) *stream {
 	request, err := http.NewRequestWithContext(ctx, "GET", s.url+path, nil)
 	require.NoError(s.t, err)
 	request.Header.Set("Accept", accept)
-	response, err := http.DefaultClient.Do(request)
+	response, err := s.client.Do(request)
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = response.Body.Close() })
+	require.Equal(s.t, s.cell.protocol, response.Proto)
 	if response.StatusCode != code {
 		body, _ := io.ReadAll(response.Body)
 		require.Equal(s.t, code, response.StatusCode, "%s: %s", path, body)

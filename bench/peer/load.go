@@ -29,7 +29,7 @@ const (
 type load struct {
 	objects, singles, lists int
 	watching                time.Duration
-	profiles                string
+	profiles, only          string
 
 	system *system
 	report reporter
@@ -51,8 +51,9 @@ func (l load) steps() []step {
 		{"list, JSON", l.list(asJSON)},
 		{"list, protobuf", l.list(asProtobuf)},
 		{"list in pages of 500", l.pages},
-		{"watch lag, 1 watch", l.watch(1)},
-		{"watch lag, 200 watches", l.watch(200)},
+		{"watch lag, 1 watch", l.watch(1, openStream)},
+		{"watch lag, 200 watches", l.watch(200, openStream)},
+		{"watch lag, decoded by 200 clients", l.watch(200, openDecoded)},
 	}
 }
 
@@ -72,6 +73,9 @@ func (l load) run(ctx context.Context, s *system, report reporter) (err error) {
 		}
 	}
 	for _, step := range l.steps() {
+		if !strings.Contains(step.name, l.only) {
+			continue
+		}
 		if err := l.measure(ctx, step); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}

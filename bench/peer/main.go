@@ -44,6 +44,7 @@ func parse() options {
 	flag.IntVar(&o.load.singles, "singles", 300, "requests of each kind that are sent one after the other")
 	flag.IntVar(&o.load.lists, "lists", 5, "times each whole list is read")
 	flag.DurationVar(&o.load.watching, "watching", 4*time.Second, "how long each watch step writes")
+	flag.StringVar(&o.load.only, "steps", "", "take only the steps whose names contain this, for example 'watch lag'; list and pages then find fewer objects")
 	flag.StringVar(&o.load.profiles, "profiles", "", "folder for one CPU profile per step; the binary must be built by 'make bench-peer-profiled'")
 	flag.Parse()
 	return o
@@ -69,7 +70,15 @@ func run(ctx context.Context, o options) error {
 			}
 		}
 	}
-	return t.print(os.Stdout, sides)
+	if err := t.print(os.Stdout, sides); err != nil {
+		return err
+	}
+	half, nearlyAll, err := bareWrites(ctx)
+	if err != nil {
+		return fmt.Errorf("write to %d connections: %w", floorWatches, err)
+	}
+	fmt.Printf("\nNothing but the writes of one event to %d connections: p50 %s ms, p99 %s ms behind the start.\n", floorWatches, short(half), short(nearlyAll))
+	return nil
 }
 
 // runSide runs one round on an empty folder.

@@ -92,3 +92,10 @@ func (p *process) proc(name string) ([]string, error) {
 	}
 	return strings.Fields(string(content)), nil
 }
+
+// ownCPU is the processor time that this program has used.
+func ownCPU() (time.Duration, error) {
+	var used syscall.Rusage
+	err := syscall.Getrusage(syscall.RUSAGE_SELF, &used)
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano()), err
+}

@@ -1,13 +1,11 @@
 package main
 
 import (
-	"log/slog"
-
 	"github.com/spf13/cobra"
 
 	"github.com/logplane/logplane/functions"
-	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/coldstart"
+	serve "github.com/logplane/logplane/internal/serving"
 )
 
 func newAPI() *cobra.Command {
@@ -24,16 +22,12 @@ func newAPI() *cobra.Command {
 			"was written through any other at once. A watch is redirected to --watcher-url.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := how.check(); err != nil {
-				return err
-			}
-			opened, err := where.open(cmd.Context())
+			opened, c, err := how.open(cmd.Context(), &where)
 			if err != nil {
 				return err
 			}
 			defer opened.close()
-			c := apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), WatcherURL: watcherURL, EncryptionConfigFile: where.encryption}
-			how.configure(&c)
+			c.WatcherURL = watcherURL
 			handler, err := functions.New(c)
 			if err != nil {
 				return err
@@ -43,7 +37,7 @@ func newAPI() *cobra.Command {
 				functions.ServeLambda(handler)
 				return nil
 			}
-			return how.serve(cmd.Context(), handler, nil)
+			return how.serve(cmd.Context(), handler, serve.Streams{})
 		},
 	}
 	where.register(cmd.Flags())

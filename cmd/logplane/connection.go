@@ -4,15 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/spf13/pflag"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
@@ -92,32 +93,32 @@ func checkRetention(log, floor, history time.Duration) error {
 
 // cell is an open log and bucket.
 type cell struct {
-	conn *nats.Conn
+	log eventlog.Config
 	kubestore.Cell
 	bucket bucket.Bucket
 }
 
-func (c *cell) close() { c.conn.Close() }
+func (c *cell) close() { c.log.Conn.Close() }
 
 // open connects to the cell. Nothing is created: 'logplane init' does that.
 func (c *connection) open(ctx context.Context) (*cell, error) {
 	if err := checkRetention(c.logRetention, c.retention, c.history); err != nil {
 		return nil, err
 	}
-	conn, err := c.dial()
+	config, err := c.dial()
 	if err != nil {
 		return nil, err
 	}
-	opened, err := c.openWith(ctx, conn)
+	opened, err := c.openWith(ctx, config)
 	if err != nil {
-		conn.Close()
+		config.Conn.Close()
 		return nil, err
 	}
 	return opened, nil
 }
 
-func (c *connection) openWith(ctx context.Context, conn *nats.Conn) (*cell, error) {
-	log, err := eventlog.Open(ctx, c.logConfig(conn))
+func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cell, error) {
+	log, err := eventlog.Open(ctx, config)
 	if err != nil {
 		return nil, err
 	}
@@ -133,23 +134,36 @@ func (c *connection) openWith(ctx context.Context, conn *nats.Conn) (*cell, erro
 	if err != nil {
 		return nil, err
 	}
-	return &cell{conn: conn, bucket: b, Cell: kubestore.Cell{
+	return &cell{log: config, bucket: b, Cell: kubestore.Cell{
 		Log: log, Projection: p, Cluster: c.cluster, Objects: kubestore.NewObjects(c.objectCacheMiB << 20),
 	}}, nil
 }
 
-func (c *connection) logConfig(conn *nats.Conn) eventlog.Config {
+// dial connects to the log's servers. The caller closes the connection.
+func (c *connection) dial() (eventlog.Config, error) {
+	if c.reads != "quorum" && c.reads != "leader" {
+		return eventlog.Config{}, fmt.Errorf("--reads is '%s': it must be 'quorum' or 'leader'", c.reads)
+	}
+	conn, err := eventlog.Connect(eventlog.Servers{URL: c.nats, Credentials: c.natsCredentials, CA: c.natsCA})
+	if err != nil {
+		return eventlog.Config{}, err
+	}
 	return eventlog.Config{
 		Conn: conn, Stream: c.stream, Prefix: c.subjectPrefix, Replicas: c.replicas,
 		LeaderReads: c.reads == "leader",
-	}
+	}, nil
 }
 
-func (c *connection) dial() (*nats.Conn, error) {
-	if c.reads != "quorum" && c.reads != "leader" {
-		return nil, fmt.Errorf("--reads is '%s': it must be 'quorum' or 'leader'", c.reads)
-	}
-	return eventlog.Connect(eventlog.Servers{URL: c.nats, Credentials: c.natsCredentials, CA: c.natsCA})
+// apiserver configures what every process that decodes objects must be told alike.
+func (c *connection) apiserver(opened *cell) apiserver.Config {
+	return apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: c.encryption}
+}
+
+// inProcess is an apiserver that only this process calls.
+func (c *connection) inProcess(opened *cell) (*apiserver.Server, error) {
+	config := c.apiserver(opened)
+	config.ExternalAddress = "localhost:443" // upstream wants one with a port; nobody is told
+	return apiserver.New(config)
 }
 
 // openBucket opens what --bucket names and returns the cell's prefix in it.

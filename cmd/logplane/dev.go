@@ -13,7 +13,10 @@ import (
 )
 
 func newDev() *cobra.Command {
-	var c localstack.Config
+	var (
+		c      localstack.Config
+		bodies []string
+	)
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run everything in this process: log, bucket, API, watcher, projector and lifecycle",
@@ -22,6 +25,10 @@ func newDev() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkRetention(c.LogRetention, c.Retention, c.History); err != nil {
+				return err
+			}
+			var err error
+			if c.EventsBodies, err = parseBodies(bodies); err != nil {
 				return err
 			}
 			dev, err := localstack.Start(cmd.Context(), c)
@@ -37,6 +44,7 @@ func newDev() *cobra.Command {
 	cmd.Flags().StringVar(&c.Listen, "listen", "127.0.0.1:7373", "loopback address to serve plain HTTP on")
 	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: the log and the bucket live in memory, only the kubeconfig is in the folder")
 	cmd.Flags().StringVar(&c.EventsListen, "events-listen", "", "loopback address where NATS subscribers receive events and can do nothing else; empty for none")
+	registerBodies(cmd.Flags(), &bodies)
 	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History, &c.Checkpoints)
 	return cmd
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 // newEvents prints what happens, for operators: it reads the log itself, and so needs the log's credentials.
@@ -63,23 +64,38 @@ func printEvents(ctx context.Context, cell kubestore.Cell, from eventlog.Revisio
 		if from == 0 {
 			from = v.Revision()
 		}
-		for e, err := range cell.Projection.Events(ctx, from, v.Revision()) {
-			if err != nil {
-				return fmt.Errorf("read the events after %d: %w", from, err)
-			}
-			if err := p.print(e); err != nil {
-				return err
-			}
+		if err := printPast(ctx, cell, from, v.Revision(), p); err != nil {
+			return err
 		}
 		from = max(from, v.Revision())
 		err = cell.Log.Follow(ctx, from, func(e eventlog.Event) error {
 			from = e.Revision
-			return p.print(e)
+			if e.Op == eventlog.Barrier || !p.filter.matches(e.Key) {
+				return nil
+			}
+			// The log also holds what lost (void events); what became of this one the projection knows.
+			return printPast(ctx, cell, e.Revision-1, e.Revision, p)
 		})
 		if !errors.Is(err, eventlog.ErrPurged) {
 			return err
 		}
 	}
+}
+
+// printPast prints what happened after a revision, up to another one.
+func printPast(ctx context.Context, cell kubestore.Cell, after, upto eventlog.Revision, p *eventPrinter) error {
+	for e, err := range cell.Projection.Events(ctx, after, upto) {
+		if errors.Is(err, projection.ErrExpired) {
+			return fmt.Errorf("--from %d is older than what the cell keeps: %w", after, err)
+		}
+		if err != nil {
+			return fmt.Errorf("read the events after %d: %w", after, err)
+		}
+		if err := p.print(e); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // eventFilter says which events are printed; empty is every one of the cluster.

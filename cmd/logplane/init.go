@@ -2,17 +2,18 @@ package main
 
 import (
 	"fmt"
-	"log/slog"
 
 	"github.com/spf13/cobra"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/projection/bucket"
 )
 
 func newInit() *cobra.Command {
-	var where connection
+	var (
+		where  connection
+		bodies []string
+	)
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Make a cell: the log's stream, a probe of the bucket, and the objects every cluster has",
@@ -21,11 +22,15 @@ func newInit() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
-			conn, err := where.dial()
+			list, err := parseBodies(bodies)
 			if err != nil {
 				return err
 			}
-			defer conn.Close()
+			config, err := where.dial()
+			if err != nil {
+				return err
+			}
+			defer config.Conn.Close()
 			b, prefix, err := where.openBucket(ctx)
 			if err != nil {
 				return err
@@ -36,14 +41,17 @@ func newInit() *cobra.Command {
 			if err := bucket.Probe(ctx, b, prefix); err != nil {
 				return err
 			}
-			if err := eventlog.Create(ctx, where.logConfig(conn)); err != nil {
+			if err := eventlog.Create(ctx, config); err != nil {
 				return err
 			}
-			opened, err := where.openWith(ctx, conn)
+			if err := republishBodies(ctx, config, len(bodies) > 0, list, where.encryption); err != nil {
+				return err
+			}
+			opened, err := where.openWith(ctx, config)
 			if err != nil {
 				return err
 			}
-			server, err := apiserver.New(apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: where.encryption, ExternalAddress: "localhost:443"})
+			server, err := where.inProcess(opened)
 			if err != nil {
 				return err
 			}
@@ -57,5 +65,6 @@ func newInit() *cobra.Command {
 	where.register(cmd.Flags())
 	where.registerEncryption(cmd.Flags())
 	cmd.Flags().IntVar(&where.replicas, "replicas", 1, "servers that keep a copy of the log: 3 in production")
+	registerBodies(cmd.Flags(), &bodies)
 	return cmd
 }

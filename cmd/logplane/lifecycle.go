@@ -1,13 +1,11 @@
 package main
 
 import (
-	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/logplane/logplane/functions/lifecycle"
-	"github.com/logplane/logplane/internal/apiserver"
 )
 
 func newLifecycle() *cobra.Command {
@@ -25,7 +23,7 @@ func newLifecycle() *cobra.Command {
 				return err
 			}
 			defer opened.close()
-			server, err := apiserver.New(apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: where.encryption, ExternalAddress: "localhost:443"})
+			server, err := where.inProcess(opened)
 			if err != nil {
 				return err
 			}

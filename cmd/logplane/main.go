@@ -59,7 +59,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	root.PersistentFlags().TextVar(&level, "log-level", slog.LevelInfo, "'debug', 'info', 'warn' or 'error'")
 	registerMetrics()
 	root.AddCommand(
-		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newInit(), newInspect(), newEvents(), newFence(), newVersion(),
+		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newInit(), newInspect(), newEvents(), newPermissions(), newFence(), newVersion(),
 	)
 	return root
 }

@@ -50,6 +50,20 @@ func (s *serving) check() error {
 
 func (s *serving) authenticated() bool { return s.clientCAFile != "" || s.tokenFile != "" }
 
+// open connects to the cell and configures an apiserver on it. The caller closes the cell.
+func (s *serving) open(ctx context.Context, where *connection) (*cell, apiserver.Config, error) {
+	if err := s.check(); err != nil {
+		return nil, apiserver.Config{}, err
+	}
+	opened, err := where.open(ctx)
+	if err != nil {
+		return nil, apiserver.Config{}, err
+	}
+	c := where.apiserver(opened)
+	s.configure(&c)
+	return opened, c, nil
+}
+
 // configure fills what the flags say into the apiserver's configuration.
 func (s *serving) configure(c *apiserver.Config) {
 	c.ExternalAddress = s.externalAddress
@@ -61,8 +75,8 @@ func (s *serving) configure(c *apiserver.Config) {
 	c.Authorization = apiserver.Authorization{Mode: s.authorizationMode}
 }
 
-// serve serves the handler until ctx ends, then lets drain (nil for none) end streams, and requests in flight finish.
-func (s *serving) serve(ctx context.Context, handler http.Handler, drain func(context.Context)) error {
+// serve serves the handler until ctx ends, then lets streams end and requests in flight finish.
+func (s *serving) serve(ctx context.Context, handler http.Handler, streams serve.Streams) error {
 	secure, err := s.tls()
 	if err != nil {
 		return err
@@ -72,7 +86,7 @@ func (s *serving) serve(ctx context.Context, handler http.Handler, drain func(co
 		return fmt.Errorf("listen: %w", err)
 	}
 	slog.Info("serving", "address", listener.Addr().String(), "https", secure != nil)
-	return serve.Serve(ctx, listener, handler, secure, drain)
+	return serve.Serve(ctx, listener, handler, secure, streams)
 }
 
 // tls is nil for plain HTTP.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -10,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/logplane/logplane/internal/apiserver"
+	serve "github.com/logplane/logplane/internal/serving"
 	"github.com/logplane/logplane/watcher"
 )
 
@@ -37,21 +37,17 @@ func newWatcher() *cobra.Command {
 		Short: "Serve watches, and every other request too, from one reader of the log",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := how.check(); err != nil {
-				return err
-			}
-			opened, err := where.open(cmd.Context())
+			opened, c, err := how.open(cmd.Context(), &where)
 			if err != nil {
 				return err
 			}
 			defer opened.close()
-			c := apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: where.encryption, Watches: what.limits}
-			how.configure(&c)
+			c.Watches = what.limits
 			w, err := watcher.New(watcher.Config{Config: c, Drain: what.drain})
 			if err != nil {
 				return err
 			}
-			return runWatcher(cmd.Context(), w, how)
+			return runWatcher(cmd.Context(), w, how, what)
 		},
 	}
 	where.register(cmd.Flags())
@@ -62,13 +58,13 @@ func newWatcher() *cobra.Command {
 }
 
 // runWatcher serves until ctx ends; the log is read until the last watch has been told so.
-func runWatcher(ctx context.Context, w *watcher.Watcher, how serving) error {
+func runWatcher(ctx context.Context, w *watcher.Watcher, how serving, what watching) error {
 	group, ctx := errgroup.WithContext(ctx)
 	feeding, stopFeed := context.WithCancel(context.WithoutCancel(ctx))
 	group.Go(func() error { return w.Run(feeding) })
 	group.Go(func() error {
 		defer stopFeed()
-		return how.serve(ctx, w, w.Drain)
+		return how.serve(ctx, w, serve.Streams{Drain: w.Drain, Patience: what.limits.Patience})
 	})
 	return group.Wait()
 }

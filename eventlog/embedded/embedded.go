@@ -29,7 +29,7 @@ type Server struct {
 // default of two minutes would reuse revisions after a power cut (invariant 9).
 //
 // Only this process can write, through Connect. With a listen address everyone who reaches it may subscribe
-// to '<prefix>.events.>' and do nothing else; without one nothing listens.
+// to '<prefix>.events.>' and '<prefix>.bodies.>' and do nothing else; without one nothing listens.
 func Start(folder, listen, prefix string) (*Server, error) {
 	password := rand.Text()
 	options := &server.Options{
@@ -46,7 +46,7 @@ func Start(folder, listen, prefix string) (*Server, error) {
 			{Username: owner, Password: password},
 			{Username: subscriber, Permissions: &server.Permissions{
 				Publish:   &server.SubjectPermission{Deny: []string{">"}},
-				Subscribe: &server.SubjectPermission{Allow: []string{prefix + ".events.>"}},
+				Subscribe: &server.SubjectPermission{Allow: []string{prefix + ".events.>", prefix + ".bodies.>"}},
 			}},
 		},
 		NoAuthUser: subscriber,

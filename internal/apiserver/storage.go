@@ -76,7 +76,7 @@ func (s *stores) options(config *storagebackend.ConfigForResource, prefix, conte
 // decorator returns upstream's hook that makes a store, here kubestore's.
 func (s *stores) decorator(contentType string, claims claimsFunc) generic.StorageDecorator {
 	return func(config *storagebackend.ConfigForResource, prefix string, keyFunc func(runtime.Object) (string, error),
-		newFunc, newListFunc func() runtime.Object, _ storage.AttrFunc, _ storage.IndexerFuncs, _ *cache.Indexers,
+		newFunc, newListFunc func() runtime.Object, _ storage.AttrFunc, indexers storage.IndexerFuncs, _ *cache.Indexers,
 	) (storage.Interface, factory.DestroyFunc, error) {
 		namespaced, err := hasNamespace(prefix, newFunc(), keyFunc)
 		if err != nil {
@@ -90,6 +90,7 @@ func (s *stores) decorator(contentType string, claims claimsFunc) generic.Storag
 			ContentType:   contentType,
 			NewFunc:       newFunc,
 			NewListFunc:   newListFunc,
+			Indexers:      indexers,
 			Transformer:   s.transformer(config.GroupResource),
 			Claims:        claims,
 		}), func() {}, nil

@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -16,16 +18,7 @@ import (
 
 // Rows 11 and 12, through the whole chain of filters: list, then watch from there.
 func TestWatch(t *testing.T) {
-	s := newServer(t, func(c *Config) {
-		c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection)
-		ctx, cancel := context.WithCancel(context.Background())
-		ended := make(chan error)
-		go func() { ended <- c.Cell.Feed.Run(ctx) }()
-		t.Cleanup(func() {
-			cancel()
-			require.NoError(t, <-ended)
-		})
-	})
+	s := newServer(t, withFeed(t))
 	listener := httptest.NewServer(s)
 	t.Cleanup(listener.Close)
 	revision := fieldOf(s.must(t, 200, request{method: "GET", path: configMaps}).object(t), "metadata.resourceVersion")
@@ -47,4 +40,41 @@ func TestWatch(t *testing.T) {
 		})
 	}
 	s.must(t, 404, request{method: "GET", path: "/apis/no.such.group/v1/things?watch=true"})
+}
+
+// withFeed lets a server serve watches.
+func withFeed(t *testing.T) func(*Config) {
+	return func(c *Config) {
+		c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection)
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error)
+		go func() { ended <- c.Cell.Feed.Run(ctx) }()
+		t.Cleanup(func() {
+			cancel()
+			require.NoError(t, <-ended)
+		})
+	}
+}
+
+// TestIdleWatchEndsWell: a watch that was idle for far longer than a client may take to receive something still has a
+// clean end.
+func TestIdleWatchEndsWell(t *testing.T) {
+	s := newServer(t, withFeed(t), func(c *Config) { c.Watches.Patience = 50 * time.Millisecond })
+	revision := fieldOf(s.must(t, 200, request{method: "GET", path: configMaps}).object(t), "metadata.resourceVersion")
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
+	for _, multiplexed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
+			listener := httptest.NewUnstartedServer(s)
+			listener.EnableHTTP2 = multiplexed
+			listener.StartTLS()
+			t.Cleanup(listener.Close)
+			response, err := listener.Client().Get(fmt.Sprintf("%s%s?watch=1&resourceVersion=%v&timeoutSeconds=1", listener.URL, configMaps, revision))
+			require.NoError(t, err)
+			defer response.Body.Close()
+			require.Equal(t, multiplexed, response.ProtoMajor == 2)
+			events, err := io.ReadAll(response.Body)
+			require.NoError(t, err)
+			require.Contains(t, string(events), `"ADDED"`)
+		})
+	}
 }

@@ -69,7 +69,10 @@ func (w *watches) withPlace(h http.Handler) http.Handler {
 		}
 		o := &openWatch{end: make(chan struct{})}
 		defer w.leave(o)
-		impatient := &impatientWriter{response, http.NewResponseController(response), w.limits.Patience}
+		impatient := &impatientWriter{
+			ResponseWriter: response, control: http.NewResponseController(response), patience: w.limits.Patience, multiplexed: r.ProtoMajor >= 2,
+		}
+		defer impatient.allow() // for the end of the response, which net/http writes
 		ctx := context.WithValue(r.Context(), openWatchKey{}, o)
 		h.ServeHTTP(impatient, r.WithContext(kubestore.WithEnd(ctx, o.end)))
 	})
@@ -185,26 +188,44 @@ func (w *watches) checkDraining(*http.Request) error {
 	return nil
 }
 
-// impatientWriter gives each piece of a stream a time within which the client must take it. Between pieces
-// there is none, since HTTP/2 would end an idle stream by it.
+// impatientWriter gives the client a time within which it must take what is written.
 type impatientWriter struct {
 	http.ResponseWriter
 	control  *http.ResponseController
 	patience time.Duration
+	// multiplexed is HTTP/2: there must be no deadline between two pieces, since it would end an idle stream. One of
+	// HTTP/1 ends only what is written after it.
+	multiplexed bool
+	// extended is when the deadline was set last; zero if there is none.
+	extended time.Time
 }
 
 // Unwrap is for http.ResponseController.
 func (w *impatientWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *impatientWriter) Write(p []byte) (int, error) {
-	_ = w.control.SetWriteDeadline(time.Now().Add(w.patience)) // not every server has deadlines
+	w.extend()
 	return w.ResponseWriter.Write(p)
+}
+
+// extend moves the deadline, but not for every event: that would cost a tenth of sending it.
+func (w *impatientWriter) extend() {
+	if time.Since(w.extended) > w.patience/8 {
+		w.allow()
+	}
+}
+
+func (w *impatientWriter) allow() {
+	w.extended = time.Now()
+	_ = w.control.SetWriteDeadline(w.extended.Add(w.patience)) // not every server has deadlines
 }
 
 // Flush implements http.Flusher.
 func (w *impatientWriter) Flush() {
-	if w.control.Flush() == nil {
-		_ = w.control.SetWriteDeadline(time.Time{})
+	w.extend()
+	if w.control.Flush() == nil && w.multiplexed {
+		w.extended = time.Time{}
+		_ = w.control.SetWriteDeadline(w.extended)
 	}
 }
 

@@ -168,6 +168,7 @@ func pods(t value.Transformer) Resource {
 		NewFunc:     func() runtime.Object { return &example.Pod{} },
 		NewListFunc: func() runtime.Object { return &example.PodList{} },
 		Transformer: t,
+		Indexers:    storage.IndexerFuncs{"spec.nodeName": func(obj runtime.Object) string { return obj.(*example.Pod).Spec.NodeName }},
 	}
 }
 

@@ -36,18 +36,18 @@ const (
 )
 
 // viewError is what a client is told when no view could be had: nothing was read or written, so it may
-// ask again.
-func viewError(err error) error {
-	if isContextError(err) || errors.Is(err, eventlog.ErrDiverged) {
+// ask again. That the log did not answer in its time does not mean that the request's is over.
+func viewError(ctx context.Context, err error) error {
+	if ctx.Err() != nil || errors.Is(err, eventlog.ErrDiverged) {
 		return err
 	}
 	return unavailable(fmt.Sprintf("reading the log failed: %v", err))
 }
 
 // futureError answers a revision that did not come to exist in time.
-func (c Cell) futureError(err error, rev eventlog.Revision) error {
+func (c Cell) futureError(ctx context.Context, err error, rev eventlog.Revision) error {
 	if !errors.Is(err, projection.ErrFuture) {
-		return viewError(err)
+		return viewError(ctx, err)
 	}
 	var head eventlog.Revision
 	if v := c.Projection.Current(); v != nil {

@@ -5,10 +5,13 @@ import (
 	"io"
 	"runtime"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 	"k8s.io/apiserver/pkg/storage"
 
@@ -76,9 +79,58 @@ func waitForWatches(b *testing.B, s *store, cached bool, n int) {
 		time.Sleep(time.Second) // the cacher does not tell
 		return
 	}
-	eventlogtest.Eventually(b, "all watches have joined", func() bool {
-		s.Feed.mu.Lock()
-		defer s.Feed.mu.Unlock()
-		return len(s.Feed.subs["main/pods/"]) == n
-	})
+	waitForMembers(b, s, n)
+}
+
+// BenchmarkFieldSelector changes pods of one node of many, each of which watches its own pods as a kubelet does:
+// processor time per change, with and without an index by the field.
+func BenchmarkFieldSelector(b *testing.B) {
+	for _, indexed := range []bool{false, true} {
+		for _, n := range []int{1, 5000} {
+			b.Run(fmt.Sprintf("indexed=%v/nodes=%d", indexed, n), func(b *testing.B) { benchmarkFieldSelector(b, indexed, n) })
+		}
+	}
+}
+
+func benchmarkFieldSelector(b *testing.B, indexed bool, n int) {
+	bed := newBed(b, eventlogtest.Start(b), memory.New())
+	r := pods(nil)
+	if !indexed {
+		r.Indexers = nil
+	}
+	s := newStore(bed.Cell, r)
+	scheduled := pod("ns", "a")
+	scheduled.Spec.NodeName = "node-0"
+	p := create(b, s, scheduled)
+	var own *recorder
+	for i := range n {
+		w := watchNode(b, s, p.ResourceVersion, fmt.Sprintf("node-%d", i))
+		if i == 0 {
+			own = w
+		}
+	}
+	waitForWatches(b, s, false, n)
+	before := processorTime(b)
+	for i := 0; b.Loop(); i++ {
+		_, err := relabel(b.Context(), s, keyOf(p), "n", fmt.Sprint(i))
+		require.NoError(b, err)
+		<-own.ResultChan()
+	}
+	b.ReportMetric(float64(processorTime(b)-before)/float64(b.N), "cpu-ns/op")
+}
+
+// watchNode watches the pods of one node.
+func watchNode(t testing.TB, s storage.Interface, revision, node string) *recorder {
+	t.Helper()
+	selection := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.OneTermEqualSelector("spec.nodeName", node), GetAttrs: attributes}
+	w, err := s.Watch(t.Context(), "/pods/", storage.ListOptions{ResourceVersion: revision, Predicate: selection, Recursive: true})
+	require.NoError(t, err)
+	t.Cleanup(w.Stop)
+	return &recorder{Interface: w, t: t}
+}
+
+func processorTime(b *testing.B) time.Duration {
+	var used syscall.Rusage
+	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &used))
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }

@@ -23,7 +23,7 @@ type Feed struct {
 	ended   bool
 	// window ends at the head: everything at or below it was handed to every subscription.
 	window window
-	subs   map[string]map[*subscription]struct{} // by key
+	subs   map[string]*audience // by key
 	// wanted progress, by key: bookmarks asked for at a revision that is still to come.
 	wanted map[string]eventlog.Revision
 	// concerned is scratch space of deliver.
@@ -37,6 +37,9 @@ const bufferedChanges = 64
 type subscription struct {
 	// key is a row key, or with a slash at its end the prefix of row keys.
 	key string
+	// index and value leave out changes of objects that have another value in the index's field.
+	index index
+	value string
 	// progress says that bookmarks asked for with RequestWatchProgress are for this watch.
 	progress bool
 	// joined yields the window at whose end the subscription began, once; closed without one when the feed has ended.
@@ -57,7 +60,7 @@ type item struct {
 func NewFeed(log *eventlog.Log, p *projection.Projection) *Feed {
 	return &Feed{
 		log: log, projection: p,
-		subs:   map[string]map[*subscription]struct{}{},
+		subs:   map[string]*audience{},
 		wanted: map[string]eventlog.Revision{},
 	}
 }
@@ -122,8 +125,8 @@ func (f *Feed) start(w window) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.running, f.window = true, w
-	for _, subs := range f.subs {
-		for s := range subs {
+	for _, a := range f.subs {
+		for s := range a.members {
 			s.joined <- w
 		}
 	}
@@ -134,8 +137,8 @@ func (f *Feed) stop() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.running = false
-	for _, subs := range f.subs {
-		for s := range subs {
+	for _, a := range f.subs {
+		for s := range a.members {
 			f.drop(s, f.window.to)
 		}
 	}
@@ -146,12 +149,12 @@ func (f *Feed) end() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ended = true
-	for _, subs := range f.subs {
-		for s := range subs {
+	for _, a := range f.subs {
+		for s := range a.members {
 			close(s.joined)
-			delete(subs, s)
 		}
 	}
+	clear(f.subs)
 }
 
 // deliver hands an event to the subscriptions it concerns. It waits for none of them.
@@ -177,13 +180,14 @@ func (f *Feed) deliver(e eventlog.Event) error {
 // fanOut finds who is concerned by the keys under which they can have subscribed: the row, and each prefix
 // of it that ends with a slash.
 func (f *Feed) fanOut(c *change) {
+	d := &delivery{change: c}
 	f.concerned = f.concerned[:0]
 	for key := c.row; key != ""; key = key[:strings.LastIndexByte(key[:len(key)-1], '/')+1] {
-		for s := range f.subs[key] {
-			f.concerned = append(f.concerned, s)
+		if a := f.subs[key]; a != nil {
+			f.concerned = a.concerned(d, f.concerned)
 		}
 	}
-	d := &delivery{change: c, many: len(f.concerned) >= sharedFrom}
+	d.many = len(f.concerned) >= sharedFrom
 	for _, s := range f.concerned {
 		f.push(s, item{delivery: d}, c.Revision-1)
 	}
@@ -200,8 +204,9 @@ func (f *Feed) push(s *subscription, i item, complete eventlog.Revision) {
 
 func (f *Feed) drop(s *subscription, complete eventlog.Revision) {
 	s.complete = complete
-	delete(f.subs[s.key], s)
-	if len(f.subs[s.key]) == 0 {
+	a := f.subs[s.key]
+	a.remove(s)
+	if len(a.members) == 0 {
 		delete(f.subs, s.key)
 	}
 	close(s.items)
@@ -210,7 +215,10 @@ func (f *Feed) drop(s *subscription, complete eventlog.Revision) {
 // mark gives the key's internal watches a bookmark at the head.
 func (f *Feed) mark(key string) {
 	delete(f.wanted, key)
-	for s := range f.subs[key] {
+	if f.subs[key] == nil {
+		return
+	}
+	for s := range f.subs[key].members {
 		if s.progress {
 			f.push(s, item{progress: f.window.to}, f.window.to)
 		}
@@ -227,9 +235,9 @@ func (f *Feed) join(s *subscription) *subscription {
 		return s
 	}
 	if f.subs[s.key] == nil {
-		f.subs[s.key] = map[*subscription]struct{}{}
+		f.subs[s.key] = &audience{members: subscriptions{}, unindexed: subscriptions{}, indexed: map[index]map[string]subscriptions{}}
 	}
-	f.subs[s.key][s] = struct{}{}
+	f.subs[s.key].add(s)
 	if f.running {
 		s.joined <- f.window
 	}
@@ -240,7 +248,7 @@ func (f *Feed) join(s *subscription) *subscription {
 func (f *Feed) leave(s *subscription) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, ok := f.subs[s.key][s]; ok {
+	if f.has(s) {
 		f.drop(s, 0)
 	}
 }
@@ -260,9 +268,19 @@ func (f *Feed) progress(key string, target eventlog.Revision) {
 func (f *Feed) bookmark(s *subscription) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, ok := f.subs[s.key][s]; ok {
+	if f.has(s) {
 		f.push(s, item{progress: f.window.to}, f.window.to)
 	}
+}
+
+// has requires mu.
+func (f *Feed) has(s *subscription) bool {
+	a := f.subs[s.key]
+	if a == nil {
+		return false
+	}
+	_, ok := a.members[s]
+	return ok
 }
 
 func (s *subscription) covers(row string) bool {

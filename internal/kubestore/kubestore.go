@@ -40,6 +40,8 @@ type Resource struct {
 	ContentType string
 	NewFunc     func() runtime.Object
 	NewListFunc func() runtime.Object
+	// Indexers are of fields by whose value watches are found, as upstream's registries name them; nil for none.
+	Indexers storage.IndexerFuncs
 	// Transformer as in kube-apiserver's encryption configuration; nil for identity.
 	Transformer value.Transformer
 	// Claims, if set, names the claim objects that must exist exactly as long as the object says so
@@ -80,7 +82,9 @@ type store struct {
 	// id keeps apart what stores of different codecs decoded from the same row.
 	id           uint64
 	unstructured bool
-	versioner    storage.Versioner
+	// plain values are stored as they are encoded.
+	plain     bool
+	versioner storage.Versioner
 	// acknowledged is the newest revision that this store has written.
 	acknowledged atomic.Uint64
 	// counts of what follows the pages of lists that are being read.
@@ -98,7 +102,8 @@ var lastStoreID atomic.Uint64
 func New(c Cell, r Resource) storage.Interface { return newStore(c, r) }
 
 func newStore(c Cell, r Resource) *store {
-	if r.Transformer == nil {
+	plain := r.Transformer == nil
+	if plain {
 		r.Transformer = identity.NewEncryptCheckTransformer()
 	}
 	r.Prefix = strings.TrimSuffix(r.Prefix, "/")
@@ -106,7 +111,7 @@ func newStore(c Cell, r Resource) *store {
 	if err != nil {
 		panic(err) // only for a size below 1
 	}
-	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), versioner: storage.APIObjectVersioner{}, counts: counts}
+	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), plain: plain, versioner: storage.APIObjectVersioner{}, counts: counts}
 	if r.NewFunc != nil {
 		_, s.unstructured = r.NewFunc().(runtime.Unstructured)
 	}

@@ -86,7 +86,7 @@ func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projectio
 func (s *store) any(ctx context.Context) (*projection.View, error) {
 	v, err := s.Projection.Any(ctx)
 	if err != nil {
-		return nil, viewError(err)
+		return nil, viewError(ctx, err)
 	}
 	acknowledged := eventlog.Revision(s.acknowledged.Load())
 	switch {

@@ -61,7 +61,7 @@ func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, e
 func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	v, err := c.Projection.Latest(ctx)
 	if err != nil {
-		return nil, viewError(err)
+		return nil, viewError(ctx, err)
 	}
 	if r, _ := ctx.Value(viewKey{}).(*requestView); r != nil {
 		r.mu.Lock()
@@ -80,7 +80,7 @@ func (c Cell) atLeast(ctx context.Context, rev eventlog.Revision) (*projection.V
 	}
 	v, err := c.Projection.AtLeast(ctx, rev)
 	if err != nil {
-		return nil, c.futureError(err, rev)
+		return nil, c.futureError(ctx, err, rev)
 	}
 	return v, nil
 }

@@ -108,7 +108,9 @@ func (w *watcher) run(ctx context.Context) {
 	defer w.cancel()
 	defer close(w.results)
 	err := w.stream(ctx)
-	if ctx.Err() != nil || errors.Is(err, errEnded) {
+	// A log that did not answer in time is no reason for an error event, after which client-go lists: after the
+	// end of a stream it goes on from its last revision.
+	if ctx.Err() != nil || errors.Is(err, errEnded) || isContextError(err) {
 		return
 	}
 	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(err)})
@@ -166,7 +168,9 @@ func (w *watcher) sendState(ctx context.Context) error {
 // follow joins the feed, sends what happened between the position and the join, and then what the feed
 // brings. It returns nil when it has fallen behind the feed and must join again.
 func (w *watcher) follow(ctx context.Context) error {
-	sub := w.Feed.join(&subscription{key: w.key, progress: w.opts.ProgressNotify})
+	sub := &subscription{key: w.key, progress: w.opts.ProgressNotify}
+	sub.index, sub.value = w.indexFor(&w.opts.Predicate)
+	w.Feed.join(sub)
 	defer w.Feed.leave(sub)
 	var past window
 	select {
@@ -176,7 +180,8 @@ func (w *watcher) follow(ctx context.Context) error {
 		}
 		past = joined
 	case <-w.end:
-		return errEnded
+		w.end, w.ending = nil, true
+		return w.sendProgress(ctx, w.position)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -294,8 +299,12 @@ func (w *watcher) sendItem(ctx context.Context, i item) error {
 	return nil
 }
 
-// sendProgress sends a bookmark to those who want it. A watch that is to end has then sent all there was.
+// sendProgress sends a bookmark to those who want it. A watch that is to end has then sent all there was, and
+// does not end without one: after a short watch that brought nothing, client-go lists.
 func (w *watcher) sendProgress(ctx context.Context, rev eventlog.Revision) error {
+	if w.ending {
+		rev = max(rev, w.position)
+	}
 	// A watch from a future revision has nothing to say before it.
 	if rev >= w.position && (w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks) {
 		w.position = rev
@@ -355,12 +364,12 @@ func (w *watcher) sendChange(ctx context.Context, d *delivery) error {
 }
 
 // object decodes a stored version. It may be the cache's: it must not be written to.
-func (w *watcher) object(ctx context.Context, v stored) (runtime.Object, error) {
-	data, _, err := w.unseal(ctx, v)
+func (s *store) object(ctx context.Context, v stored) (runtime.Object, error) {
+	data, _, err := s.unseal(ctx, v)
 	if err != nil {
 		return nil, err
 	}
-	return w.shared(v, data, nil)
+	return s.shared(v, data, nil)
 }
 
 // previous is the object as the event found it, nil if there was none.

@@ -51,6 +51,9 @@ func (r *recorder) next() string {
 	r.t.Helper()
 	select {
 	case e, ok := <-r.ResultChan():
+		if shared, ok := e.Object.(runtime.CacheableObject); ok { // while another watch has it too
+			e.Object = shared.GetObject()
+		}
 		switch o := e.Object.(type) {
 		case *example.Pod:
 			return fmt.Sprintf("%s %s/%s %s", e.Type, o.Namespace, o.Name, o.ResourceVersion)
@@ -139,7 +142,7 @@ func TestSlowWatchRejoins(t *testing.T) {
 	events := history(t, s, r, total, func(context.Context) {}, "p")
 	require.Equal(t, events, fast.take(total))
 	s.Feed.mu.Lock()
-	require.Len(t, s.Feed.subs[s.row("/pods/")], 1, "only the watch that is read is still in the feed")
+	require.Len(t, s.Feed.subs[s.row("/pods/")].members, 1, "only the watch that is read is still in the feed")
 	s.Feed.mu.Unlock()
 	require.Equal(t, events, slow.take(total))
 }

@@ -2,6 +2,7 @@
 package serving
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -15,20 +16,30 @@ const (
 	readHeaderTimeout = 10 * time.Second
 	idleTimeout       = 2 * time.Minute
 	shutdownTimeout   = 10 * time.Second
+	defaultPatience   = 30 * time.Second
 )
 
-// Serve serves until ctx ends. Then drain, if there is one, ends the streams of this process, while it still
-// answers; what is left after it is cut off once ordinary requests have had a moment to finish. A nil TLS
-// configuration is plain HTTP.
-func Serve(ctx context.Context, listener net.Listener, handler http.Handler, secure *tls.Config, drain func(context.Context)) error {
+// Streams says how the streams of a process end.
+type Streams struct {
+	// Drain ends them when the process stops, while it still answers; nil if there are none.
+	Drain func(context.Context)
+	// Patience is how long a connection of HTTP/2 may take nothing of what is there to be sent before it is closed
+	// with all of its streams, 30 s by default: their own deadlines cannot end them while nothing can be written.
+	Patience time.Duration
+}
+
+// Serve serves until ctx ends, and lets streams end; what is left after that is cut off once ordinary requests
+// have had a moment to finish. A nil TLS configuration is plain HTTP.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler, secure *tls.Config, streams Streams) error {
 	requests, endRequests := context.WithCancel(context.Background())
 	defer endRequests()
 	server := &http.Server{
 		Handler: handler, TLSConfig: secure, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout,
 		BaseContext: func(net.Listener) context.Context { return requests },
+		HTTP2:       &http.HTTP2Config{WriteByteTimeout: cmp.Or(streams.Patience, defaultPatience)},
 	}
 	stopped := make(chan error, 1)
-	go func() { stopped <- stopWhenDone(ctx, server, endRequests, drain) }()
+	go func() { stopped <- stopWhenDone(ctx, server, endRequests, streams.Drain) }()
 	var err error
 	if secure != nil {
 		err = server.ServeTLS(listener, "", "")

@@ -85,7 +85,7 @@ func decodeBlock(kind Kind, raw []byte, rows int) (*Block, *CorruptError) {
 		return nil, corrupt("block", "%d entries cannot be in %d bytes", rows, len(raw))
 	}
 	b := &Block{Entries: make([]Entry, rows), Bytes: len(raw) + rows*int(unsafe.Sizeof(Entry{}))}
-	d := decoding{rest: raw}
+	d := Decoder{Rest: raw}
 	// All keys of a block share one string: one allocation instead of one each.
 	var keys strings.Builder
 	ends := make([]int, rows)
@@ -93,17 +93,17 @@ func decodeBlock(kind Kind, raw []byte, rows int) (*Block, *CorruptError) {
 	for i := range b.Entries {
 		key = d.key(key)
 		e := &b.Entries[i]
-		e.Revision = d.uvarint()
-		e.Flags = Flags(d.byte())
-		e.Value = d.bytes(d.length(maxBlock))
-		if d.failed || e.Flags&^knownFlags != 0 {
+		e.Revision = d.Uvarint()
+		e.Flags = Flags(d.Byte())
+		e.Value = d.Sized()
+		if d.Failed || e.Flags&^knownFlags != 0 {
 			return nil, corrupt("block", "entry %d cannot be parsed", i)
 		}
 		keys.Write(key)
 		ends[i] = keys.Len()
 	}
-	if len(d.rest) != 0 {
-		return nil, corrupt("block", "%d bytes after the last entry", len(d.rest))
+	if len(d.Rest) != 0 {
+		return nil, corrupt("block", "%d bytes after the last entry", len(d.Rest))
 	}
 	all, start := keys.String(), 0
 	for i := range b.Entries {
@@ -125,61 +125,4 @@ func checkEntry(kind Kind, entries []Entry, i int) *CorruptError {
 		return corrupt("block", "the key of entry %d is not its revision", i)
 	}
 	return nil
-}
-
-// decoding reads primitive values; once one is missing or too large it has failed and yields zeroes.
-type decoding struct {
-	rest   []byte
-	failed bool
-}
-
-func (d *decoding) uvarint() uint64 {
-	v, n := binary.Uvarint(d.rest)
-	if n <= 0 {
-		d.failed, d.rest = true, nil
-		return 0
-	}
-	d.rest = d.rest[n:]
-	return v
-}
-
-// length is a uvarint of at most limit.
-func (d *decoding) length(limit int) int {
-	v := d.uvarint()
-	if v > uint64(limit) {
-		d.failed = true
-		return 0
-	}
-	return int(v)
-}
-
-func (d *decoding) byte() byte {
-	if len(d.rest) == 0 {
-		d.failed = true
-		return 0
-	}
-	b := d.rest[0]
-	d.rest = d.rest[1:]
-	return b
-}
-
-func (d *decoding) bytes(n int) []byte {
-	if n > len(d.rest) {
-		d.failed, d.rest = true, nil
-		return nil
-	}
-	b := d.rest[:n:n]
-	d.rest = d.rest[n:]
-	return b
-}
-
-// key reads a prefix-compressed key into the space of the previous one.
-func (d *decoding) key(previous []byte) []byte {
-	shared := d.length(maxKey)
-	rest := d.bytes(d.length(maxKey))
-	if shared > len(previous) {
-		d.failed = true
-		return previous
-	}
-	return append(previous[:shared], rest...)
 }

@@ -6,7 +6,7 @@ import (
 )
 
 // Version of the format. Readers know every released version for ever.
-const Version = 0
+const Version = 1
 
 const (
 	headerSize  = 8
@@ -107,6 +107,9 @@ func parseTrailer(b []byte) (trailer, *CorruptError) {
 	if v := binary.LittleEndian.Uint32(b[44:]); v != Version {
 		return trailer{}, corrupt("footer", "version %d is not known", v)
 	}
+	if b[2] != 0 || b[3] != 0 {
+		return trailer{}, corrupt("footer", "bytes that must be 0 are not")
+	}
 	t := trailer{
 		kind:   Kind(b[0]),
 		hashes: int(b[1]),
@@ -154,7 +157,7 @@ func parseFooter(b []byte, size int64) (*footer, *CorruptError) {
 
 func (f *footer) parseIndex(index []byte, blocks int) *CorruptError {
 	f.blocks = make([]blockRef, 0, min(blocks, len(index)/7))
-	d := decoding{rest: index}
+	d := Decoder{Rest: index}
 	offset, rows := int64(headerSize), uint64(0)
 	var key []byte
 	for i := range blocks {
@@ -163,8 +166,8 @@ func (f *footer) parseIndex(index []byte, blocks int) *CorruptError {
 		b.first = string(key)
 		key = d.key(key)
 		b.last = string(key)
-		b.size, b.raw, b.rows = d.length(math.MaxInt32), d.length(maxBlock), d.length(maxBlock)
-		if d.failed {
+		b.size, b.raw, b.rows = d.Length(math.MaxInt32), d.Length(maxBlock), d.Length(maxBlock)
+		if d.Failed {
 			return corrupt("footer", "index entry %d cannot be parsed", i)
 		}
 		if b.last < b.first || i > 0 && b.first < f.blocks[i-1].last {
@@ -175,7 +178,7 @@ func (f *footer) parseIndex(index []byte, blocks int) *CorruptError {
 		rows += uint64(b.rows)
 		f.blocks = append(f.blocks, b)
 	}
-	if len(d.rest) != 0 || rows != f.Rows || offset+f.Footer != f.Size {
+	if len(d.Rest) != 0 || rows != f.Rows || offset+f.Footer != f.Size {
 		return corrupt("footer", "the index does not describe the file")
 	}
 	if blocks > 0 {

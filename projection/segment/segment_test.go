@@ -3,6 +3,7 @@ package segment
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -10,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/projection/segment/segmenttest"
 )
 
 func randomEntries(rng *rand.Rand, keys, size int) []Entry {
@@ -188,68 +191,157 @@ func TestBloomFalsePositives(t *testing.T) {
 	require.Less(t, wrong, 20000/100)
 }
 
+// What is whole stays as it is, and what is damaged becomes whole where the structure can be followed.
+func TestReseal(t *testing.T) {
+	file, _ := build(t, Keys, randomEntries(rand.New(rand.NewPCG(3, 9)), 60, 5000))
+	require.Equal(t, file, segmenttest.Reseal(file))
+	r, err := OpenBytes("f", file)
+	require.NoError(t, err)
+	require.Equal(t, r.Footer(), segmenttest.ResealFooter(r.Footer()))
+	require.Greater(t, len(r.footer.blocks), 1)
+	for _, at := range []int{0, 7, int(r.footer.blocks[1].offset) - 1, len(file) - 60, len(file) - 5} {
+		damaged := bytes.Clone(file)
+		damaged[at] ^= 1
+		sealed, err := OpenBytes("f", segmenttest.Reseal(damaged))
+		require.NoError(t, err, at)
+		_ = sealed.Verify(t.Context())
+	}
+}
+
+// FuzzOpen recomputes every checksum, which random bytes never pass. Whatever a segment that opens holds, it is read to its
+// end or found corrupt.
 func FuzzOpen(f *testing.F) {
 	for _, n := range []int{0, 1, 30} {
 		file, _ := build(f, Keys, randomEntries(rand.New(rand.NewPCG(3, uint64(n))), n, 50))
 		f.Add(file)
 	}
+	file, _ := build(f, Keys, randomEntries(rand.New(rand.NewPCG(3, 9)), 60, 5000)) // of several blocks
+	f.Add(file)
+	file, _ = build(f, Events, []Entry{{Key: EventKey(3), Revision: 3, Value: []byte("x")}, {Key: EventKey(9), Revision: 9, Flags: Void}})
+	f.Add(file)
 	f.Fuzz(func(t *testing.T, file []byte) {
-		r, err := OpenBytes("f", file)
+		ctx := t.Context()
+		r, err := OpenBytes("f", segmenttest.Reseal(file))
 		if err != nil {
 			return
 		}
-		_ = r.Verify(context.Background())
-		_, _, _ = r.Find(context.Background(), "main/pods/ns-1/name-000001", 1<<60, Void)
+		_, _, _ = r.Find(ctx, "main/pods/ns-1/name-000001", 1<<60, Void)
+		all, err := collect(ctx, r.Scan("", ""))
+		if r.Verify(ctx) != nil {
+			return
+		}
+		require.NoError(t, err)
+		again, sum := build(t, r.Summary().Kind, all)
+		same, err := OpenBytes("f", again)
+		require.NoError(t, err)
+		require.NoError(t, same.Verify(ctx))
+		require.Equal(t, r.Summary().Rows, sum.Rows)
+		got, err := collect(ctx, same.Scan("", ""))
+		require.NoError(t, err)
+		require.Equal(t, all, got)
 	})
 }
 
-// FuzzDecodeBlock goes past the checksum, which random bytes never pass.
+// FuzzDecodeBlock goes past compression, too: what is decoded can be written, and is read back.
 func FuzzDecodeBlock(f *testing.F) {
-	var raw []byte
-	entries := randomEntries(rand.New(rand.NewPCG(3, 4)), 10, 50)
-	previous := ""
-	for i := range entries {
-		raw = appendEntry(raw, previous, &entries[i])
-		previous = entries[i].Key
+	for _, size := range []int{0, 50, 3000} {
+		var raw []byte
+		entries := randomEntries(rand.New(rand.NewPCG(3, 4)), 10, size)
+		previous := ""
+		for i := range entries {
+			raw = appendEntry(raw, previous, &entries[i])
+			previous = entries[i].Key
+		}
+		f.Add(byte(Keys), raw, len(entries))
 	}
-	f.Add(raw, len(entries))
-	f.Fuzz(func(t *testing.T, raw []byte, rows int) {
-		b, c := decodeBlock(Keys, raw, rows)
+	event := Entry{Key: EventKey(7), Revision: 7, Value: []byte("x")}
+	f.Add(byte(Events), appendEntry(nil, "", &event), 1)
+	f.Fuzz(func(t *testing.T, kind byte, raw []byte, rows int) {
+		k := Keys
+		if Kind(kind) == Events {
+			k = Events
+		}
+		b, c := decodeBlock(k, raw, rows)
 		if c != nil {
 			return
 		}
-		w := NewWriter(Keys)
-		for _, e := range b.Entries {
-			if err := w.Add(e); err != nil {
-				t.Fatal(err)
-			}
+		file, _ := build(t, k, b.Entries)
+		r, err := OpenBytes("f", file)
+		require.NoError(t, err)
+		require.NoError(t, r.Verify(t.Context()))
+		got, err := collect(t.Context(), r.Scan("", ""))
+		require.NoError(t, err)
+		require.Equal(t, len(b.Entries), len(got))
+		for i, e := range b.Entries {
+			require.True(t, e.Key == got[i].Key && e.Revision == got[i].Revision && e.Flags == got[i].Flags && bytes.Equal(e.Value, got[i].Value))
+			found, ok, err := r.Find(t.Context(), e.Key, e.Revision, 0)
+			require.NoError(t, err)
+			require.True(t, ok && found.Revision == e.Revision)
 		}
 	})
 }
 
-// FuzzParseFooter recomputes the checksum so that the index itself is fuzzed.
+// FuzzParseFooter makes the trailer fit what is before it, so that the index itself is fuzzed.
 func FuzzParseFooter(f *testing.F) {
-	file, sum := build(f, Keys, randomEntries(rand.New(rand.NewPCG(3, 5)), 30, 5000))
-	f.Add(file[sum.Size-sum.Footer:], sum.Size)
-	f.Fuzz(func(t *testing.T, b []byte, size int64) {
-		if len(b) >= trailerSize {
-			tr := b[len(b)-trailerSize:]
-			sum := Checksum(header(Kind(tr[0])), b[:len(b)-12])
-			b = bytes.Clone(b)
-			for i := range 4 {
-				b[len(b)-12+i] = byte(sum >> (8 * i))
+	for _, kind := range []Kind{Keys, Events} {
+		w := NewWriter(kind)
+		for i := range uint64(200) {
+			e := Entry{Key: fmt.Sprintf("main/pods/ns-%d/name-%04d", i/50, i), Revision: i + 1, Value: make([]byte, 5000)}
+			if kind == Events {
+				e.Key = EventKey(e.Revision)
 			}
+			require.NoError(f, w.Add(e))
 		}
-		if ft, c := parseFooter(b, size); c == nil {
-			inBloomOrNot(ft)
+		file, sum := w.Finish()
+		r, err := OpenBytes("f", file)
+		require.NoError(f, err)
+		sealed := r.Footer()
+		index := len(sealed) - trailerSize - len(r.footer.bloom)
+		f.Add(sealed[:index], r.footer.bloom, byte(kind), byte(r.footer.hashes), uint32(len(r.footer.blocks)), sum.Rows, sum.MinRevision, sum.MaxRevision)
+	}
+	f.Fuzz(func(t *testing.T, index, bloom []byte, kind, hashes byte, blocks uint32, rows, least, greatest uint64) {
+		sealed, size := seal(index, bloom, kind, hashes, blocks, rows, least, greatest)
+		parsed, c := parseFooter(sealed, size)
+		if c != nil {
+			return
 		}
+		r := &Reader{footer: parsed}
+		for _, key := range []string{"", "k", parsed.MinKey, parsed.MaxKey} {
+			r.MayHold(key)
+			require.LessOrEqual(t, r.seek(key), len(parsed.blocks))
+		}
+		again, c := parseFooter(appendFooter(nil, parsed), size-int64(len(sealed))+int64(len(appendFooter(nil, parsed))))
+		require.Nil(t, c)
+		require.Equal(t, parsed.blocks, again.blocks)
 	})
 }
 
-func inBloomOrNot(f *footer) {
-	r := &Reader{footer: f}
-	r.MayHold("k")
-	r.seek("k")
+// seal makes a footer of its parts, and the size of a file that it describes. The number of blocks and rows is that of the
+// index, if that can be told, else what is given.
+func seal(index, bloom []byte, kind, hashes byte, blocks uint32, rows, least, greatest uint64) (sealed []byte, size int64) {
+	d, count, sum := Decoder{Rest: index}, uint32(0), uint64(0)
+	size = headerSize
+	var key []byte
+	for len(d.Rest) > 0 {
+		key = d.key(d.key(key))
+		size += int64(d.Length(1 << 31))
+		d.Uvarint()
+		sum += d.Uvarint()
+		count++
+	}
+	if !d.Failed {
+		blocks, rows = count, sum
+	}
+	sealed = append(append([]byte(nil), index...), bloom...)
+	sealed = append(sealed, kind, hashes, 0, 0)
+	sealed = binary.LittleEndian.AppendUint32(sealed, blocks)
+	for _, v := range []uint64{rows, least, greatest} {
+		sealed = binary.LittleEndian.AppendUint64(sealed, v)
+	}
+	sealed = binary.LittleEndian.AppendUint32(sealed, uint32(len(index)))
+	sealed = binary.LittleEndian.AppendUint32(sealed, uint32(len(bloom)))
+	sealed = segmenttest.ResealFooter(append(sealed, make([]byte, 12)...))
+	return sealed, size + int64(len(sealed))
 }
 
 func BenchmarkFind(b *testing.B) {

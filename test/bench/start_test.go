@@ -104,7 +104,11 @@ func startOnce(b *testing.B, path string, command []string) int64 {
 // awaitOK asks again every half millisecond: the benchmark's resolution.
 func awaitOK(b *testing.B, url string) {
 	b.Helper()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: startTimeout}
+	await(b, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: startTimeout}, url)
+}
+
+func await(b *testing.B, client *http.Client, url string) {
+	b.Helper()
 	deadline := time.Now().Add(startTimeout)
 	var last error
 	for time.Now().Before(deadline) {

@@ -5,6 +5,7 @@ package memory
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -60,7 +61,8 @@ type Bucket struct {
 	fault   func(op Op, key string) Fault
 	objects map[string]object
 	deleted map[string]bool // keys that were deleted and not created again
-	writes  uint64          // makes every ETag unique
+	writes  uint64          // makes every ETag unique, if
+	hashed  bool            // is not set: then equal bytes have equal ETags
 }
 
 type object struct {
@@ -76,11 +78,19 @@ func New() *Bucket {
 	return &Bucket{objects: map[string]object{}, deleted: map[string]bool{}}
 }
 
+// Hashed returns an empty bucket whose ETags are hashes of the content, as those of many servers are: an object that is
+// changed and changed back has the ETag that it had.
+func Hashed() *Bucket {
+	b := New()
+	b.hashed = true
+	return b
+}
+
 // Strict returns an empty bucket that fails the test on what the projection must never do: replace any
 // object but one named 'root', delete a root, create a different object under a taken key, or read a
-// deleted one.
+// deleted one. Its ETags are hashes.
 func Strict(t Failer) *Bucket {
-	b := New()
+	b := Hashed()
 	b.failer = t
 	return b
 }
@@ -245,7 +255,10 @@ func (b *Bucket) read(key string) (object, error) {
 // write is called with the lock held.
 func (b *Bucket) write(key string, body []byte) string {
 	b.writes++
-	etag := fmt.Sprintf("%d", b.writes)
+	etag := fmt.Sprint(b.writes)
+	if b.hashed {
+		etag = fmt.Sprintf("%x", sha256.Sum256(body))
+	}
 	b.objects[key] = object{body: append([]byte{}, body...), etag: etag, modified: time.Now()}
 	delete(b.deleted, key)
 	return etag

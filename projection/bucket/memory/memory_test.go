@@ -20,6 +20,22 @@ func TestConformance(t *testing.T) {
 	})
 }
 
+// What is changed back passes a stale condition: that is the danger against which every root is unique.
+func TestHashedETags(t *testing.T) {
+	b := Hashed()
+	first, err := b.Create(t.Context(), "root", []byte("A"))
+	require.NoError(t, err)
+	second, err := b.Replace(t.Context(), "root", []byte("B"), first)
+	require.NoError(t, err)
+	_, err = b.Replace(t.Context(), "root", []byte("C"), first)
+	require.ErrorIs(t, err, bucket.ErrPrecondition)
+	again, err := b.Replace(t.Context(), "root", []byte("A"), second)
+	require.NoError(t, err)
+	require.Equal(t, first, again)
+	_, err = b.Replace(t.Context(), "root", []byte("C"), first)
+	require.NoError(t, err)
+}
+
 type failures []string
 
 func (f *failures) Helper()                           {}

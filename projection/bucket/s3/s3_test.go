@@ -23,14 +23,15 @@ import (
 
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/buckettest"
+	"github.com/logplane/logplane/projection/bucket/s3/miniotest"
 )
 
 func TestMinIO(t *testing.T) {
-	s := startMinIO(t)
+	s := miniotest.Start(t)
 	t.Run("Ensure", func(t *testing.T) { testEnsure(t, s) })
 	t.Run("Conformance", func(t *testing.T) {
-		require.NoError(t, s.open(t, "conformance").Ensure(t.Context()))
-		buckettest.Run(t, func(t *testing.T) bucket.Bucket { return s.open(t, "conformance") })
+		require.NoError(t, open(t, s, "conformance").Ensure(t.Context()))
+		buckettest.Run(t, func(t *testing.T) bucket.Bucket { return open(t, s, "conformance") })
 	})
 	t.Run("ReadBackByAnotherClient", func(t *testing.T) { testReadBack(t, s) })
 	t.Run("WrittenByAnotherClient", func(t *testing.T) { testWrittenByAnother(t, s) })
@@ -39,20 +40,29 @@ func TestMinIO(t *testing.T) {
 	t.Run("LostResponses", func(t *testing.T) { testLostResponses(t, s) })
 }
 
-func testEnsure(t *testing.T, s server) {
+// open returns a new client of one of the server's buckets.
+func open(t *testing.T, s miniotest.Server, name string) *Bucket {
+	t.Helper()
+	b, err := Open(t.Context(), Config{Endpoint: s.Endpoint, Region: miniotest.Region, Bucket: name,
+		AccessKey: miniotest.AccessKey, SecretKey: miniotest.SecretKey, PathStyle: true})
+	require.NoError(t, err)
+	return b
+}
+
+func testEnsure(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
 	for range 2 {
-		require.NoError(t, bucket.Ensure(ctx, bucket.Count(s.open(t, "ensured"))))
-		exists, err := s.client.BucketExists(ctx, "ensured")
+		require.NoError(t, bucket.Ensure(ctx, bucket.Count(open(t, s, "ensured"))))
+		exists, err := s.Client.BucketExists(ctx, "ensured")
 		require.NoError(t, err)
 		require.True(t, exists)
 	}
 }
 
 // What the product writes is what an independent client reads: sizes, ETags, content, order.
-func testReadBack(t *testing.T, s server) {
+func testReadBack(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
-	b := s.open(t, "readback")
+	b := open(t, s, "readback")
 	require.NoError(t, b.Ensure(ctx))
 	written := map[string][]byte{}
 	for i, size := range []int{0, 1, 1000, 1 << 20, 8 << 20} {
@@ -74,7 +84,7 @@ func testReadBack(t *testing.T, s server) {
 	written[key] = []byte("replaced")
 
 	var theirs, ours []string
-	for o := range s.client.ListObjects(ctx, "readback", minio.ListObjectsOptions{Recursive: true}) {
+	for o := range s.Client.ListObjects(ctx, "readback", minio.ListObjectsOptions{Recursive: true}) {
 		require.NoError(t, o.Err)
 		require.EqualValues(t, len(written[o.Key]), o.Size)
 		theirs = append(theirs, o.Key)
@@ -87,19 +97,19 @@ func testReadBack(t *testing.T, s server) {
 	require.Equal(t, theirs, ours)
 
 	require.NoError(t, b.Delete(ctx, key))
-	_, err = s.client.StatObject(ctx, "readback", key, minio.StatObjectOptions{})
+	_, err = s.Client.StatObject(ctx, "readback", key, minio.StatObjectOptions{})
 	require.Equal(t, http.StatusNotFound, minio.ToErrorResponse(err).StatusCode)
 }
 
-func requireReadBack(t *testing.T, s server, key string, body []byte, etag string) {
+func requireReadBack(t *testing.T, s miniotest.Server, key string, body []byte, etag string) {
 	t.Helper()
-	o, err := s.client.GetObject(t.Context(), "readback", key, minio.GetObjectOptions{})
+	o, err := s.Client.GetObject(t.Context(), "readback", key, minio.GetObjectOptions{})
 	require.NoError(t, err)
 	defer o.Close()
 	got, err := io.ReadAll(o)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(body, got), "content of %s", key)
-	stat, err := s.client.StatObject(t.Context(), "readback", key, minio.StatObjectOptions{})
+	stat, err := s.Client.StatObject(t.Context(), "readback", key, minio.StatObjectOptions{})
 	require.NoError(t, err)
 	require.EqualValues(t, len(body), stat.Size)
 	require.Equal(t, etag, `"`+stat.ETag+`"`)
@@ -107,16 +117,16 @@ func requireReadBack(t *testing.T, s server, key string, body []byte, etag strin
 }
 
 // A replacement by another client is a failed precondition of ours.
-func testWrittenByAnother(t *testing.T, s server) {
+func testWrittenByAnother(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
-	b := s.open(t, "another")
+	b := open(t, s, "another")
 	require.NoError(t, b.Ensure(ctx))
 	etag, err := b.Create(ctx, "root", []byte("ours"))
 	require.NoError(t, err)
 
 	theirs := minio.PutObjectOptions{DisableMultipart: true}
 	theirs.SetMatchETag(strings.Trim(etag, `"`))
-	_, err = s.client.PutObject(ctx, "another", "root", strings.NewReader("theirs"), 6, theirs)
+	_, err = s.Client.PutObject(ctx, "another", "root", strings.NewReader("theirs"), 6, theirs)
 	require.NoError(t, err)
 
 	_, err = b.Replace(ctx, "root", []byte("ours again"), etag)
@@ -130,12 +140,14 @@ func testWrittenByAnother(t *testing.T, s server) {
 	require.NoError(t, err)
 }
 
-func testMissingBucket(t *testing.T, s server) { requireNoMeaning(t, s.open(t, "no-such-bucket")) }
+func testMissingBucket(t *testing.T, s miniotest.Server) {
+	requireNoMeaning(t, open(t, s, "no-such-bucket"))
+}
 
-func testWrongSecret(t *testing.T, s server) {
-	require.NoError(t, s.open(t, "secret").Ensure(t.Context()))
+func testWrongSecret(t *testing.T, s miniotest.Server) {
+	require.NoError(t, open(t, s, "secret").Ensure(t.Context()))
 	b, err := Open(t.Context(), Config{
-		Endpoint: s.endpoint, Region: region, Bucket: "secret", AccessKey: accessKey, SecretKey: "wrong", PathStyle: true,
+		Endpoint: s.Endpoint, Region: miniotest.Region, Bucket: "secret", AccessKey: miniotest.AccessKey, SecretKey: "wrong", PathStyle: true,
 	})
 	require.NoError(t, err)
 	requireNoMeaning(t, b)
@@ -158,10 +170,10 @@ func requireNoMeaning(t *testing.T, b *Bucket) {
 }
 
 // A write whose response is lost is an unknown outcome, not a precondition failed by a retry of our own.
-func testLostResponses(t *testing.T, s server) {
+func testLostResponses(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
-	require.NoError(t, s.open(t, "lost").Ensure(ctx))
-	target, err := url.Parse(s.endpoint)
+	require.NoError(t, open(t, s, "lost").Ensure(ctx))
+	target, err := url.Parse(s.Endpoint)
 	require.NoError(t, err)
 	var puts atomic.Int64
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -176,14 +188,14 @@ func testLostResponses(t *testing.T, s server) {
 	}))
 	defer proxy.Close()
 	b, err := Open(ctx, Config{
-		Endpoint: proxy.URL, Region: region, Bucket: "lost", AccessKey: accessKey, SecretKey: secretKey, PathStyle: true,
+		Endpoint: proxy.URL, Region: miniotest.Region, Bucket: "lost", AccessKey: miniotest.AccessKey, SecretKey: miniotest.SecretKey, PathStyle: true,
 	})
 	require.NoError(t, err)
 	_, err = b.Create(ctx, "root", []byte("1"))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, bucket.ErrPrecondition)
 	require.EqualValues(t, 1, puts.Load())
-	body, etag, err := s.open(t, "lost").Get(ctx, "root")
+	body, etag, err := open(t, s, "lost").Get(ctx, "root")
 	require.NoError(t, err, "the write happened")
 	require.Equal(t, "1", string(body))
 	_, err = b.Replace(ctx, "root", []byte("2"), etag)

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	floorWatches = 200
+	floorFrame   = 1400 // bytes, about what an event of a ConfigMap of 1 KiB has
+	floorRounds  = 100
+)
+
+// bareWrites is the least that a fan-out can take on this machine, whoever does it: how long after the writing of one frame
+// to all connections began it has arrived at half of them, and at 99 of 100, if nothing is done but to write it, on all
+// processors at once. Both are medians over the rounds, in milliseconds.
+func bareWrites(ctx context.Context) (half, nearlyAll float64, err error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, 0, err
+	}
+	defer listener.Close()
+	var held sync.RWMutex
+	writers, readers := make([]net.Conn, floorWatches), make([]*arrivals, floorWatches)
+	for i := range readers {
+		if readers[i], err = dialArrivals(ctx, "tcp", listener.Addr().String(), &held); err != nil {
+			return 0, 0, err
+		}
+		defer readers[i].Close()
+		if writers[i], err = listener.Accept(); err != nil {
+			return 0, 0, err
+		}
+		defer writers[i].Close()
+	}
+	var halves, nearlyAlls []float64
+	for range floorRounds {
+		time.Sleep(writeCadence) // the processors are as idle as between two creates
+		began := time.Now()
+		if err := writeAll(writers); err != nil {
+			return 0, 0, err
+		}
+		lags, frame := make([]float64, floorWatches), make([]byte, floorFrame)
+		for i, r := range readers {
+			if _, err := io.ReadFull(r, frame); err != nil {
+				return 0, 0, err
+			}
+			lags[i] = milliseconds(r.at().Sub(began))
+		}
+		halves, nearlyAlls = append(halves, quantile(lags, 0.5)), append(nearlyAlls, quantile(lags, 0.99))
+	}
+	return quantile(halves, 0.5), quantile(nearlyAlls, 0.5), nil
+}
+
+func writeAll(to []net.Conn) error {
+	frame, workers := make([]byte, floorFrame), runtime.GOMAXPROCS(0)
+	var group errgroup.Group
+	for w := range workers {
+		group.Go(func() error {
+			for i := w; i < len(to); i += workers {
+				if _, err := to[i].Write(frame); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}

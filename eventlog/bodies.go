@@ -1,0 +1,133 @@
+package eventlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// A stream republishes either all bodies or none, and the log none. So the bodies of the resources on a list go by
+// another stream: the server copies their events there out of the log, and republishes them whole. It keeps the
+// last one only, by which the copying goes on where it was after a restart. The log's own stream is as it is
+// without.
+
+// Resource is one whose bodies are republished.
+type Resource struct {
+	// Group is the API group, empty for the core group.
+	Group string
+	// Resource is the plural resource name.
+	Resource string
+}
+
+// SetBodies makes the server republish the events of these resources, and of no others, with their bodies, on
+// '<prefix>.bodies.>'. Whoever may subscribe to a namespace there reads these resources in it, whatever the API would
+// say. Secrets are refused, and so is what is not one resource: a pattern could come to match them.
+func SetBodies(ctx context.Context, c Config, resources []Resource) error {
+	c = c.withDefaults()
+	js, err := jetstream.New(c.Conn)
+	if err != nil {
+		return fmt.Errorf("republish bodies: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	if len(resources) == 0 {
+		if err := js.DeleteStream(ctx, bodiesStream(c)); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return fmt.Errorf("republish no bodies: %w", err)
+		}
+		return nil
+	}
+	config, err := bodiesConfig(ctx, js, c, resources)
+	if err != nil {
+		return fmt.Errorf("republish bodies: %w", err)
+	}
+	if _, err := js.CreateOrUpdateStream(ctx, config); err != nil {
+		return fmt.Errorf("republish bodies: stream '%s': %w", config.Name, err)
+	}
+	return nil
+}
+
+func bodiesStream(c Config) string { return c.Stream + "-bodies" }
+
+// bodiesConfig begins with what is appended from now on.
+func bodiesConfig(ctx context.Context, js jetstream.JetStream, c Config, resources []Resource) (jetstream.StreamConfig, error) {
+	log, err := js.Stream(ctx, c.Stream)
+	if err != nil {
+		return jetstream.StreamConfig{}, fmt.Errorf("stream '%s': %w", c.Stream, err)
+	}
+	source := &jetstream.StreamSource{Name: c.Stream, OptStartSeq: log.CachedInfo().State.LastSeq + 1}
+	for _, r := range resources {
+		filter, err := r.filter(c.Prefix)
+		if err != nil {
+			return jetstream.StreamConfig{}, err
+		}
+		source.SubjectTransforms = append(source.SubjectTransforms, jetstream.SubjectTransformConfig{Source: filter})
+	}
+	return jetstream.StreamConfig{
+		Name:        bodiesStream(c),
+		Description: "Republishes what Logplane's log holds of some resources, with bodies; only the last is kept",
+		Sources:     []*jetstream.StreamSource{source},
+		Storage:     log.CachedInfo().Config.Storage,
+		Replicas:    log.CachedInfo().Config.Replicas,
+		Retention:   jetstream.LimitsPolicy,
+		Discard:     jetstream.DiscardOld,
+		MaxMsgs:     1,
+		RePublish:   &jetstream.RePublish{Source: c.Prefix + ".log.>", Destination: c.Prefix + ".bodies.>"},
+	}, nil
+}
+
+// filter is the subject of all the resource's events.
+func (r Resource) filter(prefix string) (string, error) {
+	if r == (Resource{Resource: "secrets"}) {
+		return "", errors.New("the bodies of Secrets are never republished")
+	}
+	if r.Resource == "" || r.Group == Any || r.Resource == Any {
+		return "", fmt.Errorf("'%s' of group '%s' is not one resource: bodies are republished of resources that are named, no others", r.Resource, r.Group)
+	}
+	return Key{Cluster: Any, Group: r.Group, Resource: r.Resource, Namespace: Any, Name: Any}.subject(prefix+".log.", escapeTokenOrAny)
+}
+
+// Bodies are the resources whose bodies are republished.
+func Bodies(ctx context.Context, c Config) ([]Resource, error) {
+	c = c.withDefaults()
+	js, err := jetstream.New(c.Conn)
+	if err != nil {
+		return nil, fmt.Errorf("ask whose bodies are republished: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	s, err := js.Stream(ctx, bodiesStream(c))
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask whose bodies are republished: %w", err)
+	}
+	var resources []Resource
+	for _, source := range s.CachedInfo().Config.Sources {
+		for _, t := range source.SubjectTransforms {
+			r, err := resourceOf(c.Prefix, t.Source)
+			if err != nil {
+				return nil, fmt.Errorf("ask whose bodies are republished: stream '%s': %w", bodiesStream(c), err)
+			}
+			resources = append(resources, r)
+		}
+	}
+	return resources, nil
+}
+
+// resourceOf is the inverse of filter.
+func resourceOf(prefix, filter string) (Resource, error) {
+	tokens := strings.Split(strings.TrimPrefix(filter, prefix+".log."), ".")
+	if len(tokens) != 5 {
+		return Resource{}, fmt.Errorf("'%s' is not a filter of one resource", filter)
+	}
+	group, err := unescapeToken(tokens[1], coreMarker)
+	if err != nil {
+		return Resource{}, err
+	}
+	resource, err := unescapeToken(tokens[2], "")
+	return Resource{Group: group, Resource: resource}, err
+}

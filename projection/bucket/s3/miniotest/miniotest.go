@@ -1,0 +1,100 @@
+// Package miniotest starts a real MinIO in a container, for tests.
+package miniotest
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/stretchr/testify/require"
+	"github.com/testcontainers/testcontainers-go"
+	"github.com/testcontainers/testcontainers-go/wait"
+)
+
+const image = "logplane/minio:dev"
+
+// What a client of the server must be told. Buckets are named by path.
+const (
+	Region    = "us-east-1"
+	AccessKey = "logplane-test"
+	SecretKey = "logplane-test-secret"
+)
+
+// Server is a MinIO of one test, which is removed with it.
+type Server struct {
+	// Endpoint is its URL.
+	Endpoint string
+	// Client is minio-go: a second client, which knows nothing of ours.
+	Client *minio.Client
+}
+
+// Start returns a running server. Where there is no such image the test is skipped, but in CI it fails.
+func Start(t *testing.T) Server {
+	t.Helper()
+	prepare()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	needImage(ctx, t)
+	c, err := testcontainers.Run(ctx, image,
+		testcontainers.WithCmd("server", "/data"),
+		testcontainers.WithEnv(map[string]string{"MINIO_ROOT_USER": AccessKey, "MINIO_ROOT_PASSWORD": SecretKey}),
+		testcontainers.WithExposedPorts("9000/tcp"),
+		testcontainers.WithWaitStrategy(wait.ForHTTP("/minio/health/ready").WithPort("9000/tcp")),
+	)
+	testcontainers.CleanupContainer(t, c, testcontainers.StopTimeout(0))
+	require.NoError(t, err)
+	host, err := c.PortEndpoint(ctx, "9000/tcp", "")
+	require.NoError(t, err)
+	client, err := minio.New(host, &minio.Options{Creds: credentials.NewStaticV4(AccessKey, SecretKey, ""), Region: Region, Transport: &http.Transport{}})
+	require.NoError(t, err)
+	return Server{Endpoint: "http://" + host, Client: client}
+}
+
+// prepare sets testcontainers up for a machine without a registry (its reaper is an image; the tests remove their containers
+// themselves), and for one that is itself a container with an engine in it.
+func prepare() {
+	setUnlessSet("TESTCONTAINERS_RYUK_DISABLED", "true")
+	if _, err := os.Stat("/.dockerenv"); err == nil {
+		setUnlessSet("TESTCONTAINERS_HOST_OVERRIDE", "127.0.0.1")
+	}
+}
+
+func setUnlessSet(name, value string) {
+	if os.Getenv(name) == "" {
+		os.Setenv(name, value)
+	}
+}
+
+// needImage fails where tests must run, and otherwise skips what this machine cannot run.
+func needImage(ctx context.Context, t *testing.T) {
+	t.Helper()
+	err := inspectImage(ctx)
+	if err == nil {
+		return
+	}
+	why := fmt.Sprintf("no container of %s (make images-minio): %v", image, err)
+	if os.Getenv("CI") == "true" {
+		t.Fatal(why)
+	}
+	t.Skip(why)
+}
+
+func inspectImage(ctx context.Context) (err error) {
+	defer func() { // testcontainers panics where it finds no Docker
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+		}
+	}()
+	docker, err := testcontainers.NewDockerClientWithOpts(ctx)
+	if err != nil {
+		return err
+	}
+	defer docker.Close()
+	_, err = docker.ImageInspect(ctx, image)
+	return err
+}

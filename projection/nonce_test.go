@@ -1,0 +1,121 @@
+package projection
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// loseOneSwap lets the next swap of the root fail, unknown to its author whether it was done: it was not.
+func (c *cell) loseOneSwap() {
+	lost := false
+	c.bucket.Inject(func(op memory.Op, _ string) memory.Fault {
+		if op != memory.OpReplace || lost {
+			return memory.Works
+		}
+		lost = true
+		return memory.Fails
+	})
+}
+
+// newest is the root that the bucket has.
+func (c *cell) newest() *root {
+	_, r, err := c.rootNow(c.ctx)
+	require.NoError(c.t, err)
+	return r
+}
+
+// A swap whose outcome is not known is learned by the nonce. Whatever there is to do is done, not taken for done because some
+// root is there.
+func TestALostSwapIsNotTakenForWon(t *testing.T) {
+	for name, do := range map[string]func(c *cell){
+		"commit": func(c *cell) {
+			rev := c.put("late", "x")
+			require.Equal(t, rev, c.commit())
+			require.Equal(t, rev, c.newest().Applied)
+		},
+		"retain": func(c *cell) {
+			require.NoError(t, c.Retain(c.ctx, 5, 3))
+			require.EqualValues(t, 5, c.newest().Floor)
+		},
+		"compaction": func(c *cell) {
+			done, err := c.Compact(c.ctx)
+			require.NoError(t, err)
+			require.True(t, done)
+			require.Len(t, c.newest().Segments, 1)
+		},
+		"collection": func(c *cell) {
+			_, err := c.bucket.Create(c.ctx, "logplane/seg/0/orphan", nil)
+			require.NoError(t, err)
+			n, err := c.Collect(c.ctx, 0)
+			require.NoError(t, err)
+			require.Equal(t, 1, n)
+			require.EqualValues(t, 1, c.newest().Generation)
+		},
+		"fence": func(c *cell) {
+			plan, err := c.PlanFence(c.ctx, 0)
+			require.NoError(t, err)
+			require.NoError(t, c.Fence(c.ctx, plan))
+			require.Equal(t, plan.Epoch, c.newest().Epoch)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, _ := spilling(t, runsPerLevel)
+			c.loseOneSwap()
+			do(c)
+		})
+	}
+}
+
+// A collector that took a lost swap for won would delete the segments of a commit in flight, whose own swap it has not
+// defeated: the root would name what is gone (invariant 7).
+func TestALostSwapDeletesNothing(t *testing.T) {
+	c, want := spilling(t, 3)
+	other := c.another()
+	stalled := &between{lax: lax{c.bucket}}
+	p := c.over(stalled, func(c *Config) { c.InlineBytes = 1 })
+	want["late"] = fmt.Sprintf("x@%d", c.put("late", "x"))
+	stalled.do = func() {
+		c.loseOneSwap()
+		_, err := other.Collect(c.ctx, 0)
+		require.NoError(t, err)
+	}
+	_, err := p.Commit(c.ctx)
+	require.NoError(t, err)
+	c.require(want)
+}
+
+// roots keeps what was to become the root.
+type roots struct {
+	lax
+	bodies map[[32]byte]bool
+}
+
+func (b roots) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
+	b.bodies[sha256.Sum256(body)] = true
+	return b.lax.Replace(ctx, key, body, etag)
+}
+
+// Two projectors that fold the same events onto the same root write different roots: on a server whose ETags are hashes, one's
+// root would be the other's, too, and both would believe to have won.
+func TestEveryRootIsDifferent(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "1")
+	c.commit()
+	bodies := roots{lax{c.bucket}, map[[32]byte]bool{}}
+	const projectors = 4
+	for range projectors {
+		p := c.over(bodies)
+		_, err := p.Latest(c.ctx)
+		require.NoError(t, err)
+		v := p.Current()
+		next := v.snap.root.clone()
+		require.ErrorContains(t, p.put(c.ctx, &snapshot{root: v.snap.root, etag: "stale", index: v.snap.index}, next), "not the expected one")
+	}
+	require.Len(t, bodies.bodies, projectors)
+}

@@ -1,0 +1,90 @@
+package segment
+
+import "encoding/binary"
+
+// Decoder reads primitive values, one after the other. Once one is missing or too large it has failed, and yields
+// zeroes: who decodes asks at the end, once.
+type Decoder struct {
+	// Rest is what has not been read yet.
+	Rest   []byte
+	Failed bool
+}
+
+func (d *Decoder) fail() {
+	d.Failed, d.Rest = true, nil
+}
+
+// Uvarint reads an unsigned integer of 1 to 10 bytes.
+func (d *Decoder) Uvarint() uint64 {
+	v, n := binary.Uvarint(d.Rest)
+	if n <= 0 {
+		d.fail()
+		return 0
+	}
+	d.Rest = d.Rest[n:]
+	return v
+}
+
+// Varint reads a signed integer of 1 to 10 bytes, zigzag.
+func (d *Decoder) Varint() int64 {
+	v, n := binary.Varint(d.Rest)
+	if n <= 0 {
+		d.fail()
+		return 0
+	}
+	d.Rest = d.Rest[n:]
+	return v
+}
+
+// Length reads a uvarint of at most limit.
+func (d *Decoder) Length(limit int) int {
+	v := d.Uvarint()
+	if v > uint64(limit) {
+		d.fail()
+		return 0
+	}
+	return int(v)
+}
+
+// Byte reads one byte.
+func (d *Decoder) Byte() byte {
+	if len(d.Rest) == 0 {
+		d.fail()
+		return 0
+	}
+	b := d.Rest[0]
+	d.Rest = d.Rest[1:]
+	return b
+}
+
+// Bytes reads n bytes. They alias what is decoded.
+func (d *Decoder) Bytes(n int) []byte {
+	if n > len(d.Rest) {
+		d.fail()
+		return nil
+	}
+	b := d.Rest[:n:n]
+	d.Rest = d.Rest[n:]
+	return b
+}
+
+// Sized reads a uvarint length and that many bytes. They alias what is decoded.
+func (d *Decoder) Sized() []byte {
+	v := d.Uvarint()
+	if v > uint64(len(d.Rest)) {
+		d.fail()
+		return nil
+	}
+	return d.Bytes(int(v))
+}
+
+// key reads a prefix-compressed key into the space of the previous one.
+func (d *Decoder) key(previous []byte) []byte {
+	shared := d.Length(maxKey)
+	rest := d.Bytes(d.Length(maxKey))
+	if shared > len(previous) || shared+len(rest) > maxKey {
+		d.fail()
+		return previous
+	}
+	return append(previous[:shared], rest...)
+}

@@ -1,0 +1,261 @@
+package subscribe_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"sync"
+	"testing"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/subscribe"
+	"github.com/logplane/logplane/watcher"
+)
+
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // connections break all over these tests
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	os.Exit(m.Run())
+}
+
+var configMaps = corev1.SchemeGroupVersion.WithResource("configmaps")
+
+// cell is a cell, served by one process at a time.
+type cell struct {
+	t      testing.TB
+	nats   *natsserver.Server
+	conn   *nats.Conn
+	log    *eventlog.Log
+	bucket bucket.Bucket
+	server
+}
+
+// server is a watcher that serves everything, and a client that may do everything.
+type server struct {
+	projection *projection.Projection
+	rest       *rest.Config
+	client     *kubernetes.Clientset
+	requests   *requests
+	stop       func()
+}
+
+func newCell(t testing.TB) *cell {
+	t.Helper()
+	c := &cell{t: t, nats: eventlogtest.Run(t, t.TempDir()), bucket: memory.Strict(t)}
+	c.conn = eventlogtest.Connect(t, c.nats)
+	c.log = eventlogtest.Open(t, eventlog.Config{Conn: c.conn})
+	c.serve()
+	for _, name := range []string{"ours", "theirs"} {
+		_, err := c.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	return c
+}
+
+// serve starts a process that knows nothing of those before.
+func (c *cell) serve() {
+	c.t.Helper()
+	p, err := projection.Open(projection.Config{Log: c.log, Bucket: c.bucket})
+	require.NoError(c.t, err)
+	w, err := watcher.New(watcher.Config{Config: apiserver.Config{
+		Cell:          kubestore.Cell{Log: c.log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)},
+		Authorization: apiserver.Authorization{Mode: "RBAC"},
+	}})
+	require.NoError(c.t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	counted := &requests{}
+	listener := httptest.NewServer(counted.count(w))
+	config := &rest.Config{Host: listener.URL, QPS: -1}
+	c.server = server{projection: p, rest: config, client: kubernetes.NewForConfigOrDie(config), requests: counted}
+	c.stop = sync.OnceFunc(func() {
+		listener.CloseClientConnections()
+		stop()
+		assert.NoError(c.t, <-ended)
+		listener.Close()
+	})
+	c.t.Cleanup(c.stop)
+}
+
+// requests knows the watches that are open.
+type requests struct {
+	mu      sync.Mutex
+	open    int // by mu
+	watches int // by mu; ever
+}
+
+func (r *requests) count(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		if request.URL.Query().Get("watch") == "" {
+			h.ServeHTTP(w, request)
+			return
+		}
+		r.add(1, 1)
+		defer r.add(-1, 0)
+		h.ServeHTTP(w, request)
+	})
+}
+
+func (r *requests) add(open, watches int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.open, r.watches = r.open+open, r.watches+watches
+}
+
+// begun is how many watches there ever were.
+func (r *requests) begun() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.watches
+}
+
+// unwatched waits until no watch is open.
+func (c *cell) unwatched() {
+	c.t.Helper()
+	eventlogtest.Eventually(c.t, "no watch is open", func() bool {
+		c.requests.mu.Lock()
+		defer c.requests.mu.Unlock()
+		return c.requests.open == 0
+	})
+}
+
+// put writes a ConfigMap and returns what a subscriber must be told of it.
+func (c *cell) put(namespace, name, value string) string {
+	c.t.Helper()
+	ctx, maps := context.Background(), c.client.CoreV1().ConfigMaps(namespace)
+	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"value": value}}
+	if old, err := maps.Get(ctx, name, metav1.GetOptions{}); err == nil {
+		o.ResourceVersion = old.ResourceVersion
+		o, err = maps.Update(ctx, o, metav1.UpdateOptions{})
+		require.NoError(c.t, err)
+		return told(watch.Modified, namespace, name, o.ResourceVersion)
+	}
+	o, err := maps.Create(ctx, o, metav1.CreateOptions{})
+	require.NoError(c.t, err)
+	return told(watch.Added, namespace, name, o.ResourceVersion)
+}
+
+// remove deletes a ConfigMap. Nobody else writes, so that the head is the deletion.
+func (c *cell) remove(namespace, name string) string {
+	c.t.Helper()
+	require.NoError(c.t, c.client.CoreV1().ConfigMaps(namespace).Delete(context.Background(), name, metav1.DeleteOptions{}))
+	return told(watch.Deleted, namespace, name, c.head())
+}
+
+func (c *cell) head() string {
+	c.t.Helper()
+	list, err := c.client.CoreV1().ConfigMaps("ours").List(context.Background(), metav1.ListOptions{Limit: 1})
+	require.NoError(c.t, err)
+	return list.ResourceVersion
+}
+
+func told(t watch.EventType, namespace, name, revision string) string {
+	return fmt.Sprintf("%s %s/%s %s", t, namespace, name, revision)
+}
+
+// announce turns the republishing off and on: what is stored meanwhile is never announced, as if the server had died
+// in between.
+func (c *cell) announce(on bool) {
+	c.t.Helper()
+	js, err := jetstream.New(c.conn)
+	require.NoError(c.t, err)
+	s, err := js.Stream(context.Background(), "logplane")
+	require.NoError(c.t, err)
+	config := s.CachedInfo().Config
+	config.RePublish = nil
+	if on {
+		config.RePublish = &jetstream.RePublish{Source: "logplane.log.>", Destination: "logplane.events.>", HeadersOnly: true}
+	}
+	_, err = js.UpdateStream(context.Background(), config)
+	require.NoError(c.t, err)
+}
+
+// subscriber is one that runs, and the events it was told.
+type subscriber struct {
+	t      testing.TB
+	events chan subscribe.Event
+	ended  chan error
+	stop   func() error
+}
+
+// subscribe runs a subscriber to the ConfigMaps of 'ours' until the test ends or its stop is called.
+func (c *cell) subscribe(change ...func(*subscribe.Config)) *subscriber {
+	c.t.Helper()
+	config := subscribe.Config{Conn: c.conn, REST: c.rest, Resource: configMaps, Namespace: "ours"}
+	config.Hurry()
+	for _, f := range change {
+		f(&config)
+	}
+	s := &subscriber{t: c.t, events: make(chan subscribe.Event), ended: make(chan error, 1)}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		s.ended <- subscribe.Run(ctx, config, func(ctx context.Context, e subscribe.Event) error {
+			select {
+			case s.events <- e:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+		close(s.events)
+	}()
+	s.stop = sync.OnceValue(func() error {
+		cancel()
+		for range s.events { // what is on its way was not handled
+		}
+		return <-s.ended
+	})
+	c.t.Cleanup(func() { _ = s.stop() })
+	return s
+}
+
+// next returns the next event.
+func (s *subscriber) next() subscribe.Event {
+	s.t.Helper()
+	e, ok := <-s.events
+	if !ok {
+		s.t.Fatalf("the subscriber ended: %v", s.stop())
+	}
+	return e
+}
+
+// expect requires the next events, and returns the From of the last.
+func (s *subscriber) expect(lines ...string) (from string) {
+	s.t.Helper()
+	for _, line := range lines {
+		e := s.next()
+		require.Equal(s.t, line, told(e.Type, e.Namespace, e.Name, e.Revision))
+		from = e.From
+	}
+	return from
+}
+
+// fails requires the subscriber to end by itself, and returns why.
+func (s *subscriber) fails() error {
+	s.t.Helper()
+	e, ok := <-s.events
+	require.False(s.t, ok, "%v", e)
+	return s.stop()
+}

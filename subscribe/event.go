@@ -1,0 +1,99 @@
+package subscribe
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/nats-io/nats.go"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// Event is one change of one object.
+type Event struct {
+	// Type is watch.Added, watch.Modified or watch.Deleted; watch.Bookmark if those were asked for.
+	Type watch.EventType
+	// Namespace is empty for an object that has none.
+	Namespace, Name string
+	// Revision is the object's resourceVersion; of a deletion, that of the deletion.
+	Revision string
+	// From goes on after this event (Config.From). It is empty in the state that a run began with, of which
+	// there is no middle to go on from.
+	From string
+	// ContentType of Body: 'application/json' from the API, what the object is stored as from NATS.
+	ContentType string
+	// Body is the object, of a deletion its last state; Decode reads it. Empty where only headers came.
+	Body []byte
+}
+
+var typeOfOp = map[eventlog.Op]watch.EventType{
+	eventlog.Added: watch.Added, eventlog.Modified: watch.Modified, eventlog.Deleted: watch.Deleted,
+}
+
+// Parse reads one message of '<prefix>.events.>', which has headers only, or of '<prefix>.bodies.>'. It is for
+// programs that take messages as they come, without Run's guarantees.
+func Parse(prefix string, m *nats.Msg) (Event, error) {
+	e, err := eventlog.DecodeRepublished(prefix, m)
+	if err != nil {
+		return Event{}, err
+	}
+	t, ok := typeOfOp[e.Op]
+	if !ok {
+		return Event{}, fmt.Errorf("parse the message on '%s': it changes no object", m.Subject)
+	}
+	rev := strconv.FormatUint(uint64(e.Revision), 10)
+	return Event{
+		Type: t, Namespace: e.Key.Namespace, Name: e.Key.Name, Revision: rev, From: rev, ContentType: e.ContentType, Body: e.Body,
+	}, nil
+}
+
+// Decode reads the event's object into a type that the scheme knows, and stamps its resourceVersion:
+//
+//	configMap, err := subscribe.Decode[corev1.ConfigMap](event, scheme.Scheme)
+//
+// The object must be of the version that T is: from the API that is the one asked for, from NATS the one that is
+// stored. Unstructured takes any that is not protobuf.
+func Decode[T any, P interface {
+	*T
+	runtime.Object
+}](e Event, scheme *runtime.Scheme) (P, error) {
+	if len(e.Body) == 0 {
+		return nil, fmt.Errorf("decode event %s of '%s': it carries no body, fetch it", e.Revision, e.Name)
+	}
+	s, err := serializerFor(e.ContentType, scheme)
+	if err != nil {
+		return nil, err
+	}
+	into := P(new(T))
+	decoded, _, err := s.Decode(e.Body, nil, into)
+	if err != nil {
+		return nil, fmt.Errorf("decode event %s of '%s': %w", e.Revision, e.Name, err)
+	}
+	if decoded != runtime.Object(into) {
+		return nil, fmt.Errorf("decode event %s of '%s': it is a %T, not a %T", e.Revision, e.Name, decoded, into)
+	}
+	object, err := meta.Accessor(into)
+	if err != nil {
+		return nil, fmt.Errorf("stamp event %s of '%s': %w", e.Revision, e.Name, err)
+	}
+	object.SetResourceVersion(e.Revision)
+	return into, nil
+}
+
+func serializerFor(contentType string, scheme *runtime.Scheme) (runtime.Serializer, error) {
+	switch contentType {
+	case runtime.ContentTypeJSON:
+		return json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{}), nil
+	case runtime.ContentTypeCBOR:
+		return cbor.NewSerializer(scheme, scheme), nil
+	case runtime.ContentTypeProtobuf:
+		return protobuf.NewSerializer(scheme, scheme), nil
+	}
+	return nil, fmt.Errorf("content type '%s' is not known", contentType)
+}

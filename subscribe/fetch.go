@@ -1,0 +1,31 @@
+package subscribe
+
+import (
+	"context"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+)
+
+// Fetch asks the API, under the subscriber's own rights, for the object that an event without a body is about. The answer is
+// at least as new as the event: its Revision says which one it is. An object that has been deleted since is an error
+// for which apierrors.IsNotFound is true; so is that of a Deleted event, whose last state only Run brings.
+func Fetch(ctx context.Context, config *rest.Config, resource schema.GroupVersionResource, e Event) (Event, error) {
+	client, err := clientFor(config, resource.GroupVersion())
+	if err != nil {
+		return Event{}, fmt.Errorf("fetch '%s' of %s: %w", e.Name, resource.Resource, err)
+	}
+	body, err := client.Get().NamespaceIfScoped(e.Namespace, e.Namespace != "").Resource(resource.Resource).Name(e.Name).
+		SetHeader("Accept", acceptObjects).VersionedParams(&metav1.GetOptions{ResourceVersion: e.Revision}, metav1.ParameterCodec).DoRaw(ctx)
+	if err != nil {
+		return Event{}, fmt.Errorf("fetch '%s' of %s: %w", e.Name, resource.Resource, err)
+	}
+	e.ContentType, e.Body = runtime.ContentTypeJSON, body
+	if e.Revision, err = revisionOf(body); err != nil {
+		return Event{}, fmt.Errorf("fetch '%s' of %s: %w", e.Name, resource.Resource, err)
+	}
+	return e, nil
+}

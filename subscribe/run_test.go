@@ -1,0 +1,284 @@
+package subscribe_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/subscribe"
+)
+
+// from begins at a place, and never asks the API of its own accord.
+func from(from string) func(*subscribe.Config) {
+	return func(c *subscribe.Config) { c.From, c.Check = from, time.Hour }
+}
+
+// Without a revision the state comes first, then what changes. Then nothing but announcements are waited for: no watch
+// is open, and the next one wakes it.
+func TestRunWaitsWithoutAWatch(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	b, a := c.put("ours", "b", "1"), c.put("ours", "a", "1")
+	c.put("theirs", "a", "1")
+	s := c.subscribe(from(""))
+	require.Empty(t, s.expect(a, b), "there is no going on from within the state")
+	s.expect(c.put("ours", "a", "2"))
+	for _, value := range []string{"3", "4"} {
+		c.unwatched()
+		c.put("theirs", "a", value)
+		s.expect(c.put("ours", "a", value))
+	}
+	s.expect(c.remove("ours", "a"))
+	require.ErrorIs(t, s.stop(), context.Canceled)
+}
+
+// From goes on right after the event that it is of.
+func TestRunResumes(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	c.put("ours", "before", "")
+	s := c.subscribe(from(subscribe.Now), func(c *subscribe.Config) { c.Bookmarks = true })
+	s.expect(told(watch.Bookmark, "", "", c.head()))
+	var lines []string
+	for i := range 3 {
+		c.put("ours", "a", fmt.Sprint(i))
+	}
+	first := s.next()
+	require.NotEmpty(t, first.From)
+	require.ErrorIs(t, s.stop(), context.Canceled)
+
+	lines = append(lines, c.remove("ours", "a"))
+	for i := range 3 {
+		lines = append(lines, c.put("ours", fmt.Sprint("n", i), ""))
+	}
+	s = c.subscribe(from(first.From), func(c *subscribe.Config) { c.Bookmarks = true })
+	for range 2 { // what the first one was not told
+		s.next()
+	}
+	s.expect(lines...)
+	c.put("theirs", "a", "moves the head on")
+	e := s.next()
+	require.Equal(t, watch.Bookmark, e.Type)
+	require.Equal(t, e.Revision, e.From)
+}
+
+// Whatever happens to announcements, every change comes once, in order: to a subscriber whose connection breaks, though
+// it never looks of its own accord; and where changes are never announced, to one that looks now and then.
+func TestRunIsExact(t *testing.T) {
+	t.Parallel()
+	t.Run("connections break", func(t *testing.T) {
+		exact(t, time.Hour, func(c *cell, link *eventlogtest.Link, n int) {
+			switch n {
+			case 0:
+				link.Cut()
+			case 1, 2, last:
+				link.Resume()
+			}
+		})
+	})
+	t.Run("announcements are lost", func(t *testing.T) {
+		exact(t, 300*time.Millisecond, func(c *cell, _ *eventlogtest.Link, n int) {
+			switch n {
+			case last: // it is never announced, and no watch is open by chance
+				c.unwatched()
+				c.announce(false)
+			case 0, 1:
+				c.announce(false)
+			case 2, 3:
+				c.announce(true)
+			}
+		})
+	})
+}
+
+// last is the trouble before the last change.
+const last = -1
+
+func exact(t *testing.T, check time.Duration, trouble func(c *cell, link *eventlogtest.Link, n int)) {
+	c := newCell(t)
+	conn, link := eventlogtest.ConnectThrough(t, c.nats)
+	s := c.subscribe(from(c.head()), func(config *subscribe.Config) { config.Conn, config.Check = conn, check })
+	random := rand.New(rand.NewPCG(1, 6))
+	const changes = 120
+	lines := make(chan string, changes+1)
+	go func() {
+		defer close(lines)
+		exists := map[string]bool{}
+		for i := range changes {
+			name := fmt.Sprint("o", random.IntN(5))
+			if exists[name] && random.IntN(4) == 0 {
+				lines <- c.remove("ours", name)
+				exists[name] = false
+			} else {
+				lines <- c.put("ours", name, fmt.Sprint(i))
+				exists[name] = true
+			}
+			c.put("theirs", name, fmt.Sprint(i))
+			trouble(c, link, random.IntN(12))
+		}
+		trouble(c, link, last)
+		lines <- c.put("ours", "last", "")
+	}()
+	for line := range lines {
+		s.expect(line)
+	}
+}
+
+// While NATS cannot be reached, watches follow one another.
+func TestRunWithoutNATS(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	conn, link := eventlogtest.ConnectThrough(t, c.nats)
+	s := c.subscribe(from(c.head()), func(config *subscribe.Config) { config.Conn = conn })
+	s.expect(c.put("ours", "a", "1"))
+	link.Cut()
+	s.expect(c.put("ours", "a", "2"), c.put("ours", "a", "3"))
+	eventlogtest.Eventually(t, "the connection is down", func() bool { return !conn.IsConnected() })
+	begun := c.requests.begun()
+	eventlogtest.Eventually(t, "one watch follows the other", func() bool { return c.requests.begun() >= begun+2 })
+	s.expect(c.put("ours", "a", "4"))
+	link.Resume()
+	c.unwatched()
+	s.expect(c.put("ours", "a", "5"))
+	conn.Close()
+	require.ErrorIs(t, s.fails(), nats.ErrConnectionClosed)
+}
+
+// Announcements are relied on only from a revision on that was learned while they were heard.
+func TestAim(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	config := subscribe.Config{REST: c.rest, Resource: configMaps, Namespace: "ours", From: c.head()}
+	sure, err := config.Aims(t.Context(), false, false, true, true)
+	require.NoError(t, err)
+	require.Equal(t, []bool{false, false, true, true}, sure)
+}
+
+// What a subscriber may not watch, or may not subscribe to, ends the run and says so.
+func TestRunNeedsRights(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	reader := rest.CopyConfig(c.rest)
+	reader.Impersonate.UserName = "reader"
+	asReader := func(c *subscribe.Config) { c.REST = reader }
+	require.True(t, apierrors.IsForbidden(c.subscribe(from(subscribe.Now), asReader).fails()))
+
+	ctx := t.Context()
+	_, err := c.client.RbacV1().Roles("ours").Create(ctx, &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch"}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = c.client.RbacV1().RoleBindings("ours").Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "Role", Name: "reader"},
+		Subjects:   []rbacv1.Subject{{APIGroup: "rbac.authorization.k8s.io", Kind: "User", Name: "reader"}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	c.subscribe(from(c.head()), asReader).expect(c.put("ours", "a", "1"))
+	theirs := func(c *subscribe.Config) { c.Namespace = "theirs" }
+	require.True(t, apierrors.IsForbidden(c.subscribe(from(c.head()), asReader, theirs).fails()))
+}
+
+// What cannot be subscribed to is said.
+func TestRunRefuses(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	everywhere := func(c *subscribe.Config) { c.Namespace, c.Resource.Resource = "", "widgets" }
+	require.ErrorContains(t, c.subscribe(everywhere).fails(), "the API has no such resource in v1")
+	require.ErrorContains(t, c.subscribe(from("yesterday")).fails(), "From is 'yesterday'")
+	require.True(t, apierrors.IsNotFound(c.subscribe(func(c *subscribe.Config) { c.Resource.Resource = "widgets" }).fails()))
+}
+
+// The handler's error ends the run, and its event comes again.
+func TestHandlerFails(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	start := c.head()
+	line := c.put("ours", "a", "1")
+	broken := errors.New("broken")
+	config := subscribe.Config{Conn: c.conn, REST: c.rest, Resource: configMaps, Namespace: "ours", From: start}
+	require.Equal(t, broken, subscribe.Run(t.Context(), config, func(context.Context, subscribe.Event) error { return broken }))
+	c.subscribe(from(start)).expect(line)
+}
+
+// A resource without namespaces, all namespaces, selectors, and metadata only.
+func TestRunScopes(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	start := c.head()
+	everywhere := func(c *subscribe.Config) { c.Namespace = "" }
+	all := c.subscribe(from(start), everywhere)
+	named := c.subscribe(from(start), everywhere, func(c *subscribe.Config) { c.FieldSelector, c.MetadataOnly = "metadata.name=b", true })
+	namespaces := c.subscribe(from(start), everywhere, func(c *subscribe.Config) { c.Resource.Resource = "namespaces" })
+	a, b := c.put("ours", "a", "1"), c.put("theirs", "b", "1")
+	all.expect(a, b)
+	e := named.next()
+	require.Equal(t, b, told(e.Type, e.Namespace, e.Name, e.Revision))
+	require.NotContains(t, string(e.Body), `"data"`)
+	o, err := c.client.CoreV1().Namespaces().Get(t.Context(), "ours", metav1.GetOptions{})
+	require.NoError(t, err)
+	o.Labels["changed"] = "yes"
+	o, err = c.client.CoreV1().Namespaces().Update(t.Context(), o, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	namespaces.expect(told(watch.Modified, "", "ours", o.ResourceVersion))
+}
+
+// TestSubscriberAfterAnHour: a subscriber that was away for an hour is told all of it, once and in order, though the
+// log has long lost most of it; one that was away for longer than the retention is told that it has expired. Time is
+// simulated: a write is ten seconds, and every minute what is older than the log's retention of ten minutes leaves the
+// log, and what is older than the cell's of an hour is forgotten.
+func TestSubscriberAfterAnHour(t *testing.T) {
+	t.Parallel()
+	const minute, logRetention, retention = 6, 10, 60
+	c := newCell(t)
+	s := c.subscribe(from(c.head()))
+	left := s.expect(c.put("ours", "seen", ""))
+	require.ErrorIs(t, s.stop(), context.Canceled)
+
+	var lines []string
+	var ends []projection.Revision // of each minute
+	pass := func(minutes int) {
+		for range minutes {
+			for i := range minute {
+				lines = append(lines, c.put("ours", fmt.Sprint("o", i), fmt.Sprint(len(lines))))
+			}
+			applied, err := c.projection.Commit(t.Context())
+			require.NoError(t, err)
+			ends = append(ends, applied)
+			require.NoError(t, c.projection.Retain(t.Context(), before(ends, retention), before(ends, logRetention)))
+		}
+	}
+	pass(retention)
+	extent, err := c.log.Extent(t.Context())
+	require.NoError(t, err)
+	require.Greater(t, extent.First, ends[retention-logRetention-2], "the log has lost what the subscriber missed")
+	c.stop()
+	c.serve() // a process that remembers nothing
+	s = c.subscribe(from(left))
+	s.expect(lines...)
+	s.expect(c.put("ours", "live", ""))
+	pass(2)
+	require.ErrorIs(t, c.subscribe(from(left)).fails(), subscribe.ErrExpired)
+}
+
+// before is the revision of so many minutes ago, 0 if there is none.
+func before(ends []projection.Revision, minutes int) projection.Revision {
+	if len(ends) <= minutes {
+		return 0
+	}
+	return ends[len(ends)-1-minutes]
+}

@@ -1,0 +1,63 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/filesystem"
+)
+
+// TestEvents: 'logplane events' prints what happened to whom, in one namespace, from a revision on; not what lost. What the cell
+// has forgotten it says.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	conn, folder := eventlogtest.Start(t), t.TempDir()
+	log := eventlogtest.Open(t, eventlog.Config{Conn: conn})
+	where := []string{"--nats", conn.ConnectedUrl(), "--bucket", "file://" + folder}
+	write := func(op eventlog.Op, namespace string, base, precondition eventlog.Revision) eventlog.Revision {
+		rev, err := log.Append(t.Context(), uuid.NewString(), eventlog.Write{
+			Key: eventlog.Key{Cluster: "main", Group: "apps", Resource: "deployments", Prefix: "/deployments", Namespace: namespace, Name: "web"},
+			Op:  op, Base: base, Precondition: precondition, ContentType: "application/cbor",
+		})
+		require.NoError(t, err)
+		return rev
+	}
+	before := write(eventlog.Added, "ours", 0, 0)
+	p := start(t, false, append([]string{"events", "--namespace", "ours", "--from", fmt.Sprint(before)}, where...)...)
+	past := write(eventlog.Modified, "ours", before, before)
+	write(eventlog.Added, "theirs", 0, 0)
+	lines := func(n int) []string {
+		eventlogtest.Eventually(t, fmt.Sprint(n, " events are printed"), func() bool { return strings.Count(p.output(), "\n") >= n })
+		var shorter []string
+		for line := range strings.Lines(p.output()) {
+			words := strings.Fields(line)
+			shorter = append(shorter, strings.Join(append(words[:1], words[2:]...), " "))
+		}
+		return shorter
+	}
+	expected := []string{fmt.Sprintf("%d MODIFIED deployments.apps ours/web", past)}
+	require.Equal(t, expected, lines(1))
+	lost := write(eventlog.Added, "ours", 0, past) // the object exists
+	last := write(eventlog.Deleted, "ours", past, lost)
+	expected = append(expected, fmt.Sprintf("%d DELETED deployments.apps ours/web", last))
+	require.Equal(t, expected, lines(2))
+	p.stop()
+
+	b, err := filesystem.Open(folder)
+	require.NoError(t, err)
+	cell, err := projection.Open(projection.Config{Log: log, Bucket: b, Prefix: "logplane"})
+	require.NoError(t, err)
+	applied, err := cell.Commit(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, cell.Retain(t.Context(), applied, applied))
+	expired := start(t, false, append([]string{"events", "--from", fmt.Sprint(before)}, where...)...)
+	<-expired.exited
+	require.Contains(t, expired.output(), fmt.Sprintf("--from %d is older than what the cell keeps", before))
+}

@@ -1,0 +1,204 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/subscribe"
+)
+
+// TestSubscriberPermissions runs a cell on a server configured with what 'logplane permissions' prints, as the document says: the
+// subscriber receives what happens in its namespace, with bodies of what is on the list, resumes by itself, and can do
+// nothing else.
+func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server reads passwords from the environment
+	t.Setenv("LOGPLANE_PASSWORD", "cell-secret")
+	t.Setenv("SUBSCRIBER_PASSWORD", "reader-secret")
+	authorization, s := runPermitted(t)
+	address := s.Addr().String()
+	where := []string{"--nats", "nats://logplane:cell-secret@" + address, "--bucket", "file://" + t.TempDir()}
+	made := start(t, false, append([]string{"init", "--events-bodies", "configmaps"}, where...)...)
+	<-made.exited
+	require.Zero(t, made.cmd.ProcessState.ExitCode(), made.output())
+	api := start(t, true, append([]string{"watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow"}, where...)...)
+	client := kubernetes.NewForConfigOrDie(&rest.Config{Host: api.url()})
+
+	refused := make(chan error, 100)
+	conn, err := nats.Connect("nats://reader:reader-secret@"+address, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
+	require.NoError(t, err)
+	defer conn.Close()
+	received := make(chan *nats.Msg, 10)
+	for _, subject := range []string{"logplane.events.main.*.*.ours.*", "logplane.bodies.main.%core.configmaps.ours.*"} {
+		_, err = conn.ChanSubscribe(subject, received)
+		require.NoError(t, err)
+	}
+	require.NoError(t, conn.Flush())
+
+	for _, namespace := range []string{"theirs", "ours"} {
+		_, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		_, err = client.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	withBody := map[bool]bool{}
+	for range 2 {
+		e, err := subscribe.Parse("logplane", <-received)
+		require.NoError(t, err)
+		require.Equal(t, "ours/a", e.Namespace+"/"+e.Name)
+		withBody[len(e.Body) > 0] = true
+	}
+	require.Len(t, withBody, 2, "one has headers only, the other a body")
+
+	t.Run("resumes", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+		defer cancel()
+		var seen []string
+		config := subscribe.Config{Conn: conn, REST: &rest.Config{Host: api.url()}, Resource: corev1.SchemeGroupVersion.WithResource("configmaps"), Namespace: "ours", Check: time.Hour}
+		err := subscribe.Run(ctx, config, func(_ context.Context, e subscribe.Event) error {
+			seen = append(seen, fmt.Sprint(e.Type, " ", e.Name))
+			if len(seen) == 2 {
+				return errSeen
+			}
+			go func() { // announced, since it is written after the state was read
+				_, _ = client.CoreV1().ConfigMaps("ours").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, metav1.CreateOptions{})
+			}()
+			return nil
+		})
+		require.ErrorIs(t, err, errSeen)
+		require.Equal(t, []string{"ADDED a", "ADDED b"}, seen)
+		config.Namespace = "theirs"
+		require.ErrorIs(t, subscribe.Run(ctx, config, nil), nats.ErrPermissionViolation)
+	})
+
+	drain(received)
+	drain(refused)
+	for _, subject := range []string{
+		"logplane.events.main.*.*.theirs.*", "logplane.events.main.*.*.*.*", "logplane.events.>", "logplane.events.main.%core.nodes.%cluster.*",
+		"logplane.bodies.main.%core.configmaps.theirs.*", "logplane.log.>", ">", "*.>", "$JS.>", "$SYS.>", "_INBOX.>", "_INBOX.someone",
+	} {
+		t.Run("does not subscribe to "+subject, func(t *testing.T) {
+			s, err := conn.ChanSubscribe(subject, received)
+			require.NoError(t, err)
+			require.ErrorIs(t, <-refused, nats.ErrPermissionViolation)
+			_ = s.Unsubscribe()
+		})
+	}
+	for _, subject := range []string{
+		"logplane.log.main.%core.configmaps.ours.forged", "logplane.events.main.%core.configmaps.ours.forged", "logplane.bodies.main.%core.configmaps.ours.forged",
+		"$JS.API.STREAM.INFO.logplane", "$JS.API.STREAM.PURGE.logplane", "$JS.API.DIRECT.GET.logplane", "$JS.API.CONSUMER.CREATE.logplane", "$JS.ACK.logplane.c.1.1.1.1.1", "$SYS.REQ.SERVER.PING", "_INBOX.someone",
+	} {
+		t.Run("does not publish to "+subject, func(t *testing.T) {
+			require.NoError(t, conn.Publish(subject, []byte("{}")))
+			require.ErrorIs(t, <-refused, nats.ErrPermissionViolation)
+		})
+	}
+	require.Empty(t, received, "what was refused brought nothing")
+
+	t.Run("loses its rights", func(t *testing.T) {
+		config := subscribe.Config{Conn: conn, REST: &rest.Config{Host: api.url()}, Resource: corev1.SchemeGroupVersion.WithResource("configmaps"), Namespace: "ours", Check: 10 * time.Millisecond}
+		began := make(chan struct{}, 10)
+		ended := make(chan error, 1)
+		go func() {
+			ended <- subscribe.Run(t.Context(), config, func(context.Context, subscribe.Event) error {
+				began <- struct{}{}
+				return nil
+			})
+		}()
+		<-began
+		printed, err := os.ReadFile(authorization)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(authorization, []byte(strings.ReplaceAll(string(printed), ".ours.", ".others.")), 0o600))
+		require.NoError(t, s.Reload())
+		require.ErrorIs(t, <-ended, nats.ErrPermissionViolation)
+	})
+}
+
+// runPermitted does what docs/subscribers.md says, and returns the file that was printed and the server.
+func runPermitted(t *testing.T) (authorization string, s *server.Server) {
+	t.Helper()
+	blocks, folder := snippets(t, "docs/subscribers.md"), t.TempDir()
+	printing := exec.Command("bash", "-euc", blocks["sh permissions"][0])
+	printing.Dir = folder
+	printing.Env = append(os.Environ(), "PATH="+filepath.Dir(binary(t, "LOGPLANE_BINARY", "logplane"))+":"+os.Getenv("PATH"))
+	out, err := printing.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	main := "listen: \"127.0.0.1:-1\"\n" + strings.ReplaceAll(blocks["conf nats"][0], "/data", folder)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "nats.conf"), []byte(main), 0o600))
+	options, err := server.ProcessConfigFile(filepath.Join(folder, "nats.conf"))
+	require.NoError(t, err)
+	options.NoLog, options.NoSigs = true, true
+	s, err = server.NewServer(options)
+	require.NoError(t, err)
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	require.True(t, s.ReadyForConnections(startTimeout))
+	return filepath.Join(folder, "authorization.conf"), s
+}
+
+// TestBodiesThatAreSecret: what may be a secret, or is encrypted at rest, cannot be on the list; nor can the list's
+// resources be encrypted later.
+func TestBodiesThatAreSecret(t *testing.T) {
+	t.Parallel()
+	where := []string{"--nats", eventlogtest.Start(t).ConnectedUrl(), "--bucket", "file://" + t.TempDir()}
+	encryption := filepath.Join(t.TempDir(), "encryption.yaml")
+	require.NoError(t, os.WriteFile(encryption, []byte(`
+apiVersion: apiserver.config.k8s.io/v1
+kind: EncryptionConfiguration
+resources:
+- resources: [configmaps]
+  providers:
+  - secretbox: {keys: [{name: a, secret: MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=}]}
+- resources: [pods]
+  providers: [{identity: {}}]
+`), 0o600))
+	initialize := func(args ...string) *process {
+		p := start(t, false, slices.Concat([]string{"init"}, args, where)...)
+		<-p.exited
+		return p
+	}
+	for _, refused := range []string{"secrets", "pods,secrets", "*", "*.apps", "pods,*"} {
+		p := initialize("--events-bodies", refused)
+		require.NotZero(t, p.cmd.ProcessState.ExitCode(), refused)
+		require.Contains(t, p.output(), "--events-bodies has '", refused)
+	}
+	encrypted := initialize("--events-bodies", "pods,configmaps", "--encryption-provider-config", encryption)
+	require.Contains(t, encrypted.output(), "--events-bodies has 'configmaps', which --encryption-provider-config encrypts")
+	for _, args := range [][]string{
+		{"--events-bodies", "pods", "--encryption-provider-config", encryption},
+		{"--encryption-provider-config", encryption},
+		{"--events-bodies", "configmaps"},
+	} {
+		p := initialize(args...)
+		require.Zero(t, p.cmd.ProcessState.ExitCode(), p.output())
+	}
+	late := initialize("--encryption-provider-config", encryption)
+	require.NotZero(t, late.cmd.ProcessState.ExitCode())
+	require.Contains(t, late.output(), "'configmaps'")
+	require.Zero(t, initialize("--events-bodies", "none", "--encryption-provider-config", encryption).cmd.ProcessState.ExitCode())
+}
+
+func drain[T any](c chan T) {
+	for len(c) > 0 {
+		<-c
+	}
+}
+
+var errSeen = fmt.Errorf("all was seen")
