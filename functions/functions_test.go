@@ -4,12 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net/http"
+	"os"
 	"testing"
 
 	"github.com/aws/aws-lambda-go/events"
 	"github.com/aws/aws-lambda-go/lambdaurl"
 	"github.com/stretchr/testify/require"
+	"k8s.io/klog/v2"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver"
@@ -17,6 +20,11 @@ import (
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
+
+func TestMain(m *testing.M) {
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	os.Exit(m.Run())
+}
 
 // invoke sends a request as a Lambda function URL does.
 func invoke(t *testing.T, h http.Handler, method, path, query, body string) (*events.LambdaFunctionURLStreamingResponse, string) {
