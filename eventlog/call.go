@@ -20,33 +20,98 @@ type serverError struct {
 
 func (e *serverError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.Code) }
 
+// answer is what an answer of JetStream's API is decoded into.
+type answer interface {
+	// refused returns the refusal that was decoded, and forgets it: the next answer need not have one.
+	refused() *serverError
+}
+
 // refusal is part of every answer of JetStream's API.
 type refusal struct {
 	Error *serverError `json:"error"`
 }
 
-func (r refusal) refused() *serverError { return r.Error }
+func (r *refusal) refused() *serverError {
+	refused := r.Error
+	r.Error = nil
+	return refused
+}
 
 // tries of the first one's length are the timeout: a request sent during a leader change may never be
 // answered, so that one try must be much shorter than the whole.
 const tries = 5
 
+// resend is how long, about, all servers may take to answer before they are asked again: what is sent during a leader
+// change may never be answered.
+const resend = 300 * time.Millisecond
+
 // call asks JetStream's API until it answers or the deadline passes. The request must be idempotent.
-func (l *Log) call(ctx context.Context, kind, api string, body []byte, answer interface{ refused() *serverError }) error {
+func (l *Log) call(ctx context.Context, kind, api string, body []byte, into answer) error {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
+	msg := &nats.Msg{Subject: "$JS.API." + api, Data: body}
 	for try := 0; ; try++ {
 		attempt, cancel := context.WithTimeout(ctx, l.tryTime(try))
-		err := l.callOnce(attempt, kind, &nats.Msg{Subject: "$JS.API." + api, Data: body}, answer)
+		err := l.callOnce(attempt, kind, msg, into)
 		cancel()
-		var refused *serverError
-		if err == nil || errors.As(err, &refused) && refused.Status != 503 || errors.Is(err, nats.ErrConnectionClosed) {
+		if settled(err) {
 			return err
+		}
+		if unavailable(err) && l.replicated {
+			return l.callAll(ctx, kind, msg, into, err)
 		}
 		if pause(ctx, try) != nil {
 			return err
 		}
 	}
+}
+
+// callAll is call after a server has said that there is no leader, and listens to all of them. One that was cut off
+// goes on saying so for seconds after it is back, to each request before the leader's own answer comes.
+func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, into answer, refused error) error {
+	conn := l.config.Conn
+	inbox := conn.NewInbox()
+	answers, err := conn.SubscribeSync(inbox)
+	if err != nil {
+		return fmt.Errorf("ask the log's servers: %w", err)
+	}
+	defer func() { _ = answers.Unsubscribe() }()
+	for ctx.Err() == nil {
+		roundTrips.WithLabelValues(kind).Inc()
+		_ = conn.PublishRequest(msg.Subject, inbox, msg.Data) // it fails while not connected, and is sent again
+		attempt, cancel := context.WithTimeout(ctx, resend/2+rand.N(resend))
+		err := listen(attempt, answers, into)
+		cancel()
+		if settled(err) {
+			return err
+		}
+	}
+	return refused
+}
+
+// listen returns with the first answer that settles the request, whichever of its copies it answers.
+func listen(ctx context.Context, answers *nats.Subscription, into answer) error {
+	for {
+		got, err := answers.NextMsgWithContext(ctx)
+		if err != nil {
+			return fmt.Errorf("ask the log's servers: %w", err)
+		}
+		if err := read(got, into); settled(err) {
+			return err
+		}
+	}
+}
+
+// settled says that asking again would change nothing.
+func settled(err error) bool {
+	var refused *serverError
+	return err == nil || errors.Is(err, nats.ErrConnectionClosed) || errors.As(err, &refused) && !unavailable(err)
+}
+
+// unavailable says that a server refused for now: it knows no leader, or is starting.
+func unavailable(err error) bool {
+	var refused *serverError
+	return errors.As(err, &refused) && refused.Status == 503
 }
 
 // tryTime is how long one try may take: a fifth of the timeout at first, and longer each time, since the
@@ -55,16 +120,20 @@ func (l *Log) tryTime(try int) time.Duration {
 	return l.config.Timeout / tries * time.Duration(try+1)
 }
 
-func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, answer interface{ refused() *serverError }) error {
+func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, into answer) error {
 	roundTrips.WithLabelValues(kind).Inc()
 	got, err := l.config.Conn.RequestMsgWithContext(ctx, msg)
 	if err != nil {
 		return fmt.Errorf("ask the log's server: %w", err)
 	}
-	if err := json.Unmarshal(got.Data, answer); err != nil {
+	return read(got, into)
+}
+
+func read(msg *nats.Msg, into answer) error {
+	if err := json.Unmarshal(msg.Data, into); err != nil {
 		return fmt.Errorf("read the answer of the log's server: %w", err)
 	}
-	if refused := answer.refused(); refused != nil {
+	if refused := into.refused(); refused != nil {
 		return refused
 	}
 	return nil

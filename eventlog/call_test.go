@@ -1,0 +1,74 @@
+package eventlog_test
+
+import (
+	"errors"
+	"testing"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+const (
+	streamInfo = "$JS.API.STREAM.INFO.logplane"
+	messageGet = "$JS.API.STREAM.MSG.GET.logplane"
+	// unavailable is what a server says that knows no leader.
+	unavailable = `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`
+)
+
+// A server that refuses a request for now is asked again, and then believed.
+func TestUnavailableOnce(t *testing.T) {
+	server := eventlogtest.Run(t, t.TempDir())
+	conn := eventlogtest.Connect(t, server)
+	l := eventlogtest.Open(t, eventlog.Config{Conn: conn})
+	head := fill(t, l, 3)
+	inPlaceOf(t, server, conn, streamInfo, func(m *nats.Msg) {
+		if server.GlobalAccount().RemoveMapping(streamInfo) {
+			_ = m.Respond([]byte(unavailable))
+		}
+	})
+	if b := mustHead(t, l); b.Head != head {
+		t.Errorf("got %+v, want %d", b, head)
+	}
+}
+
+// A server that was cut off answers for seconds after it is back that there is no leader, here one that passes requests
+// on only then: the leader's own answer, which always comes second, is taken all the same.
+func TestTheLeadersAnswerComesSecond(t *testing.T) {
+	t.Parallel()
+	c := eventlogtest.Cluster(t)
+	c.Log(0)
+	leader := c.Leader()
+	head := fill(t, c.Log(leader), 3)
+	i := follower(leader)
+	near, conn, far := c.Log(i), c.Conn[i], c.Conn[leader]
+	for subject, ask := range map[string]func() (eventlog.Revision, error){
+		messageGet: func() (eventlog.Revision, error) { e, err := near.EventAt(bounded(t), head); return e.Revision, err },
+		streamInfo: func() (eventlog.Revision, error) { b, err := near.Info(bounded(t)); return b.Head, err },
+	} {
+		inPlaceOf(t, c.Server[i], conn, subject, func(m *nats.Msg) {
+			if errors.Join(m.Respond([]byte(unavailable)), conn.Flush()) == nil { // it fails when the test is over
+				_ = far.PublishRequest(subject, m.Reply, m.Data)
+			}
+		})
+		if got, err := ask(); err != nil || got != head {
+			t.Errorf("%s: got %d, %v; want %d", subject, got, err, head)
+		}
+	}
+}
+
+// inPlaceOf gives the handler what clients of the server ask of a subject; nobody else there gets it.
+func inPlaceOf(t *testing.T, s *natsserver.Server, conn *nats.Conn, subject string, handler nats.MsgHandler) {
+	t.Helper()
+	instead := "instead." + subject
+	subscribed, err := conn.Subscribe(instead, handler)
+	if err == nil {
+		err = errors.Join(conn.Flush(), s.GlobalAccount().AddMapping(subject, instead))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = subscribed.Unsubscribe() })
+}
