@@ -5,7 +5,6 @@ import (
 	"io"
 	"net"
 	"runtime"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -15,6 +14,7 @@ const (
 	floorWatches = 200
 	floorFrame   = 1400 // bytes, about what an event of a ConfigMap of 1 KiB has
 	floorRounds  = 100
+	floorPause   = 40 * time.Millisecond
 )
 
 // bareWrites is the least that a fan-out can take on this machine, whoever does it: how long after the writing of one frame
@@ -26,10 +26,9 @@ func bareWrites(ctx context.Context) (half, nearlyAll float64, err error) {
 		return 0, 0, err
 	}
 	defer listener.Close()
-	var held sync.RWMutex
 	writers, readers := make([]net.Conn, floorWatches), make([]*arrivals, floorWatches)
 	for i := range readers {
-		if readers[i], err = dialArrivals(ctx, "tcp", listener.Addr().String(), &held); err != nil {
+		if readers[i], err = dialArrivals(ctx, listener.Addr().String()); err != nil {
 			return 0, 0, err
 		}
 		defer readers[i].Close()
@@ -40,7 +39,7 @@ func bareWrites(ctx context.Context) (half, nearlyAll float64, err error) {
 	}
 	var halves, nearlyAlls []float64
 	for range floorRounds {
-		time.Sleep(writeCadence) // the processors are as idle as between two creates
+		time.Sleep(floorPause) // the processors are as idle as between two creates
 		began := time.Now()
 		if err := writeAll(writers); err != nil {
 			return 0, 0, err
@@ -50,7 +49,7 @@ func bareWrites(ctx context.Context) (half, nearlyAll float64, err error) {
 			if _, err := io.ReadFull(r, frame); err != nil {
 				return 0, 0, err
 			}
-			lags[i] = milliseconds(r.at().Sub(began))
+			lags[i] = milliseconds(r.last.Sub(began))
 		}
 		halves, nearlyAlls = append(halves, quantile(lags, 0.5)), append(nearlyAlls, quantile(lags, 0.99))
 	}

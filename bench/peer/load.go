@@ -36,10 +36,10 @@ type load struct {
 	client kubernetes.Interface // JSON, one connection
 }
 
-// step measures one thing: it sends n requests and reports its figures, named as it is.
+// step measures one thing and reports its figures, named as it is.
 type step struct {
 	name string
-	run  func(ctx context.Context, name string) (n int, err error)
+	run  func(ctx context.Context, name string) error
 }
 
 func (l load) steps() []step {
@@ -51,9 +51,11 @@ func (l load) steps() []step {
 		{"list, JSON", l.list(asJSON)},
 		{"list, protobuf", l.list(asProtobuf)},
 		{"list in pages of 500", l.pages},
-		{"watch lag, 1 watch", l.watch(1, openStream)},
-		{"watch lag, 200 watches", l.watch(200, openStream)},
-		{"watch lag, decoded by 200 clients", l.watch(200, openDecoded)},
+		{"watch lag, 1 watch, 25 writes/s", l.watch(1, 25, openStream)},
+		{"watch lag, 200 watches, 25 writes/s", l.watch(200, 25, openStream)},
+		{"watch lag, 200 watches, 50 writes/s", l.watch(200, 50, openStream)},
+		{"watch lag, 200 watches, 100 writes/s", l.watch(200, 100, openStream)},
+		{"watch lag, decoded by 200 clients, 25 writes/s", l.watch(200, 25, openDecoded)},
 	}
 }
 
@@ -83,26 +85,33 @@ func (l load) run(ctx context.Context, s *system, report reporter) (err error) {
 	return l.memory("memory after the load")
 }
 
-// measure runs one step and reports the processor time that the side's processes took for one request.
+// measure runs one step, under a profile if there is to be one.
 func (l load) measure(ctx context.Context, step step) error {
 	profile, err := l.profile(ctx, step.name)
 	if err != nil {
 		return err
 	}
+	if err := step.run(ctx, step.name); err != nil {
+		return err
+	}
+	return profile()
+}
+
+// counted sends n requests and reports the processor time that the side's processes took for one of them.
+func (l load) counted(name string, n int, send func() error) error {
 	before, err := l.system.cpu()
 	if err != nil {
 		return err
 	}
-	n, err := step.run(ctx, step.name)
-	if err != nil {
+	if err := send(); err != nil {
 		return err
 	}
 	after, err := l.system.cpu()
 	if err != nil {
 		return err
 	}
-	l.report(step.name+": server CPU", "ms", milliseconds(after-before)/float64(n))
-	return profile()
+	l.report(name+": server CPU", "ms", milliseconds(after-before)/float64(n))
+	return nil
 }
 
 func (l load) memory(name string) error {
@@ -122,35 +131,37 @@ func (s *system) connect(contentType string) (*kubernetes.Clientset, error) {
 }
 
 // create is of one client that waits for each answer.
-func (l load) create(ctx context.Context, name string) (int, error) {
+func (l load) create(ctx context.Context, name string) error {
 	return l.singly(name, func(i int) error { return createOne(ctx, l.client, fmt.Sprintf("single-%05d", i)) })
 }
 
 // createTogether is of 16 clients at once, until the namespace holds as many objects as are listed later.
-func (l load) createTogether(ctx context.Context, name string) (int, error) {
+func (l load) createTogether(ctx context.Context, name string) error {
 	n := (l.objects - l.singles) / clients * clients
-	group, ctx := errgroup.WithContext(ctx)
 	begun := time.Now()
-	for i := range clients {
-		client, err := l.system.connect(asJSON)
-		if err != nil {
-			return 0, err
-		}
-		group.Go(func() error {
-			for at := i; at < n; at += clients {
-				if err := createOne(ctx, client, fmt.Sprintf("together-%05d", at)); err != nil {
-					return err
-				}
+	err := l.counted(name, n, func() error {
+		group, ctx := errgroup.WithContext(ctx)
+		for i := range clients {
+			client, err := l.system.connect(asJSON)
+			if err != nil {
+				return err
 			}
-			return nil
-		})
-	}
-	err := group.Wait()
+			group.Go(func() error {
+				for at := i; at < n; at += clients {
+					if err := createOne(ctx, client, fmt.Sprintf("together-%05d", at)); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		return group.Wait()
+	})
 	l.report(name+": wall time of all / number", "ms", milliseconds(time.Since(begun))/float64(n))
-	return n, err
+	return err
 }
 
-func (l load) get(ctx context.Context, name string) (int, error) {
+func (l load) get(ctx context.Context, name string) error {
 	return l.singly(name, func(i int) error {
 		_, err := l.client.CoreV1().ConfigMaps(namespace).Get(ctx, fmt.Sprintf("single-%05d", i), metav1.GetOptions{})
 		return err
@@ -158,11 +169,11 @@ func (l load) get(ctx context.Context, name string) (int, error) {
 }
 
 // update writes each object once more, with its resourceVersion; the get before it is not in the figure.
-func (l load) update(ctx context.Context, name string) (int, error) {
+func (l load) update(ctx context.Context, name string) error {
 	maps := l.client.CoreV1().ConfigMaps(namespace)
 	list, err := maps.List(ctx, metav1.ListOptions{Limit: int64(l.singles)})
 	if err != nil {
-		return 0, err
+		return err
 	}
 	return l.singly(name, func(i int) error {
 		object := &list.Items[i]
@@ -173,35 +184,45 @@ func (l load) update(ctx context.Context, name string) (int, error) {
 }
 
 // singly sends requests one after the other and reports their median and 99th percentile.
-func (l load) singly(name string, send func(i int) error) (int, error) {
-	took := make([]float64, l.singles)
-	for i := range took {
-		begun := time.Now()
-		if err := send(i); err != nil {
-			return 0, err
-		}
-		took[i] = milliseconds(time.Since(begun))
+func (l load) singly(name string, send func(i int) error) error {
+	took, err := l.timed(name, l.singles, send)
+	if err != nil {
+		return err
 	}
 	l.report(name+": p50", "ms", quantile(took, 0.5))
 	l.report(name+": p99", "ms", quantile(took, 0.99))
-	return len(took), nil
+	return nil
+}
+
+// timed sends n requests one after the other and returns how many milliseconds each took.
+func (l load) timed(name string, n int, send func(i int) error) (took []float64, err error) {
+	took = make([]float64, n)
+	return took, l.counted(name, n, func() error {
+		for i := range took {
+			begun := time.Now()
+			if err := send(i); err != nil {
+				return err
+			}
+			took[i] = milliseconds(time.Since(begun))
+		}
+		return nil
+	})
 }
 
 // list reads all objects in one answer, of the most recent state, without decoding it. The first list
 // of the round may find objects that a side has not kept decoded.
-func (l load) list(accept string) func(context.Context, string) (int, error) {
-	return func(ctx context.Context, name string) (int, error) {
-		took := make([]float64, l.lists)
-		for i := range took {
-			begun := time.Now()
-			if _, err := l.read(ctx, accept, metav1.ListOptions{}); err != nil {
-				return 0, err
-			}
-			took[i] = milliseconds(time.Since(begun))
+func (l load) list(accept string) func(context.Context, string) error {
+	return func(ctx context.Context, name string) error {
+		took, err := l.timed(name, l.lists, func(int) error {
+			_, err := l.read(ctx, accept, metav1.ListOptions{})
+			return err
+		})
+		if err != nil {
+			return err
 		}
 		l.report(name+": first", "ms", took[0])
 		l.report(name+": p50", "ms", quantile(took, 0.5))
-		return len(took), nil
+		return nil
 	}
 }
 
@@ -218,25 +239,24 @@ func (l load) read(ctx context.Context, accept string, o metav1.ListOptions) (in
 
 // pages walks all objects 500 at a time, as an informer without streaming lists does, and decodes the pages
 // because the next needs the token in them.
-func (l load) pages(ctx context.Context, name string) (int, error) {
+func (l load) pages(ctx context.Context, name string) error {
 	client, err := l.system.connect(asProtobuf)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	took := make([]float64, l.lists)
-	for i := range took {
-		begun, o := time.Now(), metav1.ListOptions{Limit: pageSize}
+	took, err := l.timed(name, l.lists, func(int) error {
+		o := metav1.ListOptions{Limit: pageSize}
 		for more := true; more; more = o.Continue != "" {
 			page, err := client.CoreV1().ConfigMaps(namespace).List(ctx, o)
 			if err != nil {
-				return 0, err
+				return err
 			}
 			o.Continue = page.Continue
 		}
-		took[i] = milliseconds(time.Since(begun))
-	}
+		return nil
+	})
 	l.report(name+": p50", "ms", quantile(took, 0.5))
-	return len(took), nil
+	return err
 }
 
 func createOne(ctx context.Context, client kubernetes.Interface, name string) error {

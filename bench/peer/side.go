@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -30,7 +29,6 @@ type system struct {
 	processes []*process
 	config    *rest.Config
 	ready     time.Duration // from the first exec to /readyz answering 200
-	held      sync.RWMutex  // what reads streams waits while it is locked
 	profiler  string        // address of the profiling hook, if the binary has it
 }
 

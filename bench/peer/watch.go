@@ -3,32 +3,30 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 )
 
 const (
 	watched      = "watched" // the namespace of the watch steps
-	writeCadence = 40 * time.Millisecond
 	watchTimeout = time.Minute
-	asStream     = asProtobuf + ";stream=watch"
+	// writesInFlight bounds the creates that wait for their answers: a side that cannot keep up is sent fewer a second.
+	writesInFlight = 8
 )
 
 // viewer is one watch, on a connection of its own.
 type viewer interface {
+	// collect takes what has arrived, without looking at it, while objects are written.
+	collect(scratch []byte) error
 	// next waits for one more event and says when it came, and what holds its object's name.
 	next() (came time.Time, held []byte, err error)
 	stop()
@@ -37,38 +35,35 @@ type viewer interface {
 // open starts a watch of the namespace from a revision.
 type open func(ctx context.Context, s *system, revision string) (viewer, error)
 
-// watch writes 25 objects a second while n watches look on. The lag is from the moment a create is sent until
-// the event has come; so a write is part of it.
-func (l load) watch(n int, open open) func(context.Context, string) (int, error) {
-	return func(ctx context.Context, name string) (int, error) {
+// watch writes so many objects a second while n watches look on. The lag is from the moment a create is sent until
+// the event has come; so a write is part of it. What came is decrypted and looked at when all has been written.
+func (l load) watch(n, perSecond int, open open) func(context.Context, string) error {
+	return func(ctx context.Context, name string) error {
 		ctx, cancel := context.WithTimeout(ctx, watchTimeout)
 		defer cancel()
 		viewers, err := l.openAll(ctx, n, open)
 		if err != nil {
-			return 0, err
+			return err
 		}
-		prefix := fmt.Sprintf("seen-%d", time.Now().UnixNano()) // the steps share a namespace
-		sent := make([]time.Time, l.watching/writeCadence)
-		seen := make([]sequence, n)
+		cadence := time.Second / time.Duration(perSecond)
+		w := &writes{prefix: fmt.Sprintf("seen-%d-", time.Now().UnixNano()), sent: make([]time.Time, l.watching/cadence)} // the steps share a namespace
+		if err := w.encode(); err != nil {
+			return err
+		}
 		before, err := ownCPU()
 		if err != nil {
-			return 0, err
+			return err
 		}
-		group, ctx := errgroup.WithContext(ctx)
-		for i, v := range viewers {
-			seen[i] = make(sequence, len(sent))
-			group.Go(func() error { defer v.stop(); return seen[i].fill(v) })
-		}
-		group.Go(func() error { return l.write(ctx, prefix, sent) })
-		if err := group.Wait(); err != nil {
-			return 0, err
+		if err := l.counted(name, len(w.sent), func() error { return l.write(ctx, w, cadence, viewers) }); err != nil {
+			return err
 		}
 		after, err := ownCPU()
 		if err != nil {
-			return 0, err
+			return err
 		}
-		l.report(name+": client CPU", "ms", milliseconds(after-before)/float64(len(sent)))
-		return len(sent), l.reportLags(name, prefix, sent, seen)
+		l.report(name+": client CPU", "ms", milliseconds(after-before)/float64(len(w.sent)))
+		l.report(name+": between two creates", "ms", milliseconds(w.took)/float64(len(w.sent)))
+		return l.reportLags(name, w, viewers)
 	}
 }
 
@@ -86,125 +81,157 @@ func (l load) openAll(ctx context.Context, n int, open open) ([]viewer, error) {
 	return viewers, nil
 }
 
-// write creates at a fixed cadence and notes when; a slow answer makes what follows it late, not fewer. The
-// bodies are encoded before, so that a create is sent as soon as it is said to be. Streams are read when the
-// event should long have arrived, so that their reading takes no processor from who sends it.
-func (l load) write(ctx context.Context, prefix string, sent []time.Time) error {
-	bodies := make([][]byte, len(sent))
-	for i := range bodies {
-		object := configMap(nameOf(prefix, i))
+// writes are the creates of one step.
+type writes struct {
+	prefix string // of their names; a number follows
+	bodies [][]byte
+	sent   []time.Time
+	took   time.Duration
+}
+
+const digits = 5
+
+// encode makes the bodies before the first is sent, so that a create is sent as soon as it is said to be.
+func (w *writes) encode() (err error) {
+	w.bodies = make([][]byte, len(w.sent))
+	for i := range w.bodies {
+		object := configMap(fmt.Sprintf("%s%0*d", w.prefix, digits, i))
 		object.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}
-		var err error
-		if bodies[i], err = json.Marshal(object); err != nil {
+		if w.bodies[i], err = json.Marshal(object); err != nil {
 			return err
 		}
 	}
-	ticker := time.NewTicker(writeCadence)
+	return nil
+}
+
+// number says which create made the object whose name is in the bytes.
+func (w *writes) number(held []byte) (int, error) {
+	_, rest, found := bytes.Cut(held, []byte(w.prefix))
+	if !found || len(rest) < digits {
+		return 0, fmt.Errorf("an event is of none of '%s...'", w.prefix)
+	}
+	i, err := strconv.Atoi(string(rest[:digits]))
+	if err == nil && i >= len(w.sent) {
+		err = fmt.Errorf("an event is of '%s%d', which was not sent", w.prefix, i)
+	}
+	return i, err
+}
+
+// write creates at a fixed cadence and notes when; a create does not wait for the answer to the one before. What
+// came is collected half-way to the next create, when most events should long have arrived, so that it
+// takes little processor from who sends them; and once more shortly before the next, which separates two late ones.
+func (l load) write(ctx context.Context, w *writes, cadence time.Duration, viewers []viewer) error {
+	creates, ctx := errgroup.WithContext(ctx)
+	creates.SetLimit(writesInFlight)
+	scratch := make([]byte, 64<<10)
+	ticker := time.NewTicker(cadence)
 	defer ticker.Stop()
-	for i, body := range bodies {
+	begun := time.Now()
+	for i, body := range w.bodies {
+		var tick time.Time
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
+			return creates.Wait()
+		case tick = <-ticker.C:
 		}
-		create := l.client.CoreV1().RESTClient().Post().Namespace(watched).Resource("configmaps").SetHeader("Content-Type", asJSON).Body(body)
-		l.system.held.Lock()
-		time.AfterFunc(writeCadence/2, l.system.held.Unlock)
-		sent[i] = time.Now()
-		if _, err := create.DoRaw(ctx); err != nil {
+		creates.Go(func() error {
+			create := l.client.CoreV1().RESTClient().Post().Namespace(watched).Resource("configmaps").SetHeader("Content-Type", asJSON).Body(body)
+			w.sent[i] = time.Now()
+			_, err := create.DoRaw(ctx)
+			return err
+		})
+		for _, moment := range []time.Time{tick.Add(cadence / 2), tick.Add(cadence * 9 / 10)} {
+			time.Sleep(time.Until(moment))
+			if err := collect(viewers, scratch); err != nil {
+				return err
+			}
+		}
+	}
+	err := creates.Wait()
+	w.took = time.Since(begun)
+	return err
+}
+
+func collect(viewers []viewer, scratch []byte) error {
+	for _, v := range viewers {
+		if err := v.collect(scratch); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func nameOf(prefix string, i int) string { return fmt.Sprintf("%s-%05d", prefix, i) }
-
-// sequence is what one watch has seen. Its k-th event is of the k-th create, since they come in order; that it
-// was is checked afterwards.
-type sequence []struct {
-	came time.Time
-	held []byte
+// sightings are when one watch saw each of the creates.
+type sightings struct {
+	came []time.Time
+	// joined is how many arrived together with a later one, so that theirs is that one's time: at most as early.
+	joined int
 }
 
-func (s sequence) fill(v viewer) (err error) {
-	for i := range s {
-		if s[i].came, s[i].held, err = v.next(); err != nil {
-			return fmt.Errorf("%d of %d events came: %w", i, len(s), err)
+func (w *writes) seenBy(v viewer) (s sightings, err error) {
+	s.came = make([]time.Time, len(w.sent))
+	var before time.Time
+	for n := range s.came {
+		came, held, err := v.next()
+		if err != nil {
+			return s, fmt.Errorf("%d of %d events came: %w", n, len(s.came), err)
 		}
+		i, err := w.number(held)
+		if err != nil {
+			return s, err
+		}
+		if !s.came[i].IsZero() {
+			return s, fmt.Errorf("the event of '%s%d' came twice", w.prefix, i)
+		}
+		if came.Equal(before) {
+			s.joined++
+		}
+		s.came[i], before = came, came
 	}
-	return nil
+	return s, nil
 }
 
-func (l load) reportLags(name, prefix string, sent []time.Time, seen []sequence) error {
-	first := slices.Clone(seen[0])
-	for _, s := range seen {
-		for i, event := range s {
-			if event.came.Before(first[i].came) {
-				first[i] = event
-			}
-		}
+func (l load) reportLags(name string, w *writes, viewers []viewer) error {
+	seen := make([]sightings, len(viewers))
+	var reading errgroup.Group
+	for i, v := range viewers {
+		reading.Go(func() (err error) { defer v.stop(); seen[i], err = w.seenBy(v); return err })
+	}
+	if err := reading.Wait(); err != nil {
+		return err
 	}
 	var lags, behind []float64
-	for _, s := range seen {
-		for i, event := range s {
-			if !bytes.Contains(event.held, []byte(nameOf(prefix, i))) {
-				return fmt.Errorf("a watch's event %d is not of '%s'", i, nameOf(prefix, i))
-			}
-			lags = append(lags, milliseconds(event.came.Sub(sent[i])))
-			behind = append(behind, milliseconds(event.came.Sub(first[i].came)))
+	joined := 0
+	for i, sent := range w.sent {
+		first := slices.MinFunc(seen, func(a, b sightings) int { return a.came[i].Compare(b.came[i]) }).came[i]
+		for _, s := range seen {
+			lags = append(lags, milliseconds(s.came[i].Sub(sent)))
+			behind = append(behind, milliseconds(s.came[i].Sub(first)))
 		}
+	}
+	for _, s := range seen {
+		joined += s.joined
 	}
 	l.report(name+": p50", "ms", quantile(lags, 0.5))
 	l.report(name+": p99", "ms", quantile(lags, 0.99))
 	if len(seen) > 1 {
 		l.report(name+": p50 behind the first", "ms", quantile(behind, 0.5))
 		l.report(name+": p99 behind the first", "ms", quantile(behind, 0.99))
+		l.report(name+": arrived with a later one", "%", 100*float64(joined)/float64(len(lags)))
 	}
 	return nil
 }
 
-// stream is a watch that only tells events apart.
-type stream struct {
-	io.ReadCloser
-	arrivals *arrivals
+// decoded is a watch by client-go, which reads and decodes all the time.
+type decoded struct {
+	watch.Interface
+	seen chan sighting
 }
 
-// openStream asks for the bytes of a protobuf watch. An event has come when its last byte has arrived.
-func openStream(ctx context.Context, s *system, revision string) (viewer, error) {
-	o := &stream{}
-	config := rest.CopyConfig(s.config)
-	config.QPS = -1
-	config.Dial = func(ctx context.Context, network, address string) (_ net.Conn, err error) {
-		o.arrivals, err = dialArrivals(ctx, network, address, &s.held)
-		return o.arrivals, err
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	o.ReadCloser, err = client.CoreV1().RESTClient().Get().Namespace(watched).Resource("configmaps").
-		SetHeader("Accept", asStream).Param("watch", "1").Param("resourceVersion", revision).Stream(ctx)
-	return o, err
+type sighting struct {
+	event watch.Event
+	came  time.Time
 }
-
-// next reads a frame: its length, then that many bytes.
-func (s *stream) next() (time.Time, []byte, error) {
-	var length [4]byte
-	if _, err := io.ReadFull(s, length[:]); err != nil {
-		return time.Time{}, nil, err
-	}
-	frame := make([]byte, binary.BigEndian.Uint32(length[:]))
-	if _, err := io.ReadFull(s, frame); err != nil {
-		return time.Time{}, nil, err
-	}
-	return s.arrivals.at(), frame, nil
-}
-
-func (s *stream) stop() { _ = s.Close() }
-
-// decoded is a watch by client-go.
-type decoded struct{ watch.Interface }
 
 // openDecoded watches as every client does. An event has come when it is decoded.
 func openDecoded(ctx context.Context, s *system, revision string) (viewer, error) {
@@ -213,20 +240,31 @@ func openDecoded(ctx context.Context, s *system, revision string) (viewer, error
 		return nil, err
 	}
 	w, err := client.CoreV1().ConfigMaps(watched).Watch(ctx, metav1.ListOptions{ResourceVersion: revision})
-	return decoded{w}, err
+	if err != nil {
+		return nil, err
+	}
+	d := decoded{w, make(chan sighting, 1<<10)} // more than are written in one step
+	go func() {
+		defer close(d.seen)
+		for event := range w.ResultChan() {
+			d.seen <- sighting{event, time.Now()}
+		}
+	}()
+	return d, nil
 }
 
+func (d decoded) collect([]byte) error { return nil }
+
 func (d decoded) next() (time.Time, []byte, error) {
-	event, ok := <-d.ResultChan()
-	came := time.Now()
+	s, ok := <-d.seen
 	if !ok {
-		return came, nil, errors.New("the watch ended")
+		return s.came, nil, errors.New("the watch ended")
 	}
-	object, ok := event.Object.(*corev1.ConfigMap)
-	if !ok || event.Type != watch.Added {
-		return came, nil, fmt.Errorf("a watch said %s: %v", event.Type, event.Object)
+	object, ok := s.event.Object.(*corev1.ConfigMap)
+	if !ok || s.event.Type != watch.Added {
+		return s.came, nil, fmt.Errorf("a watch said %s: %v", s.event.Type, s.event.Object)
 	}
-	return came, []byte(object.Name), nil
+	return s.came, []byte(object.Name), nil
 }
 
 func (d decoded) stop() { d.Stop() }
