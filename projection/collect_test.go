@@ -36,6 +36,20 @@ func spilling(t *testing.T, n int) (*cell, map[string]string) {
 	return c, want
 }
 
+// commitDuring commits an event whose row spills, and does something between the commit's last PUT and its swap, with another
+// projection that knows nothing of the event. What was committed before and then is there.
+func commitDuring(t *testing.T, do func(c *cell, other *Projection)) {
+	t.Helper()
+	c, want := spilling(t, 3)
+	other := c.another()
+	stalled := &between{lax: lax{c.bucket}, do: func() { do(c, other) }}
+	p := c.over(stalled, func(c *Config) { c.InlineBytes = 1 })
+	want["late"] = fmt.Sprintf("x@%d", c.put("late", "x"))
+	_, err := p.Commit(c.ctx)
+	require.NoError(t, err)
+	c.require(want)
+}
+
 func (c *cell) require(want map[string]string) {
 	c.t.Helper()
 	p := c.another()
@@ -73,19 +87,11 @@ func TestCollectionDefeatsACompactionInFlight(t *testing.T) {
 
 // The same for a commit that has written its segments: it starts again with new names.
 func TestCollectionDefeatsACommitInFlight(t *testing.T) {
-	c, want := spilling(t, 3)
-	other := c.another()
-	stalled := &between{lax: lax{c.bucket}}
-	p := c.over(stalled, func(c *Config) { c.InlineBytes = 1 })
-	want["late"] = fmt.Sprintf("x@%d", c.put("late", "x"))
-	stalled.do = func() {
+	commitDuring(t, func(c *cell, other *Projection) {
 		n, err := other.Collect(c.ctx, 0)
 		require.NoError(t, err)
 		require.Equal(t, 2, n)
-	}
-	_, err := p.Commit(c.ctx)
-	require.NoError(t, err)
-	c.require(want)
+	})
 }
 
 // A compaction is not thrown away because others commit meanwhile: it is rebased.

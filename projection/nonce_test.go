@@ -3,7 +3,6 @@ package projection
 import (
 	"context"
 	"crypto/sha256"
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -75,19 +74,11 @@ func TestALostSwapIsNotTakenForWon(t *testing.T) {
 // A collector that took a lost swap for won would delete the segments of a commit in flight, whose own swap it has not
 // defeated: the root would name what is gone (invariant 7).
 func TestALostSwapDeletesNothing(t *testing.T) {
-	c, want := spilling(t, 3)
-	other := c.another()
-	stalled := &between{lax: lax{c.bucket}}
-	p := c.over(stalled, func(c *Config) { c.InlineBytes = 1 })
-	want["late"] = fmt.Sprintf("x@%d", c.put("late", "x"))
-	stalled.do = func() {
+	commitDuring(t, func(c *cell, other *Projection) {
 		c.loseOneSwap()
 		_, err := other.Collect(c.ctx, 0)
 		require.NoError(t, err)
-	}
-	_, err := p.Commit(c.ctx)
-	require.NoError(t, err)
-	c.require(want)
+	})
 }
 
 // roots keeps what was to become the root.
