@@ -22,9 +22,21 @@ type Resource struct {
 	Resource string
 }
 
+// Check says why the resource cannot be on the list: Secrets never are, nor what is not one resource, as a pattern could
+// come to match them.
+func (r Resource) Check() error {
+	if r == (Resource{Resource: "secrets"}) {
+		return errors.New("Secrets are never republished")
+	}
+	if r.Resource == "" || strings.ContainsAny(r.Resource+r.Group, "*>/ ") {
+		return errors.New("it must name one resource, for example 'configmaps' or 'deployments.apps'")
+	}
+	return nil
+}
+
 // SetBodies makes the server republish the events of these resources, and of no others, with their bodies, on
 // '<prefix>.bodies.>'. Whoever may subscribe to a namespace there reads these resources in it, whatever the API would
-// say. Secrets are refused, and so is what is not one resource: a pattern could come to match them.
+// say. What Check refuses is refused.
 func SetBodies(ctx context.Context, c Config, resources []Resource) error {
 	c = c.withDefaults()
 	js, err := jetstream.New(c.Conn)
@@ -80,11 +92,8 @@ func bodiesConfig(ctx context.Context, js jetstream.JetStream, c Config, resourc
 
 // filter is the subject of all the resource's events.
 func (r Resource) filter(prefix string) (string, error) {
-	if r == (Resource{Resource: "secrets"}) {
-		return "", errors.New("the bodies of Secrets are never republished")
-	}
-	if r.Resource == "" || r.Group == Any || r.Resource == Any {
-		return "", fmt.Errorf("'%s' of group '%s' is not one resource: bodies are republished of resources that are named, no others", r.Resource, r.Group)
+	if err := r.Check(); err != nil {
+		return "", fmt.Errorf("'%s' of group '%s': %w", r.Resource, r.Group, err)
 	}
 	return Key{Cluster: Any, Group: r.Group, Resource: r.Resource, Namespace: Any, Name: Any}.subject(prefix+".log.", escapeTokenOrAny)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -10,10 +11,11 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
 func registerBodies(flags *pflag.FlagSet, bodies *[]string) {
-	flags.StringSliceVar(bodies, "events-bodies", nil, "resources whose events are republished with their bodies, for example 'configmaps,deployments.apps'; never Secrets, or what is encrypted at rest; 'none' for none")
+	flags.StringSliceVar(bodies, "events-bodies", nil, "resources whose events are republished with their bodies, for example 'configmaps,deployments.apps'; never Secrets, or what is encrypted at rest; 'none' for none. A custom resource is accepted whether it exists or not")
 }
 
 // noBodies takes every resource off the list.
@@ -25,16 +27,39 @@ func parseBodies(names []string) ([]eventlog.Resource, error) {
 	}
 	var resources []eventlog.Resource
 	for _, name := range names {
-		r := schema.ParseGroupResource(name)
-		if r.Resource == "" || strings.ContainsAny(name, "*>/ ") {
-			return nil, fmt.Errorf("--events-bodies has '%s': it must name one resource, for example 'configmaps' or 'deployments.apps'", name)
+		r := eventlog.Resource(schema.ParseGroupResource(name))
+		err := r.Check()
+		if err == nil {
+			err = checkExists(r)
 		}
-		if r == (schema.GroupResource{Resource: "secrets"}) {
-			return nil, fmt.Errorf("--events-bodies has 'secrets': Secrets are never republished")
+		if err != nil {
+			return nil, fmt.Errorf("--events-bodies has '%s': %w", name, err)
 		}
-		resources = append(resources, eventlog.Resource{Group: r.Group, Resource: r.Resource})
+		resources = append(resources, r)
 	}
 	return resources, nil
+}
+
+// checkExists refuses what no cell can have. The groups of custom resources have a dot, and which of those there are, or will
+// be, nobody knows before there is a cell.
+func checkExists(r eventlog.Resource) error {
+	if strings.Contains(r.Group, ".") {
+		return nil
+	}
+	builtin, err := spec.Groups()
+	if err != nil {
+		return err
+	}
+	for _, group := range builtin {
+		for _, version := range group.Versions {
+			for _, resource := range version.Resources {
+				if group.Name == r.Group && resource.Name == r.Resource {
+					return nil
+				}
+			}
+		}
+	}
+	return errors.New("there is no such resource; it must be the plural name, with the group if it has one")
 }
 
 // republishBodies makes the list what the flag says, if it was given. Whichever list it is then, nothing of it may be
