@@ -215,7 +215,7 @@ func (v *View) dirty() bool {
 // judged returns a copy of a tail record with its validity.
 func (v *View) judged(ctx context.Context, r *record) (*record, error) {
 	c := *r
-	if r.void || certain(&r.Event) {
+	if r.void || Certain(&r.Event) {
 		return &c, nil
 	}
 	below, found, err := v.newest(ctx, r.key, r.Revision-1)

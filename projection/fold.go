@@ -39,15 +39,15 @@ func valid(e *eventlog.Event, live Revision) bool {
 	case eventlog.Added:
 		return e.Base == 0 && live == 0
 	case eventlog.Modified, eventlog.Deleted:
-		return certain(e) || e.Base != 0 && e.Base == live
+		return Certain(e) || e.Base != 0 && e.Base == live
 	default:
 		return false
 	}
 }
 
-// certain reports that an event is valid whatever the state: the log itself enforced that the key's last
+// Certain reports that an event is valid whatever the state: the log itself enforced that the key's last
 // event was its base. So most events cost no lookup.
-func certain(e *eventlog.Event) bool {
+func Certain(e *eventlog.Event) bool {
 	return (e.Op == eventlog.Modified || e.Op == eventlog.Deleted) && e.Base != 0 && e.Base == e.Precondition
 }
 
@@ -55,7 +55,7 @@ func certain(e *eventlog.Event) bool {
 // tombstones included. below is asked only if no event of the chain is certain.
 func settle(chain []*record, below func() (version, bool, error)) (version, bool, error) {
 	anchor := 0
-	for anchor < len(chain) && (chain[anchor].void || !certain(&chain[anchor].Event)) {
+	for anchor < len(chain) && (chain[anchor].void || !Certain(&chain[anchor].Event)) {
 		anchor++
 	}
 	var newest version

@@ -73,7 +73,11 @@ func printEvents(ctx context.Context, cell kubestore.Cell, from eventlog.Revisio
 			if e.Op == eventlog.Barrier || !p.filter.matches(e.Key) {
 				return nil
 			}
-			// The log also holds what lost (void events); what became of this one the projection knows.
+			if projection.Certain(&e) {
+				return p.print(e)
+			}
+			// The log also holds what lost (void events); what became of this one the projection knows. What it reads
+			// to know, it reads up to the head, so that a burst of such events is read once.
 			return printPast(ctx, cell, e.Revision-1, e.Revision, p)
 		})
 		if !errors.Is(err, eventlog.ErrPurged) {

@@ -25,10 +25,10 @@ type change struct {
 
 func newChange(e eventlog.Event) *change { return &change{Event: e, row: e.Key.Row()} }
 
-// valid says whether the event is part of the history (invariant 13). An update whose precondition was
-// its base is, as the log enforced it; for the rest, the state before it is looked up once for all watches.
+// valid says whether the event is part of the history (invariant 13). For what is not certain, the state before it is
+// looked up once for all watches.
 func (c *change) valid(ctx context.Context, p *projection.Projection) (bool, error) {
-	if c.Base != 0 && c.Precondition == c.Base {
+	if projection.Certain(&c.Event) {
 		return true, nil
 	}
 	c.mu.Lock()
