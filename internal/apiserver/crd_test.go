@@ -235,6 +235,10 @@ func TestCustomResource(t *testing.T) {
 		}
 		strategic := request{method: "PATCH", path: "/apis/example.com/v1/namespaces/default/widgets/a", body: `{}`, contentType: "application/strategic-merge-patch+json"}
 		require.Equal(t, 415, strategic.do(t, s).code)
+		for path, method := range map[string]string{"": "POST", "/a": "PUT", "/a/status": "PUT"} {
+			sent := request{method: method, path: "/apis/example.com/v1/namespaces/default/widgets" + path, body: "k8s\x00", contentType: "application/vnd.kubernetes.protobuf; charset=utf-8"}
+			require.Equal(t, 415, sent.do(t, s).code, path)
+		}
 	})
 	t.Run("missing namespace", func(t *testing.T) {
 		_, err := c.Resource(widgets).Namespace("nowhere").Create(ctx, object(t, strings.ReplaceAll(widget("a", "{}"), "default", "nowhere")), metav1.CreateOptions{})

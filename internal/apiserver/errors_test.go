@@ -108,3 +108,18 @@ func TestLogUnreachable(t *testing.T) {
 		s.must(t, 200, request{method: "GET", path: path})
 	}
 }
+
+// Upstream answers a `resourceVersion` that is not a number with 500, whoever sent it.
+func TestMalformedResourceVersion(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
+	for _, sent := range []request{
+		{method: "PUT", path: configMaps + "/x", body: `{"metadata":{"name":"x","resourceVersion":"1x"}}`},
+		{method: "PATCH", path: configMaps + "/x", body: `{"metadata":{"resourceVersion":"-1"}}`, contentType: "application/merge-patch+json"},
+	} {
+		status := s.must(t, 422, sent).object(t)
+		require.Equal(t, "Invalid", status["reason"])
+		cause := fieldOf(status, "details.causes").([]any)[0].(map[string]any)
+		require.Equal(t, "metadata.resourceVersion", cause["field"])
+	}
+}

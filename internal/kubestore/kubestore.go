@@ -84,7 +84,7 @@ type store struct {
 	unstructured bool
 	// plain values are stored as they are encoded.
 	plain     bool
-	versioner storage.Versioner
+	versioner versioner
 	// acknowledged is the newest revision that this store has written.
 	acknowledged atomic.Uint64
 	// counts of what follows the pages of lists that are being read.
@@ -111,7 +111,7 @@ func newStore(c Cell, r Resource) *store {
 	if err != nil {
 		panic(err) // only for a size below 1
 	}
-	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), plain: plain, versioner: storage.APIObjectVersioner{}, counts: counts}
+	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), plain: plain, versioner: versioner{resource: r.GroupResource}, counts: counts}
 	if r.NewFunc != nil {
 		_, s.unstructured = r.NewFunc().(runtime.Unstructured)
 	}

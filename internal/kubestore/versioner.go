@@ -1,0 +1,32 @@
+package kubestore
+
+import (
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// versioner is upstream's, but an object whose `metadata.resourceVersion` is not a number is invalid and not an
+// internal error: it comes from the client of an update.
+type versioner struct {
+	storage.APIObjectVersioner
+	resource schema.GroupResource
+}
+
+// ObjectResourceVersion implements storage.Versioner.
+func (v versioner) ObjectResourceVersion(obj runtime.Object) (uint64, error) {
+	rev, err := v.APIObjectVersioner.ObjectResourceVersion(obj)
+	if err == nil {
+		return rev, nil
+	}
+	about, noMeta := meta.Accessor(obj)
+	if noMeta != nil {
+		return 0, err
+	}
+	kind := schema.GroupKind{Group: v.resource.Group, Kind: v.resource.Resource} // as upstream names it where it does not know the kind
+	return 0, apierrors.NewInvalid(kind, about.GetName(), field.ErrorList{field.Invalid(
+		field.NewPath("metadata", "resourceVersion"), about.GetResourceVersion(), "must be one that the server gave, or be left out")})
+}
