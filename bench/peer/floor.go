@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"io"
 	"net"
 	"runtime"
@@ -20,7 +19,7 @@ const (
 // bareWrites is the least that a fan-out can take on this machine, whoever does it: how long after the writing of one frame
 // to all connections began it has arrived at half of them, and at 99 of 100, if nothing is done but to write it, on all
 // processors at once. Both are medians over the rounds, in milliseconds.
-func bareWrites(ctx context.Context) (half, nearlyAll float64, err error) {
+func bareWrites() (half, nearlyAll float64, err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return 0, 0, err
@@ -28,7 +27,7 @@ func bareWrites(ctx context.Context) (half, nearlyAll float64, err error) {
 	defer listener.Close()
 	writers, readers := make([]net.Conn, floorWatches), make([]*arrivals, floorWatches)
 	for i := range readers {
-		if readers[i], err = dialArrivals(ctx, listener.Addr().String()); err != nil {
+		if readers[i], err = dialArrivals(listener.Addr().String(), watchTimeout); err != nil {
 			return 0, 0, err
 		}
 		defer readers[i].Close()

@@ -73,7 +73,7 @@ func run(ctx context.Context, o options) error {
 	if err := t.print(os.Stdout, sides); err != nil {
 		return err
 	}
-	half, nearlyAll, err := bareWrites(ctx)
+	half, nearlyAll, err := bareWrites()
 	if err != nil {
 		return fmt.Errorf("write to %d connections: %w", floorWatches, err)
 	}

@@ -34,11 +34,10 @@ func openStream(ctx context.Context, s *system, revision string) (viewer, error)
 		return nil, err
 	}
 	request.Header.Set("Accept", asProtobuf+";stream=watch")
-	conn, err := dialArrivals(ctx, request.URL.Host)
+	conn, err := dialArrivals(request.URL.Host, watchTimeout)
 	if err != nil {
 		return nil, err
 	}
-	context.AfterFunc(ctx, func() { _ = conn.Close() })
 	o := &stream{arrivals: conn}
 	if request.URL.Scheme == "https" {
 		request.Header.Set("Authorization", "Bearer "+s.config.BearerToken)
