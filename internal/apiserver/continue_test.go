@@ -23,6 +23,9 @@ const minute = 60 * time.Millisecond
 // made again, rows compacted and garbage collected; half an hour later too, when its events have left the log. Below the floor
 // it is 410 with a token that goes on inconsistently.
 func TestContinueAfterNineMinutes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("thousands of objects")
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	log, bucket := eventlogtest.Log(t), memory.New()

@@ -56,7 +56,7 @@ func corrected(r *http.Request, body []byte) error {
 		timeout.ErrStatus.Code = http.StatusGatewayTimeout
 		timeout.ErrStatus.Message = "no unique name could be generated, try again"
 		return timeout
-	case status.Code == http.StatusInternalServerError && status.Reason == "" && clientMistake(r, status.Message):
+	case status.Code == http.StatusInternalServerError && status.Reason == "" && clientMistake(r, info, status.Message):
 		return apierrors.NewBadRequest(status.Message)
 	}
 	return nil
@@ -64,8 +64,8 @@ func corrected(r *http.Request, body []byte) error {
 
 // clientMistake recognises what upstream passes on as it is, without a reason: sending it again would not
 // help. What goes wrong in a store has a reason.
-func clientMistake(r *http.Request, message string) bool {
-	return message == storage.ErrResourceVersionSetOnCreate.Error() ||
+func clientMistake(r *http.Request, info *apirequest.RequestInfo, message string) bool {
+	return info.Resource == "bindings" || info.Subresource == "binding" || message == storage.ErrResourceVersionSetOnCreate.Error() ||
 		strings.HasPrefix(message, "failed to create typed patch object") ||
 		r.Method == http.MethodPatch && strings.HasPrefix(r.Header.Get("Content-Type"), string(types.StrategicMergePatchType))
 }

@@ -279,6 +279,9 @@ func TestRatcheting(t *testing.T) {
 
 // A change of a CRD holds for the next request, through any server (invariant 4; row 8).
 func TestCRDChangesAtOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("asks after each of many changes")
+	}
 	first := newServer(t)
 	second, err := New(Config{Cell: first.config.Cell})
 	require.NoError(t, err)
@@ -440,6 +443,9 @@ func TestClashingNames(t *testing.T) {
 
 // Serving custom resources leaves no goroutine behind.
 func TestCustomResourcesOwnNoGoroutine(t *testing.T) {
+	if testing.Short() {
+		t.Skip("serves and removes again and again")
+	}
 	s := newServer(t)
 	get := func(version string) int {
 		return request{method: "GET", path: "/apis/example.com/" + version + "/namespaces/default/widgets"}.do(t, s).code

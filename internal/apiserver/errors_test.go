@@ -123,3 +123,13 @@ func TestMalformedResourceVersion(t *testing.T) {
 		require.Equal(t, "metadata.resourceVersion", cause["field"])
 	}
 }
+
+// So does it the binding of a pod to nothing.
+func TestBindingToNothing(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/pods", body: `{"metadata":{"name":"x"},"spec":{"containers":[{"name":"c","image":"i"}]}}`})
+	for _, path := range []string{"pods/x/binding", "bindings"} {
+		status := s.must(t, 400, request{method: "POST", path: "/api/v1/namespaces/default/" + path, body: `{"metadata":{"name":"x"},"target":{"kind":"Node"}}`}).object(t)
+		require.Contains(t, status["message"], "target.name: Required value")
+	}
+}

@@ -128,6 +128,7 @@ var seeds = []request{
 	{method: "PUT", path: "/apis/coordination.k8s.io/v1/namespaces/default/leases/x", body: `{"metadata":{"name":"x","uid":"x","resourceVersion":"0"}}`},
 	{method: "PATCH", path: "/api/v1/nodes/x/status", body: `{"status":{"conditions":[{"type":"Ready","$patch":"delete"}]}}`, contentType: "application/strategic-merge-patch+json"},
 	{method: "POST", path: "/api/v1/namespaces/default/pods", body: `{"metadata":{"name":"x"},"spec":{"containers":[{"name":"c","image":"i","resources":{"limits":{"cpu":"1"}}}]}}`},
+	{method: "POST", path: "/api/v1/namespaces/default/pods/x/binding", body: `{"target":{"kind":"Node","name":"x"}}`},
 	{method: "POST", path: "/api/v1/namespaces/default/pods/x/eviction", body: `{"metadata":{"name":"x"},"deleteOptions":{"preconditions":{"resourceVersion":"x"}}}`},
 	{method: "POST", path: "/apis/authentication.k8s.io/v1/tokenreviews", body: `{"spec":{"token":"x"}}`},
 	{method: "POST", path: "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings", body: `{"metadata":{"name":"x"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"x"},"subjects":[{"kind":"User","name":"x"}]}`},

@@ -36,6 +36,9 @@ func createWidgetCRD(t testing.TB, s *Server) {
 
 // Every OpenAPI document has an ETag that is honoured, both formats, and travels compressed (row 8).
 func TestOpenAPIServing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("decompresses large documents")
+	}
 	s := newServer(t)
 	createWidgetCRD(t, s)
 	for path, proto := range map[string]string{
@@ -111,6 +114,9 @@ func TestOpenAPIIndex(t *testing.T) {
 
 // What is spliced into the generated document is what upstream makes by merging whole documents.
 func TestOpenAPIV2OfCRDs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds large documents")
+	}
 	s := newServer(t)
 	createWidgetCRD(t, s)
 	shipped, err := spec.V2(spec.JSON)

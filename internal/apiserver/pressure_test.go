@@ -34,6 +34,9 @@ func large(name string) request {
 // No commit succeeds: once this process holds more events than it may, every write is 429 with Retry-After, changes nothing,
 // and reads go on. After a commit, writes are accepted again.
 func TestBackPressure(t *testing.T) {
+	if testing.Short() {
+		t.Skip("megabytes of writes")
+	}
 	s, bucket := withTail(t, 100_000)
 	bucket.Inject(func(op memory.Op, key string) memory.Fault {
 		if path.Base(key) == "root" && op != memory.OpGet {

@@ -59,6 +59,9 @@ func withFeed(t *testing.T) func(*Config) {
 // TestIdleWatchEndsWell: a watch that was idle for far longer than a client may take to receive something still has a
 // clean end.
 func TestIdleWatchEndsWell(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits")
+	}
 	s := newServer(t, withFeed(t), func(c *Config) { c.Watches.Patience = 50 * time.Millisecond })
 	revision := fieldOf(s.must(t, 200, request{method: "GET", path: configMaps}).object(t), "metadata.resourceVersion")
 	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
