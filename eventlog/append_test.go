@@ -180,6 +180,9 @@ func TestBadAppends(t *testing.T) {
 
 // More batches at once than the server takes are all appended, uninterleaved.
 func TestManyBatches(t *testing.T) {
+	if testing.Short() {
+		t.Skip("many batches at once")
+	}
 	l := eventlogtest.Log(t)
 	const writers, size = 80, 5
 	var appending sync.WaitGroup
@@ -208,6 +211,9 @@ func batch(id, size int) []eventlog.Write {
 
 // Stream info shows a batch that is being written; Head never does.
 func TestHeadIsNeverInsideABatch(t *testing.T) {
+	if testing.Short() {
+		t.Skip("thousands of appends")
+	}
 	conn := eventlogtest.Start(t)
 	l, writer := eventlogtest.Open(t, eventlog.Config{Conn: conn}), eventlogtest.Open(t, eventlog.Config{Conn: conn})
 	const size = 1000

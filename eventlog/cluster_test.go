@@ -74,6 +74,9 @@ func TestReplicatedLog(t *testing.T) {
 // A proposal that is stalled on its way to the quorum: another write of the object meanwhile learns that it
 // lost when the stalled one lands, not before; and that one is found by its id.
 func TestStalledProposalLandsLater(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts a cluster")
+	}
 	t.Parallel()
 	c := eventlogtest.Cluster(t)
 	c.Log(0)
@@ -118,6 +121,9 @@ func once(t *testing.T, l *eventlog.Log, after eventlog.Revision, id string, rev
 // During a leader change a message reaches the old and the new leader. What the old one refuses first, here a
 // subscriber in its place, the new one appends: no such refusal says that nothing was written.
 func TestRefusedByOneServerAppendedByAnother(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts a cluster")
+	}
 	t.Parallel()
 	c := eventlogtest.Cluster(t)
 	c.Log(0)
@@ -192,6 +198,9 @@ func refuseOnce(t *testing.T, conn *nats.Conn, code int, description string) <-c
 
 // Whoever loses on a replicated log is told so, as on one server.
 func TestReplicatedConflicts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts a cluster")
+	}
 	t.Parallel()
 	c := eventlogtest.Cluster(t)
 	l := c.Log(0)
@@ -225,6 +234,9 @@ func TestReplicatedConflicts(t *testing.T) {
 // A leader that is cut off without noticing goes on answering with its old head. Nobody who asks this
 // package learns an old head from it, or is told that the log went back.
 func TestDeposedLeader(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for an election")
+	}
 	t.Parallel()
 	c := eventlogtest.Cluster(t)
 	c.Log(0)
@@ -302,6 +314,9 @@ func openOn(t *testing.T, c *eventlogtest.Servers, i int) *eventlog.Log {
 // A replica that is cut off, with the client on its side, has an old end: the tail does not take it for the
 // end, and is complete when the replica is back.
 func TestTailOfStaleReplicas(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for replicas")
+	}
 	t.Parallel()
 	c := eventlogtest.Cluster(t)
 	c.Log(0)
@@ -346,6 +361,9 @@ func TestTailOfStaleReplicas(t *testing.T) {
 // Writers through all servers, while leaders give up and one is cut off: every acknowledged write is in the
 // log once, at its revision, every chain of an object is unbroken, and a follower saw all of it in order.
 func TestLeaderChangesAmidWrites(t *testing.T) {
+	if testing.Short() {
+		t.Skip("leaders change for a quarter of a minute")
+	}
 	t.Parallel()
 	c := eventlogtest.Cluster(t)
 	c.Log(0)

@@ -66,6 +66,9 @@ func TestUnansweredAppendIsFound(t *testing.T) {
 
 // The first try is lost with its connection, and another write wins before the second.
 func TestUnansweredAppendLoses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for timeouts")
+	}
 	l, link, direct := stallable(t, 5*time.Second)
 	before := eventlog.RoundTrips("append")
 	link.Stall()
@@ -82,6 +85,9 @@ func TestUnansweredAppendLoses(t *testing.T) {
 
 // When what would tell the outcome has left the log, it stays unknown: it is never a conflict.
 func TestUnansweredAppendIsPurged(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for timeouts")
+	}
 	l, link, direct := stallable(t, 5*time.Second)
 	before := eventlog.RoundTrips("append")
 	link.Stall()
@@ -134,6 +140,9 @@ func TestCancelledAppendIsResolved(t *testing.T) {
 }
 
 func TestNotConnected(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for timeouts")
+	}
 	l, link, direct := stallable(t, time.Second)
 	fill(t, direct, 1)
 	link.Cut()

@@ -305,6 +305,9 @@ func TestSmallMaxPayload(t *testing.T) {
 
 // A purge goes in steps of 10,000, since publishers wait for each.
 func TestPurgeSteps(t *testing.T) {
+	if testing.Short() {
+		t.Skip("thousands of appends")
+	}
 	l := eventlogtest.Log(t)
 	var head eventlog.Revision
 	for i := range 25 {

@@ -224,6 +224,9 @@ func TestAFenceThatBreaksOff(t *testing.T) {
 
 // A fence of three servers, and what follows it, as on one.
 func TestAReplicatedLogIsFenced(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts a cluster")
+	}
 	servers := eventlogtest.Cluster(t)
 	c := newCell(t)
 	c.log = servers.Log(0)

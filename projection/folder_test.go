@@ -14,6 +14,9 @@ import (
 
 // A process that starts with a warm folder reads the root from the bucket and nothing else.
 func TestAFolderOutlivesItsProcess(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills processes")
+	}
 	c := layered(t, upTo(50_000, 1), upTo(50_000, 10))
 	name := filepath.Join(t.TempDir(), "cache")
 	var counted *bucket.Counted

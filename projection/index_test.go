@@ -99,6 +99,9 @@ func TestRequestsOfASmallCell(t *testing.T) {
 
 // A hundred thousand objects: root, idx, block.
 func TestRequestsOfAHundredThousandObjects(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a hundred thousand objects")
+	}
 	c := layered(t, upTo(100_000, 1), upTo(100_000, 10), upTo(100_000, 1000), []int{5})
 	require.NotEmpty(t, c.latest().snap.root.Index)
 	require.Equal(t, 3, c.gets(7, "0"))
@@ -143,6 +146,9 @@ func TestBloomFiltersAreRight(t *testing.T) {
 
 // The footers of spills go into the root; an idx object is written once for many, and again by what a compaction leaves.
 func TestFootersOfSpills(t *testing.T) {
+	if testing.Short() {
+		t.Skip("thousands of objects")
+	}
 	c, want := spilling(t, 3)
 	require.Empty(t, c.latest().snap.root.Index)
 	require.Len(t, c.latest().snap.root.Footers, 3)
@@ -183,6 +189,9 @@ func TestFootersOfSpills(t *testing.T) {
 
 // A process that has read a snapshot reads only what a commit added: nothing for its footers.
 func TestAWarmReaderReadsNoFooters(t *testing.T) {
+	if testing.Short() {
+		t.Skip("thousands of objects")
+	}
 	c := layered(t, upTo(50_000, 1), upTo(50_000, 10))
 	c.config.InlineBytes = 1
 	counted := bucket.Count(c.bucket)

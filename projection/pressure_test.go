@@ -94,6 +94,9 @@ func TestAReaderCommitsWithoutAProjector(t *testing.T) {
 
 // An idle cell costs no request; a projector that is pressed does not wait for its cadence.
 func TestTheProjectorsCadence(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits")
+	}
 	c := newCell(t)
 	counted := bucket.Count(c.bucket)
 	p := c.over(counted)

@@ -16,6 +16,9 @@ import (
 // On three servers a write through one is read through each other at once (invariant 4), across commits; the barriers
 // that this takes leave no holes, and alone they cause no root.
 func TestReplicatedLog(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts a cluster")
+	}
 	servers := eventlogtest.Cluster(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

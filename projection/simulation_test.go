@@ -189,6 +189,9 @@ const simulatedGrace = time.Millisecond
 // 7, 11, 13). Without the generation, or the nonce, it fails nearly every time. LOGPLANE_SOAK is how many reads it has on
 // each kind of bucket, at least.
 func TestSimulation(t *testing.T) {
+	if testing.Short() {
+		t.Skip("thousands of reads")
+	}
 	quiet(t)
 	soak, err := strconv.Atoi(os.Getenv("LOGPLANE_SOAK"))
 	long := err == nil
@@ -209,9 +212,6 @@ func TestSimulation(t *testing.T) {
 		return b
 	}, 750, 3)
 	run("minio", func(t *testing.T) bucket.Bucket {
-		if testing.Short() {
-			t.Skip("a container")
-		}
 		return minioBucket(t)
 	}, 300, 3)
 }

@@ -29,6 +29,9 @@ func from(from string) func(*subscribe.Config) {
 // Without a revision the state comes first, then what changes. Then nothing but announcements are waited for: no watch
 // is open, and the next one wakes it.
 func TestRunWaitsWithoutAWatch(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits")
+	}
 	t.Parallel()
 	c := newCell(t)
 	b, a := c.put("ours", "b", "1"), c.put("ours", "a", "1")
@@ -78,6 +81,9 @@ func TestRunResumes(t *testing.T) {
 // Whatever happens to announcements, every change comes once, in order: to a subscriber whose connection breaks, though
 // it never looks of its own accord; and where changes are never announced, to one that looks now and then.
 func TestRunIsExact(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it breaks connections for seconds")
+	}
 	t.Parallel()
 	t.Run("connections break", func(t *testing.T) {
 		exact(t, time.Hour, func(c *cell, link *eventlogtest.Link, n int) {
@@ -139,6 +145,9 @@ func exact(t *testing.T, check time.Duration, trouble func(c *cell, link *eventl
 
 // While NATS cannot be reached, watches follow one another.
 func TestRunWithoutNATS(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits")
+	}
 	t.Parallel()
 	c := newCell(t)
 	conn, link := eventlogtest.ConnectThrough(t, c.nats)
@@ -242,6 +251,9 @@ func TestRunScopes(t *testing.T) {
 // simulated: a write is ten seconds, and every minute what is older than the log's retention of ten minutes leaves the
 // log, and what is older than the cell's of an hour is forgotten.
 func TestSubscriberAfterAnHour(t *testing.T) {
+	if testing.Short() {
+		t.Skip("hundreds of writes")
+	}
 	t.Parallel()
 	const minute, logRetention, retention = 6, 10, 60
 	c := newCell(t)

@@ -25,7 +25,12 @@ import (
 
 // TestDrain: a watcher that stops says so, sends new watches away, and ends each open one cleanly, with a
 // bookmark that another watcher goes on from.
-func TestDrain(t *testing.T) { overEach(t, drain) }
+func TestDrain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for drains")
+	}
+	overEach(t, drain)
+}
 
 func drain(t *testing.T, c cell) {
 	one, two := c.serve(t, func(c *watcher.Config) { c.Drain = 200 * time.Millisecond }), c.serve(t)
@@ -77,7 +82,12 @@ func drain(t *testing.T, c cell) {
 }
 
 // TestServeDrains: the listener's side: the last answers go out, connections close, and the server ends.
-func TestServeDrains(t *testing.T) { overEach(t, serveDrains) }
+func TestServeDrains(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for drains")
+	}
+	overEach(t, serveDrains)
+}
 
 func serveDrains(t *testing.T, c cell) {
 	s := c.start(t)
@@ -125,7 +135,12 @@ func (s *server) reuses() (reused bool) {
 }
 
 // TestWatchLimits: beyond a limit the answer is 429, and a watch that ends makes room.
-func TestWatchLimits(t *testing.T) { overEach(t, watchLimits) }
+func TestWatchLimits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("many watches")
+	}
+	overEach(t, watchLimits)
+}
 
 func watchLimits(t *testing.T, c cell) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
@@ -172,7 +187,12 @@ func watchLimits(t *testing.T, c cell) {
 
 // TestSlowClient: a client that does not read is cut off, and nobody waits for it. With HTTP/2 all of them
 // share a connection.
-func TestSlowClient(t *testing.T) { overEach(t, slowClient) }
+func TestSlowClient(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for slow clients")
+	}
+	overEach(t, slowClient)
+}
 
 func slowClient(t *testing.T, c cell) {
 	s := c.start(t, impatient)
@@ -205,6 +225,9 @@ func slowClient(t *testing.T, c cell) {
 // TestStalledConnection: a client that takes nothing from its connection of HTTP/2 is cut off with all of its
 // streams. Each stream's own end would wait behind what cannot be written.
 func TestStalledConnection(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for a stalled client")
+	}
 	t.Parallel()
 	c := newCell(t)
 	c.protocol = http2

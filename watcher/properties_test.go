@@ -34,6 +34,9 @@ const runs = 8
 func TestWatchProperties(t *testing.T) {
 	t.Parallel()
 	n, first := runs, 0
+	if testing.Short() {
+		n = 1
+	}
 	if more, err := strconv.Atoi(os.Getenv("LOGPLANE_WATCH_RUNS")); err == nil {
 		n = more
 	}

@@ -24,7 +24,12 @@ import (
 
 // TestReflectorsOverRestarts: client-go's own reflectors, on watchers that are replaced one after the other,
 // list once, at the start.
-func TestReflectorsOverRestarts(t *testing.T) { overEach(t, reflectorsOverRestarts) }
+func TestReflectorsOverRestarts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts servers again and again")
+	}
+	overEach(t, reflectorsOverRestarts)
+}
 
 func reflectorsOverRestarts(t *testing.T, c cell) {
 	quick := func(c *watcher.Config) { c.Drain = 100 * time.Millisecond }

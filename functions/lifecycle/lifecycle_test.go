@@ -331,6 +331,9 @@ func TestHandle(t *testing.T) {
 // TestNamespaceSettles: without Drain a namespace is not finalized before the deadline of requests that
 // may have seen it alive, by the log's time.
 func TestNamespaceSettles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits")
+	}
 	const settle = 2 * time.Second
 	c := newCluster(t, func(config *Config) { config.Drain, config.Settle = nil, settle })
 	c.createNamespace("n")

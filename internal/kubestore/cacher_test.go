@@ -73,6 +73,9 @@ func (o observed) Create(ctx context.Context, key string, obj, out runtime.Objec
 // TestUpstreamUnderCacher runs those of upstream's suites that it runs on its own watch cache, over this
 // store. Left out: RunTestList, which counts requests to etcd.
 func TestUpstreamUnderCacher(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for bookmarks")
+	}
 	conn := eventlogtest.Start(t)
 	namespaced, cluster := storage.NamespaceKeyFunc, storage.NoNamespaceKeyFunc
 	uncounted := func(*testing.T, uint64, uint64) {}

@@ -133,6 +133,9 @@ func pageThrough(t *testing.T, stores []*store, r *rand.Rand, m model) {
 
 // TestRevisionsOutOfReach: rows 28, 29 and 32, and forged ones.
 func TestRevisionsOutOfReach(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for revisions that never come")
+	}
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
 	for _, name := range []string{"a", "b", "c"} {

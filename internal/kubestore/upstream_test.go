@@ -140,6 +140,9 @@ func TestUpstream(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for kind, open := range kinds {
 		for mode := range modes {
+			if testing.Short() && (kind != "strict" || mode != "random") {
+				continue
+			}
 			for name, suite := range suites {
 				t.Run(kind+"/"+mode+"/"+name, func(t *testing.T) {
 					if waits[name] {

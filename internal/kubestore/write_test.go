@@ -70,6 +70,9 @@ func increment(ctx context.Context, s storage.Interface, key string) error {
 // them, every increment counts exactly once (invariant 13). On three servers a refusal leaves the outcome open, and what
 // would tell it must be in the log: there the log keeps what is younger than a request, as it always does but here.
 func TestConcurrentIncrements(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts a cluster")
+	}
 	t.Run("one server", func(t *testing.T) {
 		b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 		concurrentIncrements(t, b, process(t, b.Log, b.bucket), false)

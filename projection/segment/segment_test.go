@@ -158,6 +158,9 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 }
 
 func TestScanCostsFewReads(t *testing.T) {
+	if testing.Short() {
+		t.Skip("many large segments")
+	}
 	ctx := context.Background()
 	entries := randomEntries(rand.New(rand.NewPCG(1, 2)), 5000, 3000)
 	file, sum := build(t, Keys, entries)

@@ -130,6 +130,9 @@ func TestRepresentationsAgree(t *testing.T) {
 
 // TestOptimisticIncrements: 1,000 concurrent read-modify-writes of one object end at exactly 1,000.
 func TestOptimisticIncrements(t *testing.T) {
+	if testing.Short() {
+		t.Skip("thousands of writes")
+	}
 	t.Parallel()
 	server := dev(t, t.TempDir(), "--in-memory")
 	_, typed, _ := clientsFor(t, server.url())

@@ -44,6 +44,9 @@ func TestExamplesAreDocumented(t *testing.T) {
 // TestExamples builds each example as its reader would and runs it against 'logplane dev'. The one that resumes is away while
 // objects change, and goes on where it was.
 func TestExamples(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles the examples")
+	}
 	t.Parallel()
 	folder, position := t.TempDir(), filepath.Join(t.TempDir(), "position")
 	server := dev(t, folder, "--in-memory", "--events-listen", "127.0.0.1:0", "--events-bodies", "configmaps")

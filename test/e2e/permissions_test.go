@@ -27,6 +27,9 @@ import (
 // subscriber receives what happens in its namespace, with bodies of what is on the list, resumes by itself, and can do
 // nothing else.
 func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server reads passwords from the environment
+	if testing.Short() {
+		t.Skip("many processes")
+	}
 	t.Setenv("LOGPLANE_PASSWORD", "cell-secret")
 	t.Setenv("SUBSCRIBER_PASSWORD", "reader-secret")
 	authorization, s := runPermitted(t)
@@ -156,6 +159,9 @@ func runPermitted(t *testing.T) (authorization string, s *server.Server) {
 // TestBodiesThatAreSecret: what may be a secret, or is encrypted at rest, cannot be on the list; nor can the list's
 // resources be encrypted later.
 func TestBodiesThatAreSecret(t *testing.T) {
+	if testing.Short() {
+		t.Skip("many processes")
+	}
 	t.Parallel()
 	where := []string{"--nats", eventlogtest.Start(t).ConnectedUrl(), "--bucket", "file://" + t.TempDir()}
 	encryption := filepath.Join(t.TempDir(), "encryption.yaml")

@@ -28,6 +28,9 @@ const crossReads = 10_000
 // TestProcesses runs 'init', two 'api', a 'watcher', a 'projector' and a 'lifecycle' as processes on an
 // external log of one server, and of three, and a shared bucket.
 func TestProcesses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("many processes")
+	}
 	t.Parallel()
 	t.Run("one server", func(t *testing.T) {
 		c := newCell(t, eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir())).ConnectedUrl(), 1)
@@ -84,10 +87,6 @@ func (c *processCell) run(t *testing.T) {
 }
 
 func (c *processCell) crossReads(t *testing.T) {
-	reads := crossReads
-	if testing.Short() {
-		reads /= 50
-	}
 	const writers = 4
 	group, ctx := errgroup.WithContext(t.Context())
 	for w := range writers {
@@ -95,7 +94,7 @@ func (c *processCell) crossReads(t *testing.T) {
 		if w%2 == 1 {
 			write, read = read, write
 		}
-		group.Go(func() error { return writeAndRead(ctx, fmt.Sprintf("cross-%d", w), reads/writers, write, read) })
+		group.Go(func() error { return writeAndRead(ctx, fmt.Sprintf("cross-%d", w), crossReads/writers, write, read) })
 	}
 	require.NoError(t, group.Wait())
 }

@@ -27,6 +27,9 @@ func snippets(t *testing.T, document string) map[string][]string {
 // TestReadmeTour executes the README's ten minutes with kubectl, in its order. What the reader does by hand
 // in between, stopping and starting 'make dev', the shell functions here do; its 'pkill' ends this server only.
 func TestReadmeTour(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs all of the README")
+	}
 	t.Parallel()
 	blocks := snippets(t, "README.md")
 	require.Len(t, blocks["sh tour"], 3)

@@ -20,7 +20,7 @@ import (
 func TestScripts(t *testing.T) {
 	kubectl := filepath.Dir(binary(t, "KUBECTL", "kubectl"))
 	logplane := filepath.Dir(binary(t, "LOGPLANE_BINARY", "logplane"))
-	testscript.Run(t, testscript.Params{
+	params := testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(env *testscript.Env) error {
 			folder := filepath.Join(env.WorkDir, "data")
@@ -39,7 +39,11 @@ func TestScripts(t *testing.T) {
 			"watching": watching,
 			"stop":     func(ts *testscript.TestScript, _ bool, _ []string) { ts.Value("server").(*process).stop() },
 		},
-	})
+	}
+	if testing.Short() {
+		params.Dir, params.Files = "", []string{"testdata/script/apply.txtar", "testdata/script/get.txtar", "testdata/script/watch.txtar"}
+	}
+	testscript.Run(t, params)
 }
 
 func restart(ts *testscript.TestScript, neg bool, args []string) {

@@ -21,6 +21,9 @@ import (
 // TestWatcherStops: a watcher that gets SIGTERM ends each watch with a bookmark and cleanly, and exits well;
 // the watch goes on on its successor. 'logplane events' prints the same history, and what comes.
 func TestWatcherStops(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for drains")
+	}
 	t.Parallel()
 	where := []string{"--nats", eventlogtest.Run(t, t.TempDir()).ClientURL(), "--bucket", "file://" + t.TempDir()}
 	with := func(args ...string) []string { return append(args, where...) }

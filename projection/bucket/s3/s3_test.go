@@ -27,6 +27,9 @@ import (
 )
 
 func TestMinIO(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a container")
+	}
 	s := miniotest.Start(t)
 	t.Run("Ensure", func(t *testing.T) { testEnsure(t, s) })
 	t.Run("Conformance", func(t *testing.T) {
@@ -264,6 +267,9 @@ func TestReplaceNeverUnconditional(t *testing.T) {
 
 // A body that breaks off is asked for again, a few times.
 func TestBrokenBody(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for timeouts")
+	}
 	for _, c := range []struct {
 		broken, requests int64
 		fails            bool
