@@ -32,6 +32,9 @@ type Config struct {
 	// LeaderReads answers Head by the stream's leader instead of a quorum barrier on a replicated log:
 	// faster, stale while a deposed leader can be reached (docs/guarantees.md).
 	LeaderReads bool
+	// Local, where the stream's only server runs in this process, says what its stream info would. To ask by the
+	// connection takes a dozen goroutines' turns.
+	Local func(stream string) (Bounds, error)
 }
 
 func (c Config) withDefaults() Config {
@@ -84,6 +87,9 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	held := s.CachedInfo().Config
 	if err := checkStream(c, held); err != nil {
 		return nil, err
+	}
+	if c.Local != nil && held.Replicas > 1 {
+		return nil, fmt.Errorf("open log: stream '%s' has %d replicas, and one server was to answer for it", c.Stream, held.Replicas)
 	}
 	l := &Log{config: c, replicated: held.Replicas > 1, batches: make(chan struct{}, batchesInFlight)}
 	l.epoch.Store(c.Epoch)

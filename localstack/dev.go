@@ -196,7 +196,7 @@ func (d *Dev) openLog(ctx context.Context, c Config) (*eventlog.Log, error) {
 		return nil, err
 	}
 	d.onStop(func() error { conn.Close(); return nil })
-	config := eventlog.Config{Conn: conn, Prefix: subjectPrefix, Replicas: 1, InMemory: c.InMemory}
+	config := eventlog.Config{Conn: conn, Local: server.Bounds, Prefix: subjectPrefix, Replicas: 1, InMemory: c.InMemory}
 	if err := eventlog.Create(ctx, config); err != nil {
 		return nil, err
 	}

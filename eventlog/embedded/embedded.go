@@ -11,6 +11,8 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+
+	"github.com/logplane/logplane/eventlog"
 )
 
 // startTimeout bounds the wait for the server; a log of a million events takes about a second to open.
@@ -105,6 +107,20 @@ func (s *Server) Connect() (*nats.Conn, error) {
 		return nil, fmt.Errorf("connect to the embedded log server: %w", err)
 	}
 	return nc, nil
+}
+
+// Bounds are a stream's, as stream info has them. It is for eventlog.Config.Local.
+func (s *Server) Bounds(stream string) (eventlog.Bounds, error) {
+	account, err := s.server.JszAccount(&server.JSzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Streams: true})
+	if err != nil {
+		return eventlog.Bounds{}, fmt.Errorf("look at the embedded log: %w", err)
+	}
+	for _, one := range account.Streams {
+		if one.Name == stream {
+			return eventlog.Bounds{First: eventlog.Revision(one.State.FirstSeq), Head: eventlog.Revision(one.State.LastSeq)}, nil
+		}
+	}
+	return eventlog.Bounds{}, fmt.Errorf("look at the embedded log: there is no stream '%s'", stream)
 }
 
 // Stop shuts the server down and waits for it.

@@ -1,0 +1,91 @@
+package embedded_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/embedded"
+)
+
+// The server says in the process what it says over the wire, whatever became of the log: invariants 4 and 9 stand on it.
+func TestBounds(t *testing.T) {
+	ctx := t.Context()
+	s, err := embedded.Start(t.TempDir(), "", "logplane")
+	require.NoError(t, err)
+	t.Cleanup(s.Stop)
+	conn, err := s.Connect()
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	_, err = s.Bounds("logplane")
+	require.ErrorContains(t, err, "there is no stream 'logplane'")
+	far := eventlog.Config{Conn: conn}
+	require.NoError(t, eventlog.Create(ctx, far))
+	near := far
+	near.Local = s.Bounds
+	asked, err := eventlog.Open(ctx, far)
+	require.NoError(t, err)
+	local, err := eventlog.Open(ctx, near)
+	require.NoError(t, err)
+
+	same := func(first, head eventlog.Revision) {
+		t.Helper()
+		for _, l := range []*eventlog.Log{local, asked} {
+			b, err := l.Head(ctx)
+			require.NoError(t, err)
+			require.Equal(t, eventlog.Bounds{First: first, Head: head}, b)
+		}
+	}
+	const fence = 2 << 20
+	written := 0
+	write := func() eventlog.Write {
+		written++
+		key := eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "default", Name: fmt.Sprint(written)}
+		return eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: []byte("x")}
+	}
+	same(1, 0)
+	for i := range 3 {
+		_, err := asked.Append(ctx, fmt.Sprint("one-", i), write())
+		require.NoError(t, err)
+		same(1, eventlog.Revision(i+1))
+	}
+	_, err = asked.Append(ctx, "batch", write(), write())
+	require.NoError(t, err)
+	same(1, 5)
+	require.NoError(t, local.Purge(ctx, 4))
+	same(5, 5)
+	require.NoError(t, local.Fence(ctx, fence))
+	same(fence, fence-1)
+	rev, err := local.Append(ctx, "after", write())
+	require.NoError(t, err)
+	require.EqualValues(t, fence, rev)
+	same(fence, fence)
+	s.Stop()
+	_, err = local.Head(ctx)
+	require.Error(t, err)
+}
+
+func BenchmarkBounds(b *testing.B) {
+	s, err := embedded.Start(b.TempDir(), "", "logplane")
+	require.NoError(b, err)
+	b.Cleanup(s.Stop)
+	conn, err := s.Connect()
+	require.NoError(b, err)
+	b.Cleanup(conn.Close)
+	asked := eventlog.Config{Conn: conn}
+	require.NoError(b, eventlog.Create(b.Context(), asked))
+	local := asked
+	local.Local = s.Bounds
+	for name, config := range map[string]eventlog.Config{"asked": asked, "local": local} {
+		l, err := eventlog.Open(b.Context(), config)
+		require.NoError(b, err)
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				_, err := l.Head(b.Context())
+				require.NoError(b, err)
+			}
+		})
+	}
+}
