@@ -12,7 +12,7 @@ $(PEER)/peer:
 	@cd bench && $(RELEASE) go build -o $@ ./peer
 
 .PHONY: bench-peer
-bench-peer: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/peer ## compare with kube-apiserver and etcd under one load (about 5 minutes)
+bench-peer: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/peer ## compare with kube-apiserver and etcd under one load (about 6 minutes)
 	@LOGPLANE_BINARY=$(BIN)/logplane PEER_BINARIES=$(PEER) $(PEER)/peer $(ARGS)
 
 .PHONY: bench-peer-profiled

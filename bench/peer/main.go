@@ -38,7 +38,7 @@ func main() {
 func parse() options {
 	var o options
 	flag.IntVar(&o.rounds, "rounds", 5, "how often each side runs")
-	flag.DurationVar(&o.budget, "budget", 5*time.Minute, "begin no round after this time")
+	flag.DurationVar(&o.budget, "budget", 10*time.Minute, "begin no round after this time")
 	flag.StringVar(&o.only, "only", "", "run one side: 'logplane' or 'kubernetes'")
 	flag.IntVar(&o.load.objects, "objects", 10000, "objects in the list, at least 1000")
 	flag.IntVar(&o.load.singles, "singles", 300, "requests of each kind that are sent one after the other")
