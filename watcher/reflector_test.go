@@ -2,6 +2,7 @@ package watcher_test
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/pem"
 	"net"
 	"net/http"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/serving"
 	"github.com/logplane/logplane/watcher"
 )
 
@@ -34,10 +36,11 @@ func TestReflectorsOverRestarts(t *testing.T) {
 func reflectorsOverRestarts(t *testing.T, c cell) {
 	quick := func(c *watcher.Config) { c.Drain = 100 * time.Millisecond }
 	now := c.start(t, quick)
-	var front atomic.Pointer[server] // where new connections go
-	front.Store(now)
+	var front atomic.Value // the address to which new connections go
+	address, terminate := now.process()
+	front.Store(address)
 	var lists atomic.Int64
-	source := cache.NewListWatchFromClient(clientOf(t, &front, &lists), "configmaps", "default", fields.Everything())
+	source := cache.NewListWatchFromClient(now.reflected(&front, &lists), "configmaps", "default", fields.Everything())
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	var stores []cache.Store
@@ -59,22 +62,44 @@ func reflectorsOverRestarts(t *testing.T, c cell) {
 			}
 			return true
 		})
-		old := now
+		old, terminateOld := now, terminate
 		now = c.serve(t, quick)
-		front.Store(now)
-		old.watcher.Drain(t.Context())
+		address, terminate = now.process()
+		front.Store(address)
+		terminateOld()
 		old.stop()
 	}
 	require.EqualValues(t, len(stores), lists.Load())
 }
 
-// clientOf returns a client all of whose new connections go to the server of the time. It counts the requests for
+// process serves the watcher as its process does, and ends as that does when it is told to.
+func (s *server) process() (address string, terminate func()) {
+	s.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(s.t, err)
+	var secure *tls.Config
+	if s.cell.protocol == http2 {
+		secure = &tls.Config{Certificates: s.listener.TLS.Certificates}
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- serving.Serve(ctx, listener, s.watcher, secure, serving.Streams{Drain: s.watcher.Drain})
+	}()
+	terminate = sync.OnceFunc(func() {
+		stop()
+		assert.NoError(s.t, <-ended)
+	})
+	s.t.Cleanup(terminate)
+	return listener.Addr().String(), terminate
+}
+
+// reflected returns a client all of whose new connections go to the address of the time. It counts the requests for
 // a whole collection, as a list or as a stream.
-func clientOf(t *testing.T, front *atomic.Pointer[server], lists *atomic.Int64) rest.Interface {
-	t.Helper()
-	s := front.Load()
+func (s *server) reflected(front *atomic.Value, lists *atomic.Int64) rest.Interface {
+	s.t.Helper()
 	config := &rest.Config{Host: s.url, QPS: -1, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, network, front.Load().listener.Listener.Addr().String())
+		return (&net.Dialer{}).DialContext(ctx, network, front.Load().(string))
 	}}
 	if s.cell.protocol == http2 {
 		config.CAData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.listener.Certificate().Raw})
@@ -87,13 +112,13 @@ func clientOf(t *testing.T, front *atomic.Pointer[server], lists *atomic.Int64) 
 			}
 			response, err := next.RoundTrip(r)
 			if err == nil {
-				assert.Equal(t, s.cell.protocol, response.Proto)
+				assert.Equal(s.t, s.cell.protocol, response.Proto)
 			}
 			return response, err
 		})
 	})
 	client, err := kubernetes.NewForConfig(config)
-	require.NoError(t, err)
+	require.NoError(s.t, err)
 	return client.CoreV1().RESTClient()
 }
 
