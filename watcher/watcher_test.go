@@ -224,7 +224,7 @@ type stream struct {
 // open sends a watch and requires its code.
 func (s *server) open(code int, path, accept string) *stream {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	s.t.Cleanup(cancel)
 	request, err := http.NewRequestWithContext(ctx, "GET", s.url+path, nil)
 	require.NoError(s.t, err)
