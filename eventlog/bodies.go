@@ -129,14 +129,12 @@ func Bodies(ctx context.Context, c Config) ([]Resource, error) {
 
 // resourceOf is the inverse of filter.
 func resourceOf(prefix, filter string) (Resource, error) {
-	tokens := strings.Split(strings.TrimPrefix(filter, prefix+".log."), ".")
-	if len(tokens) != 5 {
-		return Resource{}, fmt.Errorf("'%s' is not a filter of one resource", filter)
-	}
-	group, err := unescapeToken(tokens[1], coreMarker)
+	k, err := parseSubject(prefix, filter, unescapeTokenOrAny)
 	if err != nil {
 		return Resource{}, err
 	}
-	resource, err := unescapeToken(tokens[2], "")
-	return Resource{Group: group, Resource: resource}, err
+	if k.Group == Any || k.Resource == Any {
+		return Resource{}, fmt.Errorf("'%s' is not a filter of one resource", filter)
+	}
+	return Resource{Group: k.Group, Resource: k.Resource}, nil
 }

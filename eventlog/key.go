@@ -80,6 +80,11 @@ func (k Key) subject(start string, write func(b *strings.Builder, part, empty st
 // ParseSubject is the inverse of Subject; the Key's Prefix is left empty, as the subject does not hold it.
 // Only what Subject can produce is accepted, so that one object has exactly one subject.
 func ParseSubject(prefix, subject string) (Key, error) {
+	return parseSubject(prefix, subject, unescapeToken)
+}
+
+// parseSubject is the inverse of subject below '<prefix>.log.'; read is that of write.
+func parseSubject(prefix, subject string, read func(token, empty string) (string, error)) (Key, error) {
 	rest, ok := strings.CutPrefix(subject, prefix+".log.")
 	if !ok {
 		return Key{}, fmt.Errorf("parse subject %q: it is not below '%s.log'", subject, prefix)
@@ -94,7 +99,7 @@ func ParseSubject(prefix, subject string) (Key, error) {
 	markers := [5]string{1: coreMarker, 3: clusterMarker}
 	var parts [5]string
 	for i, token := range tokens {
-		part, err := unescapeToken(token, markers[i])
+		part, err := read(token, markers[i])
 		if err != nil {
 			return Key{}, fmt.Errorf("parse subject %q: %w", subject, err)
 		}

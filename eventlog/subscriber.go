@@ -60,6 +60,13 @@ func escapeTokenOrAny(b *strings.Builder, part, empty string) {
 	escapeToken(b, part, empty)
 }
 
+func unescapeTokenOrAny(token, empty string) (string, error) {
+	if token == Any {
+		return Any, nil
+	}
+	return unescapeToken(token, empty)
+}
+
 // Headers that the server adds to what it republishes.
 const (
 	headerStored       = "Nats-Subject"
