@@ -162,12 +162,19 @@ type state struct {
 // activeWithin is how lately a replica must have been heard of to count for a majority.
 const activeWithin = 2 * time.Second
 
-// info asks the stream's leader.
-func (l *Log) info(ctx context.Context) (state, error) {
+// info is what the stream's leader says; where that is a server in this process, without a question.
+func (l *Log) info(ctx context.Context) (s state, err error) {
 	if l.config.Local != nil {
-		b, err := l.config.Local(l.config.Stream)
-		return state{Bounds{First: max(b.First, 1), Head: b.Head}, true}, err
+		s.active = true
+		s.Bounds, err = l.config.Local(l.config.Stream)
+	} else {
+		s, err = l.askLeader(ctx)
 	}
+	s.First = max(s.First, 1) // a stream that never held a message has first 0
+	return s, err
+}
+
+func (l *Log) askLeader(ctx context.Context) (state, error) {
 	var answer struct {
 		refusal
 		State struct {
@@ -192,6 +199,5 @@ func (l *Log) info(ctx context.Context) (state, error) {
 		}
 	}
 	active := answer.Cluster.Leader != "" && 2*present > len(answer.Cluster.Replicas)+1
-	// A stream that never held a message has first 0.
-	return state{Bounds{First: max(answer.State.First, 1), Head: answer.State.Last}, active}, nil
+	return state{Bounds{First: answer.State.First, Head: answer.State.Last}, active}, nil
 }
