@@ -13,15 +13,9 @@ import (
 // The server says in the process what it says over the wire, whatever became of the log: invariants 4 and 9 stand on it.
 func TestBounds(t *testing.T) {
 	ctx := t.Context()
-	s, err := embedded.Start(t.TempDir(), "", "logplane")
-	require.NoError(t, err)
-	t.Cleanup(s.Stop)
-	conn, err := s.Connect()
-	require.NoError(t, err)
-	t.Cleanup(conn.Close)
-	_, err = s.Bounds("logplane")
+	s, far := start(t)
+	_, err := s.Bounds("logplane")
 	require.ErrorContains(t, err, "there is no stream 'logplane'")
-	far := eventlog.Config{Conn: conn}
 	require.NoError(t, eventlog.Create(ctx, far))
 	near := far
 	near.Local = s.Bounds
@@ -68,13 +62,7 @@ func TestBounds(t *testing.T) {
 }
 
 func BenchmarkBounds(b *testing.B) {
-	s, err := embedded.Start(b.TempDir(), "", "logplane")
-	require.NoError(b, err)
-	b.Cleanup(s.Stop)
-	conn, err := s.Connect()
-	require.NoError(b, err)
-	b.Cleanup(conn.Close)
-	asked := eventlog.Config{Conn: conn}
+	s, asked := start(b)
 	require.NoError(b, eventlog.Create(b.Context(), asked))
 	local := asked
 	local.Local = s.Bounds
@@ -88,4 +76,16 @@ func BenchmarkBounds(b *testing.B) {
 			}
 		})
 	}
+}
+
+// start returns a server, and how a log is asked over a connection to it.
+func start(t testing.TB) (*embedded.Server, eventlog.Config) {
+	t.Helper()
+	s, err := embedded.Start(t.TempDir(), "", "logplane")
+	require.NoError(t, err)
+	t.Cleanup(s.Stop)
+	conn, err := s.Connect()
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	return s, eventlog.Config{Conn: conn}
 }
