@@ -57,32 +57,33 @@ func (c *conflict) Unwrap() []error { return []error{ErrConflict, c.cause} }
 // returned, which may take a second longer than ctx's deadline.
 //
 // The first event's id is the request id, the n-th further one's is '<request id>.<n>'. Request ids must be
-// unique, and all keys of one call must differ. The caller has asked Head in the same request: a log that was fenced since
-// is known by its leap (ErrFenced). A crash of this process leaves either all events in the log or none.
-func (l *Log) Append(ctx context.Context, requestID string, writes ...Write) (Revision, error) {
-	msgs, err := l.encodeAll(requestID, writes)
+// unique, and all keys of one call must differ. A log that was fenced after the basis was read is known by its
+// leap (ErrFenced), whatever this process has seen meanwhile. A crash of this process leaves either all events in the
+// log or none.
+func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes ...Write) (Revision, error) {
+	msgs, err := l.encodeAll(basis.Epoch, requestID, writes)
 	if err != nil {
 		return 0, err
 	}
-	before := Revision(l.seen.Load())
+	seen := Revision(l.seen.Load())
 	rev, err := l.publishSurely(ctx, msgs)
 	if l.leavesOpen(err) {
-		rev, err = l.resolve(ctx, msgs, writes, before, err)
+		rev, err = l.resolve(ctx, msgs, writes, basis.Head, err)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("append %s: %w", writes[0].Key.Row(), err)
 	}
-	if rev <= before {
-		return 0, fmt.Errorf("append %s: acknowledged as %d after %d was seen: %w", writes[0].Key.Row(), rev, before, ErrDiverged)
+	if rev <= seen {
+		return 0, fmt.Errorf("append %s: acknowledged as %d after %d was seen: %w", writes[0].Key.Row(), rev, seen, ErrDiverged)
 	}
-	if err := l.checkUnfenced(ctx, before, rev); err != nil {
+	if err := l.checkUnfenced(ctx, basis.Head, rev); err != nil {
 		return 0, fmt.Errorf("append %s: %w", writes[0].Key.Row(), err)
 	}
 	l.See(rev)
 	return rev, nil
 }
 
-func (l *Log) encodeAll(requestID string, writes []Write) ([]*nats.Msg, error) {
+func (l *Log) encodeAll(epoch uint64, requestID string, writes []Write) ([]*nats.Msg, error) {
 	if requestID == "" || len(writes) == 0 || len(writes) > maxBatch {
 		return nil, fmt.Errorf("append %d events for request %q: must be 1 to %d, with an id", len(writes), requestID, maxBatch)
 	}
@@ -94,7 +95,7 @@ func (l *Log) encodeAll(requestID string, writes []Write) ([]*nats.Msg, error) {
 		if i > 0 {
 			id += "." + strconv.Itoa(i)
 		}
-		msg, err := encode(l.config.Prefix, l.Epoch(), id, now, w)
+		msg, err := encode(l.config.Prefix, epoch, id, now, w)
 		if err != nil {
 			return nil, err
 		}

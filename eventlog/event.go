@@ -47,4 +47,24 @@ type Event struct {
 	RequestID string
 	// Epoch of the cell when it was written (invariant 9).
 	Epoch uint64
+	// Left is how many events of the same append follow this one: 0 for the last of them, and for a single one.
+	Left uint32
+}
+
+// Batch is all events of one append, in order and contiguous. Only Follow makes it, so that nobody who learns the log
+// by batches ever holds half of one. A barrier is a batch of its own.
+type Batch []Event
+
+// continues reports whether the event is the next one of the append that the batch began with.
+func (b Batch) continues(e Event) bool {
+	last := b[len(b)-1]
+	return last.Left > 0 && e.Left == last.Left-1
+}
+
+// Basis is what a write was computed from. It comes from one view: the view that showed the write's base.
+type Basis struct {
+	// Head is the view's revision: the log held it, with all of its batch.
+	Head Revision
+	// Epoch is that of the view's root; the log writes it into the events (invariant 9).
+	Epoch uint64
 }

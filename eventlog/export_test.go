@@ -17,8 +17,11 @@ func RoundTrips(kind string) float64 {
 	return m.GetCounter().GetValue()
 }
 
-// Decode is decode, for fuzzing.
-var Decode = decode
+// Decode is decode, for fuzzing; Encode is encode, for forging.
+var (
+	Decode = decode
+	Encode = encode
+)
 
 // Join enters the next question for the head at once, and returns what waits for its answer.
 func (l *Log) Join() func(context.Context) (Bounds, error) { return l.join().wait }
@@ -31,7 +34,7 @@ func (l *Log) Info(ctx context.Context) (Bounds, error) {
 
 // Search is what follows when writes are refused by a server that knows last as a key's last revision.
 func (l *Log) Search(ctx context.Context, id string, last Revision, writes ...Write) (Revision, error) {
-	msgs, err := l.encodeAll(id, writes)
+	msgs, err := l.encodeAll(0, id, writes)
 	if err != nil {
 		return 0, err
 	}

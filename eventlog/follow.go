@@ -15,13 +15,13 @@ import (
 // is opened anew.
 const heartbeat = time.Second
 
-// Follow calls yield for every event after the revision until ctx ends or yield fails, reconnecting as
-// needed, in order and without gaps. It is ErrPurged when the next event has left the log, ErrDiverged when
-// the log ends before the last event that was seen.
+// Follow calls yield for every append after the revision, with all of its events at once, until ctx ends or yield
+// fails, reconnecting as needed, in order and without gaps. It is ErrPurged when the next event has left the log,
+// ErrDiverged when the log ends before the last event that was seen.
 //
 // It returns ctx's error when ctx ends, and yield's own when yield fails. A stretch in which the server
 // cannot be reached is not an error.
-func (l *Log) Follow(ctx context.Context, after Revision, yield func(Event) error) error {
+func (l *Log) Follow(ctx context.Context, after Revision, yield func(Batch) error) error {
 	f := follower{log: l, next: after + 1, yield: yield}
 	for try := 0; ; try++ {
 		before := f.next
@@ -54,8 +54,9 @@ func (f *fatal) Error() string { return f.cause.Error() }
 type follower struct {
 	log   *Log
 	next  Revision
-	yield func(Event) error
-	gaps  int // how often in a row something else than next came
+	yield func(Batch) error
+	batch Batch // what has come of an append whose last event has not
+	gaps  int   // how often in a row something else than next came
 }
 
 // open reads from one consumer until it breaks. The log's first is checked before and after it is made: a
@@ -210,12 +211,33 @@ func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {
 	if m.revision != f.next {
 		return f.gap(ctx, m.revision)
 	}
-	if err := f.yield(m.event(f.log.config.Prefix)); err != nil {
-		return &fatal{err}
-	}
 	f.next++
 	f.gaps = 0
+	if err := f.gather(m.event(f.log.config.Prefix)); err != nil {
+		return &fatal{err}
+	}
 	return nil
+}
+
+// gather yields what has come once an append is whole. An event that claims a batch which then does not come was
+// published past this package: it waits for the next event, which proves it to be alone.
+func (f *follower) gather(e Event) error {
+	if len(f.batch) > 0 && !f.batch.continues(e) {
+		if err := f.flush(); err != nil {
+			return err
+		}
+	}
+	f.batch = append(f.batch, e)
+	if e.Left > 0 {
+		return nil
+	}
+	return f.flush()
+}
+
+func (f *follower) flush() error {
+	whole := f.batch
+	f.batch = nil
+	return f.yield(whole)
 }
 
 // gap finds out why another event came than the next one: it was purged, which check says; a message was

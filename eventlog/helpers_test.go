@@ -32,7 +32,7 @@ func modified(name, body string, base eventlog.Revision) eventlog.Write {
 
 func mustAppend(t testing.TB, l *eventlog.Log, id string, writes ...eventlog.Write) eventlog.Revision {
 	t.Helper()
-	rev, err := l.Append(bounded(t), id, writes...)
+	rev, err := l.Append(bounded(t), eventlog.Basis{}, id, writes...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,4 +72,16 @@ func mustTail(t testing.TB, l *eventlog.Log, after, upto eventlog.Revision) []ev
 		t.Fatal(err)
 	}
 	return events
+}
+
+// each gives a follower's batches to yield, an event at a time.
+func each(yield func(eventlog.Event) error) func(eventlog.Batch) error {
+	return func(b eventlog.Batch) error {
+		for _, e := range b {
+			if err := yield(e); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }

@@ -24,7 +24,7 @@ type Config struct {
 	Replicas int
 	// InMemory lets Create make, and Open accept, a stream that does not outlive its server.
 	InMemory bool
-	// Epoch written into every event (invariant 9), until SetEpoch.
+	// Epoch written into barriers (invariant 9), until SetEpoch.
 	Epoch uint64
 	// Timeout bounds one operation, its retries included, when the context has no nearer deadline; 5 s by
 	// default. A first try takes at most a fifth of it.
@@ -58,7 +58,7 @@ type Log struct {
 	// seen is the highest revision that this process knows to be in the log, with all of its batch: the
 	// log is never below it.
 	seen atomic.Uint64
-	// epoch is written into every event.
+	// epoch is written into barriers.
 	epoch atomic.Uint64
 	// batches bounds the batches in flight; the server drops any over 50.
 	batches chan struct{}
@@ -96,11 +96,12 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	return l, nil
 }
 
-// SetEpoch says in which epoch this process writes: the one of the root that it read first. An event of an older
-// epoch than the root's is void, so nothing may be appended before a root was read, as no writer does: it needs a view.
+// SetEpoch says in which epoch this process lives: the one of the root that it read first. Barriers carry it, so that
+// the log's last event tells the epoch to an operator who fences a cell whose bucket is an old copy. Other events
+// carry that of their Basis.
 func (l *Log) SetEpoch(epoch uint64) { l.epoch.Store(epoch) }
 
-// Epoch is the epoch in which this process writes.
+// Epoch is the epoch that barriers carry.
 func (l *Log) Epoch() uint64 { return l.epoch.Load() }
 
 // See remembers that the log has held a revision, for example the one that a root has applied: a head below

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
@@ -48,7 +50,7 @@ func TestBatchIsContiguousOrNothing(t *testing.T) {
 			t.Errorf("event %d: %+v", i, e)
 		}
 	}
-	_, err := l.Append(bounded(t), "c", added("new", "1"), added("y", "again"))
+	_, err := l.Append(bounded(t), eventlog.Basis{}, "c", added("new", "1"), added("y", "again"))
 	if !errors.Is(err, eventlog.ErrConflict) {
 		t.Fatalf("got %v", err)
 	}
@@ -66,13 +68,13 @@ func TestFollowSeesWhatComes(t *testing.T) {
 	got := make(chan eventlog.Revision, 100)
 	result := make(chan error, 1)
 	go func() {
-		result <- l.Follow(ctx, 2, func(e eventlog.Event) error {
+		result <- l.Follow(ctx, 2, each(func(e eventlog.Event) error {
 			got <- e.Revision
 			if e.Revision == 8 {
 				return done
 			}
 			return nil
-		})
+		}))
 	}()
 	for want := eventlog.Revision(3); want <= 5; want++ {
 		if rev := <-got; rev != want {
@@ -98,7 +100,7 @@ func TestPurgeIsClampedBelowTheHead(t *testing.T) {
 	if !errors.Is(err, eventlog.ErrPurged) {
 		t.Fatalf("got %v", err)
 	}
-	err = l.Follow(bounded(t), 2, func(eventlog.Event) error { return nil })
+	err = l.Follow(bounded(t), 2, each(func(eventlog.Event) error { return nil }))
 	if !errors.Is(err, eventlog.ErrPurged) {
 		t.Fatalf("got %v", err)
 	}
@@ -123,5 +125,35 @@ func TestTailInPages(t *testing.T) {
 	head := mustAppend(t, l, "two", writes...)
 	if n := len(mustTail(t, l, 0, head)); n != 1400 {
 		t.Fatalf("got %d events", n)
+	}
+}
+
+// Follow yields appends whole, whatever lies between them, and from the middle of one what is left of it. An event that
+// claims a batch which is not there is alone, and no reader waits for the rest for good.
+func TestFollowYieldsWholeAppends(t *testing.T) {
+	l := eventlogtest.Log(t)
+	mustAppend(t, l, "one", added("one", "x"))
+	mustAppend(t, l, "three", added("a", "x"), added("b", "x"), added("c", "x"))
+	forged, err := eventlog.Encode("logplane", 0, "forged", time.Now(), added("forged", "x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged.Header.Set("Logplane-Batch", "1/5")
+	if _, err := l.Conn().RequestMsgWithContext(bounded(t), forged); err != nil {
+		t.Fatal(err)
+	}
+	mustAppend(t, l, "two", added("d", "x"), added("e", "x"))
+	end := errors.New("the end")
+	for after, want := range map[eventlog.Revision][]int{0: {1, 3, 1, 2}, 2: {2, 1, 2}, 4: {1, 2}} {
+		var got []int
+		err := l.Follow(bounded(t), after, func(b eventlog.Batch) error {
+			if got = append(got, len(b)); b[len(b)-1].Revision == 7 {
+				return end
+			}
+			return nil
+		})
+		if !errors.Is(err, end) || !slices.Equal(got, want) {
+			t.Errorf("after %d: batches of %v, not %v: %v", after, got, want, err)
+		}
 	}
 }

@@ -28,8 +28,8 @@ func (l *Log) Purge(ctx context.Context, upto Revision) error {
 	return nil
 }
 
-// FenceGap is how far a fence leaps at least. No request sees so many events between its question for the head and
-// its append, so a writer that began before the fence notices.
+// FenceGap is how far a fence leaps at least. No request sees so many events between its view and its append, so a
+// writer that began before the fence notices.
 const FenceGap = 1 << 20
 
 // Extent is what the log says of itself, whatever this process has seen before: for an operator who fences a log that
@@ -62,9 +62,10 @@ func (l *Log) Fence(ctx context.Context, to Revision) error {
 }
 
 // checkUnfenced is ErrFenced if an append was acknowledged across a fence: only that takes events from the log that are
-// younger than the question for the head. Preconditions do not tell: on a wiped log, 0 holds for every key.
+// younger than the view that the write was computed from. Preconditions do not tell: on a wiped log, 0 holds for every
+// key. Nor does what the process has seen: another of its requests may have learned the head after the leap.
 func (l *Log) checkUnfenced(ctx context.Context, before, rev Revision) error {
-	if before == 0 || rev-before < FenceGap {
+	if rev-before < FenceGap {
 		return nil
 	}
 	ctx, cancel := l.within(context.WithoutCancel(ctx))

@@ -94,7 +94,7 @@ func TestLostTailIsDiverged(t *testing.T) {
 	arrived := make(chan eventlog.Revision, 10)
 	go func() {
 		defer close(followed)
-		following = l.Follow(bounded(t), 0, func(e eventlog.Event) error { arrived <- e.Revision; return nil })
+		following = l.Follow(bounded(t), 0, each(func(e eventlog.Event) error { arrived <- e.Revision; return nil }))
 	}()
 	for range 5 {
 		<-arrived
@@ -110,7 +110,7 @@ func TestLostTailIsDiverged(t *testing.T) {
 		}
 		return errors.Is(err, eventlog.ErrDiverged)
 	})
-	if _, err := l.Append(bounded(t), "late", added("late", "x")); !errors.Is(err, eventlog.ErrDiverged) {
+	if _, err := l.Append(bounded(t), eventlog.Basis{}, "late", added("late", "x")); !errors.Is(err, eventlog.ErrDiverged) {
 		t.Errorf("append: %v", err)
 	}
 	<-followed
@@ -126,7 +126,7 @@ func TestFollowAcrossRestarts(t *testing.T) {
 	arrived := make(chan eventlog.Revision, 100)
 	followed := make(chan error, 1)
 	go func() {
-		followed <- l.Follow(ctx, 0, func(e eventlog.Event) error { arrived <- e.Revision; return nil })
+		followed <- l.Follow(ctx, 0, each(func(e eventlog.Event) error { arrived <- e.Revision; return nil }))
 	}()
 	next := eventlog.Revision(1)
 	for range 3 {
@@ -154,7 +154,7 @@ func TestFollowBehindAPurge(t *testing.T) {
 	arrived := make(chan eventlog.Revision, 100)
 	followed := make(chan error, 1)
 	go func() {
-		followed <- l.Follow(bounded(t), 0, func(e eventlog.Event) error { arrived <- e.Revision; return nil })
+		followed <- l.Follow(bounded(t), 0, each(func(e eventlog.Event) error { arrived <- e.Revision; return nil }))
 	}()
 	for range 3 {
 		<-arrived
@@ -192,17 +192,21 @@ func TestFence(t *testing.T) {
 	}
 	skip := func(eventlog.Event) error { return nil }
 	_, at := l.EventAt(bounded(t), 3)
-	for _, err := range []error{l.Tail(bounded(t), 2, head, skip), l.Follow(bounded(t), 2, skip), at} {
+	for _, err := range []error{l.Tail(bounded(t), 2, head, skip), l.Follow(bounded(t), 2, each(skip)), at} {
 		if !errors.Is(err, eventlog.ErrPurged) {
 			t.Errorf("got %v", err)
 		}
 	}
 	next := eventlogtest.Open(t, eventlog.Config{Conn: conn})
-	next.SetEpoch(2)
-	if rev := fill(t, next, 1); rev != to {
-		t.Errorf("the next revision is %d", rev)
+	basis := eventlog.Basis{Head: mustHead(t, next).Head, Epoch: 2}
+	if rev, err := next.Append(bounded(t), basis, "next", added("next", "x")); err != nil || rev != to {
+		t.Errorf("the next revision is %d: %v", rev, err)
 	}
-	if _, err := stalled.Append(bounded(t), "late", added("late", "x")); !errors.Is(err, eventlog.ErrFenced) || !errors.Is(err, eventlog.ErrDiverged) {
+	// Another request of the process has learned the head after the leap. The write's own view has not.
+	if b := mustHead(t, stalled); b.Head != to {
+		t.Errorf("got %+v", b)
+	}
+	if _, err := stalled.Append(bounded(t), eventlog.Basis{Head: head}, "late", added("late", "x")); !errors.Is(err, eventlog.ErrFenced) || !errors.Is(err, eventlog.ErrDiverged) {
 		t.Errorf("a writer from before the fence got %v", err)
 	}
 	if e := mustTail(t, next, to-1, to)[0]; e.Epoch != 2 {
@@ -221,7 +225,7 @@ func TestConnect(t *testing.T) {
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: time.Second})
 	r.stop()
 	eventlogtest.Eventually(t, "the connection is lost", func() bool { return !conn.IsConnected() })
-	if _, err := l.Append(bounded(t), "lost", added("a", "lost")); !errors.Is(err, eventlog.ErrNotPublished) {
+	if _, err := l.Append(bounded(t), eventlog.Basis{}, "lost", added("a", "lost")); !errors.Is(err, eventlog.ErrNotPublished) {
 		t.Errorf("got %v", err)
 	}
 	r.start(r.dir)
@@ -241,7 +245,7 @@ func TestNoGoroutineStays(t *testing.T) {
 		rev := fill(t, l, 2)
 		mustAppend(t, l, "batch", batch(int(rev), 3)...)
 		mustTail(t, l, 0, mustHead(t, l).Head)
-		if err := l.Follow(bounded(t), 0, func(eventlog.Event) error { return end }); !errors.Is(err, end) {
+		if err := l.Follow(bounded(t), 0, each(func(eventlog.Event) error { return end })); !errors.Is(err, end) {
 			t.Error(err)
 		}
 	}

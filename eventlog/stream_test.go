@@ -142,7 +142,7 @@ func TestHoleIsDiverged(t *testing.T) {
 	if err := l.Tail(bounded(t), 2, 5, unread); !errors.Is(err, eventlog.ErrDiverged) {
 		t.Errorf("tail: %v", err)
 	}
-	if err := l.Follow(bounded(t), 2, unread); !errors.Is(err, eventlog.ErrDiverged) {
+	if err := l.Follow(bounded(t), 2, each(unread)); !errors.Is(err, eventlog.ErrDiverged) {
 		t.Errorf("follow: %v", err)
 	}
 }
@@ -186,13 +186,13 @@ func TestForeignMessage(t *testing.T) {
 	}
 	check(at)
 	end := errors.New("the end")
-	err = l.Follow(bounded(t), 0, func(e eventlog.Event) error {
+	err = l.Follow(bounded(t), 0, each(func(e eventlog.Event) error {
 		check(e)
 		if e.Revision == 8 {
 			return end
 		}
 		return nil
-	})
+	}))
 	if !errors.Is(err, end) {
 		t.Error(err)
 	}

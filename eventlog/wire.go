@@ -152,7 +152,8 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	base, errs[1] = parseNumber(h, headerBase, 64)
 	precondition, errs[2] = parseNumber(h, headerPrecondition, 64)
 	ttl, errs[3] = parseNumber(h, headerTTL, 32)
-	_, _, errs[5] = batchPlace(h)
+	place, size, err := batchPlace(h)
+	errs[5], e.Left = err, uint32(size-place)
 	if op == Added && base != 0 {
 		errs[4] = fmt.Errorf("an added object has base %d, not 0", base)
 	}

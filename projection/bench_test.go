@@ -149,7 +149,7 @@ func filled(b testing.TB, n int) (*eventlog.Log, *ledger) {
 		for j := i; j < min(i+500, n); j++ {
 			writes = append(writes, eventlog.Write{Key: benchKey(j), Op: eventlog.Added, ContentType: "application/cbor", Body: body(rng, j)})
 		}
-		rev, err := log.Append(ctx, fmt.Sprint("fill-", i), writes...)
+		rev, err := log.Append(ctx, eventlog.Basis{}, fmt.Sprint("fill-", i), writes...)
 		require.NoError(b, err)
 		if i%20_000 == 0 || i+500 >= n {
 			_, err := p.Commit(ctx)
@@ -320,7 +320,7 @@ func benchmarkCompaction(b *testing.B, log *eventlog.Log, counts *ledger, n int)
 				writes = append(writes, creation(rng, beside((j*runsPerLevel+run)*10, "compacted")))
 				raw += int64(len(writes[j-i].Body))
 			}
-			_, err := log.Append(ctx, fmt.Sprintf("runs-%d-%d", run, i), writes...)
+			_, err := log.Append(ctx, eventlog.Basis{}, fmt.Sprintf("runs-%d-%d", run, i), writes...)
 			require.NoError(b, err)
 		}
 		_, err := p.Commit(ctx)
@@ -354,7 +354,7 @@ func benchmarkCommits(b *testing.B, log *eventlog.Log, counts *ledger, objects, 
 		for i := range writes {
 			writes[i] = creation(rng, beside(rng.IntN(objects), fmt.Sprintf("%x", rng.Uint64())))
 		}
-		_, err := log.Append(b.Context(), fmt.Sprint("bench-", rng.Uint64()), writes...)
+		_, err := log.Append(b.Context(), eventlog.Basis{}, fmt.Sprint("bench-", rng.Uint64()), writes...)
 		require.NoError(b, err)
 		_, err = v.p.Latest(b.Context())
 		require.NoError(b, err)

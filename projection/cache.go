@@ -38,8 +38,11 @@ func (c *blockCache) Block(file string, block int) (*segment.Block, bool) {
 	return c.blocks.Get(blockID{file, block})
 }
 
-// Keep implements segment.Cache.
+// Keep implements segment.Cache. A block larger than the budget is not kept: it would cost all others.
 func (c *blockCache) Keep(file string, block int, b *segment.Block) {
+	if int64(b.Bytes) > c.budget {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	id := blockID{file, block}

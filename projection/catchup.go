@@ -136,15 +136,11 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 // on with.
 func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
 	v := p.view.Load()
-	if v == nil || p.behind(v, bounds) {
+	if v == nil || bounds.First > v.Revision()+1 || v.behind(bounds) {
 		return p.stepRoot(ctx, bounds)
-	}
-	if bounds.First > v.Revision()+1 {
-		return bounds, fmt.Errorf("the log begins at %d, the snapshot ends at %d: %w", bounds.First, v.snap.root.Applied, ErrHole)
 	}
 	events, err := p.readTail(ctx, v, bounds)
 	if errors.Is(err, eventlog.ErrPurged) {
-		p.publish(func(v *View) *View { next := *v; next.rootRead = 0; return &next })
 		return p.head(ctx, v.Revision())
 	}
 	if errors.Is(err, eventlog.ErrDiverged) {
@@ -156,15 +152,17 @@ func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog
 	return bounds, p.append(events)
 }
 
-// behind reports whether the root should be read before the tail: the tail would not follow, or is far
-// behind, or has grown long. Each holds once for the same head, as the root may have nothing newer.
-func (p *Projection) behind(v *View, bounds eventlog.Bounds) bool {
+// behind reports whether the root should be read before the tail although the tail would do: it is far behind, or has
+// grown long. It holds once for the same head, as the root may have nothing newer.
+func (v *View) behind(bounds eventlog.Bounds) bool {
 	if v.rootRead >= bounds.Head || v.Revision() >= bounds.Head {
 		return false
 	}
-	return bounds.First > v.Revision()+1 || bounds.Head-v.Revision() > behindEvents || v.long()
+	return bounds.Head-v.Revision() > behindEvents || v.long()
 }
 
+// stepRoot reads the root. What the log had purged when it gave the bounds was in a root then (invariant 5), so a
+// root that is read afterwards and ends before the log begins means a hole. No root that was read before proves that.
 func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
 	snap, err := p.readRoot(ctx)
 	if err != nil {
@@ -183,11 +181,14 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (even
 	if err := p.install(snap); err != nil {
 		return bounds, err
 	}
-	p.publish(func(v *View) *View {
+	v := p.publish(func(v *View) *View {
 		next := *v
 		next.rootRead, next.cutEvents, next.cutBytes = bounds.Head, len(v.tail.records), v.tail.bytes
 		return &next
 	})
+	if bounds.First > v.Revision()+1 {
+		return bounds, fmt.Errorf("the log begins at %d, the snapshot ends at %d: %w", bounds.First, v.Revision(), ErrHole)
+	}
 	return bounds, nil
 }
 
@@ -204,8 +205,9 @@ func (p *Projection) reload(ctx context.Context) (*snapshot, error) {
 var errEnough = errors.New("enough of the tail")
 
 // readTail reads the events from the view's revision on, up to the head or some megabytes: few of them if the root
-// may have more, so that a function far behind does not read what a snapshot holds. It includes
-// the last event that is known already, if the log still has it, and compares (invariant 9).
+// may have more, so that a function far behind does not read what a snapshot holds. Either way it ends with the end of a
+// batch, as the head does. It includes the last event that is known already, if the log still has it, and compares
+// (invariant 9).
 func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Bounds) ([]eventlog.Event, error) {
 	after := v.tail.last
 	if after > 0 && bounds.First <= after {
@@ -223,7 +225,7 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 		}
 		next++
 		events = append(events, e)
-		if bytes += len(e.Body); bytes > enough {
+		if bytes += len(e.Body); bytes > enough && e.Left == 0 { // never in the middle of a batch
 			return errEnough
 		}
 		return nil
@@ -234,8 +236,8 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 	return events, nil
 }
 
-// append publishes a view with the events, which must be contiguous. Those it has already are compared
-// where they are remembered; a gap makes the rest be ignored.
+// append publishes a view with the events, which must be contiguous and end no batch in its middle. Those it has already
+// are compared where they are remembered; a gap makes the rest be ignored.
 func (p *Projection) append(events []eventlog.Event) error {
 	var diverged error
 	p.publish(func(v *View) *View {
@@ -281,7 +283,7 @@ func (t *tail) compare(e *eventlog.Event) error {
 func (p *Projection) install(snap *snapshot) error {
 	var diverged error
 	p.publish(func(v *View) *View {
-		if diverged = p.sameEpoch(v, snap); diverged != nil {
+		if diverged = p.enter(v, snap); diverged != nil {
 			return v
 		}
 		if v == nil {
@@ -299,6 +301,7 @@ func (p *Projection) install(snap *snapshot) error {
 			}
 			next.tail = v.tail.above(snap.root)
 		}
+		next.cutEvents, next.cutBytes = len(next.tail.records), next.tail.bytes
 		return &next
 	})
 	if diverged != nil {
@@ -328,17 +331,12 @@ func (p *Projection) publish(change func(*View) *View) *View {
 }
 
 // Learn adds events that the caller read from the log anyway (a follower), so that the next view needs
-// no tail read. Events that are not the next one after the newest view are ignored.
-func (p *Projection) Learn(events ...eventlog.Event) {
+// no tail read. A batch that does not follow the newest view is ignored.
+func (p *Projection) Learn(b eventlog.Batch) {
 	if p.failed() != nil || p.view.Load() == nil {
 		return
 	}
-	for i := 1; i < len(events); i++ {
-		if events[i].Revision != events[i-1].Revision+1 {
-			events = events[:i]
-		}
-	}
-	_ = p.append(events) // a log that went back is remembered and returned by the next call
+	_ = p.append(b) // a log that went back is remembered and returned by the next call
 }
 
 // AtLeast returns a view not older than rev. It waits for a revision that does not exist yet until ctx
@@ -375,8 +373,8 @@ func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 // follow learns events as they come until the view has reached rev or ctx ends, whichever is first. One
 // caller does it for all who wait.
 func (p *Projection) follow(ctx context.Context, after, rev Revision) error {
-	err := p.config.Log.Follow(ctx, after, func(e eventlog.Event) error {
-		p.Learn(e)
+	err := p.config.Log.Follow(ctx, after, func(b eventlog.Batch) error {
+		p.Learn(b)
 		if p.view.Load().Revision() >= rev || p.failed() != nil {
 			return errEnough
 		}

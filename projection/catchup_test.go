@@ -197,10 +197,10 @@ func TestLearnSparesTheTailRead(t *testing.T) {
 	a, b := c.put("a", "1"), c.put("b", "2")
 	var events []eventlog.Event
 	require.NoError(t, c.log.Tail(c.ctx, 0, b, func(e eventlog.Event) error { events = append(events, e); return nil }))
-	c.Learn(events[1]) // not the next one
+	inBatches(c.Projection, events[1]) // not the next one
 	require.Zero(t, c.Current().Revision())
-	c.Learn(events...)
-	c.Learn(events...)
+	inBatches(c.Projection, events...)
+	inBatches(c.Projection, events...)
 	require.Equal(t, b, c.Current().Revision())
 	row, ok, err := c.Current().Get(c.ctx, podKey("a").Row(), b)
 	require.NoError(t, err)

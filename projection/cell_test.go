@@ -87,10 +87,38 @@ func (c *cell) write(w eventlog.Write) Revision {
 		w.Precondition = 0
 	}
 	c.n++
-	rev, err := c.log.Append(c.ctx, fmt.Sprint("request-", c.n), w)
+	rev, err := c.log.Append(c.ctx, basis(c.log, first), fmt.Sprint("request-", c.n), w)
 	require.NoError(c.t, err)
 	c.last[w.Key.Name] = lastEvent{rev, w.Op != eventlog.Deleted}
 	return rev
+}
+
+// basis is that of a writer who has just asked for the bounds.
+func basis(l *eventlog.Log, b eventlog.Bounds) eventlog.Basis {
+	return eventlog.Basis{Head: b.Head, Epoch: l.Epoch()}
+}
+
+// last is the newest row of a key, tombstones included.
+func (v *View) last(ctx context.Context, key eventlog.Key) (Row, bool, error) {
+	n, ok, err := v.newest(ctx, key.Row(), v.Revision())
+	if err != nil || !ok {
+		return Row{}, false, err
+	}
+	row, err := n.row(&recordDecoder{})
+	return row, true, err
+}
+
+// precondition is what a write of the key must expect of the log.
+func (v *View) precondition(ctx context.Context, key eventlog.Key) (Revision, error) {
+	s, err := v.State(ctx, key)
+	return s.expected, err
+}
+
+// inBatches gives events of which each is a whole append to Learn.
+func inBatches(p *Projection, events ...eventlog.Event) {
+	for _, e := range events {
+		p.Learn(eventlog.Batch{e})
+	}
 }
 
 func (c *cell) latest() *View {

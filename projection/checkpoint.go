@@ -107,6 +107,12 @@ func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, err
 
 // needed are the keys of all objects that the root needs, and of all that its checkpoints need.
 func (p *Projection) needed(ctx context.Context, r *root) (map[string]bool, error) {
+	p.pins.Range(func(key, _ any) bool { // what no root lists any more pins nothing
+		if !slices.ContainsFunc(r.Checkpoints, func(c checkpoint) bool { return c.Key == key }) {
+			p.pins.Delete(key)
+		}
+		return true
+	})
 	named := r.names()
 	for _, c := range r.Checkpoints {
 		named[c.Key] = true

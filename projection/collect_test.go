@@ -200,16 +200,16 @@ func TestTombstonesGoLast(t *testing.T) {
 		}
 		return c.latest()
 	}
-	_, ok, err := compact().Last(c.ctx, podKey("a").Row())
+	_, ok, err := compact().last(c.ctx, podKey("a"))
 	require.NoError(t, err)
 	require.True(t, ok, "floor and log still have it")
 	require.NoError(t, c.Retain(c.ctx, gone, 0))
-	_, ok, err = compact().Last(c.ctx, podKey("a").Row())
+	_, ok, err = compact().last(c.ctx, podKey("a"))
 	require.NoError(t, err)
 	require.True(t, ok, "the log still has it")
 	require.NoError(t, c.Retain(c.ctx, gone, gone))
 	v := compact()
-	_, ok, err = v.Last(c.ctx, podKey("a").Row())
+	_, ok, err = v.last(c.ctx, podKey("a"))
 	require.NoError(t, err)
 	require.False(t, ok)
 	c.last["a"] = lastEvent{}

@@ -215,19 +215,9 @@ func (v *View) dirty() bool {
 // judged returns a copy of a tail record with its validity.
 func (v *View) judged(ctx context.Context, r *record) (*record, error) {
 	c := *r
-	if r.void || Certain(&r.Event) {
-		return &c, nil
-	}
-	below, found, err := v.newest(ctx, r.key, r.Revision-1)
-	if err != nil {
-		return nil, err
-	}
-	live := below.revision
-	if !found || below.dead() {
-		live = 0
-	}
-	c.void = !valid(&r.Event, live)
-	return &c, nil
+	isValid, err := v.valid(ctx, &r.Event, r.key)
+	c.void = !isValid
+	return &c, err
 }
 
 // appendRun appends a record that follows the applied revision; barriers between belong to it. A run of barriers

@@ -147,19 +147,13 @@ func increments(c *cell, name string, times int) {
 			c.t.Error(err)
 			return
 		}
-		row, ok, err := v.Get(c.ctx, key.Row(), v.Revision())
-		w := eventlog.Write{Key: key, Op: eventlog.Added, Body: []byte(fmt.Sprint(i))}
-		if ok {
-			w.Op, w.Base = eventlog.Modified, row.Revision
-		}
-		if err == nil {
-			w.Precondition, err = v.Precondition(c.ctx, key.Row())
-		}
+		before, err := v.State(c.ctx, key)
+		row, ok := before.Row()
 		if err == nil && ok && string(row.Value) != fmt.Sprint(i-1) {
 			err = fmt.Errorf("read %s after writing %d", row.Value, i-1)
 		}
 		if err == nil {
-			_, err = c.log.Append(c.ctx, fmt.Sprintf("%s-%d", name, i), w)
+			_, err = v.Append(c.ctx, fmt.Sprintf("%s-%d", name, i), before.Put("text/plain", []byte(fmt.Sprint(i)), 0))
 		}
 		if err != nil {
 			c.t.Error(err)

@@ -1,6 +1,10 @@
 package projection
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/logplane/logplane/projection/segment"
+)
 
 // Errors of views, matched with errors.Is. Besides them, eventlog.ErrDiverged is final: once returned, every
 // call returns it, and the process must stop.
@@ -11,6 +15,8 @@ var (
 	ErrBehind = errors.New("too many events wait to be committed")
 	// ErrFuture: the revision does not exist yet.
 	ErrFuture = errors.New("the revision does not exist yet")
+	// ErrDamaged: a segment does not hold what was written to it. To read it again is of no use.
+	ErrDamaged = segment.ErrCorrupt
 	// ErrNoRoot: the bucket has no root although the log has lost its beginning. Nothing can be read
 	// until an operator says where the snapshot is.
 	ErrNoRoot = errors.New("the bucket has no root, but the log's beginning is gone: check the bucket, the prefix and the stream, or restore the bucket")

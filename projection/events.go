@@ -17,7 +17,7 @@ func (p *Projection) Events(ctx context.Context, after, upto Revision) iter.Seq2
 		if err == nil {
 			// When a segment was collected, the floor is checked against the last event delivered: a reader that was
 			// overtaken is told, and never given a stream with a hole.
-			err = v.retry(ctx, 0, func(v *View) error {
+			err = v.retry(ctx, func(v *View) error {
 				return v.events(ctx, &after, upto, func(e eventlog.Event) bool { return yield(e, nil) })
 			})
 		}

@@ -140,8 +140,9 @@ func (p *Projection) rootNow(ctx context.Context) (etag string, r *root, err err
 	return etag, r, err
 }
 
-// sameEpoch lets the first root decide in which epoch this process writes, and stops it at one of a later.
-func (p *Projection) sameEpoch(v *View, snap *snapshot) error {
+// enter lets the first root decide in which epoch this process lives. A root of a later one is ErrFenced: the process
+// must stop, as what it writes would be void.
+func (p *Projection) enter(v *View, snap *snapshot) error {
 	if v == nil {
 		p.config.Log.SetEpoch(max(p.config.Log.Epoch(), snap.root.Epoch))
 		return nil

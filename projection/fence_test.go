@@ -81,7 +81,7 @@ func TestALostTailIsFenced(t *testing.T) {
 			// Even one that wrote on blindly, up to where the root was, is found out by what is there.
 			blind := eventlogtest.Open(t, eventlog.Config{Conn: c.conn})
 			for range 20 {
-				_, err := blind.Append(c.ctx, fmt.Sprint("blind-", c.n), eventlog.Write{Op: eventlog.Added, Key: podKey(fmt.Sprint("blind", c.n))})
+				_, err := blind.Append(c.ctx, eventlog.Basis{}, fmt.Sprint("blind-", c.n), eventlog.Write{Op: eventlog.Added, Key: podKey(fmt.Sprint("blind", c.n))})
 				require.NoError(t, err)
 				c.n++
 			}
@@ -110,7 +110,7 @@ func TestALostTailIsFenced(t *testing.T) {
 				require.ErrorIs(t, err, ErrExpired)
 			}
 			for name := range c.last { // writers ask the view, not their memory
-				pre, err := v.Precondition(c.ctx, podKey(name).Row())
+				pre, err := v.precondition(c.ctx, podKey(name))
 				require.NoError(t, err)
 				require.Zero(t, pre)
 			}
@@ -153,7 +153,7 @@ func TestOldEpochsEnd(t *testing.T) {
 	require.NoError(t, operator.Fence(c.ctx, plan))
 
 	late := eventlog.Write{Op: eventlog.Added, Key: podKey("late"), Body: []byte("x")}
-	_, err = stale.Append(c.ctx, "late", late)
+	_, err = stale.Append(c.ctx, eventlog.Basis{}, "late", late)
 	require.ErrorIs(t, err, eventlog.ErrFenced)
 	_, err = old.Latest(c.ctx)
 	require.ErrorIs(t, err, eventlog.ErrFenced)

@@ -1,6 +1,8 @@
 package projection
 
 import (
+	"context"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/segment"
 )
@@ -32,30 +34,71 @@ func (v *version) row(d *recordDecoder) (Row, error) {
 	return v.record.row(), nil
 }
 
-// valid is the fold's rule (invariant 13): live is the key's live revision before the event, 0 for none.
-// It is the same in every process, for ever: changing it changes what old events mean.
-func valid(e *eventlog.Event, live Revision) bool {
+// valid is the fold's rule (invariant 13), for the tail, commits, watches and subscribers alike: epoch is the root's, live
+// is the key's live revision before the event, 0 for none. It is the same in every process, for ever: changing it
+// changes what old events mean.
+func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
+	if e.Epoch < epoch { // written across a fence (invariant 9)
+		return false
+	}
 	switch e.Op {
 	case eventlog.Added:
 		return e.Base == 0 && live == 0
 	case eventlog.Modified, eventlog.Deleted:
-		return Certain(e) || e.Base != 0 && e.Base == live
+		// The log itself enforced a precondition: the key's last event was the base.
+		return e.Base != 0 && (e.Base == e.Precondition || e.Base == live)
 	default:
 		return false
 	}
 }
 
-// Certain reports that an event is valid whatever the state: the log itself enforced that the key's last
-// event was its base. So most events cost no lookup.
-func Certain(e *eventlog.Event) bool {
-	return (e.Op == eventlog.Modified || e.Op == eventlog.Deleted) && e.Base != 0 && e.Base == e.Precondition
+// nowhere is no key's live revision.
+const nowhere = ^Revision(0)
+
+// certain reports that an event is valid whatever the state before it. So most events cost no lookup.
+func certain(e *eventlog.Event, epoch uint64) bool { return valid(e, epoch, nowhere) }
+
+// hopeless reports that an event is void whatever the state before it: not even its own base would make it valid.
+func hopeless(e *eventlog.Event, epoch uint64) bool { return !valid(e, epoch, e.Base) }
+
+// Valid reports whether an event of the log is part of the history (invariant 13): whoever has events from the log
+// itself asks here. The state before the event is looked at only where that decides.
+func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error) {
+	v, err := p.AtLeast(ctx, 0) // any view knows the epoch
+	if err != nil {
+		return false, err
+	}
+	if epoch := v.tail.epoch; certain(e, epoch) || hopeless(e, epoch) {
+		return certain(e, epoch), nil
+	}
+	if v, err = p.AtLeast(ctx, e.Revision-1); err != nil {
+		return false, err
+	}
+	return v.valid(ctx, e, e.Key.Row())
+}
+
+// valid is Projection.Valid for an event that the view reaches up to, or that is the next one.
+func (v *View) valid(ctx context.Context, e *eventlog.Event, key string) (bool, error) {
+	epoch := v.tail.epoch
+	if certain(e, epoch) || hopeless(e, epoch) {
+		return certain(e, epoch), nil
+	}
+	below, found, err := v.newest(ctx, key, e.Revision-1)
+	if err != nil {
+		return false, err
+	}
+	live := below.revision
+	if !found || below.dead() {
+		live = 0
+	}
+	return valid(e, epoch, live), nil
 }
 
 // settle folds a key's events, newest first, over what is below them, and returns the newest version,
 // tombstones included. below is asked only if no event of the chain is certain.
-func settle(chain []*record, below func() (version, bool, error)) (version, bool, error) {
+func settle(chain []*record, epoch uint64, below func() (version, bool, error)) (version, bool, error) {
 	anchor := 0
-	for anchor < len(chain) && (chain[anchor].void || !Certain(&chain[anchor].Event)) {
+	for anchor < len(chain) && !certain(&chain[anchor].Event, epoch) {
 		anchor++
 	}
 	var newest version
@@ -73,7 +116,7 @@ func settle(chain []*record, below func() (version, bool, error)) (version, bool
 		if !found || newest.dead() {
 			live = 0
 		}
-		if !chain[i].void && valid(&chain[i].Event, live) {
+		if valid(&chain[i].Event, epoch, live) {
 			newest, found = versionOf(chain[i]), true
 		}
 	}

@@ -78,7 +78,7 @@ func (p *Projection) past(ctx context.Context, at Revision, wanted func(key stri
 		return v, err
 	}
 	var past *View
-	err = v.retry(ctx, 0, func(v *View) error {
+	err = v.retry(ctx, func(v *View) error {
 		past, err = v.rebuild(ctx, at, wanted)
 		return err
 	})
@@ -148,8 +148,11 @@ func (v *View) archiveStart() Revision {
 }
 
 // archived yields the events in (*after, upto] whatever the floor is, void ones and barriers left out, and moves after
-// along. The range must begin at or above archiveStart.
+// along. It is ErrExpired if the range begins below archiveStart.
 func (v *View) archived(ctx context.Context, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+	if start := v.archiveStart(); *after < start {
+		return fmt.Errorf("events after %d are no longer kept, but those after %d: %w", *after, start, ErrExpired)
+	}
 	for _, part := range v.snap.events {
 		if part.ref.MaxRevision <= *after || part.ref.MinRevision > upto {
 			continue
@@ -185,7 +188,7 @@ func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, err
 		mark(c.Revision, c.Time)
 	}
 	after := rev
-	err = v.retry(ctx, 0, func(v *View) error {
+	err = v.retry(ctx, func(v *View) error {
 		return v.archived(ctx, &after, v.Revision(), func(e eventlog.Event) bool {
 			if e.Time.UnixNano() > nanos {
 				return false
@@ -210,7 +213,7 @@ func (p *Projection) History(ctx context.Context, key string) (rows []Row, err e
 	if err != nil {
 		return nil, err
 	}
-	err = v.retry(ctx, 0, func(v *View) error {
+	err = v.retry(ctx, func(v *View) error {
 		rows, err = v.allHistory(ctx, key)
 		return err
 	})

@@ -99,7 +99,7 @@ func (r *random) step() {
 			w.Precondition = 0
 		}
 		var rev Revision
-		if rev, err = r.log.Append(r.ctx, fmt.Sprint("request-", r.n), w); err == nil {
+		if rev, err = r.log.Append(r.ctx, basis(r.log, bounds), fmt.Sprint("request-", r.n), w); err == nil {
 			r.head = rev
 			break
 		}
@@ -163,13 +163,13 @@ func (r *random) checkEvents(ctx context.Context, p *Projection, after, upto Rev
 
 func (r *random) checkPreconditions(ctx context.Context, v *View) {
 	for name, last := range r.model.last {
-		got, err := v.Precondition(ctx, podKey(name).Row())
+		got, err := v.precondition(ctx, podKey(name))
 		require.NoError(r.t, err)
 		if last < v.First() {
 			last = 0
 		}
 		require.Equal(r.t, last, got, name)
-		row, _, err := v.Last(ctx, podKey(name).Row())
+		row, _, err := v.last(ctx, podKey(name))
 		require.NoError(r.t, err)
 		if live := r.model.live[name]; live != 0 {
 			require.Equal(r.t, live, row.Revision, name)

@@ -19,9 +19,8 @@ const (
 	relievePause = 5 * time.Second
 )
 
-// Behind is ErrBehind if the tail has outgrown its budget: nothing may be written until a commit has succeeded. A write
-// asks the view that it is based on.
-func (v *View) Behind() error {
+// pressed is ErrBehind if the tail has outgrown its budget: nothing may be written until a commit has succeeded.
+func (v *View) pressed() error {
 	if budget := v.p.config.TailBytes; v.tail.bytes > budget {
 		return fmt.Errorf("the snapshot is %d MiB behind the log: %w", v.tail.bytes>>20, ErrBehind)
 	}

@@ -40,18 +40,18 @@ func TestWritesAreRefusedWhileNothingIsCommitted(t *testing.T) {
 		return memory.Works
 	})
 	c.grow(60, 1000)
-	require.NoError(t, c.latest().Behind())
+	require.NoError(t, c.latest().pressed())
 	c.grow(60, 1000)
 	v := c.latest()
-	require.ErrorIs(t, v.Behind(), ErrBehind)
+	require.ErrorIs(t, v.pressed(), ErrBehind)
 	_, ok, err := v.Get(c.ctx, podKey("a").Row(), v.Revision())
 	require.NoError(t, err)
 	require.True(t, ok, "reads go on")
 	c.bucket.Inject(nil)
-	require.ErrorIs(t, c.latest().Behind(), ErrBehind, "a request that fails is enough for a while")
+	require.ErrorIs(t, c.latest().pressed(), ErrBehind, "a request that fails is enough for a while")
 	c.relieveAfter.Store(0)
 	v = c.latest()
-	require.NoError(t, v.Behind())
+	require.NoError(t, v.pressed())
 	require.Equal(t, v.Revision(), v.Applied())
 }
 
@@ -66,12 +66,12 @@ func TestAnotherCommitRelieves(t *testing.T) {
 	c.grow(60, 1000)
 	v, err := p.Latest(c.ctx)
 	require.NoError(t, err)
-	require.ErrorIs(t, v.Behind(), ErrBehind)
+	require.ErrorIs(t, v.pressed(), ErrBehind)
 	c.commit()
 	p.relieveAfter.Store(0)
 	v, err = p.Latest(c.ctx)
 	require.NoError(t, err)
-	require.NoError(t, v.Behind())
+	require.NoError(t, v.pressed())
 	require.Zero(t, counted.Counts().Create+counted.Counts().Replace)
 }
 

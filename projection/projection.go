@@ -29,7 +29,7 @@ type Config struct {
 	// it at most, 1 GiB by default; none if it is empty. Processes may share it.
 	CacheFolder      string
 	CacheFolderBytes int64
-	// TailBytes is the budget of events after the snapshot: past it View.Behind refuses writes, past a quarter of it
+	// TailBytes is the budget of events after the snapshot: past it View.Append refuses writes, past a quarter of it
 	// Latest commits; 64 MiB by default.
 	TailBytes int
 	// ReadOnly keeps Latest from committing.

@@ -48,7 +48,7 @@ func TestReadsCrossSnapshotAndTail(t *testing.T) {
 				_, ok, err = v.Get(ctx, podKey("b").Row(), b4)
 				require.NoError(t, err)
 				require.False(t, ok)
-				row, ok, err = v.Last(ctx, podKey("b").Row())
+				row, ok, err = v.last(ctx, podKey("b"))
 				require.NoError(t, err)
 				require.True(t, ok && row.Deleted)
 				require.Equal(t, b4, row.Revision)

@@ -37,9 +37,9 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 // log before they were seen are covered by a root (invariant 5), so it goes on from there.
 func (p *Projection) watchLog(ctx context.Context, after Revision, dirty, pressing chan<- struct{}) error {
 	for {
-		err := p.config.Log.Follow(ctx, after, func(e eventlog.Event) error {
-			p.Learn(e)
-			if e.Op != eventlog.Barrier || e.Revision%quietBarriers == 0 {
+		err := p.config.Log.Follow(ctx, after, func(b eventlog.Batch) error {
+			p.Learn(b)
+			if b[0].Op != eventlog.Barrier || b[0].Revision%quietBarriers == 0 {
 				markDirty(dirty)
 			}
 			if p.view.Load().pressing() {

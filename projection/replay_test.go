@@ -151,7 +151,7 @@ func (r *replay) update(request string, n int) {
 		}
 		writes, r.raw = append(writes, w), r.raw+int64(len(w.Body))
 	}
-	head, err := r.log.Append(r.Context(), request, writes...)
+	head, err := r.log.Append(r.Context(), eventlog.Basis{}, request, writes...)
 	require.NoError(r, err)
 	for i, o := range chosen {
 		r.last[o] = head - Revision(n-1-i)

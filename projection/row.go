@@ -2,7 +2,6 @@ package projection
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"time"
 	"unsafe"
@@ -131,7 +130,7 @@ func appendContentType(dst []byte, t string) []byte {
 }
 
 // errMalformed is wrapped by whatever cannot be decoded although its checksum is right.
-var errMalformed = errors.New("malformed record")
+var errMalformed = fmt.Errorf("malformed record: %w", segment.ErrCorrupt)
 
 // recordDecoder decodes entries. It keeps the strings that neighbours have in common, so one serves one
 // goroutine.

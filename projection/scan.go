@@ -14,12 +14,11 @@ import (
 // key on a new root.
 func (v *View) live(ctx context.Context, start, end string, at Revision) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
-		if err := v.check(at); err != nil {
-			yield(version{}, err)
-			return
-		}
 		last := ""
-		err := v.retry(ctx, at, func(v *View) error {
+		err := v.retry(ctx, func(v *View) error {
+			if err := v.check(at); err != nil {
+				return err
+			}
 			if last != "" {
 				start = last + "\x00"
 			}
@@ -105,7 +104,7 @@ func (m *merged) next(ctx context.Context) (version, bool, error) {
 		if len(m.chain) > 0 && m.chain[0].key == key {
 			chain := m.chain
 			m.nextChain(key + "\x00")
-			below, found, err = settle(chain, func() (version, bool, error) { return below, found, nil })
+			below, found, err = settle(chain, m.view.tail.epoch, func() (version, bool, error) { return below, found, nil })
 		}
 		if found || err != nil {
 			return below, found, err

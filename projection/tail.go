@@ -36,15 +36,13 @@ func newestFirst(a, b *record) bool {
 	return a.Revision > b.Revision
 }
 
-// extend returns the tail with the events, which must follow its last. Only the newest tail may be
-// extended, by one caller at a time: records shares its array with the older ones.
+// extend returns the tail with the events, which must follow its last and end no batch in its middle. Only the newest
+// tail may be extended, by one caller at a time: records shares its array with the older ones.
 func (t *tail) extend(events []eventlog.Event) *tail {
 	next := *t
 	next.byKey = t.byKey.Clone()
 	for i := range events {
-		r := newRecord(events[i])
-		r.void = r.Epoch < t.epoch
-		next.add(r)
+		next.add(newRecord(events[i]))
 		next.remember(&events[i])
 	}
 	return &next

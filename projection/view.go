@@ -23,7 +23,7 @@ type View struct {
 	// proven says that the log was seen to hold the last event that the root or the tail remembers.
 	proven bool
 	// rootRead is the head for which the root was read last; cutEvents and cutBytes are what the tail
-	// had then.
+	// had then. They save reads of the root and decide nothing else.
 	rootRead            Revision
 	cutEvents, cutBytes int
 	// superseded is closed when a view with a newer revision is there.
@@ -69,46 +69,13 @@ func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, err
 	return row, err == nil, err
 }
 
-// Last returns the newest row of the key, tombstones included, false if the key never existed or its
-// tombstone was compacted away.
-func (v *View) Last(ctx context.Context, key string) (Row, bool, error) {
-	n, ok, err := v.newest(ctx, key, v.Revision())
-	if err != nil || !ok {
-		return Row{}, false, err
-	}
-	row, err := n.row(&recordDecoder{})
-	return row, err == nil, err
-}
-
-// Precondition is what a write of the key must expect the log to hold: the revision of the key's last
-// event if the log still has it, else 0. That event may be void, so it is not always Last's.
-func (v *View) Precondition(ctx context.Context, key string) (Revision, error) {
-	last := Revision(0)
-	if chain := v.tail.chain(key, v.Applied(), v.Revision()); len(chain) > 0 {
-		last = chain[0].Revision
-	} else if v.first <= v.Applied() {
-		err := v.retry(ctx, 0, func(v *View) error {
-			n, _, err := v.snap.newest(ctx, key, v.Applied(), 0)
-			last = n.revision
-			return err
-		})
-		if err != nil {
-			return 0, err
-		}
-	}
-	if last < v.first {
-		return 0, nil
-	}
-	return last, nil
-}
-
 // newest is the newest valid version at the revision, tombstones included.
 func (v *View) newest(ctx context.Context, key string, at Revision) (n version, ok bool, err error) {
-	if err := v.check(at); err != nil {
-		return version{}, false, err
-	}
-	err = v.retry(ctx, at, func(v *View) error {
-		n, ok, err = settle(v.tail.chain(key, v.Applied(), at), func() (version, bool, error) {
+	err = v.retry(ctx, func(v *View) error {
+		if err := v.check(at); err != nil {
+			return err
+		}
+		n, ok, err = settle(v.tail.chain(key, v.Applied(), at), v.tail.epoch, func() (version, bool, error) {
 			return v.snap.newest(ctx, key, min(at, v.Applied()), segment.Void)
 		})
 		return err
@@ -119,12 +86,14 @@ func (v *View) newest(ctx context.Context, key string, at Revision) (n version, 
 // retries bounds how often one read starts again because its segments were collected under it.
 const retries = 5
 
-// retry runs a read; when a segment is gone, the root is read again and the read goes on with the new one.
-func (v *View) retry(ctx context.Context, at Revision, read func(*View) error) error {
+// retry runs a read; when a segment is gone, the read goes on with a view that has the same revision and tail on the
+// newest root. That root may have applied more than the view's revision, and its floor may be above it. So a read
+// names the revision that it reads and checks it against the view that it is given.
+func (v *View) retry(ctx context.Context, read func(*View) error) error {
 	err := read(v)
 	for n := 0; n < retries && errors.Is(err, bucket.ErrNotFound); n++ {
 		var renewed *View
-		if renewed, err = v.renew(ctx, at); err == nil {
+		if renewed, err = v.renew(ctx); err == nil {
 			v = renewed
 			err = read(v)
 		}
@@ -132,21 +101,17 @@ func (v *View) retry(ctx context.Context, at Revision, read func(*View) error) e
 	return err
 }
 
-// renew returns a view of the same revision on the newest root. It is ErrExpired if the floor has passed at.
-func (v *View) renew(ctx context.Context, at Revision) (*View, error) {
+// renew returns a view of the same revision on the newest root.
+func (v *View) renew(ctx context.Context) (*View, error) {
 	if err := v.p.reading.enter(ctx); err != nil {
 		return nil, fmt.Errorf("read the root again: %w", err)
 	}
 	defer v.p.reading.leave()
-	snap, err := v.p.reload(ctx)
-	if err != nil {
+	if _, err := v.p.reload(ctx); err != nil {
 		return nil, err
 	}
 	next := *v
-	next.snap = snap
-	if at > 0 && at < snap.root.Floor {
-		return nil, next.check(at)
-	}
+	next.snap = v.p.view.Load().snap
 	return &next, nil
 }
 

@@ -68,17 +68,14 @@ func printEvents(ctx context.Context, cell kubestore.Cell, from eventlog.Revisio
 			return err
 		}
 		from = max(from, v.Revision())
-		err = cell.Log.Follow(ctx, from, func(e eventlog.Event) error {
-			from = e.Revision
-			if e.Op == eventlog.Barrier || !p.filter.matches(e.Key) {
-				return nil
+		err = cell.Log.Follow(ctx, from, func(b eventlog.Batch) error {
+			for _, e := range b {
+				from = e.Revision
+				if err := p.printValid(ctx, cell.Projection, e); err != nil {
+					return err
+				}
 			}
-			if projection.Certain(&e) {
-				return p.print(e)
-			}
-			// The log also holds what lost (void events); what became of this one the projection knows. What it reads
-			// to know, it reads up to the head, so that a burst of such events is read once.
-			return printPast(ctx, cell, e.Revision-1, e.Revision, p)
+			return nil
 		})
 		if !errors.Is(err, eventlog.ErrPurged) {
 			return err
@@ -136,6 +133,19 @@ type printedEvent struct {
 }
 
 var eventTypes = map[eventlog.Op]string{eventlog.Added: "ADDED", eventlog.Modified: "MODIFIED", eventlog.Deleted: "DELETED"}
+
+// printValid prints an event of the log, unless it lost (a void event). What the projection reads to know that, it reads
+// up to the head, so that a burst of such events is read once.
+func (p *eventPrinter) printValid(ctx context.Context, cell *projection.Projection, e eventlog.Event) error {
+	if e.Op == eventlog.Barrier || !p.filter.matches(e.Key) {
+		return nil
+	}
+	valid, err := cell.Valid(ctx, &e)
+	if err != nil || !valid {
+		return err
+	}
+	return p.print(e)
+}
 
 func (p *eventPrinter) print(e eventlog.Event) error {
 	if e.Op == eventlog.Barrier || !p.filter.matches(e.Key) {

@@ -22,7 +22,7 @@ func TestCertainEventsAreNotReadAgain(t *testing.T) {
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
 	require.NoError(t, err)
 	write := func(op eventlog.Op, base eventlog.Revision) eventlog.Revision {
-		rev, err := log.Append(t.Context(), fmt.Sprint("after-", base), eventlog.Write{
+		rev, err := log.Append(t.Context(), eventlog.Basis{}, fmt.Sprint("after-", base), eventlog.Write{
 			Key: eventlog.Key{Cluster: "main", Resource: "pods", Prefix: "/pods", Namespace: "default", Name: "a"},
 			Op:  op, Base: base, Precondition: base, ContentType: "application/cbor",
 		})

@@ -41,18 +41,18 @@ func TestBounds(t *testing.T) {
 	}
 	same(1, 0)
 	for i := range 3 {
-		_, err := asked.Append(ctx, fmt.Sprint("one-", i), write())
+		_, err := asked.Append(ctx, eventlog.Basis{}, fmt.Sprint("one-", i), write())
 		require.NoError(t, err)
 		same(1, eventlog.Revision(i+1))
 	}
-	_, err = asked.Append(ctx, "batch", write(), write())
+	_, err = asked.Append(ctx, eventlog.Basis{}, "batch", write(), write())
 	require.NoError(t, err)
 	same(1, 5)
 	require.NoError(t, local.Purge(ctx, 4))
 	same(5, 5)
 	require.NoError(t, local.Fence(ctx, fence))
 	same(fence, fence-1)
-	rev, err := local.Append(ctx, "after", write())
+	rev, err := local.Append(ctx, eventlog.Basis{}, "after", write())
 	require.NoError(t, err)
 	require.EqualValues(t, fence, rev)
 	same(fence, fence)

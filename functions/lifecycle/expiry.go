@@ -40,18 +40,18 @@ func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("ask for the log's time: %w", err)
 	}
-	var writes []eventlog.Write
+	var writes []projection.Write
 	for _, row := range mortal {
 		if now.Sub(row.Time) < time.Duration(row.TTL)*time.Second {
 			continue
 		}
-		w := eventlog.Write{Key: row.ID, Op: eventlog.Deleted, Base: row.Revision, ContentType: row.ContentType, Body: row.Value}
-		if w.Precondition, err = view.Precondition(ctx, row.Key); err != nil {
+		object, err := view.State(ctx, row.ID)
+		if err != nil {
 			return 0, err
 		}
-		writes = append(writes, w)
+		writes = append(writes, object.Delete())
 	}
-	return l.deleteExpired(ctx, writes)
+	return l.deleteExpired(ctx, view, writes)
 }
 
 // mortal returns the rows with a TTL that this process's clock, which may be wrong and so decides nothing
@@ -73,12 +73,12 @@ func (l *Lifecycle) mortal(ctx context.Context, view *projection.View) ([]projec
 
 // deleteExpired appends the deletions in batches. A batch that loses to another write is left for the next
 // time, when the rest of it is found again.
-func (l *Lifecycle) deleteExpired(ctx context.Context, writes []eventlog.Write) (int, error) {
+func (l *Lifecycle) deleteExpired(ctx context.Context, view *projection.View, writes []projection.Write) (int, error) {
 	deleted := 0
 	var failed []error
 	for len(writes) > 0 {
 		n := min(len(writes), expiryBatch)
-		_, err := l.config.Cell.Log.Append(ctx, uuid.NewString(), writes[:n]...)
+		_, err := view.Append(ctx, uuid.NewString(), writes[:n]...)
 		switch {
 		case err == nil:
 			deleted += n

@@ -175,12 +175,13 @@ func (l *Lifecycle) follow(ctx context.Context, q queue) error {
 	for _, t := range tasks {
 		q.Add(t)
 	}
-	return l.config.Cell.Log.Follow(ctx, view.Revision(), func(e eventlog.Event) error {
-		l.config.Cell.Projection.Learn(e)
-		if e.Key.Cluster != l.config.Cell.Cluster {
-			return nil
+	return l.config.Cell.Log.Follow(ctx, view.Revision(), func(b eventlog.Batch) error {
+		l.config.Cell.Projection.Learn(b)
+		for _, e := range b {
+			if e.Key.Cluster == l.config.Cell.Cluster {
+				l.queueEvent(ctx, q, e)
+			}
 		}
-		l.queueEvent(ctx, q, e)
 		return nil
 	})
 }

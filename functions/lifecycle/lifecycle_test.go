@@ -105,7 +105,7 @@ func (c *cluster) eventually(condition func() bool, message string) {
 		return
 	}
 	held := fmt.Errorf("the condition holds")
-	err = c.cell.Log.Follow(ctx, view.Revision(), func(eventlog.Event) error {
+	err = c.cell.Log.Follow(ctx, view.Revision(), func(eventlog.Batch) error {
 		if condition() {
 			return held
 		}
@@ -479,7 +479,7 @@ func TestStrays(t *testing.T) {
 	late := func(namespace string) {
 		key := model.ID
 		key.Namespace = namespace
-		_, err := c.cell.Log.Append(t.Context(), "late-"+namespace, eventlog.Write{Key: key, Op: eventlog.Added, ContentType: model.ContentType, Body: model.Value})
+		_, err := c.cell.Log.Append(t.Context(), eventlog.Basis{}, "late-"+namespace, eventlog.Write{Key: key, Op: eventlog.Added, ContentType: model.ContentType, Body: model.Value})
 		require.NoError(t, err)
 	}
 	late("gone-before")
@@ -508,7 +508,7 @@ func TestIdleWritesNothing(t *testing.T) {
 func TestExpiry(t *testing.T) {
 	c := newCluster(t)
 	write := func(name string, ttl uint32) {
-		_, err := c.cell.Log.Append(t.Context(), "write-"+name, eventlog.Write{
+		_, err := c.cell.Log.Append(t.Context(), eventlog.Basis{}, "write-"+name, eventlog.Write{
 			Key: eventlog.Key{Cluster: "main", Resource: "events", Prefix: "/events", Namespace: "default", Name: name},
 			Op:  eventlog.Added, ContentType: "application/vnd.kubernetes.protobuf", Body: []byte("x"), TTL: ttl,
 		})

@@ -54,18 +54,11 @@ func (l *Lifecycle) now(ctx context.Context) (time.Time, error) {
 		if err != nil {
 			return time.Time{}, err
 		}
-		last, found, err := view.Last(ctx, key.Row())
+		clock, err := view.State(ctx, key)
 		if err != nil {
 			return time.Time{}, err
 		}
-		w := eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "text/plain"}
-		if found && !last.Deleted {
-			w.Op, w.Base = eventlog.Modified, last.Revision
-		}
-		if w.Precondition, err = view.Precondition(ctx, key.Row()); err != nil {
-			return time.Time{}, err
-		}
-		rev, err := l.config.Cell.Log.Append(ctx, uuid.NewString(), w)
+		rev, err := view.Append(ctx, uuid.NewString(), clock.Put("text/plain", nil, 0))
 		if err == nil {
 			return l.timeOf(ctx, key, rev)
 		}

@@ -52,11 +52,11 @@ func (s *Server) bootstrap(ctx context.Context) error {
 		return err
 	}
 	marker := s.bootstrapMarker()
-	row, found, err := view.Get(ctx, marker.Key.Row(), view.Revision())
+	row, found, err := view.Get(ctx, marker.key.Row(), view.Revision())
 	if err != nil {
 		return err
 	}
-	if found && string(row.Value) == string(marker.Body) {
+	if found && string(row.Value) == string(marker.body) {
 		return nil
 	}
 	if found {
@@ -72,43 +72,51 @@ func (s *Server) bootstrap(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if marker, err = precondition(ctx, view, marker); err != nil {
+	done, err := bootstrapWrite(ctx, view, marker)
+	if err != nil {
 		return err
 	}
-	return s.appendAll(ctx, append(writes, marker))
+	return s.appendAll(ctx, view, append(writes, done))
 }
 
 // bootstrapMarker says which bootstrap was written. It is no API object.
-func (s *Server) bootstrapMarker() eventlog.Write {
-	return eventlog.Write{
-		Key:         eventlog.Key{Cluster: s.config.Cell.Cluster, Group: "logplane.dev", Resource: "bootstraps", Prefix: "/logplane.dev/bootstraps", Name: "kubernetes"},
-		Op:          eventlog.Added,
-		ContentType: "text/plain",
-		Body:        fmt.Appendf(nil, "%s/%d", s.generic.EffectiveVersion.BinaryVersion(), bootstrapRevision),
+func (s *Server) bootstrapMarker() stored {
+	return stored{
+		key:         eventlog.Key{Cluster: s.config.Cell.Cluster, Group: "logplane.dev", Resource: "bootstraps", Prefix: "/logplane.dev/bootstraps", Name: "kubernetes"},
+		contentType: "text/plain",
+		body:        fmt.Appendf(nil, "%s/%d", s.generic.EffectiveVersion.BinaryVersion(), bootstrapRevision),
 	}
 }
 
+// stored is an object, or a claim, as it is to be stored.
+type stored struct {
+	key         eventlog.Key
+	contentType string
+	body        []byte
+}
+
 // bootstrapWrites returns the writes of every object that the view lacks, each with its claims.
-func (s *Server) bootstrapWrites(ctx context.Context, view *projection.View) ([]eventlog.Write, error) {
+func (s *Server) bootstrapWrites(ctx context.Context, view *projection.View) ([]projection.Write, error) {
 	objects, err := s.bootstrapObjects()
 	if err != nil {
 		return nil, err
 	}
 	now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
-	var writes []eventlog.Write
+	var writes []projection.Write
 	for _, o := range objects {
 		wanted, err := s.encodeBootstrap(ctx, o, now)
 		if err != nil {
 			return nil, fmt.Errorf("encode %s %q: %w", o.resource, o.object.GetName(), err)
 		}
-		if _, found, err := view.Get(ctx, wanted[0].Key.Row(), view.Revision()); err != nil || found {
+		if _, found, err := view.Get(ctx, wanted[0].key.Row(), view.Revision()); err != nil || found {
 			if err != nil {
 				return nil, err
 			}
 			continue
 		}
-		for _, w := range wanted {
-			if w, err = precondition(ctx, view, w); err != nil {
+		for _, one := range wanted {
+			w, err := bootstrapWrite(ctx, view, one)
+			if err != nil {
 				return nil, err
 			}
 			writes = append(writes, w)
@@ -117,25 +125,18 @@ func (s *Server) bootstrapWrites(ctx context.Context, view *projection.View) ([]
 	return writes, nil
 }
 
-// precondition completes a write by what the view knows of its key (invariant 13).
-func precondition(ctx context.Context, view *projection.View, w eventlog.Write) (eventlog.Write, error) {
-	last, found, err := view.Last(ctx, w.Key.Row())
-	if err != nil {
-		return w, err
-	}
-	if found && !last.Deleted {
-		w.Op, w.Base = eventlog.Modified, last.Revision
-	}
-	w.Precondition, err = view.Precondition(ctx, w.Key.Row())
-	return w, err
+// bootstrapWrite writes over whatever the view has of the key.
+func bootstrapWrite(ctx context.Context, view *projection.View, s stored) (projection.Write, error) {
+	at, err := view.State(ctx, s.key)
+	return at.Put(s.contentType, s.body, 0), err
 }
 
 // appendAll appends the writes in order, in as few batches as there can be. Batches before one that fails
 // stay: the next call finds their objects and goes on.
-func (s *Server) appendAll(ctx context.Context, writes []eventlog.Write) error {
+func (s *Server) appendAll(ctx context.Context, view *projection.View, writes []projection.Write) error {
 	for len(writes) > 0 {
 		n := min(len(writes), bootstrapBatch)
-		if _, err := s.config.Cell.Log.Append(ctx, uuid.NewString(), writes[:n]...); err != nil {
+		if _, err := view.Append(ctx, uuid.NewString(), writes[:n]...); err != nil {
 			return err
 		}
 		writes = writes[n:]
@@ -154,8 +155,8 @@ type bootstrapObject struct {
 }
 
 // encodeBootstrap does what the registry's create would do to the object, except to validate it: the
-// objects are constants, and a test puts each one back through the API. The first write is the object's.
-func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, now metav1.Time) ([]eventlog.Write, error) {
+// objects are constants, and a test puts each one back through the API. The first is the object, the others are its claims.
+func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, now metav1.Time) ([]stored, error) {
 	legacyscheme.Scheme.Default(o.object)
 	internal, err := legacyscheme.Scheme.UnsafeConvertToVersion(o.object, runtime.InternalGroupVersioner)
 	if err != nil {
@@ -185,12 +186,12 @@ func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, now met
 	if body, err = kubestore.Stored(ctx, s.stores.transformer(o.resource), key.Row(), body); err != nil {
 		return nil, err
 	}
-	writes := []eventlog.Write{{Key: key, Op: eventlog.Added, ContentType: runtime.ContentTypeProtobuf, Body: body}}
+	all := []stored{{key, runtime.ContentTypeProtobuf, body}}
 	claims, err := s.bootstrapClaims(ctx, o.resource, internal)
-	return append(writes, claims...), err
+	return append(all, claims...), err
 }
 
-func (s *Server) bootstrapClaims(ctx context.Context, resource schema.GroupResource, object runtime.Object) ([]eventlog.Write, error) {
+func (s *Server) bootstrapClaims(ctx context.Context, resource schema.GroupResource, object runtime.Object) ([]stored, error) {
 	name := s.stores.claimsOf(resource)
 	if name == nil {
 		return nil, nil
@@ -199,9 +200,9 @@ func (s *Server) bootstrapClaims(ctx context.Context, resource schema.GroupResou
 	if err != nil {
 		return nil, err
 	}
-	writes := make([]eventlog.Write, len(claims))
+	all := make([]stored, len(claims))
 	for i, c := range claims {
-		writes[i] = eventlog.Write{Key: c.Key, Op: eventlog.Added, ContentType: c.ContentType, Body: c.Body}
+		all[i] = stored{c.Key, c.ContentType, c.Body}
 	}
-	return writes, nil
+	return all, nil
 }

@@ -152,10 +152,11 @@ func forgetBootstrap(t *testing.T, s *Server) {
 	t.Helper()
 	view, err := s.config.Cell.Projection.Latest(t.Context())
 	require.NoError(t, err)
-	marker, err := precondition(t.Context(), view, s.bootstrapMarker())
+	marker := s.bootstrapMarker()
+	marker.body = []byte("an older version")
+	w, err := bootstrapWrite(t.Context(), view, marker)
 	require.NoError(t, err)
-	marker.Body = []byte("an older version")
-	_, err = s.config.Cell.Log.Append(t.Context(), "forget", marker)
+	_, err = view.Append(t.Context(), "forget", w)
 	require.NoError(t, err)
 }
 

@@ -23,25 +23,26 @@ type change struct {
 	void   bool
 }
 
+// newChange is a change that the fold has still to judge.
 func newChange(e eventlog.Event) *change { return &change{Event: e, row: e.Key.Row()} }
 
-// valid says whether the event is part of the history (invariant 13). For what is not certain, the state before it is
-// looked up once for all watches.
+// newPast is a change that Projection.Events has yielded: it is part of the history.
+func newPast(e eventlog.Event) *change {
+	c := newChange(e)
+	c.judged = true
+	return c
+}
+
+// valid says whether the event is part of the history (invariant 13). The projection is asked once for all watches.
 func (c *change) valid(ctx context.Context, p *projection.Projection) (bool, error) {
-	if projection.Certain(&c.Event) {
-		return true, nil
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.judged {
-		row, found, err := before(ctx, p, c.Event)
+		valid, err := p.Valid(ctx, &c.Event)
 		if err != nil {
 			return false, err
 		}
-		if !found {
-			row.Revision = 0
-		}
-		c.judged, c.void = true, row.Revision != c.Base
+		c.judged, c.void = true, !valid
 	}
 	return !c.void, nil
 }
@@ -99,7 +100,6 @@ type facet struct {
 	mu     sync.Mutex // guards what follows
 	loaded bool
 	object runtime.Object // nil if there was none
-	err    error
 
 	attributed bool
 	labels     labels.Set
@@ -109,19 +109,20 @@ type facet struct {
 	encoded *encodedOnce
 }
 
-// load returns the object, nil if there is none. A watch that ends while it loads leaves it to the next.
+// load returns the object, nil if there is none. An error is the caller's alone: the bucket or the key service may answer
+// the next watch.
 func (s *facet) load(load func() (runtime.Object, error)) (runtime.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.loaded {
-		return s.object, s.err
+		return s.object, nil
 	}
 	object, err := load()
-	if err != nil && isContextError(err) {
+	if err != nil {
 		return nil, err
 	}
-	s.loaded, s.object, s.err = true, object, err
-	return object, err
+	s.loaded, s.object = true, object
+	return object, nil
 }
 
 // matches is Predicate.Matches of the loaded object. All watches of a store have the same GetAttrs, its

@@ -11,7 +11,7 @@ import (
 
 // claimWrites are the writes that turn before's claims into after's; nil stands for no object. They go
 // before their owner in its batch, so that none of them is ever seen without the other.
-func (s *store) claimWrites(ctx context.Context, v *projection.View, before, after runtime.Object) ([]eventlog.Write, error) {
+func (s *store) claimWrites(ctx context.Context, v *projection.View, before, after runtime.Object) ([]projection.Write, error) {
 	if s.Resource.Claims == nil {
 		return nil, nil
 	}
@@ -23,7 +23,7 @@ func (s *store) claimWrites(ctx context.Context, v *projection.View, before, aft
 	if err != nil {
 		return nil, err
 	}
-	var writes []eventlog.Write
+	var writes []projection.Write
 	for _, c := range missing(had, has) {
 		w, held, err := releaseClaim(ctx, v, c)
 		if err != nil {
@@ -67,29 +67,26 @@ func missing(a, b []Claim) []Claim {
 }
 
 // takeClaim is the creation of a claim that nobody holds, else a ClaimedError.
-func takeClaim(ctx context.Context, v *projection.View, c Claim) (eventlog.Write, error) {
-	_, live, expected, err := last(ctx, v, c.Key.Row())
+func takeClaim(ctx context.Context, v *projection.View, c Claim) (projection.Write, error) {
+	at, err := stateOf(ctx, v, c.Key)
 	if err != nil {
-		return eventlog.Write{}, err
+		return projection.Write{}, err
 	}
-	if live {
-		return eventlog.Write{}, &ClaimedError{Key: c.Key}
+	if _, live := at.Row(); live {
+		return projection.Write{}, &ClaimedError{Key: c.Key}
 	}
-	return eventlog.Write{
-		Key: c.Key, Op: eventlog.Added, Precondition: expected,
-		ContentType: c.ContentType, Body: c.Body,
-	}, nil
+	return at.Put(c.ContentType, c.Body, 0), nil
 }
 
 // releaseClaim is the deletion of a claim, if it is still as its owner says. A claim that is gone, or
 // that somebody else has taken since, is left alone.
-func releaseClaim(ctx context.Context, v *projection.View, c Claim) (w eventlog.Write, held bool, err error) {
-	row, live, expected, err := last(ctx, v, c.Key.Row())
-	if err != nil || !live || !c.held(ctx, row) {
-		return eventlog.Write{}, false, err
+func releaseClaim(ctx context.Context, v *projection.View, c Claim) (w projection.Write, held bool, err error) {
+	at, err := stateOf(ctx, v, c.Key)
+	if err != nil {
+		return projection.Write{}, false, err
 	}
-	return eventlog.Write{
-		Key: c.Key, Op: eventlog.Deleted, Base: row.Revision, Precondition: expected,
-		ContentType: row.ContentType, Body: row.Value,
-	}, true, nil
+	if row, live := at.Row(); !live || !c.held(ctx, row) {
+		return projection.Write{}, false, nil
+	}
+	return at.Delete(), true, nil
 }

@@ -67,7 +67,7 @@ func (s *store) seal(ctx context.Context, row string, data []byte) ([]byte, erro
 func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, err error) {
 	data, stale, err = s.Transformer.TransformFromStorage(ctx, v.value, authenticated(v.row))
 	if err != nil {
-		return nil, false, storage.NewInternalError(&corruptError{fmt.Errorf("revision %d cannot be transformed: %w", v.revision, err)})
+		return nil, false, storage.NewInternalError(&corruptError{fmt.Errorf("revision %d cannot be transformed: %w", v.revision, err), true})
 	}
 	return data, stale, nil
 }
@@ -81,7 +81,7 @@ func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Obje
 	}
 	obj, err := s.decode(data, into)
 	if err != nil {
-		return nil, &corruptError{err}
+		return nil, &corruptError{err: err}
 	}
 	// An object that cannot hold a revision is still the object.
 	_ = s.versioner.UpdateObject(obj, uint64(v.revision))
@@ -129,7 +129,11 @@ func (s *store) decodeTo(v stored, data []byte, out runtime.Object) error {
 }
 
 // corruptError is a row whose value cannot be transformed or decoded.
-type corruptError struct{ err error }
+type corruptError struct {
+	err error
+	// sealed: it could not be transformed.
+	sealed bool
+}
 
 func (e *corruptError) Error() string { return e.err.Error() }
 func (e *corruptError) Unwrap() error { return e.err }

@@ -118,7 +118,7 @@ func TestEncryptedValuesAreBoundToTheirKey(t *testing.T) {
 	row, found, err := v.Get(t.Context(), s.row("/pods/ns/a"), v.Revision())
 	require.True(t, found)
 	require.NoError(t, err)
-	_, err = b.Log.Append(t.Context(), "moved", eventlog.Write{
+	_, err = b.Log.Append(t.Context(), eventlog.Basis{}, "moved", eventlog.Write{
 		Key: s.key("/pods/ns/b"), Op: eventlog.Added, ContentType: row.ContentType, Body: row.Value,
 	})
 	require.NoError(t, err)

@@ -112,9 +112,7 @@ func (f *Feed) past(ctx context.Context, v *projection.View) window {
 			// Without a window each watch reads the past by itself, and is told what is wrong with it.
 			return window{from: head, to: head}
 		}
-		c := newChange(e)
-		c.judged = true // what is void is not among them
-		w.add(c)
+		w.add(newPast(e))
 	}
 	w.to = head
 	return w
@@ -157,18 +155,21 @@ func (f *Feed) end() {
 	clear(f.subs)
 }
 
-// deliver hands an event to the subscriptions it concerns. It waits for none of them.
-func (f *Feed) deliver(e eventlog.Event) error {
+// deliver hands the events of one append to the subscriptions they concern. It waits for none of them. The window
+// never ends inside a batch, nor does a bookmark.
+func (f *Feed) deliver(b eventlog.Batch) error {
 	// The projection learns first: a watch looks up the previous state in a view.
-	f.projection.Learn(e)
+	f.projection.Learn(b)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if e.Op != eventlog.Barrier {
-		c := newChange(e)
-		f.window.add(c)
-		f.fanOut(c)
+	for _, e := range b {
+		if e.Op != eventlog.Barrier {
+			c := newChange(e)
+			f.window.add(c)
+			f.fanOut(c)
+		}
+		f.window.to = e.Revision
 	}
-	f.window.to = e.Revision
 	for key, target := range f.wanted {
 		if target <= f.window.to {
 			f.mark(key)

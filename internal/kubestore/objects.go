@@ -2,6 +2,7 @@ package kubestore
 
 import (
 	"container/list"
+	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -73,6 +74,7 @@ func (o *Objects) add(v version, object runtime.Object, encoded int) {
 	if _, ok := o.entries[v]; ok || size > o.budget {
 		return
 	}
+	v.row = strings.Clone(v.row) // a segment's key shares the memory of all keys of its block
 	o.entries[v] = o.recent.PushFront(&cached{version: v, object: object, bytes: size})
 	for o.bytes += size; o.bytes > o.budget; {
 		oldest := o.recent.Remove(o.recent.Back()).(*cached)

@@ -274,7 +274,7 @@ func (l *listing) next(ctx context.Context) (token string, remaining *int64, err
 		return "", nil, nil
 	}
 	var count int
-	if l.opts.Predicate.Empty() {
+	if l.opts.Predicate.Empty() && (l.opts.Predicate.ShardSelector == nil || l.opts.Predicate.ShardSelector.Empty()) {
 		if count, err = l.count(ctx); err != nil {
 			return "", nil, l.failed(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -108,16 +109,21 @@ func (w *watcher) run(ctx context.Context) {
 	defer w.cancel()
 	defer close(w.results)
 	err := w.stream(ctx)
-	// A log that did not answer in time is no reason for an error event, after which client-go lists: after the
-	// end of a stream it goes on from its last revision.
 	if ctx.Err() != nil || errors.Is(err, errEnded) || isContextError(err) {
 		return
 	}
 	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(err)})
 }
 
-// stream sends the state if it is wanted, then the past and the feed until one of them fails; it never
+// rejoinAttempts bounds how often in a row a watch that gets nowhere joins the feed again, about half a second.
+const rejoinAttempts = 8
+
+// stream sends the state if it is wanted, then the past and the feed until one of them fails for good; it never
 // returns nil.
+//
+// What a log, a bucket or a key service refuses once it may answer the next time, and the watch knows where it stands:
+// it joins again. If that does not help it ends well, because after an error event client-go lists, and after the end of
+// a stream it goes on from its last revision.
 func (w *watcher) stream(ctx context.Context) error {
 	if w.initial {
 		if err := w.sendState(ctx); err != nil {
@@ -125,12 +131,46 @@ func (w *watcher) stream(ctx context.Context) error {
 		}
 	}
 	release(ctx)
-	for {
-		if err := w.follow(ctx); err != nil {
+	for failures := 0; ; {
+		before := w.position
+		err := w.follow(ctx)
+		switch {
+		case err == nil:
+			watchRejoins.Inc()
+		case ctx.Err() != nil || !passing(err):
 			return err
+		case failures == rejoinAttempts && sealed(err):
+			return err // a key that is gone does not come back: the client must see it
+		case failures == rejoinAttempts:
+			slog.WarnContext(ctx, "a watch ends, its client goes on from its last revision", "key", w.key, "revision", w.position, "error", err)
+			w.ending = true
+			return w.sendProgress(ctx, w.position)
 		}
-		watchRejoins.Inc()
+		if failures++; err == nil || w.position > before {
+			failures = 0
+		}
+		if failures > 0 && pause(ctx, failures) != nil {
+			return ctx.Err()
+		}
 	}
+}
+
+// passing reports that what failed may succeed later.
+func passing(err error) bool {
+	for _, final := range []error{errEnded, projection.ErrExpired, projection.ErrDamaged, eventlog.ErrDiverged} {
+		if errors.Is(err, final) {
+			return false
+		}
+	}
+	var corrupt *corruptError
+	var status apierrors.APIStatus // it is an answer already
+	return !errors.As(err, &status) && (!errors.As(err, &corrupt) || corrupt.sealed)
+}
+
+// sealed reports that a value could not be transformed, because its key is gone or the key service does not answer.
+func sealed(err error) bool {
+	var corrupt *corruptError
+	return errors.As(err, &corrupt) && corrupt.sealed
 }
 
 // sendState sends what matches as of one revision, at which the watch then begins.
@@ -168,6 +208,9 @@ func (w *watcher) sendState(ctx context.Context) error {
 // follow joins the feed, sends what happened between the position and the join, and then what the feed
 // brings. It returns nil when it has fallen behind the feed and must join again.
 func (w *watcher) follow(ctx context.Context) error {
+	if w.ending { // it was asked to end, and has left the feed since
+		return w.sendProgress(ctx, w.position)
+	}
 	sub := &subscription{key: w.key, progress: w.opts.ProgressNotify}
 	sub.index, sub.value = w.indexFor(&w.opts.Predicate)
 	w.Feed.join(sub)
@@ -204,9 +247,7 @@ func (w *watcher) sendPast(ctx context.Context, sub *subscription, past window) 
 			if err != nil {
 				return err
 			}
-			c := newChange(e)
-			c.judged = true
-			if err := w.sendPassed(ctx, sub, c); err != nil {
+			if err := w.sendPassed(ctx, sub, newPast(e)); err != nil {
 				return err
 			}
 		}
@@ -239,9 +280,6 @@ func (w *watcher) sendLive(ctx context.Context, sub *subscription) error {
 	defer bookmarks.Stop()
 	if w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks {
 		tick = bookmarks.C
-	}
-	if w.ending {
-		w.Feed.bookmark(sub)
 	}
 	for {
 		select {

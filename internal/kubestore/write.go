@@ -36,17 +36,14 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 		return err
 	}
 	rev, err := s.compute(ctx, path, func(v *projection.View) (eventlog.Revision, error) {
-		row, live, expected, err := last(ctx, v, s.row(path))
+		at, err := stateOf(ctx, v, s.key(path))
 		if err != nil {
 			return 0, err
 		}
-		if live {
+		if row, live := at.Row(); live {
 			return 0, refused{row.Revision, storage.NewKeyExistsError(path, 0)}
 		}
-		return s.append(ctx, v, nil, obj, eventlog.Write{
-			Key: s.key(path), Op: eventlog.Added, Precondition: expected,
-			ContentType: s.ContentType, Body: body, TTL: lifetime(ttl),
-		})
+		return s.append(ctx, v, nil, obj, at.Put(s.ContentType, body, lifetime(ttl)))
 	})
 	if err != nil || out == nil {
 		return err
@@ -116,17 +113,14 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	if err != nil {
 		return 0, err
 	}
-	w := eventlog.Write{
-		Key: u.key(u.path), Op: eventlog.Modified, Base: st.revision, Precondition: st.precondition,
-		ContentType: u.ContentType, Body: body,
-	}
+	seconds := uint32(0)
 	if ttl != nil {
-		w.TTL = lifetime(*ttl)
+		seconds = lifetime(*ttl)
 	}
 	if !st.found {
-		w.Op, before = eventlog.Added, nil
+		before = nil
 	}
-	return u.append(ctx, v, before, ret, w)
+	return u.append(ctx, v, before, ret, st.at.Put(u.ContentType, body, seconds))
 }
 
 // Delete implements storage.Interface. The suggestion is ignored as in GuaranteedUpdate.
@@ -158,10 +152,7 @@ func (s *store) Delete(ctx context.Context, key string, out runtime.Object, prec
 			return 0, refused{st.revision, err}
 		}
 		data = st.data
-		return s.append(ctx, v, st.obj, nil, eventlog.Write{
-			Key: s.key(path), Op: eventlog.Deleted, Base: st.revision, Precondition: st.precondition,
-			ContentType: st.row.ContentType, Body: st.row.Value,
-		})
+		return s.append(ctx, v, st.obj, nil, st.at.Delete())
 	})
 	if err != nil || raw {
 		return err
@@ -171,22 +162,22 @@ func (s *store) Delete(ctx context.Context, key string, out runtime.Object, prec
 
 // state is a key as of a view.
 type state struct {
-	found        bool
-	revision     eventlog.Revision // of the live row, else 0: the base of a write
-	precondition eventlog.Revision
-	row          projection.Row
-	obj          runtime.Object // the caller's own; empty if not found, nil if read raw
-	data         []byte
-	stale        bool
+	at       projection.State
+	found    bool
+	revision eventlog.Revision // of the live row, else 0
+	obj      runtime.Object    // the caller's own; empty if not found, nil if read raw
+	data     []byte
+	stale    bool
 }
 
 // state reads a key's last row. Read raw, its value is neither transformed nor decoded.
 func (s *store) state(ctx context.Context, v *projection.View, path string, like runtime.Object, raw bool) (*state, error) {
-	row, live, expected, err := last(ctx, v, s.row(path))
+	at, err := stateOf(ctx, v, s.key(path))
 	if err != nil {
 		return nil, err
 	}
-	st := &state{found: live, row: row, precondition: expected, obj: emptyLike(like)}
+	row, live := at.Row()
+	st := &state{at: at, found: live, obj: emptyLike(like)}
 	if !live {
 		return st, runtime.SetZeroValue(st.obj)
 	}
@@ -208,16 +199,13 @@ func emptyLike(obj runtime.Object) runtime.Object {
 	return reflect.New(reflect.TypeOf(obj).Elem()).Interface().(runtime.Object)
 }
 
-// last reads a key's newest row, and what a write of the key must expect the log to hold.
-func last(ctx context.Context, v *projection.View, key string) (row projection.Row, live bool, precondition eventlog.Revision, err error) {
-	row, found, err := v.Last(ctx, key)
-	if err == nil {
-		precondition, err = v.Precondition(ctx, key)
+// stateOf reads what a write of the key is computed from.
+func stateOf(ctx context.Context, v *projection.View, key eventlog.Key) (projection.State, error) {
+	at, err := v.State(ctx, key)
+	if err != nil && !errors.Is(err, projection.ErrExpired) { // of which compute knows what to do
+		err = readError(err)
 	}
-	if err != nil {
-		return projection.Row{}, false, 0, readError(err)
-	}
-	return row, found && !row.Deleted, precondition, nil
+	return at, err
 }
 
 // refused says no on account of what one revision of the object holds (0: that there is none).
@@ -277,10 +265,11 @@ func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projec
 	return v, nil
 }
 
-// lost says that the append certainly wrote nothing because of another write of one of its keys.
+// lost says that certainly nothing was written and that a newer view may do better: another write of one of the keys came
+// first, or the floor has passed the view.
 func lost(err error) bool {
 	var failed appendError
-	return errors.As(err, &failed) && errors.Is(failed, eventlog.ErrConflict)
+	return errors.As(err, &failed) && errors.Is(failed, eventlog.ErrConflict) || errors.Is(err, projection.ErrExpired)
 }
 
 // pause waits before a write is tried again, longer each time and with jitter; the first conflict is not
@@ -306,15 +295,12 @@ type appendError struct{ error }
 func (e appendError) Unwrap() error { return e.error }
 
 // append appends the write of an object, and of its claims, in one batch.
-func (s *store) append(ctx context.Context, v *projection.View, before, after runtime.Object, w eventlog.Write) (eventlog.Revision, error) {
-	if err := v.Behind(); err != nil {
-		return 0, appendError{err}
-	}
+func (s *store) append(ctx context.Context, v *projection.View, before, after runtime.Object, w projection.Write) (eventlog.Revision, error) {
 	writes, err := s.claimWrites(ctx, v, before, after)
 	if err != nil {
 		return 0, err
 	}
-	rev, err := s.Log.Append(ctx, requestID(ctx), append(writes, w)...)
+	rev, err := v.Append(ctx, requestID(ctx), append(writes, w)...)
 	if err != nil {
 		return 0, appendError{err}
 	}

@@ -16,6 +16,7 @@
 package segment
 
 import (
+	"errors"
 	"encoding/binary"
 	"fmt"
 )
@@ -66,6 +67,9 @@ func before(a, b *Entry) bool {
 	return a.Revision > b.Revision
 }
 
+// ErrCorrupt is matched by every CorruptError.
+var ErrCorrupt = errors.New("the bytes are not those that were written")
+
 // CorruptError says that bytes of a segment are not what was written. It names the place.
 type CorruptError struct {
 	// File is the name given to Open.
@@ -75,6 +79,9 @@ type CorruptError struct {
 	// Reason says what does not match.
 	Reason string
 }
+
+// Is implements errors.Is for ErrCorrupt.
+func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
 
 func (e *CorruptError) Error() string {
 	return fmt.Sprintf("segment %s is corrupt: %s: %s", e.File, e.Part, e.Reason)

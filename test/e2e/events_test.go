@@ -22,7 +22,7 @@ func TestEvents(t *testing.T) {
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn})
 	where := []string{"--nats", conn.ConnectedUrl(), "--bucket", "file://" + folder}
 	write := func(op eventlog.Op, namespace string, base, precondition eventlog.Revision) eventlog.Revision {
-		rev, err := log.Append(t.Context(), uuid.NewString(), eventlog.Write{
+		rev, err := log.Append(t.Context(), eventlog.Basis{}, uuid.NewString(), eventlog.Write{
 			Key: eventlog.Key{Cluster: "main", Group: "apps", Resource: "deployments", Prefix: "/deployments", Namespace: namespace, Name: "web"},
 			Op:  op, Base: base, Precondition: precondition, ContentType: "application/cbor",
 		})

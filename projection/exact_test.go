@@ -1,0 +1,338 @@
+package projection
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// replaced makes every segment of a cell's root garbage and collects it.
+func replaced(t *testing.T, c *cell) {
+	t.Helper()
+	c.commit()
+	done, err := c.Compact(c.ctx)
+	require.NoError(t, err)
+	require.True(t, done)
+	n, err := c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	require.NotZero(t, n)
+}
+
+// What a write is computed from is of one view, whatever root its segments are read from: somebody else changes the
+// object, and everything that the view's root names is collected, before the write reads its state (invariant 13).
+func TestStateComesFromOneView(t *testing.T) {
+	quiet(t)
+	c, _ := spilling(t, runsPerLevel)
+	slow := c.over(lax{c.bucket}, func(c *Config) { c.CacheBytes = 1 })
+	v, err := slow.Latest(c.ctx) // the request's view
+	require.NoError(t, err)
+	base := c.last["n1"].revision
+	theirs := c.put("n1", "theirs")
+	replaced(t, c)
+
+	at, err := v.State(c.ctx, podKey("n1"))
+	require.NoError(t, err)
+	row, live := at.Row()
+	require.True(t, live)
+	require.Equal(t, base, row.Revision)
+	require.Equal(t, base, at.expected)
+	_, err = v.Append(c.ctx, "ours", at.Put("application/cbor", []byte("ours"), 0))
+	require.ErrorIs(t, err, eventlog.ErrConflict)
+	got, err := state(c.ctx, c.latest(), c.latest().Revision())
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprintf("theirs@%d", theirs), got["n1"])
+
+	// Once the floor has passed the view nothing can be computed from it.
+	require.NoError(t, c.Retain(c.ctx, theirs, 0))
+	for range runsPerLevel {
+		c.put("n2", "more")
+		c.commit()
+	}
+	replaced(t, c)
+	_, err = v.State(c.ctx, podKey("n1"))
+	require.ErrorIs(t, err, ErrExpired)
+	_, _, err = v.Get(c.ctx, podKey("n1").Row(), v.Revision())
+	require.ErrorIs(t, err, ErrExpired)
+	_, err = state(c.ctx, v, v.Revision())
+	require.ErrorIs(t, err, ErrExpired)
+}
+
+// Writes of two views are never one append.
+func TestAppendTakesOneView(t *testing.T) {
+	c := newCell(t)
+	old := c.latest()
+	c.put("a", "1")
+	v := c.latest()
+	at, err := old.State(c.ctx, podKey("b"))
+	require.NoError(t, err)
+	_, err = v.Append(c.ctx, "mixed", at.Put("text/plain", nil, 0))
+	require.ErrorContains(t, err, "another view")
+}
+
+// The precondition is the key's last event even if that is void, and only as long as the log has it.
+func TestStateExpectsVoidEvents(t *testing.T) {
+	quiet(t)
+	c := newCell(t)
+	base := c.put("a", "1")
+	void := c.write(eventlog.Write{Key: podKey("a"), Op: eventlog.Added, Precondition: base, ContentType: "text/plain"})
+	check := func(expected Revision) {
+		t.Helper()
+		at, err := c.latest().State(c.ctx, podKey("a"))
+		require.NoError(t, err)
+		row, live := at.Row()
+		require.True(t, live)
+		require.Equal(t, base, row.Revision)
+		require.Equal(t, expected, at.expected)
+	}
+	check(void) // in the tail
+	c.commit()
+	check(void) // inline
+	c.config.InlineBytes = 1
+	c.put("b", "1")
+	c.commit()
+	check(void) // in a segment
+	require.NoError(t, c.Retain(c.ctx, 0, void))
+	check(0)
+}
+
+// A view never ends inside a batch, however its events were learned: two followers, one projector and readers at once.
+func TestViewsHoldWholeBatches(t *testing.T) {
+	c := newCell(t)
+	c.latest()
+	ctx, stop := context.WithCancel(c.ctx)
+	var all sync.WaitGroup
+	const size = 10
+	whole := func(r Revision) bool {
+		if r%size != 0 {
+			t.Errorf("a view ends at %d, inside a batch", r)
+			stop()
+		}
+		return ctx.Err() == nil
+	}
+	for range 2 {
+		all.Go(func() {
+			_ = c.log.Follow(ctx, 0, func(b eventlog.Batch) error {
+				c.Learn(b)
+				if len(b) != size {
+					t.Errorf("a batch of %d", len(b))
+				}
+				return nil
+			})
+		})
+	}
+	all.Go(func() {
+		for ctx.Err() == nil {
+			if applied, err := c.Commit(ctx); err == nil {
+				whole(applied)
+			}
+		}
+	})
+	for range 2 {
+		all.Go(func() {
+			for v := c.Current(); whole(v.Revision()) && whole(c.Current().Revision()); {
+				var err error
+				if v, err = c.Latest(ctx); err != nil {
+					return
+				}
+			}
+		})
+	}
+	for i := range 200 {
+		var batch []eventlog.Write
+		for k := range size {
+			batch = append(batch, eventlog.Write{Key: podKey(fmt.Sprintf("%05d-%d", i, k)), Op: eventlog.Added, ContentType: "application/cbor", Body: []byte("c")})
+		}
+		_, err := c.log.Append(c.ctx, eventlog.Basis{}, fmt.Sprint("batch-", i), batch...)
+		require.NoError(t, err)
+	}
+	stop()
+	all.Wait()
+}
+
+// A tail that is too long to be read at once is cut at the end of a batch.
+func TestLongTailsAreCutBetweenBatches(t *testing.T) {
+	c := newCell(t)
+	body := []byte(strings.Repeat("x", 100<<10))
+	const size = 30 // 3 MB
+	for i := range 4 {
+		var batch []eventlog.Write
+		for k := range size {
+			batch = append(batch, eventlog.Write{Key: podKey(fmt.Sprint(i, "-", k)), Op: eventlog.Added, ContentType: "text/plain", Body: body})
+		}
+		_, err := c.log.Append(c.ctx, eventlog.Basis{}, fmt.Sprint("batch-", i), batch...)
+		require.NoError(t, err)
+	}
+	bounds, err := c.log.Head(c.ctx)
+	require.NoError(t, err)
+	require.EqualValues(t, 4*size, bounds.Head)
+	require.NoError(t, c.reading.enter(c.ctx))
+	for steps := 0; c.Current() == nil || c.Current().Revision() < bounds.Head; steps++ {
+		require.Less(t, steps, 10)
+		_, err := c.step(c.ctx, bounds)
+		require.NoError(t, err)
+		require.Zero(t, c.Current().Revision()%size)
+	}
+	c.reading.leave()
+}
+
+// afterRoot does something after each read of the root.
+type afterRoot struct {
+	bucket.Bucket
+	do func()
+}
+
+func (b *afterRoot) Get(ctx context.Context, key string) ([]byte, string, error) {
+	body, etag, err := b.Bucket.Get(ctx, key)
+	if strings.HasSuffix(key, "/root") && b.do != nil {
+		b.do()
+	}
+	return body, etag, err
+}
+
+// A root that was read before somebody committed and purged proves no hole: a request ended between the root and the
+// tail, and the next one reads the root again.
+func TestAnOldRootProvesNoHole(t *testing.T) {
+	c := newCell(t)
+	for range 5 {
+		c.put("a", "1")
+	}
+	c.commit()
+	for range 5 {
+		c.put("b", "1")
+	}
+	b := &afterRoot{Bucket: c.bucket}
+	reader, err := Open(Config{Log: eventlogtest.Open(t, eventlog.Config{Conn: c.conn, InMemory: true}), Bucket: b})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(c.ctx)
+	b.do = cancel
+	_, err = reader.Latest(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	b.do = nil
+	head := c.commit()
+	require.NoError(t, c.Retain(c.ctx, 8, 8))
+	v, err := reader.Latest(c.ctx)
+	require.NoError(t, err)
+	require.Equal(t, head, v.Revision())
+}
+
+// Only the fold's rule decides what is part of the history. An event of an older epoch is not, nor is a change without a
+// base, whoever asks.
+func TestValid(t *testing.T) {
+	quiet(t)
+	c := newCell(t)
+	live := c.put("live", "1")
+	c.put("gone", "1")
+	gone := c.remove("gone")
+	var events []eventlog.Event
+	bad := func(w eventlog.Write) { c.write(w) }
+	bad(eventlog.Write{Op: eventlog.Modified, Key: podKey("never")})                                                // base 0 of an absent key
+	bad(eventlog.Write{Op: eventlog.Deleted, Key: podKey("gone"), Precondition: gone})                              // base 0 of a tombstone
+	bad(eventlog.Write{Op: eventlog.Added, Key: podKey("live"), Precondition: live})                                // there is one
+	bad(eventlog.Write{Op: eventlog.Modified, Key: podKey("absent"), Base: live})                                   // another key's base
+	good := c.write(eventlog.Write{Op: eventlog.Modified, Key: podKey("live"), Base: live, Precondition: live + 5}) // after the void one
+	head := c.latest().Revision()
+	require.NoError(t, c.log.Tail(c.ctx, 0, head, func(e eventlog.Event) error { events = append(events, e); return nil }))
+	want := map[Revision]bool{1: true, 2: true, 3: true, good: true}
+	check := func(p *Projection) {
+		t.Helper()
+		passed := map[Revision]bool{}
+		for e, err := range p.Events(c.ctx, 0, head) {
+			require.NoError(t, err)
+			passed[e.Revision] = true
+		}
+		require.Equal(t, want, passed)
+		for i := range events {
+			valid, err := p.Valid(c.ctx, &events[i])
+			require.NoError(t, err)
+			require.Equal(t, want[events[i].Revision], valid, "revision %d", events[i].Revision)
+		}
+	}
+	check(c.another())
+	c.commit()
+	check(c.another())
+	check(c.Projection)
+	for op := eventlog.Barrier; op <= eventlog.Deleted; op++ {
+		old := eventlog.Event{Write: eventlog.Write{Op: op, Base: 3, Precondition: 3}, Epoch: 1}
+		require.False(t, valid(&old, 2, 3))
+		require.True(t, hopeless(&old, 2))
+		require.False(t, certain(&old, 2))
+	}
+}
+
+// beforeEvents does something before the first read of an event segment.
+type beforeEvents struct {
+	bucket.Bucket
+	once sync.Once
+	do   func()
+}
+
+func (b *beforeEvents) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	if strings.Contains(key, "/events/") {
+		b.once.Do(b.do)
+	}
+	return b.Bucket.GetRange(ctx, key, offset, length)
+}
+
+// A moment whose events went while they were looked for is expired: nothing is missing that should be there.
+func TestRevisionAtExpires(t *testing.T) {
+	c, _ := spilling(t, 6)
+	p := c.over(&beforeEvents{Bucket: lax{c.bucket}, do: func() {
+		require.NoError(t, c.Retain(c.ctx, 4, 0))
+		n, err := c.Collect(c.ctx, 0)
+		require.NoError(t, err)
+		require.NotZero(t, n)
+	}})
+	_, err := p.RevisionAt(c.ctx, time.Now().Add(-time.Hour))
+	require.ErrorIs(t, err, ErrExpired)
+}
+
+// A commit that cuts the tail leaves a reader to notice by the tail's new length that it has grown again.
+func TestACutTailGrowsFromItsNewLength(t *testing.T) {
+	c := newCell(t)
+	for i := range 20 {
+		c.put(fmt.Sprint("n", i), "1")
+	}
+	c.latest()
+	c.publish(func(v *View) *View { next := *v; next.cutEvents, next.cutBytes = 20, v.tail.bytes; return &next })
+	c.commit()
+	v := c.Current()
+	require.Empty(t, v.tail.records)
+	require.Zero(t, v.cutEvents)
+	require.Zero(t, v.cutBytes)
+}
+
+// The names that an expired checkpoint pinned are forgotten with it.
+func TestPinsEndWithTheirCheckpoint(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.Checkpoints = []CheckpointRule{{Every: time.Nanosecond, Keep: time.Nanosecond}} })
+	for i := range 5 {
+		c.put("a", fmt.Sprint(i))
+		c.commit()
+		_, err := c.needed(c.ctx, c.Current().snap.root)
+		require.NoError(t, err)
+	}
+	pinned := 0
+	c.pins.Range(func(any, any) bool { pinned++; return true })
+	require.Equal(t, len(c.Current().snap.root.Checkpoints), pinned)
+	require.Less(t, pinned, 5)
+}
+
+// A block that is larger than the cache costs no other its place.
+func TestABlockLargerThanTheCache(t *testing.T) {
+	c := newBlockCache(100)
+	c.Keep("a", 0, &segment.Block{Bytes: 60})
+	c.Keep("b", 0, &segment.Block{Bytes: 101})
+	_, ok := c.Block("a", 0)
+	require.True(t, ok)
+	_, ok = c.Block("b", 0)
+	require.False(t, ok)
+}

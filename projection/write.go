@@ -1,0 +1,126 @@
+package projection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// State is a key as one view has it: what a write replaces, and what the write must expect of the log. Only a view makes
+// it, in one read, so that a write's base, precondition, head and epoch never come from two views.
+type State struct {
+	view *View
+	key  eventlog.Key
+	row  Row
+	live bool
+	// expected is the revision of the key's last event if the log still has it, else 0. That event may be void or a
+	// tombstone, so it is not always the row's.
+	expected Revision
+}
+
+// State reads the key at the view's revision. It is ErrExpired if the floor has passed that revision since: a newer view
+// must be asked.
+func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
+	s := State{view: v, key: key}
+	row, at := key.Row(), v.Revision()
+	err := v.retry(ctx, func(v *View) error {
+		if err := v.check(at); err != nil {
+			return err
+		}
+		newest, last, err := v.newestAndLast(ctx, row, at)
+		if err != nil {
+			return err
+		}
+		s.expected = last
+		if s.live = newest.revision != 0 && !newest.dead(); s.live {
+			s.row, err = newest.row(&recordDecoder{})
+		}
+		return err
+	})
+	if s.expected < v.first {
+		s.expected = 0
+	}
+	return s, err
+}
+
+// newestAndLast is the newest valid version of a key at the revision, with revision 0 if there is none, and the revision of
+// its last event, void ones included, 0 if it is not known any more.
+func (v *View) newestAndLast(ctx context.Context, key string, at Revision) (newest version, last Revision, err error) {
+	below := func(skip segment.Flags) (version, bool, error) {
+		return v.snap.newest(ctx, key, min(at, v.Applied()), skip)
+	}
+	valid := func() (version, bool, error) { return below(segment.Void) }
+	if chain := v.tail.chain(key, v.Applied(), at); len(chain) > 0 {
+		newest, _, err = settle(chain, v.tail.epoch, valid)
+		return newest, chain[0].Revision, err
+	}
+	newest, _, err = below(0)
+	last = newest.revision
+	if err == nil && newest.flags&segment.Void != 0 {
+		newest, _, err = valid()
+	}
+	return newest, last, err
+}
+
+// Row is the key's live row, false if there is none.
+func (s *State) Row() (Row, bool) { return s.row, s.live }
+
+// Write is an event that is still to be appended. Only a State makes it.
+type Write struct {
+	view  *View
+	event eventlog.Write
+}
+
+// Put is the write that gives the key a value: it adds the object if there is none, else it replaces the live row. TTL is
+// in seconds, 0 for ever.
+func (s *State) Put(contentType string, body []byte, ttl uint32) Write {
+	w := eventlog.Write{Key: s.key, Op: eventlog.Added, Precondition: s.expected, ContentType: contentType, Body: body, TTL: ttl}
+	if s.live {
+		w.Op, w.Base = eventlog.Modified, s.row.Revision
+	}
+	return Write{s.view, w}
+}
+
+// Delete is the write that deletes the live row. There must be one.
+func (s *State) Delete() Write {
+	return Write{s.view, eventlog.Write{Key: s.key, Op: eventlog.Deleted, Base: s.row.Revision, Precondition: s.expected,
+		ContentType: s.row.ContentType, Body: s.row.Value}}
+}
+
+// Key is the key that is written.
+func (w Write) Key() eventlog.Key { return w.event.Key }
+
+// Append appends the writes, which must be of this view, in one batch, and returns the revision of the last one. Errors are
+// those of eventlog.Log.Append, and ErrBehind, upon which nothing was written.
+//
+// A process that learned that it was fenced acknowledges nothing any more, whichever of its requests learned it: the
+// event may be in the log, and is void (invariant 9).
+func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (Revision, error) {
+	events := make([]eventlog.Write, len(writes))
+	for i, w := range writes {
+		if w.view != v {
+			return 0, fmt.Errorf("append %s: it was computed from another view", w.event.Key.Row())
+		}
+		events[i] = w.event
+	}
+	if err := v.pressed(); err != nil {
+		return 0, err
+	}
+	if err := v.p.failed(); err != nil {
+		return 0, err
+	}
+	rev, err := v.p.config.Log.Append(ctx, eventlog.Basis{Head: v.Revision(), Epoch: v.tail.epoch}, requestID, events...)
+	if errors.Is(err, eventlog.ErrDiverged) {
+		return 0, v.p.fail(err)
+	}
+	if err == nil {
+		err = v.p.failed()
+	}
+	if err != nil {
+		return 0, err
+	}
+	return rev, nil
+}
