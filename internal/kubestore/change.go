@@ -128,7 +128,7 @@ func (s *facet) load(load func() (runtime.Object, error)) (runtime.Object, error
 // matches is Predicate.Matches of the loaded object. All watches of a store have the same GetAttrs, its
 // registry's, which is by far the dearest part.
 func (s *facet) matches(p *storage.SelectionPredicate) bool {
-	if p.ShardSelector != nil && !p.ShardSelector.Empty() {
+	if sharded(p) {
 		matched, err := p.Matches(s.object)
 		return err == nil && matched
 	}

@@ -31,6 +31,12 @@ func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 		return err
 	}
 	row, found, err := v.Get(ctx, s.row(path), v.Revision())
+	if errors.Is(err, projection.ErrExpired) { // the floor has passed the view: a newer one answers as well
+		if v, err = s.latest(ctx); err != nil {
+			return err
+		}
+		row, found, err = v.Get(ctx, s.row(path), v.Revision())
+	}
 	switch {
 	case err != nil:
 		return readError(err)
@@ -274,12 +280,22 @@ func (l *listing) next(ctx context.Context) (token string, remaining *int64, err
 		return "", nil, nil
 	}
 	var count int
-	if l.opts.Predicate.Empty() && (l.opts.Predicate.ShardSelector == nil || l.opts.Predicate.ShardSelector.Empty()) {
+	counted := l.opts.Predicate.Empty() && !sharded(&l.opts.Predicate)
+	if counted {
 		if count, err = l.count(ctx); err != nil {
 			return "", nil, l.failed(err)
 		}
 	}
-	return storage.PrepareContinueToken(l.last, l.prefix, int64(l.at), int64(count), true, l.opts)
+	token, remaining, err = storage.PrepareContinueToken(l.last, l.prefix, int64(l.at), int64(count), true, l.opts)
+	if !counted { // upstream forgets that a shard selector selects
+		remaining = nil
+	}
+	return token, remaining, err
+}
+
+// sharded reports whether a shard selector selects. It is not part of Predicate.Empty.
+func sharded(p *storage.SelectionPredicate) bool {
+	return p.ShardSelector != nil && !p.ShardSelector.Empty()
 }
 
 // pageStart is where a page of a list as of one revision begins.

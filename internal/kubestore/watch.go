@@ -59,7 +59,7 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		}
 		w.position = v.Revision()
 	}
-	w.everything = opts.Predicate.Empty() && (opts.Predicate.ShardSelector == nil || opts.Predicate.ShardSelector.Empty())
+	w.everything = opts.Predicate.Empty() && !sharded(&opts.Predicate)
 	w.end = endOf(ctx)
 	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)

@@ -16,8 +16,8 @@
 package segment
 
 import (
-	"errors"
 	"encoding/binary"
+	"errors"
 	"fmt"
 )
 

@@ -1,0 +1,338 @@
+package kubestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	k8sruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/sharding"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// fencedCell is a cell that is fenced while a request of an old process has its view.
+type fencedCell struct {
+	*bed
+	old     *store          // of the process from before the fence
+	stalled context.Context // of its request
+	process Cell            // one from after the fence
+}
+
+func fenceUnder(t *testing.T) *fencedCell {
+	t.Helper()
+	conn := eventlogtest.Start(t)
+	b := newBed(t, conn, memory.Strict(t))
+	open := func() *eventlog.Log {
+		return eventlogtest.Open(t, eventlog.Config{Conn: conn, Stream: b.stream, Prefix: b.stream, InMemory: true})
+	}
+	f := &fencedCell{bed: b, old: newStore(b.Cell, pods(nil))}
+	create(t, f.old, pod("ns", "a"))
+	b.commit(t.Context())
+	view, err := b.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	f.stalled = WithView(t.Context(), view)
+	operator, err := projection.Open(projection.Config{Log: open(), Bucket: b.bucket})
+	require.NoError(t, err)
+	plan, err := operator.PlanFence(t.Context(), 5<<20)
+	require.NoError(t, err)
+	require.NoError(t, operator.Fence(t.Context(), plan))
+	f.process = process(t, open(), b.bucket)
+	return f
+}
+
+func listed(t *testing.T, s storage.Interface) (all []string) {
+	t.Helper()
+	var list example.PodList
+	require.NoError(t, s.GetList(t.Context(), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, &list))
+	for _, p := range list.Items {
+		all = append(all, p.Name)
+	}
+	return all
+}
+
+// A process that was fenced acknowledges nothing, whichever of its requests learned of the fence.
+func TestAFencedProcessAcknowledgesNothing(t *testing.T) {
+	for _, learned := range []bool{false, true} {
+		t.Run(fmt.Sprint("learned ", learned), func(t *testing.T) {
+			f := fenceUnder(t)
+			if learned {
+				_, err := f.Projection.Latest(t.Context()) // another request
+				require.ErrorIs(t, err, eventlog.ErrFenced)
+			}
+			require.Error(t, f.old.Create(f.stalled, "/pods/ns/late", pod("ns", "late"), nil, 0))
+			require.Equal(t, []string{"a"}, listed(t, newStore(f.process, pods(nil))))
+			require.Error(t, f.old.Create(f.stalled, "/pods/ns/later", pod("ns", "later"), nil, 0))
+		})
+	}
+}
+
+// Watches show what lists show: an event that a process of an older epoch appended is in neither, live, from the window
+// and from the log.
+func TestWatchesKnowTheEpoch(t *testing.T) {
+	f := fenceUnder(t)
+	s := newStore(f.process, pods(nil))
+	v, err := f.process.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	from := fmt.Sprint(v.Revision())
+	live := watchFrom(t, s, from)
+	require.Error(t, f.old.Create(f.stalled, "/pods/ns/late", pod("ns", "late"), nil, 0)) // it is in the log
+	fresh := create(t, s, pod("ns", "fresh"))
+	want := "ADDED ns/fresh " + fresh.ResourceVersion
+	require.Equal(t, want, live.next())
+	require.Equal(t, want, watchFrom(t, s, from).next())
+	require.Equal(t, want, watchFrom(t, newStore(process(t, f.process.Log, f.bucket), pods(nil)), from).next())
+	require.Equal(t, []string{"a", "fresh"}, listed(t, s))
+}
+
+// A write goes on with a newer view when the floor has passed the one of its request.
+func TestAWriteOutlivesTheFloor(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.New())
+	var err error
+	b.Projection, err = projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket, InlineBytes: 1})
+	require.NoError(t, err)
+	s := newStore(b.Cell, pods(nil))
+	p := create(t, s, pod("ns", "a"))
+	for i := range 8 { // so that what the view's root names is compacted away
+		create(t, s, pod("ns", fmt.Sprint("n", i)))
+		b.commit(t.Context())
+	}
+	slow, err := projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket, CacheBytes: 1})
+	require.NoError(t, err)
+	cell := b.Cell
+	cell.Projection, cell.Objects = slow, nil
+	v, err := slow.Latest(t.Context())
+	require.NoError(t, err)
+	stalled := WithView(t.Context(), v)
+	_, err = relabel(t.Context(), s, keyOf(p), "a", "theirs")
+	require.NoError(t, err)
+	b.commit(t.Context())
+	for more := true; more; {
+		more, err = b.Projection.Compact(t.Context())
+		require.NoError(t, err)
+	}
+	applied := b.Projection.Current().Applied()
+	require.NoError(t, b.Projection.Retain(t.Context(), applied, 0))
+	_, err = b.Projection.Collect(t.Context(), 0)
+	require.NoError(t, err)
+	out, err := relabel(stalled, newStore(cell, pods(nil)), keyOf(p), "b", "ours")
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"a": "theirs", "b": "ours"}, out.Labels)
+}
+
+// failing fails its next reads.
+type failing struct {
+	value.Transformer
+	left atomic.Int64
+}
+
+func (f *failing) TransformFromStorage(ctx context.Context, data []byte, about value.Context) ([]byte, bool, error) {
+	if f.left.Add(-1) >= 0 {
+		return nil, false, errors.New("the key service does not answer")
+	}
+	return f.Transformer.TransformFromStorage(ctx, data, about)
+}
+
+// One passing error of the bucket or of the key service ends no watch, neither the one that met it nor those that share
+// its delivery.
+func TestAPassingErrorEndsNoWatch(t *testing.T) {
+	selecting := storage.ListOptions{Predicate: storage.SelectionPredicate{
+		Label: labels.SelectorFromSet(labels.Set{"side": "left"}), Field: fields.Everything(), GetAttrs: attributes}}
+	for _, fails := range []string{"bucket", "key service"} {
+		t.Run(fails, func(t *testing.T) {
+			bucket, keys := memory.New(), &failing{Transformer: identity.NewEncryptCheckTransformer()}
+			b := newBed(t, eventlogtest.Start(t), bucket)
+			writer := newStore(b.Cell, pods(nil))
+			p := create(t, writer, pod("ns", "a"))
+			_, err := relabel(t.Context(), writer, keyOf(p), "side", "left")
+			require.NoError(t, err)
+
+			small, err := projection.Open(projection.Config{Log: b.Log, Bucket: bucket, InlineBytes: 1, CacheBytes: 1})
+			require.NoError(t, err)
+			_, err = small.Commit(t.Context())
+			require.NoError(t, err)
+			cell := Cell{Log: b.Log, Projection: small, Cluster: "main", Feed: NewFeed(b.Log, small)}
+			ctx, stop := context.WithCancel(context.Background())
+			var running sync.WaitGroup
+			running.Go(func() { _ = cell.Feed.Run(ctx) })
+			t.Cleanup(func() { stop(); running.Wait() })
+			s := newStore(cell, pods(keys))
+			start, err := s.GetCurrentResourceVersion(t.Context())
+			require.NoError(t, err)
+			var all []*recorder
+			for range 5 {
+				opts := selecting
+				opts.ResourceVersion = fmt.Sprint(start)
+				all = append(all, record(t, s, opts))
+			}
+			var failed atomic.Int64
+			if fails == "bucket" {
+				bucket.Inject(func(_ memory.Op, key string) memory.Fault {
+					if strings.Contains(key, "/seg/") && failed.Add(1) == 1 {
+						return memory.Fails
+					}
+					return memory.Works
+				})
+			} else {
+				keys.left.Store(1)
+			}
+			out, err := relabel(t.Context(), writer, keyOf(p), "side", "right")
+			require.NoError(t, err)
+			for _, w := range all {
+				require.Equal(t, "DELETED ns/a "+out.ResourceVersion, w.next())
+			}
+			require.True(t, failed.Load() > 0 || keys.left.Load() < 0, "nothing was read")
+		})
+	}
+}
+
+// A bucket that goes on failing ends a watch well: with a bookmark where it stands, and without an error event, after
+// which clients would list. A key that is gone is an error that the client must see.
+func TestALastingErrorEndsAWatchWell(t *testing.T) {
+	for _, fails := range []string{"bucket", "key service"} {
+		t.Run(fails, func(t *testing.T) {
+			bucket := memory.New()
+			b := newBed(t, eventlogtest.Start(t), bucket)
+			writer := newStore(b.Cell, pods(nil))
+			start, err := writer.GetCurrentResourceVersion(t.Context())
+			require.NoError(t, err)
+			create(t, writer, pod("ns", "a"))
+			small, err := projection.Open(projection.Config{Log: b.Log, Bucket: bucket, InlineBytes: 1, CacheBytes: 1})
+			require.NoError(t, err)
+			_, err = small.Commit(t.Context())
+			require.NoError(t, err)
+			keys := value.Transformer(nil)
+			if fails == "bucket" {
+				bucket.Inject(func(_ memory.Op, key string) memory.Fault {
+					if strings.Contains(key, "/events/") {
+						return memory.Fails
+					}
+					return memory.Works
+				})
+			} else {
+				keys = broken{}
+			}
+			cell := Cell{Log: b.Log, Projection: small, Cluster: "main", Feed: NewFeed(b.Log, small)}
+			head := small.Current().Revision()
+			cell.Feed.start(window{from: head, to: head})
+			selects := storage.Everything
+			selects.AllowWatchBookmarks = true
+			w := record(t, newStore(cell, pods(keys)), storage.ListOptions{ResourceVersion: fmt.Sprint(start), Predicate: selects})
+			if fails == "bucket" {
+				require.Equal(t, fmt.Sprintf("BOOKMARK / %d", start), w.next())
+			} else {
+				require.Equal(t, "ERROR InternalError", w.next())
+			}
+			_, open := <-w.ResultChan()
+			require.False(t, open)
+		})
+	}
+}
+
+// broken never reads.
+type broken struct{ value.Transformer }
+
+func (broken) TransformFromStorage(context.Context, []byte, value.Context) ([]byte, bool, error) {
+	return nil, false, errors.New("no such key")
+}
+
+// A watch that is asked to end, and has left a feed that has stopped, ends.
+func TestAnEndingWatchWaitsForNoFeed(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	cell := b.Cell
+	cell.Feed = NewFeed(b.Log, b.Projection) // nobody runs it
+	s := newStore(cell, pods(nil))
+	end := make(chan struct{})
+	start, err := newStore(b.Cell, pods(nil)).GetCurrentResourceVersion(t.Context())
+	require.NoError(t, err)
+	cell.Feed.start(window{from: eventlog.Revision(start), to: eventlog.Revision(start)})
+	w, err := s.Watch(WithEnd(t.Context(), end), "/pods", storage.ListOptions{Recursive: true, ResourceVersion: fmt.Sprint(start), Predicate: storage.Everything})
+	require.NoError(t, err)
+	defer w.Stop()
+	sub := only(t, cell.Feed)
+	// It hears of its end, and is dropped before it gets the bookmark that it asks for: its queue is full.
+	cell.Feed.mu.Lock()
+	for range bufferedChanges {
+		sub.items <- item{progress: 0} // behind its position: says nothing
+	}
+	close(end)
+	cell.Feed.mu.Unlock()
+	cell.Feed.stop()
+	select {
+	case e, open := <-w.ResultChan():
+		require.False(t, open, "%v", e)
+	case <-time.After(30 * time.Second):
+		t.Fatal("the watch does not end")
+	}
+}
+
+// only is the feed's one subscription, once it is there.
+func only(t *testing.T, f *Feed) *subscription {
+	t.Helper()
+	for {
+		f.mu.Lock()
+		for _, a := range f.subs {
+			for s := range a.members {
+				f.mu.Unlock()
+				return s
+			}
+		}
+		f.mu.Unlock()
+		require.NoError(t, t.Context().Err())
+		runtime.Gosched()
+	}
+}
+
+// The cache of objects holds what it counts: its keys are its own, and pin no block of a segment.
+func TestObjectsOwnTheirKeys(t *testing.T) {
+	objects := NewObjects(1 << 20)
+	block := strings.Repeat("x", 1<<20)
+	objects.add(version{row: block[5:15]}, &example.Pod{}, 10)
+	for v := range objects.entries {
+		require.Equal(t, block[5:15], v.row)
+		require.NotSame(t, unsafe.StringData(block[5:15]), unsafe.StringData(v.row))
+	}
+}
+
+// halves selects what its hash has.
+type halves struct{ sharding.Selector }
+
+func (halves) Empty() bool                                 { return false }
+func (halves) Matches(obj k8sruntime.Object) (bool, error) { return obj.(*example.Pod).Name < "m", nil }
+func (halves) String() string                              { return "halves" }
+
+// What is left of a list is not counted while a shard is selected: the count would be of all shards.
+func TestShardsAreNotCounted(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	s := newStore(b.Cell, pods(nil))
+	for _, name := range []string{"a", "b", "c", "x", "y", "z"} {
+		create(t, s, pod("ns", name))
+	}
+	var list example.PodList
+	all := storage.Everything
+	all.Limit, all.ShardSelector = 2, halves{}
+	require.NoError(t, s.GetList(t.Context(), "/pods", storage.ListOptions{Recursive: true, Predicate: all}, &list))
+	require.Len(t, list.Items, 2)
+	require.NotEmpty(t, list.Continue)
+	require.Nil(t, list.RemainingItemCount)
+	all.ShardSelector = nil
+	require.NoError(t, s.GetList(t.Context(), "/pods", storage.ListOptions{Recursive: true, Predicate: all}, &list))
+	require.EqualValues(t, 4, *list.RemainingItemCount)
+}
