@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	k8sruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/sharding"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -93,6 +94,7 @@ func TestWatchesKnowTheEpoch(t *testing.T) {
 	require.NoError(t, err)
 	from := fmt.Sprint(v.Revision())
 	live := watchFrom(t, s, from)
+	joined(t, f.process.Feed)
 	require.Error(t, f.old.Create(f.stalled, "/pods/ns/late", pod("ns", "late"), nil, 0)) // it is in the log
 	fresh := create(t, s, pod("ns", "fresh"))
 	want := "ADDED ns/fresh " + fresh.ResourceVersion
@@ -253,48 +255,31 @@ func (broken) TransformFromStorage(context.Context, []byte, value.Context) ([]by
 	return nil, false, errors.New("no such key")
 }
 
-// A watch that is asked to end, and has left a feed that has stopped, ends.
+// A watch that was asked to end, and has left the feed since, ends with its bookmark although the feed has stopped.
 func TestAnEndingWatchWaitsForNoFeed(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	cell := b.Cell
 	cell.Feed = NewFeed(b.Log, b.Projection) // nobody runs it
 	s := newStore(cell, pods(nil))
-	end := make(chan struct{})
-	start, err := newStore(b.Cell, pods(nil)).GetCurrentResourceVersion(t.Context())
-	require.NoError(t, err)
-	cell.Feed.start(window{from: eventlog.Revision(start), to: eventlog.Revision(start)})
-	w, err := s.Watch(WithEnd(t.Context(), end), "/pods", storage.ListOptions{Recursive: true, ResourceVersion: fmt.Sprint(start), Predicate: storage.Everything})
-	require.NoError(t, err)
-	defer w.Stop()
-	sub := only(t, cell.Feed)
-	// It hears of its end, and is dropped before it gets the bookmark that it asks for: its queue is full.
-	cell.Feed.mu.Lock()
-	for range bufferedChanges {
-		sub.items <- item{progress: 0} // behind its position: says nothing
-	}
-	close(end)
-	cell.Feed.mu.Unlock()
-	cell.Feed.stop()
-	select {
-	case e, open := <-w.ResultChan():
-		require.False(t, open, "%v", e)
-	case <-time.After(30 * time.Second):
-		t.Fatal("the watch does not end")
-	}
+	w := &watcher{store: s, key: s.row("/pods/"), position: 7, results: make(chan watch.Event, 1), ending: true,
+		opts: storage.ListOptions{Predicate: storage.SelectionPredicate{AllowWatchBookmarks: true}}}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	require.ErrorIs(t, w.follow(ctx), errEnded)
+	last := <-w.results
+	require.Equal(t, watch.Bookmark, last.Type)
+	require.Equal(t, "7", last.Object.(*example.Pod).ResourceVersion)
 }
 
-// only is the feed's one subscription, once it is there.
-func only(t *testing.T, f *Feed) *subscription {
+// joined waits until a watch gets what the feed delivers.
+func joined(t *testing.T, f *Feed) {
 	t.Helper()
-	for {
+	there := func() bool {
 		f.mu.Lock()
-		for _, a := range f.subs {
-			for s := range a.members {
-				f.mu.Unlock()
-				return s
-			}
-		}
-		f.mu.Unlock()
+		defer f.mu.Unlock()
+		return f.running && len(f.subs) > 0
+	}
+	for !there() {
 		require.NoError(t, t.Context().Err())
 		runtime.Gosched()
 	}
