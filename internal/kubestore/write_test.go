@@ -234,6 +234,11 @@ func TestVoidEvents(t *testing.T) {
 				Key: s.key(keyOf(p)), Op: eventlog.Added, Precondition: expected, ContentType: s.ContentType, Body: []byte("never decoded"),
 			})
 			require.NoError(t, err)
+			// A change of what never was.
+			_, err = b.Log.Append(t.Context(), eventlog.Basis{}, "baseless", eventlog.Write{
+				Key: s.key("/pods/ns/absent"), Op: eventlog.Modified, ContentType: s.ContentType, Body: []byte("never decoded"),
+			})
+			require.NoError(t, err)
 			step(t.Context())
 
 			out := &example.Pod{}
