@@ -52,7 +52,7 @@ func TestBounds(t *testing.T) {
 	same(5, 5)
 	require.NoError(t, local.Fence(ctx, fence))
 	same(fence, fence-1)
-	rev, err := local.Append(ctx, eventlog.Basis{}, "after", write())
+	rev, err := local.Append(ctx, eventlog.Basis{Head: fence - 1}, "after", write())
 	require.NoError(t, err)
 	require.EqualValues(t, fence, rev)
 	same(fence, fence)
