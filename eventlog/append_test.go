@@ -23,7 +23,7 @@ func deleted(name string, base eventlog.Revision) eventlog.Write {
 func refused(t *testing.T, l *eventlog.Log, want error, writes ...eventlog.Write) {
 	t.Helper()
 	head := mustHead(t, l).Head
-	rev, err := l.Append(bounded(t), eventlog.Basis{}, "refused", writes...)
+	rev, err := l.Append(bounded(t), l.Basis(), "refused", writes...)
 	if !errors.Is(err, want) {
 		t.Errorf("got revision %d, %v; want %v", rev, err, want)
 	}
@@ -94,7 +94,7 @@ func TestOneWinnerOfMany(t *testing.T) {
 	var writers sync.WaitGroup
 	for i := range 32 {
 		writers.Go(func() {
-			rev, err := l.Append(bounded(t), eventlog.Basis{}, fmt.Sprint("w", i), added("contended", fmt.Sprint(i)))
+			rev, err := l.Append(bounded(t), l.Basis(), fmt.Sprint("w", i), added("contended", fmt.Sprint(i)))
 			if err == nil {
 				won.Store(i, rev)
 			} else if !errors.Is(err, eventlog.ErrConflict) {
@@ -156,21 +156,21 @@ func TestBadAppends(t *testing.T) {
 		"no prefix":        {{Key: eventlog.Key{Cluster: "main", Resource: "pods", Name: "a"}, Op: eventlog.Added}},
 		"added with base":  {{Key: pod("a"), Op: eventlog.Added, Base: 1}},
 	} {
-		if _, err := l.Append(bounded(t), eventlog.Basis{}, "bad", writes...); err == nil {
+		if _, err := l.Append(bounded(t), l.Basis(), "bad", writes...); err == nil {
 			t.Errorf("%s: it was appended", name)
 		}
 	}
 	for _, id := range []string{"", " id", "a\nb", "é", strings.Repeat("x", 300)} {
-		if _, err := l.Append(bounded(t), eventlog.Basis{}, id, added("a", "1")); err == nil {
+		if _, err := l.Append(bounded(t), l.Basis(), id, added("a", "1")); err == nil {
 			t.Errorf("it was appended with request id %q", id)
 		}
 	}
 	past, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
 	defer cancel()
-	if _, err := l.Append(past, eventlog.Basis{}, "late", added("a", "1")); !errors.Is(err, eventlog.ErrNotPublished) {
+	if _, err := l.Append(past, l.Basis(), "late", added("a", "1")); !errors.Is(err, eventlog.ErrNotPublished) {
 		t.Errorf("past its deadline: %v", err)
 	}
-	if _, err := l.Append(past, eventlog.Basis{}, "late", added("a", "1"), added("b", "1")); !errors.Is(err, eventlog.ErrNotPublished) {
+	if _, err := l.Append(past, l.Basis(), "late", added("a", "1"), added("b", "1")); !errors.Is(err, eventlog.ErrNotPublished) {
 		t.Errorf("past its deadline: %v", err)
 	}
 	if b := mustHead(t, l); b.Head != 0 {
@@ -188,7 +188,7 @@ func TestManyBatches(t *testing.T) {
 	var appending sync.WaitGroup
 	for w := range writers {
 		appending.Go(func() {
-			if _, err := l.Append(bounded(t), eventlog.Basis{}, fmt.Sprint(w), batch(w, size)...); err != nil {
+			if _, err := l.Append(bounded(t), l.Basis(), fmt.Sprint(w), batch(w, size)...); err != nil {
 				t.Error(err)
 			}
 		})

@@ -15,7 +15,7 @@ var kilobyte = strings.Repeat("x", 1024)
 func BenchmarkAppend(b *testing.B) {
 	l := eventlogtest.Log(b)
 	for i := 0; b.Loop(); i++ {
-		if _, err := l.Append(b.Context(), eventlog.Basis{}, fmt.Sprint(i), added(fmt.Sprint(i), kilobyte)); err != nil {
+		if _, err := l.Append(b.Context(), l.Basis(), fmt.Sprint(i), added(fmt.Sprint(i), kilobyte)); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -28,7 +28,7 @@ func BenchmarkAppendByMany(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
 			id := fmt.Sprint(n.Add(1))
-			if _, err := l.Append(b.Context(), eventlog.Basis{}, id, added(id, kilobyte)); err != nil {
+			if _, err := l.Append(b.Context(), l.Basis(), id, added(id, kilobyte)); err != nil {
 				b.Error(err)
 			}
 		}
@@ -44,7 +44,7 @@ func BenchmarkAppendBatch(b *testing.B) {
 				for k := range writes {
 					writes[k] = added(fmt.Sprintf("%d-%d", i, k), kilobyte)
 				}
-				if _, err := l.Append(b.Context(), eventlog.Basis{}, fmt.Sprint(i), writes...); err != nil {
+				if _, err := l.Append(b.Context(), l.Basis(), fmt.Sprint(i), writes...); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -220,7 +220,7 @@ func TestReplicatedConflicts(t *testing.T) {
 		"object changed": {added("fresh", "1"), modified("object", "2", claim)},
 	} {
 		mustHead(t, l)
-		if rev, err := l.Append(bounded(t), eventlog.Basis{}, requestID("lost", name), writes...); !errors.Is(err, eventlog.ErrConflict) {
+		if rev, err := l.Append(bounded(t), l.Basis(), requestID("lost", name), writes...); !errors.Is(err, eventlog.ErrConflict) {
 			t.Errorf("%s: %d, %v", name, rev, err)
 		}
 	}
@@ -271,7 +271,7 @@ func TestDeposedLeader(t *testing.T) {
 			t.Errorf("%s: head %+v, %v; %d was acknowledged", name, b, err, acknowledged)
 		}
 	}
-	_, err := l.Append(bounded(t), eventlog.Basis{}, "newer", modified("known", "3", changed))
+	_, err := l.Append(bounded(t), l.Basis(), "newer", modified("known", "3", changed))
 	if err == nil || errors.Is(err, eventlog.ErrConflict) {
 		t.Errorf("a write that the deposed leader is behind: %v", err)
 	}
@@ -417,7 +417,7 @@ func TestLeaderChangesAmidWrites(t *testing.T) {
 	var head eventlog.Revision
 	eventlogtest.Eventually(t, "the end is appended", func() bool {
 		var err error
-		head, err = l.Append(bounded(t), eventlog.Basis{}, "end", added("end", "x"))
+		head, err = l.Append(bounded(t), l.Basis(), "end", added("end", "x"))
 		return err == nil
 	})
 	if err := <-following; !errors.Is(err, end) {
@@ -481,7 +481,7 @@ func (h *history) write(t *testing.T, ctx context.Context, w int) {
 			writes = append(writes, change)
 		}
 		// Background: a write in flight when the test is over is resolved like any other.
-		rev, err := h.log.Append(context.WithoutCancel(ctx), eventlog.Basis{}, id, writes...)
+		rev, err := h.log.Append(context.WithoutCancel(ctx), h.log.Basis(), id, writes...)
 		if err == nil {
 			h.acknowledged[id] = rev - eventlog.Revision(len(writes)-1)
 			h.total.Add(1)

@@ -47,3 +47,6 @@ func (l *Log) Search(ctx context.Context, id string, last Revision, writes ...Wr
 
 // Conn is the log's connection.
 func (l *Log) Conn() *nats.Conn { return l.config.Conn }
+
+// Basis is that of a writer who knows what this process has seen.
+func (l *Log) Basis() Basis { return Basis{Head: Revision(l.seen.Load()), Epoch: l.Epoch()} }

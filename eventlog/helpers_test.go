@@ -32,7 +32,7 @@ func modified(name, body string, base eventlog.Revision) eventlog.Write {
 
 func mustAppend(t testing.TB, l *eventlog.Log, id string, writes ...eventlog.Write) eventlog.Revision {
 	t.Helper()
-	rev, err := l.Append(bounded(t), eventlog.Basis{}, id, writes...)
+	rev, err := l.Append(bounded(t), l.Basis(), id, writes...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func TestBatchIsContiguousOrNothing(t *testing.T) {
 			t.Errorf("event %d: %+v", i, e)
 		}
 	}
-	_, err := l.Append(bounded(t), eventlog.Basis{}, "c", added("new", "1"), added("y", "again"))
+	_, err := l.Append(bounded(t), l.Basis(), "c", added("new", "1"), added("y", "again"))
 	if !errors.Is(err, eventlog.ErrConflict) {
 		t.Fatalf("got %v", err)
 	}

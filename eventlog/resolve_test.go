@@ -19,7 +19,7 @@ type outcome struct {
 func appending(ctx context.Context, l *eventlog.Log, id string, writes ...eventlog.Write) <-chan outcome {
 	done := make(chan outcome, 1)
 	go func() {
-		rev, err := l.Append(ctx, eventlog.Basis{}, id, writes...)
+		rev, err := l.Append(ctx, l.Basis(), id, writes...)
 		done <- outcome{rev, err}
 	}()
 	return done
@@ -147,7 +147,7 @@ func TestNotConnected(t *testing.T) {
 	fill(t, direct, 1)
 	link.Cut()
 	eventlogtest.Eventually(t, "the append is refused", func() bool {
-		_, err := l.Append(bounded(t), eventlog.Basis{}, "x", added("x", "x"))
+		_, err := l.Append(bounded(t), l.Basis(), "x", added("x", "x"))
 		return errors.Is(err, eventlog.ErrNotPublished)
 	})
 	if _, err := l.Head(bounded(t)); err == nil || errors.Is(err, eventlog.ErrDiverged) {

@@ -110,7 +110,7 @@ func TestLostTailIsDiverged(t *testing.T) {
 		}
 		return errors.Is(err, eventlog.ErrDiverged)
 	})
-	if _, err := l.Append(bounded(t), eventlog.Basis{}, "late", added("late", "x")); !errors.Is(err, eventlog.ErrDiverged) {
+	if _, err := l.Append(bounded(t), l.Basis(), "late", added("late", "x")); !errors.Is(err, eventlog.ErrDiverged) {
 		t.Errorf("append: %v", err)
 	}
 	<-followed
@@ -225,7 +225,7 @@ func TestConnect(t *testing.T) {
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: time.Second})
 	r.stop()
 	eventlogtest.Eventually(t, "the connection is lost", func() bool { return !conn.IsConnected() })
-	if _, err := l.Append(bounded(t), eventlog.Basis{}, "lost", added("a", "lost")); !errors.Is(err, eventlog.ErrNotPublished) {
+	if _, err := l.Append(bounded(t), l.Basis(), "lost", added("a", "lost")); !errors.Is(err, eventlog.ErrNotPublished) {
 		t.Errorf("got %v", err)
 	}
 	r.start(r.dir)

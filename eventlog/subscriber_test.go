@@ -38,7 +38,7 @@ func TestRepublished(t *testing.T) {
 	other := eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "default", Name: "other"}
 	write := func(key eventlog.Key, body string) eventlog.Event {
 		w := eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: []byte(body)}
-		rev, err := log.Append(bounded(t), eventlog.Basis{}, nuid.Next(), w)
+		rev, err := log.Append(bounded(t), log.Basis(), nuid.Next(), w)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +126,7 @@ func TestLastSequence(t *testing.T) {
 	headers := listen(t, conn, "logplane.events.main.%core.pods.default.a")
 	write := func(name string, op eventlog.Op, base, precondition eventlog.Revision) eventlog.Revision {
 		w := eventlog.Write{Key: pod(name), Op: op, Base: base, Precondition: precondition, ContentType: "application/cbor"}
-		rev, err := log.Append(bounded(t), eventlog.Basis{}, nuid.Next(), w)
+		rev, err := log.Append(bounded(t), log.Basis(), nuid.Next(), w)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +159,7 @@ func TestBodiesOnThreeServers(t *testing.T) {
 	}
 	bodies := listen(t, c.Conn[1], "logplane.bodies.>")
 	for i := range 3 {
-		rev, err := log.Append(bounded(t), eventlog.Basis{}, nuid.Next(), eventlog.Write{
+		rev, err := log.Append(bounded(t), log.Basis(), nuid.Next(), eventlog.Write{
 			Key: pod(nuid.Next()), Op: eventlog.Added, ContentType: "application/cbor", Body: []byte{byte(i)},
 		})
 		if err != nil {
