@@ -1,19 +1,24 @@
 # Included by the Makefile. See bench/README.md.
 PEER := $(BIN)/peer
 
-$(PEER)/kube-apiserver $(PEER)/etcd &: bench/go.mod
-	@echo "building kube-apiserver $(KUBERNETES) and etcd"
+$(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server &: bench/go.mod
+	@echo "building kube-apiserver $(KUBERNETES), etcd and nats-server"
 	@cd bench && $(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $(PEER)/kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver
 	@cd bench && $(RELEASE) go build -ldflags "-s -w" -o $(PEER)/etcd go.etcd.io/etcd/server/v3
+	@cd bench && $(RELEASE) go build -ldflags "-s -w" -o $(PEER)/nats-server github.com/nats-io/nats-server/v2
 
 # Go decides what is stale; the target is always asked for.
-.PHONY: $(PEER)/peer
-$(PEER)/peer:
-	@cd bench && $(RELEASE) go build -o $@ ./peer
+.PHONY: $(PEER)/peer $(PEER)/compare
+$(PEER)/peer $(PEER)/compare:
+	@cd bench && $(RELEASE) go build -o $@ ./$(notdir $@)
 
 .PHONY: bench-peer
 bench-peer: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/peer ## compare with kube-apiserver and etcd under one load (about 6 minutes)
 	@LOGPLANE_BINARY=$(BIN)/logplane PEER_BINARIES=$(PEER) $(PEER)/peer $(ARGS)
+
+.PHONY: bench-compare
+bench-compare: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server $(PEER)/compare ## send the same requests to logplane and kube-apiserver and diff the answers
+	@LOGPLANE_BINARY=$(BIN)/logplane PEER_BINARIES=$(PEER) $(PEER)/compare $(ARGS)
 
 .PHONY: bench-peer-profiled
 bench-peer-profiled: $(PEER)/peer $(PEER)/kube-apiserver $(PEER)/etcd ## a CPU profile of logplane for each step of that load, in bin/peer/profiles

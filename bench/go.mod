@@ -3,6 +3,7 @@ module github.com/logplane/logplane/bench
 go 1.26.0
 
 tool (
+	github.com/nats-io/nats-server/v2
 	go.etcd.io/etcd/server/v3
 	k8s.io/kubernetes/cmd/kube-apiserver
 )
@@ -161,4 +162,13 @@ require (
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
-require go.etcd.io/etcd/server/v3 v3.6.8 // indirect
+require (
+	github.com/antithesishq/antithesis-sdk-go v0.8.0-default-no-op // indirect
+	github.com/google/go-tpm v0.9.8 // indirect
+	github.com/minio/highwayhash v1.0.4 // indirect
+	github.com/nats-io/jwt/v2 v2.8.2 // indirect
+	github.com/nats-io/nats-server/v2 v2.15.2 // indirect
+	github.com/nats-io/nkeys v0.4.16 // indirect
+	github.com/nats-io/nuid v1.0.1 // indirect
+	go.etcd.io/etcd/server/v3 v3.6.8 // indirect
+)

@@ -1,6 +1,8 @@
 package eventlog
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -52,4 +54,24 @@ func Connect(s Servers) (*nats.Conn, error) {
 		return nil, fmt.Errorf("connect to the log at '%s': %w", s.URL, err)
 	}
 	return conn, nil
+}
+
+// untilRefused ends the context once the server says that the connection's user may not do what was asked. A
+// request that is refused is never answered, and would end with its deadline.
+func untilRefused(ctx context.Context, conn *nats.Conn) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	other := conn.ErrorHandler()
+	conn.SetErrorHandler(func(conn *nats.Conn, s *nats.Subscription, err error) {
+		if errors.Is(err, nats.ErrPermissionViolation) {
+			cancel(err)
+			return
+		}
+		if other != nil {
+			other(conn, s, err)
+		}
+	})
+	return ctx, func() {
+		conn.SetErrorHandler(other)
+		cancel(nil)
+	}
 }

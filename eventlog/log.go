@@ -3,6 +3,7 @@ package eventlog
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -80,7 +81,12 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
+	ctx, done := untilRefused(ctx, c.Conn)
+	defer done()
 	s, err := js.Stream(ctx, c.Stream)
+	if refused := context.Cause(ctx); errors.Is(refused, nats.ErrPermissionViolation) {
+		return nil, fmt.Errorf("open log: this user of the server may not read the log, perhaps only subscribe to its events: give other credentials or the log's own address: %w", refused)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open log: look up stream '%s': %w", c.Stream, err)
 	}

@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/bench/side"
 )
 
 const (
@@ -31,7 +33,7 @@ type load struct {
 	watching                time.Duration
 	profiles, only          string
 
-	system *system
+	system *side.System
 	report reporter
 	client kubernetes.Interface // JSON, one connection
 }
@@ -59,13 +61,13 @@ func (l load) steps() []step {
 	}
 }
 
-func (l load) run(ctx context.Context, s *system, report reporter) (err error) {
+func (l load) run(ctx context.Context, s *side.System, report reporter) (err error) {
 	l.system, l.report = s, report
-	report("start to ready", "ms", milliseconds(s.ready))
+	report("start to ready", "ms", milliseconds(s.Ready))
 	if err := l.memory("memory after start"); err != nil {
 		return err
 	}
-	if l.client, err = s.connect(asJSON); err != nil {
+	if l.client, err = connect(s, asJSON); err != nil {
 		return err
 	}
 	for _, name := range []string{namespace, watched} {
@@ -99,14 +101,14 @@ func (l load) measure(ctx context.Context, step step) error {
 
 // counted sends n requests and reports the processor time that the side's processes took for one of them.
 func (l load) counted(name string, n int, send func() error) error {
-	before, err := l.system.cpu()
+	before, err := l.system.CPU()
 	if err != nil {
 		return err
 	}
 	if err := send(); err != nil {
 		return err
 	}
-	after, err := l.system.cpu()
+	after, err := l.system.CPU()
 	if err != nil {
 		return err
 	}
@@ -116,14 +118,14 @@ func (l load) counted(name string, n int, send func() error) error {
 
 func (l load) memory(name string) error {
 	time.Sleep(pause)
-	resident, err := l.system.residentMiB()
+	resident, err := l.system.ResidentMiB()
 	l.report(name, "MiB", resident)
 	return err
 }
 
 // connect is a client with a connection of its own and without limits.
-func (s *system) connect(contentType string) (*kubernetes.Clientset, error) {
-	c := rest.CopyConfig(s.config)
+func connect(s *side.System, contentType string) (*kubernetes.Clientset, error) {
+	c := rest.CopyConfig(s.Config)
 	c.QPS = -1
 	c.ContentType = contentType
 	c.Dial = (&net.Dialer{}).DialContext // configurations with different dialers share no connections
@@ -142,7 +144,7 @@ func (l load) createTogether(ctx context.Context, name string) error {
 	err := l.counted(name, n, func() error {
 		group, ctx := errgroup.WithContext(ctx)
 		for i := range clients {
-			client, err := l.system.connect(asJSON)
+			client, err := connect(l.system, asJSON)
 			if err != nil {
 				return err
 			}
@@ -240,7 +242,7 @@ func (l load) read(ctx context.Context, accept string, o metav1.ListOptions) (in
 // pages walks all objects 500 at a time, as an informer without streaming lists does, and decodes the pages
 // because the next needs the token in them.
 func (l load) pages(ctx context.Context, name string) error {
-	client, err := l.system.connect(asProtobuf)
+	client, err := connect(l.system, asProtobuf)
 	if err != nil {
 		return err
 	}

@@ -13,9 +13,10 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/logplane/logplane/bench/side"
 )
 
 // options bound the run.
@@ -51,22 +52,23 @@ func parse() options {
 }
 
 func run(ctx context.Context, o options) error {
-	sides, err := findSides()
+	binaries, err := side.Find("logplane", "etcd", "kube-apiserver")
 	if err != nil {
 		return err
 	}
+	sides := []side.Side{side.Dev(binaries["logplane"]), side.Kubernetes(binaries["etcd"], binaries["kube-apiserver"])}
 	ctx, cancel := context.WithTimeout(ctx, 2*o.budget)
 	defer cancel()
 	t, begun := &table{}, time.Now()
 	for round := 0; round < o.rounds && time.Since(begun) < o.budget; round++ {
 		for turn := range sides {
 			at := (round + turn) % len(sides)
-			if o.only != "" && o.only != sides[at].name {
+			if o.only != "" && o.only != sides[at].Name {
 				continue
 			}
-			fmt.Fprintf(os.Stderr, "round %d: %s\n", round+1, sides[at].name)
+			fmt.Fprintf(os.Stderr, "round %d: %s\n", round+1, sides[at].Name)
 			if err := runSide(ctx, sides[at], o.load, t.column(at)); err != nil {
-				return fmt.Errorf("round %d of %s: %w", round+1, sides[at].name, err)
+				return fmt.Errorf("round %d of %s: %w", round+1, sides[at].Name, err)
 			}
 		}
 	}
@@ -82,42 +84,16 @@ func run(ctx context.Context, o options) error {
 }
 
 // runSide runs one round on an empty folder.
-func runSide(ctx context.Context, s side, l load, report reporter) (err error) {
+func runSide(ctx context.Context, s side.Side, l load, report reporter) (err error) {
 	folder, err := os.MkdirTemp("", "peer-")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
-	running, err := s.start(ctx, folder)
+	running, err := s.Start(ctx, folder)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, running.stop()) }()
+	defer func() { err = errors.Join(err, running.Stop()) }()
 	return l.run(ctx, running, report)
-}
-
-// findSides finds the binaries; LOGPLANE_BINARY and PEER_BINARIES say where others are.
-func findSides() ([]side, error) {
-	logplane, err := filepath.Abs(either(os.Getenv("LOGPLANE_BINARY"), "../bin/logplane"))
-	if err != nil {
-		return nil, err
-	}
-	peers, err := filepath.Abs(either(os.Getenv("PEER_BINARIES"), "../bin/peer"))
-	if err != nil {
-		return nil, err
-	}
-	etcd, apiserver := filepath.Join(peers, "etcd"), filepath.Join(peers, "kube-apiserver")
-	for _, binary := range []string{logplane, etcd, apiserver} {
-		if _, err := os.Stat(binary); err != nil {
-			return nil, fmt.Errorf("find a binary, run 'make bench-peer': %w", err)
-		}
-	}
-	return []side{logplaneSide(logplane), kubernetesSide(etcd, apiserver)}, nil
-}
-
-func either(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }

@@ -12,7 +12,7 @@ import (
 // profile begins a CPU profile of the side under test and returns what ends it. Only a binary that was
 // built with the hook (profiler.go.txt) has it; without --profiles nothing happens.
 func (l load) profile(ctx context.Context, step string) (func() error, error) {
-	if l.profiles == "" || l.system.profiler == "" {
+	if l.profiles == "" || l.system.Profiler == "" {
 		return func() error { return nil }, nil
 	}
 	folder, err := filepath.Abs(l.profiles)
@@ -21,7 +21,7 @@ func (l load) profile(ctx context.Context, step string) (func() error, error) {
 	}
 	name := strings.NewReplacer(" ", "-", ",", "").Replace(step)
 	ask := func(path string) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+l.system.profiler+path, nil)
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+l.system.Profiler+path, nil)
 		if err != nil {
 			return err
 		}

@@ -17,6 +17,8 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/bench/side"
 )
 
 // stream is a watch that only tells events apart, and takes next to nothing of the machine for it. It reads when
@@ -27,9 +29,9 @@ type stream struct {
 }
 
 // openStream asks for the bytes of a protobuf watch, by HTTP/2 over TLS or by HTTP/1.1 without, as client-go would.
-func openStream(ctx context.Context, s *system, revision string) (viewer, error) {
+func openStream(ctx context.Context, s *side.System, revision string) (viewer, error) {
 	path := "/api/v1/namespaces/" + watched + "/configmaps?watch=1&resourceVersion=" + revision
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.config.Host+path, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.Config.Host+path, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -40,8 +42,8 @@ func openStream(ctx context.Context, s *system, revision string) (viewer, error)
 	}
 	o := &stream{arrivals: conn}
 	if request.URL.Scheme == "https" {
-		request.Header.Set("Authorization", "Bearer "+s.config.BearerToken)
-		o.body, err = askHTTP2(conn, s.config, request)
+		request.Header.Set("Authorization", "Bearer "+s.Config.BearerToken)
+		o.body, err = askHTTP2(conn, s.Config, request)
 	} else {
 		o.body, err = askHTTP1(conn, request)
 	}

@@ -14,6 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/logplane/logplane/bench/side"
 )
 
 const (
@@ -33,7 +35,7 @@ type viewer interface {
 }
 
 // open starts a watch of the namespace from a revision.
-type open func(ctx context.Context, s *system, revision string) (viewer, error)
+type open func(ctx context.Context, s *side.System, revision string) (viewer, error)
 
 // watch writes so many objects a second while n watches look on. The lag is from the moment a create is sent until
 // the event has come; so a write is part of it. What came is decrypted and looked at when all has been written.
@@ -50,14 +52,14 @@ func (l load) watch(n, perSecond int, open open) func(context.Context, string) e
 		if err := w.encode(); err != nil {
 			return err
 		}
-		before, err := ownCPU()
+		before, err := side.OwnCPU()
 		if err != nil {
 			return err
 		}
 		if err := l.counted(name, len(w.sent), func() error { return l.write(ctx, w, cadence, viewers) }); err != nil {
 			return err
 		}
-		after, err := ownCPU()
+		after, err := side.OwnCPU()
 		if err != nil {
 			return err
 		}
@@ -234,8 +236,8 @@ type sighting struct {
 }
 
 // openDecoded watches as every client does. An event has come when it is decoded.
-func openDecoded(ctx context.Context, s *system, revision string) (viewer, error) {
-	client, err := s.connect(asProtobuf)
+func openDecoded(ctx context.Context, s *side.System, revision string) (viewer, error) {
+	client, err := connect(s, asProtobuf)
 	if err != nil {
 		return nil, err
 	}

@@ -61,6 +61,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	root.AddCommand(
 		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newInit(), newInspect(), newEvents(), newPermissions(), newFence(), newVersion(),
 	)
+	refuseUnknown(root)
 	return root
 }
 

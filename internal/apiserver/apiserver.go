@@ -61,6 +61,8 @@ type Server struct {
 	groups map[string]*group
 	// watches that are open.
 	watches *watches
+	// healthPaths are the health checks, for the index.
+	healthPaths []string
 
 	// crds serves custom resources, discovery '/api', '/apis' and what is below them down to a group's
 	// version, openapi '/openapi/…'. Each also answers what it does not know.

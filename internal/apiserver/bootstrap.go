@@ -158,8 +158,15 @@ type bootstrapObject struct {
 // objects are constants, and a test puts each one back through the API. The first is the object, the others are its claims.
 func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, now metav1.Time) ([]stored, error) {
 	legacyscheme.Scheme.Default(o.object)
+	kinds, _, err := legacyscheme.Scheme.ObjectKinds(o.object)
+	if err != nil {
+		return nil, err
+	}
 	internal, err := legacyscheme.Scheme.UnsafeConvertToVersion(o.object, runtime.InternalGroupVersioner)
 	if err != nil {
+		return nil, err
+	}
+	if internal, err = manage(o.strategy, kinds[0], internal); err != nil {
 		return nil, err
 	}
 	object, err := meta.Accessor(internal)
@@ -170,7 +177,9 @@ func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, now met
 	object.SetCreationTimestamp(now)
 	o.strategy.PrepareForCreate(ctx, internal)
 	o.strategy.Canonicalize(internal)
-	setBootstrapStatus(internal, now)
+	if internal, err = setBootstrapStatus(internal, now); err != nil {
+		return nil, err
+	}
 	options, err := s.stores.GetRESTOptions(o.resource, internal)
 	if err != nil {
 		return nil, err

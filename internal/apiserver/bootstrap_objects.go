@@ -7,8 +7,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apiserver/pkg/registry/rest"
+	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	applynetworkingv1 "k8s.io/client-go/applyconfigurations/networking/v1"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/networking"
 	"k8s.io/kubernetes/pkg/apis/rbac"
@@ -24,6 +31,7 @@ import (
 	"k8s.io/kubernetes/pkg/registry/rbac/rolebinding"
 	"k8s.io/kubernetes/pkg/registry/scheduling/priorityclass"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
 // systemNamespaces are kube-apiserver's, and the one of node leases.
@@ -117,12 +125,48 @@ func (s *Server) serviceObjects() ([]bootstrapObject, error) {
 	}, nil
 }
 
-// setBootstrapStatus does what a controller would do right after the create.
-func setBootstrapStatus(object runtime.Object, now metav1.Time) {
-	if cidr, ok := object.(*networking.ServiceCIDR); ok {
-		cidr.Status.Conditions = []metav1.Condition{{
-			Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue, LastTransitionTime: now,
-			Message: "Kubernetes default Service CIDR is ready",
-		}}
+// bootstrapManager is kube-apiserver's name where it says who manages the fields of the objects it makes.
+const bootstrapManager = "kube-apiserver"
+
+// manage says in an object that is about to be created who manages its fields, as the create handler does.
+func manage(strategy rest.RESTCreateStrategy, kind schema.GroupVersionKind, object runtime.Object) (runtime.Object, error) {
+	manager, err := newFieldManager(strategy, kind, "")
+	if err != nil {
+		return nil, err
 	}
+	empty, err := legacyscheme.Scheme.New(kind.GroupKind().WithVersion(runtime.APIVersionInternal))
+	if err != nil {
+		return nil, err
+	}
+	return manager.Update(empty, object, bootstrapManager)
+}
+
+func newFieldManager(strategy any, kind schema.GroupVersionKind, subresource string) (*managedfields.FieldManager, error) {
+	var reset map[fieldpath.APIVersion]fieldpath.Filter
+	if s, ok := strategy.(rest.ResetFieldsStrategy); ok {
+		reset = fieldpath.NewExcludeFilterSetMap(s.GetResetFields())
+	}
+	return managedfields.NewDefaultFieldManager(convertersByScheme[legacyscheme.Scheme], runtime.UnsafeObjectConvertor(legacyscheme.Scheme),
+		legacyscheme.Scheme, legacyscheme.Scheme, kind, schema.GroupVersion{Group: kind.Group, Version: runtime.APIVersionInternal}, subresource, reset)
+}
+
+// setBootstrapStatus does what a controller of kube-apiserver does right after the create: it applies a status.
+func setBootstrapStatus(object runtime.Object, now metav1.Time) (runtime.Object, error) {
+	cidr, ok := object.(*networking.ServiceCIDR)
+	if !ok {
+		return object, nil
+	}
+	kind := networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR")
+	manager, err := newFieldManager(servicecidr.StatusStrategy, kind, "status")
+	if err != nil {
+		return nil, err
+	}
+	applied, err := runtime.DefaultUnstructuredConverter.ToUnstructured(applynetworkingv1.ServiceCIDR(cidr.Name).WithStatus(
+		applynetworkingv1.ServiceCIDRStatus().WithConditions(applymetav1.Condition().
+			WithType(networkingv1.ServiceCIDRConditionReady).WithStatus(metav1.ConditionTrue).WithLastTransitionTime(now).
+			WithMessage("Kubernetes default Service CIDR is ready"))))
+	if err != nil {
+		return nil, err
+	}
+	return manager.Apply(cidr, &unstructured.Unstructured{Object: applied}, "kubernetes-service-cidr-controller", true)
 }

@@ -2,6 +2,8 @@ package apiserver
 
 import (
 	"context"
+	"encoding/json"
+	"strings"
 	"sync"
 	"testing"
 
@@ -158,6 +160,34 @@ func forgetBootstrap(t *testing.T, s *Server) {
 	require.NoError(t, err)
 	_, err = view.Append(t.Context(), "forget", w)
 	require.NoError(t, err)
+}
+
+// TestBootstrapManagedFields: what bootstrap writes says who manages it, as if kube-apiserver had written it.
+func TestBootstrapManagedFields(t *testing.T) {
+	s := bootstrapped(t)
+	managers := func(path string) (all []string) {
+		a := request{method: "GET", path: path}.do(t, s)
+		require.Equal(t, 200, a.code, path)
+		var object metav1.PartialObjectMetadata
+		require.NoError(t, json.Unmarshal([]byte(a.body), &object))
+		for _, f := range object.ManagedFields {
+			require.NotNil(t, f.Time)
+			all = append(all, strings.Join([]string{f.Manager, string(f.Operation), f.APIVersion, f.Subresource, string(f.FieldsV1.Raw)}, " "))
+		}
+		return all
+	}
+	const class = `kube-apiserver Update scheduling.k8s.io/v1  {"f:description":{},"f:preemptionPolicy":{},"f:value":{}}`
+	for path, want := range map[string][]string{
+		"/apis/scheduling.k8s.io/v1/priorityclasses/system-node-critical":    {class},
+		"/apis/scheduling.k8s.io/v1/priorityclasses/system-cluster-critical": {class},
+		"/apis/networking.k8s.io/v1/servicecidrs/kubernetes": {
+			`kubernetes-service-cidr-controller Apply networking.k8s.io/v1 status {"f:status":{"f:conditions":{"k:{\"type\":\"Ready\"}":{".":{},"f:lastTransitionTime":{},"f:message":{},"f:status":{},"f:type":{}}}}}`,
+			`kube-apiserver Update networking.k8s.io/v1  {"f:spec":{"f:cidrs":{}}}`,
+		},
+		"/api/v1/namespaces/kube-system": {`kube-apiserver Update v1  {"f:metadata":{"f:labels":{".":{},"f:kubernetes.io/metadata.name":{}}}}`},
+	} {
+		require.Equal(t, want, managers(path), path)
+	}
 }
 
 // TestBootstrapAggregates: the three user-facing roles have the rules of those they are made of.

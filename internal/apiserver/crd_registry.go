@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apiextensions-apiserver/pkg/registry/customresourcedefinition"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -53,7 +54,8 @@ func newAPIExtensionsStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 	return info, nil
 }
 
-// crdDefinitionOptions makes the store of CustomResourceDefinitions: protobuf of version v1.
+// crdDefinitionOptions makes the store of CustomResourceDefinitions: protobuf of version v1beta1, as upstream's,
+// which holds the schema that versions share once. Definitions that were stored as v1 are read as well.
 type crdDefinitionOptions struct{ server *Server }
 
 // GetRESTOptions implements generic.RESTOptionsGetter.
@@ -61,7 +63,7 @@ func (o crdDefinitionOptions) GetRESTOptions(resource schema.GroupResource, _ ru
 	codec, versioner, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
 		StorageMediaType:  runtime.ContentTypeProtobuf,
 		StorageSerializer: crdserver.Codecs,
-		StorageVersion:    apiextensionsv1.SchemeGroupVersion,
+		StorageVersion:    apiextensionsv1beta1.SchemeGroupVersion,
 		MemoryVersion:     apiextensions.SchemeGroupVersion,
 	})
 	if err != nil {

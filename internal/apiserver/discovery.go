@@ -4,6 +4,7 @@ import (
 	"crypto/sha512"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"sort"
@@ -26,6 +27,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/apiserver/pkg/server/routes"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
 	"github.com/logplane/logplane/internal/apiserver/spec"
@@ -40,7 +43,7 @@ type resourceIndex struct {
 	codecs serializer.CodecFactory
 }
 
-// newDiscovery serves '/api', '/apis' and below them down to a group's version.
+// newDiscovery serves '/', '/api', '/apis' and below them down to a group's version.
 func newDiscovery(s *Server) (http.Handler, error) {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(apidiscoveryv2.AddToScheme(scheme))
@@ -83,7 +86,7 @@ func (x *resourceIndex) build(set crdSet) (map[string]http.Handler, error) {
 	groups := merge(builtin, customGroups(set.crds))
 	codecs := legacyscheme.Codecs // no CBOR: upstream's older discovery types know none
 	addresses := discovery.DefaultAddresses{DefaultAddress: x.server.generic.ExternalAddress}
-	root := discovery.NewRootAPIsHandler(addresses, codecs)
+	root := metav1.APIGroupList{}
 	paths := map[string]http.Handler{}
 	var legacy, named []spec.Group
 	for _, group := range groups {
@@ -93,8 +96,8 @@ func (x *resourceIndex) build(set crdSet) (map[string]http.Handler, error) {
 		} else {
 			named = append(named, group)
 			g := apiGroup(group)
-			root.AddGroup(g)
-			paths[base] = discovery.NewAPIGroupHandler(codecs, g)
+			root.Groups = append(root.Groups, g)
+			paths[base] = negotiated(codecs, func() runtime.Object { return g.DeepCopy() })
 		}
 		for _, version := range group.Versions {
 			resources := func() []metav1.APIResource { return version.Resources }
@@ -105,10 +108,27 @@ func (x *resourceIndex) build(set crdSet) (map[string]http.Handler, error) {
 	if paths["/api"], err = x.choose(discovery.NewLegacyRootAPIHandler(addresses, codecs, "/api"), legacy); err != nil {
 		return nil, err
 	}
-	if paths["/apis"], err = x.choose(root, named); err != nil {
+	if paths["/apis"], err = x.choose(negotiated(codecs, func() runtime.Object { return root.DeepCopy() }), named); err != nil {
 		return nil, err
 	}
+	index := routes.IndexLister{StatusCode: http.StatusOK, PathProvider: listed(slices.Concat(
+		slices.Collect(maps.Keys(paths)), x.server.healthPaths, []string{"/apis/", "/metrics", "/openapi/v2", "/openapi/v3", "/openapi/v3/", "/version"}))}
+	paths[""], paths["/index.html"] = index, index
 	return paths, nil
+}
+
+// listed are the paths that '/' lists.
+type listed []string
+
+// ListedPaths implements routes.ListedPathProvider.
+func (l listed) ListedPaths() []string { return slices.Sorted(slices.Values(l)) }
+
+// negotiated answers with an object, made anew since its encoder writes its kind into it. Kube-apiserver's
+// aggregator answers so at '/apis'; upstream's handler for other API servers leaves out the apiVersion.
+func negotiated(codecs runtime.NegotiatedSerializer, object func() runtime.Object) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		responsewriters.WriteObjectNegotiated(codecs, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, w, r, http.StatusOK, object(), false)
+	})
 }
 
 func apiGroup(g spec.Group) metav1.APIGroup {

@@ -51,6 +51,61 @@ func TestDiscovery(t *testing.T) {
 	requireSameResources(t, s, "/api/v1", aggregatedAt(t, s, "/api").Items[0].Versions[0])
 }
 
+// Plain discovery says its kind and version as kube-apiserver does: '/api' has no version, groups have no addresses.
+func TestDiscoveryKinds(t *testing.T) {
+	s := newServer(t)
+	createWidgetCRD(t, s)
+	for path, want := range map[string]string{
+		"/api": "/APIVersions", "/apis": "v1/APIGroupList", "/api/v1": "/APIResourceList", "/apis/apps": "v1/APIGroup", "/apis/apps/v1": "v1/APIResourceList",
+		"/apis/apiregistration.k8s.io": "v1/APIGroup", "/apis/example.com": "v1/APIGroup", "/apis/example.com/v1": "v1/APIResourceList",
+	} {
+		object := request{method: "GET", path: path}.do(t, s).object(t)
+		version, _ := object["apiVersion"].(string)
+		require.Equal(t, want, version+"/"+object["kind"].(string), path)
+		require.Equal(t, path == "/api", object["serverAddressByClientCIDRs"] != nil, path)
+	}
+	groups := request{method: "GET", path: "/apis"}.do(t, s).object(t)["groups"].([]any)
+	for _, g := range groups {
+		require.NotContains(t, g, "serverAddressByClientCIDRs")
+		require.NotContains(t, g, "kind")
+	}
+}
+
+// '/' lists every path that can be asked for without knowing a resource.
+func TestIndex(t *testing.T) {
+	s := newServer(t)
+	createWidgetCRD(t, s)
+	for _, path := range []string{"/", "/index.html"} {
+		a := request{method: "GET", path: path}.do(t, s)
+		require.Equal(t, 200, a.code, a.body)
+		require.Equal(t, "application/json", a.header.Get("Content-Type"))
+		var index metav1.RootPaths
+		require.NoError(t, json.Unmarshal([]byte(a.body), &index))
+		require.True(t, slices.IsSorted(index.Paths))
+		for _, listed := range []string{"/api", "/api/v1", "/apis", "/apis/apps", "/apis/apps/v1", "/apis/example.com", "/apis/example.com/v1", "/healthz", "/livez/ping", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version"} {
+			require.Contains(t, index.Paths, listed)
+		}
+		require.NotContains(t, index.Paths, "")
+		for _, listed := range index.Paths {
+			require.Equal(t, 200, request{method: "GET", path: listed}.do(t, s).code, listed)
+		}
+	}
+}
+
+// '/version' says what is served and what it is compatible with, and no placeholder of a build that was not made.
+func TestVersion(t *testing.T) {
+	s := newServer(t)
+	version := request{method: "GET", path: "/version"}.do(t, s).object(t)
+	for field, want := range map[string]string{
+		"gitVersion": "v1.36.3", "major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "36",
+		"minCompatibilityMajor": "1", "minCompatibilityMinor": "35",
+	} {
+		require.Equal(t, want, version[field], field)
+	}
+	require.NotContains(t, version["gitCommit"], "$")
+	require.NotContains(t, version["gitTreeState"], "$")
+}
+
 func aggregatedAt(t *testing.T, s *Server, path string) (list apidiscoveryv2.APIGroupDiscoveryList) {
 	t.Helper()
 	a := request{method: "GET", path: path, accept: aggregatedJSON + ",application/json"}.do(t, s)
@@ -142,11 +197,9 @@ func readJSON(t *testing.T, path string, into any) {
 	require.NoError(t, json.Unmarshal(b, into))
 }
 
-// describeAll leaves out the hash of the stored version: CRDs are stored as v1 here, and there as v1beta1.
 func describeAll(resources []metav1.APIResource) map[string]metav1.APIResource {
 	all := map[string]metav1.APIResource{}
 	for _, r := range resources {
-		r.StorageVersionHash = ""
 		all[r.Name] = r
 	}
 	return all

@@ -24,7 +24,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, notSupported(info, "service account tokens are not issued by this server"))
 	case info.IsResourceRequest:
 		s.resource(info).ServeHTTP(w, r)
-	case path == "/api" || path == "/apis" || strings.HasPrefix(path, "/api/") || strings.HasPrefix(path, "/apis/"):
+	case path == "" || path == "/index.html" || path == "/api" || path == "/apis" || strings.HasPrefix(path, "/api/") || strings.HasPrefix(path, "/apis/"):
 		s.discovery.ServeHTTP(w, r)
 	case strings.HasPrefix(path, "/openapi/"):
 		s.openapi.ServeHTTP(w, r)

@@ -2,13 +2,14 @@ package apiserver
 
 import (
 	"net/http"
+	"runtime/debug"
 	"strings"
 
 	apimachineryversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/server/mux"
-	componentversion "k8s.io/component-base/version"
+	"k8s.io/apiserver/pkg/util/compatibility"
 )
 
 // withHealth answers '/healthz', '/livez' and '/readyz' to everybody, as kube-apiserver does: whoever asks
@@ -18,6 +19,7 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 	healthz.InstallHandler(health, healthz.PingHealthz)
 	healthz.InstallLivezHandler(health, healthz.PingHealthz)
 	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", s.checkView), healthz.NamedCheck("draining", s.watches.checkDraining))
+	s.healthPaths = health.ListedPaths()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/"); first {
 		case "healthz", "livez", "readyz":
@@ -39,14 +41,37 @@ func serveVersion(w http.ResponseWriter, _ *http.Request) {
 	responsewriters.WriteRawJSON(http.StatusOK, Version(), w)
 }
 
-// Version is that of the Kubernetes API. A binary that was built without the version linked in says
-// so by v0.0.0, which kubectl cannot read.
+// Version is that of the Kubernetes API, and the commit of Logplane that serves it. A binary that was built
+// without the version linked in says so by v0.0.0, which kubectl cannot read.
 func Version() apimachineryversion.Info {
-	info := componentversion.Get()
+	info := *compatibility.DefaultBuildEffectiveVersion().Info()
 	if strings.HasPrefix(info.GitVersion, "v0.0.0") {
-		info.GitVersion, info.Major, info.Minor = kubernetesVersion, "1", "36"
-		info.GitCommit, info.GitTreeState, info.BuildDate = "", "", "1970-01-01T00:00:00Z"
+		info.GitVersion = kubernetesVersion
 	}
-	info.EmulationMajor, info.EmulationMinor = info.Major, info.Minor
+	// Upstream's are placeholders in all that is not built by its own scripts.
+	info.GitCommit, info.GitTreeState, info.BuildDate = commit()
 	return info
+}
+
+// commit is what the Go toolchain knows of the source: nothing in a test, nor where it was not a checkout.
+func commit() (hash, tree, date string) {
+	date = "1970-01-01T00:00:00Z"
+	build, ok := debug.ReadBuildInfo()
+	if !ok {
+		return hash, tree, date
+	}
+	for _, setting := range build.Settings {
+		switch setting.Key {
+		case "vcs.revision":
+			hash = setting.Value
+		case "vcs.time":
+			date = setting.Value
+		case "vcs.modified":
+			tree = "clean"
+			if setting.Value == "true" {
+				tree = "dirty"
+			}
+		}
+	}
+	return hash, tree, date
 }

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -13,6 +14,19 @@ import (
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
 )
+
+// TestEventsForSubscribers: where only subscribers are let in, 'logplane events' says so, and does not wait for its
+// deadline: nobody answers who may not ask.
+func TestEventsForSubscribers(t *testing.T) {
+	t.Parallel()
+	server := dev(t, t.TempDir(), "--events-listen", "127.0.0.1:0")
+	eventlogtest.Eventually(t, "dev says where events are", func() bool { return strings.Contains(server.output(), "subjects 'logplane.events.>'") })
+	url := regexp.MustCompile(`Events are on (\S+), `).FindStringSubmatch(server.output())[1]
+	p := start(t, false, "events", "--nats", url, "--bucket", "file://"+t.TempDir())
+	<-p.exited
+	require.Equal(t, 1, p.cmd.ProcessState.ExitCode())
+	require.Regexp(t, `^logplane: open log: this user of the server may not read the log.*permissions violation.*\n$`, p.output())
+}
 
 // TestEvents: 'logplane events' prints what happened to whom, in one namespace, from a revision on; not what lost. What the cell
 // has forgotten it says.

@@ -1,4 +1,4 @@
-package main
+package side
 
 import (
 	"crypto/ecdsa"
@@ -18,12 +18,13 @@ import (
 // credentials are the files that kube-apiserver does not start without, and the client's token.
 type credentials struct {
 	certificate, key, tokens string // paths
-	bearer                   string
+	bearer                   string // of a member of system:masters
+	stranger                 string // of a user without rights
 }
 
 // generateCredentials writes them into the folder: one key for TLS and for service accounts.
 func generateCredentials(folder string) (credentials, error) {
-	c := credentials{filepath.Join(folder, "certificate.pem"), filepath.Join(folder, "key.pem"), filepath.Join(folder, "tokens.csv"), rand.Text()}
+	c := credentials{filepath.Join(folder, "certificate.pem"), filepath.Join(folder, "key.pem"), filepath.Join(folder, "tokens.csv"), rand.Text(), rand.Text()}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return c, err
@@ -44,6 +45,6 @@ func generateCredentials(folder string) (credentials, error) {
 	return c, errors.Join(
 		os.WriteFile(c.certificate, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), 0o600),
 		os.WriteFile(c.key, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}), 0o600),
-		os.WriteFile(c.tokens, []byte(c.bearer+`,peer,1,"system:masters"`+"\n"), 0o600),
+		os.WriteFile(c.tokens, []byte(c.bearer+`,peer,1,"system:masters"`+"\n"+c.stranger+",stranger,2\n"), 0o600),
 	)
 }

@@ -1,4 +1,5 @@
-package main
+// Package side starts what bench compares: a side is a server under test with all its processes, on an empty folder.
+package side
 
 import (
 	"context"
@@ -23,8 +24,7 @@ type process struct {
 }
 
 func startProcess(ctx context.Context, folder string, command []string) (*process, error) {
-	output := filepath.Join(folder, filepath.Base(command[0])+".log")
-	file, err := os.Create(output)
+	file, err := os.CreateTemp(folder, filepath.Base(command[0])+"-*.log")
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func startProcess(ctx context.Context, folder string, command []string) (*proces
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", command[0], err)
 	}
-	return &process{cmd, output}, nil
+	return &process{cmd, file.Name()}, nil
 }
 
 // stop asks the process to end, kills it if it does not, and waits for it.
@@ -49,8 +49,8 @@ func (p *process) stop() error {
 	return nil
 }
 
-// residentMiB is the resident memory of all processes of the system.
-func (s *system) residentMiB() (float64, error) {
+// ResidentMiB is the resident memory of all processes of the system.
+func (s *System) ResidentMiB() (float64, error) {
 	var pages int
 	for _, p := range s.processes {
 		fields, err := p.proc("statm")
@@ -66,8 +66,8 @@ func (s *system) residentMiB() (float64, error) {
 	return float64(pages*os.Getpagesize()) / (1 << 20), nil
 }
 
-// cpu is the processor time that all processes of the system have used, to 10 ms.
-func (s *system) cpu() (time.Duration, error) {
+// CPU is the processor time that all processes of the system have used, to 10 ms.
+func (s *System) CPU() (time.Duration, error) {
 	var ticks int
 	for _, p := range s.processes {
 		fields, err := p.proc("stat")
@@ -93,8 +93,8 @@ func (p *process) proc(name string) ([]string, error) {
 	return strings.Fields(string(content)), nil
 }
 
-// ownCPU is the processor time that this program has used.
-func ownCPU() (time.Duration, error) {
+// OwnCPU is the processor time that this program has used.
+func OwnCPU() (time.Duration, error) {
 	var used syscall.Rusage
 	err := syscall.Getrusage(syscall.RUSAGE_SELF, &used)
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano()), err

@@ -1,4 +1,4 @@
-package main
+package side
 
 import (
 	"context"
@@ -18,21 +18,22 @@ import (
 // startTimeout bounds the way from exec to ready.
 const startTimeout = time.Minute
 
-// side is one of the two that are compared.
-type side struct {
-	name  string
-	start func(ctx context.Context, folder string) (*system, error)
+// Side is one that is compared.
+type Side struct {
+	Name  string
+	Start func(ctx context.Context, folder string) (*System, error)
 }
 
-// system is a running side. The caller must stop it.
-type system struct {
+// System is a running side. The caller must stop it.
+type System struct {
 	processes []*process
-	config    *rest.Config
-	ready     time.Duration // from the first exec to /readyz answering 200
-	profiler  string        // address of the profiling hook, if the binary has it
+	Config    *rest.Config
+	Ready     time.Duration // from the first exec to /readyz answering 200
+	Profiler  string        // address of the profiling hook, if the binary has it
+	Stranger  string        // token of a user without rights, on sides with authentication
 }
 
-func (s *system) stop() error {
+func (s *System) Stop() error {
 	var err error
 	for i := len(s.processes) - 1; i >= 0; i-- {
 		err = errors.Join(err, s.processes[i].stop())
@@ -41,7 +42,7 @@ func (s *system) stop() error {
 }
 
 // exec starts one more process of the system.
-func (s *system) exec(ctx context.Context, folder, binary string, args ...string) error {
+func (s *System) exec(ctx context.Context, folder, binary string, args ...string) error {
 	p, err := startProcess(ctx, folder, append([]string{binary}, args...))
 	if err == nil {
 		s.processes = append(s.processes, p)
@@ -50,7 +51,7 @@ func (s *system) exec(ctx context.Context, folder, binary string, args ...string
 }
 
 // await returns when the system answers /readyz, and takes the time.
-func (s *system) await(ctx context.Context, begun time.Time) error {
+func (s *System) await(ctx context.Context, begun time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{
@@ -58,8 +59,8 @@ func (s *system) await(ctx context.Context, begun time.Time) error {
 	}}
 	var last error
 	for {
-		if last = readyz(ctx, client, s.config); last == nil {
-			s.ready = time.Since(begun)
+		if last = readyz(ctx, client, s.Config); last == nil {
+			s.Ready = time.Since(begun)
 			return nil
 		}
 		select {
@@ -89,14 +90,14 @@ func readyz(ctx context.Context, client *http.Client, config *rest.Config) error
 	return nil
 }
 
-// logplaneSide is 'logplane dev': log, bucket, API, watcher, projector and lifecycle in one process, on disk.
-func logplaneSide(binary string) side {
-	return side{"logplane", func(ctx context.Context, folder string) (*system, error) {
+// Dev is 'logplane dev': log, bucket, API, watcher, projector and lifecycle in one process, on disk.
+func Dev(binary string) Side {
+	return Side{"logplane", func(ctx context.Context, folder string) (*System, error) {
 		address, profiler, err := freeAddresses()
 		if err != nil {
 			return nil, err
 		}
-		s := &system{config: &rest.Config{Host: "http://" + address}, profiler: profiler}
+		s := &System{Config: &rest.Config{Host: "http://" + address}, Profiler: profiler}
 		begun := time.Now()
 		err = s.exec(ctx, folder, "env", "LOGPLANE_BENCH_PROFILER="+profiler,
 			binary, "dev", "--data", filepath.Join(folder, "data"), "--listen", address)
@@ -111,9 +112,9 @@ var lacking = []string{
 	"MutatingAdmissionPolicy", "MutatingAdmissionWebhook", "ValidatingAdmissionPolicy", "ValidatingAdmissionWebhook", "ResourceQuota",
 }
 
-// kubernetesSide is kube-apiserver on an etcd of one member, everything else at its defaults.
-func kubernetesSide(etcd, apiserver string) side {
-	return side{"kubernetes", func(ctx context.Context, folder string) (*system, error) {
+// Kubernetes is kube-apiserver on an etcd of one member, everything else at its defaults.
+func Kubernetes(etcd, apiserver string, more ...string) Side {
+	return Side{"kubernetes", func(ctx context.Context, folder string) (*System, error) {
 		files, err := generateCredentials(folder)
 		if err != nil {
 			return nil, err
@@ -126,15 +127,20 @@ func kubernetesSide(etcd, apiserver string) side {
 		if err != nil {
 			return nil, err
 		}
-		s := &system{config: &rest.Config{
-			Host: "https://" + address, BearerToken: files.bearer, TLSClientConfig: rest.TLSClientConfig{CAFile: files.certificate},
-		}}
+		s := files.system(address)
 		begun := time.Now()
 		err = errors.Join(
 			s.exec(ctx, folder, etcd, etcdArgs(folder, client, peer)...),
-			s.exec(ctx, folder, apiserver, apiserverArgs(files, client, address)...),
+			s.exec(ctx, folder, apiserver, append(apiserverArgs(files, client, address), more...)...),
 		)
 		return s.orStop(errors.Join(err, s.await(ctx, begun)))
+	}}
+}
+
+// system is one that serves HTTPS at the address and knows these credentials.
+func (c credentials) system(address string) *System {
+	return &System{Stranger: c.stranger, Config: &rest.Config{
+		Host: "https://" + address, BearerToken: c.bearer, TLSClientConfig: rest.TLSClientConfig{CAFile: c.certificate},
 	}}
 }
 
@@ -162,11 +168,11 @@ func apiserverArgs(files credentials, etcd, address string) []string {
 }
 
 // orStop stops a system whose start failed, and shows what it wrote.
-func (s *system) orStop(err error) (*system, error) {
+func (s *System) orStop(err error) (*System, error) {
 	if err == nil {
 		return s, nil
 	}
-	err = errors.Join(err, s.stop())
+	err = errors.Join(err, s.Stop())
 	for _, p := range s.processes {
 		if written, failed := os.ReadFile(p.output); failed == nil {
 			err = errors.Join(err, fmt.Errorf("%s:\n%s", p.output, written[max(0, len(written)-2000):]))
@@ -188,4 +194,31 @@ func freeAddresses() (string, string, error) {
 	}
 	defer b.Close()
 	return a.Addr().String(), b.Addr().String(), nil
+}
+
+// Find finds binaries by their names; LOGPLANE_BINARY and PEER_BINARIES say where others are.
+func Find(names ...string) (map[string]string, error) {
+	found := map[string]string{}
+	for _, name := range names {
+		path := filepath.Join(either(os.Getenv("PEER_BINARIES"), "../bin/peer"), name)
+		if name == "logplane" {
+			path = either(os.Getenv("LOGPLANE_BINARY"), "../bin/logplane")
+		}
+		path, err := filepath.Abs(path)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := os.Stat(path); err != nil {
+			return nil, fmt.Errorf("find a binary, run 'make bench-peer' or 'make bench-compare': %w", err)
+		}
+		found[name] = path
+	}
+	return found, nil
+}
+
+func either(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
 }

@@ -1,0 +1,278 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/logplane/logplane/bench/side"
+)
+
+// client sends the script's requests to one side and records the answers.
+type client struct {
+	ctx     context.Context
+	http    *http.Client
+	config  *rest.Config
+	users   map[string]string // tokens
+	section string
+	record  *record
+}
+
+// record holds answers by request; the same request sent again has a number behind it.
+type record struct {
+	keys    []string
+	answers map[string]answer
+}
+
+// answer is what came back; document is the body decoded, or its text.
+type answer struct {
+	status   int
+	header   http.Header
+	document any
+}
+
+// request is one of the script's.
+type request struct {
+	method, path, body  string
+	accept, contentType string
+	header              map[string]string
+	user                string // "" is a member of system:masters
+	// summarize, if set, reduces a document that is too long to be compared as a whole.
+	summarize func(any) any
+	// quiet keeps the answer out of the record: the script only wants to know it.
+	quiet bool
+}
+
+func newClient(ctx context.Context, s *side.System) (*client, error) {
+	c, err := rest.HTTPClientFor(&rest.Config{TLSClientConfig: s.Config.TLSClientConfig})
+	if err != nil {
+		return nil, err
+	}
+	c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &client{
+		ctx: ctx, http: c, config: s.Config, record: &record{answers: map[string]answer{}},
+		users: map[string]string{"": s.Config.BearerToken, "stranger": s.Stranger, "unknown": "nonsense"},
+	}, nil
+}
+
+// key names the request, the same on both sides.
+func (r request) key() string {
+	words := []string{r.method, maskPath(r.path)}
+	for name, value := range map[string]string{"as": r.accept, "sending": r.contentType, "by": r.user} {
+		if value != "" {
+			words = append(words, name+" "+value)
+		}
+	}
+	sortWords(words[2:])
+	for name, value := range r.header {
+		words = append(words, name+": "+value)
+	}
+	sortWords(words[2:])
+	if r.body != "" {
+		words = append(words, maskText(shorten(r.body)))
+	}
+	return strings.Join(words, " ")
+}
+
+// do sends a request and records what comes back. A failure to get an answer is recorded as one.
+func (c *client) do(r request) answer {
+	a := c.send(r)
+	if r.quiet {
+		return a
+	}
+	key := c.section + ": " + r.key()
+	for n := 2; ; n++ {
+		if _, taken := c.record.answers[key]; !taken {
+			break
+		}
+		key = fmt.Sprintf("%s: %s (%d)", c.section, r.key(), n)
+	}
+	kept := a
+	if r.summarize != nil {
+		kept.document = r.summarize(a.document)
+	}
+	kept.document = mask(kept.document)
+	c.record.keys = append(c.record.keys, key)
+	c.record.answers[key] = kept
+	return a
+}
+
+func (c *client) send(r request) answer {
+	sent, err := http.NewRequestWithContext(c.ctx, r.method, c.config.Host+r.path, strings.NewReader(r.body))
+	if err != nil {
+		return answer{document: "no request: " + err.Error()}
+	}
+	sent.Header.Set("User-Agent", "compare/1")
+	if r.user != "nobody" {
+		sent.Header.Set("Authorization", "Bearer "+c.users[r.user])
+	}
+	if r.accept == "" {
+		r.accept = "application/json"
+	}
+	sent.Header.Set("Accept", r.accept)
+	if r.body != "" && r.contentType == "" {
+		r.contentType = "application/json"
+	}
+	if r.contentType != "" {
+		sent.Header.Set("Content-Type", r.contentType)
+	}
+	for name, value := range r.header {
+		sent.Header.Set(name, value)
+	}
+	got, err := c.http.Do(sent)
+	if err != nil {
+		return answer{document: "no answer: " + strings.ReplaceAll(err.Error(), c.config.Host, "")}
+	}
+	defer got.Body.Close()
+	body, err := io.ReadAll(got.Body)
+	if err != nil {
+		return answer{status: got.StatusCode, header: got.Header, document: "a broken answer: " + err.Error()}
+	}
+	return answer{status: got.StatusCode, header: got.Header, document: decode(got.Header.Get("Content-Type"), body, strings.Contains(r.path, "watch=") || strings.Contains(r.path, "/watch/"))}
+}
+
+// decode understands every representation, so that what is compared is what a client would make of it.
+func decode(contentType string, body []byte, stream bool) any {
+	media, _, _ := mime.ParseMediaType(contentType)
+	var document any
+	var err error
+	switch {
+	case len(body) == 0:
+		return nil
+	case media == "application/json" && stream:
+		return decodeStream(body)
+	case media == "application/json":
+		err = json.Unmarshal(body, &document)
+	case media == "application/yaml":
+		err = yaml.Unmarshal(body, &document)
+	case media == "application/cbor":
+		err = direct.Unmarshal(body, &document)
+	case media == "application/vnd.kubernetes.protobuf" && !stream:
+		object, _, failed := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+		if failed != nil {
+			return fmt.Sprintf("%d bytes of protobuf", min(len(body), 1))
+		}
+		document, err = roundTrip(object)
+	default:
+		return string(body)
+	}
+	if err != nil {
+		return string(body)
+	}
+	document, _ = roundTrip(document) // numbers of one type
+	return document
+}
+
+func roundTrip(v any) (document any, err error) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	return document, json.Unmarshal(text, &document)
+}
+
+// decodeStream returns the events of a watch that ended.
+func decodeStream(body []byte) any {
+	events := []any{}
+	lines := bufio.NewScanner(bytes.NewReader(body))
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var event any
+		if json.Unmarshal(lines.Bytes(), &event) != nil {
+			event = lines.Text()
+		}
+		events = append(events, event)
+	}
+	return events
+}
+
+// at finds a string in the document: "metadata.resourceVersion".
+func (a answer) at(path string) string {
+	var v any = a.document
+	for _, name := range strings.Split(path, ".") {
+		object, _ := v.(map[string]any)
+		v = object[name]
+	}
+	text, _ := v.(string)
+	return text
+}
+
+// json is the document as a body of another request, after a change.
+func (a answer) json(change func(map[string]any)) string {
+	document, _ := roundTrip(a.document)
+	object, _ := document.(map[string]any)
+	if object == nil {
+		return "{}"
+	}
+	if change != nil {
+		change(object)
+	}
+	text, _ := json.Marshal(object)
+	return string(text)
+}
+
+func (c *client) get(path string) answer { return c.do(request{method: "GET", path: path}) }
+
+func (c *client) getAs(accept, path string) answer {
+	return c.do(request{method: "GET", path: path, accept: accept})
+}
+
+func (c *client) post(path, body string) answer {
+	return c.do(request{method: "POST", path: path, body: body})
+}
+
+func (c *client) put(path, body string) answer {
+	return c.do(request{method: "PUT", path: path, body: body})
+}
+
+func (c *client) delete(path, body string) answer {
+	return c.do(request{method: "DELETE", path: path, body: body})
+}
+
+// The forms of PATCH.
+const (
+	jsonPatch      = "application/json-patch+json"
+	mergePatch     = "application/merge-patch+json"
+	strategicPatch = "application/strategic-merge-patch+json"
+	applyYAML      = "application/apply-patch+yaml"
+)
+
+func (c *client) patch(kind, path, body string) answer {
+	return c.do(request{method: "PATCH", path: path, body: body, contentType: kind})
+}
+
+// watch reads a watch that ends after a second.
+func (c *client) watch(path string) answer {
+	join := "?"
+	if strings.Contains(path, "?") {
+		join = "&"
+	}
+	return c.get(path + join + "watch=1&timeoutSeconds=1")
+}
+
+// until sends a request until it is answered as wanted, for what happens behind both servers, and records
+// the last answer.
+func (c *client) until(status int, r request) answer {
+	quiet := r
+	quiet.quiet = true
+	for range 3000 {
+		if c.do(quiet).status == status || pause(c.ctx) != nil {
+			break
+		}
+	}
+	return c.do(r)
+}
+
+func escape(s string) string { return url.QueryEscape(s) }

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// masked are the fields whose values no two servers share. That they are set is compared.
+var masked = map[string]bool{
+	"uid": true, "resourceVersion": true, "creationTimestamp": true, "deletionTimestamp": true, "time": true,
+	"lastTransitionTime": true, "lastUpdateTime": true, "continue": true, "nodePort": true, "healthCheckNodePort": true,
+	"observedTime": true, "goVersion": true, "serverAddress": true, "hash": true, "storageVersion": true,
+	"serverRelativeURL": true,
+}
+
+// The same in texts.
+var replacements = []struct {
+	pattern *regexp.Regexp
+	by      string
+}{
+	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "<uid>"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?( ?\+0000 UTC|Z)?`), "<time>"},
+	{regexp.MustCompile(`\b10\.(9[6-9]|10\d|111)\.\d+\.\d+\b`), "<address>"},
+	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "<server>"},
+	{regexp.MustCompile(`\bgenerated-[a-z0-9]{5}\b`), "generated-<suffix>"},
+	{regexp.MustCompile(`(Too large resource version: \d+, current: )\d+`), "$1<revision>"},
+	{regexp.MustCompile(`(too old resource version: \d+ \()\d+\)`), "$1<revision>)"},
+	{regexp.MustCompile(`^\d+(m?s|m\d+s)$`), "<age>"},
+	{regexp.MustCompile(`("?resourceVersion"?[:=]"?)\d{1,7}\b`), "$1<revision>"},
+	{regexp.MustCompile(`(continue=)[A-Za-z0-9_%-]{20,}`), "$1<token>"},
+	{regexp.MustCompile(`goroutine \d+|0x[0-9a-f]+`), "<pointer>"},
+}
+
+func maskText(s string) string {
+	for _, r := range replacements {
+		s = r.pattern.ReplaceAllString(s, r.by)
+	}
+	return s
+}
+
+func maskPath(s string) string { return maskText(s) }
+
+// mask returns the document with what differs from run to run replaced.
+func mask(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for name, value := range v {
+			switch value.(type) {
+			case string, float64:
+				if masked[name] && value != "" && value != "0" && value != 0.0 {
+					out[name] = "<" + name + ">"
+					continue
+				}
+			}
+			out[name] = mask(value)
+		}
+		return out
+	case []any:
+		out := make([]any, len(v))
+		for i := range v {
+			out[i] = mask(v[i])
+		}
+		return out
+	case string:
+		return maskText(v)
+	}
+	return v
+}
+
+func shorten(s string) string {
+	if s = strings.Join(strings.Fields(s), " "); len(s) > 160 {
+		return s[:160] + "…"
+	}
+	return s
+}
+
+func sortWords(words []string) { slices.Sort(words) }
+
+// pause is between two questions whether something has happened.
+func pause(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(10 * time.Millisecond):
+		return nil
+	}
+}

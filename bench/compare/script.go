@@ -1,0 +1,41 @@
+package main
+
+// part is a section of the script; its requests are named after it.
+type part struct {
+	name string
+	run  func(*client)
+}
+
+// script is everything that is sent, in this order: the parts share the servers.
+var script = []part{
+	{"discovery", discovery},
+	{"bootstrap", bootstrap},
+	{"openapi", openapi},
+	{"every resource", everyResource},
+	{"objects", objects},
+	{"reading", reading},
+	{"writing", writing},
+	{"bad input", badInput},
+	{"watches", watches},
+	{"services", services},
+	{"custom resources", customResources},
+	{"namespaces", namespaces},
+	{"access", access},
+}
+
+// A namespace of the script's own.
+const (
+	home    = "/api/v1/namespaces/compare"
+	appHome = "/apis/apps/v1/namespaces/compare"
+)
+
+// The representations.
+const (
+	asYAML     = "application/yaml"
+	asProtobuf = "application/vnd.kubernetes.protobuf"
+	asCBOR     = "application/cbor"
+	asTable    = "application/json;as=Table;v=v1;g=meta.k8s.io"
+	asPartial  = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
+	asPartials = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+	aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+)

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// refuseUnknown makes every command that only groups others refuse a name that is none of them: cobra
+// prints the help then, and the process ends as if it had done something.
+func refuseUnknown(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	visit(root, func(cmd *cobra.Command) {
+		if !cmd.HasSubCommands() || cmd.Runnable() {
+			return
+		}
+		cmd.Args = cobra.ArbitraryArgs
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			return unknown(cmd, args[0])
+		}
+	})
+	help, _, _ := root.Find([]string{"help"}) // cobra's own, which does the same
+	help.Args = func(_ *cobra.Command, topic []string) error {
+		cmd, rest, err := root.Find(topic)
+		if err != nil || len(rest) > 0 && cmd.HasSubCommands() {
+			return unknown(cmd, rest[0])
+		}
+		return nil
+	}
+}
+
+func visit(cmd *cobra.Command, do func(*cobra.Command)) {
+	do(cmd)
+	for _, child := range cmd.Commands() {
+		visit(child, do)
+	}
+}
+
+// unknown says what there is instead.
+func unknown(cmd *cobra.Command, name string) error {
+	var known []string
+	for _, child := range cmd.Commands() {
+		if child.IsAvailableCommand() {
+			known = append(known, "'"+child.Name()+"'")
+		}
+	}
+	return fmt.Errorf("unknown command '%s': '%s' has %s", name, cmd.CommandPath(), strings.Join(known, ", "))
+}

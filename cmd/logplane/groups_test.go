@@ -1,0 +1,47 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/require"
+)
+
+// A name that is no command must not end as if something had been done: scripts would go on.
+func TestUnknownCommands(t *testing.T) {
+	groups := 0
+	visit(newRoot(io.Discard), func(cmd *cobra.Command) {
+		if !cmd.HasSubCommands() {
+			return
+		}
+		groups++
+		path := strings.Fields(cmd.CommandPath())[1:]
+		refused(t, append(path, "bogus"), cmd)
+		refused(t, append([]string{"help"}, append(path, "bogus")...), cmd)
+
+		var out bytes.Buffer
+		require.Equal(t, 0, run(t.Context(), path, &out, io.Discard))
+		require.Contains(t, out.String(), "Available Commands")
+	})
+	require.Equal(t, 3, groups, "logplane, completion and inspect")
+	var out bytes.Buffer
+	require.Equal(t, 0, run(t.Context(), []string{"help", "inspect", "head"}, &out, io.Discard))
+	require.Contains(t, out.String(), "logplane inspect head")
+}
+
+func refused(t *testing.T, args []string, group *cobra.Command) {
+	t.Helper()
+	var out, said bytes.Buffer
+	require.Equal(t, 1, run(t.Context(), args, &out, &said), args)
+	require.Empty(t, out.String(), args)
+	require.Equal(t, 1, strings.Count(said.String(), "\n"), said.String())
+	require.Contains(t, said.String(), "logplane: unknown command 'bogus'")
+	for _, child := range group.Commands() {
+		if child.IsAvailableCommand() {
+			require.Contains(t, said.String(), "'"+child.Name()+"'")
+		}
+	}
+}
