@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -251,6 +252,26 @@ const (
 
 func (c *client) patch(kind, path, body string) answer {
 	return c.do(request{method: "PATCH", path: path, body: body, contentType: kind})
+}
+
+// together runs n parts of the script that do not touch each other, some at once, since watches take their time.
+// What they record comes in order.
+func (c *client) together(n int, part func(*client, int)) {
+	parts := make([]client, n)
+	var group errgroup.Group
+	group.SetLimit(8)
+	for i := range parts {
+		parts[i] = *c
+		parts[i].record = &record{answers: map[string]answer{}}
+		group.Go(func() error { part(&parts[i], i); return nil })
+	}
+	_ = group.Wait()
+	for _, p := range parts {
+		for _, key := range p.record.keys {
+			c.record.keys = append(c.record.keys, key)
+			c.record.answers[key] = p.record.answers[key]
+		}
+	}
 }
 
 // watch reads a watch that ends after a second.

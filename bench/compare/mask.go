@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ var replacements = []struct {
 }{
 	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "<uid>"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?( ?\+0000 UTC|Z)?`), "<time>"},
-	{regexp.MustCompile(`\b10\.(9[6-9]|10\d|111)\.\d+\.\d+\b`), "<address>"},
+	{regexp.MustCompile(`\b10\.(9[6-9]|1(0\d|1[01]))\.\d+\.\d+\b`), "<address>"},
 	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "<server>"},
 	{regexp.MustCompile(`\bgenerated-[a-z0-9]{5}\b`), "generated-<suffix>"},
 	{regexp.MustCompile(`(Too large resource version: \d+, current: )\d+`), "$1<revision>"},
@@ -35,6 +36,9 @@ var replacements = []struct {
 }
 
 func maskText(s string) string {
+	if !strings.ContainsAny(s, "0123456789") && !strings.Contains(s, "generated-") {
+		return s
+	}
 	for _, r := range replacements {
 		s = r.pattern.ReplaceAllString(s, r.by)
 	}
@@ -58,6 +62,9 @@ func mask(v any) any {
 			}
 			out[name] = mask(value)
 		}
+		if entries, ok := out["managedFields"].([]any); ok {
+			sortManagers(entries)
+		}
 		return out
 	case []any:
 		out := make([]any, len(v))
@@ -69,6 +76,16 @@ func mask(v any) any {
 		return maskText(v)
 	}
 	return v
+}
+
+// sortManagers brings the entries into an order that does not depend on whether a second passed between two writes.
+func sortManagers(entries []any) {
+	slices.SortStableFunc(entries, func(a, b any) int { return strings.Compare(managerOf(a), managerOf(b)) })
+}
+
+func managerOf(entry any) string {
+	e, _ := entry.(map[string]any)
+	return fmt.Sprint(e["manager"], e["operation"], e["subresource"], e["apiVersion"])
 }
 
 func shorten(s string) string {

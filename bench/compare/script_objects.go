@@ -93,9 +93,7 @@ func (s sample) object(name string) string {
 
 // objects leads an object of every kind through its life.
 func objects(c *client) {
-	for _, s := range samples {
-		live(c, s)
-	}
+	c.together(len(samples), func(c *client, i int) { live(c, samples[i]) })
 }
 
 func live(c *client, s sample) {

@@ -54,22 +54,25 @@ func newAPIExtensionsStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 	return info, nil
 }
 
-// crdDefinitionOptions makes the store of CustomResourceDefinitions: protobuf of version v1beta1, as upstream's,
-// which holds the schema that versions share once. Definitions that were stored as v1 are read as well.
+// announcedCRDVersion is what discovery's hash of the storage version is made of: kube-apiserver's, which stores the
+// more compact v1beta1. The hash tells clients that they must migrate what is stored, and v1 is as settled here.
+var announcedCRDVersion = runtime.NewMultiGroupVersioner(apiextensionsv1beta1.SchemeGroupVersion, schema.GroupKind{Group: apiextensions.GroupName})
+
+// crdDefinitionOptions makes the store of CustomResourceDefinitions: protobuf of version v1.
 type crdDefinitionOptions struct{ server *Server }
 
 // GetRESTOptions implements generic.RESTOptionsGetter.
 func (o crdDefinitionOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
-	codec, versioner, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
+	codec, _, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
 		StorageMediaType:  runtime.ContentTypeProtobuf,
 		StorageSerializer: crdserver.Codecs,
-		StorageVersion:    apiextensionsv1beta1.SchemeGroupVersion,
+		StorageVersion:    apiextensionsv1.SchemeGroupVersion,
 		MemoryVersion:     apiextensions.SchemeGroupVersion,
 	})
 	if err != nil {
 		return generic.RESTOptions{}, fmt.Errorf("make the codec of %s: %w", resource, err)
 	}
-	config := &storagebackend.ConfigForResource{GroupResource: resource, Config: storagebackend.Config{Codec: codec, EncodeVersioner: versioner}}
+	config := &storagebackend.ConfigForResource{GroupResource: resource, Config: storagebackend.Config{Codec: codec, EncodeVersioner: announcedCRDVersion}}
 	return o.server.stores.options(config, crdPrefix, runtime.ContentTypeProtobuf, crdClaims(o.server.config.Cell.Cluster)), nil
 }
 
