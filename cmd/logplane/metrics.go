@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"sync"
 
 	"k8s.io/component-base/metrics/legacyregistry"
 
@@ -13,8 +14,8 @@ import (
 )
 
 // registerMetrics adds ours to the registry that upstream's are in, which /metrics serves.
-func registerMetrics() {
+var registerMetrics = sync.OnceFunc(func() {
 	legacyregistry.RawMustRegister(slices.Concat(
 		eventlog.Collectors(), bucket.Collectors(), projection.Collectors(), kubestore.Collectors(),
 		lifecycle.Collectors())...)
-}
+})
