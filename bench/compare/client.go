@@ -154,13 +154,15 @@ func decode(contentType string, body []byte, stream bool) any {
 		return nil
 	case media == "application/json" && stream:
 		return decodeStream(body)
+	case stream:
+		return "a stream" // not decoded
 	case media == "application/json":
 		err = json.Unmarshal(body, &document)
 	case media == "application/yaml":
 		err = yaml.Unmarshal(body, &document)
 	case media == "application/cbor":
 		err = direct.Unmarshal(body, &document)
-	case media == "application/vnd.kubernetes.protobuf" && !stream:
+	case media == "application/vnd.kubernetes.protobuf":
 		object, _, failed := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
 		if failed != nil {
 			return fmt.Sprintf("%d bytes of protobuf", min(len(body), 1))

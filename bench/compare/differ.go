@@ -13,6 +13,8 @@ type difference struct {
 	request      string
 	at           string // "status", "header.X", or a path in the body
 	ours, theirs any    // absent{} where there is none
+
+	ourStatus, theirStatus int
 }
 
 type absent struct{}
@@ -50,21 +52,21 @@ func differences(ours, theirs *record) []difference {
 		a := ours.answers[key]
 		b, both := theirs.answers[key]
 		if !both {
-			all = append(all, difference{key, "request", "sent", absent{}})
+			all = append(all, difference{request: key, at: "request", ours: "sent", theirs: absent{}})
 			continue
 		}
 		all = append(all, diffAnswers(key, a, b)...)
 	}
 	for _, key := range theirs.keys {
 		if _, both := ours.answers[key]; !both {
-			all = append(all, difference{key, "request", absent{}, "sent"})
+			all = append(all, difference{request: key, at: "request", ours: absent{}, theirs: "sent"})
 		}
 	}
 	return all
 }
 
 func diffAnswers(key string, a, b answer) []difference {
-	d := differ{request: key}
+	d := differ{request: key, ours: a.status, theirs: b.status}
 	d.diff("status", a.status, b.status)
 	for _, name := range headers {
 		x, y := a.header.Values(name), b.header.Values(name)
@@ -75,7 +77,7 @@ func diffAnswers(key string, a, b answer) []difference {
 			y[i] = maskText(y[i])
 		}
 		if !slices.Equal(x, y) {
-			d.found = append(d.found, difference{key, "header." + name, x, y})
+			d.add("header."+name, x, y)
 		}
 	}
 	for _, name := range present {
@@ -86,8 +88,13 @@ func diffAnswers(key string, a, b answer) []difference {
 }
 
 type differ struct {
-	request string
-	found   []difference
+	request      string
+	ours, theirs int // statuses
+	found        []difference
+}
+
+func (d *differ) add(at string, ours, theirs any) {
+	d.found = append(d.found, difference{d.request, at, ours, theirs, d.ours, d.theirs})
 }
 
 func (d *differ) diff(at string, a, b any) {
@@ -106,7 +113,7 @@ func (d *differ) diff(at string, a, b any) {
 			return
 		}
 	}
-	d.found = append(d.found, difference{d.request, at, a, b})
+	d.add(at, a, b)
 }
 
 func (d *differ) diffObjects(at string, x, y map[string]any) {
@@ -134,7 +141,7 @@ func (d *differ) diffLists(at string, x, y []any) {
 	xs, ys := byName(x), byName(y)
 	if xs == nil || ys == nil {
 		if len(x) != len(y) {
-			d.found = append(d.found, difference{d.request, at + ".length", len(x), len(y)})
+			d.add(at+".length", len(x), len(y))
 		}
 		for i := range min(len(x), len(y)) {
 			d.diff(fmt.Sprintf("%s[%d]", at, i), x[i], y[i])
@@ -153,7 +160,7 @@ func (d *differ) diffLists(at string, x, y []any) {
 		}
 	}
 	if !slices.Equal(both[0], both[1]) {
-		d.found = append(d.found, difference{d.request, at + ".order", both[0], both[1]})
+		d.add(at+".order", both[0], both[1])
 	}
 	names := slices.Sorted(maps.Keys(xs))
 	for name := range ys {

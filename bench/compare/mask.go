@@ -31,12 +31,17 @@ var replacements = []struct {
 	{regexp.MustCompile(`(too old resource version: \d+ \()\d+\)`), "$1<revision>)"},
 	{regexp.MustCompile(`^\d+(m?s|m\d+s)$`), "<age>"},
 	{regexp.MustCompile(`("?resourceVersion"?[:=]"?)\d{1,7}\b`), "$1<revision>"},
+	{regexp.MustCompile(`(in record \(|in object meta: )\d+`), "$1<revision>"},
+	{regexp.MustCompile(`Invalid value: "\{.*\}": `), `Invalid value: "<object>": `},
+	{regexp.MustCompile(`Key: (/registry)?/`), "Key: /"}, // nobody reads where it is stored
+	{regexp.MustCompile(`\b(\d+):\d{5}/`), "$1:<port>/"},
+	{regexp.MustCompile(`\bBad_[a-z0-9]{5}\b`), "Bad_<suffix>"},
 	{regexp.MustCompile(`(continue=)[A-Za-z0-9_%-]{20,}`), "$1<token>"},
 	{regexp.MustCompile(`goroutine \d+|0x[0-9a-f]+`), "<pointer>"},
 }
 
 func maskText(s string) string {
-	if !strings.ContainsAny(s, "0123456789") && !strings.Contains(s, "generated-") {
+	if !strings.ContainsAny(s, "0123456789") && !strings.Contains(s, "generated-") && !strings.Contains(s, "Bad_") && !strings.Contains(s, "Key: ") {
 		return s
 	}
 	for _, r := range replacements {

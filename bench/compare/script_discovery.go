@@ -71,7 +71,7 @@ func hashed(document any) any {
 		if name == "components" {
 			inner, ok = inner["schemas"].(map[string]any)
 		}
-		if !ok {
+		if !ok || name == "info" {
 			out[name] = value
 			continue
 		}

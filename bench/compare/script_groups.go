@@ -135,7 +135,8 @@ func access(c *client) {
 		c.do(request{method: "POST", path: "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body: `{"spec":{"resourceAttributes":{"namespace":"compare","verb":"get","resource":"pods"}}}`, user: user})
 	}
 	const rbac = "/apis/rbac.authorization.k8s.io/v1"
-	c.post(rbac+"/namespaces/compare/rolebindings", `{"metadata":{"name":"viewer"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"edit"},"subjects":[{"kind":"User","name":"stranger","apiGroup":"rbac.authorization.k8s.io"}]}`)
+	c.post(rbac+"/clusterroles", `{"metadata":{"name":"worker"},"rules":[{"apiGroups":[""],"resources":["configmaps","secrets","pods"],"verbs":["*"]}]}`)
+	c.post(rbac+"/namespaces/compare/rolebindings", `{"metadata":{"name":"viewer"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"worker"},"subjects":[{"kind":"User","name":"stranger","apiGroup":"rbac.authorization.k8s.io"}]}`)
 	as := func(method, path, body string) {
 		c.do(request{method: method, path: path, body: body, user: "stranger"})
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 )
@@ -83,12 +82,17 @@ func (s sample) name() string {
 		return "v1.remote.example"
 	case "IPAddress":
 		return "192.0.2.7"
+	case "Event", "HorizontalPodAutoscaler": // the same objects in two groups
+		return "sample-" + s.label()
 	}
 	return "sample"
 }
 
+// label tells the objects of one group and version from others.
+func (s sample) label() string { return strings.NewReplacer("/", "-", ".", "-").Replace(s.version) }
+
 func (s sample) object(name string) string {
-	return fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"labels":{"part":"objects"}},%s}`, s.version, s.kind, name, s.spec)
+	return fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"labels":{"part":%q}},%s}`, s.version, s.kind, name, s.label(), s.spec)
 }
 
 // objects leads an object of every kind through its life.
@@ -106,9 +110,9 @@ func live(c *client, s sample) {
 		c.getAs(accept, one)
 	}
 	for _, accept := range []string{"", asProtobuf, asCBOR, asTable, asPartials} {
-		c.getAs(accept, s.path+"?labelSelector=part%3Dobjects")
+		c.getAs(accept, s.path+"?labelSelector=part%3D"+s.label())
 	}
-	c.getAs(asTable, s.path+"?labelSelector=part%3Dobjects&includeObject=Object")
+	c.getAs(asTable, s.path+"?labelSelector=part%3D"+s.label()+"&includeObject=Object")
 	current := c.get(one)
 	c.put(one+"?dryRun=All", current.json(label("written", "dry")))
 	c.put(one, current.json(nil))
@@ -180,9 +184,4 @@ func label(name, value string) func(map[string]any) {
 		}
 		labels[name] = value
 	}
-}
-
-func text(v any) string {
-	b, _ := json.Marshal(v)
-	return string(b)
 }

@@ -177,7 +177,7 @@ func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, now met
 	object.SetCreationTimestamp(now)
 	o.strategy.PrepareForCreate(ctx, internal)
 	o.strategy.Canonicalize(internal)
-	if internal, err = setBootstrapStatus(internal, now); err != nil {
+	if internal, err = complete(internal, now); err != nil {
 		return nil, err
 	}
 	options, err := s.stores.GetRESTOptions(o.resource, internal)

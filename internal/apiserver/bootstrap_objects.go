@@ -31,6 +31,7 @@ import (
 	"k8s.io/kubernetes/pkg/registry/rbac/rolebinding"
 	"k8s.io/kubernetes/pkg/registry/scheduling/priorityclass"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
+	netutils "k8s.io/utils/net"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
@@ -98,10 +99,7 @@ func (s *Server) serviceObjects() ([]bootstrapObject, error) {
 	if err != nil {
 		return nil, err
 	}
-	ip, family := offset(prefix.Masked(), 1).String(), corev1.IPv4Protocol
-	if prefix.Addr().Is6() {
-		family = corev1.IPv6Protocol
-	}
+	ip := offset(prefix.Masked(), 1).String()
 	policy := corev1.IPFamilyPolicySingleStack
 	return []bootstrapObject{
 		{networking.Resource("servicecidrs"), servicecidr.Strategy, &networkingv1.ServiceCIDR{
@@ -116,8 +114,6 @@ func (s *Server) serviceObjects() ([]bootstrapObject, error) {
 			Spec: corev1.ServiceSpec{
 				Type:           corev1.ServiceTypeClusterIP,
 				ClusterIP:      ip,
-				ClusterIPs:     []string{ip},
-				IPFamilies:     []corev1.IPFamily{family},
 				IPFamilyPolicy: &policy,
 				Ports:          []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 443, TargetPort: intstr.FromInt32(6443)}},
 			},
@@ -150,12 +146,21 @@ func newFieldManager(strategy any, kind schema.GroupVersionKind, subresource str
 		legacyscheme.Scheme, legacyscheme.Scheme, kind, schema.GroupVersion{Group: kind.Group, Version: runtime.APIVersionInternal}, subresource, reset)
 }
 
-// setBootstrapStatus does what a controller of kube-apiserver does right after the create: it applies a status.
-func setBootstrapStatus(object runtime.Object, now metav1.Time) (runtime.Object, error) {
-	cidr, ok := object.(*networking.ServiceCIDR)
-	if !ok {
-		return object, nil
+// complete does what the registry of services and a controller of kube-apiserver do with or right after the create.
+func complete(object runtime.Object, now metav1.Time) (runtime.Object, error) {
+	switch o := object.(type) {
+	case *api.Service:
+		o.Spec.ClusterIPs, o.Spec.IPFamilies = []string{o.Spec.ClusterIP}, []api.IPFamily{api.IPv4Protocol}
+		if netutils.IsIPv6String(o.Spec.ClusterIP) {
+			o.Spec.IPFamilies[0] = api.IPv6Protocol
+		}
+	case *networking.ServiceCIDR:
+		return applyReady(o, now)
 	}
+	return object, nil
+}
+
+func applyReady(cidr *networking.ServiceCIDR, now metav1.Time) (runtime.Object, error) {
 	kind := networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR")
 	manager, err := newFieldManager(servicecidr.StatusStrategy, kind, "status")
 	if err != nil {

@@ -184,7 +184,9 @@ func TestBootstrapManagedFields(t *testing.T) {
 			`kubernetes-service-cidr-controller Apply networking.k8s.io/v1 status {"f:status":{"f:conditions":{"k:{\"type\":\"Ready\"}":{".":{},"f:lastTransitionTime":{},"f:message":{},"f:status":{},"f:type":{}}}}}`,
 			`kube-apiserver Update networking.k8s.io/v1  {"f:spec":{"f:cidrs":{}}}`,
 		},
-		"/api/v1/namespaces/kube-system": {`kube-apiserver Update v1  {"f:metadata":{"f:labels":{".":{},"f:kubernetes.io/metadata.name":{}}}}`},
+		// What the registry allocates nobody manages: the address is asked for, its family is not.
+		"/api/v1/namespaces/default/services/kubernetes": {`kube-apiserver Update v1  {"f:metadata":{"f:labels":{".":{},"f:component":{},"f:provider":{}}},"f:spec":{"f:clusterIP":{},"f:internalTrafficPolicy":{},"f:ipFamilyPolicy":{},"f:ports":{".":{},"k:{\"port\":443,\"protocol\":\"TCP\"}":{".":{},"f:name":{},"f:port":{},"f:protocol":{},"f:targetPort":{}}},"f:sessionAffinity":{},"f:type":{}}}`},
+		"/api/v1/namespaces/kube-system":                 {`kube-apiserver Update v1  {"f:metadata":{"f:labels":{".":{},"f:kubernetes.io/metadata.name":{}}}}`},
 	} {
 		require.Equal(t, want, managers(path), path)
 	}

@@ -71,7 +71,7 @@ func (x *resourceIndex) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case !ok:
 		x.server.fail(w, r, notServed(r))
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		x.server.fail(w, r, apierrors.NewMethodNotSupported(schema.GroupResource{}, r.Method))
+		x.server.fail(w, r, methodNotAllowed(r))
 	default:
 		h.ServeHTTP(w, r)
 	}
@@ -146,12 +146,16 @@ func (x *resourceIndex) choose(plain http.Handler, groups []spec.Group) (http.Ha
 	for _, g := range groups {
 		item := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: g.Name}}
 		for _, v := range g.Versions {
-			resources, err := endpoints.ConvertGroupVersionIntoToDiscovery(withKinds(v.Resources, g.Name, v.Name))
+			resources := v.Resources
+			if !isBuiltin(g.Name, v.Name) {
+				resources = withKinds(resources, g.Name, v.Name)
+			}
+			converted, err := endpoints.ConvertGroupVersionIntoToDiscovery(resources)
 			if err != nil {
 				return nil, fmt.Errorf("aggregate discovery of %s/%s: %w", g.Name, v.Name, err)
 			}
 			item.Versions = append(item.Versions, apidiscoveryv2.APIVersionDiscovery{
-				Version: v.Name, Resources: resources, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
+				Version: v.Name, Resources: converted, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
 			})
 		}
 		list.Items = append(list.Items, item)
@@ -173,7 +177,16 @@ func (x *resourceIndex) choose(plain http.Handler, groups []spec.Group) (http.Ha
 	return aggregated.WrapAggregatedDiscoveryToHandler(plain, all, nil), nil
 }
 
-// withKinds fills in the group and version that a plain list leaves out where they are its own.
+// isBuiltin is false for a version of custom resources.
+func isBuiltin(group, version string) bool {
+	builtin, err := spec.Groups()
+	return err == nil && slices.ContainsFunc(builtin, func(g spec.Group) bool {
+		return g.Name == group && slices.ContainsFunc(g.Versions, func(v spec.Version) bool { return v.Name == version })
+	})
+}
+
+// withKinds fills in the group and version that a plain list leaves out where they are its own. Upstream does
+// so for custom resources, and leaves them out for built-in ones.
 func withKinds(resources []metav1.APIResource, group, version string) []metav1.APIResource {
 	resources = slices.Clone(resources)
 	for i := range resources {

@@ -71,6 +71,40 @@ func TestDiscoveryKinds(t *testing.T) {
 	}
 }
 
+// Aggregated discovery leaves out the group and version of built-in kinds where they are the list's own, and says
+// those of custom resources, as kube-apiserver does.
+func TestAggregatedKinds(t *testing.T) {
+	s := newServer(t)
+	createWidgetCRD(t, s)
+	for _, g := range aggregatedAt(t, s, "/apis").Items {
+		for _, v := range g.Versions {
+			for _, r := range v.Resources {
+				switch kind := *r.ResponseKind; {
+				case g.Name == "example.com":
+					require.Equal(t, metav1.GroupVersionKind{Group: g.Name, Version: v.Version, Kind: "Widget"}, kind)
+				case r.Resource == "deployments":
+					require.Equal(t, metav1.GroupVersionKind{Kind: "Deployment"}, kind)
+					require.Equal(t, metav1.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"}, *r.Subresources[0].ResponseKind)
+				}
+			}
+		}
+	}
+}
+
+// Where only GET has a meaning, the rest is 405 as kube-apiserver says it, and nothing may be cached.
+func TestWhatDescribesTheProcess(t *testing.T) {
+	s := newServer(t)
+	for _, path := range []string{"/version", "/version/", "/metrics", "/apis", "/apis/apps", "/"} {
+		a := request{method: "POST", path: path, body: "{}"}.do(t, s)
+		require.Equal(t, 405, a.code, path)
+		require.Equal(t, "the server does not allow this method on the requested resource", a.object(t)["message"])
+		require.Empty(t, a.object(t)["details"])
+	}
+	for _, path := range []string{"/healthz", "/livez", "/readyz", "/version"} {
+		require.Equal(t, "no-cache, private", request{method: "GET", path: path}.do(t, s).header.Get("Cache-Control"), path)
+	}
+}
+
 // '/' lists every path that can be asked for without knowing a resource.
 func TestIndex(t *testing.T) {
 	s := newServer(t)

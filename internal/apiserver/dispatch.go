@@ -47,12 +47,17 @@ func (s *Server) resource(info *apirequest.RequestInfo) http.Handler {
 
 // notServed is upstream's answer to a path that nobody knows.
 func notServed(r *http.Request) error {
-	if describesProcess(r.URL.Path) {
-		return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, true)
+	if describesProcess(strings.TrimSuffix(r.URL.Path, "/")) {
+		return methodNotAllowed(r)
 	}
 	err := apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "", 0, true)
 	err.ErrStatus.Reason = metav1.StatusReasonNotFound
 	return err
+}
+
+// methodNotAllowed is upstream's answer where only GET has a meaning.
+func methodNotAllowed(r *http.Request) error {
+	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false)
 }
 
 // nodeSubresources are served by a kubelet, or by what runs on its node.

@@ -27,6 +27,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/server/routes"
+	"k8s.io/apiserver/pkg/util/compatibility"
 	"k8s.io/apiserver/pkg/util/openapi"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kube-openapi/pkg/builder"
@@ -170,7 +171,7 @@ func rebuildOpenAPI(t *testing.T, services []*restful.WebService) (v2 []byte, v3
 	for _, info := range []*struct{ Title, Version *string }{
 		{&config2.Info.Title, &config2.Info.Version}, {&config3.Info.Title, &config3.Info.Version},
 	} {
-		*info.Title, *info.Version = "Kubernetes", kubernetesVersion
+		*info.Title, *info.Version = "Kubernetes", compatibility.DefaultBuildEffectiveVersion().EmulationVersion().String()
 	}
 	// As kube-apiserver with token authentication.
 	const token, refused = "BearerToken", "Unauthorized"
