@@ -154,7 +154,7 @@ func decode(contentType string, body []byte, stream bool) any {
 		return nil
 	case media == "application/json" && stream:
 		return decodeStream(body)
-	case stream:
+	case stream && strings.Contains(media, "kubernetes.protobuf") || stream && strings.Contains(media, "cbor"):
 		return "a stream" // not decoded
 	case media == "application/json":
 		err = json.Unmarshal(body, &document)
@@ -290,7 +290,7 @@ func (c *client) watch(path string) answer {
 func (c *client) until(status int, r request) answer {
 	quiet := r
 	quiet.quiet = true
-	for range 3000 {
+	for range 1000 {
 		if c.do(quiet).status == status || pause(c.ctx) != nil {
 			break
 		}

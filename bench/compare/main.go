@@ -24,7 +24,7 @@ import (
 	"github.com/logplane/logplane/bench/side"
 )
 
-// lacking keeps out of kube-apiserver what Logplane does not have, or has decided otherwise, so that the rest can be compared.
+// kubernetesArgs make of kube-apiserver what Logplane is by default.
 var kubernetesArgs = []string{
 	"--anonymous-auth=false",
 	"--feature-gates=CBORServingAndStorage=true", // Logplane serves CBOR by default
@@ -95,7 +95,9 @@ func play(ctx context.Context, s side.Side, only string) (_ *record, err error) 
 	for _, part := range script {
 		if strings.Contains(part.name, only) {
 			c.section = part.name
+			started := time.Now()
 			part.run(c)
+			fmt.Fprintf(os.Stderr, "%s: %s took %s\n", s.Name, part.name, time.Since(started).Round(time.Millisecond))
 		}
 	}
 	fmt.Fprintf(os.Stderr, "%s: %d requests in %s\n", s.Name, len(c.record.keys), time.Since(begun).Round(time.Millisecond))

@@ -20,11 +20,12 @@ var intentions = []intention{
 	{request: `: (POST|PUT|PATCH|DELETE) (/|/index.html|/apis|/apis/[^/ ]+|/openapi/.*)$`, at: `status|header\..*|body.*`, why: "upstream answers every method as GET; we answer 405"},
 	{request: `: HEAD /`, at: `status|header\..*`, why: "HEAD is answered wherever GET is"},
 	{request: `: GET /version/?`, at: `body\.(gitCommit|gitTreeState|buildDate)`, why: "each its own source"},
+	{request: `GET /openapi/v2`, at: `body\.paths\./(\.well-known|openid)/.*`, why: "tokens of service accounts are not issued yet"},
 	{at: `body\.resources\[serviceaccounts/token\]|body\.items\[0\]\.versions\[0\]\.resources\[\d+\].*|body\.(paths|definitions|components)\..*(serviceaccounts/\{name\}/token|TokenRequest|BoundObjectReference).*`, why: "tokens of service accounts are not issued yet", maybe: true},
 	{request: `serviceaccounts/[a-z]+/token`, at: `.*`, why: "tokens of service accounts are not issued yet"},
 	{request: ` as (text/html|application/cbor|application/json;g=apidiscovery.*)`, at: `body\.(details|message)`, why: "upstream has two ways to say that no representation fits", maybe: true},
 	{request: `discovery: GET /(api|apis/.*)/v[^/]* as application/cbor`, at: `.*`, why: "plain discovery is not served as CBOR: upstream's handler of /api/v1 panics there"},
-	{request: `openapi: GET /openapi`, at: `header\.(Vary|Last-Modified)|body\.info\.version`, why: "documents do not change while a process runs; compressed ones are told apart in Vary"},
+	{request: `(openapi|custom resources): (GET|HEAD) /openapi`, at: `header\.(Vary|Last-Modified)`, why: "documents do not change while a process runs; compressed ones are told apart in Vary"},
 	{at: `header\.X-Content-Type-Options|header\.Content-Type|body|body\.details\.causes`, ours: 404, theirs: 404, why: "an unknown path is a Status here (row 55), upstream a text"},
 
 	// What is behind the API.
@@ -46,6 +47,10 @@ var intentions = []intention{
 	{request: `OPTIONS`, at: `status|header\..*|body`, ours: 204, theirs: 405, why: "OPTIONS asks for nothing (row 57)"},
 	{request: `access: GET /(healthz|readyz)`, at: `.*`, ours: 200, theirs: 401, why: "a probe has no credentials, and kube-apiserver runs without anonymous requests here"},
 	{request: `TokenReview`, at: `body\.status\.audiences`, why: "no tokens are issued, so no audience is configured"},
+	{request: `GET /openapi/v3( by stranger)?$`, at: `header\.(Content-Type|Etag)|body`, ours: 200, theirs: 200, why: "the index of documents is JSON and says so"},
+	{request: `by stranger`, at: `header\.(Vary|Last-Modified)|body\.(definitions|paths)\..*(TokenRequest|BoundObjectReference|/token).*|body\.gitCommit`, ours: 200, theirs: 200, why: "the same for others"},
+	{request: `gadgets sending application/vnd.kubernetes.protobuf`, at: `.*`, ours: 415, theirs: 0, why: "upstream panics"},
+	{request: `customresourcedefinitions`, at: `body\.(rows\[.*\]\.object\.)?metadata\.managedFields.*`, why: "names are accepted in the write itself, by nobody else"},
 	{request: `customresourcedefinitions`, at: `body\.status.*`, ours: 201, theirs: 201, why: "names are accepted in the write itself (docs/decisions/custom-resources.md)"},
 }
 

@@ -31,6 +31,7 @@ const (
 
 // The representations.
 const (
+	asJSON     = ""
 	asYAML     = "application/yaml"
 	asProtobuf = "application/vnd.kubernetes.protobuf"
 	asCBOR     = "application/cbor"

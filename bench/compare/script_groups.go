@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 )
 
 const crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -24,7 +25,8 @@ const gadgetMore = `,"subresources":{"status":{},"scale":{"specReplicasPath":".s
 func customResources(c *client) {
 	const objects = "/apis/compare.example/v1/namespaces/compare/gadgets"
 	v1 := `{"name":"v1","served":true,"storage":true,` + gadgetSchema + gadgetMore + `}`
-	v2 := `{"name":"v2","served":true,"storage":false,` + gadgetSchema + `}`
+	// Another schema: upstream refuses selectable fields where all versions have the same one.
+	v2 := `{"name":"v2","served":true,"storage":false,` + strings.Replace(gadgetSchema, `"maximum":9`, `"maximum":99`, 1) + `}`
 	c.get(objects)
 	for _, broken := range []string{
 		crd("gadgets", "Gadget", "", ""), crd("gadgets", "Gadget", "", `{"name":"v1","served":true,"storage":true}`),
@@ -95,6 +97,7 @@ func customResources(c *client) {
 	c.until(404, request{method: "GET", path: "/apis/compare.example/v2", quiet: true})
 	c.post(crds, crd("gadgets", "Gadget", "", v1))
 	c.until(200, request{method: "GET", path: objects})
+	c.get(crds + "/clashes.compare.example")
 	c.delete(crds+"/clashes.compare.example", "")
 	c.delete(crds+"/gadgets.compare.example", "")
 }

@@ -207,21 +207,24 @@ func watches(c *client) {
 	c.patch(mergePatch, maps+"/watched", `{"metadata":{"labels":{"in":"yes"}}}`)
 	c.post(maps, `{"metadata":{"name":"watched-too","labels":{"in":"yes"}}}`)
 	c.delete(maps+"/watched-too", "")
+	var all []request
+	ask := func(accept, path string) { all = append(all, request{method: "GET", path: path, accept: accept}) }
 	for _, query := range []string{"", "&labelSelector=in%3Dyes", "&labelSelector=in%3Dno", "&fieldSelector=metadata.name%3Dwatched", "&fieldSelector=metadata.name%3Dnone", "&allowWatchBookmarks=true", "&resourceVersionMatch=NotOlderThan", "&sendInitialEvents=true", "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", "&sendInitialEvents=false&resourceVersionMatch=NotOlderThan", "&limit=1", "&continue=x"} {
-		c.watch(maps + "?resourceVersion=" + from + query)
+		ask(asJSON, maps+"?watch=1&timeoutSeconds=1&resourceVersion="+from+query)
 	}
 	for _, accept := range []string{asTable, asPartial, asYAML, asCBOR, "application/cbor-seq", asProtobuf, "application/json;stream=watch", asProtobuf + ";stream=watch"} {
-		c.getAs(accept, maps+"?watch=1&timeoutSeconds=1&fieldSelector=metadata.name%3Dwatched&resourceVersion="+from)
+		ask(accept, maps+"?watch=1&timeoutSeconds=1&fieldSelector=metadata.name%3Dwatched&resourceVersion="+from)
 	}
 	for _, at := range []string{"", "0", "1", "x", "-1", "999999999"} {
-		c.get(maps + "?watch=1&timeoutSeconds=1&fieldSelector=metadata.name%3Dwatched&resourceVersion=" + at)
+		ask(asJSON, maps+"?watch=1&timeoutSeconds=1&fieldSelector=metadata.name%3Dwatched&resourceVersion="+at)
 	}
 	for _, query := range []string{"watch=true", "watch=TRUE", "watch=0", "watch=yes", "watch=1&timeoutSeconds=0x", "watch=1&labelSelector=%2C"} {
-		c.get(maps + "?timeoutSeconds=1&fieldSelector=metadata.name%3Dwatched&resourceVersion=" + from + "&" + query)
+		ask(asJSON, maps+"?timeoutSeconds=1&fieldSelector=metadata.name%3Dwatched&resourceVersion="+from+"&"+query)
 	}
-	c.get("/api/v1/watch/namespaces/compare/configmaps?timeoutSeconds=1&resourceVersion=" + from)
-	c.get("/api/v1/watch/configmaps?timeoutSeconds=1&resourceVersion=" + from)
-	c.get(maps + "/watched?watch=1&timeoutSeconds=1&resourceVersion=" + from)
+	ask(asJSON, "/api/v1/watch/namespaces/compare/configmaps?timeoutSeconds=1&resourceVersion="+from)
+	ask(asJSON, "/api/v1/watch/configmaps?timeoutSeconds=1&resourceVersion="+from)
+	ask(asJSON, maps+"/watched?watch=1&timeoutSeconds=1&resourceVersion="+from)
+	c.together(len(all), func(c *client, i int) { c.do(all[i]) })
 }
 
 // services hold addresses and ports that nobody else may have.
