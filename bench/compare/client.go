@@ -52,6 +52,8 @@ type request struct {
 	user                string // "" is a member of system:masters
 	// summarize, if set, reduces a document that is too long to be compared as a whole.
 	summarize func(any) any
+	// secret is a text in the request that differs from side to side.
+	secret string
 	// quiet keeps the answer out of the record: the script only wants to know it.
 	quiet bool
 }
@@ -82,9 +84,17 @@ func (r request) key() string {
 	}
 	sortWords(words[2:])
 	if r.body != "" {
-		words = append(words, maskText(shorten(r.body)))
+		words = append(words, maskText(shorten(r.withoutSecret(r.body))))
 	}
 	return strings.Join(words, " ")
+}
+
+// withoutSecret is a text that repeats what the request had.
+func (r request) withoutSecret(text string) string {
+	if r.secret == "" {
+		return text
+	}
+	return strings.ReplaceAll(text, r.secret, "<secret>")
 }
 
 // do sends a request and records what comes back. A failure to get an answer is recorded as one.
@@ -104,7 +114,7 @@ func (c *client) do(r request) answer {
 	if r.summarize != nil {
 		kept.document = r.summarize(a.document)
 	}
-	kept.document = mask(kept.document)
+	kept.document = mask(kept.document, r.withoutSecret)
 	c.record.keys = append(c.record.keys, key)
 	c.record.answers[key] = kept
 	return a

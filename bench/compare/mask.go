@@ -52,8 +52,8 @@ func maskText(s string) string {
 
 func maskPath(s string) string { return maskText(s) }
 
-// mask returns the document with what differs from run to run replaced.
-func mask(v any) any {
+// mask returns the document with what differs from run to run replaced, after what the request itself says of its texts.
+func mask(v any, text func(string) string) any {
 	switch v := v.(type) {
 	case map[string]any:
 		out := make(map[string]any, len(v))
@@ -65,7 +65,7 @@ func mask(v any) any {
 					continue
 				}
 			}
-			out[name] = mask(value)
+			out[name] = mask(value, text)
 		}
 		if entries, ok := out["managedFields"].([]any); ok {
 			sortManagers(entries)
@@ -74,11 +74,11 @@ func mask(v any) any {
 	case []any:
 		out := make([]any, len(v))
 		for i := range v {
-			out[i] = mask(v[i])
+			out[i] = mask(v[i], text)
 		}
 		return out
 	case string:
-		return maskText(v)
+		return maskText(text(v))
 	}
 	return v
 }

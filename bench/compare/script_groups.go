@@ -169,11 +169,7 @@ func access(c *client) {
 		c.post("/apis/authorization.k8s.io/v1/namespaces/compare/localsubjectaccessreviews", body)
 	}
 	for _, token := range []string{c.users["stranger"], "nonsense", ""} {
-		a := c.do(request{method: "POST", path: "/apis/authentication.k8s.io/v1/tokenreviews", body: `{"spec":{"token":"` + token + `"}}`, quiet: true})
-		a.document = mask(a.document)
-		key := fmt.Sprintf("access: TokenReview of %.1s…", map[bool]string{true: "stranger", false: token}[token == c.users["stranger"]])
-		c.record.keys = append(c.record.keys, key)
-		c.record.answers[key] = tokenless(a, token)
+		c.do(request{method: "POST", path: "/apis/authentication.k8s.io/v1/tokenreviews", body: `{"spec":{"token":"` + token + `"}}`, secret: c.users["stranger"]})
 	}
 	for _, header := range []map[string]string{{"Impersonate-User": "stranger"}, {"Impersonate-User": "somebody", "Impersonate-Group": "system:masters"}, {"Impersonate-Group": "x"}, {"Impersonate-User": "system:serviceaccount:compare:default"}, {"Impersonate-Uid": "1"}} {
 		c.do(request{method: "GET", path: home + "/configmaps?labelSelector=none", header: header})
@@ -182,13 +178,4 @@ func access(c *client) {
 	}
 	c.do(request{method: "GET", path: home + "/configmaps?labelSelector=none", header: map[string]string{"Impersonate-User": "x"}, user: "stranger"})
 	c.do(request{method: "POST", path: home + "/serviceaccounts/default/token", body: `{"spec":{}}`})
-}
-
-// tokenless takes the token out of an answer that repeats it.
-func tokenless(a answer, token string) answer {
-	object, _ := a.document.(map[string]any)
-	if spec, ok := object["spec"].(map[string]any); ok && token != "" {
-		spec["token"] = "<token>"
-	}
-	return a
 }
