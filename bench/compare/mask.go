@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -67,8 +68,10 @@ func mask(v any, text func(string) string) any {
 			}
 			out[name] = mask(value, text)
 		}
-		if entries, ok := out["managedFields"].([]any); ok {
-			sortManagers(entries)
+		for name := range unordered {
+			if list, ok := out[name].([]any); ok {
+				slices.SortStableFunc(list, func(a, b any) int { return strings.Compare(unordered[name](a), unordered[name](b)) })
+			}
 		}
 		return out
 	case []any:
@@ -76,16 +79,22 @@ func mask(v any, text func(string) string) any {
 		for i := range v {
 			out[i] = mask(v[i], text)
 		}
-		return out
+		return slices.CompactFunc(out, sameEvent)
 	case string:
 		return maskText(text(v))
 	}
 	return v
 }
 
-// sortManagers brings the entries into an order that does not depend on whether a second passed between two writes.
-func sortManagers(entries []any) {
-	slices.SortStableFunc(entries, func(a, b any) int { return strings.Compare(managerOf(a), managerOf(b)) })
+// unordered are lists whose order depends on whether a second passed between two writes, or on nothing at all, and by
+// what they are sorted.
+var unordered = map[string]func(any) string{"managedFields": managerOf, "resourceRules": show, "nonResourceRules": show}
+
+// sameEvent is true for two events of a watch that tell the same. Upstream writes an apply that changes nothing where
+// a second has passed, and two managers change places.
+func sameEvent(a, b any) bool {
+	event, ok := a.(map[string]any)
+	return ok && event["type"] == "MODIFIED" && reflect.DeepEqual(a, b)
 }
 
 func managerOf(entry any) string {

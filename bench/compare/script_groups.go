@@ -72,7 +72,7 @@ func customResources(c *client) {
 	}
 	c.patch(strategicPatch, objects+"/from-yaml", `{"spec":{"size":2}}`)
 	c.patch(applyYAML, objects+"/from-yaml?fieldManager=a", `{"apiVersion":"compare.example/v1","kind":"Gadget","metadata":{"name":"from-yaml"},"spec":{"size":1,"parts":[{"name":"b","n":2}]}}`)
-	c.patch(applyYAML, objects+"/from-yaml?fieldManager=b", `{"apiVersion":"compare.example/v1","kind":"Gadget","metadata":{"name":"from-yaml"},"spec":{"size":4,"parts":[{"name":"b","n":3}]}}`)
+	c.patch(applyYAML, objects+"/from-yaml?fieldManager=b", `{"apiVersion":"compare.example/v1","kind":"Gadget","metadata":{"name":"from-yaml"},"spec":{"parts":[{"name":"b","n":3}]}}`)
 	c.patch(applyYAML, objects+"/applied?fieldManager=b", `{"apiVersion":"compare.example/v1","kind":"Gadget","metadata":{"name":"applied"},"spec":{"size":4}}`)
 	for _, selector := range []string{"spec.color=red", "spec.color!=red", "spec.size=1", "metadata.name=applied"} {
 		c.get(objects + "?fieldSelector=" + escape(selector))
@@ -125,7 +125,7 @@ func namespaces(c *client) {
 // access is what users without rights are told, and what reviews say about them.
 func access(c *client) {
 	for _, user := range []string{"stranger", "unknown", "nobody"} {
-		for _, path := range []string{"/", "/api", "/apis", "/apis/apps/v1", "/version", "/healthz", "/readyz", "/metrics", "/openapi/v2", "/openapi/v3", home + "/configmaps", "/api/v1/nodes", "/api/v1/namespaces/compare", "/apis/none.example/v1/things", "/nothing", crds} {
+		for _, path := range []string{"/", "/api", "/apis/apps", "/apis/apps/v1", "/version", "/healthz", "/readyz", "/metrics", "/openapi/v3/apis/apps/v1", home + "/configmaps", "/api/v1/nodes", "/api/v1/namespaces/compare", "/apis/none.example/v1/things", "/nothing", crds} {
 			c.do(request{method: "GET", path: path, user: user, summarize: hashed})
 		}
 		c.do(request{method: "POST", path: home + "/configmaps", body: configMap("x", ""), user: user})
