@@ -1,0 +1,169 @@
+package projection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+// compacted compacts once, which must find something to do.
+func (c *cell) compacted() *View {
+	c.t.Helper()
+	done, err := c.Compact(c.ctx)
+	require.NoError(c.t, err)
+	require.True(c.t, done, "there is something to compact")
+	return c.latest()
+}
+
+// incompressible is a value of so many bytes.
+func incompressible(bytes int) string {
+	r, b := rand.New(rand.NewPCG(1, uint64(bytes))), make([]byte, bytes)
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return string(b)
+}
+
+// A compaction that does not reach the base keeps tombstones, however old they are: what they hide lies in the base, and a
+// deleted object would return (invariant 11).
+func TestTombstonesHideWhatLiesBelow(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	for i := range runsPerLevel { // a base so large that little is not merged into it
+		c.put(fmt.Sprint("large", i), incompressible(16<<10))
+		c.put("gone", fmt.Sprint(i))
+		c.commit()
+	}
+	c.compacted()
+	c.remove("gone")
+	for i := range runsPerLevel {
+		c.put(fmt.Sprint("small", i), "x")
+		c.commit()
+	}
+	v := c.latest()
+	require.NoError(t, c.Retain(c.ctx, v.Applied(), v.Applied()-1))
+	c.latest() // learns that the log has been purged
+	v = c.compacted()
+	var levels []uint8
+	for _, r := range v.snap.runs {
+		levels = append(levels, r.level())
+	}
+	require.Equal(t, []uint8{1, baseLevel}, levels, "the levels after a compaction that must leave the base alone")
+	_, found, err := v.Get(c.ctx, podKey("gone").Row(), v.Revision())
+	require.NoError(t, err)
+	require.False(t, found, "a deleted object has returned")
+}
+
+// A tombstone stays for as long as the log has its event: a writer that does not know of it could never create the object
+// again. The root gives leave to purge, but that the log was purged only the log can say.
+func TestTombstonesOutliveTheirEvents(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	c.put("a", "1")
+	gone := c.remove("a")
+	for i := range runsPerLevel {
+		c.put(fmt.Sprint("other", i), "x")
+		c.commit()
+	}
+	away := errors.New("the log cannot be reached")
+	c.purgeLog = func(context.Context, Revision) error { return away }
+	require.ErrorIs(t, c.Retain(c.ctx, c.latest().Applied(), gone), away)
+	v := c.compacted()
+	require.Equal(t, baseLevel, int(v.snap.runs[0].level()))
+	expected, err := v.Precondition(c.ctx, podKey("a").Row())
+	require.NoError(t, err)
+	require.Equal(t, gone, expected, "what a creation expects the log to hold")
+	_, err = c.log.Append(c.ctx, "again", eventlog.Write{Key: podKey("a"), Op: eventlog.Added, Precondition: expected})
+	require.NoError(t, err)
+}
+
+// So does the row of a void event: it is what the log holds as the key's last.
+func TestVoidRowsOutliveTheirEvents(t *testing.T) {
+	quiet(t)
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	live := c.put("a", "1")
+	lost := c.write(eventlog.Write{Key: podKey("a"), Op: eventlog.Modified, Base: live + 100, Precondition: live})
+	for i := range runsPerLevel {
+		c.put(fmt.Sprint("other", i), "x")
+		c.commit()
+	}
+	require.NoError(t, c.Retain(c.ctx, c.latest().Applied(), 0))
+	v := c.compacted()
+	row, found, err := v.Get(c.ctx, podKey("a").Row(), v.Revision())
+	require.NoError(t, err)
+	require.True(t, found)
+	require.Equal(t, live, row.Revision)
+	expected, err := v.Precondition(c.ctx, podKey("a").Row())
+	require.NoError(t, err)
+	require.Equal(t, lost, expected, "what an update expects the log to hold")
+}
+
+// elsewhere is a bucket whose clock is not this process's.
+type elsewhere struct {
+	lax
+	ahead time.Duration
+}
+
+func (b elsewhere) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) error {
+	return b.lax.List(ctx, prefix, func(a bucket.Attributes) error {
+		a.Modified = a.Modified.Add(b.ahead)
+		return yield(a)
+	})
+}
+
+// How old garbage is, the bucket's clock alone says: it is what wrote the times.
+func TestGraceIsOfTheBucketsTime(t *testing.T) {
+	for _, ahead := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
+		c, want := spilling(t, runsPerLevel)
+		c.compacted()
+		p := c.over(elsewhere{lax{c.bucket}, ahead})
+		n, err := p.Collect(c.ctx, time.Hour)
+		require.NoError(t, err)
+		require.Zero(t, n, "garbage of this second, by a bucket's clock that is %s ahead", ahead)
+		n, err = p.Collect(c.ctx, 0)
+		require.NoError(t, err)
+		require.Equal(t, runsPerLevel, n)
+		c.require(want)
+	}
+}
+
+// yielding lets others go first when the root is swapped, and lets them say when it is swapped.
+type yielding struct {
+	lax
+	do func(swap func())
+}
+
+func (b *yielding) Replace(ctx context.Context, key string, body []byte, etag string) (replaced string, err error) {
+	swap := func() { replaced, err = b.lax.Replace(ctx, key, body, etag) }
+	do := b.do
+	if b.do = nil; do == nil {
+		swap()
+	} else {
+		do(swap)
+	}
+	return replaced, err
+}
+
+// What is garbage when a collection lists the bucket may be named by a commit when it swaps the root. It stays (invariant 7).
+func TestCollectionSparesWhatWasNamedMeanwhile(t *testing.T) {
+	c, want := spilling(t, 3)
+	var collected int
+	collector := &between{lax: lax{c.bucket}}
+	slow := &yielding{lax: lax{c.bucket}, do: func(swap func()) {
+		collector.do = swap // after its list, before its swap
+		var err error
+		collected, err = c.over(collector).Collect(c.ctx, 0)
+		require.NoError(t, err)
+	}}
+	want["late"] = fmt.Sprintf("x@%d", c.put("late", "x"))
+	_, err := c.over(slow, func(c *Config) { c.InlineBytes = 1 }).Commit(c.ctx)
+	require.NoError(t, err)
+	require.Zero(t, collected)
+	c.require(want)
+}

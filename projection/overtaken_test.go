@@ -1,0 +1,202 @@
+package projection
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// slowRoot does something once between the bucket's answer to a read of the root and its arrival.
+type slowRoot struct {
+	lax
+	do func()
+}
+
+func (b *slowRoot) Get(ctx context.Context, key string) (body []byte, etag string, err error) {
+	body, etag, err = b.lax.Get(ctx, key)
+	if do := b.do; do != nil && strings.HasSuffix(key, "/root") {
+		b.do = nil
+		do()
+	}
+	return body, etag, err
+}
+
+// A root that was read before a commit and arrives after it does not replace the commit's: what it applied would be
+// in no view any more.
+func TestAnOlderRootArrivesLate(t *testing.T) {
+	c, want := spilling(t, 2)
+	slow := &slowRoot{lax: lax{c.bucket}}
+	p := c.over(slow, func(c *Config) { c.InlineBytes = 1 })
+	_, err := p.Latest(c.ctx)
+	require.NoError(t, err)
+	slow.do = func() {
+		want["late"] = fmt.Sprintf("x@%d", c.put("late", "x"))
+		_, err := p.Commit(c.ctx)
+		require.NoError(t, err)
+	}
+	_, err = p.Collect(c.ctx, 0) // it reads the root while a commit runs beside it
+	require.NoError(t, err)
+	require.Nil(t, slow.do)
+	v, err := p.Latest(c.ctx)
+	require.NoError(t, err)
+	require.Equal(t, v.Revision(), v.Applied(), "the view's root is not the newest")
+	got, err := state(c.ctx, v, v.Revision())
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
+
+// A reader whose segments were collected goes on with a newer root only at a revision that this root still has: what lies
+// below its floor is not all there.
+func TestAReaderIsOvertakenByTheFloor(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	for i := range runsPerLevel {
+		c.put("a", fmt.Sprint(i))
+		c.commit()
+	}
+	behind := c.over(lax{c.bucket})
+	v, err := behind.Latest(c.ctx)
+	require.NoError(t, err)
+	head := v.Revision()
+	require.NoError(t, c.Retain(c.ctx, head, 0))
+	c.compacted()
+	_, err = c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+
+	_, _, err = v.Get(c.ctx, podKey("a").Row(), head-1)
+	require.ErrorIs(t, err, ErrExpired, "a get below the new floor")
+	v, err = behind.Latest(c.ctx)
+	require.NoError(t, err)
+	got, err := state(c.ctx, v, head)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"a": fmt.Sprintf("%d@%d", runsPerLevel-1, head)}, got)
+}
+
+// The same for a scan, which has its own way to go on.
+func TestAScanIsOvertakenByTheFloor(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	for i := range runsPerLevel {
+		c.put("a", fmt.Sprint(i))
+		c.commit()
+	}
+	behind := c.over(lax{c.bucket})
+	v, err := behind.Latest(c.ctx)
+	require.NoError(t, err)
+	require.NoError(t, c.Retain(c.ctx, v.Revision(), 0))
+	c.compacted()
+	_, err = c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	_, err = state(c.ctx, v, v.Revision()-1)
+	require.ErrorIs(t, err, ErrExpired, "a scan below the new floor")
+}
+
+// Events below the floor are refused, all of them, also where a segment that reaches above the floor still has them:
+// another process, or the same one a commit later, has them not.
+func TestEventsBelowTheFloor(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	for i := range 4 {
+		c.put("a", fmt.Sprint(i))
+	}
+	head := c.commit() // one segment has all of them
+	floor := head - 2
+	require.NoError(t, c.Retain(c.ctx, floor, 0))
+	read := func(after Revision) (got []Revision, err error) {
+		for e, err := range c.Events(c.ctx, after, head) {
+			if err != nil {
+				return got, err
+			}
+			got = append(got, e.Revision)
+		}
+		return got, nil
+	}
+	for after := range floor {
+		got, err := read(after)
+		require.ErrorIs(t, err, ErrExpired, "events after %d, the floor is %d", after, floor)
+		require.Empty(t, got)
+	}
+	got, err := read(floor)
+	require.NoError(t, err)
+	require.Equal(t, []Revision{head - 1, head}, got)
+	require.NoError(t, c.log.Tail(c.ctx, 0, head, func(eventlog.Event) error { return nil }), "the log still has all of them")
+}
+
+// What a reader was about to read of the log may be committed and purged first. It is then in a newer root, though the
+// log has no newer head, by which the need to read the root is told.
+func TestAPurgeBetweenHeadAndTail(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "1")
+	c.commit()
+	want := map[string]string{}
+	for i := range 4 {
+		want["a"] = fmt.Sprintf("%d@%d", i, c.put("a", fmt.Sprint(i)))
+	}
+	slow := &slowRoot{lax: lax{c.bucket}, do: func() {
+		require.NoError(t, c.Retain(c.ctx, 0, c.commit()))
+	}}
+	v, err := c.over(slow).Latest(c.ctx)
+	require.NoError(t, err)
+	require.Nil(t, slow.do)
+	got, err := state(c.ctx, v, v.Revision())
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
+
+// Whoever reads events is never given a stream with a hole, whatever the bucket holds (invariant 8).
+func TestAHoleInTheEventsIsAnError(t *testing.T) {
+	at := func(rev, span Revision) *record {
+		return &record{Event: eventlog.Event{Write: eventlog.Write{Op: eventlog.Added}, Revision: rev}, span: uint64(span)}
+	}
+	for _, c := range []struct {
+		name    string
+		records []*record
+		want    []Revision
+		hole    bool
+	}{
+		{"contiguous", []*record{at(5, 1), at(6, 1), at(7, 1)}, []Revision{5, 6, 7}, false},
+		{"with barriers between", []*record{at(7, 3), at(9, 2)}, []Revision{7, 9}, false},
+		{"from what was delivered before", []*record{at(3, 3), at(4, 1), at(5, 1)}, []Revision{5}, false},
+		{"one is missing at the start", []*record{at(6, 1)}, nil, true},
+		{"one is missing", []*record{at(5, 1), at(7, 1)}, []Revision{5}, true},
+		{"one is missing before barriers", []*record{at(5, 1), at(9, 3)}, []Revision{5}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			after, got := Revision(4), []Revision(nil)
+			err := deliver(c.records, &after, 100, func(e eventlog.Event) bool { got = append(got, e.Revision); return true })
+			require.Equal(t, c.want, got)
+			if c.hole {
+				require.ErrorContains(t, err, "a hole")
+			} else {
+				require.NoError(t, err)
+			}
+		})
+	}
+}
+
+// A scan whose segment is collected while it is at it goes on behind its last row, with a newer root: no row is left out,
+// none comes twice.
+func TestAScanGoesOnOverACollection(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	var want, got []string
+	for i := range 64 { // more than a scan reads ahead
+		name := fmt.Sprintf("n%02d", i)
+		c.put(name, incompressible(32<<10))
+		want = append(want, name)
+	}
+	c.commit()
+	cold := c.over(lax{c.bucket})
+	v, err := cold.Latest(c.ctx)
+	require.NoError(t, err)
+	read := v.snap.root.Serial
+	for row, err := range v.Scan(c.ctx, "", "", v.Revision()) {
+		require.NoError(t, err)
+		if got = append(got, row.ID.Name); len(got) == 2 {
+			rewrite(t, c, cold)
+		}
+	}
+	require.Equal(t, want, got)
+	require.Greater(t, cold.Current().snap.root.Serial, read, "the scan has not met the collection")
+}
