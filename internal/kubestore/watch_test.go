@@ -27,6 +27,7 @@ import (
 type recorder struct {
 	t testing.TB
 	watch.Interface
+	last string
 }
 
 func record(t testing.TB, s storage.Interface, opts storage.ListOptions) *recorder {
@@ -38,7 +39,7 @@ func record(t testing.TB, s storage.Interface, opts storage.ListOptions) *record
 	w, err := s.Watch(t.Context(), "/pods", opts)
 	require.NoError(t, err)
 	t.Cleanup(w.Stop)
-	return &recorder{t, w}
+	return &recorder{t: t, Interface: w}
 }
 
 func watchFrom(t testing.TB, s storage.Interface, rev string) *recorder {
@@ -48,6 +49,12 @@ func watchFrom(t testing.TB, s storage.Interface, rev string) *recorder {
 
 // next is one event as text.
 func (r *recorder) next() string {
+	r.t.Helper()
+	r.last = r.receive()
+	return r.last
+}
+
+func (r *recorder) receive() string {
 	r.t.Helper()
 	select {
 	case e, ok := <-r.ResultChan():
@@ -62,17 +69,18 @@ func (r *recorder) next() string {
 		}
 		return fmt.Sprintf("closed %v", !ok)
 	case <-time.After(30 * time.Second):
-		r.t.Fatal("no event came")
+		r.t.Fatalf("no event came after %q", r.last)
 	}
 	return ""
 }
 
-func (r *recorder) take(n int) (events []string) {
+// expect compares events as they come: the first wrong one fails, before the watch is asked for one that may never come.
+func (r *recorder) expect(want ...string) {
 	r.t.Helper()
-	for range n {
-		events = append(events, r.next())
+	for i, event := range want {
+		after := r.last
+		require.Equal(r.t, event, r.next(), "event %d of %d, after %q", i+1, len(want), after)
 	}
-	return events
 }
 
 // history makes random changes to a few new pods and returns the events that a watch of all of them must see.
@@ -114,13 +122,13 @@ func TestWatchResumes(t *testing.T) {
 			r := rand.New(rand.NewPCG(7, uint64(len(mode))))
 			live := watchFrom(t, stores[0], fmt.Sprint(start))
 			events := history(t, stores[0], r, 120, step(b), "p")
-			require.Equal(t, events, live.take(len(events)))
+			live.expect(events...)
 
 			last := fmt.Sprint(start)
 			for at := 0; at < len(events); {
 				w := watchFrom(t, stores[at%2], last)
 				n := min(1+r.IntN(20), len(events)-at)
-				require.Equal(t, events[at:at+n], w.take(n))
+				w.expect(events[at : at+n]...)
 				w.Stop()
 				at += n
 				_, _ = fmt.Sscanf(events[at-1], "%s %s %s", new(string), new(string), &last)
@@ -140,11 +148,11 @@ func TestSlowWatchRejoins(t *testing.T) {
 	total := bufferedEvents + bufferedChanges + 100
 	r := rand.New(rand.NewPCG(3, 4))
 	events := history(t, s, r, total, func(context.Context) {}, "p")
-	require.Equal(t, events, fast.take(total))
+	fast.expect(events...)
 	s.Feed.mu.Lock()
 	require.Len(t, s.Feed.subs[s.row("/pods/")].members, 1, "only the watch that is read is still in the feed")
 	s.Feed.mu.Unlock()
-	require.Equal(t, events, slow.take(total))
+	slow.expect(events...)
 }
 
 // TestWatchExpires: a revision below the floor ends with 410; one that is not there yet waits for it.
@@ -165,7 +173,7 @@ func TestWatchExpires(t *testing.T) {
 	require.NoError(t, err)
 	second, err := relabel(t.Context(), s, keyOf(p), "a", "d")
 	require.NoError(t, err)
-	require.Equal(t, []string{"MODIFIED ns/a " + first.ResourceVersion, "MODIFIED ns/a " + second.ResourceVersion}, at.take(2))
+	at.expect("MODIFIED ns/a "+first.ResourceVersion, "MODIFIED ns/a "+second.ResourceVersion)
 	require.Equal(t, "MODIFIED ns/a "+second.ResourceVersion, future.next())
 }
 
@@ -207,8 +215,8 @@ func TestWatchSelectors(t *testing.T) {
 					want = append(want, fmt.Sprintf("%s ns/a %s", c.event, out.ResourceVersion))
 				}
 			}
-			require.Equal(t, want, live.take(len(want)))
-			require.Equal(t, want, record(t, s, opts).take(len(want)))
+			live.expect(want...)
+			record(t, s, opts).expect(want...)
 		})
 	}
 }
@@ -276,7 +284,7 @@ func TestWatchOverBrokenConnection(t *testing.T) {
 		cut := history(t, s, r, 10, b.purge, fmt.Sprintf("%db", n))
 		link.Resume()
 		want := append(before, cut...)
-		require.Equal(t, want, w.take(len(want)))
+		w.expect(want...)
 	}
 }
 

@@ -1,0 +1,143 @@
+package lifecycle
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// slow is by how much the log's clock is behind this process's.
+const slow = 24 * time.Hour
+
+// slowClock dials a log whose clock is behind: it changes the time in what the server says of each message.
+type slowClock struct{}
+
+func (slowClock) Dial(network, address string) (net.Conn, error) {
+	conn, err := net.Dial(network, address)
+	return &slowConn{Conn: conn, lines: bufio.NewReader(conn)}, err
+}
+
+type slowConn struct {
+	net.Conn
+	lines *bufio.Reader
+	left  []byte
+}
+
+// Read reads by the line, as headers come; a message ends with one, too.
+func (c *slowConn) Read(b []byte) (int, error) {
+	if len(c.left) == 0 {
+		line, err := c.lines.ReadBytes('\n')
+		if err != nil {
+			return copy(b, line), err
+		}
+		c.left = line
+		if stamp, ok := bytes.CutPrefix(line, []byte("Nats-Time-Stamp: ")); ok {
+			at, err := time.Parse(time.RFC3339Nano, string(bytes.TrimSpace(stamp)))
+			if err != nil {
+				return 0, err
+			}
+			// As long as it was: the length of all headers has been read already.
+			c.left = at.Add(-slow).AppendFormat([]byte("Nats-Time-Stamp: "), time.RFC3339Nano)
+			c.left = append(c.left, "\r\n"...)
+		}
+	}
+	n := copy(b, c.left)
+	c.left = c.left[n:]
+	return n, nil
+}
+
+// behindTheClock is a Lifecycle, without an API, on a log whose clock is behind its own.
+func behindTheClock(t *testing.T, c Config) *Lifecycle {
+	t.Helper()
+	s := eventlogtest.Run(t, t.TempDir())
+	conn, err := nats.Connect(s.ClientURL(), nats.SetCustomDialer(slowClock{}))
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	log := eventlogtest.Open(t, eventlog.Config{Conn: conn, InMemory: true})
+	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
+	require.NoError(t, err)
+	c.Cell, c.Client = kubestore.Cell{Log: log, Projection: p, Cluster: "main"}, &rest.Config{Host: "127.0.0.1:1"}
+	l, err := New(c)
+	require.NoError(t, err)
+	return l
+}
+
+// TestExpiryIsByTheLogsTime: what this process takes for a day old, and is not a second old in the log, stays
+// (invariant 12).
+func TestExpiryIsByTheLogsTime(t *testing.T) {
+	l := behindTheClock(t, Config{})
+	key := eventlog.Key{Cluster: "main", Resource: "events", Prefix: "/events", Namespace: "default", Name: "young"}
+	rev, err := l.config.Cell.Log.Append(t.Context(), "young", eventlog.Write{
+		Key: key, Op: eventlog.Added, ContentType: "application/vnd.kubernetes.protobuf", Body: []byte("x"), TTL: uint32(slow / time.Second / 2),
+	})
+	require.NoError(t, err)
+	view, err := l.config.Cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	row, found, err := view.Get(t.Context(), key.Row(), rev)
+	require.NoError(t, err)
+	require.True(t, found)
+	require.Greater(t, time.Since(row.Time), slow-time.Hour, "the log's clock is not behind")
+
+	deleted, err := l.Expire(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, deleted, "an event is deleted half a day early by the log's time")
+}
+
+// TestSettlingIsByTheLogsTime: a namespace that has just begun to terminate, by the log's time, is not finalized yet.
+func TestSettlingIsByTheLogsTime(t *testing.T) {
+	l := behindTheClock(t, Config{Settle: slow / 2})
+	owner := l.namespaceKey("n")
+	_, err := l.config.Cell.Log.Append(t.Context(), "terminating", eventlog.Write{Key: owner, Op: eventlog.Added, ContentType: "text/plain"})
+	require.NoError(t, err)
+	unsettled, err := l.settle(t.Context(), owner)
+	require.NoError(t, err)
+	require.NotNil(t, unsettled, "requests that saw the namespace alive may still run")
+	require.Greater(t, unsettled.After, slow/2-time.Hour)
+}
+
+// TestWaitForAllBefore: a wait is for every write that runs, also for those that an earlier wait has met, which gave up
+// or goes on.
+func TestWaitForAllBefore(t *testing.T) {
+	var w Writers
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	oldest := w.begin()
+	require.ErrorIs(t, w.Wait(over), context.Canceled, "the first wait")
+	middle := w.begin()
+	require.ErrorIs(t, w.Wait(over), context.Canceled, "the second wait")
+	w.end(middle)
+	require.ErrorIs(t, w.Wait(over), context.Canceled, "a wait while the write of two waits before still runs")
+	w.end(oldest)
+	require.NoError(t, w.Wait(over), "nothing runs")
+}
+
+// TestWaitForNoneAfter: a wait ends while writes run that began after it; else a busy process never deleted a namespace.
+func TestWaitForNoneAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var w Writers
+		before := w.begin()
+		waited := false
+		go func() { waited = w.Wait(context.Background()) == nil }()
+		synctest.Wait()
+		after := w.begin()
+		require.False(t, waited, "the wait has not waited for a write that ran")
+		w.end(before)
+		synctest.Wait()
+		require.True(t, waited, "the wait waits for a write that began after it")
+		w.end(after)
+	})
+}
