@@ -81,6 +81,10 @@ SOAK ?= 100000
 soak: images-test ## the simulation with SOAK reads, on memory, filesystem and MinIO
 	@$(RELEASE) LOGPLANE_SOAK=$(SOAK) go test ./projection -run '^TestSimulation$$' -v -timeout 60m | grep -vE '^=== '
 
+.PHONY: mutants
+mutants: ## mistakes in exact lines, one at a time, that tests must notice; ARGS="-only window" for some (about 6 minutes)
+	@$(RELEASE) go run ./test/mutants $(ARGS)
+
 .PHONY: bench
 bench: build ## benchmarks, in the form benchstat reads
 	@$(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench . -benchmem -timeout 60m ./eventlog/... ./projection/... ./internal/... ./test/bench/...

@@ -138,7 +138,9 @@ func TestHoleIsDiverged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	unread := func(eventlog.Event) error { t.Error("an event was delivered"); return nil }
+	unread := func(e eventlog.Event) error {
+		return fmt.Errorf("revision %d was delivered across the hole", e.Revision)
+	}
 	if err := l.Tail(bounded(t), 2, 5, unread); !errors.Is(err, eventlog.ErrDiverged) {
 		t.Errorf("tail: %v", err)
 	}

@@ -200,3 +200,17 @@ func TestAScanGoesOnOverACollection(t *testing.T) {
 	require.Equal(t, want, got)
 	require.Greater(t, cold.Current().snap.root.Serial, read, "the scan has not met the collection")
 }
+
+// Two projectors swap the same root for another one each. Who lost must not take the winner's for its own: it is of
+// the same serial, but what the loser folded is not in it.
+func TestASwapIsWonByItsNonceAlone(t *testing.T) {
+	c, want := spilling(t, 2)
+	slow := &between{lax: lax{c.bucket}, do: func() { require.NoError(t, c.Retain(c.ctx, 1, 0)) }}
+	rev := c.put("late", "x")
+	want["late"] = fmt.Sprintf("x@%d", rev)
+	applied, err := c.over(slow).Commit(c.ctx)
+	require.NoError(t, err)
+	require.Nil(t, slow.do)
+	require.Equal(t, rev, applied, "the commit's event is not applied")
+	c.require(want)
+}

@@ -129,9 +129,11 @@ func TestWaitForAllBefore(t *testing.T) {
 func TestWaitForNoneAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w Writers
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
 		before := w.begin()
 		waited := false
-		go func() { waited = w.Wait(context.Background()) == nil }()
+		go func() { waited = w.Wait(ctx) == nil }()
 		synctest.Wait()
 		after := w.begin()
 		require.False(t, waited, "the wait has not waited for a write that ran")

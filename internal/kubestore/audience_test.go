@@ -43,7 +43,6 @@ func TestIndexLeavesNothingOut(t *testing.T) {
 						want = append(want, event)
 					}
 				}
-				t.Logf("a watch of node %q sees %d events", node, len(want))
 				pairs[i][0].expect(want...)
 				pairs[i][1].expect(want...)
 			}
