@@ -18,7 +18,7 @@ func TestTailIsWhatWasAskedFor(t *testing.T) {
 		"memory": eventlogtest.Open(t, eventlog.Config{Conn: conn, Stream: "memory", Prefix: "memory", InMemory: true}),
 	} {
 		t.Run(name, func(t *testing.T) {
-			head := fill(t, l, 20) // more than one page in memory
+			head := fill(t, l, 10) // more than one page in memory
 			for after := range head + 1 {
 				for upto := after; upto <= head; upto++ {
 					next := after + 1
