@@ -32,8 +32,8 @@ func incompressible(bytes int) string {
 	return string(b)
 }
 
-// A compaction that does not reach the base keeps tombstones, however old they are: what they hide lies in the base, and a
-// deleted object would return (invariant 11).
+// A compaction that does not reach the base keeps tombstones, however old they are: what they hide lies in the base,
+// and a deleted object would return (invariant 11).
 func TestTombstonesHideWhatLiesBelow(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	for i := range runsPerLevel { // a base so large that little is not merged into it
@@ -61,8 +61,8 @@ func TestTombstonesHideWhatLiesBelow(t *testing.T) {
 	require.False(t, found, "a deleted object has returned")
 }
 
-// A tombstone stays for as long as the log has its event: a writer that does not know of it could never create the object
-// again. The root gives leave to purge, but that the log was purged only the log can say.
+// A tombstone stays for as long as the log has its event: a writer that does not know of it could never create the
+// object again. The root gives leave to purge, but that the log was purged only the log can say.
 func TestTombstonesOutliveTheirEvents(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("a", "1")
@@ -150,7 +150,8 @@ func (b *yielding) Replace(ctx context.Context, key string, body []byte, etag st
 	return replaced, err
 }
 
-// What is garbage when a collection lists the bucket may be named by a commit when it swaps the root. It stays (invariant 7).
+// What is garbage when a collection lists the bucket may be named by a commit when it swaps the root. It stays
+// (invariant 7).
 func TestCollectionSparesWhatWasNamedMeanwhile(t *testing.T) {
 	c, want := spilling(t, 3)
 	var collected int

@@ -50,8 +50,8 @@ func TestAnOlderRootArrivesLate(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// A reader whose segments were collected goes on with a newer root only at a revision that this root still has: what lies
-// below its floor is not all there.
+// A reader whose segments were collected goes on with a newer root only at a revision that this root still has: what
+// lies below its floor is not all there.
 func TestAReaderIsOvertakenByTheFloor(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	for i := range runsPerLevel {
@@ -176,8 +176,8 @@ func TestAHoleInTheEventsIsAnError(t *testing.T) {
 	}
 }
 
-// A scan whose segment is collected while it is at it goes on behind its last row, with a newer root: no row is left out,
-// none comes twice.
+// A scan whose segment is collected while it is at it goes on behind its last row, with a newer root: no row is left
+// out, none comes twice.
 func TestAScanGoesOnOverACollection(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	var want, got []string

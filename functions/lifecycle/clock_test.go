@@ -125,7 +125,8 @@ func TestWaitForAllBefore(t *testing.T) {
 	require.NoError(t, w.Wait(over), "nothing runs")
 }
 
-// TestWaitForNoneAfter: a wait ends while writes run that began after it; else a busy process never deleted a namespace.
+// TestWaitForNoneAfter: a wait ends while writes run that began after it; else a busy process never deleted a
+// namespace.
 func TestWaitForNoneAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w Writers

@@ -43,7 +43,8 @@ func TestDrainIsSpread(t *testing.T) {
 	})
 }
 
-// TestPlacesAreGivenBack: a user who is at the limit may watch again when a watch of theirs has ended, and others may meanwhile.
+// TestPlacesAreGivenBack: a user who is at the limit may watch again when a watch of theirs has ended, and others may
+// meanwhile.
 func TestPlacesAreGivenBack(t *testing.T) {
 	w := newWatches(WatchLimits{User: 2, Process: 3})
 	watch := func(user string) *openWatch { return &openWatch{user: user} }

@@ -12,8 +12,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// TestAnyShowsOwnWrites: a list of any revision may be old, but not older than what this process has acknowledged of the
-// resource: not by one event either.
+// TestAnyShowsOwnWrites: a list of any revision may be old, but not older than what this process has acknowledged of
+// the resource: not by one event either.
 func TestAnyShowsOwnWrites(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	unfollowed, err := projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket}) // so that it learns of no event by itself

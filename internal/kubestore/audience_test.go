@@ -15,8 +15,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// TestIndexLeavesNothingOut moves pods between nodes at random: a watch of one node sees what it must, through the index as
-// without it, whether the states before the changes are in the cache, or only some, or none.
+// TestIndexLeavesNothingOut moves pods between nodes at random: a watch of one node sees what it must, through the
+// index as without it, whether the states before the changes are in the cache, or only some, or none.
 func TestIndexLeavesNothingOut(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for name, objects := range map[string]*Objects{"cached": NewObjects(8 << 20), "partly": NewObjects(6 << 10), "uncached": nil} {

@@ -74,7 +74,8 @@ func (r *recorder) receive() string {
 	return ""
 }
 
-// expect compares events as they come: the first wrong one fails, before the watch is asked for one that may never come.
+// expect compares events as they come: the first wrong one fails, before the watch is asked for one that may never
+// come.
 func (r *recorder) expect(want ...string) {
 	r.t.Helper()
 	for i, event := range want {

@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// TestWindowHoldsWhatItSays: a watch that resumes at any revision of the window gets every change after it, whatever the
-// window has let go: the window says so itself, by where it begins.
+// TestWindowHoldsWhatItSays: a watch that resumes at any revision of the window gets every change after it, whatever
+// the window has let go: the window says so itself, by where it begins.
 func TestWindowHoldsWhatItSays(t *testing.T) {
 	for _, c := range []struct {
 		name         string
@@ -65,8 +65,8 @@ func revisionsOf(changes []*change) []eventlog.Revision {
 	return revisions
 }
 
-// TestWindowOfANewProcess: a watch that comes back to a process that has just started misses nothing, from the floor on:
-// not even the very first event after it.
+// TestWindowOfANewProcess: a watch that comes back to a process that has just started misses nothing, from the floor
+// on: not even the very first event after it.
 func TestWindowOfANewProcess(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))
@@ -86,8 +86,8 @@ func TestWindowOfANewProcess(t *testing.T) {
 	watchFrom(t, fresh, floor.ResourceVersion).expect(append(want, "ADDED ns/last "+last.ResourceVersion)...)
 }
 
-// TestEndComesBehindWhatWaits: a process that stops sends each watch what it has for it, and only then the last bookmark:
-// a client goes on elsewhere from the bookmark's revision.
+// TestEndComesBehindWhatWaits: a process that stops sends each watch what it has for it, and only then the last
+// bookmark: a client goes on elsewhere from the bookmark's revision.
 func TestEndComesBehindWhatWaits(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))

@@ -1,7 +1,7 @@
 // Command mutants makes the mistakes of a list (list.go), one at a time, and runs the tests that must notice each.
 //
-// A mistake that no test notices is a hole in the tests. So is one that is noticed only because something never came: it
-// would take an hour to find out what. A mistake that cannot be made any more, because the line that it was in has
+// A mistake that no test notices is a hole in the tests. So is one that is noticed only because something never came:
+// it would take an hour to find out what. A mistake that cannot be made any more, because the line that it was in has
 // changed, says nothing: the list is then to be brought up to date.
 //
 // Nothing in the source tree is touched: the compiler is given the changed file in place of the real one.
@@ -29,7 +29,8 @@ type mutant struct {
 	name string
 	// file is where it is made: old, which must be there exactly once, becomes new.
 	file, old, new string
-	// tests are the names that must notice, with '|' between. They are in the file's folder, or in the one that 'in' names.
+	// tests are the names that must notice, with '|' between. They are in the file's folder, or in the one that 'in'
+	// names.
 	tests, in string
 	// why says what would happen to users.
 	why string
