@@ -82,7 +82,7 @@ soak: images-test ## the simulation with SOAK reads, on memory, filesystem and M
 	@$(RELEASE) LOGPLANE_SOAK=$(SOAK) go test ./projection -run '^TestSimulation$$' -v -timeout 60m | grep -vE '^=== '
 
 .PHONY: mutants
-mutants: ## mistakes in exact lines, one at a time, that tests must notice; ARGS="-only window" for some (about 6 minutes)
+mutants: ## mistakes in exact lines, one at a time, that tests must notice; ARGS="-only window" for some (some minutes)
 	@$(RELEASE) go run ./test/mutants $(ARGS)
 
 .PHONY: bench
