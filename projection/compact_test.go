@@ -76,10 +76,10 @@ func TestTombstonesOutliveTheirEvents(t *testing.T) {
 	require.ErrorIs(t, c.Retain(c.ctx, c.latest().Applied(), gone), away)
 	v := c.compacted()
 	require.Equal(t, baseLevel, int(v.snap.runs[0].level()))
-	expected, err := v.Precondition(c.ctx, podKey("a").Row())
+	expected, err := v.precondition(c.ctx, podKey("a"))
 	require.NoError(t, err)
 	require.Equal(t, gone, expected, "what a creation expects the log to hold")
-	_, err = c.log.Append(c.ctx, "again", eventlog.Write{Key: podKey("a"), Op: eventlog.Added, Precondition: expected})
+	_, err = c.log.Append(c.ctx, eventlog.Basis{}, "again", eventlog.Write{Key: podKey("a"), Op: eventlog.Added, Precondition: expected})
 	require.NoError(t, err)
 }
 
@@ -99,7 +99,7 @@ func TestVoidRowsOutliveTheirEvents(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, found)
 	require.Equal(t, live, row.Revision)
-	expected, err := v.Precondition(c.ctx, podKey("a").Row())
+	expected, err := v.precondition(c.ctx, podKey("a"))
 	require.NoError(t, err)
 	require.Equal(t, lost, expected, "what an update expects the log to hold")
 }

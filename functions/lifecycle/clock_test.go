@@ -81,7 +81,7 @@ func behindTheClock(t *testing.T, c Config) *Lifecycle {
 func TestExpiryIsByTheLogsTime(t *testing.T) {
 	l := behindTheClock(t, Config{})
 	key := eventlog.Key{Cluster: "main", Resource: "events", Prefix: "/events", Namespace: "default", Name: "young"}
-	rev, err := l.config.Cell.Log.Append(t.Context(), "young", eventlog.Write{
+	rev, err := l.config.Cell.Log.Append(t.Context(), eventlog.Basis{}, "young", eventlog.Write{
 		Key: key, Op: eventlog.Added, ContentType: "application/vnd.kubernetes.protobuf", Body: []byte("x"), TTL: uint32(slow / time.Second / 2),
 	})
 	require.NoError(t, err)
@@ -101,7 +101,7 @@ func TestExpiryIsByTheLogsTime(t *testing.T) {
 func TestSettlingIsByTheLogsTime(t *testing.T) {
 	l := behindTheClock(t, Config{Settle: slow / 2})
 	owner := l.namespaceKey("n")
-	_, err := l.config.Cell.Log.Append(t.Context(), "terminating", eventlog.Write{Key: owner, Op: eventlog.Added, ContentType: "text/plain"})
+	_, err := l.config.Cell.Log.Append(t.Context(), eventlog.Basis{}, "terminating", eventlog.Write{Key: owner, Op: eventlog.Added, ContentType: "text/plain"})
 	require.NoError(t, err)
 	unsettled, err := l.settle(t.Context(), owner)
 	require.NoError(t, err)

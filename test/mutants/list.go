@@ -78,7 +78,7 @@ var list = []mutant{
 	},
 	{
 		name: "purged-tail-is-an-error",
-		file: "projection/catchup.go", old: "next := *v; next.rootRead = 0; return &next", new: "return v",
+		file: "projection/catchup.go", old: "if errors.Is(err, eventlog.ErrPurged) {\n\t\treturn p.head(ctx, v.Revision())", new: "if errors.Is(err, eventlog.ErrPurged) {\n\t\treturn bounds, err",
 		tests: "TestAPurgeBetweenHeadAndTail",
 		why:   "a read that is overtaken by a purge fails, although the root has what was purged",
 	},
@@ -90,13 +90,13 @@ var list = []mutant{
 	},
 	{
 		name: "old-epoch-believed",
-		file: "projection/tail.go", old: "r.void = r.Epoch < t.epoch", new: "",
-		tests: "TestOldEpochsEnd",
+		file: "projection/fold.go", old: "if e.Epoch < epoch {", new: "if e.Epoch > epoch {",
+		tests: "TestOldEpochsEnd|TestValid",
 		why:   "a write from before a fence is seen after it",
 	},
 	{
 		name: "floor-ignored-by-a-renewed-view",
-		file: "projection/view.go", old: "at < snap.root.Floor {", new: "at < v.Floor() {",
+		file: "projection/view.go", old: "err = v.retry(ctx, func(v *View) error {\n\t\tif err := v.check(at); err != nil {", new: "root := v\n\terr = v.retry(ctx, func(v *View) error {\n\t\tif err := root.check(at); err != nil {",
 		tests: "TestAReaderIsOvertakenByTheFloor|TestAScanIsOvertakenByTheFloor",
 		why:   "a list of an older revision goes on with segments from which that revision was dropped: objects are missing",
 	},
@@ -126,7 +126,7 @@ var list = []mutant{
 	},
 	{
 		name: "update-of-another-revision-valid",
-		file: "projection/fold.go", old: "e.Base != 0 && e.Base == live", new: "e.Base != 0 && live != 0",
+		file: "projection/fold.go", old: "e.Base == e.Precondition || e.Base == live", new: "e.Base == e.Precondition || live != 0",
 		tests: "TestRandomHistories",
 		why:   "an update overwrites one that it never saw",
 	},
@@ -239,9 +239,9 @@ var list = []mutant{
 	// internal/kubestore: writes
 	{
 		name: "written-while-behind",
-		file: "internal/kubestore/write.go", old: "v.Behind(); err != nil", new: "v.Behind(); err != nil && false",
-		tests: "TestNothingIsWrittenBehind",
-		why:   "while nothing can be committed the tail grows until processes run out of memory",
+		file: "projection/write.go", old: "v.pressed(); err != nil", new: "v.pressed(); err != nil && false",
+		tests: "TestNothingIsWrittenBehind", in: "internal/kubestore",
+		why: "while nothing can be committed the tail grows until processes run out of memory",
 	},
 	{
 		name: "stale-refusal-answered",
@@ -263,7 +263,7 @@ var list = []mutant{
 	},
 	{
 		name: "claim-taken-twice",
-		file: "internal/kubestore/claims.go", old: "if live {", new: "if live && expected == 0 {",
+		file: "internal/kubestore/claims.go", old: "at.Row(); live {", new: "at.Row(); live && c.Body == nil {",
 		tests: "TestClaims|TestClaimRace",
 		why:   "two Services have one address",
 	},
@@ -336,7 +336,7 @@ var list = []mutant{
 	},
 	{
 		name: "void-event-watched",
-		file: "internal/kubestore/change.go", old: "row.Revision != c.Base", new: "row.Revision > c.Revision",
+		file: "internal/kubestore/change.go", old: "c.judged, c.void = true, !valid", new: "c.judged, c.void = true, valid && false",
 		tests: "TestVoidEvents",
 		why:   "a watch delivers a write that lost and that no list shows",
 	},
@@ -401,5 +401,78 @@ var list = []mutant{
 		file: "functions/lifecycle/settle.go", old: "w.current++", new: "",
 		tests: "TestWaitForNoneAfter",
 		why:   "on a busy process a namespace never ends",
+	},
+	// Two roots, two views, two epochs
+	{
+		name: "state-of-a-newer-root",
+		file: "projection/write.go", old: "v.newestAndLast(ctx, row, at)", new: "v.newestAndLast(ctx, row, max(at, v.Applied()))",
+		tests: "TestStateComesFromOneView",
+		why:   "an update that another one came before is acknowledged, and void",
+	},
+	{
+		name: "floor-ignored-by-a-write",
+		file: "projection/write.go", old: "if err := v.check(at); err != nil {", new: "if err := v.check(at); err != nil && false {",
+		tests: "TestStateComesFromOneView",
+		why:   "a write takes an object for absent whose old version was dropped",
+	},
+	{
+		name: "writes-of-two-views",
+		file: "projection/write.go", old: "if w.view != v {", new: "if w.view == nil {",
+		tests: "TestAppendTakesOneView",
+		why:   "a batch has the base of one view and the head of another",
+	},
+	{
+		name: "fence-measured-by-the-process",
+		file: "eventlog/append.go", old: "l.checkUnfenced(ctx, basis.Head, rev)", new: "l.checkUnfenced(ctx, seen, rev)",
+		tests: "TestFence",
+		why:   "a process that was fenced acknowledges a write that nobody will ever see",
+	},
+	{
+		name: "half-a-batch-followed",
+		file: "eventlog/follow.go", old: "if e.Left > 0 {", new: "if e.Left > maxBatch {",
+		tests: "TestFollowYieldsWholeAppends",
+		why:   "a reader sees a claim without its owner",
+	},
+	{
+		name: "tail-cut-in-a-batch",
+		file: "projection/catchup.go", old: "bytes > enough && e.Left == 0", new: "bytes > enough",
+		tests: "TestLongTailsAreCutBetweenBatches",
+		why:   "the same, far behind the log",
+	},
+	{
+		name: "hole-by-an-old-root",
+		file: "projection/catchup.go", old: "bounds.First > v.Revision()+1 || v.behind(bounds)", new: "v.behind(bounds)",
+		tests: "TestAnOldRootProvesNoHole",
+		why:   "a healthy process fails for good because a request was cancelled while somebody committed and purged",
+	},
+	{
+		name: "passing-error-ends-a-watch",
+		file: "internal/kubestore/watch.go", old: "return !errors.As(err, &status) && (", new: "return errors.As(err, &status) && (",
+		tests: "TestAPassingErrorEndsNoWatch",
+		why:   "one answer of the bucket that does not come makes clients list",
+	},
+	{
+		name: "ending-watch-joins",
+		file: "internal/kubestore/watch.go", old: "if w.ending { // it was asked to end, and has left the feed since", new: "if false {",
+		tests: "TestAnEndingWatchWaitsForNoFeed",
+		why:   "a process that stops waits for a watch until it kills it, and the client lists",
+	},
+	{
+		name: "keys-pin-blocks",
+		file: "internal/kubestore/objects.go", old: "v.row = strings.Clone(v.row)", new: "_ = strings.Clone(v.row)",
+		tests: "TestObjectsOwnTheirKeys",
+		why:   "the cache of objects holds thirty times its budget",
+	},
+	{
+		name: "large-block-costs-all-others",
+		file: "projection/cache.go", old: "if int64(b.Bytes) > c.budget {", new: "if c.budget < 0 {",
+		tests: "TestABlockLargerThanTheCache",
+		why:   "one large object empties the cache, each time that it is read",
+	},
+	{
+		name: "shards-counted",
+		file: "internal/kubestore/read.go", old: "if !counted { // upstream", new: "if false { // upstream",
+		tests: "TestShardsAreNotCounted",
+		why:   "a client that reads its shard is told the count of all",
 	},
 }
