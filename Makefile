@@ -85,6 +85,11 @@ soak: images-test ## the simulation with SOAK reads, on memory, filesystem and M
 mutants: ## mistakes in exact lines, one at a time, that tests must notice; ARGS="-only window" for some (some minutes)
 	@$(RELEASE) go run ./test/mutants $(ARGS)
 
+MINUTES ?= 10
+.PHONY: history
+history: race-build ## histories of MINUTES each, on one server and on three, with kills, pauses and fences, checked by porcupine
+	@set -o pipefail; $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane LOGPLANE_HISTORY=$(MINUTES)m go test -race -run '^TestHistory$$' -v -timeout $$((3 * $(MINUTES) + 20))m ./test/history | grep -vE '^=== '
+
 .PHONY: bench
 bench: build ## benchmarks, in the form benchstat reads
 	@$(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench . -benchmem -timeout 60m ./eventlog/... ./projection/... ./internal/... ./test/bench/...

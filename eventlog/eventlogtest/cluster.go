@@ -36,7 +36,7 @@ func Cluster(t testing.TB) *Servers {
 		c.Conn[i] = Connect(t, c.Server[i])
 		for j := range size {
 			if j != i {
-				c.links[j][i].to(c.Server[i].ClusterAddr().String())
+				c.links[j][i].ToAddress(c.Server[i].ClusterAddr().String())
 			}
 		}
 	}
@@ -66,8 +66,8 @@ func (c *Servers) route() {
 			if i == j {
 				continue
 			}
-			c.links[i][j] = newLink(c.t)
-			c.options[i].Routes = append(c.options[i].Routes, &url.URL{Scheme: "nats", Host: c.links[i][j].address()})
+			c.links[i][j] = NewLink(c.t)
+			c.options[i].Routes = append(c.options[i].Routes, &url.URL{Scheme: "nats", Host: c.links[i][j].Address()})
 		}
 	}
 }

@@ -24,7 +24,8 @@ type Link struct {
 	conns  map[net.Conn]struct{} // mu
 }
 
-func newLink(t testing.TB) *Link {
+// NewLink returns a link that ends with the test. Its connections wait until it is said where it leads.
+func NewLink(t testing.TB) *Link {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -38,14 +39,16 @@ func newLink(t testing.TB) *Link {
 }
 
 // URL is what a client connects to.
-func (l *Link) URL() string { return "nats://" + l.address() }
+func (l *Link) URL() string { return "nats://" + l.Address() }
 
-func (l *Link) address() string { return l.listener.Addr().String() }
+// Address is what a server connects to.
+func (l *Link) Address() string { return l.listener.Addr().String() }
 
 // To lets new connections go to a server, for example one that takes the place of another.
-func (l *Link) To(s *server.Server) { l.to(strings.TrimPrefix(s.ClientURL(), "nats://")) }
+func (l *Link) To(s *server.Server) { l.ToAddress(strings.TrimPrefix(s.ClientURL(), "nats://")) }
 
-func (l *Link) to(address string) {
+// ToAddress lets new connections go to an address.
+func (l *Link) ToAddress(address string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.target = address

@@ -63,7 +63,7 @@ func Connect(t testing.TB, s *server.Server) *nats.Conn {
 // another server.
 func ConnectThrough(t testing.TB, s *server.Server) (*nats.Conn, *Link) {
 	t.Helper()
-	l := newLink(t)
+	l := NewLink(t)
 	l.To(s)
 	return connect(t, l.URL()), l
 }

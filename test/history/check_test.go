@@ -1,0 +1,329 @@
+package history
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// decideTimeout bounds the search for an order of one key's operations. Without an answer the history has failed.
+const decideTimeout = 2 * time.Minute
+
+// violation is something that must not be in a history.
+type violation struct {
+	key, what string
+	// shown is what porcupine made of the key's operations, nil if another check found it.
+	shown *porcupine.LinearizationInfo
+}
+
+// event is a change of a key that some answer has told of.
+type event struct {
+	key     string
+	value   string // empty for a deletion
+	by      string // who told of it
+	removed bool
+}
+
+// checker holds what the answers say of revisions.
+type checker struct {
+	operations []*operation
+	keys       []string
+	events     map[uint64]event
+	byKey      map[string][]uint64 // revisions of a key's events
+	values     map[string]*operation
+	seen       map[string]*sighting // by value
+	marks      []mark
+	violations []violation
+}
+
+// sighting is when a value was first read, and as of which revision.
+type sighting struct {
+	at       int64
+	revision uint64
+}
+
+// mark says that from a time on no answer may be of an older revision.
+type mark struct {
+	at       int64
+	revision uint64
+	by       int
+}
+
+// check finds everything that is wrong with a history.
+//
+//  1. A revision is of one change only, and every answer that names it agrees on the key and the value.
+//  2. Revisions follow real time: a write that began after an answer of revision R has a newer one, and a list of the
+//     most recent state is of R or newer.
+//  3. A list is the fold of all changes up to its revision.
+//  4. Of each key, all answers have an order that the model allows (porcupine). A list counts as a get of each key.
+func check(operations []*operation) []violation {
+	c := &checker{
+		operations: slices.SortedFunc(slices.Values(operations), func(a, b *operation) int { return cmp.Compare(a.Return, b.Return) }),
+		events:     map[uint64]event{}, byKey: map[string][]uint64{}, values: map[string]*operation{}, seen: map[string]*sighting{},
+	}
+	c.collect()
+	c.checkTime()
+	c.checkLists()
+	c.checkKeys()
+	return c.violations
+}
+
+func (c *checker) violate(key, format string, args ...any) {
+	c.violations = append(c.violations, violation{key: key, what: fmt.Sprintf(format, args...)})
+}
+
+// collect learns what happened at which revision.
+func (c *checker) collect() {
+	known := map[string]bool{}
+	for _, o := range c.operations {
+		if o.Kind != list && o.Kind != exact {
+			known[o.Key] = true
+		}
+		if o.Value != "" {
+			c.values[o.Value] = o
+		}
+	}
+	for _, o := range c.operations {
+		for _, i := range o.Items {
+			known[i.Key] = true
+			c.sight(o, i.Key, i.Value, i.Revision)
+		}
+		switch {
+		case o.Outcome != done || o.Kind == list || o.Kind == exact:
+		case o.Kind == remove:
+			c.event(o, o.Revision, event{key: o.Key, removed: true})
+		default:
+			c.sight(o, o.Key, o.Read, o.Revision)
+		}
+	}
+	for key := range known {
+		c.keys = append(c.keys, key)
+	}
+	slices.Sort(c.keys)
+	for _, revisions := range c.byKey {
+		slices.Sort(revisions)
+	}
+}
+
+// sight notes that an answer showed a value.
+func (c *checker) sight(o *operation, key, value string, revision uint64) {
+	writer := c.values[value]
+	if writer == nil || writer.Key != key {
+		c.violate(key, "operation %d (%s) reads %q at revision %d, which nobody wrote there", o.ID, o.Kind, value, revision)
+		return
+	}
+	if writer.Outcome != done && writer.Outcome != unknown {
+		c.violate(key, "operation %d (%s) reads %q at revision %d, but its writer was told '%s': operation %d", o.ID, o.Kind, value, revision, writer.Outcome, writer.ID)
+	}
+	first := c.seen[value]
+	if first == nil {
+		c.seen[value] = &sighting{o.Return, revision}
+	} else if first.revision != revision {
+		c.violate(key, "operation %d (%s) reads %q at revision %d, an earlier answer had it at %d", o.ID, o.Kind, value, revision, first.revision)
+	}
+	c.event(o, revision, event{key: key, value: value})
+}
+
+func (c *checker) event(o *operation, revision uint64, e event) {
+	e.by = fmt.Sprintf("operation %d", o.ID)
+	before, known := c.events[revision]
+	if !known {
+		c.events[revision] = e
+		c.byKey[e.key] = append(c.byKey[e.key], revision)
+		return
+	}
+	if before.key != e.key || before.value != e.value || e.removed && before.by != e.by {
+		c.violate(e.key, "revision %d is %q of %s to %s, and %q of %s to %s", revision, before.value, before.key, before.by, e.value, e.key, e.by)
+	}
+}
+
+// checkTime compares revisions with real time. The operations are in the order of their answers.
+func (c *checker) checkTime() {
+	newest := mark{}
+	for _, o := range c.operations {
+		revision := o.Revision
+		if o.Outcome != done || o.Kind == exact {
+			revision = 0
+		}
+		if revision > newest.revision {
+			newest = mark{o.Return, revision, o.ID}
+			c.marks = append(c.marks, newest)
+		}
+	}
+	for _, o := range c.operations {
+		if o.Outcome != done || !o.writes() && o.Kind != list {
+			continue
+		}
+		if m := c.newestBefore(o.Call); o.Revision < m.revision || o.writes() && o.Revision == m.revision {
+			c.violate(o.Key, "operation %d (%s by %s) is of revision %d, and began after operation %d was answered with %d", o.ID, o.Kind, o.Process, o.Revision, m.by, m.revision)
+		}
+	}
+}
+
+// newestBefore is the newest revision that was answered before a time.
+func (c *checker) newestBefore(at int64) mark {
+	i := sort.Search(len(c.marks), func(i int) bool { return c.marks[i].at >= at })
+	if i == 0 {
+		return mark{}
+	}
+	return c.marks[i-1]
+}
+
+// checkLists compares each list with the fold of all known events at its revision.
+func (c *checker) checkLists() {
+	removals := map[string][]*operation{} // of unknown outcome
+	for _, o := range c.operations {
+		if o.Kind == remove && o.Outcome == unknown {
+			removals[o.Key] = append(removals[o.Key], o)
+		}
+	}
+	namespaces := map[string][]string{}
+	for _, key := range c.keys {
+		namespace, _, _ := strings.Cut(key, "/")
+		namespaces[namespace] = append(namespaces[namespace], key)
+	}
+	for _, o := range c.operations {
+		if o.Outcome != done || o.Kind != list && o.Kind != exact {
+			continue
+		}
+		if o.Kind == exact && o.Revision != o.Base {
+			c.violate(o.Key, "operation %d asks for revision %d and gets %d", o.ID, o.Base, o.Revision)
+		}
+		items := map[string]item{}
+		for _, i := range o.Items {
+			if _, twice := items[i.Key]; twice {
+				c.violate(i.Key, "operation %d lists it twice", o.ID)
+			}
+			if i.Revision > o.Revision {
+				c.violate(i.Key, "operation %d is a list of revision %d with an item of %d", o.ID, o.Revision, i.Revision)
+			}
+			items[i.Key] = i
+		}
+		for _, key := range namespaces[o.Key] {
+			c.checkItem(o, key, items[key], removals[key])
+		}
+	}
+}
+
+// checkItem compares one key's item, if there is one, with the newest event of the key that the list must show.
+func (c *checker) checkItem(o *operation, key string, got item, removals []*operation) {
+	revisions := c.byKey[key]
+	n := sort.Search(len(revisions), func(i int) bool { return revisions[i] > o.Revision })
+	var want event
+	var revision uint64
+	if n > 0 {
+		revision = revisions[n-1]
+		want = c.events[revision]
+	}
+	switch {
+	case got.Key == "" && want.value == "", got.Revision == revision && got.Value == want.value:
+	case got.Key == "" && slices.ContainsFunc(removals, func(r *operation) bool { return r.Call < o.Return }):
+	default:
+		c.violate(key, "operation %d (%s by %s) at revision %d has %q@%d, and must have %q@%d (%s)", o.ID, o.Kind, o.Process, o.Revision,
+			got.Value, got.Revision, want.value, revision, want.by)
+	}
+}
+
+// checkKeys lets porcupine find an order of each key's operations.
+func (c *checker) checkKeys() {
+	histories := map[string][]porcupine.Operation{}
+	add := func(o *operation) {
+		histories[o.Key] = append(histories[o.Key], porcupine.Operation{ClientId: o.Client, Input: o, Call: o.Call, Return: o.Return})
+	}
+	clients := 0
+	for _, o := range c.operations {
+		clients = max(clients, o.Client+1)
+	}
+	for _, o := range c.operations {
+		switch {
+		case o.Outcome == refused, o.Kind == exact:
+		case o.Kind == list:
+			for _, each := range c.gets(o) {
+				add(each)
+			}
+		case o.Outcome != unknown:
+			add(o)
+		case o.writes():
+			add(c.late(o, &clients))
+		}
+	}
+	for _, key := range c.keys {
+		result, shown := porcupine.CheckOperationsVerbose(model, histories[key], decideTimeout)
+		switch result {
+		case porcupine.Illegal:
+			c.violations = append(c.violations, violation{key, fmt.Sprintf("porcupine finds no order of its %d operations", len(histories[key])), &shown})
+		case porcupine.Unknown:
+			c.violations = append(c.violations, violation{key, fmt.Sprintf("porcupine cannot decide its %d operations in %s", len(histories[key]), decideTimeout), &shown})
+		}
+	}
+}
+
+// late is a write of unknown outcome. If its value was read, it happened before; else it may happen until the end, or never.
+func (c *checker) late(o *operation, clients *int) *operation {
+	changed := *o
+	changed.Return = math.MaxInt64
+	if first := c.seen[o.Value]; o.Value != "" && first != nil {
+		changed.Outcome, changed.Revision, changed.Read = done, first.revision, o.Value
+		changed.Return = max(first.at, o.Call)
+	}
+	changed.Client = *clients // its client went on with something else
+	*clients++
+	return &changed
+}
+
+// gets are what a list says of each key of its namespace.
+func (c *checker) gets(o *operation) (all []*operation) {
+	if o.Outcome != done {
+		return nil
+	}
+	for _, key := range c.keys {
+		if !strings.HasPrefix(key, o.Key+"/") {
+			continue
+		}
+		one := &operation{ID: o.ID, Client: o.Client, Process: o.Process, Kind: get, Key: key, Call: o.Call, Return: o.Return, Outcome: missing}
+		for _, i := range o.Items {
+			if i.Key == key {
+				one.Outcome, one.Read, one.Revision = done, i.Value, i.Revision
+			}
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// keep writes a history that failed, and porcupine's picture of each key that did, to a folder.
+func keep(folder string, operations []*operation, violations []violation) error {
+	if err := os.MkdirAll(folder, 0o777); err != nil {
+		return err
+	}
+	f, err := os.Create(filepath.Join(folder, "history.jsonl"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	lines := json.NewEncoder(f)
+	for _, o := range operations {
+		if err := lines.Encode(o); err != nil {
+			return err
+		}
+	}
+	for _, v := range violations {
+		if v.shown == nil {
+			continue
+		}
+		picture := filepath.Join(folder, strings.ReplaceAll(v.key, "/", "-")+".html")
+		if err := porcupine.VisualizePath(model, *v.shown, picture); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,239 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+// longestPause bounds pauses and stalls: logRetention counts on it.
+const longestPause = 3 * time.Second
+
+// wait lets time pass: what a test does at random moments happens after random times.
+func wait(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// between is a random duration.
+func between(random *rand.Rand, least, most time.Duration) time.Duration {
+	return least + time.Duration(random.Int64N(int64(most-least)+1))
+}
+
+// disturbProcesses kills and pauses API processes and projectors until ctx ends.
+func (c *cell) disturbProcesses(ctx context.Context, random *rand.Rand) error {
+	for wait(ctx, between(random, 300*time.Millisecond, 2500*time.Millisecond)) {
+		c.whole.RLock()
+		err := c.disturbProcess(ctx, random)
+		c.whole.RUnlock()
+		if err != nil {
+			return err
+		}
+		if err := c.revive(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cell) disturbProcess(ctx context.Context, random *rand.Rand) error {
+	s := c.slots[random.IntN(len(c.slots))]
+	s.disturbed.Lock()
+	defer s.disturbed.Unlock()
+	if !s.runs() {
+		return nil
+	}
+	if random.IntN(2) == 0 {
+		c.counts.pauses.Add(1)
+		p := s.process()
+		p.pause()
+		defer p.resume()
+		wait(ctx, between(random, 100*time.Millisecond, longestPause))
+		return nil
+	}
+	c.counts.kills.Add(1)
+	s.end((*process).kill)
+	wait(ctx, between(random, 0, time.Second))
+	return s.start(c.t.Context()) // also when the time is up: the last reads ask all processes
+}
+
+// disturbServers kills, pauses and cuts off nats-servers, and deposes leaders, until ctx ends.
+func (c *cell) disturbServers(ctx context.Context, random *rand.Rand) error {
+	for wait(ctx, between(random, 300*time.Millisecond, 4*time.Second)) {
+		c.whole.RLock()
+		err := c.disturbServer(ctx, random)
+		c.whole.RUnlock()
+		if err == nil {
+			err = c.servers.whole(c.t.Context()) // two of three are never disturbed at once
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cell) disturbServer(ctx context.Context, random *rand.Rand) error {
+	s := c.servers.one[random.IntN(len(c.servers.one))]
+	// The leader is worth more.
+	if leader := c.servers.leader(ctx); leader != nil && random.IntN(3) > 0 {
+		s = leader
+	}
+	replicated := len(c.servers.one) > 1
+	what := random.IntN(8)
+	if !replicated {
+		what = random.IntN(4)
+	}
+	long := between(random, 100*time.Millisecond, longestPause)
+	switch what {
+	case 0:
+		c.counts.serverKills.Add(1)
+		s.p.kill()
+		wait(ctx, long/2)
+		return s.start(c.t.Context())
+	case 1:
+		c.counts.serverPauses.Add(1)
+		s.p.pause()
+		defer s.p.resume()
+		wait(ctx, long)
+	case 2:
+		c.counts.linkStalls.Add(1)
+		s.clients.Stall()
+		defer s.clients.Resume()
+		wait(ctx, long)
+	case 3:
+		c.counts.linkCuts.Add(1)
+		s.clients.Cut()
+		defer s.clients.Resume()
+		wait(ctx, long/2)
+	case 4, 5:
+		c.counts.stepDowns.Add(1)
+		_ = c.servers.stepDown(ctx) // it may have no leader just now
+	case 6:
+		c.counts.linkStalls.Add(1)
+		s.routes((*eventlogtest.Link).Stall)
+		defer s.routes((*eventlogtest.Link).Resume)
+		wait(ctx, 2*long)
+	case 7:
+		c.counts.linkCuts.Add(1)
+		s.routes((*eventlogtest.Link).Cut)
+		defer s.routes((*eventlogtest.Link).Resume)
+		wait(ctx, 2*long)
+	}
+	return nil
+}
+
+// disturbAll fences the cell from time to time until ctx ends.
+func (c *cell) disturbAll(ctx context.Context, random *rand.Rand) error {
+	for wait(ctx, between(random, 8*time.Second, 16*time.Second)) {
+		if err := c.fence(c.t.Context(), random); err != nil {
+			return fmt.Errorf("fence %d: %w", c.counts.fences.Load(), err)
+		}
+	}
+	return nil
+}
+
+// fence follows docs/operations.md, except that some processes are forgotten: they are paused, and go on afterwards.
+// They must acknowledge nothing that is lost.
+func (c *cell) fence(ctx context.Context, random *rand.Rand) error {
+	c.whole.Lock()
+	defer c.whole.Unlock()
+	forgotten := c.stopSome(random)
+	// Whatever goes wrong, none stays paused.
+	resume := func() {
+		for _, s := range forgotten {
+			s.process().resume()
+		}
+	}
+	defer resume()
+	if err := c.servers.settled(ctx); err != nil {
+		return err
+	}
+	if err := c.fenceLog(ctx, random); err != nil {
+		return err
+	}
+	c.counts.fences.Add(1)
+	c.counts.forgotten.Add(int64(len(forgotten)))
+	if random.IntN(2) == 0 {
+		resume()
+	}
+	if err := c.startAll(ctx); err != nil {
+		return err
+	}
+	resume()
+	// Clients go on using the forgotten ones for a while.
+	wait(ctx, between(random, 500*time.Millisecond, 3*time.Second))
+	for _, s := range forgotten {
+		s.disturbed.Lock()
+		s.end((*process).kill)
+		err := s.start(ctx)
+		s.disturbed.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stopSome stops every process or forgets it.
+func (c *cell) stopSome(random *rand.Rand) (forgotten []*slot) {
+	for _, s := range c.slots {
+		s.disturbed.Lock()
+		switch random.IntN(3) {
+		case 0:
+			s.end((*process).stop)
+		case 1:
+			s.end((*process).kill)
+		case 2:
+			if s.runs() {
+				s.forget()
+				forgotten = append(forgotten, s)
+			}
+		}
+		s.disturbed.Unlock()
+	}
+	return forgotten
+}
+
+// forget pauses the slot's process. What it says of the log from now on is true.
+func (s *slot) forget() {
+	p := s.process()
+	p.pause()
+	s.cell.mu.Lock()
+	defer s.cell.mu.Unlock()
+	s.cell.excused[p.name] = true
+}
+
+// fenceLog runs the operator's commands.
+func (c *cell) fenceLog(ctx context.Context, random *rand.Rand) error {
+	out, code, err := c.logplane(ctx, "fence")
+	if err != nil || code == 0 {
+		return fmt.Errorf("without --yes: exit code %d: %s: %w", code, out, err)
+	}
+	if random.IntN(3) == 0 { // it is interrupted: again
+		c.counts.brokenFences.Add(1)
+		interrupted, cancel := context.WithTimeout(ctx, between(random, 50*time.Millisecond, 2*time.Second))
+		_, _, err = c.logplane(interrupted, "fence", "--yes")
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	if out, code, err = c.logplane(ctx, "fence", "--yes"); err != nil || code != 0 {
+		return errors.Join(fmt.Errorf("exit code %d: %s", code, out), err)
+	}
+	if out, code, err = c.logplane(ctx, "inspect", "fsck"); err != nil || code != 0 {
+		return errors.Join(fmt.Errorf("fsck after it: exit code %d: %s", code, out), err)
+	}
+	return nil
+}
