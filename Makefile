@@ -88,7 +88,7 @@ mutants: ## mistakes in exact lines, one at a time, that tests must notice; ARGS
 MINUTES ?= 10
 .PHONY: history
 history: race-build ## histories of MINUTES each, on one server and on three, with kills, pauses and fences, checked by porcupine
-	@set -o pipefail; $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane LOGPLANE_HISTORY=$(MINUTES)m go test -race -run '^TestHistory$$' -v -timeout $$((3 * $(MINUTES) + 20))m ./test/history | grep -vE '^=== '
+	@set -o pipefail; $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane LOGPLANE_HISTORIES=$(MINUTES)m go test -race -run '^TestHistory$$' -v -timeout $$((3 * $(MINUTES) + 20))m ./test/history | grep -vE '^=== '
 
 .PHONY: bench
 bench: build ## benchmarks, in the form benchstat reads

@@ -208,6 +208,7 @@ func (c *cell) startAll(ctx context.Context) error {
 func (s *slot) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
+	var before error
 	for {
 		s.n++
 		cmd, err := s.run()
@@ -235,8 +236,9 @@ func (s *slot) start(ctx context.Context) error {
 		p.kill()
 		s.inspect(p)
 		if ctx.Err() != nil {
-			return err
+			return errors.Join(before, err)
 		}
+		before = err
 	}
 }
 

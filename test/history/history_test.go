@@ -33,11 +33,11 @@ import (
 
 const (
 	clients = 8
-	// Without LOGPLANE_HISTORY, a duration, histories are as long as CI can bear.
+	// Without LOGPLANE_HISTORIES, a duration, histories are as long as CI can bear.
 	short      = 45 * time.Second
 	namespaces = 12 * time.Second // how long each namespace is the one that everybody uses
 	// artifactsVariable names the folder that failed histories are kept in.
-	artifactsVariable = "LOGPLANE_HISTORY_ARTIFACTS"
+	artifactsVariable = "LOGPLANE_HISTORIES_FOLDER"
 )
 
 // TestHistory checks histories on one server and on three (W1 to W5, W7, R1, R2, 'Revisions').
@@ -46,16 +46,16 @@ func TestHistory(t *testing.T) {
 		t.Skip("minutes of killing and pausing processes")
 	}
 	duration := short
-	if wanted := os.Getenv("LOGPLANE_HISTORY"); wanted != "" {
+	if wanted := os.Getenv("LOGPLANE_HISTORIES"); wanted != "" {
 		var err error
 		duration, err = time.ParseDuration(wanted)
-		require.NoError(t, err, "LOGPLANE_HISTORY must be a duration")
+		require.NoError(t, err, "LOGPLANE_HISTORIES must be a duration")
 	}
 	seed := uint64(time.Now().UnixNano())
-	if wanted := os.Getenv("LOGPLANE_HISTORY_SEED"); wanted != "" {
+	if wanted := os.Getenv("LOGPLANE_HISTORIES_SEED"); wanted != "" {
 		var err error
 		seed, err = strconv.ParseUint(wanted, 10, 64)
-		require.NoError(t, err, "LOGPLANE_HISTORY_SEED must be a number")
+		require.NoError(t, err, "LOGPLANE_HISTORIES_SEED must be a number")
 	}
 	t.Run("one server", func(t *testing.T) { runHistory(t, 1, seed, duration) })
 	t.Run("three servers", func(t *testing.T) { runHistory(t, 3, seed, duration) })

@@ -162,7 +162,7 @@ type part struct {
 	Sweeper *sweeperPart `json:",omitempty"`
 }
 
-const partVariable = "LOGPLANE_HISTORY_PART"
+const partVariable = "LOGPLANE_HISTORIES_PART"
 
 // command is this test's binary as a process that plays the part.
 func (p part) command() (*exec.Cmd, error) {
