@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -48,7 +47,7 @@ type checker struct {
 // sighting is when a value was first read, and as of which revision.
 type sighting struct {
 	at       int64
-	revision uint64
+	revision uint64 // 0 if only a deletion's answer shows the value
 }
 
 // mark says that from a time on no answer may be of an older revision.
@@ -101,6 +100,9 @@ func (c *checker) collect() {
 		case o.Outcome != done || o.Kind == list || o.Kind == exact:
 		case o.Kind == remove:
 			c.event(o, o.Revision, event{key: o.Key, removed: true})
+			if c.seen[o.Read] == nil {
+				c.seen[o.Read] = &sighting{at: o.Return}
+			}
 		default:
 			c.sight(o, o.Key, o.Read, o.Revision)
 		}
@@ -127,6 +129,8 @@ func (c *checker) sight(o *operation, key, value string, revision uint64) {
 	first := c.seen[value]
 	if first == nil {
 		c.seen[value] = &sighting{o.Return, revision}
+	} else if first.revision == 0 {
+		first.revision = revision
 	} else if first.revision != revision {
 		c.violate(key, "operation %d (%s) reads %q at revision %d, an earlier answer had it at %d", o.ID, o.Kind, value, revision, first.revision)
 	}
@@ -257,6 +261,7 @@ func (c *checker) checkKeys() {
 		}
 	}
 	for _, key := range c.keys {
+		add(&operation{Kind: end, Key: key, Client: clients, Call: c.ended(), Return: c.ended() + 1})
 		result, shown := porcupine.CheckOperationsVerbose(model, histories[key], decideTimeout)
 		switch result {
 		case porcupine.Illegal:
@@ -270,7 +275,7 @@ func (c *checker) checkKeys() {
 // late is a write of unknown outcome. If its value was read, it happened before; else it may happen until the end, or never.
 func (c *checker) late(o *operation, clients *int) *operation {
 	changed := *o
-	changed.Return = math.MaxInt64
+	changed.Return = c.ended() + 1
 	if first := c.seen[o.Value]; o.Value != "" && first != nil {
 		changed.Outcome, changed.Revision, changed.Read = done, first.revision, o.Value
 		changed.Return = max(first.at, o.Call)
@@ -279,6 +284,9 @@ func (c *checker) late(o *operation, clients *int) *operation {
 	*clients++
 	return &changed
 }
+
+// ended is a time after every answer.
+func (c *checker) ended() int64 { return c.operations[len(c.operations)-1].Return + 1 }
 
 // gets are what a list says of each key of its namespace.
 func (c *checker) gets(o *operation) (all []*operation) {

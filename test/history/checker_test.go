@@ -1,6 +1,7 @@
 package history
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -90,7 +91,16 @@ func TestCheck(t *testing.T) {
 		"an unknown deletion explains a gap": {history: []*operation{at(1, 2, wrote(create, "v1", 5)), at(3, 4, failed(remove, "", unknown)), at(5, 6, listed(9))}},
 		"an unknown write is read, and lost": {[]*operation{at(1, 2, wrote(create, "v1", 5)), at(3, 4, failed(update, "v2", unknown)), at(5, 6, got("v2", 6)), at(7, 8, got("v1", 5))}, "no order"},
 		"an unknown comparison cannot win":   {[]*operation{at(1, 2, wrote(create, "v1", 5)), at(3, 4, swapped(5, "v2", 6)), at(5, 6, operation{Kind: update, Base: 5, Value: "v3", Outcome: unknown}), at(7, 8, got("v3", 7))}, "no order"},
-		"a refused write is read":            {[]*operation{at(1, 2, failed(create, "v1", refused)), at(3, 4, got("v1", 5))}, "was told 'refused'"},
+		"unknown writes explain one answer each": {[]*operation{
+			at(1, 2, wrote(create, "v1", 5)), at(3, 4, failed(remove, "", unknown)), at(5, 6, none), at(7, 8, wrote(create, "v2", 8)), at(9, 10, none)}, "no order"},
+		"an unknown deletion and creation conflict": {history: []*operation{
+			at(1, 2, wrote(create, "v1", 5)), at(3, 4, failed(create, "v2", unknown)), at(5, 6, failed(remove, "", unknown)),
+			at(7, 8, operation{Kind: update, Base: 5, Value: "v3", Outcome: conflict}), at(9, 10, failed(create, "v4", exists))}},
+		"what a conflict proves is not forgotten": {[]*operation{
+			at(1, 2, wrote(create, "v1", 5)), at(3, 4, failed(update, "v2", unknown)), at(5, 6, operation{Kind: update, Base: 5, Value: "v3", Outcome: conflict}), at(7, 8, got("v1", 5))}, "no order"},
+		"an unknown write is read by its deletion only": {history: []*operation{
+			at(1, 2, failed(create, "v1", unknown)), at(3, 4, operation{Kind: remove, Read: "v1", Revision: 7})}},
+		"a refused write is read": {[]*operation{at(1, 2, failed(create, "v1", refused)), at(3, 4, got("v1", 5))}, "was told 'refused'"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -106,6 +116,30 @@ func TestCheck(t *testing.T) {
 			require.Contains(t, strings.Join(all, "\n"), test.want)
 		})
 	}
+}
+
+// TestCheckManyUnknown: the check decides histories with many writes of unknown outcome.
+func TestCheckManyUnknown(t *testing.T) {
+	var history []*operation
+	now := int64(0)
+	add := func(o operation) {
+		history = append(history, at(now+1, now+2, o))
+		now += 2
+	}
+	add(wrote(create, "v0", 1))
+	for i := range 40 {
+		add(failed([]kind{update, patch, remove, create}[i%4], fmt.Sprintf("u%d", i), unknown))
+	}
+	revision := uint64(1)
+	for i := range 100 {
+		value := fmt.Sprintf("v%d", i+1)
+		add(swapped(revision, value, revision+2))
+		revision += 2
+		add(got(value, revision))
+	}
+	require.Empty(t, check(history))
+	add(got("v0", 1))
+	require.NotEmpty(t, check(history))
 }
 
 // TestKeep writes a history that failed, and the picture of its key.

@@ -56,7 +56,9 @@ func newClient(w *workload, id int, random *rand.Rand) *client {
 func (c *client) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		o := c.choose()
-		c.ask(o)
+		if !c.ask(ctx, o) {
+			break
+		}
 		if o.Outcome == refused || o.Outcome == unknown {
 			wait(ctx, between(c.random, 5*time.Millisecond, 50*time.Millisecond))
 		}
@@ -140,16 +142,16 @@ func (c *client) learn(o *operation) {
 	}
 }
 
-// ask sends the request to a random process and records it with its answer.
-func (c *client) ask(o *operation) {
+// ask sends the request to a random process and records it with its answer. It is false if ctx ends before one serves.
+func (c *client) ask(ctx context.Context, o *operation) bool {
 	for {
 		s := c.cell.slots[c.random.IntN(apis)]
 		if address, _ := s.at(); address != "" {
 			c.askAt(o, s)
-			return
+			return true
 		}
-		if !wait(c.cell.t.Context(), time.Millisecond) {
-			return
+		if !wait(ctx, time.Millisecond) {
+			return false
 		}
 	}
 }

@@ -81,9 +81,9 @@ func runHistory(t *testing.T, servers int, seed uint64, duration time.Duration) 
 		one := newClient(w, id, rand.New(rand.NewPCG(seed, uint64(100+id))))
 		group.Go(func() error { one.run(ctx); return nil })
 	}
-	group.Go(func() error { return c.disturbProcesses(ctx, rand.New(rand.NewPCG(seed, 1))) })
-	group.Go(func() error { return c.disturbServers(ctx, rand.New(rand.NewPCG(seed, 2))) })
-	group.Go(func() error { return c.disturbAll(ctx, rand.New(rand.NewPCG(seed, 3))) })
+	for i, disturb := range []func(context.Context, *rand.Rand) error{c.disturbProcesses, c.disturbServers, c.disturbAll} {
+		group.Go(func() error { return disturb(ctx, rand.New(rand.NewPCG(seed, uint64(i)))) })
+	}
 	// What went wrong by then is in the history all the same.
 	if err := group.Wait(); err != nil {
 		t.Error(err)

@@ -8,10 +8,19 @@ import (
 
 // state is one key's. The zero value is a key that never was.
 type state struct {
-	value    string // empty if there is none
+	value    string // empty if there is none, unread if it was never read
 	revision uint64 // of the value; 0 while no answer has told it
 	newest   uint64 // the newest revision of the key that an answer has told
+	// haunted: what was before has been replaced by a write of unknown outcome that nobody ever read. The next operation
+	// must be one that could not be answered as it was before.
+	haunted     bool
+	wasValue    string
+	wasRevision uint64
+	ended       bool // nothing is asked any more
 }
+
+// unread stands for every value that no answer shows.
+const unread = "?"
 
 func (s state) String() string {
 	if s.value == "" {
@@ -32,7 +41,47 @@ var model = porcupine.Model{
 }
 
 // step says whether the answer can be right in the state, and what state follows.
+//
+// A write of unknown outcome may have had its effect, and then nobody ever read its value (else its outcome is known, see
+// late). All it explains is an answer like a conflict. So it takes effect right before an answer that needs it, or
+// never, which is after the end. Without this rule porcupine would try each subset of such writes at each step.
 func step(s state, o *operation) (bool, state) {
+	switch {
+	case o.Kind == end:
+		return !s.haunted, state{ended: true}
+	case o.Outcome == unknown:
+		return s.ended || s.takes(o) && s.mayHaunt(o), s.haunt(o)
+	case s.haunted:
+		if sufficient, _ := answer(state{value: s.wasValue, revision: s.wasRevision, newest: s.newest}, o); sufficient {
+			return false, s
+		}
+		return answer(state{value: s.value, newest: s.newest}, o)
+	}
+	return answer(s, o)
+}
+
+// mayHaunt: one write of unknown outcome explains whatever several could, except where a deletion and a creation do
+// together.
+func (s state) mayHaunt(o *operation) bool {
+	return !s.haunted || o.Kind == create && s.wasValue != ""
+}
+
+func (s state) haunt(o *operation) state {
+	if s.ended {
+		return s
+	}
+	next := state{newest: s.newest, haunted: true, wasValue: s.value, wasRevision: s.revision}
+	if s.haunted {
+		next.wasValue, next.wasRevision = s.wasValue, s.wasRevision
+	}
+	if o.Kind != remove {
+		next.value = unread
+	}
+	return next
+}
+
+// answer is step for an operation whose outcome is known.
+func answer(s state, o *operation) (bool, state) {
 	switch o.Outcome {
 	case missing:
 		return o.Kind != create && s.value == "", s
@@ -40,23 +89,19 @@ func step(s state, o *operation) (bool, state) {
 		return o.Kind == create && s.value != "", s
 	case conflict:
 		return o.Base == 0 || s.value != "" && s.revision != o.Base, s
-	case unknown:
-		if !s.takes(o) {
-			return true, s
-		}
-		return true, state{value: o.Value, newest: s.newest}
 	}
+	newest := max(s.newest, o.Revision)
 	if o.Kind == get {
-		return s.value == o.Read && s.shows(o.Revision), state{s.value, o.Revision, max(s.newest, o.Revision)}
+		return s.value == o.Read && s.shows(o.Revision), state{value: s.value, revision: o.Revision, newest: newest}
 	}
-	if !s.takes(o) || o.Revision <= s.newest {
+	// Only of a write whose value no answer but its deletion's shows, the revision is not known.
+	if !s.takes(o) || o.Revision != 0 && o.Revision <= s.newest {
 		return false, s
 	}
-	next := state{value: o.Value, revision: o.Revision, newest: o.Revision}
 	if o.Kind == remove {
-		return o.Read == s.value, state{newest: o.Revision}
+		return o.Read == s.value, state{newest: newest}
 	}
-	return o.Read == o.Value, next
+	return o.Read == o.Value, state{value: o.Value, revision: o.Revision, newest: newest}
 }
 
 // shows says whether the value may have the revision: the one that is known, or any newer than all of the key.

@@ -16,6 +16,7 @@ const (
 	get    kind = "get"
 	list   kind = "list"  // of the most recent state
 	exact  kind = "exact" // a list of one revision in the past
+	end    kind = "end"   // of a key's history; nobody asks for it
 )
 
 // outcome is what the client learned.
