@@ -23,7 +23,7 @@ const (
 	apis = 4
 	// logRetention is how long the sweeper leaves events in the log. 'logplane projector' asks for more, because it must
 	// be twice of what a request may take; here that is requestTimeout, a second to resolve an outcome, and two pauses.
-	logRetention = 25 * time.Second
+	logRetention = 30 * time.Second
 	// grace is how old garbage is before it is collected: shorter than a pause, so that readers meet segments that are gone.
 	grace = 2 * time.Second
 )

@@ -18,7 +18,7 @@ import (
 )
 
 // requestTimeout is the longest that a request of a client may take, at the server too.
-const requestTimeout = 6 * time.Second
+const requestTimeout = 10 * time.Second
 
 // workload is what all clients share.
 type workload struct {

@@ -34,7 +34,7 @@ import (
 const (
 	clients = 8
 	// Without LOGPLANE_HISTORIES, a duration, histories are as long as CI can bear.
-	short      = 45 * time.Second
+	short      = 60 * time.Second
 	namespaces = 12 * time.Second // how long each namespace is the one that everybody uses
 	// artifactsVariable names the folder that failed histories are kept in.
 	artifactsVariable = "LOGPLANE_HISTORIES_FOLDER"

@@ -90,23 +90,18 @@ func answer(s state, o *operation) (bool, state) {
 	case conflict:
 		return o.Base == 0 || s.value != "" && s.revision != o.Base, s
 	}
-	newest := max(s.newest, o.Revision)
 	if o.Kind == get {
-		return s.value == o.Read && s.shows(o.Revision), state{value: s.value, revision: o.Revision, newest: newest}
+		return s.value == o.Read && s.revision == o.Revision, s
 	}
 	// Only of a write whose value no answer but its deletion's shows, the revision is not known.
 	if !s.takes(o) || o.Revision != 0 && o.Revision <= s.newest {
 		return false, s
 	}
+	newest := max(s.newest, o.Revision)
 	if o.Kind == remove {
 		return o.Read == s.value, state{newest: newest}
 	}
 	return o.Read == o.Value, state{value: o.Value, revision: o.Revision, newest: newest}
-}
-
-// shows says whether the value may have the revision: the one that is known, or any newer than all of the key.
-func (s state) shows(revision uint64) bool {
-	return s.value != "" && (s.revision == revision || s.revision == 0 && revision > s.newest)
 }
 
 // takes says whether a write has an effect in the state. A client that compares has read its base before, so a state
