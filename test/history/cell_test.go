@@ -22,7 +22,8 @@ import (
 const (
 	apis = 4
 	// logRetention is how long the sweeper leaves events in the log. 'logplane projector' asks for more, because it must
-	// be twice of what a request may take; here that is requestTimeout, a second to resolve an outcome, and two pauses.
+	// be twice of what a request may take; here that is requestTimeout, a second to resolve an outcome, and the pauses of a process and
+	// of what lies between it and the leader.
 	logRetention = 30 * time.Second
 	// grace is how old garbage is before it is collected: shorter than a pause, so that readers meet segments that are gone.
 	grace = 2 * time.Second
@@ -79,7 +80,7 @@ type cell struct {
 
 // counts are what happened to the cell.
 type counts struct {
-	kills, pauses, stepDowns, serverKills, serverPauses, linkStalls, linkCuts, fences, brokenFences, forgotten atomic.Int64
+	kills, pauses, stepDowns, leaderChanges, serverKills, serverPauses, linkStalls, linkCuts, fences, brokenFences, forgotten atomic.Int64
 }
 
 // slot is where one process runs, and the next one when that has ended.

@@ -60,7 +60,7 @@ func (c *client) run(ctx context.Context) {
 			break
 		}
 		if o.Outcome == refused || o.Outcome == unknown {
-			wait(ctx, between(c.random, 5*time.Millisecond, 50*time.Millisecond))
+			wait(ctx, between(c.random, 10*time.Millisecond, 400*time.Millisecond)) // else most of a history would be refusals
 		}
 	}
 	c.http.CloseIdleConnections()

@@ -10,8 +10,12 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// longestPause bounds pauses and stalls: logRetention counts on it.
-const longestPause = 3 * time.Second
+// longestPause bounds pauses and stalls, and longestDeposing those that depose a leader of three, which the others
+// notice after some seconds only: logRetention counts on both.
+const (
+	longestPause    = 3 * time.Second
+	longestDeposing = 12 * time.Second
+)
 
 // wait lets time pass: what a test does at random moments happens after random times.
 func wait(ctx context.Context, d time.Duration) bool {
@@ -69,12 +73,17 @@ func (c *cell) disturbProcess(ctx context.Context, random *rand.Rand) error {
 
 // disturbServers kills, pauses and cuts off nats-servers, and deposes leaders, until ctx ends.
 func (c *cell) disturbServers(ctx context.Context, random *rand.Rand) error {
+	leader := c.servers.leader(ctx)
 	for wait(ctx, between(random, 300*time.Millisecond, 4*time.Second)) {
 		c.whole.RLock()
 		err := c.disturbServer(ctx, random)
 		c.whole.RUnlock()
 		if err == nil {
 			err = c.servers.whole(c.t.Context()) // two of three are never disturbed at once
+		}
+		if next := c.servers.leader(ctx); next != nil && next != leader {
+			leader = next
+			c.counts.leaderChanges.Add(1)
 		}
 		if err != nil {
 			return err
@@ -95,6 +104,10 @@ func (c *cell) disturbServer(ctx context.Context, random *rand.Rand) error {
 		what = random.IntN(4)
 	}
 	long := between(random, 100*time.Millisecond, longestPause)
+	deposing := long
+	if replicated {
+		deposing = between(random, time.Second, longestDeposing)
+	}
 	switch what {
 	case 0:
 		c.counts.serverKills.Add(1)
@@ -105,7 +118,7 @@ func (c *cell) disturbServer(ctx context.Context, random *rand.Rand) error {
 		c.counts.serverPauses.Add(1)
 		s.p.pause()
 		defer s.p.resume()
-		wait(ctx, long)
+		wait(ctx, deposing)
 	case 2:
 		c.counts.linkStalls.Add(1)
 		s.clients.Stall()
@@ -123,12 +136,12 @@ func (c *cell) disturbServer(ctx context.Context, random *rand.Rand) error {
 		c.counts.linkStalls.Add(1)
 		s.routes((*eventlogtest.Link).Stall)
 		defer s.routes((*eventlogtest.Link).Resume)
-		wait(ctx, 2*long)
+		wait(ctx, deposing)
 	case 7:
 		c.counts.linkCuts.Add(1)
 		s.routes((*eventlogtest.Link).Cut)
 		defer s.routes((*eventlogtest.Link).Resume)
-		wait(ctx, 2*long)
+		wait(ctx, deposing)
 	}
 	return nil
 }

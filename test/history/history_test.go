@@ -169,9 +169,9 @@ func (w *workload) report(t *testing.T, servers int, seed uint64, violations []v
 	}
 	n := &c.counts
 	t.Logf("%d server(s), seed %d: %d operations %v, %d acknowledged writes, outcomes %v", servers, seed, len(w.record.operations), kinds, acknowledged, outcomes)
-	t.Logf("%d kills and %d pauses of processes, %d fences (%d interrupted first, %d processes forgotten), %d leader changes asked for, "+
+	t.Logf("%d kills and %d pauses of processes, %d fences (%d interrupted first, %d processes forgotten), %d leader changes (%d asked for), "+
 		"%d kills and %d pauses of servers, %d stalls and %d cuts of links", n.kills.Load(), n.pauses.Load(), n.fences.Load(), n.brokenFences.Load(),
-		n.forgotten.Load(), n.stepDowns.Load(), n.serverKills.Load(), n.serverPauses.Load(), n.linkStalls.Load(), n.linkCuts.Load())
+		n.forgotten.Load(), n.leaderChanges.Load(), n.stepDowns.Load(), n.serverKills.Load(), n.serverPauses.Load(), n.linkStalls.Load(), n.linkCuts.Load())
 	most := slices.SortedFunc(maps.Keys(messages), func(a, b string) int { return cmp.Compare(messages[b], messages[a]) })
 	for _, m := range most[:min(len(most), 12)] {
 		t.Logf("  %d times: %s", messages[m], m)
