@@ -157,8 +157,10 @@ func (c *cell) product(args []string) func() (*exec.Cmd, error) {
 	return func() (*exec.Cmd, error) { return exec.Command(c.binary, args...), nil }
 }
 
-// logplane runs a command to its end.
+// logplane runs a command to its end, which is by force if it does not come in time.
 func (c *cell) logplane(ctx context.Context, args ...string) (out string, code int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
 	p, err := launch(fmt.Sprintf("%s.%d", args[0], c.commands.Add(1)), exec.Command(c.binary, c.with(args...)...))
 	if err != nil {
 		return "", 0, err

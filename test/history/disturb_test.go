@@ -5,7 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
@@ -169,6 +173,9 @@ func (c *cell) fence(ctx context.Context, random *rand.Rand) error {
 		}
 	}
 	defer resume()
+	if err := c.release(ctx, forgotten); err != nil {
+		return err
+	}
 	if err := c.servers.settled(ctx); err != nil {
 		return err
 	}
@@ -219,6 +226,34 @@ func (c *cell) stopSome(random *rand.Rand) (forgotten []*slot) {
 		s.disturbed.Unlock()
 	}
 	return forgotten
+}
+
+// release lets paused processes go on and pauses them again until none of them holds the lock of the bucket's folder:
+// everybody would wait for it. Buckets other than folders have no such lock.
+func (c *cell) release(ctx context.Context, paused []*slot) error {
+	lock, err := os.Open(filepath.Join(c.folder, ".lock"))
+	if err != nil {
+		return err
+	}
+	defer lock.Close() // and so the lock is free again
+	for unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		if len(paused) == 0 {
+			return errors.New("nobody runs, and the bucket's lock is held")
+		}
+		for _, s := range paused {
+			s.process().resume()
+		}
+		if !wait(ctx, 2*time.Millisecond) {
+			return ctx.Err()
+		}
+		for _, s := range paused {
+			s.process().pause()
+		}
+		if !wait(ctx, 2*time.Millisecond) { // a signal takes a moment
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // forget pauses the slot's process. What it says of the log from now on is true.
