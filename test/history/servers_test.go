@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -70,9 +69,8 @@ type serverProcess struct {
 	clients *eventlogtest.Link
 	// opened carries the routes that this server opens to the others, led those that they open to it.
 	opened, led []*eventlogtest.Link
-
-	mu sync.Mutex // held while the server is disturbed
-	p  *process   // mu
+	// p is replaced by who disturbs the servers, and read by nobody else while the test runs.
+	p *process
 }
 
 func startServers(t testing.TB, n int) *servers {
