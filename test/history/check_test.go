@@ -36,12 +36,14 @@ type event struct {
 type checker struct {
 	operations []*operation
 	keys       []string
-	events     map[uint64]event
-	byKey      map[string][]uint64 // revisions of a key's events
-	values     map[string]*operation
-	seen       map[string]*sighting // by value
-	marks      []mark
-	violations []violation
+	// inNamespace are the keys by namespace.
+	inNamespace map[string][]string
+	events      map[uint64]event
+	byKey       map[string][]uint64 // revisions of a key's events
+	values      map[string]*operation
+	seen        map[string]*sighting // by value
+	marks       []mark
+	violations  []violation
 }
 
 // sighting is when a value was first read, and as of which revision.
@@ -66,8 +68,8 @@ type mark struct {
 //  4. Of each key, all answers have an order that the model allows (porcupine). A list counts as a get of each key.
 func check(operations []*operation) []violation {
 	c := &checker{
-		operations: slices.SortedFunc(slices.Values(operations), func(a, b *operation) int { return cmp.Compare(a.Return, b.Return) }),
-		events:     map[uint64]event{}, byKey: map[string][]uint64{}, values: map[string]*operation{}, seen: map[string]*sighting{},
+		operations:  slices.SortedFunc(slices.Values(operations), func(a, b *operation) int { return cmp.Compare(a.Return, b.Return) }),
+		inNamespace: map[string][]string{}, events: map[uint64]event{}, byKey: map[string][]uint64{}, values: map[string]*operation{}, seen: map[string]*sighting{},
 	}
 	c.collect()
 	c.checkTime()
@@ -111,6 +113,10 @@ func (c *checker) collect() {
 		c.keys = append(c.keys, key)
 	}
 	slices.Sort(c.keys)
+	for _, key := range c.keys {
+		namespace, _, _ := strings.Cut(key, "/")
+		c.inNamespace[namespace] = append(c.inNamespace[namespace], key)
+	}
 	for _, revisions := range c.byKey {
 		slices.Sort(revisions)
 	}
@@ -190,11 +196,6 @@ func (c *checker) checkLists() {
 			removals[o.Key] = append(removals[o.Key], o)
 		}
 	}
-	namespaces := map[string][]string{}
-	for _, key := range c.keys {
-		namespace, _, _ := strings.Cut(key, "/")
-		namespaces[namespace] = append(namespaces[namespace], key)
-	}
 	for _, o := range c.operations {
 		if o.Outcome != done || o.Kind != list && o.Kind != exact {
 			continue
@@ -212,7 +213,7 @@ func (c *checker) checkLists() {
 			}
 			items[i.Key] = i
 		}
-		for _, key := range namespaces[o.Key] {
+		for _, key := range c.inNamespace[o.Key] {
 			c.checkItem(o, key, items[key], removals[key])
 		}
 	}
@@ -293,15 +294,14 @@ func (c *checker) gets(o *operation) (all []*operation) {
 	if o.Outcome != done {
 		return nil
 	}
-	for _, key := range c.keys {
-		if !strings.HasPrefix(key, o.Key+"/") {
-			continue
-		}
+	items := map[string]item{}
+	for _, i := range o.Items {
+		items[i.Key] = i
+	}
+	for _, key := range c.inNamespace[o.Key] {
 		one := &operation{ID: o.ID, Client: o.Client, Process: o.Process, Kind: get, Key: key, Call: o.Call, Return: o.Return, Outcome: missing}
-		for _, i := range o.Items {
-			if i.Key == key {
-				one.Outcome, one.Read, one.Revision = done, i.Value, i.Revision
-			}
+		if i, there := items[key]; there {
+			one.Outcome, one.Read, one.Revision = done, i.Value, i.Revision
 		}
 		all = append(all, one)
 	}

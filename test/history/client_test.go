@@ -42,6 +42,7 @@ func keyOf(namespace string, i int) string { return fmt.Sprintf("%s/k%d", namesp
 type client struct {
 	*workload
 	id     int
+	fresh  int // how many keys nobody else writes to
 	random *rand.Rand
 	http   *http.Client
 }
@@ -80,7 +81,10 @@ func (c *client) choose() *operation {
 	namespace := c.namespace()
 	o := &operation{Key: keyOf(namespace, c.random.IntN(keysEach))}
 	switch n := c.random.IntN(100); {
-	case n < 14:
+	case n < 6: // a log that was wiped takes it from anybody
+		c.fresh++
+		o.Kind, o.Key = create, fmt.Sprintf("%s/f%d-%d", namespace, c.id, c.fresh)
+	case n < 16:
 		o.Kind = create
 	case n < 34:
 		o.Kind, o.Base = update, c.base(o.Key)

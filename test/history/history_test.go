@@ -32,7 +32,7 @@ import (
 )
 
 const (
-	clients = 8
+	clients = 12
 	// Without LOGPLANE_HISTORIES, a duration, histories are as long as CI can bear.
 	short      = 60 * time.Second
 	namespaces = 12 * time.Second // how long each namespace is the one that everybody uses
