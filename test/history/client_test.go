@@ -60,8 +60,12 @@ func (c *client) run(ctx context.Context) {
 		if !c.ask(ctx, o) {
 			break
 		}
-		if o.Outcome == refused || o.Outcome == unknown {
-			wait(ctx, between(c.random, 10*time.Millisecond, 400*time.Millisecond)) // else most of a history would be refusals
+		// Else most of a history would be the refusals of processes that are gone, and of those that were fenced.
+		switch o.Outcome {
+		case refused:
+			wait(ctx, between(c.random, 10*time.Millisecond, 100*time.Millisecond))
+		case unknown:
+			wait(ctx, between(c.random, 100*time.Millisecond, time.Second))
 		}
 	}
 	c.http.CloseIdleConnections()
