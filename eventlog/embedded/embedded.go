@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -24,7 +25,9 @@ const maxPayload = 8 << 20
 // Server is a JetStream server in this process.
 type Server struct {
 	server   *server.Server
-	password string // of the one user who may do everything; known to this process only
+	folder   string
+	password string                // of the one user who may do everything; known to this process only
+	failed   atomic.Pointer[error] // why the log could not be written when Heal looked; nil if it could
 }
 
 // Start runs a server that stores under folder, syncing every write before it is acknowledged: JetStream's
@@ -67,7 +70,7 @@ func Start(folder, listen, prefix string) (*Server, error) {
 		s.Shutdown()
 		return nil, fmt.Errorf("the embedded log server did not start within %s", startTimeout)
 	}
-	return &Server{server: s, password: password}, nil
+	return &Server{server: s, folder: folder, password: password}, nil
 }
 
 // Users of the embedded server: the process itself, and whoever connects without a name.
@@ -125,6 +128,10 @@ func (s *Server) Bounds(stream string) (eventlog.Bounds, error) {
 
 // Stop shuts the server down and waits for it.
 func (s *Server) Stop() {
+	failed := s.health()
 	s.server.Shutdown()
 	s.server.WaitForShutdown()
+	if failed != nil {
+		s.dropState()
+	}
 }

@@ -1,0 +1,147 @@
+package embedded
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// room is what must fit on the disk before the log is opened again: the largest message, and as much again.
+const room = 2 * maxPayload
+
+// noRoom are the errors of a disk that took nothing of what was written and may take it later. Another error leaves open
+// what is on the disk.
+var noRoom = []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG}
+
+// Heal opens the log again after it could not be written because the disk was full, once there is space: JetStream
+// itself answers no append any more, however much space there is later. Until then the log can be read, Writable says
+// what is wrong, and Heal changes nothing. Whoever runs the server calls it now and then, one call at a time.
+//
+// An error means that the log cannot be trusted to be written any more, and that the process must end. A crash
+// anywhere in here is one of the process.
+func (s *Server) Heal() error {
+	failed := s.health()
+	if failed == nil {
+		return nil
+	}
+	if !slices.ContainsFunc(noRoom, func(e error) bool { return strings.HasSuffix(failed.Error(), e.Error()) }) {
+		return fmt.Errorf("write the log: %w: look at its disk, then start again", failed)
+	}
+	s.dropState()
+	if err := s.tryRoom(); err != nil {
+		full := fmt.Errorf("the log cannot be written until %s has %d MiB of free space: %w", s.folder, room>>20, err)
+		if s.failed.Swap(&full) == nil {
+			slog.Error("the log's disk is full; writes are refused", "error", full)
+		}
+		return nil
+	}
+	if err := s.reopen(); err != nil {
+		return fmt.Errorf("open the log again, which could not be written (%w): %w", failed, err)
+	}
+	s.failed.Store(nil)
+	slog.Warn("opened the log again after its disk was full", "error", failed)
+	return nil
+}
+
+// reopen reads the log from its files.
+func (s *Server) reopen() error {
+	shown, err := s.heads()
+	if err != nil {
+		return err
+	}
+	if err := s.server.ShutdownJetStream(); err != nil {
+		return err
+	}
+	s.dropState()
+	if err := s.server.EnableJetStream(&server.JetStreamConfig{StoreDir: s.folder}); err != nil {
+		return err
+	}
+	if err := s.health(); err != nil {
+		return err
+	}
+	written, err := s.heads()
+	for stream, head := range shown {
+		if err == nil && written[stream] < head {
+			err = fmt.Errorf("event %d was shown to readers and never written, nor acknowledged: start again", head)
+		}
+	}
+	return err
+}
+
+// heads are the streams' last sequences. After a failed write JetStream may show one that is not in its files.
+func (s *Server) heads() (map[string]uint64, error) {
+	account, err := s.server.JszAccount(&server.JSzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Streams: true})
+	if err != nil {
+		return nil, fmt.Errorf("look at the embedded log: %w", err)
+	}
+	heads := map[string]uint64{}
+	for _, stream := range account.Streams {
+		heads[stream.Name] = stream.State.LastSeq
+	}
+	return heads, nil
+}
+
+// dropState removes what JetStream noted of a log that it could not write: by that it would find, when it opens the log
+// again, that an event is missing which it never wrote, and leave a hole in its place. Without the note it reads
+// the events themselves, as after a crash.
+func (s *Server) dropState() {
+	notes, _ := filepath.Glob(filepath.Join(s.folder, server.JetStreamStoreDir, "*", "streams", "*", "msgs", "index.db")) // the pattern is well formed
+	for _, note := range notes {
+		if err := os.Remove(note); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			slog.Error("cannot remove what JetStream noted of a log that it could not write; remove it before the next start", "file", note, "error", err)
+		}
+	}
+}
+
+// Writable is nil unless Heal has found that the log cannot be written.
+func (s *Server) Writable() error {
+	if failed := s.failed.Load(); failed != nil {
+		return *failed
+	}
+	return nil
+}
+
+// health is an error if JetStream cannot write, or has not opened, what it stores. Only its health check tells.
+func (s *Server) health() error {
+	request, err := http.NewRequest(http.MethodGet, "/healthz", nil)
+	if err != nil {
+		return err
+	}
+	var answer answer
+	s.server.HandleHealthz(&answer, request)
+	var status server.HealthStatus
+	if err := json.Unmarshal(answer.Bytes(), &status); err != nil {
+		return fmt.Errorf("read the health of the embedded log server: %w", err)
+	}
+	if strings.HasPrefix(status.Error, "JetStream") { // not of its connections, which it gives a millisecond
+		return errors.New(status.Error)
+	}
+	return nil
+}
+
+// answer is the http.ResponseWriter of a health check.
+type answer struct{ bytes.Buffer }
+
+func (*answer) Header() http.Header { return http.Header{} }
+func (*answer) WriteHeader(int)     {}
+
+// tryRoom writes and syncs as much as the log will need soon. A crash leaves a file that the next try replaces.
+func (s *Server) tryRoom() error {
+	f, err := os.Create(filepath.Join(s.folder, "room"))
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(make([]byte, room))
+	return errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
+}

@@ -1,0 +1,163 @@
+package embedded_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/embedded"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+// bed is a server on a small disk, with its log.
+type bed struct {
+	*embedded.Server
+	disk eventlogtest.Disk
+	log  *eventlog.Log
+	sent int
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	b := &bed{disk: eventlogtest.MountDisk(t, 48<<20)}
+	b.open(t)
+	return b
+}
+
+func (b *bed) open(t *testing.T) {
+	t.Helper()
+	var err error
+	b.Server, err = embedded.Start(filepath.Join(b.disk.Folder, "log"), "127.0.0.1:0", "logplane")
+	require.NoError(t, err)
+	t.Cleanup(b.Stop)
+	conn, err := b.Connect()
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	config := eventlog.Config{Conn: conn, Local: b.Bounds, Timeout: time.Second}
+	require.NoError(t, eventlog.Create(t.Context(), config))
+	b.log, err = eventlog.Open(t.Context(), config)
+	require.NoError(t, err)
+}
+
+func (b *bed) write(t *testing.T, size int) (eventlog.Revision, error) {
+	b.sent++
+	key := eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "default", Name: fmt.Sprint(b.sent)}
+	return b.log.Append(t.Context(), fmt.Sprint("request-", b.sent), eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: make([]byte, size)})
+}
+
+// fillBlock writes as many large events as fit JetStream's first file, so that the next one begins another, and
+// fills the disk.
+func (b *bed) fillBlock(t *testing.T) (head eventlog.Revision) {
+	t.Helper()
+	for range 9 {
+		var err error
+		head, err = b.write(t, 900_000)
+		require.NoError(t, err)
+	}
+	b.disk.Fill(t)
+	_, err := b.write(t, 900_000)
+	require.Error(t, err)
+	return head
+}
+
+// requireWhole: every event up to the head is there, and the log goes on.
+func (b *bed) requireWhole(t *testing.T, head eventlog.Revision) {
+	t.Helper()
+	next, err := b.write(t, 10)
+	require.NoError(t, err)
+	require.Equal(t, head+1, next)
+	count := 0
+	require.NoError(t, b.log.Tail(t.Context(), 0, next, func(eventlog.Event) error { count++; return nil }))
+	require.EqualValues(t, next, count)
+}
+
+// JetStream shows an event that it failed to write as the first one of a file, and would leave a hole in its place.
+func TestHealAtANewFile(t *testing.T) {
+	b := newBed(t)
+	head := b.fillBlock(t)
+	shown, err := b.Bounds("logplane")
+	require.NoError(t, err)
+	require.Equal(t, head+1, shown.Head, "JetStream mends this: so can the code that minds it")
+	b.disk.Free(t)
+	require.ErrorContains(t, b.Heal(), "event 10 was shown to readers and never written, nor acknowledged: start again")
+	b.Stop()
+	b.open(t)
+	b.requireWhole(t, head)
+}
+
+// A process that ends while the disk is full leaves no hole either.
+func TestStopOnAFullDisk(t *testing.T) {
+	b := newBed(t)
+	head := b.fillBlock(t)
+	b.disk.Free(t)
+	b.Stop()
+	b.open(t)
+	b.requireWhole(t, head)
+}
+
+// A log whose disk was full goes on where it was, syncs as before, and has kept its subscribers.
+func TestHeal(t *testing.T) {
+	ctx := t.Context()
+	b := newBed(t)
+	outside, err := nats.Connect(b.URL(), nats.NoReconnect())
+	require.NoError(t, err)
+	t.Cleanup(outside.Close)
+	republished, err := outside.SubscribeSync("logplane.events.>")
+	require.NoError(t, err)
+	require.NoError(t, outside.Flush())
+
+	followed := make(chan eventlog.Event, 1000)
+	go func() {
+		_ = b.log.Follow(ctx, 0, func(e eventlog.Event) error { followed <- e; return nil })
+	}()
+	require.NoError(t, b.Heal(), "nothing is wrong")
+	var acknowledged []eventlog.Revision
+	rev, err := b.write(t, 10_000)
+	require.NoError(t, err)
+	acknowledged = append(acknowledged, rev)
+	for range 3 {
+		b.disk.Fill(t)
+		for err = nil; err == nil; {
+			var rev eventlog.Revision
+			if rev, err = b.write(t, 10_000); err == nil {
+				acknowledged = append(acknowledged, rev)
+			}
+			require.Less(t, len(acknowledged), 900, "the disk is full")
+		}
+		require.NoError(t, b.Writable(), "nobody has looked")
+		require.NoError(t, b.Heal())
+		require.ErrorIs(t, b.Writable(), syscall.ENOSPC)
+		require.NoError(t, b.Heal())
+		b.disk.Free(t)
+		require.NoError(t, b.Heal())
+		require.NoError(t, b.Writable())
+		rev, err := b.write(t, 10_000)
+		require.NoError(t, err)
+		acknowledged = append(acknowledged, rev)
+	}
+	next := eventlog.Revision(1)
+	for _, rev := range acknowledged {
+		for ; next <= rev; next++ {
+			select {
+			case e := <-followed:
+				require.Equal(t, next, e.Revision)
+			case <-time.After(20 * time.Second):
+				t.Fatalf("revision %d does not come", next)
+			}
+		}
+	}
+	last := acknowledged[len(acknowledged)-1]
+	for {
+		m, err := republished.NextMsg(20 * time.Second)
+		require.NoError(t, err, "revision %d is not republished", last)
+		if m.Header.Get("Nats-Sequence") == fmt.Sprint(last) {
+			break
+		}
+	}
+}

@@ -1,0 +1,56 @@
+package eventlogtest
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+)
+
+// Disk is a small file system of its own, which can be full.
+type Disk struct{ Folder string }
+
+// MountDisk makes one for the test; only root may.
+func MountDisk(t testing.TB, size int) Disk {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount a file system")
+	}
+	folder := t.TempDir()
+	if err := syscall.Mount("none", folder, "tmpfs", 0, "size="+strconv.Itoa(size)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(folder, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return Disk{folder}
+}
+
+func (d Disk) ballast() string { return filepath.Join(d.Folder, "ballast") }
+
+// Fill takes all space that is left.
+func (d Disk) Fill(t testing.TB) {
+	t.Helper()
+	f, err := os.Create(d.ballast())
+	for err == nil {
+		_, err = f.Write(make([]byte, 4096))
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Free gives back what Fill took.
+func (d Disk) Free(t testing.TB) {
+	t.Helper()
+	if err := os.Remove(d.ballast()); err != nil {
+		t.Fatal(err)
+	}
+}
