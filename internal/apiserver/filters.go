@@ -44,7 +44,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withCorrections(h)
 	h = genericapifilters.WithWarningRecorder(h)
 	h = s.withRecovery(h) // on the goroutine that the next filter starts
-	h = genericfilters.WithTimeoutForNonLongRunningRequests(h, isLongRunning)
+	h = withTimeout(h)
 	h = genericapifilters.WithRequestDeadline(h, nil, nil, isLongRunning, c.Serializer, c.RequestTimeout)
 	h = s.withWatcher(h)
 	h = genericapifilters.WithLatencyTrackers(h)

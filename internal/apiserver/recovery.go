@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -80,14 +81,15 @@ func (s *Server) logPanic(r *http.Request, reason any) {
 		"panic", fmt.Sprint(reason), "stack", string(debug.Stack()))
 }
 
-// withLog writes one line for each request: failures of ours as warnings, the rest for debugging.
+// withLog writes one line for each request: failures of ours as warnings, the rest for debugging. What a client is
+// answered that has gone away is no failure of ours.
 func (s *Server) withLog(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		sent, wrapped := newResponse(w)
 		defer func() {
 			log := s.config.Logger.DebugContext
-			if sent.code >= http.StatusInternalServerError {
+			if sent.code >= http.StatusInternalServerError && !errors.Is(r.Context().Err(), context.Canceled) {
 				log = s.config.Logger.WarnContext
 			}
 			log(r.Context(), "request", "request", requestID(r), "method", r.Method, "uri", r.URL.RequestURI(), "code", sent.code,

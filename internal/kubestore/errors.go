@@ -38,7 +38,10 @@ const (
 // viewError is what a client is told when no view could be had: nothing was read or written, so it may
 // ask again. That the log did not answer in its time does not mean that the request's is over.
 func viewError(ctx context.Context, err error) error {
-	if ctx.Err() != nil || errors.Is(err, eventlog.ErrDiverged) {
+	switch {
+	case ctx.Err() != nil && isContextError(err):
+		return &endedError{err}
+	case ctx.Err() != nil, errors.Is(err, eventlog.ErrDiverged):
 		return err
 	}
 	return unavailable(fmt.Sprintf("reading the log failed: %v", err))
@@ -78,7 +81,7 @@ func listError(err error, paging bool, continueKey, prefix string) error {
 // readError is a row that a view could not read: a bucket that fails, or a damaged segment.
 func readError(err error) error {
 	if isContextError(err) {
-		return err
+		return &endedError{err}
 	}
 	return storage.NewInternalError(fmt.Errorf("read the snapshot: %w", err))
 }
@@ -99,9 +102,20 @@ func writeError(err error, resource schema.GroupResource, key eventlog.Key) erro
 		return apierrors.NewInvalid(schema.GroupKind{Group: resource.Group, Kind: resource.Resource}, key.Name,
 			field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), key.Name, err.Error())})
 	case isContextError(err):
-		return err
+		return &endedError{err}
 	}
 	return storage.NewInternalError(fmt.Errorf("append to the log: %w", err))
+}
+
+// endedError is that of a request whose deadline has passed or whose client has gone away. Upstream logs an error
+// without a Status as a fault of the program, and answers 500.
+type endedError struct{ error }
+
+func (e *endedError) Unwrap() error { return e.error }
+
+// Status is upstream's, of a request that was not served in time.
+func (e *endedError) Status() metav1.Status {
+	return apierrors.NewTimeoutError(fmt.Sprintf("the request ended before it was served: %v", e.error), 0).Status()
 }
 
 // unavailable is a 503 with Retry-After.
