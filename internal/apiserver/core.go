@@ -150,6 +150,7 @@ func (p *coreProvider) addVolumes(storage map[string]rest.Storage, opts generic.
 	if err != nil {
 		return err
 	}
+	decorateShared(claims.Store)
 	storage["persistentvolumes"] = volumes
 	storage["persistentvolumes/status"] = volumeStatus
 	storage["persistentvolumeclaims"] = claims

@@ -60,6 +60,7 @@ func newServiceREST(opts generic.RESTOptionsGetter, alloc *allocator, endpoints 
 		return nil, nil, nil, err
 	}
 	bindAllocator(services.Store, alloc)
+	decorateShared(services.Store)
 	return &serviceREST{REST: services, alloc: alloc}, status, proxy, nil
 }
 

@@ -2,7 +2,10 @@ package apiserver
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -351,4 +354,36 @@ func TestBands(t *testing.T) {
 	require.Equal(t, []span{{17, 254 - 16}, {1, 16}}, bands(1, 254, 256, 16, 256, 16), "a /24")
 	require.Equal(t, []span{{1, 14}}, bands(1, 14, 16, 16, 256, 16), "a /28")
 	require.Equal(t, []span{{30086, 2768 - 86}, {30000, 86}}, bands(30000, 2768, 2768, 16, 128, 32), "node ports")
+}
+
+// A watch shows what a get shows, however many watch: upstream drops, when a service is read, the internal traffic
+// policy that one of type ExternalName may have been given before.
+func TestWatchedServiceIsAsRead(t *testing.T) {
+	s := bootstrapped(t, withFeed(t))
+	listener := httptest.NewServer(s)
+	t.Cleanup(listener.Close)
+	const services = "/api/v1/namespaces/default/services"
+	for watches := range 5 {
+		name := fmt.Sprint("s", watches)
+		create(t, s, serviceNamed(name, nodePort))
+		revision := fieldOf(s.must(t, 200, request{method: "GET", path: services}).object(t), "metadata.resourceVersion")
+		var streams []*json.Decoder
+		for range watches + 1 {
+			response, err := http.Get(fmt.Sprintf("%s%s?watch=1&resourceVersion=%v&timeoutSeconds=30", listener.URL, services, revision))
+			require.NoError(t, err)
+			defer response.Body.Close()
+			streams = append(streams, json.NewDecoder(response.Body))
+		}
+		s.must(t, 200, request{method: "PATCH", path: services + "/" + name, body: `{"spec":{"type":"ExternalName","externalName":"example.com"}}`, contentType: "application/merge-patch+json"})
+		read := s.must(t, 200, request{method: "GET", path: services + "/" + name}).object(t)
+		require.Equal(t, "ExternalName", fieldOf(read, "spec.type"))
+		s.must(t, 200, request{method: "DELETE", path: services + "/" + name})
+		for _, stream := range streams {
+			var modified, deleted map[string]any
+			require.NoError(t, stream.Decode(&modified))
+			require.Equal(t, read, modified["object"], "%d watches", watches+1)
+			require.NoError(t, stream.Decode(&deleted))
+			require.Equal(t, fieldOf(read, "spec"), fieldOf(deleted, "object.spec"))
+		}
+	}
 }

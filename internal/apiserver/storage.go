@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	serveroptions "k8s.io/apiserver/pkg/server/options"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/apiserver/pkg/storage"
@@ -94,6 +95,19 @@ func (s *stores) decorator(contentType string, claims claimsFunc) generic.Storag
 			Transformer:   s.transformer(config.GroupResource),
 			Claims:        claims,
 		}), func() {}, nil
+	}
+}
+
+// decorateShared lets watches that share one object show what a get shows. Upstream's own decorator leaves such an
+// object as it is stored, so that in kube-apiserver what a watch shows depends on how many watch.
+func decorateShared(store *genericregistry.Store) {
+	decorate := store.Decorator
+	store.Decorator = func(obj runtime.Object) {
+		if shared, ok := obj.(kubestore.Shared); ok {
+			shared.Decorate(decorate)
+			return
+		}
+		decorate(obj)
 	}
 }
 

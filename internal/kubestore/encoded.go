@@ -15,10 +15,18 @@ import (
 // cachingObject, which is not exported, without copies on write: nobody may write to it.
 type encodedOnce struct {
 	metav1.Object
-	object runtime.Object
 
-	mu        sync.Mutex // guards encodings, not what is in them
+	mu        sync.Mutex // guards what follows, not what is in the encodings
+	object    runtime.Object
+	decorated bool
 	encodings map[runtime.Identifier]*encoding
+}
+
+// Shared is an object that many watches share, as they get it.
+type Shared interface {
+	// Decorate lets the function change what all of them send, but no metadata. Each of them must call it before
+	// anything else, with the same function, which is called once.
+	Decorate(func(runtime.Object))
 }
 
 type encoding struct {
@@ -64,11 +72,29 @@ func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Obj
 	return err
 }
 
+// Decorate implements Shared.
+func (o *encodedOnce) Decorate(change func(runtime.Object)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.decorated {
+		return
+	}
+	o.decorated = true
+	o.object = o.object.DeepCopyObject() // it is the facet's
+	change(o.object)
+}
+
+func (o *encodedOnce) sent() runtime.Object {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.object
+}
+
 // GetObject implements runtime.CacheableObject: a copy that belongs to the caller.
-func (o *encodedOnce) GetObject() runtime.Object { return o.object.DeepCopyObject() }
+func (o *encodedOnce) GetObject() runtime.Object { return o.sent().DeepCopyObject() }
 
 // GetObjectKind implements runtime.Object.
-func (o *encodedOnce) GetObjectKind() schema.ObjectKind { return o.object.GetObjectKind() }
+func (o *encodedOnce) GetObjectKind() schema.ObjectKind { return o.sent().GetObjectKind() }
 
 // DeepCopyObject implements runtime.Object; the copy is of the object, and no longer shared.
-func (o *encodedOnce) DeepCopyObject() runtime.Object { return o.object.DeepCopyObject() }
+func (o *encodedOnce) DeepCopyObject() runtime.Object { return o.GetObject() }
