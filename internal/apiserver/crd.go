@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"sort"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -34,7 +35,9 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kube-openapi/pkg/validation/spec"
@@ -268,7 +271,29 @@ func (o crdOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Obje
 		GroupResource: resource,
 		Config:        storagebackend.Config{Codec: customResourceCodec()},
 	}
-	return o.server.stores.options(config, resource.Group+"/"+resource.Resource, runtime.ContentTypeCBOR, nil), nil
+	options := o.server.stores.options(config, resource.Group+"/"+resource.Resource, runtime.ContentTypeCBOR, nil)
+	store := options.Decorator
+	options.Decorator = func(config *storagebackend.ConfigForResource, prefix string, keyFunc func(runtime.Object) (string, error),
+		newFunc, newListFunc func() runtime.Object, attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
+	) (storage.Interface, factory.DestroyFunc, error) {
+		explained := *config
+		explained.Codec = storedVersions{config.Codec} // upstream's, which converts
+		return store(&explained, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
+	}
+	return options, nil
+}
+
+// storedVersions says what to do about an object of a version that its CRD does not have any more. Upstream refuses to
+// drop a version that `status.storedVersions` names, and believes whoever takes it from there.
+type storedVersions struct{ runtime.Codec }
+
+func (c storedVersions) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	object, kind, err := c.Codec.Decode(data, defaults, into)
+	if err != nil && strings.HasPrefix(err.Error(), "request to convert CR from an invalid group/version") {
+		err = fmt.Errorf("%w: the object is stored in a version that was dropped: add it to the `spec.versions` of the CustomResourceDefinition "+
+			"again, where it need not be served, and update every object before you drop it", err)
+	}
+	return object, kind, err
 }
 
 // crdReader reads CustomResourceDefinitions from the newest view.

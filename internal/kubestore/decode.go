@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"reflect"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/features"
@@ -67,7 +69,7 @@ func (s *store) seal(ctx context.Context, row string, data []byte) ([]byte, erro
 func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, err error) {
 	data, stale, err = s.Transformer.TransformFromStorage(ctx, v.value, authenticated(v.row))
 	if err != nil {
-		return nil, false, storage.NewInternalError(&corruptError{fmt.Errorf("revision %d cannot be transformed: %w", v.revision, err), true})
+		return nil, false, storage.NewInternalError(&corruptError{row: v.row, err: fmt.Errorf("revision %d cannot be transformed: %w", v.revision, err), sealed: true})
 	}
 	return data, stale, nil
 }
@@ -81,7 +83,7 @@ func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Obje
 	}
 	obj, err := s.decode(data, into)
 	if err != nil {
-		return nil, &corruptError{err: err}
+		return nil, &corruptError{row: v.row, err: err}
 	}
 	// An object that cannot hold a revision is still the object.
 	_ = s.versioner.UpdateObject(obj, uint64(v.revision))
@@ -130,6 +132,7 @@ func (s *store) decodeTo(v stored, data []byte, out runtime.Object) error {
 
 // corruptError is a row whose value cannot be transformed or decoded.
 type corruptError struct {
+	row string
 	err error
 	// sealed: it could not be transformed.
 	sealed bool
@@ -137,6 +140,11 @@ type corruptError struct {
 
 func (e *corruptError) Error() string { return e.err.Error() }
 func (e *corruptError) Unwrap() error { return e.err }
+
+// Status is what clients are told, who must learn which object it is.
+func (e *corruptError) Status() metav1.Status {
+	return apierrors.NewInternalError(fmt.Errorf("read %s: %w", e.row, e.err)).Status()
+}
 
 // unsafeDeletion says whether the gate is on by which a corrupt object can be deleted; upstream reports
 // such objects in its own way only then.

@@ -163,8 +163,11 @@ func passing(err error) bool {
 		}
 	}
 	var corrupt *corruptError
+	if errors.As(err, &corrupt) {
+		return corrupt.sealed
+	}
 	var status apierrors.APIStatus // it is an answer already
-	return !errors.As(err, &status) && (!errors.As(err, &corrupt) || corrupt.sealed)
+	return !errors.As(err, &status)
 }
 
 // sealed reports that a value could not be transformed, because its key is gone or the key service does not answer.
