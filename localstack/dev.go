@@ -30,6 +30,9 @@ import (
 // commitCadence is how often a dirty projection is committed.
 const commitCadence = time.Second
 
+// healCadence is how often the log server is asked whether it can still write.
+const healCadence = time.Second
+
 // drainTimeout is how long clients of watches may take to receive their last bookmark when the cell stops.
 const drainTimeout = time.Second
 
@@ -54,6 +57,7 @@ type Config struct {
 
 // Dev is a running embedded cell: log, bucket, projector, request functions, watcher and lifecycle.
 type Dev struct {
+	log        *embedded.Server
 	address    string
 	kubeconfig string
 	events     string
@@ -91,7 +95,9 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 		return err
 	}
 	cell.Feed = kubestore.NewFeed(cell.Log, cell.Projection)
-	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true,
+	cell.Writable = d.log.Writable
+	writers := &kubestore.Writers{} // every writer of the cell is in this process
+	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true, Writers: writers,
 		Authorization: apiserver.Authorization{Mode: "RBAC"}, // everyone is in system:masters; '--as' shows the rules at work
 	})
 	if err != nil {
@@ -103,7 +109,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	if d.kubeconfig, err = writeKubeconfig(c.Folder, d.URL()); err != nil {
 		return err
 	}
-	return d.run(ctx, listener, server, cell)
+	return d.run(ctx, listener, server, cell, writers)
 }
 
 // OpenFolder opens the cell of a stopped 'logplane dev' without serving it. The caller must call closeFolder.
@@ -124,9 +130,8 @@ func OpenFolder(ctx context.Context, folder string) (cell kubestore.Cell, closeF
 }
 
 // run starts what lives as long as the cell. If one part fails, all end and Wait says why.
-func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.Server, cell kubestore.Cell) error {
-	writers := &lifecycle.Writers{} // every writer of the cell is in this process
-	finisher, err := lifecycle.New(lifecycle.Config{Cell: cell, Client: server.Loopback(), Drain: writers.Wait})
+func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.Server, cell kubestore.Cell, writers *kubestore.Writers) error {
+	finisher, err := lifecycle.New(lifecycle.Config{Cell: cell, Client: server.Loopback(), Instances: server.Instances, Drain: writers.Wait})
 	if err != nil {
 		return err
 	}
@@ -136,7 +141,7 @@ func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.
 	d.running.Go(func() error { return cell.Feed.Run(feeding) })
 	d.running.Go(func() error {
 		defer stopFeed()
-		return serving.Serve(ctx, listener, writers.Handler(server), nil, serving.Streams{Drain: func(ctx context.Context) {
+		return serving.Serve(ctx, listener, server, nil, serving.Streams{Drain: func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 			defer cancel()
 			server.Drain(ctx, 0)
@@ -144,7 +149,24 @@ func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.
 	})
 	d.running.Go(func() error { return cell.Projection.Run(ctx, commitCadence) })
 	d.running.Go(func() error { return finisher.Run(ctx) })
+	d.running.Go(func() error { return d.healLog(ctx) })
 	return nil
+}
+
+// healLog opens the log again after its disk was full, until ctx ends.
+func (d *Dev) healLog(ctx context.Context) error {
+	look := time.NewTicker(healCadence)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-look.C:
+			if err := d.log.Heal(); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // openCell opens the log and the bucket below the folder, or in memory.
@@ -189,6 +211,7 @@ func (d *Dev) openLog(ctx context.Context, c Config) (*eventlog.Log, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.log = server
 	d.events = server.URL()
 	d.onStop(func() error { server.Stop(); return nil })
 	conn, err := server.Connect()

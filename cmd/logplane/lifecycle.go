@@ -27,7 +27,7 @@ func newLifecycle() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			finisher, err := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Client: server.Loopback(), Settle: settle})
+			finisher, err := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Client: server.Loopback(), Instances: server.Instances, Settle: settle})
 			if err != nil {
 				return err
 			}

@@ -8,9 +8,12 @@ import (
 
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/logplane/logplane/eventlog"
 )
@@ -74,38 +77,28 @@ func (l *Lifecycle) offerNames(ctx context.Context, gone string) error {
 	return errors.Join(failed...)
 }
 
-// deleteInstances deletes every instance and tells upstream's condition of how it went. The error is nil
-// only if a list after the deletions was empty.
+// deleteInstances deletes every instance from storage, as upstream does: no version need be served, and no webhook
+// is asked. It tells upstream's condition of how it went. The error is nil only if there was none after the deletions.
 func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (apiextensionsv1.CustomResourceDefinitionCondition, error) {
-	gone := terminating(apiextensionsv1.ConditionFalse, "InstanceDeletionCompleted", "removed all instances")
+	resource := schema.GroupResource{Group: definition.Spec.Group, Resource: definition.Spec.Names.Plural}
+	if finalizer.OverlappingBuiltInResources()[resource] {
+		return terminating(apiextensionsv1.ConditionFalse, "OverlappingBuiltInResource", "instances overlap with built-in resources in storage"), nil
+	}
 	if !apihelpers.IsCRDConditionTrue(definition, apiextensionsv1.Established) {
 		return terminating(apiextensionsv1.ConditionFalse, "NeverEstablished", "resource was never established"), nil
 	}
-	resource, err := servedResource(definition)
-	if err != nil {
-		// No version is served, so there is no API to delete by; but then there may be nothing to delete.
-		count, countErr := l.storedInstances(ctx, definition)
-		if countErr == nil && count == 0 {
-			return gone, nil
-		}
-		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", err.Error()), err
-	}
-	namespaces, err := l.instances(ctx, resource)
+	gone := terminating(apiextensionsv1.ConditionFalse, "InstanceDeletionCompleted", "removed all instances")
+	namespaces, err := l.namespacesOf(ctx, definition)
 	if err != nil {
 		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not list instances: %v", err)), err
-	}
-	var failed []error
-	for namespace := range namespaces {
-		err := l.metadata.Resource(resource).Namespace(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
-		failed = append(failed, err)
-	}
-	if err := errors.Join(failed...); err != nil {
-		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err)), err
 	}
 	if len(namespaces) == 0 {
 		return gone, nil
 	}
-	switch namespaces, err = l.instances(ctx, resource); {
+	if err := l.deleteFrom(ctx, definition, namespaces); err != nil {
+		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err)), err
+	}
+	switch namespaces, err = l.namespacesOf(ctx, definition); {
 	case err != nil:
 		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionCheck", fmt.Sprintf("could not list instances: %v", err)), err
 	case len(namespaces) == 0:
@@ -114,37 +107,34 @@ func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensio
 	return inProgress(), &NotYetError{After: remainingInterval, Reason: "instances of " + definition.Name + " remain: they have finalizers"}
 }
 
-// instances returns how many instances there are in each namespace, "" for those in none.
-func (l *Lifecycle) instances(ctx context.Context, resource schema.GroupVersionResource) (map[string]int, error) {
-	list, err := l.metadata.Resource(resource).List(ctx, metav1.ListOptions{})
+// namespacesOf returns the namespaces that have instances, "" for none. It looks at keys only.
+func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (map[string]bool, error) {
+	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return nil, err
 	}
-	namespaces := map[string]int{}
-	for i := range list.Items {
-		namespaces[list.Items[i].Namespace]++
+	namespaces := map[string]bool{}
+	start := l.config.Cell.Cluster + "/" + definition.Spec.Group + "/" + definition.Status.AcceptedNames.Plural + "/"
+	for row, err := range view.Scan(ctx, start, start[:len(start)-1]+"0", view.Revision()) {
+		if err != nil {
+			return nil, err
+		}
+		namespaces[row.ID.Namespace] = true
 	}
 	return namespaces, nil
 }
 
-// storedInstances counts the instances that the view holds.
-func (l *Lifecycle) storedInstances(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (int, error) {
-	view, err := l.config.Cell.Projection.Latest(ctx)
+func (l *Lifecycle) deleteFrom(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition, namespaces map[string]bool) error {
+	instances, err := l.config.Instances(definition)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	start := l.config.Cell.Cluster + "/" + definition.Spec.Group + "/" + definition.Status.AcceptedNames.Plural + "/"
-	return view.Count(ctx, start, start[:len(start)-1]+"0", view.Revision())
-}
-
-// servedResource is the definition's resource in a version by which it can be reached.
-func servedResource(definition *apiextensionsv1.CustomResourceDefinition) (schema.GroupVersionResource, error) {
-	for _, version := range definition.Spec.Versions {
-		if version.Served {
-			return schema.GroupVersionResource{Group: definition.Spec.Group, Version: version.Name, Resource: definition.Status.AcceptedNames.Plural}, nil
-		}
+	var failed []error
+	for namespace := range namespaces {
+		_, err := instances.DeleteCollection(apirequest.WithNamespace(ctx, namespace), rest.ValidateAllObjectFunc, nil, nil)
+		failed = append(failed, err)
 	}
-	return schema.GroupVersionResource{}, fmt.Errorf("no version of %s is served: set `spec.versions[].served` of one", definition.Name)
+	return errors.Join(failed...)
 }
 
 func inProgress() apiextensionsv1.CustomResourceDefinitionCondition {

@@ -9,7 +9,9 @@ import (
 	"sync"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -25,14 +27,16 @@ type Config struct {
 	Cell kubestore.Cell
 	// Client of the cluster's API with every right, such as apiserver.Server's Loopback.
 	Client *rest.Config
-	Logger *slog.Logger
+	// Instances gives the storage of a definition's instances, whatever versions are served: apiserver.Server's.
+	Instances func(*apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error)
+	Logger    *slog.Logger
 	// Settle is how long a create may still arrive in a namespace that it saw alive: the deadline of API
 	// requests, 1 min, and a little for its message to land; 65 s by default. A namespace is finalized only when
 	// it is empty this much log time after it began to terminate. What comes later still, a message that was
 	// stuck in a stalled log, is deleted when it comes (stray.go).
 	Settle time.Duration
 	// Drain, if set, replaces that wait where this process is the log's only writer: it waits until every
-	// write that was running when it was called has ended (Writers.Wait).
+	// write that was running when it was called has ended (kubestore.Writers).
 	Drain func(context.Context) error
 	// Workers is how many tasks run at once, 2 by default.
 	Workers int

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -67,7 +66,7 @@ func newCluster(t *testing.T, change ...func(*Config)) *cluster {
 
 // restart makes a Lifecycle that remembers nothing.
 func (c *cluster) restart(change ...func(*Config)) {
-	config := Config{Cell: c.cell, Client: c.server.Loopback(), Drain: new(Writers).Wait}
+	config := Config{Cell: c.cell, Client: c.server.Loopback(), Instances: c.server.Instances, Drain: new(kubestore.Writers).Wait}
 	for _, f := range change {
 		f(&config)
 	}
@@ -384,7 +383,7 @@ func TestDefinitionWithInstances(t *testing.T) {
 	c.createWidget("a", "w0")
 }
 
-// TestDefinitionNotServed: it goes when it has no instances, and otherwise says what can be done.
+// TestDefinitionNotServed: its instances are deleted whatever is served, and one with a finalizer is waited for.
 func TestDefinitionNotServed(t *testing.T) {
 	c := newCluster(t)
 	definitions := c.extensions.ApiextensionsV1().CustomResourceDefinitions()
@@ -396,21 +395,63 @@ func TestDefinitionNotServed(t *testing.T) {
 	end := func() error {
 		return c.Handle(t.Context(), eventlog.Event{Write: eventlog.Write{Op: eventlog.Modified, Key: eventlog.Key{Cluster: "main", Group: definitionGroup, Resource: "customresourcedefinitions", Name: "widgets.example.com"}}})
 	}
+	gone := func() {
+		t.Helper()
+		_, err := definitions.Get(t.Context(), "widgets.example.com", metav1.GetOptions{})
+		require.True(t, apierrors.IsNotFound(err), err)
+		require.Zero(t, c.rows("a"))
+	}
 	c.createDefinition()
 	serve(false)
 	require.NoError(t, definitions.Delete(t.Context(), "widgets.example.com", metav1.DeleteOptions{}))
 	require.NoError(t, end())
+	gone()
 
 	c.createDefinition()
 	c.createWidget("a", "w")
 	serve(false)
 	require.NoError(t, definitions.Delete(t.Context(), "widgets.example.com", metav1.DeleteOptions{}))
-	require.ErrorContains(t, end(), "no version of widgets.example.com is served")
-	serve(true)
 	require.NoError(t, end())
-	_, err := definitions.Get(t.Context(), "widgets.example.com", metav1.GetOptions{})
-	require.True(t, apierrors.IsNotFound(err), err)
-	require.Zero(t, c.rows("a"))
+	gone()
+
+	c.createDefinition()
+	c.createWidget("a", "goes")
+	c.createWidget("a", "stays", "example.com/hold")
+	serve(false)
+	require.NoError(t, definitions.Delete(t.Context(), "widgets.example.com", metav1.DeleteOptions{}))
+	var notYet *NotYetError
+	require.ErrorAs(t, end(), &notYet)
+	require.Equal(t, 1, c.rows("a"))
+	serve(true)
+	held, err := c.custom.Resource(widgets).Namespace("a").Get(t.Context(), "stays", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.NotNil(t, held.GetDeletionTimestamp())
+	c.removeWidgetFinalizers("a", "stays")
+	require.NoError(t, end())
+	gone()
+}
+
+// TestDefinitionOfBuiltIn: one whose objects would be kept where built-in ones are goes alone.
+func TestDefinitionOfBuiltIn(t *testing.T) {
+	c := newCluster(t)
+	c.createDefinition()
+	definitions := c.extensions.ApiextensionsV1().CustomResourceDefinitions()
+	over, err := definitions.Get(t.Context(), "widgets.example.com", metav1.GetOptions{})
+	require.NoError(t, err)
+	over.ObjectMeta = metav1.ObjectMeta{Name: "customresourcedefinitions.apiextensions.k8s.io", Annotations: map[string]string{"api-approved.kubernetes.io": "unapproved, for a test"}}
+	over.Spec.Group = definitionGroup
+	over.Spec.Names = apiextensionsv1.CustomResourceDefinitionNames{Plural: "customresourcedefinitions", Kind: "Overlapping"}
+	_, err = definitions.Create(t.Context(), over, metav1.CreateOptions{})
+	require.NoError(t, err)
+	c.run()
+	require.NoError(t, definitions.Delete(t.Context(), over.Name, metav1.DeleteOptions{}))
+	c.eventually(func() bool {
+		_, err := definitions.Get(context.Background(), over.Name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}, "the definition is gone")
+	left, err := definitions.Get(t.Context(), "widgets.example.com", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Nil(t, left.DeletionTimestamp)
 }
 
 // TestDefinitionGetsFreedNames: a kind that another definition has is refused until that one is gone.
@@ -529,41 +570,4 @@ func TestExpiry(t *testing.T) {
 	}
 	require.Equal(t, expiryBatch+5, deleted)
 	require.Equal(t, 2+1+1, c.rows("default"), "two events, a service account and the service stay")
-}
-
-func TestWriters(t *testing.T) {
-	var w Writers
-	require.NoError(t, w.Wait(t.Context()), "nothing runs")
-	entered, leave := make(chan struct{}), make(chan struct{})
-	h := w.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		entered <- struct{}{}
-		<-leave
-	}))
-	serve := func(method string) chan struct{} {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			h.ServeHTTP(nil, &http.Request{Method: method})
-		}()
-		<-entered
-		return done
-	}
-	reading := serve(http.MethodGet)
-	require.NoError(t, w.Wait(t.Context()), "a read is not waited for")
-	writing := serve(http.MethodPost)
-	waited := make(chan error, 1)
-	go func() { waited <- w.Wait(context.Background()) }()
-	canceled, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, w.Wait(canceled), context.Canceled, "a write runs")
-	select {
-	case err := <-waited:
-		t.Fatal("did not wait for a running write: ", err)
-	default:
-	}
-	leave <- struct{}{}
-	leave <- struct{}{}
-	<-reading
-	<-writing
-	require.NoError(t, <-waited)
 }

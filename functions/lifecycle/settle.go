@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -76,83 +74,4 @@ func (l *Lifecycle) timeOf(ctx context.Context, key eventlog.Key, rev eventlog.R
 	}
 	row, _, err := view.Get(ctx, key.Row(), rev)
 	return row.Time, err
-}
-
-// Writers counts a process's requests that may write, for Config.Drain. Its zero value is ready.
-type Writers struct {
-	mu sync.Mutex
-	// running is how many requests of each generation run; Wait begins a generation.
-	running map[uint64]int // by mu
-	current uint64         // by mu
-	// ended is closed and replaced whenever a generation ends.
-	ended chan struct{} // by mu
-}
-
-// Handler counts the requests that h serves, except those that only read.
-func (w *Writers) Handler(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions {
-			h.ServeHTTP(rw, r)
-			return
-		}
-		defer w.end(w.begin())
-		h.ServeHTTP(rw, r)
-	})
-}
-
-func (w *Writers) begin() uint64 {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.running == nil {
-		w.running = map[uint64]int{}
-	}
-	w.running[w.current]++
-	return w.current
-}
-
-func (w *Writers) end(generation uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.running[generation]--; w.running[generation] > 0 {
-		return
-	}
-	delete(w.running, generation)
-	if w.ended != nil {
-		close(w.ended)
-		w.ended = nil
-	}
-}
-
-// Wait returns when every request that was running when it was called has ended.
-func (w *Writers) Wait(ctx context.Context) error {
-	w.mu.Lock()
-	last := w.current
-	w.current++
-	w.mu.Unlock()
-	for {
-		ended := w.before(last)
-		if ended == nil {
-			return nil
-		}
-		select {
-		case <-ended:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// before returns what tells that a generation ended, nil if none up to last is running.
-func (w *Writers) before(last uint64) chan struct{} {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for generation := range w.running {
-		if generation <= last {
-			if w.ended == nil {
-				w.ended = make(chan struct{})
-			}
-			return w.ended
-		}
-	}
-	return nil
 }

@@ -44,6 +44,8 @@ type Config struct {
 	Services ServiceConfig
 	// Watches bounds the watches of this process.
 	Watches WatchLimits
+	// Writers, if set, counts the requests that may write.
+	Writers *kubestore.Writers
 }
 
 // Server is the http.Handler of one cluster. It starts no goroutine that outlives a request.

@@ -17,6 +17,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	crdlisters "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -170,6 +171,16 @@ func (c *customResources) handlerOf(crd *apiextensionsv1.CustomResourceDefinitio
 	}
 	c.handlers.Add(crd.Name, h)
 	return h, nil
+}
+
+// Instances is the storage of a CRD's instances, by its storage version and whatever versions are served: where the
+// lifecycle deletes them.
+func (s *Server) Instances(crd *apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error) {
+	h, err := s.crds.(*customResources).handlerOf(crd)
+	if err != nil {
+		return nil, err
+	}
+	return h.Handler.(finalizer.CRClientGetter).GetCustomResourceListerCollectionDeleter(crd)
 }
 
 func revisionOf(crd *apiextensionsv1.CustomResourceDefinition) uint64 {

@@ -40,6 +40,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	}
 	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, genericapifilters.Unauthorized(c.Serializer), c.Authentication.APIAudiences, nil)
 	h = s.withView(h)
+	h = s.withWriters(h)
 	h = s.withLimit(h)
 	h = s.withCorrections(h)
 	h = genericapifilters.WithWarningRecorder(h)

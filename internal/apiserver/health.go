@@ -18,7 +18,7 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 	health := mux.NewPathRecorderMux("logplane")
 	healthz.InstallHandler(health, healthz.PingHealthz)
 	healthz.InstallLivezHandler(health, healthz.PingHealthz)
-	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", s.checkView), healthz.NamedCheck("draining", s.watches.checkDraining))
+	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", s.checkView), healthz.NamedCheck("writable", s.checkWritable), healthz.NamedCheck("draining", s.watches.checkDraining))
 	s.healthPaths = health.ListedPaths()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/"); first {
@@ -34,6 +34,14 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 func (s *Server) checkView(r *http.Request) error {
 	_, err := s.config.Cell.Consistent(r.Context())
 	return err
+}
+
+// checkWritable is no proof that the log can be written, for it writes nothing: it passes on what is known.
+func (s *Server) checkWritable(*http.Request) error {
+	if s.config.Cell.Writable == nil {
+		return nil
+	}
+	return s.config.Cell.Writable()
 }
 
 // serveVersion answers '/version'.

@@ -27,6 +27,8 @@ type Cell struct {
 	Objects *Objects
 	// Feed delivers the log to watches; nil in a function, where a watch answers an error.
 	Feed *Feed
+	// Writable says why nothing can be appended at the moment; nil where nobody knows before it is tried.
+	Writable func() error
 }
 
 // Resource describes the objects of one store.

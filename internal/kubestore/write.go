@@ -300,6 +300,11 @@ func (s *store) append(ctx context.Context, v *projection.View, before, after ru
 	if err != nil {
 		return 0, err
 	}
+	end, err := s.beginAppend(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer end()
 	rev, err := v.Append(ctx, requestID(ctx), append(writes, w)...)
 	if err != nil {
 		return 0, appendError{err}

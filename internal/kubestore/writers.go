@@ -1,0 +1,128 @@
+package kubestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// Writers counts a process's requests that may write, for whoever must know that every append of a request from
+// before has landed or never will. Its zero value is ready.
+//
+// A request counts from Begin, which comes before it looks at anything, until its end and that of its appends: one
+// whose client went away has ended, and its append may still be on its way. It begins no further one.
+type Writers struct {
+	mu sync.Mutex
+	// running is how many requests of each generation count; Wait begins a generation.
+	running map[uint64]int // by mu
+	current uint64         // by mu
+	// ended is closed and replaced whenever a generation ends.
+	ended chan struct{} // by mu
+}
+
+// writer is one request that counts.
+type writer struct {
+	of         *Writers
+	generation uint64
+	holds      int // by of.mu; its own until it ends, and one of each append
+}
+
+type writerKey struct{}
+
+// Begin counts a request until end is called, which may be more than once.
+func (w *Writers) Begin(ctx context.Context) (_ context.Context, end func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.running == nil {
+		w.running = map[uint64]int{}
+	}
+	w.running[w.current]++
+	r := &writer{of: w, generation: w.current, holds: 1}
+	return context.WithValue(ctx, writerKey{}, r), sync.OnceFunc(r.release)
+}
+
+// hold makes the request count until it releases, and reports whether it still did.
+func (r *writer) hold() bool {
+	r.of.mu.Lock()
+	defer r.of.mu.Unlock()
+	if r.holds == 0 {
+		return false
+	}
+	r.holds++
+	return true
+}
+
+func (r *writer) release() {
+	w := r.of
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if r.holds--; r.holds > 0 {
+		return
+	}
+	if w.running[r.generation]--; w.running[r.generation] > 0 {
+		return
+	}
+	delete(w.running, r.generation)
+	if w.ended != nil {
+		close(w.ended)
+		w.ended = nil
+	}
+}
+
+// Wait returns when every request that counted when it was called has ended.
+func (w *Writers) Wait(ctx context.Context) error {
+	w.mu.Lock()
+	last := w.current
+	w.current++
+	w.mu.Unlock()
+	for {
+		ended := w.before(last)
+		if ended == nil {
+			return nil
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// before returns what tells that a generation ended, nil if none up to last is running.
+func (w *Writers) before(last uint64) chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for generation := range w.running {
+		if generation <= last {
+			if w.ended == nil {
+				w.ended = make(chan struct{})
+			}
+			return w.ended
+		}
+	}
+	return nil
+}
+
+var errRequestEnded = errors.New("the request has ended")
+
+// beginAppend makes the context's request count until the append's end. Nothing is appended for one that has
+// ended, since what it saw may not be so any more, nor while the log is known to refuse.
+func (c Cell) beginAppend(ctx context.Context) (end func(), err error) {
+	if c.Writable != nil {
+		err = c.Writable()
+	}
+	r, counts := ctx.Value(writerKey{}).(*writer)
+	if err == nil && counts && !r.hold() {
+		err = errRequestEnded
+	}
+	switch {
+	case err != nil:
+		return nil, appendError{fmt.Errorf("%w: %w", eventlog.ErrNotPublished, err)}
+	case counts:
+		return r.release, nil
+	}
+	return func() {}, nil
+}
