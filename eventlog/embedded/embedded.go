@@ -19,15 +19,18 @@ import (
 // startTimeout bounds the wait for the server; a log of a million events takes about a second to open.
 const startTimeout = 30 * time.Second
 
+// reconnectWait is how long a connection waits between tries while Heal replaces the server.
+const reconnectWait = 20 * time.Millisecond
+
 // maxPayload admits a 3 MiB body in its storage encoding with room to spare; JetStream's 1 MiB would not.
 const maxPayload = 8 << 20
 
 // Server is a JetStream server in this process.
 type Server struct {
-	server   *server.Server
-	folder   string
-	password string                // of the one user who may do everything; known to this process only
-	failed   atomic.Pointer[error] // why the log could not be written when Heal looked; nil if it could
+	server   atomic.Pointer[server.Server] // replaced by Heal
+	options  *server.Options               // of the first and any later one
+	password string                        // of the one user who may do everything; known to this process only
+	failed   atomic.Pointer[error]         // why the log could not be written when Heal looked; nil if it could
 }
 
 // Start runs a server that stores under folder, syncing every write before it is acknowledged: JetStream's
@@ -61,16 +64,28 @@ func Start(folder, listen, prefix string) (*Server, error) {
 			return nil, err
 		}
 	}
-	s, err := server.NewServer(options)
+	s := &Server{options: options, password: password}
+	if err := s.start(); err != nil {
+		return nil, err
+	}
+	if address, ok := s.server.Load().Addr().(*net.TCPAddr); ok {
+		s.options.Port = address.Port // where subscribers come back to
+	}
+	return s, nil
+}
+
+func (s *Server) start() error {
+	started, err := server.NewServer(s.options.Clone())
 	if err != nil {
-		return nil, fmt.Errorf("configure the embedded log server: %w", err)
+		return fmt.Errorf("configure the embedded log server: %w", err)
 	}
-	s.Start()
-	if !s.ReadyForConnections(startTimeout) {
-		s.Shutdown()
-		return nil, fmt.Errorf("the embedded log server did not start within %s", startTimeout)
+	started.Start()
+	if !started.ReadyForConnections(startTimeout) {
+		started.Shutdown()
+		return fmt.Errorf("the embedded log server did not start within %s", startTimeout)
 	}
-	return &Server{server: s, folder: folder, password: password}, nil
+	s.server.Store(started)
+	return nil
 }
 
 // Users of the embedded server: the process itself, and whoever connects without a name.
@@ -96,25 +111,29 @@ func listenOn(options *server.Options, address string) error {
 
 // URL is where subscribers connect, empty if nothing listens.
 func (s *Server) URL() string {
-	if s.server.Addr() == nil {
+	if s.server.Load().Addr() == nil {
 		return ""
 	}
-	return s.server.ClientURL()
+	return s.server.Load().ClientURL()
 }
 
 // Connect opens an in-process connection. Nothing is buffered while disconnected, so that no write is
 // sent later than its request meant it.
 func (s *Server) Connect() (*nats.Conn, error) {
-	nc, err := nats.Connect("", nats.InProcessServer(s.server), nats.UserInfo(owner, s.password), nats.ReconnectBufSize(-1), nats.Name("logplane"))
+	nc, err := nats.Connect("", nats.InProcessServer(s), nats.UserInfo(owner, s.password), nats.Name("logplane"),
+		nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait))
 	if err != nil {
 		return nil, fmt.Errorf("connect to the embedded log server: %w", err)
 	}
 	return nc, nil
 }
 
+// InProcessConn implements nats.InProcessConnProvider: it leads to the server of the moment.
+func (s *Server) InProcessConn() (net.Conn, error) { return s.server.Load().InProcessConn() }
+
 // Bounds are a stream's, as stream info has them. It is for eventlog.Config.Local.
 func (s *Server) Bounds(stream string) (eventlog.Bounds, error) {
-	account, err := s.server.JszAccount(&server.JSzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Streams: true})
+	account, err := s.server.Load().JszAccount(&server.JSzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Streams: true})
 	if err != nil {
 		return eventlog.Bounds{}, fmt.Errorf("look at the embedded log: %w", err)
 	}
@@ -129,9 +148,13 @@ func (s *Server) Bounds(stream string) (eventlog.Bounds, error) {
 // Stop shuts the server down and waits for it.
 func (s *Server) Stop() {
 	failed := s.health()
-	s.server.Shutdown()
-	s.server.WaitForShutdown()
+	s.stop()
 	if failed != nil {
 		s.dropState()
 	}
+}
+
+func (s *Server) stop() {
+	s.server.Load().Shutdown()
+	s.server.Load().WaitForShutdown()
 }

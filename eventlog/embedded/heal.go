@@ -40,7 +40,7 @@ func (s *Server) Heal() error {
 	}
 	s.dropState()
 	if err := s.tryRoom(); err != nil {
-		full := fmt.Errorf("the log cannot be written until %s has %d MiB of free space: %w", s.folder, room>>20, err)
+		full := fmt.Errorf("the log cannot be written until %s has %d MiB of free space: %w", s.options.StoreDir, room>>20, err)
 		if s.failed.Swap(&full) == nil {
 			slog.Error("the log's disk is full; writes are refused", "error", full)
 		}
@@ -54,17 +54,16 @@ func (s *Server) Heal() error {
 	return nil
 }
 
-// reopen reads the log from its files.
+// reopen reads the log from its files: by a new server, since JetStream that is opened again in a running one races with
+// the requests that come meanwhile. Connections come back by themselves.
 func (s *Server) reopen() error {
 	shown, err := s.heads()
 	if err != nil {
 		return err
 	}
-	if err := s.server.ShutdownJetStream(); err != nil {
-		return err
-	}
+	s.stop()
 	s.dropState()
-	if err := s.server.EnableJetStream(&server.JetStreamConfig{StoreDir: s.folder}); err != nil {
+	if err := s.start(); err != nil {
 		return err
 	}
 	if err := s.health(); err != nil {
@@ -81,7 +80,7 @@ func (s *Server) reopen() error {
 
 // heads are the streams' last sequences. After a failed write JetStream may show one that is not in its files.
 func (s *Server) heads() (map[string]uint64, error) {
-	account, err := s.server.JszAccount(&server.JSzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Streams: true})
+	account, err := s.server.Load().JszAccount(&server.JSzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Streams: true})
 	if err != nil {
 		return nil, fmt.Errorf("look at the embedded log: %w", err)
 	}
@@ -96,7 +95,7 @@ func (s *Server) heads() (map[string]uint64, error) {
 // again, that an event is missing which it never wrote, and leave a hole in its place. Without the note it reads
 // the events themselves, as after a crash.
 func (s *Server) dropState() {
-	notes, _ := filepath.Glob(filepath.Join(s.folder, server.JetStreamStoreDir, "*", "streams", "*", "msgs", "index.db")) // the pattern is well formed
+	notes, _ := filepath.Glob(filepath.Join(s.options.StoreDir, server.JetStreamStoreDir, "*", "streams", "*", "msgs", "index.db")) // the pattern is well formed
 	for _, note := range notes {
 		if err := os.Remove(note); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			slog.Error("cannot remove what JetStream noted of a log that it could not write; remove it before the next start", "file", note, "error", err)
@@ -119,7 +118,7 @@ func (s *Server) health() error {
 		return err
 	}
 	var answer answer
-	s.server.HandleHealthz(&answer, request)
+	s.server.Load().HandleHealthz(&answer, request)
 	var status server.HealthStatus
 	if err := json.Unmarshal(answer.Bytes(), &status); err != nil {
 		return fmt.Errorf("read the health of the embedded log server: %w", err)
@@ -138,7 +137,7 @@ func (*answer) WriteHeader(int)     {}
 
 // tryRoom writes and syncs as much as the log will need soon. A crash leaves a file that the next try replaces.
 func (s *Server) tryRoom() error {
-	f, err := os.Create(filepath.Join(s.folder, "room"))
+	f, err := os.Create(filepath.Join(s.options.StoreDir, "room"))
 	if err != nil {
 		return err
 	}
