@@ -49,7 +49,7 @@ func (b *bed) open(t *testing.T) {
 func (b *bed) write(t *testing.T, size int) (eventlog.Revision, error) {
 	b.sent++
 	key := eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "default", Name: fmt.Sprint(b.sent)}
-	return b.log.Append(t.Context(), fmt.Sprint("request-", b.sent), eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: make([]byte, size)})
+	return b.log.Append(t.Context(), eventlog.Basis{}, fmt.Sprint("request-", b.sent), eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: make([]byte, size)})
 }
 
 // fillBlock writes as many large events as fit JetStream's first file, so that the next one begins another, and

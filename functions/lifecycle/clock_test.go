@@ -6,7 +6,6 @@ import (
 	"context"
 	"net"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -107,40 +106,4 @@ func TestSettlingIsByTheLogsTime(t *testing.T) {
 	require.NoError(t, err)
 	require.NotNil(t, unsettled, "requests that saw the namespace alive may still run")
 	require.Greater(t, unsettled.After, slow/2-time.Hour)
-}
-
-// TestWaitForAllBefore: a wait is for every write that runs, also for those that an earlier wait has met, which gave up
-// or goes on.
-func TestWaitForAllBefore(t *testing.T) {
-	var w Writers
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
-	oldest := w.begin()
-	require.ErrorIs(t, w.Wait(over), context.Canceled, "the first wait")
-	middle := w.begin()
-	require.ErrorIs(t, w.Wait(over), context.Canceled, "the second wait")
-	w.end(middle)
-	require.ErrorIs(t, w.Wait(over), context.Canceled, "a wait while the write of two waits before still runs")
-	w.end(oldest)
-	require.NoError(t, w.Wait(over), "nothing runs")
-}
-
-// TestWaitForNoneAfter: a wait ends while writes run that began after it; else a busy process never deleted a
-// namespace.
-func TestWaitForNoneAfter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var w Writers
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		before := w.begin()
-		waited := false
-		go func() { waited = w.Wait(ctx) == nil }()
-		synctest.Wait()
-		after := w.begin()
-		require.False(t, waited, "the wait has not waited for a write that ran")
-		w.end(before)
-		synctest.Wait()
-		require.True(t, waited, "the wait waits for a write that began after it")
-		w.end(after)
-	})
 }

@@ -3,6 +3,7 @@ package kubestore
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 )
@@ -36,4 +37,40 @@ func TestWriters(t *testing.T) {
 	endLater()
 	endLatest()
 	require.NoError(t, <-waited)
+}
+
+// TestWaitForAllBefore: a wait is for every write that runs, also for those that an earlier wait has met, which gave up
+// or goes on.
+func TestWaitForAllBefore(t *testing.T) {
+	var w Writers
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, oldest := w.Begin(t.Context())
+	require.ErrorIs(t, w.Wait(over), context.Canceled, "the first wait")
+	_, middle := w.Begin(t.Context())
+	require.ErrorIs(t, w.Wait(over), context.Canceled, "the second wait")
+	middle()
+	require.ErrorIs(t, w.Wait(over), context.Canceled, "a wait while the write of two waits before still runs")
+	oldest()
+	require.NoError(t, w.Wait(over), "nothing runs")
+}
+
+// TestWaitForNoneAfter: a wait ends while writes run that began after it; else a busy process never deleted a
+// namespace.
+func TestWaitForNoneAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var w Writers
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		_, before := w.Begin(t.Context())
+		waited := false
+		go func() { waited = w.Wait(ctx) == nil }()
+		synctest.Wait()
+		_, after := w.Begin(t.Context())
+		require.False(t, waited, "the wait has not waited for a write that ran")
+		before()
+		synctest.Wait()
+		require.True(t, waited, "the wait waits for a write that began after it")
+		after()
+	})
 }

@@ -392,13 +392,13 @@ var list = []mutant{
 	},
 	{
 		name: "older-writes-not-waited-for",
-		file: "functions/lifecycle/settle.go", old: "if generation <= last {", new: "if generation == last {",
+		file: "internal/kubestore/writers.go", old: "if generation <= last {", new: "if generation == last {",
 		tests: "TestWaitForAllBefore",
 		why:   "a namespace is finalized into which an old request still writes",
 	},
 	{
 		name: "newer-writes-waited-for",
-		file: "functions/lifecycle/settle.go", old: "w.current++", new: "",
+		file: "internal/kubestore/writers.go", old: "w.current++", new: "",
 		tests: "TestWaitForNoneAfter",
 		why:   "on a busy process a namespace never ends",
 	},
