@@ -1,0 +1,191 @@
+package simulate
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+// cached is an object that the feed encodes once for many watches.
+func cached(obj runtime.Object) runtime.Object { return obj.(runtime.CacheableObject).GetObject() }
+
+// alarms are what only a broken or fenced cell may say, by the words that are in it.
+var alarms = map[string]string{
+	"purged past the root":   "5 a healthy cell says that it was purged past the root",
+	"beginning is gone":      "5 a healthy cell says that it has no root",
+	"the log went back":      "5 a healthy cell says that the log went back",
+	"the cell was fenced":    "5 a healthy cell says that it was fenced",
+	"the bucket was emptied": "5 a healthy cell says that the bucket was emptied",
+}
+
+func falseAlarm(message string) string {
+	for words, property := range alarms {
+		if strings.Contains(message, words) {
+			return property
+		}
+	}
+	return ""
+}
+
+// misled says that an error calls the operator although the process's epoch goes on.
+func (w *world) misled(p *process, message string) bool {
+	return p.epoch == w.epoch && falseAlarm(message) != ""
+}
+
+// judge compares what a client was told with the model.
+func (w *world) judge(r *request) {
+	if r.err != nil {
+		w.say("%v failed: %v", r, r.err)
+		w.judgeError(r)
+	}
+	switch r.verb {
+	case "commit":
+		w.counted.commits.Add(1)
+	case "compact":
+		w.counted.compactions.Add(int64(r.count))
+	case "collect":
+		w.counted.collected.Add(int64(r.count))
+	case "retain":
+		if r.err == nil {
+			w.counted.purges.Add(1)
+		}
+	case "list":
+		w.judgeList(r)
+	}
+	if r.err != nil || len(r.got) == 0 {
+		return
+	}
+	got := r.got[0]
+	got.key = "main/" + r.kind + "/" + got.key
+	w.say("%v: %s %s at %d", r, got.key, got.tag, got.revision)
+	if r.verb == "get" {
+		w.judgeGet(r, got)
+		return
+	}
+	w.judgeWrite(r, got)
+}
+
+func (w *world) judgeWrite(r *request, got result) {
+	w.counted.writes.Add(1)
+	e := w.model.events[got.revision]
+	switch {
+	case e == nil || e.key != r.key() || e.version.tag != got.tag || r.tag != "" && r.tag != got.tag:
+		w.violated("acknowledged", "%v: acknowledged as %v, and the log has %+v", r, got, e)
+	case e.void != "" && e.epoch < w.model.epochAt(e.revision):
+		w.violated("2 a fenced process acknowledges", "%v: acknowledged as %d, void: %s", r, e.revision, e.void)
+	case e.void != "":
+		w.violated("1 an acknowledged write is void", "%v: acknowledged as %d, void: %s", r, e.revision, e.void)
+	default:
+		w.acknowledged = max(w.acknowledged, got.revision)
+	}
+}
+
+func (w *world) judgeGet(r *request, got result) {
+	w.counted.reads.Add(1)
+	from := r.began
+	if r.version != "" {
+		from = revisionOf(r.version)
+	}
+	if !w.model.ever(r.key(), from, w.model.head, func(v version) bool { return v == got.version }) {
+		w.violated("get", "%v: got %v, which it was not from %d on", r, got, from)
+	}
+}
+
+func (w *world) judgeList(r *request) {
+	if len(r.pages) == 0 {
+		return
+	}
+	w.counted.lists.Add(1)
+	revision := r.pages[0].revision
+	prefix := "main/" + r.kind + "/"
+	var last string
+	n := 0
+	want := w.model.list(prefix, r.selected, revision)
+	for _, p := range r.pages {
+		if p.revision != revision {
+			w.violated("list", "%v: pages of %d and %d", r, revision, p.revision)
+		}
+		for _, item := range p.items {
+			item.key = prefix + item.key
+			if item.key <= last {
+				w.violated("list", "%v: %s after %s", r, item.key, last)
+			}
+			if last = item.key; want[item.key] != item.version {
+				w.violated("list", "%v at %d: %s is %v, not %v", r, revision, item.key, want[item.key], item.version)
+			}
+			n++
+		}
+	}
+	if r.err == nil && n != len(want) {
+		w.violated("list", "%v at %d: %d objects, not %d: %v", r, revision, n, len(want), want)
+	}
+	w.say("%v: %d objects at %d", r, n, revision)
+	asked := revisionOf(r.version)
+	switch {
+	case r.version == "" && revision < r.began:
+		w.violated("stale list", "%v: at %d, and %d was acknowledged before", r, revision, r.began)
+	case revision < asked || r.exact && revision != asked:
+		w.violated("stale list", "%v: at %d, and %d was asked for", r, revision, asked)
+	case revision > w.model.head:
+		w.violated("list", "%v: at %d, and the head is %d", r, revision, w.model.head)
+	case !r.exact && w.model.within(revision):
+		w.violated("4 half a batch is visible", "%v: at %d, inside of the batch %d", r, revision, w.model.events[revision].batch)
+	}
+}
+
+// judgeError says whether an error is true.
+func (w *world) judgeError(r *request) {
+	message := r.err.Error()
+	if w.misled(r.process, message) && r.fencesBefore == len(w.model.fences) {
+		w.violated(falseAlarm(message), "%v: %v", r, r.err)
+		return
+	}
+	if r.disturbed {
+		return
+	}
+	disturbed := r.faults.Load() > 0 || w.slept-r.begun >= 200*time.Millisecond || r.process.epoch != w.epoch
+	from := r.began
+	var claimed *kubestore.ClaimedError
+	var status apierrors.APIStatus
+	switch {
+	case storage.IsNotFound(r.err):
+		if r.version != "" {
+			return
+		}
+		if !w.model.ever(r.key(), from, w.model.head, func(v version) bool { return v.revision == 0 }) {
+			w.violated("error", "%v: not found, and it was there all the time", r)
+		}
+	case storage.IsExist(r.err):
+		w.counted.refusals.Add(1)
+		if !w.model.ever(r.key(), from, w.model.head, func(v version) bool { return v.revision != 0 }) {
+			w.violated("error", "%v: it exists, and it was never there", r)
+		}
+	case errors.As(r.err, &claimed):
+		w.counted.refusals.Add(1)
+		if !w.model.ever(claimed.Key.Row(), from, w.model.head, func(v version) bool { return v.revision != 0 }) {
+			w.violated("error", "%v: %v, and nobody held it", r, r.err)
+		}
+	case disturbed, errors.Is(r.err, errFault):
+	case errors.As(r.err, &status) && status.Status().Code == 410:
+		at := revisionOf(r.version)
+		if len(r.pages) > 0 {
+			at = r.pages[0].revision
+		}
+		if floor := w.floor(); floor <= at {
+			w.violated("410", "%v: expired, and the floor is %d", r, floor)
+		}
+	case errors.Is(r.err, projection.ErrFuture), r.verb == "retain":
+	case errors.As(r.err, &status) && status.Status().Code == 504 && revisionOf(r.version) > w.model.head:
+	case errors.Is(r.err, eventlog.ErrNotPublished):
+	default:
+		w.violated("error", "%v: %v, and no fault met it", r, r.err)
+	}
+}

@@ -1,0 +1,232 @@
+package simulate
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// link is the connection of one process to the log's server, which the schedule carries message by message. A process that connects
+// again gets new wires; what waited in the old ones is lost.
+type link struct {
+	world  *world
+	name   string
+	server *server.Server
+
+	mu   sync.Mutex // guards what follows
+	open bool       // messages pass at once
+	cut  bool
+	out  *wire // to the server
+	in   *wire // from the server
+	ends []net.Conn
+}
+
+// InProcessConn implements nats.InProcessConnProvider.
+func (l *link) InProcessConn() (net.Conn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut {
+		return nil, io.ErrClosedPipe
+	}
+	far, err := l.server.InProcessConn()
+	if err != nil {
+		return nil, err
+	}
+	for _, end := range l.ends {
+		_ = end.Close()
+	}
+	client, near := net.Pipe()
+	l.ends = []net.Conn{near, far}
+	l.out = newWire(l, l.name+" sends", near, far)
+	l.in = newWire(l, l.name+" gets", far, near)
+	return client, nil
+}
+
+// kill cuts the connection for good.
+func (l *link) kill() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cut = true
+	for _, end := range l.ends {
+		_ = end.Close()
+	}
+	l.out, l.in = nil, nil
+}
+
+// hold makes messages wait for the schedule from now on.
+func (l *link) hold() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open = false
+}
+
+// pass lets everything through, now and from now on.
+func (l *link) pass() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open = true
+	for _, w := range []*wire{l.out, l.in} {
+		if w != nil {
+			w.release(len(w.queue))
+		}
+	}
+}
+
+// waiting are the messages that the schedule may let go: the first of each direction.
+func (l *link) waiting() (steps []*step) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range []*wire{l.out, l.in} {
+		if w == nil || len(w.queue) == 0 {
+			continue
+		}
+		steps = append(steps, &step{from: w.name, what: w.queue[0].label, born: w.queue[0].born, number: w.queue[0].number, wire: w})
+	}
+	return steps
+}
+
+// wire carries one direction of a connection. Its fields are guarded by the link's lock.
+type wire struct {
+	link  *link
+	name  string
+	queue []frame // what waits for the schedule; the first of them is a message that may be let go
+	ready []byte
+	more  chan struct{}
+}
+
+// frame is one message, or one word of the protocol.
+type frame struct {
+	data  []byte
+	label string
+	// message says that the schedule decides when it goes; everything else only keeps its place.
+	message      bool
+	born, number int
+}
+
+func newWire(l *link, name string, from io.Reader, to io.WriteCloser) *wire {
+	w := &wire{link: l, name: name, more: make(chan struct{}, 1)}
+	l.world.running.Go(func() {
+		defer close(w.more)
+		w.read(bufio.NewReaderSize(from, 64<<10))
+	})
+	l.world.running.Go(func() { w.write(to) })
+	return w
+}
+
+func (w *wire) read(r *bufio.Reader) {
+	for {
+		f, urgent, err := readFrame(r)
+		if err != nil {
+			return
+		}
+		w.link.mu.Lock()
+		f.born, f.number = w.link.world.tick()
+		switch {
+		case urgent:
+			w.send(f.data)
+		default:
+			w.queue = append(w.queue, f)
+			if w.link.open {
+				w.release(len(w.queue))
+			} else {
+				w.release(0)
+			}
+		}
+		w.link.mu.Unlock()
+	}
+}
+
+// release lets go of n messages, and of what follows them without being one.
+func (w *wire) release(n int) {
+	for len(w.queue) > 0 && (n > 0 || !w.queue[0].message) {
+		if w.queue[0].message {
+			n--
+		}
+		w.send(w.queue[0].data)
+		w.queue = w.queue[1:]
+	}
+}
+
+func (w *wire) send(data []byte) {
+	w.ready = append(w.ready, data...)
+	select {
+	case w.more <- struct{}{}:
+	default:
+	}
+}
+
+func (w *wire) write(to io.WriteCloser) {
+	defer to.Close()
+	for range w.more {
+		w.link.mu.Lock()
+		data := w.ready
+		w.ready = nil
+		w.link.mu.Unlock()
+		if _, err := to.Write(data); err != nil {
+			return
+		}
+	}
+}
+
+// readFrame reads one piece of NATS's text protocol. What only keeps a connection alive is urgent: it overtakes.
+func readFrame(r *bufio.Reader) (f frame, urgent bool, err error) {
+	line, err := r.ReadBytes('\n')
+	if err != nil {
+		return frame{}, false, err
+	}
+	f.data = bytes.Clone(line)
+	words := strings.Fields(string(line))
+	if len(words) == 0 {
+		return f, true, nil
+	}
+	switch strings.ToUpper(words[0]) {
+	case "SUB", "UNSUB":
+		return f, false, nil
+	case "PUB", "HPUB", "MSG", "HMSG":
+	default:
+		return f, true, nil
+	}
+	size, err := strconv.Atoi(words[len(words)-1])
+	if err != nil {
+		return frame{}, false, fmt.Errorf("read %q: %w", line, err)
+	}
+	body := make([]byte, size+2)
+	if _, err := io.ReadFull(r, body); err != nil {
+		return frame{}, false, err
+	}
+	f.data = append(f.data, body...)
+	f.message = !bytes.HasPrefix(body, []byte("NATS/1.0 100"))
+	f.label = label(words, body)
+	return f, false, nil
+}
+
+// label says in words what a message is.
+func label(words []string, body []byte) string {
+	subject := words[1]
+	switch {
+	case strings.HasSuffix(words[0], "PUB"):
+		if api, ok := strings.CutPrefix(subject, "$JS.API."); ok {
+			return "a question: " + strings.Join(strings.SplitN(api, ".", 4)[:2], ".")
+		}
+		return "the event " + subject
+	case bytes.Contains(body, []byte("Nats-Sequence: ")), bytes.Contains(body, []byte("ce-id: ")):
+		_, id, _ := bytes.Cut(body, []byte("ce-id: "))
+		id, _, _ = bytes.Cut(id, []byte("\r"))
+		return "the log's event " + string(id)
+	case bytes.HasPrefix(body, []byte(`{"type":"`)):
+		kind, _, _ := bytes.Cut(body[9:], []byte(`"`))
+		return "an answer: " + string(bytes.TrimPrefix(kind, []byte("io.nats.jetstream.api.v1.")))
+	case bytes.HasPrefix(body, []byte(`{"stream"`)):
+		return "an acknowledgement"
+	case bytes.HasPrefix(body, []byte(`{"error"`)):
+		return "a refusal"
+	}
+	return "an answer"
+}

@@ -1,0 +1,179 @@
+package simulate
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+)
+
+// event is one event of the log as it was first seen, whatever became of it since.
+type event struct {
+	revision, base, epoch uint64
+	kind                  string // "added", "modified" or "deleted"
+	key                   string
+	version               version
+	// batch is the first and the last revision of its batch.
+	batch [2]uint64
+	// void says why it does not count, if it does not.
+	void string
+}
+
+// version is what a client can tell of one version of an object.
+type version struct {
+	revision   uint64
+	tag, color string
+}
+
+// model is the fold by invariant 13, in its plainest form: all versions of all keys.
+type model struct {
+	head   uint64
+	events map[uint64]*event
+	order  []uint64 // revisions of events, ascending
+	keys   map[string][]change
+	fences []fence
+}
+
+// change is what a valid event made of its key; the version's revision is 0 if nothing.
+type change struct {
+	at  uint64
+	now version
+	*event
+}
+
+// fence is where a new epoch begins.
+type fence struct{ at, epoch uint64 }
+
+func newModel() *model { return &model{events: map[uint64]*event{}, keys: map[string][]change{}} }
+
+func (m *model) epochAt(revision uint64) (epoch uint64) {
+	for _, f := range m.fences {
+		if f.at <= revision {
+			epoch = f.epoch
+		}
+	}
+	return epoch
+}
+
+func number(h nats.Header, name string) uint64 {
+	n, _ := strconv.ParseUint(h.Get(name), 10, 64)
+	return n
+}
+
+// learn folds one message of the log.
+func (m *model) learn(msg *nats.Msg, revision uint64) {
+	m.head = revision
+	h := msg.Header
+	kind := strings.TrimPrefix(h.Get("ce-type"), "dev.logplane.object.")
+	e := &event{revision: revision, base: number(h, "Logplane-Base"), epoch: number(h, "Logplane-Epoch"), kind: kind,
+		key: strings.TrimPrefix(h.Get("ce-source"), "/clusters/") + h.Get("ce-subject"), batch: [2]uint64{revision, revision}}
+	if place, size, ok := strings.Cut(h.Get("Logplane-Batch"), "/"); ok {
+		n, _ := strconv.ParseUint(place, 10, 64)
+		of, _ := strconv.ParseUint(size, 10, 64)
+		e.batch = [2]uint64{revision - n + 1, revision - n + of}
+	}
+	m.events[revision] = e
+	m.order = append(m.order, revision)
+	if kind != "added" && kind != "modified" && kind != "deleted" { // a barrier
+		e.key = ""
+		return
+	}
+	e.version = decode(msg.Data)
+	e.version.revision = revision
+	live := m.at(e.key, revision).revision
+	switch {
+	case e.epoch < m.epochAt(revision):
+		e.void = fmt.Sprintf("it is of epoch %d, and the cell of epoch %d", e.epoch, m.epochAt(revision))
+	case kind == "added" && (e.base != 0 || live != 0), kind != "added" && (e.base == 0 || e.base != live):
+		e.void = fmt.Sprintf("its base is %d, and %d is live", e.base, live)
+	default:
+		c := change{at: revision, event: e}
+		if kind != "deleted" {
+			c.now = e.version
+		}
+		m.keys[e.key] = append(m.keys[e.key], c)
+	}
+}
+
+func decode(body []byte) version {
+	var object struct {
+		Metadata struct {
+			Labels map[string]string `json:"labels"`
+		} `json:"metadata"`
+	}
+	_ = json.Unmarshal(bytes.TrimSpace(body), &object)
+	return version{tag: object.Metadata.Labels["tag"], color: object.Metadata.Labels["color"]}
+}
+
+// at is the key's version as of a revision, or nothing.
+func (m *model) at(key string, revision uint64) version {
+	changes := m.keys[key]
+	n := sort.Search(len(changes), func(i int) bool { return changes[i].at > revision })
+	if n == 0 {
+		return version{}
+	}
+	return changes[n-1].now
+}
+
+// list is what is below a prefix as of a revision.
+func (m *model) list(prefix, color string, revision uint64) map[string]version {
+	listed := map[string]version{}
+	for key := range m.keys {
+		v := m.at(key, revision)
+		if strings.HasPrefix(key, prefix) && v.revision != 0 && (color == "" || v.color == color) {
+			listed[key] = v
+		}
+	}
+	return listed
+}
+
+// within says whether a revision lies inside of a batch: some of it is at or below, and some above.
+func (m *model) within(revision uint64) bool {
+	e := m.events[revision]
+	return e != nil && revision < e.batch[1]
+}
+
+// ever says whether some state of the key between two revisions is as asked.
+func (m *model) ever(key string, from, to uint64, is func(version) bool) bool {
+	if is(m.at(key, from)) {
+		return true
+	}
+	for _, c := range m.keys[key] {
+		if c.at > from && c.at <= to && is(c.now) {
+			return true
+		}
+	}
+	return false
+}
+
+// next is the first change after a revision that a watch delivers, and what it delivers; false if there is none yet.
+func (m *model) next(prefix, color string, after uint64) (kind, key string, v version, ok bool) {
+	n, _ := slices.BinarySearch(m.order, after+1)
+	for _, revision := range m.order[n:] {
+		e := m.events[revision]
+		if e.key == "" || e.void != "" || !strings.HasPrefix(e.key, prefix) {
+			continue
+		}
+		before := m.at(e.key, revision-1)
+		now := e.version
+		was, is := before.revision != 0 && (color == "" || before.color == color), color == "" || now.color == color
+		switch {
+		case e.kind == "deleted" && is:
+			return "DELETED", e.key, now, true
+		case e.kind == "deleted":
+		case e.kind == "added" && is, !was && is:
+			return "ADDED", e.key, now, true
+		case was && is:
+			return "MODIFIED", e.key, now, true
+		case was:
+			before.revision = revision
+			return "DELETED", e.key, before, true
+		}
+	}
+	return "", "", version{}, false
+}

@@ -1,0 +1,415 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"runtime/metrics"
+	"strconv"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats-server/v2/server/ats"
+	"github.com/nats-io/nats.go"
+	"k8s.io/klog/v2"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// config is what a seed's world is like. Its weights are of 1000; some are 0.
+type config struct {
+	seed      uint64
+	steps     int
+	processes int
+	keys      int
+	inline    int
+	cache     int64
+	tail      int
+	objects   bool
+	file      bool
+	// parallel requests at most.
+	parallel                                                              int
+	begin, cancel, stall, fault, kill, tend, fence, watch, pass, thinking int
+	// writes of 10 client operations, and the oldest goes on in so many of 10 releases.
+	writes, oldest int
+}
+
+func configOf(seed uint64) config {
+	r := rand.New(rand.NewPCG(seed, 1))
+	sometimes := func(n int) int {
+		if r.IntN(3) == 0 {
+			return 0
+		}
+		return 1 + r.IntN(n)
+	}
+	return config{
+		seed: seed, steps: 400 + r.IntN(2000), processes: 2 + r.IntN(3), keys: 2 + r.IntN(6),
+		inline: []int{1, 1, 300, 4000}[r.IntN(4)], cache: []int64{1, 1, 30_000}[r.IntN(3)], objects: r.IntN(2) == 0,
+		parallel: 2 + r.IntN(8), begin: 30 + r.IntN(150), cancel: sometimes(30), stall: sometimes(20), fault: sometimes(20), kill: sometimes(8),
+		tend: sometimes(80), fence: sometimes(4), watch: sometimes(30), pass: sometimes(10), thinking: r.IntN(10), writes: 1 + r.IntN(9), oldest: r.IntN(10),
+	}
+}
+
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	os.Exit(m.Run())
+}
+
+// play runs one world.
+func play(t *testing.T, c config, values []uint32, counted *counts, report func(w *world, property, problem string)) (w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		options := &server.Options{ServerName: "log", JetStream: true, StoreDir: t.TempDir(), DontListen: true, NoLog: true, NoSigs: true, MaxPayload: 8 << 20}
+		s, err := server.NewServer(options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Start()
+		if !s.ReadyForConnections(10 * time.Second) {
+			t.Fatal("the server does not start")
+		}
+		life, end := context.WithCancel(context.Background())
+		w = &world{config: c, choices: &choices{values: values}, server: s, bucket: memory.Hashed(), model: newModel(), life: life, stalled: map[string]int{}, counted: counted}
+		w.report = func(property, problem string) { report(w, property, problem) }
+		if w.direct, err = nats.Connect("", nats.InProcessServer(s), nats.ReconnectBufSize(-1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := eventlog.Create(life, eventlog.Config{Conn: w.direct, InMemory: !c.file}); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.observe(); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		for len(w.processes) > 0 {
+			w.kill(w.processes[0])
+		}
+		end()
+		w.running.Wait()
+		w.direct.Close()
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	counted.seeds.Add(1)
+	counted.steps.Add(int64(w.turn))
+	return w
+}
+
+// run is the schedule.
+func (w *world) run() {
+	for range w.config.processes {
+		w.start()
+	}
+	for w.turn = 1; w.turn < w.config.steps; w.turn++ {
+		w.settle()
+		w.learn()
+		if w.failed && !goOn {
+			return
+		}
+		w.act()
+	}
+	w.finish()
+}
+
+// act is one choice of the schedule.
+func (w *world) act() {
+	c := w.config
+	roll := w.choices.choose(1000)
+	if roll == 0 {
+		w.proceed(w.pending(), 0)
+		return
+	}
+	for _, a := range []struct {
+		weight int
+		do     func()
+	}{
+		{c.begin, w.beginSome}, {c.cancel, w.cancelSome}, {c.stall, w.stallSome}, {c.fault, w.faultSome}, {c.kill, w.killSome},
+		{c.tend, w.tendSome}, {c.fence, w.fenceSome}, {c.watch, w.watchSome}, {c.pass, w.passSome},
+	} {
+		if roll < a.weight {
+			a.do()
+			return
+		}
+		roll -= a.weight
+	}
+	pending := w.pending()
+	chosen := 0
+	if w.choices.choose(10) >= c.oldest {
+		chosen = w.choices.choose(len(pending))
+	}
+	w.proceed(pending, chosen)
+}
+
+// proceed lets a pending step go; if there is none, time passes.
+func (w *world) proceed(pending []*step, chosen int) {
+	if len(pending) == 0 {
+		if len(w.inFlight) == 0 || w.choices.choose(4) > 0 {
+			w.beginSome()
+			return
+		}
+		w.rest(20 * time.Millisecond)
+		return
+	}
+	s := pending[chosen]
+	n := 1
+	if s.wire != nil {
+		n += w.choices.choose(4)
+	}
+	w.say("%s: %s goes on (%d of %d)", s.from, s.what, n, len(pending))
+	w.release(s, n, works)
+}
+
+// rest lets time pass. Where somebody waits for a lock it cannot: then those who hold locks go on.
+func (w *world) rest(d time.Duration) {
+	if w.sleep(d) {
+		w.say("%v pass", d)
+		return
+	}
+	if pending := w.pending(); len(pending) > 0 {
+		w.release(pending[0], 1, works)
+		return
+	}
+	w.counted.stuck.Add(1)
+	w.say("watches wait for each other: all are cancelled")
+	for _, x := range w.watches {
+		x.over = true
+		x.cancel()
+	}
+	w.watches = nil
+}
+
+func pick[T any](w *world, list []T) (one T, ok bool) {
+	if len(list) == 0 {
+		return one, false
+	}
+	return list[w.choices.choose(len(list))], true
+}
+
+func (w *world) beginSome() {
+	p, ok := pick(w, w.processes)
+	if !ok || len(w.inFlight) >= w.config.parallel {
+		if pending := w.pending(); len(pending) > 0 {
+			w.proceed(pending, 0)
+		}
+		return
+	}
+	r := &request{process: p, kind: kinds[w.choices.choose(2)]}
+	r.thinks = w.choices.choose(10) < w.config.thinking
+	if w.choices.choose(10) < w.config.writes {
+		r.verb = []string{"update", "create", "update", "delete", "update"}[w.choices.choose(5)]
+		r.name = fmt.Sprintf("n%d", w.choices.choose(w.config.keys))
+		r.color = []string{"red", "blue"}[w.choices.choose(2)]
+		if r.kind == "owners" {
+			r.claims = fmt.Sprintf("c%d c%d", w.choices.choose(10), 10+w.choices.choose(10))
+		}
+		if live := w.model.at(r.key(), w.model.head).revision != 0; !live && r.verb != "create" && w.choices.choose(4) > 0 {
+			r.verb = "create"
+		} else if live && r.verb == "create" && w.choices.choose(4) > 0 {
+			r.verb = "update"
+		}
+		w.begin(r)
+		return
+	}
+	if r.verb = "list"; w.choices.choose(4) == 0 {
+		r.verb = "get"
+		r.name = fmt.Sprintf("n%d", w.choices.choose(w.config.keys))
+		w.begin(r)
+		return
+	}
+	r.kind = kinds[w.choices.choose(3)]
+	r.selected = []string{"", "", "red"}[w.choices.choose(3)]
+	r.limit = []int64{0, 0, 1, 2, 3}[w.choices.choose(5)]
+	switch w.choices.choose(6) {
+	case 0:
+		r.version = "0"
+	case 1:
+		r.version = strconv.FormatUint(w.some(), 10)
+	case 2:
+		r.version, r.exact = strconv.FormatUint(w.some(), 10), true
+	}
+	if r.version != "" && r.version != "0" || r.exact {
+		r.thinks = false
+	}
+	w.begin(r)
+}
+
+// some is a revision of late; it is never 0.
+func (w *world) some() uint64 {
+	n := len(w.model.order)
+	if n == 0 {
+		return 1
+	}
+	back := min(n-1, w.choices.choose(30))
+	return w.model.order[n-1-back]
+}
+
+func (w *world) cancelSome() {
+	if w.choices.choose(3) == 0 {
+		if x, ok := pick(w, w.watches); ok {
+			w.say("%v is cancelled", x)
+			x.over = true
+			x.cancel()
+			w.watches = without(w.watches, x)
+		}
+		return
+	}
+	if r, ok := pick(w, w.inFlight); ok {
+		w.say("%v is cancelled", r)
+		w.counted.cancels.Add(1)
+		r.disturbed = true
+		r.cancel()
+	}
+}
+
+func (w *world) stallSome() {
+	if s, ok := pick(w, w.pending()); ok {
+		n := 1 + w.choices.choose(100)
+		w.say("%s stalls for %d steps", s.from, n)
+		w.stalled[s.from] = w.turn + n
+	}
+}
+
+func (w *world) faultSome() {
+	if s, ok := pick(w, keep(w.pending(), func(s *step) bool { return s.request })); ok {
+		f := fails + fault(w.choices.choose(2))
+		w.say("%s: %s fails (%d)", s.from, s.what, f)
+		w.counted.faults.Add(1)
+		w.release(s, 1, f)
+	}
+}
+
+func (w *world) killSome() {
+	if p, ok := pick(w, w.processes); ok {
+		w.kill(p)
+		if len(w.processes) < w.config.processes {
+			w.start()
+		}
+	}
+}
+
+func (w *world) tendSome() {
+	p, ok := pick(w, w.processes)
+	if !ok {
+		return
+	}
+	r := &request{process: p, verb: []string{"commit", "commit", "commit", "compact", "collect", "retain"}[w.choices.choose(6)]}
+	if r.verb == "retain" {
+		v := p.projection.Current()
+		if v == nil {
+			return
+		}
+		applied := uint64(v.Applied())
+		// What a writer in flight may have seen stays, as requests end before retention does.
+		oldest := w.model.head
+		for _, other := range w.inFlight {
+			oldest = min(oldest, other.since)
+		}
+		r.floor = eventlog.Revision(applied - min(applied, uint64(w.choices.choose(60))))
+		r.upto = min(eventlog.Revision(applied-min(applied, uint64(w.choices.choose(40)))), eventlog.Revision(oldest))
+	}
+	w.begin(r)
+}
+
+func (w *world) fenceSome() {
+	if len(w.model.fences) >= 2 {
+		return
+	}
+	w.fence()
+	w.start()
+}
+
+func (w *world) watchSome() {
+	p, ok := pick(w, keep(w.processes, func(p *process) bool { return p.feeds }))
+	if !ok || len(w.watches) >= 8 || w.model.head == 0 {
+		return
+	}
+	after := w.model.head
+	if w.choices.choose(3) > 0 {
+		after = w.some()
+	}
+	w.watch(p, kinds[w.choices.choose(3)], []string{"red", "", "red"}[w.choices.choose(3)], after)
+}
+
+func (w *world) passSome() {
+	w.rest([]time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 400 * time.Millisecond, 1500 * time.Millisecond, 6 * time.Second, 70 * time.Second}[w.choices.choose(6)])
+}
+
+// finish lets all go on without faults, and looks at what is left.
+func (w *world) finish() {
+	w.calm = true
+	w.say("all go on")
+	for n := 0; n < 20_000; n++ {
+		w.settle()
+		w.learn()
+		pending := w.pending()
+		if len(pending) == 0 && len(w.inFlight) == 0 {
+			break
+		}
+		if len(pending) == 0 {
+			w.rest(100 * time.Millisecond)
+			continue
+		}
+		w.release(pending[0], 1, works)
+	}
+	for _, r := range w.inFlight {
+		w.violated("hang", "%v does not end", r)
+	}
+	w.floor()
+	_, p, err := w.operator()
+	if err == nil {
+		_, err = p.Verify(w.life, func(problem error) { w.violated("verify", "%v", problem) })
+	}
+	if err != nil {
+		w.violated("verify", "%v", err)
+	}
+}
+
+var goOn = os.Getenv("LOGPLANE_SIMULATE_ALL") != ""
+
+func TestSimulate(t *testing.T) {
+	ats.Register()
+	defer ats.Unregister()
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	metrics.Read(states)
+	idle = states[2].Value.Uint64()
+	limit := 10 * time.Second
+	if d, err := time.ParseDuration(os.Getenv("SIMULATE")); err == nil {
+		limit = d
+	}
+	began := now()
+	seed := uint64(began.UnixNano())
+	only := os.Getenv("LOGPLANE_SIMULATE_SEED")
+	if n, err := strconv.ParseUint(only, 10, 64); err == nil {
+		seed = n
+	}
+	counted := &counts{}
+	first := map[string]bool{}
+	for ; ; seed++ {
+		c := configOf(seed)
+		w := play(t, c, draw(seed, 20*c.steps), counted, func(w *world, property, problem string) {
+			if goOn && first[property] {
+				return
+			}
+			first[property] = true
+			t.Errorf("after %.1f s, seed %d, step %d: %s: %s", now().Sub(began).Seconds(), c.seed, w.turn, property, problem)
+		})
+		if only != "" || now().Sub(began) > limit || w.failed && !goOn {
+			break
+		}
+	}
+	t.Log(counted, "stuck", counted.stuck.Load())
+}
+
+// now is the time outside of the bubble.
+func now() time.Time {
+	var t syscall.Timeval
+	_ = syscall.Gettimeofday(&t)
+	return time.Unix(t.Sec, t.Usec*1000)
+}

@@ -1,0 +1,345 @@
+package simulate
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"runtime/metrics"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+// fault is what becomes of a bucket's request.
+type fault int
+
+const (
+	works fault = iota
+	fails
+	failsButPersists
+)
+
+// step is something that may go on when the schedule says so.
+type step struct {
+	from, what   string
+	born, number int
+	// request says that a fault can be made of it.
+	request bool
+	// wire carries a message; everything else waits at the gate.
+	wire *wire
+	gate chan fault
+}
+
+// world is one cell with all who use it, in one bubble.
+type world struct {
+	config  config
+	choices *choices
+	server  *server.Server
+	direct  *nats.Conn // the observer's and the operator's
+	bucket  bucket.Bucket
+	model   *model
+	life    context.Context
+	running sync.WaitGroup
+
+	mu       sync.Mutex // guards what follows
+	waiting  []*step
+	number   int
+	events   []*nats.Msg
+	finished []*request
+	noted    []note
+
+	turn      int
+	processes []*process
+	born      int // processes ever
+	requests  int // ever
+	inFlight  []*request
+	watches   []*watching
+	stalled   map[string]int
+	calm      bool // no faults any more
+	epoch     uint64
+	// acknowledged is the newest revision that any client was told of a write.
+	acknowledged uint64
+	slept        time.Duration
+
+	report  func(property, problem string)
+	failed  bool
+	trace   []string
+	counted *counts
+}
+
+// note is what a watch has got, in the order in which all watches did.
+type note struct {
+	watch *watching
+	got   sighting
+}
+
+// counts is what has happened.
+type counts struct {
+	seeds, steps, writes, refusals, reads, lists, watchEvents, bookmarks, fences, purges, kills, faults, cancels, commits, compactions, collected, stuck atomic.Int64
+}
+
+func (c *counts) String() string {
+	return fmt.Sprintf("%d seeds, %d steps, %d acknowledged writes, %d refused, %d gets, %d lists, %d watch events, %d bookmarks, %d fences, %d purges, %d commits, %d compactions, %d objects collected, %d kills, %d faults, %d cancellations",
+		c.seeds.Load(), c.steps.Load(), c.writes.Load(), c.refusals.Load(), c.reads.Load(), c.lists.Load(), c.watchEvents.Load(), c.bookmarks.Load(), c.fences.Load(), c.purges.Load(),
+		c.commits.Load(), c.compactions.Load(), c.collected.Load(), c.kills.Load(), c.faults.Load(), c.cancels.Load())
+}
+
+// choices is the one sequence that decides everything. Past its end, and where it is 0, the oldest thing goes on.
+type choices struct {
+	values []uint32
+	next   int
+}
+
+func (c *choices) choose(n int) int {
+	if n <= 1 {
+		return 0
+	}
+	v := uint32(0)
+	if c.next < len(c.values) {
+		v = c.values[c.next]
+	}
+	c.next++
+	return int(v % uint32(n))
+}
+
+// draw is the sequence of a seed.
+func draw(seed uint64, n int) []uint32 {
+	r := rand.New(rand.NewPCG(seed, 2))
+	values := make([]uint32, n)
+	for i := range values {
+		values[i] = r.Uint32()
+	}
+	return values
+}
+
+// tick gives things that wait their places.
+func (w *world) tick() (born, number int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.number++
+	return w.turn, w.number
+}
+
+// wait is where a request waits for the schedule.
+func (w *world) wait(ctx context.Context, s *step) (fault, error) {
+	s.gate = make(chan fault, 1)
+	w.mu.Lock()
+	w.number++
+	s.born, s.number = w.turn, w.number
+	w.waiting = append(w.waiting, s)
+	w.mu.Unlock()
+	select {
+	case f := <-s.gate:
+		return f, nil
+	case <-ctx.Done():
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.waiting = slices.DeleteFunc(w.waiting, func(other *step) bool { return other == s })
+		return works, ctx.Err()
+	}
+}
+
+// pending is all that the schedule may let go, the oldest first.
+func (w *world) pending() []*step {
+	var steps []*step
+	for _, p := range w.processes {
+		steps = append(steps, p.link.waiting()...)
+	}
+	w.mu.Lock()
+	steps = append(steps, w.waiting...)
+	w.mu.Unlock()
+	slices.SortFunc(steps, func(a, b *step) int {
+		return cmp.Or(cmp.Compare(a.born, b.born), cmp.Compare(a.from, b.from), cmp.Compare(a.what, b.what), cmp.Compare(a.number, b.number))
+	})
+	return slices.DeleteFunc(steps, func(s *step) bool { return !w.calm && w.stalled[s.from] > w.turn })
+}
+
+// release lets a step go; of a wire, n messages.
+func (w *world) release(s *step, n int, f fault) {
+	if s.wire != nil {
+		s.wire.link.mu.Lock()
+		s.wire.release(n)
+		s.wire.link.mu.Unlock()
+		return
+	}
+	w.mu.Lock()
+	w.waiting = slices.DeleteFunc(w.waiting, func(other *step) bool { return other == s })
+	w.mu.Unlock()
+	s.gate <- f
+}
+
+var states = []metrics.Sample{{Name: "/sched/goroutines/runnable:goroutines"}, {Name: "/sched/goroutines/running:goroutines"}, {Name: "/sched/goroutines/not-in-go:goroutines"}}
+
+// idle is how many goroutines are in system calls when nothing happens, as the one that waits for signals.
+var idle uint64
+
+// settle returns when nobody goes on by himself. It is not synctest.Wait, for which a goroutine that waits for a lock never
+// settles: watches wait for each other so, while one of them waits for the schedule.
+func (w *world) settle() {
+	for quiet := 0; quiet < 2; {
+		runtime.Gosched()
+		metrics.Read(states)
+		if states[0].Value.Uint64() == 0 && states[1].Value.Uint64() <= 1 && states[2].Value.Uint64() <= idle {
+			quiet++
+		} else {
+			quiet = 0
+		}
+	}
+}
+
+// locked says whether somebody waits for a lock: then time cannot pass.
+func locked() bool {
+	buffer := make([]byte, 1<<20)
+	buffer = buffer[:runtime.Stack(buffer, true)]
+	for line := range strings.Lines(string(buffer)) {
+		if strings.HasPrefix(line, "goroutine ") && strings.Contains(line, "[sync.") && strings.Contains(line, "Lock") {
+			return true
+		}
+	}
+	return false
+}
+
+// sleep lets time pass, unless somebody waits for a lock.
+func (w *world) sleep(d time.Duration) bool {
+	w.settle()
+	if locked() {
+		return false
+	}
+	w.slept += d
+	time.Sleep(d)
+	w.settle()
+	return true
+}
+
+func (w *world) say(format string, args ...any) {
+	line := fmt.Sprintf("%4d ", w.turn) + fmt.Sprintf(format, args...)
+	if w.trace = append(w.trace, line); verbose {
+		fmt.Println(line)
+	}
+}
+
+var verbose = os.Getenv("LOGPLANE_SIMULATE_VERBOSE") != ""
+
+func (w *world) violated(property, format string, args ...any) {
+	problem := fmt.Sprintf(format, args...)
+	w.say("VIOLATED %s: %s", property, problem)
+	w.failed = true
+	w.report(property, problem)
+}
+
+// observe opens a consumer of the whole log on a connection that nobody disturbs.
+func (w *world) observe() error {
+	sub, err := w.direct.Subscribe("observer", func(m *nats.Msg) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.events = append(w.events, m)
+	})
+	if err != nil {
+		return err
+	}
+	_ = sub.SetPendingLimits(-1, -1)
+	_, err = w.direct.Request("$JS.API.CONSUMER.CREATE.logplane", []byte(`{"stream_name":"logplane","config":{"deliver_policy":"all","deliver_subject":"observer",
+		"ack_policy":"none","max_deliver":1,"replay_policy":"instant","mem_storage":true,"num_replicas":1}}`), time.Second)
+	return err
+}
+
+// learn takes in what was appended and what clients were told since.
+func (w *world) learn() {
+	w.mu.Lock()
+	events, finished, noted := w.events, w.finished, w.noted
+	w.events, w.finished, w.noted = nil, nil, nil
+	w.mu.Unlock()
+	for _, m := range events {
+		if status := m.Header.Get("Status"); status != "" {
+			continue
+		}
+		place, err := m.Metadata()
+		if err != nil {
+			w.violated("observer", "%v", err)
+			continue
+		}
+		revision := place.Sequence.Stream
+		if revision <= w.model.head {
+			w.violated("observer", "revision %d after %d", revision, w.model.head)
+		}
+		w.model.learn(m, revision)
+		e := w.model.events[revision]
+		void := ""
+		if e.void != "" {
+			void = ", void: " + e.void
+		}
+		w.say("  log: %d is %s %s, base %d, epoch %d, batch %d%s", revision, e.kind, e.key, e.base, e.epoch, e.batch, void)
+	}
+	slices.SortStableFunc(finished, func(a, b *request) int { return cmp.Compare(a.id, b.id) })
+	for _, r := range finished {
+		w.inFlight = slices.DeleteFunc(w.inFlight, func(other *request) bool { return other == r })
+		w.judge(r)
+	}
+	slices.SortStableFunc(noted, func(a, b note) int { return cmp.Compare(a.watch.id, b.watch.id) })
+	for _, n := range noted {
+		n.watch.judge(n.got)
+	}
+}
+
+// fence is the operator's procedure. All writers have stopped meanwhile: nothing of theirs gets through.
+func (w *world) fence() {
+	w.say("the operator fences the cell")
+	log, p, err := w.operator()
+	var plan projection.FencePlan
+	if err == nil {
+		plan, err = p.PlanFence(w.life, 0)
+	}
+	if err == nil {
+		w.settle()
+		w.learn()
+		err = p.Fence(w.life, plan)
+	}
+	if err != nil {
+		w.violated("fence", "%v", err)
+		return
+	}
+	_ = log
+	if plan.Lost != nil {
+		w.violated("fence", "a healthy cell's fence would lose events: %v", plan.Lost)
+	}
+	w.model.fences = append(w.model.fences, fence{uint64(plan.To), plan.Epoch})
+	w.epoch = plan.Epoch
+	w.model.head = uint64(plan.To) - 1
+	w.counted.fences.Add(1)
+	w.say("fenced at %d, epoch %d", plan.To, plan.Epoch)
+}
+
+// operator opens the cell undisturbed.
+func (w *world) operator() (*eventlog.Log, *projection.Projection, error) {
+	log, err := eventlog.Open(w.life, eventlog.Config{Conn: w.direct, InMemory: !w.config.file})
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := projection.Open(projection.Config{Log: log, Bucket: w.bucket, InlineBytes: w.config.inline})
+	return log, p, err
+}
+
+// floor is the cell's now.
+func (w *world) floor() uint64 {
+	_, p, err := w.operator()
+	if err == nil {
+		var v *projection.View
+		if v, err = p.Latest(w.life); err == nil {
+			return uint64(v.Floor())
+		}
+	}
+	w.violated("fresh process", "a process that begins cannot read the cell: %v", err)
+	return 0
+}
