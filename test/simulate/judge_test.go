@@ -141,6 +141,8 @@ func (w *world) judgeList(r *request) {
 	}
 }
 
+func (r *request) upkeep() bool { return r.kind == "" }
+
 // judgeError says whether an error is true.
 func (w *world) judgeError(r *request) {
 	message := r.err.Error()
@@ -148,7 +150,7 @@ func (w *world) judgeError(r *request) {
 		w.violated(falseAlarm(message), "%v: %v", r, r.err)
 		return
 	}
-	if r.disturbed {
+	if r.disturbed || r.upkeep() { // what fails of a projector's is tried again
 		return
 	}
 	disturbed := r.faults.Load() > 0 || w.slept-r.begun >= 200*time.Millisecond || r.process.epoch != w.epoch

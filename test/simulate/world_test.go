@@ -250,8 +250,8 @@ func (w *world) observe() error {
 		return err
 	}
 	_ = sub.SetPendingLimits(-1, -1)
-	_, err = w.direct.Request("$JS.API.CONSUMER.CREATE.logplane", []byte(`{"stream_name":"logplane","config":{"deliver_policy":"all","deliver_subject":"observer",
-		"ack_policy":"none","max_deliver":1,"replay_policy":"instant","mem_storage":true,"num_replicas":1}}`), time.Second)
+	_, err = w.direct.RequestWithContext(w.life, "$JS.API.CONSUMER.CREATE.logplane", []byte(`{"stream_name":"logplane","config":{"deliver_policy":"all","deliver_subject":"observer",
+		"ack_policy":"none","max_deliver":1,"replay_policy":"instant","mem_storage":true,"num_replicas":1}}`))
 	return err
 }
 
