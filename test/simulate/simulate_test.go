@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"runtime/metrics"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -38,8 +39,13 @@ type config struct {
 	// parallel requests at most.
 	parallel                                                              int
 	begin, cancel, stall, fault, kill, tend, fence, watch, pass, thinking int
+	hush                                                                  int
 	// writes of 10 client operations, and the oldest goes on in so many of 10 releases.
 	writes, oldest int
+	// rush is in how many of 10 steps their process goes on by itself.
+	rush int
+	// tasks are what projectors do.
+	tasks []string
 }
 
 func configOf(seed uint64) config {
@@ -51,10 +57,11 @@ func configOf(seed uint64) config {
 		return 1 + r.IntN(n)
 	}
 	return config{
-		seed: seed, steps: 400 + r.IntN(2000), processes: 2 + r.IntN(3), keys: 2 + r.IntN(6),
+		seed: seed, steps: 400 + r.IntN([]int{1000, 3000}[r.IntN(2)]), processes: 2 + r.IntN(3), keys: 2 + r.IntN(6),
 		inline: []int{1, 1, 300, 4000}[r.IntN(4)], cache: []int64{1, 1, 30_000}[r.IntN(3)], objects: r.IntN(2) == 0,
-		parallel: 2 + r.IntN(8), begin: 30 + r.IntN(150), cancel: sometimes(30), stall: sometimes(20), fault: sometimes(20), kill: sometimes(8),
-		tend: sometimes(80), fence: sometimes(4), watch: sometimes(30), pass: sometimes(10), thinking: r.IntN(10), writes: 1 + r.IntN(9), oldest: r.IntN(10),
+		parallel: 2 + r.IntN(8), begin: 50 + r.IntN(200), cancel: sometimes(30), stall: sometimes(20), fault: sometimes(20), kill: sometimes(5),
+		tend: sometimes([]int{40, 80, 200}[r.IntN(3)]), fence: sometimes(2), watch: sometimes(30), pass: sometimes(10), thinking: r.IntN(10), writes: 2 + r.IntN(8), oldest: r.IntN(10), rush: max(0, r.IntN(12)-3), hush: sometimes(10),
+		tasks: [][]string{{"commit", "commit", "commit", "compact", "collect", "retain"}, {"commit", "commit", "commit", "commit", "compact", "collect"}, {"commit", "retain"}}[r.IntN(3)],
 	}
 }
 
@@ -168,7 +175,7 @@ func (w *world) act() {
 		do     func()
 	}{
 		{c.begin, w.beginSome}, {c.cancel, w.cancelSome}, {c.stall, w.stallSome}, {c.fault, w.faultSome}, {c.kill, w.killSome},
-		{c.tend, w.tendSome}, {c.fence, w.fenceSome}, {c.watch, w.watchSome}, {c.pass, w.passSome},
+		{c.tend, w.tendSome}, {c.fence, w.fenceSome}, {c.watch, w.watchSome}, {c.hush, w.hushSome}, {c.pass, w.passSome},
 	} {
 		if roll < a.weight {
 			a.do()
@@ -201,6 +208,24 @@ func (w *world) proceed(pending []*step, chosen int) {
 	}
 	w.say("%s: %s goes on (%d of %d)", s.from, s.what, n, len(pending))
 	w.release(s, n, works)
+	if w.choices.choose(10) < w.config.rush {
+		w.rush(s.from)
+	}
+}
+
+// rush lets a process go on by itself for a while.
+func (w *world) rush(from string) {
+	process, _, _ := strings.Cut(from, " ")
+	for range 40 {
+		w.settle()
+		steps := keep(w.pending(), func(s *step) bool { return strings.HasPrefix(s.from, process) && !strings.HasSuffix(s.from, "client") })
+		if len(steps) == 0 {
+			return
+		}
+		for _, s := range steps {
+			w.release(s, 4, works)
+		}
+	}
 }
 
 // rest lets time pass. Where somebody waits for a lock it cannot: then those who hold locks go on.
@@ -239,7 +264,7 @@ func (w *world) beginSome() {
 	}
 	r := &request{process: p, kind: kinds[w.choices.choose(2)]}
 	r.thinks = w.choices.choose(10) < w.config.thinking
-	if w.choices.choose(10) < w.config.writes {
+	if w.choices.choose(10) < w.config.writes && w.turn >= w.hushed {
 		r.verb = []string{"update", "create", "update", "delete", "update"}[w.choices.choose(5)]
 		r.name = fmt.Sprintf("n%d", w.choices.choose(w.config.keys))
 		r.color = []string{"red", "blue"}[w.choices.choose(2)]
@@ -307,10 +332,16 @@ func (w *world) cancelSome() {
 
 func (w *world) stallSome() {
 	if s, ok := pick(w, w.pending()); ok {
-		n := 1 + w.choices.choose(100)
+		n := 1 + w.choices.choose([]int{100, 100, 600}[w.choices.choose(3)])
 		w.say("%s stalls for %d steps", s.from, n)
 		w.stalled[s.from] = w.turn + n
 	}
+}
+
+// hushSome lets nobody begin a write for a while.
+func (w *world) hushSome() {
+	w.hushed = w.turn + 1 + w.choices.choose(300)
+	w.say("nobody writes for %d steps", w.hushed-w.turn)
 }
 
 func (w *world) faultSome() {
@@ -336,7 +367,7 @@ func (w *world) tendSome() {
 	if !ok {
 		return
 	}
-	r := &request{process: p, verb: []string{"commit", "commit", "commit", "compact", "collect", "retain"}[w.choices.choose(6)]}
+	r := &request{process: p, verb: w.config.tasks[w.choices.choose(len(w.config.tasks))]}
 	if r.verb == "retain" {
 		v := p.projection.Current()
 		if v == nil {
@@ -348,8 +379,8 @@ func (w *world) tendSome() {
 		for _, other := range w.inFlight {
 			oldest = min(oldest, other.since)
 		}
-		r.floor = eventlog.Revision(applied - min(applied, uint64(w.choices.choose(60))))
-		r.upto = min(eventlog.Revision(applied-min(applied, uint64(w.choices.choose(40)))), eventlog.Revision(oldest))
+		r.floor = eventlog.Revision(applied - min(applied, uint64(w.choices.choose([]int{1, 20, 60}[w.choices.choose(3)]))))
+		r.upto = min(eventlog.Revision(applied-min(applied, uint64(w.choices.choose([]int{1, 5, 40}[w.choices.choose(3)])))), eventlog.Revision(oldest))
 	}
 	w.begin(r)
 }

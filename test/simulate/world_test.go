@@ -67,6 +67,7 @@ type world struct {
 	inFlight  []*request
 	watches   []*watching
 	stalled   map[string]int
+	hushed    int  // until that turn nobody begins a write
 	calm      bool // no faults any more
 	epoch     uint64
 	// acknowledged is the newest revision that any client was told of a write.
