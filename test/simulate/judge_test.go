@@ -49,7 +49,7 @@ func (w *world) judge(r *request) {
 	switch r.verb {
 	case "commit":
 		w.counted.commits.Add(1)
-	case "compact":
+	case "compact", "sweep":
 		w.counted.compactions.Add(int64(r.count))
 	case "collect":
 		w.counted.collected.Add(int64(r.count))

@@ -310,6 +310,17 @@ func (r *request) do(ctx context.Context) error {
 		n, err := p.projection.Collect(ctx, 0)
 		r.count = n
 		return err
+	case "sweep":
+		_, err := p.projection.Commit(ctx)
+		for done := true; done && err == nil; {
+			if done, err = p.projection.Compact(ctx); done {
+				r.count++
+			}
+		}
+		if err == nil {
+			_, err = p.projection.Collect(ctx, 0)
+		}
+		return err
 	case "retain":
 		return p.projection.Retain(ctx, r.floor, r.upto)
 	}

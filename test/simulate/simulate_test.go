@@ -56,13 +56,23 @@ func configOf(seed uint64) config {
 		}
 		return 1 + r.IntN(n)
 	}
-	return config{
-		seed: seed, steps: 400 + r.IntN([]int{1000, 3000}[r.IntN(2)]), processes: 2 + r.IntN(3), keys: 2 + r.IntN(6),
+	c := config{
+		seed: seed, steps: 300 + r.IntN([]int{600, 1500}[r.IntN(2)]), processes: 2 + r.IntN(3), keys: 2 + r.IntN(6),
 		inline: []int{1, 1, 300, 4000}[r.IntN(4)], cache: []int64{1, 1, 30_000}[r.IntN(3)], objects: r.IntN(2) == 0,
 		parallel: 2 + r.IntN(8), begin: 50 + r.IntN(200), cancel: sometimes(30), stall: sometimes(20), fault: sometimes(20), kill: sometimes(5),
-		tend: sometimes([]int{40, 80, 200}[r.IntN(3)]), fence: sometimes(2), watch: sometimes(30), pass: sometimes(10), thinking: r.IntN(10), writes: 2 + r.IntN(8), oldest: r.IntN(10), rush: max(0, r.IntN(12)-3), hush: sometimes(10),
-		tasks: [][]string{{"commit", "commit", "commit", "compact", "collect", "retain"}, {"commit", "commit", "commit", "commit", "compact", "collect"}, {"commit", "retain"}}[r.IntN(3)],
+		tend: sometimes([]int{40, 80, 200}[r.IntN(3)]), fence: sometimes(2), watch: sometimes(30), pass: sometimes(10), thinking: r.IntN(10),
+		writes: 2 + r.IntN(8), oldest: r.IntN(10), hush: sometimes(10), rush: max(0, r.IntN(12)-3),
+		tasks: [][]string{{"commit", "commit", "commit", "compact", "collect", "retain"}, {"commit", "commit", "commit", "sweep"}, {"commit", "retain"}}[r.IntN(3)],
 	}
+	switch r.IntN(3) { // some worlds get far in one respect
+	case 0: // much is written, folded and compacted, by few
+		c.steps, c.begin, c.tend, c.rush, c.writes, c.keys, c.inline = 800+r.IntN(1500), 200, 200, 9, 9, 2+r.IntN(3), 1
+		c.fault, c.fence, c.kill, c.cancel, c.tasks = 0, 0, 0, 0, []string{"commit", "commit", "commit", "commit", "sweep"}
+	case 1: // little is written, and much is purged, cancelled and started again
+		c.hush, c.tend, c.cancel, c.kill, c.writes = 15, 80, 50, 20, 2+r.IntN(4)
+		c.tasks, c.fault = []string{"commit", "retain"}, 0
+	}
+	return c
 }
 
 func TestMain(m *testing.M) {

@@ -189,8 +189,11 @@ var idle uint64
 // settle returns when nobody goes on by himself. It is not synctest.Wait, for which a goroutine that waits for a lock never
 // settles: watches wait for each other so, while one of them waits for the schedule.
 func (w *world) settle() {
+	began := now()
 	for quiet := 0; quiet < 2; {
-		runtime.Gosched()
+		if runtime.Gosched(); now().Sub(began) > time.Minute {
+			panic("the bubble does not settle")
+		}
 		metrics.Read(states)
 		if states[0].Value.Uint64() == 0 && states[1].Value.Uint64() <= 1 && states[2].Value.Uint64() <= idle {
 			quiet++
