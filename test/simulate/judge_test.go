@@ -53,7 +53,7 @@ func (w *world) judge(r *request) {
 		w.counted.compactions.Add(int64(r.count))
 	case "collect":
 		w.counted.collected.Add(int64(r.count))
-	case "retain":
+	case "retain", "tidy":
 		if r.err == nil {
 			w.counted.purges.Add(1)
 		}

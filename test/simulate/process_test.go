@@ -2,7 +2,6 @@ package simulate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -85,7 +84,7 @@ type process struct {
 
 func (w *world) start() *process {
 	w.born++
-	p := &process{world: w, name: fmt.Sprintf("p%02d", w.born), epoch: w.epoch, stores: map[string]storage.Interface{}, feeds: w.choices.choose(4) < 3}
+	p := &process{world: w, name: fmt.Sprintf("p%02d", w.born), epoch: w.epoch, stores: map[string]storage.Interface{}, feeds: w.choices.choose(4) < w.config.feeding}
 	p.life, p.end = context.WithCancel(w.life)
 	p.link = &link{world: w, name: p.name, server: w.server, open: true}
 	var err error
@@ -177,7 +176,6 @@ type request struct {
 	name    string
 	// of a write
 	tag, color, claims string
-	stalePossible      bool
 	// of a list
 	selected     string
 	version      string
@@ -258,6 +256,7 @@ func (w *world) begin(r *request) {
 func (r *request) do(ctx context.Context) error {
 	p := r.process
 	store := p.stores[r.kind]
+	ctx = kubestore.WithRequestID(ctx, fmt.Sprintf("request-%d", r.id))
 	if r.thinks {
 		v, err := p.projection.Latest(ctx)
 		if err != nil {
@@ -319,6 +318,12 @@ func (r *request) do(ctx context.Context) error {
 		}
 		if err == nil {
 			_, err = p.projection.Collect(ctx, 0)
+		}
+		return err
+	case "tidy":
+		applied, err := p.projection.Commit(ctx)
+		if err == nil {
+			err = p.projection.Retain(ctx, 0, min(applied, r.upto))
 		}
 		return err
 	case "retain":
@@ -388,5 +393,3 @@ func revisionOf(s string) (n uint64) {
 	_, _ = fmt.Sscan(s, &n)
 	return n
 }
-
-var errNone = errors.New("")

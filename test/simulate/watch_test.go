@@ -60,9 +60,6 @@ func (w *world) watch(p *process, kind, selected string, after uint64) {
 				w.note(x, sighting{kind: "ERROR", failure: status})
 				continue
 			}
-			if c, ok := e.Object.(interface{ GetObject() interface{} }); ok {
-				_ = c
-			}
 			w.note(x, sighting{kind: string(e.Type), result: resultOf(podOf(e))})
 		}
 		w.note(x, sighting{closed: true})

@@ -300,7 +300,7 @@ func (w *world) learn() {
 // fence is the operator's procedure. All writers have stopped meanwhile: nothing of theirs gets through.
 func (w *world) fence() {
 	w.say("the operator fences the cell")
-	log, p, err := w.operator()
+	_, p, err := w.operator()
 	var plan projection.FencePlan
 	if err == nil {
 		plan, err = p.PlanFence(w.life, 0)
@@ -314,7 +314,6 @@ func (w *world) fence() {
 		w.violated("fence", "%v", err)
 		return
 	}
-	_ = log
 	if plan.Lost != nil {
 		w.violated("fence", "a healthy cell's fence would lose events: %v", plan.Lost)
 	}
