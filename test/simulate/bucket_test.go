@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path"
+	"strings"
 
 	"github.com/logplane/logplane/projection/bucket"
 )
@@ -19,7 +20,8 @@ type remote struct {
 
 func (b *remote) pass(ctx context.Context, op, key string, serve func() error) error {
 	w := b.process.world
-	what := op + " " + path.Dir(key)
+	_, folder, _ := strings.Cut(path.Dir(key), "/")
+	what := op + " " + folder
 	if path.Base(key) == "root" {
 		what = op + " root"
 	}

@@ -94,7 +94,7 @@ func (w *world) start() *process {
 		p.log, err = eventlog.Open(p.life, eventlog.Config{Conn: p.conn, InMemory: !w.config.file})
 	}
 	if err == nil {
-		p.projection, err = projection.Open(projection.Config{Log: p.log, Bucket: &remote{p, w.bucket}, InlineBytes: w.config.inline, CacheBytes: w.config.cache, TailBytes: w.config.tail})
+		p.projection, err = projection.Open(projection.Config{Log: p.log, Bucket: &remote{p, w.bucket}, Prefix: w.prefix, InlineBytes: w.config.inline, CacheBytes: w.config.cache, TailBytes: w.config.tail})
 	}
 	if err != nil {
 		panic(fmt.Sprintf("start a process: %v", err))

@@ -140,3 +140,11 @@ func (x *watching) judgeFailure(status *metav1.Status) {
 		w.violated("6 a fault ends a watch that it did not meet", "%v: %s", x, status.Message)
 	}
 }
+
+// behind are the watches that have not delivered all there is, although their processes can.
+func (w *world) behind() []*watching {
+	return keep(w.watches, func(x *watching) bool {
+		_, _, _, more := w.model.next("main/"+x.kind+"/", x.selected, x.position)
+		return more && x.process.epoch == w.epoch
+	})
+}

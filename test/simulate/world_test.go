@@ -49,6 +49,7 @@ type world struct {
 	server  *server.Server
 	direct  *nats.Conn // the observer's and the operator's
 	bucket  bucket.Bucket
+	prefix  string // of the cell in the bucket
 	model   *model
 	life    context.Context
 	running sync.WaitGroup
@@ -194,6 +195,10 @@ func (w *world) settle() {
 		if runtime.Gosched(); now().Sub(began) > time.Minute {
 			panic("the bubble does not settle")
 		}
+		if b, crosses := w.bucket.(*bridge); crosses && b.busy.Load() > 0 {
+			<-b.served
+			quiet = 0
+		}
 		metrics.Read(states)
 		if states[0].Value.Uint64() == 0 && states[1].Value.Uint64() <= 1 && states[2].Value.Uint64() <= idle {
 			quiet++
@@ -330,7 +335,7 @@ func (w *world) operator() (*eventlog.Log, *projection.Projection, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	p, err := projection.Open(projection.Config{Log: log, Bucket: w.bucket, InlineBytes: w.config.inline})
+	p, err := projection.Open(projection.Config{Log: log, Bucket: w.bucket, Prefix: w.prefix, InlineBytes: w.config.inline})
 	return log, p, err
 }
 

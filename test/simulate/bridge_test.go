@@ -1,0 +1,121 @@
+package simulate
+
+import (
+	"context"
+	"os"
+	"sync/atomic"
+	"testing"
+
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/filesystem"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/bucket/s3"
+	"github.com/logplane/logplane/projection/bucket/s3/miniotest"
+)
+
+// bridge is a bucket whose requests are served outside of the bubble: an HTTP client's goroutines cannot live in one.
+type bridge struct {
+	inner bucket.Bucket
+	free  chan *bay
+	busy  atomic.Int64
+	// served is told after each request.
+	served chan struct{}
+}
+
+// bay is where one request at a time crosses.
+type bay struct {
+	serve chan func()
+	done  chan struct{}
+}
+
+// newBridge must be called outside of all bubbles.
+func newBridge(t *testing.T, inner bucket.Bucket) *bridge {
+	const bays = 64
+	b := &bridge{inner: inner, free: make(chan *bay, bays), served: make(chan struct{}, 1)}
+	for range bays {
+		one := &bay{serve: make(chan func()), done: make(chan struct{})}
+		go func() {
+			for serve := range one.serve {
+				serve()
+				b.busy.Add(-1)
+				select {
+				case b.served <- struct{}{}:
+				default:
+				}
+				one.done <- struct{}{}
+			}
+		}()
+		t.Cleanup(func() { close(one.serve) })
+		b.free <- one
+	}
+	return b
+}
+
+func (b *bridge) cross(serve func()) {
+	one := <-b.free
+	b.busy.Add(1)
+	one.serve <- serve
+	<-one.done
+	b.free <- one
+}
+
+func (b *bridge) Get(ctx context.Context, key string) (body []byte, etag string, err error) {
+	b.cross(func() { body, etag, err = b.inner.Get(detached, key) })
+	return body, etag, err
+}
+
+func (b *bridge) GetRange(ctx context.Context, key string, offset, length int64) (part []byte, err error) {
+	b.cross(func() { part, err = b.inner.GetRange(detached, key, offset, length) })
+	return part, err
+}
+
+func (b *bridge) Create(ctx context.Context, key string, body []byte) (etag string, err error) {
+	b.cross(func() { etag, err = b.inner.Create(detached, key, body) })
+	return etag, err
+}
+
+func (b *bridge) Replace(ctx context.Context, key string, body []byte, old string) (etag string, err error) {
+	b.cross(func() { etag, err = b.inner.Replace(detached, key, body, old) })
+	return etag, err
+}
+
+func (b *bridge) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) (err error) {
+	b.cross(func() { err = b.inner.List(detached, prefix, yield) })
+	return err
+}
+
+func (b *bridge) Delete(ctx context.Context, key string) (err error) {
+	b.cross(func() { err = b.inner.Delete(detached, key) })
+	return err
+}
+
+// cells makes what a world keeps its bucket in: a cell has a prefix of its own, as all share one bucket.
+func cells(t *testing.T) func() bucket.Bucket {
+	var inner bucket.Bucket
+	switch kind := os.Getenv("BUCKET"); kind {
+	case "", "memory":
+		return func() bucket.Bucket { return memory.Hashed() }
+	case "filesystem":
+		return func() bucket.Bucket {
+			b, err := filesystem.Open(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}
+	case "minio":
+		server := miniotest.Start(t)
+		b, err := s3.Open(t.Context(), s3.Config{Endpoint: server.Endpoint, Region: miniotest.Region, Bucket: "cells",
+			AccessKey: miniotest.AccessKey, SecretKey: miniotest.SecretKey, PathStyle: true})
+		if err == nil {
+			err = b.Ensure(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		inner = b
+	default:
+		t.Fatalf("BUCKET is %q: it must be 'memory', 'filesystem' or 'minio'", kind)
+	}
+	return func() bucket.Bucket { return newBridge(t, inner) }
+}
