@@ -90,6 +90,12 @@ MINUTES ?= 10
 history: race-build ## histories of MINUTES each, on one server and on three, with kills, pauses and fences, checked by porcupine
 	@set -o pipefail; $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane LOGPLANE_HISTORIES=$(MINUTES)m go test -race -run '^TestHistory$$' -v -timeout $$((3 * $(MINUTES) + 20))m ./test/history | grep -vE '^=== '
 
+SIMULATE ?= 10m
+BUCKET ?= memory
+.PHONY: simulate
+simulate: ## what clients are told, in cells simulated for SIMULATE on a BUCKET (memory, filesystem or minio); replay with LOGPLANE_SIMULATE_SEED
+	@set -o pipefail; $(RELEASE) SIMULATE=$(SIMULATE) BUCKET=$(BUCKET) go test ./test/simulate -run '^TestSimulate$$' -count 1 -v -timeout 0 | grep -vE '^=== '
+
 .PHONY: bench
 bench: build ## benchmarks, in the form benchstat reads
 	@$(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench . -benchmem -timeout 60m ./eventlog/... ./projection/... ./internal/... ./test/bench/...

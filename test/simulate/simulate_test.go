@@ -70,13 +70,16 @@ func configOf(seed uint64) config {
 		writes: 2 + r.IntN(8), oldest: r.IntN(10), hush: sometimes(10), rush: max(0, r.IntN(12)-3), feeding: 1 + r.IntN(4),
 		tasks: [][]string{{"commit", "commit", "commit", "compact", "collect", "retain"}, {"commit", "commit", "commit", "sweep"}, {"commit", "retain", "tidy"}}[r.IntN(3)],
 	}
-	switch r.IntN(3) { // some worlds get far in one respect
+	switch r.IntN(4) { // some worlds get far in one respect
 	case 0: // much is written, folded and compacted, by few
 		c.steps, c.begin, c.tend, c.rush, c.writes, c.keys, c.inline = 800+r.IntN(1500), 200, 200, 9, 9, 2+r.IntN(3), 1
 		c.fault, c.fence, c.kill, c.cancel, c.tasks = 0, 0, 0, 0, []string{"commit", "commit", "commit", "commit", "sweep"}
 	case 1: // little is written, and much is purged, cancelled and started again
 		c.hush, c.tend, c.cancel, c.kill, c.writes = 10, 15+r.IntN(40), 50+r.IntN(80), 20, 2+r.IntN(4)
 		c.tasks, c.fault, c.parallel, c.feeding, c.rush = []string{"commit", "retain", "tidy"}, 0, 1+r.IntN(3), r.IntN(3), r.IntN(6)
+	case 2: // many watch, requests are slow, and the cell is fenced or its bucket fails
+		c.watch, c.feeding, c.thinking, c.kill, c.inline, c.cache = 40, 4, 5+r.IntN(5), 0, 1, 1
+		c.fence, c.fault = 4*r.IntN(2), 20*r.IntN(2)
 	}
 	return c
 }
