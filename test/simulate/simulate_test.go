@@ -79,7 +79,7 @@ func configOf(seed uint64) config {
 		c.tasks, c.fault, c.parallel, c.feeding, c.rush = []string{"commit", "retain", "tidy"}, 0, 1+r.IntN(3), r.IntN(3), r.IntN(6)
 	case 2: // many watch, requests are slow, and the cell is fenced or its bucket fails
 		c.watch, c.feeding, c.thinking, c.kill, c.inline, c.cache = 40, 4, 5+r.IntN(5), 0, 1, 1
-		c.fence, c.fault = 4*r.IntN(2), 20*r.IntN(2)
+		c.fence, c.fault, c.stall = 6*r.IntN(2), 20*r.IntN(2), 20
 	}
 	return c
 }
@@ -128,6 +128,7 @@ func play(t *testing.T, b bucket.Bucket, c config, values []uint32, counted *cou
 		}
 		end()
 		w.running.Wait()
+		time.Sleep(time.Minute) // a log's question for the head ends by itself
 		w.direct.Close()
 		s.Shutdown()
 		s.WaitForShutdown()
