@@ -3,7 +3,6 @@ package lifecycle
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"net"
 	"testing"
 	"time"

@@ -447,7 +447,7 @@ var list = []mutant{
 	},
 	{
 		name: "passing-error-ends-a-watch",
-		file: "internal/kubestore/watch.go", old: "return !errors.As(err, &status) && (", new: "return errors.As(err, &status) && (",
+		file: "internal/kubestore/watch.go", old: "return !errors.As(err, &status)", new: "return errors.As(err, &status)",
 		tests: "TestAPassingErrorEndsNoWatch",
 		why:   "one answer of the bucket that does not come makes clients list",
 	},

@@ -142,7 +142,7 @@ func play(t *testing.T, b bucket.Bucket, c config, values []uint32, counted *cou
 func (w *world) found() error {
 	log, _, err := w.operator()
 	if err == nil {
-		_, err = log.Append(w.life, "first", eventlog.Write{Key: eventlog.Key{Cluster: "main", Resource: "cells", Prefix: "/cells", Name: "first"}, Op: eventlog.Added, ContentType: "text/plain"})
+		_, err = log.Append(w.life, eventlog.Basis{}, "first", eventlog.Write{Key: eventlog.Key{Cluster: "main", Resource: "cells", Prefix: "/cells", Name: "first"}, Op: eventlog.Added, ContentType: "text/plain"})
 	}
 	return err
 }
