@@ -172,7 +172,7 @@ func TestBootstrapManagedFields(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(a.body), &object))
 		for _, f := range object.ManagedFields {
 			require.NotNil(t, f.Time)
-			all = append(all, strings.Join([]string{f.Manager, string(f.Operation), f.APIVersion, f.Subresource, string(f.FieldsV1.Raw)}, " "))
+			all = append(all, strings.Join([]string{f.Manager, string(f.Operation), f.APIVersion, f.Subresource, f.FieldsV1.GetRawString()}, " "))
 		}
 		return all
 	}

@@ -67,18 +67,6 @@ func (l *link) hold() {
 	l.open = false
 }
 
-// pass lets everything through, now and from now on.
-func (l *link) pass() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open = true
-	for _, w := range []*wire{l.out, l.in} {
-		if w != nil {
-			w.release(len(w.queue))
-		}
-	}
-}
-
 // waiting are the messages that the schedule may let go: the first of each direction.
 func (l *link) waiting() (steps []*step) {
 	l.mu.Lock()
