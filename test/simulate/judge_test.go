@@ -40,6 +40,37 @@ func (w *world) misled(p *process, message string) bool {
 	return p.epoch == w.epoch && falseAlarm(message) != ""
 }
 
+// judgeExpiry says whether a deletion that no client asked for came when the log's time had come.
+func (w *world) judgeExpiry(e *event) {
+	if e.kind != "deleted" || e.void != "" || strings.HasPrefix(e.id, "request-") || !strings.HasPrefix(e.key, mortals) {
+		return
+	}
+	w.counted.expired.Add(1)
+	if dead := w.model.events[e.live]; dead.ttl == 0 || e.at.Sub(dead.at) < dead.ttl {
+		w.violated("expired early", "%s at %d, which is %v old and may live %v", e.key, dead.revision, e.at.Sub(dead.at), dead.ttl)
+	}
+}
+
+// expireAll waits until all that is mortal must be gone.
+func (w *world) expireAll(log *eventlog.Log, p *projection.Projection) error {
+	w.sleep(longest)
+	l, err := lifecycleOf(kubestore.Cell{Log: log, Projection: p, Cluster: "main"})
+	if err == nil {
+		_, err = l.Expire(w.life)
+	}
+	if err != nil {
+		return err
+	}
+	w.settle()
+	w.learn()
+	for key := range w.model.list(mortals, "", w.model.head) {
+		if e := w.model.events[w.model.at(key, w.model.head).revision]; e.ttl > 0 {
+			w.violated("expired late", "%s at %d is %v old and may live %v", key, e.revision, time.Since(e.at), e.ttl)
+		}
+	}
+	return nil
+}
+
 // judge compares what a client was told with the model.
 func (w *world) judge(r *request) {
 	if r.err != nil {

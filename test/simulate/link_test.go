@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 )
@@ -75,7 +76,7 @@ func (l *link) waiting() (steps []*step) {
 		if w == nil || len(w.queue) == 0 {
 			continue
 		}
-		steps = append(steps, &step{from: w.name, what: w.queue[0].label, born: w.queue[0].born, number: w.queue[0].number, wire: w})
+		steps = append(steps, &step{from: w.name, what: w.queue[0].label, born: w.queue[0].born, number: w.queue[0].number, at: w.queue[0].at, wire: w})
 	}
 	return steps
 }
@@ -96,6 +97,7 @@ type frame struct {
 	// message says that the schedule decides when it goes; everything else only keeps its place.
 	message      bool
 	born, number int
+	at           time.Time
 }
 
 func newWire(l *link, name string, from io.Reader, to io.WriteCloser) *wire {
@@ -116,6 +118,7 @@ func (w *wire) read(r *bufio.Reader) {
 		}
 		w.link.mu.Lock()
 		f.born, f.number = w.link.world.tick()
+		f.at = time.Now()
 		switch {
 		case urgent:
 			w.send(f.data)

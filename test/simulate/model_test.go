@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -15,11 +16,17 @@ import (
 // event is one event of the log as it was first seen, whatever became of it since.
 type event struct {
 	revision, base, epoch uint64
+	id                    string
 	kind                  string // "added", "modified" or "deleted"
 	key                   string
 	version               version
 	// batch is the first and the last revision of its batch.
 	batch [2]uint64
+	// at is when the log took it, ttl how long its version may live from then on; 0 is for ever.
+	at  time.Time
+	ttl time.Duration
+	// live is the revision that it found.
+	live uint64
 	// void says why it does not count, if it does not.
 	void string
 }
@@ -66,11 +73,11 @@ func number(h nats.Header, name string) uint64 {
 }
 
 // learn folds one message of the log.
-func (m *model) learn(msg *nats.Msg, revision uint64) {
+func (m *model) learn(msg *nats.Msg, revision uint64, at time.Time) {
 	m.head = revision
 	h := msg.Header
 	kind := strings.TrimPrefix(h.Get("ce-type"), "dev.logplane.object.")
-	e := &event{revision: revision, base: number(h, "Logplane-Base"), epoch: number(h, "Logplane-Epoch"), kind: kind,
+	e := &event{revision: revision, id: h.Get("ce-id"), at: at, ttl: time.Duration(number(h, "Logplane-Ttl")) * time.Second, base: number(h, "Logplane-Base"), epoch: number(h, "Logplane-Epoch"), kind: kind,
 		key: strings.TrimPrefix(h.Get("ce-source"), "/clusters/") + h.Get("ce-subject"), batch: [2]uint64{revision, revision}}
 	if place, size, ok := strings.Cut(h.Get("Logplane-Batch"), "/"); ok {
 		n, _ := strconv.ParseUint(place, 10, 64)
@@ -86,6 +93,7 @@ func (m *model) learn(msg *nats.Msg, revision uint64) {
 	e.version = decode(msg.Data)
 	e.version.revision = revision
 	live := m.at(e.key, revision).revision
+	e.live = live
 	switch {
 	case e.epoch < m.epochAt(revision):
 		e.void = fmt.Sprintf("it is of epoch %d, and the cell of epoch %d", e.epoch, m.epochAt(revision))

@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -19,8 +20,10 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/functions/lifecycle"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -36,8 +39,18 @@ func init() {
 	utilruntime.Must(examplev1.AddToScheme(scheme))
 }
 
-// kinds of objects: owners have claims, which are listed like others; plain ones have none.
-var kinds = []string{"owners", "plains", "claims"}
+// kinds of objects: owners have claims, which are listed like others; events have none, and may have a TTL.
+var kinds = []string{"owners", "events", "claims"}
+
+// mortals is where Expire looks, and longest the longest TTL.
+const (
+	mortals = "main/events/"
+	longest = time.Minute
+)
+
+func lifecycleOf(cell kubestore.Cell) (*lifecycle.Lifecycle, error) {
+	return lifecycle.New(lifecycle.Config{Cell: cell, Client: &rest.Config{Host: "127.0.0.1:1"}}) // Expire calls nobody
+}
 
 func resource(name string) kubestore.Resource {
 	r := kubestore.Resource{
@@ -76,6 +89,7 @@ type process struct {
 	log        *eventlog.Log
 	projection *projection.Projection
 	stores     map[string]storage.Interface
+	lifecycle  *lifecycle.Lifecycle
 	life       context.Context
 	end        context.CancelFunc
 	feeds      bool
@@ -94,7 +108,7 @@ func (w *world) start() *process {
 		p.log, err = eventlog.Open(p.life, eventlog.Config{Conn: p.conn, InMemory: !w.config.file})
 	}
 	if err == nil {
-		p.projection, err = projection.Open(projection.Config{Log: p.log, Bucket: &remote{p, w.bucket}, Prefix: w.prefix, InlineBytes: w.config.inline, CacheBytes: w.config.cache, TailBytes: w.config.tail})
+		p.projection, err = projection.Open(w.projection(p.log, &remote{p, w.bucket}))
 	}
 	if err != nil {
 		panic(fmt.Sprintf("start a process: %v", err))
@@ -110,11 +124,38 @@ func (w *world) start() *process {
 	for _, kind := range kinds {
 		p.stores[kind] = kubestore.New(cell, resource(kind))
 	}
+	if p.lifecycle, err = lifecycleOf(cell); err != nil {
+		panic(fmt.Sprintf("start a process: %v", err))
+	}
+	if w.config.cadence > 0 && w.choices.choose(4) < 3 {
+		began := len(w.model.fences)
+		w.running.Go(func() { p.run(began) })
+	}
 	w.settle()
 	p.link.hold()
 	w.processes = append(w.processes, p)
 	w.say("%s starts, epoch %d, watches %v", p.name, p.epoch, p.feeds)
 	return p
+}
+
+// run is a projector, which begins again a second after it has failed.
+func (p *process) run(began int) {
+	for p.life.Err() == nil {
+		err := p.projection.Run(p.life, p.world.config.cadence)
+		if p.life.Err() != nil {
+			return
+		}
+		p.world.mu.Lock()
+		p.world.finished = append(p.world.finished, &request{process: p, verb: "run", fencesBefore: began, err: err})
+		p.world.mu.Unlock()
+		if errors.Is(err, eventlog.ErrDiverged) {
+			return
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-p.life.Done():
+		}
+	}
 }
 
 // kill ends a process between two instructions.
@@ -179,6 +220,7 @@ type request struct {
 	// of a list
 	selected     string
 	version      string
+	ttl          time.Duration // of a write
 	exact        bool
 	limit        int64
 	floor, upto  eventlog.Revision // of a projector's task
@@ -214,6 +256,9 @@ func (r *request) String() string {
 		if more != "" {
 			words = append(words, more)
 		}
+	}
+	if r.ttl > 0 {
+		words = append(words, "for", r.ttl.String())
 	}
 	if r.version != "" {
 		words = append(words, "at", r.version)
@@ -271,7 +316,7 @@ func (r *request) do(ctx context.Context) error {
 	var out example.Pod
 	switch r.verb {
 	case "create":
-		if err := store.Create(ctx, path, r.fill(&example.Pod{}), &out, 0); err != nil {
+		if err := store.Create(ctx, path, r.fill(&example.Pod{}), &out, uint64(r.ttl.Seconds())); err != nil {
 			return err
 		}
 	case "update":
@@ -281,7 +326,8 @@ func (r *request) do(ctx context.Context) error {
 					return nil, nil, err
 				}
 			}
-			return r.fill(in.DeepCopyObject().(*example.Pod)), nil, nil
+			ttl := uint64(r.ttl.Seconds())
+			return r.fill(in.DeepCopyObject().(*example.Pod)), &ttl, nil
 		}, nil)
 		if err != nil {
 			return err
@@ -298,6 +344,9 @@ func (r *request) do(ctx context.Context) error {
 		return r.list(ctx, store)
 	case "commit":
 		_, err := p.projection.Commit(ctx)
+		return err
+	case "expire":
+		_, err := p.lifecycle.Expire(ctx)
 		return err
 	case "compact":
 		done, err := p.projection.Compact(ctx)

@@ -52,6 +52,10 @@ type config struct {
 	rush int
 	// tasks are what projectors do.
 	tasks []string
+	// logRetention and retention are of log time; with them processes run projectors, which commit every cadence at most.
+	logRetention, retention, cadence time.Duration
+	// mortal objects have a TTL, and some outlive it.
+	mortal bool
 }
 
 func configOf(seed uint64) config {
@@ -80,6 +84,16 @@ func configOf(seed uint64) config {
 	case 2: // many watch, requests are slow, and the cell is fenced or its bucket fails
 		c.watch, c.feeding, c.thinking, c.kill, c.inline, c.cache = 40, 4, 5+r.IntN(5), 0, 1, 1
 		c.fence, c.fault, c.stall = 6*r.IntN(2), 20*r.IntN(2), 20
+	}
+	if r.IntN(3) == 0 { // projectors run by themselves, while much time passes
+		c.cadence = []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second}[r.IntN(3)]
+		c.logRetention = deadline*5/2 + time.Duration(r.IntN(120))*time.Second
+		c.retention = c.logRetention + time.Duration(r.IntN(120))*time.Second
+		c.pass, c.tasks = 20+r.IntN(50), []string{"commit", "compact", "collect"}
+	}
+	if c.mortal = r.IntN(3) == 0; c.mortal {
+		c.pass, c.tend = max(c.pass, 20), max(c.tend, 20)
+		c.tasks = slices.Concat(c.tasks, []string{"expire", "expire"})
 	}
 	return c
 }
@@ -259,6 +273,7 @@ func (w *world) rest(d time.Duration) {
 		if passed := d.String() + " and more pass"; !strings.HasSuffix(w.trace[len(w.trace)-1], passed) {
 			w.say("%s", passed)
 		}
+		w.deliver()
 		return
 	}
 	if pending := w.pending(); len(pending) > 0 {
@@ -272,6 +287,24 @@ func (w *world) rest(d time.Duration) {
 		x.cancel()
 	}
 	w.watches = nil
+}
+
+// carried is how long a message or an answer is on its way at most, where the log forgets: together with a request's deadline
+// and the longest rest it is less than what the log keeps, as the product demands (eventlog.md, preconditions).
+const carried = 30 * time.Second
+
+// deliver lets go what was on its way for too long.
+func (w *world) deliver() {
+	for w.config.cadence > 0 {
+		w.settle()
+		late := keep(w.held(), func(s *step) bool { return time.Since(s.at) >= carried })
+		if len(late) == 0 {
+			return
+		}
+		for _, s := range late {
+			w.release(s, 1, works)
+		}
+	}
 }
 
 func pick[T any](w *world, list []T) (one T, ok bool) {
@@ -302,6 +335,9 @@ func (w *world) beginSome() {
 			r.verb = "create"
 		} else if live && r.verb == "create" && w.choices.choose(4) > 0 {
 			r.verb = "update"
+		}
+		if r.kind == "events" && w.config.mortal {
+			r.ttl = []time.Duration{0, time.Second, 10 * time.Second, longest}[w.choices.choose(4)]
 		}
 		w.begin(r)
 		return
@@ -434,7 +470,11 @@ func (w *world) watchSome() {
 }
 
 func (w *world) passSome() {
-	w.rest([]time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 400 * time.Millisecond, 1500 * time.Millisecond, 6 * time.Second, 70 * time.Second}[w.choices.choose(6)])
+	most := 70 * time.Second
+	if w.config.cadence > 0 {
+		most = 45 * time.Second
+	}
+	w.rest([]time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 400 * time.Millisecond, 6 * time.Second, 20 * time.Second, most}[w.choices.choose(6)])
 }
 
 // finish lets all go on without faults, and looks at what is left.
@@ -464,10 +504,13 @@ func (w *world) finish() {
 	if w.failed && !goOn {
 		return
 	}
-	w.floor()
-	_, p, err := w.operator()
+	w.aged()
+	log, p, err := w.operator()
 	if err == nil {
 		_, err = p.Commit(w.life) // there is a root then
+	}
+	if err == nil && w.config.mortal {
+		err = w.expireAll(log, p)
 	}
 	if err == nil {
 		_, err = p.Verify(w.life, func(problem error) { w.violated("verify", "%v", problem) })

@@ -3,6 +3,7 @@ package simulate
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -35,6 +36,7 @@ const (
 type step struct {
 	from, what   string
 	born, number int
+	at           time.Time
 	// request says that a fault can be made of it.
 	request bool
 	// wire carries a message; everything else waits at the gate.
@@ -89,13 +91,13 @@ type note struct {
 
 // counts is what has happened.
 type counts struct {
-	seeds, steps, writes, refusals, reads, lists, watchEvents, bookmarks, fences, purges, kills, faults, cancels, commits, compactions, collected, stuck atomic.Int64
+	seeds, steps, writes, refusals, reads, lists, watchEvents, bookmarks, fences, purges, kills, faults, cancels, commits, compactions, collected, stuck, aged, expired atomic.Int64
 }
 
 func (c *counts) String() string {
-	return fmt.Sprintf("%d seeds, %d steps, %d acknowledged writes, %d refused, %d gets, %d lists, %d watch events, %d bookmarks, %d fences, %d purges, %d commits, %d compactions, %d objects collected, %d kills, %d faults, %d cancellations",
+	return fmt.Sprintf("%d seeds, %d steps, %d acknowledged writes, %d refused, %d gets, %d lists, %d watch events, %d bookmarks, %d fences, %d purges, %d commits, %d compactions, %d objects collected, %d kills, %d faults, %d cancellations, %d objects expired, %d times forgotten by age",
 		c.seeds.Load(), c.steps.Load(), c.writes.Load(), c.refusals.Load(), c.reads.Load(), c.lists.Load(), c.watchEvents.Load(), c.bookmarks.Load(), c.fences.Load(), c.purges.Load(),
-		c.commits.Load(), c.compactions.Load(), c.collected.Load(), c.kills.Load(), c.faults.Load(), c.cancels.Load())
+		c.commits.Load(), c.compactions.Load(), c.collected.Load(), c.kills.Load(), c.faults.Load(), c.cancels.Load(), c.expired.Load(), c.aged.Load())
 }
 
 // choices is the one sequence that decides everything. Past its end, and where it is 0, the oldest thing goes on.
@@ -139,7 +141,7 @@ func (w *world) wait(ctx context.Context, s *step) (fault, error) {
 	s.gate = make(chan fault, 1)
 	w.mu.Lock()
 	w.number++
-	s.born, s.number = w.turn, w.number
+	s.born, s.number, s.at = w.turn, w.number, time.Now()
 	w.waiting = append(w.waiting, s)
 	w.mu.Unlock()
 	select {
@@ -155,6 +157,11 @@ func (w *world) wait(ctx context.Context, s *step) (fault, error) {
 
 // pending is all that the schedule may let go, the oldest first.
 func (w *world) pending() []*step {
+	return slices.DeleteFunc(w.held(), func(s *step) bool { return !w.calm && w.stalled[s.from] > w.turn })
+}
+
+// held is all that waits, what is stalled too.
+func (w *world) held() []*step {
 	var steps []*step
 	for _, p := range w.processes {
 		steps = append(steps, p.link.waiting()...)
@@ -165,7 +172,7 @@ func (w *world) pending() []*step {
 	slices.SortFunc(steps, func(a, b *step) int {
 		return cmp.Or(cmp.Compare(a.born, b.born), cmp.Compare(a.from, b.from), cmp.Compare(a.what, b.what), cmp.Compare(a.number, b.number))
 	})
-	return slices.DeleteFunc(steps, func(s *step) bool { return !w.calm && w.stalled[s.from] > w.turn })
+	return steps
 }
 
 // release lets a step go; of a wire, n messages.
@@ -283,8 +290,9 @@ func (w *world) learn() {
 		if revision <= w.model.head {
 			w.violated("observer", "revision %d after %d", revision, w.model.head)
 		}
-		w.model.learn(m, revision)
+		w.model.learn(m, revision, place.Timestamp)
 		e := w.model.events[revision]
+		w.judgeExpiry(e)
 		void := ""
 		if e.void != "" {
 			void = ", void: " + e.void
@@ -335,8 +343,57 @@ func (w *world) operator() (*eventlog.Log, *projection.Projection, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	p, err := projection.Open(projection.Config{Log: log, Bucket: w.bucket, Prefix: w.prefix, InlineBytes: w.config.inline})
+	c := w.projection(log, w.bucket)
+	c.CacheBytes, c.TailBytes = 0, 0
+	p, err := projection.Open(c)
 	return log, p, err
+}
+
+// projection is the configuration of every process of the cell.
+func (w *world) projection(log *eventlog.Log, b bucket.Bucket) projection.Config {
+	c := w.config
+	return projection.Config{Log: log, Bucket: b, Prefix: w.prefix, InlineBytes: c.inline, CacheBytes: c.cache, TailBytes: c.tail,
+		LogRetention: c.logRetention, Retention: c.retention}
+}
+
+// aged says whether floor and purge point are as old by the log's time as they must be. A fence raises both.
+func (w *world) aged() {
+	floor := w.floor()
+	if w.config.cadence == 0 {
+		return
+	}
+	newest := w.model.events[w.model.order[len(w.model.order)-1]].at
+	fenced := uint64(0)
+	if n := len(w.model.fences); n > 0 {
+		fenced = w.model.fences[n-1].at
+	}
+	answer, err := w.direct.RequestWithContext(w.life, "$JS.API.STREAM.INFO.logplane", nil)
+	if err != nil {
+		w.violated("observer", "ask for the log's extent: %v", err)
+		return
+	}
+	var log struct {
+		State struct {
+			First uint64 `json:"first_seq"`
+		} `json:"state"`
+	}
+	if err := json.Unmarshal(answer.Data, &log); err != nil {
+		w.violated("observer", "ask for the log's extent: %v", err)
+		return
+	}
+	for _, limit := range []struct {
+		what     string
+		revision uint64
+		age      time.Duration
+	}{{"the floor", floor, w.config.retention}, {"the purge point", log.State.First - 1, w.config.logRetention}} {
+		if limit.revision <= fenced || limit.revision == 0 {
+			continue
+		}
+		w.counted.aged.Add(1)
+		if age := newest.Sub(w.model.events[limit.revision].at); age < limit.age {
+			w.violated("forgotten early", "%s is %d, which is %v old, not %v", limit.what, limit.revision, age, limit.age)
+		}
+	}
 }
 
 // floor is the cell's now.
