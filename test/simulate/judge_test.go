@@ -117,6 +117,9 @@ func (w *world) judgeWrite(r *request, got result) {
 	default:
 		w.acknowledged = max(w.acknowledged, got.revision)
 	}
+	if e != nil && !r.guard.holds(w.model.at(e.key, e.revision-1)) {
+		w.violated("precondition", "%v: it was %v", r, w.model.at(e.key, e.revision-1))
+	}
 }
 
 func (w *world) judgeGet(r *request, got result) {
@@ -200,6 +203,16 @@ func (w *world) judgeError(r *request) {
 		w.counted.refusals.Add(1)
 		if !w.model.ever(r.key(), from, w.model.head, func(v version) bool { return v.revision != 0 }) {
 			w.violated("error", "%v: it exists, and it was never there", r)
+		}
+	case storage.IsInvalidObj(r.err):
+		w.counted.refusals.Add(1)
+		if !w.model.ever(r.key(), from, w.model.head, func(v version) bool { return v.revision != 0 && !r.guard.holds(v) }) {
+			w.violated("error", "%v: %v, and the precondition held all the time", r, r.err)
+		}
+	case errors.As(r.err, &status) && status.Status().Code == 429:
+		w.counted.behind.Add(1)
+		if n := w.model.behind(r.applied); w.config.tail == 0 || n <= w.config.tail {
+			w.violated("429", "%v: %v, and %d bytes are after %d, of %d", r, r.err, n, r.applied, w.config.tail)
 		}
 	case errors.As(r.err, &claimed):
 		w.counted.refusals.Add(1)

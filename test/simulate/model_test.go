@@ -25,6 +25,8 @@ type event struct {
 	// at is when the log took it, ttl how long its version may live from then on; 0 is for ever.
 	at  time.Time
 	ttl time.Duration
+	// size is what it counts in a tail.
+	size int
 	// live is the revision that it found.
 	live uint64
 	// void says why it does not count, if it does not.
@@ -33,8 +35,8 @@ type event struct {
 
 // version is what a client can tell of one version of an object.
 type version struct {
-	revision   uint64
-	tag, color string
+	revision        uint64
+	uid, tag, color string
 }
 
 // model is the fold by invariant 13, in its plainest form: all versions of all keys.
@@ -84,6 +86,7 @@ func (m *model) learn(msg *nats.Msg, revision uint64, at time.Time) {
 		of, _ := strconv.ParseUint(size, 10, 64)
 		e.batch = [2]uint64{revision - n + 1, revision - n + of}
 	}
+	e.size = 400 + 2*len(e.key) + len(msg.Data)
 	m.events[revision] = e
 	m.order = append(m.order, revision)
 	if kind != "added" && kind != "modified" && kind != "deleted" { // a barrier
@@ -111,11 +114,12 @@ func (m *model) learn(msg *nats.Msg, revision uint64, at time.Time) {
 func decode(body []byte) version {
 	var object struct {
 		Metadata struct {
+			UID    string            `json:"uid"`
 			Labels map[string]string `json:"labels"`
 		} `json:"metadata"`
 	}
 	_ = json.Unmarshal(bytes.TrimSpace(body), &object)
-	return version{tag: object.Metadata.Labels["tag"], color: object.Metadata.Labels["color"]}
+	return version{uid: object.Metadata.UID, tag: object.Metadata.Labels["tag"], color: object.Metadata.Labels["color"]}
 }
 
 // at is the key's version as of a revision, or nothing.
@@ -157,6 +161,31 @@ func (m *model) ever(key string, from, to uint64, is func(version) bool) bool {
 		}
 	}
 	return false
+}
+
+// views are the revisions from one on as of which a process may have seen the state.
+func (m *model) views(from uint64) (views []uint64) {
+	for _, revision := range m.order {
+		if revision >= from && !m.within(revision) {
+			views = append(views, revision)
+		}
+	}
+	for _, f := range m.fences {
+		if f.at-1 >= from {
+			views = append(views, f.at-1)
+		}
+	}
+	return views
+}
+
+// behind is how much is in the log after a revision.
+func (m *model) behind(revision uint64) (bytes int) {
+	for _, r := range m.order {
+		if e := m.events[r]; r > revision && e.key != "" {
+			bytes += e.size
+		}
+	}
+	return bytes
 }
 
 // next is the first change after a revision that a watch delivers, and what it delivers; false if there is none yet.

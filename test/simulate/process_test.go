@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/apis/example"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
@@ -221,6 +223,7 @@ type request struct {
 	selected     string
 	version      string
 	ttl          time.Duration // of a write
+	guard        guard
 	exact        bool
 	limit        int64
 	floor, upto  eventlog.Revision // of a projector's task
@@ -228,12 +231,34 @@ type request struct {
 	began, since uint64 // the newest acknowledged revision, and the log's head, when it began
 	fencesBefore int
 	begun        time.Duration
-	disturbed    bool // cancelled, or its process killed
+	applied      uint64 // what the process's view had from the bucket when it began
+	disturbed    bool   // cancelled, or its process killed
 	thinks       bool
 	err          error
 	got          []result
 	pages        []page
 	count        int
+}
+
+// guard is a write's precondition: one of them, or none.
+type guard struct {
+	uid      string
+	revision uint64
+}
+
+func (g guard) holds(v version) bool {
+	return (g.uid == "" || g.uid == v.uid) && (g.revision == 0 || g.revision == v.revision)
+}
+
+func (g guard) preconditions() *storage.Preconditions {
+	switch {
+	case g.uid != "":
+		return storage.NewUIDPreconditions(g.uid)
+	case g.revision != 0:
+		revision := strconv.FormatUint(g.revision, 10)
+		return &storage.Preconditions{ResourceVersion: &revision}
+	}
+	return nil
 }
 
 // result is an object that a client got.
@@ -256,6 +281,9 @@ func (r *request) String() string {
 		if more != "" {
 			words = append(words, more)
 		}
+	}
+	if r.guard != (guard{}) {
+		words = append(words, fmt.Sprintf("if it is %v", r.guard))
 	}
 	if r.ttl > 0 {
 		words = append(words, "for", r.ttl.String())
@@ -282,6 +310,9 @@ const deadline = time.Minute
 func (w *world) begin(r *request) {
 	w.requests++
 	r.id, r.began, r.since, r.fencesBefore, r.begun = w.requests, w.acknowledged, w.model.head, len(w.model.fences), w.slept
+	if v := r.process.projection.Current(); v != nil {
+		r.applied = uint64(v.Applied())
+	}
 	if r.verb == "create" || r.verb == "update" {
 		r.tag = fmt.Sprintf("t%d", r.id)
 	}
@@ -316,11 +347,11 @@ func (r *request) do(ctx context.Context) error {
 	var out example.Pod
 	switch r.verb {
 	case "create":
-		if err := store.Create(ctx, path, r.fill(&example.Pod{}), &out, uint64(r.ttl.Seconds())); err != nil {
+		if err := store.Create(ctx, path, r.fill(&example.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(r.tag)}}), &out, uint64(r.ttl.Seconds())); err != nil {
 			return err
 		}
 	case "update":
-		err := store.GuaranteedUpdate(ctx, path, &out, false, nil, func(in runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
+		err := store.GuaranteedUpdate(ctx, path, &out, false, r.guard.preconditions(), func(in runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
 			if r.thinks {
 				if err := r.think(ctx); err != nil {
 					return nil, nil, err
@@ -333,7 +364,7 @@ func (r *request) do(ctx context.Context) error {
 			return err
 		}
 	case "delete":
-		if err := store.Delete(ctx, path, &out, nil, func(context.Context, runtime.Object) error { return nil }, nil, storage.DeleteOptions{}); err != nil {
+		if err := store.Delete(ctx, path, &out, r.guard.preconditions(), func(context.Context, runtime.Object) error { return nil }, nil, storage.DeleteOptions{}); err != nil {
 			return err
 		}
 	case "get":
@@ -435,7 +466,7 @@ func predicate(color string) storage.SelectionPredicate {
 }
 
 func resultOf(pod *example.Pod) result {
-	return result{version: version{revisionOf(pod.ResourceVersion), pod.Labels["tag"], pod.Labels["color"]}, key: pod.Namespace + "/" + pod.Name}
+	return result{version: version{revisionOf(pod.ResourceVersion), string(pod.UID), pod.Labels["tag"], pod.Labels["color"]}, key: pod.Namespace + "/" + pod.Name}
 }
 
 func revisionOf(s string) (n uint64) {

@@ -54,6 +54,8 @@ type config struct {
 	tasks []string
 	// logRetention and retention are of log time; with them processes run projectors, which commit every cadence at most.
 	logRetention, retention, cadence time.Duration
+	// stateful is how many of 8 watches begin with the state, and guarded how many updates and deletes have preconditions.
+	stateful, guarded int
 	// mortal objects have a TTL, and some outlive it.
 	mortal bool
 }
@@ -94,6 +96,10 @@ func configOf(seed uint64) config {
 	if c.mortal = r.IntN(3) == 0; c.mortal {
 		c.pass, c.tend = max(c.pass, 20), max(c.tend, 20)
 		c.tasks = slices.Concat(c.tasks, []string{"expire", "expire"})
+	}
+	c.file, c.stateful, c.guarded = r.IntN(4) == 0, r.IntN(8), r.IntN(6)
+	if r.IntN(4) == 0 { // requests commit by themselves, or are refused
+		c.tail = 1000 + r.IntN(10_000)
 	}
 	return c
 }
@@ -336,6 +342,9 @@ func (w *world) beginSome() {
 		} else if live && r.verb == "create" && w.choices.choose(4) > 0 {
 			r.verb = "update"
 		}
+		if r.verb != "create" && w.choices.choose(8) < w.config.guarded {
+			w.guard(r)
+		}
 		if r.kind == "events" && w.config.mortal {
 			r.ttl = []time.Duration{0, time.Second, 10 * time.Second, longest}[w.choices.choose(4)]
 		}
@@ -363,6 +372,21 @@ func (w *world) beginSome() {
 		r.thinks = false
 	}
 	w.begin(r)
+}
+
+// guard gives a write a precondition, which mostly holds when it begins.
+func (w *world) guard(r *request) {
+	v := w.model.at(r.key(), w.model.head)
+	if changes := w.model.keys[r.key()]; len(changes) > 0 && w.choices.choose(3) == 0 {
+		v = changes[w.choices.choose(len(changes))].now
+	}
+	switch {
+	case v.revision == 0:
+	case w.choices.choose(2) == 0:
+		r.guard.uid = v.uid
+	default:
+		r.guard.revision = v.revision
+	}
 }
 
 // some is a revision of late; it is never 0.
@@ -462,11 +486,24 @@ func (w *world) watchSome() {
 	if !ok || len(w.watches) >= 8 || w.model.head == 0 {
 		return
 	}
-	after := w.model.head
+	x := &watching{process: p, kind: kinds[w.choices.choose(3)], selected: []string{"red", "", "red"}[w.choices.choose(3)]}
+	x.position = w.model.head
 	if w.choices.choose(3) > 0 {
-		after = w.some()
+		x.position = w.some()
 	}
-	w.watch(p, kinds[w.choices.choose(3)], []string{"red", "", "red"}[w.choices.choose(3)], after)
+	x.version = strconv.FormatUint(x.position, 10)
+	if w.choices.choose(8) < w.config.stateful {
+		x.beginning, x.marked = true, w.choices.choose(2) == 0
+		switch w.choices.choose(3) {
+		case 0:
+			x.version, x.position = "", w.acknowledged
+		case 1:
+			x.version, x.position = "0", 0
+		default: // a revision gives the state only if it is asked for
+			x.marked = true
+		}
+	}
+	w.watch(x)
 }
 
 func (w *world) passSome() {
@@ -501,6 +538,7 @@ func (w *world) finish() {
 	for _, x := range w.behind() {
 		w.violated("watch", "%v stays at %d", x, x.position)
 	}
+	w.writable()
 	if w.failed && !goOn {
 		return
 	}
@@ -517,6 +555,34 @@ func (w *world) finish() {
 	}
 	if err != nil {
 		w.violated("verify", "%v", err)
+	}
+}
+
+// writable says whether every process of the epoch can write, now that nothing fails.
+func (w *world) writable() {
+	for _, p := range keep(w.processes, func(p *process) bool { return p.epoch == w.epoch }) {
+		var r *request
+		for try := 0; try == 0 || r.err != nil && try < 20; try++ {
+			if try > 0 {
+				w.rest(time.Second) // as a client does that is told to come back
+			}
+			r = &request{process: p, verb: "create", kind: "events", name: "last-" + p.name}
+			w.begin(r)
+			for len(w.inFlight) > 0 {
+				w.settle()
+				if w.learn(); len(w.inFlight) == 0 {
+					break
+				}
+				if pending := w.pending(); len(pending) > 0 {
+					w.release(pending[0], 1, works)
+					continue
+				}
+				w.rest(time.Second)
+			}
+		}
+		if r.err != nil {
+			w.violated("cannot write", "%v: %v", r, r.err)
+		}
 	}
 }
 

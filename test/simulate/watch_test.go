@@ -1,10 +1,13 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"strconv"
+	"maps"
+	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -19,37 +22,60 @@ type watching struct {
 	process  *process
 	kind     string
 	selected string
+	version  string
 	// position: every change up to it was delivered.
 	position uint64
-	cancel   context.CancelFunc
-	over     bool
+	// beginning: the state comes first, as of a revision from the position on that only a bookmark tells, which marked
+	// watches get at the end of it.
+	beginning, marked bool
+	// beginnings are those that agree with all that was delivered, nil before that.
+	beginnings []beginning
+	cancel     context.CancelFunc
+	over       bool
+	begun      time.Duration
+}
+
+// beginning is a state that a watch may have begun with: what is left of it, and what was delivered.
+type beginning struct {
+	left     []result
+	position uint64
 }
 
 // sighting is what a watch has delivered; with a failure, or closed, at its end.
 type sighting struct {
 	kind string
 	result
+	// end marks the end of the state.
+	end     bool
 	failure *metav1.Status
 	closed  bool
 }
 
 func (x *watching) String() string {
-	return fmt.Sprintf("watch %d of %s: %s %s", x.id, x.process.name, x.kind, x.selected)
+	what := ""
+	if x.beginning {
+		what = ", with the state"
+	}
+	return fmt.Sprintf("watch %d of %s: %s %s from %q%s", x.id, x.process.name, x.kind, x.selected, x.version, what)
 }
 
-// watch starts a watch after a revision.
-func (w *world) watch(p *process, kind, selected string, after uint64) {
+// watch starts a watch.
+func (w *world) watch(x *watching) {
 	w.requests++
-	x := &watching{id: w.requests, process: p, kind: kind, selected: selected, position: after}
-	w.say("%v after %d", x, after)
+	x.id, x.begun = w.requests, w.slept
+	p := x.process
+	w.say("%v", x)
 	ctx, cancel := context.WithCancel(context.WithValue(p.life, ownerKey{}, &x.owner))
 	x.cancel = cancel
 	w.watches = append(w.watches, x)
 	w.running.Go(func() {
 		defer cancel()
-		opts := storage.ListOptions{ResourceVersion: strconv.FormatUint(after, 10), Recursive: true, Predicate: predicate(selected)}
+		opts := storage.ListOptions{ResourceVersion: x.version, Recursive: true, Predicate: predicate(x.selected)}
 		opts.Predicate.AllowWatchBookmarks = true
-		stream, err := p.stores[kind].Watch(ctx, "/"+kind, opts)
+		if x.beginning && x.marked {
+			opts.SendInitialEvents, opts.ResourceVersionMatch = &x.marked, metav1.ResourceVersionMatchNotOlderThan
+		}
+		stream, err := p.stores[x.kind].Watch(ctx, "/"+x.kind, opts)
 		if err != nil {
 			w.note(x, sighting{closed: true})
 			return
@@ -60,7 +86,8 @@ func (w *world) watch(p *process, kind, selected string, after uint64) {
 				w.note(x, sighting{kind: "ERROR", failure: status})
 				continue
 			}
-			w.note(x, sighting{kind: string(e.Type), result: resultOf(podOf(e))})
+			pod := podOf(e)
+			w.note(x, sighting{kind: string(e.Type), result: resultOf(pod), end: pod.Annotations[metav1.InitialEventsAnnotationKey] == "true"})
 		}
 		w.note(x, sighting{closed: true})
 	})
@@ -94,8 +121,14 @@ func (x *watching) judge(s sighting) {
 	case s.failure != nil:
 		x.judgeFailure(s.failure)
 		return
+	case x.beginning:
+		x.judgeState(s)
+		return
 	}
 	kind, key, v, ok := w.model.next("main/"+x.kind+"/", x.selected, x.position)
+	if s.end {
+		w.violated("watch", "%v: the state ends at %d without having been asked for", x, s.revision)
+	}
 	if s.kind == "BOOKMARK" {
 		w.counted.bookmarks.Add(1)
 		if ok && v.revision <= s.revision {
@@ -125,26 +158,108 @@ func (x *watching) judge(s sighting) {
 	x.position = max(x.position, s.revision)
 }
 
+// begin is every state that the watch may begin with.
+func (x *watching) begin() (all []beginning) {
+	m := x.process.world.model
+	prefix := "main/" + x.kind + "/"
+	for _, revision := range m.views(x.position) {
+		listed := m.list(prefix, x.selected, revision)
+		b := beginning{position: revision}
+		for _, key := range slices.Sorted(maps.Keys(listed)) {
+			b.left = append(b.left, result{strings.TrimPrefix(key, prefix), listed[key]})
+		}
+		all = append(all, b)
+	}
+	return all
+}
+
+// judgeState keeps the beginnings that go with what was delivered: there must be one. Once all that is left are at the
+// same place, the watch goes on as any other.
+func (x *watching) judgeState(s sighting) {
+	w := x.process.world
+	if x.beginnings == nil {
+		x.beginnings = x.begin()
+	}
+	w.say("%v delivers %s %s %s at %d, %v", x, s.kind, s.key, s.tag, s.revision, s.end)
+	var kept []beginning
+	for _, b := range x.beginnings {
+		if b, ok := x.goesOn(b, s); ok {
+			kept = append(kept, b)
+		}
+	}
+	if len(kept) == 0 {
+		w.violated("watch from the state", "%v: delivered %s %s %s at %d (end: %v), which goes with no state from %d on: %v", x, s.kind, s.key, s.tag, s.revision, s.end, x.position, x.beginnings)
+		kept = []beginning{{position: max(x.position, s.revision)}}
+	}
+	x.beginnings = kept
+	x.marked = x.marked && !s.end
+	for _, b := range kept {
+		if x.marked || len(b.left) > 0 || b.position != kept[0].position {
+			return
+		}
+	}
+	w.counted.states.Add(1)
+	x.beginning, x.position = false, kept[0].position
+}
+
+// goesOn says what is left of a beginning after a delivery, if that goes with it.
+func (x *watching) goesOn(b beginning, s sighting) (beginning, bool) {
+	if len(b.left) > 0 {
+		return beginning{b.left[1:], b.position}, s.kind == "ADDED" && s.result == b.left[0]
+	}
+	if x.marked {
+		return b, s.kind == "BOOKMARK" && s.end && s.revision == b.position
+	}
+	kind, key, v, ok := x.process.world.model.next("main/"+x.kind+"/", x.selected, b.position)
+	if s.kind == "BOOKMARK" {
+		return beginning{nil, s.revision}, !s.end && s.revision >= b.position && s.revision <= x.process.world.model.head && (!ok || v.revision > s.revision)
+	}
+	return beginning{nil, s.revision}, ok && s == sighting{kind: kind, result: result{strings.TrimPrefix(key, "main/"+x.kind+"/"), v}}
+}
+
 func (x *watching) judgeFailure(status *metav1.Status) {
 	w := x.process.world
 	w.say("%v fails at %d: %s", x, x.position, status.Message)
 	switch {
 	case status.Code == 410:
-		if floor := w.floor(); floor <= x.position {
+		if floor := w.floor(); floor <= x.earliest() {
 			w.violated("410", "%v: expired at %d, and the floor is %d", x, x.position, floor)
 		}
 	case w.misled(x.process, status.Message):
 		w.violated(falseAlarm(status.Message), "%v: %s", x, status.Message)
 	case x.process.epoch < w.epoch:
+	case x.beginning && w.slept-x.begun >= 200*time.Millisecond: // as for any request that reads the state
 	case status.Code >= 500 && x.faults.Load() == 0:
 		w.violated("6 a fault ends a watch that it did not meet", "%v: %s", x, status.Message)
 	}
 }
 
+// earliest is where the watch is, at least.
+func (x *watching) earliest() uint64 {
+	if len(x.beginnings) == 0 || !x.beginning {
+		return x.position
+	}
+	return slices.MinFunc(x.beginnings, func(a, b beginning) int { return cmp.Compare(a.position, b.position) }).position
+}
+
 // behind are the watches that have not delivered all there is, although their processes can.
 func (w *world) behind() []*watching {
 	return keep(w.watches, func(x *watching) bool {
-		_, _, _, more := w.model.next("main/"+x.kind+"/", x.selected, x.position)
-		return more && x.process.epoch == w.epoch
+		if x.process.epoch != w.epoch {
+			return false
+		}
+		done := func(b beginning) bool {
+			_, _, _, more := w.model.next("main/"+x.kind+"/", x.selected, b.position)
+			return !more && len(b.left) == 0
+		}
+		switch {
+		case !x.beginning:
+			return !done(beginning{nil, x.position})
+		case x.marked:
+			return true
+		case x.beginnings == nil:
+			return !slices.ContainsFunc(x.begin(), done)
+		}
+		return !slices.ContainsFunc(x.beginnings, done)
 	})
 }

@@ -60,6 +60,7 @@ type world struct {
 	waiting  []*step
 	number   int
 	events   []*nats.Msg
+	seen     uint64 // the newest of the events ever
 	finished []*request
 	noted    []note
 
@@ -91,13 +92,13 @@ type note struct {
 
 // counts is what has happened.
 type counts struct {
-	seeds, steps, writes, refusals, reads, lists, watchEvents, bookmarks, fences, purges, kills, faults, cancels, commits, compactions, collected, stuck, aged, expired atomic.Int64
+	seeds, steps, writes, refusals, reads, lists, watchEvents, bookmarks, fences, purges, kills, faults, cancels, commits, compactions, collected, stuck, aged, expired, behind, states atomic.Int64
 }
 
 func (c *counts) String() string {
-	return fmt.Sprintf("%d seeds, %d steps, %d acknowledged writes, %d refused, %d gets, %d lists, %d watch events, %d bookmarks, %d fences, %d purges, %d commits, %d compactions, %d objects collected, %d kills, %d faults, %d cancellations, %d objects expired, %d times forgotten by age",
+	return fmt.Sprintf("%d seeds, %d steps, %d acknowledged writes, %d refused, %d gets, %d lists, %d watch events, %d bookmarks, %d fences, %d purges, %d commits, %d compactions, %d objects collected, %d kills, %d faults, %d cancellations, %d objects expired, %d times forgotten by age, %d refused as behind, %d watches from the state",
 		c.seeds.Load(), c.steps.Load(), c.writes.Load(), c.refusals.Load(), c.reads.Load(), c.lists.Load(), c.watchEvents.Load(), c.bookmarks.Load(), c.fences.Load(), c.purges.Load(),
-		c.commits.Load(), c.compactions.Load(), c.collected.Load(), c.kills.Load(), c.faults.Load(), c.cancels.Load(), c.expired.Load(), c.aged.Load())
+		c.commits.Load(), c.compactions.Load(), c.collected.Load(), c.kills.Load(), c.faults.Load(), c.cancels.Load(), c.expired.Load(), c.aged.Load(), c.behind.Load(), c.states.Load())
 }
 
 // choices is the one sequence that decides everything. Past its end, and where it is 0, the oldest thing goes on.
@@ -261,6 +262,9 @@ func (w *world) observe() error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.events = append(w.events, m)
+		if place, err := m.Metadata(); err == nil {
+			w.seen = place.Sequence.Stream
+		}
 	})
 	if err != nil {
 		return err
@@ -277,6 +281,9 @@ func (w *world) learn() {
 	events, finished, noted := w.events, w.finished, w.noted
 	w.events, w.finished, w.noted = nil, nil, nil
 	w.mu.Unlock()
+	if len(finished)+len(noted) > 0 {
+		events = append(events, w.await()...)
+	}
 	for _, m := range events {
 		if status := m.Header.Get("Status"); status != "" {
 			continue
@@ -308,6 +315,43 @@ func (w *world) learn() {
 	for _, n := range noted {
 		n.watch.judge(n.got)
 	}
+}
+
+// await gives what the observer has not got yet of what is in the log, which is all that a client may have been told of.
+func (w *world) await() (events []*nats.Msg) {
+	_, last := w.extent()
+	for began := now(); ; runtime.Gosched() {
+		w.mu.Lock()
+		events = append(events, w.events...)
+		w.events = nil
+		head := max(w.model.head, w.seen)
+		w.mu.Unlock()
+		if head >= last {
+			return events
+		}
+		if now().Sub(began) > 10*time.Second {
+			w.violated("observer", "the log's head is %d, and it stays at %d", last, head)
+			return events
+		}
+	}
+}
+
+// extent is the log's own answer.
+func (w *world) extent() (first, last uint64) {
+	var log struct {
+		State struct {
+			First uint64 `json:"first_seq"`
+			Last  uint64 `json:"last_seq"`
+		} `json:"state"`
+	}
+	answer, err := w.direct.RequestWithContext(w.life, "$JS.API.STREAM.INFO.logplane", nil)
+	if err == nil {
+		err = json.Unmarshal(answer.Data, &log)
+	}
+	if err != nil {
+		w.violated("observer", "ask for the log's extent: %v", err)
+	}
+	return log.State.First, log.State.Last
 }
 
 // fence is the operator's procedure. All writers have stopped meanwhile: nothing of theirs gets through.
@@ -367,25 +411,12 @@ func (w *world) aged() {
 	if n := len(w.model.fences); n > 0 {
 		fenced = w.model.fences[n-1].at
 	}
-	answer, err := w.direct.RequestWithContext(w.life, "$JS.API.STREAM.INFO.logplane", nil)
-	if err != nil {
-		w.violated("observer", "ask for the log's extent: %v", err)
-		return
-	}
-	var log struct {
-		State struct {
-			First uint64 `json:"first_seq"`
-		} `json:"state"`
-	}
-	if err := json.Unmarshal(answer.Data, &log); err != nil {
-		w.violated("observer", "ask for the log's extent: %v", err)
-		return
-	}
+	first, _ := w.extent()
 	for _, limit := range []struct {
 		what     string
 		revision uint64
 		age      time.Duration
-	}{{"the floor", floor, w.config.retention}, {"the purge point", log.State.First - 1, w.config.logRetention}} {
+	}{{"the floor", floor, w.config.retention}, {"the purge point", first - 1, w.config.logRetention}} {
 		if limit.revision <= fenced || limit.revision == 0 {
 			continue
 		}
