@@ -91,6 +91,7 @@ type process struct {
 	log        *eventlog.Log
 	projection *projection.Projection
 	stores     map[string]storage.Interface
+	objects    *kubestore.Objects // nil without them
 	lifecycle  *lifecycle.Lifecycle
 	life       context.Context
 	end        context.CancelFunc
@@ -116,8 +117,9 @@ func (w *world) start() *process {
 		panic(fmt.Sprintf("start a process: %v", err))
 	}
 	cell := kubestore.Cell{Log: p.log, Projection: p.projection, Cluster: "main"}
-	if w.config.objects {
-		cell.Objects = kubestore.NewObjects(1 << 20)
+	if w.config.objects > 0 {
+		p.objects = kubestore.NewObjects(w.config.objects)
+		cell.Objects = p.objects
 	}
 	if p.feeds {
 		cell.Feed = kubestore.NewFeed(p.log, p.projection)
@@ -164,6 +166,7 @@ func (p *process) run(began int) {
 func (w *world) kill(p *process) {
 	w.say("%s is killed", p.name)
 	w.counted.kills.Add(1)
+	w.budgets(p)
 	p.dead = true
 	p.link.kill()
 	p.end()
