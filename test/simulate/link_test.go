@@ -14,8 +14,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// link is the connection of one process to the log's server, which the schedule carries message by message. A process that connects
-// again gets new wires; what waited in the old ones is lost.
+// link is the connection of one process to the log's server, which the schedule carries message by message. A process
+// that connects again gets new wires; what waited in the old ones is lost.
 type link struct {
 	world  *world
 	name   string

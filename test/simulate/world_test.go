@@ -195,8 +195,8 @@ var states = []metrics.Sample{{Name: "/sched/goroutines/runnable:goroutines"}, {
 // idle is how many goroutines are in system calls when nothing happens, as the one that waits for signals.
 var idle uint64
 
-// settle returns when nobody goes on by himself. It is not synctest.Wait, for which a goroutine that waits for a lock never
-// settles: watches wait for each other so, while one of them waits for the schedule.
+// settle returns when nobody goes on by himself. It is not synctest.Wait, for which a goroutine that waits for a lock
+// never settles: watches wait for each other so, while one of them waits for the schedule.
 func (w *world) settle() {
 	began := now()
 	for quiet := 0; quiet < 2; {
@@ -317,7 +317,7 @@ func (w *world) learn() {
 	}
 }
 
-// await gives what the observer has not got yet of what is in the log, which is all that a client may have been told of.
+// await gives what the observer has not got yet of what is in the log: a client may have been told of it already.
 func (w *world) await() (events []*nats.Msg) {
 	_, last := w.extent()
 	for began := now(); ; runtime.Gosched() {
