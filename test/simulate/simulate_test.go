@@ -81,11 +81,11 @@ func configOf(seed uint64) config {
 		c.steps, c.begin, c.tend, c.rush, c.writes, c.keys, c.inline = 800+r.IntN(1500), 200, 200, 9, 9, 2+r.IntN(3), 1
 		c.fault, c.fence, c.kill, c.cancel, c.tasks = 0, 0, 0, 0, []string{"commit", "commit", "commit", "commit", "sweep"}
 	case 1: // little is written, and much is purged, cancelled and started again
-		c.hush, c.tend, c.cancel, c.kill, c.writes = 10, 15+r.IntN(40), 50+r.IntN(80), 20, 2+r.IntN(4)
+		c.processes, c.hush, c.begin, c.tend, c.cancel, c.kill, c.writes = 4, 20, 40+r.IntN(100), 50+r.IntN(100), 60+r.IntN(100), 10+r.IntN(10), 2+r.IntN(4)
 		c.tasks, c.fault, c.parallel, c.feeding, c.rush = []string{"commit", "retain", "tidy"}, 0, 1+r.IntN(3), r.IntN(3), r.IntN(6)
 	case 2: // many watch, requests are slow, and the cell is fenced or its bucket fails
 		c.watch, c.feeding, c.thinking, c.kill, c.inline, c.cache = 40, 4, 5+r.IntN(5), 0, 1, 1
-		c.fence, c.fault, c.stall = 6*r.IntN(2), 20*r.IntN(2), 20
+		c.fence, c.fault, c.stall = 6*r.IntN(2), (40+r.IntN(80))*r.IntN(2), 20
 	}
 	if r.IntN(3) == 0 { // projectors run by themselves, while much time passes
 		c.cadence = []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second}[r.IntN(3)]
