@@ -70,7 +70,7 @@ func configOf(seed uint64) config {
 	}
 	c := config{
 		seed: seed, steps: 300 + r.IntN([]int{600, 1500}[r.IntN(2)]), processes: 2 + r.IntN(3), keys: 2 + r.IntN(6),
-		inline: []int{1, 1, 300, 4000}[r.IntN(4)], cache: []int64{1, 1, 30_000}[r.IntN(3)], objects: []int64{0, 0, 3000, 1 << 20}[r.IntN(4)],
+		inline: []int{1, 1, 300, 4000}[r.IntN(4)], cache: []int64{1, 1, 2000, 30_000}[r.IntN(4)], objects: []int64{0, 0, 3000, 1 << 20}[r.IntN(4)],
 		parallel: 2 + r.IntN(8), begin: 50 + r.IntN(200), cancel: sometimes(30), stall: sometimes(20), fault: sometimes(20), kill: sometimes(5),
 		tend: sometimes([]int{40, 80, 200}[r.IntN(3)]), fence: sometimes(2), watch: sometimes(30), pass: sometimes(10), thinking: r.IntN(10),
 		writes: 2 + r.IntN(8), oldest: r.IntN(10), hush: sometimes(10), rush: max(0, r.IntN(12)-3), feeding: 1 + r.IntN(4),
@@ -296,7 +296,8 @@ func (w *world) rest(d time.Duration) {
 }
 
 // carried is how long a message or an answer is on its way at most, where the log forgets: together with a
-// request's deadline and the longest rest it is less than what the log keeps, as the product demands (eventlog.md, preconditions).
+// request's deadline and the longest rest it is less than what the log keeps, as the product demands (eventlog.md,
+// preconditions).
 const carried = 30 * time.Second
 
 // deliver lets go what was on its way for too long.
@@ -604,7 +605,7 @@ func prepare(t *testing.T) {
 // fenced. Each seed is a world of its own.
 func TestSimulate(t *testing.T) {
 	prepare(t)
-	limit := 8 * time.Second
+	limit := 6 * time.Second
 	if d, err := time.ParseDuration(os.Getenv("SIMULATE")); err == nil {
 		limit = d
 	}
@@ -680,8 +681,8 @@ func shrink(t *testing.T, cell func() bucket.Bucket, c config, values []uint32, 
 }
 
 // The same seed plays the same, more often than not: a failure can be replayed. What goroutines do at once has no
-// order, and on a busy machine the runtime interrupts them: 22 of 30 seeds played the same, 16 under the race detector
-// with a load of 13. If anything else decided, none would. So two of at most twenty must.
+// order, and on a busy machine the runtime interrupts them: of worlds of 200 steps 22 of 30 played the same, 16
+// under the race detector with a load of 13. If anything else decided, none would. So two of at most twenty must.
 func TestSameSeedSameSteps(t *testing.T) {
 	prepare(t)
 	random := regexp.MustCompile(`cell[0-9]+|[A-Z2-7]{26}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9.]+.* pass`)
@@ -691,7 +692,7 @@ func TestSameSeedSameSteps(t *testing.T) {
 		var traces [2]string
 		for i := range traces {
 			c := configOf(seed)
-			c.steps, c.file = 200, false // a disk answers when it likes
+			c.steps, c.file = 120, false // a disk answers when it likes
 			w := play(t, memory.Hashed(), c, draw(seed, 20*c.steps), &counts{}, func(*world, string, string) {})
 			traces[i] = random.ReplaceAllString(strings.Join(w.trace, "\n"), "")
 		}
