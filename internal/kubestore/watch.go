@@ -146,10 +146,12 @@ func (w *watcher) stream(ctx context.Context) error {
 			w.ending = true
 			return w.sendProgress(ctx, w.position)
 		}
-		if failures++; err == nil || w.position > before {
+		if err == nil || w.position > before { // it got somewhere
 			failures = 0
+			continue
 		}
-		if failures > 0 && pause(ctx, failures) != nil {
+		failures++
+		if pause(ctx, failures) != nil {
 			return ctx.Err()
 		}
 	}
