@@ -13,6 +13,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/logplane/logplane/projection/segment"
 )
 
@@ -335,4 +336,40 @@ func TestABlockLargerThanTheCache(t *testing.T) {
 	require.True(t, ok)
 	_, ok = c.Block("b", 0)
 	require.False(t, ok)
+}
+
+// A projector that starts while the bucket takes nothing goes on trying, and readers go on meanwhile; what an operator
+// must mend ends it.
+func TestAProjectorOutlivesABucketThatFails(t *testing.T) {
+	quiet(t)
+	c := newCell(t)
+	head := c.put("a", "1")
+	tried := make(chan struct{}, 100)
+	c.bucket.Inject(func(op memory.Op, _ string) memory.Fault {
+		if op == memory.OpCreate {
+			tried <- struct{}{}
+			return memory.Fails
+		}
+		return memory.Works
+	})
+	ctx, stop := context.WithCancel(c.ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx, time.Millisecond) }()
+	for range swapAttempts + 1 { // it has begun again
+		<-tried
+	}
+	require.Equal(t, head, c.latest().Revision())
+	c.bucket.Inject(nil)
+	for c.Current().Applied() < head {
+		require.NoError(t, c.ctx.Err())
+		time.Sleep(time.Millisecond)
+	}
+	stop()
+	require.NoError(t, <-ended)
+
+	c.put("a", "2")
+	c.put("a", "3")
+	require.NoError(t, c.log.Purge(c.ctx, head+1)) // nobody does that
+	require.ErrorIs(t, c.another().Run(c.ctx, time.Millisecond), ErrHole)
 }

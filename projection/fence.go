@@ -25,6 +25,9 @@ type FencePlan struct {
 	Epoch uint64
 }
 
+// lastFence is the highest revision to fence at: clients read revisions as numbers of 53 bits, and more.
+const lastFence = 1 << 53
+
 // PlanFence folds what the log has into the snapshot, if it is the snapshot's log, and says what Fence would do. To is 0
 // for a revision well above every one that a client may have seen.
 func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, error) {
@@ -49,8 +52,12 @@ func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, err
 	if to == 0 {
 		// What was lost beyond both is at most what a cell writes in days.
 		plan.To = highest + 16*eventlog.FenceGap
-	} else if to < highest+eventlog.FenceGap {
-		return plan, fmt.Errorf("fence at %d: it must be at least %d, well above the log's head %d and the snapshot's %d", to, highest+eventlog.FenceGap, plan.Log.Head, r.Applied)
+	}
+	if plan.To > lastFence || highest > lastFence {
+		return plan, fmt.Errorf("fence at %d: it must be at most %d, so that there are revisions left", plan.To, uint64(lastFence))
+	}
+	if plan.To < highest+eventlog.FenceGap {
+		return plan, fmt.Errorf("fence at %d: it must be at least %d, well above the log's head %d and the snapshot's %d", plan.To, highest+eventlog.FenceGap, plan.Log.Head, r.Applied)
 	}
 	return plan, nil
 }

@@ -253,3 +253,16 @@ func TestAReplicatedLogIsFenced(t *testing.T) {
 	c.require(want)
 	requireClean(t, c.another())
 }
+
+// A fence leaves revisions for what comes after it.
+func TestAFenceHasAnUpperBound(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "1")
+	for _, to := range []Revision{lastFence + 1, 1 << 63, ^Revision(0)} {
+		_, err := c.another().PlanFence(c.ctx, to)
+		require.ErrorContains(t, err, "at most")
+	}
+	plan, err := c.another().PlanFence(c.ctx, lastFence)
+	require.NoError(t, err)
+	require.EqualValues(t, lastFence, plan.To)
+}

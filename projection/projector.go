@@ -16,13 +16,13 @@ import (
 //
 // Killed at any point it leaves either the old root or the new one; what it wrote besides is garbage.
 func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
-	applied, err := p.Commit(ctx)
+	applied, err := p.commitSurely(ctx, cadence)
 	if err != nil {
 		return err
 	}
 	dirty, pressing := make(chan struct{}, 1), make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.watchLog(ctx, applied, dirty, pressing) })
+	group.Go(func() error { return p.watchLog(ctx, cadence, applied, dirty, pressing) })
 	committed := make(chan struct{}, 1)
 	group.Go(func() error { return p.commitWhenDirty(ctx, cadence, dirty, pressing, committed) })
 	group.Go(func() error { return p.tend(ctx, committed) })
@@ -35,7 +35,7 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 // watchLog learns every event, so that a commit reads no tail, and marks the projection dirty. A barrier alone does
 // not, or the barriers that commits cause on a replicated log would cause commits. Events that left the
 // log before they were seen are covered by a root (invariant 5), so it goes on from there.
-func (p *Projection) watchLog(ctx context.Context, after Revision, dirty, pressing chan<- struct{}) error {
+func (p *Projection) watchLog(ctx context.Context, cadence time.Duration, after Revision, dirty, pressing chan<- struct{}) error {
 	for {
 		err := p.config.Log.Follow(ctx, after, func(b eventlog.Batch) error {
 			p.Learn(b)
@@ -50,8 +50,26 @@ func (p *Projection) watchLog(ctx context.Context, after Revision, dirty, pressi
 		if !errors.Is(err, eventlog.ErrPurged) {
 			return err
 		}
-		if after, err = p.Commit(ctx); err != nil {
+		if after, err = p.commitSurely(ctx, cadence); err != nil {
 			return err
+		}
+	}
+}
+
+// commitSurely commits, again and again while the bucket does not take it: readers go on meanwhile. Its errors are final.
+func (p *Projection) commitSurely(ctx context.Context, cadence time.Duration) (Revision, error) {
+	pace := time.NewTicker(max(cadence, time.Second))
+	defer pace.Stop()
+	for {
+		applied, err := p.Commit(ctx)
+		if err == nil || ctx.Err() != nil || p.failed() != nil || final(err) {
+			return applied, err
+		}
+		slog.Error("commit failed, trying again", "error", err)
+		select {
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-pace.C:
 		}
 	}
 }

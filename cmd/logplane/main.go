@@ -29,12 +29,22 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	if err := root.ExecuteContext(ctx); err != nil && !errors.Is(err, context.Canceled) {
+	cmd, err := root.ExecuteContextC(ctx)
+	switch {
+	case err == nil:
+		return 0
+	case !errors.Is(err, context.Canceled):
 		fmt.Fprintf(stderr, "logplane: %v\n", err)
-		return 1
+	case untilStopped[cmd.Name()]:
+		return 0
+	default:
+		fmt.Fprintf(stderr, "logplane: '%s' was interrupted before it was done: run it again\n", cmd.CommandPath())
 	}
-	return 0
+	return 1
 }
+
+// untilStopped are the commands for which to be stopped is a good end.
+var untilStopped = map[string]bool{"dev": true, "api": true, "watcher": true, "projector": true, "lifecycle": true, "events": true}
 
 func newRoot(stderr io.Writer) *cobra.Command {
 	var level slog.Level

@@ -115,8 +115,8 @@ func (w *watcher) run(ctx context.Context) {
 	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(err)})
 }
 
-// rejoinAttempts bounds how often in a row a watch that gets nowhere joins the feed again, about half a second.
-const rejoinAttempts = 8
+// rejoinAttempts bounds how often in a row a watch that gets nowhere joins the feed again: for a second and a half, about.
+const rejoinAttempts = 24
 
 // stream sends the state if it is wanted, then the past and the feed until one of them fails for good; it never
 // returns nil.

@@ -1,0 +1,23 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A command that was interrupted before it was done must not be taken for one that was: the next step of an operator's
+// procedure hangs on it. To be stopped is a good end for what serves.
+func TestInterrupted(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	for _, args := range [][]string{{"fence", "--yes"}, {"inspect", "fsck"}, {"inspect", "head"}, {"init"}} {
+		var said bytes.Buffer
+		require.Equal(t, 1, run(ctx, append(args, "--data", t.TempDir()), io.Discard, &said), args)
+		require.NotEmpty(t, said.String(), args)
+	}
+	require.Zero(t, run(ctx, []string{"dev", "--in-memory", "--listen", "127.0.0.1:0"}, io.Discard, io.Discard))
+}
