@@ -50,24 +50,31 @@ func TestAnOlderRootArrivesLate(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// A reader whose segments were collected goes on with a newer root only at a revision that this root still has: what
-// lies below its floor is not all there.
-func TestAReaderIsOvertakenByTheFloor(t *testing.T) {
-	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+// overtaken is a cell, a reader that is behind, and its view: the floor has come up to the view's revision since, and the
+// segments that the view names were collected.
+func overtaken(t *testing.T) (c *cell, behind *Projection, v *View) {
+	t.Helper()
+	c = newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	for i := range runsPerLevel {
 		c.put("a", fmt.Sprint(i))
 		c.commit()
 	}
-	behind := c.over(lax{c.bucket})
+	behind = c.over(lax{c.bucket})
 	v, err := behind.Latest(c.ctx)
 	require.NoError(t, err)
-	head := v.Revision()
-	require.NoError(t, c.Retain(c.ctx, head, 0))
+	require.NoError(t, c.Retain(c.ctx, v.Revision(), 0))
 	c.compacted()
 	_, err = c.Collect(c.ctx, 0)
 	require.NoError(t, err)
+	return c, behind, v
+}
 
-	_, _, err = v.Get(c.ctx, podKey("a").Row(), head-1)
+// A reader whose segments were collected goes on with a newer root only at a revision that this root still has: what
+// lies below its floor is not all there.
+func TestAReaderIsOvertakenByTheFloor(t *testing.T) {
+	c, behind, v := overtaken(t)
+	head := v.Revision()
+	_, _, err := v.Get(c.ctx, podKey("a").Row(), head-1)
 	require.ErrorIs(t, err, ErrExpired, "a get below the new floor")
 	v, err = behind.Latest(c.ctx)
 	require.NoError(t, err)
@@ -78,19 +85,8 @@ func TestAReaderIsOvertakenByTheFloor(t *testing.T) {
 
 // The same for a scan, which has its own way to go on.
 func TestAScanIsOvertakenByTheFloor(t *testing.T) {
-	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
-	for i := range runsPerLevel {
-		c.put("a", fmt.Sprint(i))
-		c.commit()
-	}
-	behind := c.over(lax{c.bucket})
-	v, err := behind.Latest(c.ctx)
-	require.NoError(t, err)
-	require.NoError(t, c.Retain(c.ctx, v.Revision(), 0))
-	c.compacted()
-	_, err = c.Collect(c.ctx, 0)
-	require.NoError(t, err)
-	_, err = state(c.ctx, v, v.Revision()-1)
+	c, _, v := overtaken(t)
+	_, err := state(c.ctx, v, v.Revision()-1)
 	require.ErrorIs(t, err, ErrExpired, "a scan below the new floor")
 }
 

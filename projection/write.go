@@ -90,9 +90,6 @@ func (s *State) Delete() Write {
 		ContentType: s.row.ContentType, Body: s.row.Value}}
 }
 
-// Key is the key that is written.
-func (w Write) Key() eventlog.Key { return w.event.Key }
-
 // Append appends the writes, which must be of this view, in one batch, and returns the revision of the last one. Errors are
 // those of eventlog.Log.Append, and ErrBehind, upon which nothing was written.
 //
