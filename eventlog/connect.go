@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -51,9 +53,32 @@ func Connect(s Servers) (*nats.Conn, error) {
 	}
 	conn, err := nats.Connect(s.URL, options...)
 	if err != nil {
-		return nil, fmt.Errorf("connect to the log at '%s': %w", s.URL, err)
+		return nil, fmt.Errorf("connect to the log at '%s': %w", s.redacted(), s.withoutURL(err))
 	}
 	return conn, nil
+}
+
+// redacted is the URL as messages and logs may show it. What is before the last '@' is not looked into: a password that
+// nobody escaped has any character.
+func (s Servers) redacted() string {
+	at := strings.LastIndexByte(s.URL, '@')
+	if at < 0 {
+		return s.URL
+	}
+	scheme, _, found := strings.Cut(s.URL[:at], "://")
+	if !found {
+		return "xxxxx" + s.URL[at:]
+	}
+	return scheme + "://xxxxx" + s.URL[at:]
+}
+
+// withoutURL is the error without the parts of the URL that an error of parsing it repeats.
+func (s Servers) withoutURL(err error) error {
+	var parsing *url.Error
+	if errors.As(err, &parsing) && strings.Contains(s.URL, "@") {
+		return errors.New("it is not a URL; in a password, characters such as '/', '#' and '@' must be percent-encoded")
+	}
+	return err
 }
 
 // untilRefused ends the context once the server says that the connection's user may not do what was asked. A

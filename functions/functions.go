@@ -16,7 +16,7 @@ import (
 )
 
 // New returns the handler of the request path. A watch is redirected to c.WatcherURL.
-func New(c apiserver.Config) (http.Handler, error) {
+func New(c apiserver.Config) (*apiserver.Server, error) {
 	c.Cell.Feed = nil
 	return apiserver.New(c)
 }
@@ -26,7 +26,7 @@ func New(c apiserver.Config) (http.Handler, error) {
 func ServeLambda(h http.Handler) { lambdaurl.Start(lambdaHandler(h)) }
 
 // lambdaHandler completes a request as net/http's server would have: lambdaurl leaves RequestURI empty,
-// which upstream's redirects and logs read.
+// which upstream's redirects and logs read, and of a body in base64 it does not say that its length is not known.
 func lambdaHandler(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -37,6 +37,9 @@ func lambdaHandler(h http.Handler) http.Handler {
 		}()
 		if r.RequestURI == "" {
 			r.RequestURI = r.URL.RequestURI()
+		}
+		if r.ContentLength == 0 && r.Body != nil && r.Body != http.NoBody {
+			r.ContentLength = -1
 		}
 		h.ServeHTTP(w, r)
 	})

@@ -52,12 +52,15 @@ type Config struct {
 	// LogRetention, Retention and History as in the projection's configuration.
 	LogRetention, Retention, History time.Duration
 	Checkpoints                      []projection.CheckpointRule
-	readOnly                         bool // the cell is only looked at
+	// MaxWatches is how many watches may be open, 429 beyond; 0 for no limit.
+	MaxWatches int
+	readOnly   bool // the cell is only looked at
 }
 
 // Dev is a running embedded cell: log, bucket, projector, request functions, watcher and lifecycle.
 type Dev struct {
 	log        *embedded.Server
+	server     *apiserver.Server
 	address    string
 	kubeconfig string
 	events     string
@@ -98,11 +101,13 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	cell.Writable = d.log.Writable
 	writers := &kubestore.Writers{} // every writer of the cell is in this process
 	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true, Writers: writers,
+		Watches:       apiserver.WatchLimits{User: c.MaxWatches},
 		Authorization: apiserver.Authorization{Mode: "RBAC"}, // everyone is in system:masters; '--as' shows the rules at work
 	})
 	if err != nil {
 		return err
 	}
+	d.server = server
 	if err := server.Bootstrap(ctx); err != nil {
 		return fmt.Errorf("create the objects every cluster has: %w", err)
 	}
@@ -141,7 +146,7 @@ func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.
 	d.running.Go(func() error { return cell.Feed.Run(feeding) })
 	d.running.Go(func() error {
 		defer stopFeed()
-		return serving.Serve(ctx, listener, server, nil, serving.Streams{Drain: func(ctx context.Context) {
+		return serving.Serve(ctx, listener, server, serving.Config{Drain: func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 			defer cancel()
 			server.Drain(ctx, 0)
@@ -253,6 +258,9 @@ func (d *Dev) EventsURL() string { return d.events }
 
 // RESTConfig is for client-go.
 func (d *Dev) RESTConfig() *rest.Config { return &rest.Config{Host: d.URL()} }
+
+// Shrink lets go of most of what is kept to save time: the cell has nothing to do.
+func (d *Dev) Shrink() { d.server.Shrink() }
 
 // Wait returns when a part of the cell has failed, or after Stop.
 func (d *Dev) Wait() error {

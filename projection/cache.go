@@ -1,22 +1,15 @@
 package projection
 
 import (
-	"sync"
-
-	"github.com/hashicorp/golang-lru/v2/simplelru"
-
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// blockCache keeps decoded blocks within a budget of bytes, least recently used first out. Segments are
-// immutable, so nothing is ever invalidated. It is safe for concurrent use.
+// blockCache keeps decoded blocks within a budget of bytes. Segments are immutable, so nothing is ever invalidated. It is
+// safe for concurrent use.
 type blockCache struct {
-	budget int64
-
-	mu sync.Mutex
-	// used and blocks are guarded by mu.
-	used   int64
-	blocks *simplelru.LRU[blockID, *segment.Block]
+	blocks *cache.Cache[blockID, *segment.Block]
 }
 
 type blockID struct {
@@ -25,32 +18,32 @@ type blockID struct {
 }
 
 func newBlockCache(budget int64) *blockCache {
-	c := &blockCache{budget: budget}
-	// The number of blocks is bounded by the budget alone.
-	c.blocks = must(simplelru.NewLRU[blockID](1<<30, func(_ blockID, b *segment.Block) { c.used -= int64(b.Bytes) }))
-	return c
+	return &blockCache{cache.New[blockID, *segment.Block](budget)}
 }
 
 // Block implements segment.Cache.
 func (c *blockCache) Block(file string, block int) (*segment.Block, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	return c.blocks.Get(blockID{file, block})
 }
 
-// Keep implements segment.Cache. A block larger than the budget is not kept: it would cost all others.
+// Keep implements segment.Cache.
 func (c *blockCache) Keep(file string, block int, b *segment.Block) {
-	if int64(b.Bytes) > c.budget {
-		return
+	c.blocks.Add(blockID{file, block}, ownerOf(b), b, int64(b.Bytes))
+}
+
+// ownerOf is the cluster and namespace of a block's first row, as neighbours mostly have the same; of a block of events, which
+// are of everybody, it is empty.
+func ownerOf(b *segment.Block) string {
+	if len(b.Entries) == 0 {
+		return ""
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	id := blockID{file, block}
-	if c.blocks.Contains(id) {
-		return
+	e := b.Entries[0]
+	d := segment.Decoder{Rest: e.Value}
+	d.Byte() // the operation
+	cluster, prefix, namespace := d.Uvarint(), d.Uvarint(), d.Uvarint()
+	var k eventlog.Key
+	if d.Failed || !splitKey(&k, e.Key, cluster, prefix, namespace) {
+		return ""
 	}
-	c.blocks.Add(id, b)
-	for c.used += int64(b.Bytes); c.used > c.budget && c.blocks.Len() > 0; {
-		c.blocks.RemoveOldest()
-	}
+	return k.Cluster + "/" + k.Namespace
 }

@@ -157,14 +157,14 @@ func (v *View) archived(ctx context.Context, after *Revision, upto Revision, yie
 		if part.ref.MaxRevision <= *after || part.ref.MinRevision > upto {
 			continue
 		}
-		if err := part.events(ctx, after, upto, yield); err != nil {
+		if err := part.events(ctx, Keys{}, after, upto, yield); err != nil {
 			return err
 		}
 	}
-	if err := deliver(v.snap.records, after, upto, yield); err != nil {
+	if err := deliver(v.snap.records, Keys{}, after, upto, yield); err != nil {
 		return err
 	}
-	return v.tailEvents(ctx, after, upto, yield)
+	return v.tailEvents(ctx, Keys{}, after, upto, yield)
 }
 
 // RevisionAt is the newest revision that the log had at the time, by its own clock. It is ErrExpired if the time is before

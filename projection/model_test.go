@@ -54,10 +54,11 @@ type random struct {
 	model *model
 	names []string
 	head  Revision
+	since map[bool]int // how often it was known what had changed since a revision, and how often not
 }
 
 func newRandom(c *cell, seed uint64, names int) *random {
-	r := &random{cell: c, Rand: rand.New(rand.NewPCG(7, seed)), model: newModel()}
+	r := &random{cell: c, Rand: rand.New(rand.NewPCG(7, seed)), model: newModel(), since: map[bool]int{}}
 	for i := range names {
 		r.names = append(r.names, fmt.Sprintf("n%02d", i))
 	}
@@ -137,14 +138,41 @@ func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
 		from, to := podKey(r.names[rng.IntN(len(r.names))]), podKey(r.names[rng.IntN(len(r.names))])
 		n, err := v.Count(ctx, from.Row(), to.Row(), at)
 		require.NoError(r.t, err)
-		inside := 0
-		for k := range want {
-			if k >= from.Name && k < to.Name {
-				inside++
+		inside := func(state map[string]string) (n int) {
+			for k := range state {
+				if k >= from.Name && k < to.Name {
+					n++
+				}
 			}
+			return n
 		}
-		require.Equal(r.t, inside, n)
+		require.Equal(r.t, inside(want), n)
+		since := at * 2654435761 % (v.Revision() + 1) // any, and below the floor, too: then it is of no use
+		n, err = v.CountFrom(ctx, Keys{from.Row(), to.Row()}, at, inside(r.model.states[min(int(since), len(r.model.states)-1)]), since)
+		require.NoError(r.t, err)
+		require.Equal(r.t, inside(want), n, "at %d from %d", at, since)
+		r.since[r.checkSince(v, at)]++
 	}
+}
+
+// checkSince: what differs between a revision and the view, events since have; a view knows all of its tail, at least.
+func (r *random) checkSince(v *View, after Revision) (known bool) {
+	seen := map[string]bool{}
+	known = v.Since(after, func(key string) { seen[key] = true })
+	require.True(r.t, known || after < v.Applied())
+	if !known {
+		return false
+	}
+	state := func(at Revision) map[string]string { return r.model.states[min(int(at), len(r.model.states)-1)] }
+	for _, name := range r.names {
+		if state(after)[name] != state(v.Revision())[name] {
+			require.True(r.t, seen[podKey(name).Row()], "%s changed after %d, in a view of %d to %d", name, after, v.Applied(), v.Revision())
+		}
+		if r.model.last[name] <= after {
+			require.False(r.t, seen[podKey(name).Row()], "%s did not change after %d", name, after)
+		}
+	}
+	return true
 }
 
 func (r *random) checkEvents(ctx context.Context, p *Projection, after, upto Revision) {
@@ -159,6 +187,20 @@ func (r *random) checkEvents(ctx context.Context, p *Projection, after, upto Rev
 		}
 	}
 	require.Equal(r.t, want, got, "events after %d up to %d", after, upto)
+
+	of := Keys{podKey(r.names[len(r.names)/3]).Row(), podKey(r.names[len(r.names)/2]).Row()}
+	var gotOf, wantOf []string
+	for e, err := range p.EventsOf(ctx, of, after, upto) {
+		require.NoError(r.t, err)
+		gotOf = append(gotOf, fmt.Sprintf("%d %s %s", e.Op, e.Key.Name, e.Body))
+	}
+	for e, err := range p.Events(ctx, after, upto) {
+		require.NoError(r.t, err)
+		if of.has(e.Key.Row()) {
+			wantOf = append(wantOf, fmt.Sprintf("%d %s %s", e.Op, e.Key.Name, e.Body))
+		}
+	}
+	require.Equal(r.t, wantOf, gotOf, "events after %d up to %d of some keys", after, upto)
 }
 
 func (r *random) checkPreconditions(ctx context.Context, v *View) {
@@ -209,6 +251,8 @@ func TestRandomHistories(t *testing.T) {
 			v, err := r.Latest(r.ctx)
 			require.NoError(t, err)
 			require.Less(t, len(v.snap.runs), 3*runsPerLevel)
+			require.Greater(t, r.since[true], 10)
+			require.Greater(t, r.since[false], 10)
 		})
 	}
 }

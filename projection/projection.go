@@ -96,6 +96,9 @@ func Open(c Config) (*Projection, error) {
 
 func (p *Projection) rootKey() string { return p.config.Prefix + "/root" }
 
+// Shrink lets go of most of what was read of segments: of what was not used for longest.
+func (p *Projection) Shrink() { p.cache.blocks.Shrink() }
+
 // Current returns the newest view this process has, without asking anyone; nil before the first Latest.
 // After Latest returned V, Current is at least as new as V.
 func (p *Projection) Current() *View { return p.view.Load() }

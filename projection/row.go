@@ -157,6 +157,18 @@ func (d *recordDecoder) keyed(e segment.Entry) (*record, error) {
 	return d.record(r, e)
 }
 
+// eventKey is the row key of an entry of an event segment, empty for a barrier, and how many revisions it stands for. It
+// aliases the entry.
+func eventKey(e segment.Entry) (key string, span uint64, err error) {
+	d := recordDecoder{Decoder: segment.Decoder{Rest: e.Value}}
+	span = d.Uvarint()
+	key = d.string()
+	if d.Failed || span == 0 || span > e.Revision {
+		return "", 0, fmt.Errorf("decode revision %d: %w", e.Revision, errMalformed)
+	}
+	return key, span, nil
+}
+
 // event decodes an entry of an event segment.
 func (d *recordDecoder) event(e segment.Entry) (*record, error) {
 	d.Decoder = segment.Decoder{Rest: e.Value}

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"time"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
 )
@@ -83,6 +84,26 @@ func (v *View) newest(ctx context.Context, key string, at Revision) (n version, 
 	return n, ok, err
 }
 
+// Since calls seen with the key of every event after the revision, void ones too, and may call it with a key twice: what was
+// read at that revision of any other key is still so. It asks nobody. False means that the view does not hold
+// all of these events any more, so that any key may have changed.
+func (v *View) Since(after Revision, seen func(key string)) bool {
+	if after < v.Applied() {
+		if after < v.snap.root.Spilled {
+			return false
+		}
+		for _, r := range v.snap.records[searchRevision(v.snap.records, after+1):] {
+			if r.Op != eventlog.Barrier {
+				seen(r.key)
+			}
+		}
+	}
+	for _, r := range v.tail.records[searchRevision(v.tail.records, max(after, v.Applied())+1):] {
+		seen(r.key)
+	}
+	return true
+}
+
 // retries bounds how often one read starts again because its segments were collected under it.
 const retries = 5
 
@@ -141,4 +162,30 @@ func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int
 		n++
 	}
 	return n, nil
+}
+
+// CountFrom is Count, reckoned from the number of rows at another revision: what was added and deleted between the two is
+// looked at, if that is less than all. A revision below the floor is of no use.
+func (v *View) CountFrom(ctx context.Context, of Keys, at Revision, known int, knownAt Revision) (int, error) {
+	first, last := min(at, knownAt), max(at, knownAt)
+	if first < v.Floor() || last > v.Revision() || uint64(last-first) > uint64(known)+1000 {
+		return v.Count(ctx, of.Start, of.End, at)
+	}
+	grown := 0
+	for e, err := range v.EventsOf(ctx, of, first, last) {
+		switch {
+		case errors.Is(err, ErrExpired): // the floor has passed it since
+			return v.Count(ctx, of.Start, of.End, at)
+		case err != nil:
+			return 0, err
+		case e.Op == eventlog.Added:
+			grown++
+		case e.Op == eventlog.Deleted:
+			grown--
+		}
+	}
+	if at < knownAt {
+		grown = -grown
+	}
+	return known + grown, nil
 }

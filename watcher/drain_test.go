@@ -117,7 +117,7 @@ func (s *server) behindListener() (front *server, stop func(), ended chan error)
 	}
 	ended = make(chan error, 1)
 	go func() {
-		ended <- serving.Serve(ctx, listener, s.watcher, secure, serving.Streams{Drain: s.watcher.Drain, Patience: patience})
+		ended <- serving.Serve(ctx, listener, s.watcher, serving.Config{TLS: secure, Drain: s.watcher.Drain, Patience: patience})
 	}()
 	return &server{t: s.t, cell: s.cell, url: url, client: s.client}, stop, ended
 }

@@ -84,7 +84,7 @@ func (s *server) process() (address string, terminate func()) {
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- serving.Serve(ctx, listener, s.watcher, secure, serving.Streams{Drain: s.watcher.Drain})
+		ended <- serving.Serve(ctx, listener, s.watcher, serving.Config{TLS: secure, Drain: s.watcher.Drain})
 	}()
 	terminate = sync.OnceFunc(func() {
 		stop()

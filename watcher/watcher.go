@@ -43,6 +43,9 @@ func New(c Config) (*Watcher, error) {
 // Run reads the log and delivers it to watches until ctx ends. To stop without harm, Drain first.
 func (w *Watcher) Run(ctx context.Context) error { return w.feed.Run(ctx) }
 
+// Shrink lets go of most of what is kept to save time: the process has nothing to do.
+func (w *Watcher) Shrink() { w.server.Shrink() }
+
 // Drain turns readiness off, refuses new watches and ends the open ones, each with a last bookmark for who
 // asked for bookmarks. It returns when they have ended, a little after the configured time at the latest.
 func (w *Watcher) Drain(ctx context.Context) {

@@ -5,15 +5,14 @@ import (
 
 	"github.com/logplane/logplane/functions"
 	"github.com/logplane/logplane/internal/coldstart"
+	"github.com/logplane/logplane/internal/memory"
 	serve "github.com/logplane/logplane/internal/serving"
 )
 
 func newAPI() *cobra.Command {
 	var (
-		where      connection
-		how        serving
-		watcherURL string
-		lambda     bool
+		where connection
+		how   serving
 	)
 	cmd := &cobra.Command{
 		Use:   "api",
@@ -27,23 +26,24 @@ func newAPI() *cobra.Command {
 				return err
 			}
 			defer opened.close()
-			c.WatcherURL = watcherURL
-			handler, err := functions.New(c)
+			c.WatcherURL = how.watcherURL
+			server, err := functions.New(c)
 			if err != nil {
 				return err
 			}
-			handler = coldstart.UntilFirst(handler)
-			if lambda {
+			handler := coldstart.UntilFirst(server)
+			if how.lambda {
 				functions.ServeLambda(handler)
 				return nil
 			}
-			return how.serve(cmd.Context(), handler, serve.Streams{})
+			defer memory.GiveBack(server.Shrink)()
+			return how.serve(cmd.Context(), handler, serve.Config{})
 		},
 	}
 	where.register(cmd.Flags())
 	where.registerEncryption(cmd.Flags())
 	how.register(cmd.Flags())
-	cmd.Flags().StringVar(&watcherURL, "watcher-url", "", "URL of the watcher that watches are redirected to")
-	cmd.Flags().BoolVar(&lambda, "lambda", false, "serve as an AWS Lambda function URL instead of a listener")
+	cmd.Flags().StringVar(&how.watcherURL, "watcher-url", "", "URL of the watcher that watches are redirected to")
+	cmd.Flags().BoolVar(&how.lambda, "lambda", false, "serve as an AWS Lambda function URL instead of a listener")
 	return cmd
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"path/filepath"
 	"strings"
 	"time"
@@ -171,9 +170,12 @@ func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, err
 	if c.bucket == "" {
 		return nil, "", errors.New("--bucket is missing: give 's3://BUCKET/PREFIX' or 'file:///FOLDER'")
 	}
-	u, err := url.Parse(c.bucket)
+	u, err := parseURL("--bucket", c.bucket)
 	if err != nil {
-		return nil, "", fmt.Errorf("--bucket: %w", err)
+		return nil, "", err
+	}
+	if _, err := parseURL("--s3-endpoint", c.s3Endpoint); err != nil {
+		return nil, "", fmt.Errorf("%w: keys come from the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role", err)
 	}
 	switch u.Scheme {
 	case "file":

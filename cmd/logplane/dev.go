@@ -8,7 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/coldstart"
+	"github.com/logplane/logplane/internal/memory"
 	"github.com/logplane/logplane/localstack"
 )
 
@@ -36,6 +38,7 @@ func newDev() *cobra.Command {
 				return err
 			}
 			coldstart.Over()
+			defer memory.GiveBack(dev.Shrink)()
 			greet(cmd.OutOrStdout(), dev)
 			return waitAndStop(cmd, dev)
 		},
@@ -44,6 +47,7 @@ func newDev() *cobra.Command {
 	cmd.Flags().StringVar(&c.Listen, "listen", "127.0.0.1:7373", "loopback address to serve plain HTTP on")
 	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: the log and the bucket live in memory, only the kubeconfig is in the folder")
 	cmd.Flags().StringVar(&c.EventsListen, "events-listen", "", "loopback address where NATS subscribers receive events and can do nothing else; empty for none")
+	cmd.Flags().IntVar(&c.MaxWatches, "max-watches-per-user", apiserver.DefaultWatchesPerUser, "watches that are served at once, 429 beyond: here everybody is one user; 0 for no limit")
 	registerBodies(cmd.Flags(), &bodies)
 	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History, &c.Checkpoints)
 	return cmd

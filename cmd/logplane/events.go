@@ -156,12 +156,17 @@ func (p *eventPrinter) print(e eventlog.Event) error {
 		Resource: resourceName(e.Key), Namespace: e.Key.Namespace, Name: e.Key.Name, RequestID: e.RequestID,
 	}
 	if p.json {
-		return json.NewEncoder(p.to).Encode(line)
+		text, err := json.Marshal(line)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(p.to, "%s\n", printableJSON(text))
+		return err
 	}
 	name := line.Name
 	if line.Namespace != "" {
 		name = line.Namespace + "/" + name
 	}
-	_, err := fmt.Fprintf(p.to, "%s %s %-8s %s %s\n", line.Revision, e.Time.UTC().Format(time.RFC3339), line.Type, line.Resource, name)
+	_, err := fmt.Fprintf(p.to, "%s %s %-8s %s %s\n", line.Revision, e.Time.UTC().Format(time.RFC3339), line.Type, printable(line.Resource), printable(name))
 	return err
 }

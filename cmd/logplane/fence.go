@@ -52,7 +52,7 @@ func newFence() *cobra.Command {
 func printPlan(w io.Writer, plan projection.FencePlan) {
 	fmt.Fprintf(w, "the snapshot reaches revision %d, the log holds %d to %d\n", plan.Applied, plan.Log.First, plan.Log.Head)
 	if plan.Lost != nil {
-		fmt.Fprintf(w, "the log is not the snapshot's, its events are given up: %v\n", plan.Lost)
+		fmt.Fprintf(w, "the log is not the snapshot's, its events are given up: %s\n", printableError(plan.Lost))
 	}
 	fmt.Fprintf(w, "the next revision is %d, in epoch %d\n", plan.To, plan.Epoch)
 }

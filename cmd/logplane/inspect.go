@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
-	"sigs.k8s.io/yaml"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/localstack"
 	"github.com/logplane/logplane/projection"
@@ -94,7 +94,7 @@ func printRoot(ctx context.Context, c kubestore.Cell, w io.Writer, _ []string) e
 	if err != nil {
 		return fmt.Errorf("print the root: %w", err)
 	}
-	fmt.Fprintln(w, string(text))
+	fmt.Fprintln(w, printableJSON(text))
 	return nil
 }
 
@@ -106,7 +106,7 @@ func printSegments(ctx context.Context, c kubestore.Cell, w io.Writer, _ []strin
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "SEGMENT\tROWS\tBYTES\tREVISIONS\tKEYS")
 	for _, s := range append(root.Segments, root.Events...) {
-		fmt.Fprintf(table, "%s\t%d\t%d\t%d-%d\t%s - %s\n", s.Key, s.Rows, s.Bytes, s.MinRevision, s.MaxRevision, s.MinKey, s.MaxKey)
+		fmt.Fprintf(table, "%s\t%d\t%d\t%d-%d\t%s - %s\n", s.Key, s.Rows, s.Bytes, s.MinRevision, s.MaxRevision, printable(s.MinKey), printable(s.MaxKey))
 	}
 	return table.Flush()
 }
@@ -170,7 +170,7 @@ func newVersions(w io.Writer) versions {
 
 func (v versions) add(r projection.Row) error {
 	_, err := fmt.Fprintf(v, "%d\t%s\t%s\t%d\t%d\t%s\t%s\n",
-		r.Revision, r.Time.UTC().Format(time.RFC3339Nano), opName(r.Op), r.Base, len(r.Value), r.RequestID, r.Key)
+		r.Revision, r.Time.UTC().Format(time.RFC3339Nano), opName(r.Op), r.Base, len(r.Value), printable(r.RequestID), printable(r.Key))
 	return err
 }
 
@@ -196,14 +196,14 @@ func printBodies(w io.Writer, rows []projection.Row) error {
 		}
 		object, err := decode(r)
 		if err != nil {
-			fmt.Fprintf(w, "# %d bytes that cannot be decoded here (encrypted at rest?): %v\n", len(r.Value), err)
+			fmt.Fprintf(w, "# %d bytes that cannot be decoded here (encrypted at rest?): %s\n", len(r.Value), printableError(err))
 			continue
 		}
-		text, err := yaml.Marshal(object)
+		text, err := printableYAML(object)
 		if err != nil {
 			return fmt.Errorf("print revision %d: %w", r.Revision, err)
 		}
-		fmt.Fprint(w, string(text))
+		fmt.Fprint(w, text)
 	}
 	return nil
 }
@@ -215,6 +215,6 @@ func decode(r projection.Row) (runtime.Object, error) {
 		_, _, err := cbor.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme).Decode(r.Value, nil, object)
 		return object, err
 	}
-	object, _, err := legacyscheme.Codecs.UniversalDeserializer().Decode(r.Value, nil, nil)
+	object, _, err := legacyscheme.Codecs.UniversalDeserializer().Decode(apiserver.Unpadded(r.Value), nil, nil)
 	return object, err
 }

@@ -22,7 +22,7 @@ func (i *inspection) newFsck() *cobra.Command {
 			problems := 0
 			v, err := c.Projection.Verify(ctx, func(problem error) {
 				problems++
-				fmt.Fprintf(w, "PROBLEM  %v\n", problem)
+				fmt.Fprintf(w, "PROBLEM  %s\n", printableError(problem))
 			})
 			if err != nil {
 				return err

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/logplane/logplane/functions/lifecycle"
+	"github.com/logplane/logplane/internal/memory"
 )
 
 func newLifecycle() *cobra.Command {
@@ -31,6 +32,7 @@ func newLifecycle() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			defer memory.GiveBack(server.Shrink)()
 			return finisher.Run(cmd.Context())
 		},
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/logplane/logplane/internal/coldstart"
+	"github.com/logplane/logplane/internal/memory"
 )
 
 func main() {
@@ -34,7 +35,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case err == nil:
 		return 0
 	case !errors.Is(err, context.Canceled):
-		fmt.Fprintf(stderr, "logplane: %v\n", err)
+		fmt.Fprintf(stderr, "logplane: %s\n", printableError(err))
 	case untilStopped[cmd.Name()]:
 		return 0
 	default:
@@ -60,6 +61,9 @@ func newRoot(stderr io.Writer) *cobra.Command {
 				return err
 			}
 			logTo(stderr, level)
+			if err := memory.Limit(); err != nil {
+				slog.Warn("the container's memory limit cannot be read: set GOMEMLIMIT", "error", err)
+			}
 			if cmd.Name() != "api" && cmd.Name() != "dev" {
 				coldstart.Over() // nobody waits for a first answer
 			}

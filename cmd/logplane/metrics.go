@@ -8,6 +8,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/functions/lifecycle"
+	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
@@ -17,5 +18,5 @@ import (
 var registerMetrics = sync.OnceFunc(func() {
 	legacyregistry.RawMustRegister(slices.Concat(
 		eventlog.Collectors(), bucket.Collectors(), projection.Collectors(), kubestore.Collectors(),
-		lifecycle.Collectors())...)
+		apiserver.Collectors(), lifecycle.Collectors())...)
 })

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/logplane/logplane/internal/memory"
 )
 
 func newProjector() *cobra.Command {
@@ -28,6 +30,7 @@ func newProjector() *cobra.Command {
 				_, err := opened.Projection.Commit(cmd.Context())
 				return err
 			}
+			defer memory.GiveBack(opened.Shrink)()
 			return opened.Projection.Run(cmd.Context(), cadence)
 		},
 	}

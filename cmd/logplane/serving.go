@@ -8,10 +8,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"regexp"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/reload"
 	serve "github.com/logplane/logplane/internal/serving"
 )
 
@@ -22,31 +25,101 @@ type serving struct {
 	clientCAFile, tokenFile string
 	authorizationMode       string
 	externalAddress         string
+	insecurePlainHTTP       bool
+	lambda                  bool // nothing listens
+	watcherURL              string
+	requests                apiserver.RequestLimits
+	maxStreams              int
+	goawayChance            float64
+	hsts                    []string
 }
 
 func (s *serving) register(flags *pflag.FlagSet) {
-	flags.StringVar(&s.listen, "listen", "127.0.0.1:7373", "address to serve on; beyond loopback only with authentication")
-	flags.StringVar(&s.certFile, "tls-cert-file", "", "certificate to serve HTTPS with")
+	flags.StringVar(&s.listen, "listen", "127.0.0.1:7373", "address to serve on; beyond loopback only with authentication, and TLS or --insecure-plain-http")
+	flags.StringVar(&s.certFile, "tls-cert-file", "", "certificate to serve HTTPS with; it and the next three files are read again when they change")
 	flags.StringVar(&s.keyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
 	flags.StringVar(&s.clientCAFile, "client-ca-file", "", "authenticate clients by certificates of these authorities")
 	flags.StringVar(&s.tokenFile, "token-auth-file", "", "authenticate clients by the tokens in this file, as kube-apiserver reads it")
 	flags.StringVar(&s.authorizationMode, "authorization-mode", "RBAC", "'RBAC' or 'AlwaysAllow'")
+	flags.BoolVar(&s.insecurePlainHTTP, "insecure-plain-http", false, "serve beyond loopback without TLS, behind something that ends it: tokens pass in clear between the two")
+	flags.IntVar(&s.requests.InFlight, "max-requests-inflight", 400, "requests that read which this process serves at once; one user of several gets an eighth of them, what waits too long is 429")
+	flags.IntVar(&s.requests.Mutating, "max-mutating-requests-inflight", 200, "the same for all other requests but watches")
+	flags.DurationVar(&s.requests.Timeout, "request-timeout", requestDeadline, "how long a request other than a watch may take, its body half of that; at most 1m")
+	flags.IntVar(&s.maxStreams, "http2-max-streams-per-connection", 100, "requests, watches too, that one connection of HTTP/2 may have open")
+	flags.Float64Var(&s.goawayChance, "goaway-chance", 0, "fraction of requests, at most 0.02, after which a client of HTTP/2 is sent to connect anew, to any process behind the same address")
+	flags.StringSliceVar(&s.hsts, "strict-transport-security-directives", nil, "directives for HSTS, for example 'max-age=31536000,includeSubDomains'; none by default")
 	flags.StringVar(&s.externalAddress, "external-address", "", "host and port that clients reach this API under; --listen by default")
 }
 
-// check refuses a listener that anyone on the network could use as an administrator.
+// check refuses a listener that anyone on the network could use as an administrator, or could read tokens from, and limits without
+// meaning.
 func (s *serving) check() error {
+	if err := s.checkLimits(); err != nil {
+		return err
+	}
 	if (s.certFile == "") != (s.keyFile == "") {
 		return errors.New("--tls-cert-file and --tls-private-key-file must be given together")
 	}
 	if s.clientCAFile != "" && s.certFile == "" {
 		return errors.New("--client-ca-file needs HTTPS: give --tls-cert-file and --tls-private-key-file")
 	}
-	if !s.authenticated() && !serve.IsLoopback(s.listen) {
+	if err := s.checkWatcherURL(); err != nil || s.lambda || serve.IsLoopback(s.listen) {
+		return err
+	}
+	if !s.authenticated() {
 		return fmt.Errorf("--listen is '%s': beyond loopback, --token-auth-file or --client-ca-file must be given", s.listen)
+	}
+	if s.certFile == "" && !s.insecurePlainHTTP {
+		return fmt.Errorf("--listen is '%s': beyond loopback, tokens would pass in clear: give --tls-cert-file and --tls-private-key-file, "+
+			"or --insecure-plain-http if something in front of this process ends TLS", s.listen)
 	}
 	return nil
 }
+
+// checkWatcherURL refuses to send clients where their tokens would pass in clear.
+func (s *serving) checkWatcherURL() error {
+	if s.watcherURL == "" {
+		return nil
+	}
+	u, err := parseURL("--watcher-url", s.watcherURL)
+	if err != nil {
+		return err
+	}
+	if u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
+		return fmt.Errorf("--watcher-url is '%s': it must start with 'https://' or 'http://' and name a host", s.watcherURL)
+	}
+	if s.authenticated() && u.Scheme == "http" && !serve.IsLoopback(net.JoinHostPort(u.Hostname(), "80")) && !s.insecurePlainHTTP {
+		return fmt.Errorf("--watcher-url is '%s': clients would send their tokens there in clear: give an 'https://' URL, or --insecure-plain-http", s.watcherURL)
+	}
+	return nil
+}
+
+func (s *serving) checkLimits() error {
+	for _, limit := range []struct {
+		flag  string
+		value int
+	}{
+		{"--max-requests-inflight", s.requests.InFlight}, {"--max-mutating-requests-inflight", s.requests.Mutating}, {"--http2-max-streams-per-connection", s.maxStreams},
+	} {
+		if limit.value < 1 {
+			return fmt.Errorf("%s is %d: it must be at least 1", limit.flag, limit.value)
+		}
+	}
+	if t := s.requests.Timeout; t < time.Second || t > requestDeadline {
+		return fmt.Errorf("--request-timeout is %s: it must be from 1s to %s, for which --log-retention is laid out", t, requestDeadline)
+	}
+	if s.goawayChance < 0 || s.goawayChance > 0.02 {
+		return fmt.Errorf("--goaway-chance is %v: it must be from 0 to 0.02", s.goawayChance)
+	}
+	for _, directive := range s.hsts {
+		if directive != "includeSubDomains" && directive != "preload" && !maxAge.MatchString(directive) {
+			return fmt.Errorf("--strict-transport-security-directives has '%s': it must be 'max-age=SECONDS', 'includeSubDomains' or 'preload'", directive)
+		}
+	}
+	return nil
+}
+
+var maxAge = regexp.MustCompile(`^max-age=[0-9]+$`)
 
 func (s *serving) authenticated() bool { return s.clientCAFile != "" || s.tokenFile != "" }
 
@@ -73,20 +146,23 @@ func (s *serving) configure(c *apiserver.Config) {
 	c.LoopbackOnly = !s.authenticated()
 	c.Authentication = apiserver.Authentication{TokenFile: s.tokenFile, ClientCAFile: s.clientCAFile}
 	c.Authorization = apiserver.Authorization{Mode: s.authorizationMode}
+	c.Requests, c.GoawayChance, c.HSTSDirectives = s.requests, s.goawayChance, s.hsts
 }
 
-// serve serves the handler until ctx ends, then lets streams end and requests in flight finish.
-func (s *serving) serve(ctx context.Context, handler http.Handler, streams serve.Streams) error {
-	secure, err := s.tls()
-	if err != nil {
+// serve serves the handler until ctx ends, then lets streams end and requests in flight finish. What the flags say is added to
+// the configuration.
+func (s *serving) serve(ctx context.Context, handler http.Handler, c serve.Config) error {
+	var err error
+	if c.TLS, err = s.tls(); err != nil {
 		return err
 	}
+	c.RequestTimeout, c.MaxStreams = s.requests.Timeout, s.maxStreams
 	listener, err := net.Listen("tcp", s.listen)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	slog.Info("serving", "address", listener.Addr().String(), "https", secure != nil)
-	return serve.Serve(ctx, listener, handler, secure, streams)
+	slog.Info("serving", "address", listener.Addr().String(), "https", c.TLS != nil)
+	return serve.Serve(ctx, listener, handler, c)
 }
 
 // tls is nil for plain HTTP.
@@ -94,11 +170,15 @@ func (s *serving) tls() (*tls.Config, error) {
 	if s.certFile == "" {
 		return nil, nil
 	}
-	certificate, err := tls.LoadX509KeyPair(s.certFile, s.keyFile)
+	certificate, err := reload.New(func() (tls.Certificate, error) { return tls.LoadX509KeyPair(s.certFile, s.keyFile) }, s.certFile, s.keyFile)
 	if err != nil {
 		return nil, fmt.Errorf("load --tls-cert-file: %w", err)
 	}
-	c := &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
+	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		newest := certificate.Get()
+		return &newest, nil
+	}
 	if s.clientCAFile == "" {
 		return c, nil
 	}

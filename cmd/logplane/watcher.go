@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/memory"
 	serve "github.com/logplane/logplane/internal/serving"
 	"github.com/logplane/logplane/watcher"
 )
@@ -22,7 +23,7 @@ type watching struct {
 func (w *watching) register(flags *pflag.FlagSet) {
 	flags.DurationVar(&w.drain, "drain", 10*time.Second, "time over which open watches are ended when the process is stopped")
 	flags.IntVar(&w.limits.Process, "max-watches", 20_000, "watches that this process serves at once, 429 beyond; 0 for no limit")
-	flags.IntVar(&w.limits.User, "max-watches-per-user", 0, "watches of one user that this process serves at once, 429 beyond; 0 for no limit")
+	flags.IntVar(&w.limits.User, "max-watches-per-user", apiserver.DefaultWatchesPerUser, "watches of one user that this process serves at once, 429 beyond; 0 for no limit")
 	flags.DurationVar(&w.limits.Patience, "slow-client", 30*time.Second, "how long a client may take to receive what a watch sends before it is cut off")
 }
 
@@ -47,6 +48,7 @@ func newWatcher() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			defer memory.GiveBack(w.Shrink)()
 			return runWatcher(cmd.Context(), w, how, what)
 		},
 	}
@@ -64,7 +66,7 @@ func runWatcher(ctx context.Context, w *watcher.Watcher, how serving, what watch
 	group.Go(func() error { return w.Run(feeding) })
 	group.Go(func() error {
 		defer stopFeed()
-		return how.serve(ctx, w, serve.Streams{Drain: w.Drain, Patience: what.limits.Patience})
+		return how.serve(ctx, w, serve.Config{Drain: w.Drain, Patience: what.limits.Patience})
 	})
 	return group.Wait()
 }

@@ -8,10 +8,9 @@ import (
 
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 
@@ -80,10 +79,6 @@ func (l *Lifecycle) offerNames(ctx context.Context, gone string) error {
 // deleteInstances deletes every instance from storage, as upstream does: no version need be served, and no webhook
 // is asked. It tells upstream's condition of how it went. The error is nil only if there was none after the deletions.
 func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (apiextensionsv1.CustomResourceDefinitionCondition, error) {
-	resource := schema.GroupResource{Group: definition.Spec.Group, Resource: definition.Spec.Names.Plural}
-	if finalizer.OverlappingBuiltInResources()[resource] {
-		return terminating(apiextensionsv1.ConditionFalse, "OverlappingBuiltInResource", "instances overlap with built-in resources in storage"), nil
-	}
 	if !apihelpers.IsCRDConditionTrue(definition, apiextensionsv1.Established) {
 		return terminating(apiextensionsv1.ConditionFalse, "NeverEstablished", "resource was never established"), nil
 	}
@@ -107,7 +102,8 @@ func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensio
 	return inProgress(), &NotYetError{After: remainingInterval, Reason: "instances of " + definition.Name + " remain: they have finalizers"}
 }
 
-// namespacesOf returns the namespaces that have instances, "" for none. It looks at keys only.
+// namespacesOf returns the namespaces that have instances, "" for none. It decodes none of them. A definition from before
+// reserved names were refused may share its prefix with others: what they keep there is encoded differently.
 func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (map[string]bool, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -119,7 +115,9 @@ func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv
 		if err != nil {
 			return nil, err
 		}
-		namespaces[row.ID.Namespace] = true
+		if row.ContentType == runtime.ContentTypeCBOR {
+			namespaces[row.ID.Namespace] = true
+		}
 	}
 	return namespaces, nil
 }

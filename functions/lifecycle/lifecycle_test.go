@@ -9,15 +9,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/klog/v2"
@@ -431,18 +436,28 @@ func TestDefinitionNotServed(t *testing.T) {
 	gone()
 }
 
-// TestDefinitionOfBuiltIn: one whose objects would be kept where built-in ones are goes alone.
+// TestDefinitionOfBuiltIn: one from before they were refused goes with its own objects, and takes none of those beside which they lie.
 func TestDefinitionOfBuiltIn(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()
 	definitions := c.extensions.ApiextensionsV1().CustomResourceDefinitions()
 	over, err := definitions.Get(t.Context(), "widgets.example.com", metav1.GetOptions{})
 	require.NoError(t, err)
-	over.ObjectMeta = metav1.ObjectMeta{Name: "customresourcedefinitions.apiextensions.k8s.io", Annotations: map[string]string{"api-approved.kubernetes.io": "unapproved, for a test"}}
-	over.Spec.Group = definitionGroup
-	over.Spec.Names = apiextensionsv1.CustomResourceDefinitionNames{Plural: "customresourcedefinitions", Kind: "Overlapping"}
+	over.ObjectMeta = metav1.ObjectMeta{Name: "customresourcedefinitions.apiextensions.k8s.io", UID: "over", Finalizers: []string{apiextensionsv1.CustomResourceCleanupFinalizer}}
+	over.Spec.Group, over.Spec.Scope = definitionGroup, apiextensionsv1.ClusterScoped
+	over.Spec.Names = apiextensionsv1.CustomResourceDefinitionNames{Plural: "customresourcedefinitions", Singular: "overlapping", Kind: "Overlapping", ListKind: "OverlappingList"}
+	over.Status.AcceptedNames = over.Spec.Names
 	_, err = definitions.Create(t.Context(), over, metav1.CreateOptions{})
+	require.True(t, apierrors.IsInvalid(err), err)
+	codec := crdserver.Codecs.EncoderForVersion(protobuf.NewSerializer(crdserver.Scheme, crdserver.Scheme), apiextensionsv1.SchemeGroupVersion)
+	body, err := runtime.Encode(codec, over)
 	require.NoError(t, err)
+	c.store(over.Name, runtime.ContentTypeProtobuf, body)
+	body, err = runtime.Encode(cbor.NewSerializer(nil, nil), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": definitionGroup + "/" + over.Spec.Versions[0].Name, "kind": "Overlapping", "metadata": map[string]any{"name": "instance"}}})
+	require.NoError(t, err)
+	c.store("instance", runtime.ContentTypeCBOR, body)
+
 	c.run()
 	require.NoError(t, definitions.Delete(t.Context(), over.Name, metav1.DeleteOptions{}))
 	c.eventually(func() bool {
@@ -452,6 +467,22 @@ func TestDefinitionOfBuiltIn(t *testing.T) {
 	left, err := definitions.Get(t.Context(), "widgets.example.com", metav1.GetOptions{})
 	require.NoError(t, err)
 	require.Nil(t, left.DeletionTimestamp)
+	view, err := c.cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	_, found, err := view.Get(t.Context(), "main/apiextensions.k8s.io/customresourcedefinitions/instance", view.Revision())
+	require.NoError(t, err)
+	require.False(t, found)
+}
+
+// store appends a row beside the definitions, as it is.
+func (c *cluster) store(name, contentType string, body []byte) {
+	c.Helper()
+	view, err := c.cell.Projection.Latest(c.Context())
+	require.NoError(c, err)
+	at, err := view.State(c.Context(), eventlog.Key{Cluster: "main", Group: definitionGroup, Resource: "customresourcedefinitions", Prefix: "/apiextensions.k8s.io/customresourcedefinitions", Name: name})
+	require.NoError(c, err)
+	_, err = view.Append(c.Context(), uuid.NewString(), at.Put(contentType, body, 0))
+	require.NoError(c, err)
 }
 
 // TestDefinitionGetsFreedNames: a kind that another definition has is refused until that one is gone.

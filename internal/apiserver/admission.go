@@ -24,16 +24,19 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/admission/network/defaultingressclass"
 	podpriority "k8s.io/kubernetes/plugin/pkg/admission/priority"
 	"k8s.io/kubernetes/plugin/pkg/admission/runtimeclass"
+	"k8s.io/kubernetes/plugin/pkg/admission/security/podsecurity"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/persistentvolume/resize"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageclass/setdefault"
 )
 
 // admissionPlugins are those of kube-apiserver's defaults, in its order, that decide by what they read.
 // Left out are those whose work a controller would have to finish (ServiceAccount, TaintNodesByCondition,
-// StorageObjectInUseProtection), and ResourceQuota, PodSecurity, policies and webhooks for now.
+// StorageObjectInUseProtection), and ResourceQuota, policies and webhooks for now (unenforced.go). The first is ours.
 var admissionPlugins = []string{
+	boundsName,
 	lifecycle.PluginName,
 	limitranger.PluginName,
+	podsecurity.PluginName,
 	podpriority.PluginName,
 	defaulttolerationseconds.PluginName,
 	setdefault.PluginName,
@@ -50,11 +53,12 @@ var admissionPlugins = []string{
 func newAdmission(s *Server) (admission.Interface, error) {
 	plugins := admission.NewPlugins()
 	for _, register := range []func(*admission.Plugins){
-		podpriority.Register, defaulttolerationseconds.Register, setdefault.Register, resize.Register, runtimeclass.Register,
+		podsecurity.Register, podpriority.Register, defaulttolerationseconds.Register, setdefault.Register, resize.Register, runtimeclass.Register,
 		certapproval.Register, certsigning.Register, ctbattest.Register, certsubjectrestriction.Register, defaultingressclass.Register,
 	} {
 		register(plugins)
 	}
+	plugins.Register(boundsName, newBounds)
 	plugins.Register(lifecycle.PluginName, func(io.Reader) (admission.Interface, error) { return newNamespaceLifecycle(s.informers) })
 	plugins.Register(limitranger.PluginName, func(io.Reader) (admission.Interface, error) { return newLimitRanger() })
 	initialize := initializer.New(s.client, nil, s.informers, s.generic.Authorization.Authorizer, s.generic.FeatureGate, s.generic.EffectiveVersion, nil, nil)
@@ -62,7 +66,7 @@ func newAdmission(s *Server) (admission.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	return admissionmetrics.WithStepMetrics(chain), nil
+	return admissionmetrics.WithStepMetrics(admission.NewChainHandler(chain, unenforced{})), nil
 }
 
 // noAdmissionConfig leaves every plugin at its defaults.

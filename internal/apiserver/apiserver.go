@@ -6,7 +6,8 @@
 //
 // A request's path through the package:
 //
-//  1. filters.go resolves what is asked for, catches up with the log once, authenticates and authorizes.
+//  1. filters.go resolves what is asked for and who asks, receives the body (bodies.go), waits for a place (places.go), catches up
+//     with the log once and authorizes.
 //  2. dispatch chooses a group, the custom resources, discovery, OpenAPI, health or metrics.
 //  3. groups.go builds the group if this is its first request, and upstream's handlers take over.
 //  4. admission.go, authz.go and upstream's own lookups read through listers (informers.go).
@@ -42,8 +43,12 @@ type Config struct {
 	EncryptionConfigFile string
 	// Services says which addresses and node ports Services may have.
 	Services ServiceConfig
-	// Watches bounds the watches of this process.
-	Watches WatchLimits
+	// Requests bounds the requests of this process that are not watches, Watches those that are.
+	Requests RequestLimits
+	Watches  WatchLimits
+	// GoawayChance and HSTSDirectives are kube-apiserver's --goaway-chance and --strict-transport-security-directives.
+	GoawayChance   float64
+	HSTSDirectives []string
 	// Writers, if set, counts the requests that may write.
 	Writers *kubestore.Writers
 }
@@ -56,6 +61,8 @@ type Server struct {
 	generic   *genericapiserver.Config
 	stores    *stores
 	informers *informers
+	// rules are RBAC's, for who may do what and who may grant it.
+	rules *rbacIndex
 	// loopback is the configuration of a client, as system:apiserver, that calls Handler in process.
 	loopback *rest.Config
 	// client uses loopback with protobuf.
@@ -63,6 +70,9 @@ type Server struct {
 	groups map[string]*group
 	// watches that are open.
 	watches *watches
+	// reads, writes and starts (of watches) are the places of requests, bodies the bytes that requests have sent.
+	reads, writes, starts *places
+	bodies                bodies
 	// healthPaths are the health checks, for the index.
 	healthPaths []string
 
@@ -78,7 +88,7 @@ func New(c Config) (*Server, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	s := &Server{config: c, watches: newWatches(c.Watches)}
+	s := &Server{config: c, watches: newWatches(c.Watches), bodies: bodies{by: map[string]int64{}}}
 	if err := s.configure(); err != nil {
 		return nil, err
 	}

@@ -1,11 +1,10 @@
 package apiserver
 
 import (
+	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net/http"
-	"os"
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	authngroup "k8s.io/apiserver/pkg/authentication/group"
@@ -16,11 +15,13 @@ import (
 	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/util/cert"
+
+	"github.com/logplane/logplane/internal/reload"
 )
 
 // Authentication says who a request is from.
 type Authentication struct {
-	// TokenFile is kube-apiserver's --token-auth-file: token,user,uid,"group1,group2".
+	// TokenFile is kube-apiserver's --token-auth-file: token,user,uid,"group1,group2". Unlike there, a change needs no restart.
 	TokenFile string
 	// ClientCAFile is kube-apiserver's --client-ca-file: a certificate that it signed names user and groups.
 	ClientCAFile string
@@ -34,13 +35,13 @@ func (a Authentication) Configured() bool { return a.TokenFile != "" || a.Client
 // admin is who everybody is where authentication is not configured.
 var admin = &user.DefaultInfo{Name: "system:admin", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 
-// configureAuthentication makes the authenticators, the loopback's first.
+// configureAuthentication combines the authenticators as kube-apiserver does: the loopback's, then each kind of credentials
+// until one is good, then nobody's. Whoever shows only bad ones is not taken for anonymous.
 func (s *Server) configureAuthentication() error {
 	authenticators, err := s.config.Authentication.authenticators()
 	if err != nil {
 		return fmt.Errorf("configure authentication: %w", err)
 	}
-	// fail on error: a bad credential must not fall through to anonymous.
 	s.generic.Authentication.Authenticator = union.NewFailOnError(append([]authenticator.Request{loopbackUser}, authenticators...)...)
 	return nil
 }
@@ -51,44 +52,36 @@ func (a Authentication) authenticators() ([]authenticator.Request, error) {
 			return &authenticator.Response{User: admin}, true, nil
 		})}, nil
 	}
-	var all []authenticator.Request
+	var credentials []authenticator.Request
 	if a.ClientCAFile != "" {
-		roots, err := readRoots(a.ClientCAFile)
+		options, err := reload.New(func() (x509.VerifyOptions, error) { return readRoots(a.ClientCAFile) }, a.ClientCAFile)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("read the client CA: %w", err)
 		}
-		options := x509request.DefaultVerifyOptions()
-		options.Roots = roots
-		all = append(all, authngroup.NewAuthenticatedGroupAdder(x509request.New(options, x509request.CommonNameUserConversion)))
+		trusted := func() (x509.VerifyOptions, bool) { return options.Get(), true }
+		credentials = append(credentials, x509request.NewDynamic(trusted, x509request.CommonNameUserConversion))
 	}
 	if a.TokenFile != "" {
-		tokens, err := tokenfile.NewCSV(a.TokenFile)
+		tokens, err := reload.New(func() (authenticator.Token, error) { return tokenfile.NewCSV(a.TokenFile) }, a.TokenFile)
 		if err != nil {
 			return nil, fmt.Errorf("read the token file: %w", err)
 		}
-		all = append(all, authngroup.NewAuthenticatedGroupAdder(bearertoken.New(tokens)))
+		known := authenticator.TokenFunc(func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+			return tokens.Get().AuthenticateToken(ctx, token)
+		})
+		credentials = append(credentials, bearertoken.New(known))
 	}
+	all := []authenticator.Request{authngroup.NewAuthenticatedGroupAdder(union.New(credentials...))}
 	if a.Anonymous {
 		all = append(all, anonymous.NewAuthenticator(nil))
 	}
 	return all, nil
 }
 
-func readRoots(path string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("read the client CA: %w", err)
-	}
-	certs, err := cert.ParseCertsPEM(pem)
-	if err != nil {
-		return nil, fmt.Errorf("read the client CA %s: %w", path, err)
-	}
-	if len(certs) == 0 {
-		return nil, errors.New("the client CA file holds no certificate")
-	}
-	roots := x509.NewCertPool()
-	for _, c := range certs {
-		roots.AddCert(c)
-	}
-	return roots, nil
+// readRoots returns what a client's certificate is verified by.
+func readRoots(path string) (x509.VerifyOptions, error) {
+	options := x509request.DefaultVerifyOptions()
+	roots, err := cert.NewPool(path)
+	options.Roots = roots
+	return options, err
 }

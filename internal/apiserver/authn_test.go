@@ -46,26 +46,37 @@ func (a authority) client(t *testing.T, name string, groups ...string) *x509.Cer
 	return cert
 }
 
-// A certificate that the authority signed says who a client is; another one's is refused, not anonymous.
+// A certificate that the authority signed says who a client is. With another one a good token does, and without one nothing: who
+// shows only bad credentials is refused, not anonymous.
 func TestClientCertificates(t *testing.T) {
 	ours := newAuthority(t)
-	path := filepath.Join(t.TempDir(), "ca.pem")
-	require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ours.cert.Raw}), 0o600))
+	folder := t.TempDir()
+	roots, tokens := filepath.Join(folder, "ca.pem"), filepath.Join(folder, "tokens.csv")
+	require.NoError(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ours.cert.Raw}), 0o600))
+	require.NoError(t, os.WriteFile(tokens, []byte("root-token,root,1,system:masters\n"), 0o600))
 	s := newServer(t, func(c *Config) {
-		c.Authentication = Authentication{ClientCAFile: path, Anonymous: true}
+		c.Authentication = Authentication{ClientCAFile: roots, TokenFile: tokens, Anonymous: true}
 		c.Authorization = Authorization{Mode: "RBAC"}
 	})
-	code := func(certs ...*x509.Certificate) int {
+	code := func(token string, certs ...*x509.Certificate) int {
 		r := httptest.NewRequest("GET", configMaps, nil)
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
 		r.TLS = &tls.ConnectionState{PeerCertificates: certs}
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, r)
 		return w.Code
 	}
-	require.Equal(t, 200, code(ours.client(t, "root", "system:masters")))
-	require.Equal(t, 403, code(ours.client(t, "ann")))
-	require.Equal(t, 401, code(newAuthority(t).client(t, "root", "system:masters")))
-	require.Equal(t, 403, code(), "anonymous")
+	foreign := newAuthority(t).client(t, "root", "system:masters")
+	require.Equal(t, 200, code("", ours.client(t, "root", "system:masters")))
+	require.Equal(t, 403, code("", ours.client(t, "ann")))
+	require.Equal(t, 403, code("root-token", ours.client(t, "ann")), "the certificate comes first")
+	require.Equal(t, 401, code("", foreign))
+	require.Equal(t, 401, code("another", foreign))
+	require.Equal(t, 200, code("root-token", foreign))
+	require.Equal(t, 401, code("another"))
+	require.Equal(t, 403, code(""), "anonymous")
 }
 
 func TestAuthenticationConfiguration(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/authorization/union"
-	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac"
 )
 
 // Authorization says what a user may do.
@@ -18,6 +17,7 @@ type Authorization struct {
 
 // configureAuthorization makes the authorizer; members of system:masters may do everything in any mode.
 func (s *Server) configureAuthorization() error {
+	s.rules = newRBACIndex(s.informers)
 	masters := authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
 	var chosen interface {
 		authorizer.Authorizer
@@ -27,22 +27,11 @@ func (s *Server) configureAuthorization() error {
 	case "", "AlwaysAllow":
 		chosen = authorizerfactory.NewAlwaysAllowAuthorizer()
 	case "RBAC":
-		chosen = newRBAC(s.informers)
+		chosen = newRBACAuthorizer(s.rules)
 	default:
 		return fmt.Errorf("unknown authorization mode %q: it must be 'AlwaysAllow' or 'RBAC'", s.config.Authorization.Mode)
 	}
 	s.generic.Authorization.Authorizer = union.New(masters, chosen)
 	s.generic.RuleResolver = union.NewRuleResolvers(chosen)
 	return nil
-}
-
-// newRBAC is upstream's authorizer over listers that read the view.
-func newRBAC(f *informers) *rbac.RBACAuthorizer {
-	v1 := f.Rbac().V1()
-	return rbac.New(
-		&rbac.RoleGetter{Lister: v1.Roles().Lister()},
-		&rbac.RoleBindingLister{Lister: v1.RoleBindings().Lister()},
-		aggregatedRoles{v1.ClusterRoles().Lister()},
-		&rbac.ClusterRoleBindingLister{Lister: v1.ClusterRoleBindings().Lister()},
-	)
 }

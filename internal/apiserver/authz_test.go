@@ -16,14 +16,16 @@ func (r request) as(user string) request {
 	return r
 }
 
-// newGuarded serves with tokens and RBAC; root is in system:masters.
-func newGuarded(t testing.TB) *Server {
+// withTokens is for users; root is in system:masters.
+func withTokens(t testing.TB) func(*Config) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\nbob-token,bob,3\n"), 0o600))
-	return newServer(t, func(c *Config) {
-		c.Authentication = Authentication{TokenFile: path}
-		c.Authorization = Authorization{Mode: "RBAC"}
-	})
+	return func(c *Config) { c.Authentication.TokenFile = path }
+}
+
+// newGuarded serves with tokens and RBAC.
+func newGuarded(t testing.TB) *Server {
+	return newServer(t, withTokens(t), func(c *Config) { c.Authorization = Authorization{Mode: "RBAC"} })
 }
 
 func (s *Server) must(t testing.TB, code int, r request) answer {

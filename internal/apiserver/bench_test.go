@@ -2,10 +2,15 @@ package apiserver
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
 // BenchmarkCluster measures what each further cluster costs a process: New and its first requests, in time
@@ -74,6 +79,71 @@ func BenchmarkRBAC(b *testing.B) {
 	s.must(b, 201, request{method: "POST", path: rbacPath + "/clusterrolebindings", body: `{"metadata":{"name":"ann"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"admin"},"subjects":[{"kind":"User","name":"ann","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
 	for b.Loop() {
 		s.must(b, 200, request{method: "GET", path: configMaps}.as("ann"))
+	}
+}
+
+// rbacLoad is a server of three users beside many rules: each of n RoleBindings in the namespace of ann is for a user of its
+// own, the last one is ann's, and each of 1,000 ClusterRoleBindings is for a user of its own. Bob has a namespace with one
+// binding, and cid may read everywhere.
+func rbacLoad(b *testing.B, n int) *Server {
+	path := filepath.Join(b.TempDir(), "tokens.csv")
+	require.NoError(b, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\nbob-token,bob,3\ncid-token,cid,4\n"), 0o600))
+	s := newServer(b, func(c *Config) {
+		c.Authentication, c.Authorization = Authentication{TokenFile: path}, Authorization{Mode: "RBAC"}
+	})
+	require.NoError(b, s.Bootstrap(b.Context()))
+	bind := func(where, name, user, role string) {
+		s.must(b, 201, request{method: "POST", path: rbacPath + where, body: `{"metadata":{"name":"` + name + `"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"` + role +
+			`"},"subjects":[{"kind":"User","name":"` + user + `","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
+	}
+	for _, user := range []string{"ann", "bob"} {
+		s.must(b, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"` + user + `"}}`}.as("root"))
+		s.must(b, 201, request{method: "POST", path: "/api/v1/namespaces/" + user + "/configmaps", body: `{"metadata":{"name":"x"}}`}.as("root"))
+		bind("/namespaces/"+user+"/rolebindings", "zz", user, "edit")
+	}
+	for i := range 1000 {
+		bind("/clusterrolebindings", fmt.Sprintf("many-%d", i), fmt.Sprintf("nobody-%d", i), "view")
+	}
+	for i := range n {
+		bind("/namespaces/ann/rolebindings", fmt.Sprintf("many-%d", i), fmt.Sprintf("nobody-%d", i), "view")
+	}
+	bind("/clusterrolebindings", "cid", "cid", "view")
+	s.must(b, 200, request{method: "GET", path: configMaps}.as("root")) // whoever decides has caught up before
+	return s
+}
+
+// BenchmarkRBACBesideMany is a GET of one tenant, of another and of a user with rights in the whole cluster, by turns, beside
+// many RoleBindings in the first one's namespace; and what deciding alone costs.
+func BenchmarkRBACBesideMany(b *testing.B) {
+	for _, n := range []int{0, 100, 4300} {
+		b.Run(fmt.Sprintf("%d", n), func(b *testing.B) {
+			s := rbacLoad(b, n)
+			who := []struct{ user, namespace string }{{"ann", "ann"}, {"bob", "bob"}, {"cid", "bob"}}
+			b.Run("Get", func(b *testing.B) {
+				took := make([]time.Duration, len(who))
+				for b.Loop() {
+					for i, w := range who {
+						start := time.Now()
+						s.must(b, 200, request{method: "GET", path: "/api/v1/namespaces/" + w.namespace + "/configmaps/x"}.as(w.user))
+						took[i] += time.Since(start)
+					}
+				}
+				for i, w := range who {
+					b.ReportMetric(float64(took[i].Microseconds())/float64(b.N), w.user+"-µs/op")
+				}
+			})
+			for _, w := range who {
+				b.Run("Authorize/"+w.user, func(b *testing.B) {
+					of := authorizer.AttributesRecord{User: &user.DefaultInfo{Name: w.user, Groups: []string{user.AllAuthenticated}}, Verb: "get", APIVersion: "v1", Resource: "configmaps", Namespace: w.namespace, Name: "x", ResourceRequest: true}
+					b.ReportAllocs()
+					for b.Loop() {
+						if decision, _, err := s.generic.Authorization.Authorizer.Authorize(b.Context(), of); err != nil || decision != authorizer.DecisionAllow {
+							b.Fatal(decision, err)
+						}
+					}
+				})
+			}
+		})
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
@@ -82,7 +83,7 @@ func (s *Server) bootstrap(ctx context.Context) error {
 // bootstrapMarker says which bootstrap was written. It is no API object.
 func (s *Server) bootstrapMarker() stored {
 	return stored{
-		key:         eventlog.Key{Cluster: s.config.Cell.Cluster, Group: "logplane.dev", Resource: "bootstraps", Prefix: "/logplane.dev/bootstraps", Name: "kubernetes"},
+		key:         eventlog.Key{Cluster: s.config.Cell.Cluster, Group: ownGroup, Resource: "bootstraps", Prefix: "/logplane.dev/bootstraps", Name: "kubernetes"},
 		contentType: "text/plain",
 		body:        fmt.Appendf(nil, "%s/%d", s.generic.EffectiveVersion.BinaryVersion(), bootstrapRevision),
 	}
@@ -103,8 +104,16 @@ func (s *Server) bootstrapWrites(ctx context.Context, view *projection.View) ([]
 	}
 	now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
 	var writes []projection.Write
+	resources := map[schema.GroupResource]generic.RESTOptions{}
 	for _, o := range objects {
-		wanted, err := s.encodeBootstrap(ctx, o, now)
+		options, ok := resources[o.resource]
+		if !ok { // finding out takes as long as encoding a few objects
+			if options, err = s.stores.GetRESTOptions(o.resource, o.object); err != nil {
+				return nil, err
+			}
+			resources[o.resource] = options
+		}
+		wanted, err := s.encodeBootstrap(ctx, o, options, now)
 		if err != nil {
 			return nil, fmt.Errorf("encode %s %q: %w", o.resource, o.object.GetName(), err)
 		}
@@ -156,7 +165,7 @@ type bootstrapObject struct {
 
 // encodeBootstrap does what the registry's create would do to the object, except to validate it: the
 // objects are constants, and a test puts each one back through the API. The first is the object, the others are its claims.
-func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, now metav1.Time) ([]stored, error) {
+func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, options generic.RESTOptions, now metav1.Time) ([]stored, error) {
 	legacyscheme.Scheme.Default(o.object)
 	kinds, _, err := legacyscheme.Scheme.ObjectKinds(o.object)
 	if err != nil {
@@ -178,10 +187,6 @@ func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, now met
 	o.strategy.PrepareForCreate(ctx, internal)
 	o.strategy.Canonicalize(internal)
 	if internal, err = complete(internal, now); err != nil {
-		return nil, err
-	}
-	options, err := s.stores.GetRESTOptions(o.resource, internal)
-	if err != nil {
 		return nil, err
 	}
 	key := eventlog.Key{

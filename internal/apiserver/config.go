@@ -1,10 +1,14 @@
 package apiserver
 
 import (
+	"cmp"
 	"fmt"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apiserver/pkg/features"
@@ -18,8 +22,16 @@ import (
 // eventTTL is kube-apiserver's --event-ttl.
 const eventTTL = time.Hour
 
-// requestTimeout bounds every request that is not a watch, as in kube-apiserver.
-const requestTimeout = time.Minute
+// RequestLimits bounds requests other than watches; what is 0 is as in kube-apiserver.
+type RequestLimits struct {
+	// InFlight is how many requests that read are served at once, 400 by default, Mutating how many others, 200 by default.
+	// Negative is no bound.
+	InFlight, Mutating int
+	// Timeout bounds each, a minute by default. The log must keep its events for longer than twice that.
+	Timeout time.Duration
+}
+
+const defaultRequestTimeout = time.Minute
 
 // enableFeatures sets the process-wide gates before the first group is built; codecs are chosen by them.
 var enableFeatures = sync.OnceFunc(func() {
@@ -47,12 +59,13 @@ func (s *Server) configure() error {
 	c.FlowControl, c.AuditBackend, c.StorageObjectCountTracker = nil, nil, nil
 	c.EnableIndex, c.EnableProfiling, c.EnableMetrics, c.EnableDiscovery = false, false, false, false
 	c.SkipOpenAPIInstallation = true
-	c.RequestTimeout = requestTimeout
+	s.limitRequests(c)
+	atomic.StoreInt64(&jsonpatch.AccumulatedCopySizeLimit, c.JSONPatchMaxCopyBytes) // as genericapiserver's New does
 	c.MergedResourceConfig = resourceConfig()
 	s.generic = c
 
 	var err error
-	if s.stores, err = newStores(s.config.Cell, c.EffectiveVersion, c.MergedResourceConfig); err != nil {
+	if s.stores, err = newStores(s.config.Cell, s.config.Logger, c.EffectiveVersion, c.MergedResourceConfig); err != nil {
 		return fmt.Errorf("make stores: %w", err)
 	}
 	if s.stores.transformers, err = readEncryption(s.config.EncryptionConfigFile); err != nil {
@@ -79,4 +92,31 @@ func (s *Server) configure() error {
 	}
 	c.RequestInfoResolver = genericapiserver.NewRequestInfoResolver(c)
 	return nil
+}
+
+const (
+	// sharePart: of the places of one kind a user may have one in so many where there are several users, so that nobody waits for
+	// whoever has them all, nor for the processor.
+	sharePart = 8
+	// startsPerProcessor is how many watches may start at once for each processor: a start is work for a processor, not a wait.
+	startsPerProcessor = 2
+	// waitingStarts is how many starts of one user may wait: all clients of a process that has gone come at once.
+	waitingStarts = 1000
+)
+
+// limitRequests makes the places.
+func (s *Server) limitRequests(c *genericapiserver.Config) {
+	limits := s.config.Requests
+	c.RequestTimeout = cmp.Or(limits.Timeout, defaultRequestTimeout)
+	c.MaxRequestsInFlight = cmp.Or(limits.InFlight, c.MaxRequestsInFlight)
+	c.MaxMutatingRequestsInFlight = cmp.Or(limits.Mutating, c.MaxMutatingRequestsInFlight)
+	starts, part := startsPerProcessor*runtime.GOMAXPROCS(0), sharePart
+	if !s.config.Authentication.Configured() {
+		part = 1
+	}
+	patience := c.RequestTimeout / 4
+	s.reads = newPlaces("read", c.MaxRequestsInFlight, c.MaxRequestsInFlight/part, patience)
+	s.writes = newPlaces("write", c.MaxMutatingRequestsInFlight, c.MaxMutatingRequestsInFlight/part, patience)
+	s.starts = newPlaces("watch", starts, starts/min(2, part), patience)
+	s.starts.queue = waitingStarts
 }

@@ -3,13 +3,13 @@ package apiserver
 import (
 	"bytes"
 	"net/http"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	"k8s.io/apiserver/pkg/storage"
@@ -63,11 +63,27 @@ func corrected(r *http.Request, body []byte) error {
 }
 
 // clientMistake recognises what upstream passes on as it is, without a reason: sending it again would not
-// help. What goes wrong in a store has a reason.
+// help. What goes wrong in a store has a reason, so what has none of a patch is about the patch.
 func clientMistake(r *http.Request, info *apirequest.RequestInfo, message string) bool {
-	return info.Resource == "bindings" || info.Subresource == "binding" || message == storage.ErrResourceVersionSetOnCreate.Error() ||
-		strings.HasPrefix(message, "failed to create typed patch object") ||
-		r.Method == http.MethodPatch && strings.HasPrefix(r.Header.Get("Content-Type"), string(types.StrategicMergePatchType))
+	return r.Method == http.MethodPatch || info.Resource == "bindings" || info.Subresource == "binding" ||
+		message == storage.ErrResourceVersionSetOnCreate.Error()
+}
+
+// judging is what of upstream looks at nothing but what a client sent, and at what that is to replace.
+var judging = []string{
+	"k8s.io/apimachinery/pkg/util/strategicpatch.", "k8s.io/apimachinery/pkg/util/managedfields", "sigs.k8s.io/structured-merge-diff/", "gopkg.in/evanphx/json-patch",
+	"k8s.io/apiserver/pkg/registry/rest.BeforeCreate(", "k8s.io/apiserver/pkg/registry/rest.BeforeUpdate(",
+}
+
+// unfit answers a write that upstream panicked about while it judged it, by the panic's stack; nil for any other panic. That is a
+// fault of upstream's, but one that the next try meets again: a 5xx would ask for it.
+func unfit(stack string) error {
+	if !slices.ContainsFunc(judging, func(name string) bool { return strings.Contains(stack, name) }) {
+		return nil
+	}
+	err := apierrors.NewBadRequest("something that was sent is of a kind that it must not be, or lacks what must be with it, and no check says what: compare it with the API's reference")
+	err.ErrStatus.Code, err.ErrStatus.Reason = http.StatusUnprocessableEntity, metav1.StatusReasonInvalid
+	return err
 }
 
 // correction holds back an answer that may have to be replaced, and lets every other pass.

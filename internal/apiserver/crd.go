@@ -317,20 +317,24 @@ func newCRDReader(s *Server) *crdReader {
 		decoder:     crdserver.Codecs.UniversalDecoder(apiextensionsv1.SchemeGroupVersion),
 		prefix:      s.config.Cell.Cluster + "/" + crdPrefix + "/",
 		transformer: s.stores.transformer(crdGroupResource),
+		lenient:     true,
 		indexers:    cache.Indexers{},
 	}}
 }
 
-// get returns nil if there is none. The object is shared.
+// get returns nil if there is none that is served. The object is shared.
 func (c *crdReader) get(name string) (*apiextensionsv1.CustomResourceDefinition, error) {
 	object, ok, err := c.rows.GetByKey(name)
 	if err != nil || !ok {
 		return nil, err
 	}
-	return object.(*apiextensionsv1.CustomResourceDefinition), nil
+	if crd := object.(*apiextensionsv1.CustomResourceDefinition); !reserved(crd.Spec.Group, crd.Spec.Names.Plural) {
+		return crd, nil
+	}
+	return nil, nil
 }
 
-// crdSet is every CRD at one time. It must not be changed.
+// crdSet is every CRD that may be served at one time. It must not be changed.
 type crdSet struct {
 	crds []*apiextensionsv1.CustomResourceDefinition // by name
 	state
@@ -351,32 +355,11 @@ func (c *crdReader) all(context.Context) (crdSet, error) {
 	set := crdSet{state: state{count: len(objects)}}
 	for _, object := range objects {
 		crd := object.(*apiextensionsv1.CustomResourceDefinition)
-		set.crds = append(set.crds, crd)
+		if !reserved(crd.Spec.Group, crd.Spec.Names.Plural) { // one from before that was refused
+			set.crds = append(set.crds, crd)
+		}
 		set.revision = max(set.revision, revisionOf(crd))
 	}
 	sort.Slice(set.crds, func(i, j int) bool { return set.crds[i].Name < set.crds[j].Name })
 	return set, nil
-}
-
-// perState keeps what was computed from the newest set of CRDs that was asked for.
-type perState[T any] struct {
-	build func(crdSet) (T, error)
-
-	mu    sync.Mutex
-	of    state // by mu
-	built *T    // by mu
-}
-
-// get computes at most once for each set; who comes meanwhile waits for it.
-func (p *perState[T]) get(set crdSet) (T, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.built != nil && p.of == set.state {
-		return *p.built, nil
-	}
-	built, err := p.build(set)
-	if err == nil {
-		p.of, p.built = set.state, &built
-	}
-	return built, err
 }

@@ -28,6 +28,11 @@ type crdCreateStrategy struct {
 	naming *crdNaming
 }
 
+// Validate implements rest.RESTCreateStrategy.
+func (s crdCreateStrategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
+	return append(s.RESTCreateStrategy.Validate(ctx, obj), forbidden(obj.(*apiextensions.CustomResourceDefinition), nil)...)
+}
+
 // Canonicalize implements rest.RESTCreateStrategy. It comes after validation, so that only valid schemas
 // are judged.
 func (s crdCreateStrategy) Canonicalize(obj runtime.Object) {
@@ -48,6 +53,12 @@ func (s crdUpdateStrategy) PrepareForUpdate(ctx context.Context, obj, old runtim
 	s.RESTUpdateStrategy.PrepareForUpdate(ctx, obj, old)
 	crd, before := obj.(*apiextensions.CustomResourceDefinition), old.(*apiextensions.CustomResourceDefinition)
 	crd.Status.AcceptedNames = *before.Status.AcceptedNames.DeepCopy()
+}
+
+// ValidateUpdate implements rest.RESTUpdateStrategy.
+func (s crdUpdateStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	crd, before := obj.(*apiextensions.CustomResourceDefinition), old.(*apiextensions.CustomResourceDefinition)
+	return append(s.RESTUpdateStrategy.ValidateUpdate(ctx, obj, old), forbidden(crd, before)...)
 }
 
 // Canonicalize implements rest.RESTUpdateStrategy.
@@ -254,7 +265,7 @@ func crdClaims(cluster string) claimsFunc {
 func nameClaim(cluster string, crd *apiextensions.CustomResourceDefinition, kind, name string) kubestore.Claim {
 	return kubestore.Claim{
 		Key: eventlog.Key{
-			Cluster: cluster, Group: "logplane.dev", Resource: "crdnames", Prefix: "/logplane.dev/crdnames",
+			Cluster: cluster, Group: ownGroup, Resource: "crdnames", Prefix: "/logplane.dev/crdnames",
 			Name: crd.Spec.Group + ":" + kind + ":" + name,
 		},
 		ContentType: "text/plain",

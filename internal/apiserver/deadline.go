@@ -5,38 +5,55 @@ import (
 	"errors"
 	"net/http"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 )
 
-// asked is the key of a request's own context in the one that upstream's filter of timeouts is shown.
-type asked struct{}
+// byDeadline is a request's context that ends by the deadline alone.
+type byDeadline struct {
+	context.Context // of the request
+	passed          chan struct{}
+}
+
+func (d *byDeadline) Done() <-chan struct{} { return d.passed }
+
+func (d *byDeadline) Err() error {
+	select {
+	case <-d.passed:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
 
 // withTimeout answers 504 when a request's deadline passes while it is served. Upstream's filter takes a client
 // that goes away for the same: it answers and counts a 504, and logs the end of the handler as an error. So it is
 // shown the deadline only, and the handler both: it ends by itself when nobody waits for it.
-func withTimeout(h http.Handler) http.Handler {
+//
+// A request whose time is over before it is served, since its body took all of it, is not served: the handler would say so, too, and
+// who answers twice is cut off.
+func (s *Server) withTimeout(h http.Handler) http.Handler {
 	timed := genericfilters.WithTimeoutForNonLongRunningRequests(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithCancel(r.Context())
-		defer cancel()
-		whole := ctx.Value(asked{}).(context.Context)
-		defer context.AfterFunc(whole, func() {
-			if errors.Is(whole.Err(), context.Canceled) {
-				cancel()
-			}
-		})()
-		h.ServeHTTP(w, r.WithContext(ctx))
+		h.ServeHTTP(w, r.WithContext(r.Context().(*byDeadline).Context))
 	}), isLongRunning)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		whole := r.Context()
 		info, _ := apirequest.RequestInfoFrom(whole)
-		deadline, bounded := whole.Deadline()
-		if !bounded || isLongRunning(r, info) {
+		if _, bounded := whole.Deadline(); !bounded || isLongRunning(r, info) {
 			h.ServeHTTP(w, r)
 			return
 		}
-		ctx, cancel := context.WithDeadline(context.WithValue(context.WithoutCancel(whole), asked{}, whole), deadline)
-		defer cancel()
-		timed.ServeHTTP(w, r.WithContext(ctx))
+		if errors.Is(whole.Err(), context.DeadlineExceeded) {
+			s.fail(w, r, apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0))
+			return
+		}
+		d := &byDeadline{whole, make(chan struct{})}
+		defer context.AfterFunc(whole, func() {
+			if errors.Is(whole.Err(), context.DeadlineExceeded) {
+				close(d.passed)
+			}
+		})()
+		timed.ServeHTTP(w, r.WithContext(d))
 	})
 }

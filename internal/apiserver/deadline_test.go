@@ -53,8 +53,8 @@ func TestClientGoesAway(t *testing.T) {
 	}))
 	defer listener.Close()
 	for _, sent := range []request{
-		{method: "GET", path: configMaps + "?resourceVersion=1000000"}, // it waits for its revision
-		{method: "GET", path: configMaps + "/x?resourceVersion=1000000"},
+		{method: "GET", path: configMaps + "?resourceVersion=1000"}, // it waits for its revision
+		{method: "GET", path: configMaps + "/x?resourceVersion=1000"},
 	} {
 		began, served = make(chan struct{}), make(chan struct{})
 		ctx, leave := context.WithCancel(t.Context())
@@ -72,7 +72,7 @@ func TestClientGoesAway(t *testing.T) {
 
 	// A handler that goes on after its deadline is told of.
 	release := make(chan struct{})
-	stubborn := withTimeout(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+	stubborn := s.withTimeout(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
 	ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(t.Context(), &apirequest.RequestInfo{Verb: "get"}), time.Millisecond)
 	defer cancel()
 	w := httptest.NewRecorder()

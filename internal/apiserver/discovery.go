@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"crypto/sha512"
 	"encoding/json"
 	"fmt"
@@ -39,7 +40,7 @@ import (
 type resourceIndex struct {
 	server *Server
 	crds   *crdReader
-	paths  perState[map[string]http.Handler]
+	paths  *madeOnce[state, map[string]http.Handler]
 	codecs serializer.CodecFactory
 }
 
@@ -49,9 +50,11 @@ func newDiscovery(s *Server) (http.Handler, error) {
 	utilruntime.Must(apidiscoveryv2.AddToScheme(scheme))
 	utilruntime.Must(apidiscoveryv2beta1.AddToScheme(scheme))
 	utilruntime.Must(discoveryconversion.RegisterConversions(scheme))
-	x := &resourceIndex{server: s, crds: newCRDReader(s), codecs: serializer.NewCodecFactory(scheme)}
-	x.paths.build = x.build
-	return x, nil
+	paths, err := newMadeOnce[state](1, func(map[string]http.Handler) int { return 1 })
+	if err != nil {
+		return nil, err
+	}
+	return &resourceIndex{server: s, crds: newCRDReader(s), paths: paths, codecs: serializer.NewCodecFactory(scheme)}, nil
 }
 
 // ServeHTTP answers GET and HEAD of the known paths.
@@ -61,9 +64,9 @@ func (x *resourceIndex) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.server.fail(w, r, apierrors.NewInternalError(err))
 		return
 	}
-	paths, err := x.paths.get(set)
+	paths, err := x.paths.get(r.Context(), set.state, func(context.Context) (map[string]http.Handler, error) { return x.build(set) })
 	if err != nil {
-		x.server.fail(w, r, apierrors.NewInternalError(err))
+		x.server.fail(w, r, notMade(r, err))
 		return
 	}
 	h, ok := paths[strings.TrimSuffix(r.URL.Path, "/")]
@@ -175,14 +178,6 @@ func (x *resourceIndex) choose(plain http.Handler, groups []spec.Group) (http.Ha
 		aggregated.ServeHTTPWithETag(&answer, etag, media.Convert.GroupVersion(), x.codecs, w, r)
 	})
 	return aggregated.WrapAggregatedDiscoveryToHandler(plain, all, nil), nil
-}
-
-// isBuiltin is false for a version of custom resources.
-func isBuiltin(group, version string) bool {
-	builtin, err := spec.Groups()
-	return err == nil && slices.ContainsFunc(builtin, func(g spec.Group) bool {
-		return g.Name == group && slices.ContainsFunc(g.Versions, func(v spec.Version) bool { return v.Name == version })
-	})
 }
 
 // withKinds fills in the group and version that a plain list leaves out where they are its own. Upstream does

@@ -2,19 +2,23 @@ package apiserver
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/authentication/user"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/apiserver/pkg/endpoints/metrics"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/routine"
+	"k8s.io/apiserver/pkg/util/flowcontrol"
 
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -27,10 +31,13 @@ func (s *Server) minRequestTimeout() time.Duration {
 	return time.Duration(s.generic.MinRequestTimeout) * time.Second
 }
 
-// withFilters wraps dispatch in upstream's filters in upstream's order, and in ours. The last one added is
-// the first that a request meets.
+// withFilters wraps dispatch in upstream's filters and in ours. The last one added is the first that a request meets.
+//
+// What costs nothing to refuse is refused first: who shows no credentials has neither a body read nor a place, asks the log
+// nothing, and is told nothing but that.
 func (s *Server) withFilters(h http.Handler) http.Handler {
 	c := s.generic
+	h = s.withContent(h)
 	h = s.withWatchLimits(h)
 	h = genericapifilters.WithAuthorization(h, c.Authorization.Authorizer, c.Serializer)
 	if c.FeatureGate.Enabled(genericfeatures.ConstrainedImpersonation) {
@@ -38,29 +45,36 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	} else {
 		h = impersonation.WithImpersonation(h, c.Authorization.Authorizer, c.Serializer)
 	}
-	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, genericapifilters.Unauthorized(c.Serializer), c.Authentication.APIAudiences, nil)
 	h = s.withView(h)
 	h = s.withWriters(h)
-	h = s.withLimit(h)
+	h = s.withPlaces(h) // before impersonation, which is not to take another user's
 	h = s.withCorrections(h)
 	h = genericapifilters.WithWarningRecorder(h)
 	h = s.withRecovery(h) // on the goroutine that the next filter starts
-	h = withTimeout(h)
-	h = genericapifilters.WithRequestDeadline(h, nil, nil, isLongRunning, c.Serializer, c.RequestTimeout)
+	h = s.withTimeout(h)
+	h = s.withBody(h)
 	h = s.withWatcher(h)
+	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, unreceived(genericapifilters.Unauthorized(c.Serializer)), c.Authentication.APIAudiences, nil)
+	h = genericapifilters.WithRequestDeadline(h, nil, nil, isLongRunning, c.Serializer, c.RequestTimeout)
 	h = genericapifilters.WithLatencyTrackers(h)
 	h = routine.WithRoutine(h, isLongRunning) // a watch lets go of the stack that prepared it
-	h = s.watches.withPlace(h)
+	h = s.watches.withOpen(h)
 	h = s.withRequestInfo(h)
+	h = s.withShortQuery(h)
 	h = genericapifilters.WithRequestReceivedTimestamp(h)
 	h = s.withHealth(h)
+	if s.config.GoawayChance > 0 {
+		h = genericfilters.WithProbabilisticGoaway(h, s.config.GoawayChance)
+	}
 	h = genericapifilters.WithCacheControl(h)
+	h = genericfilters.WithHSTS(h, s.config.HSTSDirectives)
 	h = withOptions(h)
 	h = s.withLoopbackHost(h)
 	h = s.withRecovery(h)
 	h = s.withLog(h)
 	h = genericapifilters.WithAuditInit(h)
 	h = withRequestID(h)
+	h = s.withBodyDeadline(h)
 	return h
 }
 
@@ -135,27 +149,57 @@ func withOptions(h http.Handler) http.Handler {
 	})
 }
 
-// withLimit answers 429 beyond upstream's bounds on requests in flight, which keep a burst from taking all
-// memory. A request that came through the loopback is part of another that is counted already.
-func (s *Server) withLimit(h http.Handler) http.Handler {
-	reads := make(chan struct{}, s.generic.MaxRequestsInFlight)
-	writes := make(chan struct{}, s.generic.MaxMutatingRequestsInFlight)
+// startTime is how long the start of a watch may hold its place: a client may take longer to receive what it begins with.
+const startTime = time.Second
+
+// withPlaces serves a request once it has a place, so that a burst takes neither all memory nor all of another user's time. A
+// watch has one for its start only. Members of system:masters are always served, and so is what comes through the loopback: it
+// is part of another request.
+func (s *Server) withPlaces(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		info, _ := apirequest.RequestInfoFrom(r.Context())
-		if isLongRunning(r, info) || isLoopback(r.Context()) {
+		ctx := r.Context()
+		user, _ := apirequest.UserFrom(ctx)
+		if isLoopback(ctx) || s.exempt(user) {
 			h.ServeHTTP(w, r)
 			return
 		}
-		inFlight := writes
-		if r.Method == http.MethodGet || r.Method == http.MethodHead {
-			inFlight = reads
+		open, isWatch := ctx.Value(openWatchKey{}).(*openWatch)
+		kind, mutating := s.reads, false
+		switch {
+		case isWatch:
+			kind = s.starts
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			kind, mutating = s.writes, true
 		}
-		select {
-		case inFlight <- struct{}{}:
-			defer func() { <-inFlight }()
-			h.ServeHTTP(w, r)
-		default:
-			s.fail(w, r, apierrors.NewTooManyRequests("too many requests in flight, try again", 1))
+		p, err := kind.take(ctx, user.GetName())
+		if err != nil {
+			info, _ := apirequest.RequestInfoFrom(ctx)
+			metrics.RecordDroppedRequest(r, info, metrics.APIServerComponent, mutating)
+			metrics.RecordRequestTermination(r, info, metrics.APIServerComponent, http.StatusTooManyRequests)
+			s.fail(w, r, err)
+			return
 		}
+		ctx = kubestore.WithPlace(ctx, p)
+		if isWatch { // it is served when this has returned
+			open.start(p)
+			ctx = flowcontrol.WithInitializationSignal(ctx, started{p})
+		} else {
+			defer p.end()
+		}
+		h.ServeHTTP(w, r.WithContext(ctx))
 	})
+}
+
+// started is what the store signals when a watch's first events are made.
+type started struct{ *place }
+
+// Signal implements flowcontrol.InitializationSignal.
+func (s started) Signal() { s.end() }
+
+// Wait implements flowcontrol.InitializationSignal; nobody calls it.
+func (started) Wait() {}
+
+// exempt is who is always served. Where nobody shows credentials everybody is an administrator, and nobody is exempt.
+func (s *Server) exempt(u user.Info) bool {
+	return s.config.Authentication.Configured() && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
 }

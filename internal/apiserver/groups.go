@@ -16,7 +16,6 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
-	admissionregistrationrest "k8s.io/kubernetes/pkg/registry/admissionregistration/rest"
 	apiserverinternalrest "k8s.io/kubernetes/pkg/registry/apiserverinternal/rest"
 	appsrest "k8s.io/kubernetes/pkg/registry/apps/rest"
 	authenticationrest "k8s.io/kubernetes/pkg/registry/authentication/rest"
@@ -108,9 +107,7 @@ func builtins() []struct {
 			return flowcontrolrest.RESTStorageProvider{InformerFactory: s.informers}
 		})},
 		{"apps", static(appsrest.StorageProvider{})},
-		{"admissionregistration.k8s.io", from(func(s *Server) storageProvider {
-			return admissionregistrationrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer, DiscoveryClient: s.client.Discovery()}
-		})},
+		{"admissionregistration.k8s.io", newAdmissionRegistrationStorage},
 		{"events.k8s.io", static(eventsrest.RESTStorageProvider{TTL: eventTTL})},
 		{"resource.k8s.io", from(func(s *Server) storageProvider {
 			return resourcerest.RESTStorageProvider{NamespaceClient: s.client.CoreV1().Namespaces(), Authorizer: s.generic.Authorization.Authorizer}
@@ -180,6 +177,11 @@ func (s *Server) install(name string, build storageBuilder) (*builtGroup, error)
 	root := "/apis"
 	if name == "" {
 		root = "/api"
+	}
+	for _, resources := range info.VersionedResourcesStorageMap {
+		for _, storage := range resources {
+			boundMistakes(storage)
+		}
 	}
 	built := &builtGroup{container: newContainer(), info: info}
 	for _, version := range info.PrioritizedVersions {

@@ -1,9 +1,12 @@
 package apiserver
 
 import (
+	"context"
 	"net/http"
 	"runtime/debug"
 	"strings"
+	"sync"
+	"time"
 
 	apimachineryversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
@@ -18,7 +21,7 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 	health := mux.NewPathRecorderMux("logplane")
 	healthz.InstallHandler(health, healthz.PingHealthz)
 	healthz.InstallLivezHandler(health, healthz.PingHealthz)
-	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", s.checkView), healthz.NamedCheck("writable", s.checkWritable), healthz.NamedCheck("draining", s.watches.checkDraining))
+	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", s.checkView()), healthz.NamedCheck("writable", s.checkWritable), healthz.NamedCheck("draining", s.watches.checkDraining))
 	s.healthPaths = health.ListedPaths()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/"); first {
@@ -30,10 +33,31 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 	})
 }
 
-// checkView proves that the log and the bucket can be read.
-func (s *Server) checkView(r *http.Request) error {
-	_, err := s.config.Cell.Consistent(r.Context())
-	return err
+const (
+	// checkedFor is how long a check of the view is good for.
+	checkedFor = time.Second
+	// checkTimeout bounds one.
+	checkTimeout = 10 * time.Second
+)
+
+// checkView returns what tells whether the log and the bucket can be read. Who asks has shown no credentials, so the
+// log is asked for all of them together, and not more often than once a second.
+func (s *Server) checkView() func(*http.Request) error {
+	var mu sync.Mutex // guards what follows
+	var checked time.Time
+	var last error
+	return func(r *http.Request) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Since(checked) < checkedFor {
+			return last
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), checkTimeout) // it is not for this one alone
+		defer cancel()
+		_, last = s.config.Cell.Consistent(ctx)
+		checked = time.Now()
+		return last
+	}
 }
 
 // checkWritable is no proof that the log can be written, for it writes nothing: it passes on what is known.

@@ -34,7 +34,9 @@ import (
 	"k8s.io/client-go/informers/storage"
 	"k8s.io/client-go/informers/storagemigration"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/cache"
+	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // informers is a SharedInformerFactory that informs nobody: each typed informer's indexer reads the
@@ -44,7 +46,9 @@ type informers struct {
 	kubeinformers.SharedInformerFactory // nil; an accessor that is not overridden is a programming error
 	stores                              *stores
 	// decoded holds objects by revision, which is unique in a cell. Listers' objects are shared by contract.
-	decoded *lru.Cache[decodedKey, runtime.Object]
+	decoded *cache.Cache[decodedKey, runtime.Object]
+	// complaints are the revisions of objects that were found to be unreadable, so that each is logged once.
+	complaints *lru.Cache[uint64, struct{}]
 
 	mu     sync.Mutex
 	byType map[reflect.Type]*informer // by mu
@@ -55,16 +59,23 @@ type decodedKey struct {
 	revision uint64
 }
 
-// decodedObjects bounds the cache of every lister together: RBAC rules, namespaces, classes.
-const decodedObjects = 4096
+// decodedBytes bounds the cache of every lister together, namespaces, classes, CRDs, by the size of what is encoded;
+// decodedOverhead is what an object costs beside it, roughly.
+const (
+	decodedBytes    = 64 << 20
+	decodedOverhead = 512
+)
+
+// keptComplaints is how many objects that cannot be decoded are known not to be logged again.
+const keptComplaints = 1024
 
 func newInformers(s *stores) *informers {
-	decoded, _ := lru.New[decodedKey, runtime.Object](decodedObjects) // fails only for a size below one
-	return &informers{stores: s, decoded: decoded, byType: map[reflect.Type]*informer{}}
+	complaints, _ := lru.New[uint64, struct{}](keptComplaints) // fails only for a size below one
+	return &informers{stores: s, decoded: cache.New[decodedKey, runtime.Object](decodedBytes), complaints: complaints, byType: map[reflect.Type]*informer{}}
 }
 
 // InformerFor returns the one informer of obj's type.
-func (f *informers) InformerFor(obj runtime.Object, _ internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
+func (f *informers) InformerFor(obj runtime.Object, _ internalinterfaces.NewInformerFunc) toolscache.SharedIndexInformer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	target := reflect.TypeOf(obj)
@@ -99,22 +110,22 @@ func (f *informers) ForResource(resource schema.GroupVersionResource) (kubeinfor
 }
 
 type genericInformer struct {
-	informer cache.SharedIndexInformer
+	informer toolscache.SharedIndexInformer
 	resource schema.GroupResource
 }
 
-func (g genericInformer) Informer() cache.SharedIndexInformer { return g.informer }
-func (g genericInformer) Lister() cache.GenericLister {
-	return cache.NewGenericLister(g.informer.GetIndexer(), g.resource)
+func (g genericInformer) Informer() toolscache.SharedIndexInformer { return g.informer }
+func (g genericInformer) Lister() toolscache.GenericLister {
+	return toolscache.NewGenericLister(g.informer.GetIndexer(), g.resource)
 }
 
-func (f *informers) InformerName() *cache.InformerName                      { return nil }
+func (f *informers) InformerName() *toolscache.InformerName                 { return nil }
 func (f *informers) Start(<-chan struct{})                                  {}
 func (f *informers) StartWithContext(context.Context)                       {}
 func (f *informers) Shutdown()                                              {}
 func (f *informers) WaitForCacheSync(<-chan struct{}) map[reflect.Type]bool { return nil }
-func (f *informers) WaitForCacheSyncWithContext(context.Context) cache.SyncResult {
-	return cache.SyncResult{}
+func (f *informers) WaitForCacheSyncWithContext(context.Context) toolscache.SyncResult {
+	return toolscache.SyncResult{}
 }
 
 func (f *informers) Admissionregistration() admissionregistration.Interface {
@@ -143,43 +154,43 @@ func (f *informers) Storagemigration() storagemigration.Interface {
 }
 
 // informer has been synced for ever and never calls its handlers.
-type informer struct{ indexer cache.Indexer }
+type informer struct{ indexer toolscache.Indexer }
 
-func (i *informer) AddEventHandler(cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+func (i *informer) AddEventHandler(toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
 	return synced{}, nil
 }
 
-func (i *informer) AddEventHandlerWithResyncPeriod(cache.ResourceEventHandler, time.Duration) (cache.ResourceEventHandlerRegistration, error) {
+func (i *informer) AddEventHandlerWithResyncPeriod(toolscache.ResourceEventHandler, time.Duration) (toolscache.ResourceEventHandlerRegistration, error) {
 	return synced{}, nil
 }
 
-func (i *informer) AddEventHandlerWithOptions(cache.ResourceEventHandler, cache.HandlerOptions) (cache.ResourceEventHandlerRegistration, error) {
+func (i *informer) AddEventHandlerWithOptions(toolscache.ResourceEventHandler, toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
 	return synced{}, nil
 }
 
-func (i *informer) RemoveEventHandler(cache.ResourceEventHandlerRegistration) error { return nil }
-func (i *informer) GetStore() cache.Store                                           { return i.indexer }
-func (i *informer) GetController() cache.Controller                                 { return nil }
-func (i *informer) Run(<-chan struct{})                                             {}
-func (i *informer) RunWithContext(context.Context)                                  {}
-func (i *informer) HasSynced() bool                                                 { return true }
-func (i *informer) HasSyncedChecker() cache.DoneChecker                             { return synced{} }
-func (i *informer) LastSyncResourceVersion() string                                 { return "" }
-func (i *informer) SetWatchErrorHandler(cache.WatchErrorHandler) error              { return nil }
-func (i *informer) SetWatchErrorHandlerWithContext(cache.WatchErrorHandlerWithContext) error {
+func (i *informer) RemoveEventHandler(toolscache.ResourceEventHandlerRegistration) error { return nil }
+func (i *informer) GetStore() toolscache.Store                                           { return i.indexer }
+func (i *informer) GetController() toolscache.Controller                                 { return nil }
+func (i *informer) Run(<-chan struct{})                                                  {}
+func (i *informer) RunWithContext(context.Context)                                       {}
+func (i *informer) HasSynced() bool                                                      { return true }
+func (i *informer) HasSyncedChecker() toolscache.DoneChecker                             { return synced{} }
+func (i *informer) LastSyncResourceVersion() string                                      { return "" }
+func (i *informer) SetWatchErrorHandler(toolscache.WatchErrorHandler) error              { return nil }
+func (i *informer) SetWatchErrorHandlerWithContext(toolscache.WatchErrorHandlerWithContext) error {
 	return nil
 }
-func (i *informer) SetTransform(cache.TransformFunc) error { return nil }
-func (i *informer) IsStopped() bool                        { return false }
-func (i *informer) AddIndexers(x cache.Indexers) error     { return i.indexer.AddIndexers(x) }
-func (i *informer) GetIndexer() cache.Indexer              { return i.indexer }
+func (i *informer) SetTransform(toolscache.TransformFunc) error { return nil }
+func (i *informer) IsStopped() bool                             { return false }
+func (i *informer) AddIndexers(x toolscache.Indexers) error     { return i.indexer.AddIndexers(x) }
+func (i *informer) GetIndexer() toolscache.Indexer              { return i.indexer }
 
 // synced is a registration and a checker that are done.
 type synced struct{}
 
 var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-func (synced) HasSynced() bool                     { return true }
-func (synced) HasSyncedChecker() cache.DoneChecker { return synced{} }
-func (synced) Name() string                        { return "view" }
-func (synced) Done() <-chan struct{}               { return closed }
+func (synced) HasSynced() bool                          { return true }
+func (synced) HasSyncedChecker() toolscache.DoneChecker { return synced{} }
+func (synced) Name() string                             { return "view" }
+func (synced) Done() <-chan struct{}                    { return closed }

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"sync"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -38,6 +40,9 @@ type indexer struct {
 	transformer value.Transformer
 	// prefix of the rows, ending in a slash.
 	prefix string
+	// lenient: an object that cannot be decoded is left out of lists. That is right only where what is not there allows
+	// less: a binding grants nothing, a definition serves nothing; but a limit that is left out limits nothing.
+	lenient bool
 
 	mu       sync.RWMutex
 	indexers cache.Indexers // by mu
@@ -52,6 +57,7 @@ func newIndexer(f *informers, target reflect.Type, resource schema.GroupVersionR
 		decoder:     legacyscheme.Codecs.UniversalDecoder(resource.GroupVersion()),
 		transformer: f.stores.transformer(resource.GroupResource()),
 		prefix:      f.stores.cell.Cluster + "/" + f.stores.factory.ResourcePrefix(resource.GroupResource()) + "/",
+		lenient:     resource.Group == rbacv1.GroupName,
 		indexers:    cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
 	}
 }
@@ -93,6 +99,10 @@ func (i *indexer) scan(prefix string) ([]any, error) {
 			return nil, err
 		}
 		object, err := i.decode(ctx, row)
+		if undecodable := (*undecodable)(nil); i.lenient && errors.As(err, &undecodable) {
+			i.leaveOut(ctx, row, err)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -101,28 +111,53 @@ func (i *indexer) scan(prefix string) ([]any, error) {
 	return objects, nil
 }
 
+// undecodable is of a row whose value is not what it should be. That it cannot be decrypted is another: the key
+// service may answer the next time.
+type undecodable struct{ error }
+
+func (e *undecodable) Unwrap() error { return e.error }
+
+// leaveOut counts a row that a list is without, and logs it once.
+func (i *indexer) leaveOut(ctx context.Context, row projection.Row, err error) {
+	rowsLeftOut.Inc()
+	if known, _ := i.informers.complaints.ContainsOrAdd(uint64(row.Revision), struct{}{}); !known {
+		i.informers.stores.logger.ErrorContext(ctx, "an object is left out, because it cannot be decoded", "key", row.Key, "revision", uint64(row.Revision), "error", err)
+	}
+}
+
 // prefixEnd is the first key after all those that begin with a prefix that ends in a slash.
 func prefixEnd(prefix string) string { return prefix[:len(prefix)-1] + "0" }
 
+// decode returns the row's object, which is shared.
 func (i *indexer) decode(ctx context.Context, row projection.Row) (runtime.Object, error) {
 	key := decodedKey{i.target, uint64(row.Revision)}
 	if object, ok := i.informers.decoded.Get(key); ok {
 		return object, nil
 	}
+	object, err := i.parse(ctx, row)
+	if err != nil {
+		return nil, err
+	}
+	namespace, _, _ := strings.Cut(strings.TrimPrefix(row.Key, i.prefix), "/")
+	i.informers.decoded.Add(key, namespace, object, int64(len(row.Value))+decodedOverhead)
+	return object, nil
+}
+
+// parse decodes the row's object for a caller who keeps it himself.
+func (i *indexer) parse(ctx context.Context, row projection.Row) (runtime.Object, error) {
 	plain, err := kubestore.Plain(ctx, i.transformer, row)
 	if err != nil {
 		return nil, fmt.Errorf("decrypt %s: %w", row.Key, err)
 	}
 	object, err := runtime.Decode(i.decoder, plain)
 	if err != nil {
-		return nil, fmt.Errorf("decode %s: %w", row.Key, err)
+		return nil, &undecodable{fmt.Errorf("decode %s: %w", row.Key, err)}
 	}
 	accessor, err := meta.Accessor(object)
-	if err != nil {
-		return nil, fmt.Errorf("decode %s: %w", row.Key, err)
+	if err != nil || reflect.TypeOf(object) != i.target {
+		return nil, &undecodable{fmt.Errorf("decode %s: it is a %T, not a %s", row.Key, object, i.target)}
 	}
 	accessor.SetResourceVersion(fmt.Sprint(uint64(row.Revision)))
-	i.informers.decoded.Add(key, object)
 	return object, nil
 }
 

@@ -13,14 +13,17 @@ import (
 	"k8s.io/kube-openapi/pkg/builder3"
 	openapicommon "k8s.io/kube-openapi/pkg/common"
 	openapiutil "k8s.io/kube-openapi/pkg/util"
+	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/generated/openapi"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
+
+	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
 // typeConverters know the schema of a group's types, for managed fields. Upstream builds the schemas of
-// every type of a group when it installs the group; here the first write of a kind builds that kind's.
-// They do not depend on a cluster, so that all servers of a process share them.
+// every type of a group when it installs the group; here the first write of a kind reads that kind's, which were
+// generated. They do not depend on a cluster, so that all servers of a process share them.
 type typeConverters struct {
 	scheme *runtime.Scheme
 
@@ -64,13 +67,10 @@ func (c *typeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeCon
 	if converter, ok := c.byKind[kind]; ok {
 		return converter, nil
 	}
-	example, err := c.scheme.New(kind)
-	if err != nil {
-		return nil, err
+	schemas, ok, err := spec.Schemas(kind)
+	if err == nil && !ok {
+		schemas, err = c.build(kind)
 	}
-	buildingSchemas.Lock()
-	defer buildingSchemas.Unlock()
-	schemas, err := builder3.BuildOpenAPIDefinitionsForResources(definitions(), openapiutil.GetCanonicalTypeName(example))
 	if err != nil {
 		return nil, err
 	}
@@ -80,6 +80,18 @@ func (c *typeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeCon
 	}
 	c.byKind[kind] = converter
 	return converter, nil
+}
+
+// build makes the schemas of a kind. That takes all types of every group, 6 MiB: it is for generating them, and for
+// a kind that was forgotten.
+func (c *typeConverters) build(kind schema.GroupVersionKind) (map[string]*openapispec.Schema, error) {
+	example, err := c.scheme.New(kind)
+	if err != nil {
+		return nil, err
+	}
+	buildingSchemas.Lock()
+	defer buildingSchemas.Unlock()
+	return builder3.BuildOpenAPIDefinitionsForResources(definitions(), openapiutil.GetCanonicalTypeName(example))
 }
 
 // buildingSchemas guards definitions: upstream's builder writes into what it builds from.

@@ -14,9 +14,23 @@ var groupsBuilt = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Help: "API groups built on their first use.",
 }, []string{"group"})
 
+// rowsLeftOut counts how often a list went without an object.
+var rowsLeftOut = prometheus.NewCounter(prometheus.CounterOpts{
+	Name: "logplane_apiserver_rows_left_out_total",
+	Help: "Times an object that cannot be decoded was left out of what authorization, discovery or OpenAPI read.",
+})
+
+// requestsWaiting is the queue for places.
+var requestsWaiting = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	Name: "logplane_requests_waiting",
+	Help: "Requests that wait for others to be answered before they are served, by kind: read, write, watch (its start).",
+}, []string{"kind"})
+
 // Collectors are this package's metrics, for the process to register. Upstream's are registered by New, in
 // component-base's legacyregistry, which '/metrics' serves.
-func Collectors() []prometheus.Collector { return []prometheus.Collector{groupsBuilt} }
+func Collectors() []prometheus.Collector {
+	return []prometheus.Collector{groupsBuilt, rowsLeftOut, requestsWaiting}
+}
 
 var registerUpstreamMetrics = sync.OnceFunc(func() {
 	apimetrics.Register()

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha512"
 	"encoding/json"
 	"errors"
@@ -12,7 +13,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/munnerz/goautoneg"
@@ -21,10 +21,9 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/kube-openapi/pkg/handler"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kube-openapi/pkg/handler3"
 	"k8s.io/kube-openapi/pkg/spec3"
-	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/logplane/logplane/internal/apiserver/spec"
 )
@@ -34,23 +33,36 @@ import (
 // kubernetesVersion is the version whose API is served; OpenAPI documents carry it.
 const kubernetesVersion = "v1.36.3"
 
+const (
+	// describedVersions is how many versions of one CRD OpenAPI v2 describes, the newest. Each costs some 10 ms and
+	// 30 KiB. No CRD that we know of has half as many; clients that know v3 find them all there.
+	describedVersions = 64
+	// documentBytes bounds the finished documents that one process keeps, compressed; the built-in ones do not count.
+	documentBytes = 32 << 20
+	// additionBytes bounds what it keeps to make the next OpenAPI v2 document of, if not every CRD has changed.
+	additionBytes = 64 << 20
+)
+
 // apiDescription serves OpenAPI: the generated documents of the built-in groups as they were shipped, and
 // what CRDs add, computed from the newest view. It is safe for concurrent use.
 type apiDescription struct {
 	server *Server
 	crds   *crdReader
-	v2     perState[*described]
-	v3     perState[map[string]*described]
+	describer
+	overviews *madeOnce[state, *overview]
 }
 
 // newOpenAPI serves '/openapi/…'.
 func newOpenAPI(s *Server) (http.Handler, error) {
-	return &apiDescription{
-		server: s,
-		crds:   newCRDReader(s),
-		v2:     perState[*described]{build: describer{s.config.Logger}.v2},
-		v3:     perState[map[string]*described]{build: describer{s.config.Logger}.v3},
-	}, nil
+	describer, err := newDescriber(s.config.Logger)
+	if err != nil {
+		return nil, err
+	}
+	overviews, err := newMadeOnce[state](1, func(*overview) int { return 1 })
+	if err != nil {
+		return nil, err
+	}
+	return &apiDescription{s, newCRDReader(s), describer, overviews}, nil
 }
 
 // ServeHTTP serves '/openapi/v2', '/openapi/v3' and '/openapi/v3/<path>'.
@@ -60,52 +72,71 @@ func (d *apiDescription) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := d.serve(w, r); err != nil {
-		d.server.fail(w, r, apierrors.NewInternalError(err))
+		d.server.fail(w, r, notMade(r, err))
 	}
 }
 
+// notMade says why a description could not be made, or that the request did not wait until it was.
+func notMade(r *http.Request, err error) error {
+	if r.Context().Err() != nil {
+		return apierrors.NewTimeoutError("the request ended before its answer was made", 1)
+	}
+	return apierrors.NewInternalError(err)
+}
+
 func (d *apiDescription) serve(w http.ResponseWriter, r *http.Request) error {
-	set, err := d.crds.all(r.Context())
+	builtin, err := spec.Builtin()
 	if err != nil {
 		return err
 	}
 	path := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/openapi/"), "/")
-	if path == "v2" {
-		document, err := d.v2.get(set)
-		if err != nil {
-			return err
-		}
-		return document.serve(w, r, "v2")
+	name := strings.TrimPrefix(path, "v3/")
+	if etag, ok := builtin.V3[name]; ok && name != path { // no CRD changes it
+		return (&described{etag, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V3(name, f) }}).serve(w, r, path)
 	}
-	documents, err := d.v3.get(set)
+	set, err := d.crds.all(r.Context())
 	if err != nil {
 		return err
 	}
-	if path == "v3" {
-		return serveIndex(w, r, documents)
+	all, err := d.overviews.get(r.Context(), set.state, func(context.Context) (*overview, error) { return d.overview(builtin, set) })
+	if err != nil {
+		return err
 	}
-	document, ok := documents[strings.TrimPrefix(path, "v3/")]
-	if !ok || !strings.HasPrefix(path, "v3/") {
+	if path == "v2" {
+		return all.v2.serve(w, r, path)
+	}
+	if path == "v3" {
+		serveIndex(w, r, all.index)
+		return nil
+	}
+	document, ok := all.v3[name]
+	if !ok || name == path {
 		d.server.fail(w, r, notServed(r))
 		return nil
 	}
 	return document.serve(w, r, path)
 }
 
-// serveIndex lists the OpenAPI v3 documents with their hashes.
-func serveIndex(w http.ResponseWriter, r *http.Request, documents map[string]*described) error {
+// indexOf lists the OpenAPI v3 documents with their hashes.
+func indexOf(builtin spec.Index, custom map[string]*described) ([]byte, error) {
 	index := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
-	for path, d := range documents {
+	for path, etag := range builtin.V3 {
+		index.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: hashed("v3/"+path, etag)}
+	}
+	for path, d := range custom {
 		index.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: hashed("v3/"+path, d.etag)}
 	}
 	encoded, err := json.Marshal(index)
 	if err != nil {
-		return fmt.Errorf("encode the OpenAPI index: %w", err)
+		return nil, fmt.Errorf("encode the OpenAPI index: %w", err)
 	}
-	w.Header().Set("Etag", strconv.Quote(fmt.Sprintf("%X", sha512.Sum512(encoded))))
+	return encoded, nil
+}
+
+func serveIndex(w http.ResponseWriter, r *http.Request, index []byte) {
+	w.Header().Set("Etag", strconv.Quote(fmt.Sprintf("%X", sha512.Sum512(index))))
 	w.Header().Set("Content-Type", "application/json")
-	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(encoded))
-	return nil
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(index))
 }
 
 func hashed(path, etag string) string {
@@ -116,7 +147,7 @@ func hashed(path, etag string) string {
 type described struct {
 	etag string
 	// encode returns the document compressed.
-	encode func(spec.Format) (spec.Document, error)
+	encode func(context.Context, spec.Format) (spec.Document, error)
 }
 
 // serve negotiates as upstream does, and sends the document compressed to whoever accepts that.
@@ -140,7 +171,7 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 		w.WriteHeader(http.StatusNotModified)
 		return nil
 	}
-	document, err := d.encode(format)
+	document, err := d.encode(r.Context(), format)
 	if err != nil {
 		return err
 	}
@@ -198,29 +229,58 @@ func acceptsGzip(encodings string) bool {
 	return false
 }
 
-// describer makes the documents. A CRD that it cannot describe is left out and logged, as upstream does.
-type describer struct{ logger *slog.Logger }
+// describer makes the documents. A CRD that it cannot describe is left out and logged, as upstream does. It is
+// safe for concurrent use.
+type describer struct {
+	logger    *slog.Logger
+	documents *madeOnce[documentKey, spec.Document]
+	additions *madeOnce[additionKey, addition]
+	// splicing has room for one: an OpenAPI v2 document takes much memory while it is made.
+	splicing chan struct{}
+}
+
+// documentKey names a finished document. Path is 'v2' or 'v3/…'.
+type documentKey struct {
+	path, etag string
+	format     spec.Format
+}
+
+// additionKey names what one state of a CRD adds to OpenAPI v2.
+type additionKey struct {
+	uid             types.UID
+	resourceVersion string
+	format          spec.Format
+}
+
+func newDescriber(logger *slog.Logger) (describer, error) {
+	documents, err := newMadeOnce[documentKey](documentBytes, func(d spec.Document) int { return len(d.Gzip) })
+	if err != nil {
+		return describer{}, err
+	}
+	additions, err := newMadeOnce[additionKey](additionBytes, addition.size)
+	return describer{logger, documents, additions, make(chan struct{}, 1)}, err
+}
 
 func (d describer) leaveOut(crd *apiextensionsv1.CustomResourceDefinition, version string, err error) {
 	d.logger.Warn("a CustomResourceDefinition is missing from OpenAPI", "name", crd.Name, "version", version, "error", err)
 }
 
-// v3 is the generated documents and one for each served version of the CRDs' groups, made when
-// it is asked for. Its ETag comes from the CRDs, so that the index costs no building.
-func (d describer) v3(set crdSet) (map[string]*described, error) {
-	builtin, err := spec.Builtin()
-	if err != nil {
-		return nil, err
-	}
-	documents := map[string]*described{}
-	for path, etag := range builtin.V3 {
-		documents[path] = &described{etag, func(f spec.Format) (spec.Document, error) { return spec.V3(path, f) }}
-	}
+// overview is what there is to serve for one set of CRDs. Documents are made when they are asked for; their
+// ETags come from the CRDs, so that the overview costs no building.
+type overview struct {
+	v2    *described
+	v3    map[string]*described // of CRDs, by path
+	index []byte
+}
+
+func (d describer) overview(builtin spec.Index, set crdSet) (*overview, error) {
+	var served []*apiextensionsv1.CustomResourceDefinition
 	custom := map[schema.GroupVersion][]*apiextensionsv1.CustomResourceDefinition{}
 	for _, crd := range set.crds {
 		if !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
 			continue
 		}
+		served = append(served, crd)
 		for _, v := range crd.Spec.Versions {
 			if v.Served {
 				gv := schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}
@@ -228,13 +288,16 @@ func (d describer) v3(set crdSet) (map[string]*described, error) {
 			}
 		}
 	}
+	o := &overview{v2: d.v2(builtin, served), v3: map[string]*described{}}
 	for gv, crds := range custom {
 		path := "apis/" + gv.String()
-		if documents[path] == nil {
-			documents[path] = &described{etagOfCRDs(crds), built(func() ([]byte, error) { return d.customV3(gv, crds) }, handler3.ToV3ProtoBinary)}
+		if _, ok := builtin.V3[path]; !ok {
+			o.v3[path] = d.v3(gv, crds)
 		}
 	}
-	return documents, nil
+	var err error
+	o.index, err = indexOf(builtin, o.v3)
+	return o, err
 }
 
 // etagOfCRDs names a document by what it is made of, and by the version of what makes it.
@@ -247,9 +310,42 @@ func etagOfCRDs(crds []*apiextensionsv1.CustomResourceDefinition) string {
 	return fmt.Sprintf("%X", sum.Sum(nil))
 }
 
-func (d describer) customV3(gv schema.GroupVersion, crds []*apiextensionsv1.CustomResourceDefinition) ([]byte, error) {
+// v3 is the document of a version of the CRDs' group.
+func (d describer) v3(gv schema.GroupVersion, crds []*apiextensionsv1.CustomResourceDefinition) *described {
+	key := documentKey{path: "v3/apis/" + gv.String(), etag: etagOfCRDs(crds)}
+	asJSON := func(ctx context.Context) (spec.Document, error) {
+		return d.documents.get(ctx, key.in(spec.JSON), func(ctx context.Context) (spec.Document, error) { return compress(d.customV3(ctx, gv, crds)) })
+	}
+	asProto := func(ctx context.Context) (spec.Document, error) {
+		document, err := asJSON(ctx)
+		if err != nil {
+			return spec.Document{}, err
+		}
+		plain, err := document.Plain()
+		if err != nil {
+			return spec.Document{}, err
+		}
+		return compress(handler3.ToV3ProtoBinary(plain))
+	}
+	return &described{key.etag, func(ctx context.Context, f spec.Format) (spec.Document, error) {
+		if f == spec.JSON {
+			return asJSON(ctx)
+		}
+		return d.documents.get(ctx, key.in(f), asProto)
+	}}
+}
+
+func (k documentKey) in(f spec.Format) documentKey {
+	k.format = f
+	return k
+}
+
+func (d describer) customV3(ctx context.Context, gv schema.GroupVersion, crds []*apiextensionsv1.CustomResourceDefinition) ([]byte, error) {
 	var specs []*spec3.OpenAPI
 	for _, crd := range crds {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		s, err := builder.BuildOpenAPIV3(crd, gv.Version, builder.Options{IncludeSelectableFields: true})
 		if err != nil {
 			d.leaveOut(crd, gv.Version, err)
@@ -262,25 +358,6 @@ func (d describer) customV3(gv schema.GroupVersion, crds []*apiextensionsv1.Cust
 		return nil, fmt.Errorf("describe %s: %w", gv, err)
 	}
 	return json.Marshal(merged)
-}
-
-// built encodes a document that is computed on first use.
-func built(compute func() ([]byte, error), toProto func([]byte) ([]byte, error)) func(spec.Format) (spec.Document, error) {
-	plain := sync.OnceValues(compute)
-	asJSON := sync.OnceValues(func() (spec.Document, error) { return compress(plain()) })
-	asProto := sync.OnceValues(func() (spec.Document, error) {
-		b, err := plain()
-		if err != nil {
-			return spec.Document{}, err
-		}
-		return compress(toProto(b))
-	})
-	return func(f spec.Format) (spec.Document, error) {
-		if f == spec.JSON {
-			return asJSON()
-		}
-		return asProto()
-	}
 }
 
 func compress(b []byte, err error) (spec.Document, error) {
@@ -297,201 +374,4 @@ func compress(b []byte, err error) (spec.Document, error) {
 		return spec.Document{}, fmt.Errorf("compress an OpenAPI document: %w", err)
 	}
 	return spec.Document{Gzip: out.Bytes()}, nil
-}
-
-// v2 is the one document of everything. What CRDs add is spliced into the generated document
-// without decoding the rest of it, which would cost a hundred times the memory.
-func (d describer) v2(set crdSet) (*described, error) {
-	builtin, err := spec.Builtin()
-	if err != nil {
-		return nil, err
-	}
-	var served []*apiextensionsv1.CustomResourceDefinition
-	for _, crd := range set.crds {
-		if apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
-			served = append(served, crd)
-		}
-	}
-	if len(served) == 0 {
-		return &described{builtin.V2, spec.V2}, nil
-	}
-	return &described{etagOfCRDs(served), d.spliced(served)}, nil
-}
-
-func (d describer) spliced(crds []*apiextensionsv1.CustomResourceDefinition) func(spec.Format) (spec.Document, error) {
-	added := sync.OnceValues(func() (*openapispec.Swagger, error) { return d.customV2(crds) })
-	asJSON := sync.OnceValues(func() (spec.Document, error) {
-		a, err := added()
-		if err != nil {
-			return spec.Document{}, err
-		}
-		return compress(spliceJSON(a))
-	})
-	asProto := sync.OnceValues(func() (spec.Document, error) {
-		a, err := added()
-		if err != nil {
-			return spec.Document{}, err
-		}
-		return compress(spliceProto(a))
-	})
-	return func(f spec.Format) (spec.Document, error) {
-		if f == spec.JSON {
-			return asJSON()
-		}
-		return asProto()
-	}
-}
-
-// sections of an OpenAPI document, and what is in one, undecoded.
-type sections map[string]json.RawMessage
-
-func builtinV2() (sections, error) {
-	document, err := spec.V2(spec.JSON)
-	if err != nil {
-		return nil, err
-	}
-	plain, err := document.Plain()
-	if err != nil {
-		return nil, err
-	}
-	return decodeSections(plain)
-}
-
-func decodeSections(b []byte) (sections, error) {
-	var f sections
-	if err := json.Unmarshal(b, &f); err != nil {
-		return nil, fmt.Errorf("decode an OpenAPI document: %w", err)
-	}
-	return f, nil
-}
-
-// customV2 is what the CRDs add to the generated document. A definition that both have is shared if it is
-// the same and renamed otherwise, which upstream decides; it is given only those that both have.
-func (d describer) customV2(crds []*apiextensionsv1.CustomResourceDefinition) (*openapispec.Swagger, error) {
-	var specs []*openapispec.Swagger
-	for _, crd := range crds {
-		for _, v := range crd.Spec.Versions {
-			if !v.Served {
-				continue
-			}
-			s, err := builder.BuildOpenAPIV2(crd, v.Name, builder.Options{V2: true, IncludeSelectableFields: true})
-			if err != nil {
-				d.leaveOut(crd, v.Name, err)
-				continue
-			}
-			s.Definitions = handler.PruneDefaults(s.Definitions)
-			specs = append(specs, s)
-		}
-	}
-	shared, err := sharedV2(specs)
-	if err != nil {
-		return nil, err
-	}
-	merged, err := builder.MergeSpecs(shared, specs...)
-	if err != nil {
-		return nil, fmt.Errorf("merge the OpenAPI of CRDs: %w", err)
-	}
-	for name := range shared.Definitions {
-		delete(merged.Definitions, name)
-	}
-	for name := range shared.Parameters {
-		delete(merged.Parameters, name)
-	}
-	return merged, nil
-}
-
-// sharedV2 is that part of the generated document whose names the CRDs' documents use too.
-func sharedV2(specs []*openapispec.Swagger) (*openapispec.Swagger, error) {
-	whole, err := builtinV2()
-	if err != nil {
-		return nil, err
-	}
-	definitions, err := decodeSections(whole["definitions"])
-	if err != nil {
-		return nil, err
-	}
-	shared := &openapispec.Swagger{}
-	shared.Swagger = "2.0"
-	shared.Paths = &openapispec.Paths{Paths: map[string]openapispec.PathItem{}}
-	shared.Definitions = openapispec.Definitions{}
-	if whole["parameters"] != nil {
-		if err := json.Unmarshal(whole["parameters"], &shared.Parameters); err != nil {
-			return nil, fmt.Errorf("decode an OpenAPI document: %w", err)
-		}
-	}
-	if err := json.Unmarshal(whole["info"], &shared.Info); err != nil {
-		return nil, fmt.Errorf("decode an OpenAPI document: %w", err)
-	}
-	for _, s := range specs {
-		for name := range s.Definitions {
-			if definitions[name] == nil {
-				continue
-			}
-			var definition openapispec.Schema
-			if err := json.Unmarshal(definitions[name], &definition); err != nil {
-				return nil, fmt.Errorf("decode an OpenAPI document: %w", err)
-			}
-			shared.Definitions[name] = definition
-		}
-	}
-	return shared, nil
-}
-
-func spliceJSON(added *openapispec.Swagger) ([]byte, error) {
-	whole, err := builtinV2()
-	if err != nil {
-		return nil, err
-	}
-	encoded, err := json.Marshal(added)
-	if err != nil {
-		return nil, fmt.Errorf("encode the OpenAPI of CRDs: %w", err)
-	}
-	more, err := decodeSections(encoded)
-	if err != nil {
-		return nil, err
-	}
-	for _, section := range []string{"definitions", "parameters", "paths"} {
-		if more[section] == nil {
-			continue
-		}
-		all, err := decodeSections(whole[section])
-		if err != nil {
-			return nil, err
-		}
-		extra, err := decodeSections(more[section])
-		if err != nil {
-			return nil, err
-		}
-		for name, content := range extra {
-			if all[name] == nil {
-				all[name] = content
-			}
-		}
-		if whole[section], err = json.Marshal(all); err != nil {
-			return nil, fmt.Errorf("encode the OpenAPI of CRDs: %w", err)
-		}
-	}
-	return json.Marshal(whole)
-}
-
-// spliceProto appends the additions to the generated document: protobuf reads a message that is written
-// in two parts as their union.
-func spliceProto(added *openapispec.Swagger) ([]byte, error) {
-	encoded, err := json.Marshal(added)
-	if err != nil {
-		return nil, fmt.Errorf("encode the OpenAPI of CRDs: %w", err)
-	}
-	more, err := handler.ToProtoBinary(encoded)
-	if err != nil {
-		return nil, fmt.Errorf("encode the OpenAPI of CRDs: %w", err)
-	}
-	d, err := spec.V2(spec.Proto)
-	if err != nil {
-		return nil, err
-	}
-	whole, err := d.Plain()
-	if err != nil {
-		return nil, err
-	}
-	return append(whole, more...), nil
 }

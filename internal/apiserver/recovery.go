@@ -60,6 +60,11 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 				panic(http.ErrAbortHandler)
 			}
 			s.logPanic(r, reason)
+			// The panics of a goroutine that upstream started bring its stack with them.
+			if err := unfit(fmt.Sprintf("%v\n%s", reason, debug.Stack())); err != nil {
+				s.fail(w, r, err)
+				return
+			}
 			s.fail(w, r, panicStatus(reason))
 		}()
 		h.ServeHTTP(wrapped, r)

@@ -382,5 +382,5 @@ func addressKey(cluster string, address netip.Addr) eventlog.Key {
 
 // portKey is the claim of a node port; it is no API object.
 func portKey(cluster string, port int) eventlog.Key {
-	return eventlog.Key{Cluster: cluster, Group: "logplane.dev", Resource: "nodeports", Prefix: "/logplane.dev/nodeports", Name: strconv.Itoa(port)}
+	return eventlog.Key{Cluster: cluster, Group: ownGroup, Resource: "nodeports", Prefix: "/logplane.dev/nodeports", Name: strconv.Itoa(port)}
 }

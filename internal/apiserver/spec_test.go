@@ -20,10 +20,12 @@ import (
 	"github.com/stretchr/testify/require"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubeversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/server/routes"
@@ -34,10 +36,13 @@ import (
 	"k8s.io/kube-openapi/pkg/common/restfuladapter"
 	"k8s.io/kube-openapi/pkg/handler"
 	"k8s.io/kube-openapi/pkg/handler3"
+	"k8s.io/kube-openapi/pkg/schemaconv"
+	"k8s.io/kube-openapi/pkg/schemamutation"
 	"k8s.io/kube-openapi/pkg/spec3"
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
+	smdschema "sigs.k8s.io/structured-merge-diff/v6/schema"
 
 	"github.com/logplane/logplane/internal/apiserver/spec"
 )
@@ -98,7 +103,77 @@ func rebuildSpec(t *testing.T) map[string][]byte {
 		require.NoError(t, err)
 	}
 	out[spec.FileIndex] = toJSON(t, index)
+	for kind, schemas := range rebuildSchemas(t) {
+		out[spec.FileSchemas(kind)] = toJSON(t, schemas)
+	}
 	return out
+}
+
+// rebuildSchemas makes the schemas of every kind that clients may send, those of subresources too, without descriptions, which
+// managed fields do not need.
+func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openapispec.Schema {
+	s, err := New(Config{ExternalAddress: "localhost:443"})
+	require.NoError(t, err)
+	all := map[schema.GroupVersionKind]map[string]*openapispec.Schema{}
+	for _, g := range s.groups {
+		built, err := g.get()
+		require.NoError(t, err)
+		for version, storages := range built.info.VersionedResourcesStorageMap {
+			for _, storage := range storages {
+				kinds, _, err := built.info.Scheme.ObjectKinds(storage.New())
+				require.NoError(t, err)
+				kind := kinds[0].GroupKind().WithVersion(version)
+				if of, ok := storage.(rest.GroupVersionKindProvider); ok {
+					kind = of.GroupVersionKind(schema.GroupVersion{Group: g.name, Version: version})
+				}
+				if all[kind] == nil {
+					schemas, err := convertersByScheme[built.info.Scheme].build(kind)
+					require.NoError(t, err, kind)
+					all[kind] = withoutDescriptions(schemas)
+					require.Equal(t, typesOf(t, schemas), typesOf(t, all[kind]))
+				}
+			}
+		}
+	}
+	return all
+}
+
+// typesOf is what managed fields know of schemas.
+func typesOf(t *testing.T, schemas map[string]*openapispec.Schema) map[string]any {
+	converted, err := schemaconv.ToSchemaFromOpenAPI(schemas, false)
+	require.NoError(t, err)
+	types := map[string]any{}
+	for _, named := range converted.Types {
+		sortFields(named.Atom)
+		types[named.Name] = named.Atom
+	}
+	return types
+}
+
+func sortFields(a smdschema.Atom) {
+	if a.Map != nil {
+		slices.SortFunc(a.Map.Fields, func(a, b smdschema.StructField) int { return strings.Compare(a.Name, b.Name) })
+		for _, field := range a.Map.Fields {
+			sortFields(field.Type.Inlined)
+		}
+		sortFields(a.Map.ElementType.Inlined)
+	}
+	if a.List != nil {
+		sortFields(a.List.ElementType.Inlined)
+	}
+}
+
+func withoutDescriptions(schemas map[string]*openapispec.Schema) map[string]*openapispec.Schema {
+	walker := schemamutation.Walker{RefCallback: schemamutation.RefCallbackNoop, SchemaCallback: func(s *openapispec.Schema) *openapispec.Schema {
+		plain := *s
+		plain.Description = ""
+		return &plain
+	}}
+	plain := map[string]*openapispec.Schema{}
+	for name, s := range schemas {
+		plain[name] = walker.WalkSchema(s)
+	}
+	return plain
 }
 
 // servedGroups builds every group and returns what discovery shows of it, and its routes.

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -31,6 +32,7 @@ type claimsFunc = func(ctx context.Context, obj runtime.Object) ([]kubestore.Cla
 // for concurrent use.
 type stores struct {
 	cell    kubestore.Cell
+	logger  *slog.Logger
 	factory *serverstorage.DefaultStorageFactory
 	// transformers encrypt values at rest; nil for none.
 	transformers value.ResourceTransformers
@@ -41,7 +43,7 @@ func resourceConfig() *serverstorage.ResourceConfig {
 	return controlplane.DefaultAPIResourceConfigSource()
 }
 
-func newStores(cell kubestore.Cell, version basecompatibility.EffectiveVersion, served *serverstorage.ResourceConfig) (*stores, error) {
+func newStores(cell kubestore.Cell, logger *slog.Logger, version basecompatibility.EffectiveVersion, served *serverstorage.ResourceConfig) (*stores, error) {
 	c := kubeapiserver.NewStorageFactoryConfigEffectiveVersion(version)
 	c.APIResourceConfig = served
 	options := serveroptions.NewEtcdOptions(storagebackend.NewDefaultConfig("/registry", nil))
@@ -50,7 +52,7 @@ func newStores(cell kubestore.Cell, version basecompatibility.EffectiveVersion, 
 	if err != nil {
 		return nil, err
 	}
-	return &stores{cell: cell, factory: factory}, nil
+	return &stores{cell: cell, logger: logger, factory: factory}, nil
 }
 
 // GetRESTOptions implements generic.RESTOptionsGetter for the built-in types, stored as protobuf.
@@ -83,7 +85,7 @@ func (s *stores) decorator(contentType string, claims claimsFunc) generic.Storag
 		if err != nil {
 			return nil, nil, fmt.Errorf("find the scope of %s: %w", config.GroupResource, err)
 		}
-		return kubestore.New(s.cell, kubestore.Resource{
+		store := kubestore.New(s.cell, kubestore.Resource{
 			GroupResource: config.GroupResource,
 			Prefix:        prefix,
 			Namespaced:    namespaced,
@@ -94,7 +96,8 @@ func (s *stores) decorator(contentType string, claims claimsFunc) generic.Storag
 			Indexers:      indexers,
 			Transformer:   s.transformer(config.GroupResource),
 			Claims:        claims,
-		}), func() {}, nil
+		})
+		return patchable{store, s}, func() {}, nil
 	}
 }
 
@@ -113,10 +116,14 @@ func decorateShared(store *genericregistry.Store) {
 
 // transformer is nil where values are stored as they are.
 func (s *stores) transformer(resource schema.GroupResource) value.Transformer {
-	if s.transformers == nil {
-		return nil
+	var encrypt value.Transformer
+	if s.transformers != nil {
+		encrypt = s.transformers.TransformerForResource(resource)
 	}
-	return s.transformers.TransformerForResource(resource)
+	if resource == paddedResource {
+		return newPadded(encrypt)
+	}
+	return encrypt
 }
 
 // hasNamespace asks the registry's key function, because upstream's hook is not told the scope.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -46,14 +47,18 @@ func TestWatch(t *testing.T) {
 func withFeed(t *testing.T) func(*Config) {
 	return func(c *Config) {
 		c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection)
-		ctx, cancel := context.WithCancel(context.Background())
-		ended := make(chan error)
-		go func() { ended <- c.Cell.Feed.Run(ctx) }()
-		t.Cleanup(func() {
-			cancel()
-			require.NoError(t, <-ended)
-		})
+		runFeed(t, c.Cell.Feed)
 	}
+}
+
+func runFeed(t *testing.T, feed *kubestore.Feed) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- feed.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-ended)
+	})
 }
 
 // TestIdleWatchEndsWell: a watch that was idle for far longer than a client may take to receive something still has a
@@ -80,4 +85,57 @@ func TestIdleWatchEndsWell(t *testing.T) {
 			require.Contains(t, string(events), `"ADDED"`)
 		})
 	}
+}
+
+// TestStartsOfWatches: only so many watches of a user start at once. One that has begun holds no place, another user's does not wait,
+// and a place is not held for long.
+func TestStartsOfWatches(t *testing.T) {
+	if testing.Short() {
+		t.Skip("places are held for a second")
+	}
+	s := newServer(t, withTokens(t), func(c *Config) { c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection) })
+	listener := httptest.NewServer(s)
+	t.Cleanup(listener.Close)
+	begun := make(chan string, 100)
+	watch := func(user string) {
+		r, err := http.NewRequestWithContext(t.Context(), "GET", listener.URL+configMaps+"?watch=1", nil)
+		require.NoError(t, err)
+		r.Header.Set("Authorization", "Bearer "+user+"-token")
+		go func() {
+			response, err := http.DefaultClient.Do(r)
+			if err != nil {
+				return
+			}
+			defer response.Body.Close()
+			begun <- user
+			_, _ = io.Copy(io.Discard, response.Body)
+		}()
+	}
+	watching := func(user string) (held, waiting int) {
+		s.starts.mu.Lock()
+		defer s.starts.mu.Unlock()
+		if g := s.starts.users[user]; g != nil {
+			held, waiting = g.held, len(g.waiting)
+		}
+		return held, waiting
+	}
+	// Without a feed no watch gets to its first event.
+	for range 3 * s.starts.share {
+		watch("ann")
+	}
+	eventlogtest.Eventually(t, "ann's watches wait for places", func() bool {
+		held, waiting := watching("ann")
+		return held == s.starts.share && waiting > 0
+	})
+	watch("bob")
+	eventlogtest.Eventually(t, "bob's does not", func() bool { held, _ := watching("bob"); return held == 1 })
+	for range 3*s.starts.share + 1 { // for as long as each may hold its place
+		<-begun
+	}
+	runFeed(t, s.config.Cell.Feed)
+	eventlogtest.Eventually(t, "all have begun", func() bool {
+		s.starts.mu.Lock()
+		defer s.starts.mu.Unlock()
+		return len(s.starts.users) == 0
+	})
 }

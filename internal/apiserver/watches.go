@@ -25,6 +25,10 @@ type WatchLimits struct {
 	Patience time.Duration
 }
 
+// DefaultWatchesPerUser is how many watches one user may have open in a process if its flags do not say otherwise: a tenth of
+// all that it serves.
+const DefaultWatchesPerUser = 2000
+
 const (
 	defaultPatience = 30 * time.Second
 	// retryWatchSeconds is when a client refused by a limit may ask again.
@@ -43,11 +47,19 @@ type watches struct {
 	idle chan struct{}
 }
 
-// openWatch is one request to watch. It holds a place once it was admitted.
+// openWatch is one request to watch. It counts once it was admitted.
 type openWatch struct {
 	user string
 	// end is closed to end the watch with a last bookmark.
 	end chan struct{}
+	// endStart gives back the place of its start, nil if it has none.
+	endStart func()
+}
+
+// start lets the watch hold a place until its first events are made, but not for long.
+func (o *openWatch) start(p *place) {
+	over := time.AfterFunc(startTime, p.end)
+	o.endStart = func() { over.Stop(); p.end() }
 }
 
 func newWatches(limits WatchLimits) *watches {
@@ -59,9 +71,9 @@ func newWatches(limits WatchLimits) *watches {
 
 type openWatchKey struct{}
 
-// withPlace gives back a watch's place when the request has ended, and cuts off a client that is too slow.
-// It is met before, and outlives, what prepares the watch.
-func (w *watches) withPlace(h http.Handler) http.Handler {
+// withOpen counts a watch no more when the request has ended, and cuts off a client that is too slow. It is met before, and
+// outlives, what prepares the watch.
+func (w *watches) withOpen(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(response http.ResponseWriter, r *http.Request) {
 		if info, _ := apirequest.RequestInfoFrom(r.Context()); !isLongRunning(r, info) {
 			h.ServeHTTP(response, r)
@@ -73,12 +85,13 @@ func (w *watches) withPlace(h http.Handler) http.Handler {
 			ResponseWriter: response, control: http.NewResponseController(response), patience: w.limits.Patience, multiplexed: r.ProtoMajor >= 2,
 		}
 		defer impatient.allow() // for the end of the response, which net/http writes
+		impatient.forever()
 		ctx := context.WithValue(r.Context(), openWatchKey{}, o)
 		h.ServeHTTP(impatient, r.WithContext(kubestore.WithEnd(ctx, o.end)))
 	})
 }
 
-// withLimits admits a watch of an authorized user, or refuses it.
+// withWatchLimits admits a watch of an authorized user, or refuses it.
 func (s *Server) withWatchLimits(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if o, ok := r.Context().Value(openWatchKey{}).(*openWatch); ok {
@@ -115,6 +128,9 @@ func (w *watches) admit(o *openWatch) error {
 }
 
 func (w *watches) leave(o *openWatch) {
+	if o.endStart != nil {
+		o.endStart()
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, ok := w.open[o]; !ok {
@@ -220,12 +236,19 @@ func (w *impatientWriter) allow() {
 	_ = w.control.SetWriteDeadline(w.extended.Add(w.patience)) // not every server has deadlines
 }
 
+// forever ends the deadline of a stream that has nothing to send.
+func (w *impatientWriter) forever() {
+	if w.multiplexed {
+		w.extended = time.Time{}
+		_ = w.control.SetWriteDeadline(w.extended)
+	}
+}
+
 // Flush implements http.Flusher.
 func (w *impatientWriter) Flush() {
 	w.extend()
-	if w.control.Flush() == nil && w.multiplexed {
-		w.extended = time.Time{}
-		_ = w.control.SetWriteDeadline(w.extended)
+	if w.control.Flush() == nil {
+		w.forever()
 	}
 }
 

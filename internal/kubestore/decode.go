@@ -87,7 +87,7 @@ func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Obje
 	}
 	// An object that cannot hold a revision is still the object.
 	_ = s.versioner.UpdateObject(obj, uint64(v.revision))
-	s.Objects.add(id, obj, len(data))
+	s.Objects.add(id, s.owner(v.row), obj, len(data))
 	return obj, nil
 }
 

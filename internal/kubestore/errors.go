@@ -47,6 +47,11 @@ func viewError(ctx context.Context, err error) error {
 	return unavailable(fmt.Sprintf("reading the log failed: %v", err))
 }
 
+// invalidRevision answers a resourceVersion that is none.
+func invalidRevision(err error) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
+}
+
 // futureError answers a revision that did not come to exist in time.
 func (c Cell) futureError(ctx context.Context, err error, rev eventlog.Revision) error {
 	if !errors.Is(err, projection.ErrFuture) {

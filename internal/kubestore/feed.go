@@ -118,6 +118,15 @@ func (f *Feed) past(ctx context.Context, v *projection.View) window {
 	return w
 }
 
+// Shrink lets go of most of the window.
+func (f *Feed) Shrink() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.running { // before that, Run fills it
+		f.window.shrink()
+	}
+}
+
 // start begins at the end of a window: subscriptions that were waiting join there.
 func (f *Feed) start(w window) {
 	f.mu.Lock()
@@ -282,6 +291,14 @@ func (f *Feed) has(s *subscription) bool {
 	}
 	_, ok := a.members[s]
 	return ok
+}
+
+// keys are those that the subscription covers.
+func (s *subscription) keys() projection.Keys {
+	if strings.HasSuffix(s.key, "/") {
+		return projection.Keys{Start: s.key, End: prefixEnd(s.key)}
+	}
+	return projection.Keys{Start: s.key, End: s.key + "\x00"}
 }
 
 func (s *subscription) covers(row string) bool {

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	"golang.org/x/sync/singleflight"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
@@ -29,6 +31,15 @@ type Cell struct {
 	Feed *Feed
 	// Writable says why nothing can be appended at the moment; nil where nobody knows before it is tried.
 	Writable func() error
+}
+
+// Shrink lets go of most of what is kept to save time: the process has nothing to do.
+func (c Cell) Shrink() {
+	c.Projection.Shrink()
+	c.Objects.Shrink()
+	if c.Feed != nil {
+		c.Feed.Shrink()
+	}
 }
 
 // Resource describes the objects of one store.
@@ -91,6 +102,9 @@ type store struct {
 	acknowledged atomic.Uint64
 	// counts of what follows the pages of lists that are being read.
 	counts *lru.Cache[pageStart, int]
+	// counted is what was counted last, of whole lists, and counting what is being counted.
+	counted  *lru.Cache[projection.Keys, counted]
+	counting singleflight.Group
 }
 
 // pagedLists is how many paged lists of one resource are remembered at once.
@@ -109,20 +123,23 @@ func newStore(c Cell, r Resource) *store {
 		r.Transformer = identity.NewEncryptCheckTransformer()
 	}
 	r.Prefix = strings.TrimSuffix(r.Prefix, "/")
-	counts, err := lru.New[pageStart, int](pagedLists)
-	if err != nil {
-		panic(err) // only for a size below 1
-	}
-	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), plain: plain, versioner: versioner{resource: r.GroupResource}, counts: counts}
+	counts, _ := lru.New[pageStart, int](pagedLists) // fails only for a size below one
+	last, _ := lru.New[projection.Keys, counted](pagedLists)
+	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), plain: plain, versioner: versioner{resource: r.GroupResource}, counts: counts, counted: last}
 	if r.NewFunc != nil {
 		_, s.unstructured = r.NewFunc().(runtime.Unstructured)
 	}
 	return s
 }
 
-// path checks upstream's key as etcd3 does and returns it; a recursive one ends with a slash.
+// path checks upstream's key as etcd3 does and returns it; a recursive one ends with a slash. No object can have a
+// name that makes a key invalid, '..' for one, so whoever asks for it is told so.
 func (s *store) path(key string, recursive bool) (string, error) {
-	return storage.PrepareKey(s.Prefix+"/", key, recursive)
+	path, err := storage.PrepareKey(s.Prefix+"/", key, recursive)
+	if err != nil {
+		return "", apierrors.NewBadRequest(err.Error())
+	}
+	return path, nil
 }
 
 // key of the object at a path: its Row is the path's row key, whatever the path. A namespaced resource's
@@ -136,8 +153,22 @@ func (s *store) key(path string) eventlog.Key {
 	return k
 }
 
+// foreign reports that a row below the prefix is another resource's: it is encoded as this store encodes nothing. A
+// CustomResourceDefinition of a built-in resource could once be made, and its objects are still there. They are as if they were not, but for
+// their names.
+func (s *store) foreign(contentType string) bool { return contentType != s.ContentType }
+
 // row is the row key of a path.
 func (s *store) row(path string) string { return s.Cluster + path }
+
+// owner is the cluster and namespace of a row of this store: of what caches hold, none takes room that others need.
+func (s *store) owner(row string) string {
+	namespace := ""
+	if prefix := len(s.Cluster) + len(s.Prefix) + len("/"); s.Namespaced && len(row) > prefix {
+		namespace, _, _ = strings.Cut(row[prefix:], "/")
+	}
+	return s.Cluster + "/" + namespace
+}
 
 // Versioner implements storage.Interface.
 func (s *store) Versioner() storage.Versioner { return s.versioner }

@@ -1,24 +1,18 @@
 package kubestore
 
 import (
-	"container/list"
 	"strings"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/cache"
 )
 
-// Objects is a cache of decoded objects by row key and revision with a budget of bytes. It is safe for
-// concurrent use and hands out deep copies to whatever may write to them.
+// Objects is a cache of decoded objects by row key and revision with a budget of bytes, of which no namespace takes room that
+// the others need. It is safe for concurrent use and hands out deep copies to whatever may write to them.
 type Objects struct {
-	budget int64
-
-	mu      sync.Mutex // guards what follows
-	bytes   int64
-	recent  *list.List // of *cached, most recently used first
-	entries map[version]*list.Element
+	decoded *cache.Cache[version, runtime.Object]
 }
 
 // version names one decoded representation of one version of an object.
@@ -30,20 +24,13 @@ type version struct {
 	kind string
 }
 
-// cached is an entry. Its object is shared: it is read and copied, never written to.
-type cached struct {
-	version
-	object runtime.Object
-	bytes  int64
-}
-
 // entryOverhead is what an entry costs beside its encoded bytes, roughly: a decoded object is larger
 // than its encoding, and an entry without a body must not be free.
 const entryOverhead = 512
 
 // NewObjects returns a cache of at most that many bytes of encoded objects.
 func NewObjects(bytes int64) *Objects {
-	return &Objects{budget: bytes, recent: list.New(), entries: map[version]*list.Element{}}
+	return &Objects{cache.New[version, runtime.Object](bytes)}
 }
 
 // get returns the shared object, nil if it is not cached. The caller must not write to it.
@@ -51,34 +38,27 @@ func (o *Objects) get(v version) runtime.Object {
 	if o == nil {
 		return nil
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	e, ok := o.entries[v]
+	object, ok := o.decoded.Get(v)
 	if !ok {
 		cacheMisses.Inc()
 		return nil
 	}
 	cacheHits.Inc()
-	o.recent.MoveToFront(e)
-	return e.Value.(*cached).object
+	return object
 }
 
-// add keeps an object that nobody writes to any more.
-func (o *Objects) add(v version, object runtime.Object, encoded int) {
+// add keeps an object of the owner's that nobody writes to any more.
+func (o *Objects) add(v version, owner string, object runtime.Object, encoded int) {
 	if o == nil {
 		return
 	}
-	size := int64(encoded+len(v.row)) + entryOverhead
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if _, ok := o.entries[v]; ok || size > o.budget {
-		return
-	}
 	v.row = strings.Clone(v.row) // a segment's key shares the memory of all keys of its block
-	o.entries[v] = o.recent.PushFront(&cached{version: v, object: object, bytes: size})
-	for o.bytes += size; o.bytes > o.budget; {
-		oldest := o.recent.Remove(o.recent.Back()).(*cached)
-		delete(o.entries, oldest.version)
-		o.bytes -= oldest.bytes
+	o.decoded.Add(v, owner, object, int64(encoded+len(v.row))+entryOverhead)
+}
+
+// Shrink lets go of most objects: of those that were not used for longest.
+func (o *Objects) Shrink() {
+	if o != nil {
+		o.decoded.Shrink()
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"math"
 	"reflect"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/conversion"
@@ -40,9 +39,9 @@ func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	switch {
 	case err != nil:
 		return readError(err)
-	case !found && opts.IgnoreNotFound:
+	case (!found || s.foreign(row.ContentType)) && opts.IgnoreNotFound:
 		return runtime.SetZeroValue(out)
-	case !found:
+	case !found || s.foreign(row.ContentType):
 		return storage.NewKeyNotFoundError(path, 0)
 	}
 	return s.asCorrupt(path, s.readTo(ctx, storedRow(row), out))
@@ -82,7 +81,7 @@ func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projectio
 	}
 	rev, err := s.versioner.ParseResourceVersion(resourceVersion)
 	if err != nil {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
+		return nil, invalidRevision(err)
 	}
 	return s.atLeast(ctx, eventlog.Revision(rev))
 }
@@ -229,6 +228,9 @@ func (l *listing) fill(ctx context.Context) error {
 			return storage.NewTimeoutError(row.Key, "request did not complete within requested timeout")
 		}
 		l.last = row.Key
+		if l.store.foreign(row.ContentType) {
+			continue
+		}
 		if err := l.take(ctx, row); err != nil {
 			return err
 		}
@@ -307,16 +309,48 @@ type pageStart struct {
 // count is the number of objects from the page's start on. Nothing changes as of one revision, so the next
 // page's count follows from this one's; without that every page would count all that come after it.
 func (l *listing) count(ctx context.Context) (int, error) {
-	here := pageStart{l.start, l.end, l.at}
-	count, known := l.store.counts.Get(here)
+	count, known := l.store.counts.Get(pageStart{l.start, l.end, l.at})
 	if !known {
 		var err error
-		if count, err = l.view.Count(ctx, l.start, l.end, l.at); err != nil {
+		if count, err = l.store.count(ctx, l.span); err != nil {
 			return 0, err
 		}
 	}
 	l.store.counts.Add(pageStart{l.last + "\x00", l.end, l.at}, count-len(l.matched)-len(l.corrupt))
 	return count, nil
+}
+
+// counted is how many objects there were as of a revision.
+type counted struct {
+	at eventlog.Revision
+	n  int
+}
+
+// count is the number of objects of a span. It is counted once for all who ask for it at a time, and then reckoned from what
+// was counted last.
+func (s *store) count(ctx context.Context, sp span) (int, error) {
+	of := projection.Keys{Start: sp.start, End: sp.end}
+	last, known := s.counted.Get(of)
+	if known && last.at == sp.at {
+		return last.n, nil
+	}
+	shared, err, _ := s.counting.Do(fmt.Sprintf("%d %s", sp.at, sp.start), func() (any, error) {
+		if known {
+			return sp.view.CountFrom(ctx, of, sp.at, last.n, last.at)
+		}
+		return sp.view.Count(ctx, of.Start, of.End, sp.at)
+	})
+	if isContextError(err) && ctx.Err() == nil { // the request that counted has ended
+		shared, err = sp.view.Count(ctx, of.Start, of.End, sp.at)
+	}
+	if err != nil {
+		return 0, err
+	}
+	n := shared.(int)
+	if now, ok := s.counted.Get(of); sp.start == sp.prefix && (!ok || now.at < sp.at) {
+		s.counted.Add(of, counted{sp.at, n})
+	}
+	return n, nil
 }
 
 func itemsOf(listObj runtime.Object) (reflect.Value, error) {

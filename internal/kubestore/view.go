@@ -73,11 +73,38 @@ func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	return v, nil
 }
 
-// atLeast returns a view not older than the revision, which it waits for a short while.
+// reachable is how far beyond the head a revision may be that is waited for: what is further does not come in the time that
+// the projection waits, 3 s, unless ten thousand events are appended each second.
+const reachable = 30_000
+
+// atLeast returns a view not older than the revision. It waits a short while for one that may still come, and its request
+// holds no place meanwhile.
 func (c Cell) atLeast(ctx context.Context, rev eventlog.Revision) (*projection.View, error) {
-	if v := ViewFrom(ctx); v != nil && v.Revision() >= rev {
+	v := ViewFrom(ctx)
+	if v != nil && v.Revision() >= rev {
 		return v, nil
 	}
+	if known := c.Projection.Current(); known != nil && known.Revision() >= rev {
+		return c.await(ctx, rev)
+	}
+	if v == nil || rev-v.Revision() <= reachable { // as far as the request has seen
+		var err error
+		if v, err = c.latest(ctx); err != nil || v.Revision() >= rev {
+			return v, err
+		}
+	}
+	if rev-v.Revision() > reachable {
+		return nil, c.futureError(ctx, projection.ErrFuture, rev)
+	}
+	err := withoutPlace(ctx, func() (err error) {
+		v, err = c.await(ctx, rev)
+		return err
+	})
+	return v, err
+}
+
+// await waits for the revision, 3 s at most.
+func (c Cell) await(ctx context.Context, rev eventlog.Revision) (*projection.View, error) {
 	v, err := c.Projection.AtLeast(ctx, rev)
 	if err != nil {
 		return nil, c.futureError(ctx, err, rev)

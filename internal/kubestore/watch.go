@@ -38,7 +38,7 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	}
 	rev, err := s.versioner.ParseResourceVersion(opts.ResourceVersion)
 	if err != nil {
-		return nil, err
+		return nil, invalidRevision(err)
 	}
 	if s.Feed == nil {
 		return nil, apierrors.NewMethodNotSupported(s.GroupResource, "watch")
@@ -63,7 +63,6 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	w.end = endOf(ctx)
 	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)
-	utilflowcontrol.WatchInitialized(ctx)
 	return w, nil
 }
 
@@ -193,6 +192,9 @@ func (w *watcher) sendState(ctx context.Context) error {
 		if err != nil {
 			return readError(err)
 		}
+		if w.foreign(row.ContentType) {
+			continue
+		}
 		obj, err := w.object(ctx, storedRow(row))
 		if err != nil {
 			return err
@@ -240,6 +242,7 @@ func (w *watcher) follow(ctx context.Context) error {
 	if err := w.sendPast(ctx, sub, past); err != nil {
 		return err
 	}
+	utilflowcontrol.WatchInitialized(ctx) // what its start has cost is over
 	return w.sendLive(ctx, sub)
 }
 
@@ -248,14 +251,15 @@ func (w *watcher) follow(ctx context.Context) error {
 func (w *watcher) sendPast(ctx context.Context, sub *subscription, past window) error {
 	if w.position < past.from {
 		watchReads.Inc()
-		for e, err := range w.Projection.Events(ctx, w.position, past.from) {
+		for e, err := range w.Projection.EventsOf(ctx, sub.keys(), w.position, past.from) {
 			if err != nil {
 				return err
 			}
-			if err := w.sendPassed(ctx, sub, newPast(e)); err != nil {
+			if err := w.sendItem(ctx, item{delivery: &delivery{change: newPast(e)}}); err != nil {
 				return err
 			}
 		}
+		w.position = past.from // what else there was is not this watch's
 	}
 	if past.to <= w.position {
 		return ctx.Err()
@@ -327,6 +331,10 @@ func (w *watcher) sendItem(ctx context.Context, i item) error {
 		return w.sendProgress(ctx, i.progress)
 	}
 	if i.Revision <= w.position {
+		return nil
+	}
+	if w.foreign(i.ContentType) {
+		w.position = i.Revision
 		return nil
 	}
 	valid, err := i.valid(ctx, w.Projection)
@@ -418,7 +426,7 @@ func (s *store) object(ctx context.Context, v stored) (runtime.Object, error) {
 // previous is the object as the event found it, nil if there was none.
 func (w *watcher) previous(ctx context.Context, e eventlog.Event) (runtime.Object, error) {
 	row, found, err := before(ctx, w.Projection, e)
-	if err != nil || !found {
+	if err != nil || !found || w.foreign(row.ContentType) {
 		return nil, err
 	}
 	return w.object(ctx, storedRow(row))

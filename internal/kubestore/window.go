@@ -37,18 +37,31 @@ func (w *window) add(c *change) {
 	w.changes = append(w.changes, c)
 	w.bytes += len(c.Body)
 	w.to = c.Revision
-	if len(w.changes) <= windowEvents && w.bytes <= windowBytes {
-		return
+	if len(w.changes) > windowEvents || w.bytes > windowBytes {
+		w.halve(windowEvents/2 + 1)
 	}
-	n := len(w.changes) / 2
-	w.from = w.changes[max(n, 1)-1].Revision
-	if n == 0 { // one change larger than the whole budget
-		n = 1
-	}
+}
+
+// halve lets go of the older half, and has room for so many changes.
+func (w *window) halve(room int) {
+	n := max(len(w.changes)/2, 1) // one change may be larger than the whole budget
+	w.from = w.changes[n-1].Revision
 	// A new array: copies of the window still read the old one.
-	w.changes = append(make([]*change, 0, windowEvents/2+1), w.changes[n:]...)
+	w.changes = append(make([]*change, 0, max(room, len(w.changes)-n)), w.changes[n:]...)
 	w.bytes = 0
 	for _, c := range w.changes {
 		w.bytes += len(c.Body)
+	}
+}
+
+// What is left of a window in a process with nothing to do. What is older is read from event segments.
+const (
+	idleEvents = windowEvents / 64
+	idleBytes  = windowBytes / 64
+)
+
+func (w *window) shrink() {
+	for len(w.changes) > idleEvents || w.bytes > idleBytes {
+		w.halve(0)
 	}
 }

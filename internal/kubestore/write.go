@@ -177,6 +177,7 @@ func (s *store) state(ctx context.Context, v *projection.View, path string, like
 		return nil, err
 	}
 	row, live := at.Row()
+	live = live && !s.foreign(row.ContentType)
 	st := &state{at: at, found: live, obj: emptyLike(like)}
 	if !live {
 		return st, runtime.SetZeroValue(st.obj)

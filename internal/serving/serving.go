@@ -11,17 +11,28 @@ import (
 	"time"
 )
 
-// Deadlines of a connection; a request's own deadline is the apiserver's.
+// Deadlines of a connection; a request's own deadline, and its body's, are the apiserver's.
 const (
 	readHeaderTimeout = 10 * time.Second
 	idleTimeout       = 2 * time.Minute
 	shutdownTimeout   = 10 * time.Second
 	defaultPatience   = 30 * time.Second
+	// answerGrace is how long after the deadline of its request the rest of an answer may take.
+	answerGrace = 5 * time.Second
+	// defaultStreams is kube-apiserver's.
+	defaultStreams = 100
 )
 
-// Streams says how the streams of a process end.
-type Streams struct {
-	// Drain ends them when the process stops, while it still answers; nil if there are none.
+// Config of a listener's connections; what is 0 has a default.
+type Config struct {
+	// TLS is nil for plain HTTP.
+	TLS *tls.Config
+	// RequestTimeout is the deadline of requests, a minute by default: a client that has not taken its answer then is cut off.
+	// A stream sets deadlines of its own.
+	RequestTimeout time.Duration
+	// MaxStreams is how many requests one connection of HTTP/2 may have open, 100 by default.
+	MaxStreams int
+	// Drain ends the streams when the process stops, while it still answers; nil if there are none.
 	Drain func(context.Context)
 	// Patience is how long a connection of HTTP/2 may take nothing of what is there to be sent before it is closed
 	// with all of its streams, 30 s by default: their own deadlines cannot end them while nothing can be written.
@@ -29,19 +40,22 @@ type Streams struct {
 }
 
 // Serve serves until ctx ends, and lets streams end; what is left after that is cut off once ordinary requests
-// have had a moment to finish. A nil TLS configuration is plain HTTP.
-func Serve(ctx context.Context, listener net.Listener, handler http.Handler, secure *tls.Config, streams Streams) error {
+// have had a moment to finish.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler, c Config) error {
 	requests, endRequests := context.WithCancel(context.Background())
 	defer endRequests()
 	server := &http.Server{
-		Handler: handler, TLSConfig: secure, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout,
-		BaseContext: func(net.Listener) context.Context { return requests },
-		HTTP2:       &http.HTTP2Config{WriteByteTimeout: cmp.Or(streams.Patience, defaultPatience)},
+		Handler: handler, TLSConfig: c.TLS, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout,
+		WriteTimeout: cmp.Or(c.RequestTimeout, time.Minute) + answerGrace,
+		BaseContext:  func(net.Listener) context.Context { return requests },
+		HTTP2: &http.HTTP2Config{
+			WriteByteTimeout: cmp.Or(c.Patience, defaultPatience), MaxConcurrentStreams: cmp.Or(c.MaxStreams, defaultStreams),
+		},
 	}
 	stopped := make(chan error, 1)
-	go func() { stopped <- stopWhenDone(ctx, server, endRequests, streams.Drain) }()
+	go func() { stopped <- stopWhenDone(ctx, server, endRequests, c.Drain) }()
 	var err error
-	if secure != nil {
+	if c.TLS != nil {
 		err = server.ServeTLS(listener, "", "")
 	} else {
 		err = server.Serve(listener)

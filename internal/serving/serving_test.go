@@ -3,10 +3,12 @@ package serving_test
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,7 +32,7 @@ func TestLateConnection(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() {
-		served <- serving.Serve(ctx, listener, http.NotFoundHandler(), &tls.Config{Certificates: certified.TLS.Certificates}, serving.Streams{})
+		served <- serving.Serve(ctx, listener, http.NotFoundHandler(), serving.Config{TLS: &tls.Config{Certificates: certified.TLS.Certificates}})
 	}()
 	plain, err := net.Dial("tcp", listener.Addr().String())
 	require.NoError(t, err)
@@ -51,4 +53,89 @@ func TestLateConnection(t *testing.T) {
 	_, err = io.Copy(io.Discard, late)
 	require.NoError(t, err)
 	require.NoError(t, <-served)
+}
+
+// serve serves the handler over HTTPS until the test ends, and returns its URL and a client that trusts it.
+func serve(t *testing.T, handler http.HandlerFunc, c serving.Config) (url string, client *http.Client) {
+	t.Helper()
+	certified := httptest.NewUnstartedServer(nil)
+	certified.EnableHTTP2 = true
+	certified.StartTLS()
+	t.Cleanup(certified.Close)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	c.TLS = &tls.Config{Certificates: certified.TLS.Certificates, NextProtos: []string{"h2", "http/1.1"}}
+	served := make(chan error, 1)
+	go func() { served <- serving.Serve(ctx, listener, handler, c) }()
+	t.Cleanup(func() {
+		certified.Client().CloseIdleConnections()
+		stop()
+		require.NoError(t, <-served)
+	})
+	return "https://" + listener.Addr().String(), certified.Client()
+}
+
+// TestSlowReader: a client that does not take its answer is cut off when the time of its request is over.
+func TestSlowReader(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for a slow reader")
+	}
+	for _, multiplexed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
+			t.Parallel()
+			ended := make(chan error, 1)
+			url, client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+				piece := make([]byte, 64<<10)
+				for {
+					if _, err := w.Write(piece); err != nil {
+						ended <- err
+						return
+					}
+				}
+			}, serving.Config{RequestTimeout: time.Second})
+			transport := client.Transport.(*http.Transport).Clone()
+			transport.ForceAttemptHTTP2 = multiplexed
+			if !multiplexed {
+				transport.TLSClientConfig.NextProtos = nil
+			}
+			t.Cleanup(transport.CloseIdleConnections)
+			response, err := (&http.Client{Transport: transport}).Get(url)
+			require.NoError(t, err)
+			defer response.Body.Close()
+			require.Equal(t, multiplexed, response.ProtoMajor == 2)
+			require.Error(t, <-ended)
+		})
+	}
+}
+
+// TestStreamsOfAConnection: beyond so many requests at once a client of HTTP/2 needs another connection.
+func TestStreamsOfAConnection(t *testing.T) {
+	var mu sync.Mutex // guards what follows
+	by := map[string]int{}
+	arrived, held := make(chan struct{}, 100), make(chan struct{})
+	url, client := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		by[r.RemoteAddr]++
+		mu.Unlock()
+		arrived <- struct{}{}
+		<-held
+	}, serving.Config{MaxStreams: 10})
+	var asked sync.WaitGroup
+	for range 25 {
+		asked.Go(func() {
+			if response, err := client.Get(url); err == nil {
+				_ = response.Body.Close()
+			}
+		})
+	}
+	for range 25 {
+		<-arrived
+	}
+	close(held)
+	asked.Wait()
+	require.GreaterOrEqual(t, len(by), 3)
+	for _, n := range by {
+		require.LessOrEqual(t, n, 10)
+	}
 }

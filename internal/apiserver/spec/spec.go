@@ -1,4 +1,5 @@
-// Package spec holds the generated descriptions of the built-in API: OpenAPI v2 and v3, and discovery.
+// Package spec holds the generated descriptions of the built-in API: OpenAPI v2 and v3, discovery, and the schemas of each kind
+// that is written.
 //
 // They are made by a test of the package above from the very registries that serve (go generate there),
 // which also fails when they no longer agree. Building them at run time costs 360 ms and 150 MiB, so they
@@ -12,10 +13,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	openapi "k8s.io/kube-openapi/pkg/validation/spec"
 )
 
 //go:embed data
@@ -77,6 +81,16 @@ var Builtin = sync.OnceValues(func() (Index, error) { return decode[Index](FileI
 // Groups returns what discovery shows of the built-in groups; it must not be changed.
 var Groups = sync.OnceValues(func() ([]Group, error) { return decode[[]Group](FileDiscovery) })
 
+// Schemas are those of a kind and of what it is made of, by name and without descriptions; false if there are none.
+func Schemas(kind schema.GroupVersionKind) (map[string]*openapi.Schema, bool, error) {
+	name := FileSchemas(kind)
+	if _, err := fs.Stat(files, "data/"+name); err != nil {
+		return nil, false, nil
+	}
+	schemas, err := decode[map[string]*openapi.Schema](name)
+	return schemas, true, err
+}
+
 // Names of the generated files, below the folder 'data'.
 const (
 	FileIndex     = "index.json.gz"
@@ -89,6 +103,11 @@ func FileV2(f Format) string { return fmt.Sprintf("openapi-v2.%s.gz", f) }
 // FileV3 names the file of an OpenAPI v3 document.
 func FileV3(path string, f Format) string {
 	return fmt.Sprintf("openapi-v3.%s.%s.gz", strings.ReplaceAll(path, "/", "__"), f)
+}
+
+// FileSchemas names the file of a kind's schemas.
+func FileSchemas(kind schema.GroupVersionKind) string {
+	return fmt.Sprintf("schemas.%s.%s.%s.json.gz", kind.Group, kind.Version, kind.Kind)
 }
 
 // File returns a generated file.

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// ugly has a terminal's escapes of 7 and of 8 bits, a line of its own, text that runs backwards, what is not seen, what
+// JavaScript takes for a line's end, a character beyond 16 bits that is not seen, and half a character.
+const ugly = "a\x1b[2J\u009b31m\r\nb\tc\x7f\u202egnp.exe\u2066\u200b\u2028\ufeff\U000e0001\xc3"
+
+func TestPrintable(t *testing.T) {
+	require.Equal(t, `a\u001b[2J\u009b31m\u000d\u000ab\u0009c\u007f\u202egnp.exe\u2066\u200b\u2028\ufeff\U000e0001`+"\ufffd", printable(ugly))
+	require.Equal(t, `naïve 名前 "quoted" \back 🙂`, printable(`naïve 名前 "quoted" \back 🙂`))
+	require.Equal(t, `one; two\u001b`, printableError(errors.Join(errors.New("one"), errors.New("two\x1b"))))
+}
+
+// TestPrintableDocuments: a document says the same, whether something in it was escaped or not.
+func TestPrintableDocuments(t *testing.T) {
+	for _, text := range []string{"plain", "lines\n\twith tabs\nand more", strings.ToValidUTF8(ugly, "\ufffd")} {
+		object := &corev1.ConfigMap{Data: map[string]string{"text": text, "more": "<&>"}}
+		printed, err := printableYAML(object)
+		require.NoError(t, err)
+		var read corev1.ConfigMap
+		require.NoError(t, yaml.UnmarshalStrict([]byte(printed), &read))
+		require.Equal(t, object.Data, read.Data)
+		require.False(t, strings.ContainsFunc(printed, hiddenInDocument))
+
+		document, err := json.Marshal(object)
+		require.NoError(t, err)
+		read = corev1.ConfigMap{}
+		require.NoError(t, json.Unmarshal([]byte(printableJSON(document)), &read))
+		require.Equal(t, object.Data, read.Data)
+		require.False(t, strings.ContainsFunc(printableJSON(document), hidden))
+	}
+}

@@ -1,0 +1,23 @@
+package main
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+)
+
+// parseURL reads the URL that a flag was given. It must hold no user and password: what it says goes into messages and
+// logs, and to clients. What might hold some is not repeated.
+func parseURL(flag, value string) (*url.URL, error) {
+	u, err := url.Parse(value)
+	if err != nil && strings.Contains(value, "@") {
+		return nil, fmt.Errorf("%s is not a URL", flag)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	if u.User != nil || strings.Contains(u.Opaque, "@") {
+		return nil, fmt.Errorf("%s must be a URL without user and password", flag)
+	}
+	return u, nil
+}

@@ -1,0 +1,180 @@
+package apiserver
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+)
+
+const (
+	// bodiesLimit is how many bytes of bodies a process holds for requests that are not answered yet, bodiesShare how many of
+	// them for one user.
+	bodiesLimit = 128 << 20
+	bodiesShare = bodiesLimit / 4
+	// bodyCost is about what a request costs whose body has yet to come; it counts as if it were of the body.
+	bodyCost = 16 << 10
+	// firstRead is for how much of a body there is room before anything of it has come.
+	firstRead = 4 << 10
+)
+
+// bodies counts the bytes of bodies that have arrived, and not those that were announced. It is safe for concurrent use.
+type bodies struct {
+	mu   sync.Mutex       // guards what follows
+	held int64            // bytes
+	by   map[string]int64 // user
+}
+
+// body is one request's part of them.
+type body struct {
+	of   *bodies
+	user string
+	held int64
+	// exempt from the bounds, and not counted.
+	exempt bool
+}
+
+// hold counts bytes, or refuses them.
+func (b *body) hold(n int64) error {
+	if b.exempt {
+		return nil
+	}
+	b.of.mu.Lock()
+	defer b.of.mu.Unlock()
+	if b.of.held+n > bodiesLimit || b.of.by[b.user]+n > bodiesShare {
+		return apierrors.NewTooManyRequests(fmt.Sprintf("this process holds %d MiB of requests that are not answered yet, %d MiB of them of user '%s': try again",
+			b.of.held>>20, b.of.by[b.user]>>20, b.user), retrySeconds)
+	}
+	b.held += n
+	b.of.held += n
+	b.of.by[b.user] += n
+	return nil
+}
+
+func (b *body) end() {
+	if b.held == 0 {
+		return
+	}
+	b.of.mu.Lock()
+	defer b.of.mu.Unlock()
+	b.of.held -= b.held
+	if b.of.by[b.user] -= b.held; b.of.by[b.user] == 0 {
+		delete(b.of.by, b.user)
+	}
+}
+
+// read returns all of a body of which so many bytes are announced, -1 if that is not known.
+func (b *body) read(from io.Reader, announced, allowed int64) ([]byte, error) {
+	if announced > allowed {
+		return nil, tooLarge(allowed)
+	}
+	room := int64(firstRead)
+	if announced >= 0 {
+		room = min(room, announced+1) // one more, to see its end
+	}
+	if err := b.hold(bodyCost + room); err != nil {
+		return nil, err
+	}
+	read := make([]byte, 0, room)
+	for {
+		n, err := from.Read(read[len(read):cap(read)])
+		read = read[:len(read)+n]
+		switch {
+		case int64(len(read)) > allowed:
+			return nil, tooLarge(allowed)
+		case err == io.EOF:
+			return read, nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil, errBodyLate
+		case err != nil:
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("the body could not be read: %v", err))
+		}
+		if len(read) < cap(read) {
+			continue
+		}
+		more := int64(cap(read))
+		if announced >= 0 {
+			more = min(more, announced+1-int64(cap(read)))
+		}
+		if err := b.hold(more); err != nil {
+			return nil, err
+		}
+		read = append(make([]byte, 0, int64(cap(read))+more), read...)
+	}
+}
+
+func tooLarge(allowed int64) error {
+	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", allowed))
+}
+
+var errBodyLate = &apierrors.StatusError{ErrStatus: metav1.Status{
+	Status: metav1.StatusFailure, Code: http.StatusRequestTimeout, Reason: metav1.StatusReasonTimeout,
+	Message: "the body of the request did not arrive in time: nothing was done",
+}}
+
+// withBodyDeadline gives a body a time to arrive in, half of what the request has. It is met first: net/http itself waits for a body
+// that nobody wants, before it answers.
+func (s *Server) withBodyDeadline(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.generic.RequestTimeout / 2)) // not every server has deadlines
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// withBody receives all of a body before the request takes a place, or anything is done for it.
+func (s *Server) withBody(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength == 0 || isLoopback(r.Context()) {
+			h.ServeHTTP(w, r)
+			return
+		}
+		user, _ := apirequest.UserFrom(r.Context())
+		b := &body{of: &s.bodies, user: user.GetName(), exempt: s.exempt(user)}
+		defer b.end()
+		read, err := b.read(r.Body, r.ContentLength, s.generic.MaxRequestBodyBytes)
+		if err != nil {
+			unreceived(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, err) })).ServeHTTP(w, r)
+			return
+		}
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+		r = r.WithContext(r.Context())
+		r.Body, r.ContentLength = newReceived(read), int64(len(read))
+		h.ServeHTTP(w, r)
+	})
+}
+
+// received is a body that is here.
+type received struct {
+	*bytes.Reader
+	all []byte
+}
+
+func newReceived(all []byte) *received { return &received{bytes.NewReader(all), all} }
+
+// Close implements io.Closer.
+func (*received) Close() error { return nil }
+
+// refusedTime is how long the rest of a body may take to come that nobody reads.
+const refusedTime = 5 * time.Second
+
+// unreceived answers a request whose body may not be there. The connection ends with the answer: else net/http would wait for the
+// rest before it sends that.
+func unreceived(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 && r.ProtoMajor == 1 {
+			w.Header().Set("Connection", "close")
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime))
+		}
+		h.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,157 @@
+package apiserver
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// TestBodiesAreReadWhole: whatever their length, whether it was announced or not, and however they come.
+func TestBodiesAreReadWhole(t *testing.T) {
+	const allowed = 100_000
+	all := bodies{by: map[string]int64{}}
+	for _, length := range []int{0, 1, firstRead - 1, firstRead, firstRead + 1, 3 * firstRead, allowed} {
+		sent := bytes.Repeat([]byte("x"), length)
+		for _, announced := range []int64{int64(length), -1} {
+			for _, from := range []io.Reader{bytes.NewReader(sent), iotest.DataErrReader(bytes.NewReader(sent)), iotest.HalfReader(bytes.NewReader(sent))} {
+				b := &body{of: &all, user: "ann"}
+				got, err := b.read(from, announced, allowed)
+				require.NoError(t, err)
+				require.Equal(t, sent, got)
+				require.LessOrEqual(t, int64(cap(got)), b.held, "all of it is counted")
+				b.end()
+			}
+		}
+	}
+	for _, announced := range []int64{allowed + 1, -1} {
+		b := &body{of: &all, user: "ann"}
+		_, err := b.read(strings.NewReader(strings.Repeat("x", allowed+1)), announced, allowed)
+		require.True(t, apierrors.IsRequestEntityTooLargeError(err), "%v", err)
+		b.end()
+	}
+	b := &body{of: &all, user: "ann"}
+	_, err := b.read(iotest.ErrReader(errors.New("cut")), 10, allowed)
+	require.True(t, apierrors.IsBadRequest(err), "%v", err)
+	b.end()
+	require.Zero(t, all.held)
+	require.Empty(t, all.by)
+}
+
+// TestBodiesAreBounded: a user's bodies take no more than a share, and all of them no more than there is; what was only announced
+// takes nothing.
+func TestBodiesAreBounded(t *testing.T) {
+	all := bodies{by: map[string]int64{}}
+	receive := func(user string, n int) (*body, error) {
+		b := &body{of: &all, user: user}
+		_, err := b.read(strings.NewReader(strings.Repeat("x", n)), 3<<20, 3<<20)
+		return b, err
+	}
+	var kept []*body
+	for user := range 4 {
+		for {
+			b, err := receive(fmt.Sprint(user), 2<<20)
+			if err != nil {
+				require.True(t, apierrors.IsTooManyRequests(err), "%v", err)
+				b.end()
+				break
+			}
+			kept = append(kept, b)
+		}
+		require.LessOrEqual(t, all.by[fmt.Sprint(user)], int64(bodiesShare))
+		require.Greater(t, all.by[fmt.Sprint(user)], int64(bodiesShare*3/4))
+	}
+	late, err := receive("5", 0)
+	require.NoError(t, err)
+	exempt := &body{of: &all, user: "root", exempt: true}
+	_, err = exempt.read(strings.NewReader(strings.Repeat("x", 2<<20)), -1, 3<<20)
+	require.NoError(t, err)
+	for _, b := range append(kept, late, exempt) {
+		b.end()
+	}
+	require.Zero(t, all.held)
+	require.Empty(t, all.by)
+}
+
+// TestBodyThatDoesNotArrive: it is 408 when its time is over, and has never had a place. Other requests on a connection of HTTP/2
+// go on.
+func TestBodyThatDoesNotArrive(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits")
+	}
+	s := newServer(t, func(c *Config) { c.Requests = RequestLimits{Mutating: 1, Timeout: 2 * time.Second} })
+	for _, multiplexed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
+			listener := httptest.NewUnstartedServer(s)
+			listener.EnableHTTP2 = multiplexed
+			listener.StartTLS()
+			t.Cleanup(listener.Close)
+			post := func(body io.Reader) (*http.Response, error) {
+				r, err := http.NewRequestWithContext(t.Context(), "POST", listener.URL+configMaps, body)
+				require.NoError(t, err)
+				r.Header.Set("Content-Type", "application/json")
+				return listener.Client().Do(r)
+			}
+			reader, writer := io.Pipe()
+			defer writer.Close()
+			go func() { _, _ = writer.Write([]byte("{")) }()
+			answered := make(chan *http.Response, 1)
+			go func() {
+				defer close(answered)
+				if response, err := post(reader); err == nil {
+					answered <- response
+				}
+			}()
+			for i := range 10 {
+				response, err := post(strings.NewReader(fmt.Sprintf(`{"metadata":{"name":"x-%v-%d"}}`, multiplexed, i)))
+				require.NoError(t, err)
+				require.Equal(t, 201, response.StatusCode)
+				require.NoError(t, response.Body.Close())
+			}
+			late := <-answered
+			require.NotNil(t, late)
+			defer late.Body.Close()
+			require.Equal(t, multiplexed, late.ProtoMajor == 2)
+			require.Equal(t, 408, late.StatusCode)
+			text, err := io.ReadAll(late.Body)
+			require.NoError(t, err)
+			require.Contains(t, string(text), "the body of the request did not arrive in time: nothing was done")
+			require.Empty(t, s.bodies.by)
+		})
+	}
+}
+
+// TestExempt: members of system:masters are served though there is no place, and nobody is where everybody is one.
+func TestExempt(t *testing.T) {
+	for _, known := range []bool{true, false} {
+		s := newServer(t, func(c *Config) {
+			c.Requests = RequestLimits{InFlight: 1, Mutating: 1, Timeout: time.Second}
+			if known {
+				withTokens(t)(c)
+			}
+		})
+		for _, kind := range []*places{s.reads, s.writes} {
+			taken, err := kind.take(t.Context(), "bob")
+			require.NoError(t, err)
+			defer taken.end()
+		}
+		code := map[bool]int{true: 200, false: 429}[known]
+		s.must(t, code, request{method: "GET", path: configMaps}.as("root"))
+		s.must(t, 429, request{method: "GET", path: configMaps}.as("ann"))
+		s.must(t, 429, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}.as("ann"))
+		impersonated := request{method: "GET", path: configMaps}.as("ann")
+		impersonated.header.Set("Impersonate-User", "root")
+		impersonated.header.Set("Impersonate-Group", "system:masters")
+		s.must(t, 429, impersonated)
+		s.must(t, 200, request{method: "GET", path: "/readyz"})
+	}
+}

@@ -1,0 +1,73 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/kubernetes/pkg/apis/rbac"
+)
+
+// maxRights bounds what a role's rules allow together. Upstream's check that nobody grants more than he has writes each
+// right down: every verb on every resource of every group, by every name. So 18 KB ask for a billion.
+const maxRights = 1 << 16
+
+// boundsName is the plugin's name in metrics.
+const boundsName = "Bounds"
+
+// bounds is an admission plugin that refuses what the registries behind it would take too long to refuse.
+type bounds struct{ *admission.Handler }
+
+func newBounds(io.Reader) (admission.Interface, error) {
+	return bounds{admission.NewHandler(admission.Create, admission.Update)}, nil
+}
+
+// Admit implements admission.MutationInterface: those come before any check of a registry. It changes nothing.
+func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	errs := metadataMistakes(a.GetObject())
+	switch role := a.GetObject().(type) {
+	case *rbac.Role:
+		errs = append(errs, tooManyRights(role.Rules)...)
+	case *rbac.ClusterRole:
+		errs = append(errs, tooManyRights(role.Rules)...)
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(a.GetKind().GroupKind(), a.GetName(), errs)
+}
+
+// metadataMistakes are those in an object's metadata where there are more than an answer lists (mistakes.go). Those of an
+// update are found by no strategy, but by what calls it.
+func metadataMistakes(object runtime.Object) field.ErrorList {
+	m, err := meta.Accessor(object)
+	if err != nil || len(m.GetLabels())+len(m.GetAnnotations())+len(m.GetFinalizers())+len(m.GetOwnerReferences()) <= maxMistakes/4 {
+		return nil
+	}
+	parts := &metav1.ObjectMeta{Name: "x", Labels: m.GetLabels(), Annotations: m.GetAnnotations(), Finalizers: m.GetFinalizers(), OwnerReferences: m.GetOwnerReferences()}
+	all := validation.ValidateObjectMetaAccessor(parts, false, func(string, bool) []string { return nil }, field.NewPath("metadata"))
+	if len(all) <= maxMistakes {
+		return nil // whose strategy finds them too
+	}
+	return fewMistakes(all)
+}
+
+func tooManyRights(rules []rbac.PolicyRule) field.ErrorList {
+	rights := 0
+	for i := range rules {
+		r := &rules[i]
+		rights += (len(r.APIGroups)*len(r.Resources)*max(1, len(r.ResourceNames)) + len(r.NonResourceURLs)) * len(r.Verbs)
+		if rights > maxRights {
+			return field.ErrorList{field.Forbidden(field.NewPath("rules").Index(i),
+				fmt.Sprintf("together the rules allow more than %d combinations of verb, resource, group and name: use '*', or more roles", maxRights))}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,87 @@
+package apiserver
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/logplane/logplane/internal/apiserver/shape"
+)
+
+// maxQuery bounds a request's query. Selectors are the long ones, and each of their terms is compared with every object
+// of a list and of a watch. Proxies take less.
+const maxQuery = 32 << 10
+
+// withShortQuery refuses long queries.
+func (s *Server) withShortQuery(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if len(r.URL.RawQuery) > maxQuery {
+			err := apierrors.NewBadRequest(fmt.Sprintf("the query has %d bytes and may have %d: select with fewer terms", len(r.URL.RawQuery), maxQuery))
+			err.ErrStatus.Code = http.StatusRequestURITooLong
+			s.fail(w, r, err)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// withContent refuses a body that would cost out of proportion to its size, before upstream looks at it. What was
+// measured of a patch goes on with the request (patches.go). The body is here (withBody).
+func (s *Server) withContent(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, ok := r.Body.(*received)
+		if !ok {
+			h.ServeHTTP(w, r)
+			return
+		}
+		checked, err := s.checkBody(r, body.all)
+		if err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		h.ServeHTTP(w, checked)
+	})
+}
+
+// checkBody refuses a request's body that nests, crowds or weighs more than decoders and what comes after them take in
+// their stride, and protobuf that no encoder writes. The request returned knows what its patch costs.
+func (s *Server) checkBody(r *http.Request, body []byte) (*http.Request, error) {
+	info, _ := apirequest.RequestInfoFrom(r.Context())
+	if info.IsResourceRequest && s.groups[info.APIGroup] == nil && strings.Contains(mediaOf(r.Header.Get("Content-Type")), "protobuf") {
+		return r, nil // it is refused, but for options to delete, in which nothing nests
+	}
+	measured, err := measure(r.Header.Get("Content-Type"), body)
+	var beyond *shape.Error
+	switch {
+	case err == nil && r.Method == http.MethodPatch:
+		return withPatch(r, body, measured)
+	case err == nil:
+		return r, nil
+	case errors.As(err, &beyond) && !beyond.Malformed && beyond != shape.ErrDepth:
+		return nil, apierrors.NewRequestEntityTooLargeError("the body is refused: " + err.Error())
+	}
+	return nil, apierrors.NewBadRequest("the body is refused: " + err.Error())
+}
+
+// measure chooses the encoding. Upstream decodes nothing as YAML, CBOR or protobuf whose content type does not say so,
+// whatever its parameters; all the rest, no content type among it, is JSON or refused.
+func measure(contentType string, body []byte) (shape.Shape, error) {
+	switch media := mediaOf(contentType); {
+	case strings.Contains(media, "protobuf"):
+		return measureProtobuf(body)
+	case strings.Contains(media, "cbor"):
+		return shape.CBOR(body)
+	case strings.Contains(media, "yaml"):
+		return shape.YAML(body)
+	}
+	return shape.JSON(body)
+}
+
+func mediaOf(contentType string) string {
+	media, _, _ := strings.Cut(strings.ToLower(contentType), ";")
+	return media
+}

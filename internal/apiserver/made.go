@@ -1,0 +1,106 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+// madeOnce keeps what was made, up to a size, the most recently used. Who asks for what is being made waits for
+// it, and for nothing else: nothing is made under the lock. It is safe for concurrent use.
+type madeOnce[K comparable, V any] struct {
+	size   func(V) int
+	budget int // the newest is kept even if it alone is larger
+
+	mu     sync.Mutex
+	kept   *simplelru.LRU[K, V] // by mu
+	used   int                  // by mu; the sum of the sizes kept
+	making map[K]*making[V]     // by mu
+}
+
+// making is one that is not done yet.
+type making[V any] struct {
+	waiting int // by mu of madeOnce
+	cancel  context.CancelFunc
+	done    chan struct{} // closed once the following are set
+	value   V
+	err     error
+}
+
+func newMadeOnce[K comparable, V any](budget int, size func(V) int) (*madeOnce[K, V], error) {
+	m := &madeOnce[K, V]{size: size, budget: budget, making: map[K]*making[V]{}}
+	kept, err := simplelru.NewLRU(max(budget, 1), func(_ K, v V) { m.used -= size(v) }) // called under mu
+	m.kept = kept
+	return m, err
+}
+
+// get returns what was made for the key, or has it made. It ends with its context; what nobody waits for any
+// more is told to end by the context that it was given. Errors are not kept.
+func (m *madeOnce[K, V]) get(ctx context.Context, key K, create func(context.Context) (V, error)) (V, error) {
+	m.mu.Lock()
+	if v, ok := m.kept.Get(key); ok {
+		m.mu.Unlock()
+		return v, nil
+	}
+	one, ok := m.making[key]
+	if !ok {
+		shared, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		one = &making[V]{cancel: cancel, done: make(chan struct{})}
+		m.making[key] = one
+		go m.run(shared, key, one, create) // ends soon after the last who waits
+	}
+	one.waiting++
+	m.mu.Unlock()
+
+	select {
+	case <-one.done:
+		return one.value, one.err
+	case <-ctx.Done():
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if one.waiting--; one.waiting == 0 {
+		one.cancel()
+		m.forget(key, one) // who comes now does not get its error
+	}
+	var none V
+	return none, ctx.Err()
+}
+
+func (m *madeOnce[K, V]) run(ctx context.Context, key K, one *making[V], create func(context.Context) (V, error)) {
+	defer close(one.done)
+	defer one.cancel()
+	func() {
+		defer func() { // no request's handler is above to do so
+			if p := recover(); p != nil {
+				one.err = fmt.Errorf("panic: %v", p)
+			}
+		}()
+		one.value, one.err = create(ctx)
+	}()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.forget(key, one)
+	if one.err == nil {
+		m.keep(key, one.value)
+	}
+}
+
+// forget is called with mu. Another may have been begun since.
+func (m *madeOnce[K, V]) forget(key K, one *making[V]) {
+	if m.making[key] == one {
+		delete(m.making, key)
+	}
+}
+
+// keep is called with mu.
+func (m *madeOnce[K, V]) keep(key K, value V) {
+	m.kept.Remove(key)
+	m.kept.Add(key, value)
+	m.used += m.size(value)
+	for m.used > m.budget && m.kept.Len() > 1 {
+		m.kept.RemoveOldest()
+	}
+}

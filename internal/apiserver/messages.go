@@ -1,0 +1,75 @@
+package apiserver
+
+import (
+	"bytes"
+	"errors"
+	"reflect"
+	"sync"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	extensionsscheme "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+
+	"github.com/logplane/logplane/internal/apiserver/shape"
+)
+
+// protobufPrefix begins every body of upstream's protobuf.
+var protobufPrefix = []byte("k8s\x00")
+
+// rawMessages are the messages that hold JSON or CBOR.
+var rawMessages = map[reflect.Type]bool{
+	reflect.TypeFor[metav1.FieldsV1]():      true,
+	reflect.TypeFor[runtime.RawExtension](): true,
+	reflect.TypeFor[apiextensionsv1.JSON](): true,
+}
+
+// messages describes each kind that was sent as protobuf, once: *shape.Message by schema.GroupVersionKind. It grows with
+// the kinds that there are.
+var messages sync.Map
+
+func mustDescribe(t reflect.Type) *shape.Message {
+	m, err := shape.Describe(t, rawMessages)
+	if err != nil {
+		panic(err) // a type of upstream's that a test has described
+	}
+	return m
+}
+
+// messageOf describes a kind, nil for one that is not built in: no decoder takes it.
+func messageOf(kind schema.GroupVersionKind) *shape.Message {
+	if m, ok := messages.Load(kind); ok {
+		return m.(*shape.Message)
+	}
+	for _, scheme := range []*runtime.Scheme{legacyscheme.Scheme, extensionsscheme.Scheme, aggregatorscheme.Scheme} {
+		if t, ok := scheme.AllKnownTypes()[kind]; ok && kind.Version != runtime.APIVersionInternal {
+			m, _ := messages.LoadOrStore(kind, mustDescribe(t))
+			return m.(*shape.Message)
+		}
+	}
+	return nil
+}
+
+// measureProtobuf measures a body by the kind that it says it is. What does not begin as protobuf is refused by upstream.
+func measureProtobuf(body []byte) (shape.Shape, error) {
+	sealed, ok := bytes.CutPrefix(body, protobufPrefix)
+	if !ok {
+		return shape.Shape{}, nil
+	}
+	opened, err := shape.Open(sealed)
+	if err != nil {
+		return shape.Shape{}, err
+	}
+	kind := schema.FromAPIVersionAndKind(opened.APIVersion, opened.Kind)
+	if kind.Version == "" || kind.Kind == "" { // the decoder would take the path's
+		return shape.Shape{}, errors.New("the envelope of a protobuf body must have `typeMeta.apiVersion` and `typeMeta.kind`")
+	}
+	message := messageOf(kind)
+	if message == nil {
+		return shape.Shape{}, nil
+	}
+	return message.Protobuf(opened.Raw)
+}

@@ -1,0 +1,312 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	"google.golang.org/protobuf/proto"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
+	kubeversion "k8s.io/apimachinery/pkg/version"
+	"k8s.io/kube-openapi/pkg/handler"
+	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/logplane/logplane/internal/apiserver/spec"
+)
+
+// v2 is the one document of everything. What CRDs add is made once for each state of a CRD, and spliced into the
+// generated document without decoding the rest of it, which would cost a hundred times the memory.
+func (d describer) v2(builtin spec.Index, served []*apiextensionsv1.CustomResourceDefinition) *described {
+	if len(served) == 0 {
+		return &described{builtin.V2, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V2(f) }}
+	}
+	key := documentKey{path: "v2", etag: etagOfCRDs(served)}
+	return &described{key.etag, func(ctx context.Context, f spec.Format) (spec.Document, error) {
+		return d.documents.get(ctx, key.in(f), func(ctx context.Context) (spec.Document, error) { return compress(d.spliced(ctx, served, f)) })
+	}}
+}
+
+func (d describer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition, f spec.Format) ([]byte, error) {
+	select {
+	case d.splicing <- struct{}{}:
+		defer func() { <-d.splicing }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	generated := sync.OnceValues(decodeGeneratedV2)
+	all := addition{}
+	for _, crd := range crds {
+		more, err := d.additionOf(ctx, crd, f, generated)
+		if err != nil {
+			return nil, err
+		}
+		for section, entries := range more {
+			all.add(section, entries)
+		}
+	}
+	if f == spec.Proto {
+		return spliceProto(all)
+	}
+	g, err := generated()
+	if err != nil {
+		return nil, err
+	}
+	return g.spliceJSON(all)
+}
+
+// additionOf is what a CRD adds to the generated document, in one format.
+func (d describer) additionOf(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, f spec.Format,
+	generated func() (generatedV2, error),
+) (addition, error) {
+	key := additionKey{crd.UID, crd.ResourceVersion, f}
+	return d.additions.get(ctx, key, func(ctx context.Context) (addition, error) {
+		g, err := generated()
+		if err != nil {
+			return nil, err
+		}
+		if f == spec.JSON {
+			return d.customV2(ctx, crd, g)
+		}
+		encoded, err := d.additionOf(ctx, crd, spec.JSON, generated)
+		if err != nil {
+			return nil, err
+		}
+		return encoded.toProto(g)
+	})
+}
+
+// sections of an OpenAPI document, or what is in one by name, undecoded.
+type sections map[string]json.RawMessage
+
+func decodeSections(b []byte) (sections, error) {
+	var f sections
+	if err := json.Unmarshal(b, &f); err != nil {
+		return nil, fmt.Errorf("decode an OpenAPI document: %w", err)
+	}
+	return f, nil
+}
+
+// addition is what comes into each section of the generated document, by name: as JSON, or as a protobuf document
+// that has nothing else in it.
+type addition map[string]sections
+
+const (
+	definitionsSection = "definitions"
+	parametersSection  = "parameters"
+	pathsSection       = "paths"
+)
+
+func (a addition) size() int {
+	n := 0
+	for _, entries := range a {
+		for name, content := range entries {
+			n += len(name) + len(content)
+		}
+	}
+	return n
+}
+
+func (a addition) add(section string, entries sections) {
+	if a[section] == nil {
+		a[section] = sections{}
+	}
+	maps.Copy(a[section], entries)
+}
+
+// generatedV2 is the generated document.
+type generatedV2 struct {
+	whole       sections
+	definitions sections
+}
+
+func decodeGeneratedV2() (g generatedV2, err error) {
+	document, err := spec.V2(spec.JSON)
+	if err != nil {
+		return g, err
+	}
+	plain, err := document.Plain()
+	if err != nil {
+		return g, err
+	}
+	if g.whole, err = decodeSections(plain); err != nil {
+		return g, err
+	}
+	g.definitions, err = decodeSections(g.whole[definitionsSection])
+	return g, err
+}
+
+// customV2 is what a CRD adds to the generated document. A definition that both have is shared if it is
+// the same and renamed otherwise, which upstream decides; it is given only those that both have.
+func (d describer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, g generatedV2) (addition, error) {
+	var specs []*openapispec.Swagger
+	for _, version := range d.describedVersions(crd) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		s, err := builder.BuildOpenAPIV2(crd, version, builder.Options{V2: true, IncludeSelectableFields: true})
+		if err != nil {
+			d.leaveOut(crd, version, err)
+			continue
+		}
+		s.Definitions = handler.PruneDefaults(s.Definitions)
+		specs = append(specs, s)
+	}
+	shared, err := g.shared(specs)
+	if err != nil {
+		return nil, err
+	}
+	merged, err := builder.MergeSpecs(shared, specs...)
+	if err != nil {
+		return nil, fmt.Errorf("merge the OpenAPI of CustomResourceDefinition %s: %w", crd.Name, err)
+	}
+	for name := range shared.Definitions {
+		delete(merged.Definitions, name)
+	}
+	for name := range shared.Parameters {
+		delete(merged.Parameters, name)
+	}
+	encoded, err := json.Marshal(merged)
+	if err != nil {
+		return nil, fmt.Errorf("encode the OpenAPI of CustomResourceDefinition %s: %w", crd.Name, err)
+	}
+	more, err := decodeSections(encoded)
+	if err != nil {
+		return nil, err
+	}
+	added := addition{}
+	for _, section := range []string{definitionsSection, parametersSection, pathsSection} {
+		if more[section] == nil {
+			continue
+		}
+		entries, err := decodeSections(more[section])
+		if err != nil {
+			return nil, err
+		}
+		added.add(section, entries)
+	}
+	return added, nil
+}
+
+// describedVersions are the served versions, of very many the newest.
+func (d describer) describedVersions(crd *apiextensionsv1.CustomResourceDefinition) []string {
+	var served []string
+	for _, v := range crd.Spec.Versions {
+		if v.Served {
+			served = append(served, v.Name)
+		}
+	}
+	if len(served) <= describedVersions {
+		return served
+	}
+	d.logger.Warn("OpenAPI v2 describes only the newest versions of a CustomResourceDefinition", "name", crd.Name,
+		"served", len(served), "described", describedVersions)
+	slices.SortFunc(served, func(a, b string) int { return kubeversion.CompareKubeAwareVersionStrings(b, a) })
+	return served[:describedVersions]
+}
+
+// shared is that part of the generated document whose names the CRD's documents use too.
+func (g generatedV2) shared(specs []*openapispec.Swagger) (*openapispec.Swagger, error) {
+	shared := &openapispec.Swagger{}
+	shared.Swagger = "2.0"
+	shared.Paths = &openapispec.Paths{Paths: map[string]openapispec.PathItem{}}
+	shared.Definitions = openapispec.Definitions{}
+	if g.whole["parameters"] != nil {
+		if err := json.Unmarshal(g.whole["parameters"], &shared.Parameters); err != nil {
+			return nil, fmt.Errorf("decode an OpenAPI document: %w", err)
+		}
+	}
+	if err := json.Unmarshal(g.whole["info"], &shared.Info); err != nil {
+		return nil, fmt.Errorf("decode an OpenAPI document: %w", err)
+	}
+	for _, s := range specs {
+		for name := range s.Definitions {
+			if _, known := shared.Definitions[name]; known || g.definitions[name] == nil {
+				continue
+			}
+			var definition openapispec.Schema
+			if err := json.Unmarshal(g.definitions[name], &definition); err != nil {
+				return nil, fmt.Errorf("decode an OpenAPI document: %w", err)
+			}
+			shared.Definitions[name] = definition
+		}
+	}
+	return shared, nil
+}
+
+func (g generatedV2) spliceJSON(added addition) ([]byte, error) {
+	spliced := maps.Clone(g.whole)
+	for section, entries := range added {
+		all, err := decodeSections(g.whole[section])
+		if err != nil {
+			return nil, err
+		}
+		for name, content := range entries {
+			if all[name] == nil {
+				all[name] = content
+			}
+		}
+		if spliced[section], err = json.Marshal(all); err != nil {
+			return nil, fmt.Errorf("encode the OpenAPI of CRDs: %w", err)
+		}
+	}
+	return json.Marshal(spliced)
+}
+
+// toProto converts JSON.
+func (a addition) toProto(g generatedV2) (addition, error) {
+	document := map[string]any{"swagger": g.whole["swagger"], "info": g.whole["info"], pathsSection: struct{}{}}
+	for section, entries := range a {
+		document[section] = entries
+	}
+	encoded, err := json.Marshal(document)
+	if err != nil {
+		return nil, fmt.Errorf("encode the OpenAPI of CRDs: %w", err)
+	}
+	parsed, err := openapi_v2.ParseDocument(encoded)
+	if err != nil {
+		return nil, fmt.Errorf("convert the OpenAPI of CRDs to protobuf: %w", err)
+	}
+	added := addition{}
+	alone := func(section, name string, d *openapi_v2.Document) {
+		b, failed := proto.Marshal(d)
+		err = errors.Join(err, failed)
+		added.add(section, sections{name: b})
+	}
+	for _, definition := range parsed.GetDefinitions().GetAdditionalProperties() {
+		only := &openapi_v2.Definitions{AdditionalProperties: []*openapi_v2.NamedSchema{definition}}
+		alone(definitionsSection, definition.Name, &openapi_v2.Document{Definitions: only})
+	}
+	for _, parameter := range parsed.GetParameters().GetAdditionalProperties() {
+		only := &openapi_v2.ParameterDefinitions{AdditionalProperties: []*openapi_v2.NamedParameter{parameter}}
+		alone(parametersSection, parameter.Name, &openapi_v2.Document{Parameters: only})
+	}
+	for _, path := range parsed.GetPaths().GetPath() {
+		alone(pathsSection, path.Name, &openapi_v2.Document{Paths: &openapi_v2.Paths{Path: []*openapi_v2.NamedPathItem{path}}})
+	}
+	return added, err
+}
+
+// spliceProto appends the additions to the generated document: protobuf reads a message that is written
+// in parts as their union.
+func spliceProto(added addition) ([]byte, error) {
+	d, err := spec.V2(spec.Proto)
+	if err != nil {
+		return nil, err
+	}
+	whole, err := d.Plain()
+	if err != nil {
+		return nil, err
+	}
+	for _, section := range slices.Sorted(maps.Keys(added)) {
+		for _, name := range slices.Sorted(maps.Keys(added[section])) {
+			whole = append(whole, added[section][name]...)
+		}
+	}
+	return whole, nil
+}

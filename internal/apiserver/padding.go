@@ -1,0 +1,76 @@
+package apiserver
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"math/bits"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+)
+
+// Subscribers are told the size of each event (docs/subscribers.md). That of a Secret would tell how long a password is, so
+// its value is stored in an envelope that is as long as those of many others (docs/format.md).
+
+// paddedResource is the one whose values are padded.
+var paddedResource = schema.GroupResource{Resource: "secrets"}
+
+var paddedMagic = []byte("LPpd")
+
+const (
+	// shortestPadded is the least length of an envelope.
+	shortestPadded = 1 << 10
+	// longestPadded: what does not fit is as long as it is. The API takes no Secret of that size.
+	longestPadded = 4 << 20
+)
+
+// padded makes envelopes of what a transformer (nil for none) stores.
+type padded struct{ value.Transformer }
+
+func newPadded(t value.Transformer) value.Transformer {
+	if t == nil {
+		t = identity.NewEncryptCheckTransformer()
+	}
+	return padded{t}
+}
+
+// TransformToStorage implements value.Transformer: what is encrypted is the envelope.
+func (p padded) TransformToStorage(ctx context.Context, data []byte, bound value.Context) ([]byte, error) {
+	return p.Transformer.TransformToStorage(ctx, pad(data), bound)
+}
+
+// TransformFromStorage implements value.Transformer. What is not padded is from before there was padding, and is written anew by
+// the next update.
+func (p padded) TransformFromStorage(ctx context.Context, data []byte, bound value.Context) ([]byte, bool, error) {
+	data, stale, err := p.Transformer.TransformFromStorage(ctx, data, bound)
+	if err != nil {
+		return nil, false, err
+	}
+	return Unpadded(data), stale || !bytes.HasPrefix(data, paddedMagic), nil
+}
+
+// pad returns the envelope: its length is the next power of two.
+func pad(data []byte) []byte {
+	envelope := binary.AppendUvarint(paddedMagic[:len(paddedMagic):len(paddedMagic)], uint64(len(data)))
+	envelope = append(envelope, data...)
+	length := max(shortestPadded, 1<<bits.Len(uint(len(envelope)-1)))
+	if length > longestPadded {
+		return envelope
+	}
+	return append(envelope, make([]byte, length-len(envelope))...)
+}
+
+// Unpadded returns what is in an envelope, and what is in none as it is.
+func Unpadded(data []byte) []byte {
+	rest, ok := bytes.CutPrefix(data, paddedMagic)
+	if !ok {
+		return data
+	}
+	length, n := binary.Uvarint(rest)
+	if n <= 0 || length > uint64(len(rest)-n) {
+		return data // no envelope of ours; decoding it says so
+	}
+	return rest[n:][:length]
+}

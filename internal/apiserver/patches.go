@@ -1,0 +1,166 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	goruntime "runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/internal/apiserver/shape"
+)
+
+// A patch costs what it and the object come to together, and what applies it hears of no deadline. So the one is measured
+// when it comes, and the product just before it is applied.
+const (
+	// maxMerged bounds bytes of the object times levels of the patch: each level is copied.
+	maxMerged = shape.MaxWeight
+	// maxCompared bounds members of the patch's lists times members of the object's: a strategic merge patch looks for
+	// each in each.
+	maxCompared = 1 << 24
+	// maxShifted bounds how many members of lists a JSON patch moves along.
+	maxShifted = 1 << 28
+)
+
+// patch is what was measured of a request's patch.
+type patch struct {
+	// levels of the object that applying it unfolds, each of which copies what is below it; unfolded is what it copies
+	// of itself, in bytes.
+	levels   int
+	unfolded int64
+	// compared are the members of its lists that are looked for in the object's.
+	compared int
+	// shifts are how often it puts a member into a list, or takes one out, by index.
+	shifts int
+	// items are the members of its lists.
+	items int
+}
+
+type patchKey struct{}
+
+// withPatch measures a patch for patched.
+func withPatch(r *http.Request, body []byte, measured shape.Shape) (*http.Request, error) {
+	p := &patch{items: measured.Items}
+	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";") // as upstream does
+	switch types.PatchType(media) {
+	case types.MergePatchType:
+		p.levels, p.unfolded = measured.Depth, measured.Weight
+	case types.StrategicMergePatchType:
+		p.compared = measured.Items
+	case types.JSONPatchType:
+		operations, err := jsonpatch.DecodePatch(body)
+		if err != nil {
+			return r, nil // upstream says so, after what matters more
+		}
+		for _, o := range operations {
+			p.count(o)
+		}
+		p.unfolded = int64(p.levels) * int64(len(body))
+	default: // an apply patch is merged by its schema
+	}
+	if err := p.affordable(shape.Shape{}); err != nil {
+		return nil, err
+	}
+	return r.WithContext(context.WithValue(r.Context(), patchKey{}, p)), nil
+}
+
+// count counts an operation of a JSON patch.
+func (p *patch) count(o jsonpatch.Operation) {
+	path, _ := o.Path() // upstream says what is wrong with it
+	from, _ := o.From()
+	to, of := strings.Count(path, "/"), strings.Count(from, "/")
+	p.levels = max(p.levels, to, of)
+	switch o.Kind() {
+	case "add", "remove":
+		p.shift(path)
+	case "move", "copy":
+		p.shift(path)
+		p.shift(from)
+		if to > of {
+			p.levels += to - of // what is there may be moved into itself, so to say, again and again
+		}
+	}
+}
+
+func (p *patch) shift(path string) {
+	if _, err := strconv.Atoi(path[strings.LastIndexByte(path, '/')+1:]); err == nil {
+		p.shifts++
+	}
+}
+
+// affordable says whether the patch may be applied to an object of that size.
+func (p *patch) affordable(object shape.Shape) error {
+	items := object.Items + p.items
+	var reason string
+	switch {
+	case p.unfolded+int64(p.levels)*int64(object.Bytes) > maxMerged:
+		reason = fmt.Sprintf("it unfolds %d levels of itself and of an object of some %d bytes", p.levels, object.Bytes)
+	case p.compared*items > maxCompared:
+		reason = fmt.Sprintf("it looks for %d members of lists among %d: apply it on the server, or send an update", p.compared, items)
+	case p.shifts*items > maxShifted:
+		reason = fmt.Sprintf("it moves up to %d members of lists %d times: replace the lists", items, p.shifts)
+	default:
+		return nil
+	}
+	return apierrors.NewRequestEntityTooLargeError("the patch is refused: " + reason)
+}
+
+// patched is the update function of a request: it does nothing for one that has ended, applies no patch that is too
+// expensive, and lets none grow an object beyond what a body may be. Upstream's patches panic over some mistakes: that is
+// an answer too.
+func (s *stores) patched(ctx context.Context, update storage.UpdateFunc) storage.UpdateFunc {
+	p, _ := ctx.Value(patchKey{}).(*patch)
+	return func(input runtime.Object, meta storage.ResponseMeta) (out runtime.Object, ttl *uint64, err error) {
+		if ctx.Err() != nil {
+			return nil, nil, apierrors.NewTimeoutError("the request ended before it was served", 0)
+		}
+		if p == nil {
+			return update(input, meta)
+		}
+		before := shape.Value(input, rawMessages)
+		if err := p.affordable(before); err != nil {
+			return nil, nil, err
+		}
+		defer func() {
+			reason := recover()
+			if reason == nil {
+				return
+			}
+			mistake, ok := reason.(goruntime.Error)
+			if !ok {
+				panic(reason)
+			}
+			s.logger.ErrorContext(ctx, "a patch panicked", "error", mistake, "stack", string(debug.Stack()))
+			err = apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, http.MethodPatch, schema.GroupResource{}, "", "", 0, false)
+			err.(*apierrors.StatusError).ErrStatus.Message = "the patch does not fit the object: " + mistake.Error()
+		}()
+		if out, ttl, err = update(input, meta); err != nil {
+			return nil, nil, err
+		}
+		after := shape.Value(out, rawMessages)
+		if err := after.Exceeds(before); err != nil {
+			return nil, nil, apierrors.NewRequestEntityTooLargeError("the patched object is refused: " + err.Error())
+		}
+		return out, ttl, nil
+	}
+}
+
+// patchable is a store whose updates may be patches.
+type patchable struct {
+	storage.Interface
+	stores *stores
+}
+
+// GuaranteedUpdate implements storage.Interface.
+func (p patchable) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool, preconditions *storage.Preconditions, update storage.UpdateFunc, suggestion runtime.Object) error {
+	return p.Interface.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, p.stores.patched(ctx, update), suggestion)
+}

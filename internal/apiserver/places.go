@@ -1,0 +1,219 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// places bounds how many requests of one kind a process serves at once, and shares them out: no user has more than a share,
+// and of those who wait the user who has the fewest is next. It is safe for concurrent use.
+type places struct {
+	kind string // for messages and metrics
+	// limit is how many there are, share how many of them one user may have, queue how many requests of one user may wait.
+	limit, share, queue int
+	// patience is how long a request waits for a place.
+	patience time.Duration
+
+	mu    sync.Mutex        // guards what follows
+	taken int               // places
+	users map[string]*guest // who has places or waits, by name
+	// waiting are the users for whom a request waits for a place; who was served last is last.
+	waiting []*guest
+}
+
+// guest is a user in one kind of places; the places' mu guards it.
+type guest struct {
+	name string
+	// held is how many places it has, away how many requests gave theirs back for as long as they wait for others.
+	held, away int
+	// waiting for a place, first come first; each is closed when there is one.
+	waiting []chan struct{}
+}
+
+// place is one request's. It may be given back while the request waits, and once for good.
+type place struct {
+	of    *places
+	guest *guest
+	held  bool // by of.mu
+	ended bool // by of.mu
+}
+
+// retrySeconds is when a client that got no place may ask again.
+const retrySeconds = 1
+
+func newPlaces(kind string, limit, share int, patience time.Duration) *places {
+	if limit < 0 {
+		limit, share = math.MaxInt, math.MaxInt
+	}
+	return &places{kind: kind, limit: limit, share: max(share, 1), queue: max(share, minQueue), patience: patience, users: map[string]*guest{}}
+}
+
+// minQueue is how many requests of a user may wait at least.
+const minQueue = 100
+
+// take waits for a place.
+func (p *places) take(ctx context.Context, user string) (*place, error) {
+	p.mu.Lock()
+	taken := &place{of: p, guest: p.guest(user)}
+	return taken, taken.take(ctx)
+}
+
+// take requires of.mu, and gives it back.
+func (t *place) take(ctx context.Context) error {
+	p, g := t.of, t.guest
+	if p.taken < p.limit && g.held < p.share { // then nobody waits who could have it
+		p.hold(g)
+		t.held = true
+		p.mu.Unlock()
+		return nil
+	}
+	if len(g.waiting)+g.away >= p.queue {
+		err := p.refuse(g)
+		p.forget(g)
+		p.mu.Unlock()
+		return err
+	}
+	ready := make(chan struct{})
+	if g.waiting = append(g.waiting, ready); len(g.waiting) == 1 {
+		p.waiting = append(p.waiting, g)
+	}
+	p.mu.Unlock()
+	waiting := requestsWaiting.WithLabelValues(p.kind)
+	waiting.Inc()
+	defer waiting.Dec()
+	patience := time.NewTimer(p.patience)
+	defer patience.Stop()
+	select {
+	case <-ready:
+	case <-patience.C:
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(g.waiting, ready)
+	switch {
+	case i >= 0:
+		if g.waiting = slices.Delete(g.waiting, i, i+1); len(g.waiting) == 0 {
+			p.waiting = slices.DeleteFunc(p.waiting, func(other *guest) bool { return other == g })
+		}
+		err := p.refuse(g)
+		p.forget(g)
+		return err
+	case t.ended: // its request has ended meanwhile
+		p.free(g)
+		return ctx.Err()
+	}
+	t.held = true
+	return nil
+}
+
+// refuse requires mu.
+func (p *places) refuse(g *guest) error {
+	return apierrors.NewTooManyRequests(fmt.Sprintf("this process serves %d requests of kind '%s'; %d of them, and %d that wait, are of user '%s': try again",
+		p.taken, p.kind, g.held, len(g.waiting)+g.away, g.name), retrySeconds)
+}
+
+// Wait implements kubestore.Place.
+func (t *place) Wait(ctx context.Context, wait func() error) error {
+	left, err := t.leave()
+	if err != nil {
+		return err
+	}
+	err = wait()
+	if !left {
+		return err
+	}
+	t.of.mu.Lock()
+	if t.guest.away--; err != nil { // what remains is to say so
+		t.of.forget(t.guest)
+		t.of.mu.Unlock()
+		return err
+	}
+	return t.take(ctx)
+}
+
+// leave gives the place back for as long as the request waits for others. It reports false if it had none.
+func (t *place) leave() (bool, error) {
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	switch {
+	case !t.held:
+		return false, nil
+	case len(t.guest.waiting)+t.guest.away >= t.of.queue:
+		return false, t.of.refuse(t.guest)
+	}
+	t.held = false
+	t.guest.away++
+	t.of.free(t.guest)
+	return true, nil
+}
+
+// end gives the place back for good; it may be called more than once.
+func (t *place) end() {
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	if t.ended = true; t.held {
+		t.held = false
+		t.of.free(t.guest)
+	}
+}
+
+// guest requires mu.
+func (p *places) guest(user string) *guest {
+	g := p.users[user]
+	if g == nil {
+		g = &guest{name: user}
+		p.users[user] = g
+	}
+	return g
+}
+
+// forget a user who has nothing here. It requires mu.
+func (p *places) forget(g *guest) {
+	if g.held+g.away+len(g.waiting) == 0 {
+		delete(p.users, g.name)
+	}
+}
+
+// hold requires mu.
+func (p *places) hold(g *guest) {
+	p.taken++
+	g.held++
+}
+
+// free gives one of the user's places to whoever is next. It requires mu.
+func (p *places) free(g *guest) {
+	p.taken--
+	g.held--
+	p.forget(g)
+	next := p.next()
+	if next < 0 {
+		return
+	}
+	g = p.waiting[next]
+	p.hold(g)
+	close(g.waiting[0])
+	g.waiting = g.waiting[1:]
+	p.waiting = slices.Delete(p.waiting, next, next+1)
+	if len(g.waiting) > 0 {
+		p.waiting = append(p.waiting, g)
+	}
+}
+
+// next is which of the waiting has the fewest places, the one first that was served longest ago; negative if none may have
+// another one. It requires mu.
+func (p *places) next() int {
+	next := -1
+	for i, g := range p.waiting {
+		if g.held < p.share && (next < 0 || g.held < p.waiting[next].held) {
+			next = i
+		}
+	}
+	return next
+}

@@ -1,0 +1,221 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// waiter is whoever takes places, and says who was served.
+type waiter struct {
+	p      *places
+	served chan string
+}
+
+func (w waiter) takes(t *testing.T, user string) *place {
+	t.Helper()
+	p, err := w.p.take(t.Context(), user)
+	require.NoError(t, err)
+	return p
+}
+
+// waits takes a place as soon as there is one.
+func (w waiter) waits(t *testing.T, user string) {
+	go func() {
+		p, err := w.p.take(t.Context(), user)
+		if err != nil {
+			w.served <- user + " refused"
+			return
+		}
+		w.served <- user
+		<-t.Context().Done()
+		p.end()
+	}()
+	synctest.Wait() // in this order
+}
+
+// next is who was served since.
+func (w waiter) next() string {
+	synctest.Wait()
+	select {
+	case user := <-w.served:
+		return user
+	default:
+		return "nobody"
+	}
+}
+
+// TestPlacesAreShared: nobody has more than a share, and of those who wait the one with the fewest is next.
+func TestPlacesAreShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := waiter{newPlaces("read", 4, 2, time.Minute), make(chan string, 100)}
+		a := []*place{w.takes(t, "a"), w.takes(t, "a")}
+		w.waits(t, "a")
+		require.Equal(t, "nobody", w.next(), "a has a share, though there are places")
+		b := []*place{w.takes(t, "b"), w.takes(t, "b")}
+		for range 2 {
+			w.waits(t, "a")
+			w.waits(t, "b")
+			w.waits(t, "c")
+		}
+		require.Equal(t, "nobody", w.next())
+		a[0].end()
+		require.Equal(t, "c", w.next(), "who has none is next")
+		a[1].end()
+		require.Equal(t, "a", w.next(), "who has none is next")
+		b[0].end()
+		require.Equal(t, "b", w.next(), "all have one, and b was not served since it waits")
+		b[1].end()
+		require.Equal(t, "c", w.next(), "all have one, and c was served before the others")
+		b[1].end() // twice is once
+		require.Equal(t, "nobody", w.next())
+	})
+}
+
+// TestPlacesAreNotWaitedForForever: neither by too many, nor for too long, nor by who has gone.
+func TestPlacesAreNotWaitedForForever(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlaces("write", 1, 1, time.Minute)
+		p.queue = 2
+		held, err := p.take(t.Context(), "a")
+		require.NoError(t, err)
+		gone, goes := context.WithCancel(t.Context())
+		var waiting sync.WaitGroup
+		start := time.Now()
+		for _, ctx := range []context.Context{gone, t.Context()} {
+			waiting.Go(func() {
+				_, err := p.take(ctx, "b")
+				if !apierrors.IsTooManyRequests(err) {
+					t.Errorf("served: %v", err)
+				}
+			})
+		}
+		synctest.Wait()
+		_, err = p.take(t.Context(), "b")
+		require.True(t, apierrors.IsTooManyRequests(err), "%v", err)
+		require.ErrorContains(t, err, "2 that wait, are of user 'b'")
+		seconds, _ := apierrors.SuggestsClientDelay(err)
+		require.Equal(t, 1, seconds)
+		require.Equal(t, start, time.Now(), "it did not wait")
+		goes()
+		waiting.Wait()
+		require.Equal(t, time.Minute, time.Since(start))
+		held.end()
+		require.Empty(t, p.users)
+		require.Empty(t, p.waiting)
+		require.Zero(t, p.taken)
+	})
+}
+
+// TestWaitingHoldsNoPlace: a request that waits for others gives its place back, and takes one again.
+func TestWaitingHoldsNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlaces("read", 1, 1, time.Minute)
+		p.queue = 1
+		held, err := p.take(t.Context(), "a")
+		require.NoError(t, err)
+		came, missing := make(chan struct{}), errors.New("it did not come")
+		waited := make(chan error, 2)
+		go func() { waited <- held.Wait(t.Context(), func() error { <-came; return nil }) }()
+		synctest.Wait()
+		other, err := p.take(t.Context(), "b")
+		require.NoError(t, err)
+
+		another, err := p.take(t.Context(), "a")
+		require.True(t, apierrors.IsTooManyRequests(err), "a has a request that waits: %v", err)
+		require.False(t, another.held)
+
+		close(came)
+		synctest.Wait()
+		require.Empty(t, waited, "it waits for a place")
+		other.end()
+		require.NoError(t, <-waited)
+		require.True(t, held.held)
+
+		require.ErrorIs(t, held.Wait(t.Context(), func() error { return missing }), missing)
+		require.Zero(t, p.taken, "there is nothing left to serve")
+		held.end()
+		require.Empty(t, p.users)
+	})
+}
+
+// TestAPlaceOfARequestThatEnded: a request that ends while a part of it waits for a place again leaves none taken.
+func TestAPlaceOfARequestThatEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlaces("watch", 1, 1, time.Minute)
+		held, err := p.take(t.Context(), "a")
+		require.NoError(t, err)
+		var other *place
+		waited := make(chan error, 1)
+		go func() {
+			waited <- held.Wait(t.Context(), func() error { other, err = p.take(t.Context(), "b"); return err })
+		}()
+		synctest.Wait()
+		held.end()
+		other.end()
+		require.NoError(t, <-waited)
+		require.Empty(t, p.users)
+		require.Zero(t, p.taken)
+	})
+}
+
+// TestPlacesAtRandom: however requests come, wait, give up and end, no bound is passed and nothing is left.
+func TestPlacesAtRandom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit, share = 5, 3
+		p := newPlaces("read", limit, share, 20*time.Millisecond)
+		p.queue = 4
+		check := func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			sum := 0
+			for name, g := range p.users {
+				sum += g.held
+				if g.held > share || len(g.waiting)+g.away > p.queue || g.held+g.away+len(g.waiting) == 0 {
+					t.Errorf("user %s: %+v", name, g)
+				}
+			}
+			if sum != p.taken || p.taken > limit {
+				t.Errorf("%d places are taken, of %d; users have %d", p.taken, limit, sum)
+			}
+			for _, g := range p.waiting {
+				if len(g.waiting) == 0 || p.taken < limit && g.held < share {
+					t.Errorf("user %s waits: %+v, %d are taken", g.name, g, p.taken)
+				}
+			}
+		}
+		var requests sync.WaitGroup
+		for i := range uint64(40) {
+			requests.Go(func() {
+				r := rand.New(rand.NewPCG(1, i))
+				pause := func() { time.Sleep(time.Duration(r.IntN(10)) * time.Millisecond) }
+				for range 200 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+r.IntN(30))*time.Millisecond)
+					held, err := p.take(ctx, string(rune('a'+r.IntN(4))))
+					check()
+					if err == nil {
+						pause()
+						_ = held.Wait(ctx, func() error { check(); pause(); return nil })
+						check()
+						pause()
+						held.end()
+					}
+					check()
+					cancel()
+					pause()
+				}
+			})
+		}
+		requests.Wait()
+		require.Empty(t, p.users)
+		require.Empty(t, p.waiting)
+		require.Zero(t, p.taken)
+	})
+}

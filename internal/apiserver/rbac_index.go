@@ -1,0 +1,269 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/cache"
+)
+
+// rbacIndex holds what RBAC's objects say, ready for authorization's question: which bindings may apply to this user? It
+// has a table of the ClusterRoleBindings and one of the RoleBindings of each namespace in use, and the rules of the
+// roles in use.
+//
+// Whoever asks brings it forward to the newest view: the events since the last question are looked through once, and mark
+// what must be read again. So an answer is as new as the request, and costs what the user's own bindings cost.
+// Nothing runs between two questions. It is safe for concurrent use.
+type rbacIndex struct {
+	projection *projection.Projection
+	// Where the objects are.
+	roles, clusterRoles, roleBindings, clusterRoleBindings *indexer
+	aggregated                                             aggregatedRoles
+
+	mu sync.Mutex // guards what follows and the tables; never held while something is read
+	// seen is the revision up to which events have been looked through.
+	seen projection.Revision
+	// cluster is the table of ClusterRoleBindings; namespaced are those of RoleBindings, by namespace.
+	cluster    *bindingTable
+	namespaced *cache.Cache[string, *bindingTable]
+	// granted is what roles grant; composed are the ClusterRoles among them whose rules come from others.
+	granted  *cache.Cache[roleName, *grant]
+	composed map[roleName]bool
+}
+
+// roleName is of a Role, or of a ClusterRole if the namespace is empty.
+type roleName struct{ namespace, name string }
+
+// The budgets of tables and of rules, by what they take as estimated from their encoded size.
+const (
+	bindingBytes = 32 << 20
+	grantBytes   = 16 << 20
+)
+
+// grant is what a role grants: a Role or a ClusterRole with nothing but rules, or neither if there is no such role.
+type grant struct {
+	role        *rbacv1.Role
+	clusterRole *rbacv1.ClusterRole
+}
+
+func newRBACIndex(f *informers) *rbacIndex {
+	v1 := f.Rbac().V1()
+	i := &rbacIndex{
+		projection:          f.stores.cell.Projection,
+		roles:               v1.Roles().Informer().GetIndexer().(*indexer),
+		clusterRoles:        v1.ClusterRoles().Informer().GetIndexer().(*indexer),
+		roleBindings:        v1.RoleBindings().Informer().GetIndexer().(*indexer),
+		clusterRoleBindings: v1.ClusterRoleBindings().Informer().GetIndexer().(*indexer),
+	}
+	i.aggregated = aggregatedRoles{i.clusterRoles}
+	i.cluster = newBindingTable(i.clusterRoleBindings, "")
+	i.forget()
+	return i
+}
+
+// forget lets go of everything, as anything may have changed. It requires mu.
+func (i *rbacIndex) forget() {
+	i.cluster.whole = true
+	i.namespaced = cache.New[string, *bindingTable](bindingBytes)
+	i.granted = cache.New[roleName, *grant](grantBytes)
+	i.composed = map[roleName]bool{}
+}
+
+// forward looks through the events that the newest view has brought, and returns that view. It requires mu.
+func (i *rbacIndex) forward() (*projection.View, error) {
+	v := i.projection.Current()
+	if v == nil {
+		return nil, errNoView
+	}
+	if v.Revision() > i.seen && !v.Since(i.seen, i.mark) {
+		i.forget()
+	}
+	i.seen = v.Revision()
+	return v, nil
+}
+
+// mark has a row read again before it is used. It requires mu.
+func (i *rbacIndex) mark(row string) {
+	if name, ok := strings.CutPrefix(row, i.roleBindings.prefix); ok {
+		namespace, name, _ := strings.Cut(name, "/")
+		if t, ok := i.namespaced.Get(namespace); ok {
+			t.mark(name)
+		}
+	} else if name, ok := strings.CutPrefix(row, i.roles.prefix); ok {
+		namespace, name, _ := strings.Cut(name, "/")
+		i.granted.Remove(roleName{namespace, name})
+	} else if name, ok := strings.CutPrefix(row, i.clusterRoleBindings.prefix); ok {
+		i.cluster.mark(name)
+	} else if name, ok := strings.CutPrefix(row, i.clusterRoles.prefix); ok {
+		i.granted.Remove(roleName{"", name})
+		for other := range i.composed {
+			i.granted.Remove(other)
+		}
+		clear(i.composed)
+	}
+}
+
+// Shrink lets go of most of what was not used for longest.
+func (i *rbacIndex) Shrink() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.namespaced.Shrink()
+	i.granted.Shrink()
+}
+
+// bindingsOf returns the RoleBindings of a namespace, or the ClusterRoleBindings if it is empty, that may apply to the user, by
+// name. They are shared.
+func (i *rbacIndex) bindingsOf(ctx context.Context, who user.Info, namespace string) ([]*binding, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	v, err := i.forward()
+	if err != nil {
+		return nil, err
+	}
+	wanted := v.Revision()
+	for {
+		t := i.table(namespace)
+		if t.holds(wanted) {
+			return t.of(who), nil
+		}
+		if t.reading != nil {
+			err = i.wait(ctx, t.reading)
+		} else if err = i.read(ctx, t); err == nil {
+			return t.of(who), nil // although it may be too large to be kept
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// table requires mu.
+func (i *rbacIndex) table(namespace string) *bindingTable {
+	if namespace == "" {
+		return i.cluster
+	}
+	t, ok := i.namespaced.Get(namespace)
+	if !ok {
+		t = newBindingTable(i.roleBindings, namespace)
+		i.namespaced.Add(namespace, namespace, t, t.bytes)
+	}
+	return t
+}
+
+// wait returns when another request has read the table. It requires mu, and lets go of it meanwhile.
+func (i *rbacIndex) wait(ctx context.Context, reading <-chan struct{}) error {
+	i.mu.Unlock()
+	defer i.mu.Lock()
+	select {
+	case <-reading:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for bindings: %w", context.Cause(ctx))
+	}
+}
+
+// read reads what is marked in a table. It requires mu, and lets go of it meanwhile.
+func (i *rbacIndex) read(ctx context.Context, t *bindingTable) error {
+	v, err := i.forward() // what is marked and the view belong together: the view has every change that was marked
+	if err != nil {
+		return err
+	}
+	work := t.begin()
+	defer func() { t.end(work) }() // a panic, too, must leave it marked
+	changes, err := func() (map[string]*binding, error) {
+		i.mu.Unlock()
+		defer i.mu.Lock()
+		return work.read(ctx, v)
+	}()
+	if err != nil {
+		return err
+	}
+	t.change(changes, work.whole)
+	t.at, work.done = v.Revision(), true
+	if kept, ok := i.namespaced.Get(t.namespace); ok && kept == t { // it may take more than before
+		i.namespaced.Remove(t.namespace)
+		i.namespaced.Add(t.namespace, t.namespace, t, t.bytes)
+	}
+	return nil
+}
+
+// grantOf returns what a role grants. It is shared.
+func (i *rbacIndex) grantOf(ctx context.Context, name roleName) (*grant, error) {
+	i.mu.Lock()
+	v, err := i.forward()
+	g, ok := i.granted.Get(name)
+	i.mu.Unlock()
+	if err != nil || ok {
+		return g, err
+	}
+	g, size, composed, err := i.readRole(ctx, v, name)
+	if err != nil {
+		return nil, err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.unchanged(v, name, composed) {
+		i.granted.Add(name, name.namespace, g, int64(size))
+		if composed {
+			i.composed[name] = true
+		}
+	}
+	return g, nil
+}
+
+// unchanged reports that what was read of a role from a view may be kept. It requires mu.
+func (i *rbacIndex) unchanged(v *projection.View, name roleName, composed bool) bool {
+	newest, err := i.forward()
+	if err != nil {
+		return false
+	}
+	row, same := i.rowOf(name), true
+	known := newest.Since(v.Revision(), func(changed string) {
+		same = same && changed != row && (!composed || !strings.HasPrefix(changed, i.clusterRoles.prefix))
+	})
+	return known && same
+}
+
+func (i *rbacIndex) rowOf(name roleName) string {
+	if name.namespace == "" {
+		return i.clusterRoles.prefix + name.name
+	}
+	return i.roles.prefix + name.namespace + "/" + name.name
+}
+
+// grantOverhead is what a role costs beside its rules, roughly. They take several times their encoded size.
+const grantOverhead = 1 << 10
+
+// readRole returns what a role grants, about how many bytes that takes, and whether it is composed of other roles' rules.
+func (i *rbacIndex) readRole(ctx context.Context, v *projection.View, name roleName) (g *grant, size int, composed bool, err error) {
+	row, ok, err := v.Get(ctx, i.rowOf(name), v.Revision())
+	if err != nil {
+		return nil, 0, false, fmt.Errorf("read %s: %w", i.rowOf(name), err)
+	}
+	g, size = &grant{}, grantOverhead+4*len(row.Value)
+	if !ok {
+		return g, size, false, nil
+	}
+	rows := i.roles
+	if name.namespace == "" {
+		rows = i.clusterRoles
+	}
+	object, err := rows.parse(ctx, row)
+	if err != nil {
+		return nil, 0, false, err
+	}
+	switch role := object.(type) {
+	case *rbacv1.Role:
+		g.role = &rbacv1.Role{Rules: role.Rules}
+	case *rbacv1.ClusterRole:
+		g.clusterRole, composed = &rbacv1.ClusterRole{}, role.AggregationRule != nil
+		g.clusterRole.Rules, err = i.aggregated.rulesOf(role)
+	}
+	return g, size, composed, err
+}

@@ -1,0 +1,277 @@
+package apiserver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/logplane/logplane/projection"
+)
+
+// bindingTable holds the RoleBindings of a namespace, or all ClusterRoleBindings, by those whom they bind. The index's lock
+// guards it.
+type bindingTable struct {
+	rows *indexer
+	// namespace is empty for the cluster; prefix is the rows'.
+	namespace, prefix string
+
+	byName map[string]*binding // nil until it was read once
+	// users and groups have the bindings of each, by name. A list in them is never written to: answers share it.
+	users, groups map[string][]*binding
+	// bytes is about what the table takes.
+	bytes int64
+
+	// at is the view's revision at which it was read last.
+	at projection.Revision
+	// stale are names that must be read again; whole says that all must be.
+	stale map[string]bool
+	whole bool
+	// reading is closed when the request that reads the table is done; nil while none does.
+	reading chan struct{}
+}
+
+// binding is what authorization needs of one.
+type binding struct {
+	name     string
+	subjects []rbacv1.Subject
+	role     rbacv1.RoleRef
+	// object is a RoleBinding or a ClusterRoleBinding without what authorization does not look at.
+	object any
+	bytes  int64
+}
+
+// What tables and bindings take beside the encoded objects, roughly.
+const (
+	tableOverhead   = 1 << 10
+	bindingOverhead = 600
+	subjectOverhead = 150
+)
+
+func newBindingTable(rows *indexer, namespace string) *bindingTable {
+	t := &bindingTable{rows: rows, namespace: namespace, prefix: rows.prefix, bytes: tableOverhead}
+	if namespace != "" {
+		t.prefix += namespace + "/"
+	}
+	return t
+}
+
+// manyStale is how many names are read one by one at most, for a small table.
+const manyStale = 1000
+
+// mark has a name read again.
+func (t *bindingTable) mark(name string) {
+	if t.whole || t.byName == nil && t.reading == nil {
+		return // it will be read anyway
+	}
+	if t.stale == nil {
+		t.stale = map[string]bool{}
+	}
+	t.stale[name] = true
+	if len(t.stale) > manyStale+len(t.byName) {
+		t.whole, t.stale = true, nil
+	}
+}
+
+// holds reports that the table is no older than a revision that has been looked through.
+func (t *bindingTable) holds(wanted projection.Revision) bool {
+	return t.byName != nil && (t.at >= wanted || t.reading == nil && !t.whole && len(t.stale) == 0)
+}
+
+// reread is what one request reads of a table.
+type reread struct {
+	rows   *indexer
+	prefix string
+	names  map[string]bool
+	whole  bool
+	done   bool
+}
+
+// begin takes what is marked. Whoever does must call end.
+func (t *bindingTable) begin() *reread {
+	r := &reread{rows: t.rows, prefix: t.prefix, names: t.stale, whole: t.whole || t.byName == nil}
+	t.reading, t.stale, t.whole = make(chan struct{}), nil, false
+	return r
+}
+
+// end marks again what was not read.
+func (t *bindingTable) end(r *reread) {
+	close(t.reading)
+	t.reading = nil
+	if r.done {
+		return
+	}
+	t.whole = t.whole || r.whole
+	for name := range r.names {
+		t.mark(name)
+	}
+}
+
+// read returns the bindings by name, nil for those that are gone.
+func (r *reread) read(ctx context.Context, v *projection.View) (map[string]*binding, error) {
+	found := map[string]*binding{}
+	if r.whole {
+		for row, err := range v.Scan(ctx, r.prefix, prefixEnd(r.prefix), v.Revision()) {
+			if err != nil {
+				return nil, err
+			}
+			if found[row.Key[len(r.prefix):]], err = r.binding(ctx, row); err != nil {
+				return nil, err
+			}
+		}
+		return found, nil
+	}
+	for name := range r.names {
+		row, ok, err := v.Get(ctx, r.prefix+name, v.Revision())
+		if err != nil {
+			return nil, err
+		}
+		found[name] = nil
+		if ok {
+			if found[name], err = r.binding(ctx, row); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return found, nil
+}
+
+// binding is nil for an object that is none: it binds nobody, and must not keep the others from binding.
+func (r *reread) binding(ctx context.Context, row projection.Row) (*binding, error) {
+	object, err := r.rows.parse(ctx, row)
+	if undecodable := (*undecodable)(nil); errors.As(err, &undecodable) {
+		r.rows.leaveOut(ctx, row, err)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return newBinding(object, len(row.Value)), nil
+}
+
+func newBinding(object runtime.Object, encoded int) *binding {
+	b := &binding{}
+	switch o := object.(type) {
+	case *rbacv1.RoleBinding:
+		b.name, b.subjects, b.role = o.Name, o.Subjects, o.RoleRef
+		b.object = &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: o.Name, Namespace: o.Namespace}, Subjects: o.Subjects, RoleRef: o.RoleRef}
+	case *rbacv1.ClusterRoleBinding:
+		b.name, b.subjects, b.role = o.Name, o.Subjects, o.RoleRef
+		b.object = &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: o.Name}, Subjects: o.Subjects, RoleRef: o.RoleRef}
+	}
+	b.bytes = bindingOverhead + int64(encoded) + subjectOverhead*int64(len(b.subjects))
+	return b
+}
+
+// change puts what was read in the place of what was there: of all, or of the same names.
+func (t *bindingTable) change(read map[string]*binding, whole bool) {
+	if whole {
+		t.byName, t.users, t.groups = map[string]*binding{}, map[string][]*binding{}, map[string][]*binding{}
+		t.bytes = tableOverhead
+	}
+	for _, name := range slices.Sorted(maps.Keys(read)) { // so that each list grows at its end
+		b := read[name]
+		if old := t.byName[name]; old != nil {
+			t.remove(old)
+		}
+		if b != nil {
+			t.add(b)
+		}
+	}
+}
+
+// add requires that no binding has the name.
+func (t *bindingTable) add(b *binding) {
+	t.byName[b.name] = b
+	t.bytes += b.bytes
+	t.eachSubject(b, func(of map[string][]*binding, subject string) {
+		list := of[subject]
+		at, there := slices.BinarySearchFunc(list, b.name, byName)
+		switch {
+		case there: // it names the subject twice
+		case at == len(list): // who shares the list does not look beyond its end
+			of[subject] = append(list, b)
+		default:
+			of[subject] = slices.Insert(slices.Clone(list), at, b)
+		}
+	})
+}
+
+func (t *bindingTable) remove(b *binding) {
+	delete(t.byName, b.name)
+	t.bytes -= b.bytes
+	t.eachSubject(b, func(of map[string][]*binding, subject string) {
+		list := of[subject]
+		at, there := slices.BinarySearchFunc(list, b.name, byName)
+		switch {
+		case there && len(list) == 1:
+			delete(of, subject)
+		case there:
+			of[subject] = slices.Delete(slices.Clone(list), at, at+1)
+		}
+	})
+}
+
+func byName(b *binding, name string) int { return strings.Compare(b.name, name) }
+
+// eachSubject calls f with where to find the binding for each subject, as upstream compares them: a service account by its
+// user's name, in the binding's namespace if it names none.
+func (t *bindingTable) eachSubject(b *binding, f func(of map[string][]*binding, subject string)) {
+	for _, s := range b.subjects {
+		switch s.Kind {
+		case rbacv1.UserKind:
+			f(t.users, s.Name)
+		case rbacv1.GroupKind:
+			f(t.groups, s.Name)
+		case rbacv1.ServiceAccountKind:
+			if namespace := cmp.Or(s.Namespace, t.namespace); namespace != "" {
+				f(t.users, serviceaccount.MakeUsername(namespace, s.Name))
+			}
+		}
+	}
+}
+
+// of returns the bindings that name the user or one of his groups, by name, of many to one role only the first: the others say
+// the same. The list is shared.
+func (t *bindingTable) of(who user.Info) []*binding {
+	found, several := t.users[who.GetName()], false
+	for _, group := range who.GetGroups() {
+		switch more := t.groups[group]; {
+		case len(more) == 0:
+		case len(found) == 0:
+			found = more
+		default:
+			found, several = append(slices.Clip(found), more...), true
+		}
+	}
+	if several {
+		slices.SortFunc(found, func(a, b *binding) int { return strings.Compare(a.name, b.name) })
+		found = slices.Compact(found)
+	}
+	if len(found) > manyBindings {
+		return distinctRoles(found)
+	}
+	return found
+}
+
+// manyBindings of one user are looked through for those to the same role.
+const manyBindings = 16
+
+func distinctRoles(found []*binding) (distinct []*binding) {
+	seen := map[rbacv1.RoleRef]bool{}
+	for _, b := range found {
+		if !seen[b.role] {
+			seen[b.role] = true
+			distinct = append(distinct, b)
+		}
+	}
+	return distinct
+}

@@ -1,0 +1,156 @@
+package shape
+
+import "encoding/binary"
+
+// selfDescribed is the tag that begins what upstream writes; it says nothing but that this is CBOR.
+const selfDescribed = "\xd9\xd9\xf7"
+
+// The major types of CBOR that are not numbers.
+const (
+	cborBytes  = 2
+	cborText   = 3
+	cborList   = 4
+	cborMap    = 5
+	cborTag    = 6
+	cborSimple = 7
+)
+
+// indefinite is the length of what ends with a break.
+const indefinite = -1
+
+// CBOR measures a data item. A tag is a container, as it is for the decoder.
+func CBOR(item []byte) (Shape, error) {
+	s := Shape{Bytes: len(item)}
+	err := s.cbor(item, 0)
+	return s, err
+}
+
+// cborLevel is a container that is being read. Its members are items until it ends: a map's are two items each.
+type cborLevel struct {
+	level
+	// left are the items to come; indefinite until a break.
+	left  int64
+	isMap bool
+}
+
+// cbor measures an item that is itself at a depth. What is not well-formed ends the reading: the decoder looks at the
+// whole form before it decodes anything.
+func (s *Shape) cbor(item []byte, base int) error {
+	rest := item
+	if len(rest) >= len(selfDescribed) && string(rest[:len(selfDescribed)]) == selfDescribed {
+		rest = rest[len(selfDescribed):]
+	}
+	var open [MaxDepth + 1]cborLevel
+	for depth := 0; ; {
+		major, argument, size, ok := cborHead(rest)
+		if !ok {
+			return s.check()
+		}
+		rest = rest[size:]
+		switch {
+		case major == cborSimple && argument == indefinite: // a break
+			if depth == 0 || open[depth].left >= 0 {
+				return s.check()
+			}
+			open[depth].left = 0
+		case major == cborBytes || major == cborText:
+			if argument == indefinite {
+				rest, ok = cborChunks(rest)
+			} else if ok = uint64(argument) <= uint64(len(rest)); ok {
+				rest = rest[argument:]
+			}
+			if !ok {
+				return s.check()
+			}
+			open[depth].took()
+		case major == cborList || major == cborMap || major == cborTag:
+			open[depth].took()
+			depth++
+			if err := s.enter(base + depth); err != nil {
+				return err
+			}
+			left := argument
+			switch {
+			case major == cborTag:
+				left = 1
+			case argument > MaxValues || argument < indefinite: // more than there may be, or than an int64 holds
+				s.Values = MaxValues + 1
+				return s.check()
+			case major == cborMap && argument > 0:
+				left = 2 * argument
+			}
+			open[depth] = cborLevel{level{start: len(item) - len(rest), list: major == cborList}, left, major == cborMap}
+		default:
+			open[depth].took()
+		}
+		for depth > 0 && open[depth].left == 0 {
+			if open[depth].isMap {
+				open[depth].members /= 2
+			}
+			s.leave(&open[depth].level, len(item)-len(rest))
+			depth--
+		}
+		if depth == 0 {
+			return s.check() // what follows is refused
+		}
+		if s.Values > MaxValues {
+			return errValues
+		}
+	}
+}
+
+// took counts an item of the container.
+func (l *cborLevel) took() {
+	l.members++
+	if l.left > 0 {
+		l.left--
+	}
+}
+
+// cborHead reads the head of an item. The argument of a float or a simple value is not looked at.
+func cborHead(b []byte) (major byte, argument int64, size int, ok bool) {
+	if len(b) == 0 {
+		return 0, 0, 0, false
+	}
+	major = b[0] >> 5
+	switch low := b[0] & 31; {
+	case low < 24:
+		return major, int64(low), 1, true
+	case low == 24 && len(b) > 1:
+		return major, int64(b[1]), 2, true
+	case low == 25 && len(b) > 2:
+		return major, int64(binary.BigEndian.Uint16(b[1:])), 3, true
+	case low == 26 && len(b) > 4:
+		return major, int64(binary.BigEndian.Uint32(b[1:])), 5, true
+	case low == 27 && len(b) > 8:
+		argument = int64(binary.BigEndian.Uint64(b[1:]))
+		if argument < 0 {
+			argument = indefinite - 1 // beyond int64
+		}
+		if major == cborSimple || major < cborBytes {
+			argument = 0
+		}
+		return major, argument, 9, true
+	case low == 31 && major >= cborBytes && major != cborTag:
+		return major, indefinite, 1, true
+	}
+	return 0, 0, 0, false
+}
+
+// cborChunks returns what follows a string of indefinite length.
+func cborChunks(rest []byte) ([]byte, bool) {
+	for {
+		major, argument, size, ok := cborHead(rest)
+		if !ok {
+			return nil, false
+		}
+		rest = rest[size:]
+		switch {
+		case major == cborSimple && argument == indefinite:
+			return rest, true
+		case major != cborBytes && major != cborText || argument < 0 || argument > int64(len(rest)):
+			return nil, false
+		}
+		rest = rest[argument:]
+	}
+}

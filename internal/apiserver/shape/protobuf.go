@@ -1,0 +1,253 @@
+package shape
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Message describes the messages of one Go type as the tags of its fields do. It is immutable.
+//
+// Generated decoders take more than encoders write: a map's entry may reach beyond its own end, to the end of the
+// message around it, so that 150 KB decode to a gigabyte, and in an entry nobody looks at wire types. Whatever bytes a
+// decoder could read as another nesting than this is malformed here.
+type Message struct {
+	fields []field // by number
+	// raw: what it holds is JSON or CBOR.
+	raw bool
+}
+
+// field of a message that is more than a scalar.
+type field struct {
+	message *Message
+	// isMap: it is the entries of a map, with these wire types in them.
+	isMap       bool
+	keys, value protowire.Type
+}
+
+// maxFieldNumber is above all that are in use: a table by number stays small.
+const maxFieldNumber = 1 << 10
+
+// Describe describes a message by its Go type, with all it holds. Raw types hold JSON or CBOR.
+func Describe(t reflect.Type, raw map[reflect.Type]bool) (*Message, error) {
+	return describe(t, raw, map[reflect.Type]*Message{})
+}
+
+// describe keeps what it has described, since a type may hold itself.
+func describe(t reflect.Type, raw map[reflect.Type]bool, known map[reflect.Type]*Message) (*Message, error) {
+	if m, ok := known[t]; ok {
+		return m, nil
+	}
+	m := &Message{raw: raw[t]}
+	known[t] = m
+	for i := range t.NumField() {
+		f := t.Field(i)
+		number, ok, err := fieldNumber(f)
+		if err != nil {
+			return nil, fmt.Errorf("describe %s: %w", t, err)
+		}
+		if !ok {
+			continue
+		}
+		described, err := describeField(f.Type, raw, known)
+		if err != nil {
+			return nil, err
+		}
+		for len(m.fields) <= number {
+			m.fields = append(m.fields, field{})
+		}
+		m.fields[number] = described
+	}
+	return m, nil
+}
+
+// fieldNumber reads a tag such as `protobuf:"bytes,2,opt,name=spec"`.
+func fieldNumber(f reflect.StructField) (number int, ok bool, err error) {
+	tag, ok := f.Tag.Lookup("protobuf")
+	if !ok || tag == "-" {
+		return 0, false, nil
+	}
+	parts := strings.Split(tag, ",")
+	if len(parts) < 2 {
+		return 0, false, fmt.Errorf("field %s has the tag %q", f.Name, tag)
+	}
+	number, err = strconv.Atoi(parts[1])
+	if err != nil || number < 1 || number > maxFieldNumber {
+		return 0, false, fmt.Errorf("field %s has the tag %q", f.Name, tag)
+	}
+	return number, true, nil
+}
+
+func describeField(t reflect.Type, raw map[reflect.Type]bool, known map[reflect.Type]*Message) (f field, err error) {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() == reflect.Map {
+		f.isMap, f.keys = true, wireType(t.Key())
+		t = t.Elem()
+		f.value = wireType(t)
+	}
+	if t.Kind() == reflect.Struct {
+		f.message, err = describe(t, raw, known)
+	}
+	return f, err
+}
+
+func wireType(t reflect.Type) protowire.Type {
+	switch t.Kind() {
+	case reflect.Bool, reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint32, reflect.Uint64:
+		return protowire.VarintType
+	case reflect.Float64:
+		return protowire.Fixed64Type
+	case reflect.Float32:
+		return protowire.Fixed32Type
+	}
+	return protowire.BytesType
+}
+
+// Protobuf measures a message of the type.
+func (m *Message) Protobuf(b []byte) (Shape, error) {
+	var s Shape
+	err := s.message(m, b, 1)
+	if err == nil {
+		err = s.check()
+	}
+	return s, err
+}
+
+// Envelope is upstream's runtime.Unknown, in which every message of the API is sent.
+type Envelope struct {
+	APIVersion, Kind string
+	Raw              []byte
+}
+
+// Open reads an envelope as its decoder does: of what is there twice, the last counts.
+func Open(b []byte) (e Envelope, err error) {
+	return e, eachField(b, func(number protowire.Number, content []byte) error {
+		switch number {
+		case 1:
+			return eachField(content, func(number protowire.Number, content []byte) error {
+				switch number {
+				case 1:
+					e.APIVersion = string(content)
+				case 2:
+					e.Kind = string(content)
+				}
+				return nil
+			})
+		case 2:
+			e.Raw = content
+		}
+		return nil
+	})
+}
+
+// eachField calls a function with each field that has a length.
+func eachField(b []byte, f func(number protowire.Number, content []byte) error) error {
+	for len(b) > 0 {
+		number, kind, content, size, err := nextField(b)
+		if err == nil && kind == protowire.BytesType {
+			err = f(number, content)
+		}
+		if err != nil {
+			return err
+		}
+		b = b[size:]
+	}
+	return nil
+}
+
+func malformed(format string, args ...any) error {
+	return &Error{Malformed: true, message: "it is not protobuf: " + fmt.Sprintf(format, args...)}
+}
+
+// message measures a message at a depth.
+func (s *Shape) message(m *Message, b []byte, depth int) error {
+	if err := s.enter(depth); err != nil {
+		return err
+	}
+	here := level{}
+	for rest := b; len(rest) > 0; {
+		number, kind, content, size, err := nextField(rest)
+		if err != nil {
+			return err
+		}
+		rest = rest[size:]
+		here.members++
+		var f field
+		if int(number) < len(m.fields) {
+			f = m.fields[number]
+		}
+		switch {
+		case m.raw:
+			err = s.raw(content, depth)
+		case f.message == nil && !f.isMap:
+		case kind != protowire.BytesType:
+			err = malformed("field %d has wire type %d", number, kind)
+		case f.isMap:
+			err = s.entry(&f, content, depth)
+		default:
+			err = s.message(f.message, content, depth+1)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	s.leave(&here, len(b))
+	return s.check()
+}
+
+// entry measures an entry of a map that is a field of a message at the depth. Its value may be left out, and is empty then.
+func (s *Shape) entry(f *field, b []byte, depth int) error {
+	if f.message != nil {
+		s.Depth = max(s.Depth, depth+1)
+	}
+	for rest := b; len(rest) > 0; {
+		number, kind, content, size, err := nextField(rest)
+		if err != nil {
+			return err
+		}
+		rest = rest[size:]
+		switch {
+		case number == 1 && kind == f.keys:
+		case number != 2 || kind != f.value:
+			return malformed("field %d of a map's entry has wire type %d", number, kind)
+		case f.message != nil:
+			if err := s.message(f.message, content, depth+1); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// raw measures JSON or CBOR that is kept in a message.
+func (s *Shape) raw(content []byte, depth int) error {
+	if strings.HasPrefix(string(content), selfDescribed) {
+		return s.cbor(content, depth)
+	}
+	return s.json(content, depth)
+}
+
+// nextField reads a field; content is that of one with a length.
+func nextField(b []byte) (number protowire.Number, kind protowire.Type, content []byte, size int, err error) {
+	number, kind, head := protowire.ConsumeTag(b)
+	if head < 0 {
+		return 0, 0, nil, 0, malformed("%v", protowire.ParseError(head))
+	}
+	switch kind {
+	case protowire.BytesType:
+		content, size = protowire.ConsumeBytes(b[head:])
+	case protowire.StartGroupType, protowire.EndGroupType:
+		return 0, 0, nil, 0, malformed("it has a group")
+	default:
+		size = protowire.ConsumeFieldValue(number, kind, b[head:])
+	}
+	if size < 0 {
+		return 0, 0, nil, 0, malformed("%v", protowire.ParseError(size))
+	}
+	return number, kind, content, head + size, nil
+}

@@ -1,0 +1,105 @@
+// Package shape measures documents before anybody parses them. Upstream's decoders, patches and validation take time and
+// memory out of proportion to a document that is very deep, very crowded or, in protobuf, not what any encoder writes;
+// none of them ends with its request. So such a document is refused while it is only bytes.
+//
+// Nouns. A container is an object, a list, a tag or a message; its members are what is in it. A value is a container or a
+// member of one. JSON, YAML, CBOR and Message.Protobuf each take a whole document in one pass and return its Shape, or an
+// *Error as soon as it is beyond the limits; Value measures an object in memory. They do not judge syntax: a document that is not well-formed is measured up
+// to where its parser will stop, at least, and the parser says what is wrong with it. The one exception is protobuf,
+// whose generated decoders accept what no encoder writes.
+package shape
+
+import "fmt"
+
+// The limits. docs/decisions/hostile-input.md has the reasons and what was measured.
+const (
+	// MaxDepth is how many containers may be open at once. The deepest documents in use are the schemas of CRDs, with
+	// about 45 levels; managed fields add five to what they describe.
+	MaxDepth = 128
+	// MaxValues bounds the memory of a decoded document: a 3 MiB body has as many at 12 bytes each.
+	MaxValues = 1 << 18
+	// MaxPairs bounds the sum of the squares of each container's members: what sorts by insertion and compares each
+	// with each takes that long. One container has at most 32,768 members.
+	MaxPairs = 1 << 30
+	// MaxWeight bounds the sum of the sizes of all containers: what decodes level by level reads and copies as much.
+	MaxWeight = 64 << 20
+)
+
+// Shape is what was measured.
+type Shape struct {
+	// Depth is how many containers are open at the deepest place.
+	Depth int
+	// Values is how many there are.
+	Values int
+	// Items is how many of them are in lists.
+	Items int
+	// Pairs is the sum of the squares of each container's members.
+	Pairs int64
+	// Weight is the sum of the bytes of every container.
+	Weight int64
+	// Bytes of the whole document.
+	Bytes int
+}
+
+// Error says which limit a document is beyond, or that it is malformed.
+type Error struct {
+	// Malformed: no encoder writes this.
+	Malformed bool
+	message   string
+}
+
+func (e *Error) Error() string { return e.message }
+
+var (
+	ErrDepth  = &Error{message: fmt.Sprintf("it nests more than %d levels deep", MaxDepth)}
+	errValues = &Error{message: fmt.Sprintf("it has more than %d values", MaxValues)}
+	errPairs  = &Error{message: "its objects and lists have too many members: one alone may have 32768"}
+	errWeight = &Error{message: "it is too large for how deep it nests"}
+)
+
+// check returns an error for the first limit that is passed.
+func (s *Shape) check() error { return s.Exceeds(Shape{}) }
+
+// Exceeds says which limit the shape is beyond, unless another is as far; nil for none.
+func (s *Shape) Exceeds(other Shape) error {
+	switch {
+	case s.Depth > max(MaxDepth, other.Depth):
+		return ErrDepth
+	case s.Values > max(MaxValues, other.Values):
+		return errValues
+	case s.Pairs > max(MaxPairs, other.Pairs):
+		return errPairs
+	case s.Weight > max(MaxWeight, other.Weight):
+		return errWeight
+	}
+	return nil
+}
+
+// enter counts a container at the depth.
+func (s *Shape) enter(depth int) error {
+	s.Values++
+	s.Depth = max(s.Depth, depth)
+	if depth > MaxDepth {
+		return ErrDepth
+	}
+	return nil
+}
+
+// level is a container that is being read.
+type level struct {
+	// start is where it begins.
+	start int
+	// members so far.
+	members int
+	list    bool
+}
+
+// leave counts a container that has ended.
+func (s *Shape) leave(l *level, end int) {
+	s.Values += l.members
+	if l.list {
+		s.Items += l.members
+	}
+	s.Pairs += int64(l.members) * int64(l.members)
+	s.Weight += int64(end - l.start)
+}

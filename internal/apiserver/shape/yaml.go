@@ -1,0 +1,60 @@
+package shape
+
+import (
+	"encoding/json"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxExpanded bounds what aliases may make of a document: what a body may hold without them.
+const maxExpanded = 3 << 20
+
+var errExpanded = &Error{message: "its aliases stand for more than 3 MiB"}
+
+// YAML measures a YAML document as its aliases make it: they stand for what they name. Most apply patches are JSON. The
+// rest is parsed into nodes, which are as many as are written and in which an alias stands for itself.
+func YAML(text []byte) (Shape, error) {
+	if json.Valid(text) {
+		return JSON(text)
+	}
+	var document yaml.Node
+	if err := yaml.Unmarshal(text, &document); err != nil {
+		return Shape{}, &Error{Malformed: true, message: "it is not YAML: " + err.Error()}
+	}
+	var s Shape
+	size, err := s.node(&document, 0)
+	if err == nil && size > maxExpanded {
+		err = errExpanded
+	}
+	return s, err
+}
+
+// node measures a node and returns about how many bytes it stands for. It ends as soon as aliases have multiplied the
+// values beyond the limit, and an alias within what it names at the depth.
+func (s *Shape) node(n *yaml.Node, depth int) (size int, err error) {
+	switch n.Kind {
+	case yaml.AliasNode:
+		return s.node(n.Alias, depth)
+	case yaml.MappingNode, yaml.SequenceNode:
+		depth++
+		if err := s.enter(depth); err != nil {
+			return 0, err
+		}
+	}
+	for _, child := range n.Content {
+		more, err := s.node(child, depth)
+		if err != nil {
+			return 0, err
+		}
+		size += more
+	}
+	switch n.Kind {
+	case yaml.MappingNode:
+		s.leave(&level{members: len(n.Content) / 2}, size)
+	case yaml.SequenceNode:
+		s.leave(&level{members: len(n.Content), list: true}, size)
+	case yaml.ScalarNode:
+		size = len(n.Value) + 1
+	}
+	return size, s.check()
+}

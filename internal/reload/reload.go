@@ -1,0 +1,121 @@
+// Package reload keeps what was made of files as new as the files, without a goroutine: whoever asks for it has a look, at most
+// once a second.
+package reload
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// pause is the time between two looks at the files.
+	pause = time.Second
+	// quiet is how long a file must have been left alone: one that is still being written may already make sense, but not the
+	// sense that it will make.
+	quiet = time.Second
+)
+
+// Value is made of files. It is safe for concurrent use.
+type Value[T any] struct {
+	files []string
+	build func() (T, error)
+	value atomic.Pointer[T]
+
+	began time.Time
+	next  atomic.Int64 // when to look again, in nanoseconds after began
+
+	mu     sync.Mutex // held by who looks
+	seen   [][]byte   // by mu: what the files held when build was called last
+	failed string     // by mu: the last failure; it is logged once
+}
+
+// New builds the value. Build reads the files itself.
+func New[T any](build func() (T, error), files ...string) (*Value[T], error) {
+	v := &Value[T]{files: files, build: build, began: time.Now()}
+	seen, _, err := read(files)
+	if err != nil {
+		return nil, err
+	}
+	value, err := build()
+	if err != nil {
+		return nil, err
+	}
+	v.seen = seen
+	v.value.Store(&value)
+	v.next.Store(int64(pause))
+	return v, nil
+}
+
+// Get returns the value of the newest files that made sense. One who asks waits for the files to be read; others do not wait
+// for that one.
+func (v *Value[T]) Get() T {
+	if now := time.Since(v.began); int64(now) >= v.next.Load() && v.mu.TryLock() {
+		v.next.Store(int64(now + pause))
+		v.look()
+		v.mu.Unlock()
+	}
+	return *v.value.Load()
+}
+
+// look builds the value again if the files hold something else than when it was built last. What makes no sense is not looked at
+// again, and the value stays.
+func (v *Value[T]) look() {
+	contents, settled, err := read(v.files)
+	if err == nil && (!settled || slices.EqualFunc(contents, v.seen, bytes.Equal)) {
+		return
+	}
+	var value T
+	if err == nil {
+		v.seen = contents
+		value, err = v.build()
+	}
+	if err != nil {
+		if v.failed != err.Error() {
+			slog.Error("files were changed and cannot be used: what they held before is used on", "files", v.files, "error", err)
+		}
+		v.failed = err.Error()
+		return
+	}
+	v.failed = ""
+	v.value.Store(&value)
+	slog.Info("files were changed and read again", "files", v.files)
+}
+
+// read returns what the files hold, and whether nobody writes to them any more.
+func read(files []string) (contents [][]byte, settled bool, err error) {
+	settled = true
+	for _, path := range files {
+		content, written, err := readFile(path)
+		if err != nil {
+			return nil, false, fmt.Errorf("read file: %w", err)
+		}
+		contents = append(contents, content)
+		if age := time.Since(written); age >= 0 && age < quiet { // a time to come says nothing
+			settled = false
+		}
+	}
+	return contents, settled, nil
+}
+
+func readFile(path string) (content []byte, written time.Time, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	defer f.Close()
+	if content, err = io.ReadAll(f); err != nil {
+		return nil, time.Time{}, err
+	}
+	info, err := f.Stat() // after the read, so that a write during it shows
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	return content, info.ModTime(), nil
+}

@@ -1,0 +1,141 @@
+package reload
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// write makes a file that was left alone for long enough: the clock of these tests is not the file system's.
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+	require.NoError(t, os.Chtimes(path, time.Time{}, time.Now().Add(-quiet)))
+}
+
+// words is made of one file, which must not hold 'bad'.
+func words(t *testing.T, path string) *Value[string] {
+	t.Helper()
+	v, err := New(func() (string, error) {
+		content, err := os.ReadFile(path)
+		if strings.Contains(string(content), "bad") {
+			return "", errors.New("bad")
+		}
+		return string(content), err
+	}, path)
+	require.NoError(t, err)
+	return v
+}
+
+func TestValueFollowsItsFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "file")
+		write(t, path, "one")
+		v := words(t, path)
+		write(t, path, "two")
+		require.Equal(t, "one", v.Get(), "it was read a moment ago")
+		time.Sleep(pause)
+		require.Equal(t, "two", v.Get())
+		time.Sleep(time.Hour)
+		write(t, path, "three")
+		require.Equal(t, "three", v.Get(), "who asks first after a long time gets the newest")
+
+		time.Sleep(pause)
+		write(t, path, "fo")
+		require.NoError(t, os.Chtimes(path, time.Time{}, time.Now()))
+		require.Equal(t, "three", v.Get(), "somebody is writing")
+		time.Sleep(pause)
+		require.Equal(t, "fo", v.Get())
+	})
+}
+
+// A mount of a Kubernetes Secret changes by one rename of a link to the folder of all files.
+func TestValueFollowsALink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		folder := t.TempDir()
+		for _, name := range []string{"one", "two"} {
+			require.NoError(t, os.Mkdir(filepath.Join(folder, name), 0o700))
+			write(t, filepath.Join(folder, name, "file"), name)
+		}
+		require.NoError(t, os.Symlink("one", filepath.Join(folder, "..data")))
+		require.NoError(t, os.Symlink("..data/file", filepath.Join(folder, "file")))
+		v := words(t, filepath.Join(folder, "file"))
+		require.NoError(t, os.Symlink("two", filepath.Join(folder, "..new")))
+		require.NoError(t, os.Rename(filepath.Join(folder, "..new"), filepath.Join(folder, "..data")))
+		time.Sleep(pause)
+		require.Equal(t, "two", v.Get())
+	})
+}
+
+// What cannot be used leaves the value as it was, and is logged once.
+func TestValueOutlivesABadFile(t *testing.T) {
+	var log bytes.Buffer
+	defer slog.SetDefault(slog.Default())
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "file")
+		write(t, path, "good")
+		v := words(t, path)
+		look := func() string {
+			time.Sleep(pause)
+			return v.Get()
+		}
+		write(t, path, "bad")
+		for range 5 {
+			require.Equal(t, "good", look())
+		}
+		require.Equal(t, 1, strings.Count(log.String(), "level=ERROR"), log.String())
+		require.NoError(t, os.Remove(path))
+		for range 5 {
+			require.Equal(t, "good", look())
+		}
+		require.Equal(t, 2, strings.Count(log.String(), "level=ERROR"), log.String())
+		write(t, path, "better")
+		require.Equal(t, "better", look())
+		require.Equal(t, 1, strings.Count(log.String(), "level=INFO"), log.String())
+	})
+}
+
+// TestValueForMany is for the race detector.
+func TestValueForMany(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	write(t, path, "one")
+	v := words(t, path)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 1000 {
+				v.next.Store(0)
+				v.Get()
+			}
+		})
+	}
+	write(t, path, "two")
+	all.Wait()
+	v.next.Store(0)
+	require.Equal(t, "two", v.Get())
+}
+
+func TestNothingToBegin(t *testing.T) {
+	_, err := New(func() (int, error) { return 0, nil }, filepath.Join(t.TempDir(), "missing"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = New(func() (int, error) { return 0, errors.New("bad") }, os.DevNull)
+	require.ErrorContains(t, err, "bad")
+}
+
+func BenchmarkGet(b *testing.B) {
+	v, err := New(func() (int, error) { return 1, nil }, os.DevNull)
+	require.NoError(b, err)
+	for b.Loop() {
+		v.Get()
+	}
+}
