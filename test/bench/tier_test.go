@@ -139,7 +139,7 @@ func (c *tier) startProcess(role string, cmd *exec.Cmd) {
 }
 
 func (c *tier) run(p *process) {
-	p.cmd = c.start("watcher", append([]string{"--listen", p.address, "--authorization-mode", "AlwaysAllow", "--log-level", "error"}, c.secure...)...)
+	p.cmd = c.start("watcher", append([]string{"--listen", p.address, "--authorization-mode", "AlwaysAllow", "--max-watches-per-user", "0", "--log-level", "error"}, c.secure...)...)
 	await(c.b, c.client(), c.url(p.address)+"/readyz")
 }
 

@@ -19,6 +19,8 @@ import (
 	clientfeaturestesting "k8s.io/client-go/features/testing"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/test/product"
 )
 
 var (
@@ -84,8 +86,8 @@ func asJSON(t testing.TB, object runtime.Object) string {
 // in JSON and in CBOR.
 func TestRepresentationsAgree(t *testing.T) {
 	t.Parallel()
-	server := dev(t, t.TempDir(), "--in-memory")
-	config, typed, asDynamic := clientsFor(t, server.url())
+	server := product.Dev(t, t.TempDir(), "--in-memory")
+	config, typed, asDynamic := clientsFor(t, server.URL())
 	protobuf := rest.CopyConfig(config)
 	protobuf.ContentType = runtime.ContentTypeProtobuf
 	protobuf.AcceptContentTypes = runtime.ContentTypeProtobuf
@@ -134,8 +136,8 @@ func TestOptimisticIncrements(t *testing.T) {
 		t.Skip("thousands of writes")
 	}
 	t.Parallel()
-	server := dev(t, t.TempDir(), "--in-memory")
-	_, typed, _ := clientsFor(t, server.url())
+	server := product.Dev(t, t.TempDir(), "--in-memory")
+	_, typed, _ := clientsFor(t, server.URL())
 	increment(t, 1000, typed)
 }
 
@@ -200,8 +202,8 @@ func incrementOnce(ctx context.Context, client kubernetes.Interface) error {
 // TestPatchTypesOverHTTP sends each patch type at the same object and reads the result back.
 func TestPatchTypesOverHTTP(t *testing.T) {
 	t.Parallel()
-	server := dev(t, t.TempDir(), "--in-memory")
-	_, typed, _ := clientsFor(t, server.url())
+	server := product.Dev(t, t.TempDir(), "--in-memory")
+	_, typed, _ := clientsFor(t, server.URL())
 	maps := typed.CoreV1().ConfigMaps("default")
 	_, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Data: map[string]string{"a": "1"}}, metav1.CreateOptions{})
 	require.NoError(t, err)

@@ -13,19 +13,20 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
+	"github.com/logplane/logplane/test/product"
 )
 
 // TestEventsForSubscribers: where only subscribers are let in, 'logplane events' says so, and does not wait for its
 // deadline: nobody answers who may not ask.
 func TestEventsForSubscribers(t *testing.T) {
 	t.Parallel()
-	server := dev(t, t.TempDir(), "--events-listen", "127.0.0.1:0")
-	eventlogtest.Eventually(t, "dev says where events are", func() bool { return strings.Contains(server.output(), "subjects 'logplane.events.>'") })
-	url := regexp.MustCompile(`Events are on (\S+), `).FindStringSubmatch(server.output())[1]
-	p := start(t, false, "events", "--nats", url, "--bucket", "file://"+t.TempDir())
-	<-p.exited
-	require.Equal(t, 1, p.cmd.ProcessState.ExitCode())
-	require.Regexp(t, `^logplane: open log: this user of the server may not read the log.*permissions violation.*\n$`, p.output())
+	server := product.Dev(t, t.TempDir(), "--events-listen", "127.0.0.1:0")
+	eventlogtest.Eventually(t, "dev says where events are", func() bool { return strings.Contains(server.Output(), "subjects 'logplane.events.>'") })
+	url := regexp.MustCompile(`Events are on (\S+), `).FindStringSubmatch(server.Output())[1]
+	p := product.Run(t, "events", "--nats", url, "--bucket", "file://"+t.TempDir())
+	<-p.Exited
+	require.Equal(t, 1, p.Cmd.ProcessState.ExitCode())
+	require.Regexp(t, `^logplane: open log: this user of the server may not read the log.*permissions violation.*\n$`, p.Output())
 }
 
 // TestEvents: 'logplane events' prints what happened to whom, in one namespace, from a revision on; not what lost. What the cell
@@ -44,13 +45,13 @@ func TestEvents(t *testing.T) {
 		return rev
 	}
 	before := write(eventlog.Added, "ours", 0, 0)
-	p := start(t, false, append([]string{"events", "--namespace", "ours", "--from", fmt.Sprint(before)}, where...)...)
+	p := product.Run(t, append([]string{"events", "--namespace", "ours", "--from", fmt.Sprint(before)}, where...)...)
 	past := write(eventlog.Modified, "ours", before, before)
 	write(eventlog.Added, "theirs", 0, 0)
 	lines := func(n int) []string {
-		eventlogtest.Eventually(t, fmt.Sprint(n, " events are printed"), func() bool { return strings.Count(p.output(), "\n") >= n })
+		eventlogtest.Eventually(t, fmt.Sprint(n, " events are printed"), func() bool { return strings.Count(p.Output(), "\n") >= n })
 		var shorter []string
-		for line := range strings.Lines(p.output()) {
+		for line := range strings.Lines(p.Output()) {
 			words := strings.Fields(line)
 			shorter = append(shorter, strings.Join(append(words[:1], words[2:]...), " "))
 		}
@@ -62,7 +63,7 @@ func TestEvents(t *testing.T) {
 	last := write(eventlog.Deleted, "ours", past, lost)
 	expected = append(expected, fmt.Sprintf("%d DELETED deployments.apps ours/web", last))
 	require.Equal(t, expected, lines(2))
-	p.stop()
+	p.Stop()
 
 	b, err := filesystem.Open(folder)
 	require.NoError(t, err)
@@ -71,7 +72,7 @@ func TestEvents(t *testing.T) {
 	applied, err := cell.Commit(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, cell.Retain(t.Context(), applied, applied))
-	expired := start(t, false, append([]string{"events", "--from", fmt.Sprint(before)}, where...)...)
-	<-expired.exited
-	require.Contains(t, expired.output(), fmt.Sprintf("--from %d is older than what the cell keeps", before))
+	expired := product.Run(t, append([]string{"events", "--from", fmt.Sprint(before)}, where...)...)
+	<-expired.Exited
+	require.Contains(t, expired.Output(), fmt.Sprintf("--from %d is older than what the cell keeps", before))
 }

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/test/product"
 )
 
 // TestExamplesAreDocumented: the Go that documents show is that of examples which are compiled and run.
@@ -49,13 +50,13 @@ func TestExamples(t *testing.T) {
 	}
 	t.Parallel()
 	folder, position := t.TempDir(), filepath.Join(t.TempDir(), "position")
-	server := dev(t, folder, "--in-memory", "--events-listen", "127.0.0.1:0", "--events-bodies", "configmaps")
-	environment := append(os.Environ(), "NATS_URL="+regexp.MustCompile(`nats://[0-9.:]+`).FindString(server.output()),
+	server := product.Dev(t, folder, "--in-memory", "--events-listen", "127.0.0.1:0", "--events-bodies", "configmaps")
+	environment := append(os.Environ(), "NATS_URL="+regexp.MustCompile(`nats://[0-9.:]+`).FindString(server.Output()),
 		"KUBECONFIG="+kubeconfig(folder), "POSITION="+position)
 	alone, events := runExample(t, "nats", environment), runExample(t, "cloudevents", environment)
 	require.Equal(t, "listening", alone.next())
 	require.Equal(t, "listening", events.next())
-	_, typed, _ := clientsFor(t, server.url())
+	_, typed, _ := clientsFor(t, server.URL())
 	_, err := typed.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "tour"}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	maps := typed.CoreV1().ConfigMaps("tour")
@@ -145,9 +146,9 @@ func (e *example) interrupt() {
 // TestDevSubscribers: whoever reaches --events-listen can neither write to the log nor ask JetStream for it.
 func TestDevSubscribers(t *testing.T) {
 	t.Parallel()
-	server := dev(t, t.TempDir(), "--in-memory", "--events-listen", "127.0.0.1:0")
+	server := product.Dev(t, t.TempDir(), "--in-memory", "--events-listen", "127.0.0.1:0")
 	refused := make(chan error, 2)
-	conn, err := nats.Connect(regexp.MustCompile(`nats://[0-9.:]+`).FindString(server.output()),
+	conn, err := nats.Connect(regexp.MustCompile(`nats://[0-9.:]+`).FindString(server.Output()),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
 	require.NoError(t, err)
 	defer conn.Close()

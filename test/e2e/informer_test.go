@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/logplane/logplane/test/product"
 )
 
 const (
@@ -36,8 +38,8 @@ func TestInformers(t *testing.T) {
 	if testing.Short() {
 		changes /= 20
 	}
-	server := dev(t, t.TempDir(), "--in-memory")
-	_, typed, untyped := clientsFor(t, server.url())
+	server := product.Dev(t, t.TempDir(), "--in-memory")
+	_, typed, untyped := clientsFor(t, server.URL())
 	defineWidgets(t, untyped)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()

@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/test/product"
 )
 
 const (
@@ -33,11 +35,11 @@ func TestKill(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	acknowledged := &journal{latest: map[string]string{}, revisions: map[string]string{}}
 	for round := range rounds {
-		server := dev(t, folder)
-		verify(t, server.url(), acknowledged, fmt.Sprintf("before round %d", round))
+		server := product.Dev(t, folder)
+		verify(t, server.URL(), acknowledged, fmt.Sprintf("before round %d", round))
 		writeUntilKilled(t, server, acknowledged, round, time.Duration(20+random.IntN(400))*time.Millisecond)
 	}
-	verify(t, dev(t, folder).url(), acknowledged, "at the end")
+	verify(t, product.Dev(t, folder).URL(), acknowledged, "at the end")
 	t.Logf("%d kills, %d acknowledged writes, none lost", rounds, len(acknowledged.revisions))
 }
 
@@ -63,9 +65,9 @@ func (j *journal) acknowledge(object *corev1.ConfigMap) {
 // writeUntilKilled creates and updates objects from several writers, and kills the server after a while.
 // Each writer owns its names, so that the last acknowledged value is what must be there; the one write in
 // flight at the kill may or may not be.
-func writeUntilKilled(t *testing.T, server *process, j *journal, round int, after time.Duration) {
+func writeUntilKilled(t *testing.T, server *product.Process, j *journal, round int, after time.Duration) {
 	t.Helper()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.url(), QPS: -1})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL(), QPS: -1})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var writers sync.WaitGroup
@@ -94,11 +96,11 @@ func writeUntilKilled(t *testing.T, server *process, j *journal, round int, afte
 		})
 	}
 	select {
-	case <-server.exited:
-		t.Errorf("the server ended by itself: %s", server.output())
+	case <-server.Exited:
+		t.Errorf("the server ended by itself: %s", server.Output())
 	case <-time.After(after):
 	}
-	server.kill()
+	server.Kill()
 	cancel()
 	writers.Wait()
 }

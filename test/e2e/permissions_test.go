@@ -21,6 +21,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/subscribe"
+	"github.com/logplane/logplane/test/product"
 )
 
 // TestSubscriberPermissions runs a cell on a server configured with what 'logplane permissions' prints, as the document says: the
@@ -35,11 +36,11 @@ func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server read
 	authorization, s := runPermitted(t)
 	address := s.Addr().String()
 	where := []string{"--nats", "nats://logplane:cell-secret@" + address, "--bucket", "file://" + t.TempDir()}
-	made := start(t, false, append([]string{"init", "--events-bodies", "configmaps"}, where...)...)
-	<-made.exited
-	require.Zero(t, made.cmd.ProcessState.ExitCode(), made.output())
-	api := start(t, true, append([]string{"watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow"}, where...)...)
-	client := kubernetes.NewForConfigOrDie(&rest.Config{Host: api.url()})
+	made := product.Run(t, append([]string{"init", "--events-bodies", "configmaps"}, where...)...)
+	<-made.Exited
+	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	api := product.Serve(t, append([]string{"watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow"}, where...)...)
+	client := kubernetes.NewForConfigOrDie(&rest.Config{Host: api.URL()})
 
 	refused := make(chan error, 100)
 	conn, err := nats.Connect("nats://reader:reader-secret@"+address, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
@@ -71,7 +72,7 @@ func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server read
 		ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 		defer cancel()
 		var seen []string
-		config := subscribe.Config{Conn: conn, REST: &rest.Config{Host: api.url()}, Resource: corev1.SchemeGroupVersion.WithResource("configmaps"), Namespace: "ours", Check: time.Hour}
+		config := subscribe.Config{Conn: conn, REST: &rest.Config{Host: api.URL()}, Resource: corev1.SchemeGroupVersion.WithResource("configmaps"), Namespace: "ours", Check: time.Hour}
 		err := subscribe.Run(ctx, config, func(_ context.Context, e subscribe.Event) error {
 			seen = append(seen, fmt.Sprint(e.Type, " ", e.Name))
 			if len(seen) == 2 {
@@ -113,7 +114,7 @@ func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server read
 	require.Empty(t, received, "what was refused brought nothing")
 
 	t.Run("loses its rights", func(t *testing.T) {
-		config := subscribe.Config{Conn: conn, REST: &rest.Config{Host: api.url()}, Resource: corev1.SchemeGroupVersion.WithResource("configmaps"), Namespace: "ours", Check: 10 * time.Millisecond}
+		config := subscribe.Config{Conn: conn, REST: &rest.Config{Host: api.URL()}, Resource: corev1.SchemeGroupVersion.WithResource("configmaps"), Namespace: "ours", Check: 10 * time.Millisecond}
 		began := make(chan struct{}, 10)
 		ended := make(chan error, 1)
 		go func() {
@@ -137,7 +138,7 @@ func runPermitted(t *testing.T) (authorization string, s *server.Server) {
 	blocks, folder := snippets(t, "docs/subscribers.md"), t.TempDir()
 	printing := exec.Command("bash", "-euc", blocks["sh permissions"][0])
 	printing.Dir = folder
-	printing.Env = append(os.Environ(), "PATH="+filepath.Dir(binary(t, "LOGPLANE_BINARY", "logplane"))+":"+os.Getenv("PATH"))
+	printing.Env = append(os.Environ(), "PATH="+filepath.Dir(product.Logplane(t))+":"+os.Getenv("PATH"))
 	out, err := printing.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	main := "listen: \"127.0.0.1:-1\"\n" + strings.ReplaceAll(blocks["conf nats"][0], "/data", folder)
@@ -175,30 +176,30 @@ resources:
 - resources: [pods]
   providers: [{identity: {}}]
 `), 0o600))
-	initialize := func(args ...string) *process {
-		p := start(t, false, slices.Concat([]string{"init"}, args, where)...)
-		<-p.exited
+	initialize := func(args ...string) *product.Process {
+		p := product.Run(t, slices.Concat([]string{"init"}, args, where)...)
+		<-p.Exited
 		return p
 	}
 	for _, refused := range []string{"secrets", "pods,secrets", "*", "*.apps", "pods,*"} {
 		p := initialize("--events-bodies", refused)
-		require.NotZero(t, p.cmd.ProcessState.ExitCode(), refused)
-		require.Contains(t, p.output(), "--events-bodies has '", refused)
+		require.NotZero(t, p.Cmd.ProcessState.ExitCode(), refused)
+		require.Contains(t, p.Output(), "--events-bodies has '", refused)
 	}
 	encrypted := initialize("--events-bodies", "pods,configmaps", "--encryption-provider-config", encryption)
-	require.Contains(t, encrypted.output(), "--events-bodies has 'configmaps', which --encryption-provider-config encrypts")
+	require.Contains(t, encrypted.Output(), "--events-bodies has 'configmaps', which --encryption-provider-config encrypts")
 	for _, args := range [][]string{
 		{"--events-bodies", "pods", "--encryption-provider-config", encryption},
 		{"--encryption-provider-config", encryption},
 		{"--events-bodies", "configmaps"},
 	} {
 		p := initialize(args...)
-		require.Zero(t, p.cmd.ProcessState.ExitCode(), p.output())
+		require.Zero(t, p.Cmd.ProcessState.ExitCode(), p.Output())
 	}
 	late := initialize("--encryption-provider-config", encryption)
-	require.NotZero(t, late.cmd.ProcessState.ExitCode())
-	require.Contains(t, late.output(), "'configmaps'")
-	require.Zero(t, initialize("--events-bodies", "none", "--encryption-provider-config", encryption).cmd.ProcessState.ExitCode())
+	require.NotZero(t, late.Cmd.ProcessState.ExitCode())
+	require.Contains(t, late.Output(), "'configmaps'")
+	require.Zero(t, initialize("--events-bodies", "none", "--encryption-provider-config", encryption).Cmd.ProcessState.ExitCode())
 }
 
 func drain[T any](c chan T) {

@@ -20,6 +20,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
+	"github.com/logplane/logplane/test/product"
 )
 
 // crossReads is how many writes through one process are read through another.
@@ -50,8 +51,8 @@ func TestProcesses(t *testing.T) {
 type processCell struct {
 	where           []string // connection flags
 	nats, folder    string
-	watcher         *process
-	first, second   *process
+	watcher         *product.Process
+	first, second   *product.Process
 	client, client2 *kubernetes.Clientset
 }
 
@@ -59,22 +60,22 @@ func newCell(t *testing.T, urls string, replicas int) *processCell {
 	t.Helper()
 	c := &processCell{nats: urls, folder: filepath.Join(t.TempDir(), "bucket")}
 	c.where = []string{"--nats", urls, "--bucket", "file://" + c.folder}
-	made := start(t, false, c.with("init", "--replicas", fmt.Sprint(replicas))...)
-	<-made.exited
-	require.Zero(t, made.cmd.ProcessState.ExitCode(), made.output())
-	c.watcher = start(t, true, c.with("watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow")...)
-	start(t, false, c.with("projector")...)
-	start(t, false, c.with("lifecycle")...)
+	made := product.Run(t, c.with("init", "--replicas", fmt.Sprint(replicas))...)
+	<-made.Exited
+	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	c.watcher = product.Serve(t, c.with("watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow")...)
+	product.Run(t, c.with("projector")...)
+	product.Run(t, c.with("lifecycle")...)
 	c.first, c.second = c.api(t), c.api(t)
-	_, c.client, _ = clientsFor(t, c.first.url())
-	_, c.client2, _ = clientsFor(t, c.second.url())
+	_, c.client, _ = clientsFor(t, c.first.URL())
+	_, c.client2, _ = clientsFor(t, c.second.URL())
 	return c
 }
 
 func (c *processCell) with(args ...string) []string { return slices.Concat(args, c.where) }
 
-func (c *processCell) api(t *testing.T) *process {
-	return start(t, true, c.with("api", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow", "--watcher-url", c.watcher.url())...)
+func (c *processCell) api(t *testing.T) *product.Process {
+	return product.Serve(t, c.with("api", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow", "--watcher-url", c.watcher.URL())...)
 }
 
 func (c *processCell) run(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/test/product"
 )
 
 // snippets returns a document's fenced blocks by their info string.
@@ -37,7 +39,7 @@ func TestReadmeTour(t *testing.T) {
 	require.Len(t, blocks["sh tour stopped"], 1)
 	home := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(home, "bin"), 0o755))
-	require.NoError(t, os.Symlink(binary(t, "LOGPLANE_BINARY", "logplane"), filepath.Join(home, "bin/logplane")))
+	require.NoError(t, os.Symlink(product.Logplane(t), filepath.Join(home, "bin/logplane")))
 	script := strings.Join([]string{
 		tourShell, "start",
 		strings.Join(blocks["sh tour"][:2], "\n"), "await_commit",
@@ -48,7 +50,7 @@ func TestReadmeTour(t *testing.T) {
 	tour := exec.Command("bash", "-euo", "pipefail", "-c", script)
 	tour.Dir = home
 	tour.Env = append(os.Environ(), "HOME="+home, "KUBECONFIG="+home+"/.logplane/kubeconfig",
-		"PATH="+filepath.Dir(binary(t, "KUBECTL", "kubectl"))+":"+os.Getenv("PATH"))
+		"PATH="+filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))+":"+os.Getenv("PATH"))
 	var out bytes.Buffer
 	tour.Stdout, tour.Stderr = &out, &out
 	err := tour.Run()

@@ -12,23 +12,25 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/logplane/logplane/test/product"
 )
 
 // TestScripts runs testdata/script/*.txtar: each has its own 'logplane dev' on an empty folder and drives it
 // with the real kubectl. Commands of ours: 'restart' kills the server (-9) and starts it again on the same
 // folder and port, 'stop' ends it well; 'watching' waits until a watch is open; 'objects N' prints a List of N ConfigMaps into the file objects.yaml.
 func TestScripts(t *testing.T) {
-	kubectl := filepath.Dir(binary(t, "KUBECTL", "kubectl"))
-	logplane := filepath.Dir(binary(t, "LOGPLANE_BINARY", "logplane"))
+	kubectl := filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))
+	logplane := filepath.Dir(product.Logplane(t))
 	params := testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(env *testscript.Env) error {
 			folder := filepath.Join(env.WorkDir, "data")
-			server := dev(env.T().(testing.TB), folder)
-			env.Values["server"] = server
+			server := product.Dev(env.T().(testing.TB), folder)
+			env.Values["t"], env.Values["server"] = env.T(), server
 			env.Setenv("KUBECONFIG", kubeconfig(folder))
 			env.Setenv("DATA", folder)
-			env.Setenv("URL", server.url())
+			env.Setenv("URL", server.URL())
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("PATH", strings.Join([]string{kubectl, logplane, os.Getenv("PATH")}, ":"))
 			return nil
@@ -37,7 +39,7 @@ func TestScripts(t *testing.T) {
 			"restart":  restart,
 			"objects":  objects,
 			"watching": watching,
-			"stop":     func(ts *testscript.TestScript, _ bool, _ []string) { ts.Value("server").(*process).stop() },
+			"stop":     func(ts *testscript.TestScript, _ bool, _ []string) { ts.Value("server").(*product.Process).Stop() },
 		},
 	}
 	if testing.Short() {
@@ -47,9 +49,9 @@ func TestScripts(t *testing.T) {
 }
 
 func restart(ts *testscript.TestScript, neg bool, args []string) {
-	old := ts.Value("server").(*process)
-	old.kill()
-	start(old.t, true, "dev", "--data", ts.Getenv("DATA"), "--listen", old.address)
+	old := ts.Value("server").(*product.Process)
+	old.Kill()
+	product.Serve(ts.Value("t").(testing.TB), "dev", "--data", ts.Getenv("DATA"), "--listen", old.Address)
 }
 
 // watching returns when the server has a watch: what is run in the background has begun then.

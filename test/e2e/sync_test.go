@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/logplane/logplane/test/product"
 )
 
 // TestSyncBeforeAcknowledgement traces the system calls of 'logplane dev' during one write: between the
@@ -25,13 +28,13 @@ func TestSyncBeforeAcknowledgement(t *testing.T) {
 		}
 		t.Skip("strace is not installed")
 	}
-	server := dev(t, t.TempDir())
-	_, typed, _ := clientsFor(t, server.url())
+	server := product.Dev(t, t.TempDir())
+	_, typed, _ := clientsFor(t, server.URL())
 	_, err = typed.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "warm"}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 
 	trace := filepath.Join(t.TempDir(), "trace")
-	tracer := exec.Command(strace, "-f", "-tt", "-y", "-s", "8192", "-e", "trace=write,pwrite64,writev,fsync,fdatasync", "-o", trace, "-p", pid(server))
+	tracer := exec.Command(strace, "-f", "-tt", "-y", "-s", "8192", "-e", "trace=write,pwrite64,writev,fsync,fdatasync", "-o", trace, "-p", strconv.Itoa(server.Cmd.Process.Pid))
 	require.NoError(t, tracer.Start())
 	defer func() { _ = tracer.Process.Kill(); _ = tracer.Wait() }()
 

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/test/product"
 )
 
 // TestWatcherStops: a watcher that gets SIGTERM ends each watch with a bookmark and cleanly, and exits well;
@@ -27,14 +28,14 @@ func TestWatcherStops(t *testing.T) {
 	t.Parallel()
 	where := []string{"--nats", eventlogtest.Run(t, t.TempDir()).ClientURL(), "--bucket", "file://" + t.TempDir()}
 	with := func(args ...string) []string { return append(args, where...) }
-	made := start(t, false, with("init")...)
-	<-made.exited
-	require.Zero(t, made.cmd.ProcessState.ExitCode(), made.output())
-	watcher := func() *process {
-		return start(t, true, with("watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow", "--drain", "1s")...)
+	made := product.Run(t, with("init")...)
+	<-made.Exited
+	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	watcher := func() *product.Process {
+		return product.Serve(t, with("watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow", "--drain", "1s")...)
 	}
 	one := watcher()
-	_, client, _ := clientsFor(t, one.url())
+	_, client, _ := clientsFor(t, one.URL())
 	create := func(name string) string {
 		made, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		require.NoError(t, err)
@@ -42,9 +43,9 @@ func TestWatcherStops(t *testing.T) {
 	}
 	list, err := client.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{})
 	require.NoError(t, err)
-	printed := start(t, false, with("events", "--from", list.ResourceVersion, "--namespace", "default", "--resource", "configmaps", "-o", "json")...)
-	watch := func(p *process, revision string) *json.Decoder {
-		answer, err := http.Get(p.url() + "/api/v1/namespaces/default/configmaps?watch=1&allowWatchBookmarks=true&resourceVersion=" + revision)
+	printed := product.Run(t, with("events", "--from", list.ResourceVersion, "--namespace", "default", "--resource", "configmaps", "-o", "json")...)
+	watch := func(p *product.Process, revision string) *json.Decoder {
+		answer, err := http.Get(p.URL() + "/api/v1/namespaces/default/configmaps?watch=1&allowWatchBookmarks=true&resourceVersion=" + revision)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = answer.Body.Close() })
 		require.Equal(t, 200, answer.StatusCode)
@@ -62,21 +63,21 @@ func TestWatcherStops(t *testing.T) {
 	a := create("a")
 	kind, revision := next(events)
 	require.Equal(t, []string{"ADDED", a}, []string{kind, revision})
-	one.stop()
+	one.Stop()
 	kind, revision = next(events)
 	require.Equal(t, "BOOKMARK", kind)
 	var more any
 	require.True(t, errors.Is(events.Decode(&more), io.EOF), "a clean end")
 
 	two := watcher()
-	_, client, _ = clientsFor(t, two.url())
+	_, client, _ = clientsFor(t, two.URL())
 	events = watch(two, revision)
 	b := create("b")
 	kind, revision = next(events)
 	require.Equal(t, []string{"ADDED", b}, []string{kind, revision})
 
-	eventlogtest.Eventually(t, "both events are printed", func() bool { return strings.Count(printed.output(), "\n") >= 2 })
-	lines := bufio.NewScanner(strings.NewReader(printed.output()))
+	eventlogtest.Eventually(t, "both events are printed", func() bool { return strings.Count(printed.Output(), "\n") >= 2 })
+	lines := bufio.NewScanner(strings.NewReader(printed.Output()))
 	for _, want := range []string{a + " ADDED configmaps default/a", b + " ADDED configmaps default/b"} {
 		require.True(t, lines.Scan())
 		var e struct {
@@ -87,5 +88,5 @@ func TestWatcherStops(t *testing.T) {
 		require.Equal(t, want, fmt.Sprintf("%s %s %s %s/%s", e.Revision, e.Type, e.Resource, e.Namespace, e.Name))
 		require.False(t, e.Time.IsZero())
 	}
-	printed.stop()
+	printed.Stop()
 }

@@ -108,7 +108,7 @@ var list = []mutant{
 	},
 	{
 		name: "hole-delivered",
-		file: "projection/events.go", old: "r.Revision-Revision(r.span) > *after {", new: "r.Revision-Revision(r.span) > *after+1 {",
+		file: "projection/events.go", old: "rev-Revision(span) > *after {", new: "rev-Revision(span) > *after+1 {",
 		tests: "TestAHoleInTheEventsIsAnError",
 		why:   "a watch goes on over an event that is missing",
 	},
@@ -276,7 +276,7 @@ var list = []mutant{
 	},
 	{
 		name: "window-trimmed-short",
-		file: "internal/kubestore/window.go", old: "w.changes[max(n, 1)-1].Revision", new: "w.changes[max(n, 1)-1].Revision - 1",
+		file: "internal/kubestore/window.go", old: "w.from = w.changes[n-1].Revision", new: "w.from = w.changes[n-1].Revision - 1",
 		tests: "TestWindowHoldsWhatItSays",
 		why:   "a watch that resumes where the window begins misses an event",
 	},
@@ -465,7 +465,8 @@ var list = []mutant{
 	},
 	{
 		name: "large-block-costs-all-others",
-		file: "projection/cache.go", old: "if int64(b.Bytes) > c.budget {", new: "if c.budget < 0 {",
+		file: "projection/cache/cache.go", old: "ok || bytes > c.budget {", new: "ok || c.budget < 0 {",
+		in:    "projection",
 		tests: "TestABlockLargerThanTheCache",
 		why:   "one large object empties the cache, each time that it is read",
 	},
@@ -474,5 +475,43 @@ var list = []mutant{
 		file: "internal/kubestore/read.go", old: "if !counted { // upstream", new: "if false { // upstream",
 		tests: "TestShardsAreNotCounted",
 		why:   "a client that reads its shard is told the count of all",
+	},
+
+	// apiserver: the index of RBAC's rules
+	{
+		name: "since-the-last-spill-only",
+		file: "projection/view.go", old: "if after < v.snap.root.Spilled {", new: "if false {",
+		tests: "TestRandomHistories",
+		why:   "what changed between an index and the events that a view still has is missed",
+	},
+	{
+		name: "aggregated-rules-kept",
+		file: "internal/apiserver/rbac_index.go", old: "i.granted.Remove(other)", new: "_ = other",
+		tests: "TestIndexIsExact",
+		why:   "a role that others are made of loses a rule, and they keep it",
+	},
+	{
+		name: "index-not-forgotten",
+		file: "internal/apiserver/rbac_index.go", old: "!v.Since(i.seen, i.mark)", new: "!v.Since(i.seen, i.mark) && false",
+		tests: "TestIndexIsExact",
+		why:   "a process that was away for long honours bindings that were revoked meanwhile",
+	},
+	{
+		name: "read-role-kept-although-it-changed",
+		file: "internal/apiserver/rbac_index.go", old: "return known && same", new: "return known || same",
+		tests: "TestChangesWhileRulesAreRead",
+		why:   "a role that was deleted while it was read grants its rules for ever",
+	},
+	{
+		name: "marks-of-a-reading-lost",
+		file: "internal/apiserver/rbac_table.go", old: "t.whole || t.byName == nil && t.reading == nil", new: "t.whole || t.byName == nil",
+		tests: "TestChangesWhileRulesAreRead",
+		why:   "a binding that was deleted while its namespace was read binds for ever",
+	},
+	{
+		name: "failed-reading-forgets-its-marks",
+		file: "internal/apiserver/rbac_table.go", old: "if r.done {", new: "if true {",
+		tests: "TestMarksSurvive",
+		why:   "a bucket that failed once makes a revoked binding last",
 	},
 }

@@ -1,0 +1,11 @@
+// Package e2e drives the product through its front door: the built binary, the real kubectl, client-go and
+// controller-runtime. The binary is LOGPLANE_BINARY, kubectl is KUBECTL; both default to bin/ of the checkout.
+package e2e
+
+import "time"
+
+// startTimeout is generous: the race build starts in about a second, on a busy machine in several.
+const startTimeout = 60 * time.Second
+
+// kubeconfig is the file that 'logplane dev' writes into its folder.
+func kubeconfig(folder string) string { return folder + "/kubeconfig" }

@@ -1,0 +1,252 @@
+package hostile
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+)
+
+const (
+	// quietTime is how long the others are measured before an attack.
+	quietTime = 5 * time.Second
+	// settleTime is within which the memory must be given back.
+	settleTime = time.Minute
+	// pace is between two requests of one of the others.
+	pace = 20 * time.Millisecond
+	// slower is how many times their quiet p99 the others may take.
+	slower = 5
+	// heavier is how many times the memory at the start may be kept.
+	heavier = 1.3
+)
+
+// TestAttack puts a bounded load of each attack on a process, beside a well-behaved tenant and an administrator, for ATTACK each
+// ('make attack'; 'ATTACKS=name' for some), and prints what the others noticed of it.
+func TestAttack(t *testing.T) {
+	length, err := time.ParseDuration(os.Getenv("ATTACK"))
+	if err != nil {
+		t.Skip("a load of minutes: run 'make attack'")
+	}
+	var lines []string
+	for _, a := range attacks {
+		if !strings.Contains(a.name, os.Getenv("ATTACKS")) {
+			continue
+		}
+		t.Run(a.name, func(t *testing.T) { lines = append(lines, a.measure(t, length)) })
+	}
+	t.Logf("\n| attack | tenant p99 quiet | attacked | ratio | admin p99 quiet | attacked | ratio | refused tenant, admin | requests of the attack | MiB at start | most | after | given back in |\n"+
+		"|---|---|---|---|---|---|---|---|---|---|---|---|---|\n%s\n", strings.Join(lines, "\n"))
+}
+
+// attack is a load that one client can make.
+type attack struct {
+	name string
+	// secure serves HTTPS, for HTTP/2.
+	secure bool
+	// prepare makes what the attack needs, as the administrator.
+	prepare func(s *target)
+	// workers run at once until the context ends, each in its own loop.
+	workers int
+	once    func(ctx context.Context, s *target, worker int) (code int)
+}
+
+func (a attack) measure(t *testing.T, length time.Duration) string {
+	c := newCell(t)
+	var args []string
+	if a.secure {
+		args = c.certificate()
+	}
+	s := c.serve("watcher", args...)
+	s.asOwner(tenant)
+	s.asOwner(owner)
+	if a.prepare != nil {
+		a.prepare(s)
+	}
+	others := []*other{newOther(s, tenant), newOther(s, admin)}
+	observe(t.Context(), others, quietTime) // warms up
+	quiet := observe(t.Context(), others, quietTime)
+	start := s.memory()
+
+	counted := &codes{of: map[int]int{}}
+	ctx, end := context.WithTimeout(t.Context(), length)
+	defer end()
+	var attackers sync.WaitGroup
+	for worker := range a.workers {
+		attackers.Go(func() {
+			for ctx.Err() == nil {
+				counted.add(a.once(ctx, s, worker))
+			}
+		})
+	}
+	peak := make(chan uint64, 1)
+	go func() { peak <- s.most(ctx) }()
+	attacked := observe(t.Context(), others, length)
+	end()
+	attackers.Wait()
+	most := <-peak
+
+	after, took := s.settles(t.Context(), uint64(heavier*float64(start)))
+	ratio := func(i int) float64 { return float64(attacked[i].p99) / float64(quiet[i].p99) }
+	for i, o := range others {
+		assert.LessOrEqual(t, ratio(i), float64(slower), "p99 of %s", o.user)
+	}
+	assert.Zero(t, attacked[1].refused, "the administrator was refused")
+	assert.LessOrEqual(t, float64(after), heavier*float64(start), "memory in bytes after %s", took)
+	return fmt.Sprintf("| %s | %s | %s | %.1f | %s | %s | %.1f | %d, %d | %s | %d | %d | %d | %s |", a.name, milliseconds(quiet[0].p99), milliseconds(attacked[0].p99), ratio(0),
+		milliseconds(quiet[1].p99), milliseconds(attacked[1].p99), ratio(1), attacked[0].refused, attacked[1].refused, counted, start>>20, most>>20, after>>20, took.Round(time.Second))
+}
+
+func milliseconds(d time.Duration) string {
+	return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000)
+}
+
+// codes counts answers; 0 is none.
+type codes struct {
+	mu sync.Mutex
+	of map[int]int // mu
+}
+
+func (c *codes) add(code int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.of[code]++
+}
+
+func (c *codes) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []string
+	for code, n := range c.of {
+		all = append(all, fmt.Sprintf("%d: %d", code, n))
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// other is somebody who reads and writes an object now and then, and wants to be answered.
+type other struct {
+	s    *target
+	user string
+	path string
+	http *http.Client
+}
+
+func newOther(s *target, user string) *other {
+	namespace := user
+	if user == admin {
+		namespace = "default"
+	}
+	path := "/api/v1/namespaces/" + namespace + "/configmaps"
+	s.must(user, http.MethodPost, path, `{"metadata":{"name":"mine"},"data":{"a":"b"}}`)
+	return &other{s, user, path + "/mine", newClient()}
+}
+
+// seen is what somebody noticed.
+type seen struct {
+	p99 time.Duration
+	// refused are answers other than success.
+	refused int
+}
+
+// observe lets each of them work for a while.
+func observe(ctx context.Context, others []*other, length time.Duration) []seen {
+	ctx, end := context.WithTimeout(ctx, length)
+	defer end()
+	all := make([]seen, len(others))
+	var running sync.WaitGroup
+	for i, o := range others {
+		running.Go(func() { all[i] = o.work(ctx) })
+	}
+	running.Wait()
+	return all
+}
+
+func (o *other) work(ctx context.Context) seen {
+	var took []time.Duration
+	var s seen
+	beat := time.NewTicker(pace)
+	defer beat.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-ctx.Done():
+			if len(took) > 0 {
+				slices.Sort(took)
+				s.p99 = took[len(took)*99/100]
+			}
+			return s
+		case <-beat.C:
+		}
+		method, body := http.MethodGet, ""
+		if n%4 == 3 {
+			method, body = http.MethodPut, fmt.Sprintf(`{"metadata":{"name":"mine"},"data":{"a":"%d"}}`, n)
+		}
+		begun := time.Now()
+		code := o.s.send(context.WithoutCancel(ctx), o.http, o.user, method, o.path, "application/json", body)
+		took = append(took, time.Since(begun))
+		if code != http.StatusOK {
+			s.refused++
+		}
+	}
+}
+
+// send returns the answer's code once all of it is there; 0 if there is none.
+func (s *target) send(ctx context.Context, c *http.Client, user, method, path, contentType, body string) int {
+	r, err := http.NewRequestWithContext(ctx, method, s.URL()+path, strings.NewReader(body))
+	if err != nil {
+		return 0
+	}
+	if user != nobody {
+		r.Header.Set("Authorization", "Bearer "+user)
+	}
+	if contentType != "" {
+		r.Header.Set("Content-Type", contentType)
+	}
+	response, err := c.Do(r)
+	if err != nil {
+		return 0
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		return 0
+	}
+	return response.StatusCode
+}
+
+// most is the most resident memory until ctx ends.
+func (s *target) most(ctx context.Context) (most uint64) {
+	beat := time.NewTicker(100 * time.Millisecond)
+	defer beat.Stop()
+	for {
+		most = max(most, s.memory())
+		select {
+		case <-ctx.Done():
+			return most
+		case <-beat.C:
+		}
+	}
+}
+
+// settles waits until no more memory than that is resident, for as long as it may take.
+func (s *target) settles(ctx context.Context, limit uint64) (resident uint64, took time.Duration) {
+	begun := time.Now()
+	beat := time.NewTicker(time.Second)
+	defer beat.Stop()
+	for {
+		if resident = s.memory(); resident <= limit || time.Since(begun) > settleTime {
+			return resident, time.Since(begun)
+		}
+		select {
+		case <-ctx.Done():
+			return resident, time.Since(begun)
+		case <-beat.C:
+		}
+	}
+}

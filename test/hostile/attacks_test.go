@@ -1,0 +1,244 @@
+package hostile
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/util/cert"
+)
+
+// certificate makes one for loopback, and says how to serve with it.
+func (c *cell) certificate() []string {
+	c.t.Helper()
+	certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
+	require.NoError(c.t, err)
+	folder := c.t.TempDir()
+	certFile, keyFile := filepath.Join(folder, "tls.crt"), filepath.Join(folder, "tls.key")
+	require.NoError(c.t, os.WriteFile(certFile, certificate, 0o600))
+	require.NoError(c.t, os.WriteFile(keyFile, key, 0o600))
+	return []string{"--tls-cert-file", certFile, "--tls-private-key-file", keyFile}
+}
+
+const ownConfigMaps = "/api/v1/namespaces/owner/configmaps"
+
+// attacker has connections of its own, which all workers share.
+var attacker = newClient()
+
+// attacks are each made by 'owner', who may do everything in one namespace, or by nobody, unless they say otherwise.
+var attacks = []attack{
+	{name: "copies in a JSON patch", workers: 4, prepare: victim, once: func(ctx context.Context, s *target, _ int) int {
+		defer pause(ctx, 10*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodPatch, ownConfigMaps+"/victim", "application/json-patch+json", copies(40))
+	}},
+	{name: "deep merge patches", workers: 4, prepare: victim, once: func(ctx context.Context, s *target, _ int) int {
+		defer pause(ctx, 10*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodPatch, ownConfigMaps+"/victim", "application/merge-patch+json", objectsWithin(9_990))
+	}},
+	{name: "deep merge patches of 1 MB", workers: 2, prepare: victim, once: func(ctx context.Context, s *target, _ int) int {
+		defer pause(ctx, 50*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodPatch, ownConfigMaps+"/victim", "application/merge-patch+json", "{"+strings.Repeat(`"data":`+objectsWithin(9_990)+",", 16)+`"a":0}`)
+	}},
+	{name: "bodies that do not come", workers: 210, once: stalledBody},
+	{name: "bodies that do not come, HTTP/2", secure: true, workers: 210, once: func(ctx context.Context, s *target, worker int) int {
+		reader, writer := io.Pipe()
+		defer context.AfterFunc(ctx, func() { _ = writer.CloseWithError(ctx.Err()) })()
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL()+ownConfigMaps, reader)
+		if err != nil {
+			return 0
+		}
+		r.ContentLength = 100
+		r.Header.Set("Authorization", "Bearer "+owner)
+		r.Header.Set("Content-Type", "application/json")
+		go func() { _, _ = writer.Write([]byte("{")) }()
+		response, err := attacker.Do(r)
+		if err != nil {
+			pause(ctx, 10*time.Millisecond)
+			return 0
+		}
+		_ = response.Body.Close()
+		_ = writer.Close()
+		return response.StatusCode
+	}},
+	{name: "revisions that never come", workers: 430, once: func(ctx context.Context, s *target, _ int) int {
+		defer pause(ctx, 100*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodGet, ownConfigMaps+"?resourceVersion=9223372036854775807", "", "")
+	}},
+	{name: "revisions that come late", workers: 430, once: func(ctx context.Context, s *target, _ int) int {
+		defer pause(ctx, 100*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodGet, ownConfigMaps+"?resourceVersion=2000", "", "")
+	}},
+	{name: "requests without credentials", workers: 600, once: func(ctx context.Context, s *target, _ int) int {
+		defer pause(ctx, 500*time.Millisecond)
+		return s.send(ctx, attacker, nobody, http.MethodGet, ownConfigMaps, "", "")
+	}},
+	{name: "4,300 RoleBindings in one namespace", workers: 4, prepare: roleBindings, once: func(ctx context.Context, s *target, _ int) int {
+		defer pause(ctx, 10*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodGet, ownConfigMaps+"/none", "", "")
+	}},
+	{name: "a CRD with 2,000 versions", workers: 4, prepare: versions, once: func(ctx context.Context, s *target, worker int) int {
+		defer pause(ctx, 100*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodGet, []string{"/openapi/v2", "/openapi/v3", "/apis", "/openapi/v3/apis/attack.example.com/v1999"}[worker], "", "")
+	}},
+	{name: "watches from resourceVersion=0", workers: 450, prepare: objects(500), once: watchOf(ownConfigMaps + "?watch=1&resourceVersion=0")},
+	{name: "watches of an empty namespace from an old revision", workers: 8, prepare: objects(20_000), once: watchOf("/api/v1/namespaces/owner/secrets?watch=1&timeoutSeconds=1&resourceVersion=20")},
+	{name: "lists with limit=1", workers: 4, prepare: objects(20_000), once: func(ctx context.Context, s *target, _ int) int {
+		defer pause(ctx, 10*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodGet, ownConfigMaps+"?limit=1", "", "")
+	}},
+	{name: "readers that do not read", workers: 64, prepare: objects(5_000), once: func(ctx context.Context, s *target, _ int) int {
+		return stalled(ctx, s, "GET "+ownConfigMaps+" HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer owner\r\n\r\n")
+	}},
+	{name: "bodies of 3 MB", workers: 16, once: func(ctx context.Context, s *target, worker int) int {
+		defer pause(ctx, 100*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodPost, ownConfigMaps, "application/json", `{"metadata":{"name":"a"},"data":{"a":"`+strings.Repeat("a", 3<<20-100)+`"}}`)
+	}},
+	{name: "whole lists", workers: 4, prepare: objects(5_000), once: func(ctx context.Context, s *target, _ int) int {
+		defer pause(ctx, 100*time.Millisecond)
+		return s.send(ctx, attacker, owner, http.MethodGet, ownConfigMaps, "", "")
+	}},
+}
+
+// pause bounds a load.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+func victim(s *target) {
+	s.must(owner, http.MethodPost, ownConfigMaps, `{"metadata":{"name":"victim"},"data":{"a":"b"}}`)
+}
+
+// copies is a JSON patch each of whose operations doubles the object.
+func copies(n int) string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf(`{"op":"copy","from":"/data","path":"/data/k%d"}`, i))
+	}
+	return "[" + strings.Join(all, ",") + "]"
+}
+
+// objectsWithin is an object that is so many objects deep.
+func objectsWithin(depth int) string {
+	return strings.Repeat(`{"a":`, depth) + "0" + strings.Repeat("}", depth)
+}
+
+// objects makes so many ConfigMaps of some 200 bytes in the owner's namespace.
+func objects(n int) func(s *target) {
+	return func(s *target) {
+		s.t.Helper()
+		var group errgroup.Group
+		group.SetLimit(16)
+		c := newClient()
+		for i := range n {
+			group.Go(func() error {
+				body := fmt.Sprintf(`{"metadata":{"name":"c-%06d"},"data":{"a":%q}}`, i, strings.Repeat("a", 100))
+				if code := s.send(s.t.Context(), c, admin, http.MethodPost, ownConfigMaps, "application/json", body); code != http.StatusCreated {
+					return fmt.Errorf("create %d: %d", i, code)
+				}
+				return nil
+			})
+		}
+		require.NoError(s.t, group.Wait())
+	}
+}
+
+func roleBindings(s *target) {
+	s.t.Helper()
+	var group errgroup.Group
+	group.SetLimit(16)
+	c := newClient()
+	for i := range 4_300 {
+		group.Go(func() error {
+			body := fmt.Sprintf(`{"metadata":{"name":"b-%d"},"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"u-%d"}],`+
+				`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"view"}}`, i, i)
+			if code := s.send(s.t.Context(), c, admin, http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/namespaces/owner/rolebindings", "application/json", body); code != http.StatusCreated {
+				return fmt.Errorf("create %d: %d", i, code)
+			}
+			return nil
+		})
+	}
+	require.NoError(s.t, group.Wait())
+}
+
+func versions(s *target) {
+	s.t.Helper()
+	s.must(admin, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", manyVersions(2_000))
+	s.must(admin, http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", `{"metadata":{"name":"discover"},"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"owner"}],`+
+		`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"system:discovery"}}`)
+}
+
+// manyVersions is a CRD.
+func manyVersions(n int) string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf(`{"name":"v%d","served":true,"storage":%t,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"a":{"type":"string"}}}}}}}`, i+1, i == 0))
+	}
+	return `{"metadata":{"name":"things.attack.example.com"},"spec":{"group":"attack.example.com","scope":"Namespaced","names":{"plural":"things","singular":"thing","kind":"Thing","listKind":"ThingList"},` +
+		`"versions":[` + strings.Join(all, ",") + `]}}`
+}
+
+// watchOf opens a watch, reads for a moment and opens it again.
+func watchOf(path string) func(ctx context.Context, s *target, worker int) int {
+	return func(ctx context.Context, s *target, worker int) int {
+		watching, end := context.WithTimeout(ctx, 2*time.Second)
+		defer end()
+		r, err := http.NewRequestWithContext(watching, http.MethodGet, s.URL()+path, nil)
+		if err != nil {
+			return 0
+		}
+		r.Header.Set("Authorization", "Bearer "+owner)
+		response, err := attacker.Do(r)
+		if err != nil {
+			pause(ctx, 100*time.Millisecond)
+			return 0
+		}
+		defer response.Body.Close()
+		_, _ = io.Copy(io.Discard, response.Body)
+		pause(ctx, 100*time.Millisecond)
+		return response.StatusCode
+	}
+}
+
+// stalledBody announces a body and sends one byte of it.
+func stalledBody(ctx context.Context, s *target, _ int) int {
+	return stalled(ctx, s, "POST "+ownConfigMaps+" HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer owner\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+}
+
+var dialer net.Dialer
+
+// stalled sends the beginning of a request and nothing more, and reads nothing but the first line, until the server ends it.
+func stalled(ctx context.Context, s *target, request string) (code int) {
+	conn, err := dialer.DialContext(ctx, "tcp", s.Address)
+	if err != nil {
+		pause(ctx, 100*time.Millisecond)
+		return 0
+	}
+	end := sync.OnceFunc(func() { _ = conn.Close() })
+	defer end()
+	defer context.AfterFunc(ctx, end)()
+	_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10)
+	if _, err := io.WriteString(conn, request); err != nil {
+		return 0
+	}
+	if _, err := fmt.Fscanf(conn, "HTTP/1.1 %d", &code); err != nil {
+		return 0
+	}
+	if code == http.StatusOK { // more comes than the connection holds
+		<-ctx.Done()
+	}
+	return code
+}

@@ -1,0 +1,179 @@
+// Package hostile attacks the built product over HTTP, as a client, a tenant, a subscriber and a neighbour on the network would,
+// and looks whether others notice. One test for each line of docs/security.md; 'make attack' measures the same under load.
+package hostile
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/test/product"
+)
+
+// Who attacks, and who is watched meanwhile; their tokens are their names. Admin may do everything, owner and tenant everything in
+// the namespace of their name (asOwner), stranger nothing. Nobody shows no token.
+const (
+	admin    = "admin"
+	owner    = "owner"
+	tenant   = "tenant"
+	stranger = "stranger"
+	nobody   = ""
+)
+
+const tokens = `admin,admin,1,"system:masters"
+owner,owner,2
+tenant,tenant,3
+stranger,stranger,4
+`
+
+// requestTimeout bounds one request of a test: a server that does not answer fails it.
+const requestTimeout = 90 * time.Second
+
+// cell is a log and a bucket with processes of the product on them.
+type cell struct {
+	t      testing.TB
+	where  []string // connection flags
+	tokens string   // file
+	log    *server.Server
+}
+
+// newCell makes a log on a server of its own and a bucket in a folder, with a projector.
+func newCell(t testing.TB) *cell {
+	t.Helper()
+	c := &cell{t: t, tokens: filepath.Join(t.TempDir(), "tokens.csv")}
+	require.NoError(t, os.WriteFile(c.tokens, []byte(tokens), 0o600))
+	c.log = eventlogtest.Run(t, t.TempDir())
+	c.where = []string{"--nats", c.log.ClientURL(), "--bucket", "file://" + filepath.Join(t.TempDir(), "bucket")}
+	made := product.Run(t, c.with("init")...)
+	<-made.Exited
+	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	product.Run(t, c.with("projector")...)
+	return c
+}
+
+func (c *cell) with(args ...string) []string { return slices.Concat(args, c.where) }
+
+// serve runs 'api' or 'watcher' with the users above.
+func (c *cell) serve(command string, args ...string) *target {
+	c.t.Helper()
+	args = append([]string{command, "--listen", "127.0.0.1:0", "--token-auth-file", c.tokens}, args...)
+	return &target{c.t, product.Serve(c.t, c.with(args...)...)}
+}
+
+// serve runs one process on a cell of its own.
+func serve(t testing.TB, command string, args ...string) *target {
+	t.Helper()
+	return newCell(t).serve(command, args...)
+}
+
+// target is a process under attack.
+type target struct {
+	t testing.TB
+	*product.Process
+}
+
+// answer is what a request got.
+type answer struct {
+	Code   int
+	Header http.Header
+	Body   []byte
+}
+
+// status is the body as a Status.
+func (a answer) status(t testing.TB) metav1.Status {
+	t.Helper()
+	var s metav1.Status
+	require.NoError(t, json.Unmarshal(a.Body, &s), string(a.Body))
+	return s
+}
+
+// client is for who does not want connections of his own.
+var client = newClient()
+
+// newClient has connections of its own, and trusts our own child on loopback.
+func newClient() *http.Client {
+	return &http.Client{
+		Timeout:       requestTimeout,
+		Transport:     &http.Transport{MaxIdleConnsPerHost: 1000, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// do sends one request as the user, with a body if it is not empty.
+func (s *target) do(user, method, path, contentType, body string) answer {
+	s.t.Helper()
+	r, err := http.NewRequest(method, s.URL()+path, bytes.NewReader([]byte(body)))
+	require.NoError(s.t, err)
+	if user != nobody {
+		r.Header.Set("Authorization", "Bearer "+user)
+	}
+	if contentType != "" {
+		r.Header.Set("Content-Type", contentType)
+	}
+	response, err := client.Do(r)
+	require.NoError(s.t, err, "%s %s", method, path)
+	defer response.Body.Close()
+	content, err := io.ReadAll(response.Body)
+	require.NoError(s.t, err, "%s %s", method, path)
+	return answer{response.StatusCode, response.Header, content}
+}
+
+// must sends a request that has to succeed.
+func (s *target) must(user, method, path, body string) answer {
+	s.t.Helper()
+	a := s.do(user, method, path, "application/json", body)
+	require.Less(s.t, a.Code, 300, "%s %s: %s", method, path, a.Body)
+	return a
+}
+
+// clientFor is client-go as the user, without client limits.
+func (s *target) clientFor(user string) *kubernetes.Clientset {
+	s.t.Helper()
+	c, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL(), BearerToken: user, QPS: -1})
+	require.NoError(s.t, err)
+	return c
+}
+
+// asOwner makes a namespace of the user's name, in which the user may do everything.
+func (s *target) asOwner(user string) {
+	s.t.Helper()
+	s.must(admin, http.MethodPost, "/api/v1/namespaces", `{"metadata":{"name":"`+user+`"}}`)
+	s.must(admin, http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/namespaces/"+user+"/rolebindings",
+		`{"metadata":{"name":"owner"},"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"`+user+`"}],`+
+			`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"admin"}}`)
+}
+
+// memory is the resident memory of the process in bytes.
+func (s *target) memory() uint64 {
+	s.t.Helper()
+	statm, err := os.ReadFile("/proc/" + pid(s) + "/statm")
+	require.NoError(s.t, err)
+	return residentOf(s.t, statm)
+}
+
+func pid(s *target) string { return strconv.Itoa(s.Cmd.Process.Pid) }
+
+// residentOf reads /proc/PID/statm: total and resident pages.
+func residentOf(t testing.TB, statm []byte) uint64 {
+	t.Helper()
+	var total, resident uint64
+	_, err := fmt.Sscan(string(statm), &total, &resident)
+	require.NoError(t, err)
+	return resident * uint64(os.Getpagesize())
+}

@@ -1,0 +1,115 @@
+package hostile
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// crowd is more events than a watcher's window holds, so that a watch from before them reads the snapshot.
+const crowd = 18000
+
+// TestTheCrowdNextDoorCostsNothing: what is in one namespace is no matter to who asks for little, there or next door. On e14eff4 a list with 'limit=1' counts all
+// objects again, every time, and a watch of an empty namespace decodes every event of the cell.
+func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
+	s := serve(t, "watcher")
+	s.asOwner(tenant)
+	s.asOwner(owner)
+	list := func(namespace, query string) (page struct {
+		Metadata struct {
+			ResourceVersion    string
+			RemainingItemCount int
+		}
+	}) {
+		require.NoError(t, json.Unmarshal(s.must(admin, http.MethodGet, "/api/v1/namespaces/"+namespace+"/configmaps"+query, "").Body, &page))
+		return page
+	}
+	before := list(tenant, "").Metadata.ResourceVersion
+	filler := strings.Repeat("x", 400)
+	var writing sync.WaitGroup
+	for worker := range 16 {
+		writing.Go(func() {
+			for n := worker; n < crowd; n += 16 {
+				a := s.do(admin, http.MethodPost, "/api/v1/namespaces/owner/configmaps", "application/json", fmt.Sprintf(`{"metadata":{"name":"c%d"},"data":{"a":%q}}`, n, filler))
+				if a.Code != http.StatusCreated {
+					t.Errorf("%d %s", a.Code, a.Body)
+					return
+				}
+			}
+		})
+	}
+	writing.Wait()
+
+	// A page of one object, 500 times: the rest is not counted anew, nor after a write here and there.
+	pages := func(namespace string, remaining int) float64 {
+		began := s.cpuSeconds()
+		for n := range 500 {
+			if n%100 > 0 {
+				require.Equal(t, remaining, list(namespace, "?limit=1").Metadata.RemainingItemCount)
+				continue
+			}
+			a := s.do(admin, http.MethodPatch, "/api/v1/namespaces/"+namespace, "application/merge-patch+json", fmt.Sprintf(`{"metadata":{"labels":{"n":"%d"}}}`, n))
+			require.Equal(t, http.StatusOK, a.Code, string(a.Body))
+		}
+		return s.cpuSeconds() - began
+	}
+	for _, name := range []string{"a", "b"} {
+		s.must(tenant, http.MethodPost, "/api/v1/namespaces/tenant/configmaps", `{"metadata":{"name":"`+name+`"}}`)
+	}
+	pages(tenant, 1)
+	few, all := pages(tenant, 1), pages(owner, crowd-1)
+	t.Logf("CPU seconds of 500 pages: %.2f in the crowd, %.2f next door", all, few)
+	require.Less(t, all, 2*few+0.3)
+
+	// A watch of nothing from before everything.
+	watch := func() {
+		a := s.do(tenant, http.MethodGet, "/api/v1/namespaces/tenant/secrets?watch=true&timeoutSeconds=1&resourceVersion="+before, "", "")
+		require.Equal(t, http.StatusOK, a.Code, string(a.Body))
+		require.Empty(t, a.Body)
+	}
+	watch()
+	began := s.allocated()
+	for range 10 {
+		watch()
+	}
+	allocated := (s.allocated() - began) / (1 << 20)
+	t.Logf("%.0f MiB allocated for ten watches", allocated)
+	require.Less(t, allocated, 15.0)
+}
+
+// cpuSeconds is what the process has used.
+func (s *target) cpuSeconds() float64 {
+	s.t.Helper()
+	stat, err := os.ReadFile("/proc/" + pid(s) + "/stat")
+	require.NoError(s.t, err)
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	var ticks int
+	for _, f := range fields[11:13] { // in user mode, and in the kernel
+		n, err := strconv.Atoi(f)
+		require.NoError(s.t, err)
+		ticks += n
+	}
+	return float64(ticks) / 100
+}
+
+// allocated is how many bytes the process has allocated so far.
+func (s *target) allocated() float64 {
+	s.t.Helper()
+	for _, line := range strings.Split(string(s.must(admin, http.MethodGet, "/metrics", "").Body), "\n") {
+		if value, ok := strings.CutPrefix(line, "go_memstats_alloc_bytes_total "); ok {
+			n, err := strconv.ParseFloat(value, 64)
+			require.NoError(s.t, err)
+			return n
+		}
+	}
+	s.t.Fatal("the process does not say how much it has allocated")
+	return 0
+}

@@ -1,0 +1,213 @@
+package hostile
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// fuzzWorkers send at once.
+	fuzzWorkers = 4
+	// slowest is how long no request may take.
+	slowest = 5 * time.Second
+	// glance is how long a watch is read.
+	glance = 100 * time.Millisecond
+	// fuzzMemory is how many bytes the process may have held resident, at most.
+	fuzzMemory = 1 << 30
+	// restart is how many requests one process serves: its state goes with it.
+	restart = 20_000
+)
+
+// TestFuzzHTTP sends what a mutator makes of requests to the built binary for FUZZ_HTTP ('make fuzz-http'), as an administrator: no request
+// may kill the process, be answered 500, take more than 5 s, or let the process hold more than 1 GiB. A fuzzer inside the
+// process would have to instrument all of Kubernetes. FUZZ_HTTP_SEED repeats a run, as far as the machine does.
+func TestFuzzHTTP(t *testing.T) {
+	length, err := time.ParseDuration(os.Getenv("FUZZ_HTTP"))
+	if err != nil {
+		length = 5 * time.Second
+	}
+	seed := uint64(time.Now().UnixNano())
+	if given := os.Getenv("FUZZ_HTTP_SEED"); given != "" {
+		seed, err = strconv.ParseUint(given, 10, 64)
+		require.NoError(t, err)
+	}
+	t.Logf("FUZZ_HTTP_SEED=%d", seed)
+	f := &fuzzer{t: t, codes: map[int]int{}, faults: map[string]string{}}
+	ctx, end := context.WithTimeout(t.Context(), length)
+	defer end()
+	for round := uint64(0); ctx.Err() == nil; round++ {
+		f.round(ctx, seed+round)
+	}
+	t.Log(f.summary())
+	for kind, request := range f.faults {
+		t.Errorf("%s\n%s", kind, request)
+	}
+}
+
+type fuzzer struct {
+	t testing.TB
+
+	mu       sync.Mutex
+	codes    map[int]int       // mu
+	faults   map[string]string // mu: the first request of each kind
+	slowest  time.Duration     // mu
+	resident uint64            // mu: the most
+}
+
+// round fuzzes one process.
+func (f *fuzzer) round(ctx context.Context, seed uint64) {
+	s := serve(f.t, "watcher")
+	for _, p := range prepared {
+		s.must(admin, http.MethodPost, p.path, p.body)
+	}
+	corpus := append(slices.Clone(corpus), encoded(s)...)
+	var group errgroup.Group
+	for worker := range uint64(fuzzWorkers) {
+		m := &mutator{rand.New(rand.NewPCG(seed, worker)), corpus}
+		group.Go(func() error {
+			c := newClient()
+			defer c.CloseIdleConnections()
+			for range restart / fuzzWorkers {
+				if ctx.Err() != nil || !f.send(s, c, m.next()) {
+					return nil
+				}
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+	if f.failed() { // why
+		for _, line := range panicked.FindAllStringSubmatch(s.Output(), -1) {
+			f.fault(fmt.Sprintf("panic: %.60s", line[1]), query{}, []byte(line[0]))
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	select {
+	case <-s.Exited:
+		f.faults["the process died"] = s.Output()
+		return
+	default:
+	}
+	f.resident = max(f.resident, s.peak())
+	if f.resident > fuzzMemory {
+		f.faults["more than 1 GiB resident"] = fmt.Sprint(f.resident)
+	}
+	s.Kill()
+}
+
+var panicked = regexp.MustCompile(`"?a request panicked"?.*panic=("(?:[^"\\]|\\.)*"|\S+) .*`)
+
+// peak is the most memory that was resident, in bytes.
+func (s *target) peak() uint64 {
+	s.t.Helper()
+	status, err := os.ReadFile("/proc/" + pid(s) + "/status")
+	require.NoError(s.t, err)
+	found := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(status)
+	require.NotNil(s.t, found)
+	kib, err := strconv.ParseUint(string(found[1]), 10, 64)
+	require.NoError(s.t, err)
+	return kib << 10
+}
+
+// send reports whether the process is still there.
+func (f *fuzzer) send(s *target, c *http.Client, q query) bool {
+	r, err := http.NewRequest(q.method, s.URL(), strings.NewReader(q.body))
+	if err != nil {
+		return true // not a request
+	}
+	r.URL.Opaque = "//" + s.Address + q.path // as it is, escaped or not
+	r.Header = http.Header{"Authorization": {"Bearer admin"}}
+	for name, value := range q.header {
+		r.Header.Set(name, value)
+	}
+	ctx, end := context.WithTimeout(context.Background(), requestTimeout)
+	defer end()
+	begun := time.Now()
+	response, err := c.Do(r.WithContext(ctx))
+	if err != nil {
+		select {
+		case <-s.Exited:
+			f.fault("the process died", q, nil)
+			return false
+		default: // what net/http does not send, or a server cuts
+			f.count(0, 0)
+			return true
+		}
+	}
+	defer response.Body.Close()
+	if strings.Contains(q.path, "watch") && response.StatusCode == http.StatusOK { // it may last
+		defer time.AfterFunc(glance, end).Stop()
+		begun = begun.Add(glance)
+	}
+	var answer bytes.Buffer
+	_, _ = answer.ReadFrom(http.MaxBytesReader(nil, response.Body, 64<<10))
+	took := time.Since(begun)
+	f.count(response.StatusCode, took)
+	if response.StatusCode == http.StatusInternalServerError {
+		f.fault("500: "+message(answer.Bytes()), q, answer.Bytes())
+	}
+	if took > slowest {
+		f.fault(fmt.Sprintf("took %s: %s %.60s", took.Round(time.Second), q.method, q.path), q, answer.Bytes())
+	}
+	return true
+}
+
+var varying = regexp.MustCompile(`[0-9]+|"[^"]*"|\\"[^"]*"|'[^']*'`)
+
+// message of a Status, without what varies.
+func message(answer []byte) string {
+	var status struct{ Message string }
+	if json.Unmarshal(answer, &status) != nil {
+		status.Message = string(answer)
+	}
+	return fmt.Sprintf("%.150s", varying.ReplaceAllString(status.Message, "…"))
+}
+
+func (f *fuzzer) count(code int, took time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.codes[code]++
+	f.slowest = max(f.slowest, took)
+}
+
+func (f *fuzzer) fault(kind string, q query, answer []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, known := f.faults[kind]; !known {
+		f.faults[kind] = fmt.Sprintf("%s %q %q\n%.4000q\nanswer: %.6000s", q.method, q.path, q.header, q.body, answer)
+	}
+}
+
+func (f *fuzzer) failed() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.faults) > 0
+}
+
+func (f *fuzzer) summary() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []string
+	n := 0
+	for code, count := range f.codes {
+		all, n = append(all, fmt.Sprintf("%d: %d", code, count)), n+count
+	}
+	slices.Sort(all)
+	return fmt.Sprintf("%d requests (%s), the slowest %s, at most %d MiB resident", n, strings.Join(all, ", "), f.slowest.Round(time.Millisecond), f.resident>>20)
+}

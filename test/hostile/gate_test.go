@@ -1,0 +1,176 @@
+package hostile
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+// meanwhile is how often others write and read while they are attacked.
+const meanwhile = 25
+
+// TestOthersAreServed: an attack by 'owner' is no reason to refuse anything to a tenant or to the administrator.
+//
+//   - Bodies that do not come: on e14eff4 each holds one of 200 places for as long as its client likes.
+//   - Revisions that never come, or late: on e14eff4 each holds one of 400 places for 3 s.
+//
+// On e14eff4 all of them have others refused with 429.
+func TestOthersAreServed(t *testing.T) {
+	for _, name := range []string{
+		"bodies that do not come", "bodies that do not come, HTTP/2", "revisions that never come", "revisions that come late",
+	} {
+		t.Run(name, func(t *testing.T) {
+			attackNamed(name).whileServing(t, func(s *target) {
+				for i := range meanwhile {
+					for user, path := range map[string]string{admin: "/api/v1/namespaces/default/configmaps", tenant: "/api/v1/namespaces/tenant/configmaps"} {
+						s.must(user, http.MethodPost, path, fmt.Sprintf(`{"metadata":{"name":"c-%d"}}`, i))
+						s.must(user, http.MethodGet, path+"?limit=1", "")
+					}
+				}
+			})
+		})
+	}
+}
+
+// whileServing attacks a process for as long as others need.
+func (a attack) whileServing(t *testing.T, others func(s *target)) {
+	c := newCell(t)
+	var args []string
+	if a.secure {
+		args = c.certificate()
+	}
+	s := c.serve("watcher", args...)
+	s.asOwner(tenant)
+	s.asOwner(owner)
+	if a.prepare != nil {
+		a.prepare(s)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	var attackers sync.WaitGroup
+	defer attackers.Wait()
+	defer end()
+	for worker := range a.workers + a.workers/4 { // so that places run out though some are slow
+		attackers.Go(func() {
+			for ctx.Err() == nil {
+				if a.once(ctx, s, worker) == 0 {
+					pause(ctx, 10*time.Millisecond)
+				}
+			}
+		})
+	}
+	others(s)
+}
+
+func attackNamed(name string) attack {
+	return attacks[slices.IndexFunc(attacks, func(a attack) bool { return a.name == name })]
+}
+
+// TestBodiesThatComeInPart: what has come of bodies is bounded by user. On e14eff4 only the number of requests is.
+func TestBodiesThatComeInPart(t *testing.T) {
+	s := serve(t, "api")
+	s.asOwner(owner)
+	s.asOwner(tenant)
+	const large = 2 << 20
+	codes := make(chan int, 40)
+	for range 40 {
+		conn, err := net.Dial("tcp", s.Address)
+		require.NoError(t, err)
+		defer conn.Close()
+		require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
+		go func() {
+			_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", ownConfigMaps, owner, large+1, strings.Repeat(" ", large))
+			var code int // 0 is none
+			_, _ = fmt.Fscanf(conn, "HTTP/1.1 %d", &code)
+			codes <- code
+		}()
+	}
+	require.Equal(t, http.StatusTooManyRequests, <-codes)
+	s.must(tenant, http.MethodPost, "/api/v1/namespaces/tenant/configmaps", `{"metadata":{"name":"a","annotations":{"a":"`+strings.Repeat("a", 100<<10)+`"}}}`)
+	s.must(admin, http.MethodPost, ownConfigMaps, `{"metadata":{"name":"a"}}`)
+}
+
+// TestWatchesStartInTurn: many watches of a user that begin with all there is wait for each other, and nobody else does. On e14eff4 none
+// waits, and all that the machine has is theirs.
+func TestWatchesStartInTurn(t *testing.T) {
+	attackNamed("watches from resourceVersion=0").whileServing(t, func(s *target) {
+		eventlogtest.Eventually(t, "watches wait", func() bool {
+			s.must(tenant, http.MethodGet, "/api/v1/namespaces/tenant/configmaps", "")
+			waiting := regexp.MustCompile(`logplane_requests_waiting{kind="watch"} ([0-9]+)`).FindSubmatch(s.must(admin, http.MethodGet, "/metrics", "").Body)
+			return waiting != nil && string(waiting[1]) != "0"
+		})
+	})
+}
+
+// TestWatchesOfAUser: a user may have 2,000 watches open in a process, and others may have more. On e14eff4 one user may have them all.
+func TestWatchesOfAUser(t *testing.T) {
+	s := serve(t, "watcher")
+	s.asOwner(owner)
+	s.asOwner(tenant)
+	const limit = 2000
+	watch := func(user string) (*http.Response, error) {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL()+"/api/v1/namespaces/"+user+"/configmaps?watch=1&fieldSelector=metadata.name%3Dnone", nil)
+		if err != nil {
+			return nil, err
+		}
+		r.Header.Set("Authorization", "Bearer "+user)
+		return attacker.Do(r)
+	}
+	var open errgroup.Group
+	open.SetLimit(100)
+	for range limit {
+		open.Go(func() error {
+			response, err := watch(owner)
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { _ = response.Body.Close() })
+			if response.StatusCode != http.StatusOK {
+				return fmt.Errorf("a watch is answered %d", response.StatusCode)
+			}
+			return nil
+		})
+	}
+	require.NoError(t, open.Wait())
+	for user, code := range map[string]int{owner: http.StatusTooManyRequests, tenant: http.StatusOK} {
+		response, err := watch(user)
+		require.NoError(t, err)
+		defer response.Body.Close()
+		require.Equal(t, code, response.StatusCode, user)
+	}
+}
+
+// TestStrangersAreToldAtOnce: who shows no credentials is told so whatever was announced, and whether or not the log can be read.
+// On e14eff4 the answer waits for the body, without a deadline, and for the log: 503.
+func TestStrangersAreToldAtOnce(t *testing.T) {
+	c := newCell(t)
+	s := c.serve("api")
+	conn, err := net.Dial("tcp", s.Address)
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(requestTimeout)))
+	_, err = fmt.Fprintf(conn, "POST /api/v1/namespaces HTTP/1.1\r\nHost: %s\r\nContent-Length: 100\r\n\r\n{", s.Address)
+	require.NoError(t, err)
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusUnauthorized, response.StatusCode)
+	_, err = io.Copy(io.Discard, conn)
+	require.NoError(t, err, "the connection is closed")
+
+	c.log.Shutdown()
+	require.Equal(t, http.StatusUnauthorized, s.do(nobody, http.MethodGet, "/api/v1/namespaces", "", "").Code)
+	require.Equal(t, http.StatusServiceUnavailable, s.do(admin, http.MethodGet, "/api/v1/namespaces", "", "").Code)
+}

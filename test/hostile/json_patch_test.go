@@ -1,0 +1,20 @@
+package hostile
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestCopiesOfAJSONPatchAreBounded: each 'copy' of all there is doubles it, so that 2 KB ask for 2^40 times the object.
+// On e14eff4 the process runs out of memory and dies.
+func TestCopiesOfAJSONPatchAreBounded(t *testing.T) {
+	s := serve(t, "api")
+	s.asOwner(tenant)
+	path := "/api/v1/namespaces/tenant/configmaps"
+	s.must(tenant, http.MethodPost, path, `{"metadata":{"name":"victim"},"data":{"a":"b"}}`)
+	a := s.do(tenant, http.MethodPatch, path+"/victim", "application/json-patch+json", copies(40))
+	require.Equal(t, http.StatusUnprocessableEntity, a.Code, string(a.Body))
+	s.must(admin, http.MethodGet, "/api/v1/namespaces/tenant/configmaps/victim", "")
+}

@@ -1,0 +1,100 @@
+package hostile
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestWhatIsNotEnforcedSaysSo: whoever creates, updates or patches a policy, a webhook or a quota is warned, each time, that it does
+// nothing here, and a policy's status says so. On e14eff4 all are accepted without a word.
+func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
+	s := serve(t, "api")
+	const group = "/apis/admissionregistration.k8s.io/v1/"
+	const rules = `"matchConstraints":{"resourceRules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["configmaps"]}]}`
+	const webhook = `,"webhooks":[{"name":"a.example.com","sideEffects":"None","admissionReviewVersions":["v1"],"clientConfig":{"url":"https://127.0.0.1:1"}}]`
+	for _, object := range []struct{ path, rest, warning string }{
+		{group + "validatingadmissionpolicies", `,"spec":{` + rules + `,"validations":[{"expression":"false"}]}`, "does not enforce"},
+		{group + "validatingadmissionpolicybindings", `,"spec":{"policyName":"a","validationActions":["Deny"]}`, "does not enforce"},
+		{group + "mutatingadmissionpolicies", `,"spec":{` + rules + `,"reinvocationPolicy":"Never","mutations":[{"patchType":"JSONPatch","jsonPatch":{"expression":"[JSONPatch{op: 'remove', path: '/data/a'}]"}}]}`, "does not enforce"},
+		{group + "mutatingadmissionpolicybindings", `,"spec":{"policyName":"a"}`, "does not enforce"},
+		{group + "validatingwebhookconfigurations", webhook, "does not call"},
+		{group + "mutatingwebhookconfigurations", webhook, "does not call"},
+		{"/api/v1/namespaces/default/resourcequotas", `,"spec":{"hard":{"configmaps":"0"}}`, "does not enforce"},
+	} {
+		body := `{"metadata":{"name":"a"}` + object.rest + `}`
+		one := object.path + "/a"
+		applied := `{"apiVersion":"` + strings.TrimPrefix(strings.TrimPrefix(strings.Split(object.path, "/v1")[0]+"/v1", "/apis/"), "/api/") + `","kind":"` + kindOf(t, s, object.path) + `","metadata":{"name":"b"}` + object.rest + `}`
+		for _, write := range []struct{ method, path, contentType, body string }{
+			{http.MethodPost, object.path + "?dryRun=All", "application/json", body},
+			{http.MethodPost, object.path, "application/json", body},
+			{http.MethodPut, one, "application/json", ""},
+			{http.MethodPatch, one, "application/merge-patch+json", `{"metadata":{"labels":{"a":"b"}}}`},
+			{http.MethodPatch, object.path + "/b?fieldManager=me", "application/apply-patch+yaml", applied},
+		} {
+			if write.method == http.MethodPut { // read now, not before it is made
+				write.body = string(s.must(admin, http.MethodGet, one, "").Body)
+			}
+			a := s.do(admin, write.method, write.path, write.contentType, write.body)
+			require.Less(t, a.Code, 300, "%s %s: %s", write.method, write.path, a.Body)
+			require.Len(t, a.Header.Values("Warning"), 1, "%s %s", write.method, write.path)
+			require.Contains(t, a.Header.Get("Warning"), object.warning)
+		}
+		require.Empty(t, s.must(admin, http.MethodGet, one, "").Header.Values("Warning"), "who reads is not warned")
+	}
+	s.must(admin, http.MethodPost, "/api/v1/namespaces/default/configmaps", `{"metadata":{"name":"as-if-there-were-none"}}`)
+
+	for _, name := range []string{"a", "b"} {
+		var policy admissionregistrationv1.ValidatingAdmissionPolicy
+		require.NoError(t, json.Unmarshal(s.must(admin, http.MethodGet, group+"validatingadmissionpolicies/"+name, "").Body, &policy))
+		condition := meta.FindStatusCondition(policy.Status.Conditions, "Enforced")
+		require.NotNil(t, condition)
+		require.Equal(t, metav1.ConditionFalse, condition.Status)
+		require.Equal(t, policy.Generation, condition.ObservedGeneration)
+		// An update that changes nothing changes nothing.
+		before := policy.ResourceVersion
+		require.NoError(t, json.Unmarshal(s.must(admin, http.MethodPut, group+"validatingadmissionpolicies/"+name, string(s.must(admin, http.MethodGet, group+"validatingadmissionpolicies/"+name, "").Body)).Body, &policy))
+		require.Equal(t, before, policy.ResourceVersion)
+	}
+}
+
+// kindOf asks discovery.
+func kindOf(t *testing.T, s *target, path string) string {
+	t.Helper()
+	version, resource, _ := strings.Cut(path, "/v1/")
+	resource = resource[strings.LastIndexByte(resource, '/')+1:]
+	var list metav1.APIResourceList
+	require.NoError(t, json.Unmarshal(s.must(admin, http.MethodGet, version+"/v1", "").Body, &list))
+	for _, r := range list.APIResources {
+		if r.Name == resource {
+			return r.Kind
+		}
+	}
+	t.Fatalf("no resource %s", resource)
+	return ""
+}
+
+// TestPodSecurityIsEnforced: a namespace's labels refuse Pods, and warn of what would be refused. On e14eff4 the labels do nothing.
+func TestPodSecurityIsEnforced(t *testing.T) {
+	s := serve(t, "api")
+	namespace := func(name, label string) {
+		s.must(admin, http.MethodPost, "/api/v1/namespaces", `{"metadata":{"name":"`+name+`","labels":{"pod-security.kubernetes.io/`+label+`":"baseline"}}}`)
+	}
+	namespace("strict", "enforce")
+	namespace("warned", "warn")
+	unsafe := `{"metadata":{"name":"p"},"spec":{"hostNetwork":true,"containers":[{"name":"c","image":"i"}]}}`
+	refused := s.do(admin, http.MethodPost, "/api/v1/namespaces/strict/pods", "application/json", unsafe)
+	require.Equal(t, http.StatusForbidden, refused.Code, string(refused.Body))
+	require.Contains(t, refused.status(t).Message, `violates PodSecurity "baseline:latest"`)
+	s.must(admin, http.MethodPost, "/api/v1/namespaces/strict/pods", `{"metadata":{"name":"p"},"spec":{"containers":[{"name":"c","image":"i"}]}}`)
+	require.Contains(t, s.must(admin, http.MethodPost, "/api/v1/namespaces/warned/pods", unsafe).Header.Get("Warning"), "would violate PodSecurity")
+	late := s.do(admin, http.MethodPatch, "/api/v1/namespaces/warned", "application/merge-patch+json", `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"baseline"}}}`)
+	require.Equal(t, http.StatusOK, late.Code, string(late.Body))
+	require.Contains(t, strings.Join(late.Header.Values("Warning"), " "), "existing pods in namespace", "the Pod that is there already")
+}
