@@ -60,20 +60,20 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 				panic(http.ErrAbortHandler)
 			}
 			s.logPanic(r, reason)
-			// The panics of a goroutine that upstream started bring its stack with them.
-			if err := unfit(fmt.Sprintf("%v\n%s", reason, debug.Stack())); err != nil {
-				s.fail(w, r, err)
-				return
-			}
-			s.fail(w, r, panicStatus(reason))
+			s.fail(w, r, panicStatus(reason, string(debug.Stack())))
 		}()
 		h.ServeHTTP(wrapped, r)
 	})
 }
 
-func panicStatus(reason any) error {
+// panicStatus answers a request that panicked with that reason and stack.
+func panicStatus(reason any, stack string) error {
 	if failed, ok := reason.(unreadable); ok {
 		return apierrors.NewInternalError(failed.error)
+	}
+	// A panic of a goroutine that upstream started brings its stack with its reason.
+	if err := unfit(fmt.Sprint(reason) + "\n" + stack); err != nil {
+		return err
 	}
 	return apierrors.NewInternalError(errors.New("the request failed unexpectedly; the server's log has the reason under the Audit-Id of this response"))
 }

@@ -39,10 +39,10 @@ const (
 // ask again. That the log did not answer in its time does not mean that the request's is over.
 func viewError(ctx context.Context, err error) error {
 	switch {
-	case ctx.Err() != nil && isContextError(err):
+	case errors.Is(err, eventlog.ErrDiverged):
+		return apierrors.NewInternalError(err)
+	case ctx.Err() != nil:
 		return &endedError{err}
-	case ctx.Err() != nil, errors.Is(err, eventlog.ErrDiverged):
-		return err
 	}
 	return unavailable(fmt.Sprintf("reading the log failed: %v", err))
 }
@@ -110,6 +110,20 @@ func writeError(err error, resource schema.GroupResource, key eventlog.Key) erro
 		return &endedError{err}
 	}
 	return storage.NewInternalError(fmt.Errorf("append to the log: %w", err))
+}
+
+// answer gives an error of ours that is no answer yet a reason, without which upstream's patches pass it on as a mistake
+// of the client's.
+func answer(err error) error {
+	var status apierrors.APIStatus
+	var known *storage.StorageError
+	switch {
+	case errors.As(err, &status), errors.As(err, &known), storage.IsInternalError(err):
+		return err
+	case isContextError(err):
+		return &endedError{err}
+	}
+	return storage.NewInternalError(err)
 }
 
 // endedError is that of a request whose deadline has passed or whose client has gone away. Upstream logs an error

@@ -13,13 +13,17 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	k8sruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/sharding"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
+	storeerr "k8s.io/apiserver/pkg/storage/errors"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
@@ -69,7 +73,17 @@ func listed(t *testing.T, s storage.Interface) (all []string) {
 	return all
 }
 
-// A process that was fenced acknowledges nothing, whichever of its requests learned of the fence.
+// reason is that of the answer which upstream's registries make of the error. It makes a mistake of the client's out of a failed
+// patch without one.
+func reason(t *testing.T, err error) metav1.StatusReason {
+	t.Helper()
+	var status apierrors.APIStatus
+	require.ErrorAs(t, storeerr.InterpretUpdateError(err, schema.GroupResource{Resource: "pods"}, "a"), &status)
+	return status.Status().Reason
+}
+
+// A process that was fenced acknowledges nothing, whichever of its requests learned of the fence, and says that this is no fault
+// of the client's.
 func TestAFencedProcessAcknowledgesNothing(t *testing.T) {
 	for _, learned := range []bool{false, true} {
 		t.Run(fmt.Sprint("learned ", learned), func(t *testing.T) {
@@ -81,6 +95,10 @@ func TestAFencedProcessAcknowledgesNothing(t *testing.T) {
 			require.Error(t, f.old.Create(f.stalled, "/pods/ns/late", pod("ns", "late"), nil, 0))
 			require.Equal(t, []string{"a"}, listed(t, newStore(f.process, pods(nil))))
 			require.Error(t, f.old.Create(f.stalled, "/pods/ns/later", pod("ns", "later"), nil, 0))
+			for _, ctx := range []context.Context{f.stalled, t.Context()} {
+				_, err := relabel(ctx, f.old, "/pods/ns/a", "a", "b")
+				require.Equal(t, metav1.StatusReasonInternalError, reason(t, err), "%v", err)
+			}
 		})
 	}
 }

@@ -104,7 +104,7 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 		return 0, refused{st.revision, err}
 	}
 	if u.data, err = u.encode(ret); err != nil {
-		return 0, err
+		return 0, refused{st.revision, err}
 	}
 	if st.found && !st.stale && bytes.Equal(u.data, st.data) {
 		return st.revision, nil
@@ -230,13 +230,11 @@ func (s *store) compute(ctx context.Context, path string, try func(*projection.V
 		switch {
 		case err == nil:
 			return rev, nil
-		case errors.As(err, &no) && fresh:
-			return 0, no.error
 		case errors.As(err, &no):
-			v, err = s.ifChanged(ctx, path, no)
-		case !lost(err) || n == attempts:
-			return 0, s.writeFailed(err, path)
-		default:
+			if !fresh {
+				v, err = s.ifChanged(ctx, path, no)
+			}
+		case lost(err) && n < attempts:
 			writeConflicts.Inc()
 			if err = pause(ctx, n); err == nil {
 				v, err = s.latest(ctx)
@@ -244,7 +242,7 @@ func (s *store) compute(ctx context.Context, path string, try func(*projection.V
 		}
 		fresh = true
 	}
-	return 0, err
+	return 0, s.writeFailed(err, path)
 }
 
 // ifChanged returns a new view if it shows another revision than the one that was refused, else the refusal.
@@ -261,7 +259,7 @@ func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projec
 		row.Revision = 0
 	}
 	if row.Revision == no.revision {
-		return nil, no.error
+		return nil, no
 	}
 	return v, nil
 }
@@ -314,13 +312,17 @@ func (s *store) append(ctx context.Context, v *projection.View, before, after ru
 	return rev, nil
 }
 
-// writeFailed turns an append's error into the client's answer and leaves others as they are.
+// writeFailed is what a client is told about a write that failed. What upstream's functions refuse is their answer.
 func (s *store) writeFailed(err error, path string) error {
+	var no refused
 	var failed appendError
-	if errors.As(err, &failed) {
+	switch {
+	case errors.As(err, &no):
+		return no.error
+	case errors.As(err, &failed):
 		return writeError(failed.error, s.GroupResource, s.key(path))
 	}
-	return err
+	return answer(err)
 }
 
 // lifetime is upstream's time to live in the log's seconds.

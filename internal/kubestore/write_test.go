@@ -305,9 +305,9 @@ func TestDeadline(t *testing.T) {
 	cancel()
 	require.Error(t, s.Create(ctx, "/pods/ns/b", pod("ns", "b"), nil, 0))
 	_, err := relabel(ctx, s, keyOf(p), "a", "b")
-	require.Error(t, err)
+	require.Equal(t, metav1.StatusReasonTimeout, reason(t, err), "%v", err)
 	_, err = remove(ctx, s, keyOf(p))
-	require.Error(t, err)
+	require.Equal(t, metav1.StatusReasonTimeout, reason(t, err), "%v", err)
 	list := &example.PodList{}
 	require.NoError(t, s.GetList(t.Context(), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, list))
 	require.Equal(t, []example.Pod{*p}, list.Items)

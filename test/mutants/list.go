@@ -245,7 +245,7 @@ var list = []mutant{
 	},
 	{
 		name: "stale-refusal-answered",
-		file: "internal/kubestore/write.go", old: "case errors.As(err, &no) && fresh:", new: "case errors.As(err, &no) && (fresh || true):",
+		file: "internal/kubestore/write.go", old: "if !fresh {", new: "if !fresh && false {",
 		tests: "TestRequestView",
 		why:   "an update with the newest resourceVersion is answered with 409",
 	},
