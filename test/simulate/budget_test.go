@@ -7,31 +7,28 @@ import (
 
 // budgets says whether a process's caches keep theirs. No API tells what they hold.
 func (w *world) budgets(p *process) {
-	blocks := reflect.ValueOf(p.projection).Elem().FieldByName("cache").Elem()
-	unlock := lockOf(blocks)
-	used, budget := blocks.FieldByName("used").Int(), blocks.FieldByName("budget").Int()
-	unlock()
-	if used < 0 || used > budget {
-		w.violated("budget", "%s keeps %d bytes of blocks, of %d", p.name, used, budget)
-	}
-	if p.objects == nil {
-		return
-	}
-	objects := reflect.ValueOf(p.objects).Elem()
-	defer lockOf(objects)()
-	used, budget = objects.FieldByName("bytes").Int(), objects.FieldByName("budget").Int()
-	held := int64(0)
-	for each := objects.FieldByName("entries").MapRange(); each.Next(); {
-		held += each.Value().Elem().FieldByName("Value").Elem().Elem().FieldByName("bytes").Int()
-	}
-	if held > budget || held != used {
-		w.violated("budget", "%s keeps %d bytes of objects, counts %d, and may keep %d", p.name, held, used, budget)
+	w.budget(p, "blocks", reflect.ValueOf(p.projection).Elem().FieldByName("cache").Elem().FieldByName("blocks").Elem())
+	if p.objects != nil {
+		w.budget(p, "objects", reflect.ValueOf(p.objects).Elem().FieldByName("decoded").Elem())
 	}
 }
 
-// lockOf takes a cache's lock, which nobody holds across a request.
-func lockOf(cache reflect.Value) (unlock func()) {
+// budget judges one cache.Cache, whose lock nobody holds across a request.
+func (w *world) budget(p *process, of string, cache reflect.Value) {
 	mu := (*sync.Mutex)(cache.FieldByName("mu").Addr().UnsafePointer())
 	mu.Lock()
-	return mu.Unlock
+	defer mu.Unlock()
+	used, budget := cache.FieldByName("bytes").Int(), cache.FieldByName("budget").Int()
+	held := sum(cache.FieldByName("entries"))
+	if owned := sum(cache.FieldByName("owners")); held > budget || held != used || held != owned {
+		w.violated("budget", "%s keeps %d bytes of %s, %d of them owned, counts %d, and may keep %d", p.name, held, of, owned, used, budget)
+	}
+}
+
+// sum adds up the bytes of a map's values.
+func sum(of reflect.Value) (bytes int64) {
+	for each := of.MapRange(); each.Next(); {
+		bytes += each.Value().Elem().FieldByName("bytes").Int()
+	}
+	return bytes
 }
