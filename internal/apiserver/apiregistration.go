@@ -1,8 +1,6 @@
 package apiserver
 
 import (
-	"context"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -33,8 +31,7 @@ func newAPIRegistrationStorage(s *Server) (genericapiserver.APIGroupInfo, error)
 		config := &storagebackend.ConfigForResource{GroupResource: resource, Config: storagebackend.Config{Codec: codec, EncodeVersioner: versioner}}
 		return s.stores.options(config, resource.Group+"/"+resource.Resource, runtime.ContentTypeProtobuf, nil)
 	}))
-	apiServices.CreateStrategy = unaggregatedCreate{apiServices.CreateStrategy}
-	apiServices.UpdateStrategy = unaggregatedUpdate{apiServices.UpdateStrategy}
+	marking(apiServices.Store, markUnaggregated)
 	info.VersionedResourcesStorageMap["v1"] = map[string]rest.Storage{
 		"apiservices":        apiServices,
 		"apiservices/status": apiservicestorage.NewStatusREST(aggregatorscheme.Scheme, apiServices),
@@ -49,22 +46,7 @@ func (f getterFunc) GetRESTOptions(resource schema.GroupResource, _ runtime.Obje
 	return f(resource), nil
 }
 
-// unaggregatedCreate says in a remote APIService's status that nothing is forwarded to it, in the write
-// itself: no controller would come along later to say so.
-type unaggregatedCreate struct{ rest.RESTCreateStrategy }
-
-func (u unaggregatedCreate) PrepareForCreate(ctx context.Context, obj runtime.Object) {
-	u.RESTCreateStrategy.PrepareForCreate(ctx, obj)
-	markUnaggregated(obj)
-}
-
-type unaggregatedUpdate struct{ rest.RESTUpdateStrategy }
-
-func (u unaggregatedUpdate) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
-	u.RESTUpdateStrategy.PrepareForUpdate(ctx, obj, old)
-	markUnaggregated(obj)
-}
-
+// markUnaggregated says in a remote APIService's status that nothing is forwarded to it.
 func markUnaggregated(obj runtime.Object) {
 	service := obj.(*apiregistration.APIService)
 	if service.Spec.Service == nil || apiregistration.IsAPIServiceConditionTrue(service, apiregistration.Available) {

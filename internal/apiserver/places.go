@@ -8,13 +8,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // places bounds how many requests of one kind a process serves at once, and shares them out: no user has more than a share,
 // and of those who wait the user who has the fewest is next. It is safe for concurrent use.
 type places struct {
-	kind string // for messages and metrics
+	kind   string // for messages
+	queued prometheus.Gauge
 	// limit is how many there are, share how many of them one user may have, queue how many requests of one user may wait.
 	limit, share, queue int
 	// patience is how long a request waits for a place.
@@ -51,7 +53,7 @@ func newPlaces(kind string, limit, share int, patience time.Duration) *places {
 	if limit < 0 {
 		limit, share = math.MaxInt, math.MaxInt
 	}
-	return &places{kind: kind, limit: limit, share: max(share, 1), queue: max(share, minQueue), patience: patience, users: map[string]*guest{}}
+	return &places{kind: kind, queued: requestsWaiting.WithLabelValues(kind), limit: limit, share: max(share, 1), queue: max(share, minQueue), patience: patience, users: map[string]*guest{}}
 }
 
 // minQueue is how many requests of a user may wait at least.
@@ -84,9 +86,8 @@ func (t *place) take(ctx context.Context) error {
 		p.waiting = append(p.waiting, g)
 	}
 	p.mu.Unlock()
-	waiting := requestsWaiting.WithLabelValues(p.kind)
-	waiting.Inc()
-	defer waiting.Dec()
+	p.queued.Inc()
+	defer p.queued.Dec()
 	patience := time.NewTimer(p.patience)
 	defer patience.Stop()
 	select {

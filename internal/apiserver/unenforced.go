@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/warning"
@@ -59,27 +60,39 @@ func newAdmissionRegistrationStorage(s *Server) (genericapiserver.APIGroupInfo, 
 	}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
 	for _, storage := range info.VersionedResourcesStorageMap {
 		if policies, ok := storage["validatingadmissionpolicies"].(*policystore.REST); ok {
-			policies.CreateStrategy = unenforcedCreate{policies.CreateStrategy}
-			policies.UpdateStrategy = unenforcedUpdate{policies.UpdateStrategy}
+			marking(policies.Store, markUnenforced)
 		}
 	}
 	return info, err
 }
 
-// unenforcedCreate says in a policy's status that it is not enforced, in the write itself: no controller would come along later
-// to say so.
-type unenforcedCreate struct{ rest.RESTCreateStrategy }
-
-func (u unenforcedCreate) PrepareForCreate(ctx context.Context, obj runtime.Object) {
-	u.RESTCreateStrategy.PrepareForCreate(ctx, obj)
-	markUnenforced(obj)
+// marking has a store's objects say in their status that they do nothing, in the write itself: no controller would come along
+// later to say so.
+func marking(store *genericregistry.Store, mark func(runtime.Object)) {
+	store.CreateStrategy = markingCreate{store.CreateStrategy, mark}
+	store.UpdateStrategy = markingUpdate{store.UpdateStrategy, mark}
 }
 
-type unenforcedUpdate struct{ rest.RESTUpdateStrategy }
+type markingCreate struct {
+	rest.RESTCreateStrategy
+	mark func(runtime.Object)
+}
 
-func (u unenforcedUpdate) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
-	u.RESTUpdateStrategy.PrepareForUpdate(ctx, obj, old)
-	markUnenforced(obj)
+// PrepareForCreate implements rest.RESTCreateStrategy.
+func (m markingCreate) PrepareForCreate(ctx context.Context, obj runtime.Object) {
+	m.RESTCreateStrategy.PrepareForCreate(ctx, obj)
+	m.mark(obj)
+}
+
+type markingUpdate struct {
+	rest.RESTUpdateStrategy
+	mark func(runtime.Object)
+}
+
+// PrepareForUpdate implements rest.RESTUpdateStrategy.
+func (m markingUpdate) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
+	m.RESTUpdateStrategy.PrepareForUpdate(ctx, obj, old)
+	m.mark(obj)
 }
 
 func markUnenforced(obj runtime.Object) {

@@ -58,7 +58,8 @@ type attack struct {
 	once    func(ctx context.Context, s *target, worker int) (code int)
 }
 
-func (a attack) measure(t *testing.T, length time.Duration) string {
+// target is a process in which there is all that the attack needs.
+func (a attack) target(t *testing.T) *target {
 	c := newCell(t)
 	var args []string
 	if a.secure {
@@ -70,6 +71,12 @@ func (a attack) measure(t *testing.T, length time.Duration) string {
 	if a.prepare != nil {
 		a.prepare(s)
 	}
+	return s
+}
+
+// measure attacks for so long, and returns a line of the table.
+func (a attack) measure(t *testing.T, length time.Duration) string {
+	s := a.target(t)
 	others := []*other{newOther(s, tenant), newOther(s, admin)}
 	observe(t.Context(), others, quietTime) // warms up
 	quiet := observe(t.Context(), others, quietTime)

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"testing"
@@ -164,16 +165,27 @@ func (s *target) memory() uint64 {
 	s.t.Helper()
 	statm, err := os.ReadFile("/proc/" + pid(s) + "/statm")
 	require.NoError(s.t, err)
-	return residentOf(s.t, statm)
+	var total, resident uint64 // pages
+	_, err = fmt.Sscan(string(statm), &total, &resident)
+	require.NoError(s.t, err)
+	return resident * uint64(os.Getpagesize())
 }
 
 func pid(s *target) string { return strconv.Itoa(s.Cmd.Process.Pid) }
 
-// residentOf reads /proc/PID/statm: total and resident pages.
-func residentOf(t testing.TB, statm []byte) uint64 {
-	t.Helper()
-	var total, resident uint64
-	_, err := fmt.Sscan(string(statm), &total, &resident)
-	require.NoError(t, err)
-	return resident * uint64(os.Getpagesize())
+// sum is that of the values of the metrics of that name, and with those labels if the name ends with some.
+func (s *target) sum(metric string) (sum float64) {
+	s.t.Helper()
+	metrics := s.must(admin, http.MethodGet, "/metrics", "")
+	lines := regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(metric)+`(?:\{.*\})? (\S+)$`).FindAllSubmatch(metrics.Body, -1)
+	require.NotEmpty(s.t, lines, "%s in %s", metric, metrics.Body)
+	for _, line := range lines {
+		value, err := strconv.ParseFloat(string(line[1]), 64)
+		require.NoError(s.t, err)
+		sum += value
+	}
+	return sum
 }
+
+// allocated is how many bytes the process has allocated since it began.
+func (s *target) allocated() float64 { return s.sum("go_memstats_alloc_bytes_total") }

@@ -1,19 +1,11 @@
 package hostile
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -38,34 +30,25 @@ func TestAStrangersWatch(t *testing.T) {
 func TestACertificateOfOthers(t *testing.T) {
 	c := newCell(t)
 	roots := filepath.Join(t.TempDir(), "ca.pem")
-	ours := selfSigned(t)
-	require.NoError(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ours.Certificate[0]}), 0o600))
+	authority := newAuthority(t, "ours")
+	require.NoError(t, os.WriteFile(roots, authority.certificatePEM(), 0o600))
 	s := c.serve("api", append(c.certificate(), "--client-ca-file", roots)...)
-	code := func(user string, shown ...tls.Certificate) int {
-		transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, Certificates: shown}}
+	code := func(user string, shown *tls.Certificate) int {
+		config := &tls.Config{InsecureSkipVerify: true}
+		if shown != nil {
+			config.Certificates = []tls.Certificate{*shown}
+		}
+		transport := &http.Transport{TLSClientConfig: config}
 		defer transport.CloseIdleConnections()
 		return s.send(t.Context(), &http.Client{Transport: transport}, user, http.MethodGet, "/api/v1/namespaces", "", "")
 	}
-	theirs := selfSigned(t)
-	require.Equal(t, http.StatusOK, code(admin))
+	ours := authority.client(t, "root", "system:masters")
+	theirs := newAuthority(t, "theirs").client(t, "root", "system:masters")
+	require.Equal(t, http.StatusOK, code(admin, nil))
 	require.Equal(t, http.StatusOK, code(nobody, ours))
 	require.Equal(t, http.StatusOK, code(admin, theirs))
 	require.Equal(t, http.StatusForbidden, code(stranger, theirs))
 	require.Equal(t, http.StatusUnauthorized, code(nobody, theirs))
 	require.Equal(t, http.StatusUnauthorized, code("another", theirs))
-	require.Equal(t, http.StatusUnauthorized, code("another"))
-}
-
-// selfSigned is a certificate of an administrator, for who trusts it.
-func selfSigned(t *testing.T) tls.Certificate {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-		IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	require.NoError(t, err)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+	require.Equal(t, http.StatusUnauthorized, code("another", nil))
 }

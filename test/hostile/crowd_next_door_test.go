@@ -99,17 +99,3 @@ func (s *target) cpuSeconds() float64 {
 	}
 	return float64(ticks) / 100
 }
-
-// allocated is how many bytes the process has allocated so far.
-func (s *target) allocated() float64 {
-	s.t.Helper()
-	for _, line := range strings.Split(string(s.must(admin, http.MethodGet, "/metrics", "").Body), "\n") {
-		if value, ok := strings.CutPrefix(line, "go_memstats_alloc_bytes_total "); ok {
-			n, err := strconv.ParseFloat(value, 64)
-			require.NoError(s.t, err)
-			return n
-		}
-	}
-	s.t.Fatal("the process does not say how much it has allocated")
-	return 0
-}

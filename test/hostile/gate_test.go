@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -48,17 +47,7 @@ func TestOthersAreServed(t *testing.T) {
 
 // whileServing attacks a process for as long as others need.
 func (a attack) whileServing(t *testing.T, others func(s *target)) {
-	c := newCell(t)
-	var args []string
-	if a.secure {
-		args = c.certificate()
-	}
-	s := c.serve("watcher", args...)
-	s.asOwner(tenant)
-	s.asOwner(owner)
-	if a.prepare != nil {
-		a.prepare(s)
-	}
+	s := a.target(t)
 	ctx, end := context.WithCancel(t.Context())
 	var attackers sync.WaitGroup
 	defer attackers.Wait()
@@ -109,8 +98,7 @@ func TestWatchesStartInTurn(t *testing.T) {
 	attackNamed("watches from resourceVersion=0").whileServing(t, func(s *target) {
 		eventlogtest.Eventually(t, "watches wait", func() bool {
 			s.must(tenant, http.MethodGet, "/api/v1/namespaces/tenant/configmaps", "")
-			waiting := regexp.MustCompile(`logplane_requests_waiting{kind="watch"} ([0-9]+)`).FindSubmatch(s.must(admin, http.MethodGet, "/metrics", "").Body)
-			return waiting != nil && string(waiting[1]) != "0"
+			return s.sum(`logplane_requests_waiting{kind="watch"}`) > 0
 		})
 	})
 }

@@ -3,8 +3,6 @@ package hostile
 import (
 	"fmt"
 	"net/http"
-	"regexp"
-	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -20,11 +18,11 @@ func TestOneTenantsBindingsCostNoOther(t *testing.T) {
 		const n = 20
 		path := "/api/v1/namespaces/" + user + "/configmaps"
 		s.must(user, http.MethodGet, path, "")
-		before := allocated(s)
+		before := s.allocated()
 		for range n {
 			s.must(user, http.MethodGet, path, "")
 		}
-		return (allocated(s) - before) / n
+		return int(s.allocated()-before) / n
 	}
 	quiet := max(gets(owner), gets(tenant))
 	for i := range 4300 {
@@ -36,19 +34,6 @@ func TestOneTenantsBindingsCostNoOther(t *testing.T) {
 		require.Less(t, gets(owner), 2*quiet+1<<20)
 		require.Less(t, gets(tenant), 2*quiet+1<<20)
 	}
-}
-
-var allocations = regexp.MustCompile(`(?m)^go_memstats_alloc_bytes_total (\S+)$`)
-
-// allocated is how many bytes the process has allocated since it began.
-func allocated(s *target) int {
-	s.t.Helper()
-	metrics := s.must(admin, http.MethodGet, "/metrics", "").Body
-	found := allocations.FindSubmatch(metrics)
-	require.NotNil(s.t, found, string(metrics))
-	bytes, err := strconv.ParseFloat(string(found[1]), 64)
-	require.NoError(s.t, err)
-	return int(bytes)
 }
 
 // TestManyBindingsToOneRoleAreOne: who binds himself to 'admin' 500 times and asks what he may do is told once. On e14eff4 he is

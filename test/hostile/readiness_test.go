@@ -2,8 +2,6 @@ package hostile
 
 import (
 	"net/http"
-	"regexp"
-	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,16 +16,4 @@ func TestReadinessIsCheap(t *testing.T) {
 		require.Equal(t, http.StatusOK, s.do(nobody, http.MethodGet, "/readyz", "", "").Code)
 	}
 	require.Less(t, s.sum("logplane_log_round_trips_total")-before, float64(asked/2))
-}
-
-// sum is that of a metric's values.
-func (s *target) sum(metric string) (sum float64) {
-	s.t.Helper()
-	metrics := s.must(admin, http.MethodGet, "/metrics", "")
-	for _, line := range regexp.MustCompile(`(?m)^`+metric+`(?:\{.*\})? (\S+)$`).FindAllSubmatch(metrics.Body, -1) {
-		value, err := strconv.ParseFloat(string(line[1]), 64)
-		require.NoError(s.t, err)
-		sum += value
-	}
-	return sum
 }
