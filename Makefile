@@ -105,8 +105,11 @@ history: race-build ## histories of MINUTES each, on one server and on three, wi
 SIMULATE ?= 10m
 BUCKET ?= memory
 .PHONY: simulate
-simulate: ## what clients are told, in cells simulated for SIMULATE on a BUCKET (memory, filesystem or minio); replay with LOGPLANE_SIMULATE_SEED
-	@set -o pipefail; $(RELEASE) SIMULATE=$(SIMULATE) BUCKET=$(BUCKET) go test ./test/simulate -run '^TestSimulate$$' -count 1 -v -timeout 0 | grep -vE '^=== '
+simulate: ## what clients are told, in cells simulated for SIMULATE on a BUCKET (memory, filesystem or minio), one at a time on each core; replay with LOGPLANE_SIMULATE_SEED
+	@$(RELEASE) go test -c -o $(BIN)/simulate ./test/simulate
+	@set -o pipefail; for core in $$(seq $$(nproc)); do \
+	  (cd test/simulate && SIMULATE=$(SIMULATE) BUCKET=$(BUCKET) $(BIN)/simulate -test.run '^TestSimulate$$' -test.v -test.timeout 0 | grep -vE '^=== ') & runs+=($$!); \
+	done; for run in $${runs[@]}; do wait $$run || failed=1; done; exit $${failed:-0}
 
 .PHONY: bench
 bench: build ## benchmarks, in the form benchstat reads
