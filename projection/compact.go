@@ -50,6 +50,9 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	out, err := p.merge(ctx, m)
+	if errors.Is(err, bucket.ErrNotFound) {
+		err = m.missing(ctx, v, err)
+	}
 	if err == nil {
 		_, err = p.swap(ctx, func(ctx context.Context, v *View) (*root, error) { return out.rebase(ctx, v.snap.root) })
 	}
@@ -60,6 +63,18 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("compact: %w", err)
 	}
 	return true, nil
+}
+
+// missing says why an input could not be found: another projector has collected it, unless the newest root still names it.
+func (m *merge) missing(ctx context.Context, v *View, notFound error) error {
+	renewed, err := v.renew(ctx)
+	if err != nil {
+		return err
+	}
+	if _, _, err := m.position(renewed.snap.root); err != nil {
+		return err
+	}
+	return notFound
 }
 
 // choose picks the next compaction of a view's snapshot, nil for none.
@@ -272,22 +287,27 @@ func (o *output) cut(ctx context.Context) error {
 	return nil
 }
 
+// position is where the root names the inputs: segments from to end. It is errOvertaken if it does not name all of them.
+func (m *merge) position(r *root) (from, end int, err error) {
+	inputs := slices.Concat(m.inputs...)
+	from = slices.IndexFunc(r.Segments, func(s segmentRef) bool { return s.Key == inputs[0].ref.Key })
+	end = from + len(inputs)
+	if from < 0 || end > len(r.Segments) {
+		return 0, 0, errOvertaken
+	}
+	for i, input := range inputs {
+		if r.Segments[from+i].Key != input.ref.Key {
+			return 0, 0, errOvertaken
+		}
+	}
+	return from, end, nil
+}
+
 // rebase makes the next root: the inputs give way to the outputs, where they were.
 func (o *output) rebase(ctx context.Context, r *root) (*root, error) {
-	var inputs []string
-	for _, r := range o.merge.inputs {
-		for _, s := range r {
-			inputs = append(inputs, s.ref.Key)
-		}
-	}
-	at := slices.IndexFunc(r.Segments, func(s segmentRef) bool { return s.Key == inputs[0] })
-	if at < 0 || len(r.Segments)-at < len(inputs) {
-		return nil, errOvertaken
-	}
-	for i, key := range inputs {
-		if r.Segments[at+i].Key != key {
-			return nil, errOvertaken
-		}
+	from, end, err := o.merge.position(r)
+	if err != nil {
+		return nil, err
 	}
 	if r.Generation != o.merge.generation {
 		if err := o.renew(ctx, r.Generation); err != nil {
@@ -295,7 +315,7 @@ func (o *output) rebase(ctx context.Context, r *root) (*root, error) {
 		}
 	}
 	next := r.clone()
-	next.Segments = slices.Concat(r.Segments[:at], o.refs, r.Segments[at+len(inputs):])
+	next.Segments = slices.Concat(r.Segments[:from], o.refs, r.Segments[end:])
 	next.written = o.footers
 	return next, nil
 }

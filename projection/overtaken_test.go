@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket"
 )
 
 // slowRoot does something once between the bucket's answer to a read of the root and its arrival.
@@ -67,6 +68,26 @@ func overtaken(t *testing.T) (c *cell, behind *Projection, v *View) {
 	_, err = c.Collect(c.ctx, 0)
 	require.NoError(t, err)
 	return c, behind, v
+}
+
+// A compaction whose inputs another projector has compacted and collected ends, and is no error.
+func TestACompactionIsOvertakenByACollection(t *testing.T) {
+	c, behind, _ := overtaken(t)
+	merged, err := behind.Compact(c.ctx)
+	require.NoError(t, err)
+	require.False(t, merged)
+	v, err := behind.Latest(c.ctx)
+	require.NoError(t, err)
+	require.Equal(t, c.latest().snap.root.Segments, v.snap.root.Segments)
+
+	// What the newest root names and is not there is lost, and that is an error.
+	for range runsPerLevel {
+		c.put("b", "b")
+		c.commit()
+	}
+	require.NoError(t, c.bucket.Delete(c.ctx, c.latest().snap.root.Segments[0].Key))
+	_, err = c.over(lax{c.bucket}).Compact(c.ctx)
+	require.ErrorIs(t, err, bucket.ErrNotFound)
 }
 
 // A reader whose segments were collected goes on with a newer root only at a revision that this root still has: what
