@@ -26,7 +26,6 @@ import (
 	coordinationrest "k8s.io/kubernetes/pkg/registry/coordination/rest"
 	discoveryrest "k8s.io/kubernetes/pkg/registry/discovery/rest"
 	eventsrest "k8s.io/kubernetes/pkg/registry/events/rest"
-	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
 	noderest "k8s.io/kubernetes/pkg/registry/node/rest"
 	policyrest "k8s.io/kubernetes/pkg/registry/policy/rest"
 	resourcerest "k8s.io/kubernetes/pkg/registry/resource/rest"
@@ -103,9 +102,7 @@ func builtins() []struct {
 		{"scheduling.k8s.io", static(schedulingrest.RESTStorageProvider{})},
 		{"storage.k8s.io", static(storagerest.RESTStorageProvider{})},
 		{"storagemigration.k8s.io", static(svmrest.RESTStorageProvider{})},
-		{"flowcontrol.apiserver.k8s.io", from(func(s *Server) storageProvider {
-			return flowcontrolrest.RESTStorageProvider{InformerFactory: s.informers}
-		})},
+		{"flowcontrol.apiserver.k8s.io", newFlowControlStorage},
 		{"apps", static(appsrest.StorageProvider{})},
 		{"admissionregistration.k8s.io", newAdmissionRegistrationStorage},
 		{"events.k8s.io", static(eventsrest.RESTStorageProvider{TTL: eventTTL})},

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,8 +15,12 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/kubernetes/pkg/apis/admissionregistration"
 	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/apis/flowcontrol"
 	admissionregistrationrest "k8s.io/kubernetes/pkg/registry/admissionregistration/rest"
 	policystore "k8s.io/kubernetes/pkg/registry/admissionregistration/validatingadmissionpolicy/storage"
+	flowschemastore "k8s.io/kubernetes/pkg/registry/flowcontrol/flowschema/storage"
+	levelstore "k8s.io/kubernetes/pkg/registry/flowcontrol/prioritylevelconfiguration/storage"
+	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
 )
 
 // What protects somebody in kube-apiserver, is stored here and does nothing yet. Whoever writes it is told so.
@@ -23,6 +28,7 @@ const (
 	policiesUnenforced = "this server stores admission policies and does not enforce them: they neither refuse nor change any request"
 	webhooksUnenforced = "this server stores admission webhooks and does not call them: they neither refuse nor change any request"
 	quotasUnenforced   = "this server stores resource quotas and does not enforce them: they refuse no request"
+	flowsUnenforced    = "this server stores flow schemas and priority levels and does not apply them: it gives each user a fair part of its places"
 )
 
 var unenforcedResources = map[schema.GroupResource]string{
@@ -33,6 +39,8 @@ var unenforcedResources = map[schema.GroupResource]string{
 	admissionregistration.Resource("validatingwebhookconfigurations"):   webhooksUnenforced,
 	admissionregistration.Resource("mutatingwebhookconfigurations"):     webhooksUnenforced,
 	core.Resource("resourcequotas"):                                     quotasUnenforced,
+	flowcontrol.Resource("flowschemas"):                                 flowsUnenforced,
+	flowcontrol.Resource("prioritylevelconfigurations"):                 flowsUnenforced,
 }
 
 // unenforced warns who writes an object that does nothing; it refuses nobody.
@@ -52,6 +60,9 @@ func (unenforced) Validate(ctx context.Context, a admission.Attributes, _ admiss
 	}
 	return nil
 }
+
+// enforced is the type of the condition that is False.
+const enforced = "Enforced"
 
 // newAdmissionRegistrationStorage makes upstream's registries; of their types, ValidatingAdmissionPolicy alone has conditions.
 func newAdmissionRegistrationStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
@@ -100,6 +111,42 @@ func markUnenforced(obj runtime.Object) {
 	// The old object may share them.
 	policy.Status.Conditions = append([]metav1.Condition(nil), policy.Status.Conditions...)
 	meta.SetStatusCondition(&policy.Status.Conditions, metav1.Condition{
-		Type: "Enforced", Status: metav1.ConditionFalse, Reason: "PoliciesNotSupported", Message: policiesUnenforced, ObservedGeneration: policy.Generation,
+		Type: enforced, Status: metav1.ConditionFalse, Reason: "PoliciesNotSupported", Message: policiesUnenforced, ObservedGeneration: policy.Generation,
+	})
+}
+
+// newFlowControlStorage makes upstream's registries.
+func newFlowControlStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
+	info, err := flowcontrolrest.RESTStorageProvider{InformerFactory: s.informers}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
+	for _, storage := range info.VersionedResourcesStorageMap {
+		if schemas, ok := storage["flowschemas"].(*flowschemastore.REST); ok {
+			marking(schemas.Store, markSchemaUnenforced)
+		}
+		if levels, ok := storage["prioritylevelconfigurations"].(*levelstore.REST); ok {
+			marking(levels.Store, markLevelUnenforced)
+		}
+	}
+	return info, err
+}
+
+const flowsNotSupported = "PriorityAndFairnessNotSupported"
+
+func markSchemaUnenforced(obj runtime.Object) {
+	status := &obj.(*flowcontrol.FlowSchema).Status
+	if slices.ContainsFunc(status.Conditions, func(c flowcontrol.FlowSchemaCondition) bool { return c.Type == enforced }) {
+		return
+	}
+	status.Conditions = append(slices.Clip(status.Conditions), flowcontrol.FlowSchemaCondition{
+		Type: enforced, Status: flowcontrol.ConditionFalse, LastTransitionTime: metav1.Now(), Reason: flowsNotSupported, Message: flowsUnenforced,
+	})
+}
+
+func markLevelUnenforced(obj runtime.Object) {
+	status := &obj.(*flowcontrol.PriorityLevelConfiguration).Status
+	if slices.ContainsFunc(status.Conditions, func(c flowcontrol.PriorityLevelConfigurationCondition) bool { return c.Type == enforced }) {
+		return
+	}
+	status.Conditions = append(slices.Clip(status.Conditions), flowcontrol.PriorityLevelConfigurationCondition{
+		Type: enforced, Status: flowcontrol.ConditionFalse, LastTransitionTime: metav1.Now(), Reason: flowsNotSupported, Message: flowsUnenforced,
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -16,7 +15,7 @@ import (
 // nothing here, and a policy's status says so. On e14eff4 all are accepted without a word.
 func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 	s := serve(t, "api")
-	const group = "/apis/admissionregistration.k8s.io/v1/"
+	const group, flows = "/apis/admissionregistration.k8s.io/v1/", "/apis/flowcontrol.apiserver.k8s.io/v1/"
 	const rules = `"matchConstraints":{"resourceRules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["configmaps"]}]}`
 	const webhook = `,"webhooks":[{"name":"a.example.com","sideEffects":"None","admissionReviewVersions":["v1"],"clientConfig":{"url":"https://127.0.0.1:1"}}]`
 	for _, object := range []struct{ path, rest, warning string }{
@@ -27,6 +26,8 @@ func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 		{group + "validatingwebhookconfigurations", webhook, "does not call"},
 		{group + "mutatingwebhookconfigurations", webhook, "does not call"},
 		{"/api/v1/namespaces/default/resourcequotas", `,"spec":{"hard":{"configmaps":"0"}}`, "does not enforce"},
+		{flows + "flowschemas", `,"spec":{"priorityLevelConfiguration":{"name":"a"},"matchingPrecedence":1000}`, "does not apply"},
+		{flows + "prioritylevelconfigurations", `,"spec":{"type":"Limited","limited":{"nominalConcurrencyShares":1,"limitResponse":{"type":"Reject"}}}`, "does not apply"},
 	} {
 		body := `{"metadata":{"name":"a"}` + object.rest + `}`
 		one := object.path + "/a"
@@ -50,17 +51,24 @@ func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 	}
 	s.must(admin, http.MethodPost, "/api/v1/namespaces/default/configmaps", `{"metadata":{"name":"as-if-there-were-none"}}`)
 
-	for _, name := range []string{"a", "b"} {
-		var policy admissionregistrationv1.ValidatingAdmissionPolicy
-		require.NoError(t, json.Unmarshal(s.must(admin, http.MethodGet, group+"validatingadmissionpolicies/"+name, "").Body, &policy))
-		condition := meta.FindStatusCondition(policy.Status.Conditions, "Enforced")
-		require.NotNil(t, condition)
-		require.Equal(t, metav1.ConditionFalse, condition.Status)
-		require.Equal(t, policy.Generation, condition.ObservedGeneration)
-		// An update that changes nothing changes nothing.
-		before := policy.ResourceVersion
-		require.NoError(t, json.Unmarshal(s.must(admin, http.MethodPut, group+"validatingadmissionpolicies/"+name, string(s.must(admin, http.MethodGet, group+"validatingadmissionpolicies/"+name, "").Body)).Body, &policy))
-		require.Equal(t, before, policy.ResourceVersion)
+	for _, path := range []string{group + "validatingadmissionpolicies/", flows + "flowschemas/", flows + "prioritylevelconfigurations/"} {
+		for _, name := range []string{"a", "b"} {
+			var object, after struct {
+				Metadata metav1.ObjectMeta
+				Status   struct{ Conditions []metav1.Condition }
+			}
+			found := s.must(admin, http.MethodGet, path+name, "")
+			require.NoError(t, json.Unmarshal(found.Body, &object))
+			condition := meta.FindStatusCondition(object.Status.Conditions, "Enforced")
+			require.NotNil(t, condition, path)
+			require.Equal(t, metav1.ConditionFalse, condition.Status)
+			if path == group+"validatingadmissionpolicies/" {
+				require.Equal(t, object.Metadata.Generation, condition.ObservedGeneration)
+			}
+			// An update that changes nothing changes nothing.
+			require.NoError(t, json.Unmarshal(s.must(admin, http.MethodPut, path+name, string(found.Body)).Body, &after))
+			require.Equal(t, object.Metadata.ResourceVersion, after.Metadata.ResourceVersion)
+		}
 	}
 }
 
