@@ -49,7 +49,7 @@ func (k Key) Path() string {
 func (k Key) Row() string { return k.Cluster + k.Path() }
 
 // Subject is '<prefix>.log.<cluster>.<group>.<resource>.<namespace>.<name>', each token escaped
-// (eventlog.md, Subjects). It fails with ErrKeyTooLong over 3,900 bytes.
+// (format.md, events). It fails with ErrKeyTooLong over 3,900 bytes.
 func (k Key) Subject(prefix string) (string, error) {
 	return k.subject(prefix+".log.", escapeToken)
 }

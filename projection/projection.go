@@ -34,7 +34,7 @@ type Config struct {
 	TailBytes int
 	// ReadOnly keeps Latest from committing.
 	ReadOnly bool
-	// LogRetention, Retention and History are of log time (architecture.md, retention). 0 keeps everything.
+	// LogRetention, Retention and History are of log time (architecture.md, vocabulary). 0 keeps everything.
 	LogRetention, Retention, History time.Duration
 	// Checkpoints say which roots are kept beside the newest one; none by default. Every process of a cell should
 	// be given the same, and the same retentions.

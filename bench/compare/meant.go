@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// intention is a difference that is meant, and why. Rows are those of the design's api-semantics.md. The narrower an entry, the less hides behind it.
+// intention is a difference that is meant, and why. Rows are those of api.md. The narrower an entry, the less hides behind it.
 type intention struct {
 	request, at  string // regular expressions; at matches the whole of it
 	ours, theirs int    // statuses of the answers; 0 is any
@@ -40,7 +40,7 @@ var intentions = []intention{
 	{request: `(services|DELETE /api/v1/namespaces/default/services/kubernetes)`, at: `.*\.targetPort`, why: "a function has no port"},
 	{request: `/ipaddresses`, at: `.*managedFields.*`, why: "an address that a Service holds is a claim of its: nobody else manages its fields"},
 
-	// Where upstream answers 500 to a request that is wrong (corrections.go), and other errors.
+	// Where upstream answers 500 to a request that is wrong (internal/apiserver/corrections.go), and other errors.
 	{at: `.*`, ours: 400, theirs: 500, why: "the client's mistake is not the server's"},
 	{at: `.*`, ours: 422, theirs: 500, why: "the client's mistake is not the server's"},
 	{request: `POST /api/v1/namespaces/compare/services \{\}`, at: `body\..*`, ours: 422, theirs: 422, why: "validated before an address is taken"},

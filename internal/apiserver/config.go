@@ -55,7 +55,7 @@ func (s *Server) configure() error {
 	if c.ExternalAddress == "" {
 		c.ExternalAddress = "localhost:443"
 	}
-	// Everything that upstream would run in the background stays out (kubernetes.md).
+	// Everything that upstream would run in the background stays out (architecture.md).
 	c.FlowControl, c.AuditBackend, c.StorageObjectCountTracker = nil, nil, nil
 	c.EnableIndex, c.EnableProfiling, c.EnableMetrics, c.EnableDiscovery = false, false, false, false
 	c.SkipOpenAPIInstallation = true

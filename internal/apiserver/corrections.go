@@ -15,8 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// withCorrections replaces the few answers to writes in which upstream gives a code that api-semantics.md
-// does not allow. They are made deep inside upstream, so they are recognised by what they say.
+// withCorrections replaces the few answers to writes in which upstream gives a code that api.md does not
+// allow. They are made deep inside upstream, so they are recognised by what they say.
 func (s *Server) withCorrections(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {

@@ -134,7 +134,7 @@ func widget(name, spec string) string {
 }
 
 // A CRD's objects can be made as soon as the CRD is acknowledged, with all that its schema asks for
-// (api-semantics.md, row 7).
+// (row 7).
 func TestCustomResource(t *testing.T) {
 	s := newServer(t)
 	c := connect(t, s)
@@ -385,7 +385,7 @@ spec:
 `, plural, kind, short)
 }
 
-// Of CRDs that want the same name at once, exactly one gets it (kubernetes.md, 9), through two servers.
+// Of CRDs that want the same name at once, exactly one gets it, through two servers.
 func TestClashingNames(t *testing.T) {
 	first := newServer(t)
 	second, err := New(Config{Cell: first.config.Cell})
@@ -467,7 +467,7 @@ func TestCustomResourcesOwnNoGoroutine(t *testing.T) {
 }
 
 // Writers whose views agree that a name is free: the log lets one of them have it, and the other finds
-// it taken (kubernetes.md, 9).
+// it taken.
 func TestNameRace(t *testing.T) {
 	first := newServer(t)
 	second, err := New(Config{Cell: first.config.Cell})

@@ -58,7 +58,7 @@ var groupOrder = []string{
 }
 
 // TestSpecIsCurrent rebuilds discovery and OpenAPI of every built-in group from the registries that serve
-// them (kubernetes.md; api-semantics.md, row 8).
+// them (row 8).
 func TestSpecIsCurrent(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds every group and its OpenAPI")

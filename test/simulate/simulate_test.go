@@ -296,8 +296,8 @@ func (w *world) rest(d time.Duration) {
 }
 
 // carried is how long a message or an answer is on its way at most, where the log forgets: together with a
-// request's deadline and the longest rest it is less than what the log keeps, as the product demands (eventlog.md,
-// preconditions).
+// request's deadline and the longest rest it is less than what the log keeps, as the product demands
+// (guarantees.md, conditions).
 const carried = 30 * time.Second
 
 // deliver lets go what was on its way for too long.
