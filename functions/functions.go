@@ -3,12 +3,17 @@
 package functions
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"sync/atomic"
 
+	"github.com/aws/aws-lambda-go/events"
+	"github.com/aws/aws-lambda-go/lambda"
 	"github.com/aws/aws-lambda-go/lambdaurl"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -22,18 +27,43 @@ func New(c apiserver.Config) (*apiserver.Server, error) {
 }
 
 // ServeLambda serves invocations of an AWS Lambda function URL in response-streaming mode, and does not
-// return. It recovers panics itself: one in lambdaurl's goroutine would kill the whole function.
-func ServeLambda(h http.Handler) { lambdaurl.Start(lambdaHandler(h)) }
+// return.
+func ServeLambda(h http.Handler) { lambda.Start(lambdaFunction(h)) }
 
-// lambdaHandler completes a request as net/http's server would have: lambdaurl leaves RequestURI empty,
-// which upstream's redirects and logs read, and of a body in base64 it does not say that its length is not known.
-func lambdaHandler(h http.Handler) http.Handler {
+type function func(context.Context, *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error)
+
+// lambdaFunction makes a function of a handler, as net/http's server would have served it: a response that is cut off after
+// it has begun ends with an error, of which Lambda tells the client. lambdaurl alone would end it as if it were whole.
+func lambdaFunction(h http.Handler) function {
+	return func(ctx context.Context, request *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error) {
+		cut := &atomic.Bool{}
+		response, err := lambdaurl.Wrap(completed(h, cut))(ctx, request)
+		if err == nil {
+			response.Body = &body{response.Body.(io.ReadCloser), cut}
+		}
+		return response, err
+	}
+}
+
+// completed gives the handler what net/http's server would have: lambdaurl leaves RequestURI empty, which upstream's redirects
+// and logs read, and of a body in base64 it does not say that its length is not known. It recovers panics, one of which would
+// end the process: a response that has not begun is a 500, and any other is cut.
+func completed(h http.Handler, cut *atomic.Bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent := &begun{ResponseWriter: w}
 		defer func() {
-			if cause := recover(); cause != nil {
-				slog.Error("a request panicked", "method", r.Method, "uri", r.RequestURI, "panic", cause, "stack", string(debug.Stack()))
-				answerInternalError(w)
+			cause := recover()
+			if cause == nil {
+				return
 			}
+			if cause != http.ErrAbortHandler { // which was logged by whoever gave up
+				slog.Error("a request panicked", "method", r.Method, "uri", r.RequestURI, "panic", cause, "stack", string(debug.Stack()))
+			}
+			if sent.begun {
+				cut.Store(true)
+				return
+			}
+			answerInternalError(w)
 		}()
 		if r.RequestURI == "" {
 			r.RequestURI = r.URL.RequestURI()
@@ -41,8 +71,40 @@ func lambdaHandler(h http.Handler) http.Handler {
 		if r.ContentLength == 0 && r.Body != nil && r.Body != http.NoBody {
 			r.ContentLength = -1
 		}
-		h.ServeHTTP(w, r)
+		h.ServeHTTP(sent, r)
 	})
+}
+
+// begun remembers whether anything was sent.
+type begun struct {
+	http.ResponseWriter
+	begun bool
+}
+
+func (b *begun) Unwrap() http.ResponseWriter { return b.ResponseWriter }
+
+func (b *begun) WriteHeader(code int) {
+	b.begun = true
+	b.ResponseWriter.WriteHeader(code)
+}
+
+func (b *begun) Write(p []byte) (int, error) {
+	b.begun = true
+	return b.ResponseWriter.Write(p)
+}
+
+// body is a response's, which ends with an error if it was cut.
+type body struct {
+	io.ReadCloser
+	cut *atomic.Bool // set before the end can be read
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF && b.cut.Load() {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
 }
 
 // answerInternalError answers a Status, as every error of the API is one.
