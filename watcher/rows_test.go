@@ -22,7 +22,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// The rows are those of what a client may rely on; docs/guarantees.md.
+// The rows are those of docs/api.md.
 
 // TestRow11: list, then watch from the list's revision: nothing is missed, nothing repeated.
 func TestRow11(t *testing.T) { overEach(t, row11) }
