@@ -9,6 +9,7 @@ import (
 	lru "github.com/hashicorp/golang-lru/v2"
 	"golang.org/x/sync/singleflight"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
@@ -87,6 +88,11 @@ func (c Claim) held(ctx context.Context, row projection.Row) bool {
 type ClaimedError struct{ Key eventlog.Key }
 
 func (e *ClaimedError) Error() string { return e.Key.Path() + " is already claimed" }
+
+// Status is for a request that does not try again: another try may see the claim, and avoid it.
+func (e *ClaimedError) Status() metav1.Status {
+	return apierrors.NewTooManyRequests(e.Error(), retryAfterSeconds).Status()
+}
 
 // store is the storage.Interface of one resource in one cluster. It holds no state of objects.
 type store struct {
