@@ -9,16 +9,20 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// resolve finds out what became of an append whose outcome err leaves open. It may land later, so that the
-// key's last event proves nothing yet. The same ids and preconditions are published again until
+// resolve finds out what became of an append whose outcome err leaves open.
 //
-//   - they are acknowledged: no other copy has landed or ever will, its precondition is broken; or
-//   - a precondition is broken for good: a copy has landed, or none can any more. Then, and only then, what
-//     came after the append began is searched for it.
+// A message that was not answered is a copy of the append that may still be on its way. The key's last event therefore
+// proves nothing yet. resolve publishes the same ids with the same preconditions again, until one of two things happens:
 //
-// A write that meets another one in flight learns so, too, whether that one has won. Past the deadline the outcome is
-// ErrUnknown. If a try was not answered, the connection is then replaced, so that what may still wait in it for a
-// stalled server is not sent much later.
+//   - The log acknowledges a copy. Its event breaks the precondition of every other copy. So no other copy is in the log,
+//     and none can enter it.
+//   - A precondition is broken for good. Then either a copy is in the log already, or none can enter it any more. Now, and
+//     not before, the log can be searched for the append.
+//
+// The same steps tell a write that lost to another one in flight whether that one is in the log.
+//
+// When the deadline passes first, the outcome is ErrUnknown. If a try was not answered, resolve also replaces the
+// connection, because a message may still wait in it for a server that has stalled, and must not be sent much later.
 func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, before Revision, err error) (Revision, error) {
 	patience := l.config.Timeout
 	if deadline, ok := ctx.Deadline(); ok {
@@ -56,8 +60,8 @@ var errRangeGone = fmt.Errorf("%w: what came after it began has left the log", E
 // errStaleRefusal: a server that is behind refused the precondition.
 var errStaleRefusal = errors.New("the refusal came from a server that is behind")
 
-// search looks for an append that no copy of can land any more among all events since it began. That it is not there is
-// ErrConflict. It is errStaleRefusal if the refusal proves nothing.
+// search looks for the append among all events since it began, once no further copy of it can enter the log. If the
+// append is not there, the error is ErrConflict. If the refusal proves nothing, the error is errStaleRefusal.
 func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, before Revision, broken *conflict) (Revision, error) {
 	highest := Revision(0)
 	for _, w := range writes {
@@ -79,7 +83,7 @@ func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, befo
 		return nil
 	})
 	switch {
-	case found > 0: // some of a batch is all of it
+	case found > 0: // a batch is in the log as a whole or not at all
 		return found, nil
 	case errors.Is(err, ErrPurged):
 		return 0, errRangeGone
@@ -89,15 +93,20 @@ func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, befo
 	return 0, broken
 }
 
-// settledAt proves from a refusal that a precondition can never hold again. It returns a revision that an event of the
-// append is not after, if there is one. last is the last revision of one of the keys, as the refusing server knows it;
-// what a server holds a quorum holds, so that a server which is behind, as a deposed leader is, names one that
-// is too low, or 0, but no wrong one.
+// settledAt proves from a refusal that a precondition can never hold again. It returns a revision up to which the log
+// must be searched: if the append is in the log, it is not after that revision.
+//
+// last is the last revision of one of the keys, as the server that refused knows it. A quorum holds what a server
+// holds. So a server that is behind, a deposed leader for example, may name a revision that is too low, or 0. It never
+// names one that is not the key's.
+//
+// There are two proofs. Either last is above the precondition: the key has a newer event, and always will. Or the event
+// that a precondition names has left the log: JetStream then expects 0 of that key, and never that revision again.
 func (l *Log) settledAt(ctx context.Context, msgs []*nats.Msg, writes []Write, last, highest Revision) (Revision, error) {
 	if last > highest {
 		return last, nil
 	}
-	if last > 0 && len(writes) > 1 { // whose is it?
+	if last > 0 && len(writes) > 1 { // the refusal does not say which of the keys it is about
 		m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d}`, last))
 		if err != nil && !errors.Is(err, errNoMessage) {
 			return 0, err

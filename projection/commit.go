@@ -27,20 +27,22 @@ const (
 	quietBarriers = 1000
 )
 
-// Commit folds the events after the root's applied revision into a new root, spilling inline rows to a
-// segment as needed, and reports the applied revision afterwards. Losing to another projector is no
-// error. With nothing to add it costs no write; a few barriers alone are nothing.
+// Commit folds the events after the root's applied revision into a new root, and reports the applied revision
+// afterwards. It is no error to lose to another projector. With nothing to add it writes nothing, and a few barriers
+// alone count as nothing.
 //
-// It is one story, whatever goes wrong in it:
+// The steps, and what a crash after each of them means:
 //
-//  1. Catch up. The root may be an old one of this process's memory; the swap will tell.
-//  2. Fold the tail onto the root's inline rows, marking void events.
-//  3. If the inline rows are full, write them as a key-ordered and as an event segment, under new names.
-//     A crash here leaves garbage that no root names.
-//  4. Swap the root. A crash before it changes nothing, after it everything; an outcome that is not
-//     known is learned by reading the root: it is ours if it has our nonce.
-//  5. Purge the log up to the point that the new root allows. A crash before it is made up for by the
-//     next commit.
+//  1. Catch up (swap). The process may remember an old root. The swap of step 6 finds that out.
+//  2. Fold the tail onto the root's inline rows, and mark void events (fold). So far nothing is written.
+//  3. If the inline rows are full, write them to two segments, one ordered by key and one by revision (spill). A crash
+//     leaves garbage: no root names the segments, and nobody uses their names again.
+//  4. If a checkpoint is due, write a copy of the root to be (checkpoint). A crash leaves garbage.
+//  5. If the root would hold too many footers, write them to an idx object (put, keepFooters). A crash leaves garbage.
+//  6. Swap the root (put). This is the commit point: the root changes as a whole or not at all. If the bucket did not
+//     answer, the next attempt reads the root: it is ours if it has our nonce.
+//  7. Purge the log up to the revision that the new root permits (purge). A crash before leaves events in the log that
+//     nobody needs; the next commit purges them.
 func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 	for {
 		more, goal := false, Revision(0) // more than one commit holds; what this one was asked to apply
@@ -64,8 +66,8 @@ func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 	}
 }
 
-// swap replaces the newest root by the one that change makes of it, which is nil for nothing to do. After any
-// failure it reads the root again and goes on from there.
+// swap replaces the newest root by the one that change makes of it; change returns nil if there is nothing to do. After
+// any failure swap reads the root again and calls change again with what it found.
 func (p *Projection) swap(ctx context.Context, change func(context.Context, *View) (*root, error)) (*View, error) {
 	if err := p.committing.enter(ctx); err != nil {
 		return nil, err
@@ -377,7 +379,7 @@ func (p *Projection) Retain(ctx context.Context, floor, purge Revision) error {
 	return nil
 }
 
-// purge removes from the log what the root gave leave to.
+// purge removes from the log what the root permits to be purged.
 func (p *Projection) purge(ctx context.Context, v *View) error {
 	upto := v.snap.root.Purge
 	if upto == 0 || v.first > upto {

@@ -36,7 +36,7 @@ type root struct {
 	Horizon int64    `cbor:"18,keyasint"`
 	// Swept is the clock when garbage was collected last.
 	Swept int64 `cbor:"19,keyasint"`
-	// Purge is the revision up to which the log may have been purged, by this root's leave.
+	// Purge is the revision up to which the log may have been purged, as this root permits.
 	Purge Revision `cbor:"7,keyasint"`
 	// Generation changes before garbage is deleted: it defeats every commit that began before.
 	Generation uint64 `cbor:"8,keyasint"`
