@@ -27,6 +27,20 @@ func (v *View) pressed() error {
 	return nil
 }
 
+// mayWrite is pressed, once the commit that a request has begun is done: whoever writes faster than commits are made is held
+// up, and refused only if they fail or take too long.
+func (v *View) mayWrite(ctx context.Context) error {
+	if v.pressed() == nil {
+		return nil
+	}
+	patient, cancel := context.WithTimeout(ctx, relieveTime)
+	defer cancel()
+	if v.p.relieving.enter(patient) == nil {
+		v.p.relieving.leave()
+	}
+	return v.p.view.Load().pressed()
+}
+
 // pressing reports that the tail is as long as a reader may want to read: the next commit should not wait.
 func (v *View) pressing() bool {
 	return len(v.tail.records) >= behindEvents || v.tail.bytes >= behindBytes

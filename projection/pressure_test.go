@@ -55,6 +55,35 @@ func TestWritesAreRefusedWhileNothingIsCommitted(t *testing.T) {
 	require.Equal(t, v.Revision(), v.Applied())
 }
 
+// A write that finds the tail over its budget while somebody commits it waits for that, and is not refused.
+func TestAWriteWaitsForRelief(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "1")
+	c.commit()
+	stalled := &between{lax: lax{c.bucket}}
+	p := c.over(stalled, func(c *Config) { c.TailBytes = 100_000 })
+	_, err := p.Latest(c.ctx)
+	require.NoError(t, err)
+	c.grow(60, 1000) // over a quarter of the budget: the next request commits
+	written := make(chan error, 1)
+	stalled.do = func() {
+		c.grow(60, 1000)
+		v, err := p.Latest(c.ctx)
+		require.NoError(t, err)
+		require.ErrorIs(t, v.pressed(), ErrBehind)
+		go func() {
+			at, err := v.State(c.ctx, podKey("b"))
+			if err == nil {
+				_, err = v.Append(c.ctx, "request", at.Put("", []byte("1"), 0))
+			}
+			written <- err
+		}()
+	}
+	_, err = p.Latest(c.ctx)
+	require.NoError(t, err)
+	require.NoError(t, <-written)
+}
+
 // Somebody else commits although nobody writes any more: that is noticed too, and costs no write.
 func TestAnotherCommitRelieves(t *testing.T) {
 	c := newCell(t)

@@ -103,7 +103,7 @@ func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (R
 		}
 		events[i] = w.event
 	}
-	if err := v.pressed(); err != nil {
+	if err := v.mayWrite(ctx); err != nil {
 		return 0, err
 	}
 	if err := v.p.failed(); err != nil {

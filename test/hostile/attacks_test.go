@@ -102,6 +102,9 @@ var attacks = []attack{
 		defer pause(ctx, 100*time.Millisecond)
 		return s.send(ctx, attacker, owner, http.MethodPost, ownConfigMaps, "application/json", `{"metadata":{"name":"a"},"data":{"a":"`+strings.Repeat("a", 3<<20-100)+`"}}`)
 	}},
+	{name: "writes of 900 KB", workers: 16, once: func(ctx context.Context, s *target, _ int) int {
+		return s.send(ctx, attacker, owner, http.MethodPost, ownConfigMaps, "application/json", `{"metadata":{"generateName":"a-"},"data":{"a":"`+strings.Repeat("a", 900<<10)+`"}}`)
+	}},
 	{name: "whole lists", workers: 4, prepare: objects(5_000), once: func(ctx context.Context, s *target, _ int) int {
 		defer pause(ctx, 100*time.Millisecond)
 		return s.send(ctx, attacker, owner, http.MethodGet, ownConfigMaps, "", "")
