@@ -239,7 +239,7 @@ var list = []mutant{
 	// internal/kubestore: writes
 	{
 		name: "written-while-behind",
-		file: "projection/write.go", old: "v.pressed(); err != nil", new: "v.pressed(); err != nil && false",
+		file: "projection/write.go", old: "v.mayWrite(ctx); err != nil", new: "v.mayWrite(ctx); err != nil && false",
 		tests: "TestNothingIsWrittenBehind", in: "internal/kubestore",
 		why: "while nothing can be committed the tail grows until processes run out of memory",
 	},
