@@ -91,7 +91,7 @@ func (e *ClaimedError) Error() string { return e.Key.Path() + " is already claim
 
 // Status is for a request that does not try again: another try may see the claim, and avoid it.
 func (e *ClaimedError) Status() metav1.Status {
-	return apierrors.NewTooManyRequests(e.Error(), retryAfterSeconds).Status()
+	return apierrors.NewConflict(schema.GroupResource{Group: e.Key.Group, Resource: e.Key.Resource}, e.Key.Name, e).Status()
 }
 
 // store is the storage.Interface of one resource in one cluster. It holds no state of objects.
