@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -81,7 +82,22 @@ func newRoot(stderr io.Writer) *cobra.Command {
 
 // logTo sends our logs and the Kubernetes libraries' to one place in one format.
 func logTo(w io.Writer, level slog.Level) {
-	logger := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+	logger := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: shorten}))
 	slog.SetDefault(logger)
 	klog.SetSlogLogger(logger)
+}
+
+// longestLogged is how many bytes of one text a line holds. Upstream logs selectors whole that it cannot parse, and anybody may
+// send those.
+const longestLogged = 512
+
+// shorten cuts what is too long for a line, but for the stack of a panic, which is ours.
+func shorten(_ []string, a slog.Attr) slog.Attr {
+	if k := a.Value.Kind(); k != slog.KindString && k != slog.KindAny || strings.HasPrefix(a.Key, "stack") {
+		return a
+	}
+	if text := a.Value.String(); len(text) > longestLogged {
+		a.Value = slog.StringValue(fmt.Sprintf("%s… (%d bytes)", text[:longestLogged], len(text)))
+	}
+	return a
 }

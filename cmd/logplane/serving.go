@@ -162,6 +162,9 @@ func (s *serving) serve(ctx context.Context, handler http.Handler, c serve.Confi
 		return fmt.Errorf("listen: %w", err)
 	}
 	slog.Info("serving", "address", listener.Addr().String(), "https", c.TLS != nil)
+	if !s.authenticated() {
+		slog.Warn("nobody is asked for credentials: whoever reaches this address, also through a proxy, is an administrator; give --token-auth-file or --client-ca-file")
+	}
 	return serve.Serve(ctx, listener, handler, c)
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,6 +39,9 @@ func newWatcher() *cobra.Command {
 		Short: "Serve watches, and every other request too, from one reader of the log",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if what.limits.Process < 0 || what.limits.User < 0 {
+				return errors.New("--max-watches and --max-watches-per-user must not be negative; 0 is no limit")
+			}
 			opened, c, err := how.open(cmd.Context(), &where)
 			if err != nil {
 				return err

@@ -1,10 +1,13 @@
 package apiserver
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
+	"encoding/csv"
 	"fmt"
 	"net/http"
+	"os"
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	authngroup "k8s.io/apiserver/pkg/authentication/group"
@@ -62,7 +65,7 @@ func (a Authentication) authenticators() ([]authenticator.Request, error) {
 		credentials = append(credentials, x509request.NewDynamic(trusted, x509request.CommonNameUserConversion))
 	}
 	if a.TokenFile != "" {
-		tokens, err := reload.New(func() (authenticator.Token, error) { return tokenfile.NewCSV(a.TokenFile) }, a.TokenFile)
+		tokens, err := reload.New(func() (authenticator.Token, error) { return readTokens(a.TokenFile) }, a.TokenFile)
 		if err != nil {
 			return nil, fmt.Errorf("read the token file: %w", err)
 		}
@@ -76,6 +79,39 @@ func (a Authentication) authenticators() ([]authenticator.Request, error) {
 		all = append(all, anonymous.NewAuthenticator(nil))
 	}
 	return all, nil
+}
+
+// readTokens reads a token file as upstream does. It refuses one that would lock everybody out, because it is empty, and one in
+// which a token is of two users, which upstream gives to the last.
+func readTokens(path string) (authenticator.Token, error) {
+	tokens, err := tokenfile.NewCSV(path)
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	lines := csv.NewReader(bytes.NewReader(text))
+	lines.FieldsPerRecord = -1
+	all, err := lines.ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	users := map[string]string{} // by token
+	for n, line := range all {
+		if len(line) < 2 || line[0] == "" {
+			continue // upstream has said what is wrong
+		}
+		if other, twice := users[line[0]]; twice {
+			return nil, fmt.Errorf("record %d of '%s' has the token of user '%s' for user '%s'", n+1, path, other, line[1])
+		}
+		users[line[0]] = line[1]
+	}
+	if len(users) == 0 {
+		return nil, fmt.Errorf("'%s' has no token: write lines of 'token,user,uid,\"group1,group2\"'", path)
+	}
+	return tokens, nil
 }
 
 // readRoots returns what a client's certificate is verified by.

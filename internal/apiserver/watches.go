@@ -118,9 +118,9 @@ func (w *watches) admit(o *openWatch) error {
 			Message: "this process is stopping, watch again", Details: &metav1.StatusDetails{RetryAfterSeconds: 1},
 		}}
 	case w.limits.Process > 0 && len(w.open) >= w.limits.Process:
-		return apierrors.NewTooManyRequests(fmt.Sprintf("this process serves %d watches, its limit", len(w.open)), retryWatchSeconds)
+		return apierrors.NewTooManyRequests(fmt.Sprintf("this process serves %d watches, as many as --max-watches allows: try again, which may reach another process", len(w.open)), retryWatchSeconds)
 	case w.limits.User > 0 && w.byUser[o.user] >= w.limits.User:
-		return apierrors.NewTooManyRequests(fmt.Sprintf("user '%s' has %d watches in this process, the limit", o.user, w.byUser[o.user]), retryWatchSeconds)
+		return apierrors.NewTooManyRequests(fmt.Sprintf("user '%s' has %d watches in this process, as many as --max-watches-per-user allows: end one", o.user, w.byUser[o.user]), retryWatchSeconds)
 	}
 	w.open[o] = struct{}{}
 	w.byUser[o.user]++
