@@ -70,9 +70,9 @@ type Server struct {
 	groups map[string]*group
 	// watches that are open.
 	watches *watches
-	// reads, writes and starts (of watches) are the places of requests, bodies the bytes that requests have sent.
-	reads, writes, starts *places
-	bodies                bodies
+	// reads, writes, heavy (among them) and starts (of watches) are the places of requests, bodies the bytes that requests have sent.
+	reads, writes, heavy, starts *places
+	bodies                       bodies
 	// healthPaths are the health checks, for the index.
 	healthPaths []string
 

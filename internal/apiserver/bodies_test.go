@@ -131,6 +131,25 @@ func TestBodyThatDoesNotArrive(t *testing.T) {
 }
 
 // TestExempt: members of system:masters are served though there is no place, and nobody is where everybody is one.
+// What takes a processor for long waits for others of its user, and nobody else does.
+func TestHeavyWritesTakeTurns(t *testing.T) {
+	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: time.Second} })
+	for range s.heavy.share {
+		taken, err := s.heavy.take(t.Context(), "ann")
+		require.NoError(t, err)
+		defer taken.end()
+	}
+	large := request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x-"},"data":{"a":"` + strings.Repeat("a", heavyBody) + `"}}`}
+	copying := request{method: "PATCH", path: configMaps + "/x", contentType: "application/json-patch+json", body: `[{"op":"copy","from":"/data","path":"/data"}]`}
+	moving := request{method: "PATCH", path: configMaps + "/x", contentType: "application/json-patch+json", body: `[{"op":"move","from":"/data","path":"/data"}]`}
+	for user, code := range map[string]int{"ann": 429, "bob": 201, "root": 201} {
+		s.must(t, code, large.as(user))
+	}
+	s.must(t, 429, copying.as("ann"))
+	s.must(t, 404, moving.as("ann"))
+	s.must(t, 404, copying.as("bob"))
+}
+
 func TestExempt(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		s := newServer(t, func(c *Config) {

@@ -117,6 +117,8 @@ func (s *Server) limitRequests(c *genericapiserver.Config) {
 	patience := c.RequestTimeout / 4
 	s.reads = newPlaces("read", c.MaxRequestsInFlight, c.MaxRequestsInFlight/part, patience)
 	s.writes = newPlaces("write", c.MaxMutatingRequestsInFlight, c.MaxMutatingRequestsInFlight/part, patience)
+	processors := max(runtime.GOMAXPROCS(0), 2)
+	s.heavy = newPlaces("heavy", processors, processors/min(2, part), patience)
 	s.starts = newPlaces("watch", starts, starts/min(2, part), patience)
 	s.starts.queue = waitingStarts
 }

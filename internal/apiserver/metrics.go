@@ -23,7 +23,7 @@ var rowsLeftOut = prometheus.NewCounter(prometheus.CounterOpts{
 // requestsWaiting is the queue for places.
 var requestsWaiting = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 	Name: "logplane_requests_waiting",
-	Help: "Requests that wait for others to be answered before they are served, by kind: read, write, watch (its start).",
+	Help: "Requests that wait for others to be answered before they are served, by kind: read, write, heavy (a write that takes a processor for long), watch (its start).",
 }, []string{"kind"})
 
 // Collectors are this package's metrics, for the process to register. Upstream's are registered by New, in

@@ -43,6 +43,8 @@ type patch struct {
 	shifts int
 	// items are the members of its lists.
 	items int
+	// copies are how many of its operations copy.
+	copies int
 }
 
 type patchKey struct{}
@@ -83,6 +85,9 @@ func (p *patch) count(o jsonpatch.Operation) {
 	case "add", "remove":
 		p.shift(path)
 	case "move", "copy":
+		if o.Kind() == "copy" {
+			p.copies++
+		}
 		p.shift(path)
 		p.shift(from)
 		if to > of {

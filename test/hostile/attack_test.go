@@ -6,13 +6,19 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/test/product"
 )
 
 const (
@@ -82,23 +88,15 @@ func (a attack) measure(t *testing.T, length time.Duration) string {
 	quiet := observe(t.Context(), others, quietTime)
 	start := s.memory()
 
-	counted := &codes{of: map[int]int{}}
 	ctx, end := context.WithTimeout(t.Context(), length)
 	defer end()
-	var attackers sync.WaitGroup
-	for worker := range a.workers {
-		attackers.Go(func() {
-			for ctx.Err() == nil {
-				counted.add(a.once(ctx, s, worker))
-			}
-		})
-	}
+	counted := make(chan string, 1)
+	go func() { counted <- a.apart(t, s, length) }()
 	peak := make(chan uint64, 1)
 	go func() { peak <- s.most(ctx) }()
 	attacked := observe(t.Context(), others, length)
 	end()
-	attackers.Wait()
-	most := <-peak
+	most, codes := <-peak, <-counted
 
 	after, took := s.settles(t.Context(), uint64(heavier*float64(start)))
 	ratio := func(i int) float64 { return float64(attacked[i].p99) / float64(quiet[i].p99) }
@@ -108,7 +106,49 @@ func (a attack) measure(t *testing.T, length time.Duration) string {
 	assert.Zero(t, attacked[1].refused, "the administrator was refused")
 	assert.LessOrEqual(t, float64(after), heavier*float64(start), "memory in bytes after %s", took)
 	return fmt.Sprintf("| %s | %s | %s | %.1f | %s | %s | %.1f | %d, %d | %s | %d | %d | %d | %s |", a.name, milliseconds(quiet[0].p99), milliseconds(attacked[0].p99), ratio(0),
-		milliseconds(quiet[1].p99), milliseconds(attacked[1].p99), ratio(1), attacked[0].refused, attacked[1].refused, counted, start>>20, most>>20, after>>20, took.Round(time.Second))
+		milliseconds(quiet[1].p99), milliseconds(attacked[1].p99), ratio(1), attacked[0].refused, attacked[1].refused, codes, start>>20, most>>20, after>>20, took.Round(time.Second))
+}
+
+// attackerVariable names the attack that a process of its own makes, on the process at attackedVariable.
+const attackerVariable, attackedVariable = "ATTACKER", "ATTACKED"
+
+// apart attacks from a process of its own, for so long, and returns what it was answered. What that costs is not taken from
+// the others who share this machine: an attacker has machines of his own.
+func (a attack) apart(t *testing.T, s *target, length time.Duration) string {
+	attacker := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestAttacker$", "-test.count", "1", "-test.v")
+	attacker.Env = append(os.Environ(), attackerVariable+"="+a.name, attackedVariable+"="+s.URL(), "ATTACK="+length.String())
+	attacker.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := attacker.CombinedOutput()
+	answered := regexp.MustCompile(`answered (.*)`).FindSubmatch(out)
+	if !assert.NoError(t, err) || !assert.NotNil(t, answered, "%s", out) {
+		return ""
+	}
+	return string(answered[1])
+}
+
+// TestAttacker is the process that attacks.
+func TestAttacker(t *testing.T) {
+	name := os.Getenv(attackerVariable)
+	if name == "" {
+		t.Skip("it is run by TestAttack")
+	}
+	length, err := time.ParseDuration(os.Getenv("ATTACK"))
+	require.NoError(t, err)
+	require.NoError(t, syscall.Setpriority(syscall.PRIO_PROCESS, 0, 19))
+	a, s := attackNamed(name), &target{t, product.At(t, os.Getenv(attackedVariable))}
+	ctx, end := context.WithTimeout(t.Context(), length)
+	defer end()
+	counted := &codes{of: map[int]int{}}
+	var attackers sync.WaitGroup
+	for worker := range a.workers {
+		attackers.Go(func() {
+			for ctx.Err() == nil {
+				counted.add(a.once(ctx, s, worker))
+			}
+		})
+	}
+	attackers.Wait()
+	t.Logf("answered %s", counted)
 }
 
 func milliseconds(d time.Duration) string {

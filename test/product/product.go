@@ -88,6 +88,12 @@ func Dev(t testing.TB, folder string, args ...string) *Process {
 	return Serve(t, append([]string{"dev", "--data", folder, "--listen", "127.0.0.1:0"}, args...)...)
 }
 
+// At is a process that somebody else runs, by its URL.
+func At(t testing.TB, url string) *Process {
+	scheme, address, _ := strings.Cut(url, "://")
+	return &Process{t: t, Address: address, secure: scheme == "https"}
+}
+
 // launch returns the process and where it says its address.
 func launch(t testing.TB, args []string) (*Process, <-chan string) {
 	t.Helper()
