@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -32,30 +33,32 @@ func (s *Server) withShortQuery(h http.Handler) http.Handler {
 // withContent refuses a body that would cost out of proportion to its size, before upstream looks at it. What was
 // measured of a patch goes on with the request (patches.go). The body is here (withBody).
 func (s *Server) withContent(h http.Handler) http.Handler {
-	inTurn := s.inTurn(h)
-	check := func(w http.ResponseWriter, r *http.Request) {
-		body := r.Body.(*received).all
-		checked, err := s.checkBody(r, body)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, ok := r.Body.(*received)
+		if !ok {
+			h.ServeHTTP(w, r)
+			return
+		}
+		isLarge := len(body.all) > heavyBody
+		end, err := s.takeTurn(r.Context(), isLarge) // before it is measured
 		if err != nil {
 			s.fail(w, r, err)
 			return
 		}
-		if p, _ := checked.Context().Value(patchKey{}).(*patch); p != nil && p.copies > 0 && len(body) <= heavyBody {
-			inTurn.ServeHTTP(w, checked)
+		defer end()
+		checked, err := s.checkBody(r, body.all)
+		if err != nil {
+			s.fail(w, r, err)
 			return
 		}
-		h.ServeHTTP(w, checked)
-	}
-	checkInTurn := s.inTurn(http.HandlerFunc(check))
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch body, ok := r.Body.(*received); {
-		case !ok:
-			h.ServeHTTP(w, r)
-		case len(body.all) > heavyBody:
-			checkInTurn.ServeHTTP(w, r)
-		default:
-			check(w, r)
+		p, _ := checked.Context().Value(patchKey{}).(*patch)
+		endCopying, err := s.takeTurn(checked.Context(), !isLarge && p != nil && p.copies > 0)
+		if err != nil {
+			s.fail(w, r, err)
+			return
 		}
+		defer endCopying()
+		h.ServeHTTP(w, checked)
 	})
 }
 
@@ -63,23 +66,20 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 // with 2 KB.
 const heavyBody = 256 << 10
 
-// inTurn serves a user's heavy requests a few at a time, as many as half of the processors, so that others find one free.
-func (s *Server) inTurn(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx := r.Context()
-		user, _ := apirequest.UserFrom(ctx)
-		if isLoopback(ctx) || s.exempt(user) {
-			h.ServeHTTP(w, r)
-			return
-		}
-		p, err := s.heavy.take(ctx, user.GetName())
-		if err != nil {
-			s.fail(w, r, err)
-			return
-		}
-		defer p.end()
-		h.ServeHTTP(w, r)
-	})
+// takeTurn has a user's heavy requests served a few at a time, as many as half of the processors, so that others find one free.
+func (s *Server) takeTurn(ctx context.Context, isHeavy bool) (end func(), err error) {
+	if !isHeavy {
+		return func() {}, nil
+	}
+	user, ok := s.guestOf(ctx)
+	if !ok {
+		return func() {}, nil
+	}
+	p, err := s.heavy.take(ctx, user)
+	if err != nil {
+		return nil, err
+	}
+	return p.end, nil
 }
 
 // checkBody refuses a request's body that nests, crowds or weighs more than decoders and what comes after them take in

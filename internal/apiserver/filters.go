@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strings"
@@ -158,8 +159,8 @@ const startTime = time.Second
 func (s *Server) withPlaces(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
-		user, _ := apirequest.UserFrom(ctx)
-		if isLoopback(ctx) || s.exempt(user) {
+		user, ok := s.guestOf(ctx)
+		if !ok {
 			h.ServeHTTP(w, r)
 			return
 		}
@@ -171,7 +172,7 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			kind, mutating = s.writes, true
 		}
-		p, err := kind.take(ctx, user.GetName())
+		p, err := kind.take(ctx, user)
 		if err != nil {
 			info, _ := apirequest.RequestInfoFrom(ctx)
 			metrics.RecordDroppedRequest(r, info, metrics.APIServerComponent, mutating)
@@ -198,6 +199,15 @@ func (s started) Signal() { s.end() }
 
 // Wait implements flowcontrol.InitializationSignal; nobody calls it.
 func (started) Wait() {}
+
+// guestOf is the user whose places a request takes, false for one that needs none.
+func (s *Server) guestOf(ctx context.Context) (name string, ok bool) {
+	user, _ := apirequest.UserFrom(ctx)
+	if isLoopback(ctx) || s.exempt(user) {
+		return "", false
+	}
+	return user.GetName(), true
+}
 
 // exempt is who is always served. Where nobody shows credentials everybody is an administrator, and nobody is exempt.
 func (s *Server) exempt(u user.Info) bool {

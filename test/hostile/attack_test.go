@@ -109,6 +109,19 @@ func (a attack) measure(t *testing.T, length time.Duration) string {
 		milliseconds(quiet[1].p99), milliseconds(attacked[1].p99), ratio(1), attacked[0].refused, attacked[1].refused, codes, start>>20, most>>20, after>>20, took.Round(time.Second))
 }
 
+// run attacks until the context ends.
+func (a attack) run(ctx context.Context, s *target, workers int, answered func(code int)) {
+	var attackers sync.WaitGroup
+	defer attackers.Wait()
+	for worker := range workers {
+		attackers.Go(func() {
+			for ctx.Err() == nil {
+				answered(a.once(ctx, s, worker))
+			}
+		})
+	}
+}
+
 // attackerVariable names the attack that a process of its own makes, on the process at attackedVariable.
 const attackerVariable, attackedVariable = "ATTACKER", "ATTACKED"
 
@@ -139,15 +152,7 @@ func TestAttacker(t *testing.T) {
 	ctx, end := context.WithTimeout(t.Context(), length)
 	defer end()
 	counted := &codes{of: map[int]int{}}
-	var attackers sync.WaitGroup
-	for worker := range a.workers {
-		attackers.Go(func() {
-			for ctx.Err() == nil {
-				counted.add(a.once(ctx, s, worker))
-			}
-		})
-	}
-	attackers.Wait()
+	a.run(ctx, s, a.workers, counted.add)
 	t.Logf("answered %s", counted)
 }
 

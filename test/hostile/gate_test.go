@@ -49,18 +49,16 @@ func TestOthersAreServed(t *testing.T) {
 func (a attack) whileServing(t *testing.T, others func(s *target)) {
 	s := a.target(t)
 	ctx, end := context.WithCancel(t.Context())
-	var attackers sync.WaitGroup
-	defer attackers.Wait()
+	var attacking sync.WaitGroup
+	defer attacking.Wait()
 	defer end()
-	for worker := range a.workers + a.workers/4 { // so that places run out though some are slow
-		attackers.Go(func() {
-			for ctx.Err() == nil {
-				if a.once(ctx, s, worker) == 0 {
-					pause(ctx, 10*time.Millisecond)
-				}
+	attacking.Go(func() {
+		a.run(ctx, s, a.workers+a.workers/4, func(code int) { // so that places run out though some are slow
+			if code == 0 {
+				pause(ctx, 10*time.Millisecond)
 			}
 		})
-	}
+	})
 	others(s)
 }
 
