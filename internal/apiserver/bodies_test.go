@@ -134,11 +134,7 @@ func TestBodyThatDoesNotArrive(t *testing.T) {
 // What takes a processor for long waits for others of its user, and nobody else does.
 func TestHeavyWritesTakeTurns(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: time.Second} })
-	for range s.heavy.share {
-		taken, err := s.heavy.take(t.Context(), "ann")
-		require.NoError(t, err)
-		defer taken.end()
-	}
+	takeTurns(t, s, "ann")
 	large := request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x-"},"data":{"a":"` + strings.Repeat("a", heavyBody) + `"}}`}
 	copying := request{method: "PATCH", path: configMaps + "/x", contentType: "application/json-patch+json", body: `[{"op":"copy","from":"/data","path":"/data"}]`}
 	moving := request{method: "PATCH", path: configMaps + "/x", contentType: "application/json-patch+json", body: `[{"op":"move","from":"/data","path":"/data"}]`}
@@ -148,6 +144,29 @@ func TestHeavyWritesTakeTurns(t *testing.T) {
 	s.must(t, 429, copying.as("ann"))
 	s.must(t, 404, moving.as("ann"))
 	s.must(t, 404, copying.as("bob"))
+}
+
+func TestHeavyListsTakeTurns(t *testing.T) {
+	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: time.Second} })
+	for range 4 {
+		s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"x-"},"data":{"a":"` + strings.Repeat("a", 100<<10) + `"}}`}.as("ann"))
+	}
+	takeTurns(t, s, "ann")
+	whole, page := request{method: "GET", path: configMaps}, request{method: "GET", path: configMaps + "?limit=1"}
+	for user, code := range map[string]int{"ann": 429, "bob": 200, "root": 200} {
+		s.must(t, code, whole.as(user))
+		s.must(t, 200, page.as(user))
+	}
+	s.must(t, 429, request{method: "DELETE", path: configMaps}.as("ann"))
+}
+
+// takeTurns takes every turn of the user until the test ends.
+func takeTurns(t *testing.T, s *Server, user string) {
+	for range s.heavy.share {
+		taken, err := s.heavy.take(t.Context(), user)
+		require.NoError(t, err)
+		t.Cleanup(taken.end)
+	}
 }
 
 func TestExempt(t *testing.T) {

@@ -98,6 +98,8 @@ const (
 	// sharePart: of the places of one kind a user may have one in so many where there are several users, so that nobody waits for
 	// whoever has them all, nor for the processor.
 	sharePart = 8
+	// readsPerProcessor is how many places for reads a user may have for each processor. A read is hardly ever a wait.
+	readsPerProcessor = 8
 	// startsPerProcessor is how many watches may start at once for each processor: a start is work for a processor, not a wait.
 	startsPerProcessor = 2
 	// waitingStarts is how many starts of one user may wait: all clients of a process that has gone come at once.
@@ -115,10 +117,14 @@ func (s *Server) limitRequests(c *genericapiserver.Config) {
 		part = 1
 	}
 	patience := c.RequestTimeout / 4
-	s.reads = newPlaces("read", c.MaxRequestsInFlight, c.MaxRequestsInFlight/part, patience)
+	readsShare := c.MaxRequestsInFlight / part
+	if part > 1 {
+		readsShare = min(readsShare, readsPerProcessor*runtime.GOMAXPROCS(0))
+	}
+	s.reads = newPlaces("read", c.MaxRequestsInFlight, readsShare, patience)
 	s.writes = newPlaces("write", c.MaxMutatingRequestsInFlight, c.MaxMutatingRequestsInFlight/part, patience)
 	processors := max(runtime.GOMAXPROCS(0), 2)
 	s.heavy = newPlaces("heavy", processors, processors/min(2, part), patience)
-	s.starts = newPlaces("watch", starts, starts/min(2, part), patience)
+	s.starts = newPlaces("watch", starts, max(1, starts/min(4, part)), patience)
 	s.starts.queue = waitingStarts
 }

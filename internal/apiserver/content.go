@@ -11,6 +11,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/internal/apiserver/shape"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // maxQuery bounds a request's query. Selectors are the long ones, and each of their terms is compared with every object
@@ -39,25 +40,20 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		isLarge := len(body.all) > heavyBody
-		end, err := s.takeTurn(r.Context(), isLarge) // before it is measured
-		if err != nil {
+		if err := takeTurn(r.Context(), len(body.all) > heavyBody); err != nil { // before it is measured
 			s.fail(w, r, err)
 			return
 		}
-		defer end()
 		checked, err := s.checkBody(r, body.all)
 		if err != nil {
 			s.fail(w, r, err)
 			return
 		}
 		p, _ := checked.Context().Value(patchKey{}).(*patch)
-		endCopying, err := s.takeTurn(checked.Context(), !isLarge && p != nil && p.copies > 0)
-		if err != nil {
+		if err := takeTurn(checked.Context(), p != nil && p.copies > 0); err != nil {
 			s.fail(w, r, err)
 			return
 		}
-		defer endCopying()
 		h.ServeHTTP(w, checked)
 	})
 }
@@ -67,19 +63,11 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 const heavyBody = 256 << 10
 
 // takeTurn has a user's heavy requests served a few at a time, as many as half of the processors, so that others find one free.
-func (s *Server) takeTurn(ctx context.Context, isHeavy bool) (end func(), err error) {
+func takeTurn(ctx context.Context, isHeavy bool) error {
 	if !isHeavy {
-		return func() {}, nil
+		return nil
 	}
-	user, ok := s.guestOf(ctx)
-	if !ok {
-		return func() {}, nil
-	}
-	p, err := s.heavy.take(ctx, user)
-	if err != nil {
-		return nil, err
-	}
-	return p.end, nil
+	return kubestore.TakeTurn(ctx)
 }
 
 // checkBody refuses a request's body that nests, crowds or weighs more than decoders and what comes after them take in

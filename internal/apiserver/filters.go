@@ -153,6 +153,9 @@ func withOptions(h http.Handler) http.Handler {
 // startTime is how long the start of a watch may hold its place: a client may take longer to receive what it begins with.
 const startTime = time.Second
 
+// turnTime is how long a read may have its turn, for the same reason.
+const turnTime = time.Second
+
 // withPlaces serves a request once it has a place, so that a burst takes neither all memory nor all of another user's time. A
 // watch has one for its start only. Members of system:masters are always served, and so is what comes through the loopback: it
 // is part of another request.
@@ -180,12 +183,16 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 			s.fail(w, r, err)
 			return
 		}
-		ctx = kubestore.WithPlace(ctx, p)
 		if isWatch { // it is served when this has returned
 			open.start(p)
-			ctx = flowcontrol.WithInitializationSignal(ctx, started{p})
+			ctx = flowcontrol.WithInitializationSignal(kubestore.WithPlace(ctx, &work{place: p}), started{p})
 		} else {
-			defer p.end()
+			working := &work{place: p, heavy: s.heavy}
+			if !mutating {
+				working.longest = turnTime
+			}
+			defer working.end()
+			ctx = kubestore.WithPlace(ctx, working)
 		}
 		h.ServeHTTP(w, r.WithContext(ctx))
 	})

@@ -46,6 +46,52 @@ type place struct {
 	ended bool // by of.mu
 }
 
+// work is what a request holds while it is served: a place, and a turn if it keeps a processor busy. It is safe for concurrent
+// use.
+type work struct {
+	*place
+	// heavy is nil where every place is one for work that keeps a processor busy.
+	heavy *places
+	// longest is how long it may have its turn; 0 is for as long as it takes.
+	longest time.Duration
+
+	mu   sync.Mutex
+	turn *place
+	over *time.Timer
+}
+
+// Turn implements kubestore.Place.
+func (w *work) Turn(ctx context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.turn != nil || w.heavy == nil {
+		return nil
+	}
+	return w.Wait(ctx, func() (err error) {
+		turn, err := w.heavy.take(ctx, w.guest.name)
+		if err != nil {
+			return err
+		}
+		if w.turn = turn; w.longest > 0 {
+			w.over = time.AfterFunc(w.longest, turn.end)
+		}
+		return nil
+	})
+}
+
+// end gives back what the request holds.
+func (w *work) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over != nil {
+		w.over.Stop()
+	}
+	if w.turn != nil {
+		w.turn.end()
+	}
+	w.place.end()
+}
+
 // retrySeconds is when a client that got no place may ask again.
 const retrySeconds = 1
 

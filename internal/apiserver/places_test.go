@@ -166,6 +166,40 @@ func TestAPlaceOfARequestThatEnded(t *testing.T) {
 	})
 }
 
+// TestATurn: a request has one turn at most, waits for it without its place, and has it for no longer than it may.
+func TestATurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reads, heavy := newPlaces("read", 1, 1, time.Minute), newPlaces("heavy", 2, 1, time.Minute)
+		begin := func() *work {
+			p, err := reads.take(t.Context(), "a")
+			require.NoError(t, err)
+			return &work{place: p, heavy: heavy, longest: time.Second}
+		}
+		first := begin()
+		require.NoError(t, first.Turn(t.Context()))
+		require.NoError(t, first.Turn(t.Context()))
+		require.Equal(t, 1, heavy.taken)
+		time.Sleep(time.Second + time.Nanosecond)
+		require.Zero(t, heavy.taken)
+		require.NoError(t, first.Turn(t.Context()), "it has had its turn")
+		require.Zero(t, heavy.taken)
+		first.end()
+
+		before, err := heavy.take(t.Context(), "a")
+		require.NoError(t, err)
+		second, waited := begin(), make(chan error, 1)
+		go func() { waited <- second.Turn(t.Context()) }()
+		synctest.Wait()
+		require.Zero(t, reads.taken, "it waits without its place")
+		before.end()
+		require.NoError(t, <-waited)
+		require.Equal(t, 1, reads.taken)
+		second.end()
+		require.Empty(t, heavy.users)
+		require.Empty(t, reads.users)
+	})
+}
+
 // TestPlacesAtRandom: however requests come, wait, give up and end, no bound is passed and nothing is left.
 func TestPlacesAtRandom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

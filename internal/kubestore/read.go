@@ -207,7 +207,13 @@ type listing struct {
 	more bool
 	// corrupt rows, reported together while unsafe deletion is possible.
 	corrupt []error
+	// bytes of the rows so far.
+	bytes int
 }
+
+// heavyList is from how many bytes of rows on a list takes a processor for some ten milliseconds, most of it to encode the
+// answer. It then waits for its turn.
+const heavyList = 256 << 10
 
 // maxCorrupt is how many corrupt objects a list names before it gives up; upstream's figure.
 const maxCorrupt = 100
@@ -228,6 +234,11 @@ func (l *listing) fill(ctx context.Context) error {
 			return storage.NewTimeoutError(row.Key, "request did not complete within requested timeout")
 		}
 		l.last = row.Key
+		if l.bytes += len(row.Value); l.bytes > heavyList {
+			if err := TakeTurn(ctx); err != nil {
+				return err
+			}
+		}
 		if l.store.foreign(row.ContentType) {
 			continue
 		}
