@@ -233,8 +233,19 @@ func appendRun(records []*record, applied Revision, r *record) []*record {
 	return append(records, r)
 }
 
+// maxInflation is how many times larger than InlineBytes the bodies may be that are inline. Every process that reads the root
+// holds them, and every commit writes them again: without a bound, bodies that compress to nothing would stay for good.
+const maxInflation = 16
+
 // place puts the records inline, or into segments if they are too many.
 func (p *Projection) place(ctx context.Context, next *root, records []*record) error {
+	bodies := 0
+	for _, r := range records {
+		bodies += len(r.Body)
+	}
+	if bodies > maxInflation*p.config.InlineBytes {
+		return p.spill(ctx, next, records)
+	}
 	inline, _, err := sealRecords(records)
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -223,6 +224,21 @@ func TestCommitOfNothingWritesNothing(t *testing.T) {
 	require.Equal(t, applied+3, v.Revision())
 	last := c.put("a", "2")
 	require.Equal(t, last, c.commit())
+}
+
+// TestWhatCompressesSpills: bodies that compress to nothing do not stay inline, where every reader of the root would hold them.
+func TestWhatCompressesSpills(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 << 10 })
+	for i := range 4 {
+		c.put(fmt.Sprint("n", i), strings.Repeat("a", 5<<10))
+	}
+	_, err := c.Commit(c.ctx)
+	require.NoError(t, err)
+	require.Empty(t, c.Current().snap.inline)
+	c.put("n4", strings.Repeat("a", 5<<10))
+	_, err = c.Commit(c.ctx)
+	require.NoError(t, err)
+	require.Len(t, c.Current().snap.inline, 1)
 }
 
 // A commit costs one PUT; one that spills two more.
