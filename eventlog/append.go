@@ -84,8 +84,11 @@ func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes 
 }
 
 func (l *Log) encodeAll(epoch uint64, requestID string, writes []Write) ([]*nats.Msg, error) {
-	if requestID == "" || len(writes) == 0 || len(writes) > maxBatch {
-		return nil, fmt.Errorf("append %d events for request %q: must be 1 to %d, with an id", len(writes), requestID, maxBatch)
+	if len(writes) > maxBatch {
+		return nil, fmt.Errorf("append %d events at once, of which there may be %d: %w", len(writes), maxBatch, ErrTooLarge)
+	}
+	if requestID == "" || len(writes) == 0 {
+		return nil, fmt.Errorf("append %d events for request %q: must be some, with an id", len(writes), requestID)
 	}
 	now := time.Now()
 	msgs := make([]*nats.Msg, len(writes))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
@@ -59,8 +60,13 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 				s.logPanic(r, reason)
 				panic(http.ErrAbortHandler)
 			}
-			s.logPanic(r, reason)
-			s.fail(w, r, panicStatus(reason, string(debug.Stack())))
+			err := panicStatus(reason, string(debug.Stack()))
+			if apierrors.ReasonForError(err) == metav1.StatusReasonInternalError {
+				s.logPanic(r, reason)
+			} else { // a client can have as many of these as it likes
+				s.config.Logger.DebugContext(r.Context(), "a request was refused by a panic", "request", requestID(r), "panic", fmt.Sprint(reason))
+			}
+			s.fail(w, r, err)
 		}()
 		h.ServeHTTP(wrapped, r)
 	})

@@ -30,6 +30,8 @@ type WatchLimits struct {
 const DefaultWatchesPerUser = 2000
 
 const (
+	// watchQuery is how many bytes of a query cost as much memory as a watch does: it is kept as text and as selectors.
+	watchQuery      = 1 << 10
 	defaultPatience = 30 * time.Second
 	// retryWatchSeconds is when a client refused by a limit may ask again.
 	retryWatchSeconds = 5
@@ -42,7 +44,7 @@ type watches struct {
 	mu       sync.Mutex // guards what follows
 	draining bool
 	open     map[*openWatch]struct{}
-	byUser   map[string]int
+	byUser   map[string]int // the weight of what is open
 	// idle is closed when the last watch of a drain has ended; nil before a drain.
 	idle chan struct{}
 }
@@ -50,6 +52,8 @@ type watches struct {
 // openWatch is one request to watch. It counts once it was admitted.
 type openWatch struct {
 	user string
+	// weight is as how many watches it counts for its user.
+	weight int
 	// end is closed to end the watch with a last bookmark.
 	end chan struct{}
 	// endStart gives back the place of its start, nil if it has none.
@@ -79,7 +83,7 @@ func (w *watches) withOpen(h http.Handler) http.Handler {
 			h.ServeHTTP(response, r)
 			return
 		}
-		o := &openWatch{end: make(chan struct{})}
+		o := &openWatch{end: make(chan struct{}), weight: 1 + len(r.URL.RawQuery)/watchQuery}
 		defer w.leave(o)
 		impatient := &impatientWriter{
 			ResponseWriter: response, control: http.NewResponseController(response), patience: w.limits.Patience, multiplexed: r.ProtoMajor >= 2,
@@ -119,11 +123,12 @@ func (w *watches) admit(o *openWatch) error {
 		}}
 	case w.limits.Process > 0 && len(w.open) >= w.limits.Process:
 		return apierrors.NewTooManyRequests(fmt.Sprintf("this process serves %d watches, as many as --max-watches allows: try again, which may reach another process", len(w.open)), retryWatchSeconds)
-	case w.limits.User > 0 && w.byUser[o.user] >= w.limits.User:
-		return apierrors.NewTooManyRequests(fmt.Sprintf("user '%s' has %d watches in this process, as many as --max-watches-per-user allows: end one", o.user, w.byUser[o.user]), retryWatchSeconds)
+	case w.limits.User > 0 && w.byUser[o.user]+o.weight > w.limits.User:
+		return apierrors.NewTooManyRequests(fmt.Sprintf("user '%s' has watches that count as %d in this process, and --max-watches-per-user allows %d: end one; "+
+			"a watch counts once more for each KiB of its query", o.user, w.byUser[o.user], w.limits.User), retryWatchSeconds)
 	}
 	w.open[o] = struct{}{}
-	w.byUser[o.user]++
+	w.byUser[o.user] += o.weight
 	return nil
 }
 
@@ -137,7 +142,7 @@ func (w *watches) leave(o *openWatch) {
 		return
 	}
 	delete(w.open, o)
-	if w.byUser[o.user]--; w.byUser[o.user] == 0 {
+	if w.byUser[o.user] -= o.weight; w.byUser[o.user] == 0 {
 		delete(w.byUser, o.user)
 	}
 	w.noticeIdle()

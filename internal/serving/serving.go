@@ -39,13 +39,17 @@ type Config struct {
 	Patience time.Duration
 }
 
+// maxHeader bounds a request's line and headers, in bytes: a query of 32 KiB, a long token and the groups of somebody
+// impersonated. Each connection of a stranger may hold as much.
+const maxHeader = 64 << 10
+
 // Serve serves until ctx ends, and lets streams end; what is left after that is cut off once ordinary requests
 // have had a moment to finish.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler, c Config) error {
 	requests, endRequests := context.WithCancel(context.Background())
 	defer endRequests()
 	server := &http.Server{
-		Handler: handler, TLSConfig: c.TLS, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout,
+		Handler: handler, TLSConfig: c.TLS, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		WriteTimeout: cmp.Or(c.RequestTimeout, time.Minute) + answerGrace,
 		BaseContext:  func(net.Listener) context.Context { return requests },
 		HTTP2: &http.HTTP2Config{

@@ -41,6 +41,7 @@ func (s *Shape) cbor(item []byte, base int) error {
 		rest = rest[len(selfDescribed):]
 	}
 	var open [MaxDepth + 1]cborLevel
+	managed := false // a list that comes next is one of managers
 	for depth := 0; ; {
 		major, argument, size, ok := cborHead(rest)
 		if !ok {
@@ -56,7 +57,9 @@ func (s *Shape) cbor(item []byte, base int) error {
 		case major == cborBytes || major == cborText:
 			if argument == indefinite {
 				rest, ok = cborChunks(rest)
+				managed = true // no encoder of upstream's writes such a name, and its chunks are not put together here
 			} else if ok = uint64(argument) <= uint64(len(rest)); ok {
+				managed = string(rest[:argument]) == managedFields
 				rest = rest[argument:]
 			}
 			if !ok {
@@ -79,9 +82,12 @@ func (s *Shape) cbor(item []byte, base int) error {
 			case major == cborMap && argument > 0:
 				left = 2 * argument
 			}
-			open[depth] = cborLevel{level{start: len(item) - len(rest), list: major == cborList}, left, major == cborMap}
+			isList := major == cborList
+			open[depth] = cborLevel{level{start: len(item) - len(rest), list: isList, managed: managed && isList}, left, major == cborMap}
+			managed = managed && major == cborTag
 		default:
 			open[depth].took()
+			managed = false
 		}
 		for depth > 0 && open[depth].left == 0 {
 			if open[depth].isMap {

@@ -1,6 +1,10 @@
 package shape
 
-import "bytes"
+import (
+	"bytes"
+	"encoding/json"
+	"unicode/utf8"
+)
 
 // structural are the bytes that mean something outside of a string.
 var structural = [256]bool{'"': true, '{': true, '}': true, '[': true, ']': true, ',': true}
@@ -12,10 +16,14 @@ func JSON(text []byte) (Shape, error) {
 	return s, err
 }
 
-// json measures a text that is itself at a depth.
+// json measures a text that is itself at a depth. Text of another encoding than UTF-8 would be stored by some decoders as it
+// is, and no encoder could write it again.
 func (s *Shape) json(text []byte, base int) error {
+	if !utf8.Valid(text) {
+		return errNotUTF8
+	}
 	var open [MaxDepth + 1]level // by depth above base
-	depth := 0
+	depth, managed := 0, false   // managed: a list that comes next is one of managers
 	for i := 0; ; i++ {
 		for i < len(text) && !structural[text[i]] {
 			i++
@@ -25,13 +33,16 @@ func (s *Shape) json(text []byte, base int) error {
 		}
 		switch c := text[i]; c {
 		case '"':
+			begin := i
 			i = stringEnd(text, i+1)
+			managed = isManaged(text[begin:min(i+1, len(text))])
+			continue
 		case '{', '[':
 			depth++
 			if err := s.enter(base + depth); err != nil {
 				return err
 			}
-			open[depth] = level{start: i, members: 1, list: c == '['} // empty or not
+			open[depth] = level{start: i, members: 1, list: c == '[', managed: managed && c == '['} // empty or not
 		case '}', ']':
 			if depth == 0 {
 				continue // the parser stops here
@@ -41,6 +52,7 @@ func (s *Shape) json(text []byte, base int) error {
 		case ',':
 			open[depth].members++
 		}
+		managed = false
 	}
 	for ; depth > 0; depth-- { // the text was cut short
 		s.leave(&open[depth], len(text))
@@ -65,4 +77,18 @@ func stringEnd(text []byte, i int) int {
 		}
 		i = end + 1
 	}
+}
+
+// isManaged reports whether a string with its quotes is the name of the managed fields. Any of its characters may be
+// written as an escape.
+func isManaged(quoted []byte) bool {
+	const escape = len(`\u0000`)
+	if len(quoted) < len(managedFields)+2 || len(quoted) > escape*len(managedFields)+2 {
+		return false
+	}
+	if bytes.IndexByte(quoted, '\\') < 0 {
+		return string(quoted[1:len(quoted)-1]) == managedFields
+	}
+	var name string
+	return json.Unmarshal(quoted, &name) == nil && name == managedFields
 }

@@ -18,6 +18,8 @@ type Message struct {
 	fields []field // by number
 	// raw: what it holds is JSON or CBOR.
 	raw bool
+	// managed: it is an entry of managed fields.
+	managed bool
 }
 
 // field of a message that is more than a scalar.
@@ -31,6 +33,9 @@ type field struct {
 // maxFieldNumber is above all that are in use: a table by number stays small.
 const maxFieldNumber = 1 << 10
 
+// managedEntry is the Go type of an entry of managed fields.
+const managedEntry = "ManagedFieldsEntry"
+
 // Describe describes a message by its Go type, with all it holds. Raw types hold JSON or CBOR.
 func Describe(t reflect.Type, raw map[reflect.Type]bool) (*Message, error) {
 	return describe(t, raw, map[reflect.Type]*Message{})
@@ -41,7 +46,7 @@ func describe(t reflect.Type, raw map[reflect.Type]bool, known map[reflect.Type]
 	if m, ok := known[t]; ok {
 		return m, nil
 	}
-	m := &Message{raw: raw[t]}
+	m := &Message{raw: raw[t], managed: t.Name() == managedEntry}
 	known[t] = m
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -168,6 +173,9 @@ func malformed(format string, args ...any) error {
 func (s *Shape) message(m *Message, b []byte, depth int) error {
 	if err := s.enter(depth); err != nil {
 		return err
+	}
+	if m.managed {
+		s.Managers++
 	}
 	here := level{}
 	for rest := b; len(rest) > 0; {

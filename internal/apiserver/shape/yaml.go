@@ -41,7 +41,10 @@ func (s *Shape) node(n *yaml.Node, depth int) (size int, err error) {
 			return 0, err
 		}
 	}
-	for _, child := range n.Content {
+	for i, child := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 1 && aliased(n.Content[i-1]).Value == managedFields {
+			s.Managers += len(aliased(child).Content)
+		}
 		more, err := s.node(child, depth)
 		if err != nil {
 			return 0, err
@@ -57,4 +60,12 @@ func (s *Shape) node(n *yaml.Node, depth int) (size int, err error) {
 		size = len(n.Value) + 1
 	}
 	return size, s.check()
+}
+
+// aliased is what an alias names; any other node is itself.
+func aliased(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
 }

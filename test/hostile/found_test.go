@@ -1,0 +1,144 @@
+package hostile
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// managers are n entries of managed fields.
+func managers(n int) string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf(`{"manager":"m%d","operation":"Apply","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:data":{"f:x%d":{}}}}`, i, i))
+	}
+	return "[" + strings.Join(all, ",") + "]"
+}
+
+// TestFieldManagersAreFew: each of an object's field managers costs a conversion of all of it. On 1dc6c4a a patch of an object with
+// 1,500 of them takes 9 s of the processor, half of it after its 504.
+func TestFieldManagersAreFew(t *testing.T) {
+	s := serve(t, "watcher")
+	s.asOwner(owner)
+	of := func(name, fields string) string {
+		return fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,%s}}`, name, fields)
+	}
+	s.must(owner, http.MethodPost, ownConfigMaps, of("few", `"managedFields":`+managers(99)))
+	applied := s.do(owner, http.MethodPatch, ownConfigMaps+"/few?fieldManager=another&force=true", "application/apply-patch+yaml", of("few", `"labels":{"a":"b"}`))
+	require.Equal(t, http.StatusOK, applied.Code, string(applied.Body))
+
+	for _, c := range []struct{ method, path, contentType, body string }{
+		{"POST", ownConfigMaps, "application/json", of("many", `"managedFields":`+managers(101))},
+		{"POST", ownConfigMaps, "application/json", of("many", `"managed\u0046ields":`+managers(101))},
+		{"POST", ownConfigMaps, "application/yaml", "metadata:\n  name: many\n  managedFields: " + managers(101)},
+		{"PUT", ownConfigMaps + "/few", "application/json", of("few", `"managedFields":`+managers(101))},
+		{"PATCH", ownConfigMaps + "/few", "application/merge-patch+json", of("few", `"managedFields":`+managers(101))},
+		{"PATCH", ownConfigMaps + "/few", "application/strategic-merge-patch+json", of("few", `"managedFields":`+managers(101))},
+		{"PATCH", ownConfigMaps + "/few", "application/json-patch+json", `[{"op":"replace","path":"/metadata","value":{"name":"few","managedFields":` + managers(101) + `}}]`},
+		{"PATCH", ownConfigMaps + "/few", "application/json-patch+json", `[{"op":"add","path":"/metadata/managedFields","value":` + managers(101) + `}]`},
+		{"PATCH", ownConfigMaps + "/few", "application/json-patch+json", "[" + strings.Repeat(`{"op":"copy","from":"/metadata/managedFields/0","path":"/metadata/managedFields/-"},`, 101) + `{"op":"test","path":"/kind","value":"ConfigMap"}]`},
+	} {
+		a := s.do(owner, c.method, c.path, c.contentType, c.body)
+		require.Equal(t, http.StatusRequestEntityTooLarge, a.Code, "%s %s %s: %s", c.method, c.contentType, c.body[:80], a.Body)
+	}
+
+	var last answer
+	for i := range 3 {
+		path := fmt.Sprintf("%s/few?fieldManager=more-%d&force=true", ownConfigMaps, i)
+		last = s.do(owner, http.MethodPatch, path, "application/apply-patch+yaml", of("few", fmt.Sprintf(`"labels":{"l%d":"b"}`, i)))
+	}
+	require.Equal(t, http.StatusRequestEntityTooLarge, last.Code, string(last.Body))
+	require.Contains(t, last.status(t).Message, "field managers")
+}
+
+// TestLongSelectorsCount: what a watch selects by is kept with it. On 1dc6c4a 600 watches with selectors of 32 KB take 1.1 GiB.
+func TestLongSelectorsCount(t *testing.T) {
+	s := serve(t, "watcher", "--max-watches-per-user", "25")
+	s.asOwner(owner)
+	path := ownConfigMaps + "?watch=1&timeoutSeconds=1&labelSelector=" + strings.TrimSuffix(strings.Repeat("!a,", 5000), ",")
+	a := s.do(owner, http.MethodGet, path, "", "")
+	require.Equal(t, http.StatusOK, a.Code, string(a.Body))
+	a = s.do(owner, http.MethodGet, path+strings.Repeat(",!a", 5000), "", "")
+	require.Equal(t, http.StatusTooManyRequests, a.Code, string(a.Body))
+	require.Contains(t, a.status(t).Message, "each KiB of its query")
+}
+
+// TestHeadersAreShort: a connection holds its headers before anybody knows whose it is. On 1dc6c4a that is a megabyte each.
+func TestHeadersAreShort(t *testing.T) {
+	s := serve(t, "watcher")
+	conn, err := net.Dial("tcp", s.Address)
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(requestTimeout)))
+	go func() {
+		_, _ = fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: a\r\n")
+		for i := range 10 {
+			_, _ = fmt.Fprintf(conn, "X-%d: %s\r\n", i, strings.Repeat("a", 8000))
+		}
+	}()
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	require.NoError(t, err)
+	require.Contains(t, line, "431")
+}
+
+// TestManyNodePorts: each is an event, and a write may have a thousand. On 1dc6c4a the answer is 500, which says that nobody
+// knows whether it was written.
+func TestManyNodePorts(t *testing.T) {
+	s := serve(t, "api")
+	s.asOwner(owner)
+	var ports []string
+	for i := range 1100 {
+		ports = append(ports, fmt.Sprintf(`{"name":"p%d","port":%d}`, i, i+1))
+	}
+	a := s.do(owner, http.MethodPost, "/api/v1/namespaces/owner/services", "application/json", `{"metadata":{"name":"many"},"spec":{"type":"NodePort","ports":[`+strings.Join(ports, ",")+`]}}`)
+	require.Equal(t, http.StatusRequestEntityTooLarge, a.Code, string(a.Body))
+}
+
+// TestANameIsNotGenerated: whoever sends a name that is taken is told so, even if he sends a prefix for one as well. On
+// 1dc6c4a he is told to try again.
+func TestANameIsNotGenerated(t *testing.T) {
+	s := serve(t, "api")
+	s.asOwner(owner)
+	body := `{"metadata":{"name":"x1","generateName":"x"}}`
+	s.must(owner, http.MethodPost, ownConfigMaps, body)
+	a := s.do(owner, http.MethodPost, ownConfigMaps, "application/json", body)
+	require.Equal(t, http.StatusConflict, a.Code, string(a.Body))
+}
+
+// TestWhatIsNotText: upstream stores some of it as it is. On 1dc6c4a a default that is not UTF-8 in a CRD's schema makes OpenAPI 500 for everybody.
+func TestWhatIsNotText(t *testing.T) {
+	s := serve(t, "api")
+	definition := strings.Replace(definitionOf("things", "fuzz.example.com", "v1"), `"type":"object"`, `"type":"object","properties":{"a":{"type":"string","default":"`+"\xff"+`"}}`, 1)
+	a := s.do(admin, http.MethodPost, crds, "application/json", definition)
+	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body))
+	require.Contains(t, a.status(t).Message, "UTF-8")
+	s.must(admin, http.MethodGet, "/openapi/v2", "")
+}
+
+// TestLongMistakes: an answer that upstream compresses says what any other does. On 1dc6c4a these are 500, and one is for the
+// patch's sender to mend.
+func TestLongMistakes(t *testing.T) {
+	s := serve(t, "api")
+	s.asOwner(owner)
+	victim(s)
+	long := strings.Repeat("é", 100<<10)
+	a := s.do(owner, http.MethodPatch, ownConfigMaps+"/victim", "application/strategic-merge-patch+json", `{"$patch":false,"data":{"a":"`+long+`"}}`)
+	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body[:200]))
+}
+
+// TestAPatchThatTakesTheKindAway: a custom resource is nothing without it. On 1dc6c4a the answer is 500.
+func TestAPatchThatTakesTheKindAway(t *testing.T) {
+	s := serve(t, "api")
+	s.must(admin, http.MethodPost, crds, definitionOf("things", "fuzz.example.com", "v1"))
+	s.must(admin, http.MethodPost, "/apis/fuzz.example.com/v1/things", `{"apiVersion":"fuzz.example.com/v1","kind":"One","metadata":{"name":"a"}}`)
+	for _, field := range []string{"apiVersion", "kind"} {
+		a := s.do(admin, http.MethodPatch, "/apis/fuzz.example.com/v1/things/a", "application/merge-patch+json", `{"`+field+`":null,"spec":{}}`)
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusUnprocessableEntity}, a.Code, string(a.Body))
+	}
+}
