@@ -138,17 +138,11 @@ func TestIndexFindsWatches(t *testing.T) {
 	require.Equal(t, "MODIFIED ns/p "+p.ResourceVersion, everything.next())
 	require.Equal(t, "DELETED ns/p "+p.ResourceVersion, byNode["a"].next())
 	require.Equal(t, "ADDED ns/p "+p.ResourceVersion, byNode["b"].next())
-	s.Feed.mu.Lock()
-	defer s.Feed.mu.Unlock()
-	require.Len(t, s.Feed.concerned, 3)
 }
 
 func waitForMembers(t testing.TB, s *store, n int) {
 	t.Helper()
 	eventlogtest.Eventually(t, "all watches have joined", func() bool {
-		s.Feed.mu.Lock()
-		defer s.Feed.mu.Unlock()
-		a := s.Feed.subs[s.row("/pods/")]
-		return a != nil && len(a.members) == n
+		return s.Feed.Subscriptions(s.rowKey("/pods/")) == n
 	})
 }

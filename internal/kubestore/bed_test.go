@@ -291,7 +291,7 @@ func (s *stepped) validate(ctx context.Context, t *testing.T, key string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	row, found, err := v.Get(ctx, s.row(key), v.Revision())
+	row, found, err := v.Get(ctx, s.rowKey(key), v.Revision())
 	if err != nil || !found {
 		t.Fatalf("row of %s: found=%v, %v", key, found, err)
 	}

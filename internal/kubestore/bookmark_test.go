@@ -13,6 +13,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
@@ -22,7 +23,7 @@ func TestBookmarkInterval(t *testing.T) {
 	cell := newBed(t, eventlogtest.Start(t), memory.Strict(t)).Cell
 	synctest.Test(t, func(t *testing.T) {
 		cell.Feed = NewFeed(cell.Log, cell.Projection)
-		cell.Feed.start(window{from: 7, to: 7})
+		cell.Feed.Start(fanout.Window{From: 7, To: 7})
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Second)
 		defer cancel()
@@ -36,9 +37,7 @@ func TestBookmarkInterval(t *testing.T) {
 		asked, silent := follow(true), follow(false)
 		for i, at := range []time.Duration{time.Minute, 2 * time.Minute, 148 * time.Second} {
 			head := uint64(8 + i)
-			cell.Feed.mu.Lock()
-			cell.Feed.window.to = eventlog.Revision(head)
-			cell.Feed.mu.Unlock()
+			require.NoError(t, cell.Feed.Deliver(eventlog.Batch{{Revision: eventlog.Revision(head), Write: eventlog.Write{Op: eventlog.Barrier}}}))
 			e := <-asked.ResultChan()
 			require.Equal(t, watch.Bookmark, e.Type)
 			require.Equal(t, at, time.Since(start))

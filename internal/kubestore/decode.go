@@ -21,7 +21,7 @@ import (
 
 // stored is one version of an object as the log and the snapshot hold it.
 type stored struct {
-	row      string
+	rowKey   string
 	revision eventlog.Revision
 	value    []byte
 }
@@ -36,16 +36,16 @@ func Plain(ctx context.Context, t value.Transformer, row projection.Row) ([]byte
 }
 
 // Stored is the inverse of Plain: the value of a row key as the transformer stores it.
-func Stored(ctx context.Context, t value.Transformer, row string, plain []byte) ([]byte, error) {
+func Stored(ctx context.Context, t value.Transformer, rowKey string, plain []byte) ([]byte, error) {
 	if t == nil {
 		t = identity.NewEncryptCheckTransformer()
 	}
-	return t.TransformToStorage(ctx, plain, authenticated(row))
+	return t.TransformToStorage(ctx, plain, authenticated(rowKey))
 }
 
 // authenticated is what an encrypted value is bound to: its row key, so that the value of one object,
 // or of one cluster, cannot be passed off as another's.
-func authenticated(row string) value.Context { return value.DefaultContext(row) }
+func authenticated(rowKey string) value.Context { return value.DefaultContext(rowKey) }
 
 // encode returns the deterministic encoding of an object, without resourceVersion.
 func (s *store) encode(obj runtime.Object) ([]byte, error) {
@@ -56,8 +56,8 @@ func (s *store) encode(obj runtime.Object) ([]byte, error) {
 }
 
 // seal transforms an encoded object to what is stored.
-func (s *store) seal(ctx context.Context, row string, data []byte) ([]byte, error) {
-	sealed, err := s.Transformer.TransformToStorage(ctx, data, authenticated(row))
+func (s *store) seal(ctx context.Context, rowKey string, data []byte) ([]byte, error) {
+	sealed, err := s.Transformer.TransformToStorage(ctx, data, authenticated(rowKey))
 	if err != nil {
 		return nil, storage.NewInternalError(err)
 	}
@@ -67,9 +67,9 @@ func (s *store) seal(ctx context.Context, row string, data []byte) ([]byte, erro
 // unseal is the inverse of seal. It runs on every read, cached or not: a key that was taken away reads
 // nothing any more, and stale says whether the value should be written anew.
 func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, err error) {
-	data, stale, err = s.Transformer.TransformFromStorage(ctx, v.value, authenticated(v.row))
+	data, stale, err = s.Transformer.TransformFromStorage(ctx, v.value, authenticated(v.rowKey))
 	if err != nil {
-		return nil, false, storage.NewInternalError(&corruptError{row: v.row, err: fmt.Errorf("revision %d cannot be transformed: %w", v.revision, err), sealed: true})
+		return nil, false, storage.NewInternalError(&corruptError{rowKey: v.rowKey, err: fmt.Errorf("revision %d cannot be transformed: %w", v.revision, err), sealed: true})
 	}
 	return data, stale, nil
 }
@@ -77,17 +77,17 @@ func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, 
 // shared returns the decoded object with its resourceVersion. It may be the cache's: it must not be
 // written to. Into only says which type is wanted, and for a custom resource which version.
 func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
-	id := version{store: s.id, row: v.row, revision: v.revision, kind: s.kind(into)}
+	id := version{store: s.id, rowKey: v.rowKey, revision: v.revision, kind: s.kind(into)}
 	if obj := s.Objects.get(id); obj != nil && (into == nil || reflect.TypeOf(obj) == reflect.TypeOf(into)) {
 		return obj, nil
 	}
 	obj, err := s.decode(data, into)
 	if err != nil {
-		return nil, &corruptError{row: v.row, err: err}
+		return nil, &corruptError{rowKey: v.rowKey, err: err}
 	}
 	// An object that cannot hold a revision is still the object.
 	_ = s.versioner.UpdateObject(obj, uint64(v.revision))
-	s.Objects.add(id, s.owner(v.row), obj, len(data))
+	s.Objects.add(id, s.owner(v.rowKey), obj, len(data))
 	return obj, nil
 }
 
@@ -132,8 +132,8 @@ func (s *store) decodeTo(v stored, data []byte, out runtime.Object) error {
 
 // corruptError is a row whose value cannot be transformed or decoded.
 type corruptError struct {
-	row string
-	err error
+	rowKey string
+	err    error
 	// sealed: it could not be transformed.
 	sealed bool
 }
@@ -143,7 +143,7 @@ func (e *corruptError) Unwrap() error { return e.err }
 
 // Status is what clients are told, who must learn which object it is.
 func (e *corruptError) Status() metav1.Status {
-	return apierrors.NewInternalError(fmt.Errorf("read %s: %w", e.row, e.err)).Status()
+	return apierrors.NewInternalError(fmt.Errorf("read %s: %w", e.rowKey, e.err)).Status()
 }
 
 // unsafeDeletion says whether the gate is on by which a corrupt object can be deleted; upstream reports

@@ -115,7 +115,7 @@ func TestEncryptedValuesAreBoundToTheirKey(t *testing.T) {
 	create(t, s, pod("ns", "a"))
 	v, err := s.Consistent(t.Context())
 	require.NoError(t, err)
-	row, found, err := v.Get(t.Context(), s.row("/pods/ns/a"), v.Revision())
+	row, found, err := v.Get(t.Context(), s.rowKey("/pods/ns/a"), v.Revision())
 	require.True(t, found)
 	require.NoError(t, err)
 	_, err = b.Log.Append(t.Context(), eventlog.Basis{}, "moved", eventlog.Write{

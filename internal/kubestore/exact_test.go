@@ -29,6 +29,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
@@ -112,7 +113,7 @@ func TestWatchesKnowTheEpoch(t *testing.T) {
 	require.NoError(t, err)
 	from := fmt.Sprint(v.Revision())
 	live := watchFrom(t, s, from)
-	joined(t, f.process.Feed)
+	waitForMembers(t, s, 1)
 	require.Error(t, f.old.Create(f.stalled, "/pods/ns/late", pod("ns", "late"), nil, 0)) // it is in the log
 	fresh := create(t, s, pod("ns", "fresh"))
 	want := "ADDED ns/fresh " + fresh.ResourceVersion
@@ -251,7 +252,7 @@ func TestALastingErrorEndsAWatchWell(t *testing.T) {
 			}
 			cell := Cell{Log: b.Log, Projection: small, Cluster: "main", Feed: NewFeed(b.Log, small)}
 			head := small.Current().Revision()
-			cell.Feed.start(window{from: head, to: head})
+			cell.Feed.Start(fanout.Window{From: head, To: head})
 			selects := storage.Everything
 			selects.AllowWatchBookmarks = true
 			w := record(t, newStore(cell, pods(keys)), storage.ListOptions{ResourceVersion: fmt.Sprint(start), Predicate: selects})
@@ -279,7 +280,7 @@ func TestAnEndingWatchWaitsForNoFeed(t *testing.T) {
 	cell := b.Cell
 	cell.Feed = NewFeed(b.Log, b.Projection) // nobody runs it
 	s := newStore(cell, pods(nil))
-	w := &watcher{store: s, key: s.row("/pods/"), position: 7, results: make(chan watch.Event, 1), ending: true,
+	w := &watcher{store: s, keys: s.keys("/pods/", true), position: 7, results: make(chan watch.Event, 1), ending: true,
 		opts: storage.ListOptions{Predicate: storage.SelectionPredicate{AllowWatchBookmarks: true}}}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -289,20 +290,6 @@ func TestAnEndingWatchWaitsForNoFeed(t *testing.T) {
 	require.Equal(t, "7", last.Object.(*example.Pod).ResourceVersion)
 }
 
-// joined waits until a watch gets what the feed delivers.
-func joined(t *testing.T, f *Feed) {
-	t.Helper()
-	there := func() bool {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return f.running && len(f.subs) > 0
-	}
-	for !there() {
-		require.NoError(t, t.Context().Err())
-		runtime.Gosched()
-	}
-}
-
 // The cache of objects holds what it counts: its keys are its own, and pin no block of a segment.
 func TestObjectsOwnTheirKeys(t *testing.T) {
 	objects := NewObjects(1 << 20)
@@ -310,12 +297,12 @@ func TestObjectsOwnTheirKeys(t *testing.T) {
 	func() {
 		block := make([]byte, 1<<20)
 		runtime.AddCleanup(&block[0], func(struct{}) { close(gone) }, struct{}{})
-		row := unsafe.String(&block[0], len(block))
-		objects.add(version{row: row[5:15]}, row[20:25], &example.Pod{}, 10)
+		keys := unsafe.String(&block[0], len(block))
+		objects.add(version{rowKey: keys[5:15]}, keys[20:25], &example.Pod{}, 10)
 	}()
 	runtime.GC()
 	<-gone
-	require.NotNil(t, objects.get(version{row: string(make([]byte, 10))}))
+	require.NotNil(t, objects.get(version{rowKey: string(make([]byte, 10))}))
 }
 
 // halves selects what its hash has.

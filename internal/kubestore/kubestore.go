@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -28,11 +29,20 @@ type Cell struct {
 	Cluster string
 	// Objects caches decoded objects by key and revision; nil for none.
 	Objects *Objects
-	// Feed delivers the log to watches; nil in a function, where a watch answers an error.
+	// Feed brings the log to watches; nil in a function, where a watch answers an error.
 	Feed *Feed
 	// Writable says why nothing can be appended at the moment; nil where nobody knows before it is tried.
 	Writable func() error
 }
+
+// Feed and Shared are what users of a Cell need to know of the fan-out of watches.
+type (
+	Feed   = fanout.Feed
+	Shared = fanout.Shared
+)
+
+// NewFeed returns the Feed of a process. It delivers nothing until its Run.
+func NewFeed(log *eventlog.Log, p *projection.Projection) *Feed { return fanout.NewFeed(log, p) }
 
 // Shrink lets go of most of what is kept to save time: the process has nothing to do.
 func (c Cell) Shrink() {
@@ -107,7 +117,7 @@ type store struct {
 	// acknowledged is the newest revision that this store has written.
 	acknowledged atomic.Uint64
 	// counts of what follows the pages of lists that are being read.
-	counts *lru.Cache[pageStart, int]
+	counts *lru.Cache[page, int]
 	// counted is what was counted last, of whole lists, and counting what is being counted.
 	counted  *lru.Cache[projection.Keys, counted]
 	counting singleflight.Group
@@ -129,7 +139,7 @@ func newStore(c Cell, r Resource) *store {
 		r.Transformer = identity.NewEncryptCheckTransformer()
 	}
 	r.Prefix = strings.TrimSuffix(r.Prefix, "/")
-	counts, _ := lru.New[pageStart, int](pagedLists) // fails only for a size below one
+	counts, _ := lru.New[page, int](pagedLists) // fails only for a size below one
 	last, _ := lru.New[projection.Keys, counted](pagedLists)
 	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), plain: plain, versioner: versioner{resource: r.GroupResource}, counts: counts, counted: last}
 	if r.NewFunc != nil {
@@ -164,16 +174,25 @@ func (s *store) key(path string) eventlog.Key {
 // their names.
 func (s *store) foreign(contentType string) bool { return contentType != s.ContentType }
 
-// row is the row key of a path.
-func (s *store) row(path string) string { return s.Cluster + path }
+// rowKey is the row key of a path.
+func (s *store) rowKey(path string) string { return s.Cluster + path }
 
-// owner is the cluster and namespace of a row of this store: of what caches hold, none takes room that others need.
-func (s *store) owner(row string) string {
-	namespace := ""
-	if prefix := len(s.Cluster) + len(s.Prefix) + len("/"); s.Namespaced && len(row) > prefix {
-		namespace, _, _ = strings.Cut(row[prefix:], "/")
+// keys are the row keys of a path: one, or if recursive all below the path, which then ends with a slash.
+func (s *store) keys(path string, recursive bool) projection.Keys {
+	start := s.rowKey(path)
+	if recursive {
+		return projection.Keys{Start: start, End: PrefixEnd(start)}
 	}
-	return s.Cluster + "/" + namespace
+	return projection.Keys{Start: start, End: start + "\x00"}
+}
+
+// PrefixEnd is the first key after all keys that begin with the prefix, which ends with a slash.
+func PrefixEnd(prefix string) string { return prefix[:len(prefix)-1] + "0" }
+
+// owner is the cluster and namespace of a row key. No owner's objects take the room in a cache that others need.
+func (s *store) owner(rowKey string) string {
+	key := s.key(strings.TrimPrefix(rowKey, s.Cluster))
+	return key.Cluster + "/" + key.Namespace
 }
 
 // Versioner implements storage.Interface.

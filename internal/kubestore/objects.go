@@ -18,7 +18,7 @@ type Objects struct {
 // version names one decoded representation of one version of an object.
 type version struct {
 	store    uint64
-	row      string
+	rowKey   string
 	revision eventlog.Revision
 	// kind into which a custom resource was converted; empty for typed objects.
 	kind string
@@ -52,8 +52,8 @@ func (o *Objects) add(v version, owner string, object runtime.Object, encoded in
 	if o == nil {
 		return
 	}
-	v.row = strings.Clone(v.row) // a segment's key shares the memory of all keys of its block
-	o.decoded.Add(v, owner, object, int64(encoded+len(v.row))+entryOverhead)
+	v.rowKey = strings.Clone(v.rowKey) // a segment's key shares the memory of all keys of its block
+	o.decoded.Add(v, owner, object, int64(encoded+len(v.rowKey))+entryOverhead)
 }
 
 // Shrink lets go of most objects: of those that were not used for longest.

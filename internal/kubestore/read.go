@@ -29,12 +29,12 @@ func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	if err != nil {
 		return err
 	}
-	row, found, err := v.Get(ctx, s.row(path), v.Revision())
+	row, found, err := v.Get(ctx, s.rowKey(path), v.Revision())
 	if errors.Is(err, projection.ErrExpired) { // the floor has passed the view: a newer one answers as well
 		if v, err = s.latest(ctx); err != nil {
 			return err
 		}
-		row, found, err = v.Get(ctx, s.row(path), v.Revision())
+		row, found, err = v.Get(ctx, s.rowKey(path), v.Revision())
 	}
 	switch {
 	case err != nil:
@@ -67,7 +67,7 @@ func (s *store) asCorrupt(path string, err error) error {
 }
 
 func storedRow(row projection.Row) stored {
-	return stored{row: row.Key, revision: row.Revision, value: row.Value}
+	return stored{rowKey: row.Key, revision: row.Revision, value: row.Value}
 }
 
 // viewFor returns a view as upstream's resourceVersion without a match asks for it: unset is the most
@@ -116,10 +116,10 @@ func (s *store) acknowledge(ctx context.Context, rev eventlog.Revision) {
 
 // span is what a list reads: rows of one view as of one revision.
 type span struct {
-	view       *projection.View
-	at         eventlog.Revision
-	prefix     string
-	start, end string
+	view   *projection.View
+	at     eventlog.Revision
+	keys   projection.Keys
+	prefix string // of the whole list, of which this may be a page
 }
 
 // GetList implements storage.Interface. Everything in the list is true at the list's resourceVersion.
@@ -158,17 +158,13 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 
 // span decides what a list reads, by its resourceVersion, match, limit and continue token.
 func (s *store) span(ctx context.Context, path string, opts storage.ListOptions) (span, error) {
-	sp := span{prefix: s.row(path)}
+	sp := span{keys: s.keys(path, opts.Recursive), prefix: s.rowKey(path)}
 	exact, start, err := storage.ValidateListOptions(sp.prefix, s.versioner, opts)
 	if err != nil {
 		return sp, err
 	}
-	sp.start, sp.end = sp.prefix, sp.prefix+"\x00"
-	if opts.Recursive {
-		sp.end = prefixEnd(sp.prefix)
-	}
 	if start != "" {
-		sp.start = start
+		sp.keys.Start = start
 	}
 	switch {
 	case exact < 0: // a revision beyond int64 wraps around in upstream's parser
@@ -189,9 +185,6 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 	}
 	return sp, nil
 }
-
-// prefixEnd is the first key after every key with the prefix, which ends with a slash.
-func prefixEnd(prefix string) string { return prefix[:len(prefix)-1] + string(prefix[len(prefix)-1]+1) }
 
 // listing fills one list.
 type listing struct {
@@ -222,7 +215,7 @@ const maxCorrupt = 100
 // whether there is another page.
 func (l *listing) fill(ctx context.Context) error {
 	limit := l.opts.Predicate.Limit
-	for row, err := range l.view.Scan(ctx, l.start, l.end, l.at) {
+	for row, err := range l.view.Scan(ctx, l.keys.Start, l.keys.End, l.at) {
 		if err != nil {
 			return l.failed(err)
 		}
@@ -266,7 +259,7 @@ func (s *store) setItems(items reflect.Value, objects []runtime.Object) {
 
 // failed answers for rows that the view could not read.
 func (l *listing) failed(err error) error {
-	return listError(err, l.opts.Predicate.Continue != "", l.start, l.prefix)
+	return listError(err, l.opts.Predicate.Continue != "", l.keys.Start, l.prefix)
 }
 
 // take adds the row's object to the list if it matches.
@@ -311,23 +304,23 @@ func sharded(p *storage.SelectionPredicate) bool {
 	return p.ShardSelector != nil && !p.ShardSelector.Empty()
 }
 
-// pageStart is where a page of a list as of one revision begins.
-type pageStart struct {
-	start, end string
-	at         eventlog.Revision
+// page is what is left of a list as of one revision, from the start of one of its pages on.
+type page struct {
+	keys projection.Keys
+	at   eventlog.Revision
 }
 
 // count is the number of objects from the page's start on. Nothing changes as of one revision, so the next
 // page's count follows from this one's; without that every page would count all that come after it.
 func (l *listing) count(ctx context.Context) (int, error) {
-	count, known := l.store.counts.Get(pageStart{l.start, l.end, l.at})
+	count, known := l.store.counts.Get(page{l.keys, l.at})
 	if !known {
 		var err error
 		if count, err = l.store.count(ctx, l.span); err != nil {
 			return 0, err
 		}
 	}
-	l.store.counts.Add(pageStart{l.last + "\x00", l.end, l.at}, count-len(l.matched)-len(l.corrupt))
+	l.store.counts.Add(page{projection.Keys{Start: l.last + "\x00", End: l.keys.End}, l.at}, count-len(l.matched)-len(l.corrupt))
 	return count, nil
 }
 
@@ -340,26 +333,26 @@ type counted struct {
 // count is the number of objects of a span. It is counted once for all who ask for it at a time, and then reckoned from what
 // was counted last.
 func (s *store) count(ctx context.Context, sp span) (int, error) {
-	of := projection.Keys{Start: sp.start, End: sp.end}
-	last, known := s.counted.Get(of)
+	last, known := s.counted.Get(sp.keys)
 	if known && last.at == sp.at {
 		return last.n, nil
 	}
-	shared, err, _ := s.counting.Do(fmt.Sprintf("%d %s", sp.at, sp.start), func() (any, error) {
+	shared, err, _ := s.counting.Do(fmt.Sprintf("%d %s", sp.at, sp.keys.Start), func() (any, error) {
 		if known {
-			return sp.view.CountFrom(ctx, of, sp.at, last.n, last.at)
+			return sp.view.CountFrom(ctx, sp.keys, sp.at, last.n, last.at)
 		}
-		return sp.view.Count(ctx, of.Start, of.End, sp.at)
+		return sp.view.Count(ctx, sp.keys.Start, sp.keys.End, sp.at)
 	})
 	if isContextError(err) && ctx.Err() == nil { // the request that counted has ended
-		shared, err = sp.view.Count(ctx, of.Start, of.End, sp.at)
+		shared, err = sp.view.Count(ctx, sp.keys.Start, sp.keys.End, sp.at)
 	}
 	if err != nil {
 		return 0, err
 	}
 	n := shared.(int)
-	if now, ok := s.counted.Get(of); sp.start == sp.prefix && (!ok || now.at < sp.at) {
-		s.counted.Add(of, counted{sp.at, n})
+	now, found := s.counted.Get(sp.keys)
+	if sp.keys.Start == sp.prefix && (!found || now.at < sp.at) {
+		s.counted.Add(sp.keys, counted{sp.at, n})
 	}
 	return n, nil
 }
@@ -393,8 +386,8 @@ func (s *store) Stats(ctx context.Context) (storage.Stats, error) {
 	if err != nil {
 		return storage.Stats{}, err
 	}
-	prefix := s.row(s.Prefix + "/")
-	count, err := v.Count(ctx, prefix, prefixEnd(prefix), v.Revision())
+	all := s.keys(s.Prefix+"/", true)
+	count, err := v.Count(ctx, all.Start, all.End, v.Revision())
 	if err != nil {
 		return storage.Stats{}, readError(err)
 	}

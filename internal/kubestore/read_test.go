@@ -234,7 +234,7 @@ func TestNothingAliasesTheCache(t *testing.T) {
 // TestObjectsBudget: the cache forgets the least recently used objects, and keeps to its budget.
 func TestObjectsBudget(t *testing.T) {
 	o := NewObjects(10 * (entryOverhead + 101))
-	at := func(n int) version { return version{row: "r", revision: eventlog.Revision(n)} }
+	at := func(n int) version { return version{rowKey: "r", revision: eventlog.Revision(n)} }
 	for n := range 20 {
 		o.add(at(n), "ns", pod("ns", fmt.Sprint(n)), 100)
 		require.NotNil(t, o.get(at(min(n, 3))), "recently used")
@@ -246,8 +246,8 @@ func TestObjectsBudget(t *testing.T) {
 		}
 	}
 	require.Equal(t, []int{3, 11, 12, 13, 14, 15, 16, 17, 18, 19}, kept)
-	o.add(version{row: "large"}, "ns", pod("ns", "large"), 1<<20)
-	require.Nil(t, o.get(version{row: "large"}))
+	o.add(version{rowKey: "large"}, "ns", pod("ns", "large"), 1<<20)
+	require.Nil(t, o.get(version{rowKey: "large"}))
 	var none *Objects
 	none.add(at(1), "ns", pod("ns", "a"), 1)
 	require.Nil(t, none.get(at(1)))
@@ -305,7 +305,7 @@ func TestKeys(t *testing.T) {
 	} {
 		k := s.key(path)
 		require.Equal(t, path, k.Path())
-		require.Equal(t, s.row(path), k.Row())
+		require.Equal(t, s.rowKey(path), k.Row())
 		require.Equal(t, namespace, k.Namespace)
 	}
 	r := pods(nil)
@@ -328,8 +328,8 @@ func FuzzKey(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			if got := s.key(path).Row(); got != s.row(path) {
-				t.Errorf("path %q has row key %q and key %q", path, s.row(path), got)
+			if got := s.key(path).Row(); got != s.rowKey(path) {
+				t.Errorf("path %q has row key %q and key %q", path, s.rowKey(path), got)
 			}
 		}
 	})

@@ -16,6 +16,7 @@ import (
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -47,7 +48,7 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		return nil, apierrors.NewInternalError(errors.New("progressNotify for watch is unsupported because no newFunc was provided"))
 	}
 	w := &watcher{
-		store: s, opts: opts, key: s.row(path), position: eventlog.Revision(rev),
+		store: s, opts: opts, keys: s.keys(path, opts.Recursive), position: eventlog.Revision(rev),
 		initial: rev == 0 && opts.SendInitialEvents == nil || watchList() && opts.SendInitialEvents != nil && *opts.SendInitialEvents,
 		results: make(chan watch.Event, bufferedEvents),
 	}
@@ -59,7 +60,9 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		}
 		w.position = v.Revision()
 	}
-	w.everything = opts.Predicate.Empty() && !sharded(&opts.Predicate)
+	if !opts.Predicate.Empty() || sharded(&opts.Predicate) {
+		w.selects = &w.opts.Predicate
+	}
 	w.end = endOf(ctx)
 	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)
@@ -72,7 +75,7 @@ func watchList() bool { return utilfeature.DefaultFeatureGate.Enabled(features.W
 // this process knows, as soon as the feed is there.
 func (s *store) RequestWatchProgress(context.Context) error {
 	if v := s.Projection.Current(); s.Feed != nil && v != nil {
-		s.Feed.progress(s.row(s.Prefix+"/"), v.Revision())
+		s.Feed.RequestProgress(s.rowKey(s.Prefix+"/"), v.Revision())
 	}
 	return nil
 }
@@ -80,10 +83,11 @@ func (s *store) RequestWatchProgress(context.Context) error {
 // watcher is one watch.Interface. Its goroutine ends when it is stopped or its request ends.
 type watcher struct {
 	*store
-	opts       storage.ListOptions
-	key        string
-	initial    bool
-	everything bool
+	opts    storage.ListOptions
+	keys    projection.Keys
+	initial bool
+	// selects is what the watch selects, nil for everything.
+	selects *storage.SelectionPredicate
 	// position: every matching change at or below it was sent.
 	position eventlog.Revision
 	results  chan watch.Event
@@ -141,7 +145,7 @@ func (w *watcher) stream(ctx context.Context) error {
 		case failures == rejoinAttempts && sealed(err):
 			return err // a key that is gone does not come back: the client must see it
 		case failures == rejoinAttempts:
-			slog.WarnContext(ctx, "a watch ends, its client goes on from its last revision", "key", w.key, "revision", w.position, "error", err)
+			slog.WarnContext(ctx, "a watch ends, its client goes on from its last revision", "key", w.keys.Start, "revision", w.position, "error", err)
 			w.ending = true
 			return w.sendProgress(ctx, w.position)
 		}
@@ -184,11 +188,7 @@ func (w *watcher) sendState(ctx context.Context) error {
 		return err
 	}
 	w.position = v.Revision()
-	end := w.key + "\x00"
-	if w.opts.Recursive {
-		end = prefixEnd(w.key)
-	}
-	for row, err := range v.Scan(ctx, w.key, end, w.position) {
+	for row, err := range v.Scan(ctx, w.keys.Start, w.keys.End, w.position) {
 		if err != nil {
 			return readError(err)
 		}
@@ -218,13 +218,13 @@ func (w *watcher) follow(ctx context.Context) error {
 	if w.ending { // it was asked to end, and has left the feed since
 		return w.sendProgress(ctx, w.position)
 	}
-	sub := &subscription{key: w.key, progress: w.opts.ProgressNotify}
-	sub.index, sub.value = w.indexFor(&w.opts.Predicate)
-	w.Feed.join(sub)
-	defer w.Feed.leave(sub)
-	var past window
+	sub := &fanout.Subscription{Keys: w.keys, Progress: w.opts.ProgressNotify}
+	sub.Index, sub.Value = w.indexFor(&w.opts.Predicate)
+	w.Feed.Join(sub)
+	defer w.Feed.Leave(sub)
+	var past fanout.Window
 	select {
-	case joined, ok := <-sub.joined:
+	case joined, ok := <-sub.Joined():
 		if !ok {
 			return errEnded
 		}
@@ -248,42 +248,37 @@ func (w *watcher) follow(ctx context.Context) error {
 
 // sendPast sends the matching changes after the position up to the window's end: what the window no longer
 // holds is read from the snapshot and the log.
-func (w *watcher) sendPast(ctx context.Context, sub *subscription, past window) error {
-	if w.position < past.from {
+func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past fanout.Window) error {
+	if w.position < past.From {
 		watchReads.Inc()
-		for e, err := range w.Projection.EventsOf(ctx, sub.keys(), w.position, past.from) {
+		for e, err := range w.Projection.EventsOf(ctx, w.keys, w.position, past.From) {
 			if err != nil {
 				return err
 			}
-			if err := w.sendItem(ctx, item{delivery: &delivery{change: newPast(e)}}); err != nil {
+			if err := w.sendEvent(ctx, fanout.NewDelivery(fanout.NewPast(e))); err != nil {
 				return err
 			}
 		}
-		w.position = past.from // what else there was is not this watch's
+		w.position = past.From // the other events are not this watch's
 	}
-	if past.to <= w.position {
+	if past.To <= w.position {
 		return ctx.Err()
 	}
-	for _, c := range past.after(w.position) {
-		if err := w.sendPassed(ctx, sub, c); err != nil {
+	for _, e := range past.After(w.position) {
+		if !sub.Covers(e.RowKey) {
+			w.position = e.Revision
+			continue
+		}
+		if err := w.sendEvent(ctx, fanout.NewDelivery(e)); err != nil {
 			return err
 		}
 	}
-	w.position = past.to
+	w.position = past.To
 	return ctx.Err()
 }
 
-// sendPassed sends a change of the past if it is one of this watch's.
-func (w *watcher) sendPassed(ctx context.Context, sub *subscription, c *change) error {
-	if !sub.covers(c.row) {
-		w.position = c.Revision
-		return nil
-	}
-	return w.sendItem(ctx, item{delivery: &delivery{change: c}})
-}
-
 // sendLive sends what the feed brings until the subscription is dropped.
-func (w *watcher) sendLive(ctx context.Context, sub *subscription) error {
+func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error {
 	var tick <-chan time.Time
 	bookmarks := time.NewTimer(w.untilBookmark(ctx))
 	defer bookmarks.Stop()
@@ -292,20 +287,20 @@ func (w *watcher) sendLive(ctx context.Context, sub *subscription) error {
 	}
 	for {
 		select {
-		case i, ok := <-sub.items:
+		case d, ok := <-sub.Queue():
 			if !ok {
-				w.position = max(w.position, sub.complete)
+				w.position = max(w.position, sub.Complete())
 				return nil
 			}
-			if err := w.sendItem(ctx, i); err != nil {
+			if err := w.sendDelivery(ctx, d); err != nil {
 				return err
 			}
 		case <-tick:
-			w.Feed.bookmark(sub)
+			w.Feed.Bookmark(sub)
 			bookmarks.Reset(w.untilBookmark(ctx))
 		case <-w.end:
 			w.end, w.ending = nil, true
-			w.Feed.bookmark(sub)
+			w.Feed.Bookmark(sub)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -326,28 +321,46 @@ func (w *watcher) untilBookmark(ctx context.Context) time.Duration {
 	return interval
 }
 
-func (w *watcher) sendItem(ctx context.Context, i item) error {
-	if i.delivery == nil {
-		return w.sendProgress(ctx, i.progress)
+func (w *watcher) sendDelivery(ctx context.Context, d *fanout.Delivery) error {
+	if d.Event == nil {
+		return w.sendProgress(ctx, d.Bookmark)
 	}
-	if i.Revision <= w.position {
+	return w.sendEvent(ctx, d)
+}
+
+// sendEvent sends what the event of a delivery is to this watch, if it is anything.
+func (w *watcher) sendEvent(ctx context.Context, d *fanout.Delivery) error {
+	e := d.Event
+	if e.Revision <= w.position {
 		return nil
 	}
-	if w.foreign(i.ContentType) {
-		w.position = i.Revision
+	if w.foreign(e.ContentType) {
+		w.position = e.Revision
 		return nil
 	}
-	valid, err := i.valid(ctx, w.Projection)
+	valid, err := e.Valid(ctx, w.Projection)
 	if err != nil {
 		return err
 	}
 	if valid {
-		if err := w.sendChange(ctx, i.delivery); err != nil {
+		if err := w.sendValid(ctx, d); err != nil {
 			return err
 		}
 	}
-	w.position = i.Revision
+	w.position = e.Revision
 	return nil
+}
+
+func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery) error {
+	event, found, err := d.For(ctx, w.store, w.selects)
+	var corrupt *corruptError
+	switch {
+	case err != nil && d.Event.Op == eventlog.Deleted && errors.As(err, &corrupt):
+		return corruptDeletion(corrupt)
+	case err != nil || !found:
+		return err
+	}
+	return w.send(ctx, event)
 }
 
 // sendProgress sends a bookmark to those who want it. A watch that is to end has then sent all there was, and
@@ -367,80 +380,6 @@ func (w *watcher) sendProgress(ctx context.Context, rev eventlog.Revision) error
 		return errEnded
 	}
 	return nil
-}
-
-// sendChange sends a change if it matches, or takes its object in or out of what matches.
-func (w *watcher) sendChange(ctx context.Context, d *delivery) error {
-	seen := d.seenBy(w.store)
-	_, err := seen.now.load(func() (runtime.Object, error) {
-		return w.object(ctx, stored{row: d.row, revision: d.Revision, value: d.Body})
-	})
-	if err != nil {
-		var corrupt *corruptError
-		if d.Op == eventlog.Deleted && errors.As(err, &corrupt) {
-			return corruptDeletion(corrupt)
-		}
-		return err
-	}
-	switch {
-	case d.Op == eventlog.Deleted:
-		return w.sendIf(ctx, w.matches(&seen.now), watch.Deleted, &seen.now, d.many)
-	case d.Op == eventlog.Added:
-		return w.sendIf(ctx, w.matches(&seen.now), watch.Added, &seen.now, d.many)
-	case w.everything:
-		return w.sendIf(ctx, true, watch.Modified, &seen.now, d.many)
-	}
-	old, err := seen.then.load(func() (runtime.Object, error) { return w.previous(ctx, d.Event) })
-	if err != nil {
-		return err
-	}
-	now, then := w.matches(&seen.now), old != nil && w.matches(&seen.then)
-	switch {
-	case now && then:
-		return w.sendIf(ctx, true, watch.Modified, &seen.now, d.many)
-	case now:
-		return w.sendIf(ctx, true, watch.Added, &seen.now, d.many)
-	case !then:
-		return nil
-	}
-	// It left: the client gets its last matching state at the revision at which it left.
-	_, err = seen.left.load(func() (runtime.Object, error) {
-		left := old.DeepCopyObject()
-		return left, w.versioner.UpdateObject(left, uint64(d.Revision))
-	})
-	if err != nil {
-		return err
-	}
-	return w.sendIf(ctx, true, watch.Deleted, &seen.left, d.many)
-}
-
-// object decodes a stored version. It may be the cache's: it must not be written to.
-func (s *store) object(ctx context.Context, v stored) (runtime.Object, error) {
-	data, _, err := s.unseal(ctx, v)
-	if err != nil {
-		return nil, err
-	}
-	return s.shared(v, data, nil)
-}
-
-// previous is the object as the event found it, nil if there was none.
-func (w *watcher) previous(ctx context.Context, e eventlog.Event) (runtime.Object, error) {
-	row, found, err := before(ctx, w.Projection, e)
-	if err != nil || !found || w.foreign(row.ContentType) {
-		return nil, err
-	}
-	return w.object(ctx, storedRow(row))
-}
-
-func (w *watcher) matches(s *facet) bool {
-	return w.everything || s.matches(&w.opts.Predicate)
-}
-
-func (w *watcher) sendIf(ctx context.Context, matches bool, t watch.EventType, s *facet, many bool) error {
-	if !matches {
-		return nil
-	}
-	return w.send(ctx, watch.Event{Type: t, Object: s.deliverable(many)})
 }
 
 // sendBookmark sends an empty object at the revision.

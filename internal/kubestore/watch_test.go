@@ -20,6 +20,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
@@ -146,13 +147,11 @@ func TestSlowWatchRejoins(t *testing.T) {
 	start, err := s.GetCurrentResourceVersion(t.Context())
 	require.NoError(t, err)
 	slow, fast := watchFrom(t, s, fmt.Sprint(start)), watchFrom(t, s, fmt.Sprint(start))
-	total := bufferedEvents + bufferedChanges + 100
+	total := bufferedEvents + fanout.QueueLength + 100
 	r := rand.New(rand.NewPCG(3, 4))
 	events := history(t, s, r, total, func(context.Context) {}, "p")
 	fast.expect(events...)
-	s.Feed.mu.Lock()
-	require.Len(t, s.Feed.subs[s.row("/pods/")].members, 1, "only the watch that is read is still in the feed")
-	s.Feed.mu.Unlock()
+	require.Equal(t, 1, s.Feed.Subscriptions(s.rowKey("/pods/")), "only the watch that is read is still in the feed")
 	slow.expect(events...)
 }
 
@@ -304,7 +303,5 @@ func TestStopEnds(t *testing.T) {
 		w.Stop()
 		require.Equal(t, "closed true", w.next())
 	}
-	s.Feed.mu.Lock()
-	defer s.Feed.mu.Unlock()
-	require.Empty(t, s.Feed.subs)
+	require.Zero(t, s.Feed.Subscriptions(s.rowKey("/pods/")))
 }

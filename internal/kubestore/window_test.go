@@ -1,7 +1,6 @@
 package kubestore
 
 import (
-	"bytes"
 	"fmt"
 	"testing"
 
@@ -10,60 +9,9 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
-
-// TestWindowHoldsWhatItSays: a watch that resumes at any revision of the window gets every change after it, whatever
-// the window has let go: the window says so itself, by where it begins.
-func TestWindowHoldsWhatItSays(t *testing.T) {
-	for _, c := range []struct {
-		name         string
-		changes      int
-		bytes, apart int // of one change; revisions from one to the next
-	}{
-		{"few", 10, 1, 1},
-		{"as many as it may hold", windowEvents, 0, 1},
-		{"one more", windowEvents + 1, 0, 1},
-		{"many more", 2*windowEvents + 7, 0, 3},
-		{"large ones", 200, windowBytes / 20, 2},
-		{"each larger than the window", 4, windowBytes + 1, 1},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			body, trims := bytes.Repeat([]byte("x"), c.bytes), 0
-			w := window{from: 3, to: 3}
-			var added []eventlog.Revision // those that the window says it holds
-			for i := range c.changes {
-				rev, from := eventlog.Revision(4+i*c.apart), w.from
-				w.add(&change{Event: eventlog.Event{Revision: rev, Write: eventlog.Write{Body: body}}})
-				added = append(added, rev)
-				require.Equal(t, rev, w.to)
-				if w.from == from && i+1 < c.changes {
-					continue
-				}
-				trims++
-				for len(added) > 0 && added[0] <= w.from {
-					added = added[1:]
-				}
-				require.Equal(t, added, revisionsOf(w.after(w.from)), "the window says that it begins after %d", w.from)
-				for _, at := range []int{0, len(added) / 2, len(added) - 1} {
-					if len(added) > 0 {
-						require.Equal(t, added[at+1:], revisionsOf(w.after(added[at])), "after %d", added[at])
-					}
-				}
-			}
-			require.LessOrEqual(t, len(w.changes), windowEvents)
-			require.Positive(t, trims)
-		})
-	}
-}
-
-func revisionsOf(changes []*change) []eventlog.Revision {
-	revisions := make([]eventlog.Revision, len(changes))
-	for i, c := range changes {
-		revisions[i] = c.Revision
-	}
-	return revisions
-}
 
 // TestWindowOfANewProcess: a watch that comes back to a process that has just started misses nothing, from the floor
 // on: not even the very first event after it.
@@ -98,18 +46,15 @@ func TestEndComesBehindWhatWaits(t *testing.T) {
 	w, err := s.Watch(WithEnd(t.Context(), end), "/pods", opts)
 	require.NoError(t, err)
 	t.Cleanup(w.Stop)
-	waitForMembers(t, s, 1)
+	follower := watchFrom(t, s, first.ResourceVersion)
+	waitForMembers(t, s, 2)
 	var want []string
-	for i := range bufferedEvents + bufferedChanges/2 { // more than the reader's buffer, and less than makes the watch fall out
+	for i := range bufferedEvents + fanout.QueueLength/2 { // more than the reader's buffer, and less than makes the watch fall out
 		want = append(want, fmt.Sprintf("ADDED ns/p%d %s", i, create(t, s, pod("ns", fmt.Sprint("p", i))).ResourceVersion))
 	}
 	head, err := s.GetCurrentResourceVersion(t.Context())
 	require.NoError(t, err)
-	eventlogtest.Eventually(t, "the feed has reached the last of them", func() bool {
-		s.Feed.mu.Lock()
-		defer s.Feed.mu.Unlock()
-		return uint64(s.Feed.window.to) == head
-	})
+	follower.expect(want...) // so the feed has reached the last of them
 	close(end)
 	(&recorder{t: t, Interface: w}).expect(append(want, fmt.Sprintf("BOOKMARK / %d", head), "closed true")...)
 }

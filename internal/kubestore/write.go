@@ -31,7 +31,7 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 	if err != nil {
 		return err
 	}
-	body, err := s.seal(ctx, s.row(path), data)
+	body, err := s.seal(ctx, s.rowKey(path), data)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 	if err != nil || out == nil {
 		return err
 	}
-	return s.decodeTo(stored{row: s.row(path), revision: rev}, data, out)
+	return s.decodeTo(stored{rowKey: s.rowKey(path), revision: rev}, data, out)
 }
 
 // GuaranteedUpdate implements storage.Interface. The suggestion is ignored: the row's last revision is
@@ -67,7 +67,7 @@ func (s *store) GuaranteedUpdate(ctx context.Context, key string, destination ru
 	if err != nil {
 		return err
 	}
-	return s.decodeTo(stored{row: s.row(path), revision: rev}, u.data, destination)
+	return s.decodeTo(stored{rowKey: s.rowKey(path), revision: rev}, u.data, destination)
 }
 
 // update is one GuaranteedUpdate.
@@ -109,7 +109,7 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	if st.found && !st.stale && bytes.Equal(u.data, st.data) {
 		return st.revision, nil
 	}
-	body, err := u.seal(ctx, u.row(u.path), u.data)
+	body, err := u.seal(ctx, u.rowKey(u.path), u.data)
 	if err != nil {
 		return 0, err
 	}
@@ -157,7 +157,7 @@ func (s *store) Delete(ctx context.Context, key string, out runtime.Object, prec
 	if err != nil || raw {
 		return err
 	}
-	return s.decodeTo(stored{row: s.row(path), revision: rev}, data, out)
+	return s.decodeTo(stored{rowKey: s.rowKey(path), revision: rev}, data, out)
 }
 
 // state is a key as of a view.
@@ -251,7 +251,7 @@ func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projec
 	if err != nil {
 		return nil, err
 	}
-	row, found, err := v.Get(ctx, s.row(path), v.Revision())
+	row, found, err := v.Get(ctx, s.rowKey(path), v.Revision())
 	if err != nil {
 		return nil, readError(err)
 	}

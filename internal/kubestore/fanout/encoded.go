@@ -1,4 +1,4 @@
-package kubestore
+package fanout
 
 import (
 	"bytes"
@@ -10,22 +10,22 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// encodedOnce is an object that many watches send: each representation of it is encoded for the first that
-// asks. Upstream's encoders recognise it, and so does whoever looks at metadata. It is upstream's
-// cachingObject, which is not exported, without copies on write: nobody may write to it.
+// encodedOnce is an object that many watches send. Each representation of it is encoded for the first watch that needs
+// it. Upstream's encoders recognise it as a CacheableObject, and it can be asked for its metadata. It is like upstream's
+// cachingObject, which is not exported, but it is not copied on write: nobody may write to it.
 type encodedOnce struct {
 	metav1.Object
 
-	mu        sync.Mutex // guards what follows, not what is in the encodings
+	mu        sync.Mutex // guards what follows, but not the inside of an encoding
 	object    runtime.Object
 	decorated bool
 	encodings map[runtime.Identifier]*encoding
 }
 
-// Shared is an object that many watches share, as they get it.
+// Shared is an object that many watches send, as they get it.
 type Shared interface {
-	// Decorate lets the function change what all of them send, but no metadata. Each of them must call it before
-	// anything else, with the same function, which is called once.
+	// Decorate lets a function change what all of them send, except for metadata. Each watch must call Decorate before
+	// anything else and with the same function, which is called once.
 	Decorate(func(runtime.Object))
 }
 
@@ -37,7 +37,7 @@ type encoding struct {
 
 var _ runtime.CacheableObject = (*encodedOnce)(nil)
 
-// newEncodedOnce returns nil for an object without metadata.
+// newEncodedOnce returns nil if the object has no metadata.
 func newEncodedOnce(object runtime.Object) *encodedOnce {
 	about, ok := object.(metav1.Object)
 	if !ok {
@@ -57,7 +57,7 @@ func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Obj
 	o.mu.Unlock()
 	e.once.Do(func() {
 		var buffer bytes.Buffer
-		// Of a copy, because conversion may write to what it is given.
+		// It encodes a copy, because conversion may write to the object.
 		e.err = encode(o.GetObject(), &buffer)
 		e.data = buffer.Bytes()
 	})
@@ -80,7 +80,7 @@ func (o *encodedOnce) Decorate(change func(runtime.Object)) {
 		return
 	}
 	o.decorated = true
-	o.object = o.object.DeepCopyObject() // it is the facet's
+	o.object = o.object.DeepCopyObject() // the original is the change's
 	change(o.object)
 }
 
@@ -90,11 +90,11 @@ func (o *encodedOnce) sent() runtime.Object {
 	return o.object
 }
 
-// GetObject implements runtime.CacheableObject: a copy that belongs to the caller.
+// GetObject implements runtime.CacheableObject. It returns a copy that belongs to the caller.
 func (o *encodedOnce) GetObject() runtime.Object { return o.sent().DeepCopyObject() }
 
 // GetObjectKind implements runtime.Object.
 func (o *encodedOnce) GetObjectKind() schema.ObjectKind { return o.sent().GetObjectKind() }
 
-// DeepCopyObject implements runtime.Object; the copy is of the object, and no longer shared.
+// DeepCopyObject implements runtime.Object. The copy is an ordinary object that is not shared.
 func (o *encodedOnce) DeepCopyObject() runtime.Object { return o.GetObject() }

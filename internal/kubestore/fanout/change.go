@@ -1,0 +1,76 @@
+package fanout
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// Store decodes the objects of an event for the watches of one store. Stores are compared with ==. The objects may be
+// shared with others: nobody writes to them. An error is for this call only: the next one may succeed.
+type Store interface {
+	// ObjectAfter returns the object that the event left, for a deletion the object that it deleted.
+	ObjectAfter(ctx context.Context, e *Event) (runtime.Object, error)
+	// ObjectBefore returns the object that the event found, nil if there was none.
+	ObjectBefore(ctx context.Context, e *Event) (runtime.Object, error)
+	// CachedBefore returns what ObjectBefore does if that needs no waiting, else nil.
+	CachedBefore(e *Event) runtime.Object
+	// FieldValue returns the object's value of a field that an Index names.
+	FieldValue(field string, o runtime.Object) string
+}
+
+// change is an event as the watches of one store see it. Next is that of another store: each version of a custom
+// resource has a store.
+type change struct {
+	store Store
+	event *Event
+	next  *change
+	// left is the object before the change, at the change's revision.
+	before, after, left object
+}
+
+// to returns what the change is to a watch that selects objects, nil for all of them. The object is nil if the change
+// is nothing to the watch.
+func (c *change) to(ctx context.Context, selects *storage.SelectionPredicate) (watch.EventType, *object, error) {
+	if _, err := c.loadAfter(ctx); err != nil {
+		return "", nil, err
+	}
+	now := c.after.matches(selects)
+	switch {
+	case !now && c.event.Op != eventlog.Modified:
+		return "", nil, nil
+	case c.event.Op == eventlog.Deleted:
+		return watch.Deleted, &c.after, nil
+	case c.event.Op == eventlog.Added:
+		return watch.Added, &c.after, nil
+	case selects == nil:
+		return watch.Modified, &c.after, nil
+	}
+	before, err := c.before.load(func() (runtime.Object, error) { return c.store.ObjectBefore(ctx, c.event) })
+	if err != nil {
+		return "", nil, err
+	}
+	then := before != nil && c.before.matches(selects)
+	switch {
+	case now && then:
+		return watch.Modified, &c.after, nil
+	case now:
+		return watch.Added, &c.after, nil
+	case !then:
+		return "", nil, nil
+	}
+	// The object does not match any more. The client gets its last matching state, at the revision of the change.
+	_, err = c.left.load(func() (runtime.Object, error) {
+		left := before.DeepCopyObject()
+		return left, storage.APIObjectVersioner{}.UpdateObject(left, uint64(c.event.Revision))
+	})
+	return watch.Deleted, &c.left, err
+}
+
+func (c *change) loadAfter(ctx context.Context) (runtime.Object, error) {
+	return c.after.load(func() (runtime.Object, error) { return c.store.ObjectAfter(ctx, c.event) })
+}

@@ -1,0 +1,30 @@
+// Package fanout brings each event of the log to the watches that it concerns. One Feed reads the log for all watches
+// of a process. Work whose result is the same for many watches is done once.
+//
+// An event meets these nouns, in this order:
+//
+//	the log
+//	   │ Feed.Run follows it.
+//	   ▼
+//	Event           One event, and whether it is void. It is kept in the Window,
+//	   │            the newest part of the past, for watches that come back.
+//	   │ The Feed looks up the subscriptions of the event's key: its audience.
+//	   ▼
+//	Delivery        The event on its way to all of its audience. It is gone when the last
+//	   │            of them has taken it. A Delivery without an event is a bookmark.
+//	   │ It waits in the queue of each Subscription. The Feed never waits for a queue.
+//	   ▼
+//	change          The delivery as one Store sees it: the objects before and after it.
+//	   │            Each object is decoded, asked for its labels and fields, and encoded
+//	   │            once, whoever asks first.
+//	   │ Delivery.For compares them with what one watch selects.
+//	   ▼
+//	watch.Event     What the client is told. The watch puts it into its own channel.
+//
+// A Subscription covers one key, or all keys with a prefix. An Index spares those of them that select one value of a
+// field: they get only the events of objects that have the value, or had it.
+//
+// A watch joins the Feed and gets the Window as of that moment. It reads what is older than the Window from the
+// projection, then takes what it needs from the Window, then from its queue. So it misses nothing and gets nothing
+// twice. When a queue is full, its subscription leaves the Feed: the watch must read the past and join again.
+package fanout

@@ -1,0 +1,90 @@
+package fanout
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+)
+
+// Event is an event of the log, shared by all watches of the process.
+type Event struct {
+	eventlog.Event
+	// RowKey is Key.Row(), which is made once.
+	RowKey string
+
+	mu     sync.Mutex // guards what follows
+	judged bool
+	void   bool
+}
+
+// newEvent is an event that the fold has still to judge.
+func newEvent(e eventlog.Event) *Event { return &Event{Event: e, RowKey: e.Key.Row()} }
+
+// NewPast is an event that Projection.Events has yielded: it is not void.
+func NewPast(e eventlog.Event) *Event {
+	past := newEvent(e)
+	past.judged = true
+	return past
+}
+
+// Valid says whether the event is not void (invariant 13). The projection is asked once for all watches.
+func (e *Event) Valid(ctx context.Context, p *projection.Projection) (bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.judged {
+		valid, err := p.Valid(ctx, &e.Event)
+		if err != nil {
+			return false, err
+		}
+		e.judged, e.void = true, !valid
+	}
+	return !e.void, nil
+}
+
+// Delivery is an event on its way to the subscriptions that it concerns, or a bookmark on its way to one of them.
+type Delivery struct {
+	// Event is nil in a bookmark.
+	Event *Event
+	// Bookmark is the revision of a bookmark: every event up to it was delivered before.
+	Bookmark eventlog.Revision
+	// many says that enough watches get the event for an encoding to be worth keeping.
+	many bool
+
+	mu      sync.Mutex // guards what follows
+	changes *change    // of each store
+}
+
+// sharedFrom is how many watches of one event are many. The figure is upstream's.
+const sharedFrom = 3
+
+// NewDelivery returns a delivery of an event.
+func NewDelivery(e *Event) *Delivery { return &Delivery{Event: e} }
+
+// For returns what the event is to a watch of a store that selects objects, nil for all of them. Found is false if it
+// is nothing to the watch. An update may take its object into what the watch selects, or out of it: then it is ADDED
+// or DELETED.
+func (d *Delivery) For(ctx context.Context, s Store, selects *storage.SelectionPredicate) (_ watch.Event, found bool, err error) {
+	t, o, err := d.change(s).to(ctx, selects)
+	if o == nil || err != nil {
+		return watch.Event{}, false, err
+	}
+	return watch.Event{Type: t, Object: o.sendable(d.many)}, true, nil
+}
+
+// change returns the delivery as the store sees it.
+func (d *Delivery) change(s Store) *change {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for c := d.changes; c != nil; c = c.next {
+		if c.store == s {
+			return c
+		}
+	}
+	d.changes = &change{store: s, event: d.Event, next: d.changes}
+	return d.changes
+}

@@ -1,0 +1,186 @@
+package fanout
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+)
+
+// Feed reads the log once for a process and hands each event to the subscriptions that it concerns.
+type Feed struct {
+	log        *eventlog.Log
+	projection *projection.Projection
+
+	mu      sync.Mutex // guards what follows; never held while waiting
+	running bool
+	ended   bool
+	// window ends at the head: every event up to it was handed to every subscription that it concerns.
+	window    Window
+	audiences map[string]*audience // by the first of their keys
+	// requested are the bookmarks that were asked for at a revision still to come, by the first of the keys.
+	requested map[string]eventlog.Revision
+	// concerned is memory that fanOut uses again.
+	concerned []*Subscription
+}
+
+// NewFeed returns a feed. It delivers nothing until Run.
+func NewFeed(log *eventlog.Log, p *projection.Projection) *Feed {
+	return &Feed{
+		log: log, projection: p,
+		audiences: map[string]*audience{},
+		requested: map[string]eventlog.Revision{},
+	}
+}
+
+// Run follows the log until ctx ends. It has the feed's only goroutine. It fails only when the log is not the one
+// remembered. When the log cannot be reached it tries again.
+func (f *Feed) Run(ctx context.Context) error {
+	defer f.end()
+	for failures := 0; ; failures++ {
+		v, err := f.projection.Latest(ctx)
+		if err == nil {
+			failures = 0
+			f.Start(f.past(ctx, v))
+			err = f.log.Follow(ctx, v.Revision(), f.Deliver)
+			f.stop()
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, eventlog.ErrDiverged):
+			return err
+		case !errors.Is(err, eventlog.ErrPurged):
+			slog.WarnContext(ctx, "following the log failed, trying again", "error", err)
+		}
+		select { // some seconds at most
+		case <-time.After(rand.N(10 * time.Millisecond << min(failures, 8))):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// past returns the window that the feed must have when it follows the log from the view's revision. After a restart it
+// is filled from the snapshot. Clients then come back all at once, each from another revision, and one scan serves them.
+func (f *Feed) past(ctx context.Context, v *projection.View) Window {
+	w, head := f.window, v.Revision() // only Run's goroutine writes the window
+	if w.To == 0 || w.To < v.Floor() || w.To > head {
+		from := max(v.Floor(), head-min(head, windowEvents))
+		w = Window{From: from, To: from}
+	}
+	for e, err := range f.projection.Events(ctx, w.To, head) {
+		if err != nil {
+			// Without a window each watch reads the past by itself, and is told what is wrong with it.
+			return Window{From: head, To: head}
+		}
+		w.add(NewPast(e))
+	}
+	w.To = head
+	return w
+}
+
+// Start begins at the end of a window. Subscriptions that waited join there.
+func (f *Feed) Start(w Window) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.running, f.window = true, w
+	for _, a := range f.audiences {
+		for s := range a.members {
+			s.joined <- w
+		}
+	}
+}
+
+// Deliver hands the events of one append to the subscriptions that they concern. It waits for none of them. No window
+// and no bookmark ends inside a batch.
+func (f *Feed) Deliver(b eventlog.Batch) error {
+	// The projection learns first: a watch looks up the previous state in a view.
+	f.projection.Learn(b)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, logged := range b {
+		if logged.Op != eventlog.Barrier {
+			e := newEvent(logged)
+			f.window.add(e)
+			f.fanOut(e)
+		}
+		f.window.To = logged.Revision
+	}
+	for first, target := range f.requested {
+		if target <= f.window.To {
+			f.notify(first)
+		}
+	}
+	return nil
+}
+
+// fanOut looks under each key that a subscription to the event can begin with: the row key, and each prefix of it that
+// ends with a slash.
+func (f *Feed) fanOut(e *Event) {
+	d := NewDelivery(e)
+	f.concerned = f.concerned[:0]
+	for first := e.RowKey; first != ""; first = first[:strings.LastIndexByte(first[:len(first)-1], '/')+1] {
+		a := f.audiences[first]
+		if a != nil {
+			f.concerned = a.concerned(d, f.concerned)
+		}
+	}
+	d.many = len(f.concerned) >= sharedFrom
+	for _, s := range f.concerned {
+		f.push(s, d, e.Revision-1)
+	}
+}
+
+// notify gives a bookmark at the head to the subscriptions that RequestProgress is for.
+func (f *Feed) notify(first string) {
+	delete(f.requested, first)
+	a := f.audiences[first]
+	if a == nil {
+		return
+	}
+	for s := range a.members {
+		if s.Progress {
+			f.push(s, &Delivery{Bookmark: f.window.To}, f.window.To)
+		}
+	}
+}
+
+// stop sends every watch back to reading the past: the next event may not follow the last one.
+func (f *Feed) stop() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.running = false
+	for _, a := range f.audiences {
+		for s := range a.members {
+			f.drop(s, f.window.To)
+		}
+	}
+}
+
+// end lets no watch wait for the feed any more.
+func (f *Feed) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended = true
+	for _, a := range f.audiences {
+		for s := range a.members {
+			close(s.joined)
+		}
+	}
+	clear(f.audiences)
+}
+
+// Shrink lets go of most of the window.
+func (f *Feed) Shrink() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.running { // before that, Run fills it
+		f.window.shrink()
+	}
+}

@@ -1,0 +1,62 @@
+package fanout
+
+import (
+	"sort"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// The budget of the window: about as much of the past as clients need that lost their connection and come back.
+const (
+	windowEvents = 16 << 10
+	windowBytes  = 32 << 20
+)
+
+// Window is the newest part of the past. When many watches come back at once, it spares each of them a read of the log
+// or the snapshot. A copy of a window does not change: events are only ever added behind its end.
+type Window struct {
+	// Every event after From and up to To is in the window, void ones too. The log's barriers are not.
+	From, To eventlog.Revision
+	events   []*Event // in order
+	bytes    int
+}
+
+// After returns the events after a revision, which must not be below From.
+func (w Window) After(rev eventlog.Revision) []*Event {
+	first := sort.Search(len(w.events), func(i int) bool { return w.events[i].Revision > rev })
+	return w.events[first:]
+}
+
+// add appends an event. Beyond the budget the older half goes at once, so that copying costs little for each event.
+func (w *Window) add(e *Event) {
+	w.events = append(w.events, e)
+	w.bytes += len(e.Body)
+	w.To = e.Revision
+	if len(w.events) > windowEvents || w.bytes > windowBytes {
+		w.halve(windowEvents/2 + 1)
+	}
+}
+
+// halve lets go of the older half and makes room for so many events.
+func (w *Window) halve(room int) {
+	n := max(len(w.events)/2, 1) // one event may be larger than the whole budget
+	w.From = w.events[n-1].Revision
+	// The array is new, because copies of the window still read the old one.
+	w.events = append(make([]*Event, 0, max(room, len(w.events)-n)), w.events[n:]...)
+	w.bytes = 0
+	for _, e := range w.events {
+		w.bytes += len(e.Body)
+	}
+}
+
+// What is left of the window in a process that has nothing to do. Older events are then read from event segments.
+const (
+	idleEvents = windowEvents / 64
+	idleBytes  = windowBytes / 64
+)
+
+func (w *Window) shrink() {
+	for len(w.events) > idleEvents || w.bytes > idleBytes {
+		w.halve(0)
+	}
+}

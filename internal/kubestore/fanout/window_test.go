@@ -1,0 +1,62 @@
+package fanout
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// TestWindowHoldsWhatItSays: a watch that resumes at any revision of the window gets every change after it, whatever
+// the window has let go: the window says so itself, by where it begins.
+func TestWindowHoldsWhatItSays(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		changes      int
+		bytes, apart int // of one change; revisions from one to the next
+	}{
+		{"few", 10, 1, 1},
+		{"as many as it may hold", windowEvents, 0, 1},
+		{"one more", windowEvents + 1, 0, 1},
+		{"many more", 2*windowEvents + 7, 0, 3},
+		{"large ones", 200, windowBytes / 20, 2},
+		{"each larger than the window", 4, windowBytes + 1, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			body, trims := bytes.Repeat([]byte("x"), c.bytes), 0
+			w := Window{From: 3, To: 3}
+			var added []eventlog.Revision // those that the window says it holds
+			for i := range c.changes {
+				rev, from := eventlog.Revision(4+i*c.apart), w.From
+				w.add(newEvent(eventlog.Event{Revision: rev, Write: eventlog.Write{Body: body}}))
+				added = append(added, rev)
+				require.Equal(t, rev, w.To)
+				if w.From == from && i+1 < c.changes {
+					continue
+				}
+				trims++
+				for len(added) > 0 && added[0] <= w.From {
+					added = added[1:]
+				}
+				require.Equal(t, added, revisionsOf(w.After(w.From)), "the window says that it begins after %d", w.From)
+				for _, at := range []int{0, len(added) / 2, len(added) - 1} {
+					if len(added) > 0 {
+						require.Equal(t, added[at+1:], revisionsOf(w.After(added[at])), "after %d", added[at])
+					}
+				}
+			}
+			require.LessOrEqual(t, len(w.events), windowEvents)
+			require.Positive(t, trims)
+		})
+	}
+}
+
+func revisionsOf(events []*Event) []eventlog.Revision {
+	revisions := make([]eventlog.Revision, len(events))
+	for i, e := range events {
+		revisions[i] = e.Revision
+	}
+	return revisions
+}

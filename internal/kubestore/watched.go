@@ -1,0 +1,65 @@
+package kubestore
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/internal/kubestore/fanout"
+)
+
+var _ fanout.Store = (*store)(nil)
+
+// ObjectAfter implements fanout.Store.
+func (s *store) ObjectAfter(ctx context.Context, e *fanout.Event) (runtime.Object, error) {
+	return s.object(ctx, stored{rowKey: e.RowKey, revision: e.Revision, value: e.Body})
+}
+
+// ObjectBefore implements fanout.Store.
+func (s *store) ObjectBefore(ctx context.Context, e *fanout.Event) (runtime.Object, error) {
+	if e.Revision <= 1 {
+		return nil, nil
+	}
+	v, err := s.Projection.AtLeast(ctx, e.Revision-1)
+	if err != nil {
+		return nil, err
+	}
+	row, found, err := v.Get(ctx, e.RowKey, e.Revision-1)
+	if err != nil || !found || s.foreign(row.ContentType) {
+		return nil, err
+	}
+	return s.object(ctx, storedRow(row))
+}
+
+// CachedBefore implements fanout.Store.
+func (s *store) CachedBefore(e *fanout.Event) runtime.Object {
+	return s.Objects.get(version{store: s.id, rowKey: e.RowKey, revision: e.Base, kind: s.kind(nil)})
+}
+
+// FieldValue implements fanout.Store.
+func (s *store) FieldValue(field string, o runtime.Object) string { return s.Indexers[field](o) }
+
+// indexFor returns an index for watches with the predicate, and the value that they select. A transformer may ask a key
+// service, and the feed does not wait for that: then there is no index.
+func (s *store) indexFor(p *storage.SelectionPredicate) (fanout.Index, string) {
+	if p.Field == nil || !s.plain {
+		return fanout.Index{}, ""
+	}
+	for field := range s.Indexers {
+		value, ok := p.Field.RequiresExactMatch(field)
+		if ok {
+			return fanout.Index{Store: s, Field: field}, value
+		}
+	}
+	return fanout.Index{}, ""
+}
+
+// object decodes a stored version. It may be the cache's: nobody may write to it.
+func (s *store) object(ctx context.Context, v stored) (runtime.Object, error) {
+	data, _, err := s.unseal(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	return s.shared(v, data, nil)
+}
