@@ -136,7 +136,7 @@ func OpenFolder(ctx context.Context, folder string) (cell kubestore.Cell, closeF
 
 // run starts what lives as long as the cell. If one part fails, all end and Wait says why.
 func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.Server, cell kubestore.Cell, writers *kubestore.Writers) error {
-	finisher, err := lifecycle.New(lifecycle.Config{Cell: cell, Client: server.Loopback(), Instances: server.Instances, Drain: writers.Wait})
+	finisher, err := lifecycle.New(lifecycle.Config{Cell: cell, Client: server.Loopback(), Instances: server.Instances, AwaitWriters: writers.Wait})
 	if err != nil {
 		return err
 	}

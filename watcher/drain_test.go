@@ -33,7 +33,7 @@ func TestDrain(t *testing.T) {
 }
 
 func drain(t *testing.T, c cell) {
-	one, two := c.serve(t, func(c *watcher.Config) { c.Drain = 200 * time.Millisecond }), c.serve(t)
+	one, two := c.serve(t, func(c *watcher.Config) { c.Spread = 200 * time.Millisecond }), c.serve(t)
 	one.post("/api/v1/namespaces", `{"metadata":{"name":"default"}}`)
 	empty := one.get(configMaps)
 	start := "resourceVersion=" + empty.revision()

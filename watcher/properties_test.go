@@ -120,7 +120,7 @@ func (s *slot) current() *server {
 }
 
 func (s *slot) replace(t *testing.T) {
-	fresh := s.cell.serve(t, func(c *watcher.Config) { c.Drain = 10 * time.Millisecond })
+	fresh := s.cell.serve(t, func(c *watcher.Config) { c.Spread = 10 * time.Millisecond })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now = fresh

@@ -34,7 +34,7 @@ func TestReflectorsOverRestarts(t *testing.T) {
 }
 
 func reflectorsOverRestarts(t *testing.T, c cell) {
-	quick := func(c *watcher.Config) { c.Drain = 100 * time.Millisecond }
+	quick := func(c *watcher.Config) { c.Spread = 100 * time.Millisecond }
 	now := c.start(t, quick)
 	var front atomic.Value // the address to which new connections go
 	address, terminate := now.process()

@@ -14,8 +14,8 @@ import (
 // Config of the watcher of one cluster.
 type Config struct {
 	apiserver.Config
-	// Drain is how long the end of open watches is spread over when the process stops.
-	Drain time.Duration
+	// Spread is how long the ends of open watches are spread over when the process stops.
+	Spread time.Duration
 }
 
 // drainGrace is how long after the last of them clients may take to receive it.
@@ -37,7 +37,7 @@ func New(c Config) (*Watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Watcher{Handler: server, server: server, feed: c.Cell.Feed, spread: c.Drain}, nil
+	return &Watcher{Handler: server, server: server, feed: c.Cell.Feed, spread: c.Spread}, nil
 }
 
 // Run reads the log and delivers it to watches until ctx ends. To stop without harm, Drain first.

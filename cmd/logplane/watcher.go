@@ -48,7 +48,7 @@ func newWatcher() *cobra.Command {
 			}
 			defer opened.close()
 			c.Watches = what.limits
-			w, err := watcher.New(watcher.Config{Config: c, Drain: what.drain})
+			w, err := watcher.New(watcher.Config{Config: c, Spread: what.drain})
 			if err != nil {
 				return err
 			}

@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -60,7 +59,7 @@ func (l *Lifecycle) mortal(ctx context.Context, view *projection.View) ([]projec
 	var rows []projection.Row
 	// Events are the only built-in objects with a TTL.
 	start := l.config.Cell.Cluster + "/events/"
-	for row, err := range view.Scan(ctx, start, start[:len(start)-1]+"0", view.Revision()) {
+	for row, err := range view.Scan(ctx, start, kubestore.PrefixEnd(start), view.Revision()) {
 		if err != nil {
 			return nil, err
 		}
@@ -78,7 +77,7 @@ func (l *Lifecycle) deleteExpired(ctx context.Context, view *projection.View, wr
 	var failed []error
 	for len(writes) > 0 {
 		n := min(len(writes), expiryBatch)
-		_, err := view.Append(ctx, uuid.NewString(), writes[:n]...)
+		_, err := l.config.Cell.Append(ctx, view, writes[:n]...)
 		switch {
 		case err == nil:
 			deleted += n

@@ -35,9 +35,9 @@ type Config struct {
 	// it is empty this much log time after it began to terminate. What comes later still, a message that was
 	// stuck in a stalled log, is deleted when it comes (stray.go).
 	Settle time.Duration
-	// Drain, if set, replaces that wait where this process is the log's only writer: it waits until every
+	// AwaitWriters, if set, replaces that wait where this process is the log's only writer: it waits until every
 	// write that was running when it was called has ended (kubestore.Writers).
-	Drain func(context.Context) error
+	AwaitWriters func(context.Context) error
 	// Workers is how many tasks run at once, 2 by default.
 	Workers int
 	// ExpiryInterval is how often objects with a TTL are looked at, 30 s by default.
@@ -156,10 +156,8 @@ func followDelay(try int) time.Duration {
 
 // pause reports whether the time passed before ctx ended.
 func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false

@@ -71,7 +71,7 @@ func newCluster(t *testing.T, change ...func(*Config)) *cluster {
 
 // restart makes a Lifecycle that remembers nothing.
 func (c *cluster) restart(change ...func(*Config)) {
-	config := Config{Cell: c.cell, Client: c.server.Loopback(), Instances: c.server.Instances, Drain: new(kubestore.Writers).Wait}
+	config := Config{Cell: c.cell, Client: c.server.Loopback(), Instances: c.server.Instances, AwaitWriters: new(kubestore.Writers).Wait}
 	for _, f := range change {
 		f(&config)
 	}
@@ -332,14 +332,14 @@ func TestHandle(t *testing.T) {
 	require.NoError(t, c.Handle(t.Context(), eventlog.Event{}))
 }
 
-// TestNamespaceSettles: without Drain a namespace is not finalized before the deadline of requests that
+// TestNamespaceSettles: without AwaitWriters a namespace is not finalized before the deadline of requests that
 // may have seen it alive, by the log's time.
 func TestNamespaceSettles(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
 	}
 	const settle = 2 * time.Second
-	c := newCluster(t, func(config *Config) { config.Drain, config.Settle = nil, settle })
+	c := newCluster(t, func(config *Config) { config.AwaitWriters, config.Settle = nil, settle })
 	c.createNamespace("n")
 	c.run()
 	c.deleteNamespace("n")

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/logplane/logplane/eventlog"
 )
 
@@ -19,8 +17,8 @@ import (
 // Terminating is not later than the owner's last change, which is what the log's time is compared with:
 // the owner's status is written soon after, and then not any more.
 func (l *Lifecycle) settle(ctx context.Context, owner eventlog.Key) (*NotYetError, error) {
-	if l.config.Drain != nil {
-		return nil, l.config.Drain(ctx)
+	if l.config.AwaitWriters != nil {
+		return nil, l.config.AwaitWriters(ctx)
 	}
 	now, err := l.now(ctx)
 	if err != nil {
@@ -56,7 +54,7 @@ func (l *Lifecycle) now(ctx context.Context) (time.Time, error) {
 		if err != nil {
 			return time.Time{}, err
 		}
-		rev, err := view.Append(ctx, uuid.NewString(), clock.Put("text/plain", nil, 0))
+		rev, err := l.config.Cell.Append(ctx, view, clock.Put("text/plain", nil, 0))
 		if err == nil {
 			return l.timeOf(ctx, key, rev)
 		}

@@ -69,7 +69,7 @@ func (c Cell) futureError(ctx context.Context, err error, rev eventlog.Revision)
 func listError(err error, paging bool, continueKey, prefix string) error {
 	switch {
 	case !errors.Is(err, projection.ErrExpired):
-		return readError(err)
+		return readAnswer(err)
 	case !paging:
 		return apierrors.NewResourceExpired(expiredList)
 	}
@@ -83,16 +83,11 @@ func listError(err error, paging bool, continueKey, prefix string) error {
 	return expired
 }
 
-// readError is a row that a view could not read: a bucket that fails, or a damaged segment.
-func readError(err error) error {
-	if isContextError(err) {
-		return &endedError{err}
-	}
-	return storage.NewInternalError(fmt.Errorf("read the snapshot: %w", err))
-}
+// readAnswer is for a row that a view could not read: the bucket fails, or a segment is damaged.
+func readAnswer(err error) error { return answer(fmt.Errorf("read the snapshot: %w", err)) }
 
-// writeError is what a client is told about an append that failed, other than by a conflict.
-func writeError(err error, resource schema.GroupResource, key eventlog.Key) error {
+// appendAnswer is what a client is told about an append that failed.
+func appendAnswer(err error, resource schema.GroupResource, key eventlog.Key) error {
 	switch {
 	case errors.Is(err, eventlog.ErrUnknown):
 		// Without Retry-After: client-go would send the request again, and see its own write (row 61).
@@ -106,14 +101,12 @@ func writeError(err error, resource schema.GroupResource, key eventlog.Key) erro
 	case errors.Is(err, eventlog.ErrKeyTooLong):
 		return apierrors.NewInvalid(schema.GroupKind{Group: resource.Group, Kind: resource.Resource}, key.Name,
 			field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), key.Name, err.Error())})
-	case isContextError(err):
-		return &endedError{err}
 	}
-	return storage.NewInternalError(fmt.Errorf("append to the log: %w", err))
+	return answer(fmt.Errorf("append to the log: %w", err))
 }
 
-// answer gives an error of ours that is no answer yet a reason, without which upstream's patches pass it on as a mistake
-// of the client's.
+// answer returns an error that tells a client what happened. An error of ours needs a reason, or else upstream's patches
+// present it as a mistake of the client.
 func answer(err error) error {
 	var status apierrors.APIStatus
 	var known *storage.StorageError

@@ -38,7 +38,7 @@ func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	}
 	switch {
 	case err != nil:
-		return readError(err)
+		return readAnswer(err)
 	case (!found || s.foreign(row.ContentType)) && opts.IgnoreNotFound:
 		return runtime.SetZeroValue(out)
 	case !found || s.foreign(row.ContentType):
@@ -104,8 +104,7 @@ func (s *store) any(ctx context.Context) (*projection.View, error) {
 }
 
 // acknowledge remembers that a revision was written.
-func (s *store) acknowledge(ctx context.Context, rev eventlog.Revision) {
-	wrote(ctx, rev)
+func (s *store) acknowledge(rev eventlog.Revision) {
 	for {
 		old := s.acknowledged.Load()
 		if uint64(rev) <= old || s.acknowledged.CompareAndSwap(old, uint64(rev)) {
@@ -389,7 +388,7 @@ func (s *store) Stats(ctx context.Context) (storage.Stats, error) {
 	all := s.keys(s.Prefix+"/", true)
 	count, err := v.Count(ctx, all.Start, all.End, v.Revision())
 	if err != nil {
-		return storage.Stats{}, readError(err)
+		return storage.Stats{}, readAnswer(err)
 	}
 	return storage.Stats{ObjectCount: int64(count)}, nil
 }

@@ -57,7 +57,9 @@ func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, e
 	return v, true, err
 }
 
-// latest catches up with the log, and so does the request.
+// latest catches up with the log, and so does the request. Projection.Latest may take its time over it: if the tail has
+// grown far too long, the process commits and purges the log by itself, in this request, a GET too. It takes 5 s at most
+// for that, one request at a time.
 func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	v, err := c.Projection.Latest(ctx)
 	if err != nil {

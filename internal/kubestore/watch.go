@@ -154,7 +154,7 @@ func (w *watcher) stream(ctx context.Context) error {
 			continue
 		}
 		failures++
-		if pause(ctx, failures) != nil {
+		if backOff(ctx, failures) != nil {
 			return ctx.Err()
 		}
 	}
@@ -190,7 +190,7 @@ func (w *watcher) sendState(ctx context.Context) error {
 	w.position = v.Revision()
 	for row, err := range v.Scan(ctx, w.keys.Start, w.keys.End, w.position) {
 		if err != nil {
-			return readError(err)
+			return readAnswer(err)
 		}
 		if w.foreign(row.ContentType) {
 			continue

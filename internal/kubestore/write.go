@@ -204,7 +204,7 @@ func emptyLike(obj runtime.Object) runtime.Object {
 func stateOf(ctx context.Context, v *projection.View, key eventlog.Key) (projection.State, error) {
 	at, err := v.State(ctx, key)
 	if err != nil && !errors.Is(err, projection.ErrExpired) { // of which compute knows what to do
-		err = readError(err)
+		err = readAnswer(err)
 	}
 	return at, err
 }
@@ -236,7 +236,8 @@ func (s *store) compute(ctx context.Context, path string, try func(*projection.V
 			}
 		case lost(err) && n < attempts:
 			writeConflicts.Inc()
-			if err = pause(ctx, n); err == nil {
+			err = backOff(ctx, n)
+			if err == nil {
 				v, err = s.latest(ctx)
 			}
 		}
@@ -253,7 +254,7 @@ func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projec
 	}
 	row, found, err := v.Get(ctx, s.rowKey(path), v.Revision())
 	if err != nil {
-		return nil, readError(err)
+		return nil, readAnswer(err)
 	}
 	if !found {
 		row.Revision = 0
@@ -271,17 +272,15 @@ func lost(err error) bool {
 	return errors.As(err, &failed) && errors.Is(failed, eventlog.ErrConflict) || errors.Is(err, projection.ErrExpired)
 }
 
-// pause waits before a write is tried again, longer each time and with jitter; the first conflict is not
-// waited for, since its winner is already in the log.
-func pause(ctx context.Context, n int) error {
-	if n == 1 {
+// backOff waits before something is tried again, longer each time and with jitter. After the first failure it does not
+// wait: the write that won a conflict is in the log already.
+func backOff(ctx context.Context, failures int) error {
+	if failures == 1 {
 		return nil
 	}
-	longest := time.Millisecond << min(n, 7)
-	t := time.NewTimer(rand.N(longest))
-	defer t.Stop()
+	longest := time.Millisecond << min(failures, 7)
 	select {
-	case <-t.C:
+	case <-time.After(rand.N(longest)):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -299,16 +298,29 @@ func (s *store) append(ctx context.Context, v *projection.View, before, after ru
 	if err != nil {
 		return 0, err
 	}
-	end, err := s.beginAppend(ctx)
+	rev, err := s.Append(ctx, v, append(writes, w)...)
+	if err != nil {
+		return 0, appendError{err}
+	}
+	s.acknowledge(rev)
+	return rev, nil
+}
+
+// Append appends writes in one batch and returns the revision of the last one. The writes are made by States of the view,
+// which give each its base and precondition. It serves requests and what writes without one. Errors are those of
+// View.Append. For a request that has ended, and while the log is known to refuse, it writes nothing and fails with
+// ErrNotPublished.
+func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projection.Write) (eventlog.Revision, error) {
+	end, err := c.beginAppend(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer end()
-	rev, err := v.Append(ctx, requestID(ctx), append(writes, w)...)
+	rev, err := v.Append(ctx, requestID(ctx), writes...)
 	if err != nil {
-		return 0, appendError{err}
+		return 0, err
 	}
-	s.acknowledge(ctx, rev)
+	wrote(ctx, rev)
 	return rev, nil
 }
 
@@ -320,7 +332,7 @@ func (s *store) writeFailed(err error, path string) error {
 	case errors.As(err, &no):
 		return no.error
 	case errors.As(err, &failed):
-		return writeError(failed.error, s.GroupResource, s.key(path))
+		return appendAnswer(failed.error, s.GroupResource, s.key(path))
 	}
 	return answer(err)
 }

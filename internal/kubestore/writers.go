@@ -120,7 +120,7 @@ func (c Cell) beginAppend(ctx context.Context) (end func(), err error) {
 	}
 	switch {
 	case err != nil:
-		return nil, appendError{fmt.Errorf("%w: %w", eventlog.ErrNotPublished, err)}
+		return nil, fmt.Errorf("%w: %w", eventlog.ErrNotPublished, err)
 	case counts:
 		return r.release, nil
 	}
