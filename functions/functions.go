@@ -1,5 +1,5 @@
-// Package functions is the stateless flavour of the apiserver: it serves every request but watches, from
-// any number of instances, and runs nothing between two requests.
+// Package functions is the stateless flavour of the API server. Any number of instances serve every request but
+// watches, and run nothing between two requests.
 package functions
 
 import (
@@ -26,14 +26,14 @@ func New(c apiserver.Config) (*apiserver.Server, error) {
 	return apiserver.New(c)
 }
 
-// ServeLambda serves invocations of an AWS Lambda function URL in response-streaming mode, and does not
-// return.
+// ServeLambda serves invocations of an AWS Lambda function URL in response-streaming mode. It does not return.
 func ServeLambda(h http.Handler) { lambda.Start(lambdaFunction(h)) }
 
 type function func(context.Context, *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error)
 
-// lambdaFunction makes a function of a handler, as net/http's server would have served it: a response that is cut off after
-// it has begun ends with an error, of which Lambda tells the client. lambdaurl alone would end it as if it were whole.
+// lambdaFunction makes a function of a handler and serves it as net/http's server would. A
+// response that is cut off after it has begun ends with an error, so that Lambda tells the client.
+// lambdaurl alone would end it as if it were whole.
 func lambdaFunction(h http.Handler) function {
 	return func(ctx context.Context, request *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error) {
 		cut := &atomic.Bool{}
@@ -45,9 +45,9 @@ func lambdaFunction(h http.Handler) function {
 	}
 }
 
-// completed gives the handler what net/http's server would have: lambdaurl leaves RequestURI empty, which upstream's redirects
-// and logs read, and of a body in base64 it does not say that its length is not known. It recovers panics, one of which would
-// end the process: a response that has not begun is a 500, and any other is cut.
+// completed gives the handler what net/http's server would have given it. lambdaurl leaves RequestURI empty, which
+// upstream's redirects and logs read, and does not say that the length of a body in base64 is unknown. It also recovers
+// panics, which would end the process. If the response has not begun it becomes a 500, else it is cut off.
 func completed(h http.Handler, cut *atomic.Bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sent := &begun{ResponseWriter: w}
@@ -93,7 +93,7 @@ func (b *begun) Write(p []byte) (int, error) {
 	return b.ResponseWriter.Write(p)
 }
 
-// body is a response's, which ends with an error if it was cut.
+// body is the body of a response. It ends with an error if the response was cut off.
 type body struct {
 	io.ReadCloser
 	cut *atomic.Bool // set before the end can be read
@@ -107,7 +107,7 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// answerInternalError answers a Status, as every error of the API is one.
+// answerInternalError answers with a Status, as for every error of the API.
 func answerInternalError(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusInternalServerError)

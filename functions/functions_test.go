@@ -26,7 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// invoke sends a request as a Lambda function URL does. The error is that of the response's end, which Lambda tells the client.
+// invoke sends a request as a Lambda function URL does. The error is that of the response's end, which Lambda tells the
+// client.
 func invoke(t *testing.T, h http.Handler, method, path, query, body string) (*events.LambdaFunctionURLStreamingResponse, string, error) {
 	t.Helper()
 	request := &events.LambdaFunctionURLRequest{
@@ -81,7 +82,8 @@ func TestLambdaSurvivesAPanic(t *testing.T) {
 	require.Contains(t, text, `"reason":"InternalError"`)
 }
 
-// TestLambdaCutsWhatIsCut: a response that is given up after it has begun is not taken for whole, and nothing is added to it.
+// TestLambdaCutsWhatIsCut: a response that is given up after it has begun is not taken for whole, and nothing is added
+// to it.
 func TestLambdaCutsWhatIsCut(t *testing.T) {
 	const half = `{"kind":"ConfigMapList","items":[{`
 	for name, cause := range map[string]any{"given up": http.ErrAbortHandler, "panicked": context.Canceled} {

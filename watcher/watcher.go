@@ -1,5 +1,5 @@
-// Package watcher is the long-running flavour of the apiserver: it serves watches from one reader of the
-// log, and every other request as a function does.
+// Package watcher is the long-running flavour of the apiserver: it serves watches from one reader of the log, and every
+// other request as a function does.
 package watcher
 
 import (
@@ -40,14 +40,14 @@ func New(c Config) (*Watcher, error) {
 	return &Watcher{Handler: server, server: server, feed: c.Cell.Feed, spread: c.Spread}, nil
 }
 
-// Run reads the log and delivers it to watches until ctx ends. To stop without harm, Drain first.
+// Run reads the log and delivers it to watches until ctx ends. Call Drain first to end the watches well.
 func (w *Watcher) Run(ctx context.Context) error { return w.feed.Run(ctx) }
 
-// Shrink lets go of most of what is kept to save time: the process has nothing to do.
+// Shrink gives back most of the memory that only saves time. It is for a process that has nothing to do.
 func (w *Watcher) Shrink() { w.server.Shrink() }
 
-// Drain turns readiness off, refuses new watches and ends the open ones, each with a last bookmark for who
-// asked for bookmarks. It returns when they have ended, a little after the configured time at the latest.
+// Drain turns readiness off, refuses new watches and ends the open ones. Those that asked for bookmarks get a last one.
+// It returns when all have ended, or a little after the time over which their ends are spread.
 func (w *Watcher) Drain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, w.spread+drainGrace)
 	defer cancel()

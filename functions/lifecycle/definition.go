@@ -18,8 +18,8 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// emptyDefinition deletes the instances of a terminating CustomResourceDefinition and then takes its
-// finalizer away. Upstream's own finalizer polls inside a worker; this one ends and waits for events.
+// emptyDefinition deletes the instances of a terminating CustomResourceDefinition and then takes its finalizer away. It
+// takes the place of upstream's finalizer, which polls. This one returns and waits for events.
 func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	definition, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -35,14 +35,14 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	if !waits {
 		return nil
 	}
-	// Before the instances are looked at, as for a namespace.
+	// This comes before the look at the instances, as for a namespace.
 	unsettled, err := l.settle(ctx, eventlog.Key{Cluster: l.config.Cell.Cluster, Prefix: "/apiextensions.k8s.io/customresourcedefinitions", Name: t.name})
 	if err != nil {
 		return err
 	}
 	condition, left := l.deleteInstances(ctx, definition)
 	if left == nil && unsettled != nil {
-		// Terminating must stay true until the finalizer goes, or instances could be created again.
+		// Terminating must stay true until the finalizer is gone, or else clients could create instances again.
 		condition, left = inProgress(), unsettled
 	}
 	if left != nil {
@@ -55,8 +55,8 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	return nil
 }
 
-// offerNames has the definitions of the group that were refused a name try again, since one that is gone
-// may have had it. Names are decided in a definition's own write; one that changes nothing appends nothing.
+// offerNames lets the definitions of the group that were refused a name try again, because the one that is gone may
+// have had it. The names of a definition are decided in its own write. A write that changes nothing appends nothing.
 func (l *Lifecycle) offerNames(ctx context.Context, gone string) error {
 	_, group, _ := strings.Cut(gone, ".")
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
@@ -77,8 +77,8 @@ func (l *Lifecycle) offerNames(ctx context.Context, gone string) error {
 	return errors.Join(failed...)
 }
 
-// deleteInstances deletes every instance from storage, as upstream does: no version need be served, and no webhook
-// is asked. It tells upstream's condition of how it went. The error is nil only if there was none after the deletions.
+// deleteInstances deletes every instance from storage, as upstream does: no version need be served, and no webhook is
+// called. It returns upstream's condition for the result. The error is nil only if no instance was left.
 func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (apiextensionsv1.CustomResourceDefinitionCondition, error) {
 	if !apihelpers.IsCRDConditionTrue(definition, apiextensionsv1.Established) {
 		return terminating(apiextensionsv1.ConditionFalse, "NeverEstablished", "resource was never established"), nil
@@ -94,7 +94,8 @@ func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensio
 	if err := l.deleteFrom(ctx, definition, namespaces); err != nil {
 		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err)), err
 	}
-	switch namespaces, err = l.namespacesOf(ctx, definition); {
+	namespaces, err = l.namespacesOf(ctx, definition)
+	switch {
 	case err != nil:
 		return terminating(apiextensionsv1.ConditionTrue, "InstanceDeletionCheck", fmt.Sprintf("could not list instances: %v", err)), err
 	case len(namespaces) == 0:
@@ -103,8 +104,9 @@ func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensio
 	return inProgress(), &NotYetError{After: remainingInterval, Reason: "instances of " + definition.Name + " remain: they have finalizers"}
 }
 
-// namespacesOf returns the namespaces that have instances, "" for none. It decodes none of them. A definition from before
-// reserved names were refused may share its prefix with others: what they keep there is encoded differently.
+// namespacesOf returns the namespaces that have instances. The instances of a resource without namespaces are in "". It
+// decodes none of them. An old definition may have the name of a built-in resource and share its prefix. The objects of
+// that resource are encoded differently.
 func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (map[string]bool, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -147,8 +149,8 @@ func terminating(status apiextensionsv1.ConditionStatus, reason, message string)
 // conditionAttempts bounds how often a status is written again after someone else changed the definition.
 const conditionAttempts = 5
 
-// setCondition writes the condition, and in the same write removes the finalizer if finish is set. A
-// definition that is gone or unchanged costs nothing.
+// setCondition writes the condition. If finish is set, the same write removes the finalizer. It does nothing if the
+// definition is gone or would not change.
 func (l *Lifecycle) setCondition(ctx context.Context, name string, condition apiextensionsv1.CustomResourceDefinitionCondition, finish bool) error {
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
 	var err error

@@ -1,19 +1,20 @@
-// Package lifecycle finishes what an API request only begins: event functions, driven by the log.
+// Package lifecycle finishes what an API request only begins. The events of the log say when there is something to do.
 //
-// Nouns. A task is one thing that an event may ask for: to empty a terminating namespace, to delete the
-// instances of a terminating CustomResourceDefinition, to aggregate ClusterRoles. A task looks at the
-// state, never at the event, so it may run at any time, twice, or on several processes at once.
+// Nouns. A task is one thing that an event may ask for: to empty a terminating namespace, to delete the instances of a
+// terminating CustomResourceDefinition, to aggregate ClusterRoles, to delete strays. A task looks at the state and
+// never at the event. So it may run at any time, twice, or in several processes at once. A namespace or a definition
+// settles: after it began to terminate, creates that saw it alive may still land for a while. A stray is an object that
+// landed even later, when its namespace was gone.
 //
 // An event's path through the package:
 //
-//  1. Run reads the state once, so that a task whose event came while nobody listened is found, and then
-//     follows the log. (Handle takes a single event from whoever delivers it.)
-//  2. The event names tasks (task.go): a changed namespace, an object that is gone from one, …
-//  3. The task runs against the API in process, with upstream's semantics: finalizers, preconditions,
-//     grace periods, status conditions (namespace.go, definition.go, role.go).
-//  4. What cannot be finished yet waits for the event that changes it, such as a finalizer's removal; a
-//     slow timer with jitter is there only for what no event announces.
-//  5. Whatever outlives its TTL is deleted by the log's time (expiry.go).
+//  1. Run reads the state once, to find the tasks of events that came while nobody listened, and then follows the log.
+//  2. Each event names tasks (task.go), for example because a namespace has changed or an object in one is gone.
+//  3. The task runs against the API in the same process, with upstream's semantics: finalizers, preconditions, grace
+//     periods, status conditions (namespace.go, definition.go, role.go, stray.go).
+//  4. What cannot be finished yet waits for the event that changes it, such as the removal of a finalizer. A slow timer
+//     with jitter is there only for what no event announces.
+//  5. Objects that outlive their TTL are deleted, by the log's time (expiry.go).
 //
-// A crash at any point costs a repetition: step 1 of the next process begins where this one stopped.
+// A crash at any point costs a repetition, because the next process begins with step 1.
 package lifecycle

@@ -14,8 +14,7 @@ import (
 // expiryBatch is how many deletions one atomic batch holds.
 const expiryBatch = 100
 
-// expire deletes what outlived its TTL, now and then until ctx ends. It is the process of the lifecycle,
-// in no request's path, that waits here.
+// expire deletes objects that have outlived their TTL, now and then until ctx ends. No request waits for it.
 func (l *Lifecycle) expire(ctx context.Context) {
 	for pause(ctx, jitter(l.config.ExpiryInterval)) {
 		if _, err := l.Expire(ctx); err != nil && ctx.Err() == nil {
@@ -24,8 +23,8 @@ func (l *Lifecycle) expire(ctx context.Context) {
 	}
 }
 
-// Expire deletes every object whose TTL has passed by the log's time, and returns how many. An object that
-// was renewed meanwhile is left alone: its deletion carries the revision that was seen.
+// Expire deletes every object whose TTL has passed by the log's time, and returns how many. It leaves alone an object
+// that was renewed meanwhile, because the deletion has the revision that was seen as its base.
 func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -53,8 +52,8 @@ func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
 	return l.deleteExpired(ctx, view, writes)
 }
 
-// mortal returns the rows with a TTL that this process's clock, which may be wrong and so decides nothing
-// but whether the log is asked for its time, takes for expired.
+// mortal returns the rows whose TTL has passed by the clock of this process. That clock may be wrong. It only decides
+// whether the log is asked for its time.
 func (l *Lifecycle) mortal(ctx context.Context, view *projection.View) ([]projection.Row, error) {
 	var rows []projection.Row
 	// Events are the only built-in objects with a TTL.
@@ -70,8 +69,8 @@ func (l *Lifecycle) mortal(ctx context.Context, view *projection.View) ([]projec
 	return rows, nil
 }
 
-// deleteExpired appends the deletions in batches. A batch that loses to another write is left for the next
-// time, when the rest of it is found again.
+// deleteExpired appends the deletions in batches. If a batch loses to another write,
+// its objects are found again the next time.
 func (l *Lifecycle) deleteExpired(ctx context.Context, view *projection.View, writes []projection.Write) (int, error) {
 	deleted := 0
 	var failed []error

@@ -27,16 +27,17 @@ type Config struct {
 	Cell kubestore.Cell
 	// Client of the cluster's API with every right, such as apiserver.Server's Loopback.
 	Client *rest.Config
-	// Instances gives the storage of a definition's instances, whatever versions are served: apiserver.Server's.
+	// Instances returns the storage of a definition's instances, whichever
+	// versions are served. It is apiserver.Server's.
 	Instances func(*apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error)
 	Logger    *slog.Logger
-	// Settle is how long a create may still arrive in a namespace that it saw alive: the deadline of API
-	// requests, 1 min, and a little for its message to land; 65 s by default. A namespace is finalized only when
-	// it is empty this much log time after it began to terminate. What comes later still, a message that was
-	// stuck in a stalled log, is deleted when it comes (stray.go).
+	// Settle is how long a create may still land in a namespace that it saw alive, 65 s by default: the deadline of API
+	// requests, which is 1 min, and a little for the message. A namespace is finalized only if it is empty this much
+	// log time after it began to terminate. A message that was stuck in a stalled log may land even later. Its object
+	// is deleted then (stray.go).
 	Settle time.Duration
-	// AwaitWriters, if set, replaces that wait where this process is the log's only writer: it waits until every
-	// write that was running when it was called has ended (kubestore.Writers).
+	// AwaitWriters, if set, replaces that wait where this process is the log's only writer. It waits until every write
+	// that was running when it was called has ended (kubestore.Writers).
 	AwaitWriters func(context.Context) error
 	// Workers is how many tasks run at once, 2 by default.
 	Workers int
@@ -52,8 +53,8 @@ type Lifecycle struct {
 	metadata   metadata.Interface
 
 	mu sync.Mutex
-	// terminating are the namespaces and definitions that wait for their content to go, so that Run need
-	// not ask for each deletion in the log whether it matters. It is a memory of the state, not state.
+	// terminating are the namespaces and definitions that wait for their content to go. Without them Run would have to
+	// ask for each deletion in the log whether it matters. They can be found again in the state.
 	terminating map[task]bool // by mu
 }
 
@@ -74,26 +75,28 @@ func New(c Config) (*Lifecycle, error) {
 	if c.ExpiryInterval == 0 {
 		c.ExpiryInterval = 30 * time.Second
 	}
-	// It deletes what there is: that a resource is deprecated is for its users to know.
+	// A warning that a resource is deprecated is for its users. The lifecycle deletes whatever there is.
 	client := rest.CopyConfig(c.Client)
 	client.WarningHandler = rest.NoWarnings{}
 	l := &Lifecycle{config: c, terminating: map[task]bool{}}
 	var err error
-	if l.client, err = kubernetes.NewForConfig(client); err != nil {
+	l.client, err = kubernetes.NewForConfig(client)
+	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	if l.extensions, err = apiextensionsclient.NewForConfig(client); err != nil {
+	l.extensions, err = apiextensionsclient.NewForConfig(client)
+	if err != nil {
 		return nil, fmt.Errorf("make a client of definitions: %w", err)
 	}
-	if l.metadata, err = metadata.NewForConfig(client); err != nil {
+	l.metadata, err = metadata.NewForConfig(client)
+	if err != nil {
 		return nil, fmt.Errorf("make a client of metadata: %w", err)
 	}
 	return l, nil
 }
 
-// Handle does what one event asks for. It may be given any event, in any order, any number of times. An
-// error means that it must be called again with the same event, or be left to another event of the same
-// namespace: a NotYetError says when.
+// Handle does what one event asks for. It may be given any event, in any order, any number of times. After an error it
+// must be called again with the same event, unless another event of the same namespace comes. A NotYetError says when.
 func (l *Lifecycle) Handle(ctx context.Context, e eventlog.Event) error {
 	var failed []error
 	for _, t := range tasksOf(e) {
@@ -115,11 +118,11 @@ func (e *NotYetError) Error() string { return e.Reason }
 
 type queue = workqueue.TypedRateLimitingInterface[task]
 
-// Run follows the log and runs the tasks that its events ask for, until ctx ends, and then returns nil. It
-// keeps no position: it begins with the state, which tells everything that older events asked for, and does
-// so again when it loses the log. Its only error is that the log went back (eventlog.ErrDiverged).
+// Run follows the log and runs the tasks that its events ask for, until ctx ends. Then it returns nil. It keeps no
+// position, because the state tells everything that older events asked for. So it begins with the state, and does so
+// again when it loses the log. Its only error is that the log went back (eventlog.ErrDiverged).
 func (l *Lifecycle) Run(ctx context.Context) error {
-	// Failures wait from 50 ms to a minute, doubling; jitter is added when a task is put back.
+	// After a failure a task waits for 50 ms, and twice as long after each further one, up to a minute.
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[task](50*time.Millisecond, time.Minute)
 	q := workqueue.NewTypedRateLimitingQueue[task](limiter)
 	var running sync.WaitGroup
@@ -141,7 +144,7 @@ func (l *Lifecycle) Run(ctx context.Context) error {
 		if errors.Is(err, eventlog.ErrDiverged) {
 			return fmt.Errorf("follow the log: %w", err)
 		}
-		// The log cannot be reached or moved on without us: begin again with the state.
+		// The log cannot be reached, or was purged beyond the position. The state has what was missed.
 		l.config.Logger.WarnContext(ctx, "lost the log; reading the state again", "error", err)
 		if !pause(ctx, followDelay(try)) {
 			return nil
@@ -154,7 +157,7 @@ func followDelay(try int) time.Duration {
 	return jitter(min(100*time.Millisecond<<min(try, 16), 30*time.Second))
 }
 
-// pause reports whether the time passed before ctx ended.
+// pause waits, and says whether the time has passed before ctx ended.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -188,7 +191,7 @@ func (l *Lifecycle) follow(ctx context.Context, q queue) error {
 	})
 }
 
-// queueEvent queues what an event asks for, unless the process knows that nobody waits for it.
+// queueEvent queues the tasks of an event, except for those that nothing waits for.
 func (l *Lifecycle) queueEvent(ctx context.Context, q queue, e eventlog.Event) {
 	for _, t := range tasksOf(e) {
 		switch {
@@ -241,7 +244,7 @@ func (l *Lifecycle) run(ctx context.Context, q queue, t task) {
 	}
 }
 
-// jitter spreads tries over half as much time again.
+// jitter adds up to a half of the time.
 func jitter(d time.Duration) time.Duration { return d + rand.N(d/2+1) }
 
 func (l *Lifecycle) isTerminating(t task) bool {
@@ -250,7 +253,7 @@ func (l *Lifecycle) isTerminating(t task) bool {
 	return l.terminating[t]
 }
 
-// remember must be called before the content of t is looked at, so that a deletion after the look is noticed.
+// remember must be called before anybody looks at the content of t, so that no later deletion goes unnoticed.
 func (l *Lifecycle) remember(t task, terminating bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

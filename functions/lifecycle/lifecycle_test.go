@@ -436,7 +436,8 @@ func TestDefinitionNotServed(t *testing.T) {
 	gone()
 }
 
-// TestDefinitionOfBuiltIn: one from before they were refused goes with its own objects, and takes none of those beside which they lie.
+// TestDefinitionOfBuiltIn: one from before they were refused goes with its own objects, and takes none of those beside
+// which they lie.
 func TestDefinitionOfBuiltIn(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()

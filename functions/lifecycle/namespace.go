@@ -14,12 +14,11 @@ import (
 	"k8s.io/kubernetes/pkg/controller/namespace/deletion"
 )
 
-// remainingInterval is how often a task looks again at content that stays, in case what it waits for
-// makes no event that it listens to.
+// remainingInterval is how often a task looks again at content that stays, in case no event tells of its end.
 const remainingInterval = time.Minute
 
-// emptyNamespace deletes what is in a terminating namespace, as upstream's controller does and by its
-// code, and then takes the namespace's finalizer away.
+// emptyNamespace deletes the content of a terminating namespace and then takes the namespace's finalizer away. It calls
+// the code of upstream's controller.
 func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 	namespace, err := l.client.CoreV1().Namespaces().Get(ctx, t.name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -30,12 +29,12 @@ func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 	if !waits {
 		return nil
 	}
-	// Before the content is looked at: only an empty list from after this may finalize.
+	// This comes before the look at the content: only an empty list from after it may finalize.
 	unsettled, err := l.settle(ctx, l.namespaceKey(t.name))
 	if err != nil {
 		return err
 	}
-	if err := l.deleteStrayPods(ctx, t.name); err != nil {
+	if err := l.deleteLostPods(ctx, t.name); err != nil {
 		return err
 	}
 	resources, err := l.namespacedResources()
@@ -55,13 +54,13 @@ func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 	return err
 }
 
-// settledNamespaces is upstream's client of namespaces, which does not finalize too early.
+// settledNamespaces is a client of namespaces that does not finalize a namespace before it has settled.
 type settledNamespaces struct {
 	corev1client.NamespaceInterface
 	unsettled *NotYetError
 }
 
-// Finalize is what upstream does to a namespace that it found empty.
+// Finalize is called by upstream for a namespace that it found empty.
 func (n settledNamespaces) Finalize(ctx context.Context, namespace *corev1.Namespace, options metav1.UpdateOptions) (*corev1.Namespace, error) {
 	if n.unsettled != nil {
 		return nil, n.unsettled
@@ -69,8 +68,8 @@ func (n settledNamespaces) Finalize(ctx context.Context, namespace *corev1.Names
 	return n.NamespaceInterface.Finalize(ctx, namespace, options)
 }
 
-// namespacedResources asks once which resources there are, custom ones included; the returned function
-// gives that answer. None at all must not reach upstream's deleter, which would end the process.
+// namespacedResources asks once which resources there are, custom ones too. The function that it returns gives that
+// answer. If there were none at all, upstream's deleter would end the process, so that is an error here.
 func (l *Lifecycle) namespacedResources() (func() ([]*metav1.APIResourceList, error), error) {
 	resources, err := l.client.Discovery().ServerPreferredNamespacedResources()
 	if len(resources) == 0 {
@@ -82,10 +81,10 @@ func (l *Lifecycle) namespacedResources() (func() ([]*metav1.APIResourceList, er
 	return func() ([]*metav1.APIResourceList, error) { return resources, err }, nil
 }
 
-// deleteStrayPods deletes, without a grace period, pods that are bound to a node which does not exist: no
-// kubelet will ever report that they ended. Upstream's pod garbage collector does the same. Pods of nodes
-// that exist, real or simulated, keep their grace period.
-func (l *Lifecycle) deleteStrayPods(ctx context.Context, namespace string) error {
+// deleteLostPods deletes pods that are bound to a node which does not exist, without a grace period, because no kubelet
+// will ever report that they ended. Upstream's pod garbage collector does the same. Pods of nodes that exist, real or
+// simulated, keep their grace period.
+func (l *Lifecycle) deleteLostPods(ctx context.Context, namespace string) error {
 	pods, err := l.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list pods: %w", err)
@@ -96,7 +95,8 @@ func (l *Lifecycle) deleteStrayPods(ctx context.Context, namespace string) error
 		if name == "" {
 			continue
 		}
-		if _, asked := nodes[name]; !asked {
+		_, asked := nodes[name]
+		if !asked {
 			_, err := l.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 			if err != nil && !apierrors.IsNotFound(err) {
 				return fmt.Errorf("get node %q: %w", name, err)

@@ -9,13 +9,14 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// settle returns nil if every create that could have seen the owner alive has ended, else when that will
-// be so. A create reads its owner (a namespace, a definition) at its start, is refused if it terminates,
-// and checks its deadline again before it appends; so an event that came in spite of Terminating came
-// within one deadline of it. Whoever wants to be sure that the owner is empty calls settle first and looks after.
+// settle returns nil if every create that can have seen the owner alive has ended, else an error that says when they
+// will have ended. The owner is a namespace or a definition. A create reads its owner at its start and is refused if
+// the owner terminates. It checks its deadline again before it appends. So the event of a create that saw the owner
+// alive comes within one deadline of the owner's end. A caller that must be sure that the owner is empty calls settle
+// first and looks afterwards.
 //
-// Terminating is not later than the owner's last change, which is what the log's time is compared with:
-// the owner's status is written soon after, and then not any more.
+// The log's time is compared with the owner's last change, which is not before its end: the owner's status is written
+// soon after it, and then no more.
 func (l *Lifecycle) settle(ctx context.Context, owner eventlog.Key) (*NotYetError, error) {
 	if l.config.AwaitWriters != nil {
 		return nil, l.config.AwaitWriters(ctx)
@@ -32,17 +33,18 @@ func (l *Lifecycle) settle(ctx context.Context, owner eventlog.Key) (*NotYetErro
 	if err != nil || !found {
 		return nil, err
 	}
-	if left := l.config.Settle - now.Sub(row.Time); left > 0 {
-		return &NotYetError{After: left, Reason: fmt.Sprintf("requests from before %s terminated may still be running", owner.Path())}, nil
+	left := l.config.Settle - now.Sub(row.Time)
+	if left <= 0 {
+		return nil, nil
 	}
-	return nil, nil
+	return &NotYetError{After: left, Reason: fmt.Sprintf("requests from before %s terminated may still be running", owner.Path())}, nil
 }
 
 // clockAttempts bounds how often the clock is written again after another process wrote it.
 const clockAttempts = 10
 
-// now returns the log's time (invariant 12): the timestamp of an event that it appends, because on an idle
-// log nothing else says that time has passed.
+// now returns the log's time (invariant 12). It appends an event and takes the time of that: on an idle log nothing
+// else shows that time has passed.
 func (l *Lifecycle) now(ctx context.Context) (time.Time, error) {
 	key := eventlog.Key{Cluster: l.config.Cell.Cluster, Group: "logplane.dev", Resource: "clocks", Prefix: "/logplane.dev/clocks", Name: "lifecycle"}
 	for try := 0; ; try++ {
@@ -58,7 +60,7 @@ func (l *Lifecycle) now(ctx context.Context) (time.Time, error) {
 		if err == nil {
 			return l.timeOf(ctx, key, rev)
 		}
-		// Another process read the time: read it again rather than take its answer, which may be older.
+		// Another process has asked for the time. Its event may be older than this call.
 		if !errors.Is(err, eventlog.ErrConflict) || try == clockAttempts {
 			return time.Time{}, err
 		}

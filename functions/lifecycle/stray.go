@@ -14,16 +14,16 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// namespaceKey is the row of a namespace.
+// namespaceKey is the key of a namespace.
 func (l *Lifecycle) namespaceKey(name string) eventlog.Key {
 	return eventlog.Key{Cluster: l.config.Cell.Cluster, Resource: "namespaces", Prefix: "/namespaces", Name: name}
 }
 
-// isStray reports whether the event added an object to a namespace that is gone. It costs a look at the view.
+// isStray says whether the event added an object to a namespace that is gone. It costs one read of a view.
 func (l *Lifecycle) isStray(ctx context.Context, e eventlog.Event) bool {
 	view, err := l.config.Cell.Projection.AtLeast(ctx, e.Revision)
 	if err != nil {
-		return true // the task looks for itself
+		return true // the task will look again
 	}
 	_, found, err := view.Get(ctx, l.namespaceKey(e.Key.Namespace).Row(), view.Revision())
 	return err != nil || !found
@@ -39,22 +39,24 @@ func (l *Lifecycle) strays(ctx context.Context, view *projection.View) ([]task, 
 			return nil, fmt.Errorf("look for objects without a namespace: %w", err)
 		}
 		name := row.ID.Namespace
-		if _, asked := exists[name]; asked {
+		_, asked := exists[name]
+		if asked {
 			continue
 		}
 		_, found, err := view.Get(ctx, l.namespaceKey(name).Row(), view.Revision())
 		if err != nil {
 			return nil, fmt.Errorf("look for namespace %q: %w", name, err)
 		}
-		if exists[name] = found; !found {
+		exists[name] = found
+		if !found {
 			tasks = append(tasks, task{strayTask, name})
 		}
 	}
 	return tasks, nil
 }
 
-// deleteStrays deletes whatever is in a namespace that does not exist: it was created by a request that saw
-// the namespace, and whose message lay in a stalled log until after the namespace was finalized.
+// deleteStrays deletes everything in a namespace that does not exist. It was created by requests that saw the
+// namespace. Their messages lay in a stalled log until after the namespace was finalized.
 func (l *Lifecycle) deleteStrays(ctx context.Context, t task) error {
 	_, err := l.client.CoreV1().Namespaces().Get(ctx, t.name, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {

@@ -21,7 +21,7 @@ const (
 	strayTask      kind = "stray"
 )
 
-// task names what to look at. Tasks of the same name never run at the same time in one process.
+// task says what to look at. Equal tasks never run at the same time in one process.
 type task struct {
 	kind kind
 	name string
@@ -29,7 +29,7 @@ type task struct {
 
 func (t task) String() string { return string(t.kind) + " " + t.name }
 
-// isOf reports whether the key is the task's own object, rather than content of it.
+// isOf says whether the key is that of the task's own object, rather than of its content.
 func (t task) isOf(k eventlog.Key) bool {
 	switch t.kind {
 	case namespaceTask:
@@ -45,8 +45,8 @@ const (
 	rolesGroup      = "rbac.authorization.k8s.io"
 )
 
-// tasksOf returns what may have to be done because of an event. An object that is gone may have been the
-// last one that its namespace or its definition waited for; a new one may have come too late for its namespace.
+// tasksOf returns the tasks that an event may ask for. An object that is gone may be the last one that its namespace or
+// its definition waited for. A new object may have come too late for its namespace.
 func tasksOf(e eventlog.Event) []task {
 	k := e.Key
 	var tasks []task
@@ -73,7 +73,7 @@ func tasksOf(e eventlog.Event) []task {
 	return tasks
 }
 
-// tasksOfState returns what the state asks for, whatever events led to it.
+// tasksOfState returns the tasks that the state asks for, whichever events led to it.
 func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]task, error) {
 	tasks := []task{{rolesTask, ""}}
 	namespaces, err := l.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})

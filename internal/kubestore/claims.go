@@ -1,16 +1,51 @@
 package kubestore
 
 import (
+	"bytes"
 	"context"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection"
 )
 
-// claimWrites are the writes that turn before's claims into after's; nil stands for no object. They go
-// before their owner in its batch, so that none of them is ever seen without the other.
+// Claim is an object that only one owner can hold. It is created with precondition 0 in its
+// owner's batch, and deleted with its owner.
+type Claim struct {
+	Key eventlog.Key
+	// ContentType and Body of the claim object as stored.
+	ContentType string
+	Body        []byte
+	// Held says whether a live row of Key is still this owner's claim, so that it must be deleted with the owner. If it
+	// is nil, the row is the claim if its value is Body.
+	Held func(ctx context.Context, row projection.Row) bool
+}
+
+// held says whether the live row is still the claim.
+func (c Claim) held(ctx context.Context, row projection.Row) bool {
+	if c.Held != nil {
+		return c.Held(ctx, row)
+	}
+	return bytes.Equal(row.Value, c.Body)
+}
+
+// ClaimedError says that another owner holds a claim. Nothing was written. Projection.Current shows the claim.
+type ClaimedError struct{ Key eventlog.Key }
+
+func (e *ClaimedError) Error() string { return e.Key.Path() + " is already claimed" }
+
+// Status is for a client whose request does not try again. If the client does,
+// its request may see the claim and avoid it.
+func (e *ClaimedError) Status() metav1.Status {
+	return apierrors.NewConflict(schema.GroupResource{Group: e.Key.Group, Resource: e.Key.Resource}, e.Key.Name, e).Status()
+}
+
+// claimWrites are the writes that turn the claims of the object before into those of the object after. Nil stands for
+// no object. They come before their owner in its batch, so that nobody ever sees the one without the other.
 func (s *store) claimWrites(ctx context.Context, v *projection.View, before, after runtime.Object) ([]projection.Write, error) {
 	if s.Resource.Claims == nil {
 		return nil, nil
@@ -50,7 +85,7 @@ func (s *store) claimsOf(ctx context.Context, obj runtime.Object) ([]Claim, erro
 	return s.Resource.Claims(ctx, obj)
 }
 
-// missing are the claims of a whose keys are not in b, each once.
+// missing are the claims of a whose keys b has not, each of them once.
 func missing(a, b []Claim) []Claim {
 	seen := make(map[eventlog.Key]bool, len(a)+len(b))
 	for _, c := range b {
@@ -66,26 +101,28 @@ func missing(a, b []Claim) []Claim {
 	return left
 }
 
-// takeClaim is the creation of a claim that nobody holds, else a ClaimedError.
+// takeClaim returns the write that creates a claim. If somebody holds the claim it is a ClaimedError.
 func takeClaim(ctx context.Context, v *projection.View, c Claim) (projection.Write, error) {
 	at, err := stateOf(ctx, v, c.Key)
 	if err != nil {
 		return projection.Write{}, err
 	}
-	if _, live := at.Row(); live {
+	_, live := at.Row()
+	if live {
 		return projection.Write{}, &ClaimedError{Key: c.Key}
 	}
 	return at.Put(c.ContentType, c.Body, 0), nil
 }
 
-// releaseClaim is the deletion of a claim, if it is still as its owner says. A claim that is gone, or
-// that somebody else has taken since, is left alone.
+// releaseClaim returns the write that deletes a claim, if its owner still holds it. A claim may be gone, or somebody
+// else may have taken it since.
 func releaseClaim(ctx context.Context, v *projection.View, c Claim) (w projection.Write, held bool, err error) {
 	at, err := stateOf(ctx, v, c.Key)
 	if err != nil {
 		return projection.Write{}, false, err
 	}
-	if row, live := at.Row(); !live || !c.held(ctx, row) {
+	row, live := at.Row()
+	if !live || !c.held(ctx, row) {
 		return projection.Write{}, false, nil
 	}
 	return at.Delete(), true, nil

@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// keepCorrupt remembers a corrupt row while unsafe deletion is possible, so that a list names all of
-// them at once; else the first one ends the list. Upstream's aggregator is not exported.
+// keepCorrupt remembers a corrupt row while unsafe deletion is possible, so that a list names all corrupt rows at once.
+// Otherwise the first one ends the list. Upstream does the same, in functions that it does not export.
 func (l *listing) keepCorrupt(row projection.Row, err error) error {
 	path := strings.TrimPrefix(row.Key, l.store.Cluster)
 	var corrupt *corruptError
@@ -61,7 +61,7 @@ func (l *listing) corruptions() error {
 	}}
 }
 
-// corruptDeletion is the last event of a watch that saw the deletion of an object it cannot decode.
+// corruptDeletion is the last event of a watch that met the deletion of an object which it cannot decode.
 func corruptDeletion(err error) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,

@@ -26,7 +26,7 @@ type stored struct {
 	value    []byte
 }
 
-// Plain undoes the transformer (nil for identity) of a row's value.
+// Plain returns a row's value as it was before the transformer. Nil stands for identity.
 func Plain(ctx context.Context, t value.Transformer, row projection.Row) ([]byte, error) {
 	if t == nil {
 		t = identity.NewEncryptCheckTransformer()
@@ -35,7 +35,7 @@ func Plain(ctx context.Context, t value.Transformer, row projection.Row) ([]byte
 	return data, err
 }
 
-// Stored is the inverse of Plain: the value of a row key as the transformer stores it.
+// Stored is the inverse of Plain. It returns the value as the transformer stores it under a row key.
 func Stored(ctx context.Context, t value.Transformer, rowKey string, plain []byte) ([]byte, error) {
 	if t == nil {
 		t = identity.NewEncryptCheckTransformer()
@@ -43,8 +43,8 @@ func Stored(ctx context.Context, t value.Transformer, rowKey string, plain []byt
 	return t.TransformToStorage(ctx, plain, authenticated(rowKey))
 }
 
-// authenticated is what an encrypted value is bound to: its row key, so that the value of one object,
-// or of one cluster, cannot be passed off as another's.
+// authenticated binds an encrypted value to its row key, so that nobody can pass off the value of one object, or of one
+// cluster, as that of another.
 func authenticated(rowKey string) value.Context { return value.DefaultContext(rowKey) }
 
 // encode returns the deterministic encoding of an object, without resourceVersion.
@@ -55,7 +55,7 @@ func (s *store) encode(obj runtime.Object) ([]byte, error) {
 	return runtime.Encode(s.Codec, obj)
 }
 
-// seal transforms an encoded object to what is stored.
+// seal transforms an encoded object into what is stored.
 func (s *store) seal(ctx context.Context, rowKey string, data []byte) ([]byte, error) {
 	sealed, err := s.Transformer.TransformToStorage(ctx, data, authenticated(rowKey))
 	if err != nil {
@@ -64,21 +64,23 @@ func (s *store) seal(ctx context.Context, rowKey string, data []byte) ([]byte, e
 	return sealed, nil
 }
 
-// unseal is the inverse of seal. It runs on every read, cached or not: a key that was taken away reads
-// nothing any more, and stale says whether the value should be written anew.
+// unseal is the inverse of seal. It runs on every read, even if the object is cached, so that nothing can be read any
+// more with a key that was taken away. Stale says that the value should be encrypted anew.
 func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, err error) {
 	data, stale, err = s.Transformer.TransformFromStorage(ctx, v.value, authenticated(v.rowKey))
 	if err != nil {
-		return nil, false, storage.NewInternalError(&corruptError{rowKey: v.rowKey, err: fmt.Errorf("revision %d cannot be transformed: %w", v.revision, err), sealed: true})
+		err = fmt.Errorf("revision %d cannot be transformed: %w", v.revision, err)
+		return nil, false, storage.NewInternalError(&corruptError{rowKey: v.rowKey, err: err, sealed: true})
 	}
 	return data, stale, nil
 }
 
-// shared returns the decoded object with its resourceVersion. It may be the cache's: it must not be
-// written to. Into only says which type is wanted, and for a custom resource which version.
+// shared returns the decoded object with its resourceVersion. It may be the cache's, so nobody may write to it. Into
+// only says which type is wanted and, for a custom resource, which version.
 func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
 	id := version{store: s.id, rowKey: v.rowKey, revision: v.revision, kind: s.kind(into)}
-	if obj := s.Objects.get(id); obj != nil && (into == nil || reflect.TypeOf(obj) == reflect.TypeOf(into)) {
+	obj := s.Objects.get(id)
+	if obj != nil && (into == nil || reflect.TypeOf(obj) == reflect.TypeOf(into)) {
 		return obj, nil
 	}
 	obj, err := s.decode(data, into)
@@ -91,7 +93,7 @@ func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Obje
 	return obj, nil
 }
 
-// decode decodes into a new object of the same kind as into, or whatever the codec makes of it.
+// decode decodes into a new object of the type of into. If into is nil, the codec chooses the type.
 func (s *store) decode(data []byte, into runtime.Object) (runtime.Object, error) {
 	if into == nil {
 		return runtime.Decode(s.Codec, data)
@@ -104,7 +106,7 @@ func (s *store) decode(data []byte, into runtime.Object) (runtime.Object, error)
 	return obj, err
 }
 
-// kind tells apart what one row of a custom resource is converted to: the codec looks at the version of
+// kind tells apart the objects to which one row of a custom resource is converted. The codec converts to the version of
 // the object that it decodes into.
 func (s *store) kind(into runtime.Object) string {
 	switch {
@@ -130,24 +132,24 @@ func (s *store) decodeTo(v stored, data []byte, out runtime.Object) error {
 	return nil
 }
 
-// corruptError is a row whose value cannot be transformed or decoded.
+// corruptError is for a row whose value cannot be transformed or decoded.
 type corruptError struct {
 	rowKey string
 	err    error
-	// sealed: it could not be transformed.
+	// sealed says that the value could not be transformed.
 	sealed bool
 }
 
 func (e *corruptError) Error() string { return e.err.Error() }
 func (e *corruptError) Unwrap() error { return e.err }
 
-// Status is what clients are told, who must learn which object it is.
+// Status tells the client which object it is.
 func (e *corruptError) Status() metav1.Status {
 	return apierrors.NewInternalError(fmt.Errorf("read %s: %w", e.rowKey, e.err)).Status()
 }
 
-// unsafeDeletion says whether the gate is on by which a corrupt object can be deleted; upstream reports
-// such objects in its own way only then.
+// unsafeDeletion says whether a feature gate allows to delete corrupt objects. Only then does
+// upstream report such objects in its own way.
 func unsafeDeletion() bool {
 	return utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
 }

@@ -19,7 +19,7 @@ import (
 // retryAfterSeconds is what a client is told to wait before it asks again.
 const retryAfterSeconds = 1
 
-// The messages are upstream's, which clients and its tests look for.
+// These messages are upstream's. Clients and upstream's tests look for them.
 const (
 	expiredList     = "The resourceVersion for the provided list is too old."
 	expiredWatch    = "The resourceVersion for the provided watch is too old."
@@ -35,8 +35,8 @@ const (
 		"and now may show up in the list."
 )
 
-// viewError is what a client is told when no view could be had: nothing was read or written, so it may
-// ask again. That the log did not answer in its time does not mean that the request's is over.
+// viewError is what a client is told if there is no view for its request. Nothing was read or written, so the client
+// may ask again. When the log did not answer in time, the request may still have time left.
 func viewError(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, eventlog.ErrDiverged):
@@ -47,25 +47,26 @@ func viewError(ctx context.Context, err error) error {
 	return unavailable(fmt.Sprintf("reading the log failed: %v", err))
 }
 
-// invalidRevision answers a resourceVersion that is none.
+// invalidRevision answers a resourceVersion that is no number.
 func invalidRevision(err error) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
 }
 
-// futureError answers a revision that did not come to exist in time.
+// futureError answers a request for a revision that did not come in time.
 func (c Cell) futureError(ctx context.Context, err error, rev eventlog.Revision) error {
 	if !errors.Is(err, projection.ErrFuture) {
 		return viewError(ctx, err)
 	}
-	var head eventlog.Revision
-	if v := c.Projection.Current(); v != nil {
+	head := eventlog.Revision(0)
+	v := c.Projection.Current()
+	if v != nil {
 		head = v.Revision()
 	}
 	return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(head), retryAfterSeconds)
 }
 
-// listError answers a list whose revision has expired: with a token that goes on from the same key at
-// a new revision if it was a page of one.
+// listError answers a list that could not be read. If its revision has expired and it is a page of a list, the answer
+// has a token that goes on from the same key at a new revision.
 func listError(err error, paging bool, continueKey, prefix string) error {
 	switch {
 	case !errors.Is(err, projection.ErrExpired):
@@ -90,7 +91,7 @@ func readAnswer(err error) error { return answer(fmt.Errorf("read the snapshot: 
 func appendAnswer(err error, resource schema.GroupResource, key eventlog.Key) error {
 	switch {
 	case errors.Is(err, eventlog.ErrUnknown):
-		// Without Retry-After: client-go would send the request again, and see its own write (row 61).
+		// There is no Retry-After. With it client-go would send the request again, and meet its own write (row 61).
 		return apierrors.NewInternalError(fmt.Errorf("%w: read the object to learn whether it was written", err))
 	case errors.Is(err, eventlog.ErrNotPublished), errors.Is(err, eventlog.ErrConflict):
 		return unavailable(fmt.Sprintf("nothing was written: %v", err))
@@ -105,8 +106,8 @@ func appendAnswer(err error, resource schema.GroupResource, key eventlog.Key) er
 	return answer(fmt.Errorf("append to the log: %w", err))
 }
 
-// answer returns an error that tells a client what happened. An error of ours needs a reason, or else upstream's patches
-// present it as a mistake of the client.
+// answer returns an error that tells a client what happened. An error of ours needs a reason, or else upstream's
+// patches present it as a mistake of the client.
 func answer(err error) error {
 	var status apierrors.APIStatus
 	var known *storage.StorageError
@@ -119,13 +120,13 @@ func answer(err error) error {
 	return storage.NewInternalError(err)
 }
 
-// endedError is that of a request whose deadline has passed or whose client has gone away. Upstream logs an error
-// without a Status as a fault of the program, and answers 500.
+// endedError is for a request whose deadline has passed or whose client has gone away. Without its Status, upstream
+// would log it as a fault of the program and answer 500.
 type endedError struct{ error }
 
 func (e *endedError) Unwrap() error { return e.error }
 
-// Status is upstream's, of a request that was not served in time.
+// Status is what upstream answers if a request was not served in time.
 func (e *endedError) Status() metav1.Status {
 	return apierrors.NewTimeoutError(fmt.Sprintf("the request ended before it was served: %v", e.error), 0).Status()
 }

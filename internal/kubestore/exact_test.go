@@ -74,8 +74,8 @@ func listed(t *testing.T, s storage.Interface) (all []string) {
 	return all
 }
 
-// reason is that of the answer which upstream's registries make of the error. It makes a mistake of the client's out of a failed
-// patch without one.
+// reason is that of the answer which upstream's registries make of the error. It makes a mistake of the client's out of
+// a failed patch without one.
 func reason(t *testing.T, err error) metav1.StatusReason {
 	t.Helper()
 	var status apierrors.APIStatus
@@ -83,8 +83,8 @@ func reason(t *testing.T, err error) metav1.StatusReason {
 	return status.Status().Reason
 }
 
-// A process that was fenced acknowledges nothing, whichever of its requests learned of the fence, and says that this is no fault
-// of the client's.
+// A process that was fenced acknowledges nothing, whichever of its requests learned of the fence, and says that this is
+// no fault of the client's.
 func TestAFencedProcessAcknowledgesNothing(t *testing.T) {
 	for _, learned := range []bool{false, true} {
 		t.Run(fmt.Sprint("learned ", learned), func(t *testing.T) {

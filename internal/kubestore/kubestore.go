@@ -1,7 +1,6 @@
 package kubestore
 
 import (
-	"bytes"
 	"context"
 	"strings"
 	"sync/atomic"
@@ -9,7 +8,6 @@ import (
 	lru "github.com/hashicorp/golang-lru/v2"
 	"golang.org/x/sync/singleflight"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
@@ -27,11 +25,11 @@ type Cell struct {
 	Projection *projection.Projection
 	// Cluster whose objects are read and written.
 	Cluster string
-	// Objects caches decoded objects by key and revision; nil for none.
+	// Objects caches decoded objects by row key and revision. Nil caches none.
 	Objects *Objects
-	// Feed brings the log to watches; nil in a function, where a watch answers an error.
+	// Feed brings the log to watches. It is nil in a function, where a watch is answered with an error.
 	Feed *Feed
-	// Writable says why nothing can be appended at the moment; nil where nobody knows before it is tried.
+	// Writable says why nothing can be appended at the moment. It is nil in a process that learns it only by trying.
 	Writable func() error
 }
 
@@ -44,7 +42,7 @@ type (
 // NewFeed returns the Feed of a process. It delivers nothing until its Run.
 func NewFeed(log *eventlog.Log, p *projection.Projection) *Feed { return fanout.NewFeed(log, p) }
 
-// Shrink lets go of most of what is kept to save time: the process has nothing to do.
+// Shrink gives back most of the memory that only saves time. It is for a process that has nothing to do.
 func (c Cell) Shrink() {
 	c.Projection.Shrink()
 	c.Objects.Shrink()
@@ -64,66 +62,35 @@ type Resource struct {
 	ContentType string
 	NewFunc     func() runtime.Object
 	NewListFunc func() runtime.Object
-	// Indexers are of fields by whose value watches are found, as upstream's registries name them; nil for none.
+	// Indexers are of the fields by whose value watches can be found, as upstream's registries name them.
 	Indexers storage.IndexerFuncs
-	// Transformer as in kube-apiserver's encryption configuration; nil for identity.
+	// Transformer is as in kube-apiserver's encryption configuration. Nil stores values as they are.
 	Transformer value.Transformer
-	// Claims, if set, names the claim objects that must exist exactly as long as the object says so
-	// (IP addresses, node ports, a CRD's names): they are appended in the object's own atomic batch.
+	// Claims, if set, returns the claims of an object: IP addresses, node ports, the names of a CRD. Each exists
+	// exactly as long as the object has it, because it is appended in the object's own atomic batch.
 	Claims func(ctx context.Context, obj runtime.Object) ([]Claim, error)
 }
 
-// Claim is an object that only one owner can hold: it is appended with precondition 0 in its owner's
-// batch and deleted with it.
-type Claim struct {
-	Key eventlog.Key
-	// ContentType and Body of the claim object as stored.
-	ContentType string
-	Body        []byte
-	// Held says whether a live row of Key is still this owner's claim, to be deleted with it; nil means
-	// that its value must be Body.
-	Held func(ctx context.Context, row projection.Row) bool
-}
-
-// held says whether the live row is still the claim.
-func (c Claim) held(ctx context.Context, row projection.Row) bool {
-	if c.Held != nil {
-		return c.Held(ctx, row)
-	}
-	return bytes.Equal(row.Value, c.Body)
-}
-
-// ClaimedError says that another owner holds a claim. Nothing was written, and Projection.Current
-// shows the claim.
-type ClaimedError struct{ Key eventlog.Key }
-
-func (e *ClaimedError) Error() string { return e.Key.Path() + " is already claimed" }
-
-// Status is for a request that does not try again: another try may see the claim, and avoid it.
-func (e *ClaimedError) Status() metav1.Status {
-	return apierrors.NewConflict(schema.GroupResource{Group: e.Key.Group, Resource: e.Key.Resource}, e.Key.Name, e).Status()
-}
-
-// store is the storage.Interface of one resource in one cluster. It holds no state of objects.
+// store is the storage.Interface of one resource in one cluster. It keeps nothing that matters (invariant 6).
 type store struct {
 	Cell
 	Resource
-	// id keeps apart what stores of different codecs decoded from the same row.
+	// id tells apart objects that stores with different codecs decoded from the same row.
 	id           uint64
 	unstructured bool
-	// plain values are stored as they are encoded.
+	// plain says that values are stored as they are encoded.
 	plain     bool
 	versioner versioner
 	// acknowledged is the newest revision that this store has written.
 	acknowledged atomic.Uint64
-	// counts of what follows the pages of lists that are being read.
+	// counts are how many objects follow the pages of lists that are being read.
 	counts *lru.Cache[page, int]
-	// counted is what was counted last, of whole lists, and counting what is being counted.
+	// counted holds the last count of each whole list, and counting the counts that are being made.
 	counted  *lru.Cache[projection.Keys, counted]
 	counting singleflight.Group
 }
 
-// pagedLists is how many paged lists of one resource are remembered at once.
+// pagedLists is how many paged lists of one resource are remembered.
 const pagedLists = 64
 
 var _ storage.Interface = (*store)(nil)
@@ -139,17 +106,17 @@ func newStore(c Cell, r Resource) *store {
 		r.Transformer = identity.NewEncryptCheckTransformer()
 	}
 	r.Prefix = strings.TrimSuffix(r.Prefix, "/")
-	counts, _ := lru.New[page, int](pagedLists) // fails only for a size below one
-	last, _ := lru.New[projection.Keys, counted](pagedLists)
-	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), plain: plain, versioner: versioner{resource: r.GroupResource}, counts: counts, counted: last}
+	s := &store{Cell: c, Resource: r, id: lastStoreID.Add(1), plain: plain, versioner: versioner{resource: r.GroupResource}}
+	s.counts, _ = lru.New[page, int](pagedLists) // fails only for a size below one
+	s.counted, _ = lru.New[projection.Keys, counted](pagedLists)
 	if r.NewFunc != nil {
 		_, s.unstructured = r.NewFunc().(runtime.Unstructured)
 	}
 	return s
 }
 
-// path checks upstream's key as etcd3 does and returns it; a recursive one ends with a slash. No object can have a
-// name that makes a key invalid, '..' for one, so whoever asks for it is told so.
+// path checks upstream's key as etcd3 does and returns it. A recursive path ends with a slash. An invalid key comes
+// from a name that no object can have, such as '..', so the client is told that its request is bad.
 func (s *store) path(key string, recursive bool) (string, error) {
 	path, err := storage.PrepareKey(s.Prefix+"/", key, recursive)
 	if err != nil {
@@ -158,26 +125,27 @@ func (s *store) path(key string, recursive bool) (string, error) {
 	return path, nil
 }
 
-// key of the object at a path: its Row is the path's row key, whatever the path. A namespaced resource's
-// path of one segment has no namespace.
+// key is the key of the object at a path. Whatever the path is, the key's Row is the path's row key. A path of one
+// segment has no namespace, even if the resource is namespaced.
 func (s *store) key(path string) eventlog.Key {
 	k := eventlog.Key{Cluster: s.Cluster, Group: s.Group, Resource: s.GroupResource.Resource, Prefix: s.Prefix}
 	k.Name = strings.TrimPrefix(path, s.Prefix+"/")
-	if namespace, name, _ := strings.Cut(k.Name, "/"); s.Namespaced && namespace != "" && name != "" {
+	namespace, name, _ := strings.Cut(k.Name, "/")
+	if s.Namespaced && namespace != "" && name != "" {
 		k.Namespace, k.Name = namespace, name
 	}
 	return k
 }
 
-// foreign reports that a row below the prefix is another resource's: it is encoded as this store encodes nothing. A
-// CustomResourceDefinition of a built-in resource could once be made, and its objects are still there. They are as if they were not, but for
-// their names.
+// foreign says that a row below the prefix belongs to another resource, because this store encodes nothing like it. It
+// was once possible to define a custom resource with the name of a built-in one, and its objects are still there. Reads
+// leave them out. Their names remain taken.
 func (s *store) foreign(contentType string) bool { return contentType != s.ContentType }
 
 // rowKey is the row key of a path.
 func (s *store) rowKey(path string) string { return s.Cluster + path }
 
-// keys are the row keys of a path: one, or if recursive all below the path, which then ends with a slash.
+// keys are the row keys of a path: one, or all those below a recursive path.
 func (s *store) keys(path string, recursive bool) projection.Keys {
 	start := s.rowKey(path)
 	if recursive {
@@ -198,8 +166,8 @@ func (s *store) owner(rowKey string) string {
 // Versioner implements storage.Interface.
 func (s *store) Versioner() storage.Versioner { return s.versioner }
 
-// ReadinessCheck implements storage.Interface: a store holds nothing that would have to get ready.
+// ReadinessCheck implements storage.Interface. A store is always ready.
 func (s *store) ReadinessCheck() error { return nil }
 
-// EnableResourceSizeEstimation implements storage.Interface; sizes are not estimated.
+// EnableResourceSizeEstimation implements storage.Interface. Sizes are not estimated.
 func (s *store) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }

@@ -48,7 +48,8 @@ func withMany(b *testing.B) (*bed, *store, eventlog.Revision) {
 	return bed, s, before
 }
 
-// BenchmarkFirstPage is a list of one object with the count of the others: of one revision, after each write, and after each commit.
+// BenchmarkFirstPage is a list of one object with the count of the others: of one revision, after each write, and after
+// each commit.
 func BenchmarkFirstPage(b *testing.B) {
 	bed, s, _ := withMany(b)
 	page := func(b *testing.B) {
@@ -81,7 +82,8 @@ func BenchmarkFirstPage(b *testing.B) {
 	}
 }
 
-// BenchmarkWatchOfNothing is a watch of an empty namespace from before everything that has happened since, until it has caught up.
+// BenchmarkWatchOfNothing is a watch of an empty namespace from before everything that has happened since, until it has
+// caught up.
 func BenchmarkWatchOfNothing(b *testing.B) {
 	_, s, before := withMany(b)
 	spent := time.Duration(0)

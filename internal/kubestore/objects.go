@@ -9,8 +9,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// Objects is a cache of decoded objects by row key and revision with a budget of bytes, of which no namespace takes room that
-// the others need. It is safe for concurrent use and hands out deep copies to whatever may write to them.
+// Objects is a cache of decoded objects by row key and revision. It has a budget of bytes, of which no namespace takes
+// the room that others need. It is safe for concurrent use. Nobody may write to the objects.
 type Objects struct {
 	decoded *cache.Cache[version, runtime.Object]
 }
@@ -20,12 +20,12 @@ type version struct {
 	store    uint64
 	rowKey   string
 	revision eventlog.Revision
-	// kind into which a custom resource was converted; empty for typed objects.
+	// kind to which a custom resource was converted; empty for typed objects.
 	kind string
 }
 
-// entryOverhead is what an entry costs beside its encoded bytes, roughly: a decoded object is larger
-// than its encoding, and an entry without a body must not be free.
+// entryOverhead is roughly what an entry costs in addition to its encoded bytes. A decoded object is larger than its
+// encoding, and an entry without a body must cost something.
 const entryOverhead = 512
 
 // NewObjects returns a cache of at most that many bytes of encoded objects.
@@ -33,7 +33,7 @@ func NewObjects(bytes int64) *Objects {
 	return &Objects{cache.New[version, runtime.Object](bytes)}
 }
 
-// get returns the shared object, nil if it is not cached. The caller must not write to it.
+// get returns nil if the object is not cached.
 func (o *Objects) get(v version) runtime.Object {
 	if o == nil {
 		return nil
@@ -47,7 +47,7 @@ func (o *Objects) get(v version) runtime.Object {
 	return object
 }
 
-// add keeps an object of the owner's that nobody writes to any more.
+// add keeps an object, to which nobody may write any more, for an owner.
 func (o *Objects) add(v version, owner string, object runtime.Object, encoded int) {
 	if o == nil {
 		return
@@ -56,7 +56,7 @@ func (o *Objects) add(v version, owner string, object runtime.Object, encoded in
 	o.decoded.Add(v, owner, object, int64(encoded+len(v.rowKey))+entryOverhead)
 }
 
-// Shrink lets go of most objects: of those that were not used for longest.
+// Shrink lets go of most objects, those first that were not used for longest.
 func (o *Objects) Shrink() {
 	if o != nil {
 		o.decoded.Shrink()

@@ -2,13 +2,13 @@ package kubestore
 
 import "context"
 
-// Place is what a request holds among those that its process serves at once.
+// Place is what a request holds while it is one of those that the process serves at once.
 type Place interface {
-	// Wait gives the place back while wait waits for others, and takes one again when it succeeded. It fails, without having
-	// waited, if too many requests of the same user wait already, and if no place is to be had afterwards.
+	// Wait gives the place back while wait waits for others, and takes one again when wait has succeeded. If too many
+	// requests of the same user wait already, it fails without a call of wait. It also fails if it gets no place again.
 	Wait(ctx context.Context, wait func() error) error
-	// Turn waits for the request's turn among those of the same user that keep a processor busy for milliseconds. The place is
-	// given back meanwhile. Who has it already does not wait.
+	// Turn waits for the request's turn among those of the same user that keep a processor busy for milliseconds, and
+	// gives the place back meanwhile. A request that has its turn does not wait.
 	Turn(ctx context.Context) error
 }
 
@@ -19,18 +19,20 @@ func WithPlace(ctx context.Context, p Place) context.Context {
 	return context.WithValue(ctx, placeKey{}, p)
 }
 
-// withoutPlace waits while the context's request, if it holds a place, does not.
+// withoutPlace gives the place of the context's request back while it waits.
 func withoutPlace(ctx context.Context, wait func() error) error {
-	if p, ok := ctx.Value(placeKey{}).(Place); ok {
+	p, ok := ctx.Value(placeKey{}).(Place)
+	if ok {
 		return p.Wait(ctx, wait)
 	}
 	return wait()
 }
 
-// TakeTurn waits for the turn of the context's request if it holds a place. It is for work that keeps a processor busy for
-// milliseconds.
+// TakeTurn waits for the turn of the context's request, if the request holds a place. It comes before work that keeps a
+// processor busy for milliseconds.
 func TakeTurn(ctx context.Context) error {
-	if p, ok := ctx.Value(placeKey{}).(Place); ok {
+	p, ok := ctx.Value(placeKey{}).(Place)
+	if ok {
 		return p.Turn(ctx)
 	}
 	return nil

@@ -5,9 +5,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/feature"
 )
 
-// Upstream's cacher asks a global whether every etcd it knows can answer RequestWatchProgress, and refuses
-// streaming lists and consistent reads from its cache otherwise. No store of this process is etcd, and all
-// of them can.
+// Upstream's cacher asks a global variable whether every etcd that it knows can answer RequestWatchProgress. If not, it
+// refuses streaming lists and consistent reads from its cache. No store of this process is etcd, and all of them can.
 func init() {
 	feature.DefaultFeatureSupportChecker = progressSupported{feature.DefaultFeatureSupportChecker}
 }

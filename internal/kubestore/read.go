@@ -30,8 +30,9 @@ func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 		return err
 	}
 	row, found, err := v.Get(ctx, s.rowKey(path), v.Revision())
-	if errors.Is(err, projection.ErrExpired) { // the floor has passed the view: a newer one answers as well
-		if v, err = s.latest(ctx); err != nil {
+	if errors.Is(err, projection.ErrExpired) { // the floor has passed the view, and a newer one answers as well
+		v, err = s.latest(ctx)
+		if err != nil {
 			return err
 		}
 		row, found, err = v.Get(ctx, s.rowKey(path), v.Revision())
@@ -56,8 +57,8 @@ func (s *store) readTo(ctx context.Context, v stored, out runtime.Object) error 
 	return s.decodeTo(v, data, out)
 }
 
-// asCorrupt turns the error of a corrupt object into the one by which upstream's unsafe deletion
-// recognises it, while that gate is on.
+// asCorrupt turns the error of a corrupt object into the one by which upstream's unsafe deletion recognises it, if
+// unsafe deletion is possible.
 func (s *store) asCorrupt(path string, err error) error {
 	var corrupt *corruptError
 	if err != nil && unsafeDeletion() && errors.As(err, &corrupt) {
@@ -70,8 +71,8 @@ func storedRow(row projection.Row) stored {
 	return stored{rowKey: row.Key, revision: row.Revision, value: row.Value}
 }
 
-// viewFor returns a view as upstream's resourceVersion without a match asks for it: unset is the most
-// recent one, '0' any, another one not older than that.
+// viewFor returns the view that a resourceVersion without a match asks for. Unset asks for the most recent one, '0' for
+// any, and any other for one not older than that.
 func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projection.View, error) {
 	switch resourceVersion {
 	case "":
@@ -86,8 +87,8 @@ func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projectio
 	return s.atLeast(ctx, eventlog.Revision(rev))
 }
 
-// any returns the view that this process has while it is young, but none older than what this very store
-// has acknowledged, nor one from before the cell's first event: a list needs a revision.
+// any returns the view that this process has, if it is young enough. It returns none that is older than what this store
+// has acknowledged. It returns none from before the first event of the cell either, because a list needs a revision.
 func (s *store) any(ctx context.Context) (*projection.View, error) {
 	v, err := s.Projection.Any(ctx)
 	if err != nil {
@@ -113,7 +114,7 @@ func (s *store) acknowledge(rev eventlog.Revision) {
 	}
 }
 
-// span is what a list reads: rows of one view as of one revision.
+// span is what a list reads: rows of one view, as of one revision.
 type span struct {
 	view   *projection.View
 	at     eventlog.Revision
@@ -166,12 +167,12 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 		sp.keys.Start = start
 	}
 	switch {
-	case exact < 0: // a revision beyond int64 wraps around in upstream's parser
+	case exact < 0: // upstream's parser lets a revision beyond int64 wrap around
 		return sp, storage.NewTooLargeResourceVersionError(math.MaxUint64, 0, retryAfterSeconds)
 	case exact > 0:
 		sp.at = eventlog.Revision(exact)
 		sp.view, err = s.atLeast(ctx, sp.at)
-	case start != "": // an inconsistent token: go on at a new revision
+	case start != "": // an inconsistent token, which goes on at a new revision
 		sp.view, err = s.Consistent(ctx)
 	default:
 		sp.view, err = s.viewFor(ctx, opts.ResourceVersion)
@@ -194,24 +195,24 @@ type listing struct {
 	newItem func() runtime.Object
 	// matched are the objects of the list, which may be the cache's.
 	matched []runtime.Object
-	// last row that was looked at, and whether another one follows it.
+	// last is the row key that was looked at last, and more says that another one follows it.
 	last string
 	more bool
-	// corrupt rows, reported together while unsafe deletion is possible.
+	// corrupt rows are reported together while unsafe deletion is possible.
 	corrupt []error
-	// bytes of the rows so far.
+	// bytes is the size of the rows until now.
 	bytes int
 }
 
-// heavyList is from how many bytes of rows on a list takes a processor for some ten milliseconds, most of it to encode the
-// answer. It then waits for its turn.
+// heavyList is how many bytes of rows keep a processor busy for some ten milliseconds, most of them to encode the
+// answer. A list that is longer waits for its turn.
 const heavyList = 256 << 10
 
-// maxCorrupt is how many corrupt objects a list names before it gives up; upstream's figure.
+// maxCorrupt is how many corrupt objects a list names before it gives up. The figure is upstream's.
 const maxCorrupt = 100
 
-// fill takes rows until the limit is reached, filtering as it goes, and looks at one more to learn
-// whether there is another page.
+// fill takes the rows that match until the limit is reached. It looks at one more
+// row to learn whether there is another page.
 func (l *listing) fill(ctx context.Context) error {
 	limit := l.opts.Predicate.Limit
 	for row, err := range l.view.Scan(ctx, l.keys.Start, l.keys.End, l.at) {
@@ -226,7 +227,8 @@ func (l *listing) fill(ctx context.Context) error {
 			return storage.NewTimeoutError(row.Key, "request did not complete within requested timeout")
 		}
 		l.last = row.Key
-		if l.bytes += len(row.Value); l.bytes > heavyList {
+		l.bytes += len(row.Value)
+		if l.bytes > heavyList {
 			if err := TakeTurn(ctx); err != nil {
 				return err
 			}
@@ -242,10 +244,10 @@ func (l *listing) fill(ctx context.Context) error {
 	return nil
 }
 
-// setItems makes the list's items of the objects, in one allocation. A typed item is a copy of the struct
-// that shares what is below it with the cache, as the items of upstream's cacher do: whoever handles a list
-// may set an item's fields and must not write into its maps, slices and pointers. A custom resource is all
-// map, and is copied to the ground.
+// setItems makes the list's items from the objects, in one allocation. A typed item is a copy of the struct,
+// and shares with the cache what the struct points to. The items of upstream's cacher do the same: those who
+// handle a list may set the fields of an item, but must not write into its maps, slices and pointers. A custom
+// resource is a map, so it is copied as a whole.
 func (s *store) setItems(items reflect.Value, objects []runtime.Object) {
 	items.Set(reflect.MakeSlice(items.Type(), len(objects), len(objects)))
 	for i, obj := range objects {
@@ -256,7 +258,7 @@ func (s *store) setItems(items reflect.Value, objects []runtime.Object) {
 	}
 }
 
-// failed answers for rows that the view could not read.
+// failed answers a list whose rows the view could not read.
 func (l *listing) failed(err error) error {
 	return listError(err, l.opts.Predicate.Continue != "", l.keys.Start, l.prefix)
 }
@@ -272,88 +274,12 @@ func (l *listing) take(ctx context.Context, row projection.Row) error {
 	if err != nil {
 		return l.keepCorrupt(row, err)
 	}
-	// An object whose attributes cannot be read does not match, as upstream has it.
-	if matched, err := l.opts.Predicate.Matches(obj); err == nil && matched {
+	// As in upstream, an object does not match if its attributes cannot be read.
+	matched, err := l.opts.Predicate.Matches(obj)
+	if err == nil && matched {
 		l.matched = append(l.matched, obj)
 	}
 	return nil
-}
-
-// next returns the continue token and the count of what is left, which is left out with selectors.
-func (l *listing) next(ctx context.Context) (token string, remaining *int64, err error) {
-	if !l.opts.Recursive || !l.more {
-		return "", nil, nil
-	}
-	var count int
-	counted := l.opts.Predicate.Empty() && !sharded(&l.opts.Predicate)
-	if counted {
-		if count, err = l.count(ctx); err != nil {
-			return "", nil, l.failed(err)
-		}
-	}
-	token, remaining, err = storage.PrepareContinueToken(l.last, l.prefix, int64(l.at), int64(count), true, l.opts)
-	if !counted { // upstream forgets that a shard selector selects
-		remaining = nil
-	}
-	return token, remaining, err
-}
-
-// sharded reports whether a shard selector selects. It is not part of Predicate.Empty.
-func sharded(p *storage.SelectionPredicate) bool {
-	return p.ShardSelector != nil && !p.ShardSelector.Empty()
-}
-
-// page is what is left of a list as of one revision, from the start of one of its pages on.
-type page struct {
-	keys projection.Keys
-	at   eventlog.Revision
-}
-
-// count is the number of objects from the page's start on. Nothing changes as of one revision, so the next
-// page's count follows from this one's; without that every page would count all that come after it.
-func (l *listing) count(ctx context.Context) (int, error) {
-	count, known := l.store.counts.Get(page{l.keys, l.at})
-	if !known {
-		var err error
-		if count, err = l.store.count(ctx, l.span); err != nil {
-			return 0, err
-		}
-	}
-	l.store.counts.Add(page{projection.Keys{Start: l.last + "\x00", End: l.keys.End}, l.at}, count-len(l.matched)-len(l.corrupt))
-	return count, nil
-}
-
-// counted is how many objects there were as of a revision.
-type counted struct {
-	at eventlog.Revision
-	n  int
-}
-
-// count is the number of objects of a span. It is counted once for all who ask for it at a time, and then reckoned from what
-// was counted last.
-func (s *store) count(ctx context.Context, sp span) (int, error) {
-	last, known := s.counted.Get(sp.keys)
-	if known && last.at == sp.at {
-		return last.n, nil
-	}
-	shared, err, _ := s.counting.Do(fmt.Sprintf("%d %s", sp.at, sp.keys.Start), func() (any, error) {
-		if known {
-			return sp.view.CountFrom(ctx, sp.keys, sp.at, last.n, last.at)
-		}
-		return sp.view.Count(ctx, sp.keys.Start, sp.keys.End, sp.at)
-	})
-	if isContextError(err) && ctx.Err() == nil { // the request that counted has ended
-		shared, err = sp.view.Count(ctx, sp.keys.Start, sp.keys.End, sp.at)
-	}
-	if err != nil {
-		return 0, err
-	}
-	n := shared.(int)
-	now, found := s.counted.Get(sp.keys)
-	if sp.keys.Start == sp.prefix && (!found || now.at < sp.at) {
-		s.counted.Add(sp.keys, counted{sp.at, n})
-	}
-	return n, nil
 }
 
 func itemsOf(listObj runtime.Object) (reflect.Value, error) {
@@ -368,8 +294,8 @@ func itemsOf(listObj runtime.Object) (reflect.Value, error) {
 	return items, nil
 }
 
-// itemFunc returns what makes an empty item: for custom resources with the version of the list, to
-// which the codec then converts.
+// itemFunc returns a function that makes an empty item. That of a custom resource has the version of the list, to which
+// the codec then converts.
 func itemFunc(listObj runtime.Object, items reflect.Value) func() runtime.Object {
 	if list, ok := listObj.(*unstructured.UnstructuredList); ok && list.GetAPIVersion() != "" {
 		return func() runtime.Object {
@@ -377,39 +303,4 @@ func itemFunc(listObj runtime.Object, items reflect.Value) func() runtime.Object
 		}
 	}
 	return func() runtime.Object { return reflect.New(items.Type().Elem()).Interface().(runtime.Object) }
-}
-
-// Stats implements storage.Interface, without sizes.
-func (s *store) Stats(ctx context.Context) (storage.Stats, error) {
-	v, err := s.Consistent(ctx)
-	if err != nil {
-		return storage.Stats{}, err
-	}
-	all := s.keys(s.Prefix+"/", true)
-	count, err := v.Count(ctx, all.Start, all.End, v.Revision())
-	if err != nil {
-		return storage.Stats{}, readAnswer(err)
-	}
-	return storage.Stats{ObjectCount: int64(count)}, nil
-}
-
-// GetCurrentResourceVersion implements storage.Interface: it is the head.
-func (s *store) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
-	v, err := s.Consistent(ctx)
-	if err != nil {
-		return 0, err
-	}
-	if v.Revision() == 0 {
-		return 0, errors.New("the current resource version must be greater than 0")
-	}
-	return uint64(v.Revision()), nil
-}
-
-// CompactRevision implements storage.Interface: like etcd's compacted revision, the floor is the oldest
-// one that can still be read. It asks nobody, and is 0 before the first view.
-func (s *store) CompactRevision() int64 {
-	if v := s.Projection.Current(); v != nil {
-		return int64(v.Floor())
-	}
-	return 0
 }

@@ -15,19 +15,20 @@ type requestIDs struct {
 	last atomic.Uint64
 }
 
-// WithRequestID returns a context whose appends carry the id, which must be unique among all requests of
-// all processes: a client's own id will not do. The second append of a request has '/2' after it.
+// WithRequestID returns a context whose appends carry the id. It must be unique among all requests of all processes, so
+// it must not be the client's own. The second append of a request carries the id with '/2' after it.
 func WithRequestID(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, requestIDKey{}, &requestIDs{id: id})
 }
 
-// requestID is unique for every append: by it an append of unknown outcome is found again.
+// requestID is unique for each append. By it the log is searched for an append of unknown outcome.
 func requestID(ctx context.Context) string {
 	r, _ := ctx.Value(requestIDKey{}).(*requestIDs)
 	if r == nil {
 		return string(uuid.NewUUID())
 	}
-	if n := r.last.Add(1); n > 1 {
+	n := r.last.Add(1)
+	if n > 1 {
 		return r.id + "/" + strconv.FormatUint(n, 10)
 	}
 	return r.id

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// versioner is upstream's, but an object whose `metadata.resourceVersion` is not a number is invalid and not an
-// internal error: it comes from the client of an update.
+// versioner is upstream's, with one difference. If the `metadata.resourceVersion` of an object is not a number, the
+// object is invalid. Upstream makes it an internal error, although it comes from the client of an update.
 type versioner struct {
 	storage.APIObjectVersioner
 	resource schema.GroupResource

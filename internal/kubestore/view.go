@@ -10,24 +10,30 @@ import (
 
 type viewKey struct{}
 
-// requestView is the newest view that one request has used. A request reads its own writes: after one,
-// an older view is no longer good enough.
+// requestView is the newest view that one request has used. A request reads its own writes: once it has written, it
+// needs a view that has the write.
 type requestView struct {
 	mu    sync.Mutex // guards what follows
 	view  *projection.View
 	wrote eventlog.Revision
 }
 
-// WithView returns a context whose consistent reads use the view, which must be no older than the
-// request's start: one request asks the log once. A write that conflicts catches up anew.
+// requestViewOf is nil for a context without one.
+func requestViewOf(ctx context.Context) *requestView {
+	r, _ := ctx.Value(viewKey{}).(*requestView)
+	return r
+}
+
+// WithView returns a context whose consistent reads use the view, so that one request asks the log once. The view must
+// be no older than the request's start. A write that meets a conflict catches up again.
 func WithView(ctx context.Context, v *projection.View) context.Context {
 	return context.WithValue(ctx, viewKey{}, &requestView{view: v})
 }
 
-// ViewFrom returns the newest view that the context's request has used, nil if it has none. It may be
-// older than the request's own last write.
+// ViewFrom returns the newest view that the context's request has used, nil if it has used none. It may be older than
+// the last write of the request.
 func ViewFrom(ctx context.Context) *projection.View {
-	r, _ := ctx.Value(viewKey{}).(*requestView)
+	r := requestViewOf(ctx)
 	if r == nil {
 		return nil
 	}
@@ -36,16 +42,17 @@ func ViewFrom(ctx context.Context) *projection.View {
 	return r.view
 }
 
-// Consistent returns a view that is at least as new as every write acknowledged before the context's
-// request began, and as the request's own writes: the request's view, or else Projection.Latest.
+// Consistent returns a view that is at least as new as every write acknowledged before the context's request began, and
+// as the request's own writes. It is the request's view, or else what Projection.Latest returns.
 func (c Cell) Consistent(ctx context.Context) (*projection.View, error) {
 	v, _, err := c.consistent(ctx)
 	return v, err
 }
 
-// consistent reports also whether the view is new, rather than from the request's start.
+// consistent says also whether the view is fresh, rather than from the request's start.
 func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, err error) {
-	if r, _ := ctx.Value(viewKey{}).(*requestView); r != nil {
+	r := requestViewOf(ctx)
+	if r != nil {
 		r.mu.Lock()
 		v, wrote := r.view, r.wrote
 		r.mu.Unlock()
@@ -57,15 +64,16 @@ func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, e
 	return v, true, err
 }
 
-// latest catches up with the log, and so does the request. Projection.Latest may take its time over it: if the tail has
-// grown far too long, the process commits and purges the log by itself, in this request, a GET too. It takes 5 s at most
-// for that, one request at a time.
+// latest catches up with the log, and so does the request's view. Projection.Latest may do more than read: when the
+// tail has grown far too long, one request of the process, which may be a GET, commits the snapshot and purges the log.
+// That takes it 5 s at most.
 func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	v, err := c.Projection.Latest(ctx)
 	if err != nil {
 		return nil, viewError(ctx, err)
 	}
-	if r, _ := ctx.Value(viewKey{}).(*requestView); r != nil {
+	r := requestViewOf(ctx)
+	if r != nil {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.view == nil || r.view.Revision() < v.Revision() {
@@ -75,23 +83,25 @@ func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	return v, nil
 }
 
-// reachable is how far beyond the head a revision may be that is waited for: what is further does not come in the time that
-// the projection waits, 3 s, unless ten thousand events are appended each second.
+// reachable is how far beyond the head a revision may be for a request to wait for it. The projection waits for 3 s. A
+// revision that is further away would come in that time only if ten thousand events were appended each second.
 const reachable = 30_000
 
-// atLeast returns a view not older than the revision. It waits a short while for one that may still come, and its request
-// holds no place meanwhile.
+// atLeast returns a view not older than the revision. It waits a short while for a revision that may still come. The
+// request holds no place meanwhile.
 func (c Cell) atLeast(ctx context.Context, rev eventlog.Revision) (*projection.View, error) {
 	v := ViewFrom(ctx)
 	if v != nil && v.Revision() >= rev {
 		return v, nil
 	}
-	if known := c.Projection.Current(); known != nil && known.Revision() >= rev {
+	known := c.Projection.Current()
+	if known != nil && known.Revision() >= rev {
 		return c.await(ctx, rev)
 	}
-	if v == nil || rev-v.Revision() <= reachable { // as far as the request has seen
+	if v == nil || rev-v.Revision() <= reachable { // else the request knows already that it is too far
 		var err error
-		if v, err = c.latest(ctx); err != nil || v.Revision() >= rev {
+		v, err = c.latest(ctx)
+		if err != nil || v.Revision() >= rev {
 			return v, err
 		}
 	}
@@ -114,18 +124,20 @@ func (c Cell) await(ctx context.Context, rev eventlog.Revision) (*projection.Vie
 	return v, nil
 }
 
-// wrote tells the request that its view must be at least this new from now on.
+// wrote notes that the context's request has written a revision, which its views must have from now on.
 func wrote(ctx context.Context, rev eventlog.Revision) {
-	if r, _ := ctx.Value(viewKey{}).(*requestView); r != nil {
+	r := requestViewOf(ctx)
+	if r != nil {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.wrote = max(r.wrote, rev)
 	}
 }
 
-// release lets go of the request's view: a watch outlives it by far.
+// release lets go of the request's view, which a watch would keep in memory for as long as it runs.
 func release(ctx context.Context) {
-	if r, _ := ctx.Value(viewKey{}).(*requestView); r != nil {
+	r := requestViewOf(ctx)
+	if r != nil {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.view = nil

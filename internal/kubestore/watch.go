@@ -21,17 +21,18 @@ import (
 )
 
 const (
-	// bufferedEvents is how many results wait for a watch's reader.
+	// bufferedEvents is how many events wait for the reader of a watch.
 	bufferedEvents = 16
 	// progressInterval is how often an internal watch (the cacher's) hears of the head.
 	progressInterval = 5 * time.Second
-	// bookmarkInterval is how often a client's watch does, and bookmarkBeforeEnd when it does last.
+	// bookmarkInterval is how often a client's watch does. The last time is bookmarkBeforeEnd before its request ends.
 	bookmarkInterval  = time.Minute
 	bookmarkBeforeEnd = 2 * time.Second
 )
 
-// Watch implements storage.Interface. From a revision it delivers every matching change after it; without
-// one, or from '0', the state first. A revision below the floor ends with an ERROR event, reason Expired.
+// Watch implements storage.Interface. From a revision it delivers every matching change after that
+// revision. Without one, or from '0', it delivers the state first. A watch from a revision below the floor
+// ends with an ERROR event, reason Expired.
 func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	path, err := s.path(key, opts.Recursive)
 	if err != nil {
@@ -53,7 +54,7 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		results: make(chan watch.Event, bufferedEvents),
 	}
 	if rev == 0 && !w.initial {
-		// Only changes, from now on: now must be before Watch returns.
+		// Only changes from now on are wanted, and now must be before Watch returns.
 		v, err := s.Consistent(ctx)
 		if err != nil {
 			return nil, err
@@ -71,10 +72,11 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 
 func watchList() bool { return utilfeature.DefaultFeatureGate.Enabled(features.WatchList) }
 
-// RequestWatchProgress implements storage.Interface: the cacher's watch gets a bookmark at the head that
-// this process knows, as soon as the feed is there.
+// RequestWatchProgress implements storage.Interface. The cacher's watch gets a bookmark at the head that this process
+// knows, as soon as the feed is there.
 func (s *store) RequestWatchProgress(context.Context) error {
-	if v := s.Projection.Current(); s.Feed != nil && v != nil {
+	v := s.Projection.Current()
+	if s.Feed != nil && v != nil {
 		s.Feed.RequestProgress(s.rowKey(s.Prefix+"/"), v.Revision())
 	}
 	return nil
@@ -88,22 +90,22 @@ type watcher struct {
 	initial bool
 	// selects is what the watch selects, nil for everything.
 	selects *storage.SelectionPredicate
-	// position: every matching change at or below it was sent.
+	// position is a revision up to which every matching change was sent.
 	position eventlog.Revision
 	results  chan watch.Event
 	cancel   context.CancelFunc
-	// end asks for a last bookmark and a good end; nil once it has been heard, and ending is set.
+	// end asks for a last bookmark and an end without an error. Once it has been heard it is nil, and ending is set.
 	end    <-chan struct{}
 	ending bool
 }
 
-// Stop implements watch.Interface; results that wait already can still be read.
+// Stop implements watch.Interface. Events that wait for the reader can still be read.
 func (w *watcher) Stop() { w.cancel() }
 
 // ResultChan implements watch.Interface.
 func (w *watcher) ResultChan() <-chan watch.Event { return w.results }
 
-// errEnded closes a watch without an error event: the process is stopping, and the client resumes elsewhere.
+// errEnded closes a watch without an error event. The process is stopping, and the client resumes elsewhere.
 var errEnded = errors.New("the watch has ended")
 
 func (w *watcher) run(ctx context.Context) {
@@ -118,15 +120,16 @@ func (w *watcher) run(ctx context.Context) {
 	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(err)})
 }
 
-// rejoinAttempts bounds how often in a row a watch that gets nowhere joins the feed again: for a second and a half, about.
+// rejoinAttempts bounds how often a watch that gets nowhere joins the feed again. Together
+// that takes it about a second and a half.
 const rejoinAttempts = 24
 
-// stream sends the state if it is wanted, then the past and the feed until one of them fails for good; it never
-// returns nil.
+// stream sends the state if it is wanted, then the past, then what the feed brings, until
+// something fails for good. It never returns nil.
 //
-// What a log, a bucket or a key service refuses once it may answer the next time, and the watch knows where it stands:
-// it joins again. If that does not help it ends well, because after an error event client-go lists, and after the end of
-// a stream it goes on from its last revision.
+// What a log, a bucket or a key service refuses once, it may answer the next time. The watch knows its position, so it
+// joins again. If that does not help it ends without an error event: after such an event client-go lists, after a mere
+// end it goes on from its last revision.
 func (w *watcher) stream(ctx context.Context) error {
 	if w.initial {
 		if err := w.sendState(ctx); err != nil {
@@ -143,7 +146,7 @@ func (w *watcher) stream(ctx context.Context) error {
 		case ctx.Err() != nil || !passing(err):
 			return err
 		case failures == rejoinAttempts && sealed(err):
-			return err // a key that is gone does not come back: the client must see it
+			return err // a key that is gone does not come back, and the client must see that
 		case failures == rejoinAttempts:
 			slog.WarnContext(ctx, "a watch ends, its client goes on from its last revision", "key", w.keys.Start, "revision", w.position, "error", err)
 			w.ending = true
@@ -160,7 +163,7 @@ func (w *watcher) stream(ctx context.Context) error {
 	}
 }
 
-// passing reports that what failed may succeed later.
+// passing says that what failed may succeed later.
 func passing(err error) bool {
 	for _, final := range []error{errEnded, projection.ErrExpired, projection.ErrDamaged, eventlog.ErrDiverged} {
 		if errors.Is(err, final) {
@@ -171,17 +174,17 @@ func passing(err error) bool {
 	if errors.As(err, &corrupt) {
 		return corrupt.sealed
 	}
-	var status apierrors.APIStatus // it is an answer already
+	var status apierrors.APIStatus // then it is an answer already
 	return !errors.As(err, &status)
 }
 
-// sealed reports that a value could not be transformed, because its key is gone or the key service does not answer.
+// sealed says that a value could not be transformed, because its key is gone or the key service does not answer.
 func sealed(err error) bool {
 	var corrupt *corruptError
 	return errors.As(err, &corrupt) && corrupt.sealed
 }
 
-// sendState sends what matches as of one revision, at which the watch then begins.
+// sendState sends all matching objects as of one revision, from which the watch then goes on.
 func (w *watcher) sendState(ctx context.Context) error {
 	v, err := w.viewFor(ctx, w.opts.ResourceVersion)
 	if err != nil {
@@ -199,7 +202,8 @@ func (w *watcher) sendState(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if matched, err := w.opts.Predicate.Matches(obj); err != nil || !matched {
+		matched, err := w.opts.Predicate.Matches(obj)
+		if err != nil || !matched {
 			continue
 		}
 		if err := w.send(ctx, watch.Event{Type: watch.Added, Object: obj.DeepCopyObject()}); err != nil {
@@ -212,8 +216,8 @@ func (w *watcher) sendState(ctx context.Context) error {
 	return w.sendBookmark(ctx, w.position, storage.AnnotateInitialEventsEndBookmark)
 }
 
-// follow joins the feed, sends what happened between the position and the join, and then what the feed
-// brings. It returns nil when it has fallen behind the feed and must join again.
+// follow joins the feed, sends what happened between the position and the join, and then what the feed brings. It
+// returns nil when the watch has fallen behind the feed and must join again.
 func (w *watcher) follow(ctx context.Context) error {
 	if w.ending { // it was asked to end, and has left the feed since
 		return w.sendProgress(ctx, w.position)
@@ -235,19 +239,20 @@ func (w *watcher) follow(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	// The feed may lag behind the floor; what has expired has, whoever still holds it.
-	if v := w.Projection.Current(); v != nil && w.position < v.Floor() {
+	// What has expired has expired for all processes, even if this feed still holds it (invariant 10).
+	v := w.Projection.Current()
+	if v != nil && w.position < v.Floor() {
 		return fmt.Errorf("watch from revision %d, the floor is %d: %w", w.position, v.Floor(), projection.ErrExpired)
 	}
 	if err := w.sendPast(ctx, sub, past); err != nil {
 		return err
 	}
-	utilflowcontrol.WatchInitialized(ctx) // what its start has cost is over
+	utilflowcontrol.WatchInitialized(ctx) // the costly part, its start, is over
 	return w.sendLive(ctx, sub)
 }
 
-// sendPast sends the matching changes after the position up to the window's end: what the window no longer
-// holds is read from the snapshot and the log.
+// sendPast sends the matching changes from the position to the end of the window. It reads from the snapshot and the
+// log what the window no longer holds.
 func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past fanout.Window) error {
 	if w.position < past.From {
 		watchReads.Inc()
@@ -277,7 +282,7 @@ func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past f
 	return ctx.Err()
 }
 
-// sendLive sends what the feed brings until the subscription is dropped.
+// sendLive sends what the feed brings until the subscription leaves the feed.
 func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error {
 	var tick <-chan time.Time
 	bookmarks := time.NewTimer(w.untilBookmark(ctx))
@@ -307,16 +312,20 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 	}
 }
 
-// untilBookmark is the time to the next bookmark: at fixed intervals, and shortly before the request ends.
+// untilBookmark is the time to the next bookmark. Bookmarks come at fixed
+// intervals and shortly before the request ends.
 func (w *watcher) untilBookmark(ctx context.Context) time.Duration {
 	interval := bookmarkInterval
 	if w.opts.ProgressNotify {
 		interval = progressInterval
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		if last := time.Until(deadline) - bookmarkBeforeEnd; last > 0 && last < interval {
-			return last
-		}
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return interval
+	}
+	last := time.Until(deadline) - bookmarkBeforeEnd
+	if last > 0 && last < interval {
+		return last
 	}
 	return interval
 }
@@ -363,13 +372,13 @@ func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery) error {
 	return w.send(ctx, event)
 }
 
-// sendProgress sends a bookmark to those who want it. A watch that is to end has then sent all there was, and
-// does not end without one: after a short watch that brought nothing, client-go lists.
+// sendProgress sends a bookmark if the watch wants bookmarks. A watch that was asked to end has now sent everything, so
+// it ends. It ends with a bookmark, because client-go lists after a short watch that brought nothing.
 func (w *watcher) sendProgress(ctx context.Context, rev eventlog.Revision) error {
 	if w.ending {
 		rev = max(rev, w.position)
 	}
-	// A watch from a future revision has nothing to say before it.
+	// A watch from a future revision says nothing about earlier ones.
 	if rev >= w.position && (w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks) {
 		w.position = rev
 		if err := w.sendBookmark(ctx, rev, nil); err != nil {
@@ -399,7 +408,7 @@ func (w *watcher) sendBookmark(ctx context.Context, rev eventlog.Revision, annot
 	return w.send(ctx, watch.Event{Type: watch.Bookmark, Object: obj})
 }
 
-// send waits for the watch's reader, who may be slow: nobody else waits for it.
+// send waits for the reader of the watch. The reader may be slow, and nobody else waits for it.
 func (w *watcher) send(ctx context.Context, e watch.Event) error {
 	if ctx.Err() != nil {
 		return ctx.Err()

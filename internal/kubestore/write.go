@@ -3,12 +3,9 @@ package kubestore
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"reflect"
-	"time"
 
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -24,7 +21,8 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 	if err != nil {
 		return err
 	}
-	if rev, err := s.versioner.ObjectResourceVersion(obj); err == nil && rev != 0 {
+	set, err := s.versioner.ObjectResourceVersion(obj)
+	if err == nil && set != 0 {
 		return storage.ErrResourceVersionSetOnCreate
 	}
 	data, err := s.encode(obj)
@@ -40,7 +38,8 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 		if err != nil {
 			return 0, err
 		}
-		if row, live := at.Row(); live {
+		row, live := at.Row()
+		if live {
 			return 0, refused{row.Revision, storage.NewKeyExistsError(path, 0)}
 		}
 		return s.append(ctx, v, nil, obj, at.Put(s.ContentType, body, lifetime(ttl)))
@@ -51,8 +50,8 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 	return s.decodeTo(stored{rowKey: s.rowKey(path), revision: rev}, data, out)
 }
 
-// GuaranteedUpdate implements storage.Interface. The suggestion is ignored: the row's last revision is
-// read from the view in any case, and the cache of decoded objects makes it cheap to use its object.
+// GuaranteedUpdate implements storage.Interface. It ignores the suggestion, because it reads the row from the view in
+// any case, and the cache of decoded objects makes it cheap to get the row's object.
 func (s *store) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool,
 	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, _ runtime.Object) error {
 	path, err := s.path(key, false)
@@ -94,7 +93,7 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	if err := u.preconditions.Check(u.path, st.obj); err != nil {
 		return 0, refused{st.revision, err}
 	}
-	// The update function may write to the object it is given, so what the claims were is asked before.
+	// The update function may write to the object that it is given. A copy keeps the claims that the object had.
 	before := st.obj
 	if u.Resource.Claims != nil && st.found {
 		before = st.obj.DeepCopyObject()
@@ -103,7 +102,8 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	if err != nil {
 		return 0, refused{st.revision, err}
 	}
-	if u.data, err = u.encode(ret); err != nil {
+	u.data, err = u.encode(ret)
+	if err != nil {
 		return 0, refused{st.revision, err}
 	}
 	if st.found && !st.stale && bytes.Equal(u.data, st.data) {
@@ -123,7 +123,7 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	return u.append(ctx, v, before, ret, st.at.Put(u.ContentType, body, seconds))
 }
 
-// Delete implements storage.Interface. The suggestion is ignored as in GuaranteedUpdate.
+// Delete implements storage.Interface. It ignores the suggestion, as GuaranteedUpdate does.
 func (s *store) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
 	validate storage.ValidateObjectFunc, _ runtime.Object, opts storage.DeleteOptions) error {
 	path, err := s.path(key, false)
@@ -166,11 +166,11 @@ type state struct {
 	found    bool
 	revision eventlog.Revision // of the live row, else 0
 	obj      runtime.Object    // the caller's own; empty if not found, nil if read raw
-	data     []byte
-	stale    bool
+	data     []byte            // obj as it was encoded
+	stale    bool              // says that the value should be encrypted anew
 }
 
-// state reads a key's last row. Read raw, its value is neither transformed nor decoded.
+// state reads the key of a path. If it reads raw, it neither transforms nor decodes the value.
 func (s *store) state(ctx context.Context, v *projection.View, path string, like runtime.Object, raw bool) (*state, error) {
 	at, err := stateOf(ctx, v, s.key(path))
 	if err != nil {
@@ -187,7 +187,8 @@ func (s *store) state(ctx context.Context, v *projection.View, path string, like
 		st.obj = nil
 		return st, nil
 	}
-	if st.data, st.stale, err = s.unseal(ctx, storedRow(row)); err != nil {
+	st.data, st.stale, err = s.unseal(ctx, storedRow(row))
+	if err != nil {
 		return nil, err
 	}
 	return st, s.decodeTo(storedRow(row), st.data, st.obj)
@@ -198,143 +199,6 @@ func emptyLike(obj runtime.Object) runtime.Object {
 		return u.NewEmptyInstance()
 	}
 	return reflect.New(reflect.TypeOf(obj).Elem()).Interface().(runtime.Object)
-}
-
-// stateOf reads what a write of the key is computed from.
-func stateOf(ctx context.Context, v *projection.View, key eventlog.Key) (projection.State, error) {
-	at, err := v.State(ctx, key)
-	if err != nil && !errors.Is(err, projection.ErrExpired) { // of which compute knows what to do
-		err = readAnswer(err)
-	}
-	return at, err
-}
-
-// refused says no on account of what one revision of the object holds (0: that there is none).
-type refused struct {
-	revision eventlog.Revision
-	error
-}
-
-// attempts bounds how often a write is computed again; with the pauses between, that is at least some
-// seconds of losing every time.
-const attempts = 100
-
-// compute runs try on a view until it neither loses to another write of the key nor is refused because
-// of a state that the view, being from the request's start, shows and a new one does not.
-func (s *store) compute(ctx context.Context, path string, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
-	v, fresh, err := s.consistent(ctx)
-	for n := 1; err == nil; n++ {
-		var rev eventlog.Revision
-		rev, err = try(v)
-		var no refused
-		switch {
-		case err == nil:
-			return rev, nil
-		case errors.As(err, &no):
-			if !fresh {
-				v, err = s.ifChanged(ctx, path, no)
-			}
-		case lost(err) && n < attempts:
-			writeConflicts.Inc()
-			err = backOff(ctx, n)
-			if err == nil {
-				v, err = s.latest(ctx)
-			}
-		}
-		fresh = true
-	}
-	return 0, s.writeFailed(err, path)
-}
-
-// ifChanged returns a new view if it shows another revision than the one that was refused, else the refusal.
-func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projection.View, error) {
-	v, err := s.latest(ctx)
-	if err != nil {
-		return nil, err
-	}
-	row, found, err := v.Get(ctx, s.rowKey(path), v.Revision())
-	if err != nil {
-		return nil, readAnswer(err)
-	}
-	if !found {
-		row.Revision = 0
-	}
-	if row.Revision == no.revision {
-		return nil, no
-	}
-	return v, nil
-}
-
-// lost says that certainly nothing was written and that a newer view may do better: another write of one of the keys came
-// first, or the floor has passed the view.
-func lost(err error) bool {
-	var failed appendError
-	return errors.As(err, &failed) && errors.Is(failed, eventlog.ErrConflict) || errors.Is(err, projection.ErrExpired)
-}
-
-// backOff waits before something is tried again, longer each time and with jitter. After the first failure it does not
-// wait: the write that won a conflict is in the log already.
-func backOff(ctx context.Context, failures int) error {
-	if failures == 1 {
-		return nil
-	}
-	longest := time.Millisecond << min(failures, 7)
-	select {
-	case <-time.After(rand.N(longest)):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// appendError is an append's own error, told from those of upstream's functions.
-type appendError struct{ error }
-
-func (e appendError) Unwrap() error { return e.error }
-
-// append appends the write of an object, and of its claims, in one batch.
-func (s *store) append(ctx context.Context, v *projection.View, before, after runtime.Object, w projection.Write) (eventlog.Revision, error) {
-	writes, err := s.claimWrites(ctx, v, before, after)
-	if err != nil {
-		return 0, err
-	}
-	rev, err := s.Append(ctx, v, append(writes, w)...)
-	if err != nil {
-		return 0, appendError{err}
-	}
-	s.acknowledge(rev)
-	return rev, nil
-}
-
-// Append appends writes in one batch and returns the revision of the last one. The writes are made by States of the view,
-// which give each its base and precondition. It serves requests and what writes without one. Errors are those of
-// View.Append. For a request that has ended, and while the log is known to refuse, it writes nothing and fails with
-// ErrNotPublished.
-func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projection.Write) (eventlog.Revision, error) {
-	end, err := c.beginAppend(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer end()
-	rev, err := v.Append(ctx, requestID(ctx), writes...)
-	if err != nil {
-		return 0, err
-	}
-	wrote(ctx, rev)
-	return rev, nil
-}
-
-// writeFailed is what a client is told about a write that failed. What upstream's functions refuse is their answer.
-func (s *store) writeFailed(err error, path string) error {
-	var no refused
-	var failed appendError
-	switch {
-	case errors.As(err, &no):
-		return no.error
-	case errors.As(err, &failed):
-		return appendAnswer(failed.error, s.GroupResource, s.key(path))
-	}
-	return answer(err)
 }
 
 // lifetime is upstream's time to live in the log's seconds.

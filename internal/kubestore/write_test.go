@@ -66,9 +66,9 @@ func increment(ctx context.Context, s storage.Interface, key string) error {
 	}), nil)
 }
 
-// TestConcurrentIncrements: of 64 writers in two processes, on a projection that commits and purges under
-// them, every increment counts exactly once (invariant 13). On three servers a refusal leaves the outcome open, and what
-// would tell it must be in the log: there the log keeps what is younger than a request, as it always does but here.
+// TestConcurrentIncrements: of 64 writers in two processes, on a projection that commits and purges under them, every
+// increment counts exactly once (invariant 13). On three servers a refusal leaves the outcome open, and what would tell
+// it must be in the log: there the log keeps what is younger than a request, as it always does but here.
 func TestConcurrentIncrements(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")

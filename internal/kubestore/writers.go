@@ -9,11 +9,11 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Writers counts a process's requests that may write, for whoever must know that every append of a request from
-// before has landed or never will. Its zero value is ready.
+// Writers counts the requests of a process that may write. It is for callers that must know that every append of the
+// requests until now has landed or never will. Its zero value is ready.
 //
-// A request counts from Begin, which comes before it looks at anything, until its end and that of its appends: one
-// whose client went away has ended, and its append may still be on its way. It begins no further one.
+// A request counts from Begin, which it calls before it looks at anything, until it and its appends have ended. When
+// its client goes away the request ends, while an append may still be on its way. It begins no other.
 type Writers struct {
 	mu sync.Mutex
 	// running is how many requests of each generation count; Wait begins a generation.
@@ -27,12 +27,12 @@ type Writers struct {
 type writer struct {
 	of         *Writers
 	generation uint64
-	holds      int // by of.mu; its own until it ends, and one of each append
+	holds      int // by of.mu; one until the request ends, and one for each append
 }
 
 type writerKey struct{}
 
-// Begin counts a request until end is called, which may be more than once.
+// Begin counts a request until end is called. End may be called more than once.
 func (w *Writers) Begin(ctx context.Context) (_ context.Context, end func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -44,7 +44,7 @@ func (w *Writers) Begin(ctx context.Context) (_ context.Context, end func()) {
 	return context.WithValue(ctx, writerKey{}, r), sync.OnceFunc(r.release)
 }
 
-// hold makes the request count until it releases, and reports whether it still did.
+// hold makes the request count until release, unless it has ended.
 func (r *writer) hold() bool {
 	r.of.mu.Lock()
 	defer r.of.mu.Unlock()
@@ -59,10 +59,12 @@ func (r *writer) release() {
 	w := r.of
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if r.holds--; r.holds > 0 {
+	r.holds--
+	if r.holds > 0 {
 		return
 	}
-	if w.running[r.generation]--; w.running[r.generation] > 0 {
+	w.running[r.generation]--
+	if w.running[r.generation] > 0 {
 		return
 	}
 	delete(w.running, r.generation)
@@ -91,7 +93,7 @@ func (w *Writers) Wait(ctx context.Context) error {
 	}
 }
 
-// before returns what tells that a generation ended, nil if none up to last is running.
+// before returns a channel that is closed when a generation ends, nil if no generation up to last is running.
 func (w *Writers) before(last uint64) chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -108,8 +110,8 @@ func (w *Writers) before(last uint64) chan struct{} {
 
 var errRequestEnded = errors.New("the request has ended")
 
-// beginAppend makes the context's request count until the append's end. Nothing is appended for one that has
-// ended, since what it saw may not be so any more, nor while the log is known to refuse.
+// beginAppend makes the context's request count until the append has ended. It refuses a request that has ended,
+// because what the request saw may not be true any more. It also refuses while the log is known to refuse.
 func (c Cell) beginAppend(ctx context.Context) (end func(), err error) {
 	if c.Writable != nil {
 		err = c.Writable()

@@ -245,7 +245,7 @@ var list = []mutant{
 	},
 	{
 		name: "stale-refusal-answered",
-		file: "internal/kubestore/write.go", old: "if !fresh {", new: "if !fresh && false {",
+		file: "internal/kubestore/append.go", old: "if !fresh {", new: "if !fresh && false {",
 		tests: "TestRequestView",
 		why:   "an update with the newest resourceVersion is answered with 409",
 	},
@@ -263,7 +263,7 @@ var list = []mutant{
 	},
 	{
 		name: "claim-taken-twice",
-		file: "internal/kubestore/claims.go", old: "at.Row(); live {", new: "at.Row(); live && c.Body == nil {",
+		file: "internal/kubestore/claims.go", old: "if live {", new: "if live && c.Body == nil {",
 		tests: "TestClaims|TestClaimRace",
 		why:   "two Services have one address",
 	},
@@ -472,7 +472,7 @@ var list = []mutant{
 	},
 	{
 		name: "shards-counted",
-		file: "internal/kubestore/read.go", old: "if !counted { // upstream", new: "if false { // upstream",
+		file: "internal/kubestore/count.go", old: "if !counted { // upstream", new: "if false { // upstream",
 		tests: "TestShardsAreNotCounted",
 		why:   "a client that reads its shard is told the count of all",
 	},

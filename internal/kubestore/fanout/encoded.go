@@ -11,8 +11,8 @@ import (
 )
 
 // encodedOnce is an object that many watches send. Each representation of it is encoded for the first watch that needs
-// it. Upstream's encoders recognise it as a CacheableObject, and it can be asked for its metadata. It is like upstream's
-// cachingObject, which is not exported, but it is not copied on write: nobody may write to it.
+// it. Upstream's encoders recognise it as a CacheableObject, and it can be asked for its metadata. It is like
+// upstream's cachingObject, which is not exported, but it is not copied on write: nobody may write to it.
 type encodedOnce struct {
 	metav1.Object
 

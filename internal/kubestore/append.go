@@ -1,0 +1,153 @@
+package kubestore
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+)
+
+// stateOf reads from which state a write of the key is computed.
+func stateOf(ctx context.Context, v *projection.View, key eventlog.Key) (projection.State, error) {
+	at, err := v.State(ctx, key)
+	if err != nil && !errors.Is(err, projection.ErrExpired) { // which compute handles
+		err = readAnswer(err)
+	}
+	return at, err
+}
+
+// refused is an error that one revision of the object is the reason for, or its absence, which is revision 0.
+type refused struct {
+	revision eventlog.Revision
+	error
+}
+
+// attempts bounds how often a write is computed. With the pauses between them, these are some seconds at least in which
+// the write has lost every time.
+const attempts = 100
+
+// compute runs try on a view, and again on a newer one if it lost to another write of the key. It
+// also runs it again if it was refused because of a revision that is not the object's last any more:
+// the view may be from the request's start.
+func (s *store) compute(ctx context.Context, path string, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
+	v, fresh, err := s.consistent(ctx)
+	for n := 1; err == nil; n++ {
+		var rev eventlog.Revision
+		rev, err = try(v)
+		var no refused
+		switch {
+		case err == nil:
+			return rev, nil
+		case errors.As(err, &no):
+			if !fresh {
+				v, err = s.ifChanged(ctx, path, no)
+			}
+		case lost(err) && n < attempts:
+			writeConflicts.Inc()
+			err = backOff(ctx, n)
+			if err == nil {
+				v, err = s.latest(ctx)
+			}
+		}
+		fresh = true
+	}
+	return 0, s.writeFailed(err, path)
+}
+
+// ifChanged returns a new view if it shows another revision of the object than the one that
+// was refused. Else it returns the refusal.
+func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projection.View, error) {
+	v, err := s.latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	row, found, err := v.Get(ctx, s.rowKey(path), v.Revision())
+	if err != nil {
+		return nil, readAnswer(err)
+	}
+	if !found {
+		row.Revision = 0
+	}
+	if row.Revision == no.revision {
+		return nil, no
+	}
+	return v, nil
+}
+
+// lost says that certainly nothing was written and that the write may succeed on a newer view. Another write of one of
+// the keys came first, or the floor has passed the view.
+func lost(err error) bool {
+	var failed appendError
+	return errors.As(err, &failed) && errors.Is(failed, eventlog.ErrConflict) || errors.Is(err, projection.ErrExpired)
+}
+
+// backOff waits before something is tried again, longer each time and with jitter. After the first failure it does not
+// wait: the write that won a conflict is in the log already.
+func backOff(ctx context.Context, failures int) error {
+	if failures == 1 {
+		return nil
+	}
+	longest := time.Millisecond << min(failures, 7)
+	select {
+	case <-time.After(rand.N(longest)):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// appendError is an error of the append itself, rather than of upstream's functions.
+type appendError struct{ error }
+
+func (e appendError) Unwrap() error { return e.error }
+
+// append appends in one batch the write of an object and those of its claims.
+func (s *store) append(ctx context.Context, v *projection.View, before, after runtime.Object, w projection.Write) (eventlog.Revision, error) {
+	writes, err := s.claimWrites(ctx, v, before, after)
+	if err != nil {
+		return 0, err
+	}
+	rev, err := s.Append(ctx, v, append(writes, w)...)
+	if err != nil {
+		return 0, appendError{err}
+	}
+	s.acknowledge(rev)
+	return rev, nil
+}
+
+// Append appends writes in one batch and returns the revision of the last one. The writes are made by States
+// of the view, which give each its base and precondition. It serves requests and what writes without one.
+// Errors are those of View.Append. For a request that has ended, and while the log is known to refuse, it
+// writes nothing and fails with ErrNotPublished.
+func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projection.Write) (eventlog.Revision, error) {
+	end, err := c.beginAppend(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer end()
+	rev, err := v.Append(ctx, requestID(ctx), writes...)
+	if err != nil {
+		return 0, err
+	}
+	wrote(ctx, rev)
+	return rev, nil
+}
+
+// writeFailed is what a client is told about a write that failed. If upstream's
+// functions refused it, that is the answer.
+func (s *store) writeFailed(err error, path string) error {
+	var no refused
+	var failed appendError
+	switch {
+	case errors.As(err, &no):
+		return no.error
+	case errors.As(err, &failed):
+		return appendAnswer(failed.error, s.GroupResource, s.key(path))
+	}
+	return answer(err)
+}

@@ -1,0 +1,127 @@
+package kubestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+)
+
+// next returns the continue token and, if nothing is selected, the count of the objects that are left.
+func (l *listing) next(ctx context.Context) (token string, remaining *int64, err error) {
+	if !l.opts.Recursive || !l.more {
+		return "", nil, nil
+	}
+	var count int
+	counted := l.opts.Predicate.Empty() && !sharded(&l.opts.Predicate)
+	if counted {
+		count, err = l.count(ctx)
+		if err != nil {
+			return "", nil, l.failed(err)
+		}
+	}
+	token, remaining, err = storage.PrepareContinueToken(l.last, l.prefix, int64(l.at), int64(count), true, l.opts)
+	if !counted { // upstream forgets that a shard selector selects
+		remaining = nil
+	}
+	return token, remaining, err
+}
+
+// sharded says whether a shard selector selects, which Predicate.Empty does not look at.
+func sharded(p *storage.SelectionPredicate) bool {
+	return p.ShardSelector != nil && !p.ShardSelector.Empty()
+}
+
+// page is a list as of one revision, from the start of one of its pages on.
+type page struct {
+	keys projection.Keys
+	at   eventlog.Revision
+}
+
+// count is the number of objects from the page's start on. As of one revision nothing changes, so the count of the next
+// page follows from this one. Otherwise each page would count all objects after it.
+func (l *listing) count(ctx context.Context) (int, error) {
+	count, known := l.store.counts.Get(page{l.keys, l.at})
+	if !known {
+		var err error
+		count, err = l.store.count(ctx, l.span)
+		if err != nil {
+			return 0, err
+		}
+	}
+	l.store.counts.Add(page{projection.Keys{Start: l.last + "\x00", End: l.keys.End}, l.at}, count-len(l.matched)-len(l.corrupt))
+	return count, nil
+}
+
+// counted is how many objects there were as of a revision.
+type counted struct {
+	at eventlog.Revision
+	n  int
+}
+
+// count is the number of objects of a span. Requests that ask for it at the same time share one count. A later count
+// starts from the last one and looks only at what has changed since.
+func (s *store) count(ctx context.Context, sp span) (int, error) {
+	last, known := s.counted.Get(sp.keys)
+	if known && last.at == sp.at {
+		return last.n, nil
+	}
+	shared, err, _ := s.counting.Do(fmt.Sprintf("%d %s", sp.at, sp.keys.Start), func() (any, error) {
+		if known {
+			return sp.view.CountFrom(ctx, sp.keys, sp.at, last.n, last.at)
+		}
+		return sp.view.Count(ctx, sp.keys.Start, sp.keys.End, sp.at)
+	})
+	if isContextError(err) && ctx.Err() == nil { // the request that counted has ended
+		shared, err = sp.view.Count(ctx, sp.keys.Start, sp.keys.End, sp.at)
+	}
+	if err != nil {
+		return 0, err
+	}
+	n := shared.(int)
+	now, found := s.counted.Get(sp.keys)
+	if sp.keys.Start == sp.prefix && (!found || now.at < sp.at) {
+		s.counted.Add(sp.keys, counted{sp.at, n})
+	}
+	return n, nil
+}
+
+// Stats implements storage.Interface. It does not tell sizes.
+func (s *store) Stats(ctx context.Context) (storage.Stats, error) {
+	v, err := s.Consistent(ctx)
+	if err != nil {
+		return storage.Stats{}, err
+	}
+	all := s.keys(s.Prefix+"/", true)
+	count, err := v.Count(ctx, all.Start, all.End, v.Revision())
+	if err != nil {
+		return storage.Stats{}, readAnswer(err)
+	}
+	return storage.Stats{ObjectCount: int64(count)}, nil
+}
+
+// GetCurrentResourceVersion implements storage.Interface. It returns the head.
+func (s *store) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
+	v, err := s.Consistent(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if v.Revision() == 0 {
+		return 0, errors.New("the current resource version must be greater than 0")
+	}
+	return uint64(v.Revision()), nil
+}
+
+// CompactRevision implements storage.Interface. It returns the floor, which is the oldest revision that can still be
+// read, as etcd's compacted revision is. It asks nobody. Before the first view it is 0.
+func (s *store) CompactRevision() int64 {
+	v := s.Projection.Current()
+	if v == nil {
+		return 0
+	}
+	return int64(v.Floor())
+}
