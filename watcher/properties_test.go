@@ -192,7 +192,8 @@ func (w *world) run() tally {
 // change writes one random object.
 func (w *world) change() {
 	key := []string{"default/a", "default/b", "default/c", "other/a", "other/b"}[w.random.IntN(5)]
-	if _, exists := w.live[key]; exists && w.random.IntN(4) == 0 {
+	_, exists := w.live[key]
+	if exists && w.random.IntN(4) == 0 {
 		w.writer.delete(pathOf(key))
 		// Nobody else writes: the head is the deletion.
 		w.removed = append(w.removed, happened{seen{key: key}, revisionOf(w.writer.get(configMaps)), true})
@@ -215,7 +216,8 @@ func (w *world) put(key, color string, last bool) {
 	namespace, name := split(key)
 	body := fmt.Sprintf(`{"metadata":{"name":%q,"labels":{"color":%q}},"data":{"n":"%d","last":"%t"}}`, name, color, w.random.Uint64(), last)
 	var o object
-	if _, exists := w.live[key]; exists {
+	_, exists := w.live[key]
+	if exists {
 		o = w.writer.patch(pathOf(key), body)
 	} else {
 		o = w.writer.post("/api/v1/namespaces/"+namespace+"/configmaps", body)
@@ -426,7 +428,8 @@ func (c *client) list(ctx context.Context) {
 	}
 	defer response.Body.Close()
 	var list object
-	if c.err = json.NewDecoder(response.Body).Decode(&list); c.err != nil {
+	c.err = json.NewDecoder(response.Body).Decode(&list)
+	if c.err != nil {
 		return
 	}
 	state := map[string]eventlog.Revision{}
@@ -477,22 +480,22 @@ func (w *world) judge(c *client, truth []happened, floor eventlog.Revision) {
 		require.Less(w.t, position, floor, "410 at or above the floor, %s", c.path)
 	}
 	start, last, got := w.start, w.start, []entry(nil)
-	// settle requires of what was received since the last state: reliable, atomic and filterable, that is
+	// compare requires of what was received since the last state: reliable, atomic and filterable, that is
 	// exactly the changes that match, each as what it is to this selector, none left out up to the last one.
-	settle := func(upto eventlog.Revision, property string) {
+	compare := func(upto eventlog.Revision, property string) {
 		_, want := expected(truth, c.view, start, upto)
 		require.Equal(w.t, want, got, "%s: %s, from %d to %d", property, c.path, start, upto)
 	}
 	for _, e := range c.record {
 		switch e.kind {
 		case "STATE":
-			settle(last, "reliable")
+			compare(last, "reliable")
 			want, _ := expected(truth, c.view, e.revision, e.revision)
 			require.Equal(w.t, want, e.state, "the state at %d is one cut: %s", e.revision, c.path)
 			start, last, got = e.revision, e.revision, nil
 		case "BOOKMARK":
 			require.GreaterOrEqual(w.t, e.revision, last, "bookmarks never go back: %s", c.path)
-			settle(e.revision, "bookmarkable")
+			compare(e.revision, "bookmarkable")
 			last = e.revision
 			w.tally[bookmarks]++
 		default:
@@ -504,5 +507,5 @@ func (w *world) judge(c *client, truth []happened, floor eventlog.Revision) {
 			}
 		}
 	}
-	settle(last, "resumable")
+	compare(last, "resumable")
 }

@@ -107,7 +107,8 @@ func (s *server) reflected(front *atomic.Value, lists *atomic.Int64) rest.Interf
 	}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			if query := r.URL.Query(); query.Get("watch") == "" || query.Get("sendInitialEvents") != "" {
+			query := r.URL.Query()
+			if query.Get("watch") == "" || query.Get("sendInitialEvents") != "" {
 				lists.Add(1)
 			}
 			response, err := next.RoundTrip(r)

@@ -105,7 +105,8 @@ func (c cell) serve(t testing.TB, change ...func(*watcher.Config)) *server {
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	listener := httptest.NewUnstartedServer(w)
-	if listener.EnableHTTP2 = c.protocol == http2; listener.EnableHTTP2 {
+	listener.EnableHTTP2 = c.protocol == http2
+	if listener.EnableHTTP2 {
 		listener.StartTLS()
 	} else {
 		listener.Start()

@@ -156,7 +156,8 @@ func (l *Lifecycle) setCondition(ctx context.Context, name string, condition api
 	var err error
 	for range conditionAttempts {
 		var definition *apiextensionsv1.CustomResourceDefinition
-		if definition, err = definitions.Get(ctx, name, metav1.GetOptions{}); err != nil {
+		definition, err = definitions.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
 			break
 		}
 		if definition.DeletionTimestamp == nil { // another object of that name
@@ -166,7 +167,8 @@ func (l *Lifecycle) setCondition(ctx context.Context, name string, condition api
 		if finish {
 			apihelpers.CRDRemoveFinalizer(definition, apiextensionsv1.CustomResourceCleanupFinalizer)
 		}
-		if _, err = definitions.UpdateStatus(ctx, definition, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+		_, err = definitions.UpdateStatus(ctx, definition, metav1.UpdateOptions{})
+		if !apierrors.IsConflict(err) {
 			break
 		}
 	}

@@ -11,12 +11,16 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// expiryBatch is how many deletions one atomic batch holds.
-const expiryBatch = 100
+const (
+	// expiryInterval is how often the lifecycle looks at objects with a TTL.
+	expiryInterval = 30 * time.Second
+	// expiryBatch is how many deletions one atomic batch holds.
+	expiryBatch = 100
+)
 
 // expire deletes objects that have outlived their TTL, now and then until ctx ends. No request waits for it.
 func (l *Lifecycle) expire(ctx context.Context) {
-	for pause(ctx, jitter(l.config.ExpiryInterval)) {
+	for pause(ctx, jitter(expiryInterval)) {
 		if _, err := l.Expire(ctx); err != nil && ctx.Err() == nil {
 			l.config.Logger.WarnContext(ctx, "objects that expired could not all be deleted", "error", err)
 		}

@@ -39,10 +39,6 @@ type Config struct {
 	// AwaitWriters, if set, replaces that wait where this process is the log's only writer. It waits until every write
 	// that was running when it was called has ended (kubestore.Writers).
 	AwaitWriters func(context.Context) error
-	// Workers is how many tasks run at once, 2 by default.
-	Workers int
-	// ExpiryInterval is how often objects with a TTL are looked at, 30 s by default.
-	ExpiryInterval time.Duration
 }
 
 // Lifecycle runs tasks. It is safe for concurrent use; any number of processes may have one.
@@ -58,8 +54,12 @@ type Lifecycle struct {
 	terminating map[task]bool // by mu
 }
 
-// taskTimeout bounds one run of a task.
-const taskTimeout = 5 * time.Minute
+const (
+	// workers is how many tasks run at once.
+	workers = 2
+	// taskTimeout bounds one run of a task.
+	taskTimeout = 5 * time.Minute
+)
 
 // New returns a Lifecycle; it reads nothing and starts nothing.
 func New(c Config) (*Lifecycle, error) {
@@ -68,12 +68,6 @@ func New(c Config) (*Lifecycle, error) {
 	}
 	if c.Settle == 0 {
 		c.Settle = 65 * time.Second
-	}
-	if c.Workers == 0 {
-		c.Workers = 2
-	}
-	if c.ExpiryInterval == 0 {
-		c.ExpiryInterval = 30 * time.Second
 	}
 	// A warning that a resource is deprecated is for its users. The lifecycle deletes whatever there is.
 	client := rest.CopyConfig(c.Client)
@@ -93,18 +87,6 @@ func New(c Config) (*Lifecycle, error) {
 		return nil, fmt.Errorf("make a client of metadata: %w", err)
 	}
 	return l, nil
-}
-
-// Handle does what one event asks for. It may be given any event, in any order, any number of times. After an error it
-// must be called again with the same event, unless another event of the same namespace comes. A NotYetError says when.
-func (l *Lifecycle) Handle(ctx context.Context, e eventlog.Event) error {
-	var failed []error
-	for _, t := range tasksOf(e) {
-		ctx, cancel := context.WithTimeout(ctx, taskTimeout)
-		failed = append(failed, l.do(ctx, t))
-		cancel()
-	}
-	return errors.Join(failed...)
 }
 
 // NotYetError says that a task has done what it can for now.
@@ -128,7 +110,7 @@ func (l *Lifecycle) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer q.ShutDown()
-	for range l.config.Workers {
+	for range workers {
 		running.Go(func() { l.work(ctx, q) })
 	}
 	running.Go(func() { l.expire(ctx) })

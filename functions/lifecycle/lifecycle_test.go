@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -96,6 +97,17 @@ func (c *cluster) run() (stop func()) {
 	}
 	c.Cleanup(stop)
 	return stop
+}
+
+// handle runs the tasks of one event once.
+func (c *cluster) handle(ctx context.Context, e eventlog.Event) error {
+	var failed []error
+	for _, t := range tasksOf(e) {
+		ctx, cancel := context.WithTimeout(ctx, taskTimeout)
+		failed = append(failed, c.do(ctx, t))
+		cancel()
+	}
+	return errors.Join(failed...)
 }
 
 // eventually calls the condition after every event of the log until it holds.
@@ -314,22 +326,22 @@ func TestTwoAtOnce(t *testing.T) {
 	}
 }
 
-// TestHandle: without a process that listens, each event is given to a function.
-func TestHandle(t *testing.T) {
+// TestEachEventByItself: the tasks of one event, run once, do what the event asks for, and may be run again.
+func TestEachEventByItself(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
 	c.createConfigMap("n", "c", "example.com/hold")
 	c.deleteNamespace("n")
 	own := eventlog.Event{Write: eventlog.Write{Op: eventlog.Modified, Key: eventlog.Key{Cluster: "main", Resource: "namespaces", Prefix: "/namespaces", Name: "n"}}}
 	var notYet *NotYetError
-	require.ErrorAs(t, c.Handle(t.Context(), own), &notYet)
+	require.ErrorAs(t, c.handle(t.Context(), own), &notYet)
 	_, err := c.client.CoreV1().ConfigMaps("n").Patch(t.Context(), "c", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 	require.NoError(t, err)
 	gone := eventlog.Event{Write: eventlog.Write{Op: eventlog.Deleted, Key: eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "n", Name: "c"}}}
-	require.NoError(t, c.Handle(t.Context(), gone))
+	require.NoError(t, c.handle(t.Context(), gone))
 	c.namespaceGone("n")
-	require.NoError(t, c.Handle(t.Context(), own), "again, when there is nothing left to do")
-	require.NoError(t, c.Handle(t.Context(), eventlog.Event{}))
+	require.NoError(t, c.handle(t.Context(), own), "again, when there is nothing left to do")
+	require.NoError(t, c.handle(t.Context(), eventlog.Event{}))
 }
 
 // TestNamespaceSettles: without AwaitWriters a namespace is not finalized before the deadline of requests that
@@ -398,7 +410,7 @@ func TestDefinitionNotServed(t *testing.T) {
 		require.NoError(t, err)
 	}
 	end := func() error {
-		return c.Handle(t.Context(), eventlog.Event{Write: eventlog.Write{Op: eventlog.Modified, Key: eventlog.Key{Cluster: "main", Group: definitionGroup, Resource: "customresourcedefinitions", Name: "widgets.example.com"}}})
+		return c.handle(t.Context(), eventlog.Event{Write: eventlog.Write{Op: eventlog.Modified, Key: eventlog.Key{Cluster: "main", Group: definitionGroup, Resource: "customresourcedefinitions", Name: "widgets.example.com"}}})
 	}
 	gone := func() {
 		t.Helper()

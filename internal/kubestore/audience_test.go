@@ -39,7 +39,8 @@ func TestIndexLeavesNothingOut(t *testing.T) {
 			for i, node := range nodes {
 				var want []string
 				for _, m := range moves {
-					if event := m.seenFrom(node); event != "" {
+					event := m.seenFrom(node)
+					if event != "" {
 						want = append(want, event)
 					}
 				}
@@ -103,7 +104,8 @@ func wander(t *testing.T, s storage.Interface, changes int) (moves []move) {
 			}), nil)
 		}
 		require.NoError(t, err)
-		if pods[p.Name] = m.after; m.after != nil {
+		pods[p.Name] = m.after
+		if m.after != nil {
 			m.revision = m.after.ResourceVersion
 		}
 		if before == nil || m.revision != before.ResourceVersion { // a move to where it is changes nothing

@@ -155,7 +155,8 @@ func (b *bed) commit(ctx context.Context) {
 func (b *bed) purge(ctx context.Context) {
 	b.t.Helper()
 	b.commit(ctx)
-	if v := b.Projection.Current(); v != nil && ctx.Err() == nil {
+	v := b.Projection.Current()
+	if v != nil && ctx.Err() == nil {
 		if err := b.Projection.Retain(ctx, 0, v.Applied()); err != nil && ctx.Err() == nil {
 			b.t.Errorf("purge: %v", err)
 		}
@@ -299,7 +300,8 @@ func (s *stepped) validate(ctx context.Context, t *testing.T, key string) {
 	if err != nil {
 		t.Fatalf("decode %q: %v", row.Value, err)
 	}
-	if pod := decoded.(*example.Pod); pod.ResourceVersion != "" {
+	pod := decoded.(*example.Pod)
+	if pod.ResourceVersion != "" {
 		t.Errorf("the stored object has resourceVersion %q", pod.ResourceVersion)
 	}
 }
@@ -307,7 +309,8 @@ func (s *stepped) validate(ctx context.Context, t *testing.T, key string) {
 // reads is upstream's hook that counts the values which a list looked at.
 func (s *stepped) reads(t *testing.T, _, want uint64) {
 	t.Helper()
-	if got := s.transformer.get().(*storagetesting.PrefixTransformer).GetReadsAndReset(); got != want {
+	got := s.transformer.get().(*storagetesting.PrefixTransformer).GetReadsAndReset()
+	if got != want {
 		t.Errorf("%d values were read, want %d", got, want)
 	}
 }

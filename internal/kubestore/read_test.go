@@ -328,7 +328,8 @@ func FuzzKey(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			if got := s.key(path).Row(); got != s.rowKey(path) {
+			got := s.key(path).Row()
+			if got != s.rowKey(path) {
 				t.Errorf("path %q has row key %q and key %q", path, s.rowKey(path), got)
 			}
 		}

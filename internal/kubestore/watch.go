@@ -362,12 +362,15 @@ func (w *watcher) sendEvent(ctx context.Context, d *fanout.Delivery) error {
 
 func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery) error {
 	event, found, err := d.For(ctx, w.store, w.selects)
-	var corrupt *corruptError
-	switch {
-	case err != nil && d.Event.Op == eventlog.Deleted && errors.As(err, &corrupt):
-		return corruptDeletion(corrupt)
-	case err != nil || !found:
+	if err != nil {
+		var corrupt *corruptError
+		if d.Event.Op == eventlog.Deleted && errors.As(err, &corrupt) {
+			return corruptDeletion(corrupt)
+		}
 		return err
+	}
+	if !found {
+		return nil
 	}
 	return w.send(ctx, event)
 }
