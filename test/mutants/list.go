@@ -294,19 +294,19 @@ var list = []mutant{
 	},
 	{
 		name: "queued-changes-overtaken",
-		file: "internal/kubestore/watch.go", old: "w.end, w.ending = nil, true\n\t\t\tw.Feed.Bookmark(sub)", new: "w.end, w.ending = nil, true\n\t\t\treturn w.sendProgress(ctx, w.Projection.Current().Revision())",
+		file: "internal/kubestore/follow.go", old: "w.end, w.ending = nil, true\n\t\t\tw.Feed.Bookmark(sub)", new: "w.end, w.ending = nil, true\n\t\t\treturn w.sendProgress(ctx, w.Projection.Current().Revision())",
 		tests: "TestEndComesBehindWhatWaits",
 		why:   "a client goes on from a bookmark past events that it never got",
 	},
 	{
 		name: "change-sent-twice",
-		file: "internal/kubestore/watch.go", old: "e.Revision <= w.position {", new: "e.Revision < w.position {",
+		file: "internal/kubestore/follow.go", old: "e.Revision <= w.position {", new: "e.Revision < w.position {",
 		tests: "TestWatchExpires|TestIndexLeavesNothingOut",
 		why:   "a watch delivers an event that the client has",
 	},
 	{
 		name: "expired-window-served",
-		file: "internal/kubestore/watch.go", old: "v != nil && w.position < v.Floor() {", new: "v == nil && w.position < v.Floor() {",
+		file: "internal/kubestore/follow.go", old: "v != nil && w.position < v.Floor() {", new: "v == nil && w.position < v.Floor() {",
 		tests: "TestWatchExpires",
 		why:   "whether a revision is too old depends on the process that is asked",
 	},
@@ -453,7 +453,7 @@ var list = []mutant{
 	},
 	{
 		name: "ending-watch-joins",
-		file: "internal/kubestore/watch.go", old: "if w.ending { // it was asked to end, and has left the feed since", new: "if false {",
+		file: "internal/kubestore/follow.go", old: "if w.ending { // it was asked to end, and has left the feed since", new: "if false {",
 		tests: "TestAnEndingWatchWaitsForNoFeed",
 		why:   "a process that stops waits for a watch until it kills it, and the client lists",
 	},

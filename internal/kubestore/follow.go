@@ -1,0 +1,224 @@
+package kubestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
+	"github.com/logplane/logplane/projection"
+)
+
+// follow joins the feed, sends what happened between the position and the join, and then what the feed brings. It
+// returns nil when the watch has fallen behind the feed and must join again.
+func (w *watcher) follow(ctx context.Context) error {
+	if w.ending { // it was asked to end, and has left the feed since
+		return w.sendProgress(ctx, w.position)
+	}
+	sub := &fanout.Subscription{Keys: w.keys, Progress: w.opts.ProgressNotify}
+	sub.Index, sub.Value = w.indexFor(&w.opts.Predicate)
+	w.Feed.Join(sub)
+	defer w.Feed.Leave(sub)
+	var past fanout.Window
+	select {
+	case joined, ok := <-sub.Joined():
+		if !ok {
+			return errEnded
+		}
+		past = joined
+	case <-w.end:
+		w.end, w.ending = nil, true
+		return w.sendProgress(ctx, w.position)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	// What has expired has expired for all processes, even if this feed still holds it (invariant 10).
+	v := w.Projection.Current()
+	if v != nil && w.position < v.Floor() {
+		return fmt.Errorf("watch from revision %d, the floor is %d: %w", w.position, v.Floor(), projection.ErrExpired)
+	}
+	if err := w.sendPast(ctx, sub, past); err != nil {
+		return err
+	}
+	utilflowcontrol.WatchInitialized(ctx) // the costly part, its start, is over
+	return w.sendLive(ctx, sub)
+}
+
+// sendPast sends the matching changes from the position to the end of the window. It reads from the snapshot and the
+// log what the window no longer holds.
+func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past fanout.Window) error {
+	if w.position < past.From {
+		watchReads.Inc()
+		for e, err := range w.Projection.EventsOf(ctx, w.keys, w.position, past.From) {
+			if err != nil {
+				return err
+			}
+			if err := w.sendEvent(ctx, fanout.NewDelivery(fanout.NewPast(e))); err != nil {
+				return err
+			}
+		}
+		w.position = past.From // the other events are not this watch's
+	}
+	if past.To <= w.position {
+		return ctx.Err()
+	}
+	for _, e := range past.After(w.position) {
+		if !sub.Covers(e.RowKey) {
+			w.position = e.Revision
+			continue
+		}
+		if err := w.sendEvent(ctx, fanout.NewDelivery(e)); err != nil {
+			return err
+		}
+	}
+	w.position = past.To
+	return ctx.Err()
+}
+
+// sendLive sends what the feed brings until the subscription leaves the feed.
+func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error {
+	var tick <-chan time.Time
+	bookmarks := time.NewTimer(w.untilBookmark(ctx))
+	defer bookmarks.Stop()
+	if w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks {
+		tick = bookmarks.C
+	}
+	for {
+		select {
+		case d, ok := <-sub.Queue():
+			if !ok {
+				w.position = max(w.position, sub.Complete())
+				return nil
+			}
+			if err := w.sendDelivery(ctx, d); err != nil {
+				return err
+			}
+		case <-tick:
+			w.Feed.Bookmark(sub)
+			bookmarks.Reset(w.untilBookmark(ctx))
+		case <-w.end:
+			w.end, w.ending = nil, true
+			w.Feed.Bookmark(sub)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// untilBookmark is the time to the next bookmark. Bookmarks come at fixed
+// intervals and shortly before the request ends.
+func (w *watcher) untilBookmark(ctx context.Context) time.Duration {
+	interval := bookmarkInterval
+	if w.opts.ProgressNotify {
+		interval = progressInterval
+	}
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return interval
+	}
+	last := time.Until(deadline) - bookmarkBeforeEnd
+	if last > 0 && last < interval {
+		return last
+	}
+	return interval
+}
+
+func (w *watcher) sendDelivery(ctx context.Context, d *fanout.Delivery) error {
+	if d.Event == nil {
+		return w.sendProgress(ctx, d.Bookmark)
+	}
+	return w.sendEvent(ctx, d)
+}
+
+// sendEvent sends what the event of a delivery is to this watch, if it is anything.
+func (w *watcher) sendEvent(ctx context.Context, d *fanout.Delivery) error {
+	e := d.Event
+	if e.Revision <= w.position {
+		return nil
+	}
+	if w.foreign(e.ContentType) {
+		w.position = e.Revision
+		return nil
+	}
+	valid, err := e.Valid(ctx, w.Projection)
+	if err != nil {
+		return err
+	}
+	if valid {
+		if err := w.sendValid(ctx, d); err != nil {
+			return err
+		}
+	}
+	w.position = e.Revision
+	return nil
+}
+
+func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery) error {
+	event, found, err := d.For(ctx, w.store, w.selects)
+	if err != nil {
+		var corrupt *corruptError
+		if d.Event.Op == eventlog.Deleted && errors.As(err, &corrupt) {
+			return corruptDeletion(corrupt)
+		}
+		return err
+	}
+	if !found {
+		return nil
+	}
+	return w.send(ctx, event)
+}
+
+// sendProgress sends a bookmark if the watch wants bookmarks. A watch that was asked to end has now sent everything, so
+// it ends. It ends with a bookmark, because client-go lists after a short watch that brought nothing.
+func (w *watcher) sendProgress(ctx context.Context, rev eventlog.Revision) error {
+	if w.ending {
+		rev = max(rev, w.position)
+	}
+	// A watch from a future revision says nothing about earlier ones.
+	if rev >= w.position && (w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks) {
+		w.position = rev
+		if err := w.sendBookmark(ctx, rev, nil); err != nil {
+			return err
+		}
+	}
+	if w.ending {
+		return errEnded
+	}
+	return nil
+}
+
+// sendBookmark sends an empty object at the revision.
+func (w *watcher) sendBookmark(ctx context.Context, rev eventlog.Revision, annotate func(runtime.Object) error) error {
+	if w.NewFunc == nil {
+		return nil
+	}
+	obj := w.NewFunc()
+	if err := w.versioner.UpdateObject(obj, uint64(rev)); err != nil {
+		return fmt.Errorf("set a bookmark's revision: %w", err)
+	}
+	if annotate != nil {
+		if err := annotate(obj); err != nil {
+			return fmt.Errorf("annotate a bookmark: %w", err)
+		}
+	}
+	return w.send(ctx, watch.Event{Type: watch.Bookmark, Object: obj})
+}
+
+// send waits for the reader of the watch. The reader may be slow, and nobody else waits for it.
+func (w *watcher) send(ctx context.Context, e watch.Event) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	select {
+	case w.results <- e:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
