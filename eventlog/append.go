@@ -122,7 +122,7 @@ func (l *Log) publishSurely(ctx context.Context, msgs []*nats.Msg) (Revision, er
 	defer cancel()
 	for try := 0; ; try++ {
 		rev, err := l.publish(ctx, msgs)
-		if !errors.Is(err, ErrNotPublished) || errors.Is(err, nats.ErrConnectionClosed) || pause(again, try) != nil {
+		if !errors.Is(err, ErrNotPublished) || errors.Is(err, nats.ErrConnectionClosed) || backOff(again, try) != nil {
 			return rev, err
 		}
 	}

@@ -60,7 +60,7 @@ func (l *Log) call(ctx context.Context, kind, api string, body []byte, into answ
 		if unavailable(err) && l.replicated {
 			return l.callAll(ctx, kind, msg, into, err)
 		}
-		if pause(ctx, try) != nil {
+		if backOff(ctx, try) != nil {
 			return err
 		}
 	}
@@ -142,17 +142,4 @@ func read(msg *nats.Msg, into answer) error {
 // within bounds an operation.
 func (l *Log) within(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, l.config.Timeout)
-}
-
-// pause waits before the next try: up to 10 ms at first, doubled each time up to 320 ms, jittered so that
-// writers of one object do not meet again.
-func pause(ctx context.Context, try int) error {
-	timer := time.NewTimer(time.Millisecond + rand.N(10*time.Millisecond<<min(try, 5)))
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
 }

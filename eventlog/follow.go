@@ -39,7 +39,7 @@ func (l *Log) Follow(ctx context.Context, after Revision, yield func(Batch) erro
 		if ctx.Err() == nil && try == 0 {
 			slog.Warn("reading the log broke off; trying again", "next", f.next, "error", err)
 		}
-		if pause(ctx, try) != nil {
+		if backOff(ctx, try) != nil {
 			return ctx.Err()
 		}
 	}

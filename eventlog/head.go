@@ -126,7 +126,7 @@ func (l *Log) publishBarrier(ctx context.Context) (Revision, error) {
 		if err == nil && ack.Sequence > 0 {
 			return ack.Sequence, nil
 		}
-		if errors.Is(err, nats.ErrConnectionClosed) || pause(ctx, try) != nil {
+		if errors.Is(err, nats.ErrConnectionClosed) || backOff(ctx, try) != nil {
 			return 0, fmt.Errorf("have a barrier acknowledged: %w", err)
 		}
 	}

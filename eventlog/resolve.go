@@ -42,7 +42,7 @@ func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, bef
 				return rev, err
 			}
 		}
-		if errors.Is(err, nats.ErrConnectionClosed) || pause(ctx, try) != nil {
+		if errors.Is(err, nats.ErrConnectionClosed) || backOff(ctx, try) != nil {
 			if unanswered {
 				_ = l.config.Conn.ForceReconnect() // it fails only on a connection that is closed already
 			}

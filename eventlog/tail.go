@@ -184,7 +184,7 @@ func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 		case errors.Is(err, errNoMessage):
 			err = l.checkFirst(ctx, rev) // all of it may have been purged, by a fence
 		}
-		if errors.Is(err, ErrPurged) || errors.Is(err, ErrDiverged) || pause(ctx, try) != nil {
+		if errors.Is(err, ErrPurged) || errors.Is(err, ErrDiverged) || backOff(ctx, try) != nil {
 			return Event{}, err
 		}
 	}

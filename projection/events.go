@@ -12,6 +12,13 @@ import (
 // Keys are the row keys from Start up to End, without End; an empty End is unbounded. The zero Keys are all.
 type Keys struct{ Start, End string }
 
+// PrefixEnd is the first key after all keys with the prefix, which must not end with the byte 255.
+func PrefixEnd(prefix string) string {
+	end := []byte(prefix)
+	end[len(end)-1]++
+	return string(end)
+}
+
 func (k Keys) has(key string) bool { return key >= k.Start && (k.End == "" || key < k.End) }
 
 // Events yields every non-void event in (after, upto] in order, from event segments and then the log.

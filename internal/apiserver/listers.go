@@ -94,7 +94,7 @@ func (i *indexer) scan(prefix string) ([]any, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), listerTimeout)
 	defer cancel()
 	var objects []any
-	for row, err := range v.Scan(ctx, prefix, prefixEnd(prefix), v.Revision()) {
+	for row, err := range v.Scan(ctx, prefix, projection.PrefixEnd(prefix), v.Revision()) {
 		if err != nil {
 			return nil, err
 		}
@@ -124,9 +124,6 @@ func (i *indexer) leaveOut(ctx context.Context, row projection.Row, err error) {
 		i.informers.stores.logger.ErrorContext(ctx, "an object is left out, because it cannot be decoded", "key", row.Key, "revision", uint64(row.Revision), "error", err)
 	}
 }
-
-// prefixEnd is the first key after all those that begin with a prefix that ends in a slash.
-func prefixEnd(prefix string) string { return prefix[:len(prefix)-1] + "0" }
 
 // decode returns the row's object, which is shared.
 func (i *indexer) decode(ctx context.Context, row projection.Row) (runtime.Object, error) {

@@ -119,7 +119,7 @@ func (t *bindingTable) end(r *reread) {
 func (r *reread) read(ctx context.Context, v *projection.View) (map[string]*binding, error) {
 	found := map[string]*binding{}
 	if r.whole {
-		for row, err := range v.Scan(ctx, r.prefix, prefixEnd(r.prefix), v.Revision()) {
+		for row, err := range v.Scan(ctx, r.prefix, projection.PrefixEnd(r.prefix), v.Revision()) {
 			if err != nil {
 				return nil, err
 			}

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -177,24 +178,11 @@ func (w *watches) drain(ctx context.Context, spread time.Duration) {
 	w.mu.Unlock()
 	start := time.Now()
 	for i, o := range left {
-		pause(ctx, time.Until(start.Add(spread*time.Duration(i)/time.Duration(len(left)))))
+		_ = eventlog.Pause(ctx, time.Until(start.Add(spread*time.Duration(i)/time.Duration(len(left))))) // once ctx has ended, all end at once
 		close(o.end)
 	}
 	select {
 	case <-idle:
-	case <-ctx.Done():
-	}
-}
-
-// pause waits, or not any more once ctx has ended.
-func pause(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
 	case <-ctx.Done():
 	}
 }
