@@ -22,8 +22,8 @@ func (e *serverError) Error() string { return fmt.Sprintf("%s (%d)", e.Descripti
 
 // answer is what an answer of JetStream's API is decoded into.
 type answer interface {
-	// refused returns the refusal that was decoded, and forgets it: the next answer need not have one.
-	refused() *serverError
+	// takeRefusal returns the refusal that was decoded, and forgets it: the next answer need not have one.
+	takeRefusal() *serverError
 }
 
 // refusal is part of every answer of JetStream's API.
@@ -31,7 +31,7 @@ type refusal struct {
 	Error *serverError `json:"error"`
 }
 
-func (r *refusal) refused() *serverError {
+func (r *refusal) takeRefusal() *serverError {
 	refused := r.Error
 	r.Error = nil
 	return refused
@@ -54,7 +54,7 @@ func (l *Log) call(ctx context.Context, kind, api string, body []byte, into answ
 		attempt, cancel := context.WithTimeout(ctx, l.tryTime(try))
 		err := l.callOnce(attempt, kind, msg, into)
 		cancel()
-		if settled(err) {
+		if conclusive(err) {
 			return err
 		}
 		if unavailable(err) && l.replicated {
@@ -82,28 +82,28 @@ func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, into answ
 		attempt, cancel := context.WithTimeout(ctx, resend/2+rand.N(resend))
 		err := listen(attempt, answers, into)
 		cancel()
-		if settled(err) {
+		if conclusive(err) {
 			return err
 		}
 	}
 	return refused
 }
 
-// listen returns with the first answer that settles the request, whichever of its copies it answers.
+// listen returns with the first conclusive answer, whichever of its copies it answers.
 func listen(ctx context.Context, answers *nats.Subscription, into answer) error {
 	for {
 		got, err := answers.NextMsgWithContext(ctx)
 		if err != nil {
 			return fmt.Errorf("ask the log's servers: %w", err)
 		}
-		if err := read(got, into); settled(err) {
+		if err := read(got, into); conclusive(err) {
 			return err
 		}
 	}
 }
 
-// settled says that asking again would change nothing.
-func settled(err error) bool {
+// conclusive says that asking again would change nothing.
+func conclusive(err error) bool {
 	var refused *serverError
 	return err == nil || errors.Is(err, nats.ErrConnectionClosed) || errors.As(err, &refused) && !unavailable(err)
 }
@@ -133,7 +133,8 @@ func read(msg *nats.Msg, into answer) error {
 	if err := json.Unmarshal(msg.Data, into); err != nil {
 		return fmt.Errorf("read the answer of the log's server: %w", err)
 	}
-	if refused := into.refused(); refused != nil {
+	refused := into.takeRefusal()
+	if refused != nil {
 		return refused
 	}
 	return nil

@@ -135,7 +135,8 @@ func (f *follower) check(ctx context.Context) error {
 	case b.First > f.next:
 		return &fatal{fmt.Errorf("follow the log: revision %d is before the first, %d: %w", f.next, b.First, ErrPurged)}
 	case b.Head+1 < f.next && f.log.replicated: // perhaps a deposed leader: a quorum knows
-		if b.Bounds, err = f.log.Head(ctx); err != nil && !errors.Is(err, ErrDiverged) {
+		b.Bounds, err = f.log.Head(ctx)
+		if err != nil && !errors.Is(err, ErrDiverged) {
 			return err
 		}
 	}
@@ -246,7 +247,8 @@ func (f *follower) gap(ctx context.Context, got Revision) error {
 	if err := f.check(ctx); err != nil {
 		return err
 	}
-	if f.gaps++; f.gaps > gapTries {
+	f.gaps++
+	if f.gaps > gapTries {
 		return &fatal{fmt.Errorf("follow the log: revision %d is missing: %w", f.next, ErrDiverged)}
 	}
 	return fmt.Errorf("revision %d came in place of %d", got, f.next)

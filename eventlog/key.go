@@ -118,7 +118,8 @@ func escapeToken(b *strings.Builder, s, empty string) {
 		return
 	}
 	for i := range len(s) {
-		switch c := s[i]; {
+		c := s[i]
+		switch {
 		case c == '.':
 			b.WriteByte('_')
 		case mustEscape(c):
@@ -149,7 +150,8 @@ func unescapeToken(token, empty string) (string, error) {
 	}
 	part := make([]byte, 0, len(token))
 	for i := 0; i < len(token); i++ {
-		switch c := token[i]; {
+		c := token[i]
+		switch {
 		case c == '_':
 			part = append(part, '.')
 		case c == '%':

@@ -84,7 +84,8 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	ctx, done := untilRefused(ctx, c.Conn)
 	defer done()
 	s, err := js.Stream(ctx, c.Stream)
-	if refused := context.Cause(ctx); errors.Is(refused, nats.ErrPermissionViolation) {
+	refused := context.Cause(ctx)
+	if errors.Is(refused, nats.ErrPermissionViolation) {
 		return nil, fmt.Errorf("open log: this user of the server may not read the log, perhaps only subscribe to its events: give other credentials or the log's own address: %w", refused)
 	}
 	if err != nil {

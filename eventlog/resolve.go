@@ -48,7 +48,8 @@ func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, bef
 			}
 			return 0, fmt.Errorf("%w: %s", ErrUnknown, err.Error()) // not %w: the last try may be ErrNotPublished
 		}
-		if rev, err = l.publish(ctx, msgs); err == nil {
+		rev, err = l.publish(ctx, msgs)
+		if err == nil {
 			return rev, nil
 		}
 	}
@@ -77,7 +78,8 @@ func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, befo
 	}
 	var found Revision
 	err = l.Tail(ctx, max(before, highest), upto, func(e Event) error {
-		if n, ours := remaining[e.RequestID]; ours {
+		n, ours := remaining[e.RequestID]
+		if ours {
 			found = e.Revision + n
 		}
 		return nil

@@ -84,7 +84,8 @@ func delivered(msg *nats.Msg) (stored, error) {
 }
 
 func lastOf(h nats.Header, name string) string {
-	if v := h[name]; len(v) > 0 {
+	v := h[name]
+	if len(v) > 0 {
 		return v[len(v)-1]
 	}
 	return ""

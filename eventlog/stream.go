@@ -14,7 +14,8 @@ const maxMessage = 8 << 20
 
 // checkServer refuses a server that would turn large objects away: JetStream's default is 1 MiB.
 func checkServer(c Config) error {
-	if limit := c.Conn.MaxPayload(); limit < maxMessage {
+	limit := c.Conn.MaxPayload()
+	if limit < maxMessage {
 		return fmt.Errorf("the log's server takes messages of %d bytes; set 'max_payload' to at least %d", limit, maxMessage)
 	}
 	return nil

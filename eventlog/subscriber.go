@@ -40,7 +40,8 @@ func Allowed(prefix, cluster string, namespaces []string, clusterScoped, bodies 
 		if err != nil {
 			return nil, err
 		}
-		if subjects = append(subjects, events); !bodies {
+		subjects = append(subjects, events)
+		if !bodies {
 			continue
 		}
 		whole, err := BodiesSubject(prefix, all)
@@ -91,7 +92,8 @@ func DecodeRepublished(prefix string, m *nats.Msg) (Event, error) {
 // RepublishedRevision is the revision of a republished message. One that carries a body came by way of another
 // stream with sequences of its own, and names the log's beside them.
 func RepublishedRevision(m *nats.Msg) (Revision, error) {
-	if source := strings.Fields(m.Header.Get(headerStreamSource)); len(source) >= 2 {
+	source := strings.Fields(m.Header.Get(headerStreamSource))
+	if len(source) >= 2 {
 		rev, err := parseNumber(nats.Header{headerStreamSource: {source[1]}}, headerStreamSource, 64)
 		return Revision(rev), err
 	}

@@ -66,7 +66,8 @@ func (r *reader) read(ctx context.Context) error {
 		if r.next > before {
 			short = 0
 		}
-		if short++; short < directTries && !silent {
+		short++
+		if short < directTries && !silent {
 			continue
 		}
 		if err := r.fromLeader(ctx); err != nil {

@@ -120,8 +120,8 @@ func (m stored) event(prefix string) Event {
 }
 
 func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
-	if v := h.Get(headerSpec); v != specVersion {
-		return Event{}, fmt.Errorf("'%s' is %q, not '%s'", headerSpec, v, specVersion)
+	if h.Get(headerSpec) != specVersion {
+		return Event{}, fmt.Errorf("'%s' is %q, not '%s'", headerSpec, h.Get(headerSpec), specVersion)
 	}
 	op, ok := opOfType[h.Get(headerType)]
 	if !ok {

@@ -171,7 +171,7 @@ func (p *Projection) flatten(ctx context.Context) error {
 	}
 	out, err := p.merge(ctx, &merge{inputs: v.snap.runs, level: baseLevel, floor: v.Floor(), generation: v.snap.root.Generation})
 	if err == nil {
-		_, err = p.swap(ctx, func(ctx context.Context, v *View) (*root, error) { return out.rebase(ctx, v.snap.root) })
+		err = out.commit(ctx)
 	}
 	return err
 }

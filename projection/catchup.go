@@ -33,11 +33,8 @@ func (p *Projection) Latest(ctx context.Context) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
 	}
-	asked, known := time.Now(), Revision(0)
-	if v := p.view.Load(); v != nil {
-		known = v.Revision()
-	}
-	bounds, err := p.head(ctx, known)
+	asked := time.Now()
+	bounds, err := p.head(ctx, p.known())
 	if err != nil {
 		return nil, err
 	}
@@ -50,6 +47,15 @@ func (p *Projection) Latest(ctx context.Context) (*View, error) {
 		return nil, err
 	}
 	return v, nil
+}
+
+// known is the newest revision that this process knows, 0 before its first view.
+func (p *Projection) known() Revision {
+	v := p.view.Load()
+	if v == nil {
+		return 0
+	}
+	return v.Revision()
 }
 
 // head asks the log for its bounds. A head below a revision that was known before means that the log went
@@ -70,11 +76,11 @@ func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bound
 // gather returns a view for a commit: at least the root, and of the tail at most about gatherBytes at a time,
 // so that a projector which was away for long does not hold all of it.
 func (p *Projection) gather(ctx context.Context) (*View, error) {
-	asked, known := time.Now(), Revision(0)
-	if v := p.view.Load(); v != nil {
-		known = v.Revision()
+	if err := p.failed(); err != nil {
+		return nil, err
 	}
-	bounds, err := p.head(ctx, known)
+	asked := time.Now()
+	bounds, err := p.head(ctx, p.known())
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +89,8 @@ func (p *Projection) gather(ctx context.Context) (*View, error) {
 
 // catchUp returns a view not older than bounds.Head, or one that is enough. One caller reads for all who wait.
 func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked time.Time, enough func(*View) bool) (*View, error) {
-	if v := p.reached(bounds, asked); v != nil {
+	v := p.reached(bounds, asked)
+	if v != nil {
 		return v, nil
 	}
 	if err := p.reading.enter(ctx); err != nil {
@@ -91,7 +98,8 @@ func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked 
 	}
 	defer p.reading.leave()
 	for steps := 0; steps < catchUpSteps; steps++ {
-		if v := p.reached(bounds, asked); v != nil {
+		v = p.reached(bounds, asked)
+		if v != nil {
 			return v, nil
 		}
 		before := p.view.Load()
@@ -99,7 +107,8 @@ func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked 
 			return before, nil
 		}
 		var err error
-		if bounds, err = p.step(ctx, bounds); err != nil {
+		bounds, err = p.step(ctx, bounds)
+		if err != nil {
 			return nil, fmt.Errorf("catch up to revision %d: %w", bounds.Head, err)
 		}
 		if before != nil && p.view.Load().Revision() > before.Revision() {
@@ -225,7 +234,8 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 		}
 		next++
 		events = append(events, e)
-		if bytes += len(e.Body); bytes > enough && e.Left == 0 { // never in the middle of a batch
+		bytes += len(e.Body)
+		if bytes > enough && e.Left == 0 { // never in the middle of a batch
 			return errEnough
 		}
 		return nil
@@ -243,14 +253,16 @@ func (p *Projection) append(events []eventlog.Event) error {
 	p.publish(func(v *View) *View {
 		t, proven := v.tail, v.proven
 		for len(events) > 0 && events[0].Revision <= t.last {
-			if diverged = t.compare(&events[0]); diverged != nil {
+			diverged = t.compare(&events[0])
+			if diverged != nil {
 				return v
 			}
 			proven = proven || events[0].Revision == t.last
 			events = events[1:]
 		}
 		next := *v
-		if next.proven = proven; len(events) > 0 && events[0].Revision == t.last+1 {
+		next.proven = proven
+		if len(events) > 0 && events[0].Revision == t.last+1 {
 			next.tail = t.extend(events)
 		} else if proven == v.proven {
 			return v
@@ -283,7 +295,8 @@ func (t *tail) compare(e *eventlog.Event) error {
 func (p *Projection) install(snap *snapshot) error {
 	var diverged error
 	p.publish(func(v *View) *View {
-		if diverged = p.enter(v, snap); diverged != nil {
+		diverged = p.joinEpoch(v, snap)
+		if diverged != nil {
 			return v
 		}
 		if v == nil {
@@ -296,7 +309,8 @@ func (p *Projection) install(snap *snapshot) error {
 		next.snap, next.tail = snap, emptyTail(snap.root)
 		next.proven = v.proven && v.tail.last >= snap.root.Applied
 		if v.tail.last >= snap.root.Applied {
-			if diverged = v.tail.compare(snap.root.appliedEvent()); diverged != nil {
+			diverged = v.tail.compare(snap.root.appliedEvent())
+			if diverged != nil {
 				return v
 			}
 			next.tail = v.tail.above(snap.root)
@@ -342,7 +356,8 @@ func (p *Projection) Learn(b eventlog.Batch) {
 // AtLeast returns a view not older than rev. It waits for a revision that does not exist yet until ctx
 // ends, at most 3 s, then returns ErrFuture.
 func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
-	if v := p.view.Load(); v != nil && v.Revision() >= rev && p.failed() == nil {
+	v := p.view.Load()
+	if v != nil && v.Revision() >= rev && p.failed() == nil {
 		return v, nil
 	}
 	v, err := p.Latest(ctx)

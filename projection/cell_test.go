@@ -196,10 +196,28 @@ func (b lax) GetRange(ctx context.Context, key string, offset, length int64) (pa
 	return part, err
 }
 
+// become makes the draft the root.
+func (c *cell) become(next *draft) {
+	c.t.Helper()
+	_, err := c.swap(c.ctx, func(ctx context.Context, _ *View) (*draft, error) { return next, c.writeIndex(ctx, next) })
+	require.NoError(c.t, err)
+	require.Equal(c.t, next.Nonce, c.newest().Nonce)
+}
+
+// beginGeneration is what a collection does whose grace period spares everything.
+func (p *Projection) beginGeneration(ctx context.Context) error {
+	_, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
+		next := v.snap.draft()
+		next.Generation++
+		return next, nil
+	})
+	return err
+}
+
 // rewrite puts every key-ordered segment under a new name and deletes the old ones, as compaction and collection do.
 func rewrite(t testing.TB, c *cell, p *Projection) {
 	v := c.latest()
-	next := v.snap.root.clone()
+	next := v.snap.draft()
 	next.Segments = nil
 	for _, s := range v.snap.root.Segments {
 		body, _, err := c.bucket.Get(c.ctx, s.Key)
@@ -209,7 +227,7 @@ func rewrite(t testing.TB, c *cell, p *Projection) {
 		require.NoError(t, err)
 		next.Segments = append(next.Segments, s)
 	}
-	require.NoError(t, c.Projection.put(c.ctx, v.snap, next))
+	c.become(next)
 	for _, s := range v.snap.root.Segments {
 		require.NoError(t, c.bucket.Delete(c.ctx, s.Key))
 	}

@@ -39,7 +39,7 @@ func (c *Config) rules() []CheckpointRule {
 // checkpoint writes a copy of the root that is about to be committed, if a rule wants one, and lists it; those that no rule
 // wants any more are forgotten, and become garbage. A crash before the root is swapped leaves garbage too: the name
 // is never used again, as nothing pins what the copy names.
-func (p *Projection) checkpoint(ctx context.Context, next *root) error {
+func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	rules := p.config.rules()
 	if len(rules) == 0 {
 		return nil // not this process's business
@@ -48,7 +48,7 @@ func (p *Projection) checkpoint(ctx context.Context, next *root) error {
 	if !due(next.Checkpoints, next.Clock, rules) {
 		return nil
 	}
-	copied := *next
+	copied := *next.root
 	copied.Checkpoints = nil
 	body, err := encodeRoot(&copied)
 	if err != nil {

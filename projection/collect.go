@@ -26,8 +26,8 @@ func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted 
 	if len(candidates) == 0 {
 		return 0, nil
 	}
-	v, err := p.swap(ctx, func(_ context.Context, v *View) (*root, error) {
-		next := v.snap.root.clone()
+	v, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
+		next := v.snap.draft()
 		next.Generation++
 		next.Swept = next.Clock
 		return next, nil

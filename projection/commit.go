@@ -1,14 +1,10 @@
 package projection
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
-	"log/slog"
-	randv2 "math/rand/v2"
 	"slices"
 	"time"
 
@@ -17,168 +13,100 @@ import (
 )
 
 const (
-	// swapAttempts bounds how often a lost swap is tried again; the pause before doubles from swapPause.
-	swapAttempts = 10
-	swapPause    = 5 * time.Millisecond
 	// spillBytes is how many raw bytes of events go into one pair of segments when a commit has very many.
 	spillBytes = 16 << 20
 	// quietBarriers is how many revisions without an event are left for a later commit: an idle cell that
 	// is read writes no roots.
 	quietBarriers = 1000
+	// maxInflation is how many times larger than InlineBytes the bodies may be that are inline. Every process that reads the
+	// root holds them, and every commit writes them again. Without this bound, bodies that compress to nothing would stay
+	// inline for good.
+	maxInflation = 16
 )
 
-// Commit folds the events after the root's applied revision into a new root, and reports the applied revision
-// afterwards. It is no error to lose to another projector. With nothing to add it writes nothing, and a few barriers
+// Commit folds the events after the root's applied revision into a new root, and returns the revision that is applied
+// then. It is no error to lose to another projector. A commit that has nothing to add writes nothing, and a few barriers
 // alone count as nothing.
-//
-// The steps, and what a crash after each of them means:
-//
-//  1. Catch up (swap). The process may remember an old root. The swap of step 6 finds that out.
-//  2. Fold the tail onto the root's inline rows, and mark void events (fold). So far nothing is written.
-//  3. If the inline rows are full, write them to two segments, one ordered by key and one by revision (spill). A crash
-//     leaves garbage: no root names the segments, and nobody uses their names again.
-//  4. If a checkpoint is due, write a copy of the root to be (checkpoint). A crash leaves garbage.
-//  5. If the root would hold too many footers, write them to an idx object (put, keepFooters). A crash leaves garbage.
-//  6. Swap the root (put). This is the commit point: the root changes as a whole or not at all. If the bucket did not
-//     answer, the next attempt reads the root: it is ours if it has our nonce.
-//  7. Purge the log up to the revision that the new root permits (purge). A crash before leaves events in the log that
-//     nobody needs; the next commit purges them.
 func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
-	for {
-		more, goal := false, Revision(0) // more than one commit holds; what this one was asked to apply
-		v, err := p.swap(ctx, func(ctx context.Context, v *View) (*root, error) {
-			if more = v.tail.bytes >= gatherBytes; goal == 0 {
-				goal = v.Revision()
-			} else if v.Applied() >= goal { // whoever won did it
-				return nil, nil
-			}
-			return p.fold(ctx, v)
-		})
-		if err != nil {
-			return 0, fmt.Errorf("commit: %w", err)
-		}
-		if err := p.purge(ctx, v); err != nil {
-			return v.Applied(), fmt.Errorf("commit: revision %d is applied, but: %w", v.Applied(), err)
-		}
-		if !more {
-			return v.Applied(), nil
-		}
+	for more := true; more && err == nil; {
+		applied, more, err = p.commit(ctx)
 	}
+	if err != nil {
+		return applied, fmt.Errorf("commit: %w", err)
+	}
+	return applied, nil
 }
 
-// swap replaces the newest root by the one that change makes of it; change returns nil if there is nothing to do. After
-// any failure swap reads the root again and calls change again with what it found.
-func (p *Projection) swap(ctx context.Context, change func(context.Context, *View) (*root, error)) (*View, error) {
-	if err := p.committing.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer p.committing.leave()
-	var tried *root // the last root written, by whose nonce an unknown outcome is learned
-	var failure error
-	for attempt := range swapAttempts {
-		if err := pause(ctx, attempt); err != nil {
-			return nil, errors.Join(err, failure)
+// commit is one commit, from top to bottom. more says that there were too many events for one.
+//
+// Stages 2 to 6 make a draft, which nobody sees before stage 7. If any of them fails, or somebody else swaps the root
+// first, swap begins again with stage 1. What the stages have written by then is garbage: it has names that were never
+// used before and never will be again, and Collect deletes it.
+func (p *Projection) commit(ctx context.Context) (applied Revision, more bool, err error) {
+	goal := Revision(0) // the head when this commit began
+	v, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
+		// 1. Catch up. swap has done it: v is the newest state that this process knows. Its root may be an old one all the
+		// same, which stage 7 finds out.
+		goal = cmp.Or(goal, v.Revision())
+		more = v.tail.bytes >= gatherBytes
+		if v.Applied() >= goal || !v.dirty() { // somebody else has done it, or there is nothing to do
+			return nil, nil
 		}
-		if attempt > 0 {
-			snap, err := p.reload(ctx)
-			if err == nil && tried != nil && bytes.Equal(snap.root.Nonce, tried.Nonce) {
-				tried.won(ctx)
-				return p.view.Load(), nil
-			}
-			if failure = cmp.Or(err, failure); err != nil {
-				continue
-			}
-		}
-		v, err := p.gather(ctx)
-		if err == nil {
-			var next *root
-			if next, err = change(ctx, v); err == nil && next == nil {
-				return v, nil
-			}
-			if err == nil {
-				tried = next
-				err = p.put(ctx, v.snap, next)
-			}
-		}
-		if err == nil {
-			tried.won(ctx)
-			return p.view.Load(), nil
-		}
-		if p.failed() != nil || final(err) {
+		next := v.snap.draft()
+
+		// 2. Fold the tail onto the root's own records, and find out which events are void. Nothing is written. A crash here
+		// leaves the old root and the log, as if nothing had begun.
+		records, err := v.fold(ctx, next)
+		if err != nil {
 			return nil, err
 		}
-		failure = err
-		slog.DebugContext(ctx, "the root was not swapped", "attempt", attempt, "error", err)
-	}
-	return nil, fmt.Errorf("swap the root: %d attempts: %w", swapAttempts, failure)
-}
 
-// final reports whether an error will be the same however often a swap is tried.
-func final(err error) bool {
-	return errors.Is(err, ErrNoRoot) || errors.Is(err, ErrHole) || errors.Is(err, ErrFuture) || errors.Is(err, errOvertaken)
-}
+		// 3. Let time pass: clock, floor and purge point follow the log time of the events. Nothing is written, and nothing
+		// is purged before stage 8.
+		p.age(next.root)
 
-// won counts and reports what is certain once the root is the bucket's.
-func (r *root) won(ctx context.Context) {
-	commits.Inc()
-	foldedBytes.Add(float64(r.folded))
-	for _, v := range r.voids {
-		voidEvents.Inc()
-		slog.WarnContext(ctx, "an event is void", "key", v.key, "revision", v.Revision, "base", v.Base,
-			"precondition", v.Precondition, "request", v.RequestID)
-	}
-}
+		// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments that no root names.
+		if err := p.spill(ctx, next, records); err != nil {
+			return nil, err
+		}
+		p.forgetEvents(next.root)
 
-// pause waits before another attempt, with jitter so that projectors that collide part.
-func pause(ctx context.Context, attempt int) error {
-	if attempt == 0 {
-		return ctx.Err()
-	}
-	limit := swapPause << min(attempt, 4)
-	select {
-	case <-time.After(randv2.N(limit)):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
+		// 5. Write a checkpoint if one is due: a copy of the draft. A crash here leaves a copy that no root names.
+		if err := p.checkpoint(ctx, next); err != nil {
+			return nil, err
+		}
 
-// put writes the next root over the snapshot's, and on success publishes it.
-func (p *Projection) put(ctx context.Context, previous *snapshot, next *root) error {
-	if err := p.keepFooters(ctx, previous, next); err != nil {
-		return err
-	}
-	if err := next.check(); err != nil {
-		return fmt.Errorf("refuse to write a wrong root: %w", err)
-	}
-	body, err := encodeRoot(next)
+		// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves an index that no root
+		// names.
+		if err := p.writeIndex(ctx, next); err != nil {
+			return nil, err
+		}
+
+		// 7. Swap the root for the draft. swap does it. This is the commit point: the root changes as a whole or not at all,
+		// and only if it is still the one that the view has. If the bucket does not answer, swap reads the root again: it is
+		// ours if it has the draft's nonce.
+		return next, nil
+	})
 	if err != nil {
-		return err
+		return 0, false, err
 	}
-	var etag string
-	if previous.etag == "" {
-		etag, err = p.config.Bucket.Create(ctx, p.rootKey(), body)
-	} else {
-		etag, err = p.config.Bucket.Replace(ctx, p.rootKey(), body, previous.etag)
+
+	// 8. Purge the log, as far as the root that is now in the bucket permits. A crash before, or in the middle, leaves events
+	// in the log that nobody needs. The next commit purges them.
+	if err := p.purge(ctx, v); err != nil {
+		return v.Applied(), false, fmt.Errorf("revision %d is applied, but: %w", v.Applied(), err)
 	}
-	if err != nil {
-		return fmt.Errorf("write the root: %w", err)
-	}
-	written("root", len(body))
-	snap, err := p.newSnapshot(next, etag, previous)
-	if err != nil {
-		return err
-	}
-	return p.install(snap)
+	return v.Applied(), more, nil
 }
 
-// fold makes the root that has the view's tail applied.
-func (p *Projection) fold(ctx context.Context, v *View) (*root, error) {
-	if !v.dirty() {
-		return nil, nil
-	}
-	next := v.snap.root.clone()
-	records, raw := slices.Clone(v.snap.records), 0
+// dirty reports whether there is something to commit.
+func (v *View) dirty() bool {
+	return len(v.tail.records) > 0 || v.Revision()-v.Applied() >= quietBarriers
+}
+
+// fold applies the tail to the draft, and returns the records that are then in no segment yet.
+func (v *View) fold(ctx context.Context, next *draft) ([]*record, error) {
+	records := slices.Grow(slices.Clone(v.snap.records), len(v.tail.records))
 	for _, r := range v.tail.records {
 		folded, err := v.judged(ctx, r)
 		if err != nil {
@@ -187,31 +115,16 @@ func (p *Projection) fold(ctx context.Context, v *View) (*root, error) {
 		if folded.void {
 			next.voids = append(next.voids, folded)
 		}
-		records, next.folded = appendRun(records, next.Applied, folded), next.folded+len(r.Body)
+		records = appendRun(records, next.Applied, folded)
 		next.Applied = r.Revision
-		if raw += len(r.Body); raw > spillBytes {
-			if err := p.spill(ctx, next, records); err != nil {
-				return nil, err
-			}
-			records, raw = nil, 0
-		}
+		next.bytes += len(r.Body)
 	}
-	if last := v.tail.last; last > next.Applied {
-		barriers := &record{Event: eventlog.Event{Revision: last, Time: time.Unix(0, v.tail.lastTime)}}
+	if v.tail.last > next.Applied {
+		barriers := &record{Event: eventlog.Event{Revision: v.tail.last, Time: time.Unix(0, v.tail.lastTime)}}
 		records = appendRun(records, next.Applied, barriers)
 	}
 	next.Applied, next.AppliedID, next.AppliedTime = v.tail.last, v.tail.lastID, v.tail.lastTime
-	p.age(next)
-	if err := p.place(ctx, next, records); err != nil {
-		return nil, err
-	}
-	p.forgetEvents(next)
-	return next, p.checkpoint(ctx, next)
-}
-
-// dirty reports whether there is something to commit.
-func (v *View) dirty() bool {
-	return len(v.tail.records) > 0 || v.Revision()-v.Applied() >= quietBarriers
+	return records, nil
 }
 
 // judged returns a copy of a tail record with its validity.
@@ -226,43 +139,59 @@ func (v *View) judged(ctx context.Context, r *record) (*record, error) {
 // at the end of what is there is joined to it, so that barriers alone never make the rows grow.
 func appendRun(records []*record, applied Revision, r *record) []*record {
 	r.span = uint64(r.Revision - applied)
-	if n := len(records); n > 0 && records[n-1].Op == eventlog.Barrier {
-		r.span += records[n-1].span
-		records = records[:n-1]
+	last := len(records) - 1
+	if last >= 0 && records[last].Op == eventlog.Barrier {
+		r.span += records[last].span
+		records = records[:last]
 	}
 	return append(records, r)
 }
 
-// maxInflation is how many times larger than InlineBytes the bodies may be that are inline. Every process that reads the root
-// holds them, and every commit writes them again: without a bound, bodies that compress to nothing would stay for good.
-const maxInflation = 16
-
-// place puts the records inline, or into segments if they are too many.
-func (p *Projection) place(ctx context.Context, next *root, records []*record) error {
-	bodies := 0
-	for _, r := range records {
-		bodies += len(r.Body)
+// spill puts the records where readers of the draft find them: inline if they are few, else into segments, and of very many
+// the last ones inline.
+func (p *Projection) spill(ctx context.Context, next *draft, records []*record) error {
+	next.Inline, next.records = nil, nil
+	for len(records) > 0 {
+		batch := records[:portion(records)]
+		records = records[len(batch):]
+		file, sum, err := sealRecords(batch)
+		if err != nil {
+			return err
+		}
+		if len(records) == 0 && len(file) <= p.config.InlineBytes && bodiesOf(batch) <= maxInflation*p.config.InlineBytes {
+			next.Inline, next.records = file, batch
+			return nil
+		}
+		if err := p.writeSegments(ctx, next, batch, file, sum); err != nil {
+			return err
+		}
 	}
-	if bodies > maxInflation*p.config.InlineBytes {
-		return p.spill(ctx, next, records)
-	}
-	inline, _, err := sealRecords(records)
-	if err != nil {
-		return err
-	}
-	if len(inline) > p.config.InlineBytes {
-		return p.spill(ctx, next, records)
-	}
-	next.Inline, next.records = inline, records
 	return nil
 }
 
-// spill writes the records up to next.Applied as segments and lists them in the root.
-func (p *Projection) spill(ctx context.Context, next *root, records []*record) error {
-	file, sum, err := sealRecords(records)
-	if err != nil {
-		return err
+// bodiesOf is how many bytes the bodies of the records take.
+func bodiesOf(records []*record) (bytes int) {
+	for _, r := range records {
+		bytes += len(r.Body)
 	}
+	return bytes
+}
+
+// portion is how many of the records go into one pair of segments.
+func portion(records []*record) int {
+	bytes := 0
+	for i, r := range records {
+		bytes += len(r.Body)
+		if bytes > spillBytes {
+			return i + 1
+		}
+	}
+	return len(records)
+}
+
+// writeSegments writes the records to two segments, one ordered by revision, which is sealed already, and one ordered by key.
+// It lists them in the draft.
+func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*record, file []byte, sum segment.Summary) error {
 	sum.MinRevision = uint64(records[0].Revision) - records[0].span + 1
 	events, err := p.create(ctx, "events", 0, file, sum)
 	if err != nil {
@@ -270,7 +199,7 @@ func (p *Projection) spill(ctx context.Context, next *root, records []*record) e
 	}
 	written("events", len(file))
 	next.Events = append(next.Events[:len(next.Events):len(next.Events)], events)
-	next.Spilled, next.Inline, next.records = records[len(records)-1].Revision, nil, nil
+	next.Spilled = records[len(records)-1].Revision
 	rows := keyOrdered(records)
 	if len(rows) == 0 {
 		return nil
@@ -286,8 +215,8 @@ func (p *Projection) spill(ctx context.Context, next *root, records []*record) e
 	if err != nil {
 		return err
 	}
-	next.written = append(next.written, footer{Key: keys.Key, Sealed: slices.Clone(file[sum.Size-sum.Footer:])})
 	written("rows", len(file))
+	next.footers = append(next.footers, footer{Key: keys.Key, Sealed: slices.Clone(file[sum.Size-sum.Footer:])})
 	next.Segments = append([]segmentRef{keys}, next.Segments...) // newest first
 	return nil
 }
@@ -310,94 +239,4 @@ func (p *Projection) create(ctx context.Context, folder string, level uint8, fil
 
 func (p *Projection) segmentKey(folder string, first, last Revision) string {
 	return fmt.Sprintf("%s/%s/%020d-%020d-%s", p.config.Prefix, folder, first, last, rand.Text())
-}
-
-// age moves clock, floor and purge point by log time (invariant 12).
-func (p *Projection) age(next *root) {
-	retention, logRetention := int64(p.config.Retention), int64(p.config.LogRetention)
-	before := next.Clock
-	next.Clock = max(next.Clock, next.AppliedTime)
-	if longest := max(retention, logRetention); longest > 0 {
-		next.Ring = appendMark(next.Ring, mark{Revision: next.Applied, Time: next.Clock}, longest)
-	}
-	if retention > 0 {
-		horizon := next.Clock - retention
-		if before > 0 && next.Horizon > 0 {
-			// One commit moves the floor by no more than the log time since the last: a wrong setting or a
-			// leap of the log's clock cannot expire what a right one would have kept.
-			horizon = min(horizon, next.Horizon+next.Clock-before)
-		}
-		next.Horizon = max(next.Horizon, horizon)
-		next.Floor = max(next.Floor, newestUpTo(next.Ring, next.Horizon))
-	}
-	p.ageArchive(next, before)
-	if logRetention > 0 {
-		next.Purge = max(next.Purge, newestUpTo(next.Ring, next.Clock-logRetention))
-	}
-}
-
-// appendMark adds a mark if the last one is old enough, and forgets all but one of those that are older than
-// retention.
-func appendMark(ring []mark, m mark, retention int64) []mark {
-	ring = ring[:len(ring):len(ring)]
-	if n := len(ring); n == 0 || m.Revision > ring[n-1].Revision && m.Time-ring[n-1].Time >= retention/ringMarks {
-		ring = append(ring, m)
-	}
-	for len(ring) > 1 && ring[1].Time <= m.Time-2*retention {
-		ring = ring[1:]
-	}
-	return ring
-}
-
-// ringMarks is how many marks a retention has.
-const ringMarks = 128
-
-// newestUpTo is the newest marked revision with at most the time, 0 if there is none.
-func newestUpTo(ring []mark, nanos int64) Revision {
-	rev := Revision(0)
-	for _, m := range ring {
-		if m.Time <= nanos {
-			rev = cmp.Or(m.Revision, rev)
-		}
-	}
-	return rev
-}
-
-// Retain raises the floor and the purge point at an operator's or a test's word, by log revision instead of age, and
-// purges the log. Neither goes back; both must be at or below the applied revision. First the root says
-// so, then the log is purged: a crash between leaves events in the log that nobody needs, and the next
-// commit purges them.
-func (p *Projection) Retain(ctx context.Context, floor, purge Revision) error {
-	v, err := p.swap(ctx, func(_ context.Context, v *View) (*root, error) {
-		r := v.snap.root
-		if floor > r.Applied || purge > r.Applied {
-			return nil, fmt.Errorf("floor %d and purge point %d must not be above applied %d: %w", floor, purge, r.Applied, ErrFuture)
-		}
-		if floor <= r.Floor && purge <= r.Purge {
-			return nil, nil
-		}
-		next := r.clone()
-		next.Floor, next.Purge = max(r.Floor, floor), max(r.Purge, purge)
-		p.forgetEvents(next)
-		return next, nil
-	})
-	if err == nil {
-		err = p.purge(ctx, v)
-	}
-	if err != nil {
-		return fmt.Errorf("retain from %d, purge up to %d: %w", floor, purge, err)
-	}
-	return nil
-}
-
-// purge removes from the log what the root permits to be purged.
-func (p *Projection) purge(ctx context.Context, v *View) error {
-	upto := v.snap.root.Purge
-	if upto == 0 || v.first > upto {
-		return nil
-	}
-	if err := p.purgeLog(ctx, upto); err != nil {
-		return fmt.Errorf("purge the log up to revision %d: %w", upto, err)
-	}
-	return nil
 }

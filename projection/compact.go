@@ -41,7 +41,8 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	v := p.view.Load() // an old one is found out by the swap
 	if v == nil {
 		var err error
-		if v, err = p.gather(ctx); err != nil {
+		v, err = p.gather(ctx)
+		if err != nil {
 			return false, fmt.Errorf("compact: %w", err)
 		}
 	}
@@ -54,7 +55,7 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 		err = m.missing(ctx, v, err)
 	}
 	if err == nil {
-		_, err = p.swap(ctx, func(ctx context.Context, v *View) (*root, error) { return out.rebase(ctx, v.snap.root) })
+		err = out.commit(ctx)
 	}
 	if errors.Is(err, errOvertaken) {
 		return false, nil
@@ -79,10 +80,7 @@ func (m *merge) missing(ctx context.Context, v *View, notFound error) error {
 
 // choose picks the next compaction of a view's snapshot, nil for none.
 func (v *View) choose() *merge {
-	upper, base := v.snap.runs, run(nil)
-	if n := len(upper); n > 0 && upper[n-1].level() == baseLevel {
-		upper, base = upper[:n-1], upper[n-1]
-	}
+	upper, base := splitBase(v.snap.runs)
 	m := &merge{floor: v.Floor(), generation: v.snap.root.Generation}
 	// A tombstone must outlive its event: as long as the log has that, writers must know it to be the key's last.
 	if v.first > 0 {
@@ -94,8 +92,9 @@ func (v *View) choose() *merge {
 	}
 	for first, r := range upper {
 		same := upper[first:]
-		if i := slices.IndexFunc(same, func(s run) bool { return s.level() != r.level() }); i >= 0 {
-			same = same[:i]
+		other := slices.IndexFunc(same, func(s run) bool { return s.level() != r.level() })
+		if other >= 0 {
+			same = same[:other]
 		}
 		if len(same) < runsPerLevel {
 			continue
@@ -110,6 +109,15 @@ func (v *View) choose() *merge {
 	return nil
 }
 
+// splitBase takes the base off, nil if there is none. It is always the last run.
+func splitBase(runs []run) (upper []run, base run) {
+	last := len(runs) - 1
+	if last < 0 || runs[last].level() != baseLevel {
+		return runs, nil
+	}
+	return runs[:last], runs[last]
+}
+
 func (r run) level() uint8 { return r[0].ref.Level }
 
 func (r run) bytes() (n int64) {
@@ -121,10 +129,7 @@ func (r run) bytes() (n int64) {
 
 // merge writes the outputs. A part of the base between whose keys nothing new lies is kept as it is.
 func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
-	upper, base := m.inputs, run(nil)
-	if n := len(upper); m.level == baseLevel && upper[n-1].level() == baseLevel {
-		upper, base = upper[:n-1], upper[n-1]
-	}
+	upper, base := splitBase(m.inputs)
 	// The base's parts cut the keys into ranges; without one there is one range.
 	out := &output{p: p, merge: m}
 	start := ""
@@ -229,7 +234,7 @@ func nextKey(ctx context.Context, heads []*raw) (versions []segment.Entry, err e
 // it. That may go too if it is a tombstone, nothing lies below it, and the log does not have its event any
 // more. A void row lives as long as the log has its event (invariant 11).
 func (m *merge) survivors(versions []segment.Entry) []segment.Entry {
-	kept, settled := versions[:0], false
+	kept, atFloor := versions[:0], false // atFloor: the newest version at or below the floor was met
 	for _, e := range versions {
 		rev := Revision(e.Revision)
 		switch {
@@ -237,10 +242,10 @@ func (m *merge) survivors(versions []segment.Entry) []segment.Entry {
 			if rev <= m.purge {
 				continue
 			}
-		case rev <= m.floor && settled:
+		case rev <= m.floor && atFloor:
 			continue
 		case rev <= m.floor:
-			settled = true
+			atFloor = true
 			if e.Flags&segment.Tombstone != 0 && m.level == baseLevel && rev <= m.purge {
 				continue
 			}
@@ -303,21 +308,25 @@ func (m *merge) position(r *root) (from, end int, err error) {
 	return from, end, nil
 }
 
-// rebase makes the next root: the inputs give way to the outputs, where they were.
-func (o *output) rebase(ctx context.Context, r *root) (*root, error) {
-	from, end, err := o.merge.position(r)
-	if err != nil {
-		return nil, err
-	}
-	if r.Generation != o.merge.generation {
-		if err := o.renew(ctx, r.Generation); err != nil {
+// commit swaps the root for one in which the outputs are where the inputs were. The other stages of a commit (commit.go)
+// have nothing to do here: no event is folded, and time does not pass.
+func (o *output) commit(ctx context.Context) error {
+	_, err := o.p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
+		next := v.snap.draft()
+		from, end, err := o.merge.position(next.root)
+		if err != nil {
 			return nil, err
 		}
-	}
-	next := r.clone()
-	next.Segments = slices.Concat(r.Segments[:from], o.refs, r.Segments[end:])
-	next.written = o.footers
-	return next, nil
+		if next.Generation != o.merge.generation {
+			if err := o.renew(ctx, next.Generation); err != nil {
+				return nil, err
+			}
+		}
+		next.Segments = slices.Concat(next.Segments[:from], o.refs, next.Segments[end:])
+		next.footers = o.footers
+		return next, o.p.writeIndex(ctx, next)
+	})
+	return err
 }
 
 // renew writes the outputs again, in a generation that has begun: whoever collects by an older one does not know

@@ -161,14 +161,10 @@ func compactAgain(ctx context.Context, p *Projection) error {
 	if err != nil {
 		return err
 	}
-	next := func(change func(*root)) func(context.Context, *View) (*root, error) {
-		return func(_ context.Context, v *View) (*root, error) { r := v.snap.root.clone(); change(r); return r, nil }
-	}
-	if _, err := p.swap(ctx, next(func(r *root) { r.Generation++ })); err != nil {
+	if err := p.beginGeneration(ctx); err != nil {
 		return err
 	}
-	_, err = p.swap(ctx, func(ctx context.Context, v *View) (*root, error) { return out.rebase(ctx, v.snap.root) })
-	return err
+	return out.commit(ctx)
 }
 
 func fenceIt(ctx context.Context, p *Projection) error {

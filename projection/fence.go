@@ -1,11 +1,11 @@
 package projection
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/logplane/logplane/eventlog"
@@ -37,13 +37,14 @@ func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, err
 	} else if err != nil {
 		return plan, fmt.Errorf("fence: %w", err)
 	}
-	_, r, err := p.rootNow(ctx)
+	now, err := p.rootNow(ctx)
 	if err == nil {
 		plan.Log, err = p.config.Log.Extent(ctx)
 	}
 	if err != nil {
 		return plan, fmt.Errorf("fence: %w", err)
 	}
+	r := now.root
 	plan.Applied, plan.Epoch = r.Applied, r.Epoch+1
 	if last, err := p.config.Log.EventAt(ctx, plan.Log.Head); err == nil {
 		plan.Epoch = max(plan.Epoch, last.Epoch+1) // the bucket may be older than the last fence
@@ -73,83 +74,59 @@ func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 	if err := p.fenceLog(ctx, plan.To); err != nil {
 		return err
 	}
-	var tried *root
-	var failure error
-	for attempt := range swapAttempts {
-		if err := pause(ctx, attempt); err != nil {
-			return errors.Join(err, failure)
+	_, err := p.swapRoot(ctx, p.rootNow, func(ctx context.Context) (*draft, error) {
+		newest, err := p.rootNow(ctx)
+		if err != nil {
+			return nil, err
 		}
-		etag, r, err := p.rootNow(ctx)
-		switch {
-		case err != nil:
-		case tried != nil && bytes.Equal(r.Nonce, tried.Nonce):
-			return nil
-		case r.Epoch >= plan.Epoch || r.Applied != plan.Applied:
-			return fmt.Errorf("fence at %d: %w", plan.To, errFenceRaced)
-		default:
-			if tried, err = fencedRoot(r, plan); err == nil {
-				err = p.swapRoot(ctx, tried, etag)
-			}
+		if newest.root.Epoch >= plan.Epoch || newest.root.Applied != plan.Applied {
+			return nil, errFenceRaced
 		}
-		if err == nil {
-			_ = p.fail(eventlog.ErrFenced)
-			return nil
-		}
-		failure = err
+		return newest.fenced(plan)
+	})
+	if errors.Is(err, errFenceRaced) {
+		return fmt.Errorf("fence at %d: %w", plan.To, err)
 	}
-	return fmt.Errorf("fence at %d: the log is fenced, and the root is not: fence again: %w", plan.To, failure)
+	if err != nil {
+		return fmt.Errorf("fence at %d: the log is fenced, and the root is not: fence again: %w", plan.To, err)
+	}
+	_ = p.fail(eventlog.ErrFenced)
+	return nil
 }
 
-// fencedRoot is the root of the next epoch. A run of barriers reaches from what was applied to the fence, so that the
+// fenced is the root of the next epoch. A run of barriers reaches from what was applied to the fence, so that the
 // events that are archived stay contiguous.
-func fencedRoot(r *root, plan FencePlan) (*root, error) {
-	records, err := r.inlineRecords()
-	if err != nil {
-		return nil, err
-	}
-	next := r.clone()
-	last := &record{Event: eventlog.Event{Revision: plan.To - 1, Time: time.Unix(0, r.Clock)}}
-	records = appendRun(append([]*record(nil), records...), r.Applied, last)
+func (s *snapshot) fenced(plan FencePlan) (*draft, error) {
+	next := s.draft()
+	last := &record{Event: eventlog.Event{Revision: plan.To - 1, Time: time.Unix(0, next.Clock)}}
+	next.records = appendRun(slices.Clone(s.records), next.Applied, last)
 	next.Epoch = plan.Epoch
-	next.Applied, next.AppliedTime, next.AppliedID = plan.To-1, r.Clock, "fence-"+rand.Text()
+	next.Applied, next.AppliedTime, next.AppliedID = plan.To-1, next.Clock, "fence-"+rand.Text()
 	next.Floor, next.Purge = next.Applied, next.Applied
-	next.records = records
-	next.Inline, _, err = sealRecords(records)
+	var err error
+	next.Inline, _, err = sealRecords(next.records)
 	return next, err
 }
 
-func (p *Projection) swapRoot(ctx context.Context, next *root, etag string) error {
-	body, err := encodeRoot(next)
-	if err == nil {
-		err = next.check()
-	}
-	if err != nil {
-		return err
-	}
-	if etag == "" {
-		_, err = p.config.Bucket.Create(ctx, p.rootKey(), body)
-	} else {
-		_, err = p.config.Bucket.Replace(ctx, p.rootKey(), body, etag)
-	}
-	return err
-}
-
 // rootNow reads the root whatever view there is.
-func (p *Projection) rootNow(ctx context.Context) (etag string, r *root, err error) {
+func (p *Projection) rootNow(ctx context.Context) (*snapshot, error) {
 	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())
 	if errors.Is(err, bucket.ErrNotFound) {
-		return "", &root{}, nil
+		return p.newSnapshot(&root{}, "", nil)
 	}
 	if err != nil {
-		return "", nil, fmt.Errorf("read the root: %w", err)
+		return nil, fmt.Errorf("read the root: %w", err)
 	}
-	r, err = decodeRoot(body)
-	return etag, r, err
+	r, err := decodeRoot(body)
+	if err != nil {
+		return nil, err
+	}
+	return p.newSnapshot(r, etag, nil)
 }
 
-// enter lets the first root decide in which epoch this process lives. A root of a later one is ErrFenced: the process
+// joinEpoch lets the first root decide in which epoch this process lives. A root of a later one is ErrFenced: the process
 // must stop, as what it writes would be void.
-func (p *Projection) enter(v *View, snap *snapshot) error {
+func (p *Projection) joinEpoch(v *View, snap *snapshot) error {
 	if v == nil {
 		p.config.Log.SetEpoch(max(p.config.Log.Epoch(), snap.root.Epoch))
 		return nil

@@ -68,10 +68,12 @@ func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error)
 	if err != nil {
 		return false, err
 	}
-	if epoch := v.tail.epoch; certain(e, epoch) || hopeless(e, epoch) {
+	epoch := v.tail.epoch
+	if certain(e, epoch) || hopeless(e, epoch) {
 		return certain(e, epoch), nil
 	}
-	if v, err = p.AtLeast(ctx, e.Revision-1); err != nil {
+	v, err = p.AtLeast(ctx, e.Revision-1)
+	if err != nil {
 		return false, err
 	}
 	return v.valid(ctx, e, e.Key.Row())
@@ -94,9 +96,9 @@ func (v *View) valid(ctx context.Context, e *eventlog.Event, key string) (bool, 
 	return valid(e, epoch, live), nil
 }
 
-// settle folds a key's events, newest first, over what is below them, and returns the newest version,
+// foldOver folds a key's events, newest first, over what is below them, and returns the newest version,
 // tombstones included. below is asked only if no event of the chain is certain.
-func settle(chain []*record, epoch uint64, below func() (version, bool, error)) (version, bool, error) {
+func foldOver(chain []*record, epoch uint64, below func() (version, bool, error)) (version, bool, error) {
 	anchor := 0
 	for anchor < len(chain) && !certain(&chain[anchor].Event, epoch) {
 		anchor++
@@ -107,7 +109,8 @@ func settle(chain []*record, epoch uint64, below func() (version, bool, error)) 
 		newest = versionOf(chain[anchor])
 	} else {
 		var err error
-		if newest, found, err = below(); err != nil {
+		newest, found, err = below()
+		if err != nil {
 			return version{}, false, err
 		}
 	}

@@ -77,7 +77,8 @@ func (f *folder) whole(key string) []byte {
 func (f *folder) mark(key string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if now := time.Now(); now.Sub(f.used[key]) > usedEvery {
+	now := time.Now()
+	if now.Sub(f.used[key]) > usedEvery {
 		f.used[key] = now
 		_ = os.Chtimes(f.file(key), now, now) // or it goes too early
 	}
@@ -113,9 +114,7 @@ func (f *folder) write(key string, offset int64, b []byte) (grown int64, err err
 	if err == nil {
 		_, err = file.WriteAt(b, offset)
 	}
-	if closed := file.Close(); err == nil {
-		err = closed
-	}
+	err = errors.Join(err, file.Close())
 	if err != nil {
 		return 0, err
 	}

@@ -11,52 +11,6 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// ageArchive moves the archive's end by log time. One commit moves it by no more than twice the log time since the last
-// root: a process with a wrong setting cannot throw a history away, and a shorter setting is reached in the end.
-func (p *Projection) ageArchive(next *root, before int64) {
-	longest := int64(max(p.config.History, p.config.Retention))
-	if longest == 0 {
-		return
-	}
-	end := next.Clock - longest
-	if before > 0 && next.Archive > 0 {
-		end = min(end, next.Archive+2*(next.Clock-before))
-	}
-	next.Archive = max(next.Archive, end)
-}
-
-// archiveBase is the key of the checkpoint from which the archive's oldest events are folded, empty for none.
-func (r *root) archiveBase() string {
-	if r.Archive >= r.Horizon {
-		return ""
-	}
-	base := ""
-	for _, c := range r.Checkpoints {
-		if c.Time <= r.Archive {
-			base = c.Key
-		}
-	}
-	return base
-}
-
-// forgetEvents drops the event segments that lie below the floor, or, if there is an archive, below its base: what is
-// archived can be folded from there, so all of it is exact.
-func (p *Projection) forgetEvents(next *root) {
-	upto := next.Floor
-	if p.config.History > 0 || next.Archive < next.Horizon {
-		base, below := next.archiveBase(), Revision(0)
-		for _, c := range next.Checkpoints {
-			if c.Key == base {
-				below = c.Revision
-			}
-		}
-		upto = min(upto, below)
-	}
-	for len(next.Events) > 0 && next.Events[0].MaxRevision <= upto {
-		next.Events = next.Events[1:]
-	}
-}
-
 // At returns a view of the cell as it was at the revision: below the floor from a checkpoint, or from one and the archived
 // events after it. The view can be read at that revision. It is ErrExpired if nothing covers it.
 func (p *Projection) At(ctx context.Context, at Revision) (*View, error) {
@@ -104,7 +58,8 @@ func (v *View) rebuild(ctx context.Context, at Revision, wanted func(key string)
 	base := &root{}
 	if next > 0 {
 		var err error
-		if base, err = p.checkpointed(ctx, r.Checkpoints[next-1]); err != nil {
+		base, err = p.checkpointed(ctx, r.Checkpoints[next-1])
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -121,7 +76,8 @@ func (v *View) rebuild(ctx context.Context, at Revision, wanted func(key string)
 	after := base.Applied
 	err = v.archived(ctx, &after, at, func(e eventlog.Event) bool {
 		if wanted(e.Key.Row()) {
-			if batch = append(batch, e); len(batch) == 1024 {
+			batch = append(batch, e)
+			if len(batch) == 1024 {
 				t, batch = t.extend(batch), batch[:0]
 			}
 		}
@@ -141,7 +97,8 @@ func (v *View) over(snap *snapshot, t *tail) *View {
 
 // archiveStart is the revision after which every event up to the head is at hand.
 func (v *View) archiveStart() Revision {
-	if events := v.snap.root.Events; len(events) > 0 {
+	events := v.snap.root.Events
+	if len(events) > 0 {
 		return events[0].MinRevision - 1
 	}
 	return v.snap.root.Spilled
@@ -150,7 +107,8 @@ func (v *View) archiveStart() Revision {
 // archived yields the events in (*after, upto] whatever the floor is, void ones and barriers left out, and moves after
 // along. It is ErrExpired if the range begins below archiveStart.
 func (v *View) archived(ctx context.Context, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
-	if start := v.archiveStart(); *after < start {
+	start := v.archiveStart()
+	if *after < start {
 		return fmt.Errorf("events after %d are no longer kept, but those after %d: %w", *after, start, ErrExpired)
 	}
 	for _, part := range v.snap.events {

@@ -42,23 +42,25 @@ func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
 	if x.key == "" {
 		return nil, nil
 	}
-	if kept := x.footers.Load(); kept != nil {
+	kept := x.footers.Load()
+	if kept != nil {
 		return (*kept)[segment], nil
 	}
 	if err := x.reading.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer x.reading.leave()
-	if kept := x.footers.Load(); kept != nil {
+	kept = x.footers.Load()
+	if kept != nil { // somebody else read them meanwhile
 		return (*kept)[segment], nil
 	}
 	footers, err := x.read(ctx)
 	if err != nil {
 		return nil, err
 	}
-	kept := bySegment(footers)
-	x.footers.Store(&kept)
-	return kept[segment], nil
+	read := bySegment(footers)
+	x.footers.Store(&read)
+	return read[segment], nil
 }
 
 func (x *index) read(ctx context.Context) ([]footer, error) {
@@ -120,57 +122,19 @@ func (r *root) indexed() []segmentRef {
 	return r.Segments
 }
 
-// keepFooters sees to it that the next root's footers can be read in one piece. Those of new segments go into the root
-// itself; once they are too many, all go to a new idx object. It must be there before the root that names
-// it; a crash between leaves garbage.
-func (p *Projection) keepFooters(ctx context.Context, previous *snapshot, next *root) error {
+// writeIndex sees to it that a reader gets the draft's footers in one piece. The root itself holds those of new segments.
+// Once they are too many for it, all go to a new idx object.
+func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	indexed := next.indexed()
-	known := bySegment(slices.Concat(previous.root.Footers, next.written))
-	inIndex := func(s segmentRef) bool { // by the index that the previous root names, if by any
-		return next.Index != "" && slices.ContainsFunc(previous.root.indexed(), func(had segmentRef) bool { return had.Key == s.Key })
-	}
-	next.Footers = nil
-	size, left := 0, 0 // bytes in the root; how many are left to the idx object
-	for _, s := range indexed {
-		if sealed := known[s.Key]; sealed != nil {
-			next.Footers = append(next.Footers, footer{Key: s.Key, Sealed: sealed})
-			size += len(sealed)
-		} else {
-			left++
-			if !inIndex(s) {
-				size = p.rootFooters + 1
-			}
-		}
-	}
-	if left == 0 {
-		next.Index = ""
-	}
-	if size <= p.rootFooters {
+	known := bySegment(slices.Concat(next.over.root.Footers, next.footers))
+	if next.keepFooters(indexed, known, p.rootFooters) || len(indexed) < 2 { // one segment's own tail costs a reader no more
 		return nil
-	}
-	next.Index, next.Footers = "", nil
-	if len(indexed) < 2 { // its own tail costs a reader no more
-		return nil
-	}
-	return p.writeIndex(ctx, previous, next, indexed, known)
-}
-
-func (p *Projection) writeIndex(ctx context.Context, previous *snapshot, next *root, indexed []segmentRef, known map[string][]byte) error {
-	opened := make(map[string]*part)
-	for _, r := range previous.runs {
-		for _, part := range r {
-			opened[part.ref.Key] = part
-		}
 	}
 	footers := make([]footer, 0, len(indexed))
 	for _, s := range indexed {
 		f := footer{Key: s.Key, Sealed: known[s.Key]}
 		if f.Sealed == nil {
-			part := opened[s.Key]
-			if part == nil {
-				part = p.newPart(s)
-			}
-			reader, err := part.open(ctx)
+			reader, err := next.over.part(p, s).open(ctx)
 			if err != nil {
 				return err
 			}
@@ -190,6 +154,35 @@ func (p *Projection) writeIndex(ctx context.Context, previous *snapshot, next *r
 	written("index", len(body))
 	next.Index = key
 	return nil
+}
+
+// keepFooters lists the known footers in the root, and leaves the others to the idx object that the root names already. If
+// one is in neither, or the limit of bytes is too small, it clears both and returns false.
+func (d *draft) keepFooters(indexed []segmentRef, known map[string][]byte, limit int) (kept bool) {
+	before := d.over.root.indexed()
+	inIndex := func(s segmentRef) bool {
+		return d.Index != "" && slices.ContainsFunc(before, func(had segmentRef) bool { return had.Key == s.Key })
+	}
+	footers, size, left := []footer(nil), 0, 0 // left to the idx object
+	kept = true
+	for _, s := range indexed {
+		sealed := known[s.Key]
+		if sealed == nil {
+			left++
+			kept = kept && inIndex(s)
+			continue
+		}
+		footers, size = append(footers, footer{Key: s.Key, Sealed: sealed}), size+len(sealed)
+	}
+	if !kept || size > limit {
+		d.Index, d.Footers = "", nil
+		return false
+	}
+	if left == 0 {
+		d.Index = ""
+	}
+	d.Footers = footers
+	return true
 }
 
 // verifyIndex reports kept footers that are not those of their segments.

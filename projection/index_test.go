@@ -26,7 +26,7 @@ func layered(t testing.TB, layers ...[]int) *cell {
 	}
 	c.commit()
 	v, rng := c.latest(), rand.New(rand.NewPCG(1, 1))
-	next := v.snap.root.clone()
+	next := v.snap.draft()
 	next.Segments = nil
 	for depth, layer := range layers {
 		o := &output{p: c.Projection, merge: &merge{level: baseLevel}}
@@ -41,9 +41,9 @@ func layered(t testing.TB, layers ...[]int) *cell {
 		}
 		require.NoError(t, o.cut(c.ctx))
 		next.Segments = slices.Concat(o.refs, next.Segments)
-		next.written = append(next.written, o.footers...)
+		next.footers = append(next.footers, o.footers...)
 	}
-	require.NoError(t, c.Projection.put(c.ctx, v.snap, next))
+	c.become(next)
 	return c
 }
 
@@ -225,15 +225,8 @@ func TestACompactionOutlivesACollection(t *testing.T) {
 	out, err := c.merge(c.ctx, m)
 	require.NoError(t, err)
 	first := slices.Clone(out.refs)
-	bump := func(_ context.Context, v *View) (*root, error) { // what a collection does whose grace period spares the outputs
-		next := v.snap.root.clone()
-		next.Generation++
-		return next, nil
-	}
-	_, err = c.another().swap(c.ctx, bump)
-	require.NoError(t, err)
-	_, err = c.swap(c.ctx, func(ctx context.Context, v *View) (*root, error) { return out.rebase(ctx, v.snap.root) })
-	require.NoError(t, err)
+	require.NoError(t, c.another().beginGeneration(c.ctx))
+	require.NoError(t, out.commit(c.ctx))
 	require.NotEqual(t, first[0].Key, c.latest().snap.root.Segments[0].Key)
 	require.Equal(t, first[0].Size, c.latest().snap.root.Segments[0].Size)
 	_, err = c.Collect(c.ctx, 0)
@@ -282,9 +275,9 @@ func TestAVanishedIndex(t *testing.T) {
 	require.NoError(t, c.bucket.Delete(c.ctx, key))
 	_, _, err = v.Get(c.ctx, benchKey(7).Row(), v.Revision())
 	require.True(t, errors.Is(err, bucket.ErrNotFound), "nothing else names it: %v", err)
-	next := c.latest().snap.root.clone()
+	next := c.latest().snap.draft()
 	next.Index = ""
-	require.NoError(t, c.Projection.put(c.ctx, c.latest().snap, next))
+	c.become(next)
 	_, ok, err := v.Get(c.ctx, benchKey(7).Row(), v.Revision())
 	require.NoError(t, err)
 	require.True(t, ok)

@@ -65,10 +65,11 @@ func listed(refs []segmentRef, keyed bool) []Segment {
 // history is what this view alone has of the key.
 func (v *View) history(ctx context.Context, key string) (rows []Row, err error) {
 	for _, r := range v.tail.chain(key, v.Applied(), v.Revision()) {
-		if r, err = v.judged(ctx, r); err != nil {
+		judged, err := v.judged(ctx, r)
+		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, r.row())
+		rows = append(rows, judged.row())
 	}
 	sources := []source{newInlineSource(v.snap.inline, key, key+"\x00")}
 	for _, r := range v.snap.runs {

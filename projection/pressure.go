@@ -21,7 +21,7 @@ const (
 
 // pressed is ErrBehind if the tail has outgrown its budget: nothing may be written until a commit has succeeded.
 func (v *View) pressed() error {
-	if budget := v.p.config.TailBytes; v.tail.bytes > budget {
+	if v.tail.bytes > v.p.config.TailBytes {
 		return fmt.Errorf("the snapshot is %d MiB behind the log: %w", v.tail.bytes>>20, ErrBehind)
 	}
 	return nil

@@ -108,7 +108,8 @@ func (p *Projection) Any(ctx context.Context) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
 	}
-	if v := p.view.Load(); v != nil && time.Since(v.asked) < 10*time.Second {
+	v := p.view.Load()
+	if v != nil && time.Since(v.asked) < 10*time.Second {
 		return v, nil
 	}
 	return p.Latest(ctx)

@@ -50,7 +50,8 @@ func (p *Projection) watchLog(ctx context.Context, cadence time.Duration, after 
 		if !errors.Is(err, eventlog.ErrPurged) {
 			return err
 		}
-		if after, err = p.commitSurely(ctx, cadence); err != nil {
+		after, err = p.commitSurely(ctx, cadence)
+		if err != nil {
 			return err
 		}
 	}

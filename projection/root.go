@@ -57,14 +57,6 @@ type root struct {
 	// Spilled is the last revision in the segments; Inline is an event segment with the rest up to Applied.
 	Spilled Revision `cbor:"15,keyasint"`
 	Inline  []byte   `cbor:"16,keyasint"`
-
-	// voids are what this commit found void, to be reported once it has won.
-	voids []*record
-	// records are those of Inline, if they are at hand; written the footers of the segments that this root adds.
-	records []*record
-	written []footer
-	// folded is how many bytes of events this root adds.
-	folded int
 }
 
 // mark is a revision and its log time.
@@ -138,8 +130,9 @@ func decodeFrame(magic uint32, b []byte, v any) error {
 	if len(b) < frameHeader || binary.LittleEndian.Uint32(b) != magic {
 		return errors.New("it does not begin as one")
 	}
-	if v := binary.LittleEndian.Uint32(b[4:]); v != frameVersion {
-		return fmt.Errorf("version %d is not known", v)
+	version := binary.LittleEndian.Uint32(b[4:])
+	if version != frameVersion {
+		return fmt.Errorf("version %d is not known", version)
 	}
 	if binary.LittleEndian.Uint32(b[8:]) != segment.Checksum(b[:8], b[frameHeader:]) {
 		return errors.New("its checksum does not match")
@@ -200,7 +193,6 @@ func (r *root) check() error {
 func (r *root) clone() *root {
 	c := *r
 	c.Serial++
-	c.voids, c.written, c.folded = nil, nil, 0
 	c.Nonce = make([]byte, 16)
 	rand.Read(c.Nonce)
 	return &c
@@ -225,8 +217,8 @@ func sealRecords(records []*record) ([]byte, segment.Summary, error) {
 
 // inlineRecords decodes the inline part and checks that it reaches from Spilled to Applied without a hole.
 func (r *root) inlineRecords() ([]*record, error) {
-	if len(r.Inline) == 0 || r.records != nil {
-		return r.records, nil
+	if len(r.Inline) == 0 {
+		return nil, nil
 	}
 	reader, err := segment.OpenBytes("inline", r.Inline)
 	if err != nil {

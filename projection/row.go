@@ -236,7 +236,8 @@ func (d *recordDecoder) string() string {
 
 // shared reads a string that is mostly the same as the last one read into the same place.
 func (d *recordDecoder) shared(last *string) string {
-	if b := d.Sized(); string(b) != *last {
+	b := d.Sized()
+	if string(b) != *last {
 		*last = string(b)
 	}
 	return *last

@@ -70,7 +70,8 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision) (*merg
 	below := min(at, v.Applied())
 	m.heads = append(m.heads, &head{at: below, source: newInlineSource(v.snap.inline, start, end)})
 	for _, r := range v.snap.runs {
-		if parts := r.overlapping(start, end); len(parts) > 0 {
+		parts := r.overlapping(start, end)
+		if len(parts) > 0 {
 			m.heads = append(m.heads, &head{at: below, source: &runSource{parts: parts, start: start, end: end}})
 		}
 	}
@@ -104,7 +105,7 @@ func (m *merged) next(ctx context.Context) (version, bool, error) {
 		if len(m.chain) > 0 && m.chain[0].key == key {
 			chain := m.chain
 			m.nextChain(key + "\x00")
-			below, found, err = settle(chain, m.view.tail.epoch, func() (version, bool, error) { return below, found, nil })
+			below, found, err = foldOver(chain, m.view.tail.epoch, func() (version, bool, error) { return below, found, nil })
 		}
 		if found || err != nil {
 			return below, found, err
@@ -144,7 +145,8 @@ func (m *merged) take(ctx context.Context, key string) (best version, found bool
 func (h *head) advance(ctx context.Context, after string) error {
 	for {
 		var err error
-		if h.current, h.ok, err = h.source.next(ctx); err != nil || !h.ok {
+		h.current, h.ok, err = h.source.next(ctx)
+		if err != nil || !h.ok {
 			return err
 		}
 		if (h.current.key != after || after == "") && h.current.revision <= h.at && h.current.flags&segment.Void == 0 {

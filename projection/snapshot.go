@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sort"
 	"sync/atomic"
 
@@ -45,12 +44,17 @@ type part struct {
 
 func (p *Projection) newPart(ref segmentRef) *part { return &part{ref: ref, p: p, opening: newGate()} }
 
-// newSnapshot decodes the inline part. Segments that the previous snapshot has open stay open.
+// newSnapshot decodes the inline part of a root that was read. Segments that the previous snapshot has open stay open.
 func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*snapshot, error) {
 	records, err := r.inlineRecords()
 	if err != nil {
 		return nil, fmt.Errorf("read the root: %w", err)
 	}
+	return p.snapshotOf(r, records, r.Footers, etag, previous), nil
+}
+
+// snapshotOf is newSnapshot for who has the inline records and the footers at hand.
+func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag string, previous *snapshot) *snapshot {
 	s := &snapshot{root: r, etag: etag, records: records, inline: keyOrdered(records)}
 	s.index = p.newIndex(r.Index)
 	known := make(map[string]*part)
@@ -64,7 +68,7 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 			}
 		}
 	}
-	footers, indexed := bySegment(slices.Concat(r.Footers, r.written)), make(map[string]bool)
+	footers, indexed := bySegment(kept), make(map[string]bool)
 	for _, ref := range r.indexed() {
 		indexed[ref.Key] = true
 	}
@@ -75,7 +79,8 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 				continue
 			}
 			fresh := p.newPart(part.ref) // an older snapshot may be opening the one at hand
-			if fresh.sealed = footers[part.ref.Key]; fresh.sealed == nil && indexed[part.ref.Key] {
+			fresh.sealed = footers[part.ref.Key]
+			if fresh.sealed == nil && indexed[part.ref.Key] {
 				fresh.index = s.index
 			}
 			parts[i] = fresh
@@ -83,14 +88,27 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 		s.runs = append(s.runs, parts)
 	}
 	s.events = p.partsOf(r.Events, known)
-	return s, nil
+	return s
+}
+
+// part is the key-ordered segment as the snapshot has it open, else a closed one.
+func (s *snapshot) part(p *Projection, ref segmentRef) *part {
+	for _, r := range s.runs {
+		for _, known := range r {
+			if known.ref.Key == ref.Key {
+				return known
+			}
+		}
+	}
+	return p.newPart(ref)
 }
 
 // runs groups the key-ordered segments: those of the base are one run, every other is its own.
 func (r *root) runs() (runs [][]segmentRef) {
 	for i, ref := range r.Segments {
-		if n := len(runs); n > 0 && ref.Level == baseLevel && r.Segments[i-1].Level == baseLevel {
-			runs[n-1] = append(runs[n-1], ref)
+		last := len(runs) - 1
+		if last >= 0 && ref.Level == baseLevel && r.Segments[i-1].Level == baseLevel {
+			runs[last] = append(runs[last], ref)
 		} else {
 			runs = append(runs, []segmentRef{ref})
 		}
@@ -101,8 +119,9 @@ func (r *root) runs() (runs [][]segmentRef) {
 func (p *Projection) partsOf(refs []segmentRef, known map[string]*part) run {
 	parts := make(run, len(refs))
 	for i, ref := range refs {
-		if k := known[ref.Key]; k != nil && k.ref.Level == ref.Level {
-			parts[i] = k
+		same := known[ref.Key]
+		if same != nil && same.ref.Level == ref.Level {
+			parts[i] = same
 		} else {
 			parts[i] = p.newPart(ref)
 		}
@@ -112,14 +131,16 @@ func (p *Projection) partsOf(refs []segmentRef, known map[string]*part) run {
 
 // open reads the footer, once.
 func (r *part) open(ctx context.Context) (*segment.Reader, error) {
-	if reader := r.reader.Load(); reader != nil {
+	reader := r.reader.Load()
+	if reader != nil {
 		return reader, nil
 	}
 	if err := r.opening.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer r.opening.leave()
-	if reader := r.reader.Load(); reader != nil {
+	reader = r.reader.Load()
+	if reader != nil { // somebody else opened it meanwhile
 		return reader, nil
 	}
 	reader, err := r.openKept(ctx)
@@ -138,7 +159,8 @@ func (r *part) openKept(ctx context.Context) (*segment.Reader, error) {
 	sealed := r.sealed
 	if sealed == nil && r.index != nil {
 		var err error
-		if sealed, err = r.index.footer(ctx, r.ref.Key); err != nil {
+		sealed, err = r.index.footer(ctx, r.ref.Key)
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -195,7 +217,8 @@ func (s *segmentRef) matches(sum segment.Summary) error {
 // skip. A run is asked only if it may hold a newer one than was found.
 func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip segment.Flags) (best version, found bool, err error) {
 	for i := searchKey(s.inline, key); i < len(s.inline) && s.inline[i].key == key; i++ {
-		if r := s.inline[i]; r.Revision <= at && r.flags()&skip == 0 {
+		r := s.inline[i]
+		if r.Revision <= at && r.flags()&skip == 0 {
 			return versionOf(r), true, nil
 		}
 	}
@@ -225,7 +248,8 @@ func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip seg
 // candidates are the runs, cut down to the one part each, that may have the key at or below the revision.
 func (s *snapshot) candidates(key string, at Revision) (runs []run) {
 	for _, r := range s.runs {
-		if parts := r.overlapping(key, key+"\x00"); len(parts) > 0 && parts[0].ref.MinRevision <= at {
+		parts := r.overlapping(key, key+"\x00")
+		if len(parts) > 0 && parts[0].ref.MinRevision <= at {
 			runs = append(runs, parts)
 		}
 	}
@@ -275,7 +299,8 @@ func searchRevision(records []*record, rev Revision) int {
 // readRoot reads the root; an empty bucket is a root that has applied nothing.
 func (p *Projection) readRoot(ctx context.Context) (*snapshot, error) {
 	var previous *snapshot
-	if v := p.view.Load(); v != nil {
+	v := p.view.Load()
+	if v != nil {
 		previous = v.snap
 	}
 	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())

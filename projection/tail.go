@@ -1,8 +1,6 @@
 package projection
 
 import (
-	"cmp"
-
 	"github.com/google/btree"
 
 	"github.com/logplane/logplane/eventlog"
@@ -30,8 +28,8 @@ func emptyTail(r *root) *tail {
 }
 
 func newestFirst(a, b *record) bool {
-	if c := cmp.Compare(a.key, b.key); c != 0 {
-		return c < 0
+	if a.key != b.key {
+		return a.key < b.key
 	}
 	return a.Revision > b.Revision
 }

@@ -94,7 +94,8 @@ func (v *verification) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the root: %w", err)
 	}
-	if v.root, err = decodeRoot(body); err != nil {
+	v.root, err = decodeRoot(body)
+	if err != nil {
 		return err
 	}
 	v.etag, v.named = etag, v.root.names()
@@ -109,10 +110,12 @@ func (v *verification) run(ctx context.Context) error {
 	}
 	last := Revision(0) // before the first event
 	follow := func(r *record) {
-		if before := r.Revision - Revision(r.span); !v.unread && before != last && (last > 0 || before > v.root.Floor) {
+		before := r.Revision - Revision(r.span)
+		if !v.unread && before != last && (last > 0 || before > v.root.Floor) {
 			v.report("events have a hole between revisions %d and %d", last, before+1)
 		}
-		if last = r.Revision; r.Op != eventlog.Barrier {
+		last = r.Revision
+		if r.Op != eventlog.Barrier {
 			v.events = append(v.events, factOf(r))
 		}
 	}
@@ -120,7 +123,8 @@ func (v *verification) run(ctx context.Context) error {
 		v.segment(ctx, ref, segment.Events, follow)
 	}
 	for _, r := range inline {
-		if follow(r); r.Op != eventlog.Barrier {
+		follow(r)
+		if r.Op != eventlog.Barrier {
 			v.rows = append(v.rows, factOf(r))
 		}
 	}

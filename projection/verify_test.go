@@ -18,7 +18,7 @@ import (
 func (c *cell) rewritten(rows, events []*record) {
 	v := c.latest()
 	next := v.snap.root.clone()
-	next.Segments, next.Events, next.Inline, next.records, next.Spilled = nil, nil, nil, nil, next.Applied
+	next.Segments, next.Events, next.Inline, next.Spilled = nil, nil, nil, next.Applied
 	file, sum, err := sealRecords(events)
 	require.NoError(c.t, err)
 	sum.MinRevision, sum.MaxRevision = 1, uint64(next.Applied)

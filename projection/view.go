@@ -76,7 +76,7 @@ func (v *View) newest(ctx context.Context, key string, at Revision) (n version, 
 		if err := v.check(at); err != nil {
 			return err
 		}
-		n, ok, err = settle(v.tail.chain(key, v.Applied(), at), v.tail.epoch, func() (version, bool, error) {
+		n, ok, err = foldOver(v.tail.chain(key, v.Applied(), at), v.tail.epoch, func() (version, bool, error) {
 			return v.snap.newest(ctx, key, min(at, v.Applied()), segment.Void)
 		})
 		return err
@@ -114,7 +114,8 @@ func (v *View) retry(ctx context.Context, read func(*View) error) error {
 	err := read(v)
 	for n := 0; n < retries && errors.Is(err, bucket.ErrNotFound); n++ {
 		var renewed *View
-		if renewed, err = v.renew(ctx); err == nil {
+		renewed, err = v.renew(ctx)
+		if err == nil {
 			v = renewed
 			err = read(v)
 		}

@@ -25,17 +25,18 @@ type State struct {
 // must be asked.
 func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 	s := State{view: v, key: key}
-	row, at := key.Row(), v.Revision()
+	rowKey, at := key.Row(), v.Revision()
 	err := v.retry(ctx, func(v *View) error {
 		if err := v.check(at); err != nil {
 			return err
 		}
-		newest, last, err := v.newestAndLast(ctx, row, at)
+		newest, last, err := v.newestAndLast(ctx, rowKey, at)
 		if err != nil {
 			return err
 		}
 		s.expected = last
-		if s.live = newest.revision != 0 && !newest.dead(); s.live {
+		s.live = newest.revision != 0 && !newest.dead()
+		if s.live {
 			s.row, err = newest.row(&recordDecoder{})
 		}
 		return err
@@ -53,8 +54,9 @@ func (v *View) newestAndLast(ctx context.Context, key string, at Revision) (newe
 		return v.snap.newest(ctx, key, min(at, v.Applied()), skip)
 	}
 	valid := func() (version, bool, error) { return below(segment.Void) }
-	if chain := v.tail.chain(key, v.Applied(), at); len(chain) > 0 {
-		newest, _, err = settle(chain, v.tail.epoch, valid)
+	chain := v.tail.chain(key, v.Applied(), at)
+	if len(chain) > 0 {
+		newest, _, err = foldOver(chain, v.tail.epoch, valid)
 		return newest, chain[0].Revision, err
 	}
 	newest, _, err = below(0)

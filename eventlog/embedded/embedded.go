@@ -100,7 +100,8 @@ func listenOn(options *server.Options, address string) error {
 		return fmt.Errorf("listen for subscribers: %w", err)
 	}
 	options.Host = host
-	if options.Port, err = strconv.Atoi(port); err != nil {
+	options.Port, err = strconv.Atoi(port)
+	if err != nil {
 		return fmt.Errorf("listen for subscribers: port '%s' is not a number", port)
 	}
 	if options.Port == 0 {

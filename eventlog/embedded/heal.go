@@ -105,7 +105,8 @@ func (s *Server) dropState() {
 
 // Writable is nil unless Heal has found that the log cannot be written.
 func (s *Server) Writable() error {
-	if failed := s.failed.Load(); failed != nil {
+	failed := s.failed.Load()
+	if failed != nil {
 		return *failed
 	}
 	return nil

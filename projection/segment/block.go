@@ -109,7 +109,8 @@ func decodeBlock(kind Kind, raw []byte, rows int) (*Block, *CorruptError) {
 	for i := range b.Entries {
 		b.Entries[i].Key = all[start:ends[i]]
 		start = ends[i]
-		if c := checkEntry(kind, b.Entries, i); c != nil {
+		c := checkEntry(kind, b.Entries, i)
+		if c != nil {
 			return nil, c
 		}
 	}

@@ -142,7 +142,8 @@ func (c *Cursor) read(ctx context.Context) error {
 	local, ok := c.r.source.(Local)
 	if ok = ok && c.r.cache != nil; ok {
 		c.split(local.ReadLocal(first, int64(size)), n)
-		if c.sealed = c.sealed[:c.intact()]; len(c.sealed) > 0 {
+		c.sealed = c.sealed[:c.intact()]
+		if len(c.sealed) > 0 {
 			return nil
 		}
 	}

@@ -104,7 +104,8 @@ func parseTrailer(b []byte) (trailer, *CorruptError) {
 	if len(b) != trailerSize || binary.LittleEndian.Uint32(b[48:]) != magic {
 		return trailer{}, corrupt("footer", "not a segment")
 	}
-	if v := binary.LittleEndian.Uint32(b[44:]); v != Version {
+	v := binary.LittleEndian.Uint32(b[44:])
+	if v != Version {
 		return trailer{}, corrupt("footer", "version %d is not known", v)
 	}
 	if b[2] != 0 || b[3] != 0 {
@@ -149,7 +150,8 @@ func parseFooter(b []byte, size int64) (*footer, *CorruptError) {
 	}
 	f := &footer{bloom: b[t.index : t.index+t.bloom], hashes: t.hashes, Summary: Summary{
 		Kind: t.kind, Rows: t.rows, MinRevision: t.min, MaxRevision: t.max, Size: size, Footer: int64(len(b))}}
-	if c := f.parseIndex(b[:t.index], t.blocks); c != nil {
+	c = f.parseIndex(b[:t.index], t.blocks)
+	if c != nil {
 		return nil, c
 	}
 	return f, nil

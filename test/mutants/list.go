@@ -17,7 +17,7 @@ var list = []mutant{
 	},
 	{
 		name: "tombstone-dropped-above-the-floor",
-		file: "projection/compact.go", old: "case rev <= m.floor:", new: "case !settled:",
+		file: "projection/compact.go", old: "case rev <= m.floor:", new: "case !atFloor:",
 		tests: "TestRandomHistories",
 		why:   "a reader of an older revision finds what was deleted since, or misses what was alive",
 	},
@@ -47,19 +47,19 @@ var list = []mutant{
 	},
 	{
 		name: "nonce-not-compared",
-		file: "projection/commit.go", old: "bytes.Equal(snap.root.Nonce, tried.Nonce)", new: "bytes.Equal(nil, nil) && snap.root.Serial == tried.Serial",
+		file: "projection/swap.go", old: "bytes.Equal(won.root.Nonce, tried.Nonce)", new: "bytes.Equal(nil, nil) && won.root.Serial == tried.Serial",
 		tests: "TestASwapIsWonByItsNonceAlone",
 		why:   "a commit that lost takes another's root for its own, and reports as folded what is not",
 	},
 	{
 		name: "floor-by-the-process's-clock",
-		file: "projection/commit.go", old: "next.Clock = max(next.Clock, next.AppliedTime)", new: "next.Clock = time.Now().UnixNano()",
+		file: "projection/retention.go", old: "next.Clock = max(next.Clock, next.AppliedTime)", new: "next.Clock = time.Now().UnixNano()",
 		tests: "TestRetentionIsOfLogTime",
 		why:   "a wrong clock expires everything at once",
 	},
 	{
 		name: "floor-leaps",
-		file: "projection/commit.go", old: "horizon = min(horizon, next.Horizon+next.Clock-before)", new: "",
+		file: "projection/retention.go", old: "horizon = min(horizon, next.Horizon+next.Clock-before)", new: "",
 		tests: "TestRetentionIsOfLogTime",
 		why:   "one process with a wrong setting expires everything at once",
 	},
@@ -405,7 +405,7 @@ var list = []mutant{
 	// Two roots, two views, two epochs
 	{
 		name: "state-of-a-newer-root",
-		file: "projection/write.go", old: "v.newestAndLast(ctx, row, at)", new: "v.newestAndLast(ctx, row, max(at, v.Applied()))",
+		file: "projection/write.go", old: "v.newestAndLast(ctx, rowKey, at)", new: "v.newestAndLast(ctx, rowKey, max(at, v.Applied()))",
 		tests: "TestStateComesFromOneView",
 		why:   "an update that another one came before is acknowledged, and void",
 	},

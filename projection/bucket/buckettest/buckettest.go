@@ -233,7 +233,8 @@ func listStopsWhenYieldFails(t *testing.T, s *suite) {
 	stop := errors.New("enough")
 	yielded := 0
 	err := s.List(s.ctx, s.prefix, func(bucket.Attributes) error {
-		if yielded++; yielded == 3 {
+		yielded++
+		if yielded == 3 {
 			return stop
 		}
 		return nil

@@ -19,26 +19,30 @@ type model map[string]modelObject
 type modelObject struct{ body, etag string }
 
 func (m model) create(key string) error {
-	if _, taken := m[key]; taken {
+	_, taken := m[key]
+	if taken {
 		return bucket.ErrPrecondition
 	}
 	return nil
 }
 
 func (m model) replace(key, etag string) error {
-	if o, exists := m[key]; !exists {
+	o, exists := m[key]
+	switch {
+	case !exists:
 		return bucket.ErrNotFound
-	} else if o.etag != etag {
+	case o.etag != etag:
 		return bucket.ErrPrecondition
 	}
 	return nil
 }
 
 func (m model) get(key string) (modelObject, error) {
-	if o, exists := m[key]; exists {
-		return o, nil
+	o, exists := m[key]
+	if !exists {
+		return modelObject{}, bucket.ErrNotFound
 	}
-	return modelObject{}, bucket.ErrNotFound
+	return o, nil
 }
 
 // agreesWithTheModel does a random sequence of requests to the bucket and the model; a failure names its seed.
@@ -69,7 +73,8 @@ func agreesWithTheModel(t *testing.T, s *suite) {
 				m[key] = modelObject{body, renewed}
 			}
 		case 4:
-			if o, exists := m[key]; exists {
+			o, exists := m[key]
+			if exists {
 				stale = append(stale, o.etag)
 			}
 			require.NoError(t, s.Delete(s.ctx, key), step)

@@ -215,7 +215,8 @@ func (b *Bucket) stage(body []byte) (string, error) {
 	if err == nil {
 		err = f.Sync()
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	err = errors.Join(err, f.Close())
+	if err != nil {
 		os.Remove(f.Name())
 		return "", err
 	}

@@ -133,7 +133,8 @@ func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64)
 // Create implements bucket.Bucket.
 func (b *Bucket) Create(ctx context.Context, key string, body []byte) (etag string, err error) {
 	err = b.do(ctx, OpCreate, key, func() error {
-		if o, taken := b.objects[key]; taken {
+		o, taken := b.objects[key]
+		if taken {
 			if !mutable(key) && !bytes.Equal(o.body, body) {
 				b.forbid("create of %s with other content than it has", key)
 			}
@@ -175,7 +176,8 @@ func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attr
 	var listed []bucket.Attributes
 	err := b.run(ctx, OpList, prefix, bucket.CheckPrefix, func() error {
 		for _, key := range slices.Sorted(maps.Keys(b.objects)) {
-			if o := b.objects[key]; strings.HasPrefix(key, prefix) {
+			o := b.objects[key]
+			if strings.HasPrefix(key, prefix) {
 				listed = append(listed, bucket.Attributes{Key: key, Size: int64(len(o.body)), Modified: o.modified})
 			}
 		}
@@ -201,7 +203,8 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 		if mutable(key) {
 			b.forbid("deletion of %s", key)
 		}
-		if _, exists := b.objects[key]; exists {
+		_, exists := b.objects[key]
+		if exists {
 			delete(b.objects, key)
 			b.deleted[key] = true
 		}

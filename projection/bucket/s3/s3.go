@@ -174,7 +174,8 @@ func (b *Bucket) get(ctx context.Context, key string, span *string) (body []byte
 		if err != nil {
 			return nil, nil, err
 		}
-		if body, err = readAll(out); err == nil || ctx.Err() != nil {
+		body, err = readAll(out)
+		if err == nil || ctx.Err() != nil {
 			break
 		}
 	}
@@ -273,7 +274,8 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
 	_, err := b.client.DeleteObject(ctx, &awss3.DeleteObjectInput{Bucket: &b.name, Key: &key})
-	if err = failure("delete", key, err); errors.Is(err, bucket.ErrNotFound) {
+	err = failure("delete", key, err)
+	if errors.Is(err, bucket.ErrNotFound) {
 		return nil // some servers say so
 	}
 	return err
@@ -286,7 +288,8 @@ func failure(op, key string, err error) error {
 	}
 	var answer *awshttp.ResponseError
 	if errors.As(err, &answer) {
-		switch status, code := answer.HTTPStatusCode(), code(err); {
+		status, code := answer.HTTPStatusCode(), code(err)
+		switch {
 		case status == http.StatusPreconditionFailed,
 			// A race with another write: this one did not happen, and what did must be read.
 			status == http.StatusConflict && code == "ConditionalRequestConflict":

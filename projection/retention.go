@@ -1,0 +1,145 @@
+package projection
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+)
+
+// age moves clock, floor and purge point by log time (invariant 12).
+func (p *Projection) age(next *root) {
+	retention, logRetention := int64(p.config.Retention), int64(p.config.LogRetention)
+	before := next.Clock
+	next.Clock = max(next.Clock, next.AppliedTime)
+	longest := max(retention, logRetention)
+	if longest > 0 {
+		next.Ring = appendMark(next.Ring, mark{Revision: next.Applied, Time: next.Clock}, longest)
+	}
+	if retention > 0 {
+		horizon := next.Clock - retention
+		if before > 0 && next.Horizon > 0 {
+			// One commit moves the floor by no more than the log time since the last: a wrong setting or a
+			// leap of the log's clock cannot expire what a right one would have kept.
+			horizon = min(horizon, next.Horizon+next.Clock-before)
+		}
+		next.Horizon = max(next.Horizon, horizon)
+		next.Floor = max(next.Floor, newestUpTo(next.Ring, next.Horizon))
+	}
+	p.ageArchive(next, before)
+	if logRetention > 0 {
+		next.Purge = max(next.Purge, newestUpTo(next.Ring, next.Clock-logRetention))
+	}
+}
+
+// appendMark adds a mark if the last one is old enough, and forgets all but one of those that are older than
+// retention.
+func appendMark(ring []mark, m mark, retention int64) []mark {
+	ring = ring[:len(ring):len(ring)]
+	n := len(ring)
+	if n == 0 || m.Revision > ring[n-1].Revision && m.Time-ring[n-1].Time >= retention/ringMarks {
+		ring = append(ring, m)
+	}
+	for len(ring) > 1 && ring[1].Time <= m.Time-2*retention {
+		ring = ring[1:]
+	}
+	return ring
+}
+
+// ringMarks is how many marks a retention has.
+const ringMarks = 128
+
+// newestUpTo is the newest marked revision with at most the time, 0 if there is none.
+func newestUpTo(ring []mark, nanos int64) Revision {
+	rev := Revision(0)
+	for _, m := range ring {
+		if m.Time <= nanos {
+			rev = cmp.Or(m.Revision, rev)
+		}
+	}
+	return rev
+}
+
+// ageArchive moves the archive's end by log time. One commit moves it by no more than twice the log time since the last
+// root: a process with a wrong setting cannot throw a history away, and a shorter setting is reached in the end.
+func (p *Projection) ageArchive(next *root, before int64) {
+	longest := int64(max(p.config.History, p.config.Retention))
+	if longest == 0 {
+		return
+	}
+	end := next.Clock - longest
+	if before > 0 && next.Archive > 0 {
+		end = min(end, next.Archive+2*(next.Clock-before))
+	}
+	next.Archive = max(next.Archive, end)
+}
+
+// archiveBase is the key of the checkpoint from which the archive's oldest events are folded, empty for none.
+func (r *root) archiveBase() string {
+	if r.Archive >= r.Horizon {
+		return ""
+	}
+	base := ""
+	for _, c := range r.Checkpoints {
+		if c.Time <= r.Archive {
+			base = c.Key
+		}
+	}
+	return base
+}
+
+// forgetEvents drops the event segments that lie below the floor, or, if there is an archive, below its base: what is
+// archived can be folded from there, so all of it is exact.
+func (p *Projection) forgetEvents(next *root) {
+	upto := next.Floor
+	if p.config.History > 0 || next.Archive < next.Horizon {
+		base, below := next.archiveBase(), Revision(0)
+		for _, c := range next.Checkpoints {
+			if c.Key == base {
+				below = c.Revision
+			}
+		}
+		upto = min(upto, below)
+	}
+	for len(next.Events) > 0 && next.Events[0].MaxRevision <= upto {
+		next.Events = next.Events[1:]
+	}
+}
+
+// Retain raises the floor and the purge point at an operator's or a test's word, by log revision instead of age, and
+// purges the log. Neither goes back; both must be at or below the applied revision. First the root says
+// so, then the log is purged: a crash between leaves events in the log that nobody needs, and the next
+// commit purges them.
+func (p *Projection) Retain(ctx context.Context, floor, purge Revision) error {
+	v, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
+		r := v.snap.root
+		if floor > r.Applied || purge > r.Applied {
+			return nil, fmt.Errorf("floor %d and purge point %d must not be above applied %d: %w", floor, purge, r.Applied, ErrFuture)
+		}
+		if floor <= r.Floor && purge <= r.Purge {
+			return nil, nil
+		}
+		next := v.snap.draft()
+		next.Floor, next.Purge = max(r.Floor, floor), max(r.Purge, purge)
+		p.forgetEvents(next.root)
+		return next, nil
+	})
+	if err == nil {
+		err = p.purge(ctx, v)
+	}
+	if err != nil {
+		return fmt.Errorf("retain from %d, purge up to %d: %w", floor, purge, err)
+	}
+	return nil
+}
+
+// purge removes from the log what the root permits to be purged.
+func (p *Projection) purge(ctx context.Context, v *View) error {
+	upto := v.snap.root.Purge
+	if upto == 0 || v.first > upto {
+		return nil
+	}
+	if err := p.purgeLog(ctx, upto); err != nil {
+		return fmt.Errorf("purge the log up to revision %d: %w", upto, err)
+	}
+	return nil
+}

@@ -1,0 +1,151 @@
+package projection
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+const (
+	// swapAttempts bounds how often a lost swap is tried again; the pause before doubles from swapPause.
+	swapAttempts = 10
+	swapPause    = 5 * time.Millisecond
+)
+
+// draft is the next root while it is made, with what only its author needs to know.
+type draft struct {
+	*root
+	// over is the snapshot whose root the draft is to replace.
+	over *snapshot
+	// records are the events of Inline.
+	records []*record
+	// footers are those of the key-ordered segments that the draft adds.
+	footers []footer
+	// voids are the events that the draft found void, and bytes is the size of all events that it adds. Both are reported
+	// once it has won.
+	voids []*record
+	bytes int
+}
+
+// draft returns a draft that changes nothing yet.
+func (s *snapshot) draft() *draft {
+	return &draft{root: s.root.clone(), over: s, records: s.records}
+}
+
+// swap replaces the newest root by the draft that change makes of a view on it, and returns a view on the outcome. change
+// returns nil if there is nothing to do. After any failure change is called again, with what is there by then.
+func (p *Projection) swap(ctx context.Context, change func(context.Context, *View) (*draft, error)) (*View, error) {
+	if err := p.committing.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer p.committing.leave()
+	var v *View
+	won, err := p.swapRoot(ctx, p.reload, func(ctx context.Context) (next *draft, err error) {
+		if v, err = p.gather(ctx); err != nil {
+			return nil, err
+		}
+		return change(ctx, v)
+	})
+	if err != nil || won == nil {
+		return v, err
+	}
+	if err := p.install(won); err != nil {
+		return nil, err
+	}
+	return p.view.Load(), nil
+}
+
+// swapRoot replaces the root by the draft that next makes, and returns the snapshot of it, nil if next had nothing to do.
+//
+// A try that failed may have succeeded: the bucket did it and its answer was lost. Or somebody else was faster. So each
+// further try begins by reading the root. If it has the nonce of the draft that was tried, that draft has won. Any other
+// root is of somebody else, and next makes another draft of it.
+func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*snapshot, error), next func(context.Context) (*draft, error)) (*snapshot, error) {
+	var tried *draft
+	var failure error
+	for attempt := range swapAttempts {
+		won, err := (*snapshot)(nil), error(nil)
+		if attempt > 0 {
+			// The jitter parts projectors that collide.
+			if eventlog.Pause(ctx, rand.N(swapPause<<min(attempt, 4))) != nil {
+				return nil, errors.Join(context.Cause(ctx), failure)
+			}
+			won, err = read(ctx)
+			if err == nil && tried != nil && bytes.Equal(won.root.Nonce, tried.Nonce) {
+				tried.report(ctx)
+				return won, nil
+			}
+		}
+		var d *draft
+		if err == nil {
+			d, err = next(ctx)
+		}
+		if err == nil && d == nil {
+			return nil, nil
+		}
+		if err == nil {
+			tried = d
+			won, err = p.put(ctx, d)
+		}
+		if err == nil {
+			tried.report(ctx)
+			return won, nil
+		}
+		if final(err) {
+			return nil, err
+		}
+		failure = err
+		slog.DebugContext(ctx, "the root was not swapped", "attempt", attempt, "error", err)
+	}
+	return nil, fmt.Errorf("swap the root: %d attempts: %w", swapAttempts, failure)
+}
+
+// final reports whether an error will be the same however often a swap is tried.
+func final(err error) bool {
+	for _, last := range []error{eventlog.ErrDiverged, ErrNoRoot, ErrHole, ErrFuture, errOvertaken, errFenceRaced} {
+		if errors.Is(err, last) {
+			return true
+		}
+	}
+	return false
+}
+
+// put writes the draft in place of the root that it was made of, and of no other.
+func (p *Projection) put(ctx context.Context, d *draft) (*snapshot, error) {
+	if err := d.check(); err != nil {
+		return nil, fmt.Errorf("refuse to write a wrong root: %w", err)
+	}
+	body, err := encodeRoot(d.root)
+	if err != nil {
+		return nil, err
+	}
+	var etag string
+	if d.over.etag == "" {
+		etag, err = p.config.Bucket.Create(ctx, p.rootKey(), body)
+	} else {
+		etag, err = p.config.Bucket.Replace(ctx, p.rootKey(), body, d.over.etag)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("write the root: %w", err)
+	}
+	written("root", len(body))
+	return p.snapshotOf(d.root, d.records, slices.Concat(d.Footers, d.footers), etag, d.over), nil
+}
+
+// report counts and reports what is certain once the draft is the root.
+func (d *draft) report(ctx context.Context) {
+	commits.Inc()
+	foldedBytes.Add(float64(d.bytes))
+	for _, v := range d.voids {
+		voidEvents.Inc()
+		slog.WarnContext(ctx, "an event is void", "key", v.key, "revision", v.Revision, "base", v.Base,
+			"precondition", v.Precondition, "request", v.RequestID)
+	}
+}
