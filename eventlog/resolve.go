@@ -9,20 +9,25 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// resolve finds out what became of an append whose outcome err leaves open.
+// resolve finds out what became of an append whose outcome is open.
 //
-// A message that was not answered is a copy of the append that may still be on its way. The key's last event therefore
-// proves nothing yet. resolve publishes the same ids with the same preconditions again, until one of two things happens:
+// The difficulty: a message that was not answered may still be on its way, and may enter the log at any time. As long as
+// it can, nothing that is read from the log is final.
 //
-//   - The log acknowledges a copy. Its event breaks the precondition of every other copy. So no other copy is in the log,
-//     and none can enter it.
-//   - A precondition is broken for good. Then either a copy is in the log already, or none can enter it any more. Now, and
-//     not before, the log can be searched for the append.
+// The way out: resolve publishes the same events again, with the same ids and the same preconditions. At most one copy of
+// an append ever enters the log, because its events break the preconditions of all other copies. So each try ends in one
+// of three ways:
 //
-// The same steps tell a write that lost to another one in flight whether that one is in the log.
+//   - The log acknowledges the copy. It is the only one: had another entered before, this one's preconditions would not
+//     have held, and now none can enter after it.
+//   - The log refuses the copy, and the refusal proves that a precondition is broken for good (searchEnd). From now on no
+//     copy can enter. Only now is what the log holds final: either one copy is there, or the append has lost (search).
+//   - Anything else proves nothing. resolve tries again.
 //
-// When the deadline passes first, the outcome is ErrUnknown. If a try was not answered, resolve also replaces the
-// connection, because a message may still wait in it for a server that has stalled, and must not be sent much later.
+// A write that meets another write in flight is decided by the same steps.
+//
+// If the deadline passes first, the outcome is ErrUnknown. If a try was not answered, resolve then also replaces the
+// connection: a message may still wait in it for a server that has stalled, and must not be sent much later.
 func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, before Revision, err error) (Revision, error) {
 	patience := l.config.Timeout
 	if deadline, ok := ctx.Deadline(); ok {
@@ -61,14 +66,15 @@ var errRangeGone = fmt.Errorf("%w: what came after it began has left the log", E
 // errStaleRefusal: a server that is behind refused the precondition.
 var errStaleRefusal = errors.New("the refusal came from a server that is behind")
 
-// search looks for the append among all events since it began, once no further copy of it can enter the log. If the
-// append is not there, the error is ErrConflict. If the refusal proves nothing, the error is errStaleRefusal.
+// search looks for the append among all events since it began, once no further copy of it can enter the log. It returns
+// the append's revision, or ErrConflict if the append is not there. If the refusal does not prove that no copy can enter,
+// the error is errStaleRefusal.
 func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, before Revision, broken *conflict) (Revision, error) {
 	highest := Revision(0)
 	for _, w := range writes {
 		highest = max(highest, w.Precondition)
 	}
-	upto, err := l.settledAt(ctx, msgs, writes, broken.last, highest)
+	upto, err := l.searchEnd(ctx, msgs, writes, broken.last, highest)
 	if err != nil {
 		return 0, err
 	}
@@ -95,16 +101,19 @@ func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, befo
 	return 0, broken
 }
 
-// settledAt proves from a refusal that a precondition can never hold again. It returns a revision up to which the log
-// must be searched: if the append is in the log, it is not after that revision.
+// searchEnd proves from a refusal that a precondition of the append can never hold again. It returns the revision up to
+// which the log must be searched: if a copy of the append is in the log, it is not after that revision.
 //
-// last is the last revision of one of the keys, as the server that refused knows it. A quorum holds what a server
-// holds. So a server that is behind, a deposed leader for example, may name a revision that is too low, or 0. It never
-// names one that is not the key's.
+// last is the revision of the last event of one of the keys, as the refusing server knows it. A server may be behind, for
+// example a deposed leader. It then names too low a revision, or 0, but never one that is not the key's: every event that
+// a server holds, a quorum holds too.
 //
-// There are two proofs. Either last is above the precondition: the key has a newer event, and always will. Or the event
-// that a precondition names has left the log: JetStream then expects 0 of that key, and never that revision again.
-func (l *Log) settledAt(ctx context.Context, msgs []*nats.Msg, writes []Write, last, highest Revision) (Revision, error) {
+// There are two proofs:
+//
+//   - last is above the precondition. The key has a newer event than the one that the precondition names, and always will.
+//   - The event that the precondition names has left the log. JetStream then takes the key for one without events, and
+//     expects 0. A precondition of that revision can never hold again.
+func (l *Log) searchEnd(ctx context.Context, msgs []*nats.Msg, writes []Write, last, highest Revision) (Revision, error) {
 	if last > highest {
 		return last, nil
 	}

@@ -29,6 +29,9 @@ const (
 
 // Latest returns a view at least as new as every write acknowledged before the call began (invariant 4).
 // Concurrent calls share one question to the log and one read of the tail.
+//
+// Latest may write. If no projector has committed for long, and the tail takes a quarter of its budget, one caller at a
+// time commits once, which may also purge the log. That takes 5 s at most (relieve). Config.ReadOnly forbids it.
 func (p *Projection) Latest(ctx context.Context) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
@@ -42,7 +45,7 @@ func (p *Projection) Latest(ctx context.Context) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	v = p.relieve(ctx, v)
+	v = p.relieve(ctx, v) // may commit and purge, for a bounded time
 	if err := p.failed(); err != nil {
 		return nil, err
 	}

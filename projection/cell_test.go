@@ -196,6 +196,11 @@ func (b lax) GetRange(ctx context.Context, key string, offset, length int64) (pa
 	return part, err
 }
 
+// at is the cell as it was at the revision.
+func (p *Projection) at(ctx context.Context, rev Revision) (*View, error) {
+	return p.past(ctx, rev, func(string) bool { return true })
+}
+
 // become makes the draft the root.
 func (c *cell) become(next *draft) {
 	c.t.Helper()

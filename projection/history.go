@@ -11,13 +11,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// At returns a view of the cell as it was at the revision: below the floor from a checkpoint, or from one and the archived
-// events after it. The view can be read at that revision. It is ErrExpired if nothing covers it.
-func (p *Projection) At(ctx context.Context, at Revision) (*View, error) {
-	return p.past(ctx, at, func(string) bool { return true })
-}
-
-// GetAt returns the live row of the key as of the revision, like a view from At, and keeps no more than the key's events.
+// GetAt returns the live row of the key as of the revision. Below the floor it reads a checkpoint, and the archived events
+// of the key after it. It is ErrExpired if nothing covers the revision.
 func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, bool, error) {
 	v, err := p.past(ctx, at, func(k string) bool { return k == key })
 	if err != nil {
@@ -26,6 +21,7 @@ func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, b
 	return v.Get(ctx, key, at)
 }
 
+// past returns a view that can be read at the revision. Below the floor it has only the wanted keys.
 func (p *Projection) past(ctx context.Context, at Revision, wanted func(key string) bool) (*View, error) {
 	v, err := p.AtLeast(ctx, at)
 	if err != nil || at >= v.Floor() {

@@ -108,7 +108,7 @@ func TestThePastIsExact(t *testing.T) {
 			p := r.over(r.bucket, config)
 			covered, expired := 0, 0
 			for at := Revision(0); at <= v.Revision(); at++ {
-				past, err := p.At(r.ctx, at)
+				past, err := p.at(r.ctx, at)
 				if err != nil {
 					require.ErrorIs(t, err, ErrExpired)
 					require.False(t, archive, "revision %d", at)
@@ -136,7 +136,7 @@ func TestThePastIsExact(t *testing.T) {
 				for rev, at := range times {
 					found, err := p.RevisionAt(r.ctx, at)
 					require.NoError(t, err)
-					got, err := p.At(r.ctx, found)
+					got, err := p.at(r.ctx, found)
 					require.NoError(t, err)
 					require.GreaterOrEqual(t, found, rev)
 					s, err := state(r.ctx, got, found)
@@ -184,7 +184,7 @@ func TestForgottenCheckpointsAreCollected(t *testing.T) {
 	n, err := c.Collect(c.ctx, 0)
 	require.NoError(t, err)
 	require.Zero(t, n, "checkpoints pin all")
-	past, err := c.At(c.ctx, 1)
+	past, err := c.at(c.ctx, 1)
 	require.NoError(t, err)
 	got, err := state(c.ctx, past, 1)
 	require.NoError(t, err)
@@ -197,7 +197,7 @@ func TestForgottenCheckpointsAreCollected(t *testing.T) {
 	n, err = c.Collect(c.ctx, 0)
 	require.NoError(t, err)
 	require.Greater(t, n, 2*runsPerLevel)
-	_, err = c.At(c.ctx, 1)
+	_, err = c.at(c.ctx, 1)
 	require.ErrorIs(t, err, ErrExpired)
 	c.require(want)
 	requireClean(t, c.another())
@@ -236,7 +236,7 @@ func TestThePastAcrossAFence(t *testing.T) {
 		require.NoError(t, err)
 		p := c.another(config)
 		for rev, want := range want {
-			v, err := p.At(c.ctx, rev)
+			v, err := p.at(c.ctx, rev)
 			require.NoError(t, err)
 			got, err := state(c.ctx, v, rev)
 			require.NoError(t, err)

@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// relieveShare: a process whose tail has 1/relieveShare of its budget commits by itself: the projector is down, or
-	// does not keep up.
+	// relieveShare: a process whose tail has 1/relieveShare of its budget commits by itself. The projector is down, or does
+	// not keep up.
 	relieveShare = 4
-	// relieveTime bounds what that costs the request that notices; after a failure no request tries for relievePause.
+	// relieveTime bounds what relief costs the request that gives it. After a failure no request tries for relievePause.
 	relieveTime  = 5 * time.Second
 	relievePause = 5 * time.Second
 )
@@ -27,8 +27,8 @@ func (v *View) pressed() error {
 	return nil
 }
 
-// mayWrite is pressed, once the commit that a request has begun is done: whoever writes faster than commits are made is held
-// up, and refused only if they fail or take too long.
+// mayWrite is ErrBehind if the tail has outgrown its budget and stays so. If a request is giving relief, mayWrite waits for
+// it, so a writer that is faster than the commits is held up. It is refused only if they fail or take too long.
 func (v *View) mayWrite(ctx context.Context) error {
 	if v.pressed() == nil {
 		return nil
@@ -46,9 +46,12 @@ func (v *View) pressing() bool {
 	return len(v.tail.records) >= behindEvents || v.tail.bytes >= behindBytes
 }
 
-// relieve shortens a tail that has grown too long, in the request that notices: the root is read again, as somebody else
-// may have committed, and if that is not enough this process commits. One request at a time does it, the
-// others go on with the view they have. A failure is the projector's to report, not this request's.
+// relieve shortens a tail that has grown too long, within the request that notices, which may be a GET. It reads the root
+// again, as somebody else may have committed. If that is not enough, it commits once, which may also purge the log.
+//
+// This is bounded: one request of the process does it at a time, for relieveTime at most, and the others go on with the
+// view that they have. What it could not finish, a later request does. A failure is not the request's: the view is as
+// good as before.
 func (p *Projection) relieve(ctx context.Context, v *View) *View {
 	limit := p.config.TailBytes / relieveShare
 	if p.config.ReadOnly || v.tail.bytes <= limit || time.Now().UnixNano() < p.relieveAfter.Load() {
@@ -60,13 +63,12 @@ func (p *Projection) relieve(ctx context.Context, v *View) *View {
 	default:
 		return v
 	}
-	// What is left of a request that gives up is done by the next one.
 	ctx, cancel := context.WithTimeout(ctx, relieveTime)
 	defer cancel()
 	_, err := p.reload(ctx)
 	if err == nil && p.view.Load().tail.bytes > limit {
 		relieved.Inc()
-		_, err = p.Commit(ctx)
+		_, _, err = p.commit(ctx)
 	}
 	if err != nil && !errors.Is(err, eventlog.ErrDiverged) {
 		p.relieveAfter.Store(time.Now().Add(relievePause).UnixNano())

@@ -157,3 +157,32 @@ func TestTheProjectorsCadence(t *testing.T) {
 	cancel()
 	require.NoError(t, <-done)
 }
+
+// timed notes how much time is left for the swap of the root.
+type timed struct {
+	lax
+	left time.Duration
+}
+
+func (b *timed) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
+	deadline, _ := ctx.Deadline()
+	b.left = time.Until(deadline)
+	return b.lax.Replace(ctx, key, body, etag)
+}
+
+// What relief costs the request that gives it is bounded, however long the request itself may take.
+func TestReliefIsBounded(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "1")
+	c.commit()
+	b := &timed{lax: lax{c.bucket}}
+	p := c.over(b, func(c *Config) { c.TailBytes = 100_000 })
+	c.grow(60, 1000)
+	ctx, cancel := context.WithTimeout(c.ctx, time.Hour)
+	defer cancel()
+	v, err := p.Latest(ctx)
+	require.NoError(t, err)
+	require.Equal(t, v.Revision(), v.Applied(), "nobody gave relief")
+	require.Positive(t, b.left)
+	require.LessOrEqual(t, b.left, relieveTime)
+}

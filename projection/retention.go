@@ -105,10 +105,11 @@ func (p *Projection) forgetEvents(next *root) {
 	}
 }
 
-// Retain raises the floor and the purge point at an operator's or a test's word, by log revision instead of age, and
-// purges the log. Neither goes back; both must be at or below the applied revision. First the root says
-// so, then the log is purged: a crash between leaves events in the log that nobody needs, and the next
-// commit purges them.
+// Retain raises the floor and the purge point to revisions instead of by age, and purges the log. It lets tests expire and
+// purge what they name. Neither mark goes back, and both must be at or below the applied revision.
+//
+// The root is swapped first, and then the log is purged. A crash between leaves events in the log that nobody needs. The
+// next commit purges them.
 func (p *Projection) Retain(ctx context.Context, floor, purge Revision) error {
 	v, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
 		r := v.snap.root

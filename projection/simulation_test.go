@@ -407,7 +407,7 @@ func (s *simulation) readOnce(p *Projection, rng *rand.Rand) error {
 
 // readPast reads a revision below the floor, where something still covers it.
 func (s *simulation) readPast(p *Projection, at Revision) error {
-	v, err := p.At(s.ctx, at)
+	v, err := p.at(s.ctx, at)
 	if err != nil {
 		return err
 	}
