@@ -51,15 +51,14 @@ type conflict struct {
 func (c *conflict) Error() string   { return fmt.Sprintf("%v: %v", ErrConflict, c.cause) }
 func (c *conflict) Unwrap() []error { return []error{ErrConflict, c.cause} }
 
-// Append appends all writes atomically, contiguous and in order, each under its own precondition, and
-// returns the revision of the last one. Errors: ErrConflict, ErrUnknown, ErrNotPublished, ErrTooLarge,
-// ErrKeyTooLong. An outcome that an answer leaves open, or that timed out, is resolved before ErrUnknown is
-// returned, which may take a second longer than ctx's deadline.
+// Append appends all writes atomically, contiguous and in order, each under its own precondition, and returns the
+// revision of the last one. Errors: ErrConflict, ErrUnknown, ErrNotPublished, ErrTooLarge, ErrKeyTooLong. An outcome
+// that an answer leaves open, or that timed out, is resolved before ErrUnknown is returned, which may take a second
+// longer than ctx's deadline.
 //
-// The first event's id is the request id, the n-th further one's is '<request id>.<n>'. Request ids must be
-// unique, and all keys of one call must differ. A log that was fenced after the basis was read is known by its
-// leap (ErrFenced), whatever this process has seen meanwhile. A crash of this process leaves either all events in the
-// log or none.
+// The first event's id is the request id, the n-th further one's is '<request id>.<n>'. Request ids must be unique, and
+// all keys of one call must differ. A log that was fenced after the basis was read is known by its leap (ErrFenced),
+// whatever this process has seen meanwhile. A crash of this process leaves either all events in the log or none.
 func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes ...Write) (Revision, error) {
 	msgs, err := l.encodeAll(basis.Epoch, requestID, writes)
 	if err != nil {
@@ -128,10 +127,9 @@ func (l *Log) publishSurely(ctx context.Context, msgs []*nats.Msg) (Revision, er
 	}
 }
 
-// leavesOpen says that an answer does not settle the outcome. While a log has more servers than one, no
-// refusal alone does: during a leader change the old and the new leader both receive one message, and the old one may
-// refuse it while the new one appends it. Not even a precondition that is broken for good: the event that
-// broke it may be this one.
+// leavesOpen says that an answer does not settle the outcome. While a log has more servers than one, no refusal alone
+// does: during a leader change the old and the new leader both receive one message, and the old one may refuse it while
+// the new one appends it. Not even a precondition that is broken for good: the event that broke it may be this one.
 func (l *Log) leavesOpen(err error) bool {
 	return errors.Is(err, errUnanswered) || errors.Is(err, errOpen) || l.replicated && errors.Is(err, ErrConflict)
 }
@@ -150,8 +148,8 @@ func (l *Log) publish(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	}
 }
 
-// publishBatch stages all messages under a batch id of its own and commits them with the last one. A
-// crash before the commit leaves nothing: the server drops what it staged.
+// publishBatch stages all messages under a batch id of its own and commits them with the last one. A crash before the
+// commit leaves nothing: the server drops what it staged.
 func (l *Log) publishBatch(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	id := nuid.Next()
 	for i, msg := range msgs {
@@ -201,8 +199,8 @@ type acknowledgement struct {
 	Sequence Revision `json:"seq"`
 }
 
-// certainlyUnsent tells errors that mean that nothing was sent, or that nobody was there to take it, from
-// those that leave it open.
+// certainlyUnsent tells errors that mean that nothing was sent, or that nobody was there to take it, from those that
+// leave it open.
 func certainlyUnsent(err error) bool {
 	for _, unsent := range []error{nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrConnectionDraining, nats.ErrInvalidConnection, nats.ErrBadSubject} {
 		if errors.Is(err, unsent) {
@@ -226,9 +224,9 @@ var refusedForGood = map[int]bool{
 	10210: true, // too many batches at once
 }
 
-// outcome translates a refusal. Of several servers' refusals only a size that is too large for all of them is
-// final: 10164, for example (another write of the subject is proposed and not applied yet), is one server's view, and
-// so is a full disk.
+// outcome translates a refusal. Of several servers' refusals only a size that is too large for all of them is final:
+// 10164, for example (another write of the subject is proposed and not applied yet), is one server's view, and so is a
+// full disk.
 func (l *Log) outcome(refused *serverError) error {
 	switch {
 	case refused.Code == codeWrongLast:

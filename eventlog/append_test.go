@@ -64,8 +64,8 @@ func TestPreconditions(t *testing.T) {
 	}
 }
 
-// A writer that stalled while another write came, was projected and purged, succeeds with precondition 0:
-// only the base in its event shows that the chain is broken, and the fold voids it (invariant 13).
+// A writer that stalled while another write came, was projected and purged, succeeds with precondition 0: only the base
+// in its event shows that the chain is broken, and the fold voids it (invariant 13).
 func TestBaseShowsABrokenChain(t *testing.T) {
 	l := eventlogtest.Log(t)
 	read := mustAppend(t, l, "1", added("a", "v1"))

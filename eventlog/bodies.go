@@ -10,9 +10,8 @@ import (
 )
 
 // A stream republishes either all bodies or none, and the log none. So the bodies of the resources on a list go by
-// another stream: the server copies their events there out of the log, and republishes them whole. It keeps the
-// last one only, by which the copying goes on where it was after a restart. The log's own stream is as it is
-// without.
+// another stream: the server copies their events there out of the log, and republishes them whole. It keeps the last
+// one only, by which the copying goes on where it was after a restart. The log's own stream is as it is without.
 
 // Resource is one whose bodies are republished.
 type Resource struct {
@@ -22,8 +21,8 @@ type Resource struct {
 	Resource string
 }
 
-// Check says why the resource cannot be on the list: Secrets never are, nor what is not one resource, as a pattern could
-// come to match them.
+// Check says why the resource cannot be on the list: Secrets never are, nor what is not one resource, as a pattern
+// could come to match them.
 func (r Resource) Check() error {
 	if r == (Resource{Resource: "secrets"}) {
 		return errors.New("Secrets are never republished")

@@ -37,8 +37,8 @@ func (r *refusal) takeRefusal() *serverError {
 	return refused
 }
 
-// tries of the first one's length are the timeout: a request sent during a leader change may never be
-// answered, so that one try must be much shorter than the whole.
+// tries of the first one's length are the timeout: a request sent during a leader change may never be answered, so that
+// one try must be much shorter than the whole.
 const tries = 5
 
 // resend is how long, about, all servers may take to answer before they are asked again: what is sent during a leader
@@ -114,8 +114,8 @@ func unavailable(err error) bool {
 	return errors.As(err, &refused) && refused.Status == 503
 }
 
-// tryTime is how long one try may take: a fifth of the timeout at first, and longer each time, since the
-// answer may be 8 MiB from a busy server.
+// tryTime is how long one try may take: a fifth of the timeout at first, and longer each time, since the answer may be
+// 8 MiB from a busy server.
 func (l *Log) tryTime(try int) time.Duration {
 	return l.config.Timeout / tries * time.Duration(try+1)
 }

@@ -71,8 +71,8 @@ func TestReplicatedLog(t *testing.T) {
 	}
 }
 
-// A proposal that is stalled on its way to the quorum: another write of the object meanwhile learns that it
-// lost when the stalled one lands, not before; and that one is found by its id.
+// A proposal that is stalled on its way to the quorum: another write of the object meanwhile learns that it lost when
+// the stalled one lands, not before; and that one is found by its id.
 func TestStalledProposalLandsLater(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -231,8 +231,8 @@ func TestReplicatedConflicts(t *testing.T) {
 	}
 }
 
-// A leader that is cut off without noticing goes on answering with its old head. Nobody who asks this
-// package learns an old head from it, or is told that the log went back.
+// A leader that is cut off without noticing goes on answering with its old head. Nobody who asks this package learns an
+// old head from it, or is told that the log went back.
 func TestDeposedLeader(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for an election")
@@ -310,9 +310,9 @@ func openOn(t *testing.T, c *eventlogtest.Servers, i int) *eventlog.Log {
 	return l
 }
 
-// Direct gets are answered by the nearest replica, which is often behind: a tail is complete all the same.
-// A replica that is cut off, with the client on its side, has an old end: the tail does not take it for the
-// end, and is complete when the replica is back.
+// Direct gets are answered by the nearest replica, which is often behind: a tail is complete all the same. A replica
+// that is cut off, with the client on its side, has an old end: the tail does not take it for the end, and is complete
+// when the replica is back.
 func TestTailOfStaleReplicas(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for replicas")
@@ -358,8 +358,8 @@ func TestTailOfStaleReplicas(t *testing.T) {
 	}
 }
 
-// Writers through all servers, while leaders give up and one is cut off: every acknowledged write is in the
-// log once, at its revision, every chain of an object is unbroken, and a follower saw all of it in order.
+// Writers through all servers, while leaders give up and one is cut off: every acknowledged write is in the log once,
+// at its revision, every chain of an object is unbroken, and a follower saw all of it in order.
 func TestLeaderChangesAmidWrites(t *testing.T) {
 	if testing.Short() {
 		t.Skip("leaders change for a quarter of a minute")

@@ -21,8 +21,8 @@ const (
 // reconnectWait is how long a broken connection waits before each server is tried again, jittered.
 const reconnectWait = 200 * time.Millisecond
 
-// MinRetention is the shortest time that events must stay in the log where requests have the deadline: a
-// writer that stalls for longer than it can notice would meet a purged precondition, and succeed.
+// MinRetention is the shortest time that events must stay in the log where requests have the deadline: a writer that
+// stalls for longer than it can notice would meet a purged precondition, and succeed.
 func MinRetention(deadline time.Duration) time.Duration {
 	return 2 * (pingInterval*(pingsOutstanding+1) + deadline)
 }
@@ -37,8 +37,8 @@ type Servers struct {
 	CA string
 }
 
-// Connect connects to NATS. Nothing is buffered while disconnected: a write must never be sent later than
-// its request meant it.
+// Connect connects to NATS. Nothing is buffered while disconnected: a write must never be sent later than its request
+// meant it.
 func Connect(s Servers) (*nats.Conn, error) {
 	options := []nats.Option{
 		nats.Name("logplane"), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1),
@@ -81,8 +81,8 @@ func (s Servers) withoutURL(err error) error {
 	return err
 }
 
-// untilRefused ends the context once the server says that the connection's user may not do what was asked. A
-// request that is refused is never answered, and would end with its deadline.
+// untilRefused ends the context once the server says that the connection's user may not do what was asked. A request
+// that is refused is never answered, and would end with its deadline.
 func untilRefused(ctx context.Context, conn *nats.Conn) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	other := conn.ErrorHandler()

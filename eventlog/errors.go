@@ -4,21 +4,21 @@ import "errors"
 
 // Errors of Append, Head, Tail and Follow. They are matched with errors.Is.
 var (
-	// ErrConflict: the precondition does not hold, and never will again; another event of the key was appended.
-	// Nothing was and nothing will be written.
+	// ErrConflict: the precondition does not hold, and never will again; another event of the key was appended. Nothing
+	// was and nothing will be written.
 	ErrConflict = errors.New("the object was changed by another write")
 	// ErrUnknown: whether the event was appended could not be learned before the deadline.
 	ErrUnknown = errors.New("the outcome of the write is unknown")
-	// ErrNotPublished: the write was certainly not appended and will not be (not connected, deadline passed
-	// before publishing, refused by the only server).
+	// ErrNotPublished: the write was certainly not appended and will not be (not connected, deadline passed before
+	// publishing, refused by the only server).
 	ErrNotPublished = errors.New("the write was not published")
 	// ErrPurged: events asked for have left the log; read the root again, or end the watch with 410.
 	ErrPurged = errors.New("events have left the log")
-	// ErrDiverged: the log is not the one remembered (a head behind its own, or another event at a
-	// remembered revision). The process must stop; an operator fences (invariant 9).
+	// ErrDiverged: the log is not the one remembered (a head behind its own, or another event at a remembered
+	// revision). The process must stop; an operator fences (invariant 9).
 	ErrDiverged = errors.New("the log went back: stop all writers and run 'logplane fence'")
-	// ErrFenced: the cell was fenced after this process began. It is an ErrDiverged too: the process must stop, and
-	// may be started again.
+	// ErrFenced: the cell was fenced after this process began. It is an ErrDiverged too: the process must stop, and may
+	// be started again.
 	ErrFenced error = fenced{}
 	// ErrTooLarge: an event is larger than the log takes.
 	ErrTooLarge = errors.New("the object is too large for the log")

@@ -24,15 +24,15 @@ type Write struct {
 	Op  Op
 	// Base is the live revision that the write replaces, 0 for Added (invariant 13).
 	Base Revision
-	// Precondition is what JetStream enforces: the revision of the key's last event, tombstones
-	// included, if it is still in the log, else 0.
+	// Precondition is what JetStream enforces: the revision of the key's last event, tombstones included, if it is
+	// still in the log, else 0.
 	Precondition Revision
 	// ContentType of Body: 'application/vnd.kubernetes.protobuf' or 'application/cbor'.
 	ContentType string
 	// Body is the object in its storage version without resourceVersion; for Deleted, its last state.
 	Body []byte
-	// TTL is how long the object may live, in whole seconds, 0 for ever. Only the deletion event that
-	// the lifecycle appends ends it; reads never filter by a clock.
+	// TTL is how long the object may live, in whole seconds, 0 for ever. Only the deletion event that the lifecycle
+	// appends ends it; reads never filter by a clock.
 	TTL uint32
 }
 

@@ -37,7 +37,8 @@ func must(err error) {
 
 var greeting = eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "tour", Name: "greeting"}
 
-// A write says which event of its key it was computed from. The log appends it only if that is still the key's last one.
+// A write says which event of its key it was computed from. The log appends it only if that is still the key's last
+// one.
 func ExampleLog_Append() {
 	ctx := context.Background()
 	log, stop := open(ctx)

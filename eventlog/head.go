@@ -17,8 +17,8 @@ type question struct {
 	err      error
 }
 
-// Head returns bounds whose Head is at least as new as every write acknowledged before the call began
-// (invariant 4). One question serves every caller that was waiting when it was asked.
+// Head returns bounds whose Head is at least as new as every write acknowledged before the call began (invariant 4).
+// One question serves every caller that was waiting when it was asked.
 func (l *Log) Head(ctx context.Context) (Bounds, error) {
 	if l.config.Local != nil { // to share a question would cost more than to ask
 		return l.askOnce()
@@ -35,8 +35,8 @@ func (q *question) wait(ctx context.Context) (Bounds, error) {
 	}
 }
 
-// join enters the next question. The one in flight may have been answered by the log before the
-// caller's predecessor was acknowledged, so nobody joins it.
+// join enters the next question. The one in flight may have been answered by the log before the caller's predecessor
+// was acknowledged, so nobody joins it.
 func (l *Log) join() *question {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,8 +81,8 @@ func (l *Log) askOnce() (Bounds, error) {
 	return b, nil
 }
 
-// learn picks the question. On one server its answer is exact. Of several, a deposed leader that can still
-// be reached goes on answering with its old head.
+// learn picks the question. On one server its answer is exact. Of several, a deposed leader that can still be reached
+// goes on answering with its old head.
 func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	if l.replicated && !l.config.LeaderReads {
 		return l.barrier(ctx)
@@ -97,8 +97,8 @@ func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	return b.Bounds, err
 }
 
-// barrier proves a head by a quorum: a deposed leader cannot have it acknowledged. Raft keeps it outside of
-// every batch. First is asked for at the same time; one that has moved since is met as ErrPurged or ErrConflict.
+// barrier proves a head by a quorum: a deposed leader cannot have it acknowledged. Raft keeps it outside of every
+// batch. First is asked for at the same time; one that has moved since is met as ErrPurged or ErrConflict.
 func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	type answer struct {
 		state
@@ -132,8 +132,8 @@ func (l *Log) publishBarrier(ctx context.Context) (Revision, error) {
 	}
 }
 
-// wholeBatch moves a head that stream info gave to the end of the batch that it lies in: info shows a batch
-// that is being written. A get waits until all of it is in the log.
+// wholeBatch moves a head that stream info gave to the end of the batch that it lies in: info shows a batch that is
+// being written. A get waits until all of it is in the log.
 func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 	m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d}`, head))
 	if errors.Is(err, errNoMessage) { // fenced: the last revision is not in the log any more

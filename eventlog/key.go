@@ -5,21 +5,20 @@ import (
 	"strings"
 )
 
-// maxSubject is the longest subject, in bytes, that fits into the server's protocol line (4,096 bytes)
-// together with a reply subject and the longer republished form.
+// maxSubject is the longest subject, in bytes, that fits into the server's protocol line (4,096 bytes) together with a
+// reply subject and the longer republished form.
 const maxSubject = 3900
 
-// Markers stand for empty parts of a key. An escaped token never starts with a bare '%' followed by a
-// lower-case letter, so no object can be named like one.
+// Markers stand for empty parts of a key. An escaped token never starts with a bare '%' followed by a lower-case
+// letter, so no object can be named like one.
 const (
 	coreMarker    = "%core"
 	clusterMarker = "%cluster"
 	barrierMarker = "%barrier"
 )
 
-// Key names one object. It is an event's subject in the log (Subject) and a row's key in the
-// projection (Row); both are derived from it, and ParseSubject together with the prefix carried by
-// the event gives it back.
+// Key names one object. It is an event's subject in the log (Subject) and a row's key in the projection (Row); both are
+// derived from it, and ParseSubject together with the prefix carried by the event gives it back.
 type Key struct {
 	// Cluster is the logical cluster (tenant), 'main' by default. Never empty.
 	Cluster string
@@ -27,8 +26,8 @@ type Key struct {
 	Group string
 	// Resource is the plural resource name, for example 'pods'.
 	Resource string
-	// Prefix is upstream's storage prefix of the resource, for example '/services/specs'. It starts
-	// with a slash and does not end with one.
+	// Prefix is upstream's storage prefix of the resource, for example '/services/specs'. It starts with a slash and
+	// does not end with one.
 	Prefix string
 	// Namespace is empty for cluster-scoped objects.
 	Namespace string
@@ -44,12 +43,12 @@ func (k Key) Path() string {
 	return k.Prefix + "/" + k.Namespace + "/" + k.Name
 }
 
-// Row is the key of the object's rows in the projection: the cluster and the storage path. Rows
-// compare bytewise, so that list order is path order in every process.
+// Row is the key of the object's rows in the projection: the cluster and the storage path. Rows compare bytewise, so
+// that list order is path order in every process.
 func (k Key) Row() string { return k.Cluster + k.Path() }
 
-// Subject is '<prefix>.log.<cluster>.<group>.<resource>.<namespace>.<name>', each token escaped
-// (format.md, events). It fails with ErrKeyTooLong over 3,900 bytes.
+// Subject is '<prefix>.log.<cluster>.<group>.<resource>.<namespace>.<name>', each token escaped (format.md, events). It
+// fails with ErrKeyTooLong over 3,900 bytes.
 func (k Key) Subject(prefix string) (string, error) {
 	return k.subject(prefix+".log.", escapeToken)
 }
@@ -77,8 +76,8 @@ func (k Key) subject(start string, write func(b *strings.Builder, part, empty st
 	return b.String(), nil
 }
 
-// ParseSubject is the inverse of Subject; the Key's Prefix is left empty, as the subject does not hold it.
-// Only what Subject can produce is accepted, so that one object has exactly one subject.
+// ParseSubject is the inverse of Subject; the Key's Prefix is left empty, as the subject does not hold it. Only what
+// Subject can produce is accepted, so that one object has exactly one subject.
 func ParseSubject(prefix, subject string) (Key, error) {
 	return parseSubject(prefix, subject, unescapeToken)
 }
@@ -110,8 +109,8 @@ func parseSubject(prefix, subject string, read func(token, empty string) (string
 
 const upperHex = "0123456789ABCDEF"
 
-// escapeToken writes s so that it is one literal subject token. The server would accept a bare '*' on
-// publish, and later reads of that subject would match other objects.
+// escapeToken writes s so that it is one literal subject token. The server would accept a bare '*' on publish, and
+// later reads of that subject would match other objects.
 func escapeToken(b *strings.Builder, s, empty string) {
 	if s == "" {
 		b.WriteString(empty)
@@ -136,8 +135,8 @@ func mustEscape(c byte) bool {
 	return c <= ' ' || c == 0x7f || c == '_' || c == '*' || c == '>' || c == '%'
 }
 
-// unescapeToken accepts exactly the tokens that escapeToken writes; empty is the marker that stands
-// for the empty part, if the part may be empty.
+// unescapeToken accepts exactly the tokens that escapeToken writes; empty is the marker that stands for the empty part,
+// if the part may be empty.
 func unescapeToken(token, empty string) (string, error) {
 	if token == "" {
 		return "", fmt.Errorf("it has an empty token")

@@ -27,11 +27,11 @@ type Config struct {
 	InMemory bool
 	// Epoch written into barriers (invariant 9), until SetEpoch.
 	Epoch uint64
-	// Timeout bounds one operation, its retries included, when the context has no nearer deadline; 5 s by
-	// default. A first try takes at most a fifth of it.
+	// Timeout bounds one operation, its retries included, when the context has no nearer deadline; 5 s by default. A
+	// first try takes at most a fifth of it.
 	Timeout time.Duration
-	// LeaderReads answers Head by the stream's leader instead of a quorum barrier on a replicated log:
-	// faster, stale while a deposed leader can be reached (docs/guarantees.md).
+	// LeaderReads answers Head by the stream's leader instead of a quorum barrier on a replicated log: faster, stale
+	// while a deposed leader can be reached (docs/guarantees.md).
 	LeaderReads bool
 	// Local, where the stream's only server runs in this process, says what its stream info would. To ask by the
 	// connection takes a dozen goroutines' turns.
@@ -56,8 +56,8 @@ type Log struct {
 	config     Config
 	replicated bool
 
-	// seen is the highest revision that this process knows to be in the log, with all of its batch: the
-	// log is never below it.
+	// seen is the highest revision that this process knows to be in the log, with all of its batch: the log is never
+	// below it.
 	seen atomic.Uint64
 	// epoch is written into barriers.
 	epoch atomic.Uint64
@@ -104,15 +104,15 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 }
 
 // SetEpoch says in which epoch this process lives: the one of the root that it read first. Barriers carry it, so that
-// the log's last event tells the epoch to an operator who fences a cell whose bucket is an old copy. Other events
-// carry that of their Basis.
+// the log's last event tells the epoch to an operator who fences a cell whose bucket is an old copy. Other events carry
+// that of their Basis.
 func (l *Log) SetEpoch(epoch uint64) { l.epoch.Store(epoch) }
 
 // Epoch is the epoch that barriers carry.
 func (l *Log) Epoch() uint64 { return l.epoch.Load() }
 
-// See remembers that the log has held a revision, for example the one that a root has applied: a head below
-// it is ErrDiverged from then on. It must never be given what a client says, nor a revision inside a batch.
+// See remembers that the log has held a revision, for example the one that a root has applied: a head below it is
+// ErrDiverged from then on. It must never be given what a client says, nor a revision inside a batch.
 func (l *Log) See(r Revision) {
 	for {
 		old := l.seen.Load()

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Pause waits for the time. If ctx ends first, Pause returns ctx's error. It is the only such wait of the repository, and
-// it is here because all packages may import this one.
+// Pause waits for the time. If ctx ends first, Pause returns ctx's error. It is the only such wait of the repository,
+// and it is here because all packages may import this one.
 func Pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -19,8 +19,8 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// backOff pauses before the next try: up to 10 ms at first, doubled each time up to 320 ms. The jitter keeps writers of one
-// object from meeting again.
+// backOff pauses before the next try: up to 10 ms at first, doubled each time up to 320 ms. The jitter keeps writers of
+// one object from meeting again.
 func backOff(ctx context.Context, try int) error {
 	return Pause(ctx, time.Millisecond+rand.N(10*time.Millisecond<<min(try, 5)))
 }

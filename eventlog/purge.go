@@ -8,8 +8,8 @@ import (
 // purgeStep bounds one purge: publishers wait for all of it, about 15 ms for 10,000 events.
 const purgeStep = 10_000
 
-// Purge removes every event up to and including the revision, in bounded steps. The caller guarantees
-// that a committed root covers them (invariant 5). It never reaches the head.
+// Purge removes every event up to and including the revision, in bounded steps. The caller guarantees that a committed
+// root covers them (invariant 5). It never reaches the head.
 //
 // A crash between two steps leaves a log that starts earlier than asked; the next purge goes on.
 func (l *Log) Purge(ctx context.Context, upto Revision) error {
@@ -44,9 +44,9 @@ func (l *Log) Extent(ctx context.Context) (Bounds, error) {
 	return b, nil
 }
 
-// Fence wipes the log and makes 'to' the next revision (invariant 9). Only an operator does it, after
-// all writers have stopped: everything in the log is lost. A root with applied = floor = to - 1 must follow; until
-// it is there, the log begins above the root and nobody reads or writes.
+// Fence wipes the log and makes 'to' the next revision (invariant 9). Only an operator does it, after all writers have
+// stopped: everything in the log is lost. A root with applied = floor = to - 1 must follow; until it is there, the log
+// begins above the root and nobody reads or writes.
 func (l *Log) Fence(ctx context.Context, to Revision) error {
 	b, err := l.Extent(ctx)
 	if err != nil {

@@ -11,17 +11,18 @@ import (
 
 // resolve finds out what became of an append whose outcome is open.
 //
-// The difficulty: a message that was not answered may still be on its way, and may enter the log at any time. As long as
-// it can, nothing that is read from the log is final.
+// The difficulty: a message that was not answered may still be on its way, and may enter the log at any time. As long
+// as it can, nothing that is read from the log is final.
 //
-// The way out: resolve publishes the same events again, with the same ids and the same preconditions. At most one copy of
-// an append ever enters the log, because its events break the preconditions of all other copies. So each try ends in one
-// of three ways:
+// The way out: resolve publishes the same events again, with the same ids and the same preconditions. At most one copy
+// of an append ever enters the log, because its events break the preconditions of all other copies. So each try ends in
+// one of three ways:
 //
 //   - The log acknowledges the copy. It is the only one: had another entered before, this one's preconditions would not
 //     have held, and now none can enter after it.
-//   - The log refuses the copy, and the refusal proves that a precondition is broken for good (searchEnd). From now on no
-//     copy can enter. Only now is what the log holds final: either one copy is there, or the append has lost (search).
+//   - The log refuses the copy, and the refusal proves that a precondition is broken for good (searchEnd). From now on
+//     no copy can enter. Only now is what the log holds final: either one copy is there, or the append has lost
+//     (search).
 //   - Anything else proves nothing. resolve tries again.
 //
 // A write that meets another write in flight is decided by the same steps.
@@ -67,8 +68,8 @@ var errRangeGone = fmt.Errorf("%w: what came after it began has left the log", E
 var errStaleRefusal = errors.New("the refusal came from a server that is behind")
 
 // search looks for the append among all events since it began, once no further copy of it can enter the log. It returns
-// the append's revision, or ErrConflict if the append is not there. If the refusal does not prove that no copy can enter,
-// the error is errStaleRefusal.
+// the append's revision, or ErrConflict if the append is not there. If the refusal does not prove that no copy can
+// enter, the error is errStaleRefusal.
 func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, before Revision, broken *conflict) (Revision, error) {
 	highest := Revision(0)
 	for _, w := range writes {
@@ -104,13 +105,14 @@ func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, befo
 // searchEnd proves from a refusal that a precondition of the append can never hold again. It returns the revision up to
 // which the log must be searched: if a copy of the append is in the log, it is not after that revision.
 //
-// last is the revision of the last event of one of the keys, as the refusing server knows it. A server may be behind, for
-// example a deposed leader. It then names too low a revision, or 0, but never one that is not the key's: every event that
-// a server holds, a quorum holds too.
+// last is the revision of the last event of one of the keys, as the refusing server knows it. A server may be behind,
+// for example a deposed leader. It then names too low a revision, or 0, but never one that is not the key's: every
+// event that a server holds, a quorum holds too.
 //
 // There are two proofs:
 //
-//   - last is above the precondition. The key has a newer event than the one that the precondition names, and always will.
+//   - last is above the precondition. The key has a newer event than the one that the precondition names, and always
+//     will.
 //   - The event that the precondition names has left the log. JetStream then takes the key for one without events, and
 //     expects 0. A precondition of that revision can never hold again.
 func (l *Log) searchEnd(ctx context.Context, msgs []*nats.Msg, writes []Write, last, highest Revision) (Revision, error) {

@@ -105,8 +105,8 @@ func TestUnansweredAppendIsPurged(t *testing.T) {
 	}
 }
 
-// Past the deadline, and its grace, the outcome is unknown; and the connection that may still hold the
-// message is replaced.
+// Past the deadline, and its grace, the outcome is unknown; and the connection that may still hold the message is
+// replaced.
 func TestUnansweredAppendStaysUnknown(t *testing.T) {
 	l, link, direct := stallable(t, time.Second)
 	link.Stall()
@@ -161,8 +161,8 @@ func TestNotConnected(t *testing.T) {
 	eventlogtest.Eventually(t, "the log is back", func() bool { _, err := l.Head(bounded(t)); return err == nil })
 }
 
-// A refusal settles an outcome only if the precondition can never hold again: one from a server that is
-// behind, a deposed leader, does not.
+// A refusal settles an outcome only if the precondition can never hold again: one from a server that is behind, a
+// deposed leader, does not.
 func TestRefusalOfAServerThatIsBehind(t *testing.T) {
 	l := eventlogtest.Log(t)
 	old := mustAppend(t, l, "1", added("a", "1"))

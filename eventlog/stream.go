@@ -21,8 +21,8 @@ func checkServer(c Config) error {
 	return nil
 }
 
-// Create makes the stream if it is missing, and fails if an existing one has settings that break the
-// log (MaxAge, MaxMsgsPerSubject, rollup, deletes, …). It is idempotent.
+// Create makes the stream if it is missing, and fails if an existing one has settings that break the log (MaxAge,
+// MaxMsgsPerSubject, rollup, deletes, …). It is idempotent.
 func Create(ctx context.Context, c Config) error {
 	c = c.withDefaults()
 	if err := checkServer(c); err != nil {

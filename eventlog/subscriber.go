@@ -9,15 +9,15 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Subscribers see what the server republishes: each event's headers on '<prefix>.events.…', and for the resources on
-// a list also the body on '<prefix>.bodies.…' (SetBodies). Both are live only, and may miss an event: a stored one is
+// Subscribers see what the server republishes: each event's headers on '<prefix>.events.…', and for the resources on a
+// list also the body on '<prefix>.bodies.…' (SetBodies). Both are live only, and may miss an event: a stored one is
 // republished once, to whoever is connected then. What must be complete reads the API.
 
 // Any as a part of a key makes a subject's token match every value of it.
 const Any = "*"
 
-// EventsSubject is where the headers of a key's events are republished. Parts that are Any match all, so that
-// the subject is a pattern to subscribe to.
+// EventsSubject is where the headers of a key's events are republished. Parts that are Any match all, so that the
+// subject is a pattern to subscribe to.
 func EventsSubject(prefix string, k Key) (string, error) {
 	return k.subject(prefix+".events.", escapeTokenOrAny)
 }
@@ -89,8 +89,8 @@ func DecodeRepublished(prefix string, m *nats.Msg) (Event, error) {
 	return decode(prefix, m.Header.Get(headerStored), m.Header, m.Data, rev, at)
 }
 
-// RepublishedRevision is the revision of a republished message. One that carries a body came by way of another
-// stream with sequences of its own, and names the log's beside them.
+// RepublishedRevision is the revision of a republished message. One that carries a body came by way of another stream
+// with sequences of its own, and names the log's beside them.
 func RepublishedRevision(m *nats.Msg) (Revision, error) {
 	source := strings.Fields(m.Header.Get(headerStreamSource))
 	if len(source) >= 2 {

@@ -22,8 +22,8 @@ func TestEventsSubject(t *testing.T) {
 	}
 }
 
-// The headers of every event are republished, bodies only of what is on the list; both name the log's revision. The list can
-// be changed at any time, it survives a restart without a repetition, and the log's stream is what it was.
+// The headers of every event are republished, bodies only of what is on the list; both name the log's revision. The
+// list can be changed at any time, it survives a restart without a repetition, and the log's stream is what it was.
 func TestRepublished(t *testing.T) {
 	folder := t.TempDir()
 	server := eventlogtest.Run(t, folder)
@@ -119,7 +119,8 @@ func listen(t *testing.T, conn *nats.Conn, subject string) *nats.Subscription {
 	return s
 }
 
-// What a subscriber can tell from a message alone: the revision of the subject's message before, as long as the log holds it.
+// What a subscriber can tell from a message alone: the revision of the subject's message before, as long as the log
+// holds it.
 func TestLastSequence(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn})

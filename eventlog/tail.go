@@ -23,13 +23,13 @@ const (
 	gapTries = 3
 )
 
-// Tail calls yield for every event in (after, upto], in order, barriers included. It is ErrPurged if one
-// of them has left the log. The event is valid until yield returns an error or Tail returns; its Body may be kept.
+// Tail calls yield for every event in (after, upto], in order, barriers included. It is ErrPurged if one of them has
+// left the log. The event is valid until yield returns an error or Tail returns; its Body may be kept.
 //
-// upto must be a revision that Head or Append returned; it is an error, after the timeout, if the log does
-// not hold it. Any replica may answer, so the proof of completeness is the contiguous sequence up to upto,
-// never what a replica says of its end. A hole above first is ErrDiverged: no setting of the log allows one. A
-// message that is not an event is counted, logged and delivered as a Barrier: it changes nothing.
+// upto must be a revision that Head or Append returned; it is an error, after the timeout, if the log does not hold it.
+// Any replica may answer, so the proof of completeness is the contiguous sequence up to upto, never what a replica says
+// of its end. A hole above first is ErrDiverged: no setting of the log allows one. A message that is not an event is
+// counted, logged and delivered as a Barrier: it changes nothing.
 func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) error) error {
 	r := reader{log: l, next: after + 1, upto: upto, yield: yield}
 	if err := r.read(ctx); err != nil {
@@ -38,9 +38,8 @@ func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) 
 	return nil
 }
 
-// EventAt reads the event at one revision from the leader: whoever resumes a tail compares it with the
-// one it remembers, after it has compared its revision with the head (invariant 9). ErrPurged if it has
-// left the log.
+// EventAt reads the event at one revision from the leader: whoever resumes a tail compares it with the one it
+// remembers, after it has compared its revision with the head (invariant 9). ErrPurged if it has left the log.
 func (l *Log) EventAt(ctx context.Context, rev Revision) (Event, error) {
 	e, err := l.fromLeader(ctx, rev)
 	if err != nil {
@@ -99,8 +98,8 @@ func (r *reader) deliver(e Event) error {
 	return nil
 }
 
-// page delivers what one replica has of the next events, at most one page. That it has not all of them is
-// not an error; silent says that it went away instead of answering.
+// page delivers what one replica has of the next events, at most one page. That it has not all of them is not an error;
+// silent says that it went away instead of answering.
 func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	conn := r.log.config.Conn
 	size := min(r.upto-r.next+1, pageEvents)
@@ -169,8 +168,8 @@ func (r *reader) take(msg *nats.Msg) (more bool, err error) {
 	return true, r.deliver(m.event(r.log.config.Prefix))
 }
 
-// fromLeader reads one revision from the stream's leader. During a leader change the one that answers
-// may not have it yet, so it is asked again until the deadline.
+// fromLeader reads one revision from the stream's leader. During a leader change the one that answers may not have it
+// yet, so it is asked again until the deadline.
 func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()

@@ -11,9 +11,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// The event on the wire, a permanent format (docs/format.md): CloudEvents 1.0 in binary mode, and
-// headers of ours. The id of a batch's first event is the request id, of its n-th further one
-// '<request id>.<n>', so that ids stay unique.
+// The event on the wire, a permanent format (docs/format.md): CloudEvents 1.0 in binary mode, and headers of ours. The
+// id of a batch's first event is the request id, of its n-th further one '<request id>.<n>', so that ids stay unique.
 const (
 	headerSpec        = "ce-specversion"
 	headerID          = "ce-id"
@@ -96,8 +95,8 @@ func encodeBarrier(prefix string, epoch uint64, id string, now time.Time) *nats.
 
 func barrierSubject(prefix string) string { return prefix + ".log." + barrierMarker }
 
-// decode reads a message that the log holds at a revision. It is total: whatever was published there is an
-// Event or an error that names the revision.
+// decode reads a message that the log holds at a revision. It is total: whatever was published there is an Event or an
+// error that names the revision.
 func decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at time.Time) (Event, error) {
 	e, err := decodeHeaders(prefix, subject, h)
 	if err != nil {
@@ -107,8 +106,8 @@ func decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at
 	return e, nil
 }
 
-// event is what readers deliver for a message: one that cannot be decoded changes nothing, like a barrier.
-// Somebody published past this package; that must not stop all readers for good, but be seen.
+// event is what readers deliver for a message: one that cannot be decoded changes nothing, like a barrier. Somebody
+// published past this package; that must not stop all readers for good, but be seen.
 func (m stored) event(prefix string) Event {
 	e, err := decode(prefix, m.subject, m.header, m.body, m.revision, m.time)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// blockCache keeps decoded blocks within a budget of bytes. Segments are immutable, so nothing is ever invalidated. It is
-// safe for concurrent use.
+// blockCache keeps decoded blocks within a budget of bytes. Segments are immutable, so nothing is ever invalidated. It
+// is safe for concurrent use.
 type blockCache struct {
 	blocks *cache.Cache[blockID, *segment.Block]
 }
@@ -31,8 +31,8 @@ func (c *blockCache) Keep(file string, block int, b *segment.Block) {
 	c.blocks.Add(blockID{file, block}, ownerOf(b), b, int64(b.Bytes))
 }
 
-// ownerOf is the cluster and namespace of a block's first row, as neighbours mostly have the same; of a block of events, which
-// are of everybody, it is empty.
+// ownerOf is the cluster and namespace of a block's first row, as neighbours mostly have the same; of a block of
+// events, which are of everybody, it is empty.
 func ownerOf(b *segment.Block) string {
 	if len(b.Entries) == 0 {
 		return ""

@@ -16,19 +16,19 @@ const (
 	// longEvents and longBytes: each time the tail has grown by so much, the root is read again, to cut it.
 	longEvents = 1000
 	longBytes  = 1 << 20
-	// readBytes is how much of the tail is read before a view on it is published; gatherBytes how much of it
-	// one commit folds.
+	// readBytes is how much of the tail is read before a view on it is published; gatherBytes how much of it one commit
+	// folds.
 	readBytes   = 8 << 20
 	gatherBytes = 64 << 20
-	// catchUpSteps bounds the root and tail reads of one call that lead nowhere: the log was purged,
-	// or found long, under it.
+	// catchUpSteps bounds the root and tail reads of one call that lead nowhere: the log was purged, or found long,
+	// under it.
 	catchUpSteps = 8
 	// futureWait bounds the wait for a revision that does not exist yet.
 	futureWait = 3 * time.Second
 )
 
-// Latest returns a view at least as new as every write acknowledged before the call began (invariant 4).
-// Concurrent calls share one question to the log and one read of the tail.
+// Latest returns a view at least as new as every write acknowledged before the call began (invariant 4). Concurrent
+// calls share one question to the log and one read of the tail.
 //
 // Latest may write. If no projector has committed for long, and the tail takes a quarter of its budget, one caller at a
 // time commits once, which may also purge the log. That takes 5 s at most (relieve). Config.ReadOnly forbids it.
@@ -61,8 +61,8 @@ func (p *Projection) known() Revision {
 	return v.Revision()
 }
 
-// head asks the log for its bounds. A head below a revision that was known before means that the log went
-// back; it is asked once more, so that one stray answer does not stop a process.
+// head asks the log for its bounds. A head below a revision that was known before means that the log went back; it is
+// asked once more, so that one stray answer does not stop a process.
 func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bounds, err error) {
 	for range 2 {
 		b, err = p.config.Log.Head(ctx)
@@ -76,8 +76,8 @@ func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bound
 	return b, p.fail(fmt.Errorf("revision %d is known, but the log's head is %d: %w", known, b.Head, eventlog.ErrDiverged))
 }
 
-// gather returns a view for a commit: at least the root, and of the tail at most about gatherBytes at a time,
-// so that a projector which was away for long does not hold all of it.
+// gather returns a view for a commit: at least the root, and of the tail at most about gatherBytes at a time, so that a
+// projector which was away for long does not hold all of it.
 func (p *Projection) gather(ctx context.Context) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
@@ -125,7 +125,8 @@ func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked 
 func all(*View) bool { return false }
 
 // reached returns the current view if it is not older than the bounds, with their first revision. A view that is all
-// root is reached only once the log was seen to hold the root's last event: it might be another log, of the same length.
+// root is reached only once the log was seen to hold the root's last event: it might be another log, of the same
+// length.
 func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	v := p.view.Load()
 	if v == nil || v.Revision() < bounds.Head || !v.proven && v.Revision() >= bounds.First {
@@ -144,8 +145,7 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	})
 }
 
-// step does one read towards the bounds: the root, or a piece of the tail. It returns the bounds to go
-// on with.
+// step does one read towards the bounds: the root, or a piece of the tail. It returns the bounds to go on with.
 func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
 	v := p.view.Load()
 	if v == nil || bounds.First > v.Revision()+1 || v.behind(bounds) {
@@ -173,8 +173,8 @@ func (v *View) behind(bounds eventlog.Bounds) bool {
 	return bounds.Head-v.Revision() > behindEvents || v.long()
 }
 
-// stepRoot reads the root. What the log had purged when it gave the bounds was in a root then (invariant 5), so a
-// root that is read afterwards and ends before the log begins means a hole. No root that was read before proves that.
+// stepRoot reads the root. What the log had purged when it gave the bounds was in a root then (invariant 5), so a root
+// that is read afterwards and ends before the log begins means a hole. No root that was read before proves that.
 func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
 	snap, err := p.readRoot(ctx)
 	if err != nil {
@@ -216,8 +216,8 @@ func (p *Projection) reload(ctx context.Context) (*snapshot, error) {
 // errEnough stops a tail read that has become so long that the root should be read.
 var errEnough = errors.New("enough of the tail")
 
-// readTail reads the events from the view's revision on, up to the head or some megabytes: few of them if the root
-// may have more, so that a function far behind does not read what a snapshot holds. Either way it ends with the end of a
+// readTail reads the events from the view's revision on, up to the head or some megabytes: few of them if the root may
+// have more, so that a function far behind does not read what a snapshot holds. Either way it ends with the end of a
 // batch, as the head does. It includes the last event that is known already, if the log still has it, and compares
 // (invariant 9).
 func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Bounds) ([]eventlog.Event, error) {
@@ -249,8 +249,8 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 	return events, nil
 }
 
-// append publishes a view with the events, which must be contiguous and end no batch in its middle. Those it has already
-// are compared where they are remembered; a gap makes the rest be ignored.
+// append publishes a view with the events, which must be contiguous and end no batch in its middle. Those it has
+// already are compared where they are remembered; a gap makes the rest be ignored.
 func (p *Projection) append(events []eventlog.Event) error {
 	var diverged error
 	p.publish(func(v *View) *View {
@@ -347,8 +347,8 @@ func (p *Projection) publish(change func(*View) *View) *View {
 	return next
 }
 
-// Learn adds events that the caller read from the log anyway (a follower), so that the next view needs
-// no tail read. A batch that does not follow the newest view is ignored.
+// Learn adds events that the caller read from the log anyway (a follower), so that the next view needs no tail read. A
+// batch that does not follow the newest view is ignored.
 func (p *Projection) Learn(b eventlog.Batch) {
 	if p.failed() != nil || p.view.Load() == nil {
 		return
@@ -356,8 +356,8 @@ func (p *Projection) Learn(b eventlog.Batch) {
 	_ = p.append(b) // a log that went back is remembered and returned by the next call
 }
 
-// AtLeast returns a view not older than rev. It waits for a revision that does not exist yet until ctx
-// ends, at most 3 s, then returns ErrFuture.
+// AtLeast returns a view not older than rev. It waits for a revision that does not exist yet until ctx ends, at most 3
+// s, then returns ErrFuture.
 func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 	v := p.view.Load()
 	if v != nil && v.Revision() >= rev && p.failed() == nil {
@@ -388,8 +388,8 @@ func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 	}
 }
 
-// follow learns events as they come until the view has reached rev or ctx ends, whichever is first. One
-// caller does it for all who wait.
+// follow learns events as they come until the view has reached rev or ctx ends, whichever is first. One caller does it
+// for all who wait.
 func (p *Projection) follow(ctx context.Context, after, rev Revision) error {
 	err := p.config.Log.Follow(ctx, after, func(b eventlog.Batch) error {
 		p.Learn(b)

@@ -15,8 +15,8 @@ type CheckpointRule struct{ Every, Keep time.Duration }
 // DefaultCheckpoints is a root of every hour for a day, and of every day for a month.
 var DefaultCheckpoints = []CheckpointRule{{Every: time.Hour, Keep: 24 * time.Hour}, {Every: 24 * time.Hour, Keep: 30 * 24 * time.Hour}}
 
-// checkpoint names an immutable copy of a root: its applied revision, its clock, and the copy's key. What the copy names is
-// no garbage as long as the newest root has the checkpoint.
+// checkpoint names an immutable copy of a root: its applied revision, its clock, and the copy's key. What the copy
+// names is no garbage as long as the newest root has the checkpoint.
 type checkpoint struct {
 	_        struct{} `cbor:",toarray"`
 	Revision Revision
@@ -24,8 +24,8 @@ type checkpoint struct {
 	Key      string
 }
 
-// archiveParts is how many checkpoints an archive has at least: from one of them on, events are folded to get at
-// any revision.
+// archiveParts is how many checkpoints an archive has at least: from one of them on, events are folded to get at any
+// revision.
 const archiveParts = 32
 
 // rules are the configured ones and the archive's own.
@@ -36,9 +36,9 @@ func (c *Config) rules() []CheckpointRule {
 	return append(slices.Clone(c.Checkpoints), CheckpointRule{Every: c.History / archiveParts, Keep: c.History})
 }
 
-// checkpoint writes a copy of the root that is about to be committed, if a rule wants one, and lists it; those that no rule
-// wants any more are forgotten, and become garbage. A crash before the root is swapped leaves garbage too: the name
-// is never used again, as nothing pins what the copy names.
+// checkpoint writes a copy of the root that is about to be committed, if a rule wants one, and lists it; those that no
+// rule wants any more are forgotten, and become garbage. A crash before the root is swapped leaves garbage too: the
+// name is never used again, as nothing pins what the copy names.
 func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	rules := p.config.rules()
 	if len(rules) == 0 {

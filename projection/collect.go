@@ -10,13 +10,13 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// Collect deletes what no root names and what is older than the grace period, by the bucket's own clock. It
-// reports how many objects it deleted. With nothing to delete it writes nothing.
+// Collect deletes what no root names and what is older than the grace period, by the bucket's own clock. It reports how
+// many objects it deleted. With nothing to delete it writes nothing.
 //
-//  1. List the bucket. What the root does not name, and was written a grace period before the newest object,
-//     is a candidate: a commit in flight may still mean to name it, though.
-//  2. Swap the root for one of the next generation. That defeats every commit that began before: its swap is
-//     lost, and it starts again with new names. A crash after this leaves the garbage for the next time.
+//  1. List the bucket. What the root does not name, and was written a grace period before the newest object, is a
+//     candidate: a commit in flight may still mean to name it, though.
+//  2. Swap the root for one of the next generation. That defeats every commit that began before: its swap is lost, and
+//     it starts again with new names. A crash after this leaves the garbage for the next time.
 //  3. Delete the candidates that this root does not name.
 func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted int, err error) {
 	candidates, err := p.garbage(ctx, grace)
@@ -55,8 +55,8 @@ func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted 
 // collected are the folders of immutable objects below the cell's prefix.
 var collected = map[string]bool{"seg": true, "events": true, "idx": true, "ckpt": true}
 
-// garbage lists the objects that the root does not name and that are older than the grace period. The root is
-// read after the list, so that what was committed meanwhile is named.
+// garbage lists the objects that the root does not name and that are older than the grace period. The root is read
+// after the list, so that what was committed meanwhile is named.
 func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string, error) {
 	var listed []bucket.Attributes
 	var newest time.Time

@@ -36,8 +36,8 @@ func spilling(t *testing.T, n int) (*cell, map[string]string) {
 	return c, want
 }
 
-// commitDuring commits an event whose row spills, and does something between the commit's last PUT and its swap, with another
-// projection that knows nothing of the event. What was committed before and then is there.
+// commitDuring commits an event whose row spills, and does something between the commit's last PUT and its swap, with
+// another projection that knows nothing of the event. What was committed before and then is there.
 func commitDuring(t *testing.T, do func(c *cell, other *Projection)) {
 	t.Helper()
 	c, want := spilling(t, 3)

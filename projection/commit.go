@@ -15,8 +15,8 @@ import (
 const (
 	// spillBytes is how many raw bytes of events go into one pair of segments when a commit has very many.
 	spillBytes = 16 << 20
-	// quietBarriers is how many revisions without an event are left for a later commit: an idle cell that
-	// is read writes no roots.
+	// quietBarriers is how many revisions without an event are left for a later commit: an idle cell that is read
+	// writes no roots.
 	quietBarriers = 1000
 	// maxInflation is how many times larger than InlineBytes the bodies may be that are inline. Every process that reads the
 	// root holds them, and every commit writes them again. Without this bound, bodies that compress to nothing would stay
@@ -25,8 +25,8 @@ const (
 )
 
 // Commit folds the events after the root's applied revision into a new root, and returns the revision that is applied
-// then. It is no error to lose to another projector. A commit that has nothing to add writes nothing, and a few barriers
-// alone count as nothing.
+// then. It is no error to lose to another projector. A commit that has nothing to add writes nothing, and a few
+// barriers alone count as nothing.
 func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 	for more := true; more && err == nil; {
 		applied, more, err = p.commit(ctx)
@@ -45,8 +45,8 @@ func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 func (p *Projection) commit(ctx context.Context) (applied Revision, more bool, err error) {
 	goal := Revision(0) // the head when this commit began
 	v, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
-		// 1. Catch up. swap has done it: v is the newest state that this process knows. Its root may be an old one all the
-		// same, which stage 7 finds out.
+		// 1. Catch up. swap has done it: v is the newest state that this process knows. Its root may be an old one all
+		//    the same, which stage 7 finds out.
 		goal = cmp.Or(goal, v.Revision())
 		more = v.tail.bytes >= gatherBytes
 		if v.Applied() >= goal || !v.dirty() { // somebody else has done it, or there is nothing to do
@@ -54,18 +54,19 @@ func (p *Projection) commit(ctx context.Context) (applied Revision, more bool, e
 		}
 		next := v.snap.draft()
 
-		// 2. Fold the tail onto the root's own records, and find out which events are void. Nothing is written. A crash here
-		// leaves the old root and the log, as if nothing had begun.
+		// 2. Fold the tail onto the root's own records, and find out which events are void. Nothing is written. A crash
+		//    here leaves the old root and the log, as if nothing had begun.
 		records, err := v.fold(ctx, next)
 		if err != nil {
 			return nil, err
 		}
 
-		// 3. Let time pass: clock, floor and purge point follow the log time of the events. Nothing is written, and nothing
-		// is purged before stage 8.
+		// 3. Let time pass: clock, floor and purge point follow the log time of the events. Nothing is written, and
+		//    nothing is purged before stage 8.
 		p.age(next.root)
 
-		// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments that no root names.
+		// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments that no root
+		//    names.
 		if err := p.spill(ctx, next, records); err != nil {
 			return nil, err
 		}
@@ -76,23 +77,23 @@ func (p *Projection) commit(ctx context.Context) (applied Revision, more bool, e
 			return nil, err
 		}
 
-		// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves an index that no root
-		// names.
+		// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves an index that no
+		//    root names.
 		if err := p.writeIndex(ctx, next); err != nil {
 			return nil, err
 		}
 
-		// 7. Swap the root for the draft. swap does it. This is the commit point: the root changes as a whole or not at all,
-		// and only if it is still the one that the view has. If the bucket does not answer, swap reads the root again: it is
-		// ours if it has the draft's nonce.
+		// 7. Swap the root for the draft. swap does it. This is the commit point: the root changes as a whole or not at
+		//    all, and only if it is still the one that the view has. If the bucket does not answer, swap reads the root
+		//    again: it is ours if it has the draft's nonce.
 		return next, nil
 	})
 	if err != nil {
 		return 0, false, err
 	}
 
-	// 8. Purge the log, as far as the root that is now in the bucket permits. A crash before, or in the middle, leaves events
-	// in the log that nobody needs. The next commit purges them.
+	// 8. Purge the log, as far as the root that is now in the bucket permits. A crash before, or in the middle, leaves
+	//    events in the log that nobody needs. The next commit purges them.
 	if err := p.purge(ctx, v); err != nil {
 		return v.Applied(), false, fmt.Errorf("revision %d is applied, but: %w", v.Applied(), err)
 	}
@@ -135,8 +136,8 @@ func (v *View) judged(ctx context.Context, r *record) (*record, error) {
 	return &c, err
 }
 
-// appendRun appends a record that follows the applied revision; barriers between belong to it. A run of barriers
-// at the end of what is there is joined to it, so that barriers alone never make the rows grow.
+// appendRun appends a record that follows the applied revision; barriers between belong to it. A run of barriers at the
+// end of what is there is joined to it, so that barriers alone never make the rows grow.
 func appendRun(records []*record, applied Revision, r *record) []*record {
 	r.span = uint64(r.Revision - applied)
 	last := len(records) - 1
@@ -147,8 +148,8 @@ func appendRun(records []*record, applied Revision, r *record) []*record {
 	return append(records, r)
 }
 
-// spill puts the records where readers of the draft find them: inline if they are few, else into segments, and of very many
-// the last ones inline.
+// spill puts the records where readers of the draft find them: inline if they are few, else into segments, and of very
+// many the last ones inline.
 func (p *Projection) spill(ctx context.Context, next *draft, records []*record) error {
 	next.Inline, next.records = nil, nil
 	for len(records) > 0 {
@@ -189,8 +190,8 @@ func portion(records []*record) int {
 	return len(records)
 }
 
-// writeSegments writes the records to two segments, one ordered by revision, which is sealed already, and one ordered by key.
-// It lists them in the draft.
+// writeSegments writes the records to two segments, one ordered by revision, which is sealed already, and one ordered
+// by key. It lists them in the draft.
 func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*record, file []byte, sum segment.Summary) error {
 	sum.MinRevision = uint64(records[0].Revision) - records[0].span + 1
 	events, err := p.create(ctx, "events", 0, file, sum)

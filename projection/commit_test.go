@@ -18,8 +18,8 @@ import (
 )
 
 // Every bucket request of a commit that spills, first and later, × {fails, fails but persisted, the process dies there,
-// dies after}: a cold reader and the next commit see every acknowledged event (invariants 6, 7, 11). The steps
-// are the commit's own: they are counted, not listed.
+// dies after}: a cold reader and the next commit see every acknowledged event (invariants 6, 7, 11). The steps are the
+// commit's own: they are counted, not listed.
 func TestEveryStepOfCommitMayFail(t *testing.T) {
 	for _, fault := range []memory.Fault{memory.Fails, memory.FailsButPersisted} {
 		for _, dies := range []bool{false, true} {
@@ -255,8 +255,8 @@ func TestCommitCostsOnePut(t *testing.T) {
 	require.Equal(t, map[memory.Op]int{memory.OpReplace: 10}, puts)
 }
 
-// Floor and purge point move by log time alone, and one commit moves the floor by no more than the log time since
-// the previous root (invariant 12).
+// Floor and purge point move by log time alone, and one commit moves the floor by no more than the log time since the
+// previous root (invariant 12).
 func TestRetentionIsOfLogTime(t *testing.T) {
 	p, err := Open(Config{Log: new(eventlog.Log), Bucket: memory.New(), Retention: time.Hour, LogRetention: 10 * time.Minute})
 	require.NoError(t, err)

@@ -20,8 +20,8 @@ const (
 	baseShare = 4
 )
 
-// errOvertaken is wrapped when a compaction's inputs were compacted, or its outputs collected, by another
-// projector meanwhile. What it wrote is garbage.
+// errOvertaken is wrapped when a compaction's inputs were compacted, or its outputs collected, by another projector
+// meanwhile. What it wrote is garbage.
 var errOvertaken = errors.New("another projector compacted or collected meanwhile")
 
 // merge is one compaction: runs that lie next to each other become one.
@@ -34,9 +34,9 @@ type merge struct {
 }
 
 // Compact merges runs if there are enough of them, and reports whether it did. It may run beside commits, in any number
-// of processes: the commit of its outcome is rebased onto whatever root there is, as long as its inputs
-// are listed; else its work is lost, which is no error. If garbage was collected since it began, its outputs may have been
-// taken for garbage, so they are written again under new names.
+// of processes: the commit of its outcome is rebased onto whatever root there is, as long as its inputs are listed;
+// else its work is lost, which is no error. If garbage was collected since it began, its outputs may have been taken
+// for garbage, so they are written again under new names.
 func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	v := p.view.Load() // an old one is found out by the swap
 	if v == nil {
@@ -66,7 +66,8 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// missing says why an input could not be found: another projector has collected it, unless the newest root still names it.
+// missing says why an input could not be found: another projector has collected it, unless the newest root still names
+// it.
 func (m *merge) missing(ctx context.Context, v *View, notFound error) error {
 	renewed, err := v.renew(ctx)
 	if err != nil {
@@ -230,9 +231,9 @@ func nextKey(ctx context.Context, heads []*raw) (versions []segment.Entry, err e
 	return versions, nil
 }
 
-// survivors keeps of a key's versions, newest first, every one above the floor and the newest at or below
-// it. That may go too if it is a tombstone, nothing lies below it, and the log does not have its event any
-// more. A void row lives as long as the log has its event (invariant 11).
+// survivors keeps of a key's versions, newest first, every one above the floor and the newest at or below it. That may
+// go too if it is a tombstone, nothing lies below it, and the log does not have its event any more. A void row lives as
+// long as the log has its event (invariant 11).
 func (m *merge) survivors(versions []segment.Entry) []segment.Entry {
 	kept, atFloor := versions[:0], false // atFloor: the newest version at or below the floor was met
 	for _, e := range versions {
@@ -292,7 +293,8 @@ func (o *output) cut(ctx context.Context) error {
 	return nil
 }
 
-// position is where the root names the inputs: segments from to end. It is errOvertaken if it does not name all of them.
+// position is where the root names the inputs: segments from to end. It is errOvertaken if it does not name all of
+// them.
 func (m *merge) position(r *root) (from, end int, err error) {
 	inputs := slices.Concat(m.inputs...)
 	from = slices.IndexFunc(r.Segments, func(s segmentRef) bool { return s.Key == inputs[0].ref.Key })
@@ -308,8 +310,8 @@ func (m *merge) position(r *root) (from, end int, err error) {
 	return from, end, nil
 }
 
-// commit swaps the root for one in which the outputs are where the inputs were. The other stages of a commit (commit.go)
-// have nothing to do here: no event is folded, and time does not pass.
+// commit swaps the root for one in which the outputs are where the inputs were. The other stages of a commit
+// (commit.go) have nothing to do here: no event is folded, and time does not pass.
 func (o *output) commit(ctx context.Context) error {
 	_, err := o.p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		next := v.snap.draft()
@@ -329,8 +331,8 @@ func (o *output) commit(ctx context.Context) error {
 	return err
 }
 
-// renew writes the outputs again, in a generation that has begun: whoever collects by an older one does not know
-// their names. They are read back, one at a time, so that a compaction never holds more than one.
+// renew writes the outputs again, in a generation that has begun: whoever collects by an older one does not know their
+// names. They are read back, one at a time, so that a compaction never holds more than one.
 func (o *output) renew(ctx context.Context, generation uint64) error {
 	for i := range o.footers {
 		old := o.footers[i].Key

@@ -147,7 +147,8 @@ func retainAll(ctx context.Context, p *Projection) error {
 	return p.Retain(ctx, v.Applied()-3, v.Applied()-2)
 }
 
-// compactAgain is a compaction that somebody's collection of other garbage has overtaken, so that its outputs are written again.
+// compactAgain is a compaction that somebody's collection of other garbage has overtaken, so that its outputs are
+// written again.
 func compactAgain(ctx context.Context, p *Projection) error {
 	v, err := p.Latest(ctx)
 	if err != nil {
@@ -283,8 +284,8 @@ func (r *random) readable(config func(*Config)) *Projection {
 	return p
 }
 
-// Every step of what a projector does fails, fails but persists, or is its process's last (invariant 6): the cell opens,
-// no acknowledged event is missing, the check finds nothing, and the next projector goes on and leaves no
+// Every step of what a projector does fails, fails but persists, or is its process's last (invariant 6): the cell
+// opens, no acknowledged event is missing, the check finds nothing, and the next projector goes on and leaves no
 // garbage. The steps are those that a run in good weather takes.
 func TestCrashTable(t *testing.T) {
 	quiet(t)

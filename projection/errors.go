@@ -6,8 +6,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// Errors of views, matched with errors.Is. Besides them, eventlog.ErrDiverged is final: once returned, every
-// call returns it, and the process must stop.
+// Errors of views, matched with errors.Is. Besides them, eventlog.ErrDiverged is final: once returned, every call
+// returns it, and the process must stop.
 var (
 	// ErrExpired: the revision is below the floor; the API answers 410.
 	ErrExpired = errors.New("the revision is older than retention")
@@ -17,8 +17,8 @@ var (
 	ErrFuture = errors.New("the revision does not exist yet")
 	// ErrDamaged: a segment does not hold what was written to it. To read it again is of no use.
 	ErrDamaged = segment.ErrCorrupt
-	// ErrNoRoot: the bucket has no root although the log has lost its beginning. Nothing can be read
-	// until an operator says where the snapshot is.
+	// ErrNoRoot: the bucket has no root although the log has lost its beginning. Nothing can be read until an operator
+	// says where the snapshot is.
 	ErrNoRoot = errors.New("the bucket has no root, but the log's beginning is gone: check the bucket, the prefix and the stream, or restore the bucket")
 	// ErrHole: the log was purged past the root (invariant 5 was broken, or the bucket is an old copy).
 	ErrHole = errors.New("the log was purged past the root: restore a newer bucket, or run 'logplane fence'")

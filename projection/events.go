@@ -21,8 +21,8 @@ func PrefixEnd(prefix string) string {
 
 func (k Keys) has(key string) bool { return key >= k.Start && (k.End == "" || key < k.End) }
 
-// Events yields every non-void event in (after, upto] in order, from event segments and then the log.
-// It fails with ErrExpired when part of the range is below the floor.
+// Events yields every non-void event in (after, upto] in order, from event segments and then the log. It fails with
+// ErrExpired when part of the range is below the floor.
 func (p *Projection) Events(ctx context.Context, after, upto Revision) iter.Seq2[eventlog.Event, error] {
 	return p.EventsOf(ctx, Keys{}, after, upto)
 }
@@ -46,8 +46,8 @@ func (p *Projection) EventsOf(ctx context.Context, of Keys, after, upto Revision
 // EventsOf is Projection.EventsOf up to a revision that the view has.
 func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {
-		// When a segment was collected, the floor is checked against the last event read: a reader that was
-		// overtaken is told, and never given a stream with a hole.
+		// When a segment was collected, the floor is checked against the last event read: a reader that was overtaken
+		// is told, and never given a stream with a hole.
 		err := v.retry(ctx, func(v *View) error {
 			return v.events(ctx, of, &after, upto, func(e eventlog.Event) bool { return yield(e, nil) })
 		})

@@ -226,8 +226,8 @@ func TestAnOldRootProvesNoHole(t *testing.T) {
 	require.Equal(t, head, v.Revision())
 }
 
-// Only the fold's rule decides what is part of the history. An event of an older epoch is not, nor is a change without a
-// base, whoever asks.
+// Only the fold's rule decides what is part of the history. An event of an older epoch is not, nor is a change without
+// a base, whoever asks.
 func TestValid(t *testing.T) {
 	quiet(t)
 	c := newCell(t)

@@ -28,8 +28,8 @@ type FencePlan struct {
 // lastFence is the highest revision to fence at: clients read revisions as numbers of 53 bits, and more.
 const lastFence = 1 << 53
 
-// PlanFence folds what the log has into the snapshot, if it is the snapshot's log, and says what Fence would do. To is 0
-// for a revision well above every one that a client may have seen.
+// PlanFence folds what the log has into the snapshot, if it is the snapshot's log, and says what Fence would do. To is
+// 0 for a revision well above every one that a client may have seen.
 func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, error) {
 	plan := FencePlan{To: to}
 	if _, err := p.Commit(ctx); errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, ErrHole) {
@@ -63,13 +63,13 @@ func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, err
 	return plan, nil
 }
 
-// Fence does what the plan says, by an operator's word (invariant 9): all writers have stopped. The Projection is of no use
-// afterwards, nor is any other that was opened before: they are of the old epoch.
+// Fence does what the plan says, by an operator's word (invariant 9): all writers have stopped. The Projection is of no
+// use afterwards, nor is any other that was opened before: they are of the old epoch.
 //
-//  1. The log is wiped and leaps to the plan's revision. A crash after this leaves a log that begins above the
-//     root: every process stops with ErrHole, and the operator fences again.
-//  2. The root is swapped for one of the next epoch that has applied, as barriers, everything below. A stalled
-//     commit from before has lost its swap.
+//  1. The log is wiped and leaps to the plan's revision. A crash after this leaves a log that begins above the root:
+//     every process stops with ErrHole, and the operator fences again.
+//  2. The root is swapped for one of the next epoch that has applied, as barriers, everything below. A stalled commit
+//     from before has lost its swap.
 func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 	if err := p.fenceLog(ctx, plan.To); err != nil {
 		return err
@@ -124,8 +124,8 @@ func (p *Projection) rootNow(ctx context.Context) (*snapshot, error) {
 	return p.newSnapshot(r, etag, nil)
 }
 
-// joinEpoch lets the first root decide in which epoch this process lives. A root of a later one is ErrFenced: the process
-// must stop, as what it writes would be void.
+// joinEpoch lets the first root decide in which epoch this process lives. A root of a later one is ErrFenced: the
+// process must stop, as what it writes would be void.
 func (p *Projection) joinEpoch(v *View, snap *snapshot) error {
 	if v == nil {
 		p.config.Log.SetEpoch(max(p.config.Log.Epoch(), snap.root.Epoch))

@@ -34,9 +34,9 @@ func (c *cell) reopened(dir string) (*cell, *server.Server) {
 	return &next, s
 }
 
-// The rehearsal of invariant 9: the log's disk is lost and an old copy restored. Every process stops; after the fence all
-// that the bucket has is there, revisions go on above every one that was ever seen, and older ones have
-// expired, so that clients relist.
+// The rehearsal of invariant 9: the log's disk is lost and an old copy restored. Every process stops; after the fence
+// all that the bucket has is there, revisions go on above every one that was ever seen, and older ones have expired, so
+// that clients relist.
 func TestALostTailIsFenced(t *testing.T) {
 	for _, inline := range []int{1, 0} {
 		t.Run(fmt.Sprint("inline ", inline), func(t *testing.T) {

@@ -34,8 +34,8 @@ func (v *version) row(d *recordDecoder) (Row, error) {
 	return v.record.row(), nil
 }
 
-// valid is the fold's rule (invariant 13), for the tail, commits, watches and subscribers alike: epoch is the root's, live
-// is the key's live revision before the event, 0 for none. It is the same in every process, for ever: changing it
+// valid is the fold's rule (invariant 13), for the tail, commits, watches and subscribers alike: epoch is the root's,
+// live is the key's live revision before the event, 0 for none. It is the same in every process, for ever: changing it
 // changes what old events mean.
 func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
 	if e.Epoch < epoch { // written across a fence (invariant 9)
@@ -96,8 +96,8 @@ func (v *View) valid(ctx context.Context, e *eventlog.Event, key string) (bool, 
 	return valid(e, epoch, live), nil
 }
 
-// foldOver folds a key's events, newest first, over what is below them, and returns the newest version,
-// tombstones included. below is asked only if no event of the chain is certain.
+// foldOver folds a key's events, newest first, over what is below them, and returns the newest version, tombstones
+// included. below is asked only if no event of the chain is certain.
 func foldOver(chain []*record, epoch uint64, below func() (version, bool, error)) (version, bool, error) {
 	anchor := 0
 	for anchor < len(chain) && !certain(&chain[anchor].Event, epoch) {

@@ -14,17 +14,17 @@ import (
 	"time"
 )
 
-// folder keeps parts of immutable objects on a local disk: a file for each, with the bytes that were read at the offsets
-// that they have in the bucket, and holes between. Nothing in it is believed without its checksum, so it is
-// never fsynced, may be deleted at any time, and may be shared by processes. A file that has holes
-// counts with its length, so the folder takes less than its budget.
+// folder keeps parts of immutable objects on a local disk: a file for each, with the bytes that were read at the
+// offsets that they have in the bucket, and holes between. Nothing in it is believed without its checksum, so it is
+// never fsynced, may be deleted at any time, and may be shared by processes. A file that has holes counts with its
+// length, so the folder takes less than its budget.
 type folder struct {
 	path   string
 	budget int64
 
 	mu sync.Mutex
-	// grown is by how much the files have grown since the folder was swept last; used says when a file was
-	// marked as used last. Both are guarded by mu.
+	// grown is by how much the files have grown since the folder was swept last; used says when a file was marked as
+	// used last. Both are guarded by mu.
 	grown int64
 	used  map[string]time.Time
 }

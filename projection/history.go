@@ -11,8 +11,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// GetAt returns the live row of the key as of the revision. Below the floor it reads a checkpoint, and the archived events
-// of the key after it. It is ErrExpired if nothing covers the revision.
+// GetAt returns the live row of the key as of the revision. Below the floor it reads a checkpoint, and the archived
+// events of the key after it. It is ErrExpired if nothing covers the revision.
 func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, bool, error) {
 	v, err := p.past(ctx, at, func(k string) bool { return k == key })
 	if err != nil {
@@ -121,8 +121,8 @@ func (v *View) archived(ctx context.Context, after *Revision, upto Revision, yie
 	return v.tailEvents(ctx, Keys{}, after, upto, yield)
 }
 
-// RevisionAt is the newest revision that the log had at the time, by its own clock. It is ErrExpired if the time is before
-// what is kept.
+// RevisionAt is the newest revision that the log had at the time, by its own clock. It is ErrExpired if the time is
+// before what is kept.
 func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, error) {
 	v, err := p.Latest(ctx)
 	if err != nil {
@@ -160,8 +160,8 @@ func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, err
 	return rev, nil
 }
 
-// History returns every version of the key that is still there, newest first, tombstones and void events included: of the
-// snapshot, of checkpoints and of archived events.
+// History returns every version of the key that is still there, newest first, tombstones and void events included: of
+// the snapshot, of checkpoints and of archived events.
 func (p *Projection) History(ctx context.Context, key string) (rows []Row, err error) {
 	v, err := p.Latest(ctx)
 	if err != nil {

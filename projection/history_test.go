@@ -69,8 +69,8 @@ func TestTheArchiveAgesByLogTime(t *testing.T) {
 	require.Equal(t, r.Horizon, r.Archive)
 }
 
-// Any revision that a checkpoint, the segments above it or archived events cover is exact, and every other expired: after
-// compactions, collections and purges, with void events and barriers, by lists, point reads and times.
+// Any revision that a checkpoint, the segments above it or archived events cover is exact, and every other expired:
+// after compactions, collections and purges, with void events and barriers, by lists, point reads and times.
 func TestThePastIsExact(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {

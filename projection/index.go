@@ -12,8 +12,8 @@ import (
 
 const (
 	indexMagic = 0x7869_504c // "LPix", little endian
-	// rootFooters is how many bytes of footers a root holds itself before they go to an idx object: one is
-	// written once for many spills.
+	// rootFooters is how many bytes of footers a root holds itself before they go to an idx object: one is written once
+	// for many spills.
 	rootFooters = 32 << 10
 	// indexedBase is how many bytes the footers of a base may have to be in the idx object: about 300,000 objects. A
 	// larger base keeps them in its segments, so that a cold reader does not read what it has no use for.
@@ -122,8 +122,8 @@ func (r *root) indexed() []segmentRef {
 	return r.Segments
 }
 
-// writeIndex sees to it that a reader gets the draft's footers in one piece. The root itself holds those of new segments.
-// Once they are too many for it, all go to a new idx object.
+// writeIndex sees to it that a reader gets the draft's footers in one piece. The root itself holds those of new
+// segments. Once they are too many for it, all go to a new idx object.
 func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	indexed := next.indexed()
 	known := bySegment(slices.Concat(next.over.root.Footers, next.footers))
@@ -156,8 +156,8 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	return nil
 }
 
-// keepFooters lists the known footers in the root, and leaves the others to the idx object that the root names already. If
-// one is in neither, or the limit of bytes is too small, it clears both and returns false.
+// keepFooters lists the known footers in the root, and leaves the others to the idx object that the root names already.
+// If one is in neither, or the limit of bytes is too small, it clears both and returns false.
 func (d *draft) keepFooters(indexed []segmentRef, known map[string][]byte, limit int) (kept bool) {
 	before := d.over.root.indexed()
 	inIndex := func(s segmentRef) bool {

@@ -144,7 +144,8 @@ func TestBloomFiltersAreRight(t *testing.T) {
 	require.Less(t, counted.Counts().GetRange, int64(2*n/100))
 }
 
-// The footers of spills go into the root; an idx object is written once for many, and again by what a compaction leaves.
+// The footers of spills go into the root; an idx object is written once for many, and again by what a compaction
+// leaves.
 func TestFootersOfSpills(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of objects")
@@ -215,8 +216,8 @@ func TestAWarmReaderReadsNoFooters(t *testing.T) {
 	}
 }
 
-// A compaction is not thrown away because garbage was collected meanwhile: its outputs are written again, under names that
-// no collection before knew.
+// A compaction is not thrown away because garbage was collected meanwhile: its outputs are written again, under names
+// that no collection before knew.
 func TestACompactionOutlivesACollection(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	_, err := c.bucket.Create(c.ctx, "logplane/seg/0/00000000000000000001-00000000000000000001-OLD", []byte("garbage"))

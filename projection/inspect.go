@@ -95,8 +95,8 @@ func (v *View) history(ctx context.Context, key string) (rows []Row, err error) 
 	return rows, nil
 }
 
-// Dump yields every row of a segment, in its order, until yield fails. Barriers of an event segment are rows
-// without a key.
+// Dump yields every row of a segment, in its order, until yield fails. Barriers of an event segment are rows without a
+// key.
 func (p *Projection) Dump(ctx context.Context, key string, yield func(Row) error) error {
 	body, _, err := p.config.Bucket.Get(ctx, key)
 	if err != nil {

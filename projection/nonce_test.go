@@ -29,8 +29,8 @@ func (c *cell) newest() *root {
 	return now.root
 }
 
-// A swap whose outcome is not known is learned by the nonce. Whatever there is to do is done, not taken for done because some
-// root is there.
+// A swap whose outcome is not known is learned by the nonce. Whatever there is to do is done, not taken for done
+// because some root is there.
 func TestALostSwapIsNotTakenForWon(t *testing.T) {
 	for name, do := range map[string]func(c *cell){
 		"commit": func(c *cell) {
@@ -92,8 +92,8 @@ func (b roots) Replace(ctx context.Context, key string, body []byte, etag string
 	return b.lax.Replace(ctx, key, body, etag)
 }
 
-// Two projectors that fold the same events onto the same root write different roots: on a server whose ETags are hashes, one's
-// root would be the other's, too, and both would believe to have won.
+// Two projectors that fold the same events onto the same root write different roots: on a server whose ETags are
+// hashes, one's root would be the other's, too, and both would believe to have won.
 func TestEveryRootIsDifferent(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")

@@ -27,8 +27,8 @@ func (b *slowRoot) Get(ctx context.Context, key string) (body []byte, etag strin
 	return body, etag, err
 }
 
-// A root that was read before a commit and arrives after it does not replace the commit's: what it applied would be
-// in no view any more.
+// A root that was read before a commit and arrives after it does not replace the commit's: what it applied would be in
+// no view any more.
 func TestAnOlderRootArrivesLate(t *testing.T) {
 	c, want := spilling(t, 2)
 	slow := &slowRoot{lax: lax{c.bucket}}
@@ -51,8 +51,8 @@ func TestAnOlderRootArrivesLate(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// overtaken is a cell, a reader that is behind, and its view: the floor has come up to the view's revision since, and the
-// segments that the view names were collected.
+// overtaken is a cell, a reader that is behind, and its view: the floor has come up to the view's revision since, and
+// the segments that the view names were collected.
 func overtaken(t *testing.T) (c *cell, behind *Projection, v *View) {
 	t.Helper()
 	c = newCell(t, func(c *Config) { c.InlineBytes = 1 })
@@ -218,8 +218,8 @@ func TestAScanGoesOnOverACollection(t *testing.T) {
 	require.Greater(t, cold.Current().snap.root.Serial, read, "the scan has not met the collection")
 }
 
-// Two projectors swap the same root for another one each. Who lost must not take the winner's for its own: it is of
-// the same serial, but what the loser folded is not in it.
+// Two projectors swap the same root for another one each. Who lost must not take the winner's for its own: it is of the
+// same serial, but what the loser folded is not in it.
 func TestASwapIsWonByItsNonceAlone(t *testing.T) {
 	c, want := spilling(t, 2)
 	slow := &between{lax: lax{c.bucket}, do: func() { require.NoError(t, c.Retain(c.ctx, 1, 0)) }}

@@ -11,10 +11,11 @@ import (
 )
 
 const (
-	// relieveShare: a process whose tail has 1/relieveShare of its budget commits by itself. The projector is down, or does
-	// not keep up.
+	// relieveShare: a process whose tail has 1/relieveShare of its budget commits by itself. The projector is down, or
+	// does not keep up.
 	relieveShare = 4
-	// relieveTime bounds what relief costs the request that gives it. After a failure no request tries for relievePause.
+	// relieveTime bounds what relief costs the request that gives it. After a failure no request tries for
+	// relievePause.
 	relieveTime  = 5 * time.Second
 	relievePause = 5 * time.Second
 )
@@ -27,8 +28,8 @@ func (v *View) pressed() error {
 	return nil
 }
 
-// mayWrite is ErrBehind if the tail has outgrown its budget and stays so. If a request is giving relief, mayWrite waits for
-// it, so a writer that is faster than the commits is held up. It is refused only if they fail or take too long.
+// mayWrite is ErrBehind if the tail has outgrown its budget and stays so. If a request is giving relief, mayWrite waits
+// for it, so a writer that is faster than the commits is held up. It is refused only if they fail or take too long.
 func (v *View) mayWrite(ctx context.Context) error {
 	if v.pressed() == nil {
 		return nil
@@ -46,8 +47,9 @@ func (v *View) pressing() bool {
 	return len(v.tail.records) >= behindEvents || v.tail.bytes >= behindBytes
 }
 
-// relieve shortens a tail that has grown too long, within the request that notices, which may be a GET. It reads the root
-// again, as somebody else may have committed. If that is not enough, it commits once, which may also purge the log.
+// relieve shortens a tail that has grown too long, within the request that notices, which may be a GET. It reads the
+// root again, as somebody else may have committed. If that is not enough, it commits once, which may also purge the
+// log.
 //
 // This is bounded: one request of the process does it at a time, for relieveTime at most, and the others go on with the
 // view that they have. What it could not finish, a later request does. A failure is not the request's: the view is as

@@ -21,12 +21,13 @@ type Config struct {
 	Bucket bucket.Bucket
 	// Prefix of the cell's objects in the bucket, 'logplane' by default.
 	Prefix string
-	// InlineBytes is how many compressed bytes of rows the root holds before they spill to a segment; 256 KiB by default.
+	// InlineBytes is how many compressed bytes of rows the root holds before they spill to a segment; 256 KiB by
+	// default.
 	InlineBytes int
 	// CacheBytes is the budget of decoded segment blocks; 64 MiB by default.
 	CacheBytes int64
-	// CacheFolder is a folder of a local disk that keeps what was read of immutable objects, CacheFolderBytes of
-	// it at most, 1 GiB by default; none if it is empty. Processes may share it.
+	// CacheFolder is a folder of a local disk that keeps what was read of immutable objects, CacheFolderBytes of it at
+	// most, 1 GiB by default; none if it is empty. Processes may share it.
 	CacheFolder      string
 	CacheFolderBytes int64
 	// TailBytes is the budget of events after the snapshot: past it View.Append refuses writes, past a quarter of it
@@ -36,16 +37,16 @@ type Config struct {
 	ReadOnly bool
 	// LogRetention, Retention and History are of log time (architecture.md, vocabulary). 0 keeps everything.
 	LogRetention, Retention, History time.Duration
-	// Checkpoints say which roots are kept beside the newest one; none by default. Every process of a cell should
-	// be given the same, and the same retentions.
+	// Checkpoints say which roots are kept beside the newest one; none by default. Every process of a cell should be
+	// given the same, and the same retentions.
 	Checkpoints []CheckpointRule
 	// Grace is how old garbage is, by the bucket's clock, before it is deleted; 15 min by default. No commit may take
 	// longer, nor any list that reads one view.
 	Grace time.Duration
 }
 
-// Projection reads and commits one cell. Any number of them, in any number of processes, may do both at
-// once (invariant 7). It is safe for concurrent use and owns no goroutine.
+// Projection reads and commits one cell. Any number of them, in any number of processes, may do both at once (invariant
+// 7). It is safe for concurrent use and owns no goroutine.
 type Projection struct {
 	config Config
 	cache  *blockCache
@@ -64,8 +65,8 @@ type Projection struct {
 	// fatal is set once the log turned out to be another one (invariant 9).
 	fatal atomic.Pointer[error]
 
-	// reading lets one caller read root and tail for all who wait, committing lets one commit,
-	// following lets one wait for the log, relieving lets one shorten a long tail.
+	// reading lets one caller read root and tail for all who wait, committing lets one commit, following lets one wait
+	// for the log, relieving lets one shorten a long tail.
 	reading, committing, following, relieving gate
 	// relieveAfter is when that may be tried again, in nanoseconds since 1970.
 	relieveAfter atomic.Int64
@@ -99,8 +100,8 @@ func (p *Projection) rootKey() string { return p.config.Prefix + "/root" }
 // Shrink lets go of most of what was read of segments: of what was not used for longest.
 func (p *Projection) Shrink() { p.cache.blocks.Shrink() }
 
-// Current returns the newest view this process has, without asking anyone; nil before the first Latest.
-// After Latest returned V, Current is at least as new as V.
+// Current returns the newest view this process has, without asking anyone; nil before the first Latest. After Latest
+// returned V, Current is at least as new as V.
 func (p *Projection) Current() *View { return p.view.Load() }
 
 // Any returns the current view while it is under 10 s old, else Latest.

@@ -11,8 +11,9 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Run is the projector: it follows the log and commits what was added, at most once every cadence, or at
-// once when so much was added that readers would have a long tail to read. An idle cell costs no request. It returns when ctx ends, or with eventlog.ErrDiverged, which is fatal.
+// Run is the projector: it follows the log and commits what was added, at most once every cadence, or at once when so
+// much was added that readers would have a long tail to read. An idle cell costs no request. It returns when ctx ends,
+// or with eventlog.ErrDiverged, which is fatal.
 //
 // Killed at any point it leaves either the old root or the new one; what it wrote besides is garbage.
 func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
@@ -33,8 +34,8 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 }
 
 // watchLog learns every event, so that a commit reads no tail, and marks the projection dirty. A barrier alone does
-// not, or the barriers that commits cause on a replicated log would cause commits. Events that left the
-// log before they were seen are covered by a root (invariant 5), so it goes on from there.
+// not, or the barriers that commits cause on a replicated log would cause commits. Events that left the log before they
+// were seen are covered by a root (invariant 5), so it goes on from there.
 func (p *Projection) watchLog(ctx context.Context, cadence time.Duration, after Revision, dirty, pressing chan<- struct{}) error {
 	for {
 		err := p.config.Log.Follow(ctx, after, func(b eventlog.Batch) error {
@@ -57,7 +58,8 @@ func (p *Projection) watchLog(ctx context.Context, cadence time.Duration, after 
 	}
 }
 
-// commitSurely commits, again and again while the bucket does not take it: readers go on meanwhile. Its errors are final.
+// commitSurely commits, again and again while the bucket does not take it: readers go on meanwhile. Its errors are
+// final.
 func (p *Projection) commitSurely(ctx context.Context, cadence time.Duration) (Revision, error) {
 	pace := time.NewTicker(max(cadence, time.Second))
 	defer pace.Stop()
@@ -135,8 +137,8 @@ func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error 
 	}
 }
 
-// sweepable reports whether the last collection by any projector was a grace period of log time ago: more often, and
-// a long compaction might never come through.
+// sweepable reports whether the last collection by any projector was a grace period of log time ago: more often, and a
+// long compaction might never come through.
 func (p *Projection) sweepable() bool {
 	r := p.view.Load().snap.root
 	return r.Clock-r.Swept >= int64(p.config.Grace)

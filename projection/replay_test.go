@@ -35,9 +35,9 @@ func setting(name string, otherwise int) int {
 }
 
 // TestReplay plays updates of LOGPLANE_REPLAY_OBJECTS objects at LOGPLANE_REPLAY_RATE a second of simulated time,
-// LOGPLANE_REPLAY in all, to one projector that commits every second and compacts, and one reader that catches up twice a second
-// and reads an object. The floor follows ten minutes behind, the purge point LOGPLANE_REPLAY_LOG seconds, ten minutes too. With
-// LOGPLANE_REPLAY_FOLDER the projector has a folder for what it reads. It prints what that costs
+// LOGPLANE_REPLAY in all, to one projector that commits every second and compacts, and one reader that catches up twice
+// a second and reads an object. The floor follows ten minutes behind, the purge point LOGPLANE_REPLAY_LOG seconds, ten
+// minutes too. With LOGPLANE_REPLAY_FOLDER the projector has a folder for what it reads. It prints what that costs
 // (docs/operations.md) beside the model's figures; a short one holds what was promised about it.
 func TestReplay(t *testing.T) {
 	if testing.Short() {
@@ -129,7 +129,8 @@ func (r *replay) second() {
 	}
 }
 
-// aside does what a cell with a log of its own age does with its commits, or once in 15 minutes: its roots do not count.
+// aside does what a cell with a log of its own age does with its commits, or once in 15 minutes: its roots do not
+// count.
 func (r *replay) aside(f func() error) {
 	before := r.booked.putsOf["root"]
 	require.NoError(r, f())

@@ -18,8 +18,8 @@ func (p *Projection) age(next *root) {
 	if retention > 0 {
 		horizon := next.Clock - retention
 		if before > 0 && next.Horizon > 0 {
-			// One commit moves the floor by no more than the log time since the last: a wrong setting or a
-			// leap of the log's clock cannot expire what a right one would have kept.
+			// One commit moves the floor by no more than the log time since the last: a wrong setting or a leap of the
+			// log's clock cannot expire what a right one would have kept.
 			horizon = min(horizon, next.Horizon+next.Clock-before)
 		}
 		next.Horizon = max(next.Horizon, horizon)
@@ -31,8 +31,7 @@ func (p *Projection) age(next *root) {
 	}
 }
 
-// appendMark adds a mark if the last one is old enough, and forgets all but one of those that are older than
-// retention.
+// appendMark adds a mark if the last one is old enough, and forgets all but one of those that are older than retention.
 func appendMark(ring []mark, m mark, retention int64) []mark {
 	ring = ring[:len(ring):len(ring)]
 	n := len(ring)
@@ -105,11 +104,11 @@ func (p *Projection) forgetEvents(next *root) {
 	}
 }
 
-// Retain raises the floor and the purge point to revisions instead of by age, and purges the log. It lets tests expire and
-// purge what they name. Neither mark goes back, and both must be at or below the applied revision.
+// Retain raises the floor and the purge point to revisions instead of by age, and purges the log. It lets tests expire
+// and purge what they name. Neither mark goes back, and both must be at or below the applied revision.
 //
-// The root is swapped first, and then the log is purged. A crash between leaves events in the log that nobody needs. The
-// next commit purges them.
+// The root is swapped first, and then the log is purged. A crash between leaves events in the log that nobody needs.
+// The next commit purges them.
 func (p *Projection) Retain(ctx context.Context, floor, purge Revision) error {
 	v, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
 		r := v.snap.root

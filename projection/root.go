@@ -17,15 +17,15 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// root is the one mutable object of a cell: it says which immutable segments make up the snapshot, and
-// holds the newest events itself. It is replaced whole, by compare-and-swap.
+// root is the one mutable object of a cell: it says which immutable segments make up the snapshot, and holds the newest
+// events itself. It is replaced whole, by compare-and-swap.
 type root struct {
 	// Serial counts the roots of a cell: of two, the higher is the newer.
 	Serial uint64 `cbor:"17,keyasint"`
 	// Epoch of the cell (invariant 9).
 	Epoch uint64 `cbor:"1,keyasint"`
-	// Applied is the last revision folded in; AppliedTime and AppliedID are its event's log time and
-	// request id, by which a log that went back is noticed.
+	// Applied is the last revision folded in; AppliedTime and AppliedID are its event's log time and request id, by
+	// which a log that went back is noticed.
 	Applied     Revision `cbor:"2,keyasint"`
 	AppliedTime int64    `cbor:"3,keyasint"`
 	AppliedID   string   `cbor:"4,keyasint"`
@@ -188,8 +188,7 @@ func (r *root) check() error {
 	return nil
 }
 
-// clone is a root that may be changed and committed next. Slices are shared: they are replaced, not
-// written to.
+// clone is a root that may be changed and committed next. Slices are shared: they are replaced, not written to.
 func (r *root) clone() *root {
 	c := *r
 	c.Serial++

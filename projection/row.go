@@ -36,14 +36,14 @@ type Row struct {
 	TTL uint32
 }
 
-// record is an event as the projection keeps it: in the tail, inline in the root, in event segments. From
-// records alone both kinds of segments are written.
+// record is an event as the projection keeps it: in the tail, inline in the root, in event segments. From records alone
+// both kinds of segments are written.
 type record struct {
 	eventlog.Event
 	// key is Event.Key.Row().
 	key string
-	// span is how many revisions the record stands for, its own the last; the others were barriers.
-	// A record whose Op is Barrier stands for nothing else.
+	// span is how many revisions the record stands for, its own the last; the others were barriers. A record whose Op
+	// is Barrier stands for nothing else.
 	span uint64
 	// void marks an event that lost (invariant 13).
 	void bool
@@ -97,8 +97,8 @@ func (r *record) eventEntry() segment.Entry {
 // The content types that have a code of their own; 0 is followed by any other.
 var contentTypes = [...]string{1: "application/vnd.kubernetes.protobuf", 2: "application/cbor", 3: "application/json"}
 
-// appendRecord encodes what key, revision and flags of an entry do not say. The key gives back cluster,
-// prefix, namespace and name by their lengths.
+// appendRecord encodes what key, revision and flags of an entry do not say. The key gives back cluster, prefix,
+// namespace and name by their lengths.
 func appendRecord(dst []byte, r *record, body []byte) []byte {
 	dst = append(dst, byte(r.Op))
 	dst = binary.AppendUvarint(dst, uint64(len(r.Key.Cluster)))
@@ -132,8 +132,7 @@ func appendContentType(dst []byte, t string) []byte {
 // errMalformed is wrapped by whatever cannot be decoded although its checksum is right.
 var errMalformed = fmt.Errorf("malformed record: %w", segment.ErrCorrupt)
 
-// recordDecoder decodes entries. It keeps the strings that neighbours have in common, so one serves one
-// goroutine.
+// recordDecoder decodes entries. It keeps the strings that neighbours have in common, so one serves one goroutine.
 type recordDecoder struct {
 	segment.Decoder
 	group, resource string
@@ -157,8 +156,8 @@ func (d *recordDecoder) keyed(e segment.Entry) (*record, error) {
 	return d.record(r, e)
 }
 
-// eventKey is the row key of an entry of an event segment, empty for a barrier, and how many revisions it stands for. It
-// aliases the entry.
+// eventKey is the row key of an entry of an event segment, empty for a barrier, and how many revisions it stands for.
+// It aliases the entry.
 func eventKey(e segment.Entry) (key string, span uint64, err error) {
 	d := recordDecoder{Decoder: segment.Decoder{Rest: e.Value}}
 	span = d.Uvarint()

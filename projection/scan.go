@@ -10,8 +10,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// live yields the live versions in key order. A segment that was collected meanwhile makes it go on from the last
-// key on a new root.
+// live yields the live versions in key order. A segment that was collected meanwhile makes it go on from the last key
+// on a new root.
 func (v *View) live(ctx context.Context, start, end string, at Revision) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		last := ""

@@ -20,14 +20,15 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// weather is a bucket whose requests fail, fail but persist, and stall until many others have passed, which is longer than the
-// grace period of the simulation; and whose clock is skewed differently each time it is asked.
+// weather is a bucket whose requests fail, fail but persist, and stall until many others have passed, which is longer
+// than the grace period of the simulation; and whose clock is skewed differently each time it is asked.
 type weather struct {
 	bucket.Bucket
 	t *testing.T
 	// served requests, things that projectors have tended to, and swaps of the root.
 	served, tended, swapped atomic.Int64
-	// defeatedCommits and defeatedMerges are how often a segment was collected before the root that was to name it was there.
+	// defeatedCommits and defeatedMerges are how often a segment was collected before the root that was to name it was
+	// there.
 	defeatedCommits, defeatedMerges atomic.Int64
 
 	mu  sync.Mutex // guards what follows
@@ -72,7 +73,8 @@ func (w *weather) stallBriefly() {
 	w.stall(3*time.Millisecond, func() bool { return w.served.Load() >= until })
 }
 
-// stallUntilSwapped waits until somebody else has swapped the root: one's own swap is lost, and must not be taken for won.
+// stallUntilSwapped waits until somebody else has swapped the root: one's own swap is lost, and must not be taken for
+// won.
 func (w *weather) stallUntilSwapped() {
 	before, until := w.swapped.Load(), w.tended.Load()+15
 	w.stall(time.Second, func() bool { return w.swapped.Load() > before || w.tended.Load() >= until })
@@ -184,10 +186,10 @@ var _ bucket.Bucket = (*weather)(nil)
 // simulatedGrace is far shorter than a stall.
 const simulatedGrace = time.Millisecond
 
-// Four projectors commit, compact, collect, checkpoint, raise the floor and purge at once, crash and start again, over a
-// bucket that fails, lies and stalls; readers check random revisions, the past among them, against the model (invariants 5, 6,
-// 7, 11, 13). Without the generation, or the nonce, it fails nearly every time. LOGPLANE_SOAK is how many reads it has on
-// each kind of bucket, at least.
+// Four projectors commit, compact, collect, checkpoint, raise the floor and purge at once, crash and start again, over
+// a bucket that fails, lies and stalls; readers check random revisions, the past among them, against the model
+// (invariants 5, 6, 7, 11, 13). Without the generation, or the nonce, it fails nearly every time. LOGPLANE_SOAK is how
+// many reads it has on each kind of bucket, at least.
 func TestSimulation(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of reads")

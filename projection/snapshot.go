@@ -14,8 +14,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// snapshot is a root with what is needed to read it. It is immutable, but for segments being opened on
-// first use.
+// snapshot is a root with what is needed to read it. It is immutable, but for segments being opened on first use.
 type snapshot struct {
 	root *root
 	etag string
@@ -213,8 +212,8 @@ func (s *segmentRef) matches(sum segment.Summary) error {
 	return nil
 }
 
-// newest returns the newest version of the key at or below the revision that has none of the flags in
-// skip. A run is asked only if it may hold a newer one than was found.
+// newest returns the newest version of the key at or below the revision that has none of the flags in skip. A run is
+// asked only if it may hold a newer one than was found.
 func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip segment.Flags) (best version, found bool, err error) {
 	for i := searchKey(s.inline, key); i < len(s.inline) && s.inline[i].key == key; i++ {
 		r := s.inline[i]

@@ -28,8 +28,8 @@ type draft struct {
 	records []*record
 	// footers are those of the key-ordered segments that the draft adds.
 	footers []footer
-	// voids are the events that the draft found void, and bytes is the size of all events that it adds. Both are reported
-	// once it has won.
+	// voids are the events that the draft found void, and bytes is the size of all events that it adds. Both are
+	// reported once it has won.
 	voids []*record
 	bytes int
 }
@@ -39,8 +39,8 @@ func (s *snapshot) draft() *draft {
 	return &draft{root: s.root.clone(), over: s, records: s.records}
 }
 
-// swap replaces the newest root by the draft that change makes of a view on it, and returns a view on the outcome. change
-// returns nil if there is nothing to do. After any failure change is called again, with what is there by then.
+// swap replaces the newest root by the draft that change makes of a view on it, and returns a view on the outcome.
+// change returns nil if there is nothing to do. After any failure change is called again, with what is there by then.
 func (p *Projection) swap(ctx context.Context, change func(context.Context, *View) (*draft, error)) (*View, error) {
 	if err := p.committing.enter(ctx); err != nil {
 		return nil, err
@@ -62,11 +62,12 @@ func (p *Projection) swap(ctx context.Context, change func(context.Context, *Vie
 	return p.view.Load(), nil
 }
 
-// swapRoot replaces the root by the draft that next makes, and returns the snapshot of it, nil if next had nothing to do.
+// swapRoot replaces the root by the draft that next makes, and returns the snapshot of it, nil if next had nothing to
+// do.
 //
 // A try that failed may have succeeded: the bucket did it and its answer was lost. Or somebody else was faster. So each
-// further try begins by reading the root. If it has the nonce of the draft that was tried, that draft has won. Any other
-// root is of somebody else, and next makes another draft of it.
+// further try begins by reading the root. If it has the nonce of the draft that was tried, that draft has won. Any
+// other root is of somebody else, and next makes another draft of it.
 func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*snapshot, error), next func(context.Context) (*draft, error)) (*snapshot, error) {
 	var tried *draft
 	var failure error

@@ -6,15 +6,15 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// tail is the events after the snapshot, as they came: which of them are void is found when a key is
-// read, so that catching up asks the bucket nothing. It is immutable; extend shares what is there.
+// tail is the events after the snapshot, as they came: which of them are void is found when a key is read, so that
+// catching up asks the bucket nothing. It is immutable; extend shares what is there.
 type tail struct {
 	// byKey orders records by key ascending, revision descending.
 	byKey *btree.BTreeG[*record]
 	// records is ascending by revision, barriers left out.
 	records []*record
-	// last is the newest event, barriers included: its revision, request id and log time are remembered
-	// and compared when the tail is resumed (invariant 9).
+	// last is the newest event, barriers included: its revision, request id and log time are remembered and compared
+	// when the tail is resumed (invariant 9).
 	last     Revision
 	lastID   string
 	lastTime int64
@@ -77,8 +77,8 @@ func (t *tail) chain(key string, after, upto Revision) []*record {
 	return chain
 }
 
-// nextChain returns the chain of the first key from start on that has events in (after, upto], as long as
-// keys are wanted.
+// nextChain returns the chain of the first key from start on that has events in (after, upto], as long as keys are
+// wanted.
 func (t *tail) nextChain(start string, after, upto Revision, wanted func(key string) bool) (chain []*record, key string) {
 	pivot := &record{key: start, Event: eventlog.Event{Revision: ^Revision(0)}}
 	t.byKey.AscendGreaterOrEqual(pivot, func(r *record) bool {

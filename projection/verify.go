@@ -29,9 +29,9 @@ type Verified struct {
 const verifyTries = 3
 
 // Verify reads the root, the checkpoints and every byte of every segment that they name, and reports what is wrong:
-// damage, rows out of order or out of the range that the root gives, keys that a bloom filter does not have, holes between
-// events, and rows, events and log that contradict each other. err is set only if the root cannot be
-// read. Reporting goes on until everything was seen. It may run while others commit and collect.
+// damage, rows out of order or out of the range that the root gives, keys that a bloom filter does not have, holes
+// between events, and rows, events and log that contradict each other. err is set only if the root cannot be read.
+// Reporting goes on until everything was seen. It may run while others commit and collect.
 func (p *Projection) Verify(ctx context.Context, report func(problem error)) (Verified, error) {
 	for try := 1; ; try++ {
 		v := &verification{p: p}

@@ -12,8 +12,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// View is the state of a cell at every revision from its floor to its own. It is immutable and safe for
-// concurrent use.
+// View is the state of a cell at every revision from its floor to its own. It is immutable and safe for concurrent use.
 type View struct {
 	p    *Projection
 	snap *snapshot
@@ -23,8 +22,8 @@ type View struct {
 	asked time.Time
 	// proven says that the log was seen to hold the last event that the root or the tail remembers.
 	proven bool
-	// rootRead is the head for which the root was read last; cutEvents and cutBytes are what the tail
-	// had then. They save reads of the root and decide nothing else.
+	// rootRead is the head for which the root was read last; cutEvents and cutBytes are what the tail had then. They
+	// save reads of the root and decide nothing else.
 	rootRead            Revision
 	cutEvents, cutBytes int
 	// superseded is closed when a view with a newer revision is there.
@@ -59,8 +58,8 @@ func (v *View) check(at Revision) error {
 	return nil
 }
 
-// Get returns the live row of the key as of the revision, false if there is none. ErrExpired below the
-// floor, ErrFuture above the view.
+// Get returns the live row of the key as of the revision, false if there is none. ErrExpired below the floor, ErrFuture
+// above the view.
 func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, error) {
 	n, ok, err := v.newest(ctx, key, at)
 	if err != nil || !ok || n.dead() {
@@ -84,8 +83,8 @@ func (v *View) newest(ctx context.Context, key string, at Revision) (n version, 
 	return n, ok, err
 }
 
-// Since calls seen with the key of every event after the revision, void ones too, and may call it with a key twice: what was
-// read at that revision of any other key is still so. It asks nobody. False means that the view does not hold
+// Since calls seen with the key of every event after the revision, void ones too, and may call it with a key twice:
+// what was read at that revision of any other key is still so. It asks nobody. False means that the view does not hold
 // all of these events any more, so that any key may have changed.
 func (v *View) Since(after Revision, seen func(key string)) bool {
 	if after < v.Applied() {
@@ -108,8 +107,8 @@ func (v *View) Since(after Revision, seen func(key string)) bool {
 const retries = 5
 
 // retry runs a read; when a segment is gone, the read goes on with a view that has the same revision and tail on the
-// newest root. That root may have applied more than the view's revision, and its floor may be above it. So a read
-// names the revision that it reads and checks it against the view that it is given.
+// newest root. That root may have applied more than the view's revision, and its floor may be above it. So a read names
+// the revision that it reads and checks it against the view that it is given.
 func (v *View) retry(ctx context.Context, read func(*View) error) error {
 	err := read(v)
 	for n := 0; n < retries && errors.Is(err, bucket.ErrNotFound); n++ {
@@ -137,8 +136,8 @@ func (v *View) renew(ctx context.Context) (*View, error) {
 	return &next, nil
 }
 
-// Scan yields the live rows with start <= key < end as of the revision, ascending by key. An empty end is
-// unbounded. It reads as the caller goes on.
+// Scan yields the live rows with start <= key < end as of the revision, ascending by key. An empty end is unbounded. It
+// reads as the caller goes on.
 func (v *View) Scan(ctx context.Context, start, end string, at Revision) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
 		var decoder recordDecoder
@@ -165,8 +164,8 @@ func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int
 	return n, nil
 }
 
-// CountFrom is Count, reckoned from the number of rows at another revision: what was added and deleted between the two is
-// looked at, if that is less than all. A revision below the floor is of no use.
+// CountFrom is Count, reckoned from the number of rows at another revision: what was added and deleted between the two
+// is looked at, if that is less than all. A revision below the floor is of no use.
 func (v *View) CountFrom(ctx context.Context, of Keys, at Revision, known int, knownAt Revision) (int, error) {
 	first, last := min(at, knownAt), max(at, knownAt)
 	if first < v.Floor() || last > v.Revision() || uint64(last-first) > uint64(known)+1000 {

@@ -9,8 +9,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// State is a key as one view has it: what a write replaces, and what the write must expect of the log. Only a view makes
-// it, in one read, so that a write's base, precondition, head and epoch never come from two views.
+// State is a key as one view has it: what a write replaces, and what the write must expect of the log. Only a view
+// makes it, in one read, so that a write's base, precondition, head and epoch never come from two views.
 type State struct {
 	view *View
 	key  eventlog.Key
@@ -21,8 +21,8 @@ type State struct {
 	expected Revision
 }
 
-// State reads the key at the view's revision. It is ErrExpired if the floor has passed that revision since: a newer view
-// must be asked.
+// State reads the key at the view's revision. It is ErrExpired if the floor has passed that revision since: a newer
+// view must be asked.
 func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 	s := State{view: v, key: key}
 	rowKey, at := key.Row(), v.Revision()
@@ -47,8 +47,8 @@ func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 	return s, err
 }
 
-// newestAndLast is the newest valid version of a key at the revision, with revision 0 if there is none, and the revision of
-// its last event, void ones included, 0 if it is not known any more.
+// newestAndLast is the newest valid version of a key at the revision, with revision 0 if there is none, and the
+// revision of its last event, void ones included, 0 if it is not known any more.
 func (v *View) newestAndLast(ctx context.Context, key string, at Revision) (newest version, last Revision, err error) {
 	below := func(skip segment.Flags) (version, bool, error) {
 		return v.snap.newest(ctx, key, min(at, v.Applied()), skip)
@@ -76,8 +76,8 @@ type Write struct {
 	event eventlog.Write
 }
 
-// Put is the write that gives the key a value: it adds the object if there is none, else it replaces the live row. TTL is
-// in seconds, 0 for ever.
+// Put is the write that gives the key a value: it adds the object if there is none, else it replaces the live row. TTL
+// is in seconds, 0 for ever.
 func (s *State) Put(contentType string, body []byte, ttl uint32) Write {
 	w := eventlog.Write{Key: s.key, Op: eventlog.Added, Precondition: s.expected, ContentType: contentType, Body: body, TTL: ttl}
 	if s.live {
@@ -92,8 +92,8 @@ func (s *State) Delete() Write {
 		ContentType: s.row.ContentType, Body: s.row.Value}}
 }
 
-// Append appends the writes, which must be of this view, in one batch, and returns the revision of the last one. Errors are
-// those of eventlog.Log.Append, and ErrBehind, upon which nothing was written.
+// Append appends the writes, which must be of this view, in one batch, and returns the revision of the last one. Errors
+// are those of eventlog.Log.Append, and ErrBehind, upon which nothing was written.
 //
 // A process that learned that it was fenced acknowledges nothing any more, whichever of its requests learned it: the
 // event may be in the log, and is void (invariant 9).

@@ -1,5 +1,5 @@
-// Package embedded runs a JetStream server inside the process, for 'logplane dev' and for tests that
-// want a whole cell without installing anything.
+// Package embedded runs a JetStream server inside the process, for 'logplane dev' and for tests that want a whole cell
+// without installing anything.
 package embedded
 
 import (
@@ -33,11 +33,11 @@ type Server struct {
 	failed   atomic.Pointer[error]         // why the log could not be written when Heal looked; nil if it could
 }
 
-// Start runs a server that stores under folder, syncing every write before it is acknowledged: JetStream's
-// default of two minutes would reuse revisions after a power cut (invariant 9).
+// Start runs a server that stores under folder, syncing every write before it is acknowledged: JetStream's default of
+// two minutes would reuse revisions after a power cut (invariant 9).
 //
-// Only this process can write, through Connect. With a listen address everyone who reaches it may subscribe
-// to '<prefix>.events.>' and '<prefix>.bodies.>' and do nothing else; without one nothing listens.
+// Only this process can write, through Connect. With a listen address everyone who reaches it may subscribe to
+// '<prefix>.events.>' and '<prefix>.bodies.>' and do nothing else; without one nothing listens.
 func Start(folder, listen, prefix string) (*Server, error) {
 	password := rand.Text()
 	options := &server.Options{
@@ -118,8 +118,8 @@ func (s *Server) URL() string {
 	return s.server.Load().ClientURL()
 }
 
-// Connect opens an in-process connection. Nothing is buffered while disconnected, so that no write is
-// sent later than its request meant it.
+// Connect opens an in-process connection. Nothing is buffered while disconnected, so that no write is sent later than
+// its request meant it.
 func (s *Server) Connect() (*nats.Conn, error) {
 	nc, err := nats.Connect("", nats.InProcessServer(s), nats.UserInfo(owner, s.password), nats.Name("logplane"),
 		nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait))

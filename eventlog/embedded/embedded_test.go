@@ -10,7 +10,8 @@ import (
 	"github.com/logplane/logplane/eventlog/embedded"
 )
 
-// The server says in the process what it says over the wire, whatever became of the log: invariants 4 and 9 stand on it.
+// The server says in the process what it says over the wire, whatever became of the log: invariants 4 and 9 stand on
+// it.
 func TestBounds(t *testing.T) {
 	ctx := t.Context()
 	s, far := start(t)

@@ -20,16 +20,16 @@ import (
 // room is what must fit on the disk before the log is opened again: the largest message, and as much again.
 const room = 2 * maxPayload
 
-// noRoom are the errors of a disk that took nothing of what was written and may take it later. Another error leaves open
-// what is on the disk.
+// noRoom are the errors of a disk that took nothing of what was written and may take it later. Another error leaves
+// open what is on the disk.
 var noRoom = []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG}
 
 // Heal opens the log again after it could not be written because the disk was full, once there is space: JetStream
 // itself answers no append any more, however much space there is later. Until then the log can be read, Writable says
 // what is wrong, and Heal changes nothing. Whoever runs the server calls it now and then, one call at a time.
 //
-// An error means that the log cannot be trusted to be written any more, and that the process must end. A crash
-// anywhere in here is one of the process.
+// An error means that the log cannot be trusted to be written any more, and that the process must end. A crash anywhere
+// in here is one of the process.
 func (s *Server) Heal() error {
 	failed := s.health()
 	if failed == nil {
@@ -54,8 +54,8 @@ func (s *Server) Heal() error {
 	return nil
 }
 
-// reopen reads the log from its files: by a new server, since JetStream that is opened again in a running one races with
-// the requests that come meanwhile. Connections come back by themselves.
+// reopen reads the log from its files: by a new server, since JetStream that is opened again in a running one races
+// with the requests that come meanwhile. Connections come back by themselves.
 func (s *Server) reopen() error {
 	shown, err := s.heads()
 	if err != nil {
@@ -92,8 +92,8 @@ func (s *Server) heads() (map[string]uint64, error) {
 }
 
 // dropState removes what JetStream noted of a log that it could not write: by that it would find, when it opens the log
-// again, that an event is missing which it never wrote, and leave a hole in its place. Without the note it reads
-// the events themselves, as after a crash.
+// again, that an event is missing which it never wrote, and leave a hole in its place. Without the note it reads the
+// events themselves, as after a crash.
 func (s *Server) dropState() {
 	notes, _ := filepath.Glob(filepath.Join(s.options.StoreDir, server.JetStreamStoreDir, "*", "streams", "*", "msgs", "index.db")) // the pattern is well formed
 	for _, note := range notes {

@@ -52,8 +52,8 @@ func (b *bed) write(t *testing.T, size int) (eventlog.Revision, error) {
 	return b.log.Append(t.Context(), eventlog.Basis{}, fmt.Sprint("request-", b.sent), eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: make([]byte, size)})
 }
 
-// fillBlock writes as many large events as fit JetStream's first file, so that the next one begins another, and
-// fills the disk.
+// fillBlock writes as many large events as fit JetStream's first file, so that the next one begins another, and fills
+// the disk.
 func (b *bed) fillBlock(t *testing.T) (head eventlog.Revision) {
 	t.Helper()
 	for range 9 {

@@ -16,8 +16,8 @@ import (
 // size is the number of servers in a cluster.
 const size = 3
 
-// Servers are three servers in one cluster. Every route between two of them goes through links that a test
-// can stall or cut, while clients reach each server all the time.
+// Servers are three servers in one cluster. Every route between two of them goes through links that a test can stall or
+// cut, while clients reach each server all the time.
 type Servers struct {
 	t       testing.TB
 	Server  [size]*server.Server

@@ -9,8 +9,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// Link is a TCP proxy in front of one port that can hold back all bytes, or break all connections. Its
-// methods are safe for concurrent use.
+// Link is a TCP proxy in front of one port that can hold back all bytes, or break all connections. Its methods are safe
+// for concurrent use.
 type Link struct {
 	listener net.Listener
 	done     sync.WaitGroup

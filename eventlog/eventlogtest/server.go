@@ -15,8 +15,8 @@ import (
 // patience bounds every wait for a server.
 const patience = 20 * time.Second
 
-// Start runs one embedded server on loopback with file storage and sync always in the test's own folder,
-// and returns a connection to it. Both end with the test.
+// Start runs one embedded server on loopback with file storage and sync always in the test's own folder, and returns a
+// connection to it. Both end with the test.
 func Start(t testing.TB, change ...func(*server.Options)) *nats.Conn {
 	t.Helper()
 	o := options(t.TempDir())
@@ -59,8 +59,8 @@ func Connect(t testing.TB, s *server.Server) *nats.Conn {
 	return connect(t, s.ClientURL())
 }
 
-// ConnectThrough returns a connection to the server by a link that the test can stall, cut, or let go to
-// another server.
+// ConnectThrough returns a connection to the server by a link that the test can stall, cut, or let go to another
+// server.
 func ConnectThrough(t testing.TB, s *server.Server) (*nats.Conn, *Link) {
 	t.Helper()
 	l := NewLink(t)

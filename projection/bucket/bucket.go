@@ -1,7 +1,7 @@
 // Package bucket is what the projection asks of object storage: a flat set of keys with conditional writes.
 //
-// One object, the root, is replaced; all others are created once, read, and at last deleted. What each
-// bucket must never do, and buckettest shows that it does not:
+// One object, the root, is replaced; all others are created once, read, and at last deleted. What each bucket must
+// never do, and buckettest shows that it does not:
 //
 //   - memory: hand out the bytes it holds. A strict one must not let a broken promise of the projection pass.
 //   - filesystem: show a part of an object, or return from a write that a power failure could undo.
@@ -31,14 +31,14 @@ type Attributes struct {
 	Modified time.Time
 }
 
-// Bucket is a set of immutable objects and one mutable one. It is safe for concurrent use, by many
-// processes at once; a write that returns nil is durable and seen by every later read (strong
-// consistency). Writes are not retried inside: the caller owns the meaning of an unknown outcome.
+// Bucket is a set of immutable objects and one mutable one. It is safe for concurrent use, by many processes at once; a
+// write that returns nil is durable and seen by every later read (strong consistency). Writes are not retried inside:
+// the caller owns the meaning of an unknown outcome.
 type Bucket interface {
 	// Get returns the whole object and its ETag.
 	Get(ctx context.Context, key string) (body []byte, etag string, err error)
-	// GetRange returns length bytes from offset; a negative offset counts from the end. Fewer bytes are
-	// returned where the object ends earlier.
+	// GetRange returns length bytes from offset; a negative offset counts from the end. Fewer bytes are returned where
+	// the object ends earlier.
 	GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error)
 	// Create writes an object that must not exist yet, else ErrPrecondition.
 	Create(ctx context.Context, key string, body []byte) (etag string, err error)

@@ -15,9 +15,9 @@ const (
 	maxSegmentBytes = 200  // a file name allows 255
 )
 
-// CheckKey accepts what every bucket can store, so that the same key works in all of them: segments of
-// printable ASCII joined by '/', none of them empty, beginning with '.', longer than 200 bytes or holding
-// a backslash; 1000 bytes in all. So a key never leaves a folder, and a file beginning with '.' is never one.
+// CheckKey accepts what every bucket can store, so that the same key works in all of them: segments of printable ASCII
+// joined by '/', none of them empty, beginning with '.', longer than 200 bytes or holding a backslash; 1000 bytes in
+// all. So a key never leaves a folder, and a file beginning with '.' is never one.
 //
 // A key must not be another key's folder ('a' beside 'a/b'): S3 would take it, a file system cannot.
 func CheckKey(key string) error {

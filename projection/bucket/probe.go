@@ -18,10 +18,10 @@ const (
 	probeRacers   = 8
 )
 
-// Probe finds out whether a bucket really refuses what it must refuse: a second create, a replacement
-// that names an ETag of the past, all but one of a few creates at once, and all but one of as many
-// replacements. It writes under '<prefix>/probe/' and removes what it wrote; a crash leaves two small
-// objects that nothing reads. It ends within 30 seconds. A bucket that answers wrongly gives ErrUnfit.
+// Probe finds out whether a bucket really refuses what it must refuse: a second create, a replacement that names an
+// ETag of the past, all but one of a few creates at once, and all but one of as many replacements. It writes under
+// '<prefix>/probe/' and removes what it wrote; a crash leaves two small objects that nothing reads. It ends within 30
+// seconds. A bucket that answers wrongly gives ErrUnfit.
 func Probe(ctx context.Context, b Bucket, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeDeadline)
 	defer cancel()

@@ -1,8 +1,9 @@
-// Package cache keeps values within a budget of bytes, the least recently used first out, without letting one owner push
-// out what the others need.
+// Package cache keeps values within a budget of bytes, the least recently used first out, without letting one owner
+// push out what the others need.
 //
-// Nouns. An owner is whom a value belongs to, in a cell the namespace of an object. A share is the quarter of the budget that
-// an owner may take from the others; alone it has all of it. A value is cold when nobody has used it for a minute.
+// Nouns. An owner is whom a value belongs to, in a cell the namespace of an object. A share is the quarter of the
+// budget that an owner may take from the others; alone it has all of it. A value is cold when nobody has used it for a
+// minute.
 package cache
 
 import (
@@ -64,8 +65,8 @@ func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
 	return e.value, true
 }
 
-// Add keeps a value of the owner's that takes so many bytes. A key that is there keeps its value, and what is larger than the
-// budget is not kept: it would cost everything else.
+// Add keeps a value of the owner's that takes so many bytes. A key that is there keeps its value, and what is larger
+// than the budget is not kept: it would cost everything else.
 func (c *Cache[K, V]) Add(key K, ownerName string, value V, bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

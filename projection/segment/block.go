@@ -24,8 +24,8 @@ type Block struct {
 	Bytes int
 }
 
-// appendEntry encodes an entry: the length of the prefix it shares with the previous key of the block,
-// the rest of the key, revision, flags, value.
+// appendEntry encodes an entry: the length of the prefix it shares with the previous key of the block, the rest of the
+// key, revision, flags, value.
 func appendEntry(dst []byte, previous string, e *Entry) []byte {
 	shared := sharedPrefix(previous, e.Key)
 	dst = binary.AppendUvarint(dst, uint64(shared))

@@ -25,8 +25,8 @@ func inBloom(filter []byte, hashes int, h uint64) bool {
 	return eachBit(filter, hashes, h, func(i uint64) bool { return filter[i/8]&(1<<(i%8)) != 0 })
 }
 
-// eachBit calls f with the bits of a hash by double hashing: the low half plus i times the high half,
-// modulo the bits of the filter.
+// eachBit calls f with the bits of a hash by double hashing: the low half plus i times the high half, modulo the bits
+// of the filter.
 func eachBit(filter []byte, hashes int, h uint64, f func(bit uint64) bool) bool {
 	bits := uint64(len(filter)) * 8
 	low, high := h&0xffffffff, h>>32

@@ -7,8 +7,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// One encoder and one decoder serve the process: both are safe for concurrent use through EncodeAll and
-// DecodeAll and hold no goroutine. They are made on first use, so that a start does not pay for them.
+// One encoder and one decoder serve the process: both are safe for concurrent use through EncodeAll and DecodeAll and
+// hold no goroutine. They are made on first use, so that a start does not pay for them.
 var (
 	encoder = sync.OnceValue(func() *zstd.Encoder {
 		e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(2), zstd.WithEncoderCRC(false),

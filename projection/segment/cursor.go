@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// firstRead is how many bytes a scan reads at first, which holds a page of a list, and maxRead how many at last:
-	// a full scan makes few requests.
+	// firstRead is how many bytes a scan reads at first, which holds a page of a list, and maxRead how many at last: a
+	// full scan makes few requests.
 	firstRead = 512 << 10
 	maxRead   = 8 << 20
 	readGrows = 4
@@ -171,8 +171,8 @@ func (c *Cursor) split(body []byte, n int) {
 	}
 }
 
-// intact is how many of the blocks that were read, up to the first damaged one, are whole; a local copy is believed that
-// far.
+// intact is how many of the blocks that were read, up to the first damaged one, are whole; a local copy is believed
+// that far.
 func (c *Cursor) intact() int {
 	for i, b := range c.sealed {
 		if !intactBlock(b) {

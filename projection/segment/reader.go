@@ -37,8 +37,8 @@ type Reader struct {
 	sealed []byte
 }
 
-// Open reads the footer of a file of the given size; footerSize is its footer's, or 0 if unknown, which
-// costs one more read. The name is what the cache knows the file by, and what errors name.
+// Open reads the footer of a file of the given size; footerSize is its footer's, or 0 if unknown, which costs one more
+// read. The name is what the cache knows the file by, and what errors name.
 func Open(ctx context.Context, name string, source Source, cache Cache, size, footerSize int64) (*Reader, error) {
 	if footerSize == 0 {
 		b, err := source.ReadRange(ctx, max(0, size-trailerSize), trailerSize)

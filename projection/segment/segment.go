@@ -1,9 +1,9 @@
 // Package segment is the file format of immutable sorted rows (docs/format.md, Segments).
 //
-// Nouns. An Entry is a key, a revision, flags and an opaque value. A block is about 64 KiB of entries,
-// compressed and checksummed on its own. The footer ends the file: an index of the blocks, a bloom
-// filter of the keys and a trailer. A segment of kind Keys is ordered by key ascending, revision
-// descending; one of kind Events by revision ascending, its keys being the revisions.
+// Nouns. An Entry is a key, a revision, flags and an opaque value. A block is about 64 KiB of entries, compressed and
+// checksummed on its own. The footer ends the file: an index of the blocks, a bloom filter of the keys and a trailer. A
+// segment of kind Keys is ordered by key ascending, revision descending; one of kind Events by revision ascending, its
+// keys being the revisions.
 //
 // The path through the package:
 //

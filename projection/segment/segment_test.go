@@ -211,8 +211,8 @@ func TestReseal(t *testing.T) {
 	}
 }
 
-// FuzzOpen recomputes every checksum, which random bytes never pass. Whatever a segment that opens holds, it is read to its
-// end or found corrupt.
+// FuzzOpen recomputes every checksum, which random bytes never pass. Whatever a segment that opens holds, it is read to
+// its end or found corrupt.
 func FuzzOpen(f *testing.F) {
 	for _, n := range []int{0, 1, 30} {
 		file, _ := build(f, Keys, randomEntries(rand.New(rand.NewPCG(3, uint64(n))), n, 50))
@@ -319,8 +319,8 @@ func FuzzParseFooter(f *testing.F) {
 	})
 }
 
-// seal makes a footer of its parts, and the size of a file that it describes. The number of blocks and rows is that of the
-// index, if that can be told, else what is given.
+// seal makes a footer of its parts, and the size of a file that it describes. The number of blocks and rows is that of
+// the index, if that can be told, else what is given.
 func seal(index, bloom []byte, kind, hashes byte, blocks uint32, rows, least, greatest uint64) (sealed []byte, size int64) {
 	d, count, sum := Decoder{Rest: index}, uint32(0), uint64(0)
 	size = headerSize

@@ -23,9 +23,9 @@ import (
 // deadline of one test: long, as it only ends what hangs.
 const deadline = 2 * time.Minute
 
-// Run tests the bucket that open returns. Every call of open in one test must return the same objects,
-// if it can by a new instance, as another process would have. Objects of other tests may be in it: each
-// test keeps to a prefix of its own.
+// Run tests the bucket that open returns. Every call of open in one test must return the same objects, if it can by a
+// new instance, as another process would have. Objects of other tests may be in it: each test keeps to a prefix of its
+// own.
 func Run(t *testing.T, open func(t *testing.T) bucket.Bucket) {
 	for name, test := range map[string]func(t *testing.T, s *suite){
 		"CreateThenGet":            createThenGet,

@@ -1,19 +1,19 @@
-// Package filesystem is a bucket in a folder of a local file system, shared by any number of processes
-// of one machine. Every write is on the disk before it returns.
+// Package filesystem is a bucket in a folder of a local file system, shared by any number of processes of one machine.
+// Every write is on the disk before it returns.
 //
 // An object is a file, a key its path. A write goes through four steps:
 //
-//  1. The content is written to a file of its own in '.staged' and fsynced. A crash leaves a staged file
-//     that no key names; Open removes it when it is an hour old.
+//  1. The content is written to a file of its own in '.staged' and fsynced. A crash leaves a staged file that no key
+//     names; Open removes it when it is an hour old.
 //  2. The folder's lock is taken (flock of '.lock', which ends with its process) and the precondition checked.
-//  3. Create links the staged file to its key, which fails where the key is taken; Replace renames it over
-//     the key. A crash here leaves the old state or the new one, never a part.
-//  4. The key's folder is fsynced, and its parents the first time, before the lock is released: whoever
-//     reads an object with Get, which takes the lock too, reads a durable one. What a crash leaves unsynced
-//     is visible, and made durable by the next write in that folder or the next Open.
+//  3. Create links the staged file to its key, which fails where the key is taken; Replace renames it over the key. A
+//     crash here leaves the old state or the new one, never a part.
+//  4. The key's folder is fsynced, and its parents the first time, before the lock is released: whoever reads an object
+//     with Get, which takes the lock too, reads a durable one. What a crash leaves unsynced is visible, and made
+//     durable by the next write in that folder or the next Open.
 //
-// The ETag is a hash of the content: a caller for whom A, then B, then A again is not A must make its
-// contents unique. A file system that folds case needs keys that differ in more than case.
+// The ETag is a hash of the content: a caller for whom A, then B, then A again is not A must make its contents unique.
+// A file system that folds case needs keys that differ in more than case.
 package filesystem
 
 import (
@@ -72,8 +72,8 @@ func Open(folder string) (*Bucket, error) {
 	return b, nil
 }
 
-// syncAll fsyncs every folder: a process that died between the third and the fourth step of a write left
-// an object that everyone sees and a power failure could still undo.
+// syncAll fsyncs every folder: a process that died between the third and the fourth step of a write left an object that
+// everyone sees and a power failure could still undo.
 func (b *Bucket) syncAll() error {
 	return filepath.WalkDir(b.root, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() {
@@ -102,8 +102,8 @@ func (b *Bucket) Get(ctx context.Context, key string) ([]byte, string, error) {
 	return body, etagOf(body), nil
 }
 
-// openDurable opens a file while no write is between its third and fourth step. Afterwards the open file
-// stays what it was: a replacement is another file.
+// openDurable opens a file while no write is between its third and fourth step. Afterwards the open file stays what it
+// was: a replacement is another file.
 func (b *Bucket) openDurable(ctx context.Context, path string) (*os.File, error) {
 	unlock, err := b.lock.shared(ctx)
 	if err != nil {
@@ -257,8 +257,8 @@ func (b *Bucket) path(ctx context.Context, key string) (string, error) {
 	return filepath.Join(b.root, filepath.FromSlash(key)), nil
 }
 
-// makeFolder creates a folder below the root, and fsyncs its parents once in each Bucket's life: another
-// process may have created it and stopped before it did so.
+// makeFolder creates a folder below the root, and fsyncs its parents once in each Bucket's life: another process may
+// have created it and stopped before it did so.
 func (b *Bucket) makeFolder(folder string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -47,8 +47,8 @@ func (b *Bucket) list(ctx context.Context, folder, prefix string, yield func(buc
 	return nil
 }
 
-// names sorts a folder's entries in the order of the keys they lead to: a folder 'a/' comes after the
-// object 'a-b', though 'a' is before it.
+// names sorts a folder's entries in the order of the keys they lead to: a folder 'a/' comes after the object 'a-b',
+// though 'a' is before it.
 func names(entries []fs.DirEntry) []string {
 	var sorted []string
 	for _, e := range entries {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock is the bucket folder's flock. Every holder opens the file anew, so it excludes goroutines of one
-// process as it does other processes, and a process that ends releases it.
+// lock is the bucket folder's flock. Every holder opens the file anew, so it excludes goroutines of one process as it
+// does other processes, and a process that ends releases it.
 type lock struct {
 	path string
 	// turn has one place: of one process's writers at most one waits in the system call, on a thread.

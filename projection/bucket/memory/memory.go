@@ -1,5 +1,5 @@
-// Package memory is a bucket in this process's memory, for tests: plain, or strict about the projection's
-// promises to object storage, and with faults injected at any request.
+// Package memory is a bucket in this process's memory, for tests: plain, or strict about the projection's promises to
+// object storage, and with faults injected at any request.
 package memory
 
 import (
@@ -42,8 +42,8 @@ const (
 	Works Fault = iota
 	// Fails, and nothing was written.
 	Fails
-	// FailsButPersisted: the write happened if its precondition held, but the caller is told ErrInjected.
-	// A read just fails.
+	// FailsButPersisted: the write happened if its precondition held, but the caller is told ErrInjected. A read just
+	// fails.
 	FailsButPersisted
 )
 
@@ -86,17 +86,17 @@ func Hashed() *Bucket {
 	return b
 }
 
-// Strict returns an empty bucket that fails the test on what the projection must never do: replace any
-// object but one named 'root', delete a root, create a different object under a taken key, or read a
-// deleted one. Its ETags are hashes.
+// Strict returns an empty bucket that fails the test on what the projection must never do: replace any object but one
+// named 'root', delete a root, create a different object under a taken key, or read a deleted one. Its ETags are
+// hashes.
 func Strict(t Failer) *Bucket {
 	b := Hashed()
 	b.failer = t
 	return b
 }
 
-// Inject asks hook before every request what is to become of it; nil ends that. The hook may be called
-// by many goroutines, one at a time, and must not use the bucket.
+// Inject asks hook before every request what is to become of it; nil ends that. The hook may be called by many
+// goroutines, one at a time, and must not use the bucket.
 func (b *Bucket) Inject(hook func(op Op, key string) Fault) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

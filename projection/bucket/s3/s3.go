@@ -1,7 +1,7 @@
 // Package s3 is a bucket on Amazon S3 or a server that speaks its protocol, conditional writes included.
 //
-// Only reads, lists and deletes are retried, by the SDK and within their deadline. A write is sent once:
-// a retry of one that had succeeded unseen would come back as a failed precondition.
+// Only reads, lists and deletes are retried, by the SDK and within their deadline. A write is sent once: a retry of one
+// that had succeeded unseen would come back as a failed precondition.
 package s3
 
 import (
@@ -43,8 +43,8 @@ const defaultTimeout = 30 * time.Second
 
 // Bucket is a bucket.Bucket. It may be used by any number of goroutines and needs no closing.
 //
-// Besides reading and writing objects it must be allowed to list them ('s3:ListBucket'): without that
-// S3 answers 403 where an object is missing.
+// Besides reading and writing objects it must be allowed to list them ('s3:ListBucket'): without that S3 answers 403
+// where an object is missing.
 type Bucket struct {
 	client  *awss3.Client
 	name    string

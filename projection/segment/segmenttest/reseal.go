@@ -1,5 +1,5 @@
-// Package segmenttest makes damaged segments look whole, for fuzzing: what is behind a checksum is reached only by bytes
-// that have the right one. It knows the format from docs/format.md alone.
+// Package segmenttest makes damaged segments look whole, for fuzzing: what is behind a checksum is reached only by
+// bytes that have the right one. It knows the format from docs/format.md alone.
 package segmenttest
 
 import (

@@ -55,8 +55,8 @@ func Start(t *testing.T) Server {
 	return Server{Endpoint: "http://" + host, Client: client}
 }
 
-// prepare sets testcontainers up for a machine without a registry (its reaper is an image; the tests remove their containers
-// themselves), and for one that is itself a container with an engine in it.
+// prepare sets testcontainers up for a machine without a registry (its reaper is an image; the tests remove their
+// containers themselves), and for one that is itself a container with an engine in it.
 func prepare() {
 	setUnlessSet("TESTCONTAINERS_RYUK_DISABLED", "true")
 	if _, err := os.Stat("/.dockerenv"); err == nil {
