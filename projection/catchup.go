@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	// behindEvents and behindBytes: further behind, the root is read before the tail.
+	// behindEvents and behindBytes: a view that is further behind reads the root before the tail.
 	behindEvents = 2000
 	behindBytes  = 2 << 20
-	// longEvents and longBytes: each time the tail has grown by so much, the root is read again, to cut it.
+	// longEvents and longBytes: each time the tail has grown by so much, the root is read again, to cut the tail.
 	longEvents = 1000
 	longBytes  = 1 << 20
-	// readBytes is how much of the tail is read before a view on it is published; gatherBytes how much of it one commit
-	// folds.
+	// readBytes is how much of the tail is read before a view on it is published. gatherBytes is how much of it one
+	// commit folds.
 	readBytes   = 8 << 20
 	gatherBytes = 64 << 20
-	// catchUpSteps bounds the root and tail reads of one call that lead nowhere: the log was purged, or found long,
-	// under it.
+	// catchUpSteps bounds how many reads of root and tail one call makes in vain, because the log was purged or grew
+	// long meanwhile.
 	catchUpSteps = 8
 	// futureWait bounds the wait for a revision that does not exist yet.
 	futureWait = 3 * time.Second
@@ -61,8 +61,8 @@ func (p *Projection) known() Revision {
 	return v.Revision()
 }
 
-// head asks the log for its bounds. A head below a revision that was known before means that the log went back; it is
-// asked once more, so that one stray answer does not stop a process.
+// head asks the log for its bounds. A head below a revision that is known means that the log went back. It is asked for
+// once more, so that one stray answer does not stop a process.
 func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bounds, err error) {
 	for range 2 {
 		b, err = p.config.Log.Head(ctx)
@@ -76,8 +76,8 @@ func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bound
 	return b, p.fail(fmt.Errorf("revision %d is known, but the log's head is %d: %w", known, b.Head, eventlog.ErrDiverged))
 }
 
-// gather returns a view for a commit: at least the root, and of the tail at most about gatherBytes at a time, so that a
-// projector which was away for long does not hold all of it.
+// gather returns a view for a commit. It reads the root at least, and about gatherBytes of the tail at most. So a
+// projector that was away for long does not hold all of the tail.
 func (p *Projection) gather(ctx context.Context) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
@@ -90,7 +90,8 @@ func (p *Projection) gather(ctx context.Context) (*View, error) {
 	return p.catchUp(ctx, bounds, asked, func(v *View) bool { return v.tail.bytes >= gatherBytes })
 }
 
-// catchUp returns a view not older than bounds.Head, or one that is enough. One caller reads for all who wait.
+// catchUp returns a view that is not older than bounds.Head, or an older one that is enough. One caller reads for all
+// who wait.
 func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked time.Time, enough func(*View) bool) (*View, error) {
 	v := p.reached(bounds, asked)
 	if v != nil {
@@ -121,12 +122,12 @@ func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked 
 	return nil, fmt.Errorf("catch up to revision %d: the log moves on faster than it can be read", bounds.Head)
 }
 
-// all is never enough.
+// all is for those who want the whole tail: no view is enough before.
 func all(*View) bool { return false }
 
-// reached returns the current view if it is not older than the bounds, with their first revision. A view that is all
-// root is reached only once the log was seen to hold the root's last event: it might be another log, of the same
-// length.
+// reached returns the current view, with the bounds' first revision, if it is not older than the bounds; else nil. A
+// view without a tail must also be proven: the log was seen to hold the root's last event. Without that it might be
+// another log of the same length.
 func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	v := p.view.Load()
 	if v == nil || v.Revision() < bounds.Head || !v.proven && v.Revision() >= bounds.First {
@@ -145,7 +146,7 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	})
 }
 
-// step does one read towards the bounds: the root, or a piece of the tail. It returns the bounds to go on with.
+// step makes one read towards the bounds: of the root, or of a piece of the tail. It returns the bounds to go on with.
 func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
 	v := p.view.Load()
 	if v == nil || bounds.First > v.Revision()+1 || v.behind(bounds) {
@@ -164,8 +165,8 @@ func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog
 	return bounds, p.append(events)
 }
 
-// behind reports whether the root should be read before the tail although the tail would do: it is far behind, or has
-// grown long. It holds once for the same head, as the root may have nothing newer.
+// behind reports whether the root should be read before the tail, although the tail would do: the view is far behind,
+// or its tail has grown long. For one head it says so only once, as the root may have nothing newer.
 func (v *View) behind(bounds eventlog.Bounds) bool {
 	if v.rootRead >= bounds.Head || v.Revision() >= bounds.Head {
 		return false
@@ -173,8 +174,9 @@ func (v *View) behind(bounds eventlog.Bounds) bool {
 	return bounds.Head-v.Revision() > behindEvents || v.long()
 }
 
-// stepRoot reads the root. What the log had purged when it gave the bounds was in a root then (invariant 5), so a root
-// that is read afterwards and ends before the log begins means a hole. No root that was read before proves that.
+// stepRoot reads the root. Whatever the log had purged when it gave the bounds was in a root by then (invariant 5). So
+// if a root that is read afterwards ends before the log begins, there is a hole. A root that was read earlier proves
+// nothing.
 func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
 	snap, err := p.readRoot(ctx)
 	if err != nil {
@@ -185,7 +187,8 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (even
 	}
 	p.config.Log.See(snap.root.Applied)
 	if snap.root.Applied > bounds.Head {
-		// The head was asked before the root was read, so it may be older; asked again it may not.
+		// The head was learned before the root was read, so it may be older than the root. A head that is learned now
+		// may not.
 		if _, err := p.head(ctx, snap.root.Applied); err != nil {
 			return bounds, err
 		}
@@ -213,13 +216,14 @@ func (p *Projection) reload(ctx context.Context) (*snapshot, error) {
 	return snap, p.install(snap)
 }
 
-// errEnough stops a tail read that has become so long that the root should be read.
+// errEnough stops a read that has seen enough.
 var errEnough = errors.New("enough of the tail")
 
-// readTail reads the events from the view's revision on, up to the head or some megabytes: few of them if the root may
-// have more, so that a function far behind does not read what a snapshot holds. Either way it ends with the end of a
-// batch, as the head does. It includes the last event that is known already, if the log still has it, and compares
-// (invariant 9).
+// readTail reads the events after the view's revision: up to the head, or some megabytes of them. It reads less if the
+// root may have more, so that a function far behind does not read what a snapshot holds. It never ends inside a batch.
+//
+// If the log still has the last event that is known, readTail begins with that, so that it can be compared (invariant
+// 9).
 func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Bounds) ([]eventlog.Event, error) {
 	after := v.tail.last
 	if after > 0 && bounds.First <= after {
@@ -249,8 +253,8 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 	return events, nil
 }
 
-// append publishes a view with the events, which must be contiguous and end no batch in its middle. Those it has
-// already are compared where they are remembered; a gap makes the rest be ignored.
+// append publishes a view with the events. They must be contiguous and end with a batch. Those that are known already
+// are compared, where they are remembered. Events that do not follow the view are ignored.
 func (p *Projection) append(events []eventlog.Event) error {
 	var diverged error
 	p.publish(func(v *View) *View {
@@ -294,7 +298,7 @@ func (t *tail) compare(e *eventlog.Event) error {
 	return nil
 }
 
-// install publishes a view on the snapshot, if it is newer than the one at hand.
+// install publishes a view on the snapshot if that is newer than the current one.
 func (p *Projection) install(snap *snapshot) error {
 	var diverged error
 	p.publish(func(v *View) *View {
@@ -327,7 +331,7 @@ func (p *Projection) install(snap *snapshot) error {
 	return nil
 }
 
-// publish replaces the current view and wakes who waits for a newer revision.
+// publish replaces the current view, and wakes those who wait for a newer revision.
 func (p *Projection) publish(change func(*View) *View) *View {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
@@ -347,8 +351,8 @@ func (p *Projection) publish(change func(*View) *View) *View {
 	return next
 }
 
-// Learn adds events that the caller read from the log anyway (a follower), so that the next view needs no tail read. A
-// batch that does not follow the newest view is ignored.
+// Learn adds a batch that the caller has read from the log for its own purposes, so that the next view need not read
+// it. A batch that does not follow the newest view is ignored.
 func (p *Projection) Learn(b eventlog.Batch) {
 	if p.failed() != nil || p.view.Load() == nil {
 		return
@@ -356,8 +360,8 @@ func (p *Projection) Learn(b eventlog.Batch) {
 	_ = p.append(b) // a log that went back is remembered and returned by the next call
 }
 
-// AtLeast returns a view not older than rev. It waits for a revision that does not exist yet until ctx ends, at most 3
-// s, then returns ErrFuture.
+// AtLeast returns a view that is not older than rev. For a revision that does not exist yet it waits until ctx ends, 3
+// s at most, and then returns ErrFuture.
 func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 	v := p.view.Load()
 	if v != nil && v.Revision() >= rev && p.failed() == nil {
@@ -388,8 +392,7 @@ func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 	}
 }
 
-// follow learns events as they come until the view has reached rev or ctx ends, whichever is first. One caller does it
-// for all who wait.
+// follow learns events as they come, until the view has reached rev or ctx ends. One caller does it for all who wait.
 func (p *Projection) follow(ctx context.Context, after, rev Revision) error {
 	err := p.config.Log.Follow(ctx, after, func(b eventlog.Batch) error {
 		p.Learn(b)

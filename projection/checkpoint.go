@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// CheckpointRule keeps one root of every stretch of log time, for as long as it says.
+// CheckpointRule keeps one root of every stretch of log time, for as long as Keep says.
 type CheckpointRule struct{ Every, Keep time.Duration }
 
 // DefaultCheckpoints is a root of every hour for a day, and of every day for a month.
 var DefaultCheckpoints = []CheckpointRule{{Every: time.Hour, Keep: 24 * time.Hour}, {Every: 24 * time.Hour, Keep: 30 * 24 * time.Hour}}
 
-// checkpoint names an immutable copy of a root: its applied revision, its clock, and the copy's key. What the copy
-// names is no garbage as long as the newest root has the checkpoint.
+// checkpoint names an immutable copy of a root: its applied revision, its clock, and the copy's key. As long as the
+// newest root lists the checkpoint, nothing that the copy names is garbage.
 type checkpoint struct {
 	_        struct{} `cbor:",toarray"`
 	Revision Revision
@@ -24,11 +24,11 @@ type checkpoint struct {
 	Key      string
 }
 
-// archiveParts is how many checkpoints an archive has at least: from one of them on, events are folded to get at any
-// revision.
+// archiveParts is how many checkpoints an archive has at least. Any revision is read by folding events onto one of
+// them.
 const archiveParts = 32
 
-// rules are the configured ones and the archive's own.
+// rules are the configured rules and the archive's own.
 func (c *Config) rules() []CheckpointRule {
 	if c.History <= 0 {
 		return c.Checkpoints
@@ -36,13 +36,13 @@ func (c *Config) rules() []CheckpointRule {
 	return append(slices.Clone(c.Checkpoints), CheckpointRule{Every: c.History / archiveParts, Keep: c.History})
 }
 
-// checkpoint writes a copy of the root that is about to be committed, if a rule wants one, and lists it; those that no
-// rule wants any more are forgotten, and become garbage. A crash before the root is swapped leaves garbage too: the
-// name is never used again, as nothing pins what the copy names.
+// checkpoint writes a copy of the draft if a rule wants one, and lists it. It forgets the checkpoints that no rule
+// wants any more; they become garbage. If the draft does not win, its copy is garbage too, and its name is never used
+// again.
 func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	rules := p.config.rules()
 	if len(rules) == 0 {
-		return nil // not this process's business
+		return nil // a process without rules leaves the others' checkpoints alone
 	}
 	next.Checkpoints = kept(next.Checkpoints, next.Clock, rules, next.archiveBase())
 	if !due(next.Checkpoints, next.Clock, rules) {
@@ -74,7 +74,7 @@ func due(ascending []checkpoint, clock int64, rules []CheckpointRule) bool {
 
 func (r CheckpointRule) stretch(nanos int64) int64 { return nanos / max(1, int64(r.Every)) }
 
-// kept are the checkpoints that are the first of a stretch of a rule, as long as it keeps them, and the archive's base.
+// kept are the checkpoints that some rule keeps, each the first of its stretch, and the archive's base.
 func kept(ascending []checkpoint, clock int64, rules []CheckpointRule, base string) (out []checkpoint) {
 	for i, c := range ascending {
 		wanted := c.Key == base
@@ -105,9 +105,9 @@ func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, err
 	return r, nil
 }
 
-// needed are the keys of all objects that the root needs, and of all that its checkpoints need.
+// needed are the keys of all objects that the root or one of its checkpoints names.
 func (p *Projection) needed(ctx context.Context, r *root) (map[string]bool, error) {
-	p.pins.Range(func(key, _ any) bool { // what no root lists any more pins nothing
+	p.pins.Range(func(key, _ any) bool { // a checkpoint that is no longer listed pins nothing
 		if !slices.ContainsFunc(r.Checkpoints, func(c checkpoint) bool { return c.Key == key }) {
 			p.pins.Delete(key)
 		}
@@ -141,7 +141,7 @@ func (p *Projection) pastSnapshot(ctx context.Context, c checkpoint) (*snapshot,
 	return p.newSnapshot(r, "", nil)
 }
 
-// checkpointAt is the place of the oldest checkpoint at or above the revision.
+// checkpointAt is the index of the oldest checkpoint at or above the revision.
 func (r *root) checkpointAt(at Revision) int {
 	i, _ := slices.BinarySearchFunc(r.Checkpoints, at, func(c checkpoint, at Revision) int { return cmp.Compare(c.Revision, at) })
 	return i

@@ -105,7 +105,8 @@ func (v *View) dirty() bool {
 	return len(v.tail.records) > 0 || v.Revision()-v.Applied() >= quietBarriers
 }
 
-// fold applies the tail to the draft, and returns the records that are then in no segment yet.
+// fold applies the tail to the draft. It returns all records that no segment has yet: the root's own, and those of the
+// tail.
 func (v *View) fold(ctx context.Context, next *draft) ([]*record, error) {
 	records := slices.Grow(slices.Clone(v.snap.records), len(v.tail.records))
 	for _, r := range v.tail.records {
@@ -136,8 +137,8 @@ func (v *View) judged(ctx context.Context, r *record) (*record, error) {
 	return &c, err
 }
 
-// appendRun appends a record that follows the applied revision; barriers between belong to it. A run of barriers at the
-// end of what is there is joined to it, so that barriers alone never make the rows grow.
+// appendRun appends a record that follows the applied revision. The barriers between the two belong to its span. If the
+// last record is a run of barriers, it is joined to the new one, so barriers alone never make the rows grow.
 func appendRun(records []*record, applied Revision, r *record) []*record {
 	r.span = uint64(r.Revision - applied)
 	last := len(records) - 1
@@ -148,8 +149,8 @@ func appendRun(records []*record, applied Revision, r *record) []*record {
 	return append(records, r)
 }
 
-// spill puts the records where readers of the draft find them: inline if they are few, else into segments, and of very
-// many the last ones inline.
+// spill puts the records where readers of the draft find them: inline in the root if they are few, else into segments.
+// Very many go into several pairs of segments, and the last of them may still be inline.
 func (p *Projection) spill(ctx context.Context, next *draft, records []*record) error {
 	next.Inline, next.records = nil, nil
 	for len(records) > 0 {
@@ -190,8 +191,8 @@ func portion(records []*record) int {
 	return len(records)
 }
 
-// writeSegments writes the records to two segments, one ordered by revision, which is sealed already, and one ordered
-// by key. It lists them in the draft.
+// writeSegments writes the records to two segments and lists them in the draft. One is ordered by revision, and is
+// given as a finished file. The other is ordered by key.
 func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*record, file []byte, sum segment.Summary) error {
 	sum.MinRevision = uint64(records[0].Revision) - records[0].span + 1
 	events, err := p.create(ctx, "events", 0, file, sum)

@@ -12,12 +12,12 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// FencePlan is what a fence would do to a cell, or has done.
+// FencePlan says what a fence would do to a cell, or has done.
 type FencePlan struct {
 	// Log is what the log held, Applied what the snapshot holds.
 	Log     eventlog.Bounds
 	Applied Revision
-	// Lost is why the log's events above Applied cannot be kept: it is another log than the snapshot's. Nil if all of
+	// Lost says why the log's events above Applied cannot be kept: the log is not the snapshot's. It is nil if all of
 	// them were folded into the snapshot first.
 	Lost error
 	// To is the next revision after the fence, Epoch the cell's from then on.
@@ -25,11 +25,11 @@ type FencePlan struct {
 	Epoch uint64
 }
 
-// lastFence is the highest revision to fence at: clients read revisions as numbers of 53 bits, and more.
+// lastFence is the highest revision to fence at. Many clients keep revisions in numbers of 53 bits.
 const lastFence = 1 << 53
 
-// PlanFence folds what the log has into the snapshot, if it is the snapshot's log, and says what Fence would do. To is
-// 0 for a revision well above every one that a client may have seen.
+// PlanFence says what Fence would do. If the log is the snapshot's, it first folds all of the log into the snapshot. If
+// 'to' is 0, the plan chooses a revision well above every one that a client may have seen.
 func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, error) {
 	plan := FencePlan{To: to}
 	if _, err := p.Commit(ctx); errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, ErrHole) {
@@ -63,13 +63,13 @@ func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, err
 	return plan, nil
 }
 
-// Fence does what the plan says, by an operator's word (invariant 9): all writers have stopped. The Projection is of no
-// use afterwards, nor is any other that was opened before: they are of the old epoch.
+// Fence does what the plan says, at an operator's word: all writers have stopped (invariant 9). Afterwards this
+// Projection is of no use, nor is any other that was opened before: they belong to the old epoch.
 //
-//  1. The log is wiped and leaps to the plan's revision. A crash after this leaves a log that begins above the root:
-//     every process stops with ErrHole, and the operator fences again.
-//  2. The root is swapped for one of the next epoch that has applied, as barriers, everything below. A stalled commit
-//     from before has lost its swap.
+//  1. The log is wiped and leaps to the plan's revision. A crash after this leaves a log that begins above the root.
+//     Every process stops with ErrHole, and the operator fences again.
+//  2. The root is swapped for one of the next epoch. It has applied everything below the leap, as barriers. A commit
+//     that stalled before the fence has lost its swap.
 func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 	if err := p.fenceLog(ctx, plan.To); err != nil {
 		return err
@@ -94,8 +94,8 @@ func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 	return nil
 }
 
-// fenced is the root of the next epoch. A run of barriers reaches from what was applied to the fence, so that the
-// events that are archived stay contiguous.
+// fenced is the draft of the next epoch's root. A run of barriers reaches from what was applied up to the fence, so the
+// archived events have no hole.
 func (s *snapshot) fenced(plan FencePlan) (*draft, error) {
 	next := s.draft()
 	last := &record{Event: eventlog.Event{Revision: plan.To - 1, Time: time.Unix(0, next.Clock)}}
@@ -108,7 +108,7 @@ func (s *snapshot) fenced(plan FencePlan) (*draft, error) {
 	return next, err
 }
 
-// rootNow reads the root whatever view there is.
+// rootNow reads the root, whatever the newest view says.
 func (p *Projection) rootNow(ctx context.Context) (*snapshot, error) {
 	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())
 	if errors.Is(err, bucket.ErrNotFound) {
@@ -124,8 +124,8 @@ func (p *Projection) rootNow(ctx context.Context) (*snapshot, error) {
 	return p.newSnapshot(r, etag, nil)
 }
 
-// joinEpoch lets the first root decide in which epoch this process lives. A root of a later one is ErrFenced: the
-// process must stop, as what it writes would be void.
+// joinEpoch lets the first root decide in which epoch this process lives. A root of a later epoch is ErrFenced: the
+// process must stop, since what it writes would be void.
 func (p *Projection) joinEpoch(v *View, snap *snapshot) error {
 	if v == nil {
 		p.config.Log.SetEpoch(max(p.config.Log.Epoch(), snap.root.Epoch))

@@ -7,12 +7,12 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// version is one version of a key, from wherever it was found.
+// version is one version of a key, wherever it was found.
 type version struct {
 	key      string
 	revision Revision
 	flags    segment.Flags
-	// record, if it was found in the tail or inline, else entry.
+	// record is set if the version was found in the tail or inline, else entry.
 	record *record
 	entry  segment.Entry
 }
@@ -34,9 +34,9 @@ func (v *version) row(d *recordDecoder) (Row, error) {
 	return v.record.row(), nil
 }
 
-// valid is the fold's rule (invariant 13), for the tail, commits, watches and subscribers alike: epoch is the root's,
-// live is the key's live revision before the event, 0 for none. It is the same in every process, for ever: changing it
-// changes what old events mean.
+// valid is the fold's rule (invariant 13), and the same for tails, commits, watches and subscribers. epoch is the
+// root's. live is the key's live revision before the event, 0 for none. The rule must never change: that would change
+// what old events mean.
 func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
 	if e.Epoch < epoch { // written across a fence (invariant 9)
 		return false
@@ -45,7 +45,7 @@ func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
 	case eventlog.Added:
 		return e.Base == 0 && live == 0
 	case eventlog.Modified, eventlog.Deleted:
-		// The log itself enforced a precondition: the key's last event was the base.
+		// If the base is the precondition, the log has enforced it.
 		return e.Base != 0 && (e.Base == e.Precondition || e.Base == live)
 	default:
 		return false
@@ -55,14 +55,14 @@ func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
 // nowhere is no key's live revision.
 const nowhere = ^Revision(0)
 
-// certain reports that an event is valid whatever the state before it. So most events cost no lookup.
+// certain reports that an event is valid whatever the state before it. Most events are, and cost no lookup.
 func certain(e *eventlog.Event, epoch uint64) bool { return valid(e, epoch, nowhere) }
 
-// hopeless reports that an event is void whatever the state before it: not even its own base would make it valid.
+// hopeless reports that an event is void whatever the state before it: it would be void even over its own base.
 func hopeless(e *eventlog.Event, epoch uint64) bool { return !valid(e, epoch, e.Base) }
 
-// Valid reports whether an event of the log is part of the history (invariant 13): whoever has events from the log
-// itself asks here. The state before the event is looked at only where that decides.
+// Valid reports whether an event of the log is part of the history (invariant 13), for those who read the log
+// themselves. The state before the event is looked up only if it decides.
 func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error) {
 	v, err := p.AtLeast(ctx, 0) // any view knows the epoch
 	if err != nil {
@@ -79,7 +79,7 @@ func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error)
 	return v.valid(ctx, e, e.Key.Row())
 }
 
-// valid is Projection.Valid for an event that the view reaches up to, or that is the next one.
+// valid is Projection.Valid for an event at most one revision above the view.
 func (v *View) valid(ctx context.Context, e *eventlog.Event, key string) (bool, error) {
 	epoch := v.tail.epoch
 	if certain(e, epoch) || hopeless(e, epoch) {
@@ -96,8 +96,8 @@ func (v *View) valid(ctx context.Context, e *eventlog.Event, key string) (bool, 
 	return valid(e, epoch, live), nil
 }
 
-// foldOver folds a key's events, newest first, over what is below them, and returns the newest version, tombstones
-// included. below is asked only if no event of the chain is certain.
+// foldOver folds a key's events, newest first, over what is below them. It returns the newest version, tombstones
+// included. below is called only if no event of the chain is certain.
 func foldOver(chain []*record, epoch uint64, below func() (version, bool, error)) (version, bool, error) {
 	anchor := 0
 	for anchor < len(chain) && !certain(&chain[anchor].Event, epoch) {

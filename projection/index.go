@@ -12,22 +12,22 @@ import (
 
 const (
 	indexMagic = 0x7869_504c // "LPix", little endian
-	// rootFooters is how many bytes of footers a root holds itself before they go to an idx object: one is written once
-	// for many spills.
+	// rootFooters is how many bytes of footers a root holds itself. Beyond it they go to an idx object, which so is
+	// written once for many spills.
 	rootFooters = 32 << 10
-	// indexedBase is how many bytes the footers of a base may have to be in the idx object: about 300,000 objects. A
+	// indexedBase is how many bytes of footers a base may have in the idx object: those of about 300,000 objects. A
 	// larger base keeps them in its segments, so that a cold reader does not read what it has no use for.
 	indexedBase = 1 << 20
 )
 
-// footer is a copy of a segment's footer, byte by byte: with it, a reader reads the segment's blocks at once.
+// footer is a copy of a segment's footer, byte by byte. With it a reader goes straight to the segment's blocks.
 type footer struct {
 	_      struct{} `cbor:",toarray"`
 	Key    string
 	Sealed []byte
 }
 
-// index is an idx object, read on first use. A footer that it does not have is read from its segment.
+// index is an idx object, read on first use. A footer that it lacks is read from the segment.
 type index struct {
 	key     string
 	p       *Projection
@@ -106,7 +106,7 @@ func decodeIndex(b []byte) (footers []footer, err error) {
 	return footers, nil
 }
 
-// indexed are the key-ordered segments whose footers are kept beside them: all, but for those of a large base.
+// indexed are the key-ordered segments whose footers are kept beside them: all, except those of a large base.
 func (r *root) indexed() []segmentRef {
 	base := slices.IndexFunc(r.Segments, func(s segmentRef) bool { return s.Level == baseLevel })
 	if base < 0 {
@@ -122,12 +122,15 @@ func (r *root) indexed() []segmentRef {
 	return r.Segments
 }
 
-// writeIndex sees to it that a reader gets the draft's footers in one piece. The root itself holds those of new
-// segments. Once they are too many for it, all go to a new idx object.
+// writeIndex lets a reader get all footers of the draft in one piece. The root itself holds those of the newest
+// segments. Once they are too many, all footers go into a new idx object.
 func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	indexed := next.indexed()
 	known := bySegment(slices.Concat(next.over.root.Footers, next.footers))
-	if next.keepFooters(indexed, known, p.rootFooters) || len(indexed) < 2 { // one segment's own tail costs a reader no more
+	if next.keepFooters(indexed, known, p.rootFooters) {
+		return nil
+	}
+	if len(indexed) < 2 { // to read the footer of one segment costs no more than to read an idx object
 		return nil
 	}
 	footers := make([]footer, 0, len(indexed))
@@ -156,8 +159,9 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	return nil
 }
 
-// keepFooters lists the known footers in the root, and leaves the others to the idx object that the root names already.
-// If one is in neither, or the limit of bytes is too small, it clears both and returns false.
+// keepFooters lists the footers that are known in the root, and leaves the others to the idx object that the root
+// already names. If one of the others is not in that object, or the known ones take more bytes than the limit, it
+// clears both and returns false: a new idx object must hold all.
 func (d *draft) keepFooters(indexed []segmentRef, known map[string][]byte, limit int) (kept bool) {
 	before := d.over.root.indexed()
 	inIndex := func(s segmentRef) bool {

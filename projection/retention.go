@@ -18,8 +18,8 @@ func (p *Projection) age(next *root) {
 	if retention > 0 {
 		horizon := next.Clock - retention
 		if before > 0 && next.Horizon > 0 {
-			// One commit moves the floor by no more than the log time since the last: a wrong setting or a leap of the
-			// log's clock cannot expire what a right one would have kept.
+			// One commit moves the floor by no more than the log time since the last one. So neither a wrong setting
+			// nor a leap of the log's clock expires at once what should have been kept.
 			horizon = min(horizon, next.Horizon+next.Clock-before)
 		}
 		next.Horizon = max(next.Horizon, horizon)
@@ -31,7 +31,8 @@ func (p *Projection) age(next *root) {
 	}
 }
 
-// appendMark adds a mark if the last one is old enough, and forgets all but one of those that are older than retention.
+// appendMark adds a mark if the last one is old enough. Of the marks that are older than twice the retention it keeps
+// one.
 func appendMark(ring []mark, m mark, retention int64) []mark {
 	ring = ring[:len(ring):len(ring)]
 	n := len(ring)
@@ -47,7 +48,7 @@ func appendMark(ring []mark, m mark, retention int64) []mark {
 // ringMarks is how many marks a retention has.
 const ringMarks = 128
 
-// newestUpTo is the newest marked revision with at most the time, 0 if there is none.
+// newestUpTo is the newest marked revision that is as old as the time or older, 0 if there is none.
 func newestUpTo(ring []mark, nanos int64) Revision {
 	rev := Revision(0)
 	for _, m := range ring {
@@ -59,7 +60,7 @@ func newestUpTo(ring []mark, nanos int64) Revision {
 }
 
 // ageArchive moves the archive's end by log time. One commit moves it by no more than twice the log time since the last
-// root: a process with a wrong setting cannot throw a history away, and a shorter setting is reached in the end.
+// root. So a process with a wrong setting cannot throw a history away, and a shorter setting is reached in the end.
 func (p *Projection) ageArchive(next *root, before int64) {
 	longest := int64(max(p.config.History, p.config.Retention))
 	if longest == 0 {
@@ -86,8 +87,8 @@ func (r *root) archiveBase() string {
 	return base
 }
 
-// forgetEvents drops the event segments that lie below the floor, or, if there is an archive, below its base: what is
-// archived can be folded from there, so all of it is exact.
+// forgetEvents drops the event segments below the floor. If there is an archive, it drops those below the archive's
+// base: everything above can be folded from there.
 func (p *Projection) forgetEvents(next *root) {
 	upto := next.Floor
 	if p.config.History > 0 || next.Archive < next.Horizon {

@@ -17,44 +17,44 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// root is the one mutable object of a cell: it says which immutable segments make up the snapshot, and holds the newest
-// events itself. It is replaced whole, by compare-and-swap.
+// root is the one object of a cell that is ever replaced. It names the immutable segments of the snapshot, and holds
+// the newest events itself. It is replaced whole, by compare-and-swap.
 type root struct {
 	// Serial counts the roots of a cell: of two, the higher is the newer.
 	Serial uint64 `cbor:"17,keyasint"`
 	// Epoch of the cell (invariant 9).
 	Epoch uint64 `cbor:"1,keyasint"`
-	// Applied is the last revision folded in; AppliedTime and AppliedID are its event's log time and request id, by
-	// which a log that went back is noticed.
+	// Applied is the last revision that was folded in. AppliedTime and AppliedID are the log time and the request id of
+	// its event. By them a log that went back is noticed.
 	Applied     Revision `cbor:"2,keyasint"`
 	AppliedTime int64    `cbor:"3,keyasint"`
 	AppliedID   string   `cbor:"4,keyasint"`
-	// Clock is the newest log time ever seen, which never goes back (invariant 12).
+	// Clock is the newest log time ever seen. It never goes back (invariant 12).
 	Clock int64 `cbor:"5,keyasint"`
-	// Floor is the oldest revision that can be read; Horizon the log time up to which retention is over.
+	// Floor is the oldest revision that can be read. Horizon is the log time up to which retention is over.
 	Floor   Revision `cbor:"6,keyasint"`
 	Horizon int64    `cbor:"18,keyasint"`
-	// Swept is the clock when garbage was collected last.
+	// Swept is the clock at the last collection of garbage.
 	Swept int64 `cbor:"19,keyasint"`
-	// Purge is the revision up to which the log may have been purged, as this root permits.
+	// Purge is the purge point: this root permits purging the log up to here.
 	Purge Revision `cbor:"7,keyasint"`
-	// Generation changes before garbage is deleted: it defeats every commit that began before.
+	// Generation is raised before garbage is deleted. A commit that began in an older one starts again.
 	Generation uint64 `cbor:"8,keyasint"`
-	// Nonce makes the bytes of every root unique and tells its author that it won.
+	// Nonce makes the bytes of every root unique. By it the author of a root learns that it has won.
 	Nonce []byte `cbor:"9,keyasint"`
 	// Ring holds revisions with their log times, ascending, from the floor on.
 	Ring []mark `cbor:"10,keyasint"`
 	// Segments are key-ordered, newest first. Events are revision-ordered, oldest first, and contiguous.
 	Segments []segmentRef `cbor:"11,keyasint"`
 	Events   []segmentRef `cbor:"12,keyasint"`
-	// Index is the key of the idx object; empty for none. Footers are those of segments that came after it.
+	// Index is the key of the idx object, empty for none. Footers are those of the segments that came after it.
 	Index   string   `cbor:"13,keyasint"`
 	Footers []footer `cbor:"21,keyasint,omitempty"`
-	// Checkpoints pin the segments of older roots; ascending.
+	// Checkpoints pin what older roots name. They are ascending.
 	Checkpoints []checkpoint `cbor:"14,keyasint"`
-	// Archive is the log time up to which the archive is over; below Horizon if there is one.
+	// Archive is the log time up to which the archive is over. If there is an archive, it is below Horizon.
 	Archive int64 `cbor:"20,keyasint"`
-	// Spilled is the last revision in the segments; Inline is an event segment with the rest up to Applied.
+	// Spilled is the last revision in the segments. Inline is an event segment with the rest, up to Applied.
 	Spilled Revision `cbor:"15,keyasint"`
 	Inline  []byte   `cbor:"16,keyasint"`
 }
@@ -74,11 +74,11 @@ type segmentRef struct {
 	Rows                     uint64
 	MinKey, MaxKey           []byte
 	MinRevision, MaxRevision Revision
-	// Level is 0 for what a commit spilled, higher the more often it was merged, baseLevel for the base.
+	// Level is 0 for what a commit wrote, and rises with every merge. That of the base is baseLevel.
 	Level uint8
 }
 
-// The root's dialect of CBOR: deterministic, and nothing a writer of ours would not write is read.
+// The root's dialect of CBOR is deterministic. What no writer of ours would write is not read.
 var (
 	rootEncoding = must(deterministic().EncMode())
 	rootDecoding = must(cbor.DecOptions{
@@ -188,7 +188,8 @@ func (r *root) check() error {
 	return nil
 }
 
-// clone is a root that may be changed and committed next. Slices are shared: they are replaced, not written to.
+// clone returns a root that may be changed and committed next. It shares the slices, which are replaced and never
+// written to.
 func (r *root) clone() *root {
 	c := *r
 	c.Serial++
@@ -197,7 +198,7 @@ func (r *root) clone() *root {
 	return &c
 }
 
-// appliedEvent is what the root remembers of the last event that it has applied.
+// appliedEvent is what the root knows of the last event that it has applied.
 func (r *root) appliedEvent() *eventlog.Event {
 	return &eventlog.Event{Revision: r.Applied, RequestID: r.AppliedID, Time: time.Unix(0, r.AppliedTime)}
 }

@@ -62,12 +62,12 @@ func (p *Projection) swap(ctx context.Context, change func(context.Context, *Vie
 	return p.view.Load(), nil
 }
 
-// swapRoot replaces the root by the draft that next makes, and returns the snapshot of it, nil if next had nothing to
-// do.
+// swapRoot replaces the root by a draft that next makes, and returns the snapshot of the new root. It returns nil if
+// next returns nil: there is nothing to do.
 //
-// A try that failed may have succeeded: the bucket did it and its answer was lost. Or somebody else was faster. So each
-// further try begins by reading the root. If it has the nonce of the draft that was tried, that draft has won. Any
-// other root is of somebody else, and next makes another draft of it.
+// A try that failed may have succeeded all the same: the bucket replaced the root, and its answer was lost. Or another
+// process was faster. So every further try begins by reading the root. If that has the nonce of the draft that was
+// tried last, the draft has won. Otherwise next makes a new draft, of what is there now.
 func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*snapshot, error), next func(context.Context) (*draft, error)) (*snapshot, error) {
 	var tried *draft
 	var failure error
