@@ -31,18 +31,18 @@ const (
 const (
 	maxBatch        = 1000 // JetStream's own bound
 	batchesInFlight = 16
-	// grace is what resolving an outcome may take longer than the append's deadline.
+	// grace is by how much resolving an outcome may outlast the append's deadline.
 	grace = time.Second
 )
 
 var (
-	// errUnanswered: the message may have been sent and no answer came.
+	// errUnanswered: the message may have been sent, and no answer came.
 	errUnanswered = errors.New("no answer came in time")
-	// errOpen: one server refused what another may have taken, or may yet take.
+	// errOpen: one server has refused what another may have taken, or may yet take.
 	errOpen = errors.New("another server may have taken it")
 )
 
-// conflict is a broken precondition; last is the key's last revision as its server knew it.
+// conflict is a broken precondition. last is the revision of the key's last event, as the server that refused knows it.
 type conflict struct {
 	last  Revision
 	cause error
@@ -51,14 +51,18 @@ type conflict struct {
 func (c *conflict) Error() string   { return fmt.Sprintf("%v: %v", ErrConflict, c.cause) }
 func (c *conflict) Unwrap() []error { return []error{ErrConflict, c.cause} }
 
-// Append appends all writes atomically, contiguous and in order, each under its own precondition, and returns the
-// revision of the last one. Errors: ErrConflict, ErrUnknown, ErrNotPublished, ErrTooLarge, ErrKeyTooLong. An outcome
-// that an answer leaves open, or that timed out, is resolved before ErrUnknown is returned, which may take a second
-// longer than ctx's deadline.
+// Append appends all writes atomically, in order and without a gap, each under its own precondition. It returns the
+// revision of the last one. Errors are ErrConflict, ErrUnknown, ErrNotPublished, ErrTooLarge, ErrKeyTooLong, and
+// ErrDiverged or ErrFenced, after which the process must stop.
 //
-// The first event's id is the request id, the n-th further one's is '<request id>.<n>'. Request ids must be unique, and
-// all keys of one call must differ. A log that was fenced after the basis was read is known by its leap (ErrFenced),
-// whatever this process has seen meanwhile. A crash of this process leaves either all events in the log or none.
+// Before Append returns ErrUnknown, it tries to resolve an outcome that is open. That may take a second longer than
+// ctx's deadline.
+//
+// The request id is the id of the first event. The n-th event after it has '<request id>.<n>'. No two appends may have
+// the same request id, since an outcome is resolved by it. No two writes of one append may have the same key.
+//
+// basis says which view the writes were computed from. If the log was fenced since then, Append is ErrFenced: only a
+// fence leaps so far beyond a view's head. A crash of this process leaves either all events in the log or none.
 func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes ...Write) (Revision, error) {
 	msgs, err := l.encodeAll(basis.Epoch, requestID, writes)
 	if err != nil {
@@ -115,7 +119,7 @@ func (l *Log) encodeAll(epoch uint64, requestID string, writes []Write) ([]*nats
 	return msgs, nil
 }
 
-// publishSurely publishes again, for as long as a leader change takes, what was certainly not published.
+// publishSurely publishes again what was certainly not published, for as long as a change of leaders takes.
 func (l *Log) publishSurely(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	again, cancel := context.WithTimeout(ctx, l.config.Timeout/tries)
 	defer cancel()
@@ -127,9 +131,10 @@ func (l *Log) publishSurely(ctx context.Context, msgs []*nats.Msg) (Revision, er
 	}
 }
 
-// leavesOpen says that an answer does not settle the outcome. While a log has more servers than one, no refusal alone
-// does: during a leader change the old and the new leader both receive one message, and the old one may refuse it while
-// the new one appends it. Not even a precondition that is broken for good: the event that broke it may be this one.
+// leavesOpen says that an answer does not decide the outcome. On a replicated log no refusal alone does. During a
+// change of leaders, the old and the new leader may both receive a message, and one may refuse it while the other
+// appends it. Even a precondition that is broken for good proves nothing by itself: this very append may have broken
+// it.
 func (l *Log) leavesOpen(err error) bool {
 	return errors.Is(err, errUnanswered) || errors.Is(err, errOpen) || l.replicated && errors.Is(err, ErrConflict)
 }
@@ -148,8 +153,8 @@ func (l *Log) publish(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	}
 }
 
-// publishBatch stages all messages under a batch id of its own and commits them with the last one. A crash before the
-// commit leaves nothing: the server drops what it staged.
+// publishBatch stages all messages under a batch id of its own, and commits them with the last one. A crash before the
+// commit leaves nothing in the log: the server drops what it has staged.
 func (l *Log) publishBatch(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	id := nuid.Next()
 	for i, msg := range msgs {
@@ -163,14 +168,14 @@ func (l *Log) publishBatch(ctx context.Context, msgs []*nats.Msg) (Revision, err
 			return 0, ErrNotPublished
 		}
 		if err := l.config.Conn.PublishMsg(msg); err != nil {
-			return 0, fmt.Errorf("%w: %w", ErrNotPublished, err) // without the commit, nothing is
+			return 0, fmt.Errorf("%w: %w", ErrNotPublished, err) // without the commit, nothing is published
 		}
 	}
 	return l.publishLast(ctx, msgs[last])
 }
 
 func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) {
-	if ctx.Err() != nil { // right before publishing: nothing is sent later than meant
+	if ctx.Err() != nil { // asked right before publishing, so that nothing is sent later than meant
 		return 0, fmt.Errorf("%w: %w", ErrNotPublished, ctx.Err())
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.tryTime(0))
@@ -199,8 +204,7 @@ type acknowledgement struct {
 	Sequence Revision `json:"seq"`
 }
 
-// certainlyUnsent tells errors that mean that nothing was sent, or that nobody was there to take it, from those that
-// leave it open.
+// certainlyUnsent reports an error that proves that nothing was sent, or that nobody was there to take it.
 func certainlyUnsent(err error) bool {
 	for _, unsent := range []error{nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrConnectionDraining, nats.ErrInvalidConnection, nats.ErrBadSubject} {
 		if errors.Is(err, unsent) {
@@ -210,8 +214,7 @@ func certainlyUnsent(err error) bool {
 	return false
 }
 
-// refusedForGood are refusals that the log's only server gives before anything is stored, beside those that outcome
-// names.
+// refusedForGood are refusals which the only server of a log gives before it stores anything. outcome names the others.
 var refusedForGood = map[int]bool{
 	10002: true, // account resources exceeded
 	10023: true, // insufficient resources
@@ -224,9 +227,9 @@ var refusedForGood = map[int]bool{
 	10210: true, // too many batches at once
 }
 
-// outcome translates a refusal. Of several servers' refusals only a size that is too large for all of them is final:
-// 10164, for example (another write of the subject is proposed and not applied yet), is one server's view, and so is a
-// full disk.
+// outcome translates a refusal. Of several servers, each refuses by its own view: its disk is full, or another write of
+// the subject is proposed and not yet applied (10164). Another server may see it otherwise. Only a size that is too
+// large is too large for all of them.
 func (l *Log) outcome(refused *serverError) error {
 	switch {
 	case refused.Code == codeWrongLast:

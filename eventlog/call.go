@@ -37,12 +37,11 @@ func (r *refusal) takeRefusal() *serverError {
 	return refused
 }
 
-// tries of the first one's length are the timeout: a request sent during a leader change may never be answered, so that
-// one try must be much shorter than the whole.
+// tries is how many first tries fit into the timeout. A request that is sent during a change of leaders may never be
+// answered, so one try must be much shorter than the whole.
 const tries = 5
 
-// resend is how long, about, all servers may take to answer before they are asked again: what is sent during a leader
-// change may never be answered.
+// resend is about how long all servers may take to answer before they are asked again.
 const resend = 300 * time.Millisecond
 
 // call asks JetStream's API until it answers or the deadline passes. The request must be idempotent.
@@ -66,8 +65,8 @@ func (l *Log) call(ctx context.Context, kind, api string, body []byte, into answ
 	}
 }
 
-// callAll is call after a server has said that there is no leader, and listens to all of them. One that was cut off
-// goes on saying so for seconds after it is back, to each request before the leader's own answer comes.
+// callAll goes on with a call once a server has said that there is no leader, and listens to all servers. One that was
+// cut off still says so for seconds after it is back, and its answer comes before the leader's.
 func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, into answer, refused error) error {
 	conn := l.config.Conn
 	inbox := conn.NewInbox()
@@ -89,7 +88,7 @@ func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, into answ
 	return refused
 }
 
-// listen returns with the first conclusive answer, whichever of its copies it answers.
+// listen returns with the first conclusive answer, whichever copy of the request it answers.
 func listen(ctx context.Context, answers *nats.Subscription, into answer) error {
 	for {
 		got, err := answers.NextMsgWithContext(ctx)
@@ -108,14 +107,14 @@ func conclusive(err error) bool {
 	return err == nil || errors.Is(err, nats.ErrConnectionClosed) || errors.As(err, &refused) && !unavailable(err)
 }
 
-// unavailable says that a server refused for now: it knows no leader, or is starting.
+// unavailable says that a server refused for now: it knows no leader, or it is starting.
 func unavailable(err error) bool {
 	var refused *serverError
 	return errors.As(err, &refused) && refused.Status == 503
 }
 
-// tryTime is how long one try may take: a fifth of the timeout at first, and longer each time, since the answer may be
-// 8 MiB from a busy server.
+// tryTime is how long one try may take: a fifth of the timeout at first, and longer each time, since a busy server may
+// answer with 8 MiB.
 func (l *Log) tryTime(try int) time.Duration {
 	return l.config.Timeout / tries * time.Duration(try+1)
 }

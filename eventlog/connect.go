@@ -58,8 +58,8 @@ func Connect(s Servers) (*nats.Conn, error) {
 	return conn, nil
 }
 
-// redacted is the URL as messages and logs may show it. What is before the last '@' is not looked into: a password that
-// nobody escaped has any character.
+// redacted is the URL as messages and logs may show it. Nothing before the last '@' is looked into: a password that
+// nobody escaped may have any character.
 func (s Servers) redacted() string {
 	at := strings.LastIndexByte(s.URL, '@')
 	if at < 0 {
@@ -72,7 +72,7 @@ func (s Servers) redacted() string {
 	return scheme + "://xxxxx" + s.URL[at:]
 }
 
-// withoutURL is the error without the parts of the URL that an error of parsing it repeats.
+// withoutURL is the error without the parts of the URL that a parsing error would repeat.
 func (s Servers) withoutURL(err error) error {
 	var parsing *url.Error
 	if errors.As(err, &parsing) && strings.Contains(s.URL, "@") {
@@ -81,8 +81,8 @@ func (s Servers) withoutURL(err error) error {
 	return err
 }
 
-// untilRefused ends the context once the server says that the connection's user may not do what was asked. A request
-// that is refused is never answered, and would end with its deadline.
+// untilRefused ends the context once the server says that the connection's user may not do what was asked. Such a
+// request is never answered, and would otherwise wait for its deadline.
 func untilRefused(ctx context.Context, conn *nats.Conn) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	other := conn.ErrorHandler()

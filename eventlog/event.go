@@ -51,8 +51,8 @@ type Event struct {
 	Left uint32
 }
 
-// Batch is all events of one append, in order and contiguous. Only Follow makes it, so that nobody who learns the log
-// by batches ever holds half of one. A barrier is a batch of its own.
+// Batch is all events of one append, in order and contiguous. Only Follow makes it, so nobody who reads the log by
+// batches ever holds half of one. A barrier is a batch of its own.
 type Batch []Event
 
 // continues reports whether the event is the next one of the append that the batch began with.
@@ -61,7 +61,8 @@ func (b Batch) continues(e Event) bool {
 	return last.Left > 0 && e.Left == last.Left-1
 }
 
-// Basis is what a write was computed from. It comes from one view: the view that showed the write's base.
+// Basis is what a write was computed from. Head and Epoch come from one view: the one that showed the write's base. A
+// projection.View makes it; the linter keeps others from calling Append.
 type Basis struct {
 	// Head is the view's revision: the log held it, with all of its batch.
 	Head Revision

@@ -11,16 +11,16 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// heartbeat is how often a consumer with nothing to deliver says that it is alive; three missed ones and it is opened
+// heartbeat is how often a consumer with nothing to deliver says that it is alive. After three missed ones it is opened
 // anew.
 const heartbeat = time.Second
 
-// Follow calls yield for every append after the revision, with all of its events at once, until ctx ends or yield
-// fails, reconnecting as needed, in order and without gaps. It is ErrPurged when the next event has left the log,
-// ErrDiverged when the log ends before the last event that was seen.
+// Follow calls yield for every append after the revision, with all of its events at once, in order and without gaps. It
+// reconnects as needed, until ctx ends or yield fails. It is ErrPurged if the next event has left the log, and
+// ErrDiverged if the log ends before the last event that was seen.
 //
-// It returns ctx's error when ctx ends, and yield's own when yield fails. A stretch in which the server cannot be
-// reached is not an error.
+// It returns ctx's error when ctx ends, and yield's own when yield fails. That the server cannot be reached for a while
+// is no error.
 func (l *Log) Follow(ctx context.Context, after Revision, yield func(Batch) error) error {
 	f := follower{log: l, next: after + 1, yield: yield}
 	for try := 0; ; try++ {
@@ -59,8 +59,8 @@ type follower struct {
 	gaps  int   // how often in a row something else than next came
 }
 
-// open reads from one consumer until it breaks. The log's first is checked before and after it is made: a consumer
-// behind a purge jumps forward without a word.
+// open reads from one consumer until that breaks. It checks the log's first revision before and after it makes the
+// consumer: a consumer behind a purge jumps forward without a word.
 func (f *follower) open(ctx context.Context) error {
 	ctx, stop := f.log.whileConnected(ctx)
 	defer stop()
@@ -86,8 +86,8 @@ func (f *follower) open(ctx context.Context) error {
 	return f.read(ctx, sub)
 }
 
-// whileConnected is ctx until the connection breaks: what was sent to a consumer's inbox meanwhile is lost, and an idle
-// consumer would not show it before its heartbeats are missed.
+// whileConnected is ctx until the connection breaks. What is sent to a consumer's inbox meanwhile is lost, and an idle
+// consumer would show that only by missed heartbeats.
 func (l *Log) whileConnected(ctx context.Context) (connected context.Context, stop func()) {
 	connected, cancel := context.WithCancel(ctx)
 	broke := l.config.Conn.StatusChanged(nats.RECONNECTING, nats.CLOSED)
@@ -146,8 +146,8 @@ func (f *follower) check(ctx context.Context) error {
 	return nil
 }
 
-// read delivers until the consumer breaks. A consumer may also sit on a replica that is cut off, alive and behind: when
-// nothing has come for the timeout, the leader is asked whether there is something.
+// read delivers until the consumer breaks. A consumer may also sit on a replica that is cut off, alive and behind. So
+// when nothing has come for the timeout, read asks the leader whether there is something.
 func (f *follower) read(ctx context.Context, sub *nats.Subscription) error {
 	quiet := time.Now()
 	for {
@@ -177,7 +177,7 @@ func (f *follower) read(ctx context.Context, sub *nats.Subscription) error {
 }
 
 // answer handles what a consumer says beside events: flow control, which it wants answered, and heartbeats, which say
-// up to where it has delivered.
+// how far it has delivered.
 func (f *follower) answer(msg *nats.Msg) error {
 	if msg.Header.Get("Status") != "100" {
 		return fmt.Errorf("the consumer ended: %s %s", msg.Header.Get("Status"), msg.Header.Get("Description"))
@@ -220,8 +220,8 @@ func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {
 	return nil
 }
 
-// gather yields what has come once an append is whole. An event that claims a batch which then does not come was
-// published past this package: it waits for the next event, which proves it to be alone.
+// gather yields an append once all of it has come. An event may claim to belong to a batch that never comes; it was
+// published past this package. It is yielded alone as soon as the next event shows that.
 func (f *follower) gather(e Event) error {
 	if len(f.batch) > 0 && !f.batch.continues(e) {
 		if err := f.flush(); err != nil {
@@ -241,8 +241,8 @@ func (f *follower) flush() error {
 	return f.yield(whole)
 }
 
-// gap finds out why another event came than the next one: it was purged, which check says; a message was lost on the
-// way, which opening anew repairs; or, when that does not help, the log has a hole.
+// gap finds out why another event came than the next one. If the next one was purged, check says so. If a message was
+// lost on the way, opening anew repairs it. If that does not help, the log has a hole.
 func (f *follower) gap(ctx context.Context, got Revision) error {
 	if err := f.check(ctx); err != nil {
 		return err

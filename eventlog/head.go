@@ -35,8 +35,8 @@ func (q *question) wait(ctx context.Context) (Bounds, error) {
 	}
 }
 
-// join enters the next question. The one in flight may have been answered by the log before the caller's predecessor
-// was acknowledged, so nobody joins it.
+// join enters the next question. Nobody joins one that was already sent: the log may have answered it before the last
+// acknowledged write.
 func (l *Log) join() *question {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,7 +81,7 @@ func (l *Log) askOnce() (Bounds, error) {
 	return b, nil
 }
 
-// learn picks the question. On one server its answer is exact. Of several, a deposed leader that can still be reached
+// learn chooses how to ask. A single server's answer is exact. Of several, a deposed leader that can still be reached
 // goes on answering with its old head.
 func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	if l.replicated && !l.config.LeaderReads {
@@ -97,8 +97,9 @@ func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	return b.Bounds, err
 }
 
-// barrier proves a head by a quorum: a deposed leader cannot have it acknowledged. Raft keeps it outside of every
-// batch. First is asked for at the same time; one that has moved since is met as ErrPurged or ErrConflict.
+// barrier proves a head by a quorum: no deposed leader can have it acknowledged. Raft keeps it out of the middle of
+// batches. The first revision is asked for at the same time. If it has moved on since, the caller meets ErrPurged or
+// ErrConflict.
 func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	type answer struct {
 		state
@@ -132,8 +133,8 @@ func (l *Log) publishBarrier(ctx context.Context) (Revision, error) {
 	}
 }
 
-// wholeBatch moves a head that stream info gave to the end of the batch that it lies in: info shows a batch that is
-// being written. A get waits until all of it is in the log.
+// wholeBatch moves a head that stream info gave to the end of the batch that it lies in, since stream info also shows a
+// batch that is being written. A get waits until all of that batch is in the log.
 func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 	m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d}`, head))
 	if errors.Is(err, errNoMessage) { // fenced: the last revision is not in the log any more
@@ -153,13 +154,13 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 	return end, nil
 }
 
-// state is what the stream's leader says of it; active when it has a majority of its replicas, as far as it knows.
+// state is what the stream's leader says of it. active says that it has a majority of its replicas, as far as it knows.
 type state struct {
 	Bounds
 	active bool
 }
 
-// activeWithin is how lately a replica must have been heard of to count for a majority.
+// activeWithin is how recently a replica must have been heard of to count for a majority.
 const activeWithin = 2 * time.Second
 
 // info is what the stream's leader says; where that is a server in this process, without a question.

@@ -109,8 +109,8 @@ func parseSubject(prefix, subject string, read func(token, empty string) (string
 
 const upperHex = "0123456789ABCDEF"
 
-// escapeToken writes s so that it is one literal subject token. The server would accept a bare '*' on publish, and
-// later reads of that subject would match other objects.
+// escapeToken writes s as one literal token of a subject. The server would accept a bare '*' in a published subject,
+// and later reads of that subject would match other objects.
 func escapeToken(b *strings.Builder, s, empty string) {
 	if s == "" {
 		b.WriteString(empty)

@@ -30,11 +30,11 @@ type Config struct {
 	// Timeout bounds one operation, its retries included, when the context has no nearer deadline; 5 s by default. A
 	// first try takes at most a fifth of it.
 	Timeout time.Duration
-	// LeaderReads answers Head by the stream's leader instead of a quorum barrier on a replicated log: faster, stale
-	// while a deposed leader can be reached (docs/guarantees.md).
+	// LeaderReads lets the stream's leader answer Head on a replicated log, instead of a barrier by the quorum. That is
+	// faster, and stale while a deposed leader can be reached (docs/guarantees.md).
 	LeaderReads bool
-	// Local, where the stream's only server runs in this process, says what its stream info would. To ask by the
-	// connection takes a dozen goroutines' turns.
+	// Local says what stream info would, where the stream's only server runs in this process. Asking over the
+	// connection would take turns of a dozen goroutines.
 	Local func(stream string) (Bounds, error)
 }
 
@@ -103,16 +103,16 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	return l, nil
 }
 
-// SetEpoch says in which epoch this process lives: the one of the root that it read first. Barriers carry it, so that
-// the log's last event tells the epoch to an operator who fences a cell whose bucket is an old copy. Other events carry
-// that of their Basis.
+// SetEpoch says in which epoch this process lives: that of the first root that it read. Barriers carry it. So the log's
+// last event tells the epoch to an operator who fences a cell whose bucket is an old copy. All other events carry the
+// epoch of their Basis.
 func (l *Log) SetEpoch(epoch uint64) { l.epoch.Store(epoch) }
 
 // Epoch is the epoch that barriers carry.
 func (l *Log) Epoch() uint64 { return l.epoch.Load() }
 
-// See remembers that the log has held a revision, for example the one that a root has applied: a head below it is
-// ErrDiverged from then on. It must never be given what a client says, nor a revision inside a batch.
+// See remembers a revision that the log has held, for example the one that a root has applied. A head below it is
+// ErrDiverged from then on. The revision must never be one that a client gave, nor lie inside a batch.
 func (l *Log) See(r Revision) {
 	for {
 		old := l.seen.Load()

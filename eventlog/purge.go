@@ -5,13 +5,13 @@ import (
 	"fmt"
 )
 
-// purgeStep bounds one purge: publishers wait for all of it, about 15 ms for 10,000 events.
+// purgeStep bounds one purge, since publishers wait for all of it: about 15 ms for 10,000 events.
 const purgeStep = 10_000
 
-// Purge removes every event up to and including the revision, in bounded steps. The caller guarantees that a committed
-// root covers them (invariant 5). It never reaches the head.
+// Purge removes every event up to the revision, in bounded steps. A committed root must cover them (invariant 5). Purge
+// never removes the head.
 //
-// A crash between two steps leaves a log that starts earlier than asked; the next purge goes on.
+// A crash between two steps leaves a log that begins before the revision. The next purge goes on.
 func (l *Log) Purge(ctx context.Context, upto Revision) error {
 	b, err := l.info(ctx) // too low a head, from a deposed leader, only clamps more
 	if err != nil {
@@ -28,12 +28,12 @@ func (l *Log) Purge(ctx context.Context, upto Revision) error {
 	return nil
 }
 
-// FenceGap is how far a fence leaps at least. No request sees so many events between its view and its append, so a
-// writer that began before the fence notices.
+// FenceGap is how far a fence leaps at least. No request sees so many events between its view and its append. So a
+// writer that began before the fence notices it.
 const FenceGap = 1 << 20
 
-// Extent is what the log says of itself, whatever this process has seen before: for an operator who fences a log that
-// went back. All others ask Head.
+// Extent is what the log says of itself, whatever this process has seen before. It is for an operator who fences a log
+// that went back; all others ask Head.
 func (l *Log) Extent(ctx context.Context) (Bounds, error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
@@ -44,9 +44,9 @@ func (l *Log) Extent(ctx context.Context) (Bounds, error) {
 	return b, nil
 }
 
-// Fence wipes the log and makes 'to' the next revision (invariant 9). Only an operator does it, after all writers have
-// stopped: everything in the log is lost. A root with applied = floor = to - 1 must follow; until it is there, the log
-// begins above the root and nobody reads or writes.
+// Fence wipes the log and makes 'to' its next revision (invariant 9). All that is in the log is lost. Only an operator
+// does it, once all writers have stopped. A root with applied = floor = to - 1 must follow. Until it is there the log
+// begins above the root, and nobody can read or write.
 func (l *Log) Fence(ctx context.Context, to Revision) error {
 	b, err := l.Extent(ctx)
 	if err != nil {
@@ -61,9 +61,9 @@ func (l *Log) Fence(ctx context.Context, to Revision) error {
 	return nil
 }
 
-// checkUnfenced is ErrFenced if an append was acknowledged across a fence: only that takes events from the log that are
-// younger than the view that the write was computed from. Preconditions do not tell: on a wiped log, 0 holds for every
-// key. Nor does what the process has seen: another of its requests may have learned the head after the leap.
+// checkUnfenced is ErrFenced if an append was acknowledged across a fence. Only a fence takes events from the log that
+// are younger than the view of which the write was computed. Preconditions do not tell: in a wiped log, 0 holds for
+// every key. Nor does what this process has seen, as another of its requests may have learned the head after the leap.
 func (l *Log) checkUnfenced(ctx context.Context, before, rev Revision) error {
 	if rev-before < FenceGap {
 		return nil

@@ -15,8 +15,8 @@ import (
 // as it can, nothing that is read from the log is final.
 //
 // The way out: resolve publishes the same events again, with the same ids and the same preconditions. At most one copy
-// of an append ever enters the log, because its events break the preconditions of all other copies. So each try ends in
-// one of three ways:
+// of an append ever enters the log, because its events break the preconditions of all other copies, and stay in the log
+// for longer than any append takes (MinRetention). So each try ends in one of three ways:
 //
 //   - The log acknowledges the copy. It is the only one: had another entered before, this one's preconditions would not
 //     have held, and now none can enter after it.
@@ -34,7 +34,7 @@ func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, bef
 	if deadline, ok := ctx.Deadline(); ok {
 		patience = min(patience, max(0, time.Until(deadline)))
 	}
-	// The caller may have gone away; its write has not.
+	// The caller may have gone away, but its write may still be on its way.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience+grace)
 	defer cancel()
 	unanswered := false
@@ -61,7 +61,7 @@ func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, bef
 	}
 }
 
-// errRangeGone is ErrUnknown for good: what would tell the outcome has left the log.
+// errRangeGone is ErrUnknown for good: the events that would tell have left the log.
 var errRangeGone = fmt.Errorf("%w: what came after it began has left the log", ErrUnknown)
 
 // errStaleRefusal: a server that is behind refused the precondition.
@@ -135,14 +135,15 @@ func (l *Log) searchEnd(ctx context.Context, msgs []*nats.Msg, writes []Write, l
 		return 0, err
 	}
 	for _, w := range writes {
-		if 0 < w.Precondition && w.Precondition < bounds.First { // its event has left the log
+		if 0 < w.Precondition && w.Precondition < bounds.First { // the event has left the log
 			return bounds.Head, nil
 		}
 	}
 	return 0, errStaleRefusal
 }
 
-// provenHead is Head without the staleness that LeaderReads allows: an append that is not found is a conflict.
+// provenHead is Head without the staleness that LeaderReads allows. Here a head that is too low would turn a write that
+// is in the log into a conflict.
 func (l *Log) provenHead(ctx context.Context) (Bounds, error) {
 	if l.replicated && l.config.LeaderReads {
 		return l.barrier(ctx)

@@ -25,8 +25,8 @@ type stored struct {
 	body     []byte
 }
 
-// get asks the stream's leader for one message; errNoMessage if it has none. The answer waits for a batch that is being
-// written.
+// get asks the stream's leader for one message, and is errNoMessage if it has none. While a batch is being written, the
+// answer waits for all of it.
 func (l *Log) get(ctx context.Context, request string) (stored, error) {
 	var answer struct {
 		refusal
@@ -60,8 +60,8 @@ func (l *Log) get(ctx context.Context, request string) (stored, error) {
 	return stored{m.Subject, m.Revision, m.Time, header, m.Body}, nil
 }
 
-// direct reads a message in the form that direct gets answer with: its place in the log is in headers that the server
-// appended, the last ones of their name.
+// direct reads a message that answers a direct get. The server appends its place in the log to its headers; of several
+// headers of one name, the last is the server's.
 func direct(msg *nats.Msg) (stored, error) {
 	revision, err := strconv.ParseUint(lastOf(msg.Header, "Nats-Sequence"), 10, 64)
 	if err != nil {

@@ -24,12 +24,12 @@ const (
 )
 
 // Tail calls yield for every event in (after, upto], in order, barriers included. It is ErrPurged if one of them has
-// left the log. The event is valid until yield returns an error or Tail returns; its Body may be kept.
+// left the log. The event is valid until yield or Tail returns; its Body may be kept.
 //
-// upto must be a revision that Head or Append returned; it is an error, after the timeout, if the log does not hold it.
-// Any replica may answer, so the proof of completeness is the contiguous sequence up to upto, never what a replica says
-// of its end. A hole above first is ErrDiverged: no setting of the log allows one. A message that is not an event is
-// counted, logged and delivered as a Barrier: it changes nothing.
+// upto must be a revision that Head or Append returned. If the log does not hold it, Tail fails after the timeout. Any
+// replica may answer. What proves completeness is the unbroken sequence up to upto, and never what a replica takes for
+// the end. A hole above the first revision is ErrDiverged, as no setting of the log allows one. A message that is not
+// an event is counted, logged and delivered as a Barrier: it changes nothing.
 func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) error) error {
 	r := reader{log: l, next: after + 1, upto: upto, yield: yield}
 	if err := r.read(ctx); err != nil {
@@ -38,8 +38,7 @@ func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) 
 	return nil
 }
 
-// EventAt reads the event at one revision from the leader: whoever resumes a tail compares it with the one it
-// remembers, after it has compared its revision with the head (invariant 9). ErrPurged if it has left the log.
+// EventAt reads the event at one revision from the leader. It is ErrPurged if the event has left the log.
 func (l *Log) EventAt(ctx context.Context, rev Revision) (Event, error) {
 	e, err := l.fromLeader(ctx, rev)
 	if err != nil {
@@ -98,7 +97,7 @@ func (r *reader) deliver(e Event) error {
 	return nil
 }
 
-// page delivers what one replica has of the next events, at most one page. That it has not all of them is not an error;
+// page delivers at most one page of the next events, as far as one replica has them. That it lacks some is no error.
 // silent says that it went away instead of answering.
 func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	conn := r.log.config.Conn
@@ -106,7 +105,7 @@ func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	if r.log.config.InMemory {
 		size = min(size, memoryEvents)
 	}
-	answers := make(chan *nats.Msg, size+1) // all of them and the end of the batch, so that none is ever dropped
+	answers := make(chan *nats.Msg, size+1) // room for all of them and the end of the batch, so that none is dropped
 	inbox := conn.NewInbox()
 	sub, err := conn.ChanSubscribe(inbox, answers)
 	if err != nil {
@@ -137,9 +136,10 @@ func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	return false, nil
 }
 
-// ask requests the events from next to before end. A batch makes the server count what is pending. File storage knows
-// it of a log without holes; memory storage looks for the next message of each subject that a purge has cut, before it
-// answers anybody: three seconds for 10,000 of 10,000 subjects. So there each event is asked for by itself.
+// ask requests the events from next up to end, without end. For a batch the server counts what is pending. File storage
+// knows that count of a log without holes. Memory storage looks for the next message of each subject that a purge has
+// cut, before it answers anybody: that takes three seconds for 10,000 events of 10,000 subjects. So there each event is
+// asked for by itself.
 func (r *reader) ask(inbox string, end Revision) error {
 	conn, subject := r.log.config.Conn, "$JS.API.DIRECT.GET."+r.log.config.Stream
 	if !r.log.config.InMemory {
@@ -153,7 +153,7 @@ func (r *reader) ask(inbox string, end Revision) error {
 	return nil
 }
 
-// take delivers one message of a page; more is false at its end.
+// take delivers one message of a page. more is false at the page's end.
 func (r *reader) take(msg *nats.Msg) (more bool, err error) {
 	if msg == nil || msg.Header.Get("Status") != "" { // end of batch, it has no more, or the connection was closed
 		return false, nil
@@ -168,8 +168,8 @@ func (r *reader) take(msg *nats.Msg) (more bool, err error) {
 	return true, r.deliver(m.event(r.log.config.Prefix))
 }
 
-// fromLeader reads one revision from the stream's leader. During a leader change the one that answers may not have it
-// yet, so it is asked again until the deadline.
+// fromLeader reads one revision from the stream's leader. During a change of leaders the one that answers may not have
+// it yet, so it is asked again until the deadline.
 func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
@@ -182,7 +182,7 @@ func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 		case err == nil:
 			err = l.explainGap(ctx, rev, try)
 		case errors.Is(err, errNoMessage):
-			err = l.checkFirst(ctx, rev) // all of it may have been purged, by a fence
+			err = l.checkFirst(ctx, rev) // a fence may have purged all of the log
 		}
 		if errors.Is(err, ErrPurged) || errors.Is(err, ErrDiverged) || backOff(ctx, try) != nil {
 			return Event{}, err

@@ -95,8 +95,8 @@ func encodeBarrier(prefix string, epoch uint64, id string, now time.Time) *nats.
 
 func barrierSubject(prefix string) string { return prefix + ".log." + barrierMarker }
 
-// decode reads a message that the log holds at a revision. It is total: whatever was published there is an Event or an
-// error that names the revision.
+// decode reads a message that the log holds at a revision. Whatever was published there becomes an Event, or an error
+// that names the revision.
 func decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at time.Time) (Event, error) {
 	e, err := decodeHeaders(prefix, subject, h)
 	if err != nil {
@@ -106,8 +106,8 @@ func decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at
 	return e, nil
 }
 
-// event is what readers deliver for a message: one that cannot be decoded changes nothing, like a barrier. Somebody
-// published past this package; that must not stop all readers for good, but be seen.
+// event is what readers deliver for a message. One that cannot be decoded changes nothing, like a barrier: somebody
+// published past this package, which must be seen and must not stop all readers for good.
 func (m stored) event(prefix string) Event {
 	e, err := decode(prefix, m.subject, m.header, m.body, m.revision, m.time)
 	if err != nil {
@@ -164,7 +164,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 // maxID is the longest id of an event, in bytes.
 const maxID = 256
 
-// validID tells ids that come back from the wire as they were: an outcome is resolved by them.
+// validID accepts only ids that come back from the wire as they were, since outcomes are resolved by them.
 func validID(id string) bool {
 	return id != "" && len(id) <= maxID && !strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' })
 }

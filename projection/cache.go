@@ -31,8 +31,8 @@ func (c *blockCache) Keep(file string, block int, b *segment.Block) {
 	c.blocks.Add(blockID{file, block}, ownerOf(b), b, int64(b.Bytes))
 }
 
-// ownerOf is the cluster and namespace of a block's first row, as neighbours mostly have the same; of a block of
-// events, which are of everybody, it is empty.
+// ownerOf is the cluster and namespace of a block's first row; its neighbours mostly have the same. For a block of
+// events, which mixes all, it is empty.
 func ownerOf(b *segment.Block) string {
 	if len(b.Entries) == 0 {
 		return ""

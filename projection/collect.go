@@ -10,14 +10,14 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// Collect deletes what no root names and what is older than the grace period, by the bucket's own clock. It reports how
+// Collect deletes what no root names and what is older than the grace period by the bucket's own clock. It returns how
 // many objects it deleted. With nothing to delete it writes nothing.
 //
-//  1. List the bucket. What the root does not name, and was written a grace period before the newest object, is a
-//     candidate: a commit in flight may still mean to name it, though.
-//  2. Swap the root for one of the next generation. That defeats every commit that began before: its swap is lost, and
-//     it starts again with new names. A crash after this leaves the garbage for the next time.
-//  3. Delete the candidates that this root does not name.
+//  1. List the bucket. What the root does not name, and is a grace period older than the newest object, is a candidate.
+//     A commit in flight may still mean to name it, though.
+//  2. Swap the root for one of the next generation. Every commit that began before loses its swap, and starts again
+//     with new names. A crash after this leaves the garbage for the next time.
+//  3. Delete the candidates that the new root does not name. A crash in the middle leaves the rest for the next time.
 func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted int, err error) {
 	candidates, err := p.garbage(ctx, grace)
 	if err != nil {
@@ -56,7 +56,7 @@ func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted 
 var collected = map[string]bool{"seg": true, "events": true, "idx": true, "ckpt": true}
 
 // garbage lists the objects that the root does not name and that are older than the grace period. The root is read
-// after the list, so that what was committed meanwhile is named.
+// after the list, so it names what was committed meanwhile.
 func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string, error) {
 	var listed []bucket.Attributes
 	var newest time.Time
@@ -65,7 +65,7 @@ func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string
 			newest = a.Modified
 		}
 		folder, _, _ := strings.Cut(strings.TrimPrefix(a.Key, p.config.Prefix+"/"), "/")
-		if collected[folder] { // whatever else is there is not ours to judge
+		if collected[folder] { // whatever else is there is not ours
 			listed = append(listed, a)
 		}
 		return nil

@@ -16,12 +16,12 @@ const (
 	// baseLevel is the level of the base, which has parts of at most partBytes.
 	baseLevel = 9
 	partBytes = 8 << 20
-	// baseShare: the runs above are merged into the base once they have 1/baseShare of its bytes.
+	// baseShare: the runs above the base are merged into it once they have 1/baseShare of its bytes.
 	baseShare = 4
 )
 
-// errOvertaken is wrapped when a compaction's inputs were compacted, or its outputs collected, by another projector
-// meanwhile. What it wrote is garbage.
+// errOvertaken is wrapped when another projector has compacted a compaction's inputs, or collected its outputs,
+// meanwhile. What the compaction wrote is garbage.
 var errOvertaken = errors.New("another projector compacted or collected meanwhile")
 
 // merge is one compaction: runs that lie next to each other become one.
@@ -34,9 +34,11 @@ type merge struct {
 }
 
 // Compact merges runs if there are enough of them, and reports whether it did. It may run beside commits, in any number
-// of processes: the commit of its outcome is rebased onto whatever root there is, as long as its inputs are listed;
-// else its work is lost, which is no error. If garbage was collected since it began, its outputs may have been taken
-// for garbage, so they are written again under new names.
+// of processes. Its outcome is committed onto whatever root there is then, as long as that still lists its inputs.
+// Otherwise its work is lost, which is no error.
+//
+// If garbage was collected since it began, its outputs may have been taken for garbage. Then it writes them again under
+// new names.
 func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	v := p.view.Load() // an old one is found out by the swap
 	if v == nil {
@@ -66,8 +68,8 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// missing says why an input could not be found: another projector has collected it, unless the newest root still names
-// it.
+// missing says why an input could not be found. Either another projector has collected it, or the newest root still
+// names it, and then it is lost.
 func (m *merge) missing(ctx context.Context, v *View, notFound error) error {
 	renewed, err := v.renew(ctx)
 	if err != nil {
@@ -83,7 +85,7 @@ func (m *merge) missing(ctx context.Context, v *View, notFound error) error {
 func (v *View) choose() *merge {
 	upper, base := splitBase(v.snap.runs)
 	m := &merge{floor: v.Floor(), generation: v.snap.root.Generation}
-	// A tombstone must outlive its event: as long as the log has that, writers must know it to be the key's last.
+	// A tombstone must outlive its event. As long as the log has the event, writers must know it as the key's last one.
 	if v.first > 0 {
 		m.purge = min(v.snap.root.Purge, v.first-1)
 	}
@@ -128,7 +130,7 @@ func (r run) bytes() (n int64) {
 	return n
 }
 
-// merge writes the outputs. A part of the base between whose keys nothing new lies is kept as it is.
+// merge writes the outputs. A part of the base stays as it is if nothing new lies between its keys.
 func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 	upper, base := splitBase(m.inputs)
 	// The base's parts cut the keys into ranges; without one there is one range.
@@ -231,9 +233,9 @@ func nextKey(ctx context.Context, heads []*raw) (versions []segment.Entry, err e
 	return versions, nil
 }
 
-// survivors keeps of a key's versions, newest first, every one above the floor and the newest at or below it. That may
-// go too if it is a tombstone, nothing lies below it, and the log does not have its event any more. A void row lives as
-// long as the log has its event (invariant 11).
+// survivors returns which of a key's versions, newest first, are kept: every one above the floor, and the newest one at
+// or below it. That one is dropped too if it is a tombstone, nothing lies below it, and the log no longer has its
+// event. A void row is kept as long as the log has its event (invariant 11).
 func (m *merge) survivors(versions []segment.Entry) []segment.Entry {
 	kept, atFloor := versions[:0], false // atFloor: the newest version at or below the floor was met
 	for _, e := range versions {
@@ -293,8 +295,8 @@ func (o *output) cut(ctx context.Context) error {
 	return nil
 }
 
-// position is where the root names the inputs: segments from to end. It is errOvertaken if it does not name all of
-// them.
+// position is where the root names the inputs: its segments from up to end. It is errOvertaken if the root does not
+// name all of them, next to each other.
 func (m *merge) position(r *root) (from, end int, err error) {
 	inputs := slices.Concat(m.inputs...)
 	from = slices.IndexFunc(r.Segments, func(s segmentRef) bool { return s.Key == inputs[0].ref.Key })
@@ -331,8 +333,8 @@ func (o *output) commit(ctx context.Context) error {
 	return err
 }
 
-// renew writes the outputs again, in a generation that has begun: whoever collects by an older one does not know their
-// names. They are read back, one at a time, so that a compaction never holds more than one.
+// renew writes the outputs again, in a newer generation. A collector of an older generation does not know their new
+// names. They are read back one at a time, so that a compaction never holds more than one.
 func (o *output) renew(ctx context.Context, generation uint64) error {
 	for i := range o.footers {
 		old := o.footers[i].Key

@@ -27,7 +27,7 @@ func (p *Projection) Events(ctx context.Context, after, upto Revision) iter.Seq2
 	return p.EventsOf(ctx, Keys{}, after, upto)
 }
 
-// EventsOf is Events of some keys only: the others are looked at and not decoded.
+// EventsOf is Events of some keys only. The others are passed over without being decoded.
 func (p *Projection) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {
 		v, err := p.AtLeast(ctx, upto)

@@ -14,17 +14,17 @@ import (
 	"time"
 )
 
-// folder keeps parts of immutable objects on a local disk: a file for each, with the bytes that were read at the
-// offsets that they have in the bucket, and holes between. Nothing in it is believed without its checksum, so it is
-// never fsynced, may be deleted at any time, and may be shared by processes. A file that has holes counts with its
+// folder keeps parts of immutable objects on a local disk. Each object has a file, with the bytes that were read at the
+// offsets that they have in the bucket, and holes between them. Nothing in the folder is believed without its checksum.
+// So it is never fsynced, may be deleted at any time, and may be shared by processes. A file with holes counts with its
 // length, so the folder takes less than its budget.
 type folder struct {
 	path   string
 	budget int64
 
 	mu sync.Mutex
-	// grown is by how much the files have grown since the folder was swept last; used says when a file was marked as
-	// used last. Both are guarded by mu.
+	// grown is how many bytes the files have grown since the last sweep. used says when a file was last marked as used.
+	// mu guards both.
 	grown int64
 	used  map[string]time.Time
 }
@@ -48,7 +48,7 @@ func openFolder(name string, budget int64) (*folder, error) {
 // file of an object: the last part of its key is random and never used twice.
 func (f *folder) file(key string) string { return filepath.Join(f.path, path.Base(key)) }
 
-// read returns the bytes at the offset; a hole, and what is after the end, reads as zeroes.
+// read returns the bytes at the offset. Holes, and what lies beyond the end, read as zeroes.
 func (f *folder) read(key string, offset, length int64) []byte {
 	file, err := os.Open(f.file(key))
 	if err != nil {
@@ -73,14 +73,14 @@ func (f *folder) whole(key string) []byte {
 	return b
 }
 
-// mark says that a file is used: by the time of its last change, which other processes see too.
+// mark marks a file as used, by the time of its last change, which other processes see too.
 func (f *folder) mark(key string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
 	if now.Sub(f.used[key]) > usedEvery {
 		f.used[key] = now
-		_ = os.Chtimes(f.file(key), now, now) // or it goes too early
+		_ = os.Chtimes(f.file(key), now, now) // if it fails, the file is swept too early
 	}
 }
 
@@ -121,7 +121,7 @@ func (f *folder) write(key string, offset int64, b []byte) (grown int64, err err
 	return max(0, offset+int64(len(b))-before.Size()), nil
 }
 
-// sweep deletes the files that were not used for longest until the folder may grow again.
+// sweep deletes files, those first that were not used for longest, until the folder may grow again.
 func (f *folder) sweep() error {
 	entries, err := os.ReadDir(f.path)
 	if err != nil {

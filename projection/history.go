@@ -42,7 +42,7 @@ func (p *Projection) past(ctx context.Context, at Revision, wanted func(key stri
 func (v *View) rebuild(ctx context.Context, at Revision, wanted func(key string) bool) (*View, error) {
 	r, p := v.snap.root, v.p
 	next := r.checkpointAt(at)
-	if next < len(r.Checkpoints) { // a later one may reach back to the revision
+	if next < len(r.Checkpoints) { // a later checkpoint may reach back to the revision
 		snap, err := p.pastSnapshot(ctx, r.Checkpoints[next])
 		if err != nil {
 			return nil, err
@@ -91,7 +91,7 @@ func (v *View) over(snap *snapshot, t *tail) *View {
 	return &View{p: v.p, snap: snap, tail: t, first: v.first, asked: v.asked, proven: true, superseded: make(chan struct{})}
 }
 
-// archiveStart is the revision after which every event up to the head is at hand.
+// archiveStart is the revision after which all events up to the head are still kept.
 func (v *View) archiveStart() Revision {
 	events := v.snap.root.Events
 	if len(events) > 0 {
@@ -100,8 +100,8 @@ func (v *View) archiveStart() Revision {
 	return v.snap.root.Spilled
 }
 
-// archived yields the events in (*after, upto] whatever the floor is, void ones and barriers left out, and moves after
-// along. It is ErrExpired if the range begins below archiveStart.
+// archived yields the events in (*after, upto], whatever the floor is, and moves after along. It leaves out void events
+// and barriers. It is ErrExpired if the range begins below archiveStart.
 func (v *View) archived(ctx context.Context, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
 	start := v.archiveStart()
 	if *after < start {
@@ -121,8 +121,8 @@ func (v *View) archived(ctx context.Context, after *Revision, upto Revision, yie
 	return v.tailEvents(ctx, Keys{}, after, upto, yield)
 }
 
-// RevisionAt is the newest revision that the log had at the time, by its own clock. It is ErrExpired if the time is
-// before what is kept.
+// RevisionAt is the newest revision that the log had at the time, by the log's own clock. It is ErrExpired if nothing
+// is kept from so long ago.
 func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, error) {
 	v, err := p.Latest(ctx)
 	if err != nil {
@@ -160,8 +160,8 @@ func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, err
 	return rev, nil
 }
 
-// History returns every version of the key that is still there, newest first, tombstones and void events included: of
-// the snapshot, of checkpoints and of archived events.
+// History returns every version of the key that is still kept, newest first, tombstones and void events included. It
+// looks into the snapshot, the checkpoints and the archived events.
 func (p *Projection) History(ctx context.Context, key string) (rows []Row, err error) {
 	v, err := p.Latest(ctx)
 	if err != nil {

@@ -42,7 +42,7 @@ func (v *View) mayWrite(ctx context.Context) error {
 	return v.p.view.Load().pressed()
 }
 
-// pressing reports that the tail is as long as a reader may want to read: the next commit should not wait.
+// pressing reports that the tail is as long as readers should ever have to read. The next commit should not wait.
 func (v *View) pressing() bool {
 	return len(v.tail.records) >= behindEvents || v.tail.bytes >= behindBytes
 }

@@ -26,19 +26,19 @@ type Config struct {
 	InlineBytes int
 	// CacheBytes is the budget of decoded segment blocks; 64 MiB by default.
 	CacheBytes int64
-	// CacheFolder is a folder of a local disk that keeps what was read of immutable objects, CacheFolderBytes of it at
-	// most, 1 GiB by default; none if it is empty. Processes may share it.
+	// CacheFolder is a folder of a local disk that keeps what was read of immutable objects; none if it is empty.
+	// CacheFolderBytes is its budget, 1 GiB by default. Processes may share the folder.
 	CacheFolder      string
 	CacheFolderBytes int64
-	// TailBytes is the budget of events after the snapshot: past it View.Append refuses writes, past a quarter of it
-	// Latest commits; 64 MiB by default.
+	// TailBytes is the budget of events after the snapshot; 64 MiB by default. Past a quarter of it Latest commits.
+	// Past all of it View.Append refuses writes.
 	TailBytes int
 	// ReadOnly keeps Latest from committing.
 	ReadOnly bool
 	// LogRetention, Retention and History are of log time (architecture.md, vocabulary). 0 keeps everything.
 	LogRetention, Retention, History time.Duration
-	// Checkpoints say which roots are kept beside the newest one; none by default. Every process of a cell should be
-	// given the same, and the same retentions.
+	// Checkpoints say which roots are kept beside the newest one; none by default. All processes of a cell should be
+	// given the same rules, and the same retentions.
 	Checkpoints []CheckpointRule
 	// Grace is how old garbage is, by the bucket's clock, before it is deleted; 15 min by default. No commit may take
 	// longer, nor any list that reads one view.
@@ -53,22 +53,22 @@ type Projection struct {
 	// folder is nil without one.
 	folder *folder
 
-	// view is the newest one; publishing is held while it is replaced, never across a request.
+	// view is the newest one. publishing is held while it is replaced, and never across a request.
 	view       atomic.Pointer[View]
 	publishing sync.Mutex
-	// purgeLog and fenceLog are the log's; tests break them off.
+	// purgeLog and fenceLog are the log's; tests replace them by ones that fail.
 	purgeLog, fenceLog func(context.Context, Revision) error
 	// rootFooters is how many bytes of footers a root holds itself; tests lower it.
 	rootFooters int
-	// pins are the names that checkpoints pin, by the checkpoint's key; they never change.
+	// pins has, by a checkpoint's key, the names that it pins. They never change.
 	pins sync.Map
-	// fatal is set once the log turned out to be another one (invariant 9).
+	// fatal is set once the log has turned out to be another one (invariant 9).
 	fatal atomic.Pointer[error]
 
-	// reading lets one caller read root and tail for all who wait, committing lets one commit, following lets one wait
-	// for the log, relieving lets one shorten a long tail.
+	// reading lets one caller read root and tail for all who wait. committing lets one commit. following lets one wait
+	// for the log. relieving lets one shorten a long tail.
 	reading, committing, following, relieving gate
-	// relieveAfter is when that may be tried again, in nanoseconds since 1970.
+	// relieveAfter is when a request may relieve again, in nanoseconds since 1970.
 	relieveAfter atomic.Int64
 }
 
@@ -97,7 +97,7 @@ func Open(c Config) (*Projection, error) {
 
 func (p *Projection) rootKey() string { return p.config.Prefix + "/root" }
 
-// Shrink lets go of most of what was read of segments: of what was not used for longest.
+// Shrink drops most of the decoded blocks, those first that were not used for longest.
 func (p *Projection) Shrink() { p.cache.blocks.Shrink() }
 
 // Current returns the newest view this process has, without asking anyone; nil before the first Latest. After Latest

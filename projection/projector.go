@@ -11,11 +11,11 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// Run is the projector: it follows the log and commits what was added, at most once every cadence, or at once when so
-// much was added that readers would have a long tail to read. An idle cell costs no request. It returns when ctx ends,
-// or with eventlog.ErrDiverged, which is fatal.
+// Run is the projector. It follows the log and commits what was added: once every cadence at most, or at once if so
+// much was added that readers would have a long tail to read. An idle cell costs no request. Run returns when ctx ends,
+// or with eventlog.ErrDiverged, which is final.
 //
-// Killed at any point it leaves either the old root or the new one; what it wrote besides is garbage.
+// Killed at any point, it leaves either the old root or the new one. What else it wrote is garbage.
 func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	applied, err := p.commitSurely(ctx, cadence)
 	if err != nil {
@@ -33,9 +33,9 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	return nil
 }
 
-// watchLog learns every event, so that a commit reads no tail, and marks the projection dirty. A barrier alone does
-// not, or the barriers that commits cause on a replicated log would cause commits. Events that left the log before they
-// were seen are covered by a root (invariant 5), so it goes on from there.
+// watchLog learns every event, so that a commit reads no tail, and marks the projection dirty. A barrier alone does not
+// mark it: a commit causes a barrier on a replicated log, which would cause a commit. If events leave the log before
+// they are seen, a root covers them (invariant 5), and watchLog goes on from there.
 func (p *Projection) watchLog(ctx context.Context, cadence time.Duration, after Revision, dirty, pressing chan<- struct{}) error {
 	for {
 		err := p.config.Log.Follow(ctx, after, func(b eventlog.Batch) error {
@@ -58,8 +58,8 @@ func (p *Projection) watchLog(ctx context.Context, cadence time.Duration, after 
 	}
 }
 
-// commitSurely commits, again and again while the bucket does not take it: readers go on meanwhile. Its errors are
-// final.
+// commitSurely commits, and tries again as long as the bucket does not take it. Readers go on meanwhile. An error that
+// it returns is final.
 func (p *Projection) commitSurely(ctx context.Context, cadence time.Duration) (Revision, error) {
 	pace := time.NewTicker(max(cadence, time.Second))
 	defer pace.Stop()
@@ -92,10 +92,10 @@ func (p *Projection) commitWhenDirty(ctx context.Context, cadence time.Duration,
 		} else if err != nil && ctx.Err() == nil {
 			slog.Error("commit failed, trying again", "error", err)
 			markDirty(dirty)
-			hurry = nil // what fails is not tried again at once
+			hurry = nil // not tried again at once, since it failed
 		}
 		select {
-		case <-pressing: // said of what is committed now, unless
+		case <-pressing: // it was said of what is committed now
 		default:
 		}
 		if p.view.Load().pressing() {
@@ -137,8 +137,8 @@ func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error 
 	}
 }
 
-// sweepable reports whether the last collection by any projector was a grace period of log time ago: more often, and a
-// long compaction might never come through.
+// sweepable reports whether the last collection, by any projector, is a grace period of log time ago. More often, a
+// long compaction might never finish.
 func (p *Projection) sweepable() bool {
 	r := p.view.Load().snap.root
 	return r.Clock-r.Swept >= int64(p.config.Grace)

@@ -12,9 +12,9 @@ import (
 
 // Row is one version of an object, or its tombstone.
 type Row struct {
-	// Key is eventlog.Key.Row().
+	// Key is the row key: eventlog.Key.Row().
 	Key string
-	// Subject-side identity of the key, carried so that a row gives back its eventlog.Key.
+	// ID is the key in its parts.
 	ID eventlog.Key
 	// Revision is that of the event that made this version.
 	Revision Revision
@@ -36,14 +36,14 @@ type Row struct {
 	TTL uint32
 }
 
-// record is an event as the projection keeps it: in the tail, inline in the root, in event segments. From records alone
-// both kinds of segments are written.
+// record is an event as the projection keeps it: in the tail, inline in the root, and in event segments. Both kinds of
+// segments are written from records alone.
 type record struct {
 	eventlog.Event
 	// key is Event.Key.Row().
 	key string
-	// span is how many revisions the record stands for, its own the last; the others were barriers. A record whose Op
-	// is Barrier stands for nothing else.
+	// span is how many revisions the record stands for. Its own is the last, and the others were barriers. A record
+	// whose Op is Barrier stands for barriers only.
 	span uint64
 	// void marks an event that lost (invariant 13).
 	void bool
@@ -97,8 +97,8 @@ func (r *record) eventEntry() segment.Entry {
 // The content types that have a code of their own; 0 is followed by any other.
 var contentTypes = [...]string{1: "application/vnd.kubernetes.protobuf", 2: "application/cbor", 3: "application/json"}
 
-// appendRecord encodes what key, revision and flags of an entry do not say. The key gives back cluster, prefix,
-// namespace and name by their lengths.
+// appendRecord encodes what the key, the revision and the flags of an entry do not say. The lengths of cluster, prefix
+// and namespace give them back out of the row key.
 func appendRecord(dst []byte, r *record, body []byte) []byte {
 	dst = append(dst, byte(r.Op))
 	dst = binary.AppendUvarint(dst, uint64(len(r.Key.Cluster)))
@@ -132,7 +132,7 @@ func appendContentType(dst []byte, t string) []byte {
 // errMalformed is wrapped by whatever cannot be decoded although its checksum is right.
 var errMalformed = fmt.Errorf("malformed record: %w", segment.ErrCorrupt)
 
-// recordDecoder decodes entries. It keeps the strings that neighbours have in common, so one serves one goroutine.
+// recordDecoder decodes entries. It keeps the strings that neighbours have in common, so each goroutine has its own.
 type recordDecoder struct {
 	segment.Decoder
 	group, resource string
@@ -156,8 +156,8 @@ func (d *recordDecoder) keyed(e segment.Entry) (*record, error) {
 	return d.record(r, e)
 }
 
-// eventKey is the row key of an entry of an event segment, empty for a barrier, and how many revisions it stands for.
-// It aliases the entry.
+// eventKey is the row key of an entry of an event segment, empty for a barrier, and how many revisions the entry stands
+// for. The key aliases the entry.
 func eventKey(e segment.Entry) (key string, span uint64, err error) {
 	d := recordDecoder{Decoder: segment.Decoder{Rest: e.Value}}
 	span = d.Uvarint()
@@ -206,34 +206,35 @@ func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
 	return r, nil
 }
 
-// splitKey takes a row key apart by the lengths of its parts; false if they do not fit.
-func splitKey(k *eventlog.Key, row string, cluster, prefix, namespace uint64) bool {
-	n := uint64(len(row))
+// splitKey takes a row key apart by the lengths of its parts. It is false if they do not fit.
+func splitKey(k *eventlog.Key, rowKey string, cluster, prefix, namespace uint64) bool {
+	n := uint64(len(rowKey))
 	if cluster > n || prefix > n-cluster || namespace > n {
 		return false
 	}
-	k.Cluster, k.Prefix, row = row[:cluster], row[cluster:cluster+prefix], row[cluster+prefix:]
-	if len(row) == 0 || row[0] != '/' {
+	k.Cluster, k.Prefix = rowKey[:cluster], rowKey[cluster:cluster+prefix]
+	rest := rowKey[cluster+prefix:]
+	if len(rest) == 0 || rest[0] != '/' {
 		return false
 	}
-	row = row[1:]
+	rest = rest[1:]
 	if namespace > 0 {
-		if namespace >= uint64(len(row)) || row[namespace] != '/' {
+		if namespace >= uint64(len(rest)) || rest[namespace] != '/' {
 			return false
 		}
-		k.Namespace, row = row[:namespace], row[namespace+1:]
+		k.Namespace, rest = rest[:namespace], rest[namespace+1:]
 	}
-	k.Name = row
+	k.Name = rest
 	return true
 }
 
-// string aliases the entry, whose bytes nobody changes: the body beside it does too.
+// string aliases the entry, whose bytes nobody changes. The body beside it aliases them too.
 func (d *recordDecoder) string() string {
 	b := d.Sized()
 	return unsafe.String(unsafe.SliceData(b), len(b))
 }
 
-// shared reads a string that is mostly the same as the last one read into the same place.
+// shared reads a string that is mostly the same as the last one that was read into the same place.
 func (d *recordDecoder) shared(last *string) string {
 	b := d.Sized()
 	if string(b) != *last {

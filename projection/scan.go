@@ -10,8 +10,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// live yields the live versions in key order. A segment that was collected meanwhile makes it go on from the last key
-// on a new root.
+// live yields the live versions in key order. If a segment was collected meanwhile, it goes on after the last key, on a
+// new root.
 func (v *View) live(ctx context.Context, start, end string, at Revision) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		last := ""
@@ -57,7 +57,7 @@ type merged struct {
 	chain      []*record
 }
 
-// head is a source with the newest version, at the revision asked for, of its next key.
+// head is a source with the newest version of its next key at the revision that was asked for.
 type head struct {
 	source  source
 	at      Revision
@@ -141,7 +141,7 @@ func (m *merged) take(ctx context.Context, key string) (best version, found bool
 	return best, found, nil
 }
 
-// advance goes to the newest version, at the revision, of the next key after the given one.
+// advance goes to the next key after the given one, and to its newest version at the revision.
 func (h *head) advance(ctx context.Context, after string) error {
 	for {
 		var err error

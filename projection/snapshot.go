@@ -14,7 +14,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// snapshot is a root with what is needed to read it. It is immutable, but for segments being opened on first use.
+// snapshot is a root with what is needed to read it. It is immutable, except that segments are opened on first use.
 type snapshot struct {
 	root *root
 	etag string
@@ -36,14 +36,14 @@ type part struct {
 	p       *Projection
 	opening gate
 	reader  atomic.Pointer[segment.Reader]
-	// sealed is the footer, if the root has it; else index is asked, if there is one.
+	// sealed is the footer, if the root has it. Else the index is asked, if there is one.
 	sealed []byte
 	index  *index
 }
 
 func (p *Projection) newPart(ref segmentRef) *part { return &part{ref: ref, p: p, opening: newGate()} }
 
-// newSnapshot decodes the inline part of a root that was read. Segments that the previous snapshot has open stay open.
+// newSnapshot is the snapshot of a root that was read. Segments that the previous snapshot has open stay open.
 func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*snapshot, error) {
 	records, err := r.inlineRecords()
 	if err != nil {
@@ -52,7 +52,7 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 	return p.snapshotOf(r, records, r.Footers, etag, previous), nil
 }
 
-// snapshotOf is newSnapshot for who has the inline records and the footers at hand.
+// snapshotOf is newSnapshot for a caller who has the inline records and the kept footers at hand.
 func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag string, previous *snapshot) *snapshot {
 	s := &snapshot{root: r, etag: etag, records: records, inline: keyOrdered(records)}
 	s.index = p.newIndex(r.Index)
@@ -77,7 +77,7 @@ func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag 
 			if part.reader.Load() != nil || part.sealed != nil {
 				continue
 			}
-			fresh := p.newPart(part.ref) // an older snapshot may be opening the one at hand
+			fresh := p.newPart(part.ref) // not changed in place: an older snapshot may be opening it
 			fresh.sealed = footers[part.ref.Key]
 			if fresh.sealed == nil && indexed[part.ref.Key] {
 				fresh.index = s.index
@@ -153,7 +153,7 @@ func (r *part) open(ctx context.Context) (*segment.Reader, error) {
 	return reader, nil
 }
 
-// openKept opens the segment by the footer that root or idx object keep; nil if there is none.
+// openKept opens the segment with the footer that the root or the idx object keeps. It returns nil if neither does.
 func (r *part) openKept(ctx context.Context) (*segment.Reader, error) {
 	sealed := r.sealed
 	if sealed == nil && r.index != nil {
@@ -212,8 +212,8 @@ func (s *segmentRef) matches(sum segment.Summary) error {
 	return nil
 }
 
-// newest returns the newest version of the key at or below the revision that has none of the flags in skip. A run is
-// asked only if it may hold a newer one than was found.
+// newest returns the newest version of the key at or below the revision that has none of the flags in skip. It asks a
+// run only if that may hold a newer version than was found.
 func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip segment.Flags) (best version, found bool, err error) {
 	for i := searchKey(s.inline, key); i < len(s.inline) && s.inline[i].key == key; i++ {
 		r := s.inline[i]
@@ -244,7 +244,7 @@ func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip seg
 	return best, found, nil
 }
 
-// candidates are the runs, cut down to the one part each, that may have the key at or below the revision.
+// candidates are the runs that may have the key at or below the revision, each cut down to the one part.
 func (s *snapshot) candidates(key string, at Revision) (runs []run) {
 	for _, r := range s.runs {
 		parts := r.overlapping(key, key+"\x00")
@@ -255,7 +255,7 @@ func (s *snapshot) candidates(key string, at Revision) (runs []run) {
 	return runs
 }
 
-// openAll opens the first part of every run at the same time: a cold reader waits for one of them, not for all.
+// openAll opens the first part of every run at the same time, so that a cold reader waits once.
 func openAll(ctx context.Context, runs []run) error {
 	closed := 0
 	for _, r := range runs {

@@ -6,15 +6,15 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// tail is the events after the snapshot, as they came: which of them are void is found when a key is read, so that
-// catching up asks the bucket nothing. It is immutable; extend shares what is there.
+// tail is the events after the snapshot, as they came. Which of them are void is found out when a key is read, so
+// catching up asks the bucket nothing. A tail is immutable; extend shares what is there.
 type tail struct {
 	// byKey orders records by key ascending, revision descending.
 	byKey *btree.BTreeG[*record]
 	// records is ascending by revision, barriers left out.
 	records []*record
-	// last is the newest event, barriers included: its revision, request id and log time are remembered and compared
-	// when the tail is resumed (invariant 9).
+	// last is the newest revision, barriers included. Its event's request id and log time are compared when the tail is
+	// resumed (invariant 9).
 	last     Revision
 	lastID   string
 	lastTime int64
@@ -34,8 +34,8 @@ func newestFirst(a, b *record) bool {
 	return a.Revision > b.Revision
 }
 
-// extend returns the tail with the events, which must follow its last and end no batch in its middle. Only the newest
-// tail may be extended, by one caller at a time: records shares its array with the older ones.
+// extend returns the tail with the events, which must follow its last and end with a batch. Only the newest tail may be
+// extended, by one caller at a time: records shares its array with the older ones.
 func (t *tail) extend(events []eventlog.Event) *tail {
 	next := *t
 	next.byKey = t.byKey.Clone()
@@ -77,8 +77,8 @@ func (t *tail) chain(key string, after, upto Revision) []*record {
 	return chain
 }
 
-// nextChain returns the chain of the first key from start on that has events in (after, upto], as long as keys are
-// wanted.
+// nextChain returns the chain of the first key, from start on, that has events in (after, upto]. It ends at the first
+// key that is not wanted.
 func (t *tail) nextChain(start string, after, upto Revision, wanted func(key string) bool) (chain []*record, key string) {
 	pivot := &record{key: start, Event: eventlog.Event{Revision: ^Revision(0)}}
 	t.byKey.AscendGreaterOrEqual(pivot, func(r *record) bool {

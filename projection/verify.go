@@ -28,10 +28,10 @@ type Verified struct {
 // verifyTries is how often a verification starts again because the cell went on under it.
 const verifyTries = 3
 
-// Verify reads the root, the checkpoints and every byte of every segment that they name, and reports what is wrong:
-// damage, rows out of order or out of the range that the root gives, keys that a bloom filter does not have, holes
-// between events, and rows, events and log that contradict each other. err is set only if the root cannot be read.
-// Reporting goes on until everything was seen. It may run while others commit and collect.
+// Verify reads the root, the checkpoints, and every byte of every segment that they name, and reports what is wrong:
+// damage, rows out of order or out of the range that the root gives, keys that a bloom filter lacks, holes between
+// events, and rows, events and log that contradict each other. It goes on until it has seen everything. err is set only
+// if the root cannot be read. Others may commit and collect meanwhile.
 func (p *Projection) Verify(ctx context.Context, report func(problem error)) (Verified, error) {
 	for try := 1; ; try++ {
 		v := &verification{p: p}
@@ -56,7 +56,7 @@ type verification struct {
 	etag     string
 	named    map[string]bool
 	problems []error
-	// unread: something could not be read, so what contradicts it says nothing.
+	// unread: something could not be read. What seems to contradict it proves nothing.
 	unread bool
 	// rows and events are ascending by revision once all are read.
 	rows, events []fact
@@ -226,8 +226,8 @@ func (v *verification) readSegment(ctx context.Context, ref segmentRef, kind seg
 	}
 }
 
-// compareRows checks that rows and events are the same history: above the floor each has the other, and at the floor
-// the newest row of a key is the one that the archived events end with.
+// compareRows checks that rows and events are one history. Above the floor each row has its event, and each event its
+// row. At the floor the newest row of a key is the one with which its archived events end.
 func (v *verification) compareRows() {
 	slices.SortFunc(v.rows, func(a, b fact) int { return cmp.Compare(a.revision, b.revision) })
 	first := Revision(0) // the oldest revision that events are known from

@@ -20,10 +20,10 @@ type View struct {
 	// first is the log's first revision, asked when the head was last learned.
 	first Revision
 	asked time.Time
-	// proven says that the log was seen to hold the last event that the root or the tail remembers.
+	// proven says that the log was seen to hold the last event that the root or the tail knows.
 	proven bool
-	// rootRead is the head for which the root was read last; cutEvents and cutBytes are what the tail had then. They
-	// save reads of the root and decide nothing else.
+	// rootRead is the head for which the root was read last. cutEvents and cutBytes are the tail's size then. They save
+	// reads of the root, and decide nothing else.
 	rootRead            Revision
 	cutEvents, cutBytes int
 	// superseded is closed when a view with a newer revision is there.
@@ -83,9 +83,9 @@ func (v *View) newest(ctx context.Context, key string, at Revision) (n version, 
 	return n, ok, err
 }
 
-// Since calls seen with the key of every event after the revision, void ones too, and may call it with a key twice:
-// what was read at that revision of any other key is still so. It asks nobody. False means that the view does not hold
-// all of these events any more, so that any key may have changed.
+// Since calls seen with the key of every event after the revision, void ones too. It may call it twice with one key. Of
+// every other key, what was read at that revision is still true. Since asks nobody. It is false if the view no longer
+// holds all of these events: any key may have changed.
 func (v *View) Since(after Revision, seen func(key string)) bool {
 	if after < v.Applied() {
 		if after < v.snap.root.Spilled {
@@ -103,12 +103,12 @@ func (v *View) Since(after Revision, seen func(key string)) bool {
 	return true
 }
 
-// retries bounds how often one read starts again because its segments were collected under it.
+// retries bounds how often one read starts again because its segments were collected.
 const retries = 5
 
-// retry runs a read; when a segment is gone, the read goes on with a view that has the same revision and tail on the
+// retry runs a read. If a segment is gone, the read starts again with a view that has the same revision and tail on the
 // newest root. That root may have applied more than the view's revision, and its floor may be above it. So a read names
-// the revision that it reads and checks it against the view that it is given.
+// the revision that it reads, and checks it against the view that it is given.
 func (v *View) retry(ctx context.Context, read func(*View) error) error {
 	err := read(v)
 	for n := 0; n < retries && errors.Is(err, bucket.ErrNotFound); n++ {
@@ -164,8 +164,8 @@ func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int
 	return n, nil
 }
 
-// CountFrom is Count, reckoned from the number of rows at another revision: what was added and deleted between the two
-// is looked at, if that is less than all. A revision below the floor is of no use.
+// CountFrom is Count for who knows the number of rows at another revision. If fewer events than rows lie between the
+// two revisions, it counts what was added and deleted there. A known revision below the floor is of no use.
 func (v *View) CountFrom(ctx context.Context, of Keys, at Revision, known int, knownAt Revision) (int, error) {
 	first, last := min(at, knownAt), max(at, knownAt)
 	if first < v.Floor() || last > v.Revision() || uint64(last-first) > uint64(known)+1000 {

@@ -9,20 +9,20 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// State is a key as one view has it: what a write replaces, and what the write must expect of the log. Only a view
-// makes it, in one read, so that a write's base, precondition, head and epoch never come from two views.
+// State is what one view knows of a key: what a write replaces, and what the write must expect of the log. Only a view
+// makes it, in one read. So base, precondition, head and epoch of a write never come from two views.
 type State struct {
 	view *View
 	key  eventlog.Key
 	row  Row
 	live bool
-	// expected is the revision of the key's last event if the log still has it, else 0. That event may be void or a
-	// tombstone, so it is not always the row's.
+	// expected is the revision of the key's last event if the log still has that event, else 0. The event may be void
+	// or a deletion, so this is not always the row's revision.
 	expected Revision
 }
 
-// State reads the key at the view's revision. It is ErrExpired if the floor has passed that revision since: a newer
-// view must be asked.
+// State reads the key at the view's revision. It is ErrExpired if the floor has passed that revision since, and then a
+// newer view must be asked.
 func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 	s := State{view: v, key: key}
 	rowKey, at := key.Row(), v.Revision()
@@ -47,8 +47,8 @@ func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 	return s, err
 }
 
-// newestAndLast is the newest valid version of a key at the revision, with revision 0 if there is none, and the
-// revision of its last event, void ones included, 0 if it is not known any more.
+// newestAndLast is the newest valid version of a key at the revision, with revision 0 if there is none; and the
+// revision of the key's last event, void ones included, 0 if it is no longer known.
 func (v *View) newestAndLast(ctx context.Context, key string, at Revision) (newest version, last Revision, err error) {
 	below := func(skip segment.Flags) (version, bool, error) {
 		return v.snap.newest(ctx, key, min(at, v.Applied()), skip)
@@ -76,7 +76,7 @@ type Write struct {
 	event eventlog.Write
 }
 
-// Put is the write that gives the key a value: it adds the object if there is none, else it replaces the live row. TTL
+// Put is the write that gives the key a value. It adds the object if there is none, and else replaces the live row. TTL
 // is in seconds, 0 for ever.
 func (s *State) Put(contentType string, body []byte, ttl uint32) Write {
 	w := eventlog.Write{Key: s.key, Op: eventlog.Added, Precondition: s.expected, ContentType: contentType, Body: body, TTL: ttl}
@@ -92,11 +92,11 @@ func (s *State) Delete() Write {
 		ContentType: s.row.ContentType, Body: s.row.Value}}
 }
 
-// Append appends the writes, which must be of this view, in one batch, and returns the revision of the last one. Errors
-// are those of eventlog.Log.Append, and ErrBehind, upon which nothing was written.
+// Append appends the writes in one batch, and returns the revision of the last one. All of them must be of this view.
+// Errors are those of eventlog.Log.Append, and ErrBehind; then nothing was written.
 //
-// A process that learned that it was fenced acknowledges nothing any more, whichever of its requests learned it: the
-// event may be in the log, and is void (invariant 9).
+// Once a process has learned that its cell was fenced, it acknowledges nothing more, whichever of its requests learned
+// it. The event may be in the log, and is void (invariant 9).
 func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (Revision, error) {
 	events := make([]eventlog.Write, len(writes))
 	for i, w := range writes {
