@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"time"
 )
 
 // age moves clock, floor and purge point by log time (invariant 12).
@@ -143,4 +144,12 @@ func (p *Projection) purge(ctx context.Context, v *View) error {
 		return fmt.Errorf("purge the log up to revision %d: %w", upto, err)
 	}
 	return nil
+}
+
+// unixTime is a log time as people read it; the zero time stands for none.
+func unixTime(nanos int64) time.Time {
+	if nanos == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, nanos).UTC()
 }

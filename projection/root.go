@@ -263,10 +263,3 @@ func keyOrdered(records []*record) []*record {
 	})
 	return rows
 }
-
-func unixTime(nanos int64) time.Time {
-	if nanos == 0 {
-		return time.Time{}
-	}
-	return time.Unix(0, nanos).UTC()
-}
