@@ -15,7 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 // emptyDefinition deletes the instances of a terminating CustomResourceDefinition and then takes its finalizer away. It
@@ -114,7 +114,7 @@ func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv
 	}
 	namespaces := map[string]bool{}
 	start := l.config.Cell.Cluster + "/" + definition.Spec.Group + "/" + definition.Status.AcceptedNames.Plural + "/"
-	for row, err := range view.Scan(ctx, start, kubestore.PrefixEnd(start), view.Revision()) {
+	for row, err := range view.Scan(ctx, start, projection.PrefixEnd(start), view.Revision()) {
 		if err != nil {
 			return nil, err
 		}

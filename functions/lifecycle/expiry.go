@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -20,7 +19,7 @@ const (
 
 // expire deletes objects that have outlived their TTL, now and then until ctx ends. No request waits for it.
 func (l *Lifecycle) expire(ctx context.Context) {
-	for pause(ctx, jitter(expiryInterval)) {
+	for eventlog.Pause(ctx, jitter(expiryInterval)) == nil {
 		if _, err := l.Expire(ctx); err != nil && ctx.Err() == nil {
 			l.config.Logger.WarnContext(ctx, "objects that expired could not all be deleted", "error", err)
 		}
@@ -62,7 +61,7 @@ func (l *Lifecycle) mortal(ctx context.Context, view *projection.View) ([]projec
 	var rows []projection.Row
 	// Events are the only built-in objects with a TTL.
 	start := l.config.Cell.Cluster + "/events/"
-	for row, err := range view.Scan(ctx, start, kubestore.PrefixEnd(start), view.Revision()) {
+	for row, err := range view.Scan(ctx, start, projection.PrefixEnd(start), view.Revision()) {
 		if err != nil {
 			return nil, err
 		}

@@ -128,7 +128,7 @@ func (l *Lifecycle) Run(ctx context.Context) error {
 		}
 		// The log cannot be reached, or was purged beyond the position. The state has what was missed.
 		l.config.Logger.WarnContext(ctx, "lost the log; reading the state again", "error", err)
-		if !pause(ctx, followDelay(try)) {
+		if eventlog.Pause(ctx, followDelay(try)) != nil {
 			return nil
 		}
 	}
@@ -137,16 +137,6 @@ func (l *Lifecycle) Run(ctx context.Context) error {
 // followDelay doubles from 100 ms to 30 s.
 func followDelay(try int) time.Duration {
 	return jitter(min(100*time.Millisecond<<min(try, 16), 30*time.Second))
-}
-
-// pause waits, and says whether the time has passed before ctx ended.
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // follow queues what the state asks for and then what each event after it does.

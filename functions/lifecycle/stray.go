@@ -34,7 +34,7 @@ func (l *Lifecycle) strays(ctx context.Context, view *projection.View) ([]task, 
 	exists := map[string]bool{"": true}
 	var tasks []task
 	start := l.config.Cell.Cluster + "/"
-	for row, err := range view.Scan(ctx, start, kubestore.PrefixEnd(start), view.Revision()) {
+	for row, err := range view.Scan(ctx, start, projection.PrefixEnd(start), view.Revision()) {
 		if err != nil {
 			return nil, fmt.Errorf("look for objects without a namespace: %w", err)
 		}

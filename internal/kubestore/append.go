@@ -92,13 +92,7 @@ func backOff(ctx context.Context, failures int) error {
 	if failures == 1 {
 		return nil
 	}
-	longest := time.Millisecond << min(failures, 7)
-	select {
-	case <-time.After(rand.N(longest)):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return eventlog.Pause(ctx, rand.N(time.Millisecond<<min(failures, 7)))
 }
 
 // appendError is an error of the append itself, rather than of upstream's functions.

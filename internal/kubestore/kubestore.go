@@ -149,13 +149,10 @@ func (s *store) rowKey(path string) string { return s.Cluster + path }
 func (s *store) keys(path string, recursive bool) projection.Keys {
 	start := s.rowKey(path)
 	if recursive {
-		return projection.Keys{Start: start, End: PrefixEnd(start)}
+		return projection.Keys{Start: start, End: projection.PrefixEnd(start)}
 	}
 	return projection.Keys{Start: start, End: start + "\x00"}
 }
-
-// PrefixEnd is the first key after all keys that begin with the prefix, which ends with a slash.
-func PrefixEnd(prefix string) string { return prefix[:len(prefix)-1] + "0" }
 
 // owner is the cluster and namespace of a row key. No owner's objects take the room in a cache that others need.
 func (s *store) owner(rowKey string) string {
