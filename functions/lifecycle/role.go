@@ -10,7 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/roles"
 )
 
 // aggregateRoles writes the rules of every ClusterRole that is aggregated from others, so that clients see them. The
@@ -30,7 +30,7 @@ func (l *Lifecycle) aggregateRoles(ctx context.Context) error {
 		if role.AggregationRule == nil || role.DeletionTimestamp != nil {
 			continue
 		}
-		rules, err := apiserver.AggregateRules(role, all)
+		rules, err := roles.Aggregate(role, all)
 		if err != nil {
 			// Only the role's owner can mend it, and that makes an event.
 			l.config.Logger.WarnContext(ctx, "a cluster role cannot be aggregated", "role", role.Name, "error", err)

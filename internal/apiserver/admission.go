@@ -27,6 +27,8 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/admission/security/podsecurity"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/persistentvolume/resize"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageclass/setdefault"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
 // admissionPlugins are those of kube-apiserver's defaults, in its order, that decide by what they read.
@@ -59,9 +61,9 @@ func newAdmission(s *Server) (admission.Interface, error) {
 		register(plugins)
 	}
 	plugins.Register(boundsName, newBounds)
-	plugins.Register(lifecycle.PluginName, func(io.Reader) (admission.Interface, error) { return newNamespaceLifecycle(s.informers) })
+	plugins.Register(lifecycle.PluginName, func(io.Reader) (admission.Interface, error) { return newNamespaceLifecycle(s.listers) })
 	plugins.Register(limitranger.PluginName, func(io.Reader) (admission.Interface, error) { return newLimitRanger() })
-	initialize := initializer.New(s.client, nil, s.informers, s.generic.Authorization.Authorizer, s.generic.FeatureGate, s.generic.EffectiveVersion, nil, nil)
+	initialize := initializer.New(s.client, nil, s.listers, s.generic.Authorization.Authorizer, s.generic.FeatureGate, s.generic.EffectiveVersion, nil, nil)
 	chain, err := plugins.NewFromPlugins(admissionPlugins, noAdmissionConfig{}, initialize, admission.Decorators{admission.DecoratorFunc(admissionmetrics.WithControllerMetrics)})
 	if err != nil {
 		return nil, err
@@ -81,7 +83,7 @@ type namespaceLifecycle struct {
 	namespaces corelisters.NamespaceLister
 }
 
-func newNamespaceLifecycle(f *informers) (admission.Interface, error) {
+func newNamespaceLifecycle(f *listers.Factory) (admission.Interface, error) {
 	l, err := lifecycle.NewLifecycle(sets.New(metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic))
 	return &namespaceLifecycle{l, f.Core().V1().Namespaces().Lister()}, err
 }

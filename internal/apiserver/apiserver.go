@@ -10,7 +10,7 @@
 //     with the log once and authorizes.
 //  2. dispatch chooses a group, the custom resources, discovery, OpenAPI, health or metrics.
 //  3. groups.go builds the group if this is its first request, and upstream's handlers take over.
-//  4. admission.go, authz.go and upstream's own lookups read through listers (informers.go).
+//  4. admission.go, authz.go and upstream's own lookups read through listers.
 //  5. The registry reads and writes through its store (storage.go), which is kubestore's.
 package apiserver
 
@@ -22,6 +22,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -57,12 +59,13 @@ type Config struct {
 type Server struct {
 	http.Handler
 
-	config    Config
-	generic   *genericapiserver.Config
-	stores    *stores
-	informers *informers
+	config  Config
+	generic *genericapiserver.Config
+	stores  *stores
+	// listers answer from the newest view.
+	listers *listers.Factory
 	// rules are RBAC's, for who may do what and who may grant it.
-	rules *rbacIndex
+	rules *roles.Index
 	// loopback is the configuration of a client, as system:apiserver, that calls Handler in process.
 	loopback *rest.Config
 	// client uses loopback with protobuf.

@@ -7,6 +7,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/authorization/union"
+
+	"github.com/logplane/logplane/internal/apiserver/roles"
 )
 
 // Authorization says what a user may do.
@@ -17,7 +19,7 @@ type Authorization struct {
 
 // configureAuthorization makes the authorizer; members of system:masters may do everything in any mode.
 func (s *Server) configureAuthorization() error {
-	s.rules = newRBACIndex(s.informers)
+	s.rules = roles.New(roles.Config{Projection: s.config.Cell.Projection, Listers: s.listers})
 	masters := authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
 	var chosen interface {
 		authorizer.Authorizer
@@ -27,7 +29,7 @@ func (s *Server) configureAuthorization() error {
 	case "", "AlwaysAllow":
 		chosen = authorizerfactory.NewAlwaysAllowAuthorizer()
 	case "RBAC":
-		chosen = newRBACAuthorizer(s.rules)
+		chosen = s.rules.Authorizer()
 	default:
 		return fmt.Errorf("unknown authorization mode %q: it must be 'AlwaysAllow' or 'RBAC'", s.config.Authorization.Mode)
 	}

@@ -197,7 +197,7 @@ func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, options
 	if err != nil {
 		return nil, err
 	}
-	if body, err = kubestore.Stored(ctx, s.stores.transformer(o.resource), key.Row(), body); err != nil {
+	if body, err = kubestore.Stored(ctx, s.stores.Transformer(o.resource), key.Row(), body); err != nil {
 		return nil, err
 	}
 	all := []stored{{key, runtime.ContentTypeProtobuf, body}}

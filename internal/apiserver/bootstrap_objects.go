@@ -33,6 +33,8 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 	netutils "k8s.io/utils/net"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/logplane/logplane/internal/apiserver/roles"
 )
 
 // systemNamespaces are kube-apiserver's, and the one of node leases.
@@ -67,12 +69,12 @@ func namespaceObjects() []bootstrapObject {
 // because no controller does it before the first request that needs them.
 func policyObjects() ([]bootstrapObject, error) {
 	var objects []bootstrapObject
-	roles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
-	if err := aggregateAll(roles); err != nil {
+	clusterRoles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
+	if err := roles.AggregateAll(clusterRoles); err != nil {
 		return nil, err
 	}
-	for i := range roles {
-		objects = append(objects, bootstrapObject{rbac.Resource("clusterroles"), clusterrole.Strategy, &roles[i]})
+	for i := range clusterRoles {
+		objects = append(objects, bootstrapObject{rbac.Resource("clusterroles"), clusterrole.Strategy, &clusterRoles[i]})
 	}
 	bindings := append(bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()...)
 	for i := range bindings {

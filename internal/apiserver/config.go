@@ -17,6 +17,8 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
 // eventTTL is kube-apiserver's --event-ttl.
@@ -79,7 +81,7 @@ func (s *Server) configure() error {
 	if s.client, err = kubernetes.NewForConfig(s.loopback); err != nil {
 		return fmt.Errorf("make the loopback client: %w", err)
 	}
-	s.informers = newInformers(s.stores)
+	s.listers = listers.New(listers.Config{Projection: s.config.Cell.Projection, Cluster: s.config.Cell.Cluster, Storage: s.stores, Logger: s.config.Logger})
 
 	if err = s.configureAuthentication(); err != nil {
 		return err

@@ -34,7 +34,7 @@ type coreProvider struct {
 
 // newCoreStorage builds the core group; building it reads nothing.
 func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
-	alloc, err := newAllocator(s.config.Cell, s.config.Services, s.informers.Networking().V1().ServiceCIDRs().Lister())
+	alloc, err := newAllocator(s.config.Cell, s.config.Services, s.listers.Networking().V1().ServiceCIDRs().Lister())
 	if err != nil {
 		return genericapiserver.APIGroupInfo{}, fmt.Errorf("configure service addresses: %w", err)
 	}
@@ -44,7 +44,7 @@ func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 			EventTTL:             eventTTL,
 			LoopbackClientConfig: s.loopback,
 			APIAudiences:         s.generic.Authentication.APIAudiences,
-			Informers:            s.informers,
+			Informers:            s.listers,
 		},
 		authorizer: s.generic.Authorization.Authorizer,
 		alloc:      alloc,

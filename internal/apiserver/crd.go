@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
-	"reflect"
 	"sort"
 	"strconv"
 	"strings"
@@ -43,6 +42,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
+	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -248,7 +248,7 @@ func (h *crdHandler) follow(crd *apiextensionsv1.CustomResourceDefinition) bool 
 
 // Informer and Lister make the handler the informer of its one CRD, which never changes, so that upstream
 // never tears down what it built: stores own nothing here, and the handler goes with its last request.
-func (h *crdHandler) Informer() cache.SharedIndexInformer { return &informer{} }
+func (h *crdHandler) Informer() cache.SharedIndexInformer { return &listers.Informer{} }
 
 // Lister is upstream's interface.
 func (h *crdHandler) Lister() crdlisters.CustomResourceDefinitionLister { return crdLister{h} }
@@ -308,18 +308,16 @@ func (c storedVersions) Decode(data []byte, defaults *schema.GroupVersionKind, i
 }
 
 // crdReader reads CustomResourceDefinitions from the newest view.
-type crdReader struct{ rows *indexer }
+type crdReader struct{ rows *listers.Indexer }
 
 func newCRDReader(s *Server) *crdReader {
-	return &crdReader{&indexer{
-		informers:   s.informers,
-		target:      reflect.TypeFor[*apiextensionsv1.CustomResourceDefinition](),
-		decoder:     crdserver.Codecs.UniversalDecoder(apiextensionsv1.SchemeGroupVersion),
-		prefix:      s.config.Cell.Cluster + "/" + crdPrefix + "/",
-		transformer: s.stores.transformer(crdGroupResource),
-		lenient:     true,
-		indexers:    cache.Indexers{},
-	}}
+	return &crdReader{s.listers.NewIndexer(listers.Source{
+		Object:   &apiextensionsv1.CustomResourceDefinition{},
+		Resource: crdGroupResource,
+		Prefix:   crdPrefix,
+		Decoder:  crdserver.Codecs.UniversalDecoder(apiextensionsv1.SchemeGroupVersion),
+		Lenient:  true,
+	})}
 }
 
 // get returns nil if there is none that is served. The object is shared.
@@ -348,7 +346,7 @@ type state struct {
 }
 
 func (c *crdReader) all(context.Context) (crdSet, error) {
-	objects, err := c.rows.scan(c.rows.prefix)
+	objects, err := c.rows.All()
 	if err != nil {
 		return crdSet{}, fmt.Errorf("list CustomResourceDefinitions: %w", err)
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/util/webhook"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -128,7 +129,7 @@ func clashing(wanted, accepted []string, taken sets.Set[string]) error {
 func (n *crdNaming) taken(crd *apiextensions.CustomResourceDefinition) (resources, kinds sets.Set[string]) {
 	all, err := n.crds.all(context.Background())
 	if err != nil {
-		panic(unreadable{err})
+		panic(listers.Unreadable{Err: err})
 	}
 	resources, kinds = sets.New[string](), sets.New[string]()
 	for _, other := range all.crds {

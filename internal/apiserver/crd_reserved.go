@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
@@ -45,7 +46,7 @@ func builtinVersions(group string) []spec.Version {
 	}
 	all, err := spec.Groups()
 	if err != nil {
-		panic(unreadable{err}) // embedded, and decoded by a test
+		panic(listers.Unreadable{Err: err}) // embedded, and decoded by a test
 	}
 	for i := range all {
 		if all[i].Name == group {

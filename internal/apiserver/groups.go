@@ -98,7 +98,9 @@ func builtins() []struct {
 		{"networking.k8s.io", newNetworkingStorage},
 		{"node.k8s.io", static(noderest.RESTStorageProvider{})},
 		{"policy", static(policyrest.RESTStorageProvider{})},
-		{"rbac.authorization.k8s.io", newRBACStorage},
+		{"rbac.authorization.k8s.io", func(s *Server) (genericapiserver.APIGroupInfo, error) {
+			return s.rules.NewStorage(s.generic.Authorization.Authorizer, s.generic.MergedResourceConfig, s.stores)
+		}},
 		{"scheduling.k8s.io", static(schedulingrest.RESTStorageProvider{})},
 		{"storage.k8s.io", static(storagerest.RESTStorageProvider{})},
 		{"storagemigration.k8s.io", static(svmrest.RESTStorageProvider{})},

@@ -14,6 +14,8 @@ import (
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
 // response remembers what was sent.
@@ -74,8 +76,8 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 
 // panicStatus answers a request that panicked with that reason and stack.
 func panicStatus(reason any, stack string) error {
-	if failed, ok := reason.(unreadable); ok {
-		return apierrors.NewInternalError(failed.error)
+	if failed, ok := reason.(listers.Unreadable); ok {
+		return apierrors.NewInternalError(failed.Err)
 	}
 	// A panic of a goroutine that upstream started brings its stack with its reason.
 	if err := unfit(fmt.Sprint(reason) + "\n" + stack); err != nil {

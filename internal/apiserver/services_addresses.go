@@ -25,7 +25,7 @@ func newNetworkingStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 	}
 	for _, storage := range info.VersionedResourcesStorageMap {
 		if addresses, ok := storage["ipaddresses"].(*ipaddressstore.REST); ok {
-			storage["ipaddresses"] = &addressREST{addresses, s.informers.Core().V1().Services().Lister()}
+			storage["ipaddresses"] = &addressREST{addresses, s.listers.Core().V1().Services().Lister()}
 		}
 	}
 	return info, nil

@@ -27,7 +27,7 @@ var networkingCodec = legacyscheme.Codecs.EncoderForVersion(protobuf.NewSerializ
 // claimsOf returns what names the claims of a built-in resource's objects, nil for those without.
 func (s *stores) claimsOf(resource schema.GroupResource) claimsFunc {
 	if resource == api.Resource("services") {
-		return serviceClaims{s.cell.Cluster, s.transformer(networkingv1.Resource("ipaddresses"))}.of
+		return serviceClaims{s.cell.Cluster, s.Transformer(networkingv1.Resource("ipaddresses"))}.of
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
-	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
 func servicesOf(s *Server) corev1client.ServiceInterface {
@@ -56,7 +56,7 @@ func claimed(t testing.TB, s *Server, prefix string) []string {
 	require.NoError(t, err)
 	var names []string
 	start := s.config.Cell.Cluster + prefix + "/"
-	for row, err := range view.Scan(context.Background(), start, projection.PrefixEnd(start), view.Revision()) {
+	for row, err := range listers.Rows(context.Background(), view, start) {
 		require.NoError(t, err)
 		names = append(names, row.ID.Name)
 	}

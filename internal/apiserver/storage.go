@@ -94,7 +94,7 @@ func (s *stores) decorator(contentType string, claims claimsFunc) generic.Storag
 			NewFunc:       newFunc,
 			NewListFunc:   newListFunc,
 			Indexers:      indexers,
-			Transformer:   s.transformer(config.GroupResource),
+			Transformer:   s.Transformer(config.GroupResource),
 			Claims:        claims,
 		})
 		return patchable{store, s}, func() {}, nil
@@ -114,8 +114,13 @@ func decorateShared(store *genericregistry.Store) {
 	}
 }
 
-// transformer is nil where values are stored as they are.
-func (s *stores) transformer(resource schema.GroupResource) value.Transformer {
+// Prefix implements listers.Storage.
+func (s *stores) Prefix(resource schema.GroupResource) string {
+	return s.factory.ResourcePrefix(resource)
+}
+
+// Transformer implements listers.Storage.
+func (s *stores) Transformer(resource schema.GroupResource) value.Transformer {
 	var encrypt value.Transformer
 	if s.transformers != nil {
 		encrypt = s.transformers.TransformerForResource(resource)

@@ -117,7 +117,7 @@ func markUnenforced(obj runtime.Object) {
 
 // newFlowControlStorage makes upstream's registries.
 func newFlowControlStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
-	info, err := flowcontrolrest.RESTStorageProvider{InformerFactory: s.informers}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
+	info, err := flowcontrolrest.RESTStorageProvider{InformerFactory: s.listers}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
 	for _, storage := range info.VersionedResourcesStorageMap {
 		if schemas, ok := storage["flowschemas"].(*flowschemastore.REST); ok {
 			marking(schemas.Store, markSchemaUnenforced)

@@ -1,9 +1,8 @@
-package apiserver
+package roles
 
 import (
 	"cmp"
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -14,13 +13,14 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/projection"
 )
 
-// bindingTable holds the RoleBindings of a namespace, or all ClusterRoleBindings, by those whom they bind. The index's lock
+// table holds the RoleBindings of a namespace, or all ClusterRoleBindings, by those whom they bind. The index's lock
 // guards it.
-type bindingTable struct {
-	rows *indexer
+type table struct {
+	rows *listers.Indexer
 	// namespace is empty for the cluster; prefix is the rows'.
 	namespace, prefix string
 
@@ -56,8 +56,8 @@ const (
 	subjectOverhead = 150
 )
 
-func newBindingTable(rows *indexer, namespace string) *bindingTable {
-	t := &bindingTable{rows: rows, namespace: namespace, prefix: rows.prefix, bytes: tableOverhead}
+func newTable(rows *listers.Indexer, namespace string) *table {
+	t := &table{rows: rows, namespace: namespace, prefix: rows.Prefix(), bytes: tableOverhead}
 	if namespace != "" {
 		t.prefix += namespace + "/"
 	}
@@ -68,7 +68,7 @@ func newBindingTable(rows *indexer, namespace string) *bindingTable {
 const manyStale = 1000
 
 // mark has a name read again.
-func (t *bindingTable) mark(name string) {
+func (t *table) mark(name string) {
 	if t.whole || t.byName == nil && t.reading == nil {
 		return // it will be read anyway
 	}
@@ -82,13 +82,13 @@ func (t *bindingTable) mark(name string) {
 }
 
 // holds reports that the table is no older than a revision that has been looked through.
-func (t *bindingTable) holds(wanted projection.Revision) bool {
+func (t *table) holds(wanted projection.Revision) bool {
 	return t.byName != nil && (t.at >= wanted || t.reading == nil && !t.whole && len(t.stale) == 0)
 }
 
 // reread is what one request reads of a table.
 type reread struct {
-	rows   *indexer
+	rows   *listers.Indexer
 	prefix string
 	names  map[string]bool
 	whole  bool
@@ -96,14 +96,14 @@ type reread struct {
 }
 
 // begin takes what is marked. Whoever does must call end.
-func (t *bindingTable) begin() *reread {
+func (t *table) begin() *reread {
 	r := &reread{rows: t.rows, prefix: t.prefix, names: t.stale, whole: t.whole || t.byName == nil}
 	t.reading, t.stale, t.whole = make(chan struct{}), nil, false
 	return r
 }
 
 // end marks again what was not read.
-func (t *bindingTable) end(r *reread) {
+func (t *table) end(r *reread) {
 	close(t.reading)
 	t.reading = nil
 	if r.done {
@@ -119,7 +119,7 @@ func (t *bindingTable) end(r *reread) {
 func (r *reread) read(ctx context.Context, v *projection.View) (map[string]*binding, error) {
 	found := map[string]*binding{}
 	if r.whole {
-		for row, err := range v.Scan(ctx, r.prefix, projection.PrefixEnd(r.prefix), v.Revision()) {
+		for row, err := range listers.Rows(ctx, v, r.prefix) {
 			if err != nil {
 				return nil, err
 			}
@@ -146,9 +146,9 @@ func (r *reread) read(ctx context.Context, v *projection.View) (map[string]*bind
 
 // binding is nil for an object that is none: it binds nobody, and must not keep the others from binding.
 func (r *reread) binding(ctx context.Context, row projection.Row) (*binding, error) {
-	object, err := r.rows.parse(ctx, row)
-	if undecodable := (*undecodable)(nil); errors.As(err, &undecodable) {
-		r.rows.leaveOut(ctx, row, err)
+	object, err := r.rows.Parse(ctx, row)
+	if listers.IsUndecodable(err) {
+		r.rows.LeaveOut(ctx, row, err)
 		return nil, nil
 	}
 	if err != nil {
@@ -172,7 +172,7 @@ func newBinding(object runtime.Object, encoded int) *binding {
 }
 
 // change puts what was read in the place of what was there: of all, or of the same names.
-func (t *bindingTable) change(read map[string]*binding, whole bool) {
+func (t *table) change(read map[string]*binding, whole bool) {
 	if whole {
 		t.byName, t.users, t.groups = map[string]*binding{}, map[string][]*binding{}, map[string][]*binding{}
 		t.bytes = tableOverhead
@@ -189,7 +189,7 @@ func (t *bindingTable) change(read map[string]*binding, whole bool) {
 }
 
 // add requires that no binding has the name.
-func (t *bindingTable) add(b *binding) {
+func (t *table) add(b *binding) {
 	t.byName[b.name] = b
 	t.bytes += b.bytes
 	t.eachSubject(b, func(of map[string][]*binding, subject string) {
@@ -205,7 +205,7 @@ func (t *bindingTable) add(b *binding) {
 	})
 }
 
-func (t *bindingTable) remove(b *binding) {
+func (t *table) remove(b *binding) {
 	delete(t.byName, b.name)
 	t.bytes -= b.bytes
 	t.eachSubject(b, func(of map[string][]*binding, subject string) {
@@ -224,7 +224,7 @@ func byName(b *binding, name string) int { return strings.Compare(b.name, name) 
 
 // eachSubject calls f with where to find the binding for each subject, as upstream compares them: a service account by its
 // user's name, in the binding's namespace if it names none.
-func (t *bindingTable) eachSubject(b *binding, f func(of map[string][]*binding, subject string)) {
+func (t *table) eachSubject(b *binding, f func(of map[string][]*binding, subject string)) {
 	for _, s := range b.subjects {
 		switch s.Kind {
 		case rbacv1.UserKind:
@@ -241,7 +241,7 @@ func (t *bindingTable) eachSubject(b *binding, f func(of map[string][]*binding, 
 
 // of returns the bindings that name the user or one of his groups, by name, of many to one role only the first: the others say
 // the same. The list is shared.
-func (t *bindingTable) of(who user.Info) []*binding {
+func (t *table) of(who user.Info) []*binding {
 	found, several := t.users[who.GetName()], false
 	for _, group := range who.GetGroups() {
 		switch more := t.groups[group]; {

@@ -1,4 +1,4 @@
-package apiserver
+package roles
 
 import (
 	"context"
@@ -9,29 +9,29 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// rbacIndex holds what RBAC's objects say, ready for authorization's question: which bindings may apply to this user? It
-// has a table of the ClusterRoleBindings and one of the RoleBindings of each namespace in use, and the rules of the
-// roles in use.
+// Index has a table of the ClusterRoleBindings, a table of the RoleBindings of each namespace in use, and the grants of
+// the roles in use.
 //
-// Whoever asks brings it forward to the newest view: the events since the last question are looked through once, and mark
-// what must be read again. So an answer is as new as the request, and costs what the user's own bindings cost.
-// Nothing runs between two questions. It is safe for concurrent use.
-type rbacIndex struct {
+// Each question brings the index forward to the newest view: it looks once through the events since the last question,
+// which mark what must be read again. So an answer is as new as the request, and costs what the user's own bindings
+// cost. Nothing runs between two questions. It is safe for concurrent use.
+type Index struct {
 	projection *projection.Projection
 	// Where the objects are.
-	roles, clusterRoles, roleBindings, clusterRoleBindings *indexer
+	roles, clusterRoles, roleBindings, clusterRoleBindings *listers.Indexer
 	aggregated                                             aggregatedRoles
 
 	mu sync.Mutex // guards what follows and the tables; never held while something is read
 	// seen is the revision up to which events have been looked through.
 	seen projection.Revision
 	// cluster is the table of ClusterRoleBindings; namespaced are those of RoleBindings, by namespace.
-	cluster    *bindingTable
-	namespaced *cache.Cache[string, *bindingTable]
+	cluster    *table
+	namespaced *cache.Cache[string, *table]
 	// granted is what roles grant; composed are the ClusterRoles among them whose rules come from others.
 	granted  *cache.Cache[roleName, *grant]
 	composed map[roleName]bool
@@ -40,7 +40,7 @@ type rbacIndex struct {
 // roleName is of a Role, or of a ClusterRole if the namespace is empty.
 type roleName struct{ namespace, name string }
 
-// The budgets of tables and of rules, by what they take as estimated from their encoded size.
+// The budgets of tables and of grants, in bytes of memory as estimated from the encoded size.
 const (
 	bindingBytes = 32 << 20
 	grantBytes   = 16 << 20
@@ -52,34 +52,19 @@ type grant struct {
 	clusterRole *rbacv1.ClusterRole
 }
 
-func newRBACIndex(f *informers) *rbacIndex {
-	v1 := f.Rbac().V1()
-	i := &rbacIndex{
-		projection:          f.stores.cell.Projection,
-		roles:               v1.Roles().Informer().GetIndexer().(*indexer),
-		clusterRoles:        v1.ClusterRoles().Informer().GetIndexer().(*indexer),
-		roleBindings:        v1.RoleBindings().Informer().GetIndexer().(*indexer),
-		clusterRoleBindings: v1.ClusterRoleBindings().Informer().GetIndexer().(*indexer),
-	}
-	i.aggregated = aggregatedRoles{i.clusterRoles}
-	i.cluster = newBindingTable(i.clusterRoleBindings, "")
-	i.forget()
-	return i
-}
-
-// forget lets go of everything, as anything may have changed. It requires mu.
-func (i *rbacIndex) forget() {
+// forget lets go of everything, because anything may have changed. It requires mu.
+func (i *Index) forget() {
 	i.cluster.whole = true
-	i.namespaced = cache.New[string, *bindingTable](bindingBytes)
+	i.namespaced = cache.New[string, *table](bindingBytes)
 	i.granted = cache.New[roleName, *grant](grantBytes)
 	i.composed = map[roleName]bool{}
 }
 
-// forward looks through the events that the newest view has brought, and returns that view. It requires mu.
-func (i *rbacIndex) forward() (*projection.View, error) {
+// forward looks through the events since the last question, and returns the newest view. It requires mu.
+func (i *Index) forward() (*projection.View, error) {
 	v := i.projection.Current()
 	if v == nil {
-		return nil, errNoView
+		return nil, listers.ErrNoView
 	}
 	if v.Revision() > i.seen && !v.Since(i.seen, i.mark) {
 		i.forget()
@@ -89,18 +74,18 @@ func (i *rbacIndex) forward() (*projection.View, error) {
 }
 
 // mark has a row read again before it is used. It requires mu.
-func (i *rbacIndex) mark(row string) {
-	if name, ok := strings.CutPrefix(row, i.roleBindings.prefix); ok {
+func (i *Index) mark(row string) {
+	if name, ok := strings.CutPrefix(row, i.roleBindings.Prefix()); ok {
 		namespace, name, _ := strings.Cut(name, "/")
 		if t, ok := i.namespaced.Get(namespace); ok {
 			t.mark(name)
 		}
-	} else if name, ok := strings.CutPrefix(row, i.roles.prefix); ok {
+	} else if name, ok := strings.CutPrefix(row, i.roles.Prefix()); ok {
 		namespace, name, _ := strings.Cut(name, "/")
 		i.granted.Remove(roleName{namespace, name})
-	} else if name, ok := strings.CutPrefix(row, i.clusterRoleBindings.prefix); ok {
+	} else if name, ok := strings.CutPrefix(row, i.clusterRoleBindings.Prefix()); ok {
 		i.cluster.mark(name)
-	} else if name, ok := strings.CutPrefix(row, i.clusterRoles.prefix); ok {
+	} else if name, ok := strings.CutPrefix(row, i.clusterRoles.Prefix()); ok {
 		i.granted.Remove(roleName{"", name})
 		for other := range i.composed {
 			i.granted.Remove(other)
@@ -109,17 +94,17 @@ func (i *rbacIndex) mark(row string) {
 	}
 }
 
-// Shrink lets go of most of what was not used for longest.
-func (i *rbacIndex) Shrink() {
+// Shrink lets go of most tables and grants, those first that were not used for longest.
+func (i *Index) Shrink() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.namespaced.Shrink()
 	i.granted.Shrink()
 }
 
-// bindingsOf returns the RoleBindings of a namespace, or the ClusterRoleBindings if it is empty, that may apply to the user, by
-// name. They are shared.
-func (i *rbacIndex) bindingsOf(ctx context.Context, who user.Info, namespace string) ([]*binding, error) {
+// bindingsOf returns the RoleBindings of a namespace that may apply to the user, or the ClusterRoleBindings if the
+// namespace is empty. They are sorted by name, and shared.
+func (i *Index) bindingsOf(ctx context.Context, who user.Info, namespace string) ([]*binding, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	v, err := i.forward()
@@ -128,7 +113,7 @@ func (i *rbacIndex) bindingsOf(ctx context.Context, who user.Info, namespace str
 	}
 	wanted := v.Revision()
 	for {
-		t := i.table(namespace)
+		t := i.tableOf(namespace)
 		if t.holds(wanted) {
 			return t.of(who), nil
 		}
@@ -143,21 +128,21 @@ func (i *rbacIndex) bindingsOf(ctx context.Context, who user.Info, namespace str
 	}
 }
 
-// table requires mu.
-func (i *rbacIndex) table(namespace string) *bindingTable {
+// tableOf requires mu.
+func (i *Index) tableOf(namespace string) *table {
 	if namespace == "" {
 		return i.cluster
 	}
 	t, ok := i.namespaced.Get(namespace)
 	if !ok {
-		t = newBindingTable(i.roleBindings, namespace)
+		t = newTable(i.roleBindings, namespace)
 		i.namespaced.Add(namespace, namespace, t, t.bytes)
 	}
 	return t
 }
 
 // wait returns when another request has read the table. It requires mu, and lets go of it meanwhile.
-func (i *rbacIndex) wait(ctx context.Context, reading <-chan struct{}) error {
+func (i *Index) wait(ctx context.Context, reading <-chan struct{}) error {
 	i.mu.Unlock()
 	defer i.mu.Lock()
 	select {
@@ -169,7 +154,7 @@ func (i *rbacIndex) wait(ctx context.Context, reading <-chan struct{}) error {
 }
 
 // read reads what is marked in a table. It requires mu, and lets go of it meanwhile.
-func (i *rbacIndex) read(ctx context.Context, t *bindingTable) error {
+func (i *Index) read(ctx context.Context, t *table) error {
 	v, err := i.forward() // what is marked and the view belong together: the view has every change that was marked
 	if err != nil {
 		return err
@@ -194,7 +179,7 @@ func (i *rbacIndex) read(ctx context.Context, t *bindingTable) error {
 }
 
 // grantOf returns what a role grants. It is shared.
-func (i *rbacIndex) grantOf(ctx context.Context, name roleName) (*grant, error) {
+func (i *Index) grantOf(ctx context.Context, name roleName) (*grant, error) {
 	i.mu.Lock()
 	v, err := i.forward()
 	g, ok := i.granted.Get(name)
@@ -218,30 +203,30 @@ func (i *rbacIndex) grantOf(ctx context.Context, name roleName) (*grant, error) 
 }
 
 // unchanged reports that what was read of a role from a view may be kept. It requires mu.
-func (i *rbacIndex) unchanged(v *projection.View, name roleName, composed bool) bool {
+func (i *Index) unchanged(v *projection.View, name roleName, composed bool) bool {
 	newest, err := i.forward()
 	if err != nil {
 		return false
 	}
 	row, same := i.rowOf(name), true
 	known := newest.Since(v.Revision(), func(changed string) {
-		same = same && changed != row && (!composed || !strings.HasPrefix(changed, i.clusterRoles.prefix))
+		same = same && changed != row && (!composed || !strings.HasPrefix(changed, i.clusterRoles.Prefix()))
 	})
 	return known && same
 }
 
-func (i *rbacIndex) rowOf(name roleName) string {
+func (i *Index) rowOf(name roleName) string {
 	if name.namespace == "" {
-		return i.clusterRoles.prefix + name.name
+		return i.clusterRoles.Prefix() + name.name
 	}
-	return i.roles.prefix + name.namespace + "/" + name.name
+	return i.roles.Prefix() + name.namespace + "/" + name.name
 }
 
 // grantOverhead is what a role costs beside its rules, roughly. They take several times their encoded size.
 const grantOverhead = 1 << 10
 
 // readRole returns what a role grants, about how many bytes that takes, and whether it is composed of other roles' rules.
-func (i *rbacIndex) readRole(ctx context.Context, v *projection.View, name roleName) (g *grant, size int, composed bool, err error) {
+func (i *Index) readRole(ctx context.Context, v *projection.View, name roleName) (g *grant, size int, composed bool, err error) {
 	row, ok, err := v.Get(ctx, i.rowOf(name), v.Revision())
 	if err != nil {
 		return nil, 0, false, fmt.Errorf("read %s: %w", i.rowOf(name), err)
@@ -254,7 +239,7 @@ func (i *rbacIndex) readRole(ctx context.Context, v *projection.View, name roleN
 	if name.namespace == "" {
 		rows = i.clusterRoles
 	}
-	object, err := rows.parse(ctx, row)
+	object, err := rows.Parse(ctx, row)
 	if err != nil {
 		return nil, 0, false, err
 	}

@@ -1,0 +1,214 @@
+package listers
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"sync"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	kubeinformers "k8s.io/client-go/informers"
+	"k8s.io/client-go/informers/admissionregistration"
+	"k8s.io/client-go/informers/apiserverinternal"
+	"k8s.io/client-go/informers/apps"
+	"k8s.io/client-go/informers/autoscaling"
+	"k8s.io/client-go/informers/batch"
+	"k8s.io/client-go/informers/certificates"
+	"k8s.io/client-go/informers/coordination"
+	"k8s.io/client-go/informers/core"
+	"k8s.io/client-go/informers/discovery"
+	"k8s.io/client-go/informers/events"
+	"k8s.io/client-go/informers/extensions"
+	"k8s.io/client-go/informers/flowcontrol"
+	"k8s.io/client-go/informers/internalinterfaces"
+	"k8s.io/client-go/informers/networking"
+	"k8s.io/client-go/informers/node"
+	"k8s.io/client-go/informers/policy"
+	"k8s.io/client-go/informers/rbac"
+	"k8s.io/client-go/informers/resource"
+	"k8s.io/client-go/informers/scheduling"
+	"k8s.io/client-go/informers/storage"
+	"k8s.io/client-go/informers/storagemigration"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/cache"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+)
+
+// Factory is a SharedInformerFactory that informs nobody: each typed informer's indexer reads the newest view when it is
+// asked. It has no goroutine, and is safe for concurrent use.
+type Factory struct {
+	kubeinformers.SharedInformerFactory // nil; an accessor that is not overridden is a programming error
+	shared                              *shared
+
+	mu     sync.Mutex
+	byType map[reflect.Type]*Informer // by mu
+}
+
+// New makes a factory. Making it reads nothing.
+func New(c Config) *Factory {
+	return &Factory{shared: newShared(c), byType: map[reflect.Type]*Informer{}}
+}
+
+// Shrink lets go of most decoded objects.
+func (f *Factory) Shrink() { f.shared.decoded.Shrink() }
+
+// InformerFor returns the one informer of obj's type.
+func (f *Factory) InformerFor(obj runtime.Object, _ internalinterfaces.NewInformerFunc) toolscache.SharedIndexInformer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	target := reflect.TypeOf(obj)
+	if i, ok := f.byType[target]; ok {
+		return i
+	}
+	kinds, _, err := scheme.Scheme.ObjectKinds(obj)
+	if err != nil {
+		panic(fmt.Sprintf("a lister of a type that is not built in: %v", err))
+	}
+	guess, _ := meta.UnsafeGuessKindToResource(kinds[0])
+	resource := guess.GroupResource()
+	i := &Informer{f.NewIndexer(Source{
+		Object: obj, Resource: resource, Prefix: f.shared.Storage.Prefix(resource),
+		Decoder: legacyscheme.Codecs.UniversalDecoder(guess.GroupVersion()), Lenient: resource.Group == rbacv1.GroupName,
+	})}
+	f.byType[target] = i
+	return i
+}
+
+// IndexerOf returns the indexer of obj's type, for those who want more of it than upstream's interface has.
+func (f *Factory) IndexerOf(obj runtime.Object) *Indexer {
+	return f.InformerFor(obj, nil).GetIndexer().(*Indexer)
+}
+
+// Source says what an Indexer reads.
+type Source struct {
+	// Object is an example: every object is of its type.
+	Object   runtime.Object
+	Resource schema.GroupResource
+	// Prefix is upstream's storage prefix without slashes at its ends.
+	Prefix  string
+	Decoder runtime.Decoder
+	// Lenient leaves an object that cannot be decoded out of lists. That is right only where a missing object allows
+	// less: a missing binding grants nothing, a missing definition serves nothing. A missing limit limits nothing.
+	Lenient bool
+}
+
+// NewIndexer makes an indexer of a type that need not be built in.
+func (f *Factory) NewIndexer(s Source) *Indexer {
+	return &Indexer{
+		shared:      f.shared,
+		target:      reflect.TypeOf(s.Object),
+		decoder:     s.Decoder,
+		transformer: f.shared.Storage.Transformer(s.Resource),
+		prefix:      f.shared.Cluster + "/" + s.Prefix + "/",
+		lenient:     s.Lenient,
+		indexers:    cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
+	}
+}
+
+// ForResource is the untyped form.
+func (f *Factory) ForResource(resource schema.GroupVersionResource) (kubeinformers.GenericInformer, error) {
+	kinds := scheme.Scheme.AllKnownTypes()
+	for kind := range kinds {
+		guess, _ := meta.UnsafeGuessKindToResource(kind)
+		if guess != resource {
+			continue
+		}
+		obj, err := scheme.Scheme.New(kind)
+		if err != nil {
+			return nil, err
+		}
+		return genericInformer{f.InformerFor(obj, nil), resource.GroupResource()}, nil
+	}
+	return nil, fmt.Errorf("no informer for %v", resource)
+}
+
+type genericInformer struct {
+	informer toolscache.SharedIndexInformer
+	resource schema.GroupResource
+}
+
+func (g genericInformer) Informer() toolscache.SharedIndexInformer { return g.informer }
+func (g genericInformer) Lister() toolscache.GenericLister {
+	return toolscache.NewGenericLister(g.informer.GetIndexer(), g.resource)
+}
+
+func (f *Factory) InformerName() *toolscache.InformerName                 { return nil }
+func (f *Factory) Start(<-chan struct{})                                  {}
+func (f *Factory) StartWithContext(context.Context)                       {}
+func (f *Factory) Shutdown()                                              {}
+func (f *Factory) WaitForCacheSync(<-chan struct{}) map[reflect.Type]bool { return nil }
+func (f *Factory) WaitForCacheSyncWithContext(context.Context) toolscache.SyncResult {
+	return toolscache.SyncResult{}
+}
+
+func (f *Factory) Admissionregistration() admissionregistration.Interface {
+	return admissionregistration.New(f, "", nil)
+}
+func (f *Factory) Internal() apiserverinternal.Interface { return apiserverinternal.New(f, "", nil) }
+func (f *Factory) Apps() apps.Interface                  { return apps.New(f, "", nil) }
+func (f *Factory) Autoscaling() autoscaling.Interface    { return autoscaling.New(f, "", nil) }
+func (f *Factory) Batch() batch.Interface                { return batch.New(f, "", nil) }
+func (f *Factory) Certificates() certificates.Interface  { return certificates.New(f, "", nil) }
+func (f *Factory) Coordination() coordination.Interface  { return coordination.New(f, "", nil) }
+func (f *Factory) Core() core.Interface                  { return core.New(f, "", nil) }
+func (f *Factory) Discovery() discovery.Interface        { return discovery.New(f, "", nil) }
+func (f *Factory) Events() events.Interface              { return events.New(f, "", nil) }
+func (f *Factory) Extensions() extensions.Interface      { return extensions.New(f, "", nil) }
+func (f *Factory) Flowcontrol() flowcontrol.Interface    { return flowcontrol.New(f, "", nil) }
+func (f *Factory) Networking() networking.Interface      { return networking.New(f, "", nil) }
+func (f *Factory) Node() node.Interface                  { return node.New(f, "", nil) }
+func (f *Factory) Policy() policy.Interface              { return policy.New(f, "", nil) }
+func (f *Factory) Rbac() rbac.Interface                  { return rbac.New(f, "", nil) }
+func (f *Factory) Resource() resource.Interface          { return resource.New(f, "", nil) }
+func (f *Factory) Scheduling() scheduling.Interface      { return scheduling.New(f, "", nil) }
+func (f *Factory) Storage() storage.Interface            { return storage.New(f, "", nil) }
+func (f *Factory) Storagemigration() storagemigration.Interface {
+	return storagemigration.New(f, "", nil)
+}
+
+// Informer has been synced for ever and never calls its handlers.
+type Informer struct{ Indexer toolscache.Indexer }
+
+func (i *Informer) AddEventHandler(toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
+	return synced{}, nil
+}
+
+func (i *Informer) AddEventHandlerWithResyncPeriod(toolscache.ResourceEventHandler, time.Duration) (toolscache.ResourceEventHandlerRegistration, error) {
+	return synced{}, nil
+}
+
+func (i *Informer) AddEventHandlerWithOptions(toolscache.ResourceEventHandler, toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
+	return synced{}, nil
+}
+
+func (i *Informer) RemoveEventHandler(toolscache.ResourceEventHandlerRegistration) error { return nil }
+func (i *Informer) GetStore() toolscache.Store                                           { return i.Indexer }
+func (i *Informer) GetController() toolscache.Controller                                 { return nil }
+func (i *Informer) Run(<-chan struct{})                                                  {}
+func (i *Informer) RunWithContext(context.Context)                                       {}
+func (i *Informer) HasSynced() bool                                                      { return true }
+func (i *Informer) HasSyncedChecker() toolscache.DoneChecker                             { return synced{} }
+func (i *Informer) LastSyncResourceVersion() string                                      { return "" }
+func (i *Informer) SetWatchErrorHandler(toolscache.WatchErrorHandler) error              { return nil }
+func (i *Informer) SetWatchErrorHandlerWithContext(toolscache.WatchErrorHandlerWithContext) error {
+	return nil
+}
+func (i *Informer) SetTransform(toolscache.TransformFunc) error { return nil }
+func (i *Informer) IsStopped() bool                             { return false }
+func (i *Informer) AddIndexers(x toolscache.Indexers) error     { return i.Indexer.AddIndexers(x) }
+func (i *Informer) GetIndexer() toolscache.Indexer              { return i.Indexer }
+
+// synced is a registration and a checker that are done.
+type synced struct{}
+
+var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+func (synced) HasSynced() bool                          { return true }
+func (synced) HasSyncedChecker() toolscache.DoneChecker { return synced{} }
+func (synced) Name() string                             { return "view" }
+func (synced) Done() <-chan struct{}                    { return closed }

@@ -1,0 +1,302 @@
+package listers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage/value"
+	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/cache"
+)
+
+// listerTimeout bounds a read whose interface takes no context.
+const listerTimeout = 10 * time.Second
+
+// Indexer is a toolscache.Indexer whose content is the newest view. It takes no writes. It is safe for concurrent use, and
+// the objects that it returns are shared.
+type Indexer struct {
+	shared      *shared
+	target      reflect.Type
+	decoder     runtime.Decoder
+	transformer value.Transformer // undoes encryption; nil for none
+	prefix      string            // of the rows, ending in a slash
+	lenient     bool
+
+	mu       sync.RWMutex
+	indexers toolscache.Indexers // by mu
+}
+
+var _ toolscache.Indexer = (*Indexer)(nil)
+
+// shared is what the indexers of one factory share. It is safe for concurrent use.
+type shared struct {
+	Config
+	// decoded holds objects by revision, which is unique in a cell. Listers' objects are shared by contract.
+	decoded *cache.Cache[decodedKey, runtime.Object]
+	// complaints are the revisions of objects that were found to be unreadable, so that each is logged once.
+	complaints *lru.Cache[uint64, struct{}]
+}
+
+type decodedKey struct {
+	target   reflect.Type
+	revision uint64
+}
+
+// decodedBytes bounds the cache of all listers together by the size of what is encoded. decodedOverhead is roughly what
+// an object costs beside that.
+const (
+	decodedBytes    = 64 << 20
+	decodedOverhead = 512
+)
+
+// keptComplaints is how many unreadable objects are remembered, so as not to be logged again.
+const keptComplaints = 1024
+
+func newShared(c Config) *shared {
+	complaints, _ := lru.New[uint64, struct{}](keptComplaints) // fails only for a size below one
+	return &shared{Config: c, decoded: cache.New[decodedKey, runtime.Object](decodedBytes), complaints: complaints}
+}
+
+// Prefix of the rows that are read, which ends in a slash.
+func (i *Indexer) Prefix() string { return i.prefix }
+
+func (i *Indexer) view() (*projection.View, error) {
+	v := i.shared.Projection.Current()
+	if v == nil {
+		return nil, ErrNoView
+	}
+	return v, nil
+}
+
+// GetByKey takes 'namespace/name' or 'name', which is the rest of the row's key.
+func (i *Indexer) GetByKey(key string) (any, bool, error) {
+	v, err := i.view()
+	if err != nil {
+		return nil, false, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), listerTimeout)
+	defer cancel()
+	row, ok, err := v.Get(ctx, i.prefix+key, v.Revision())
+	if err != nil || !ok {
+		return nil, false, err
+	}
+	object, err := i.decode(ctx, row)
+	return object, err == nil, err
+}
+
+// All returns every object, in the order of their keys. It is List with an error.
+func (i *Indexer) All() ([]any, error) { return i.scan(i.prefix) }
+
+// scan returns the objects whose key has the prefix, which ends in a slash.
+func (i *Indexer) scan(prefix string) ([]any, error) {
+	v, err := i.view()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), listerTimeout)
+	defer cancel()
+	var objects []any
+	for row, err := range Rows(ctx, v, prefix) {
+		if err != nil {
+			return nil, err
+		}
+		object, err := i.decode(ctx, row)
+		if i.lenient && IsUndecodable(err) {
+			i.LeaveOut(ctx, row, err)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		objects = append(objects, object)
+	}
+	return objects, nil
+}
+
+// Rows are those of a view whose key has the prefix, which must end in a slash, in the order of their keys.
+func Rows(ctx context.Context, v *projection.View, prefix string) iter.Seq2[projection.Row, error] {
+	return v.Scan(ctx, prefix, prefix[:len(prefix)-1]+"0", v.Revision()) // '0' comes after '/'
+}
+
+// LeaveOut counts a row that a list is without, and logs it once.
+func (i *Indexer) LeaveOut(ctx context.Context, row projection.Row, err error) {
+	leftOut.Inc()
+	known, _ := i.shared.complaints.ContainsOrAdd(uint64(row.Revision), struct{}{})
+	if !known {
+		i.shared.Logger.ErrorContext(ctx, "an object is left out, because it cannot be decoded",
+			"key", row.Key, "revision", uint64(row.Revision), "error", err)
+	}
+}
+
+// decode returns the row's object, which is shared.
+func (i *Indexer) decode(ctx context.Context, row projection.Row) (runtime.Object, error) {
+	key := decodedKey{i.target, uint64(row.Revision)}
+	known, ok := i.shared.decoded.Get(key)
+	if ok {
+		return known, nil
+	}
+	object, err := i.Parse(ctx, row)
+	if err != nil {
+		return nil, err
+	}
+	namespace, _, _ := strings.Cut(strings.TrimPrefix(row.Key, i.prefix), "/")
+	i.shared.decoded.Add(key, namespace, object, int64(len(row.Value))+decodedOverhead)
+	return object, nil
+}
+
+// Parse decodes the row's object for a caller who keeps it. The object is not shared.
+func (i *Indexer) Parse(ctx context.Context, row projection.Row) (runtime.Object, error) {
+	plain, err := kubestore.Plain(ctx, i.transformer, row)
+	if err != nil {
+		return nil, fmt.Errorf("decrypt %s: %w", row.Key, err)
+	}
+	object, err := runtime.Decode(i.decoder, plain)
+	if err != nil {
+		return nil, &undecodableError{fmt.Errorf("decode %s: %w", row.Key, err)}
+	}
+	accessor, err := meta.Accessor(object)
+	if err != nil || reflect.TypeOf(object) != i.target {
+		return nil, &undecodableError{fmt.Errorf("decode %s: it is a %T, not a %s", row.Key, object, i.target)}
+	}
+	accessor.SetResourceVersion(fmt.Sprint(uint64(row.Revision)))
+	return object, nil
+}
+
+func (i *Indexer) must(objects []any, err error) []any {
+	if err != nil {
+		panic(Unreadable{fmt.Errorf("list %s: %w", i.prefix, err)})
+	}
+	return objects
+}
+
+func (i *Indexer) List() []any { return i.must(i.scan(i.prefix)) }
+
+func (i *Indexer) ListKeys() []string { return keysOf(i.List()) }
+
+func (i *Indexer) Get(obj any) (any, bool, error) {
+	key, err := toolscache.MetaNamespaceKeyFunc(obj)
+	if err != nil {
+		return nil, false, err
+	}
+	return i.GetByKey(key)
+}
+
+// Index finds by namespace with one scan of it, by anything else with a scan of all.
+func (i *Indexer) Index(name string, obj any) ([]any, error) {
+	f, ok := i.GetIndexers()[name]
+	if !ok {
+		return nil, fmt.Errorf("index %q does not exist", name)
+	}
+	values, err := f(obj)
+	if err != nil {
+		return nil, err
+	}
+	var found []any
+	for _, value := range values {
+		objects, err := i.ByIndex(name, value)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, objects...)
+	}
+	return found, nil
+}
+
+func (i *Indexer) ByIndex(name, value string) ([]any, error) {
+	if name == toolscache.NamespaceIndex && value != "" {
+		return i.scan(i.prefix + value + "/")
+	}
+	f, ok := i.GetIndexers()[name]
+	if !ok {
+		return nil, fmt.Errorf("index %q does not exist", name)
+	}
+	all, err := i.scan(i.prefix)
+	if err != nil {
+		return nil, err
+	}
+	var found []any
+	for _, object := range all {
+		values, err := f(object)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range values {
+			if v == value {
+				found = append(found, object)
+				break
+			}
+		}
+	}
+	return found, nil
+}
+
+func (i *Indexer) IndexKeys(name, value string) ([]string, error) {
+	objects, err := i.ByIndex(name, value)
+	return keysOf(objects), err
+}
+
+func (i *Indexer) ListIndexFuncValues(name string) []string {
+	f := i.GetIndexers()[name]
+	seen := map[string]bool{}
+	var all []string
+	for _, object := range i.List() {
+		values, _ := f(object)
+		for _, v := range values {
+			if !seen[v] {
+				seen[v], all = true, append(all, v)
+			}
+		}
+	}
+	return all
+}
+
+func (i *Indexer) GetIndexers() toolscache.Indexers {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	copied := make(toolscache.Indexers, len(i.indexers))
+	for name, f := range i.indexers {
+		copied[name] = f
+	}
+	return copied
+}
+
+func (i *Indexer) AddIndexers(more toolscache.Indexers) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for name, f := range more {
+		i.indexers[name] = f
+	}
+	return nil
+}
+
+func keysOf(objects []any) []string {
+	keys := make([]string, 0, len(objects))
+	for _, object := range objects {
+		key, _ := toolscache.MetaNamespaceKeyFunc(object)
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// errReadOnly answers a caller who would keep the indexer up to date: nobody has to.
+var errReadOnly = errors.New("a lister over the view takes no writes")
+
+func (i *Indexer) Add(any) error                        { return errReadOnly }
+func (i *Indexer) Update(any) error                     { return errReadOnly }
+func (i *Indexer) Delete(any) error                     { return errReadOnly }
+func (i *Indexer) Replace([]any, string) error          { return errReadOnly }
+func (i *Indexer) Resync() error                        { return nil }
+func (i *Indexer) Bookmark(string)                      {}
+func (i *Indexer) LastStoreSyncResourceVersion() string { return "" }

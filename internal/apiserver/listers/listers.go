@@ -1,0 +1,64 @@
+// Package listers answers upstream's informers and listers from the newest view of the log, at the time of the call.
+//
+// Nouns. A Factory is upstream's SharedInformerFactory without a goroutine: its informers never call a handler. An
+// Indexer is what an informer would fill. This one holds nothing but reads the view, so that every lister of upstream's
+// is exact: it shows what was acknowledged before the request began, because each request catches up first.
+//
+// Most of upstream's listers have no context and no error. A read is bounded by a timeout of its own, and a read that
+// fails panics with Unreadable, which the server turns into a 500.
+package listers
+
+import (
+	"errors"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
+
+	"github.com/logplane/logplane/projection"
+)
+
+// Config of a Factory.
+type Config struct {
+	Projection *projection.Projection
+	// Cluster whose objects are listed.
+	Cluster string
+	Storage Storage
+	Logger  *slog.Logger
+}
+
+// Storage says how built-in resources are stored. It must be safe for concurrent use.
+type Storage interface {
+	// Prefix is upstream's storage prefix without slashes at its ends, for example 'services/specs'.
+	Prefix(schema.GroupResource) string
+	// Transformer undoes the encryption of values; nil for values that are stored as they are.
+	Transformer(schema.GroupResource) value.Transformer
+}
+
+// ErrNoView says that a lister was asked before the process had caught up once. Every request catches up first.
+var ErrNoView = errors.New("no view of the log has been read yet")
+
+// Unreadable is what a lister panics with where upstream's interface has no place for an error. The server recovers it
+// into a Status.
+type Unreadable struct{ Err error }
+
+// IsUndecodable reports whether an object could not be read because its stored value is not what it should be. Such an
+// object stays unreadable. A value that cannot be decrypted is another matter, because the next try may succeed.
+func IsUndecodable(err error) bool {
+	undecodable := (*undecodableError)(nil)
+	return errors.As(err, &undecodable)
+}
+
+type undecodableError struct{ error }
+
+func (e *undecodableError) Unwrap() error { return e.error }
+
+// leftOut counts how often a list went without an object.
+var leftOut = prometheus.NewCounter(prometheus.CounterOpts{
+	Name: "logplane_apiserver_rows_left_out_total",
+	Help: "Times an object that cannot be decoded was left out of what authorization, discovery or OpenAPI read.",
+})
+
+// Collectors are this package's metrics, for the process to register.
+func Collectors() []prometheus.Collector { return []prometheus.Collector{leftOut} }

@@ -1,0 +1,173 @@
+package roles
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/kubernetes/pkg/apis/rbac"
+	rbacv1convert "k8s.io/kubernetes/pkg/apis/rbac/v1"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
+)
+
+// aggregatedRoles gives a ClusterRole with an aggregation rule its rules when it is read: what the selected roles say in
+// the newest view. Upstream has a controller write them into the object later.
+type aggregatedRoles struct{ rows *listers.Indexer }
+
+// all returns every ClusterRole by name. A role that cannot be decoded is left out, and grants nothing.
+func (a aggregatedRoles) all() ([]*rbacv1.ClusterRole, error) {
+	objects, err := a.rows.All()
+	if err != nil {
+		return nil, fmt.Errorf("list ClusterRoles: %w", err)
+	}
+	roles := make([]*rbacv1.ClusterRole, len(objects))
+	for i, object := range objects {
+		roles[i] = object.(*rbacv1.ClusterRole)
+	}
+	return roles, nil
+}
+
+// rulesOf returns what a role grants.
+func (a aggregatedRoles) rulesOf(role *rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
+	if role.AggregationRule == nil {
+		return role.Rules, nil
+	}
+	all, err := a.all()
+	if err != nil {
+		return nil, err
+	}
+	return aggregate(role, all, map[string]bool{})
+}
+
+// aggregate collects the rules of the selected roles, which may be aggregated themselves ('edit' is part of 'admin').
+// Seen names the roles that have been collected already, so that a cycle ends.
+func aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole, seen map[string]bool) ([]rbacv1.PolicyRule, error) {
+	if role.AggregationRule == nil {
+		return role.Rules, nil
+	}
+	seen[role.Name] = true
+	var rules []rbacv1.PolicyRule
+	for i := range role.AggregationRule.ClusterRoleSelectors {
+		selector, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
+		if err != nil {
+			return nil, fmt.Errorf("aggregate ClusterRole %s: %w", role.Name, err)
+		}
+		for _, part := range all {
+			if seen[part.Name] || !selector.Matches(labels.Set(part.Labels)) {
+				continue
+			}
+			seen[part.Name] = true
+			more, err := aggregate(part, all, seen)
+			if err != nil {
+				return nil, err
+			}
+			rules = append(rules, more...)
+		}
+	}
+	return rules, nil
+}
+
+// decorate fills the rules of an internal ClusterRole, or of a list of them.
+func (a aggregatedRoles) decorate(obj runtime.Object) {
+	var all []*rbacv1.ClusterRole // read once, if any role needs it
+	fill := func(role *rbac.ClusterRole) {
+		if role.AggregationRule == nil {
+			return
+		}
+		var err error
+		if all == nil {
+			all, err = a.all()
+		}
+		if err == nil {
+			role.Rules, err = aggregatedInternal(role, all)
+		}
+		if err != nil {
+			panic(listers.Unreadable{Err: err}) // upstream's hook has no place for an error
+		}
+	}
+	switch o := obj.(type) {
+	case *rbac.ClusterRole:
+		fill(o)
+	case *rbac.ClusterRoleList:
+		for i := range o.Items {
+			fill(&o.Items[i])
+		}
+	}
+}
+
+func aggregatedInternal(role *rbac.ClusterRole, all []*rbacv1.ClusterRole) ([]rbac.PolicyRule, error) {
+	var external rbacv1.ClusterRole
+	var filled rbac.ClusterRole
+	if err := rbacv1convert.Convert_rbac_ClusterRole_To_v1_ClusterRole(role, &external, nil); err != nil {
+		return nil, err
+	}
+	rules, err := aggregate(&external, all, map[string]bool{})
+	if err != nil {
+		return nil, err
+	}
+	external.Rules = appendMissing(nil, rules)
+	err = rbacv1convert.Convert_v1_ClusterRole_To_rbac_ClusterRole(external.DeepCopy(), &filled, nil)
+	return filled.Rules, err
+}
+
+// Aggregate returns the rules that upstream's controller would write into a role with an aggregation rule: selector by
+// selector, roles by name, without repeats. It takes the rules of the selected roles as they are written.
+func Aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
+	all = slices.SortedFunc(slices.Values(all), func(a, b *rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) })
+	rules := []rbacv1.PolicyRule{}
+	for i := range role.AggregationRule.ClusterRoleSelectors {
+		selector, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
+		if err != nil {
+			return nil, fmt.Errorf("parse aggregation rule of %q: %w", role.Name, err)
+		}
+		for _, other := range all {
+			if other.Name != role.Name && selector.Matches(labels.Set(other.Labels)) {
+				rules = appendMissing(rules, other.Rules)
+			}
+		}
+	}
+	return rules, nil
+}
+
+func appendMissing(rules, more []rbacv1.PolicyRule) []rbacv1.PolicyRule {
+	for _, rule := range more {
+		if !slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool { return equality.Semantic.DeepEqual(r, rule) }) {
+			rules = append(rules, rule)
+		}
+	}
+	return rules
+}
+
+// AggregateAll aggregates the roles in place until nothing changes, since 'admin' contains 'edit', which contains 'view'.
+// Rules only grow, so even a cycle of roles is settled after as many rounds as there are roles.
+func AggregateAll(roles []rbacv1.ClusterRole) error {
+	all := make([]*rbacv1.ClusterRole, len(roles))
+	for i := range roles {
+		all[i] = &roles[i]
+	}
+	for range roles {
+		changed := false
+		for _, role := range all {
+			if role.AggregationRule == nil {
+				continue
+			}
+			rules, err := Aggregate(role, all)
+			if err != nil {
+				return err
+			}
+			if !equality.Semantic.DeepEqual(rules, role.Rules) {
+				role.Rules, changed = rules, true
+			}
+		}
+		if !changed {
+			return nil
+		}
+	}
+	return nil
+}

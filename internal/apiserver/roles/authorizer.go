@@ -1,0 +1,155 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/kubernetes/pkg/registry/rbac/validation"
+	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
+)
+
+// Authorizer is upstream's over the index: a list of bindings holds only those that may apply to the user. It is safe for
+// concurrent use.
+type Authorizer struct{ upstream *rbac.RBACAuthorizer }
+
+// Authorizer decides by the index.
+func (i *Index) Authorizer() Authorizer {
+	l := lister{i, "role", "clusterrole"}
+	return Authorizer{rbac.New(l, l, l, l)}
+}
+
+// Authorize implements authorizer.Authorizer. Rules that cannot be read are an error; upstream would take them for a
+// refusal.
+func (r Authorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	ctx, d := decide(ctx, a.GetUser())
+	decided, reason, err := r.upstream.Authorize(ctx, a)
+	if decided != authorizer.DecisionAllow && d.err != nil {
+		err = fmt.Errorf("read the rules of RBAC: %w", d.err)
+	}
+	return decided, reason, err
+}
+
+// RulesFor implements authorizer.RuleResolver.
+func (r Authorizer) RulesFor(ctx context.Context, who user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+	ctx, _ = decide(ctx, who)
+	return r.upstream.RulesFor(ctx, who, namespace)
+}
+
+// Resolver is upstream's over the index. By it upstream's registries see to it that no user grants more than the user
+// has. It is safe for concurrent use.
+type Resolver struct {
+	*validation.DefaultRuleResolver
+}
+
+var _ validation.AuthorizationRuleResolver = Resolver{}
+
+// Resolver resolves rules by the index.
+func (i *Index) Resolver() Resolver {
+	l := lister{i, "roles", "clusterroles"}
+	return Resolver{validation.NewDefaultRuleResolver(l, l, l, l)}
+}
+
+// RulesFor implements validation.AuthorizationRuleResolver.
+func (r Resolver) RulesFor(ctx context.Context, who user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
+	ctx, _ = decide(ctx, who)
+	return r.DefaultRuleResolver.RulesFor(ctx, who, namespace)
+}
+
+// VisitRulesFor implements validation.AuthorizationRuleResolver.
+func (r Resolver) VisitRulesFor(ctx context.Context, who user.Info, namespace string, visit func(fmt.Stringer, *rbacv1.PolicyRule, error) bool) {
+	ctx, _ = decide(ctx, who)
+	r.DefaultRuleResolver.VisitRulesFor(ctx, who, namespace, visit)
+}
+
+// decision is one question about a user. Upstream does not tell its listers about whom it asks, so the context does.
+type decision struct {
+	user user.Info
+	// err is why the question could not be answered.
+	err error
+}
+
+type decisionKey struct{}
+
+func decide(ctx context.Context, who user.Info) (context.Context, *decision) {
+	d := &decision{user: who}
+	return context.WithValue(ctx, decisionKey{}, d), d
+}
+
+// lister answers upstream's getters and listers from the index. An error about a missing role calls it by these names:
+// upstream's authorizer uses other names than upstream's registries.
+type lister struct {
+	index             *Index
+	role, clusterRole string
+}
+
+// ListClusterRoleBindings implements validation.ClusterRoleBindingLister.
+func (l lister) ListClusterRoleBindings(ctx context.Context) ([]*rbacv1.ClusterRoleBinding, error) {
+	return applying[rbacv1.ClusterRoleBinding](ctx, l.index, "")
+}
+
+// ListRoleBindings implements validation.RoleBindingLister.
+func (l lister) ListRoleBindings(ctx context.Context, namespace string) ([]*rbacv1.RoleBinding, error) {
+	return applying[rbacv1.RoleBinding](ctx, l.index, namespace)
+}
+
+// applying lists the bindings of the namespace that may apply to the user of the decision; of the cluster if the
+// namespace is empty.
+func applying[T any](ctx context.Context, i *Index, namespace string) ([]*T, error) {
+	d, ok := ctx.Value(decisionKey{}).(*decision)
+	if !ok {
+		return nil, errors.New("list bindings: the context does not say of which user")
+	}
+	found, err := i.bindingsOf(ctx, d.user, namespace)
+	if err != nil {
+		d.err = err
+		return nil, err
+	}
+	objects := make([]*T, len(found))
+	for n, b := range found {
+		objects[n] = b.object.(*T)
+	}
+	return objects, nil
+}
+
+// GetRole implements validation.RoleGetter.
+func (l lister) GetRole(ctx context.Context, namespace, name string) (*rbacv1.Role, error) {
+	g, err := l.grant(ctx, roleName{namespace, name})
+	if err == nil && g.role == nil {
+		err = apierrors.NewNotFound(rbacv1.Resource(l.role), name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return g.role, nil
+}
+
+// GetClusterRole implements validation.ClusterRoleGetter.
+func (l lister) GetClusterRole(ctx context.Context, name string) (*rbacv1.ClusterRole, error) {
+	g, err := l.grant(ctx, roleName{"", name})
+	if err == nil && g.clusterRole == nil {
+		err = apierrors.NewNotFound(rbacv1.Resource(l.clusterRole), name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return g.clusterRole, nil
+}
+
+func (l lister) grant(ctx context.Context, name roleName) (*grant, error) {
+	g, err := l.index.grantOf(ctx, name)
+	if err == nil {
+		return g, nil
+	}
+	d, ok := ctx.Value(decisionKey{}).(*decision)
+	if ok && !listers.IsUndecodable(err) { // an undecodable role grants nothing, for good
+		d.err = err
+	}
+	return nil, err
+}
