@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
@@ -25,7 +25,7 @@ func parseBodies(names []string) ([]eventlog.Resource, error) {
 	if len(names) == 1 && names[0] == noBodies {
 		return nil, nil
 	}
-	var resources []eventlog.Resource
+	var parsed []eventlog.Resource
 	for _, name := range names {
 		r := eventlog.Resource(schema.ParseGroupResource(name))
 		err := r.Check()
@@ -35,9 +35,9 @@ func parseBodies(names []string) ([]eventlog.Resource, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--events-bodies has '%s': %w", name, err)
 		}
-		resources = append(resources, r)
+		parsed = append(parsed, r)
 	}
-	return resources, nil
+	return parsed, nil
 }
 
 // checkExists refuses what no cell can have. The groups of custom resources have a dot, and which of those there are, or will
@@ -73,7 +73,7 @@ func republishBodies(ctx context.Context, c eventlog.Config, given bool, list []
 	}
 	for _, r := range list {
 		resource := schema.GroupResource(r)
-		encrypts, err := apiserver.Encrypts(encryption, resource)
+		encrypts, err := resources.Encrypts(encryption, resource)
 		if err != nil {
 			return err
 		}

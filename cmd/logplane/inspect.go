@@ -16,7 +16,7 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/localstack"
 	"github.com/logplane/logplane/projection"
@@ -215,6 +215,6 @@ func decode(r projection.Row) (runtime.Object, error) {
 		_, _, err := cbor.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme).Decode(r.Value, nil, object)
 		return object, err
 	}
-	object, _, err := legacyscheme.Codecs.UniversalDeserializer().Decode(apiserver.Unpadded(r.Value), nil, nil)
+	object, _, err := legacyscheme.Codecs.UniversalDeserializer().Decode(resources.Unpadded(r.Value), nil, nil)
 	return object, err
 }

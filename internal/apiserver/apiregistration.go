@@ -29,7 +29,7 @@ func newAPIRegistrationStorage(s *Server) (genericapiserver.APIGroupInfo, error)
 	}
 	apiServices := apiservicestorage.NewREST(aggregatorscheme.Scheme, getterFunc(func(resource schema.GroupResource) generic.RESTOptions {
 		config := &storagebackend.ConfigForResource{GroupResource: resource, Config: storagebackend.Config{Codec: codec, EncodeVersioner: versioner}}
-		return s.stores.options(config, resource.Group+"/"+resource.Resource, runtime.ContentTypeProtobuf, nil)
+		return s.stores.Options(config, resource.Group+"/"+resource.Resource, runtime.ContentTypeProtobuf, nil)
 	}))
 	marking(apiServices.Store, markUnaggregated)
 	info.VersionedResourcesStorageMap["v1"] = map[string]rest.Storage{

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -61,7 +62,7 @@ type Server struct {
 
 	config  Config
 	generic *genericapiserver.Config
-	stores  *stores
+	stores  *resources.Stores
 	// listers answer from the newest view.
 	listers *listers.Factory
 	// rules are RBAC's, for who may do what and who may grant it.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -83,7 +84,7 @@ func (s *Server) bootstrap(ctx context.Context) error {
 // bootstrapMarker says which bootstrap was written. It is no API object.
 func (s *Server) bootstrapMarker() stored {
 	return stored{
-		key:         eventlog.Key{Cluster: s.config.Cell.Cluster, Group: ownGroup, Resource: "bootstraps", Prefix: "/logplane.dev/bootstraps", Name: "kubernetes"},
+		key:         eventlog.Key{Cluster: s.config.Cell.Cluster, Group: resources.OwnGroup, Resource: "bootstraps", Prefix: "/logplane.dev/bootstraps", Name: "kubernetes"},
 		contentType: "text/plain",
 		body:        fmt.Appendf(nil, "%s/%d", s.generic.EffectiveVersion.BinaryVersion(), bootstrapRevision),
 	}
@@ -206,7 +207,7 @@ func (s *Server) encodeBootstrap(ctx context.Context, o bootstrapObject, options
 }
 
 func (s *Server) bootstrapClaims(ctx context.Context, resource schema.GroupResource, object runtime.Object) ([]stored, error) {
-	name := s.stores.claimsOf(resource)
+	name := s.stores.Claims(resource)
 	if name == nil {
 		return nil, nil
 	}

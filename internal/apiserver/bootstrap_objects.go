@@ -34,6 +34,7 @@ import (
 	netutils "k8s.io/utils/net"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 )
 
@@ -144,7 +145,7 @@ func newFieldManager(strategy any, kind schema.GroupVersionKind, subresource str
 	if s, ok := strategy.(rest.ResetFieldsStrategy); ok {
 		reset = fieldpath.NewExcludeFilterSetMap(s.GetResetFields())
 	}
-	return managedfields.NewDefaultFieldManager(convertersByScheme[legacyscheme.Scheme], runtime.UnsafeObjectConvertor(legacyscheme.Scheme),
+	return managedfields.NewDefaultFieldManager(resources.ConvertersOf(legacyscheme.Scheme), runtime.UnsafeObjectConvertor(legacyscheme.Scheme),
 		legacyscheme.Scheme, legacyscheme.Scheme, kind, schema.GroupVersion{Group: kind.Group, Version: runtime.APIVersionInternal}, subresource, reset)
 }
 

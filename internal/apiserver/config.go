@@ -9,6 +9,8 @@ import (
 	"time"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apiserver/pkg/features"
@@ -17,8 +19,11 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	api "k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/controlplane"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
 // eventTTL is kube-apiserver's --event-ttl.
@@ -63,18 +68,25 @@ func (s *Server) configure() error {
 	c.SkipOpenAPIInstallation = true
 	s.limitRequests(c)
 	atomic.StoreInt64(&jsonpatch.AccumulatedCopySizeLimit, c.JSONPatchMaxCopyBytes) // as genericapiserver's New does
-	c.MergedResourceConfig = resourceConfig()
+	c.MergedResourceConfig = controlplane.DefaultAPIResourceConfigSource()
 	s.generic = c
 
-	var err error
-	if s.stores, err = newStores(s.config.Cell, s.config.Logger, c.EffectiveVersion, c.MergedResourceConfig); err != nil {
-		return fmt.Errorf("make stores: %w", err)
-	}
-	if s.stores.transformers, err = readEncryption(s.config.EncryptionConfigFile); err != nil {
+	transformers, err := resources.ReadEncryption(s.config.EncryptionConfigFile)
+	if err != nil {
 		return err
 	}
+	s.stores, err = resources.New(resources.Config{
+		Cell: s.config.Cell, Version: c.EffectiveVersion, Served: c.MergedResourceConfig, Transformers: transformers,
+		Claims: map[schema.GroupResource]resources.ClaimsFunc{
+			api.Resource("services"): claimsOfServices(s.config.Cell.Cluster, transformers.For(networkingv1.Resource("ipaddresses"))),
+		},
+		Wrap: s.withPatches,
+	})
+	if err != nil {
+		return fmt.Errorf("make stores: %w", err)
+	}
 	c.RESTOptionsGetter = s.stores
-	c.EquivalentResourceRegistry = s.stores.equivalents()
+	c.EquivalentResourceRegistry = s.stores.Equivalents()
 
 	s.loopback = newLoopback(s)
 	c.LoopbackClientConfig = s.loopback

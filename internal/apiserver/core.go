@@ -21,6 +21,8 @@ import (
 	controllerstore "k8s.io/kubernetes/pkg/registry/core/replicationcontroller/storage"
 	corerest "k8s.io/kubernetes/pkg/registry/core/rest"
 	serviceaccountstore "k8s.io/kubernetes/pkg/registry/core/serviceaccount/storage"
+
+	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
 // coreProvider serves the core group as upstream's legacy provider does, without the allocators that
@@ -40,7 +42,7 @@ func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 	}
 	p := &coreProvider{
 		GenericConfig: corerest.GenericConfig{
-			StorageFactory:       s.stores.factory,
+			StorageFactory:       s.stores.Factory(),
 			EventTTL:             eventTTL,
 			LoopbackClientConfig: s.loopback,
 			APIAudiences:         s.generic.Authentication.APIAudiences,
@@ -150,7 +152,7 @@ func (p *coreProvider) addVolumes(storage map[string]rest.Storage, opts generic.
 	if err != nil {
 		return err
 	}
-	decorateShared(claims.Store)
+	resources.DecorateShared(claims.Store)
 	storage["persistentvolumes"] = volumes
 	storage["persistentvolumes/status"] = volumeStatus
 	storage["persistentvolumeclaims"] = claims

@@ -282,7 +282,7 @@ func (o crdOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Obje
 		GroupResource: resource,
 		Config:        storagebackend.Config{Codec: customResourceCodec()},
 	}
-	options := o.server.stores.options(config, resource.Group+"/"+resource.Resource, runtime.ContentTypeCBOR, nil)
+	options := o.server.stores.Options(config, resource.Group+"/"+resource.Resource, runtime.ContentTypeCBOR, nil)
 	store := options.Decorator
 	options.Decorator = func(config *storagebackend.ConfigForResource, prefix string, keyFunc func(runtime.Object) (string, error),
 		newFunc, newListFunc func() runtime.Object, attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,

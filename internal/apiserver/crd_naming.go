@@ -20,6 +20,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -242,7 +243,7 @@ func setCondition(crd *apiextensions.CustomResourceDefinition, c apiextensions.C
 
 // crdClaims names the claims that hold a CRD's accepted names within its group, so that of two CRDs that
 // are written at once only one can get a name: both find it free in their view, and the log decides.
-func crdClaims(cluster string) claimsFunc {
+func crdClaims(cluster string) resources.ClaimsFunc {
 	return func(_ context.Context, obj runtime.Object) ([]kubestore.Claim, error) {
 		crd, ok := obj.(*apiextensions.CustomResourceDefinition)
 		if !ok {
@@ -266,7 +267,7 @@ func crdClaims(cluster string) claimsFunc {
 func nameClaim(cluster string, crd *apiextensions.CustomResourceDefinition, kind, name string) kubestore.Claim {
 	return kubestore.Claim{
 		Key: eventlog.Key{
-			Cluster: cluster, Group: ownGroup, Resource: "crdnames", Prefix: "/logplane.dev/crdnames",
+			Cluster: cluster, Group: resources.OwnGroup, Resource: "crdnames", Prefix: "/logplane.dev/crdnames",
 			Name: crd.Spec.Group + ":" + kind + ":" + name,
 		},
 		ContentType: "text/plain",

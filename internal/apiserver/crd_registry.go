@@ -73,7 +73,7 @@ func (o crdDefinitionOptions) GetRESTOptions(resource schema.GroupResource, _ ru
 		return generic.RESTOptions{}, fmt.Errorf("make the codec of %s: %w", resource, err)
 	}
 	config := &storagebackend.ConfigForResource{GroupResource: resource, Config: storagebackend.Config{Codec: codec, EncodeVersioner: announcedCRDVersion}}
-	return o.server.stores.options(config, crdPrefix, runtime.ContentTypeProtobuf, crdClaims(o.server.config.Cell.Cluster)), nil
+	return o.server.stores.Options(config, crdPrefix, runtime.ContentTypeProtobuf, crdClaims(o.server.config.Cell.Cluster)), nil
 }
 
 // crdREST is upstream's registry whose writes are tried again when another CRD took a name meanwhile:

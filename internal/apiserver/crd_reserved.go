@@ -10,17 +10,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/spec"
 )
-
-// ownGroup is the group of what is stored and is no object of the API: claims, the marker of bootstrap, clocks.
-const ownGroup = "logplane.dev"
 
 // reserved says that objects of a resource would lie where others do: our own, or those of a built-in resource, whatever
 // the version. A custom resource's rows and subjects follow from its group and plural name, which are the client's
 // (docs/decisions/row-keys.md).
 func reserved(group, resource string) bool {
-	return group == ownGroup || strings.HasSuffix(group, "."+ownGroup) || isBuiltinResource(group, resource)
+	return group == resources.OwnGroup || strings.HasSuffix(group, "."+resources.OwnGroup) || isBuiltinResource(group, resource)
 }
 
 func isBuiltinResource(group, resource string) bool {
@@ -74,7 +72,7 @@ func forbidden(crd, before *apiextensions.CustomResourceDefinition) (errs field.
 	case isBuiltinResource(crd.Spec.Group, plural):
 		errs = append(errs, field.Forbidden(names, fmt.Sprintf("%s of group %s are built in, in every version", plural, crd.Spec.Group)))
 	case reserved(crd.Spec.Group, plural):
-		errs = append(errs, field.Forbidden(group, fmt.Sprintf("%s and the groups below it are reserved: use a domain of your own", ownGroup)))
+		errs = append(errs, field.Forbidden(group, fmt.Sprintf("%s and the groups below it are reserved: use a domain of your own", resources.OwnGroup)))
 	}
 	for i, v := range crd.Spec.Versions {
 		had := before != nil && slices.ContainsFunc(before.Spec.Versions, func(b apiextensions.CustomResourceDefinitionVersion) bool { return b.Name == v.Name })

@@ -170,7 +170,7 @@ func TestPrefixesAreApart(t *testing.T) {
 				if strings.Contains(r.Name, "/") {
 					continue
 				}
-				prefix := s.stores.factory.ResourcePrefix(schema.GroupResource{Group: g.Name, Resource: r.Name})
+				prefix := s.stores.Prefix(schema.GroupResource{Group: g.Name, Resource: r.Name})
 				require.False(t, strings.Contains(strings.Split(prefix, "/")[0], ".") && !reserved(g.Name, r.Name), prefix)
 			}
 		}

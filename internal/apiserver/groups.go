@@ -32,6 +32,8 @@ import (
 	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 	storagerest "k8s.io/kubernetes/pkg/registry/storage/rest"
 	svmrest "k8s.io/kubernetes/pkg/registry/storagemigration/rest"
+
+	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
 // storageBuilder makes the registries of one group.
@@ -177,8 +179,8 @@ func (s *Server) install(name string, build storageBuilder) (*builtGroup, error)
 	if name == "" {
 		root = "/api"
 	}
-	for _, resources := range info.VersionedResourcesStorageMap {
-		for _, storage := range resources {
+	for _, byName := range info.VersionedResourcesStorageMap {
+		for _, storage := range byName {
 			boundMistakes(storage)
 		}
 	}
@@ -188,13 +190,13 @@ func (s *Server) install(name string, build storageBuilder) (*builtGroup, error)
 			continue
 		}
 		v := s.groupVersion(&info, root, version)
-		v.TypeConverter = convertersByScheme[info.Scheme]
-		resources, _, err := v.InstallREST(built.container)
+		v.TypeConverter = resources.ConvertersOf(info.Scheme)
+		served, _, err := v.InstallREST(built.container)
 		if err != nil {
 			return nil, fmt.Errorf("install %s: %w", version, err)
 		}
 		built.discovery = append(built.discovery, apidiscoveryv2.APIVersionDiscovery{
-			Version: version.Version, Resources: resources, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
+			Version: version.Version, Resources: served, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
 		})
 	}
 	return built, nil

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	goruntime "runtime"
 	"runtime/debug"
@@ -45,8 +46,6 @@ type patch struct {
 	items int
 	// copies are how many of its operations copy.
 	copies int
-	// managers are the entries that its operations put into managed fields.
-	managers int
 }
 
 type patchKey struct{}
@@ -83,7 +82,6 @@ func (p *patch) count(o jsonpatch.Operation) {
 	from, _ := o.From()
 	to, of := strings.Count(path, "/"), strings.Count(from, "/")
 	p.levels = max(p.levels, to, of)
-	p.managers += managersOf(o, path)
 	switch o.Kind() {
 	case "add", "remove":
 		p.shift(path)
@@ -97,21 +95,6 @@ func (p *patch) count(o jsonpatch.Operation) {
 			p.levels += to - of // what is there may be moved into itself, so to say, again and again
 		}
 	}
-}
-
-// managersOf is how many entries an operation puts into managed fields. What is moved or copied to be all of them is not
-// known.
-func managersOf(o jsonpatch.Operation, path string) int {
-	const managedFields = "/managedFields"
-	if !strings.Contains(path, managedFields) {
-		return 0
-	}
-	if kind := o.Kind(); strings.HasSuffix(path, managedFields) && (kind == "move" || kind == "copy") {
-		return shape.MaxManagers + 1
-	}
-	value, _ := o.ValueInterface()
-	list, _ := value.([]any)
-	return max(len(list), 1)
 }
 
 func (p *patch) shift(path string) {
@@ -131,8 +114,6 @@ func (p *patch) affordable(object shape.Shape) error {
 		reason = fmt.Sprintf("it looks for %d members of lists among %d: apply it on the server, or send an update", p.compared, items)
 	case p.shifts*items > maxShifted:
 		reason = fmt.Sprintf("it moves up to %d members of lists %d times: replace the lists", items, p.shifts)
-	case p.managers > shape.MaxManagers:
-		reason = shape.ErrManagers.Error()
 	default:
 		return nil
 	}
@@ -142,7 +123,7 @@ func (p *patch) affordable(object shape.Shape) error {
 // patched is the update function of a request: it does nothing for one that has ended, applies no patch that is too
 // expensive, and lets none grow an object beyond what a body may be. Upstream's patches panic over some mistakes: that is
 // an answer too.
-func (s *stores) patched(ctx context.Context, update storage.UpdateFunc) storage.UpdateFunc {
+func patched(ctx context.Context, update storage.UpdateFunc, logger *slog.Logger) storage.UpdateFunc {
 	p, _ := ctx.Value(patchKey{}).(*patch)
 	return func(input runtime.Object, meta storage.ResponseMeta) (out runtime.Object, ttl *uint64, err error) {
 		if ctx.Err() != nil {
@@ -164,7 +145,7 @@ func (s *stores) patched(ctx context.Context, update storage.UpdateFunc) storage
 			if !ok {
 				panic(reason)
 			}
-			s.logger.DebugContext(ctx, "a patch was refused by a panic", "error", mistake, "stack", string(debug.Stack()))
+			logger.ErrorContext(ctx, "a patch panicked", "error", mistake, "stack", string(debug.Stack()))
 			err = apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, http.MethodPatch, schema.GroupResource{}, "", "", 0, false)
 			err.(*apierrors.StatusError).ErrStatus.Message = "the patch does not fit the object: " + mistake.Error()
 		}()
@@ -182,10 +163,14 @@ func (s *stores) patched(ctx context.Context, update storage.UpdateFunc) storage
 // patchable is a store whose updates may be patches.
 type patchable struct {
 	storage.Interface
-	stores *stores
+	logger *slog.Logger
+}
+
+func (s *Server) withPatches(store storage.Interface) storage.Interface {
+	return patchable{store, s.config.Logger}
 }
 
 // GuaranteedUpdate implements storage.Interface.
 func (p patchable) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool, preconditions *storage.Preconditions, update storage.UpdateFunc, suggestion runtime.Object) error {
-	return p.Interface.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, p.stores.patched(ctx, update), suggestion)
+	return p.Interface.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, patched(ctx, update, p.logger), suggestion)
 }

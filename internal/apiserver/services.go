@@ -19,6 +19,7 @@ import (
 
 	api "k8s.io/kubernetes/pkg/apis/core"
 
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -60,7 +61,7 @@ func newServiceREST(opts generic.RESTOptionsGetter, alloc *allocator, endpoints 
 		return nil, nil, nil, err
 	}
 	bindAllocator(services.Store, alloc)
-	decorateShared(services.Store)
+	resources.DecorateShared(services.Store)
 	return &serviceREST{REST: services, alloc: alloc}, status, proxy, nil
 }
 

@@ -22,6 +22,7 @@ import (
 	"k8s.io/kubernetes/pkg/registry/core/service/portallocator"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -382,5 +383,5 @@ func addressKey(cluster string, address netip.Addr) eventlog.Key {
 
 // portKey is the claim of a node port; it is no API object.
 func portKey(cluster string, port int) eventlog.Key {
-	return eventlog.Key{Cluster: cluster, Group: ownGroup, Resource: "nodeports", Prefix: "/logplane.dev/nodeports", Name: strconv.Itoa(port)}
+	return eventlog.Key{Cluster: cluster, Group: resources.OwnGroup, Resource: "nodeports", Prefix: "/logplane.dev/nodeports", Name: strconv.Itoa(port)}
 }

@@ -9,7 +9,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -17,6 +16,7 @@ import (
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/registry/core/service/ipallocator"
 
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -24,12 +24,9 @@ import (
 // networkingCodec encodes an IPAddress as the registry of ipaddresses stores it.
 var networkingCodec = legacyscheme.Codecs.EncoderForVersion(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), networkingv1.SchemeGroupVersion)
 
-// claimsOf returns what names the claims of a built-in resource's objects, nil for those without.
-func (s *stores) claimsOf(resource schema.GroupResource) claimsFunc {
-	if resource == api.Resource("services") {
-		return serviceClaims{s.cell.Cluster, s.Transformer(networkingv1.Resource("ipaddresses"))}.of
-	}
-	return nil
+// claimsOfServices returns what names the claims of services.
+func claimsOfServices(cluster string, transformer value.Transformer) resources.ClaimsFunc {
+	return serviceClaims{cluster, transformer}.of
 }
 
 // serviceClaims names the claims of services: an IPAddress for each cluster IP, and the node ports. They

@@ -44,6 +44,7 @@ import (
 	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
 	smdschema "sigs.k8s.io/structured-merge-diff/v6/schema"
 
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
@@ -127,7 +128,7 @@ func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openap
 					kind = of.GroupVersionKind(schema.GroupVersion{Group: g.name, Version: version})
 				}
 				if all[kind] == nil {
-					schemas, err := convertersByScheme[built.info.Scheme].build(kind)
+					schemas, err := resources.ConvertersOf(built.info.Scheme).Build(kind)
 					require.NoError(t, err, kind)
 					all[kind] = withoutDescriptions(schemas)
 					require.Equal(t, typesOf(t, schemas), typesOf(t, all[kind]))

@@ -1,4 +1,4 @@
-package apiserver
+package resources
 
 import (
 	"bytes"
@@ -11,8 +11,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 )
 
-// Subscribers are told the size of each event (docs/subscribers.md). That of a Secret would tell how long a password is, so
-// its value is stored in an envelope that is as long as those of many others (docs/format.md).
+// Subscribers are told the size of each event (docs/subscribers.md). The size of a Secret would tell how long a password
+// is. So its value is stored in an envelope that is as long as those of many others (docs/format.md).
 
 // paddedResource is the one whose values are padded.
 var paddedResource = schema.GroupResource{Resource: "secrets"}
@@ -22,7 +22,7 @@ var paddedMagic = []byte("LPpd")
 const (
 	// shortestPadded is the least length of an envelope.
 	shortestPadded = 1 << 10
-	// longestPadded: what does not fit is as long as it is. The API takes no Secret of that size.
+	// longestPadded bounds an envelope that is padded. The API takes no Secret that is longer.
 	longestPadded = 4 << 20
 )
 
@@ -36,13 +36,13 @@ func newPadded(t value.Transformer) value.Transformer {
 	return padded{t}
 }
 
-// TransformToStorage implements value.Transformer: what is encrypted is the envelope.
+// TransformToStorage implements value.Transformer. It encrypts the envelope.
 func (p padded) TransformToStorage(ctx context.Context, data []byte, bound value.Context) ([]byte, error) {
 	return p.Transformer.TransformToStorage(ctx, pad(data), bound)
 }
 
-// TransformFromStorage implements value.Transformer. What is not padded is from before there was padding, and is written anew by
-// the next update.
+// TransformFromStorage implements value.Transformer. A value without an envelope is from before there was padding; the
+// next update writes it anew.
 func (p padded) TransformFromStorage(ctx context.Context, data []byte, bound value.Context) ([]byte, bool, error) {
 	data, stale, err := p.Transformer.TransformFromStorage(ctx, data, bound)
 	if err != nil {
@@ -62,7 +62,7 @@ func pad(data []byte) []byte {
 	return append(envelope, make([]byte, length-len(envelope))...)
 }
 
-// Unpadded returns what is in an envelope, and what is in none as it is.
+// Unpadded returns what is in an envelope, and returns other data as they are.
 func Unpadded(data []byte) []byte {
 	rest, ok := bytes.CutPrefix(data, paddedMagic)
 	if !ok {

@@ -1,4 +1,4 @@
-package apiserver
+package resources
 
 import (
 	"sync"
@@ -21,28 +21,31 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
-// typeConverters know the schema of a group's types, for managed fields. Upstream builds the schemas of
-// every type of a group when it installs the group; here the first write of a kind reads that kind's, which were
-// generated. They do not depend on a cluster, so that all servers of a process share them.
-type typeConverters struct {
+// TypeConverters know the schema of a group's types, for managed fields. Upstream builds the schemas of every type of a
+// group when it installs the group. Here the first write of a kind reads the generated schemas of that kind. They do not
+// depend on a cluster, so all servers of a process share them. They are safe for concurrent use.
+type TypeConverters struct {
 	scheme *runtime.Scheme
 
 	mu     sync.RWMutex
 	byKind map[schema.GroupVersionKind]managedfields.TypeConverter // by mu
 }
 
-var convertersByScheme = map[*runtime.Scheme]*typeConverters{
+// ConvertersOf returns the converters of a scheme of built-in types, nil for any other scheme.
+func ConvertersOf(scheme *runtime.Scheme) *TypeConverters { return convertersByScheme[scheme] }
+
+var convertersByScheme = map[*runtime.Scheme]*TypeConverters{
 	legacyscheme.Scheme:     newTypeConverters(legacyscheme.Scheme),
 	extensionsscheme.Scheme: newTypeConverters(extensionsscheme.Scheme),
 	aggregatorscheme.Scheme: newTypeConverters(aggregatorscheme.Scheme),
 }
 
-func newTypeConverters(scheme *runtime.Scheme) *typeConverters {
-	return &typeConverters{scheme: scheme, byKind: map[schema.GroupVersionKind]managedfields.TypeConverter{}}
+func newTypeConverters(scheme *runtime.Scheme) *TypeConverters {
+	return &TypeConverters{scheme: scheme, byKind: map[schema.GroupVersionKind]managedfields.TypeConverter{}}
 }
 
-// ObjectToTyped takes the object's own kind: an apply patch arrives unstructured, so the Go type says nothing.
-func (c *typeConverters) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
+// ObjectToTyped goes by the object's own kind, because an apply patch arrives unstructured.
+func (c *TypeConverters) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
 	of, err := c.of(obj.GetObjectKind().GroupVersionKind())
 	if err != nil {
 		return nil, err
@@ -51,11 +54,11 @@ func (c *typeConverters) ObjectToTyped(obj runtime.Object, opts ...typed.Validat
 }
 
 // TypedToObject is the same for every schema.
-func (c *typeConverters) TypedToObject(value *typed.TypedValue) (runtime.Object, error) {
+func (c *TypeConverters) TypedToObject(value *typed.TypedValue) (runtime.Object, error) {
 	return managedfields.NewDeducedTypeConverter().TypedToObject(value)
 }
 
-func (c *typeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeConverter, error) {
+func (c *TypeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeConverter, error) {
 	c.mu.RLock()
 	converter, ok := c.byKind[kind]
 	c.mu.RUnlock()
@@ -64,12 +67,13 @@ func (c *typeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeCon
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if converter, ok := c.byKind[kind]; ok {
+	converter, ok = c.byKind[kind]
+	if ok {
 		return converter, nil
 	}
 	schemas, ok, err := spec.Schemas(kind)
 	if err == nil && !ok {
-		schemas, err = c.build(kind)
+		schemas, err = c.Build(kind)
 	}
 	if err != nil {
 		return nil, err
@@ -82,9 +86,9 @@ func (c *typeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeCon
 	return converter, nil
 }
 
-// build makes the schemas of a kind. That takes all types of every group, 6 MiB: it is for generating them, and for
-// a kind that was forgotten.
-func (c *typeConverters) build(kind schema.GroupVersionKind) (map[string]*openapispec.Schema, error) {
+// Build makes the schemas of a kind anew. That takes all types of every group, 6 MiB. It is for the generator, and for a
+// kind that the generator forgot.
+func (c *TypeConverters) Build(kind schema.GroupVersionKind) (map[string]*openapispec.Schema, error) {
 	example, err := c.scheme.New(kind)
 	if err != nil {
 		return nil, err

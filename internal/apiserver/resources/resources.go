@@ -1,0 +1,170 @@
+// Package resources says how resources are stored: under which prefix, in which version and encoding, encrypted or not,
+// and with which claims.
+//
+// Nouns. The Stores answer upstream's registries, which ask for the options of their storage, with options that make
+// kubestore's. A transformer turns a value into what lies in the log and in the bucket: it encrypts the value, pads it,
+// or does both. A type converter knows the schema of built-in types, for managed fields.
+package resources
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	serveroptions "k8s.io/apiserver/pkg/server/options"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/client-go/tools/cache"
+	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/kubernetes/pkg/kubeapiserver"
+
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// OwnGroup is the group of what is stored and is no object of the API: claims, the marker of bootstrap, clocks.
+const OwnGroup = "logplane.dev"
+
+// ClaimsFunc names the claims that must exist exactly as long as the object says so (kubestore.Resource).
+type ClaimsFunc = func(ctx context.Context, obj runtime.Object) ([]kubestore.Claim, error)
+
+// Config of the Stores.
+type Config struct {
+	Cell kubestore.Cell
+	// Version decides what is served and stored.
+	Version basecompatibility.EffectiveVersion
+	// Served are the resources that are served.
+	Served *serverstorage.ResourceConfig
+	// Transformers encrypt and pad values at rest.
+	Transformers Transformers
+	// Claims are those of built-in resources.
+	Claims map[schema.GroupResource]ClaimsFunc
+	// Wrap, if set, is put around every store.
+	Wrap func(storage.Interface) storage.Interface
+}
+
+// Stores makes the storage of every resource. Upstream's registries ask it for their options. It is safe for concurrent
+// use.
+type Stores struct {
+	config  Config
+	factory *serverstorage.DefaultStorageFactory
+}
+
+// New makes the stores. Making them reads nothing.
+func New(c Config) (*Stores, error) {
+	versions := kubeapiserver.NewStorageFactoryConfigEffectiveVersion(c.Version)
+	versions.APIResourceConfig = c.Served
+	options := serveroptions.NewEtcdOptions(storagebackend.NewDefaultConfig("/registry", nil))
+	options.DefaultStorageMediaType = runtime.ContentTypeProtobuf
+	factory, err := versions.Complete(options).New()
+	if err != nil {
+		return nil, err
+	}
+	return &Stores{config: c, factory: factory}, nil
+}
+
+// Factory chooses the storage version of built-in resources.
+func (s *Stores) Factory() serverstorage.StorageFactory { return s.factory }
+
+// GetRESTOptions implements generic.RESTOptionsGetter for the built-in types, which are stored as protobuf.
+func (s *Stores) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
+	config, err := s.factory.NewConfig(resource, example)
+	if err != nil {
+		return generic.RESTOptions{}, fmt.Errorf("find the storage version of %s: %w", resource, err)
+	}
+	return s.Options(config, s.Prefix(resource), runtime.ContentTypeProtobuf, s.config.Claims[resource]), nil
+}
+
+// Claims names the claims of a built-in resource's objects; nil for a resource without claims.
+func (s *Stores) Claims(resource schema.GroupResource) ClaimsFunc { return s.config.Claims[resource] }
+
+// Options are those of any resource. Config holds the codec, prefix is upstream's storage prefix, and contentType is what
+// the codec encodes. Claims may be nil. Objects are not counted in the background, which would take a goroutine for each
+// resource.
+func (s *Stores) Options(config *storagebackend.ConfigForResource, prefix, contentType string, claims ClaimsFunc) generic.RESTOptions {
+	return generic.RESTOptions{
+		StorageConfig:           config,
+		Decorator:               s.decorator(contentType, claims),
+		EnableGarbageCollection: true,
+		DeleteCollectionWorkers: 1,
+		ResourcePrefix:          prefix,
+	}
+}
+
+// decorator returns upstream's hook that makes a store, here kubestore's.
+func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.StorageDecorator {
+	return func(config *storagebackend.ConfigForResource, prefix string, keyFunc func(runtime.Object) (string, error),
+		newFunc, newListFunc func() runtime.Object, _ storage.AttrFunc, indexers storage.IndexerFuncs, _ *cache.Indexers,
+	) (storage.Interface, factory.DestroyFunc, error) {
+		namespaced, err := hasNamespace(prefix, newFunc(), keyFunc)
+		if err != nil {
+			return nil, nil, fmt.Errorf("find the scope of %s: %w", config.GroupResource, err)
+		}
+		store := kubestore.New(s.config.Cell, kubestore.Resource{
+			GroupResource: config.GroupResource,
+			Prefix:        prefix,
+			Namespaced:    namespaced,
+			Codec:         config.Codec,
+			ContentType:   contentType,
+			NewFunc:       newFunc,
+			NewListFunc:   newListFunc,
+			Indexers:      indexers,
+			Transformer:   s.Transformer(config.GroupResource),
+			Claims:        claims,
+		})
+		if s.config.Wrap != nil {
+			store = s.config.Wrap(store)
+		}
+		return store, func() {}, nil
+	}
+}
+
+// Prefix is upstream's storage prefix of a built-in resource, for example 'services/specs'.
+func (s *Stores) Prefix(resource schema.GroupResource) string {
+	return s.factory.ResourcePrefix(resource)
+}
+
+// Transformer encrypts and pads the values of a resource; nil where values are stored as they are.
+func (s *Stores) Transformer(resource schema.GroupResource) value.Transformer {
+	return s.config.Transformers.For(resource)
+}
+
+// hasNamespace asks the registry's key function, because upstream's hook is not told the scope.
+func hasNamespace(prefix string, example runtime.Object, keyFunc func(runtime.Object) (string, error)) (bool, error) {
+	object, err := meta.Accessor(example)
+	if err != nil {
+		return false, err
+	}
+	object.SetNamespace("probe")
+	object.SetName("probe")
+	key, err := keyFunc(example)
+	return strings.Count(strings.TrimPrefix(key, prefix), "/") == 2, err
+}
+
+// Equivalents tells admission which resources are one object under several names: those with the same storage prefix.
+func (s *Stores) Equivalents() runtime.EquivalentResourceRegistry {
+	return runtime.NewEquivalentResourceRegistryWithIdentity(func(resource schema.GroupResource) string {
+		return s.Prefix(resource)
+	})
+}
+
+// DecorateShared lets watches that share one object show what a get shows. Upstream's own decorator leaves such an
+// object as it is stored. So in kube-apiserver, what a watch shows depends on how many watch.
+func DecorateShared(store *genericregistry.Store) {
+	decorate := store.Decorator
+	store.Decorator = func(obj runtime.Object) {
+		shared, ok := obj.(kubestore.Shared)
+		if ok {
+			shared.Decorate(decorate)
+			return
+		}
+		decorate(obj)
+	}
+}
