@@ -25,6 +25,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
+	"github.com/logplane/logplane/internal/apiserver/services"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -45,7 +46,7 @@ type Config struct {
 	// EncryptionConfigFile is kube-apiserver's --encryption-provider-config; empty for none.
 	EncryptionConfigFile string
 	// Services says which addresses and node ports Services may have.
-	Services ServiceConfig
+	Services services.Ranges
 	// Requests bounds the requests of this process that are not watches, Watches those that are.
 	Requests RequestLimits
 	Watches  WatchLimits

@@ -36,6 +36,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
+	"github.com/logplane/logplane/internal/apiserver/services"
 )
 
 // systemNamespaces are kube-apiserver's, and the one of node leases.
@@ -52,8 +53,8 @@ func (s *Server) bootstrapObjects() ([]bootstrapObject, error) {
 	for _, class := range schedulingv1.SystemPriorityClasses() {
 		objects = append(objects, bootstrapObject{scheduling.Resource("priorityclasses"), priorityclass.Strategy, class})
 	}
-	services, err := s.serviceObjects()
-	return append(objects, services...), err
+	last, err := s.serviceObjects()
+	return append(objects, last...), err
 }
 
 func namespaceObjects() []bootstrapObject {
@@ -98,16 +99,16 @@ func policyObjects() ([]bootstrapObject, error) {
 // serviceObjects are the range of cluster IPs and the service by which pods find this API: its first
 // address. There are no endpoints, as an address of a function means nothing to a pod.
 func (s *Server) serviceObjects() ([]bootstrapObject, error) {
-	prefix, err := s.config.Services.prefix()
+	prefix, err := s.config.Services.Prefix()
 	if err != nil {
 		return nil, err
 	}
-	ip := offset(prefix.Masked(), 1).String()
+	ip := services.First(prefix).String()
 	policy := corev1.IPFamilyPolicySingleStack
 	return []bootstrapObject{
 		{networking.Resource("servicecidrs"), servicecidr.Strategy, &networkingv1.ServiceCIDR{
 			ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
-			Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{prefix.Masked().String()}},
+			Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{prefix.String()}},
 		}},
 		{api.Resource("services"), service.Strategy, &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{

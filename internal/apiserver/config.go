@@ -24,6 +24,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/apiserver/services"
 )
 
 // eventTTL is kube-apiserver's --event-ttl.
@@ -78,7 +79,7 @@ func (s *Server) configure() error {
 	s.stores, err = resources.New(resources.Config{
 		Cell: s.config.Cell, Version: c.EffectiveVersion, Served: c.MergedResourceConfig, Transformers: transformers,
 		Claims: map[schema.GroupResource]resources.ClaimsFunc{
-			api.Resource("services"): claimsOfServices(s.config.Cell.Cluster, transformers.For(networkingv1.Resource("ipaddresses"))),
+			api.Resource("services"): services.Claims(s.config.Cell.Cluster, transformers.For(networkingv1.Resource("ipaddresses"))),
 		},
 		Wrap: s.withPatches,
 	})

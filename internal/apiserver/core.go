@@ -1,8 +1,6 @@
 package apiserver
 
 import (
-	"fmt"
-
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -20,9 +18,9 @@ import (
 	podtemplatestore "k8s.io/kubernetes/pkg/registry/core/podtemplate/storage"
 	controllerstore "k8s.io/kubernetes/pkg/registry/core/replicationcontroller/storage"
 	corerest "k8s.io/kubernetes/pkg/registry/core/rest"
-	serviceaccountstore "k8s.io/kubernetes/pkg/registry/core/serviceaccount/storage"
 
 	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/apiserver/services"
 )
 
 // coreProvider serves the core group as upstream's legacy provider does, without the allocators that
@@ -31,25 +29,22 @@ import (
 type coreProvider struct {
 	corerest.GenericConfig
 	authorizer authorizer.Authorizer
-	alloc      *allocator
+	services   services.Config
 }
 
 // newCoreStorage builds the core group; building it reads nothing.
 func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
-	alloc, err := newAllocator(s.config.Cell, s.config.Services, s.listers.Networking().V1().ServiceCIDRs().Lister())
-	if err != nil {
-		return genericapiserver.APIGroupInfo{}, fmt.Errorf("configure service addresses: %w", err)
-	}
 	p := &coreProvider{
 		GenericConfig: corerest.GenericConfig{
 			StorageFactory:       s.stores.Factory(),
 			EventTTL:             eventTTL,
 			LoopbackClientConfig: s.loopback,
-			APIAudiences:         s.generic.Authentication.APIAudiences,
 			Informers:            s.listers,
 		},
 		authorizer: s.generic.Authorization.Authorizer,
-		alloc:      alloc,
+		services: services.Config{
+			Cell: s.config.Cell, Ranges: s.config.Services, CIDRs: s.listers.Networking().V1().ServiceCIDRs().Lister(),
+		},
 	}
 	return p.build(s.generic.MergedResourceConfig, s.stores)
 }
@@ -62,7 +57,7 @@ func (p *coreProvider) build(enabled serverstorage.APIResourceConfigSource, opts
 	}
 	storage := group.VersionedResourcesStorageMap["v1"]
 	for _, add := range []func(map[string]rest.Storage, generic.RESTOptionsGetter) error{
-		p.addPods, p.addServices, p.addServiceAccounts, p.addVolumes, p.addControllers, p.addRest,
+		p.addPods, p.addServices, p.addVolumes, p.addControllers, p.addRest,
 	} {
 		if err := add(storage, opts); err != nil {
 			return genericapiserver.APIGroupInfo{}, err
@@ -112,34 +107,14 @@ func (p *coreProvider) addServices(storage map[string]rest.Storage, opts generic
 	if err != nil {
 		return err
 	}
-	services, status, proxy, err := newServiceREST(opts, p.alloc, endpoints, storage["pods"].(rest.Getter))
+	service, status, proxy, err := services.NewREST(p.services, opts, endpoints, storage["pods"].(rest.Getter))
 	if err != nil {
 		return err
 	}
 	storage["endpoints"] = endpoints
-	storage["services"] = services
+	storage["services"] = service
 	storage["services/status"] = status
 	storage["services/proxy"] = proxy
-	return nil
-}
-
-// addServiceAccounts replaces the generic service accounts by ones whose tokens can be bound to pods and
-// nodes, when there is an issuer.
-func (p *coreProvider) addServiceAccounts(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
-	if p.ServiceAccountIssuer == nil {
-		return nil
-	}
-	pods := storage["pods"].(*podstore.REST)
-	nodes := storage["nodes"].(*nodestore.REST)
-	accounts, err := serviceaccountstore.NewREST(opts, p.ServiceAccountIssuer, p.APIAudiences, p.ServiceAccountMaxExpiration,
-		pods.Store, storage["secrets"].(rest.Getter), nodes.Store, p.ExtendExpiration, p.MaxExtendedExpiration)
-	if err != nil {
-		return err
-	}
-	storage["serviceaccounts"] = accounts
-	if accounts.Token != nil {
-		storage["serviceaccounts/token"] = accounts.Token
-	}
 	return nil
 }
 

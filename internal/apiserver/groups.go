@@ -26,6 +26,7 @@ import (
 	coordinationrest "k8s.io/kubernetes/pkg/registry/coordination/rest"
 	discoveryrest "k8s.io/kubernetes/pkg/registry/discovery/rest"
 	eventsrest "k8s.io/kubernetes/pkg/registry/events/rest"
+	networkingrest "k8s.io/kubernetes/pkg/registry/networking/rest"
 	noderest "k8s.io/kubernetes/pkg/registry/node/rest"
 	policyrest "k8s.io/kubernetes/pkg/registry/policy/rest"
 	resourcerest "k8s.io/kubernetes/pkg/registry/resource/rest"
@@ -34,6 +35,7 @@ import (
 	svmrest "k8s.io/kubernetes/pkg/registry/storagemigration/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/apiserver/services"
 )
 
 // storageBuilder makes the registries of one group.
@@ -97,7 +99,11 @@ func builtins() []struct {
 		})},
 		{"coordination.k8s.io", static(coordinationrest.RESTStorageProvider{})},
 		{"discovery.k8s.io", static(discoveryrest.StorageProvider{})},
-		{"networking.k8s.io", newNetworkingStorage},
+		{"networking.k8s.io", func(s *Server) (genericapiserver.APIGroupInfo, error) {
+			info, err := networkingrest.RESTStorageProvider{}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
+			services.GuardAddresses(&info, s.listers.Core().V1().Services().Lister())
+			return info, err
+		}},
 		{"node.k8s.io", static(noderest.RESTStorageProvider{})},
 		{"policy", static(policyrest.RESTStorageProvider{})},
 		{"rbac.authorization.k8s.io", func(s *Server) (genericapiserver.APIGroupInfo, error) {

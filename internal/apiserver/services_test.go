@@ -23,6 +23,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/services"
 )
 
 func servicesOf(s *Server) corev1client.ServiceInterface {
@@ -116,9 +117,9 @@ func TestServicesAtOnceGetDistinctAddresses(t *testing.T) {
 
 // TestServicesOfTwoServers: the processes know nothing of each other's choices, and the range is small.
 func TestServicesOfTwoServers(t *testing.T) {
-	services := ServiceConfig{CIDR: "10.0.0.0/27"}
-	first := bootstrapped(t, func(c *Config) { c.Services = services })
-	second, err := New(Config{Cell: first.config.Cell, Services: services})
+	ranges := services.Ranges{CIDR: "10.0.0.0/27"}
+	first := bootstrapped(t, func(c *Config) { c.Services = ranges })
+	second, err := New(Config{Cell: first.config.Cell, Services: ranges})
 	require.NoError(t, err)
 	var mu sync.Mutex
 	addresses := map[string]bool{}
@@ -348,14 +349,6 @@ func TestNodePortRangeFull(t *testing.T) {
 	require.ErrorContains(t, err, "range is full")
 	require.NoError(t, servicesOf(s).Delete(t.Context(), "a", metav1.DeleteOptions{}))
 	create(t, s, serviceNamed("c", nodePort))
-}
-
-// TestBands compares with upstream's figures for ranges of each size.
-func TestBands(t *testing.T) {
-	require.Equal(t, []span{{257, 1<<20 - 2 - 256}, {1, 256}}, bands(1, 1<<20-2, 1<<20, 16, 256, 16), "10.96.0.0/12")
-	require.Equal(t, []span{{17, 254 - 16}, {1, 16}}, bands(1, 254, 256, 16, 256, 16), "a /24")
-	require.Equal(t, []span{{1, 14}}, bands(1, 14, 16, 16, 256, 16), "a /28")
-	require.Equal(t, []span{{30086, 2768 - 86}, {30000, 86}}, bands(30000, 2768, 2768, 16, 128, 32), "node ports")
 }
 
 // A watch shows what a get shows, however many watch: upstream drops, when a service is read, the internal traffic

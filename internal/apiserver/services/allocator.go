@@ -1,4 +1,4 @@
-package apiserver
+package services
 
 import (
 	"context"
@@ -27,9 +27,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// allocator chooses addresses and ports that nobody holds in the newest view. It writes nothing: what it
-// chose is claimed by kubestore together with the service, so nothing leaks when a process dies, and
-// releasing is deleting the service. It is safe for concurrent use.
+// allocator chooses addresses and ports that nobody holds in the newest view. It writes nothing. It is safe for
+// concurrent use.
 type allocator struct {
 	cell      kubestore.Cell
 	cidrs     networkinglisters.ServiceCIDRLister
@@ -41,8 +40,8 @@ type allocator struct {
 	current *attempt // by turn
 
 	mu sync.Mutex
-	// held are the choices of requests still running in this process, so that they do not all choose the
-	// same and lose. Forgetting them costs a retry.
+	// held are the choices of requests that still run in this process, so that not all choose the same and lose.
+	// Forgetting them costs a retry.
 	held map[string]*proposal // by mu
 }
 
@@ -62,12 +61,15 @@ type attempt struct {
 
 type proposalKey struct{}
 
-func newAllocator(cell kubestore.Cell, c ServiceConfig, cidrs networkinglisters.ServiceCIDRLister) (*allocator, error) {
-	prefix, err := c.prefix()
+func newAllocator(c Config) (*allocator, error) {
+	prefix, err := c.Ranges.Prefix()
 	if err != nil {
 		return nil, err
 	}
-	a := &allocator{cell: cell, cidrs: cidrs, family: api.IPv4Protocol, portRange: c.nodePorts(), turn: make(chan struct{}, 1), held: map[string]*proposal{}}
+	a := &allocator{
+		cell: c.Cell, cidrs: c.CIDRs, family: api.IPv4Protocol, portRange: c.Ranges.nodePorts(),
+		turn: make(chan struct{}, 1), held: map[string]*proposal{},
+	}
 	if prefix.Addr().Is6() {
 		a.family = api.IPv6Protocol
 	}
@@ -86,8 +88,8 @@ func (a *allocator) begin(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// during lets choose use the allocator for this request. Choosing is short and one request at a time does
-// it, because upstream's allocator interfaces carry no context.
+// during lets choose use the allocator for this request. Upstream's interfaces of allocators carry no context, so one
+// request at a time chooses, which does not take long.
 func (a *allocator) during(ctx context.Context, choose func() error) error {
 	select {
 	case a.turn <- struct{}{}:
@@ -116,7 +118,7 @@ func (a *allocator) during(ctx context.Context, choose func() error) error {
 	return err
 }
 
-// isClaimed says whether the view holds a live object under the key.
+// isClaimed reports whether the view holds a live object under the key.
 func (a *allocator) isClaimed(key eventlog.Key) (bool, error) {
 	now := a.current
 	_, found, err := now.view.Get(now.ctx, key.Row(), now.view.Revision())
@@ -126,8 +128,8 @@ func (a *allocator) isClaimed(key eventlog.Key) (bool, error) {
 	return found, err
 }
 
-// take checks a name that the user asked for and refuses it with the given error. Another running
-// request's choice does not matter: the claim decides who gets it.
+// take checks a name that the user asked for, and refuses it with the given error if it is allocated. The choice of
+// another running request does not matter, because the claim decides who gets the name.
 func (a *allocator) take(key eventlog.Key, allocated error) error {
 	if a.current.taken[key.Name] {
 		return allocated
@@ -167,9 +169,9 @@ func (a *allocator) propose(key eventlog.Key) (bool, error) {
 // span is count consecutive addresses or ports.
 type span struct{ first, count uint64 }
 
-// bands divides a range as upstream does: what is chosen comes from the upper band while it lasts, so that
-// the lower one stays free for users who ask for a certain one. The band's size is min(max(least,
-// size/step), most), and a range no larger than least has none.
+// bands divides a range as upstream does. The allocator chooses from the upper band while it lasts, so that the lower
+// band stays free for users who ask for a certain address or port. The lower band's size is
+// min(max(least, size/step), most); a range that is no larger than least has no lower band.
 func bands(first, count uint64, size, least, most, step uint64) []span {
 	if size <= least || count == 0 {
 		return []span{{first, count}}
@@ -178,7 +180,7 @@ func bands(first, count uint64, size, least, most, step uint64) []span {
 	return []span{{first + lower, count - lower}, {first, lower}}
 }
 
-// choose offers every number of the spans once, each span from a random start, until accept takes one.
+// choose offers every number of the spans once, in each span from a random start, until accept takes one.
 func choose(spans []span, accept func(uint64) (bool, error)) (uint64, bool, error) {
 	for _, s := range spans {
 		if s.count == 0 {
@@ -195,8 +197,7 @@ func choose(spans []span, accept func(uint64) (bool, error)) (uint64, bool, erro
 	return 0, false, nil
 }
 
-// addresses is upstream's view of the allocator for cluster IPs. Choosing writes nothing, so a dry run
-// differs in nothing.
+// addresses is upstream's view of the allocator for cluster IPs. Choosing writes nothing, so a dry run is no different.
 type addresses struct{ *allocator }
 
 var _ ipallocator.Interface = addresses{}
@@ -242,8 +243,8 @@ func (a addresses) next(prefix netip.Prefix) (netip.Addr, bool, error) {
 	return offset(prefix, n), ok, err
 }
 
-// prefixes of the family that services may be given addresses from now, in the order of their
-// ServiceCIDRs' names.
+// prefixes are those of the family from which Services may be given addresses now, in the order of their ServiceCIDRs'
+// names.
 func (a addresses) prefixes() ([]netip.Prefix, error) {
 	objects, err := a.cidrs.List(labels.Everything())
 	if err != nil {
@@ -265,7 +266,7 @@ func (a addresses) prefixes() ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// isReady as upstream: without the condition a ServiceCIDR is ready, since no controller may be running.
+// isReady as upstream: a ServiceCIDR without the condition is ready, because there may be no controller.
 func isReady(cidr *networkingv1.ServiceCIDR) bool {
 	for _, condition := range cidr.Status.Conditions {
 		if condition.Type == networkingv1.ServiceCIDRConditionReady {
@@ -275,8 +276,8 @@ func isReady(cidr *networkingv1.ServiceCIDR) bool {
 	return true
 }
 
-// hosts is how many addresses after the network's own can be given, and how many addresses the prefix
-// has, at most 2^62 of them. The last one of an IPv4 network is its broadcast address.
+// hosts returns how many addresses after the network's own can be given, and how many addresses the prefix has, 2^62 at
+// most. The last address of an IPv4 network is its broadcast address.
 func hosts(prefix netip.Prefix) (count, size uint64) {
 	size = 1 << min(prefix.Addr().BitLen()-prefix.Bits(), 62)
 	reserved := uint64(1)
@@ -332,8 +333,8 @@ func (a addresses) Destroy() {}
 // EnableMetrics has nothing to do.
 func (a addresses) EnableMetrics() {}
 
-// ports is upstream's view of the allocator for node ports. Like upstream's bitmap it does not know
-// protocols: one number is one service's, which may use it for several protocols.
+// ports is upstream's view of the allocator for node ports. Like upstream's bitmap it knows no protocols: one number is
+// one Service's, which may use it for several protocols.
 type ports struct{ *allocator }
 
 var _ portallocator.Interface = ports{}

@@ -1,4 +1,4 @@
-package apiserver
+package services
 
 import (
 	"context"
@@ -14,25 +14,21 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/kubernetes/pkg/apis/networking"
 	ipaddressstore "k8s.io/kubernetes/pkg/registry/networking/ipaddress/storage"
-	networkingrest "k8s.io/kubernetes/pkg/registry/networking/rest"
 )
 
-// newNetworkingStorage makes the registries of networking.k8s.io, upstream's but for IPAddresses.
-func newNetworkingStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
-	info, err := networkingrest.RESTStorageProvider{}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
-	if err != nil {
-		return info, err
-	}
+// GuardAddresses has the registry of IPAddresses, in the storage of networking.k8s.io, keep the addresses that Services
+// have. The lister must be exact at the time of the request.
+func GuardAddresses(info *genericapiserver.APIGroupInfo, services corelisters.ServiceLister) {
 	for _, storage := range info.VersionedResourcesStorageMap {
-		if addresses, ok := storage["ipaddresses"].(*ipaddressstore.REST); ok {
-			storage["ipaddresses"] = &addressREST{addresses, s.listers.Core().V1().Services().Lister()}
+		addresses, ok := storage["ipaddresses"].(*ipaddressstore.REST)
+		if ok {
+			storage["ipaddresses"] = &addressREST{addresses, services}
 		}
 	}
-	return info, nil
 }
 
-// addressREST does not let go of an address that a service has: it is the service's claim, and without it
-// another service could be given the same. Upstream lets go and has a loop put the object back later.
+// addressREST does not let go of an address that a Service has. It is the Service's claim; without it another Service
+// could be given the same address. Upstream lets go, and has a loop put the object back later.
 type addressREST struct {
 	*ipaddressstore.REST
 	services corelisters.ServiceLister
@@ -48,8 +44,8 @@ func (r *addressREST) DeleteCollection(ctx context.Context, validate rest.Valida
 	return r.REST.DeleteCollection(ctx, r.unused(validate), options, list)
 }
 
-// unused refuses addresses that services have before it asks validate. The lister's view is no older than
-// the one that the deletion is computed on, and whatever is newer than both makes its precondition fail.
+// unused refuses addresses that Services have before it asks validate. The lister's view is no older than the view that
+// the deletion is computed on. Whatever is newer than both makes the deletion's precondition fail.
 func (r *addressREST) unused(validate rest.ValidateObjectFunc) rest.ValidateObjectFunc {
 	return func(ctx context.Context, obj runtime.Object) error {
 		if address, ok := obj.(*networking.IPAddress); ok {

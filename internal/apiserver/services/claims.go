@@ -1,4 +1,4 @@
-package apiserver
+package services
 
 import (
 	"context"
@@ -24,13 +24,13 @@ import (
 // networkingCodec encodes an IPAddress as the registry of ipaddresses stores it.
 var networkingCodec = legacyscheme.Codecs.EncoderForVersion(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), networkingv1.SchemeGroupVersion)
 
-// claimsOfServices returns what names the claims of services.
-func claimsOfServices(cluster string, transformer value.Transformer) resources.ClaimsFunc {
+// Claims returns what names the claims of Services. The transformer is that of IPAddresses.
+func Claims(cluster string, transformer value.Transformer) resources.ClaimsFunc {
 	return serviceClaims{cluster, transformer}.of
 }
 
-// serviceClaims names the claims of services: an IPAddress for each cluster IP, and the node ports. They
-// depend on nothing but the service, so that kubestore can compare those of two versions.
+// serviceClaims names the claims of Services: an IPAddress for each cluster IP, and the node ports. Claims depend on
+// nothing but the Service, so that kubestore can compare the claims of two versions.
 type serviceClaims struct {
 	cluster string
 	// transformer of IPAddresses, as their own registry has it.
@@ -77,7 +77,7 @@ func (s serviceClaims) addresses(ctx context.Context, service *api.Service) ([]k
 	return claims, nil
 }
 
-// heldBy recognises an IPAddress by its parent, which cannot be changed: its other fields a user may have written to.
+// heldBy recognises an IPAddress by its parent, which cannot be changed. A user may have written to its other fields.
 func (s serviceClaims) heldBy(parent *networkingv1.ParentReference) func(context.Context, projection.Row) bool {
 	return func(ctx context.Context, row projection.Row) bool {
 		plain, err := kubestore.Plain(ctx, s.transformer, row)
@@ -90,8 +90,8 @@ func (s serviceClaims) heldBy(parent *networkingv1.ParentReference) func(context
 	}
 }
 
-// ipAddress is the object that upstream's allocator would create. Its uid is derived from the service's,
-// so that it is the same however often it is computed.
+// ipAddress is the object that upstream's allocator would create. Its uid is derived from the Service's, so that it is
+// the same however often it is computed.
 func ipAddress(service *api.Service, address netip.Addr) *networkingv1.IPAddress {
 	family := string(api.IPv4Protocol)
 	if address.Is6() {
@@ -114,7 +114,7 @@ func ipAddress(service *api.Service, address netip.Addr) *networkingv1.IPAddress
 	}
 }
 
-// portClaims' bodies name the owner, for whoever inspects the log.
+// portClaims returns the claims of node ports. Their bodies name the owner, for somebody who inspects the log.
 func portClaims(cluster string, service *api.Service) []kubestore.Claim {
 	numbers := []int32{service.Spec.HealthCheckNodePort}
 	for _, port := range service.Spec.Ports {

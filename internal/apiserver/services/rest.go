@@ -1,0 +1,108 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/kubernetes/pkg/registry/core/service"
+	"k8s.io/kubernetes/pkg/registry/core/service/ipallocator"
+	servicestore "k8s.io/kubernetes/pkg/registry/core/service/storage"
+
+	api "k8s.io/kubernetes/pkg/apis/core"
+
+	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// REST is upstream's registry of services with addresses and ports chosen by our allocator. A choice is only a proposal:
+// kubestore claims it in the batch that writes the service. If a concurrent writer wins the claim, Create and Update
+// make another proposal.
+type REST struct {
+	*servicestore.REST
+	alloc *allocator
+}
+
+// NewREST makes the registries of services and of their subresources.
+func NewREST(c Config, opts generic.RESTOptionsGetter, endpoints servicestore.EndpointsStorage, pods rest.Getter) (*REST, *servicestore.StatusREST, *service.ProxyREST, error) {
+	alloc, err := newAllocator(c)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("configure service addresses: %w", err)
+	}
+	services, status, proxy, err := servicestore.NewREST(opts, alloc.family,
+		map[api.IPFamily]ipallocator.Interface{alloc.family: addresses{alloc}}, ports{alloc}, endpoints, pods, nil)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	bindAllocator(services.Store, alloc)
+	resources.DecorateShared(services.Store)
+	return &REST{REST: services, alloc: alloc}, status, proxy, nil
+}
+
+// bindAllocator tells the allocator for which request it chooses. Upstream's interfaces do not.
+func bindAllocator(store *genericregistry.Store, alloc *allocator) {
+	create, update := store.BeginCreate, store.BeginUpdate
+	store.BeginCreate = func(ctx context.Context, obj runtime.Object, options *metav1.CreateOptions) (finish genericregistry.FinishFunc, err error) {
+		err = alloc.during(ctx, func() error {
+			finish, err = create(ctx, obj, options)
+			return err
+		})
+		return finish, err
+	}
+	store.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, options *metav1.UpdateOptions) (finish genericregistry.FinishFunc, err error) {
+		err = alloc.during(ctx, func() error {
+			finish, err = update(ctx, obj, old, options)
+			return err
+		})
+		return finish, err
+	}
+}
+
+// Create implements rest.Creater. When two writers chose the same address, one of them chooses again (allocate).
+func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (out runtime.Object, err error) {
+	err = r.allocate(ctx, func(ctx context.Context) error {
+		// Upstream fills the object in. What a failed attempt chose must not look like the user's wish.
+		out, err = r.REST.Create(ctx, obj.DeepCopyObject(), validate, options)
+		return err
+	})
+	return out, err
+}
+
+// Update implements rest.Updater. Patches come here too.
+func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, validateCreate rest.ValidateObjectFunc, validateUpdate rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (out runtime.Object, created bool, err error) {
+	err = r.allocate(ctx, func(ctx context.Context) error {
+		out, created, err = r.REST.Update(ctx, name, info, validateCreate, validateUpdate, forceAllowCreate, options)
+		return err
+	})
+	return out, created, err
+}
+
+// maxAllocations bounds the attempts of one request. Each lost attempt means that another service won, and requests of
+// one process never choose the same. So only a crowd of processes on a nearly full range gets there.
+const maxAllocations = 16
+
+// allocate calls write until it loses no claim. After a loss it catches up, so that the view holds the winner's claim. A
+// dynamic choice then avoids it; a user who asked for just that address or port gets upstream's 422.
+func (r *REST) allocate(ctx context.Context, write func(context.Context) error) error {
+	ctx, release := r.alloc.begin(ctx)
+	defer release()
+	var claimed *kubestore.ClaimedError
+	for range maxAllocations {
+		err := write(ctx)
+		if !errors.As(err, &claimed) {
+			return err
+		}
+		view, err := r.alloc.cell.Projection.Latest(ctx)
+		if err != nil {
+			return apierrors.NewInternalError(fmt.Errorf("read what is allocated: %w", err))
+		}
+		ctx = kubestore.WithView(ctx, view)
+	}
+	return apierrors.NewTooManyRequests(fmt.Sprintf("%s was taken by another service, again and again; nothing was written", claimed.Key.Name), 1)
+}

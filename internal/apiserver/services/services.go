@@ -1,0 +1,59 @@
+// Package services gives Services their addresses and node ports.
+//
+// Nouns. The allocator chooses an address or a port that is free in the newest view. A choice is only a proposal. A claim
+// is an object that holds the choice: an IPAddress for an address, an object of our own for a node port. Kubestore
+// appends the claims in the same batch as the Service and deletes them with it, so that the log decides who gets what,
+// and nothing leaks when a process dies (docs/decisions/claims.md).
+//
+// The path of a new Service through the package:
+//
+//  1. rest.go opens a proposal for the request, and takes the allocator's turn while upstream's registry asks it.
+//  2. allocator.go answers from the newest view.
+//  3. claims.go names the claims of the Service that is to be written.
+//  4. If another writer has won a claim meanwhile, rest.go catches up and starts over.
+package services
+
+import (
+	"net/netip"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	networkinglisters "k8s.io/client-go/listers/networking/v1"
+
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// Ranges say what Services may be given. The zero value is kube-apiserver's default.
+type Ranges struct {
+	// CIDR that bootstrap writes as ServiceCIDR 'kubernetes', '10.96.0.0/12' by default. Its family is that of every
+	// Service. Afterwards the ServiceCIDR objects rule.
+	CIDR string
+	// NodePorts is '30000-32767' by default.
+	NodePorts utilnet.PortRange
+}
+
+// Prefix is the CIDR.
+func (r Ranges) Prefix() (netip.Prefix, error) {
+	if r.CIDR == "" {
+		r.CIDR = "10.96.0.0/12"
+	}
+	prefix, err := netip.ParsePrefix(r.CIDR)
+	return prefix.Masked(), err
+}
+
+// First is the address of the prefix that the API's own Service has.
+func First(prefix netip.Prefix) netip.Addr { return offset(prefix, 1) }
+
+func (r Ranges) nodePorts() utilnet.PortRange {
+	if r.NodePorts.Size == 0 {
+		return utilnet.PortRange{Base: 30000, Size: 2768}
+	}
+	return r.NodePorts
+}
+
+// Config of the registry of Services.
+type Config struct {
+	Cell   kubestore.Cell
+	Ranges Ranges
+	// CIDRs must be exact at the time of the request.
+	CIDRs networkinglisters.ServiceCIDRLister
+}
