@@ -46,18 +46,9 @@ func checkExists(r eventlog.Resource) error {
 	if strings.Contains(r.Group, ".") {
 		return nil
 	}
-	builtin, err := spec.Groups()
-	if err != nil {
+	exists, err := spec.HasResource(r.Group, r.Resource)
+	if err != nil || exists {
 		return err
-	}
-	for _, group := range builtin {
-		for _, version := range group.Versions {
-			for _, resource := range version.Resources {
-				if group.Name == r.Group && resource.Name == r.Resource {
-					return nil
-				}
-			}
-		}
 	}
 	return errors.New("there is no such resource; it must be the plural name, with the group if it has one")
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
@@ -73,6 +74,8 @@ type Server struct {
 	// client uses loopback with protobuf.
 	client kubernetes.Interface
 	groups map[string]*group
+	// definitions reads CustomResourceDefinitions.
+	definitions *customresources.Reader
 	// watches that are open.
 	watches *watches
 	// reads, writes, heavy (among them) and starts (of watches) are the places of requests, bodies the bytes that requests have sent.
@@ -83,7 +86,8 @@ type Server struct {
 
 	// crds serves custom resources, discovery '/api', '/apis' and what is below them down to a group's
 	// version, openapi '/openapi/…'. Each also answers what it does not know.
-	crds, discovery, openapi http.Handler
+	crds               *customresources.Handler
+	discovery, openapi http.Handler
 }
 
 // New builds the handler; API groups are built on first use.
@@ -98,10 +102,14 @@ func New(c Config) (*Server, error) {
 		return nil, err
 	}
 	s.groups = newGroups(s)
+	var err error
+	if s.crds, err = newCustomResources(s); err != nil {
+		return nil, err
+	}
 	for _, part := range []struct {
 		handler *http.Handler
 		build   func(*Server) (http.Handler, error)
-	}{{&s.crds, newCRDs}, {&s.discovery, newDiscovery}, {&s.openapi, newOpenAPI}} {
+	}{{&s.discovery, newDiscovery}, {&s.openapi, newOpenAPI}} {
 		var err error
 		if *part.handler, err = part.build(s); err != nil {
 			return nil, err

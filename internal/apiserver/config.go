@@ -22,6 +22,7 @@ import (
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/controlplane"
 
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
@@ -95,6 +96,8 @@ func (s *Server) configure() error {
 		return fmt.Errorf("make the loopback client: %w", err)
 	}
 	s.listers = listers.New(listers.Config{Projection: s.config.Cell.Projection, Cluster: s.config.Cell.Cluster, Storage: s.stores, Logger: s.config.Logger})
+
+	s.definitions = customresources.NewReader(s.listers)
 
 	if err = s.configureAuthentication(); err != nil {
 		return err

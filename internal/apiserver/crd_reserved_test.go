@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
@@ -63,7 +64,7 @@ func (s *Server) storeDefinition(t *testing.T, crd *apiextensionsv1.CustomResour
 	codec := crdserver.Codecs.EncoderForVersion(protobuf.NewSerializer(crdserver.Scheme, crdserver.Scheme), apiextensionsv1.SchemeGroupVersion)
 	body, err := runtime.Encode(codec, crd)
 	require.NoError(t, err)
-	s.store(t, crdGroupResource, "/"+crdPrefix, crd.Name, runtime.ContentTypeProtobuf, body)
+	s.store(t, customresources.Resource, "/"+customresources.Prefix, crd.Name, runtime.ContentTypeProtobuf, body)
 }
 
 const crdsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -121,7 +122,7 @@ func TestReservedDefinitionsFromBefore(t *testing.T) {
 		require.NoError(t, err)
 		return append([]byte("\xd9\xd9\xf7"), b...)
 	}
-	s.store(t, crdGroupResource, "/"+crdPrefix, "x", runtime.ContentTypeCBOR, instance("apiextensions.k8s.io/v2", "x"))
+	s.store(t, customresources.Resource, "/"+customresources.Prefix, "x", runtime.ContentTypeCBOR, instance("apiextensions.k8s.io/v2", "x"))
 	s.store(t, schema.GroupResource{Group: "logplane.dev", Resource: "nodeports"}, "/logplane.dev/nodeports", "x", runtime.ContentTypeCBOR, instance("logplane.dev/v1", "x"))
 
 	for _, path := range []string{"/api", "/apis", "/apis/apiextensions.k8s.io/v1", "/apis/example.com/v1", "/openapi/v2", "/openapi/v3", "/openapi/v3/apis/example.com/v1",
@@ -151,7 +152,7 @@ func TestOneBadRow(t *testing.T) {
 	}
 	s.store(t, rbac("clusterrolebindings"), "/clusterrolebindings", "bad", runtime.ContentTypeProtobuf, []byte("k8s\x00garbage"))
 	s.store(t, rbac("clusterroles"), "/clusterroles", "bad", runtime.ContentTypeProtobuf, []byte("k8s\x00garbage"))
-	s.store(t, crdGroupResource, "/"+crdPrefix, "bad.example.com", runtime.ContentTypeProtobuf, []byte("k8s\x00garbage"))
+	s.store(t, customresources.Resource, "/"+customresources.Prefix, "bad.example.com", runtime.ContentTypeProtobuf, []byte("k8s\x00garbage"))
 	s.must(t, 200, request{method: "GET", path: configMaps}.as("ann"))
 	s.must(t, 403, request{method: "GET", path: "/api/v1/namespaces/default/secrets"}.as("ann"))
 	for _, path := range []string{"/apis", "/openapi/v2", "/openapi/v3", "/apis/example.com/v1/widgets"} {
@@ -171,7 +172,7 @@ func TestPrefixesAreApart(t *testing.T) {
 					continue
 				}
 				prefix := s.stores.Prefix(schema.GroupResource{Group: g.Name, Resource: r.Name})
-				require.False(t, strings.Contains(strings.Split(prefix, "/")[0], ".") && !reserved(g.Name, r.Name), prefix)
+				require.False(t, strings.Contains(strings.Split(prefix, "/")[0], ".") && !customresources.Reserved(g.Name, r.Name), prefix)
 			}
 		}
 	}

@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -479,7 +480,7 @@ func TestNameRace(t *testing.T) {
 	for i, s := range []*Server{first, second} {
 		built, err := s.groups["apiextensions.k8s.io"].get()
 		require.NoError(t, err)
-		registry := built.info.VersionedResourcesStorageMap["v1"]["customresourcedefinitions"].(crdREST)
+		registry := built.info.VersionedResourcesStorageMap["v1"]["customresourcedefinitions"].(customresources.REST)
 		lookedOnce := &meetingStrategy{RESTCreateStrategy: registry.CreateStrategy, prepared: &prepared}
 		registry.CreateStrategy = lookedOnce
 		c := connect(t, s)

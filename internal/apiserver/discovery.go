@@ -32,6 +32,7 @@ import (
 	"k8s.io/apiserver/pkg/server/routes"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
@@ -39,8 +40,8 @@ import (
 // and, computed from the newest view, the groups of custom resources. It is safe for concurrent use.
 type resourceIndex struct {
 	server *Server
-	crds   *crdReader
-	paths  *madeOnce[state, map[string]http.Handler]
+	crds   *customresources.Reader
+	paths  *madeOnce[customresources.State, map[string]http.Handler]
 	codecs serializer.CodecFactory
 }
 
@@ -50,21 +51,21 @@ func newDiscovery(s *Server) (http.Handler, error) {
 	utilruntime.Must(apidiscoveryv2.AddToScheme(scheme))
 	utilruntime.Must(apidiscoveryv2beta1.AddToScheme(scheme))
 	utilruntime.Must(discoveryconversion.RegisterConversions(scheme))
-	paths, err := newMadeOnce[state](1, func(map[string]http.Handler) int { return 1 })
+	paths, err := newMadeOnce[customresources.State](1, func(map[string]http.Handler) int { return 1 })
 	if err != nil {
 		return nil, err
 	}
-	return &resourceIndex{server: s, crds: newCRDReader(s), paths: paths, codecs: serializer.NewCodecFactory(scheme)}, nil
+	return &resourceIndex{server: s, crds: s.definitions, paths: paths, codecs: serializer.NewCodecFactory(scheme)}, nil
 }
 
 // ServeHTTP answers GET and HEAD of the known paths.
 func (x *resourceIndex) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	set, err := x.crds.all(r.Context())
+	set, err := x.crds.All()
 	if err != nil {
 		x.server.fail(w, r, apierrors.NewInternalError(err))
 		return
 	}
-	paths, err := x.paths.get(r.Context(), set.state, func(context.Context) (map[string]http.Handler, error) { return x.build(set) })
+	paths, err := x.paths.get(r.Context(), set.State, func(context.Context) (map[string]http.Handler, error) { return x.build(set) })
 	if err != nil {
 		x.server.fail(w, r, notMade(r, err))
 		return
@@ -81,12 +82,12 @@ func (x *resourceIndex) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // build makes the handler of every path.
-func (x *resourceIndex) build(set crdSet) (map[string]http.Handler, error) {
+func (x *resourceIndex) build(set customresources.Set) (map[string]http.Handler, error) {
 	builtin, err := spec.Groups()
 	if err != nil {
 		return nil, err
 	}
-	groups := merge(builtin, customGroups(set.crds))
+	groups := merge(builtin, customGroups(set.Definitions))
 	codecs := legacyscheme.Codecs // no CBOR: upstream's older discovery types know none
 	addresses := discovery.DefaultAddresses{DefaultAddress: x.server.generic.ExternalAddress}
 	root := metav1.APIGroupList{}
@@ -150,7 +151,7 @@ func (x *resourceIndex) choose(plain http.Handler, groups []spec.Group) (http.Ha
 		item := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: g.Name}}
 		for _, v := range g.Versions {
 			resources := v.Resources
-			if !isBuiltin(g.Name, v.Name) {
+			if !customresources.IsBuiltin(g.Name, v.Name) {
 				resources = withKinds(resources, g.Name, v.Name)
 			}
 			converted, err := endpoints.ConvertGroupVersionIntoToDiscovery(resources)

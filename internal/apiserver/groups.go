@@ -34,6 +34,7 @@ import (
 	storagerest "k8s.io/kubernetes/pkg/registry/storage/rest"
 	svmrest "k8s.io/kubernetes/pkg/registry/storagemigration/rest"
 
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
 )
@@ -83,7 +84,9 @@ func builtins() []struct {
 		build storageBuilder
 	}{
 		{"", newCoreStorage},
-		{"apiextensions.k8s.io", newAPIExtensionsStorage},
+		{"apiextensions.k8s.io", func(s *Server) (genericapiserver.APIGroupInfo, error) {
+			return customresources.NewStorage(s.config.Cell.Cluster, s.stores, s.definitions)
+		}},
 		{"apiregistration.k8s.io", newAPIRegistrationStorage},
 		{"internal.apiserver.k8s.io", static(apiserverinternalrest.StorageProvider{})},
 		{"authentication.k8s.io", from(func(s *Server) storageProvider {

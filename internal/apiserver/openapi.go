@@ -25,6 +25,7 @@ import (
 	"k8s.io/kube-openapi/pkg/handler3"
 	"k8s.io/kube-openapi/pkg/spec3"
 
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
@@ -47,9 +48,9 @@ const (
 // what CRDs add, computed from the newest view. It is safe for concurrent use.
 type apiDescription struct {
 	server *Server
-	crds   *crdReader
+	crds   *customresources.Reader
 	describer
-	overviews *madeOnce[state, *overview]
+	overviews *madeOnce[customresources.State, *overview]
 }
 
 // newOpenAPI serves '/openapi/…'.
@@ -58,11 +59,11 @@ func newOpenAPI(s *Server) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	overviews, err := newMadeOnce[state](1, func(*overview) int { return 1 })
+	overviews, err := newMadeOnce[customresources.State](1, func(*overview) int { return 1 })
 	if err != nil {
 		return nil, err
 	}
-	return &apiDescription{s, newCRDReader(s), describer, overviews}, nil
+	return &apiDescription{s, s.definitions, describer, overviews}, nil
 }
 
 // ServeHTTP serves '/openapi/v2', '/openapi/v3' and '/openapi/v3/<path>'.
@@ -94,11 +95,11 @@ func (d *apiDescription) serve(w http.ResponseWriter, r *http.Request) error {
 	if etag, ok := builtin.V3[name]; ok && name != path { // no CRD changes it
 		return (&described{etag, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V3(name, f) }}).serve(w, r, path)
 	}
-	set, err := d.crds.all(r.Context())
+	set, err := d.crds.All()
 	if err != nil {
 		return err
 	}
-	all, err := d.overviews.get(r.Context(), set.state, func(context.Context) (*overview, error) { return d.overview(builtin, set) })
+	all, err := d.overviews.get(r.Context(), set.State, func(context.Context) (*overview, error) { return d.overview(builtin, set) })
 	if err != nil {
 		return err
 	}
@@ -273,10 +274,10 @@ type overview struct {
 	index []byte
 }
 
-func (d describer) overview(builtin spec.Index, set crdSet) (*overview, error) {
+func (d describer) overview(builtin spec.Index, set customresources.Set) (*overview, error) {
 	var served []*apiextensionsv1.CustomResourceDefinition
 	custom := map[schema.GroupVersion][]*apiextensionsv1.CustomResourceDefinition{}
-	for _, crd := range set.crds {
+	for _, crd := range set.Definitions {
 		if !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
 			continue
 		}

@@ -81,6 +81,41 @@ var Builtin = sync.OnceValues(func() (Index, error) { return decode[Index](FileI
 // Groups returns what discovery shows of the built-in groups; it must not be changed.
 var Groups = sync.OnceValues(func() ([]Group, error) { return decode[[]Group](FileDiscovery) })
 
+// Versions are those of a built-in group, in the order of preference; none for a group that is not built in. They must not
+// be changed.
+func Versions(group string) ([]Version, error) {
+	path := "apis/" + group
+	if group == "" {
+		path = "api"
+	}
+	if _, err := fs.Stat(files, "data/"+FileV3(path, JSON)); err != nil {
+		return nil, nil // without decoding what the others have
+	}
+	all, err := Groups()
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		if all[i].Name == group {
+			return all[i].Versions, nil
+		}
+	}
+	return nil, nil
+}
+
+// HasResource reports whether a resource is built in, in any version of its group.
+func HasResource(group, resource string) (bool, error) {
+	versions, err := Versions(group)
+	for _, v := range versions {
+		for i := range v.Resources {
+			if v.Resources[i].Name == resource {
+				return true, nil
+			}
+		}
+	}
+	return false, err
+}
+
 // Schemas are those of a kind and of what it is made of, by name and without descriptions; false if there are none.
 func Schemas(kind schema.GroupVersionKind) (map[string]*openapi.Schema, bool, error) {
 	name := FileSchemas(kind)

@@ -1,4 +1,4 @@
-package apiserver
+package customresources
 
 import (
 	"cmp"
@@ -24,56 +24,56 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// crdCreateStrategy is upstream's and sets what its controllers would.
-type crdCreateStrategy struct {
+// createStrategy is upstream's and sets what its controllers would.
+type createStrategy struct {
 	rest.RESTCreateStrategy
-	naming *crdNaming
+	naming *naming
 }
 
 // Validate implements rest.RESTCreateStrategy.
-func (s crdCreateStrategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
+func (s createStrategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
 	return append(s.RESTCreateStrategy.Validate(ctx, obj), forbidden(obj.(*apiextensions.CustomResourceDefinition), nil)...)
 }
 
 // Canonicalize implements rest.RESTCreateStrategy. It comes after validation, so that only valid schemas
 // are judged.
-func (s crdCreateStrategy) Canonicalize(obj runtime.Object) {
+func (s createStrategy) Canonicalize(obj runtime.Object) {
 	s.RESTCreateStrategy.Canonicalize(obj)
 	s.naming.settle(obj.(*apiextensions.CustomResourceDefinition))
 }
 
-// crdUpdateStrategy is upstream's and sets what its controllers would, after a change of the specification
+// updateStrategy is upstream's and sets what its controllers would, after a change of the specification
 // or of the status alike. Writing a CRD unchanged settles it anew, which is how it gets names that
 // another CRD has given up.
-type crdUpdateStrategy struct {
+type updateStrategy struct {
 	rest.RESTUpdateStrategy
-	naming *crdNaming
+	naming *naming
 }
 
 // PrepareForUpdate implements rest.RESTUpdateStrategy. No client decides which names a CRD has.
-func (s crdUpdateStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
+func (s updateStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	s.RESTUpdateStrategy.PrepareForUpdate(ctx, obj, old)
 	crd, before := obj.(*apiextensions.CustomResourceDefinition), old.(*apiextensions.CustomResourceDefinition)
 	crd.Status.AcceptedNames = *before.Status.AcceptedNames.DeepCopy()
 }
 
 // ValidateUpdate implements rest.RESTUpdateStrategy.
-func (s crdUpdateStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+func (s updateStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	crd, before := obj.(*apiextensions.CustomResourceDefinition), old.(*apiextensions.CustomResourceDefinition)
 	return append(s.RESTUpdateStrategy.ValidateUpdate(ctx, obj, old), forbidden(crd, before)...)
 }
 
 // Canonicalize implements rest.RESTUpdateStrategy.
-func (s crdUpdateStrategy) Canonicalize(obj runtime.Object) {
+func (s updateStrategy) Canonicalize(obj runtime.Object) {
 	s.RESTUpdateStrategy.Canonicalize(obj)
 	s.naming.settle(obj.(*apiextensions.CustomResourceDefinition))
 }
 
-// crdNaming does in the write what upstream's naming, establishing, structural schema and approval
+// naming does in the write what upstream's naming, establishing, structural schema and approval
 // controllers do after it.
-type crdNaming struct{ crds *crdReader }
+type naming struct{ definitions *Reader }
 
-func (n *crdNaming) settle(crd *apiextensions.CustomResourceDefinition) {
+func (n *naming) settle(crd *apiextensions.CustomResourceDefinition) {
 	n.acceptNames(crd)
 	establish(crd)
 	judgeSchemas(crd)
@@ -82,7 +82,7 @@ func (n *crdNaming) settle(crd *apiextensions.CustomResourceDefinition) {
 
 // acceptNames decides upstream's way which of the wanted names are free. A listing that fails ends the
 // request: a name must never be taken for free because nobody looked.
-func (n *crdNaming) acceptNames(crd *apiextensions.CustomResourceDefinition) {
+func (n *naming) acceptNames(crd *apiextensions.CustomResourceDefinition) {
 	wanted, accepted := &crd.Spec.Names, &crd.Status.AcceptedNames
 	if apiequality.Semantic.DeepEqual(wanted, accepted) && apiextensions.IsCRDConditionTrue(crd, apiextensions.NamesAccepted) {
 		return
@@ -127,13 +127,13 @@ func clashing(wanted, accepted []string, taken sets.Set[string]) error {
 }
 
 // taken returns the names that the other CRDs of the group hold.
-func (n *crdNaming) taken(crd *apiextensions.CustomResourceDefinition) (resources, kinds sets.Set[string]) {
-	all, err := n.crds.all(context.Background())
+func (n *naming) taken(crd *apiextensions.CustomResourceDefinition) (resources, kinds sets.Set[string]) {
+	all, err := n.definitions.All()
 	if err != nil {
 		panic(listers.Unreadable{Err: err})
 	}
 	resources, kinds = sets.New[string](), sets.New[string]()
-	for _, other := range all.crds {
+	for _, other := range all.Definitions {
 		if other.Spec.Group != crd.Spec.Group || other.Name == crd.Name {
 			continue
 		}
@@ -241,9 +241,9 @@ func setCondition(crd *apiextensions.CustomResourceDefinition, c apiextensions.C
 	apiextensions.SetCRDCondition(crd, c)
 }
 
-// crdClaims names the claims that hold a CRD's accepted names within its group, so that of two CRDs that
+// nameClaims names the claims that hold a CRD's accepted names within its group, so that of two CRDs that
 // are written at once only one can get a name: both find it free in their view, and the log decides.
-func crdClaims(cluster string) resources.ClaimsFunc {
+func nameClaims(cluster string) resources.ClaimsFunc {
 	return func(_ context.Context, obj runtime.Object) ([]kubestore.Claim, error) {
 		crd, ok := obj.(*apiextensions.CustomResourceDefinition)
 		if !ok {

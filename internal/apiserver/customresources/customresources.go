@@ -1,0 +1,13 @@
+// Package customresources serves CustomResourceDefinitions and the objects that they define.
+//
+// Nouns. A definition, or CRD, is an object of the built-in group apiextensions.k8s.io. Its instances are the custom
+// resources. Upstream has controllers that look after a CRD once it is written; here the write itself does their work.
+//
+// The path of a CRD through the package:
+//
+//  1. reserved.go refuses a CRD whose instances would lie where other objects do.
+//  2. naming.go decides in the write which of the wanted names are free, and sets the conditions.
+//  3. registry.go claims the names in the same batch, and decides again if another CRD has taken one meanwhile.
+//  4. reader.go reads the CRD from the newest view, for whoever serves or describes its instances.
+//  5. handler.go serves the instances by a handler of upstream's for each state of a CRD. instances.go makes its stores.
+package customresources

@@ -1,0 +1,286 @@
+package customresources
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"mime"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	"go.opentelemetry.io/otel/trace/noop"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	crdlisters "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/util/webhook"
+	clientrest "k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+// served bounds how many CRDs' handlers one process keeps. A handler holds schemas, validators and compiled rules, and
+// takes some 15 ms to make again.
+const served = 256
+
+// Config of a Handler.
+type Config struct {
+	Cell        kubestore.Cell
+	Stores      *resources.Stores
+	Definitions *Reader
+	// Registry returns the registry of CustomResourceDefinitions, on which a watch of custom resources depends.
+	Registry func() (rest.Watcher, error)
+	// What follows is as in upstream's configuration.
+	Admission           admission.Interface
+	Authorizer          authorizer.Authorizer
+	Loopback            *clientrest.Config
+	RequestTimeout      time.Duration
+	MinRequestTimeout   time.Duration
+	MaxRequestBodyBytes int64
+	// NotServed answers a request for what nobody serves, Fail answers an error as a Status.
+	NotServed http.Handler
+	Fail      func(http.ResponseWriter, *http.Request, error)
+	Logger    *slog.Logger
+}
+
+// Handler serves the objects of every CRD. Each CRD has a handler of upstream's that was built for one state of it and
+// knows no other, so that a whole request sees one state: the newest when it came. A changed CRD gets a new handler; the
+// old one ends with its last request. It is safe for concurrent use.
+type Handler struct {
+	config Config
+
+	mu       sync.Mutex
+	handlers *lru.Cache[string, *definitionHandler] // by mu; by name of the CRD
+}
+
+// NewHandler serves custom resources.
+func NewHandler(c Config) (*Handler, error) {
+	handlers, err := lru.New[string, *definitionHandler](served)
+	if err != nil {
+		return nil, err
+	}
+	return &Handler{config: c, handlers: handlers}, nil
+}
+
+// ServeHTTP serves a resource request of a group that is not built in.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	info, ok := apirequest.RequestInfoFrom(r.Context())
+	if !ok || !info.IsResourceRequest {
+		h.config.NotServed.ServeHTTP(w, r)
+		return
+	}
+	if refused := refuseProtobuf(r, info.Verb); refused != nil {
+		h.config.Fail(w, r, refused)
+		return
+	}
+	seen := h.config.Cell.Projection.Current() // the CRD is read at this revision or later
+	crd, err := h.config.Definitions.Get(info.Resource + "." + info.APIGroup)
+	if err != nil {
+		h.fail(w, r, fmt.Errorf("read a CustomResourceDefinition: %w", err))
+		return
+	}
+	if crd == nil {
+		h.config.NotServed.ServeHTTP(w, r)
+		return
+	}
+	one, err := h.handlerOf(crd)
+	if err != nil {
+		h.fail(w, r, fmt.Errorf("serve CustomResourceDefinition %s: %w", crd.Name, err))
+		return
+	}
+	if info.Verb == "watch" && h.config.Cell.Feed != nil {
+		// This handler returns before the watch is served, so the end of the request cancels.
+		ctx, cancel := context.WithCancel(r.Context())
+		context.AfterFunc(r.Context(), cancel)
+		if err := h.endWithCRD(ctx, cancel, crd, seen.Revision()); err != nil {
+			cancel()
+			h.fail(w, r, err)
+			return
+		}
+		r = r.WithContext(ctx)
+	}
+	one.ServeHTTP(w, r)
+}
+
+// refuseProtobuf refuses a custom resource that was sent as protobuf. Upstream's handler has no strict decoder for it, and
+// panics.
+func refuseProtobuf(r *http.Request, verb string) error {
+	sent, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil || sent != runtime.ContentTypeProtobuf || verb != "create" && verb != "update" {
+		return nil
+	}
+	return negotiation.NewUnsupportedMediaTypeError([]string{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeCBOR})
+}
+
+// endWithCRD ends a watch when its CRD changes or goes, as upstream does. The handler that serves the watch knows only
+// this state of the CRD, and the objects to come may be of another. Clients watch again. Since is a revision at or before
+// the one at which the CRD was read; the CRD's own revision may be older than the log goes back.
+func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *apiextensionsv1.CustomResourceDefinition, since projection.Revision) error {
+	registry, err := h.config.Registry()
+	if err != nil {
+		return err
+	}
+	ctx = kubestore.WithEnd(ctx, nil) // the client's watch ends first, with a last bookmark
+	changes, err := registry.Watch(ctx, &internalversion.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("metadata.name", crd.Name), ResourceVersion: strconv.FormatUint(uint64(since), 10),
+	})
+	if err != nil {
+		return fmt.Errorf("watch CustomResourceDefinition %s: %w", crd.Name, err)
+	}
+	go func() { // ends with the request
+		defer end()
+		defer changes.Stop()
+		for event := range changes.ResultChan() {
+			now, err := meta.Accessor(event.Object) // one that many watches share is not of the type itself
+			if err != nil || event.Type == watch.Deleted || now.GetUID() != crd.UID || now.GetGeneration() != crd.Generation {
+				return
+			}
+		}
+	}()
+	return nil
+}
+
+func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
+	h.config.Logger.ErrorContext(r.Context(), "a custom resource could not be served", "error", err)
+	h.config.Fail(w, r, apierrors.NewInternalError(err))
+}
+
+// handlerOf returns the handler of this state of the CRD. A request that began before the newest change may still ask for
+// an older state. It gets the newer one, which it could have seen as well.
+func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition) (*definitionHandler, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	old, ok := h.handlers.Get(crd.Name)
+	if ok && (revisionOf(old.crd.Load()) >= revisionOf(crd) || old.follow(crd)) {
+		return old, nil
+	}
+	one, err := h.newHandler(crd)
+	if err != nil {
+		return nil, err
+	}
+	h.handlers.Add(crd.Name, one)
+	return one, nil
+}
+
+// Instances is the storage of a CRD's objects, in its storage version and whatever versions are served. The lifecycle
+// deletes them there.
+func (h *Handler) Instances(crd *apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error) {
+	one, err := h.handlerOf(crd)
+	if err != nil {
+		return nil, err
+	}
+	return one.Handler.(finalizer.CRClientGetter).GetCustomResourceListerCollectionDeleter(crd)
+}
+
+// idle is how many CRDs' handlers are kept of a process with nothing to do.
+const idle = 16
+
+// Shrink lets go of most handlers, those first that were not used for longest.
+func (h *Handler) Shrink() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for h.handlers.Len() > idle {
+		h.handlers.RemoveOldest()
+	}
+}
+
+// definitionHandler is upstream's handler of every CRD, given one.
+type definitionHandler struct {
+	http.Handler
+	crd atomic.Pointer[apiextensionsv1.CustomResourceDefinition]
+}
+
+func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*definitionHandler, error) {
+	c, one := h.config, &definitionHandler{}
+	one.crd.Store(established(crd))
+	upstream, err := crdserver.NewCustomResourceDefinitionHandler(
+		nil, nil, // discovery is ours
+		one,
+		c.NotServed,
+		instanceOptions{c.Stores},
+		c.Admission,
+		nil, // nothing is left to establish
+		webhook.NewDefaultServiceResolver(),
+		webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.Loopback, noop.NewTracerProvider()),
+		1,
+		c.Authorizer,
+		c.RequestTimeout,
+		c.MinRequestTimeout,
+		// Upstream reads only whether there is one: the schema of metadata comes with each CRD's own.
+		map[string]*spec.Schema{},
+		c.MaxRequestBodyBytes,
+	)
+	if err != nil {
+		return nil, err
+	}
+	one.Handler = upstream
+	return one, nil
+}
+
+// established back-dates the condition. Upstream delays creates for two seconds after it, for the sake of other servers
+// that have not heard of the CRD. Here every server reads the CRD with each request.
+func established(crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
+	crd = crd.DeepCopy()
+	for i := range crd.Status.Conditions {
+		if c := &crd.Status.Conditions[i]; c.Type == apiextensionsv1.Established {
+			c.LastTransitionTime = metav1.Unix(0, 0)
+		}
+	}
+	return crd
+}
+
+// follow moves on to a newer state of the CRD if it differs in conditions or metadata only; it reports whether it did.
+// Storage and schemas stay then, and watches go on.
+func (h *definitionHandler) follow(crd *apiextensionsv1.CustomResourceDefinition) bool {
+	old := h.crd.Load()
+	if old.UID != crd.UID || !apiequality.Semantic.DeepEqual(old.Spec, crd.Spec) ||
+		!apiequality.Semantic.DeepEqual(old.Status.AcceptedNames, crd.Status.AcceptedNames) {
+		return false
+	}
+	h.crd.Store(established(crd))
+	return true
+}
+
+// Informer and Lister make the handler the informer of its one CRD. It never tells of a change, so upstream never tears
+// down what it built. There is nothing to tear down: stores own nothing, and the handler goes with its last request.
+func (h *definitionHandler) Informer() cache.SharedIndexInformer { return &listers.Informer{} }
+
+// Lister is upstream's interface.
+func (h *definitionHandler) Lister() crdlisters.CustomResourceDefinitionLister { return lister{h} }
+
+type lister struct{ h *definitionHandler }
+
+// List is not used, because upstream lists only when it is told of a deletion.
+func (l lister) List(labels.Selector) ([]*apiextensionsv1.CustomResourceDefinition, error) {
+	return []*apiextensionsv1.CustomResourceDefinition{l.h.crd.Load()}, nil
+}
+
+func (l lister) Get(name string) (*apiextensionsv1.CustomResourceDefinition, error) {
+	if crd := l.h.crd.Load(); crd.Name == name {
+		return crd, nil
+	}
+	return nil, apierrors.NewNotFound(Resource, name)
+}

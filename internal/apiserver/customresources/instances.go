@@ -1,0 +1,61 @@
+package customresources
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/apimachinery/pkg/runtime/serializer/recognizer"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/logplane/logplane/internal/apiserver/resources"
+)
+
+// instanceOptions makes the stores of custom resources.
+type instanceOptions struct{ stores *resources.Stores }
+
+// customResourceCodec is upstream's: CBOR, and JSON understood.
+var customResourceCodec = sync.OnceValue(func() runtime.Codec {
+	c := cbor.NewSerializer(unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper())
+	return runtime.NewCodec(c, recognizer.NewDecoder(c, unstructured.UnstructuredJSONScheme))
+})
+
+// GetRESTOptions implements generic.RESTOptionsGetter.
+func (o instanceOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	config := &storagebackend.ConfigForResource{
+		GroupResource: resource,
+		Config:        storagebackend.Config{Codec: customResourceCodec()},
+	}
+	options := o.stores.Options(config, resource.Group+"/"+resource.Resource, runtime.ContentTypeCBOR, nil)
+	store := options.Decorator
+	options.Decorator = func(config *storagebackend.ConfigForResource, prefix string, keyFunc func(runtime.Object) (string, error),
+		newFunc, newListFunc func() runtime.Object, attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
+	) (storage.Interface, factory.DestroyFunc, error) {
+		explained := *config
+		explained.Codec = storedVersions{config.Codec} // upstream's, which converts
+		return store(&explained, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
+	}
+	return options, nil
+}
+
+// storedVersions says what to do about an object of a version that its CRD does not have any more. Upstream refuses to
+// drop a version that `status.storedVersions` names, but lets a user take the version from there.
+type storedVersions struct{ runtime.Codec }
+
+func (c storedVersions) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	object, kind, err := c.Codec.Decode(data, defaults, into)
+	if err != nil && strings.HasPrefix(err.Error(), "request to convert CR from an invalid group/version") {
+		err = fmt.Errorf("%w: the object is stored in a version that was dropped: add it to the `spec.versions` of the CustomResourceDefinition "+
+			"again, where it need not be served, and update every object before you drop it", err)
+	}
+	return object, kind, err
+}

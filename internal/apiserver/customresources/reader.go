@@ -1,0 +1,81 @@
+package customresources
+
+import (
+	"fmt"
+	"sort"
+	"strconv"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
+)
+
+// Resource is CustomResourceDefinitions.
+var Resource = apiextensionsv1.Resource("customresourcedefinitions")
+
+// Prefix is upstream's storage prefix of CustomResourceDefinitions.
+const Prefix = "apiextensions.k8s.io/customresourcedefinitions"
+
+// Reader reads CustomResourceDefinitions from the newest view. It is safe for concurrent use.
+type Reader struct{ rows *listers.Indexer }
+
+// NewReader makes a reader.
+func NewReader(f *listers.Factory) *Reader {
+	return &Reader{f.NewIndexer(listers.Source{
+		Object:   &apiextensionsv1.CustomResourceDefinition{},
+		Resource: Resource,
+		Prefix:   Prefix,
+		Decoder:  crdserver.Codecs.UniversalDecoder(apiextensionsv1.SchemeGroupVersion),
+		Lenient:  true,
+	})}
+}
+
+// Get returns the CRD of that name, nil if there is none that is served. The object is shared.
+func (c *Reader) Get(name string) (*apiextensionsv1.CustomResourceDefinition, error) {
+	object, ok, err := c.rows.GetByKey(name)
+	if err != nil || !ok {
+		return nil, err
+	}
+	crd := object.(*apiextensionsv1.CustomResourceDefinition)
+	if Reserved(crd.Spec.Group, crd.Spec.Names.Plural) {
+		return nil, nil
+	}
+	return crd, nil
+}
+
+// Set is every CRD that may be served at one time. It must not be changed.
+type Set struct {
+	Definitions []*apiextensionsv1.CustomResourceDefinition // by name
+	State       State
+}
+
+// State tells sets of CRDs apart. Any change but a deletion brings a higher revision than ever was, and a deletion a
+// lower count.
+type State struct {
+	revision uint64
+	count    int
+}
+
+// All returns every CRD that may be served.
+func (c *Reader) All() (Set, error) {
+	objects, err := c.rows.All()
+	if err != nil {
+		return Set{}, fmt.Errorf("list CustomResourceDefinitions: %w", err)
+	}
+	set := Set{State: State{count: len(objects)}}
+	for _, object := range objects {
+		crd := object.(*apiextensionsv1.CustomResourceDefinition)
+		if !Reserved(crd.Spec.Group, crd.Spec.Names.Plural) { // a reserved one may be from before they were refused
+			set.Definitions = append(set.Definitions, crd)
+		}
+		set.State.revision = max(set.State.revision, revisionOf(crd))
+	}
+	sort.Slice(set.Definitions, func(i, j int) bool { return set.Definitions[i].Name < set.Definitions[j].Name })
+	return set, nil
+}
+
+func revisionOf(crd *apiextensionsv1.CustomResourceDefinition) uint64 {
+	revision, _ := strconv.ParseUint(crd.ResourceVersion, 10, 64)
+	return revision
+}

@@ -1,0 +1,144 @@
+package customresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
+	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apiextensions-apiserver/pkg/registry/customresourcedefinition"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// NewStorage makes upstream's registries of CustomResourceDefinitions. The conditions that upstream's controllers would
+// add later are set in the write itself.
+func NewStorage(cluster string, stores *resources.Stores, definitions *Reader) (genericapiserver.APIGroupInfo, error) {
+	upstream, err := customresourcedefinition.NewREST(crdserver.Scheme, definitionOptions{cluster, stores})
+	if err != nil {
+		return genericapiserver.APIGroupInfo{}, err
+	}
+	names := &naming{definitions}
+	spec := customresourcedefinition.NewStrategy(crdserver.Scheme)
+	upstream.CreateStrategy = createStrategy{spec, names}
+	upstream.UpdateStrategy = updateStrategy{spec, names}
+
+	status := *upstream.Store
+	statusStrategy := customresourcedefinition.NewStatusStrategy(crdserver.Scheme)
+	status.CreateStrategy, status.DeleteStrategy = nil, nil
+	status.UpdateStrategy = updateStrategy{statusStrategy, names}
+	status.ResetFieldsStrategy = statusStrategy
+
+	info := genericapiserver.NewDefaultAPIGroupInfo(apiextensions.GroupName, crdserver.Scheme, metav1.ParameterCodec, crdserver.Codecs)
+	info.VersionedResourcesStorageMap[apiextensionsv1.SchemeGroupVersion.Version] = map[string]rest.Storage{
+		Resource.Resource:             REST{upstream},
+		Resource.Resource + "/status": statusREST{&status},
+	}
+	return info, nil
+}
+
+// announcedVersion is what discovery's hash of the storage version is made of: the version that kube-apiserver stores,
+// v1beta1, which is more compact. Clients take another hash for a reason to migrate what is stored, and there is none.
+var announcedVersion = runtime.NewMultiGroupVersioner(apiextensionsv1beta1.SchemeGroupVersion, schema.GroupKind{Group: apiextensions.GroupName})
+
+// definitionOptions makes the store of CustomResourceDefinitions: protobuf of version v1.
+type definitionOptions struct {
+	cluster string
+	stores  *resources.Stores
+}
+
+// GetRESTOptions implements generic.RESTOptionsGetter.
+func (o definitionOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	codec, _, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
+		StorageMediaType:  runtime.ContentTypeProtobuf,
+		StorageSerializer: crdserver.Codecs,
+		StorageVersion:    apiextensionsv1.SchemeGroupVersion,
+		MemoryVersion:     apiextensions.SchemeGroupVersion,
+	})
+	if err != nil {
+		return generic.RESTOptions{}, fmt.Errorf("make the codec of %s: %w", resource, err)
+	}
+	config := &storagebackend.ConfigForResource{GroupResource: resource, Config: storagebackend.Config{Codec: codec, EncodeVersioner: announcedVersion}}
+	return o.stores.Options(config, Prefix, runtime.ContentTypeProtobuf, nameClaims(o.cluster)), nil
+}
+
+// REST is upstream's registry. It tries a write again when another CRD has taken a name meanwhile. The names then clash,
+// as if the other CRD had come first, which it did.
+type REST struct{ *customresourcedefinition.REST }
+
+// Create implements rest.Creater.
+func (r REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, o *metav1.CreateOptions) (runtime.Object, error) {
+	return retryClaimed(func() (runtime.Object, error) {
+		return r.REST.Create(ctx, obj.DeepCopyObject(), validate, o)
+	})
+}
+
+// Update implements rest.Updater.
+func (r REST) Update(ctx context.Context, name string, obj rest.UpdatedObjectInfo, create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, force bool, o *metav1.UpdateOptions) (updated runtime.Object, created bool, err error) {
+	updated, err = retryClaimed(func() (out runtime.Object, err error) {
+		out, created, err = r.REST.Update(ctx, name, obj, create, update, force, o)
+		return out, err
+	})
+	return updated, created, err
+}
+
+// statusREST is upstream's status subresource, whose store is not exported, and with the same retry.
+type statusREST struct{ store *genericregistry.Store }
+
+var _ rest.Patcher = statusREST{}
+
+// New implements rest.Storage.
+func (r statusREST) New() runtime.Object { return &apiextensions.CustomResourceDefinition{} }
+
+// Destroy implements rest.Storage; the store is the main resource's.
+func (r statusREST) Destroy() {}
+
+// Get implements rest.Getter.
+func (r statusREST) Get(ctx context.Context, name string, o *metav1.GetOptions) (runtime.Object, error) {
+	return r.store.Get(ctx, name, o)
+}
+
+// Update implements rest.Updater; a subresource never creates.
+func (r statusREST) Update(ctx context.Context, name string, obj rest.UpdatedObjectInfo, create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, _ bool, o *metav1.UpdateOptions) (updated runtime.Object, created bool, err error) {
+	updated, err = retryClaimed(func() (out runtime.Object, err error) {
+		out, created, err = r.store.Update(ctx, name, obj, create, update, false, o)
+		return out, err
+	})
+	return updated, created, err
+}
+
+// GetResetFields implements rest.ResetFieldsStrategy.
+func (r statusREST) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return r.store.GetResetFields()
+}
+
+// claimRetries is how many other CRDs may take names of this one while it is written.
+const claimRetries = 5
+
+// retryClaimed writes again after a lost race for a name. Nothing was written then, and the view holds the winner, so the
+// next try sees the clash. It can lose only another race for another name.
+func retryClaimed(write func() (runtime.Object, error)) (runtime.Object, error) {
+	var claimed *kubestore.ClaimedError
+	for range claimRetries {
+		obj, err := write()
+		if !errors.As(err, &claimed) {
+			return obj, err
+		}
+	}
+	return nil, apierrors.NewTooManyRequests(claimed.Error(), 1)
+}

@@ -1,0 +1,59 @@
+package customresources
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/apiserver/spec"
+)
+
+// Reserved reports whether objects of a custom resource would lie where others do: our own, or those of a built-in
+// resource, whatever the version. A custom resource's rows and subjects follow from its group and plural name, which a
+// client chooses (docs/decisions/row-keys.md).
+func Reserved(group, resource string) bool {
+	return group == resources.OwnGroup || strings.HasSuffix(group, "."+resources.OwnGroup) || isBuiltinResource(group, resource)
+}
+
+func isBuiltinResource(group, resource string) bool {
+	found, err := spec.HasResource(group, resource)
+	if err != nil {
+		panic(listers.Unreadable{Err: err}) // the documents are embedded, and a test decodes them
+	}
+	return found
+}
+
+// IsBuiltin is false for a version of custom resources.
+func IsBuiltin(group, version string) bool {
+	versions, err := spec.Versions(group)
+	if err != nil {
+		panic(listers.Unreadable{Err: err})
+	}
+	return slices.ContainsFunc(versions, func(v spec.Version) bool { return v.Name == version })
+}
+
+// forbidden returns why a CRD cannot be served beside what is there. A CRD may keep what it had before, so that it can be
+// changed and deleted.
+func forbidden(crd, before *apiextensions.CustomResourceDefinition) (errs field.ErrorList) {
+	group, names := field.NewPath("spec", "group"), field.NewPath("spec", "names", "plural")
+	switch plural := crd.Spec.Names.Plural; {
+	case before != nil:
+	case isBuiltinResource(crd.Spec.Group, plural):
+		errs = append(errs, field.Forbidden(names, fmt.Sprintf("%s of group %s are built in, in every version", plural, crd.Spec.Group)))
+	case Reserved(crd.Spec.Group, plural):
+		errs = append(errs, field.Forbidden(group, fmt.Sprintf("%s and the groups below it are reserved: use a domain of your own", resources.OwnGroup)))
+	}
+	for i, v := range crd.Spec.Versions {
+		had := before != nil && slices.ContainsFunc(before.Spec.Versions, func(b apiextensions.CustomResourceDefinitionVersion) bool { return b.Name == v.Name })
+		if !had && IsBuiltin(crd.Spec.Group, v.Name) {
+			errs = append(errs, field.Forbidden(field.NewPath("spec", "versions").Index(i).Child("name"),
+				fmt.Sprintf("version %s of group %s is built in: use another version, or a group of your own", v.Name, crd.Spec.Group)))
+		}
+	}
+	return errs
+}
