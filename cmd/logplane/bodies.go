@@ -11,7 +11,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/resources"
-	"github.com/logplane/logplane/internal/apiserver/spec"
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
 func registerBodies(flags *pflag.FlagSet, bodies *[]string) {

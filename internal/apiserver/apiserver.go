@@ -19,10 +19,12 @@ import (
 	"net/http"
 
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/description"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
@@ -81,8 +83,8 @@ type Server struct {
 	// reads, writes, heavy (among them) and starts (of watches) are the places of requests, bodies the bytes that requests have sent.
 	reads, writes, heavy, starts *places
 	bodies                       bodies
-	// healthPaths are the health checks, for the index.
-	healthPaths []string
+	// health answers checks of the health.
+	health *mux.PathRecorderMux
 
 	// crds serves custom resources, discovery '/api', '/apis' and what is below them down to a group's
 	// version, openapi '/openapi/…'. Each also answers what it does not know.
@@ -106,14 +108,16 @@ func New(c Config) (*Server, error) {
 	if s.crds, err = newCustomResources(s); err != nil {
 		return nil, err
 	}
-	for _, part := range []struct {
-		handler *http.Handler
-		build   func(*Server) (http.Handler, error)
-	}{{&s.discovery, newDiscovery}, {&s.openapi, newOpenAPI}} {
-		var err error
-		if *part.handler, err = part.build(s); err != nil {
-			return nil, err
-		}
+	s.health = newHealth(s)
+	d := description.Config{
+		Definitions: s.definitions, ExternalAddress: s.generic.ExternalAddress, Paths: append(s.health.ListedPaths(), "/metrics", "/version"),
+		NotServed: s.notServed(), Fail: s.fail, Logger: s.config.Logger,
+	}
+	if s.discovery, err = description.NewDiscovery(d); err != nil {
+		return nil, err
+	}
+	if s.openapi, err = description.NewOpenAPI(d); err != nil {
+		return nil, err
 	}
 	s.Handler = s.withFilters(http.HandlerFunc(s.dispatch))
 	return s, nil

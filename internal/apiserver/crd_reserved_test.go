@@ -18,7 +18,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
-	"github.com/logplane/logplane/internal/apiserver/spec"
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
 // definition is a CRD as it is stored.

@@ -14,7 +14,7 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/logplane/logplane/internal/apiserver/spec"
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
 const aggregatedJSON = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"

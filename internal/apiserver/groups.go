@@ -39,6 +39,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/services"
 )
 
+//go:generate go test . -run TestSpecIsCurrent -update
+
 // storageBuilder makes the registries of one group.
 type storageBuilder func(s *Server) (genericapiserver.APIGroupInfo, error)
 

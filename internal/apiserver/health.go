@@ -13,20 +13,27 @@ import (
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/util/compatibility"
+
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// withHealth answers '/healthz', '/livez' and '/readyz' to everybody, as kube-apiserver does: whoever asks
-// whether the process lives has no credentials, and must get an answer while the log cannot be read.
-func (s *Server) withHealth(h http.Handler) http.Handler {
+// newHealth answers '/healthz', '/livez' and '/readyz'.
+func newHealth(s *Server) *mux.PathRecorderMux {
 	health := mux.NewPathRecorderMux("logplane")
 	healthz.InstallHandler(health, healthz.PingHealthz)
 	healthz.InstallLivezHandler(health, healthz.PingHealthz)
-	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", s.checkView()), healthz.NamedCheck("writable", s.checkWritable), healthz.NamedCheck("draining", s.watches.checkDraining))
-	s.healthPaths = health.ListedPaths()
+	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", s.checkView()),
+		healthz.NamedCheck("writable", s.checkWritable), healthz.NamedCheck("draining", s.watches.checkDraining))
+	return health
+}
+
+// withHealth answers checks of the health to everybody, as kube-apiserver does. A prober has no credentials, and must get
+// an answer while the log cannot be read.
+func (s *Server) withHealth(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/"); first {
 		case "healthz", "livez", "readyz":
-			health.ServeHTTP(w, r)
+			s.health.ServeHTTP(w, r)
 		default:
 			h.ServeHTTP(w, r)
 		}
@@ -78,7 +85,7 @@ func serveVersion(w http.ResponseWriter, _ *http.Request) {
 func Version() apimachineryversion.Info {
 	info := *compatibility.DefaultBuildEffectiveVersion().Info()
 	if strings.HasPrefix(info.GitVersion, "v0.0.0") {
-		info.GitVersion = kubernetesVersion
+		info.GitVersion = spec.KubernetesVersion
 	}
 	// Upstream's are placeholders in all that is not built by its own scripts.
 	info.GitCommit, info.GitTreeState, info.BuildDate = commit()

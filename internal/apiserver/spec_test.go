@@ -44,8 +44,8 @@ import (
 	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
 	smdschema "sigs.k8s.io/structured-merge-diff/v6/schema"
 
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 	"github.com/logplane/logplane/internal/apiserver/resources"
-	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
 var update = flag.Bool("update", false, "write what the test found instead of comparing with it")
@@ -65,7 +65,7 @@ func TestSpecIsCurrent(t *testing.T) {
 		t.Skip("builds every group and its OpenAPI")
 	}
 	built := rebuildSpec(t)
-	folder := filepath.Join("spec", "data")
+	folder := filepath.Join("description", "spec", "data")
 	if *update {
 		require.NoError(t, os.RemoveAll(folder))
 		require.NoError(t, os.MkdirAll(folder, 0o755))

@@ -8,9 +8,9 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
-	"github.com/logplane/logplane/internal/apiserver/spec"
 )
 
 // Reserved reports whether objects of a custom resource would lie where others do: our own, or those of a built-in

@@ -18,7 +18,7 @@ import (
 	"k8s.io/kubernetes/pkg/generated/openapi"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
-	"github.com/logplane/logplane/internal/apiserver/spec"
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
 // TypeConverters know the schema of a group's types, for managed fields. Upstream builds the schemas of every type of a

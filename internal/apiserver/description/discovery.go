@@ -1,4 +1,4 @@
-package apiserver
+package description
 
 import (
 	"context"
@@ -33,20 +33,19 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
 	"github.com/logplane/logplane/internal/apiserver/customresources"
-	"github.com/logplane/logplane/internal/apiserver/spec"
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// resourceIndex serves discovery, plain and aggregated: the generated description of the built-in groups
-// and, computed from the newest view, the groups of custom resources. It is safe for concurrent use.
-type resourceIndex struct {
-	server *Server
-	crds   *customresources.Reader
+// discoveryHandler serves the generated description of the built-in groups, and the groups of custom resources, which are
+// computed from the newest view. It is safe for concurrent use.
+type discoveryHandler struct {
+	config Config
 	paths  *madeOnce[customresources.State, map[string]http.Handler]
 	codecs serializer.CodecFactory
 }
 
-// newDiscovery serves '/', '/api', '/apis' and below them down to a group's version.
-func newDiscovery(s *Server) (http.Handler, error) {
+// NewDiscovery serves '/', '/api', '/apis', and below them down to a group's version.
+func NewDiscovery(c Config) (http.Handler, error) {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(apidiscoveryv2.AddToScheme(scheme))
 	utilruntime.Must(apidiscoveryv2beta1.AddToScheme(scheme))
@@ -55,41 +54,41 @@ func newDiscovery(s *Server) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &resourceIndex{server: s, crds: s.definitions, paths: paths, codecs: serializer.NewCodecFactory(scheme)}, nil
+	return &discoveryHandler{config: c, paths: paths, codecs: serializer.NewCodecFactory(scheme)}, nil
 }
 
 // ServeHTTP answers GET and HEAD of the known paths.
-func (x *resourceIndex) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	set, err := x.crds.All()
+func (x *discoveryHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	set, err := x.config.Definitions.All()
 	if err != nil {
-		x.server.fail(w, r, apierrors.NewInternalError(err))
+		x.config.Fail(w, r, apierrors.NewInternalError(err))
 		return
 	}
 	paths, err := x.paths.get(r.Context(), set.State, func(context.Context) (map[string]http.Handler, error) { return x.build(set) })
 	if err != nil {
-		x.server.fail(w, r, notMade(r, err))
+		x.config.Fail(w, r, notMade(r, err))
 		return
 	}
 	h, ok := paths[strings.TrimSuffix(r.URL.Path, "/")]
 	switch {
 	case !ok:
-		x.server.fail(w, r, notServed(r))
+		x.config.NotServed.ServeHTTP(w, r)
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		x.server.fail(w, r, methodNotAllowed(r))
+		x.config.Fail(w, r, apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false))
 	default:
 		h.ServeHTTP(w, r)
 	}
 }
 
 // build makes the handler of every path.
-func (x *resourceIndex) build(set customresources.Set) (map[string]http.Handler, error) {
+func (x *discoveryHandler) build(set customresources.Set) (map[string]http.Handler, error) {
 	builtin, err := spec.Groups()
 	if err != nil {
 		return nil, err
 	}
 	groups := merge(builtin, customGroups(set.Definitions))
 	codecs := legacyscheme.Codecs // no CBOR: upstream's older discovery types know none
-	addresses := discovery.DefaultAddresses{DefaultAddress: x.server.generic.ExternalAddress}
+	addresses := discovery.DefaultAddresses{DefaultAddress: x.config.ExternalAddress}
 	root := metav1.APIGroupList{}
 	paths := map[string]http.Handler{}
 	var legacy, named []spec.Group
@@ -116,7 +115,7 @@ func (x *resourceIndex) build(set customresources.Set) (map[string]http.Handler,
 		return nil, err
 	}
 	index := routes.IndexLister{StatusCode: http.StatusOK, PathProvider: listed(slices.Concat(
-		slices.Collect(maps.Keys(paths)), x.server.healthPaths, []string{"/apis/", "/metrics", "/openapi/v2", "/openapi/v3", "/openapi/v3/", "/version"}))}
+		slices.Collect(maps.Keys(paths)), x.config.Paths, []string{"/apis/", "/openapi/v2", "/openapi/v3", "/openapi/v3/"}))}
 	paths[""], paths["/index.html"] = index, index
 	return paths, nil
 }
@@ -127,8 +126,8 @@ type listed []string
 // ListedPaths implements routes.ListedPathProvider.
 func (l listed) ListedPaths() []string { return slices.Sorted(slices.Values(l)) }
 
-// negotiated answers with an object, made anew since its encoder writes its kind into it. Kube-apiserver's
-// aggregator answers so at '/apis'; upstream's handler for other API servers leaves out the apiVersion.
+// negotiated answers with an object, which is made anew because its encoder writes its kind into it. Kube-apiserver's
+// aggregator answers so at '/apis'. Upstream's handler for other API servers leaves out the apiVersion.
 func negotiated(codecs runtime.NegotiatedSerializer, object func() runtime.Object) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		responsewriters.WriteObjectNegotiated(codecs, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, w, r, http.StatusOK, object(), false)
@@ -145,7 +144,7 @@ func apiGroup(g spec.Group) metav1.APIGroup {
 }
 
 // choose answers with all groups at once if the client asks for that, and plainly otherwise.
-func (x *resourceIndex) choose(plain http.Handler, groups []spec.Group) (http.Handler, error) {
+func (x *discoveryHandler) choose(plain http.Handler, groups []spec.Group) (http.Handler, error) {
 	list := &apidiscoveryv2.APIGroupDiscoveryList{}
 	for _, g := range groups {
 		item := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: g.Name}}
@@ -181,8 +180,8 @@ func (x *resourceIndex) choose(plain http.Handler, groups []spec.Group) (http.Ha
 	return aggregated.WrapAggregatedDiscoveryToHandler(plain, all, nil), nil
 }
 
-// withKinds fills in the group and version that a plain list leaves out where they are its own. Upstream does
-// so for custom resources, and leaves them out for built-in ones.
+// withKinds fills in the group and version that a plain list leaves out where they are its own. Upstream does so for custom
+// resources but not for built-in ones.
 func withKinds(resources []metav1.APIResource, group, version string) []metav1.APIResource {
 	resources = slices.Clone(resources)
 	for i := range resources {
@@ -193,8 +192,8 @@ func withKinds(resources []metav1.APIResource, group, version string) []metav1.A
 	return resources
 }
 
-// merge puts the groups of custom resources behind the built-in ones, as upstream's priorities do. A CRD may
-// add a version to a built-in group, but nothing to a built-in version, which is served without it.
+// merge puts the groups of custom resources behind the built-in ones, as upstream's priorities do. A CRD may add a version
+// to a built-in group. It may add nothing to a built-in version, which is served without it.
 func merge(builtin, custom []spec.Group) []spec.Group {
 	all := slices.Clone(builtin)
 	for _, g := range custom {
@@ -214,8 +213,8 @@ func merge(builtin, custom []spec.Group) []spec.Group {
 	return all
 }
 
-// customGroups is what upstream's discovery controller makes of the established CRDs: groups by name,
-// versions the newest first, resources by name.
+// customGroups is what upstream's discovery controller makes of the established CRDs: groups by name, the newest versions
+// first, resources by name.
 func customGroups(crds []*apiextensionsv1.CustomResourceDefinition) []spec.Group {
 	versions := map[string]map[string][]metav1.APIResource{}
 	for _, crd := range crds {

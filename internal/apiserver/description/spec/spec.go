@@ -1,9 +1,9 @@
-// Package spec holds the generated descriptions of the built-in API: OpenAPI v2 and v3, discovery, and the schemas of each kind
-// that is written.
+// Package spec holds the generated descriptions of the built-in API: OpenAPI v2 and v3, discovery, and the schemas of each
+// kind that is written.
 //
-// They are made by a test of the package above from the very registries that serve (go generate there),
-// which also fails when they no longer agree. Building them at run time costs 360 ms and 150 MiB, so they
-// ship compressed, are served as they lie here to whoever accepts gzip, and are decoded by nobody at start.
+// A test of internal/apiserver makes them from the very registries that serve (go generate there), and fails when they no
+// longer agree. Building them at run time would cost 360 ms and 150 MiB. So they ship compressed, clients that accept
+// gzip get them as they lie here, and nothing decodes them at start.
 package spec
 
 import (
@@ -24,6 +24,9 @@ import (
 
 //go:embed data
 var files embed.FS
+
+// KubernetesVersion is the version whose API is served. OpenAPI documents carry it.
+const KubernetesVersion = "v1.36.3"
 
 // Format is the encoding of an OpenAPI document.
 type Format string

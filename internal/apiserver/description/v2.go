@@ -1,10 +1,11 @@
-package apiserver
+package description
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -13,26 +14,50 @@ import (
 	"google.golang.org/protobuf/proto"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
+	"k8s.io/apimachinery/pkg/types"
 	kubeversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/kube-openapi/pkg/handler"
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 
-	"github.com/logplane/logplane/internal/apiserver/spec"
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// v2 is the one document of everything. What CRDs add is made once for each state of a CRD, and spliced into the
-// generated document without decoding the rest of it, which would cost a hundred times the memory.
-func (d describer) v2(builtin spec.Index, served []*apiextensionsv1.CustomResourceDefinition) *described {
-	if len(served) == 0 {
-		return &described{builtin.V2, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V2(f) }}
-	}
-	key := documentKey{path: "v2", etag: etagOfCRDs(served)}
-	return &described{key.etag, func(ctx context.Context, f spec.Format) (spec.Document, error) {
-		return d.documents.get(ctx, key.in(f), func(ctx context.Context) (spec.Document, error) { return compress(d.spliced(ctx, served, f)) })
-	}}
+const (
+	// describedVersions is how many versions of one CRD OpenAPI v2 describes, the newest. Each costs some 10 ms and
+	// 30 KiB. No CRD that we know of has half as many; clients that know v3 find them all there.
+	describedVersions = 64
+	// additionBytes bounds the additions that one process keeps for the next document, if not every CRD has changed.
+	additionBytes = 64 << 20
+)
+
+// splicer makes OpenAPI v2 documents. It makes what a CRD adds once for each state of the CRD, and splices that into the
+// generated document without decoding the rest of it, which would cost a hundred times the memory. It is safe for
+// concurrent use.
+type splicer struct {
+	logger    *slog.Logger
+	additions *madeOnce[additionKey, addition]
+	// splicing has room for one, because a document takes much memory while it is made.
+	splicing chan struct{}
 }
 
-func (d describer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition, f spec.Format) ([]byte, error) {
+// additionKey names what one state of a CRD adds to OpenAPI v2.
+type additionKey struct {
+	uid             types.UID
+	resourceVersion string
+	format          spec.Format
+}
+
+func newSplicer(logger *slog.Logger) (splicer, error) {
+	additions, err := newMadeOnce[additionKey](additionBytes, addition.size)
+	return splicer{logger, additions, make(chan struct{}, 1)}, err
+}
+
+// leaveOut logs that a version of a CRD is not described.
+func leaveOut(logger *slog.Logger, crd *apiextensionsv1.CustomResourceDefinition, version string, err error) {
+	logger.Warn("a CustomResourceDefinition is missing from OpenAPI", "name", crd.Name, "version", version, "error", err)
+}
+
+func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition, f spec.Format) ([]byte, error) {
 	select {
 	case d.splicing <- struct{}{}:
 		defer func() { <-d.splicing }()
@@ -61,7 +86,7 @@ func (d describer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomRe
 }
 
 // additionOf is what a CRD adds to the generated document, in one format.
-func (d describer) additionOf(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, f spec.Format,
+func (d splicer) additionOf(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, f spec.Format,
 	generated func() (generatedV2, error),
 ) (addition, error) {
 	key := additionKey{crd.UID, crd.ResourceVersion, f}
@@ -92,7 +117,7 @@ func decodeSections(b []byte) (sections, error) {
 	return f, nil
 }
 
-// addition is what comes into each section of the generated document, by name: as JSON, or as a protobuf document
+// addition is what comes into each section of the generated document, by name. An entry is JSON, or a protobuf document
 // that has nothing else in it.
 type addition map[string]sections
 
@@ -141,9 +166,9 @@ func decodeGeneratedV2() (g generatedV2, err error) {
 	return g, err
 }
 
-// customV2 is what a CRD adds to the generated document. A definition that both have is shared if it is
-// the same and renamed otherwise, which upstream decides; it is given only those that both have.
-func (d describer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, g generatedV2) (addition, error) {
+// customV2 is what a CRD adds to the generated document. Upstream shares a definition that both have if it is the same,
+// and renames it otherwise. It is given only the definitions that both have.
+func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, g generatedV2) (addition, error) {
 	var specs []*openapispec.Swagger
 	for _, version := range d.describedVersions(crd) {
 		if err := ctx.Err(); err != nil {
@@ -151,7 +176,7 @@ func (d describer) customV2(ctx context.Context, crd *apiextensionsv1.CustomReso
 		}
 		s, err := builder.BuildOpenAPIV2(crd, version, builder.Options{V2: true, IncludeSelectableFields: true})
 		if err != nil {
-			d.leaveOut(crd, version, err)
+			leaveOut(d.logger, crd, version, err)
 			continue
 		}
 		s.Definitions = handler.PruneDefaults(s.Definitions)
@@ -193,8 +218,8 @@ func (d describer) customV2(ctx context.Context, crd *apiextensionsv1.CustomReso
 	return added, nil
 }
 
-// describedVersions are the served versions, of very many the newest.
-func (d describer) describedVersions(crd *apiextensionsv1.CustomResourceDefinition) []string {
+// describedVersions are the served versions, but only the newest of very many.
+func (d splicer) describedVersions(crd *apiextensionsv1.CustomResourceDefinition) []string {
 	var served []string
 	for _, v := range crd.Spec.Versions {
 		if v.Served {
@@ -292,8 +317,8 @@ func (a addition) toProto(g generatedV2) (addition, error) {
 	return added, err
 }
 
-// spliceProto appends the additions to the generated document: protobuf reads a message that is written
-// in parts as their union.
+// spliceProto appends the additions to the generated document. Protobuf takes a message that is written in parts for
+// their union.
 func spliceProto(added addition) ([]byte, error) {
 	d, err := spec.V2(spec.Proto)
 	if err != nil {

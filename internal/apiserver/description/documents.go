@@ -1,0 +1,197 @@
+package description
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha512"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kube-openapi/pkg/handler3"
+	"k8s.io/kube-openapi/pkg/spec3"
+
+	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
+)
+
+// documentBytes bounds the finished documents that one process keeps, compressed. The built-in ones do not count.
+const documentBytes = 32 << 20
+
+// described is one OpenAPI document in both formats.
+type described struct {
+	etag string
+	// encode returns the document compressed.
+	encode func(context.Context, spec.Format) (spec.Document, error)
+}
+
+// describer makes the documents. A CRD that it cannot describe is left out and logged, as upstream does. It is safe for
+// concurrent use.
+type describer struct {
+	splicer
+	documents *madeOnce[documentKey, spec.Document]
+}
+
+// documentKey names a finished document. Path is 'v2' or 'v3/…'.
+type documentKey struct {
+	path, etag string
+	format     spec.Format
+}
+
+func newDescriber(logger *slog.Logger) (describer, error) {
+	splicer, err := newSplicer(logger)
+	if err != nil {
+		return describer{}, err
+	}
+	documents, err := newMadeOnce[documentKey](documentBytes, func(d spec.Document) int { return len(d.Gzip) })
+	return describer{splicer, documents}, err
+}
+
+// overview is what there is to serve for one set of CRDs. Documents are made when they are asked for. Their ETags come
+// from the CRDs, so the overview costs no building.
+type overview struct {
+	v2    *described
+	v3    map[string]*described // of CRDs, by path
+	index []byte
+}
+
+func (d describer) overview(builtin spec.Index, set customresources.Set) (*overview, error) {
+	var served []*apiextensionsv1.CustomResourceDefinition
+	custom := map[schema.GroupVersion][]*apiextensionsv1.CustomResourceDefinition{}
+	for _, crd := range set.Definitions {
+		if !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
+			continue
+		}
+		served = append(served, crd)
+		for _, v := range crd.Spec.Versions {
+			if v.Served {
+				gv := schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}
+				custom[gv] = append(custom[gv], crd)
+			}
+		}
+	}
+	o := &overview{v2: d.v2(builtin, served), v3: map[string]*described{}}
+	for gv, crds := range custom {
+		path := "apis/" + gv.String()
+		if _, ok := builtin.V3[path]; !ok {
+			o.v3[path] = d.v3(gv, crds)
+		}
+	}
+	var err error
+	o.index, err = indexOf(builtin, o.v3)
+	return o, err
+}
+
+// etagOfCRDs names a document by what it is made of, and by the version of what makes it.
+func etagOfCRDs(crds []*apiextensionsv1.CustomResourceDefinition) string {
+	sum := sha512.New()
+	fmt.Fprintln(sum, spec.KubernetesVersion)
+	for _, crd := range crds {
+		fmt.Fprintln(sum, crd.UID, crd.ResourceVersion)
+	}
+	return fmt.Sprintf("%X", sum.Sum(nil))
+}
+
+// v3 is the document of a version of the CRDs' group.
+func (d describer) v3(gv schema.GroupVersion, crds []*apiextensionsv1.CustomResourceDefinition) *described {
+	key := documentKey{path: "v3/apis/" + gv.String(), etag: etagOfCRDs(crds)}
+	asJSON := func(ctx context.Context) (spec.Document, error) {
+		return d.documents.get(ctx, key.in(spec.JSON), func(ctx context.Context) (spec.Document, error) { return compress(d.customV3(ctx, gv, crds)) })
+	}
+	asProto := func(ctx context.Context) (spec.Document, error) {
+		document, err := asJSON(ctx)
+		if err != nil {
+			return spec.Document{}, err
+		}
+		plain, err := document.Plain()
+		if err != nil {
+			return spec.Document{}, err
+		}
+		return compress(handler3.ToV3ProtoBinary(plain))
+	}
+	return &described{key.etag, func(ctx context.Context, f spec.Format) (spec.Document, error) {
+		if f == spec.JSON {
+			return asJSON(ctx)
+		}
+		return d.documents.get(ctx, key.in(f), asProto)
+	}}
+}
+
+func (k documentKey) in(f spec.Format) documentKey {
+	k.format = f
+	return k
+}
+
+func (d describer) customV3(ctx context.Context, gv schema.GroupVersion, crds []*apiextensionsv1.CustomResourceDefinition) ([]byte, error) {
+	var specs []*spec3.OpenAPI
+	for _, crd := range crds {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		s, err := builder.BuildOpenAPIV3(crd, gv.Version, builder.Options{IncludeSelectableFields: true})
+		if err != nil {
+			leaveOut(d.logger, crd, gv.Version, err)
+			continue
+		}
+		specs = append(specs, s)
+	}
+	merged, err := builder.MergeSpecsV3(specs...)
+	if err != nil {
+		return nil, fmt.Errorf("describe %s: %w", gv, err)
+	}
+	return json.Marshal(merged)
+}
+
+func compress(b []byte, err error) (spec.Document, error) {
+	if err != nil {
+		return spec.Document{}, err
+	}
+	var out bytes.Buffer
+	w, err := gzip.NewWriterLevel(&out, gzip.BestSpeed)
+	if err != nil {
+		return spec.Document{}, err
+	}
+	_, err = w.Write(b)
+	if err = errors.Join(err, w.Close()); err != nil {
+		return spec.Document{}, fmt.Errorf("compress an OpenAPI document: %w", err)
+	}
+	return spec.Document{Gzip: out.Bytes()}, nil
+}
+
+// v2 is the one document of everything.
+func (d describer) v2(builtin spec.Index, served []*apiextensionsv1.CustomResourceDefinition) *described {
+	if len(served) == 0 {
+		return &described{builtin.V2, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V2(f) }}
+	}
+	key := documentKey{path: "v2", etag: etagOfCRDs(served)}
+	return &described{key.etag, func(ctx context.Context, f spec.Format) (spec.Document, error) {
+		return d.documents.get(ctx, key.in(f), func(ctx context.Context) (spec.Document, error) { return compress(d.spliced(ctx, served, f)) })
+	}}
+}
+
+// indexOf lists the OpenAPI v3 documents with their hashes.
+func indexOf(builtin spec.Index, custom map[string]*described) ([]byte, error) {
+	index := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
+	for path, etag := range builtin.V3 {
+		index.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: hashed("v3/"+path, etag)}
+	}
+	for path, d := range custom {
+		index.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: hashed("v3/"+path, d.etag)}
+	}
+	encoded, err := json.Marshal(index)
+	if err != nil {
+		return nil, fmt.Errorf("encode the OpenAPI index: %w", err)
+	}
+	return encoded, nil
+}
+
+func hashed(path, etag string) string {
+	return (&url.URL{Path: "/openapi/" + path, RawQuery: url.Values{"hash": {etag}}.Encode()}).String()
+}

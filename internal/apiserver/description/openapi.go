@@ -1,0 +1,169 @@
+package description
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha512"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/munnerz/goautoneg"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
+)
+
+// openAPI serves the generated documents of the built-in groups as they were shipped, and what CRDs add, which is computed
+// from the newest view. It is safe for concurrent use.
+type openAPI struct {
+	config Config
+	describer
+	overviews *madeOnce[customresources.State, *overview]
+}
+
+// NewOpenAPI serves '/openapi/…'.
+func NewOpenAPI(c Config) (http.Handler, error) {
+	describer, err := newDescriber(c.Logger)
+	if err != nil {
+		return nil, err
+	}
+	overviews, err := newMadeOnce[customresources.State](1, func(*overview) int { return 1 })
+	if err != nil {
+		return nil, err
+	}
+	return &openAPI{c, describer, overviews}, nil
+}
+
+// ServeHTTP serves '/openapi/v2', '/openapi/v3' and '/openapi/v3/<path>'.
+func (d *openAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		d.config.Fail(w, r, apierrors.NewMethodNotSupported(schema.GroupResource{}, r.Method))
+		return
+	}
+	if err := d.serve(w, r); err != nil {
+		d.config.Fail(w, r, notMade(r, err))
+	}
+}
+
+func (d *openAPI) serve(w http.ResponseWriter, r *http.Request) error {
+	builtin, err := spec.Builtin()
+	if err != nil {
+		return err
+	}
+	path := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/openapi/"), "/")
+	name := strings.TrimPrefix(path, "v3/")
+	if etag, ok := builtin.V3[name]; ok && name != path { // no CRD changes it
+		return (&described{etag, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V3(name, f) }}).serve(w, r, path)
+	}
+	set, err := d.config.Definitions.All()
+	if err != nil {
+		return err
+	}
+	all, err := d.overviews.get(r.Context(), set.State, func(context.Context) (*overview, error) { return d.overview(builtin, set) })
+	if err != nil {
+		return err
+	}
+	if path == "v2" {
+		return all.v2.serve(w, r, path)
+	}
+	if path == "v3" {
+		serveIndex(w, r, all.index)
+		return nil
+	}
+	document, ok := all.v3[name]
+	if !ok || name == path {
+		d.config.NotServed.ServeHTTP(w, r)
+		return nil
+	}
+	return document.serve(w, r, path)
+}
+
+func serveIndex(w http.ResponseWriter, r *http.Request, index []byte) {
+	w.Header().Set("Etag", strconv.Quote(fmt.Sprintf("%X", sha512.Sum512(index))))
+	w.Header().Set("Content-Type", "application/json")
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(index))
+}
+
+// serve negotiates as upstream does, and sends the document compressed to whoever accepts that.
+func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) error {
+	w.Header().Set("Vary", "Accept, Accept-Encoding")
+	format, ok := negotiate(r.Header.Get("Accept"), path)
+	if !ok {
+		w.WriteHeader(http.StatusNotAcceptable)
+		return nil
+	}
+	if hash := r.URL.Query().Get("hash"); hash != "" && strings.HasPrefix(path, "v3/") {
+		if hash != d.etag {
+			http.Redirect(w, r, hashed(path, d.etag), http.StatusMovedPermanently)
+			return nil
+		}
+		w.Header().Set("Cache-Control", "public, immutable")
+		w.Header().Set("Expires", time.Now().AddDate(1, 0, 0).UTC().Format(http.TimeFormat))
+	}
+	w.Header().Set("Etag", strconv.Quote(d.etag))
+	if r.Header.Get("If-None-Match") == strconv.Quote(d.etag) {
+		w.WriteHeader(http.StatusNotModified)
+		return nil
+	}
+	document, err := d.encode(r.Context(), format)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", contentType(format, path))
+	body := document.Gzip
+	if acceptsGzip(r.Header.Get("Accept-Encoding")) {
+		w.Header().Set("Content-Encoding", "gzip")
+	} else if body, err = document.Plain(); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(http.StatusOK)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(body) // fails when the client is gone, and then nothing can be told to it
+	}
+	return nil
+}
+
+// generation is 'v2' or 'v3'.
+func generation(path string) string { return path[:2] }
+
+func contentType(f spec.Format, path string) string {
+	if f == spec.JSON {
+		return "application/json"
+	}
+	return "application/com.github.proto-openapi.spec." + generation(path) + ".v1.0+protobuf"
+}
+
+func negotiate(accept, path string) (spec.Format, bool) {
+	if accept == "" {
+		accept = "*/*"
+	}
+	proto := "com.github.proto-openapi.spec." + generation(path)
+	for _, clause := range goautoneg.ParseAccept(accept) {
+		if clause.Type != "application" && clause.Type != "*" {
+			continue
+		}
+		switch clause.SubType {
+		case "json", "*":
+			return spec.JSON, true
+		case proto + "@v1.0+protobuf", proto + ".v1.0+protobuf":
+			return spec.Proto, true
+		}
+	}
+	return "", false
+}
+
+func acceptsGzip(encodings string) bool {
+	for _, e := range strings.Split(encodings, ",") {
+		name, quality, _ := strings.Cut(strings.TrimSpace(e), ";")
+		if name == "gzip" && strings.TrimSpace(quality) != "q=0" {
+			return true
+		}
+	}
+	return false
+}
