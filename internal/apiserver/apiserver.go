@@ -15,6 +15,7 @@
 package apiserver
 
 import (
+	"context"
 	"log/slog"
 	"net/http"
 
@@ -23,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/logplane/logplane/internal/apiserver/bootstrap"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description"
 	"github.com/logplane/logplane/internal/apiserver/listers"
@@ -126,3 +128,12 @@ func New(c Config) (*Server, error) {
 // Loopback is the configuration of a client, as system:apiserver in system:masters, that calls the server
 // in its own process. It does not watch.
 func (s *Server) Loopback() *rest.Config { return rest.CopyConfig(s.loopback) }
+
+// Bootstrap writes the objects that kube-apiserver makes when it starts, as far as they are missing. It is idempotent,
+// and any number of processes may call it at once.
+func (s *Server) Bootstrap(ctx context.Context) error {
+	return bootstrap.Write(ctx, bootstrap.Config{
+		Cell: s.config.Cell, Stores: s.stores, Ranges: s.config.Services, Loopback: s.loopback,
+		Version: s.generic.EffectiveVersion.BinaryVersion().String(),
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
 	"github.com/logplane/logplane/eventlog"
@@ -152,14 +153,7 @@ func TestBootstrapAgain(t *testing.T) {
 // forgetBootstrap makes the marker that of another version.
 func forgetBootstrap(t *testing.T, s *Server) {
 	t.Helper()
-	view, err := s.config.Cell.Projection.Latest(t.Context())
-	require.NoError(t, err)
-	marker := s.bootstrapMarker()
-	marker.body = []byte("an older version")
-	w, err := bootstrapWrite(t.Context(), view, marker)
-	require.NoError(t, err)
-	_, err = view.Append(t.Context(), "forget", w)
-	require.NoError(t, err)
+	s.store(t, schema.GroupResource{Group: "logplane.dev", Resource: "bootstraps"}, "/logplane.dev/bootstraps", "kubernetes", "text/plain", []byte("an older version"))
 }
 
 // TestBootstrapManagedFields: what bootstrap writes says who manages it, as if kube-apiserver had written it.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
@@ -122,12 +122,7 @@ func TestUndecodableRulesHarmNobody(t *testing.T) {
 	}
 	s.must(t, 201, bind("first", "broken"))
 	spoil := func(resource, name string) {
-		v, err := s.config.Cell.Projection.Latest(t.Context())
-		require.NoError(t, err)
-		w, err := bootstrapWrite(t.Context(), v, stored{eventlog.Key{Cluster: "main", Group: rbacv1.GroupName, Resource: resource, Prefix: "/" + resource, Name: name}, "application/vnd.kubernetes.protobuf", []byte("junk")})
-		require.NoError(t, err)
-		_, err = v.Append(t.Context(), "spoil-"+name, w)
-		require.NoError(t, err)
+		s.store(t, schema.GroupResource{Group: rbacv1.GroupName, Resource: resource}, "/"+resource, name, "application/vnd.kubernetes.protobuf", []byte("junk"))
 	}
 	list := request{method: "GET", path: configMaps}.as("ann")
 	spoil("clusterroles", "broken")

@@ -1,0 +1,172 @@
+// Package bootstrap writes what kube-apiserver makes when it starts: namespaces and their default service accounts, the
+// RBAC policy, priority classes, the default ServiceCIDR, and the Service 'kubernetes'.
+//
+// Nouns. The marker says which version's objects were written. It is written last: where it is, a call costs one read and
+// writes nothing, so that what a user has deleted stays deleted until the next version of Kubernetes. A crash before the
+// marker leaves objects that the next call skips.
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	clientrest "k8s.io/client-go/rest"
+	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/apiserver/services"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+// Config says where to write, and what.
+type Config struct {
+	Cell   kubestore.Cell
+	Stores *resources.Stores
+	// Ranges are those of Services.
+	Ranges services.Ranges
+	// Loopback is the configuration of a client in the same process that may do everything.
+	Loopback *clientrest.Config
+	// Version of Kubernetes.
+	Version string
+}
+
+// revision counts the changes of what is written for one version of Kubernetes.
+const revision = 1
+
+// batch is how many objects one atomic batch holds: all of them today. The log takes 1,000.
+const batch = 500
+
+// attempts bounds how often Write begins again because another process writes the same.
+const attempts = 5
+
+// Write writes the objects that are missing. It is idempotent, and any number of processes may call it at once.
+func Write(ctx context.Context, c Config) error {
+	var err error
+	for range attempts {
+		if err = c.write(ctx); !errors.Is(err, eventlog.ErrConflict) {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("write bootstrap objects: %w", err)
+	}
+	return nil
+}
+
+func (c Config) write(ctx context.Context) error {
+	view, err := c.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return err
+	}
+	marker := c.marker()
+	row, found, err := view.Get(ctx, marker.key.Row(), view.Revision())
+	if err != nil {
+		return err
+	}
+	if found && string(row.Value) == string(marker.body) {
+		return nil
+	}
+	if found {
+		// An older version was here. Its roles get what they miss, as in kube-apiserver.
+		if err := c.reconcilePolicy(ctx); err != nil {
+			return err
+		}
+		if view, err = c.Cell.Projection.Latest(ctx); err != nil {
+			return err
+		}
+	}
+	writes, err := c.writes(ctx, view)
+	if err != nil {
+		return err
+	}
+	done, err := writeOver(ctx, view, marker)
+	if err != nil {
+		return err
+	}
+	return appendAll(ctx, view, append(writes, done))
+}
+
+// marker says which bootstrap was written. It is no API object.
+func (c Config) marker() stored {
+	return stored{
+		key:         eventlog.Key{Cluster: c.Cell.Cluster, Group: resources.OwnGroup, Resource: "bootstraps", Prefix: "/logplane.dev/bootstraps", Name: "kubernetes"},
+		contentType: "text/plain",
+		body:        fmt.Appendf(nil, "%s/%d", c.Version, revision),
+	}
+}
+
+// writes returns the writes of every object that the view lacks, each with its claims.
+func (c Config) writes(ctx context.Context, view *projection.View) ([]projection.Write, error) {
+	objects, err := c.objects()
+	if err != nil {
+		return nil, err
+	}
+	now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
+	var writes []projection.Write
+	resources := map[schema.GroupResource]generic.RESTOptions{}
+	for _, o := range objects {
+		options, ok := resources[o.resource]
+		if !ok { // finding out takes as long as encoding a few objects
+			if options, err = c.Stores.GetRESTOptions(o.resource, o.object); err != nil {
+				return nil, err
+			}
+			resources[o.resource] = options
+		}
+		wanted, err := c.encode(ctx, o, options, now)
+		if err != nil {
+			return nil, fmt.Errorf("encode %s %q: %w", o.resource, o.object.GetName(), err)
+		}
+		if _, found, err := view.Get(ctx, wanted[0].key.Row(), view.Revision()); err != nil || found {
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
+		for _, one := range wanted {
+			w, err := writeOver(ctx, view, one)
+			if err != nil {
+				return nil, err
+			}
+			writes = append(writes, w)
+		}
+	}
+	return writes, nil
+}
+
+// writeOver writes over whatever the view has of the key.
+func writeOver(ctx context.Context, view *projection.View, s stored) (projection.Write, error) {
+	at, err := view.State(ctx, s.key)
+	return at.Put(s.contentType, s.body, 0), err
+}
+
+// appendAll appends the writes in order, in as few batches as there can be. If one fails, the batches before it stay; the
+// next call finds their objects and goes on.
+func appendAll(ctx context.Context, view *projection.View, writes []projection.Write) error {
+	for len(writes) > 0 {
+		n := min(len(writes), batch)
+		if _, err := view.Append(ctx, uuid.NewString(), writes[:n]...); err != nil {
+			return err
+		}
+		writes = writes[n:]
+	}
+	return nil
+}
+
+// reconcilePolicy gives existing roles and bindings what a newer version of Kubernetes adds to them, by upstream's own
+// start-up hook, in process. Its context ends with the call.
+func (c Config) reconcilePolicy(ctx context.Context) error {
+	_, hook, err := rbacrest.RESTStorageProvider{}.PostStartHook()
+	if err != nil {
+		return err
+	}
+	return hook(genericapiserver.PostStartHookContext{LoopbackClientConfig: c.Loopback, Context: ctx})
+}

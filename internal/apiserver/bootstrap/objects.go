@@ -1,0 +1,128 @@
+package bootstrap
+
+import (
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apiserver/pkg/registry/rest"
+	api "k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/apis/networking"
+	"k8s.io/kubernetes/pkg/apis/rbac"
+	"k8s.io/kubernetes/pkg/apis/scheduling"
+	schedulingv1 "k8s.io/kubernetes/pkg/apis/scheduling/v1"
+	"k8s.io/kubernetes/pkg/registry/core/namespace"
+	"k8s.io/kubernetes/pkg/registry/core/service"
+	"k8s.io/kubernetes/pkg/registry/core/serviceaccount"
+	"k8s.io/kubernetes/pkg/registry/networking/servicecidr"
+	"k8s.io/kubernetes/pkg/registry/rbac/clusterrole"
+	"k8s.io/kubernetes/pkg/registry/rbac/clusterrolebinding"
+	"k8s.io/kubernetes/pkg/registry/rbac/role"
+	"k8s.io/kubernetes/pkg/registry/rbac/rolebinding"
+	"k8s.io/kubernetes/pkg/registry/scheduling/priorityclass"
+	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
+
+	"github.com/logplane/logplane/internal/apiserver/roles"
+	"github.com/logplane/logplane/internal/apiserver/services"
+)
+
+// object is a versioned object and how its registry stores it.
+type object struct {
+	resource schema.GroupResource
+	strategy rest.RESTCreateStrategy
+	object   interface {
+		runtime.Object
+		metav1.Object
+	}
+}
+
+// systemNamespaces are kube-apiserver's, and the one of node leases.
+var systemNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease}
+
+// objects returns every object, namespaces before what is in them.
+func (c Config) objects() ([]object, error) {
+	objects := namespaceObjects()
+	policy, err := policyObjects()
+	if err != nil {
+		return nil, err
+	}
+	objects = append(objects, policy...)
+	for _, class := range schedulingv1.SystemPriorityClasses() {
+		objects = append(objects, object{scheduling.Resource("priorityclasses"), priorityclass.Strategy, class})
+	}
+	last, err := c.serviceObjects()
+	return append(objects, last...), err
+}
+
+func namespaceObjects() []object {
+	var objects []object
+	for _, name := range systemNamespaces {
+		objects = append(objects,
+			object{api.Resource("namespaces"), namespace.Strategy, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}},
+			object{api.Resource("serviceaccounts"), serviceaccount.Strategy, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: name}}})
+	}
+	return objects
+}
+
+// policyObjects is upstream's RBAC policy. The rules of 'admin', 'edit' and 'view' are aggregated here, because no
+// controller does it before the first request that needs them.
+func policyObjects() ([]object, error) {
+	var objects []object
+	clusterRoles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
+	if err := roles.AggregateAll(clusterRoles); err != nil {
+		return nil, err
+	}
+	for i := range clusterRoles {
+		objects = append(objects, object{rbac.Resource("clusterroles"), clusterrole.Strategy, &clusterRoles[i]})
+	}
+	bindings := append(bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()...)
+	for i := range bindings {
+		objects = append(objects, object{rbac.Resource("clusterrolebindings"), clusterrolebinding.Strategy, &bindings[i]})
+	}
+	namespaceRoles, namespaceBindings := bootstrappolicy.NamespaceRoles(), bootstrappolicy.NamespaceRoleBindings()
+	for _, ns := range slices.Sorted(maps.Keys(namespaceRoles)) {
+		for _, r := range namespaceRoles[ns] {
+			objects = append(objects, object{rbac.Resource("roles"), role.Strategy, r.DeepCopy()})
+		}
+	}
+	for _, ns := range slices.Sorted(maps.Keys(namespaceBindings)) {
+		for _, b := range namespaceBindings[ns] {
+			objects = append(objects, object{rbac.Resource("rolebindings"), rolebinding.Strategy, b.DeepCopy()})
+		}
+	}
+	return objects, nil
+}
+
+// serviceObjects are the range of cluster IPs, and the Service by which pods find this API, at the range's first address.
+// There are no endpoints, because an address of a function means nothing to a pod.
+func (c Config) serviceObjects() ([]object, error) {
+	prefix, err := c.Ranges.Prefix()
+	if err != nil {
+		return nil, err
+	}
+	ip := services.First(prefix).String()
+	policy := corev1.IPFamilyPolicySingleStack
+	return []object{
+		{networking.Resource("servicecidrs"), servicecidr.Strategy, &networkingv1.ServiceCIDR{
+			ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+			Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{prefix.String()}},
+		}},
+		{api.Resource("services"), service.Strategy, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: "kubernetes", Namespace: metav1.NamespaceDefault,
+				Labels: map[string]string{"component": "apiserver", "provider": "kubernetes"},
+			},
+			Spec: corev1.ServiceSpec{
+				Type:           corev1.ServiceTypeClusterIP,
+				ClusterIP:      ip,
+				IPFamilyPolicy: &policy,
+				Ports:          []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 443, TargetPort: intstr.FromInt32(6443)}},
+			},
+		}},
+	}, nil
+}
