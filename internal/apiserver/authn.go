@@ -32,21 +32,20 @@ type Authentication struct {
 	Anonymous bool
 }
 
-// Configured reports whether requests must show credentials. Without, everybody is system:admin.
+// Configured reports whether requests must show credentials. If not, everybody is system:admin.
 func (a Authentication) Configured() bool { return a.TokenFile != "" || a.ClientCAFile != "" }
 
 // admin is who everybody is where authentication is not configured.
 var admin = &user.DefaultInfo{Name: "system:admin", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 
-// configureAuthentication combines the authenticators as kube-apiserver does: the loopback's, then each kind of credentials
-// until one is good, then nobody's. Whoever shows only bad ones is not taken for anonymous.
-func (s *Server) configureAuthentication() error {
-	authenticators, err := s.config.Authentication.authenticators()
+// authenticator combines the authenticators as kube-apiserver does: the first one, then each kind of credentials until one
+// is good, then nobody's. A client that shows only bad credentials is not taken for anonymous.
+func (a Authentication) authenticator(first authenticator.Request) (authenticator.Request, error) {
+	others, err := a.authenticators()
 	if err != nil {
-		return fmt.Errorf("configure authentication: %w", err)
+		return nil, fmt.Errorf("configure authentication: %w", err)
 	}
-	s.generic.Authentication.Authenticator = union.NewFailOnError(append([]authenticator.Request{loopbackUser}, authenticators...)...)
-	return nil
+	return union.NewFailOnError(append([]authenticator.Request{first}, others...)...), nil
 }
 
 func (a Authentication) authenticators() ([]authenticator.Request, error) {
@@ -81,8 +80,8 @@ func (a Authentication) authenticators() ([]authenticator.Request, error) {
 	return all, nil
 }
 
-// readTokens reads a token file as upstream does. It refuses one that would lock everybody out, because it is empty, and one in
-// which a token is of two users, which upstream gives to the last.
+// readTokens reads a token file as upstream does. It refuses a file without a token, which would lock everybody out, and a
+// file with one token of two users, which upstream gives to the last.
 func readTokens(path string) (authenticator.Token, error) {
 	tokens, err := tokenfile.NewCSV(path)
 	if err != nil {

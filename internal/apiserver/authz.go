@@ -17,23 +17,20 @@ type Authorization struct {
 	Mode string
 }
 
-// configureAuthorization makes the authorizer; members of system:masters may do everything in any mode.
-func (s *Server) configureAuthorization() error {
-	s.rules = roles.New(roles.Config{Projection: s.config.Cell.Projection, Listers: s.listers})
+// authorizer decides by the rules in mode RBAC. Members of system:masters may do everything in any mode.
+func (a Authorization) authorizer(rules *roles.Index) (authorizer.Authorizer, authorizer.RuleResolver, error) {
 	masters := authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
 	var chosen interface {
 		authorizer.Authorizer
 		authorizer.RuleResolver
 	}
-	switch s.config.Authorization.Mode {
+	switch a.Mode {
 	case "", "AlwaysAllow":
 		chosen = authorizerfactory.NewAlwaysAllowAuthorizer()
 	case "RBAC":
-		chosen = s.rules.Authorizer()
+		chosen = rules.Authorizer()
 	default:
-		return fmt.Errorf("unknown authorization mode %q: it must be 'AlwaysAllow' or 'RBAC'", s.config.Authorization.Mode)
+		return nil, nil, fmt.Errorf("unknown authorization mode %q: it must be 'AlwaysAllow' or 'RBAC'", a.Mode)
 	}
-	s.generic.Authorization.Authorizer = union.New(masters, chosen)
-	s.generic.RuleResolver = union.NewRuleResolvers(chosen)
-	return nil
+	return union.New(masters, chosen), union.NewRuleResolvers(chosen), nil
 }

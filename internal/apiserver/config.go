@@ -25,20 +25,12 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/apiserver/services"
 )
 
 // eventTTL is kube-apiserver's --event-ttl.
 const eventTTL = time.Hour
-
-// RequestLimits bounds requests other than watches; what is 0 is as in kube-apiserver.
-type RequestLimits struct {
-	// InFlight is how many requests that read are served at once, 400 by default, Mutating how many others, 200 by default.
-	// Negative is no bound.
-	InFlight, Mutating int
-	// Timeout bounds each, a minute by default. The log must keep its events for longer than twice that.
-	Timeout time.Duration
-}
 
 const defaultRequestTimeout = time.Minute
 
@@ -99,10 +91,12 @@ func (s *Server) configure() error {
 
 	s.definitions = customresources.NewReader(s.listers)
 
-	if err = s.configureAuthentication(); err != nil {
+	s.rules = roles.New(roles.Config{Projection: s.config.Cell.Projection, Listers: s.listers})
+
+	if c.Authentication.Authenticator, err = s.config.Authentication.authenticator(loopbackUser); err != nil {
 		return err
 	}
-	if err = s.configureAuthorization(); err != nil {
+	if c.Authorization.Authorizer, c.RuleResolver, err = s.config.Authorization.authorizer(s.rules); err != nil {
 		return err
 	}
 	if c.AdmissionControl, err = newAdmission(s); err != nil {

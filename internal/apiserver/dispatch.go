@@ -4,9 +4,6 @@ import (
 	"net/http"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/component-base/metrics/legacyregistry"
 )
@@ -45,21 +42,6 @@ func (s *Server) resource(info *apirequest.RequestInfo) http.Handler {
 	return s.crds
 }
 
-// notServed is upstream's answer to a path that nobody knows.
-func notServed(r *http.Request) error {
-	if describesProcess(strings.TrimSuffix(r.URL.Path, "/")) {
-		return methodNotAllowed(r)
-	}
-	err := apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "", 0, true)
-	err.ErrStatus.Reason = metav1.StatusReasonNotFound
-	return err
-}
-
-// methodNotAllowed is upstream's answer where only GET has a meaning.
-func methodNotAllowed(r *http.Request) error {
-	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false)
-}
-
 // nodeSubresources are served by a kubelet, or by what runs on its node.
 var nodeSubresources = map[string]bool{"exec": true, "attach": true, "portforward": true, "log": true, "proxy": true}
 
@@ -68,11 +50,4 @@ func needsNode(info *apirequest.RequestInfo) bool {
 		return false
 	}
 	return info.Resource == "pods" || info.Resource == "services" || info.Resource == "nodes"
-}
-
-// notSupported is a 405 that says why.
-func notSupported(info *apirequest.RequestInfo, message string) error {
-	err := apierrors.NewMethodNotSupported(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, info.Verb)
-	err.ErrStatus.Message = message
-	return err
 }

@@ -1,19 +1,13 @@
 package apiserver
 
 import (
-	"context"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apiserver/pkg/authentication/user"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
-	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/endpoints/metrics"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericfeatures "k8s.io/apiserver/pkg/features"
@@ -23,14 +17,6 @@ import (
 
 	"github.com/logplane/logplane/internal/kubestore"
 )
-
-// isLongRunning is true for a watch, and for nothing else: there are no nodes to attach to.
-var isLongRunning = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString())
-
-// minRequestTimeout is how long a watch without a timeout lives at least.
-func (s *Server) minRequestTimeout() time.Duration {
-	return time.Duration(s.generic.MinRequestTimeout) * time.Second
-}
 
 // withFilters wraps dispatch in upstream's filters and in ours. The last one added is the first that a request meets.
 //
@@ -79,15 +65,6 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	return h
 }
 
-// fail answers an error as a Status in the representation that the client accepts.
-func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
-	version := schema.GroupVersion{Version: "v1"}
-	if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.APIVersion != "" {
-		version = schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
-	}
-	responsewriters.ErrorNegotiated(err, s.generic.Serializer, version, w, r)
-}
-
 // withRequestInfo parses the path as upstream's filter does, but answers one that has no meaning with 400.
 func (s *Server) withRequestInfo(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -118,9 +95,6 @@ func (s *Server) withView(h http.Handler) http.Handler {
 	})
 }
 
-// describesProcess is true for what must be answered while the log cannot be read: it shows nothing of it.
-func describesProcess(path string) bool { return path == "/metrics" || path == "/version" }
-
 // withWatcher sends a watch to the watcher where this process has no feed of the log. The verb decides,
 // since '/api/v1/watch/…' is a watch too.
 func (s *Server) withWatcher(h http.Handler) http.Handler {
@@ -150,10 +124,7 @@ func withOptions(h http.Handler) http.Handler {
 	})
 }
 
-// startTime is how long the start of a watch may hold its place: a client may take longer to receive what it begins with.
-const startTime = time.Second
-
-// turnTime is how long a read may have its turn, for the same reason.
+// turnTime is how long a read may have its turn: a client may take longer to receive the answer.
 const turnTime = time.Second
 
 // withPlaces serves a request once it has a place, so that a burst takes neither all memory nor all of another user's time. A
@@ -206,17 +177,3 @@ func (s started) Signal() { s.end() }
 
 // Wait implements flowcontrol.InitializationSignal; nobody calls it.
 func (started) Wait() {}
-
-// guestOf is the user whose places a request takes, false for one that needs none.
-func (s *Server) guestOf(ctx context.Context) (name string, ok bool) {
-	user, _ := apirequest.UserFrom(ctx)
-	if isLoopback(ctx) || s.exempt(user) {
-		return "", false
-	}
-	return user.GetName(), true
-}
-
-// exempt is who is always served. Where nobody shows credentials everybody is an administrator, and nobody is exempt.
-func (s *Server) exempt(u user.Info) bool {
-	return s.config.Authentication.Configured() && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
-}

@@ -3,7 +3,6 @@ package apiserver
 import (
 	"fmt"
 	"net/http"
-	"sync"
 
 	"github.com/emicklei/go-restful/v3"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
@@ -43,25 +42,6 @@ import (
 
 // storageBuilder makes the registries of one group.
 type storageBuilder func(s *Server) (genericapiserver.APIGroupInfo, error)
-
-// group is one built-in API group. It is built by its first request; until then it costs nothing. It is
-// safe for concurrent use.
-type group struct {
-	name   string
-	server *Server
-	build  storageBuilder
-
-	mu    sync.Mutex
-	built *builtGroup // by mu; nil until the first use, and after a failed build
-}
-
-// builtGroup is immutable.
-type builtGroup struct {
-	container *restful.Container
-	info      genericapiserver.APIGroupInfo
-	// discovery holds what the group serves, in order of priority.
-	discovery []apidiscoveryv2.APIVersionDiscovery
-}
 
 // storageProvider is upstream's maker of a group's registries.
 type storageProvider interface {
@@ -130,51 +110,16 @@ func builtins() []struct {
 func newGroups(s *Server) map[string]*group {
 	groups := map[string]*group{}
 	for _, b := range builtins() {
-		groups[b.name] = &group{name: b.name, server: s, build: b.build}
-	}
-	return groups
-}
-
-// get builds the group if nobody has yet. A failed build is tried again by the next request.
-func (g *group) get() (*builtGroup, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.built != nil {
-		return g.built, nil
-	}
-	built, err := g.server.install(g.name, g.build)
-	if err != nil {
-		return nil, fmt.Errorf("build API group %q: %w", g.name, err)
-	}
-	groupsBuilt.WithLabelValues(g.name).Inc()
-	g.built = built
-	return built, nil
-}
-
-// serves reports whether this version is the group's own rather than a custom resource's.
-func (g *group) serves(version string) bool {
-	built, err := g.get()
-	if err != nil {
-		return true // ServeHTTP says why
-	}
-	for _, v := range built.discovery {
-		if v.Version == version {
-			return true
+		groups[b.name] = &group{
+			name:  b.name,
+			build: func() (*builtGroup, error) { return s.install(b.name, b.build) },
+			fail: func(w http.ResponseWriter, r *http.Request, err error) {
+				s.config.Logger.ErrorContext(r.Context(), "an API group could not be built", "group", b.name, "error", err)
+				s.fail(w, r, apierrors.NewInternalError(err))
+			},
 		}
 	}
-	return false
-}
-
-// ServeHTTP serves everything below the group's versions.
-func (g *group) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	built, err := g.get()
-	if err != nil {
-		s := g.server
-		s.config.Logger.ErrorContext(r.Context(), "an API group could not be built", "group", g.name, "error", err)
-		s.fail(w, r, apierrors.NewInternalError(err))
-		return
-	}
-	built.container.Dispatch(w, r)
+	return groups
 }
 
 // install makes a group's registries and the routes to them.

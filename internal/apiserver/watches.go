@@ -61,6 +61,9 @@ type openWatch struct {
 	endStart func()
 }
 
+// startTime is how long the start of a watch may hold its place: a client may take longer to receive what it begins with.
+const startTime = time.Second
+
 // start lets the watch hold a place until its first events are made, but not for long.
 func (o *openWatch) start(p *place) {
 	over := time.AfterFunc(startTime, p.end)

@@ -106,14 +106,14 @@ func (c Config) marker() stored {
 
 // writes returns the writes of every object that the view lacks, each with its claims.
 func (c Config) writes(ctx context.Context, view *projection.View) ([]projection.Write, error) {
-	objects, err := c.objects()
+	all, err := objects(c.Ranges)
 	if err != nil {
 		return nil, err
 	}
-	now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
+	encoder := encoder{c.Cell.Cluster, c.Stores, metav1.NewTime(time.Now().UTC().Truncate(time.Second))}
 	var writes []projection.Write
 	resources := map[schema.GroupResource]generic.RESTOptions{}
-	for _, o := range objects {
+	for _, o := range all {
 		options, ok := resources[o.resource]
 		if !ok { // finding out takes as long as encoding a few objects
 			if options, err = c.Stores.GetRESTOptions(o.resource, o.object); err != nil {
@@ -121,7 +121,7 @@ func (c Config) writes(ctx context.Context, view *projection.View) ([]projection
 			}
 			resources[o.resource] = options
 		}
-		wanted, err := c.encode(ctx, o, options, now)
+		wanted, err := encoder.encode(ctx, o, options)
 		if err != nil {
 			return nil, fmt.Errorf("encode %s %q: %w", o.resource, o.object.GetName(), err)
 		}

@@ -33,9 +33,16 @@ type stored struct {
 	body        []byte
 }
 
+// encoder encodes objects as they are stored.
+type encoder struct {
+	cluster string
+	stores  *resources.Stores
+	now     metav1.Time
+}
+
 // encode does what the registry's create would do to the object, except to validate it. The objects are constants, and a
 // test puts each one back through the API. The result is the object and then its claims.
-func (c Config) encode(ctx context.Context, o object, options generic.RESTOptions, now metav1.Time) ([]stored, error) {
+func (e encoder) encode(ctx context.Context, o object, options generic.RESTOptions) ([]stored, error) {
 	legacyscheme.Scheme.Default(o.object)
 	kinds, _, err := legacyscheme.Scheme.ObjectKinds(o.object)
 	if err != nil {
@@ -53,30 +60,30 @@ func (c Config) encode(ctx context.Context, o object, options generic.RESTOption
 		return nil, err
 	}
 	rest.FillObjectMetaSystemFields(accessor)
-	accessor.SetCreationTimestamp(now)
+	accessor.SetCreationTimestamp(e.now)
 	o.strategy.PrepareForCreate(ctx, internal)
 	o.strategy.Canonicalize(internal)
-	if internal, err = complete(internal, now); err != nil {
+	if internal, err = complete(internal, e.now); err != nil {
 		return nil, err
 	}
 	key := eventlog.Key{
-		Cluster: c.Cell.Cluster, Group: o.resource.Group, Resource: o.resource.Resource,
+		Cluster: e.cluster, Group: o.resource.Group, Resource: o.resource.Resource,
 		Prefix: "/" + options.ResourcePrefix, Namespace: accessor.GetNamespace(), Name: accessor.GetName(),
 	}
 	body, err := runtime.Encode(options.StorageConfig.Codec, internal)
 	if err != nil {
 		return nil, err
 	}
-	if body, err = kubestore.Stored(ctx, c.Stores.Transformer(o.resource), key.Row(), body); err != nil {
+	if body, err = kubestore.Stored(ctx, e.stores.Transformer(o.resource), key.Row(), body); err != nil {
 		return nil, err
 	}
 	all := []stored{{key, runtime.ContentTypeProtobuf, body}}
-	claims, err := c.claims(ctx, o.resource, internal)
+	claims, err := e.claims(ctx, o.resource, internal)
 	return append(all, claims...), err
 }
 
-func (c Config) claims(ctx context.Context, resource schema.GroupResource, object runtime.Object) ([]stored, error) {
-	name := c.Stores.Claims(resource)
+func (e encoder) claims(ctx context.Context, resource schema.GroupResource, object runtime.Object) ([]stored, error) {
+	name := e.stores.Claims(resource)
 	if name == nil {
 		return nil, nil
 	}

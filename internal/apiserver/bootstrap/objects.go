@@ -45,7 +45,7 @@ type object struct {
 var systemNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease}
 
 // objects returns every object, namespaces before what is in them.
-func (c Config) objects() ([]object, error) {
+func objects(ranges services.Ranges) ([]object, error) {
 	objects := namespaceObjects()
 	policy, err := policyObjects()
 	if err != nil {
@@ -55,7 +55,7 @@ func (c Config) objects() ([]object, error) {
 	for _, class := range schedulingv1.SystemPriorityClasses() {
 		objects = append(objects, object{scheduling.Resource("priorityclasses"), priorityclass.Strategy, class})
 	}
-	last, err := c.serviceObjects()
+	last, err := serviceObjects(ranges)
 	return append(objects, last...), err
 }
 
@@ -100,8 +100,8 @@ func policyObjects() ([]object, error) {
 
 // serviceObjects are the range of cluster IPs, and the Service by which pods find this API, at the range's first address.
 // There are no endpoints, because an address of a function means nothing to a pod.
-func (c Config) serviceObjects() ([]object, error) {
-	prefix, err := c.Ranges.Prefix()
+func serviceObjects(ranges services.Ranges) ([]object, error) {
+	prefix, err := ranges.Prefix()
 	if err != nil {
 		return nil, err
 	}

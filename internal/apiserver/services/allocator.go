@@ -309,6 +309,9 @@ func offset(prefix netip.Prefix, n uint64) netip.Addr {
 	return netip.AddrFrom16(base)
 }
 
+// First is the address of the prefix that the API's own Service has.
+func First(prefix netip.Prefix) netip.Addr { return offset(prefix, 1) }
+
 // Release does nothing: kubestore deletes the claim with the service's own write.
 func (a addresses) Release(net.IP) error { return nil }
 

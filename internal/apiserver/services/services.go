@@ -40,9 +40,6 @@ func (r Ranges) Prefix() (netip.Prefix, error) {
 	return prefix.Masked(), err
 }
 
-// First is the address of the prefix that the API's own Service has.
-func First(prefix netip.Prefix) netip.Addr { return offset(prefix, 1) }
-
 func (r Ranges) nodePorts() utilnet.PortRange {
 	if r.NodePorts.Size == 0 {
 		return utilnet.PortRange{Base: 30000, Size: 2768}

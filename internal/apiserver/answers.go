@@ -1,0 +1,62 @@
+package apiserver
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericfilters "k8s.io/apiserver/pkg/server/filters"
+)
+
+// fail answers an error as a Status in the representation that the client accepts.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	version := schema.GroupVersion{Version: "v1"}
+	if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.APIVersion != "" {
+		version = schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
+	}
+	responsewriters.ErrorNegotiated(err, s.generic.Serializer, version, w, r)
+}
+
+// unknown answers a request for what nobody serves.
+func (s *Server) unknown() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, notServed(r)) })
+}
+
+// notServed is upstream's answer to a path that nobody knows.
+func notServed(r *http.Request) error {
+	if describesProcess(strings.TrimSuffix(r.URL.Path, "/")) {
+		return methodNotAllowed(r)
+	}
+	err := apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "", 0, true)
+	err.ErrStatus.Reason = metav1.StatusReasonNotFound
+	return err
+}
+
+// methodNotAllowed is upstream's answer where only GET has a meaning.
+func methodNotAllowed(r *http.Request) error {
+	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false)
+}
+
+// notSupported is a 405 that says why.
+func notSupported(info *apirequest.RequestInfo, message string) error {
+	err := apierrors.NewMethodNotSupported(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, info.Verb)
+	err.ErrStatus.Message = message
+	return err
+}
+
+// describesProcess is true for what must be answered while the log cannot be read: it shows nothing of it.
+func describesProcess(path string) bool { return path == "/metrics" || path == "/version" }
+
+// isLongRunning is true for a watch, and for nothing else: there are no nodes to attach to.
+var isLongRunning = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString())
+
+// minRequestTimeout is how long a watch without a timeout lives at least.
+func (s *Server) minRequestTimeout() time.Duration {
+	return time.Duration(s.generic.MinRequestTimeout) * time.Second
+}

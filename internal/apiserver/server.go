@@ -1,0 +1,88 @@
+package apiserver
+
+import (
+	"log/slog"
+	"net/http"
+	"time"
+
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/mux"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/apiserver/roles"
+	"github.com/logplane/logplane/internal/apiserver/services"
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// Config of the apiserver of one cluster.
+type Config struct {
+	Cell   kubestore.Cell
+	Logger *slog.Logger
+	// ExternalAddress with a port, for discovery.
+	ExternalAddress string
+	// WatcherURL, if set, is where a watch is redirected to (307); without it and without a Feed a watch is 405.
+	WatcherURL string
+	// LoopbackOnly refuses a Host that is not loopback and an Origin that is not the Host, so that no web
+	// page can use a server that trusts everyone on this machine.
+	LoopbackOnly bool
+	// Authentication and Authorization say who may do what; their zero values let everybody do everything.
+	Authentication Authentication
+	Authorization  Authorization
+	// EncryptionConfigFile is kube-apiserver's --encryption-provider-config; empty for none.
+	EncryptionConfigFile string
+	// Services says which addresses and node ports Services may have.
+	Services services.Ranges
+	// Requests bounds the requests of this process that are not watches, Watches those that are.
+	Requests RequestLimits
+	Watches  WatchLimits
+	// GoawayChance and HSTSDirectives are kube-apiserver's --goaway-chance and --strict-transport-security-directives.
+	GoawayChance   float64
+	HSTSDirectives []string
+	// Writers, if set, counts the requests that may write.
+	Writers *kubestore.Writers
+}
+
+// RequestLimits bounds requests other than watches. A limit of 0 is as in kube-apiserver.
+type RequestLimits struct {
+	// InFlight is how many requests that read are served at once, 400 by default. Mutating is how many others, 200 by
+	// default. A negative number is no bound.
+	InFlight, Mutating int
+	// Timeout bounds each, a minute by default. The log must keep its events for longer than twice that.
+	Timeout time.Duration
+}
+
+// Server is the http.Handler of one cluster. It starts no goroutine that outlives a request.
+type Server struct {
+	http.Handler
+
+	config  Config
+	generic *genericapiserver.Config
+	stores  *resources.Stores
+	// listers answer from the newest view.
+	listers *listers.Factory
+	// rules are RBAC's, for who may do what and who may grant it.
+	rules *roles.Index
+	// loopback is the configuration of a client, as system:apiserver, that calls Handler in process.
+	loopback *rest.Config
+	// client uses loopback with protobuf.
+	client kubernetes.Interface
+	groups map[string]*group
+	// definitions reads CustomResourceDefinitions.
+	definitions *customresources.Reader
+	// watches that are open.
+	watches *watches
+	// reads, writes, heavy (among them) and starts (of watches) are the places of requests, bodies the bytes that requests have sent.
+	reads, writes, heavy, starts *places
+	bodies                       bodies
+	// health answers checks of the health.
+	health *mux.PathRecorderMux
+
+	// crds serves custom resources, discovery '/api', '/apis' and what is below them down to a group's
+	// version, openapi '/openapi/…'. Each also answers what it does not know.
+	crds               *customresources.Handler
+	discovery, openapi http.Handler
+}
