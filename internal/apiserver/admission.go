@@ -31,9 +31,9 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// admissionPlugins are those of kube-apiserver's defaults, in its order, that decide by what they read.
-// Left out are those whose work a controller would have to finish (ServiceAccount, TaintNodesByCondition,
-// StorageObjectInUseProtection), and ResourceQuota, policies and webhooks for now (unenforced.go). The first is ours.
+// admissionPlugins are those of kube-apiserver's defaults, in its order, that decide by what they read. The first is
+// ours. Plugins whose work a controller would have to finish are left out (ServiceAccount, TaintNodesByCondition,
+// StorageObjectInUseProtection), and for now ResourceQuota, policies and webhooks (unenforced.go).
 var admissionPlugins = []string{
 	boundsName,
 	lifecycle.PluginName,
@@ -76,8 +76,8 @@ type noAdmissionConfig struct{}
 
 func (noAdmissionConfig) ConfigFor(string) (io.Reader, error) { return nil, nil }
 
-// namespaceLifecycle is upstream's plugin without its wait of 50 ms for a namespace that its cache may not
-// have seen yet: our lister is exact.
+// namespaceLifecycle is upstream's plugin without its wait of 50 ms for a namespace that its cache may not have seen
+// yet. Our lister is exact.
 type namespaceLifecycle struct {
 	*lifecycle.Lifecycle
 	namespaces corelisters.NamespaceLister
@@ -102,13 +102,14 @@ func isNamespace(a admission.Attributes) bool {
 	return a.GetKind().GroupKind() == corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind()
 }
 
-// isAccessReview: whether a namespace exists is not for everybody to know, so a review in it never says.
+// isAccessReview is true for a review of access in a namespace. It must not tell whether the namespace exists, because
+// not everybody may know that.
 func isAccessReview(a admission.Attributes) bool {
 	return a.GetResource().Group == "authorization.k8s.io" && a.GetResource().Resource == "localsubjectaccessreviews"
 }
 
-// limitRanger is upstream's plugin without its live lookup, which it remembers for 30 s, where its lister
-// finds nothing: our lister is exact.
+// limitRanger is upstream's plugin without the live lookup that it makes, and remembers for 30 s, where its lister
+// finds nothing. Our lister is exact.
 type limitRanger struct{ *limitranger.LimitRanger }
 
 func newLimitRanger() (admission.Interface, error) {

@@ -1,7 +1,8 @@
 // Package apiserver is the HTTP layer: upstream's registries over kubestore, with nothing in the background.
 //
-// Nouns. A Server serves one cluster. A group is one API group, built on first use. The loopback is a client of the Server
-// in its own process. The packages below this one are its rooms: each takes a small configuration and knows no Server.
+// Nouns. A Server serves one cluster. A group is one API group, built on first use. The loopback is a client of the
+// Server in its own process. The packages below this one are its rooms: each takes a small configuration and knows no
+// Server.
 //
 // A request's path through the package:
 //
@@ -59,8 +60,8 @@ func New(c Config) (*Server, error) {
 	return s, nil
 }
 
-// Loopback is the configuration of a client, as system:apiserver in system:masters, that calls the server
-// in its own process. It does not watch.
+// Loopback is the configuration of a client, as system:apiserver in system:masters, that calls the server in its own
+// process. It does not watch.
 func (s *Server) Loopback() *rest.Config { return rest.CopyConfig(s.loopback) }
 
 // Bootstrap writes the objects that kube-apiserver makes when it starts, as far as they are missing. It is idempotent,

@@ -24,7 +24,8 @@ import (
 
 // Authentication says who a request is from.
 type Authentication struct {
-	// TokenFile is kube-apiserver's --token-auth-file: token,user,uid,"group1,group2". Unlike there, a change needs no restart.
+	// TokenFile is kube-apiserver's --token-auth-file: token,user,uid,"group1,group2". Unlike there, a change needs no
+	// restart.
 	TokenFile string
 	// ClientCAFile is kube-apiserver's --client-ca-file: a certificate that it signed names user and groups.
 	ClientCAFile string
@@ -38,8 +39,8 @@ func (a Authentication) Configured() bool { return a.TokenFile != "" || a.Client
 // admin is who everybody is where authentication is not configured.
 var admin = &user.DefaultInfo{Name: "system:admin", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 
-// authenticator combines the authenticators as kube-apiserver does: the first one, then each kind of credentials until one
-// is good, then nobody's. A client that shows only bad credentials is not taken for anonymous.
+// authenticator combines the authenticators as kube-apiserver does: the first one, then each kind of credentials until
+// one is good, then nobody's. A client that shows only bad credentials is not taken for anonymous.
 func (a Authentication) authenticator(first authenticator.Request) (authenticator.Request, error) {
 	others, err := a.authenticators()
 	if err != nil {
@@ -80,8 +81,8 @@ func (a Authentication) authenticators() ([]authenticator.Request, error) {
 	return all, nil
 }
 
-// readTokens reads a token file as upstream does. It refuses a file without a token, which would lock everybody out, and a
-// file with one token of two users, which upstream gives to the last.
+// readTokens reads a token file as upstream does. It refuses a file without a token, which would lock everybody out,
+// and a file with one token of two users, which upstream gives to the last.
 func readTokens(path string) (authenticator.Token, error) {
 	tokens, err := tokenfile.NewCSV(path)
 	if err != nil {

@@ -15,8 +15,9 @@ import (
 	"k8s.io/kubernetes/pkg/apis/rbac"
 )
 
-// maxRights bounds what a role's rules allow together. Upstream's check that nobody grants more than he has writes each
-// right down: every verb on every resource of every group, by every name. So 18 KB ask for a billion.
+// maxRights bounds what a role's rules allow together. Upstream checks that no user grants more than the user has, and
+// writes down each right for that: every verb on every resource of every group, by every name. So 18 KB ask for a
+// billion.
 const maxRights = 1 << 16
 
 // boundsName is the plugin's name in metrics.
@@ -29,7 +30,8 @@ func newBounds(io.Reader) (admission.Interface, error) {
 	return bounds{admission.NewHandler(admission.Create, admission.Update)}, nil
 }
 
-// Admit implements admission.MutationInterface: those come before any check of a registry. It changes nothing.
+// Admit implements admission.MutationInterface, because those plugins come before any check of a registry. It changes
+// nothing.
 func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	errs := metadataMistakes(a.GetObject())
 	switch role := a.GetObject().(type) {
@@ -44,8 +46,8 @@ func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.Objec
 	return apierrors.NewInvalid(a.GetKind().GroupKind(), a.GetName(), errs)
 }
 
-// metadataMistakes are those in an object's metadata where there are more than an answer lists (mistakes.go). Those of an
-// update are found by no strategy, but by what calls it.
+// metadataMistakes are those in an object's metadata, if there are more than an answer lists (mistakes.go). In an
+// update it is not the strategy that finds them, but its caller.
 func metadataMistakes(object runtime.Object) field.ErrorList {
 	m, err := meta.Accessor(object)
 	if err != nil || len(m.GetLabels())+len(m.GetAnnotations())+len(m.GetFinalizers())+len(m.GetOwnerReferences()) <= maxMistakes/4 {

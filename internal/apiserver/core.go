@@ -23,9 +23,9 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/services"
 )
 
-// coreProvider serves the core group as upstream's legacy provider does, without the allocators that
-// write bitmaps to etcd and repair them in the background: addresses and ports are claim objects, which
-// kubestore appends with their service. It starts no goroutine.
+// coreProvider serves the core group as upstream's legacy provider does, but without the allocators that write bitmaps
+// to etcd and repair them in the background. Here addresses and ports are claims (package services). It starts no
+// goroutine.
 type coreProvider struct {
 	corerest.GenericConfig
 	authorizer authorizer.Authorizer
@@ -66,9 +66,9 @@ func (p *coreProvider) build(enabled serverstorage.APIResourceConfigSource, opts
 	return group, nil
 }
 
-// addPods adds nodes and pods, which know each other through the kubelet's address. There is no kubelet:
-// log, exec, attach, portforward and proxy are registered so that discovery and authorization are
-// upstream's, and are answered 405 before they get here.
+// addPods adds nodes and pods, which know each other through the kubelet's address. There is no kubelet. So log, exec,
+// attach, portforward and proxy are registered only for discovery and authorization; requests for them are answered 405
+// before they get here.
 func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
 	nodes, err := nodestore.NewStorage(opts, kubeletclient.KubeletClientConfig{}, nil)
 	if err != nil {

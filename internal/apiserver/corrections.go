@@ -2,25 +2,21 @@ package apiserver
 
 import (
 	"bytes"
-	"compress/gzip"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	"k8s.io/apiserver/pkg/storage"
-	"sigs.k8s.io/yaml"
 )
 
-// withCorrections replaces the few answers to writes in which upstream gives a code that api.md does not
-// allow. They are made deep inside upstream, so they are recognised by what they say.
+// withCorrections replaces the few answers to writes in which upstream gives a code that api.md does not allow. They
+// are made deep inside upstream, so they are recognised by what they say.
 func (s *Server) withCorrections(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
@@ -32,7 +28,7 @@ func (s *Server) withCorrections(h http.Handler) http.Handler {
 		if c.held == 0 {
 			return
 		}
-		if err := corrected(r, c.status()); err != nil {
+		if err := corrected(r, c.body.Bytes()); err != nil {
 			for _, header := range []string{"Content-Length", "Content-Encoding", "Content-Type", "Retry-After"} {
 				w.Header().Del(header)
 			}
@@ -53,62 +49,42 @@ func corrected(r *http.Request, body []byte) error {
 	}
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	switch {
-	// Row 9: a generated name is never answered with 409. Upstream tries eight and then answers the only
-	// 409 that says when to come back.
-	case status.Reason == metav1.StatusReasonAlreadyExists && status.Details != nil && status.Details.RetryAfterSeconds > 0 && !isNamed(r):
+	// Row 9: a generated name is never answered with 409. Upstream tries eight names, and then answers the only 409
+	// that says when to come back.
+	case status.Reason == metav1.StatusReasonAlreadyExists && status.Details != nil && status.Details.RetryAfterSeconds > 0:
 		timeout := apierrors.NewServerTimeout(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, "create", 1)
 		timeout.ErrStatus.Code = http.StatusGatewayTimeout
 		timeout.ErrStatus.Message = "no unique name could be generated, try again"
 		return timeout
-	case status.Code == http.StatusInternalServerError && (status.Reason == "" && clientMistake(r, info, status.Message) || takesAway(r, status.Message)):
+	case status.Code == http.StatusInternalServerError && status.Reason == "" && clientMistake(r, info, status.Message):
 		return apierrors.NewBadRequest(status.Message)
 	}
 	return nil
 }
 
-// isNamed reports whether the object that was sent has a name, which is then not generated whatever else it says.
-func isNamed(r *http.Request) bool {
-	body, ok := r.Body.(*received)
-	if !ok {
-		return false
-	}
-	var sent metav1.PartialObjectMetadata
-	if yaml.Unmarshal(body.all, &sent) == nil { // or JSON
-		return sent.Name != ""
-	}
-	object, err := runtime.Decode(codecs().UniversalDeserializer(), body.all)
-	if err != nil {
-		return false
-	}
-	m, err := meta.Accessor(object)
-	return err == nil && m.GetName() != ""
-}
-
-// clientMistake recognises what upstream passes on as it is, without a reason: sending it again would not
-// help. What goes wrong in a store has a reason, so what has none of a patch is about the patch.
+// clientMistake recognises mistakes of the client that upstream passes on as they are, without a reason. To send the
+// request again would not help. A failure of a store has a reason, so an error of a patch without one is about the
+// patch.
 func clientMistake(r *http.Request, info *apirequest.RequestInfo, message string) bool {
 	return r.Method == http.MethodPatch || info.Resource == "bindings" || info.Subresource == "binding" ||
 		message == storage.ErrResourceVersionSetOnCreate.Error()
 }
 
-// takesAway recognises a patch that leaves an object without its version or kind. Upstream takes that for a mistake of its own.
-func takesAway(r *http.Request, message string) bool {
-	return r.Method == http.MethodPatch && (strings.Contains(message, "Object 'apiVersion' is missing in") || strings.Contains(message, "Object 'Kind' is missing in"))
-}
-
-// judging is what of upstream looks at nothing but what a client sent, and at what that is to replace.
+// judging are the parts of upstream that look at nothing but what a client sent and at what that is to replace.
 var judging = []string{
 	"k8s.io/apimachinery/pkg/util/strategicpatch.", "k8s.io/apimachinery/pkg/util/managedfields", "sigs.k8s.io/structured-merge-diff/", "gopkg.in/evanphx/json-patch",
 	"k8s.io/apiserver/pkg/registry/rest.BeforeCreate(", "k8s.io/apiserver/pkg/registry/rest.BeforeUpdate(",
 }
 
-// unfit answers a write that upstream panicked about while it judged it, by the panic's stack; nil for any other panic. That is a
-// fault of upstream's, but one that the next try meets again: a 5xx would ask for it.
-func unfit(stack string) error {
-	if !slices.ContainsFunc(judging, func(name string) bool { return strings.Contains(stack, name) }) {
-		return nil
-	}
-	err := apierrors.NewBadRequest("something that was sent is of a kind that it must not be, or lacks what must be with it, and no check says what: compare it with the API's reference")
+// wasJudging reports, by a panic's stack, whether upstream panicked while it judged what a client sent.
+func wasJudging(stack string) bool {
+	return slices.ContainsFunc(judging, func(name string) bool { return strings.Contains(stack, name) })
+}
+
+// unfit answers a write over which upstream panicked. The fault is upstream's, but the next try would meet it again,
+// and a 5xx would ask for one.
+func unfit(message string) error {
+	err := apierrors.NewBadRequest(message)
 	err.ErrStatus.Code, err.ErrStatus.Reason = http.StatusUnprocessableEntity, metav1.StatusReasonInvalid
 	return err
 }
@@ -129,23 +105,6 @@ func (c *correction) WriteHeader(code int) {
 	}
 	c.ResponseWriter.WriteHeader(code)
 }
-
-// status is the answer that is held back as it was before upstream compressed it, which it does with long messages. Of
-// one that unfolds to more than a body may have, it is the beginning.
-func (c *correction) status() []byte {
-	if c.Header().Get("Content-Encoding") != "gzip" {
-		return c.body.Bytes()
-	}
-	unfolded, err := gzip.NewReader(bytes.NewReader(c.body.Bytes()))
-	if err != nil {
-		return nil
-	}
-	status, _ := io.ReadAll(io.LimitReader(unfolded, maxStatus)) // what is cut is no Status
-	return status
-}
-
-// maxStatus is how many bytes of an answer are looked at: a message may quote the body twice, and escape it.
-const maxStatus = 32 << 20
 
 func (c *correction) Write(p []byte) (int, error) {
 	if c.held != 0 {

@@ -27,12 +27,12 @@ func (d *byDeadline) Err() error {
 	}
 }
 
-// withTimeout answers 504 when a request's deadline passes while it is served. Upstream's filter takes a client
-// that goes away for the same: it answers and counts a 504, and logs the end of the handler as an error. So it is
-// shown the deadline only, and the handler both: it ends by itself when nobody waits for it.
+// withTimeout answers 504 when a request's deadline passes while it is served. Upstream's filter takes a client that
+// goes away for the same: it answers and counts a 504, and logs the end of the handler as an error. So the filter sees
+// the deadline only. The handler sees both, and ends by itself when nobody waits for it.
 //
-// A request whose time is over before it is served, since its body took all of it, is not served: the handler would say so, too, and
-// who answers twice is cut off.
+// A body may take all of a request's time. Then the request is not served: the handler would answer that its time is
+// over, the filter too, and a response that is answered twice is cut off.
 func (s *Server) withTimeout(h http.Handler) http.Handler {
 	timed := genericfilters.WithTimeoutForNonLongRunningRequests(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r.WithContext(r.Context().(*byDeadline).Context))

@@ -10,8 +10,8 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 )
 
-// group is one built-in API group. It is built by its first request; until then it costs nothing. It is
-// safe for concurrent use.
+// group is one built-in API group. It is built by its first request; until then it costs nothing. It is safe for
+// concurrent use.
 type group struct {
 	name string
 	// build makes the group, fail answers why it could not be made.

@@ -49,8 +49,8 @@ type storageProvider interface {
 	NewRESTStorage(serverstorage.APIResourceConfigSource, generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error)
 }
 
-// builtins are the groups that kube-apiserver serves by default, in the order in which discovery lists
-// them. Providers are made when a group is built, because they hold its listers and clients.
+// builtins are the groups that kube-apiserver serves by default, in the order in which discovery lists them. Providers
+// are made when a group is built, because they hold its listers and clients.
 func builtins() []struct {
 	name  string
 	build storageBuilder

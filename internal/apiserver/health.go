@@ -27,8 +27,8 @@ func newHealth(s *Server) *mux.PathRecorderMux {
 	return health
 }
 
-// withHealth answers checks of the health to everybody, as kube-apiserver does. A prober has no credentials, and must get
-// an answer while the log cannot be read.
+// withHealth answers checks of the health to everybody, as kube-apiserver does. A prober has no credentials, and must
+// get an answer while the log cannot be read.
 func (s *Server) withHealth(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/"); first {
@@ -47,8 +47,8 @@ const (
 	checkTimeout = 10 * time.Second
 )
 
-// checkView returns what tells whether the log and the bucket can be read. Who asks has shown no credentials, so the
-// log is asked for all of them together, and not more often than once a second.
+// checkView returns the check that the log and the bucket can be read. Probers have shown no credentials, so the log is
+// asked for all of them together, and once a second at most.
 func (s *Server) checkView() func(*http.Request) error {
 	var mu sync.Mutex // guards what follows
 	var checked time.Time
@@ -67,7 +67,7 @@ func (s *Server) checkView() func(*http.Request) error {
 	}
 }
 
-// checkWritable is no proof that the log can be written, for it writes nothing: it passes on what is known.
+// checkWritable passes on what is known. It proves nothing, because it writes nothing.
 func (s *Server) checkWritable(*http.Request) error {
 	if s.config.Cell.Writable == nil {
 		return nil
@@ -80,8 +80,8 @@ func serveVersion(w http.ResponseWriter, _ *http.Request) {
 	responsewriters.WriteRawJSON(http.StatusOK, Version(), w)
 }
 
-// Version is that of the Kubernetes API, and the commit of Logplane that serves it. A binary that was built
-// without the version linked in says so by v0.0.0, which kubectl cannot read.
+// Version is that of the Kubernetes API, and the commit of Logplane that serves it. A binary that was built without the
+// version linked in would say v0.0.0, which kubectl cannot read.
 func Version() apimachineryversion.Info {
 	info := *compatibility.DefaultBuildEffectiveVersion().Info()
 	if strings.HasPrefix(info.GitVersion, "v0.0.0") {

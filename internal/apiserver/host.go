@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// withLoopbackHost keeps web pages away from a server that trusts everyone on this machine. A page that
-// rebinds its name to loopback sends its own name as Host; a page that posts across sites sends its Origin.
+// withLoopbackHost keeps web pages away from a server that trusts everyone on this machine. A page that rebinds its
+// name to loopback sends its own name as Host; a page that posts across sites sends its Origin.
 func (s *Server) withLoopbackHost(h http.Handler) http.Handler {
 	if !s.config.LoopbackOnly {
 		return h

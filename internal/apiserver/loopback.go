@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// newLoopback is the configuration of a client of this server in its own process. It never leaves the
-// process, so it needs no credentials that could leak: its requests are marked in their context.
+// newLoopback is the configuration of a client of this server in its own process. It never leaves the process, so it
+// needs no credentials that could leak: its requests are marked in their context.
 func newLoopback(s *Server) *rest.Config {
 	return &rest.Config{
 		Host:      "http://loopback",
@@ -33,8 +33,8 @@ type loopbackKey struct{}
 
 // RoundTrip calls the handler on the caller's goroutine and buffers the answer; a watch is refused.
 func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error) {
-	// A handler whose context ends while it answers aborts by this panic, which a server takes as an order
-	// to cut the connection; whoever calls in process must see an error.
+	// A handler whose context ends while it answers aborts by this panic. A server takes it as an order to cut the
+	// connection; a caller in the process must see an error.
 	defer func() {
 		if p := recover(); p == http.ErrAbortHandler {
 			response, err = nil, errors.Join(http.ErrAbortHandler, r.Context().Err())

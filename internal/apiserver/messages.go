@@ -27,8 +27,8 @@ var rawMessages = map[reflect.Type]bool{
 	reflect.TypeFor[apiextensionsv1.JSON](): true,
 }
 
-// messages describes each kind that was sent as protobuf, once: *shape.Message by schema.GroupVersionKind. It grows with
-// the kinds that there are.
+// messages describes each kind that was sent as protobuf, once: *shape.Message by schema.GroupVersionKind. It grows
+// with the kinds that there are.
 var messages sync.Map
 
 func mustDescribe(t reflect.Type) *shape.Message {
@@ -53,7 +53,8 @@ func messageOf(kind schema.GroupVersionKind) *shape.Message {
 	return nil
 }
 
-// measureProtobuf measures a body by the kind that it says it is. What does not begin as protobuf is refused by upstream.
+// measureProtobuf measures a body by the kind that it says it is. What does not begin as protobuf is refused by
+// upstream.
 func measureProtobuf(body []byte) (shape.Shape, error) {
 	sealed, ok := bytes.CutPrefix(body, protobufPrefix)
 	if !ok {

@@ -22,8 +22,8 @@ var requestsWaiting = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 	Help: "Requests that wait for others to be answered before they are served, by kind: read, write, heavy (a write that takes a processor for long), watch (its start).",
 }, []string{"kind"})
 
-// Collectors are the metrics of this package and of those below it, for the process to register. Upstream's are registered by New, in
-// component-base's legacyregistry, which '/metrics' serves.
+// Collectors are the metrics of this package and of those below it, for the process to register. Upstream's are
+// registered by New, in component-base's legacyregistry, which '/metrics' serves.
 func Collectors() []prometheus.Collector {
 	return append(listers.Collectors(), groupsBuilt, requestsWaiting)
 }

@@ -11,12 +11,12 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// maxMistakes is how many mistakes an answer lists. Upstream lists all, and puts its message together in a time that
-// grows with their square: 80 KB of empty containers take a core for minutes.
+// maxMistakes is how many mistakes an answer lists. Upstream lists all of them, and takes a time that grows with the
+// square of their number to put its message together: 80 KB of empty containers take a core for minutes.
 const maxMistakes = 100
 
-// boundMistakes makes the stores in a group's storage list no more mistakes than that. A store that upstream hides is
-// left as it is: those of some status subresources, which only controllers write.
+// boundMistakes makes the stores in a group's storage list no more mistakes than that. It cannot reach the stores that
+// upstream hides: those of some status subresources, which only controllers write.
 func boundMistakes(storage rest.Storage) {
 	for _, store := range storesIn(reflect.ValueOf(storage)) {
 		if _, done := store.CreateStrategy.(fewMistakesOnCreate); !done && store.CreateStrategy != nil { // in another version

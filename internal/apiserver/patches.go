@@ -13,15 +13,14 @@ import (
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/logplane/logplane/internal/apiserver/shape"
 )
 
-// A patch costs what it and the object come to together, and what applies it hears of no deadline. So the one is measured
-// when it comes, and the product just before it is applied.
+// What a patch costs depends on the patch and on the object, and the code that applies it knows no deadline. So the
+// patch is measured when it comes, and its cost for the object is computed just before it is applied.
 const (
 	// maxMerged bounds bytes of the object times levels of the patch: each level is copied.
 	maxMerged = shape.MaxWeight
@@ -34,8 +33,8 @@ const (
 
 // patch is what was measured of a request's patch.
 type patch struct {
-	// levels of the object that applying it unfolds, each of which copies what is below it; unfolded is what it copies
-	// of itself, in bytes.
+	// levels of the object that applying it unfolds. Each of them copies what is below it. unfolded is how many bytes
+	// of itself the patch copies.
 	levels   int
 	unfolded int64
 	// compared are the members of its lists that are looked for in the object's.
@@ -120,9 +119,9 @@ func (p *patch) affordable(object shape.Shape) error {
 	return apierrors.NewRequestEntityTooLargeError("the patch is refused: " + reason)
 }
 
-// patched is the update function of a request: it does nothing for one that has ended, applies no patch that is too
-// expensive, and lets none grow an object beyond what a body may be. Upstream's patches panic over some mistakes: that is
-// an answer too.
+// patched is the update function of a request. It does nothing for a request that has ended, refuses a patch that is
+// too expensive, and lets no patch make an object larger than a body may be. Upstream's patches panic over some
+// mistakes; the user gets them as an answer.
 func patched(ctx context.Context, update storage.UpdateFunc, logger *slog.Logger) storage.UpdateFunc {
 	p, _ := ctx.Value(patchKey{}).(*patch)
 	return func(input runtime.Object, meta storage.ResponseMeta) (out runtime.Object, ttl *uint64, err error) {
@@ -146,8 +145,7 @@ func patched(ctx context.Context, update storage.UpdateFunc, logger *slog.Logger
 				panic(reason)
 			}
 			logger.ErrorContext(ctx, "a patch panicked", "error", mistake, "stack", string(debug.Stack()))
-			err = apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, http.MethodPatch, schema.GroupResource{}, "", "", 0, false)
-			err.(*apierrors.StatusError).ErrStatus.Message = "the patch does not fit the object: " + mistake.Error()
+			err = unfit("the patch does not fit the object: " + mistake.Error())
 		}()
 		if out, ttl, err = update(input, meta); err != nil {
 			return nil, nil, err

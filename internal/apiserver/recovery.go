@@ -48,8 +48,8 @@ func (r *response) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// withRecovery turns a panic into a Status: 500, or what a lister says that could not read. A response
-// that has begun is cut off, so that nobody takes the half for the whole.
+// withRecovery turns a panic into a Status: 500, or the error of a lister that could not read. A response that has
+// begun is cut off, so that nobody takes the half for the whole.
 func (s *Server) withRecovery(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sent, wrapped := newResponse(w)
@@ -80,8 +80,8 @@ func panicStatus(reason any, stack string) error {
 		return apierrors.NewInternalError(failed.Err)
 	}
 	// A panic of a goroutine that upstream started brings its stack with its reason.
-	if err := unfit(fmt.Sprint(reason) + "\n" + stack); err != nil {
-		return err
+	if wasJudging(fmt.Sprint(reason) + "\n" + stack) {
+		return unfit("something that was sent is of a kind that it must not be, or lacks what must be with it, and no check says what: compare it with the API's reference")
 	}
 	return apierrors.NewInternalError(errors.New("the request failed unexpectedly; the server's log has the reason under the Audit-Id of this response"))
 }
@@ -94,8 +94,8 @@ func (s *Server) logPanic(r *http.Request, reason any) {
 		"panic", fmt.Sprint(reason), "stack", string(debug.Stack()))
 }
 
-// withLog writes one line for each request: failures of ours as warnings, the rest for debugging. What a client is
-// answered that has gone away is no failure of ours.
+// withLog writes one line for each request: failures of ours as warnings, the rest for debugging. An answer to a client
+// that has gone away is no failure of ours.
 func (s *Server) withLog(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()

@@ -26,8 +26,8 @@ type Config struct {
 	ExternalAddress string
 	// WatcherURL, if set, is where a watch is redirected to (307); without it and without a Feed a watch is 405.
 	WatcherURL string
-	// LoopbackOnly refuses a Host that is not loopback and an Origin that is not the Host, so that no web
-	// page can use a server that trusts everyone on this machine.
+	// LoopbackOnly refuses a Host that is not loopback and an Origin that is not the Host, so that no web page can use
+	// a server that trusts everyone on this machine.
 	LoopbackOnly bool
 	// Authentication and Authorization say who may do what; their zero values let everybody do everything.
 	Authentication Authentication
@@ -75,14 +75,15 @@ type Server struct {
 	definitions *customresources.Reader
 	// watches that are open.
 	watches *watches
-	// reads, writes, heavy (among them) and starts (of watches) are the places of requests, bodies the bytes that requests have sent.
+	// reads, writes, heavy (among them) and starts (of watches) are the places of requests, bodies the bytes that
+	// requests have sent.
 	reads, writes, heavy, starts *places
 	bodies                       bodies
 	// health answers checks of the health.
 	health *mux.PathRecorderMux
 
-	// crds serves custom resources, discovery '/api', '/apis' and what is below them down to a group's
-	// version, openapi '/openapi/…'. Each also answers what it does not know.
+	// crds serves custom resources, discovery '/api', '/apis' and what is below them down to a group's version, openapi
+	// '/openapi/…'. Each also answers what it does not know.
 	crds               *customresources.Handler
 	discovery, openapi http.Handler
 }

@@ -23,7 +23,7 @@ import (
 	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
 )
 
-// What protects somebody in kube-apiserver, is stored here and does nothing yet. Whoever writes it is told so.
+// These resources protect somebody in kube-apiserver, but are only stored here. A user who writes them is told so.
 const (
 	policiesUnenforced = "this server stores admission policies and does not enforce them: they neither refuse nor change any request"
 	webhooksUnenforced = "this server stores admission webhooks and does not call them: they neither refuse nor change any request"
@@ -43,7 +43,7 @@ var unenforcedResources = map[schema.GroupResource]string{
 	flowcontrol.Resource("prioritylevelconfigurations"):                 flowsUnenforced,
 }
 
-// unenforced warns who writes an object that does nothing; it refuses nobody.
+// unenforced warns users who write an object that does nothing; it refuses nobody.
 type unenforced struct{}
 
 var _ admission.ValidationInterface = unenforced{}
@@ -64,7 +64,8 @@ func (unenforced) Validate(ctx context.Context, a admission.Attributes, _ admiss
 // enforced is the type of the condition that is False.
 const enforced = "Enforced"
 
-// newAdmissionRegistrationStorage makes upstream's registries; of their types, ValidatingAdmissionPolicy alone has conditions.
+// newAdmissionRegistrationStorage makes upstream's registries; of their types, ValidatingAdmissionPolicy alone has
+// conditions.
 func newAdmissionRegistrationStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 	info, err := admissionregistrationrest.RESTStorageProvider{
 		Authorizer: s.generic.Authorization.Authorizer, DiscoveryClient: s.client.Discovery(),
@@ -77,8 +78,8 @@ func newAdmissionRegistrationStorage(s *Server) (genericapiserver.APIGroupInfo, 
 	return info, err
 }
 
-// marking has a store's objects say in their status that they do nothing, in the write itself: no controller would come along
-// later to say so.
+// marking has a store's objects say in their status that they do nothing. The write itself says so, because no
+// controller would do it later.
 func marking(store *genericregistry.Store, mark func(runtime.Object)) {
 	store.CreateStrategy = markingCreate{store.CreateStrategy, mark}
 	store.UpdateStrategy = markingUpdate{store.UpdateStrategy, mark}

@@ -1,9 +1,9 @@
 // Package bootstrap writes what kube-apiserver makes when it starts: namespaces and their default service accounts, the
 // RBAC policy, priority classes, the default ServiceCIDR, and the Service 'kubernetes'.
 //
-// Nouns. The marker says which version's objects were written. It is written last: where it is, a call costs one read and
-// writes nothing, so that what a user has deleted stays deleted until the next version of Kubernetes. A crash before the
-// marker leaves objects that the next call skips.
+// Nouns. The marker says which version's objects were written. It is written last: where it is, a call costs one read
+// and writes nothing, so that what a user has deleted stays deleted until the next version of Kubernetes. A crash
+// before the marker leaves objects that the next call skips.
 package bootstrap
 
 import (
@@ -148,8 +148,8 @@ func writeOver(ctx context.Context, view *projection.View, s stored) (projection
 	return at.Put(s.contentType, s.body, 0), err
 }
 
-// appendAll appends the writes in order, in as few batches as there can be. If one fails, the batches before it stay; the
-// next call finds their objects and goes on.
+// appendAll appends the writes in order, in as few batches as there can be. If one fails, the batches before it stay;
+// the next call finds their objects and goes on.
 func appendAll(ctx context.Context, view *projection.View, writes []projection.Write) error {
 	for len(writes) > 0 {
 		n := min(len(writes), batch)

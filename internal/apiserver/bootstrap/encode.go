@@ -40,8 +40,8 @@ type encoder struct {
 	now     metav1.Time
 }
 
-// encode does what the registry's create would do to the object, except to validate it. The objects are constants, and a
-// test puts each one back through the API. The result is the object and then its claims.
+// encode does what the registry's create would do to the object, except to validate it. The objects are constants, and
+// a test puts each one back through the API. The result is the object and then its claims.
 func (e encoder) encode(ctx context.Context, o object, options generic.RESTOptions) ([]stored, error) {
 	legacyscheme.Scheme.Default(o.object)
 	kinds, _, err := legacyscheme.Scheme.ObjectKinds(o.object)

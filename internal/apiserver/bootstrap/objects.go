@@ -98,8 +98,8 @@ func policyObjects() ([]object, error) {
 	return objects, nil
 }
 
-// serviceObjects are the range of cluster IPs, and the Service by which pods find this API, at the range's first address.
-// There are no endpoints, because an address of a function means nothing to a pod.
+// serviceObjects are the range of cluster IPs, and the Service by which pods find this API, at the range's first
+// address. There are no endpoints, because an address of a function means nothing to a pod.
 func serviceObjects(ranges services.Ranges) ([]object, error) {
 	prefix, err := ranges.Prefix()
 	if err != nil {

@@ -9,5 +9,6 @@
 //  2. naming.go decides in the write which of the wanted names are free, and sets the conditions.
 //  3. registry.go claims the names in the same batch, and decides again if another CRD has taken one meanwhile.
 //  4. reader.go reads the CRD from the newest view, for whoever serves or describes its instances.
-//  5. handler.go serves the instances by a handler of upstream's for each state of a CRD. instances.go makes its stores.
+//  5. handler.go serves the instances, by a handler of upstream's for each state of a CRD.
+//  6. instances.go makes their stores.
 package customresources

@@ -67,8 +67,8 @@ type Config struct {
 }
 
 // Handler serves the objects of every CRD. Each CRD has a handler of upstream's that was built for one state of it and
-// knows no other, so that a whole request sees one state: the newest when it came. A changed CRD gets a new handler; the
-// old one ends with its last request. It is safe for concurrent use.
+// knows no other, so that a whole request sees one state: the newest when it came. A changed CRD gets a new handler;
+// the old one ends with its last request. It is safe for concurrent use.
 type Handler struct {
 	config Config
 
@@ -125,8 +125,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	one.ServeHTTP(w, r)
 }
 
-// refuseProtobuf refuses a custom resource that was sent as protobuf. Upstream's handler has no strict decoder for it, and
-// panics.
+// refuseProtobuf refuses a custom resource that was sent as protobuf. Upstream's handler has no strict decoder for it,
+// and panics.
 func refuseProtobuf(r *http.Request, verb string) error {
 	sent, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil || sent != runtime.ContentTypeProtobuf || verb != "create" && verb != "update" {
@@ -136,8 +136,8 @@ func refuseProtobuf(r *http.Request, verb string) error {
 }
 
 // endWithCRD ends a watch when its CRD changes or goes, as upstream does. The handler that serves the watch knows only
-// this state of the CRD, and the objects to come may be of another. Clients watch again. Since is a revision at or before
-// the one at which the CRD was read; the CRD's own revision may be older than the log goes back.
+// this state of the CRD, and the objects to come may be of another. Clients watch again. Since is a revision at or
+// before the one at which the CRD was read; the CRD's own revision may be older than the log goes back.
 func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *apiextensionsv1.CustomResourceDefinition, since projection.Revision) error {
 	registry, err := h.config.Registry()
 	if err != nil {
@@ -168,8 +168,8 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	h.config.Fail(w, r, apierrors.NewInternalError(err))
 }
 
-// handlerOf returns the handler of this state of the CRD. A request that began before the newest change may still ask for
-// an older state. It gets the newer one, which it could have seen as well.
+// handlerOf returns the handler of this state of the CRD. A request that began before the newest change may still ask
+// for an older state. It gets the newer one, which it could have seen as well.
 func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition) (*definitionHandler, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

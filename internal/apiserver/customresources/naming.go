@@ -35,16 +35,15 @@ func (s createStrategy) Validate(ctx context.Context, obj runtime.Object) field.
 	return append(s.RESTCreateStrategy.Validate(ctx, obj), forbidden(obj.(*apiextensions.CustomResourceDefinition), nil)...)
 }
 
-// Canonicalize implements rest.RESTCreateStrategy. It comes after validation, so that only valid schemas
-// are judged.
+// Canonicalize implements rest.RESTCreateStrategy. It comes after validation, so that only valid schemas are judged.
 func (s createStrategy) Canonicalize(obj runtime.Object) {
 	s.RESTCreateStrategy.Canonicalize(obj)
 	s.naming.settle(obj.(*apiextensions.CustomResourceDefinition))
 }
 
-// updateStrategy is upstream's and sets what its controllers would, after a change of the specification
-// or of the status alike. Writing a CRD unchanged settles it anew, which is how it gets names that
-// another CRD has given up.
+// updateStrategy is upstream's and sets what its controllers would, after a change of the specification or of the
+// status alike. A CRD that is written unchanged is judged anew. That is how it gets names that another CRD has given
+// up.
 type updateStrategy struct {
 	rest.RESTUpdateStrategy
 	naming *naming
@@ -69,8 +68,8 @@ func (s updateStrategy) Canonicalize(obj runtime.Object) {
 	s.naming.settle(obj.(*apiextensions.CustomResourceDefinition))
 }
 
-// naming does in the write what upstream's naming, establishing, structural schema and approval
-// controllers do after it.
+// naming does in the write what upstream's naming, establishing, structural schema and approval controllers do after
+// it.
 type naming struct{ definitions *Reader }
 
 func (n *naming) settle(crd *apiextensions.CustomResourceDefinition) {
@@ -80,8 +79,8 @@ func (n *naming) settle(crd *apiextensions.CustomResourceDefinition) {
 	judgeApproval(crd)
 }
 
-// acceptNames decides upstream's way which of the wanted names are free. A listing that fails ends the
-// request: a name must never be taken for free because nobody looked.
+// acceptNames decides as upstream which of the wanted names are free. A listing that fails ends the request: a name
+// must not be taken for free because nobody could look.
 func (n *naming) acceptNames(crd *apiextensions.CustomResourceDefinition) {
 	wanted, accepted := &crd.Spec.Names, &crd.Status.AcceptedNames
 	if apiequality.Semantic.DeepEqual(wanted, accepted) && apiextensions.IsCRDConditionTrue(crd, apiextensions.NamesAccepted) {
@@ -234,15 +233,15 @@ func judgeApproval(crd *apiextensions.CustomResourceDefinition) {
 	setCondition(crd, verdict)
 }
 
-// setCondition keeps the time of a condition whose status stays, so that an update that changes nothing
-// appends nothing.
+// setCondition keeps the time of a condition whose status stays, so that an update that changes nothing appends
+// nothing.
 func setCondition(crd *apiextensions.CustomResourceDefinition, c apiextensions.CustomResourceDefinitionCondition) {
 	c.LastTransitionTime = metav1.Now()
 	apiextensions.SetCRDCondition(crd, c)
 }
 
-// nameClaims names the claims that hold a CRD's accepted names within its group, so that of two CRDs that
-// are written at once only one can get a name: both find it free in their view, and the log decides.
+// nameClaims names the claims that hold a CRD's accepted names within its group. Two CRDs that are written at once may
+// both find a name free in their view. The log lets only one of them claim it.
 func nameClaims(cluster string) resources.ClaimsFunc {
 	return func(_ context.Context, obj runtime.Object) ([]kubestore.Claim, error) {
 		crd, ok := obj.(*apiextensions.CustomResourceDefinition)
@@ -262,7 +261,7 @@ func nameClaims(cluster string) resources.ClaimsFunc {
 	}
 }
 
-// nameClaim says who holds the name, by name and not by uid: a CRD that is deleted and made again under
+// nameClaim says who holds the name, by the CRD's name and not by its uid: a CRD that is deleted and made again under
 // its name claims the same.
 func nameClaim(cluster string, crd *apiextensions.CustomResourceDefinition, kind, name string) kubestore.Claim {
 	return kubestore.Claim{

@@ -77,8 +77,8 @@ func (o definitionOptions) GetRESTOptions(resource schema.GroupResource, _ runti
 	return o.stores.Options(config, Prefix, runtime.ContentTypeProtobuf, nameClaims(o.cluster)), nil
 }
 
-// REST is upstream's registry. It tries a write again when another CRD has taken a name meanwhile. The names then clash,
-// as if the other CRD had come first, which it did.
+// REST is upstream's registry. It tries a write again when another CRD has taken a name meanwhile. The names then
+// clash, as if the other CRD had come first, which it did.
 type REST struct{ *customresourcedefinition.REST }
 
 // Create implements rest.Creater.
@@ -127,11 +127,11 @@ func (r statusREST) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return r.store.GetResetFields()
 }
 
-// claimRetries is how many other CRDs may take names of this one while it is written.
+// claimRetries is how many other CRDs may take names of a CRD while it is written.
 const claimRetries = 5
 
-// retryClaimed writes again after a lost race for a name. Nothing was written then, and the view holds the winner, so the
-// next try sees the clash. It can lose only another race for another name.
+// retryClaimed writes again after a lost race for a name. Nothing was written then, and the view holds the winner, so
+// the next try sees the clash. It can lose only another race for another name.
 func retryClaimed(write func() (runtime.Object, error)) (runtime.Object, error) {
 	var claimed *kubestore.ClaimedError
 	for range claimRetries {

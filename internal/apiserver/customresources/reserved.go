@@ -37,8 +37,8 @@ func IsBuiltin(group, version string) bool {
 	return slices.ContainsFunc(versions, func(v spec.Version) bool { return v.Name == version })
 }
 
-// forbidden returns why a CRD cannot be served beside what is there. A CRD may keep what it had before, so that it can be
-// changed and deleted.
+// forbidden returns why a CRD cannot be served beside what is there. A CRD may keep what it had before, so that it can
+// be changed and deleted.
 func forbidden(crd, before *apiextensions.CustomResourceDefinition) (errs field.ErrorList) {
 	group, names := field.NewPath("spec", "group"), field.NewPath("spec", "names", "plural")
 	switch plural := crd.Spec.Names.Plural; {

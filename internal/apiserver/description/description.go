@@ -1,8 +1,8 @@
 // Package description tells clients what is served: discovery, plain and aggregated, and OpenAPI v2 and v3.
 //
-// Nouns. The built-in groups are described by generated documents (spec), which are served as they are. CRDs add groups,
-// versions and documents of their own, which are made when somebody asks for them and kept by the state of the CRDs. So
-// every process gives the same answer, with the same ETag, as soon as the CRD is written.
+// Nouns. The built-in groups are described by generated documents (spec), which are served as they are. CRDs add
+// groups, versions and documents of their own, which are made when somebody asks for them and kept by the state of the
+// CRDs. So every process gives the same answer, with the same ETag, as soon as the CRD is written.
 //
 // The path of a request through the package:
 //

@@ -36,8 +36,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// discoveryHandler serves the generated description of the built-in groups, and the groups of custom resources, which are
-// computed from the newest view. It is safe for concurrent use.
+// discoveryHandler serves the generated description of the built-in groups, and the groups of custom resources, which
+// are computed from the newest view. It is safe for concurrent use.
 type discoveryHandler struct {
 	config Config
 	paths  *madeOnce[customresources.State, map[string]http.Handler]
@@ -180,8 +180,8 @@ func (x *discoveryHandler) choose(plain http.Handler, groups []spec.Group) (http
 	return aggregated.WrapAggregatedDiscoveryToHandler(plain, all, nil), nil
 }
 
-// withKinds fills in the group and version that a plain list leaves out where they are its own. Upstream does so for custom
-// resources but not for built-in ones.
+// withKinds fills in the group and version that a plain list leaves out where they are its own. Upstream does so for
+// custom resources but not for built-in ones.
 func withKinds(resources []metav1.APIResource, group, version string) []metav1.APIResource {
 	resources = slices.Clone(resources)
 	for i := range resources {
@@ -192,8 +192,8 @@ func withKinds(resources []metav1.APIResource, group, version string) []metav1.A
 	return resources
 }
 
-// merge puts the groups of custom resources behind the built-in ones, as upstream's priorities do. A CRD may add a version
-// to a built-in group. It may add nothing to a built-in version, which is served without it.
+// merge puts the groups of custom resources behind the built-in ones, as upstream's priorities do. A CRD may add a
+// version to a built-in group. It may add nothing to a built-in version, which is served without it.
 func merge(builtin, custom []spec.Group) []spec.Group {
 	all := slices.Clone(builtin)
 	for _, g := range custom {
@@ -213,8 +213,8 @@ func merge(builtin, custom []spec.Group) []spec.Group {
 	return all
 }
 
-// customGroups is what upstream's discovery controller makes of the established CRDs: groups by name, the newest versions
-// first, resources by name.
+// customGroups is what upstream's discovery controller makes of the established CRDs: groups by name, the newest
+// versions first, resources by name.
 func customGroups(crds []*apiextensionsv1.CustomResourceDefinition) []spec.Group {
 	versions := map[string]map[string][]metav1.APIResource{}
 	for _, crd := range crds {

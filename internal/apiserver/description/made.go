@@ -8,8 +8,8 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// madeOnce keeps what was made, up to a size, and drops first what was not used for longest. A caller who asks for what is
-// being made waits for it and for nothing else, since nothing is made under the lock. It is safe for concurrent use.
+// madeOnce keeps what was made, up to a size, and drops first what was not used for longest. A caller who asks for what
+// is being made waits for it and for nothing else, since nothing is made under the lock. It is safe for concurrent use.
 type madeOnce[K comparable, V any] struct {
 	size   func(V) int
 	budget int // the newest is kept even if it alone is larger
@@ -36,8 +36,8 @@ func newMadeOnce[K comparable, V any](budget int, size func(V) int) (*madeOnce[K
 	return m, err
 }
 
-// get returns what was made for the key, or has it made. It ends with its context. When nobody waits any more, the context
-// of the making ends too. Errors are not kept.
+// get returns what was made for the key, or has it made. It ends with its context. When nobody waits any more, the
+// context of the making ends too. Errors are not kept.
 func (m *madeOnce[K, V]) get(ctx context.Context, key K, create func(context.Context) (V, error)) (V, error) {
 	m.mu.Lock()
 	if v, ok := m.kept.Get(key); ok {

@@ -18,8 +18,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// openAPI serves the generated documents of the built-in groups as they were shipped, and what CRDs add, which is computed
-// from the newest view. It is safe for concurrent use.
+// openAPI serves the generated documents of the built-in groups as they were shipped, and what CRDs add, which is
+// computed from the newest view. It is safe for concurrent use.
 type openAPI struct {
 	config Config
 	describer

@@ -23,15 +23,15 @@ import (
 )
 
 const (
-	// describedVersions is how many versions of one CRD OpenAPI v2 describes, the newest. Each costs some 10 ms and
-	// 30 KiB. No CRD that we know of has half as many; clients that know v3 find them all there.
+	// describedVersions is how many versions of one CRD OpenAPI v2 describes, the newest. Each costs some 10 ms and 30
+	// KiB. No CRD that we know of has half as many; clients that know v3 find them all there.
 	describedVersions = 64
 	// additionBytes bounds the additions that one process keeps for the next document, if not every CRD has changed.
 	additionBytes = 64 << 20
 )
 
-// splicer makes OpenAPI v2 documents. It makes what a CRD adds once for each state of the CRD, and splices that into the
-// generated document without decoding the rest of it, which would cost a hundred times the memory. It is safe for
+// splicer makes OpenAPI v2 documents. It makes what a CRD adds once for each state of the CRD, and splices that into
+// the generated document without decoding the rest of it, which would cost a hundred times the memory. It is safe for
 // concurrent use.
 type splicer struct {
 	logger    *slog.Logger

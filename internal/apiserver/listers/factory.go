@@ -39,8 +39,8 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
 
-// Factory is a SharedInformerFactory that informs nobody: each typed informer's indexer reads the newest view when it is
-// asked. It has no goroutine, and is safe for concurrent use.
+// Factory is a SharedInformerFactory that informs nobody: each typed informer's indexer reads the newest view when it
+// is asked. It has no goroutine, and is safe for concurrent use.
 type Factory struct {
 	kubeinformers.SharedInformerFactory // nil; an accessor that is not overridden is a programming error
 	shared                              *shared

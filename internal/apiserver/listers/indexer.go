@@ -24,8 +24,8 @@ import (
 // listerTimeout bounds a read whose interface takes no context.
 const listerTimeout = 10 * time.Second
 
-// Indexer is a toolscache.Indexer whose content is the newest view. It takes no writes. It is safe for concurrent use, and
-// the objects that it returns are shared.
+// Indexer is a toolscache.Indexer whose content is the newest view. It takes no writes. It is safe for concurrent use,
+// and the objects that it returns are shared.
 type Indexer struct {
 	shared      *shared
 	target      reflect.Type

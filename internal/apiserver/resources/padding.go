@@ -11,8 +11,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 )
 
-// Subscribers are told the size of each event (docs/subscribers.md). The size of a Secret would tell how long a password
-// is. So its value is stored in an envelope that is as long as those of many others (docs/format.md).
+// Subscribers are told the size of each event (docs/subscribers.md). The size of a Secret would tell how long a
+// password is. So its value is stored in an envelope that is as long as those of many others (docs/format.md).
 
 // paddedResource is the one whose values are padded.
 var paddedResource = schema.GroupResource{Resource: "secrets"}

@@ -85,9 +85,9 @@ func (s *Stores) GetRESTOptions(resource schema.GroupResource, example runtime.O
 // Claims names the claims of a built-in resource's objects; nil for a resource without claims.
 func (s *Stores) Claims(resource schema.GroupResource) ClaimsFunc { return s.config.Claims[resource] }
 
-// Options are those of any resource. Config holds the codec, prefix is upstream's storage prefix, and contentType is what
-// the codec encodes. Claims may be nil. Objects are not counted in the background, which would take a goroutine for each
-// resource.
+// Options are those of any resource. Config holds the codec, prefix is upstream's storage prefix, and contentType is
+// what the codec encodes. Claims may be nil. Objects are not counted in the background, which would take a goroutine
+// for each resource.
 func (s *Stores) Options(config *storagebackend.ConfigForResource, prefix, contentType string, claims ClaimsFunc) generic.RESTOptions {
 	return generic.RESTOptions{
 		StorageConfig:           config,

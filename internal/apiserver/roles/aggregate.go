@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// aggregatedRoles gives a ClusterRole with an aggregation rule its rules when it is read: what the selected roles say in
-// the newest view. Upstream has a controller write them into the object later.
+// aggregatedRoles gives a ClusterRole with an aggregation rule its rules when it is read: what the selected roles say
+// in the newest view. Upstream has a controller write them into the object later.
 type aggregatedRoles struct{ rows *listers.Indexer }
 
 // all returns every ClusterRole by name. A role that cannot be decoded is left out, and grants nothing.
@@ -144,8 +144,8 @@ func appendMissing(rules, more []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	return rules
 }
 
-// AggregateAll aggregates the roles in place until nothing changes, since 'admin' contains 'edit', which contains 'view'.
-// Rules only grow, so even a cycle of roles is settled after as many rounds as there are roles.
+// AggregateAll aggregates the roles in place until nothing changes, since 'admin' contains 'edit', which contains
+// 'view'. Rules only grow, so even a cycle of roles is settled after as many rounds as there are roles.
 func AggregateAll(roles []rbacv1.ClusterRole) error {
 	all := make([]*rbacv1.ClusterRole, len(roles))
 	for i := range roles {

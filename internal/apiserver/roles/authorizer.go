@@ -15,8 +15,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// Authorizer is upstream's over the index: a list of bindings holds only those that may apply to the user. It is safe for
-// concurrent use.
+// Authorizer is upstream's over the index: a list of bindings holds only those that may apply to the user. It is safe
+// for concurrent use.
 type Authorizer struct{ upstream *rbac.RBACAuthorizer }
 
 // Authorizer decides by the index.

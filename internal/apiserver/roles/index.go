@@ -225,7 +225,8 @@ func (i *Index) rowOf(name roleName) string {
 // grantOverhead is what a role costs beside its rules, roughly. They take several times their encoded size.
 const grantOverhead = 1 << 10
 
-// readRole returns what a role grants, about how many bytes that takes, and whether it is composed of other roles' rules.
+// readRole returns what a role grants, about how many bytes that takes, and whether it is composed of other roles'
+// rules.
 func (i *Index) readRole(ctx context.Context, v *projection.View, name roleName) (g *grant, size int, composed bool, err error) {
 	row, ok, err := v.Get(ctx, i.rowOf(name), v.Revision())
 	if err != nil {

@@ -1,8 +1,9 @@
 // Package roles answers what RBAC allows, from the rules in the newest view.
 //
 // Nouns. The Index holds what RBAC's objects say, ready for the question of authorization: which bindings may apply to
-// this user? A table holds the RoleBindings of one namespace, or the ClusterRoleBindings, by the subjects that they bind. A grant is what
-// one role allows. An aggregated role is a ClusterRole whose rules come from others, which its selectors choose.
+// this user? A table holds the RoleBindings of one namespace, or the ClusterRoleBindings, by the subjects that they
+// bind. A grant is what one role allows. An aggregated role is a ClusterRole whose rules come from others, which its
+// selectors choose.
 //
 // The path of a question:
 //
@@ -52,8 +53,8 @@ func New(c Config) *Index {
 	return i
 }
 
-// NewStorage makes upstream's registries of RBAC. They return ClusterRoles with their aggregated rules. Upstream refuses
-// a user who grants more than the user has; that check compares aggregated rules too, and asks the index.
+// NewStorage makes upstream's registries of RBAC. They return ClusterRoles with their aggregated rules. Upstream
+// refuses a user who grants more than the user has; that check compares aggregated rules too, and asks the index.
 func (i *Index) NewStorage(granted authorizer.Authorizer, enabled serverstorage.APIResourceConfigSource, opts generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error) {
 	info, err := rbacrest.RESTStorageProvider{Authorizer: granted}.NewRESTStorage(enabled, opts)
 	if err != nil {

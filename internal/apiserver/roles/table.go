@@ -222,8 +222,8 @@ func (t *table) remove(b *binding) {
 
 func byName(b *binding, name string) int { return strings.Compare(b.name, name) }
 
-// eachSubject calls f with where to find the binding for each subject, as upstream compares them: a service account by its
-// user's name, in the binding's namespace if it names none.
+// eachSubject calls f with where to find the binding for each subject, as upstream compares them: a service account by
+// its user's name, in the binding's namespace if it names none.
 func (t *table) eachSubject(b *binding, f func(of map[string][]*binding, subject string)) {
 	for _, s := range b.subjects {
 		switch s.Kind {
@@ -239,8 +239,8 @@ func (t *table) eachSubject(b *binding, f func(of map[string][]*binding, subject
 	}
 }
 
-// of returns the bindings that name the user or one of his groups, by name, of many to one role only the first: the others say
-// the same. The list is shared.
+// of returns the bindings that name the user or one of his groups, by name, of many to one role only the first: the
+// others say the same. The list is shared.
 func (t *table) of(who user.Info) []*binding {
 	found, several := t.users[who.GetName()], false
 	for _, group := range who.GetGroups() {

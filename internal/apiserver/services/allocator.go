@@ -170,8 +170,8 @@ func (a *allocator) propose(key eventlog.Key) (bool, error) {
 type span struct{ first, count uint64 }
 
 // bands divides a range as upstream does. The allocator chooses from the upper band while it lasts, so that the lower
-// band stays free for users who ask for a certain address or port. The lower band's size is
-// min(max(least, size/step), most); a range that is no larger than least has no lower band.
+// band stays free for users who ask for a certain address or port. The lower band's size is min(max(least, size/step),
+// most); a range that is no larger than least has no lower band.
 func bands(first, count uint64, size, least, most, step uint64) []span {
 	if size <= least || count == 0 {
 		return []span{{first, count}}

@@ -21,9 +21,9 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// REST is upstream's registry of services with addresses and ports chosen by our allocator. A choice is only a proposal:
-// kubestore claims it in the batch that writes the service. If a concurrent writer wins the claim, Create and Update
-// make another proposal.
+// REST is upstream's registry of services with addresses and ports chosen by our allocator. A choice is only a
+// proposal: kubestore claims it in the batch that writes the service. If a concurrent writer wins the claim, Create and
+// Update make another proposal.
 type REST struct {
 	*servicestore.REST
 	alloc *allocator
@@ -87,8 +87,8 @@ func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectI
 // one process never choose the same. So only a crowd of processes on a nearly full range gets there.
 const maxAllocations = 16
 
-// allocate calls write until it loses no claim. After a loss it catches up, so that the view holds the winner's claim. A
-// dynamic choice then avoids it; a user who asked for just that address or port gets upstream's 422.
+// allocate calls write until it loses no claim. After a loss it catches up, so that the view holds the winner's claim.
+// A dynamic choice then avoids it; a user who asked for just that address or port gets upstream's 422.
 func (r *REST) allocate(ctx context.Context, write func(context.Context) error) error {
 	ctx, release := r.alloc.begin(ctx)
 	defer release()

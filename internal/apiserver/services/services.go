@@ -1,9 +1,9 @@
 // Package services gives Services their addresses and node ports.
 //
-// Nouns. The allocator chooses an address or a port that is free in the newest view. A choice is only a proposal. A claim
-// is an object that holds the choice: an IPAddress for an address, an object of our own for a node port. Kubestore
-// appends the claims in the same batch as the Service and deletes them with it, so that the log decides who gets what,
-// and nothing leaks when a process dies (docs/decisions/claims.md).
+// Nouns. The allocator chooses an address or a port that is free in the newest view. A choice is only a proposal. A
+// claim is an object that holds the choice: an IPAddress for an address, an object of our own for a node port.
+// Kubestore appends the claims in the same batch as the Service and deletes them with it, so that the log decides who
+// gets what, and nothing leaks when a process dies (docs/decisions/claims.md).
 //
 // The path of a new Service through the package:
 //

@@ -208,7 +208,8 @@ func (s *Shape) message(m *Message, b []byte, depth int) error {
 	return s.check()
 }
 
-// entry measures an entry of a map that is a field of a message at the depth. Its value may be left out, and is empty then.
+// entry measures an entry of a map that is a field of a message at the depth. Its value may be left out, and is empty
+// then.
 func (s *Shape) entry(f *field, b []byte, depth int) error {
 	if f.message != nil {
 		s.Depth = max(s.Depth, depth+1)

@@ -1,9 +1,9 @@
-// Package spec holds the generated descriptions of the built-in API: OpenAPI v2 and v3, discovery, and the schemas of each
-// kind that is written.
+// Package spec holds the generated descriptions of the built-in API: OpenAPI v2 and v3, discovery, and the schemas of
+// each kind that is written.
 //
-// A test of internal/apiserver makes them from the very registries that serve (go generate there), and fails when they no
-// longer agree. Building them at run time would cost 360 ms and 150 MiB. So they ship compressed, clients that accept
-// gzip get them as they lie here, and nothing decodes them at start.
+// A test of internal/apiserver makes them from the very registries that serve (go generate there), and fails when they
+// no longer agree. Building them at run time would cost 360 ms and 150 MiB. So they ship compressed, clients that
+// accept gzip get them as they lie here, and nothing decodes them at start.
 package spec
 
 import (
@@ -84,8 +84,8 @@ var Builtin = sync.OnceValues(func() (Index, error) { return decode[Index](FileI
 // Groups returns what discovery shows of the built-in groups; it must not be changed.
 var Groups = sync.OnceValues(func() ([]Group, error) { return decode[[]Group](FileDiscovery) })
 
-// Versions are those of a built-in group, in the order of preference; none for a group that is not built in. They must not
-// be changed.
+// Versions are those of a built-in group, in the order of preference; none for a group that is not built in. They must
+// not be changed.
 func Versions(group string) ([]Version, error) {
 	path := "apis/" + group
 	if group == "" {
