@@ -50,6 +50,14 @@ func notSupported(info *apirequest.RequestInfo, message string) error {
 	return err
 }
 
+// unfit answers a write over which upstream panicked. The fault is upstream's, but the next try would meet it again,
+// and a 5xx would ask for one.
+func unfit(message string) error {
+	err := apierrors.NewBadRequest(message)
+	err.ErrStatus.Code, err.ErrStatus.Reason = http.StatusUnprocessableEntity, metav1.StatusReasonInvalid
+	return err
+}
+
 // describesProcess is true for what must be answered while the log cannot be read: it shows nothing of it.
 func describesProcess(path string) bool { return path == "/metrics" || path == "/version" }
 

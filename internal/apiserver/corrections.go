@@ -81,14 +81,6 @@ func wasJudging(stack string) bool {
 	return slices.ContainsFunc(judging, func(name string) bool { return strings.Contains(stack, name) })
 }
 
-// unfit answers a write over which upstream panicked. The fault is upstream's, but the next try would meet it again,
-// and a 5xx would ask for one.
-func unfit(message string) error {
-	err := apierrors.NewBadRequest(message)
-	err.ErrStatus.Code, err.ErrStatus.Reason = http.StatusUnprocessableEntity, metav1.StatusReasonInvalid
-	return err
-}
-
 // correction holds back an answer that may have to be replaced, and lets every other pass.
 type correction struct {
 	http.ResponseWriter
