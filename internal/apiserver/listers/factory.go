@@ -34,7 +34,6 @@ import (
 	"k8s.io/client-go/informers/storage"
 	"k8s.io/client-go/informers/storagemigration"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/cache"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
@@ -106,7 +105,7 @@ func (f *Factory) NewIndexer(s Source) *Indexer {
 		transformer: f.shared.Storage.Transformer(s.Resource),
 		prefix:      f.shared.Cluster + "/" + s.Prefix + "/",
 		lenient:     s.Lenient,
-		indexers:    cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
+		indexers:    toolscache.Indexers{toolscache.NamespaceIndex: toolscache.MetaNamespaceIndexFunc},
 	}
 }
 
