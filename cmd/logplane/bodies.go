@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
 func registerBodies(flags *pflag.FlagSet, bodies *[]string) {
