@@ -10,7 +10,6 @@ import (
 	"k8s.io/client-go/discovery"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
 

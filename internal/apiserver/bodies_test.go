@@ -130,7 +130,6 @@ func TestBodyThatDoesNotArrive(t *testing.T) {
 	}
 }
 
-// TestExempt: members of system:masters are served though there is no place, and nobody is where everybody is one.
 // What takes a processor for long waits for others of its user, and nobody else does.
 func TestHeavyWritesTakeTurns(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: time.Second} })
@@ -169,6 +168,7 @@ func takeTurns(t *testing.T, s *Server, user string) {
 	}
 }
 
+// TestExempt: members of system:masters are served though there is no place, and nobody is where everybody is one.
 func TestExempt(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		s := newServer(t, func(c *Config) {

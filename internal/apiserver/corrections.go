@@ -2,17 +2,21 @@ package apiserver
 
 import (
 	"bytes"
+	"compress/gzip"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	"k8s.io/apiserver/pkg/storage"
+	"sigs.k8s.io/yaml"
 )
 
 // withCorrections replaces the few answers to writes in which upstream gives a code that api.md does not allow. They
@@ -28,7 +32,7 @@ func (s *Server) withCorrections(h http.Handler) http.Handler {
 		if c.held == 0 {
 			return
 		}
-		if err := corrected(r, c.body.Bytes()); err != nil {
+		if err := corrected(r, c.status()); err != nil {
 			for _, header := range []string{"Content-Length", "Content-Encoding", "Content-Type", "Retry-After"} {
 				w.Header().Del(header)
 			}
@@ -51,15 +55,33 @@ func corrected(r *http.Request, body []byte) error {
 	switch {
 	// Row 9: a generated name is never answered with 409. Upstream tries eight names, and then answers the only 409
 	// that says when to come back.
-	case status.Reason == metav1.StatusReasonAlreadyExists && status.Details != nil && status.Details.RetryAfterSeconds > 0:
+	case status.Reason == metav1.StatusReasonAlreadyExists && status.Details != nil && status.Details.RetryAfterSeconds > 0 && !isNamed(r):
 		timeout := apierrors.NewServerTimeout(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, "create", 1)
 		timeout.ErrStatus.Code = http.StatusGatewayTimeout
 		timeout.ErrStatus.Message = "no unique name could be generated, try again"
 		return timeout
-	case status.Code == http.StatusInternalServerError && status.Reason == "" && clientMistake(r, info, status.Message):
+	case status.Code == http.StatusInternalServerError && (status.Reason == "" && clientMistake(r, info, status.Message) || takesAway(r, status.Message)):
 		return apierrors.NewBadRequest(status.Message)
 	}
 	return nil
+}
+
+// isNamed reports whether the object that was sent has a name, which is then not generated whatever else it says.
+func isNamed(r *http.Request) bool {
+	body, ok := r.Body.(*received)
+	if !ok {
+		return false
+	}
+	var sent metav1.PartialObjectMetadata
+	if yaml.Unmarshal(body.all, &sent) == nil { // or JSON
+		return sent.Name != ""
+	}
+	object, err := runtime.Decode(codecs().UniversalDeserializer(), body.all)
+	if err != nil {
+		return false
+	}
+	m, err := meta.Accessor(object)
+	return err == nil && m.GetName() != ""
 }
 
 // clientMistake recognises mistakes of the client that upstream passes on as they are, without a reason. To send the
@@ -68,6 +90,12 @@ func corrected(r *http.Request, body []byte) error {
 func clientMistake(r *http.Request, info *apirequest.RequestInfo, message string) bool {
 	return r.Method == http.MethodPatch || info.Resource == "bindings" || info.Subresource == "binding" ||
 		message == storage.ErrResourceVersionSetOnCreate.Error()
+}
+
+// takesAway recognises a patch that leaves an object without its version or kind. Upstream takes that for a mistake of
+// its own.
+func takesAway(r *http.Request, message string) bool {
+	return r.Method == http.MethodPatch && (strings.Contains(message, "Object 'apiVersion' is missing in") || strings.Contains(message, "Object 'Kind' is missing in"))
 }
 
 // judging are the parts of upstream that look at nothing but what a client sent and at what that is to replace.
@@ -97,6 +125,22 @@ func (c *correction) WriteHeader(code int) {
 	}
 	c.ResponseWriter.WriteHeader(code)
 }
+
+// status is the answer that is held back, as it was before upstream compressed it. It compresses long messages.
+func (c *correction) status() []byte {
+	if c.Header().Get("Content-Encoding") != "gzip" {
+		return c.body.Bytes()
+	}
+	unfolded, err := gzip.NewReader(bytes.NewReader(c.body.Bytes()))
+	if err != nil {
+		return nil
+	}
+	status, _ := io.ReadAll(io.LimitReader(unfolded, maxStatus)) // what is cut is no Status
+	return status
+}
+
+// maxStatus is how many bytes of an answer are looked at: a message may quote the body twice, and escape it.
+const maxStatus = 32 << 20
 
 func (c *correction) Write(p []byte) (int, error) {
 	if c.held != 0 {

@@ -45,6 +45,8 @@ type patch struct {
 	items int
 	// copies are how many of its operations copy.
 	copies int
+	// managers are the entries that its operations put into managed fields.
+	managers int
 }
 
 type patchKey struct{}
@@ -81,6 +83,7 @@ func (p *patch) count(o jsonpatch.Operation) {
 	from, _ := o.From()
 	to, of := strings.Count(path, "/"), strings.Count(from, "/")
 	p.levels = max(p.levels, to, of)
+	p.managers += managersOf(o, path)
 	switch o.Kind() {
 	case "add", "remove":
 		p.shift(path)
@@ -94,6 +97,21 @@ func (p *patch) count(o jsonpatch.Operation) {
 			p.levels += to - of // what is there may be moved into itself, so to say, again and again
 		}
 	}
+}
+
+// managersOf is how many entries an operation puts into managed fields. What is moved or copied to be all of them is not
+// known.
+func managersOf(o jsonpatch.Operation, path string) int {
+	const managedFields = "/managedFields"
+	if !strings.Contains(path, managedFields) {
+		return 0
+	}
+	if kind := o.Kind(); strings.HasSuffix(path, managedFields) && (kind == "move" || kind == "copy") {
+		return shape.MaxManagers + 1
+	}
+	value, _ := o.ValueInterface()
+	list, _ := value.([]any)
+	return max(len(list), 1)
 }
 
 func (p *patch) shift(path string) {
@@ -113,6 +131,8 @@ func (p *patch) affordable(object shape.Shape) error {
 		reason = fmt.Sprintf("it looks for %d members of lists among %d: apply it on the server, or send an update", p.compared, items)
 	case p.shifts*items > maxShifted:
 		reason = fmt.Sprintf("it moves up to %d members of lists %d times: replace the lists", items, p.shifts)
+	case p.managers > shape.MaxManagers:
+		reason = shape.ErrManagers.Error()
 	default:
 		return nil
 	}
@@ -144,7 +164,7 @@ func patched(ctx context.Context, update storage.UpdateFunc, logger *slog.Logger
 			if !ok {
 				panic(reason)
 			}
-			logger.ErrorContext(ctx, "a patch panicked", "error", mistake, "stack", string(debug.Stack()))
+			logger.DebugContext(ctx, "a patch was refused by a panic", "error", mistake, "stack", string(debug.Stack()))
 			err = unfit("the patch does not fit the object: " + mistake.Error())
 		}()
 		if out, ttl, err = update(input, meta); err != nil {

@@ -180,6 +180,7 @@ func TestATurn(t *testing.T) {
 		require.NoError(t, first.Turn(t.Context()))
 		require.Equal(t, 1, heavy.taken)
 		time.Sleep(time.Second + time.Nanosecond)
+		synctest.Wait()
 		require.Zero(t, heavy.taken)
 		require.NoError(t, first.Turn(t.Context()), "it has had its turn")
 		require.Zero(t, heavy.taken)

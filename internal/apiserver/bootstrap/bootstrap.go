@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -92,7 +91,7 @@ func (c Config) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return appendAll(ctx, view, append(writes, done))
+	return c.appendAll(ctx, view, append(writes, done))
 }
 
 // marker says which bootstrap was written. It is no API object.
@@ -150,10 +149,10 @@ func writeOver(ctx context.Context, view *projection.View, s stored) (projection
 
 // appendAll appends the writes in order, in as few batches as there can be. If one fails, the batches before it stay;
 // the next call finds their objects and goes on.
-func appendAll(ctx context.Context, view *projection.View, writes []projection.Write) error {
+func (c Config) appendAll(ctx context.Context, view *projection.View, writes []projection.Write) error {
 	for len(writes) > 0 {
 		n := min(len(writes), batch)
-		if _, err := view.Append(ctx, uuid.NewString(), writes[:n]...); err != nil {
+		if _, err := c.Cell.Append(ctx, view, writes[:n]...); err != nil {
 			return err
 		}
 		writes = writes[n:]
