@@ -93,6 +93,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 		return err
 	}
 	d.onStop(unlock)
+	_ = os.Remove(filepath.Join(c.Folder, doorName)) // left by a kill; this run writes its own, or none
 	cell, err := d.openCell(ctx, c)
 	if err != nil {
 		return err
@@ -115,23 +116,6 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 		return err
 	}
 	return d.run(ctx, listener, server, cell, writers)
-}
-
-// OpenFolder opens the cell of a stopped 'logplane dev' without serving it. The caller must call closeFolder.
-func OpenFolder(ctx context.Context, folder string) (cell kubestore.Cell, closeFolder func() error, err error) {
-	if _, err := os.Stat(filepath.Join(folder, "log")); err != nil {
-		return kubestore.Cell{}, nil, fmt.Errorf("'%s' is not a data folder of 'logplane dev': %w", folder, err)
-	}
-	d := &Dev{}
-	unlock, err := lock(folder)
-	if err != nil {
-		return kubestore.Cell{}, nil, err
-	}
-	d.onStop(unlock)
-	if cell, err = d.openCell(ctx, Config{Folder: folder, readOnly: true}); err != nil {
-		return kubestore.Cell{}, nil, errors.Join(err, d.Stop())
-	}
-	return cell, d.Stop, nil
 }
 
 // run starts what lives as long as the cell. If one part fails, all end and Wait says why.
@@ -192,7 +176,7 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 		return kubestore.Cell{}, err
 	}
 	return kubestore.Cell{
-		Log: log, Projection: p, Cluster: "main",
+		Log: log, Projection: p, Cluster: cluster,
 		Objects: kubestore.NewObjects(objectCacheBytes),
 	}, nil
 }
@@ -200,6 +184,8 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 const (
 	objectCacheBytes = 64 << 20
 	subjectPrefix    = "logplane"
+	cluster          = "main"
+	doorName         = "log.url"
 )
 
 func (d *Dev) openLog(ctx context.Context, c Config) (*eventlog.Log, error) {
@@ -212,7 +198,11 @@ func (d *Dev) openLog(ctx context.Context, c Config) (*eventlog.Log, error) {
 		d.onStop(func() error { return os.RemoveAll(temporary) })
 		folder = temporary
 	}
-	server, err := embedded.Start(folder, c.EventsListen, subjectPrefix)
+	config := embedded.Config{Folder: folder, Prefix: subjectPrefix, Listen: c.EventsListen}
+	if !c.InMemory && !c.readOnly { // what others could read of memory lacks the bucket
+		config.Door = filepath.Join(c.Folder, doorName)
+	}
+	server, err := embedded.Start(config)
 	if err != nil {
 		return nil, err
 	}
@@ -224,16 +214,16 @@ func (d *Dev) openLog(ctx context.Context, c Config) (*eventlog.Log, error) {
 		return nil, err
 	}
 	d.onStop(func() error { conn.Close(); return nil })
-	config := eventlog.Config{Conn: conn, Local: server.Bounds, Prefix: subjectPrefix, Replicas: 1, InMemory: c.InMemory}
-	if err := eventlog.Create(ctx, config); err != nil {
+	log := eventlog.Config{Conn: conn, Local: server.Bounds, Prefix: subjectPrefix, Replicas: 1, InMemory: c.InMemory}
+	if err := eventlog.Create(ctx, log); err != nil {
 		return nil, err
 	}
 	if !c.readOnly {
-		if err := eventlog.SetBodies(ctx, config, c.EventsBodies); err != nil {
+		if err := eventlog.SetBodies(ctx, log, c.EventsBodies); err != nil {
 			return nil, err
 		}
 	}
-	return eventlog.Open(ctx, config)
+	return eventlog.Open(ctx, log)
 }
 
 func openBucket(c Config) (bucket.Bucket, error) {

@@ -1,21 +1,34 @@
 package localstack
 
 import (
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
+// folderExtension is where a kubeconfig names the data folder of the 'logplane dev' that it leads to. kubectl keeps
+// extensions when it merges and changes kubeconfigs.
+const folderExtension = "logplane.dev/data"
+
 // writeKubeconfig writes a file that points kubectl at the URL, and returns its absolute path.
 func writeKubeconfig(folder, url string) (string, error) {
-	path, err := filepath.Abs(filepath.Join(folder, "kubeconfig"))
+	folder, err := filepath.Abs(folder)
 	if err != nil {
 		return "", fmt.Errorf("find the data folder: %w", err)
 	}
+	path := filepath.Join(folder, "kubeconfig")
+	extension, err := json.Marshal(map[string]string{"folder": folder})
+	if err != nil {
+		return "", fmt.Errorf("write the kubeconfig: %w", err)
+	}
 	config := clientcmdapi.NewConfig()
-	config.Clusters["logplane"] = &clientcmdapi.Cluster{Server: url}
+	config.Clusters["logplane"] = &clientcmdapi.Cluster{
+		Server: url, Extensions: map[string]runtime.Object{folderExtension: &runtime.Unknown{Raw: extension, ContentType: runtime.ContentTypeJSON}},
+	}
 	config.AuthInfos["logplane"] = &clientcmdapi.AuthInfo{}
 	config.Contexts["logplane"] = &clientcmdapi.Context{Cluster: "logplane", AuthInfo: "logplane", Namespace: "default"}
 	config.CurrentContext = "logplane"
@@ -23,4 +36,34 @@ func writeKubeconfig(folder, url string) (string, error) {
 		return "", fmt.Errorf("write the kubeconfig: %w", err)
 	}
 	return path, nil
+}
+
+// FolderOf is the data folder that a kubeconfig's current context leads to, empty if it is not that of a
+// 'logplane dev'. Without a path it is the kubeconfig that kubectl would use.
+func FolderOf(kubeconfig string) (string, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = kubeconfig
+	config, err := rules.Load()
+	if err != nil {
+		return "", fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	current, found := config.Contexts[config.CurrentContext]
+	if !found {
+		return "", nil
+	}
+	cluster, found := config.Clusters[current.Cluster]
+	if !found {
+		return "", nil
+	}
+	extension, found := cluster.Extensions[folderExtension].(*runtime.Unknown)
+	if !found {
+		return "", nil
+	}
+	var named struct {
+		Folder string `json:"folder"`
+	}
+	if err := json.Unmarshal(extension.Raw, &named); err != nil {
+		return "", fmt.Errorf("read the kubeconfig's extension '%s': %w", folderExtension, err)
+	}
+	return named.Folder, nil
 }

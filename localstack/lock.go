@@ -9,6 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// errTaken: the lock is another process's.
+var errTaken = errors.New("another logplane uses the data folder")
+
 // lock makes the folder and takes it for this process. The kernel drops the lock when the process dies,
 // so a kill leaves nothing to clean up.
 func lock(folder string) (unlock func() error, err error) {
@@ -22,7 +25,7 @@ func lock(folder string) (unlock func() error, err error) {
 	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		_ = file.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another logplane uses the data folder '%s': stop it, or give another --data", folder)
+			return nil, fmt.Errorf("%w '%s': stop it, or give another --data", errTaken, folder)
 		}
 		return nil, fmt.Errorf("lock the data folder '%s': %w", folder, err)
 	}

@@ -43,7 +43,7 @@ func newDev() *cobra.Command {
 			return waitAndStop(cmd, dev)
 		},
 	}
-	cmd.Flags().StringVar(&c.Folder, "data", defaultFolder(), "folder that holds the log, the bucket and the kubeconfig")
+	cmd.Flags().StringVar(&c.Folder, "data", defaultFolder(), "folder that holds the log, the bucket, the kubeconfig, and how 'logplane events' reads the log")
 	cmd.Flags().StringVar(&c.Listen, "listen", "127.0.0.1:7373", "loopback address to serve plain HTTP on")
 	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: the log and the bucket live in memory, only the kubeconfig is in the folder")
 	cmd.Flags().StringVar(&c.EventsListen, "events-listen", "", "loopback address where NATS subscribers receive events and can do nothing else; empty for none")

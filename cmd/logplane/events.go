@@ -12,45 +12,89 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/localstack"
 	"github.com/logplane/logplane/projection"
 )
 
-// newEvents prints what happens, for operators: it reads the log itself, and so needs the log's credentials.
-// Others subscribe to the republished subjects, or watch through the API.
+// newEvents prints what happens, for operators: it reads the log itself, and so needs the log's credentials, or the
+// folder of a running 'logplane dev'. Others subscribe to the republished subjects, or watch through the API.
 func newEvents() *cobra.Command {
 	var (
-		where  connection
+		from   eventSource
 		filter eventFilter
-		from   uint64
+		after  uint64
 		output string
 	)
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Print the events of the log as they come, or from a revision on",
 		Long: "Prints one line for each event of the log: revision, time, what happened, and the object's path; never its content.\n" +
-			"With --from it begins with the events after a revision, from the bucket and the log, and goes on without a gap.",
-		Args: cobra.NoArgs,
+			"With --from it begins with the events after a revision, from the bucket and the log, and goes on without a gap.\n\n" +
+			"'--data DIR' is the folder of a running 'logplane dev', and the kubeconfig that dev wrote leads there too: the one\n" +
+			"that kubectl uses is taken where nothing else is given. Of any other cell --nats and --bucket say where it is:\n" +
+			"the API does not tell the log's events, so no other kubeconfig is enough.",
+		Example: "  logplane events --data ~/.logplane --namespace default",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "" && output != "json" {
 				return fmt.Errorf("--output is '%s': it must be 'json' or empty", output)
 			}
-			where.readOnly = true
-			opened, err := where.open(cmd.Context())
+			cell, leave, err := from.open(cmd.Context())
 			if err != nil {
 				return err
 			}
-			defer opened.close()
-			filter.cluster = where.cluster
+			defer leave()
+			filter.cluster = from.where.cluster
 			printer := &eventPrinter{to: cmd.OutOrStdout(), json: output == "json", filter: filter}
-			return printEvents(cmd.Context(), opened.Cell, eventlog.Revision(from), printer)
+			return printEvents(cmd.Context(), cell, eventlog.Revision(after), printer)
 		},
 	}
-	where.register(cmd.Flags())
+	from.where.register(cmd.Flags())
+	cmd.Flags().StringVar(&from.folder, "data", "", "folder of a running 'logplane dev'")
+	cmd.Flags().StringVar(&from.kubeconfig, "kubeconfig", "", "kubeconfig of a running 'logplane dev'; the one that kubectl uses, unless --bucket is given")
 	cmd.Flags().StringVarP(&filter.namespace, "namespace", "n", "", "only events of objects in this namespace")
 	cmd.Flags().StringVar(&filter.resource, "resource", "", "only events of this resource, for example 'configmaps' or 'deployments.apps'")
-	cmd.Flags().Uint64Var(&from, "from", 0, "begin after this revision; 0 for what comes from now on")
+	cmd.Flags().Uint64Var(&after, "from", 0, "begin after this revision; 0 for what comes from now on")
 	cmd.Flags().StringVarP(&output, "output", "o", "", "'json' for one JSON document a line")
 	return cmd
+}
+
+// eventSource is where the events are: a running 'logplane dev', or a cell's log and bucket.
+type eventSource struct {
+	where              connection
+	folder, kubeconfig string
+}
+
+func (s *eventSource) open(ctx context.Context) (cell kubestore.Cell, leave func(), err error) {
+	folder, err := s.runningFolder()
+	if err != nil {
+		return kubestore.Cell{}, nil, err
+	}
+	if folder != "" {
+		return localstack.Attach(ctx, folder)
+	}
+	s.where.readOnly = true
+	opened, err := s.where.open(ctx)
+	if err != nil {
+		return kubestore.Cell{}, nil, err
+	}
+	return opened.Cell, opened.close, nil
+}
+
+// runningFolder is the folder of the 'logplane dev' that is meant, empty if none is.
+func (s *eventSource) runningFolder() (string, error) {
+	if s.folder != "" || s.kubeconfig == "" && s.where.bucket != "" {
+		return s.folder, nil
+	}
+	folder, err := localstack.FolderOf(s.kubeconfig)
+	if err != nil {
+		return "", err
+	}
+	if folder == "" {
+		return "", errors.New("the kubeconfig is not of a 'logplane dev', and the API does not tell the log's events: " +
+			"give --data with the folder of a running 'logplane dev', or --nats and --bucket")
+	}
+	return folder, nil
 }
 
 // printEvents prints the past after a revision and then follows the log. What the log loses meanwhile is read

@@ -1,11 +1,13 @@
-// Package embedded runs a JetStream server inside the process, for 'logplane dev' and for tests that want a whole cell
-// without installing anything.
+// Package embedded runs a JetStream server inside the process, for 'logplane dev' and for tests that
+// want a whole cell without installing anything.
 package embedded
 
 import (
+	"cmp"
 	"crypto/rand"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -30,46 +32,69 @@ type Server struct {
 	server   atomic.Pointer[server.Server] // replaced by Heal
 	options  *server.Options               // of the first and any later one
 	password string                        // of the one user who may do everything; known to this process only
+	door     string                        // the file that lets readers in, empty for none
 	failed   atomic.Pointer[error]         // why the log could not be written when Heal looked; nil if it could
 }
 
-// Start runs a server that stores under folder, syncing every write before it is acknowledged: JetStream's default of
-// two minutes would reuse revisions after a power cut (invariant 9).
-//
-// Only this process can write, through Connect. With a listen address everyone who reaches it may subscribe to
-// '<prefix>.events.>' and '<prefix>.bodies.>' and do nothing else; without one nothing listens.
-func Start(folder, listen, prefix string) (*Server, error) {
-	password := rand.Text()
-	options := &server.Options{
+// Config of an embedded server.
+type Config struct {
+	// Folder is where it stores.
+	Folder string
+	// Prefix is the first part of every subject.
+	Prefix string
+	// Listen is the address where everyone may subscribe to '<prefix>.events.>' and '<prefix>.bodies.>', and may do
+	// nothing else; empty for none.
+	Listen string
+	// Door is the file that lets other processes of this user read the log (Enter); empty for none. The server then
+	// listens on loopback, or where Listen says.
+	Door string
+}
+
+// Start runs a server that syncs every write before it is acknowledged: JetStream's default of two minutes would reuse
+// revisions after a power cut (invariant 9). Only this process can write, through Connect. Without Listen and Door
+// nothing listens.
+func Start(c Config) (*Server, error) {
+	s := &Server{password: rand.Text(), door: c.Door}
+	s.options = &server.Options{
 		ServerName: "logplane",
 		JetStream:  true,
-		StoreDir:   folder,
+		StoreDir:   c.Folder,
 		SyncAlways: true,
-		DontListen: listen == "",
+		DontListen: c.Listen == "" && c.Door == "",
 		MaxPayload: maxPayload,
 		MaxPending: 64 << 20,
 		NoLog:      true,
 		NoSigs:     true,
-		Users: []*server.User{
-			{Username: owner, Password: password},
-			{Username: subscriber, Permissions: &server.Permissions{
-				Publish:   &server.SubjectPermission{Deny: []string{">"}},
-				Subscribe: &server.SubjectPermission{Allow: []string{prefix + ".events.>", prefix + ".bodies.>"}},
-			}},
-		},
-		NoAuthUser: subscriber,
+		Users:      []*server.User{{Username: owner, Password: s.password}},
 	}
-	if listen != "" {
-		if err := listenOn(options, listen); err != nil {
+	if c.Listen != "" {
+		s.options.NoAuthUser = subscriber
+		s.options.Users = append(s.options.Users, &server.User{Username: subscriber, Permissions: &server.Permissions{
+			Publish:   &server.SubjectPermission{Deny: []string{">"}},
+			Subscribe: &server.SubjectPermission{Allow: []string{c.Prefix + ".events.>", c.Prefix + ".bodies.>"}},
+		}})
+	}
+	doorPassword := rand.Text()
+	if c.Door != "" {
+		s.options.Users = append(s.options.Users, &server.User{Username: reader, Password: doorPassword, Permissions: readerPermissions()})
+	}
+	if !s.options.DontListen {
+		if err := listenOn(s.options, cmp.Or(c.Listen, "127.0.0.1:0")); err != nil {
 			return nil, err
 		}
 	}
-	s := &Server{options: options, password: password}
 	if err := s.start(); err != nil {
 		return nil, err
 	}
-	if address, ok := s.server.Load().Addr().(*net.TCPAddr); ok {
-		s.options.Port = address.Port // where subscribers come back to
+	address, listening := s.server.Load().Addr().(*net.TCPAddr)
+	if listening {
+		s.options.Port = address.Port // where clients come back to
+	}
+	if c.Door != "" {
+		if err := writeDoor(c.Door, address, doorPassword); err != nil {
+			s.stop()
+			return nil, err
+		}
 	}
 	return s, nil
 }
@@ -88,7 +113,7 @@ func (s *Server) start() error {
 	return nil
 }
 
-// Users of the embedded server: the process itself, and whoever connects without a name.
+// Users of the embedded server beside reader: the process itself, and whoever connects without a name.
 const (
 	owner      = "logplane"
 	subscriber = "subscriber"
@@ -100,8 +125,7 @@ func listenOn(options *server.Options, address string) error {
 		return fmt.Errorf("listen for subscribers: %w", err)
 	}
 	options.Host = host
-	options.Port, err = strconv.Atoi(port)
-	if err != nil {
+	if options.Port, err = strconv.Atoi(port); err != nil {
 		return fmt.Errorf("listen for subscribers: port '%s' is not a number", port)
 	}
 	if options.Port == 0 {
@@ -110,16 +134,16 @@ func listenOn(options *server.Options, address string) error {
 	return nil
 }
 
-// URL is where subscribers connect, empty if nothing listens.
+// URL is where subscribers connect, empty if they are not let in.
 func (s *Server) URL() string {
-	if s.server.Load().Addr() == nil {
+	if s.options.NoAuthUser == "" {
 		return ""
 	}
 	return s.server.Load().ClientURL()
 }
 
-// Connect opens an in-process connection. Nothing is buffered while disconnected, so that no write is sent later than
-// its request meant it.
+// Connect opens an in-process connection. Nothing is buffered while disconnected, so that no write is
+// sent later than its request meant it.
 func (s *Server) Connect() (*nats.Conn, error) {
 	nc, err := nats.Connect("", nats.InProcessServer(s), nats.UserInfo(owner, s.password), nats.Name("logplane"),
 		nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait))
@@ -148,6 +172,9 @@ func (s *Server) Bounds(stream string) (eventlog.Bounds, error) {
 
 // Stop shuts the server down and waits for it.
 func (s *Server) Stop() {
+	if s.door != "" {
+		_ = os.Remove(s.door) // one that stays leads nowhere
+	}
 	failed := s.health()
 	s.stop()
 	if failed != nil {

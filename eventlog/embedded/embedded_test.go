@@ -82,7 +82,7 @@ func BenchmarkBounds(b *testing.B) {
 // start returns a server, and how a log is asked over a connection to it.
 func start(t testing.TB) (*embedded.Server, eventlog.Config) {
 	t.Helper()
-	s, err := embedded.Start(t.TempDir(), "", "logplane")
+	s, err := embedded.Start(embedded.Config{Folder: t.TempDir(), Prefix: "logplane"})
 	require.NoError(t, err)
 	t.Cleanup(s.Stop)
 	conn, err := s.Connect()

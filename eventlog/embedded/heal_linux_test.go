@@ -34,7 +34,7 @@ func newBed(t *testing.T) *bed {
 func (b *bed) open(t *testing.T) {
 	t.Helper()
 	var err error
-	b.Server, err = embedded.Start(filepath.Join(b.disk.Folder, "log"), "127.0.0.1:0", "logplane")
+	b.Server, err = embedded.Start(embedded.Config{Folder: filepath.Join(b.disk.Folder, "log"), Prefix: "logplane", Listen: "127.0.0.1:0"})
 	require.NoError(t, err)
 	t.Cleanup(b.Stop)
 	b.conn, err = b.Connect()

@@ -2,6 +2,9 @@ package e2e
 
 import (
 	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -27,6 +30,61 @@ func TestEventsForSubscribers(t *testing.T) {
 	<-p.Exited
 	require.Equal(t, 1, p.Cmd.ProcessState.ExitCode())
 	require.Regexp(t, `^logplane: open log: this user of the server may not read the log.*permissions violation.*\n$`, p.Output())
+}
+
+// TestEventsOfARunningDev: 'logplane events' finds a running dev by its folder and by its kubeconfig, prints the past and
+// what comes, and goes on where dev is started again after a kill. Where nothing can be read it says why.
+func TestEventsOfARunningDev(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	dev := product.Dev(t, folder)
+	create := func(name string) {
+		t.Helper()
+		body := fmt.Sprintf(`{"metadata":{"name":%q}}`, name)
+		answer, err := http.Post(dev.URL()+"/api/v1/namespaces/default/configmaps", "application/json", strings.NewReader(body))
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		require.Equal(t, http.StatusCreated, answer.StatusCode)
+	}
+	create("before")
+	var printers []*product.Process
+	for _, where := range [][]string{{"--data", folder}, {"--kubeconfig", kubeconfig(folder)}} {
+		printers = append(printers, product.Run(t, append([]string{"events", "--from", "1", "--resource", "configmaps", "-n", "default"}, where...)...))
+	}
+	printed := func(name string) {
+		t.Helper()
+		for _, p := range printers {
+			eventlogtest.Eventually(t, name+" is printed", func() bool {
+				return strings.Count(p.Output(), " ADDED    configmaps default/"+name+"\n") == 1
+			})
+		}
+	}
+	printed("before")
+	create("live")
+	printed("live")
+	dev.Kill()
+	says := func(message string, args ...string) {
+		t.Helper()
+		p := product.Run(t, append([]string{"events"}, args...)...)
+		<-p.Exited
+		require.Equal(t, 1, p.Cmd.ProcessState.ExitCode())
+		require.Contains(t, p.Output(), message)
+	}
+	says("no 'logplane dev' runs on", "--data", folder)
+	dev = product.Dev(t, folder)
+	create("again")
+	printed("again")
+	for _, p := range printers {
+		p.Stop()
+	}
+
+	says("is not a data folder of 'logplane dev'", "--data", filepath.Join(folder, "bucket"))
+	inMemory := t.TempDir()
+	product.Dev(t, inMemory, "--in-memory")
+	says("keeps its log in memory", "--data", inMemory)
+	other := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(other, []byte("{apiVersion: v1, kind: Config}"), 0o600))
+	says("the API does not tell the log's events", "--kubeconfig", other)
 }
 
 // TestEvents: 'logplane events' prints what happened to whom, in one namespace, from a revision on; not what lost. What the cell
