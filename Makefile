@@ -9,6 +9,8 @@ RACE       := CGO_ENABLED=1 GOFLAGS="-trimpath -tags=grpcnotrace,lambda.norpc"
 STAMP      := -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) \
               -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36
 BIN        := $(CURDIR)/bin
+# subscribe is a module of its own, and test/subscribe one that tests it: on a cell of this checkout, with its versions.
+SUBSCRIBE  := . github.com/logplane/logplane/subscribe/...
 FUZZTIME   ?= 20s
 # Counts the packages that 'go build -v' names, and lets everything else it says through.
 PROGRESS   := awk '/ / { print; next } { n++; if (n % 100 == 0) { print "  " n " packages compiled"; fflush() } }'
@@ -52,6 +54,7 @@ $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/benchstat &: tools/go.mod
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## format and import rules, vet, static checks
 	@$(RELEASE) $(BIN)/golangci-lint run ./...
+	@for module in subscribe test/subscribe; do (cd $$module && $(RELEASE) $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
 
 .PHONY: vulnerabilities
 vulnerabilities: $(BIN)/govulncheck ## known vulnerabilities; says so and goes on where their database is out of reach
@@ -63,12 +66,14 @@ vulnerabilities: $(BIN)/govulncheck ## known vulnerabilities; says so and goes o
 .PHONY: check
 check: lint vulnerabilities race-build $(BIN)/kubectl ## lint, vulnerabilities and the short race tests: before every commit
 	@$(RACE) GORACE=atexit_sleep_ms=0 LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -short -timeout 10m $$(go list ./... | grep -v /test/hostile)
+	@cd test/subscribe && $(RACE) GORACE=atexit_sleep_ms=0 LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -short -timeout 10m $(SUBSCRIBE)
 
 # One package at a time: upstream's suites have deadlines of seconds, and most packages use all cores by themselves.
 .PHONY: test
 # Attacks are judged by what they cost, which the race detector multiplies: they meet the binary that is shipped.
 test: lint race-build build $(BIN)/kubectl images-test ## everything CI runs
 	@$(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -p 1 -timeout 40m $$(go list ./... | grep -v /test/hostile)
+	@cd test/subscribe && $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -p 1 -timeout 40m $(SUBSCRIBE)
 	@$(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -timeout 40m ./test/hostile
 
 .PHONY: fuzz

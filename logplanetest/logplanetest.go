@@ -1,11 +1,13 @@
-// Package logplanetest starts a fresh Kubernetes API for a Go test: the one line that a user of envtest
-// changes.
+// Package logplanetest starts a fresh Kubernetes API for Go tests: the one line that a user of envtest changes.
 //
 //	config := logplanetest.Start(t)
 //	clients := kubernetes.NewForConfigOrDie(config)
 package logplanetest
 
 import (
+	"context"
+	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -14,21 +16,52 @@ import (
 	"github.com/logplane/logplane/localstack"
 )
 
-// Start runs an in-memory server on a free loopback port until the test ends, and returns how to reach it.
-// It serves built-in resources and CustomResourceDefinitions; no controllers, no nodes.
+// Start runs a server for one test, until the test ends, and returns how to reach
+// it. It stores in memory and listens on a free loopback port. It serves built-in
+// resources and CustomResourceDefinitions; there are no controllers and no nodes.
 func Start(t testing.TB) *rest.Config {
 	t.Helper()
-	dev, err := localstack.Start(t.Context(), localstack.Config{
-		Folder: t.TempDir(), InMemory: true, Listen: "127.0.0.1:0",
+	config, stop, err := start(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return config
+}
+
+// Run runs the same server for all tests of a package, from its TestMain, until stop is called.
+func Run(ctx context.Context) (config *rest.Config, stop func() error, err error) {
+	folder, err := os.MkdirTemp("", "logplanetest-")
+	if err != nil {
+		return nil, nil, fmt.Errorf("start logplane: %w", err)
+	}
+	config, end, err := start(ctx, folder)
+	if err != nil {
+		_ = os.RemoveAll(folder)
+		return nil, nil, err
+	}
+	return config, func() error {
+		defer os.RemoveAll(folder)
+		return end()
+	}, nil
+}
+
+func start(ctx context.Context, folder string) (*rest.Config, func() error, error) {
+	dev, err := localstack.Start(ctx, localstack.Config{
+		Folder: folder, InMemory: true, Listen: "127.0.0.1:0",
 		LogRetention: 10 * time.Minute, Retention: time.Hour,
 	})
 	if err != nil {
-		t.Fatalf("start logplane: %v", err)
+		return nil, nil, fmt.Errorf("start logplane: %w", err)
 	}
-	t.Cleanup(func() {
+	return dev.RESTConfig(), func() error {
 		if err := dev.Stop(); err != nil {
-			t.Errorf("stop logplane: %v", err)
+			return fmt.Errorf("stop logplane: %w", err)
 		}
-	})
-	return dev.RESTConfig()
+		return nil
+	}, nil
 }

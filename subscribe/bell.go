@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-
-	"github.com/logplane/logplane/eventlog"
 )
 
 // roundTrip bounds a round trip to NATS.
@@ -32,7 +30,7 @@ type bell struct {
 
 // hang subscribes to the announcements, and fails if it may not.
 func hang(ctx context.Context, c Config, namespaced bool) (*bell, error) {
-	subject, err := eventlog.EventsSubject(c.Prefix, pattern(c, namespaced))
+	subject, err := announcements(c, namespaced)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to %s: %w", c.Resource.Resource, err)
 	}
@@ -47,15 +45,6 @@ func hang(ctx context.Context, c Config, namespaced bool) (*bell, error) {
 	return b, nil
 }
 
-// pattern is the key of everything that c is about.
-func pattern(c Config, namespaced bool) eventlog.Key {
-	k := eventlog.Key{Cluster: c.Cluster, Group: c.Resource.Group, Resource: c.Resource.Resource, Namespace: c.Namespace, Name: eventlog.Any}
-	if namespaced && c.Namespace == "" {
-		k.Namespace = eventlog.Any
-	}
-	return k
-}
-
 func (b *bell) takeDown() {
 	if b.sub != nil {
 		_ = b.sub.Unsubscribe() // fails on a closed connection, which has no subscriptions
@@ -65,12 +54,12 @@ func (b *bell) takeDown() {
 
 // ring may be called by two subscriptions, when one takes the place of the other.
 func (b *bell) ring(m *nats.Msg) {
-	rev, err := eventlog.RepublishedRevision(m)
+	rev, err := revision(m)
 	if err != nil {
 		return
 	}
-	for known := b.announced.Load(); uint64(rev) > known; known = b.announced.Load() {
-		if b.announced.CompareAndSwap(known, uint64(rev)) {
+	for known := b.announced.Load(); rev > known; known = b.announced.Load() {
+		if b.announced.CompareAndSwap(known, rev) {
 			break
 		}
 	}

@@ -1,5 +1,6 @@
 // Package subscribe is for programs that act on changes of a Logplane cell: it brings every change of one resource
-// once and in order, and goes on from a revision after any time away. Beyond NATS and client-go it needs nothing.
+// once and in order, and goes on from a revision after any time away. It is a module of its own, which requires nothing
+// but NATS' client and client-go.
 //
 // Nouns. An Event is one change of one object. Its Revision is the object's resourceVersion, and the number of its
 // message in the cell's log. From is a place between events to go on from. An announcement is a message that NATS

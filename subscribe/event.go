@@ -11,8 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/watch"
-
-	"github.com/logplane/logplane/eventlog"
 )
 
 // Event is one change of one object.
@@ -32,24 +30,24 @@ type Event struct {
 	Body []byte
 }
 
-var typeOfOp = map[eventlog.Op]watch.EventType{
-	eventlog.Added: watch.Added, eventlog.Modified: watch.Modified, eventlog.Deleted: watch.Deleted,
-}
-
 // Parse reads one message of '<prefix>.events.>', which has headers only, or of '<prefix>.bodies.>'. It is for
 // programs that take messages as they come, without Run's guarantees.
 func Parse(prefix string, m *nats.Msg) (Event, error) {
-	e, err := eventlog.DecodeRepublished(prefix, m)
-	if err != nil {
-		return Event{}, err
-	}
-	t, ok := typeOfOp[e.Op]
+	t, ok := typeOfHeader[m.Header.Get(headerType)]
 	if !ok {
 		return Event{}, fmt.Errorf("parse the message on '%s': it changes no object", m.Subject)
 	}
-	rev := strconv.FormatUint(uint64(e.Revision), 10)
+	rev, err := revision(m)
+	if err != nil {
+		return Event{}, fmt.Errorf("parse the message on '%s': %w", m.Subject, err)
+	}
+	namespace, name, err := object(prefix, m)
+	if err != nil {
+		return Event{}, fmt.Errorf("parse the message on '%s': %w", m.Subject, err)
+	}
+	at := strconv.FormatUint(rev, 10)
 	return Event{
-		Type: t, Namespace: e.Key.Namespace, Name: e.Key.Name, Revision: rev, From: rev, ContentType: e.ContentType, Body: e.Body,
+		Type: t, Namespace: namespace, Name: name, Revision: at, From: at, ContentType: m.Header.Get(headerContentType), Body: m.Data,
 	}, nil
 }
 

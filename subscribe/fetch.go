@@ -10,9 +10,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Fetch asks the API, under the subscriber's own rights, for the object that an event without a body is about. The answer is
-// at least as new as the event: its Revision says which one it is. An object that has been deleted since is an error
-// for which apierrors.IsNotFound is true; so is that of a Deleted event, whose last state only Run brings.
+// Fetch asks the API, under the subscriber's own rights, for the object that an event without a body is about. The
+// answer is at least as new as the event: its Revision says which one it is. An object that has been deleted since is
+// an error for which apierrors.IsNotFound is true; so is that of a Deleted event, whose last state only Run brings.
 func Fetch(ctx context.Context, config *rest.Config, resource schema.GroupVersionResource, e Event) (Event, error) {
 	client, err := clientFor(config, resource.GroupVersion())
 	if err != nil {

@@ -14,12 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// How long a watch is asked for, in seconds. A bookmark comes two seconds before its end, and if there is nothing more
-// to expect it is ended then. It stays open for a while after an announcement, since changes come in flocks; where
-// nothing was announced a glance will do.
+// How long a watch is asked for. A bookmark comes two seconds before its end, and if there is nothing more to expect it
+// is ended then. After an announcement it lingers; where nothing was announced a glance will do.
 const (
-	lingerSeconds = 10
-	glanceSeconds = 3
+	linger = 10 * time.Second
+	glance = 3 * time.Second
 )
 
 // overdue is how long after its time a watch is cut that neither brings anything nor ends.
@@ -28,12 +27,12 @@ const overdue = 20 * time.Second
 // errNothing makes Run rest before it tries again.
 var errNothing = errors.New("a watch ended without having brought anything")
 
-// pass reads one watch after the position until a bookmark shows that the target is reached, or it ends, as it must some
-// time. A crash here loses nothing: From is what was handled.
-func (r *run) pass(ctx context.Context, seconds int64) error {
-	reading, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+overdue)
+// pass reads one watch after the position until a bookmark shows that the target is reached,
+// or it ends, as it must some time. A crash here loses nothing: From is what was handled.
+func (r *run) pass(ctx context.Context, open time.Duration) error {
+	reading, cancel := context.WithTimeout(ctx, open+overdue)
 	defer cancel()
-	stream, err := r.api.watch(reading, r.position, seconds)
+	stream, err := r.api.watch(reading, r.position, int64(open.Seconds()))
 	if err != nil {
 		return err
 	}

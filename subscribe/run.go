@@ -45,10 +45,11 @@ type Config struct {
 	// Check is how often the API is asked though NATS announced nothing: a minute by default. It bounds how late
 	// an event can be that NATS lost without a sign.
 	Check time.Duration
+	// Linger is how long a watch stays open after an announcement, since changes come in flocks: 10 s by default, and
+	// 3 s at least.
+	Linger time.Duration
 	// Cluster is the logical cluster, 'main' by default; Prefix that of the cell's subjects, 'logplane' by default.
 	Cluster, Prefix string
-
-	linger int64 // tests are in a hurry
 }
 
 // Run calls handle for every change, once and in order, until ctx ends, handle fails, or there is no going on:
@@ -76,7 +77,7 @@ func Run(ctx context.Context, c Config, handle func(context.Context, Event) erro
 
 func (c Config) withDefaults() Config {
 	c.Cluster, c.Prefix = cmp.Or(c.Cluster, "main"), cmp.Or(c.Prefix, "logplane")
-	c.Check, c.linger = cmp.Or(c.Check, time.Minute), cmp.Or(c.linger, lingerSeconds)
+	c.Check, c.Linger = cmp.Or(c.Check, time.Minute), max(cmp.Or(c.Linger, linger), glance)
 	return c
 }
 
@@ -138,11 +139,11 @@ func (r *run) turn(ctx context.Context) error {
 		return err
 	}
 	for !hears || r.position < r.target() {
-		seconds := r.config.linger
+		open := r.config.Linger
 		if hears && r.bell.announced.Load() <= r.position {
-			seconds = glanceSeconds
+			open = glance
 		}
-		if err := r.pass(ctx, seconds); err != nil || !hears {
+		if err := r.pass(ctx, open); err != nil || !hears {
 			return err
 		}
 	}

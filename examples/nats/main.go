@@ -1,5 +1,5 @@
-// Command nats prints what happens to the ConfigMaps of a namespace, with nats.go alone. It is told of changes while it is
-// connected; examples/resume misses none.
+// Command nats prints what happens to the ConfigMaps of a namespace, with nats.go
+// alone. It is told of changes while it is connected; examples/resume misses none.
 package main
 
 import (

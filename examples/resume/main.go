@@ -1,5 +1,5 @@
-// Command resume prints every change of the ConfigMaps of a namespace once, across restarts: it stores where it was in a
-// file, and goes on from there.
+// Command resume prints every change of the ConfigMaps of a namespace once,
+// across restarts: it stores where it was in a file, and goes on from there.
 package main
 
 import (

@@ -25,7 +25,7 @@ import (
 func TestExamplesAreDocumented(t *testing.T) {
 	shown := 0
 	for _, document := range []string{"README.md", "docs/subscribers.md"} {
-		for info, blocks := range snippets(t, document) {
+		for info, blocks := range product.Snippets(t, document) {
 			folder, ok := strings.CutPrefix(info, "go examples/")
 			if !ok {
 				continue
@@ -42,8 +42,8 @@ func TestExamplesAreDocumented(t *testing.T) {
 	require.NotZero(t, shown)
 }
 
-// TestExamples builds each example as its reader would and runs it against 'logplane dev'. The one that resumes is away while
-// objects change, and goes on where it was.
+// TestExamples builds each example as its reader would and runs it against 'logplane
+// dev'. The one that resumes is away while objects change, and goes on where it was.
 func TestExamples(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles the examples")

@@ -14,18 +14,6 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// snippets returns a document's fenced blocks by their info string.
-func snippets(t *testing.T, document string) map[string][]string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../..", document))
-	require.NoError(t, err)
-	found := map[string][]string{}
-	for _, block := range regexp.MustCompile("(?ms)^```([^\n]+)\n(.*?)^```$").FindAllSubmatch(text, -1) {
-		found[string(block[1])] = append(found[string(block[1])], string(block[2]))
-	}
-	return found
-}
-
 // TestReadmeTour executes the README's ten minutes with kubectl, in its order. What the reader does by hand
 // in between, stopping and starting 'make dev', the shell functions here do; its 'pkill' ends this server only.
 func TestReadmeTour(t *testing.T) {
@@ -33,7 +21,7 @@ func TestReadmeTour(t *testing.T) {
 		t.Skip("runs all of the README")
 	}
 	t.Parallel()
-	blocks := snippets(t, "README.md")
+	blocks := product.Snippets(t, "README.md")
 	require.Len(t, blocks["sh tour"], 3)
 	require.Len(t, blocks["sh tour restarted"], 1)
 	require.Len(t, blocks["sh tour stopped"], 1)
@@ -82,7 +70,7 @@ trap 'kill -9 $SERVER 2>/dev/null || true' EXIT
 
 // TestReadmeCommands: the commands that a newcomer copies exist as make targets.
 func TestReadmeCommands(t *testing.T) {
-	blocks := snippets(t, "README.md")
+	blocks := product.Snippets(t, "README.md")
 	makefile, err := os.ReadFile("../../Makefile")
 	require.NoError(t, err)
 	for _, target := range regexp.MustCompile(`make ([a-z-]+)`).FindAllStringSubmatch(strings.Join(blocks["sh"], "\n"), -1) {

@@ -16,9 +16,10 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestScripts runs testdata/script/*.txtar: each has its own 'logplane dev' on an empty folder and drives it
-// with the real kubectl. Commands of ours: 'restart' kills the server (-9) and starts it again on the same
-// folder and port, 'stop' ends it well; 'watching' waits until a watch is open; 'objects N' prints a List of N ConfigMaps into objects.yaml.
+// TestScripts runs testdata/script/*.txtar: each has its own 'logplane dev' on an empty
+// folder and drives it with the real kubectl. Commands of ours: 'restart' kills the server
+// (-9) and starts it again on the same folder and port, 'stop' ends it well; 'watching'
+// waits until a watch is open; 'objects N' prints a List of N ConfigMaps into objects.yaml.
 func TestScripts(t *testing.T) {
 	kubectl := filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))
 	logplane := filepath.Dir(product.Logplane(t))

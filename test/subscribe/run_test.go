@@ -1,4 +1,4 @@
-package subscribe_test
+package subscribe
 
 import (
 	"context"
@@ -164,16 +164,6 @@ func TestRunWithoutNATS(t *testing.T) {
 	s.expect(c.put("ours", "a", "5"))
 	conn.Close()
 	require.ErrorIs(t, s.fails(), nats.ErrConnectionClosed)
-}
-
-// Announcements are relied on only from a revision on that was learned while they were heard.
-func TestAim(t *testing.T) {
-	t.Parallel()
-	c := newCell(t)
-	config := subscribe.Config{REST: c.rest, Resource: configMaps, Namespace: "ours", From: c.head()}
-	sure, err := config.Aims(t.Context(), false, false, true, true)
-	require.NoError(t, err)
-	require.Equal(t, []bool{false, false, true, true}, sure)
 }
 
 // What a subscriber may not watch, or may not subscribe to, ends the run and says so.

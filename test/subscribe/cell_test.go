@@ -1,4 +1,5 @@
-package subscribe_test
+// Package subscribe tests the module subscribe on a real cell. The module itself must not depend on one.
+package subscribe
 
 import (
 	"context"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -203,8 +205,7 @@ type subscriber struct {
 // subscribe runs a subscriber to the ConfigMaps of 'ours' until the test ends or its stop is called.
 func (c *cell) subscribe(change ...func(*subscribe.Config)) *subscriber {
 	c.t.Helper()
-	config := subscribe.Config{Conn: c.conn, REST: c.rest, Resource: configMaps, Namespace: "ours"}
-	config.Hurry()
+	config := subscribe.Config{Conn: c.conn, REST: c.rest, Resource: configMaps, Namespace: "ours", Linger: 3 * time.Second}
 	for _, f := range change {
 		f(&config)
 	}

@@ -1,4 +1,4 @@
-package e2e
+package subscribe
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -24,9 +24,12 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestSubscriberPermissions runs a cell on a server configured with what 'logplane permissions' prints, as the document says: the
-// subscriber receives what happens in its namespace, with bodies of what is on the list, resumes by itself, and can do
-// nothing else.
+// startTimeout is generous: the race build starts in about a second, on a busy machine in several.
+const startTimeout = 60 * time.Second
+
+// TestSubscriberPermissions runs a cell on a server configured with what 'logplane
+// permissions' prints, as the document says: the subscriber receives what happens in its
+// namespace, with bodies of what is on the list, resumes by itself, and can do nothing else.
 func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server reads passwords from the environment
 	if testing.Short() {
 		t.Skip("many processes")
@@ -133,9 +136,9 @@ func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server read
 }
 
 // runPermitted does what docs/subscribers.md says, and returns the file that was printed and the server.
-func runPermitted(t *testing.T) (authorization string, s *server.Server) {
+func runPermitted(t *testing.T) (authorization string, s *natsserver.Server) {
 	t.Helper()
-	blocks, folder := snippets(t, "docs/subscribers.md"), t.TempDir()
+	blocks, folder := product.Snippets(t, "docs/subscribers.md"), t.TempDir()
 	printing := exec.Command("bash", "-euc", blocks["sh permissions"][0])
 	printing.Dir = folder
 	printing.Env = append(os.Environ(), "PATH="+filepath.Dir(product.Logplane(t))+":"+os.Getenv("PATH"))
@@ -143,10 +146,10 @@ func runPermitted(t *testing.T) (authorization string, s *server.Server) {
 	require.NoError(t, err, "%s", out)
 	main := "listen: \"127.0.0.1:-1\"\n" + strings.ReplaceAll(blocks["conf nats"][0], "/data", folder)
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "nats.conf"), []byte(main), 0o600))
-	options, err := server.ProcessConfigFile(filepath.Join(folder, "nats.conf"))
+	options, err := natsserver.ProcessConfigFile(filepath.Join(folder, "nats.conf"))
 	require.NoError(t, err)
 	options.NoLog, options.NoSigs = true, true
-	s, err = server.NewServer(options)
+	s, err = natsserver.NewServer(options)
 	require.NoError(t, err)
 	s.Start()
 	t.Cleanup(func() {

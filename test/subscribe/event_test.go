@@ -1,4 +1,4 @@
-package subscribe_test
+package subscribe
 
 import (
 	"context"
