@@ -58,7 +58,8 @@ func newInit() *cobra.Command {
 			if err := server.Bootstrap(ctx); err != nil {
 				return fmt.Errorf("create the objects every cluster has: %w", err)
 			}
-			fmt.Fprintln(cmd.OutOrStdout(), "the cell is ready")
+			fmt.Fprintln(cmd.OutOrStdout(), "the cell is ready; each NATS server must have 'sync_interval: always' in its jetstream block, which cannot be seen from here:\n"+
+				"with the default of two minutes a power cut loses writes that were acknowledged")
 			return nil
 		},
 	}

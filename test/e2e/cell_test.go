@@ -1,0 +1,52 @@
+package e2e
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/test/product"
+)
+
+// TestCellInTenCommands executes what docs/operations.md says to make a cell. Its nats-server is one of this process, the
+// ports are free ones, and kubectl waits until somebody listens.
+func TestCellInTenCommands(t *testing.T) {
+	if testing.Short() {
+		t.Skip("many processes")
+	}
+	t.Parallel()
+	commands := product.Snippets(t, "docs/operations.md")["sh cell"]
+	require.Len(t, commands, 1)
+	require.Equal(t, 10, strings.Count(commands[0], "\n"))
+	home := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(home, "bin"), 0o755))
+	require.NoError(t, os.Symlink(product.Logplane(t), filepath.Join(home, "bin/logplane")))
+	script := strings.NewReplacer("127.0.0.1:7380", freeAddress(t), "127.0.0.1:7381", freeAddress(t)).Replace(commands[0])
+	shell := exec.Command("bash", "-euo", "pipefail", "-c", `
+trap 'kill $(jobs -p); wait' EXIT
+nats-server() { grep -q 'sync_interval: always' $2; }
+kubectl() { until command kubectl "$@"; do kill -0 $!; done; }
+`+script)
+	shell.Dir = home
+	shell.Env = append(os.Environ(), "HOME="+home, "KUBECONFIG=", "LOGPLANE_NATS="+eventlogtest.Run(t, t.TempDir()).ClientURL(),
+		"PATH="+filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))+":"+os.Getenv("PATH"))
+	out, err := shell.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "the cell is ready; each NATS server must have 'sync_interval: always'")
+	require.Regexp(t, "kube-system +Active", string(out))
+}
+
+// freeAddress is a loopback address that nobody listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer listener.Close()
+	return listener.Addr().String()
+}
