@@ -17,15 +17,17 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
+	"github.com/logplane/logplane/test/product"
 )
 
 const (
 	apis = 4
-	// logRetention is how long the sweeper leaves events in the log. 'logplane projector' asks for more, because it must
-	// be twice of what a request may take; here that is requestTimeout, a second to resolve an outcome, and the pauses of a process and
-	// of what lies between it and the leader.
+	// logRetention is how long the sweeper leaves events in the log. 'logplane projector' asks for
+	// more, because it must be twice of what a request may take; here that is requestTimeout, a second
+	// to resolve an outcome, and the pauses of a process and of what lies between it and the leader.
 	logRetention = 30 * time.Second
-	// grace is how old garbage is before it is collected: shorter than a pause, so that readers meet segments that are gone.
+	// grace is how old garbage is before it is collected: shorter
+	// than a pause, so that readers meet segments that are gone.
 	grace = 2 * time.Second
 )
 
@@ -107,7 +109,7 @@ var (
 
 func newCell(t testing.TB, replicas int) *cell {
 	t.Helper()
-	c := &cell{t: t, binary: product(t), servers: startServers(t, replicas), folder: t.TempDir(), excused: map[string]bool{}}
+	c := &cell{t: t, binary: product.Logplane(t), servers: startServers(t, replicas), folder: t.TempDir(), excused: map[string]bool{}}
 	t.Cleanup(func() {
 		for _, s := range c.slots {
 			if s.p != nil {
@@ -302,8 +304,8 @@ func asksForFence(message string) bool { return strings.Contains(message, "'logp
 
 func last(s string, n int) string { return s[max(0, len(s)-n):] }
 
-// revive starts projectors that ended by themselves: one that cannot reach the log at its start does. API processes never
-// may.
+// revive starts projectors that ended by themselves: one that
+// cannot reach the log at its start does. API processes never may.
 func (c *cell) revive(ctx context.Context) error {
 	c.whole.RLock()
 	defer c.whole.RUnlock()

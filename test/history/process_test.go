@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -20,23 +19,6 @@ import (
 
 // startTimeout is generous: the race build starts in about a second, on a busy machine in many.
 const startTimeout = 90 * time.Second
-
-// product finds the built binary.
-func product(t testing.TB) string {
-	t.Helper()
-	path := os.Getenv("LOGPLANE_BINARY")
-	if path == "" {
-		path = filepath.Join("..", "..", "bin", "logplane")
-	}
-	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%s is missing: run 'make build' first", path)
-	}
-	return path
-}
 
 // process is one running process, of the product or of this test.
 type process struct {
