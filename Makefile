@@ -16,7 +16,7 @@ FUZZTIME   ?= 20s
 PROGRESS   := awk '/ / { print; next } { n++; if (n % 100 == 0) { print "  " n " packages compiled"; fflush() } }'
 
 include localstack/localstack.mk
-include bench/bench.mk
+include test/bench/bench.mk
 
 .PHONY: help
 help: ## list the targets

@@ -19,9 +19,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// BenchmarkMemoryAfterLoad loads each kind of process with many objects, whole lists, large bodies and many watches, and prints
-// its resident memory when it has started and served a little, at the peak, and 20 and 60 seconds after the load.
-// LOGPLANE_BINARY chooses another binary to compare with.
+// BenchmarkMemoryAfterLoad loads each kind of process with many objects, whole lists, large bodies
+// and many watches, and prints its resident memory when it has started and served a little, at the
+// peak, and 20 and 60 seconds after the load. LOGPLANE_BINARY chooses another binary to compare with.
 func BenchmarkMemoryAfterLoad(b *testing.B) {
 	cell := func(b *testing.B) []string {
 		where := []string{"--nats", eventlogtest.Run(b, b.TempDir()).ClientURL(), "--bucket", "file://" + filepath.Join(b.TempDir(), "bucket")}

@@ -21,7 +21,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/logplane/logplane/bench/side"
+	"github.com/logplane/logplane/test/bench/kubernetes/side"
 )
 
 // kubernetesArgs make of kube-apiserver what Logplane is by default.

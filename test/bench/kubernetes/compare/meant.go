@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// intention is a difference that is meant, and why. Rows are those of api.md. The narrower an entry, the less hides behind it.
+// intention is a difference that is meant, and why. Rows are those
+// of api.md. The narrower an entry, the less hides behind it.
 type intention struct {
 	request, at  string // regular expressions; at matches the whole of it
 	ours, theirs int    // statuses of the answers; 0 is any

@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/logplane/logplane/bench/side"
+	"github.com/logplane/logplane/test/bench/kubernetes/side"
 )
 
 // options bound the run.

@@ -53,7 +53,8 @@ func maskText(s string) string {
 
 func maskPath(s string) string { return maskText(s) }
 
-// mask returns the document with what differs from run to run replaced, after what the request itself says of its texts.
+// mask returns the document with what differs from run to run
+// replaced, after what the request itself says of its texts.
 func mask(v any, text func(string) string) any {
 	switch v := v.(type) {
 	case map[string]any:

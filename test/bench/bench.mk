@@ -1,16 +1,16 @@
-# Included by the Makefile. See bench/README.md.
+# Included by the Makefile. See test/bench/README.md.
 PEER := $(BIN)/peer
 
-$(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server &: bench/go.mod
+$(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server &: test/bench/kubernetes/go.mod
 	@echo "building kube-apiserver $(KUBERNETES), etcd and nats-server"
-	@cd bench && $(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $(PEER)/kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver
-	@cd bench && $(RELEASE) go build -ldflags "-s -w" -o $(PEER)/etcd go.etcd.io/etcd/server/v3
-	@cd bench && $(RELEASE) go build -ldflags "-s -w" -o $(PEER)/nats-server github.com/nats-io/nats-server/v2
+	@cd test/bench/kubernetes && $(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $(PEER)/kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver
+	@cd test/bench/kubernetes && $(RELEASE) go build -ldflags "-s -w" -o $(PEER)/etcd go.etcd.io/etcd/server/v3
+	@cd test/bench/kubernetes && $(RELEASE) go build -ldflags "-s -w" -o $(PEER)/nats-server github.com/nats-io/nats-server/v2
 
 # Go decides what is stale; the target is always asked for.
 .PHONY: $(PEER)/peer $(PEER)/compare
 $(PEER)/peer $(PEER)/compare:
-	@cd bench && $(RELEASE) go build -o $@ ./$(notdir $@)
+	@cd test/bench/kubernetes && $(RELEASE) go build -o $@ ./$(notdir $@)
 
 .PHONY: bench-peer
 bench-peer: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/peer ## compare with kube-apiserver and etcd under one load (about 6 minutes)
@@ -22,7 +22,7 @@ bench-compare: build $(PEER)/kube-apiserver $(PEER)/etcd $(PEER)/nats-server $(P
 
 .PHONY: bench-peer-profiled
 bench-peer-profiled: $(PEER)/peer $(PEER)/kube-apiserver $(PEER)/etcd ## a CPU profile of logplane for each step of that load, in bin/peer/profiles
-	@echo '{"Replace": {"$(CURDIR)/cmd/logplane/profiler.go": "$(CURDIR)/bench/profiled/profiler.go.txt"}}' >$(PEER)/overlay.json
+	@echo '{"Replace": {"$(CURDIR)/cmd/logplane/profiler.go": "$(CURDIR)/test/bench/kubernetes/profiled/profiler.go.txt"}}' >$(PEER)/overlay.json
 	@$(RELEASE) go build -overlay $(PEER)/overlay.json -ldflags "$(STAMP)" -o $(PEER)/logplane ./cmd/logplane
 	@mkdir -p $(PEER)/profiles
 	@LOGPLANE_BINARY=$(PEER)/logplane PEER_BINARIES=$(PEER) $(PEER)/peer --only logplane --rounds 1 --profiles $(PEER)/profiles $(ARGS)

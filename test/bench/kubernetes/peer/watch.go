@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/logplane/logplane/bench/side"
+	"github.com/logplane/logplane/test/bench/kubernetes/side"
 )
 
 const (

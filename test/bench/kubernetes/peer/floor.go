@@ -16,9 +16,9 @@ const (
 	floorPause   = 40 * time.Millisecond
 )
 
-// bareWrites is the least that a fan-out can take on this machine, whoever does it: how long after the writing of one frame
-// to all connections began it has arrived at half of them, and at 99 of 100, if nothing is done but to write it, on all
-// processors at once. Both are medians over the rounds, in milliseconds.
+// bareWrites is the least that a fan-out can take on this machine, whoever does it: how long after the
+// writing of one frame to all connections began it has arrived at half of them, and at 99 of 100, if nothing
+// is done but to write it, on all processors at once. Both are medians over the rounds, in milliseconds.
 func bareWrites() (half, nearlyAll float64, err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/client-go/rest"
 
-	"github.com/logplane/logplane/bench/side"
+	"github.com/logplane/logplane/test/bench/kubernetes/side"
 )
 
 // stream is a watch that only tells events apart, and takes next to nothing of the machine for it. It reads when

@@ -1,4 +1,4 @@
-module github.com/logplane/logplane/bench
+module github.com/logplane/logplane/test/bench/kubernetes
 
 go 1.26.0
 

@@ -202,7 +202,7 @@ func Find(names ...string) (map[string]string, error) {
 	for _, name := range names {
 		path := filepath.Join(either(os.Getenv("PEER_BINARIES"), "../bin/peer"), name)
 		if name == "logplane" {
-			path = either(os.Getenv("LOGPLANE_BINARY"), "../bin/logplane")
+			path = either(os.Getenv("LOGPLANE_BINARY"), "../../../bin/logplane")
 		}
 		path, err := filepath.Abs(path)
 		if err != nil {

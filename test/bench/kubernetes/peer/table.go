@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"text/tabwriter"
 
-	"github.com/logplane/logplane/bench/side"
+	"github.com/logplane/logplane/test/bench/kubernetes/side"
 )
 
 // reporter takes one figure of a round. Of every figure, less is better.

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/logplane/logplane/bench/side"
+	"github.com/logplane/logplane/test/bench/kubernetes/side"
 )
 
 // client sends the script's requests to one side and records the answers.
