@@ -40,8 +40,8 @@ func parseBodies(names []string) ([]eventlog.Resource, error) {
 	return parsed, nil
 }
 
-// checkExists refuses what no cell can have. The groups of custom resources have a dot, and which of those there are, or will
-// be, nobody knows before there is a cell.
+// checkExists refuses what no cell can have. The groups of custom resources have a
+// dot, and which of those there are, or will be, nobody knows before there is a cell.
 func checkExists(r eventlog.Resource) error {
 	if strings.Contains(r.Group, ".") {
 		return nil

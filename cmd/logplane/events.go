@@ -178,8 +178,8 @@ type printedEvent struct {
 
 var eventTypes = map[eventlog.Op]string{eventlog.Added: "ADDED", eventlog.Modified: "MODIFIED", eventlog.Deleted: "DELETED"}
 
-// printValid prints an event of the log, unless it lost (a void event). What the projection reads to know that, it reads
-// up to the head, so that a burst of such events is read once.
+// printValid prints an event of the log, unless it lost (a void event). What the projection
+// reads to know that, it reads up to the head, so that a burst of such events is read once.
 func (p *eventPrinter) printValid(ctx context.Context, cell *projection.Projection, e eventlog.Event) error {
 	if e.Op == eventlog.Barrier || !p.filter.matches(e.Key) {
 		return nil

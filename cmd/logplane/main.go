@@ -87,8 +87,8 @@ func logTo(w io.Writer, level slog.Level) {
 	klog.SetSlogLogger(logger)
 }
 
-// longestLogged is how many bytes of one text a line holds. Upstream logs selectors whole that it cannot parse, and anybody may
-// send those.
+// longestLogged is how many bytes of one text a line holds. Upstream
+// logs selectors whole that it cannot parse, and anybody may send those.
 const longestLogged = 512
 
 // shorten cuts what is too long for a line, but for the stack of a panic, which is ours.

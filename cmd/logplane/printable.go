@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// What a cell holds was chosen by its clients, and a terminal obeys some characters, and does not show others. Those are
-// printed as escapes: control characters, what changes the direction of text, what has no width.
+// What a cell holds was chosen by its clients, and a terminal obeys some characters, and does not show others.
+// Those are printed as escapes: control characters, what changes the direction of text, what has no width.
 
 // printable is a text on one line.
 func printable(s string) string { return escape(s, hidden, wideYAML) }
@@ -25,8 +25,8 @@ func printableJSON(document []byte) string {
 	return escape(string(document), hiddenInDocument, wideJSON)
 }
 
-// printableYAML is the object as YAML. If there is something to be escaped it is in the form of JSON: in that of YAML only some
-// strings can hold escapes, and the library refuses some characters.
+// printableYAML is the object as YAML. If there is something to be escaped it is in the form of
+// JSON: in that of YAML only some strings can hold escapes, and the library refuses some characters.
 func printableYAML(object any) (string, error) {
 	document, err := json.MarshalIndent(object, "", "  ")
 	if err != nil {

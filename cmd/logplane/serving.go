@@ -51,8 +51,8 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	flags.StringVar(&s.externalAddress, "external-address", "", "host and port that clients reach this API under; --listen by default")
 }
 
-// check refuses a listener that anyone on the network could use as an administrator, or could read tokens from, and limits without
-// meaning.
+// check refuses a listener that anyone on the network could use as an
+// administrator, or could read tokens from, and limits without meaning.
 func (s *serving) check() error {
 	if err := s.checkLimits(); err != nil {
 		return err
@@ -149,8 +149,8 @@ func (s *serving) configure(c *apiserver.Config) {
 	c.Requests, c.GoawayChance, c.HSTSDirectives = s.requests, s.goawayChance, s.hsts
 }
 
-// serve serves the handler until ctx ends, then lets streams end and requests in flight finish. What the flags say is added to
-// the configuration.
+// serve serves the handler until ctx ends, then lets streams end and requests
+// in flight finish. What the flags say is added to the configuration.
 func (s *serving) serve(ctx context.Context, handler http.Handler, c serve.Config) error {
 	var err error
 	if c.TLS, err = s.tls(); err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestNamedTestsExist: a promise names the tests that hold it. Each of them is there, and each promise of docs/security.md has one.
+// TestNamedTestsExist: a promise names the tests that hold it. Each
+// of them is there, and each promise of docs/security.md has one.
 func TestNamedTestsExist(t *testing.T) {
 	exists := map[string]bool{}
 	require.NoError(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {

@@ -18,8 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// wired are upstream's declarations that decide what kube-apiserver does: of a struct the fields, of a function that makes a chain
-// of filters the filters, of any other the arguments, of the list of plugins those that are on by default.
+// wired are upstream's declarations that decide what kube-apiserver does: of a
+// struct the fields, of a function that makes a chain of filters the filters, of
+// any other the arguments, of the list of plugins those that are on by default.
 var wired = []string{
 	"k8s.io/apiserver/pkg/server.Config",
 	"k8s.io/apiserver/pkg/server.SecureServingInfo",
@@ -52,8 +53,9 @@ var wired = []string{
 	"k8s.io/kubernetes/pkg/kubeapiserver/options.AllOrderedPlugins",
 }
 
-// TestWiringIsWhole: what upstream's configuration has, at the version of go.mod, has a row in docs/decisions/wiring.md, and the page
-// has no row of what upstream no longer has. Where it fails, decide what is done here, and write that down.
+// TestWiringIsWhole: what upstream's configuration has, at the version of go.mod,
+// has a row in docs/decisions/wiring.md, and the page has no row of what upstream
+// no longer has. Where it fails, decide what is done here, and write that down.
 func TestWiringIsWhole(t *testing.T) {
 	page, err := os.ReadFile("../../docs/decisions/wiring.md")
 	require.NoError(t, err)

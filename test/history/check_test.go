@@ -273,7 +273,8 @@ func (c *checker) checkKeys() {
 	}
 }
 
-// late is a write of unknown outcome. If its value was read, it happened before; else it may happen until the end, or never.
+// late is a write of unknown outcome. If its value was read, it
+// happened before; else it may happen until the end, or never.
 func (c *checker) late(o *operation, clients *int) *operation {
 	changed := *o
 	changed.Return = c.ended() + 1

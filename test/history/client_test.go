@@ -71,8 +71,8 @@ func (c *client) run(ctx context.Context) {
 	c.http.CloseIdleConnections()
 }
 
-// namespace is the one of the time, whose keys everybody uses, or the cold one. None lives for long, so that the history
-// of one key has few outcomes that are unknown.
+// namespace is the one of the time, whose keys everybody uses, or the cold one. None
+// lives for long, so that the history of one key has few outcomes that are unknown.
 func (c *client) namespace() string {
 	if c.random.IntN(12) == 0 {
 		return c.cold

@@ -1,10 +1,10 @@
 // Package history records what clients of a cell are told while its parts are killed, paused, cut off and fenced, and
 // checks it.
 //
-// A history is all operations of all clients with the times of their calls and answers. Four API processes, a projector
-// and a sweeper (a projector that purges and collects within seconds) run on one nats-server, or three, each in a process
-// of its own. Clients create, update, patch, delete, get and list ServiceAccounts through whichever process, because a
-// deletion of one answers with its revision. Disturbers meanwhile, at random moments:
+// A history is all operations of all clients with the times of their calls and answers. Four API processes, a
+// projector and a sweeper (a projector that purges and collects within seconds) run on one nats-server, or three,
+// each in a process of its own. Clients create, update, patch, delete, get and list ServiceAccounts through
+// whichever process, because a deletion of one answers with its revision. Disturbers meanwhile, at random moments:
 //
 //  1. kill API processes and projectors and start them again, or pause them;
 //  2. kill, pause and cut off nats-servers, and depose the log's leader;
@@ -116,8 +116,8 @@ func (w *workload) makeNamespaces(t *testing.T) {
 	}
 }
 
-// readAll reads every key through every process, as part of the history. Nothing disturbs the cell any more, so all must
-// answer in the end.
+// readAll reads every key through every process, as part of the history.
+// Nothing disturbs the cell any more, so all must answer in the end.
 func (w *workload) readAll(t *testing.T, seed uint64) {
 	t.Helper()
 	c := newClient(w, clients+1, rand.New(rand.NewPCG(seed, 4)))

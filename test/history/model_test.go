@@ -11,8 +11,8 @@ type state struct {
 	value    string // empty if there is none, unread if it was never read
 	revision uint64 // of the value; 0 while no answer has told it
 	newest   uint64 // the newest revision of the key that an answer has told
-	// haunted: what was before has been replaced by a write of unknown outcome that nobody ever read. The next operation
-	// must be one that could not be answered as it was before.
+	// haunted: what was before has been replaced by a write of unknown outcome that nobody
+	// ever read. The next operation must be one that could not be answered as it was before.
 	haunted     bool
 	wasValue    string
 	wasRevision uint64
@@ -42,9 +42,9 @@ var model = porcupine.Model{
 
 // step says whether the answer can be right in the state, and what state follows.
 //
-// A write of unknown outcome may have had its effect, and then nobody ever read its value (else its outcome is known, see
-// late). All it explains is an answer like a conflict. So it takes effect right before an answer that needs it, or
-// never, which is after the end. Without this rule porcupine would try each subset of such writes at each step.
+// A write of unknown outcome may have had its effect, and then nobody ever read its value (else its outcome is known,
+// see late). All it explains is an answer like a conflict. So it takes effect right before an answer that needs it,
+// or never, which is after the end. Without this rule porcupine would try each subset of such writes at each step.
 func step(s state, o *operation) (bool, state) {
 	switch {
 	case o.Kind == end:

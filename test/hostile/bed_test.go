@@ -1,5 +1,6 @@
-// Package hostile attacks the built product over HTTP, as a client, a tenant, a subscriber and a neighbour on the network would,
-// and looks whether others notice. One test for each line of docs/security.md; 'make attack' measures the same under load.
+// Package hostile attacks the built product over HTTP, as a client, a tenant, a
+// subscriber and a neighbour on the network would, and looks whether others notice. One
+// test for each line of docs/security.md; 'make attack' measures the same under load.
 package hostile
 
 import (
@@ -27,8 +28,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// Who attacks, and who is watched meanwhile; their tokens are their names. Admin may do everything, owner and tenant everything in
-// the namespace of their name (asOwner), stranger nothing. Nobody shows no token.
+// Who attacks, and who is watched meanwhile; their tokens are their names. Admin may do everything, owner
+// and tenant everything in the namespace of their name (asOwner), stranger nothing. Nobody shows no token.
 const (
 	admin    = "admin"
 	owner    = "owner"

@@ -16,8 +16,8 @@ import (
 // memoryAllowed is far above what a request of 3 MiB needs, and below what any of these bombs asks for.
 const memoryAllowed = 768 << 20
 
-// TestAliasesAreNoBomb: YAML's aliases cost their parser nothing, and each is written out when it is turned into JSON. On e14eff4
-// these 40 KB take 1.2 GiB, 90 KB take 4.9 GiB, and a megabyte the process.
+// TestAliasesAreNoBomb: YAML's aliases cost their parser nothing, and each is written out when it is
+// turned into JSON. On e14eff4 these 40 KB take 1.2 GiB, 90 KB take 4.9 GiB, and a megabyte the process.
 func TestAliasesAreNoBomb(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -53,8 +53,9 @@ func sealed(version, kind string, raw []byte) string {
 	return "k8s\x00" + string(slices.Concat(field(1, slices.Concat(field(1, []byte(version)), field(2, []byte(kind)))), field(2, raw)))
 }
 
-// TestEntriesOfMapsEndWhereTheySay: upstream's generated decoders read the value of a map's entry up to the end of the message, wherever the entry ends, and
-// then go on behind the entry. So every entry's value can be all that follows. On e14eff4 these 150 KB decode to a gigabyte, and 500 KB to all there is.
+// TestEntriesOfMapsEndWhereTheySay: upstream's generated decoders read the value of a map's entry up to
+// the end of the message, wherever the entry ends, and then go on behind the entry. So every entry's value
+// can be all that follows. On e14eff4 these 150 KB decode to a gigabyte, and 500 KB to all there is.
 func TestEntriesOfMapsEndWhereTheySay(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -79,8 +80,9 @@ func TestEntriesOfMapsEndWhereTheySay(t *testing.T) {
 	}
 }
 
-// TestProtobufNestsOnlySoDeep: the schema of a CRD holds schemas. On e14eff4 200,000 levels of them, a megabyte of protobuf, overflow the stack, which ends
-// the process; and an entry of 'properties' that reaches beyond its end is decoded twice, so that a few hundred bytes take for ever.
+// TestProtobufNestsOnlySoDeep: the schema of a CRD holds schemas. On e14eff4 200,000 levels of them,
+// a megabyte of protobuf, overflow the stack, which ends the process; and an entry of 'properties'
+// that reaches beyond its end is decoded twice, so that a few hundred bytes take for ever.
 func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	s := serve(t, "api")
 	crd := func(schema []byte) string {
@@ -127,8 +129,9 @@ func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body))
 }
 
-// TestRolesAllowACountableLot: upstream's check that nobody grants what he does not have writes down every combination of verb, resource and group. On e14eff4
-// this role of 6 KB makes a million of them, and one of 18 KB a billion, which ends the process.
+// TestRolesAllowACountableLot: upstream's check that nobody grants what he does not
+// have writes down every combination of verb, resource and group. On e14eff4 this role
+// of 6 KB makes a million of them, and one of 18 KB a billion, which ends the process.
 func TestRolesAllowACountableLot(t *testing.T) {
 	s := serve(t, "api", "--authorization-mode", "RBAC")
 	s.asOwner(tenant)

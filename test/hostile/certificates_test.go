@@ -68,7 +68,8 @@ func (a *signed) keyPEM(t *testing.T) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// mount is a folder that changes as a mounted Kubernetes Secret does: all of its files at once, by the rename of one link.
+// mount is a folder that changes as a mounted Kubernetes Secret
+// does: all of its files at once, by the rename of one link.
 type mount struct {
 	t      *testing.T
 	folder string
@@ -92,7 +93,8 @@ func (m *mount) swap(files map[string][]byte) {
 	require.NoError(m.t, os.Rename(m.path("..new"), m.path("..data")))
 }
 
-// once sends one request over a connection of its own, and returns the answer's code and the name on the server's certificate.
+// once sends one request over a connection of its own, and returns
+// the answer's code and the name on the server's certificate.
 func once(t *testing.T, s *product.Process, token string, certificate *tls.Certificate) (code int, server string) {
 	t.Helper()
 	config := &tls.Config{InsecureSkipVerify: true} // who it is is what is asked
@@ -115,8 +117,9 @@ func once(t *testing.T, s *product.Process, token string, certificate *tls.Certi
 // withinAMinute is how soon what was replaced must be in use.
 const withinAMinute = time.Minute
 
-// TestReplacedFilesAreUsed: certificate and key, the authorities of clients, and tokens, in files that are replaced as a mounted
-// Secret is, are in use within a minute, and what makes no sense changes nothing. On e14eff4 the first ones are used for ever.
+// TestReplacedFilesAreUsed: certificate and key, the authorities of clients, and tokens,
+// in files that are replaced as a mounted Secret is, are in use within a minute, and
+// what makes no sense changes nothing. On e14eff4 the first ones are used for ever.
 func TestReplacedFilesAreUsed(t *testing.T) {
 	c := newCell(t)
 	ours, theirs := newAuthority(t, "ours"), newAuthority(t, "theirs")

@@ -25,8 +25,8 @@ func TestAStrangersWatch(t *testing.T) {
 	}
 }
 
-// TestACertificateOfOthers: a client that has a certificate for something else, as many have, is known by its token. On e14eff4 it is
-// 401. Without a good token it is nobody.
+// TestACertificateOfOthers: a client that has a certificate for something else, as many
+// have, is known by its token. On e14eff4 it is 401. Without a good token it is nobody.
 func TestACertificateOfOthers(t *testing.T) {
 	c := newCell(t)
 	roots := filepath.Join(t.TempDir(), "ca.pem")

@@ -17,8 +17,9 @@ import (
 // crowd is more events than a watcher's window holds, so that a watch from before them reads the snapshot.
 const crowd = 18000
 
-// TestTheCrowdNextDoorCostsNothing: what is in one namespace is no matter to who asks for little, there or next door. On e14eff4 a list with 'limit=1' counts all
-// objects again, every time, and a watch of an empty namespace decodes every event of the cell.
+// TestTheCrowdNextDoorCostsNothing: what is in one namespace is no matter to who asks
+// for little, there or next door. On e14eff4 a list with 'limit=1' counts all objects
+// again, every time, and a watch of an empty namespace decodes every event of the cell.
 func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(tenant)

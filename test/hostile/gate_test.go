@@ -90,8 +90,8 @@ func TestBodiesThatComeInPart(t *testing.T) {
 	s.must(admin, http.MethodPost, ownConfigMaps, `{"metadata":{"name":"a"}}`)
 }
 
-// TestWatchesStartInTurn: many watches of a user that begin with all there is wait for each other, and nobody else does. On e14eff4 none
-// waits, and all that the machine has is theirs.
+// TestWatchesStartInTurn: many watches of a user that begin with all there is wait for each
+// other, and nobody else does. On e14eff4 none waits, and all that the machine has is theirs.
 func TestWatchesStartInTurn(t *testing.T) {
 	attackNamed("watches from resourceVersion=0").whileServing(t, func(s *target) {
 		eventlogtest.Eventually(t, "watches wait", func() bool {
@@ -101,7 +101,8 @@ func TestWatchesStartInTurn(t *testing.T) {
 	})
 }
 
-// TestWatchesOfAUser: a user may have 2,000 watches open in a process, and others may have more. On e14eff4 one user may have them all.
+// TestWatchesOfAUser: a user may have 2,000 watches open in a process,
+// and others may have more. On e14eff4 one user may have them all.
 func TestWatchesOfAUser(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(owner)
@@ -139,8 +140,8 @@ func TestWatchesOfAUser(t *testing.T) {
 	}
 }
 
-// TestStrangersAreToldAtOnce: who shows no credentials is told so whatever was announced, and whether or not the log can be read.
-// On e14eff4 the answer waits for the body, without a deadline, and for the log: 503.
+// TestStrangersAreToldAtOnce: who shows no credentials is told so whatever was announced, and whether or not
+// the log can be read. On e14eff4 the answer waits for the body, without a deadline, and for the log: 503.
 func TestStrangersAreToldAtOnce(t *testing.T) {
 	c := newCell(t)
 	s := c.serve("api")
@@ -161,8 +162,8 @@ func TestStrangersAreToldAtOnce(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, s.do(admin, http.MethodGet, "/api/v1/namespaces", "", "").Code)
 }
 
-// TestStrangersFillNoLog: what a client sends is not in the process's log at its full length. On e14eff4 a selector that cannot be
-// parsed is, also one of somebody without credentials.
+// TestStrangersFillNoLog: what a client sends is not in the process's log at its full length.
+// On e14eff4 a selector that cannot be parsed is, also one of somebody without credentials.
 func TestStrangersFillNoLog(t *testing.T) {
 	s := serve(t, "api")
 	const asked = 20

@@ -26,8 +26,8 @@ resources:
   - secretbox: {keys: [{name: a, secret: MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=}]}
 `
 
-// TestASecretsLengthIsNotTold: who may subscribe to a namespace's events cannot tell a short password from a long one, whatever
-// happens to it, encrypted or not. On e14eff4 'Nats-Msg-Size' is the length of the Secret to the byte.
+// TestASecretsLengthIsNotTold: who may subscribe to a namespace's events cannot tell a short password from a long
+// one, whatever happens to it, encrypted or not. On e14eff4 'Nats-Msg-Size' is the length of the Secret to the byte.
 func TestASecretsLengthIsNotTold(t *testing.T) {
 	encryption := filepath.Join(t.TempDir(), "encryption.yaml")
 	require.NoError(t, os.WriteFile(encryption, []byte(secretbox), 0o600))

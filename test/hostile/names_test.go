@@ -15,8 +15,9 @@ func definitionOf(plural, group, version string) string {
 		`"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`, plural, group, version)
 }
 
-// TestNamesThatAreTaken: the rows of custom resources lie under a CRD's group and plural name. On e14eff4 a CRD of CRDs in version v2 is made, and one object of it
-// makes discovery, OpenAPI and all CRDs 500; one of 'nodeports.logplane.dev' takes node ports; one of 'ingresses.networking.k8s.io' shares subjects with Ingresses.
+// TestNamesThatAreTaken: the rows of custom resources lie under a CRD's group and plural name. On e14eff4 a CRD
+// of CRDs in version v2 is made, and one object of it makes discovery, OpenAPI and all CRDs 500; one of
+// 'nodeports.logplane.dev' takes node ports; one of 'ingresses.networking.k8s.io' shares subjects with Ingresses.
 func TestNamesThatAreTaken(t *testing.T) {
 	s := serve(t, "api")
 	for _, d := range []struct{ plural, group, version string }{

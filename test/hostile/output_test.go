@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestPasswordsStayOutOfMessages: where a command was given a password it is in none of its messages. On e14eff4 the one of NATS is,
-// and what is in the URL of a bucket or of a watcher.
+// TestPasswordsStayOutOfMessages: where a command was given a password it is in none of its
+// messages. On e14eff4 the one of NATS is, and what is in the URL of a bucket or of a watcher.
 func TestPasswordsStayOutOfMessages(t *testing.T) {
 	bucket := "file://" + t.TempDir()
 	for _, nats := range []string{
@@ -61,8 +61,8 @@ func TestLogsHoldNoSecrets(t *testing.T) {
 	require.NotContains(t, s.Output(), "Bearer")
 }
 
-// ugly is what a tenant may write that a terminal obeys, or does not show: escapes of 7 and of 8 bits, a line of its own, text that
-// runs backwards, what has no width.
+// ugly is what a tenant may write that a terminal obeys, or does not show: escapes of
+// 7 and of 8 bits, a line of its own, text that runs backwards, what has no width.
 const ugly = "\x1b]0;owned\a\u009b31m\nDELETED\t\u202egnp.exe\u2066\u200b\u2028\U000e0001"
 
 // harmless fails if a terminal would obey, or not show, anything but the ends of lines.
@@ -73,8 +73,9 @@ func harmless(t *testing.T, printed string) {
 	}
 }
 
-// TestWhatTenantsWriteIsEscaped: what an operator prints of a cell, names, values and errors, is nothing that a terminal obeys or
-// hides, and documents say the same as without the escapes. On e14eff4 'inspect' and 'events' print all of it as it is.
+// TestWhatTenantsWriteIsEscaped: what an operator prints of a cell, names, values and
+// errors, is nothing that a terminal obeys or hides, and documents say the same as
+// without the escapes. On e14eff4 'inspect' and 'events' print all of it as it is.
 func TestWhatTenantsWriteIsEscaped(t *testing.T) {
 	c := newCell(t)
 	s := c.serve("api")

@@ -8,8 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOneTenantsBindingsCostNoOther: 4,300 RoleBindings in the owner's namespace. On e14eff4 every request in it decodes all of
-// them, 10 MiB of garbage and 40 ms, and pushes everybody's objects out of one small cache, so that others pay, too.
+// TestOneTenantsBindingsCostNoOther: 4,300 RoleBindings in the owner's namespace.
+// On e14eff4 every request in it decodes all of them, 10 MiB of garbage and 40 ms,
+// and pushes everybody's objects out of one small cache, so that others pay, too.
 func TestOneTenantsBindingsCostNoOther(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -36,8 +37,8 @@ func TestOneTenantsBindingsCostNoOther(t *testing.T) {
 	}
 }
 
-// TestManyBindingsToOneRoleAreOne: who binds himself to 'admin' 500 times and asks what he may do is told once. On e14eff4 he is
-// told 500 times, in 100 MiB if he does it 10,000 times.
+// TestManyBindingsToOneRoleAreOne: who binds himself to 'admin' 500 times and asks what he may
+// do is told once. On e14eff4 he is told 500 times, in 100 MiB if he does it 10,000 times.
 func TestManyBindingsToOneRoleAreOne(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)

@@ -99,7 +99,8 @@ func TestInsidesAreNotServed(t *testing.T) {
 	}
 }
 
-// TestFilesAreTheirOwnersAlone: other users of the machine read nothing of what a process writes. This held on e14eff4 too.
+// TestFilesAreTheirOwnersAlone: other users of the machine read
+// nothing of what a process writes. This held on e14eff4 too.
 func TestFilesAreTheirOwnersAlone(t *testing.T) {
 	shared := t.TempDir()
 	dev := &target{t, product.Dev(t, filepath.Join(shared, "data"))}

@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestWhatIsNotEnforcedSaysSo: whoever creates, updates or patches a policy, a webhook or a quota is warned, each time, that it does
-// nothing here, and a policy's status says so. On e14eff4 all are accepted without a word.
+// TestWhatIsNotEnforcedSaysSo: whoever creates, updates or patches a policy, a webhook or a quota is warned, each
+// time, that it does nothing here, and a policy's status says so. On e14eff4 all are accepted without a word.
 func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 	s := serve(t, "api")
 	const group, flows = "/apis/admissionregistration.k8s.io/v1/", "/apis/flowcontrol.apiserver.k8s.io/v1/"
@@ -88,7 +88,8 @@ func kindOf(t *testing.T, s *target, path string) string {
 	return ""
 }
 
-// TestPodSecurityIsEnforced: a namespace's labels refuse Pods, and warn of what would be refused. On e14eff4 the labels do nothing.
+// TestPodSecurityIsEnforced: a namespace's labels refuse Pods, and
+// warn of what would be refused. On e14eff4 the labels do nothing.
 func TestPodSecurityIsEnforced(t *testing.T) {
 	s := serve(t, "api")
 	namespace := func(name, label string) {

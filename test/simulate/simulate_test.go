@@ -52,9 +52,11 @@ type config struct {
 	rush int
 	// tasks are what projectors do.
 	tasks []string
-	// logRetention and retention are of log time; with them processes run projectors, which commit every cadence at most.
+	// logRetention and retention are of log time; with them
+	// processes run projectors, which commit every cadence at most.
 	logRetention, retention, cadence time.Duration
-	// stateful is how many of 8 watches begin with the state, and guarded how many updates and deletes have preconditions.
+	// stateful is how many of 8 watches begin with the state, and
+	// guarded how many updates and deletes have preconditions.
 	stateful, guarded int
 	// mortal objects have a TTL, and some outlive it.
 	mortal bool

@@ -1,0 +1,96 @@
+package docs
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// columns is how long a line of prose may be; a tab counts as four.
+const columns = 120
+
+// done are the files and folders, with all below them, whose comments and prose keep to that.
+var done = []string{
+	"cmd", "examples", "localstack", "logplanetest", "subscribe", "test/bench", "test/docs", "test/e2e", "test/history",
+	"test/mutants", "test/product", "test/simulate", "test/subscribe", "tools",
+	"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs",
+}
+
+// notYet are files below those that do not keep to it yet.
+var notYet = []string{"docs/decisions/packages.md"}
+
+// TestLinesAreShort: comments in Go, and prose outside of code and tables, are at most 120 columns wide.
+func TestLinesAreShort(t *testing.T) {
+	for _, name := range done {
+		require.NoError(t, filepath.WalkDir(filepath.Join("../..", name), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || slices.Contains(notYet, strings.TrimPrefix(path, "../../")) {
+				return err
+			}
+			lines := map[int]string{}
+			switch filepath.Ext(path) {
+			case ".go":
+				lines, err = comments(path)
+			case ".md":
+				lines, err = prose(path)
+			}
+			for n, line := range lines {
+				width := utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    "))
+				assert.LessOrEqual(t, width, columns, "%s:%d", path, n)
+			}
+			return err
+		}))
+	}
+}
+
+// comments are the lines that hold nothing but a comment, by their numbers.
+func comments(path string) (map[int]string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	files := token.NewFileSet()
+	file, err := parser.ParseFile(files, path, text, parser.ParseComments)
+	if err != nil {
+		return nil, err
+	}
+	lines, found := strings.Split(string(text), "\n"), map[int]string{}
+	for _, group := range file.Comments {
+		for _, c := range group.List {
+			n := files.Position(c.Pos()).Line
+			line := lines[n-1]
+			if strings.HasPrefix(strings.TrimSpace(line), "// ") {
+				found[n] = line
+			}
+		}
+	}
+	return found, nil
+}
+
+var notProse = regexp.MustCompile("^(\\||    |\\[[^]]+\\]: )")
+
+// prose are a document's lines outside of code and tables, by their numbers.
+func prose(path string) (map[int]string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	found, code := map[int]string{}, false
+	for i, line := range strings.Split(string(text), "\n") {
+		if strings.HasPrefix(strings.TrimSpace(line), "```") {
+			code = !code
+		} else if !code && !notProse.MatchString(line) {
+			found[i+1] = line
+		}
+	}
+	return found, nil
+}
