@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestCellInTenCommands executes what docs/operations.md says to make a cell. Its nats-server is one of this process, the
-// ports are free ones, and kubectl waits until somebody listens.
+// TestCellInTenCommands executes what docs/operations.md says to make a cell. Its nats-server is one of this
+// process, the ports are free ones, and kubectl waits until somebody listens.
 func TestCellInTenCommands(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
