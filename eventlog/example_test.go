@@ -14,7 +14,7 @@ import (
 func open(ctx context.Context) (log *eventlog.Log, stop func()) {
 	folder, err := os.MkdirTemp("", "log-")
 	must(err)
-	server, err := embedded.Start(folder, "", "logplane")
+	server, err := embedded.Start(embedded.Config{Folder: folder, Prefix: "logplane"})
 	must(err)
 	conn, err := server.Connect()
 	must(err)

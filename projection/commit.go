@@ -18,9 +18,9 @@ const (
 	// quietBarriers is how many revisions without an event are left for a later commit: an idle cell that is read
 	// writes no roots.
 	quietBarriers = 1000
-	// maxInflation is how many times larger than InlineBytes the bodies may be that are inline. Every process that reads the
-	// root holds them, and every commit writes them again. Without this bound, bodies that compress to nothing would stay
-	// inline for good.
+	// maxInflation is how many times larger than InlineBytes the bodies may be that are
+	// inline. Every process that reads the root holds them, and every commit writes them
+	// again. Without this bound, bodies that compress to nothing would stay inline for good.
 	maxInflation = 16
 )
 

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// bodiesLimit is how many bytes of bodies a process holds for requests that are not answered yet, bodiesShare how many of
-	// them for one user.
+	// bodiesLimit is how many bytes of bodies a process holds for requests
+	// that are not answered yet, bodiesShare how many of them for one user.
 	bodiesLimit = 128 << 20
 	bodiesShare = bodiesLimit / 4
 	// bodyCost is about what a request costs whose body has yet to come; it counts as if it were of the body.
@@ -26,7 +26,8 @@ const (
 	firstRead = 4 << 10
 )
 
-// bodies counts the bytes of bodies that have arrived, and not those that were announced. It is safe for concurrent use.
+// bodies counts the bytes of bodies that have arrived, and not
+// those that were announced. It is safe for concurrent use.
 type bodies struct {
 	mu   sync.Mutex       // guards what follows
 	held int64            // bytes
@@ -120,8 +121,8 @@ var errBodyLate = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Message: "the body of the request did not arrive in time: nothing was done",
 }}
 
-// withBodyDeadline gives a body a time to arrive in, half of what the request has. It is met first: net/http itself waits for a body
-// that nobody wants, before it answers.
+// withBodyDeadline gives a body a time to arrive in, half of what the request has. It
+// is met first: net/http itself waits for a body that nobody wants, before it answers.
 func (s *Server) withBodyDeadline(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
@@ -167,8 +168,8 @@ func (*received) Close() error { return nil }
 // refusedTime is how long the rest of a body may take to come that nobody reads.
 const refusedTime = 5 * time.Second
 
-// unreceived answers a request whose body may not be there. The connection ends with the answer: else net/http would wait for the
-// rest before it sends that.
+// unreceived answers a request whose body may not be there. The connection ends
+// with the answer: else net/http would wait for the rest before it sends that.
 func unreceived(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 && r.ProtoMajor == 1 {

@@ -107,12 +107,13 @@ func (s *Server) configure() error {
 }
 
 const (
-	// sharePart: of the places of one kind a user may have one in so many where there are several users, so that nobody waits for
-	// whoever has them all, nor for the processor.
+	// sharePart: of the places of one kind a user may have one in so many where there are
+	// several users, so that nobody waits for whoever has them all, nor for the processor.
 	sharePart = 8
 	// readsPerProcessor is how many places for reads a user may have for each processor. A read is hardly ever a wait.
 	readsPerProcessor = 8
-	// startsPerProcessor is how many watches may start at once for each processor: a start is work for a processor, not a wait.
+	// startsPerProcessor is how many watches may start at once for
+	// each processor: a start is work for a processor, not a wait.
 	startsPerProcessor = 2
 	// waitingStarts is how many starts of one user may wait: all clients of a process that has gone come at once.
 	waitingStarts = 1000

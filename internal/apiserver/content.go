@@ -58,11 +58,12 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 	})
 }
 
-// heavyBody is from how many bytes on a body takes a processor for some milliseconds. A JSON patch that copies can take as long
-// with 2 KB.
+// heavyBody is from how many bytes on a body takes a processor for some
+// milliseconds. A JSON patch that copies can take as long with 2 KB.
 const heavyBody = 256 << 10
 
-// takeTurn has a user's heavy requests served a few at a time, as many as half of the processors, so that others find one free.
+// takeTurn has a user's heavy requests served a few at a time, as
+// many as half of the processors, so that others find one free.
 func takeTurn(ctx context.Context, isHeavy bool) error {
 	if !isHeavy {
 		return nil

@@ -20,8 +20,8 @@ import (
 
 // withFilters wraps dispatch in upstream's filters and in ours. The last one added is the first that a request meets.
 //
-// What costs nothing to refuse is refused first: who shows no credentials has neither a body read nor a place, asks the log
-// nothing, and is told nothing but that.
+// What costs nothing to refuse is refused first: who shows no credentials has neither
+// a body read nor a place, asks the log nothing, and is told nothing but that.
 func (s *Server) withFilters(h http.Handler) http.Handler {
 	c := s.generic
 	h = s.withContent(h)
@@ -127,9 +127,9 @@ func withOptions(h http.Handler) http.Handler {
 // turnTime is how long a read may have its turn: a client may take longer to receive the answer.
 const turnTime = time.Second
 
-// withPlaces serves a request once it has a place, so that a burst takes neither all memory nor all of another user's time. A
-// watch has one for its start only. Members of system:masters are always served, and so is what comes through the loopback: it
-// is part of another request.
+// withPlaces serves a request once it has a place, so that a burst takes neither all memory nor
+// all of another user's time. A watch has one for its start only. Members of system:masters are
+// always served, and so is what comes through the loopback: it is part of another request.
 func (s *Server) withPlaces(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()

@@ -99,8 +99,8 @@ func (p *patch) count(o jsonpatch.Operation) {
 	}
 }
 
-// managersOf is how many entries an operation puts into managed fields. What is moved or copied to be all of them is not
-// known.
+// managersOf is how many entries an operation puts into managed
+// fields. What is moved or copied to be all of them is not known.
 func managersOf(o jsonpatch.Operation, path string) int {
 	const managedFields = "/managedFields"
 	if !strings.Contains(path, managedFields) {

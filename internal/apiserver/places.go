@@ -12,12 +12,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// places bounds how many requests of one kind a process serves at once, and shares them out: no user has more than a share,
-// and of those who wait the user who has the fewest is next. It is safe for concurrent use.
+// places bounds how many requests of one kind a process serves at once, and shares them out: no user has more
+// than a share, and of those who wait the user who has the fewest is next. It is safe for concurrent use.
 type places struct {
 	kind   string // for messages
 	queued prometheus.Gauge
-	// limit is how many there are, share how many of them one user may have, queue how many requests of one user may wait.
+	// limit is how many there are, share how many of them one user
+	// may have, queue how many requests of one user may wait.
 	limit, share, queue int
 	// patience is how long a request waits for a place.
 	patience time.Duration
@@ -46,8 +47,8 @@ type place struct {
 	ended bool // by of.mu
 }
 
-// work is what a request holds while it is served: a place, and a turn if it keeps a processor busy. It is safe for concurrent
-// use.
+// work is what a request holds while it is served: a place, and a
+// turn if it keeps a processor busy. It is safe for concurrent use.
 type work struct {
 	*place
 	// heavy is nil where every place is one for work that keeps a processor busy.
@@ -253,8 +254,8 @@ func (p *places) free(g *guest) {
 	}
 }
 
-// next is which of the waiting has the fewest places, the one first that was served longest ago; negative if none may have
-// another one. It requires mu.
+// next is which of the waiting has the fewest places, the one first that was
+// served longest ago; negative if none may have another one. It requires mu.
 func (p *places) next() int {
 	next := -1
 	for i, g := range p.waiting {

@@ -110,8 +110,8 @@ func rebuildSpec(t *testing.T) map[string][]byte {
 	return out
 }
 
-// rebuildSchemas makes the schemas of every kind that clients may send, those of subresources too, without descriptions, which
-// managed fields do not need.
+// rebuildSchemas makes the schemas of every kind that clients may send, those
+// of subresources too, without descriptions, which managed fields do not need.
 func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openapispec.Schema {
 	s, err := New(Config{ExternalAddress: "localhost:443"})
 	require.NoError(t, err)

@@ -34,8 +34,8 @@ const (
 	heavier = 1.3
 )
 
-// TestAttack puts a bounded load of each attack on a process, beside a well-behaved tenant and an administrator, for ATTACK each
-// ('make attack'; 'ATTACKS=name' for some), and prints what the others noticed of it.
+// TestAttack puts a bounded load of each attack on a process, beside a well-behaved tenant and an administrator,
+// for ATTACK each ('make attack'; 'ATTACKS=name' for some), and prints what the others noticed of it.
 func TestAttack(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("ATTACK"))
 	if err != nil {
@@ -125,8 +125,8 @@ func (a attack) run(ctx context.Context, s *target, workers int, answered func(c
 // attackerVariable names the attack that a process of its own makes, on the process at attackedVariable.
 const attackerVariable, attackedVariable = "ATTACKER", "ATTACKED"
 
-// apart attacks from a process of its own, for so long, and returns what it was answered. What that costs is not taken from
-// the others who share this machine: an attacker has machines of his own.
+// apart attacks from a process of its own, for so long, and returns what it was answered. What that
+// costs is not taken from the others who share this machine: an attacker has machines of his own.
 func (a attack) apart(t *testing.T, s *target, length time.Duration) string {
 	attacker := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestAttacker$", "-test.count", "1", "-test.v")
 	attacker.Env = append(os.Environ(), attackerVariable+"="+a.name, attackedVariable+"="+s.URL(), "ATTACK="+length.String())

@@ -223,7 +223,8 @@ func stalledBody(ctx context.Context, s *target, _ int) int {
 
 var dialer net.Dialer
 
-// stalled sends the beginning of a request and nothing more, and reads nothing but the first line, until the server ends it.
+// stalled sends the beginning of a request and nothing more, and
+// reads nothing but the first line, until the server ends it.
 func stalled(ctx context.Context, s *target, request string) (code int) {
 	conn, err := dialer.DialContext(ctx, "tcp", s.Address)
 	if err != nil {

@@ -21,8 +21,8 @@ func managers(n int) string {
 	return "[" + strings.Join(all, ",") + "]"
 }
 
-// TestFieldManagersAreFew: each of an object's field managers costs a conversion of all of it. On 1dc6c4a a patch of an object with
-// 1,500 of them takes 9 s of the processor, half of it after its 504.
+// TestFieldManagersAreFew: each of an object's field managers costs a conversion of all of it. On
+// 1dc6c4a a patch of an object with 1,500 of them takes 9 s of the processor, half of it after its 504.
 func TestFieldManagersAreFew(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(owner)
@@ -57,7 +57,8 @@ func TestFieldManagersAreFew(t *testing.T) {
 	require.Contains(t, last.status(t).Message, "field managers")
 }
 
-// TestLongSelectorsCount: what a watch selects by is kept with it. On 1dc6c4a 600 watches with selectors of 32 KB take 1.1 GiB.
+// TestLongSelectorsCount: what a watch selects by is kept with it.
+// On 1dc6c4a 600 watches with selectors of 32 KB take 1.1 GiB.
 func TestLongSelectorsCount(t *testing.T) {
 	s := serve(t, "watcher", "--max-watches-per-user", "25")
 	s.asOwner(owner)
@@ -69,7 +70,8 @@ func TestLongSelectorsCount(t *testing.T) {
 	require.Contains(t, a.status(t).Message, "each KiB of its query")
 }
 
-// TestHeadersAreShort: a connection holds its headers before anybody knows whose it is. On 1dc6c4a that is a megabyte each.
+// TestHeadersAreShort: a connection holds its headers before
+// anybody knows whose it is. On 1dc6c4a that is a megabyte each.
 func TestHeadersAreShort(t *testing.T) {
 	s := serve(t, "watcher")
 	conn, err := net.Dial("tcp", s.Address)
@@ -87,8 +89,8 @@ func TestHeadersAreShort(t *testing.T) {
 	require.Contains(t, line, "431")
 }
 
-// TestManyNodePorts: each is an event, and a write may have a thousand. On 1dc6c4a the answer is 500, which says that nobody
-// knows whether it was written.
+// TestManyNodePorts: each is an event, and a write may have a thousand. On
+// 1dc6c4a the answer is 500, which says that nobody knows whether it was written.
 func TestManyNodePorts(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -111,7 +113,8 @@ func TestANameIsNotGenerated(t *testing.T) {
 	require.Equal(t, http.StatusConflict, a.Code, string(a.Body))
 }
 
-// TestWhatIsNotText: upstream stores some of it as it is. On 1dc6c4a a default that is not UTF-8 in a CRD's schema makes OpenAPI 500 for everybody.
+// TestWhatIsNotText: upstream stores some of it as it is. On 1dc6c4a a default
+// that is not UTF-8 in a CRD's schema makes OpenAPI 500 for everybody.
 func TestWhatIsNotText(t *testing.T) {
 	s := serve(t, "api")
 	definition := strings.Replace(definitionOf("things", "fuzz.example.com", "v1"), `"type":"object"`, `"type":"object","properties":{"a":{"type":"string","default":"`+"\xff"+`"}}`, 1)
@@ -121,8 +124,8 @@ func TestWhatIsNotText(t *testing.T) {
 	s.must(admin, http.MethodGet, "/openapi/v2", "")
 }
 
-// TestLongMistakes: an answer that upstream compresses says what any other does. On 1dc6c4a these are 500, and one is for the
-// patch's sender to mend.
+// TestLongMistakes: an answer that upstream compresses says what any other
+// does. On 1dc6c4a these are 500, and one is for the patch's sender to mend.
 func TestLongMistakes(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)

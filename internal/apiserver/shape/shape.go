@@ -2,12 +2,11 @@
 // and memory out of proportion to a document that is very deep, very crowded or, in protobuf, not what any encoder
 // writes; none of them ends with its request. So such a document is refused while it is only bytes.
 //
-// Nouns. A container is an object, a list, a tag or a message; its members are what is in it. A value is a container or
-// a member of one. JSON, YAML, CBOR and Message.Protobuf each take a whole document in one pass and return its Shape,
-// or an
-// *Error as soon as it is beyond the limits; Value measures an object in memory. They do not judge syntax: a document that is not well-formed is measured up
-// to where its parser will stop, at least, and the parser says what is wrong with it. The one exception is protobuf,
-// whose generated decoders accept what no encoder writes.
+// Nouns. A container is an object, a list, a tag or a message; its members are what is in it. A value is a container
+// or a member of one. JSON, YAML, CBOR and Message.Protobuf each take a whole document in one pass and return its
+// Shape, or an *Error as soon as it is beyond the limits; Value measures an object in memory. They do not judge
+// syntax: a document that is not well-formed is measured up to where its parser will stop, at least, and the parser
+// says what is wrong with it. The one exception is protobuf, whose generated decoders accept what no encoder writes.
 package shape
 
 import "fmt"
