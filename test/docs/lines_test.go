@@ -72,7 +72,7 @@ func comments(path string) (map[int]string, error) {
 	return found, nil
 }
 
-var notProse = regexp.MustCompile("^(\\||    |\\[[^]]+\\]: )")
+var notProse = regexp.MustCompile(`^(\||    |\[[^]]+\]: )`)
 
 // prose are a document's lines outside of code and tables, by their numbers.
 func prose(path string) (map[int]string, error) {
