@@ -15,8 +15,8 @@ import (
 // as it can, nothing that is read from the log is final.
 //
 // The way out: resolve publishes the same events again, with the same ids and the same preconditions. At most one copy
-// of an append ever enters the log, because its events break the preconditions of all other copies, and stay in the log
-// for longer than any append takes (MinRetention). So each try ends in one of three ways:
+// of an append ever enters the log. Once it is there, its events break the preconditions of every other copy, and they
+// stay in the log for longer than any append takes (MinRetention). So each try ends in one of three ways:
 //
 //   - The log acknowledges the copy. It is the only one: had another entered before, this one's preconditions would not
 //     have held, and now none can enter after it.
@@ -25,7 +25,7 @@ import (
 //     (search).
 //   - Anything else proves nothing. resolve tries again.
 //
-// A write that meets another write in flight is decided by the same steps.
+// The same steps decide a write that was refused because another write of its key is under way (errOpen).
 //
 // If the deadline passes first, the outcome is ErrUnknown. If a try was not answered, resolve then also replaces the
 // connection: a message may still wait in it for a server that has stalled, and must not be sent much later.
@@ -61,7 +61,7 @@ func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, bef
 	}
 }
 
-// errRangeGone is ErrUnknown for good: the events that would tell have left the log.
+// errRangeGone is an ErrUnknown that no further try resolves: the events that would tell have left the log.
 var errRangeGone = fmt.Errorf("%w: what came after it began has left the log", ErrUnknown)
 
 // errStaleRefusal: a server that is behind refused the precondition.
@@ -103,7 +103,7 @@ func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, befo
 }
 
 // searchEnd proves from a refusal that a precondition of the append can never hold again. It returns the revision up to
-// which the log must be searched: if a copy of the append is in the log, it is not after that revision.
+// which the log must be searched: if a copy of the append is in the log, it begins at or before that revision.
 //
 // last is the revision of the last event of one of the keys, as the refusing server knows it. A server may be behind,
 // for example a deposed leader. It then names too low a revision, or 0, but never one that is not the key's: every

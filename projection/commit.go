@@ -15,8 +15,8 @@ import (
 const (
 	// spillBytes is how many raw bytes of events go into one pair of segments when a commit has very many.
 	spillBytes = 16 << 20
-	// quietBarriers is how many revisions without an event are left for a later commit: an idle cell that is read
-	// writes no roots.
+	// quietBarriers is how many barriers there must be before they alone are worth a commit. So a cell that is only
+	// read writes few roots.
 	quietBarriers = 1000
 	// maxInflation is how many times larger than InlineBytes the bodies may be that are
 	// inline. Every process that reads the root holds them, and every commit writes them
@@ -39,9 +39,10 @@ func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 
 // commit is one commit, from top to bottom. more says that there were too many events for one.
 //
-// Stages 2 to 6 make a draft, which nobody sees before stage 7. If any of them fails, or somebody else swaps the root
-// first, swap begins again with stage 1. What the stages have written by then is garbage: it has names that were never
-// used before and never will be again, and Collect deletes it.
+// Stages 2 to 6 make a draft, which nobody sees before stage 7. If one of them fails, or somebody
+// else swaps the root first, swap begins again with stage 1, ten times at most. An error that
+// would recur ends the commit at once. What the stages have written by then is garbage: it has
+// names that were never used before and never will be again, and Collect deletes it.
 func (p *Projection) commit(ctx context.Context) (applied Revision, more bool, err error) {
 	goal := Revision(0) // the head when this commit began
 	v, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
@@ -83,9 +84,9 @@ func (p *Projection) commit(ctx context.Context) (applied Revision, more bool, e
 			return nil, err
 		}
 
-		// 7. Swap the root for the draft. swap does it. This is the commit point: the root changes as a whole or not at
-		//    all, and only if it is still the one that the view has. If the bucket does not answer, swap reads the root
-		//    again: it is ours if it has the draft's nonce.
+		// 7. Replace the root by the draft: a conditional PUT, which swap makes (put in swap.go). This is the commit
+		//    point: the root changes as a whole or not at all, and only if it is still the one that the view has. If
+		//    the bucket does not answer, swap reads the root again: it is ours if it has the draft's nonce.
 		return next, nil
 	})
 	if err != nil {
@@ -137,8 +138,8 @@ func (v *View) judged(ctx context.Context, r *record) (*record, error) {
 	return &c, err
 }
 
-// appendRun appends a record that follows the applied revision. The barriers between the two belong to its span. If the
-// last record is a run of barriers, it is joined to the new one, so barriers alone never make the rows grow.
+// appendRun appends a record that follows the applied revision. Its span also counts the barriers since then. A run of
+// barriers at the end of the list is joined to it, so that barriers alone never make the list longer.
 func appendRun(records []*record, applied Revision, r *record) []*record {
 	r.span = uint64(r.Revision - applied)
 	last := len(records) - 1
@@ -233,7 +234,7 @@ func (p *Projection) create(ctx context.Context, folder string, level uint8, fil
 	if _, err := p.config.Bucket.Create(ctx, ref.Key, file); err != nil {
 		return segmentRef{}, fmt.Errorf("write segment %s: %w", ref.Key, err)
 	}
-	if p.folder != nil && folder != "events" { // the next fold looks into it
+	if p.folder != nil && folder != "events" { // on disk, where the next fold reads it
 		p.folder.keep(ref.Key, 0, file)
 	}
 	return ref, nil

@@ -175,7 +175,7 @@ func watchLimits(t *testing.T, c cell) {
 	}
 	end := admitted("ann-token")
 	admitted("ann-token")
-	refused("ann-token", "user 'ann' has 2 watches")
+	refused("ann-token", "user 'ann' has watches that count as 2 ")
 	admitted("bob-token")
 	refused("bob-token", "this process serves 3 watches")
 	end()

@@ -20,8 +20,9 @@ import (
 
 // withFilters wraps dispatch in upstream's filters and in ours. The last one added is the first that a request meets.
 //
-// What costs nothing to refuse is refused first: who shows no credentials has neither
-// a body read nor a place, asks the log nothing, and is told nothing but that.
+// What costs nothing to refuse is refused first. A request without valid credentials is 401 before its body is read,
+// before it takes a place and before the log is asked. Only health checks, OPTIONS and malformed URLs are answered
+// earlier.
 func (s *Server) withFilters(h http.Handler) http.Handler {
 	c := s.generic
 	h = s.withContent(h)
@@ -34,10 +35,10 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	}
 	h = s.withView(h)
 	h = s.withWriters(h)
-	h = s.withPlaces(h) // before impersonation, which is not to take another user's
+	h = s.withPlaces(h) // met before impersonation: a place is the real user's
 	h = s.withCorrections(h)
 	h = genericapifilters.WithWarningRecorder(h)
-	h = s.withRecovery(h) // on the goroutine that the next filter starts
+	h = s.withRecovery(h) // on the goroutine that withTimeout starts
 	h = s.withTimeout(h)
 	h = s.withBody(h)
 	h = s.withWatcher(h)
@@ -82,7 +83,8 @@ func (s *Server) withRequestInfo(h http.Handler) http.Handler {
 func (s *Server) withView(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
-		// A request through the loopback asks anew: its caller may just have been told to look again.
+		// nil asks the log anew. A request through the loopback would otherwise inherit its caller's view, which may be
+		// the one that has just proved too old.
 		ctx := kubestore.WithView(r.Context(), nil)
 		if _, err := s.config.Cell.Consistent(ctx); err != nil && !describesProcess(info.Path) {
 			s.fail(w, r, err)
@@ -154,7 +156,7 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 			s.fail(w, r, err)
 			return
 		}
-		if isWatch { // it is served when this has returned
+		if isWatch { // it is served after this has returned, and gives its place back by itself
 			open.start(p)
 			ctx = flowcontrol.WithInitializationSignal(kubestore.WithPlace(ctx, &work{place: p}), started{p})
 		} else {

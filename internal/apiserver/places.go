@@ -24,7 +24,7 @@ type places struct {
 	patience time.Duration
 
 	mu    sync.Mutex        // guards what follows
-	taken int               // places
+	taken int               // how many places are
 	users map[string]*guest // who has places or waits, by name
 	// waiting are the users for whom a request waits for a place; who was served last is last.
 	waiting []*guest
@@ -43,8 +43,8 @@ type guest struct {
 type place struct {
 	of    *places
 	guest *guest
-	held  bool // by of.mu
-	ended bool // by of.mu
+	held  bool // guarded by of.mu
+	ended bool // guarded by of.mu: it is held no more, whatever comes
 }
 
 // work is what a request holds while it is served: a place, and a
@@ -113,9 +113,14 @@ func (p *places) take(ctx context.Context, user string) (*place, error) {
 	return taken, taken.take(ctx)
 }
 
-// take requires of.mu, and gives it back.
+// take must be called with of.mu held, and releases it. A place that was ended meanwhile is not taken again.
 func (t *place) take(ctx context.Context) error {
 	p, g := t.of, t.guest
+	if t.ended {
+		p.forget(g)
+		p.mu.Unlock()
+		return ctx.Err()
+	}
 	if p.taken < p.limit && g.held < p.share { // then nobody waits who could have it
 		p.hold(g)
 		t.held = true
@@ -153,7 +158,7 @@ func (t *place) take(ctx context.Context) error {
 		err := p.refuse(g)
 		p.forget(g)
 		return err
-	case t.ended: // its request has ended meanwhile
+	case t.ended: // its request has ended meanwhile, or its time is over and it goes on without a place
 		p.free(g)
 		return ctx.Err()
 	}

@@ -166,6 +166,23 @@ func TestAPlaceOfARequestThatEnded(t *testing.T) {
 	})
 }
 
+// TestAPlaceThatEndedWhileItsRequestWaited: it is not taken again, though there are free ones and the request goes on.
+func TestAPlaceThatEndedWhileItsRequestWaited(t *testing.T) {
+	p := newPlaces("watch", 1, 1, time.Minute)
+	held, err := p.take(t.Context(), "a")
+	require.NoError(t, err)
+	require.NoError(t, held.Wait(t.Context(), func() error { held.end(); return nil }))
+	require.Zero(t, p.taken)
+	require.Empty(t, p.users)
+}
+
+// taken is how many places are, whoever gives them back meanwhile.
+func taken(p *places) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.taken
+}
+
 // TestATurn: a request has one turn at most, waits for it without its place, and has it for no longer than it may.
 func TestATurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -178,12 +195,12 @@ func TestATurn(t *testing.T) {
 		first := begin()
 		require.NoError(t, first.Turn(t.Context()))
 		require.NoError(t, first.Turn(t.Context()))
-		require.Equal(t, 1, heavy.taken)
+		require.Equal(t, 1, taken(heavy))
 		time.Sleep(time.Second + time.Nanosecond)
 		synctest.Wait()
-		require.Zero(t, heavy.taken)
+		require.Zero(t, taken(heavy))
 		require.NoError(t, first.Turn(t.Context()), "it has had its turn")
-		require.Zero(t, heavy.taken)
+		require.Zero(t, taken(heavy))
 		first.end()
 
 		before, err := heavy.take(t.Context(), "a")
@@ -191,10 +208,10 @@ func TestATurn(t *testing.T) {
 		second, waited := begin(), make(chan error, 1)
 		go func() { waited <- second.Turn(t.Context()) }()
 		synctest.Wait()
-		require.Zero(t, reads.taken, "it waits without its place")
+		require.Zero(t, taken(reads), "it waits without its place")
 		before.end()
 		require.NoError(t, <-waited)
-		require.Equal(t, 1, reads.taken)
+		require.Equal(t, 1, taken(reads))
 		second.end()
 		require.Empty(t, heavy.users)
 		require.Empty(t, reads.users)

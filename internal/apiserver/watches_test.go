@@ -47,7 +47,7 @@ func TestDrainIsSpread(t *testing.T) {
 // meanwhile.
 func TestPlacesAreGivenBack(t *testing.T) {
 	w := newWatches(WatchLimits{User: 2, Process: 3})
-	watch := func(user string) *openWatch { return &openWatch{user: user} }
+	watch := func(user string) *openWatch { return &openWatch{user: user, weight: 1} }
 	one, two := watch("a"), watch("a")
 	require.NoError(t, w.admit(one))
 	require.NoError(t, w.admit(two))

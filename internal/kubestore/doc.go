@@ -20,5 +20,5 @@
 //
 // A watch reads the state or the past from the projection and then joins the feed at a revision. Events up to that
 // revision come from Projection.Events, later ones from the feed. So the watch misses nothing and repeats nothing. When
-// it cannot keep up it leaves the feed, reads the past and joins again.
+// it cannot keep up it leaves the feed, joins again and reads what it missed.
 package kubestore

@@ -121,11 +121,13 @@ func TestPatchesThatDoNotFit(t *testing.T) {
 func TestQueriesAreShort(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
-	long := "?labelSelector=" + strings.TrimSuffix(strings.Repeat("!a,", 100000), ",")
+	terms := func(n int) string { return "?labelSelector=" + strings.TrimSuffix(strings.Repeat("!a,", n), ",") }
 	for _, path := range []string{configMaps, "/api/v1/watch/namespaces/tenant/configmaps", "/openapi/v2"} {
-		a := s.do(tenant, http.MethodGet, path+long, "", "")
+		a := s.do(tenant, http.MethodGet, path+terms(15_000), "", "")
 		require.Equal(t, http.StatusRequestURITooLong, a.Code, "%s: %.300s", path, a.Body)
 		require.Contains(t, a.status(t).Message, "fewer terms")
+		a = s.do(tenant, http.MethodGet, path+terms(100_000), "", "")
+		require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, a.Code, "%s: it is more than all headers may have", path)
 	}
 	s.must(tenant, http.MethodGet, configMaps+"?labelSelector=a+notin+("+repeated(500, func(i int) string { return fmt.Sprintf("value-of-some-length-%d", i) })+")", "")
 }

@@ -91,8 +91,8 @@ type Source struct {
 	// Prefix is upstream's storage prefix without slashes at its ends.
 	Prefix  string
 	Decoder runtime.Decoder
-	// Lenient leaves an object that cannot be decoded out of lists. That is right only where a missing object allows
-	// less: a missing binding grants nothing, a missing definition serves nothing. A missing limit limits nothing.
+	// Lenient leaves an object that cannot be decoded out of lists. It is safe only where a missing object allows
+	// less: a binding, a definition. It must not be set for limits: a missing limit allows more.
 	Lenient bool
 }
 

@@ -15,8 +15,8 @@
 //	   │ It waits in the queue of each Subscription. The Feed never waits for a queue.
 //	   ▼
 //	change          The delivery as one Store sees it: the objects before and after it.
-//	   │            Each object is decoded, asked for its labels and fields, and encoded
-//	   │            once, whoever asks first.
+//	   │            Each object is decoded and asked for its labels and fields once, whoever
+//	   │            asks first. If many watches get it, it is also encoded once for all.
 //	   │ Delivery.For compares them with what one watch selects.
 //	   ▼
 //	watch.Event     What the client is told. The watch puts it into its own channel.
@@ -26,5 +26,6 @@
 //
 // A watch joins the Feed and gets the Window as of that moment. It reads what is older than the Window from the
 // projection, then takes what it needs from the Window, then from its queue. So it misses nothing and gets nothing
-// twice. When a queue is full, its subscription leaves the Feed: the watch must read the past and join again.
+// twice. When a queue is full, its subscription leaves the Feed: the watch joins again and reads what it
+// missed.
 package fanout
