@@ -27,8 +27,6 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/admission/security/podsecurity"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/persistentvolume/resize"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageclass/setdefault"
-
-	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
 // admissionPlugins are those of kube-apiserver's defaults, in its order, that decide by what they read. The first is
@@ -61,7 +59,7 @@ func newAdmission(s *Server) (admission.Interface, error) {
 		register(plugins)
 	}
 	plugins.Register(boundsName, newBounds)
-	plugins.Register(lifecycle.PluginName, func(io.Reader) (admission.Interface, error) { return newNamespaceLifecycle(s.listers) })
+	plugins.Register(lifecycle.PluginName, func(io.Reader) (admission.Interface, error) { return newNamespaceLifecycle(s) })
 	plugins.Register(limitranger.PluginName, func(io.Reader) (admission.Interface, error) { return newLimitRanger() })
 	initialize := initializer.New(s.client, nil, s.listers, s.generic.Authorization.Authorizer, s.generic.FeatureGate, s.generic.EffectiveVersion, nil, nil)
 	chain, err := plugins.NewFromPlugins(admissionPlugins, noAdmissionConfig{}, initialize, admission.Decorators{admission.DecoratorFunc(admissionmetrics.WithControllerMetrics)})
@@ -81,18 +79,24 @@ func (noAdmissionConfig) ConfigFor(string) (io.Reader, error) { return nil, nil 
 type namespaceLifecycle struct {
 	*lifecycle.Lifecycle
 	namespaces corelisters.NamespaceLister
+	// uninitialized says why there is no namespace 'default', which nobody can delete.
+	uninitialized string
 }
 
-func newNamespaceLifecycle(f *listers.Factory) (admission.Interface, error) {
+func newNamespaceLifecycle(s *Server) (admission.Interface, error) {
 	l, err := lifecycle.NewLifecycle(sets.New(metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic))
-	return &namespaceLifecycle{l, f.Core().V1().Namespaces().Lister()}, err
+	return &namespaceLifecycle{l, s.listers.Core().V1().Namespaces().Lister(), s.uninitialized()}, err
 }
 
 // Admit refuses a create in a missing namespace at once and leaves the rest to upstream.
 func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	if a.GetOperation() == admission.Create && a.GetNamespace() != "" && !isNamespace(a) && !isAccessReview(a) {
 		if _, err := l.namespaces.Get(a.GetNamespace()); apierrors.IsNotFound(err) {
-			return apierrors.NewNotFound(corev1.Resource("namespaces"), a.GetNamespace()) // the lister's says 'namespace'
+			missing := apierrors.NewNotFound(corev1.Resource("namespaces"), a.GetNamespace()) // the lister's says 'namespace'
+			if a.GetNamespace() == metav1.NamespaceDefault {
+				missing.ErrStatus.Message += ": " + l.uninitialized
+			}
+			return missing
 		}
 	}
 	return l.Lifecycle.Admit(ctx, a, o)

@@ -35,7 +35,7 @@ func newCell(t testing.TB) kubestore.Cell {
 	return kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)}
 }
 
-// newServer serves a fresh cell with the namespace default.
+// newServer serves a fresh cell with the namespace default, and takes it for initialized: Bootstrap takes longer.
 func newServer(t testing.TB, change ...func(*Config)) *Server {
 	t.Helper()
 	c := Config{Cell: newCell(t)}
@@ -45,6 +45,7 @@ func newServer(t testing.TB, change ...func(*Config)) *Server {
 	s, err := New(c)
 	require.NoError(t, err)
 	require.Equal(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"default"}}`, loopback: true}.do(t, s).code)
+	s.initialized.Store(true)
 	return s
 }
 

@@ -205,3 +205,21 @@ func BenchmarkBootstrap(b *testing.B) {
 		require.NoError(b, s.Bootstrap(b.Context()))
 	}
 }
+
+// TestAClusterThatNobodyMade: a name that is misspelled is found out, by whoever deploys and by whoever writes.
+func TestAClusterThatNobodyMade(t *testing.T) {
+	cell := newCell(t)
+	cell.Cluster = "mian"
+	s, err := New(Config{Cell: cell})
+	require.NoError(t, err)
+	const what = "cluster 'mian' has not been initialized: run 'logplane init --cluster mian' with the same connection flags"
+	require.ErrorContains(t, s.checkCluster(t.Context()), what)
+	require.Equal(t, 500, request{method: "GET", path: "/readyz"}.do(t, s).code)
+	got := request{method: "POST", path: configMaps, body: `{"metadata":{"name":"a"}}`}.do(t, s)
+	require.Equal(t, 404, got.code)
+	require.Contains(t, got.body, `namespaces \"default\" not found: `+what)
+
+	require.NoError(t, s.Bootstrap(t.Context()))
+	require.NoError(t, s.checkCluster(t.Context()))
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"a"}}`})
+}

@@ -2,6 +2,8 @@ package apiserver
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
 	"runtime/debug"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/util/compatibility"
 
+	"github.com/logplane/logplane/internal/apiserver/bootstrap"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
@@ -61,10 +64,30 @@ func (s *Server) checkView() func(*http.Request) error {
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), checkTimeout) // it is not for this one alone
 		defer cancel()
-		_, last = s.config.Cell.Consistent(ctx)
+		last = s.checkCluster(ctx)
 		checked = time.Now()
 		return last
 	}
+}
+
+// checkCluster reads the log, and finds a cluster that nobody has made: its name may be misspelled.
+func (s *Server) checkCluster(ctx context.Context) error {
+	view, err := s.config.Cell.Consistent(ctx)
+	if err != nil || s.initialized.Load() {
+		return err
+	}
+	made, err := bootstrap.Written(ctx, view, s.config.Cell.Cluster)
+	if err == nil && !made {
+		err = errors.New(s.uninitialized())
+	}
+	s.initialized.Store(made)
+	return err
+}
+
+// uninitialized says what to do in a cluster that nobody has made.
+func (s *Server) uninitialized() string {
+	cluster := s.config.Cell.Cluster
+	return fmt.Sprintf("cluster '%s' has not been initialized: run 'logplane init --cluster %s' with the same connection flags", cluster, cluster)
 }
 
 // checkWritable passes on what is known. It proves nothing, because it writes nothing.

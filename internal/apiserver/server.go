@@ -3,6 +3,7 @@ package apiserver
 import (
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -79,8 +80,9 @@ type Server struct {
 	// requests have sent.
 	reads, writes, heavy, starts *places
 	bodies                       bodies
-	// health answers checks of the health.
-	health *mux.PathRecorderMux
+	// health answers checks of the health. Once initialized is true, the cluster has been made.
+	health      *mux.PathRecorderMux
+	initialized atomic.Bool
 
 	// crds serves custom resources, discovery '/api', '/apis' and what is below them down to a group's version, openapi
 	// '/openapi/…'. Each also answers what it does not know.

@@ -97,10 +97,20 @@ func (c Config) write(ctx context.Context) error {
 // marker says which bootstrap was written. It is no API object.
 func (c Config) marker() stored {
 	return stored{
-		key:         eventlog.Key{Cluster: c.Cell.Cluster, Group: resources.OwnGroup, Resource: "bootstraps", Prefix: "/logplane.dev/bootstraps", Name: "kubernetes"},
+		key:         markerOf(c.Cell.Cluster),
 		contentType: "text/plain",
 		body:        fmt.Appendf(nil, "%s/%d", c.Version, revision),
 	}
+}
+
+func markerOf(cluster string) eventlog.Key {
+	return eventlog.Key{Cluster: cluster, Group: resources.OwnGroup, Resource: "bootstraps", Prefix: "/logplane.dev/bootstraps", Name: "kubernetes"}
+}
+
+// Written reports whether the view holds what any version of Write has written for the cluster.
+func Written(ctx context.Context, view *projection.View, cluster string) (bool, error) {
+	_, found, err := view.Get(ctx, markerOf(cluster).Row(), view.Revision())
+	return found, err
 }
 
 // writes returns the writes of every object that the view lacks, each with its claims.
