@@ -181,7 +181,7 @@ func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) 
 	ctx, cancel := context.WithTimeout(ctx, l.tryTime(0))
 	defer cancel()
 	var ack acknowledgement
-	err := l.callOnce(ctx, "append", msg, &ack)
+	err := l.callOnce(ctx, "append", msg, decoded(&ack))
 	var refused *serverError
 	switch {
 	case errors.As(err, &refused):

@@ -62,6 +62,27 @@ func BenchmarkHead(b *testing.B) {
 	}
 }
 
+// BenchmarkHeadOfAnother is what learning a head costs that another process has written.
+func BenchmarkHeadOfAnother(b *testing.B) {
+	for _, kib := range []int{1, 900} {
+		b.Run(fmt.Sprintf("%dKiB", kib), func(b *testing.B) {
+			s := eventlogtest.Run(b, b.TempDir())
+			writer := eventlogtest.Open(b, eventlog.Config{Conn: eventlogtest.Connect(b, s)})
+			l := eventlogtest.Open(b, eventlog.Config{Conn: eventlogtest.Connect(b, s)})
+			body := strings.Repeat("x", kib<<10)
+			for i := 0; b.Loop(); i++ {
+				b.StopTimer()
+				written := mustAppend(b, writer, fmt.Sprint(i), added(fmt.Sprint(i), body))
+				b.StartTimer()
+				bounds, err := l.Head(b.Context())
+				if err != nil || bounds.Head != written {
+					b.Fatal(bounds, err)
+				}
+			}
+		})
+	}
+}
+
 func BenchmarkTail(b *testing.B) {
 	l := eventlogtest.Log(b)
 	writes := make([]eventlog.Write, 1000)

@@ -20,13 +20,17 @@ type serverError struct {
 
 func (e *serverError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.Code) }
 
-// answer is what an answer of JetStream's API is decoded into.
+// reading reads an answer of the server. Its error is a *serverError if the request was refused. It may be called
+// again, for the answer to another copy of the request.
+type reading func(*nats.Msg) error
+
+// answer is what an answer in JSON is decoded into.
 type answer interface {
 	// takeRefusal returns the refusal that was decoded, and forgets it: the next answer need not have one.
 	takeRefusal() *serverError
 }
 
-// refusal is part of every answer of JetStream's API.
+// refusal is part of every answer in JSON.
 type refusal struct {
 	Error *serverError `json:"error"`
 }
@@ -37,6 +41,20 @@ func (r *refusal) takeRefusal() *serverError {
 	return refused
 }
 
+// decoded reads an answer in JSON.
+func decoded(into answer) reading {
+	return func(msg *nats.Msg) error {
+		if err := json.Unmarshal(msg.Data, into); err != nil {
+			return fmt.Errorf("read the answer of the log's server: %w", err)
+		}
+		refused := into.takeRefusal()
+		if refused != nil {
+			return refused
+		}
+		return nil
+	}
+}
+
 // tries is how many first tries fit into the timeout. A request that is sent during a change of leaders may never be
 // answered, so one try must be much shorter than the whole.
 const tries = 5
@@ -45,19 +63,19 @@ const tries = 5
 const resend = 300 * time.Millisecond
 
 // call asks JetStream's API until it answers or the deadline passes. The request must be idempotent.
-func (l *Log) call(ctx context.Context, kind, api string, body []byte, into answer) error {
+func (l *Log) call(ctx context.Context, kind, api string, body []byte, read reading) error {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
 	msg := &nats.Msg{Subject: "$JS.API." + api, Data: body}
 	for try := 0; ; try++ {
 		attempt, cancel := context.WithTimeout(ctx, l.tryTime(try))
-		err := l.callOnce(attempt, kind, msg, into)
+		err := l.callOnce(attempt, kind, msg, read)
 		cancel()
 		if conclusive(err) {
 			return err
 		}
 		if unavailable(err) && l.replicated {
-			return l.callAll(ctx, kind, msg, into, err)
+			return l.callAll(ctx, kind, msg, read, err)
 		}
 		if backOff(ctx, try) != nil {
 			return err
@@ -67,7 +85,7 @@ func (l *Log) call(ctx context.Context, kind, api string, body []byte, into answ
 
 // callAll goes on with a call once a server has said that there is no leader, and listens to all servers. One that was
 // cut off still says so for seconds after it is back, and its answer comes before the leader's.
-func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, into answer, refused error) error {
+func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, read reading, refused error) error {
 	conn := l.config.Conn
 	inbox := conn.NewInbox()
 	answers, err := conn.SubscribeSync(inbox)
@@ -79,7 +97,7 @@ func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, into answ
 		roundTrips.WithLabelValues(kind).Inc()
 		_ = conn.PublishRequest(msg.Subject, inbox, msg.Data) // it fails while not connected, and is sent again
 		attempt, cancel := context.WithTimeout(ctx, resend/2+rand.N(resend))
-		err := listen(attempt, answers, into)
+		err := listen(attempt, answers, read)
 		cancel()
 		if conclusive(err) {
 			return err
@@ -89,13 +107,13 @@ func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, into answ
 }
 
 // listen returns with the first conclusive answer, whichever copy of the request it answers.
-func listen(ctx context.Context, answers *nats.Subscription, into answer) error {
+func listen(ctx context.Context, answers *nats.Subscription, read reading) error {
 	for {
 		got, err := answers.NextMsgWithContext(ctx)
 		if err != nil {
 			return fmt.Errorf("ask the log's servers: %w", err)
 		}
-		if err := read(got, into); conclusive(err) {
+		if err := read(got); conclusive(err) {
 			return err
 		}
 	}
@@ -119,24 +137,13 @@ func (l *Log) tryTime(try int) time.Duration {
 	return l.config.Timeout / tries * time.Duration(try+1)
 }
 
-func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, into answer) error {
+func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read reading) error {
 	roundTrips.WithLabelValues(kind).Inc()
 	got, err := l.config.Conn.RequestMsgWithContext(ctx, msg)
 	if err != nil {
 		return fmt.Errorf("ask the log's server: %w", err)
 	}
-	return read(got, into)
-}
-
-func read(msg *nats.Msg, into answer) error {
-	if err := json.Unmarshal(msg.Data, into); err != nil {
-		return fmt.Errorf("read the answer of the log's server: %w", err)
-	}
-	refused := into.takeRefusal()
-	if refused != nil {
-		return refused
-	}
-	return nil
+	return read(got)
 }
 
 // within bounds an operation.

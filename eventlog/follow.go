@@ -122,7 +122,7 @@ func (f *follower) consume(ctx context.Context, inbox string) (name string, err 
 		refusal
 		Name string `json:"name"`
 	}
-	err = f.log.call(ctx, "follow", "CONSUMER.CREATE."+f.log.config.Stream, request, &answer)
+	err = f.log.call(ctx, "follow", "CONSUMER.CREATE."+f.log.config.Stream, request, decoded(&answer))
 	return answer.Name, err
 }
 

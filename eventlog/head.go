@@ -122,7 +122,7 @@ func (l *Log) publishBarrier(ctx context.Context) (Revision, error) {
 	for try := 0; ; try++ {
 		var ack acknowledgement
 		attempt, cancel := context.WithTimeout(ctx, l.tryTime(try))
-		err := l.callOnce(attempt, "barrier", encodeBarrier(l.config.Prefix, l.Epoch(), nuid.Next(), time.Now()), &ack)
+		err := l.callOnce(attempt, "barrier", encodeBarrier(l.config.Prefix, l.Epoch(), nuid.Next(), time.Now()), decoded(&ack))
 		cancel()
 		if err == nil && ack.Sequence > 0 {
 			return ack.Sequence, nil
@@ -190,7 +190,7 @@ func (l *Log) askLeader(ctx context.Context) (state, error) {
 			} `json:"replicas"`
 		} `json:"cluster"`
 	}
-	if err := l.call(ctx, "head", "STREAM.INFO."+l.config.Stream, nil, &answer); err != nil {
+	if err := l.call(ctx, "head", "STREAM.INFO."+l.config.Stream, nil, decoded(&answer)); err != nil {
 		return state{}, err
 	}
 	present := 1

@@ -26,8 +26,23 @@ type stored struct {
 }
 
 // get asks the stream's leader for one message, and is errNoMessage if it has none. While a batch is being written, the
-// answer waits for all of it.
-func (l *Log) get(ctx context.Context, request string) (stored, error) {
+// answer waits for all of it. The only server of a log is its leader, so there a direct get asks the same; its answer
+// is the message itself, where the other one is JSON, which takes longer to read than to write an event of 1 MB.
+func (l *Log) get(ctx context.Context, request string) (m stored, err error) {
+	api, read := "STREAM.MSG.GET.", quoted(&m)
+	if !l.replicated {
+		api, read = "DIRECT.GET.", plain(&m)
+	}
+	err = l.call(ctx, "tail", api+l.config.Stream, []byte(request), read)
+	var refused *serverError
+	if errors.As(err, &refused) && refused.Code == codeMessageNotFound {
+		return stored{}, errNoMessage
+	}
+	return m, err
+}
+
+// quoted reads a message in JSON.
+func quoted(m *stored) reading {
 	var answer struct {
 		refusal
 		Message struct {
@@ -38,40 +53,56 @@ func (l *Log) get(ctx context.Context, request string) (stored, error) {
 			Time     time.Time `json:"time"`
 		} `json:"message"`
 	}
-	err := l.call(ctx, "tail", "STREAM.MSG.GET."+l.config.Stream, []byte(request), &answer)
-	var refused *serverError
-	if errors.As(err, &refused) && refused.Code == codeMessageNotFound {
-		return stored{}, errNoMessage
-	}
-	if err != nil {
-		return stored{}, err
-	}
-	m := answer.Message
-	header := nats.Header{}
-	if m.Header != "" {
-		raw, err := base64.StdEncoding.DecodeString(m.Header)
-		if err == nil {
-			header, err = nats.DecodeHeadersMsg(raw)
+	read := decoded(&answer)
+	return func(msg *nats.Msg) error {
+		if err := read(msg); err != nil {
+			return err
 		}
-		if err != nil {
-			return stored{}, fmt.Errorf("read the headers at revision %d: %w", m.Revision, err)
+		got := answer.Message
+		header := nats.Header{}
+		if got.Header != "" {
+			raw, err := base64.StdEncoding.DecodeString(got.Header)
+			if err == nil {
+				header, err = nats.DecodeHeadersMsg(raw)
+			}
+			if err != nil {
+				return fmt.Errorf("read the headers at revision %d: %w", got.Revision, err)
+			}
+		}
+		*m = stored{got.Subject, got.Revision, got.Time, header, got.Body}
+		return nil
+	}
+}
+
+// plain reads the answer to a direct get. The server adds its place in the log to a message; anything else has a
+// status.
+func plain(m *stored) reading {
+	return func(msg *nats.Msg) (err error) {
+		status := msg.Header.Get("Status")
+		switch {
+		case lastOf(msg.Header, headerSequence) != "":
+			*m, err = direct(msg)
+			return err
+		case status == "404":
+			return &serverError{Status: 404, Code: codeMessageNotFound, Description: msg.Header.Get("Description")}
+		default:
+			return fmt.Errorf("read the answer of the log's server: status '%s', %s", status, msg.Header.Get("Description"))
 		}
 	}
-	return stored{m.Subject, m.Revision, m.Time, header, m.Body}, nil
 }
 
 // direct reads a message that answers a direct get. The server appends its place in the log to its headers; of several
 // headers of one name, the last is the server's.
 func direct(msg *nats.Msg) (stored, error) {
-	revision, err := strconv.ParseUint(lastOf(msg.Header, "Nats-Sequence"), 10, 64)
+	revision, err := strconv.ParseUint(lastOf(msg.Header, headerSequence), 10, 64)
 	if err != nil {
 		return stored{}, fmt.Errorf("read a message of the log: %w", err)
 	}
-	at, err := time.Parse(time.RFC3339Nano, lastOf(msg.Header, "Nats-Time-Stamp"))
+	at, err := time.Parse(time.RFC3339Nano, lastOf(msg.Header, headerTimestamp))
 	if err != nil {
 		return stored{}, fmt.Errorf("read the message at revision %d: %w", revision, err)
 	}
-	return stored{lastOf(msg.Header, "Nats-Subject"), Revision(revision), at, msg.Header, msg.Data}, nil
+	return stored{lastOf(msg.Header, headerStored), Revision(revision), at, msg.Header, msg.Data}, nil
 }
 
 // delivered reads a message that a consumer delivers: its place in the log is in its reply subject.

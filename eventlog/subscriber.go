@@ -68,7 +68,7 @@ func unescapeTokenOrAny(token, empty string) (string, error) {
 	return unescapeToken(token, empty)
 }
 
-// Headers that the server adds to what it republishes.
+// Headers that the server adds to what it republishes, and to what it answers a direct get with.
 const (
 	headerStored       = "Nats-Subject"
 	headerSequence     = "Nats-Sequence"
