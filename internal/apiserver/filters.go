@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -148,7 +149,14 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			kind, mutating = s.writes, true
 		}
-		p, err := kind.take(ctx, user)
+		var p *place
+		var err error
+		if kind == s.reads && s.isAhead(r) {
+			err = kind.mayWait(user)
+		}
+		if err == nil {
+			p, err = kind.take(ctx, user)
+		}
 		if err != nil {
 			info, _ := apirequest.RequestInfoFrom(ctx)
 			metrics.RecordDroppedRequest(r, info, metrics.APIServerComponent, mutating)
@@ -169,6 +177,18 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 		}
 		h.ServeHTTP(w, r.WithContext(ctx))
 	})
+}
+
+// isAhead reports whether a request reads a revision that this process has not seen, so that it is going to wait.
+func (s *Server) isAhead(r *http.Request) bool {
+	_, asked, found := strings.Cut(r.URL.RawQuery, "resourceVersion=")
+	if !found {
+		return false
+	}
+	digits, _, _ := strings.Cut(asked, "&")
+	revision, err := strconv.ParseUint(digits, 10, 64)
+	view := s.config.Cell.Projection.Current()
+	return err == nil && view != nil && revision > uint64(view.Revision())
 }
 
 // started is what the store signals when a watch's first events are made.

@@ -106,6 +106,17 @@ func newPlaces(kind string, limit, share int, patience time.Duration) *places {
 // minQueue is how many requests of a user may wait at least.
 const minQueue = 100
 
+// mayWait refuses a request of the user that is going to wait for others, if too many do. Later that would cost more.
+func (p *places) mayWait(user string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g := p.users[user]
+	if g != nil && len(g.waiting)+g.away >= p.queue {
+		return p.refuse(g)
+	}
+	return nil
+}
+
 // take waits for a place.
 func (p *places) take(ctx context.Context, user string) (*place, error) {
 	p.mu.Lock()

@@ -2,7 +2,9 @@ package hostile
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -124,6 +126,30 @@ func TestWhatIsNotText(t *testing.T) {
 	s.must(admin, http.MethodGet, "/openapi/v2", "")
 }
 
+// TestTextOfOtherEncodings: decoders of CBOR and protobuf take strings as they are. On d450d6c a description that is not
+// UTF-8 is stored, and makes OpenAPI 500 for everybody.
+func TestTextOfOtherEncodings(t *testing.T) {
+	s := serve(t, "api")
+	const text, noText = "a text", "a te\xfft"
+	described := strings.Replace(definitionOf("things", "fuzz.example.com", "v1"), `"type":"object"`, `"type":"object","description":"`+text+`"`, 1)
+	s.must(admin, http.MethodPost, crds, described)
+	for _, kind := range []string{"application/cbor", "application/vnd.kubernetes.protobuf"} {
+		r, err := http.NewRequest(http.MethodGet, s.URL()+crds+"/things.fuzz.example.com", nil)
+		require.NoError(t, err)
+		r.Header = http.Header{"Authorization": {"Bearer admin"}, "Accept": {kind}}
+		response, err := client.Do(r)
+		require.NoError(t, err)
+		body, err := io.ReadAll(response.Body)
+		require.NoError(t, errors.Join(err, response.Body.Close()))
+		require.Contains(t, string(body), text, kind)
+		a := s.do(admin, http.MethodPut, crds+"/things.fuzz.example.com", kind, strings.ReplaceAll(string(body), text, noText))
+		require.Equal(t, http.StatusBadRequest, a.Code, "%s: %s", kind, a.Body)
+		require.Contains(t, string(a.Body), "UTF-8", kind)
+		s.must(admin, http.MethodGet, "/openapi/v2", "")
+		s.must(admin, http.MethodGet, "/openapi/v3/apis/fuzz.example.com/v1", "")
+	}
+}
+
 // TestLongMistakes: an answer that upstream compresses says what any other
 // does. On 1dc6c4a these are 500, and one is for the patch's sender to mend.
 func TestLongMistakes(t *testing.T) {
@@ -144,4 +170,45 @@ func TestAPatchThatTakesTheKindAway(t *testing.T) {
 		a := s.do(admin, http.MethodPatch, "/apis/fuzz.example.com/v1/things/a", "application/merge-patch+json", `{"`+field+`":null,"spec":{}}`)
 		require.Contains(t, []int{http.StatusBadRequest, http.StatusUnprocessableEntity}, a.Code, string(a.Body))
 	}
+}
+
+// TestManyExpressions: each CEL expression is compiled when the object is written. On d450d6c the first takes 14 s of a
+// processor, the second 1.3 GiB; none is refused.
+func TestManyExpressions(t *testing.T) {
+	s := serve(t, "api")
+	many := func(n int, entry string) string { return strings.TrimSuffix(strings.Repeat(entry+",", n), ",") }
+	numbered := func(n int, entry string) string {
+		var all []string
+		for i := range n {
+			all = append(all, fmt.Sprintf(entry, i))
+		}
+		return strings.Join(all, ",")
+	}
+	policy := func(variables, validations string) string {
+		return `{"metadata":{"generateName":"p-"},"spec":{"matchConstraints":{"resourceRules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["pods"]}]},` +
+			`"variables":[` + variables + `],"validations":[` + validations + `]}}`
+	}
+	const registration = "/apis/admissionregistration.k8s.io/v1"
+	const validation, variable = `{"expression":"object.metadata.name.size() < 10"}`, `{"name":"x%d","expression":"1"}`
+	webhooks := func(n int) string {
+		return `{"metadata":{"generateName":"w-"},"webhooks":[` + numbered(n, `{"name":"w%d.example.com","clientConfig":{"url":"https://example.com"},"admissionReviewVersions":["v1"],"sideEffects":"None",`+
+			`"matchConditions":[`+many(50, `{"name":"a","expression":"true"}`)+`]}`) + `]}`
+	}
+	rules := func(n int) string {
+		return strings.Replace(definitionOf("things", "rules.example.com", "v1"), `"type":"object"`,
+			`"type":"object","properties":{"a":{"type":"object","properties":{"b":{"type":"string","x-kubernetes-validations":[`+many(n, `{"rule":"self.size() < 10"}`)+`]}}}}`, 1)
+	}
+	for _, c := range []struct{ path, body string }{
+		{registration + "/validatingadmissionpolicies", policy("", many(28_000, validation))},
+		{registration + "/validatingadmissionpolicies", policy(numbered(20_000, variable), validation)},
+		{registration + "/validatingwebhookconfigurations", webhooks(50)},
+		{registration + "/mutatingwebhookconfigurations", webhooks(50)},
+		{crds, rules(3000)},
+	} {
+		a := s.do(admin, http.MethodPost, c.path, "application/json", c.body)
+		require.Equal(t, http.StatusUnprocessableEntity, a.Code, "%s: %.300s", c.path, a.Body)
+		require.Contains(t, string(a.Body), "CEL expressions", c.path)
+	}
+	s.must(admin, http.MethodPost, registration+"/validatingadmissionpolicies", policy(numbered(500, variable), many(500, validation)))
+	s.must(admin, http.MethodPost, crds, rules(1000))
 }

@@ -136,6 +136,9 @@ func (d describer) customV3(ctx context.Context, gv schema.GroupVersion, crds []
 			return nil, err
 		}
 		s, err := builder.BuildOpenAPIV3(crd, gv.Version, builder.Options{IncludeSelectableFields: true})
+		if err == nil && len(crds) > 1 { // one that cannot be encoded must not fail the others
+			_, err = json.Marshal(s)
+		}
 		if err != nil {
 			leaveOut(d.logger, crd, gv.Version, err)
 			continue

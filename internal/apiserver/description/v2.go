@@ -68,8 +68,12 @@ func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomReso
 	all := addition{}
 	for _, crd := range crds {
 		more, err := d.additionOf(ctx, crd, f, generated)
-		if err != nil {
-			return nil, err
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err != nil { // the others must be described all the same
+			leaveOut(d.logger, crd, "all", err)
+			continue
 		}
 		for section, entries := range more {
 			all.add(section, entries)

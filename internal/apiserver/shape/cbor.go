@@ -1,6 +1,9 @@
 package shape
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"unicode/utf8"
+)
 
 // selfDescribed is the tag that begins what upstream writes; it says nothing but that this is CBOR.
 const selfDescribed = "\xd9\xd9\xf7"
@@ -31,7 +34,13 @@ type cborLevel struct {
 	// left are the items to come; indefinite until a break.
 	left  int64
 	isMap bool
+	// data: it is a tag around bytes that are no text.
+	data bool
 }
+
+// Upstream writes text as byte strings, and bytes as byte strings in one of these tags: base64url, base64 or base16 is
+// what they become in JSON.
+const firstDataTag, lastDataTag = 21, 23
 
 // cbor measures an item that is itself at a depth. What is not well-formed ends the reading: the decoder looks at the
 // whole form before it decodes anything.
@@ -55,16 +64,19 @@ func (s *Shape) cbor(item []byte, base int) error {
 			}
 			open[depth].left = 0
 		case major == cborBytes || major == cborText:
+			var content []byte
 			if argument == indefinite {
-				rest, ok = cborChunks(rest)
-				managed = true // no encoder of upstream's writes such a name, and its chunks are not put together here
+				content, rest, ok = cborChunks(rest)
 			} else if ok = uint64(argument) <= uint64(len(rest)); ok {
-				managed = string(rest[:argument]) == managedFields
-				rest = rest[argument:]
+				content, rest = rest[:argument], rest[argument:]
 			}
 			if !ok {
 				return s.check()
 			}
+			if !open[depth].data && !utf8.Valid(content) {
+				return errNotUTF8
+			}
+			managed = string(content) == managedFields
 			open[depth].took()
 		case major == cborList || major == cborMap || major == cborTag:
 			open[depth].took()
@@ -83,7 +95,9 @@ func (s *Shape) cbor(item []byte, base int) error {
 				left = 2 * argument
 			}
 			isList := major == cborList
-			open[depth] = cborLevel{level{start: len(item) - len(rest), list: isList, managed: managed && isList}, left, major == cborMap}
+			isData := major == cborTag && firstDataTag <= argument && argument <= lastDataTag
+			here := level{start: len(item) - len(rest), list: isList, managed: managed && isList}
+			open[depth] = cborLevel{here, left, major == cborMap, isData}
 			managed = managed && major == cborTag
 		default:
 			open[depth].took()
@@ -143,20 +157,20 @@ func cborHead(b []byte) (major byte, argument int64, size int, ok bool) {
 	return 0, 0, 0, false
 }
 
-// cborChunks returns what follows a string of indefinite length.
-func cborChunks(rest []byte) ([]byte, bool) {
+// cborChunks puts a string of indefinite length together, and returns what follows it.
+func cborChunks(rest []byte) (content, after []byte, ok bool) {
 	for {
 		major, argument, size, ok := cborHead(rest)
 		if !ok {
-			return nil, false
+			return nil, nil, false
 		}
 		rest = rest[size:]
 		switch {
 		case major == cborSimple && argument == indefinite:
-			return rest, true
+			return content, rest, true
 		case major != cborBytes && major != cborText || argument < 0 || argument > int64(len(rest)):
-			return nil, false
+			return nil, nil, false
 		}
-		rest = rest[argument:]
+		content, rest = append(content, rest[:argument]...), rest[argument:]
 	}
 }

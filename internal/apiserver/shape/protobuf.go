@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -13,7 +14,8 @@ import (
 //
 // Generated decoders take more than encoders write: a map's entry may reach beyond its own end, to the end of the
 // message around it, so that 150 KB decode to a gigabyte, and in an entry nobody looks at wire types. Whatever bytes a
-// decoder could read as another nesting than this is malformed here.
+// decoder could read as another nesting than this is malformed here. Nor do generated decoders look whether strings are
+// UTF-8, which encoders of other formats insist on.
 type Message struct {
 	fields []field // by number
 	// raw: what it holds is JSON or CBOR.
@@ -22,9 +24,11 @@ type Message struct {
 	managed bool
 }
 
-// field of a message that is more than a scalar.
+// field of a message that is more than a number.
 type field struct {
 	message *Message
+	// text: it is a string, or a map's values are strings.
+	text bool
 	// isMap: it is the entries of a map, with these wire types in them.
 	isMap       bool
 	keys, value protowire.Type
@@ -95,6 +99,7 @@ func describeField(t reflect.Type, raw map[reflect.Type]bool, known map[reflect.
 		t = t.Elem()
 		f.value = wireType(t)
 	}
+	f.text = t.Kind() == reflect.String
 	if t.Kind() == reflect.Struct {
 		f.message, err = describe(t, raw, known)
 	}
@@ -193,6 +198,7 @@ func (s *Shape) message(m *Message, b []byte, depth int) error {
 		case m.raw:
 			err = s.raw(content, depth)
 		case f.message == nil && !f.isMap:
+			err = f.checkText(content)
 		case kind != protowire.BytesType:
 			err = malformed("field %d has wire type %d", number, kind)
 		case f.isMap:
@@ -222,13 +228,28 @@ func (s *Shape) entry(f *field, b []byte, depth int) error {
 		rest = rest[size:]
 		switch {
 		case number == 1 && kind == f.keys:
+			if !utf8.Valid(content) { // it has none if it is a number
+				return errNotUTF8
+			}
 		case number != 2 || kind != f.value:
 			return malformed("field %d of a map's entry has wire type %d", number, kind)
 		case f.message != nil:
 			if err := s.message(f.message, content, depth+1); err != nil {
 				return err
 			}
+		default:
+			if err := f.checkText(content); err != nil {
+				return err
+			}
 		}
+	}
+	return nil
+}
+
+// checkText refuses a string that is not UTF-8.
+func (f *field) checkText(content []byte) error {
+	if f.text && !utf8.Valid(content) {
+		return errNotUTF8
 	}
 	return nil
 }

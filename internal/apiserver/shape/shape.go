@@ -63,7 +63,7 @@ var (
 	errValues  = &Error{message: fmt.Sprintf("it has more than %d values", MaxValues)}
 	errPairs   = &Error{message: "its objects and lists have too many members: one alone may have 32768"}
 	errWeight  = &Error{message: "it is too large for how deep it nests"}
-	errNotUTF8 = &Error{Malformed: true, message: "it is not UTF-8"}
+	errNotUTF8 = &Error{Malformed: true, message: "it has text that is not UTF-8"}
 	// ErrManagers is what too many managed fields are refused with.
 	ErrManagers = &Error{message: fmt.Sprintf("`metadata.managedFields` has more than %d entries: write with fewer field managers", MaxManagers)}
 )

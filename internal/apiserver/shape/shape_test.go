@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/fxamacker/cbor/v2"
 	"github.com/stretchr/testify/require"
@@ -289,10 +290,34 @@ func FuzzCBOR(f *testing.F) {
 		if err == nil {
 			require.LessOrEqual(t, depth, s.Depth, "%#v", v)
 			require.LessOrEqual(t, s.Depth, depth+bytes.Count(item, []byte(selfDescribed)), "%#v", v) // the decoder skips these
+			requireCBORText(t, v)
 		} else if depth <= MaxDepth {
 			require.NotErrorIs(t, err, ErrDepth)
 		}
 	})
+}
+
+// requireCBORText looks at all byte strings that become text.
+func requireCBORText(t *testing.T, v any) {
+	switch v := v.(type) {
+	case map[any]any:
+		for key, child := range v {
+			requireCBORText(t, key)
+			requireCBORText(t, child)
+		}
+	case []any:
+		for _, child := range v {
+			requireCBORText(t, child)
+		}
+	case cbor.Tag:
+		if v.Number < firstDataTag || v.Number > lastDataTag {
+			requireCBORText(t, v.Content)
+		}
+	case cbor.ByteString:
+		require.True(t, utf8.ValidString(string(v)), "%q", v)
+	case []byte:
+		require.True(t, utf8.Valid(v), "%q", v)
+	}
 }
 
 func cborDepth(v any) int {
@@ -334,7 +359,60 @@ func FuzzProtobuf(f *testing.F) {
 		}
 		require.LessOrEqual(t, schemaDepth(reflect.ValueOf(decoded)), s.Depth)
 		require.LessOrEqual(t, decoded.Size(), 16*len(b)+64)
+		requireText(t, reflect.ValueOf(decoded))
 	})
+}
+
+// requireText looks at all strings of a value.
+func requireText(t *testing.T, v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		require.True(t, utf8.ValidString(v.String()), "%q", v.String())
+	case reflect.Pointer:
+		if !v.IsNil() {
+			requireText(t, v.Elem())
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			requireText(t, v.Field(i))
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			requireText(t, v.Index(i))
+		}
+	case reflect.Map:
+		for entries := v.MapRange(); entries.Next(); {
+			requireText(t, entries.Key())
+			requireText(t, entries.Value())
+		}
+	}
+}
+
+// Text must be UTF-8, wherever a decoder looks for text.
+func TestText(t *testing.T) {
+	for name, item := range map[string]string{
+		"a byte string": "\x41\xff", "a key": "\xa1\x41\xff\x01", "a text": "\x61\xff", "in a tag of time": "\xc0\x41\xff", "of several chunks": "\x5f\x41\xc3\x41\xff\xff",
+		"beside bytes": "\x82\xd6\x41\xff\x41\xff",
+	} {
+		_, err := CBOR([]byte(item))
+		require.ErrorIs(t, err, errNotUTF8, name)
+	}
+	for name, item := range map[string]string{
+		"text": "\x42\xc3\xa9", "bytes for base64": "\xd6\x41\xff", "bytes for base16": "\xd7\x41\xff", "a character in two chunks": "\x5f\x41\xc3\x41\xa9\xff",
+	} {
+		_, err := CBOR([]byte(item))
+		require.NoError(t, err, name)
+	}
+	m := messageOf(t, corev1.Secret{})
+	for name, secret := range map[string]corev1.Secret{
+		"a scalar": {Type: "\xff"}, "a value": {StringData: map[string]string{"a": "\xff"}}, "a key": {Data: map[string][]byte{"\xff": nil}}, "in a message": {ObjectMeta: metav1.ObjectMeta{Name: "\xff"}},
+		"in a list": {ObjectMeta: metav1.ObjectMeta{Finalizers: []string{"a", "\xff"}}},
+	} {
+		_, err := m.Protobuf(encoded(t, &secret))
+		require.ErrorIs(t, err, errNotUTF8, name)
+	}
+	_, err := m.Protobuf(encoded(t, &corev1.Secret{Data: map[string][]byte{"a": []byte("\xff")}, StringData: map[string]string{"é": "é"}}))
+	require.NoError(t, err)
 }
 
 // schemaDepth is how deep messages nest in a value.
