@@ -147,7 +147,8 @@ func TestFollowYieldsWholeAppends(t *testing.T) {
 	for after, want := range map[eventlog.Revision][]int{0: {1, 3, 1, 2}, 2: {2, 1, 2}, 4: {1, 2}} {
 		var got []int
 		err := l.Follow(bounded(t), after, func(b eventlog.Batch) error {
-			if got = append(got, len(b)); b[len(b)-1].Revision == 7 {
+			got = append(got, len(b))
+			if b[len(b)-1].Revision == 7 {
 				return end
 			}
 			return nil

@@ -50,7 +50,8 @@ func TestFullDisk(t *testing.T) {
 		for i := 0; code == http.StatusCreated; i++ {
 			require.Less(t, i, 100, "the disk is full")
 			name := fmt.Sprintf("full-%d-%d", round, i)
-			if code, _ = write(name); code == http.StatusCreated {
+			code, _ = write(name)
+			if code == http.StatusCreated {
 				written[name] = true
 			}
 		}

@@ -159,7 +159,8 @@ func TestReadersSurviveACollectedSegment(t *testing.T) {
 	var got []string
 	for row, err := range v.Scan(c.ctx, "", "", v.Revision()) {
 		require.NoError(t, err)
-		if got = append(got, row.ID.Name); len(got) == 2 {
+		got = append(got, row.ID.Name)
+		if len(got) == 2 {
 			rewrite(t, c, cold)
 		}
 	}

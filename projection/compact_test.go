@@ -142,7 +142,8 @@ type yielding struct {
 func (b *yielding) Replace(ctx context.Context, key string, body []byte, etag string) (replaced string, err error) {
 	swap := func() { replaced, err = b.lax.Replace(ctx, key, body, etag) }
 	do := b.do
-	if b.do = nil; do == nil {
+	b.do = nil
+	if do == nil {
 		swap()
 	} else {
 		do(swap)

@@ -210,7 +210,8 @@ func TestAScanGoesOnOverACollection(t *testing.T) {
 	read := v.snap.root.Serial
 	for row, err := range v.Scan(c.ctx, "", "", v.Revision()) {
 		require.NoError(t, err)
-		if got = append(got, row.ID.Name); len(got) == 2 {
+		got = append(got, row.ID.Name)
+		if len(got) == 2 {
 			rewrite(t, c, cold)
 		}
 	}

@@ -120,7 +120,8 @@ func (r *replay) second() {
 		require.True(r, ok)
 	}
 	r.project()
-	if r.seconds++; r.seconds%10 == 0 {
+	r.seconds++
+	if r.seconds%10 == 0 {
 		r.purged = r.heads[max(0, r.seconds-1-r.logSeconds)]
 		r.aside(func() error { return r.projector.Retain(r.Context(), r.heads[max(0, r.seconds-601)], r.purged) })
 	}

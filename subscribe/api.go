@@ -68,7 +68,8 @@ func clientFor(config *rest.Config, version schema.GroupVersion) (rest.Interface
 	own.GroupVersion, own.NegotiatedSerializer = &version, scheme.Codecs
 	own.Timeout = 0 // it would end watches
 	own.QPS = -1    // what is asked is bounded by what happens
-	if own.APIPath = "/apis"; version.Group == "" {
+	own.APIPath = "/apis"
+	if version.Group == "" {
 		own.APIPath = "/api"
 	}
 	return rest.RESTClientFor(own)

@@ -121,7 +121,8 @@ func (r *run) state(ctx context.Context) error {
 				return &final{err}
 			}
 		}
-		if r.token = list.GetContinue(); r.token == "" {
+		r.token = list.GetContinue()
+		if r.token == "" {
 			return r.began(ctx, rev)
 		}
 	}

@@ -67,7 +67,8 @@ func (b *body) end() {
 	b.of.mu.Lock()
 	defer b.of.mu.Unlock()
 	b.of.held -= b.held
-	if b.of.by[b.user] -= b.held; b.of.by[b.user] == 0 {
+	b.of.by[b.user] -= b.held
+	if b.of.by[b.user] == 0 {
 		delete(b.of.by, b.user)
 	}
 }

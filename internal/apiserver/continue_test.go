@@ -55,7 +55,8 @@ func TestContinueAfterNineMinutes(t *testing.T) {
 		}
 		a := r.do(t, one)
 		require.Less(t, a.code, 300, a.body)
-		if delete(state, name); r.method != "DELETE" {
+		delete(state, name)
+		if r.method != "DELETE" {
 			state[name] = fmt.Sprintf("%d@%v", n, fieldOf(a.object(t), "metadata.resourceVersion"))
 		}
 	}

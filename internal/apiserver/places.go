@@ -73,7 +73,8 @@ func (w *work) Turn(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if w.turn = turn; w.longest > 0 {
+		w.turn = turn
+		if w.longest > 0 {
 			w.over = time.AfterFunc(w.longest, turn.end)
 		}
 		return nil
@@ -145,7 +146,8 @@ func (t *place) take(ctx context.Context) error {
 		return err
 	}
 	ready := make(chan struct{})
-	if g.waiting = append(g.waiting, ready); len(g.waiting) == 1 {
+	g.waiting = append(g.waiting, ready)
+	if len(g.waiting) == 1 {
 		p.waiting = append(p.waiting, g)
 	}
 	p.mu.Unlock()
@@ -163,7 +165,8 @@ func (t *place) take(ctx context.Context) error {
 	i := slices.Index(g.waiting, ready)
 	switch {
 	case i >= 0:
-		if g.waiting = slices.Delete(g.waiting, i, i+1); len(g.waiting) == 0 {
+		g.waiting = slices.Delete(g.waiting, i, i+1)
+		if len(g.waiting) == 0 {
 			p.waiting = slices.DeleteFunc(p.waiting, func(other *guest) bool { return other == g })
 		}
 		err := p.refuse(g)
@@ -194,7 +197,8 @@ func (t *place) Wait(ctx context.Context, wait func() error) error {
 		return err
 	}
 	t.of.mu.Lock()
-	if t.guest.away--; err != nil { // what remains is to say so
+	t.guest.away--
+	if err != nil { // what remains is to say so
 		t.of.forget(t.guest)
 		t.of.mu.Unlock()
 		return err
@@ -222,7 +226,8 @@ func (t *place) leave() (bool, error) {
 func (t *place) end() {
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
-	if t.ended = true; t.held {
+	t.ended = true
+	if t.held {
 		t.held = false
 		t.of.free(t.guest)
 	}

@@ -49,7 +49,8 @@ func TestBackPressure(t *testing.T) {
 	for refused.code != http.StatusTooManyRequests {
 		require.Less(t, len(names), 100, "the tail has a budget")
 		name := fmt.Sprintf("c%03d", len(names))
-		if refused = large(name).do(t, s); refused.code != http.StatusTooManyRequests {
+		refused = large(name).do(t, s)
+		if refused.code != http.StatusTooManyRequests {
 			require.Equal(t, 201, refused.code, refused.body)
 			names = append(names, name)
 		}

@@ -147,7 +147,8 @@ func (w *watches) leave(o *openWatch) {
 		return
 	}
 	delete(w.open, o)
-	if w.byUser[o.user] -= o.weight; w.byUser[o.user] == 0 {
+	w.byUser[o.user] -= o.weight
+	if w.byUser[o.user] == 0 {
 		delete(w.byUser, o.user)
 	}
 	w.noticeIdle()

@@ -139,8 +139,9 @@ func (c *Cursor) read(ctx context.Context) error {
 		size += blocks[c.block+n].size
 	}
 	c.ahead = min(c.ahead*readGrows, maxRead)
-	local, ok := c.r.source.(Local)
-	if ok = ok && c.r.cache != nil; ok {
+	local, keeps := c.r.source.(Local)
+	keeps = keeps && c.r.cache != nil
+	if keeps {
 		c.split(local.ReadLocal(first, int64(size)), n)
 		c.sealed = c.sealed[:c.intact()]
 		if len(c.sealed) > 0 {
@@ -155,7 +156,7 @@ func (c *Cursor) read(ctx context.Context) error {
 		return corrupt("block", "%d bytes at offset %d instead of %d", len(body), first, size).in(c.r.file)
 	}
 	c.split(body, n)
-	if ok && c.intact() == n {
+	if keeps && c.intact() == n {
 		local.KeepLocal(first, body)
 	}
 	return nil

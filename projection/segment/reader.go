@@ -54,8 +54,9 @@ func Open(ctx context.Context, name string, source Source, cache Cache, size, fo
 	if footerSize > size {
 		return nil, corrupt("footer", "%d bytes in a file of %d", footerSize, size).in(name)
 	}
-	local, ok := source.(Local)
-	if ok = ok && cache != nil; ok {
+	local, keeps := source.(Local)
+	keeps = keeps && cache != nil
+	if keeps {
 		if r, err := OpenFooter(name, source, cache, size, local.ReadLocal(size-footerSize, footerSize)); err == nil {
 			return r, nil
 		}
@@ -65,7 +66,7 @@ func Open(ctx context.Context, name string, source Source, cache Cache, size, fo
 		return nil, err
 	}
 	r, err := OpenFooter(name, source, cache, size, b)
-	if err == nil && ok {
+	if err == nil && keeps {
 		local.KeepLocal(size-footerSize, b)
 	}
 	return r, err

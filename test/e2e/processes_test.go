@@ -158,7 +158,8 @@ func (c *processCell) paged(t *testing.T, namespace string) (all []string) {
 		}
 		require.Equal(t, revision, list.ResourceVersion, "every page is of one revision")
 		all = append(all, names(list.Items)...)
-		if options.Continue = list.Continue; list.Continue == "" {
+		options.Continue = list.Continue
+		if list.Continue == "" {
 			return all
 		}
 		// A write between pages is not seen by them.

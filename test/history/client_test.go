@@ -108,7 +108,8 @@ func (c *client) choose() *operation {
 		o.Kind, o.Key = list, namespace
 	default:
 		o.Kind, o.Key = exact, namespace
-		if o.Base = c.past(namespace); o.Base == 0 {
+		o.Base = c.past(namespace)
+		if o.Base == 0 {
 			o.Kind = list
 		}
 	}

@@ -136,7 +136,8 @@ func (w *workload) readAll(t *testing.T, seed uint64) {
 		for _, read := range reads {
 			for {
 				o := read
-				if c.askAt(&o, s); o.Outcome == done || o.Outcome == missing {
+				c.askAt(&o, s)
+				if o.Outcome == done || o.Outcome == missing {
 					break
 				}
 				require.NoError(t, ctx.Err(), "%s does not answer: %d %s", o.Process, o.Code, o.Message)

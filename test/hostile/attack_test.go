@@ -292,7 +292,8 @@ func (s *target) settles(ctx context.Context, limit uint64) (resident uint64, to
 	beat := time.NewTicker(time.Second)
 	defer beat.Stop()
 	for {
-		if resident = s.memory(); resident <= limit || time.Since(begun) > settleTime {
+		resident = s.memory()
+		if resident <= limit || time.Since(begun) > settleTime {
 			return resident, time.Since(begun)
 		}
 		select {

@@ -152,7 +152,8 @@ func (w *world) judgeList(r *request) {
 			if item.key <= last {
 				w.violated("list", "%v: %s after %s", r, item.key, last)
 			}
-			if last = item.key; want[item.key] != item.version {
+			last = item.key
+			if want[item.key] != item.version {
 				w.violated("list", "%v at %d: %s is %v, not %v", r, revision, item.key, want[item.key], item.version)
 			}
 			n++

@@ -95,7 +95,8 @@ func configOf(seed uint64) config {
 		c.retention = c.logRetention + time.Duration(r.IntN(120))*time.Second
 		c.pass, c.tasks = 20+r.IntN(50), []string{"commit", "compact", "collect"}
 	}
-	if c.mortal = r.IntN(3) == 0; c.mortal {
+	c.mortal = r.IntN(3) == 0
+	if c.mortal {
 		c.pass, c.tend = max(c.pass, 20), max(c.tend, 20)
 		c.tasks = slices.Concat(c.tasks, []string{"expire", "expire"})
 	}
@@ -354,7 +355,8 @@ func (w *world) beginSome() {
 		w.begin(r)
 		return
 	}
-	if r.verb = "list"; w.choices.choose(4) == 0 {
+	r.verb = "list"
+	if w.choices.choose(4) == 0 {
 		r.verb = "get"
 		r.name = fmt.Sprintf("n%d", w.choices.choose(w.config.keys))
 		w.begin(r)
@@ -573,7 +575,8 @@ func (w *world) writable() {
 			w.begin(r)
 			for len(w.inFlight) > 0 {
 				w.settle()
-				if w.learn(); len(w.inFlight) == 0 {
+				w.learn()
+				if len(w.inFlight) == 0 {
 					break
 				}
 				if pending := w.pending(); len(pending) > 0 {

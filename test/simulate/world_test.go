@@ -200,7 +200,8 @@ var idle uint64
 func (w *world) settle() {
 	began := now()
 	for quiet := 0; quiet < 2; {
-		if runtime.Gosched(); now().Sub(began) > time.Minute {
+		runtime.Gosched()
+		if now().Sub(began) > time.Minute {
 			panic("the bubble does not settle")
 		}
 		if b, crosses := w.bucket.(*bridge); crosses && b.busy.Load() > 0 {
@@ -242,7 +243,8 @@ func (w *world) sleep(d time.Duration) bool {
 
 func (w *world) say(format string, args ...any) {
 	line := fmt.Sprintf("%4d ", w.turn) + fmt.Sprintf(format, args...)
-	if w.trace = append(w.trace, line); verbose {
+	w.trace = append(w.trace, line)
+	if verbose {
 		fmt.Println(line)
 	}
 }

@@ -61,7 +61,8 @@ func (m *madeOnce[K, V]) get(ctx context.Context, key K, create func(context.Con
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if one.waiting--; one.waiting == 0 {
+	one.waiting--
+	if one.waiting == 0 {
 		one.cancel()
 		m.forget(key, one) // who comes now does not get its error
 	}

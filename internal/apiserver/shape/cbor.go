@@ -65,13 +65,16 @@ func (s *Shape) cbor(item []byte, base int) error {
 			open[depth].left = 0
 		case major == cborBytes || major == cborText:
 			var content []byte
-			if argument == indefinite {
+			switch {
+			case argument == indefinite:
 				content, rest, ok = cborChunks(rest)
-			} else if ok = uint64(argument) <= uint64(len(rest)); ok {
-				content, rest = rest[:argument], rest[argument:]
-			}
-			if !ok {
+				if !ok {
+					return s.check()
+				}
+			case uint64(argument) > uint64(len(rest)):
 				return s.check()
+			default:
+				content, rest = rest[:argument], rest[argument:]
 			}
 			if !open[depth].data && !utf8.Valid(content) {
 				return errNotUTF8

@@ -104,7 +104,8 @@ func managerOf(entry any) string {
 }
 
 func shorten(s string) string {
-	if s = strings.Join(strings.Fields(s), " "); len(s) > 160 {
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > 160 {
 		return s[:160] + "…"
 	}
 	return s

@@ -65,7 +65,8 @@ func (a *arrivals) Read(p []byte) (n int, err error) {
 	if len(a.kept) > 0 {
 		first := &a.kept[0]
 		n, a.last = copy(p, first.bytes), first.at
-		if first.bytes = first.bytes[n:]; len(first.bytes) == 0 {
+		first.bytes = first.bytes[n:]
+		if len(first.bytes) == 0 {
 			a.kept = a.kept[1:]
 		}
 		return n, nil
