@@ -81,6 +81,24 @@ func TestALostSwapDeletesNothing(t *testing.T) {
 	})
 }
 
+// A draft that breaks what every root promises is made once and written never: made again of the same root it would
+// break the same.
+func TestAWrongRootIsNotWritten(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "1")
+	c.commit()
+	before, drafts := c.newest(), 0
+	_, err := c.swap(c.ctx, func(_ context.Context, v *View) (*draft, error) {
+		drafts++
+		next := v.snap.draft()
+		next.Floor = next.Applied + 1
+		return next, nil
+	})
+	require.ErrorContains(t, err, "refuse to write a wrong root: floor 2")
+	require.Equal(t, 1, drafts)
+	require.Equal(t, before, c.newest())
+}
+
 // roots keeps what was to become the root.
 type roots struct {
 	lax

@@ -92,6 +92,9 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 			return nil, nil
 		}
 		if err == nil {
+			if err := d.check(); err != nil { // it would be as wrong the next time
+				return nil, fmt.Errorf("refuse to write a wrong root: %w", err)
+			}
 			tried = d
 			won, err = p.put(ctx, d)
 		}
@@ -120,9 +123,6 @@ func final(err error) bool {
 
 // put writes the draft in place of the root that it was made of, and of no other.
 func (p *Projection) put(ctx context.Context, d *draft) (*snapshot, error) {
-	if err := d.check(); err != nil {
-		return nil, fmt.Errorf("refuse to write a wrong root: %w", err)
-	}
 	body, err := encodeRoot(d.root)
 	if err != nil {
 		return nil, err
