@@ -78,14 +78,14 @@ func (b *body) read(from io.Reader, announced, allowed int64) ([]byte, error) {
 	if announced > allowed {
 		return nil, tooLarge(allowed)
 	}
-	room := int64(firstRead)
+	capacity := int64(firstRead)
 	if announced >= 0 {
-		room = min(room, announced+1) // one more, to see its end
+		capacity = min(capacity, announced+1) // one more, to see its end
 	}
-	if err := b.hold(bodyCost + room); err != nil {
+	if err := b.hold(bodyCost + capacity); err != nil {
 		return nil, err
 	}
-	read := make([]byte, 0, room)
+	read := make([]byte, 0, capacity)
 	for {
 		n, err := from.Read(read[len(read):cap(read)])
 		read = read[:len(read)+n]

@@ -67,8 +67,8 @@ func (v *Value[T]) Get() T {
 // look builds the value again if the files hold something else than when it was
 // built last. What makes no sense is not looked at again, and the value stays.
 func (v *Value[T]) look() {
-	contents, settled, err := read(v.files)
-	if err == nil && (!settled || slices.EqualFunc(contents, v.seen, bytes.Equal)) {
+	contents, atRest, err := read(v.files)
+	if err == nil && (!atRest || slices.EqualFunc(contents, v.seen, bytes.Equal)) {
 		return
 	}
 	var value T
@@ -89,8 +89,8 @@ func (v *Value[T]) look() {
 }
 
 // read returns what the files hold, and whether nobody writes to them any more.
-func read(files []string) (contents [][]byte, settled bool, err error) {
-	settled = true
+func read(files []string) (contents [][]byte, atRest bool, err error) {
+	atRest = true
 	for _, path := range files {
 		content, written, err := readFile(path)
 		if err != nil {
@@ -98,10 +98,10 @@ func read(files []string) (contents [][]byte, settled bool, err error) {
 		}
 		contents = append(contents, content)
 		if age := time.Since(written); age >= 0 && age < quiet { // a time to come says nothing
-			settled = false
+			atRest = false
 		}
 	}
-	return contents, settled, nil
+	return contents, atRest, nil
 }
 
 func readFile(path string) (content []byte, written time.Time, err error) {

@@ -38,7 +38,7 @@ func (s createStrategy) Validate(ctx context.Context, obj runtime.Object) field.
 // Canonicalize implements rest.RESTCreateStrategy. It comes after validation, so that only valid schemas are judged.
 func (s createStrategy) Canonicalize(obj runtime.Object) {
 	s.RESTCreateStrategy.Canonicalize(obj)
-	s.naming.settle(obj.(*apiextensions.CustomResourceDefinition))
+	s.naming.decide(obj.(*apiextensions.CustomResourceDefinition))
 }
 
 // updateStrategy is upstream's and sets what its controllers would, after a change of the specification or of the
@@ -65,14 +65,14 @@ func (s updateStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Obj
 // Canonicalize implements rest.RESTUpdateStrategy.
 func (s updateStrategy) Canonicalize(obj runtime.Object) {
 	s.RESTUpdateStrategy.Canonicalize(obj)
-	s.naming.settle(obj.(*apiextensions.CustomResourceDefinition))
+	s.naming.decide(obj.(*apiextensions.CustomResourceDefinition))
 }
 
 // naming does in the write what upstream's naming, establishing, structural schema and approval controllers do after
 // it.
 type naming struct{ definitions *Reader }
 
-func (n *naming) settle(crd *apiextensions.CustomResourceDefinition) {
+func (n *naming) decide(crd *apiextensions.CustomResourceDefinition) {
 	n.acceptNames(crd)
 	establish(crd)
 	judgeSchemas(crd)

@@ -38,11 +38,11 @@ func (w *Window) add(e *Event) {
 }
 
 // halve lets go of the older half and makes room for so many events.
-func (w *Window) halve(room int) {
+func (w *Window) halve(capacity int) {
 	n := max(len(w.events)/2, 1) // one event may be larger than the whole budget
 	w.From = w.events[n-1].Revision
 	// The array is new, because copies of the window still read the old one.
-	w.events = append(make([]*Event, 0, max(room, len(w.events)-n)), w.events[n:]...)
+	w.events = append(make([]*Event, 0, max(capacity, len(w.events)-n)), w.events[n:]...)
 	w.bytes = 0
 	for _, e := range w.events {
 		w.bytes += len(e.Body)
