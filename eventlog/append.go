@@ -74,13 +74,13 @@ func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes 
 		rev, err = l.resolve(ctx, msgs, writes, basis.Head, err)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("append %s: %w", writes[0].Key.Row(), err)
+		return 0, fmt.Errorf("append %s: %w", writes[0].Key.RowKey(), err)
 	}
 	if rev <= seen {
-		return 0, fmt.Errorf("append %s: acknowledged as %d after %d was seen: %w", writes[0].Key.Row(), rev, seen, ErrDiverged)
+		return 0, fmt.Errorf("append %s: acknowledged as %d after %d was seen: %w", writes[0].Key.RowKey(), rev, seen, ErrDiverged)
 	}
 	if err := l.checkUnfenced(ctx, basis.Head, rev); err != nil {
-		return 0, fmt.Errorf("append %s: %w", writes[0].Key.Row(), err)
+		return 0, fmt.Errorf("append %s: %w", writes[0].Key.RowKey(), err)
 	}
 	l.See(rev)
 	return rev, nil
@@ -109,10 +109,10 @@ func (l *Log) encodeAll(epoch uint64, requestID string, writes []Write) ([]*nats
 			msg.Header[headerBatch] = []string{fmt.Sprintf("%d/%d", i+1, len(writes))}
 		}
 		if int64(msg.Size()) > min(maxMessage, l.config.Conn.MaxPayload()) {
-			return nil, fmt.Errorf("append %s: %w", w.Key.Row(), ErrTooLarge)
+			return nil, fmt.Errorf("append %s: %w", w.Key.RowKey(), ErrTooLarge)
 		}
 		if subjects[msg.Subject] {
-			return nil, fmt.Errorf("append %s: it occurs twice in one batch", w.Key.Row())
+			return nil, fmt.Errorf("append %s: it occurs twice in one batch", w.Key.RowKey())
 		}
 		subjects[msg.Subject], msgs[i] = true, msg
 	}

@@ -81,7 +81,7 @@ func ExampleLog_Tail() {
 	bounds, err := log.Head(ctx)
 	must(err)
 	err = log.Tail(ctx, 0, bounds.Head, func(e eventlog.Event) error {
-		fmt.Println(e.Revision, e.RequestID, e.Key.Row(), string(e.Body))
+		fmt.Println(e.Revision, e.RequestID, e.Key.RowKey(), string(e.Body))
 		return nil
 	})
 	must(err)

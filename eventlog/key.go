@@ -17,8 +17,8 @@ const (
 	barrierMarker = "%barrier"
 )
 
-// Key names one object. It is an event's subject in the log (Subject) and a row's key in the projection (Row); both are
-// derived from it, and ParseSubject together with the prefix carried by the event gives it back.
+// Key names one object. From it come the subject of its events in the log (Subject) and the key of its rows in the
+// projection (RowKey). ParseSubject gives it back, but for the prefix, which the event carries.
 type Key struct {
 	// Cluster is the logical cluster (tenant), 'main' by default. Never empty.
 	Cluster string
@@ -43,9 +43,9 @@ func (k Key) Path() string {
 	return k.Prefix + "/" + k.Namespace + "/" + k.Name
 }
 
-// Row is the key of the object's rows in the projection: the cluster and the storage path. Rows compare bytewise, so
-// that list order is path order in every process.
-func (k Key) Row() string { return k.Cluster + k.Path() }
+// RowKey is the key of the object's rows in the projection: the cluster and the storage path. Row keys compare
+// bytewise, so that list order is path order in every process.
+func (k Key) RowKey() string { return k.Cluster + k.Path() }
 
 // Subject is '<prefix>.log.<cluster>.<group>.<resource>.<namespace>.<name>', each token escaped (format.md, events). It
 // fails with ErrKeyTooLong over 3,900 bytes.

@@ -54,7 +54,7 @@ var opOfType = map[string]Op{
 // encode makes the message of one write. Its precondition is the server's to enforce.
 func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*nats.Msg, error) {
 	if w.Op != Added && w.Op != Modified && w.Op != Deleted {
-		return nil, fmt.Errorf("encode event of %s: op %d is not a change", w.Key.Row(), w.Op)
+		return nil, fmt.Errorf("encode event of %s: op %d is not a change", w.Key.RowKey(), w.Op)
 	}
 	subject, err := w.Key.Subject(prefix)
 	if err != nil {
@@ -76,7 +76,7 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 		headerExpected:     {formatRevision(w.Precondition)},
 	}}
 	if _, err := decodeHeaders(prefix, subject, msg.Header); err != nil { // never publish what nobody could read
-		return nil, fmt.Errorf("encode event of %s: %w", w.Key.Row(), err)
+		return nil, fmt.Errorf("encode event of %s: %w", w.Key.RowKey(), err)
 	}
 	return msg, nil
 }

@@ -239,7 +239,7 @@ func benchmarkReads(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
 	get, parts := mostGets(warm.snap)
 	run("open", 1, func(*testing.B, *View, int) {})
 	run("get", get, func(b *testing.B, v *View, i int) {
-		if _, ok, err := v.Get(b.Context(), benchKey(i*7919%n).Row(), v.Revision()); !ok || err != nil {
+		if _, ok, err := v.Get(b.Context(), benchKey(i*7919%n).RowKey(), v.Revision()); !ok || err != nil {
 			b.Fatal(ok, err)
 		}
 	})

@@ -203,7 +203,7 @@ func TestLearnSparesTheTailRead(t *testing.T) {
 	inBatches(c.Projection, events...)
 	inBatches(c.Projection, events...)
 	require.Equal(t, b, c.Current().Revision())
-	row, ok, err := c.Current().Get(c.ctx, podKey("a").Row(), b)
+	row, ok, err := c.Current().Get(c.ctx, podKey("a").RowKey(), b)
 	require.NoError(t, err)
 	require.True(t, ok)
 	require.Equal(t, a, row.Revision)

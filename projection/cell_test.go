@@ -100,7 +100,7 @@ func basis(l *eventlog.Log, b eventlog.Bounds) eventlog.Basis {
 
 // last is the newest row of a key, tombstones included.
 func (v *View) last(ctx context.Context, key eventlog.Key) (Row, bool, error) {
-	n, ok, err := v.newest(ctx, key.Row(), v.Revision())
+	n, ok, err := v.newest(ctx, key.RowKey(), v.Revision())
 	if err != nil || !ok {
 		return Row{}, false, err
 	}

@@ -213,7 +213,7 @@ func TestTombstonesGoLast(t *testing.T) {
 	require.False(t, ok)
 	c.last["a"] = lastEvent{}
 	c.put("a", "again")
-	rows, err := c.latest().history(c.ctx, podKey("a").Row())
+	rows, err := c.latest().history(c.ctx, podKey("a").RowKey())
 	require.NoError(t, err)
 	require.Len(t, rows, 1)
 }

@@ -126,7 +126,7 @@ func TestProjectorsRace(t *testing.T) {
 	require.Equal(t, v.Revision(), v.Applied())
 	require.Empty(t, holes(v.snap.root))
 	for i := range 3 {
-		row, ok, err := v.Get(c.ctx, podKey(fmt.Sprint("counter-", i)).Row(), v.Revision())
+		row, ok, err := v.Get(c.ctx, podKey(fmt.Sprint("counter-", i)).RowKey(), v.Revision())
 		require.NoError(t, err)
 		require.True(t, ok)
 		require.Equal(t, "60", string(row.Value))

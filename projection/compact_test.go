@@ -56,7 +56,7 @@ func TestTombstonesHideWhatLiesBelow(t *testing.T) {
 		levels = append(levels, r.level())
 	}
 	require.Equal(t, []uint8{1, baseLevel}, levels, "the levels after a compaction that must leave the base alone")
-	_, found, err := v.Get(c.ctx, podKey("gone").Row(), v.Revision())
+	_, found, err := v.Get(c.ctx, podKey("gone").RowKey(), v.Revision())
 	require.NoError(t, err)
 	require.False(t, found, "a deleted object has returned")
 }
@@ -95,7 +95,7 @@ func TestVoidRowsOutliveTheirEvents(t *testing.T) {
 	}
 	require.NoError(t, c.Retain(c.ctx, c.latest().Applied(), 0))
 	v := c.compacted()
-	row, found, err := v.Get(c.ctx, podKey("a").Row(), v.Revision())
+	row, found, err := v.Get(c.ctx, podKey("a").RowKey(), v.Revision())
 	require.NoError(t, err)
 	require.True(t, found)
 	require.Equal(t, live, row.Revision)

@@ -62,7 +62,7 @@ func TestStateComesFromOneView(t *testing.T) {
 	replaced(t, c)
 	_, err = v.State(c.ctx, podKey("n1"))
 	require.ErrorIs(t, err, ErrExpired)
-	_, _, err = v.Get(c.ctx, podKey("n1").Row(), v.Revision())
+	_, _, err = v.Get(c.ctx, podKey("n1").RowKey(), v.Revision())
 	require.ErrorIs(t, err, ErrExpired)
 	_, err = state(c.ctx, v, v.Revision())
 	require.ErrorIs(t, err, ErrExpired)

@@ -104,7 +104,7 @@ func TestALostTailIsFenced(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, want, got)
 			require.Equal(t, plan.To-1, v.Revision())
-			_, _, err = v.Get(c.ctx, podKey("n9").Row(), seen)
+			_, _, err = v.Get(c.ctx, podKey("n9").RowKey(), seen)
 			require.ErrorIs(t, err, ErrExpired)
 			for _, err := range c.Events(c.ctx, seen, v.Revision()) {
 				require.ErrorIs(t, err, ErrExpired)
@@ -169,7 +169,7 @@ func TestOldEpochsEnd(t *testing.T) {
 		got, err := state(c.ctx, v, v.Revision())
 		require.NoError(t, err)
 		require.Equal(t, want, got)
-		rows, err := c.History(c.ctx, late.Key.Row())
+		rows, err := c.History(c.ctx, late.Key.RowKey())
 		require.NoError(t, err)
 		require.Len(t, rows, 1)
 		require.True(t, rows[0].Void)

@@ -76,7 +76,7 @@ func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error)
 	if err != nil {
 		return false, err
 	}
-	return v.valid(ctx, e, e.Key.Row())
+	return v.valid(ctx, e, e.Key.RowKey())
 }
 
 // valid is Projection.Valid for an event at most one revision above the view.

@@ -32,7 +32,7 @@ func TestAFolderOutlivesItsProcess(t *testing.T) {
 		require.Equal(t, 50_002, n)
 	}
 	get := func(v *View) {
-		_, ok, err := v.Get(c.ctx, benchKey(7).Row(), v.Revision())
+		_, ok, err := v.Get(c.ctx, benchKey(7).RowKey(), v.Revision())
 		require.NoError(t, err)
 		require.True(t, ok)
 	}

@@ -36,7 +36,7 @@ func exampleRecords() []*record {
 	clustered := eventlog.Key{Cluster: "main", Resource: "nodes", Prefix: "/minions", Name: "node-1"}
 	at := func(n int64) time.Time { return time.Unix(0, 1_700_000_000_000_000_000+n).UTC() }
 	event := func(rev Revision, op eventlog.Op, k eventlog.Key, base, pre Revision, contentType, body string) *record {
-		return &record{key: k.Row(), span: 1, Event: eventlog.Event{Revision: rev, Time: at(int64(rev)), RequestID: fmt.Sprint("request-", rev), Epoch: 2,
+		return &record{key: k.RowKey(), span: 1, Event: eventlog.Event{Revision: rev, Time: at(int64(rev)), RequestID: fmt.Sprint("request-", rev), Epoch: 2,
 			Write: eventlog.Write{Key: k, Op: op, Base: base, Precondition: pre, ContentType: contentType, Body: []byte(body)}}}
 	}
 	added := event(10, eventlog.Added, namespaced, 0, 8, "application/vnd.kubernetes.protobuf", "body of 10")
@@ -209,7 +209,7 @@ func FuzzRecord(f *testing.F) {
 			}
 			require.Equal(t, r, again)
 			if r.Op != eventlog.Barrier {
-				require.Equal(t, r.key, r.Key.Row())
+				require.Equal(t, r.key, r.Key.RowKey())
 			}
 		}
 		if r, err := d.keyed(e); err == nil {

@@ -71,7 +71,7 @@ func (v *View) rebuild(ctx context.Context, at Revision, wanted func(key string)
 	var batch []eventlog.Event
 	after := base.Applied
 	err = v.archived(ctx, &after, at, func(e eventlog.Event) bool {
-		if wanted(e.Key.Row()) {
+		if wanted(e.Key.RowKey()) {
 			batch = append(batch, e)
 			if len(batch) == 1024 {
 				t, batch = t.extend(batch), batch[:0]
@@ -192,7 +192,7 @@ func (v *View) allHistory(ctx context.Context, key string) ([]Row, error) {
 	}
 	after := v.archiveStart()
 	err = v.archived(ctx, &after, v.Floor(), func(e eventlog.Event) bool {
-		if e.Key.Row() == key {
+		if e.Key.RowKey() == key {
 			rows = append(rows, newRecord(e).row())
 		}
 		return true

@@ -121,7 +121,7 @@ func TestThePastIsExact(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, want, got, "at %d", at)
 				name := r.names[r.IntN(len(r.names))]
-				row, ok, err := p.GetAt(r.ctx, podKey(name).Row(), at)
+				row, ok, err := p.GetAt(r.ctx, podKey(name).RowKey(), at)
 				require.NoError(t, err)
 				value, live := want[name]
 				require.Equal(t, live, ok)
@@ -144,7 +144,7 @@ func TestThePastIsExact(t *testing.T) {
 					require.Equal(t, r.model.states[found], s)
 				}
 				name := r.names[rand.IntN(len(r.names))]
-				rows, err := p.History(r.ctx, podKey(name).Row())
+				rows, err := p.History(r.ctx, podKey(name).RowKey())
 				require.NoError(t, err)
 				versions := 0
 				for rev := range r.model.events {

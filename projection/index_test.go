@@ -63,7 +63,7 @@ func (c *cell) reads(f func(v *View)) int {
 
 func (c *cell) gets(i int, want string) int {
 	return c.reads(func(v *View) {
-		row, ok, err := v.Get(c.ctx, benchKey(i).Row(), v.Revision())
+		row, ok, err := v.Get(c.ctx, benchKey(i).RowKey(), v.Revision())
 		require.NoError(c.t, err)
 		require.Equal(c.t, want != "", ok)
 		require.True(c.t, strings.HasPrefix(string(row.Value), want), "%d is %s", i, row.Value)
@@ -137,7 +137,7 @@ func TestBloomFiltersAreRight(t *testing.T) {
 	n := 0
 	for i := 1; i < 10_000; i += 2 {
 		n++
-		_, ok, err := v.Get(c.ctx, benchKey(i).Row(), v.Revision())
+		_, ok, err := v.Get(c.ctx, benchKey(i).RowKey(), v.Revision())
 		require.NoError(t, err)
 		require.False(t, ok)
 	}
@@ -200,7 +200,7 @@ func TestAWarmReaderReadsNoFooters(t *testing.T) {
 	read := func() {
 		v, err := p.Latest(c.ctx)
 		require.NoError(t, err)
-		_, ok, err := v.Get(c.ctx, benchKey(7).Row(), v.Revision())
+		_, ok, err := v.Get(c.ctx, benchKey(7).RowKey(), v.Revision())
 		require.NoError(t, err)
 		require.True(t, ok)
 	}
@@ -274,12 +274,12 @@ func TestAVanishedIndex(t *testing.T) {
 	require.NoError(t, err)
 	key := v.snap.root.Index
 	require.NoError(t, c.bucket.Delete(c.ctx, key))
-	_, _, err = v.Get(c.ctx, benchKey(7).Row(), v.Revision())
+	_, _, err = v.Get(c.ctx, benchKey(7).RowKey(), v.Revision())
 	require.True(t, errors.Is(err, bucket.ErrNotFound), "nothing else names it: %v", err)
 	next := c.latest().snap.draft()
 	next.Index = ""
 	c.become(next)
-	_, ok, err := v.Get(c.ctx, benchKey(7).Row(), v.Revision())
+	_, ok, err := v.Get(c.ctx, benchKey(7).RowKey(), v.Revision())
 	require.NoError(t, err)
 	require.True(t, ok)
 }

@@ -128,7 +128,7 @@ func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
 		require.NoError(r.t, err)
 		require.Equal(r.t, want, got, "at %d of %d to %d", at, v.Floor(), v.Revision())
 		name := r.names[rng.IntN(len(r.names))]
-		row, ok, err := v.Get(ctx, podKey(name).Row(), at)
+		row, ok, err := v.Get(ctx, podKey(name).RowKey(), at)
 		require.NoError(r.t, err)
 		value, live := want[name]
 		require.Equal(r.t, live, ok)
@@ -136,7 +136,7 @@ func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
 			require.Equal(r.t, value, fmt.Sprintf("%s@%d", row.Value, row.Revision))
 		}
 		from, to := podKey(r.names[rng.IntN(len(r.names))]), podKey(r.names[rng.IntN(len(r.names))])
-		n, err := v.Count(ctx, from.Row(), to.Row(), at)
+		n, err := v.Count(ctx, from.RowKey(), to.RowKey(), at)
 		require.NoError(r.t, err)
 		inside := func(state map[string]string) (n int) {
 			for k := range state {
@@ -148,7 +148,7 @@ func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
 		}
 		require.Equal(r.t, inside(want), n)
 		since := at * 2654435761 % (v.Revision() + 1) // any, and below the floor, too: then it is of no use
-		n, err = v.CountFrom(ctx, Keys{from.Row(), to.Row()}, at, inside(r.model.states[min(int(since), len(r.model.states)-1)]), since)
+		n, err = v.CountFrom(ctx, Keys{from.RowKey(), to.RowKey()}, at, inside(r.model.states[min(int(since), len(r.model.states)-1)]), since)
 		require.NoError(r.t, err)
 		require.Equal(r.t, inside(want), n, "at %d from %d", at, since)
 		r.since[r.checkSince(v, at)]++
@@ -166,10 +166,10 @@ func (r *random) checkSince(v *View, after Revision) (known bool) {
 	state := func(at Revision) map[string]string { return r.model.states[min(int(at), len(r.model.states)-1)] }
 	for _, name := range r.names {
 		if state(after)[name] != state(v.Revision())[name] {
-			require.True(r.t, seen[podKey(name).Row()], "%s changed after %d, in a view of %d to %d", name, after, v.Applied(), v.Revision())
+			require.True(r.t, seen[podKey(name).RowKey()], "%s changed after %d, in a view of %d to %d", name, after, v.Applied(), v.Revision())
 		}
 		if r.model.last[name] <= after {
-			require.False(r.t, seen[podKey(name).Row()], "%s did not change after %d", name, after)
+			require.False(r.t, seen[podKey(name).RowKey()], "%s did not change after %d", name, after)
 		}
 	}
 	return true
@@ -188,7 +188,7 @@ func (r *random) checkEvents(ctx context.Context, p *Projection, after, upto Rev
 	}
 	require.Equal(r.t, want, got, "events after %d up to %d", after, upto)
 
-	of := Keys{podKey(r.names[len(r.names)/3]).Row(), podKey(r.names[len(r.names)/2]).Row()}
+	of := Keys{podKey(r.names[len(r.names)/3]).RowKey(), podKey(r.names[len(r.names)/2]).RowKey()}
 	var gotOf, wantOf []string
 	for e, err := range p.EventsOf(ctx, of, after, upto) {
 		require.NoError(r.t, err)
@@ -196,7 +196,7 @@ func (r *random) checkEvents(ctx context.Context, p *Projection, after, upto Rev
 	}
 	for e, err := range p.Events(ctx, after, upto) {
 		require.NoError(r.t, err)
-		if of.has(e.Key.Row()) {
+		if of.has(e.Key.RowKey()) {
 			wantOf = append(wantOf, fmt.Sprintf("%d %s %s", e.Op, e.Key.Name, e.Body))
 		}
 	}

@@ -95,7 +95,7 @@ func TestACompactionIsOvertakenByACollection(t *testing.T) {
 func TestAReaderIsOvertakenByTheFloor(t *testing.T) {
 	c, behind, v := overtaken(t)
 	head := v.Revision()
-	_, _, err := v.Get(c.ctx, podKey("a").Row(), head-1)
+	_, _, err := v.Get(c.ctx, podKey("a").RowKey(), head-1)
 	require.ErrorIs(t, err, ErrExpired, "a get below the new floor")
 	v, err = behind.Latest(c.ctx)
 	require.NoError(t, err)

@@ -44,7 +44,7 @@ func TestWritesAreRefusedWhileNothingIsCommitted(t *testing.T) {
 	c.grow(60, 1000)
 	v := c.latest()
 	require.ErrorIs(t, v.pressed(), ErrBehind)
-	_, ok, err := v.Get(c.ctx, podKey("a").Row(), v.Revision())
+	_, ok, err := v.Get(c.ctx, podKey("a").RowKey(), v.Revision())
 	require.NoError(t, err)
 	require.True(t, ok, "reads go on")
 	c.bucket.Inject(nil)

@@ -34,25 +34,25 @@ func TestReadsCrossSnapshotAndTail(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, len(want), n)
 				}
-				row, ok, err := v.Get(ctx, podKey("a").Row(), a1)
+				row, ok, err := v.Get(ctx, podKey("a").RowKey(), a1)
 				require.NoError(t, err)
 				require.True(t, ok)
 				require.Equal(t, a1, row.Revision)
 				require.Equal(t, podKey("a"), row.ID)
 				require.Equal(t, "application/cbor", row.ContentType)
-				row, ok, err = v.Get(ctx, podKey("a").Row(), b4)
+				row, ok, err = v.Get(ctx, podKey("a").RowKey(), b4)
 				require.NoError(t, err)
 				require.True(t, ok)
 				require.Equal(t, a3, row.Revision)
 				require.Equal(t, a1, row.Base)
-				_, ok, err = v.Get(ctx, podKey("b").Row(), b4)
+				_, ok, err = v.Get(ctx, podKey("b").RowKey(), b4)
 				require.NoError(t, err)
 				require.False(t, ok)
 				row, ok, err = v.last(ctx, podKey("b"))
 				require.NoError(t, err)
 				require.True(t, ok && row.Deleted)
 				require.Equal(t, b4, row.Revision)
-				_, _, err = v.Get(ctx, podKey("b").Row(), b4+1)
+				_, _, err = v.Get(ctx, podKey("b").RowKey(), b4+1)
 				require.ErrorIs(t, err, ErrFuture)
 				var ops []eventlog.Op
 				for e, err := range c.Events(ctx, 0, b4) {
@@ -63,7 +63,7 @@ func TestReadsCrossSnapshotAndTail(t *testing.T) {
 					}
 				}
 				require.Equal(t, []eventlog.Op{eventlog.Added, eventlog.Added, eventlog.Modified, eventlog.Deleted}, ops)
-				rows, err := c.History(ctx, podKey("b").Row())
+				rows, err := c.History(ctx, podKey("b").RowKey())
 				require.NoError(t, err)
 				require.Len(t, rows, 2)
 			}

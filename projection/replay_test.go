@@ -115,7 +115,7 @@ func (r *replay) second() {
 		}
 		v, err := r.reader.Latest(r.Context())
 		require.NoError(r, err)
-		_, ok, err := v.Get(r.Context(), benchKey(r.rng.IntN(len(r.last))).Row(), v.Revision())
+		_, ok, err := v.Get(r.Context(), benchKey(r.rng.IntN(len(r.last))).RowKey(), v.Revision())
 		require.NoError(r, err)
 		require.True(r, ok)
 	}
@@ -176,7 +176,7 @@ func (r *replay) checkLast() {
 	v, err := r.reader.Latest(r.Context())
 	require.NoError(r, err)
 	for o := 0; o < len(r.last); o += 100 {
-		row, ok, err := v.Get(r.Context(), benchKey(o).Row(), v.Revision())
+		row, ok, err := v.Get(r.Context(), benchKey(o).RowKey(), v.Revision())
 		require.NoError(r, err)
 		require.True(r, ok)
 		require.Equal(r, max(r.last[o], r.bases[o]), row.Revision)

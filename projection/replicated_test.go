@@ -33,7 +33,7 @@ func TestReplicatedLog(t *testing.T) {
 		for _, p := range projections {
 			v, err := p.Latest(ctx)
 			require.NoError(t, err)
-			row, ok, err := v.Get(ctx, podKey("a").Row(), v.Revision())
+			row, ok, err := v.Get(ctx, podKey("a").RowKey(), v.Revision())
 			require.NoError(t, err)
 			require.True(t, ok)
 			require.Equal(t, rev, row.Revision)

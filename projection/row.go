@@ -12,7 +12,7 @@ import (
 
 // Row is one version of an object, or its tombstone.
 type Row struct {
-	// Key is the row key: eventlog.Key.Row().
+	// Key is the row key: eventlog.Key.RowKey.
 	Key string
 	// ID is the key in its parts.
 	ID eventlog.Key
@@ -40,7 +40,7 @@ type Row struct {
 // segments are written from records alone.
 type record struct {
 	eventlog.Event
-	// key is Event.Key.Row().
+	// key is Event.Key.RowKey().
 	key string
 	// span is how many revisions the record stands for. Its own is the last, and the others were barriers. A record
 	// whose Op is Barrier stands for barriers only.
@@ -49,7 +49,7 @@ type record struct {
 	void bool
 }
 
-func newRecord(e eventlog.Event) *record { return &record{Event: e, key: e.Key.Row(), span: 1} }
+func newRecord(e eventlog.Event) *record { return &record{Event: e, key: e.Key.RowKey(), span: 1} }
 
 // size is about what a record costs in memory.
 func (r *record) size() int { return 400 + len(r.key)*2 + len(r.Body) }

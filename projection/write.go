@@ -25,7 +25,7 @@ type State struct {
 // newer view must be asked.
 func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 	s := State{view: v, key: key}
-	rowKey, at := key.Row(), v.Revision()
+	rowKey, at := key.RowKey(), v.Revision()
 	err := v.retry(ctx, func(v *View) error {
 		if err := v.check(at); err != nil {
 			return err
@@ -101,7 +101,7 @@ func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (R
 	events := make([]eventlog.Write, len(writes))
 	for i, w := range writes {
 		if w.view != v {
-			return 0, fmt.Errorf("append %s: it was computed from another view", w.event.Key.Row())
+			return 0, fmt.Errorf("append %s: it was computed from another view", w.event.Key.RowKey())
 		}
 		events[i] = w.event
 	}

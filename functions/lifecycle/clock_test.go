@@ -85,7 +85,7 @@ func TestExpiryIsByTheLogsTime(t *testing.T) {
 	require.NoError(t, err)
 	view, err := l.config.Cell.Projection.Latest(t.Context())
 	require.NoError(t, err)
-	row, found, err := view.Get(t.Context(), key.Row(), rev)
+	row, found, err := view.Get(t.Context(), key.RowKey(), rev)
 	require.NoError(t, err)
 	require.True(t, found)
 	require.Greater(t, time.Since(row.Time), slow-time.Hour, "the log's clock is not behind")

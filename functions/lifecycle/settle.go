@@ -29,7 +29,7 @@ func (l *Lifecycle) settle(ctx context.Context, owner eventlog.Key) (*NotYetErro
 	if err != nil {
 		return nil, err
 	}
-	row, found, err := view.Get(ctx, owner.Row(), view.Revision())
+	row, found, err := view.Get(ctx, owner.RowKey(), view.Revision())
 	if err != nil || !found {
 		return nil, err
 	}
@@ -72,6 +72,6 @@ func (l *Lifecycle) timeOf(ctx context.Context, key eventlog.Key, rev eventlog.R
 	if err != nil {
 		return time.Time{}, err
 	}
-	row, _, err := view.Get(ctx, key.Row(), rev)
+	row, _, err := view.Get(ctx, key.RowKey(), rev)
 	return row.Time, err
 }

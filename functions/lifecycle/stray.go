@@ -24,7 +24,7 @@ func (l *Lifecycle) isStray(ctx context.Context, e eventlog.Event) bool {
 	if err != nil {
 		return true // the task will look again
 	}
-	_, found, err := view.Get(ctx, l.namespaceKey(e.Key.Namespace).Row(), view.Revision())
+	_, found, err := view.Get(ctx, l.namespaceKey(e.Key.Namespace).RowKey(), view.Revision())
 	return err != nil || !found
 }
 
@@ -42,7 +42,7 @@ func (l *Lifecycle) strays(ctx context.Context, view *projection.View) ([]task, 
 		if asked {
 			continue
 		}
-		_, found, err := view.Get(ctx, l.namespaceKey(name).Row(), view.Revision())
+		_, found, err := view.Get(ctx, l.namespaceKey(name).RowKey(), view.Revision())
 		if err != nil {
 			return nil, fmt.Errorf("look for namespace %q: %w", name, err)
 		}

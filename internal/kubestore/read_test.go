@@ -305,7 +305,7 @@ func TestKeys(t *testing.T) {
 	} {
 		k := s.key(path)
 		require.Equal(t, path, k.Path())
-		require.Equal(t, s.rowKey(path), k.Row())
+		require.Equal(t, s.rowKey(path), k.RowKey())
 		require.Equal(t, namespace, k.Namespace)
 	}
 	r := pods(nil)
@@ -328,7 +328,7 @@ func FuzzKey(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			got := s.key(path).Row()
+			got := s.key(path).RowKey()
 			if got != s.rowKey(path) {
 				t.Errorf("path %q has row key %q and key %q", path, s.rowKey(path), got)
 			}

@@ -355,7 +355,7 @@ func owners(t testing.TB, b *bed, names ...string) (held []string) {
 	v, err := b.Projection.Latest(t.Context())
 	require.NoError(t, err)
 	for _, name := range names {
-		row, found, err := v.Get(t.Context(), claimKey(name).Row(), v.Revision())
+		row, found, err := v.Get(t.Context(), claimKey(name).RowKey(), v.Revision())
 		require.NoError(t, err)
 		if found {
 			held = append(held, name+"="+string(row.Value))

@@ -217,7 +217,7 @@ func (w *world) judgeError(r *request) {
 		}
 	case errors.As(r.err, &claimed):
 		w.counted.refusals.Add(1)
-		if !w.model.ever(claimed.Key.Row(), from, w.model.head, func(v version) bool { return v.revision != 0 }) {
+		if !w.model.ever(claimed.Key.RowKey(), from, w.model.head, func(v version) bool { return v.revision != 0 }) {
 			w.violated("error", "%v: %v, and nobody held it", r, r.err)
 		}
 	case disturbed, errors.Is(r.err, errFault):

@@ -67,7 +67,7 @@ func (c Config) write(ctx context.Context) error {
 		return err
 	}
 	marker := c.marker()
-	row, found, err := view.Get(ctx, marker.key.Row(), view.Revision())
+	row, found, err := view.Get(ctx, marker.key.RowKey(), view.Revision())
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func markerOf(cluster string) eventlog.Key {
 
 // Written reports whether the view holds what any version of Write has written for the cluster.
 func Written(ctx context.Context, view *projection.View, cluster string) (bool, error) {
-	_, found, err := view.Get(ctx, markerOf(cluster).Row(), view.Revision())
+	_, found, err := view.Get(ctx, markerOf(cluster).RowKey(), view.Revision())
 	return found, err
 }
 
@@ -134,7 +134,7 @@ func (c Config) writes(ctx context.Context, view *projection.View) ([]projection
 		if err != nil {
 			return nil, fmt.Errorf("encode %s %q: %w", o.resource, o.object.GetName(), err)
 		}
-		if _, found, err := view.Get(ctx, wanted[0].key.Row(), view.Revision()); err != nil || found {
+		if _, found, err := view.Get(ctx, wanted[0].key.RowKey(), view.Revision()); err != nil || found {
 			if err != nil {
 				return nil, err
 			}

@@ -74,7 +74,7 @@ func (e encoder) encode(ctx context.Context, o object, options generic.RESTOptio
 	if err != nil {
 		return nil, err
 	}
-	if body, err = kubestore.Stored(ctx, e.stores.Transformer(o.resource), key.Row(), body); err != nil {
+	if body, err = kubestore.Stored(ctx, e.stores.Transformer(o.resource), key.RowKey(), body); err != nil {
 		return nil, err
 	}
 	all := []stored{{key, runtime.ContentTypeProtobuf, body}}

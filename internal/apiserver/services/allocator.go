@@ -118,7 +118,7 @@ func (a *allocator) during(ctx context.Context, choose func() error) error {
 // isClaimed reports whether the view holds a live object under the key.
 func (a *allocator) isClaimed(key eventlog.Key) (bool, error) {
 	now := a.current
-	_, found, err := now.view.Get(now.ctx, key.Row(), now.view.Revision())
+	_, found, err := now.view.Get(now.ctx, key.RowKey(), now.view.Revision())
 	if err != nil {
 		now.err = err
 	}

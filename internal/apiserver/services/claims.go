@@ -67,7 +67,7 @@ func (s serviceClaims) addresses(ctx context.Context, service *api.Service) ([]k
 		if err != nil {
 			return nil, fmt.Errorf("encode IPAddress: %w", err)
 		}
-		if body, err = kubestore.Stored(ctx, s.transformer, key.Row(), body); err != nil {
+		if body, err = kubestore.Stored(ctx, s.transformer, key.RowKey(), body); err != nil {
 			return nil, fmt.Errorf("encrypt IPAddress: %w", err)
 		}
 		claims = append(claims, kubestore.Claim{

@@ -14,7 +14,7 @@ import (
 // Event is an event of the log, shared by all watches of the process.
 type Event struct {
 	eventlog.Event
-	// RowKey is Key.Row(), which is made once.
+	// RowKey is Key.RowKey(), which is made once.
 	RowKey string
 
 	mu     sync.Mutex // guards what follows
@@ -23,7 +23,7 @@ type Event struct {
 }
 
 // newEvent is an event that the fold has still to judge.
-func newEvent(e eventlog.Event) *Event { return &Event{Event: e, RowKey: e.Key.Row()} }
+func newEvent(e eventlog.Event) *Event { return &Event{Event: e, RowKey: e.Key.RowKey()} }
 
 // NewPast is an event that Projection.Events has yielded: it is not void.
 func NewPast(e eventlog.Event) *Event {
