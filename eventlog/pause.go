@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Pause waits for the time. If ctx ends first, Pause returns ctx's error. It is the only such wait of the repository,
-// and it is here because all packages may import this one.
+// Pause waits for the time. If ctx ends first, Pause returns ctx's error. It is here because all packages may import
+// this one.
 func Pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -17,6 +17,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
@@ -49,7 +50,7 @@ func TestLambda(t *testing.T) {
 	log := eventlogtest.Log(t)
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
 	require.NoError(t, err)
-	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Feed: kubestore.NewFeed(log, p)}
+	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Feed: fanout.NewFeed(log, p)}
 	config := apiserver.Config{Cell: cell, ExternalAddress: "127.0.0.1:443", WatcherURL: "https://watcher.example:1234"}
 	server, err := apiserver.New(config)
 	require.NoError(t, err)

@@ -20,6 +20,7 @@ import (
 	"github.com/logplane/logplane/functions/lifecycle"
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/internal/serving"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
@@ -98,7 +99,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	cell.Feed = kubestore.NewFeed(cell.Log, cell.Projection)
+	cell.Feed = fanout.NewFeed(cell.Log, cell.Projection)
 	cell.Writable = d.log.Writable
 	writers := &kubestore.Writers{} // every writer of the cell is in this process
 	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true, Writers: writers,

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/logplane/logplane/internal/apiserver"
-	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
 // Config of the watcher of one cluster.
@@ -26,13 +26,13 @@ type Watcher struct {
 	http.Handler
 
 	server *apiserver.Server
-	feed   *kubestore.Feed
+	feed   *fanout.Feed
 	spread time.Duration
 }
 
 // New builds the watcher of one cluster.
 func New(c Config) (*Watcher, error) {
-	c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection)
+	c.Cell.Feed = fanout.NewFeed(c.Cell.Log, c.Cell.Projection)
 	server, err := apiserver.New(c.Config)
 	if err != nil {
 		return nil, err

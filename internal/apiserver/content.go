@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -40,9 +39,11 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		if err := takeTurn(r.Context(), len(body.all) > heavyBody); err != nil { // before it is measured
-			s.fail(w, r, err)
-			return
+		if len(body.all) > heavyBody { // measuring it takes long, too
+			if err := kubestore.TakeTurn(r.Context()); err != nil {
+				s.fail(w, r, err)
+				return
+			}
 		}
 		checked, err := s.checkBody(r, body.all)
 		if err != nil {
@@ -50,26 +51,20 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 			return
 		}
 		p, _ := checked.Context().Value(patchKey{}).(*patch)
-		if err := takeTurn(checked.Context(), p != nil && p.copies > 0); err != nil {
-			s.fail(w, r, err)
-			return
+		if p != nil && p.copies > 0 {
+			if err := kubestore.TakeTurn(r.Context()); err != nil {
+				s.fail(w, r, err)
+				return
+			}
 		}
 		h.ServeHTTP(w, checked)
 	})
 }
 
-// heavyBody is from how many bytes on a body takes a processor for some
-// milliseconds. A JSON patch that copies can take as long with 2 KB.
+// heavyBody is how many bytes keep a processor busy for some milliseconds. A request with a larger body takes a turn: a
+// user's heavy requests are served a few at a time, as many as half of the processors, so that others find one free. A
+// JSON patch that copies takes one too: 2 KB of it can last as long.
 const heavyBody = 256 << 10
-
-// takeTurn has a user's heavy requests served a few at a time, as
-// many as half of the processors, so that others find one free.
-func takeTurn(ctx context.Context, isHeavy bool) error {
-	if !isHeavy {
-		return nil
-	}
-	return kubestore.TakeTurn(ctx)
-}
 
 // checkBody refuses a request's body that nests, crowds or weighs more than decoders and what comes after them take in
 // their stride, and protobuf that no encoder writes. The request returned knows what its patch costs.

@@ -31,7 +31,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/logplane/logplane/internal/apiserver/customresources"
-	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
 var crdResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
@@ -541,7 +541,7 @@ func TestWatchEndsWithCRD(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	s := newServer(t, func(c *Config) {
-		c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection)
+		c.Cell.Feed = fanout.NewFeed(c.Cell.Log, c.Cell.Projection)
 		var feed sync.WaitGroup
 		feed.Go(func() { _ = c.Cell.Feed.Run(ctx) })
 		t.Cleanup(func() { cancel(); feed.Wait() })

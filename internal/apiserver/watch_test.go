@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
-	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
 // Rows 11 and 12, through the whole chain of filters: list, then watch from there.
@@ -46,12 +46,12 @@ func TestWatch(t *testing.T) {
 // withFeed lets a server serve watches.
 func withFeed(t *testing.T) func(*Config) {
 	return func(c *Config) {
-		c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection)
+		c.Cell.Feed = fanout.NewFeed(c.Cell.Log, c.Cell.Projection)
 		runFeed(t, c.Cell.Feed)
 	}
 }
 
-func runFeed(t *testing.T, feed *kubestore.Feed) {
+func runFeed(t *testing.T, feed *fanout.Feed) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- feed.Run(ctx) }()
@@ -93,7 +93,7 @@ func TestStartsOfWatches(t *testing.T) {
 	if testing.Short() {
 		t.Skip("places are held for a second")
 	}
-	s := newServer(t, withTokens(t), func(c *Config) { c.Cell.Feed = kubestore.NewFeed(c.Cell.Log, c.Cell.Projection) })
+	s := newServer(t, withTokens(t), func(c *Config) { c.Cell.Feed = fanout.NewFeed(c.Cell.Log, c.Cell.Projection) })
 	listener := httptest.NewServer(s)
 	t.Cleanup(listener.Close)
 	begun := make(chan string, 100)

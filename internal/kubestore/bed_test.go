@@ -26,6 +26,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
@@ -117,7 +118,7 @@ func process(t testing.TB, log *eventlog.Log, b bucket.Bucket) Cell {
 	if err != nil {
 		t.Fatal(err)
 	}
-	feed := NewFeed(log, p)
+	feed := fanout.NewFeed(log, p)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- feed.Run(ctx) }()

@@ -22,7 +22,7 @@ import (
 func TestBookmarkInterval(t *testing.T) {
 	cell := newBed(t, eventlogtest.Start(t), memory.Strict(t)).Cell
 	synctest.Test(t, func(t *testing.T) {
-		cell.Feed = NewFeed(cell.Log, cell.Projection)
+		cell.Feed = fanout.NewFeed(cell.Log, cell.Projection)
 		cell.Feed.Start(fanout.Window{From: 7, To: 7})
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Second)

@@ -28,19 +28,10 @@ type Cell struct {
 	// Objects caches decoded objects by row key and revision. Nil caches none.
 	Objects *Objects
 	// Feed brings the log to watches. It is nil in a function, where a watch is answered with an error.
-	Feed *Feed
+	Feed *fanout.Feed
 	// Writable says why nothing can be appended at the moment. It is nil in a process that learns it only by trying.
 	Writable func() error
 }
-
-// Feed and Shared are what users of a Cell need to know of the fan-out of watches.
-type (
-	Feed   = fanout.Feed
-	Shared = fanout.Shared
-)
-
-// NewFeed returns the Feed of a process. It delivers nothing until its Run.
-func NewFeed(log *eventlog.Log, p *projection.Projection) *Feed { return fanout.NewFeed(log, p) }
 
 // Shrink gives back most of the memory that only saves time. It is for a process that has nothing to do.
 func (c Cell) Shrink() {
@@ -125,7 +116,7 @@ func (s *store) path(key string, recursive bool) (string, error) {
 	return path, nil
 }
 
-// key is the key of the object at a path. Whatever the path is, the key's Row is the path's row key. A path of one
+// key is the key of the object at a path. Whatever the path is, its RowKey is the path's row key. A path of one
 // segment has no namespace, even if the resource is namespaced.
 func (s *store) key(path string) eventlog.Key {
 	k := eventlog.Key{Cluster: s.Cluster, Group: s.Group, Resource: s.GroupResource.Resource, Prefix: s.Prefix}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
@@ -21,16 +22,9 @@ const (
 	longestDeposing = 12 * time.Second
 )
 
-// wait lets time pass: what a test does at random moments happens after random times.
+// wait lets time pass. It reports false if ctx has ended.
 func wait(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return eventlog.Pause(ctx, d) == nil
 }
 
 // between is a random duration.

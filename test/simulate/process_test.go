@@ -27,6 +27,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/functions/lifecycle"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -122,7 +123,7 @@ func (w *world) start() *process {
 		cell.Objects = p.objects
 	}
 	if p.feeds {
-		cell.Feed = kubestore.NewFeed(p.log, p.projection)
+		cell.Feed = fanout.NewFeed(p.log, p.projection)
 		w.running.Go(func() { _ = cell.Feed.Run(p.life) })
 	}
 	for _, kind := range kinds {
@@ -155,10 +156,7 @@ func (p *process) run(began int) {
 		if errors.Is(err, eventlog.ErrDiverged) {
 			return
 		}
-		select {
-		case <-time.After(time.Second):
-		case <-p.life.Done():
-		}
+		_ = eventlog.Pause(p.life, time.Second)
 	}
 }
 

@@ -27,6 +27,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubeapiserver"
 
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
 // OwnGroup is the group of what is stored and is no object of the API: claims, the marker of bootstrap, clocks.
@@ -160,7 +161,7 @@ func (s *Stores) Equivalents() runtime.EquivalentResourceRegistry {
 func DecorateShared(store *genericregistry.Store) {
 	decorate := store.Decorator
 	store.Decorator = func(obj runtime.Object) {
-		shared, ok := obj.(kubestore.Shared)
+		shared, ok := obj.(fanout.Shared)
 		if ok {
 			shared.Decorate(decorate)
 			return

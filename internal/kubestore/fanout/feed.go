@@ -3,6 +3,7 @@ package fanout
 import (
 	"context"
 	"errors"
+	"iter"
 	"log/slog"
 	"math/rand/v2"
 	"strings"
@@ -59,10 +60,7 @@ func (f *Feed) Run(ctx context.Context) error {
 		case !errors.Is(err, eventlog.ErrPurged):
 			slog.WarnContext(ctx, "following the log failed, trying again", "error", err)
 		}
-		select { // some seconds at most
-		case <-time.After(rand.N(10 * time.Millisecond << min(failures, 8))):
-		case <-ctx.Done():
-		}
+		_ = eventlog.Pause(ctx, rand.N(10*time.Millisecond<<min(failures, 8))) // some seconds at most
 	}
 }
 
@@ -91,10 +89,8 @@ func (f *Feed) Start(w Window) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.running, f.window = true, w
-	for _, a := range f.audiences {
-		for s := range a.members {
-			s.joined <- w
-		}
+	for s := range f.all() {
+		s.joined <- w
 	}
 }
 
@@ -157,10 +153,8 @@ func (f *Feed) stop() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.running = false
-	for _, a := range f.audiences {
-		for s := range a.members {
-			f.drop(s, f.window.To)
-		}
+	for s := range f.all() {
+		f.drop(s, f.window.To)
 	}
 }
 
@@ -169,12 +163,23 @@ func (f *Feed) end() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ended = true
-	for _, a := range f.audiences {
-		for s := range a.members {
-			close(s.joined)
-		}
+	for s := range f.all() {
+		close(s.joined)
 	}
 	clear(f.audiences)
+}
+
+// all are the subscriptions of every audience. It requires mu.
+func (f *Feed) all() iter.Seq[*Subscription] {
+	return func(yield func(*Subscription) bool) {
+		for _, a := range f.audiences {
+			for s := range a.members {
+				if !yield(s) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Shrink lets go of most of the window.

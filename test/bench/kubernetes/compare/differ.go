@@ -117,16 +117,16 @@ func (d *differ) diff(at string, a, b any) {
 }
 
 func (d *differ) diffObjects(at string, x, y map[string]any) {
-	names := slices.Sorted(maps.Keys(x))
-	for name := range y {
-		if _, both := x[name]; !both {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range namesOf(x, y) {
 		d.diff(at+"."+name, valueOf(x, name), valueOf(y, name))
 	}
+}
+
+// namesOf are the names in x or y, in order.
+func namesOf(x, y map[string]any) []string {
+	names := slices.AppendSeq(slices.Collect(maps.Keys(x)), maps.Keys(y))
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func valueOf(object map[string]any, name string) any {
@@ -162,14 +162,7 @@ func (d *differ) diffLists(at string, x, y []any) {
 	if !slices.Equal(both[0], both[1]) {
 		d.add(at+".order", both[0], both[1])
 	}
-	names := slices.Sorted(maps.Keys(xs))
-	for name := range ys {
-		if _, ok := xs[name]; !ok {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range namesOf(xs, ys) {
 		d.diff(at+"["+name+"]", valueOf(xs, name), valueOf(ys, name))
 	}
 }
