@@ -31,9 +31,9 @@ func ServeLambda(h http.Handler) { lambda.Start(lambdaFunction(h)) }
 
 type function func(context.Context, *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error)
 
-// lambdaFunction makes a function of a handler and serves it as net/http's server would. A
-// response that is cut off after it has begun ends with an error, so that Lambda tells the client.
-// lambdaurl alone would end it as if it were whole.
+// lambdaFunction makes a function of a handler and serves it as net/http's server would. A response that is cut off
+// after it has begun ends with an error, so that Lambda tells the client. lambdaurl alone would end it as if it were
+// whole.
 func lambdaFunction(h http.Handler) function {
 	return func(ctx context.Context, request *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error) {
 		cut := &atomic.Bool{}

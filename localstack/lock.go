@@ -12,8 +12,8 @@ import (
 // errTaken: the lock is another process's.
 var errTaken = errors.New("another logplane uses the data folder")
 
-// lock makes the folder and takes it for this process. The kernel drops the lock when the process dies,
-// so a kill leaves nothing to clean up.
+// lock makes the folder and takes it for this process. The kernel drops the lock when the process dies, so a kill
+// leaves nothing to clean up.
 func lock(folder string) (unlock func() error, err error) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data folder: %w", err)

@@ -16,9 +16,9 @@ import (
 	"github.com/logplane/logplane/localstack"
 )
 
-// Start runs a server for one test, until the test ends, and returns how to reach
-// it. It stores in memory and listens on a free loopback port. It serves built-in
-// resources and CustomResourceDefinitions; there are no controllers and no nodes.
+// Start runs a server for one test, until the test ends, and returns how to reach it. It stores in memory and listens
+// on a free loopback port. It serves built-in resources and CustomResourceDefinitions; there are no controllers and no
+// nodes.
 func Start(t testing.TB) *rest.Config {
 	t.Helper()
 	config, stop, err := start(t.Context(), t.TempDir())

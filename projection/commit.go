@@ -18,9 +18,9 @@ const (
 	// quietBarriers is how many barriers there must be before they alone are worth a commit. So a cell that is only
 	// read writes few roots.
 	quietBarriers = 1000
-	// maxInflation is how many times larger than InlineBytes the bodies may be that are
-	// inline. Every process that reads the root holds them, and every commit writes them
-	// again. Without this bound, bodies that compress to nothing would stay inline for good.
+	// maxInflation is how many times larger than InlineBytes the bodies may be that are inline. Every process that
+	// reads the root holds them, and every commit writes them again. Without this bound, bodies that compress to
+	// nothing would stay inline for good.
 	maxInflation = 16
 )
 
@@ -39,10 +39,10 @@ func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 
 // commit is one commit, from top to bottom. more says that there were too many events for one.
 //
-// Stages 2 to 6 make a draft, which nobody sees before stage 7. If one of them fails, or somebody
-// else swaps the root first, swap begins again with stage 1, ten times at most. An error that
-// would recur ends the commit at once. What the stages have written by then is garbage: it has
-// names that were never used before and never will be again, and Collect deletes it.
+// Stages 2 to 6 make a draft, which nobody sees before stage 7. If one of them fails, or somebody else swaps the root
+// first, swap begins again with stage 1, ten times at most. An error that would recur ends the commit at once. What the
+// stages have written by then is garbage: it has names that were never used before and never will be again, and Collect
+// deletes it.
 func (p *Projection) commit(ctx context.Context) (applied Revision, more bool, err error) {
 	goal := Revision(0) // the head when this commit began
 	v, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {

@@ -226,8 +226,8 @@ func TestCommitOfNothingWritesNothing(t *testing.T) {
 	require.Equal(t, last, c.commit())
 }
 
-// TestWhatCompressesSpills: bodies that compress to nothing do not
-// stay inline, where every reader of the root would hold them.
+// TestWhatCompressesSpills: bodies that compress to nothing do not stay inline, where every reader of the root would
+// hold them.
 func TestWhatCompressesSpills(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 << 10 })
 	for i := range 4 {

@@ -28,9 +28,9 @@ import (
 // LOGPLANE_WATCH_SEED for other ones than those from seed 0 on.
 const runs = 8
 
-// TestWatchProperties records what clients see of random writes, through selectors, while watchers are
-// killed and drained, lose their connection to the log, and the past is committed, purged and forgotten.
-// Then it holds the records against the log, property by property.
+// TestWatchProperties records what clients see of random writes, through selectors, while watchers are killed and
+// drained, lose their connection to the log, and the past is committed, purged and forgotten. Then it holds the records
+// against the log, property by property.
 func TestWatchProperties(t *testing.T) {
 	t.Parallel()
 	n, first := runs, 0

@@ -11,9 +11,9 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// A door is a file that lets other processes of the same user read the log of a
-// running server. It holds the URL of the server with the password of a NATS user
-// who may read the log and change nothing. Each start of a server has a new one.
+// A door is a file that lets other processes of the same user read the log of a running server. It holds the URL of the
+// server with the password of a NATS user who may read the log and change nothing. Each start of a server has a new
+// one.
 
 // reader is the NATS user of a door.
 const reader = "reader"

@@ -72,8 +72,8 @@ func (l *Lifecycle) mortal(ctx context.Context, view *projection.View) ([]projec
 	return rows, nil
 }
 
-// deleteExpired appends the deletions in batches. If a batch loses to another write,
-// its objects are found again the next time.
+// deleteExpired appends the deletions in batches. If a batch loses to another write, its objects are found again the
+// next time.
 func (l *Lifecycle) deleteExpired(ctx context.Context, view *projection.View, writes []projection.Write) (int, error) {
 	deleted := 0
 	var failed []error

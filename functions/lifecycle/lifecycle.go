@@ -27,8 +27,8 @@ type Config struct {
 	Cell kubestore.Cell
 	// Client of the cluster's API with every right, such as apiserver.Server's Loopback.
 	Client *rest.Config
-	// Instances returns the storage of a definition's instances, whichever
-	// versions are served. It is apiserver.Server's.
+	// Instances returns the storage of a definition's instances, whichever versions are served. It is
+	// apiserver.Server's.
 	Instances func(*apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error)
 	Logger    *slog.Logger
 	// Settle is how long a create may still land in a namespace that it saw alive, 65 s by default: the deadline of API

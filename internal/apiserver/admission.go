@@ -29,9 +29,9 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageclass/setdefault"
 )
 
-// admissionPlugins are those of kube-apiserver's defaults, in its order, that decide by what they read. The first is
-// ours. Plugins whose work a controller would have to finish are left out (ServiceAccount, TaintNodesByCondition,
-// StorageObjectInUseProtection), and for now ResourceQuota, policies and webhooks (unenforced.go).
+// admissionPlugins are the plugins of kube-apiserver's defaults that decide by what they read, in its order. The first
+// is ours. Left out are plugins whose work a controller would have to finish (ServiceAccount, TaintNodesByCondition,
+// StorageObjectInUseProtection) and, for now, ResourceQuota, policies and webhooks (unenforced.go).
 var admissionPlugins = []string{
 	boundsName,
 	lifecycle.PluginName,
@@ -106,14 +106,14 @@ func isNamespace(a admission.Attributes) bool {
 	return a.GetKind().GroupKind() == corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind()
 }
 
-// isAccessReview is true for a review of access in a namespace. It must not tell whether the namespace exists, because
-// not everybody may know that.
+// isAccessReview is true for a review of access in a namespace. The answer must not tell whether the namespace exists,
+// because not everybody may know that.
 func isAccessReview(a admission.Attributes) bool {
 	return a.GetResource().Group == "authorization.k8s.io" && a.GetResource().Resource == "localsubjectaccessreviews"
 }
 
-// limitRanger is upstream's plugin without the live lookup that it makes, and remembers for 30 s, where its lister
-// finds nothing. Our lister is exact.
+// limitRanger is upstream's plugin without its live lookup. If upstream's lister finds nothing, upstream asks the API
+// and remembers the answer for 30 s. Our lister is exact.
 type limitRanger struct{ *limitranger.LimitRanger }
 
 func newLimitRanger() (admission.Interface, error) {

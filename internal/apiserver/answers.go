@@ -50,15 +50,16 @@ func notSupported(info *apirequest.RequestInfo, message string) error {
 	return err
 }
 
-// unfit answers a write over which upstream panicked. The fault is upstream's, but the next try would meet it again,
-// and a 5xx would ask for one.
+// unfit answers a write that made upstream panic. The fault is upstream's. But a 5xx would ask the client to try again,
+// and the next try would meet the same fault.
 func unfit(message string) error {
 	err := apierrors.NewBadRequest(message)
 	err.ErrStatus.Code, err.ErrStatus.Reason = http.StatusUnprocessableEntity, metav1.StatusReasonInvalid
 	return err
 }
 
-// describesProcess is true for what must be answered while the log cannot be read: it shows nothing of it.
+// describesProcess is true for paths that must be answered while the log cannot be read. Their answers show nothing of
+// the log.
 func describesProcess(path string) bool { return path == "/metrics" || path == "/version" }
 
 // isLongRunning is true for a watch, and for nothing else: there are no nodes to attach to.

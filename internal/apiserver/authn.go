@@ -36,11 +36,11 @@ type Authentication struct {
 // Configured reports whether requests must show credentials. If not, everybody is system:admin.
 func (a Authentication) Configured() bool { return a.TokenFile != "" || a.ClientCAFile != "" }
 
-// admin is who everybody is where authentication is not configured.
+// admin is the user that everybody is if authentication is not configured.
 var admin = &user.DefaultInfo{Name: "system:admin", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 
-// authenticator combines the authenticators as kube-apiserver does: the first one, then each kind of credentials until
-// one is good, then nobody's. A client that shows only bad credentials is not taken for anonymous.
+// authenticator combines the authenticators as kube-apiserver does: first the given one, then each kind of credentials
+// until one is good, then the anonymous one. A client that shows only bad credentials is not taken for anonymous.
 func (a Authentication) authenticator(first authenticator.Request) (authenticator.Request, error) {
 	others, err := a.authenticators()
 	if err != nil {
@@ -81,8 +81,8 @@ func (a Authentication) authenticators() ([]authenticator.Request, error) {
 	return all, nil
 }
 
-// readTokens reads a token file as upstream does. It refuses a file without a token, which would lock everybody out,
-// and a file with one token of two users, which upstream gives to the last.
+// readTokens reads a token file as upstream does. It refuses a file without a token, which would lock everybody out. It
+// also refuses a file that gives one token to two users; upstream takes the last of them.
 func readTokens(path string) (authenticator.Token, error) {
 	tokens, err := tokenfile.NewCSV(path)
 	if err != nil {
@@ -114,7 +114,7 @@ func readTokens(path string) (authenticator.Token, error) {
 	return tokens, nil
 }
 
-// readRoots returns what a client's certificate is verified by.
+// readRoots returns the options by which a client's certificate is verified.
 func readRoots(path string) (x509.VerifyOptions, error) {
 	options := x509request.DefaultVerifyOptions()
 	roots, err := cert.NewPool(path)

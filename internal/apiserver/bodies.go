@@ -16,18 +16,18 @@ import (
 )
 
 const (
-	// bodiesLimit is how many bytes of bodies a process holds for requests
-	// that are not answered yet, bodiesShare how many of them for one user.
+	// bodiesLimit is how many bytes of bodies a process holds for requests that are not answered yet. bodiesShare is
+	// how many of them one user may have.
 	bodiesLimit = 128 << 20
 	bodiesShare = bodiesLimit / 4
-	// bodyCost is about what a request costs whose body has yet to come; it counts as if it were of the body.
+	// bodyCost is about what a request costs while its body has yet to come. It is counted with the body's bytes.
 	bodyCost = 16 << 10
-	// firstRead is for how much of a body there is room before anything of it has come.
+	// firstRead is how many bytes are reserved for a body before anything of it has come.
 	firstRead = 4 << 10
 )
 
-// bodies counts the bytes of bodies that have arrived, and not
-// those that were announced. It is safe for concurrent use.
+// bodies counts the bytes of bodies that have arrived, and not those that were announced. It is safe for concurrent
+// use.
 type bodies struct {
 	mu   sync.Mutex       // guards what follows
 	held int64            // bytes
@@ -39,7 +39,7 @@ type body struct {
 	of   *bodies
 	user string
 	held int64
-	// exempt from the bounds, and not counted.
+	// exempt bodies are not bounded and not counted.
 	exempt bool
 }
 
@@ -73,7 +73,7 @@ func (b *body) end() {
 	}
 }
 
-// read returns all of a body of which so many bytes are announced, -1 if that is not known.
+// read returns all of a body. announced is how many bytes it is said to have, -1 if that is not known.
 func (b *body) read(from io.Reader, announced, allowed int64) ([]byte, error) {
 	if announced > allowed {
 		return nil, tooLarge(allowed)
@@ -122,8 +122,8 @@ var errBodyLate = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Message: "the body of the request did not arrive in time: nothing was done",
 }}
 
-// withBodyDeadline gives a body a time to arrive in, half of what the request has. It
-// is met first: net/http itself waits for a body that nobody wants, before it answers.
+// withBodyDeadline gives a body half of the request's time to arrive. It is the first filter that a request meets,
+// because net/http itself waits for a body that nobody wants before it answers.
 func (s *Server) withBodyDeadline(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
@@ -155,7 +155,7 @@ func (s *Server) withBody(h http.Handler) http.Handler {
 	})
 }
 
-// received is a body that is here.
+// received is a body of which all has come.
 type received struct {
 	*bytes.Reader
 	all []byte
@@ -166,11 +166,11 @@ func newReceived(all []byte) *received { return &received{bytes.NewReader(all), 
 // Close implements io.Closer.
 func (*received) Close() error { return nil }
 
-// refusedTime is how long the rest of a body may take to come that nobody reads.
+// refusedTime is how long the rest of a body that nobody reads may take to come.
 const refusedTime = 5 * time.Second
 
-// unreceived answers a request whose body may not be there. The connection ends
-// with the answer: else net/http would wait for the rest before it sends that.
+// unreceived answers a request whose body may not have come. The connection ends with the answer. Otherwise net/http
+// would wait for the rest of the body before it sends the answer.
 func unreceived(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 && r.ProtoMajor == 1 {

@@ -47,8 +47,8 @@ func TestBodiesAreReadWhole(t *testing.T) {
 	require.Empty(t, all.by)
 }
 
-// TestBodiesAreBounded: a user's bodies take no more than a share, and all
-// of them no more than there is; what was only announced takes nothing.
+// TestBodiesAreBounded: a user's bodies take no more than a share, and all of them no more than there is; what was only
+// announced takes nothing.
 func TestBodiesAreBounded(t *testing.T) {
 	all := bodies{by: map[string]int64{}}
 	receive := func(user string, n int) (*body, error) {
@@ -82,8 +82,8 @@ func TestBodiesAreBounded(t *testing.T) {
 	require.Empty(t, all.by)
 }
 
-// TestBodyThatDoesNotArrive: it is 408 when its time is over, and has
-// never had a place. Other requests on a connection of HTTP/2 go on.
+// TestBodyThatDoesNotArrive: it is 408 when its time is over, and has never had a place. Other requests on a connection
+// of HTTP/2 go on.
 func TestBodyThatDoesNotArrive(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")

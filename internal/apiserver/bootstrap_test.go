@@ -80,8 +80,8 @@ func TestBootstrapAtOnce(t *testing.T) {
 	require.Equal(t, 4, eventsOf(t, s)["namespaces"], "each object is added once")
 }
 
-// TestBootstrapObjectsAreValid puts every object back unchanged: it must pass validation, and as the
-// registry encodes it to the bytes that are stored, nothing is appended.
+// TestBootstrapObjectsAreValid puts every object back unchanged: it must pass validation, and as the registry encodes
+// it to the bytes that are stored, nothing is appended.
 func TestBootstrapObjectsAreValid(t *testing.T) {
 	s := bootstrapped(t)
 	before := eventsOf(t, s)

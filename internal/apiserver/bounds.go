@@ -54,8 +54,8 @@ func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.Objec
 	return apierrors.NewInvalid(a.GetKind().GroupKind(), a.GetName(), errs)
 }
 
-// metadataMistakes are those in an object's metadata, if there are more than an answer lists (mistakes.go). In an
-// update it is not the strategy that finds them, but its caller.
+// metadataMistakes are the mistakes in an object's metadata, if there are more than an answer lists (mistakes.go). In
+// an update the strategy's caller finds them, not the strategy.
 func metadataMistakes(object runtime.Object) field.ErrorList {
 	m, err := meta.Accessor(object)
 	if err != nil || len(m.GetLabels())+len(m.GetAnnotations())+len(m.GetFinalizers())+len(m.GetOwnerReferences()) <= maxMistakes/4 {

@@ -107,15 +107,15 @@ func (s *Server) configure() error {
 }
 
 const (
-	// sharePart: of the places of one kind a user may have one in so many where there are
-	// several users, so that nobody waits for whoever has them all, nor for the processor.
+	// sharePart says which part of the places of one kind a user may have where there are several users: one in so
+	// many. So nobody waits for a user who has all places, nor for the processor.
 	sharePart = 8
-	// readsPerProcessor is how many places for reads a user may have for each processor. A read is hardly ever a wait.
+	// readsPerProcessor is how many places for reads a user may have for each processor. A read hardly ever waits.
 	readsPerProcessor = 8
-	// startsPerProcessor is how many watches may start at once for
-	// each processor: a start is work for a processor, not a wait.
+	// startsPerProcessor is how many watches may start at once for each processor. A start keeps a processor busy and
+	// does not wait.
 	startsPerProcessor = 2
-	// waitingStarts is how many starts of one user may wait: all clients of a process that has gone come at once.
+	// waitingStarts is how many starts of one user may wait. When a process ends, all of its clients come here at once.
 	waitingStarts = 1000
 )
 

@@ -30,8 +30,8 @@ func (s *Server) withShortQuery(h http.Handler) http.Handler {
 	})
 }
 
-// withContent refuses a body that would cost out of proportion to its size, before upstream looks at it. What was
-// measured of a patch goes on with the request (patches.go). The body is here (withBody).
+// withContent refuses a body that would cost out of proportion to its size, before upstream looks at it. All of the
+// body has come by then (withBody). What was measured of a patch goes on with the request (patches.go).
 func (s *Server) withContent(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, ok := r.Body.(*received)
@@ -66,8 +66,8 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 // JSON patch that copies takes one too: 2 KB of it can last as long.
 const heavyBody = 256 << 10
 
-// checkBody refuses a request's body that nests, crowds or weighs more than decoders and what comes after them take in
-// their stride, and protobuf that no encoder writes. The request returned knows what its patch costs.
+// checkBody refuses a body that nests too deep, has too many values or weighs too much for the decoders and what comes
+// after them. It also refuses protobuf that no encoder writes. The request that it returns knows what its patch costs.
 func (s *Server) checkBody(r *http.Request, body []byte) (*http.Request, error) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	if info.IsResourceRequest && s.groups[info.APIGroup] == nil && strings.Contains(mediaOf(r.Header.Get("Content-Type")), "protobuf") {
@@ -86,8 +86,8 @@ func (s *Server) checkBody(r *http.Request, body []byte) (*http.Request, error) 
 	return nil, apierrors.NewBadRequest("the body is refused: " + err.Error())
 }
 
-// measure chooses the encoding. Upstream decodes nothing as YAML, CBOR or protobuf whose content type does not say so,
-// whatever its parameters; all the rest, no content type among it, is JSON or refused.
+// measure chooses the encoding by the content type, whatever its parameters, as upstream does. What does not say that
+// it is YAML, CBOR or protobuf is JSON, or upstream refuses it. That includes a body without a content type.
 func measure(contentType string, body []byte) (shape.Shape, error) {
 	switch media := mediaOf(contentType); {
 	case strings.Contains(media, "protobuf"):

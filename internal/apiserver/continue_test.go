@@ -19,9 +19,9 @@ import (
 // minute is one of log time, scaled down: the log keeps 10 of them, a revision can be read for 60.
 const minute = 60 * time.Millisecond
 
-// A list begun nine minutes ago is paged on at exactly its revision, on another process, while objects
-// are written, deleted and made again, rows compacted and garbage collected; half an hour later too,
-// when its events have left the log. Below the floor it is 410 with a token that goes on inconsistently.
+// A list begun nine minutes ago is paged on at exactly its revision, on another process, while objects are written,
+// deleted and made again, rows compacted and garbage collected; half an hour later too, when its events have left the
+// log. Below the floor it is 410 with a token that goes on inconsistently.
 func TestContinueAfterNineMinutes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of objects")

@@ -67,8 +67,8 @@ func (p *coreProvider) build(enabled serverstorage.APIResourceConfigSource, opts
 }
 
 // addPods adds nodes and pods, which know each other through the kubelet's address. There is no kubelet. So log, exec,
-// attach, portforward and proxy are registered only for discovery and authorization; requests for them are answered 405
-// before they get here.
+// attach, portforward and proxy are registered only for discovery and authorization. Requests for them never come here:
+// they are answered 405 before.
 func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
 	nodes, err := nodestore.NewStorage(opts, kubeletclient.KubeletClientConfig{}, nil)
 	if err != nil {

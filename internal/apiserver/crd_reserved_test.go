@@ -160,8 +160,8 @@ func TestOneBadRow(t *testing.T) {
 	}
 }
 
-// No built-in resource lies where a custom resource can: the
-// first part of its prefix is no domain, or its name is refused.
+// No built-in resource lies where a custom resource can: the first part of its prefix is no domain, or its name is
+// refused.
 func TestPrefixesAreApart(t *testing.T) {
 	s := newServer(t)
 	groups, err := spec.Groups()

@@ -134,8 +134,7 @@ func widget(name, spec string) string {
 	return fmt.Sprintf("apiVersion: example.com/v1\nkind: Widget\nmetadata: {name: %s, namespace: default}\nspec: %s\n", name, spec)
 }
 
-// A CRD's objects can be made as soon as the CRD is acknowledged, with all that its schema asks for
-// (row 7).
+// A CRD's objects can be made as soon as the CRD is acknowledged, with all that its schema asks for (row 7).
 func TestCustomResource(t *testing.T) {
 	s := newServer(t)
 	c := connect(t, s)
@@ -467,8 +466,7 @@ func TestCustomResourcesOwnNoGoroutine(t *testing.T) {
 	require.LessOrEqual(t, runtime.NumGoroutine(), before)
 }
 
-// Writers whose views agree that a name is free: the log lets one of them have it, and the other finds
-// it taken.
+// Writers whose views agree that a name is free: the log lets one of them have it, and the other finds it taken.
 func TestNameRace(t *testing.T) {
 	first := newServer(t)
 	second, err := New(Config{Cell: first.config.Cell})
@@ -662,8 +660,8 @@ status: {conditions: [{type: Ours, status: "True", reason: Because, message: "",
 	require.Equal(t, "True", condition(both, "Ours"))
 }
 
-// What upstream's controllers say of a CRD is said in its own write, and a status that a client writes
-// cannot take a name.
+// What upstream's controllers say of a CRD is said in its own write, and a status that a client writes cannot take a
+// name.
 func TestCRDConditions(t *testing.T) {
 	c := connect(t, newServer(t))
 	crds := c.Resource(crdResource)

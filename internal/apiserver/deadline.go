@@ -27,8 +27,8 @@ func (d *byDeadline) Err() error {
 	}
 }
 
-// withTimeout answers 504 when a request's deadline passes while it is served. Upstream's filter takes a client that
-// goes away for the same: it answers and counts a 504, and logs the end of the handler as an error. So the filter sees
+// withTimeout answers 504 when a request's deadline passes while it is served. To upstream's filter, a client that goes
+// away is the same: it answers and counts a 504, and logs the end of the handler as an error. So the filter here sees
 // the deadline only. The handler sees both, and ends by itself when nobody waits for it.
 //
 // A body may take all of a request's time. Then the request is not served: the handler would answer that its time is

@@ -36,8 +36,8 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// A client that goes away is nobody's fault: it is no timeout,
-// and logged for debugging only. A deadline that passes is not.
+// A client that goes away is nobody's fault: it is no timeout, and logged for debugging only. A deadline that passes is
+// not.
 func TestClientGoesAway(t *testing.T) {
 	var logged lines
 	logger := slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))

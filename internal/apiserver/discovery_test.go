@@ -174,8 +174,8 @@ func requireSameResources(t *testing.T, s *Server, path string, version apidisco
 	require.Equal(t, want, got, path)
 }
 
-// The built-in groups are those that kube-apiserver serves by default, with the same resources and the
-// same paths: its source publishes what it serves with everything switched on.
+// The built-in groups are those that kube-apiserver serves by default, with the same resources and the same paths: its
+// source publishes what it serves with everything switched on.
 func TestSpecIsUpstreams(t *testing.T) {
 	if testing.Short() {
 		t.Skip("parses large documents")

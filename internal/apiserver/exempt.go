@@ -17,7 +17,8 @@ func (s *Server) guestOf(ctx context.Context) (name string, ok bool) {
 	return user.GetName(), true
 }
 
-// exempt is who is always served. Where nobody shows credentials everybody is an administrator, and nobody is exempt.
+// exempt says whether a user is always served. If nobody has to show credentials, everybody is an administrator, and
+// nobody is exempt.
 func (s *Server) exempt(u user.Info) bool {
 	return s.config.Authentication.Configured() && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
 }

@@ -79,8 +79,8 @@ func (s *Server) withRequestInfo(h http.Handler) http.Handler {
 	})
 }
 
-// withView catches up with the log once for everything the request looks at. A watch reads on for long
-// after its start, so it keeps no view.
+// withView catches up with the log once for everything the request looks at. A watch reads on for long after its start,
+// so it keeps no view.
 func (s *Server) withView(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
@@ -98,8 +98,8 @@ func (s *Server) withView(h http.Handler) http.Handler {
 	})
 }
 
-// withWatcher sends a watch to the watcher where this process has no feed of the log. The verb decides,
-// since '/api/v1/watch/…' is a watch too.
+// withWatcher sends a watch to the watcher where this process has no feed of the log. The verb decides, since
+// '/api/v1/watch/…' is a watch too.
 func (s *Server) withWatcher(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
@@ -127,12 +127,12 @@ func withOptions(h http.Handler) http.Handler {
 	})
 }
 
-// turnTime is how long a read may have its turn: a client may take longer to receive the answer.
+// turnTime is how long a read may have its turn. It ends before a slow client has received the answer.
 const turnTime = time.Second
 
-// withPlaces serves a request once it has a place, so that a burst takes neither all memory nor
-// all of another user's time. A watch has one for its start only. Members of system:masters are
-// always served, and so is what comes through the loopback: it is part of another request.
+// withPlaces serves a request once it has a place. So a burst takes neither all memory nor all of another user's time.
+// A watch has a place only while it starts. Members of system:masters are always served. So are requests through the
+// loopback, because each is part of another request.
 func (s *Server) withPlaces(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()

@@ -30,8 +30,8 @@ func FuzzHandler(f *testing.F) {
 	})
 }
 
-// TestRandomRequests is FuzzHandler without the coverage that would have all of Kubernetes compiled anew:
-// parts of the seeds, put together and changed at random.
+// TestRandomRequests is FuzzHandler without the coverage that would have all of Kubernetes compiled anew: parts of the
+// seeds, put together and changed at random.
 //
 // The seed is fixed, LOGPLANE_FUZZ_SEED says another: a test of every commit is no place to find by chance, once in
 // a hundred runs, what has been wrong for long.

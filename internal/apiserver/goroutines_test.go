@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Nothing runs between two requests: after 100 of every kind there are as many goroutines as before the
-// server was made.
+// Nothing runs between two requests: after 100 of every kind there are as many goroutines as before the server was
+// made.
 func TestNoGoroutineOutlivesARequest(t *testing.T) {
 	cell := newCell(t)
 	_, err := cell.Projection.Latest(t.Context()) // what the log's client keeps is not the server's

@@ -44,7 +44,7 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 }
 
 const (
-	// checkedFor is how long a check of the view is good for.
+	// checkedFor is how long a check of the view is valid.
 	checkedFor = time.Second
 	// checkTimeout bounds one.
 	checkTimeout = 10 * time.Second
@@ -115,7 +115,8 @@ func Version() apimachineryversion.Info {
 	return info
 }
 
-// commit is what the Go toolchain knows of the source: nothing in a test, nor where it was not a checkout.
+// commit is what the Go toolchain knows of the source. It is empty in a test, and in a build that was not made from a
+// checkout.
 func commit() (hash, tree, date string) {
 	date = "1970-01-01T00:00:00Z"
 	build, ok := debug.ReadBuildInfo()

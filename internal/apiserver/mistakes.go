@@ -15,8 +15,8 @@ import (
 // square of their number to put its message together: 80 KB of empty containers take a core for minutes.
 const maxMistakes = 100
 
-// boundMistakes makes the stores in a group's storage list no more mistakes than that. It cannot reach the stores that
-// upstream hides: those of some status subresources, which only controllers write.
+// boundMistakes keeps the stores of a group from listing more than maxMistakes. It cannot reach the stores that
+// upstream hides. Those are of some status subresources, which only controllers write.
 func boundMistakes(storage rest.Storage) {
 	for _, store := range storesIn(reflect.ValueOf(storage)) {
 		if _, done := store.CreateStrategy.(fewMistakesOnCreate); !done && store.CreateStrategy != nil { // in another version

@@ -90,8 +90,8 @@ func TestOpenAPIServing(t *testing.T) {
 	}
 }
 
-// The index names each document with its hash; with the right one an answer holds for ever, with any other
-// the client is sent to the right one.
+// The index names each document with its hash; with the right one an answer holds for ever, with any other the client
+// is sent to the right one.
 func TestOpenAPIIndex(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)

@@ -99,8 +99,8 @@ func (p *patch) count(o jsonpatch.Operation) {
 	}
 }
 
-// managersOf is how many entries an operation puts into managed
-// fields. What is moved or copied to be all of them is not known.
+// managersOf is how many entries an operation puts into managed fields. If it moves or copies something over all of
+// them, their number is not known, and counts as too many.
 func managersOf(o jsonpatch.Operation, path string) int {
 	const managedFields = "/managedFields"
 	if !strings.Contains(path, managedFields) {
@@ -140,8 +140,8 @@ func (p *patch) affordable(object shape.Shape) error {
 }
 
 // patched is the update function of a request. It does nothing for a request that has ended, refuses a patch that is
-// too expensive, and lets no patch make an object larger than a body may be. Upstream's patches panic over some
-// mistakes; the user gets them as an answer.
+// too expensive, and lets no patch make an object larger than a body may be. Some mistakes make upstream's patches
+// panic; the user gets these as an answer.
 func patched(ctx context.Context, update storage.UpdateFunc, logger *slog.Logger) storage.UpdateFunc {
 	p, _ := ctx.Value(patchKey{}).(*patch)
 	return func(input runtime.Object, meta storage.ResponseMeta) (out runtime.Object, ttl *uint64, err error) {

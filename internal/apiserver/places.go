@@ -12,13 +12,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// places bounds how many requests of one kind a process serves at once, and shares them out: no user has more
-// than a share, and of those who wait the user who has the fewest is next. It is safe for concurrent use.
+// places bounds how many requests of one kind a process serves at once, and shares them out. No user has more than a
+// share. Of the users who wait, the one with the fewest places is next. It is safe for concurrent use.
 type places struct {
 	kind   string // for messages
 	queued prometheus.Gauge
-	// limit is how many there are, share how many of them one user
-	// may have, queue how many requests of one user may wait.
+	// limit is how many places there are. share is how many of them one user may have. queue is how many requests of
+	// one user may wait.
 	limit, share, queue int
 	// patience is how long a request waits for a place.
 	patience time.Duration
@@ -26,20 +26,22 @@ type places struct {
 	mu    sync.Mutex        // guards what follows
 	taken int               // how many places are
 	users map[string]*guest // who has places or waits, by name
-	// waiting are the users for whom a request waits for a place; who was served last is last.
+	// waiting are the users who have a request that waits for a place. The user who was served last is at the end.
 	waiting []*guest
 }
 
 // guest is a user in one kind of places; the places' mu guards it.
 type guest struct {
 	name string
-	// held is how many places it has, away how many requests gave theirs back for as long as they wait for others.
+	// held is how many places the user has. away is how many of the user's requests gave theirs back while they wait
+	// for others.
 	held, away int
-	// waiting for a place, first come first; each is closed when there is one.
+	// waiting has a channel for each request that waits, in the order in which they came. It is closed when the request
+	// has a place.
 	waiting []chan struct{}
 }
 
-// place is one request's. It may be given back while the request waits, and once for good.
+// place is the place of one request. It may be given back while the request waits for others, and in the end for good.
 type place struct {
 	of    *places
 	guest *guest
@@ -47,11 +49,12 @@ type place struct {
 	ended bool // guarded by of.mu: it is held no more, whatever comes
 }
 
-// work is what a request holds while it is served: a place, and a
-// turn if it keeps a processor busy. It is safe for concurrent use.
+// work is what a request holds while it is served: a place, and a turn if it keeps a processor busy. It is safe for
+// concurrent use.
 type work struct {
 	*place
-	// heavy is nil where every place is one for work that keeps a processor busy.
+	// heavy are the places for turns. It is nil if the request's own place is already one for work that keeps a
+	// processor busy.
 	heavy *places
 	// longest is how long it may have its turn; 0 is for as long as it takes.
 	longest time.Duration
@@ -243,7 +246,7 @@ func (p *places) guest(user string) *guest {
 	return g
 }
 
-// forget a user who has nothing here. It requires mu.
+// forget drops a user who has no place and waits for none. It requires mu.
 func (p *places) forget(g *guest) {
 	if g.held+g.away+len(g.waiting) == 0 {
 		delete(p.users, g.name)
@@ -275,8 +278,8 @@ func (p *places) free(g *guest) {
 	}
 }
 
-// next is which of the waiting has the fewest places, the one first that was
-// served longest ago; negative if none may have another one. It requires mu.
+// next is the index of the waiting user with the fewest places, and of several the one who was served longest ago. It
+// is negative if none may have another place. It requires mu.
 func (p *places) next() int {
 	next := -1
 	for i, g := range p.waiting {

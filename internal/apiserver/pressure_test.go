@@ -31,8 +31,8 @@ func large(name string) request {
 	return request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":%q},"data":{"a":%q}}`, name, strings.Repeat("x", 4000))}
 }
 
-// No commit succeeds: once this process holds more events than it may, every write is 429 with
-// Retry-After, changes nothing, and reads go on. After a commit, writes are accepted again.
+// No commit succeeds: once this process holds more events than it may, every write is 429 with Retry-After, changes
+// nothing, and reads go on. After a commit, writes are accepted again.
 func TestBackPressure(t *testing.T) {
 	if testing.Short() {
 		t.Skip("megabytes of writes")
@@ -90,8 +90,8 @@ func configMapNames(t *testing.T, s *Server) (names []any) {
 	return names
 }
 
-// There is no projector at all: the process that serves requests
-// commits before its tail has grown too long, and refuses nothing.
+// There is no projector at all: the process that serves requests commits before its tail has grown too long, and
+// refuses nothing.
 func TestTheAPIProjectsItself(t *testing.T) {
 	s, bucket := withTail(t, 100_000)
 	for i := range 100 {

@@ -39,8 +39,8 @@ func twoServers(t testing.TB, change ...func(*Config)) (one, other *Server, proj
 	return server(), server(), process().Projection
 }
 
-// TestRevokedIsRefused: while many ask on two processes, a right that was given is there, and
-// one that was taken is gone, for every request that begins after the write was acknowledged.
+// TestRevokedIsRefused: while many ask on two processes, a right that was given is there, and one that was taken is
+// gone, for every request that begins after the write was acknowledged.
 func TestRevokedIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))

@@ -116,7 +116,8 @@ func requestID(r *http.Request) string { return audit.GetAuditIDTruncated(r.Cont
 
 var requestIDs = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// withRequestID drops an Audit-Id that could not be a header of an event; upstream's filter makes one then.
+// withRequestID drops an Audit-Id that is too long for a log, or has characters that an id does not need. Upstream's
+// filter makes one then.
 func withRequestID(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !requestIDs.MatchString(r.Header.Get(auditinternal.HeaderAuditID)) {

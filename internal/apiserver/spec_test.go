@@ -58,8 +58,7 @@ var groupOrder = []string{
 	"flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "storagemigration.k8s.io",
 }
 
-// TestSpecIsCurrent rebuilds discovery and OpenAPI of every built-in group from the registries that serve
-// them (row 8).
+// TestSpecIsCurrent rebuilds discovery and OpenAPI of every built-in group from the registries that serve them (row 8).
 func TestSpecIsCurrent(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds every group and its OpenAPI")
@@ -110,8 +109,8 @@ func rebuildSpec(t *testing.T) map[string][]byte {
 	return out
 }
 
-// rebuildSchemas makes the schemas of every kind that clients may send, those
-// of subresources too, without descriptions, which managed fields do not need.
+// rebuildSchemas makes the schemas of every kind that clients may send, those of subresources too, without
+// descriptions, which managed fields do not need.
 func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openapispec.Schema {
 	s, err := New(Config{ExternalAddress: "localhost:443"})
 	require.NoError(t, err)

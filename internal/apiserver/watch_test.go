@@ -87,8 +87,8 @@ func TestIdleWatchEndsWell(t *testing.T) {
 	}
 }
 
-// TestStartsOfWatches: only so many watches of a user start at once. One that has begun
-// holds no place, another user's does not wait, and a place is not held for long.
+// TestStartsOfWatches: only so many watches of a user start at once. One that has begun holds no place, another user's
+// does not wait, and a place is not held for long.
 func TestStartsOfWatches(t *testing.T) {
 	if testing.Short() {
 		t.Skip("places are held for a second")

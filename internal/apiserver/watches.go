@@ -26,8 +26,8 @@ type WatchLimits struct {
 	Patience time.Duration
 }
 
-// DefaultWatchesPerUser is how many watches one user may have open in a
-// process if its flags do not say otherwise: a tenth of all that it serves.
+// DefaultWatchesPerUser is how many watches one user may have open in a process if its flags do not say otherwise: a
+// tenth of all that it serves.
 const DefaultWatchesPerUser = 2000
 
 const (
@@ -61,8 +61,8 @@ type openWatch struct {
 	endStart func()
 }
 
-// startTime is how long the start of a watch may hold its place:
-// a client may take longer to receive what it begins with.
+// startTime is how long the start of a watch may hold its place: a client may take longer to receive what it begins
+// with.
 const startTime = time.Second
 
 // start lets the watch hold a place until its first events are made, but not for long.
@@ -80,8 +80,8 @@ func newWatches(limits WatchLimits) *watches {
 
 type openWatchKey struct{}
 
-// withOpen counts a watch no more when the request has ended, and cuts off a client
-// that is too slow. It is met before, and outlives, what prepares the watch.
+// withOpen counts a watch no more when the request has ended, and cuts off a client that is too slow. It is met before,
+// and outlives, what prepares the watch.
 func (w *watches) withOpen(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(response http.ResponseWriter, r *http.Request) {
 		if info, _ := apirequest.RequestInfoFrom(r.Context()); !isLongRunning(r, info) {

@@ -1,6 +1,6 @@
-// Package coldstart makes a process's first answer come sooner: until then it collects garbage less often.
-// Start-up allocates much that stays, so most of what the collector does then is in vain; it was a third of
-// the time from exec to a first answer.
+// Package coldstart makes a process's first answer come sooner: until then it collects garbage less often. Start-up
+// allocates much that stays, so most of what the collector does then is in vain; it was a third of the time from exec
+// to a first answer.
 package coldstart
 
 import (

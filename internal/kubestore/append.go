@@ -12,7 +12,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// stateOf reads from which state a write of the key is computed.
+// stateOf reads the state from which a write of the key is computed.
 func stateOf(ctx context.Context, v *projection.View, key eventlog.Key) (projection.State, error) {
 	at, err := v.State(ctx, key)
 	if err != nil && !errors.Is(err, projection.ErrExpired) { // which compute handles
@@ -21,7 +21,7 @@ func stateOf(ctx context.Context, v *projection.View, key eventlog.Key) (project
 	return at, err
 }
 
-// refused is an error that one revision of the object is the reason for, or its absence, which is revision 0.
+// refused is an error whose reason is one revision of the object. Revision 0 stands for its absence.
 type refused struct {
 	revision eventlog.Revision
 	error
@@ -31,9 +31,9 @@ type refused struct {
 // the write has lost every time.
 const attempts = 100
 
-// compute runs try on a view, and again on a newer one if it lost to another write of the key. It
-// also runs it again if it was refused because of a revision that is not the object's last any more:
-// the view may be from the request's start.
+// compute runs try on a view, and again on a newer one if it lost to another write of the key. It also runs it again if
+// it was refused because of a revision that is not the object's last any more: the view may be from the request's
+// start.
 func (s *store) compute(ctx context.Context, path string, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
 	v, fresh, err := s.consistent(ctx)
 	for n := 1; err == nil; n++ {
@@ -59,8 +59,8 @@ func (s *store) compute(ctx context.Context, path string, try func(*projection.V
 	return 0, s.writeFailed(err, path)
 }
 
-// ifChanged returns a new view if it shows another revision of the object than the one that
-// was refused. Else it returns the refusal.
+// ifChanged returns a new view if it shows another revision of the object than the one that was refused. Else it
+// returns the refusal.
 func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projection.View, error) {
 	v, err := s.latest(ctx)
 	if err != nil {
@@ -114,10 +114,10 @@ func (s *store) append(ctx context.Context, v *projection.View, before, after ru
 	return rev, nil
 }
 
-// Append appends writes in one batch and returns the revision of the last one. The writes are made by States
-// of the view, which give each its base and precondition. It serves requests and what writes without one.
-// Errors are those of View.Append. For a request that has ended, and while the log is known to refuse, it
-// writes nothing and fails with ErrNotPublished.
+// Append appends writes in one batch and returns the revision of the last one. The writes are made by States of the
+// view, which give each its base and precondition. It serves requests and what writes without one. Errors are those of
+// View.Append. For a request that has ended, and while the log is known to refuse, it writes nothing and fails with
+// ErrNotPublished.
 func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projection.Write) (eventlog.Revision, error) {
 	end, err := c.beginAppend(ctx)
 	if err != nil {
@@ -132,8 +132,8 @@ func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projecti
 	return rev, nil
 }
 
-// writeFailed is what a client is told about a write that failed. If upstream's
-// functions refused it, that is the answer.
+// writeFailed is what a client is told about a write that failed. If upstream's functions refused it, that is the
+// answer.
 func (s *store) writeFailed(err error, path string) error {
 	var no refused
 	var failed appendError

@@ -151,8 +151,8 @@ func (b *bed) commit(ctx context.Context) {
 	}
 }
 
-// purge commits and leaves nothing in the log that it need not hold, so that everything comes from
-// segments and preconditions are 0.
+// purge commits and leaves nothing in the log that it need not hold, so that everything comes from segments and
+// preconditions are 0.
 func (b *bed) purge(ctx context.Context) {
 	b.t.Helper()
 	b.commit(ctx)

@@ -52,8 +52,8 @@ func attributes(obj runtime.Object) (labels.Set, fields.Set, error) {
 	}, nil
 }
 
-// observed waits after every create until the cache has it, as upstream's own test of watch semantics does,
-// and as slowly: the cacher ends watches that get dozens of events before they are first read.
+// observed waits after every create until the cache has it, as upstream's own test of watch semantics does, and as
+// slowly: the cacher ends watches that get dozens of events before they are first read.
 type observed struct{ storage.Interface }
 
 func (o observed) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
@@ -70,8 +70,8 @@ func (o observed) Create(ctx context.Context, key string, obj, out runtime.Objec
 	})
 }
 
-// TestUpstreamUnderCacher runs those of upstream's suites that it runs on its own watch cache, over this
-// store. Left out: RunTestList, which counts requests to etcd.
+// TestUpstreamUnderCacher runs those of upstream's suites that it runs on its own watch cache, over this store. Left
+// out: RunTestList, which counts requests to etcd.
 func TestUpstreamUnderCacher(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for bookmarks")

@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Claim is an object that only one owner can hold. It is created with precondition 0 in its
-// owner's batch, and deleted with its owner.
+// Claim is an object that only one owner can hold. It is created with precondition 0 in its owner's batch, and deleted
+// with its owner.
 type Claim struct {
 	Key eventlog.Key
 	// ContentType and Body of the claim object as stored.
@@ -38,8 +38,8 @@ type ClaimedError struct{ Key eventlog.Key }
 
 func (e *ClaimedError) Error() string { return e.Key.Path() + " is already claimed" }
 
-// Status is for a client whose request does not try again. If the client does,
-// its request may see the claim and avoid it.
+// Status is for a client whose request does not try again. If the client does, its request may see the claim and avoid
+// it.
 func (e *ClaimedError) Status() metav1.Status {
 	return apierrors.NewConflict(schema.GroupResource{Group: e.Key.Group, Resource: e.Key.Resource}, e.Key.Name, e).Status()
 }

@@ -36,7 +36,7 @@ func sharded(p *storage.SelectionPredicate) bool {
 	return p.ShardSelector != nil && !p.ShardSelector.Empty()
 }
 
-// page is a list as of one revision, from the start of one of its pages on.
+// page is the part of a list, as of one revision, that begins with one of its pages.
 type page struct {
 	keys projection.Keys
 	at   eventlog.Revision

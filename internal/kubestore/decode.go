@@ -148,8 +148,8 @@ func (e *corruptError) Status() metav1.Status {
 	return apierrors.NewInternalError(fmt.Errorf("read %s: %w", e.rowKey, e.err)).Status()
 }
 
-// unsafeDeletion says whether a feature gate allows to delete corrupt objects. Only then does
-// upstream report such objects in its own way.
+// unsafeDeletion says whether a feature gate allows to delete corrupt objects. Only then does upstream report such
+// objects in its own way.
 func unsafeDeletion() bool {
 	return utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
 }

@@ -84,7 +84,8 @@ func listError(err error, paging bool, continueKey, prefix string) error {
 	return expired
 }
 
-// readAnswer is for a row that a view could not read: the bucket fails, or a segment is damaged.
+// readAnswer is what a client is told about a row that a view could not read, because the bucket fails or a segment is
+// damaged.
 func readAnswer(err error) error { return answer(fmt.Errorf("read the snapshot: %w", err)) }
 
 // appendAnswer is what a client is told about an append that failed.

@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// BenchmarkFanOut compares a change's way to many watches, each of which encodes it, through this package
-// alone and through upstream's cacher over it: time per change, and memory of an idle watch.
+// BenchmarkFanOut compares a change's way to many watches, each of which encodes it, through this package alone and
+// through upstream's cacher over it: time per change, and memory of an idle watch.
 func BenchmarkFanOut(b *testing.B) {
 	for _, through := range []string{"kubestore", "cacher"} {
 		for _, n := range []int{25, 1000, 10_000} {

@@ -111,8 +111,8 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 	}
 }
 
-// untilBookmark is the time to the next bookmark. Bookmarks come at fixed
-// intervals and shortly before the request ends.
+// untilBookmark is the time to the next bookmark. Bookmarks come at fixed intervals and shortly before the request
+// ends.
 func (w *watcher) untilBookmark(ctx context.Context) time.Duration {
 	interval := bookmarkInterval
 	if w.opts.ProgressNotify {

@@ -145,7 +145,8 @@ func (s *store) keys(path string, recursive bool) projection.Keys {
 	return projection.Keys{Start: start, End: start + "\x00"}
 }
 
-// owner is the cluster and namespace of a row key. No owner's objects take the room in a cache that others need.
+// owner is the cluster and namespace of a row key. A cache keeps the objects of one owner from pushing out those of the
+// others.
 func (s *store) owner(rowKey string) string {
 	key := s.key(strings.TrimPrefix(rowKey, s.Cluster))
 	return key.Cluster + "/" + key.Namespace

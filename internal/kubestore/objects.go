@@ -9,8 +9,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// Objects is a cache of decoded objects by row key and revision. It has a budget of bytes, of which no namespace takes
-// the room that others need. It is safe for concurrent use. Nobody may write to the objects.
+// Objects is a cache of decoded objects by row key and revision. It has a budget of bytes, and no namespace takes what
+// others need of it. It is safe for concurrent use. Nobody may write to the objects.
 type Objects struct {
 	decoded *cache.Cache[version, runtime.Object]
 }

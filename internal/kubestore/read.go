@@ -211,8 +211,8 @@ const heavyList = 256 << 10
 // maxCorrupt is how many corrupt objects a list names before it gives up. The figure is upstream's.
 const maxCorrupt = 100
 
-// fill takes the rows that match until the limit is reached. It looks at one more
-// row to learn whether there is another page.
+// fill takes the rows that match until the limit is reached. It looks at one more row to learn whether there is another
+// page.
 func (l *listing) fill(ctx context.Context) error {
 	limit := l.opts.Predicate.Limit
 	for row, err := range l.view.Scan(ctx, l.keys.Start, l.keys.End, l.at) {

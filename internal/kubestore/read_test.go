@@ -43,9 +43,9 @@ func (m model) list(namespace string, labelled bool) (items []string) {
 	return items
 }
 
-// TestListPages: pages of random size, with and without selectors, of all and of one namespace, taken by
-// two processes while objects change and the log is committed and purged, are exactly the model's list at
-// the first page's revision, or end with 410 and go on at a new one (rows 30 to 32).
+// TestListPages: pages of random size, with and without selectors, of all and of one namespace, taken by two processes
+// while objects change and the log is committed and purged, are exactly the model's list at the first page's revision,
+// or end with 410 and go on at a new one (rows 30 to 32).
 func TestListPages(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for mode, step := range modes {
@@ -195,8 +195,8 @@ func names(list *example.PodList) (names []string) {
 	return names
 }
 
-// TestNothingAliasesTheCache: whatever a caller does to an object it was given, nobody else sees it. Items of
-// a list are to be read and have their fields set, as under upstream's cacher.
+// TestNothingAliasesTheCache: whatever a caller does to an object it was given, nobody else sees it. Items of a list
+// are to be read and have their fields set, as under upstream's cacher.
 func TestNothingAliasesTheCache(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, pods(nil))

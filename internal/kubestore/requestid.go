@@ -15,8 +15,9 @@ type requestIDs struct {
 	last atomic.Uint64
 }
 
-// WithRequestID returns a context whose appends carry the id. It must be unique among all requests of all processes, so
-// it must not be the client's own. The second append of a request carries the id with '/2' after it.
+// WithRequestID returns a context whose appends carry the id. Without it, each append gets an id of its own. The id
+// must be unique among all requests of all processes, so it must not be the client's own. The second append of a
+// request carries the id with '/2' after it. Only tests set it, to recognise their requests in the log.
 func WithRequestID(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, requestIDKey{}, &requestIDs{id: id})
 }

@@ -156,8 +156,8 @@ func TestUpstream(t *testing.T) {
 	}
 }
 
-// waits are the suites that spend seconds waiting (for a bookmark, an expiry, a revision that never
-// comes). They run side by side; the others may set feature gates, which are the process's.
+// waits are the suites that spend seconds waiting (for a bookmark, an expiry, a revision that never comes). They run
+// side by side; the others may set feature gates, which are the process's.
 var waits = map[string]bool{
 	"CreateWithTTL": true, "GuaranteedUpdateWithTTL": true, "Get": true, "GetListNonRecursive": true,
 	"DelayedWatchDelivery": true, "ProgressNotify": true, "WatchDispatchBookmarkEvents": true,

@@ -26,9 +26,9 @@ const (
 	bookmarkBeforeEnd = 2 * time.Second
 )
 
-// Watch implements storage.Interface. From a revision it delivers every matching change after that
-// revision. Without one, or from '0', it delivers the state first. A watch from a revision below the floor
-// ends with an ERROR event, reason Expired.
+// Watch implements storage.Interface. From a revision it delivers every matching change after that revision. Without
+// one, or from '0', it delivers the state first. A watch from a revision below the floor ends with an ERROR event,
+// reason Expired.
 func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	path, err := s.path(key, opts.Recursive)
 	if err != nil {
@@ -116,12 +116,12 @@ func (w *watcher) run(ctx context.Context) {
 	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(err)})
 }
 
-// rejoinAttempts bounds how often a watch that gets nowhere joins the feed again. Together
-// that takes it about a second and a half.
+// rejoinAttempts bounds how often a watch that gets nowhere joins the feed again. Together that takes it about a second
+// and a half.
 const rejoinAttempts = 24
 
-// stream sends the state if it is wanted, then the past, then what the feed brings, until
-// something fails for good. It never returns nil.
+// stream sends the state if it is wanted, then the past, then what the feed brings, until something fails for good. It
+// never returns nil.
 //
 // What a log, a bucket or a key service refuses once, it may answer the next time. The watch knows its position, so it
 // joins again. If that does not help it ends without an error event: after such an event client-go lists, after a mere

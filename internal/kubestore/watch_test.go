@@ -111,8 +111,8 @@ func history(t testing.TB, s storage.Interface, r *rand.Rand, changes int, step 
 	return events
 }
 
-// TestWatchResumes: a watch that is cut and resumed at random, each time on another process, sees every
-// change once and in order (rows 11 and 20, invariant 8), while the log is committed and purged under it.
+// TestWatchResumes: a watch that is cut and resumed at random, each time on another process, sees every change once and
+// in order (rows 11 and 20, invariant 8), while the log is committed and purged under it.
 func TestWatchResumes(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for mode, step := range modes {
@@ -177,8 +177,8 @@ func TestWatchExpires(t *testing.T) {
 	require.Equal(t, "MODIFIED ns/a "+second.ResourceVersion, future.next())
 }
 
-// TestWatchSelectors: a change that takes an object in or out of what matches is ADDED or DELETED, from
-// the past as from the feed (row 12).
+// TestWatchSelectors: a change that takes an object in or out of what matches is ADDED or DELETED, from the past as
+// from the feed (row 12).
 func TestWatchSelectors(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for mode, step := range modes {
@@ -265,8 +265,8 @@ func TestWatchEndsWithFeed(t *testing.T) {
 	require.Equal(t, "closed true", watchFrom(t, s, p.ResourceVersion).next())
 }
 
-// TestWatchOverBrokenConnection: a process whose connection to the log breaks again and again, while the
-// log is purged behind its back by another one, loses and repeats nothing.
+// TestWatchOverBrokenConnection: a process whose connection to the log breaks again and again, while the log is purged
+// behind its back by another one, loses and repeats nothing.
 func TestWatchOverBrokenConnection(t *testing.T) {
 	server := eventlogtest.Run(t, t.TempDir())
 	b := newBed(t, eventlogtest.Connect(t, server), memory.Strict(t))

@@ -17,8 +17,8 @@ import (
 // usable is the part of a container's memory that Go's heap may take; the rest is for what the runtime does not count.
 const usable = 0.9
 
-// Limit has garbage collected before the container's limit is reached (cgroup v1
-// or v2), or the function's on AWS Lambda. A user's own GOMEMLIMIT is left alone.
+// Limit has garbage collected before the container's limit is reached (cgroup v1 or v2), or the function's on AWS
+// Lambda. A user's own GOMEMLIMIT is left alone.
 func Limit() error {
 	_, err := memlimit.Set(memlimit.WithRatio(usable), memlimit.WithProvider(memlimit.ApplyFallback(lambda, memlimit.FromCgroup)))
 	if errors.Is(err, memlimit.ErrNoCgroup) || errors.Is(err, memlimit.ErrCgroupsNotSupported) {
@@ -36,24 +36,24 @@ func lambda() (uint64, error) {
 	return mebibytes << 20, nil
 }
 
-// After pause without much work, memory that is worth it goes back: more than a
-// quarter above what the process held when it had given back last, and worth more.
+// After pause without much work, memory that is worth it goes back: more than a quarter above what the process held
+// when it had given back last, and worth more.
 const (
 	pause = 10 * time.Second
 	worth = 16 << 20
-	// idle is how much a process with nothing to do may allocate in a pause;
-	// light is the part of what it holds that one with little to do may.
+	// idle is how much a process with nothing to do may allocate in a pause; light is the part of what it holds that
+	// one with little to do may.
 	idle  = 4 << 20
 	light = 16
 )
 
-// GiveBack gives memory back to the system when there is little to do: garbage when what is allocated
-// has become little beside what is held, and once there is nothing to do, what shrink lets go of, too.
-// The runtime alone would collect after two minutes, to give back slowly, and never let go of a cache.
+// GiveBack gives memory back to the system when there is little to do: garbage when what is allocated has become little
+// beside what is held, and once there is nothing to do, what shrink lets go of, too. The runtime alone would collect
+// after two minutes, to give back slowly, and never let go of a cache.
 //
-// Collections of garbage set a timer, and nothing else does: it goes off when they have
-// become rare, and a process that does nothing has none. If the process stands still
-// meanwhile, as a function does between two requests, nothing is lost but the memory.
+// Collections of garbage set a timer, and nothing else does: it goes off when they have become rare, and a process that
+// does nothing has none. If the process stands still meanwhile, as a function does between two requests, nothing is
+// lost but the memory.
 func GiveBack(shrink func()) (stop func()) {
 	k := &keeper{shrink: shrink}
 	k.mu.Lock()

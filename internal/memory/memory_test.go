@@ -29,8 +29,8 @@ func waste(bytes int) {
 	}
 }
 
-// TestGivesBackWhenIdle: nothing happens during work. When there is nothing to do any more caches shrink
-// once, and what they held goes back to the system; when there is little to do only garbage does.
+// TestGivesBackWhenIdle: nothing happens during work. When there is nothing to do any more caches shrink once, and what
+// they held goes back to the system; when there is little to do only garbage does.
 func TestGivesBackWhenIdle(t *testing.T) {
 	defer func() { kept = nil }()
 	shrunk := 0

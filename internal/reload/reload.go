@@ -1,5 +1,5 @@
-// Package reload keeps what was made of files as new as the files, without
-// a goroutine: whoever asks for it has a look, at most once a second.
+// Package reload keeps what was made of files as new as the files, without a goroutine: whoever asks for it has a look,
+// at most once a second.
 package reload
 
 import (
@@ -17,8 +17,8 @@ import (
 const (
 	// pause is the time between two looks at the files.
 	pause = time.Second
-	// quiet is how long a file must have been left alone: one that is still
-	// being written may already make sense, but not the sense that it will make.
+	// quiet is how long a file must have been left alone: one that is still being written may already make sense, but
+	// not the sense that it will make.
 	quiet = time.Second
 )
 
@@ -53,8 +53,8 @@ func New[T any](build func() (T, error), files ...string) (*Value[T], error) {
 	return v, nil
 }
 
-// Get returns the value of the newest files that made sense. One who
-// asks waits for the files to be read; others do not wait for that one.
+// Get returns the value of the newest files that made sense. One who asks waits for the files to be read; others do not
+// wait for that one.
 func (v *Value[T]) Get() T {
 	if now := time.Since(v.began); int64(now) >= v.next.Load() && v.mu.TryLock() {
 		v.next.Store(int64(now + pause))
@@ -64,8 +64,8 @@ func (v *Value[T]) Get() T {
 	return *v.value.Load()
 }
 
-// look builds the value again if the files hold something else than when it was
-// built last. What makes no sense is not looked at again, and the value stays.
+// look builds the value again if the files hold something else than when it was built last. What makes no sense is not
+// looked at again, and the value stays.
 func (v *Value[T]) look() {
 	contents, atRest, err := read(v.files)
 	if err == nil && (!atRest || slices.EqualFunc(contents, v.seen, bytes.Equal)) {

@@ -27,8 +27,8 @@ const (
 type Config struct {
 	// TLS is nil for plain HTTP.
 	TLS *tls.Config
-	// RequestTimeout is the deadline of requests, a minute by default: a client that
-	// has not taken its answer then is cut off. A stream sets deadlines of its own.
+	// RequestTimeout is the deadline of requests, a minute by default: a client that has not taken its answer then is
+	// cut off. A stream sets deadlines of its own.
 	RequestTimeout time.Duration
 	// MaxStreams is how many requests one connection of HTTP/2 may have open, 100 by default.
 	MaxStreams int

@@ -18,8 +18,8 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// A connection of HTTP/2 that comes to be while the server shuts down, and on which nothing is
-// asked, is not told to end: it is cut off in the end, and that is no failure of the process.
+// A connection of HTTP/2 that comes to be while the server shuts down, and on which nothing is asked, is not told to
+// end: it is cut off in the end, and that is no failure of the process.
 func TestLateConnection(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits as long as requests may take to finish")

@@ -1,6 +1,6 @@
-// Command credentials writes what the containers of the local stack and their one user know each other
-// by, into the folder it is given: a certificate authority, the API's certificate, the user's token, a
-// kubeconfig, and MinIO's keys. What is there already stays. All of it is for this machine only.
+// Command credentials writes what the containers of the local stack and their one user know each other by, into the
+// folder it is given: a certificate authority, the API's certificate, the user's token, a kubeconfig, and MinIO's keys.
+// What is there already stays. All of it is for this machine only.
 package main
 
 import (

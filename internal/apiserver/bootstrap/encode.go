@@ -98,7 +98,7 @@ func (e encoder) claims(ctx context.Context, resource schema.GroupResource, obje
 	return all, nil
 }
 
-// managerName is kube-apiserver's name where it says who manages the fields of the objects it makes.
+// managerName is the name under which kube-apiserver manages the fields of the objects that it makes.
 const managerName = "kube-apiserver"
 
 // manage says in an object that is about to be created who manages its fields, as the create handler does.

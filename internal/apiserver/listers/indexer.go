@@ -130,7 +130,7 @@ func Rows(ctx context.Context, v *projection.View, prefix string) iter.Seq2[proj
 	return v.Scan(ctx, prefix, prefix[:len(prefix)-1]+"0", v.Revision()) // '0' comes after '/'
 }
 
-// LeaveOut counts a row that a list is without, and logs it once.
+// LeaveOut counts a row that is left out of a list, and logs it once.
 func (i *Indexer) LeaveOut(ctx context.Context, row projection.Row, err error) {
 	leftOut.Inc()
 	known, _ := i.shared.complaints.ContainsOrAdd(uint64(row.Revision), struct{}{})
@@ -193,7 +193,7 @@ func (i *Indexer) Get(obj any) (any, bool, error) {
 	return i.GetByKey(key)
 }
 
-// Index finds by namespace with one scan of it, by anything else with a scan of all.
+// Index finds objects by namespace with one scan of the namespace, and by anything else with a scan of all.
 func (i *Indexer) Index(name string, obj any) ([]any, error) {
 	f, ok := i.GetIndexers()[name]
 	if !ok {

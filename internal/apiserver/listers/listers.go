@@ -36,7 +36,7 @@ type Storage interface {
 	Transformer(schema.GroupResource) value.Transformer
 }
 
-// ErrNoView says that a lister was asked before the process had caught up once. Every request catches up first.
+// ErrNoView says that a lister was asked before the process had ever caught up. Every request catches up first.
 var ErrNoView = errors.New("no view of the log has been read yet")
 
 // Unreadable is what a lister panics with where upstream's interface has no place for an error. The server recovers it

@@ -30,7 +30,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
-// OwnGroup is the group of what is stored and is no object of the API: claims, the marker of bootstrap, clocks.
+// OwnGroup is the group of stored objects that the API does not serve: claims, the marker of bootstrap, clocks.
 const OwnGroup = "logplane.dev"
 
 // ClaimsFunc names the claims that must exist exactly as long as the object says so (kubestore.Resource).

@@ -42,8 +42,8 @@ func (r Authorizer) RulesFor(ctx context.Context, who user.Info, namespace strin
 	return r.upstream.RulesFor(ctx, who, namespace)
 }
 
-// Resolver is upstream's over the index. By it upstream's registries see to it that no user grants more than the user
-// has. It is safe for concurrent use.
+// Resolver is upstream's over the index. With it, upstream's registries check that no user grants more rights than the
+// user has. It is safe for concurrent use.
 type Resolver struct {
 	*validation.DefaultRuleResolver
 }
@@ -68,7 +68,8 @@ func (r Resolver) VisitRulesFor(ctx context.Context, who user.Info, namespace st
 	r.DefaultRuleResolver.VisitRulesFor(ctx, who, namespace, visit)
 }
 
-// decision is one question about a user. Upstream does not tell its listers about whom it asks, so the context does.
+// decision is one question about a user. Upstream does not tell its listers which user it asks about, so the context
+// does.
 type decision struct {
 	user user.Info
 	// err is why the question could not be answered.
@@ -99,8 +100,8 @@ func (l lister) ListRoleBindings(ctx context.Context, namespace string) ([]*rbac
 	return applying[rbacv1.RoleBinding](ctx, l.index, namespace)
 }
 
-// applying lists the bindings of the namespace that may apply to the user of the decision; of the cluster if the
-// namespace is empty.
+// applying lists the bindings of the namespace that may apply to the user of the decision. If the namespace is empty,
+// it lists those of the cluster.
 func applying[T any](ctx context.Context, i *Index, namespace string) ([]*T, error) {
 	d, ok := ctx.Value(decisionKey{}).(*decision)
 	if !ok {

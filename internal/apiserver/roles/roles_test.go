@@ -130,9 +130,9 @@ func visited(ctx context.Context, r validation.AuthorizationRuleResolver, who us
 	return all
 }
 
-// TestIndexIsExact: whatever is written, committed and cut off the tail, upstream's
-// resolver comes by the same rules and errors in the same order as with lists of
-// everything, on a process that is asked often and on one that is asked seldom.
+// TestIndexIsExact: whatever is written, committed and cut off the tail, upstream's resolver comes by the same rules
+// and errors in the same order as with lists of everything, on a process that is asked often and on one that is asked
+// seldom.
 func TestIndexIsExact(t *testing.T) {
 	open := processes(t, projection.Config{Bucket: memory.New(), InlineBytes: 3000})
 	often, seldom, projector := open(), open(), open().projection

@@ -17,8 +17,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// table holds the RoleBindings of a namespace, or all ClusterRoleBindings, by those whom they bind. The index's lock
-// guards it.
+// table holds the RoleBindings of a namespace, or all ClusterRoleBindings, by the subjects that they bind. The index's
+// lock guards it.
 type table struct {
 	rows *listers.Indexer
 	// namespace is empty for the cluster; prefix is the rows'.
@@ -239,8 +239,8 @@ func (t *table) eachSubject(b *binding, f func(of map[string][]*binding, subject
 	}
 }
 
-// of returns the bindings that name the user or one of his groups, by name, of many to one role only the first: the
-// others say the same. The list is shared.
+// of returns the bindings that name the user or one of the user's groups, sorted by name. Of many bindings to one role
+// it returns only the first, since the others say the same. The list is shared.
 func (t *table) of(who user.Info) []*binding {
 	found, several := t.users[who.GetName()], false
 	for _, group := range who.GetGroups() {
@@ -262,7 +262,7 @@ func (t *table) of(who user.Info) []*binding {
 	return found
 }
 
-// manyBindings of one user are looked through for those to the same role.
+// If a user has more than manyBindings bindings, only the first to each role counts.
 const manyBindings = 16
 
 func distinctRoles(found []*binding) (distinct []*binding) {

@@ -16,8 +16,8 @@ func JSON(text []byte) (Shape, error) {
 	return s, err
 }
 
-// json measures a text that is itself at a depth. Text of another encoding than UTF-8
-// would be stored by some decoders as it is, and no encoder could write it again.
+// json measures a text that is itself at a depth. Text of another encoding than UTF-8 would be stored by some decoders
+// as it is, and no encoder could write it again.
 func (s *Shape) json(text []byte, base int) error {
 	if !utf8.Valid(text) {
 		return errNotUTF8

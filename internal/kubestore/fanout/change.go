@@ -23,8 +23,8 @@ type Store interface {
 	FieldValue(field string, o runtime.Object) string
 }
 
-// change is an event as the watches of one store see it. Next is that of another store: each
-// version of a custom resource has a store.
+// change is an event as the watches of one store see it. Next is that of another store: each version of a custom
+// resource has a store.
 type change struct {
 	store Store
 	event *Event

@@ -65,9 +65,9 @@ const sharedFrom = 3
 // NewDelivery returns a delivery of an event.
 func NewDelivery(e *Event) *Delivery { return &Delivery{Event: e} }
 
-// For returns what the event is to a watch of a store that selects objects, nil for all of them. Found
-// is false if it is nothing to the watch. An update may take its object into what the watch selects,
-// or out of it: then it is ADDED or DELETED.
+// For returns what the event is to a watch of a store that selects objects, nil for all of them. Found is false if it
+// is nothing to the watch. An update may take its object into what the watch selects, or out of it: then it is ADDED or
+// DELETED.
 func (d *Delivery) For(ctx context.Context, s Store, selects *storage.SelectionPredicate) (_ watch.Event, found bool, err error) {
 	t, o, err := d.change(s).to(ctx, selects)
 	if o == nil || err != nil {

@@ -64,9 +64,9 @@ func (f *Feed) Run(ctx context.Context) error {
 	}
 }
 
-// past returns the window that the feed must have when it follows the log from the view's revision.
-// After a restart it is filled from the snapshot. Clients then come back all at once, each from
-// another revision, and one scan serves them.
+// past returns the window that the feed must have when it follows the log from the view's revision. After a restart it
+// is filled from the snapshot. Clients then come back all at once, each from another revision, and one scan serves
+// them.
 func (f *Feed) past(ctx context.Context, v *projection.View) Window {
 	w, head := f.window, v.Revision() // only Run's goroutine writes the window
 	if w.To == 0 || w.To < v.Floor() || w.To > head {
@@ -117,8 +117,8 @@ func (f *Feed) Deliver(b eventlog.Batch) error {
 	return nil
 }
 
-// fanOut looks under each key that a subscription to the event can begin with: the row key, and
-// each prefix of it that ends with a slash.
+// fanOut looks under each key that a subscription to the event can begin with: the row key, and each prefix of it that
+// ends with a slash.
 func (f *Feed) fanOut(e *Event) {
 	d := NewDelivery(e)
 	f.concerned = f.concerned[:0]

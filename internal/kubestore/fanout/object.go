@@ -9,8 +9,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// object is an object of a change, which is decoded, asked for its attributes and
-// encoded at most once. Nobody writes to it.
+// object is an object of a change, which is decoded, asked for its attributes and encoded at most once. Nobody writes
+// to it.
 type object struct {
 	mu      sync.Mutex // guards what follows
 	loaded  bool
@@ -24,8 +24,8 @@ type object struct {
 	encoded *encodedOnce
 }
 
-// load returns the object, nil if there is none. An error is for the caller only: the bucket or
-// the key service may answer the next watch.
+// load returns the object, nil if there is none. An error is for the caller only: the bucket or the key service may
+// answer the next watch.
 func (o *object) load(load func() (runtime.Object, error)) (runtime.Object, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

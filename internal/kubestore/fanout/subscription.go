@@ -10,8 +10,8 @@ const QueueLength = 64
 
 // Subscription is the place of one watch in the feed.
 type Subscription struct {
-	// Keys are one row key, or all those that begin with a prefix that ends with
-	// a slash. Start is the key or the prefix.
+	// Keys are one row key, or all those that begin with a prefix that ends with a slash. Start is the key or the
+	// prefix.
 	projection.Keys
 	// Index and Value leave out events of objects that have another value in the field of the index.
 	Index Index
@@ -24,12 +24,12 @@ type Subscription struct {
 	complete eventlog.Revision
 }
 
-// Joined yields the window at whose end the subscription began, once. It is closed
-// without a window when the feed has ended.
+// Joined yields the window at whose end the subscription began, once. It is closed without a window when the feed has
+// ended.
 func (s *Subscription) Joined() <-chan Window { return s.joined }
 
-// Queue yields what came after that window, in order. It is closed when the
-// watch could not keep up or the feed stopped.
+// Queue yields what came after that window, in order. It is closed when the watch could not keep up or the feed
+// stopped.
 func (s *Subscription) Queue() <-chan *Delivery { return s.queue }
 
 // Complete may be called when the queue is closed: every event up to that revision was in it.
@@ -76,8 +76,8 @@ func (f *Feed) Bookmark(s *Subscription) {
 	}
 }
 
-// RequestProgress asks for a bookmark for the subscriptions of a prefix that want progress, as
-// soon as the feed has reached a revision.
+// RequestProgress asks for a bookmark for the subscriptions of a prefix that want progress, as soon as the feed has
+// reached a revision.
 func (f *Feed) RequestProgress(prefix string, target eventlog.Revision) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

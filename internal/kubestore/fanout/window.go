@@ -6,7 +6,8 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// The budget of the window: about as much of the past as clients need that lost their connection and come back.
+// The budget of the window. It is about as much of the past as clients need when they come back after a lost
+// connection.
 const (
 	windowEvents = 16 << 10
 	windowBytes  = 32 << 20
@@ -37,7 +38,7 @@ func (w *Window) add(e *Event) {
 	}
 }
 
-// halve lets go of the older half and makes room for so many events.
+// halve lets go of the older half. The rest gets an array for at least so many events.
 func (w *Window) halve(capacity int) {
 	n := max(len(w.events)/2, 1) // one event may be larger than the whole budget
 	w.From = w.events[n-1].Revision

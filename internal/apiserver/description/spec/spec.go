@@ -73,10 +73,10 @@ func (d Document) Plain() ([]byte, error) {
 }
 
 // V2 is the OpenAPI v2 document of all groups.
-func V2(f Format) (Document, error) { return document(FileV2(f)) }
+func V2(f Format) (Document, error) { return File(FileV2(f)) }
 
 // V3 is the OpenAPI v3 document of one path of the index.
-func V3(path string, f Format) (Document, error) { return document(FileV3(path, f)) }
+func V3(path string, f Format) (Document, error) { return File(FileV3(path, f)) }
 
 // Builtin returns the index of the generated documents; it must not be changed.
 var Builtin = sync.OnceValues(func() (Index, error) { return decode[Index](FileIndex) })
@@ -149,9 +149,7 @@ func FileSchemas(kind schema.GroupVersionKind) string {
 }
 
 // File returns a generated file.
-func File(name string) (Document, error) { return document(name) }
-
-func document(name string) (Document, error) {
+func File(name string) (Document, error) {
 	b, err := files.ReadFile("data/" + name)
 	if err != nil {
 		return Document{}, fmt.Errorf("read a generated document: %w", err)
@@ -160,7 +158,7 @@ func document(name string) (Document, error) {
 }
 
 func decode[T any](name string) (decoded T, err error) {
-	d, err := document(name)
+	d, err := File(name)
 	if err != nil {
 		return decoded, err
 	}
