@@ -64,8 +64,8 @@ func TestPreconditions(t *testing.T) {
 	}
 }
 
-// A writer that stalled while another write came, was projected and purged, succeeds with precondition 0: only the base
-// in its event shows that the chain is broken, and the fold voids it (invariant 13).
+// A writer stalls while another write of the key comes, is projected and is purged. The stalled write then succeeds
+// with precondition 0. Only the base in its event shows that the chain is broken, and the fold voids it (invariant 13).
 func TestBaseShowsABrokenChain(t *testing.T) {
 	l := eventlogtest.Log(t)
 	read := mustAppend(t, l, "1", added("a", "v1"))
@@ -178,7 +178,8 @@ func TestBadAppends(t *testing.T) {
 	}
 }
 
-// More batches at once than the server takes are all appended, uninterleaved.
+// Even when there are more batches at once than the server takes, all are appended, and none is interleaved with
+// another.
 func TestManyBatches(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many batches at once")

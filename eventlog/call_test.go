@@ -14,11 +14,11 @@ import (
 const (
 	streamInfo = "$JS.API.STREAM.INFO.logplane"
 	messageGet = "$JS.API.STREAM.MSG.GET.logplane"
-	// unavailable is what a server says that knows no leader.
+	// unavailable is what a server answers if it knows no leader.
 	unavailable = `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`
 )
 
-// A server that refuses a request for now is asked again, and then believed.
+// A server that refuses a request for now is asked again. Its second answer is believed.
 func TestUnavailableOnce(t *testing.T) {
 	server := eventlogtest.Run(t, t.TempDir())
 	conn := eventlogtest.Connect(t, server)
@@ -34,8 +34,8 @@ func TestUnavailableOnce(t *testing.T) {
 	}
 }
 
-// A server that was cut off answers for seconds after it is back that there is no leader, here one that passes requests
-// on only then: the leader's own answer, which always comes second, is taken all the same.
+// A server that was cut off answers for seconds after it is back that there is no leader. Here such a server passes a
+// request on only after that answer. So the leader's own answer always comes second, and is taken all the same.
 func TestTheLeadersAnswerComesSecond(t *testing.T) {
 	t.Parallel()
 	c := eventlogtest.Cluster(t)

@@ -71,8 +71,8 @@ func TestReplicatedLog(t *testing.T) {
 	}
 }
 
-// A proposal that is stalled on its way to the quorum: another write of the object meanwhile learns that it lost when
-// the stalled one lands, not before; and that one is found by its id.
+// A proposal stalls on its way to the quorum. Another write of the same object learns that it has lost only when the
+// stalled one lands. The stalled one is found by its id.
 func TestStalledProposalLandsLater(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -118,8 +118,8 @@ func once(t *testing.T, l *eventlog.Log, after eventlog.Revision, id string, rev
 	}
 }
 
-// During a leader change a message reaches the old and the new leader. What the old one refuses first, here a
-// subscriber in its place, the new one appends: no such refusal says that nothing was written.
+// During a leader change a message reaches the old and the new leader. The old one, here a subscriber in its place,
+// refuses first, and the new one appends. So such a refusal does not say that nothing was written.
 func TestRefusedByOneServerAppendedByAnother(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
@@ -310,9 +310,9 @@ func openOn(t *testing.T, c *eventlogtest.Servers, i int) *eventlog.Log {
 	return l
 }
 
-// Direct gets are answered by the nearest replica, which is often behind: a tail is complete all the same. A replica
-// that is cut off, with the client on its side, has an old end: the tail does not take it for the end, and is complete
-// when the replica is back.
+// The nearest replica answers direct gets, and is often behind. A tail is complete all the same. If a replica is cut
+// off together with the client, its end is old. The tail does not take that for the end, and is complete when the
+// replica is back.
 func TestTailOfStaleReplicas(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for replicas")

@@ -48,5 +48,5 @@ func (l *Log) Search(ctx context.Context, id string, last Revision, writes ...Wr
 // Conn is the log's connection.
 func (l *Log) Conn() *nats.Conn { return l.config.Conn }
 
-// Basis is that of a writer who knows what this process has seen.
+// Basis is the basis of a writer who knows what this process has seen.
 func (l *Log) Basis() Basis { return Basis{Head: Revision(l.seen.Load()), Epoch: l.Epoch()} }

@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// bounded is a context that no test outlives.
+// bounded is a context that ends with the test, and after 30 s at the latest.
 func bounded(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

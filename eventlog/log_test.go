@@ -128,8 +128,8 @@ func TestTailInPages(t *testing.T) {
 	}
 }
 
-// Follow yields appends whole, whatever lies between them, and from the middle of one what is left of it. An event that
-// claims a batch which is not there is alone, and no reader waits for the rest for good.
+// Follow yields whole appends, whatever lies between them. If it begins in the middle of one, it yields the rest of it.
+// An event that claims a batch which is not there is yielded alone, so no reader waits for the rest for ever.
 func TestFollowYieldsWholeAppends(t *testing.T) {
 	l := eventlogtest.Log(t)
 	mustAppend(t, l, "one", added("one", "x"))

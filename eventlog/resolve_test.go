@@ -83,7 +83,8 @@ func TestUnansweredAppendLoses(t *testing.T) {
 	}
 }
 
-// When what would tell the outcome has left the log, it stays unknown: it is never a conflict.
+// If the events that would tell the outcome have left the log, the outcome stays unknown. It is never called a
+// conflict.
 func TestUnansweredAppendIsPurged(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for timeouts")
@@ -123,7 +124,7 @@ func TestUnansweredAppendStaysUnknown(t *testing.T) {
 	mustAppend(t, direct, "direct", added("direct", "x"))
 }
 
-// A caller that goes away leaves a write that is resolved all the same.
+// When a caller goes away, its write is resolved all the same.
 func TestCancelledAppendIsResolved(t *testing.T) {
 	l, link, _ := stallable(t, 3*time.Second)
 	before := eventlog.RoundTrips("append")
@@ -161,8 +162,8 @@ func TestNotConnected(t *testing.T) {
 	eventlogtest.Eventually(t, "the log is back", func() bool { _, err := l.Head(bounded(t)); return err == nil })
 }
 
-// A refusal settles an outcome only if the precondition can never hold again: one from a server that is behind, a
-// deposed leader, does not.
+// A refusal decides an outcome only if the precondition can never hold again. A refusal from a server that is behind,
+// such as a deposed leader, does not.
 func TestRefusalOfAServerThatIsBehind(t *testing.T) {
 	l := eventlogtest.Log(t)
 	old := mustAppend(t, l, "1", added("a", "1"))
@@ -197,7 +198,7 @@ func TestBrokenByItself(t *testing.T) {
 	}
 }
 
-// Any one precondition that can never hold again settles the outcome of a batch.
+// One precondition that can never hold again is enough to decide the outcome of a batch.
 func TestBrokenInABatch(t *testing.T) {
 	l := eventlogtest.Log(t)
 	purged := mustAppend(t, l, "1", added("purged", "1"))

@@ -85,7 +85,8 @@ func TestLastRevisionSurvives(t *testing.T) {
 	}
 }
 
-// A log that lost its tail would give revisions to other events: whoever has seen a later one stops.
+// A log that lost its tail would give the same revisions to other events. So everybody who has seen a later revision
+// stops.
 func TestLostTailIsDiverged(t *testing.T) {
 	l, r := startRestartable(t)
 	fill(t, l, 5)

@@ -243,7 +243,7 @@ func TestInMemory(t *testing.T) {
 	}
 }
 
-// Memory storage would hold up everybody for seconds if it had to count what a batch leaves pending after a purge.
+// If memory storage had to count what a batch leaves pending after a purge, it would hold up everybody for seconds.
 func TestTailInMemoryAsksForNoBatch(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: conn, InMemory: true})
@@ -292,7 +292,7 @@ func TestPublishedHeaders(t *testing.T) {
 	}
 }
 
-// A server whose max_payload is smaller than an event may be is refused, with what to change.
+// A server whose max_payload is too small for the largest event is refused, with what to change.
 func TestSmallMaxPayload(t *testing.T) {
 	conn := eventlogtest.Start(t, func(o *server.Options) { o.MaxPayload = 1 << 20 })
 	for _, err := range []error{

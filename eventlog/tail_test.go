@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// A tail is every revision after the first one and up to the second one, each once: no less at either end, no more.
+// A tail has every revision after the first bound and up to the second, each once: no fewer at either end, and no more.
 func TestTailIsWhatWasAskedFor(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	for name, l := range map[string]*eventlog.Log{

@@ -257,9 +257,10 @@ func benchmarkReads(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
 	})
 }
 
-// mostGets is what a cold get and a cold full list of a snapshot that is all base may take: the root, then the footer,
-// from the idx object or from each of the base's parts, unless the root has it, then one block, or each part at once,
-// but for the first. A few namespaces lie across two parts.
+// mostGets is how many GETs a cold get and a cold full list may take if the whole snapshot is in the base. First comes
+// the root. Then come the footers, unless the root has them: from the idx object, or from each of the base's parts.
+// Then comes one block for a get, or each part at once for a list, except for the first. A few namespaces lie across
+// two parts.
 func mostGets(s *snapshot) (get, all float64) {
 	parts := float64(len(s.runs[0]))
 	switch {

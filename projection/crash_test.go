@@ -147,8 +147,7 @@ func retainAll(ctx context.Context, p *Projection) error {
 	return p.Retain(ctx, v.Applied()-3, v.Applied()-2)
 }
 
-// compactAgain is a compaction that somebody's collection of other garbage has overtaken, so that its outputs are
-// written again.
+// compactAgain is a compaction during which somebody collects other garbage. So its outputs are written again.
 func compactAgain(ctx context.Context, p *Projection) error {
 	v, err := p.Latest(ctx)
 	if err != nil {
@@ -284,9 +283,9 @@ func (r *random) readable(config func(*Config)) *Projection {
 	return p
 }
 
-// Every step of what a projector does fails, fails but persists, or is its process's last (invariant 6): the cell
+// Every step of a projector fails, fails but persists, or is the last of its process (invariant 6). Each time the cell
 // opens, no acknowledged event is missing, the check finds nothing, and the next projector goes on and leaves no
-// garbage. The steps are those that a run in good weather takes.
+// garbage. The steps are those of a run without any failure.
 func TestCrashTable(t *testing.T) {
 	quiet(t)
 	for _, scene := range crashScenes {
@@ -327,8 +326,8 @@ func (scene *crashScene) goOn(t *testing.T, r *random) {
 	}
 }
 
-// The scenes take every step that there is in the code: they write whatever it counts as written, into and out of every
-// folder that it collects.
+// The scenes take every step that there is in the code. They write everything that the code counts as written, and fill
+// and empty every folder that it collects.
 func TestTheCrashTableIsWhole(t *testing.T) {
 	quiet(t)
 	before := countWritings()

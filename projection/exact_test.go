@@ -29,8 +29,8 @@ func replaced(t *testing.T, c *cell) {
 	require.NotZero(t, n)
 }
 
-// What a write is computed from is of one view, whatever root its segments are read from: somebody else changes the
-// object, and everything that the view's root names is collected, before the write reads its state (invariant 13).
+// A write is computed from one view, whatever root its segments are read from. Here, before the write reads its state,
+// somebody else changes the object, and everything that the view's root names is collected (invariant 13).
 func TestStateComesFromOneView(t *testing.T) {
 	quiet(t)
 	c, _ := spilling(t, runsPerLevel)
@@ -80,7 +80,8 @@ func TestAppendTakesOneView(t *testing.T) {
 	require.ErrorContains(t, err, "another view")
 }
 
-// The precondition is the key's last event even if that is void, and only as long as the log has it.
+// The precondition is the revision of the key's last event, even if that event is void, and only as long as the log has
+// it.
 func TestStateExpectsVoidEvents(t *testing.T) {
 	quiet(t)
 	c := newCell(t)
@@ -200,8 +201,8 @@ func (b *afterRoot) Get(ctx context.Context, key string) ([]byte, string, error)
 	return body, etag, err
 }
 
-// A root that was read before somebody committed and purged proves no hole: a request ended between the root and the
-// tail, and the next one reads the root again.
+// A root that was read before somebody committed and purged proves no hole. Here a request ends between its reads of
+// the root and of the tail, and the next request reads the root again.
 func TestAnOldRootProvesNoHole(t *testing.T) {
 	c := newCell(t)
 	for range 5 {
@@ -284,7 +285,7 @@ func (b *beforeEvents) GetRange(ctx context.Context, key string, offset, length 
 	return b.Bucket.GetRange(ctx, key, offset, length)
 }
 
-// A moment whose events went while they were looked for is expired: nothing is missing that should be there.
+// A time has expired if its events went away while they were looked for. Nothing is missing that should be there.
 func TestRevisionAtExpires(t *testing.T) {
 	c, _ := spilling(t, 6)
 	p := c.over(&beforeEvents{Bucket: lax{c.bucket}, do: func() {
@@ -297,7 +298,7 @@ func TestRevisionAtExpires(t *testing.T) {
 	require.ErrorIs(t, err, ErrExpired)
 }
 
-// A commit that cuts the tail leaves a reader to notice by the tail's new length that it has grown again.
+// After a commit has cut the tail, a reader still notices, by the tail's new length, when the tail has grown again.
 func TestACutTailGrowsFromItsNewLength(t *testing.T) {
 	c := newCell(t)
 	for i := range 20 {
@@ -338,8 +339,8 @@ func TestABlockLargerThanTheCache(t *testing.T) {
 	require.False(t, ok)
 }
 
-// A projector that starts while the bucket takes nothing goes on trying, and readers go on meanwhile; what an operator
-// must mend ends it.
+// A projector that starts while the bucket takes nothing goes on trying, and readers go on meanwhile. A fault that an
+// operator must mend ends the projector.
 func TestAProjectorOutlivesABucketThatFails(t *testing.T) {
 	quiet(t)
 	c := newCell(t)

@@ -34,9 +34,9 @@ func (c *cell) reopened(dir string) (*cell, *server.Server) {
 	return &next, s
 }
 
-// The rehearsal of invariant 9: the log's disk is lost and an old copy restored. Every process stops; after the fence
-// all that the bucket has is there, revisions go on above every one that was ever seen, and older ones have expired, so
-// that clients relist.
+// The rehearsal of invariant 9: the log's disk is lost, and an old copy is restored. Every process stops. After the
+// fence, everything that the bucket has is there, and revisions go on above every one that was ever seen. Older
+// revisions have expired, so that clients list again.
 func TestALostTailIsFenced(t *testing.T) {
 	for _, inline := range []int{1, 0} {
 		t.Run(fmt.Sprint("inline ", inline), func(t *testing.T) {
@@ -78,7 +78,8 @@ func TestALostTailIsFenced(t *testing.T) {
 				require.ErrorIs(t, err, eventlog.ErrDiverged)
 			}
 			require.ErrorIs(t, c.another().Run(c.ctx, 1), eventlog.ErrDiverged)
-			// Even one that wrote on blindly, up to where the root was, is found out by what is there.
+			// The log may even have been written on blindly, up to the root's revision. It is recognised by the event
+			// that is there.
 			blind := eventlogtest.Open(t, eventlog.Config{Conn: c.conn})
 			for range 20 {
 				_, err := blind.Append(c.ctx, eventlog.Basis{}, fmt.Sprint("blind-", c.n), eventlog.Write{Op: eventlog.Added, Key: podKey(fmt.Sprint("blind", c.n))})
@@ -132,8 +133,8 @@ func requireClean(t testing.TB, p *Projection) {
 	require.Zero(t, v.Foreign)
 }
 
-// A healthy log is folded before it is fenced, so that nothing is lost; who was there before stops, and what it still
-// writes is void.
+// A healthy log is folded before it is fenced, so that nothing is lost. A process from before the fence stops, and what
+// it still writes is void.
 func TestOldEpochsEnd(t *testing.T) {
 	quiet(t)
 	c := newCell(t)
@@ -182,7 +183,7 @@ func TestOldEpochsEnd(t *testing.T) {
 	requireClean(t, c.another())
 }
 
-// A fence that breaks off after any step is made up for by the next; until then nobody reads or writes.
+// If a fence breaks off after any step, the next fence completes it. Until then nobody reads or writes.
 func TestAFenceThatBreaksOff(t *testing.T) {
 	for _, fate := range []memory.Fault{memory.Fails, memory.FailsButPersisted} {
 		c := newCell(t)

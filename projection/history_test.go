@@ -69,8 +69,9 @@ func TestTheArchiveAgesByLogTime(t *testing.T) {
 	require.Equal(t, r.Horizon, r.Archive)
 }
 
-// Any revision that a checkpoint, the segments above it or archived events cover is exact, and every other expired:
-// after compactions, collections and purges, with void events and barriers, by lists, point reads and times.
+// Every revision that a checkpoint, the segments above it or archived events cover is exact, and every other has
+// expired. That holds after compactions, collections and purges, with void events and barriers, for lists, point reads
+// and times.
 func TestThePastIsExact(t *testing.T) {
 	quiet(t)
 	for seed := range seeds(6) {
@@ -203,7 +204,7 @@ func TestForgottenCheckpointsAreCollected(t *testing.T) {
 	requireClean(t, c.another())
 }
 
-// What was before a fence can be read as what is after it: the archive goes on across the leap.
+// What was before a fence can be read like what is after it: the archive goes on across the leap.
 func TestThePastAcrossAFence(t *testing.T) {
 	for _, inline := range []int{1, 0} {
 		config := func(c *Config) { c.InlineBytes, c.History, c.Retention = inline, time.Hour, time.Minute }

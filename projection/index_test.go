@@ -47,7 +47,7 @@ func layered(t testing.TB, layers ...[]int) *cell {
 	return c
 }
 
-// reads is how many GETs f costs a projection that has read nothing yet; again they cost none.
+// reads is how many GETs f costs a projection that has read nothing yet. A second call of f costs none.
 func (c *cell) reads(f func(v *View)) int {
 	c.t.Helper()
 	counted := bucket.Count(c.bucket)
@@ -128,7 +128,7 @@ func TestRequestsOfAMillionObjects(t *testing.T) {
 	require.LessOrEqual(t, layered(t, upTo(1_000_000, 1)).lists(1500, 1000), 4, "after a compaction")
 }
 
-// Of ten thousand absent keys, less than one in a hundred makes a reader look into a run that does not have it.
+// For ten thousand absent keys, fewer than one lookup in a hundred reads a run that does not have the key.
 func TestBloomFiltersAreRight(t *testing.T) {
 	c := layered(t, upTo(10_000, 2), upTo(10_000, 20))
 	counted := bucket.Count(c.bucket)
@@ -216,8 +216,8 @@ func TestAWarmReaderReadsNoFooters(t *testing.T) {
 	}
 }
 
-// A compaction is not thrown away because garbage was collected meanwhile: its outputs are written again, under names
-// that no collection before knew.
+// A compaction is not thrown away because garbage was collected meanwhile. Its outputs are written again, under names
+// that no earlier collection knew.
 func TestACompactionOutlivesACollection(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
 	_, err := c.bucket.Create(c.ctx, "logplane/seg/0/00000000000000000001-00000000000000000001-OLD", []byte("garbage"))

@@ -155,7 +155,8 @@ func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
 	}
 }
 
-// checkSince: what differs between a revision and the view, events since have; a view knows all of its tail, at least.
+// checkSince checks that every difference between a revision and the view is named by an event since that revision. A
+// view knows at least all events of its tail.
 func (r *random) checkSince(v *View, after Revision) (known bool) {
 	seen := map[string]bool{}
 	known = v.Since(after, func(key string) { seen[key] = true })

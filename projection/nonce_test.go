@@ -10,7 +10,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// loseOneSwap lets the next swap of the root fail, unknown to its author whether it was done: it was not.
+// loseOneSwap lets the next swap of the root fail. Its author cannot know whether it was done. It was not.
 func (c *cell) loseOneSwap() {
 	lost := false
 	c.bucket.Inject(func(op memory.Op, _ string) memory.Fault {
@@ -29,8 +29,8 @@ func (c *cell) newest() *root {
 	return now.root
 }
 
-// A swap whose outcome is not known is learned by the nonce. Whatever there is to do is done, not taken for done
-// because some root is there.
+// The nonce tells the outcome of a swap that was not answered. What there is to do is done. It is not taken for done
+// because some other root is there.
 func TestALostSwapIsNotTakenForWon(t *testing.T) {
 	for name, do := range map[string]func(c *cell){
 		"commit": func(c *cell) {
@@ -71,8 +71,8 @@ func TestALostSwapIsNotTakenForWon(t *testing.T) {
 	}
 }
 
-// A collector that took a lost swap for won would delete the segments of a commit in flight, whose own swap it has not
-// defeated: the root would name what is gone (invariant 7).
+// A collector must not take a lost swap for a won one. Otherwise it would delete the segments of a commit in flight,
+// whose swap can still succeed: the root would then name what is gone (invariant 7).
 func TestALostSwapDeletesNothing(t *testing.T) {
 	commitDuring(t, func(c *cell, other *Projection) {
 		c.loseOneSwap()
@@ -81,8 +81,8 @@ func TestALostSwapDeletesNothing(t *testing.T) {
 	})
 }
 
-// A draft that breaks what every root promises is made once and written never: made again of the same root it would
-// break the same.
+// A draft that breaks what every root promises is not written. It is made only once, because another draft of the same
+// root would break the same promise.
 func TestAWrongRootIsNotWritten(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -110,8 +110,8 @@ func (b roots) Replace(ctx context.Context, key string, body []byte, etag string
 	return b.lax.Replace(ctx, key, body, etag)
 }
 
-// Two projectors that fold the same events onto the same root write different roots: on a server whose ETags are
-// hashes, one's root would be the other's, too, and both would believe to have won.
+// Two projectors that fold the same events onto the same root write different roots. If the roots were equal, then on a
+// server whose ETags are hashes both projectors would believe that they have won.
 func TestEveryRootIsDifferent(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")

@@ -27,8 +27,8 @@ func (b *slowRoot) Get(ctx context.Context, key string) (body []byte, etag strin
 	return body, etag, err
 }
 
-// A root that was read before a commit and arrives after it does not replace the commit's: what it applied would be in
-// no view any more.
+// A root that was read before a commit and arrives after it does not replace the commit's root. Otherwise what the
+// commit applied would be in no view any more.
 func TestAnOlderRootArrivesLate(t *testing.T) {
 	c, want := spilling(t, 2)
 	slow := &slowRoot{lax: lax{c.bucket}}
@@ -51,8 +51,8 @@ func TestAnOlderRootArrivesLate(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// overtaken is a cell, a reader that is behind, and its view: the floor has come up to the view's revision since, and
-// the segments that the view names were collected.
+// overtaken is a cell, a reader that is behind, and the reader's view. Since then the floor has come up to the view's
+// revision, and the segments that the view names were collected.
 func overtaken(t *testing.T) (c *cell, behind *Projection, v *View) {
 	t.Helper()
 	c = newCell(t, func(c *Config) { c.InlineBytes = 1 })
@@ -80,7 +80,7 @@ func TestACompactionIsOvertakenByACollection(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, c.latest().snap.root.Segments, v.snap.root.Segments)
 
-	// What the newest root names and is not there is lost, and that is an error.
+	// A segment that the newest root names and that is not there is lost, and that is an error.
 	for range runsPerLevel {
 		c.put("b", "b")
 		c.commit()
@@ -90,8 +90,8 @@ func TestACompactionIsOvertakenByACollection(t *testing.T) {
 	require.ErrorIs(t, err, bucket.ErrNotFound)
 }
 
-// A reader whose segments were collected goes on with a newer root only at a revision that this root still has: what
-// lies below its floor is not all there.
+// A reader whose segments were collected goes on with a newer root, but only at a revision that this root still has.
+// Below its floor not everything is there.
 func TestAReaderIsOvertakenByTheFloor(t *testing.T) {
 	c, behind, v := overtaken(t)
 	head := v.Revision()
@@ -111,8 +111,8 @@ func TestAScanIsOvertakenByTheFloor(t *testing.T) {
 	require.ErrorIs(t, err, ErrExpired, "a scan below the new floor")
 }
 
-// Events below the floor are refused, all of them, also where a segment that reaches above the floor still has them:
-// another process, or the same one a commit later, has them not.
+// All events below the floor are refused, even if a segment that reaches above the floor still has them. Another
+// process does not have them, nor does this one after its next commit.
 func TestEventsBelowTheFloor(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	for i := range 4 {
@@ -141,8 +141,8 @@ func TestEventsBelowTheFloor(t *testing.T) {
 	require.NoError(t, c.log.Tail(c.ctx, 0, head, func(eventlog.Event) error { return nil }), "the log still has all of them")
 }
 
-// What a reader was about to read of the log may be committed and purged first. It is then in a newer root, though the
-// log has no newer head, by which the need to read the root is told.
+// What a reader was about to read from the log may be committed and purged first. Then it is in a newer root. The
+// reader must read that root, although the log has no newer head that would tell it to.
 func TestAPurgeBetweenHeadAndTail(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")
@@ -162,7 +162,7 @@ func TestAPurgeBetweenHeadAndTail(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// Whoever reads events is never given a stream with a hole, whatever the bucket holds (invariant 8).
+// No reader of events gets a stream with a hole, whatever the bucket holds (invariant 8).
 func TestAHoleInTheEventsIsAnError(t *testing.T) {
 	at := func(rev, span Revision) *record {
 		return &record{Event: eventlog.Event{Write: eventlog.Write{Op: eventlog.Added}, Revision: rev}, span: uint64(span)}
@@ -193,8 +193,8 @@ func TestAHoleInTheEventsIsAnError(t *testing.T) {
 	}
 }
 
-// A scan whose segment is collected while it is at it goes on behind its last row, with a newer root: no row is left
-// out, none comes twice.
+// If the segment of a scan is collected meanwhile, the scan goes on behind its last row, with a newer root. No row is
+// left out, and none comes twice.
 func TestAScanGoesOnOverACollection(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	var want, got []string
@@ -219,8 +219,8 @@ func TestAScanGoesOnOverACollection(t *testing.T) {
 	require.Greater(t, cold.Current().snap.root.Serial, read, "the scan has not met the collection")
 }
 
-// Two projectors swap the same root for another one each. Who lost must not take the winner's for its own: it is of the
-// same serial, but what the loser folded is not in it.
+// Two projectors each swap the same root for their own. The loser must not take the winner's root for its own. It has
+// the same serial, but not what the loser has folded.
 func TestASwapIsWonByItsNonceAlone(t *testing.T) {
 	c, want := spilling(t, 2)
 	slow := &between{lax: lax{c.bucket}, do: func() { require.NoError(t, c.Retain(c.ctx, 1, 0)) }}

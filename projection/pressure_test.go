@@ -84,7 +84,7 @@ func TestAWriteWaitsForRelief(t *testing.T) {
 	require.NoError(t, <-written)
 }
 
-// Somebody else commits although nobody writes any more: that is noticed too, and costs no write.
+// Somebody else commits, and nobody writes any more. The commit is noticed all the same, and costs no write.
 func TestAnotherCommitRelieves(t *testing.T) {
 	c := newCell(t)
 	counted := bucket.Count(c.bucket)
