@@ -1,0 +1,38 @@
+package docs
+
+import (
+	"encoding/json"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestVersionsAreShared: modules that 'make test' builds beside the product have its versions of what both need. Each
+// difference compiles again all that depends on it, hundreds of packages of Kubernetes at worst.
+func TestVersionsAreShared(t *testing.T) {
+	product := required(t, ".")
+	for _, module := range []string{"tools/kubectl", "test/subscribe"} {
+		for path, version := range required(t, module) {
+			if ours, ok := product[path]; ok && version != ours {
+				t.Errorf("%s is %s in %s/go.mod and %s in go.mod: run 'go get %s@%s' and 'go mod tidy' there", path, version, module, ours, path, ours)
+			}
+		}
+	}
+}
+
+// required are the versions in a module's go.mod.
+func required(t *testing.T, module string) map[string]string {
+	t.Helper()
+	out, err := exec.Command("go", "mod", "edit", "-json", filepath.Join("../..", module, "go.mod")).Output()
+	require.NoError(t, err)
+	var file struct{ Require []struct{ Path, Version string } }
+	require.NoError(t, json.Unmarshal(out, &file))
+	require.NotEmpty(t, file.Require, module)
+	versions := map[string]string{}
+	for _, r := range file.Require {
+		versions[r.Path] = r.Version
+	}
+	return versions
+}
