@@ -12,7 +12,8 @@ import (
 )
 
 // TestNamedTestsExist: a promise names the tests that hold it. Each
-// of them is there, and each promise of docs/security.md has one.
+// of them is there, and each promise of docs/security.md has one. So is each
+// that the Makefile names: a pattern that matches none would run none.
 func TestNamedTestsExist(t *testing.T) {
 	exists := map[string]bool{}
 	require.NoError(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
@@ -32,6 +33,11 @@ func TestNamedTestsExist(t *testing.T) {
 			}
 		}
 		return false
+	}
+	makefile, err := os.ReadFile("../../Makefile")
+	require.NoError(t, err)
+	for _, name := range regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(string(makefile), -1) {
+		require.True(t, exists[name], "the Makefile names %s", name)
 	}
 	for _, document := range []string{"security.md", "guarantees.md"} {
 		text, err := os.ReadFile("../../docs/" + document)

@@ -27,7 +27,9 @@ func required(t *testing.T, module string) map[string]string {
 	t.Helper()
 	out, err := exec.Command("go", "mod", "edit", "-json", filepath.Join("../..", module, "go.mod")).Output()
 	require.NoError(t, err)
-	var file struct{ Require []struct{ Path, Version string } }
+	var file struct {
+		Require []struct{ Path, Version string }
+	}
 	require.NoError(t, json.Unmarshal(out, &file))
 	require.NotEmpty(t, file.Require, module)
 	versions := map[string]string{}
