@@ -293,7 +293,7 @@ func TestCrashTable(t *testing.T) {
 			t.Parallel()
 			_, clean := scene.run(t, -1, fails)
 			t.Logf("%d steps: %s", len(clean.taken), strings.Join(clean.taken, ", "))
-			stride := 1
+			stride := eventlogtest.Slowdown
 			if testing.Short() {
 				stride = 24
 			}

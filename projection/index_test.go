@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
 	"github.com/logplane/logplane/projection/segment/segmenttest"
@@ -115,7 +116,7 @@ func TestRequestsOfAHundredThousandObjects(t *testing.T) {
 
 // A million: the base keeps its footers itself.
 func TestRequestsOfAMillionObjects(t *testing.T) {
-	if testing.Short() {
+	if testing.Short() || eventlogtest.Slowdown > 1 {
 		t.Skip("a million objects")
 	}
 	c := layered(t, upTo(1_000_000, 1), upTo(1_000_000, 10), upTo(1_000_000, 1000))

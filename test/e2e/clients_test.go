@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/test/product"
 )
 
@@ -138,7 +139,7 @@ func TestOptimisticIncrements(t *testing.T) {
 	t.Parallel()
 	server := product.Dev(t, t.TempDir(), "--in-memory")
 	_, typed, _ := clientsFor(t, server.URL())
-	increment(t, 1000, typed)
+	increment(t, increments, typed)
 }
 
 // increment adds up to total in one object from several writers spread over the clients.
@@ -178,7 +179,10 @@ func increment(t testing.TB, total int, through ...kubernetes.Interface) {
 	}
 }
 
-const incrementers = 8
+const (
+	increments   = 1000 / eventlogtest.Slowdown
+	incrementers = 8
+)
 
 // incrementOnce reads, adds one and updates with the resourceVersion read, until no one came between.
 func incrementOnce(ctx context.Context, client kubernetes.Interface) error {

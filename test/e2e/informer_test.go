@@ -21,11 +21,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/test/product"
 )
 
 const (
-	informerChanges = 10_000
+	informerChanges = 10_000 / eventlogtest.Slowdown
 	informerWriters = 4
 	informerObjects = 50 // per writer
 )
@@ -36,7 +37,7 @@ func TestInformers(t *testing.T) {
 	t.Parallel()
 	changes := informerChanges
 	if testing.Short() {
-		changes /= 20
+		changes = 500
 	}
 	server := product.Dev(t, t.TempDir(), "--in-memory")
 	_, typed, untyped := clientsFor(t, server.URL())

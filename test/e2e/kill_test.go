@@ -15,11 +15,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/test/product"
 )
 
 const (
-	kills       = 50
+	kills       = 50 / eventlogtest.Slowdown
 	killWriters = 4
 )
 

@@ -24,7 +24,7 @@ import (
 )
 
 // crossReads is how many writes through one process are read through another.
-const crossReads = 10_000
+const crossReads = 10_000 / eventlogtest.Slowdown
 
 // TestProcesses runs 'init', two 'api', a 'watcher', a 'projector' and a 'lifecycle' as processes on an
 // external log of one server, and of three, and a shared bucket.
@@ -34,10 +34,12 @@ func TestProcesses(t *testing.T) {
 	}
 	t.Parallel()
 	t.Run("one server", func(t *testing.T) {
+		t.Parallel()
 		c := newCell(t, eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir())).ConnectedUrl(), 1)
 		c.run(t)
 	})
 	t.Run("three servers", func(t *testing.T) {
+		t.Parallel()
 		var urls []string
 		for _, server := range eventlogtest.Cluster(t).Server {
 			urls = append(urls, server.ClientURL())
@@ -65,7 +67,7 @@ func newCell(t *testing.T, urls string, replicas int) *processCell {
 	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
 	c.watcher = product.Serve(t, c.with("watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow")...)
 	product.Run(t, c.with("projector")...)
-	product.Run(t, c.with("lifecycle")...)
+	product.Run(t, c.with("lifecycle", "--settle", "2s")...) // no create of this test takes longer; by default it is a minute
 	c.first, c.second = c.api(t), c.api(t)
 	_, c.client, _ = clientsFor(t, c.first.URL())
 	_, c.client2, _ = clientsFor(t, c.second.URL())
@@ -80,7 +82,7 @@ func (c *processCell) api(t *testing.T) *product.Process {
 
 func (c *processCell) run(t *testing.T) {
 	t.Run("a write through one is read through the other", c.crossReads)
-	t.Run("increments", func(t *testing.T) { increment(t, 1000, c.client, c.client2) })
+	t.Run("increments", func(t *testing.T) { increment(t, increments, c.client, c.client2) })
 	t.Run("tokens cross processes", c.pages)
 	t.Run("create after delete across purge points", c.purge)
 	t.Run("a watch is redirected", c.watchRedirect)
