@@ -14,12 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGoInstall: 'go install github.com/logplane/logplane/cmd/logplane@VERSION' works. The module is served
-// from a folder as a module proxy would serve it; its dependencies come from where they always do.
+// TestGoInstall: 'go install github.com/logplane/logplane/cmd/logplane@VERSION' works. The module is served from a folder
+// as a module proxy would serve it. Its dependencies come from where they always do, and are compiled with the settings
+// of 'make build', so that Kubernetes is not compiled again for this test.
 func TestGoInstall(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles the whole product")
 	}
+	t.Parallel()
 	// Go takes a version's content for immutable and remembers it: each run is another version.
 	version := fmt.Sprintf("v0.0.%d-test", time.Now().UnixNano())
 	root, err := filepath.Abs("../..")
@@ -31,9 +33,9 @@ func TestGoInstall(t *testing.T) {
 	// version is taken out of the shared one afterwards.
 	t.Cleanup(func() { removeModule(t, version) })
 	bin := t.TempDir()
-	install := exec.Command("go", append(installFlags(), "github.com/logplane/logplane/cmd/logplane@"+version)...)
+	install := exec.Command("go", "install", "github.com/logplane/logplane/cmd/logplane@"+version)
 	install.Dir = t.TempDir()
-	install.Env = append(os.Environ(), "GOBIN="+bin, "GOWORK=off",
+	install.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -tags=grpcnotrace,lambda.norpc", "GOBIN="+bin, "GOWORK=off",
 		"GOPROXY=file://"+proxy+","+goenv(t, "GOPROXY"), "GONOSUMDB=github.com/logplane/*")
 	out, err := install.CombinedOutput()
 	require.NoError(t, err, string(out))
@@ -42,14 +44,6 @@ func TestGoInstall(t *testing.T) {
 	require.NoError(t, err, string(out))
 	require.Contains(t, string(out), "logplane "+version)
 	require.Contains(t, string(out), "v1.36.3")
-}
-
-// installFlags are those of the running test, so that Kubernetes is not compiled again for this test.
-func installFlags() []string {
-	if raceEnabled {
-		return []string{"install", "-race"}
-	}
-	return []string{"install"}
 }
 
 func goenv(t *testing.T, name string) string {
