@@ -14,9 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGoInstall: 'go install github.com/logplane/logplane/cmd/logplane@VERSION' works. The module is served from a folder
-// as a module proxy would serve it. Its dependencies come from where they always do, and are compiled with the settings
-// of 'make build', so that Kubernetes is not compiled again for this test.
+// TestGoInstall: 'go install github.com/logplane/logplane/cmd/logplane@VERSION' works. The module is served
+// from a folder as a module proxy would serve it. Its dependencies come from where they always do, and are
+// compiled with the settings of 'make build', so that Kubernetes is not compiled again for this test.
 func TestGoInstall(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles the whole product")

@@ -67,7 +67,8 @@ func newCell(t *testing.T, urls string, replicas int) *processCell {
 	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
 	c.watcher = product.Serve(t, c.with("watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow")...)
 	product.Run(t, c.with("projector")...)
-	product.Run(t, c.with("lifecycle", "--settle", "2s")...) // no create of this test takes longer; by default it is a minute
+	// By default it waits a minute for creates to end. When this test deletes a namespace, all of its have.
+	product.Run(t, c.with("lifecycle", "--settle", "2s")...)
 	c.first, c.second = c.api(t), c.api(t)
 	_, c.client, _ = clientsFor(t, c.first.URL())
 	_, c.client2, _ = clientsFor(t, c.second.URL())
