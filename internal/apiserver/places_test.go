@@ -3,7 +3,9 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"net/http/httptest"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -125,6 +127,8 @@ func TestWaitingHoldsNoPlace(t *testing.T) {
 		waited := make(chan error, 2)
 		go func() { waited <- held.Wait(t.Context(), func() error { <-came; return nil }) }()
 		synctest.Wait()
+		require.True(t, apierrors.IsTooManyRequests(p.mayWait("a")), "one waits already")
+		require.NoError(t, p.mayWait("b"))
 		other, err := p.take(t.Context(), "b")
 		require.NoError(t, err)
 
@@ -270,4 +274,17 @@ func TestPlacesAtRandom(t *testing.T) {
 		require.Empty(t, p.waiting)
 		require.Zero(t, p.taken)
 	})
+}
+
+// TestIsAhead: only a revision that this process has not seen is waited for.
+func TestIsAhead(t *testing.T) {
+	s := newServer(t)
+	seen := uint64(s.config.Cell.Projection.Current().Revision())
+	for query, ahead := range map[string]bool{
+		"": false, "resourceVersion=0": false, "resourceVersion=x": false, "resourceVersion=": false, "resourceVersionMatch=Exact": false,
+		fmt.Sprintf("limit=1&resourceVersion=%d", seen): false, fmt.Sprintf("limit=1&resourceVersion=%d&x", seen+1): true,
+		"resourceVersion=9223372036854775807": true,
+	} {
+		require.Equal(t, ahead, s.isAhead(httptest.NewRequest("GET", configMaps+"?"+query, nil)), query)
+	}
 }
