@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/kubernetes/pkg/apis/admissionregistration"
+	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/rbac"
 )
 
@@ -22,9 +22,9 @@ import (
 // billion.
 const maxRights = 1 << 16
 
-// maxExpressions bounds the CEL expressions of one object, each of which is compiled when the object is written: some 0.4
-// ms, and more memory for each variable that is there already. With 3 MiB of them a request took 14 s, or 1.3 GiB.
-const maxExpressions = 2000
+// maxTolerations and maxScopes bound lists that validation compares each with each: to change a label of a Pod with
+// 20,000 tolerations took 40 s.
+const maxTolerations, maxScopes = 1000, 100
 
 // boundsName is the plugin's name in metrics.
 const boundsName = "Bounds"
@@ -45,9 +45,17 @@ func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.Objec
 		errs = append(errs, tooManyRights(o.Rules)...)
 	case *rbac.ClusterRole:
 		errs = append(errs, tooManyRights(o.Rules)...)
-	default:
-		errs = append(errs, tooManyExpressions(o)...)
+	case *core.Pod:
+		errs = append(errs, tooMany(field.NewPath("spec", "tolerations"), len(o.Spec.Tolerations), maxTolerations)...)
+	case *core.ResourceQuota:
+		errs = append(errs, tooMany(field.NewPath("spec", "scopes"), len(o.Spec.Scopes), maxScopes)...)
+		if o.Spec.ScopeSelector != nil {
+			errs = append(errs, tooMany(field.NewPath("spec", "scopeSelector", "matchExpressions"), len(o.Spec.ScopeSelector.MatchExpressions), maxScopes)...)
+		}
+	case *apiextensions.CustomResourceDefinition:
+		errs = append(errs, costlyColumns(o)...)
 	}
+	errs = append(errs, compiledOf(a.GetObject()).tooMuch()...)
 	if len(errs) == 0 {
 		return nil
 	}
@@ -82,67 +90,9 @@ func tooManyRights(rules []rbac.PolicyRule) field.ErrorList {
 	return nil
 }
 
-// tooManyExpressions counts the CEL expressions of policies, webhooks and CRDs.
-func tooManyExpressions(object runtime.Object) field.ErrorList {
-	n, where := 0, field.NewPath("spec")
-	switch o := object.(type) {
-	case *admissionregistration.ValidatingAdmissionPolicy:
-		// A validation may have two, one of them for its message.
-		n = 2*len(o.Spec.Validations) + len(o.Spec.Variables) + len(o.Spec.MatchConditions) + len(o.Spec.AuditAnnotations)
-	case *admissionregistration.MutatingAdmissionPolicy:
-		n = len(o.Spec.Mutations) + len(o.Spec.Variables) + len(o.Spec.MatchConditions)
-	case *admissionregistration.ValidatingWebhookConfiguration:
-		where = field.NewPath("webhooks")
-		for i := range o.Webhooks {
-			n += len(o.Webhooks[i].MatchConditions)
-		}
-	case *admissionregistration.MutatingWebhookConfiguration:
-		where = field.NewPath("webhooks")
-		for i := range o.Webhooks {
-			n += len(o.Webhooks[i].MatchConditions)
-		}
-	case *apiextensions.CustomResourceDefinition:
-		if o.Spec.Validation != nil {
-			n = rulesOf(o.Spec.Validation.OpenAPIV3Schema)
-		}
-		for i := range o.Spec.Versions {
-			if v := o.Spec.Versions[i].Schema; v != nil {
-				n += rulesOf(v.OpenAPIV3Schema)
-			}
-		}
-	}
-	if n <= maxExpressions {
+func tooMany(path *field.Path, n, limit int) field.ErrorList {
+	if n <= limit {
 		return nil
 	}
-	return field.ErrorList{field.Forbidden(where, fmt.Sprintf("it has %d CEL expressions and may have %d: make several objects of it", n, maxExpressions))}
-}
-
-// rulesOf counts a schema's CEL expressions, as deep as they are: how deep a document nests is bounded (package shape).
-func rulesOf(s *apiextensions.JSONSchemaProps) int {
-	if s == nil {
-		return 0
-	}
-	n := 0
-	for i := range s.XValidations {
-		n++
-		if s.XValidations[i].MessageExpression != "" {
-			n++
-		}
-	}
-	for name := range s.Properties {
-		child := s.Properties[name]
-		n += rulesOf(&child)
-	}
-	if s.Items != nil {
-		n += rulesOf(s.Items.Schema)
-	}
-	if s.AdditionalProperties != nil {
-		n += rulesOf(s.AdditionalProperties.Schema)
-	}
-	for _, all := range [][]apiextensions.JSONSchemaProps{s.AllOf, s.AnyOf, s.OneOf} {
-		for i := range all {
-			n += rulesOf(&all[i])
-		}
-	}
-	return n + rulesOf(s.Not)
+	return field.ErrorList{field.TooMany(path, n, limit)}
 }

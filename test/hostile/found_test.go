@@ -126,8 +126,8 @@ func TestWhatIsNotText(t *testing.T) {
 	s.must(admin, http.MethodGet, "/openapi/v2", "")
 }
 
-// TestTextOfOtherEncodings: decoders of CBOR and protobuf take strings as they are. On d450d6c a description that is not
-// UTF-8 is stored, and makes OpenAPI 500 for everybody.
+// TestTextOfOtherEncodings: decoders of CBOR and protobuf take strings as they are. On d450d6c a description
+// that is not UTF-8 is stored, and makes OpenAPI 500 for everybody.
 func TestTextOfOtherEncodings(t *testing.T) {
 	s := serve(t, "api")
 	const text, noText = "a text", "a te\xfft"

@@ -1,0 +1,227 @@
+package apiserver
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/kubernetes/pkg/apis/admissionregistration"
+	"k8s.io/kubernetes/pkg/apis/resource"
+)
+
+const (
+	// maxExpressions bounds the CEL expressions of one object. Each is compiled when the object is written: some 0.4
+	// ms, and more memory for each variable that is there already. 3 MiB of them took 14 s, or 1.3 GiB.
+	maxExpressions = 2000
+	// maxRepeated bounds what all regular expressions of one object compile to. A million instructions take about one
+	// second and 170 MiB; 'a{1000}' is a thousand, and 3 MiB of it was more than any machine has.
+	maxRepeated = 1_000_000
+	// maxColumns bounds the printer columns of a CRD's version. Each is a query of every object in a table.
+	maxColumns = 100
+)
+
+// compiled is what a write compiles.
+type compiled struct {
+	// where it is in the object.
+	where *field.Path
+	// expressions are those in CEL, repeated about the instructions of repetitions in regular expressions.
+	expressions, repeated int
+}
+
+// compiledOf counts what is compiled of policies, webhooks, CRDs and claims of devices. Other objects have nothing.
+func compiledOf(object runtime.Object) *compiled {
+	c := &compiled{where: field.NewPath("spec")}
+	switch o := object.(type) {
+	case *admissionregistration.ValidatingAdmissionPolicy:
+		for i := range o.Spec.Validations {
+			c.expression(o.Spec.Validations[i].Expression, o.Spec.Validations[i].MessageExpression)
+		}
+		for i := range o.Spec.AuditAnnotations {
+			c.expression(o.Spec.AuditAnnotations[i].ValueExpression)
+		}
+		c.common(o.Spec.Variables, o.Spec.MatchConditions)
+	case *admissionregistration.MutatingAdmissionPolicy:
+		for i := range o.Spec.Mutations {
+			if m := o.Spec.Mutations[i].ApplyConfiguration; m != nil {
+				c.expression(m.Expression)
+			}
+			if m := o.Spec.Mutations[i].JSONPatch; m != nil {
+				c.expression(m.Expression)
+			}
+		}
+		c.common(o.Spec.Variables, o.Spec.MatchConditions)
+	case *admissionregistration.ValidatingWebhookConfiguration:
+		c.where = field.NewPath("webhooks")
+		for i := range o.Webhooks {
+			c.common(nil, o.Webhooks[i].MatchConditions)
+		}
+	case *admissionregistration.MutatingWebhookConfiguration:
+		c.where = field.NewPath("webhooks")
+		for i := range o.Webhooks {
+			c.common(nil, o.Webhooks[i].MatchConditions)
+		}
+	case *apiextensions.CustomResourceDefinition:
+		if o.Spec.Validation != nil {
+			c.schema(o.Spec.Validation.OpenAPIV3Schema)
+		}
+		for i := range o.Spec.Versions {
+			if v := o.Spec.Versions[i].Schema; v != nil {
+				c.schema(v.OpenAPIV3Schema)
+			}
+		}
+	case *resource.ResourceClaim:
+		c.claim(&o.Spec)
+	case *resource.ResourceClaimTemplate:
+		c.claim(&o.Spec.Spec)
+	case *resource.DeviceClass:
+		c.selectors(o.Spec.Selectors)
+	}
+	return c
+}
+
+// tooMuch is what is wrong with so much.
+func (c *compiled) tooMuch() (errs field.ErrorList) {
+	if c.expressions > maxExpressions {
+		errs = append(errs, field.Forbidden(c.where,
+			fmt.Sprintf("it has %d CEL expressions and may have %d: make several objects of it", c.expressions, maxExpressions)))
+	}
+	if c.repeated > maxRepeated {
+		errs = append(errs, field.Forbidden(c.where,
+			fmt.Sprintf("repetitions in its regular expressions add up to about %d instructions and may to %d: repeat less", c.repeated, maxRepeated)))
+	}
+	return errs
+}
+
+// expression counts expressions in CEL, of which some may be left out.
+func (c *compiled) expression(all ...string) {
+	for _, text := range all {
+		if text != "" {
+			c.expressions++
+			c.pattern(text)
+		}
+	}
+}
+
+// pattern counts a regular expression, or an expression in CEL that may have some in it.
+func (c *compiled) pattern(text string) {
+	for at := 0; ; {
+		open := strings.IndexByte(text[at:], '{')
+		if open < 0 {
+			return
+		}
+		open += at
+		at = open + 1
+		unit := unitBefore(text[:open])
+		end := strings.IndexByte(text[at:], '}')
+		if end < 0 {
+			return
+		}
+		least, most, _ := strings.Cut(text[at:at+end], ",")
+		for _, number := range []string{least, most} {
+			n, err := strconv.Atoi(number)
+			if err == nil {
+				c.repeated += unit * min(max(n, 0), 1000) // more is refused
+			}
+		}
+	}
+}
+
+// unitBefore is about how many characters are repeated that a text ends with: a character, or all in parentheses.
+func unitBefore(text string) int {
+	depth := 0
+	for i := len(text) - 1; i >= 0; i-- {
+		switch text[i] {
+		case ')':
+			depth++
+		case '(':
+			depth--
+		}
+		if depth <= 0 {
+			return len(text) - i
+		}
+	}
+	return max(len(text), 1)
+}
+
+func (c *compiled) common(variables []admissionregistration.Variable, conditions []admissionregistration.MatchCondition) {
+	for i := range variables {
+		c.expression(variables[i].Expression)
+	}
+	for i := range conditions {
+		c.expression(conditions[i].Expression)
+	}
+}
+
+func (c *compiled) claim(spec *resource.ResourceClaimSpec) {
+	for i := range spec.Devices.Requests {
+		r := &spec.Devices.Requests[i]
+		if r.Exactly != nil {
+			c.selectors(r.Exactly.Selectors)
+		}
+		for k := range r.FirstAvailable {
+			c.selectors(r.FirstAvailable[k].Selectors)
+		}
+	}
+}
+
+func (c *compiled) selectors(all []resource.DeviceSelector) {
+	for i := range all {
+		if s := all[i].CEL; s != nil {
+			c.expression(s.Expression)
+		}
+	}
+}
+
+// schema counts a schema as deep as it is: how deep a document nests is bounded (package shape).
+func (c *compiled) schema(s *apiextensions.JSONSchemaProps) {
+	if s == nil {
+		return
+	}
+	c.pattern(s.Pattern)
+	for i := range s.XValidations {
+		c.expression(s.XValidations[i].Rule, s.XValidations[i].MessageExpression)
+	}
+	for _, named := range []map[string]apiextensions.JSONSchemaProps{s.Properties, s.PatternProperties, s.Definitions} {
+		for _, child := range named {
+			c.schema(&child)
+		}
+	}
+	if s.Items != nil {
+		c.schema(s.Items.Schema)
+		for i := range s.Items.JSONSchemas {
+			c.schema(&s.Items.JSONSchemas[i])
+		}
+	}
+	for _, or := range []*apiextensions.JSONSchemaPropsOrBool{s.AdditionalProperties, s.AdditionalItems} {
+		if or != nil {
+			c.schema(or.Schema)
+		}
+	}
+	for _, all := range [][]apiextensions.JSONSchemaProps{s.AllOf, s.AnyOf, s.OneOf} {
+		for i := range all {
+			c.schema(&all[i])
+		}
+	}
+	c.schema(s.Not)
+}
+
+// costlyColumns are the printer columns that would cost too much in a table: too many of them, or one that looks
+// everywhere below everything, which finds each place once for every way there.
+func costlyColumns(crd *apiextensions.CustomResourceDefinition) (errs field.ErrorList) {
+	check := func(columns []apiextensions.CustomResourceColumnDefinition, path *field.Path) {
+		errs = append(errs, tooMany(path, len(columns), maxColumns)...)
+		for i := range columns {
+			if strings.Count(columns[i].JSONPath, "..") > 1 {
+				errs = append(errs, field.Invalid(path.Index(i).Child("jsonPath"), columns[i].JSONPath, "it may have '..' once"))
+			}
+		}
+	}
+	check(crd.Spec.AdditionalPrinterColumns, field.NewPath("spec", "additionalPrinterColumns"))
+	for i := range crd.Spec.Versions {
+		check(crd.Spec.Versions[i].AdditionalPrinterColumns, field.NewPath("spec", "versions").Index(i).Child("additionalPrinterColumns"))
+	}
+	return errs
+}
