@@ -74,6 +74,11 @@ func (s *Server) checkBody(r *http.Request, body []byte) (*http.Request, error) 
 		return r, nil // it is refused, but for options to delete, in which nothing nests
 	}
 	measured, err := measure(r.Header.Get("Content-Type"), body)
+	if err == nil && info.IsResourceRequest {
+		if err := s.checkQuantities(r, body); err != nil {
+			return nil, err
+		}
+	}
 	var beyond *shape.Error
 	switch {
 	case err == nil && r.Method == http.MethodPatch:

@@ -134,15 +134,9 @@ func TestTextOfOtherEncodings(t *testing.T) {
 	described := strings.Replace(definitionOf("things", "fuzz.example.com", "v1"), `"type":"object"`, `"type":"object","description":"`+text+`"`, 1)
 	s.must(admin, http.MethodPost, crds, described)
 	for _, kind := range []string{"application/cbor", "application/vnd.kubernetes.protobuf"} {
-		r, err := http.NewRequest(http.MethodGet, s.URL()+crds+"/things.fuzz.example.com", nil)
-		require.NoError(t, err)
-		r.Header = http.Header{"Authorization": {"Bearer admin"}, "Accept": {kind}}
-		response, err := client.Do(r)
-		require.NoError(t, err)
-		body, err := io.ReadAll(response.Body)
-		require.NoError(t, errors.Join(err, response.Body.Close()))
-		require.Contains(t, string(body), text, kind)
-		a := s.do(admin, http.MethodPut, crds+"/things.fuzz.example.com", kind, strings.ReplaceAll(string(body), text, noText))
+		body := s.as(admin, crds+"/things.fuzz.example.com", kind)
+		require.Contains(t, body, text, kind)
+		a := s.do(admin, http.MethodPut, crds+"/things.fuzz.example.com", kind, strings.ReplaceAll(body, text, noText))
 		require.Equal(t, http.StatusBadRequest, a.Code, "%s: %s", kind, a.Body)
 		require.Contains(t, string(a.Body), "UTF-8", kind)
 		s.must(admin, http.MethodGet, "/openapi/v2", "")
@@ -211,4 +205,105 @@ func TestManyExpressions(t *testing.T) {
 	}
 	s.must(admin, http.MethodPost, registration+"/validatingadmissionpolicies", policy(numbered(500, variable), many(500, validation)))
 	s.must(admin, http.MethodPost, crds, rules(1000))
+}
+
+// TestQuantitiesAreShort: upstream computes the power of ten. On d450d6c each of these holds a processor for seconds or
+// minutes, longer than its request, and so it is in kube-apiserver. What only looks like such a number is taken.
+func TestQuantitiesAreShort(t *testing.T) {
+	s := serve(t, "api")
+	s.asOwner(owner)
+	const core = "/api/v1/namespaces/" + owner
+	claim := func(metadata, storage string) string {
+		return `{"kind":"PersistentVolumeClaim","apiVersion":"v1","metadata":` + metadata + `,"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{` + storage + `}}}}`
+	}
+	s.must(owner, http.MethodPost, core+"/persistentvolumeclaims", claim(`{"name":"a","annotations":{"a":"1e-2000000000"}}`, `"storage":"1234567891"`))
+	s.must(owner, http.MethodPost, core+"/configmaps", `{"metadata":{"name":"a","labels":{"value":"1e1234567"}},"data":{"value":"1e2000000000","limits":"1e-2000000000"}}`)
+	s.must(owner, http.MethodPost, core+"/pods", `{"metadata":{"name":"a"},"spec":{"containers":[{"name":"a","image":"a","env":[{"name":"REVISION","value":"1e2000000000"}],"resources":{"limits":{"cpu":"1e3","memory":"1e009"}}}]}}`)
+	const long = `"storage":"1e-2000000000"`
+	const one = core + "/persistentvolumeclaims/a"
+	for name, c := range map[string]struct{ method, path, kind, body string }{
+		"negative":              {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, long)},
+		"positive":              {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, `"storage":"1e2000000000"`)},
+		"a number":              {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, `"storage":1e-2000000000`)},
+		"an escape":             {http.MethodPut, one, "application/json", claim(`{"name":"a"}`, `"storage":"1\u0065-2000000000"`)},
+		"digits":                {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, `"storage":"`+strings.Repeat("9", 2_000_000)+`.1"`)},
+		"no kind":               {http.MethodPost, core + "/persistentvolumeclaims", "application/json", strings.Replace(claim(`{"name":"b"}`, long), `"kind":"PersistentVolumeClaim","apiVersion":"v1",`, "", 1)},
+		"another kind's path":   {http.MethodPost, core + "/configmaps", "application/json", claim(`{"name":"b"}`, long)},
+		"given twice":           {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, long+`,"storage":"1"`)},
+		"YAML":                  {http.MethodPost, core + "/persistentvolumeclaims", "application/yaml", "kind: PersistentVolumeClaim\napiVersion: v1\nmetadata: {name: b}\nspec: {resources: {requests: {storage: '1e-2000000000'}}}"},
+		"a merge patch":         {http.MethodPatch, one, "application/merge-patch+json", `{"spec":{"resources":{"requests":{` + long + `}}}}`},
+		"a strategic patch":     {http.MethodPatch, one, "application/strategic-merge-patch+json", `{"spec":{"resources":{"requests":{` + long + `}}}}`},
+		"an apply patch":        {http.MethodPatch, one + "?fieldManager=a&force=true", "application/apply-patch+yaml", "kind: PersistentVolumeClaim\napiVersion: v1\nspec: {resources: {requests: {storage: '1e-2000000000'}}}"},
+		"a JSON patch":          {http.MethodPatch, one, "application/json-patch+json", `[{"op":"add","path":"/spec/resources/requests/storage","value":"1e-2000000000"}]`},
+		"a JSON patch of more":  {http.MethodPatch, one, "application/json-patch+json", `[{"op":"replace","path":"/spec","value":{"resources":{"requests":{` + long + `}}}}]`},
+		"a JSON patch's copy":   {http.MethodPatch, one, "application/json-patch+json", `[{"op":"copy","from":"/metadata/annotations/a","path":"/spec/resources/requests/storage"}]`},
+		"a JSON patch's detour": {http.MethodPatch, one, "application/json-patch+json", `[{"op":"add","path":"/x","value":{` + long + `}},{"op":"move","from":"/x","path":"/spec/resources/requests"}]`},
+		"a volume's size":       {http.MethodPost, core + "/pods", "application/json", `{"metadata":{"name":"b"},"spec":{"containers":[{"name":"a","image":"a"}],"volumes":[{"name":"a","emptyDir":{"sizeLimit":"1e10000000"}}]}}`},
+		"an annotation that is parsed": {http.MethodPost, "/apis/autoscaling/v1/namespaces/" + owner + "/horizontalpodautoscalers", "application/json", `{"metadata":{"name":"a","annotations":{"autoscaling.alpha.kubernetes.io/metrics":` +
+			`"[{\"type\":\"Resource\",\"resource\":{\"name\":\"cpu\",\"targetAverageValue\":\"1e-2000000000\"}}]"}},"spec":{"maxReplicas":1,"scaleTargetRef":{"kind":"a","name":"a"}}}`},
+	} {
+		begun := time.Now()
+		a := s.do(owner, c.method, c.path, c.kind, c.body)
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusUnprocessableEntity}, a.Code, "%s: %.300s", name, a.Body)
+		require.Contains(t, string(a.Body), "quantit", name)
+		require.Less(t, time.Since(begun), 20*time.Second, name)
+	}
+	for _, kind := range []string{"application/cbor", "application/vnd.kubernetes.protobuf"} {
+		body := s.as(owner, one, kind)
+		require.Contains(t, body, "1234567891", kind)
+		a := s.do(owner, http.MethodPut, one, kind, strings.Replace(body, "1234567891", "1e99999999", 1))
+		require.Equal(t, http.StatusBadRequest, a.Code, "%s: %.300s", kind, a.Body)
+		require.Contains(t, string(a.Body), "quantity", kind)
+	}
+}
+
+// as returns an object in a representation.
+func (s *target) as(user, path, kind string) string {
+	s.t.Helper()
+	r, err := http.NewRequest(http.MethodGet, s.URL()+path, nil)
+	require.NoError(s.t, err)
+	r.Header = http.Header{"Authorization": {"Bearer " + user}, "Accept": {kind}}
+	response, err := client.Do(r)
+	require.NoError(s.t, err)
+	body, err := io.ReadAll(response.Body)
+	require.NoError(s.t, errors.Join(err, response.Body.Close()))
+	require.Equal(s.t, http.StatusOK, response.StatusCode, string(body))
+	return string(body)
+}
+
+// TestWhatIsComparedOrCompiled: on d450d6c none of these is refused, and each takes tens of seconds or gigabytes.
+func TestWhatIsComparedOrCompiled(t *testing.T) {
+	s := serve(t, "api")
+	s.asOwner(owner)
+	const core = "/api/v1/namespaces/" + owner
+	many := func(n int, format string) string {
+		var all []string
+		for i := range n {
+			all = append(all, strings.ReplaceAll(format, "%d", fmt.Sprint(i)))
+		}
+		return strings.Join(all, ",")
+	}
+	claim := func(n int) string {
+		return `{"metadata":{"name":"a"},"spec":{"devices":{"requests":[{"name":"a","exactly":{"deviceClassName":"a","selectors":[` +
+			many(n, `{"cel":{"expression":"\"0\".matches(\"`+strings.Repeat("a{1000}", 1000)+`\")"}}`) + `]}}]}}}`
+	}
+	crd := func(properties, columns string) string {
+		body := strings.Replace(definitionOf("things", "costly.example.com", "v1"), `"type":"object"`, `"type":"object","properties":{`+properties+`}`, 1)
+		return strings.Replace(body, `"storage":true`, `"storage":true,"additionalPrinterColumns":[`+columns+`]`, 1)
+	}
+	const patterned = `"a":{"type":"string","pattern":"`
+	for name, c := range map[string]struct{ user, path, body string }{
+		"tolerations":         {owner, core + "/pods", `{"metadata":{"name":"a"},"spec":{"containers":[{"name":"a","image":"a"}],"tolerations":[` + many(6000, `{"key":"k%d","operator":"Exists"}`) + `]}}`},
+		"regular expressions": {owner, "/apis/resource.k8s.io/v1/namespaces/" + owner + "/resourceclaims", claim(4)},
+		"scopes":              {admin, core + "/resourcequotas", `{"metadata":{"name":"a"},"spec":{"hard":{` + many(8000, `"count/a%d.b":"1"`) + `},"scopes":[` + many(8000, `"NotTerminating"`) + `]}}`},
+		"a pattern":           {admin, crds, crd(patterned+strings.Repeat("a{1000}", 3000)+`"}`, "")},
+		"a pattern of a unit": {admin, crds, crd(patterned+"("+strings.Repeat("a", 3000)+`){1000}"}`, "")},
+		"columns":             {admin, crds, crd(`"a":{"type":"string"}`, many(1000, `{"name":"a%d","type":"string","jsonPath":".spec.a"}`))},
+		"a column":            {admin, crds, crd(`"a":{"type":"string"}`, `{"name":"a","type":"string","jsonPath":"..a..a"}`)},
+	} {
+		a := s.do(c.user, http.MethodPost, c.path, "application/json", c.body)
+		require.Equal(t, http.StatusUnprocessableEntity, a.Code, "%s: %.500s", name, a.Body)
+	}
+	s.must(owner, http.MethodPost, "/apis/resource.k8s.io/v1/namespaces/"+owner+"/resourceclaims", strings.ReplaceAll(claim(2), "{1000}", "{0,63}"))
+	s.must(admin, http.MethodPost, crds, crd(patterned+`^([a-z0-9]([-a-z0-9]*[a-z0-9])?){1,253}$"}`, many(20, `{"name":"a%d","type":"string","jsonPath":"..a"}`)))
 }

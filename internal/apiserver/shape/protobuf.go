@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"bytes"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -22,6 +23,8 @@ type Message struct {
 	raw bool
 	// managed: it is an entry of managed fields.
 	managed bool
+	// quantity: its one field is the text of a quantity.
+	quantity bool
 }
 
 // field of a message that is more than a number.
@@ -37,8 +40,11 @@ type field struct {
 // maxFieldNumber is above all that are in use: a table by number stays small.
 const maxFieldNumber = 1 << 10
 
-// managedEntry is the Go type of an entry of managed fields.
-const managedEntry = "ManagedFieldsEntry"
+// managedEntry and quantity are the Go types of an entry of managed fields, and of a quantity.
+const managedEntry, quantity = "ManagedFieldsEntry", "Quantity"
+
+// parsedAnnotations is in the names of annotations that upstream parses, with quantities in them.
+var parsedAnnotations = []byte("autoscaling.alpha.kubernetes.io/")
 
 // Describe describes a message by its Go type, with all it holds. Raw types hold JSON or CBOR.
 func Describe(t reflect.Type, raw map[reflect.Type]bool) (*Message, error) {
@@ -50,7 +56,7 @@ func describe(t reflect.Type, raw map[reflect.Type]bool, known map[reflect.Type]
 	if m, ok := known[t]; ok {
 		return m, nil
 	}
-	m := &Message{raw: raw[t], managed: t.Name() == managedEntry}
+	m := &Message{raw: raw[t], managed: t.Name() == managedEntry, quantity: t.Name() == quantity}
 	known[t] = m
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -197,6 +203,8 @@ func (s *Shape) message(m *Message, b []byte, depth int) error {
 		switch {
 		case m.raw:
 			err = s.raw(content, depth)
+		case m.quantity && !IsQuantity(content):
+			err = ErrQuantity
 		case f.message == nil && !f.isMap:
 			err = f.checkText(content)
 		case kind != protowire.BytesType:
@@ -219,6 +227,9 @@ func (s *Shape) message(m *Message, b []byte, depth int) error {
 func (s *Shape) entry(f *field, b []byte, depth int) error {
 	if f.message != nil {
 		s.Depth = max(s.Depth, depth+1)
+	}
+	if f.text && bytes.Contains(b, parsedAnnotations) && HasLongNumber(b) {
+		return ErrQuantity
 	}
 	for rest := b; len(rest) > 0; {
 		number, kind, content, size, err := nextField(rest)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -511,4 +512,44 @@ func deepSchema(b *testing.B) []byte {
 	text, err := json.Marshal(schema)
 	require.NoError(b, err)
 	return text
+}
+
+func TestNumbers(t *testing.T) {
+	long := strings.Repeat("9", maxDigits+1)
+	for text, ok := range map[string]bool{
+		"": true, "1": true, "100m": true, "1Gi": true, "12e6": true, "1E": true, "1e-999": true, "1e000000001": true, "+1.5e+009": true, strings.Repeat("9", maxDigits): true,
+		"1e1000": false, "1e-2000000000": false, "1E+0002000": false, ".5e99999": false, long: false, "1." + long: false,
+	} {
+		require.Equal(t, ok, IsQuantity([]byte(text)), text)
+		require.Equal(t, !ok, HasLongNumber([]byte(`{"a":"`+text+`"}`)) && len(text) != maxDigits, text)
+	}
+	for text, has := range map[string]bool{`1\u0065-99999`: true, `\u003c`: false, `\u0031e`: true, `é\u00e9`: false, `abcde9999`: false, `\`: false, `\u00`: false, "1e": false, "6e8912": true} {
+		require.Equal(t, has, HasLongNumber([]byte(text)), text)
+	}
+}
+
+// FuzzNumbers: whoever is told that a text has no long number need not look for one.
+func FuzzNumbers(f *testing.F) {
+	for _, seed := range []string{"1e-2000000000", "1.5E+0001000", `{"a":"1e9999"}`, "12345678901234567890"} {
+		f.Add([]byte(seed))
+	}
+	number := regexp.MustCompile(`[0-9.]+(?:[eE][+-]?[0-9]+)?`)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if HasLongNumber(text) {
+			return
+		}
+		for _, n := range number.FindAll(text, -1) {
+			require.True(t, IsQuantity(n), "%s", n)
+		}
+	})
+}
+
+func BenchmarkHasLongNumber(b *testing.B) {
+	text := bytes.Repeat([]byte(`{"name":"REVISION","value":"1b2c3d4"},`), 1<<10)
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		if HasLongNumber(text) {
+			b.Fatal()
+		}
+	}
 }
