@@ -145,7 +145,7 @@ func TestUpstream(t *testing.T) {
 			}
 			for name, suite := range suites {
 				t.Run(kind+"/"+mode+"/"+name, func(t *testing.T) {
-					if !gated[name] {
+					if waits[name] {
 						t.Parallel()
 					}
 					ctx := shortly(t)
@@ -156,8 +156,14 @@ func TestUpstream(t *testing.T) {
 	}
 }
 
-// gated are the suites that set feature gates, which are the process's. All others run side by side.
-var gated = map[string]bool{"WatchSemantics": true, "WatchSemanticInitialEventsExtended": true, "WatchListMatchSingle": true}
+// waits are the suites that spend seconds waiting (for a bookmark, an expiry, a revision that never comes). They run
+// side by side. The others set feature gates or count what the process does, or have more to do than deadlines leave
+// them beside others.
+var waits = map[string]bool{
+	"CreateWithTTL": true, "GuaranteedUpdateWithTTL": true, "Get": true, "GetListNonRecursive": true,
+	"DelayedWatchDelivery": true, "ProgressNotify": true, "WatchDispatchBookmarkEvents": true,
+	"WatchBookmarksWithCorrectResourceVersion": true,
+}
 
 // named gives a name to the one key of upstream's schema suite that has none.
 type named struct{ storage.Interface }
