@@ -105,45 +105,34 @@ func (c *compiled) expression(all ...string) {
 	}
 }
 
-// pattern counts a regular expression, or an expression in CEL that may have some in it.
+// pattern counts a regular expression, or an expression in CEL that may have some in it. It looks at each byte once.
 func (c *compiled) pattern(text string) {
-	for at := 0; ; {
-		open := strings.IndexByte(text[at:], '{')
-		if open < 0 {
-			return
-		}
-		open += at
-		at = open + 1
-		unit := unitBefore(text[:open])
-		end := strings.IndexByte(text[at:], '}')
-		if end < 0 {
-			return
-		}
-		least, most, _ := strings.Cut(text[at:at+end], ",")
-		for _, number := range []string{least, most} {
-			n, err := strconv.Atoi(number)
-			if err == nil {
-				c.repeated += unit * min(max(n, 0), 1000) // more is refused
+	const longest = len("1000,1000}")
+	var groups []int // where those begin that are open
+	unit := 1        // is what is repeated: a character, or all in parentheses
+	for i := range len(text) {
+		switch text[i] {
+		case '(':
+			groups = append(groups, i)
+		case ')':
+			unit = i + 1
+			if n := len(groups); n > 0 {
+				unit -= groups[n-1]
+				groups = groups[:n-1]
+			}
+			continue
+		case '{':
+			counts, _, found := strings.Cut(text[i+1:min(len(text), i+1+longest)], "}")
+			least, most, _ := strings.Cut(counts, ",")
+			for _, number := range []string{least, most} {
+				n, err := strconv.Atoi(number)
+				if found && err == nil {
+					c.repeated += unit * min(max(n, 0), 1000) // more is refused
+				}
 			}
 		}
+		unit = 1
 	}
-}
-
-// unitBefore is about how many characters are repeated that a text ends with: a character, or all in parentheses.
-func unitBefore(text string) int {
-	depth := 0
-	for i := len(text) - 1; i >= 0; i-- {
-		switch text[i] {
-		case ')':
-			depth++
-		case '(':
-			depth--
-		}
-		if depth <= 0 {
-			return len(text) - i
-		}
-	}
-	return max(len(text), 1)
 }
 
 func (c *compiled) common(variables []admissionregistration.Variable, conditions []admissionregistration.MatchCondition) {
