@@ -3,6 +3,7 @@ package apiserver
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"reflect"
 	"strings"
@@ -157,14 +158,20 @@ func typesNamed(kinds ...string) (all []reflect.Type) {
 func walkQuantities(text []byte, at []reflect.Type) error {
 	tokens := json.NewDecoder(bytes.NewReader(text))
 	tokens.UseNumber()
-	return walk(tokens, at, false)
+	if err := walk(tokens, at, false); err != errNoJSON {
+		return err
+	}
+	return nil // upstream says so
 }
+
+// errNoJSON ends a walk: what follows is no JSON.
+var errNoJSON = errors.New("it is not JSON")
 
 // walk reads one value, which annotates if upstream parses it as JSON.
 func walk(tokens *json.Decoder, at []reflect.Type, annotates bool) error {
 	token, err := tokens.Token()
 	if err != nil {
-		return nil // upstream says so
+		return errNoJSON
 	}
 	text := ""
 	switch token := token.(type) {
@@ -175,7 +182,7 @@ func walk(tokens *json.Decoder, at []reflect.Type, annotates bool) error {
 				key, err := tokens.Token()
 				name, ok := key.(string)
 				if err != nil || !ok {
-					return nil
+					return errNoJSON
 				}
 				next, below = step(at, name), strings.HasPrefix(name, hpaAnnotations)
 			}
