@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 
@@ -15,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"sigs.k8s.io/yaml"
@@ -54,21 +57,50 @@ func (s *Server) checkQuantities(r *http.Request, body []byte) error {
 		}
 		body = converted
 	}
-	var named []string
-	for tokens := json.NewDecoder(bytes.NewReader(body)); ; { // every 'kind' in it, however it is written
-		token, err := tokens.Token()
-		if err != nil {
-			break
+	root, err := s.rootTypes(info, kindsAt(body))
+	if err != nil {
+		return err
+	}
+	return walkQuantities(body, root)
+}
+
+// maxKinds bounds how many kinds one body may name. It needs one; a merge patch may name it in two ways.
+const maxKinds = 2
+
+// rootTypes are the types that a body may be decoded to. Upstream decodes to the kind that the body names, and only
+// then asks whether it is that of the path.
+func (s *Server) rootTypes(info *apirequest.RequestInfo, kinds sets.Set[string]) ([]reflect.Type, error) {
+	if len(kinds) > maxKinds {
+		return nil, unfit(fmt.Sprintf("it names %d kinds: name one", len(kinds)))
+	}
+	root := sets.New(s.typesOf(info)...)
+	root.Insert(typesNamed(kinds.UnsortedList()...)...)
+	return root.UnsortedList(), nil
+}
+
+// kindsAt are the kinds that an object names. Upstream looks for the name in any case, and a later one counts.
+func kindsAt(object []byte) sets.Set[string] {
+	kinds := sets.New[string]()
+	tokens := json.NewDecoder(bytes.NewReader(object))
+	if first, err := tokens.Token(); err != nil || first != json.Delim('{') {
+		return kinds
+	}
+	for tokens.More() {
+		key, err := tokens.Token()
+		name, ok := key.(string)
+		if err != nil || !ok {
+			return kinds
 		}
-		if key, ok := token.(string); ok && strings.EqualFold(key, "kind") {
-			if kind, err := tokens.Token(); err == nil {
-				if name, ok := kind.(string); ok {
-					named = append(named, name)
-				}
-			}
+		var value json.RawMessage
+		if tokens.Decode(&value) != nil {
+			return kinds
+		}
+		var kind string
+		if strings.EqualFold(name, "kind") && json.Unmarshal(value, &kind) == nil && kind != "" {
+			kinds.Insert(kind)
 		}
 	}
-	return walkQuantities(body, append(s.typesOf(info), typesNamed(named...)...))
+	return kinds
 }
 
 // checkPatchQuantities looks at what a JSON patch writes where. It may not move something of another type to where
@@ -78,7 +110,14 @@ func (s *Server) checkPatchQuantities(info *apirequest.RequestInfo, body []byte)
 	if err != nil {
 		return nil // upstream says so
 	}
-	root := s.typesOf(info)
+	kinds, err := kindsOf(operations)
+	if err != nil {
+		return err
+	}
+	root, err := s.rootTypes(info, kinds)
+	if err != nil {
+		return err
+	}
 	for _, o := range operations {
 		path, _ := o.Path()
 		segments := strings.Split(path, "/")[1:]
@@ -105,6 +144,27 @@ func (s *Server) checkPatchQuantities(info *apirequest.RequestInfo, body []byte)
 		}
 	}
 	return nil
+}
+
+// kindsOf are the kinds that a JSON patch writes: upstream decodes its outcome to the kind that it names then.
+func kindsOf(operations jsonpatch.Patch) (sets.Set[string], error) {
+	kinds := sets.New[string]()
+	for _, o := range operations {
+		path, _ := o.Path()
+		value := o["value"]
+		switch {
+		case o.Kind() == "test" || o.Kind() == "remove":
+		case strings.EqualFold(path, "/kind"):
+			var kind string
+			if value == nil || json.Unmarshal(*value, &kind) != nil {
+				return nil, unfit("'" + o.Kind() + "' to '" + path + "' is refused: a patch does not change an object's kind")
+			}
+			kinds.Insert(kind)
+		case path == "" && value != nil:
+			kinds = kinds.Union(kindsAt(*value))
+		}
+	}
+	return kinds, nil
 }
 
 func refusedQuantity() error {
@@ -141,7 +201,9 @@ var typesByKind = sync.OnceValue(func() map[string][]reflect.Type {
 	named := map[string][]reflect.Type{}
 	for kind, t := range legacyscheme.Scheme.AllKnownTypes() {
 		if kind.Version != runtime.APIVersionInternal {
-			named[kind.Kind] = append(named[kind.Kind], t)
+			if !slices.Contains(named[kind.Kind], t) { // many groups have the same options
+				named[kind.Kind] = append(named[kind.Kind], t)
+			}
 		}
 	}
 	return named
@@ -233,18 +295,31 @@ func step(at []reflect.Type, name string) (members []reflect.Type) {
 	return members
 }
 
-func fieldsOf(t reflect.Type, name string) (found []reflect.Type) {
+// fieldsByType are the members of a struct by the names that JSON has for them, by the struct's type.
+var fieldsByType sync.Map
+
+func fieldsOf(t reflect.Type, name string) []reflect.Type {
+	known, ok := fieldsByType.Load(t)
+	if !ok {
+		fields := map[string][]reflect.Type{}
+		addFields(fields, t)
+		known, _ = fieldsByType.LoadOrStore(t, fields)
+	}
+	return known.(map[string][]reflect.Type)[name]
+}
+
+func addFields(fields map[string][]reflect.Type, t reflect.Type) {
 	for i := range t.NumField() {
 		f := t.Field(i)
-		tag, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		member := bare(f.Type)
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
-		case tag == name && name != "":
-			found = append(found, bare(f.Type))
-		case tag == "" && (f.Anonymous || strings.Contains(options, "inline")) && bare(f.Type).Kind() == reflect.Struct:
-			found = append(found, fieldsOf(bare(f.Type), name)...)
+		case name != "":
+			fields[name] = append(fields[name], member)
+		case (f.Anonymous || strings.Contains(options, "inline")) && member.Kind() == reflect.Struct:
+			addFields(fields, member)
 		}
 	}
-	return found
 }
 
 func bare(t reflect.Type) reflect.Type {
@@ -254,13 +329,17 @@ func bare(t reflect.Type) reflect.Type {
 	return t
 }
 
+// holdersByType says of a type whether there are quantities in it.
+var holdersByType sync.Map
+
 func holdQuantities(at []reflect.Type) bool {
-	for _, t := range at {
-		if holds(t, map[reflect.Type]bool{}) {
-			return true
+	return slices.ContainsFunc(at, func(t reflect.Type) bool {
+		known, ok := holdersByType.Load(t)
+		if !ok {
+			known, _ = holdersByType.LoadOrStore(t, holds(t, map[reflect.Type]bool{}))
 		}
-	}
-	return false
+		return known.(bool)
+	})
 }
 
 // holds looks for a quantity in a type, each type once: a type may hold itself.

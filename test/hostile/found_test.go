@@ -238,6 +238,8 @@ func TestQuantitiesAreShort(t *testing.T) {
 		"a JSON patch of more":  {http.MethodPatch, one, "application/json-patch+json", `[{"op":"replace","path":"/spec","value":{"resources":{"requests":{` + long + `}}}}]`},
 		"a JSON patch's copy":   {http.MethodPatch, one, "application/json-patch+json", `[{"op":"copy","from":"/metadata/annotations/a","path":"/spec/resources/requests/storage"}]`},
 		"a JSON patch's detour": {http.MethodPatch, one, "application/json-patch+json", `[{"op":"add","path":"/x","value":{` + long + `}},{"op":"move","from":"/x","path":"/spec/resources/requests"}]`},
+		"a merge patch's kind":  {http.MethodPatch, one, "application/merge-patch+json", `{"kind":"Pod","spec":{"overhead":{"cpu":"1e-2000000000"}}}`},
+		"a JSON patch's kind":   {http.MethodPatch, one, "application/json-patch+json", `[{"op":"add","path":"/spec/overhead","value":{"cpu":"1e-2000000000"}},{"op":"replace","path":"/kind","value":"Pod"}]`},
 		"a volume's size":       {http.MethodPost, core + "/pods", "application/json", `{"metadata":{"name":"b"},"spec":{"containers":[{"name":"a","image":"a"}],"volumes":[{"name":"a","emptyDir":{"sizeLimit":"1e10000000"}}]}}`},
 		"an annotation that is parsed": {http.MethodPost, "/apis/autoscaling/v1/namespaces/" + owner + "/horizontalpodautoscalers", "application/json", `{"metadata":{"name":"a","annotations":{"autoscaling.alpha.kubernetes.io/metrics":` +
 			`"[{\"type\":\"Resource\",\"resource\":{\"name\":\"cpu\",\"targetAverageValue\":\"1e-2000000000\"}}]"}},"spec":{"maxReplicas":1,"scaleTargetRef":{"kind":"a","name":"a"}}}`},
@@ -248,6 +250,13 @@ func TestQuantitiesAreShort(t *testing.T) {
 		require.Contains(t, string(a.Body), "quantit", name)
 		require.Less(t, time.Since(begun), 20*time.Second, name)
 	}
+	kinds := strings.Builder{}
+	for i := range 10_000 { // each was looked for in each member
+		fmt.Fprintf(&kinds, `"kind":"Pod","kind":"Kind%d",`, i)
+	}
+	a := s.do(owner, http.MethodPost, core+"/pods", "application/json", `{`+kinds.String()+`"metadata":{"name":"1e-2000000000"}}`)
+	require.Equal(t, http.StatusUnprocessableEntity, a.Code, "%.300s", a.Body)
+	require.Contains(t, string(a.Body), "names 10001 kinds")
 	for _, kind := range []string{"application/cbor", "application/vnd.kubernetes.protobuf"} {
 		body := s.as(owner, one, kind)
 		require.Contains(t, body, "1234567891", kind)
