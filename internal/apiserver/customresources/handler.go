@@ -42,8 +42,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// served bounds how many CRDs' handlers one process keeps. A handler holds schemas, validators and compiled rules, and
-// takes some 15 ms to make again.
+// served is how many CRD handlers one process keeps at most. A handler holds schemas, validators and compiled rules,
+// and takes some 15 ms to rebuild.
 const served = 256
 
 // Config of a Handler.
@@ -53,22 +53,22 @@ type Config struct {
 	Definitions *Reader
 	// Registry returns the registry of CustomResourceDefinitions, on which a watch of custom resources depends.
 	Registry func() (rest.Watcher, error)
-	// What follows is as in upstream's configuration.
+	// The fields from here to MaxRequestBodyBytes are those of upstream's configuration.
 	Admission           admission.Interface
 	Authorizer          authorizer.Authorizer
 	Loopback            *clientrest.Config
 	RequestTimeout      time.Duration
 	MinRequestTimeout   time.Duration
 	MaxRequestBodyBytes int64
-	// NotServed answers a request for what nobody serves, Fail answers an error as a Status.
+	// NotServed answers a request that nothing else serves. Fail answers with an error as a Status.
 	NotServed http.Handler
 	Fail      func(http.ResponseWriter, *http.Request, error)
 	Logger    *slog.Logger
 }
 
-// Handler serves the objects of every CRD. Each CRD has a handler of upstream's that was built for one state of it and
-// knows no other, so that a whole request sees one state: the newest when it came. A changed CRD gets a new handler;
-// the old one ends with its last request. It is safe for concurrent use.
+// Handler serves the objects of every CRD. Each CRD has its own instance of upstream's handler, which is built for one
+// state of the CRD and knows no other. So a whole request sees one state: the newest when the request arrived. A
+// changed CRD gets a new handler, and the old one goes away with its last request. It is safe for concurrent use.
 type Handler struct {
 	config Config
 
@@ -76,7 +76,7 @@ type Handler struct {
 	handlers *lru.Cache[string, *definitionHandler] // by mu; by name of the CRD
 }
 
-// NewHandler serves custom resources.
+// NewHandler returns a handler of custom resources.
 func NewHandler(c Config) (*Handler, error) {
 	handlers, err := lru.New[string, *definitionHandler](served)
 	if err != nil {
@@ -85,7 +85,7 @@ func NewHandler(c Config) (*Handler, error) {
 	return &Handler{config: c, handlers: handlers}, nil
 }
 
-// ServeHTTP serves a resource request of a group that is not built in.
+// ServeHTTP serves a resource request for a group that is not built in.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	info, ok := apirequest.RequestInfoFrom(r.Context())
 	if !ok || !info.IsResourceRequest {
@@ -112,7 +112,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if info.Verb == "watch" && h.config.Cell.Feed != nil {
-		// This handler returns before the watch is served, so the end of the request cancels.
+		// This handler returns before the watch is served, so the end of the request cancels the context. A defer would
+		// do so too early.
 		ctx, cancel := context.WithCancel(r.Context())
 		context.AfterFunc(r.Context(), cancel)
 		if err := h.endWithCRD(ctx, cancel, crd, seen.Revision()); err != nil {
@@ -125,8 +126,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	one.ServeHTTP(w, r)
 }
 
-// refuseProtobuf refuses a custom resource that was sent as protobuf. Upstream's handler has no strict decoder for it,
-// and panics.
+// refuseProtobuf refuses a custom resource that was sent as protobuf. Upstream's handler has no strict decoder for
+// protobuf, and panics.
 func refuseProtobuf(r *http.Request, verb string) error {
 	sent, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil || sent != runtime.ContentTypeProtobuf || verb != "create" && verb != "update" {
@@ -135,15 +136,15 @@ func refuseProtobuf(r *http.Request, verb string) error {
 	return negotiation.NewUnsupportedMediaTypeError([]string{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeCBOR})
 }
 
-// endWithCRD ends a watch when its CRD changes or goes, as upstream does. The handler that serves the watch knows only
-// this state of the CRD, and the objects to come may be of another. Clients watch again. Since is a revision at or
-// before the one at which the CRD was read; the CRD's own revision may be older than the log goes back.
+// endWithCRD ends a watch when its CRD changes or is deleted, as upstream does. The handler of the watch knows only
+// this state of the CRD, and later objects may follow another. Clients watch again. Since is a revision no later than
+// the one at which the CRD was read. The log may no longer reach back to the CRD's own revision.
 func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *apiextensionsv1.CustomResourceDefinition, since projection.Revision) error {
 	registry, err := h.config.Registry()
 	if err != nil {
 		return err
 	}
-	ctx = kubestore.WithEnd(ctx, nil) // the client's watch ends first, with a last bookmark
+	ctx = kubestore.WithEnd(ctx, nil) // must outlast the client's watch, which ends with a last bookmark
 	changes, err := registry.Watch(ctx, &internalversion.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", crd.Name), ResourceVersion: strconv.FormatUint(uint64(since), 10),
 	})
@@ -154,7 +155,7 @@ func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *a
 		defer end()
 		defer changes.Stop()
 		for event := range changes.ResultChan() {
-			now, err := meta.Accessor(event.Object) // one that many watches share is not of the type itself
+			now, err := meta.Accessor(event.Object) // an object that many watches share is not a CRD itself
 			if err != nil || event.Type == watch.Deleted || now.GetUID() != crd.UID || now.GetGeneration() != crd.Generation {
 				return
 			}
@@ -185,8 +186,8 @@ func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition) (*def
 	return one, nil
 }
 
-// Instances is the storage of a CRD's objects, in its storage version and whatever versions are served. The lifecycle
-// deletes them there.
+// Instances returns the storage of a CRD's objects in the storage version, whatever versions are served. The lifecycle
+// deletes the objects there.
 func (h *Handler) Instances(crd *apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error) {
 	one, err := h.handlerOf(crd)
 	if err != nil {
@@ -195,10 +196,10 @@ func (h *Handler) Instances(crd *apiextensionsv1.CustomResourceDefinition) (fina
 	return one.Handler.(finalizer.CRClientGetter).GetCustomResourceListerCollectionDeleter(crd)
 }
 
-// idle is how many CRDs' handlers are kept of a process with nothing to do.
+// idle is how many CRD handlers an idle process keeps.
 const idle = 16
 
-// Shrink lets go of most handlers, those first that were not used for longest.
+// Shrink drops most handlers, the least recently used first.
 func (h *Handler) Shrink() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -207,7 +208,7 @@ func (h *Handler) Shrink() {
 	}
 }
 
-// definitionHandler is upstream's handler of every CRD, given one.
+// definitionHandler is upstream's handler of all CRDs, given only one.
 type definitionHandler struct {
 	http.Handler
 	crd atomic.Pointer[apiextensionsv1.CustomResourceDefinition]
@@ -229,7 +230,7 @@ func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*de
 		c.Authorizer,
 		c.RequestTimeout,
 		c.MinRequestTimeout,
-		// Upstream reads only whether there is one: the schema of metadata comes with each CRD's own.
+		// Upstream only checks that there is a map: the schema of metadata comes with each CRD's own schema.
 		map[string]*spec.Schema{},
 		c.MaxRequestBodyBytes,
 	)
@@ -240,8 +241,8 @@ func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*de
 	return one, nil
 }
 
-// established back-dates the condition. Upstream delays creates for two seconds after it, for the sake of other servers
-// that have not heard of the CRD. Here every server reads the CRD with each request.
+// established back-dates the condition. Upstream delays creates for two seconds after it, because other servers may not
+// know the CRD yet. Here every server reads the CRD with each request.
 func established(crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 	crd = crd.DeepCopy()
 	for i := range crd.Status.Conditions {
@@ -252,8 +253,8 @@ func established(crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1
 	return crd
 }
 
-// follow moves on to a newer state of the CRD if it differs in conditions or metadata only; it reports whether it did.
-// Storage and schemas stay then, and watches go on.
+// follow adopts a newer state of the CRD if only conditions or metadata differ, and reports whether it did. Then
+// storage and schemas stay, and watches go on.
 func (h *definitionHandler) follow(crd *apiextensionsv1.CustomResourceDefinition) bool {
 	old := h.crd.Load()
 	if old.UID != crd.UID || !apiequality.Semantic.DeepEqual(old.Spec, crd.Spec) ||
@@ -264,7 +265,7 @@ func (h *definitionHandler) follow(crd *apiextensionsv1.CustomResourceDefinition
 	return true
 }
 
-// Informer and Lister make the handler the informer of its one CRD. It never tells of a change, so upstream never tears
+// Informer and Lister make the handler the informer of its one CRD. It never reports a change, so upstream never tears
 // down what it built. There is nothing to tear down: stores own nothing, and the handler goes with its last request.
 func (h *definitionHandler) Informer() cache.SharedIndexInformer { return &listers.Informer{} }
 
@@ -273,7 +274,7 @@ func (h *definitionHandler) Lister() crdlisters.CustomResourceDefinitionLister {
 
 type lister struct{ h *definitionHandler }
 
-// List is not used, because upstream lists only when it is told of a deletion.
+// List is not used, because upstream lists only after an informer reports a deletion.
 func (l lister) List(labels.Selector) ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	return []*apiextensionsv1.CustomResourceDefinition{l.h.crd.Load()}, nil
 }

@@ -23,7 +23,7 @@ import (
 // instanceOptions makes the stores of custom resources.
 type instanceOptions struct{ stores *resources.Stores }
 
-// customResourceCodec is upstream's: CBOR, and JSON understood.
+// customResourceCodec is upstream's: it writes CBOR, and reads CBOR and JSON.
 var customResourceCodec = sync.OnceValue(func() runtime.Codec {
 	c := cbor.NewSerializer(unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper())
 	return runtime.NewCodec(c, recognizer.NewDecoder(c, unstructured.UnstructuredJSONScheme))
@@ -47,8 +47,8 @@ func (o instanceOptions) GetRESTOptions(resource schema.GroupResource, _ runtime
 	return options, nil
 }
 
-// storedVersions says what to do about an object of a version that its CRD does not have any more. Upstream refuses to
-// drop a version that `status.storedVersions` names, but lets a user take the version from there.
+// storedVersions explains what to do about an object that is stored in a version its CRD no longer has. Upstream
+// refuses to drop a version that `status.storedVersions` names, but lets a user remove the version from that list.
 type storedVersions struct{ runtime.Codec }
 
 func (c storedVersions) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {

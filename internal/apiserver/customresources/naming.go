@@ -24,7 +24,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// createStrategy is upstream's and sets what its controllers would.
+// createStrategy is upstream's strategy. It also sets what upstream's controllers would set.
 type createStrategy struct {
 	rest.RESTCreateStrategy
 	naming *naming
@@ -35,21 +35,21 @@ func (s createStrategy) Validate(ctx context.Context, obj runtime.Object) field.
 	return append(s.RESTCreateStrategy.Validate(ctx, obj), forbidden(obj.(*apiextensions.CustomResourceDefinition), nil)...)
 }
 
-// Canonicalize implements rest.RESTCreateStrategy. It comes after validation, so that only valid schemas are judged.
+// Canonicalize implements rest.RESTCreateStrategy. It runs after validation, so only valid schemas are judged.
 func (s createStrategy) Canonicalize(obj runtime.Object) {
 	s.RESTCreateStrategy.Canonicalize(obj)
 	s.naming.decide(obj.(*apiextensions.CustomResourceDefinition))
 }
 
-// updateStrategy is upstream's and sets what its controllers would, after a change of the specification or of the
-// status alike. A CRD that is written unchanged is judged anew. That is how it gets names that another CRD has given
-// up.
+// updateStrategy is upstream's strategy for the specification or for the status. It also sets what upstream's
+// controllers would set. A CRD that is written unchanged is judged again. That is how it gets names that another CRD
+// has given up.
 type updateStrategy struct {
 	rest.RESTUpdateStrategy
 	naming *naming
 }
 
-// PrepareForUpdate implements rest.RESTUpdateStrategy. No client decides which names a CRD has.
+// PrepareForUpdate implements rest.RESTUpdateStrategy. Clients cannot write the accepted names of a CRD.
 func (s updateStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	s.RESTUpdateStrategy.PrepareForUpdate(ctx, obj, old)
 	crd, before := obj.(*apiextensions.CustomResourceDefinition), old.(*apiextensions.CustomResourceDefinition)
@@ -79,8 +79,8 @@ func (n *naming) decide(crd *apiextensions.CustomResourceDefinition) {
 	judgeApproval(crd)
 }
 
-// acceptNames decides as upstream which of the wanted names are free. A listing that fails ends the request: a name
-// must not be taken for free because nobody could look.
+// acceptNames decides, as upstream does, which of the wanted names are free. If the list of CRDs cannot be read, the
+// request fails: a name that was not checked must not count as free.
 func (n *naming) acceptNames(crd *apiextensions.CustomResourceDefinition) {
 	wanted, accepted := &crd.Spec.Names, &crd.Status.AcceptedNames
 	if apiequality.Semantic.DeepEqual(wanted, accepted) && apiextensions.IsCRDConditionTrue(crd, apiextensions.NamesAccepted) {
@@ -145,7 +145,7 @@ func (n *naming) taken(crd *apiextensions.CustomResourceDefinition) (resources, 
 	return resources, kinds
 }
 
-// establish sets Established as soon as all names are accepted; it stays from then on.
+// establish sets Established as soon as all names are accepted. The condition then stays.
 func establish(crd *apiextensions.CustomResourceDefinition) {
 	if apiextensions.IsCRDConditionTrue(crd, apiextensions.Established) {
 		return
@@ -233,7 +233,7 @@ func judgeApproval(crd *apiextensions.CustomResourceDefinition) {
 	setCondition(crd, verdict)
 }
 
-// setCondition keeps the time of a condition whose status stays, so that an update that changes nothing appends
+// setCondition keeps a condition's time if its status stays the same, so that an update without a change appends
 // nothing.
 func setCondition(crd *apiextensions.CustomResourceDefinition, c apiextensions.CustomResourceDefinitionCondition) {
 	c.LastTransitionTime = metav1.Now()
@@ -261,8 +261,8 @@ func nameClaims(cluster string) resources.ClaimsFunc {
 	}
 }
 
-// nameClaim says who holds the name, by the CRD's name and not by its uid: a CRD that is deleted and made again under
-// its name claims the same.
+// nameClaim identifies the holder of a name by the CRD's name, not by its uid. So a CRD that is deleted and created
+// again makes the same claim.
 func nameClaim(cluster string, crd *apiextensions.CustomResourceDefinition, kind, name string) kubestore.Claim {
 	return kubestore.Claim{
 		Key: eventlog.Key{

@@ -31,7 +31,7 @@ func NewReader(f *listers.Factory) *Reader {
 	})}
 }
 
-// Get returns the CRD of that name, nil if there is none that is served. The object is shared.
+// Get returns the CRD with that name, or nil if there is none or it is reserved. The object is shared.
 func (c *Reader) Get(name string) (*apiextensionsv1.CustomResourceDefinition, error) {
 	object, ok, err := c.rows.GetByKey(name)
 	if err != nil || !ok {
@@ -44,14 +44,14 @@ func (c *Reader) Get(name string) (*apiextensionsv1.CustomResourceDefinition, er
 	return crd, nil
 }
 
-// Set is every CRD that may be served at one time. It must not be changed.
+// Set holds every CRD that may be served at one point in time. It must not be changed.
 type Set struct {
 	Definitions []*apiextensionsv1.CustomResourceDefinition // by name
 	State       State
 }
 
-// State tells sets of CRDs apart. Any change but a deletion brings a higher revision than ever was, and a deletion a
-// lower count.
+// State tells sets of CRDs apart. A deletion lowers the count. Any other change brings a revision higher than any
+// before.
 type State struct {
 	revision uint64
 	count    int
@@ -66,7 +66,7 @@ func (c *Reader) All() (Set, error) {
 	set := Set{State: State{count: len(objects)}}
 	for _, object := range objects {
 		crd := object.(*apiextensionsv1.CustomResourceDefinition)
-		if !Reserved(crd.Spec.Group, crd.Spec.Names.Plural) { // a reserved one may be from before they were refused
+		if !Reserved(crd.Spec.Group, crd.Spec.Names.Plural) { // a reserved one may be older than the check that refuses it
 			set.Definitions = append(set.Definitions, crd)
 		}
 		set.State.revision = max(set.State.revision, revisionOf(crd))

@@ -52,8 +52,8 @@ func NewStorage(cluster string, stores *resources.Stores, definitions *Reader) (
 	return info, nil
 }
 
-// announcedVersion is what discovery's hash of the storage version is made of: the version that kube-apiserver stores,
-// v1beta1, which is more compact. Clients take another hash for a reason to migrate what is stored, and there is none.
+// announcedVersion is what discovery's hash of the storage version is computed from: v1beta1, which kube-apiserver
+// stores because it is more compact. Another hash would make clients migrate what is stored, for no reason.
 var announcedVersion = runtime.NewMultiGroupVersioner(apiextensionsv1beta1.SchemeGroupVersion, schema.GroupKind{Group: apiextensions.GroupName})
 
 // definitionOptions makes the store of CustomResourceDefinitions: protobuf of version v1.
@@ -77,8 +77,8 @@ func (o definitionOptions) GetRESTOptions(resource schema.GroupResource, _ runti
 	return o.stores.Options(config, Prefix, runtime.ContentTypeProtobuf, nameClaims(o.cluster)), nil
 }
 
-// REST is upstream's registry. It tries a write again when another CRD has taken a name meanwhile. The names then
-// clash, as if the other CRD had come first, which it did.
+// REST is upstream's registry. It retries a write if another CRD took a name in the meantime. The names then clash,
+// because the other CRD did come first.
 type REST struct{ *customresourcedefinition.REST }
 
 // Create implements rest.Creater.
@@ -97,7 +97,7 @@ func (r REST) Update(ctx context.Context, name string, obj rest.UpdatedObjectInf
 	return updated, created, err
 }
 
-// statusREST is upstream's status subresource, whose store is not exported, and with the same retry.
+// statusREST replaces upstream's status subresource, whose store is not exported. It retries in the same way.
 type statusREST struct{ store *genericregistry.Store }
 
 var _ rest.Patcher = statusREST{}
@@ -127,11 +127,11 @@ func (r statusREST) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return r.store.GetResetFields()
 }
 
-// claimRetries is how many other CRDs may take names of a CRD while it is written.
+// claimRetries is how many times one write may lose a name to another CRD.
 const claimRetries = 5
 
-// retryClaimed writes again after a lost race for a name. Nothing was written then, and the view holds the winner, so
-// the next try sees the clash. It can lose only another race for another name.
+// retryClaimed writes again after it lost a race for a name. The lost attempt wrote nothing, and the view holds the
+// winner, so the next attempt sees the clash. It can only lose a race for another name.
 func retryClaimed(write func() (runtime.Object, error)) (runtime.Object, error) {
 	var claimed *kubestore.ClaimedError
 	for range claimRetries {

@@ -44,7 +44,7 @@ type discoveryHandler struct {
 	codecs serializer.CodecFactory
 }
 
-// NewDiscovery serves '/', '/api', '/apis', and below them down to a group's version.
+// NewDiscovery returns a handler of '/', '/api', '/apis', and the paths of groups and their versions below them.
 func NewDiscovery(c Config) (http.Handler, error) {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(apidiscoveryv2.AddToScheme(scheme))
@@ -87,7 +87,7 @@ func (x *discoveryHandler) build(set customresources.Set) (map[string]http.Handl
 		return nil, err
 	}
 	groups := merge(builtin, customGroups(set.Definitions))
-	codecs := legacyscheme.Codecs // no CBOR: upstream's older discovery types know none
+	codecs := legacyscheme.Codecs // no CBOR: upstream's older discovery types do not support it
 	addresses := discovery.DefaultAddresses{DefaultAddress: x.config.ExternalAddress}
 	root := metav1.APIGroupList{}
 	paths := map[string]http.Handler{}
@@ -126,8 +126,9 @@ type listed []string
 // ListedPaths implements routes.ListedPathProvider.
 func (l listed) ListedPaths() []string { return slices.Sorted(slices.Values(l)) }
 
-// negotiated answers with an object, which is made anew because its encoder writes its kind into it. Kube-apiserver's
-// aggregator answers so at '/apis'. Upstream's handler for other API servers leaves out the apiVersion.
+// negotiated answers with an object. Each answer has a new one, because the encoder writes the kind into it.
+// Kube-apiserver's aggregator answers '/apis' in the same way. Upstream's handler for other API servers leaves out the
+// apiVersion.
 func negotiated(codecs runtime.NegotiatedSerializer, object func() runtime.Object) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		responsewriters.WriteObjectNegotiated(codecs, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, w, r, http.StatusOK, object(), false)
@@ -143,7 +144,7 @@ func apiGroup(g spec.Group) metav1.APIGroup {
 	return out
 }
 
-// choose answers with all groups at once if the client asks for that, and plainly otherwise.
+// choose answers with aggregated discovery if the client asks for it, and with the plain list otherwise.
 func (x *discoveryHandler) choose(plain http.Handler, groups []spec.Group) (http.Handler, error) {
 	list := &apidiscoveryv2.APIGroupDiscoveryList{}
 	for _, g := range groups {
@@ -180,8 +181,8 @@ func (x *discoveryHandler) choose(plain http.Handler, groups []spec.Group) (http
 	return aggregated.WrapAggregatedDiscoveryToHandler(plain, all, nil), nil
 }
 
-// withKinds fills in the group and version that a plain list leaves out where they are its own. Upstream does so for
-// custom resources but not for built-in ones.
+// withKinds fills in the group and version of resources that leave them out because the list has the same. Upstream
+// does so for custom resources but not for built-in ones.
 func withKinds(resources []metav1.APIResource, group, version string) []metav1.APIResource {
 	resources = slices.Clone(resources)
 	for i := range resources {
@@ -193,7 +194,7 @@ func withKinds(resources []metav1.APIResource, group, version string) []metav1.A
 }
 
 // merge puts the groups of custom resources behind the built-in ones, as upstream's priorities do. A CRD may add a
-// version to a built-in group. It may add nothing to a built-in version, which is served without it.
+// version to a built-in group. What it would add to a built-in version is left out.
 func merge(builtin, custom []spec.Group) []spec.Group {
 	all := slices.Clone(builtin)
 	for _, g := range custom {
@@ -213,8 +214,8 @@ func merge(builtin, custom []spec.Group) []spec.Group {
 	return all
 }
 
-// customGroups is what upstream's discovery controller makes of the established CRDs: groups by name, the newest
-// versions first, resources by name.
+// customGroups returns what upstream's discovery controller makes of the established CRDs: groups sorted by name, the
+// newest versions first, resources sorted by name.
 func customGroups(crds []*apiextensionsv1.CustomResourceDefinition) []spec.Group {
 	versions := map[string]map[string][]metav1.APIResource{}
 	for _, crd := range crds {
@@ -246,7 +247,7 @@ func customGroups(crds []*apiextensionsv1.CustomResourceDefinition) []spec.Group
 	return groups
 }
 
-// customResource is one version of a CRD with its subresources.
+// customResource describes one version of a CRD and its subresources.
 func customResource(crd *apiextensionsv1.CustomResourceDefinition, v apiextensionsv1.CustomResourceDefinitionVersion) []metav1.APIResource {
 	names, namespaced := crd.Status.AcceptedNames, crd.Spec.Scope == apiextensionsv1.NamespaceScoped
 	verbs := metav1.Verbs{"delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"}

@@ -32,7 +32,7 @@ type described struct {
 	encode func(context.Context, spec.Format) (spec.Document, error)
 }
 
-// describer makes the documents. A CRD that it cannot describe is left out and logged, as upstream does. It is safe for
+// describer makes the documents. It leaves out and logs a CRD that it cannot describe, as upstream does. It is safe for
 // concurrent use.
 type describer struct {
 	splicer
@@ -54,8 +54,8 @@ func newDescriber(logger *slog.Logger) (describer, error) {
 	return describer{splicer, documents}, err
 }
 
-// overview is what there is to serve for one set of CRDs. Documents are made when they are asked for. Their ETags come
-// from the CRDs, so the overview costs no building.
+// overview lists what is served for one set of CRDs. Documents are made on request. Their ETags come from the CRDs, so
+// the overview needs no document.
 type overview struct {
 	v2    *described
 	v3    map[string]*described // of CRDs, by path
@@ -89,7 +89,7 @@ func (d describer) overview(builtin spec.Index, set customresources.Set) (*overv
 	return o, err
 }
 
-// etagOfCRDs names a document by what it is made of, and by the version of what makes it.
+// etagOfCRDs derives a document's ETag from the CRDs in it and from the version of the code that makes it.
 func etagOfCRDs(crds []*apiextensionsv1.CustomResourceDefinition) string {
 	sum := sha512.New()
 	fmt.Fprintln(sum, spec.KubernetesVersion)
@@ -99,7 +99,7 @@ func etagOfCRDs(crds []*apiextensionsv1.CustomResourceDefinition) string {
 	return fmt.Sprintf("%X", sum.Sum(nil))
 }
 
-// v3 is the document of a version of the CRDs' group.
+// v3 is the document of one version of the CRDs' group.
 func (d describer) v3(gv schema.GroupVersion, crds []*apiextensionsv1.CustomResourceDefinition) *described {
 	key := documentKey{path: "v3/apis/" + gv.String(), etag: etagOfCRDs(crds)}
 	asJSON := func(ctx context.Context) (spec.Document, error) {
@@ -168,7 +168,7 @@ func compress(b []byte, err error) (spec.Document, error) {
 	return spec.Document{Gzip: out.Bytes()}, nil
 }
 
-// v2 is the one document of everything.
+// v2 is the one document of all groups.
 func (d describer) v2(builtin spec.Index, served []*apiextensionsv1.CustomResourceDefinition) *described {
 	if len(served) == 0 {
 		return &described{builtin.V2, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V2(f) }}

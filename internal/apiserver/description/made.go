@@ -8,8 +8,9 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// madeOnce keeps what was made, up to a size, and drops first what was not used for longest. A caller who asks for what
-// is being made waits for it and for nothing else, since nothing is made under the lock. It is safe for concurrent use.
+// madeOnce makes each value once and keeps values up to a total size. It drops the least recently used value first. A
+// caller who asks for a value that is being made waits for that value alone, because nothing is made under the lock. It
+// is safe for concurrent use.
 type madeOnce[K comparable, V any] struct {
 	size   func(V) int
 	budget int // the newest is kept even if it alone is larger
@@ -20,7 +21,7 @@ type madeOnce[K comparable, V any] struct {
 	making map[K]*making[V]     // by mu
 }
 
-// making is one that is not done yet.
+// making is a value that is not done yet.
 type making[V any] struct {
 	waiting int // by mu of madeOnce
 	cancel  context.CancelFunc
@@ -36,8 +37,8 @@ func newMadeOnce[K comparable, V any](budget int, size func(V) int) (*madeOnce[K
 	return m, err
 }
 
-// get returns what was made for the key, or has it made. It ends with its context. When nobody waits any more, the
-// context of the making ends too. Errors are not kept.
+// get returns the value of the key, and has it made if necessary. It ends with its context. When nobody waits any
+// longer, the context of the making ends too. Errors are not kept.
 func (m *madeOnce[K, V]) get(ctx context.Context, key K, create func(context.Context) (V, error)) (V, error) {
 	m.mu.Lock()
 	if v, ok := m.kept.Get(key); ok {
@@ -49,7 +50,7 @@ func (m *madeOnce[K, V]) get(ctx context.Context, key K, create func(context.Con
 		shared, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		one = &making[V]{cancel: cancel, done: make(chan struct{})}
 		m.making[key] = one
-		go m.run(shared, key, one, create) // ends soon after the last who waits
+		go m.run(shared, key, one, create) // ends soon after the last waiting caller
 	}
 	one.waiting++
 	m.mu.Unlock()
@@ -64,7 +65,7 @@ func (m *madeOnce[K, V]) get(ctx context.Context, key K, create func(context.Con
 	one.waiting--
 	if one.waiting == 0 {
 		one.cancel()
-		m.forget(key, one) // who comes now does not get its error
+		m.forget(key, one) // a later caller must not get its error
 	}
 	var none V
 	return none, ctx.Err()
@@ -74,7 +75,7 @@ func (m *madeOnce[K, V]) run(ctx context.Context, key K, one *making[V], create 
 	defer close(one.done)
 	defer one.cancel()
 	func() {
-		defer func() { // no request's handler is above to do so
+		defer func() { // no request's handler is above to recover
 			if p := recover(); p != nil {
 				one.err = fmt.Errorf("panic: %v", p)
 			}

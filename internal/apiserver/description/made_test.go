@@ -15,7 +15,7 @@ func newLengths(t *testing.T, budget int) *madeOnce[string, string] {
 	return m
 }
 
-// While one is made, another is, and whoever wants the first shares it or goes.
+// While one value is made, others can be made. Callers who want the first one share it, or leave.
 func TestMadeOnceWaitsForItsOwnOnly(t *testing.T) {
 	m := newLengths(t, 100)
 	begun, finish := make(chan struct{}), make(chan struct{})
@@ -51,7 +51,7 @@ func TestMadeOnceWaitsForItsOwnOnly(t *testing.T) {
 	require.Equal(t, 1, count)
 }
 
-// What nobody waits for ends, and who comes then has it made anew.
+// Work that nobody waits for ends. A later caller has the value made again.
 func TestMadeOnceEndsWithTheLastWhoWaits(t *testing.T) {
 	m := newLengths(t, 100)
 	ctx, leave := context.WithCancel(t.Context())
@@ -89,7 +89,7 @@ func TestMadeOnceKeepsUpToItsBudget(t *testing.T) {
 	require.Equal(t, 11, m.used)
 }
 
-// A panic is an error of those who wait: it does not end the process. No error is kept.
+// A panic is an error for the callers who wait, and does not end the process. No error is kept.
 func TestMadeOnceFails(t *testing.T) {
 	m := newLengths(t, 10)
 	_, err := m.get(t.Context(), "a", func(context.Context) (string, error) { panic("no") })

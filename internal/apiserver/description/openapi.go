@@ -26,7 +26,7 @@ type openAPI struct {
 	overviews *madeOnce[customresources.State, *overview]
 }
 
-// NewOpenAPI serves '/openapi/…'.
+// NewOpenAPI returns a handler of '/openapi/…'.
 func NewOpenAPI(c Config) (http.Handler, error) {
 	describer, err := newDescriber(c.Logger)
 	if err != nil {
@@ -89,7 +89,7 @@ func serveIndex(w http.ResponseWriter, r *http.Request, index []byte) {
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(index))
 }
 
-// serve negotiates as upstream does, and sends the document compressed to whoever accepts that.
+// serve negotiates as upstream does, and sends the document compressed to clients that accept that.
 func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) error {
 	w.Header().Set("Vary", "Accept, Accept-Encoding")
 	format, ok := negotiate(r.Header.Get("Accept"), path)
@@ -124,7 +124,7 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(http.StatusOK)
 	if r.Method != http.MethodHead {
-		_, _ = w.Write(body) // fails when the client is gone, and then nothing can be told to it
+		_, _ = w.Write(body) // fails when the client is gone, and then nobody can be told
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// crdOf is established; its versions are of three schemas.
+// crdOf returns an established CRD. Its versions share three schemas.
 func crdOf(plural string, versions int) *apiextensionsv1.CustomResourceDefinition {
 	kind := strings.ToUpper(plural[:1]) + plural[1:]
 	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: plural + ".example.com", UID: types.UID(plural), ResourceVersion: "1"}}
@@ -44,7 +44,7 @@ func crdOf(plural string, versions int) *apiextensionsv1.CustomResourceDefinitio
 	return crd
 }
 
-// What is made for each CRD alone is together what upstream makes of all of them, in both formats.
+// The parts that are made for each CRD alone add up to what upstream makes of all CRDs, in both formats.
 func TestOpenAPIV2OfManyCRDs(t *testing.T) {
 	d, err := newDescriber(slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
@@ -87,7 +87,7 @@ func TestOpenAPIV2OfManyCRDs(t *testing.T) {
 	require.Len(t, document.Paths.Path, len(whole.Paths.Paths))
 }
 
-// A change of one CRD leaves what was made of the others.
+// A change of one CRD keeps what was made for the others.
 func TestOpenAPIV2IsMadePerCRD(t *testing.T) {
 	d, err := newDescriber(slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
@@ -106,7 +106,7 @@ func TestOpenAPIV2IsMadePerCRD(t *testing.T) {
 	require.Contains(t, keys, additionKey{"things", "2", spec.JSON})
 }
 
-// Of very many versions OpenAPI v2 has the newest, and says in the log that it leaves some out.
+// OpenAPI v2 has only the newest of very many versions. The log says that some are left out.
 func TestOpenAPIV2IsBounded(t *testing.T) {
 	var log bytes.Buffer
 	d, err := newDescriber(slog.New(slog.NewTextHandler(&log, nil)))
@@ -122,14 +122,14 @@ func TestOpenAPIV2IsBounded(t *testing.T) {
 	require.Len(t, d.describedVersions(crdOf("things", describedVersions)), describedVersions)
 }
 
-// definitions are a set that does not change.
+// definitions is a set of CRDs that does not change.
 type definitions []*apiextensionsv1.CustomResourceDefinition
 
 func (d definitions) All() (customresources.Set, error) {
 	return customresources.Set{Definitions: d}, nil
 }
 
-// While an OpenAPI v2 document is made, the others are served, and who waits for it ends with his request.
+// While an OpenAPI v2 document is made, other documents are served. A wait for it ends with its request.
 func TestOpenAPIDoesNotWaitForV2(t *testing.T) {
 	h, err := NewOpenAPI(Config{
 		Definitions: definitions{crdOf("widgets", 1)}, NotServed: http.NotFoundHandler(), Logger: slog.Default(),

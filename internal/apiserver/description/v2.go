@@ -23,20 +23,20 @@ import (
 )
 
 const (
-	// describedVersions is how many versions of one CRD OpenAPI v2 describes, the newest. Each costs some 10 ms and 30
-	// KiB. No CRD that we know of has half as many; clients that know v3 find them all there.
+	// describedVersions is how many versions of one CRD OpenAPI v2 describes: the newest ones. Each costs some 10 ms
+	// and 30 KiB. No CRD that we know of has even half as many. OpenAPI v3 describes all versions.
 	describedVersions = 64
-	// additionBytes bounds the additions that one process keeps for the next document, if not every CRD has changed.
+	// additionBytes bounds the additions that one process keeps. The next document reuses those of unchanged CRDs.
 	additionBytes = 64 << 20
 )
 
-// splicer makes OpenAPI v2 documents. It makes what a CRD adds once for each state of the CRD, and splices that into
-// the generated document without decoding the rest of it, which would cost a hundred times the memory. It is safe for
+// splicer makes OpenAPI v2 documents. For each state of a CRD, it makes once what the CRD adds. It splices that into
+// the generated document without decoding the rest, which would cost a hundred times the memory. It is safe for
 // concurrent use.
 type splicer struct {
 	logger    *slog.Logger
 	additions *madeOnce[additionKey, addition]
-	// splicing has room for one, because a document takes much memory while it is made.
+	// splicing has room for one document, because making one takes much memory.
 	splicing chan struct{}
 }
 
@@ -71,7 +71,7 @@ func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomReso
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if err != nil { // the others must be described all the same
+		if err != nil { // the others must still be described
 			leaveOut(d.logger, crd, "all", err)
 			continue
 		}
@@ -110,7 +110,7 @@ func (d splicer) additionOf(ctx context.Context, crd *apiextensionsv1.CustomReso
 	})
 }
 
-// sections of an OpenAPI document, or what is in one by name, undecoded.
+// sections of an OpenAPI document by name, or the entries of one section by name. They are not decoded.
 type sections map[string]json.RawMessage
 
 func decodeSections(b []byte) (sections, error) {
@@ -121,8 +121,8 @@ func decodeSections(b []byte) (sections, error) {
 	return f, nil
 }
 
-// addition is what comes into each section of the generated document, by name. An entry is JSON, or a protobuf document
-// that has nothing else in it.
+// addition is what is added to each section of the generated document, by name. An entry is JSON, or a protobuf
+// document that has nothing else in it.
 type addition map[string]sections
 
 const (
@@ -170,8 +170,8 @@ func decodeGeneratedV2() (g generatedV2, err error) {
 	return g, err
 }
 
-// customV2 is what a CRD adds to the generated document. Upstream shares a definition that both have if it is the same,
-// and renames it otherwise. It is given only the definitions that both have.
+// customV2 is what a CRD adds to the generated document. If both have a definition of one name, upstream shares it if
+// it is the same, and renames it otherwise. Upstream gets only the definitions that both have.
 func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, g generatedV2) (addition, error) {
 	var specs []*openapispec.Swagger
 	for _, version := range d.describedVersions(crd) {
@@ -222,7 +222,7 @@ func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResour
 	return added, nil
 }
 
-// describedVersions are the served versions, but only the newest of very many.
+// describedVersions returns the served versions, or only the newest if there are very many.
 func (d splicer) describedVersions(crd *apiextensionsv1.CustomResourceDefinition) []string {
 	var served []string
 	for _, v := range crd.Spec.Versions {
@@ -239,7 +239,7 @@ func (d splicer) describedVersions(crd *apiextensionsv1.CustomResourceDefinition
 	return served[:describedVersions]
 }
 
-// shared is that part of the generated document whose names the CRD's documents use too.
+// shared is the part of the generated document whose names the CRD's documents use too.
 func (g generatedV2) shared(specs []*openapispec.Swagger) (*openapispec.Swagger, error) {
 	shared := &openapispec.Swagger{}
 	shared.Swagger = "2.0"
@@ -321,8 +321,8 @@ func (a addition) toProto(g generatedV2) (addition, error) {
 	return added, err
 }
 
-// spliceProto appends the additions to the generated document. Protobuf takes a message that is written in parts for
-// their union.
+// spliceProto appends the additions to the generated document. A protobuf decoder reads a message that is written in
+// parts as their union.
 func spliceProto(added addition) ([]byte, error) {
 	d, err := spec.V2(spec.Proto)
 	if err != nil {

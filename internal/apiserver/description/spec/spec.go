@@ -1,9 +1,9 @@
 // Package spec holds the generated descriptions of the built-in API: OpenAPI v2 and v3, discovery, and the schemas of
 // each kind that is written.
 //
-// A test of internal/apiserver makes them from the very registries that serve (go generate there), and fails when they
-// no longer agree. Building them at run time would cost 360 ms and 150 MiB. So they ship compressed, clients that
-// accept gzip get them as they lie here, and nothing decodes them at start.
+// A test in internal/apiserver generates them from the registries that serve (go generate there), and fails when they
+// no longer match. Building them at run time would cost 360 ms and 150 MiB. So they ship compressed, and nothing
+// decodes them at start. Clients that accept gzip get the files as they are.
 package spec
 
 import (
@@ -59,7 +59,7 @@ type Version struct {
 // Document is one generated file, compressed with gzip.
 type Document struct{ Gzip []byte }
 
-// Plain is the document, decompressed anew by each call.
+// Plain returns the document decompressed. Each call decompresses it again.
 func (d Document) Plain() ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(d.Gzip))
 	if err != nil {
@@ -84,15 +84,15 @@ var Builtin = sync.OnceValues(func() (Index, error) { return decode[Index](FileI
 // Groups returns what discovery shows of the built-in groups; it must not be changed.
 var Groups = sync.OnceValues(func() ([]Group, error) { return decode[[]Group](FileDiscovery) })
 
-// Versions are those of a built-in group, in the order of preference; none for a group that is not built in. They must
-// not be changed.
+// Versions returns the versions of a built-in group in the order of preference, or none for a group that is not built
+// in. They must not be changed.
 func Versions(group string) ([]Version, error) {
 	path := "apis/" + group
 	if group == "" {
 		path = "api"
 	}
 	if _, err := fs.Stat(files, "data/"+FileV3(path, JSON)); err != nil {
-		return nil, nil // without decoding what the others have
+		return nil, nil // without decoding the other groups
 	}
 	all, err := Groups()
 	if err != nil {
@@ -119,7 +119,8 @@ func HasResource(group, resource string) (bool, error) {
 	return false, err
 }
 
-// Schemas are those of a kind and of what it is made of, by name and without descriptions; false if there are none.
+// Schemas returns the schemas of a kind and of the types in it, by name and without descriptions. It returns false if
+// there are none.
 func Schemas(kind schema.GroupVersionKind) (map[string]*openapi.Schema, bool, error) {
 	name := FileSchemas(kind)
 	if _, err := fs.Stat(files, "data/"+name); err != nil {
