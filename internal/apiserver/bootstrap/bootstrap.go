@@ -1,9 +1,9 @@
 // Package bootstrap writes what kube-apiserver makes when it starts: namespaces and their default service accounts, the
 // RBAC policy, priority classes, the default ServiceCIDR, and the Service 'kubernetes'.
 //
-// Nouns. The marker says which version's objects were written. It is written last: where it is, a call costs one read
-// and writes nothing, so that what a user has deleted stays deleted until the next version of Kubernetes. A crash
-// before the marker leaves objects that the next call skips.
+// Nouns. The marker says which version's objects were written. It is written last. Once it is there, a call costs one
+// read and writes nothing, so objects that a user has deleted stay deleted until the next version of Kubernetes. If a
+// process crashes before it writes the marker, the next call skips the objects that are there.
 package bootstrap
 
 import (
@@ -38,13 +38,13 @@ type Config struct {
 	Version string
 }
 
-// revision counts the changes of what is written for one version of Kubernetes.
+// revision counts the changes to what is written for one version of Kubernetes.
 const revision = 1
 
-// batch is how many objects one atomic batch holds: all of them today. The log takes 1,000.
+// batch is how many objects one atomic batch may hold: enough for all of them today. The log takes 1,000.
 const batch = 500
 
-// attempts bounds how often Write begins again because another process writes the same.
+// attempts bounds how often Write tries while other processes write the same objects.
 const attempts = 5
 
 // Write writes the objects that are missing. It is idempotent, and any number of processes may call it at once.
@@ -75,7 +75,7 @@ func (c Config) write(ctx context.Context) error {
 		return nil
 	}
 	if found {
-		// An older version was here. Its roles get what they miss, as in kube-apiserver.
+		// An older version was here. Its roles get what they lack, as in kube-apiserver.
 		if err := c.reconcilePolicy(ctx); err != nil {
 			return err
 		}
@@ -94,7 +94,7 @@ func (c Config) write(ctx context.Context) error {
 	return c.appendAll(ctx, view, append(writes, done))
 }
 
-// marker says which bootstrap was written. It is no API object.
+// marker says which bootstrap was written. It is not an API object.
 func (c Config) marker() stored {
 	return stored{
 		key:         markerOf(c.Cell.Cluster),
@@ -107,7 +107,7 @@ func markerOf(cluster string) eventlog.Key {
 	return eventlog.Key{Cluster: cluster, Group: resources.OwnGroup, Resource: "bootstraps", Prefix: "/logplane.dev/bootstraps", Name: "kubernetes"}
 }
 
-// Written reports whether the view holds what any version of Write has written for the cluster.
+// Written reports whether the view holds the cluster's marker, from any version of Write.
 func Written(ctx context.Context, view *projection.View, cluster string) (bool, error) {
 	_, found, err := view.Get(ctx, markerOf(cluster).RowKey(), view.Revision())
 	return found, err
@@ -151,14 +151,14 @@ func (c Config) writes(ctx context.Context, view *projection.View) ([]projection
 	return writes, nil
 }
 
-// writeOver writes over whatever the view has of the key.
+// writeOver overwrites whatever the view holds under the key.
 func writeOver(ctx context.Context, view *projection.View, s stored) (projection.Write, error) {
 	at, err := view.State(ctx, s.key)
 	return at.Put(s.contentType, s.body, 0), err
 }
 
-// appendAll appends the writes in order, in as few batches as there can be. If one fails, the batches before it stay;
-// the next call finds their objects and goes on.
+// appendAll appends the writes in order, in as few batches as possible. If one fails, the batches before it stay; the
+// next call finds their objects and goes on.
 func (c Config) appendAll(ctx context.Context, view *projection.View, writes []projection.Write) error {
 	for len(writes) > 0 {
 		n := min(len(writes), batch)
@@ -170,8 +170,8 @@ func (c Config) appendAll(ctx context.Context, view *projection.View, writes []p
 	return nil
 }
 
-// reconcilePolicy gives existing roles and bindings what a newer version of Kubernetes adds to them, by upstream's own
-// start-up hook, in process. Its context ends with the call.
+// reconcilePolicy gives existing roles and bindings what a newer version of Kubernetes adds to them. It runs upstream's
+// own start-up hook in process. The hook's context ends with the call.
 func (c Config) reconcilePolicy(ctx context.Context) error {
 	_, hook, err := rbacrest.RESTStorageProvider{}.PostStartHook()
 	if err != nil {

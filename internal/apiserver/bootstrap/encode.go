@@ -40,8 +40,8 @@ type encoder struct {
 	now     metav1.Time
 }
 
-// encode does what the registry's create would do to the object, except to validate it. The objects are constants, and
-// a test puts each one back through the API. The result is the object and then its claims.
+// encode does to the object what the registry's create would do, except validation. The objects are constants, and a
+// test puts each one back through the API. The result is the object and then its claims.
 func (e encoder) encode(ctx context.Context, o object, options generic.RESTOptions) ([]stored, error) {
 	legacyscheme.Scheme.Default(o.object)
 	kinds, _, err := legacyscheme.Scheme.ObjectKinds(o.object)
@@ -101,7 +101,7 @@ func (e encoder) claims(ctx context.Context, resource schema.GroupResource, obje
 // managerName is the name under which kube-apiserver manages the fields of the objects that it makes.
 const managerName = "kube-apiserver"
 
-// manage says in an object that is about to be created who manages its fields, as the create handler does.
+// manage records in a new object who manages its fields, as the create handler does.
 func manage(strategy rest.RESTCreateStrategy, kind schema.GroupVersionKind, object runtime.Object) (runtime.Object, error) {
 	fields, err := newFieldManager(strategy, kind, "")
 	if err != nil {
@@ -123,7 +123,8 @@ func newFieldManager(strategy any, kind schema.GroupVersionKind, subresource str
 		legacyscheme.Scheme, legacyscheme.Scheme, kind, schema.GroupVersion{Group: kind.Group, Version: runtime.APIVersionInternal}, subresource, reset)
 }
 
-// complete does what the registry of services and a controller of kube-apiserver do with or right after the create.
+// complete does what the registry of services does during a create, and what a controller of kube-apiserver does right
+// after one.
 func complete(object runtime.Object, now metav1.Time) (runtime.Object, error) {
 	switch o := object.(type) {
 	case *api.Service:

@@ -41,7 +41,7 @@ type object struct {
 	}
 }
 
-// systemNamespaces are kube-apiserver's, and the one of node leases.
+// systemNamespaces are those of kube-apiserver and the one of node leases.
 var systemNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease}
 
 // objects returns every object, namespaces before what is in them.
@@ -70,7 +70,7 @@ func namespaceObjects() []object {
 }
 
 // policyObjects is upstream's RBAC policy. The rules of 'admin', 'edit' and 'view' are aggregated here, because no
-// controller does it before the first request that needs them.
+// controller does so before the first request needs them.
 func policyObjects() ([]object, error) {
 	var objects []object
 	clusterRoles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
@@ -98,8 +98,8 @@ func policyObjects() ([]object, error) {
 	return objects, nil
 }
 
-// serviceObjects are the range of cluster IPs, and the Service by which pods find this API, at the range's first
-// address. There are no endpoints, because an address of a function means nothing to a pod.
+// serviceObjects returns the range of cluster IPs, and the Service through which pods find this API, at the range's
+// first address. There are no endpoints, because a function's address means nothing to a pod.
 func serviceObjects(ranges services.Ranges) ([]object, error) {
 	prefix, err := ranges.Prefix()
 	if err != nil {

@@ -38,10 +38,10 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
 
-// Factory is a SharedInformerFactory that informs nobody: each typed informer's indexer reads the newest view when it
+// Factory is a SharedInformerFactory that informs nobody. Each typed informer's indexer reads the newest view when it
 // is asked. It has no goroutine, and is safe for concurrent use.
 type Factory struct {
-	kubeinformers.SharedInformerFactory // nil; an accessor that is not overridden is a programming error
+	kubeinformers.SharedInformerFactory // nil; calling an accessor that is not overridden is a programming error
 	shared                              *shared
 
 	mu     sync.Mutex
@@ -53,7 +53,7 @@ func New(c Config) *Factory {
 	return &Factory{shared: newShared(c), byType: map[reflect.Type]*Informer{}}
 }
 
-// Shrink lets go of most decoded objects.
+// Shrink drops most decoded objects.
 func (f *Factory) Shrink() { f.shared.decoded.Shrink() }
 
 // InformerFor returns the one informer of obj's type.
@@ -78,7 +78,7 @@ func (f *Factory) InformerFor(obj runtime.Object, _ internalinterfaces.NewInform
 	return i
 }
 
-// IndexerOf returns the indexer of obj's type, for those who want more of it than upstream's interface has.
+// IndexerOf returns the indexer of obj's type, for callers that need more than upstream's interface.
 func (f *Factory) IndexerOf(obj runtime.Object) *Indexer {
 	return f.InformerFor(obj, nil).GetIndexer().(*Indexer)
 }
@@ -91,8 +91,8 @@ type Source struct {
 	// Prefix is upstream's storage prefix without slashes at its ends.
 	Prefix  string
 	Decoder runtime.Decoder
-	// Lenient leaves an object that cannot be decoded out of lists. It is safe only where a missing object allows
-	// less: a binding, a definition. It must not be set for limits: a missing limit allows more.
+	// Lenient leaves objects that cannot be decoded out of lists. It is safe only where a missing object allows less: a
+	// binding, a definition. It must not be set for limits: a missing limit allows more.
 	Lenient bool
 }
 
@@ -170,7 +170,7 @@ func (f *Factory) Storagemigration() storagemigration.Interface {
 	return storagemigration.New(f, "", nil)
 }
 
-// Informer has been synced for ever and never calls its handlers.
+// Informer is always synced and never calls its handlers.
 type Informer struct{ Indexer toolscache.Indexer }
 
 func (i *Informer) AddEventHandler(toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
@@ -202,7 +202,7 @@ func (i *Informer) IsStopped() bool                             { return false }
 func (i *Informer) AddIndexers(x toolscache.Indexers) error     { return i.Indexer.AddIndexers(x) }
 func (i *Informer) GetIndexer() toolscache.Indexer              { return i.Indexer }
 
-// synced is a registration and a checker that are done.
+// synced is a registration and a checker that are always done.
 type synced struct{}
 
 var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()

@@ -54,14 +54,14 @@ type decodedKey struct {
 	revision uint64
 }
 
-// decodedBytes bounds the cache of all listers together by the size of what is encoded. decodedOverhead is roughly what
-// an object costs beside that.
+// decodedBytes bounds the cache that all listers share, by encoded size. decodedOverhead is roughly what an object
+// costs besides that.
 const (
 	decodedBytes    = 64 << 20
 	decodedOverhead = 512
 )
 
-// keptComplaints is how many unreadable objects are remembered, so as not to be logged again.
+// keptComplaints is how many unreadable objects are remembered, so that they are not logged again.
 const keptComplaints = 1024
 
 func newShared(c Config) *shared {
@@ -69,7 +69,7 @@ func newShared(c Config) *shared {
 	return &shared{Config: c, decoded: cache.New[decodedKey, runtime.Object](decodedBytes), complaints: complaints}
 }
 
-// Prefix of the rows that are read, which ends in a slash.
+// Prefix of the rows that are read. It ends in a slash.
 func (i *Indexer) Prefix() string { return i.prefix }
 
 func (i *Indexer) view() (*projection.View, error) {
@@ -125,7 +125,7 @@ func (i *Indexer) scan(prefix string) ([]any, error) {
 	return objects, nil
 }
 
-// Rows are those of a view whose key has the prefix, which must end in a slash, in the order of their keys.
+// Rows returns the rows of a view whose key has the prefix, in the order of their keys. The prefix must end in a slash.
 func Rows(ctx context.Context, v *projection.View, prefix string) iter.Seq2[projection.Row, error] {
 	return v.Scan(ctx, prefix, prefix[:len(prefix)-1]+"0", v.Revision()) // '0' comes after '/'
 }
@@ -290,7 +290,7 @@ func keysOf(objects []any) []string {
 	return keys
 }
 
-// errReadOnly answers a caller who would keep the indexer up to date: nobody has to.
+// errReadOnly answers a caller that tries to keep the indexer up to date, which nobody has to.
 var errReadOnly = errors.New("a lister over the view takes no writes")
 
 func (i *Indexer) Add(any) error                        { return errReadOnly }

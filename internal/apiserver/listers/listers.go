@@ -1,8 +1,8 @@
 // Package listers answers upstream's informers and listers from the newest view of the log, at the time of the call.
 //
 // Nouns. A Factory is upstream's SharedInformerFactory without a goroutine: its informers never call a handler. An
-// Indexer is what an informer would fill. This one holds nothing but reads the view, so that every lister of upstream's
-// is exact: it shows what was acknowledged before the request began, because each request catches up first.
+// Indexer is what an informer would fill. This one holds nothing and reads the view. So each of upstream's listers is
+// exact: it shows what was acknowledged before the request began, because each request catches up first.
 //
 // Most of upstream's listers have no context and no error. A read is bounded by a timeout of its own, and a read that
 // fails panics with Unreadable, which the server turns into a 500.
@@ -44,7 +44,7 @@ var ErrNoView = errors.New("no view of the log has been read yet")
 type Unreadable struct{ Err error }
 
 // IsUndecodable reports whether an object could not be read because its stored value is not what it should be. Such an
-// object stays unreadable. A value that cannot be decrypted is another matter, because the next try may succeed.
+// object stays unreadable. A value that cannot be decrypted is different, because the next try may succeed.
 func IsUndecodable(err error) bool {
 	undecodable := (*undecodableError)(nil)
 	return errors.As(err, &undecodable)
@@ -54,7 +54,7 @@ type undecodableError struct{ error }
 
 func (e *undecodableError) Unwrap() error { return e.error }
 
-// leftOut counts how often a list went without an object.
+// leftOut counts how often a list left out an object.
 var leftOut = prometheus.NewCounter(prometheus.CounterOpts{
 	Name: "logplane_apiserver_rows_left_out_total",
 	Help: "Times an object that cannot be decoded was left out of what authorization, discovery or OpenAPI read.",

@@ -16,7 +16,7 @@ type Transformers struct {
 	encryption value.ResourceTransformers // nil for none
 }
 
-// For returns what transforms the values of a resource, nil if they are stored as they are.
+// For returns the transformer of a resource's values, or nil if they are stored as they are.
 func (t Transformers) For(resource schema.GroupResource) value.Transformer {
 	var encrypt value.Transformer
 	if t.encryption != nil {
@@ -28,8 +28,8 @@ func (t Transformers) For(resource schema.GroupResource) value.Transformer {
 	return encrypt
 }
 
-// ReadEncryption reads kube-apiserver's encryption configuration once; a change needs a restart. An empty path is no
-// encryption. A KMS provider is refused, because upstream's polls its plugin in the background.
+// ReadEncryption reads kube-apiserver's encryption configuration once; a change needs a restart. An empty path means no
+// encryption. It refuses a KMS provider, because upstream's polls its plugin in the background.
 func ReadEncryption(path string) (Transformers, error) {
 	if path == "" {
 		return Transformers{}, nil
@@ -52,7 +52,7 @@ func Encrypts(path string, resource schema.GroupResource) (bool, error) {
 	if err != nil || transformers.encryption == nil {
 		return false, err
 	}
-	// Only the transformer itself knows which provider is the first, and for which resources.
+	// Only the transformer itself knows which provider comes first, and for which resources.
 	sample := []byte("a value")
 	stored, err := transformers.encryption.TransformerForResource(resource).TransformToStorage(context.Background(), sample, value.DefaultContext("sample"))
 	if err != nil {

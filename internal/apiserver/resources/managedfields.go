@@ -44,7 +44,7 @@ func newTypeConverters(scheme *runtime.Scheme) *TypeConverters {
 	return &TypeConverters{scheme: scheme, byKind: map[schema.GroupVersionKind]managedfields.TypeConverter{}}
 }
 
-// ObjectToTyped goes by the object's own kind, because an apply patch arrives unstructured.
+// ObjectToTyped uses the object's own kind, because an apply patch arrives unstructured.
 func (c *TypeConverters) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
 	of, err := c.of(obj.GetObjectKind().GroupVersionKind())
 	if err != nil {
@@ -86,8 +86,8 @@ func (c *TypeConverters) of(kind schema.GroupVersionKind) (managedfields.TypeCon
 	return converter, nil
 }
 
-// Build makes the schemas of a kind anew. That takes all types of every group, 6 MiB. It is for the generator, and for
-// a kind that the generator forgot.
+// Build makes the schemas of a kind from scratch. That takes all types of every group, 6 MiB. It is for the generator,
+// and for a kind that the generator forgot.
 func (c *TypeConverters) Build(kind schema.GroupVersionKind) (map[string]*openapispec.Schema, error) {
 	example, err := c.scheme.New(kind)
 	if err != nil {
@@ -98,7 +98,7 @@ func (c *TypeConverters) Build(kind schema.GroupVersionKind) (map[string]*openap
 	return builder3.BuildOpenAPIDefinitionsForResources(definitions(), openapiutil.GetCanonicalTypeName(example))
 }
 
-// buildingSchemas guards definitions: upstream's builder writes into what it builds from.
+// buildingSchemas guards definitions: upstream's builder writes to its input.
 var buildingSchemas sync.Mutex
 
 // definitions are the Go-generated schemas of every built-in type.

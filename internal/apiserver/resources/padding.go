@@ -11,10 +11,10 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 )
 
-// Subscribers are told the size of each event (docs/subscribers.md). The size of a Secret would tell how long a
-// password is. So its value is stored in an envelope that is as long as those of many others (docs/format.md).
+// Subscribers learn the size of each event (docs/subscribers.md). The size of a Secret would reveal how long a password
+// is. So its value is stored in an envelope whose length many other Secrets share (docs/format.md).
 
-// paddedResource is the one whose values are padded.
+// paddedResource is the resource whose values are padded.
 var paddedResource = schema.GroupResource{Resource: "secrets"}
 
 var paddedMagic = []byte("LPpd")
@@ -22,11 +22,11 @@ var paddedMagic = []byte("LPpd")
 const (
 	// shortestPadded is the least length of an envelope.
 	shortestPadded = 1 << 10
-	// longestPadded bounds an envelope that is padded. The API takes no Secret that is longer.
+	// longestPadded is the greatest length of a padded envelope. The API accepts no longer Secret.
 	longestPadded = 4 << 20
 )
 
-// padded makes envelopes of what a transformer (nil for none) stores.
+// padded puts each value into an envelope before its transformer encrypts it.
 type padded struct{ value.Transformer }
 
 func newPadded(t value.Transformer) value.Transformer {
@@ -41,8 +41,8 @@ func (p padded) TransformToStorage(ctx context.Context, data []byte, bound value
 	return p.Transformer.TransformToStorage(ctx, pad(data), bound)
 }
 
-// TransformFromStorage implements value.Transformer. A value without an envelope is from before there was padding; the
-// next update writes it anew.
+// TransformFromStorage implements value.Transformer. A value without an envelope is older than padding; the next update
+// rewrites it.
 func (p padded) TransformFromStorage(ctx context.Context, data []byte, bound value.Context) ([]byte, bool, error) {
 	data, stale, err := p.Transformer.TransformFromStorage(ctx, data, bound)
 	if err != nil {
@@ -62,7 +62,7 @@ func pad(data []byte) []byte {
 	return append(envelope, make([]byte, length-len(envelope))...)
 }
 
-// Unpadded returns what is in an envelope, and returns other data as they are.
+// Unpadded returns the content of an envelope. It returns other data unchanged.
 func Unpadded(data []byte) []byte {
 	rest, ok := bytes.CutPrefix(data, paddedMagic)
 	if !ok {
@@ -70,7 +70,7 @@ func Unpadded(data []byte) []byte {
 	}
 	length, n := binary.Uvarint(rest)
 	if n <= 0 || length > uint64(len(rest)-n) {
-		return data // no envelope of ours; decoding it says so
+		return data // not an envelope of ours; decoding it will fail
 	}
 	return rest[n:][:length]
 }

@@ -1,9 +1,9 @@
 // Package resources says how resources are stored: under which prefix, in which version and encoding, encrypted or not,
 // and with which claims.
 //
-// Nouns. The Stores answer upstream's registries, which ask for the options of their storage, with options that make
-// kubestore's. A transformer turns a value into what lies in the log and in the bucket: it encrypts the value, pads it,
-// or does both. A type converter knows the schema of built-in types, for managed fields.
+// Nouns. Upstream's registries ask the Stores for the options of their storage, and get options that make kubestore's.
+// A transformer turns a value into what the log and the bucket hold: it encrypts the value, pads it, or does both. A
+// type converter knows the schema of built-in types, for managed fields.
 package resources
 
 import (
@@ -33,7 +33,7 @@ import (
 // OwnGroup is the group of stored objects that the API does not serve: claims, the marker of bootstrap, clocks.
 const OwnGroup = "logplane.dev"
 
-// ClaimsFunc names the claims that must exist exactly as long as the object says so (kubestore.Resource).
+// ClaimsFunc names an object's claims. They must exist exactly as long as the object names them (kubestore.Resource).
 type ClaimsFunc = func(ctx context.Context, obj runtime.Object) ([]kubestore.Claim, error)
 
 // Config of the Stores.
@@ -47,7 +47,7 @@ type Config struct {
 	Transformers Transformers
 	// Claims are those of built-in resources.
 	Claims map[schema.GroupResource]ClaimsFunc
-	// Wrap, if set, is put around every store.
+	// Wrap, if set, wraps every store.
 	Wrap func(storage.Interface) storage.Interface
 }
 
@@ -86,9 +86,9 @@ func (s *Stores) GetRESTOptions(resource schema.GroupResource, example runtime.O
 // Claims names the claims of a built-in resource's objects; nil for a resource without claims.
 func (s *Stores) Claims(resource schema.GroupResource) ClaimsFunc { return s.config.Claims[resource] }
 
-// Options are those of any resource. Config holds the codec, prefix is upstream's storage prefix, and contentType is
-// what the codec encodes. Claims may be nil. Objects are not counted in the background, which would take a goroutine
-// for each resource.
+// Options returns the options of any resource. Config holds the codec, prefix is upstream's storage prefix, and
+// contentType is what the codec encodes. Claims may be nil. Objects are not counted in the background, which would take
+// a goroutine for each resource.
 func (s *Stores) Options(config *storagebackend.ConfigForResource, prefix, contentType string, claims ClaimsFunc) generic.RESTOptions {
 	return generic.RESTOptions{
 		StorageConfig:           config,
@@ -156,8 +156,8 @@ func (s *Stores) Equivalents() runtime.EquivalentResourceRegistry {
 	})
 }
 
-// DecorateShared lets watches that share one object show what a get shows. Upstream's own decorator leaves such an
-// object as it is stored. So in kube-apiserver, what a watch shows depends on how many watch.
+// DecorateShared makes watches that share one object show what a get shows. Upstream's own decorator leaves such an
+// object as it is stored. So in kube-apiserver, what a watch shows depends on how many clients watch.
 func DecorateShared(store *genericregistry.Store) {
 	decorate := store.Decorator
 	store.Decorator = func(obj runtime.Object) {

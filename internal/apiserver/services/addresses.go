@@ -16,8 +16,8 @@ import (
 	ipaddressstore "k8s.io/kubernetes/pkg/registry/networking/ipaddress/storage"
 )
 
-// GuardAddresses has the registry of IPAddresses, in the storage of networking.k8s.io, keep the addresses that Services
-// have. The lister must be exact at the time of the request.
+// GuardAddresses makes the registry of IPAddresses, in the storage of networking.k8s.io, keep the addresses that
+// Services have. The lister must be exact at the time of the request.
 func GuardAddresses(info *genericapiserver.APIGroupInfo, services corelisters.ServiceLister) {
 	for _, storage := range info.VersionedResourcesStorageMap {
 		addresses, ok := storage["ipaddresses"].(*ipaddressstore.REST)
@@ -27,8 +27,8 @@ func GuardAddresses(info *genericapiserver.APIGroupInfo, services corelisters.Se
 	}
 }
 
-// addressREST does not let go of an address that a Service has. It is the Service's claim; without it another Service
-// could be given the same address. Upstream lets go, and has a loop put the object back later.
+// addressREST refuses to delete an address that a Service has. The address is the Service's claim. Without it, another
+// Service could get the same address. Upstream deletes it, and a loop restores it later.
 type addressREST struct {
 	*ipaddressstore.REST
 	services corelisters.ServiceLister
@@ -44,8 +44,8 @@ func (r *addressREST) DeleteCollection(ctx context.Context, validate rest.Valida
 	return r.REST.DeleteCollection(ctx, r.unused(validate), options, list)
 }
 
-// unused refuses addresses that Services have before it asks validate. The lister's view is no older than the view that
-// the deletion is computed on. Whatever is newer than both makes the deletion's precondition fail.
+// unused refuses addresses that Services have, and then asks validate. The lister's view is no older than the view that
+// the deletion is computed on. A change newer than both makes the deletion's precondition fail.
 func (r *addressREST) unused(validate rest.ValidateObjectFunc) rest.ValidateObjectFunc {
 	return func(ctx context.Context, obj runtime.Object) error {
 		if address, ok := obj.(*networking.IPAddress); ok {

@@ -37,12 +37,12 @@ type allocator struct {
 	current *attempt // by turn
 
 	mu sync.Mutex
-	// held are the choices of requests that still run in this process, so that not all choose the same and lose.
-	// Forgetting them costs a retry.
+	// held are the choices of requests that still run in this process, so that they do not all choose the same and
+	// lose. Forgetting them costs a retry.
 	held map[string]*proposal // by mu
 }
 
-// proposal is what one request chose so far; it spans its attempts.
+// proposal is what one request has chosen so far, in all its attempts.
 type proposal struct{ names []string }
 
 // attempt is one call of upstream's hooks.
@@ -50,7 +50,7 @@ type attempt struct {
 	ctx      context.Context
 	view     *projection.View
 	proposal *proposal
-	// taken are the names of this attempt: a service must not be given a port twice.
+	// taken are the names that this attempt has used: a Service must not get a port twice.
 	taken map[string]bool
 	// err is a failure to read, which upstream would report as the user's mistake.
 	err error
@@ -85,8 +85,8 @@ func (a *allocator) begin(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// during lets choose use the allocator for this request. Upstream's interfaces of allocators carry no context, so one
-// request at a time chooses, which does not take long.
+// during lets choose use the allocator for this request. Upstream's allocator interfaces carry no context, so only one
+// request chooses at a time. Choosing is quick.
 func (a *allocator) during(ctx context.Context, choose func() error) error {
 	select {
 	case a.turn <- struct{}{}:
@@ -209,8 +209,8 @@ func (a addresses) next(prefix netip.Prefix) (netip.Addr, bool, error) {
 	return offset(prefix, n), ok, err
 }
 
-// prefixes are those of the family from which Services may be given addresses now, in the order of their ServiceCIDRs'
-// names.
+// prefixes returns the prefixes of the family from which Services may get addresses now, sorted by the names of their
+// ServiceCIDRs.
 func (a addresses) prefixes() ([]netip.Prefix, error) {
 	objects, err := a.cidrs.List(labels.Everything())
 	if err != nil {
@@ -232,7 +232,7 @@ func (a addresses) prefixes() ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// isReady as upstream: a ServiceCIDR without the condition is ready, because there may be no controller.
+// isReady decides as upstream does: a ServiceCIDR without the condition is ready, because there may be no controller.
 func isReady(cidr *networkingv1.ServiceCIDR) bool {
 	for _, condition := range cidr.Status.Conditions {
 		if condition.Type == networkingv1.ServiceCIDRConditionReady {
@@ -245,16 +245,16 @@ func isReady(cidr *networkingv1.ServiceCIDR) bool {
 // Release does nothing: kubestore deletes the claim with the service's own write.
 func (a addresses) Release(net.IP) error { return nil }
 
-// ForEach is asked by upstream's repair loop only, which we do not run.
+// ForEach is called only by upstream's repair loop, which we do not run.
 func (a addresses) ForEach(func(net.IP)) {}
 
-// CIDR is empty, as upstream's for several ServiceCIDRs.
+// CIDR is empty, as upstream's is for several ServiceCIDRs.
 func (a addresses) CIDR() net.IPNet { return net.IPNet{} }
 
 // IPFamily of every address.
 func (a addresses) IPFamily() api.IPFamily { return a.family }
 
-// Has is asked by upstream's tests only.
+// Has is called only by upstream's tests.
 func (a addresses) Has(net.IP) bool { return false }
 
 // DryRun is the allocator itself.
@@ -266,8 +266,8 @@ func (a addresses) Destroy() {}
 // EnableMetrics has nothing to do.
 func (a addresses) EnableMetrics() {}
 
-// ports is upstream's view of the allocator for node ports. Like upstream's bitmap it knows no protocols: one number is
-// one Service's, which may use it for several protocols.
+// ports is upstream's view of the allocator for node ports. Like upstream's bitmap, it ignores protocols: a number
+// belongs to one Service, which may use it for several protocols.
 type ports struct{ *allocator }
 
 var _ portallocator.Interface = ports{}
@@ -292,7 +292,7 @@ func (p ports) AllocateNext() (int, error) {
 	return int(n), err
 }
 
-// Has is asked in a dry run, where upstream neither allocates nor chooses by this allocator.
+// Has is called in a dry run, in which upstream neither allocates nor chooses with this allocator.
 func (p ports) Has(port int) bool {
 	claimed, err := p.isClaimed(portKey(p.cell.Cluster, port))
 	return claimed && err == nil
@@ -301,7 +301,7 @@ func (p ports) Has(port int) bool {
 // Release does nothing: kubestore deletes the claim with the service's own write.
 func (p ports) Release(int) error { return nil }
 
-// ForEach is asked by upstream's repair loop only, which we do not run.
+// ForEach is called only by upstream's repair loop, which we do not run.
 func (p ports) ForEach(func(int)) {}
 
 // Destroy has nothing to do.
@@ -310,12 +310,12 @@ func (p ports) Destroy() {}
 // EnableMetrics has nothing to do.
 func (p ports) EnableMetrics() {}
 
-// addressKey is the IPAddress object of an address.
+// addressKey is the key of an address's IPAddress object.
 func addressKey(cluster string, address netip.Addr) eventlog.Key {
 	return eventlog.Key{Cluster: cluster, Group: networkingv1.GroupName, Resource: "ipaddresses", Prefix: "/ipaddresses", Name: address.String()}
 }
 
-// portKey is the claim of a node port; it is no API object.
+// portKey is the key of a node port's claim, which is not an API object.
 func portKey(cluster string, port int) eventlog.Key {
 	return eventlog.Key{Cluster: cluster, Group: resources.OwnGroup, Resource: "nodeports", Prefix: "/logplane.dev/nodeports", Name: strconv.Itoa(port)}
 }

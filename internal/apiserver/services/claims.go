@@ -24,7 +24,7 @@ import (
 // networkingCodec encodes an IPAddress as the registry of ipaddresses stores it.
 var networkingCodec = legacyscheme.Codecs.EncoderForVersion(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), networkingv1.SchemeGroupVersion)
 
-// Claims returns what names the claims of Services. The transformer is that of IPAddresses.
+// Claims returns the function that names the claims of Services. The transformer is that of IPAddresses.
 func Claims(cluster string, transformer value.Transformer) resources.ClaimsFunc {
 	return serviceClaims{cluster, transformer}.of
 }
@@ -33,7 +33,7 @@ func Claims(cluster string, transformer value.Transformer) resources.ClaimsFunc 
 // nothing but the Service, so that kubestore can compare the claims of two versions.
 type serviceClaims struct {
 	cluster string
-	// transformer of IPAddresses, as their own registry has it.
+	// transformer of IPAddresses, the same as in their own registry.
 	transformer value.Transformer
 }
 
@@ -114,7 +114,7 @@ func ipAddress(service *api.Service, address netip.Addr) *networkingv1.IPAddress
 	}
 }
 
-// portClaims returns the claims of node ports. Their bodies name the owner, for somebody who inspects the log.
+// portClaims returns the claims of node ports. Their bodies name the owner, for anyone who inspects the log.
 func portClaims(cluster string, service *api.Service) []kubestore.Claim {
 	numbers := []int32{service.Spec.HealthCheckNodePort}
 	for _, port := range service.Spec.Ports {

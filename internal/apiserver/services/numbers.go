@@ -21,7 +21,7 @@ func bands(first, count uint64, size, least, most, step uint64) []span {
 	return []span{{first + lower, count - lower}, {first, lower}}
 }
 
-// choose offers every number of the spans once, in each span from a random start, until accept takes one.
+// choose offers every number of the spans once until accept takes one. It begins at a random place in each span.
 func choose(spans []span, accept func(uint64) (bool, error)) (uint64, bool, error) {
 	for _, s := range spans {
 		if s.count == 0 {
@@ -38,8 +38,8 @@ func choose(spans []span, accept func(uint64) (bool, error)) (uint64, bool, erro
 	return 0, false, nil
 }
 
-// hosts returns how many addresses after the network's own can be given, and how many addresses the prefix has, 2^62 at
-// most. The last address of an IPv4 network is its broadcast address.
+// hosts returns how many addresses after the network's own can be given out, and how many addresses the prefix has, at
+// most 2^62. The last address of an IPv4 network is its broadcast address.
 func hosts(prefix netip.Prefix) (count, size uint64) {
 	size = 1 << min(prefix.Addr().BitLen()-prefix.Bits(), 62)
 	reserved := uint64(1)
@@ -71,5 +71,5 @@ func offset(prefix netip.Prefix, n uint64) netip.Addr {
 	return netip.AddrFrom16(base)
 }
 
-// First is the address of the prefix that the API's own Service has.
+// First is the prefix's first address, which the API's own Service has.
 func First(prefix netip.Prefix) netip.Addr { return offset(prefix, 1) }

@@ -45,7 +45,7 @@ func NewREST(c Config, opts generic.RESTOptionsGetter, endpoints servicestore.En
 	return &REST{REST: services, alloc: alloc}, status, proxy, nil
 }
 
-// bindAllocator tells the allocator for which request it chooses. Upstream's interfaces do not.
+// bindAllocator tells the allocator which request it chooses for. Upstream's interfaces do not.
 func bindAllocator(store *genericregistry.Store, alloc *allocator) {
 	create, update := store.BeginCreate, store.BeginUpdate
 	store.BeginCreate = func(ctx context.Context, obj runtime.Object, options *metav1.CreateOptions) (finish genericregistry.FinishFunc, err error) {
@@ -64,10 +64,10 @@ func bindAllocator(store *genericregistry.Store, alloc *allocator) {
 	}
 }
 
-// Create implements rest.Creater. When two writers chose the same address, one of them chooses again (allocate).
+// Create implements rest.Creater. When two writers choose the same address, one of them chooses again (allocate).
 func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (out runtime.Object, err error) {
 	err = r.allocate(ctx, func(ctx context.Context) error {
-		// Upstream fills the object in. What a failed attempt chose must not look like the user's wish.
+		// Upstream fills in the object. The choice of a failed attempt must not look like the user's own.
 		out, err = r.REST.Create(ctx, obj.DeepCopyObject(), validate, options)
 		return err
 	})
@@ -84,7 +84,7 @@ func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectI
 }
 
 // maxAllocations bounds the attempts of one request. Each lost attempt means that another service won, and requests of
-// one process never choose the same. So only a crowd of processes on a nearly full range gets there.
+// one process never choose the same. So only many processes on a nearly full range reach it.
 const maxAllocations = 16
 
 // allocate calls write until it loses no claim. After a loss it catches up, so that the view holds the winner's claim.

@@ -10,7 +10,7 @@
 //  1. rest.go opens a proposal for the request, and takes the allocator's turn while upstream's registry asks it.
 //  2. allocator.go answers from the newest view.
 //  3. claims.go names the claims of the Service that is to be written.
-//  4. If another writer has won a claim meanwhile, rest.go catches up and starts over.
+//  4. If another writer has won a claim in the meantime, rest.go catches up and starts over.
 package services
 
 import (
@@ -22,10 +22,10 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// Ranges say what Services may be given. The zero value is kube-apiserver's default.
+// Ranges say which addresses and ports Services may get. The zero value is kube-apiserver's default.
 type Ranges struct {
-	// CIDR that bootstrap writes as ServiceCIDR 'kubernetes', '10.96.0.0/12' by default. Its family is that of every
-	// Service. Afterwards the ServiceCIDR objects rule.
+	// CIDR that bootstrap writes as ServiceCIDR 'kubernetes', '10.96.0.0/12' by default. Every Service has its family.
+	// Afterwards the ServiceCIDR objects decide.
 	CIDR string
 	// NodePorts is '30000-32767' by default.
 	NodePorts utilnet.PortRange
