@@ -16,8 +16,8 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// aggregatedRoles gives a ClusterRole with an aggregation rule its rules when it is read: what the selected roles say
-// in the newest view. Upstream has a controller write them into the object later.
+// aggregatedRoles gives a ClusterRole with an aggregation rule its rules when it is read: the rules of the selected
+// roles in the newest view. Upstream's controller writes them into the object later.
 type aggregatedRoles struct{ rows *listers.Indexer }
 
 // all returns every ClusterRole by name. A role that cannot be decoded is left out, and grants nothing.
@@ -73,7 +73,7 @@ func aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole, seen map[str
 	return rules, nil
 }
 
-// decorate fills the rules of an internal ClusterRole, or of a list of them.
+// decorate fills in the rules of an internal ClusterRole, or of a list of them.
 func (a aggregatedRoles) decorate(obj runtime.Object) {
 	var all []*rbacv1.ClusterRole // read once, if any role needs it
 	fill := func(role *rbac.ClusterRole) {
@@ -117,7 +117,7 @@ func aggregatedInternal(role *rbac.ClusterRole, all []*rbacv1.ClusterRole) ([]rb
 }
 
 // Aggregate returns the rules that upstream's controller would write into a role with an aggregation rule: selector by
-// selector, roles by name, without repeats. It takes the rules of the selected roles as they are written.
+// selector, in the order of the roles' names, without repeats. It takes the rules that the selected roles have stored.
 func Aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
 	all = slices.SortedFunc(slices.Values(all), func(a, b *rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) })
 	rules := []rbacv1.PolicyRule{}
@@ -145,7 +145,7 @@ func appendMissing(rules, more []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 }
 
 // AggregateAll aggregates the roles in place until nothing changes, since 'admin' contains 'edit', which contains
-// 'view'. Rules only grow, so even a cycle of roles is settled after as many rounds as there are roles.
+// 'view'. Rules only grow, so even a cycle of roles settles after as many rounds as there are roles.
 func AggregateAll(roles []rbacv1.ClusterRole) error {
 	all := make([]*rbacv1.ClusterRole, len(roles))
 	for i := range roles {

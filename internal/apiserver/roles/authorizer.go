@@ -15,18 +15,18 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// Authorizer is upstream's over the index: a list of bindings holds only those that may apply to the user. It is safe
-// for concurrent use.
+// Authorizer is upstream's authorizer over the index. Its lists of bindings hold only those that may apply to the user.
+// It is safe for concurrent use.
 type Authorizer struct{ upstream *rbac.RBACAuthorizer }
 
-// Authorizer decides by the index.
+// Authorizer returns an authorizer over the index.
 func (i *Index) Authorizer() Authorizer {
 	l := lister{i, "role", "clusterrole"}
 	return Authorizer{rbac.New(l, l, l, l)}
 }
 
-// Authorize implements authorizer.Authorizer. Rules that cannot be read are an error; upstream would take them for a
-// refusal.
+// Authorize implements authorizer.Authorizer. Rules that cannot be read are an error; upstream would refuse the
+// request.
 func (r Authorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	ctx, d := decide(ctx, a.GetUser())
 	decided, reason, err := r.upstream.Authorize(ctx, a)
@@ -42,15 +42,15 @@ func (r Authorizer) RulesFor(ctx context.Context, who user.Info, namespace strin
 	return r.upstream.RulesFor(ctx, who, namespace)
 }
 
-// Resolver is upstream's over the index. With it, upstream's registries check that no user grants more rights than the
-// user has. It is safe for concurrent use.
+// Resolver is upstream's resolver over the index. With it, upstream's registries check that no user grants more rights
+// than the user has. It is safe for concurrent use.
 type Resolver struct {
 	*validation.DefaultRuleResolver
 }
 
 var _ validation.AuthorizationRuleResolver = Resolver{}
 
-// Resolver resolves rules by the index.
+// Resolver returns a resolver over the index.
 func (i *Index) Resolver() Resolver {
 	l := lister{i, "roles", "clusterroles"}
 	return Resolver{validation.NewDefaultRuleResolver(l, l, l, l)}
@@ -83,8 +83,8 @@ func decide(ctx context.Context, who user.Info) (context.Context, *decision) {
 	return context.WithValue(ctx, decisionKey{}, d), d
 }
 
-// lister answers upstream's getters and listers from the index. An error about a missing role calls it by these names:
-// upstream's authorizer uses other names than upstream's registries.
+// lister answers upstream's getters and listers from the index. Role and clusterRole are what errors call a missing
+// role: upstream's authorizer and upstream's registries use different names.
 type lister struct {
 	index             *Index
 	role, clusterRole string
@@ -101,7 +101,7 @@ func (l lister) ListRoleBindings(ctx context.Context, namespace string) ([]*rbac
 }
 
 // applying lists the bindings of the namespace that may apply to the user of the decision. If the namespace is empty,
-// it lists those of the cluster.
+// it lists ClusterRoleBindings.
 func applying[T any](ctx context.Context, i *Index, namespace string) ([]*T, error) {
 	d, ok := ctx.Value(decisionKey{}).(*decision)
 	if !ok {
@@ -149,7 +149,7 @@ func (l lister) grant(ctx context.Context, name roleName) (*grant, error) {
 		return g, nil
 	}
 	d, ok := ctx.Value(decisionKey{}).(*decision)
-	if ok && !listers.IsUndecodable(err) { // an undecodable role grants nothing, for good
+	if ok && !listers.IsUndecodable(err) { // an undecodable role grants nothing, now or later
 		d.err = err
 	}
 	return nil, err

@@ -17,16 +17,16 @@ import (
 // Index has a table of the ClusterRoleBindings, a table of the RoleBindings of each namespace in use, and the grants of
 // the roles in use.
 //
-// Each question brings the index forward to the newest view: it looks once through the events since the last question,
-// which mark what must be read again. So an answer is as new as the request, and costs what the user's own bindings
+// Each question brings the index forward to the newest view. It looks once through the events since the last question,
+// and marks what must be read again. So an answer is as new as the request, and costs only what the user's own bindings
 // cost. Nothing runs between two questions. It is safe for concurrent use.
 type Index struct {
 	projection *projection.Projection
-	// Where the objects are.
+	// These read the objects.
 	roles, clusterRoles, roleBindings, clusterRoleBindings *listers.Indexer
 	aggregated                                             aggregatedRoles
 
-	mu sync.Mutex // guards what follows and the tables; never held while something is read
+	mu sync.Mutex // guards the fields below and the tables; never held during a read
 	// seen is the revision up to which events have been looked through.
 	seen projection.Revision
 	// cluster is the table of ClusterRoleBindings; namespaced are those of RoleBindings, by namespace.
@@ -37,7 +37,7 @@ type Index struct {
 	composed map[roleName]bool
 }
 
-// roleName is of a Role, or of a ClusterRole if the namespace is empty.
+// roleName names a Role, or a ClusterRole if the namespace is empty.
 type roleName struct{ namespace, name string }
 
 // The budgets of tables and of grants, in bytes of memory as estimated from the encoded size.
@@ -52,7 +52,7 @@ type grant struct {
 	clusterRole *rbacv1.ClusterRole
 }
 
-// forget lets go of everything, because anything may have changed. It requires mu.
+// forget drops everything, because anything may have changed. It requires mu.
 func (i *Index) forget() {
 	i.cluster.whole = true
 	i.namespaced = cache.New[string, *table](bindingBytes)
@@ -73,7 +73,7 @@ func (i *Index) forward() (*projection.View, error) {
 	return v, nil
 }
 
-// mark has a row read again before it is used. It requires mu.
+// mark makes sure that a row is read again before it is used. It requires mu.
 func (i *Index) mark(row string) {
 	if name, ok := strings.CutPrefix(row, i.roleBindings.Prefix()); ok {
 		namespace, name, _ := strings.Cut(name, "/")
@@ -94,7 +94,7 @@ func (i *Index) mark(row string) {
 	}
 }
 
-// Shrink lets go of most tables and grants, those first that were not used for longest.
+// Shrink drops most tables and grants, the least recently used first.
 func (i *Index) Shrink() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -120,7 +120,7 @@ func (i *Index) bindingsOf(ctx context.Context, who user.Info, namespace string)
 		if t.reading != nil {
 			err = i.wait(ctx, t.reading)
 		} else if err = i.read(ctx, t); err == nil {
-			return t.of(who), nil // although it may be too large to be kept
+			return t.of(who), nil // even if the table is too large to be kept
 		}
 		if err != nil {
 			return nil, err
@@ -141,7 +141,7 @@ func (i *Index) tableOf(namespace string) *table {
 	return t
 }
 
-// wait returns when another request has read the table. It requires mu, and lets go of it meanwhile.
+// wait returns when another request has read the table. It requires mu, but does not hold it meanwhile.
 func (i *Index) wait(ctx context.Context, reading <-chan struct{}) error {
 	i.mu.Unlock()
 	defer i.mu.Lock()
@@ -153,14 +153,14 @@ func (i *Index) wait(ctx context.Context, reading <-chan struct{}) error {
 	}
 }
 
-// read reads what is marked in a table. It requires mu, and lets go of it meanwhile.
+// read reads what is marked in a table. It requires mu, but does not hold it meanwhile.
 func (i *Index) read(ctx context.Context, t *table) error {
-	v, err := i.forward() // what is marked and the view belong together: the view has every change that was marked
+	v, err := i.forward() // the view must have every change that is marked
 	if err != nil {
 		return err
 	}
 	work := t.begin()
-	defer func() { t.end(work) }() // a panic, too, must leave it marked
+	defer func() { t.end(work) }() // even a panic must leave it marked
 	changes, err := func() (map[string]*binding, error) {
 		i.mu.Unlock()
 		defer i.mu.Lock()
@@ -171,7 +171,7 @@ func (i *Index) read(ctx context.Context, t *table) error {
 	}
 	t.change(changes, work.whole)
 	t.at, work.done = v.Revision(), true
-	if kept, ok := i.namespaced.Get(t.namespace); ok && kept == t { // it may take more than before
+	if kept, ok := i.namespaced.Get(t.namespace); ok && kept == t { // it may take more memory than before
 		i.namespaced.Remove(t.namespace)
 		i.namespaced.Add(t.namespace, t.namespace, t, t.bytes)
 	}
@@ -202,7 +202,7 @@ func (i *Index) grantOf(ctx context.Context, name roleName) (*grant, error) {
 	return g, nil
 }
 
-// unchanged reports that what was read of a role from a view may be kept. It requires mu.
+// unchanged reports whether what was read of a role from a view is still true and may be kept. It requires mu.
 func (i *Index) unchanged(v *projection.View, name roleName, composed bool) bool {
 	newest, err := i.forward()
 	if err != nil {
@@ -222,7 +222,7 @@ func (i *Index) rowOf(name roleName) string {
 	return i.roles.Prefix() + name.namespace + "/" + name.name
 }
 
-// grantOverhead is what a role costs beside its rules, roughly. They take several times their encoded size.
+// grantOverhead is roughly what a role costs besides its rules. The rules take several times their encoded size.
 const grantOverhead = 1 << 10
 
 // readRole returns what a role grants, about how many bytes that takes, and whether it is composed of other roles'

@@ -33,14 +33,14 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// process is one of a cell.
+// process is one process of a cell.
 type process struct {
 	projection *projection.Projection
 	listers    *listers.Factory
 	index      *Index
 }
 
-// processes returns what opens processes of one cell.
+// processes returns a function that opens processes of one cell.
 func processes(t *testing.T, c projection.Config) func() *process {
 	c.Log = eventlogtest.Log(t)
 	return func() *process {
@@ -98,7 +98,7 @@ func (p *process) remove(t *testing.T, o object) {
 	require.NoError(t, err)
 }
 
-// withoutIndex is upstream's resolver with upstream's getters and listers, over everything there is.
+// withoutIndex is upstream's resolver with upstream's getters and listers, over all objects.
 func withoutIndex(p *process) *validation.DefaultRuleResolver {
 	v1 := p.listers.Rbac().V1()
 	return validation.NewDefaultRuleResolver(&rbac.RoleGetter{Lister: v1.Roles().Lister()}, &rbac.RoleBindingLister{Lister: v1.RoleBindings().Lister()},
@@ -117,7 +117,7 @@ func (r resolvedRoles) GetClusterRole(_ context.Context, name string) (*rbacv1.C
 	return &rbacv1.ClusterRole{Rules: rules}, err
 }
 
-// visited is every rule and error that a resolver comes by, with where each is from.
+// visited returns every rule and error that a resolver finds, with its source.
 func visited(ctx context.Context, r validation.AuthorizationRuleResolver, who user.Info, namespace string) (all []string) {
 	r.VisitRulesFor(ctx, who, namespace, func(source fmt.Stringer, rule *rbacv1.PolicyRule, err error) bool {
 		if err != nil {
@@ -130,9 +130,8 @@ func visited(ctx context.Context, r validation.AuthorizationRuleResolver, who us
 	return all
 }
 
-// TestIndexIsExact: whatever is written, committed and cut off the tail, upstream's resolver comes by the same rules
-// and errors in the same order as with lists of everything, on a process that is asked often and on one that is asked
-// seldom.
+// TestIndexIsExact: whatever is written, committed and cut off the tail, upstream's resolver finds the same rules and
+// errors, in the same order, as with lists of everything. One process is asked often, another seldom.
 func TestIndexIsExact(t *testing.T) {
 	open := processes(t, projection.Config{Bucket: memory.New(), InlineBytes: 3000})
 	often, seldom, projector := open(), open(), open().projection
@@ -155,7 +154,8 @@ func TestIndexIsExact(t *testing.T) {
 	rules := func() []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{{Verbs: []string{pick("get", "list", "watch")}, APIGroups: []string{""}, Resources: []string{fmt.Sprint("r", r.IntN(1000))}}}
 	}
-	// step writes one object at random; a role's name may be that of no role, and its rules those of others.
+	// step writes or removes one object at random. A binding's role may not exist, and a role's rules may come from
+	// others.
 	step := func() {
 		name := metav1.ObjectMeta{Name: fmt.Sprint("x", r.IntN(12)), Namespace: pick(namespaces...)}
 		global := metav1.ObjectMeta{Name: name.Name}
@@ -196,7 +196,7 @@ func TestIndexIsExact(t *testing.T) {
 			require.NoError(t, err)
 		}
 		p := often
-		if r.IntN(20) == 0 { // whose view then has no events of what it has missed
+		if r.IntN(20) == 0 { // its view then lacks the events that it has missed
 			p = seldom
 			_, err := p.projection.Commit(t.Context())
 			require.NoError(t, err)
@@ -260,11 +260,11 @@ func TestMarksSurvive(t *testing.T) {
 	require.True(t, table.whole)
 }
 
-// coldRules returns a process whose rules lie in segments, which it has not read yet, beside ann's RoleBinding to
-// 'reader'; one that writes; and their bucket.
+// coldRules returns a process that has not yet read its rules, which are in segments; a process that writes; and their
+// bucket. Among the rules is ann's RoleBinding to 'reader'.
 func coldRules(t *testing.T) (cold, writer *process, bucket *memory.Bucket) {
 	bucket = memory.New()
-	open := processes(t, projection.Config{Bucket: bucket, InlineBytes: 1, CacheBytes: 1}) // every reading is the bucket's
+	open := processes(t, projection.Config{Bucket: bucket, InlineBytes: 1, CacheBytes: 1}) // every read goes to the bucket
 	writer = open()
 	for n := range 50 {
 		name := metav1.ObjectMeta{Name: fmt.Sprint("other-", n)}
@@ -301,14 +301,14 @@ func (p *process) mayGet(ctx context.Context) (bool, error) {
 	return decided == authorizer.DecisionAllow, err
 }
 
-// TestChangesWhileRulesAreRead: what changes while it is read is not kept as it was, whichever of the readings that is.
+// TestChangesWhileRulesAreRead: a rule that changes during any of the reads is not kept as it was before.
 func TestChangesWhileRulesAreRead(t *testing.T) {
 	for _, taken := range []object{annsBinding, annsRole} {
 		for n := 1; ; n++ {
 			cold, writer, bucket := coldRules(t)
 			writer.remove(t, taken)
 			var reads atomic.Int64
-			bucket.Inject(func(memory.Op, string) memory.Fault { // the other process has not heard of it before
+			bucket.Inject(func(memory.Op, string) memory.Fault { // only now does cold learn of the removal
 				if reads.Add(1) == int64(n) {
 					_, err := cold.projection.Latest(t.Context())
 					require.NoError(t, err)
@@ -334,7 +334,8 @@ func TestChangesWhileRulesAreRead(t *testing.T) {
 	}
 }
 
-// TestReadersShareOneReading: many requests that need a table wait for the one that reads it, and who waits may go.
+// TestReadersShareOneReading: many requests that need a table wait for the one that reads it. A waiting request may
+// leave.
 func TestReadersShareOneReading(t *testing.T) {
 	cold, _, bucket := coldRules(t)
 	var reads atomic.Int64

@@ -21,35 +21,36 @@ import (
 // lock guards it.
 type table struct {
 	rows *listers.Indexer
-	// namespace is empty for the cluster; prefix is the rows'.
+	// namespace is empty for the cluster; prefix is that of the rows.
 	namespace, prefix string
 
-	byName map[string]*binding // nil until it was read once
-	// users and groups have the bindings of each, by name. A list in them is never written to: answers share it.
+	byName map[string]*binding // nil until the first read
+	// users and groups hold the bindings of each subject, sorted by name. No element of a list is ever overwritten:
+	// answers share it.
 	users, groups map[string][]*binding
-	// bytes is about what the table takes.
+	// bytes is roughly the memory that the table takes.
 	bytes int64
 
-	// at is the view's revision at which it was read last.
+	// at is the revision of the view that the table was last read from.
 	at projection.Revision
 	// stale are names that must be read again; whole says that all must be.
 	stale map[string]bool
 	whole bool
-	// reading is closed when the request that reads the table is done; nil while none does.
+	// reading is closed when the request that reads the table is done. It is nil while none does.
 	reading chan struct{}
 }
 
-// binding is what authorization needs of one.
+// binding holds what authorization needs to know of one binding.
 type binding struct {
 	name     string
 	subjects []rbacv1.Subject
 	role     rbacv1.RoleRef
-	// object is a RoleBinding or a ClusterRoleBinding without what authorization does not look at.
+	// object is a RoleBinding or a ClusterRoleBinding with only the fields that authorization looks at.
 	object any
 	bytes  int64
 }
 
-// What tables and bindings take beside the encoded objects, roughly.
+// Roughly what tables and bindings take besides the encoded objects, in bytes.
 const (
 	tableOverhead   = 1 << 10
 	bindingOverhead = 600
@@ -64,10 +65,10 @@ func newTable(rows *listers.Indexer, namespace string) *table {
 	return t
 }
 
-// manyStale is how many names are read one by one at most, for a small table.
+// manyStale is how many names of a small table are read one by one at most.
 const manyStale = 1000
 
-// mark has a name read again.
+// mark makes sure that a name is read again.
 func (t *table) mark(name string) {
 	if t.whole || t.byName == nil && t.reading == nil {
 		return // it will be read anyway
@@ -81,7 +82,7 @@ func (t *table) mark(name string) {
 	}
 }
 
-// holds reports that the table is no older than a revision that has been looked through.
+// holds reports whether the table is as new as a revision up to which events have been looked through.
 func (t *table) holds(wanted projection.Revision) bool {
 	return t.byName != nil && (t.at >= wanted || t.reading == nil && !t.whole && len(t.stale) == 0)
 }
@@ -95,7 +96,7 @@ type reread struct {
 	done   bool
 }
 
-// begin takes what is marked. Whoever does must call end.
+// begin takes what is marked. The caller must call end.
 func (t *table) begin() *reread {
 	r := &reread{rows: t.rows, prefix: t.prefix, names: t.stale, whole: t.whole || t.byName == nil}
 	t.reading, t.stale, t.whole = make(chan struct{}), nil, false
@@ -144,7 +145,7 @@ func (r *reread) read(ctx context.Context, v *projection.View) (map[string]*bind
 	return found, nil
 }
 
-// binding is nil for an object that is none: it binds nobody, and must not keep the others from binding.
+// binding returns nil for an object that cannot be decoded. It binds nobody, and must not affect the other bindings.
 func (r *reread) binding(ctx context.Context, row projection.Row) (*binding, error) {
 	object, err := r.rows.Parse(ctx, row)
 	if listers.IsUndecodable(err) {
@@ -171,7 +172,7 @@ func newBinding(object runtime.Object, encoded int) *binding {
 	return b
 }
 
-// change puts what was read in the place of what was there: of all, or of the same names.
+// change replaces bindings by what was read: all of them, or those with the names that were read.
 func (t *table) change(read map[string]*binding, whole bool) {
 	if whole {
 		t.byName, t.users, t.groups = map[string]*binding{}, map[string][]*binding{}, map[string][]*binding{}
@@ -188,7 +189,7 @@ func (t *table) change(read map[string]*binding, whole bool) {
 	}
 }
 
-// add requires that no binding has the name.
+// add requires that no binding has the name yet.
 func (t *table) add(b *binding) {
 	t.byName[b.name] = b
 	t.bytes += b.bytes
@@ -196,8 +197,8 @@ func (t *table) add(b *binding) {
 		list := of[subject]
 		at, there := slices.BinarySearchFunc(list, b.name, byName)
 		switch {
-		case there: // it names the subject twice
-		case at == len(list): // who shares the list does not look beyond its end
+		case there: // the binding names the subject twice
+		case at == len(list): // answers that share the list do not look beyond its end
 			of[subject] = append(list, b)
 		default:
 			of[subject] = slices.Insert(slices.Clone(list), at, b)
@@ -222,8 +223,8 @@ func (t *table) remove(b *binding) {
 
 func byName(b *binding, name string) int { return strings.Compare(b.name, name) }
 
-// eachSubject calls f with where to find the binding for each subject, as upstream compares them: a service account by
-// its user's name, in the binding's namespace if it names none.
+// eachSubject calls f with the map and the key of each of the binding's subjects. It identifies them as upstream does:
+// a service account by its user name, in the binding's namespace if it names none.
 func (t *table) eachSubject(b *binding, f func(of map[string][]*binding, subject string)) {
 	for _, s := range b.subjects {
 		switch s.Kind {
@@ -239,8 +240,8 @@ func (t *table) eachSubject(b *binding, f func(of map[string][]*binding, subject
 	}
 }
 
-// of returns the bindings that name the user or one of the user's groups, sorted by name. Of many bindings to one role
-// it returns only the first, since the others say the same. The list is shared.
+// of returns the bindings that name the user or one of the user's groups, sorted by name. If there are many, it returns
+// only the first binding to each role, since the others say the same. The list is shared.
 func (t *table) of(who user.Info) []*binding {
 	found, several := t.users[who.GetName()], false
 	for _, group := range who.GetGroups() {

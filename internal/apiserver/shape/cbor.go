@@ -5,7 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// selfDescribed is the tag that begins what upstream writes; it says nothing but that this is CBOR.
+// selfDescribed is the tag at the start of the CBOR that upstream writes. It says only that this is CBOR.
 const selfDescribed = "\xd9\xd9\xf7"
 
 // The major types of CBOR that are not numbers.
@@ -18,7 +18,7 @@ const (
 	cborSimple = 7
 )
 
-// indefinite is the length of what ends with a break.
+// indefinite is the length of an item that ends with a break.
 const indefinite = -1
 
 // CBOR measures a data item. A tag is a container, as it is for the decoder.
@@ -28,29 +28,30 @@ func CBOR(item []byte) (Shape, error) {
 	return s, err
 }
 
-// cborLevel is a container that is being read. Its members are items until it ends: a map's are two items each.
+// cborLevel is a container that is being read. Until it ends, its members count items; a map has two items for each
+// member.
 type cborLevel struct {
 	level
 	// left are the items to come; indefinite until a break.
 	left  int64
 	isMap bool
-	// data: it is a tag around bytes that are no text.
+	// data: it is a tag around bytes that are not text.
 	data bool
 }
 
-// Upstream writes text as byte strings, and bytes as byte strings in one of these tags: base64url, base64 or base16 is
-// what they become in JSON.
+// Upstream writes text as byte strings, and bytes as byte strings in one of these tags. In JSON they become base64url,
+// base64 or base16.
 const firstDataTag, lastDataTag = 21, 23
 
-// cbor measures an item that is itself at a depth. What is not well-formed ends the reading: the decoder looks at the
-// whole form before it decodes anything.
+// cbor measures an item that is inside base other containers. It stops where the item is not well-formed: the decoder
+// checks the form of the whole item before it decodes anything.
 func (s *Shape) cbor(item []byte, base int) error {
 	rest := item
 	if len(rest) >= len(selfDescribed) && string(rest[:len(selfDescribed)]) == selfDescribed {
 		rest = rest[len(selfDescribed):]
 	}
 	var open [MaxDepth + 1]cborLevel
-	managed := false // a list that comes next is one of managers
+	managed := false // whether a list that comes next holds managers
 	for depth := 0; ; {
 		major, argument, size, ok := cborHead(rest)
 		if !ok {
@@ -91,7 +92,7 @@ func (s *Shape) cbor(item []byte, base int) error {
 			switch {
 			case major == cborTag:
 				left = 1
-			case argument > MaxValues || argument < indefinite: // more than there may be, or than an int64 holds
+			case argument > MaxValues || argument < indefinite: // more than the limit, or than an int64 holds
 				s.Values = MaxValues + 1
 				return s.check()
 			case major == cborMap && argument > 0:
@@ -114,7 +115,7 @@ func (s *Shape) cbor(item []byte, base int) error {
 			depth--
 		}
 		if depth == 0 {
-			return s.check() // what follows is refused
+			return s.check() // the decoder refuses what follows
 		}
 		if s.Values > MaxValues {
 			return errValues
@@ -130,7 +131,7 @@ func (l *cborLevel) took() {
 	}
 }
 
-// cborHead reads the head of an item. The argument of a float or a simple value is not looked at.
+// cborHead reads the head of an item. It ignores the argument of a float or a simple value.
 func cborHead(b []byte) (major byte, argument int64, size int, ok bool) {
 	if len(b) == 0 {
 		return 0, 0, 0, false
@@ -160,7 +161,7 @@ func cborHead(b []byte) (major byte, argument int64, size int, ok bool) {
 	return 0, 0, 0, false
 }
 
-// cborChunks puts a string of indefinite length together, and returns what follows it.
+// cborChunks joins the chunks of a string of indefinite length, and returns what follows it.
 func cborChunks(rest []byte) (content, after []byte, ok bool) {
 	for {
 		major, argument, size, ok := cborHead(rest)

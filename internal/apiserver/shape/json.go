@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// structural are the bytes that mean something outside of a string.
+// structural are the bytes that have a meaning outside of a string.
 var structural = [256]bool{'"': true, '{': true, '}': true, '[': true, ']': true, ',': true}
 
 // JSON measures a JSON text. What is not JSON is measured by its brackets and commas outside of strings.
@@ -16,14 +16,14 @@ func JSON(text []byte) (Shape, error) {
 	return s, err
 }
 
-// json measures a text that is itself at a depth. Text of another encoding than UTF-8 would be stored by some decoders
-// as it is, and no encoder could write it again.
+// json measures a text that is inside base other containers. Some decoders would store text that is not UTF-8 as it is,
+// and then no encoder could write it.
 func (s *Shape) json(text []byte, base int) error {
 	if !utf8.Valid(text) {
 		return errNotUTF8
 	}
 	var open [MaxDepth + 1]level // by depth above base
-	depth, managed := 0, false   // managed: a list that comes next is one of managers
+	depth, managed := 0, false   // managed: a list that comes next holds managers
 	for i := 0; ; i++ {
 		for i < len(text) && !structural[text[i]] {
 			i++
@@ -42,7 +42,7 @@ func (s *Shape) json(text []byte, base int) error {
 			if err := s.enter(base + depth); err != nil {
 				return err
 			}
-			open[depth] = level{start: i, members: 1, list: c == '[', managed: managed && c == '['} // empty or not
+			open[depth] = level{start: i, members: 1, list: c == '[', managed: managed && c == '['} // one member, even if it is empty
 		case '}', ']':
 			if depth == 0 {
 				continue // the parser stops here
@@ -60,7 +60,7 @@ func (s *Shape) json(text []byte, base int) error {
 	return s.check()
 }
 
-// stringEnd is the place of the quote that ends a string, or the text's end.
+// stringEnd returns the position of the quote that ends a string, or the end of the text.
 func stringEnd(text []byte, i int) int {
 	for {
 		n := bytes.IndexByte(text[i:], '"')

@@ -2,11 +2,11 @@ package shape
 
 import "bytes"
 
-// maxDigits and maxExponent bound a number that is parsed exactly, as a quantity is: its digits, and the digits of its
-// exponent. Upstream computes the power of ten: '1e2000000000' holds a processor for minutes.
+// maxDigits bounds the digits of a number that is parsed exactly, as a quantity is. maxExponent bounds the digits of
+// its exponent. Upstream computes the power of ten: '1e2000000000' occupies a processor for minutes.
 const maxDigits, maxExponent = 1000, 3
 
-// ErrQuantity is what other quantities are refused with.
+// ErrQuantity refuses quantities beyond these bounds.
 var ErrQuantity = &Error{Malformed: true, message: "a quantity in it has more than 1000 digits, or an exponent of more than 3"}
 
 // IsQuantity is false for the text of a quantity that would take long to parse or to compare.
@@ -15,7 +15,7 @@ func IsQuantity(text []byte) bool {
 	return len(text) <= maxDigits && (e < 0 || exponentAt(text[e+1:]) <= maxExponent)
 }
 
-// exponentAt is how many digits the exponent has that the text begins with, its sign and leading zeros left out.
+// exponentAt returns how many digits the exponent at the start of the text has, without sign and leading zeros.
 func exponentAt(text []byte) (digits int) {
 	if len(text) > 0 && (text[0] == '+' || text[0] == '-') {
 		text = text[1:]
@@ -27,8 +27,8 @@ func exponentAt(text []byte) (digits int) {
 	return digits
 }
 
-// HasLongNumber reports whether a number that is not IsQuantity may be somewhere in the text, or an escape that may
-// stand for a part of one. It is a quick look at bytes: whoever gets true looks closer.
+// HasLongNumber reports whether the text may contain a number that IsQuantity refuses, or an escape that may stand for
+// part of a number. It is a quick look at bytes: a caller that gets true looks closer.
 func HasLongNumber(text []byte) bool {
 	digits := 0
 	for i, c := range text {
@@ -51,7 +51,8 @@ func HasLongNumber(text []byte) bool {
 	return false
 }
 
-// isNumberEscape is true for what follows the backslash of a digit's escape, or of another character of numbers.
+// isNumberEscape reports whether the text after a backslash begins with the escape of a digit, or of another character
+// of numbers.
 func isNumberEscape(text []byte) bool {
 	if len(text) < 5 || text[0] != 'u' || text[1] != '0' || text[2] != '0' {
 		return false

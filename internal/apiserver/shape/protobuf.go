@@ -11,12 +11,12 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Message describes the messages of one Go type as the tags of its fields do. It is immutable.
+// Message describes the messages of one Go type, from the tags of its fields. It is immutable.
 //
-// Generated decoders take more than encoders write: a map's entry may reach beyond its own end, to the end of the
-// message around it, so that 150 KB decode to a gigabyte, and in an entry nobody looks at wire types. Whatever bytes a
-// decoder could read as another nesting than this is malformed here. Nor do generated decoders look whether strings are
-// UTF-8, which encoders of other formats insist on.
+// Generated decoders accept more than encoders write. A map's entry may reach beyond its own end, to the end of the
+// message around it, so that 150 KB decode to a gigabyte. Wire types in an entry are not checked. Here, bytes that a
+// decoder could nest differently are malformed. Generated decoders do not check either that strings are UTF-8, which
+// encoders of other formats require.
 type Message struct {
 	fields []field // by number
 	// raw: what it holds is JSON or CBOR.
@@ -32,26 +32,26 @@ type field struct {
 	message *Message
 	// text: it is a string, or a map's values are strings.
 	text bool
-	// isMap: it is the entries of a map, with these wire types in them.
+	// isMap: it holds the entries of a map, whose keys and values have these wire types.
 	isMap       bool
 	keys, value protowire.Type
 }
 
-// maxFieldNumber is above all that are in use: a table by number stays small.
+// maxFieldNumber is above all numbers in use, and keeps a table by number small.
 const maxFieldNumber = 1 << 10
 
 // managedEntry and quantity are the Go types of an entry of managed fields, and of a quantity.
 const managedEntry, quantity = "ManagedFieldsEntry", "Quantity"
 
-// parsedAnnotations is in the names of annotations that upstream parses, with quantities in them.
+// parsedAnnotations is part of the names of annotations that upstream parses and that contain quantities.
 var parsedAnnotations = []byte("autoscaling.alpha.kubernetes.io/")
 
-// Describe describes a message by its Go type, with all it holds. Raw types hold JSON or CBOR.
+// Describe describes a message by its Go type, with everything in it. Raw types hold JSON or CBOR.
 func Describe(t reflect.Type, raw map[reflect.Type]bool) (*Message, error) {
 	return describe(t, raw, map[reflect.Type]*Message{})
 }
 
-// describe keeps what it has described, since a type may hold itself.
+// describe remembers what it has described, since a type may contain itself.
 func describe(t reflect.Type, raw map[reflect.Type]bool, known map[reflect.Type]*Message) (*Message, error) {
 	if m, ok := known[t]; ok {
 		return m, nil
@@ -140,7 +140,7 @@ type Envelope struct {
 	Raw              []byte
 }
 
-// Open reads an envelope as its decoder does: of what is there twice, the last counts.
+// Open reads an envelope as its decoder does: if a field occurs twice, the last one counts.
 func Open(b []byte) (e Envelope, err error) {
 	return e, eachField(b, func(number protowire.Number, content []byte) error {
 		switch number {
@@ -161,7 +161,7 @@ func Open(b []byte) (e Envelope, err error) {
 	})
 }
 
-// eachField calls a function with each field that has a length.
+// eachField calls f with each length-delimited field.
 func eachField(b []byte, f func(number protowire.Number, content []byte) error) error {
 	for len(b) > 0 {
 		number, kind, content, size, err := nextField(b)
@@ -222,8 +222,8 @@ func (s *Shape) message(m *Message, b []byte, depth int) error {
 	return s.check()
 }
 
-// entry measures an entry of a map that is a field of a message at the depth. Its value may be left out, and is empty
-// then.
+// entry measures an entry of a map, which is a field of a message at the depth. An entry may leave out its value, which
+// is then empty.
 func (s *Shape) entry(f *field, b []byte, depth int) error {
 	if f.message != nil {
 		s.Depth = max(s.Depth, depth+1)
@@ -239,7 +239,7 @@ func (s *Shape) entry(f *field, b []byte, depth int) error {
 		rest = rest[size:]
 		switch {
 		case number == 1 && kind == f.keys:
-			if !utf8.Valid(content) { // it has none if it is a number
+			if !utf8.Valid(content) { // content is empty if the key is a number
 				return errNotUTF8
 			}
 		case number != 2 || kind != f.value:
@@ -265,7 +265,7 @@ func (f *field) checkText(content []byte) error {
 	return nil
 }
 
-// raw measures JSON or CBOR that is kept in a message.
+// raw measures JSON or CBOR in a message.
 func (s *Shape) raw(content []byte, depth int) error {
 	if strings.HasPrefix(string(content), selfDescribed) {
 		return s.cbor(content, depth)
@@ -273,7 +273,7 @@ func (s *Shape) raw(content []byte, depth int) error {
 	return s.json(content, depth)
 }
 
-// nextField reads a field; content is that of one with a length.
+// nextField reads a field. Only a length-delimited field has content.
 func nextField(b []byte) (number protowire.Number, kind protowire.Type, content []byte, size int, err error) {
 	number, kind, head := protowire.ConsumeTag(b)
 	if head < 0 {

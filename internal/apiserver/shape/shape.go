@@ -1,12 +1,13 @@
-// Package shape measures documents before anybody parses them. Upstream's decoders, patches and validation take time
-// and memory out of proportion to a document that is very deep, very crowded or, in protobuf, not what any encoder
-// writes; none of them ends with its request. So such a document is refused while it is only bytes.
+// Package shape measures documents before anything parses them. Some documents take upstream's decoders, patches and
+// validation time and memory out of proportion to their size. They are very deep or very crowded, or they are protobuf
+// that no encoder writes. That work does not end with its request. So such a document is refused while it is only
+// bytes.
 //
-// Nouns. A container is an object, a list, a tag or a message; its members are what is in it. A value is a container
-// or a member of one. JSON, YAML, CBOR and Message.Protobuf each take a whole document in one pass and return its
-// Shape, or an *Error as soon as it is beyond the limits; Value measures an object in memory. They do not judge
-// syntax: a document that is not well-formed is measured up to where its parser will stop, at least, and the parser
-// says what is wrong with it. The one exception is protobuf, whose generated decoders accept what no encoder writes.
+// Nouns. A container is an object, a list, a tag or a message; its members are what is in it. A value is a container or
+// a member of one. JSON, YAML, CBOR and Message.Protobuf each take a whole document in one pass and return its Shape,
+// or an *Error as soon as it is beyond the limits; Value measures an object in memory. They do not judge syntax: a
+// malformed document is measured at least up to where its parser will stop, and the parser says what is wrong with it.
+// The one exception is protobuf, whose generated decoders accept what no encoder writes.
 package shape
 
 import "fmt"
@@ -16,15 +17,15 @@ const (
 	// MaxDepth is how many containers may be open at once. The deepest documents in use are the schemas of CRDs, with
 	// about 45 levels; managed fields add five to what they describe.
 	MaxDepth = 128
-	// MaxValues bounds the memory of a decoded document: a 3 MiB body has as many at 12 bytes each.
+	// MaxValues bounds the memory of a decoded document: a 3 MiB body has that many at 12 bytes each.
 	MaxValues = 1 << 18
-	// MaxPairs bounds the sum of the squares of each container's members: what sorts by insertion and compares each
-	// with each takes that long. One container has at most 32,768 members.
+	// MaxPairs bounds the sum of the squares of each container's members. Code that sorts by insertion, or compares
+	// each member with all others, takes that long. One container has at most 32,768 members.
 	MaxPairs = 1 << 30
-	// MaxWeight bounds the sum of the sizes of all containers: what decodes level by level reads and copies as much.
+	// MaxWeight bounds the sum of the sizes of all containers. Decoding level by level reads and copies that much.
 	MaxWeight = 64 << 20
-	// MaxManagers bounds the entries of managed fields. Each of them may cost a conversion of the whole object with all
-	// the others: with 1,500 of them a patch of 18 bytes took minutes, and went on after its request.
+	// MaxManagers bounds the entries of managed fields. Each of them may cost a conversion of the whole object, with
+	// all the others. With 1,500 of them, a patch of 18 bytes took minutes, and went on after its request.
 	MaxManagers = 100
 )
 
@@ -35,7 +36,7 @@ const managedFields = "managedFields"
 type Shape struct {
 	// Depth is how many containers are open at the deepest place.
 	Depth int
-	// Values is how many there are.
+	// Values is the number of values.
 	Values int
 	// Items is how many of them are in lists.
 	Items int
@@ -49,7 +50,7 @@ type Shape struct {
 	Bytes int
 }
 
-// Error says which limit a document is beyond, or that it is malformed.
+// Error says which limit a document exceeds, or that it is malformed.
 type Error struct {
 	// Malformed: no encoder writes this.
 	Malformed bool
@@ -64,14 +65,15 @@ var (
 	errPairs   = &Error{message: "its objects and lists have too many members: one alone may have 32768"}
 	errWeight  = &Error{message: "it is too large for how deep it nests"}
 	errNotUTF8 = &Error{Malformed: true, message: "it has text that is not UTF-8"}
-	// ErrManagers is what too many managed fields are refused with.
+	// ErrManagers refuses too many managed fields.
 	ErrManagers = &Error{message: fmt.Sprintf("`metadata.managedFields` has more than %d entries: write with fewer field managers", MaxManagers)}
 )
 
-// check returns an error for the first limit that is passed.
+// check returns an error for the first limit that is exceeded.
 func (s *Shape) check() error { return s.Exceeds(Shape{}) }
 
-// Exceeds says which limit the shape is beyond, unless another is as far; nil for none.
+// Exceeds returns an error for the first limit that the shape exceeds, unless the other exceeds it as far. It returns
+// nil if there is none.
 func (s *Shape) Exceeds(other Shape) error {
 	switch {
 	case s.Depth > max(MaxDepth, other.Depth):

@@ -24,7 +24,7 @@ func nested(open, close string, n int) string {
 	return strings.Repeat(open, n) + "1" + strings.Repeat(close, n)
 }
 
-// At the limit a document is taken, one level deeper it is not, in every encoding and style.
+// A document at the limit is accepted, and one that is a level deeper is refused, in every encoding and style.
 func TestDepth(t *testing.T) {
 	cborOf := func(text string) []byte {
 		var v any
@@ -177,7 +177,7 @@ func utf16(text string) string {
 	return b.String()
 }
 
-// What only a generated decoder takes is malformed: an entry of a map beyond its own end, and one of another wire type.
+// What only a generated decoder accepts is malformed: a map's entry beyond its own end, or with another wire type.
 func TestEntriesOfMaps(t *testing.T) {
 	m := messageOf(t, corev1.ConfigMap{})
 	good := encoded(t, &corev1.ConfigMap{Data: map[string]string{"a": "b", "c": ""}, BinaryData: map[string][]byte{"d": {0xff}}})
@@ -200,7 +200,7 @@ func TestEntriesOfMaps(t *testing.T) {
 	}
 }
 
-// reference is the depth and the values of what upstream's kind of decoder makes of a JSON text.
+// reference returns the depth and the values of what a decoder like upstream's makes of a JSON text.
 func reference(v any) (depth, values int) {
 	var children []any
 	switch v := v.(type) {
@@ -213,7 +213,7 @@ func reference(v any) (depth, values int) {
 	default:
 		return 0, 0
 	}
-	values = 1 + max(1, len(children)) // an empty container is not looked into
+	values = 1 + max(1, len(children)) // JSON counts one member in an empty container
 	for _, child := range children {
 		d, n := reference(child)
 		depth, values = max(depth, d), values+n
@@ -230,7 +230,7 @@ func FuzzJSON(f *testing.F) {
 		s, err := JSON(text)
 		var v any
 		if json.Unmarshal(text, &v) != nil {
-			return // the parser has stopped by itself
+			return // the parser refuses it
 		}
 		depth, values := reference(v)
 		if depth > MaxDepth {
@@ -249,7 +249,7 @@ func FuzzJSON(f *testing.F) {
 	})
 }
 
-// FuzzYAML compares with what upstream decodes: nothing deeper than was measured comes of it.
+// FuzzYAML compares with what upstream decodes, which is no deeper than measured.
 func FuzzYAML(f *testing.F) {
 	for _, seed := range []string{"a: [b, {c: d}]", "- - - a", "? ? a\n: b", "a: &x {b: [1]}\nc: *x", "a: |\n  [[[\nb: \"[\"", "%YAML 1.1\n---\na: 1\n...\n---\n[[[1]]]", "<<: {a: b}", "a: !!binary aGk=", "&a a: *a", "- &a [1]\n- *a", "\ufeffa: 1", "a:\n- b\n-\n  - c", "{a: 1, ? [x] : y}", "a: 'it''s [ok'", "a: b # [", "\xff\xfe[\x00]\x00"} {
 		f.Add([]byte(seed))
@@ -272,7 +272,7 @@ func FuzzYAML(f *testing.F) {
 	})
 }
 
-// FuzzCBOR compares with the decoder: what it takes is measured exactly, but for tags, which are levels here.
+// FuzzCBOR compares with the decoder: what it accepts is measured exactly, except that tags are levels here.
 func FuzzCBOR(f *testing.F) {
 	for _, seed := range []string{"\x80", "\xa1\x61a\x81\x01", "\x9f\x01\x9f\xff\xff", "\xbf\x61a\xa0\xff", "\xc1\x81\x01", selfDescribed + "\xa0", "\x7f\x61a\x61b\xff", "\x5b\xff\xff\xff\xff\xff\xff\xff\xff", "\xfb\x40\x00\x00\x00\x00\x00\x00\x00", "\x81\x81\x81", "\xf8\x20"} {
 		f.Add([]byte(seed))
@@ -298,7 +298,7 @@ func FuzzCBOR(f *testing.F) {
 	})
 }
 
-// requireCBORText looks at all byte strings that become text.
+// requireCBORText checks all byte strings that become text.
 func requireCBORText(t *testing.T, v any) {
 	switch v := v.(type) {
 	case map[any]any:
@@ -334,14 +334,14 @@ func cborDepth(v any) int {
 		}
 	case cbor.Tag:
 		deepest = cborDepth(v.Content)
-	case time.Time: // of a tag
+	case time.Time: // decoded from a tag
 	default:
 		return 0
 	}
 	return deepest + 1
 }
 
-// FuzzProtobuf decodes what was not refused: the generated decoder makes nothing of it that is larger, or deeper.
+// FuzzProtobuf decodes what was not refused. What the generated decoder makes of it is no larger and no deeper.
 func FuzzProtobuf(f *testing.F) {
 	crd := apiextensionsv1.JSONSchemaProps{Properties: map[string]apiextensionsv1.JSONSchemaProps{"a": {Items: &apiextensionsv1.JSONSchemaPropsOrArray{Schema: &apiextensionsv1.JSONSchemaProps{Type: "b"}}}},
 		Default: &apiextensionsv1.JSON{Raw: []byte(`{"a":[1]}`)}, Dependencies: apiextensionsv1.JSONSchemaDependencies{"x": {Property: []string{"y"}}}}
@@ -364,7 +364,7 @@ func FuzzProtobuf(f *testing.F) {
 	})
 }
 
-// requireText looks at all strings of a value.
+// requireText checks all strings of a value.
 func requireText(t *testing.T, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
@@ -441,7 +441,7 @@ func schemaDepth(v reflect.Value) int {
 	return deepest
 }
 
-// An object in memory is about as its JSON.
+// An object in memory measures roughly the same as its JSON.
 func TestValue(t *testing.T) {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "n", Finalizers: []string{"a/b", "c/d"}, CreationTimestamp: metav1.Now(),
 		ManagedFields: []metav1.ManagedFieldsEntry{{FieldsV1: metav1.NewFieldsV1(nested(`{"a":`, "}", 20))}}}, Data: map[string]string{"a": strings.Repeat("b", 1000)}}
@@ -463,7 +463,7 @@ func TestValue(t *testing.T) {
 	require.NoError(t, s.Exceeds(s), "what was so before may stay so")
 }
 
-// The measuring of what clients send, by size.
+// The cost of measuring what clients send, by size.
 func BenchmarkShape(b *testing.B) {
 	small := &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "small", Namespace: "default", Labels: map[string]string{"app": "demo", "tier": "backend"}}, Data: map[string]string{}}
 	for i := range 8 {
@@ -528,7 +528,7 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// FuzzNumbers: whoever is told that a text has no long number need not look for one.
+// FuzzNumbers: if HasLongNumber is false for a text, IsQuantity holds for every number in it.
 func FuzzNumbers(f *testing.F) {
 	for _, seed := range []string{"1e-2000000000", "1.5E+0001000", `{"a":"1e9999"}`, "12345678901234567890"} {
 		f.Add([]byte(seed))
