@@ -29,9 +29,9 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageclass/setdefault"
 )
 
-// admissionPlugins are the plugins of kube-apiserver's defaults that decide by what they read, in its order. The first
-// is ours. Left out are plugins whose work a controller would have to finish (ServiceAccount, TaintNodesByCondition,
-// StorageObjectInUseProtection) and, for now, ResourceQuota, policies and webhooks (unenforced.go).
+// admissionPlugins are kube-apiserver's default plugins that decide from what they read, in its order. The first is
+// ours. Plugins whose work a controller would have to finish are left out (ServiceAccount, TaintNodesByCondition,
+// StorageObjectInUseProtection). So are, for now, ResourceQuota, policies and webhooks (unenforced.go).
 var admissionPlugins = []string{
 	boundsName,
 	lifecycle.PluginName,

@@ -12,7 +12,7 @@ func pod(name, more string) request {
 	return request{method: "POST", path: pods, body: `{"metadata":{"name":"` + name + `"},"spec":{"containers":[{"name":"c","image":"i"}]` + more + `}}`}
 }
 
-// What admission reads is what the last write said, without a pause between them.
+// Admission reads what the last write said, without a pause between them.
 func TestAdmission(t *testing.T) {
 	s := newServer(t)
 	missing := s.must(t, 404, request{method: "POST", path: "/api/v1/namespaces/nowhere/configmaps", body: `{"metadata":{"name":"x"}}`})
@@ -34,7 +34,7 @@ func TestAdmission(t *testing.T) {
 	require.Equal(t, "fast", fieldOf(claim.object(t), "spec.storageClassName"))
 }
 
-// Row 6: nothing is made in a namespace that is going away.
+// Row 6: nothing can be created in a namespace that is terminating.
 func TestTerminatingNamespace(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"leaving"}}`})
@@ -45,7 +45,7 @@ func TestTerminatingNamespace(t *testing.T) {
 	s.must(t, 200, request{method: "PUT", path: "/api/v1/namespaces/leaving/configmaps/x", body: `{"metadata":{"name":"x"},"data":{"still":"here"}}`})
 }
 
-// Two clusters of one cell see nothing of each other.
+// Two clusters of one cell do not see each other's objects.
 func TestClustersAreApart(t *testing.T) {
 	one := newServer(t)
 	cell := one.config.Cell

@@ -23,7 +23,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	responsewriters.ErrorNegotiated(err, s.generic.Serializer, version, w, r)
 }
 
-// unknown answers a request for what nobody serves.
+// unknown answers a request for a path that nothing serves.
 func (s *Server) unknown() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, notServed(r)) })
 }
@@ -65,7 +65,7 @@ func describesProcess(path string) bool { return path == "/metrics" || path == "
 // isLongRunning is true for a watch, and for nothing else: there are no nodes to attach to.
 var isLongRunning = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString())
 
-// minRequestTimeout is how long a watch without a timeout lives at least.
+// minRequestTimeout is the shortest life of a watch without a timeout.
 func (s *Server) minRequestTimeout() time.Duration {
 	return time.Duration(s.generic.MinRequestTimeout) * time.Second
 }

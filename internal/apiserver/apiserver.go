@@ -1,8 +1,7 @@
 // Package apiserver is the HTTP layer: upstream's registries over kubestore, with nothing in the background.
 //
 // Nouns. A Server serves one cluster. A group is one API group, built on first use. The loopback is a client of the
-// Server in its own process. The packages below this one are its rooms: each takes a small configuration and knows no
-// Server.
+// Server in its own process. Each package below this one takes a small configuration and knows no Server.
 //
 // A request's path through the package:
 //
@@ -64,8 +63,8 @@ func New(c Config) (*Server, error) {
 // process. It does not watch.
 func (s *Server) Loopback() *rest.Config { return rest.CopyConfig(s.loopback) }
 
-// Bootstrap writes the objects that kube-apiserver makes when it starts, as far as they are missing. It is idempotent,
-// and any number of processes may call it at once.
+// Bootstrap writes the objects that kube-apiserver makes when it starts, but only those that are missing. It is
+// idempotent, and any number of processes may call it at once.
 func (s *Server) Bootstrap(ctx context.Context) error {
 	return bootstrap.Write(ctx, bootstrap.Config{
 		Cell: s.config.Cell, Stores: s.stores, Ranges: s.config.Services, Loopback: s.loopback,
@@ -98,8 +97,8 @@ func newCustomResources(s *Server) (*customresources.Handler, error) {
 	})
 }
 
-// Instances is the storage of a CRD's instances, in its storage version and whatever versions are served. The lifecycle
-// deletes them there.
+// Instances is the storage of a CRD's instances, in the CRD's storage version. It does
+// not matter which versions are served. The lifecycle deletes the instances there.
 func (s *Server) Instances(crd *apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error) {
 	return s.crds.Instances(crd)
 }

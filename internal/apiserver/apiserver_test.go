@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // hundreds of lines a test, which would hide why one failed
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // hundreds of lines for each test would hide why one failed
 	os.Exit(m.Run())
 }
 
@@ -35,7 +35,8 @@ func newCell(t testing.TB) kubestore.Cell {
 	return kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)}
 }
 
-// newServer serves a fresh cell with the namespace default, and takes it for initialized: Bootstrap takes longer.
+// newServer serves a fresh cell with the namespace default. It marks
+// the cluster as initialized without Bootstrap, which takes longer.
 func newServer(t testing.TB, change ...func(*Config)) *Server {
 	t.Helper()
 	c := Config{Cell: newCell(t)}

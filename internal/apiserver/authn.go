@@ -36,11 +36,11 @@ type Authentication struct {
 // Configured reports whether requests must show credentials. If not, everybody is system:admin.
 func (a Authentication) Configured() bool { return a.TokenFile != "" || a.ClientCAFile != "" }
 
-// admin is the user that everybody is if authentication is not configured.
+// admin is everybody's user if authentication is not configured.
 var admin = &user.DefaultInfo{Name: "system:admin", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 
 // authenticator combines the authenticators as kube-apiserver does: first the given one, then each kind of credentials
-// until one is good, then the anonymous one. A client that shows only bad credentials is not taken for anonymous.
+// until one is good, then the anonymous one. A client whose credentials are all bad is not anonymous.
 func (a Authentication) authenticator(first authenticator.Request) (authenticator.Request, error) {
 	others, err := a.authenticators()
 	if err != nil {

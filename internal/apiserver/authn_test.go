@@ -46,8 +46,8 @@ func (a authority) client(t *testing.T, name string, groups ...string) *x509.Cer
 	return cert
 }
 
-// A certificate that the authority signed says who a client is. With another one a good token does, and without one
-// nothing: who shows only bad credentials is refused, not anonymous.
+// A certificate that the authority signed identifies a client. A client with another certificate needs a good token. A
+// client with only bad credentials is refused; it is not anonymous.
 func TestClientCertificates(t *testing.T) {
 	ours := newAuthority(t)
 	folder := t.TempDir()
@@ -88,8 +88,8 @@ func TestAuthenticationConfiguration(t *testing.T) {
 	require.ErrorContains(t, err, "Wishful")
 }
 
-// A token file that would lock everybody out, or let a token change hands unseen, is refused, and no token is in the
-// message.
+// A token file is refused if it would lock everybody out or
+// let a token change hands unseen. The message holds no token.
 func TestTokenFilesThatMakeNoSense(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	for content, says := range map[string]string{

@@ -10,13 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// as sends the request with a token of the test's token file, whose users are named as their tokens.
+// as sends the request as a user of the test's token file. A user's token is the user's name and '-token'.
 func (r request) as(user string) request {
 	r.header = http.Header{"Authorization": {"Bearer " + user + "-token"}}
 	return r
 }
 
-// withTokens is for users; root is in system:masters.
+// withTokens gives root, ann and bob tokens; root is in system:masters.
 func withTokens(t testing.TB) func(*Config) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\nbob-token,bob,3\n"), 0o600))
@@ -81,7 +81,8 @@ func TestWhoAmI(t *testing.T) {
 	require.NotNil(t, fieldOf(rules.object(t), "status.resourceRules"))
 }
 
-// A ClusterRole has the rules of the roles that it selects, nested and in a circle too, as soon as they exist.
+// A ClusterRole has the rules of the roles that it selects as soon as
+// they exist, even if roles select each other in a chain or a circle.
 func TestAggregatedClusterRoles(t *testing.T) {
 	s := newGuarded(t)
 	role := func(name, label, selects, rules string) request {

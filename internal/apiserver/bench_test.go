@@ -13,8 +13,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// BenchmarkCluster measures what each further cluster costs a process: New and its first requests, in time and in
-// memory that stays.
+// BenchmarkCluster measures what each further cluster costs a process: the
+// time of New and of its first requests, and the memory that stays in use.
 func BenchmarkCluster(b *testing.B) {
 	for _, c := range []struct {
 		name  string
@@ -71,8 +71,8 @@ func BenchmarkRequest(b *testing.B) {
 	})
 }
 
-// BenchmarkRBAC is the cost of one request of a user whose rights come from bindings beside those that every cluster
-// begins with.
+// BenchmarkRBAC is the cost of one request by a user whose rights come from a
+// binding. The cluster also has the bindings that every cluster begins with.
 func BenchmarkRBAC(b *testing.B) {
 	s := newGuarded(b)
 	require.NoError(b, s.Bootstrap(b.Context()))
@@ -82,9 +82,9 @@ func BenchmarkRBAC(b *testing.B) {
 	}
 }
 
-// rbacLoad is a server of three users beside many rules: each of n RoleBindings in the namespace of ann is for a user
-// of its own, the last one is ann's, and each of 1,000 ClusterRoleBindings is for a user of its own. Bob has a
-// namespace with one binding, and cid may read everywhere.
+// rbacLoad is a server with three users and many rules. Ann's namespace has a RoleBinding
+// for ann and n more, each for another user. There are also 1,000 ClusterRoleBindings, each
+// for another user. Bob has a namespace with one binding, and cid may read everywhere.
 func rbacLoad(b *testing.B, n int) *Server {
 	path := filepath.Join(b.TempDir(), "tokens.csv")
 	require.NoError(b, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\nbob-token,bob,3\ncid-token,cid,4\n"), 0o600))
@@ -108,12 +108,12 @@ func rbacLoad(b *testing.B, n int) *Server {
 		bind("/namespaces/ann/rolebindings", fmt.Sprintf("many-%d", i), fmt.Sprintf("nobody-%d", i), "view")
 	}
 	bind("/clusterrolebindings", "cid", "cid", "view")
-	s.must(b, 200, request{method: "GET", path: configMaps}.as("root")) // whoever decides has caught up before
+	s.must(b, 200, request{method: "GET", path: configMaps}.as("root")) // the authorizer has read everything before the benchmark
 	return s
 }
 
-// BenchmarkRBACBesideMany is a GET of one tenant, of another and of a user with rights in the whole cluster, by turns,
-// beside many RoleBindings in the first one's namespace; and what deciding alone costs.
+// BenchmarkRBACBesideMany measures GETs by one tenant, by another and by a user with rights in the whole cluster, in
+// turn, while the first tenant's namespace has many RoleBindings. It also measures the authorizer's decision alone.
 func BenchmarkRBACBesideMany(b *testing.B) {
 	for _, n := range []int{0, 100, 4300} {
 		b.Run(fmt.Sprintf("%d", n), func(b *testing.B) {

@@ -20,21 +20,22 @@ const (
 	// how many of them one user may have.
 	bodiesLimit = 128 << 20
 	bodiesShare = bodiesLimit / 4
-	// bodyCost is about what a request costs while its body has yet to come. It is counted with the body's bytes.
+	// bodyCost is about how many bytes a request costs while its
+	// body has yet to arrive. It is counted with the body's bytes.
 	bodyCost = 16 << 10
-	// firstRead is how many bytes are reserved for a body before anything of it has come.
+	// firstRead is how many bytes are reserved for a body before any of it has arrived.
 	firstRead = 4 << 10
 )
 
-// bodies counts the bytes of bodies that have arrived, and not those that were announced. It is safe for concurrent
-// use.
+// bodies counts the bytes of bodies that have arrived, not those
+// that were only announced. It is safe for concurrent use.
 type bodies struct {
 	mu   sync.Mutex       // guards what follows
 	held int64            // bytes
 	by   map[string]int64 // user
 }
 
-// body is one request's part of them.
+// body is what one request holds of them.
 type body struct {
 	of   *bodies
 	user string
@@ -73,7 +74,7 @@ func (b *body) end() {
 	}
 }
 
-// read returns all of a body. announced is how many bytes it is said to have, -1 if that is not known.
+// read returns the whole body. announced is the length that the client announced, -1 if it announced none.
 func (b *body) read(from io.Reader, announced, allowed int64) ([]byte, error) {
 	if announced > allowed {
 		return nil, tooLarge(allowed)
@@ -133,7 +134,7 @@ func (s *Server) withBodyDeadline(h http.Handler) http.Handler {
 	})
 }
 
-// withBody receives all of a body before the request takes a place, or anything is done for it.
+// withBody receives the whole body before the request takes a place and before anything else is done for it.
 func (s *Server) withBody(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength == 0 || isLoopback(r.Context()) {
@@ -155,7 +156,7 @@ func (s *Server) withBody(h http.Handler) http.Handler {
 	})
 }
 
-// received is a body of which all has come.
+// received is a body that has arrived in full.
 type received struct {
 	*bytes.Reader
 	all []byte
@@ -166,10 +167,10 @@ func newReceived(all []byte) *received { return &received{bytes.NewReader(all), 
 // Close implements io.Closer.
 func (*received) Close() error { return nil }
 
-// refusedTime is how long the rest of a body that nobody reads may take to come.
+// refusedTime is how long the rest of an unread body may take to arrive.
 const refusedTime = 5 * time.Second
 
-// unreceived answers a request whose body may not have come. The connection ends with the answer. Otherwise net/http
+// unreceived answers a request whose body may not have arrived. The connection ends with the answer. Otherwise net/http
 // would wait for the rest of the body before it sends the answer.
 func unreceived(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

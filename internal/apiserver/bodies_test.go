@@ -16,7 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// TestBodiesAreReadWhole: whatever their length, whether it was announced or not, and however they come.
+// TestBodiesAreReadWhole: a body is read whole, whatever its length,
+// whether it was announced or not, and in whatever pieces it arrives.
 func TestBodiesAreReadWhole(t *testing.T) {
 	const allowed = 100_000
 	all := bodies{by: map[string]int64{}}
@@ -47,8 +48,8 @@ func TestBodiesAreReadWhole(t *testing.T) {
 	require.Empty(t, all.by)
 }
 
-// TestBodiesAreBounded: a user's bodies take no more than a share, and all of them no more than there is; what was only
-// announced takes nothing.
+// TestBodiesAreBounded: one user's bodies hold at most a share, and all bodies
+// together at most the limit. Bytes that were only announced do not count.
 func TestBodiesAreBounded(t *testing.T) {
 	all := bodies{by: map[string]int64{}}
 	receive := func(user string, n int) (*body, error) {
@@ -82,8 +83,8 @@ func TestBodiesAreBounded(t *testing.T) {
 	require.Empty(t, all.by)
 }
 
-// TestBodyThatDoesNotArrive: it is 408 when its time is over, and has never had a place. Other requests on a connection
-// of HTTP/2 go on.
+// TestBodyThatDoesNotArrive: a request is 408 if its body does not arrive in time,
+// and it never takes a place. Other requests on the same HTTP/2 connection go on.
 func TestBodyThatDoesNotArrive(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -130,7 +131,7 @@ func TestBodyThatDoesNotArrive(t *testing.T) {
 	}
 }
 
-// What takes a processor for long waits for others of its user, and nobody else does.
+// A request that keeps a processor busy for long waits for other such requests of its user. Other users do not wait.
 func TestHeavyWritesTakeTurns(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: time.Second} })
 	takeTurns(t, s, "ann")
@@ -168,7 +169,8 @@ func takeTurns(t *testing.T, s *Server, user string) {
 	}
 }
 
-// TestExempt: members of system:masters are served though there is no place, and nobody is where everybody is one.
+// TestExempt: members of system:masters are served even if no
+// place is free. Where everybody is a member, nobody is exempt.
 func TestExempt(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		s := newServer(t, func(c *Config) {

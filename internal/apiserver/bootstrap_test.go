@@ -80,8 +80,8 @@ func TestBootstrapAtOnce(t *testing.T) {
 	require.Equal(t, 4, eventsOf(t, s)["namespaces"], "each object is added once")
 }
 
-// TestBootstrapObjectsAreValid puts every object back unchanged: it must pass validation, and as the registry encodes
-// it to the bytes that are stored, nothing is appended.
+// TestBootstrapObjectsAreValid puts every object back unchanged. It must pass validation.
+// Nothing is appended, because the registry encodes it to the bytes that are stored.
 func TestBootstrapObjectsAreValid(t *testing.T) {
 	s := bootstrapped(t)
 	before := eventsOf(t, s)
@@ -126,7 +126,7 @@ func lastSlash(s string) int {
 	return -1
 }
 
-// TestBootstrapAgain: what a user deleted stays deleted for one version, and comes back with the next.
+// TestBootstrapAgain: what a user deleted stays deleted within one version, and comes back with the next.
 func TestBootstrapAgain(t *testing.T) {
 	s := bootstrapped(t)
 	roles := s.client.RbacV1().ClusterRoles()
@@ -150,7 +150,7 @@ func TestBootstrapAgain(t *testing.T) {
 	require.NotEmpty(t, edit.Rules, "a role gets back what it misses")
 }
 
-// forgetBootstrap makes the marker that of another version.
+// forgetBootstrap makes the marker say another version.
 func forgetBootstrap(t *testing.T, s *Server) {
 	t.Helper()
 	s.store(t, schema.GroupResource{Group: "logplane.dev", Resource: "bootstraps"}, "/logplane.dev/bootstraps", "kubernetes", "text/plain", []byte("an older version"))
@@ -178,7 +178,7 @@ func TestBootstrapManagedFields(t *testing.T) {
 			`kubernetes-service-cidr-controller Apply networking.k8s.io/v1 status {"f:status":{"f:conditions":{"k:{\"type\":\"Ready\"}":{".":{},"f:lastTransitionTime":{},"f:message":{},"f:status":{},"f:type":{}}}}}`,
 			`kube-apiserver Update networking.k8s.io/v1  {"f:spec":{"f:cidrs":{}}}`,
 		},
-		// What the registry allocates nobody manages: the address is asked for, its family is not.
+		// Nobody manages what the registry allocates. The address is asked for; its family is allocated.
 		"/api/v1/namespaces/default/services/kubernetes": {`kube-apiserver Update v1  {"f:metadata":{"f:labels":{".":{},"f:component":{},"f:provider":{}}},"f:spec":{"f:clusterIP":{},"f:internalTrafficPolicy":{},"f:ipFamilyPolicy":{},"f:ports":{".":{},"k:{\"port\":443,\"protocol\":\"TCP\"}":{".":{},"f:name":{},"f:port":{},"f:protocol":{},"f:targetPort":{}}},"f:sessionAffinity":{},"f:type":{}}}`},
 		"/api/v1/namespaces/kube-system":                 {`kube-apiserver Update v1  {"f:metadata":{"f:labels":{".":{},"f:kubernetes.io/metadata.name":{}}}}`},
 	} {
@@ -206,7 +206,7 @@ func BenchmarkBootstrap(b *testing.B) {
 	}
 }
 
-// TestAClusterThatNobodyMade: a name that is misspelled is found out, by whoever deploys and by whoever writes.
+// TestAClusterThatNobodyMade: a misspelled name is noticed when somebody deploys and when somebody writes.
 func TestAClusterThatNobodyMade(t *testing.T) {
 	cell := newCell(t)
 	cell.Cluster = "mian"

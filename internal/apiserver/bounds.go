@@ -17,13 +17,12 @@ import (
 	"k8s.io/kubernetes/pkg/apis/rbac"
 )
 
-// maxRights bounds what a role's rules allow together. Upstream checks that no user grants more than the user has, and
-// writes down each right for that: every verb on every resource of every group, by every name. So 18 KB ask for a
-// billion.
+// maxRights bounds what a role's rules allow together. Upstream checks that users grant no more than they have, and
+// lists each right to do so: every verb on every resource of every group, by every name. So 18 KB ask for a billion.
 const maxRights = 1 << 16
 
-// maxTolerations and maxScopes bound lists that validation compares each with each: to change a label of a Pod with
-// 20,000 tolerations took 40 s.
+// maxTolerations and maxScopes bound lists in which validation compares every
+// pair. It took 40 s to change a label of a Pod with 20,000 tolerations.
 const maxTolerations, maxScopes = 1000, 100
 
 // boundsName is the plugin's name in metrics.
@@ -36,8 +35,8 @@ func newBounds(io.Reader) (admission.Interface, error) {
 	return bounds{admission.NewHandler(admission.Create, admission.Update)}, nil
 }
 
-// Admit implements admission.MutationInterface, because those plugins come before any check of a registry. It changes
-// nothing.
+// Admit implements admission.MutationInterface, because mutating
+// plugins run before any check of a registry. It changes nothing.
 func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	errs := metadataMistakes(a.GetObject())
 	switch o := a.GetObject().(type) {
@@ -72,7 +71,7 @@ func metadataMistakes(object runtime.Object) field.ErrorList {
 	parts := &metav1.ObjectMeta{Name: "x", Labels: m.GetLabels(), Annotations: m.GetAnnotations(), Finalizers: m.GetFinalizers(), OwnerReferences: m.GetOwnerReferences()}
 	all := validation.ValidateObjectMetaAccessor(parts, false, func(string, bool) []string { return nil }, field.NewPath("metadata"))
 	if len(all) <= maxMistakes {
-		return nil // whose strategy finds them too
+		return nil // the strategy finds them too
 	}
 	return fewMistakes(all)
 }

@@ -107,8 +107,8 @@ func (s *Server) configure() error {
 }
 
 const (
-	// sharePart says which part of the places of one kind a user may have where there are several users: one in so
-	// many. So nobody waits for a user who has all places, nor for the processor.
+	// sharePart is into how many parts the places of one kind are divided where there are several users. A user may
+	// have one part. So nobody waits for a user who has all places, nor for the processor.
 	sharePart = 8
 	// readsPerProcessor is how many places for reads a user may have for each processor. A read hardly ever waits.
 	readsPerProcessor = 8

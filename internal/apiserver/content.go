@@ -13,8 +13,8 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// maxQuery bounds a request's query. Selectors are the long ones, and each of their terms is compared with every object
-// of a list and of a watch. Proxies take less.
+// maxQuery bounds a request's query. Long queries are selectors, and each term of a
+// selector is compared with every object of a list or a watch. Proxies allow less.
 const maxQuery = 32 << 10
 
 // withShortQuery refuses long queries.
@@ -30,8 +30,8 @@ func (s *Server) withShortQuery(h http.Handler) http.Handler {
 	})
 }
 
-// withContent refuses a body that would cost out of proportion to its size, before upstream looks at it. All of the
-// body has come by then (withBody). What was measured of a patch goes on with the request (patches.go).
+// withContent refuses a body that would cost out of proportion to its size, before upstream looks at it. The whole body
+// has arrived by then (withBody). The measurements of a patch travel on with the request (patches.go).
 func (s *Server) withContent(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, ok := r.Body.(*received)
@@ -61,9 +61,9 @@ func (s *Server) withContent(h http.Handler) http.Handler {
 	})
 }
 
-// heavyBody is how many bytes keep a processor busy for some milliseconds. A request with a larger body takes a turn: a
-// user's heavy requests are served a few at a time, as many as half of the processors, so that others find one free. A
-// JSON patch that copies takes one too: 2 KB of it can last as long.
+// heavyBody is how many bytes keep a processor busy for some milliseconds. A request with a larger
+// body takes a turn. A user has turns for half as many requests as there are processors, so that
+// others find one free. A JSON patch that copies takes a turn too: 2 KB of it can last as long.
 const heavyBody = 256 << 10
 
 // checkBody refuses a body that nests too deep, has too many values or weighs too much for the decoders and what comes
@@ -71,7 +71,7 @@ const heavyBody = 256 << 10
 func (s *Server) checkBody(r *http.Request, body []byte) (*http.Request, error) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	if info.IsResourceRequest && s.groups[info.APIGroup] == nil && strings.Contains(mediaOf(r.Header.Get("Content-Type")), "protobuf") {
-		return r, nil // it is refused, but for options to delete, in which nothing nests
+		return r, nil // it will be refused, unless it holds options to delete, in which nothing nests
 	}
 	measured, err := measure(r.Header.Get("Content-Type"), body)
 	if err == nil && info.IsResourceRequest {
@@ -91,8 +91,9 @@ func (s *Server) checkBody(r *http.Request, body []byte) (*http.Request, error) 
 	return nil, apierrors.NewBadRequest("the body is refused: " + err.Error())
 }
 
-// measure chooses the encoding by the content type, whatever its parameters, as upstream does. What does not say that
-// it is YAML, CBOR or protobuf is JSON, or upstream refuses it. That includes a body without a content type.
+// measure chooses the encoding by the content type without its parameters, as
+// upstream does. It takes a body for JSON if it has no content type, or one that does not
+// say YAML, CBOR or protobuf. If such a body is not JSON, upstream refuses it.
 func measure(contentType string, body []byte) (shape.Shape, error) {
 	switch media := mediaOf(contentType); {
 	case strings.Contains(media, "protobuf"):

@@ -16,12 +16,12 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// minute is one of log time, scaled down: the log keeps 10 of them, a revision can be read for 60.
+// minute is a scaled-down minute of log time. The log keeps 10 of them, and a revision can be read for 60.
 const minute = 60 * time.Millisecond
 
-// A list begun nine minutes ago is paged on at exactly its revision, on another process, while objects are written,
-// deleted and made again, rows compacted and garbage collected; half an hour later too, when its events have left the
-// log. Below the floor it is 410 with a token that goes on inconsistently.
+// A list that began nine minutes ago continues at exactly its revision, on another process. Meanwhile objects are
+// written, deleted and created again, rows are compacted, and garbage is collected. The list still continues half an
+// hour later, when its events have left the log. Below the floor it is 410 with a token that goes on inconsistently.
 func TestContinueAfterNineMinutes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of objects")

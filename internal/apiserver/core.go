@@ -66,9 +66,9 @@ func (p *coreProvider) build(enabled serverstorage.APIResourceConfigSource, opts
 	return group, nil
 }
 
-// addPods adds nodes and pods, which know each other through the kubelet's address. There is no kubelet. So log, exec,
-// attach, portforward and proxy are registered only for discovery and authorization. Requests for them never come here:
-// they are answered 405 before.
+// addPods adds nodes and pods, which know each other through the kubelet's address. There
+// is no kubelet. So log, exec, attach, portforward and proxy are registered only for
+// discovery and authorization. Requests for them are answered 405 before they come here.
 func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
 	nodes, err := nodestore.NewStorage(opts, kubeletclient.KubeletClientConfig{}, nil)
 	if err != nil {
@@ -157,7 +157,7 @@ func (p *coreProvider) addRest(storage map[string]rest.Storage, opts generic.RES
 	}
 	storage["podtemplates"] = templates
 	storage["limitranges"] = limits
-	// There is no scheduler, no controller manager and no etcd whose health could be asked for.
+	// There is no scheduler, no controller manager and no etcd whose health could be reported.
 	storage["componentstatuses"] = componentstatus.NewStorage(func() map[string]componentstatus.Server { return nil })
 	return nil
 }

@@ -25,7 +25,7 @@ func createPod(t *testing.T, s *Server, name string) *corev1.Pod {
 	return pod
 }
 
-// TestPodSubresources: each changes what it may and nothing else.
+// TestPodSubresources: each subresource changes what it may and nothing else.
 func TestPodSubresources(t *testing.T) {
 	s := bootstrapped(t)
 	pods := s.client.CoreV1().Pods("default")
@@ -144,7 +144,7 @@ func TestServiceStatus(t *testing.T) {
 	require.Equal(t, "192.0.2.1", updated.Status.LoadBalancer.Ingress[0].IP)
 	require.Equal(t, ports, claimedPorts(t, s))
 
-	// A finalizer keeps the service, and with it the claims; a status patch takes it away.
+	// A finalizer keeps the service, and with it the claims. A status patch removes the finalizer.
 	_, err = servicesOf(s).Patch(t.Context(), "web", types.MergePatchType, []byte(`{"metadata":{"finalizers":["example.com/hold"]}}`), metav1.PatchOptions{})
 	require.NoError(t, err)
 	require.NoError(t, servicesOf(s).Delete(t.Context(), "web", metav1.DeleteOptions{}))

@@ -66,7 +66,8 @@ func corrected(r *http.Request, body []byte) error {
 	return nil
 }
 
-// isNamed reports whether the object that was sent has a name, which is then not generated whatever else it says.
+// isNamed reports whether the object that was sent has a name.
+// Then no name is generated, even if it has a generateName.
 func isNamed(r *http.Request) bool {
 	body, ok := r.Body.(*received)
 	if !ok {
@@ -84,21 +85,21 @@ func isNamed(r *http.Request) bool {
 	return err == nil && m.GetName() != ""
 }
 
-// clientMistake recognises mistakes of the client that upstream passes on as they are, without a reason. To send the
-// request again would not help. A failure of a store has a reason, so an error of a patch without one is about the
-// patch.
+// clientMistake recognises a client's mistakes that upstream passes on as they
+// are, without a reason. Sending the request again would not help. A failure of
+// a store has a reason, so an error of a patch without one is about the patch.
 func clientMistake(r *http.Request, info *apirequest.RequestInfo, message string) bool {
 	return r.Method == http.MethodPatch || info.Resource == "bindings" || info.Subresource == "binding" ||
 		message == storage.ErrResourceVersionSetOnCreate.Error()
 }
 
-// takesAway recognises a patch that leaves an object without its version or kind. Upstream takes that for a mistake of
-// its own.
+// takesAway recognises a patch that leaves an object without its
+// version or kind. Upstream reports that as its own mistake.
 func takesAway(r *http.Request, message string) bool {
 	return r.Method == http.MethodPatch && (strings.Contains(message, "Object 'apiVersion' is missing in") || strings.Contains(message, "Object 'Kind' is missing in"))
 }
 
-// judging are the parts of upstream that look at nothing but what a client sent and at what that is to replace.
+// judging are the parts of upstream that look only at what a client sent and at the object that it replaces.
 var judging = []string{
 	"k8s.io/apimachinery/pkg/util/strategicpatch.", "k8s.io/apimachinery/pkg/util/managedfields", "sigs.k8s.io/structured-merge-diff/", "gopkg.in/evanphx/json-patch",
 	"k8s.io/apiserver/pkg/registry/rest.BeforeCreate(", "k8s.io/apiserver/pkg/registry/rest.BeforeUpdate(",
@@ -109,7 +110,7 @@ func wasJudging(stack string) bool {
 	return slices.ContainsFunc(judging, func(name string) bool { return strings.Contains(stack, name) })
 }
 
-// correction holds back an answer that may have to be replaced, and lets every other pass.
+// correction holds back an answer that may have to be replaced, and passes on every other.
 type correction struct {
 	http.ResponseWriter
 	held int // the answer's code while it is held back
@@ -126,7 +127,7 @@ func (c *correction) WriteHeader(code int) {
 	c.ResponseWriter.WriteHeader(code)
 }
 
-// status is the answer that is held back, as it was before upstream compressed it. It compresses long messages.
+// status is the answer that is held back, as it was before upstream compressed it. Upstream compresses long messages.
 func (c *correction) status() []byte {
 	if c.Header().Get("Content-Encoding") != "gzip" {
 		return c.body.Bytes()
@@ -135,7 +136,7 @@ func (c *correction) status() []byte {
 	if err != nil {
 		return nil
 	}
-	status, _ := io.ReadAll(io.LimitReader(unfolded, maxStatus)) // what is cut is no Status
+	status, _ := io.ReadAll(io.LimitReader(unfolded, maxStatus)) // a cut answer is no Status
 	return status
 }
 

@@ -101,7 +101,7 @@ func TestReservedDefinitions(t *testing.T) {
 		require.Equal(t, 422, a.code, a.body)
 		require.Contains(t, a.object(t)["message"], c.why)
 	}
-	// A version may not be added either, but what is there may be changed.
+	// A version may not be added either, but a definition that is already stored may be changed.
 	crd := definition("things", "networking.k8s.io", "v9alpha1", "v1")
 	a := request{method: "PATCH", path: crdsPath + "/" + crd.Name, contentType: "application/merge-patch+json", body: asJSON(t, map[string]any{"spec": crd.Spec})}.do(t, s)
 	require.Equal(t, 422, a.code, a.body)
@@ -109,7 +109,7 @@ func TestReservedDefinitions(t *testing.T) {
 	s.must(t, 200, request{method: "PATCH", path: crdsPath + "/" + crd.Name, contentType: "application/merge-patch+json", body: `{"metadata":{"labels":{"a":"b"}}}`})
 }
 
-// A cell may have such definitions, and their objects, from before they were refused: all the rest is served.
+// A cell may hold such definitions and their objects from before they were refused. Everything else is served.
 func TestReservedDefinitionsFromBefore(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)
@@ -140,7 +140,8 @@ func TestReservedDefinitionsFromBefore(t *testing.T) {
 	s.must(t, 200, request{method: "DELETE", path: crdsPath + "/" + ports.Name})
 }
 
-// A row that cannot be decoded takes nobody's rights but those it would give, and no other CRD's place.
+// A row that cannot be decoded takes away only the rights that it would
+// give. A CRD that cannot be decoded leaves the other CRDs alone.
 func TestOneBadRow(t *testing.T) {
 	s := newGuarded(t)
 	root := func(path, body string) { s.must(t, 201, request{method: "POST", path: path, body: body}.as("root")) }
@@ -160,8 +161,8 @@ func TestOneBadRow(t *testing.T) {
 	}
 }
 
-// No built-in resource lies where a custom resource can: the first part of its prefix is no domain, or its name is
-// refused.
+// No built-in resource shares a prefix with a custom resource. Either the
+// first part of its prefix is no domain, or a CRD of its name is refused.
 func TestPrefixesAreApart(t *testing.T) {
 	s := newServer(t)
 	groups, err := spec.Groups()

@@ -134,7 +134,7 @@ func widget(name, spec string) string {
 	return fmt.Sprintf("apiVersion: example.com/v1\nkind: Widget\nmetadata: {name: %s, namespace: default}\nspec: %s\n", name, spec)
 }
 
-// A CRD's objects can be made as soon as the CRD is acknowledged, with all that its schema asks for (row 7).
+// A CRD's objects can be created as soon as the CRD is acknowledged, and everything in its schema applies (row 7).
 func TestCustomResource(t *testing.T) {
 	s := newServer(t)
 	c := connect(t, s)
@@ -258,7 +258,7 @@ func TestCustomResource(t *testing.T) {
 	})
 }
 
-// Values that a tightened schema would refuse stay as they are while they are not touched.
+// Values that a tightened schema would refuse are accepted as long as they do not change.
 func TestRatcheting(t *testing.T) {
 	c := connect(t, newServer(t))
 	ctx := t.Context()
@@ -277,7 +277,7 @@ func TestRatcheting(t *testing.T) {
 	require.True(t, apierrors.IsInvalid(err), "%v", err)
 }
 
-// A change of a CRD holds for the next request, through any server (invariant 4; row 8).
+// A change of a CRD takes effect with the next request, through any server (invariant 4; row 8).
 func TestCRDChangesAtOnce(t *testing.T) {
 	if testing.Short() {
 		t.Skip("asks after each of many changes")
@@ -312,7 +312,7 @@ func TestCRDChangesAtOnce(t *testing.T) {
 		require.Equal(t, "example.com/v2", got.GetAPIVersion())
 		requireServed(t, two, "example.com/v2", true)
 
-		// Deleted: terminating, then gone when the last finalizer is.
+		// A deleted CRD is terminating. It is gone when its last finalizer is.
 		require.NoError(t, two.Resource(crdResource).Delete(ctx, crd.GetName(), metav1.DeleteOptions{}))
 		crd, err = one.Resource(crdResource).Get(ctx, crd.GetName(), metav1.GetOptions{})
 		require.NoError(t, err)
@@ -370,7 +370,7 @@ func namesOf(list *metav1.APIResourceList) (names []string) {
 	return names
 }
 
-// gadgetCRD wants names that the n-th of several CRDs may hold too.
+// clashingCRD is a CRD whose names other CRDs may want too.
 func clashingCRD(plural, kind, short string) string {
 	return fmt.Sprintf(`
 apiVersion: apiextensions.k8s.io/v1
@@ -385,7 +385,7 @@ spec:
 `, plural, kind, short)
 }
 
-// Of CRDs that want the same name at once, exactly one gets it, through two servers.
+// If CRDs want the same name at once, through two servers, exactly one of them gets it.
 func TestClashingNames(t *testing.T) {
 	first := newServer(t)
 	second, err := New(Config{Cell: first.config.Cell})
@@ -418,7 +418,7 @@ func TestClashingNames(t *testing.T) {
 		}
 		require.Equal(t, 1, accepted)
 
-		// When the winner goes, a loser that is written again gets the names.
+		// When the winner is gone, the next write of a loser gets the names.
 		c := both[round%2].Resource(crdResource)
 		require.NoError(t, c.Delete(t.Context(), winner.GetName(), metav1.DeleteOptions{}))
 		winner, err := c.Get(t.Context(), winner.GetName(), metav1.GetOptions{})
@@ -461,12 +461,12 @@ func TestCustomResourcesOwnNoGoroutine(t *testing.T) {
 		require.Equal(t, 200, request{method: "GET", path: "/openapi/v3"}.do(t, s).code)
 	}
 	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before && time.Now().Before(deadline); {
-		runtime.Gosched() // the log's own come and go
+		runtime.Gosched() // the log's own goroutines come and go
 	}
 	require.LessOrEqual(t, runtime.NumGoroutine(), before)
 }
 
-// Writers whose views agree that a name is free: the log lets one of them have it, and the other finds it taken.
+// Two writers see that a name is free. The log lets one of them have it, and the other finds it taken.
 func TestNameRace(t *testing.T) {
 	first := newServer(t)
 	second, err := New(Config{Cell: first.config.Cell})
@@ -513,7 +513,7 @@ func (s *meetingStrategy) Canonicalize(obj kruntime.Object) {
 	}
 }
 
-// Custom resources lie in the log as CBOR (architecture.md), CRDs as protobuf.
+// Custom resources are stored in the log as CBOR (architecture.md), CRDs as protobuf.
 func TestCustomResourceEncoding(t *testing.T) {
 	s := newServer(t)
 	c := connect(t, s)
@@ -534,7 +534,7 @@ func TestCustomResourceEncoding(t *testing.T) {
 	}
 }
 
-// A watch of custom resources ends when their CRD changes or goes, for what comes may be of another schema.
+// A watch of custom resources ends when their CRD changes or goes, because later objects may have another schema.
 func TestWatchEndsWithCRD(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -567,7 +567,7 @@ func TestWatchEndsWithCRD(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, watch.Added, (<-watcher.ResultChan()).Type)
 
-	// Conditions and metadata change nothing for it.
+	// A change of metadata does not end the watch.
 	crd.SetLabels(map[string]string{"a": "b"})
 	crd, err = c.Resource(crdResource).Update(ctx, crd, metav1.UpdateOptions{})
 	require.NoError(t, err)
@@ -660,8 +660,7 @@ status: {conditions: [{type: Ours, status: "True", reason: Because, message: "",
 	require.Equal(t, "True", condition(both, "Ours"))
 }
 
-// What upstream's controllers say of a CRD is said in its own write, and a status that a client writes cannot take a
-// name.
+// A CRD's own write sets what upstream's controllers would say of it. A status that a client writes cannot take a name.
 func TestCRDConditions(t *testing.T) {
 	c := connect(t, newServer(t))
 	crds := c.Resource(crdResource)

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A version that objects are stored in cannot be dropped, unless somebody says in the status that there are none. Who
-// asks for those objects then learns which one it is and what to do about it; kube-apiserver answers 500, too.
+// A version in which objects are stored cannot be dropped, unless somebody says in the status that there are none.
+// Whoever then asks for such an object learns which one it is and what to do about it. kube-apiserver answers 500, too.
 func TestDroppedStoredVersion(t *testing.T) {
 	s := newServer(t)
 	const crds, name = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "things.example.com"
@@ -36,7 +36,7 @@ func TestDroppedStoredVersion(t *testing.T) {
 		}
 	}
 
-	// What it says helps.
+	// The message's advice works.
 	s.must(t, 200, merge(crds+"/"+name, `{"spec":{"versions":[`+version("v1", false, false)+`,`+version("v2", true, true)+`]}}`))
 	s.must(t, 200, merge(v2+"/x", `{"a":1}`))
 	s.must(t, 200, merge(crds+"/"+name+"/status", `{"status":{"storedVersions":["v2"]}}`))

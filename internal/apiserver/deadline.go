@@ -10,7 +10,7 @@ import (
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 )
 
-// byDeadline is a request's context that ends by the deadline alone.
+// byDeadline is a request's context that only the deadline ends.
 type byDeadline struct {
 	context.Context // of the request
 	passed          chan struct{}
@@ -27,12 +27,12 @@ func (d *byDeadline) Err() error {
 	}
 }
 
-// withTimeout answers 504 when a request's deadline passes while it is served. To upstream's filter, a client that goes
-// away is the same: it answers and counts a 504, and logs the end of the handler as an error. So the filter here sees
-// the deadline only. The handler sees both, and ends by itself when nobody waits for it.
+// withTimeout answers 504 when a request's deadline passes while it is served. Upstream's filter treats a client that
+// goes away in the same way: it answers and counts a 504, and logs the end of the handler as an error. So here the
+// filter sees the deadline only. The handler sees both, and ends by itself when nobody waits for it.
 //
-// A body may take all of a request's time. Then the request is not served: the handler would answer that its time is
-// over, the filter too, and a response that is answered twice is cut off.
+// A body may take all of a request's time. Then the request is not served. Otherwise both the handler and the filter
+// would answer that its time is over, and a response that is answered twice is cut off.
 func (s *Server) withTimeout(h http.Handler) http.Handler {
 	timed := genericfilters.WithTimeoutForNonLongRunningRequests(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r.WithContext(r.Context().(*byDeadline).Context))

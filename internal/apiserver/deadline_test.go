@@ -36,8 +36,7 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// A client that goes away is nobody's fault: it is no timeout, and logged for debugging only. A deadline that passes is
-// not.
+// A client that goes away is no timeout, and is logged for debugging only. A deadline that passes is a timeout.
 func TestClientGoesAway(t *testing.T) {
 	var logged lines
 	logger := slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -71,7 +70,7 @@ func TestClientGoesAway(t *testing.T) {
 	}
 	require.Empty(t, logged.String())
 
-	// A handler that goes on after its deadline is told of.
+	// A handler that runs on after its deadline is logged.
 	release := make(chan struct{})
 	stubborn := s.withTimeout(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
 	ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(t.Context(), &apirequest.RequestInfo{Verb: "get"}), time.Millisecond)

@@ -51,7 +51,7 @@ func TestDiscovery(t *testing.T) {
 	requireSameResources(t, s, "/api/v1", aggregatedAt(t, s, "/api").Items[0].Versions[0])
 }
 
-// Plain discovery says its kind and version as kube-apiserver does: '/api' has no version, groups have no addresses.
+// Plain discovery states its kind and version as kube-apiserver does: '/api' has no version, groups have no addresses.
 func TestDiscoveryKinds(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)
@@ -71,8 +71,8 @@ func TestDiscoveryKinds(t *testing.T) {
 	}
 }
 
-// Aggregated discovery leaves out the group and version of built-in kinds where they are the list's own, and says
-// those of custom resources, as kube-apiserver does.
+// Aggregated discovery omits the group and version of a built-in kind where they equal
+// the list's own. It states those of custom resources. kube-apiserver does the same.
 func TestAggregatedKinds(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)
@@ -91,7 +91,8 @@ func TestAggregatedKinds(t *testing.T) {
 	}
 }
 
-// Where only GET has a meaning, the rest is 405 as kube-apiserver says it, and nothing may be cached.
+// Where only GET has a meaning, other methods are 405 in
+// kube-apiserver's words. Answers about the process may not be cached.
 func TestWhatDescribesTheProcess(t *testing.T) {
 	s := newServer(t)
 	for _, path := range []string{"/version", "/version/", "/metrics", "/apis", "/apis/apps", "/"} {
@@ -126,7 +127,7 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-// '/version' says what is served and what it is compatible with, and no placeholder of a build that was not made.
+// '/version' says what is served and what it is compatible with. It holds none of the placeholders of upstream's build.
 func TestVersion(t *testing.T) {
 	s := newServer(t)
 	version := request{method: "GET", path: "/version"}.do(t, s).object(t)
@@ -168,13 +169,13 @@ func requireSameResources(t *testing.T, s *Server, path string, version apidisco
 	}
 	slices.Sort(want)
 	slices.Sort(got)
-	if path == "/api/v1" { // a subresource without its resource is listed plainly, and aggregated under an empty one
+	if path == "/api/v1" { // plain discovery lists a subresource without its resource, aggregated discovery puts it under an empty one
 		got = slices.DeleteFunc(got, func(r string) bool { return strings.HasSuffix(strings.Fields(r)[1], ",") })
 	}
 	require.Equal(t, want, got, path)
 }
 
-// The built-in groups are those that kube-apiserver serves by default, with the same resources and the same paths: its
+// The built-in groups are those that kube-apiserver serves by default, with the same resources and the same paths. Its
 // source publishes what it serves with everything switched on.
 func TestSpecIsUpstreams(t *testing.T) {
 	if testing.Short() {

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The log and the bucket hold ciphertext, and everything that reads goes on reading, listers too.
+// The log and the bucket hold ciphertext, and everything that reads still works, listers too.
 func TestEncryption(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "encryption.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(`

@@ -78,7 +78,7 @@ func TestPanics(t *testing.T) {
 	require.PanicsWithValue(t, http.ErrAbortHandler, func() { cut.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil)) })
 }
 
-// A request whose caller goes away, or whose time is over, is answered and writes nothing.
+// A request whose time is over is answered and writes nothing.
 func TestTimeout(t *testing.T) {
 	s := newServer(t)
 	got := request{method: "POST", path: configMaps + "?timeout=1ns", body: `{"metadata":{"name":"x"}}`}.do(t, s)
@@ -87,7 +87,7 @@ func TestTimeout(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: configMaps + "/x"})
 }
 
-// Without the log a request is refused with 503 and may be sent again; the process still says that it lives.
+// Without the log a request is refused with 503 and may be sent again. The process still reports that it is alive.
 func TestLogUnreachable(t *testing.T) {
 	conn := eventlogtest.Start(t)
 	config := eventlog.Config{Conn: conn, Replicas: 1, Timeout: time.Second}
@@ -109,7 +109,7 @@ func TestLogUnreachable(t *testing.T) {
 	}
 }
 
-// Upstream answers a `resourceVersion` that is not a number with 500, whoever sent it.
+// Upstream answers 500 to a `resourceVersion` that is not a number. Here it is 422.
 func TestMalformedResourceVersion(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
@@ -124,7 +124,7 @@ func TestMalformedResourceVersion(t *testing.T) {
 	}
 }
 
-// So does it the binding of a pod to nothing.
+// Upstream answers 500 to the binding of a pod to nothing, too. Here it is 400.
 func TestBindingToNothing(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/pods", body: `{"metadata":{"name":"x"},"spec":{"containers":[{"name":"c","image":"i"}]}}`})

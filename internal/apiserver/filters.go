@@ -21,9 +21,8 @@ import (
 
 // withFilters wraps dispatch in upstream's filters and in ours. The last one added is the first that a request meets.
 //
-// What costs nothing to refuse is refused first. A request without valid credentials is 401 before its body is read,
-// before it takes a place and before the log is asked. Only health checks, OPTIONS and malformed URLs are answered
-// earlier.
+// Cheap refusals come first. A request without valid credentials is 401 before its body is read, before it takes a
+// place and before the log is asked. Only health checks, OPTIONS and malformed URLs are answered earlier.
 func (s *Server) withFilters(h http.Handler) http.Handler {
 	c := s.generic
 	h = s.withContent(h)
@@ -67,7 +66,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	return h
 }
 
-// withRequestInfo parses the path as upstream's filter does, but answers one that has no meaning with 400.
+// withRequestInfo parses the path as upstream's filter does, but answers a meaningless path with 400.
 func (s *Server) withRequestInfo(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, err := s.generic.RequestInfoResolver.NewRequestInfo(r)
@@ -79,8 +78,8 @@ func (s *Server) withRequestInfo(h http.Handler) http.Handler {
 	})
 }
 
-// withView catches up with the log once for everything the request looks at. A watch reads on for long after its start,
-// so it keeps no view.
+// withView catches up with the log once for everything the request
+// looks at. A watch reads long after its start, so it keeps no view.
 func (s *Server) withView(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
@@ -127,12 +126,12 @@ func withOptions(h http.Handler) http.Handler {
 	})
 }
 
-// turnTime is how long a read may have its turn. It ends before a slow client has received the answer.
+// turnTime is how long a read may have its turn. A slow client may take longer than that to receive the answer.
 const turnTime = time.Second
 
-// withPlaces serves a request once it has a place. So a burst takes neither all memory nor all of another user's time.
-// A watch has a place only while it starts. Members of system:masters are always served. So are requests through the
-// loopback, because each is part of another request.
+// withPlaces serves a request once it has a place. So a burst takes neither all memory nor the
+// time of other users. A watch has a place only while it starts. Members of system:masters are
+// always served. So are requests through the loopback, because each is part of another request.
 func (s *Server) withPlaces(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
@@ -164,7 +163,7 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 			s.fail(w, r, err)
 			return
 		}
-		if isWatch { // it is served after this has returned, and gives its place back by itself
+		if isWatch { // it is served after this function returns, and gives its place back by itself
 			open.start(p)
 			ctx = flowcontrol.WithInitializationSignal(kubestore.WithPlace(ctx, &work{place: p}), started{p})
 		} else {
@@ -179,7 +178,7 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 	})
 }
 
-// isAhead reports whether a request reads a revision that this process has not seen, so that it is going to wait.
+// isAhead reports whether a request reads a revision that this process has not seen, and therefore has to wait.
 func (s *Server) isAhead(r *http.Request) bool {
 	_, asked, found := strings.Cut(r.URL.RawQuery, "resourceVersion=")
 	if !found {

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzHandler sends anything: the answer comes in time, never says that we failed, and an error is a Status.
+// FuzzHandler sends anything. The answer comes in time and is never 500, and an error is a Status.
 func FuzzHandler(f *testing.F) {
 	s := newBootstrapped(f)
 	for _, r := range seeds {
@@ -30,11 +30,11 @@ func FuzzHandler(f *testing.F) {
 	})
 }
 
-// TestRandomRequests is FuzzHandler without the coverage that would have all of Kubernetes compiled anew: parts of the
-// seeds, put together and changed at random.
+// TestRandomRequests is FuzzHandler without coverage, which would have all of
+// Kubernetes compiled anew. It combines parts of the seeds and changes them at random.
 //
-// The seed is fixed, LOGPLANE_FUZZ_SEED says another: a test of every commit is no place to find by chance, once in
-// a hundred runs, what has been wrong for long.
+// The seed is fixed unless LOGPLANE_FUZZ_SEED sets another. A test that every commit runs should not find, by chance
+// and once in a hundred runs, what has been wrong for long.
 func TestRandomRequests(t *testing.T) {
 	s := newBootstrapped(t)
 	seed := uint64(1)

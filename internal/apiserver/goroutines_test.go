@@ -15,7 +15,7 @@ import (
 // made.
 func TestNoGoroutineOutlivesARequest(t *testing.T) {
 	cell := newCell(t)
-	_, err := cell.Projection.Latest(t.Context()) // what the log's client keeps is not the server's
+	_, err := cell.Projection.Latest(t.Context()) // the log's client keeps goroutines that are not the server's
 	require.NoError(t, err)
 	before := runtime.NumGoroutine()
 	s, err := New(Config{Cell: cell, Authorization: Authorization{Mode: "RBAC"}})

@@ -30,7 +30,7 @@ type builtGroup struct {
 	discovery []apidiscoveryv2.APIVersionDiscovery
 }
 
-// get builds the group if nobody has yet. A failed build is tried again by the next request.
+// get builds the group if it is not built yet. A failed build is tried again by the next request.
 func (g *group) get() (*builtGroup, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

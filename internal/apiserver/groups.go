@@ -158,7 +158,7 @@ func (s *Server) install(name string, build storageBuilder) (*builtGroup, error)
 	return built, nil
 }
 
-// removeUnavailable drops the kinds that upstream no longer or not yet serves at this version.
+// removeUnavailable drops the kinds that upstream does not yet serve at this version, or no longer serves.
 func (s *Server) removeUnavailable(name string, info *genericapiserver.APIGroupInfo) error {
 	version := s.generic.EffectiveVersion
 	evaluator, err := genericapiserver.NewResourceExpirationEvaluatorFromOptions(genericapiserver.ResourceExpirationEvaluatorOptions{
@@ -203,7 +203,7 @@ func (s *Server) groupVersion(info *genericapiserver.APIGroupInfo, root string, 
 	}
 }
 
-// newContainer routes the versions of one group; what it refuses itself is answered as a Status.
+// newContainer routes the versions of one group. Requests that it refuses itself are answered with a Status.
 func newContainer() *restful.Container {
 	c := restful.NewContainer()
 	c.Router(restful.CurlyRouter{})

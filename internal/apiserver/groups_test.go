@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every group that kube-apiserver serves by default can be built, and everything in it that can be listed is listed, in
-// every scope, although nothing was ever stored.
+// Every group that kube-apiserver serves by default can be built. Everything in it
+// that can be listed is listed, in every scope, although nothing was ever stored.
 func TestEveryGroup(t *testing.T) {
 	s := newServer(t)
 	var empty []string

@@ -46,12 +46,12 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 const (
 	// checkedFor is how long a check of the view is valid.
 	checkedFor = time.Second
-	// checkTimeout bounds one.
+	// checkTimeout bounds one check.
 	checkTimeout = 10 * time.Second
 )
 
-// checkView returns the check that the log and the bucket can be read. Probers have shown no credentials, so the log is
-// asked for all of them together, and once a second at most.
+// checkView returns the check that the log and the bucket can be read. Probers have shown
+// no credentials, so one look at the log serves all of them, once a second at most.
 func (s *Server) checkView() func(*http.Request) error {
 	var mu sync.Mutex // guards what follows
 	var checked time.Time
@@ -62,7 +62,7 @@ func (s *Server) checkView() func(*http.Request) error {
 		if time.Since(checked) < checkedFor {
 			return last
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), checkTimeout) // it is not for this one alone
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), checkTimeout) // other probers use the result too
 		defer cancel()
 		last = s.checkCluster(ctx)
 		checked = time.Now()
@@ -70,7 +70,7 @@ func (s *Server) checkView() func(*http.Request) error {
 	}
 }
 
-// checkCluster reads the log, and finds a cluster that nobody has made: its name may be misspelled.
+// checkCluster reads the log. It fails for a cluster that nobody has made, because its name may be misspelled.
 func (s *Server) checkCluster(ctx context.Context) error {
 	view, err := s.config.Cell.Consistent(ctx)
 	if err != nil || s.initialized.Load() {
@@ -90,7 +90,7 @@ func (s *Server) uninitialized() string {
 	return fmt.Sprintf("cluster '%s' has not been initialized: run 'logplane init --cluster %s' with the same connection flags", cluster, cluster)
 }
 
-// checkWritable passes on what is known. It proves nothing, because it writes nothing.
+// checkWritable reports what is already known. It proves nothing, because it writes nothing.
 func (s *Server) checkWritable(*http.Request) error {
 	if s.config.Cell.Writable == nil {
 		return nil
@@ -103,14 +103,14 @@ func serveVersion(w http.ResponseWriter, _ *http.Request) {
 	responsewriters.WriteRawJSON(http.StatusOK, Version(), w)
 }
 
-// Version is that of the Kubernetes API, and the commit of Logplane that serves it. A binary that was built without the
-// version linked in would say v0.0.0, which kubectl cannot read.
+// Version is the version of the Kubernetes API and the commit of Logplane that serves it. A binary that was built
+// without the version linked in would say v0.0.0, which kubectl cannot read.
 func Version() apimachineryversion.Info {
 	info := *compatibility.DefaultBuildEffectiveVersion().Info()
 	if strings.HasPrefix(info.GitVersion, "v0.0.0") {
 		info.GitVersion = spec.KubernetesVersion
 	}
-	// Upstream's are placeholders in all that is not built by its own scripts.
+	// Upstream's values are placeholders unless upstream's own scripts made the build.
 	info.GitCommit, info.GitTreeState, info.BuildDate = commit()
 	return info
 }

@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// newLoopback is the configuration of a client of this server in its own process. It never leaves the process, so it
-// needs no credentials that could leak: its requests are marked in their context.
+// newLoopback configures a client of this server in its own process. Its requests never leave the process and are
+// marked in their context, so it needs no credentials that could leak.
 func newLoopback(s *Server) *rest.Config {
 	return &rest.Config{
 		Host:      "http://loopback",
@@ -33,8 +33,8 @@ type loopbackKey struct{}
 
 // RoundTrip calls the handler on the caller's goroutine and buffers the answer; a watch is refused.
 func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error) {
-	// A handler whose context ends while it answers aborts by this panic. A server takes it as an order to cut the
-	// connection; a caller in the process must see an error.
+	// A handler whose context ends while it answers aborts with this panic. A server takes that as an order to cut the
+	// connection. A caller in the process must see an error.
 	defer func() {
 		if p := recover(); p == http.ErrAbortHandler {
 			response, err = nil, errors.Join(http.ErrAbortHandler, r.Context().Err())
@@ -55,7 +55,7 @@ func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error
 	return out.response(r), nil
 }
 
-// loopbackUser authenticates what RoundTrip marked; no header can forge a context's value.
+// loopbackUser authenticates the requests that RoundTrip marked. No header can forge a value in a context.
 var loopbackUser = authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 	if !isLoopback(r.Context()) {
 		return nil, false, nil

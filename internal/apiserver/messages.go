@@ -27,8 +27,8 @@ var rawMessages = map[reflect.Type]bool{
 	reflect.TypeFor[apiextensionsv1.JSON](): true,
 }
 
-// messages describes each kind that was sent as protobuf, once: *shape.Message by schema.GroupVersionKind. It grows
-// with the kinds that there are.
+// messages describes each kind that was sent as protobuf, once: *shape.Message
+// by schema.GroupVersionKind. It grows no larger than the number of kinds.
 var messages sync.Map
 
 func mustDescribe(t reflect.Type) *shape.Message {
@@ -39,7 +39,7 @@ func mustDescribe(t reflect.Type) *shape.Message {
 	return m
 }
 
-// messageOf describes a kind, nil for one that is not built in: no decoder takes it.
+// messageOf describes a kind. It returns nil for a kind that is not built in, which no decoder takes.
 func messageOf(kind schema.GroupVersionKind) *shape.Message {
 	if m, ok := messages.Load(kind); ok {
 		return m.(*shape.Message)
@@ -53,8 +53,8 @@ func messageOf(kind schema.GroupVersionKind) *shape.Message {
 	return nil
 }
 
-// measureProtobuf measures a body by the kind that it says it is. What does not begin as protobuf is refused by
-// upstream.
+// measureProtobuf measures a body by the kind that it says it
+// is. Upstream refuses a body that does not begin as protobuf.
 func measureProtobuf(body []byte) (shape.Shape, error) {
 	sealed, ok := bytes.CutPrefix(body, protobufPrefix)
 	if !ok {
@@ -65,7 +65,7 @@ func measureProtobuf(body []byte) (shape.Shape, error) {
 		return shape.Shape{}, err
 	}
 	kind := schema.FromAPIVersionAndKind(opened.APIVersion, opened.Kind)
-	if kind.Version == "" || kind.Kind == "" { // the decoder would take the path's
+	if kind.Version == "" || kind.Kind == "" { // the decoder would take those of the path
 		return shape.Shape{}, errors.New("the envelope of a protobuf body must have `typeMeta.apiVersion` and `typeMeta.kind`")
 	}
 	message := messageOf(kind)

@@ -34,7 +34,7 @@ func createWidgetCRD(t testing.TB, s *Server) {
 	require.Equal(t, 201, a.code, a.body)
 }
 
-// Every OpenAPI document has an ETag that is honoured, both formats, and travels compressed (row 8).
+// Every OpenAPI document honours its ETag, comes in both formats and travels compressed (row 8).
 func TestOpenAPIServing(t *testing.T) {
 	if testing.Short() {
 		t.Skip("decompresses large documents")
@@ -90,8 +90,8 @@ func TestOpenAPIServing(t *testing.T) {
 	}
 }
 
-// The index names each document with its hash; with the right one an answer holds for ever, with any other the client
-// is sent to the right one.
+// The index names each document with its hash. With the right hash an answer
+// holds for ever. With any other hash the client is sent to the right one.
 func TestOpenAPIIndex(t *testing.T) {
 	s := newServer(t)
 	createWidgetCRD(t, s)
@@ -112,7 +112,7 @@ func TestOpenAPIIndex(t *testing.T) {
 	}
 }
 
-// What is spliced into the generated document is what upstream makes by merging whole documents.
+// Splicing CRDs into the generated document gives what upstream makes by merging whole documents.
 func TestOpenAPIV2OfCRDs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds large documents")

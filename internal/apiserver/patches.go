@@ -19,33 +19,33 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/shape"
 )
 
-// What a patch costs depends on the patch and on the object, and the code that applies it knows no deadline. So the
-// patch is measured when it comes, and its cost for the object is computed just before it is applied.
+// The cost of a patch depends on the patch and on the object, and the code that applies it knows no deadline. So the
+// patch is measured when it arrives, and its cost for the object is computed just before it is applied.
 const (
 	// maxMerged bounds bytes of the object times levels of the patch: each level is copied.
 	maxMerged = shape.MaxWeight
-	// maxCompared bounds members of the patch's lists times members of the object's: a strategic merge patch looks for
-	// each in each.
+	// maxCompared bounds members of the patch's lists times members of
+	// the object's. A strategic merge patch compares each with each.
 	maxCompared = 1 << 24
-	// maxShifted bounds how many members of lists a JSON patch moves along.
+	// maxShifted bounds how many list members a JSON patch shifts.
 	maxShifted = 1 << 28
 )
 
-// patch is what was measured of a request's patch.
+// patch holds the measurements of a request's patch.
 type patch struct {
-	// levels of the object that applying it unfolds. Each of them copies what is below it. unfolded is how many bytes
-	// of itself the patch copies.
+	// levels is how many levels of the object the patch unfolds. Each level copies
+	// what is below it. unfolded is how many bytes of itself the patch copies.
 	levels   int
 	unfolded int64
-	// compared are the members of its lists that are looked for in the object's.
+	// compared is how many members of its lists are looked for in the object's lists.
 	compared int
-	// shifts are how often it puts a member into a list, or takes one out, by index.
+	// shifts is how often it inserts or removes a member of a list by index.
 	shifts int
-	// items are the members of its lists.
+	// items is how many members its lists have.
 	items int
-	// copies are how many of its operations copy.
+	// copies is how many of its operations copy.
 	copies int
-	// managers are the entries that its operations put into managed fields.
+	// managers is how many entries its operations put into managed fields.
 	managers int
 }
 
@@ -63,7 +63,7 @@ func withPatch(r *http.Request, body []byte, measured shape.Shape) (*http.Reques
 	case types.JSONPatchType:
 		operations, err := jsonpatch.DecodePatch(body)
 		if err != nil {
-			return r, nil // upstream says so, after what matters more
+			return r, nil // upstream reports it, after more important errors
 		}
 		for _, o := range operations {
 			p.count(o)
@@ -94,13 +94,13 @@ func (p *patch) count(o jsonpatch.Operation) {
 		p.shift(path)
 		p.shift(from)
 		if to > of {
-			p.levels += to - of // what is there may be moved into itself, so to say, again and again
+			p.levels += to - of // repeated moves may nest a value in itself, deeper each time
 		}
 	}
 }
 
-// managersOf is how many entries an operation puts into managed fields. If it moves or copies something over all of
-// them, their number is not known, and counts as too many.
+// managersOf is how many entries an operation puts into managed fields. If it moves or
+// copies something over all of them, their number is unknown and counts as too many.
 func managersOf(o jsonpatch.Operation, path string) int {
 	const managedFields = "/managedFields"
 	if !strings.Contains(path, managedFields) {
@@ -139,9 +139,9 @@ func (p *patch) affordable(object shape.Shape) error {
 	return apierrors.NewRequestEntityTooLargeError("the patch is refused: " + reason)
 }
 
-// patched is the update function of a request. It does nothing for a request that has ended, refuses a patch that is
-// too expensive, and lets no patch make an object larger than a body may be. Some mistakes make upstream's patches
-// panic; the user gets these as an answer.
+// patched is the update function of a request. It does nothing for a request that has ended,
+// refuses a patch that is too expensive, and lets no patch make an object larger than a body
+// may be. Some mistakes make upstream's patches panic. The user gets them as an answer.
 func patched(ctx context.Context, update storage.UpdateFunc, logger *slog.Logger) storage.UpdateFunc {
 	p, _ := ctx.Value(patchKey{}).(*patch)
 	return func(input runtime.Object, meta storage.ResponseMeta) (out runtime.Object, ttl *uint64, err error) {

@@ -24,7 +24,7 @@ type places struct {
 	patience time.Duration
 
 	mu    sync.Mutex        // guards what follows
-	taken int               // how many places are
+	taken int               // how many places are taken
 	users map[string]*guest // who has places or waits, by name
 	// waiting are the users who have a request that waits for a place. The user who was served last is at the end.
 	waiting []*guest
@@ -41,12 +41,13 @@ type guest struct {
 	waiting []chan struct{}
 }
 
-// place is the place of one request. It may be given back while the request waits for others, and in the end for good.
+// place is the place of one request. The request may give it back
+// while it waits for others, and gives it back for good in the end.
 type place struct {
 	of    *places
 	guest *guest
 	held  bool // guarded by of.mu
-	ended bool // guarded by of.mu: it is held no more, whatever comes
+	ended bool // guarded by of.mu: it is never held again
 }
 
 // work is what a request holds while it is served: a place, and a turn if it keeps a processor busy. It is safe for
@@ -110,7 +111,8 @@ func newPlaces(kind string, limit, share int, patience time.Duration) *places {
 // minQueue is how many requests of a user may wait at least.
 const minQueue = 100
 
-// mayWait refuses a request of the user that is going to wait for others, if too many do. Later that would cost more.
+// mayWait refuses a request that is going to wait for others if too many
+// requests of its user wait already. A later refusal would cost more.
 func (p *places) mayWait(user string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,7 +138,7 @@ func (t *place) take(ctx context.Context) error {
 		p.mu.Unlock()
 		return ctx.Err()
 	}
-	if p.taken < p.limit && g.held < p.share { // then nobody waits who could have it
+	if p.taken < p.limit && g.held < p.share { // nobody who waits could have it
 		p.hold(g)
 		t.held = true
 		p.mu.Unlock()
@@ -201,7 +203,7 @@ func (t *place) Wait(ctx context.Context, wait func() error) error {
 	}
 	t.of.mu.Lock()
 	t.guest.away--
-	if err != nil { // what remains is to say so
+	if err != nil { // all that is left is to report the error
 		t.of.forget(t.guest)
 		t.of.mu.Unlock()
 		return err
@@ -278,8 +280,8 @@ func (p *places) free(g *guest) {
 	}
 }
 
-// next is the index of the waiting user with the fewest places, and of several the one who was served longest ago. It
-// is negative if none may have another place. It requires mu.
+// next is the index of the waiting user with the fewest places. If there are several, it is the one who was served
+// longest ago. It is negative if none may have another place. It requires mu.
 func (p *places) next() int {
 	next := -1
 	for i, g := range p.waiting {

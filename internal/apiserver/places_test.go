@@ -15,7 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// waiter is whoever takes places, and says who was served.
+// waiter takes places and records who was served.
 type waiter struct {
 	p      *places
 	served chan string
@@ -28,7 +28,7 @@ func (w waiter) takes(t *testing.T, user string) *place {
 	return p
 }
 
-// waits takes a place as soon as there is one.
+// waits takes a place as soon as one is free.
 func (w waiter) waits(t *testing.T, user string) {
 	go func() {
 		p, err := w.p.take(t.Context(), user)
@@ -40,10 +40,10 @@ func (w waiter) waits(t *testing.T, user string) {
 		<-t.Context().Done()
 		p.end()
 	}()
-	synctest.Wait() // in this order
+	synctest.Wait() // so users wait in the order of the calls
 }
 
-// next is who was served since.
+// next is the user who was served since the last call, or 'nobody'.
 func (w waiter) next() string {
 	synctest.Wait()
 	select {
@@ -54,7 +54,7 @@ func (w waiter) next() string {
 	}
 }
 
-// TestPlacesAreShared: nobody has more than a share, and of those who wait the one with the fewest is next.
+// TestPlacesAreShared: nobody has more than a share. Of those who wait, the one with the fewest places is next.
 func TestPlacesAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := waiter{newPlaces("read", 4, 2, time.Minute), make(chan string, 100)}
@@ -76,12 +76,13 @@ func TestPlacesAreShared(t *testing.T) {
 		require.Equal(t, "b", w.next(), "all have one, and b was not served since it waits")
 		b[1].end()
 		require.Equal(t, "c", w.next(), "all have one, and c was served before the others")
-		b[1].end() // twice is once
+		b[1].end() // ending twice counts once
 		require.Equal(t, "nobody", w.next())
 	})
 }
 
-// TestPlacesAreNotWaitedForForever: neither by too many, nor for too long, nor by who has gone.
+// TestPlacesAreNotWaitedForForever: a request does not wait if too many
+// do, and stops when it has waited too long or its client has gone.
 func TestPlacesAreNotWaitedForForever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlaces("write", 1, 1, time.Minute)
@@ -150,7 +151,7 @@ func TestWaitingHoldsNoPlace(t *testing.T) {
 	})
 }
 
-// TestAPlaceOfARequestThatEnded: a request that ends while a part of it waits for a place again leaves none taken.
+// TestAPlaceOfARequestThatEnded: a request ends while a part of it waits for a place again. No place stays taken.
 func TestAPlaceOfARequestThatEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlaces("watch", 1, 1, time.Minute)
@@ -170,7 +171,7 @@ func TestAPlaceOfARequestThatEnded(t *testing.T) {
 	})
 }
 
-// TestAPlaceThatEndedWhileItsRequestWaited: it is not taken again, though there are free ones and the request goes on.
+// TestAPlaceThatEndedWhileItsRequestWaited: it is not taken again, although places are free and the request goes on.
 func TestAPlaceThatEndedWhileItsRequestWaited(t *testing.T) {
 	p := newPlaces("watch", 1, 1, time.Minute)
 	held, err := p.take(t.Context(), "a")
@@ -180,14 +181,14 @@ func TestAPlaceThatEndedWhileItsRequestWaited(t *testing.T) {
 	require.Empty(t, p.users)
 }
 
-// taken is how many places are, whoever gives them back meanwhile.
+// taken is how many places are taken. It locks, because other goroutines may give places back.
 func taken(p *places) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.taken
 }
 
-// TestATurn: a request has one turn at most, waits for it without its place, and has it for no longer than it may.
+// TestATurn: a request has at most one turn, waits for it without its place, and has it for no longer than allowed.
 func TestATurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reads, heavy := newPlaces("read", 1, 1, time.Minute), newPlaces("heavy", 2, 1, time.Minute)
@@ -222,7 +223,7 @@ func TestATurn(t *testing.T) {
 	})
 }
 
-// TestPlacesAtRandom: however requests come, wait, give up and end, no bound is passed and nothing is left.
+// TestPlacesAtRandom: however requests come, wait, give up and end, no bound is exceeded and nothing is left.
 func TestPlacesAtRandom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit, share = 5, 3
@@ -276,7 +277,7 @@ func TestPlacesAtRandom(t *testing.T) {
 	})
 }
 
-// TestIsAhead: only a revision that this process has not seen is waited for.
+// TestIsAhead: a request waits only for a revision that this process has not seen.
 func TestIsAhead(t *testing.T) {
 	s := newServer(t)
 	seen := uint64(s.config.Cell.Projection.Current().Revision())

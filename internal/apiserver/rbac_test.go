@@ -39,8 +39,8 @@ func twoServers(t testing.TB, change ...func(*Config)) (one, other *Server, proj
 	return server(), server(), process().Projection
 }
 
-// TestRevokedIsRefused: while many ask on two processes, a right that was given is there, and one that was taken is
-// gone, for every request that begins after the write was acknowledged.
+// TestRevokedIsRefused: many requests run on two processes. A right is there for every request that begins after its
+// grant was acknowledged, and gone for every request that begins after its revocation was.
 func TestRevokedIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
@@ -80,7 +80,8 @@ func TestRevokedIsRefused(t *testing.T) {
 	}
 }
 
-// TestUnreadableRulesAreNoRefusal: a bucket that does not answer is a 500, and once it answers the user has his rights.
+// TestUnreadableRulesAreNoRefusal: while the bucket does not answer,
+// a request is 500. Once it answers, the user has their rights.
 func TestUnreadableRulesAreNoRefusal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
@@ -113,7 +114,8 @@ func TestUnreadableRulesAreNoRefusal(t *testing.T) {
 	cold.must(t, 200, request{method: "GET", path: configMaps}.as("ann"))
 }
 
-// TestUndecodableRulesHarmNobody: a binding and a role that nobody can read grant nothing, and keep no others from it.
+// TestUndecodableRulesHarmNobody: a binding and a role that cannot
+// be decoded grant nothing, and keep no others from granting.
 func TestUndecodableRulesHarmNobody(t *testing.T) {
 	s := newGuarded(t)
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -133,7 +135,7 @@ func TestUndecodableRulesHarmNobody(t *testing.T) {
 	s.must(t, 200, list)
 }
 
-// TestManyBindingsToOneRole: whoever binds himself to one role a thousand times has its rules once.
+// TestManyBindingsToOneRole: users who bind themselves to one role a thousand times have its rules once.
 func TestManyBindingsToOneRole(t *testing.T) {
 	s := newGuarded(t)
 	require.NoError(t, s.Bootstrap(t.Context()))

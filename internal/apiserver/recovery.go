@@ -49,7 +49,7 @@ func (r *response) Write(p []byte) (int, error) {
 }
 
 // withRecovery turns a panic into a Status: 500, or the error of a lister that could not read. A response that has
-// begun is cut off, so that nobody takes the half for the whole.
+// begun is cut off, so that nobody mistakes a part for the whole.
 func (s *Server) withRecovery(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sent, wrapped := newResponse(w)
@@ -65,7 +65,7 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 			err := panicStatus(reason, string(debug.Stack()))
 			if apierrors.ReasonForError(err) == metav1.StatusReasonInternalError {
 				s.logPanic(r, reason)
-			} else { // a client can have as many of these as it likes
+			} else { // a client can cause as many of these as it likes
 				s.config.Logger.DebugContext(r.Context(), "a request was refused by a panic", "request", requestID(r), "panic", fmt.Sprint(reason))
 			}
 			s.fail(w, r, err)
@@ -116,8 +116,8 @@ func requestID(r *http.Request) string { return audit.GetAuditIDTruncated(r.Cont
 
 var requestIDs = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// withRequestID drops an Audit-Id that is too long for a log, or has characters that an id does not need. Upstream's
-// filter makes one then.
+// withRequestID drops an Audit-Id that is too long for a log, or that has
+// characters which an id does not need. Upstream's filter then makes a new one.
 func withRequestID(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !requestIDs.MatchString(r.Header.Get(auditinternal.HeaderAuditID)) {

@@ -19,7 +19,7 @@ import (
 
 const configMaps = "/api/v1/namespaces/default/configmaps"
 
-// Row 49: the same object in and out of every representation.
+// Row 49: the same object goes in and out in every representation.
 func TestRepresentations(t *testing.T) {
 	s := newServer(t)
 	encode := func(mediaType, name string) string {
@@ -118,7 +118,7 @@ func TestPatches(t *testing.T) {
 	require.Contains(t, request{method: "GET", path: pods + "/x"}.do(t, s).body, `"image":"two"`, "a strategic merge by name keeps the other container")
 }
 
-// Row 41: everything but the write happens.
+// Row 41: everything happens except the write.
 func TestDryRun(t *testing.T) {
 	s := newServer(t)
 	require.Equal(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`}.do(t, s).code)
@@ -179,7 +179,7 @@ func TestFieldValidation(t *testing.T) {
 	require.NotNil(t, fieldOf(invalid.object(t), "details.causes"))
 }
 
-// Row 55: whatever is sent is answered by a Status with the right code, and nothing is written.
+// Row 55: every bad request is answered with a Status and the right code, and nothing is written.
 func TestRefusals(t *testing.T) {
 	s := newServer(t)
 	large := `{"metadata":{"name":"x"},"data":{"a":"` + strings.Repeat("x", 3<<20) + `"}}`
@@ -264,7 +264,7 @@ func TestProcessEndpoints(t *testing.T) {
 	require.True(t, bytes.Contains([]byte(metrics.body), []byte(`resource="configmaps"`)))
 }
 
-// Events end by themselves; the time that they may live is stored with them.
+// Events expire by themselves. Their time to live is stored with them.
 func TestEventTTL(t *testing.T) {
 	s := newServer(t)
 	body := `{"metadata":{"name":"x"},"involvedObject":{"kind":"Pod","namespace":"default"}}`

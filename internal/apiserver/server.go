@@ -76,16 +76,16 @@ type Server struct {
 	definitions *customresources.Reader
 	// watches that are open.
 	watches *watches
-	// reads, writes, heavy (among them) and starts (of watches) are the places of requests, bodies the bytes that
-	// requests have sent.
+	// reads, writes and starts (of watches) are the places of requests. heavy are the places of those among them that
+	// keep a processor busy. bodies are the bytes that requests have sent.
 	reads, writes, heavy, starts *places
 	bodies                       bodies
 	// health answers checks of the health. Once initialized is true, the cluster has been made.
 	health      *mux.PathRecorderMux
 	initialized atomic.Bool
 
-	// crds serves custom resources, discovery '/api', '/apis' and what is below them down to a group's version, openapi
-	// '/openapi/…'. Each also answers what it does not know.
+	// crds serves custom resources. discovery serves '/api', '/apis' and what is below them, down to a group's version.
+	// openapi serves '/openapi/…'. Each also answers requests that it does not know.
 	crds               *customresources.Handler
 	discovery, openapi http.Handler
 }

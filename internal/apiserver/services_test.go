@@ -163,7 +163,7 @@ func TestServiceAddressConflicts(t *testing.T) {
 	create(t, s, serviceNamed("second", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.7" }))
 }
 
-// TestServiceAddressRace: of many who ask for one address one gets it, and the others are told why.
+// TestServiceAddressRace: if many ask for one address, one gets it and the others are told why.
 func TestServiceAddressRace(t *testing.T) {
 	s := bootstrapped(t)
 	const count = 20
@@ -261,7 +261,8 @@ func TestServiceDryRunClaimsNothing(t *testing.T) {
 	require.Equal(t, before, eventsOf(t, s))
 }
 
-// TestServiceAddressIsReleasedWhoeverChangedIt: a user may label it, and it may be stored encrypted.
+// TestServiceAddressIsReleasedWhoeverChangedIt: an address is released
+// even if a user has labelled it, and even if it is stored encrypted.
 func TestServiceAddressIsReleasedWhoeverChangedIt(t *testing.T) {
 	for name, encryption := range map[string]string{"plain": "", "encrypted": `
 apiVersion: apiserver.config.k8s.io/v1
@@ -303,7 +304,7 @@ func TestServiceFailsWithoutClaims(t *testing.T) {
 	require.Equal(t, before, eventsOf(t, s))
 }
 
-// TestAddressesInUseStay: what a service has cannot be taken away from it, what a user reserved can.
+// TestAddressesInUseStay: an address that a service has cannot be deleted. One that a user reserved can.
 func TestAddressesInUseStay(t *testing.T) {
 	s := bootstrapped(t)
 	service := create(t, s, serviceNamed("web"))
@@ -351,8 +352,8 @@ func TestNodePortRangeFull(t *testing.T) {
 	create(t, s, serviceNamed("c", nodePort))
 }
 
-// A watch shows what a get shows, however many watch: upstream drops, when a service is read, the internal traffic
-// policy that one of type ExternalName may have been given before.
+// A watch shows what a get shows, however many watch. When upstream reads a service of type ExternalName, it drops the
+// internal traffic policy that the service may have had before.
 func TestWatchedServiceIsAsRead(t *testing.T) {
 	s := bootstrapped(t, withFeed(t))
 	listener := httptest.NewServer(s)

@@ -1,6 +1,6 @@
 package apiserver
 
-// Shrink lets go of most of what is kept to save time: the process has nothing to do.
+// Shrink drops most of what the caches hold. It is for a process that has nothing to do.
 func (s *Server) Shrink() {
 	s.config.Cell.Shrink()
 	s.listers.Shrink()

@@ -109,8 +109,8 @@ func rebuildSpec(t *testing.T) map[string][]byte {
 	return out
 }
 
-// rebuildSchemas makes the schemas of every kind that clients may send, those of subresources too, without
-// descriptions, which managed fields do not need.
+// rebuildSchemas makes the schemas of every kind that clients may send, also those
+// of subresources. It leaves out the descriptions, which managed fields do not need.
 func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openapispec.Schema {
 	s, err := New(Config{ExternalAddress: "localhost:443"})
 	require.NoError(t, err)
@@ -138,7 +138,7 @@ func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openap
 	return all
 }
 
-// typesOf is what managed fields know of schemas.
+// typesOf is the part of the schemas that managed fields use.
 func typesOf(t *testing.T, schemas map[string]*openapispec.Schema) map[string]any {
 	converted, err := schemaconv.ToSchemaFromOpenAPI(schemas, false)
 	require.NoError(t, err)

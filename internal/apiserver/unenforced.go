@@ -78,8 +78,8 @@ func newAdmissionRegistrationStorage(s *Server) (genericapiserver.APIGroupInfo, 
 	return info, err
 }
 
-// marking has a store's objects say in their status that they do nothing. The write itself says so, because no
-// controller would do it later.
+// marking makes a store's objects say in their status that they do nothing.
+// The write itself says so, because no controller would do it later.
 func marking(store *genericregistry.Store, mark func(runtime.Object)) {
 	store.CreateStrategy = markingCreate{store.CreateStrategy, mark}
 	store.UpdateStrategy = markingUpdate{store.UpdateStrategy, mark}
@@ -109,7 +109,7 @@ func (m markingUpdate) PrepareForUpdate(ctx context.Context, obj, old runtime.Ob
 
 func markUnenforced(obj runtime.Object) {
 	policy := obj.(*admissionregistration.ValidatingAdmissionPolicy)
-	// The old object may share them.
+	// The old object may share the conditions.
 	policy.Status.Conditions = append([]metav1.Condition(nil), policy.Status.Conditions...)
 	meta.SetStatusCondition(&policy.Status.Conditions, metav1.Condition{
 		Type: enforced, Status: metav1.ConditionFalse, Reason: "PoliciesNotSupported", Message: policiesUnenforced, ObservedGeneration: policy.Generation,

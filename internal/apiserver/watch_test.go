@@ -61,8 +61,8 @@ func runFeed(t *testing.T, feed *fanout.Feed) {
 	})
 }
 
-// TestIdleWatchEndsWell: a watch that was idle for far longer than a client may take to receive something still has a
-// clean end.
+// TestIdleWatchEndsWell: a watch has a clean end even if it was
+// idle for far longer than a client may take to receive something.
 func TestIdleWatchEndsWell(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits")
@@ -87,8 +87,8 @@ func TestIdleWatchEndsWell(t *testing.T) {
 	}
 }
 
-// TestStartsOfWatches: only so many watches of a user start at once. One that has begun holds no place, another user's
-// does not wait, and a place is not held for long.
+// TestStartsOfWatches: only so many watches of one user start at once. A watch that has begun holds no place, another
+// user's watch does not wait, and no start holds a place for long.
 func TestStartsOfWatches(t *testing.T) {
 	if testing.Short() {
 		t.Skip("places are held for a second")
@@ -129,7 +129,7 @@ func TestStartsOfWatches(t *testing.T) {
 	})
 	watch("bob")
 	eventlogtest.Eventually(t, "bob's does not", func() bool { held, _ := watching("bob"); return held == 1 })
-	for range 3*s.starts.share + 1 { // for as long as each may hold its place
+	for range 3*s.starts.share + 1 { // each begins when an earlier start loses its place
 		<-begun
 	}
 	runFeed(t, s.config.Cell.Feed)

@@ -31,7 +31,7 @@ type WatchLimits struct {
 const DefaultWatchesPerUser = 2000
 
 const (
-	// watchQuery is how many bytes of a query cost as much memory as a watch does: it is kept as text and as selectors.
+	// watchQuery is how many bytes of a query cost as much memory as a watch: a query is kept as text and as selectors.
 	watchQuery      = 1 << 10
 	defaultPatience = 30 * time.Second
 	// retryWatchSeconds is when a client refused by a limit may ask again.
@@ -50,10 +50,10 @@ type watches struct {
 	idle chan struct{}
 }
 
-// openWatch is one request to watch. It counts once it was admitted.
+// openWatch is one request to watch. It counts once it is admitted.
 type openWatch struct {
 	user string
-	// weight is as how many watches it counts for its user.
+	// weight is how many watches it counts as for its user.
 	weight int
 	// end is closed to end the watch with a last bookmark.
 	end chan struct{}
@@ -61,8 +61,7 @@ type openWatch struct {
 	endStart func()
 }
 
-// startTime is how long the start of a watch may hold its place: a client may take longer to receive what it begins
-// with.
+// startTime is how long the start of a watch may hold its place. A client may take longer to receive the first events.
 const startTime = time.Second
 
 // start lets the watch hold a place until its first events are made, but not for long.
@@ -80,8 +79,8 @@ func newWatches(limits WatchLimits) *watches {
 
 type openWatchKey struct{}
 
-// withOpen counts a watch no more when the request has ended, and cuts off a client that is too slow. It is met before,
-// and outlives, what prepares the watch.
+// withOpen stops counting a watch when its request has ended, and cuts off a client that is too slow. A request meets
+// it before the filters that prepare the watch, and it outlives them.
 func (w *watches) withOpen(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(response http.ResponseWriter, r *http.Request) {
 		if info, _ := apirequest.RequestInfoFrom(r.Context()); !isLongRunning(r, info) {
@@ -162,9 +161,9 @@ func (w *watches) noticeIdle() {
 	}
 }
 
-// Drain refuses new watches from now on, reports the process as not ready, and ends the open watches, spread
-// over a time so that they do not all come to the other processes at once. Each gets a last bookmark, if it
-// asked for bookmarks, and a clean end. It returns when all have ended, or ctx has.
+// Drain refuses new watches from now on and reports the process as not ready. It spreads the ends of the open watches
+// over a time, so that they do not all come to the other processes at once. Each gets a clean end, after a last
+// bookmark if it asked for bookmarks. Drain returns when all have ended, or ctx has.
 func (s *Server) Drain(ctx context.Context, spread time.Duration) { s.watches.drain(ctx, spread) }
 
 func (w *watches) drain(ctx context.Context, spread time.Duration) {
@@ -192,7 +191,7 @@ func (w *watches) drain(ctx context.Context, spread time.Duration) {
 	}
 }
 
-// checkDraining is the readiness check by which no new clients are sent here.
+// checkDraining is the readiness check that sends new clients elsewhere while the process stops.
 func (w *watches) checkDraining(*http.Request) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -202,13 +201,13 @@ func (w *watches) checkDraining(*http.Request) error {
 	return nil
 }
 
-// impatientWriter gives the client a time within which it must take what is written.
+// impatientWriter bounds how long the client may take to receive what is written.
 type impatientWriter struct {
 	http.ResponseWriter
 	control  *http.ResponseController
 	patience time.Duration
-	// multiplexed is HTTP/2: there must be no deadline between two pieces, since it would end an idle stream. One of
-	// HTTP/1 ends only what is written after it.
+	// multiplexed is true for HTTP/2. There a deadline must not stay between two writes, because it would end an idle
+	// stream. A deadline of HTTP/1 ends only what is written after it.
 	multiplexed bool
 	// extended is when the deadline was set last; zero if there is none.
 	extended time.Time
@@ -234,7 +233,7 @@ func (w *impatientWriter) allow() {
 	_ = w.control.SetWriteDeadline(w.extended.Add(w.patience)) // not every server has deadlines
 }
 
-// forever ends the deadline of a stream that has nothing to send.
+// forever removes the deadline of a stream that has nothing to send.
 func (w *impatientWriter) forever() {
 	if w.multiplexed {
 		w.extended = time.Time{}

@@ -9,8 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// TestDrainIsSpread: a process that stops takes no more watches in, ends those that it has one after the other over the
-// time it is given, and has drained when the last of them has left.
+// TestDrainIsSpread: a process that stops takes no more watches. It ends its watches one
+// after the other over the time it is given, and has drained when the last one has left.
 func TestDrainIsSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const open, spread = 10, 10 * time.Second
@@ -43,8 +43,8 @@ func TestDrainIsSpread(t *testing.T) {
 	})
 }
 
-// TestPlacesAreGivenBack: a user who is at the limit may watch again when a watch of theirs has ended, and others may
-// meanwhile.
+// TestPlacesAreGivenBack: a user at the limit may watch again when
+// one of their watches has ended. Others may watch meanwhile.
 func TestPlacesAreGivenBack(t *testing.T) {
 	w := newWatches(WatchLimits{User: 2, Process: 3})
 	watch := func(user string) *openWatch { return &openWatch{user: user, weight: 1} }
@@ -55,7 +55,7 @@ func TestPlacesAreGivenBack(t *testing.T) {
 	other := watch("b")
 	require.NoError(t, w.admit(other))
 	require.True(t, apierrors.IsTooManyRequests(w.admit(watch("c"))), "a fourth one")
-	for _, o := range []*openWatch{one, one, other} { // leaving twice is leaving once
+	for _, o := range []*openWatch{one, one, other} { // leaving twice counts once
 		w.leave(o)
 	}
 	require.NoError(t, w.admit(watch("a")))

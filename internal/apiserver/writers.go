@@ -7,9 +7,9 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 )
 
-// withWriters counts a request that may write for as long as it may write. That begins before the request looks at
-// anything, but not before its body is here, since a client may take half a minute to send it. It ends when the answer
-// begins, since a client may take as long to read that.
+// withWriters counts a request for as long as it may write. That begins before the request
+// looks at anything, but after its body is here, since a client may take half a minute to
+// send it. It ends when the answer begins, since a client may take as long to read it.
 func (s *Server) withWriters(h http.Handler) http.Handler {
 	if s.config.Writers == nil {
 		return h
@@ -25,7 +25,7 @@ func (s *Server) withWriters(h http.Handler) http.Handler {
 	})
 }
 
-// answering ends what was begun when the answer begins.
+// answering calls end when the answer begins.
 type answering struct {
 	http.ResponseWriter
 	end func()
