@@ -18,7 +18,7 @@ func registerBodies(flags *pflag.FlagSet, bodies *[]string) {
 	flags.StringSliceVar(bodies, "events-bodies", nil, "resources whose events are republished with their bodies, for example 'configmaps,deployments.apps'; never Secrets, or what is encrypted at rest; 'none' for none. A custom resource is accepted whether it exists or not")
 }
 
-// noBodies takes every resource off the list.
+// noBodies empties the list.
 const noBodies = "none"
 
 func parseBodies(names []string) ([]eventlog.Resource, error) {
@@ -40,8 +40,8 @@ func parseBodies(names []string) ([]eventlog.Resource, error) {
 	return parsed, nil
 }
 
-// checkExists refuses what no cell can have. The groups of custom resources have a
-// dot, and which of those there are, or will be, nobody knows before there is a cell.
+// checkExists refuses a resource that no cell can have. The groups of custom resources have a dot. Which of those
+// exist, or will exist, nobody knows before there is a cell.
 func checkExists(r eventlog.Resource) error {
 	if strings.Contains(r.Group, ".") {
 		return nil
@@ -53,8 +53,8 @@ func checkExists(r eventlog.Resource) error {
 	return errors.New("there is no such resource; it must be the plural name, with the group if it has one")
 }
 
-// republishBodies makes the list what the flag says, if it was given. Whichever list it is then, nothing of it may be
-// encrypted: what the API keeps from a reader of its disks would go out by another door.
+// republishBodies sets the list to the flag's value, if the flag was given. No resource on the resulting list may be
+// encrypted. Otherwise the events would publish what the API hides from a reader of its disks.
 func republishBodies(ctx context.Context, c eventlog.Config, given bool, list []eventlog.Resource, encryption string) error {
 	if !given {
 		var err error

@@ -8,8 +8,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// checkpointRules is a flag's value: '1h:24h,24h:720h' keeps a checkpoint
-// of every hour for a day and of every day for a month; 'none' keeps none.
+// checkpointRules is a flag's value: '1h:24h,24h:720h' keeps a checkpoint of
+// every hour for a day and one of every day for a month; 'none' keeps none.
 type checkpointRules []projection.CheckpointRule
 
 func (r *checkpointRules) String() string {

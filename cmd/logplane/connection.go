@@ -20,7 +20,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/s3"
 )
 
-// connection is where a cell's log and bucket are, as flags.
+// connection says where a cell's log and bucket are, as flags.
 type connection struct {
 	nats, natsCredentials, natsCA    string
 	stream, subjectPrefix            string
@@ -37,7 +37,7 @@ type connection struct {
 	blockCacheFolder                 string
 	blockCacheFolderMiB              int64
 	tailMiB                          int
-	readOnly                         bool // of who looks on: nothing is written
+	readOnly                         bool // for a process that only looks: nothing is written
 }
 
 func (c *connection) register(flags *pflag.FlagSet) {
@@ -60,7 +60,7 @@ func (c *connection) register(flags *pflag.FlagSet) {
 	registerRetention(flags, &c.logRetention, &c.retention, &c.history, &c.checkpoints)
 }
 
-// registerEncryption adds the flag that every command which decodes objects must be given alike.
+// registerEncryption adds the flag that must be the same for every command that decodes objects.
 func (c *connection) registerEncryption(flags *pflag.FlagSet) {
 	flags.StringVar(&c.encryption, "encryption-provider-config", "", "encrypt resources at rest as this file says, as kube-apiserver reads it; the same for 'init', 'api', 'watcher' and 'lifecycle'")
 }
@@ -73,10 +73,11 @@ func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration,
 	flags.DurationVar(history, "history", 0, "how long archived events are kept; 0 for none beyond --retention")
 }
 
-// requestDeadline is the longest a request may take, upstream's default: events stay in the log for longer.
+// requestDeadline is upstream's default and the longest that a request may take. Events stay in the log for longer.
 const requestDeadline = time.Minute
 
-// checkRetention refuses what would let a stalled writer meet a purged precondition, or promise more than is kept.
+// checkRetention refuses values with which a stalled writer could meet
+// a purged precondition, and values that promise more than is kept.
 func checkRetention(log, floor, history time.Duration) error {
 	if shortest := eventlog.MinRetention(requestDeadline); log < shortest {
 		return fmt.Errorf("--log-retention is %s: it must be at least %s", log, shortest)
@@ -153,7 +154,7 @@ func (c *connection) dial() (eventlog.Config, error) {
 	}, nil
 }
 
-// apiserver configures what every process that decodes objects must be told alike.
+// apiserver sets what must be the same in every process that decodes objects.
 func (c *connection) apiserver(opened *cell) apiserver.Config {
 	return apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: c.encryption}
 }
@@ -161,7 +162,7 @@ func (c *connection) apiserver(opened *cell) apiserver.Config {
 // inProcess is an apiserver that only this process calls.
 func (c *connection) inProcess(opened *cell) (*apiserver.Server, error) {
 	config := c.apiserver(opened)
-	config.ExternalAddress = "localhost:443" // upstream wants one with a port; nobody is told
+	config.ExternalAddress = "localhost:443" // upstream wants one with a port; nobody sees it
 	return apiserver.New(config)
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// newEvents prints what happens, for operators: it reads the log itself, and so needs the log's credentials, or the
+// newEvents prints what happens, for operators. It reads the log itself, and so needs the log's credentials or the
 // folder of a running 'logplane dev'. Others subscribe to the republished subjects, or watch through the API.
 func newEvents() *cobra.Command {
 	var (
@@ -81,7 +81,7 @@ func (s *eventSource) open(ctx context.Context) (cell kubestore.Cell, leave func
 	return opened.Cell, opened.close, nil
 }
 
-// runningFolder is the folder of the 'logplane dev' that is meant, empty if none is.
+// runningFolder returns the folder of the 'logplane dev' that the flags mean, and "" if they mean none.
 func (s *eventSource) runningFolder() (string, error) {
 	if s.folder != "" || s.kubeconfig == "" && s.where.bucket != "" {
 		return s.folder, nil
@@ -97,8 +97,8 @@ func (s *eventSource) runningFolder() (string, error) {
 	return folder, nil
 }
 
-// printEvents prints the past after a revision and then follows the log. What the log loses meanwhile is read
-// from the bucket; only a revision below the floor ends it.
+// printEvents prints the past after a revision and then follows the log. It reads from the bucket what the log loses
+// meanwhile. It ends only if the revision is below the floor.
 func printEvents(ctx context.Context, cell kubestore.Cell, from eventlog.Revision, p *eventPrinter) error {
 	for {
 		v, err := cell.Projection.Latest(ctx)
@@ -178,8 +178,8 @@ type printedEvent struct {
 
 var eventTypes = map[eventlog.Op]string{eventlog.Added: "ADDED", eventlog.Modified: "MODIFIED", eventlog.Deleted: "DELETED"}
 
-// printValid prints an event of the log, unless it lost (a void event). What the projection
-// reads to know that, it reads up to the head, so that a burst of such events is read once.
+// printValid prints an event of the log unless it is void. To decide that, the
+// projection reads up to the head, so that a burst of such events is read once.
 func (p *eventPrinter) printValid(ctx context.Context, cell *projection.Projection, e eventlog.Event) error {
 	if e.Op == eventlog.Barrier || !p.filter.matches(e.Key) {
 		return nil

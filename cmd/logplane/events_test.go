@@ -16,7 +16,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// What the log itself has enforced is printed as it comes: the projection, which would read it once more, is not asked.
+// An event that the log itself has enforced is printed as it comes. The
+// projection is not asked, because it would read the event once more.
 func TestCertainEventsAreNotReadAgain(t *testing.T) {
 	log := eventlogtest.Log(t)
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// refuseUnknown makes every command that only groups others refuse a name that is none of them: cobra
-// prints the help then, and the process ends as if it had done something.
+// refuseUnknown makes every command that only groups others refuse an unknown name.
+// Cobra would print the help, and the process would end as if it had done something.
 func refuseUnknown(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -41,7 +41,7 @@ func visit(cmd *cobra.Command, do func(*cobra.Command)) {
 	}
 }
 
-// unknown says what there is instead.
+// unknown is an error that names the commands there are.
 func unknown(cmd *cobra.Command, name string) error {
 	var known []string
 	for _, child := range cmd.Commands() {

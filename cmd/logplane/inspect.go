@@ -187,7 +187,7 @@ func opName(op eventlog.Op) string {
 	}
 }
 
-// printBodies prints each version as a YAML document under a comment that says which it is.
+// printBodies prints each version as a YAML document under a comment that names the version.
 func printBodies(w io.Writer, rows []projection.Row) error {
 	for _, r := range rows {
 		fmt.Fprintf(w, "--- # revision %d, %s, %s\n", r.Revision, opName(r.Op), r.Time.UTC().Format(time.RFC3339Nano))

@@ -42,7 +42,7 @@ func (i *inspection) newGet() *cobra.Command {
 	return cmd
 }
 
-// revisionOf reads what --at was given.
+// revisionOf parses the value of --at.
 func revisionOf(ctx context.Context, p *projection.Projection, at string) (projection.Revision, error) {
 	if at == "" {
 		v, err := p.Latest(ctx)

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A command that was interrupted before it was done must not be taken for one that was: the next step of an operator's
-// procedure hangs on it. To be stopped is a good end for what serves.
+// A command that is interrupted before it is done must not look as if it were done, because an operator's next step
+// depends on it. For a command that serves, being stopped is a good end.
 func TestInterrupted(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	interrupt()

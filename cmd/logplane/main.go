@@ -45,7 +45,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 1
 }
 
-// untilStopped are the commands for which to be stopped is a good end.
+// untilStopped are the commands that end well when they are stopped.
 var untilStopped = map[string]bool{"dev": true, "api": true, "watcher": true, "projector": true, "lifecycle": true, "events": true}
 
 func newRoot(stderr io.Writer) *cobra.Command {
@@ -80,18 +80,18 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	return root
 }
 
-// logTo sends our logs and the Kubernetes libraries' to one place in one format.
+// logTo sends our logs and those of the Kubernetes libraries to one place in one format.
 func logTo(w io.Writer, level slog.Level) {
 	logger := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: shorten}))
 	slog.SetDefault(logger)
 	klog.SetSlogLogger(logger)
 }
 
-// longestLogged is how many bytes of one text a line holds. Upstream
-// logs selectors whole that it cannot parse, and anybody may send those.
+// longestLogged is how many bytes of one text a line holds. Upstream logs
+// the whole of a selector that it cannot parse, and anybody may send one.
 const longestLogged = 512
 
-// shorten cuts what is too long for a line, but for the stack of a panic, which is ours.
+// shorten cuts what is too long for a line, except for the stack of a panic, which is ours.
 func shorten(_ []string, a slog.Attr) slog.Attr {
 	if k := a.Value.Kind(); k != slog.KindString && k != slog.KindAny || strings.HasPrefix(a.Key, "stack") {
 		return a

@@ -14,7 +14,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// registerMetrics adds ours to the registry that upstream's are in, which /metrics serves.
+// registerMetrics adds our metrics to upstream's registry, which /metrics serves.
 var registerMetrics = sync.OnceFunc(func() {
 	legacyregistry.RawMustRegister(slices.Concat(
 		eventlog.Collectors(), bucket.Collectors(), projection.Collectors(), kubestore.Collectors(),

@@ -12,14 +12,14 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// subscriber is whom permissions are printed for.
+// subscriber is the one for whom permissions are printed.
 type subscriber struct {
 	user, prefix, cluster string
 	namespaces            []string
 	clusterScoped, bodies bool
 }
 
-// newPermissions prints a configuration; it reaches for nothing.
+// newPermissions prints a configuration. It connects to nothing.
 func newPermissions() *cobra.Command {
 	var s subscriber
 	cmd := &cobra.Command{
@@ -75,7 +75,7 @@ func (s *subscriber) print(w io.Writer) error {
 	return err
 }
 
-// No template: text/template calls methods by name, so that the linker would keep all there are.
+// This is no template: text/template calls methods by name, so the linker would keep all methods.
 const authorization = `# Printed by 'logplane permissions'. The passwords are variables of nats-server's environment.
 authorization {
   users: [

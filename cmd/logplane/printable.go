@@ -11,22 +11,23 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// What a cell holds was chosen by its clients, and a terminal obeys some characters, and does not show others.
-// Those are printed as escapes: control characters, what changes the direction of text, what has no width.
+// Clients choose what a cell holds. A terminal obeys some characters and does not show others. Those are printed as
+// escapes: control characters, characters that change the direction of text, and characters without width.
 
 // printable is a text on one line.
 func printable(s string) string { return escape(s, hidden, wideYAML) }
 
-// printableError is an error on one line, also one that was joined of several.
+// printableError is an error on one line, even if it joins several errors.
 func printableError(err error) string { return printable(strings.ReplaceAll(err.Error(), "\n", "; ")) }
 
-// printableJSON is the same document: what encoding/json leaves as it is, but for white space, can only be in a string.
+// printableJSON is the same document with escapes. Apart from white space, every
+// character that encoding/json leaves as it is and that needs an escape is in a string.
 func printableJSON(document []byte) string {
 	return escape(string(document), hiddenInDocument, wideJSON)
 }
 
-// printableYAML is the object as YAML. If there is something to be escaped it is in the form of
-// JSON: in that of YAML only some strings can hold escapes, and the library refuses some characters.
+// printableYAML is the object as YAML. If something must be escaped, the object is in JSON's form. In YAML's own form
+// only some strings can hold escapes, and the library refuses some characters.
 func printableYAML(object any) (string, error) {
 	document, err := json.MarshalIndent(object, "", "  ")
 	if err != nil {
@@ -43,7 +44,7 @@ func hidden(r rune) bool { return !unicode.IsPrint(r) }
 
 func hiddenInDocument(r rune) bool { return hidden(r) && r != '\n' && r != '\t' }
 
-// wideJSON and wideYAML escape a character of more than 16 bits, for which the two do not know the same escape.
+// wideJSON and wideYAML escape a character of more than 16 bits. The two formats have different escapes for it.
 func wideJSON(r rune) string {
 	high, low := utf16.EncodeRune(r)
 	return fmt.Sprintf(`\u%04x\u%04x`, high, low)

@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ugly has a terminal's escapes of 7 and of 8 bits, a line of its own, text that runs backwards, what is not seen, what
-// JavaScript takes for a line's end, a character beyond 16 bits that is not seen, and half a character.
+// ugly has a terminal's escapes of 7 and of 8 bits, a line of its own, text that runs backwards, invisible characters,
+// the line ends of JavaScript, an invisible character beyond 16 bits, and half a character.
 const ugly = "a\x1b[2J\u009b31m\r\nb\tc\x7f\u202egnp.exe\u2066\u200b\u2028\ufeff\U000e0001\xc3"
 
 func TestPrintable(t *testing.T) {
@@ -21,7 +21,7 @@ func TestPrintable(t *testing.T) {
 	require.Equal(t, `one; two\u001b`, printableError(errors.Join(errors.New("one"), errors.New("two\x1b"))))
 }
 
-// TestPrintableDocuments: a document says the same, whether something in it was escaped or not.
+// TestPrintableDocuments: a document has the same meaning with and without escapes.
 func TestPrintableDocuments(t *testing.T) {
 	for _, text := range []string{"plain", "lines\n\twith tabs\nand more", strings.ToValidUTF8(ugly, "\ufffd")} {
 		object := &corev1.ConfigMap{Data: map[string]string{"text": text, "more": "<&>"}}

@@ -18,7 +18,7 @@ import (
 	serve "github.com/logplane/logplane/internal/serving"
 )
 
-// serving is a listener with its certificate and its way to know users, as flags.
+// serving is a listener with its certificate and its way to authenticate users, as flags.
 type serving struct {
 	listen                  string
 	certFile, keyFile       string
@@ -51,8 +51,8 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	flags.StringVar(&s.externalAddress, "external-address", "", "host and port that clients reach this API under; --listen by default")
 }
 
-// check refuses a listener that anyone on the network could use as an
-// administrator, or could read tokens from, and limits without meaning.
+// check refuses a listener that anyone on the network could use as an administrator,
+// a listener that would show tokens to the network, and limits without meaning.
 func (s *serving) check() error {
 	if err := s.checkLimits(); err != nil {
 		return err
@@ -76,7 +76,7 @@ func (s *serving) check() error {
 	return nil
 }
 
-// checkWatcherURL refuses to send clients where their tokens would pass in clear.
+// checkWatcherURL refuses to send clients to a URL where their tokens would travel unencrypted.
 func (s *serving) checkWatcherURL() error {
 	if s.watcherURL == "" {
 		return nil
@@ -137,7 +137,7 @@ func (s *serving) open(ctx context.Context, where *connection) (*cell, apiserver
 	return opened, c, nil
 }
 
-// configure fills what the flags say into the apiserver's configuration.
+// configure copies the flags into the apiserver's configuration.
 func (s *serving) configure(c *apiserver.Config) {
 	c.ExternalAddress = s.externalAddress
 	if c.ExternalAddress == "" {
@@ -149,8 +149,8 @@ func (s *serving) configure(c *apiserver.Config) {
 	c.Requests, c.GoawayChance, c.HSTSDirectives = s.requests, s.goawayChance, s.hsts
 }
 
-// serve serves the handler until ctx ends, then lets streams end and requests
-// in flight finish. What the flags say is added to the configuration.
+// serve serves the handler until ctx ends. Then it lets streams end and
+// requests in flight finish. It adds the flags to the configuration.
 func (s *serving) serve(ctx context.Context, handler http.Handler, c serve.Config) error {
 	var err error
 	if c.TLS, err = s.tls(); err != nil {
@@ -185,7 +185,7 @@ func (s *serving) tls() (*tls.Config, error) {
 	if s.clientCAFile == "" {
 		return c, nil
 	}
-	// The authenticator verifies the certificate, so that another way to authenticate stays open.
+	// The authenticator verifies the certificate, so that a client may also authenticate in another way.
 	c.ClientAuth = tls.RequestClientCert
 	return c, nil
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// parseURL reads the URL that a flag was given. It must hold no user and password: what it says goes into messages and
-// logs, and to clients. What might hold some is not repeated.
+// parseURL parses a flag's URL. The URL must hold no user and password, because it goes
+// into messages, into logs and to clients. A URL that might hold some is not repeated.
 func parseURL(flag, value string) (*url.URL, error) {
 	u, err := url.Parse(value)
 	if err != nil && strings.Contains(value, "@") {

@@ -63,7 +63,7 @@ func newWatcher() *cobra.Command {
 	return cmd
 }
 
-// runWatcher serves until ctx ends; the log is read until the last watch has been told so.
+// runWatcher serves until ctx ends. It reads the log until it has told the last watch to end.
 func runWatcher(ctx context.Context, w *watcher.Watcher, how serving, what watching) error {
 	group, ctx := errgroup.WithContext(ctx)
 	feeding, stopFeed := context.WithCancel(context.WithoutCancel(ctx))
