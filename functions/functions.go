@@ -1,5 +1,5 @@
-// Package functions is the stateless flavour of the API server. Any number of instances serve every request but
-// watches, and run nothing between two requests.
+// Package functions is the stateless form of the API server. Any number of instances
+// serve every request except watches, and run nothing between two requests.
 package functions
 
 import (
@@ -31,9 +31,9 @@ func ServeLambda(h http.Handler) { lambda.Start(lambdaFunction(h)) }
 
 type function func(context.Context, *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error)
 
-// lambdaFunction makes a function of a handler and serves it as net/http's server would. A response that is cut off
-// after it has begun ends with an error, so that Lambda tells the client. lambdaurl alone would end it as if it were
-// whole.
+// lambdaFunction makes a function of a handler and serves it as net/http's server
+// would. A response that is cut off after it has begun ends with an error, so that
+// Lambda tells the client. lambdaurl alone would end it as if it were complete.
 func lambdaFunction(h http.Handler) function {
 	return func(ctx context.Context, request *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error) {
 		cut := &atomic.Bool{}
@@ -45,9 +45,10 @@ func lambdaFunction(h http.Handler) function {
 	}
 }
 
-// completed gives the handler what net/http's server would have given it. lambdaurl leaves RequestURI empty, which
-// upstream's redirects and logs read, and does not say that the length of a body in base64 is unknown. It also recovers
-// panics, which would end the process. If the response has not begun it becomes a 500, else it is cut off.
+// completed adds what net/http's server gives a handler and lambdaurl does not. lambdaurl
+// leaves RequestURI empty, which upstream's redirects and logs read. It does not say that the
+// length of a body in base64 is unknown. completed also recovers panics, which would end the
+// process. It turns the response into a 500 if it has not begun, and otherwise cuts it off.
 func completed(h http.Handler, cut *atomic.Bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sent := &begun{ResponseWriter: w}
@@ -56,7 +57,7 @@ func completed(h http.Handler, cut *atomic.Bool) http.Handler {
 			if cause == nil {
 				return
 			}
-			if cause != http.ErrAbortHandler { // which was logged by whoever gave up
+			if cause != http.ErrAbortHandler { // whoever gave up has logged it
 				slog.Error("a request panicked", "method", r.Method, "uri", r.RequestURI, "panic", cause, "stack", string(debug.Stack()))
 			}
 			if sent.begun {

@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// invoke sends a request as a Lambda function URL does. The error is that of the response's end, which Lambda tells the
-// client.
+// invoke sends a request as a Lambda function URL does. The error is the
+// one at the end of the response, which Lambda reports to the client.
 func invoke(t *testing.T, h http.Handler, method, path, query, body string) (*events.LambdaFunctionURLStreamingResponse, string, error) {
 	t.Helper()
 	request := &events.LambdaFunctionURLRequest{
@@ -40,7 +40,7 @@ func invoke(t *testing.T, h http.Handler, method, path, query, body string) (*ev
 	response, err := lambdaFunction(h)(t.Context(), request)
 	require.NoError(t, err)
 	text, err := io.ReadAll(response)
-	_, content, found := strings.Cut(string(text), strings.Repeat("\x00", 8)) // what comes before is Lambda's
+	_, content, found := strings.Cut(string(text), strings.Repeat("\x00", 8)) // the part before is Lambda's
 	require.True(t, found)
 	return response, content, err
 }
@@ -83,8 +83,8 @@ func TestLambdaSurvivesAPanic(t *testing.T) {
 	require.Contains(t, text, `"reason":"InternalError"`)
 }
 
-// TestLambdaCutsWhatIsCut: a response that is given up after it has begun is not taken for whole, and nothing is added
-// to it.
+// TestLambdaCutsWhatIsCut: a response that is given up after it
+// has begun does not look complete, and nothing is added to it.
 func TestLambdaCutsWhatIsCut(t *testing.T) {
 	const half = `{"kind":"ConfigMapList","items":[{`
 	for name, cause := range map[string]any{"given up": http.ErrAbortHandler, "panicked": context.Canceled} {

@@ -18,10 +18,10 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// slow is by how much the log's clock is behind this process's.
+// slow is how far the log's clock is behind this process's.
 const slow = 24 * time.Hour
 
-// slowClock dials a log whose clock is behind: it changes the time in what the server says of each message.
+// slowClock dials a log whose clock is behind. It changes the times that the server reports for messages.
 type slowClock struct{}
 
 func (slowClock) Dial(network, address string) (net.Conn, error) {
@@ -35,7 +35,7 @@ type slowConn struct {
 	left  []byte
 }
 
-// Read reads by the line, as headers come; a message ends with one, too.
+// Read returns one line at a time, because headers are lines. A message ends with a line end, too.
 func (c *slowConn) Read(b []byte) (int, error) {
 	if len(c.left) == 0 {
 		line, err := c.lines.ReadBytes('\n')
@@ -48,7 +48,7 @@ func (c *slowConn) Read(b []byte) (int, error) {
 			if err != nil {
 				return 0, err
 			}
-			// As long as it was: the length of all headers has been read already.
+			// The line must keep its length, because the length of all headers has been read already.
 			c.left = at.Add(-slow).AppendFormat([]byte("Nats-Time-Stamp: "), time.RFC3339Nano)
 			c.left = append(c.left, "\r\n"...)
 		}
@@ -74,8 +74,8 @@ func behindTheClock(t *testing.T, c Config) *Lifecycle {
 	return l
 }
 
-// TestExpiryIsByTheLogsTime: what this process takes for a day old, and is not a second old in the log, stays
-// (invariant 12).
+// TestExpiryIsByTheLogsTime: an object stays if it is a day old for
+// this process but less than a second old in the log (invariant 12).
 func TestExpiryIsByTheLogsTime(t *testing.T) {
 	l := behindTheClock(t, Config{})
 	key := eventlog.Key{Cluster: "main", Resource: "events", Prefix: "/events", Namespace: "default", Name: "young"}
@@ -95,7 +95,7 @@ func TestExpiryIsByTheLogsTime(t *testing.T) {
 	require.Zero(t, deleted, "an event is deleted half a day early by the log's time")
 }
 
-// TestSettlingIsByTheLogsTime: a namespace that has just begun to terminate, by the log's time, is not finalized yet.
+// TestSettlingIsByTheLogsTime: by the log's time the namespace has only begun to terminate, so it is not finalized yet.
 func TestSettlingIsByTheLogsTime(t *testing.T) {
 	l := behindTheClock(t, Config{Settle: slow / 2})
 	owner := l.namespaceKey("n")

@@ -18,7 +18,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// emptyDefinition deletes the instances of a terminating CustomResourceDefinition and then takes its finalizer away. It
+// emptyDefinition deletes the instances of a terminating CustomResourceDefinition and then removes its finalizer. It
 // takes the place of upstream's finalizer, which polls. This one returns and waits for events.
 func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	definition, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(ctx, t.name, metav1.GetOptions{})
@@ -42,7 +42,7 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	}
 	condition, left := l.deleteInstances(ctx, definition)
 	if left == nil && unsettled != nil {
-		// Terminating must stay true until the finalizer is gone, or else clients could create instances again.
+		// Terminating must stay true until the finalizer is gone. Otherwise clients could create instances again.
 		condition, left = inProgress(), unsettled
 	}
 	if left != nil {
@@ -55,8 +55,8 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	return nil
 }
 
-// offerNames lets the definitions of the group that were refused a name try again, because the one that is gone may
-// have had it. The names of a definition are decided in its own write. A write that changes nothing appends nothing.
+// offerNames lets the group's definitions that were refused a name try again, because the deleted one may have had
+// it. A definition's names are decided in its own write. A write that changes nothing appends nothing.
 func (l *Lifecycle) offerNames(ctx context.Context, gone string) error {
 	_, group, _ := strings.Cut(gone, ".")
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
@@ -77,8 +77,8 @@ func (l *Lifecycle) offerNames(ctx context.Context, gone string) error {
 	return errors.Join(failed...)
 }
 
-// deleteInstances deletes every instance from storage, as upstream does: no version need be served, and no webhook is
-// called. It returns upstream's condition for the result. The error is nil only if no instance was left.
+// deleteInstances deletes every instance from storage, as upstream does. No version has to be served for that, and no
+// webhook is called. It returns upstream's condition for the result. The error is nil only if no instance was left.
 func (l *Lifecycle) deleteInstances(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) (apiextensionsv1.CustomResourceDefinitionCondition, error) {
 	if !apihelpers.IsCRDConditionTrue(definition, apiextensionsv1.Established) {
 		return terminating(apiextensionsv1.ConditionFalse, "NeverEstablished", "resource was never established"), nil

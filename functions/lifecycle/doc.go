@@ -1,10 +1,10 @@
 // Package lifecycle finishes what an API request only begins. The events of the log say when there is something to do.
 //
-// Nouns. A task is one thing that an event may ask for: to empty a terminating namespace, to delete the instances of a
-// terminating CustomResourceDefinition, to aggregate ClusterRoles, to delete strays. A task looks at the state and
-// never at the event. So it may run at any time, twice, or in several processes at once. A namespace or a definition
-// settles: after it began to terminate, creates that saw it alive may still land for a while. A stray is an object that
-// landed even later, when its namespace was gone.
+// Nouns. A task is one thing that an event may ask for: emptying a terminating namespace, deleting the
+// instances of a terminating CustomResourceDefinition, aggregating ClusterRoles, deleting strays. A task
+// looks at the state and never at the event. So it may run at any time, twice, or in several processes
+// at once. A namespace or a definition settles: for a while after it began to terminate, creates that
+// saw it alive may still land. A stray is an object that landed even later, when its namespace was gone.
 //
 // An event's path through the package:
 //
@@ -16,5 +16,5 @@
 //     with jitter is there only for what no event announces.
 //  5. Objects that outlive their TTL are deleted, by the log's time (expiry.go).
 //
-// A crash at any point costs a repetition, because the next process begins with step 1.
+// A crash at any point costs only repeated work, because the next process begins with step 1.
 package lifecycle

@@ -26,8 +26,8 @@ func (l *Lifecycle) expire(ctx context.Context) {
 	}
 }
 
-// Expire deletes every object whose TTL has passed by the log's time, and returns how many. It leaves alone an object
-// that was renewed meanwhile, because the deletion has the revision that was seen as its base.
+// Expire deletes every object whose TTL has passed by the log's time, and returns how many. It spares an object that
+// was renewed meanwhile, because the deletion is based on the revision that was seen.
 func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -55,8 +55,8 @@ func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
 	return l.deleteExpired(ctx, view, writes)
 }
 
-// mortal returns the rows whose TTL has passed by the clock of this process. That clock may be wrong. It only decides
-// whether the log is asked for its time.
+// mortal returns the rows whose TTL has passed by the clock of this process. That
+// clock may be wrong, but it only decides whether to ask the log for its time.
 func (l *Lifecycle) mortal(ctx context.Context, view *projection.View) ([]projection.Row, error) {
 	var rows []projection.Row
 	// Events are the only built-in objects with a TTL.

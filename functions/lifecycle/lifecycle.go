@@ -50,7 +50,7 @@ type Lifecycle struct {
 
 	mu sync.Mutex
 	// terminating are the namespaces and definitions that wait for their content to go. Without them Run would have to
-	// ask for each deletion in the log whether it matters. They can be found again in the state.
+	// check for each deletion in the log whether it matters. They can be found again in the state.
 	terminating map[task]bool // by mu
 }
 
@@ -69,7 +69,7 @@ func New(c Config) (*Lifecycle, error) {
 	if c.Settle == 0 {
 		c.Settle = 65 * time.Second
 	}
-	// A warning that a resource is deprecated is for its users. The lifecycle deletes whatever there is.
+	// A warning about a deprecated resource is meant for its users. The lifecycle deletes whatever there is.
 	client := rest.CopyConfig(c.Client)
 	client.WarningHandler = rest.NoWarnings{}
 	l := &Lifecycle{config: c, terminating: map[task]bool{}}
@@ -104,7 +104,7 @@ type queue = workqueue.TypedRateLimitingInterface[task]
 // position, because the state tells everything that older events asked for. So it begins with the state, and does so
 // again when it loses the log. Its only error is that the log went back (eventlog.ErrDiverged).
 func (l *Lifecycle) Run(ctx context.Context) error {
-	// After a failure a task waits for 50 ms, and twice as long after each further one, up to a minute.
+	// After a failure a task waits for 50 ms. The wait doubles after each further failure, up to a minute.
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[task](50*time.Millisecond, time.Minute)
 	q := workqueue.NewTypedRateLimitingQueue[task](limiter)
 	var running sync.WaitGroup
@@ -126,7 +126,7 @@ func (l *Lifecycle) Run(ctx context.Context) error {
 		if errors.Is(err, eventlog.ErrDiverged) {
 			return fmt.Errorf("follow the log: %w", err)
 		}
-		// The log cannot be reached, or was purged beyond the position. The state has what was missed.
+		// The log cannot be reached, or was purged beyond the position. The state tells what was missed.
 		l.config.Logger.WarnContext(ctx, "lost the log; reading the state again", "error", err)
 		if eventlog.Pause(ctx, followDelay(try)) != nil {
 			return nil
@@ -139,7 +139,7 @@ func followDelay(try int) time.Duration {
 	return jitter(min(100*time.Millisecond<<min(try, 16), 30*time.Second))
 }
 
-// follow queues what the state asks for and then what each event after it does.
+// follow queues the tasks that the state asks for, and then those of each later event.
 func (l *Lifecycle) follow(ctx context.Context, q queue) error {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -216,7 +216,7 @@ func (l *Lifecycle) run(ctx context.Context, q queue, t task) {
 	}
 }
 
-// jitter adds up to a half of the time.
+// jitter adds up to half of the time.
 func jitter(d time.Duration) time.Duration { return d + rand.N(d/2+1) }
 
 func (l *Lifecycle) isTerminating(t task) bool {

@@ -230,7 +230,7 @@ func TestNamespaceWithContents(t *testing.T) {
 	c.createConfigMap("full", "c0")
 }
 
-// TestNamespaceFoundByState: it began to terminate while nobody listened.
+// TestNamespaceFoundByState: the namespace began to terminate while nobody listened.
 func TestNamespaceFoundByState(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("late")
@@ -256,7 +256,7 @@ func TestNamespaceWaitsForFinalizers(t *testing.T) {
 	require.Equal(t, corev1.ConditionFalse, c.conditionOf("held", corev1.NamespaceDeletionContentFailure))
 	require.Equal(t, 2, c.rows("held"))
 
-	// One finalizer goes while nobody listens, the other one under another Lifecycle's eyes.
+	// One finalizer goes while nobody listens, the other while another Lifecycle runs.
 	stop()
 	c.removeWidgetFinalizers("held", "stays")
 	c.restart()
@@ -305,7 +305,7 @@ func TestStoppedAnywhere(t *testing.T) {
 	require.Zero(t, c.rows("n"))
 }
 
-// TestTwoAtOnce: they do the same, and neither minds.
+// TestTwoAtOnce: two Lifecycles do the same work and do not disturb each other.
 func TestTwoAtOnce(t *testing.T) {
 	c := newCluster(t)
 	c.run()
@@ -326,7 +326,7 @@ func TestTwoAtOnce(t *testing.T) {
 	}
 }
 
-// TestEachEventByItself: the tasks of one event, run once, do what the event asks for, and may be run again.
+// TestEachEventByItself: if each event's tasks run once, they do what the event asks for. They may run again.
 func TestEachEventByItself(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -400,7 +400,7 @@ func TestDefinitionWithInstances(t *testing.T) {
 	c.createWidget("a", "w0")
 }
 
-// TestDefinitionNotServed: its instances are deleted whatever is served, and one with a finalizer is waited for.
+// TestDefinitionNotServed: instances are deleted whatever is served, and the deletion waits for one with a finalizer.
 func TestDefinitionNotServed(t *testing.T) {
 	c := newCluster(t)
 	definitions := c.extensions.ApiextensionsV1().CustomResourceDefinitions()
@@ -448,8 +448,8 @@ func TestDefinitionNotServed(t *testing.T) {
 	gone()
 }
 
-// TestDefinitionOfBuiltIn: one from before they were refused goes with its own objects, and takes none of those beside
-// which they lie.
+// TestDefinitionOfBuiltIn: a definition from before such names were refused
+// goes with its own objects. The built-in objects under the same prefix stay.
 func TestDefinitionOfBuiltIn(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()
@@ -487,7 +487,7 @@ func TestDefinitionOfBuiltIn(t *testing.T) {
 	require.False(t, found)
 }
 
-// store appends a row beside the definitions, as it is.
+// store appends a row as it is, under the definitions' prefix.
 func (c *cluster) store(name, contentType string, body []byte) {
 	c.Helper()
 	view, err := c.cell.Projection.Latest(c.Context())
@@ -498,7 +498,7 @@ func (c *cluster) store(name, contentType string, body []byte) {
 	require.NoError(c, err)
 }
 
-// TestDefinitionGetsFreedNames: a kind that another definition has is refused until that one is gone.
+// TestDefinitionGetsFreedNames: a kind that another definition has is refused until that definition is gone.
 func TestDefinitionGetsFreedNames(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()
@@ -551,7 +551,7 @@ func TestRolesAreAggregated(t *testing.T) {
 	require.Equal(t, before.Rules, after.Rules)
 }
 
-// TestStrays: an object that comes after its namespace is gone, whether somebody listens or not, is deleted.
+// TestStrays: an object that comes after its namespace is gone is deleted, whether or not somebody listened.
 func TestStrays(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")
@@ -575,7 +575,7 @@ func TestStrays(t *testing.T) {
 	require.Equal(t, 1, c.rows("n"))
 }
 
-// TestIdleWritesNothing: what Bootstrap wrote asks for nothing.
+// TestIdleWritesNothing: nothing that Bootstrap wrote asks for work.
 func TestIdleWritesNothing(t *testing.T) {
 	c := newCluster(t)
 	before, err := c.cell.Projection.Latest(t.Context())

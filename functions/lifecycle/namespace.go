@@ -14,11 +14,11 @@ import (
 	"k8s.io/kubernetes/pkg/controller/namespace/deletion"
 )
 
-// remainingInterval is how often a task looks again at content that stays, in case no event tells of its end.
+// remainingInterval is how often a task looks again at content that stays, in case no event reports its end.
 const remainingInterval = time.Minute
 
-// emptyNamespace deletes the content of a terminating namespace and then takes the namespace's finalizer away. It calls
-// the code of upstream's controller.
+// emptyNamespace deletes the content of a terminating namespace and then removes
+// the namespace's finalizer. It calls the code of upstream's controller.
 func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 	namespace, err := l.client.CoreV1().Namespaces().Get(ctx, t.name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -29,7 +29,7 @@ func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 	if !waits {
 		return nil
 	}
-	// This comes before the look at the content: only an empty list from after it may finalize.
+	// This comes before the look at the content, because only an empty list from after it may finalize.
 	unsettled, err := l.settle(ctx, l.namespaceKey(t.name))
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func (n settledNamespaces) Finalize(ctx context.Context, namespace *corev1.Names
 }
 
 // namespacedResources asks once which resources there are, custom ones too. The function that it returns gives that
-// answer. If there were none at all, upstream's deleter would end the process, so that is an error here.
+// answer. An empty answer is an error here, because upstream's deleter would end the process.
 func (l *Lifecycle) namespacedResources() (func() ([]*metav1.APIResourceList, error), error) {
 	resources, err := l.client.Discovery().ServerPreferredNamespacedResources()
 	if len(resources) == 0 {
@@ -81,9 +81,9 @@ func (l *Lifecycle) namespacedResources() (func() ([]*metav1.APIResourceList, er
 	return func() ([]*metav1.APIResourceList, error) { return resources, err }, nil
 }
 
-// deleteLostPods deletes pods that are bound to a node which does not exist, without a grace period, because no kubelet
-// will ever report that they ended. Upstream's pod garbage collector does the same. Pods of nodes that exist, real or
-// simulated, keep their grace period.
+// deleteLostPods deletes pods that are bound to a node which does not exist. They get no grace
+// period, because no kubelet will ever report that they ended. Upstream's pod garbage collector
+// does the same. Pods of nodes that exist, real or simulated, keep their grace period.
 func (l *Lifecycle) deleteLostPods(ctx context.Context, namespace string) error {
 	pods, err := l.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -9,14 +9,14 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// settle returns nil if every create that can have seen the owner alive has ended, else an error that says when they
-// will have ended. The owner is a namespace or a definition. A create reads its owner at its start and is refused if
-// the owner terminates. It checks its deadline again before it appends. So the event of a create that saw the owner
-// alive comes within one deadline of the owner's end. A caller that must be sure that the owner is empty calls settle
-// first and looks afterwards.
+// settle returns nil if every create that can have seen the owner alive has ended. Otherwise it returns
+// an error that says when they will have ended. The owner is a namespace or a definition. A create reads
+// its owner at its start and is refused if the owner terminates. It checks its deadline again before it
+// appends. So the event of a create that saw the owner alive comes within one deadline of the owner's
+// end. A caller that must be sure that the owner is empty calls settle first and looks afterwards.
 //
-// The log's time is compared with the owner's last change, which is not before its end: the owner's status is written
-// soon after it, and then no more.
+// The log's time is compared with the owner's last change, which is not before the
+// owner's end: the owner's status is written soon after its end, and never again.
 func (l *Lifecycle) settle(ctx context.Context, owner eventlog.Key) (*NotYetError, error) {
 	if l.config.AwaitWriters != nil {
 		return nil, l.config.AwaitWriters(ctx)
@@ -43,8 +43,8 @@ func (l *Lifecycle) settle(ctx context.Context, owner eventlog.Key) (*NotYetErro
 // clockAttempts bounds how often the clock is written again after another process wrote it.
 const clockAttempts = 10
 
-// now returns the log's time (invariant 12). It appends an event and takes the time of that: on an idle log nothing
-// else shows that time has passed.
+// now returns the log's time (invariant 12). It appends an event and takes that
+// event's time, because nothing else on an idle log shows that time has passed.
 func (l *Lifecycle) now(ctx context.Context) (time.Time, error) {
 	key := eventlog.Key{Cluster: l.config.Cell.Cluster, Group: "logplane.dev", Resource: "clocks", Prefix: "/logplane.dev/clocks", Name: "lifecycle"}
 	for try := 0; ; try++ {

@@ -54,8 +54,8 @@ func (l *Lifecycle) strays(ctx context.Context, view *projection.View) ([]task, 
 	return tasks, nil
 }
 
-// deleteStrays deletes everything in a namespace that does not exist. It was created by requests that saw the
-// namespace. Their messages lay in a stalled log until after the namespace was finalized.
+// deleteStrays deletes everything in a namespace that does not exist. Requests that saw the namespace created it. Their
+// messages lay in a stalled log until after the namespace was finalized.
 func (l *Lifecycle) deleteStrays(ctx context.Context, t task) error {
 	_, err := l.client.CoreV1().Namespaces().Get(ctx, t.name, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {
