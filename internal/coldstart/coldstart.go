@@ -1,6 +1,6 @@
-// Package coldstart makes a process's first answer come sooner: until then it collects garbage less often. Start-up
-// allocates much that stays, so most of what the collector does then is in vain; it was a third of the time from exec
-// to a first answer.
+// Package coldstart makes a process's first answer come sooner by collecting less
+// garbage until then. Start-up allocates much that stays, so most collections are
+// in vain then. They took a third of the time from exec to the first answer.
 package coldstart
 
 import (
@@ -13,8 +13,8 @@ import (
 // percent is the collector's target until Over: about 10 MiB more at the peak.
 const percent = 400
 
-// init runs before nearly all others: packages are initialized in the order of their import paths, as far as
-// their imports allow, and this one imports little. A user's own GOGC is left alone.
+// init runs before nearly all others. Packages are initialized in the order of their import paths, as far as their
+// imports allow, and this one imports little. A user's own GOGC is left alone.
 func init() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(percent)
@@ -28,7 +28,7 @@ var Over = sync.OnceFunc(func() {
 	}
 })
 
-// UntilFirst returns the handler with Over called after its first answer.
+// UntilFirst returns a handler that calls Over after its first answer.
 func UntilFirst(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer Over()

@@ -1,4 +1,4 @@
-// Package memory keeps a process within what its container may use, and gives back what a busy time has left.
+// Package memory keeps a process within what its container may use, and gives back the memory that a busy time took.
 package memory
 
 import (
@@ -14,11 +14,12 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
-// usable is the part of a container's memory that Go's heap may take; the rest is for what the runtime does not count.
+// usable is the part of a container's memory that Go's heap may
+// take. The rest is for memory that the runtime does not count.
 const usable = 0.9
 
-// Limit has garbage collected before the container's limit is reached (cgroup v1 or v2), or the function's on AWS
-// Lambda. A user's own GOMEMLIMIT is left alone.
+// Limit makes the runtime collect garbage before the limit is reached of the container (cgroup v1 or v2) or of the
+// function on AWS Lambda. It leaves a user's own GOMEMLIMIT alone.
 func Limit() error {
 	_, err := memlimit.Set(memlimit.WithRatio(usable), memlimit.WithProvider(memlimit.ApplyFallback(lambda, memlimit.FromCgroup)))
 	if errors.Is(err, memlimit.ErrNoCgroup) || errors.Is(err, memlimit.ErrCgroupsNotSupported) {
@@ -27,7 +28,7 @@ func Limit() error {
 	return err
 }
 
-// lambda is the memory of a function, which no cgroup tells it.
+// lambda is the memory of a function. No cgroup reports it.
 func lambda() (uint64, error) {
 	mebibytes, err := strconv.ParseUint(os.Getenv("AWS_LAMBDA_FUNCTION_MEMORY_SIZE"), 10, 32)
 	if err != nil {
@@ -36,24 +37,24 @@ func lambda() (uint64, error) {
 	return mebibytes << 20, nil
 }
 
-// After pause without much work, memory that is worth it goes back: more than a quarter above what the process held
-// when it had given back last, and worth more.
+// After pause without much work, memory goes back if it is worth it: if the process
+// holds over a quarter more than when it last gave back, and worth bytes on top of that.
 const (
 	pause = 10 * time.Second
 	worth = 16 << 20
-	// idle is how much a process with nothing to do may allocate in a pause; light is the part of what it holds that
-	// one with little to do may.
+	// idle is how much a process with nothing to do may allocate in a pause. A process with little
+	// to do may allocate one part in light of what it holds.
 	idle  = 4 << 20
 	light = 16
 )
 
-// GiveBack gives memory back to the system when there is little to do: garbage when what is allocated has become little
-// beside what is held, and once there is nothing to do, what shrink lets go of, too. The runtime alone would collect
-// after two minutes, to give back slowly, and never let go of a cache.
+// GiveBack gives memory back to the system. It gives back garbage when little is allocated compared
+// with what is held. When there is nothing to do, it also gives back what shrink drops. Without it
+// the runtime would collect only after two minutes, give back slowly, and never drop a cache.
 //
-// Collections of garbage set a timer, and nothing else does: it goes off when they have become rare, and a process that
-// does nothing has none. If the process stands still meanwhile, as a function does between two requests, nothing is
-// lost but the memory.
+// Only garbage collections set the timer. It goes off when they have become rare,
+// and a process that does nothing has no timer. If the process is frozen meanwhile,
+// as a function is between two requests, it only keeps the memory for longer.
 func GiveBack(shrink func()) (stop func()) {
 	k := &keeper{shrink: shrink}
 	k.mu.Lock()
@@ -69,13 +70,14 @@ type keeper struct {
 	mu      sync.Mutex // guards what follows
 	timer   *time.Timer
 	stopped bool
-	// allocated is how much had been allocated at the last look.
+	// allocated is how much the process had allocated at the last look.
 	allocated uint64
-	// given is what the process held when it had last given back, shrunk when shrink had been called as well.
+	// given is what the process held after it last gave back. shrunk
+	// is what it held after it last gave back and shrink was called.
 	given, shrunk uint64
 }
 
-// afterCollection has the timer set by the next collection, which finds the sentinel to be garbage.
+// afterCollection makes the next collection set the timer. That collection finds that the sentinel is garbage.
 func (k *keeper) afterCollection() {
 	type sentinel [64]byte // too large to share its place in memory with others
 	runtime.AddCleanup(&sentinel{}, func(k *keeper) {
@@ -125,7 +127,7 @@ func (k *keeper) free() {
 	k.allocated, k.given = usage()
 }
 
-// usage is how much was allocated so far, and how much memory the runtime holds.
+// usage returns how much was allocated so far, and how much memory the runtime holds.
 func usage() (allocated, held uint64) {
 	samples := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(samples)

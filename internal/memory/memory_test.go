@@ -11,7 +11,7 @@ import (
 
 var kept [][]byte
 
-// fill holds so many MiB in kept.
+// fill makes kept hold this many MiB.
 func fill(mebibytes int) {
 	for range mebibytes {
 		block := make([]byte, 1<<20)
@@ -22,15 +22,15 @@ func fill(mebibytes int) {
 	}
 }
 
-// waste allocates so many bytes and keeps nothing.
+// waste allocates this many bytes and keeps nothing.
 func waste(bytes int) {
 	for ; bytes > 0; bytes -= 1 << 20 {
 		runtime.KeepAlive(make([]byte, 1<<20))
 	}
 }
 
-// TestGivesBackWhenIdle: nothing happens during work. When there is nothing to do any more caches shrink once, and what
-// they held goes back to the system; when there is little to do only garbage does.
+// TestGivesBackWhenIdle: nothing happens during work. Once there is nothing left to do, caches shrink once and the
+// memory that they held goes back to the system. While there is little to do, only garbage does.
 func TestGivesBackWhenIdle(t *testing.T) {
 	defer func() { kept = nil }()
 	shrunk := 0
@@ -75,7 +75,7 @@ func TestGivesBackWhenIdle(t *testing.T) {
 	require.Equal(t, 2, shrunk, "stopped")
 }
 
-// TestCollectionsSetTheTimer: after any collection somebody looks, and nobody after stop.
+// TestCollectionsSetTheTimer: the process looks after every collection, and no longer after stop.
 func TestCollectionsSetTheTimer(t *testing.T) {
 	k := &keeper{shrink: func() {}, timer: stoppedTimer()}
 	k.mu.Lock()

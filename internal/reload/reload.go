@@ -1,5 +1,5 @@
-// Package reload keeps what was made of files as new as the files, without a goroutine: whoever asks for it has a look,
-// at most once a second.
+// Package reload keeps a value as new as the files that it was made from, without a
+// goroutine. Whoever asks for the value looks at the files, at most once a second.
 package reload
 
 import (
@@ -17,12 +17,12 @@ import (
 const (
 	// pause is the time between two looks at the files.
 	pause = time.Second
-	// quiet is how long a file must have been left alone: one that is still being written may already make sense, but
-	// not the sense that it will make.
+	// quiet is how long a file must have been left alone. A file that
+	// is still being written may already be valid but not yet complete.
 	quiet = time.Second
 )
 
-// Value is made of files. It is safe for concurrent use.
+// Value is made from files. It is safe for concurrent use.
 type Value[T any] struct {
 	files []string
 	build func() (T, error)
@@ -31,7 +31,7 @@ type Value[T any] struct {
 	began time.Time
 	next  atomic.Int64 // when to look again, in nanoseconds after began
 
-	mu     sync.Mutex // held by who looks
+	mu     sync.Mutex // held while somebody looks
 	seen   [][]byte   // by mu: what the files held when build was called last
 	failed string     // by mu: the last failure; it is logged once
 }
@@ -53,8 +53,8 @@ func New[T any](build func() (T, error), files ...string) (*Value[T], error) {
 	return v, nil
 }
 
-// Get returns the value of the newest files that made sense. One who asks waits for the files to be read; others do not
-// wait for that one.
+// Get returns the value of the newest valid files. The caller that
+// looks waits until the files are read. Other callers do not wait.
 func (v *Value[T]) Get() T {
 	if now := time.Since(v.began); int64(now) >= v.next.Load() && v.mu.TryLock() {
 		v.next.Store(int64(now + pause))
@@ -64,8 +64,8 @@ func (v *Value[T]) Get() T {
 	return *v.value.Load()
 }
 
-// look builds the value again if the files hold something else than when it was built last. What makes no sense is not
-// looked at again, and the value stays.
+// look builds the value again if the files have changed since the last build. If
+// the files are invalid, the value stays, and the same content is not tried again.
 func (v *Value[T]) look() {
 	contents, atRest, err := read(v.files)
 	if err == nil && (!atRest || slices.EqualFunc(contents, v.seen, bytes.Equal)) {
@@ -88,7 +88,7 @@ func (v *Value[T]) look() {
 	slog.Info("files were changed and read again", "files", v.files)
 }
 
-// read returns what the files hold, and whether nobody writes to them any more.
+// read returns what the files hold, and whether they are no longer being written.
 func read(files []string) (contents [][]byte, atRest bool, err error) {
 	atRest = true
 	for _, path := range files {
@@ -97,7 +97,7 @@ func read(files []string) (contents [][]byte, atRest bool, err error) {
 			return nil, false, fmt.Errorf("read file: %w", err)
 		}
 		contents = append(contents, content)
-		if age := time.Since(written); age >= 0 && age < quiet { // a time to come says nothing
+		if age := time.Since(written); age >= 0 && age < quiet { // a time in the future says nothing
 			atRest = false
 		}
 	}

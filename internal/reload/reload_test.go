@@ -15,14 +15,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// write makes a file that was left alone for long enough: the clock of these tests is not the file system's.
+// write makes a file that was left alone for long enough. The clock of these tests is not the file system's.
 func write(t *testing.T, path, content string) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	require.NoError(t, os.Chtimes(path, time.Time{}, time.Now().Add(-quiet)))
 }
 
-// words is made of one file, which must not hold 'bad'.
+// words is made from one file, which must not hold 'bad'.
 func words(t *testing.T, path string) *Value[string] {
 	t.Helper()
 	v, err := New(func() (string, error) {
@@ -76,7 +76,7 @@ func TestValueFollowsALink(t *testing.T) {
 	})
 }
 
-// What cannot be used leaves the value as it was, and is logged once.
+// An invalid file leaves the value as it was, and is logged once.
 func TestValueOutlivesABadFile(t *testing.T) {
 	var log bytes.Buffer
 	defer slog.SetDefault(slog.Default())

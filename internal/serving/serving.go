@@ -11,40 +11,40 @@ import (
 	"time"
 )
 
-// Deadlines of a connection; a request's own deadline, and its body's, are the apiserver's.
+// Deadlines of a connection. The apiserver sets the deadlines of a request and of its body.
 const (
 	readHeaderTimeout = 10 * time.Second
 	idleTimeout       = 2 * time.Minute
 	shutdownTimeout   = 10 * time.Second
 	defaultPatience   = 30 * time.Second
-	// answerGrace is how long after the deadline of its request the rest of an answer may take.
+	// answerGrace is how long after its request's deadline the rest of an answer may take.
 	answerGrace = 5 * time.Second
-	// defaultStreams is kube-apiserver's.
+	// defaultStreams is kube-apiserver's default.
 	defaultStreams = 100
 )
 
-// Config of a listener's connections; what is 0 has a default.
+// Config of a listener's connections. A value of 0 means the default.
 type Config struct {
 	// TLS is nil for plain HTTP.
 	TLS *tls.Config
-	// RequestTimeout is the deadline of requests, a minute by default: a client that has not taken its answer then is
-	// cut off. A stream sets deadlines of its own.
+	// RequestTimeout is the deadline of requests, a minute by default. A client that has not received its answer soon
+	// after that is cut off. A stream sets deadlines of its own.
 	RequestTimeout time.Duration
 	// MaxStreams is how many requests one connection of HTTP/2 may have open, 100 by default.
 	MaxStreams int
-	// Drain ends the streams when the process stops, while it still answers; nil if there are none.
+	// Drain ends the streams when the process stops, while it still answers; nil if there are no streams.
 	Drain func(context.Context)
-	// Patience is how long a connection of HTTP/2 may take nothing of what is there to be sent before it is closed
-	// with all of its streams, 30 s by default: their own deadlines cannot end them while nothing can be written.
+	// Patience is how long a connection of HTTP/2 may receive nothing of what is waiting for it, 30 s by default. Then
+	// it is closed with all of its streams. The streams' own deadlines cannot end them while nothing can be written.
 	Patience time.Duration
 }
 
-// maxHeader bounds a request's line and headers, in bytes: a query of 32 KiB, a long token and the groups of somebody
-// impersonated. Each connection of a stranger may hold as much.
+// maxHeader bounds a request's line and headers, in bytes. It is enough for a query of 32 KiB, a long token and the
+// groups of an impersonated user. Each connection of a stranger may hold as much.
 const maxHeader = 64 << 10
 
-// Serve serves until ctx ends, and lets streams end; what is left after that is cut off once ordinary requests
-// have had a moment to finish.
+// Serve serves until ctx ends. Then it lets streams end, gives
+// ordinary requests a moment to finish, and cuts off what is left.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler, c Config) error {
 	requests, endRequests := context.WithCancel(context.Background())
 	defer endRequests()
@@ -70,10 +70,10 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, c C
 	return <-stopped
 }
 
-// stopWhenDone lets streams and then ordinary requests finish; what is left after that is cut off.
+// stopWhenDone lets streams and then ordinary requests finish. It cuts off what is left after that.
 func stopWhenDone(ctx context.Context, server *http.Server, endRequests func(), drain func(context.Context)) error {
 	<-ctx.Done()
-	// Connections close with their requests, so that clients come back through whatever chooses a process.
+	// Connections close with their requests, so that clients come back through whatever chooses a process for them.
 	server.SetKeepAlivesEnabled(false)
 	if drain != nil {
 		drain(context.WithoutCancel(ctx))
@@ -84,14 +84,14 @@ func stopWhenDone(ctx context.Context, server *http.Server, endRequests func(), 
 	defer endWatches.Stop()
 	err := server.Shutdown(grace)
 	if errors.Is(err, context.DeadlineExceeded) {
-		// Of HTTP/2, net/http only tells the connections that there were when it began to shut down; one whose
-		// handshake ended after that is idle and stays.
+		// For HTTP/2, net/http tells only the connections that existed when it began
+		// to shut down. A connection whose handshake ended later is idle and stays.
 		return server.Close()
 	}
 	return err
 }
 
-// watchGrace is how long requests in flight may take before their contexts end; watches use all of it.
+// watchGrace is how long requests in flight may take before their contexts end. Watches use all of it.
 const watchGrace = time.Second
 
 // IsLoopback says whether an address to listen on can be reached from this machine only.

@@ -18,8 +18,8 @@ import (
 	"github.com/logplane/logplane/internal/serving"
 )
 
-// A connection of HTTP/2 that comes to be while the server shuts down, and on which nothing is asked, is not told to
-// end: it is cut off in the end, and that is no failure of the process.
+// An HTTP/2 connection is opened while the server shuts down, and carries no request. Nothing tells it to end. It is
+// cut off in the end, and that is no failure of the process.
 func TestLateConnection(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits as long as requests may take to finish")
@@ -76,7 +76,7 @@ func serve(t *testing.T, handler http.HandlerFunc, c serving.Config) (url string
 	return "https://" + listener.Addr().String(), certified.Client()
 }
 
-// TestSlowReader: a client that does not take its answer is cut off when the time of its request is over.
+// TestSlowReader: a client that does not receive its answer is cut off when the time of its request is over.
 func TestSlowReader(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for a slow reader")
@@ -109,7 +109,7 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// TestStreamsOfAConnection: beyond so many requests at once a client of HTTP/2 needs another connection.
+// TestStreamsOfAConnection: an HTTP/2 client needs another connection for more than this many requests at once.
 func TestStreamsOfAConnection(t *testing.T) {
 	var mu sync.Mutex // guards what follows
 	by := map[string]int{}
