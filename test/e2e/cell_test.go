@@ -14,7 +14,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestCellInTenCommands executes what docs/operations.md says to make a cell. Its nats-server is one of this
+// TestCellInTenCommands executes the commands with which docs/operations.md makes a cell. The nats-server runs in this
 // process, the ports are free ones, and kubectl waits until somebody listens.
 func TestCellInTenCommands(t *testing.T) {
 	if testing.Short() {

@@ -69,7 +69,7 @@ func widget(name string, spec map[string]any) *unstructured.Unstructured {
 	}}
 }
 
-// asJSON is an object as a client sees it, in one form to compare whatever the representation was.
+// asJSON is an object as a client sees it, in one form for all representations, so that they can be compared.
 func asJSON(t testing.TB, object runtime.Object) string {
 	t.Helper()
 	text, err := json.Marshal(object)
@@ -184,7 +184,7 @@ const (
 	incrementers = 8
 )
 
-// incrementOnce reads, adds one and updates with the resourceVersion read, until no one came between.
+// incrementOnce reads, adds one and updates with the resourceVersion that it read, until nobody writes in between.
 func incrementOnce(ctx context.Context, client kubernetes.Interface) error {
 	for {
 		counter, err := client.CoreV1().ConfigMaps("default").Get(ctx, "counter", metav1.GetOptions{})

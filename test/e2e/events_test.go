@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestEventsForSubscribers: where only subscribers are let in, 'logplane events' says so, and does not wait for its
-// deadline: nobody answers who may not ask.
+// TestEventsForSubscribers: where only subscribers are let in, 'logplane events'
+// says so before its deadline. Nobody answers a client that may not ask.
 func TestEventsForSubscribers(t *testing.T) {
 	t.Parallel()
 	server := product.Dev(t, t.TempDir(), "--events-listen", "127.0.0.1:0")
@@ -32,8 +32,8 @@ func TestEventsForSubscribers(t *testing.T) {
 	require.Regexp(t, `^logplane: open log: this user of the server may not read the log.*permissions violation.*\n$`, p.Output())
 }
 
-// TestEventsOfARunningDev: 'logplane events' finds a running dev by its folder and by its kubeconfig, prints the
-// past and what comes, and goes on where dev is started again after a kill. Where nothing can be read it says why.
+// TestEventsOfARunningDev: 'logplane events' finds a running dev by its folder and by its kubeconfig, and prints the
+// past and what comes. It goes on when dev is started again after a kill. Where nothing can be read it says why.
 func TestEventsOfARunningDev(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -87,8 +87,8 @@ func TestEventsOfARunningDev(t *testing.T) {
 	says("the API does not tell the log's events", "--kubeconfig", other)
 }
 
-// TestEvents: 'logplane events' prints what happened to whom, in one namespace,
-// from a revision on; not what lost. What the cell has forgotten it says.
+// TestEvents: 'logplane events' prints what happened to which objects, in one namespace, from a revision on. It does
+// not print void events. It says when the cell has forgotten the revision.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	conn, folder := eventlogtest.Start(t), t.TempDir()

@@ -21,7 +21,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestExamplesAreDocumented: the Go that documents show is that of examples which are compiled and run.
+// TestExamplesAreDocumented: the Go code in documents is the code of examples, which are compiled and run.
 func TestExamplesAreDocumented(t *testing.T) {
 	shown := 0
 	for _, document := range []string{"README.md", "docs/subscribers.md"} {
@@ -42,8 +42,8 @@ func TestExamplesAreDocumented(t *testing.T) {
 	require.NotZero(t, shown)
 }
 
-// TestExamples builds each example as its reader would and runs it against 'logplane
-// dev'. The one that resumes is away while objects change, and goes on where it was.
+// TestExamples builds each example as its reader would and runs it against 'logplane dev'. The example that resumes is
+// away while objects change, and then goes on where it was.
 func TestExamples(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles the examples")
@@ -92,14 +92,14 @@ func TestExamples(t *testing.T) {
 	require.Regexp(t, "^DELETED first ", resumed.next())
 }
 
-// example is a running one.
+// example is a running example.
 type example struct {
 	t     *testing.T
 	cmd   *exec.Cmd
 	lines chan string
 }
 
-// runExample builds with the settings of the product, so that what is compiled already is not compiled again.
+// runExample builds with the product's settings, so that nothing is compiled twice.
 func runExample(t *testing.T, name string, environment []string) *example {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -134,7 +134,7 @@ func (e *example) next() string {
 	return line
 }
 
-// interrupt ends it as its user would.
+// interrupt ends it as a user would.
 func (e *example) interrupt() {
 	e.t.Helper()
 	require.NoError(e.t, e.cmd.Process.Signal(os.Interrupt))
@@ -143,7 +143,7 @@ func (e *example) interrupt() {
 	require.NoError(e.t, e.cmd.Wait())
 }
 
-// TestDevSubscribers: whoever reaches --events-listen can neither write to the log nor ask JetStream for it.
+// TestDevSubscribers: a client of --events-listen can neither write to the log nor send JetStream requests for it.
 func TestDevSubscribers(t *testing.T) {
 	t.Parallel()
 	server := product.Dev(t, t.TempDir(), "--in-memory", "--events-listen", "127.0.0.1:0")

@@ -31,8 +31,8 @@ const (
 	informerObjects = 50 // per writer
 )
 
-// TestInformers: a SharedInformer on pods and one on a custom resource see 10,000 random changes from four
-// writers, none lost, repeated or out of order.
+// TestInformers: two SharedInformers, on pods and on a custom resource, see 10,000
+// random changes from four writers. None is lost, repeated or out of order.
 func TestInformers(t *testing.T) {
 	t.Parallel()
 	changes := informerChanges
@@ -78,7 +78,7 @@ func TestInformers(t *testing.T) {
 	require.Equal(t, total(written, 1), seenWidgets.count(), "widget events")
 }
 
-// expectation is the revisions that one writer was acknowledged for each name, in order.
+// expectation holds, for each name, the revisions that its writer was acknowledged, in order.
 type expectation struct{ revisions map[string][]uint64 }
 
 func newExpectation() *expectation { return &expectation{revisions: map[string][]uint64{}} }
@@ -100,8 +100,8 @@ type store interface {
 	remove(ctx context.Context, name string) error
 }
 
-// change creates a missing object, and touches or removes an existing one. A removal's revision is not
-// told to its writer; 0 stands for it.
+// change creates a missing object, and touches or removes an existing one.
+// A writer does not learn the revision of a removal, so 0 stands for it.
 func change(ctx context.Context, t *testing.T, random *rand.Rand, s store, name string, e *expectation) {
 	history := e.revisions[name]
 	exists := len(history) > 0 && history[len(history)-1] != 0
@@ -184,8 +184,8 @@ func isConflict(err error) bool { return apierrors.IsConflict(err) }
 type recording struct {
 	mu   sync.Mutex
 	seen map[string][]uint64 // guarded by mu
-	// deleting counts the changes that only mark a pod as being deleted: upstream writes one before it
-	// removes a pod, even with a grace period of 0, and its revision is told to nobody.
+	// deleting counts the changes that only mark a pod as being deleted. Upstream writes one before it removes a pod,
+	// even with a grace period of 0, and reports its revision to nobody.
 	deleting map[string]int // guarded by mu
 	changed  *sync.Cond
 }
@@ -234,8 +234,8 @@ func (r *recording) count() int {
 	return n
 }
 
-// waitFor returns when as many events of every name have come as the writer made, and requires them to be
-// those, in that order.
+// waitFor returns when as many events of every name have come as the
+// writer made. It requires them to be the same, in the same order.
 func (r *recording) waitFor(ctx context.Context, t *testing.T, e *expectation) {
 	t.Helper()
 	defer context.AfterFunc(ctx, r.changed.Broadcast)()

@@ -14,23 +14,23 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGoInstall: 'go install github.com/logplane/logplane/cmd/logplane@VERSION' works. The module is served
-// from a folder as a module proxy would serve it. Its dependencies come from where they always do, and are
-// compiled with the settings of 'make build', so that Kubernetes is not compiled again for this test.
+// TestGoInstall: 'go install github.com/logplane/logplane/cmd/logplane@VERSION' works. The module comes from a folder
+// that is laid out like a module proxy. Its dependencies come from where they always do. They are compiled with the
+// settings of 'make build', so that Kubernetes is not compiled again for this test.
 func TestGoInstall(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles the whole product")
 	}
 	t.Parallel()
-	// Go takes a version's content for immutable and remembers it: each run is another version.
+	// Go takes a version's content for immutable and remembers it, so each run is another version.
 	version := fmt.Sprintf("v0.0.%d-test", time.Now().UnixNano())
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
 	proxy := t.TempDir()
 	serveModule(t, root, filepath.Join(proxy, "github.com/logplane/logplane/@v"), version)
 
-	// A module cache of its own for the test version only would download every dependency again, so the
-	// version is taken out of the shared one afterwards.
+	// A separate module cache for the test version would download every dependency
+	// again. So the test removes the version from the shared cache afterwards.
 	t.Cleanup(func() { removeModule(t, version) })
 	bin := t.TempDir()
 	install := exec.Command("go", "install", "github.com/logplane/logplane/cmd/logplane@"+version)
@@ -53,7 +53,7 @@ func goenv(t *testing.T, name string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// serveModule writes what a module proxy answers: the files git knows, but for nested modules.
+// serveModule writes a module proxy's answers: the files that git knows, without nested modules.
 func serveModule(t *testing.T, root, folder, version string) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(folder, 0o755))
@@ -88,7 +88,7 @@ func serveModule(t *testing.T, root, folder, version string) {
 	require.NoError(t, w.Close())
 }
 
-// nestedModules returns the folders of modules of their own, which no module's archive may hold.
+// nestedModules returns the folders that are modules of their own. No module's archive may hold them.
 func nestedModules(names []string) (folders []string) {
 	for _, name := range names {
 		if folder, found := strings.CutSuffix(name, "/go.mod"); found {

@@ -44,7 +44,7 @@ func TestKill(t *testing.T) {
 	t.Logf("%d kills, %d acknowledged writes, none lost", rounds, len(acknowledged.revisions))
 }
 
-// journal is what the server acknowledged.
+// journal is what the server has acknowledged.
 type journal struct {
 	mu        sync.Mutex
 	latest    map[string]string // guarded by mu: name to the value last acknowledged
@@ -63,9 +63,8 @@ func (j *journal) acknowledge(object *corev1.ConfigMap) {
 	j.latest[object.Name] = object.Data["value"]
 }
 
-// writeUntilKilled creates and updates objects from several writers, and kills the server after a while.
-// Each writer owns its names, so that the last acknowledged value is what must be there; the one write in
-// flight at the kill may or may not be.
+// writeUntilKilled creates and updates objects from several writers, and kills the server after a while. Each writer
+// owns its names, so the last acknowledged value must be there. The one write in flight at the kill may or may not be.
 func writeUntilKilled(t *testing.T, server *product.Process, j *journal, round int, after time.Duration) {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL(), QPS: -1})
@@ -106,8 +105,8 @@ func writeUntilKilled(t *testing.T, server *product.Process, j *journal, round i
 	writers.Wait()
 }
 
-// verify reads everything and compares it with what was acknowledged. A value one write further than the
-// last acknowledged one is the write that was in flight at a kill.
+// verify reads everything and compares it with what was acknowledged. A value that is one write ahead of the last
+// acknowledged one comes from the write in flight at a kill.
 func verify(t *testing.T, url string, j *journal, when string) {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: url, QPS: -1})

@@ -23,11 +23,11 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// crossReads is how many writes through one process are read through another.
+// crossReads is how many writes go through one process and are read through another.
 const crossReads = 10_000 / eventlogtest.Slowdown
 
-// TestProcesses runs 'init', two 'api', a 'watcher', a 'projector' and a 'lifecycle' as processes on an
-// external log of one server, and of three, and a shared bucket.
+// TestProcesses runs 'init', two 'api', a 'watcher', a 'projector' and a 'lifecycle' as processes on a shared bucket
+// and an external log, once of one server and once of three.
 func TestProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -67,7 +67,7 @@ func newCell(t *testing.T, urls string, replicas int) *processCell {
 	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
 	c.watcher = product.Serve(t, c.with("watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow")...)
 	product.Run(t, c.with("projector")...)
-	// By default it waits a minute for creates to end. When this test deletes a namespace, all of its have.
+	// By default it waits a minute for creates to end. All creates have ended when this test deletes a namespace.
 	product.Run(t, c.with("lifecycle", "--settle", "2s")...)
 	c.first, c.second = c.api(t), c.api(t)
 	_, c.client, _ = clientsFor(t, c.first.URL())
@@ -103,7 +103,7 @@ func (c *processCell) crossReads(t *testing.T) {
 	require.NoError(t, group.Wait())
 }
 
-// writeAndRead updates one object n times, and after each time reads exactly that through the other process.
+// writeAndRead updates one object n times. After each update it reads exactly that value through the other process.
 func writeAndRead(ctx context.Context, name string, n int, write, read kubernetes.Interface) error {
 	object, err := write.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil {
@@ -126,7 +126,7 @@ func writeAndRead(ctx context.Context, name string, n int, write, read kubernete
 	return nil
 }
 
-// pages lists 'ns' and 'ns-a', whose names share a prefix, with each page from the other process.
+// pages lists 'ns' and 'ns-a', whose names share a prefix, and gets each page from the other process.
 func (c *processCell) pages(t *testing.T) {
 	for _, namespace := range []string{"ns", "ns-a"} {
 		_, err := c.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
@@ -165,7 +165,7 @@ func (c *processCell) paged(t *testing.T, namespace string) (all []string) {
 		if list.Continue == "" {
 			return all
 		}
-		// A write between pages is not seen by them.
+		// Later pages do not see a write between pages.
 		_, err = c.client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "between-"}}, metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
@@ -178,8 +178,8 @@ func names(items []corev1.ConfigMap) (all []string) {
 	return all
 }
 
-// purge deletes and creates one name again and again while the log loses everything a snapshot covers, so
-// that preconditions are now a tombstone's revision and now 0.
+// purge deletes and creates one name again and again, while the log loses everything that a snapshot covers. So
+// preconditions are sometimes a tombstone's revision and sometimes 0.
 func (c *processCell) purge(t *testing.T) {
 	conn, err := eventlog.Connect(eventlog.Servers{URL: c.nats})
 	require.NoError(t, err)
@@ -215,7 +215,7 @@ func (c *processCell) projection(t *testing.T, conn *nats.Conn) *projection.Proj
 	return p
 }
 
-// purgeAll takes everything a new snapshot covers out of the log.
+// purgeAll removes everything from the log that a new snapshot covers.
 func purgeAll(t *testing.T, p *projection.Projection) {
 	t.Helper()
 	applied, err := p.Commit(t.Context())

@@ -14,8 +14,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestReadmeTour executes the README's ten minutes with kubectl, in its order. What the reader does by hand
-// in between, stopping and starting 'make dev', the shell functions here do; its 'pkill' ends this server only.
+// TestReadmeTour executes the README's ten minutes with kubectl, in their order. In between, the reader stops and
+// starts 'make dev' by hand. Shell functions do that here. The README's 'pkill' ends this server only.
 func TestReadmeTour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs all of the README")
@@ -53,8 +53,8 @@ func TestReadmeTour(t *testing.T) {
 	}
 }
 
-// tourShell starts a server on the same port each time, and waits until it is ready. await_commit waits until
-// the bucket has a root, which the reader's own pace does.
+// tourShell starts a server on the same port each time, and waits until it is ready. await_commit waits until the
+// bucket has a root. A reader is slow enough to need no wait.
 const tourShell = `
 ADDRESS=127.0.0.1:0
 start() {
@@ -68,7 +68,7 @@ await_commit() { until [ -e ~/.logplane/bucket/logplane/root ]; do kill -0 $SERV
 trap 'kill -9 $SERVER 2>/dev/null || true' EXIT
 `
 
-// TestReadmeCommands: the commands that a newcomer copies exist as make targets.
+// TestReadmeCommands: the commands that a newcomer copies are make targets.
 func TestReadmeCommands(t *testing.T) {
 	blocks := product.Snippets(t, "README.md")
 	makefile, err := os.ReadFile("../../Makefile")

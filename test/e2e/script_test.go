@@ -16,10 +16,10 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestScripts runs testdata/script/*.txtar: each has its own 'logplane dev' on an empty
+// TestScripts runs testdata/script/*.txtar. Each script has its own 'logplane dev' on an empty
 // folder and drives it with the real kubectl. Commands of ours: 'restart' kills the server
-// (-9) and starts it again on the same folder and port, 'stop' ends it well; 'watching'
-// waits until a watch is open; 'objects N' prints a List of N ConfigMaps into objects.yaml.
+// (-9) and starts it again on the same folder and port, 'stop' ends it well; 'watching' waits
+// until a watch is open; 'objects N' prints a List of N ConfigMaps into objects.yaml.
 func TestScripts(t *testing.T) {
 	kubectl := filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))
 	logplane := filepath.Dir(product.Logplane(t))
@@ -55,7 +55,7 @@ func restart(ts *testscript.TestScript, neg bool, args []string) {
 	product.Serve(ts.Value("t").(testing.TB), "dev", "--data", ts.Getenv("DATA"), "--listen", old.Address)
 }
 
-// watching returns when the server has a watch: what is run in the background has begun then.
+// watching returns when the server has a watch, so that the command in the background has begun.
 func watching(ts *testscript.TestScript, neg bool, args []string) {
 	for deadline := time.Now().Add(startTimeout); time.Now().Before(deadline); {
 		answer, err := http.Get(ts.Getenv("URL") + "/metrics")

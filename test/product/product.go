@@ -19,11 +19,11 @@ import (
 	"time"
 )
 
-// startTimeout is generous: the race build starts in about a second, on a busy machine in several.
+// startTimeout is generous: the race build starts in about a second, and in several on a busy machine.
 const startTimeout = 60 * time.Second
 
-// Binary finds an executable by environment variable, else in bin/. A missing one fails the test and says
-// what builds it.
+// Binary returns the path of an executable from an environment variable, or else
+// from bin/. If the file is missing, the test fails and says what builds it.
 func Binary(t testing.TB, variable, name string) string {
 	t.Helper()
 	path := os.Getenv(variable)
@@ -46,7 +46,7 @@ func Logplane(t testing.TB) string { return Binary(t, "LOGPLANE_BINARY", "logpla
 // Process is one running subcommand of the product.
 type Process struct {
 	Cmd *exec.Cmd
-	// Address that it serves on, empty if it does not serve.
+	// Address is where it serves, empty if it does not serve.
 	Address string
 	// Exited is closed when it has ended.
 	Exited chan struct{}
@@ -67,7 +67,7 @@ func Run(t testing.TB, args ...string) *Process {
 	return p
 }
 
-// Serve runs the product with the arguments, and returns when it is ready at the address that it says.
+// Serve runs the product with the arguments, and returns when it is ready at the address that it reports.
 func Serve(t testing.TB, args ...string) *Process {
 	t.Helper()
 	p, address := launch(t, args)
@@ -88,13 +88,13 @@ func Dev(t testing.TB, folder string, args ...string) *Process {
 	return Serve(t, append([]string{"dev", "--data", folder, "--listen", "127.0.0.1:0"}, args...)...)
 }
 
-// At is a process that somebody else runs, by its URL.
+// At is a process that somebody else runs at the URL.
 func At(t testing.TB, url string) *Process {
 	scheme, address, _ := strings.Cut(url, "://")
 	return &Process{t: t, Address: address, secure: scheme == "https"}
 }
 
-// launch returns the process and where it says its address.
+// launch returns the process and a channel for the address that it reports.
 func launch(t testing.TB, args []string) (*Process, <-chan string) {
 	t.Helper()
 	p := &Process{t: t, Exited: make(chan struct{})}
@@ -128,7 +128,7 @@ func (p *Process) collect(r *os.File, address chan<- string) {
 		p.out.Write(append(lines.Bytes(), '\n'))
 		p.mu.Unlock()
 		if found := serving.FindSubmatch(lines.Bytes()); found != nil {
-			p.secure = strings.Contains(lines.Text(), "https=true") // before the address is told
+			p.secure = strings.Contains(lines.Text(), "https=true") // set before the address is sent
 			select {
 			case address <- string(found[1]):
 			default:
