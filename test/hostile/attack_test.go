@@ -22,20 +22,20 @@ import (
 )
 
 const (
-	// quietTime is how long the others are measured before an attack.
+	// quietTime is how long the other users are measured before an attack.
 	quietTime = 5 * time.Second
-	// settleTime is within which the memory must be given back.
+	// settleTime is how soon the memory must be given back.
 	settleTime = time.Minute
-	// pace is between two requests of one of the others.
+	// pace is the time between two requests of one of the others.
 	pace = 20 * time.Millisecond
-	// slower is how many times their quiet p99 the others may take.
+	// slower is how many times their quiet p99 the others' p99 may be.
 	slower = 5
-	// heavier is how many times the memory at the start may be kept.
+	// heavier is how many times the memory at the start the process may keep.
 	heavier = 1.3
 )
 
-// TestAttack puts a bounded load of each attack on a process, beside a well-behaved tenant and an administrator,
-// for ATTACK each ('make attack'; 'ATTACKS=name' for some), and prints what the others noticed of it.
+// TestAttack puts a bounded load of each attack on a process, beside a well-behaved tenant and an administrator, for
+// ATTACK each ('make attack'; 'ATTACKS=name' for some). It prints what the others noticed of it.
 func TestAttack(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("ATTACK"))
 	if err != nil {
@@ -64,7 +64,7 @@ type attack struct {
 	once    func(ctx context.Context, s *target, worker int) (code int)
 }
 
-// target is a process in which there is all that the attack needs.
+// target is a process that has all that the attack needs.
 func (a attack) target(t *testing.T) *target {
 	c := newCell(t)
 	var args []string
@@ -80,7 +80,7 @@ func (a attack) target(t *testing.T) *target {
 	return s
 }
 
-// measure attacks for so long, and returns a line of the table.
+// measure attacks for this long, and returns a line of the table.
 func (a attack) measure(t *testing.T, length time.Duration) string {
 	s := a.target(t)
 	others := []*other{newOther(s, tenant), newOther(s, admin)}
@@ -122,11 +122,11 @@ func (a attack) run(ctx context.Context, s *target, workers int, answered func(c
 	}
 }
 
-// attackerVariable names the attack that a process of its own makes, on the process at attackedVariable.
+// attackerVariable names the attack that a separate process makes, on the process at attackedVariable.
 const attackerVariable, attackedVariable = "ATTACKER", "ATTACKED"
 
-// apart attacks from a process of its own, for so long, and returns what it was answered. What that
-// costs is not taken from the others who share this machine: an attacker has machines of his own.
+// apart attacks for this long from a separate process, and returns the answers that it got. So the cost of
+// attacking does not slow down the others in this test: a real attacker has machines of his own.
 func (a attack) apart(t *testing.T, s *target, length time.Duration) string {
 	attacker := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestAttacker$", "-test.count", "1", "-test.v")
 	attacker.Env = append(os.Environ(), attackerVariable+"="+a.name, attackedVariable+"="+s.URL(), "ATTACK="+length.String())
@@ -183,7 +183,7 @@ func (c *codes) String() string {
 	return strings.Join(all, ", ")
 }
 
-// other is somebody who reads and writes an object now and then, and wants to be answered.
+// other is a user who reads and writes an object now and then, and expects answers.
 type other struct {
 	s    *target
 	user string
@@ -201,14 +201,14 @@ func newOther(s *target, user string) *other {
 	return &other{s, user, path + "/mine", newClient()}
 }
 
-// seen is what somebody noticed.
+// seen is what one of the others noticed.
 type seen struct {
 	p99 time.Duration
 	// refused are answers other than success.
 	refused int
 }
 
-// observe lets each of them work for a while.
+// observe lets each of the others work for a while.
 func observe(ctx context.Context, others []*other, length time.Duration) []seen {
 	ctx, end := context.WithTimeout(ctx, length)
 	defer end()
@@ -249,7 +249,7 @@ func (o *other) work(ctx context.Context) seen {
 	}
 }
 
-// send returns the answer's code once all of it is there; 0 if there is none.
+// send returns the answer's code once the whole answer is there, or 0 if there is none.
 func (s *target) send(ctx context.Context, c *http.Client, user, method, path, contentType, body string) int {
 	r, err := http.NewRequestWithContext(ctx, method, s.URL()+path, strings.NewReader(body))
 	if err != nil {
@@ -272,7 +272,7 @@ func (s *target) send(ctx context.Context, c *http.Client, user, method, path, c
 	return response.StatusCode
 }
 
-// most is the most resident memory until ctx ends.
+// most is the largest resident memory until ctx ends.
 func (s *target) most(ctx context.Context) (most uint64) {
 	beat := time.NewTicker(100 * time.Millisecond)
 	defer beat.Stop()
@@ -286,7 +286,7 @@ func (s *target) most(ctx context.Context) (most uint64) {
 	}
 }
 
-// settles waits until no more memory than that is resident, for as long as it may take.
+// settles waits until resident memory is at most the limit, for no longer than settleTime.
 func (s *target) settles(ctx context.Context, limit uint64) (resident uint64, took time.Duration) {
 	begun := time.Now()
 	beat := time.NewTicker(time.Second)

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// certificate makes one for loopback, and says how to serve with it.
+// certificate makes a certificate for loopback, and returns the flags to serve with it.
 func (c *cell) certificate() []string {
 	c.t.Helper()
 	certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
@@ -34,7 +34,7 @@ const ownConfigMaps = "/api/v1/namespaces/owner/configmaps"
 // attacker has connections of its own, which all workers share.
 var attacker = newClient()
 
-// attacks are each made by 'owner', who may do everything in one namespace, or by nobody, unless they say otherwise.
+// attacks are made by 'owner', who may do everything in one namespace, or by nobody, unless they say otherwise.
 var attacks = []attack{
 	{name: "copies in a JSON patch", workers: 4, prepare: victim, once: func(ctx context.Context, s *target, _ int) int {
 		defer pause(ctx, 10*time.Millisecond)
@@ -125,7 +125,7 @@ func victim(s *target) {
 	s.must(owner, http.MethodPost, ownConfigMaps, `{"metadata":{"name":"victim"},"data":{"a":"b"}}`)
 }
 
-// copies is a JSON patch each of whose operations doubles the object.
+// copies is a JSON patch in which each operation doubles the object.
 func copies(n int) string {
 	var all []string
 	for i := range n {
@@ -134,12 +134,12 @@ func copies(n int) string {
 	return "[" + strings.Join(all, ",") + "]"
 }
 
-// objectsWithin is an object that is so many objects deep.
+// objectsWithin is an object that nests this many objects.
 func objectsWithin(depth int) string {
 	return strings.Repeat(`{"a":`, depth) + "0" + strings.Repeat("}", depth)
 }
 
-// objects makes so many ConfigMaps of some 200 bytes in the owner's namespace.
+// objects makes this many ConfigMaps of some 200 bytes in the owner's namespace.
 func objects(n int) func(s *target) {
 	return func(s *target) {
 		s.t.Helper()
@@ -184,7 +184,7 @@ func versions(s *target) {
 		`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"system:discovery"}}`)
 }
 
-// manyVersions is a CRD.
+// manyVersions is a CRD with this many versions.
 func manyVersions(n int) string {
 	var all []string
 	for i := range n {
@@ -223,8 +223,8 @@ func stalledBody(ctx context.Context, s *target, _ int) int {
 
 var dialer net.Dialer
 
-// stalled sends the beginning of a request and nothing more, and
-// reads nothing but the first line, until the server ends it.
+// stalled sends the beginning of a request and nothing more. It
+// reads only the first line of the answer, until the server ends it.
 func stalled(ctx context.Context, s *target, request string) (code int) {
 	conn, err := dialer.DialContext(ctx, "tcp", s.Address)
 	if err != nil {
@@ -241,7 +241,7 @@ func stalled(ctx context.Context, s *target, request string) (code int) {
 	if _, err := fmt.Fscanf(conn, "HTTP/1.1 %d", &code); err != nil {
 		return 0
 	}
-	if code == http.StatusOK { // more comes than the connection holds
+	if code == http.StatusOK { // more comes than the connection's buffers hold
 		<-ctx.Done()
 	}
 	return code

@@ -1,6 +1,6 @@
-// Package hostile attacks the built product over HTTP, as a client, a tenant, a
-// subscriber and a neighbour on the network would, and looks whether others notice. One
-// test for each line of docs/security.md; 'make attack' measures the same under load.
+// Package hostile attacks the built product over HTTP, as a client, a tenant, a subscriber
+// and a neighbour on the network would, and checks whether others notice. It has one test
+// for each line of docs/security.md; 'make attack' measures the same under load.
 package hostile
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// Who attacks, and who is watched meanwhile; their tokens are their names. Admin may do everything, owner
+// The attackers, and the users who are watched meanwhile. Their tokens are their names. Admin may do everything, owner
 // and tenant everything in the namespace of their name (asOwner), stranger nothing. Nobody shows no token.
 const (
 	admin    = "admin"
@@ -44,7 +44,7 @@ tenant,tenant,3
 stranger,stranger,4
 `
 
-// requestTimeout bounds one request of a test: a server that does not answer fails it.
+// requestTimeout bounds one request of a test, so that the test fails if the server does not answer.
 const requestTimeout = 90 * time.Second
 
 // cell is a log and a bucket with processes of the product on them.
@@ -105,10 +105,10 @@ func (a answer) status(t testing.TB) metav1.Status {
 	return s
 }
 
-// client is for who does not want connections of his own.
+// client is for users who do not need connections of their own.
 var client = newClient()
 
-// newClient has connections of its own, and trusts our own child on loopback.
+// newClient has connections of its own, and trusts our own child process on loopback.
 func newClient() *http.Client {
 	return &http.Client{
 		Timeout:       requestTimeout,
@@ -152,7 +152,7 @@ func (s *target) clientFor(user string) *kubernetes.Clientset {
 	return c
 }
 
-// asOwner makes a namespace of the user's name, in which the user may do everything.
+// asOwner makes a namespace with the user's name, in which the user may do everything.
 func (s *target) asOwner(user string) {
 	s.t.Helper()
 	s.must(admin, http.MethodPost, "/api/v1/namespaces", `{"metadata":{"name":"`+user+`"}}`)
@@ -174,7 +174,7 @@ func (s *target) memory() uint64 {
 
 func pid(s *target) string { return strconv.Itoa(s.Cmd.Process.Pid) }
 
-// sum is that of the values of the metrics of that name, and with those labels if the name ends with some.
+// sum adds the values of all metrics of that name. If the name ends with labels, the metrics must have those labels.
 func (s *target) sum(metric string) (sum float64) {
 	s.t.Helper()
 	metrics := s.must(admin, http.MethodGet, "/metrics", "")

@@ -16,8 +16,8 @@ import (
 // memoryAllowed is far above what a request of 3 MiB needs, and below what any of these bombs asks for.
 const memoryAllowed = 768 << 20
 
-// TestAliasesAreNoBomb: YAML's aliases cost their parser nothing, and each is written out when it is
-// turned into JSON. On e14eff4 these 40 KB take 1.2 GiB, 90 KB take 4.9 GiB, and a megabyte the process.
+// TestAliasesAreNoBomb: YAML's aliases cost their parser nothing, but each is written out when YAML is turned into
+// JSON. On e14eff4 these 40 KB take 1.2 GiB, 90 KB take 4.9 GiB, and a megabyte kills the process.
 func TestAliasesAreNoBomb(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -53,9 +53,9 @@ func sealed(version, kind string, raw []byte) string {
 	return "k8s\x00" + string(slices.Concat(field(1, slices.Concat(field(1, []byte(version)), field(2, []byte(kind)))), field(2, raw)))
 }
 
-// TestEntriesOfMapsEndWhereTheySay: upstream's generated decoders read the value of a map's entry up to
-// the end of the message, wherever the entry ends, and then go on behind the entry. So every entry's value
-// can be all that follows. On e14eff4 these 150 KB decode to a gigabyte, and 500 KB to all there is.
+// TestEntriesOfMapsEndWhereTheySay: upstream's generated decoders read the value of a map's entry up to the end of the
+// message, wherever the entry ends. Then they go on behind the entry. So every entry's value can be all that follows.
+// On e14eff4 these 150 KB decode to a gigabyte, and 500 KB to all the memory there is.
 func TestEntriesOfMapsEndWhereTheySay(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -72,7 +72,7 @@ func TestEntriesOfMapsEndWhereTheySay(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body))
 	require.Contains(t, a.status(t).Message, "not protobuf")
 	require.Less(t, s.memory(), uint64(memoryAllowed))
-	// A kind that is left out would be the path's.
+	// A missing kind would be taken from the path.
 	for _, version := range []string{"", "v1/x/y"} {
 		a := s.do(tenant, http.MethodPost, configMaps, protobuf, sealed(version, "", bomb))
 		require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body))
@@ -81,8 +81,8 @@ func TestEntriesOfMapsEndWhereTheySay(t *testing.T) {
 }
 
 // TestProtobufNestsOnlySoDeep: the schema of a CRD holds schemas. On e14eff4 200,000 levels of them,
-// a megabyte of protobuf, overflow the stack, which ends the process; and an entry of 'properties'
-// that reaches beyond its end is decoded twice, so that a few hundred bytes take for ever.
+// a megabyte of protobuf, overflow the stack, which ends the process. An entry of 'properties' that
+// reaches beyond its end is decoded twice, so that a few hundred bytes take for ever.
 func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	s := serve(t, "api")
 	crd := func(schema []byte) string {
@@ -117,7 +117,7 @@ func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	a = s.do(admin, http.MethodPost, crds, protobuf, crd(object))
 	require.Equal(t, http.StatusCreated, a.Code, string(a.Body))
 
-	// Built from the inside out: a level costs five bytes more than the one in it.
+	// This is built from the inside out, because a level takes up to five bytes more than the one in it.
 	levels := make([][]byte, 0, 200000)
 	size := len(object)
 	for range 200000 {
@@ -129,8 +129,8 @@ func TestProtobufNestsOnlySoDeep(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body))
 }
 
-// TestRolesAllowACountableLot: upstream's check that nobody grants what he does not
-// have writes down every combination of verb, resource and group. On e14eff4 this role
+// TestRolesAllowACountableLot: to check that users grant no more than they have,
+// upstream lists every combination of verb, resource and group. On e14eff4 this role
 // of 6 KB makes a million of them, and one of 18 KB a billion, which ends the process.
 func TestRolesAllowACountableLot(t *testing.T) {
 	s := serve(t, "api", "--authorization-mode", "RBAC")

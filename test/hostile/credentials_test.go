@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestAStrangersWatch: who shows no credentials is not told where watches are served. On e14eff4 it is 307.
+// TestAStrangersWatch: a client without credentials is not told where watches are served. On e14eff4 it is 307.
 func TestAStrangersWatch(t *testing.T) {
 	s := serve(t, "api", "--watcher-url", "https://watcher.example:1234")
 	for _, path := range []string{"/api/v1/namespaces?watch=1", "/api/v1/watch/namespaces"} {
@@ -25,8 +25,8 @@ func TestAStrangersWatch(t *testing.T) {
 	}
 }
 
-// TestACertificateOfOthers: a client that has a certificate for something else, as many
-// have, is known by its token. On e14eff4 it is 401. Without a good token it is nobody.
+// TestACertificateOfOthers: many clients have a certificate for something else. Such a
+// client is known by its token. On e14eff4 it is 401. Without a good token it is refused.
 func TestACertificateOfOthers(t *testing.T) {
 	c := newCell(t)
 	roots := filepath.Join(t.TempDir(), "ca.pem")

@@ -17,9 +17,9 @@ import (
 // crowd is more events than a watcher's window holds, so that a watch from before them reads the snapshot.
 const crowd = 18000
 
-// TestTheCrowdNextDoorCostsNothing: what is in one namespace is no matter to who asks
-// for little, there or next door. On e14eff4 a list with 'limit=1' counts all objects
-// again, every time, and a watch of an empty namespace decodes every event of the cell.
+// TestTheCrowdNextDoorCostsNothing: many objects in one namespace do not matter to a client
+// that asks for little, there or next door. On e14eff4 a list with 'limit=1' counts all
+// objects again every time, and a watch of an empty namespace decodes every event of the cell.
 func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(tenant)
@@ -49,7 +49,7 @@ func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
 	}
 	writing.Wait()
 
-	// A page of one object, 500 times: the rest is not counted anew, nor after a write here and there.
+	// These are 500 pages of one object. The rest is not counted again for each page, nor after a few writes elsewhere.
 	pages := func(namespace string, remaining int) float64 {
 		began := s.cpuSeconds()
 		for n := range 500 {
@@ -70,7 +70,7 @@ func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
 	t.Logf("CPU seconds of 500 pages: %.2f in the crowd, %.2f next door", all, few)
 	require.Less(t, all, 2*few+0.3)
 
-	// A watch of nothing from before everything.
+	// This is a watch of an empty list, from before all other objects.
 	watch := func() {
 		a := s.do(tenant, http.MethodGet, "/api/v1/namespaces/tenant/secrets?watch=true&timeoutSeconds=1&resourceVersion="+before, "", "")
 		require.Equal(t, http.StatusOK, a.Code, string(a.Body))
@@ -86,7 +86,7 @@ func TestTheCrowdNextDoorCostsNothing(t *testing.T) {
 	require.Less(t, allocated, 15.0)
 }
 
-// cpuSeconds is what the process has used.
+// cpuSeconds is the processor time that the process has used.
 func (s *target) cpuSeconds() float64 {
 	s.t.Helper()
 	stat, err := os.ReadFile("/proc/" + pid(s) + "/stat")

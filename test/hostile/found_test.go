@@ -59,8 +59,7 @@ func TestFieldManagersAreFew(t *testing.T) {
 	require.Contains(t, last.status(t).Message, "field managers")
 }
 
-// TestLongSelectorsCount: what a watch selects by is kept with it.
-// On 1dc6c4a 600 watches with selectors of 32 KB take 1.1 GiB.
+// TestLongSelectorsCount: a watch keeps its selectors. On 1dc6c4a 600 watches with selectors of 32 KB take 1.1 GiB.
 func TestLongSelectorsCount(t *testing.T) {
 	s := serve(t, "watcher", "--max-watches-per-user", "25")
 	s.asOwner(owner)
@@ -72,8 +71,8 @@ func TestLongSelectorsCount(t *testing.T) {
 	require.Contains(t, a.status(t).Message, "each KiB of its query")
 }
 
-// TestHeadersAreShort: a connection holds its headers before
-// anybody knows whose it is. On 1dc6c4a that is a megabyte each.
+// TestHeadersAreShort: a connection holds its headers before anybody knows
+// whose they are. On 1dc6c4a that is a megabyte for each connection.
 func TestHeadersAreShort(t *testing.T) {
 	s := serve(t, "watcher")
 	conn, err := net.Dial("tcp", s.Address)
@@ -91,8 +90,8 @@ func TestHeadersAreShort(t *testing.T) {
 	require.Contains(t, line, "431")
 }
 
-// TestManyNodePorts: each is an event, and a write may have a thousand. On
-// 1dc6c4a the answer is 500, which says that nobody knows whether it was written.
+// TestManyNodePorts: each port is an event, and a write may have a thousand events.
+// On 1dc6c4a the answer is 500, which says that nobody knows whether it was written.
 func TestManyNodePorts(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -104,8 +103,8 @@ func TestManyNodePorts(t *testing.T) {
 	require.Equal(t, http.StatusRequestEntityTooLarge, a.Code, string(a.Body))
 }
 
-// TestANameIsNotGenerated: whoever sends a name that is taken is told so, even if he sends a prefix for one as well. On
-// 1dc6c4a he is told to try again.
+// TestANameIsNotGenerated: a user who sends a taken name is told so, even
+// with a generateName beside it. On 1dc6c4a the user is told to try again.
 func TestANameIsNotGenerated(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -115,8 +114,8 @@ func TestANameIsNotGenerated(t *testing.T) {
 	require.Equal(t, http.StatusConflict, a.Code, string(a.Body))
 }
 
-// TestWhatIsNotText: upstream stores some of it as it is. On 1dc6c4a a default
-// that is not UTF-8 in a CRD's schema makes OpenAPI 500 for everybody.
+// TestWhatIsNotText: upstream stores some bytes that are not text as they are. On
+// 1dc6c4a a default that is not UTF-8 in a CRD's schema makes OpenAPI 500 for everybody.
 func TestWhatIsNotText(t *testing.T) {
 	s := serve(t, "api")
 	definition := strings.Replace(definitionOf("things", "fuzz.example.com", "v1"), `"type":"object"`, `"type":"object","properties":{"a":{"type":"string","default":"`+"\xff"+`"}}`, 1)
@@ -126,8 +125,8 @@ func TestWhatIsNotText(t *testing.T) {
 	s.must(admin, http.MethodGet, "/openapi/v2", "")
 }
 
-// TestTextOfOtherEncodings: decoders of CBOR and protobuf take strings as they are. On d450d6c a description
-// that is not UTF-8 is stored, and makes OpenAPI 500 for everybody.
+// TestTextOfOtherEncodings: decoders of CBOR and protobuf take strings as they are. On d450d6c a description that is
+// not UTF-8 is stored, and makes OpenAPI 500 for everybody.
 func TestTextOfOtherEncodings(t *testing.T) {
 	s := serve(t, "api")
 	const text, noText = "a text", "a te\xfft"
@@ -144,8 +143,8 @@ func TestTextOfOtherEncodings(t *testing.T) {
 	}
 }
 
-// TestLongMistakes: an answer that upstream compresses says what any other
-// does. On 1dc6c4a these are 500, and one is for the patch's sender to mend.
+// TestLongMistakes: an answer is the same whether or not upstream compresses
+// it. On 1dc6c4a this one is 500, although the patch's sender made the mistake.
 func TestLongMistakes(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -155,7 +154,7 @@ func TestLongMistakes(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, a.Code, string(a.Body[:200]))
 }
 
-// TestAPatchThatTakesTheKindAway: a custom resource is nothing without it. On 1dc6c4a the answer is 500.
+// TestAPatchThatTakesTheKindAway: a custom resource needs its kind and version. On 1dc6c4a the answer is 500.
 func TestAPatchThatTakesTheKindAway(t *testing.T) {
 	s := serve(t, "api")
 	s.must(admin, http.MethodPost, crds, definitionOf("things", "fuzz.example.com", "v1"))
@@ -166,8 +165,8 @@ func TestAPatchThatTakesTheKindAway(t *testing.T) {
 	}
 }
 
-// TestManyExpressions: each CEL expression is compiled when the object is written. On d450d6c the first takes 14 s of a
-// processor, the second 1.3 GiB; none is refused.
+// TestManyExpressions: each CEL expression is compiled when the object is written. On d450d6c the first of these takes
+// 14 s of a processor, the second 1.3 GiB, and none is refused.
 func TestManyExpressions(t *testing.T) {
 	s := serve(t, "api")
 	many := func(n int, entry string) string { return strings.TrimSuffix(strings.Repeat(entry+",", n), ",") }
@@ -207,8 +206,9 @@ func TestManyExpressions(t *testing.T) {
 	s.must(admin, http.MethodPost, crds, rules(1000))
 }
 
-// TestQuantitiesAreShort: upstream computes the power of ten. On d450d6c each of these holds a processor for seconds or
-// minutes, longer than its request, and so it is in kube-apiserver. What only looks like such a number is taken.
+// TestQuantitiesAreShort: upstream computes the power of ten. On d450d6c each of
+// these keeps a processor busy for seconds or minutes, longer than its request, as
+// it does in kube-apiserver. Values that only look like such numbers are accepted.
 func TestQuantitiesAreShort(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)

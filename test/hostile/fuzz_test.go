@@ -23,18 +23,18 @@ import (
 const (
 	// fuzzWorkers send at once.
 	fuzzWorkers = 4
-	// slowest is how long no request may take.
+	// slowest is the longest that a request may take.
 	slowest = 5 * time.Second
 	// glance is how long a watch is read.
 	glance = 100 * time.Millisecond
-	// fuzzMemory is how many bytes the process may have held resident, at most.
+	// fuzzMemory is the most bytes that the process may ever have held resident.
 	fuzzMemory = 1 << 30
-	// restart is how many requests one process serves: its state goes with it.
+	// restart is how many requests one process serves. Its state ends with it.
 	restart = 20_000
 )
 
 // TestFuzzHTTP sends what a mutator makes of requests to the built binary for FUZZ_HTTP ('make
-// fuzz-http'), as an administrator: no request may kill the process, be answered 500, take more
+// fuzz-http'), as an administrator. No request may kill the process, be answered 500, take more
 // than 5 s, or let the process hold more than 1 GiB. A fuzzer inside the process would have to
 // instrument all of Kubernetes. FUZZ_HTTP_SEED repeats a run, as far as the machine does.
 func TestFuzzHTTP(t *testing.T) {
@@ -67,7 +67,7 @@ type fuzzer struct {
 	codes    map[int]int       // mu
 	faults   map[string]string // mu: the first request of each kind
 	slowest  time.Duration     // mu
-	resident uint64            // mu: the most
+	resident uint64            // mu: the most so far
 }
 
 // round fuzzes one process.
@@ -92,7 +92,7 @@ func (f *fuzzer) round(ctx context.Context, seed uint64) {
 		})
 	}
 	_ = group.Wait()
-	if f.failed() { // why
+	if f.failed() { // the process says why
 		for _, line := range panicked.FindAllStringSubmatch(s.Output(), -1) {
 			f.fault(fmt.Sprintf("panic: %.60s", line[1]), query{}, []byte(line[0]))
 		}
@@ -114,7 +114,7 @@ func (f *fuzzer) round(ctx context.Context, seed uint64) {
 
 var panicked = regexp.MustCompile(`"?a request panicked"?.*panic=("(?:[^"\\]|\\.)*"|\S+) .*`)
 
-// peak is the most memory that was resident, in bytes.
+// peak is the most memory that was ever resident, in bytes.
 func (s *target) peak() uint64 {
 	s.t.Helper()
 	status, err := os.ReadFile("/proc/" + pid(s) + "/status")
@@ -146,7 +146,7 @@ func (f *fuzzer) send(s *target, c *http.Client, q query) bool {
 		case <-s.Exited:
 			f.fault("the process died", q, nil)
 			return false
-		default: // what net/http does not send, or a server cuts
+		default: // net/http does not send it, or the server cuts it off
 			f.count(0, 0)
 			return true
 		}
@@ -171,7 +171,7 @@ func (f *fuzzer) send(s *target, c *http.Client, q query) bool {
 
 var varying = regexp.MustCompile(`[0-9]+|"[^"]*"|\\"[^"]*"|'[^']*'`)
 
-// message of a Status, without what varies.
+// message is a Status's message without the parts that vary.
 func message(answer []byte) string {
 	var status struct{ Message string }
 	if json.Unmarshal(answer, &status) != nil {

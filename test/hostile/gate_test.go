@@ -22,12 +22,13 @@ import (
 // meanwhile is how often others write and read while they are attacked.
 const meanwhile = 25
 
-// TestOthersAreServed: an attack by 'owner' is no reason to refuse anything to a tenant or to the administrator.
+// TestOthersAreServed: an attack by 'owner' does not make the
+// server refuse anything to a tenant or to the administrator.
 //
 //   - Bodies that do not come: on e14eff4 each holds one of 200 places for as long as its client likes.
 //   - Revisions that never come, or late: on e14eff4 each holds one of 400 places for 3 s.
 //
-// On e14eff4 all of them have others refused with 429.
+// On e14eff4 all of these make others get 429.
 func TestOthersAreServed(t *testing.T) {
 	for _, name := range []string{
 		"bodies that do not come", "bodies that do not come, HTTP/2", "revisions that never come", "revisions that come late",
@@ -53,7 +54,7 @@ func (a attack) whileServing(t *testing.T, others func(s *target)) {
 	defer attacking.Wait()
 	defer end()
 	attacking.Go(func() {
-		a.run(ctx, s, a.workers+a.workers/4, func(code int) { // so that places run out though some are slow
+		a.run(ctx, s, a.workers+a.workers/4, func(code int) { // so that places run out even if some workers are slow
 			if code == 0 {
 				pause(ctx, 10*time.Millisecond)
 			}
@@ -66,7 +67,8 @@ func attackNamed(name string) attack {
 	return attacks[slices.IndexFunc(attacks, func(a attack) bool { return a.name == name })]
 }
 
-// TestBodiesThatComeInPart: what has come of bodies is bounded by user. On e14eff4 only the number of requests is.
+// TestBodiesThatComeInPart: each user may hold only so many bytes of bodies
+// that have arrived. On e14eff4 only the number of requests is bounded.
 func TestBodiesThatComeInPart(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -90,8 +92,8 @@ func TestBodiesThatComeInPart(t *testing.T) {
 	s.must(admin, http.MethodPost, ownConfigMaps, `{"metadata":{"name":"a"}}`)
 }
 
-// TestWatchesStartInTurn: many watches of a user that begin with all there is wait for each
-// other, and nobody else does. On e14eff4 none waits, and all that the machine has is theirs.
+// TestWatchesStartInTurn: if many watches of a user begin with all objects, they wait for each other. Other users do
+// not wait. On e14eff4 none waits, and they take the whole machine.
 func TestWatchesStartInTurn(t *testing.T) {
 	attackNamed("watches from resourceVersion=0").whileServing(t, func(s *target) {
 		eventlogtest.Eventually(t, "watches wait", func() bool {
@@ -101,8 +103,8 @@ func TestWatchesStartInTurn(t *testing.T) {
 	})
 }
 
-// TestWatchesOfAUser: a user may have 2,000 watches open in a process,
-// and others may have more. On e14eff4 one user may have them all.
+// TestWatchesOfAUser: a user may have 2,000 watches open in a process, and
+// then others may still open theirs. On e14eff4 one user may have all watches.
 func TestWatchesOfAUser(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(owner)
@@ -140,7 +142,7 @@ func TestWatchesOfAUser(t *testing.T) {
 	}
 }
 
-// TestStrangersAreToldAtOnce: who shows no credentials is told so whatever was announced, and whether or not
+// TestStrangersAreToldAtOnce: a client without credentials is told so whatever body it announced, and whether or not
 // the log can be read. On e14eff4 the answer waits for the body, without a deadline, and for the log: 503.
 func TestStrangersAreToldAtOnce(t *testing.T) {
 	c := newCell(t)
@@ -162,8 +164,8 @@ func TestStrangersAreToldAtOnce(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, s.do(admin, http.MethodGet, "/api/v1/namespaces", "", "").Code)
 }
 
-// TestStrangersFillNoLog: what a client sends is not in the process's log at its full length.
-// On e14eff4 a selector that cannot be parsed is, also one of somebody without credentials.
+// TestStrangersFillNoLog: the process's log does not hold a client's text at its full length. On e14eff4 it holds the
+// whole of a selector that cannot be parsed, even without credentials.
 func TestStrangersFillNoLog(t *testing.T) {
 	s := serve(t, "api")
 	const asked = 20

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCopiesOfAJSONPatchAreBounded: each 'copy' of all there is doubles it, so that 2 KB ask for 2^40 times the object.
-// On e14eff4 the process runs out of memory and dies.
+// TestCopiesOfAJSONPatchAreBounded: each 'copy' of the whole object doubles it, so that 2 KB ask for 2^40 times the
+// object. On e14eff4 the process runs out of memory and dies.
 func TestCopiesOfAJSONPatchAreBounded(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)

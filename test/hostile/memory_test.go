@@ -15,8 +15,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestMemoryComesBack: a minute after a load that took several times the memory of a start, the
-// process has given it back. On e14eff4 it keeps all of it for as long as it has nothing to do.
+// TestMemoryComesBack: a load takes several times the memory of a start. A minute after it, the process has given that
+// memory back. On e14eff4 it keeps all of it for as long as it has nothing to do.
 func TestMemoryComesBack(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
@@ -44,8 +44,8 @@ func TestMemoryComesBack(t *testing.T) {
 		"%d MiB at the start, %d MiB at the peak", start>>20, peak>>20)
 }
 
-// TestMemoryLimit: what a container or a function may use, the process knows,
-// and a user knows better. On e14eff4 nothing but GOMEMLIMIT limits a process.
+// TestMemoryLimit: a process knows the limit of its container or function, and
+// a user's own limit wins. On e14eff4 nothing but GOMEMLIMIT limits a process.
 func TestMemoryLimit(t *testing.T) {
 	limit := func(t *testing.T) float64 { return serve(t, "api").sum("go_gc_gomemlimit_bytes") }
 	t.Run("function", func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestMemoryLimit(t *testing.T) {
 	})
 }
 
-// inContainer makes a command that runs the binary with so much memory at most.
+// inContainer makes a command that runs the binary with at most this much memory.
 func inContainer(t *testing.T, binary string, limit int) string {
 	t.Helper()
 	for _, hierarchy := range []struct{ path, file string }{{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}, {"/sys/fs/cgroup", "memory.max"}} {

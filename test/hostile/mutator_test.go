@@ -19,7 +19,7 @@ type query struct {
 	body         string
 }
 
-// prepared are objects that requests are about.
+// prepared are the objects that requests refer to.
 var prepared = []struct{ path, body string }{
 	{"/api/v1/namespaces/default/configmaps", `{"metadata":{"name":"a","labels":{"app":"x","tier":"y"}},"data":{"a":"b"}}`},
 	{"/api/v1/namespaces/default/secrets", `{"metadata":{"name":"a"},"stringData":{"a":"b"}}`},
@@ -50,7 +50,7 @@ func post(path, body string) query {
 
 func get(path string) query { return query{method: http.MethodGet, path: path} }
 
-// corpus is what the mutator begins with: requests that mean something.
+// corpus is what the mutator begins with: meaningful requests.
 var corpus = []query{
 	patch("/api/v1/namespaces/default/configmaps/a", "json-patch", `[{"op":"test","path":"/data/a","value":"b"},{"op":"add","path":"/data/b","value":"c"},{"op":"copy","from":"/data","path":"/data/c"},{"op":"move","from":"/data/b","path":"/data/d"},{"op":"remove","path":"/metadata/labels/app"},{"op":"replace","path":"/data/a","value":"z"}]`),
 	patch("/api/v1/namespaces/default/configmaps/a", "merge-patch", `{"metadata":{"labels":{"app":null,"b":"c"},"finalizers":["a/b"]},"data":{"a":null,"x":"y"}}`),
@@ -126,7 +126,7 @@ func encoded(s *target) []query {
 	return all
 }
 
-// mutator makes requests of requests.
+// mutator makes new requests from others.
 type mutator struct {
 	*rand.Rand
 	corpus []query
@@ -175,7 +175,7 @@ var (
 		"kind", "apiVersion", "$patch", "$setElementOrder/containers", "$deleteFromPrimitiveList/finalizers", "$retainKeys", "f:a", "k:{\"name\":\"a\"}", ".", "items", "data", "replicas", "versions", "schema", "$ref", "op", "path", "from", "value"}
 )
 
-// structure changes the JSON value that the text is; what is none is changed as bytes.
+// structure changes the JSON value in the text. If the text is no JSON, it changes bytes.
 func (m *mutator) structure(text string) string {
 	var value any
 	d := json.NewDecoder(strings.NewReader(text))
@@ -331,7 +331,7 @@ func (m *mutator) url(path string) string {
 	return clean(path + "?" + parameter)
 }
 
-// escape leaves most as it is, for the server to see what nobody sends.
+// escape leaves most characters as they are, so that the server sees what clients never send.
 func escape(s string) string {
 	if len(s) > 2_000 {
 		s = s[:2_000]
@@ -339,7 +339,7 @@ func escape(s string) string {
 	return strings.NewReplacer("?", "%3F", "#", "%23", "&", "%26").Replace(s)
 }
 
-// clean escapes what could not be in the first line of a request.
+// clean escapes what cannot be in the first line of a request.
 func clean(path string) string {
 	var out strings.Builder
 	for _, c := range []byte(path) {

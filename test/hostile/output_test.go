@@ -19,8 +19,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestPasswordsStayOutOfMessages: where a command was given a password it is in none of its
-// messages. On e14eff4 the one of NATS is, and what is in the URL of a bucket or of a watcher.
+// TestPasswordsStayOutOfMessages: no message of a command holds a password that the command was given. On e14eff4
+// messages hold the password of NATS and the one in the URL of a bucket or of a watcher.
 func TestPasswordsStayOutOfMessages(t *testing.T) {
 	bucket := "file://" + t.TempDir()
 	for _, nats := range []string{
@@ -47,7 +47,8 @@ func TestPasswordsStayOutOfMessages(t *testing.T) {
 	}
 }
 
-// TestLogsHoldNoSecrets: not at the level at which every request is logged either. This held on e14eff4 too.
+// TestLogsHoldNoSecrets: the log holds no secrets, even at the
+// level at which every request is logged. This held on e14eff4 too.
 func TestLogsHoldNoSecrets(t *testing.T) {
 	s := serve(t, "api", "--log-level", "debug")
 	s.must(admin, http.MethodPost, "/api/v1/namespaces/default/secrets", `{"metadata":{"name":"a"},"stringData":{"a":"hush"}}`)
@@ -61,11 +62,11 @@ func TestLogsHoldNoSecrets(t *testing.T) {
 	require.NotContains(t, s.Output(), "Bearer")
 }
 
-// ugly is what a tenant may write that a terminal obeys, or does not show: escapes of
-// 7 and of 8 bits, a line of its own, text that runs backwards, what has no width.
+// ugly is text of a tenant that a terminal obeys or does not show: escapes of 7 and
+// of 8 bits, a line of its own, text that runs backwards, characters without width.
 const ugly = "\x1b]0;owned\a\u009b31m\nDELETED\t\u202egnp.exe\u2066\u200b\u2028\U000e0001"
 
-// harmless fails if a terminal would obey, or not show, anything but the ends of lines.
+// harmless fails if a terminal would obey or hide anything but the ends of lines.
 func harmless(t *testing.T, printed string) {
 	t.Helper()
 	for i, r := range printed {
@@ -73,9 +74,9 @@ func harmless(t *testing.T, printed string) {
 	}
 }
 
-// TestWhatTenantsWriteIsEscaped: what an operator prints of a cell, names, values and
-// errors, is nothing that a terminal obeys or hides, and documents say the same as
-// without the escapes. On e14eff4 'inspect' and 'events' print all of it as it is.
+// TestWhatTenantsWriteIsEscaped: an operator prints names, values and errors of a cell.
+// None of that is anything that a terminal obeys or hides. Documents have the same meaning
+// as without the escapes. On e14eff4 'inspect' and 'events' print all of it as it is.
 func TestWhatTenantsWriteIsEscaped(t *testing.T) {
 	c := newCell(t)
 	s := c.serve("api")

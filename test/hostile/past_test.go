@@ -11,8 +11,9 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestADeletedSecretIsInThePast: what docs/security.md says of history is so. Who may list a namespace's Secrets reads
-// a deleted one at a revision at which it was, and nobody else does; who has the log and the bucket reads it as well.
+// TestADeletedSecretIsInThePast: docs/security.md is right about history. A user
+// who may list a namespace's Secrets reads a deleted one at a revision at which it
+// existed. Other users do not. Whoever has the log and the bucket reads it as well.
 func TestADeletedSecretIsInThePast(t *testing.T) {
 	c := newCell(t)
 	s := c.serve("api")

@@ -27,8 +27,8 @@ func outcome(t *testing.T, args ...string) string {
 	return p.Output()
 }
 
-// TestTokensDoNotPassInClear: who listens beyond loopback without TLS has to say that it is
-// meant, and so has who sends clients to a watcher without it. On e14eff4 both are served.
+// TestTokensDoNotPassInClear: listening beyond loopback without TLS needs a flag that says it is meant. So does sending
+// clients to a watcher without TLS. On e14eff4 both are served without one.
 func TestTokensDoNotPassInClear(t *testing.T) {
 	c := newCell(t)
 	for _, command := range []string{"api", "watcher"} {
@@ -57,8 +57,8 @@ func TestTokensDoNotPassInClear(t *testing.T) {
 	c.serve("api", "--watcher-url", "http://127.0.0.1:80")
 }
 
-// TestALambdaListensNowhere: the platform ends TLS, whatever the
-// environment says of a listener. This is so on e14eff4 too.
+// TestALambdaListensNowhere: the platform ends TLS, whatever
+// the environment says of a listener. This held on e14eff4 too.
 func TestALambdaListensNowhere(t *testing.T) {
 	c := newCell(t)
 	printed := outcome(t, c.with("api", "--lambda", "--listen", "0.0.0.0:80", "--token-auth-file", c.tokens)...)

@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOneTenantsBindingsCostNoOther: 4,300 RoleBindings in the owner's namespace.
-// On e14eff4 every request in it decodes all of them, 10 MiB of garbage and 40 ms,
-// and pushes everybody's objects out of one small cache, so that others pay, too.
+// TestOneTenantsBindingsCostNoOther: the owner's namespace has 4,300 RoleBindings. On
+// e14eff4 every request in it decodes all of them, which makes 10 MiB of garbage and takes
+// 40 ms. It also pushes everybody's objects out of one small cache, so that others pay, too.
 func TestOneTenantsBindingsCostNoOther(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -31,14 +31,14 @@ func TestOneTenantsBindingsCostNoOther(t *testing.T) {
 			`{"metadata":{"name":"many-%d"},"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"user-%d"}],`+
 				`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"view"}}`, i, i))
 	}
-	for range 3 { // by turns: what one reads may push out what the other needs
+	for range 3 { // in turn, because what one reads may push out what the other needs
 		require.Less(t, gets(owner), 2*quiet+1<<20)
 		require.Less(t, gets(tenant), 2*quiet+1<<20)
 	}
 }
 
-// TestManyBindingsToOneRoleAreOne: who binds himself to 'admin' 500 times and asks what he may
-// do is told once. On e14eff4 he is told 500 times, in 100 MiB if he does it 10,000 times.
+// TestManyBindingsToOneRoleAreOne: users who bind themselves to 'admin' 500 times see its rules once when they ask what
+// they may do. On e14eff4 they see them 500 times, and after 10,000 bindings in 100 MiB.
 func TestManyBindingsToOneRoleAreOne(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)

@@ -16,7 +16,8 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestRightsAreNotEscalated: who may do everything in a namespace gets no further by it. This held on e14eff4 too.
+// TestRightsAreNotEscalated: a user who may do everything in one
+// namespace gains no rights elsewhere. This held on e14eff4 too.
 func TestRightsAreNotEscalated(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(owner)
@@ -65,7 +66,7 @@ func TestRightsAreNotEscalated(t *testing.T) {
 	}
 }
 
-// TestAnOpenWatchOutlivesItsRights: what docs/security.md says of watches is so. This was so on e14eff4 too.
+// TestAnOpenWatchOutlivesItsRights: docs/security.md is right about open watches. This held on e14eff4 too.
 func TestAnOpenWatchOutlivesItsRights(t *testing.T) {
 	s := serve(t, "watcher")
 	s.asOwner(tenant)
@@ -91,7 +92,7 @@ func TestAnOpenWatchOutlivesItsRights(t *testing.T) {
 	require.Equal(t, "later", event.Object.Name)
 }
 
-// TestInsidesAreNotServed: not to an administrator either. This held on e14eff4 too.
+// TestInsidesAreNotServed: nobody is served the process's insides, not even an administrator. This held on e14eff4 too.
 func TestInsidesAreNotServed(t *testing.T) {
 	s := serve(t, "api")
 	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile", "/debug/flags/v", "/debug/vars", "/logs/", "/flagz", "/statusz", "/configz"} {
@@ -99,8 +100,8 @@ func TestInsidesAreNotServed(t *testing.T) {
 	}
 }
 
-// TestFilesAreTheirOwnersAlone: other users of the machine read
-// nothing of what a process writes. This held on e14eff4 too.
+// TestFilesAreTheirOwnersAlone: other users of the machine can
+// read nothing that a process writes. This held on e14eff4 too.
 func TestFilesAreTheirOwnersAlone(t *testing.T) {
 	shared := t.TempDir()
 	dev := &target{t, product.Dev(t, filepath.Join(shared, "data"))}

@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestWhatIsNotEnforcedSaysSo: whoever creates, updates or patches a policy, a webhook or a quota is warned, each
-// time, that it does nothing here, and a policy's status says so. On e14eff4 all are accepted without a word.
+// TestWhatIsNotEnforcedSaysSo: a user who creates, updates or patches a policy, a webhook or a quota is warned each
+// time that it does nothing here. A policy's status says so, too. On e14eff4 all are accepted without a word.
 func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 	s := serve(t, "api")
 	const group, flows = "/apis/admissionregistration.k8s.io/v1/", "/apis/flowcontrol.apiserver.k8s.io/v1/"
@@ -39,7 +39,7 @@ func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 			{http.MethodPatch, one, "application/merge-patch+json", `{"metadata":{"labels":{"a":"b"}}}`},
 			{http.MethodPatch, object.path + "/b?fieldManager=me", "application/apply-patch+yaml", applied},
 		} {
-			if write.method == http.MethodPut { // read now, not before it is made
+			if write.method == http.MethodPut { // now, when the object exists
 				write.body = string(s.must(admin, http.MethodGet, one, "").Body)
 			}
 			a := s.do(admin, write.method, write.path, write.contentType, write.body)
@@ -65,7 +65,7 @@ func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 			if path == group+"validatingadmissionpolicies/" {
 				require.Equal(t, object.Metadata.Generation, condition.ObservedGeneration)
 			}
-			// An update that changes nothing changes nothing.
+			// An update without a change changes nothing.
 			require.NoError(t, json.Unmarshal(s.must(admin, http.MethodPut, path+name, string(found.Body)).Body, &after))
 			require.Equal(t, object.Metadata.ResourceVersion, after.Metadata.ResourceVersion)
 		}
@@ -88,8 +88,8 @@ func kindOf(t *testing.T, s *target, path string) string {
 	return ""
 }
 
-// TestPodSecurityIsEnforced: a namespace's labels refuse Pods, and
-// warn of what would be refused. On e14eff4 the labels do nothing.
+// TestPodSecurityIsEnforced: a namespace's labels make the server refuse Pods,
+// and warn of Pods that it would refuse. On e14eff4 the labels do nothing.
 func TestPodSecurityIsEnforced(t *testing.T) {
 	s := serve(t, "api")
 	namespace := func(name, label string) {
