@@ -279,7 +279,7 @@ func (c *cluster) conditionOf(namespace string, kind corev1.NamespaceConditionTy
 	return ""
 }
 
-// TestStoppedAnywhere: a Lifecycle that is stopped after every few events gets there in the end.
+// TestStoppedAnywhere: a Lifecycle that is stopped after every few events finishes its work in the end.
 func TestStoppedAnywhere(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()

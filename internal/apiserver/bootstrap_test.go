@@ -186,7 +186,7 @@ func TestBootstrapManagedFields(t *testing.T) {
 	}
 }
 
-// TestBootstrapAggregates: the three user-facing roles have the rules of those they are made of.
+// TestBootstrapAggregates: the three user-facing roles have the rules of the roles that they are made of.
 func TestBootstrapAggregates(t *testing.T) {
 	s := bootstrapped(t)
 	for _, name := range []string{"admin", "edit", "view"} {

@@ -108,7 +108,7 @@ func TestControllersScale(t *testing.T) {
 	require.EqualValues(t, 2, controller.Generation)
 }
 
-// TestCoreResources makes one of each other kind.
+// TestCoreResources makes one object of each other kind.
 func TestCoreResources(t *testing.T) {
 	s := bootstrapped(t)
 	for path, body := range map[string]string{

@@ -498,7 +498,7 @@ func TestNameRace(t *testing.T) {
 	require.ElementsMatch(t, []string{"True", "False"}, []string{condition(crds[0], "Established"), condition(crds[1], "Established")})
 }
 
-// meetingStrategy makes the first try wait until every writer has made its first.
+// meetingStrategy holds up each writer's first try until every writer has made one.
 type meetingStrategy struct {
 	restregistry.RESTCreateStrategy
 	prepared *sync.WaitGroup

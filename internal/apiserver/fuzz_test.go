@@ -44,7 +44,7 @@ func TestRandomRequests(t *testing.T) {
 		require.NoError(t, err)
 	}
 	var workers sync.WaitGroup
-	for worker := range uint64(16) { // at once, because a revision that does not exist yet is waited for
+	for worker := range uint64(16) { // in parallel, because requests wait for a revision that does not exist yet
 		workers.Go(func() {
 			r := rand.New(rand.NewPCG(seed, worker))
 			for range 100 {

@@ -50,7 +50,7 @@ import (
 
 var update = flag.Bool("update", false, "write what the test found instead of comparing with it")
 
-// groupOrder is that of kube-apiserver's discovery: by priority, then by name.
+// groupOrder is the order of kube-apiserver's discovery: by priority, then by name.
 var groupOrder = []string{
 	"", "apiregistration.k8s.io", "apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling", "batch",
 	"certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io", "admissionregistration.k8s.io",

@@ -125,8 +125,8 @@ func (a attack) run(ctx context.Context, s *target, workers int, answered func(c
 // attackerVariable names the attack that a separate process makes, on the process at attackedVariable.
 const attackerVariable, attackedVariable = "ATTACKER", "ATTACKED"
 
-// apart attacks for this long from a separate process, and returns the answers that it got. So the cost of
-// attacking does not slow down the others in this test: a real attacker has machines of his own.
+// apart attacks for this long from a separate process, and returns the answers that it got. So the cost of attacking
+// does not slow down the others in this test. A real attacker has its own machines, too.
 func (a attack) apart(t *testing.T, s *target, length time.Duration) string {
 	attacker := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestAttacker$", "-test.count", "1", "-test.v")
 	attacker.Env = append(os.Environ(), attackerVariable+"="+a.name, attackedVariable+"="+s.URL(), "ATTACK="+length.String())

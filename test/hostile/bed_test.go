@@ -29,7 +29,7 @@ import (
 )
 
 // The attackers, and the users who are watched meanwhile. Their tokens are their names. Admin may do everything, owner
-// and tenant everything in the namespace of their name (asOwner), stranger nothing. Nobody shows no token.
+// and tenant everything in the namespace of their name (asOwner), stranger nothing. The user nobody has no token.
 const (
 	admin    = "admin"
 	owner    = "owner"

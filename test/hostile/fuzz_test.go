@@ -33,9 +33,9 @@ const (
 	restart = 20_000
 )
 
-// TestFuzzHTTP sends what a mutator makes of requests to the built binary for FUZZ_HTTP ('make
-// fuzz-http'), as an administrator. No request may kill the process, be answered 500, take more
-// than 5 s, or let the process hold more than 1 GiB. A fuzzer inside the process would have to
+// TestFuzzHTTP sends mutated requests to the built binary for FUZZ_HTTP ('make fuzz-http'),
+// as an administrator. No request may kill the process, be answered 500, take more than
+// 5 s, or let the process hold more than 1 GiB. A fuzzer inside the process would have to
 // instrument all of Kubernetes. FUZZ_HTTP_SEED repeats a run, as far as the machine does.
 func TestFuzzHTTP(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("FUZZ_HTTP"))
