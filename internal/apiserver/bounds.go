@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"crypto/rsa"
 	"fmt"
 	"io"
 
@@ -13,8 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/kubernetes/pkg/apis/authorization"
+	"k8s.io/kubernetes/pkg/apis/certificates"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/rbac"
+	"k8s.io/kubernetes/pkg/apis/storage"
 )
 
 // maxRights bounds what a role's rules allow together. Upstream checks that users grant no more than they have, and
@@ -24,6 +28,18 @@ const maxRights = 1 << 16
 // maxTolerations and maxScopes bound lists in which validation compares every
 // pair. It took 40 s to change a label of a Pod with 20,000 tolerations.
 const maxTolerations, maxScopes = 1000, 100
+
+// maxTerms bounds the terms of a StorageClass's topologies, and the expressions of each. Validation compares every pair
+// of terms; 4,000 of them took 7 s. It also bounds the requirements of selectors in an access review. Upstream lists
+// all errors in them, and every user may ask for a review: 1.3 MB kept a processor busy for two minutes.
+const maxTerms = 100
+
+// maxSigningRequest and maxModulusBits bound a certificate signing request, whose signature is verified with the key in
+// it. 200 KB of RSA key took 28 s.
+const maxSigningRequest, maxModulusBits = 64 << 10, 16 << 10
+
+// maxUsages bounds what a certificate is for, of which upstream knows 23, and the conditions of its request.
+const maxUsages = 100
 
 // boundsName is the plugin's name in metrics.
 const boundsName = "Bounds"
@@ -51,6 +67,20 @@ func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.Objec
 		if o.Spec.ScopeSelector != nil {
 			errs = append(errs, tooMany(field.NewPath("spec", "scopeSelector", "matchExpressions"), len(o.Spec.ScopeSelector.MatchExpressions), maxScopes)...)
 		}
+	case *storage.StorageClass:
+		path := field.NewPath("allowedTopologies")
+		errs = append(errs, tooMany(path, len(o.AllowedTopologies), maxTerms)...)
+		for i := range o.AllowedTopologies {
+			errs = append(errs, tooMany(path.Index(i).Child("matchLabelExpressions"), len(o.AllowedTopologies[i].MatchLabelExpressions), maxTerms)...)
+		}
+	case *certificates.CertificateSigningRequest:
+		errs = append(errs, costlySigningRequest(o)...)
+	case *authorization.SubjectAccessReview:
+		errs = append(errs, costlyReview(o.Spec.ResourceAttributes)...)
+	case *authorization.SelfSubjectAccessReview:
+		errs = append(errs, costlyReview(o.Spec.ResourceAttributes)...)
+	case *authorization.LocalSubjectAccessReview:
+		errs = append(errs, costlyReview(o.Spec.ResourceAttributes)...)
 	case *apiextensions.CustomResourceDefinition:
 		errs = append(errs, costlyColumns(o)...)
 	}
@@ -58,7 +88,39 @@ func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.Objec
 	if len(errs) == 0 {
 		return nil
 	}
-	return apierrors.NewInvalid(a.GetKind().GroupKind(), a.GetName(), errs)
+	return apierrors.NewInvalid(a.GetKind().GroupKind(), a.GetName(), fewMistakes(errs))
+}
+
+// costlySigningRequest is why the signature of a request for a certificate would take too long to verify.
+func costlySigningRequest(o *certificates.CertificateSigningRequest) field.ErrorList {
+	errs := append(tooMany(field.NewPath("spec", "usages"), len(o.Spec.Usages), maxUsages),
+		tooMany(field.NewPath("status", "conditions"), len(o.Status.Conditions), maxUsages)...)
+	path := field.NewPath("spec", "request")
+	if len(o.Spec.Request) > maxSigningRequest {
+		return append(errs, field.TooLong(path, "", maxSigningRequest))
+	}
+	request, err := certificates.ParseCSR(o.Spec.Request)
+	if err != nil {
+		return errs // validation says so
+	}
+	if key, ok := request.PublicKey.(*rsa.PublicKey); ok && key.N.BitLen() > maxModulusBits {
+		errs = append(errs, field.Forbidden(path, fmt.Sprintf("its RSA key has %d bits and may have %d", key.N.BitLen(), maxModulusBits)))
+	}
+	return errs
+}
+
+func costlyReview(about *authorization.ResourceAttributes) (errs field.ErrorList) {
+	if about == nil {
+		return nil
+	}
+	path := field.NewPath("spec", "resourceAttributes")
+	if s := about.LabelSelector; s != nil {
+		errs = append(errs, tooMany(path.Child("labelSelector", "requirements"), len(s.Requirements), maxTerms)...)
+	}
+	if s := about.FieldSelector; s != nil {
+		errs = append(errs, tooMany(path.Child("fieldSelector", "requirements"), len(s.Requirements), maxTerms)...)
+	}
+	return errs
 }
 
 // metadataMistakes are the mistakes in an object's metadata, if there are more than an answer lists (mistakes.go). In

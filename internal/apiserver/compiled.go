@@ -16,6 +16,8 @@ const (
 	// maxExpressions bounds the CEL expressions of one object. Each is compiled when the object is written: some 0.4
 	// ms, and more memory for each variable that is there already. 3 MiB of them took 14 s, or 1.3 GiB.
 	maxExpressions = 2000
+	// maxExpressionBytes bounds what they are written with. A long one takes longer to compile: some 10 s for each MB.
+	maxExpressionBytes = 128 << 10
 	// maxRepeated bounds what all regular expressions of one object compile to. A million instructions take about one
 	// second and 170 MiB; 'a{1000}' is a thousand, and 3 MiB of it was more than any machine has.
 	maxRepeated = 1_000_000
@@ -27,8 +29,9 @@ const (
 type compiled struct {
 	// where it is in the object.
 	where *field.Path
-	// expressions are those in CEL, repeated about the instructions of repetitions in regular expressions.
-	expressions, repeated int
+	// expressions are those in CEL, and bytes what they are written with. Repeated is about how many instructions the
+	// repetitions in regular expressions compile to.
+	expressions, bytes, repeated int
 }
 
 // compiledOf counts what is compiled of policies, webhooks, CRDs and claims of devices. Other objects have nothing.
@@ -88,6 +91,10 @@ func (c *compiled) tooMuch() (errs field.ErrorList) {
 		errs = append(errs, field.Forbidden(c.where,
 			fmt.Sprintf("it has %d CEL expressions and may have %d: make several objects of it", c.expressions, maxExpressions)))
 	}
+	if c.bytes > maxExpressionBytes {
+		errs = append(errs, field.Forbidden(c.where,
+			fmt.Sprintf("its CEL expressions have %d bytes and may have %d: make several objects of it", c.bytes, maxExpressionBytes)))
+	}
 	if c.repeated > maxRepeated {
 		errs = append(errs, field.Forbidden(c.where,
 			fmt.Sprintf("repetitions in its regular expressions add up to about %d instructions and may to %d: repeat less", c.repeated, maxRepeated)))
@@ -100,6 +107,7 @@ func (c *compiled) expression(all ...string) {
 	for _, text := range all {
 		if text != "" {
 			c.expressions++
+			c.bytes += len(text)
 			c.pattern(text)
 		}
 	}

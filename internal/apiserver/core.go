@@ -94,7 +94,7 @@ func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RES
 	storage["pods/portforward"] = pods.PortForward
 	storage["pods/proxy"] = pods.Proxy
 	storage["pods/binding"] = pods.Binding
-	storage["pods/eviction"] = pods.Eviction
+	storage["pods/eviction"] = evictionREST{pods.Eviction, pods.Pod}
 	storage["pods/ephemeralcontainers"] = pods.EphemeralContainers
 	storage["pods/resize"] = pods.Resize
 	storage["bindings"] = pods.LegacyBinding

@@ -2,9 +2,14 @@ package hostile
 
 import (
 	"bufio"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
 	"strings"
@@ -280,7 +285,7 @@ func (s *target) as(user, path, kind string) string {
 	return string(body)
 }
 
-// TestWhatIsComparedOrCompiled: on d450d6c none of these is refused, and each takes tens of seconds or gigabytes.
+// TestWhatIsComparedOrCompiled: on d450d6c none of these is refused, and each takes seconds, minutes or gigabytes.
 func TestWhatIsComparedOrCompiled(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(owner)
@@ -300,6 +305,8 @@ func TestWhatIsComparedOrCompiled(t *testing.T) {
 		body := strings.Replace(definitionOf("things", "costly.example.com", "v1"), `"type":"object"`, `"type":"object","properties":{`+properties+`}`, 1)
 		return strings.Replace(body, `"storage":true`, `"storage":true,"additionalPrinterColumns":[`+columns+`]`, 1)
 	}
+	review := `{"resourceAttributes":{"verb":"get","resource":"pods","namespace":"` + owner + `","labelSelector":{"requirements":[` + many(20_000, `{"key":"!!","operator":"X","values":[]}`) + `]}}}`
+	const signingRequests = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 	const patterned = `"a":{"type":"string","pattern":"`
 	for name, c := range map[string]struct{ user, path, body string }{
 		"tolerations":         {owner, core + "/pods", `{"metadata":{"name":"a"},"spec":{"containers":[{"name":"a","image":"a"}],"tolerations":[` + many(6000, `{"key":"k%d","operator":"Exists"}`) + `]}}`},
@@ -307,6 +314,14 @@ func TestWhatIsComparedOrCompiled(t *testing.T) {
 		"scopes":              {admin, core + "/resourcequotas", `{"metadata":{"name":"a"},"spec":{"hard":{` + many(8000, `"count/a%d.b":"1"`) + `},"scopes":[` + many(8000, `"NotTerminating"`) + `]}}`},
 		"a pattern":           {admin, crds, crd(patterned+strings.Repeat("a{1000}", 3000)+`"}`, "")},
 		"a pattern of a unit": {admin, crds, crd(patterned+"("+strings.Repeat("a", 3000)+`){1000}"}`, "")},
+		"long expressions":    {admin, crds, crd(`"a":{"type":"string","maxLength":10,"x-kubernetes-validations":[`+many(60, `{"rule":"`+strings.TrimSuffix(strings.Repeat("self!='a'&&", 2000), "&&")+`"}`)+`]}`, "")},
+		"topologies":          {admin, "/apis/storage.k8s.io/v1/storageclasses", `{"metadata":{"name":"a"},"provisioner":"a","allowedTopologies":[` + many(4000, `{"matchLabelExpressions":[{"key":"k%d","values":["v"]}]}`) + `]}`},
+		"a review":            {"stranger", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", `{"spec":` + review + `}`},
+		"a local review":      {owner, "/apis/authorization.k8s.io/v1/namespaces/" + owner + "/localsubjectaccessreviews", `{"metadata":{"namespace":"` + owner + `"},"spec":{"user":"a",` + review[1:] + `}`},
+		"anybody's review":    {admin, "/apis/authorization.k8s.io/v1/subjectaccessreviews", `{"spec":{"user":"a",` + review[1:] + `}`},
+		"a large RSA key":     {admin, signingRequests, signingRequest(t, 60_000*8)},
+		"an RSA key":          {admin, signingRequests, signingRequest(t, 20_000)},
+		"usages":              {admin, signingRequests, strings.Replace(signingRequest(t, 2048), `"usages":[`, `"usages":[`+many(16_000, `"u%d"`)+",", 1)},
 		"columns":             {admin, crds, crd(`"a":{"type":"string"}`, many(1000, `{"name":"a%d","type":"string","jsonPath":".spec.a"}`))},
 		"a column":            {admin, crds, crd(`"a":{"type":"string"}`, `{"name":"a","type":"string","jsonPath":"..a..a"}`)},
 	} {
@@ -315,4 +330,55 @@ func TestWhatIsComparedOrCompiled(t *testing.T) {
 	}
 	s.must(owner, http.MethodPost, "/apis/resource.k8s.io/v1/namespaces/"+owner+"/resourceclaims", strings.ReplaceAll(claim(2), "{1000}", "{0,63}"))
 	s.must(admin, http.MethodPost, crds, crd(patterned+`^([a-z0-9]([-a-z0-9]*[a-z0-9])?){1,253}$"}`, many(20, `{"name":"a%d","type":"string","jsonPath":"..a"}`)))
+}
+
+// signingRequest is a request for a certificate with an RSA key of so many bits, and a wrong signature.
+func signingRequest(t *testing.T, bits int) string {
+	t.Helper()
+	modulus := new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), uint(bits)), big.NewInt(1))
+	type algorithm struct {
+		OID        asn1.ObjectIdentifier
+		Parameters asn1.RawValue
+	}
+	key, err := asn1.Marshal(struct {
+		N *big.Int
+		E int
+	}{modulus, 1<<31 - 1})
+	require.NoError(t, err)
+	type publicKey struct {
+		Algorithm algorithm
+		Key       asn1.BitString
+	}
+	type info struct {
+		Version    int
+		Subject    pkix.RDNSequence
+		Key        publicKey
+		Attributes []asn1.RawValue `asn1:"tag:0"`
+	}
+	der, err := asn1.Marshal(struct {
+		Info      info
+		Algorithm algorithm
+		Signature asn1.BitString
+	}{
+		info{Key: publicKey{algorithm{asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, asn1.NullRawValue}, asn1.BitString{Bytes: key, BitLength: 8 * len(key)}}},
+		algorithm{asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 11}, asn1.NullRawValue},
+		asn1.BitString{Bytes: make([]byte, bits/8), BitLength: bits},
+	})
+	require.NoError(t, err)
+	request := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	return `{"metadata":{"generateName":"c-"},"spec":{"signerName":"example.com/x","usages":["client auth"],"request":"` + base64.StdEncoding.EncodeToString(request) + `"}}`
+}
+
+// TestEvictionOfAnother: an eviction of a Pod that has been replaced is refused at once. On d05578b it keeps a place
+// for 10 s, trying again.
+func TestEvictionOfAnother(t *testing.T) {
+	s := serve(t, "api")
+	s.asOwner(owner)
+	const pods = "/api/v1/namespaces/" + owner + "/pods"
+	s.must(owner, http.MethodPost, pods, `{"metadata":{"name":"a"},"spec":{"containers":[{"name":"a","image":"a"}]}}`)
+	begun := time.Now()
+	a := s.do(owner, http.MethodPost, pods+"/a/eviction", "application/json", `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"a"},"deleteOptions":{"preconditions":{"uid":"b"}}}`)
+	require.Equal(t, http.StatusConflict, a.Code, string(a.Body))
+	require.Less(t, time.Since(begun), 9*time.Second) // upstream's twenty tries take longer
+	s.must(owner, http.MethodPost, pods+"/a/eviction", `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"a"}}`)
 }
