@@ -369,6 +369,51 @@ func signingRequest(t *testing.T, bits int) string {
 	return `{"metadata":{"generateName":"c-"},"spec":{"signerName":"example.com/x","usages":["client auth"],"request":"` + base64.StdEncoding.EncodeToString(request) + `"}}`
 }
 
+// TestManagersOfManyFields: managers are compared with each other, field by field. On d05578b the last of these applies
+// takes 12 s of a processor.
+func TestManagersOfManyFields(t *testing.T) {
+	s := serve(t, "api")
+	s.asOwner(owner)
+	var fields []string
+	for i := range 1000 {
+		fields = append(fields, fmt.Sprintf(`"k%d":"a"`, i))
+	}
+	body := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"shared"},"data":{` + strings.Join(fields, ",") + `}}`
+	refused := 0
+	for n := range 99 {
+		a := s.do(owner, http.MethodPatch, fmt.Sprintf("%s/shared?fieldManager=m%d", ownConfigMaps, n), "application/apply-patch+yaml", body)
+		if a.Code == http.StatusRequestEntityTooLarge {
+			require.Contains(t, string(a.Body), "field managers")
+			refused++
+			break
+		}
+		require.Contains(t, []int{http.StatusOK, http.StatusCreated}, a.Code, string(a.Body))
+	}
+	require.Equal(t, 1, refused)
+	s.must(owner, http.MethodGet, ownConfigMaps+"/shared", "")
+}
+
+// TestManyLimitRanges: each limit range looks at each container. On d05578b this Pod takes 6 s of a processor.
+func TestManyLimitRanges(t *testing.T) {
+	s := serve(t, "api")
+	s.asOwner(owner)
+	const core = "/api/v1/namespaces/" + owner
+	for n := range 600 {
+		s.must(admin, http.MethodPost, core+"/limitranges", fmt.Sprintf(`{"metadata":{"name":"l%d"},"spec":{"limits":[{"type":"Container","max":{"cpu":"%d"}}]}}`, n, n+1))
+	}
+	pod := func(containers int) string {
+		var all []string
+		for n := range containers {
+			all = append(all, fmt.Sprintf(`{"name":"c%d","image":"a"}`, n))
+		}
+		return `{"metadata":{"generateName":"p-"},"spec":{"containers":[` + strings.Join(all, ",") + `]}}`
+	}
+	a := s.do(owner, http.MethodPost, core+"/pods", "application/json", pod(4000))
+	require.Equal(t, http.StatusForbidden, a.Code, "%.300s", a.Body)
+	require.Contains(t, string(a.Body), "600 LimitRanges")
+	s.must(owner, http.MethodPost, core+"/pods", pod(2))
+}
+
 // TestEvictionOfAnother: an eviction of a Pod that has been replaced is refused at once. On d05578b it keeps a place
 // for 10 s, trying again.
 func TestEvictionOfAnother(t *testing.T) {
