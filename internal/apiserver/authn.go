@@ -16,9 +16,12 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/union"
 	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
 	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
+	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/util/cert"
 
+	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/reload"
 )
 
@@ -29,33 +32,41 @@ type Authentication struct {
 	TokenFile string
 	// ClientCAFile is kube-apiserver's --client-ca-file: a certificate that it signed names user and groups.
 	ClientCAFile string
+	// ServiceAccounts issues and verifies the tokens of service accounts.
+	ServiceAccounts tokens.Config
 	// Anonymous lets a request without credentials pass as system:anonymous, for the authorizer to judge.
 	Anonymous bool
 }
 
-// Configured reports whether requests must show credentials. If not, everybody is system:admin.
+// Configured reports whether requests must show credentials. If not, a request is from system:admin, unless it shows the
+// token of a service account.
 func (a Authentication) Configured() bool { return a.TokenFile != "" || a.ClientCAFile != "" }
 
 // admin is everybody's user if authentication is not configured.
 var admin = &user.DefaultInfo{Name: "system:admin", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 
-// authenticator combines the authenticators as kube-apiserver does: first the given one, then each kind of credentials
+// everybody authenticates a request without credentials if authentication is not configured.
+var everybody = authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+	return &authenticator.Response{User: admin}, true, nil
+})
+
+// authenticator combines the authenticators as kube-apiserver does: first the loopback's, then each kind of credentials
 // until one is good, then the anonymous one. A client whose credentials are all bad is not anonymous.
-func (a Authentication) authenticator(first authenticator.Request) (authenticator.Request, error) {
-	others, err := a.authenticators()
-	if err != nil {
-		return nil, fmt.Errorf("configure authentication: %w", err)
+func (a Authentication) authenticator(credentials authenticator.Request) authenticator.Request {
+	all := []authenticator.Request{loopbackUser, credentials}
+	if !a.Configured() {
+		all = append(all, everybody)
+	} else if a.Anonymous {
+		all = append(all, anonymous.NewAuthenticator(nil))
 	}
-	return union.NewFailOnError(append([]authenticator.Request{first}, others...)...), nil
+	return union.NewFailOnError(all...)
 }
 
-func (a Authentication) authenticators() ([]authenticator.Request, error) {
-	if !a.Configured() {
-		return []authenticator.Request{authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
-			return &authenticator.Response{User: admin}, true, nil
-		})}, nil
-	}
+// credentials says whose credentials a request shows. Accounts knows the tokens of service accounts, and is nil if
+// there are none. Audiences are those of this API.
+func (a Authentication) credentials(accounts authenticator.Token, audiences authenticator.Audiences) (authenticator.Request, error) {
 	var credentials []authenticator.Request
+	var known []authenticator.Token
 	if a.ClientCAFile != "" {
 		options, err := reload.New(func() (x509.VerifyOptions, error) { return readRoots(a.ClientCAFile) }, a.ClientCAFile)
 		if err != nil {
@@ -65,20 +76,44 @@ func (a Authentication) authenticators() ([]authenticator.Request, error) {
 		credentials = append(credentials, x509request.NewDynamic(trusted, x509request.CommonNameUserConversion))
 	}
 	if a.TokenFile != "" {
-		tokens, err := reload.New(func() (authenticator.Token, error) { return readTokens(a.TokenFile) }, a.TokenFile)
+		file, err := reload.New(func() (authenticator.Token, error) { return readTokens(a.TokenFile) }, a.TokenFile)
 		if err != nil {
 			return nil, fmt.Errorf("read the token file: %w", err)
 		}
-		known := authenticator.TokenFunc(func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
-			return tokens.Get().AuthenticateToken(ctx, token)
-		})
-		credentials = append(credentials, bearertoken.New(known))
+		known = append(known, authenticator.WrapAudienceAgnosticToken(audiences, authenticator.TokenFunc(func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+			return file.Get().AuthenticateToken(ctx, token)
+		})))
 	}
-	all := []authenticator.Request{authngroup.NewAuthenticatedGroupAdder(union.New(credentials...))}
-	if a.Anonymous {
-		all = append(all, anonymous.NewAuthenticator(nil))
+	if accounts != nil {
+		known = append(known, accounts)
 	}
-	return all, nil
+	if len(known) > 0 {
+		credentials = append(credentials, bearertoken.New(tokenunion.New(known...)))
+	}
+	return authngroup.NewAuthenticatedGroupAdder(union.New(credentials...)), nil
+}
+
+// newTokens makes what issues and verifies the tokens of service accounts, nil if they have none.
+func newTokens(s *Server) (*tokens.Tokens, authenticator.Token, error) {
+	c := s.config.Authentication.ServiceAccounts
+	c.ExternalAddress = s.generic.ExternalAddress
+	t, err := tokens.New(c)
+	if t == nil || err != nil {
+		return nil, nil, err
+	}
+	core := s.listers.Core().V1()
+	return t, t.Authenticator(tokens.Objects{
+		Accounts: core.ServiceAccounts().Lister(), Pods: core.Pods().Lister(), Secrets: core.Secrets().Lister(), Nodes: core.Nodes().Lister(),
+	}, s.catchUp), nil
+}
+
+// catchUp reads the log for a token, before the request has its view. A log that does not answer is no reason to take a
+// good token for a bad one. Upstream answers 401 to every error, so this one takes the way of a lister's.
+func (s *Server) catchUp(ctx context.Context) error {
+	if _, err := s.config.Cell.Consistent(ctx); err != nil {
+		panic(listers.Unreadable{Err: err})
+	}
+	return nil
 }
 
 // readTokens reads a token file as upstream does. It refuses a file without a token, which would lock everybody out. It

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/features"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/util/compatibility"
@@ -93,9 +94,15 @@ func (s *Server) configure() error {
 
 	s.rules = roles.New(roles.Config{Projection: s.config.Cell.Projection, Listers: s.listers})
 
-	if c.Authentication.Authenticator, err = s.config.Authentication.authenticator(loopbackUser); err != nil {
-		return err
+	var accounts authenticator.Token
+	if s.tokens, accounts, err = newTokens(s); err != nil {
+		return fmt.Errorf("configure authentication: %w", err)
 	}
+	c.Authentication.APIAudiences = s.tokens.Audiences()
+	if s.credentials, err = s.config.Authentication.credentials(accounts, c.Authentication.APIAudiences); err != nil {
+		return fmt.Errorf("configure authentication: %w", err)
+	}
+	c.Authentication.Authenticator = s.config.Authentication.authenticator(s.credentials)
 	if c.Authorization.Authorizer, c.RuleResolver, err = s.config.Authorization.authorizer(s.rules); err != nil {
 		return err
 	}

@@ -18,9 +18,12 @@ import (
 	podtemplatestore "k8s.io/kubernetes/pkg/registry/core/podtemplate/storage"
 	controllerstore "k8s.io/kubernetes/pkg/registry/core/replicationcontroller/storage"
 	corerest "k8s.io/kubernetes/pkg/registry/core/rest"
+	accountstore "k8s.io/kubernetes/pkg/registry/core/serviceaccount/storage"
+	"k8s.io/kubernetes/pkg/serviceaccount"
 
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
+	"github.com/logplane/logplane/internal/apiserver/tokens"
 )
 
 // coreProvider serves the core group as upstream's legacy provider does, but without the allocators that write bitmaps
@@ -30,6 +33,8 @@ type coreProvider struct {
 	corerest.GenericConfig
 	authorizer authorizer.Authorizer
 	services   services.Config
+	// issues is false if nobody asks for tokens, because they are refused before.
+	issues bool
 }
 
 // newCoreStorage builds the core group; building it reads nothing.
@@ -42,9 +47,14 @@ func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 			Informers:            s.listers,
 		},
 		authorizer: s.generic.Authorization.Authorizer,
+		issues:     s.tokens.Issues(),
 		services: services.Config{
 			Cell: s.config.Cell, Ranges: s.config.Services, CIDRs: s.listers.Networking().V1().ServiceCIDRs().Lister(),
 		},
+	}
+	if p.issues {
+		p.ServiceAccountIssuer, p.APIAudiences, p.ServiceAccountMaxExpiration = s.tokens, s.tokens.Audiences(), s.tokens.MaxExpiration()
+		p.ExtendExpiration, p.MaxExtendedExpiration = s.tokens.Extends(), tokens.MaxExtendedExpiration
 	}
 	return p.build(s.generic.MergedResourceConfig, s.stores)
 }
@@ -98,8 +108,25 @@ func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RES
 	storage["pods/ephemeralcontainers"] = pods.EphemeralContainers
 	storage["pods/resize"] = pods.Resize
 	storage["bindings"] = pods.LegacyBinding
+
+	// As upstream does, in place of one that knows no Pods. It issues nothing without an issuer: such a request is
+	// answered 405 before it comes here.
+	issuer := p.ServiceAccountIssuer
+	if !p.issues {
+		issuer = noIssuer{}
+	}
+	accounts, err := accountstore.NewREST(opts, issuer, p.APIAudiences, p.ServiceAccountMaxExpiration, pods.Pod.Store, storage["secrets"].(rest.Getter),
+		nodes.Node.Store, p.ExtendExpiration, p.MaxExtendedExpiration)
+	if err != nil {
+		return err
+	}
+	storage["serviceaccounts"] = accounts
+	storage["serviceaccounts/token"] = accounts.Token
 	return nil
 }
+
+// noIssuer lets the subresource be described.
+type noIssuer struct{ serviceaccount.TokenGenerator }
 
 // addServices needs the pods' storage, for the services' proxy.
 func (p *coreProvider) addServices(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {

@@ -17,14 +17,15 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	switch path := strings.TrimSuffix(r.URL.Path, "/"); {
 	case info.IsResourceRequest && needsNode(info):
 		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" is not served: there are no nodes behind this API"))
-	case info.IsResourceRequest && info.APIGroup == "" && info.Resource == "serviceaccounts" && info.Subresource == "token":
-		s.fail(w, r, notSupported(info, "service account tokens are not issued by this server"))
+	case info.IsResourceRequest && info.APIGroup == "" && info.Resource == "serviceaccounts" && info.Subresource == "token" && !s.tokens.Issues():
+		s.fail(w, r, notSupported(info, "this server does not issue tokens of service accounts: it was started without --service-account-signing-key-file"))
 	case info.IsResourceRequest:
 		s.resource(info).ServeHTTP(w, r)
 	case path == "" || path == "/index.html" || path == "/api" || path == "/apis" || strings.HasPrefix(path, "/api/") || strings.HasPrefix(path, "/apis/"):
 		s.discovery.ServeHTTP(w, r)
 	case strings.HasPrefix(path, "/openapi/"):
 		s.openapi.ServeHTTP(w, r)
+	case s.tokens.ServeDiscovery(w, r):
 	case path == "/version" && r.Method == http.MethodGet:
 		serveVersion(w, r)
 	case path == "/metrics" && r.Method == http.MethodGet:

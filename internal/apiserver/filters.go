@@ -43,6 +43,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withBody(h)
 	h = s.withWatcher(h)
 	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, unreceived(genericapifilters.Unauthorized(c.Serializer)), c.Authentication.APIAudiences, nil)
+	h = withRequestView(h)
 	h = genericapifilters.WithRequestDeadline(h, nil, nil, isLongRunning, c.Serializer, c.RequestTimeout)
 	h = genericapifilters.WithLatencyTrackers(h)
 	h = routine.WithRoutine(h, isLongRunning) // a watch lets go of the stack that prepared it
@@ -78,20 +79,25 @@ func (s *Server) withRequestInfo(h http.Handler) http.Handler {
 	})
 }
 
-// withView catches up with the log once for everything the request
-// looks at. A watch reads long after its start, so it keeps no view.
+// withRequestView gives a request a view of its own, which the first filter that needs the log reads. A request through
+// the loopback would otherwise inherit its caller's view, which may be the one that has just proved too old.
+func withRequestView(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(kubestore.WithView(r.Context(), nil)))
+	})
+}
+
+// withView catches up with the log once for everything the request looks at, unless its token needed that already. A
+// watch reads on for long after its start, so it keeps no view.
 func (s *Server) withView(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
-		// nil asks the log anew. A request through the loopback would otherwise inherit its caller's view, which may be
-		// the one that has just proved too old.
-		ctx := kubestore.WithView(r.Context(), nil)
-		if _, err := s.config.Cell.Consistent(ctx); err != nil && !describesProcess(info.Path) {
+		if _, err := s.config.Cell.Consistent(r.Context()); err != nil && !describesProcess(info.Path) {
 			s.fail(w, r, err)
 			return
 		}
-		if info.Verb != "watch" {
-			r = r.WithContext(ctx)
+		if info.Verb == "watch" {
+			r = r.WithContext(kubestore.WithoutView(r.Context()))
 		}
 		h.ServeHTTP(w, r)
 	})

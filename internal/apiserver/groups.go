@@ -72,7 +72,7 @@ func builtins() []struct {
 		{"apiregistration.k8s.io", newAPIRegistrationStorage},
 		{"internal.apiserver.k8s.io", static(apiserverinternalrest.StorageProvider{})},
 		{"authentication.k8s.io", from(func(s *Server) storageProvider {
-			return authenticationrest.RESTStorageProvider{Authenticator: s.generic.Authentication.Authenticator, APIAudiences: s.generic.Authentication.APIAudiences}
+			return authenticationrest.RESTStorageProvider{Authenticator: s.credentials, APIAudiences: s.generic.Authentication.APIAudiences}
 		})},
 		{"authorization.k8s.io", from(func(s *Server) storageProvider {
 			return authorizationrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer, RuleResolver: s.generic.RuleResolver}

@@ -77,6 +77,9 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 // panicStatus answers a request that panicked with that reason and stack.
 func panicStatus(reason any, stack string) error {
 	if failed, ok := reason.(listers.Unreadable); ok {
+		if apierrors.ReasonForError(failed.Err) != metav1.StatusReasonUnknown {
+			return failed.Err // it is for clients already
+		}
 		return apierrors.NewInternalError(failed.Err)
 	}
 	// A panic of a goroutine that upstream started brings its stack with its reason.

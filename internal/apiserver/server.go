@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/client-go/kubernetes"
@@ -16,6 +17,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/apiserver/services"
+	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
@@ -67,6 +69,10 @@ type Server struct {
 	listers *listers.Factory
 	// rules are RBAC's, for who may do what and who may grant it.
 	rules *roles.Index
+	// tokens issues those of service accounts, nil if it has no issuer. Credentials says whose credentials a request
+	// shows, also those that a TokenReview asks about.
+	tokens      *tokens.Tokens
+	credentials authenticator.Request
 	// loopback is the configuration of a client, as system:apiserver, that calls Handler in process.
 	loopback *rest.Config
 	// client uses loopback with protobuf.

@@ -30,6 +30,11 @@ func WithView(ctx context.Context, v *projection.View) context.Context {
 	return context.WithValue(ctx, viewKey{}, &requestView{view: v})
 }
 
+// WithoutView returns a context of a request that keeps no view: it asks the log each time.
+func WithoutView(ctx context.Context) context.Context {
+	return context.WithValue(ctx, viewKey{}, (*requestView)(nil))
+}
+
 // ViewFrom returns the newest view that the context's request has used, nil if it has used none. It may be older than
 // the last write of the request.
 func ViewFrom(ctx context.Context) *projection.View {

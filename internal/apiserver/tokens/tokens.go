@@ -1,0 +1,262 @@
+// Package tokens issues the tokens of service accounts, and verifies them.
+//
+// Nouns. A token is a JWT. It names a service account, and may be bound to a Pod, a Secret or a Node: it dies with what
+// it is bound to. An issuer is the URL that names who signed a token. The keys are one private key that signs and any
+// number of public keys that verify. They are read again when their files change, so keys can be rotated without a
+// restart.
+package tokens
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"gopkg.in/go-jose/go-jose.v2/jwt"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	apiserverserviceaccount "k8s.io/apiserver/pkg/authentication/serviceaccount"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/util/keyutil"
+	"k8s.io/kubernetes/pkg/serviceaccount"
+
+	"github.com/logplane/logplane/internal/reload"
+)
+
+// MaxExtendedExpiration is how long a token of a Pod lives that asked for an hour and a few seconds, as upstream gives
+// it to clients that may not read their token again.
+const MaxExtendedExpiration = serviceaccount.ExpirationExtensionSeconds * time.Second
+
+// Config says who issues tokens and for whom. Its fields are flags of kube-apiserver.
+type Config struct {
+	// Issuers are URLs, or names without a colon. The first issues; tokens of all are good. Without any, no token is
+	// issued and none is good.
+	Issuers []string
+	// SigningKeyFile holds the private key that signs. Without it no token is issued. Its public half verifies.
+	SigningKeyFile string
+	// KeyFiles hold keys that verify as well, for example one that has signed before. A private key stands for its
+	// public half.
+	KeyFiles []string
+	// Audiences are those of this API; without any, the issuers are.
+	Audiences []string
+	// MaxExpiration bounds the life of a token; 0 for no bound.
+	MaxExpiration time.Duration
+	// NoExtension switches MaxExtendedExpiration off.
+	NoExtension bool
+	// JWKSURI is where discovery says that the public keys are, ExternalAddress the host and port of this API if that
+	// is empty.
+	JWKSURI, ExternalAddress string
+}
+
+// Check says what is wrong with a configuration before its files are read.
+func (c Config) Check() error {
+	if len(c.Issuers) == 0 {
+		if c.SigningKeyFile != "" || len(c.KeyFiles) > 0 || len(c.Audiences) > 0 || c.MaxExpiration != 0 || c.JWKSURI != "" {
+			return errors.New("service account tokens need an issuer: give --service-account-issuer")
+		}
+		return nil
+	}
+	for _, issuer := range c.Issuers {
+		u, err := url.Parse(issuer)
+		if issuer == "" || strings.Contains(issuer, ":") && (err != nil || u.Scheme == "") {
+			return fmt.Errorf("--service-account-issuer is '%s': it must be a URL, or a name without a colon", issuer)
+		}
+	}
+	if c.SigningKeyFile == "" && len(c.KeyFiles) == 0 {
+		return errors.New("--service-account-issuer needs a key: give --service-account-signing-key-file to issue tokens, or --service-account-key-file to verify those of others")
+	}
+	if c.MaxExpiration != 0 && (c.MaxExpiration < time.Hour || c.MaxExpiration > 1<<32*time.Second) {
+		return fmt.Errorf("--service-account-max-token-expiration is %s: it must be from 1h to 1193046h", c.MaxExpiration)
+	}
+	if u, err := url.Parse(c.JWKSURI); c.JWKSURI != "" && (err != nil || u.Scheme != "https") {
+		return fmt.Errorf("--service-account-jwks-uri is '%s': it must be an 'https://' URL", c.JWKSURI)
+	}
+	return nil
+}
+
+// Tokens issues and verifies. It is safe for concurrent use.
+type Tokens struct {
+	config Config
+	keys   *reload.Value[keys]
+}
+
+// keys are what the files hold.
+type keys struct {
+	generator serviceaccount.TokenGenerator // nil without a key that signs
+	verifying serviceaccount.PublicKeysGetter
+	// discovery is nil for an issuer that OpenID has no discovery for.
+	discovery serviceaccount.OpenIDMetadataProvider
+}
+
+// New reads the keys. It returns nil for a configuration without issuers.
+func New(c Config) (*Tokens, error) {
+	if err := c.Check(); err != nil || len(c.Issuers) == 0 {
+		return nil, err
+	}
+	if len(c.Audiences) == 0 {
+		c.Audiences = c.Issuers
+	}
+	files := slices.Clone(c.KeyFiles)
+	if c.SigningKeyFile != "" {
+		files = append(files, c.SigningKeyFile)
+	}
+	read, err := reload.New(c.readKeys, files...)
+	if err != nil {
+		return nil, fmt.Errorf("read the keys of service accounts: %w", err)
+	}
+	return &Tokens{c, read}, nil
+}
+
+func (c Config) readKeys() (k keys, err error) {
+	var verifying []any
+	if c.SigningKeyFile != "" {
+		private, err := keyutil.PrivateKeyFromFile(c.SigningKeyFile)
+		if err != nil {
+			return k, err
+		}
+		if k.generator, err = serviceaccount.JWTTokenGenerator(c.Issuers[0], private); err != nil {
+			return k, fmt.Errorf("use '%s': %w", c.SigningKeyFile, err)
+		}
+		verifying = append(verifying, private)
+	}
+	for _, file := range c.KeyFiles {
+		public, err := keyutil.PublicKeysFromFile(file)
+		if err != nil {
+			return k, err
+		}
+		verifying = append(verifying, public...)
+	}
+	if k.verifying, err = serviceaccount.StaticPublicKeysGetter(verifying); err != nil {
+		return k, err
+	}
+	k.discovery, err = serviceaccount.NewOpenIDMetadataProvider(c.Issuers[0], c.JWKSURI, c.ExternalAddress, k.verifying)
+	if err != nil {
+		slog.Warn("the issuer of service account tokens cannot be discovered: clients that verify tokens by themselves need its keys another way", "error", err)
+	}
+	return k, nil
+}
+
+// Issues reports whether there is a key that signs.
+func (t *Tokens) Issues() bool { return t != nil && t.config.SigningKeyFile != "" }
+
+// Audiences are those of this API, nil without an issuer.
+func (t *Tokens) Audiences() authenticator.Audiences {
+	if t == nil {
+		return nil
+	}
+	return t.config.Audiences
+}
+
+// MaxExpiration bounds the life of a token; 0 for no bound.
+func (t *Tokens) MaxExpiration() time.Duration { return t.config.MaxExpiration }
+
+// Extends reports whether MaxExtendedExpiration applies.
+func (t *Tokens) Extends() bool { return !t.config.NoExtension }
+
+// GenerateToken implements serviceaccount.TokenGenerator with the newest key.
+func (t *Tokens) GenerateToken(ctx context.Context, claims *jwt.Claims, private any) (string, error) {
+	return t.keys.Get().generator.GenerateToken(ctx, claims, private)
+}
+
+// Authenticator verifies tokens: first signature, audience and life, which costs nothing but time, then whether what
+// they are bound to is still there. CatchUp is called between the two. It makes objects as new as the log is.
+func (t *Tokens) Authenticator(objects Objects, catchUp func(context.Context) error) authenticator.Token {
+	return serviceaccount.JWTTokenAuthenticator(t.config.Issuers, newestKeys{t}, t.config.Audiences, catchingUp(serviceaccount.NewValidator(objects), catchUp))
+}
+
+// catchingUp infers the type of upstream's private claims, which has no name elsewhere.
+func catchingUp[T any](v serviceaccount.Validator[T], catchUp func(context.Context) error) serviceaccount.Validator[T] {
+	return exact[T]{v, catchUp}
+}
+
+type exact[T any] struct {
+	serviceaccount.Validator[T]
+	catchUp func(context.Context) error
+}
+
+// Validate implements serviceaccount.Validator.
+func (e exact[T]) Validate(ctx context.Context, token string, public *jwt.Claims, private *T) (*apiserverserviceaccount.ServiceAccountInfo, error) {
+	if public.Validate(jwt.Expected{Time: time.Now()}) == nil { // else upstream refuses it without a look at objects
+		if err := e.catchUp(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return e.Validator.Validate(ctx, token, public, private)
+}
+
+// newestKeys is upstream's interface to what the files hold now.
+type newestKeys struct{ *Tokens }
+
+// AddListener implements serviceaccount.PublicKeysGetter. Who asks for keys gets the newest, so nobody needs to be told.
+func (newestKeys) AddListener(serviceaccount.Listener) {}
+
+// GetCacheAgeMaxSeconds implements serviceaccount.PublicKeysGetter.
+func (k newestKeys) GetCacheAgeMaxSeconds() int {
+	return k.keys.Get().verifying.GetCacheAgeMaxSeconds()
+}
+
+// GetPublicKeys implements serviceaccount.PublicKeysGetter.
+func (k newestKeys) GetPublicKeys(ctx context.Context, keyID string) []serviceaccount.PublicKey {
+	return k.keys.Get().verifying.GetPublicKeys(ctx, keyID)
+}
+
+// Objects are what tokens are bound to. The listers must answer exactly.
+type Objects struct {
+	Accounts corelisters.ServiceAccountLister
+	Pods     corelisters.PodLister
+	Secrets  corelisters.SecretLister
+	Nodes    corelisters.NodeLister
+}
+
+// GetServiceAccount implements serviceaccount.ServiceAccountTokenGetter.
+func (o Objects) GetServiceAccount(_ context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
+	return o.Accounts.ServiceAccounts(namespace).Get(name)
+}
+
+// GetPod implements serviceaccount.ServiceAccountTokenGetter.
+func (o Objects) GetPod(_ context.Context, namespace, name string) (*corev1.Pod, error) {
+	return o.Pods.Pods(namespace).Get(name)
+}
+
+// GetSecret implements serviceaccount.ServiceAccountTokenGetter.
+func (o Objects) GetSecret(_ context.Context, namespace, name string) (*corev1.Secret, error) {
+	return o.Secrets.Secrets(namespace).Get(name)
+}
+
+// GetNode implements serviceaccount.ServiceAccountTokenGetter.
+func (o Objects) GetNode(_ context.Context, name string) (*corev1.Node, error) {
+	return o.Nodes.Get(name)
+}
+
+// ServeDiscovery answers how clients verify tokens by themselves: '/.well-known/openid-configuration' and
+// '/openid/v1/jwks'. It reports false for any other path, and if there is nothing to say.
+func (t *Tokens) ServeDiscovery(w http.ResponseWriter, r *http.Request) bool {
+	if t == nil || r.Method != http.MethodGet {
+		return false
+	}
+	discovery := t.keys.Get().discovery
+	if discovery == nil {
+		return false
+	}
+	var body []byte
+	var maxAge int
+	kind := "application/json"
+	switch r.URL.Path {
+	case serviceaccount.OpenIDConfigPath:
+		body, maxAge = discovery.GetConfigJSON()
+	case serviceaccount.JWKSPath:
+		body, maxAge = discovery.GetKeysetJSON()
+		kind = "application/jwk-set+json" // RFC 7517, section 8.5.1
+	default:
+		return false
+	}
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("Cache-Control", fmt.Sprintf("public, max-age=%d", maxAge))
+	_, _ = w.Write(body) // whoever asked has gone
+	return true
+}
