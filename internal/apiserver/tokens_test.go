@@ -1,0 +1,286 @@
+package apiserver
+
+import (
+	"crypto/ecdsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"gopkg.in/go-jose/go-jose.v2/jwt"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/util/keyutil"
+	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/serviceaccount"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/tokens"
+)
+
+const issuer = "https://cell.example"
+
+// writeKey makes a key that signs and returns its path.
+func writeKey(t testing.TB, name string) string {
+	t.Helper()
+	text, err := keyutil.MakeEllipticPrivateKeyPEM()
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, text, 0o600))
+	return path
+}
+
+// withAccounts serves with tokens of a file and of service accounts, and RBAC.
+func withAccounts(t testing.TB, c tokens.Config) func(*Config) {
+	file := withTokens(t)
+	return func(config *Config) {
+		file(config)
+		config.Authentication.ServiceAccounts = c
+		config.Authorization = Authorization{Mode: "RBAC"}
+	}
+}
+
+func (r request) bearing(token string) request {
+	r.header = http.Header{"Authorization": {"Bearer " + token}}
+	return r
+}
+
+const accounts = "/api/v1/namespaces/default/serviceaccounts"
+
+// whoami asks who the server takes the client for.
+var whoami = request{method: "POST", path: "/apis/authentication.k8s.io/v1/selfsubjectreviews", body: "{}"}
+
+// issue returns a token of the service account 'builder'.
+func (s *Server) issue(t testing.TB, spec string) string {
+	t.Helper()
+	got := s.must(t, 201, request{method: "POST", path: accounts + "/builder/token", body: `{"spec":{` + spec + `}}`}.as("root"))
+	token := fieldOf(got.object(t), "status.token")
+	require.NotEmpty(t, token, got.body)
+	return token.(string)
+}
+
+// newAccounts are two processes of a cell with the service account 'builder', who may list ConfigMaps.
+func newAccounts(t testing.TB, c tokens.Config) (one, other *Server) {
+	t.Helper()
+	one, other, _ = twoServers(t, withAccounts(t, c))
+	require.NoError(t, one.Bootstrap(t.Context()))
+	one.must(t, 201, request{method: "POST", path: accounts, body: `{"metadata":{"name":"builder"}}`}.as("root"))
+	one.must(t, 201, request{method: "POST", path: rbacPath + "/clusterroles", body: `{"metadata":{"name":"reader"},"rules":[{"apiGroups":[""],"resources":["configmaps"],"verbs":["list"]}]}`}.as("root"))
+	one.must(t, 201, request{method: "POST", path: rbacPath + "/namespaces/default/rolebindings", body: `{"metadata":{"name":"builder"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"reader"},"subjects":[{"kind":"ServiceAccount","name":"builder","namespace":"default"}]}`}.as("root"))
+	return one, other
+}
+
+// TestServiceAccountTokens: a token that one process issued is good on the next request of another, for what its
+// account may do, and no longer once what it is bound to is gone.
+func TestServiceAccountTokens(t *testing.T) {
+	one, other := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")})
+	list := request{method: "GET", path: configMaps}
+	token := one.issue(t, "")
+	other.must(t, 200, list.bearing(token))
+	other.must(t, 403, request{method: "GET", path: "/api/v1/namespaces/default/secrets"}.bearing(token))
+	me := other.must(t, 201, whoami.bearing(token)).object(t)
+	require.Equal(t, "system:serviceaccount:default:builder", fieldOf(me, "status.userInfo.username"))
+	require.ElementsMatch(t, []any{"system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"}, fieldOf(me, "status.userInfo.groups"))
+
+	for _, bound := range []struct{ kind, path, body string }{
+		{"Pod", "/api/v1/namespaces/default/pods", `{"metadata":{"name":"x"},"spec":{"serviceAccountName":"builder","containers":[{"name":"a","image":"a"}]}}`},
+		{"Secret", "/api/v1/namespaces/default/secrets", `{"metadata":{"name":"x"}}`},
+		{"Node", "/api/v1/nodes", `{"metadata":{"name":"x"}}`},
+	} {
+		one.must(t, 201, request{method: "POST", path: bound.path, body: bound.body}.as("root"))
+		token := one.issue(t, `"boundObjectRef":{"kind":"`+bound.kind+`","apiVersion":"v1","name":"x"}`)
+		other.must(t, 200, list.bearing(token))
+		one.must(t, 200, request{method: "DELETE", path: bound.path + "/x?gracePeriodSeconds=0"}.as("root"))
+		other.must(t, 401, list.bearing(token))
+		one.must(t, 201, request{method: "POST", path: bound.path, body: bound.body}.as("root"))
+		other.must(t, 401, list.bearing(token)) // it is another of the same name
+	}
+	one.must(t, 404, request{method: "POST", path: accounts + "/builder/token", body: `{"spec":{"boundObjectRef":{"kind":"Pod","apiVersion":"v1","name":"missing"}}}`}.as("root"))
+	one.must(t, 422, request{method: "POST", path: accounts + "/builder/token", body: `{"spec":{"expirationSeconds":10}}`}.as("root"))
+	one.must(t, 403, request{method: "POST", path: accounts + "/builder/token", body: `{}`}.bearing(token))
+
+	one.must(t, 200, request{method: "DELETE", path: accounts + "/builder"}.as("root"))
+	other.must(t, 401, list.bearing(token))
+	one.must(t, 201, request{method: "POST", path: accounts, body: `{"metadata":{"name":"builder"}}`}.as("root"))
+	other.must(t, 401, list.bearing(token))
+	one.must(t, 401, list.bearing(token))
+	other.must(t, 200, list.bearing(one.issue(t, "")))
+}
+
+// TestTokensThatAreNoGood: a token is refused whose signature, issuer, audience, life or form is wrong.
+func TestTokensThatAreNoGood(t *testing.T) {
+	key := writeKey(t, "key")
+	s, _ := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key})
+	var account corev1.ServiceAccount
+	require.NoError(t, json.Unmarshal([]byte(s.must(t, 200, request{method: "GET", path: accounts + "/builder"}.as("root")).body), &account))
+	signed := func(path, by string, change func(*jwt.Claims)) string {
+		private, err := keyutil.PrivateKeyFromFile(path)
+		require.NoError(t, err)
+		generator, err := serviceaccount.JWTTokenGenerator(by, private)
+		require.NoError(t, err)
+		of := core.ServiceAccount{}
+		of.Name, of.Namespace, of.UID = account.Name, account.Namespace, account.UID
+		public, claims, err := serviceaccount.Claims(of, nil, nil, nil, 3600, 0, []string{issuer})
+		require.NoError(t, err)
+		change(public)
+		token, err := generator.GenerateToken(t.Context(), public, claims)
+		require.NoError(t, err)
+		return token
+	}
+	same := func(*jwt.Claims) {}
+	good := signed(key, issuer, same)
+	parts := strings.Split(good, ".")
+	list := request{method: "GET", path: configMaps}
+	s.must(t, 200, list.bearing(good))
+	unsigned := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none"}`))
+	for name, token := range map[string]string{
+		"another key":      signed(writeKey(t, "other"), issuer, same),
+		"another issuer":   signed(key, "https://other.example", same),
+		"another audience": s.issue(t, `"audiences":["elsewhere"]`),
+		"expired":          signed(key, issuer, func(c *jwt.Claims) { c.Expiry = jwt.NewNumericDate(time.Now().Add(-2 * time.Minute)) }),
+		"not yet":          signed(key, issuer, func(c *jwt.Claims) { c.NotBefore = jwt.NewNumericDate(time.Now().Add(time.Hour)) }),
+		"alg none":         unsigned + "." + parts[1] + ".",
+		"alg none, signed": unsigned + "." + parts[1] + "." + parts[2],
+		"no signature":     parts[0] + "." + parts[1] + ".",
+		"other claims":     parts[0] + "." + base64.RawURLEncoding.EncodeToString([]byte(`{"iss":"`+issuer+`","sub":"system:serviceaccount:kube-system:admin","aud":["`+issuer+`"],"exp":99999999999}`)) + "." + parts[2],
+		"two parts":        parts[0] + "." + parts[1],
+		"nothing in it":    "..",
+	} {
+		require.Equal(t, 401, list.bearing(token).do(t, s).code, name)
+	}
+}
+
+// TestSigningKeysRotate: a token stays good while its key verifies, whoever signs meanwhile.
+func TestSigningKeysRotate(t *testing.T) {
+	old, next := writeKey(t, "old"), writeKey(t, "next")
+	list := request{method: "GET", path: configMaps}
+	one, other := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: old})
+	token := one.issue(t, "")
+	serve := func(c tokens.Config) *Server {
+		config := Config{Cell: other.config.Cell}
+		withAccounts(t, c)(&config)
+		s, err := New(config)
+		require.NoError(t, err)
+		return s
+	}
+	both := serve(tokens.Config{Issuers: []string{"https://new.example", issuer}, SigningKeyFile: next, KeyFiles: []string{old}})
+	both.must(t, 200, list.bearing(token))
+	both.must(t, 200, list.bearing(both.issue(t, "")))
+	one.must(t, 401, list.bearing(both.issue(t, "")))
+	after := serve(tokens.Config{Issuers: []string{issuer}, SigningKeyFile: next})
+	after.must(t, 401, list.bearing(token))
+
+	var set struct{ Keys []struct{ Kid, Alg string } }
+	keys := both.must(t, 200, request{method: "GET", path: "/openid/v1/jwks"}.as("root"))
+	require.Equal(t, "application/jwk-set+json", keys.header.Get("Content-Type"))
+	require.NoError(t, json.Unmarshal([]byte(keys.body), &set))
+	require.Len(t, set.Keys, 2)
+	require.Equal(t, "ES256", set.Keys[0].Alg)
+	document := both.must(t, 200, request{method: "GET", path: "/.well-known/openid-configuration"}.as("root")).object(t)
+	require.Equal(t, "https://new.example", document["issuer"])
+	require.Equal(t, "https://localhost:443/openid/v1/jwks", document["jwks_uri"])
+}
+
+// TestTokenReviews: a review says whose a token is and for whom, and takes no token for good because the server asks
+// nobody for one.
+func TestTokenReviews(t *testing.T) {
+	c := tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")}
+	s, _ := newAccounts(t, c)
+	const reviews = "/apis/authentication.k8s.io/v1/tokenreviews"
+	review := func(s *Server, token, audiences string) map[string]any {
+		return s.must(t, 201, request{method: "POST", path: reviews, body: fmt.Sprintf(`{"spec":{"token":%q,"audiences":[%s]}}`, token, audiences)}.as("root")).object(t)
+	}
+	theirs := s.issue(t, `"audiences":["elsewhere"]`)
+	good := review(s, theirs, `"elsewhere","nowhere"`)
+	require.Equal(t, true, fieldOf(good, "status.authenticated"))
+	require.Equal(t, []any{"elsewhere"}, fieldOf(good, "status.audiences"))
+	require.Equal(t, "system:serviceaccount:default:builder", fieldOf(good, "status.user.username"))
+	require.Nil(t, fieldOf(review(s, theirs, ""), "status.authenticated"))
+	require.Nil(t, fieldOf(review(s, s.issue(t, ""), `"elsewhere"`), "status.authenticated"))
+	require.Equal(t, true, fieldOf(review(s, s.issue(t, ""), ""), "status.authenticated"))
+	require.Equal(t, true, fieldOf(review(s, "ann-token", ""), "status.authenticated"))
+
+	open := newServer(t, func(config *Config) { config.Authentication.ServiceAccounts = c })
+	open.must(t, 201, request{method: "POST", path: accounts, body: `{"metadata":{"name":"builder"}}`})
+	anything := open.must(t, 201, request{method: "POST", path: reviews, body: `{"spec":{"token":"anything"}}`}).object(t)
+	require.Nil(t, fieldOf(anything, "status.authenticated"))
+	issued := open.must(t, 201, request{method: "POST", path: accounts + "/builder/token", body: "{}"}).object(t)
+	me := open.must(t, 201, whoami.bearing(fieldOf(issued, "status.token").(string))).object(t)
+	require.Equal(t, "system:serviceaccount:default:builder", fieldOf(me, "status.userInfo.username"))
+	open.must(t, 401, whoami.bearing(theirs))
+	open.must(t, 401, whoami.bearing("anything"))
+	require.Equal(t, "system:admin", fieldOf(open.must(t, 201, whoami).object(t), "status.userInfo.username"))
+}
+
+// TestATokenAsksTheLogOnce: whether its token's account is there and what it asks for are read from one view.
+func TestATokenAsksTheLogOnce(t *testing.T) {
+	one, _ := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: writeKey(t, "key")})
+	token := one.issue(t, "")
+	asked := func(r request) float64 {
+		before := roundTrips(t)
+		one.must(t, 200, r)
+		return roundTrips(t) - before
+	}
+	list := request{method: "GET", path: configMaps}
+	require.Equal(t, asked(list.as("root")), asked(list.bearing(token)))
+}
+
+// roundTrips counts the questions that this process has asked the log.
+func roundTrips(t testing.TB) (n float64) {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(eventlog.Collectors()...)
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() == "logplane_log_round_trips_total" {
+			for _, m := range f.GetMetric() {
+				n += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return n
+}
+
+// TestTokenConfiguration: what cannot work is refused at the start, in terms of flags.
+func TestTokenConfiguration(t *testing.T) {
+	key := writeKey(t, "key")
+	for says, c := range map[string]tokens.Config{
+		"give --service-account-issuer":   {SigningKeyFile: key},
+		"--service-account-issuer is ':'": {Issuers: []string{":"}, SigningKeyFile: key},
+		"needs a key":                     {Issuers: []string{issuer}},
+		"missing":                         {Issuers: []string{issuer}, SigningKeyFile: "missing"},
+		"--service-account-max-token-expiration is 1m0s":           {Issuers: []string{issuer}, SigningKeyFile: key, MaxExpiration: time.Minute},
+		"--service-account-jwks-uri is 'http://a'":                 {Issuers: []string{issuer}, SigningKeyFile: key, JWKSURI: "http://a"},
+		"does not contain a valid RSA or ECDSA private key":        {Issuers: []string{issuer}, SigningKeyFile: publicHalf(t, key)},
+		"data does not contain any valid RSA or ECDSA public keys": {Issuers: []string{issuer}, KeyFiles: []string{os.DevNull}},
+	} {
+		_, err := tokens.New(c)
+		require.ErrorContains(t, err, says)
+	}
+	verifies, err := tokens.New(tokens.Config{Issuers: []string{issuer}, KeyFiles: []string{publicHalf(t, key)}})
+	require.NoError(t, err)
+	require.False(t, verifies.Issues())
+	one, _ := newAccounts(t, tokens.Config{Issuers: []string{issuer}, KeyFiles: []string{publicHalf(t, key)}})
+	refused := one.must(t, 405, request{method: "POST", path: accounts + "/builder/token", body: "{}"}.as("root"))
+	require.Contains(t, refused.body, "--service-account-signing-key-file")
+}
+
+func publicHalf(t testing.TB, path string) string {
+	t.Helper()
+	private, err := keyutil.PrivateKeyFromFile(path)
+	require.NoError(t, err)
+	der, err := x509.MarshalPKIXPublicKey(private.(*ecdsa.PrivateKey).Public())
+	require.NoError(t, err)
+	public := path + ".pub"
+	require.NoError(t, os.WriteFile(public, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o600))
+	return public
+}
