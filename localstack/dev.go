@@ -14,11 +14,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/keyutil"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/embedded"
 	"github.com/logplane/logplane/functions/lifecycle"
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/internal/serving"
@@ -101,9 +103,16 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	}
 	cell.Feed = fanout.NewFeed(cell.Log, cell.Projection)
 	cell.Writable = d.log.Writable
+	signingKey, err := ensureSigningKey(c.Folder)
+	if err != nil {
+		return err
+	}
 	writers := &kubestore.Writers{} // every writer of the cell is in this process
 	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true, Writers: writers,
-		Watches:       apiserver.WatchLimits{User: c.MaxWatches},
+		Watches: apiserver.WatchLimits{User: c.MaxWatches},
+		Authentication: apiserver.Authentication{ // who shows nothing is an administrator, a service account is itself
+			ServiceAccounts: tokens.Config{Issuers: []string{issuer}, SigningKeyFile: signingKey},
+		},
 		Authorization: apiserver.Authorization{Mode: "RBAC"}, // everyone is in system:masters; '--as' shows the rules at work
 	})
 	if err != nil {
@@ -187,7 +196,28 @@ const (
 	subjectPrefix    = "logplane"
 	cluster          = "main"
 	doorName         = "log.url"
+	signingKeyName   = "service-account.key"
+	// issuer is the usual one of a cluster's own service accounts.
+	issuer = "https://kubernetes.default.svc.cluster.local"
 )
+
+// ensureSigningKey returns the path of the key that signs the tokens of service accounts, made if missing. The folder is
+// locked.
+func ensureSigningKey(folder string) (string, error) {
+	path := filepath.Join(folder, signingKeyName)
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		return path, err
+	}
+	key, err := keyutil.MakeEllipticPrivateKeyPEM()
+	if err != nil {
+		return "", fmt.Errorf("make the key of service accounts: %w", err)
+	}
+	written := path + ".new"
+	if err := os.WriteFile(written, key, 0o600); err != nil {
+		return "", fmt.Errorf("write the key of service accounts: %w", err)
+	}
+	return path, os.Rename(written, path) // a kill leaves the whole key or none
+}
 
 func (d *Dev) openLog(ctx context.Context, c Config) (*eventlog.Log, error) {
 	folder := filepath.Join(c.Folder, "log")

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/reload"
 	serve "github.com/logplane/logplane/internal/serving"
 )
@@ -28,7 +29,9 @@ type serving struct {
 	insecurePlainHTTP       bool
 	lambda                  bool // nothing listens
 	watcherURL              string
+	accounts                tokens.Config
 	requests                apiserver.RequestLimits
+	extend                  bool
 	maxStreams              int
 	goawayChance            float64
 	hsts                    []string
@@ -40,6 +43,13 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	flags.StringVar(&s.keyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
 	flags.StringVar(&s.clientCAFile, "client-ca-file", "", "authenticate clients by certificates of these authorities")
 	flags.StringVar(&s.tokenFile, "token-auth-file", "", "authenticate clients by the tokens in this file, as kube-apiserver reads it")
+	flags.StringArrayVar(&s.accounts.Issuers, "service-account-issuer", nil, "URL that names who issues tokens of service accounts; repeated, the first issues and tokens of all are good. None by default: service accounts have no tokens")
+	flags.StringVar(&s.accounts.SigningKeyFile, "service-account-signing-key-file", "", "private key that signs these tokens, the same for every process of the cell; it and the next are read again when they change")
+	flags.StringArrayVar(&s.accounts.KeyFiles, "service-account-key-file", nil, "key that verifies these tokens besides the signing key, for example one that has signed before; may be repeated")
+	flags.StringSliceVar(&s.accounts.Audiences, "api-audiences", nil, "audiences of this API, one of which such a token must have; --service-account-issuer by default")
+	flags.DurationVar(&s.accounts.MaxExpiration, "service-account-max-token-expiration", 0, "the longest life of a token that may be asked for; no limit by default")
+	flags.BoolVar(&s.extend, "service-account-extend-token-expiration", true, "give a Pod's token of an hour a year, for clients that read it once")
+	flags.StringVar(&s.accounts.JWKSURI, "service-account-jwks-uri", "", "https URL of the public keys in the issuer's discovery document; --external-address by default")
 	flags.StringVar(&s.authorizationMode, "authorization-mode", "RBAC", "'RBAC' or 'AlwaysAllow'")
 	flags.BoolVar(&s.insecurePlainHTTP, "insecure-plain-http", false, "serve beyond loopback without TLS, behind something that ends it: tokens pass in clear between the two")
 	flags.IntVar(&s.requests.InFlight, "max-requests-inflight", 400, "requests that read which this process serves at once; one user of several gets an eighth of them, what waits too long is 429")
@@ -55,6 +65,9 @@ func (s *serving) register(flags *pflag.FlagSet) {
 // a listener that would show tokens to the network, and limits without meaning.
 func (s *serving) check() error {
 	if err := s.checkLimits(); err != nil {
+		return err
+	}
+	if err := s.accounts.Check(); err != nil {
 		return err
 	}
 	if (s.certFile == "") != (s.keyFile == "") {
@@ -144,7 +157,8 @@ func (s *serving) configure(c *apiserver.Config) {
 		c.ExternalAddress = s.listen
 	}
 	c.LoopbackOnly = !s.authenticated()
-	c.Authentication = apiserver.Authentication{TokenFile: s.tokenFile, ClientCAFile: s.clientCAFile}
+	s.accounts.NoExtension = !s.extend
+	c.Authentication = apiserver.Authentication{TokenFile: s.tokenFile, ClientCAFile: s.clientCAFile, ServiceAccounts: s.accounts}
 	c.Authorization = apiserver.Authorization{Mode: s.authorizationMode}
 	c.Requests, c.GoawayChance, c.HSTSDirectives = s.requests, s.goawayChance, s.hsts
 }
