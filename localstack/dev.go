@@ -4,6 +4,7 @@ package localstack
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -45,8 +46,11 @@ type Config struct {
 	Folder string
 	// InMemory keeps the log and the bucket in memory; Folder then holds only the lock and the kubeconfig.
 	InMemory bool
-	// Listen is the loopback address to serve plain HTTP on; port 0 takes a free one.
+	// Listen is the loopback address to serve on; port 0 takes a free one.
 	Listen string
+	// Secure serves HTTPS and requires credentials, which RBAC judges. The kubeconfig then holds an administrator's
+	// certificate. Otherwise it is plain HTTP, and a client without credentials is an administrator.
+	Secure bool
 	// EventsListen is the loopback address where NATS subscribers receive events, and can do nothing else;
 	// empty for none.
 	EventsListen string
@@ -66,6 +70,8 @@ type Dev struct {
 	server     *apiserver.Server
 	address    string
 	kubeconfig string
+	tls        *tls.Config // nil for plain HTTP
+	client     rest.TLSClientConfig
 	events     string
 	close      []func() error
 	stop       context.CancelFunc
@@ -103,17 +109,15 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	}
 	cell.Feed = fanout.NewFeed(cell.Log, cell.Projection)
 	cell.Writable = d.log.Writable
-	signingKey, err := ensureSigningKey(c.Folder)
+	access, err := d.openAccess(c)
 	if err != nil {
 		return err
 	}
 	writers := &kubestore.Writers{} // every writer of the cell is in this process
-	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true, Writers: writers,
-		Watches: apiserver.WatchLimits{User: c.MaxWatches},
-		Authentication: apiserver.Authentication{ // who shows nothing is an administrator, a service account is itself
-			ServiceAccounts: tokens.Config{Issuers: []string{issuer}, SigningKeyFile: signingKey},
-		},
-		Authorization: apiserver.Authorization{Mode: "RBAC"}, // everyone is in system:masters; '--as' shows the rules at work
+	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: !c.Secure, Writers: writers,
+		Watches:        apiserver.WatchLimits{User: c.MaxWatches},
+		Authentication: access,
+		Authorization:  apiserver.Authorization{Mode: "RBAC"}, // even if everyone is in system:masters: '--as' shows the rules at work
 	})
 	if err != nil {
 		return err
@@ -122,7 +126,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	if err := server.Bootstrap(ctx); err != nil {
 		return fmt.Errorf("create the objects every cluster has: %w", err)
 	}
-	if d.kubeconfig, err = writeKubeconfig(c.Folder, d.URL()); err != nil {
+	if d.kubeconfig, err = writeKubeconfig(c.Folder, d.RESTConfig()); err != nil {
 		return err
 	}
 	return d.run(ctx, listener, server, cell, writers)
@@ -140,7 +144,7 @@ func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.
 	d.running.Go(func() error { return cell.Feed.Run(feeding) })
 	d.running.Go(func() error {
 		defer stopFeed()
-		return serving.Serve(ctx, listener, server, serving.Config{Drain: func(ctx context.Context) {
+		return serving.Serve(ctx, listener, server, serving.Config{TLS: d.tls, Drain: func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 			defer cancel()
 			server.Drain(ctx, 0)
@@ -201,8 +205,8 @@ const (
 	issuer = "https://kubernetes.default.svc.cluster.local"
 )
 
-// ensureSigningKey returns the path of the key that signs the tokens of service accounts, made if missing. The folder is
-// locked.
+// ensureSigningKey returns the path of the key that signs tokens of
+// service accounts, and makes it if missing. The folder must be locked.
 func ensureSigningKey(folder string) (string, error) {
 	path := filepath.Join(folder, signingKeyName)
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
@@ -212,11 +216,10 @@ func ensureSigningKey(folder string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("make the key of service accounts: %w", err)
 	}
-	written := path + ".new"
-	if err := os.WriteFile(written, key, 0o600); err != nil {
+	if err := replaceFile(path, key); err != nil {
 		return "", fmt.Errorf("write the key of service accounts: %w", err)
 	}
-	return path, os.Rename(written, path) // a kill leaves the whole key or none
+	return path, nil
 }
 
 func (d *Dev) openLog(ctx context.Context, c Config) (*eventlog.Log, error) {
@@ -268,8 +271,45 @@ func openBucket(c Config) (bucket.Bucket, error) {
 	return bucket.Count(b), nil
 }
 
+// openAccess makes the keys and certificates that are missing, and says how requests are authenticated.
+func (d *Dev) openAccess(c Config) (apiserver.Authentication, error) {
+	key, err := ensureSigningKey(c.Folder)
+	if err != nil {
+		return apiserver.Authentication{}, err
+	}
+	access := apiserver.Authentication{ServiceAccounts: tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key}}
+	if !c.Secure {
+		return access, nil
+	}
+	authority, err := ensureAuthority(c.Folder)
+	if err != nil {
+		return access, err
+	}
+	host, _, err := net.SplitHostPort(d.address)
+	if err != nil {
+		return access, err
+	}
+	certificate, err := authority.server(host)
+	if err != nil {
+		return access, err
+	}
+	d.tls = &tls.Config{
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, Certificates: []tls.Certificate{certificate},
+		ClientAuth: tls.RequestClientCert, // the authenticator verifies it, so that a token is good too
+	}
+	d.client.CAData = authority.PEM()
+	d.client.CertData, d.client.KeyData, err = authority.admin()
+	access.ClientCAFile = authority.Path
+	return access, err
+}
+
 // URL is the API's address.
-func (d *Dev) URL() string { return "http://" + d.address }
+func (d *Dev) URL() string {
+	if d.tls != nil {
+		return "https://" + d.address
+	}
+	return "http://" + d.address
+}
 
 // Kubeconfig is the path of the file that points kubectl at the API.
 func (d *Dev) Kubeconfig() string { return d.kubeconfig }
@@ -277,8 +317,10 @@ func (d *Dev) Kubeconfig() string { return d.kubeconfig }
 // EventsURL is where NATS subscribers connect, empty for nowhere.
 func (d *Dev) EventsURL() string { return d.events }
 
-// RESTConfig is for client-go.
-func (d *Dev) RESTConfig() *rest.Config { return &rest.Config{Host: d.URL()} }
+// RESTConfig is for client-go, as an administrator.
+func (d *Dev) RESTConfig() *rest.Config {
+	return &rest.Config{Host: d.URL(), TLSClientConfig: d.client}
+}
 
 // Shrink lets go of most of what is kept to save time: the cell has nothing to do.
 func (d *Dev) Shrink() { d.server.Shrink() }
@@ -307,11 +349,11 @@ func (d *Dev) Stop() error {
 
 func (d *Dev) onStop(f func() error) { d.close = append(d.close, f) }
 
-// check refuses addresses that others on the network could reach: dev knows no users.
+// check refuses addresses that others on the network could reach: dev is for one machine.
 func (c Config) check() error {
 	for flag, address := range map[string]string{"--listen": c.Listen, "--events-listen": c.EventsListen} {
 		if address != "" && !serving.IsLoopback(address) {
-			return fmt.Errorf("%s is '%s': dev has no authentication and must listen on loopback; use 'logplane api' for others", flag, address)
+			return fmt.Errorf("%s is '%s': dev must listen on loopback; use 'logplane api' for others", flag, address)
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
@@ -14,8 +15,8 @@ import (
 // extensions when it merges and changes kubeconfigs.
 const folderExtension = "logplane.dev/data"
 
-// writeKubeconfig writes a file that points kubectl at the URL, and returns its absolute path.
-func writeKubeconfig(folder, url string) (string, error) {
+// writeKubeconfig writes a file that points kubectl at the API, and returns its absolute path.
+func writeKubeconfig(folder string, to *rest.Config) (string, error) {
 	folder, err := filepath.Abs(folder)
 	if err != nil {
 		return "", fmt.Errorf("find the data folder: %w", err)
@@ -27,9 +28,9 @@ func writeKubeconfig(folder, url string) (string, error) {
 	}
 	config := clientcmdapi.NewConfig()
 	config.Clusters["logplane"] = &clientcmdapi.Cluster{
-		Server: url, Extensions: map[string]runtime.Object{folderExtension: &runtime.Unknown{Raw: extension, ContentType: runtime.ContentTypeJSON}},
+		Server: to.Host, CertificateAuthorityData: to.CAData, Extensions: map[string]runtime.Object{folderExtension: &runtime.Unknown{Raw: extension, ContentType: runtime.ContentTypeJSON}},
 	}
-	config.AuthInfos["logplane"] = &clientcmdapi.AuthInfo{}
+	config.AuthInfos["logplane"] = &clientcmdapi.AuthInfo{ClientCertificateData: to.CertData, ClientKeyData: to.KeyData}
 	config.Contexts["logplane"] = &clientcmdapi.Context{Cluster: "logplane", AuthInfo: "logplane", Namespace: "default"}
 	config.CurrentContext = "logplane"
 	if err := clientcmd.WriteToFile(*config, path); err != nil {

@@ -22,8 +22,9 @@ func newDev() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run everything in this process: log, bucket, API, watcher, projector and lifecycle",
-		Long: "Runs a whole cell in one process on loopback, without authentication, storing below one folder.\n" +
-			"What was written survives a restart, and a kill at any moment.",
+		Long: "Runs a whole cell in one process on loopback, storing below one folder. What was written survives a\n" +
+			"restart, and a kill at any moment. Every client is an administrator, unless it shows the token of a service\n" +
+			"account or --secure is given.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkRetention(c.LogRetention, c.Retention, c.History); err != nil {
@@ -44,7 +45,8 @@ func newDev() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&c.Folder, "data", defaultFolder(), "folder that holds the log, the bucket, the kubeconfig, and how 'logplane events' reads the log")
-	cmd.Flags().StringVar(&c.Listen, "listen", "127.0.0.1:7373", "loopback address to serve plain HTTP on")
+	cmd.Flags().StringVar(&c.Listen, "listen", "127.0.0.1:7373", "loopback address to serve on")
+	cmd.Flags().BoolVar(&c.Secure, "secure", false, "serve HTTPS and require credentials, under RBAC; the kubeconfig holds an administrator's, 'logplane kubeconfig' makes others")
 	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: the log and the bucket live in memory, only the kubeconfig is in the folder")
 	cmd.Flags().StringVar(&c.EventsListen, "events-listen", "", "loopback address where NATS subscribers receive events and can do nothing else; empty for none")
 	cmd.Flags().IntVar(&c.MaxWatches, "max-watches-per-user", apiserver.DefaultWatchesPerUser, "watches that are served at once, 429 beyond: here everybody is one user; 0 for no limit")

@@ -74,7 +74,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	root.PersistentFlags().TextVar(&level, "log-level", slog.LevelInfo, "'debug', 'info', 'warn' or 'error'")
 	registerMetrics()
 	root.AddCommand(
-		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newInit(), newInspect(), newEvents(), newPermissions(), newFence(), newVersion(),
+		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newInit(), newInspect(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newVersion(),
 	)
 	refuseUnknown(root)
 	return root

@@ -38,8 +38,8 @@ type Authentication struct {
 	Anonymous bool
 }
 
-// Configured reports whether requests must show credentials. If not, a request is from system:admin, unless it shows the
-// token of a service account.
+// Configured reports whether requests must show credentials. If not, a
+// request without any is from system:admin.
 func (a Authentication) Configured() bool { return a.TokenFile != "" || a.ClientCAFile != "" }
 
 // admin is everybody's user if authentication is not configured.

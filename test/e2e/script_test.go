@@ -16,10 +16,10 @@ import (
 	"github.com/logplane/logplane/test/product"
 )
 
-// TestScripts runs testdata/script/*.txtar. Each script has its own 'logplane dev' on an empty
-// folder and drives it with the real kubectl. Commands of ours: 'restart' kills the server
-// (-9) and starts it again on the same folder and port, 'stop' ends it well; 'watching' waits
-// until a watch is open; 'objects N' prints a List of N ConfigMaps into objects.yaml.
+// TestScripts runs testdata/script/*.txtar. Each script has its own 'logplane dev' on an empty folder and drives it
+// with the real kubectl. Commands of ours: 'restart' kills the server (-9) and starts it again on the same folder and
+// port, 'stop' ends it well; 'secure' starts it again with --secure; 'watching' waits until a watch is open;
+// 'objects N' prints a List of N ConfigMaps into objects.yaml.
 func TestScripts(t *testing.T) {
 	kubectl := filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))
 	logplane := filepath.Dir(product.Logplane(t))
@@ -38,6 +38,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"restart":  restart,
+			"secure":   secure,
 			"objects":  objects,
 			"watching": watching,
 			"stop":     func(ts *testscript.TestScript, _ bool, _ []string) { ts.Value("server").(*product.Process).Stop() },
@@ -53,6 +54,11 @@ func restart(ts *testscript.TestScript, neg bool, args []string) {
 	old := ts.Value("server").(*product.Process)
 	old.Kill()
 	product.Serve(ts.Value("t").(testing.TB), "dev", "--data", ts.Getenv("DATA"), "--listen", old.Address)
+}
+
+// secure starts a server that was stopped again on the same folder and port, with --secure.
+func secure(ts *testscript.TestScript, neg bool, args []string) {
+	product.Serve(ts.Value("t").(testing.TB), "dev", "--secure", "--data", ts.Getenv("DATA"), "--listen", ts.Value("server").(*product.Process).Address)
 }
 
 // watching returns when the server has a watch, so that the command in the background has begun.

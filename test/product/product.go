@@ -58,7 +58,7 @@ type Process struct {
 	out bytes.Buffer // guarded by mu
 }
 
-var serving = regexp.MustCompile(`(?:Kubernetes API on http://|msg=serving address=)((?:[0-9.]+|\[::\]):[0-9]+)`)
+var serving = regexp.MustCompile(`(?:Kubernetes API on https?://|msg=serving address=)((?:[0-9.]+|\[::\]):[0-9]+)`)
 
 // Run runs the product with the arguments. It is killed when the test ends.
 func Run(t testing.TB, args ...string) *Process {
@@ -128,7 +128,7 @@ func (p *Process) collect(r *os.File, address chan<- string) {
 		p.out.Write(append(lines.Bytes(), '\n'))
 		p.mu.Unlock()
 		if found := serving.FindSubmatch(lines.Bytes()); found != nil {
-			p.secure = strings.Contains(lines.Text(), "https=true") // set before the address is sent
+			p.secure = strings.Contains(lines.Text(), "https=true") || strings.Contains(lines.Text(), "API on https://") // set before the address is sent
 			select {
 			case address <- string(found[1]):
 			default:

@@ -28,14 +28,14 @@ import (
 	"github.com/logplane/logplane/internal/reload"
 )
 
-// MaxExtendedExpiration is how long a token of a Pod lives that asked for an hour and a few seconds, as upstream gives
-// it to clients that may not read their token again.
+// MaxExtendedExpiration is how long a Pod's token of an hour really lives. Upstream extends it for clients that read
+// their token only once.
 const MaxExtendedExpiration = serviceaccount.ExpirationExtensionSeconds * time.Second
 
 // Config says who issues tokens and for whom. Its fields are flags of kube-apiserver.
 type Config struct {
-	// Issuers are URLs, or names without a colon. The first issues; tokens of all are good. Without any, no token is
-	// issued and none is good.
+	// Issuers are URLs, or names without a colon. The first one issues tokens; those of all are accepted. Without
+	// issuers no token is issued or accepted.
 	Issuers []string
 	// SigningKeyFile holds the private key that signs. Without it no token is issued. Its public half verifies.
 	SigningKeyFile string
@@ -144,7 +144,7 @@ func (c Config) readKeys() (k keys, err error) {
 // Issues reports whether there is a key that signs.
 func (t *Tokens) Issues() bool { return t != nil && t.config.SigningKeyFile != "" }
 
-// Audiences are those of this API, nil without an issuer.
+// Audiences are those of this API; nil without an issuer.
 func (t *Tokens) Audiences() authenticator.Audiences {
 	if t == nil {
 		return nil
@@ -163,8 +163,8 @@ func (t *Tokens) GenerateToken(ctx context.Context, claims *jwt.Claims, private 
 	return t.keys.Get().generator.GenerateToken(ctx, claims, private)
 }
 
-// Authenticator verifies tokens: first signature, audience and life, which costs nothing but time, then whether what
-// they are bound to is still there. CatchUp is called between the two. It makes objects as new as the log is.
+// Authenticator verifies tokens. It checks signature, audience and life first, then calls catchUp, which makes objects
+// as new as the log, and then checks that what the token is bound to still exists.
 func (t *Tokens) Authenticator(objects Objects, catchUp func(context.Context) error) authenticator.Token {
 	return serviceaccount.JWTTokenAuthenticator(t.config.Issuers, newestKeys{t}, t.config.Audiences, catchingUp(serviceaccount.NewValidator(objects), catchUp))
 }
@@ -181,7 +181,7 @@ type exact[T any] struct {
 
 // Validate implements serviceaccount.Validator.
 func (e exact[T]) Validate(ctx context.Context, token string, public *jwt.Claims, private *T) (*apiserverserviceaccount.ServiceAccountInfo, error) {
-	if public.Validate(jwt.Expected{Time: time.Now()}) == nil { // else upstream refuses it without a look at objects
+	if public.Validate(jwt.Expected{Time: time.Now()}) == nil { // otherwise upstream refuses it before it reads objects
 		if err := e.catchUp(ctx); err != nil {
 			return nil, err
 		}
@@ -192,7 +192,7 @@ func (e exact[T]) Validate(ctx context.Context, token string, public *jwt.Claims
 // newestKeys is upstream's interface to what the files hold now.
 type newestKeys struct{ *Tokens }
 
-// AddListener implements serviceaccount.PublicKeysGetter. Who asks for keys gets the newest, so nobody needs to be told.
+// AddListener implements serviceaccount.PublicKeysGetter. Every call returns the newest keys, so no listener is needed.
 func (newestKeys) AddListener(serviceaccount.Listener) {}
 
 // GetCacheAgeMaxSeconds implements serviceaccount.PublicKeysGetter.
@@ -233,8 +233,8 @@ func (o Objects) GetNode(_ context.Context, name string) (*corev1.Node, error) {
 	return o.Nodes.Get(name)
 }
 
-// ServeDiscovery answers how clients verify tokens by themselves: '/.well-known/openid-configuration' and
-// '/openid/v1/jwks'. It reports false for any other path, and if there is nothing to say.
+// ServeDiscovery answers '/.well-known/openid-configuration' and '/openid/v1/jwks', which say how clients can verify
+// tokens by themselves. It reports false, and answers nothing, for any other path and for an issuer without discovery.
 func (t *Tokens) ServeDiscovery(w http.ResponseWriter, r *http.Request) bool {
 	if t == nil || r.Method != http.MethodGet {
 		return false
@@ -257,6 +257,6 @@ func (t *Tokens) ServeDiscovery(w http.ResponseWriter, r *http.Request) bool {
 	}
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Cache-Control", fmt.Sprintf("public, max-age=%d", maxAge))
-	_, _ = w.Write(body) // whoever asked has gone
+	_, _ = w.Write(body) // an error means that the client has gone
 	return true
 }

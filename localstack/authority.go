@@ -1,0 +1,142 @@
+package localstack
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+)
+
+const (
+	authorityFile    = "ca.crt"
+	authorityKeyFile = "ca.key"
+	// certificateLife is how long a certificate is good. dev makes its own anew with each start.
+	certificateLife = 365 * 24 * time.Hour
+)
+
+// Authority signs the certificates of a cell: of its server and of its users.
+type Authority struct {
+	// Path of the file with its certificate.
+	Path        string
+	certificate *x509.Certificate
+	key         crypto.Signer
+}
+
+// OpenAuthority reads a certificate and its key, PEM.
+func OpenAuthority(certificateFile, keyFile string) (*Authority, error) {
+	pair, err := tls.LoadX509KeyPair(certificateFile, keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("read the authority: %w", err)
+	}
+	key, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok || !pair.Leaf.IsCA {
+		return nil, fmt.Errorf("'%s' is no authority: it must not sign other certificates", certificateFile)
+	}
+	return &Authority{certificateFile, pair.Leaf, key}, nil
+}
+
+// AuthorityOf opens the authority of a 'logplane dev --secure' with that data folder.
+func AuthorityOf(folder string) (*Authority, error) {
+	return OpenAuthority(filepath.Join(folder, authorityFile), filepath.Join(folder, authorityKeyFile))
+}
+
+// ensureAuthority opens the authority below the folder, and makes it if it is missing. The folder must be locked.
+func ensureAuthority(folder string) (*Authority, error) {
+	path := filepath.Join(folder, authorityFile)
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			return nil, fmt.Errorf("make the authority: %w", err)
+		}
+		certificate, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "logplane dev"}, key)
+		if err != nil {
+			return nil, fmt.Errorf("make the authority: %w", err)
+		}
+		text, err := keyutil.MarshalPrivateKeyToPEM(key)
+		if err != nil {
+			return nil, fmt.Errorf("make the authority: %w", err)
+		}
+		// The certificate comes last: while it is missing, a kill has left no authority.
+		if err := errors.Join(replaceFile(filepath.Join(folder, authorityKeyFile), text), replaceFile(path, certificatePEM(certificate.Raw))); err != nil {
+			return nil, fmt.Errorf("write the authority: %w", err)
+		}
+	}
+	return AuthorityOf(folder)
+}
+
+// PEM is its certificate.
+func (a *Authority) PEM() []byte { return certificatePEM(a.certificate.Raw) }
+
+// server signs a certificate for a server on loopback, and on the host if that is another.
+func (a *Authority) server(host string) (tls.Certificate, error) {
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: "logplane"}, DNSNames: []string{"localhost"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	if ip := net.ParseIP(host); ip != nil {
+		template.IPAddresses = append(template.IPAddresses, ip)
+	} else if host != "" {
+		template.DNSNames = append(template.DNSNames, host)
+	}
+	certificate, key, err := a.sign(template)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(certificate, key)
+}
+
+// User signs a certificate of a user in groups. Certificate and key are PEM.
+func (a *Authority) User(name string, groups ...string) (certificate, key []byte, err error) {
+	return a.sign(&x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+}
+
+// admin signs a certificate of an administrator.
+func (a *Authority) admin() (certificate, key []byte, err error) {
+	return a.User("logplane-admin", user.SystemPrivilegedGroup)
+}
+
+func (a *Authority) sign(template *x509.Certificate) (certificate, key []byte, err error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a key: %w", err)
+	}
+	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
+		return nil, nil, fmt.Errorf("make a serial number: %w", err)
+	}
+	template.NotBefore, template.NotAfter = a.certificate.NotBefore, time.Now().Add(certificateLife)
+	template.KeyUsage = x509.KeyUsageDigitalSignature
+	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, private.Public(), a.key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("sign a certificate: %w", err)
+	}
+	key, err = keyutil.MarshalPrivateKeyToPEM(private)
+	return certificatePEM(der), key, err
+}
+
+func certificatePEM(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: cert.CertificateBlockType, Bytes: der})
+}
+
+// replaceFile writes a file that only its owner may read. A kill leaves all of it or none.
+func replaceFile(path string, content []byte) error {
+	written := path + ".new"
+	if err := os.WriteFile(written, content, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(written, path)
+}
