@@ -34,7 +34,8 @@ func newKubeconfig() *cobra.Command {
 		Short: "Print a kubeconfig for a user or a service account",
 		Long: "Prints a kubeconfig for the API that another kubeconfig leads to. A user gets a certificate for a year, signed\n" +
 			"by the authority of 'logplane dev --secure' or by that of --client-ca-file. A service account gets a token, for\n" +
-			"which the API is asked. Neither has any rights but those that RBAC grants.",
+			"which the API is asked. Neither has any rights but those that RBAC grants. Whoever can read the file has them:\n" +
+			"write it with 'umask 077'.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			written, err := f.write(cmd.Context())

@@ -21,8 +21,9 @@ import (
 
 // withFilters wraps dispatch in upstream's filters and in ours. The last one added is the first that a request meets.
 //
-// Cheap refusals come first. A request without valid credentials is 401 before its body is read, before it takes a
-// place and before the log is asked. Only health checks, OPTIONS and malformed URLs are answered earlier.
+// Cheap refusals come first. A request without valid credentials is 401 before its body is read and before it takes a
+// place. The log is asked before that only for a service account's token that is signed and has not expired, one
+// question for all that wait. Only health checks, OPTIONS and malformed URLs are answered earlier.
 func (s *Server) withFilters(h http.Handler) http.Handler {
 	c := s.generic
 	h = s.withContent(h)
