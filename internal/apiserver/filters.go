@@ -158,7 +158,7 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 		var p *place
 		var err error
 		if kind == s.reads && s.isAhead(r) {
-			err = kind.mayWait(user)
+			err = kind.mayWait(ctx, user)
 		}
 		if err == nil {
 			p, err = kind.take(ctx, user)

@@ -39,6 +39,8 @@ type guest struct {
 	// waiting has a channel for each request that waits, in the order in which they came. It is closed when the request
 	// has a place.
 	waiting []chan struct{}
+	// parked has a channel for each request that is going to wait. It is closed when the request may go on.
+	parked []chan struct{}
 }
 
 // place is the place of one request. The request may give it back
@@ -111,16 +113,49 @@ func newPlaces(kind string, limit, share int, patience time.Duration) *places {
 // minQueue is how many requests of a user may wait at least.
 const minQueue = 100
 
-// mayWait refuses a request that is going to wait for others if too many
-// requests of its user wait already. A later refusal would cost more.
-func (p *places) mayWait(user string) error {
+// maxParked is how many requests, for each that may wait, may be parked before they may wait themselves.
+const maxParked = 4
+
+// mayWait refuses a request that is going to wait for others if too many requests of its user wait already. A later
+// refusal would cost more. The request is parked until one of them is done, for as long as its client should pause after
+// a refusal. Otherwise a client that does not pause would keep a processor busy with refusals.
+func (p *places) mayWait(ctx context.Context, user string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g := p.users[user]
-	if g != nil && len(g.waiting)+g.away >= p.queue {
+	if g == nil || len(g.waiting)+g.away < p.queue {
+		return nil
+	}
+	if len(g.parked) >= maxParked*p.queue {
 		return p.refuse(g)
 	}
+	ready := make(chan struct{})
+	g.parked = append(g.parked, ready)
+	p.mu.Unlock()
+	pause := time.NewTimer(retrySeconds * time.Second)
+	defer pause.Stop()
+	select {
+	case <-ready:
+	case <-pause.C:
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	if i := slices.Index(g.parked, ready); i >= 0 {
+		g.parked = slices.Delete(g.parked, i, i+1)
+		err := p.refuse(g)
+		p.forget(g)
+		return err
+	}
+	p.forget(g)
 	return nil
+}
+
+// unpark lets a parked request go on, because one that waited is done. It requires mu.
+func (p *places) unpark(g *guest) {
+	if len(g.parked) > 0 && len(g.waiting)+g.away < p.queue {
+		close(g.parked[0])
+		g.parked = g.parked[1:]
+	}
 }
 
 // take waits for a place.
@@ -171,6 +206,7 @@ func (t *place) take(ctx context.Context) error {
 	switch {
 	case i >= 0:
 		g.waiting = slices.Delete(g.waiting, i, i+1)
+		p.unpark(g)
 		if len(g.waiting) == 0 {
 			p.waiting = slices.DeleteFunc(p.waiting, func(other *guest) bool { return other == g })
 		}
@@ -203,6 +239,7 @@ func (t *place) Wait(ctx context.Context, wait func() error) error {
 	}
 	t.of.mu.Lock()
 	t.guest.away--
+	t.of.unpark(t.guest)
 	if err != nil { // all that is left is to report the error
 		t.of.forget(t.guest)
 		t.of.mu.Unlock()
@@ -250,7 +287,7 @@ func (p *places) guest(user string) *guest {
 
 // forget drops a user who has no place and waits for none. It requires mu.
 func (p *places) forget(g *guest) {
-	if g.held+g.away+len(g.waiting) == 0 {
+	if g.held+g.away+len(g.waiting)+len(g.parked) == 0 {
 		delete(p.users, g.name)
 	}
 }
@@ -274,6 +311,7 @@ func (p *places) free(g *guest) {
 	p.hold(g)
 	close(g.waiting[0])
 	g.waiting = g.waiting[1:]
+	p.unpark(g)
 	p.waiting = slices.Delete(p.waiting, next, next+1)
 	if len(g.waiting) > 0 {
 		p.waiting = append(p.waiting, g)

@@ -128,8 +128,21 @@ func TestWaitingHoldsNoPlace(t *testing.T) {
 		waited := make(chan error, 2)
 		go func() { waited <- held.Wait(t.Context(), func() error { <-came; return nil }) }()
 		synctest.Wait()
-		require.True(t, apierrors.IsTooManyRequests(p.mayWait("a")), "one waits already")
-		require.NoError(t, p.mayWait("b"))
+		start := time.Now()
+		parked := make(chan error)
+		for range maxParked {
+			go func() { parked <- p.mayWait(t.Context(), "a") }()
+		}
+		synctest.Wait()
+		require.True(t, apierrors.IsTooManyRequests(p.mayWait(t.Context(), "a")), "one waits already, and others are parked")
+		require.Equal(t, start, time.Now())
+		for range maxParked {
+			require.True(t, apierrors.IsTooManyRequests(<-parked))
+		}
+		require.Equal(t, retrySeconds*time.Second, time.Since(start))
+		require.NoError(t, p.mayWait(t.Context(), "b"))
+		go func() { parked <- p.mayWait(t.Context(), "a") }()
+		synctest.Wait()
 		other, err := p.take(t.Context(), "b")
 		require.NoError(t, err)
 
@@ -140,6 +153,8 @@ func TestWaitingHoldsNoPlace(t *testing.T) {
 		close(came)
 		synctest.Wait()
 		require.Empty(t, waited, "it waits for a place")
+		require.NoError(t, <-parked)
+		require.Equal(t, retrySeconds*time.Second, time.Since(start), "it goes on when the other is done")
 		other.end()
 		require.NoError(t, <-waited)
 		require.True(t, held.held)
