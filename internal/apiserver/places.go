@@ -117,8 +117,8 @@ const minQueue = 100
 const maxParked = 4
 
 // mayWait refuses a request that is going to wait for others if too many requests of its user wait already. A later
-// refusal would cost more. The request is parked until one of them is done, for as long as its client should pause after
-// a refusal. Otherwise a client that does not pause would keep a processor busy with refusals.
+// refusal would cost more. The request is parked until one of them is done, but no longer than its client should pause
+// after a refusal. Otherwise a client that does not pause would keep a processor busy with refusals.
 func (p *places) mayWait(ctx context.Context, user string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
