@@ -4,15 +4,21 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apihelpers "k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/initializer"
 	admissionmetrics "k8s.io/apiserver/pkg/admission/metrics"
 	"k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle"
+	dynamicclient "k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -29,11 +35,15 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/admission/security/podsecurity"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/persistentvolume/resize"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageclass/setdefault"
+
+	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
-// admissionPlugins are kube-apiserver's default plugins that decide from what they read, in its order. The first is
-// ours. Plugins whose work a controller would have to finish are left out (ServiceAccount, TaintNodesByCondition,
-// StorageObjectInUseProtection). So are, for now, ResourceQuota, policies and webhooks (unenforced.go).
+// admissionPlugins are the plugins of kube-apiserver's defaults that decide by what they read, in its order. The first
+// is ours; the last three ask webhooks and policies (package admission). Left out are plugins that need a controller to
+// finish their work (ServiceAccount, TaintNodesByCondition, StorageObjectInUseProtection) and, for now, ResourceQuota
+// and mutating policies (unenforced.go).
 var admissionPlugins = []string{
 	boundsName,
 	lifecycle.PluginName,
@@ -49,6 +59,9 @@ var admissionPlugins = []string{
 	ctbattest.PluginName,
 	certsubjectrestriction.PluginName,
 	defaultingressclass.PluginName,
+	dynamic.MutatingWebhooksName,
+	dynamic.PoliciesName,
+	dynamic.ValidatingWebhooksName,
 }
 
 // newAdmission is the chain of plugins.
@@ -60,6 +73,13 @@ func newAdmission(s *Server) (admission.Interface, error) {
 	} {
 		register(plugins)
 	}
+	var err error
+	if s.dynamic, err = newDynamic(s); err != nil {
+		return nil, err
+	}
+	plugins.Register(dynamic.MutatingWebhooksName, func(io.Reader) (admission.Interface, error) { return s.dynamic.MutatingWebhooks(), nil })
+	plugins.Register(dynamic.PoliciesName, func(io.Reader) (admission.Interface, error) { return s.dynamic.Policies(), nil })
+	plugins.Register(dynamic.ValidatingWebhooksName, func(io.Reader) (admission.Interface, error) { return s.dynamic.ValidatingWebhooks(), nil })
 	plugins.Register(boundsName, newBounds)
 	plugins.Register(lifecycle.PluginName, func(io.Reader) (admission.Interface, error) { return newNamespaceLifecycle(s) })
 	plugins.Register(limitranger.PluginName, func(io.Reader) (admission.Interface, error) { return newLimitRanger() })
@@ -69,6 +89,51 @@ func newAdmission(s *Server) (admission.Interface, error) {
 		return nil, err
 	}
 	return admissionmetrics.WithStepMetrics(admission.NewChainHandler(chain, unenforced{})), nil
+}
+
+// newDynamic makes what decides by webhooks and policies.
+func newDynamic(s *Server) (*dynamic.Dynamic, error) {
+	instances, err := dynamicclient.NewForConfig(s.loopback)
+	if err != nil {
+		return nil, fmt.Errorf("make the loopback client: %w", err)
+	}
+	return dynamic.New(dynamic.Config{
+		Projection: s.config.Cell.Projection, Listers: s.listers, Client: s.client, Instances: instances,
+		Authorizer: s.generic.Authorization.Authorizer, ResourceOf: s.resourceOf,
+	})
+}
+
+// resourceOf finds the resource of a kind that is served.
+func (s *Server) resourceOf(kind schema.GroupVersionKind) (schema.GroupVersionResource, meta.RESTScope, error) {
+	scoped := func(resource string, namespaced bool) (schema.GroupVersionResource, meta.RESTScope, error) {
+		if namespaced {
+			return kind.GroupVersion().WithResource(resource), meta.RESTScopeNamespace, nil
+		}
+		return kind.GroupVersion().WithResource(resource), meta.RESTScopeRoot, nil
+	}
+	builtins, err := spec.Groups()
+	if err != nil {
+		return schema.GroupVersionResource{}, nil, err
+	}
+	for _, g := range builtins {
+		for _, v := range g.Versions {
+			for _, r := range v.Resources {
+				if g.Name == kind.Group && v.Name == kind.Version && r.Kind == kind.Kind && !strings.Contains(r.Name, "/") {
+					return scoped(r.Name, r.Namespaced)
+				}
+			}
+		}
+	}
+	set, err := s.definitions.All()
+	if err != nil {
+		return schema.GroupVersionResource{}, nil, err
+	}
+	for _, crd := range set.Definitions {
+		if crd.Spec.Group == kind.Group && crd.Status.AcceptedNames.Kind == kind.Kind && apihelpers.HasServedCRDVersion(crd, kind.Version) {
+			return scoped(crd.Status.AcceptedNames.Plural, crd.Spec.Scope == apiextensionsv1.NamespaceScoped)
+		}
+	}
+	return schema.GroupVersionResource{}, nil, &meta.NoKindMatchError{GroupKind: kind.GroupKind(), SearchedVersions: []string{kind.Version}}
 }
 
 // noAdmissionConfig leaves every plugin at its defaults.

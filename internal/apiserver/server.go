@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
@@ -69,6 +70,8 @@ type Server struct {
 	listers *listers.Factory
 	// rules are RBAC's, for who may do what and who may grant it.
 	rules *roles.Index
+	// dynamic decides by webhooks and policies.
+	dynamic *dynamic.Dynamic
 	// tokens issues those of service accounts, nil if it has no issuer. Credentials says whose credentials a request
 	// shows, also those that a TokenReview asks about.
 	tokens      *tokens.Tokens

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -16,8 +15,6 @@ import (
 	"k8s.io/kubernetes/pkg/apis/admissionregistration"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/flowcontrol"
-	admissionregistrationrest "k8s.io/kubernetes/pkg/registry/admissionregistration/rest"
-	policystore "k8s.io/kubernetes/pkg/registry/admissionregistration/validatingadmissionpolicy/storage"
 	flowschemastore "k8s.io/kubernetes/pkg/registry/flowcontrol/flowschema/storage"
 	levelstore "k8s.io/kubernetes/pkg/registry/flowcontrol/prioritylevelconfiguration/storage"
 	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
@@ -25,22 +22,17 @@ import (
 
 // These resources protect somebody in kube-apiserver, but are only stored here. A user who writes them is told so.
 const (
-	policiesUnenforced = "this server stores admission policies and does not enforce them: they neither refuse nor change any request"
-	webhooksUnenforced = "this server stores admission webhooks and does not call them: they neither refuse nor change any request"
+	policiesUnenforced = "this server stores mutating admission policies and does not enforce them: they change no request"
 	quotasUnenforced   = "this server stores resource quotas and does not enforce them: they refuse no request"
 	flowsUnenforced    = "this server stores flow schemas and priority levels and does not apply them: it gives each user a fair part of its places"
 )
 
 var unenforcedResources = map[schema.GroupResource]string{
-	admissionregistration.Resource("validatingadmissionpolicies"):       policiesUnenforced,
-	admissionregistration.Resource("validatingadmissionpolicybindings"): policiesUnenforced,
-	admissionregistration.Resource("mutatingadmissionpolicies"):         policiesUnenforced,
-	admissionregistration.Resource("mutatingadmissionpolicybindings"):   policiesUnenforced,
-	admissionregistration.Resource("validatingwebhookconfigurations"):   webhooksUnenforced,
-	admissionregistration.Resource("mutatingwebhookconfigurations"):     webhooksUnenforced,
-	core.Resource("resourcequotas"):                                     quotasUnenforced,
-	flowcontrol.Resource("flowschemas"):                                 flowsUnenforced,
-	flowcontrol.Resource("prioritylevelconfigurations"):                 flowsUnenforced,
+	admissionregistration.Resource("mutatingadmissionpolicies"):       policiesUnenforced,
+	admissionregistration.Resource("mutatingadmissionpolicybindings"): policiesUnenforced,
+	core.Resource("resourcequotas"):                                   quotasUnenforced,
+	flowcontrol.Resource("flowschemas"):                               flowsUnenforced,
+	flowcontrol.Resource("prioritylevelconfigurations"):               flowsUnenforced,
 }
 
 // unenforced warns users who write an object that does nothing; it refuses nobody.
@@ -63,20 +55,6 @@ func (unenforced) Validate(ctx context.Context, a admission.Attributes, _ admiss
 
 // enforced is the type of the condition that is False.
 const enforced = "Enforced"
-
-// newAdmissionRegistrationStorage makes upstream's registries; of their types, ValidatingAdmissionPolicy alone has
-// conditions.
-func newAdmissionRegistrationStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
-	info, err := admissionregistrationrest.RESTStorageProvider{
-		Authorizer: s.generic.Authorization.Authorizer, DiscoveryClient: s.client.Discovery(),
-	}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
-	for _, storage := range info.VersionedResourcesStorageMap {
-		if policies, ok := storage["validatingadmissionpolicies"].(*policystore.REST); ok {
-			marking(policies.Store, markUnenforced)
-		}
-	}
-	return info, err
-}
 
 // marking makes a store's objects say in their status that they do nothing.
 // The write itself says so, because no controller would do it later.
@@ -105,15 +83,6 @@ type markingUpdate struct {
 func (m markingUpdate) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	m.RESTUpdateStrategy.PrepareForUpdate(ctx, obj, old)
 	m.mark(obj)
-}
-
-func markUnenforced(obj runtime.Object) {
-	policy := obj.(*admissionregistration.ValidatingAdmissionPolicy)
-	// The old object may share the conditions.
-	policy.Status.Conditions = append([]metav1.Condition(nil), policy.Status.Conditions...)
-	meta.SetStatusCondition(&policy.Status.Conditions, metav1.Condition{
-		Type: enforced, Status: metav1.ConditionFalse, Reason: "PoliciesNotSupported", Message: policiesUnenforced, ObservedGeneration: policy.Generation,
-	})
 }
 
 // newFlowControlStorage makes upstream's registries.

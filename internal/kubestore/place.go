@@ -19,8 +19,9 @@ func WithPlace(ctx context.Context, p Place) context.Context {
 	return context.WithValue(ctx, placeKey{}, p)
 }
 
-// withoutPlace gives the place of the context's request back while it waits.
-func withoutPlace(ctx context.Context, wait func() error) error {
+// WithoutPlace gives the place of the context's request back while wait waits for others. It takes one again when wait
+// has succeeded.
+func WithoutPlace(ctx context.Context, wait func() error) error {
 	p, ok := ctx.Value(placeKey{}).(Place)
 	if ok {
 		return p.Wait(ctx, wait)

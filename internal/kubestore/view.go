@@ -113,7 +113,7 @@ func (c Cell) atLeast(ctx context.Context, rev eventlog.Revision) (*projection.V
 	if rev-v.Revision() > reachable {
 		return nil, c.futureError(ctx, projection.ErrFuture, rev)
 	}
-	err := withoutPlace(ctx, func() (err error) {
+	err := WithoutPlace(ctx, func() (err error) {
 		v, err = c.await(ctx, rev)
 		return err
 	})

@@ -1,0 +1,241 @@
+// Package admission decides about requests by what users have brought: webhooks and policies. Upstream calls that
+// dynamic admission control.
+//
+// Nouns. A webhook is a user's server that is asked about a request. A policy is a set of expressions in CEL that a
+// request must satisfy. A binding says where a policy applies, and with which params. The rules are all webhooks,
+// policies and bindings at one revision, compiled.
+//
+// Upstream follows changes with informers, so older rules may still decide about a request. Here a request that follows
+// a change has the rules made again first, so the change counts for the very next request on any process. A policy that
+// has not changed is not compiled again.
+package admission
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/generic"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/matching"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
+	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	webhookutil "k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/kubernetes/pkg/kubeapiserver/admission/exclusion"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+// Config of a Dynamic.
+type Config struct {
+	Projection *projection.Projection
+	Listers    *listers.Factory
+	// Client and Instances speak to the API in this process.
+	Client    kubernetes.Interface
+	Instances dynamic.Interface
+	// Authorizer answers expressions that ask it.
+	Authorizer authorizer.Authorizer
+	// ResourceOf finds the resource of a policy's params.
+	ResourceOf func(schema.GroupVersionKind) (resource schema.GroupVersionResource, scope meta.RESTScope, err error)
+}
+
+// Dynamic decides about requests. It is safe for concurrent use.
+type Dynamic struct {
+	config   Config
+	services webhookutil.ServiceResolver
+	// policies asks those that it is given.
+	policies generic.Dispatcher[validating.PolicyHook]
+
+	// These read the objects.
+	mutating, validating, policy, binding *listers.Indexer
+
+	mu sync.Mutex // guards what follows
+	// seen is the revision up to which events have been looked through.
+	seen projection.Revision
+	// rules are current if not nil.
+	rules *rules
+	// compiled are the policies of the last rules, compilations counts what was compiled.
+	compiled     map[string]compiledPolicy
+	compilations int64
+}
+
+// rules are what decides, as of one moment. They do not change.
+type rules struct {
+	mutating   *mutatingwebhook.Plugin   // nil for no webhooks
+	validating *validatingwebhook.Plugin // nil for no webhooks
+	policies   []validating.PolicyHook
+}
+
+// New makes a Dynamic. It reads nothing.
+func New(c Config) (*Dynamic, error) {
+	services, err := newServices(c.Listers)
+	if err != nil {
+		return nil, err
+	}
+	matcher := generic.NewPolicyMatcher(matching.NewMatcher(c.Listers.Core().V1().Namespaces().Lister(), c.Client))
+	return &Dynamic{
+		config: c, services: services, policies: validating.NewDispatcher(c.Authorizer, matcher),
+		mutating:   c.Listers.IndexerOf(&admissionregistrationv1.MutatingWebhookConfiguration{}),
+		validating: c.Listers.IndexerOf(&admissionregistrationv1.ValidatingWebhookConfiguration{}),
+		policy:     c.Listers.IndexerOf(&admissionregistrationv1.ValidatingAdmissionPolicy{}),
+		binding:    c.Listers.IndexerOf(&admissionregistrationv1.ValidatingAdmissionPolicyBinding{}),
+	}, nil
+}
+
+// Compiled is how many policies have been compiled.
+func (d *Dynamic) Compiled() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.compilations
+}
+
+// current returns rules that are as new as the newest view, made again if an event since the last call concerns them.
+// Only one request at a time makes them; the others need them too, and wait. A read takes as long as a lister's may.
+func (d *Dynamic) current() (*rules, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	v := d.config.Projection.Current()
+	if v == nil {
+		return nil, listers.ErrNoView
+	}
+	if v.Revision() > d.seen && d.rules != nil && !v.Since(d.seen, d.notice) {
+		d.rules = nil // anything may have changed
+	}
+	d.seen = v.Revision()
+	if d.rules != nil {
+		return d.rules, nil
+	}
+	made, err := d.read()
+	if err != nil {
+		return nil, apierrors.NewInternalError(fmt.Errorf("read webhooks and policies: %w", err))
+	}
+	d.rules = made
+	return made, nil
+}
+
+// notice drops the rules if a row is one of theirs. It requires mu.
+func (d *Dynamic) notice(row string) {
+	for _, i := range []*listers.Indexer{d.mutating, d.validating, d.policy, d.binding} {
+		if len(row) > len(i.Prefix()) && row[:len(i.Prefix())] == i.Prefix() {
+			d.rules = nil
+		}
+	}
+}
+
+// read makes rules of what the newest view has. It requires mu.
+func (d *Dynamic) read() (*rules, error) {
+	made := &rules{}
+	f := &frozen{Factory: d.config.Listers}
+	var err error
+	if f.mutating, err = snapshotOf(d.mutating); err != nil {
+		return nil, err
+	}
+	if f.validating, err = snapshotOf(d.validating); err != nil {
+		return nil, err
+	}
+	if len(f.mutating.ListKeys()) > 0 {
+		if made.mutating, err = mutatingwebhook.NewMutatingWebhook(nil); err != nil {
+			return nil, err
+		}
+		if err := d.initialize(made.mutating.Webhook, f); err != nil {
+			return nil, err
+		}
+	}
+	if len(f.validating.ListKeys()) > 0 {
+		if made.validating, err = validatingwebhook.NewValidatingAdmissionWebhook(nil); err != nil {
+			return nil, err
+		}
+		if err := d.initialize(made.validating.Webhook, f); err != nil {
+			return nil, err
+		}
+	}
+	made.policies, err = d.readPolicies()
+	return made, err
+}
+
+// The names of the plugins in metrics are upstream's.
+const (
+	MutatingWebhooksName   = mutatingwebhook.PluginName
+	PoliciesName           = validating.PluginName
+	ValidatingWebhooksName = validatingwebhook.PluginName
+)
+
+// plugin is one of the three plugins of a Dynamic.
+type plugin struct {
+	*admission.Handler
+	*Dynamic
+}
+
+func (d *Dynamic) plugin() plugin {
+	return plugin{admission.NewHandler(admission.Connect, admission.Create, admission.Delete, admission.Update), d}
+}
+
+// MutatingWebhooks is the plugin that asks mutating webhooks.
+func (d *Dynamic) MutatingWebhooks() admission.MutationInterface { return mutatingWebhooks{d.plugin()} }
+
+// Policies is the plugin that asks policies.
+func (d *Dynamic) Policies() admission.ValidationInterface { return policies{d.plugin()} }
+
+// ValidatingWebhooks is the plugin that asks validating webhooks.
+func (d *Dynamic) ValidatingWebhooks() admission.ValidationInterface {
+	return validatingWebhooks{d.plugin()}
+}
+
+type mutatingWebhooks struct{ plugin }
+
+// Admit implements admission.MutationInterface. The request holds no place while webhooks answer.
+func (p mutatingWebhooks) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	r, err := p.current()
+	if err != nil || r.mutating == nil {
+		return err
+	}
+	return kubestore.WithoutPlace(ctx, func() error { return r.mutating.Admit(ctx, a, o) })
+}
+
+type validatingWebhooks struct{ plugin }
+
+// Validate implements admission.ValidationInterface. The request holds no place while webhooks answer.
+func (p validatingWebhooks) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	r, err := p.current()
+	if err != nil || r.validating == nil {
+		return err
+	}
+	return kubestore.WithoutPlace(ctx, func() error { return r.validating.Validate(ctx, a, o) })
+}
+
+// unjudged are resources that no policy is asked about, as in upstream: those that policies are made of, and reviews,
+// without which a cluster cannot be repaired.
+var unjudged = func() map[schema.GroupResource]bool {
+	all := map[schema.GroupResource]bool{}
+	for _, resource := range exclusion.Excluded() {
+		all[resource] = true
+	}
+	for _, name := range []string{"validatingadmissionpolicies", "validatingadmissionpolicybindings", "mutatingadmissionpolicies", "mutatingadmissionpolicybindings"} {
+		all[schema.GroupResource{Group: admissionregistrationv1.GroupName, Resource: name}] = true
+	}
+	return all
+}()
+
+type policies struct{ plugin }
+
+// Validate implements admission.ValidationInterface.
+func (p policies) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	if unjudged[a.GetResource().GroupResource()] {
+		return nil
+	}
+	r, err := p.current()
+	if err != nil || len(r.policies) == 0 {
+		return err
+	}
+	return p.Dynamic.policies.Dispatch(ctx, a, o, p.ready(r.policies))
+}

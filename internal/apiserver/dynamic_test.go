@@ -1,0 +1,264 @@
+package apiserver
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+)
+
+const registration = "/apis/admissionregistration.k8s.io/v1/"
+
+// policyOf denies ConfigMaps that do not satisfy an expression.
+func policyOf(name, expression, more string) string {
+	return `{"metadata":{"name":"` + name + `"},"spec":{"matchConstraints":{"resourceRules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE","UPDATE"],"resources":["configmaps"]}]},` +
+		`"validations":[{"expression":"` + expression + `","message":"` + name + ` says no"}]` + more + `}}`
+}
+
+func bindingOf(name, more string) string {
+	return `{"metadata":{"name":"` + name + `"},"spec":{"policyName":"` + name + `","validationActions":["Deny"]` + more + `}}`
+}
+
+// TestPoliciesDecideAtOnce: a policy, its binding and its params count for the next request of another process.
+func TestPoliciesDecideAtOnce(t *testing.T) {
+	one, other, projector := twoServers(t)
+	require.NoError(t, one.Bootstrap(t.Context()))
+	n := 0
+	create := func(code int) answer {
+		n++
+		return other.must(t, code, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"c-%d"},"data":{"a":"1"}}`, n)})
+	}
+	post := func(resource, body string) {
+		one.must(t, 201, request{method: "POST", path: registration + resource, body: body})
+	}
+	patch := func(resource, body string) {
+		one.must(t, 200, request{method: "PATCH", path: registration + resource, body: body, contentType: "application/merge-patch+json"})
+	}
+	create(201)
+	post("validatingadmissionpolicies", policyOf("p", "!has(object.data)", ""))
+	create(201) // a policy without a binding decides nothing
+	post("validatingadmissionpolicybindings", bindingOf("p", ""))
+	require.Contains(t, create(422).body, "p says no")
+	for i := range 10 {
+		patch("validatingadmissionpolicies/p", `{"spec":{"validations":[{"expression":"has(object.data)"}]}}`)
+		create(201)
+		if i%3 == 0 {
+			_, err := projector.Commit(t.Context())
+			require.NoError(t, err)
+		}
+		patch("validatingadmissionpolicies/p", `{"spec":{"validations":[{"expression":"object.data.a != '1'"}]}}`)
+		create(422)
+	}
+	patch("validatingadmissionpolicybindings/p", `{"spec":{"validationActions":["Warn"]}}`)
+	require.Contains(t, create(201).header.Get("Warning"), "failed expression")
+	one.must(t, 200, request{method: "DELETE", path: registration + "validatingadmissionpolicybindings/p"})
+	require.Empty(t, create(201).header.Get("Warning"))
+
+	// Params of a built-in kind, and of a custom kind that comes later than its policy.
+	one.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"limits"},"data":{"most":"1"}}`})
+	post("validatingadmissionpolicies", policyOf("q", "object.metadata.name.startsWith('limits') || size(object.data) <= int(params.data.most)", `,"paramKind":{"apiVersion":"v1","kind":"ConfigMap"}`))
+	post("validatingadmissionpolicybindings", bindingOf("q", `,"paramRef":{"name":"limits","namespace":"default","parameterNotFoundAction":"Deny"}`))
+	create(201)
+	one.must(t, 200, request{method: "PATCH", path: configMaps + "/limits", body: `{"data":{"most":"0"}}`, contentType: "application/merge-patch+json"})
+	create(422)
+	one.must(t, 200, request{method: "DELETE", path: registration + "validatingadmissionpolicybindings/q"})
+
+	post("validatingadmissionpolicies", policyOf("r", "size(object.data) <= params.spec.most", `,"paramKind":{"apiVersion":"example.com/v1","kind":"Limit"}`))
+	post("validatingadmissionpolicybindings", bindingOf("r", `,"paramRef":{"name":"l","parameterNotFoundAction":"Deny"}`))
+	require.Contains(t, create(422).body, "paramKind")
+	one.must(t, 201, request{method: "POST", path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body: `{"metadata":{"name":"limits.example.com"},"spec":{"group":"example.com","scope":"Cluster","names":{"plural":"limits","kind":"Limit"},` +
+		`"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"most":{"type":"integer"}}}}}}}]}}`})
+	require.Contains(t, create(422).body, "no params found")
+	one.must(t, 201, request{method: "POST", path: "/apis/example.com/v1/limits", body: `{"apiVersion":"example.com/v1","kind":"Limit","metadata":{"name":"l"},"spec":{"most":1}}`})
+	create(201)
+	one.must(t, 200, request{method: "PATCH", path: "/apis/example.com/v1/limits/l", body: `{"spec":{"most":0}}`, contentType: "application/merge-patch+json"})
+	create(422)
+}
+
+// TestPoliciesAreCompiledOnce: what has not changed is not compiled again, whatever else is written.
+func TestPoliciesAreCompiledOnce(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicies", body: policyOf("p", "true", "")})
+	s.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicybindings", body: bindingOf("p", "")})
+	before := s.dynamic.Compiled()
+	for i := range 100 {
+		s.must(t, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"c-%d"}}`, i)})
+	}
+	s.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicybindings", body: strings.Replace(bindingOf("p", ""), `"p"`, `"again"`, 1)})
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"last"}}`})
+	require.EqualValues(t, 1, s.dynamic.Compiled()-before)
+}
+
+// webhookServer answers admission reviews over HTTPS.
+type webhookServer struct {
+	*httptest.Server
+	asked  atomic.Int64
+	mu     sync.Mutex
+	decide func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse // by mu
+}
+
+func newWebhookServer(t *testing.T) *webhookServer {
+	w := &webhookServer{}
+	w.Server = httptest.NewTLSServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		w.asked.Add(1)
+		var review admissionv1.AdmissionReview
+		body, err := io.ReadAll(r.Body)
+		if err == nil {
+			err = json.Unmarshal(body, &review)
+		}
+		if err != nil {
+			http.Error(out, err.Error(), http.StatusBadRequest)
+			return
+		}
+		w.mu.Lock()
+		decide := w.decide
+		w.mu.Unlock()
+		review.Response = decide(review.Request)
+		review.Response.UID = review.Request.UID
+		_ = json.NewEncoder(out).Encode(review)
+	}))
+	t.Cleanup(w.Close)
+	return w
+}
+
+func (w *webhookServer) decides(f func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.decide = f
+}
+
+// configuration asks the webhook about ConfigMaps.
+func (w *webhookServer) configuration(name, more string) string {
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.Certificate().Raw})
+	return `{"metadata":{"name":"` + name + `"},"webhooks":[{"name":"` + name + `.example.com","sideEffects":"None","admissionReviewVersions":["v1"],` +
+		`"clientConfig":{"url":"` + w.URL + `","caBundle":"` + base64.StdEncoding.EncodeToString(ca) + `"},` +
+		`"rules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["configmaps"]}]` + more + `}]}`
+}
+
+func allowed(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+	return &admissionv1.AdmissionResponse{Allowed: true}
+}
+
+func patching(patch string) func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+	kind := admissionv1.PatchTypeJSONPatch
+	return func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+		return &admissionv1.AdmissionResponse{Allowed: true, Patch: []byte(patch), PatchType: &kind}
+	}
+}
+
+// TestWebhooksDecideAtOnce: a webhook is asked from the next request on, by another process, and not once it is gone.
+func TestWebhooksDecideAtOnce(t *testing.T) {
+	one, other, _ := twoServers(t)
+	require.NoError(t, one.Bootstrap(t.Context()))
+	hook := newWebhookServer(t)
+	hook.decides(allowed)
+	n := 0
+	create := func(code int) answer {
+		n++
+		return other.must(t, code, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"c-%d"},"data":{"a":"1"}}`, n)})
+	}
+	asked := func(times int64, f func()) {
+		t.Helper()
+		before := hook.asked.Load()
+		f()
+		require.Equal(t, times, hook.asked.Load()-before)
+	}
+	const validating, mutating = registration + "validatingwebhookconfigurations", registration + "mutatingwebhookconfigurations"
+	asked(0, func() { create(201) })
+	one.must(t, 201, request{method: "POST", path: validating, body: hook.configuration("v", "")})
+	asked(1, func() { create(201) })
+	hook.decides(func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+		return &admissionv1.AdmissionResponse{Warnings: []string{"beware"}}
+	})
+	refused := create(400)
+	require.Contains(t, refused.body, "denied the request")
+	require.Contains(t, refused.header.Get("Warning"), "beware")
+	one.must(t, 200, request{method: "PATCH", path: validating + "/v", contentType: "application/json-patch+json", body: `[{"op":"replace","path":"/webhooks/0/rules/0/operations","value":["UPDATE"]}]`})
+	asked(0, func() { create(201) })
+	one.must(t, 200, request{method: "DELETE", path: validating + "/v"})
+
+	hook.decides(patching(`[{"op":"add","path":"/data/more","value":"2"}]`))
+	one.must(t, 201, request{method: "POST", path: mutating, body: hook.configuration("m", "")})
+	asked(1, func() { require.Equal(t, "2", fieldOf(create(201).object(t), "data.more")) })
+	again := newWebhookServer(t)
+	again.decides(patching(`[{"op":"add","path":"/data/again","value":"3"}]`))
+	one.must(t, 201, request{method: "POST", path: mutating, body: again.configuration("n", "")})
+	one.must(t, 200, request{method: "PATCH", path: mutating + "/m", contentType: "application/json-patch+json", body: `[{"op":"replace","path":"/webhooks/0/reinvocationPolicy","value":"IfNeeded"}]`})
+	asked(2, func() { require.Equal(t, "3", fieldOf(create(201).object(t), "data.again")) })
+	one.must(t, 200, request{method: "DELETE", path: mutating + "/n"})
+
+	for _, lie := range []string{`[{"op":"remove","path":"/data/missing"}]`, `not a patch`, `[{"op":"replace","path":"/metadata/labels","value":7}]`} {
+		hook.decides(patching(lie))
+		create(500)
+	}
+	hook.decides(patching(`[{"op":"replace","path":"/metadata/name","value":"NOT VALID"}]`))
+	create(422)
+	one.must(t, 200, request{method: "DELETE", path: mutating + "/m"})
+	asked(0, func() { create(201) })
+}
+
+// TestWebhooksThatFail: a webhook that does not answer is judged by its failure policy, within its time. One with side
+// effects is not asked about a dry run.
+func TestWebhooksThatFail(t *testing.T) {
+	s := newServer(t)
+	slow := newWebhookServer(t)
+	release := make(chan struct{})
+	slow.decides(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse { <-release; return allowed(r) })
+	defer close(release)
+	const validating = registration + "validatingwebhookconfigurations"
+	create := request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"c-"}}`}
+	for _, c := range []struct {
+		more string
+		code int
+	}{{`,"timeoutSeconds":1`, 500}, {`,"timeoutSeconds":1,"failurePolicy":"Ignore"`, 201}} {
+		s.must(t, 201, request{method: "POST", path: validating, body: slow.configuration("slow", c.more)})
+		s.must(t, c.code, create)
+		s.must(t, 200, request{method: "DELETE", path: validating + "/slow"})
+	}
+	down := newWebhookServer(t)
+	down.Close()
+	for more, code := range map[string]int{"": 500, `,"failurePolicy":"Ignore"`: 201} {
+		s.must(t, 201, request{method: "POST", path: validating, body: down.configuration("down", more)})
+		s.must(t, code, create)
+		s.must(t, 200, request{method: "DELETE", path: validating + "/down"})
+	}
+	effects := newWebhookServer(t)
+	effects.decides(allowed)
+	s.must(t, 201, request{method: "POST", path: validating, body: strings.Replace(effects.configuration("e", ""), `"sideEffects":"None"`, `"sideEffects":"NoneOnDryRun"`, 1)})
+	dry := create
+	dry.path += "?dryRun=All"
+	s.must(t, 201, dry)
+	require.EqualValues(t, 1, effects.asked.Load())
+}
+
+// TestASlowWebhookHoldsNoPlace: while a webhook lets one user wait, others are served, though there is one place.
+func TestASlowWebhookHoldsNoPlace(t *testing.T) {
+	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Mutating: 1, Timeout: 20 * time.Second} })
+	slow := newWebhookServer(t)
+	waiting, release := make(chan struct{}), make(chan struct{})
+	slow.decides(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+		close(waiting)
+		<-release
+		return allowed(r)
+	})
+	s.must(t, 201, request{method: "POST", path: registration + "validatingwebhookconfigurations", body: slow.configuration("slow", `,"timeoutSeconds":20`)}.as("root"))
+	done := make(chan int)
+	go func() {
+		done <- request{method: "POST", path: configMaps, body: `{"metadata":{"name":"a"}}`}.as("ann").do(t, s).code
+	}()
+	<-waiting
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/secrets", body: `{"metadata":{"name":"b"}}`}.as("bob"))
+	close(release)
+	require.Equal(t, 201, <-done)
+}
