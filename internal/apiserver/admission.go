@@ -18,6 +18,9 @@ import (
 	"k8s.io/apiserver/pkg/admission/initializer"
 	admissionmetrics "k8s.io/apiserver/pkg/admission/metrics"
 	"k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle"
+	validatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
+	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
 	dynamicclient "k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -59,9 +62,9 @@ var admissionPlugins = []string{
 	ctbattest.PluginName,
 	certsubjectrestriction.PluginName,
 	defaultingressclass.PluginName,
-	dynamic.MutatingWebhooksName,
-	dynamic.PoliciesName,
-	dynamic.ValidatingWebhooksName,
+	mutatingwebhook.PluginName,
+	validatingpolicy.PluginName,
+	validatingwebhook.PluginName,
 }
 
 // newAdmission is the chain of plugins.
@@ -77,9 +80,7 @@ func newAdmission(s *Server) (admission.Interface, error) {
 	if s.dynamic, err = newDynamic(s); err != nil {
 		return nil, err
 	}
-	plugins.Register(dynamic.MutatingWebhooksName, func(io.Reader) (admission.Interface, error) { return s.dynamic.MutatingWebhooks(), nil })
-	plugins.Register(dynamic.PoliciesName, func(io.Reader) (admission.Interface, error) { return s.dynamic.Policies(), nil })
-	plugins.Register(dynamic.ValidatingWebhooksName, func(io.Reader) (admission.Interface, error) { return s.dynamic.ValidatingWebhooks(), nil })
+	s.dynamic.Register(plugins)
 	plugins.Register(boundsName, newBounds)
 	plugins.Register(lifecycle.PluginName, func(io.Reader) (admission.Interface, error) { return newNamespaceLifecycle(s) })
 	plugins.Register(limitranger.PluginName, func(io.Reader) (admission.Interface, error) { return newLimitRanger() })
@@ -99,7 +100,7 @@ func newDynamic(s *Server) (*dynamic.Dynamic, error) {
 	}
 	return dynamic.New(dynamic.Config{
 		Projection: s.config.Cell.Projection, Listers: s.listers, Client: s.client, Instances: instances,
-		Authorizer: s.generic.Authorization.Authorizer, ResourceOf: s.resourceOf,
+		Authorizer: s.generic.Authorization.Authorizer, ResourceOf: s.resourceOf, Definitions: s.definitions.Prefix(),
 	})
 }
 

@@ -492,8 +492,8 @@ var list = []mutant{
 	},
 	{
 		name: "index-not-forgotten",
-		file: "internal/apiserver/roles/index.go", old: "!v.Since(i.seen, i.mark)", new: "!v.Since(i.seen, i.mark) && false",
-		tests: "TestIndexIsExact",
+		file: "internal/apiserver/listers/changes.go", old: "!v.Since(c.seen, mark)", new: "!v.Since(c.seen, mark) && false",
+		tests: "TestIndexIsExact", in: "internal/apiserver/roles",
 		why:   "a process that was away for long honours bindings that were revoked meanwhile",
 	},
 	{

@@ -13,6 +13,8 @@ package admission
 import (
 	"context"
 	"fmt"
+	"io"
+	"strings"
 	"sync"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -45,8 +47,11 @@ type Config struct {
 	Instances dynamic.Interface
 	// Authorizer answers expressions that ask it.
 	Authorizer authorizer.Authorizer
-	// ResourceOf finds the resource of a policy's params.
-	ResourceOf func(schema.GroupVersionKind) (resource schema.GroupVersionResource, scope meta.RESTScope, err error)
+	// ResourceOf finds the resource of a policy's params. The error is a
+	// meta.NoKindMatchError if there is none. That may change with any row
+	// that has the prefix Definitions.
+	ResourceOf  func(schema.GroupVersionKind) (resource schema.GroupVersionResource, scope meta.RESTScope, err error)
+	Definitions string
 }
 
 // Dynamic decides about requests. It is safe for concurrent use.
@@ -59,9 +64,8 @@ type Dynamic struct {
 	// These read the objects.
 	mutating, validating, policy, binding *listers.Indexer
 
-	mu sync.Mutex // guards what follows
-	// seen is the revision up to which events have been looked through.
-	seen projection.Revision
+	mu      sync.Mutex // guards what follows
+	changes listers.Changes
 	// rules are current if not nil.
 	rules *rules
 	// compiled are the policies of the last rules, compilations counts what was compiled.
@@ -84,7 +88,7 @@ func New(c Config) (*Dynamic, error) {
 	}
 	matcher := generic.NewPolicyMatcher(matching.NewMatcher(c.Listers.Core().V1().Namespaces().Lister(), c.Client))
 	return &Dynamic{
-		config: c, services: services, policies: validating.NewDispatcher(c.Authorizer, matcher),
+		config: c, changes: listers.NewChanges(c.Projection), services: services, policies: validating.NewDispatcher(c.Authorizer, matcher),
 		mutating:   c.Listers.IndexerOf(&admissionregistrationv1.MutatingWebhookConfiguration{}),
 		validating: c.Listers.IndexerOf(&admissionregistrationv1.ValidatingWebhookConfiguration{}),
 		policy:     c.Listers.IndexerOf(&admissionregistrationv1.ValidatingAdmissionPolicy{}),
@@ -104,14 +108,9 @@ func (d *Dynamic) Compiled() int64 {
 func (d *Dynamic) current() (*rules, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	v := d.config.Projection.Current()
-	if v == nil {
-		return nil, listers.ErrNoView
+	if _, err := d.changes.Forward(d.notice, func() { d.rules = nil }); err != nil {
+		return nil, err
 	}
-	if v.Revision() > d.seen && d.rules != nil && !v.Since(d.seen, d.notice) {
-		d.rules = nil // anything may have changed
-	}
-	d.seen = v.Revision()
 	if d.rules != nil {
 		return d.rules, nil
 	}
@@ -123,10 +122,10 @@ func (d *Dynamic) current() (*rules, error) {
 	return made, nil
 }
 
-// notice drops the rules if a row is one of theirs. It requires mu.
+// notice drops the rules if they were made of a row. It requires mu.
 func (d *Dynamic) notice(row string) {
-	for _, i := range []*listers.Indexer{d.mutating, d.validating, d.policy, d.binding} {
-		if len(row) > len(i.Prefix()) && row[:len(i.Prefix())] == i.Prefix() {
+	for _, prefix := range []string{d.mutating.Prefix(), d.validating.Prefix(), d.policy.Prefix(), d.binding.Prefix(), d.config.Definitions} {
+		if strings.HasPrefix(row, prefix) {
 			d.rules = nil
 		}
 	}
@@ -163,32 +162,21 @@ func (d *Dynamic) read() (*rules, error) {
 	return made, err
 }
 
-// The names of the plugins in metrics are upstream's.
-const (
-	MutatingWebhooksName   = mutatingwebhook.PluginName
-	PoliciesName           = validating.PluginName
-	ValidatingWebhooksName = validatingwebhook.PluginName
-)
+// Register registers three plugins under upstream's names.
+// They ask mutating webhooks, policies and validating webhooks.
+func (d *Dynamic) Register(plugins *admission.Plugins) {
+	p := plugin{admission.NewHandler(admission.Connect, admission.Create, admission.Delete, admission.Update), d}
+	for name, made := range map[string]admission.Interface{
+		mutatingwebhook.PluginName: mutatingWebhooks{p}, validating.PluginName: policies{p}, validatingwebhook.PluginName: validatingWebhooks{p},
+	} {
+		plugins.Register(name, func(io.Reader) (admission.Interface, error) { return made, nil })
+	}
+}
 
 // plugin is one of the three plugins of a Dynamic.
 type plugin struct {
 	*admission.Handler
 	*Dynamic
-}
-
-func (d *Dynamic) plugin() plugin {
-	return plugin{admission.NewHandler(admission.Connect, admission.Create, admission.Delete, admission.Update), d}
-}
-
-// MutatingWebhooks is the plugin that asks mutating webhooks.
-func (d *Dynamic) MutatingWebhooks() admission.MutationInterface { return mutatingWebhooks{d.plugin()} }
-
-// Policies is the plugin that asks policies.
-func (d *Dynamic) Policies() admission.ValidationInterface { return policies{d.plugin()} }
-
-// ValidatingWebhooks is the plugin that asks validating webhooks.
-func (d *Dynamic) ValidatingWebhooks() admission.ValidationInterface {
-	return validatingWebhooks{d.plugin()}
 }
 
 type mutatingWebhooks struct{ plugin }
@@ -237,5 +225,5 @@ func (p policies) Validate(ctx context.Context, a admission.Attributes, o admiss
 	if err != nil || len(r.policies) == 0 {
 		return err
 	}
-	return p.Dynamic.policies.Dispatch(ctx, a, o, p.ready(r.policies))
+	return p.Dynamic.policies.Dispatch(ctx, a, o, r.policies)
 }

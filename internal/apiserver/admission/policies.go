@@ -3,10 +3,10 @@ package admission
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sort"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -62,33 +62,19 @@ func (d *Dynamic) readPolicies() ([]validating.PolicyHook, error) {
 		compiled[name] = known
 		hook := validating.PolicyHook{Policy: policy, Bindings: bound, Evaluator: known.validator}
 		if kind := policy.Spec.ParamKind; kind != nil {
-			of, err := schema.ParseGroupVersion(kind.APIVersion)
-			if err != nil {
-				hook.ConfigurationError = fmt.Errorf("read paramKind: %w", err)
+			hook.ParamInformer, hook.ParamScope, err = d.paramsOf(kind)
+			if meta.IsNoMatchError(err) {
+				hook.ConfigurationError, err = err, nil
 			}
-			hook.ParamInformer, hook.ParamScope = d.paramsOf(of.WithKind(kind.Kind))
+			if err != nil {
+				return nil, err
+			}
 		}
 		hooks = append(hooks, hook)
 	}
 	sort.Slice(hooks, func(i, j int) bool { return hooks[i].Policy.Name < hooks[j].Policy.Name })
 	d.compiled = compiled
 	return hooks, nil
-}
-
-// ready returns the policies with an error in those whose kind of params is not served now.
-func (d *Dynamic) ready(hooks []validating.PolicyHook) []validating.PolicyHook {
-	for n, hook := range hooks {
-		p, ok := hook.ParamScope.(*params)
-		if !ok || hook.ConfigurationError != nil {
-			continue
-		}
-		if _, _, err := d.config.ResourceOf(p.kind); err != nil {
-			hook.ConfigurationError = fmt.Errorf("find the resource of paramKind '%v': %w", p.kind, err)
-			hooks = slices.Clone(hooks) // they are shared
-			hooks[n] = hook
-		}
-	}
-	return hooks
 }
 
 // compile is what upstream's plugin does with a policy, which it does not export. An expression that cannot be compiled
@@ -131,71 +117,48 @@ func compile(policy *validating.Policy) validating.Validator {
 	return validating.NewValidator(condition(validations, declared), matcher, condition(annotations, declared), condition(messages, inMessages), failurePolicy, nil)
 }
 
-// paramsOf says how params of a kind are read. Those of a built-in kind come from a lister, others through the API.
-func (d *Dynamic) paramsOf(kind schema.GroupVersionKind) (informers.GenericInformer, meta.RESTScope) {
-	p := &params{dynamic: d, kind: kind}
-	if resource, _, err := d.config.ResourceOf(kind); err == nil {
-		if builtin, err := d.config.Listers.ForResource(resource); err == nil {
-			return builtin, p
-		}
+// paramsOf says how params of a kind are read. Those of a built-in kind come from a lister, others through the API. If
+// the kind is not served, the error is a meta.NoKindMatchError.
+func (d *Dynamic) paramsOf(kind *admissionregistrationv1.ParamKind) (informers.GenericInformer, meta.RESTScope, error) {
+	wanted := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind) // of a version that is none it is a kind that is not served
+	resource, scope, err := d.config.ResourceOf(wanted)
+	if err != nil {
+		return nil, nil, fmt.Errorf("find the resource of paramKind '%v': %w", wanted, err)
 	}
-	return p, p
+	if builtin, err := d.config.Listers.ForResource(resource); err == nil {
+		return builtin, scope, nil
+	}
+	return params{d.config.Instances.Resource(resource)}, scope, nil
 }
 
 // params are objects of a custom kind that bindings name. They are read through the API of this process, for each
 // request that needs them, in the version that the policy names.
 type params struct {
-	dynamic *Dynamic
-	kind    schema.GroupVersionKind
+	of dynamic.NamespaceableResourceInterface
 }
 
-var (
-	_ informers.GenericInformer = &params{}
-	_ meta.RESTScope            = &params{}
-)
+var _ informers.GenericInformer = params{}
 
 // Informer implements informers.GenericInformer; only whether it has synced is asked.
-func (p *params) Informer() toolscache.SharedIndexInformer { return &listers.Informer{} }
+func (p params) Informer() toolscache.SharedIndexInformer { return &listers.Informer{} }
 
 // Lister implements informers.GenericInformer.
-func (p *params) Lister() toolscache.GenericLister { return paramLister{params: p} }
+func (p params) Lister() toolscache.GenericLister { return paramLister{p, p.of} }
 
-// Name implements meta.RESTScope. A kind that is not served has the root scope, and its params are an error.
-func (p *params) Name() meta.RESTScopeName {
-	if _, scope, err := p.dynamic.config.ResourceOf(p.kind); err == nil {
-		return scope.Name()
-	}
-	return meta.RESTScopeNameRoot
-}
-
+// paramLister lists params of all namespaces, or of one.
 type paramLister struct {
-	*params
-	namespace string
+	params
+	resource dynamic.ResourceInterface
 }
 
 // paramTimeout bounds a read whose interface takes no context.
 const paramTimeout = 10 * time.Second
 
-func (l paramLister) resource() (dynamic.ResourceInterface, error) {
-	resource, scope, err := l.dynamic.config.ResourceOf(l.kind)
-	if err != nil {
-		return nil, err
-	}
-	if scope.Name() == meta.RESTScopeNameNamespace {
-		return l.dynamic.config.Instances.Resource(resource).Namespace(l.namespace), nil
-	}
-	return l.dynamic.config.Instances.Resource(resource), nil
-}
-
 // List implements toolscache.GenericLister.
 func (l paramLister) List(selector labels.Selector) (all []runtime.Object, err error) {
-	resource, err := l.resource()
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), paramTimeout)
 	defer cancel()
-	list, err := resource.List(ctx, metav1.ListOptions{LabelSelector: selector.String()})
+	list, err := l.resource.List(ctx, metav1.ListOptions{LabelSelector: selector.String()})
 	if err != nil {
 		return nil, err
 	}
@@ -207,13 +170,9 @@ func (l paramLister) List(selector labels.Selector) (all []runtime.Object, err e
 
 // Get implements toolscache.GenericLister.
 func (l paramLister) Get(name string) (runtime.Object, error) {
-	resource, err := l.resource()
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), paramTimeout)
 	defer cancel()
-	object, err := resource.Get(ctx, name, metav1.GetOptions{})
+	object, err := l.resource.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err // a typed nil would be taken for an object
 	}
@@ -222,5 +181,5 @@ func (l paramLister) Get(name string) (runtime.Object, error) {
 
 // ByNamespace implements toolscache.GenericLister.
 func (l paramLister) ByNamespace(namespace string) toolscache.GenericNamespaceLister {
-	return paramLister{l.params, namespace}
+	return paramLister{l.params, l.of.Namespace(namespace)}
 }

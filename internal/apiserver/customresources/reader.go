@@ -31,6 +31,9 @@ func NewReader(f *listers.Factory) *Reader {
 	})}
 }
 
+// Prefix of the rows of CRDs. It ends in a slash.
+func (c *Reader) Prefix() string { return c.rows.Prefix() }
+
 // Get returns the CRD with that name, or nil if there is none or it is reserved. The object is shared.
 func (c *Reader) Get(name string) (*apiextensionsv1.CustomResourceDefinition, error) {
 	object, ok, err := c.rows.GetByKey(name)

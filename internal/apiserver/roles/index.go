@@ -21,14 +21,12 @@ import (
 // and marks what must be read again. So an answer is as new as the request, and costs only what the user's own bindings
 // cost. Nothing runs between two questions. It is safe for concurrent use.
 type Index struct {
-	projection *projection.Projection
 	// These read the objects.
 	roles, clusterRoles, roleBindings, clusterRoleBindings *listers.Indexer
 	aggregated                                             aggregatedRoles
 
-	mu sync.Mutex // guards the fields below and the tables; never held during a read
-	// seen is the revision up to which events have been looked through.
-	seen projection.Revision
+	mu      sync.Mutex // guards the fields below and the tables; never held during a read
+	changes listers.Changes
 	// cluster is the table of ClusterRoleBindings; namespaced are those of RoleBindings, by namespace.
 	cluster    *table
 	namespaced *cache.Cache[string, *table]
@@ -61,17 +59,7 @@ func (i *Index) forget() {
 }
 
 // forward looks through the events since the last question, and returns the newest view. It requires mu.
-func (i *Index) forward() (*projection.View, error) {
-	v := i.projection.Current()
-	if v == nil {
-		return nil, listers.ErrNoView
-	}
-	if v.Revision() > i.seen && !v.Since(i.seen, i.mark) {
-		i.forget()
-	}
-	i.seen = v.Revision()
-	return v, nil
-}
+func (i *Index) forward() (*projection.View, error) { return i.changes.Forward(i.mark, i.forget) }
 
 // mark makes sure that a row is read again before it is used. It requires mu.
 func (i *Index) mark(row string) {

@@ -42,7 +42,7 @@ type Config struct {
 // New makes an index. It is empty until the first question.
 func New(c Config) *Index {
 	i := &Index{
-		projection:          c.Projection,
+		changes:             listers.NewChanges(c.Projection),
 		roles:               c.Listers.IndexerOf(&rbacv1.Role{}),
 		clusterRoles:        c.Listers.IndexerOf(&rbacv1.ClusterRole{}),
 		roleBindings:        c.Listers.IndexerOf(&rbacv1.RoleBinding{}),
