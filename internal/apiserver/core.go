@@ -33,8 +33,6 @@ type coreProvider struct {
 	corerest.GenericConfig
 	authorizer authorizer.Authorizer
 	services   services.Config
-	// issues is false if nobody asks for tokens, because they are refused before.
-	issues bool
 }
 
 // newCoreStorage builds the core group; building it reads nothing.
@@ -45,14 +43,14 @@ func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 			EventTTL:             eventTTL,
 			LoopbackClientConfig: s.loopback,
 			Informers:            s.listers,
+			ServiceAccountIssuer: noIssuer{},
 		},
 		authorizer: s.generic.Authorization.Authorizer,
-		issues:     s.tokens.Issues(),
 		services: services.Config{
 			Cell: s.config.Cell, Ranges: s.config.Services, CIDRs: s.listers.Networking().V1().ServiceCIDRs().Lister(),
 		},
 	}
-	if p.issues {
+	if s.tokens.Issues() {
 		p.ServiceAccountIssuer, p.APIAudiences, p.ServiceAccountMaxExpiration = s.tokens, s.tokens.Audiences(), s.tokens.MaxExpiration()
 		p.ExtendExpiration, p.MaxExtendedExpiration = s.tokens.Extends(), tokens.MaxExtendedExpiration
 	}
@@ -111,11 +109,7 @@ func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RES
 
 	// As upstream does, in place of one that knows no Pods. It issues nothing without an issuer: such a request is
 	// answered 405 before it comes here.
-	issuer := p.ServiceAccountIssuer
-	if !p.issues {
-		issuer = noIssuer{}
-	}
-	accounts, err := accountstore.NewREST(opts, issuer, p.APIAudiences, p.ServiceAccountMaxExpiration, pods.Pod.Store, storage["secrets"].(rest.Getter),
+	accounts, err := accountstore.NewREST(opts, p.ServiceAccountIssuer, p.APIAudiences, p.ServiceAccountMaxExpiration, pods.Pod.Store, storage["secrets"].(rest.Getter),
 		nodes.Node.Store, p.ExtendExpiration, p.MaxExtendedExpiration)
 	if err != nil {
 		return err
