@@ -132,13 +132,7 @@ func (p *places) mayWait(ctx context.Context, user string) error {
 	ready := make(chan struct{})
 	g.parked = append(g.parked, ready)
 	p.mu.Unlock()
-	pause := time.NewTimer(retrySeconds * time.Second)
-	defer pause.Stop()
-	select {
-	case <-ready:
-	case <-pause.C:
-	case <-ctx.Done():
-	}
+	await(ctx, ready, retrySeconds*time.Second)
 	p.mu.Lock()
 	if i := slices.Index(g.parked, ready); i >= 0 {
 		g.parked = slices.Delete(g.parked, i, i+1)
@@ -155,6 +149,17 @@ func (p *places) unpark(g *guest) {
 	if len(g.parked) > 0 && len(g.waiting)+g.away < p.queue {
 		close(g.parked[0])
 		g.parked = g.parked[1:]
+	}
+}
+
+// await returns when ready is closed, when the patience is over, or when ctx has ended.
+func await(ctx context.Context, ready <-chan struct{}, patience time.Duration) {
+	over := time.NewTimer(patience)
+	defer over.Stop()
+	select {
+	case <-ready:
+	case <-over.C:
+	case <-ctx.Done():
 	}
 }
 
@@ -193,13 +198,7 @@ func (t *place) take(ctx context.Context) error {
 	p.mu.Unlock()
 	p.queued.Inc()
 	defer p.queued.Dec()
-	patience := time.NewTimer(p.patience)
-	defer patience.Stop()
-	select {
-	case <-ready:
-	case <-patience.C:
-	case <-ctx.Done():
-	}
+	await(ctx, ready, p.patience)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := slices.Index(g.waiting, ready)
