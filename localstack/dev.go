@@ -293,10 +293,7 @@ func (d *Dev) openAccess(c Config) (apiserver.Authentication, error) {
 	if err != nil {
 		return access, err
 	}
-	d.tls = &tls.Config{
-		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, Certificates: []tls.Certificate{certificate},
-		ClientAuth: tls.RequestClientCert, // the authenticator verifies it, so that a token is good too
-	}
+	d.tls = serving.TLS(func() tls.Certificate { return certificate }, true)
 	d.client.CAData = authority.PEM()
 	d.client.CertData, d.client.KeyData, err = authority.admin()
 	access.ClientCAFile = authority.Path

@@ -191,15 +191,5 @@ func (s *serving) tls() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load --tls-cert-file: %w", err)
 	}
-	c := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
-	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		newest := certificate.Get()
-		return &newest, nil
-	}
-	if s.clientCAFile == "" {
-		return c, nil
-	}
-	// The authenticator verifies the certificate, so that a client may also authenticate in another way.
-	c.ClientAuth = tls.RequestClientCert
-	return c, nil
+	return serve.TLS(certificate.Get, s.clientCAFile != ""), nil
 }

@@ -39,6 +39,20 @@ type Config struct {
 	Patience time.Duration
 }
 
+// TLS serves the newest certificate. If it asks clients for theirs, the
+// authenticator verifies them: a client may also authenticate in another way.
+func TLS(certificate func() tls.Certificate, askClients bool) *tls.Config {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
+	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		newest := certificate()
+		return &newest, nil
+	}
+	if askClients {
+		c.ClientAuth = tls.RequestClientCert
+	}
+	return c
+}
+
 // maxHeader bounds a request's line and headers, in bytes. It is enough for a query of 32 KiB, a long token and the
 // groups of an impersonated user. Each connection of a stranger may hold as much.
 const maxHeader = 64 << 10
