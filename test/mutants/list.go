@@ -494,7 +494,7 @@ var list = []mutant{
 		name: "index-not-forgotten",
 		file: "internal/apiserver/listers/changes.go", old: "!v.Since(c.seen, mark)", new: "!v.Since(c.seen, mark) && false",
 		tests: "TestIndexIsExact", in: "internal/apiserver/roles",
-		why:   "a process that was away for long honours bindings that were revoked meanwhile",
+		why: "a process that was away for long honours bindings that were revoked meanwhile",
 	},
 	{
 		name: "read-role-kept-although-it-changed",
