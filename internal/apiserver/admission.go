@@ -182,11 +182,14 @@ func isAccessReview(a admission.Attributes) bool {
 
 // limitRanger is upstream's plugin without its live lookup. If upstream's lister finds nothing, upstream asks the API
 // and remembers the answer for 30 s. Our lister is exact.
-type limitRanger struct{ *limitranger.LimitRanger }
+type limitRanger struct {
+	*limitranger.LimitRanger
+	actions limitranger.DefaultLimitRangerActions
+}
 
 func newLimitRanger() (admission.Interface, error) {
 	l, err := limitranger.NewLimitRanger(&limitranger.DefaultLimitRangerActions{})
-	return &limitRanger{l}, err
+	return &limitRanger{LimitRanger: l}, err
 }
 
 // maxLimited bounds containers of a Pod times LimitRanges of its namespace: each looks at each container. A Pod
@@ -195,7 +198,7 @@ const maxLimited = 1 << 20
 
 // Admit implements admission.MutationInterface.
 func (l *limitRanger) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
-	if pod, ok := a.GetObject().(*core.Pod); ok {
+	if pod, ok := a.GetObject().(*core.Pod); ok && l.actions.SupportsAttributes(a) { // otherwise upstream looks at none
 		limits, err := l.GetLimitRanges(a)
 		if err != nil {
 			return err
