@@ -55,6 +55,19 @@ $(BIN)/kubectl: tools/kubectl/go.mod
 .PHONY: kubectl
 kubectl: $(BIN)/kubectl ## build bin/kubectl from its module
 
+# kwok plays nodes and Pods. It comes with what they do, and with the role that it needs.
+.PHONY: controllers
+controllers: ## build upstream's controller manager and scheduler, and kwok, into bin/controllers (ten minutes the first time)
+	@mkdir -p $(BIN)/controllers
+	@cd tools/controllers && $(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $(BIN)/controllers/ tool
+	@cd tools/controllers && kwok=$$(go list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize && \
+	  for f in $$kwok/stage/node/fast/node-initialize.yaml $$kwok/stage/pod/fast/pod-*.yaml; do echo ---; cat $$f; done > $(BIN)/controllers/stages.yaml && \
+	  cat $$kwok/rbac/role.yaml > $(BIN)/controllers/kwok-role.yaml
+
+.PHONY: controllers-test
+controllers-test: controllers race-build ## workloads under upstream's controllers, on 'api' and 'watcher' processes
+	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -timeout 40m -count 1 -v -run '^TestControllers$$' ./test/e2e
+
 $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/benchstat &: tools/go.mod
 	@echo "building the tools"
 	@cd tools && $(RELEASE) go build -o $(BIN)/ tool
@@ -101,7 +114,7 @@ fuzz: ## fuzz every decoder for FUZZTIME each
 .PHONY: fuzz-http
 FUZZ_HTTP ?= 1h
 fuzz-http: build ## fuzz the built binary over HTTP for FUZZ_HTTP; FUZZ_HTTP_SEED repeats a run
-	@set -o pipefail; $(RELEASE) FUZZ_HTTP=$(FUZZ_HTTP) go test ./test/hostile -run '^TestFuzzHTTP$$' -count 1 -v -timeout 0 | grep -vE '^=== '
+	@set -o pipefail; $(RELEASE) FUZZ_HTTP=$(FUZZ_HTTP) go test ./test/hostile -run '^TestFuzzHTTP$$' -count 1 -v -timeout 0 | grep -vE '^=== |^    --- PASS'
 
 ATTACK ?= 15s
 .PHONY: attack

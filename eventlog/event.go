@@ -34,6 +34,8 @@ type Write struct {
 	// TTL is how long the object may live, in whole seconds, 0 for ever. Only the deletion event that the lifecycle
 	// appends ends it; reads never filter by a clock.
 	TTL uint32
+	// Author of the write.
+	Author Author
 }
 
 // Event is one message of the log.

@@ -22,8 +22,9 @@ func TestEventsSubject(t *testing.T) {
 	}
 }
 
-// The headers of every event are republished, bodies only of what is on the list; both name the log's revision. The
-// list can be changed at any time, it survives a restart without a repetition, and the log's stream is what it was.
+// The headers of every event are republished, its author among them, bodies only of what is on the list; both name the
+// log's revision. The list can be changed at any time, it survives a restart without a repetition, and the log's stream
+// is what it was.
 func TestRepublished(t *testing.T) {
 	folder := t.TempDir()
 	server := eventlogtest.Run(t, folder)
@@ -37,7 +38,7 @@ func TestRepublished(t *testing.T) {
 	headers, bodies := listen(t, conn, "logplane.events.>"), listen(t, conn, "logplane.bodies.>")
 	other := eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "default", Name: "other"}
 	write := func(key eventlog.Key, body string) eventlog.Event {
-		w := eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: []byte(body)}
+		w := eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: []byte(body), Author: eventlog.Author{User: "ann", Agent: "test/1"}}
 		rev, err := log.Append(bounded(t), log.Basis(), nuid.Next(), w)
 		if err != nil {
 			t.Fatal(err)

@@ -27,6 +27,10 @@ const (
 	headerPrecondition = "Logplane-Precondition"
 	headerEpoch        = "Logplane-Epoch"
 	headerTTL          = "Logplane-Ttl"
+	// Events from before there were authors have none of the next three, and others only those that are not empty.
+	headerUser  = "Logplane-User"
+	headerAs    = "Logplane-As"
+	headerAgent = "Logplane-Agent"
 	// headerBatch is an event's place in its batch, '2/5'; single events have none.
 	headerBatch = "Logplane-Batch"
 
@@ -75,6 +79,12 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 		headerTTL:          {strconv.FormatUint(uint64(w.TTL), 10)},
 		headerExpected:     {formatRevision(w.Precondition)},
 	}}
+	by := w.Author.clean()
+	for _, named := range [...]struct{ header, value string }{{headerUser, by.User}, {headerAs, by.As}, {headerAgent, by.Agent}} {
+		if named.value != "" {
+			msg.Header[named.header] = []string{named.value}
+		}
+	}
 	if _, err := decodeHeaders(prefix, subject, msg.Header); err != nil { // never publish what nobody could read
 		return nil, fmt.Errorf("encode event of %s: %w", w.Key.RowKey(), err)
 	}
@@ -158,6 +168,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	}
 	e.Key, e.ContentType = key, h.Get(headerContentType)
 	e.Base, e.Precondition, e.TTL = Revision(base), Revision(precondition), uint32(ttl)
+	e.Author = Author{User: h.Get(headerUser), As: h.Get(headerAs), Agent: h.Get(headerAgent)}.clean()
 	return e, errors.Join(errs[:]...)
 }
 

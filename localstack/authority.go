@@ -59,31 +59,39 @@ func AuthorityOf(folder string) (*Authority, error) {
 func ensureAuthority(folder string) (*Authority, error) {
 	path := filepath.Join(folder, authorityFile)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		certificate, key, err := newAuthority("logplane dev")
 		if err != nil {
-			return nil, fmt.Errorf("make the authority: %w", err)
-		}
-		certificate, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "logplane dev"}, key)
-		if err != nil {
-			return nil, fmt.Errorf("make the authority: %w", err)
-		}
-		text, err := keyutil.MarshalPrivateKeyToPEM(key)
-		if err != nil {
-			return nil, fmt.Errorf("make the authority: %w", err)
+			return nil, err
 		}
 		// The certificate comes last: while it is missing, a kill has left no authority.
-		if err := errors.Join(replaceFile(filepath.Join(folder, authorityKeyFile), text), replaceFile(path, certificatePEM(certificate.Raw))); err != nil {
+		if err := errors.Join(replaceFile(filepath.Join(folder, authorityKeyFile), key), replaceFile(path, certificate)); err != nil {
 			return nil, fmt.Errorf("write the authority: %w", err)
 		}
 	}
 	return AuthorityOf(folder)
 }
 
+// newAuthority makes a certificate that is good for ten years, and its key. Both are PEM.
+func newAuthority(name string) (certificate, key []byte, err error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make the authority: %w", err)
+	}
+	signed, err := cert.NewSelfSignedCACert(cert.Config{CommonName: name}, private)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make the authority: %w", err)
+	}
+	if key, err = keyutil.MarshalPrivateKeyToPEM(private); err != nil {
+		return nil, nil, fmt.Errorf("make the authority: %w", err)
+	}
+	return certificatePEM(signed.Raw), key, nil
+}
+
 // PEM is its certificate.
 func (a *Authority) PEM() []byte { return certificatePEM(a.certificate.Raw) }
 
-// server signs a certificate for a server on loopback, and on the host if that is another.
-func (a *Authority) server(host string) (tls.Certificate, error) {
+// server signs a certificate for a server on loopback, and on the host if that is another. Certificate and key are PEM.
+func (a *Authority) server(host string) (certificate, key []byte, err error) {
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: "logplane"}, DNSNames: []string{"localhost"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
@@ -93,11 +101,7 @@ func (a *Authority) server(host string) (tls.Certificate, error) {
 	} else if host != "" {
 		template.DNSNames = append(template.DNSNames, host)
 	}
-	certificate, key, err := a.sign(template)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	return tls.X509KeyPair(certificate, key)
+	return a.sign(template)
 }
 
 // User signs a certificate of a user in groups. Certificate and key are PEM.

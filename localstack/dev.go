@@ -116,8 +116,8 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	writers := &kubestore.Writers{} // every writer of the cell is in this process
 	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true, Writers: writers,
 		Watches:        apiserver.WatchLimits{User: c.MaxWatches},
-		Authentication: access,
-		Authorization:  apiserver.Authorization{Mode: "RBAC"}, // even if everyone is in system:masters: '--as' shows the rules at work
+		Authentication: access, RootCAFile: access.ClientCAFile, // dev's authority signs both
+		Authorization: apiserver.Authorization{Mode: "RBAC"}, // even if everyone is in system:masters: '--as' shows the rules at work
 	})
 	if err != nil {
 		return err
@@ -134,7 +134,8 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 
 // run starts what lives as long as the cell. If one part fails, all end and Wait says why.
 func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.Server, cell kubestore.Cell, writers *kubestore.Writers) error {
-	finisher, err := lifecycle.New(lifecycle.Config{Cell: cell, Client: server.Loopback(), Instances: server.Instances, AwaitWriters: writers.Wait})
+	finisher, err := lifecycle.New(lifecycle.Config{Cell: cell, Client: server.Loopback(), Instances: server.Instances, UID: server.UID,
+		RootCA: server.RootCA(), AwaitWriters: writers.Wait, CheckRemote: server.CheckRemote})
 	if err != nil {
 		return err
 	}
@@ -289,7 +290,11 @@ func (d *Dev) openAccess(c Config) (apiserver.Authentication, error) {
 	if err != nil {
 		return access, err
 	}
-	certificate, err := authority.server(host)
+	signed, private, err := authority.server(host)
+	if err != nil {
+		return access, err
+	}
+	certificate, err := tls.X509KeyPair(signed, private)
 	if err != nil {
 		return access, err
 	}

@@ -26,17 +26,26 @@ func writeKubeconfig(folder string, to *rest.Config) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("write the kubeconfig: %w", err)
 	}
-	config := clientcmdapi.NewConfig()
-	config.Clusters["logplane"] = &clientcmdapi.Cluster{
-		Server: to.Host, CertificateAuthorityData: to.CAData, Extensions: map[string]runtime.Object{folderExtension: &runtime.Unknown{Raw: extension, ContentType: runtime.ContentTypeJSON}},
-	}
-	config.AuthInfos["logplane"] = &clientcmdapi.AuthInfo{ClientCertificateData: to.CertData, ClientKeyData: to.KeyData}
-	config.Contexts["logplane"] = &clientcmdapi.Context{Cluster: "logplane", AuthInfo: "logplane", Namespace: "default"}
-	config.CurrentContext = "logplane"
+	config := kubeconfigOf(to.Host, to.CAData, to.CertData, to.KeyData)
+	config.Clusters[kubeconfigName].Extensions = map[string]runtime.Object{folderExtension: &runtime.Unknown{Raw: extension, ContentType: runtime.ContentTypeJSON}}
 	if err := clientcmd.WriteToFile(*config, path); err != nil {
 		return "", fmt.Errorf("write the kubeconfig: %w", err)
 	}
 	return path, nil
+}
+
+// kubeconfigName is the name of the cluster, the user and the context of a kubeconfig of ours.
+const kubeconfigName = "logplane"
+
+// kubeconfigOf leads to a server, for who has the certificate. An authority of nil is the system's; without a
+// certificate nobody shows one.
+func kubeconfigOf(server string, authority, certificate, key []byte) *clientcmdapi.Config {
+	config := clientcmdapi.NewConfig()
+	config.Clusters[kubeconfigName] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: authority}
+	config.AuthInfos[kubeconfigName] = &clientcmdapi.AuthInfo{ClientCertificateData: certificate, ClientKeyData: key}
+	config.Contexts[kubeconfigName] = &clientcmdapi.Context{Cluster: kubeconfigName, AuthInfo: kubeconfigName, Namespace: "default"}
+	config.CurrentContext = kubeconfigName
+	return config
 }
 
 // FolderOf is the data folder that a kubeconfig's current context leads to, empty if it is not that of a

@@ -50,6 +50,15 @@ func exampleRecords() []*record {
 	return []*record{added, deleted, lost, barriers, stray}
 }
 
+// authoredRecords are some of them as the log has them since events name their author.
+func authoredRecords() []*record {
+	records := exampleRecords()[:3]
+	records[0].Author = eventlog.Author{User: "ann", Agent: "kubectl/v1.36.3"}
+	records[1].Author = eventlog.Author{User: "ann", As: "bob"}
+	records[2].Author = eventlog.Author{User: "system:logplane:lifecycle"}
+	return records
+}
+
 func exampleIndex() []footer {
 	return []footer{{Key: "p/seg/0/1-9-x", Sealed: []byte("footer")}, {Key: "p/seg/9/1-9-y", Sealed: []byte("another")}}
 }
@@ -57,18 +66,25 @@ func exampleIndex() []footer {
 func fixtures(t testing.TB) map[string][]byte {
 	events, _, err := sealRecords(exampleRecords())
 	require.NoError(t, err)
-	w := segment.NewWriter(segment.Keys)
-	for _, r := range keyOrdered(exampleRecords()) {
-		require.NoError(t, w.Add(r.keyEntry()))
-	}
-	keys, _ := w.Finish()
+	authored, _, err := sealRecords(authoredRecords())
+	require.NoError(t, err)
+	keys := sealKeys(t, exampleRecords())
 	r := example()
 	r.Applied, r.Inline = 16, events
 	encoded, err := encodeRoot(r)
 	require.NoError(t, err)
 	index, err := encodeIndex(exampleIndex())
 	require.NoError(t, err)
-	return map[string][]byte{"index": index, "root": encoded, "events": events, "keys": keys}
+	return map[string][]byte{"index": index, "root": encoded, "events": events, "keys": keys, "authored": authored, "authored-keys": sealKeys(t, authoredRecords())}
+}
+
+func sealKeys(t testing.TB, records []*record) []byte {
+	w := segment.NewWriter(segment.Keys)
+	for _, r := range keyOrdered(records) {
+		require.NoError(t, w.Add(r.keyEntry()))
+	}
+	file, _ := w.Finish()
+	return file
 }
 
 // What a released version wrote is read for ever.
@@ -97,19 +113,25 @@ func TestFixturesAreRead(t *testing.T) {
 	index, err := decodeIndex(read("index"))
 	require.NoError(t, err)
 	require.Equal(t, exampleIndex(), index)
-	reader, err := segment.OpenBytes("keys", read("keys"))
+	authored := &root{Applied: 12, Spilled: 9, Inline: read("authored")}
+	records, err = authored.inlineRecords()
 	require.NoError(t, err)
-	cursor, decoder := reader.Scan("", ""), recordDecoder{}
-	for _, want := range keyOrdered(exampleRecords()) {
-		e, ok, err := cursor.Next(t.Context())
+	require.Equal(t, authoredRecords(), records)
+	for name, records := range map[string][]*record{"keys": exampleRecords(), "authored-keys": authoredRecords()} {
+		reader, err := segment.OpenBytes(name, read(name))
 		require.NoError(t, err)
-		require.True(t, ok)
-		got, err := decoder.keyed(e)
-		require.NoError(t, err)
-		if want.flags() != 0 {
-			want.Body = nil
+		cursor, decoder := reader.Scan("", ""), recordDecoder{}
+		for _, want := range keyOrdered(records) {
+			e, ok, err := cursor.Next(t.Context())
+			require.NoError(t, err)
+			require.True(t, ok)
+			got, err := decoder.keyed(e)
+			require.NoError(t, err)
+			if want.flags() != 0 {
+				want.Body = nil
+			}
+			require.Equal(t, want, got)
 		}
-		require.Equal(t, want, got)
 	}
 }
 
@@ -192,7 +214,7 @@ func FuzzRoot(f *testing.F) {
 }
 
 func FuzzRecord(f *testing.F) {
-	for _, r := range exampleRecords() {
+	for _, r := range append(exampleRecords(), authoredRecords()...) {
 		e := r.eventEntry()
 		f.Add(e.Key, e.Revision, byte(e.Flags), e.Value)
 		e = r.keyEntry()

@@ -34,6 +34,8 @@ type Row struct {
 	Time time.Time
 	// TTL in seconds as written, 0 for ever.
 	TTL uint32
+	// Author of the event.
+	Author eventlog.Author
 }
 
 // record is an event as the projection keeps it: in the tail, inline in the root, and in event segments. Both kinds of
@@ -52,11 +54,13 @@ type record struct {
 func newRecord(e eventlog.Event) *record { return &record{Event: e, key: e.Key.RowKey(), span: 1} }
 
 // size is about what a record costs in memory.
-func (r *record) size() int { return 400 + len(r.key)*2 + len(r.Body) }
+func (r *record) size() int {
+	return 450 + len(r.key)*2 + len(r.Body) + len(r.Author.User) + len(r.Author.As) + len(r.Author.Agent)
+}
 
 func (r *record) row() Row {
 	row := Row{Key: r.key, ID: r.Key, Revision: r.Revision, Deleted: r.Op == eventlog.Deleted, Void: r.void, Op: r.Op, Base: r.Base,
-		RequestID: r.RequestID, ContentType: r.ContentType, Time: r.Time, TTL: r.TTL}
+		RequestID: r.RequestID, ContentType: r.ContentType, Time: r.Time, TTL: r.TTL, Author: r.Author}
 	if !row.Deleted {
 		row.Value = r.Body
 	}
@@ -97,10 +101,17 @@ func (r *record) eventEntry() segment.Entry {
 // The content types that have a code of their own; 0 is followed by any other.
 var contentTypes = [...]string{1: "application/vnd.kubernetes.protobuf", 2: "application/cbor", 3: "application/json"}
 
+// authored is set in the byte of the op if the event names its author.
+const authored = 1 << 2
+
 // appendRecord encodes what the key, the revision and the flags of an entry do not say. The lengths of cluster, prefix
 // and namespace give them back out of the row key.
 func appendRecord(dst []byte, r *record, body []byte) []byte {
-	dst = append(dst, byte(r.Op))
+	op := byte(r.Op)
+	if r.Author != (eventlog.Author{}) {
+		op |= authored
+	}
+	dst = append(dst, op)
 	dst = binary.AppendUvarint(dst, uint64(len(r.Key.Cluster)))
 	dst = binary.AppendUvarint(dst, uint64(len(r.Key.Prefix)))
 	dst = binary.AppendUvarint(dst, uint64(len(r.Key.Namespace)))
@@ -110,6 +121,11 @@ func appendRecord(dst []byte, r *record, body []byte) []byte {
 	dst = binary.AppendUvarint(dst, uint64(r.Precondition))
 	dst = binary.AppendUvarint(dst, r.Epoch)
 	dst = appendString(dst, r.RequestID)
+	if op&authored != 0 {
+		dst = appendString(dst, r.Author.User)
+		dst = appendString(dst, r.Author.As)
+		dst = appendString(dst, r.Author.Agent)
+	}
 	dst = binary.AppendVarint(dst, r.Time.UnixNano())
 	dst = binary.AppendUvarint(dst, uint64(r.TTL))
 	dst = appendContentType(dst, r.ContentType)
@@ -181,11 +197,15 @@ func (d *recordDecoder) event(e segment.Entry) (*record, error) {
 
 func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
 	r.Revision, r.void = Revision(e.Revision), e.Flags&segment.Void != 0
-	r.Op = eventlog.Op(d.Byte())
+	op := d.Byte()
+	r.Op = eventlog.Op(op &^ authored)
 	cluster, prefix, namespace := d.Uvarint(), d.Uvarint(), d.Uvarint()
 	r.Key.Group, r.Key.Resource = d.shared(&d.group), d.shared(&d.resource)
 	r.Base, r.Precondition, r.Epoch = Revision(d.Uvarint()), Revision(d.Uvarint()), d.Uvarint()
 	r.RequestID = d.string()
+	if op&authored != 0 {
+		r.Author = eventlog.Author{User: d.string(), As: d.string(), Agent: d.string()}
+	}
 	r.Time = time.Unix(0, d.Varint()).UTC()
 	ttl := d.Uvarint()
 	r.TTL = uint32(ttl)

@@ -92,6 +92,12 @@ func (s *State) Delete() Write {
 		ContentType: s.row.ContentType, Body: s.row.Value}}
 }
 
+// By is the same write, made by the author.
+func (w Write) By(author eventlog.Author) Write {
+	w.event.Author = author
+	return w
+}
+
 // Append appends the writes in one batch, and returns the revision of the last one. All of them must be of this view.
 // Errors are those of eventlog.Log.Append, and ErrBehind; then nothing was written.
 //

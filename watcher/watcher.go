@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
@@ -45,6 +46,11 @@ func (w *Watcher) Run(ctx context.Context) error { return w.feed.Run(ctx) }
 
 // Shrink gives back most of the memory that only saves time. It is for a process that has nothing to do.
 func (w *Watcher) Shrink() { w.server.Shrink() }
+
+// Publish writes what the servers of remote APIServices must know to believe this process who a user is.
+func (w *Watcher) Publish(ctx context.Context, trust aggregation.Trust) error {
+	return w.server.Publish(ctx, trust)
+}
 
 // Drain turns readiness off, refuses new watches and ends the open ones. Those that asked for bookmarks get a last one.
 // It returns when all have ended, or a little after the time over which their ends are spread.

@@ -31,6 +31,7 @@ func newAPI() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			publish(cmd.Context(), server, how.trust)
 			handler := coldstart.UntilFirst(server)
 			if how.lambda {
 				functions.ServeLambda(handler)
@@ -41,7 +42,7 @@ func newAPI() *cobra.Command {
 		},
 	}
 	where.register(cmd.Flags())
-	where.registerEncryption(cmd.Flags())
+	where.registerObjects(cmd.Flags())
 	how.register(cmd.Flags())
 	cmd.Flags().StringVar(&how.watcherURL, "watcher-url", "", "URL of the watcher that watches are redirected to")
 	cmd.Flags().BoolVar(&how.lambda, "lambda", false, "serve as an AWS Lambda function URL instead of a listener")

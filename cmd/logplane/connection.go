@@ -29,7 +29,7 @@ type connection struct {
 	bucket                           string
 	s3Endpoint, s3Region             string
 	s3PathStyle                      bool
-	encryption                       string
+	encryption, rootCA               string
 	cluster                          string
 	logRetention, retention, history time.Duration
 	checkpoints                      []projection.CheckpointRule
@@ -42,6 +42,7 @@ type connection struct {
 
 func (c *connection) register(flags *pflag.FlagSet) {
 	flags.StringVar(&c.nats, "nats", "nats://127.0.0.1:4222", "URL of the NATS servers, several separated by commas")
+	_ = flags.SetAnnotation("nats", "classified", []string{"true"}) // it may hold a password, which '/flagz' must not show
 	flags.StringVar(&c.natsCredentials, "nats-creds", "", "NATS credentials file")
 	flags.StringVar(&c.natsCA, "nats-ca-file", "", "CA certificates that NATS servers must be signed by")
 	flags.StringVar(&c.stream, "stream", "logplane", "name of the JetStream stream that is the cell's log")
@@ -60,8 +61,9 @@ func (c *connection) register(flags *pflag.FlagSet) {
 	registerRetention(flags, &c.logRetention, &c.retention, &c.history, &c.checkpoints)
 }
 
-// registerEncryption adds the flag that must be the same for every command that decodes objects.
-func (c *connection) registerEncryption(flags *pflag.FlagSet) {
+// registerObjects adds the flags that must be the same for every command that writes objects.
+func (c *connection) registerObjects(flags *pflag.FlagSet) {
+	flags.StringVar(&c.rootCA, "root-ca-file", "", "certificate that every namespace gets in the ConfigMap kube-root-ca.crt, for Pods to trust this API; none by default. The same for 'init', 'api', 'watcher' and 'lifecycle'")
 	flags.StringVar(&c.encryption, "encryption-provider-config", "", "encrypt resources at rest as this file says, as kube-apiserver reads it; the same for 'init', 'api', 'watcher' and 'lifecycle'")
 }
 
@@ -154,14 +156,17 @@ func (c *connection) dial() (eventlog.Config, error) {
 	}, nil
 }
 
-// apiserver sets what must be the same in every process that decodes objects.
+// apiserver sets what must be the same in every process that writes objects.
 func (c *connection) apiserver(opened *cell) apiserver.Config {
-	return apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: c.encryption}
+	return apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: c.encryption, RootCAFile: c.rootCA}
 }
 
 // inProcess is an apiserver that only this process calls.
-func (c *connection) inProcess(opened *cell) (*apiserver.Server, error) {
+func (c *connection) inProcess(opened *cell, change ...func(*apiserver.Config)) (*apiserver.Server, error) {
 	config := c.apiserver(opened)
+	for _, f := range change {
+		f(&config)
+	}
 	config.ExternalAddress = "localhost:443" // upstream wants one with a port; nobody sees it
 	return apiserver.New(config)
 }

@@ -28,7 +28,7 @@ func newEvents() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Print the events of the log as they come, or from a revision on",
-		Long: "Prints one line for each event of the log: revision, time, what happened, and the object's path; never its content.\n" +
+		Long: "Prints one line for each event of the log: revision, time, what happened, the object, and who did it; never its content.\n" +
 			"With --from it begins with the events after a revision, from the bucket and the log, and goes on without a gap.\n\n" +
 			"'--data DIR' is the folder of a running 'logplane dev', and the kubeconfig that dev wrote leads there too: the one\n" +
 			"that kubectl uses is taken where nothing else is given. Of any other cell --nats and --bucket say where it is:\n" +
@@ -173,6 +173,9 @@ type printedEvent struct {
 	Resource  string `json:"resource"`
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
+	User      string `json:"user,omitempty"`
+	ActingAs  string `json:"actingAs,omitempty"`
+	UserAgent string `json:"userAgent,omitempty"`
 	RequestID string `json:"requestID"`
 }
 
@@ -197,7 +200,8 @@ func (p *eventPrinter) print(e eventlog.Event) error {
 	}
 	line := printedEvent{
 		Revision: fmt.Sprint(e.Revision), Time: e.Time.UTC().Format(time.RFC3339Nano), Type: eventTypes[e.Op],
-		Resource: resourceName(e.Key), Namespace: e.Key.Namespace, Name: e.Key.Name, RequestID: e.RequestID,
+		Resource: resourceName(e.Key), Namespace: e.Key.Namespace, Name: e.Key.Name,
+		User: e.Author.User, ActingAs: e.Author.As, UserAgent: e.Author.Agent, RequestID: e.RequestID,
 	}
 	if p.json {
 		text, err := json.Marshal(line)
@@ -211,6 +215,7 @@ func (p *eventPrinter) print(e eventlog.Event) error {
 	if line.Namespace != "" {
 		name = line.Namespace + "/" + name
 	}
-	_, err := fmt.Fprintf(p.to, "%s %s %-8s %s %s\n", line.Revision, e.Time.UTC().Format(time.RFC3339), line.Type, printable(line.Resource), printable(name))
+	_, err := fmt.Fprintf(p.to, "%s %s %-8s %s %s by %s\n", line.Revision, e.Time.UTC().Format(time.RFC3339), line.Type,
+		printable(line.Resource), printable(name), userName(e.Author))
 	return err
 }

@@ -6,25 +6,35 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/localstack"
 	"github.com/logplane/logplane/projection/bucket"
 )
 
 func newInit() *cobra.Command {
 	var (
-		where  connection
-		bodies []string
+		where                connection
+		bodies               []string
+		credentials, address string
 	)
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Make a cell: the log's stream, a probe of the bucket, and the objects every cluster has",
 		Long: "Makes the stream if it is missing, proves that the bucket's conditional writes really work, and creates\n" +
-			"the namespaces, roles and priority classes that every cluster has. It may be run again at any time.",
+			"the namespaces, roles and priority classes that every cluster has. It may be run again at any time.\n\n" +
+			"With --credentials it also makes an authority, a certificate of the server, the key that signs tokens of service\n" +
+			"accounts, and a kubeconfig of an administrator. What is in that folder already is used and never replaced.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
 			list, err := parseBodies(bodies)
 			if err != nil {
 				return err
+			}
+			var made *localstack.Credentials
+			if credentials != "" {
+				if made, err = localstack.EnsureCredentials(credentials, address); err != nil {
+					return fmt.Errorf("make credentials: %w", err)
+				}
 			}
 			config, err := where.dial()
 			if err != nil {
@@ -60,12 +70,17 @@ func newInit() *cobra.Command {
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), "the cell is ready; each NATS server must have 'sync_interval: always' in its jetstream block, which cannot be seen from here:\n"+
 				"with the default of two minutes a power cut loses writes that were acknowledged")
+			if made != nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "give 'api' and 'watcher'\n  %s\nand use kubectl with\n  export KUBECONFIG=%s\n", made.Flags(address), made.Kubeconfig)
+			}
 			return nil
 		},
 	}
 	where.register(cmd.Flags())
-	where.registerEncryption(cmd.Flags())
+	where.registerObjects(cmd.Flags())
 	cmd.Flags().IntVar(&where.replicas, "replicas", 1, "servers that keep a copy of the log: 3 in production")
 	registerBodies(cmd.Flags(), &bodies)
+	cmd.Flags().StringVar(&credentials, "credentials", "", "folder in which to make keys, certificates and a kubeconfig, unless it has them; none by default")
+	cmd.Flags().StringVar(&address, "external-address", "localhost:7373", "host and port that clients reach the API under, for --credentials")
 	return cmd
 }

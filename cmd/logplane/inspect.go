@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -130,7 +131,7 @@ func (i *inspection) newHistory() *cobra.Command {
 	output := ""
 	cmd := &cobra.Command{
 		Use:   "history PATH",
-		Short: "Print the versions of an object, newest first",
+		Short: "Print the versions of an object, newest first, and who wrote them",
 		Long: "PATH is the object's storage path: '/configmaps/NAMESPACE/NAME', '/namespaces/NAME',\n" +
 			"'/services/specs/NAMESPACE/NAME', '/GROUP/PLURAL/NAMESPACE/NAME' for a custom resource.",
 		Example: "  logplane inspect history /configmaps/default/greeting --data ~/.logplane --output yaml",
@@ -164,14 +165,26 @@ type versions struct{ *tabwriter.Writer }
 
 func newVersions(w io.Writer) versions {
 	table := versions{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
-	fmt.Fprintln(table, "REVISION\tTIME\tEVENT\tBASE\tBYTES\tREQUEST\tKEY")
+	fmt.Fprintln(table, "REVISION\tTIME\tEVENT\tBASE\tBYTES\tUSER\tAGENT\tREQUEST\tKEY")
 	return table
 }
 
 func (v versions) add(r projection.Row) error {
-	_, err := fmt.Fprintf(v, "%d\t%s\t%s\t%d\t%d\t%s\t%s\n",
-		r.Revision, r.Time.UTC().Format(time.RFC3339Nano), opName(r.Op), r.Base, len(r.Value), printable(r.RequestID), printable(r.Key))
+	_, err := fmt.Fprintf(v, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n",
+		r.Revision, r.Time.UTC().Format(time.RFC3339Nano), opName(r.Op), r.Base, len(r.Value),
+		userName(r.Author), cmp.Or(printable(r.Author.Agent), "-"), printable(r.RequestID), printable(r.Key))
 	return err
+}
+
+// userName is who wrote an event, for a line. Events from before there were authors name nobody.
+func userName(a eventlog.Author) string {
+	switch {
+	case a.User == "":
+		return "unknown"
+	case a.As != "":
+		return printable(a.User) + " as " + printable(a.As)
+	}
+	return printable(a.User)
 }
 
 func opName(op eventlog.Op) string {
@@ -190,7 +203,7 @@ func opName(op eventlog.Op) string {
 // printBodies prints each version as a YAML document under a comment that names the version.
 func printBodies(w io.Writer, rows []projection.Row) error {
 	for _, r := range rows {
-		fmt.Fprintf(w, "--- # revision %d, %s, %s\n", r.Revision, opName(r.Op), r.Time.UTC().Format(time.RFC3339Nano))
+		fmt.Fprintf(w, "--- # revision %d, %s by %s, %s\n", r.Revision, opName(r.Op), userName(r.Author), r.Time.UTC().Format(time.RFC3339Nano))
 		if r.Deleted {
 			continue
 		}

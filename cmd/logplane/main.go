@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/klog/v2"
 
 	"github.com/logplane/logplane/internal/coldstart"
@@ -85,6 +86,7 @@ func logTo(w io.Writer, level slog.Level) {
 	logger := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: shorten}))
 	slog.SetDefault(logger)
 	klog.SetSlogLogger(logger)
+	utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{logUnhandled}
 }
 
 // longestLogged is how many bytes of one text a line holds. Upstream logs

@@ -12,8 +12,12 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apiserver/pkg/server/flagz"
+	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/access"
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/reload"
 	serve "github.com/logplane/logplane/internal/serving"
@@ -24,20 +28,29 @@ type serving struct {
 	listen                  string
 	certFile, keyFile       string
 	clientCAFile, tokenFile string
+	authenticationConfig    string
+	reviews                 access.ReviewsConfig
 	authorizationMode       string
+	authorizationConfig     string
 	externalAddress         string
 	insecurePlainHTTP       bool
 	lambda                  bool // nothing listens
 	watcherURL              string
 	accounts                tokens.Config
+	admission               apiserver.Admission
 	requests                apiserver.RequestLimits
 	extend                  bool
 	maxStreams              int
 	goawayChance            float64
 	hsts                    []string
+	audit                   apiserver.Audit
+	flags                   *pflag.FlagSet
+	proxying                proxying
+	trust                   aggregation.Trust
 }
 
 func (s *serving) register(flags *pflag.FlagSet) {
+	s.flags = flags
 	flags.StringVar(&s.listen, "listen", "127.0.0.1:7373", "address to serve on; beyond loopback only with authentication, and TLS or --insecure-plain-http")
 	flags.StringVar(&s.certFile, "tls-cert-file", "", "certificate to serve HTTPS with; it and the next three files are read again when they change")
 	flags.StringVar(&s.keyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
@@ -50,7 +63,15 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	flags.DurationVar(&s.accounts.MaxExpiration, "service-account-max-token-expiration", 0, "the longest life of a token that may be asked for; no limit by default")
 	flags.BoolVar(&s.extend, "service-account-extend-token-expiration", true, "give a Pod's token of an hour a year, for clients that read it once")
 	flags.StringVar(&s.accounts.JWKSURI, "service-account-jwks-uri", "", "https URL of the public keys in the issuer's discovery document; --external-address by default")
-	flags.StringVar(&s.authorizationMode, "authorization-mode", "RBAC", "'RBAC' or 'AlwaysAllow'")
+	flags.StringVar(&s.authenticationConfig, "authentication-config", "", "authenticate clients by tokens of the issuers in this file, an AuthenticationConfiguration of kube-apiserver's; it and the files below are read again when they change")
+	flags.StringVar(&s.reviews.File, "authentication-token-webhook-config-file", "", "kubeconfig that leads to a webhook, which is asked whose a token is that nobody else knows")
+	flags.StringVar(&s.reviews.Version, "authentication-token-webhook-version", "v1beta1", "version of the TokenReview that the webhook understands, 'v1' or 'v1beta1'")
+	flags.DurationVar(&s.reviews.TTL, "authentication-token-webhook-cache-ttl", 2*time.Minute, "how long the webhook's answers are kept; 0 keeps none")
+	flags.StringVar(&s.authorizationMode, "authorization-mode", "", "'RBAC', the default, 'Node,RBAC', where nodes have users of their own, or 'AlwaysAllow'")
+	flags.StringVar(&s.authorizationConfig, "authorization-config", "", "instead of a mode: who decides what clients may do, webhooks, Node and RBAC, an AuthorizationConfiguration of kube-apiserver's")
+	flags.StringSliceVar(&s.admission.Enable, "enable-admission-plugins", nil, "admission plugins that are on besides those that are by default (docs/api.md)")
+	flags.StringSliceVar(&s.admission.Disable, "disable-admission-plugins", nil, "admission plugins that are off although they are on by default")
+	flags.StringVar(&s.admission.ConfigFile, "admission-control-config-file", "", "configuration of admission plugins, as kube-apiserver reads it")
 	flags.BoolVar(&s.insecurePlainHTTP, "insecure-plain-http", false, "serve beyond loopback without TLS, behind something that ends it: tokens pass in clear between the two")
 	flags.IntVar(&s.requests.InFlight, "max-requests-inflight", 400, "requests that read which this process serves at once; one user of several gets an eighth of them, what waits too long is 429")
 	flags.IntVar(&s.requests.Mutating, "max-mutating-requests-inflight", 200, "the same for all other requests but watches")
@@ -58,6 +79,14 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	flags.IntVar(&s.maxStreams, "http2-max-streams-per-connection", 100, "requests, watches too, that one connection of HTTP/2 may have open")
 	flags.Float64Var(&s.goawayChance, "goaway-chance", 0, "fraction of requests, at most 0.02, after which a client of HTTP/2 is sent to connect anew, to any process behind the same address")
 	flags.StringSliceVar(&s.hsts, "strict-transport-security-directives", nil, "directives for HSTS, for example 'max-age=31536000,includeSubDomains'; none by default")
+	flags.StringVar(&s.audit.PolicyFile, "audit-policy-file", "", "which requests are recorded, as kube-apiserver reads it; none by default")
+	flags.StringVar(&s.audit.LogPath, "audit-log-path", "", "file that records are appended to, '-' for standard output; it may be moved away at any time to rotate it")
+	flags.StringVar(&s.audit.LogFormat, "audit-log-format", "json", "'json' or 'legacy'")
+	flags.StringVar(&s.audit.LogMode, "audit-log-mode", "blocking", "'blocking', or 'blocking-strict' to refuse requests that cannot be recorded there")
+	flags.StringVar(&s.audit.WebhookConfigFile, "audit-webhook-config-file", "", "kubeconfig that says where records are posted to; a request waits for it, 10s at most for each record")
+	flags.StringVar(&s.audit.WebhookMode, "audit-webhook-mode", "blocking", "'blocking', or 'blocking-strict' to refuse requests that cannot be posted there")
+	s.proxying.register(flags)
+	registerTrust(flags, &s.trust)
 	flags.StringVar(&s.externalAddress, "external-address", "", "host and port that clients reach this API under; --listen by default")
 }
 
@@ -70,6 +99,21 @@ func (s *serving) check() error {
 	if err := s.accounts.Check(); err != nil {
 		return err
 	}
+	if s.authorizationMode != "" && s.authorizationConfig != "" {
+		return errors.New("give either --authorization-mode or --authorization-config")
+	}
+	if s.reviews.TTL < 0 {
+		return fmt.Errorf("--authentication-token-webhook-cache-ttl is %s: it must not be negative", s.reviews.TTL)
+	}
+	if err := s.audit.Check(); err != nil {
+		return err
+	}
+	if err := s.proxying.check(); err != nil {
+		return err
+	}
+	if len(s.trust.AllowedNames) > 0 && s.trust.RequestHeaderCAFile == "" {
+		return errors.New("--requestheader-allowed-names needs --requestheader-client-ca-file")
+	}
 	if (s.certFile == "") != (s.keyFile == "") {
 		return errors.New("--tls-cert-file and --tls-private-key-file must be given together")
 	}
@@ -80,7 +124,7 @@ func (s *serving) check() error {
 		return err
 	}
 	if !s.authenticated() {
-		return fmt.Errorf("--listen is '%s': beyond loopback, --token-auth-file or --client-ca-file must be given", s.listen)
+		return fmt.Errorf("--listen is '%s': beyond loopback, --token-auth-file or --client-ca-file must be given, or another way to authenticate clients", s.listen)
 	}
 	if s.certFile == "" && !s.insecurePlainHTTP {
 		return fmt.Errorf("--listen is '%s': beyond loopback, tokens would pass in clear: give --tls-cert-file and --tls-private-key-file, "+
@@ -134,7 +178,13 @@ func (s *serving) checkLimits() error {
 
 var maxAge = regexp.MustCompile(`^max-age=[0-9]+$`)
 
-func (s *serving) authenticated() bool { return s.clientCAFile != "" || s.tokenFile != "" }
+func (s *serving) authenticated() bool { return s.authentication().Configured() }
+
+func (s *serving) authentication() apiserver.Authentication {
+	return apiserver.Authentication{
+		TokenFile: s.tokenFile, ClientCAFile: s.clientCAFile, ConfigFile: s.authenticationConfig, Reviews: s.reviews, ServiceAccounts: s.accounts,
+	}
+}
 
 // open connects to the cell and configures an apiserver on it. The caller closes the cell.
 func (s *serving) open(ctx context.Context, where *connection) (*cell, apiserver.Config, error) {
@@ -158,9 +208,16 @@ func (s *serving) configure(c *apiserver.Config) {
 	}
 	c.LoopbackOnly = !s.authenticated()
 	s.accounts.NoExtension = !s.extend
-	c.Authentication = apiserver.Authentication{TokenFile: s.tokenFile, ClientCAFile: s.clientCAFile, ServiceAccounts: s.accounts}
-	c.Authorization = apiserver.Authorization{Mode: s.authorizationMode}
-	c.Requests, c.GoawayChance, c.HSTSDirectives = s.requests, s.goawayChance, s.hsts
+	c.Authentication = s.authentication()
+	c.Authorization = apiserver.Authorization{Mode: s.authorizationMode, ConfigFile: s.authorizationConfig}
+	if s.authorizationMode == "" && s.authorizationConfig == "" {
+		c.Authorization.Mode = "RBAC"
+	}
+	c.Admission = s.admission
+	c.Flagz = flagz.NamedFlagSetsReader{FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"logplane": s.flags}}}
+	c.Requests, c.GoawayChance, c.HSTSDirectives, c.Audit = s.requests, s.goawayChance, s.hsts, s.audit
+	s.proxying.configure(c)
+	s.trust.ClientCAFile = s.clientCAFile
 }
 
 // serve serves the handler until ctx ends. Then it lets streams end and

@@ -52,12 +52,13 @@ func newWatcher() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			publish(cmd.Context(), w, how.trust)
 			defer memory.GiveBack(w.Shrink)()
 			return runWatcher(cmd.Context(), w, how, what)
 		},
 	}
 	where.register(cmd.Flags())
-	where.registerEncryption(cmd.Flags())
+	where.registerObjects(cmd.Flags())
 	how.register(cmd.Flags())
 	what.register(cmd.Flags())
 	return cmd

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -29,6 +30,7 @@ func (l *Lifecycle) expire(ctx context.Context) {
 // Expire deletes every object whose TTL has passed by the log's time, and returns how many. It spares an object that
 // was renewed meanwhile, because the deletion is based on the revision that was seen.
 func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
+	ctx = kubestore.WithAuthor(ctx, kubestore.PartOf("expiry"))
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return 0, err

@@ -9,16 +9,24 @@ import (
 	"sync"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/util/workqueue"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 // Config of a Lifecycle.
@@ -30,15 +38,22 @@ type Config struct {
 	// Instances returns the storage of a definition's instances, whichever versions are served. It is
 	// apiserver.Server's.
 	Instances func(*apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error)
-	Logger    *slog.Logger
-	// Settle is how long a create may still land in a namespace that it saw alive, 65 s by default: the deadline of API
-	// requests, which is 1 min, and a little for the message. A namespace is finalized only if it is empty this much
-	// log time after it began to terminate. A message that was stuck in a stalled log may land even later. Its object
-	// is deleted then (stray.go).
+	// UID is the uid of a stored object. It is apiserver.Server's.
+	UID    func(context.Context, projection.Row) (types.UID, error)
+	Logger *slog.Logger
+	// RootCA is what every namespace has in a ConfigMap, empty for none (apiserver.Config).
+	RootCA []byte
+	// Settle is how long a create may still land in a namespace that it saw alive, 2 s by default. A create looks at
+	// the namespace on the view from which it is computed, and that view is no older than kubestore.Staleness; the rest
+	// is for the message. A namespace is finalized only if it is empty this much log time after it began to terminate.
+	// A message that was stuck in a stalled log may land even later. Its object is deleted then (stray.go).
 	Settle time.Duration
 	// AwaitWriters, if set, replaces that wait where this process is the log's only writer. It waits until every write
 	// that was running when it was called has ended (kubestore.Writers).
 	AwaitWriters func(context.Context) error
+	// CheckRemote says whether the server of a remote APIService can be reached. It is apiserver.Server's. Without it
+	// nobody says so.
+	CheckRemote func(context.Context, *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition
 }
 
 // Lifecycle runs tasks. It is safe for concurrent use; any number of processes may have one.
@@ -47,18 +62,26 @@ type Lifecycle struct {
 	client     kubernetes.Interface
 	extensions apiextensionsclient.Interface
 	metadata   metadata.Interface
+	// mapper knows the resources of kinds. It may not know what is new.
+	mapper meta.ResettableRESTMapper
+	// gone are the uids of owners that were seen to be deleted. Nothing has such a uid again.
+	gone *lru.Cache[types.UID, struct{}]
+	// registrations is a client of APIServices.
+	registrations apiregistrationclient.ApiregistrationV1Interface
 
 	mu sync.Mutex
-	// terminating are the namespaces and definitions that wait for their content to go. Without them Run would have to
-	// check for each deletion in the log whether it matters. They can be found again in the state.
+	// terminating are the namespaces, definitions and claims that wait for something to go. Without them Run would
+	// have to check for each deletion in the log whether it matters. They can be found again in the state.
 	terminating map[task]bool // by mu
 }
 
 const (
-	// workers is how many tasks run at once.
-	workers = 2
+	// workers is how many tasks of each queue run at once.
+	workers = 8
 	// taskTimeout bounds one run of a task.
 	taskTimeout = 5 * time.Minute
+	// keptOwners is how many owners that are gone are remembered. The others are asked for.
+	keptOwners = 1000
 )
 
 // New returns a Lifecycle; it reads nothing and starts nothing.
@@ -67,7 +90,7 @@ func New(c Config) (*Lifecycle, error) {
 		c.Logger = slog.Default()
 	}
 	if c.Settle == 0 {
-		c.Settle = 65 * time.Second
+		c.Settle = 2 * kubestore.Staleness
 	}
 	// A warning about a deprecated resource is meant for its users. The lifecycle deletes whatever there is.
 	client := rest.CopyConfig(c.Client)
@@ -86,6 +109,12 @@ func New(c Config) (*Lifecycle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client of metadata: %w", err)
 	}
+	l.gone, _ = lru.New[types.UID, struct{}](keptOwners) // fails only for a size below one
+	l.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(l.client.Discovery()))
+	l.registrations, err = apiregistrationclient.NewForConfig(client)
+	if err != nil {
+		return nil, fmt.Errorf("make a client of APIServices: %w", err)
+	}
 	return l, nil
 }
 
@@ -100,18 +129,41 @@ func (e *NotYetError) Error() string { return e.Reason }
 
 type queue = workqueue.TypedRateLimitingInterface[task]
 
+// queues keep tasks that wait for remote servers apart: nothing else may wait for those.
+type queues struct{ own, remote queue }
+
+func newQueues() queues {
+	one := func() queue {
+		// After a failure a task waits for 50 ms. The wait doubles after each further failure, up to a minute.
+		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[task](50*time.Millisecond, time.Minute))
+	}
+	return queues{one(), one()}
+}
+
+// of is the queue of a task.
+func (q queues) of(t task) queue {
+	if t.kind == remoteTask {
+		return q.remote
+	}
+	return q.own
+}
+
+func (q queues) shutDown() {
+	q.own.ShutDown()
+	q.remote.ShutDown()
+}
+
 // Run follows the log and runs the tasks that its events ask for, until ctx ends. Then it returns nil. It keeps no
 // position, because the state tells everything that older events asked for. So it begins with the state, and does so
 // again when it loses the log. Its only error is that the log went back (eventlog.ErrDiverged).
 func (l *Lifecycle) Run(ctx context.Context) error {
-	// After a failure a task waits for 50 ms. The wait doubles after each further failure, up to a minute.
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[task](50*time.Millisecond, time.Minute)
-	q := workqueue.NewTypedRateLimitingQueue[task](limiter)
+	q := newQueues()
 	var running sync.WaitGroup
 	defer running.Wait()
-	defer q.ShutDown()
+	defer q.shutDown()
 	for range workers {
-		running.Go(func() { l.work(ctx, q) })
+		running.Go(func() { l.work(ctx, q.own) })
+		running.Go(func() { l.work(ctx, q.remote) })
 	}
 	running.Go(func() { l.expire(ctx) })
 	for try := 0; ; try++ {
@@ -140,7 +192,7 @@ func followDelay(try int) time.Duration {
 }
 
 // follow queues the tasks that the state asks for, and then those of each later event.
-func (l *Lifecycle) follow(ctx context.Context, q queue) error {
+func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return err
@@ -150,13 +202,16 @@ func (l *Lifecycle) follow(ctx context.Context, q queue) error {
 		return err
 	}
 	for _, t := range tasks {
-		q.Add(t)
+		q.of(t).Add(t)
 	}
 	return l.config.Cell.Log.Follow(ctx, view.Revision(), func(b eventlog.Batch) error {
 		l.config.Cell.Projection.Learn(b)
 		for _, e := range b {
-			if e.Key.Cluster == l.config.Cell.Cluster {
-				l.queueEvent(ctx, q, e)
+			if e.Key.Cluster != l.config.Cell.Cluster {
+				continue
+			}
+			if err := l.queueEvent(ctx, q, e); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -164,19 +219,27 @@ func (l *Lifecycle) follow(ctx context.Context, q queue) error {
 }
 
 // queueEvent queues the tasks of an event, except for those that nothing waits for.
-func (l *Lifecycle) queueEvent(ctx context.Context, q queue, e eventlog.Event) {
+func (l *Lifecycle) queueEvent(ctx context.Context, q queues, e eventlog.Event) error {
 	for _, t := range tasksOf(e) {
 		switch {
 		case t.kind == strayTask:
 			if l.isStray(ctx, e) {
-				q.Add(t)
+				q.of(t).Add(t)
 			}
-		case e.Op != eventlog.Deleted || t.isOf(e.Key):
-			q.Add(t)
+		case e.Op != eventlog.Deleted || t.isOf(e.Key) || t.kind == defaultsTask:
+			q.of(t).Add(t)
 		case l.isTerminating(t):
-			q.AddAfter(t, contentDelay) // one run for a burst of deletions
+			q.of(t).AddAfter(t, contentDelay) // one run for a burst of deletions
 		}
 	}
+	garbage, err := l.garbageOf(ctx, e)
+	if err != nil {
+		return fmt.Errorf("look for the garbage of event %d: %w", e.Revision, err)
+	}
+	for _, t := range append(garbage, l.volumesOf(e)...) {
+		q.of(t).AddAfter(t, contentDelay)
+	}
+	return nil
 }
 
 // contentDelay gathers the deletions of one namespace.
@@ -198,7 +261,10 @@ func (l *Lifecycle) work(ctx context.Context, q queue) {
 func (l *Lifecycle) run(ctx context.Context, q queue, t task) {
 	ctx, cancel := context.WithTimeout(ctx, taskTimeout)
 	defer cancel()
-	err := l.do(ctx, t)
+	more, err := l.do(ctx, t)
+	for _, next := range more {
+		q.Add(next)
+	}
 	var notYet *NotYetError
 	switch {
 	case ctx.Err() != nil && err != nil:

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,12 +29,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/klog/v2"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
@@ -56,8 +60,13 @@ const patience = 30 * time.Second
 
 func newCluster(t *testing.T, change ...func(*Config)) *cluster {
 	t.Helper()
+	return newClusterOn(t, memory.Strict(t), change...)
+}
+
+func newClusterOn(t *testing.T, b bucket.Bucket, change ...func(*Config)) *cluster {
+	t.Helper()
 	log := eventlogtest.Log(t)
-	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
+	p, err := projection.Open(projection.Config{Log: log, Bucket: b})
 	require.NoError(t, err)
 	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)}
 	server, err := apiserver.New(apiserver.Config{Cell: cell})
@@ -72,7 +81,7 @@ func newCluster(t *testing.T, change ...func(*Config)) *cluster {
 
 // restart makes a Lifecycle that remembers nothing.
 func (c *cluster) restart(change ...func(*Config)) {
-	config := Config{Cell: c.cell, Client: c.server.Loopback(), Instances: c.server.Instances, AwaitWriters: new(kubestore.Writers).Wait}
+	config := Config{Cell: c.cell, Client: c.server.Loopback(), Instances: c.server.Instances, UID: c.server.UID, AwaitWriters: new(kubestore.Writers).Wait}
 	for _, f := range change {
 		f(&config)
 	}
@@ -104,7 +113,8 @@ func (c *cluster) handle(ctx context.Context, e eventlog.Event) error {
 	var failed []error
 	for _, t := range tasksOf(e) {
 		ctx, cancel := context.WithTimeout(ctx, taskTimeout)
-		failed = append(failed, c.do(ctx, t))
+		_, err := c.do(ctx, t)
+		failed = append(failed, err)
 		cancel()
 	}
 	return errors.Join(failed...)
@@ -155,15 +165,36 @@ func (c *cluster) createConfigMap(namespace, name string, finalizers ...string) 
 	require.NoError(c, err)
 }
 
-// rows counts the live rows of a namespace, of every resource.
+// authors counts the events of an op in a namespace, by who wrote them.
+func (c *cluster) authors(namespace string, op eventlog.Op) map[eventlog.Author]int {
+	c.Helper()
+	ctx := context.Background()
+	bounds, err := c.cell.Log.Head(ctx)
+	require.NoError(c, err)
+	count := map[eventlog.Author]int{}
+	require.NoError(c, c.cell.Log.Tail(ctx, bounds.First-1, bounds.Head, func(e eventlog.Event) error {
+		if e.Key.Namespace == namespace && e.Op == op {
+			count[e.Author]++
+		}
+		return nil
+	}))
+	return count
+}
+
+// rows is how many objects are in a namespace, besides what every namespace has.
 func (c *cluster) rows(namespace string) int {
+	c.Helper()
+	return c.allRows(namespace, func(k eventlog.Key) bool { return !isDefault(k) })
+}
+
+func (c *cluster) allRows(namespace string, counts func(eventlog.Key) bool) int {
 	c.Helper()
 	view, err := c.cell.Projection.Latest(context.Background())
 	require.NoError(c, err)
 	count := 0
 	for row, err := range view.Scan(context.Background(), "", "", view.Revision()) {
 		require.NoError(c, err)
-		if row.ID.Namespace == namespace {
+		if row.ID.Namespace == namespace && counts(row.ID) {
 			count++
 		}
 	}
@@ -224,8 +255,9 @@ func TestNamespaceWithContents(t *testing.T) {
 	c.run()
 	c.deleteNamespace("full")
 	c.namespaceGone("full")
-	require.Zero(t, c.rows("full"))
+	require.Zero(t, c.allRows("full", func(eventlog.Key) bool { return true }))
 	require.Equal(t, 1, c.rows("other"))
+	require.Equal(t, []eventlog.Author{kubestore.PartOf("lifecycle")}, slices.Collect(maps.Keys(c.authors("full", eventlog.Deleted))))
 	c.createNamespace("full") // the name can be used again
 	c.createConfigMap("full", "c0")
 }
@@ -551,6 +583,97 @@ func TestRolesAreAggregated(t *testing.T) {
 	require.Equal(t, before.Rules, after.Rules)
 }
 
+// TestVersionsAreRegistered: as long as a definition serves a version it has an APIService, which is written back when
+// somebody changes it. One that somebody else made is left alone.
+func TestVersionsAreRegistered(t *testing.T) {
+	c := newCluster(t)
+	services := c.registrations.APIServices()
+	remote := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v2.example.com"}, Spec: apiregistrationv1.APIServiceSpec{
+		Group: "example.com", Version: "v2", GroupPriorityMinimum: 7, VersionPriority: 7, InsecureSkipTLSVerify: true,
+		Service: &apiregistrationv1.ServiceReference{Namespace: "default", Name: "a"},
+	}}
+	_, err := services.Create(t.Context(), remote, metav1.CreateOptions{})
+	require.NoError(t, err)
+	priority := func(name string) int32 { // 0 for none
+		s, err := services.Get(context.Background(), name, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			require.NoError(t, err)
+		}
+		return s.Spec.GroupPriorityMinimum
+	}
+	c.createDefinition() // before anybody listens
+	c.run()
+	c.eventually(func() bool { return priority("v1.example.com") == 1000 }, "the version is registered")
+	made, err := services.Get(t.Context(), "v1.example.com", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "true", made.Labels["kube-aggregator.kubernetes.io/automanaged"])
+	require.Equal(t, "Local APIServices are always available", made.Status.Conditions[0].Message)
+	made.Spec.GroupPriorityMinimum = 9
+	_, err = services.Update(t.Context(), made, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	c.eventually(func() bool { return priority("v1.example.com") == 1000 }, "it is written back")
+	require.NoError(t, services.Delete(t.Context(), "v1.example.com", metav1.DeleteOptions{}))
+	c.eventually(func() bool { return priority("v1.example.com") == 1000 }, "it comes back")
+
+	c.createDefinitionOf("gadgets", "Gadget")
+	definitions := c.extensions.ApiextensionsV1().CustomResourceDefinitions()
+	require.NoError(t, definitions.Delete(t.Context(), "widgets.example.com", metav1.DeleteOptions{}))
+	c.eventually(func() bool {
+		_, err := definitions.Get(context.Background(), "widgets.example.com", metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}, "one of two definitions is gone")
+	require.EqualValues(t, 1000, priority("v1.example.com"))
+	require.NoError(t, definitions.Delete(t.Context(), "gadgets.example.com", metav1.DeleteOptions{}))
+	c.eventually(func() bool { return priority("v1.example.com") == 0 }, "nobody serves the version")
+	require.EqualValues(t, 7, priority("v2.example.com"))
+}
+
+// TestRemotesAreChecked: the status of a remote APIService says whether its server can be reached. Only a change of
+// that is written.
+func TestRemotesAreChecked(t *testing.T) {
+	condition := apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: "MissingEndpoints"}
+	checks := 0
+	c := newCluster(t, func(config *Config) {
+		config.CheckRemote = func(_ context.Context, s *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition {
+			require.Equal(t, "v1.remote.example", s.Name)
+			checks++
+			condition.Message = fmt.Sprint("look ", checks)
+			return condition
+		}
+	})
+	services := c.registrations.APIServices()
+	remote := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.remote.example"}, Spec: apiregistrationv1.APIServiceSpec{
+		Group: "remote.example", Version: "v1", GroupPriorityMinimum: 7, VersionPriority: 7, InsecureSkipTLSVerify: true,
+		Service: &apiregistrationv1.ServiceReference{Namespace: "default", Name: "a"},
+	}}
+	_, err := services.Create(t.Context(), remote, metav1.CreateOptions{})
+	require.NoError(t, err)
+	view, err := c.cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	tasks, err := c.tasksOfState(t.Context(), view)
+	require.NoError(t, err)
+	require.Contains(t, tasks, task{remoteTask, "v1.remote.example"})
+	require.NotContains(t, tasks, task{remoteTask, "v1.apps"})
+	check := func(after time.Duration) *apiregistrationv1.APIService {
+		var notYet *NotYetError
+		_, err := c.do(t.Context(), task{remoteTask, "v1.remote.example"})
+		require.ErrorAs(t, err, &notYet)
+		require.Equal(t, after, notYet.After)
+		s, err := services.Get(t.Context(), "v1.remote.example", metav1.GetOptions{})
+		require.NoError(t, err)
+		return s
+	}
+	first := check(unavailableInterval)
+	require.Equal(t, "look 1", first.Status.Conditions[0].Message)
+	require.Equal(t, first.ResourceVersion, check(unavailableInterval).ResourceVersion)
+	condition.Status, condition.Reason = apiregistrationv1.ConditionTrue, "Passed"
+	require.Equal(t, apiregistrationv1.ConditionTrue, check(availableInterval).Status.Conditions[0].Status)
+	require.NoError(t, services.Delete(t.Context(), "v1.remote.example", metav1.DeleteOptions{}))
+	_, err = c.do(t.Context(), task{remoteTask, "v1.remote.example"})
+	require.NoError(t, err)
+	require.Equal(t, 3, checks)
+}
+
 // TestStrays: an object that comes after its namespace is gone is deleted, whether or not somebody listened.
 func TestStrays(t *testing.T) {
 	c := newCluster(t)
@@ -583,7 +706,8 @@ func TestIdleWritesNothing(t *testing.T) {
 	tasks, err := c.tasksOfState(t.Context(), before)
 	require.NoError(t, err)
 	for _, task := range tasks {
-		require.NoError(t, c.do(t.Context(), task))
+		_, err := c.do(t.Context(), task)
+		require.NoError(t, err)
 	}
 	after, err := c.cell.Projection.Latest(t.Context())
 	require.NoError(t, err)
@@ -613,5 +737,6 @@ func TestExpiry(t *testing.T) {
 		deleted += n
 	}
 	require.Equal(t, expiryBatch+5, deleted)
-	require.Equal(t, 2+1+1, c.rows("default"), "two events, a service account and the service stay")
+	require.Equal(t, 2+1, c.rows("default"), "two events and the service stay")
+	require.Equal(t, map[eventlog.Author]int{kubestore.PartOf("expiry"): expiryBatch + 5}, c.authors("default", eventlog.Deleted))
 }

@@ -12,6 +12,9 @@ var (
 	expired = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "logplane_lifecycle_expired_total", Help: "Objects deleted because their TTL had passed.",
 	})
+	collected = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "logplane_lifecycle_collected_total", Help: "Objects deleted because no owner kept them.",
+	})
 	taskFailures = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "logplane_lifecycle_task_failures_total", Help: "Tasks that failed and were put back, by kind.",
 	}, []string{"kind"})
@@ -19,5 +22,5 @@ var (
 
 // Collectors returns the package's metrics.
 func Collectors() []prometheus.Collector {
-	return []prometheus.Collector{namespacesFinalized, definitionsFinalized, expired, taskFailures}
+	return []prometheus.Collector{namespacesFinalized, definitionsFinalized, expired, collected, taskFailures}
 }

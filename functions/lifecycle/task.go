@@ -6,8 +6,12 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/quotas"
+	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -19,12 +23,31 @@ const (
 	definitionTask kind = "definition"
 	rolesTask      kind = "roles"
 	strayTask      kind = "stray"
+	collectTask    kind = "collect"
+	ownerTask      kind = "owner"
+	recountTask    kind = "recount"
+	defaultsTask   kind = "defaults"
+	claimTask      kind = "claim"
+	volumeTask     kind = "volume"
+	versionsTask   kind = "versions" // of a group of custom resources
+	remoteTask     kind = "remote"   // APIService
 )
 
 // task says what to look at. Equal tasks never run at the same time in one process.
 type task struct {
 	kind kind
 	name string
+}
+
+// objectNamespace and objectName are the parts of a name 'NAMESPACE/NAME'.
+func objectNamespace(t task) string {
+	namespace, _, _ := strings.Cut(t.name, "/")
+	return namespace
+}
+
+func objectName(t task) string {
+	_, name, _ := strings.Cut(t.name, "/")
+	return name
 }
 
 func (t task) String() string { return string(t.kind) + " " + t.name }
@@ -36,6 +59,8 @@ func (t task) isOf(k eventlog.Key) bool {
 		return k.Group == "" && k.Resource == "namespaces"
 	case definitionTask:
 		return k.Group == definitionGroup && k.Resource == "customresourcedefinitions"
+	case versionsTask, remoteTask: // no content asks for them
+		return true
 	}
 	return k.Group == rolesGroup && k.Resource == "clusterroles"
 }
@@ -43,7 +68,14 @@ func (t task) isOf(k eventlog.Key) bool {
 const (
 	definitionGroup = "apiextensions.k8s.io"
 	rolesGroup      = "rbac.authorization.k8s.io"
+	ownGroup        = resources.OwnGroup
+	serviceGroup    = "apiregistration.k8s.io"
 )
+
+// isOwn says whether the key is of one of our own resources, which the API does not serve.
+func isOwn(k eventlog.Key, resource string) bool {
+	return k.Group == ownGroup && k.Resource == resource
+}
 
 // tasksOf returns the tasks that an event may ask for. An object that is gone may be the last one that its namespace or
 // its definition waited for. A new object may have come too late for its namespace.
@@ -53,12 +85,20 @@ func tasksOf(e eventlog.Event) []task {
 	switch {
 	case e.Op == eventlog.Barrier:
 		return nil
+	case isOwn(k, quotas.Recounts) && e.Op != eventlog.Deleted:
+		return []task{{recountTask, k.Name}}
+	case k.Group == ownGroup:
+		return nil
 	case k.Group == "" && k.Resource == "namespaces":
 		return []task{{namespaceTask, k.Name}}
 	case k.Group == definitionGroup && k.Resource == "customresourcedefinitions":
-		return []task{{definitionTask, k.Name}}
+		return []task{{definitionTask, k.Name}, {versionsTask, afterDot(k.Name)}}
+	case k.Group == serviceGroup && k.Resource == "apiservices":
+		return []task{{versionsTask, afterDot(k.Name)}, {remoteTask, k.Name}}
 	case k.Group == rolesGroup && k.Resource == "clusterroles":
 		return []task{{rolesTask, ""}}
+	case e.Op == eventlog.Modified && isDefault(k):
+		return []task{{defaultsTask, k.Namespace}}
 	case e.Op == eventlog.Added && k.Namespace != "":
 		return []task{{strayTask, k.Namespace}}
 	case e.Op != eventlog.Deleted:
@@ -67,10 +107,19 @@ func tasksOf(e eventlog.Event) []task {
 	if k.Namespace != "" {
 		tasks = append(tasks, task{namespaceTask, k.Namespace})
 	}
+	if isDefault(k) {
+		tasks = append(tasks, task{defaultsTask, k.Namespace})
+	}
 	if strings.Contains(k.Group, ".") {
 		tasks = append(tasks, task{definitionTask, k.Resource + "." + k.Group})
 	}
 	return tasks
+}
+
+// afterDot is the group in the name of a definition or of an APIService.
+func afterDot(name string) string {
+	_, group, _ := strings.Cut(name, ".")
+	return group
 }
 
 // tasksOfState returns the tasks that the state asks for, whichever events led to it.
@@ -83,6 +132,14 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 	for _, n := range namespaces.Items {
 		if n.DeletionTimestamp != nil {
 			tasks = append(tasks, task{namespaceTask, n.Name})
+			continue
+		}
+		lacks, err := l.lacksDefaults(ctx, view, n.Name)
+		if err != nil {
+			return nil, err
+		}
+		if lacks {
+			tasks = append(tasks, task{defaultsTask, n.Name})
 		}
 	}
 	definitions, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().List(ctx, metav1.ListOptions{})
@@ -94,20 +151,49 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 			tasks = append(tasks, task{definitionTask, d.Name})
 		}
 	}
-	strays, err := l.strays(ctx, view)
-	return append(tasks, strays...), err
+	services, err := l.registrations.APIServices().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list APIServices: %w", err)
+	}
+	tasks = append(tasks, tasksOfVersions(definitions.Items, services.Items)...)
+	for _, of := range []func(context.Context, *projection.View) ([]task, error){l.strays, l.garbageOfState, l.recountsOfState} {
+		more, err := of(ctx, view)
+		if err != nil {
+			return nil, err
+		}
+		tasks = append(tasks, more...)
+	}
+	volumes, err := l.volumesOfState(ctx)
+	return append(tasks, volumes...), err
 }
 
-// do runs a task once.
-func (l *Lifecycle) do(ctx context.Context, t task) error {
+// do runs a task once. It returns the tasks to which that leads.
+func (l *Lifecycle) do(ctx context.Context, t task) ([]task, error) {
+	ctx = kubestore.WithAuthor(ctx, kubestore.PartOf("lifecycle"))
 	switch t.kind {
 	case namespaceTask:
-		return l.emptyNamespace(ctx, t)
+		return nil, l.emptyNamespace(ctx, t)
 	case definitionTask:
-		return l.emptyDefinition(ctx, t)
+		return nil, l.emptyDefinition(ctx, t)
 	case strayTask:
-		return l.deleteStrays(ctx, t)
+		return nil, l.deleteStrays(ctx, t)
+	case collectTask:
+		return l.collect(ctx, objectOf(t))
+	case ownerTask:
+		return l.lookAtOwner(ctx, types.UID(t.name))
+	case recountTask:
+		return nil, l.recount(ctx, t)
+	case claimTask:
+		return nil, l.releaseClaim(ctx, t)
+	case volumeTask:
+		return nil, l.releaseVolume(ctx, t)
+	case defaultsTask:
+		return nil, l.giveDefaults(ctx, t.name)
+	case versionsTask:
+		return nil, l.registerVersions(ctx, t.name)
+	case remoteTask:
+		return nil, l.checkRemote(ctx, t.name)
 	default:
-		return l.aggregateRoles(ctx)
+		return nil, l.aggregateRoles(ctx)
 	}
 }

@@ -1,9 +1,11 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,82 +14,190 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/initializer"
 	admissionmetrics "k8s.io/apiserver/pkg/admission/metrics"
 	"k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle"
+	mutatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
 	validatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
 	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
 	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
+	apiserverapi "k8s.io/apiserver/pkg/apis/apiserver"
+	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
+	apiserverv1alpha1 "k8s.io/apiserver/pkg/apis/apiserver/v1alpha1"
 	dynamicclient "k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/plugin/pkg/admission/admit"
+	"k8s.io/kubernetes/plugin/pkg/admission/alwayspullimages"
+	"k8s.io/kubernetes/plugin/pkg/admission/antiaffinity"
 	certapproval "k8s.io/kubernetes/plugin/pkg/admission/certificates/approval"
 	"k8s.io/kubernetes/plugin/pkg/admission/certificates/ctbattest"
 	certsigning "k8s.io/kubernetes/plugin/pkg/admission/certificates/signing"
 	certsubjectrestriction "k8s.io/kubernetes/plugin/pkg/admission/certificates/subjectrestriction"
 	"k8s.io/kubernetes/plugin/pkg/admission/defaulttolerationseconds"
+	"k8s.io/kubernetes/plugin/pkg/admission/deny"
+	"k8s.io/kubernetes/plugin/pkg/admission/eventratelimit"
+	"k8s.io/kubernetes/plugin/pkg/admission/extendedresourcetoleration"
+	"k8s.io/kubernetes/plugin/pkg/admission/imagepolicy"
 	"k8s.io/kubernetes/plugin/pkg/admission/limitranger"
 	"k8s.io/kubernetes/plugin/pkg/admission/network/defaultingressclass"
+	"k8s.io/kubernetes/plugin/pkg/admission/network/denyserviceexternalips"
+	"k8s.io/kubernetes/plugin/pkg/admission/nodedeclaredfeatures"
+	"k8s.io/kubernetes/plugin/pkg/admission/noderestriction"
+	"k8s.io/kubernetes/plugin/pkg/admission/nodetaint"
+	"k8s.io/kubernetes/plugin/pkg/admission/podnodeselector"
+	"k8s.io/kubernetes/plugin/pkg/admission/podresize"
+	"k8s.io/kubernetes/plugin/pkg/admission/podtolerationrestriction"
+	"k8s.io/kubernetes/plugin/pkg/admission/podtopologylabels"
 	podpriority "k8s.io/kubernetes/plugin/pkg/admission/priority"
 	"k8s.io/kubernetes/plugin/pkg/admission/runtimeclass"
 	"k8s.io/kubernetes/plugin/pkg/admission/security/podsecurity"
+	"k8s.io/kubernetes/plugin/pkg/admission/serviceaccount"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/persistentvolume/resize"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageclass/setdefault"
+	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageobjectinuseprotection"
 
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
-// admissionPlugins are the plugins of kube-apiserver's defaults that decide by what they read, in its order. The first
-// is ours; the last three ask webhooks and policies (package admission). Left out are plugins that need a controller to
-// finish their work (ServiceAccount, TaintNodesByCondition, StorageObjectInUseProtection) and, for now, ResourceQuota
-// and mutating policies (unenforced.go).
-var admissionPlugins = []string{
-	boundsName,
-	lifecycle.PluginName,
-	limitranger.PluginName,
-	podsecurity.PluginName,
-	podpriority.PluginName,
-	defaulttolerationseconds.PluginName,
-	setdefault.PluginName,
-	resize.PluginName,
-	runtimeclass.PluginName,
-	certapproval.PluginName,
-	certsigning.PluginName,
-	ctbattest.PluginName,
-	certsubjectrestriction.PluginName,
-	defaultingressclass.PluginName,
-	mutatingwebhook.PluginName,
-	validatingpolicy.PluginName,
-	validatingwebhook.PluginName,
+// admissionPlugin is a plugin of kube-apiserver.
+type admissionPlugin struct {
+	name string
+	// register is nil for a plugin of ours (newAdmission), or of package admission or quotas.
+	register func(*admission.Plugins)
+	on       bool // unless it is disabled
+}
+
+// admissionPlugins are kube-apiserver's, in its order. The first is ours. NodeRestriction is on, too: it concerns the
+// users of nodes only. Left out are those that make a namespace in
+// the middle of a request that does not see it, those that need a mapper of kinds, and those of features that are off.
+var admissionPlugins = []admissionPlugin{
+	{boundsName, nil, true},
+	{admit.PluginName, admit.Register, false},
+	{lifecycle.PluginName, nil, true},
+	{antiaffinity.PluginName, antiaffinity.Register, false},
+	{limitranger.PluginName, nil, true},
+	{serviceaccount.PluginName, nil, true},
+	{noderestriction.PluginName, noderestriction.Register, true},
+	{nodetaint.PluginName, nodetaint.Register, true},
+	{alwayspullimages.PluginName, alwayspullimages.Register, false},
+	{imagepolicy.PluginName, imagepolicy.Register, false},
+	{podsecurity.PluginName, podsecurity.Register, true},
+	{podnodeselector.PluginName, podnodeselector.Register, false},
+	{podpriority.PluginName, podpriority.Register, true},
+	{defaulttolerationseconds.PluginName, defaulttolerationseconds.Register, true},
+	{podtolerationrestriction.PluginName, podtolerationrestriction.Register, false},
+	{eventratelimit.PluginName, eventratelimit.Register, false},
+	{extendedresourcetoleration.PluginName, extendedresourcetoleration.Register, false},
+	{setdefault.PluginName, setdefault.Register, true},
+	{storageobjectinuseprotection.PluginName, storageobjectinuseprotection.Register, true},
+	{resize.PluginName, resize.Register, true},
+	{runtimeclass.PluginName, runtimeclass.Register, true},
+	{certapproval.PluginName, certapproval.Register, true},
+	{certsigning.PluginName, certsigning.Register, true},
+	{ctbattest.PluginName, ctbattest.Register, true},
+	{certsubjectrestriction.PluginName, certsubjectrestriction.Register, true},
+	{defaultingressclass.PluginName, defaultingressclass.Register, true},
+	{denyserviceexternalips.PluginName, denyserviceexternalips.Register, false},
+	{podtopologylabels.PluginName, podtopologylabels.Register, true},
+	{nodedeclaredfeatures.PluginName, nodedeclaredfeatures.Register, true},
+	{podresize.PluginName, podresize.Register, true},
+	{mutatingpolicy.PluginName, nil, true},
+	{mutatingwebhook.PluginName, nil, true},
+	{validatingpolicy.PluginName, nil, true},
+	{validatingwebhook.PluginName, nil, true},
+	{resourcequota.PluginName, nil, true},
+	{deny.PluginName, deny.Register, false},
+}
+
+// Admission chooses plugins. Its fields are flags of kube-apiserver.
+type Admission struct {
+	// Enable and Disable are --enable-admission-plugins and --disable-admission-plugins.
+	Enable, Disable []string
+	// ConfigFile is --admission-control-config-file; empty for none.
+	ConfigFile string
+}
+
+// chosen are the names of the plugins that are on.
+func (c Admission) chosen() ([]string, error) {
+	var names, known []string
+	for _, p := range admissionPlugins {
+		on := p.on
+		if p.name != boundsName { // what keeps a process alive is no choice
+			known = append(known, p.name)
+			on = (on || slices.Contains(c.Enable, p.name)) && !slices.Contains(c.Disable, p.name)
+		}
+		if on {
+			names = append(names, p.name)
+		}
+	}
+	for _, name := range slices.Concat(c.Enable, c.Disable) {
+		switch {
+		case !slices.Contains(known, name):
+			return nil, fmt.Errorf("admission plugin '%s' is not known here: known are %s", name, strings.Join(known, ", "))
+		case slices.Contains(c.Enable, name) && slices.Contains(c.Disable, name):
+			return nil, fmt.Errorf("admission plugin '%s' is both enabled and disabled", name)
+		}
+	}
+	return names, nil
+}
+
+// configuration reads the plugins' configuration as kube-apiserver does.
+func (c Admission) configuration(names []string) (admission.ConfigProvider, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{apiserverapi.AddToScheme, apiserverv1alpha1.AddToScheme, apiserverv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
+	}
+	provider, err := admission.ReadAdmissionConfiguration(names, c.ConfigFile, scheme)
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration of admission in '%s': %w", c.ConfigFile, err)
+	}
+	return provider, nil
 }
 
 // newAdmission is the chain of plugins.
 func newAdmission(s *Server) (admission.Interface, error) {
-	plugins := admission.NewPlugins()
-	for _, register := range []func(*admission.Plugins){
-		podsecurity.Register, podpriority.Register, defaulttolerationseconds.Register, setdefault.Register, resize.Register, runtimeclass.Register,
-		certapproval.Register, certsigning.Register, ctbattest.Register, certsubjectrestriction.Register, defaultingressclass.Register,
-	} {
-		register(plugins)
+	names, err := s.config.Admission.chosen()
+	if err != nil {
+		return nil, err
 	}
-	var err error
+	configuration, err := s.config.Admission.configuration(names)
+	if err != nil {
+		return nil, err
+	}
+	plugins := admission.NewPlugins()
+	for _, p := range admissionPlugins {
+		if p.register != nil {
+			p.register(plugins)
+		}
+	}
 	if s.dynamic, err = newDynamic(s); err != nil {
 		return nil, err
 	}
 	s.dynamic.Register(plugins)
+	s.quotas.Register(plugins)
 	plugins.Register(boundsName, newBounds)
 	plugins.Register(lifecycle.PluginName, func(io.Reader) (admission.Interface, error) { return newNamespaceLifecycle(s) })
 	plugins.Register(limitranger.PluginName, func(io.Reader) (admission.Interface, error) { return newLimitRanger() })
+	plugins.Register(serviceaccount.PluginName, func(io.Reader) (admission.Interface, error) {
+		return &serviceAccounts{serviceaccount.NewServiceAccount(), s.listers.Core().V1().ServiceAccounts().Lister()}, nil
+	})
 	initialize := initializer.New(s.client, nil, s.listers, s.generic.Authorization.Authorizer, s.generic.FeatureGate, s.generic.EffectiveVersion, nil, nil)
-	chain, err := plugins.NewFromPlugins(admissionPlugins, noAdmissionConfig{}, initialize, admission.Decorators{admission.DecoratorFunc(admissionmetrics.WithControllerMetrics)})
+	chain, err := plugins.NewFromPlugins(names, configuration, initialize, admission.Decorators{admission.DecoratorFunc(admissionmetrics.WithControllerMetrics)})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("make the admission plugins: %w", err)
 	}
 	return admissionmetrics.WithStepMetrics(admission.NewChainHandler(chain, unenforced{})), nil
 }
@@ -100,7 +210,7 @@ func newDynamic(s *Server) (*dynamic.Dynamic, error) {
 	}
 	return dynamic.New(dynamic.Config{
 		Projection: s.config.Cell.Projection, Listers: s.listers, Client: s.client, Instances: instances,
-		Authorizer: s.generic.Authorization.Authorizer, ResourceOf: s.resourceOf, Definitions: s.definitions.Prefix(),
+		Authorizer: s.generic.Authorization.Authorizer, Types: resources.ConvertersOf(legacyscheme.Scheme), ResourceOf: s.resourceOf, Definitions: s.definitions.Prefix(),
 	})
 }
 
@@ -136,11 +246,6 @@ func (s *Server) resourceOf(kind schema.GroupVersionKind) (schema.GroupVersionRe
 	}
 	return schema.GroupVersionResource{}, nil, &meta.NoKindMatchError{GroupKind: kind.GroupKind(), SearchedVersions: []string{kind.Version}}
 }
-
-// noAdmissionConfig leaves every plugin at its defaults.
-type noAdmissionConfig struct{}
-
-func (noAdmissionConfig) ConfigFor(string) (io.Reader, error) { return nil, nil }
 
 // namespaceLifecycle is upstream's plugin without its wait of 50 ms for a namespace that its cache may not have seen
 // yet. Our lister is exact.
@@ -178,6 +283,45 @@ func isNamespace(a admission.Attributes) bool {
 // because not everybody may know that.
 func isAccessReview(a admission.Attributes) bool {
 	return a.GetResource().Group == "authorization.k8s.io" && a.GetResource().Resource == "localsubjectaccessreviews"
+}
+
+// serviceAccounts is upstream's plugin without its wait of up to 2 s for an account that its cache may not have seen
+// yet. Our lister is exact, and every namespace has had its account from the beginning.
+type serviceAccounts struct {
+	*serviceaccount.Plugin
+	accounts corelisters.ServiceAccountLister
+}
+
+// Admit refuses at once a Pod whose account is missing, and leaves the rest to upstream.
+func (p *serviceAccounts) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	if err := p.check(a); err != nil {
+		return err
+	}
+	return p.Plugin.Admit(ctx, a, o)
+}
+
+// Validate does the same for a Pod that a webhook has changed.
+func (p *serviceAccounts) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	if err := p.check(a); err != nil {
+		return err
+	}
+	return p.Plugin.Validate(ctx, a, o)
+}
+
+func (p *serviceAccounts) check(a admission.Attributes) error {
+	pod, ok := a.GetObject().(*core.Pod)
+	if !ok || a.GetOperation() != admission.Create || a.GetSubresource() != "" {
+		return nil
+	}
+	if _, mirror := pod.Annotations[core.MirrorPodAnnotationKey]; mirror {
+		return nil
+	}
+	name := cmp.Or(pod.Spec.ServiceAccountName, serviceaccount.DefaultServiceAccountName)
+	_, err := p.accounts.ServiceAccounts(a.GetNamespace()).Get(name)
+	if apierrors.IsNotFound(err) {
+		return admission.NewForbidden(a, fmt.Errorf("error looking up service account %s/%s: %w", a.GetNamespace(), name, err))
+	}
+	return err
 }
 
 // limitRanger is upstream's plugin without its live lookup. If upstream's lister finds nothing, upstream asks the API

@@ -1,6 +1,8 @@
 package apiserver
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -58,4 +60,52 @@ func TestClustersAreApart(t *testing.T) {
 	other.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"default"}}`})
 	other.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
 	require.Len(t, one.must(t, 200, request{method: "GET", path: "/api/v1/configmaps"}).object(t)["items"], 1)
+}
+
+// TestAdmissionIsChosen: the flags switch plugins on and off, and the file configures them.
+func TestAdmissionIsChosen(t *testing.T) {
+	const pods = "/api/v1/namespaces/default/pods"
+	pod := request{method: "POST", path: pods, body: `{"metadata":{"generateName":"p-"},"spec":{"hostNetwork":true,"containers":[{"name":"c","image":"i","imagePullPolicy":"Never"}]}}`}
+	file := filepath.Join(t.TempDir(), "admission.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(`
+apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+- name: PodSecurity
+  configuration:
+    apiVersion: pod-security.admission.config.k8s.io/v1
+    kind: PodSecurityConfiguration
+    defaults: {enforce: baseline}
+- name: ResourceQuota
+  configuration:
+    apiVersion: apiserver.config.k8s.io/v1
+    kind: ResourceQuotaConfiguration
+    limitedResources:
+    - {resource: secrets, matchContains: [count/secrets]}
+`), 0o600))
+	made := newServer(t).must(t, 201, pod)
+	require.Contains(t, made.body, `"imagePullPolicy":"Never"`)
+	s := newServer(t, func(c *Config) {
+		c.Admission.Enable, c.Admission.Disable = []string{"AlwaysPullImages"}, []string{"ServiceAccount"}
+	})
+	made = s.must(t, 201, pod)
+	require.Contains(t, made.body, `"imagePullPolicy":"Always"`)
+	require.NotContains(t, made.body, "serviceAccountName")
+	s = newServer(t, func(c *Config) { c.Admission.ConfigFile = file })
+	require.Contains(t, s.must(t, 403, pod).body, "PodSecurity")
+	refused := s.must(t, 403, request{method: "POST", path: "/api/v1/namespaces/default/secrets", body: `{"metadata":{"name":"a"}}`})
+	require.Contains(t, refused.body, "insufficient quota to consume: count/secrets")
+
+	for _, c := range []struct {
+		admission Admission
+		says      string
+	}{
+		{Admission{Enable: []string{"NoSuchPlugin"}}, "'NoSuchPlugin' is not known here"},
+		{Admission{Disable: []string{boundsName}}, "is not known here"},
+		{Admission{Enable: []string{"PodSecurity"}, Disable: []string{"PodSecurity"}}, "both enabled and disabled"},
+		{Admission{ConfigFile: file + ".missing"}, "no such file"},
+	} {
+		_, err := New(Config{Cell: newCell(t), Admission: c.admission})
+		require.ErrorContains(t, err, c.says)
+	}
 }

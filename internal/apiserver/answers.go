@@ -62,8 +62,14 @@ func unfit(message string) error {
 // the log.
 func describesProcess(path string) bool { return path == "/metrics" || path == "/version" }
 
-// isLongRunning is true for a watch, and for nothing else: there are no nodes to attach to.
-var isLongRunning = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString())
+// isWatch is true for a watch.
+var isWatch = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString())
+
+// isLongRunning is true for a watch, and for a stream to what a remote API server serves. This server has no nodes that
+// anybody could attach to.
+func isLongRunning(r *http.Request, info *apirequest.RequestInfo) bool {
+	return isWatch(r, info) || info != nil && info.IsResourceRequest && info.APIGroup != "" && nodeSubresources[info.Subresource]
+}
 
 // minRequestTimeout is the shortest life of a watch without a timeout.
 func (s *Server) minRequestTimeout() time.Duration {

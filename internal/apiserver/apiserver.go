@@ -44,9 +44,9 @@ func New(c Config) (*Server, error) {
 	if s.crds, err = newCustomResources(s); err != nil {
 		return nil, err
 	}
-	s.health = newHealth(s)
+	s.health, s.zpages = newHealth(s), newZPages(s)
 	d := description.Config{
-		Definitions: s.definitions, ExternalAddress: s.generic.ExternalAddress, Paths: append(s.health.ListedPaths(), "/metrics", "/version"),
+		Definitions: s.definitions, Remotes: s.aggregator, ExternalAddress: s.generic.ExternalAddress, Paths: s.processPaths(),
 		NotServed: s.unknown(), Fail: s.fail, Logger: s.config.Logger,
 	}
 	if s.discovery, err = description.NewDiscovery(d); err != nil {
@@ -71,6 +71,10 @@ func (s *Server) Bootstrap(ctx context.Context) error {
 		Version: s.generic.EffectiveVersion.BinaryVersion().String(),
 	})
 }
+
+// RootCA is the certificate that every namespace has, empty for none. The lifecycle gives it back to those that lost
+// it.
+func (s *Server) RootCA() []byte { return s.rootCA }
 
 // newCustomResources serves the instances of CustomResourceDefinitions.
 func newCustomResources(s *Server) (*customresources.Handler, error) {

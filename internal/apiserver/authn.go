@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"time"
 
+	"gopkg.in/go-jose/go-jose.v2/jwt"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	authngroup "k8s.io/apiserver/pkg/authentication/group"
 	"k8s.io/apiserver/pkg/authentication/request/anonymous"
@@ -20,6 +22,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/util/cert"
 
+	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/reload"
@@ -32,6 +35,11 @@ type Authentication struct {
 	TokenFile string
 	// ClientCAFile is kube-apiserver's --client-ca-file: a certificate that it signed names user and groups.
 	ClientCAFile string
+	// ConfigFile is kube-apiserver's --authentication-config: whose tokens are good besides, and which requests may be
+	// anonymous. A change needs no restart.
+	ConfigFile string
+	// Reviews is the webhook that is asked about a token which nobody else knows. Its audiences are filled in.
+	Reviews access.ReviewsConfig
 	// ServiceAccounts issues and verifies the tokens of service accounts.
 	ServiceAccounts tokens.Config
 	// Anonymous lets a request without credentials pass as system:anonymous, for the authorizer to judge.
@@ -40,7 +48,9 @@ type Authentication struct {
 
 // Configured reports whether requests must show credentials. If not, a
 // request without any is from system:admin.
-func (a Authentication) Configured() bool { return a.TokenFile != "" || a.ClientCAFile != "" }
+func (a Authentication) Configured() bool {
+	return a.TokenFile != "" || a.ClientCAFile != "" || a.ConfigFile != "" || a.Reviews.File != ""
+}
 
 // admin is everybody's user if authentication is not configured.
 var admin = &user.DefaultInfo{Name: "system:admin", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
@@ -51,20 +61,32 @@ var everybody = authenticator.RequestFunc(func(*http.Request) (*authenticator.Re
 })
 
 // authenticator combines the authenticators as kube-apiserver does: first the loopback's, then each kind of credentials
-// until one is good, then the anonymous one. A client whose credentials are all bad is not anonymous.
-func (a Authentication) authenticator(credentials authenticator.Request) authenticator.Request {
+// until one is good, then the anonymous one. A client whose credentials are all bad is not anonymous. Issuers may be
+// nil.
+func (a Authentication) authenticator(credentials authenticator.Request, issuers *access.Issuers) authenticator.Request {
 	all := []authenticator.Request{loopbackUser, credentials}
-	if !a.Configured() {
+	switch {
+	case !a.Configured():
 		all = append(all, everybody)
-	} else if a.Anonymous {
+	case a.Anonymous:
 		all = append(all, anonymous.NewAuthenticator(nil))
+	case issuers != nil:
+		all = append(all, issuers)
 	}
 	return union.NewFailOnError(all...)
 }
 
-// credentials says whose credentials a request shows. Accounts knows the tokens of service accounts, and is nil if
-// there are none. Audiences are those of this API.
-func (a Authentication) credentials(accounts authenticator.Token, audiences authenticator.Audiences) (authenticator.Request, error) {
+// issuers are those of the configuration file, nil without one.
+func (a Authentication) issuers(authorization Authorization) (*access.Issuers, error) {
+	if a.ConfigFile == "" {
+		return nil, nil
+	}
+	return access.NewIssuers(access.IssuersConfig{File: a.ConfigFile, Own: a.ServiceAccounts.Issuers, NoAnonymous: authorization.allowsEverything()})
+}
+
+// credentials says whose credentials a request shows. Accounts knows the tokens of service accounts, issuers those of
+// others; both may be nil. Audiences are those of this API.
+func (a Authentication) credentials(accounts authenticator.Token, issuers *access.Issuers, audiences authenticator.Audiences) (authenticator.Request, error) {
 	var credentials []authenticator.Request
 	var known []authenticator.Token
 	if a.ClientCAFile != "" {
@@ -73,7 +95,7 @@ func (a Authentication) credentials(accounts authenticator.Token, audiences auth
 			return nil, fmt.Errorf("read the client CA: %w", err)
 		}
 		trusted := func() (x509.VerifyOptions, bool) { return options.Get(), true }
-		credentials = append(credentials, x509request.NewDynamic(trusted, x509request.CommonNameUserConversion))
+		credentials = append(credentials, untilCertificateEnds(x509request.NewDynamic(trusted, x509request.CommonNameUserConversion)))
 	}
 	if a.TokenFile != "" {
 		file, err := reload.New(func() (authenticator.Token, error) { return readTokens(a.TokenFile) }, a.TokenFile)
@@ -85,12 +107,54 @@ func (a Authentication) credentials(accounts authenticator.Token, audiences auth
 		})))
 	}
 	if accounts != nil {
-		known = append(known, accounts)
+		known = append(known, untilTokenEnds(accounts, jwt.DefaultLeeway))
+	}
+	if issuers != nil {
+		known = append(known, authenticator.WrapAudienceAgnosticToken(audiences, untilTokenEnds(issuers, 0)))
+	}
+	if a.Reviews.File != "" { // last, as in upstream: the others need nobody
+		a.Reviews.Audiences = audiences
+		reviews, err := access.NewReviews(a.Reviews)
+		if err != nil {
+			return nil, err
+		}
+		known = append(known, reviews)
 	}
 	if len(known) > 0 {
 		credentials = append(credentials, bearertoken.New(tokenunion.New(known...)))
 	}
 	return authngroup.NewAuthenticatedGroupAdder(union.New(credentials...)), nil
+}
+
+// untilCertificateEnds ends a watch with the certificate that opened it.
+func untilCertificateEnds(certificates authenticator.Request) authenticator.Request {
+	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+		response, ok, err := certificates.AuthenticateRequest(r)
+		if o, watches := openWatchOf(r.Context()); ok && watches {
+			o.endAt(r.TLS.PeerCertificates[0].NotAfter)
+		}
+		return response, ok, err
+	})
+}
+
+// untilTokenEnds ends a watch with the token that opened it, which is good for the leeway longer than it says. What has
+// verified a token vouches for its claims.
+func untilTokenEnds(verifier authenticator.Token, leeway time.Duration) authenticator.Token {
+	return authenticator.TokenFunc(func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+		response, ok, err := verifier.AuthenticateToken(ctx, token)
+		o, watches := openWatchOf(ctx)
+		if !ok || !watches {
+			return response, ok, err
+		}
+		var claims struct {
+			Expiry *jwt.NumericDate `json:"exp"`
+		}
+		parsed, unreadable := jwt.ParseSigned(token)
+		if unreadable == nil && parsed.UnsafeClaimsWithoutVerification(&claims) == nil && claims.Expiry != nil {
+			o.endAt(claims.Expiry.Time().Add(leeway))
+		}
+		return response, ok, err
+	})
 }
 
 // newTokens makes what issues and verifies the tokens of service accounts, nil if they have none.

@@ -36,9 +36,13 @@ func newAuthority(t *testing.T) authority {
 }
 
 func (a authority) client(t *testing.T, name string, groups ...string) *x509.Certificate {
+	return a.until(t, time.Now().Add(time.Hour), name, groups...)
+}
+
+func (a authority) until(t *testing.T, expiry time.Time, name string, groups ...string) *x509.Certificate {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name, Organization: groups}, NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name, Organization: groups}, NotAfter: expiry, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
 	require.NoError(t, err)
 	cert, err := x509.ParseCertificate(der)

@@ -1,36 +1,60 @@
 package apiserver
 
 import (
+	"errors"
 	"fmt"
 
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/authorization/union"
+	"k8s.io/kubernetes/pkg/kubeapiserver/authorizer/modes"
 
+	"github.com/logplane/logplane/internal/apiserver/access"
+	"github.com/logplane/logplane/internal/apiserver/nodes"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 )
 
 // Authorization says what a user may do.
 type Authorization struct {
-	// Mode is 'AlwaysAllow' (also when empty) or 'RBAC'.
+	// Mode is 'AlwaysAllow' (also when empty), 'RBAC' or 'Node,RBAC'. With a ConfigFile it must be empty.
 	Mode string
+	// ConfigFile is kube-apiserver's --authorization-config: webhooks, Node and RBAC, in an order of their own. A
+	// change needs no restart.
+	ConfigFile string
 }
 
-// authorizer decides by the rules in mode RBAC. Members of system:masters may do everything in any mode.
-func (a Authorization) authorizer(rules *roles.Index) (authorizer.Authorizer, authorizer.RuleResolver, error) {
-	masters := authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
-	var chosen interface {
-		authorizer.Authorizer
-		authorizer.RuleResolver
-	}
-	switch a.Mode {
-	case "", "AlwaysAllow":
-		chosen = authorizerfactory.NewAlwaysAllowAuthorizer()
-	case "RBAC":
-		chosen = rules.Authorizer()
+// allowsEverything reports whether every user may do everything.
+func (a Authorization) allowsEverything() bool {
+	return a.ConfigFile == "" && (a.Mode == "" || a.Mode == "AlwaysAllow")
+}
+
+// authorizer decides by the rules and for nodes in mode Node,RBAC. Members of system:masters may do everything in any
+// mode.
+func (a Authorization) authorizer(rules *roles.Index, nodes *nodes.Authorizer) (authorizer.Authorizer, authorizer.RuleResolver, error) {
+	var chosen []access.Authorizer
+	switch {
+	case a.ConfigFile != "" && a.Mode != "":
+		return nil, nil, errors.New("give either an authorization mode or an authorization configuration")
+	case a.ConfigFile != "":
+		file, err := access.NewAuthorizers(a.ConfigFile, map[string]access.Authorizer{modes.ModeNode: nodes, modes.ModeRBAC: rules.Authorizer()})
+		if err != nil {
+			return nil, nil, err
+		}
+		chosen = append(chosen, file)
+	case a.allowsEverything():
+		chosen = append(chosen, authorizerfactory.NewAlwaysAllowAuthorizer())
+	case a.Mode == "RBAC":
+		chosen = append(chosen, rules.Authorizer())
+	case a.Mode == "Node,RBAC":
+		chosen = append(chosen, nodes, rules.Authorizer())
 	default:
-		return nil, nil, fmt.Errorf("unknown authorization mode %q: it must be 'AlwaysAllow' or 'RBAC'", a.Mode)
+		return nil, nil, fmt.Errorf("unknown authorization mode %q: it must be 'RBAC', 'Node,RBAC' or 'AlwaysAllow'", a.Mode)
 	}
-	return union.New(masters, chosen), union.NewRuleResolvers(chosen), nil
+	authorizers := []authorizer.Authorizer{authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)}
+	var resolvers []authorizer.RuleResolver
+	for _, c := range chosen {
+		authorizers, resolvers = append(authorizers, c), append(resolvers, c)
+	}
+	return union.New(authorizers...), union.NewRuleResolvers(resolvers...), nil
 }

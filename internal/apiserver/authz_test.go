@@ -12,7 +12,16 @@ import (
 
 // as sends the request as a user of the test's token file. A user's token is the user's name and '-token'.
 func (r request) as(user string) request {
-	r.header = http.Header{"Authorization": {"Bearer " + user + "-token"}}
+	return r.with("Authorization", "Bearer "+user+"-token")
+}
+
+// with sets a header.
+func (r request) with(name, value string) request {
+	r.header = r.header.Clone()
+	if r.header == nil {
+		r.header = http.Header{}
+	}
+	r.header.Set(name, value)
 	return r
 }
 

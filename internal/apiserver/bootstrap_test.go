@@ -14,6 +14,7 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
 )
 
 // bootstrapped serves a fresh cell with everything that Bootstrap writes.
@@ -27,6 +28,12 @@ func bootstrapped(t testing.TB, change ...func(*Config)) *Server {
 	require.NoError(t, err)
 	require.NoError(t, s.Bootstrap(t.Context()))
 	return s
+}
+
+// TestBootstrapSaysWhoItIs: what every cluster has was written by 'init'.
+func TestBootstrapSaysWhoItIs(t *testing.T) {
+	s := bootstrapped(t)
+	require.Equal(t, eventlog.Author{User: "system:logplane:init"}, s.lastEvent(t).Author)
 }
 
 // eventsOf counts the events of each resource in the log, barriers left out.
@@ -48,6 +55,8 @@ func eventsOf(t testing.TB, s *Server) map[string]int {
 func TestBootstrapOneEventPerObject(t *testing.T) {
 	s := bootstrapped(t)
 	first := eventsOf(t, s)
+	versions, err := aggregation.Builtin()
+	require.NoError(t, err)
 	require.Equal(t, map[string]int{
 		"namespaces":          4,
 		"serviceaccounts":     4,
@@ -59,6 +68,7 @@ func TestBootstrapOneEventPerObject(t *testing.T) {
 		"servicecidrs":        1,
 		"services":            1,
 		"ipaddresses":         1,
+		"apiservices":         len(versions),
 		"bootstraps":          1,
 	}, first)
 	require.Positive(t, first["roles"])
@@ -91,6 +101,7 @@ func TestBootstrapObjectsAreValid(t *testing.T) {
 		"/apis/rbac.authorization.k8s.io/v1/roles", "/apis/rbac.authorization.k8s.io/v1/rolebindings",
 		"/apis/scheduling.k8s.io/v1/priorityclasses",
 		"/apis/networking.k8s.io/v1/servicecidrs", "/apis/networking.k8s.io/v1/ipaddresses",
+		apiServices,
 	} {
 		putBackAll(t, s, list)
 	}

@@ -29,6 +29,9 @@ const maxRights = 1 << 16
 // pair. It took 40 s to change a label of a Pod with 20,000 tolerations.
 const maxTolerations, maxScopes = 1000, 100
 
+// maxLimits bounds what a quota limits: each create in its namespace looks at all of it.
+const maxLimits = 200
+
 // maxTerms bounds the terms of a StorageClass's topologies, and the expressions of each. Validation compares every pair
 // of terms; 4,000 of them took 7 s. It also bounds the requirements of selectors in an access review. Upstream lists
 // all errors in them, and every user may ask for a review: 1.3 MB kept a processor busy for two minutes.
@@ -63,6 +66,7 @@ func (bounds) Admit(_ context.Context, a admission.Attributes, _ admission.Objec
 	case *core.Pod:
 		errs = append(errs, tooMany(field.NewPath("spec", "tolerations"), len(o.Spec.Tolerations), maxTolerations)...)
 	case *core.ResourceQuota:
+		errs = append(errs, tooMany(field.NewPath("spec", "hard"), len(o.Spec.Hard), maxLimits)...)
 		errs = append(errs, tooMany(field.NewPath("spec", "scopes"), len(o.Spec.Scopes), maxScopes)...)
 		if o.Spec.ScopeSelector != nil {
 			errs = append(errs, tooMany(field.NewPath("spec", "scopeSelector", "matchExpressions"), len(o.Spec.ScopeSelector.MatchExpressions), maxScopes)...)

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"cmp"
 	"fmt"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -23,8 +24,13 @@ import (
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/controlplane"
 
+	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/namespaces"
+	"github.com/logplane/logplane/internal/apiserver/nodes"
+	"github.com/logplane/logplane/internal/apiserver/quotas"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/apiserver/services"
@@ -58,13 +64,18 @@ func (s *Server) configure() error {
 		c.ExternalAddress = "localhost:443"
 	}
 	// Everything that upstream would run in the background stays out (architecture.md).
-	c.FlowControl, c.AuditBackend, c.StorageObjectCountTracker = nil, nil, nil
+	c.FlowControl, c.StorageObjectCountTracker = nil, nil
 	c.EnableIndex, c.EnableProfiling, c.EnableMetrics, c.EnableDiscovery = false, false, false, false
 	c.SkipOpenAPIInstallation = true
 	s.limitRequests(c)
 	atomic.StoreInt64(&jsonpatch.AccumulatedCopySizeLimit, c.JSONPatchMaxCopyBytes) // as genericapiserver's New does
 	c.MergedResourceConfig = controlplane.DefaultAPIResourceConfigSource()
 	s.generic = c
+
+	var err error
+	if c.AuditBackend, c.AuditPolicyRuleEvaluator, err = s.config.Audit.open(); err != nil {
+		return err
+	}
 
 	transformers, err := resources.ReadEncryption(s.config.EncryptionConfigFile)
 	if err != nil {
@@ -75,7 +86,9 @@ func (s *Server) configure() error {
 		Claims: map[schema.GroupResource]resources.ClaimsFunc{
 			api.Resource("services"): services.Claims(s.config.Cell.Cluster, transformers.For(networkingv1.Resource("ipaddresses"))),
 		},
-		Wrap: s.withPatches,
+		Complete: s.complete,
+		Beside:   s.beside,
+		Wrap:     s.withPatches,
 	})
 	if err != nil {
 		return fmt.Errorf("make stores: %w", err)
@@ -91,7 +104,20 @@ func (s *Server) configure() error {
 	s.listers = listers.New(listers.Config{Projection: s.config.Cell.Projection, Cluster: s.config.Cell.Cluster, Storage: s.stores, Logger: s.config.Logger})
 
 	s.definitions = customresources.NewReader(s.listers)
+	if s.config.RootCAFile != "" {
+		if s.rootCA, err = os.ReadFile(s.config.RootCAFile); err != nil {
+			return fmt.Errorf("read the root certificate: %w", err)
+		}
+	}
+	s.namespaces = namespaces.New(namespaces.Config{Stores: s.stores, Listers: s.listers, RootCA: s.rootCA})
+	if s.quotas, err = quotas.New(quotas.Config{Stores: s.stores, Listers: s.listers}); err != nil {
+		return err
+	}
+	if s.aggregator, err = newAggregator(s); err != nil {
+		return fmt.Errorf("configure aggregation: %w", err)
+	}
 
+	s.nodes = nodes.New(s.config.Cell.Projection, s.listers)
 	s.rules = roles.New(roles.Config{Projection: s.config.Cell.Projection, Listers: s.listers})
 
 	var accounts authenticator.Token
@@ -99,18 +125,34 @@ func (s *Server) configure() error {
 		return fmt.Errorf("configure authentication: %w", err)
 	}
 	c.Authentication.APIAudiences = s.tokens.Audiences()
-	if s.credentials, err = s.config.Authentication.credentials(accounts, c.Authentication.APIAudiences); err != nil {
+	issuers, err := s.config.Authentication.issuers(s.config.Authorization)
+	if err != nil {
 		return fmt.Errorf("configure authentication: %w", err)
 	}
-	c.Authentication.Authenticator = s.config.Authentication.authenticator(s.credentials)
-	if c.Authorization.Authorizer, c.RuleResolver, err = s.config.Authorization.authorizer(s.rules); err != nil {
-		return err
+	if s.credentials, err = s.config.Authentication.credentials(accounts, issuers, c.Authentication.APIAudiences); err != nil {
+		return fmt.Errorf("configure authentication: %w", err)
+	}
+	c.Authentication.Authenticator = s.config.Authentication.authenticator(s.credentials, issuers)
+	if c.Authorization.Authorizer, c.RuleResolver, err = s.config.Authorization.authorizer(s.rules, s.nodes); err != nil {
+		return fmt.Errorf("configure authorization: %w", err)
 	}
 	if c.AdmissionControl, err = newAdmission(s); err != nil {
 		return fmt.Errorf("make admission: %w", err)
 	}
 	c.RequestInfoResolver = genericapiserver.NewRequestInfoResolver(c)
 	return nil
+}
+
+// newAggregator makes what forwards requests to other API servers.
+func newAggregator(s *Server) (*aggregation.Aggregator, error) {
+	services, err := dynamic.NewServices(s.listers)
+	if err != nil {
+		return nil, err
+	}
+	return aggregation.New(aggregation.Config{
+		Listers: s.listers, Services: services, CertFile: s.config.ProxyClientCertFile, KeyFile: s.config.ProxyClientKeyFile,
+		Timeout: s.generic.RequestTimeout, Fail: s.fail, Logger: s.config.Logger,
+	})
 }
 
 const (

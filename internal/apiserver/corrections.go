@@ -3,6 +3,7 @@ package apiserver
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"io"
 	"net/http"
 	"slices"
@@ -28,7 +29,7 @@ func (s *Server) withCorrections(h http.Handler) http.Handler {
 			return
 		}
 		c := &correction{ResponseWriter: w}
-		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(c), r)
+		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(c), r.WithContext(context.WithValue(r.Context(), correctionKey{}, c)))
 		if c.held == 0 {
 			return
 		}
@@ -110,9 +111,19 @@ func wasJudging(stack string) bool {
 	return slices.ContainsFunc(judging, func(name string) bool { return strings.Contains(stack, name) })
 }
 
+type correctionKey struct{}
+
+// uncorrected passes on whatever the rest of the request answers.
+func uncorrected(ctx context.Context) {
+	if c, ok := ctx.Value(correctionKey{}).(*correction); ok {
+		c.off = true
+	}
+}
+
 // correction holds back an answer that may have to be replaced, and passes on every other.
 type correction struct {
 	http.ResponseWriter
+	off  bool
 	held int // the answer's code while it is held back
 	body bytes.Buffer
 }
@@ -120,7 +131,7 @@ type correction struct {
 func (c *correction) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 func (c *correction) WriteHeader(code int) {
-	if code == http.StatusInternalServerError || code == http.StatusConflict {
+	if !c.off && (code == http.StatusInternalServerError || code == http.StatusConflict) {
 		c.held = code
 		return
 	}

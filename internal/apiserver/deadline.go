@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -14,6 +15,18 @@ import (
 type byDeadline struct {
 	context.Context // of the request
 	passed          chan struct{}
+	// decided is set by who answers when the deadline passes: by the handler beforehand, or by the deadline itself.
+	decided atomic.Bool
+}
+
+type deadlineKey struct{}
+
+// answersLate lets the rest of the request answer by itself when its deadline passes. It must end with its context.
+// Otherwise both it and the filter would answer, and the answer would be cut off.
+func answersLate(ctx context.Context) {
+	if d, ok := ctx.Value(deadlineKey{}).(*byDeadline); ok {
+		d.decided.Store(true)
+	}
 }
 
 func (d *byDeadline) Done() <-chan struct{} { return d.passed }
@@ -35,7 +48,8 @@ func (d *byDeadline) Err() error {
 // would answer that its time is over, and a response that is answered twice is cut off.
 func (s *Server) withTimeout(h http.Handler) http.Handler {
 	timed := genericfilters.WithTimeoutForNonLongRunningRequests(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(r.Context().(*byDeadline).Context))
+		d := r.Context().(*byDeadline)
+		h.ServeHTTP(w, r.WithContext(context.WithValue(d.Context, deadlineKey{}, d)))
 	}), isLongRunning)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		whole := r.Context()
@@ -48,9 +62,9 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 			s.fail(w, r, apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0))
 			return
 		}
-		d := &byDeadline{whole, make(chan struct{})}
+		d := &byDeadline{Context: whole, passed: make(chan struct{})}
 		defer context.AfterFunc(whole, func() {
-			if errors.Is(whole.Err(), context.DeadlineExceeded) {
+			if errors.Is(whole.Err(), context.DeadlineExceeded) && !d.decided.Swap(true) {
 				close(d.passed)
 			}
 		})()

@@ -117,12 +117,12 @@ func TestIndex(t *testing.T) {
 		var index metav1.RootPaths
 		require.NoError(t, json.Unmarshal([]byte(a.body), &index))
 		require.True(t, slices.IsSorted(index.Paths))
-		for _, listed := range []string{"/api", "/api/v1", "/apis", "/apis/apps", "/apis/apps/v1", "/apis/example.com", "/apis/example.com/v1", "/healthz", "/livez/ping", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version"} {
+		for _, listed := range []string{"/api", "/api/v1", "/apis", "/apis/apps", "/apis/apps/v1", "/apis/example.com", "/apis/example.com/v1", "/healthz", "/livez/ping", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/statusz", "/version"} {
 			require.Contains(t, index.Paths, listed)
 		}
 		require.NotContains(t, index.Paths, "")
 		for _, listed := range index.Paths {
-			require.Equal(t, 200, request{method: "GET", path: listed}.do(t, s).code, listed)
+			require.Equal(t, 200, request{method: "GET", path: listed, accept: "application/json, text/plain"}.do(t, s).code, listed)
 		}
 	}
 }

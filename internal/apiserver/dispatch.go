@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/server/flagz"
+	"k8s.io/apiserver/pkg/server/statusz"
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
@@ -28,6 +30,8 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	case s.tokens.ServeDiscovery(w, r):
 	case path == "/version" && r.Method == http.MethodGet:
 		serveVersion(w, r)
+	case path == flagz.DefaultFlagzPath || path == statusz.DefaultStatuszPath:
+		s.zpages().ServeHTTP(w, r)
 	case path == "/metrics" && r.Method == http.MethodGet:
 		metricsHandler.ServeHTTP(w, r)
 	default:

@@ -262,3 +262,49 @@ func TestASlowWebhookHoldsNoPlace(t *testing.T) {
 	close(release)
 	require.Equal(t, 201, <-done)
 }
+
+// TestMutatingPoliciesDecideAtOnce: a mutating policy changes the next request of another process, built-in and custom
+// objects, by a JSON patch and by an apply configuration. Its next version is obeyed at once, too.
+func TestMutatingPoliciesDecideAtOnce(t *testing.T) {
+	one, other, _ := twoServers(t)
+	require.NoError(t, one.Bootstrap(t.Context()))
+	n := 0
+	create := func(path, body string) map[string]any {
+		n++
+		return other.must(t, 201, request{method: "POST", path: path, body: fmt.Sprintf(body, n)}).object(t)
+	}
+	const configMap = `{"metadata":{"name":"c-%d"},"data":{"a":"1"}}`
+	policy := func(name, resource, group, mutation string) string {
+		return `{"metadata":{"name":"` + name + `"},"spec":{"reinvocationPolicy":"Never","matchConstraints":{"resourceRules":[{"apiGroups":["` + group + `"],"apiVersions":["v1"],"operations":["CREATE"],"resources":["` + resource + `"]}]},` +
+			`"mutations":[` + mutation + `]}}`
+	}
+	apply := func(expression string) string {
+		return `{"patchType":"ApplyConfiguration","applyConfiguration":{"expression":"` + expression + `"}}`
+	}
+	post := func(resource, body string) {
+		one.must(t, 201, request{method: "POST", path: registration + resource, body: body})
+	}
+	post("mutatingadmissionpolicies", policy("p", "configmaps", "", apply("Object{data: {'b': '2'}}")))
+	require.Nil(t, fieldOf(create(configMaps, configMap), "data.b"), "a policy without a binding changes nothing")
+	post("mutatingadmissionpolicybindings", `{"metadata":{"name":"p"},"spec":{"policyName":"p"}}`)
+	require.Equal(t, "2", fieldOf(create(configMaps, configMap), "data.b"))
+	compiled := other.dynamic.Compiled()
+	for range 20 {
+		create(configMaps, configMap)
+	}
+	require.Equal(t, compiled, other.dynamic.Compiled())
+	one.must(t, 200, request{method: "PATCH", path: registration + "mutatingadmissionpolicies/p", contentType: "application/json-patch+json",
+		body: `[{"op":"replace","path":"/spec/mutations/0","value":{"patchType":"JSONPatch","jsonPatch":{"expression":"[JSONPatch{op: 'add', path: '/data/c', value: '3'}]"}}}]`})
+	changed := create(configMaps, configMap)
+	require.Nil(t, fieldOf(changed, "data.b"))
+	require.Equal(t, "3", fieldOf(changed, "data.c"))
+	one.must(t, 200, request{method: "DELETE", path: registration + "mutatingadmissionpolicybindings/p"})
+	require.Nil(t, fieldOf(create(configMaps, configMap), "data.c"))
+
+	one.must(t, 201, request{method: "POST", path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body: `{"metadata":{"name":"widgets.example.com"},"spec":{"group":"example.com","scope":"Cluster",` +
+		`"names":{"plural":"widgets","kind":"Widget"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"size":{"type":"string"}}}}}}}]}}`})
+	post("mutatingadmissionpolicies", policy("w", "widgets", "example.com", apply("Object{spec: Object.spec{size: 'small'}}")))
+	post("mutatingadmissionpolicybindings", `{"metadata":{"name":"w"},"spec":{"policyName":"w"}}`)
+	const widget = `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w-%d"},"spec":{}}`
+	require.Equal(t, "small", fieldOf(create("/apis/example.com/v1/widgets", widget), "spec.size"))
+}

@@ -27,13 +27,16 @@ import (
 func (s *Server) withFilters(h http.Handler) http.Handler {
 	c := s.generic
 	h = s.withContent(h)
+	h = s.withRemote(h)
 	h = s.withWatchLimits(h)
 	h = genericapifilters.WithAuthorization(h, c.Authorization.Authorizer, c.Serializer)
+	h = withActingAs(h)
 	if c.FeatureGate.Enabled(genericfeatures.ConstrainedImpersonation) {
 		h = impersonation.WithConstrainedImpersonation(h, c.Authorization.Authorizer, c.Serializer)
 	} else {
 		h = impersonation.WithImpersonation(h, c.Authorization.Authorizer, c.Serializer)
 	}
+	h = withOrigin(h)
 	h = s.withView(h)
 	h = s.withWriters(h)
 	h = s.withPlaces(h) // the request meets it before impersonation: a place is the real user's
@@ -43,11 +46,18 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withTimeout(h)
 	h = s.withBody(h)
 	h = s.withWatcher(h)
-	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, unreceived(genericapifilters.Unauthorized(c.Serializer)), c.Authentication.APIAudiences, nil)
+	if s.recorded() {
+		h = routine.WithRoutine(h, isLongRunning) // the record of a watch's end waits for its end
+		h = genericapifilters.WithAudit(h, c.AuditBackend, c.AuditPolicyRuleEvaluator, isLongRunning)
+	}
+	stranger := genericapifilters.WithFailedAuthenticationAudit(unreceived(genericapifilters.Unauthorized(c.Serializer)), c.AuditBackend, c.AuditPolicyRuleEvaluator)
+	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, stranger, c.Authentication.APIAudiences, nil)
 	h = withRequestView(h)
 	h = genericapifilters.WithRequestDeadline(h, nil, nil, isLongRunning, c.Serializer, c.RequestTimeout)
 	h = genericapifilters.WithLatencyTrackers(h)
-	h = routine.WithRoutine(h, isLongRunning) // a watch lets go of the stack that prepared it
+	if !s.recorded() {
+		h = routine.WithRoutine(h, isLongRunning) // a watch lets go of the stack that prepared it
+	}
 	h = s.watches.withOpen(h)
 	h = s.withRequestInfo(h)
 	h = s.withShortQuery(h)
@@ -67,6 +77,9 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withBodyDeadline(h)
 	return h
 }
+
+// recorded says that there is an audit policy.
+func (s *Server) recorded() bool { return s.generic.AuditBackend != nil }
 
 // withRequestInfo parses the path as upstream's filter does, but answers a meaningless path with 400.
 func (s *Server) withRequestInfo(h http.Handler) http.Handler {
@@ -147,7 +160,7 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		open, isWatch := ctx.Value(openWatchKey{}).(*openWatch)
+		open, isWatch := openWatchOf(ctx)
 		kind, mutating := s.reads, false
 		switch {
 		case isWatch:

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"fmt"
+	"path/filepath"
 	"runtime"
 	"runtime/pprof"
 	"strings"
@@ -12,13 +13,22 @@ import (
 )
 
 // Nothing runs between two requests: after 100 of every kind there are as many goroutines as before the server was
-// made.
+// made, whether requests are recorded or not.
 func TestNoGoroutineOutlivesARequest(t *testing.T) {
+	receiver := newAuditReceiver(t)
+	recorded := Audit{PolicyFile: auditPolicy(t), LogPath: filepath.Join(t.TempDir(), "audit.log"), WebhookConfigFile: receiver.kubeconfig(t)}
+	for name, audit := range map[string]Audit{"not recorded": {}, "recorded": recorded} {
+		t.Run(name, func(t *testing.T) { noGoroutineIsLeft(t, audit) })
+	}
+	require.NotEmpty(t, receiver.received())
+}
+
+func noGoroutineIsLeft(t *testing.T, audit Audit) {
 	cell := newCell(t)
 	_, err := cell.Projection.Latest(t.Context()) // the log's client keeps goroutines that are not the server's
 	require.NoError(t, err)
 	before := runtime.NumGoroutine()
-	s, err := New(Config{Cell: cell, Authorization: Authorization{Mode: "RBAC"}})
+	s, err := New(Config{Cell: cell, Authorization: Authorization{Mode: "RBAC"}, Audit: audit})
 	require.NoError(t, err)
 	require.Equal(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"default"}}`}.do(t, s).code)
 	for i := range 104 {

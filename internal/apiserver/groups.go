@@ -18,7 +18,6 @@ import (
 	admissionregistrationrest "k8s.io/kubernetes/pkg/registry/admissionregistration/rest"
 	apiserverinternalrest "k8s.io/kubernetes/pkg/registry/apiserverinternal/rest"
 	appsrest "k8s.io/kubernetes/pkg/registry/apps/rest"
-	authenticationrest "k8s.io/kubernetes/pkg/registry/authentication/rest"
 	authorizationrest "k8s.io/kubernetes/pkg/registry/authorization/rest"
 	autoscalingrest "k8s.io/kubernetes/pkg/registry/autoscaling/rest"
 	batchrest "k8s.io/kubernetes/pkg/registry/batch/rest"
@@ -34,6 +33,7 @@ import (
 	storagerest "k8s.io/kubernetes/pkg/registry/storage/rest"
 	svmrest "k8s.io/kubernetes/pkg/registry/storagemigration/rest"
 
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
@@ -70,11 +70,11 @@ func builtins() []struct {
 		{"apiextensions.k8s.io", func(s *Server) (genericapiserver.APIGroupInfo, error) {
 			return customresources.NewStorage(s.config.Cell.Cluster, s.stores, s.definitions)
 		}},
-		{"apiregistration.k8s.io", newAPIRegistrationStorage},
+		{"apiregistration.k8s.io", func(s *Server) (genericapiserver.APIGroupInfo, error) {
+			return aggregation.NewStorage(s.stores, s.definitions)
+		}},
 		{"internal.apiserver.k8s.io", static(apiserverinternalrest.StorageProvider{})},
-		{"authentication.k8s.io", from(func(s *Server) storageProvider {
-			return authenticationrest.RESTStorageProvider{Authenticator: s.credentials, APIAudiences: s.generic.Authentication.APIAudiences}
-		})},
+		{"authentication.k8s.io", newAuthenticationStorage},
 		{"authorization.k8s.io", from(func(s *Server) storageProvider {
 			return authorizationrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer, RuleResolver: s.generic.RuleResolver}
 		})},

@@ -232,19 +232,31 @@ func (t *place) Wait(ctx context.Context, wait func() error) error {
 	if err != nil {
 		return err
 	}
-	err = wait()
 	if !left {
+		return wait()
+	}
+	returned := false
+	defer func() {
+		if !returned { // all that is left is to report an error, or a panic
+			t.of.mu.Lock()
+			defer t.of.mu.Unlock()
+			t.comeBack()
+			t.of.forget(t.guest)
+		}
+	}()
+	if err := wait(); err != nil {
 		return err
 	}
+	returned = true
 	t.of.mu.Lock()
+	t.comeBack()
+	return t.take(ctx)
+}
+
+// comeBack ends a wait for others. It requires mu.
+func (t *place) comeBack() {
 	t.guest.away--
 	t.of.unpark(t.guest)
-	if err != nil { // all that is left is to report the error
-		t.of.forget(t.guest)
-		t.of.mu.Unlock()
-		return err
-	}
-	return t.take(ctx)
 }
 
 // leave gives the place back for as long as the request waits for others. It reports false if it had none.

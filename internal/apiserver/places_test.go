@@ -203,6 +203,19 @@ func taken(p *places) int {
 	return p.taken
 }
 
+// TestAWaitThatPanics: it counts no longer among those of its user that wait, and nothing of the user is kept.
+func TestAWaitThatPanics(t *testing.T) {
+	p := newPlaces("read", 1, 1, time.Minute)
+	one, err := p.take(t.Context(), "ann")
+	require.NoError(t, err)
+	require.PanicsWithValue(t, "broken off", func() {
+		_ = one.Wait(t.Context(), func() error { panic("broken off") })
+	})
+	one.end()
+	require.Empty(t, p.users)
+	require.Zero(t, p.taken)
+}
+
 // TestATurn: a request has at most one turn, waits for it without its place, and has it for no longer than allowed.
 func TestATurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

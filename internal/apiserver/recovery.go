@@ -65,6 +65,7 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 			err := panicStatus(reason, string(debug.Stack()))
 			if apierrors.ReasonForError(err) == metav1.StatusReasonInternalError {
 				s.logPanic(r, reason)
+				recordPanic(r.Context(), reason)
 			} else { // a client can cause as many of these as it likes
 				s.config.Logger.DebugContext(r.Context(), "a request was refused by a panic", "request", requestID(r), "panic", fmt.Sprint(reason))
 			}

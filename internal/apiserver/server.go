@@ -8,13 +8,18 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/namespaces"
+	"github.com/logplane/logplane/internal/apiserver/nodes"
+	"github.com/logplane/logplane/internal/apiserver/quotas"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/apiserver/services"
@@ -36,6 +41,12 @@ type Config struct {
 	// Authentication and Authorization say who may do what; their zero values let everybody do everything.
 	Authentication Authentication
 	Authorization  Authorization
+	Admission      Admission
+	// RootCAFile is the PEM of the authority that signs this API's certificate, kube-controller-manager's
+	// --root-ca-file. Each namespace gets it in a ConfigMap, for its Pods to trust. Empty for none.
+	RootCAFile string
+	// Audit says which requests are recorded.
+	Audit Audit
 	// EncryptionConfigFile is kube-apiserver's --encryption-provider-config; empty for none.
 	EncryptionConfigFile string
 	// Services says which addresses and node ports Services may have.
@@ -46,8 +57,13 @@ type Config struct {
 	// GoawayChance and HSTSDirectives are kube-apiserver's --goaway-chance and --strict-transport-security-directives.
 	GoawayChance   float64
 	HSTSDirectives []string
+	// Flagz, if set, tells authorized users the flags of this process.
+	Flagz flagz.Reader
 	// Writers, if set, counts the requests that may write.
 	Writers *kubestore.Writers
+	// ProxyClientCertFile and ProxyClientKeyFile hold the certificate by which the servers of remote APIServices know
+	// this one. They are empty for none, and are read again when they change.
+	ProxyClientCertFile, ProxyClientKeyFile string
 }
 
 // RequestLimits bounds requests other than watches. A limit of 0 is as in kube-apiserver.
@@ -70,8 +86,15 @@ type Server struct {
 	listers *listers.Factory
 	// rules are RBAC's, for who may do what and who may grant it.
 	rules *roles.Index
+	// nodes says what nodes may do.
+	nodes *nodes.Authorizer
 	// dynamic decides by webhooks and policies.
 	dynamic *dynamic.Dynamic
+	// rootCA is the content of Config.RootCAFile.
+	rootCA []byte
+	// namespaces and quotas decide about writes, and add to them (beside.go).
+	namespaces *namespaces.Namespaces
+	quotas     *quotas.Quotas
 	// tokens issues those of service accounts, nil if it has no issuer. Credentials says whose credentials a request
 	// shows, also those that a TokenReview asks about.
 	tokens      *tokens.Tokens
@@ -83,6 +106,8 @@ type Server struct {
 	groups map[string]*group
 	// definitions reads CustomResourceDefinitions.
 	definitions *customresources.Reader
+	// aggregator forwards requests to the servers of remote APIServices.
+	aggregator *aggregation.Aggregator
 	// watches that are open.
 	watches *watches
 	// reads, writes and starts (of watches) are the places of requests. heavy are the places of those among them that
@@ -92,6 +117,8 @@ type Server struct {
 	// health answers checks of the health. Once initialized is true, the cluster has been made.
 	health      *mux.PathRecorderMux
 	initialized atomic.Bool
+	// zpages answers '/flagz' and '/statusz'.
+	zpages func() http.Handler
 
 	// crds serves custom resources. discovery serves '/api', '/apis' and what is below them, down to a group's version.
 	// openapi serves '/openapi/…'. Each also answers requests that it does not know.

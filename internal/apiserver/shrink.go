@@ -5,5 +5,7 @@ func (s *Server) Shrink() {
 	s.config.Cell.Shrink()
 	s.listers.Shrink()
 	s.rules.Shrink()
+	s.nodes.Shrink()
 	s.crds.Shrink()
+	s.aggregator.Shrink()
 }

@@ -115,26 +115,30 @@ func TestServiceAccountTokens(t *testing.T) {
 	other.must(t, 200, list.bearing(one.issue(t, "")))
 }
 
+// signToken signs a token of a service account for an hour, with the key of a file, after the claims were changed.
+func signToken(t testing.TB, account corev1.ServiceAccount, path, by string, change func(*jwt.Claims)) string {
+	t.Helper()
+	private, err := keyutil.PrivateKeyFromFile(path)
+	require.NoError(t, err)
+	generator, err := serviceaccount.JWTTokenGenerator(by, private)
+	require.NoError(t, err)
+	of := core.ServiceAccount{}
+	of.Name, of.Namespace, of.UID = account.Name, account.Namespace, account.UID
+	public, claims, err := serviceaccount.Claims(of, nil, nil, nil, 3600, 0, []string{issuer})
+	require.NoError(t, err)
+	change(public)
+	token, err := generator.GenerateToken(t.Context(), public, claims)
+	require.NoError(t, err)
+	return token
+}
+
 // TestTokensThatAreNoGood: a token is refused whose signature, issuer, audience, life or form is wrong.
 func TestTokensThatAreNoGood(t *testing.T) {
 	key := writeKey(t, "key")
 	s, _ := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key})
 	var account corev1.ServiceAccount
 	require.NoError(t, json.Unmarshal([]byte(s.must(t, 200, request{method: "GET", path: accounts + "/builder"}.as("root")).body), &account))
-	signed := func(path, by string, change func(*jwt.Claims)) string {
-		private, err := keyutil.PrivateKeyFromFile(path)
-		require.NoError(t, err)
-		generator, err := serviceaccount.JWTTokenGenerator(by, private)
-		require.NoError(t, err)
-		of := core.ServiceAccount{}
-		of.Name, of.Namespace, of.UID = account.Name, account.Namespace, account.UID
-		public, claims, err := serviceaccount.Claims(of, nil, nil, nil, 3600, 0, []string{issuer})
-		require.NoError(t, err)
-		change(public)
-		token, err := generator.GenerateToken(t.Context(), public, claims)
-		require.NoError(t, err)
-		return token
-	}
+	signed := func(path, by string, change func(*jwt.Claims)) string { return signToken(t, account, path, by, change) }
 	same := func(*jwt.Claims) {}
 	good := signed(key, issuer, same)
 	parts := strings.Split(good, ".")

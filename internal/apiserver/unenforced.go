@@ -12,8 +12,6 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/warning"
-	"k8s.io/kubernetes/pkg/apis/admissionregistration"
-	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/flowcontrol"
 	flowschemastore "k8s.io/kubernetes/pkg/registry/flowcontrol/flowschema/storage"
 	levelstore "k8s.io/kubernetes/pkg/registry/flowcontrol/prioritylevelconfiguration/storage"
@@ -21,18 +19,11 @@ import (
 )
 
 // These resources protect somebody in kube-apiserver, but are only stored here. A user who writes them is told so.
-const (
-	policiesUnenforced = "this server stores mutating admission policies and does not enforce them: they change no request"
-	quotasUnenforced   = "this server stores resource quotas and does not enforce them: they refuse no request"
-	flowsUnenforced    = "this server stores flow schemas and priority levels and does not apply them: it gives each user a fair part of its places"
-)
+const flowsUnenforced = "this server stores flow schemas and priority levels and does not apply them: it gives each user a fair part of its places"
 
 var unenforcedResources = map[schema.GroupResource]string{
-	admissionregistration.Resource("mutatingadmissionpolicies"):       policiesUnenforced,
-	admissionregistration.Resource("mutatingadmissionpolicybindings"): policiesUnenforced,
-	core.Resource("resourcequotas"):                                   quotasUnenforced,
-	flowcontrol.Resource("flowschemas"):                               flowsUnenforced,
-	flowcontrol.Resource("prioritylevelconfigurations"):               flowsUnenforced,
+	flowcontrol.Resource("flowschemas"):                 flowsUnenforced,
+	flowcontrol.Resource("prioritylevelconfigurations"): flowsUnenforced,
 }
 
 // unenforced warns users who write an object that does nothing; it refuses nobody.

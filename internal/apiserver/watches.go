@@ -56,9 +56,27 @@ type openWatch struct {
 	// weight is how many watches it counts as for its user.
 	weight int
 	// end is closed to end the watch with a last bookmark.
-	end chan struct{}
+	end   chan struct{}
+	ended sync.Once
+	// expiry ends it when its credential expires, nil if that does not.
+	expiry *time.Timer
 	// endStart gives back the place of its start, nil if it has none.
 	endStart func()
+}
+
+// finish ends the watch with a last bookmark; it may be called more than once.
+func (o *openWatch) finish() { o.ended.Do(func() { close(o.end) }) }
+
+// endAt ends the watch when the credential that opened it expires. The client then watches again from where it was,
+// with a credential that is good. Only authentication calls it, before the watch begins.
+func (o *openWatch) endAt(expiry time.Time) {
+	o.expiry = time.AfterFunc(time.Until(expiry), o.finish)
+}
+
+// openWatchOf returns the watch that the context's request opens, if it does.
+func openWatchOf(ctx context.Context) (*openWatch, bool) {
+	o, ok := ctx.Value(openWatchKey{}).(*openWatch)
+	return o, ok
 }
 
 // startTime is how long the start of a watch may hold its place. A client may take longer to receive the first events.
@@ -102,7 +120,7 @@ func (w *watches) withOpen(h http.Handler) http.Handler {
 // withWatchLimits admits a watch of an authorized user, or refuses it.
 func (s *Server) withWatchLimits(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if o, ok := r.Context().Value(openWatchKey{}).(*openWatch); ok {
+		if o, ok := openWatchOf(r.Context()); ok {
 			if user, ok := apirequest.UserFrom(r.Context()); ok {
 				o.user = user.GetName()
 			}
@@ -139,6 +157,9 @@ func (w *watches) admit(o *openWatch) error {
 func (w *watches) leave(o *openWatch) {
 	if o.endStart != nil {
 		o.endStart()
+	}
+	if o.expiry != nil {
+		o.expiry.Stop()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,7 +204,7 @@ func (w *watches) drain(ctx context.Context, spread time.Duration) {
 	start := time.Now()
 	for i, o := range left {
 		_ = eventlog.Pause(ctx, time.Until(start.Add(spread*time.Duration(i)/time.Duration(len(left))))) // once ctx has ended, all end at once
-		close(o.end)
+		o.finish()
 	}
 	select {
 	case <-idle:

@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"net/http"
-	"slices"
 
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 )
@@ -15,7 +14,7 @@ func (s *Server) withWriters(h http.Handler) http.Handler {
 		return h
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if slices.Contains([]string{http.MethodGet, http.MethodHead, http.MethodOptions}, r.Method) {
+		if onlyReads(r) {
 			h.ServeHTTP(w, r)
 			return
 		}
@@ -23,6 +22,10 @@ func (s *Server) withWriters(h http.Handler) http.Handler {
 		defer end()
 		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(&answering{w, end}), r.WithContext(ctx))
 	})
+}
+
+func onlyReads(r *http.Request) bool {
+	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions
 }
 
 // answering calls end when the answer begins.

@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime"
+	"github.com/cespare/xxhash/v2"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection"
@@ -35,7 +36,13 @@ const attempts = 100
 // it was refused because of a revision that is not the object's last any more: the view may be from the request's
 // start.
 func (s *store) compute(ctx context.Context, path string, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
-	v, fresh, err := s.consistent(ctx)
+	v, fresh, err := s.recent(ctx)
+	var turn chan struct{}
+	defer func() {
+		if turn != nil {
+			<-turn
+		}
+	}()
 	for n := 1; err == nil; n++ {
 		var rev eventlog.Revision
 		rev, err = try(v)
@@ -49,6 +56,9 @@ func (s *store) compute(ctx context.Context, path string, try func(*projection.V
 			}
 		case lost(err) && n < attempts:
 			writeConflicts.Inc()
+			if turn == nil {
+				turn = s.takeTurn(ctx, path)
+			}
 			err = backOff(ctx, n)
 			if err == nil {
 				v, err = s.latest(ctx)
@@ -57,6 +67,45 @@ func (s *store) compute(ctx context.Context, path string, try func(*projection.V
 		fresh = true
 	}
 	return 0, s.writeFailed(err, path)
+}
+
+// turns are those of a store's writes that have lost, by namespace. Each is made when it is first needed.
+type turns struct {
+	mu  sync.Mutex
+	all [64]chan struct{} // by mu
+}
+
+// of is the turn of what is contended. Whoever has sent to it has the turn.
+func (t *turns) of(contended string) chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	turn := &t.all[xxhash.Sum64String(contended)%uint64(len(t.all))]
+	if *turn == nil {
+		*turn = make(chan struct{}, 1)
+	}
+	return *turn
+}
+
+// turnTime bounds the wait for a turn. Then the write is tried again without one.
+const turnTime = time.Second
+
+// takeTurn waits until no other write of this store to the same namespace is tried again. They would only make each
+// other lose once more: what is written beside objects, such as a quota, all writes of a namespace want to change. It
+// returns nil if that takes too long. Its holder gives the turn back by receiving from it.
+func (s *store) takeTurn(ctx context.Context, path string) chan struct{} {
+	contended := path
+	if namespace := s.key(path).Namespace; namespace != "" {
+		contended = namespace
+	}
+	turn := s.turns.of(contended)
+	ctx, cancel := context.WithTimeout(ctx, turnTime)
+	defer cancel()
+	select {
+	case turn <- struct{}{}:
+		return turn
+	case <-ctx.Done():
+		return nil
+	}
 }
 
 // ifChanged returns a new view if it shows another revision of the object than the one that was refused. Else it
@@ -100,11 +149,18 @@ type appendError struct{ error }
 
 func (e appendError) Unwrap() error { return e.error }
 
-// append appends in one batch the write of an object and those of its claims.
-func (s *store) append(ctx context.Context, v *projection.View, before, after runtime.Object, w projection.Write) (eventlog.Revision, error) {
-	writes, err := s.claimWrites(ctx, v, before, after)
+// append appends in one batch the write of an object, those of its claims, and those that belong beside it.
+func (s *store) append(ctx context.Context, v *projection.View, c Change, w projection.Write) (eventlog.Revision, error) {
+	writes, err := s.claimWrites(ctx, v, c.Before, c.After)
 	if err != nil {
 		return 0, err
+	}
+	if s.Resource.Beside != nil {
+		beside, err := s.Resource.Beside(ctx, v, c)
+		if err != nil {
+			return 0, err
+		}
+		writes = append(writes, beside...)
 	}
 	rev, err := s.Append(ctx, v, append(writes, w)...)
 	if err != nil {
@@ -115,15 +171,20 @@ func (s *store) append(ctx context.Context, v *projection.View, before, after ru
 }
 
 // Append appends writes in one batch and returns the revision of the last one. The writes are made by States of the
-// view, which give each its base and precondition. It serves requests and what writes without one. Errors are those of
-// View.Append. For a request that has ended, and while the log is known to refuse, it writes nothing and fails with
-// ErrNotPublished.
+// view, which give each its base and precondition. It serves requests and what writes without one. The context says who
+// writes (WithAuthor), and in which request (WithRequestID). Errors are those of View.Append. For a request that has
+// ended, and while the log is known to refuse, it writes nothing and fails with ErrNotPublished.
 func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projection.Write) (eventlog.Revision, error) {
 	end, err := c.beginAppend(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer end()
+	if author, ok := AuthorOf(ctx); ok {
+		for i, w := range writes {
+			writes[i] = w.By(author)
+		}
+	}
 	rev, err := v.Append(ctx, requestID(ctx), writes...)
 	if err != nil {
 		return 0, err

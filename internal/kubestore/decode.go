@@ -120,13 +120,17 @@ func (s *store) kind(into runtime.Object) string {
 
 // decodeTo sets out to the object: a copy that belongs to the caller.
 func (s *store) decodeTo(v stored, data []byte, out runtime.Object) error {
-	target, err := conversion.EnforcePtr(out)
-	if err != nil {
-		return fmt.Errorf("unable to convert output object to pointer: %v", err)
-	}
 	obj, err := s.shared(v, data, out)
 	if err != nil {
 		return err
+	}
+	return copyTo(obj, out)
+}
+
+func copyTo(obj, out runtime.Object) error {
+	target, err := conversion.EnforcePtr(out)
+	if err != nil {
+		return fmt.Errorf("unable to convert output object to pointer: %v", err)
 	}
 	target.Set(reflect.ValueOf(obj.DeepCopyObject()).Elem())
 	return nil

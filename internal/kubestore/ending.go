@@ -10,8 +10,8 @@ func WithEnd(ctx context.Context, end <-chan struct{}) context.Context {
 	return context.WithValue(ctx, endKey{}, end)
 }
 
-// endOf returns the context's end. Without one it is nil, which is never closed.
-func endOf(ctx context.Context) <-chan struct{} {
+// EndOf returns the context's end. Without one it is nil, which is never closed.
+func EndOf(ctx context.Context) <-chan struct{} {
 	end, _ := ctx.Value(endKey{}).(<-chan struct{})
 	return end
 }

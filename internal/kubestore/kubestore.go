@@ -60,6 +60,24 @@ type Resource struct {
 	// Claims, if set, returns the claims of an object: IP addresses, node ports, the names of a CRD. Each exists
 	// exactly as long as the object has it, because it is appended in the object's own atomic batch.
 	Claims func(ctx context.Context, obj runtime.Object) ([]Claim, error)
+	// Complete, if set, writes to an object what the server derives from a view, each time before the object is
+	// encoded. Before is nil for a create.
+	Complete func(ctx context.Context, v *projection.View, before, after runtime.Object) error
+	// Beside, if set, returns the writes that must become true together with a write of an object, such as the charge
+	// of a quota. They are appended in the object's own atomic batch. Its error refuses the write.
+	Beside func(ctx context.Context, v *projection.View, c Change) ([]projection.Write, error)
+}
+
+// Change is a write of an object that is about to be appended. Nobody may write to the objects.
+type Change struct {
+	Key eventlog.Key
+	// Before is nil for a create, After for a deletion, and both for the deletion of an object that cannot be decoded.
+	Before, After runtime.Object
+}
+
+// Resource of the object.
+func (c Change) Resource() schema.GroupResource {
+	return schema.GroupResource{Group: c.Key.Group, Resource: c.Key.Resource}
 }
 
 // store is the storage.Interface of one resource in one cluster. It keeps nothing that matters (invariant 6).
@@ -72,6 +90,7 @@ type store struct {
 	// plain says that values are stored as they are encoded.
 	plain     bool
 	versioner versioner
+	turns     turns
 	// acknowledged is the newest revision that this store has written.
 	acknowledged atomic.Uint64
 	// counts are how many objects follow the pages of lists that are being read.

@@ -3,6 +3,7 @@ package kubestore
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection"
@@ -13,8 +14,10 @@ type viewKey struct{}
 // requestView is the newest view that one request has used. A request reads its own writes: once it has written, it
 // needs a view that has the write.
 type requestView struct {
-	mu    sync.Mutex // guards what follows
-	view  *projection.View
+	mu   sync.Mutex // guards what follows
+	view *projection.View
+	// asked is when the log was asked for the view's head, or soon after.
+	asked time.Time
 	wrote eventlog.Revision
 }
 
@@ -27,7 +30,7 @@ func requestViewOf(ctx context.Context) *requestView {
 // WithView returns a context whose consistent reads use the view, so that one request asks the log once. The view must
 // be no older than the request's start. A write that meets a conflict catches up again.
 func WithView(ctx context.Context, v *projection.View) context.Context {
-	return context.WithValue(ctx, viewKey{}, &requestView{view: v})
+	return context.WithValue(ctx, viewKey{}, &requestView{view: v, asked: time.Now()})
 }
 
 // WithoutView returns a context of a request that keeps no view: it asks the log each time.
@@ -69,10 +72,32 @@ func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, e
 	return v, true, err
 }
 
+// Staleness bounds the age of the view that a write starts from. So once nothing may be written any more, because a
+// namespace terminates, it is known when the last write was computed that could not know so.
+const Staleness = time.Second
+
+// recent is consistent, but no older than Staleness. Only the view of a slow request is older, such as one that has
+// waited for a webhook.
+func (c Cell) recent(ctx context.Context) (v *projection.View, fresh bool, err error) {
+	v, fresh, err = c.consistent(ctx)
+	if err != nil || fresh || time.Since(requestViewOf(ctx).since()) < Staleness {
+		return v, fresh, err
+	}
+	v, err = c.latest(ctx)
+	return v, true, err
+}
+
+func (r *requestView) since() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.asked
+}
+
 // latest catches up with the log, and so does the request's view. Projection.Latest may do more than read: when the
 // tail has grown far too long, one request of the process, which may be a GET, commits the snapshot and purges the log.
 // That takes it 5 s at most.
 func (c Cell) latest(ctx context.Context) (*projection.View, error) {
+	asked := time.Now()
 	v, err := c.Projection.Latest(ctx)
 	if err != nil {
 		return nil, viewError(ctx, err)
@@ -81,8 +106,8 @@ func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	if r != nil {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.view == nil || r.view.Revision() < v.Revision() {
-			r.view = v
+		if r.view == nil || r.view.Revision() <= v.Revision() {
+			r.view, r.asked = v, asked
 		}
 	}
 	return v, nil

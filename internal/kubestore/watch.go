@@ -60,7 +60,7 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	if !opts.Predicate.Empty() || sharded(&opts.Predicate) {
 		w.selects = &w.opts.Predicate
 	}
-	w.end = endOf(ctx)
+	w.end = EndOf(ctx)
 	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)
 	return w, nil

@@ -25,14 +25,7 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 	if err == nil && set != 0 {
 		return storage.ErrResourceVersionSetOnCreate
 	}
-	data, err := s.encode(obj)
-	if err != nil {
-		return err
-	}
-	body, err := s.seal(ctx, s.rowKey(path), data)
-	if err != nil {
-		return err
-	}
+	var data, body []byte
 	rev, err := s.compute(ctx, path, func(v *projection.View) (eventlog.Revision, error) {
 		at, err := stateOf(ctx, v, s.key(path))
 		if err != nil {
@@ -42,12 +35,38 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 		if live {
 			return 0, refused{row.Revision, storage.NewKeyExistsError(path, 0)}
 		}
-		return s.append(ctx, v, nil, obj, at.Put(s.ContentType, body, lifetime(ttl)))
+		if body == nil || s.Complete != nil {
+			data, body, err = s.prepare(ctx, v, path, nil, obj)
+			if err != nil {
+				return 0, err
+			}
+		}
+		return s.append(ctx, v, Change{Key: s.key(path), After: obj}, at.Put(s.ContentType, body, lifetime(ttl)))
 	})
 	if err != nil || out == nil {
 		return err
 	}
 	return s.decodeTo(stored{rowKey: s.rowKey(path), revision: rev}, data, out)
+}
+
+// prepare completes and encodes an object. Data is the encoding, and body what is stored of it.
+func (s *store) prepare(ctx context.Context, v *projection.View, path string, before, after runtime.Object) (data, body []byte, err error) {
+	data, err = s.completed(ctx, v, before, after)
+	if err != nil {
+		return nil, nil, err
+	}
+	body, err = s.seal(ctx, s.rowKey(path), data)
+	return data, body, err
+}
+
+// completed is the encoding of the object after it was completed.
+func (s *store) completed(ctx context.Context, v *projection.View, before, after runtime.Object) ([]byte, error) {
+	if s.Complete != nil {
+		if err := s.Complete(ctx, v, before, after); err != nil {
+			return nil, err
+		}
+	}
+	return s.encode(after)
 }
 
 // GuaranteedUpdate implements storage.Interface. It ignores the suggestion, because it reads the row from the view in
@@ -93,16 +112,11 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	if err := u.preconditions.Check(u.path, st.obj); err != nil {
 		return 0, refused{st.revision, err}
 	}
-	// The update function may write to the object that it is given. A copy keeps the claims that the object had.
-	before := st.obj
-	if u.Resource.Claims != nil && st.found {
-		before = st.obj.DeepCopyObject()
-	}
 	ret, ttl, err := u.try(st.obj, storage.ResponseMeta{ResourceVersion: uint64(st.revision)})
 	if err != nil {
 		return 0, refused{st.revision, err}
 	}
-	u.data, err = u.encode(ret)
+	u.data, err = u.completed(ctx, v, st.kept, ret)
 	if err != nil {
 		return 0, refused{st.revision, err}
 	}
@@ -117,10 +131,7 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	if ttl != nil {
 		seconds = lifetime(*ttl)
 	}
-	if !st.found {
-		before = nil
-	}
-	return u.append(ctx, v, before, ret, st.at.Put(u.ContentType, body, seconds))
+	return u.append(ctx, v, Change{Key: u.key(u.path), Before: st.kept, After: ret}, st.at.Put(u.ContentType, body, seconds))
 }
 
 // Delete implements storage.Interface. It ignores the suggestion, as GuaranteedUpdate does.
@@ -152,7 +163,7 @@ func (s *store) Delete(ctx context.Context, key string, out runtime.Object, prec
 			return 0, refused{st.revision, err}
 		}
 		data = st.data
-		return s.append(ctx, v, st.obj, nil, st.at.Delete())
+		return s.append(ctx, v, Change{Key: s.key(path), Before: st.kept}, st.at.Delete())
 	})
 	if err != nil || raw {
 		return err
@@ -166,6 +177,7 @@ type state struct {
 	found    bool
 	revision eventlog.Revision // of the live row, else 0
 	obj      runtime.Object    // the caller's own; empty if not found, nil if read raw
+	kept     runtime.Object    // obj as it was read, which may be shared; nil if not found or read raw
 	data     []byte            // obj as it was encoded
 	stale    bool              // says that the value should be encrypted anew
 }
@@ -191,7 +203,11 @@ func (s *store) state(ctx context.Context, v *projection.View, path string, like
 	if err != nil {
 		return nil, err
 	}
-	return st, s.decodeTo(storedRow(row), st.data, st.obj)
+	st.kept, err = s.shared(storedRow(row), st.data, st.obj)
+	if err != nil {
+		return nil, err
+	}
+	return st, copyTo(st.kept, st.obj)
 }
 
 func emptyLike(obj runtime.Object) runtime.Object {

@@ -320,6 +320,26 @@ func TestRequestID(t *testing.T) {
 	require.NotEqual(t, requestID(t.Context()), requestID(t.Context()))
 }
 
+// TestAuthors: the events of a context, those of claims too, name its author, and otherwise nobody.
+func TestAuthors(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	s := claimed(b)
+	p := pod("ns", "a")
+	p.Annotations = map[string]string{"claims": "one,two"}
+	create(t, s, p)
+	ann := eventlog.Author{User: "ann", As: "bob", Agent: "test/1"}
+	_, err := remove(WithAuthor(t.Context(), ann), s, keyOf(p))
+	require.NoError(t, err)
+	bounds, err := b.Log.Head(t.Context())
+	require.NoError(t, err)
+	authors := map[eventlog.Op][]eventlog.Author{}
+	require.NoError(t, b.Log.Tail(t.Context(), bounds.Head-6, bounds.Head, func(e eventlog.Event) error {
+		authors[e.Op] = append(authors[e.Op], e.Author)
+		return nil
+	}))
+	require.Equal(t, map[eventlog.Op][]eventlog.Author{eventlog.Added: {{}, {}, {}}, eventlog.Deleted: {ann, ann, ann}}, authors)
+}
+
 // claimed is a store of pods that claim what their annotation names, each separated by a comma.
 func claimed(b *bed) *store {
 	r := pods(nil)

@@ -55,7 +55,7 @@ func TestEventsOfARunningDev(t *testing.T) {
 		t.Helper()
 		for _, p := range printers {
 			eventlogtest.Eventually(t, name+" is printed", func() bool {
-				return strings.Count(p.Output(), " ADDED    configmaps default/"+name+"\n") == 1
+				return strings.Count(p.Output(), " ADDED    configmaps default/"+name+" by system:admin\n") == 1
 			})
 		}
 	}
@@ -94,10 +94,13 @@ func TestEvents(t *testing.T) {
 	conn, folder := eventlogtest.Start(t), t.TempDir()
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn})
 	where := []string{"--nats", conn.ConnectedUrl(), "--bucket", "file://" + folder}
+	authors := map[eventlog.Op]eventlog.Author{ // nobody has deleted
+		eventlog.Added: {User: "ann"}, eventlog.Modified: {User: "ann", As: "bob", Agent: "kubectl"},
+	}
 	write := func(op eventlog.Op, namespace string, base, precondition eventlog.Revision) eventlog.Revision {
 		rev, err := log.Append(t.Context(), eventlog.Basis{}, uuid.NewString(), eventlog.Write{
 			Key: eventlog.Key{Cluster: "main", Group: "apps", Resource: "deployments", Prefix: "/deployments", Namespace: namespace, Name: "web"},
-			Op:  op, Base: base, Precondition: precondition, ContentType: "application/cbor",
+			Op:  op, Base: base, Precondition: precondition, ContentType: "application/cbor", Author: authors[op],
 		})
 		require.NoError(t, err)
 		return rev
@@ -115,11 +118,11 @@ func TestEvents(t *testing.T) {
 		}
 		return shorter
 	}
-	expected := []string{fmt.Sprintf("%d MODIFIED deployments.apps ours/web", past)}
+	expected := []string{fmt.Sprintf("%d MODIFIED deployments.apps ours/web by ann as bob", past)}
 	require.Equal(t, expected, lines(1))
 	lost := write(eventlog.Added, "ours", 0, past) // the object exists
 	last := write(eventlog.Deleted, "ours", past, lost)
-	expected = append(expected, fmt.Sprintf("%d DELETED deployments.apps ours/web", last))
+	expected = append(expected, fmt.Sprintf("%d DELETED deployments.apps ours/web by unknown", last))
 	require.Equal(t, expected, lines(2))
 	p.Stop()
 

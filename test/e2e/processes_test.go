@@ -54,6 +54,7 @@ type processCell struct {
 	where           []string // connection flags
 	nats, folder    string
 	watcher         *product.Process
+	lifecycle       *product.Process
 	first, second   *product.Process
 	client, client2 *kubernetes.Clientset
 }
@@ -67,8 +68,7 @@ func newCell(t *testing.T, urls string, replicas int) *processCell {
 	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
 	c.watcher = product.Serve(t, c.with("watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow")...)
 	product.Run(t, c.with("projector")...)
-	// By default it waits a minute for creates to end. All creates have ended when this test deletes a namespace.
-	product.Run(t, c.with("lifecycle", "--settle", "2s")...)
+	c.lifecycle = product.Run(t, c.with("lifecycle")...)
 	c.first, c.second = c.api(t), c.api(t)
 	_, c.client, _ = clientsFor(t, c.first.URL())
 	_, c.client2, _ = clientsFor(t, c.second.URL())

@@ -215,6 +215,9 @@ func (c *client) sendList(ctx context.Context, o *operation, address string, tim
 		}
 		o.Revision = revision
 		for _, i := range page.Items {
+			if i.Metadata.Name == serversOwn {
+				continue
+			}
 			o.Items = append(o.Items, item{o.Key + "/" + i.Metadata.Name, i.Metadata.Annotations["value"], i.revision()})
 		}
 		if page.Metadata.Continue == "" {
@@ -226,6 +229,9 @@ func (c *client) sendList(ctx context.Context, o *operation, address string, tim
 		}
 	}
 }
+
+// serversOwn is the ServiceAccount that the server makes with each namespace: no client's write explains it.
+const serversOwn = "default"
 
 // object is what matters of a ServiceAccount: a deletion of one answers with it, and so with its own revision.
 type object struct {

@@ -48,11 +48,11 @@ func TestFuzzHTTP(t *testing.T) {
 		require.NoError(t, err)
 	}
 	t.Logf("FUZZ_HTTP_SEED=%d", seed)
-	f := &fuzzer{t: t, codes: map[int]int{}, faults: map[string]string{}}
+	f := &fuzzer{codes: map[int]int{}, faults: map[string]string{}}
 	ctx, end := context.WithTimeout(t.Context(), length)
 	defer end()
 	for round := uint64(0); ctx.Err() == nil; round++ {
-		f.round(ctx, seed+round)
+		t.Run(fmt.Sprint(round), func(t *testing.T) { f.round(ctx, t, seed+round) }) // whose end ends its cell
 	}
 	t.Log(f.summary())
 	for kind, request := range f.faults {
@@ -61,8 +61,6 @@ func TestFuzzHTTP(t *testing.T) {
 }
 
 type fuzzer struct {
-	t testing.TB
-
 	mu       sync.Mutex
 	codes    map[int]int       // mu
 	faults   map[string]string // mu: the first request of each kind
@@ -71,8 +69,8 @@ type fuzzer struct {
 }
 
 // round fuzzes one process.
-func (f *fuzzer) round(ctx context.Context, seed uint64) {
-	s := serve(f.t, "watcher")
+func (f *fuzzer) round(ctx context.Context, t *testing.T, seed uint64) {
+	s := serve(t, "watcher")
 	for _, p := range prepared {
 		s.must(admin, http.MethodPost, p.path, p.body)
 	}
@@ -164,9 +162,16 @@ func (f *fuzzer) send(s *target, c *http.Client, q query) bool {
 		f.fault("500: "+message(answer.Bytes()), q, answer.Bytes())
 	}
 	if took > slowest {
-		f.fault(fmt.Sprintf("took %s: %s %.60s", took.Round(time.Second), q.method, q.path), q, answer.Bytes())
+		f.fault(fmt.Sprintf("took %s: %s %.60s", took.Round(time.Second), q.method, q.path), q, append(answer.Bytes(), s.account()...))
 	}
 	return true
+}
+
+// account is what the process has said last, and what it has counted: it may say why a request took long.
+func (s *target) account() string {
+	counted := s.do(admin, http.MethodGet, "/metrics", "", "")
+	said := s.Output()
+	return "\n" + said[max(0, len(said)-4000):] + strings.Join(regexp.MustCompile(`(?m)^logplane_\S+ [^0].*$`).FindAllString(string(counted.Body), -1), "\n")
 }
 
 var varying = regexp.MustCompile(`[0-9]+|"[^"]*"|\\"[^"]*"|'[^']*'`)

@@ -92,12 +92,20 @@ func TestAnOpenWatchOutlivesItsRights(t *testing.T) {
 	require.Equal(t, "later", event.Object.Name)
 }
 
-// TestInsidesAreNotServed: nobody is served the process's insides, not even an administrator. This held on e14eff4 too.
+// TestInsidesAreNotServed: nobody is served the process's insides, not even an administrator. Flags and status are for
+// those who may read them, and show no password.
 func TestInsidesAreNotServed(t *testing.T) {
 	s := serve(t, "api")
-	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile", "/debug/flags/v", "/debug/vars", "/logs/", "/flagz", "/statusz", "/configz"} {
+	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile", "/debug/flags/v", "/debug/vars", "/logs/", "/configz"} {
 		require.Equal(t, http.StatusNotFound, s.do(admin, http.MethodGet, path, "", "").Code, path)
 	}
+	for _, path := range []string{"/flagz", "/statusz"} {
+		require.Equal(t, http.StatusForbidden, s.do(tenant, http.MethodGet, path, "", "").Code, path)
+		require.Equal(t, http.StatusOK, s.do(admin, http.MethodGet, path, "", "").Code, path)
+	}
+	flags := string(s.do(admin, http.MethodGet, "/flagz", "", "").Body)
+	require.Regexp(t, `(?m)^nats[:= ]+CLASSIFIED$`, flags)
+	require.Regexp(t, `(?m)^token-auth-file[:= ]+.+$`, flags)
 }
 
 // TestFilesAreTheirOwnersAlone: other users of the machine can

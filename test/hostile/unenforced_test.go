@@ -11,17 +11,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestWhatIsNotEnforcedSaysSo: a user who creates, updates or patches a mutating policy, a quota or a flow schema is
-// warned each time that it does nothing here. Where the type has conditions, one says so too. On e14eff4 all are
+// TestWhatIsNotEnforcedSaysSo: a user who creates, updates or patches a flow schema or a priority level is warned each
+// time that it does nothing here. Where the type has conditions, one says so too. On e14eff4 all are
 // accepted without a word.
 func TestWhatIsNotEnforcedSaysSo(t *testing.T) {
 	s := serve(t, "api")
-	const group, flows = "/apis/admissionregistration.k8s.io/v1/", "/apis/flowcontrol.apiserver.k8s.io/v1/"
-	const rules = `"matchConstraints":{"resourceRules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["configmaps"]}]}`
+	const flows = "/apis/flowcontrol.apiserver.k8s.io/v1/"
 	for _, object := range []struct{ path, rest, warning string }{
-		{group + "mutatingadmissionpolicies", `,"spec":{` + rules + `,"reinvocationPolicy":"Never","mutations":[{"patchType":"JSONPatch","jsonPatch":{"expression":"[JSONPatch{op: 'remove', path: '/data/a'}]"}}]}`, "does not enforce"},
-		{group + "mutatingadmissionpolicybindings", `,"spec":{"policyName":"a"}`, "does not enforce"},
-		{"/api/v1/namespaces/default/resourcequotas", `,"spec":{"hard":{"configmaps":"0"}}`, "does not enforce"},
 		{flows + "flowschemas", `,"spec":{"priorityLevelConfiguration":{"name":"a"},"matchingPrecedence":1000}`, "does not apply"},
 		{flows + "prioritylevelconfigurations", `,"spec":{"type":"Limited","limited":{"nominalConcurrencyShares":1,"limitResponse":{"type":"Reject"}}}`, "does not apply"},
 	} {

@@ -267,6 +267,37 @@ var list = []mutant{
 		tests: "TestClaims|TestClaimRace",
 		why:   "two Services have one address",
 	},
+	{
+		name: "write-from-an-old-view",
+		file: "internal/kubestore/view.go", old: "err != nil || fresh ||", new: "err != nil || true || fresh ||",
+		tests: "TestWritesStartFromRecentViews",
+		why:   "a slow request creates in a namespace that was finalized long after its view",
+	},
+	// internal/apiserver: what is written together
+	{
+		name: "quota-not-given-back",
+		file: "internal/apiserver/quotas/quotas.go", old: "quota.RemoveZeros(quota.Subtract(has, had))", new: "quota.RemoveZeros(quota.SubtractWithNonNegativeResult(has, had))",
+		tests: "TestWhatQuotasLimit|TestQuotasAreExact", in: "internal/apiserver",
+		why: "a quota fills up with what has been deleted",
+	},
+	{
+		name: "quota-checked-early-only",
+		file: "internal/apiserver/quotas/quotas.go", old: "len(exceeded) > 0 {", new: "len(exceeded) > 0 && false {",
+		tests: "TestQuotasAreExact", in: "internal/apiserver",
+		why: "two writers take the last place of a quota",
+	},
+	{
+		name: "created-in-a-terminating-namespace",
+		file: "internal/apiserver/namespaces/namespaces.go", old: ".DeletionTimestamp == nil:", new: ".Name == name:",
+		tests: "TestNothingNewInWhatTerminates", in: "internal/apiserver",
+		why: "an object is created in a namespace after it was found empty",
+	},
+	{
+		name: "reference-left-behind",
+		file: "internal/apiserver/dependents/dependents.go", old: "!still {", new: "!still && after != nil {",
+		tests: "TestGarbage", in: "functions/lifecycle",
+		why: "the index grows with everything that was ever owned",
+	},
 	// internal/kubestore and its fanout: watches
 	{
 		name: "window-seeded-short",
@@ -513,5 +544,79 @@ var list = []mutant{
 		file: "internal/apiserver/roles/table.go", old: "if r.done {", new: "if true {",
 		tests: "TestMarksSurvive",
 		why:   "a bucket that failed once makes a revoked binding last",
+	},
+	{
+		name: "withdrawn-key-kept",
+		file: "internal/apiserver/access/keys.go", old: "!ok || known.stale()", new: "!ok",
+		tests: "TestKeysOfAnIssuer",
+		why:   "a key that its issuer has withdrawn verifies tokens for as long as the process runs",
+	},
+	{
+		name: "strangers-make-questions",
+		file: "internal/apiserver/access/keys.go", old: "time.Since(known.asked) < keyPause", new: "false",
+		tests: "TestTokensOfAnIssuer",
+		why:   "an issuer is asked for its keys for each token that somebody makes up",
+	},
+	{
+		name: "groups-elsewhere",
+		file: "internal/apiserver/access/keys.go", old: "if k.groups == \"\" {", new: "if true {",
+		tests: "TestGroupsElsewhere",
+		why:   "upstream asks for groups in the background, where no request waits for it",
+	},
+	{
+		name: "watch-outlives-its-token",
+		file: "internal/apiserver/authn.go", old: "o.endAt(claims.Expiry.Time().Add(leeway))", new: "_ = o",
+		tests: "TestWatchesEndWithTheirCredentials",
+		why:   "who had a token for minutes watches for as long as an hour",
+	},
+	// who wrote what
+	{
+		name: "client's-audit-id-taken-for-unique",
+		file: "internal/apiserver/origin.go", old: `id += "/" + uuid.NewString()`, new: "_ = uuid.NewString()",
+		tests: "TestEventsNameWhoWroteThem",
+		why:   "a write whose outcome is open is taken for another one that had the same Audit-Id",
+	},
+	{
+		name: "impersonator-forgotten",
+		file: "internal/apiserver/origin.go", old: "author.As = user.GetName()", new: "author.User = user.GetName()",
+		tests: "TestEventsNameWhoWroteThem",
+		why:   "who impersonates others leaves no trace in the history",
+	},
+	{
+		name: "author-not-stored",
+		file: "projection/row.go", old: "op |= authored", new: "op |= 0",
+		tests: "TestHistoryNamesAuthors",
+		why:   "nobody knows who wrote what once the log was purged",
+	},
+	{
+		name: "caller's-record-used",
+		file: "internal/apiserver/loopback.go", old: "unaudited{r.Context()}", new: "r.Context()",
+		tests: "TestAuditOfLoopback",
+		why:   "a request that causes another one gets its Audit-Id, and fails if it is recorded",
+	},
+	// apiserver: requests that are forwarded
+	{
+		name: "version-cut-from-a-group",
+		file: "internal/apiserver/aggregation/aggregation.go", old: "isRemote(service) && versionOf(service) == version", new: "isRemote(service)",
+		tests: "TestWhoIsForwardedByAnotherProcess", in: "internal/apiserver",
+		why: "a user with rights in one group reaches what is served in another",
+	},
+	{
+		name: "redirects-passed-on",
+		file: "internal/apiserver/aggregation/forward.go", old: "RejectForwardingRedirects = true", new: "RejectForwardingRedirects = false",
+		tests: "TestRequestsAreForwarded", in: "internal/apiserver",
+		why: "a remote server sends clients, with their credentials, to whom it likes",
+	},
+	{
+		name: "place-held-while-forwarded",
+		file: "internal/apiserver/aggregation/forward.go", old: "kubestore.WithoutPlace(r.Context(), func() error {", new: "func(f func() error) error { return f() }(func() error {",
+		tests: "TestASlowRemoteServerHoldsNoPlace", in: "internal/apiserver",
+		why: "one slow remote server takes all places",
+	},
+	{
+		name: "names-as-endpoints",
+		file: "internal/apiserver/admission/webhooks.go", old: "net.ParseIP(found.Hostname()) == nil", new: "net.ParseIP(found.Hostname()) == nil && false",
+		tests: "TestARemoteServerThatIsDown", in: "internal/apiserver",
+		why: "an endpoint may name this machine, or what only this machine can reach",
 	},
 }

@@ -11,6 +11,7 @@
 package admission
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -21,9 +22,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/generic"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/matching"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
 	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
 	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
@@ -47,6 +50,8 @@ type Config struct {
 	Instances dynamic.Interface
 	// Authorizer answers expressions that ask it.
 	Authorizer authorizer.Authorizer
+	// Types are the built-in ones.
+	Types managedfields.TypeConverter
 	// ResourceOf finds the resource of a policy's params. The error is a
 	// meta.NoKindMatchError if there is none. That may change with any row
 	// that has the prefix Definitions.
@@ -58,18 +63,22 @@ type Config struct {
 type Dynamic struct {
 	config   Config
 	services webhookutil.ServiceResolver
+	matcher  *matching.Matcher
+	// configured is the configuration of each plugin, for who calls webhooks with credentials.
+	configured map[string][]byte
 	// policies asks those that it is given.
 	policies generic.Dispatcher[validating.PolicyHook]
 
 	// These read the objects.
-	mutating, validating, policy, binding *listers.Indexer
+	mutating, validating *listers.Indexer
 
 	mu      sync.Mutex // guards what follows
 	changes listers.Changes
 	// rules are current if not nil.
-	rules *rules
-	// compiled are the policies of the last rules, compilations counts what was compiled.
-	compiled     map[string]compiledPolicy
+	rules              *rules
+	validatingPolicies policyKind[*validating.Policy, *validating.PolicyBinding, validating.PolicyEvaluator]
+	mutatingPolicies   policyKind[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator]
+	// compilations counts what was compiled.
 	compilations int64
 }
 
@@ -78,21 +87,33 @@ type rules struct {
 	mutating   *mutatingwebhook.Plugin   // nil for no webhooks
 	validating *validatingwebhook.Plugin // nil for no webhooks
 	policies   []validating.PolicyHook
+	// mutations are asked by mutate, which is nil for none.
+	mutations []mutating.PolicyHook
+	mutate    generic.Dispatcher[mutating.PolicyHook]
 }
 
 // New makes a Dynamic. It reads nothing.
 func New(c Config) (*Dynamic, error) {
-	services, err := newServices(c.Listers)
+	services, err := NewServices(c.Listers)
 	if err != nil {
 		return nil, err
 	}
-	matcher := generic.NewPolicyMatcher(matching.NewMatcher(c.Listers.Core().V1().Namespaces().Lister(), c.Client))
+	matcher := matching.NewMatcher(c.Listers.Core().V1().Namespaces().Lister(), c.Client)
 	return &Dynamic{
-		config: c, changes: listers.NewChanges(c.Projection), services: services, policies: validating.NewDispatcher(c.Authorizer, matcher),
+		config: c, changes: listers.NewChanges(c.Projection), services: services, matcher: matcher, configured: map[string][]byte{},
+		policies:   validating.NewDispatcher(c.Authorizer, generic.NewPolicyMatcher(matcher)),
 		mutating:   c.Listers.IndexerOf(&admissionregistrationv1.MutatingWebhookConfiguration{}),
 		validating: c.Listers.IndexerOf(&admissionregistrationv1.ValidatingWebhookConfiguration{}),
-		policy:     c.Listers.IndexerOf(&admissionregistrationv1.ValidatingAdmissionPolicy{}),
-		binding:    c.Listers.IndexerOf(&admissionregistrationv1.ValidatingAdmissionPolicyBinding{}),
+		validatingPolicies: policyKind[*validating.Policy, *validating.PolicyBinding, validating.PolicyEvaluator]{
+			policies: c.Listers.IndexerOf(&validating.Policy{}), bindings: c.Listers.IndexerOf(&validating.PolicyBinding{}), compile: compileValidating,
+			policyOf: func(b *validating.PolicyBinding) string { return b.Spec.PolicyName },
+			paramsOf: func(p *validating.Policy) *admissionregistrationv1.ParamKind { return p.Spec.ParamKind },
+		},
+		mutatingPolicies: policyKind[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator]{
+			policies: c.Listers.IndexerOf(&mutating.Policy{}), bindings: c.Listers.IndexerOf(&mutating.PolicyBinding{}), compile: compileMutating,
+			policyOf: func(b *mutating.PolicyBinding) string { return b.Spec.PolicyName },
+			paramsOf: func(p *mutating.Policy) *admissionregistrationv1.ParamKind { return p.Spec.ParamKind },
+		},
 	}, nil
 }
 
@@ -124,7 +145,10 @@ func (d *Dynamic) current() (*rules, error) {
 
 // notice drops the rules if they were made of a row. It requires mu.
 func (d *Dynamic) notice(row string) {
-	for _, prefix := range []string{d.mutating.Prefix(), d.validating.Prefix(), d.policy.Prefix(), d.binding.Prefix(), d.config.Definitions} {
+	for _, prefix := range []string{
+		d.mutating.Prefix(), d.validating.Prefix(), d.config.Definitions, d.validatingPolicies.policies.Prefix(), d.validatingPolicies.bindings.Prefix(),
+		d.mutatingPolicies.policies.Prefix(), d.mutatingPolicies.bindings.Prefix(),
+	} {
 		if strings.HasPrefix(row, prefix) {
 			d.rules = nil
 		}
@@ -143,7 +167,7 @@ func (d *Dynamic) read() (*rules, error) {
 		return nil, err
 	}
 	if len(f.mutating.ListKeys()) > 0 {
-		if made.mutating, err = mutatingwebhook.NewMutatingWebhook(nil); err != nil {
+		if made.mutating, err = mutatingwebhook.NewMutatingWebhook(d.configuration(mutatingwebhook.PluginName)); err != nil {
 			return nil, err
 		}
 		if err := d.initialize(made.mutating.Webhook, f); err != nil {
@@ -151,32 +175,68 @@ func (d *Dynamic) read() (*rules, error) {
 		}
 	}
 	if len(f.validating.ListKeys()) > 0 {
-		if made.validating, err = validatingwebhook.NewValidatingAdmissionWebhook(nil); err != nil {
+		if made.validating, err = validatingwebhook.NewValidatingAdmissionWebhook(d.configuration(validatingwebhook.PluginName)); err != nil {
 			return nil, err
 		}
 		if err := d.initialize(made.validating.Webhook, f); err != nil {
 			return nil, err
 		}
 	}
-	made.policies, err = d.readPolicies()
-	return made, err
+	if made.policies, err = d.validatingPolicies.read(d); err != nil {
+		return nil, err
+	}
+	if made.mutations, err = d.mutatingPolicies.read(d); err != nil || len(made.mutations) == 0 {
+		return made, err
+	}
+	made.mutate = mutating.NewDispatcher(d.config.Authorizer, d.matcher, &schemas{
+		builtin: d.config.Types, openapi: d.config.Client.Discovery().OpenAPIV3(), custom: map[schema.GroupVersion]managedfields.TypeConverter{},
+	})
+	return made, nil
 }
 
-// Register registers three plugins under upstream's names.
-// They ask mutating webhooks, policies and validating webhooks.
+// configuration is a plugin's, nil for none.
+func (d *Dynamic) configuration(plugin string) io.Reader {
+	text, ok := d.configured[plugin]
+	if !ok {
+		return nil
+	}
+	return bytes.NewReader(text)
+}
+
+// Register registers four plugins under upstream's names. They ask
+// mutating policies and webhooks, and validating policies and webhooks.
 func (d *Dynamic) Register(plugins *admission.Plugins) {
 	p := plugin{admission.NewHandler(admission.Connect, admission.Create, admission.Delete, admission.Update), d}
 	for name, made := range map[string]admission.Interface{
-		mutatingwebhook.PluginName: mutatingWebhooks{p}, validating.PluginName: policies{p}, validatingwebhook.PluginName: validatingWebhooks{p},
+		mutating.PluginName: mutations{p}, mutatingwebhook.PluginName: mutatingWebhooks{p}, validating.PluginName: policies{p}, validatingwebhook.PluginName: validatingWebhooks{p},
 	} {
-		plugins.Register(name, func(io.Reader) (admission.Interface, error) { return made, nil })
+		plugins.Register(name, func(configuration io.Reader) (_ admission.Interface, err error) {
+			if configuration != nil {
+				p.configured[name], err = io.ReadAll(configuration)
+			}
+			return made, err
+		})
 	}
 }
 
-// plugin is one of the three plugins of a Dynamic.
+// plugin is one of the four plugins of a Dynamic.
 type plugin struct {
 	*admission.Handler
 	*Dynamic
+}
+
+type mutations struct{ plugin }
+
+// Admit implements admission.MutationInterface. A request that deletes has nothing to mutate.
+func (p mutations) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	if a.GetOperation() == admission.Delete || unjudged[a.GetResource().GroupResource()] {
+		return nil
+	}
+	r, err := p.current()
+	if err != nil || len(r.mutations) == 0 {
+		return err
+	}
+	return r.mutate.Dispatch(ctx, a, o, r.mutations)
 }
 
 type mutatingWebhooks struct{ plugin }

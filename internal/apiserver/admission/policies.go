@@ -14,6 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/admission/plugin/cel"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/generic"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating/patch"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
 	"k8s.io/apiserver/pkg/cel/environment"
@@ -24,44 +27,59 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// compiledPolicy is a policy of one revision.
-type compiledPolicy struct {
-	uid       types.UID
-	revision  string
-	validator validating.Validator
+// policyKind is one of the two kinds of policies: P with bindings B, compiled to E. Dynamic's mu guards it.
+type policyKind[P, B interface {
+	runtime.Object
+	metav1.Object
+}, E generic.Evaluator] struct {
+	// These read the objects.
+	policies, bindings *listers.Indexer
+	// policyOf is the policy that a binding names. paramsOf is nil for a policy without params.
+	policyOf func(B) string
+	paramsOf func(P) *admissionregistrationv1.ParamKind
+	compile  func(P) E
+	// compiled are the policies of the last rules.
+	compiled map[string]compiledPolicy[E]
 }
 
-// readPolicies returns the policies that are bound, with their bindings, in the order of their names. A policy that was
+// compiledPolicy is a policy of one revision.
+type compiledPolicy[E any] struct {
+	uid       types.UID
+	revision  string
+	evaluator E
+}
+
+// read returns the policies that are bound, with their bindings, in the order of their names. A policy that was
 // compiled for the last rules and has not changed is not compiled again. It requires mu.
-func (d *Dynamic) readPolicies() ([]validating.PolicyHook, error) {
-	all, err := d.binding.All()
+func (k *policyKind[P, B, E]) read(d *Dynamic) ([]generic.PolicyHook[P, B, E], error) {
+	all, err := k.bindings.All()
 	if err != nil {
 		return nil, err
 	}
-	bindings := map[string][]*validating.PolicyBinding{}
+	bindings := map[string][]B{}
 	for _, object := range all {
-		binding := object.(*validating.PolicyBinding)
-		bindings[binding.Spec.PolicyName] = append(bindings[binding.Spec.PolicyName], binding)
+		binding := object.(B)
+		bindings[k.policyOf(binding)] = append(bindings[k.policyOf(binding)], binding)
 	}
-	compiled := map[string]compiledPolicy{}
-	var hooks []validating.PolicyHook
+	compiled := map[string]compiledPolicy[E]{}
+	var hooks []generic.PolicyHook[P, B, E]
 	for name, bound := range bindings {
-		object, found, err := d.policy.GetByKey(name)
+		object, found, err := k.policies.GetByKey(name)
 		if err != nil {
 			return nil, err
 		}
 		if !found {
 			continue // it may come later than its binding
 		}
-		policy := object.(*validating.Policy)
-		known := d.compiled[name]
-		if known.uid != policy.UID || known.revision != policy.ResourceVersion {
+		policy := object.(P)
+		known := k.compiled[name]
+		if known.uid != policy.GetUID() || known.revision != policy.GetResourceVersion() {
 			d.compilations++
-			known = compiledPolicy{policy.UID, policy.ResourceVersion, compile(policy)}
+			known = compiledPolicy[E]{policy.GetUID(), policy.GetResourceVersion(), k.compile(policy)}
 		}
 		compiled[name] = known
-		hook := validating.PolicyHook{Policy: policy, Bindings: bound, Evaluator: known.validator}
-		if kind := policy.Spec.ParamKind; kind != nil {
+		hook := generic.PolicyHook[P, B, E]{Policy: policy, Bindings: bound, Evaluator: known.evaluator}
+		if kind := k.paramsOf(policy); kind != nil {
 			hook.ParamInformer, hook.ParamScope, err = d.paramsOf(kind)
 			if meta.IsNoMatchError(err) {
 				hook.ConfigurationError, err = err, nil
@@ -72,37 +90,77 @@ func (d *Dynamic) readPolicies() ([]validating.PolicyHook, error) {
 		}
 		hooks = append(hooks, hook)
 	}
-	sort.Slice(hooks, func(i, j int) bool { return hooks[i].Policy.Name < hooks[j].Policy.Name })
-	d.compiled = compiled
+	sort.Slice(hooks, func(i, j int) bool { return hooks[i].Policy.GetName() < hooks[j].Policy.GetName() })
+	k.compiled = compiled
 	return hooks, nil
 }
 
-// compile is what upstream's plugin does with a policy, which it does not export. An expression that cannot be compiled
-// is an error of the policy, for the failure policy to judge when a request comes.
-func compile(policy *validating.Policy) validating.Validator {
+// newCompiler makes the compiler of one policy, which knows its variables.
+func newCompiler(variables []admissionregistrationv1.Variable, declared cel.OptionalVariableDeclarations) (*cel.CompositedCompiler, error) {
+	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
+	if err != nil {
+		return nil, err
+	}
+	var named []cel.NamedExpressionAccessor
+	for _, v := range variables {
+		named = append(named, &validating.Variable{Name: v.Name, Expression: v.Expression})
+	}
+	compiler.CompileAndStoreVariables(named, declared, environment.StoredExpressions)
+	return compiler, nil
+}
+
+// matcherOf compiles the conditions under which a policy applies; nil for always.
+func matcherOf(compiler *cel.CompositedCompiler, conditions []admissionregistrationv1.MatchCondition, declared cel.OptionalVariableDeclarations,
+	failurePolicy *admissionregistrationv1.FailurePolicyType, name string,
+) matchconditions.Matcher {
+	if len(conditions) == 0 {
+		return nil
+	}
+	var matches []cel.ExpressionAccessor
+	for i := range conditions {
+		matches = append(matches, (*matchconditions.MatchCondition)(&conditions[i]))
+	}
+	return matchconditions.NewMatcher(compiler.CompileCondition(matches, declared, environment.StoredExpressions), failurePolicy, "policy", "validate", name)
+}
+
+// compileMutating is what upstream's plugin does with a mutating policy, which it does not export.
+func compileMutating(policy *mutating.Policy) mutating.PolicyEvaluator {
+	declared := cel.OptionalVariableDeclarations{HasParams: policy.Spec.ParamKind != nil, HasAuthorizer: true}
+	compiler, err := newCompiler(policy.Spec.Variables, declared)
+	if err != nil {
+		return mutating.PolicyEvaluator{Error: err}
+	}
+	made := mutating.PolicyEvaluator{CompositedCompiler: compiler}
+	made.Matcher = matcherOf(compiler, policy.Spec.MatchConditions, declared, policy.Spec.FailurePolicy, policy.Name)
+	declared.HasPatchTypes = true
+	for _, m := range policy.Spec.Mutations {
+		switch {
+		case m.PatchType == admissionregistrationv1.PatchTypeJSONPatch && m.JSONPatch != nil:
+			compiled := compiler.CompileMutatingEvaluator(&patch.JSONPatchCondition{Expression: m.JSONPatch.Expression}, declared, environment.StoredExpressions)
+			made.Mutators = append(made.Mutators, patch.NewJSONPatcher(compiled))
+		case m.PatchType == admissionregistrationv1.PatchTypeApplyConfiguration && m.ApplyConfiguration != nil:
+			condition := &patch.ApplyConfigurationCondition{Expression: m.ApplyConfiguration.Expression}
+			compiled := compiler.CompileMutatingEvaluator(condition, declared, environment.StoredExpressions)
+			made.Mutators = append(made.Mutators, patch.NewApplyConfigurationPatcher(compiled))
+		}
+	}
+	return made
+}
+
+// compileValidating is what upstream's plugin does with a validating policy, which it does not export. An expression
+// that cannot be compiled is an error of the policy, for the failure policy to judge when a request comes.
+func compileValidating(policy *validating.Policy) validating.PolicyEvaluator {
 	declared := cel.OptionalVariableDeclarations{HasParams: policy.Spec.ParamKind != nil, HasAuthorizer: true}
 	inMessages := cel.OptionalVariableDeclarations{HasParams: declared.HasParams}
 	failurePolicy := policy.Spec.FailurePolicy
-	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
+	compiler, err := newCompiler(policy.Spec.Variables, declared)
 	if err != nil {
 		return validating.NewValidator(nil, nil, nil, nil, failurePolicy, err)
 	}
-	var variables []cel.NamedExpressionAccessor
-	for _, v := range policy.Spec.Variables {
-		variables = append(variables, &validating.Variable{Name: v.Name, Expression: v.Expression})
-	}
-	compiler.CompileAndStoreVariables(variables, declared, environment.StoredExpressions)
 	condition := func(expressions []cel.ExpressionAccessor, declared cel.OptionalVariableDeclarations) cel.ConditionEvaluator {
 		return compiler.CompileCondition(expressions, declared, environment.StoredExpressions)
 	}
-	var matcher matchconditions.Matcher
-	if len(policy.Spec.MatchConditions) > 0 {
-		var matches []cel.ExpressionAccessor
-		for i := range policy.Spec.MatchConditions {
-			matches = append(matches, (*matchconditions.MatchCondition)(&policy.Spec.MatchConditions[i]))
-		}
-		matcher = matchconditions.NewMatcher(condition(matches, declared), failurePolicy, "policy", "validate", policy.Name)
-	}
+	matcher := matcherOf(compiler, policy.Spec.MatchConditions, declared, failurePolicy, policy.Name)
 	validations, messages := make([]cel.ExpressionAccessor, len(policy.Spec.Validations)), make([]cel.ExpressionAccessor, len(policy.Spec.Validations))
 	for i, v := range policy.Spec.Validations {
 		validations[i] = &validating.ValidationCondition{Expression: v.Expression, Message: v.Message, Reason: v.Reason}

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"fmt"
+	"net"
 	"net/url"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -63,22 +64,28 @@ func snapshotOf(i *listers.Indexer) (toolscache.Indexer, error) {
 	return snapshot, nil
 }
 
-// services finds a webhook that is named by its Service: at one of the Service's endpoints. Upstream asks the cluster
-// IP by default, which leads nowhere without a kube-proxy beside the process.
+// services finds a server that is named by its Service: at one of the Service's endpoints. Upstream asks the cluster IP
+// by default, which leads nowhere without a kube-proxy beside the process.
 type services struct {
 	services  corelisters.ServiceLister
 	endpoints proxy.EndpointSliceGetter
 }
 
-func newServices(f *listers.Factory) (webhookutil.ServiceResolver, error) {
+// NewServices returns what finds endpoints of Services, for webhooks and for remote API servers. An endpoint is an
+// address, and never one that names this machine: validation refuses those. A name could stand for any.
+func NewServices(f *listers.Factory) (webhookutil.ServiceResolver, error) {
 	endpoints, err := proxy.NewEndpointSliceListerGetter(f.Discovery().V1().EndpointSlices().Lister())
 	if err != nil {
-		return nil, fmt.Errorf("find the endpoints of webhooks: %w", err)
+		return nil, fmt.Errorf("find the endpoints of Services: %w", err)
 	}
 	return services{f.Core().V1().Services().Lister(), endpoints}, nil
 }
 
 // ResolveEndpoint implements webhookutil.ServiceResolver.
 func (s services) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
-	return proxy.ResolveEndpoint(s.services, s.endpoints, namespace, name, port)
+	found, err := proxy.ResolveEndpoint(s.services, s.endpoints, namespace, name, port)
+	if err == nil && net.ParseIP(found.Hostname()) == nil {
+		return nil, fmt.Errorf("an endpoint of Service %s/%s is the name '%s': give its EndpointSlice addresses", namespace, name, found.Hostname())
+	}
+	return found, err
 }

@@ -1,5 +1,6 @@
 // Package bootstrap writes what kube-apiserver makes when it starts: namespaces and their default service accounts, the
-// RBAC policy, priority classes, the default ServiceCIDR, and the Service 'kubernetes'.
+// RBAC policy, priority classes, the default ServiceCIDR, the Service 'kubernetes', and the APIServices of the built-in
+// versions.
 //
 // Nouns. The marker says which version's objects were written. It is written last. Once it is there, a call costs one
 // read and writes nothing, so objects that a user has deleted stay deleted until the next version of Kubernetes. If a
@@ -20,6 +21,7 @@ import (
 	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -39,7 +41,7 @@ type Config struct {
 }
 
 // revision counts the changes to what is written for one version of Kubernetes.
-const revision = 1
+const revision = 2
 
 // batch is how many objects one atomic batch may hold: enough for all of them today. The log takes 1,000.
 const batch = 500
@@ -49,6 +51,7 @@ const attempts = 5
 
 // Write writes the objects that are missing. It is idempotent, and any number of processes may call it at once.
 func Write(ctx context.Context, c Config) error {
+	ctx = kubestore.WithAuthor(ctx, kubestore.PartOf("init"))
 	var err error
 	for range attempts {
 		if err = c.write(ctx); !errors.Is(err, eventlog.ErrConflict) {
@@ -125,7 +128,7 @@ func (c Config) writes(ctx context.Context, view *projection.View) ([]projection
 	for _, o := range all {
 		options, ok := resources[o.resource]
 		if !ok { // finding out takes as long as encoding a few objects
-			if options, err = c.Stores.GetRESTOptions(o.resource, o.object); err != nil {
+			if options, err = c.optionsOf(o); err != nil {
 				return nil, err
 			}
 			resources[o.resource] = options
@@ -149,6 +152,14 @@ func (c Config) writes(ctx context.Context, view *projection.View) ([]projection
 		}
 	}
 	return writes, nil
+}
+
+// optionsOf says how an object is stored.
+func (c Config) optionsOf(o object) (generic.RESTOptions, error) {
+	if o.resource == aggregation.Resource {
+		return aggregation.Options(c.Stores)
+	}
+	return c.Stores.GetRESTOptions(o.resource, o.object)
 }
 
 // writeOver overwrites whatever the view holds under the key.

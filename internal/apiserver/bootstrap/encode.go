@@ -43,16 +43,17 @@ type encoder struct {
 // encode does to the object what the registry's create would do, except validation. The objects are constants, and a
 // test puts each one back through the API. The result is the object and then its claims.
 func (e encoder) encode(ctx context.Context, o object, options generic.RESTOptions) ([]stored, error) {
-	legacyscheme.Scheme.Default(o.object)
-	kinds, _, err := legacyscheme.Scheme.ObjectKinds(o.object)
+	scheme := o.scheme()
+	scheme.Default(o.object)
+	kinds, _, err := scheme.ObjectKinds(o.object)
 	if err != nil {
 		return nil, err
 	}
-	internal, err := legacyscheme.Scheme.UnsafeConvertToVersion(o.object, runtime.InternalGroupVersioner)
+	internal, err := scheme.UnsafeConvertToVersion(o.object, runtime.InternalGroupVersioner)
 	if err != nil {
 		return nil, err
 	}
-	if internal, err = manage(o.strategy, kinds[0], internal); err != nil {
+	if internal, err = manage(scheme, o.strategy, kinds[0], internal); err != nil {
 		return nil, err
 	}
 	accessor, err := meta.Accessor(internal)
@@ -102,25 +103,25 @@ func (e encoder) claims(ctx context.Context, resource schema.GroupResource, obje
 const managerName = "kube-apiserver"
 
 // manage records in a new object who manages its fields, as the create handler does.
-func manage(strategy rest.RESTCreateStrategy, kind schema.GroupVersionKind, object runtime.Object) (runtime.Object, error) {
-	fields, err := newFieldManager(strategy, kind, "")
+func manage(scheme *runtime.Scheme, strategy rest.RESTCreateStrategy, kind schema.GroupVersionKind, object runtime.Object) (runtime.Object, error) {
+	fields, err := newFieldManager(scheme, strategy, kind, "")
 	if err != nil {
 		return nil, err
 	}
-	empty, err := legacyscheme.Scheme.New(kind.GroupKind().WithVersion(runtime.APIVersionInternal))
+	empty, err := scheme.New(kind.GroupKind().WithVersion(runtime.APIVersionInternal))
 	if err != nil {
 		return nil, err
 	}
 	return fields.Update(empty, object, managerName)
 }
 
-func newFieldManager(strategy any, kind schema.GroupVersionKind, subresource string) (*managedfields.FieldManager, error) {
+func newFieldManager(scheme *runtime.Scheme, strategy any, kind schema.GroupVersionKind, subresource string) (*managedfields.FieldManager, error) {
 	var reset map[fieldpath.APIVersion]fieldpath.Filter
 	if s, ok := strategy.(rest.ResetFieldsStrategy); ok {
 		reset = fieldpath.NewExcludeFilterSetMap(s.GetResetFields())
 	}
-	return managedfields.NewDefaultFieldManager(resources.ConvertersOf(legacyscheme.Scheme), runtime.UnsafeObjectConvertor(legacyscheme.Scheme),
-		legacyscheme.Scheme, legacyscheme.Scheme, kind, schema.GroupVersion{Group: kind.Group, Version: runtime.APIVersionInternal}, subresource, reset)
+	return managedfields.NewDefaultFieldManager(resources.ConvertersOf(scheme), runtime.UnsafeObjectConvertor(scheme),
+		scheme, scheme, kind, schema.GroupVersion{Group: kind.Group, Version: runtime.APIVersionInternal}, subresource, reset)
 }
 
 // complete does what the registry of services does during a create, and what a controller of kube-apiserver does right
@@ -140,7 +141,7 @@ func complete(object runtime.Object, now metav1.Time) (runtime.Object, error) {
 
 func applyReady(cidr *networking.ServiceCIDR, now metav1.Time) (runtime.Object, error) {
 	kind := networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR")
-	manager, err := newFieldManager(servicecidr.StatusStrategy, kind, "status")
+	manager, err := newFieldManager(legacyscheme.Scheme, servicecidr.StatusStrategy, kind, "status")
 	if err != nil {
 		return nil, err
 	}

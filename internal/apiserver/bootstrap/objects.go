@@ -11,6 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apiserver/pkg/registry/rest"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
+	"k8s.io/kube-aggregator/pkg/registry/apiservice"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/networking"
 	"k8s.io/kubernetes/pkg/apis/rbac"
@@ -27,6 +30,7 @@ import (
 	"k8s.io/kubernetes/pkg/registry/scheduling/priorityclass"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/apiserver/services"
 )
@@ -39,6 +43,14 @@ type object struct {
 		runtime.Object
 		metav1.Object
 	}
+}
+
+// scheme knows the object's type. Upstream's aggregator has its own.
+func (o object) scheme() *runtime.Scheme {
+	if o.resource == aggregation.Resource {
+		return aggregatorscheme.Scheme
+	}
+	return legacyscheme.Scheme
 }
 
 // systemNamespaces are those of kube-apiserver and the one of node leases.
@@ -56,6 +68,13 @@ func objects(ranges services.Ranges) ([]object, error) {
 		objects = append(objects, object{scheduling.Resource("priorityclasses"), priorityclass.Strategy, class})
 	}
 	last, err := serviceObjects(ranges)
+	if err != nil {
+		return nil, err
+	}
+	versions, err := aggregation.Builtin()
+	for _, v := range versions {
+		last = append(last, object{aggregation.Resource, apiservice.NewStrategy(aggregatorscheme.Scheme), v})
+	}
 	return append(objects, last...), err
 }
 

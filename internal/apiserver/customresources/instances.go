@@ -3,14 +3,9 @@ package customresources
 import (
 	"fmt"
 	"strings"
-	"sync"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
-	"k8s.io/apimachinery/pkg/runtime/serializer/recognizer"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
@@ -23,17 +18,11 @@ import (
 // instanceOptions makes the stores of custom resources.
 type instanceOptions struct{ stores *resources.Stores }
 
-// customResourceCodec is upstream's: it writes CBOR, and reads CBOR and JSON.
-var customResourceCodec = sync.OnceValue(func() runtime.Codec {
-	c := cbor.NewSerializer(unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper())
-	return runtime.NewCodec(c, recognizer.NewDecoder(c, unstructured.UnstructuredJSONScheme))
-})
-
 // GetRESTOptions implements generic.RESTOptionsGetter.
 func (o instanceOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
 	config := &storagebackend.ConfigForResource{
 		GroupResource: resource,
-		Config:        storagebackend.Config{Codec: customResourceCodec()},
+		Config:        storagebackend.Config{Codec: resources.CustomCodec()},
 	}
 	options := o.stores.Options(config, resource.Group+"/"+resource.Resource, runtime.ContentTypeCBOR, nil)
 	store := options.Decorator

@@ -1,14 +1,18 @@
 package customresources
 
 import (
+	"context"
 	"fmt"
 	"sort"
 	"strconv"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 // Resource is CustomResourceDefinitions.
@@ -45,6 +49,25 @@ func (c *Reader) Get(name string) (*apiextensionsv1.CustomResourceDefinition, er
 		return nil, nil
 	}
 	return crd, nil
+}
+
+// Check refuses a create of a custom resource whose CRD is gone or terminates. Upstream's handler has refused it
+// before, if the CRD was so at the beginning of the request.
+func (c *Reader) Check(ctx context.Context, v *projection.View, change kubestore.Change) error {
+	resource := change.Resource()
+	if change.Before != nil || change.After == nil || Reserved(resource.Group, resource.Resource) {
+		return nil
+	}
+	object, found, err := c.rows.GetAt(ctx, v, resource.String())
+	if err != nil {
+		return fmt.Errorf("read CustomResourceDefinition '%s': %w", resource, err)
+	}
+	if found && object.(*apiextensionsv1.CustomResourceDefinition).DeletionTimestamp == nil {
+		return nil
+	}
+	refused := apierrors.NewMethodNotSupported(resource, "create")
+	refused.ErrStatus.Message = "create not allowed while custom resource definition is terminating"
+	return refused
 }
 
 // Set holds every CRD that may be served at one point in time. It must not be changed.

@@ -2,28 +2,35 @@
 //
 // Nouns. Generated documents (spec) describe the built-in groups and are served as they are. CRDs add groups, versions
 // and documents of their own, which are made on request and kept under the state of the CRDs. So every process gives
-// the same answer, with the same ETag, as soon as the CRD is written.
+// the same answer, with the same ETag, as soon as the CRD is written. Remote versions are those that other API servers
+// serve. They describe themselves, so what is said of them is as new as their last answer.
 //
 // The path of a request through the package:
 //
-//  1. discovery.go and openapi.go read the set of CRDs from the newest view.
+//  1. discovery.go and openapi.go read the set of CRDs, and which versions are remote, from the newest view.
 //  2. made.go makes each answer once for all requests that wait for it, and keeps answers up to a total size.
 //  3. documents.go makes OpenAPI v3 documents, and names each by an ETag before it is made.
-//  4. v2.go splices what CRDs add into the generated OpenAPI v2 document.
+//  4. v2.go splices what CRDs and remote servers add into the generated OpenAPI v2 document.
+//  5. order.go puts groups and versions in upstream's order, remote ones too.
 package description
 
 import (
+	"context"
 	"log/slog"
 	"net/http"
 
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 )
 
 // Config of the handlers.
 type Config struct {
 	Definitions Definitions
+	Remotes     Remotes
 	// ExternalAddress with a port, for discovery.
 	ExternalAddress string
 	// Paths are what '/' lists in addition to the paths of discovery and OpenAPI.
@@ -39,8 +46,24 @@ type Definitions interface {
 	All() (customresources.Set, error)
 }
 
+// Remotes tells what remote API servers serve. It waits for them for seconds only, and then answers with what was known
+// of them. It must be safe for concurrent use.
+type Remotes interface {
+	// All returns the APIServices of remote versions at the time of the call.
+	All() ([]*apiregistrationv1.APIService, error)
+	// Discover returns what each of them serves.
+	Discover(context.Context, []*apiregistrationv1.APIService) ([]apidiscoveryv2.APIVersionDiscovery, error)
+	// OpenAPIV2 returns the OpenAPI v2 document of each one's server, nil where it is not known.
+	OpenAPIV2(context.Context, []*apiregistrationv1.APIService) ([]*aggregation.Document, error)
+	// OpenAPIV3 returns where their OpenAPI v3 documents are, by path.
+	OpenAPIV3(context.Context, []*apiregistrationv1.APIService) (map[string]string, error)
+}
+
 // notMade says why a description could not be made, or that the request ended before it was.
 func notMade(r *http.Request, err error) error {
+	if apierrors.IsTooManyRequests(err) {
+		return err
+	}
 	if r.Context().Err() != nil {
 		return apierrors.NewTimeoutError("the request ended before its answer was made", 1)
 	}

@@ -30,6 +30,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/server/routes"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
 	"github.com/logplane/logplane/internal/apiserver/customresources"
@@ -40,7 +41,7 @@ import (
 // are computed from the newest view. It is safe for concurrent use.
 type discoveryHandler struct {
 	config Config
-	paths  *madeOnce[customresources.State, map[string]http.Handler]
+	paths  *madeOnce[state, map[string]http.Handler]
 	codecs serializer.CodecFactory
 }
 
@@ -50,7 +51,7 @@ func NewDiscovery(c Config) (http.Handler, error) {
 	utilruntime.Must(apidiscoveryv2.AddToScheme(scheme))
 	utilruntime.Must(apidiscoveryv2beta1.AddToScheme(scheme))
 	utilruntime.Must(discoveryconversion.RegisterConversions(scheme))
-	paths, err := newMadeOnce[customresources.State](1, func(map[string]http.Handler) int { return 1 })
+	paths, err := newMadeOnce[state](1, func(map[string]http.Handler) int { return 1 })
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +65,12 @@ func (x *discoveryHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.config.Fail(w, r, apierrors.NewInternalError(err))
 		return
 	}
-	paths, err := x.paths.get(r.Context(), set.State, func(context.Context) (map[string]http.Handler, error) { return x.build(set) })
+	remotes, err := x.config.Remotes.All()
+	if err != nil {
+		x.config.Fail(w, r, apierrors.NewInternalError(err))
+		return
+	}
+	paths, err := x.paths.get(r.Context(), stateOf(set, remotes), func(context.Context) (map[string]http.Handler, error) { return x.build(set, remotes) })
 	if err != nil {
 		x.config.Fail(w, r, notMade(r, err))
 		return
@@ -80,18 +86,19 @@ func (x *discoveryHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// build makes the handler of every path.
-func (x *discoveryHandler) build(set customresources.Set) (map[string]http.Handler, error) {
+// build makes the handler of every path, except for that of a remote version: the request is forwarded.
+func (x *discoveryHandler) build(set customresources.Set, remotes []*apiregistrationv1.APIService) (map[string]http.Handler, error) {
 	builtin, err := spec.Groups()
 	if err != nil {
 		return nil, err
 	}
-	groups := merge(builtin, customGroups(set.Definitions))
+	groups, remote := withRemotes(merge(builtin, customGroups(set.Definitions)), remotes), indexRemotes(remotes)
 	codecs := legacyscheme.Codecs // no CBOR: upstream's older discovery types do not support it
 	addresses := discovery.DefaultAddresses{DefaultAddress: x.config.ExternalAddress}
 	root := metav1.APIGroupList{}
 	paths := map[string]http.Handler{}
 	var legacy, named []spec.Group
+	forwarded := []string{}
 	for _, group := range groups {
 		base := "/apis/" + group.Name
 		if group.Name == "" {
@@ -103,19 +110,23 @@ func (x *discoveryHandler) build(set customresources.Set) (map[string]http.Handl
 			paths[base] = negotiated(codecs, func() runtime.Object { return g.DeepCopy() })
 		}
 		for _, version := range group.Versions {
+			if _, ok := remote[schema.GroupVersion{Group: group.Name, Version: version.Name}]; ok {
+				forwarded = append(forwarded, base+"/"+version.Name)
+				continue
+			}
 			resources := func() []metav1.APIResource { return version.Resources }
 			paths[base+"/"+version.Name] = discovery.NewAPIVersionHandler(codecs,
 				schema.GroupVersion{Group: group.Name, Version: version.Name}, discovery.APIResourceListerFunc(resources))
 		}
 	}
-	if paths["/api"], err = x.choose(discovery.NewLegacyRootAPIHandler(addresses, codecs, "/api"), legacy); err != nil {
+	if paths["/api"], err = x.choose(discovery.NewLegacyRootAPIHandler(addresses, codecs, "/api"), legacy, nil); err != nil {
 		return nil, err
 	}
-	if paths["/apis"], err = x.choose(negotiated(codecs, func() runtime.Object { return root.DeepCopy() }), named); err != nil {
+	if paths["/apis"], err = x.choose(negotiated(codecs, func() runtime.Object { return root.DeepCopy() }), named, remotes); err != nil {
 		return nil, err
 	}
 	index := routes.IndexLister{StatusCode: http.StatusOK, PathProvider: listed(slices.Concat(
-		slices.Collect(maps.Keys(paths)), x.config.Paths, []string{"/apis/", "/openapi/v2", "/openapi/v3", "/openapi/v3/"}))}
+		slices.Collect(maps.Keys(paths)), forwarded, x.config.Paths, []string{"/apis/", "/openapi/v2", "/openapi/v3", "/openapi/v3/"}))}
 	paths[""], paths["/index.html"] = index, index
 	return paths, nil
 }
@@ -144,12 +155,17 @@ func apiGroup(g spec.Group) metav1.APIGroup {
 	return out
 }
 
-// choose answers with aggregated discovery if the client asks for it, and with the plain list otherwise.
-func (x *discoveryHandler) choose(plain http.Handler, groups []spec.Group) (http.Handler, error) {
-	list := &apidiscoveryv2.APIGroupDiscoveryList{}
+// choose answers with aggregated discovery if the client asks for it, and with the plain list otherwise. Only for the
+// former it has to ask remote servers.
+func (x *discoveryHandler) choose(plain http.Handler, groups []spec.Group, remotes []*apiregistrationv1.APIService) (http.Handler, error) {
+	list, remote := &apidiscoveryv2.APIGroupDiscoveryList{}, indexRemotes(remotes)
 	for _, g := range groups {
 		item := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: g.Name}}
 		for _, v := range g.Versions {
+			if _, ok := remote[schema.GroupVersion{Group: g.Name, Version: v.Name}]; ok {
+				item.Versions = append(item.Versions, apidiscoveryv2.APIVersionDiscovery{Version: v.Name})
+				continue
+			}
 			resources := v.Resources
 			if !customresources.IsBuiltin(g.Name, v.Name) {
 				resources = withKinds(resources, g.Name, v.Name)
@@ -175,10 +191,41 @@ func (x *discoveryHandler) choose(plain http.Handler, groups []spec.Group) (http
 			plain.ServeHTTP(w, r)
 			return
 		}
-		answer := *list // the encoder writes its kind into it
-		aggregated.ServeHTTPWithETag(&answer, etag, media.Convert.GroupVersion(), x.codecs, w, r)
+		answer, tag := *list, etag // the encoder writes its kind into it
+		if len(remotes) > 0 {
+			if answer.Items, tag, err = x.ask(r.Context(), list.Items, etag, remotes); err != nil {
+				x.config.Fail(w, r, notMade(r, err))
+				return
+			}
+		}
+		aggregated.ServeHTTPWithETag(&answer, tag, media.Convert.GroupVersion(), x.codecs, w, r)
 	})
 	return aggregated.WrapAggregatedDiscoveryToHandler(plain, all, nil), nil
+}
+
+// ask fills in what remote servers serve.
+func (x *discoveryHandler) ask(ctx context.Context, groups []apidiscoveryv2.APIGroupDiscovery, etag string,
+	remotes []*apiregistrationv1.APIService,
+) ([]apidiscoveryv2.APIGroupDiscovery, string, error) {
+	found, err := x.config.Remotes.Discover(ctx, remotes)
+	if err != nil {
+		return nil, "", err
+	}
+	encoded, err := json.Marshal(found)
+	if err != nil {
+		return nil, "", fmt.Errorf("aggregate discovery: %w", err)
+	}
+	remote := indexRemotes(remotes)
+	groups = slices.Clone(groups)
+	for i, g := range groups {
+		groups[i].Versions = slices.Clone(g.Versions)
+		for j, v := range g.Versions {
+			if of, ok := remote[schema.GroupVersion{Group: g.Name, Version: v.Version}]; ok {
+				groups[i].Versions[j] = found[of]
+			}
+		}
+	}
+	return groups, fmt.Sprintf("%X", sha512.Sum512(append([]byte(etag), encoded...))), nil
 }
 
 // withKinds fills in the group and version of resources that leave them out because the list has the same. Upstream

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
 
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
@@ -57,12 +58,12 @@ func newDescriber(logger *slog.Logger) (describer, error) {
 // overview lists what is served for one set of CRDs. Documents are made on request. Their ETags come from the CRDs, so
 // the overview needs no document.
 type overview struct {
-	v2    *described
-	v3    map[string]*described // of CRDs, by path
-	index []byte
+	served []*apiextensionsv1.CustomResourceDefinition
+	v3     map[string]*described // of CRDs, by path
+	index  locations
 }
 
-func (d describer) overview(builtin spec.Index, set customresources.Set) (*overview, error) {
+func (d describer) overview(builtin spec.Index, set customresources.Set) *overview {
 	var served []*apiextensionsv1.CustomResourceDefinition
 	custom := map[schema.GroupVersion][]*apiextensionsv1.CustomResourceDefinition{}
 	for _, crd := range set.Definitions {
@@ -77,16 +78,15 @@ func (d describer) overview(builtin spec.Index, set customresources.Set) (*overv
 			}
 		}
 	}
-	o := &overview{v2: d.v2(builtin, served), v3: map[string]*described{}}
+	o := &overview{served: served, v3: map[string]*described{}}
 	for gv, crds := range custom {
 		path := "apis/" + gv.String()
 		if _, ok := builtin.V3[path]; !ok {
 			o.v3[path] = d.v3(gv, crds)
 		}
 	}
-	var err error
-	o.index, err = indexOf(builtin, o.v3)
-	return o, err
+	o.index = locate(builtin, o.v3)
+	return o
 }
 
 // etagOfCRDs derives a document's ETag from the CRDs in it and from the version of the code that makes it.
@@ -169,24 +169,50 @@ func compress(b []byte, err error) (spec.Document, error) {
 }
 
 // v2 is the one document of all groups.
-func (d describer) v2(builtin spec.Index, served []*apiextensionsv1.CustomResourceDefinition) *described {
-	if len(served) == 0 {
+func (d describer) v2(builtin spec.Index, served []*apiextensionsv1.CustomResourceDefinition, remotes []remoteV2) *described {
+	if len(served) == 0 && len(remotes) == 0 {
 		return &described{builtin.V2, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V2(f) }}
 	}
 	key := documentKey{path: "v2", etag: etagOfCRDs(served)}
+	if len(remotes) > 0 {
+		sum := sha512.New()
+		fmt.Fprintln(sum, key.etag)
+		for _, r := range remotes {
+			fmt.Fprintln(sum, r.service.Name, r.document.Etag)
+		}
+		key.etag = fmt.Sprintf("%X", sum.Sum(nil))
+	}
 	return &described{key.etag, func(ctx context.Context, f spec.Format) (spec.Document, error) {
-		return d.documents.get(ctx, key.in(f), func(ctx context.Context) (spec.Document, error) { return compress(d.spliced(ctx, served, f)) })
+		return d.documents.get(ctx, key.in(f), func(ctx context.Context) (spec.Document, error) { return compress(d.spliced(ctx, served, remotes, f)) })
 	}}
 }
 
-// indexOf lists the OpenAPI v3 documents with their hashes.
-func indexOf(builtin spec.Index, custom map[string]*described) ([]byte, error) {
-	index := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
+// locations says where the OpenAPI v3 documents are, by path.
+type locations map[string]string
+
+// locate lists the documents with their hashes.
+func locate(builtin spec.Index, custom map[string]*described) locations {
+	all := locations{}
 	for path, etag := range builtin.V3 {
-		index.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: hashed("v3/"+path, etag)}
+		all[path] = hashed("v3/"+path, etag)
 	}
 	for path, d := range custom {
-		index.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: hashed("v3/"+path, d.etag)}
+		all[path] = hashed("v3/"+path, d.etag)
+	}
+	return all
+}
+
+// with returns these locations and more.
+func (l locations) with(more map[string]string) locations {
+	all := maps.Clone(l)
+	maps.Copy(all, more)
+	return all
+}
+
+func (l locations) encode() ([]byte, error) {
+	index := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
+	for path, location := range l {
+		index.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: location}
 	}
 	encoded, err := json.Marshal(index)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/munnerz/goautoneg"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
@@ -64,15 +65,27 @@ func (d *openAPI) serve(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	all, err := d.overviews.get(r.Context(), set.State, func(context.Context) (*overview, error) { return d.overview(builtin, set) })
+	remotes, err := d.config.Remotes.All()
+	if err != nil {
+		return err
+	}
+	all, err := d.overviews.get(r.Context(), set.State, func(context.Context) (*overview, error) { return d.overview(builtin, set), nil })
 	if err != nil {
 		return err
 	}
 	if path == "v2" {
-		return all.v2.serve(w, r, path)
+		document, err := d.whole(r.Context(), builtin, all, remotes)
+		if err != nil {
+			return err
+		}
+		return document.serve(w, r, path)
 	}
 	if path == "v3" {
-		serveIndex(w, r, all.index)
+		index, err := d.index(r.Context(), all, remotes)
+		if err != nil {
+			return err
+		}
+		serveIndex(w, r, index)
 		return nil
 	}
 	document, ok := all.v3[name]
@@ -81,6 +94,36 @@ func (d *openAPI) serve(w http.ResponseWriter, r *http.Request) error {
 		return nil
 	}
 	return document.serve(w, r, path)
+}
+
+// whole is the OpenAPI v2 document of all groups. What a remote server does not say of itself in time is missing.
+func (d *openAPI) whole(ctx context.Context, builtin spec.Index, all *overview, remotes []*apiregistrationv1.APIService) (*described, error) {
+	if len(remotes) == 0 {
+		return d.v2(builtin, all.served, nil), nil
+	}
+	documents, err := d.config.Remotes.OpenAPIV2(ctx, remotes)
+	if err != nil {
+		return nil, err
+	}
+	var known []remoteV2
+	for i, service := range remotes {
+		if documents[i] != nil {
+			known = append(known, remoteV2{service, documents[i]})
+		}
+	}
+	return d.v2(builtin, all.served, known), nil
+}
+
+// index lists the OpenAPI v3 documents. Those of remote versions are forwarded.
+func (d *openAPI) index(ctx context.Context, all *overview, remotes []*apiregistrationv1.APIService) ([]byte, error) {
+	if len(remotes) == 0 {
+		return all.index.encode()
+	}
+	located, err := d.config.Remotes.OpenAPIV3(ctx, remotes)
+	if err != nil {
+		return nil, err
+	}
+	return all.index.with(located).encode()
 }
 
 func serveIndex(w http.ResponseWriter, r *http.Request, index []byte) {

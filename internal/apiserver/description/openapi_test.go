@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-openapi/pkg/handler"
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 
@@ -64,7 +65,7 @@ func TestOpenAPIV2OfManyCRDs(t *testing.T) {
 	require.NoError(t, err)
 	merged, err := builder.MergeSpecs(shared, specs...)
 	require.NoError(t, err)
-	got, err := d.spliced(t.Context(), crds, spec.JSON)
+	got, err := d.spliced(t.Context(), crds, nil, spec.JSON)
 	require.NoError(t, err)
 	var whole openapispec.Swagger
 	require.NoError(t, json.Unmarshal(got, &whole))
@@ -78,7 +79,7 @@ func TestOpenAPIV2OfManyCRDs(t *testing.T) {
 		require.JSONEq(t, string(toJSON(t, path)), string(toJSON(t, whole.Paths.Paths[name])), name)
 	}
 
-	encoded, err := d.spliced(t.Context(), crds, spec.Proto)
+	encoded, err := d.spliced(t.Context(), crds, nil, spec.Proto)
 	require.NoError(t, err)
 	var document openapi_v2.Document
 	require.NoError(t, proto.Unmarshal(encoded, &document))
@@ -93,7 +94,7 @@ func TestOpenAPIV2IsMadePerCRD(t *testing.T) {
 	require.NoError(t, err)
 	crds := []*apiextensionsv1.CustomResourceDefinition{crdOf("gadgets", 1), crdOf("things", 1)}
 	splice := func() {
-		_, err := d.spliced(t.Context(), crds, spec.JSON)
+		_, err := d.spliced(t.Context(), crds, nil, spec.JSON)
 		require.NoError(t, err)
 	}
 	splice()
@@ -112,7 +113,7 @@ func TestOpenAPIV2IsBounded(t *testing.T) {
 	d, err := newDescriber(slog.New(slog.NewTextHandler(&log, nil)))
 	require.NoError(t, err)
 	crd := crdOf("things", describedVersions+2)
-	got, err := d.spliced(t.Context(), []*apiextensionsv1.CustomResourceDefinition{crd}, spec.JSON)
+	got, err := d.spliced(t.Context(), []*apiextensionsv1.CustomResourceDefinition{crd}, nil, spec.JSON)
 	require.NoError(t, err)
 	require.NotContains(t, string(got), `"/apis/example.com/v1/`)
 	require.NotContains(t, string(got), `"/apis/example.com/v2/`)
@@ -129,10 +130,15 @@ func (d definitions) All() (customresources.Set, error) {
 	return customresources.Set{Definitions: d}, nil
 }
 
+// noRemotes knows no other API server.
+type noRemotes struct{ Remotes }
+
+func (noRemotes) All() ([]*apiregistrationv1.APIService, error) { return nil, nil }
+
 // While an OpenAPI v2 document is made, other documents are served. A wait for it ends with its request.
 func TestOpenAPIDoesNotWaitForV2(t *testing.T) {
 	h, err := NewOpenAPI(Config{
-		Definitions: definitions{crdOf("widgets", 1)}, NotServed: http.NotFoundHandler(), Logger: slog.Default(),
+		Definitions: definitions{crdOf("widgets", 1)}, Remotes: noRemotes{}, NotServed: http.NotFoundHandler(), Logger: slog.Default(),
 		Fail: func(w http.ResponseWriter, _ *http.Request, err error) {
 			w.WriteHeader(int(err.(apierrors.APIStatus).Status().Code))
 		},

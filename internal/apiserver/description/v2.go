@@ -14,11 +14,14 @@ import (
 	"google.golang.org/protobuf/proto"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	kubeversion "k8s.io/apimachinery/pkg/version"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-openapi/pkg/handler"
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
@@ -57,7 +60,13 @@ func leaveOut(logger *slog.Logger, crd *apiextensionsv1.CustomResourceDefinition
 	logger.Warn("a CustomResourceDefinition is missing from OpenAPI", "name", crd.Name, "version", version, "error", err)
 }
 
-func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition, f spec.Format) ([]byte, error) {
+// remoteV2 is what the server of a remote version says of itself.
+type remoteV2 struct {
+	service  *apiregistrationv1.APIService
+	document *aggregation.Document
+}
+
+func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition, remotes []remoteV2, f spec.Format) ([]byte, error) {
 	select {
 	case d.splicing <- struct{}{}:
 		defer func() { <-d.splicing }()
@@ -73,6 +82,19 @@ func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomReso
 		}
 		if err != nil { // the others must still be described
 			leaveOut(d.logger, crd, "all", err)
+			continue
+		}
+		for section, entries := range more {
+			all.add(section, entries)
+		}
+	}
+	for _, r := range remotes {
+		more, err := d.additionOfRemote(ctx, r, f, generated)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err != nil {
+			d.logger.Warn("a remote API server is missing from OpenAPI", "apiService", r.service.Name, "error", err)
 			continue
 		}
 		for section, entries := range more {
@@ -107,6 +129,28 @@ func (d splicer) additionOf(ctx context.Context, crd *apiextensionsv1.CustomReso
 			return nil, err
 		}
 		return encoded.toProto(g)
+	})
+}
+
+// additionOfRemote is what a remote version adds to the generated document, in one format.
+func (d splicer) additionOfRemote(ctx context.Context, r remoteV2, f spec.Format, generated func() (generatedV2, error)) (addition, error) {
+	key := additionKey{r.service.UID, r.service.ResourceVersion + " " + r.document.Etag, f}
+	return d.additions.get(ctx, key, func(ctx context.Context) (addition, error) {
+		g, err := generated()
+		if err != nil {
+			return nil, err
+		}
+		if f != spec.JSON {
+			encoded, err := d.additionOfRemote(ctx, r, spec.JSON, generated)
+			if err != nil {
+				return nil, err
+			}
+			return encoded.toProto(g)
+		}
+		only := r.document.Only(schema.GroupVersion{Group: r.service.Spec.Group, Version: r.service.Spec.Version})
+		pruned := *only
+		pruned.Definitions = handler.PruneDefaults(only.Definitions)
+		return g.addition([]*openapispec.Swagger{&pruned})
 	})
 }
 
@@ -170,8 +214,7 @@ func decodeGeneratedV2() (g generatedV2, err error) {
 	return g, err
 }
 
-// customV2 is what a CRD adds to the generated document. If both have a definition of one name, upstream shares it if
-// it is the same, and renames it otherwise. Upstream gets only the definitions that both have.
+// customV2 is what a CRD adds to the generated document.
 func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, g generatedV2) (addition, error) {
 	var specs []*openapispec.Swagger
 	for _, version := range d.describedVersions(crd) {
@@ -186,13 +229,23 @@ func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResour
 		s.Definitions = handler.PruneDefaults(s.Definitions)
 		specs = append(specs, s)
 	}
+	added, err := g.addition(specs)
+	if err != nil {
+		return nil, fmt.Errorf("add the OpenAPI of CustomResourceDefinition %s: %w", crd.Name, err)
+	}
+	return added, nil
+}
+
+// addition is what documents add to the generated one. If both have a definition of one name, upstream shares it if it
+// is the same, and renames it otherwise. Upstream gets only the definitions that both have.
+func (g generatedV2) addition(specs []*openapispec.Swagger) (addition, error) {
 	shared, err := g.shared(specs)
 	if err != nil {
 		return nil, err
 	}
 	merged, err := builder.MergeSpecs(shared, specs...)
 	if err != nil {
-		return nil, fmt.Errorf("merge the OpenAPI of CustomResourceDefinition %s: %w", crd.Name, err)
+		return nil, fmt.Errorf("merge OpenAPI documents: %w", err)
 	}
 	for name := range shared.Definitions {
 		delete(merged.Definitions, name)
@@ -202,7 +255,7 @@ func (d splicer) customV2(ctx context.Context, crd *apiextensionsv1.CustomResour
 	}
 	encoded, err := json.Marshal(merged)
 	if err != nil {
-		return nil, fmt.Errorf("encode the OpenAPI of CustomResourceDefinition %s: %w", crd.Name, err)
+		return nil, fmt.Errorf("encode OpenAPI documents: %w", err)
 	}
 	more, err := decodeSections(encoded)
 	if err != nil {

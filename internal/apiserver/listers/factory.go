@@ -72,10 +72,34 @@ func (f *Factory) InformerFor(obj runtime.Object, _ internalinterfaces.NewInform
 	resource := guess.GroupResource()
 	i := &Informer{f.NewIndexer(Source{
 		Object: obj, Resource: resource, Prefix: f.shared.Storage.Prefix(resource),
-		Decoder: legacyscheme.Codecs.UniversalDecoder(guess.GroupVersion()), Lenient: resource.Group == rbacv1.GroupName,
+		Decoder: newDecoder(guess.GroupVersion()), Lenient: resource.Group == rbacv1.GroupName,
 	})}
 	f.byType[target] = i
 	return i
+}
+
+// decoder decodes to one version what may be stored in another.
+type decoder struct {
+	runtime.Decoder
+	version schema.GroupVersion
+}
+
+func newDecoder(version schema.GroupVersion) decoder {
+	return decoder{legacyscheme.Codecs.UniversalDecoder(version), version}
+}
+
+// Decode implements runtime.Decoder. Upstream's decoder converts between two versions only by way of the internal one.
+func (d decoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	object, stored, err := d.Decoder.Decode(data, defaults, into)
+	if err == nil || stored == nil || stored.GroupVersion() == d.version {
+		return object, stored, err
+	}
+	internal, stored, err := legacyscheme.Codecs.UniversalDecoder().Decode(data, defaults, nil)
+	if err != nil {
+		return nil, stored, err
+	}
+	object, err = legacyscheme.Scheme.UnsafeConvertToVersion(internal, d.version)
+	return object, stored, err
 }
 
 // IndexerOf returns the indexer of obj's type, for callers that need more than upstream's interface.

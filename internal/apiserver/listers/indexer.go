@@ -96,6 +96,32 @@ func (i *Indexer) GetByKey(key string) (any, bool, error) {
 	return object, err == nil, err
 }
 
+// GetAt is GetByKey as of a view, for a writer.
+func (i *Indexer) GetAt(ctx context.Context, v *projection.View, key string) (runtime.Object, bool, error) {
+	row, ok, err := v.Get(ctx, i.prefix+key, v.Revision())
+	if err != nil || !ok {
+		return nil, false, err
+	}
+	object, err := i.decode(ctx, row)
+	return object, err == nil, err
+}
+
+// ListAt returns the objects of a namespace as of a view, in the order of their names, for a writer.
+func (i *Indexer) ListAt(ctx context.Context, v *projection.View, namespace string) ([]runtime.Object, error) {
+	var objects []runtime.Object
+	for row, err := range Rows(ctx, v, i.prefix+namespace+"/") {
+		if err != nil {
+			return nil, err
+		}
+		object, err := i.decode(ctx, row)
+		if err != nil {
+			return nil, err
+		}
+		objects = append(objects, object)
+	}
+	return objects, nil
+}
+
 // All returns every object, in the order of their keys. It is List with an error.
 func (i *Indexer) All() ([]any, error) { return i.scan(i.prefix) }
 

@@ -10,10 +10,17 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/runtime/serializer/recognizer"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	serveroptions "k8s.io/apiserver/pkg/server/options"
@@ -24,10 +31,13 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/tools/cache"
 	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/kubeapiserver"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
+	"github.com/logplane/logplane/projection"
 )
 
 // OwnGroup is the group of stored objects that the API does not serve: claims, the marker of bootstrap, clocks.
@@ -35,6 +45,9 @@ const OwnGroup = "logplane.dev"
 
 // ClaimsFunc names an object's claims. They must exist exactly as long as the object names them (kubestore.Resource).
 type ClaimsFunc = func(ctx context.Context, obj runtime.Object) ([]kubestore.Claim, error)
+
+// CompleteFunc writes to an object what the server derives from a view (kubestore.Resource).
+type CompleteFunc = func(ctx context.Context, v *projection.View, before, after runtime.Object) error
 
 // Config of the Stores.
 type Config struct {
@@ -47,6 +60,9 @@ type Config struct {
 	Transformers Transformers
 	// Claims are those of built-in resources.
 	Claims map[schema.GroupResource]ClaimsFunc
+	// Complete and Beside are as in kubestore.Resource, for all resources.
+	Complete func(resource schema.GroupResource) CompleteFunc
+	Beside   func(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error)
 	// Wrap, if set, wraps every store.
 	Wrap func(storage.Interface) storage.Interface
 }
@@ -108,7 +124,7 @@ func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.Storag
 		if err != nil {
 			return nil, nil, fmt.Errorf("find the scope of %s: %w", config.GroupResource, err)
 		}
-		store := kubestore.New(s.config.Cell, kubestore.Resource{
+		resource := kubestore.Resource{
 			GroupResource: config.GroupResource,
 			Prefix:        prefix,
 			Namespaced:    namespaced,
@@ -119,7 +135,12 @@ func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.Storag
 			Indexers:      indexers,
 			Transformer:   s.Transformer(config.GroupResource),
 			Claims:        claims,
-		})
+			Beside:        s.config.Beside,
+		}
+		if s.config.Complete != nil {
+			resource.Complete = s.config.Complete(config.GroupResource)
+		}
+		store := kubestore.New(s.config.Cell, resource)
 		if s.config.Wrap != nil {
 			store = s.config.Wrap(store)
 		}
@@ -135,6 +156,37 @@ func (s *Stores) Prefix(resource schema.GroupResource) string {
 // Transformer encrypts and pads the values of a resource; nil where values are stored as they are.
 func (s *Stores) Transformer(resource schema.GroupResource) value.Transformer {
 	return s.config.Transformers.For(resource)
+}
+
+// coreCodec encodes objects of core/v1 as their registries store them.
+var coreCodec = legacyscheme.Codecs.EncoderForVersion(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), corev1.SchemeGroupVersion)
+
+// CustomCodec is upstream's codec of custom resources: it writes CBOR, and reads CBOR and JSON.
+var CustomCodec = sync.OnceValue(func() runtime.Codec {
+	c := cbor.NewSerializer(unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper())
+	return runtime.NewCodec(c, recognizer.NewDecoder(c, unstructured.UnstructuredJSONScheme))
+})
+
+// Key is the key of an object of a built-in resource.
+func (s *Stores) Key(resource schema.GroupResource, namespace, name string) eventlog.Key {
+	return eventlog.Key{
+		Cluster: s.config.Cell.Cluster, Group: resource.Group, Resource: resource.Resource,
+		Prefix: "/" + s.Prefix(resource), Namespace: namespace, Name: name,
+	}
+}
+
+// PutCore is the write that stores an object of core/v1 as its registry would.
+func (s *Stores) PutCore(ctx context.Context, at projection.State, key eventlog.Key, object runtime.Object) (projection.Write, error) {
+	plain, err := runtime.Encode(coreCodec, object)
+	if err != nil {
+		return projection.Write{}, fmt.Errorf("encode %s: %w", key.Path(), err)
+	}
+	transformer := s.Transformer(schema.GroupResource{Group: key.Group, Resource: key.Resource})
+	body, err := kubestore.Stored(ctx, transformer, key.RowKey(), plain)
+	if err != nil {
+		return projection.Write{}, fmt.Errorf("encrypt %s: %w", key.Path(), err)
+	}
+	return at.Put(runtime.ContentTypeProtobuf, body, 0), nil
 }
 
 // hasNamespace asks the registry's key function, because upstream's hook is not told the scope.

@@ -32,7 +32,7 @@ var intentions = []intention{
 	// What is behind the API.
 	{request: `/(proxy|log|exec|attach|portforward)\b`, at: `status|body.*`, why: "there are no nodes: 405 before the object is looked up (row 64)"},
 	{request: `componentstatuses`, at: `.*`, why: "there is no etcd, scheduler or controller manager whose health could be asked for"},
-	{request: `apiservices`, at: `body.*`, why: "no aggregation: no APIService for each version, and no conditions of remote ones (row 65)"},
+	{request: `apiservices`, at: `body.*`, why: "written here by init and the lifecycle, there by controllers of kube-apiserver (row 65)", maybe: true},
 	{request: `(flowschemas|prioritylevelconfigurations)`, at: `body.*`, why: "priority and fairness is not enforced: upstream's controller makes and marks these"},
 	{request: `bootstrap: GET /api/v1/serviceaccounts$`, at: `body\.items\[.*/default\]`, why: "made here at the start, there by kube-controller-manager"},
 	{request: `/leases`, at: `body\.items\[kube-system/apiserver-.*`, why: "the identity of a process of kube-apiserver"},

@@ -105,12 +105,9 @@ func Dev(binary string) Side {
 	}}
 }
 
-// lacking are kube-apiserver's default admission plugins that Logplane does not have either.
-var lacking = []string{
-	"ServiceAccount", "TaintNodesByCondition", "PodSecurity", "StorageObjectInUseProtection", "PodGroupProtection",
-	"PodTopologyLabels", "PodGroupWorkloadExists", "NodeDeclaredFeatureValidator", "JobValidation", "PodResizeValidator",
-	"MutatingAdmissionPolicy", "MutatingAdmissionWebhook", "ValidatingAdmissionPolicy", "ValidatingAdmissionWebhook", "ResourceQuota",
-}
+// lacking are kube-apiserver's default admission plugins that Logplane does not have either, and the one that refuses
+// every Pod where no controller manager has given its namespace an account.
+var lacking = []string{"ServiceAccount", "PodGroupProtection", "PodGroupWorkloadExists", "JobValidation"}
 
 // Kubernetes is kube-apiserver on an etcd of one member, everything else at its defaults.
 func Kubernetes(etcd, apiserver string, more ...string) Side {

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"github.com/logplane/logplane/eventlog"
 )
 
 type requestIDKey struct{}
@@ -17,7 +19,7 @@ type requestIDs struct {
 
 // WithRequestID returns a context whose appends carry the id. Without it, each append gets an id of its own. The id
 // must be unique among all requests of all processes, so it must not be the client's own. The second append of a
-// request carries the id with '/2' after it. Only tests set it, to recognise their requests in the log.
+// request carries the id with '/2' after it.
 func WithRequestID(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, requestIDKey{}, &requestIDs{id: id})
 }
@@ -34,3 +36,19 @@ func requestID(ctx context.Context) string {
 	}
 	return r.id
 }
+
+type authorKey struct{}
+
+// WithAuthor returns a context whose appends name the author.
+func WithAuthor(ctx context.Context, author eventlog.Author) context.Context {
+	return context.WithValue(ctx, authorKey{}, author)
+}
+
+// AuthorOf is the author that the context's appends name, false if they name none.
+func AuthorOf(ctx context.Context) (eventlog.Author, bool) {
+	author, ok := ctx.Value(authorKey{}).(eventlog.Author)
+	return author, ok
+}
+
+// PartOf is the author of what a part of Logplane writes without a request.
+func PartOf(part string) eventlog.Author { return eventlog.Author{User: "system:logplane:" + part} }

@@ -1,0 +1,69 @@
+package eventlog_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+// An event brings its author back from the log, in a batch too. What clients choose cannot forge a header, is text that
+// can be seen, and has an end.
+func TestAuthor(t *testing.T) {
+	l := eventlogtest.Log(t)
+	long := strings.Repeat("é", 400)
+	for name, c := range map[string]struct{ author, want eventlog.Author }{
+		"nobody":    {},
+		"a user":    {eventlog.Author{User: "ann"}, eventlog.Author{User: "ann"}},
+		"another":   {eventlog.Author{User: "jürgen@example.org", As: "system:admin", Agent: "kubectl/v1.36.3 (linux/amd64)"}, eventlog.Author{User: "jürgen@example.org", As: "system:admin", Agent: "kubectl/v1.36.3 (linux/amd64)"}},
+		"a header":  {eventlog.Author{User: "ann\r\nLogplane-Epoch: 9", Agent: " \x1b[31mred\u202e "}, eventlog.Author{User: "ann��Logplane-Epoch: 9", Agent: "�[31mred�"}},
+		"no text":   {eventlog.Author{User: "a\xff", Agent: "\x00"}, eventlog.Author{User: "a�", Agent: "�"}},
+		"very long": {eventlog.Author{User: long, Agent: long}, eventlog.Author{User: long[:508] + "…", Agent: long[:252] + "…"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := added(strings.ReplaceAll(name, " ", "-"), "x")
+			w.Author = c.author
+			rev := mustAppend(t, l, t.Name(), w, added("beside-"+w.Key.Name, "y"))
+			events := mustTail(t, l, rev-2, rev)
+			if events[0].Author != c.want || events[1].Author != (eventlog.Author{}) {
+				t.Errorf("got %+v and %+v", events[0].Author, events[1].Author)
+			}
+			if events[0].Epoch != 0 {
+				t.Errorf("the name has set the epoch to %d", events[0].Epoch)
+			}
+		})
+	}
+}
+
+// Whatever headers say of an author is read, has an end, and is the same when it is written again.
+func FuzzAuthor(f *testing.F) {
+	f.Add("ann", "", "kubectl/v1.36.3")
+	f.Add(" a\r\nb ", "\xff\u202e", strings.Repeat("é…", 200))
+	f.Fuzz(func(t *testing.T, user, as, agent string) {
+		read := func(user, as, agent string) eventlog.Author {
+			e, err := eventlog.Decode("p", "p.log.main.%core.pods.default.a", nats.Header{
+				"ce-specversion": {"1.0"}, "ce-type": {"dev.logplane.object.added"}, "ce-id": {"id"}, "Logplane-Prefix": {"/pods"}, "Logplane-Base": {"0"},
+				"Logplane-Precondition": {"0"}, "Logplane-Epoch": {"0"}, "Logplane-Ttl": {"0"},
+				"Logplane-User": {user}, "Logplane-As": {as}, "Logplane-Agent": {agent},
+			}, nil, 7, time.Unix(1, 0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e.Author
+		}
+		a := read(user, as, agent)
+		if again := read(a.User, a.As, a.Agent); again != a {
+			t.Fatalf("%+v became %+v", a, again)
+		}
+		for _, name := range []string{a.User, a.As, a.Agent} {
+			if len(name) > 512 || !utf8.ValidString(name) || strings.ContainsAny(name, "\r\n\x00") || strings.TrimSpace(name) != name {
+				t.Fatalf("%q", name)
+			}
+		}
+	})
+}

@@ -1,0 +1,136 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
+
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/apiserver/customresources"
+)
+
+const (
+	// availableInterval is how often a remote server that can be reached is looked at again, unavailableInterval how
+	// often one that cannot.
+	availableInterval   = 30 * time.Second
+	unavailableInterval = 5 * time.Second
+)
+
+// tasksOfVersions returns the tasks of groups of custom resources and of APIServices.
+func tasksOfVersions(definitions []apiextensionsv1.CustomResourceDefinition, services []apiregistrationv1.APIService) []task {
+	groups := map[string]bool{}
+	for _, d := range definitions {
+		groups[d.Spec.Group] = true
+	}
+	var tasks []task
+	for i := range services {
+		if aggregation.Managed(&services[i]) != "" && !customresources.IsBuiltin(services[i].Spec.Group, services[i].Spec.Version) {
+			groups[services[i].Spec.Group] = true
+		}
+		if services[i].Spec.Service != nil {
+			tasks = append(tasks, task{remoteTask, services[i].Name})
+		}
+	}
+	for group := range groups {
+		tasks = append(tasks, task{versionsTask, group})
+	}
+	return tasks
+}
+
+// registerVersions makes the APIServices of a group's custom resources what its definitions say. The API does not need
+// them: clients do. It is what upstream's controller of registrations does. An APIService that nobody made for this
+// server is left alone. One of a built-in version comes with bootstrap, and goes here when no version of Kubernetes has
+// it any more.
+func (l *Lifecycle) registerVersions(ctx context.Context, group string) error {
+	definitions, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list definitions: %w", err)
+	}
+	wanted := map[string]*apiregistrationv1.APIService{}
+	for _, d := range definitions.Items {
+		for _, v := range d.Spec.Versions {
+			if d.Spec.Group == group && v.Served {
+				service := aggregation.Local(schema.GroupVersion{Group: group, Version: v.Name}, aggregation.Always)
+				wanted[service.Name] = service
+			}
+		}
+	}
+	services, err := l.registrations.APIServices().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list APIServices: %w", err)
+	}
+	var failed []error
+	for i := range services.Items {
+		found := &services.Items[i]
+		if found.Spec.Group == group {
+			failed = append(failed, l.registerVersion(ctx, found, wanted[found.Name]))
+			delete(wanted, found.Name)
+		}
+	}
+	for _, service := range wanted {
+		_, err := l.registrations.APIServices().Create(ctx, service, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			failed = append(failed, fmt.Errorf("create APIService %q: %w", service.Name, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// registerVersion makes an APIService what is wanted; nil for none.
+func (l *Lifecycle) registerVersion(ctx context.Context, found, wanted *apiregistrationv1.APIService) error {
+	managed := aggregation.Managed(found)
+	if managed == "" || customresources.IsBuiltin(found.Spec.Group, found.Spec.Version) {
+		return nil
+	}
+	var err error
+	switch {
+	case wanted == nil:
+		err = l.registrations.APIServices().Delete(ctx, found.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(found.UID))})
+	case !equality.Semantic.DeepEqual(found.Spec, wanted.Spec):
+		changed := found.DeepCopy()
+		changed.Spec = wanted.Spec
+		_, err = l.registrations.APIServices().Update(ctx, changed, metav1.UpdateOptions{})
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("register APIService %q: %w", found.Name, err)
+	}
+	return nil
+}
+
+// checkRemote writes into the status of a remote APIService whether its server can be reached. Nothing in the log says
+// when that changes, so it looks again after a while. A process that forwards requests does not need the status.
+func (l *Lifecycle) checkRemote(ctx context.Context, name string) error {
+	service, err := l.registrations.APIServices().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get APIService %q: %w", name, err)
+	}
+	if service.Spec.Service == nil || l.config.CheckRemote == nil {
+		return nil
+	}
+	condition := l.config.CheckRemote(ctx, service)
+	before := helper.GetAPIServiceConditionByType(service, apiregistrationv1.Available)
+	if before == nil || before.Status != condition.Status || before.Reason != condition.Reason { // a message may be another each time
+		changed := service.DeepCopy()
+		helper.SetAPIServiceCondition(changed, condition)
+		_, err := l.registrations.APIServices().UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("update status of APIService %q: %w", name, err)
+		}
+	}
+	if condition.Status == apiregistrationv1.ConditionTrue {
+		return &NotYetError{After: availableInterval, Reason: "the server of APIService " + name + " is looked at again"}
+	}
+	return &NotYetError{After: unavailableInterval, Reason: condition.Message}
+}

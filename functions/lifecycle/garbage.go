@@ -1,0 +1,433 @@
+package lifecycle
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/metadata"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/dependents"
+	"github.com/logplane/logplane/projection"
+)
+
+// The collection of garbage follows upstream's collector in what it does to an object (attemptToDeleteItem and
+// processDeletingDependentsItem, which are not exported). What it looks at is different: owners are read when they are
+// asked for, and the dependents of an owner come from the index (package dependents). So it keeps no graph.
+
+// collectTaskOf is the task that looks at an object.
+func collectTaskOf(o dependents.Object) task {
+	return task{collectTask, strings.Join([]string{o.Group, o.Resource, o.Namespace, o.Name}, "/")}
+}
+
+// objectOf is the inverse of collectTaskOf.
+func objectOf(t task) dependents.Object {
+	parts := strings.SplitN(t.name, "/", 4)
+	return dependents.Object{Group: parts[0], Resource: parts[1], Namespace: parts[2], Name: parts[3]}
+}
+
+// garbageOfState returns the tasks of objects that are collecting, and of all owners that dependents name.
+func (l *Lifecycle) garbageOfState(ctx context.Context, view *projection.View) ([]task, error) {
+	var tasks []task
+	objects, err := dependents.AllCollecting(ctx, view, l.config.Cell.Cluster)
+	if err != nil {
+		return nil, fmt.Errorf("look for objects that wait for their dependents: %w", err)
+	}
+	for _, o := range objects {
+		tasks = append(tasks, collectTaskOf(o))
+	}
+	last := types.UID("")
+	for r, err := range dependents.All(ctx, view, l.config.Cell.Cluster) {
+		if err != nil {
+			return nil, fmt.Errorf("look for dependents: %w", err)
+		}
+		if r.Owner.UID != last {
+			last = r.Owner.UID
+			tasks = append(tasks, task{ownerTask, string(last)})
+		}
+	}
+	return tasks, nil
+}
+
+// garbageOf returns the tasks of an event. An owner that is gone leaves its dependents. A new reference may name an
+// owner that is gone already. A reference that is gone may be the last one that its owner waited for.
+func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, error) {
+	switch {
+	case isOwn(e.Key, dependents.References):
+		r, err := dependents.ReferenceOf(e.Body)
+		if err != nil {
+			return nil, err
+		}
+		if e.Op == eventlog.Added {
+			return []task{collectTaskOf(r.Dependent)}, nil
+		}
+		view, err := l.config.Cell.Projection.AtLeast(ctx, e.Revision)
+		if err != nil {
+			return nil, err
+		}
+		owner, waits, err := dependents.Collecting(ctx, view, e.Key.Cluster, r.Owner.UID)
+		if err != nil || !waits {
+			return nil, err
+		}
+		return []task{collectTaskOf(owner)}, nil
+	case isOwn(e.Key, dependents.Collections):
+		if e.Op == eventlog.Deleted {
+			return nil, nil
+		}
+		o, err := dependents.ObjectOf(e.Body)
+		return []task{collectTaskOf(o)}, err
+	case e.Op != eventlog.Deleted || e.Key.Group == ownGroup || len(e.Body) == 0:
+		return nil, nil
+	}
+	uid, err := l.config.UID(ctx, projection.Row{Key: e.Key.RowKey(), ID: e.Key, ContentType: e.ContentType, Value: e.Body})
+	if err != nil {
+		// It cannot be read now, and never could. Its dependents are found when the lifecycle starts again.
+		l.config.Logger.WarnContext(ctx, "a deleted object cannot be read, so its dependents may stay", "key", e.Key.Path(), "error", err)
+		return nil, nil
+	}
+	view, err := l.config.Cell.Projection.AtLeast(ctx, e.Revision)
+	if err != nil {
+		return nil, err
+	}
+	_, void, err := view.Get(ctx, e.Key.RowKey(), e.Revision)
+	if err != nil || void {
+		return nil, err
+	}
+	for _, err := range dependents.Of(ctx, view, e.Key.Cluster, uid) {
+		l.gone.Add(uid, struct{}{})
+		return []task{{ownerTask, string(uid)}}, err
+	}
+	return nil, nil
+}
+
+// lookAtOwner returns the tasks of those dependents of an owner that it does not keep.
+func (l *Lifecycle) lookAtOwner(ctx context.Context, uid types.UID) ([]task, error) {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var tasks []task
+	keeps := map[string]bool{} // by what names the owner: dependents may do so in different ways
+	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, uid) {
+		if err != nil {
+			return nil, fmt.Errorf("look for dependents: %w", err)
+		}
+		named := r.Dependent.Namespace + "/" + r.Owner.APIVersion + "/" + r.Owner.Kind + "/" + r.Owner.Name
+		kept, asked := keeps[named]
+		if !asked {
+			owner, err := l.owner(ctx, r.Owner, r.Dependent.Namespace)
+			if err != nil && !errors.Is(err, errNoOwner) {
+				return nil, err
+			}
+			kept = err != nil || owner != nil && !deletesDependents(owner)
+			keeps[named] = kept
+		}
+		if !kept {
+			tasks = append(tasks, collectTaskOf(r.Dependent))
+		}
+	}
+	return tasks, nil
+}
+
+// collectAgain is how long a task waits that has lost to another write of its object, perhaps of another collector.
+const collectAgain = 50 * time.Millisecond
+
+// collect does to one object what its owners, or its own deletion, ask for. It returns the tasks of objects to which
+// that leads.
+func (l *Lifecycle) collect(ctx context.Context, o dependents.Object) ([]task, error) {
+	more, err := l.look(ctx, o)
+	if apierrors.IsConflict(err) {
+		err = &NotYetError{After: collectAgain, Reason: err.Error()}
+	}
+	return more, err
+}
+
+func (l *Lifecycle) look(ctx context.Context, o dependents.Object) ([]task, error) {
+	resource, err := l.resourceOf(o)
+	if err != nil {
+		return nil, err
+	}
+	client := l.metadata.Resource(resource).Namespace(o.Namespace)
+	item, err := l.get(ctx, client, o.Name)
+	switch {
+	case err != nil || item == nil:
+		return nil, err
+	case item.DeletionTimestamp == nil:
+		return nil, l.judge(ctx, client, item)
+	case slices.Contains(item.Finalizers, metav1.FinalizerOrphanDependents):
+		return nil, l.orphan(ctx, client, item)
+	case deletesDependents(item):
+		return l.finish(ctx, client, item)
+	}
+	return nil, nil
+}
+
+// deletesDependents says whether the object is in the foreground deletion.
+func deletesDependents(o metav1.Object) bool {
+	return o.GetDeletionTimestamp() != nil && slices.Contains(o.GetFinalizers(), metav1.FinalizerDeleteDependents)
+}
+
+// judge deletes an object that no owner keeps.
+func (l *Lifecycle) judge(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
+	var kept []metav1.OwnerReference
+	waiting := 0
+	for _, r := range item.OwnerReferences {
+		owner, err := l.owner(ctx, r, item.Namespace)
+		switch {
+		case errors.Is(err, errNoOwner):
+			kept = append(kept, r)
+		case err != nil:
+			return err
+		case owner == nil:
+		case deletesDependents(owner) && r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion:
+			waiting++
+		default:
+			kept = append(kept, r)
+		}
+	}
+	switch {
+	case len(kept) == len(item.OwnerReferences):
+		return nil
+	case len(kept) > 0:
+		return setField(ctx, client, item, "ownerReferences", kept)
+	}
+	policy := metav1.DeletePropagationBackground
+	switch {
+	case waiting > 0:
+		has, err := l.hasDependents(ctx, item.UID)
+		if err != nil {
+			return err
+		}
+		if has {
+			policy = metav1.DeletePropagationForeground
+			if item, err = l.breakCircle(ctx, client, item); err != nil {
+				return err
+			}
+		}
+	case slices.Contains(item.Finalizers, metav1.FinalizerOrphanDependents):
+		policy = metav1.DeletePropagationOrphan
+	case slices.Contains(item.Finalizers, metav1.FinalizerDeleteDependents):
+		policy = metav1.DeletePropagationForeground
+	}
+	err := client.Delete(ctx, item.Name, metav1.DeleteOptions{
+		PropagationPolicy: &policy, Preconditions: &metav1.Preconditions{UID: &item.UID, ResourceVersion: &item.ResourceVersion},
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete the garbage %s: %w", item.Name, err)
+	}
+	if err == nil {
+		collected.Inc()
+	}
+	return nil
+}
+
+// breakCircle lets an object block its owners no more, if one of its own dependents waits in the same way. Otherwise
+// objects that own each other would wait for ever. It returns the object as it is then.
+func (l *Lifecycle) breakCircle(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) (*metav1.PartialObjectMetadata, error) {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, item.UID) {
+		if err != nil {
+			return nil, err
+		}
+		if r.Dependent.UID == "" {
+			continue
+		}
+		_, waits, err := dependents.Collecting(ctx, view, l.config.Cell.Cluster, r.Dependent.UID)
+		if err != nil {
+			return nil, err
+		}
+		if !waits {
+			continue
+		}
+		owners := make([]metav1.OwnerReference, len(item.OwnerReferences))
+		no := false
+		for i, owner := range item.OwnerReferences {
+			owner.BlockOwnerDeletion = &no
+			owners[i] = owner
+		}
+		return patch(ctx, client, item, "ownerReferences", owners)
+	}
+	return item, nil
+}
+
+func (l *Lifecycle) hasDependents(ctx context.Context, uid types.UID) (bool, error) {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, uid) {
+		return true, err
+	}
+	return false, nil
+}
+
+// finish ends a foreground deletion once no dependent blocks it. Until then it returns the tasks of all dependents.
+func (l *Lifecycle) finish(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) ([]task, error) {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var tasks []task
+	blocked := false
+	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, item.UID) {
+		if err != nil {
+			return nil, fmt.Errorf("look for dependents: %w", err)
+		}
+		tasks = append(tasks, collectTaskOf(r.Dependent))
+		blocked = blocked || r.Owner.BlockOwnerDeletion != nil && *r.Owner.BlockOwnerDeletion
+	}
+	if blocked {
+		return tasks, nil
+	}
+	return nil, removeFinalizer(ctx, client, item, metav1.FinalizerDeleteDependents)
+}
+
+// orphan takes an object out of its dependents' owners, and then lets it go.
+func (l *Lifecycle) orphan(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return err
+	}
+	running, limited := errgroup.WithContext(ctx)
+	running.SetLimit(workers)
+	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, item.UID) {
+		if err != nil {
+			return errors.Join(err, running.Wait())
+		}
+		running.Go(func() error { return l.leaveOwner(limited, r) })
+	}
+	if err := running.Wait(); err != nil {
+		return fmt.Errorf("orphan the dependents of %s: %w", item.Name, err)
+	}
+	return removeFinalizer(ctx, client, item, metav1.FinalizerOrphanDependents)
+}
+
+// leaveOwner takes an owner out of a dependent's owners.
+func (l *Lifecycle) leaveOwner(ctx context.Context, r dependents.Reference) error {
+	resource, err := l.resourceOf(r.Dependent)
+	if err != nil {
+		return err
+	}
+	client := l.metadata.Resource(resource).Namespace(r.Dependent.Namespace)
+	item, err := l.get(ctx, client, r.Dependent.Name)
+	if err != nil || item == nil {
+		return err
+	}
+	kept := slices.DeleteFunc(slices.Clone(item.OwnerReferences), func(o metav1.OwnerReference) bool { return o.UID == r.Owner.UID })
+	if len(kept) == len(item.OwnerReferences) {
+		return nil
+	}
+	return setField(ctx, client, item, "ownerReferences", kept)
+}
+
+func removeFinalizer(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata, finalizer string) error {
+	kept := slices.DeleteFunc(slices.Clone(item.Finalizers), func(f string) bool { return f == finalizer })
+	return setField(ctx, client, item, "finalizers", kept)
+}
+
+// setField is patch for an object that may be gone meanwhile.
+func setField(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata, field string, value any) error {
+	_, err := patch(ctx, client, item, field, value)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// patch replaces a field of the metadata, if the object is still at the revision that was read.
+func patch(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata, field string, value any) (*metav1.PartialObjectMetadata, error) {
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{field: value, "uid": item.UID, "resourceVersion": item.ResourceVersion}})
+	if err != nil {
+		return nil, err
+	}
+	patched, err := client.Patch(ctx, item.Name, types.MergePatchType, body, metav1.PatchOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("patch the %s of %s: %w", field, item.Name, err)
+	}
+	return patched, nil
+}
+
+// errNoOwner is for a reference that cannot be followed. As in upstream, what has one is left alone. The kind may be
+// one that is not served, or an object without a namespace names an owner in one: nobody can tell in which.
+var errNoOwner = errors.New("the reference to the owner cannot be followed")
+
+// owner reads the owner that a dependent in the namespace names. It is nil if there is no such object, or another one
+// of that name.
+func (l *Lifecycle) owner(ctx context.Context, r metav1.OwnerReference, namespace string) (*metav1.PartialObjectMetadata, error) {
+	if l.gone.Contains(r.UID) {
+		return nil, nil
+	}
+	kind := schema.FromAPIVersionAndKind(r.APIVersion, r.Kind)
+	mapping, err := retryMapping(l, func() (*meta.RESTMapping, error) { return l.mapper.RESTMapping(kind.GroupKind(), kind.Version) })
+	if meta.IsNoMatchError(err) {
+		return nil, errNoOwner
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the resource of owner '%s' of kind '%s': %w", r.Name, kind, err)
+	}
+	client := metadata.ResourceInterface(l.metadata.Resource(mapping.Resource))
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		if namespace == "" {
+			return nil, errNoOwner
+		}
+		client = l.metadata.Resource(mapping.Resource).Namespace(namespace)
+	}
+	owner, err := l.get(ctx, client, r.Name)
+	if owner != nil && owner.UID != r.UID {
+		owner = nil
+	}
+	return owner, err
+}
+
+// get reads an object; nil if there is none. A resource that is not served any more is an error: its objects may be
+// served in another version.
+func (l *Lifecycle) get(ctx context.Context, client metadata.ResourceInterface, name string) (*metav1.PartialObjectMetadata, error) {
+	object, err := client.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		return object, nil
+	case apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
+		return nil, nil
+	}
+	l.mapper.Reset()
+	return nil, fmt.Errorf("get '%s': %w", name, err)
+}
+
+// resourceOf chooses a version in which the object is served.
+func (l *Lifecycle) resourceOf(o dependents.Object) (schema.GroupVersionResource, error) {
+	if o.Group == "" { // which means any group to the mapper
+		return corev1.SchemeGroupVersion.WithResource(o.Resource), nil
+	}
+	resource, err := retryMapping(l, func() (schema.GroupVersionResource, error) {
+		return l.mapper.ResourceFor(schema.GroupVersionResource{Group: o.Group, Resource: o.Resource})
+	})
+	if err != nil {
+		return resource, fmt.Errorf("find the version of %s: %w", o, err)
+	}
+	return resource, nil
+}
+
+// retryMapping asks the mapper, and asks again after it has forgotten what it knew. A kind may be new.
+func retryMapping[T any](l *Lifecycle, ask func() (T, error)) (T, error) {
+	found, err := ask()
+	if meta.IsNoMatchError(err) {
+		l.mapper.Reset()
+		found, err = ask()
+	}
+	return found, err
+}

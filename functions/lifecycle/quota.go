@@ -1,0 +1,65 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/quotas"
+	"github.com/logplane/logplane/projection"
+)
+
+// recountsOfState returns the tasks of quotas that are to be recounted.
+func (l *Lifecycle) recountsOfState(ctx context.Context, view *projection.View) ([]task, error) {
+	names, err := quotas.AllMarked(ctx, view, l.config.Cell.Cluster)
+	if err != nil {
+		return nil, fmt.Errorf("look for quotas to recount: %w", err)
+	}
+	var tasks []task
+	for _, name := range names {
+		tasks = append(tasks, task{recountTask, name})
+	}
+	return tasks, nil
+}
+
+// recount counts again what a new quota limits, once every create that could not see the quota has ended. The server
+// counts with each write of the quota, also with one that changes nothing.
+func (l *Lifecycle) recount(ctx context.Context, t task) error {
+	namespace, name := quotas.Marked(t.name)
+	key := quotas.MarkKey(l.config.Cell.Cluster, namespace, name)
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return err
+	}
+	mark, err := view.State(ctx, key)
+	if err != nil {
+		return err
+	}
+	if _, marked := mark.Row(); !marked {
+		return nil
+	}
+	unsettled, err := l.settle(ctx, key)
+	switch {
+	case err != nil:
+		return err
+	case unsettled != nil:
+		return unsettled
+	}
+	client := l.client.CoreV1().ResourceQuotas(namespace)
+	quota, err := client.Get(ctx, name, metav1.GetOptions{})
+	if err == nil {
+		_, err = client.UpdateStatus(ctx, quota, metav1.UpdateOptions{})
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("recount quota '%s' of namespace '%s': %w", name, namespace, err)
+	}
+	_, err = l.config.Cell.Append(ctx, view, mark.Delete())
+	if errors.Is(err, eventlog.ErrConflict) {
+		return nil // somebody marked it again, or has removed the mark; an event tells
+	}
+	return err
+}

@@ -1,0 +1,134 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/ephemeral"
+	volumeutil "k8s.io/kubernetes/pkg/volume/util"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// The admission plugin StorageObjectInUseProtection gives each claim and each volume a finalizer. It is removed here
+// once nothing uses what is deleted, as upstream's protection controllers do.
+
+// claimTaskOf is the task that looks at a claim.
+func claimTaskOf(namespace, name string) task { return task{claimTask, namespace + "/" + name} }
+
+// volumesOf returns the tasks of an event: of a claim or a volume that changes, and of the claims that wait for the
+// Pods of a namespace.
+func (l *Lifecycle) volumesOf(e eventlog.Event) []task {
+	k := e.Key
+	switch {
+	case k.Group != "":
+		return nil
+	case k.Resource == "persistentvolumeclaims":
+		return []task{claimTaskOf(k.Namespace, k.Name)}
+	case k.Resource == "persistentvolumes":
+		return []task{{volumeTask, k.Name}}
+	case k.Resource != "pods" || e.Op == eventlog.Added:
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var tasks []task
+	for t := range l.terminating {
+		if t.kind == claimTask && k.Namespace == objectNamespace(t) {
+			tasks = append(tasks, t)
+		}
+	}
+	return tasks
+}
+
+// volumesOfState returns the tasks of claims and volumes that are being deleted.
+func (l *Lifecycle) volumesOfState(ctx context.Context) ([]task, error) {
+	var tasks []task
+	claims, err := l.client.CoreV1().PersistentVolumeClaims("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list claims of volumes: %w", err)
+	}
+	for _, c := range claims.Items {
+		if c.DeletionTimestamp != nil {
+			tasks = append(tasks, claimTaskOf(c.Namespace, c.Name))
+		}
+	}
+	volumes, err := l.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list volumes: %w", err)
+	}
+	for _, v := range volumes.Items {
+		if v.DeletionTimestamp != nil {
+			tasks = append(tasks, task{volumeTask, v.Name})
+		}
+	}
+	return tasks, nil
+}
+
+// releaseClaim lets a claim go that no Pod uses any more.
+func (l *Lifecycle) releaseClaim(ctx context.Context, t task) error {
+	namespace, name := objectNamespace(t), objectName(t)
+	client := l.client.CoreV1().PersistentVolumeClaims(namespace)
+	claim, err := client.Get(ctx, name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("get claim '%s': %w", t.name, err)
+	}
+	waits := err == nil && claim.DeletionTimestamp != nil && slices.Contains(claim.Finalizers, volumeutil.PVCProtectionFinalizer)
+	l.remember(t, waits) // before the look at the Pods
+	if !waits {
+		return nil
+	}
+	pods, err := l.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list pods: %w", err)
+	}
+	for i := range pods.Items {
+		if uses(&pods.Items[i], claim) {
+			return nil
+		}
+	}
+	claim.Finalizers = slices.DeleteFunc(claim.Finalizers, func(f string) bool { return f == volumeutil.PVCProtectionFinalizer })
+	_, err = client.Update(ctx, claim, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("release claim '%s': %w", t.name, err)
+	}
+	return nil
+}
+
+// uses says whether a Pod uses a claim that is being deleted. A Pod without a node will not be started with it any
+// more.
+func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
+	if pod.Spec.NodeName == "" {
+		return false
+	}
+	shutDown := pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil && *pod.DeletionGracePeriodSeconds == 0
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		named := v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim.Name
+		return named || !shutDown && v.Ephemeral != nil && ephemeral.VolumeClaimName(pod, &v) == claim.Name && ephemeral.VolumeIsForPod(pod, claim) == nil
+	})
+}
+
+// releaseVolume lets a volume go that is not bound any more.
+func (l *Lifecycle) releaseVolume(ctx context.Context, t task) error {
+	client := l.client.CoreV1().PersistentVolumes()
+	volume, err := client.Get(ctx, t.name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get volume '%s': %w", t.name, err)
+	}
+	if volume.DeletionTimestamp == nil || volume.Status.Phase == corev1.VolumeBound || !slices.Contains(volume.Finalizers, volumeutil.PVProtectionFinalizer) {
+		return nil
+	}
+	volume.Finalizers = slices.DeleteFunc(volume.Finalizers, func(f string) bool { return f == volumeutil.PVProtectionFinalizer })
+	_, err = client.Update(ctx, volume, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("release volume '%s': %w", t.name, err)
+	}
+	return nil
+}

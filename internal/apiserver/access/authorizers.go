@@ -1,0 +1,136 @@
+package access
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/apis/apiserver/validation"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
+	authorizationmetrics "k8s.io/apiserver/pkg/authorization/metrics"
+	"k8s.io/apiserver/pkg/authorization/union"
+	"k8s.io/apiserver/plugin/pkg/authorizer/webhook"
+	"k8s.io/apiserver/plugin/pkg/authorizer/webhook/metrics"
+	"k8s.io/kubernetes/pkg/kubeapiserver/authorizer/modes"
+
+	"github.com/logplane/logplane/internal/reload"
+)
+
+// Authorizer decides, and says what a user may do.
+type Authorizer interface {
+	authorizer.Authorizer
+	authorizer.RuleResolver
+}
+
+// Authorizers decide in the order of an AuthorizationConfiguration.
+type Authorizers struct{ newest *reload.Value[authorizers] }
+
+type authorizers struct {
+	authorizer.Authorizer
+	authorizer.RuleResolver
+}
+
+// NewAuthorizers reads the file, kube-apiserver's --authorization-config. It asks no webhook. The file may name
+// webhooks, and others by their type.
+func NewAuthorizers(file string, others map[string]Authorizer) (*Authorizers, error) {
+	newest, err := reload.New(func() (authorizers, error) { return readAuthorizers(file, others) }, file)
+	if err != nil {
+		return nil, fmt.Errorf("use the authorization configuration '%s': %w", file, err)
+	}
+	return &Authorizers{newest}, nil
+}
+
+// Authorize implements authorizer.Authorizer.
+func (a *Authorizers) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
+	return a.newest.Get().Authorize(ctx, attributes)
+}
+
+// RulesFor implements authorizer.RuleResolver. Webhooks have no rules, so theirs are missing.
+func (a *Authorizers) RulesFor(ctx context.Context, who user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+	return a.newest.Get().RulesFor(ctx, who, namespace)
+}
+
+func readAuthorizers(file string, others map[string]Authorizer) (authorizers, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return authorizers{}, err
+	}
+	decoded, err := runtime.Decode(decoder(), text)
+	if err != nil {
+		return authorizers{}, err
+	}
+	config, ok := decoded.(*apiserver.AuthorizationConfiguration)
+	if !ok {
+		return authorizers{}, fmt.Errorf("it holds a %T: it must hold an AuthorizationConfiguration", decoded)
+	}
+	compiler := authorizationcel.NewDefaultCompiler()
+	known, repeatable := sets.KeySet(others).Insert(modes.ModeWebhook), sets.New(modes.ModeWebhook)
+	if err := validation.ValidateAuthorizationConfiguration(compiler, nil, config, known, repeatable).ToAggregate(); err != nil {
+		return authorizers{}, err
+	}
+	var all []authorizer.Authorizer
+	var rules []authorizer.RuleResolver
+	for _, c := range config.Authorizers {
+		made := others[string(c.Type)]
+		if c.Type == apiserver.TypeWebhook {
+			if made, err = newWebhook(c, compiler); err != nil {
+				return authorizers{}, fmt.Errorf("webhook '%s': %w", c.Name, err)
+			}
+		}
+		all = append(all, authorizationmetrics.InstrumentedAuthorizer(string(c.Type), c.Name, made))
+		rules = append(rules, made)
+	}
+	return authorizers{union.New(all...), union.NewRuleResolvers(rules...)}, nil
+}
+
+// asked is a webhook that decides.
+type asked struct{ *webhook.WebhookAuthorizer }
+
+// Authorize implements authorizer.Authorizer.
+func (a asked) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
+	decision, reason, err := a.WebhookAuthorizer.Authorize(ctx, attributes)
+	endPlaceless(err)
+	return decision, reason, err
+}
+
+func newWebhook(c apiserver.AuthorizerConfiguration, compiler authorizationcel.Compiler) (Authorizer, error) {
+	w := c.Webhook
+	if w.ConnectionInfo.Type != apiserver.AuthorizationWebhookConnectionInfoTypeKubeConfigFile {
+		return nil, fmt.Errorf("'connectionInfo.type' is '%s': it must be '%s'", w.ConnectionInfo.Type, apiserver.AuthorizationWebhookConnectionInfoTypeKubeConfigFile)
+	}
+	to, err := client(*w.ConnectionInfo.KubeConfigFile)
+	if err != nil {
+		return nil, err
+	}
+	to.Timeout = w.Timeout.Duration
+	onError := authorizer.DecisionDeny
+	if w.FailurePolicy == apiserver.FailurePolicyNoOpinion {
+		onError = authorizer.DecisionNoOpinion
+	}
+	allowedTTL, deniedTTL := w.AuthorizedTTL.Duration, w.UnauthorizedTTL.Duration
+	if !w.CacheAuthorizedRequests {
+		allowedTTL = 0
+	}
+	if !w.CacheUnauthorizedRequests {
+		deniedTTL = 0
+	}
+	made, err := webhook.New(to, w.SubjectAccessReviewVersion, allowedTTL, deniedTTL, once, onError, w.MatchConditions, c.Name, newMetrics(), compiler)
+	if err != nil {
+		return nil, err
+	}
+	return asked{made}, nil
+}
+
+// newMetrics are those that kube-apiserver has of webhooks that decide.
+func newMetrics() metrics.AuthorizerMetrics {
+	return struct {
+		metrics.NoopRequestMetrics
+		metrics.WebhookMetrics
+		authorizationcel.MatcherMetrics
+	}{WebhookMetrics: metrics.NewWebhookMetrics(), MatcherMetrics: authorizationcel.NewMatcherMetrics()}
+}

@@ -1,0 +1,128 @@
+package access
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/apis/apiserver/install"
+	"k8s.io/apiserver/pkg/apis/apiserver/validation"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	authenticationcel "k8s.io/apiserver/pkg/authentication/cel"
+	"k8s.io/apiserver/pkg/authentication/request/anonymous"
+	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
+	"k8s.io/apiserver/plugin/pkg/authenticator/token/oidc"
+	"k8s.io/client-go/util/cert"
+
+	"github.com/logplane/logplane/internal/reload"
+)
+
+// IssuersConfig says whose tokens are good.
+type IssuersConfig struct {
+	// File is an AuthenticationConfiguration, kube-apiserver's --authentication-config.
+	File string
+	// Own are issuers whose tokens are verified otherwise, so that the file must not have them.
+	Own []string
+	// NoAnonymous is where everybody may do everything: the file must not let anybody be anonymous.
+	NoAnonymous bool
+}
+
+// Issuers verify the tokens of others, and know which requests may be anonymous.
+type Issuers struct{ newest *reload.Value[issuers] }
+
+type issuers struct {
+	authenticator.Token
+	// anonymous is nil if nobody may be.
+	anonymous authenticator.Request
+}
+
+// NewIssuers reads the file. It asks no issuer: the first token does.
+func NewIssuers(c IssuersConfig) (*Issuers, error) {
+	newest, err := reload.New(c.read, c.File)
+	if err != nil {
+		return nil, fmt.Errorf("use the authentication configuration '%s': %w", c.File, err)
+	}
+	return &Issuers{newest}, nil
+}
+
+// AuthenticateToken implements authenticator.Token.
+func (i *Issuers) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+	return i.newest.Get().AuthenticateToken(ctx, token)
+}
+
+// AuthenticateRequest implements authenticator.Request for requests without credentials.
+func (i *Issuers) AuthenticateRequest(r *http.Request) (*authenticator.Response, bool, error) {
+	if anonymous := i.newest.Get().anonymous; anonymous != nil {
+		return anonymous.AuthenticateRequest(r)
+	}
+	return nil, false, nil
+}
+
+func (c IssuersConfig) read() (made issuers, err error) {
+	text, err := os.ReadFile(c.File)
+	if err != nil {
+		return made, err
+	}
+	decoded, err := runtime.Decode(decoder(), text)
+	if err != nil {
+		return made, err
+	}
+	config, ok := decoded.(*apiserver.AuthenticationConfiguration)
+	if !ok {
+		return made, fmt.Errorf("it holds a %T: it must hold an AuthenticationConfiguration", decoded)
+	}
+	compiler := authenticationcel.NewDefaultCompiler()
+	if err := validation.ValidateAuthenticationConfiguration(compiler, config, c.Own).ToAggregate(); err != nil {
+		return made, err
+	}
+	var tokens []authenticator.Token
+	for _, j := range config.JWT {
+		verifier, err := newIssuer(j, compiler)
+		if err != nil {
+			return made, fmt.Errorf("issuer '%s': %w", j.Issuer.URL, err)
+		}
+		tokens = append(tokens, verifier)
+	}
+	made.Token = tokenunion.NewFailOnError(tokens...)
+	if a := config.Anonymous; a != nil && a.Enabled {
+		if c.NoAnonymous {
+			return made, errors.New("'anonymous.enabled' must not be true where everybody may do everything: choose --authorization-mode RBAC")
+		}
+		made.anonymous = anonymous.NewAuthenticator(a.Conditions)
+	}
+	return made, nil
+}
+
+// newIssuer makes upstream's verifier with keys that are fetched when they are needed.
+func newIssuer(j apiserver.JWTAuthenticator, compiler authenticationcel.Compiler) (authenticator.Token, error) {
+	if j.Issuer.EgressSelectorType != "" {
+		return nil, errors.New("'issuer.egressSelectorType' must be empty: there is no egress selector")
+	}
+	certificates := &tls.Config{}
+	if pem := j.Issuer.CertificateAuthority; pem != "" {
+		var err error
+		if certificates.RootCAs, err = cert.NewPoolFromBytes([]byte(pem)); err != nil {
+			return nil, fmt.Errorf("read 'issuer.certificateAuthority': %w", err)
+		}
+	}
+	client := &http.Client{Transport: newTransport(certificates, nil)}
+	keys := newKeySet(j, client)
+	j.Issuer.DiscoveryURL = "" // the keys know it; with keys of its own upstream accepts none
+	return oidc.New(context.Background(), oidc.Options{
+		JWTAuthenticator: j, KeySet: keys, Client: client, Compiler: compiler, SupportedSigningAlgs: oidc.AllValidSigningAlgorithms(),
+	})
+}
+
+// decoder decodes the configurations of upstream's, strictly.
+var decoder = sync.OnceValue(func() runtime.Decoder {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder()
+})

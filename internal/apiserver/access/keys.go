@@ -1,0 +1,193 @@
+package access
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	jose "gopkg.in/go-jose/go-jose.v2"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+)
+
+const (
+	// keyLife is how long keys are used before the issuer is asked again. A key that it has withdrawn is good for as
+	// long. kube-apiserver asks again only for the sake of a key that it does not know.
+	keyLife = 5 * time.Minute
+	// keyPause is the time between two questions. Strangers can make tokens with unknown keys, and cause no more.
+	keyPause = 10 * time.Second
+	// keyTimeout bounds a question.
+	keyTimeout = 10 * time.Second
+)
+
+// keySet are the keys of one issuer. It is upstream's oidc.KeySet, and safe for concurrent use. Upstream's own fetches
+// keys in the background.
+type keySet struct {
+	issuer, discovery string
+	// groups is the claim that holds the groups, empty if there is none.
+	groups string
+	client *http.Client
+
+	turn   chan struct{} // has an element while the issuer is asked
+	newest atomic.Pointer[keys]
+}
+
+// keys are what an issuer has published.
+type keys struct {
+	set   jose.JSONWebKeySet
+	asked time.Time
+	// err is why the issuer's last answer was none. The keys are then those of an earlier one.
+	err error
+}
+
+func newKeySet(j apiserver.JWTAuthenticator, client *http.Client) *keySet {
+	discovery := j.Issuer.DiscoveryURL
+	if discovery == "" {
+		discovery = strings.TrimSuffix(j.Issuer.URL, "/") + "/.well-known/openid-configuration"
+	}
+	return &keySet{issuer: j.Issuer.URL, discovery: discovery, groups: j.ClaimMappings.Groups.Claim, client: client, turn: make(chan struct{}, 1)}
+}
+
+// VerifySignature implements oidc.KeySet. It asks the issuer if no key that it knows verifies the token.
+func (k *keySet) VerifySignature(ctx context.Context, token string) ([]byte, error) {
+	signed, err := jose.ParseSigned(token)
+	if err != nil {
+		return nil, fmt.Errorf("parse the token: %w", err)
+	}
+	known := k.newest.Load()
+	payload, ok := known.verify(signed)
+	if !ok || known.stale() {
+		known = k.renew(ctx, known, !ok)
+		payload, ok = known.verify(signed)
+	}
+	if !ok {
+		return nil, errors.Join(errors.New("no key of the issuer verifies it"), known.err)
+	}
+	return payload, k.checkGroups(payload)
+}
+
+// verify returns what the token says if one of the keys has signed it.
+func (k *keys) verify(signed *jose.JSONWebSignature) (payload []byte, ok bool) {
+	if k == nil || len(signed.Signatures) != 1 {
+		return nil, false
+	}
+	id := signed.Signatures[0].Header.KeyID
+	for _, key := range k.set.Keys {
+		if id != "" && id != key.KeyID {
+			continue
+		}
+		if payload, err := signed.Verify(&key); err == nil {
+			return payload, true
+		}
+	}
+	return nil, false
+}
+
+// stale reports whether the issuer should be asked again though the keys are good enough.
+func (k *keys) stale() bool {
+	age := time.Since(k.asked)
+	return age > keyLife || k.err != nil && age > keyPause
+}
+
+// renew returns keys that are newer than the known ones, if it is time to ask for them. One request asks, and its
+// answer is for all. The others wait for it if they must, and go on with what is known if not.
+func (k *keySet) renew(ctx context.Context, known *keys, must bool) *keys {
+	if known != nil && time.Since(known.asked) < keyPause {
+		return known
+	}
+	select {
+	case k.turn <- struct{}{}:
+	default:
+		if !must {
+			return known
+		}
+		select {
+		case k.turn <- struct{}{}:
+		case <-ctx.Done():
+			return &keys{err: ctx.Err()}
+		}
+	}
+	defer func() { <-k.turn }()
+	if newer := k.newest.Load(); newer != known {
+		return newer // another request has asked meanwhile
+	}
+	newer := &keys{}
+	newer.set, newer.err = k.ask(ctx)
+	newer.asked = time.Now()
+	if newer.err != nil {
+		slog.Warn("an issuer does not say by which keys its tokens are verified: those that it named before are used on", "issuer", k.issuer, "error", newer.err)
+		if known != nil {
+			newer.set = known.set
+		}
+	}
+	k.newest.Store(newer)
+	return newer
+}
+
+// ask fetches the keys. They are for other requests as well, so neither a client that gives up nor the short deadline
+// that it gave its request makes the question fail.
+func (k *keySet) ask(ctx context.Context) (set jose.JSONWebKeySet, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keyTimeout)
+	defer cancel()
+	var document struct {
+		Issuer  string `json:"issuer"`
+		KeysURL string `json:"jwks_uri"`
+	}
+	if err := k.get(ctx, k.discovery, &document); err != nil {
+		return set, err
+	}
+	if document.Issuer != k.issuer {
+		return set, fmt.Errorf("'%s' is of issuer '%s', not of '%s'", k.discovery, document.Issuer, k.issuer)
+	}
+	if !strings.HasPrefix(document.KeysURL, "https://") {
+		return set, fmt.Errorf("'%s' has the keys at '%s': it must be an 'https://' URL", k.discovery, document.KeysURL)
+	}
+	return set, k.get(ctx, document.KeysURL, &set)
+}
+
+// get decodes the JSON at a URL.
+func (k *keySet) get(ctx context.Context, url string, into any) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := k.client.Do(r)
+	endPlaceless(err)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("'%s' answers %s", url, response.Status)
+	}
+	if err := json.NewDecoder(response.Body).Decode(into); err != nil {
+		return fmt.Errorf("decode '%s': %w", url, err)
+	}
+	return nil
+}
+
+// checkGroups refuses a token that says where the groups are instead of naming them ("distributed claims"). Upstream
+// would ask there in the background.
+func (k *keySet) checkGroups(payload []byte) error {
+	if k.groups == "" {
+		return nil
+	}
+	var claims map[string]json.RawMessage
+	if err := json.Unmarshal(payload, &claims); err != nil {
+		return fmt.Errorf("decode the claims: %w", err)
+	}
+	if _, named := claims[k.groups]; named {
+		return nil
+	}
+	var elsewhere map[string]string
+	_ = json.Unmarshal(claims["_claim_names"], &elsewhere) // upstream says what is wrong
+	if _, found := elsewhere[k.groups]; found {
+		return fmt.Errorf("the token says that the claim '%s' is elsewhere: its issuer must put it into the token", k.groups)
+	}
+	return nil
+}

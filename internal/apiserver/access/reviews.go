@@ -1,0 +1,88 @@
+package access
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/plugin/pkg/authenticator/token/webhook"
+
+	"github.com/logplane/logplane/internal/reload"
+)
+
+// ReviewsConfig says which webhook knows whose tokens are.
+type ReviewsConfig struct {
+	// File is a kubeconfig that leads to the webhook.
+	File string
+	// Version of the TokenReview that it understands, 'v1' or 'v1beta1'.
+	Version string
+	// TTL is how long an answer is kept; 0 keeps none.
+	TTL time.Duration
+	// Audiences are those of this API.
+	Audiences authenticator.Audiences
+}
+
+// NewReviews reads the file. It does not ask the webhook.
+func NewReviews(c ReviewsConfig) (authenticator.Token, error) {
+	newest, err := reload.New(c.read, c.File)
+	if err != nil {
+		return nil, fmt.Errorf("use the token webhook of '%s': %w", c.File, err)
+	}
+	return authenticator.TokenFunc(func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+		return newest.Get().AuthenticateToken(ctx, token)
+	}), nil
+}
+
+// reviews keeps the webhook's answers. Upstream's cache asks in a goroutine that may outlive the request.
+type reviews struct {
+	webhook authenticator.Token
+	answers *cache.LRUExpireCache
+	ttl     time.Duration
+}
+
+func (c ReviewsConfig) read() (*reviews, error) {
+	to, err := client(c.File)
+	if err != nil {
+		return nil, err
+	}
+	asked, err := webhook.New(to, c.Version, c.Audiences, once)
+	if err != nil {
+		return nil, err
+	}
+	return &reviews{asked, cache.NewLRUExpireCache(maxAnswers), c.TTL}, nil
+}
+
+// AuthenticateToken implements authenticator.Token. Both answers of the webhook are kept, but no failure to answer.
+func (r *reviews) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+	audiences, _ := authenticator.AudiencesFrom(ctx)
+	question := questionOf(token, audiences)
+	if answer, found := r.answers.Get(question); found {
+		response := answer.(*authenticator.Response)
+		return response, response != nil, nil
+	}
+	response, ok, err := r.webhook.AuthenticateToken(ctx, token)
+	endPlaceless(err)
+	if err != nil {
+		return nil, false, err
+	}
+	if !ok {
+		response = nil
+	}
+	if r.ttl > 0 {
+		r.answers.Add(question, response, r.ttl)
+	}
+	return response, ok, nil
+}
+
+// questionOf is what an answer is kept under. No token stays in memory.
+func questionOf(token string, audiences authenticator.Audiences) [sha256.Size]byte {
+	var text []byte
+	for _, part := range append([]string{token}, audiences...) {
+		text = append(binary.BigEndian.AppendUint64(text, uint64(len(part))), part...)
+	}
+	return sha256.Sum256(text)
+}

@@ -1,0 +1,144 @@
+// Package aggregation forwards requests to other API servers, and says who serves what.
+//
+// Nouns. An APIService says who serves one version of a group. A local one says that this server does. A remote one
+// names the Service of another server, a remote server. Upstream's aggregator follows APIServices with informers, and
+// asks remote servers in the background. Here both are done by the request that needs the answer.
+//
+// The path of a request through the package:
+//
+//  1. Remote finds the APIService of the request's group version in the newest view.
+//  2. servers.go has the connections to its server. An address that could not be reached is not tried for some seconds.
+//  3. forward.go sends the request there, as the proxy that may say who the user is, and passes the answer on.
+//  4. documents.go asks servers for their discovery and OpenAPI, all at once and not for long, and keeps the answers
+//     for some seconds.
+//  5. storage.go stores APIServices. local.go makes the local ones, and check.go says which remote ones are available,
+//     for bootstrap and the lifecycle to write.
+//  6. trust.go publishes by what a remote server knows this one.
+package aggregation
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/util/webhook"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
+
+	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/reload"
+)
+
+// Resource is APIServices.
+var Resource = apiregistrationv1.Resource("apiservices")
+
+// Prefix is upstream's storage prefix of APIServices.
+const Prefix = "apiregistration.k8s.io/apiservices"
+
+// Config of an Aggregator.
+type Config struct {
+	Listers *listers.Factory
+	// Services finds an endpoint of a Service. Only what it finds is ever called.
+	Services webhook.ServiceResolver
+	// CertFile and KeyFile hold the certificate by which remote servers know this one. They are empty for none.
+	CertFile, KeyFile string
+	// Timeout is how long a remote server may take to begin its answer.
+	Timeout time.Duration
+	// Fail answers with an error as a Status.
+	Fail   func(http.ResponseWriter, *http.Request, error)
+	Logger *slog.Logger
+}
+
+// Aggregator forwards requests. It is safe for concurrent use.
+type Aggregator struct {
+	config Config
+	rows   *listers.Indexer
+	// certificate is nil for none.
+	certificate *reload.Value[tls.Certificate]
+	// down are addresses that could not be reached.
+	down *lru.Cache[string, failure]
+
+	mu      sync.Mutex
+	servers *lru.Cache[serverKey, *server] // by mu
+}
+
+// New makes an Aggregator. It reads the certificate, and calls nobody.
+func New(c Config) (*Aggregator, error) {
+	a := &Aggregator{config: c, rows: c.Listers.NewIndexer(listers.Source{
+		Object: &apiregistrationv1.APIService{}, Resource: Resource, Prefix: Prefix,
+		Decoder: aggregatorscheme.Codecs.UniversalDecoder(apiregistrationv1.SchemeGroupVersion), Lenient: true,
+	})}
+	var err error
+	if c.CertFile != "" {
+		a.certificate, err = reload.New(func() (tls.Certificate, error) { return tls.LoadX509KeyPair(c.CertFile, c.KeyFile) }, c.CertFile, c.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("load --proxy-client-cert-file: %w", err)
+		}
+	}
+	if a.down, err = lru.New[string, failure](keptFailures); err != nil {
+		return nil, err
+	}
+	a.servers, err = lru.NewWithEvict(keptServers, func(_ serverKey, s *server) { s.transport.CloseIdleConnections() })
+	return a, err
+}
+
+// Remote returns the APIService of a group version that a remote server serves, nil for any other. A version that is
+// built in is never remote. The object is shared.
+func (a *Aggregator) Remote(version schema.GroupVersion) (*apiregistrationv1.APIService, error) {
+	object, found, err := a.rows.GetByKey(nameOf(version))
+	if listers.IsUndecodable(err) {
+		return nil, nil // as All leaves it out
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read APIService %s: %w", nameOf(version), err)
+	}
+	if !found {
+		return nil, nil
+	}
+	service := object.(*apiregistrationv1.APIService)
+	if isRemote(service) && versionOf(service) == version { // 'v1.a' of group 'b' has the name of 'v1' of group 'a.b'
+		return service, nil
+	}
+	return nil, nil
+}
+
+// All returns the APIServices of remote servers, by name. The objects are shared.
+func (a *Aggregator) All() ([]*apiregistrationv1.APIService, error) {
+	objects, err := a.rows.All()
+	if err != nil {
+		return nil, fmt.Errorf("list APIServices: %w", err)
+	}
+	var remote []*apiregistrationv1.APIService
+	for _, object := range objects {
+		service := object.(*apiregistrationv1.APIService)
+		if isRemote(service) {
+			remote = append(remote, service)
+		}
+	}
+	return remote, nil
+}
+
+// isRemote reports whether an APIService decides who serves its version. It may be older than the check that refuses
+// one for a built-in version.
+func isRemote(service *apiregistrationv1.APIService) bool {
+	return service.Spec.Service != nil && !customresources.IsBuiltin(service.Spec.Group, service.Spec.Version)
+}
+
+func nameOf(version schema.GroupVersion) string { return version.Version + "." + version.Group }
+
+func versionOf(service *apiregistrationv1.APIService) schema.GroupVersion {
+	return schema.GroupVersion{Group: service.Spec.Group, Version: service.Spec.Version}
+}
+
+// Shrink forgets what servers have said, and closes connections that carry nothing.
+func (a *Aggregator) Shrink() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.servers.Purge()
+}

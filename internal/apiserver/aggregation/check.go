@@ -1,0 +1,78 @@
+package aggregation
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+const (
+	// checkTimeout bounds a look at a server, checks how many of its endpoints are looked at.
+	checkTimeout = 5 * time.Second
+	checks       = 3
+)
+
+// Check says whether the server of a remote APIService can be reached. It is the condition that upstream's controller
+// writes.
+func (a *Aggregator) Check(ctx context.Context, service *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition {
+	condition := apiregistrationv1.APIServiceCondition{
+		Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, LastTransitionTime: metav1.Now(),
+	}
+	condition.Reason, condition.Message = a.missing(service)
+	if condition.Reason != "" {
+		return condition
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	var err error
+	for range checks { // each may choose another endpoint
+		if err = a.probe(ctx, service); err == nil {
+			condition.Status, condition.Reason, condition.Message = apiregistrationv1.ConditionTrue, "Passed", "all checks passed"
+			return condition
+		}
+	}
+	condition.Reason, condition.Message = "FailedDiscoveryCheck", err.Error()
+	return condition
+}
+
+// missing says what the Service of a remote APIService lacks, if it cannot be called.
+func (a *Aggregator) missing(service *apiregistrationv1.APIService) (reason, message string) {
+	at, port := service.Spec.Service, portOf(service)
+	found, err := a.config.Listers.Core().V1().Services().Lister().Services(at.Namespace).Get(at.Name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return "ServiceNotFound", fmt.Sprintf("service/%s in %q is not present", at.Name, at.Namespace)
+	case err != nil:
+		return "ServiceAccessError", fmt.Sprintf("service/%s in %q cannot be checked due to: %v", at.Name, at.Namespace, err)
+	case !slices.ContainsFunc(found.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == port }):
+		return "ServicePortError", fmt.Sprintf("service/%s in %q is not listening on port %d", at.Name, at.Namespace, port)
+	}
+	if _, err := a.config.Services.ResolveEndpoint(at.Namespace, at.Name, port); err != nil {
+		return "MissingEndpoints", fmt.Sprintf("service/%s in %q has no endpoint that can be called: %v", at.Name, at.Namespace, err)
+	}
+	return "", ""
+}
+
+// probe asks the server for something that it must serve.
+func (a *Aggregator) probe(ctx context.Context, service *apiregistrationv1.APIService) error {
+	s, err := a.serverOf(service)
+	if err != nil {
+		return err
+	}
+	path := "/apis/" + versionOf(service).String()
+	got, err := a.get(ctx, s, discoverer, path, http.Header{}, mostDiscovery)
+	if err != nil {
+		return fmt.Errorf("failing or missing response from %s: %w", path, err)
+	}
+	if got.code < http.StatusOK || got.code >= http.StatusMultipleChoices {
+		return got.unexpected(path)
+	}
+	return nil
+}

@@ -1,0 +1,357 @@
+package aggregation
+
+import (
+	"context"
+	"crypto/sha512"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"sync"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apidiscoveryv2beta1 "k8s.io/api/apidiscovery/v2beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	discoveryconversion "k8s.io/apiserver/pkg/apis/apidiscovery/v2"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/transport"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	openapiaggregator "k8s.io/kube-openapi/pkg/aggregator"
+	"k8s.io/kube-openapi/pkg/handler3"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+)
+
+const (
+	// mostDiscovery and mostOpenAPI bound what a server may say of itself, in bytes.
+	mostDiscovery = 4 << 20
+	mostOpenAPI   = 8 << 20
+)
+
+// As whom upstream asks a server for its discovery, and for its OpenAPI.
+var (
+	discoverer = &user.DefaultInfo{Name: "system:kube-aggregator", Groups: []string{user.SystemPrivilegedGroup}}
+	describer  = &user.DefaultInfo{Name: "system:aggregator"}
+)
+
+// answer of a server.
+type answer struct {
+	code   int
+	header http.Header
+	body   []byte
+}
+
+// get asks a server for a document. It follows no redirect.
+func (a *Aggregator) get(ctx context.Context, s *server, as user.Info, path string, header http.Header, most int64) (answer, error) {
+	endpoint, err := a.locate(s)
+	if err != nil {
+		return answer{}, err
+	}
+	location := url.URL{Scheme: "https", Host: endpoint.Host, Path: path}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, location.String(), http.NoBody)
+	if err != nil {
+		return answer{}, err
+	}
+	r.Header = header
+	transport.SetAuthProxyHeaders(r, as.GetName(), as.GetUID(), as.GetGroups(), as.GetExtra())
+	response, err := s.transport.RoundTrip(r)
+	if err != nil {
+		return answer{}, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, most+1))
+	if err == nil && int64(len(body)) > most {
+		err = fmt.Errorf("%s of Service %s/%s has more than %d bytes", path, s.key.namespace, s.key.name, most)
+	}
+	return answer{response.StatusCode, response.Header, body}, err
+}
+
+// unexpected is the error of an answer that is of no use.
+func (n answer) unexpected(path string) error {
+	return fmt.Errorf("bad status from %s: %d", path, n.code)
+}
+
+// discovered is what a server serves. Versions is nil for a server without aggregated discovery.
+type discovered struct {
+	etag     string
+	versions map[schema.GroupVersion]apidiscoveryv2.APIVersionDiscovery
+}
+
+var discoveryCodecs = sync.OnceValue(func() serializer.CodecFactory {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(apidiscoveryv2.AddToScheme(scheme))
+	utilruntime.Must(apidiscoveryv2beta1.AddToScheme(scheme))
+	utilruntime.Must(discoveryconversion.RegisterConversions(scheme))
+	return serializer.NewCodecFactory(scheme)
+})
+
+// Discover returns what the servers of remote APIServices serve, in the order of the APIServices. What cannot be
+// learned in time is stale: as it was last known, or without resources.
+func (a *Aggregator) Discover(ctx context.Context, services []*apiregistrationv1.APIService) ([]apidiscoveryv2.APIVersionDiscovery, error) {
+	if err := a.ask(ctx, services, func(s *server, _ schema.GroupVersion) []func(context.Context) {
+		return unfresh(&s.discovery, func(ctx context.Context, before *discovered) (*discovered, error) { return a.discover(ctx, s, before) })
+	}); err != nil {
+		return nil, err
+	}
+	// Upstream falls back to the discovery of each version. A server that does not answer is not waited for twice.
+	if err := a.ask(ctx, services, func(s *server, version schema.GroupVersion) []func(context.Context) {
+		if known, err := s.discovery.last(); err != nil || known.versions != nil {
+			return nil
+		}
+		return unfresh(s.legacyOf(version), func(ctx context.Context, _ []apidiscoveryv2.APIResourceDiscovery) ([]apidiscoveryv2.APIResourceDiscovery, error) {
+			return a.discoverVersion(ctx, s, version)
+		})
+	}); err != nil {
+		return nil, err
+	}
+	all := make([]apidiscoveryv2.APIVersionDiscovery, len(services))
+	for i, service := range services {
+		all[i] = a.lastDiscovered(service)
+	}
+	return all, nil
+}
+
+func (a *Aggregator) lastDiscovered(service *apiregistrationv1.APIService) apidiscoveryv2.APIVersionDiscovery {
+	version := versionOf(service)
+	found := apidiscoveryv2.APIVersionDiscovery{Version: version.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale}
+	s, err := a.serverOf(service)
+	if err != nil {
+		return found
+	}
+	known, err := s.discovery.last()
+	switch {
+	case known == nil:
+	case known.versions != nil:
+		found.Resources = known.versions[version].Resources
+	default:
+		var failed error
+		found.Resources, failed = s.legacyOf(version).last()
+		err = errors.Join(err, failed)
+	}
+	if err == nil {
+		found.Freshness = apidiscoveryv2.DiscoveryFreshnessCurrent
+	}
+	return found
+}
+
+// ask runs what has to be asked of the servers of APIServices.
+func (a *Aggregator) ask(ctx context.Context, services []*apiregistrationv1.APIService, of func(*server, schema.GroupVersion) []func(context.Context)) error {
+	var asks []func(context.Context)
+	for _, service := range services {
+		s, err := a.serverOf(service)
+		if err != nil {
+			a.config.Logger.WarnContext(ctx, "a remote API server cannot be asked what it serves", "apiService", service.Name, "error", err)
+			continue
+		}
+		asks = append(asks, of(s, versionOf(service))...)
+	}
+	return askAll(ctx, asks)
+}
+
+// unfresh is how to ask for what was not asked for a while, nothing if it is fresh.
+func unfresh[T any](k *kept[T], f func(context.Context, T) (T, error)) []func(context.Context) {
+	if k.isFresh() {
+		return nil
+	}
+	return []func(context.Context){func(ctx context.Context) { k.ask(ctx, f) }}
+}
+
+func (s *server) legacyOf(version schema.GroupVersion) *kept[[]apidiscoveryv2.APIResourceDiscovery] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k, ok := s.legacy[version]
+	if !ok {
+		k = &kept[[]apidiscoveryv2.APIResourceDiscovery]{}
+		s.legacy[version] = k
+	}
+	return k
+}
+
+// discover asks a server for aggregated discovery.
+func (a *Aggregator) discover(ctx context.Context, s *server, before *discovered) (*discovered, error) {
+	header := http.Header{"Accept": {discovery.AcceptV2 + "," + discovery.AcceptV2Beta1}}
+	if before != nil && before.etag != "" {
+		header.Set("If-None-Match", before.etag)
+	}
+	got, err := a.get(ctx, s, discoverer, "/apis", header, mostDiscovery)
+	if err != nil {
+		return nil, err
+	}
+	if got.code == http.StatusNotModified && before != nil {
+		return before, nil
+	}
+	if got.code == http.StatusServiceUnavailable {
+		return nil, got.unexpected("/apis")
+	}
+	if got.code != http.StatusOK || !isAggregated(got.header.Get("Content-Type")) {
+		return &discovered{}, nil
+	}
+	var list apidiscoveryv2.APIGroupDiscoveryList
+	if err := runtime.DecodeInto(discoveryCodecs().UniversalDecoder(), got.body, &list); err != nil {
+		return nil, fmt.Errorf("decode the discovery of Service %s/%s: %w", s.key.namespace, s.key.name, err)
+	}
+	found := &discovered{etag: got.header.Get("Etag"), versions: map[schema.GroupVersion]apidiscoveryv2.APIVersionDiscovery{}}
+	for _, g := range list.Items {
+		for _, v := range g.Versions {
+			withKinds(v.Resources)
+			found.versions[schema.GroupVersion{Group: g.Name, Version: v.Version}] = v
+		}
+	}
+	return found, nil
+}
+
+func isAggregated(contentType string) bool {
+	for _, version := range []string{"v2", "v2beta1"} {
+		kind := schema.GroupVersionKind{Group: "apidiscovery.k8s.io", Version: version, Kind: "APIGroupDiscoveryList"}
+		if ok, err := discovery.ContentTypeIsGVK(contentType, kind); ok && err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// withKinds fills in kinds that are missing: some clients cannot read a list without.
+func withKinds(resources []apidiscoveryv2.APIResourceDiscovery) {
+	for i := range resources {
+		if resources[i].ResponseKind == nil {
+			resources[i].ResponseKind = &metav1.GroupVersionKind{}
+		}
+		for j := range resources[i].Subresources {
+			if resources[i].Subresources[j].ResponseKind == nil {
+				resources[i].Subresources[j].ResponseKind = &metav1.GroupVersionKind{}
+			}
+		}
+	}
+}
+
+// discoverVersion asks a server for the discovery of one version.
+func (a *Aggregator) discoverVersion(ctx context.Context, s *server, version schema.GroupVersion) ([]apidiscoveryv2.APIResourceDiscovery, error) {
+	path := "/apis/" + version.String()
+	got, err := a.get(ctx, s, discoverer, path, http.Header{"Accept": {runtime.ContentTypeJSON}}, mostDiscovery)
+	if err != nil {
+		return nil, err
+	}
+	if got.code != http.StatusOK {
+		return nil, got.unexpected(path)
+	}
+	var list metav1.APIResourceList
+	if err := json.Unmarshal(got.body, &list); err != nil {
+		return nil, fmt.Errorf("decode %s of Service %s/%s: %w", path, s.key.namespace, s.key.name, err)
+	}
+	return endpoints.ConvertGroupVersionIntoToDiscovery(list.APIResources)
+}
+
+// OpenAPIV3 returns where the OpenAPI v3 documents of remote group versions are, by their paths below '/openapi/v3'. It
+// leaves out what was never learned.
+func (a *Aggregator) OpenAPIV3(ctx context.Context, services []*apiregistrationv1.APIService) (map[string]string, error) {
+	if err := a.ask(ctx, services, func(s *server, _ schema.GroupVersion) []func(context.Context) {
+		return unfresh(&s.openapi3, func(ctx context.Context, _ map[string]string) (map[string]string, error) { return a.indexOf(ctx, s) })
+	}); err != nil {
+		return nil, err
+	}
+	all := map[string]string{}
+	for _, service := range services {
+		s, err := a.serverOf(service)
+		if err != nil {
+			continue
+		}
+		path := "apis/" + versionOf(service).String()
+		known, _ := s.openapi3.last()
+		if location, ok := known[path]; ok {
+			all[path] = location
+		}
+	}
+	return all, nil
+}
+
+func (a *Aggregator) indexOf(ctx context.Context, s *server) (map[string]string, error) {
+	const path = "/openapi/v3"
+	got, err := a.get(ctx, s, describer, path, http.Header{"Accept": {runtime.ContentTypeJSON}}, mostDiscovery)
+	if err != nil {
+		return nil, err
+	}
+	if got.code != http.StatusOK {
+		return nil, got.unexpected(path)
+	}
+	var index handler3.OpenAPIV3Discovery
+	if err := json.Unmarshal(got.body, &index); err != nil {
+		return nil, fmt.Errorf("decode %s of Service %s/%s: %w", path, s.key.namespace, s.key.name, err)
+	}
+	all := map[string]string{}
+	for path, at := range index.Paths {
+		all[path] = at.ServerRelativeURL
+	}
+	return all, nil
+}
+
+// Document is the OpenAPI v2 document of a remote server, or the part of it that is about one group version.
+type Document struct {
+	Etag    string
+	Swagger *spec.Swagger
+}
+
+// OpenAPIV2 returns the parts of servers' OpenAPI v2 documents that are about remote group versions, in the order of
+// the APIServices. One that was never learned is nil. They must not be changed.
+func (a *Aggregator) OpenAPIV2(ctx context.Context, services []*apiregistrationv1.APIService) ([]*Document, error) {
+	if err := a.ask(ctx, services, func(s *server, _ schema.GroupVersion) []func(context.Context) {
+		return unfresh(&s.openapi2, func(ctx context.Context, before *Document) (*Document, error) { return a.describe(ctx, s, before) })
+	}); err != nil {
+		return nil, err
+	}
+	all := make([]*Document, len(services))
+	for i, service := range services {
+		s, err := a.serverOf(service)
+		if err != nil {
+			continue
+		}
+		if known, _ := s.openapi2.last(); known != nil {
+			all[i] = known
+		}
+	}
+	return all, nil
+}
+
+// Only returns the part of the document that is about one group version.
+func (d *Document) Only(version schema.GroupVersion) *spec.Swagger {
+	return openapiaggregator.FilterSpecByPathsWithoutSideEffects(d.Swagger, []string{"/apis/" + version.String() + "/"})
+}
+
+func (a *Aggregator) describe(ctx context.Context, s *server, before *Document) (*Document, error) {
+	const path = "/openapi/v2"
+	header := http.Header{"Accept": {runtime.ContentTypeJSON}}
+	if before != nil {
+		header.Set("If-None-Match", before.Etag)
+	}
+	got, err := a.get(ctx, s, describer, path, header, mostOpenAPI)
+	if err != nil {
+		return nil, err
+	}
+	if got.code == http.StatusNotModified && before != nil {
+		return before, nil
+	}
+	if got.code != http.StatusOK {
+		return nil, got.unexpected(path)
+	}
+	etag := got.header.Get("Etag")
+	if etag == "" {
+		etag = fmt.Sprintf("%q", fmt.Sprintf("%X", sha512.Sum512(got.body)))
+	}
+	if before != nil && before.Etag == etag {
+		return before, nil
+	}
+	document := &Document{Etag: etag, Swagger: &spec.Swagger{}}
+	if err := document.Swagger.UnmarshalJSON(got.body); err != nil {
+		return nil, fmt.Errorf("decode %s of Service %s/%s: %w", path, s.key.namespace, s.key.name, err)
+	}
+	if document.Swagger.Paths == nil {
+		return nil, errors.New(path + " has no paths")
+	}
+	return document, nil
+}

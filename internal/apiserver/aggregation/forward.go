@@ -1,0 +1,165 @@
+package aggregation
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/proxy"
+	"k8s.io/apiserver/pkg/authentication/user"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericfeatures "k8s.io/apiserver/pkg/features"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/apiserver/pkg/util/flowcontrol"
+	apiserverproxy "k8s.io/apiserver/pkg/util/proxy"
+	"k8s.io/client-go/transport"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/streaming/pkg/httpstream"
+
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// errAnswered ends the wait of a request whose answer was passed on: it needs no place any more.
+var errAnswered = errors.New("the request was answered")
+
+// Forward sends an authorized request to the remote server that the APIService names, and passes its answer on. A slow
+// server holds no place of other requests.
+func (a *Aggregator) Forward(w http.ResponseWriter, r *http.Request, service *apiregistrationv1.APIService) {
+	flowcontrol.RequestDelegated(r.Context()) // a watch has started
+	err := kubestore.WithoutPlace(r.Context(), func() error {
+		if err := a.forward(w, r, service); err != nil {
+			return err
+		}
+		return errAnswered
+	})
+	if err != nil && err != errAnswered {
+		a.config.Fail(w, r, err)
+	}
+}
+
+// forward returns an error if nothing was sent.
+func (a *Aggregator) forward(w http.ResponseWriter, r *http.Request, service *apiregistrationv1.APIService) error {
+	user, ok := apirequest.UserFrom(r.Context())
+	if !ok {
+		return apierrors.NewInternalError(errors.New("a request without a user is not forwarded"))
+	}
+	s, err := a.serverOf(service)
+	if err != nil {
+		return apierrors.NewServiceUnavailable(err.Error())
+	}
+	endpoint, err := a.locate(s)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	end := kubestore.EndOf(ctx)
+	if end != nil {
+		go func() { // ends with this function
+			select {
+			case <-end:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+	}
+	location := &url.URL{Scheme: "https", Host: endpoint.Host, Path: r.URL.Path, RawQuery: r.URL.Query().Encode()}
+	sent, cancelSent := apiserverproxy.NewRequestForProxy(location, r.WithContext(ctx))
+	defer cancelSent()
+	upgrade := httpstream.IsUpgradeRequest(r)
+	if upgrade { // the handler dials by itself, and uses of the transport only how it does
+		transport.SetAuthProxyHeaders(sent, user.GetName(), uidOf(user), user.GetGroups(), user.GetExtra())
+		w = closing{w, ctx}
+	}
+	through := transport.NewAuthProxyRoundTripper(user.GetName(), uidOf(user), user.GetGroups(), user.GetExtra(), ending{s.transport, end})
+	handler := proxy.NewUpgradeAwareHandler(location, through, true, upgrade, failing(a.config.Fail))
+	handler.RejectForwardingRedirects = true
+	handler.ServeHTTP(w, sent)
+	return nil
+}
+
+func uidOf(u user.Info) string {
+	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.RemoteRequestHeaderUID) {
+		return u.GetUID()
+	}
+	return ""
+}
+
+// failing answers for a server that cannot be reached, or that does not answer.
+type failing func(http.ResponseWriter, *http.Request, error)
+
+// Error implements proxy.ErrorResponder. The outcome of a write may be unknown, so it has no Retry-After (row 61).
+func (f failing) Error(w http.ResponseWriter, r *http.Request, err error) {
+	switch {
+	case errors.Is(r.Context().Err(), context.DeadlineExceeded):
+		err = apierrors.NewTimeoutError("the remote API server did not answer within the allotted timeout", 0)
+	case apierrors.ReasonForError(err) == "":
+		err = apierrors.NewServiceUnavailable(fmt.Sprintf("error trying to reach service: %v", err))
+	}
+	f(w, r, err)
+}
+
+// closing closes a connection that has switched protocols when its request is over: at its deadline, if it has one, or
+// when this process stops.
+type closing struct {
+	http.ResponseWriter
+	ctx context.Context
+}
+
+// Unwrap is for http.ResponseController.
+func (c closing) Unwrap() http.ResponseWriter { return c.ResponseWriter }
+
+// Hijack implements http.Hijacker.
+func (c closing) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buffered, err := http.NewResponseController(c.ResponseWriter).Hijack()
+	if err == nil {
+		context.AfterFunc(c.ctx, func() { _ = conn.Close() })
+	}
+	return conn, buffered, err
+}
+
+// ending ends the body of an answer where it is, without an error, once end is closed: this process stops. A client of
+// a watch then watches again.
+type ending struct {
+	http.RoundTripper
+	end <-chan struct{}
+}
+
+var _ utilnet.RoundTripperWrapper = ending{}
+
+// WrappedRoundTripper implements utilnet.RoundTripperWrapper.
+func (e ending) WrappedRoundTripper() http.RoundTripper { return e.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (e ending) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := e.RoundTripper.RoundTrip(r)
+	if err == nil && e.end != nil {
+		response.Body = endingBody{response.Body, e.end}
+	}
+	return response, err
+}
+
+type endingBody struct {
+	io.ReadCloser
+	end <-chan struct{}
+}
+
+// Read implements io.Reader. The end has cancelled the request.
+func (b endingBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		select {
+		case <-b.end:
+			err = io.EOF
+		default:
+		}
+	}
+	return n, err
+}

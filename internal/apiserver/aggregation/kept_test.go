@@ -1,0 +1,73 @@
+package aggregation
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestKeptIsAskedOnce: those who need an answer at the same time wait for one. It is used for some seconds, and beyond
+// them while there is no newer one.
+func TestKeptIsAskedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k, asked := &kept[int]{}, 0
+		answer := func(context.Context, int) (int, error) {
+			time.Sleep(time.Second)
+			asked++
+			return asked, nil
+		}
+		_, err := k.last()
+		require.Equal(t, errUnasked, err)
+		var running sync.WaitGroup
+		for range 10 {
+			running.Go(func() { k.ask(t.Context(), answer) })
+		}
+		running.Wait()
+		got, err := k.last()
+		require.NoError(t, err)
+		require.Equal(t, 1, got)
+		require.True(t, k.isFresh())
+		time.Sleep(keptFor)
+		require.False(t, k.isFresh())
+
+		k.ask(t.Context(), func(_ context.Context, before int) (int, error) { return before, errors.New("it is down") })
+		got, err = k.last()
+		require.ErrorContains(t, err, "down")
+		require.Equal(t, 1, got)
+		require.True(t, k.isFresh(), "a failure is not tried again at once")
+		time.Sleep(keptFor)
+		k.ask(t.Context(), func(context.Context, int) (int, error) { panic("at the disco") })
+		_, err = k.last()
+		require.ErrorContains(t, err, "disco")
+	})
+}
+
+// TestAClientThatLeavesSaysNothingOfAServer: its request is no reason to think that the server does not answer. A
+// server that takes too long is one.
+func TestAClientThatLeavesSaysNothingOfAServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &kept[int]{}
+		wait := func(ctx context.Context, _ int) (int, error) {
+			<-ctx.Done()
+			return 0, ctx.Err()
+		}
+		for _, short := range []time.Duration{time.Millisecond, time.Second} {
+			ctx, cancel := context.WithTimeout(t.Context(), short)
+			require.NoError(t, askAll(ctx, unfresh(k, wait)))
+			cancel()
+			require.False(t, k.isFresh())
+		}
+		began := time.Now()
+		require.NoError(t, askAll(t.Context(), unfresh(k, wait)))
+		require.Equal(t, patience, time.Since(began))
+		require.True(t, k.isFresh())
+		_, err := k.last()
+		require.Equal(t, errImpatient, err)
+		require.Empty(t, unfresh(k, wait))
+	})
+}

@@ -1,0 +1,164 @@
+package aggregation
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/cert"
+)
+
+// Trust is what a remote server must know to believe this one who a user is.
+type Trust struct {
+	// RequestHeaderCAFile holds the authorities of the certificate that Config.CertFile names. Without it there is
+	// nothing to publish. ClientCAFile holds the authorities of clients; empty for none.
+	RequestHeaderCAFile, ClientCAFile string
+	// AllowedNames are common names that such a certificate may have; any if empty.
+	AllowedNames []string
+}
+
+const (
+	trustNamespace = metav1.NamespaceSystem
+	trustName      = "extension-apiserver-authentication"
+	allowedNames   = "requestheader-allowed-names"
+	// trustAttempts bounds how often Publish tries while other processes publish too.
+	trustAttempts = 5
+)
+
+// authorities are the keys of the ConfigMap that hold certificates.
+var authorities = []string{"client-ca-file", "requestheader-client-ca-file"}
+
+// Publish writes the ConfigMap 'extension-apiserver-authentication', which remote servers read. As in kube-apiserver,
+// it adds to what other processes have published. It writes nothing that is there already.
+func (t Trust) Publish(ctx context.Context, client kubernetes.Interface) error {
+	if t.RequestHeaderCAFile == "" {
+		return nil
+	}
+	wanted, err := t.data()
+	if err != nil {
+		return err
+	}
+	configMaps := client.CoreV1().ConfigMaps(trustNamespace)
+	for range trustAttempts {
+		var found *corev1.ConfigMap
+		found, err = configMaps.Get(ctx, trustName, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			_, err = configMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: trustName}, Data: wanted}, metav1.CreateOptions{})
+		case err == nil:
+			changed := found.DeepCopy()
+			if changed.Data, err = combined(found.Data, wanted); err != nil {
+				return fmt.Errorf("combine ConfigMap %s/%s with the flags: %w", trustNamespace, trustName, err)
+			}
+			_, err = configMaps.Update(ctx, changed, metav1.UpdateOptions{}) // one that changes nothing appends nothing
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("publish ConfigMap %s/%s: %w", trustNamespace, trustName, err)
+	}
+	return nil
+}
+
+// data is what this process publishes. The headers are those that Forward sets.
+func (t Trust) data() (map[string]string, error) {
+	data := map[string]string{}
+	for key, path := range map[string]string{authorities[0]: t.ClientCAFile, authorities[1]: t.RequestHeaderCAFile} {
+		if path == "" {
+			continue
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("read authorities to publish: %w", err)
+		}
+		if data[key], err = canonical(content); err != nil {
+			return nil, fmt.Errorf("read authorities to publish from '%s': %w", path, err)
+		}
+	}
+	for key, names := range map[string][]string{
+		"requestheader-username-headers":     {"X-Remote-User"},
+		"requestheader-uid-headers":          {"X-Remote-Uid"},
+		"requestheader-group-headers":        {"X-Remote-Group"},
+		"requestheader-extra-headers-prefix": {"X-Remote-Extra-"},
+		allowedNames:                         append([]string{}, t.AllowedNames...),
+	} {
+		encoded, err := json.Marshal(names)
+		if err != nil {
+			return nil, err
+		}
+		data[key] = string(encoded)
+	}
+	return data, nil
+}
+
+// combined adds what is wanted to what was found: certificates and names that are not there yet.
+func combined(found, wanted map[string]string) (map[string]string, error) {
+	all := maps.Clone(found)
+	if all == nil {
+		all = map[string]string{}
+	}
+	for key, value := range wanted {
+		var err error
+		switch {
+		case found[key] == "":
+			all[key] = value
+		case slices.Contains(authorities, key):
+			all[key], err = canonical([]byte(found[key] + "\n" + value))
+		default:
+			all[key], err = union(found[key], value)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("key '%s': %w", key, err)
+		}
+	}
+	return all, nil
+}
+
+// union of two lists in JSON.
+func union(found, wanted string) (string, error) {
+	var all, more []string
+	if err := json.Unmarshal([]byte(found), &all); err != nil {
+		return "", err
+	}
+	if err := json.Unmarshal([]byte(wanted), &more); err != nil {
+		return "", err
+	}
+	for _, name := range more {
+		if !slices.Contains(all, name) {
+			all = append(all, name)
+		}
+	}
+	encoded, err := json.Marshal(all)
+	return string(encoded), err
+}
+
+// canonical has each certificate once, and nothing else.
+func canonical(text []byte) (string, error) {
+	certificates, err := cert.ParseCertsPEM(text)
+	if err != nil {
+		return "", err
+	}
+	seen := map[string]bool{}
+	var out bytes.Buffer
+	for _, c := range certificates {
+		if seen[string(c.Raw)] {
+			continue
+		}
+		seen[string(c.Raw)] = true
+		if err := pem.Encode(&out, &pem.Block{Type: cert.CertificateBlockType, Bytes: c.Raw}); err != nil {
+			return "", err
+		}
+	}
+	return out.String(), nil
+}

@@ -1,0 +1,131 @@
+// Package namespaces ties objects to the life of their namespace.
+//
+// Upstream checks at the beginning of a create that the namespace is there, and lets controllers give a new namespace
+// its account and its certificate some time later. Here the check is repeated on the view from which the create is
+// computed, and what every namespace has is written in the namespace's own atomic batch.
+package namespaces
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/kubernetes/pkg/controller/certificates/rootcacertpublisher"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+// DefaultAccount is the ServiceAccount that every namespace has, and RootCA the ConfigMap.
+const (
+	DefaultAccount = "default"
+	RootCA         = rootcacertpublisher.RootCACertConfigMapName
+)
+
+// Config of Namespaces.
+type Config struct {
+	Stores  *resources.Stores
+	Listers *listers.Factory
+	// RootCA is the PEM of the authority that signs this API's certificate, for Pods to trust. Without it there is no
+	// ConfigMap.
+	RootCA []byte
+}
+
+// Namespaces knows what ties objects to their namespace. It is safe for concurrent use.
+type Namespaces struct {
+	config Config
+	rows   *listers.Indexer
+}
+
+// New makes a Namespaces. It reads nothing.
+func New(c Config) *Namespaces {
+	return &Namespaces{c, c.Listers.IndexerOf(&corev1.Namespace{})}
+}
+
+// Beside refuses a create in a namespace that is not there or terminates. For a new namespace it returns the writes of
+// what every namespace has.
+func (n *Namespaces) Beside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
+	switch {
+	case c.Before != nil || c.After == nil:
+		return nil, nil
+	case c.Key.Namespace != "":
+		return nil, n.check(ctx, v, c)
+	case c.Resource() == corev1.Resource("namespaces"):
+		return n.defaults(ctx, v, c.Key.Name)
+	}
+	return nil, nil
+}
+
+// check refuses what admission has refused before, if the namespace was alive at the beginning of the request.
+func (n *Namespaces) check(ctx context.Context, v *projection.View, c kubestore.Change) error {
+	name := c.Key.Namespace
+	object, found, err := n.rows.GetAt(ctx, v, name)
+	switch {
+	case err != nil:
+		return fmt.Errorf("read namespace '%s': %w", name, err)
+	case !found:
+		return apierrors.NewNotFound(corev1.Resource("namespaces"), name)
+	case object.(*corev1.Namespace).DeletionTimestamp == nil:
+		return nil
+	}
+	refused := apierrors.NewForbidden(c.Resource(), c.Key.Name, fmt.Errorf("unable to create new content in namespace %s because it is being terminated", name))
+	refused.ErrStatus.Details.Causes = append(refused.ErrStatus.Details.Causes, metav1.StatusCause{
+		Type: corev1.NamespaceTerminatingCause, Message: fmt.Sprintf("namespace %s is being terminated", name), Field: "metadata.namespace",
+	})
+	return refused
+}
+
+// defaults are the writes of what a new namespace has.
+func (n *Namespaces) defaults(ctx context.Context, v *projection.View, namespace string) ([]projection.Write, error) {
+	var writes []projection.Write
+	for _, d := range Defaults(namespace, n.config.RootCA) {
+		key := n.config.Stores.Key(d.Resource, namespace, d.Object.GetName())
+		at, err := v.State(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		if _, live := at.Row(); live {
+			continue
+		}
+		d.Object.SetUID(types.UID(uuid.NewString()))
+		d.Object.SetCreationTimestamp(metav1.Now())
+		w, err := n.config.Stores.PutCore(ctx, at, key, d.Object)
+		if err != nil {
+			return nil, err
+		}
+		writes = append(writes, w)
+	}
+	return writes, nil
+}
+
+// Default is an object that every namespace has.
+type Default struct {
+	Resource schema.GroupResource
+	Object   interface {
+		runtime.Object
+		metav1.Object
+	}
+}
+
+// Defaults are the objects that every namespace has. The caller may write to them.
+func Defaults(namespace string, rootCA []byte) []Default {
+	all := []Default{{corev1.Resource("serviceaccounts"), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: DefaultAccount, Namespace: namespace}}}}
+	if len(rootCA) > 0 {
+		all = append(all, Default{corev1.Resource("configmaps"), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: RootCA, Namespace: namespace,
+				Annotations: map[string]string{rootcacertpublisher.DescriptionAnnotation: rootcacertpublisher.Description},
+			},
+			Data: map[string]string{"ca.crt": string(rootCA)},
+		}})
+	}
+	return all
+}

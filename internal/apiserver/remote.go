@@ -1,0 +1,64 @@
+package apiserver
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/apiserver/customresources"
+)
+
+// withRemote forwards a request for a group version of a remote server. The request is authorized here, and once more
+// there. Everything else about it is left to the remote server: this one looks neither at its body nor at the answer.
+func (s *Server) withRemote(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		info, _ := apirequest.RequestInfoFrom(r.Context())
+		version, ok := s.foreign(info)
+		if !ok {
+			h.ServeHTTP(w, r)
+			return
+		}
+		service, err := s.aggregator.Remote(version)
+		switch {
+		case err != nil:
+			s.fail(w, r, apierrors.NewInternalError(err))
+		case service == nil:
+			h.ServeHTTP(w, r)
+		default:
+			uncorrected(r.Context())
+			answersLate(r.Context())
+			s.aggregator.Forward(w, r, service)
+		}
+	})
+}
+
+// foreign returns the group version that a request is about, and whether another server may serve it.
+func (s *Server) foreign(info *apirequest.RequestInfo) (schema.GroupVersion, bool) {
+	version := schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
+	if info.IsResourceRequest {
+		g, builtin := s.groups[info.APIGroup]
+		return version, !builtin || !g.serves(info.APIVersion)
+	}
+	path, ok := strings.CutPrefix(strings.TrimSuffix(strings.TrimPrefix(info.Path, "/openapi/v3"), "/"), "/apis/")
+	if !ok {
+		return version, false
+	}
+	version.Group, version.Version, ok = strings.Cut(path, "/")
+	return version, ok && !strings.Contains(version.Version, "/") && !customresources.IsBuiltin(version.Group, version.Version)
+}
+
+// CheckRemote says whether the server of a remote APIService can be reached, as the condition Available.
+func (s *Server) CheckRemote(ctx context.Context, service *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition {
+	return s.aggregator.Check(ctx, service)
+}
+
+// Publish writes what the servers of remote APIServices must know to believe this process who a user is.
+func (s *Server) Publish(ctx context.Context, trust aggregation.Trust) error {
+	return trust.Publish(ctx, s.client)
+}

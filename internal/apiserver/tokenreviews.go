@@ -1,0 +1,45 @@
+package apiserver
+
+import (
+	"context"
+	"net/http"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	restregistry "k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	authenticationrest "k8s.io/kubernetes/pkg/registry/authentication/rest"
+	"k8s.io/kubernetes/pkg/registry/authentication/tokenreview"
+)
+
+// newAuthenticationStorage is upstream's, but for its TokenReviews.
+func newAuthenticationStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
+	audiences := s.generic.Authentication.APIAudiences
+	info, err := authenticationrest.RESTStorageProvider{Authenticator: s.credentials, APIAudiences: audiences}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
+	for _, storage := range info.VersionedResourcesStorageMap {
+		if upstream, ok := storage["tokenreviews"].(*tokenreview.REST); ok {
+			storage["tokenreviews"] = &tokenReviews{upstream, s.credentials, audiences}
+		}
+	}
+	return info, err
+}
+
+// tokenReviews are upstream's, which judge a token outside of the request that asks: without its deadline, and while it
+// holds its place.
+type tokenReviews struct {
+	*tokenreview.REST
+	credentials authenticator.Request
+	audiences   authenticator.Audiences
+}
+
+// Create implements rest.Creater.
+func (t *tokenReviews) Create(ctx context.Context, review runtime.Object, validate restregistry.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+	within := authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+		if audiences, ok := authenticator.AudiencesFrom(r.Context()); ok {
+			ctx = authenticator.WithAudiences(ctx, audiences)
+		}
+		return t.credentials.AuthenticateRequest(r.WithContext(ctx))
+	})
+	return tokenreview.NewREST(within, t.audiences).Create(ctx, review, validate, options)
+}

@@ -1,0 +1,135 @@
+package kubestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// tallied is a store whose writes keep, beside each object, the number of all objects.
+func tallied(c Cell) Resource {
+	r := pods(nil)
+	key := eventlog.Key{Cluster: c.Cluster, Resource: "counts", Prefix: "/counts", Name: "pods"}
+	r.Beside = func(ctx context.Context, v *projection.View, change Change) ([]projection.Write, error) {
+		n := 0
+		switch {
+		case change.Before == nil:
+			n = 1
+		case change.After == nil:
+			n = -1
+		default:
+			return nil, nil
+		}
+		at, err := v.State(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		if row, live := at.Row(); live {
+			var had int
+			if _, err := fmt.Sscan(string(row.Value), &had); err != nil {
+				return nil, err
+			}
+			n += had
+		}
+		return []projection.Write{at.Put("text/plain", fmt.Append(nil, n), 0)}, nil
+	}
+	return r
+}
+
+// TestBesideIsExact: what is written beside objects is true of them, though writers of two processes race for it.
+func TestBesideIsExact(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	other := process(t, b.Log, b.bucket)
+	stores := []storage.Interface{New(b.Cell, tallied(b.Cell)), New(other, tallied(other))}
+	var writing sync.WaitGroup
+	for i := range 8 {
+		writing.Go(func() {
+			s := stores[i%2]
+			for n := range 5 {
+				p := pod("ns", fmt.Sprintf("p-%d-%d", i, n))
+				if err := s.Create(t.Context(), keyOf(p), p, nil, 0); err != nil {
+					t.Errorf("create: %v", err)
+				}
+				if n%2 == 1 {
+					if _, err := remove(t.Context(), s, keyOf(p)); err != nil {
+						t.Errorf("remove: %v", err)
+					}
+				}
+			}
+		})
+	}
+	writing.Wait()
+	v, err := b.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	n, err := v.Count(t.Context(), "main/pods/", "main/pods0", v.Revision())
+	require.NoError(t, err)
+	row, _, err := v.Get(t.Context(), "main/counts/pods", v.Revision())
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprint(n), string(row.Value))
+	require.Equal(t, 8*3, n)
+}
+
+// TestBesideRefuses: its error is the answer, and nothing is written.
+func TestBesideRefuses(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	r := pods(nil)
+	no := errors.New("no place is left")
+	r.Beside = func(context.Context, *projection.View, Change) ([]projection.Write, error) {
+		return nil, storage.NewInternalError(no)
+	}
+	before, err := b.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	p := pod("ns", "a")
+	require.ErrorContains(t, New(b.Cell, r).Create(t.Context(), keyOf(p), p, nil, 0), no.Error())
+	after, err := b.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, before.Revision(), after.Revision())
+}
+
+// TestWritesStartFromRecentViews: a write of a request whose view has grown old is computed from a new one, and what it
+// completes of the object with it.
+func TestWritesStartFromRecentViews(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	r := pods(nil)
+	var from, completed eventlog.Revision
+	r.Beside = func(_ context.Context, v *projection.View, _ Change) ([]projection.Write, error) {
+		from = v.Revision()
+		return nil, nil
+	}
+	r.Complete = func(_ context.Context, v *projection.View, _, after runtime.Object) error {
+		completed = v.Revision()
+		after.(*example.Pod).Labels = map[string]string{"completed": "yes"}
+		return nil
+	}
+	s := New(b.Cell, r)
+	v, err := b.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	for _, age := range []time.Duration{0, 2 * Staleness} {
+		ctx := WithView(t.Context(), v)
+		requestViewOf(ctx).asked = time.Now().Add(-age)
+		head := eventlog.Revision(b.barrier())
+		p := pod("ns", fmt.Sprint("a", int(age)))
+		out := &example.Pod{}
+		require.NoError(t, s.Create(ctx, keyOf(p), p, out, 0))
+		require.Equal(t, "yes", out.Labels["completed"])
+		require.Equal(t, from, completed)
+		if age == 0 {
+			require.Equal(t, v.Revision(), from)
+		} else {
+			require.GreaterOrEqual(t, from, head)
+		}
+	}
+}
