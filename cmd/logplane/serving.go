@@ -47,6 +47,7 @@ type serving struct {
 	flags                   *pflag.FlagSet
 	proxying                proxying
 	trust                   aggregation.Trust
+	kubelets                apiserver.Kubelets
 }
 
 func (s *serving) register(flags *pflag.FlagSet) {
@@ -87,6 +88,7 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	flags.StringVar(&s.audit.WebhookMode, "audit-webhook-mode", "blocking", "'blocking', or 'blocking-strict' to refuse requests that cannot be posted there")
 	s.proxying.register(flags)
 	registerTrust(flags, &s.trust)
+	registerKubelets(flags, &s.kubelets)
 	flags.StringVar(&s.externalAddress, "external-address", "", "host and port that clients reach this API under; --listen by default")
 }
 
@@ -109,6 +111,9 @@ func (s *serving) check() error {
 		return err
 	}
 	if err := s.proxying.check(); err != nil {
+		return err
+	}
+	if err := checkKubelets(s.kubelets); err != nil {
 		return err
 	}
 	if len(s.trust.AllowedNames) > 0 && s.trust.RequestHeaderCAFile == "" {
@@ -217,6 +222,7 @@ func (s *serving) configure(c *apiserver.Config) {
 	c.Flagz = flagz.NamedFlagSetsReader{FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"logplane": s.flags}}}
 	c.Requests, c.GoawayChance, c.HSTSDirectives, c.Audit = s.requests, s.goawayChance, s.hsts, s.audit
 	s.proxying.configure(c)
+	c.Kubelets = s.kubelets
 	s.trust.ClientCAFile = s.clientCAFile
 }
 

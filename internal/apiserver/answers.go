@@ -65,10 +65,9 @@ func describesProcess(path string) bool { return path == "/metrics" || path == "
 // isWatch is true for a watch.
 var isWatch = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString())
 
-// isLongRunning is true for a watch, and for a stream to what a remote API server serves. This server has no nodes that
-// anybody could attach to.
+// isLongRunning is true for a watch, and for a stream to a node or to what a remote API server serves.
 func isLongRunning(r *http.Request, info *apirequest.RequestInfo) bool {
-	return isWatch(r, info) || info != nil && info.IsResourceRequest && info.APIGroup != "" && nodeSubresources[info.Subresource]
+	return isWatch(r, info) || info != nil && info.IsResourceRequest && nodeSubresources[info.Subresource]
 }
 
 // minRequestTimeout is the shortest life of a watch without a timeout.

@@ -117,6 +117,9 @@ func (s *Server) configure() error {
 		return fmt.Errorf("configure aggregation: %w", err)
 	}
 
+	if s.kubelets, err = s.config.Kubelets.open(); err != nil {
+		return err
+	}
 	s.nodes = nodes.New(s.config.Cell.Projection, s.listers)
 	s.rules = roles.New(roles.Config{Projection: s.config.Cell.Projection, Listers: s.listers})
 

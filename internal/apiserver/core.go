@@ -1,12 +1,15 @@
 package apiserver
 
 import (
+	"net/http"
+
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	policyclient "k8s.io/client-go/kubernetes/typed/policy/v1"
+	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
 	kubeletclient "k8s.io/kubernetes/pkg/kubelet/client"
 	"k8s.io/kubernetes/pkg/registry/core/componentstatus"
 	endpointsstore "k8s.io/kubernetes/pkg/registry/core/endpoint/storage"
@@ -24,6 +27,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
+	"github.com/logplane/logplane/internal/reload"
 )
 
 // coreProvider serves the core group as upstream's legacy provider does, but without the allocators that write bitmaps
@@ -33,6 +37,11 @@ type coreProvider struct {
 	corerest.GenericConfig
 	authorizer authorizer.Authorizer
 	services   services.Config
+	addresses  []string
+	// kubelets is nil where nodes are not reached.
+	kubelets *reload.Value[kubeletTransports]
+	// pods carries requests to what runs in Pods. Their addresses are no names, so no certificate can be verified.
+	pods http.RoundTripper
 }
 
 // newCoreStorage builds the core group; building it reads nothing.
@@ -46,6 +55,9 @@ func newCoreStorage(s *Server) (genericapiserver.APIGroupInfo, error) {
 			ServiceAccountIssuer: noIssuer{},
 		},
 		authorizer: s.generic.Authorization.Authorizer,
+		addresses:  s.config.Kubelets.AddressTypes,
+		kubelets:   s.kubelets,
+		pods:       controlplaneapiserver.CreateProxyTransport(),
 		services: services.Config{
 			Cell: s.config.Cell, Ranges: s.config.Services, CIDRs: s.listers.Networking().V1().ServiceCIDRs().Lister(),
 		},
@@ -74,19 +86,23 @@ func (p *coreProvider) build(enabled serverstorage.APIResourceConfigSource, opts
 	return group, nil
 }
 
-// addPods adds nodes and pods, which know each other through the kubelet's address. There
-// is no kubelet. So log, exec, attach, portforward and proxy are registered only for
-// discovery and authorization. Requests for them are answered 405 before they come here.
+// addPods adds nodes and pods, which know each other through the kubelet's address. Without credentials for kubelets,
+// log, exec, attach, portforward and proxy are registered only for discovery and authorization. Requests for them are
+// then answered 405 before they come here.
 func (p *coreProvider) addPods(storage map[string]rest.Storage, opts generic.RESTOptionsGetter) error {
-	nodes, err := nodestore.NewStorage(opts, kubeletclient.KubeletClientConfig{}, nil)
+	nodes, err := nodestore.NewStorage(opts, kubeletclient.KubeletClientConfig{Port: kubeletPort, PreferredAddressTypes: p.addresses}, p.pods)
 	if err != nil {
 		return err
 	}
+	if p.kubelets != nil {
+		nodes.KubeletConnectionInfo = kubelets{nodes.KubeletConnectionInfo, p.kubelets}
+	}
+	nodes.Proxy.Connection = nodes.KubeletConnectionInfo
 	disruptions, err := policyclient.NewForConfig(p.LoopbackClientConfig)
 	if err != nil {
 		return err
 	}
-	pods, err := podstore.NewStorage(opts, nodes.KubeletConnectionInfo, nil, disruptions, p.authorizer)
+	pods, err := podstore.NewStorage(opts, nodes.KubeletConnectionInfo, p.pods, disruptions, p.authorizer)
 	if err != nil {
 		return err
 	}
@@ -128,7 +144,7 @@ func (p *coreProvider) addServices(storage map[string]rest.Storage, opts generic
 	if err != nil {
 		return err
 	}
-	service, status, proxy, err := services.NewREST(p.services, opts, endpoints, storage["pods"].(rest.Getter))
+	service, status, proxy, err := services.NewREST(p.services, opts, endpoints, storage["pods"].(rest.Getter), p.pods)
 	if err != nil {
 		return err
 	}

@@ -17,8 +17,10 @@ var metricsHandler = legacyregistry.Handler()
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	switch path := strings.TrimSuffix(r.URL.Path, "/"); {
+	case info.IsResourceRequest && needsNode(info) && !s.config.Kubelets.Configured():
+		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" is not served: this process was started without --kubelet-client-certificate, so it reaches no nodes"))
 	case info.IsResourceRequest && needsNode(info):
-		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" is not served: there are no nodes behind this API"))
+		relay(w, r, s.resource(info))
 	case info.IsResourceRequest && info.APIGroup == "" && info.Resource == "serviceaccounts" && info.Subresource == "token" && !s.tokens.Issues():
 		s.fail(w, r, notSupported(info, "this server does not issue tokens of service accounts: it was started without --service-account-signing-key-file"))
 	case info.IsResourceRequest:

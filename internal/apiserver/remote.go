@@ -15,7 +15,7 @@ import (
 )
 
 // withRemote forwards a request for a group version of a remote server. The request is authorized here, and once more
-// there. Everything else about it is left to the remote server: this one looks neither at its body nor at the answer.
+// there. Everything else about it is left to the remote server.
 func (s *Server) withRemote(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
@@ -31,9 +31,7 @@ func (s *Server) withRemote(h http.Handler) http.Handler {
 		case service == nil:
 			h.ServeHTTP(w, r)
 		default:
-			uncorrected(r.Context())
-			answersLate(r.Context())
-			s.aggregator.Forward(w, r, service)
+			relay(w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.aggregator.Forward(w, r, service) }))
 		}
 	})
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/services"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/reload"
 )
 
 // Config of the apiserver of one cluster.
@@ -49,6 +50,8 @@ type Config struct {
 	Audit Audit
 	// EncryptionConfigFile is kube-apiserver's --encryption-provider-config; empty for none.
 	EncryptionConfigFile string
+	// Kubelets says how nodes are reached, and whether they are.
+	Kubelets Kubelets
 	// Services says which addresses and node ports Services may have.
 	Services services.Ranges
 	// Requests bounds the requests of this process that are not watches, Watches those that are.
@@ -88,6 +91,8 @@ type Server struct {
 	rules *roles.Index
 	// nodes says what nodes may do.
 	nodes *nodes.Authorizer
+	// kubelets connects to nodes, nil if it does not.
+	kubelets *reload.Value[kubeletTransports]
 	// dynamic decides by webhooks and policies.
 	dynamic *dynamic.Dynamic
 	// rootCA is the content of Config.RootCAFile.

@@ -271,8 +271,10 @@ func (w *impatientWriter) Flush() {
 }
 
 // CloseNotify is what upstream's wrappers look for.
-func (w *impatientWriter) CloseNotify() <-chan bool {
-	if inner, ok := w.ResponseWriter.(http.CloseNotifier); ok { //nolint:staticcheck // upstream asks for it
+func (w *impatientWriter) CloseNotify() <-chan bool { return closeNotify(w.ResponseWriter) }
+
+func closeNotify(w http.ResponseWriter) <-chan bool {
+	if inner, ok := w.(http.CloseNotifier); ok { //nolint:staticcheck // upstream asks for it
 		return inner.CloseNotify()
 	}
 	return make(chan bool)

@@ -1,12 +1,10 @@
 package aggregation
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 
@@ -17,7 +15,6 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
-	"k8s.io/apiserver/pkg/util/flowcontrol"
 	apiserverproxy "k8s.io/apiserver/pkg/util/proxy"
 	"k8s.io/client-go/transport"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -30,9 +27,8 @@ import (
 var errAnswered = errors.New("the request was answered")
 
 // Forward sends an authorized request to the remote server that the APIService names, and passes its answer on. A slow
-// server holds no place of other requests.
+// server holds no place of other requests. The context of a watch must end with this process (kubestore.EndOf).
 func (a *Aggregator) Forward(w http.ResponseWriter, r *http.Request, service *apiregistrationv1.APIService) {
-	flowcontrol.RequestDelegated(r.Context()) // a watch has started
 	err := kubestore.WithoutPlace(r.Context(), func() error {
 		if err := a.forward(w, r, service); err != nil {
 			return err
@@ -58,27 +54,14 @@ func (a *Aggregator) forward(w http.ResponseWriter, r *http.Request, service *ap
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	end := kubestore.EndOf(ctx)
-	if end != nil {
-		go func() { // ends with this function
-			select {
-			case <-end:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
-	}
 	location := &url.URL{Scheme: "https", Host: endpoint.Host, Path: r.URL.Path, RawQuery: r.URL.Query().Encode()}
-	sent, cancelSent := apiserverproxy.NewRequestForProxy(location, r.WithContext(ctx))
+	sent, cancelSent := apiserverproxy.NewRequestForProxy(location, r)
 	defer cancelSent()
 	upgrade := httpstream.IsUpgradeRequest(r)
 	if upgrade { // the handler dials by itself, and uses of the transport only how it does
 		transport.SetAuthProxyHeaders(sent, user.GetName(), uidOf(user), user.GetGroups(), user.GetExtra())
-		w = closing{w, ctx}
 	}
-	through := transport.NewAuthProxyRoundTripper(user.GetName(), uidOf(user), user.GetGroups(), user.GetExtra(), ending{s.transport, end})
+	through := transport.NewAuthProxyRoundTripper(user.GetName(), uidOf(user), user.GetGroups(), user.GetExtra(), ending{s.transport, kubestore.EndOf(r.Context())})
 	handler := proxy.NewUpgradeAwareHandler(location, through, true, upgrade, failing(a.config.Fail))
 	handler.RejectForwardingRedirects = true
 	handler.ServeHTTP(w, sent)
@@ -104,25 +87,6 @@ func (f failing) Error(w http.ResponseWriter, r *http.Request, err error) {
 		err = apierrors.NewServiceUnavailable(fmt.Sprintf("error trying to reach service: %v", err))
 	}
 	f(w, r, err)
-}
-
-// closing closes a connection that has switched protocols when its request is over: at its deadline, if it has one, or
-// when this process stops.
-type closing struct {
-	http.ResponseWriter
-	ctx context.Context
-}
-
-// Unwrap is for http.ResponseController.
-func (c closing) Unwrap() http.ResponseWriter { return c.ResponseWriter }
-
-// Hijack implements http.Hijacker.
-func (c closing) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	conn, buffered, err := http.NewResponseController(c.ResponseWriter).Hijack()
-	if err == nil {
-		context.AfterFunc(c.ctx, func() { _ = conn.Close() })
-	}
-	return conn, buffered, err
 }
 
 // ending ends the body of an answer where it is, without an error, once end is closed: this process stops. A client of

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,19 +31,19 @@ type REST struct {
 }
 
 // NewREST makes the registries of services and of their subresources.
-func NewREST(c Config, opts generic.RESTOptionsGetter, endpoints servicestore.EndpointsStorage, pods rest.Getter) (*REST, *servicestore.StatusREST, *service.ProxyREST, error) {
+func NewREST(c Config, opts generic.RESTOptionsGetter, endpoints servicestore.EndpointsStorage, pods rest.Getter, proxy http.RoundTripper) (*REST, *servicestore.StatusREST, *service.ProxyREST, error) {
 	alloc, err := newAllocator(c)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("configure service addresses: %w", err)
 	}
-	services, status, proxy, err := servicestore.NewREST(opts, alloc.family,
-		map[api.IPFamily]ipallocator.Interface{alloc.family: addresses{alloc}}, ports{alloc}, endpoints, pods, nil)
+	services, status, proxied, err := servicestore.NewREST(opts, alloc.family,
+		map[api.IPFamily]ipallocator.Interface{alloc.family: addresses{alloc}}, ports{alloc}, endpoints, pods, proxy)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	bindAllocator(services.Store, alloc)
 	resources.DecorateShared(services.Store)
-	return &REST{REST: services, alloc: alloc}, status, proxy, nil
+	return &REST{REST: services, alloc: alloc}, status, proxied, nil
 }
 
 // bindAllocator tells the allocator which request it chooses for. Upstream's interfaces do not.

@@ -30,7 +30,7 @@ var intentions = []intention{
 	{at: `header\.X-Content-Type-Options|header\.Content-Type|body|body\.details\.causes`, ours: 404, theirs: 404, why: "an unknown path is a Status here (row 55), upstream a text"},
 
 	// What is behind the API.
-	{request: `/(proxy|log|exec|attach|portforward)\b`, at: `status|body.*`, why: "there are no nodes: 405 before the object is looked up (row 64)"},
+	{request: `/(proxy|log|exec|attach|portforward)\b`, at: `status|body.*`, why: "no way to nodes is configured: 405 before the object is looked up (row 64)"},
 	{request: `componentstatuses`, at: `.*`, why: "there is no etcd, scheduler or controller manager whose health could be asked for"},
 	{request: `apiservices`, at: `body.*`, why: "written here by init and the lifecycle, there by controllers of kube-apiserver (row 65)", maybe: true},
 	{request: `(flowschemas|prioritylevelconfigurations)`, at: `body.*`, why: "priority and fairness is not enforced: upstream's controller makes and marks these"},

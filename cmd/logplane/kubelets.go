@@ -1,0 +1,27 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/pflag"
+
+	"github.com/logplane/logplane/internal/apiserver"
+)
+
+// registerKubelets adds the flags that say how nodes are reached, named as kube-apiserver's.
+func registerKubelets(flags *pflag.FlagSet, k *apiserver.Kubelets) {
+	flags.StringVar(&k.CertFile, "kubelet-client-certificate", "", "certificate by which kubelets know this process; with it, log, exec, attach, port-forward and proxy are served. It and the next two files are read again when they change")
+	flags.StringVar(&k.KeyFile, "kubelet-client-key", "", "private key of --kubelet-client-certificate")
+	flags.StringVar(&k.CAFile, "kubelet-certificate-authority", "", "authorities of the kubelets' own certificates; without it, they are not verified")
+	flags.StringSliceVar(&k.AddressTypes, "kubelet-preferred-address-types", []string{"Hostname", "InternalDNS", "InternalIP", "ExternalDNS", "ExternalIP"}, "which address of a node is called, the best first")
+}
+
+func checkKubelets(k apiserver.Kubelets) error {
+	if (k.CertFile == "") != (k.KeyFile == "") {
+		return errors.New("--kubelet-client-certificate and --kubelet-client-key must be given together")
+	}
+	if k.CAFile != "" && !k.Configured() {
+		return errors.New("--kubelet-certificate-authority needs --kubelet-client-certificate")
+	}
+	return nil
+}

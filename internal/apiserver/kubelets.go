@@ -1,0 +1,93 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/util/cert"
+	kubeletclient "k8s.io/kubernetes/pkg/kubelet/client"
+
+	"github.com/logplane/logplane/internal/reload"
+)
+
+// kubeletPort is where a kubelet listens whose Node does not say so.
+const kubeletPort = 10250
+
+// Kubelets says how kubelets are reached, for log, exec, attach, port-forward and proxy. The zero value reaches none.
+type Kubelets struct {
+	// CertFile and KeyFile hold the certificate by which kubelets know this server; they are read again when they
+	// change, as is CAFile.
+	CertFile, KeyFile string
+	// CAFile holds the authorities of the kubelets' own certificates. Without it, any certificate is believed, as
+	// upstream does.
+	CAFile string
+	// AddressTypes says which of a Node's addresses is called, the best first.
+	AddressTypes []string
+}
+
+// Configured reports whether nodes are reached at all.
+func (k Kubelets) Configured() bool { return k.CertFile != "" }
+
+// open reads the files. It returns nil if there are none.
+func (k Kubelets) open() (*reload.Value[kubeletTransports], error) {
+	if !k.Configured() {
+		return nil, nil
+	}
+	files := []string{k.CertFile, k.KeyFile}
+	if k.CAFile != "" {
+		files = append(files, k.CAFile)
+	}
+	transports, err := reload.New(k.transports, files...)
+	if err != nil {
+		return nil, fmt.Errorf("read the credentials for kubelets: %w", err)
+	}
+	return transports, nil
+}
+
+// kubeletTransports are connections to kubelets. Those of anyone are for a client that asks for a log from a kubelet
+// whose certificate need not be good.
+type kubeletTransports struct{ verified, anyone http.RoundTripper }
+
+func (k Kubelets) transports() (kubeletTransports, error) {
+	certificate, err := tls.LoadX509KeyPair(k.CertFile, k.KeyFile)
+	if err != nil {
+		return kubeletTransports{}, err
+	}
+	shown := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate}}
+	anyone := shown.Clone()
+	anyone.InsecureSkipVerify = true
+	verified := anyone
+	if k.CAFile != "" {
+		verified = shown
+		if verified.RootCAs, err = cert.NewPool(k.CAFile); err != nil {
+			return kubeletTransports{}, err
+		}
+	}
+	return kubeletTransports{verified: kubeletTransport(verified), anyone: kubeletTransport(anyone)}, nil
+}
+
+func kubeletTransport(secured *tls.Config) http.RoundTripper {
+	return utilnet.SetTransportDefaults(&http.Transport{TLSClientConfig: secured})
+}
+
+// kubelets finds the kubelets of nodes. Upstream's getter finds their addresses. But its connections need a goroutine
+// that looks for a new certificate, so they are replaced.
+type kubelets struct {
+	addresses  kubeletclient.ConnectionInfoGetter
+	transports *reload.Value[kubeletTransports]
+}
+
+// GetConnectionInfo implements kubeletclient.ConnectionInfoGetter.
+func (k kubelets) GetConnectionInfo(ctx context.Context, node types.NodeName) (*kubeletclient.ConnectionInfo, error) {
+	info, err := k.addresses.GetConnectionInfo(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	newest := k.transports.Get()
+	info.Transport, info.InsecureSkipTLSVerifyTransport = newest.verified, newest.anyone
+	return info, nil
+}

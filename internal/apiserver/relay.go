@@ -1,0 +1,62 @@
+package apiserver
+
+import (
+	"bufio"
+	"context"
+	"net"
+	"net/http"
+
+	"k8s.io/apiserver/pkg/util/flowcontrol"
+	"k8s.io/streaming/pkg/httpstream"
+
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// relay serves a request that another server answers: a remote API server, a kubelet, or what runs in a Pod. This
+// process looks neither at the body nor at the answer. The request holds no place for as long as it lasts. It ends when
+// this process stops, or when the credential that opened it expires.
+func relay(w http.ResponseWriter, r *http.Request, h http.Handler) {
+	uncorrected(r.Context())
+	answersLate(r.Context())
+	flowcontrol.RequestDelegated(r.Context()) // it has started
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	if end := kubestore.EndOf(ctx); end != nil {
+		go func() { // ends with this function
+			select {
+			case <-end:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+	}
+	if httpstream.IsUpgradeRequest(r) {
+		w = closing{w, ctx}
+	}
+	h.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// closing closes a connection that has switched protocols when its request is over: at its deadline, if it has one, or
+// when this process stops.
+type closing struct {
+	http.ResponseWriter
+	ctx context.Context
+}
+
+// Unwrap is for http.ResponseController.
+func (c closing) Unwrap() http.ResponseWriter { return c.ResponseWriter }
+
+// Flush implements http.Flusher. Upstream's wrappers pass on only a connection that has this and the next.
+func (c closing) Flush() { _ = http.NewResponseController(c.ResponseWriter).Flush() }
+
+// CloseNotify implements http.CloseNotifier.
+func (c closing) CloseNotify() <-chan bool { return closeNotify(c.ResponseWriter) }
+
+// Hijack implements http.Hijacker.
+func (c closing) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buffered, err := http.NewResponseController(c.ResponseWriter).Hijack()
+	if err == nil {
+		context.AfterFunc(c.ctx, func() { _ = conn.Close() })
+	}
+	return conn, buffered, err
+}

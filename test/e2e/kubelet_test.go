@@ -1,0 +1,232 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/cri-streaming/pkg/streaming/portforward"
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+	utilexec "k8s.io/utils/exec"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/test/product"
+)
+
+// TestKubelet: kubectl logs, exec, attach, port-forward and proxies reach a node whose kubelet streams with upstream's
+// own code. They end when the process that relays them stops.
+func TestKubelet(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	write := func(name string, content []byte) string {
+		path := filepath.Join(folder, name)
+		require.NoError(t, os.WriteFile(path, content, 0o600))
+		return path
+	}
+	shown, key, err := cert.GenerateSelfSignedCertKey("kube-apiserver-kubelet-client", nil, nil)
+	require.NoError(t, err)
+	address, authorities := serveKubelet(t, shown)
+	host, port, err := net.SplitHostPort(address)
+	require.NoError(t, err)
+
+	where := []string{"--nats", eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir())).ConnectedUrl(), "--bucket", "file://" + filepath.Join(folder, "bucket")}
+	made := product.Run(t, append([]string{"init"}, where...)...)
+	<-made.Exited
+	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	server := product.Serve(t, append([]string{"watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow",
+		"--kubelet-client-certificate", write("apiserver.crt", shown), "--kubelet-client-key", write("apiserver.key", key),
+		"--kubelet-certificate-authority", write("kubelet-ca.crt", authorities)}, where...)...)
+	start := func(stdin string, args ...string) *exec.Cmd {
+		command := exec.CommandContext(t.Context(), product.Binary(t, "KUBECTL", "kubectl"), append([]string{"--server", server.URL(), "--cache-dir", folder}, args...)...)
+		command.Stdin = strings.NewReader(stdin)
+		return command
+	}
+	kubectl := func(stdin string, args ...string) string {
+		t.Helper()
+		out, err := start(stdin, args...).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return string(out)
+	}
+	kubectl(fmt.Sprintf(`
+apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {addresses: [{type: InternalIP, address: %[1]s}], daemonEndpoints: {kubeletEndpoint: {Port: %[2]s}}}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: loopback}
+status: {addresses: [{type: InternalIP, address: 127.0.0.1}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec: {nodeName: node-1, containers: [{name: c, image: i, stdin: true}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: s}
+spec: {ports: [{port: 80, targetPort: %[2]s}]}
+---
+apiVersion: v1
+kind: Endpoints
+metadata: {name: s}
+subsets: [{addresses: [{ip: %[1]s, targetRef: {kind: Pod, namespace: default, name: p}}], ports: [{port: %[2]s}]}]
+`, host, port), "create", "-f", "-")
+	kubectl("", "patch", "pod", "p", "--subresource=status", "-p",
+		fmt.Sprintf(`{"status":{"phase":"Running","podIP":%q,"containerStatuses":[{"name":"c","image":"i","imageID":"i","state":{"running":{}}}]}}`, host))
+
+	require.Equal(t, "the log of default/p/c\n", kubectl("", "logs", "p"))
+	require.Equal(t, "from the standard input", kubectl("from the standard input", "exec", "-i", "p", "--", "cat"))
+	out, err := start("", "exec", "p", "--", "sh", "-c", "echo failed >&2; exit 7").CombinedOutput()
+	var failed *exec.ExitError
+	require.ErrorAs(t, err, &failed, "%s", out)
+	require.Equal(t, 7, failed.ExitCode(), "%s", out)
+	require.Contains(t, string(out), "failed")
+	require.Contains(t, kubectl("to the container", "attach", "-i", "p"), "to the container")
+
+	for _, path := range []string{
+		"/api/v1/nodes/node-1/proxy/healthz", "/api/v1/namespaces/default/pods/https:p:" + port + "/proxy/healthz",
+		"/api/v1/namespaces/default/services/https:s:80/proxy/healthz",
+	} {
+		require.Equal(t, "healthy", kubectl("", "get", "--raw", path), path)
+	}
+	out, err = start("", "get", "--raw", "/api/v1/nodes/loopback/proxy/healthz").CombinedOutput()
+	require.Error(t, err, "this machine's own ports are nobody's node")
+	require.Contains(t, string(out), "not allowed")
+
+	forward := start("", "port-forward", "pod/p", "0:80")
+	lines := firstLine(t, forward)
+	local := strings.Fields(lines)[2] // "Forwarding from 127.0.0.1:40000 -> 80"
+	conn, err := net.DialTimeout("tcp", local, 10*time.Second)
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(30*time.Second)))
+	_, err = io.WriteString(conn, "to port 80")
+	require.NoError(t, err)
+	answer := make([]byte, len("80: to port 80"))
+	_, err = io.ReadFull(conn, answer)
+	require.NoError(t, err)
+	require.Equal(t, "80: to port 80", string(answer))
+
+	follow := start("", "logs", "-f", "p")
+	require.Equal(t, "the log of default/p/c\n", firstLine(t, follow))
+	server.Stop()
+	_ = follow.Wait() // its stream has ended
+}
+
+// firstLine starts a command and returns the first line that it prints. The command ends with the test.
+func firstLine(t *testing.T, command *exec.Cmd) string {
+	t.Helper()
+	out, err := command.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, command.Start())
+	t.Cleanup(func() { _ = command.Process.Kill(); _ = command.Wait() })
+	line := make([]byte, 0, 100)
+	for one := make([]byte, 1); !bytes.HasSuffix(line, []byte("\n")); line = append(line, one...) {
+		_, err := io.ReadFull(out, one)
+		require.NoError(t, err, "%s", line)
+	}
+	return string(line)
+}
+
+// serveKubelet serves containers that are processes of this machine for whoever shows the certificate. It returns the
+// address and the authorities of its certificate.
+func serveKubelet(t *testing.T, client []byte) (address string, authorities []byte) {
+	known, err := cert.ParseCertsPEM(client)
+	require.NoError(t, err)
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "healthy") })
+	mux.HandleFunc("/containerLogs/{namespace}/{pod}/{container}", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = fmt.Fprintf(w, "the log of %s/%s/%s\n", r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container"))
+		if follow, _ := strconv.ParseBool(r.URL.Query().Get("follow")); follow {
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}
+	})
+	mux.HandleFunc("/exec/{namespace}/{pod}/{container}", func(w http.ResponseWriter, r *http.Request) {
+		options, err := remotecommand.NewOptions(r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		remotecommand.ServeExec(w, r, containers{}, r.PathValue("pod"), "", r.PathValue("container"), r.URL.Query()["command"], options,
+			time.Minute, time.Minute, remotecommand.SupportedStreamingProtocols)
+	})
+	mux.HandleFunc("/attach/{namespace}/{pod}/{container}", func(w http.ResponseWriter, r *http.Request) {
+		options, err := remotecommand.NewOptions(r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		remotecommand.ServeAttach(w, r, containers{}, r.PathValue("pod"), "", r.PathValue("container"), options,
+			time.Minute, time.Minute, remotecommand.SupportedStreamingProtocols)
+	})
+	mux.HandleFunc("/portForward/{namespace}/{pod}", func(w http.ResponseWriter, r *http.Request) {
+		portforward.ServePortForward(w, r, containers{}, r.PathValue("pod"), "", nil, time.Minute, time.Minute, portforward.SupportedProtocols)
+	})
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		proxied := r.URL.Path == "/healthz" // what runs in a Pod knows no API server
+		if !proxied && (len(r.TLS.PeerCertificates) == 0 || !bytes.Equal(r.TLS.PeerCertificates[0].Raw, known[0].Raw)) {
+			http.Error(w, "a stranger", http.StatusUnauthorized)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	}))
+	own := ownAddress(t)
+	authorities, key, err := cert.GenerateSelfSignedCertKey("node-1", []net.IP{net.ParseIP(own)}, nil)
+	require.NoError(t, err)
+	pair, err := tls.X509KeyPair(authorities, key)
+	require.NoError(t, err)
+	listener, err := net.Listen("tcp", net.JoinHostPort(own, "0"))
+	require.NoError(t, err)
+	_ = s.Listener.Close()
+	s.Listener, s.TLS = listener, &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequestClientCert}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return listener.Addr().String(), authorities
+}
+
+// containers run commands on this machine. What they are sent comes back.
+type containers struct{}
+
+// ExecInContainer implements remotecommand.Executor.
+func (containers) ExecInContainer(ctx context.Context, _, _, _ string, args []string, in io.Reader, out, failures io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize, _ time.Duration) error {
+	command := utilexec.New().CommandContext(ctx, args[0], args[1:]...)
+	if in != nil {
+		command.SetStdin(in)
+	}
+	command.SetStdout(out)
+	command.SetStderr(failures)
+	return command.Run()
+}
+
+// AttachContainer implements remotecommand.Attacher.
+func (containers) AttachContainer(_ context.Context, _, _, _ string, in io.Reader, out, _ io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize) error {
+	_, err := io.Copy(out, in)
+	return err
+}
+
+// PortForward implements portforward.PortForwarder.
+func (containers) PortForward(_ context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
+	defer stream.Close()
+	if _, err := fmt.Fprintf(stream, "%d: ", port); err != nil {
+		return err
+	}
+	_, err := io.Copy(stream, stream)
+	return err
+}
