@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -236,7 +237,7 @@ func (l *Lifecycle) queueEvent(ctx context.Context, q queues, e eventlog.Event) 
 	if err != nil {
 		return fmt.Errorf("look for the garbage of event %d: %w", e.Revision, err)
 	}
-	for _, t := range append(garbage, l.volumesOf(e)...) {
+	for _, t := range slices.Concat(garbage, l.volumesOf(e), mortalsOf(e)) {
 		q.of(t).AddAfter(t, contentDelay)
 	}
 	return nil

@@ -29,6 +29,8 @@ const (
 	defaultsTask   kind = "defaults"
 	claimTask      kind = "claim"
 	volumeTask     kind = "volume"
+	jobTask        kind = "job"
+	tokenTask      kind = "token"
 	versionsTask   kind = "versions" // of a group of custom resources
 	remoteTask     kind = "remote"   // APIService
 )
@@ -163,8 +165,14 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 		}
 		tasks = append(tasks, more...)
 	}
-	volumes, err := l.volumesOfState(ctx)
-	return append(tasks, volumes...), err
+	for _, of := range []func(context.Context) ([]task, error){l.volumesOfState, l.mortalsOfState} {
+		more, err := of(ctx)
+		if err != nil {
+			return nil, err
+		}
+		tasks = append(tasks, more...)
+	}
+	return tasks, nil
 }
 
 // do runs a task once. It returns the tasks to which that leads.
@@ -189,6 +197,10 @@ func (l *Lifecycle) do(ctx context.Context, t task) ([]task, error) {
 		return nil, l.releaseVolume(ctx, t)
 	case defaultsTask:
 		return nil, l.giveDefaults(ctx, t.name)
+	case jobTask:
+		return nil, l.endJob(ctx, t)
+	case tokenTask:
+		return nil, l.endToken(ctx, t)
 	case versionsTask:
 		return nil, l.registerVersions(ctx, t.name)
 	case remoteTask:
