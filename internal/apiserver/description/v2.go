@@ -10,7 +10,9 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/fxamacker/cbor/v2"
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	"github.com/klauspost/compress/s2"
 	"google.golang.org/protobuf/proto"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
@@ -38,7 +40,7 @@ const (
 // concurrent use.
 type splicer struct {
 	logger    *slog.Logger
-	additions *madeOnce[additionKey, addition]
+	additions *madeOnce[additionKey, folded]
 	// splicing has room for one document, because making one takes much memory.
 	splicing chan struct{}
 }
@@ -51,7 +53,7 @@ type additionKey struct {
 }
 
 func newSplicer(logger *slog.Logger) (splicer, error) {
-	additions, err := newMadeOnce[additionKey](additionBytes, addition.size)
+	additions, err := newMadeOnce[additionKey](additionBytes, func(f folded) int { return len(f) })
 	return splicer{logger, additions, make(chan struct{}, 1)}, err
 }
 
@@ -111,12 +113,26 @@ func (d splicer) spliced(ctx context.Context, crds []*apiextensionsv1.CustomReso
 	return g.spliceJSON(all)
 }
 
+// once makes an addition, unless it is kept.
+func (d splicer) once(ctx context.Context, key additionKey, create func(context.Context) (addition, error)) (addition, error) {
+	kept, err := d.additions.get(ctx, key, func(ctx context.Context) (folded, error) {
+		made, err := create(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return fold(made)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return kept.unfold()
+}
+
 // additionOf is what a CRD adds to the generated document, in one format.
 func (d splicer) additionOf(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, f spec.Format,
 	generated func() (generatedV2, error),
 ) (addition, error) {
-	key := additionKey{crd.UID, crd.ResourceVersion, f}
-	return d.additions.get(ctx, key, func(ctx context.Context) (addition, error) {
+	return d.once(ctx, additionKey{crd.UID, crd.ResourceVersion, f}, func(ctx context.Context) (addition, error) {
 		g, err := generated()
 		if err != nil {
 			return nil, err
@@ -134,8 +150,7 @@ func (d splicer) additionOf(ctx context.Context, crd *apiextensionsv1.CustomReso
 
 // additionOfRemote is what a remote version adds to the generated document, in one format.
 func (d splicer) additionOfRemote(ctx context.Context, r remoteV2, f spec.Format, generated func() (generatedV2, error)) (addition, error) {
-	key := additionKey{r.service.UID, r.service.ResourceVersion + " " + r.document.Etag, f}
-	return d.additions.get(ctx, key, func(ctx context.Context) (addition, error) {
+	return d.once(ctx, additionKey{r.service.UID, r.service.ResourceVersion + " " + r.document.Etag, f}, func(ctx context.Context) (addition, error) {
 		g, err := generated()
 		if err != nil {
 			return nil, err
@@ -175,14 +190,27 @@ const (
 	pathsSection       = "paths"
 )
 
-func (a addition) size() int {
-	n := 0
-	for _, entries := range a {
-		for name, content := range entries {
-			n += len(name) + len(content)
-		}
+// folded is an addition in a tenth of its space. One whose additions are not kept is made anew for each document, and
+// very many of them take longer than a request may.
+type folded []byte
+
+func fold(a addition) (folded, error) {
+	encoded, err := cbor.Marshal(a)
+	if err != nil {
+		return nil, fmt.Errorf("fold an OpenAPI document: %w", err)
 	}
-	return n
+	return s2.EncodeBetter(nil, encoded), nil
+}
+
+func (f folded) unfold() (a addition, err error) {
+	encoded, err := s2.Decode(nil, f)
+	if err == nil {
+		err = cbor.Unmarshal(encoded, &a)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("unfold an OpenAPI document: %w", err)
+	}
+	return a, nil
 }
 
 func (a addition) add(section string, entries sections) {
@@ -196,6 +224,8 @@ func (a addition) add(section string, entries sections) {
 type generatedV2 struct {
 	whole       sections
 	definitions sections
+	// parameters are decoded, because every addition may share them.
+	parameters map[string]openapispec.Parameter
 }
 
 func decodeGeneratedV2() (g generatedV2, err error) {
@@ -210,8 +240,13 @@ func decodeGeneratedV2() (g generatedV2, err error) {
 	if g.whole, err = decodeSections(plain); err != nil {
 		return g, err
 	}
-	g.definitions, err = decodeSections(g.whole[definitionsSection])
-	return g, err
+	if g.definitions, err = decodeSections(g.whole[definitionsSection]); err != nil {
+		return g, err
+	}
+	if err := json.Unmarshal(g.whole[parametersSection], &g.parameters); err != nil {
+		return g, fmt.Errorf("decode an OpenAPI document: %w", err)
+	}
+	return g, nil
 }
 
 // customV2 is what a CRD adds to the generated document.
@@ -298,11 +333,7 @@ func (g generatedV2) shared(specs []*openapispec.Swagger) (*openapispec.Swagger,
 	shared.Swagger = "2.0"
 	shared.Paths = &openapispec.Paths{Paths: map[string]openapispec.PathItem{}}
 	shared.Definitions = openapispec.Definitions{}
-	if g.whole["parameters"] != nil {
-		if err := json.Unmarshal(g.whole["parameters"], &shared.Parameters); err != nil {
-			return nil, fmt.Errorf("decode an OpenAPI document: %w", err)
-		}
-	}
+	shared.Parameters = maps.Clone(g.parameters)
 	if err := json.Unmarshal(g.whole["info"], &shared.Info); err != nil {
 		return nil, fmt.Errorf("decode an OpenAPI document: %w", err)
 	}
