@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,11 +16,15 @@ func newLifecycle() *cobra.Command {
 		where  connection
 		proxy  proxying
 		settle time.Duration
+		once   bool
 	)
 	cmd := &cobra.Command{
 		Use:   "lifecycle",
 		Short: "Finish what requests begin: namespaces, CRDs and owners go with all that is theirs",
-		Args:  cobra.NoArgs,
+		Long: "Follows the log and finishes what requests begin. Any number of them may run, and each may be killed at any time.\n" +
+			"With --once it does all the work that there is, prints a line for each thing that waits for others, such as a\n" +
+			"namespace for the finalizer of an object in it, and ends with 0.",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := proxy.check(); err != nil {
 				return err
@@ -37,6 +42,13 @@ func newLifecycle() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if once {
+				left, err := finisher.Once(cmd.Context())
+				for _, l := range left {
+					fmt.Fprintln(cmd.OutOrStdout(), "left:", l)
+				}
+				return err
+			}
 			defer memory.GiveBack(server.Shrink)()
 			return finisher.Run(cmd.Context())
 		},
@@ -44,6 +56,7 @@ func newLifecycle() *cobra.Command {
 	where.register(cmd.Flags())
 	where.registerObjects(cmd.Flags())
 	proxy.register(cmd.Flags())
+	cmd.Flags().BoolVar(&once, "once", false, "do the work that there is, print what is left and exit, as a function that a timer or a queue calls does")
 	cmd.Flags().DurationVar(&settle, "settle", 2*kubestore.Staleness, "how long a namespace stays after its deletion began, in case a write that saw it alive is still on its way; later ones are deleted again")
 	return cmd
 }

@@ -38,7 +38,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 0
 	case !errors.Is(err, context.Canceled):
 		fmt.Fprintf(stderr, "logplane: %s\n", printableError(err))
-	case untilStopped[cmd.Name()]:
+	case untilStopped[cmd.Name()] && !runsOnce(cmd):
 		return 0
 	default:
 		fmt.Fprintf(stderr, "logplane: '%s' was interrupted before it was done: run it again\n", cmd.CommandPath())
@@ -48,6 +48,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // untilStopped are the commands that end well when they are stopped.
 var untilStopped = map[string]bool{"dev": true, "api": true, "watcher": true, "projector": true, "lifecycle": true, "events": true}
+
+// runsOnce says whether a command was told to end by itself.
+func runsOnce(cmd *cobra.Command) bool {
+	once, err := cmd.Flags().GetBool("once")
+	return err == nil && once
+}
 
 func newRoot(stderr io.Writer) *cobra.Command {
 	var level slog.Level

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 
@@ -47,6 +48,10 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	}
 	if left != nil {
 		return errors.Join(l.setCondition(ctx, t.name, condition, false), left)
+	}
+	kind := schema.GroupKind{Group: definition.Spec.Group, Kind: definition.Status.AcceptedNames.Kind}
+	if err := l.judgeDependents(ctx, kind); err != nil {
+		return fmt.Errorf("look at what instances of definition %q owned: %w", t.name, err)
 	}
 	if err := l.setCondition(ctx, t.name, condition, true); err != nil {
 		return err

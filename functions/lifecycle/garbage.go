@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -62,32 +63,20 @@ func (l *Lifecycle) garbageOfState(ctx context.Context, view *projection.View) (
 }
 
 // garbageOf returns the tasks of an event. An owner that is gone leaves its dependents. A new reference may name an
-// owner that is gone already. A reference that is gone may be the last one that its owner waited for.
+// owner that is gone already. A reference that is gone may be the last one that its owner waited for. A new kind may be
+// the one that a reference names.
 func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, error) {
 	switch {
 	case isOwn(e.Key, dependents.References):
-		r, err := dependents.ReferenceOf(e.Body)
-		if err != nil {
-			return nil, err
-		}
-		if e.Op == eventlog.Added {
-			return []task{collectTaskOf(r.Dependent)}, nil
-		}
-		view, err := l.config.Cell.Projection.AtLeast(ctx, e.Revision)
-		if err != nil {
-			return nil, err
-		}
-		owner, waits, err := dependents.Collecting(ctx, view, e.Key.Cluster, r.Owner.UID)
-		if err != nil || !waits {
-			return nil, err
-		}
-		return []task{collectTaskOf(owner)}, nil
+		return l.tasksOfReference(ctx, e)
 	case isOwn(e.Key, dependents.Collections):
 		if e.Op == eventlog.Deleted {
 			return nil, nil
 		}
 		o, err := dependents.ObjectOf(e.Body)
 		return []task{collectTaskOf(o)}, err
+	case e.Op != eventlog.Deleted && changesKinds(e.Key):
+		return l.awaitingKinds(), nil
 	case e.Op != eventlog.Deleted || e.Key.Group == ownGroup || len(e.Body) == 0:
 		return nil, nil
 	}
@@ -112,6 +101,37 @@ func (l *Lifecycle) garbageOf(ctx context.Context, e eventlog.Event) ([]task, er
 	return nil, nil
 }
 
+// tasksOfReference returns the tasks of a reference that is new, has changed or is gone.
+func (l *Lifecycle) tasksOfReference(ctx context.Context, e eventlog.Event) ([]task, error) {
+	r, err := dependents.ReferenceOf(e.Body)
+	if err != nil {
+		return nil, err
+	}
+	var tasks []task
+	if e.Op != eventlog.Deleted {
+		tasks = append(tasks, collectTaskOf(r.Dependent))
+	}
+	if e.Op != eventlog.Added {
+		view, err := l.config.Cell.Projection.AtLeast(ctx, e.Revision)
+		if err != nil {
+			return nil, err
+		}
+		owner, waits, err := dependents.Collecting(ctx, view, e.Key.Cluster, r.Owner.UID)
+		if err != nil {
+			return nil, err
+		}
+		if waits {
+			tasks = append(tasks, task{finishTask, collectTaskOf(owner).name})
+		}
+	}
+	return tasks, nil
+}
+
+// changesKinds says whether the key is of an object that makes kinds known.
+func changesKinds(k eventlog.Key) bool {
+	return k.Group == definitionGroup && k.Resource == "customresourcedefinitions" || k.Group == serviceGroup && k.Resource == "apiservices"
+}
+
 // lookAtOwner returns the tasks of those dependents of an owner that it does not keep.
 func (l *Lifecycle) lookAtOwner(ctx context.Context, uid types.UID) ([]task, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
@@ -128,10 +148,10 @@ func (l *Lifecycle) lookAtOwner(ctx context.Context, uid types.UID) ([]task, err
 		kept, asked := keeps[named]
 		if !asked {
 			owner, err := l.owner(ctx, r.Owner, r.Dependent.Namespace)
-			if err != nil && !errors.Is(err, errNoOwner) {
+			if err != nil && !errors.Is(err, errUnknown) {
 				return nil, err
 			}
-			kept = err != nil || owner != nil && !deletesDependents(owner)
+			kept = owner != nil && !deletesDependents(owner)
 			keeps[named] = kept
 		}
 		if !kept {
@@ -146,15 +166,23 @@ const collectAgain = 50 * time.Millisecond
 
 // collect does to one object what its owners, or its own deletion, ask for. It returns the tasks of objects to which
 // that leads.
-func (l *Lifecycle) collect(ctx context.Context, o dependents.Object) ([]task, error) {
-	more, err := l.look(ctx, o)
-	if apierrors.IsConflict(err) {
+func (l *Lifecycle) collect(ctx context.Context, t task) ([]task, error) {
+	more, err := l.look(ctx, t)
+	if errors.Is(err, errUnknown) && l.awaitKinds(t) {
+		more, err = l.look(ctx, t) // the kind may have come before anybody waited for it
+	}
+	switch {
+	case apierrors.IsConflict(err):
 		err = &NotYetError{After: collectAgain, Reason: err.Error()}
+	case errors.Is(err, errUnknown):
+		l.config.Logger.DebugContext(ctx, "an object waits for a kind", "task", t.String(), "error", err)
+		err = nil
 	}
 	return more, err
 }
 
-func (l *Lifecycle) look(ctx context.Context, o dependents.Object) ([]task, error) {
+func (l *Lifecycle) look(ctx context.Context, t task) ([]task, error) {
+	o := objectOf(t)
 	resource, err := l.resourceOf(o)
 	if err != nil {
 		return nil, err
@@ -168,10 +196,30 @@ func (l *Lifecycle) look(ctx context.Context, o dependents.Object) ([]task, erro
 		return nil, l.judge(ctx, client, item)
 	case slices.Contains(item.Finalizers, metav1.FinalizerOrphanDependents):
 		return nil, l.orphan(ctx, client, item)
-	case deletesDependents(item):
-		return l.finish(ctx, client, item)
+	case !deletesDependents(item):
+		return nil, nil
+	case t.kind == finishTask:
+		return nil, l.finish(ctx, client, item)
 	}
-	return nil, nil
+	return l.deleteDependents(ctx, client, item)
+}
+
+// awaitKinds lets a task run again when kinds change. It is false if the task waits for that already.
+func (l *Lifecycle) awaitKinds(t task) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was := l.unknown[t]
+	l.unknown[t] = true
+	return !was
+}
+
+// awaitingKinds returns the tasks that wait for kinds to change.
+func (l *Lifecycle) awaitingKinds() []task {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	tasks := slices.Collect(maps.Keys(l.unknown))
+	clear(l.unknown)
+	return tasks
 }
 
 // deletesDependents says whether the object is in the foreground deletion.
@@ -179,20 +227,19 @@ func deletesDependents(o metav1.Object) bool {
 	return o.GetDeletionTimestamp() != nil && slices.Contains(o.GetFinalizers(), metav1.FinalizerDeleteDependents)
 }
 
-// judge deletes an object that no owner keeps.
+// judge deletes an object that no owner keeps. As in upstream, one with an owner that cannot be looked for is left as
+// it is, whatever its other owners are.
 func (l *Lifecycle) judge(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
 	var kept []metav1.OwnerReference
-	waiting := 0
+	waits := false // an owner is in the foreground deletion
 	for _, r := range item.OwnerReferences {
 		owner, err := l.owner(ctx, r, item.Namespace)
 		switch {
-		case errors.Is(err, errNoOwner):
-			kept = append(kept, r)
 		case err != nil:
 			return err
 		case owner == nil:
-		case deletesDependents(owner) && r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion:
-			waiting++
+		case deletesDependents(owner):
+			waits = true
 		default:
 			kept = append(kept, r)
 		}
@@ -203,19 +250,22 @@ func (l *Lifecycle) judge(ctx context.Context, client metadata.ResourceInterface
 	case len(kept) > 0:
 		return setField(ctx, client, item, "ownerReferences", kept)
 	}
-	policy := metav1.DeletePropagationBackground
-	switch {
-	case waiting > 0:
+	if waits {
 		has, err := l.hasDependents(ctx, item.UID)
 		if err != nil {
 			return err
 		}
-		if has {
-			policy = metav1.DeletePropagationForeground
-			if item, err = l.breakCircle(ctx, client, item); err != nil {
-				return err
-			}
+		waits = has
+	}
+	policy := metav1.DeletePropagationBackground
+	switch {
+	case waits:
+		policy = metav1.DeletePropagationForeground
+		unblocked, err := l.breakCircle(ctx, client, item)
+		if err != nil {
+			return err
 		}
+		item = unblocked
 	case slices.Contains(item.Finalizers, metav1.FinalizerOrphanDependents):
 		policy = metav1.DeletePropagationOrphan
 	case slices.Contains(item.Finalizers, metav1.FinalizerDeleteDependents):
@@ -254,11 +304,11 @@ func (l *Lifecycle) breakCircle(ctx context.Context, client metadata.ResourceInt
 		if !waits {
 			continue
 		}
-		owners := make([]metav1.OwnerReference, len(item.OwnerReferences))
-		no := false
-		for i, owner := range item.OwnerReferences {
-			owner.BlockOwnerDeletion = &no
-			owners[i] = owner
+		owners := slices.Clone(item.OwnerReferences)
+		for i := range owners {
+			if blocks(owners[i]) {
+				owners[i].BlockOwnerDeletion = new(bool)
+			}
 		}
 		return patch(ctx, client, item, "ownerReferences", owners)
 	}
@@ -276,25 +326,49 @@ func (l *Lifecycle) hasDependents(ctx context.Context, uid types.UID) (bool, err
 	return false, nil
 }
 
-// finish ends a foreground deletion once no dependent blocks it. Until then it returns the tasks of all dependents.
-func (l *Lifecycle) finish(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) ([]task, error) {
+// blocks says whether the foreground deletion of the owner waits for the dependent.
+func blocks(r metav1.OwnerReference) bool {
+	return r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion
+}
+
+// deleteDependents begins, or goes on with, a foreground deletion. It returns the tasks of the dependents, except for
+// those that wait for dependents of their own: they are found by themselves.
+func (l *Lifecycle) deleteDependents(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) ([]task, error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var tasks []task
-	blocked := false
 	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, item.UID) {
 		if err != nil {
 			return nil, fmt.Errorf("look for dependents: %w", err)
 		}
-		tasks = append(tasks, collectTaskOf(r.Dependent))
-		blocked = blocked || r.Owner.BlockOwnerDeletion != nil && *r.Owner.BlockOwnerDeletion
+		_, waits, err := dependents.Collecting(ctx, view, l.config.Cell.Cluster, r.Dependent.UID)
+		if err != nil {
+			return nil, err
+		}
+		if !waits {
+			tasks = append(tasks, collectTaskOf(r.Dependent))
+		}
 	}
-	if blocked {
-		return tasks, nil
+	return tasks, l.finish(ctx, client, item)
+}
+
+// finish ends a foreground deletion once no dependent blocks it.
+func (l *Lifecycle) finish(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return err
 	}
-	return nil, removeFinalizer(ctx, client, item, metav1.FinalizerDeleteDependents)
+	for r, err := range dependents.Of(ctx, view, l.config.Cell.Cluster, item.UID) {
+		if err != nil {
+			return fmt.Errorf("look for dependents: %w", err)
+		}
+		if blocks(r.Owner) {
+			return nil
+		}
+	}
+	return removeFinalizer(ctx, client, item, metav1.FinalizerDeleteDependents)
 }
 
 // orphan takes an object out of its dependents' owners, and then lets it go.
@@ -362,29 +436,27 @@ func patch(ctx context.Context, client metadata.ResourceInterface, item *metav1.
 	return patched, nil
 }
 
-// errNoOwner is for a reference that cannot be followed. As in upstream, what has one is left alone. The kind may be
-// one that is not served, or an object without a namespace names an owner in one: nobody can tell in which.
-var errNoOwner = errors.New("the reference to the owner cannot be followed")
+// errUnknown is for a resource or an owner that cannot be looked for. The kind may be one that is not served, or an
+// object without a namespace names an owner in one: nobody can tell in which.
+var errUnknown = errors.New("the kind is not served, or its objects have a namespace")
 
 // owner reads the owner that a dependent in the namespace names. It is nil if there is no such object, or another one
 // of that name.
 func (l *Lifecycle) owner(ctx context.Context, r metav1.OwnerReference, namespace string) (*metav1.PartialObjectMetadata, error) {
-	if l.gone.Contains(r.UID) {
-		return nil, nil
-	}
 	kind := schema.FromAPIVersionAndKind(r.APIVersion, r.Kind)
 	mapping, err := retryMapping(l, func() (*meta.RESTMapping, error) { return l.mapper.RESTMapping(kind.GroupKind(), kind.Version) })
-	if meta.IsNoMatchError(err) {
-		return nil, errNoOwner
-	}
 	if err != nil {
 		return nil, fmt.Errorf("find the resource of owner '%s' of kind '%s': %w", r.Name, kind, err)
 	}
+	namespaced := mapping.Scope.Name() == meta.RESTScopeNameNamespace
+	switch {
+	case namespaced && namespace == "":
+		return nil, fmt.Errorf("look for owner '%s' of kind '%s': %w", r.Name, kind, errUnknown)
+	case l.gone.Contains(r.UID):
+		return nil, nil
+	}
 	client := metadata.ResourceInterface(l.metadata.Resource(mapping.Resource))
-	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
-		if namespace == "" {
-			return nil, errNoOwner
-		}
+	if namespaced {
 		client = l.metadata.Resource(mapping.Resource).Namespace(namespace)
 	}
 	owner, err := l.get(ctx, client, r.Name)
@@ -422,12 +494,36 @@ func (l *Lifecycle) resourceOf(o dependents.Object) (schema.GroupVersionResource
 	return resource, nil
 }
 
-// retryMapping asks the mapper, and asks again after it has forgotten what it knew. A kind may be new.
+// retryMapping asks the mapper, and asks again after it has forgotten what it knew. A kind may be new. The error is
+// errUnknown if it is not served.
 func retryMapping[T any](l *Lifecycle, ask func() (T, error)) (T, error) {
 	found, err := ask()
 	if meta.IsNoMatchError(err) {
 		l.mapper.Reset()
 		found, err = ask()
 	}
+	if meta.IsNoMatchError(err) {
+		err = fmt.Errorf("%w: %w", errUnknown, err)
+	}
 	return found, err
+}
+
+// judgeDependents looks at all objects that name owners of a kind whose definition is about to go. Afterwards nobody
+// could look for these owners.
+func (l *Lifecycle) judgeDependents(ctx context.Context, kind schema.GroupKind) error {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return err
+	}
+	running, limited := errgroup.WithContext(ctx)
+	running.SetLimit(workers)
+	for r, err := range dependents.All(ctx, view, l.config.Cell.Cluster) {
+		if err != nil {
+			return errors.Join(err, running.Wait())
+		}
+		if schema.FromAPIVersionAndKind(r.Owner.APIVersion, r.Owner.Kind).GroupKind() == kind {
+			running.Go(func() error { _, err := l.collect(limited, collectTaskOf(r.Dependent)); return err })
+		}
+	}
+	return running.Wait()
 }

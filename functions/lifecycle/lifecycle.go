@@ -74,6 +74,8 @@ type Lifecycle struct {
 	// terminating are the namespaces, definitions and claims that wait for something to go. Without them Run would
 	// have to check for each deletion in the log whether it matters. They can be found again in the state.
 	terminating map[task]bool // by mu
+	// unknown are the tasks that wait for a kind to be served. They can be found again in the state, too.
+	unknown map[task]bool // by mu
 }
 
 const (
@@ -96,7 +98,7 @@ func New(c Config) (*Lifecycle, error) {
 	// A warning about a deprecated resource is meant for its users. The lifecycle deletes whatever there is.
 	client := rest.CopyConfig(c.Client)
 	client.WarningHandler = rest.NoWarnings{}
-	l := &Lifecycle{config: c, terminating: map[task]bool{}}
+	l := &Lifecycle{config: c, terminating: map[task]bool{}, unknown: map[task]bool{}}
 	var err error
 	l.client, err = kubernetes.NewForConfig(client)
 	if err != nil {
@@ -211,7 +213,7 @@ func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 			if e.Key.Cluster != l.config.Cell.Cluster {
 				continue
 			}
-			if err := l.queueEvent(ctx, q, e); err != nil {
+			if err := l.queueEvent(ctx, e, func(t task, after time.Duration) { q.of(t).AddAfter(t, after) }); err != nil {
 				return err
 			}
 		}
@@ -219,18 +221,19 @@ func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 	})
 }
 
-// queueEvent queues the tasks of an event, except for those that nothing waits for.
-func (l *Lifecycle) queueEvent(ctx context.Context, q queues, e eventlog.Event) error {
+// queueEvent queues the tasks of an event, except for those that nothing waits for. One run is enough for a burst of
+// deletions in what terminates.
+func (l *Lifecycle) queueEvent(ctx context.Context, e eventlog.Event, queue func(t task, after time.Duration)) error {
 	for _, t := range tasksOf(e) {
 		switch {
 		case t.kind == strayTask:
 			if l.isStray(ctx, e) {
-				q.of(t).Add(t)
+				queue(t, 0)
 			}
 		case e.Op != eventlog.Deleted || t.isOf(e.Key) || t.kind == defaultsTask:
-			q.of(t).Add(t)
+			queue(t, 0)
 		case l.isTerminating(t):
-			q.of(t).AddAfter(t, contentDelay) // one run for a burst of deletions
+			queue(t, contentDelay)
 		}
 	}
 	garbage, err := l.garbageOf(ctx, e)
@@ -238,12 +241,16 @@ func (l *Lifecycle) queueEvent(ctx context.Context, q queues, e eventlog.Event) 
 		return fmt.Errorf("look for the garbage of event %d: %w", e.Revision, err)
 	}
 	for _, t := range slices.Concat(garbage, l.volumesOf(e), mortalsOf(e)) {
-		q.of(t).AddAfter(t, contentDelay)
+		after := contentDelay
+		if t.kind == collectTask || t.kind == ownerTask { // each for one object
+			after = 0
+		}
+		queue(t, after)
 	}
 	return nil
 }
 
-// contentDelay gathers the deletions of one namespace.
+// contentDelay gathers the deletions of one namespace, or of one owner's dependents.
 const contentDelay = 50 * time.Millisecond
 
 // work runs queued tasks until the queue is shut down.

@@ -35,6 +35,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
@@ -69,6 +70,7 @@ func newClusterOn(t *testing.T, b bucket.Bucket, change ...func(*Config)) *clust
 	p, err := projection.Open(projection.Config{Log: log, Bucket: b})
 	require.NoError(t, err)
 	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)}
+	cell.Feed = fanout.NewFeed(log, p) // for those who run it
 	server, err := apiserver.New(apiserver.Config{Cell: cell})
 	require.NoError(t, err)
 	require.NoError(t, server.Bootstrap(t.Context()))

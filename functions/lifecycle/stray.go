@@ -28,27 +28,46 @@ func (l *Lifecycle) isStray(ctx context.Context, e eventlog.Event) bool {
 	return err != nil || !found
 }
 
-// strays returns a task for every namespace that has objects but does not exist.
+// seekAfter is how many objects of one kind in one namespace are passed before the next kind or namespace is looked
+// for. Of more it would cost more to read them.
+const seekAfter = 100
+
+// strays returns a task for every namespace that has objects but does not exist. Of each kind it reads a few objects in
+// each namespace.
 func (l *Lifecycle) strays(ctx context.Context, view *projection.View) ([]task, error) {
 	exists := map[string]bool{"": true}
 	var tasks []task
 	start := l.config.Cell.Cluster + "/"
-	for row, err := range view.Scan(ctx, start, projection.PrefixEnd(start), view.Revision()) {
-		if err != nil {
-			return nil, fmt.Errorf("look for objects without a namespace: %w", err)
-		}
-		name := row.ID.Namespace
-		_, asked := exists[name]
-		if asked {
-			continue
-		}
-		_, found, err := view.Get(ctx, l.namespaceKey(name).RowKey(), view.Revision())
-		if err != nil {
-			return nil, fmt.Errorf("look for namespace %q: %w", name, err)
-		}
-		exists[name] = found
-		if !found {
-			tasks = append(tasks, task{strayTask, name})
+	end := projection.PrefixEnd(start)
+	for start != "" {
+		from := start
+		start = ""
+		last, passed := "", 0
+		for row, err := range view.Scan(ctx, from, end, view.Revision()) {
+			if err != nil {
+				return nil, fmt.Errorf("look for objects without a namespace: %w", err)
+			}
+			of := row.Key[:len(row.Key)-len(row.ID.Name)]
+			if of != last {
+				last, passed = of, 0
+			}
+			if passed++; passed > seekAfter {
+				start = projection.PrefixEnd(of)
+				break
+			}
+			name := row.ID.Namespace
+			_, asked := exists[name]
+			if asked {
+				continue
+			}
+			_, found, err := view.Get(ctx, l.namespaceKey(name).RowKey(), view.Revision())
+			if err != nil {
+				return nil, fmt.Errorf("look for namespace %q: %w", name, err)
+			}
+			exists[name] = found
+			if !found {
+				tasks = append(tasks, task{strayTask, name})
+			}
 		}
 	}
 	return tasks, nil

@@ -24,6 +24,7 @@ const (
 	rolesTask      kind = "roles"
 	strayTask      kind = "stray"
 	collectTask    kind = "collect"
+	finishTask     kind = "finish" // the foreground deletion of an object, if nothing blocks it any more
 	ownerTask      kind = "owner"
 	recountTask    kind = "recount"
 	defaultsTask   kind = "defaults"
@@ -185,8 +186,8 @@ func (l *Lifecycle) do(ctx context.Context, t task) ([]task, error) {
 		return nil, l.emptyDefinition(ctx, t)
 	case strayTask:
 		return nil, l.deleteStrays(ctx, t)
-	case collectTask:
-		return l.collect(ctx, objectOf(t))
+	case collectTask, finishTask:
+		return l.collect(ctx, t)
 	case ownerTask:
 		return l.lookAtOwner(ctx, types.UID(t.name))
 	case recountTask:

@@ -1,0 +1,181 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/dependents"
+	"github.com/logplane/logplane/projection"
+)
+
+// onceTries is how often Once runs a task that fails.
+const onceTries = 5
+
+// Once does all the work that there is, and what follows from it, as a function does that a timer or a queue calls. It
+// returns what is left: what waits for others, such as a namespace for the finalizer of an object. For a namespace
+// that must settle it waits. The error is that of tasks that failed again and again, or that the cell cannot be read.
+func (l *Lifecycle) Once(ctx context.Context) (left []string, err error) {
+	view, err := l.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tasks, err := l.tasksOfState(ctx, view)
+	if err != nil {
+		return nil, err
+	}
+	o := once{Lifecycle: l, next: map[task]bool{}, waiting: map[task]*NotYetError{}, failures: map[task]int{}, failed: map[task]error{}}
+	for _, t := range tasks {
+		o.next[t] = true
+	}
+	for more := true; more; {
+		if err := o.round(ctx); err != nil {
+			return nil, err
+		}
+		if view, err = o.follow(ctx, view); err != nil {
+			return nil, err
+		}
+		if more, err = o.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if left, err = o.left(ctx, view); err != nil {
+		return nil, err
+	}
+	_, err = l.Expire(ctx)
+	return left, errors.Join(append(slices.Collect(maps.Values(o.failed)), err)...)
+}
+
+// once is one call of Once.
+type once struct {
+	*Lifecycle
+	mu       sync.Mutex
+	next     map[task]bool         // by mu; they run in the next round
+	waiting  map[task]*NotYetError // by mu
+	failures map[task]int          // by mu
+	failed   map[task]error        // by mu; they are given up
+}
+
+// round runs the tasks, and those to which they lead, until there are no more.
+func (o *once) round(ctx context.Context) error {
+	for len(o.next) > 0 {
+		tasks := o.next
+		o.next = map[task]bool{}
+		var running errgroup.Group
+		running.SetLimit(workers)
+		for t := range tasks {
+			running.Go(func() error { return o.run(ctx, t) })
+		}
+		if err := running.Wait(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run runs one task. Its only error is that of ctx.
+func (o *once) run(ctx context.Context, t task) error {
+	limited, cancel := context.WithTimeout(ctx, taskTimeout)
+	defer cancel()
+	more, err := o.do(limited, t)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, next := range more {
+		o.next[next] = true
+	}
+	delete(o.waiting, t)
+	delete(o.failed, t)
+	var notYet *NotYetError
+	switch {
+	case err == nil:
+	case errors.As(err, &notYet):
+		o.waiting[t] = notYet
+	case o.failures[t] < onceTries-1:
+		o.waiting[t] = &NotYetError{After: collectAgain << o.failures[t], Reason: err.Error()}
+		o.failures[t]++
+	default:
+		taskFailures.WithLabelValues(string(t.kind)).Inc()
+		o.failed[t] = fmt.Errorf("%s: %w", t, err)
+	}
+	return nil
+}
+
+// follow takes the tasks of the events since the view, which other processes may have written too. It returns the view
+// that it has reached.
+func (o *once) follow(ctx context.Context, view *projection.View) (*projection.View, error) {
+	to, err := o.config.Cell.Projection.Latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for e, err := range o.config.Cell.Projection.Events(ctx, view.Revision(), to.Revision()) {
+		if err != nil {
+			return nil, fmt.Errorf("read the events after revision %d: %w", view.Revision(), err)
+		}
+		if e.Key.Cluster != o.config.Cell.Cluster {
+			continue
+		}
+		if err := o.queueEvent(ctx, e, func(t task, _ time.Duration) { o.next[t] = true }); err != nil {
+			return nil, err
+		}
+	}
+	return to, nil
+}
+
+// wait returns false if nothing is to be done any more. Otherwise it waits for the next task that will soon run again,
+// if there is no other.
+func (o *once) wait(ctx context.Context) (more bool, err error) {
+	if len(o.next) > 0 {
+		return true, nil
+	}
+	soonest := time.Duration(-1)
+	for _, w := range o.waiting {
+		if w.After <= o.config.Settle && (soonest < 0 || w.After < soonest) {
+			soonest = w.After
+		}
+	}
+	if soonest < 0 {
+		return false, nil
+	}
+	for t, w := range o.waiting {
+		if w.After <= soonest {
+			o.next[t] = true
+		}
+	}
+	return true, eventlog.Pause(ctx, soonest)
+}
+
+// left says what still waits.
+func (o *once) left(ctx context.Context, view *projection.View) ([]string, error) {
+	var left []string
+	o.Lifecycle.mu.Lock()
+	for t := range o.terminating {
+		if t.kind == claimTask {
+			left = append(left, t.String()+" is used by Pods")
+		}
+	}
+	o.Lifecycle.mu.Unlock()
+	for t, w := range o.waiting {
+		if t.kind != remoteTask { // these are looked at for ever, and have a condition
+			left = append(left, t.String()+": "+w.Reason)
+		}
+	}
+	objects, err := dependents.AllCollecting(ctx, view, o.config.Cell.Cluster)
+	if err != nil {
+		return nil, fmt.Errorf("look for objects that wait for their dependents: %w", err)
+	}
+	for _, object := range objects {
+		left = append(left, object.String()+" waits for its dependents")
+	}
+	slices.Sort(left)
+	return left, nil
+}
