@@ -61,12 +61,11 @@ const patience = 30 * time.Second
 
 func newCluster(t *testing.T, change ...func(*Config)) *cluster {
 	t.Helper()
-	return newClusterOn(t, memory.Strict(t), change...)
+	return newClusterWith(t, eventlogtest.Log(t), memory.Strict(t), change...)
 }
 
-func newClusterOn(t *testing.T, b bucket.Bucket, change ...func(*Config)) *cluster {
+func newClusterWith(t *testing.T, log *eventlog.Log, b bucket.Bucket, change ...func(*Config)) *cluster {
 	t.Helper()
-	log := eventlogtest.Log(t)
 	p, err := projection.Open(projection.Config{Log: log, Bucket: b})
 	require.NoError(t, err)
 	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)}

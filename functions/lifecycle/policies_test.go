@@ -26,6 +26,7 @@ import (
 	"k8s.io/kubernetes/pkg/controller/garbagecollector"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/dependents"
 )
 
 // policies are upstream's documented cases of the three policies: those of its integration tests and of its pages on
@@ -75,8 +76,7 @@ var policies = []struct {
 		{"own two of owner-", "one* +hold; two* of owner- +hold"}}},
 	{name: "a dependent that comes while its owner waits", steps: [][2]string{
 		{"owner; child of owner! +hold; delete owner foreground", "child* of owner! +hold; owner* +foreground"},
-		{"late of owner!", "child* of owner! +hold; owner* +foreground"},
-		{"release child", ""}}},
+		{"late of owner!; release child", ""}}},
 	{name: "deleted twice", says: "TestDoubleDeletionWithFinalizer", steps: [][2]string{
 		{"lucy +hold; delete lucy foreground", "lucy* +hold"},
 		{"delete lucy foreground", "lucy* +hold"},
@@ -108,6 +108,10 @@ var policies = []struct {
 		{"undefine", "kept of other; other"},
 		{"define; gadget/owner; child of gadget/owner", "child of gadget/owner; gadget/owner; kept of other; other"},
 		{"undefine", "kept of other; other"}}},
+	{name: "the kind comes later than its owner's name", oursOnly: true, steps: [][2]string{
+		{"child of gadget/nobody", "child of gadget/nobody"},
+		{"define", ""},
+		{"undefine", ""}}},
 	{name: "owners elsewhere", says: "TestCrossNamespaceReferences", steps: [][2]string{
 		{"parent@m; valid@m of parent@m; a of parent@m; b of pod/invalid=parent@m", "parent@m; valid@m of parent@m"},
 		{"c of unknown/x parent@m; d of parent@m", "c of unknown/x parent@m; parent@m; valid@m of parent@m"},
@@ -349,7 +353,12 @@ func (g *graph) do(command string) {
 	case "define":
 		g.createDefinitionOf("gadgets", "Gadget")
 	case "undefine":
-		require.NoError(g, g.extensions.ApiextensionsV1().CustomResourceDefinitions().Delete(ctx, "gadgets.example.com", metav1.DeleteOptions{}))
+		definitions := g.extensions.ApiextensionsV1().CustomResourceDefinitions()
+		require.NoError(g, definitions.Delete(ctx, "gadgets.example.com", metav1.DeleteOptions{}))
+		g.eventually(func() bool {
+			_, err := definitions.Get(ctx, "gadgets.example.com", metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		}, "the definition is gone")
 	case "delete":
 		g.observed()
 		client, name := g.object(words[1])
@@ -426,20 +435,18 @@ func (g *graph) create(words []string) {
 	g.uids[words[0]] = made.GetUID()
 }
 
-// observed waits until upstream's collector knows all objects that there are. It would not orphan others.
-func (g *graph) observed() {
-	g.Helper()
-	if g.upstream == nil {
+// observed waits until upstream's collector knows all objects that have owners or are some. It would not orphan others.
+func (c *watched) observed() {
+	c.Helper()
+	if c.upstream == nil {
 		return
 	}
-	eventlogtest.Eventually(g, "upstream's collector knows the objects", func() bool {
-		for _, o := range g.objects() {
-			if !g.upstream.GraphHasUID(o.GetUID()) {
-				return false
-			}
-		}
-		return true
-	})
+	view, err := c.cell.Projection.Latest(context.Background())
+	require.NoError(c, err)
+	for r, err := range dependents.All(context.Background(), view, "main") {
+		require.NoError(c, err)
+		eventlogtest.Eventually(c, "upstream's collector knows "+r.Dependent.String(), func() bool { return c.upstream.GraphHasUID(r.Dependent.UID) })
+	}
 }
 
 func (g *graph) objects() (all []unstructured.Unstructured) {

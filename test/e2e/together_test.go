@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -25,18 +23,6 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/test/product"
 )
-
-// rounds of the tests below; LOGPLANE_ROUNDS replaces it.
-func rounds(t *testing.T, few int) int {
-	t.Helper()
-	given := os.Getenv("LOGPLANE_ROUNDS")
-	if given == "" {
-		return few
-	}
-	n, err := strconv.Atoi(given)
-	require.NoError(t, err)
-	return n
-}
 
 // TestQuotaAcrossProcesses: 64 clients on four processes take the places of one quota, and give them back. Exactly as
 // many as there are places succeed, also while processes are killed, and the usage is the truth after each round.
@@ -70,7 +56,7 @@ func TestQuotaAcrossProcesses(t *testing.T) {
 		require.EqualValues(t, len(list.Items), used.Value())
 		return len(list.Items)
 	}
-	for round := range rounds(t, 5) {
+	for round := range product.Rounds(t, 5) {
 		kill := round%5 == 4
 		var made atomic.Int64
 		group, ctx := errgroup.WithContext(t.Context())
@@ -226,7 +212,7 @@ func TestNothingStaysOfNamespaces(t *testing.T) {
 	c := newCell(t, eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir())).ConnectedUrl(), 1)
 	group, ctx := errgroup.WithContext(t.Context())
 	group.SetLimit(8) // each waits for its namespace to settle
-	for round := range rounds(t, 40) {
+	for round := range product.Rounds(t, 40) {
 		group.Go(func() error { return raceNamespace(ctx, fmt.Sprintf("race-%d", round), c.client, c.client2) })
 	}
 	require.NoError(t, group.Wait())
@@ -282,6 +268,24 @@ func raceNamespace(ctx context.Context, name string, deleter, creator kubernetes
 	return nil
 }
 
+// owned creates a ConfigMap with an owner; nil for none.
+func (c *processCell) owned(ctx context.Context, name string, owner *corev1.ConfigMap) (*corev1.ConfigMap, error) {
+	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if owner != nil {
+		o.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID}}
+	}
+	return c.client.CoreV1().ConfigMaps("default").Create(ctx, o, metav1.CreateOptions{})
+}
+
+// once runs the lifecycle until there is nothing to do, and returns what it says.
+func (c *processCell) once(t *testing.T) string {
+	t.Helper()
+	p := product.Run(t, c.with("lifecycle", "--once")...)
+	<-p.Exited
+	require.Zero(t, p.Cmd.ProcessState.ExitCode(), p.Output())
+	return p.Output()
+}
+
 // TestGarbageThroughKills: a fan and a chain of dependents go, and what has a living owner stays, although the
 // lifecycle is killed again and again.
 func TestGarbageThroughKills(t *testing.T) {
@@ -290,31 +294,32 @@ func TestGarbageThroughKills(t *testing.T) {
 	}
 	c := newCell(t, eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir())).ConnectedUrl(), 1)
 	client := c.client.CoreV1().ConfigMaps("default")
-	own := func(ctx context.Context, name string, owner *corev1.ConfigMap) (*corev1.ConfigMap, error) {
-		o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		if owner != nil {
-			o.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID}}
-		}
-		return client.Create(ctx, o, metav1.CreateOptions{})
-	}
-	gone, err := own(t.Context(), "gone", nil)
+	gone, err := c.owned(t.Context(), "gone", nil)
 	require.NoError(t, err)
-	alive, err := own(t.Context(), "alive", nil)
+	alive, err := c.owned(t.Context(), "alive", nil)
 	require.NoError(t, err)
-	fan := rounds(t, 400)
+	fan := product.Rounds(t, 400)
+	chain := fan / 20
 	group, ctx := errgroup.WithContext(t.Context())
 	group.SetLimit(16)
+	group.Go(func() error {
+		last := gone
+		for i := range chain {
+			link, err := c.owned(ctx, fmt.Sprintf("link-%d", i), last)
+			if err != nil {
+				return err
+			}
+			last = link
+		}
+		return nil
+	})
 	for i := range fan {
-		group.Go(func() error { _, err := own(ctx, fmt.Sprintf("fan-%d", i), gone); return err })
-		group.Go(func() error { _, err := own(ctx, fmt.Sprintf("kept-%d", i), alive); return err })
+		group.Go(func() error { _, err := c.owned(ctx, fmt.Sprintf("fan-%d", i), gone); return err })
+		group.Go(func() error { _, err := c.owned(ctx, fmt.Sprintf("kept-%d", i), alive); return err })
 	}
 	require.NoError(t, group.Wait())
-	last := gone
-	for i := range fan / 8 {
-		last, err = own(t.Context(), fmt.Sprintf("link-%d", i), last)
-		require.NoError(t, err)
-	}
-	left := func() (garbage, kept int) {
+	// count is how many there are, and the revision at which that was so.
+	count := func() (garbage, kept int, revision string) {
 		list, err := client.List(t.Context(), metav1.ListOptions{})
 		require.NoError(t, err)
 		for _, o := range list.Items {
@@ -325,27 +330,85 @@ func TestGarbageThroughKills(t *testing.T) {
 				kept++
 			}
 		}
-		return garbage, kept
+		return garbage, kept, list.ResourceVersion
 	}
+	garbage, _, revision := count()
+	require.Equal(t, fan+chain, garbage)
+	patient, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
+	defer cancel()
+	changes, err := client.Watch(patient, metav1.ListOptions{ResourceVersion: revision})
+	require.NoError(t, err)
+	defer changes.Stop()
 	require.NoError(t, client.Delete(t.Context(), "gone", metav1.DeleteOptions{}))
-	began := time.Now()
-	kills := 0
-	for deadline := time.Now().Add(5 * time.Minute); ; {
-		garbage, _ := left()
-		if garbage == 0 {
+	const most = 50
+	began, kills := time.Now(), 0
+	for event := range changes.ResultChan() {
+		name := event.Object.(*corev1.ConfigMap).Name
+		require.NotContains(t, name, "kept")
+		if name == "gone" {
+			continue
+		}
+		require.EqualValues(t, "DELETED", event.Type, name)
+		if garbage--; garbage == 0 {
 			break
 		}
-		require.True(t, time.Now().Before(deadline), "%d are left", garbage)
-		for n := garbage; n == garbage && time.Now().Before(deadline); { // until this one has done something
-			n, _ = left()
-		}
-		if kills < 50 {
+		if kills < most && garbage <= (fan+chain)*(most-kills)/(most+1) {
 			kills++
 			c.lifecycle.Kill()
 			c.lifecycle = product.Run(t, c.with("lifecycle")...)
 		}
 	}
-	t.Logf("%d dependents were gone after %s and %d kills", fan+fan/8, time.Since(began).Round(time.Millisecond), kills)
-	_, kept := left()
+	t.Logf("%d dependents were gone after %s and %d kills", fan+chain, time.Since(began).Round(time.Millisecond), kills)
+	require.Equal(t, most, kills)
+	require.NotContains(t, c.once(t), "left:")
+	garbage, kept, _ := count()
+	require.Zero(t, garbage)
 	require.Equal(t, fan, kept)
+}
+
+// TestLifecycleOnce: one run does all that there is to do, also what follows from that, and says what waits for others.
+func TestLifecycleOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("many processes")
+	}
+	c := newCell(t, eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir())).ConnectedUrl(), 1)
+	c.lifecycle.Kill()
+	client := c.client.CoreV1()
+	last, err := c.owned(t.Context(), "gone", nil)
+	require.NoError(t, err)
+	for i := range 5 {
+		last, err = c.owned(t.Context(), fmt.Sprintf("link-%d", i), last)
+		require.NoError(t, err)
+	}
+	require.NoError(t, client.ConfigMaps("default").Delete(t.Context(), "gone", metav1.DeleteOptions{}))
+	for _, name := range []string{"empty", "held"} {
+		_, err := client.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	held := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c", Finalizers: []string{"example.com/hold"}}}
+	_, err = client.ConfigMaps("held").Create(t.Context(), held, metav1.CreateOptions{})
+	require.NoError(t, err)
+	for _, name := range []string{"empty", "held"} {
+		require.NoError(t, client.Namespaces().Delete(t.Context(), name, metav1.DeleteOptions{}))
+	}
+	has := func(name string) bool {
+		_, err := client.Namespaces().Get(t.Context(), name, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			require.NoError(t, err)
+		}
+		return err == nil
+	}
+	said := c.once(t)
+	require.Contains(t, said, "left: namespace held: ")
+	require.NotContains(t, said, "empty")
+	list, err := client.ConfigMaps("default").List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	require.Empty(t, list.Items)
+	require.False(t, has("empty"))
+	require.True(t, has("held"))
+
+	_, err = client.ConfigMaps("held").Patch(t.Context(), "c", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	require.NotContains(t, c.once(t), "left:")
+	require.False(t, has("held"))
 }

@@ -1,0 +1,208 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/test/product"
+)
+
+// plantation is a fan and a chain of dependents of one owner, and as many dependents of another.
+type plantation struct{ fan, chain int }
+
+// sizes are those of a test; LOGPLANE_ROUNDS=10000 makes a fan of 10,000 and a chain of 500.
+func sizes(t *testing.T) plantation {
+	fan := 1000
+	if testing.Short() {
+		fan = 100
+	}
+	fan = product.Rounds(t, fan)
+	return plantation{fan: fan, chain: fan / 20}
+}
+
+// plant creates all in namespace n, where 'gone' is the owner whose end is wanted.
+func (c *cluster) plant(p plantation) {
+	c.Helper()
+	c.createNamespace("n")
+	gone, alive := c.own("n", "gone"), c.own("n", "alive")
+	group, ctx := errgroup.WithContext(c.Context())
+	group.SetLimit(16)
+	create := func(name string, owner *corev1.ConfigMap) (*corev1.ConfigMap, error) {
+		o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{ownerOf(owner, true)}}}
+		return c.client.CoreV1().ConfigMaps("n").Create(ctx, o, metav1.CreateOptions{})
+	}
+	group.Go(func() error {
+		last := gone
+		for i := range p.chain {
+			link, err := create(fmt.Sprintf("link-%d", i), last)
+			if err != nil {
+				return err
+			}
+			last = link
+		}
+		return nil
+	})
+	for i := range p.fan {
+		group.Go(func() error { _, err := create(fmt.Sprintf("fan-%d", i), gone); return err })
+		group.Go(func() error { _, err := create(fmt.Sprintf("kept-%d", i), alive); return err })
+	}
+	require.NoError(c, group.Wait())
+}
+
+// harvest counts what is there of a plantation.
+func (c *cluster) harvest() (garbage, kept int) {
+	c.Helper()
+	list, err := c.client.CoreV1().ConfigMaps("n").List(context.Background(), metav1.ListOptions{})
+	require.NoError(c, err)
+	for _, o := range list.Items {
+		switch o.Name[:4] {
+		case "fan-", "link", "gone":
+			garbage++
+		case "kept":
+			kept++
+		}
+	}
+	return garbage, kept
+}
+
+// counting counts what is read of a bucket.
+type counting struct {
+	bucket.Bucket
+	reads atomic.Int64
+}
+
+func (c *counting) Get(ctx context.Context, key string) ([]byte, string, error) {
+	c.reads.Add(1)
+	return c.Bucket.Get(ctx, key)
+}
+
+func (c *counting) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	c.reads.Add(1)
+	return c.Bucket.GetRange(ctx, key, offset, length)
+}
+
+// crowd writes that many ConfigMaps around those of namespace n, and as many into other namespaces.
+func (c *cluster) crowd(unrelated int) {
+	c.Helper()
+	for i := range 10 {
+		c.createNamespace(fmt.Sprintf("crowd-%d", i))
+	}
+	model, err := c.client.CoreV1().ConfigMaps("crowd-0").Create(c.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "model"},
+		Data: map[string]string{"text": string(make([]byte, 300))}}, metav1.CreateOptions{})
+	require.NoError(c, err)
+	view, err := c.cell.Projection.Latest(c.Context())
+	require.NoError(c, err)
+	row, found, err := view.Get(c.Context(), "main/configmaps/crowd-0/"+model.Name, view.Revision())
+	require.NoError(c, err)
+	require.True(c, found)
+	for i := 0; i < unrelated; i += 500 {
+		var writes []projection.Write
+		for j := range min(500, unrelated-i) {
+			key := row.ID
+			key.Name = fmt.Sprintf("%c-%d", "az"[j%2], i+j)
+			key.Namespace = "n"
+			if j%4 > 1 {
+				key.Namespace = fmt.Sprintf("crowd-%d", j%10)
+			}
+			at, err := view.State(c.Context(), key)
+			require.NoError(c, err)
+			writes = append(writes, at.Put(row.ContentType, row.Value, 0))
+		}
+		_, err = view.Append(c.Context(), fmt.Sprint("unrelated-", i), writes...)
+		require.NoError(c, err)
+	}
+}
+
+// TestGarbageReadsOnlyDependents: what an owner's end costs in reads of the bucket, and in messages to the log, does
+// not depend on what else there is. A process that has read nothing yet does all.
+func TestGarbageReadsOnlyDependents(t *testing.T) {
+	p := sizes(t)
+	cost := func(unrelated int) (reads, messages int64) {
+		server := eventlogtest.Run(t, t.TempDir())
+		log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, server)})
+		b := &counting{Bucket: memory.Strict(t)}
+		c := newClusterWith(t, log, b)
+		c.plant(p)
+		c.crowd(unrelated)
+		_, err := c.cell.Projection.Commit(t.Context())
+		require.NoError(t, err)
+		c.deleteConfigMap("n", "gone", metav1.DeletePropagationForeground)
+		_, err = c.cell.Projection.Commit(t.Context())
+		require.NoError(t, err)
+
+		// Nobody else commits, so the tail must hold all.
+		fresh, err := projection.Open(projection.Config{Log: log, Bucket: b, TailBytes: 1 << 30})
+		require.NoError(t, err)
+		c.cell = kubestore.Cell{Log: log, Projection: fresh, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)}
+		c.server, err = apiserver.New(apiserver.Config{Cell: c.cell})
+		require.NoError(t, err)
+		c.restart()
+		messagesNow := func() int64 {
+			stats, err := server.Varz(nil)
+			require.NoError(t, err)
+			return stats.InMsgs
+		}
+		before, sent := b.reads.Load(), messagesNow()
+		view, err := c.cell.Projection.Latest(t.Context())
+		require.NoError(t, err)
+		_, err = c.tasksOfState(t.Context(), view)
+		require.NoError(t, err)
+		t.Logf("beside %d: %d reads of the bucket and %d messages to find what is to be done", unrelated, b.reads.Load()-before, messagesNow()-sent)
+		began := time.Now()
+		left, err := c.Once(t.Context())
+		reads, messages = b.reads.Load()-before, messagesNow()-sent
+		require.NoError(t, err)
+		require.Empty(t, left)
+		require.Equal(t, p.fan, c.references())
+		t.Logf("beside %d: %d dependents were gone after %s, %d reads of the bucket and %d messages to the log",
+			unrelated, p.fan+p.chain, time.Since(began).Round(time.Millisecond), reads, messages)
+		return reads, messages
+	}
+	fewReads, fewMessages := cost(p.fan)
+	manyReads, manyMessages := cost(10 * p.fan)
+	require.LessOrEqual(t, manyReads, fewReads+fewReads/5+20) // a level more of the snapshot
+	require.LessOrEqual(t, manyMessages, fewMessages+fewMessages/5)
+}
+
+// TestGarbageTogether: fan and chain go, and what has a living owner stays, although our collector is stopped again and
+// again, and upstream's runs beside it.
+func TestGarbageTogether(t *testing.T) {
+	p := sizes(t)
+	c := newWatched(t)
+	c.plant(p)
+	c.runUpstream()
+	c.observed()
+	garbage, _ := c.harvest()
+	c.deleteConfigMap("n", "gone", metav1.DeletePropagationForeground)
+	const stops = 50
+	began := time.Now()
+	for i := range stops {
+		c.restart()
+		stop := c.run()
+		enough := garbage * (stops - 1 - i) / stops
+		c.eventually(func() bool { left, _ := c.harvest(); return left <= enough }, "some of it is gone")
+		stop()
+	}
+	t.Logf("%d dependents were gone after %s and %d stops", p.fan+p.chain, time.Since(began).Round(time.Millisecond), stops)
+	garbage, kept := c.harvest()
+	require.Zero(t, garbage)
+	require.Equal(t, p.fan, kept)
+	require.Equal(t, p.fan, c.references())
+	deleted := c.authors("n", eventlog.Deleted)
+	require.Greater(t, deleted[kubestore.PartOf("lifecycle")], 0)
+}
