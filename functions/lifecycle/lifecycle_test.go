@@ -685,18 +685,22 @@ func TestStrays(t *testing.T) {
 	model, found, err := view.Get(t.Context(), "main/configmaps/n/model", view.Revision())
 	require.NoError(t, err)
 	require.True(t, found)
-	late := func(namespace string) {
+	late := func(namespace, name string) {
 		key := model.ID
-		key.Namespace = namespace
-		_, err := c.cell.Log.Append(t.Context(), eventlog.Basis{}, "late-"+namespace, eventlog.Write{Key: key, Op: eventlog.Added, ContentType: model.ContentType, Body: model.Value})
+		key.Namespace, key.Name = namespace, name
+		_, err := c.cell.Log.Append(t.Context(), eventlog.Basis{}, "late-"+namespace+name, eventlog.Write{Key: key, Op: eventlog.Added, ContentType: model.ContentType, Body: model.Value})
 		require.NoError(t, err)
 	}
-	late("gone-before")
+	for i := range 2 * seekAfter { // between the others
+		late("n", fmt.Sprint("o-", i))
+	}
+	late("gone-before", "model")
+	late("the-last", "model")
 	c.run()
-	c.eventually(func() bool { return c.rows("gone-before") == 0 }, "found by the state")
-	late("gone-since")
+	c.eventually(func() bool { return c.rows("gone-before")+c.rows("the-last") == 0 }, "found by the state")
+	late("gone-since", "model")
 	c.eventually(func() bool { return c.rows("gone-since") == 0 }, "found by its event")
-	require.Equal(t, 1, c.rows("n"))
+	require.Equal(t, 1+2*seekAfter, c.rows("n"))
 }
 
 // TestIdleWritesNothing: nothing that Bootstrap wrote asks for work.
