@@ -19,5 +19,6 @@
 //     with jitter is there only for what no event announces.
 //  5. Objects that outlive their TTL are deleted, by the log's time (expiry.go).
 //
-// A crash at any point costs only repeated work, because the next process begins with step 1.
+// A crash at any point costs only repeated work, because the next process begins with step 1. Once (once.go) goes the
+// same way by itself: it begins with the state, and ends when no event asks for more.
 package lifecycle

@@ -158,8 +158,8 @@ var policies = []struct {
 		{"own a", ""}}},
 }
 
-// TestPolicies: each case ends as upstream says, with our collector, with upstream's, and with both at once.
-func TestPolicies(t *testing.T) {
+// TestGarbage: each case ends as upstream says, with our collector, with upstream's, and with both at once.
+func TestGarbage(t *testing.T) {
 	for name, collect := range map[string]func(c *watched){
 		"ours":     func(c *watched) { c.run() },
 		"two":      func(c *watched) { c.run(); c.restart(); c.run() },
@@ -188,6 +188,7 @@ func TestPolicies(t *testing.T) {
 						g.becomes(step[1])
 						g.sentinel()
 						require.Equal(t, step[1], g.String(), "it stays so")
+						g.isIndexed()
 					}
 				})
 			}
@@ -435,7 +436,7 @@ func (g *graph) create(words []string) {
 	g.uids[words[0]] = made.GetUID()
 }
 
-// observed waits until upstream's collector knows all objects that have owners or are some. It would not orphan others.
+// observed waits until upstream's collector knows all objects that have owners. It would not orphan others.
 func (c *watched) observed() {
 	c.Helper()
 	if c.upstream == nil {
@@ -458,6 +459,30 @@ func (g *graph) objects() (all []unstructured.Unstructured) {
 		}
 	}
 	return all
+}
+
+// isIndexed requires that the index has what the objects say, and nothing else.
+func (g *graph) isIndexed() {
+	g.Helper()
+	var want, have []string
+	for _, o := range g.objects() {
+		for _, r := range o.GetOwnerReferences() {
+			want = append(want, fmt.Sprint(r.UID, " of ", o.GetUID()))
+		}
+	}
+	view, err := g.cell.Projection.Latest(context.Background())
+	require.NoError(g, err)
+	for r, err := range dependents.All(context.Background(), view, "main") {
+		require.NoError(g, err)
+		of := r.Dependent.Namespace
+		if of == "" {
+			of = r.Dependent.Name
+		}
+		if strings.HasSuffix(of, fmt.Sprintf("-%d", g.number)) {
+			have = append(have, fmt.Sprint(r.Owner.UID, " of ", r.Dependent.UID))
+		}
+	}
+	require.ElementsMatch(g, want, have)
 }
 
 // String is the graph as a case writes it.

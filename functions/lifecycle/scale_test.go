@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -78,6 +79,28 @@ func (c *cluster) harvest() (garbage, kept int) {
 		}
 	}
 	return garbage, kept
+}
+
+// deletions waits for that many in namespace n after a revision, and returns the revision at which it has seen them.
+func (c *cluster) deletions(after eventlog.Revision, n int) eventlog.Revision {
+	c.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
+	defer cancel()
+	enough := errors.New("that many are gone")
+	err := c.cell.Log.Follow(ctx, after, func(b eventlog.Batch) error {
+		for _, e := range b {
+			after = e.Revision
+			if e.Op == eventlog.Deleted && e.Key.Namespace == "n" {
+				n--
+			}
+		}
+		if n <= 0 {
+			return enough
+		}
+		return nil
+	})
+	require.ErrorIs(c, err, enough)
+	return after
 }
 
 // counting counts what is read of a bucket.
@@ -188,17 +211,21 @@ func TestGarbageTogether(t *testing.T) {
 	c.runUpstream()
 	c.observed()
 	garbage, _ := c.harvest()
+	view, err := c.cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	at := view.Revision()
 	c.deleteConfigMap("n", "gone", metav1.DeletePropagationForeground)
 	const stops = 50
 	began := time.Now()
 	for i := range stops {
 		c.restart()
 		stop := c.run()
-		enough := garbage * (stops - 1 - i) / stops
-		c.eventually(func() bool { left, _ := c.harvest(); return left <= enough }, "some of it is gone")
+		at = c.deletions(at, garbage*(i+1)/stops-garbage*i/stops)
 		stop()
 	}
 	t.Logf("%d dependents were gone after %s and %d stops", p.fan+p.chain, time.Since(began).Round(time.Millisecond), stops)
+	c.restart()
+	require.Empty(t, c.once())
 	garbage, kept := c.harvest()
 	require.Zero(t, garbage)
 	require.Equal(t, p.fan, kept)

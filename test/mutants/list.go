@@ -298,6 +298,18 @@ var list = []mutant{
 		tests: "TestGarbage", in: "functions/lifecycle",
 		why: "the index grows with everything that was ever owned",
 	},
+	{
+		name: "nobody-blocks",
+		file: "functions/lifecycle/garbage.go", old: "if blocks(r.Owner) {", new: "if blocks(r.Owner) && false {",
+		tests: "TestGarbage", in: "functions/lifecycle",
+		why: "an owner in the foreground deletion is gone before its dependents",
+	},
+	{
+		name: "waiting-objects-call-each-other",
+		file: "functions/lifecycle/garbage.go", old: "if !waits {\n\t\t\ttasks", new: "if !waits || true {\n\t\t\ttasks",
+		tests: "TestOwnersThatWaitForEachOther", in: "functions/lifecycle",
+		why: "objects that wait for each other keep a process busy for ever",
+	},
 	// internal/kubestore and its fanout: watches
 	{
 		name: "window-seeded-short",
