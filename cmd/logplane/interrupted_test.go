@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
 // A command that is interrupted before it is done must not look as if it were done, because an operator's next step
@@ -18,6 +20,11 @@ func TestInterrupted(t *testing.T) {
 		var said bytes.Buffer
 		require.Equal(t, 1, run(ctx, append(args, "--data", t.TempDir()), io.Discard, &said), args)
 		require.NotEmpty(t, said.String(), args)
+	}
+	where := []string{"--nats", eventlogtest.Start(t).ConnectedUrl(), "--bucket", "file://" + t.TempDir()}
+	for _, command := range []string{"lifecycle", "projector"} {
+		require.Equal(t, 1, run(ctx, append([]string{command, "--once"}, where...), io.Discard, io.Discard), command)
+		require.Zero(t, run(ctx, append([]string{command}, where...), io.Discard, io.Discard), command)
 	}
 	require.Zero(t, run(ctx, []string{"dev", "--in-memory", "--listen", "127.0.0.1:0"}, io.Discard, io.Discard))
 }

@@ -16,8 +16,12 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// onceTries is how often Once runs a task that fails.
-const onceTries = 5
+const (
+	// onceTries is how often Once runs a task that fails.
+	onceTries = 5
+	// onceWaits is how long Once waits at least for a task that asks for it. A namespace may settle for longer.
+	onceWaits = time.Second
+)
 
 // Once does all the work that there is, and what follows from it, as a function does that a timer or a queue calls. It
 // returns what is left: what waits for others, such as a namespace for the finalizer of an object. For a namespace
@@ -137,13 +141,12 @@ func (o *once) wait(ctx context.Context) (more bool, err error) {
 	if len(o.next) > 0 {
 		return true, nil
 	}
-	soonest := time.Duration(-1)
+	longest := max(o.config.Settle, onceWaits)
+	soonest := longest + 1
 	for _, w := range o.waiting {
-		if w.After <= o.config.Settle && (soonest < 0 || w.After < soonest) {
-			soonest = w.After
-		}
+		soonest = min(soonest, w.After)
 	}
-	if soonest < 0 {
+	if soonest > longest {
 		return false, nil
 	}
 	for t, w := range o.waiting {

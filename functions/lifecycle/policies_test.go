@@ -36,9 +36,10 @@ import (
 // an object's name. It ends with '!' if the dependent blocks its deletion, and with '-' if it says that it does not.
 // 'NAME=OTHER' has OTHER's uid, and 'NAME=' one that nobody has. '*' marks what is being deleted.
 var policies = []struct {
-	name, says string
-	steps      [][2]string
-	oursOnly   bool
+	name     string
+	says     string // upstream's test; empty for its documentation or code
+	steps    [][2]string
+	oursOnly bool
 }{
 	{name: "background", says: "TestCascadingDeletion", steps: [][2]string{
 		{"owner; other; child of owner!; grandchild of child; both of owner other; independent; delete owner background", "both of other; independent; other"},
@@ -177,6 +178,9 @@ func TestGarbage(t *testing.T) {
 				t.Run(p.name, func(t *testing.T) {
 					if p.oursOnly && name == "upstream" {
 						t.Skip("upstream's collector does not empty definitions")
+					}
+					if p.says != "" {
+						t.Log("upstream's", p.says)
 					}
 					g := &graph{watched: c.with(t), number: i, uids: map[string]types.UID{}, tokens: map[metav1.OwnerReference]string{}}
 					c.createNamespace(g.namespace("n"))
