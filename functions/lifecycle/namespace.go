@@ -46,7 +46,7 @@ func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 	err = deleter.Delete(ctx, t.name)
 	var remaining *deletion.ResourcesRemainingError
 	if errors.As(err, &remaining) {
-		return &NotYetError{After: remainingInterval, Reason: remaining.Error()}
+		return &NotYetError{After: remainingInterval, Reason: "content remains, and its conditions say what"}
 	}
 	if err == nil {
 		namespacesFinalized.Inc()

@@ -49,7 +49,7 @@ func TestOnceSaysWhatIsLeft(t *testing.T) {
 		left := c.once()
 		require.Len(t, left, 3)
 		require.Equal(t, []string{"claim n/claim is used by Pods", "configmaps n/owner waits for its dependents"}, left[:2])
-		require.Contains(t, left[2], "namespace held: ")
+		require.Equal(t, "namespace held: content remains, and its conditions say what", left[2])
 	}
 	for _, o := range [][2]string{{"held", "c"}, {"n", "child"}} {
 		_, err = c.client.CoreV1().ConfigMaps(o[0]).Patch(t.Context(), o[1], types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})

@@ -161,22 +161,25 @@ var policies = []struct {
 
 // TestGarbage: each case ends as upstream says, with our collector, with upstream's, and with both at once.
 func TestGarbage(t *testing.T) {
-	for name, collect := range map[string]func(c *watched){
-		"ours":     func(c *watched) { c.run() },
-		"two":      func(c *watched) { c.run(); c.restart(); c.run() },
-		"upstream": func(c *watched) { c.runUpstream() },
-		"both":     func(c *watched) { c.run(); c.runUpstream() },
+	for _, by := range []struct {
+		name    string
+		collect func(c *watched)
+	}{
+		{"ours", func(c *watched) { c.run() }},
+		{"two", func(c *watched) { c.run(); c.restart(); c.run() }},
+		{"upstream", func(c *watched) { c.runUpstream() }},
+		{"both", func(c *watched) { c.run(); c.runUpstream() }},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if testing.Short() && name != "ours" {
+		t.Run(by.name, func(t *testing.T) {
+			if testing.Short() && by.name != "ours" {
 				t.Skip("one collector will do")
 			}
 			c := newWatched(t)
 			c.createDefinition()
-			collect(c)
+			by.collect(c)
 			for i, p := range policies {
 				t.Run(p.name, func(t *testing.T) {
-					if p.oursOnly && name == "upstream" {
+					if p.oursOnly && by.name == "upstream" {
 						t.Skip("upstream's collector does not empty definitions")
 					}
 					if p.says != "" {

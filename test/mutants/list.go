@@ -301,7 +301,7 @@ var list = []mutant{
 	{
 		name: "nobody-blocks",
 		file: "functions/lifecycle/garbage.go", old: "if blocks(r.Owner) {", new: "if blocks(r.Owner) && false {",
-		tests: "TestGarbage", in: "functions/lifecycle",
+		tests: "TestOwnersThatWaitForEachOther", in: "functions/lifecycle",
 		why: "an owner in the foreground deletion is gone before its dependents",
 	},
 	{
