@@ -104,15 +104,15 @@ var policies = []struct {
 	{name: "mixed, blocking", steps: [][2]string{
 		{"widget/owner; a of widget/owner!; widget/b of a! +hold; delete widget/owner foreground", "a* of widget/owner! +foreground; widget/b* of a! +hold; widget/owner* +foreground"},
 		{"release widget/b", ""}}},
+	{name: "the kind comes later than its owner's name", oursOnly: true, steps: [][2]string{
+		{"child of gadget/nobody", "child of gadget/nobody"},
+		{"define", ""},
+		{"undefine", ""}}},
 	{name: "the definition goes", says: "TestCRDDeletionCascading", oursOnly: true, steps: [][2]string{
 		{"define; gadget/owner; other; child of gadget/owner; kept of gadget/owner other", "child of gadget/owner; gadget/owner; kept of gadget/owner other; other"},
 		{"undefine", "kept of other; other"},
 		{"define; gadget/owner; child of gadget/owner", "child of gadget/owner; gadget/owner; kept of other; other"},
 		{"undefine", "kept of other; other"}}},
-	{name: "the kind comes later than its owner's name", oursOnly: true, steps: [][2]string{
-		{"child of gadget/nobody", "child of gadget/nobody"},
-		{"define", ""},
-		{"undefine", ""}}},
 	{name: "owners elsewhere", says: "TestCrossNamespaceReferences", steps: [][2]string{
 		{"parent@m; valid@m of parent@m; a of parent@m; b of pod/invalid=parent@m", "parent@m; valid@m of parent@m"},
 		{"c of unknown/x parent@m; d of parent@m", "c of unknown/x parent@m; parent@m; valid@m of parent@m"},
