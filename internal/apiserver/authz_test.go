@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -26,9 +27,21 @@ func (r request) with(name, value string) request {
 }
 
 // withTokens gives root, ann and bob tokens; root is in system:masters.
-func withTokens(t testing.TB) func(*Config) {
+func withTokens(t testing.TB) func(*Config) { return withUsers(t, "ann", "bob") }
+
+// withUsers gives tokens to users and to root, who is in system:masters. A user's groups follow the name: 'ann,red,blue'.
+func withUsers(t testing.TB, users ...string) func(*Config) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
-	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\nbob-token,bob,3\n"), 0o600))
+	var lines strings.Builder
+	for _, line := range append(users, "root,system:masters") {
+		name, groups, grouped := strings.Cut(line, ",")
+		fmt.Fprintf(&lines, "%s-token,%s,uid-of-%s", name, name, name)
+		if grouped {
+			fmt.Fprintf(&lines, ",%q", groups)
+		}
+		lines.WriteString("\n")
+	}
+	require.NoError(t, os.WriteFile(path, []byte(lines.String()), 0o600))
 	return func(c *Config) { c.Authentication.TokenFile = path }
 }
 

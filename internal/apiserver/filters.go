@@ -31,11 +31,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withWatchLimits(h)
 	h = genericapifilters.WithAuthorization(h, c.Authorization.Authorizer, c.Serializer)
 	h = withActingAs(h)
-	if c.FeatureGate.Enabled(genericfeatures.ConstrainedImpersonation) {
-		h = impersonation.WithConstrainedImpersonation(h, c.Authorization.Authorizer, c.Serializer)
-	} else {
-		h = impersonation.WithImpersonation(h, c.Authorization.Authorizer, c.Serializer)
-	}
+	h = s.withImpersonation(h)
 	h = withOrigin(h)
 	h = s.withView(h)
 	h = s.withWriters(h)
@@ -80,6 +76,31 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 
 // recorded says that there is an audit policy.
 func (s *Server) recorded() bool { return s.generic.AuditBackend != nil }
+
+// withImpersonation lets a request act as another user. A filter that outlives the request would remember for ten
+// seconds who may impersonate whom, and a revoked right would be good for that long. So each request that asks has its
+// own, which takes microseconds.
+func (s *Server) withImpersonation(h http.Handler) http.Handler {
+	c := s.generic
+	filter := impersonation.WithImpersonation
+	if c.FeatureGate.Enabled(genericfeatures.ConstrainedImpersonation) {
+		filter = impersonation.WithConstrainedImpersonation
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asks := false
+		for name := range r.Header {
+			asks = asks || strings.HasPrefix(name, impersonationPrefix)
+		}
+		if !asks {
+			h.ServeHTTP(w, r)
+			return
+		}
+		filter(h, c.Authorization.Authorizer, c.Serializer).ServeHTTP(w, r)
+	})
+}
+
+// impersonationPrefix begins the headers that say whom a request wants to act as.
+const impersonationPrefix = "Impersonate-"
 
 // withRequestInfo parses the path as upstream's filter does, but answers a meaningless path with 400.
 func (s *Server) withRequestInfo(h http.Handler) http.Handler {
