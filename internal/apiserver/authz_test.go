@@ -29,7 +29,7 @@ func (r request) with(name, value string) request {
 // withTokens gives root, ann and bob tokens; root is in system:masters.
 func withTokens(t testing.TB) func(*Config) { return withUsers(t, "ann", "bob") }
 
-// withUsers gives tokens to users and to root, who is in system:masters. A user's groups follow the name: 'ann,red,blue'.
+// withUsers gives tokens to users and to root, who is in system:masters. Groups follow a user's name: 'ann,red,blue'.
 func withUsers(t testing.TB, users ...string) func(*Config) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	var lines strings.Builder

@@ -14,10 +14,10 @@ import (
 // The tables of this file have the cases of upstream's tests, which are named with them. Upstream asks functions, here
 // the same is asked over HTTP.
 
-// TestNobodyGrantsMoreThanTheyHave has the cases of upstream's policy_comparator_test.go: what somebody owns, what they
-// want to grant, and what of it they lack. Two of its cases mix resources and paths in a rule, which cannot be stored.
-// Each is tried as a new role, as a changed one, and as a binding to a role that exists; the grant that an
-// administrator has just written on another process counts.
+// TestNobodyGrantsMoreThanTheyHave has the cases of component-helpers/auth/rbac/validation, 'TestCovers…': what
+// somebody owns, what they want to grant, and what of it they lack. Two cases there mix resources and paths in a rule,
+// which cannot be stored. Each is tried as a new role, as a changed one, and as a binding to a role that exists. What
+// an administrator has just written on another process counts.
 func TestNobodyGrantsMoreThanTheyHave(t *testing.T) {
 	one, other, _ := twoServers(t, withTokens(t), func(c *Config) { c.Authorization.Mode = "RBAC" })
 	post := func(path, body string) {
@@ -127,8 +127,9 @@ type attempt struct {
 	code int
 }
 
-// TestRolesAreWrittenByWhoHasThem has the cases of upstream's TestEscalation of roles and of clusterroles, and of its
-// TestIsOnlyMutatingGCFields. 'steve' may escalate, 'alice' has all rights, 'bob' may write roles.
+// TestRolesAreWrittenByWhoHasThem has the cases of kubernetes/pkg/registry/rbac: 'TestEscalation' of role/policybased
+// and of clusterrole/policybased, and 'TestIsOnlyMutatingGCFields'. There 'steve' may escalate, 'alice' has all rights,
+// and 'bob' may write roles.
 func TestRolesAreWrittenByWhoHasThem(t *testing.T) {
 	s := newServer(t, withUsers(t, "bob", "steve", "alice", "nobody"), func(c *Config) { c.Authorization.Mode = "RBAC" })
 	require.NoError(t, s.Bootstrap(t.Context()))
@@ -192,7 +193,7 @@ func TestRolesAreWrittenByWhoHasThem(t *testing.T) {
 	s.must(t, 403, request{method: "POST", path: rolesPath, body: roleOf("new", secrets)}.as("steve"))
 }
 
-// TestRequestsUnderRBAC has the cases of upstream's test/integration/auth/rbac_test.go. After each binding is made, an
+// TestRequestsUnderRBAC has the cases of kubernetes/test/integration/auth, 'TestRBAC'. After each binding is made, an
 // administrator removes it.
 func TestRequestsUnderRBAC(t *testing.T) {
 	users := []string{"any-rolebinding-writer", "any-rolebinding-writer-namespace", "bob", "job-writer", "job-writer-namespace", "nonescalating-rolebinding-writer",
@@ -306,7 +307,8 @@ func TestRequestsUnderRBAC(t *testing.T) {
 	}
 }
 
-// TestImpersonation has the cases of upstream's impersonation_test.go. A group of a user is a right to impersonate.
+// TestImpersonation has the cases of apiserver/pkg/endpoints/filters/impersonation, 'TestImpersonationFilter'. A group
+// of a user is a right to impersonate.
 func TestImpersonation(t *testing.T) {
 	const authentication = "authentication.k8s.io"
 	rights := map[string][]rbacv1.PolicyRule{
@@ -364,7 +366,7 @@ func TestImpersonation(t *testing.T) {
 			"users,uid,groups,scopes", headers{"Impersonate-User": {"tester"}, "Impersonate-Uid": {"some-uid"}, "Impersonate-Group": {"system:authenticated"}, "Impersonate-Extra-Scopes": {"scope-a", "scope-b"}},
 			201, "tester some-uid system:authenticated scopes:[scope-a scope-b]",
 		},
-		// constrained_impersonation_test.go.
+		// 'TestConstrainedImpersonationFilter'.
 		{"constrained", user("anyone"), 201, "anyone system:authenticated"},
 		{"constrained", user("another"), 403, ""},
 		{"constrained", headers{"Impersonate-User": {"anyone"}, "Impersonate-Group": {"system:masters"}}, 403, ""},
