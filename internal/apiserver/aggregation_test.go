@@ -284,7 +284,7 @@ func TestRequestsAreForwarded(t *testing.T) {
 	seen := remote.seen()
 	require.Equal(t, []string{"ann"}, seen.Header.Values("X-Remote-User"))
 	require.Equal(t, []string{"system:authenticated"}, seen.Header.Values("X-Remote-Group"))
-	require.Equal(t, []string{"2"}, seen.Header.Values("X-Remote-Uid"))
+	require.Equal(t, []string{"uid-of-ann"}, seen.Header.Values("X-Remote-Uid"))
 	require.Empty(t, seen.Header.Values("X-Remote-Extra-Scope"))
 	require.Empty(t, seen.Header.Values("Authorization"))
 	require.Equal(t, "a=b", seen.URL.Query().Get("labelSelector"))

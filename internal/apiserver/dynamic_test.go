@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
+	"k8s.io/component-base/metrics/legacyregistry"
 )
 
 const registration = "/apis/admissionregistration.k8s.io/v1/"
@@ -86,26 +87,68 @@ func TestPoliciesDecideAtOnce(t *testing.T) {
 	create(422)
 }
 
-// TestPoliciesAreCompiledOnce: what has not changed is not compiled again, whatever else is written.
+// TestPoliciesAreCompiledOnce: what has not changed is not compiled again in ten thousand evaluations, whatever else is
+// written: two policies and a webhook with a condition are compiled once each, and again when they change.
 func TestPoliciesAreCompiledOnce(t *testing.T) {
+	const requests, validations, mutations = 500, 18, 2 // the bindings of each policy
 	s := newServer(t)
-	s.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicies", body: policyOf("p", "true", "")})
-	s.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicybindings", body: bindingOf("p", "")})
-	before := s.dynamic.Compiled()
-	for i := range 100 {
-		s.must(t, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"c-%d"}}`, i)})
+	hook := newWebhookServer(t)
+	hook.decides(allowed)
+	post := func(resource, body string) {
+		s.must(t, 201, request{method: "POST", path: registration + resource, body: body})
 	}
-	s.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicybindings", body: strings.Replace(bindingOf("p", ""), `"p"`, `"again"`, 1)})
-	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"last"}}`})
-	require.EqualValues(t, 1, s.dynamic.Compiled()-before)
+	evaluated := func() float64 {
+		return counted(t, legacyregistry.DefaultGatherer, "apiserver_validating_admission_policy_check_total") +
+			counted(t, legacyregistry.DefaultGatherer, "apiserver_mutating_admission_policy_check_total")
+	}
+	create := func() {
+		s.must(t, 201, request{method: "POST", path: configMaps + "?dryRun=All", body: `{"metadata":{"name":"c"},"data":{"a":"1"}}`})
+	}
+	compiled, before := s.dynamic.Compiled(), evaluated()
+	post("validatingadmissionpolicies", policyOf("p", "object.data.a != '1'", `,"matchConditions":[{"name":"a","expression":"has(object.data)"}],"variables":[{"name":"b","expression":"object.data"}]`))
+	post("mutatingadmissionpolicies", mutatingPolicyOf("q", "configmaps", "", applying("Object{data: {'b': '2'}}")))
+	post("validatingwebhookconfigurations", hook.configuration("h", `,"matchConditions":[{"name":"a","expression":"!('a' in object.data)"}]`))
+	audits := strings.Replace(bindingOf("p", ""), `"Deny"`, `"Audit"`, 1)
+	for i := range validations {
+		post("validatingadmissionpolicybindings", strings.Replace(audits, `"name":"p"`, fmt.Sprintf(`"name":"p-%d"`, i), 1))
+	}
+	for i := range mutations {
+		post("mutatingadmissionpolicybindings", fmt.Sprintf(`{"metadata":{"name":"q-%d"},"spec":{"policyName":"q"}}`, i))
+	}
+	create()
+	require.EqualValues(t, 3, s.dynamic.Compiled()-compiled)
+	for i := range requests - 1 {
+		switch i { // what is written makes the rules anew
+		case 100:
+			post("validatingadmissionpolicybindings", strings.Replace(bindingOf("p", `,"matchResources":{"objectSelector":{"matchLabels":{"a":"b"}}}`), `"p"`, `"more"`, 1))
+		case 200:
+			s.must(t, 201, request{method: "POST", path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body: smallWidgets})
+		case 300:
+			s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"d-"}}`})
+		case 400:
+			s.must(t, 200, mergePatch("/api/v1/namespaces/default", `{"metadata":{"labels":{"a":"b"}}}`))
+		}
+		create()
+	}
+	require.GreaterOrEqual(t, evaluated()-before, float64((validations+mutations)*requests))
+	require.EqualValues(t, 3, s.dynamic.Compiled()-compiled)
+	require.EqualValues(t, 1, hook.asked.Load(), "only about the object without that key")
+	s.must(t, 200, mergePatch(registration+"validatingadmissionpolicies/p", `{"metadata":{"labels":{"a":"b"}}}`))
+	create()
+	require.EqualValues(t, 4, s.dynamic.Compiled()-compiled)
 }
+
+// smallWidgets define a custom kind.
+const smallWidgets = `{"metadata":{"name":"widgets.example.com"},"spec":{"group":"example.com","scope":"Cluster",` +
+	`"names":{"plural":"widgets","kind":"Widget"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"size":{"type":"string"}}}}}}}]}}`
 
 // webhookServer answers admission reviews over HTTPS.
 type webhookServer struct {
 	*httptest.Server
-	asked  atomic.Int64
+	asked atomic.Int64
+
 	mu     sync.Mutex
-	decide func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse // by mu
+	answer func(http.ResponseWriter, *admissionv1.AdmissionReview) // by mu
 }
 
 func newWebhookServer(t *testing.T) *webhookServer {
@@ -122,20 +165,34 @@ func newWebhookServer(t *testing.T) *webhookServer {
 			return
 		}
 		w.mu.Lock()
-		decide := w.decide
+		answer := w.answer
 		w.mu.Unlock()
-		review.Response = decide(review.Request)
-		review.Response.UID = review.Request.UID
-		_ = json.NewEncoder(out).Encode(review)
+		answer(out, &review)
 	}))
 	t.Cleanup(w.Close)
 	return w
 }
 
 func (w *webhookServer) decides(f func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse) {
+	w.answers(func(out http.ResponseWriter, review *admissionv1.AdmissionReview) {
+		review.Response = f(review.Request)
+		review.Response.UID = review.Request.UID
+		_ = json.NewEncoder(out).Encode(review)
+	})
+}
+
+// answers lets a function write what the webhook says, however wrong.
+func (w *webhookServer) answers(f func(http.ResponseWriter, *admissionv1.AdmissionReview)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.decide = f
+	w.answer = f
+}
+
+// times says how often the webhook is asked while a function runs.
+func (w *webhookServer) times(f func()) int64 {
+	before := w.asked.Load()
+	f()
+	return w.asked.Load() - before
 }
 
 // configuration asks the webhook about ConfigMaps.
@@ -170,9 +227,7 @@ func TestWebhooksDecideAtOnce(t *testing.T) {
 	}
 	asked := func(times int64, f func()) {
 		t.Helper()
-		before := hook.asked.Load()
-		f()
-		require.Equal(t, times, hook.asked.Load()-before)
+		require.Equal(t, times, hook.times(f))
 	}
 	const validating, mutating = registration + "validatingwebhookconfigurations", registration + "mutatingwebhookconfigurations"
 	asked(0, func() { create(201) })
@@ -263,6 +318,16 @@ func TestASlowWebhookHoldsNoPlace(t *testing.T) {
 	require.Equal(t, 201, <-done)
 }
 
+// mutatingPolicyOf changes objects of a resource as they are created.
+func mutatingPolicyOf(name, resource, group, mutation string) string {
+	return `{"metadata":{"name":"` + name + `"},"spec":{"reinvocationPolicy":"Never","matchConstraints":{"resourceRules":[{"apiGroups":["` + group + `"],"apiVersions":["v1"],"operations":["CREATE"],"resources":["` + resource + `"]}]},` +
+		`"mutations":[` + mutation + `]}}`
+}
+
+func applying(expression string) string {
+	return `{"patchType":"ApplyConfiguration","applyConfiguration":{"expression":"` + expression + `"}}`
+}
+
 // TestMutatingPoliciesDecideAtOnce: a mutating policy changes the next request of another process, built-in and custom
 // objects, by a JSON patch and by an apply configuration. Its next version is obeyed at once, too.
 func TestMutatingPoliciesDecideAtOnce(t *testing.T) {
@@ -274,17 +339,10 @@ func TestMutatingPoliciesDecideAtOnce(t *testing.T) {
 		return other.must(t, 201, request{method: "POST", path: path, body: fmt.Sprintf(body, n)}).object(t)
 	}
 	const configMap = `{"metadata":{"name":"c-%d"},"data":{"a":"1"}}`
-	policy := func(name, resource, group, mutation string) string {
-		return `{"metadata":{"name":"` + name + `"},"spec":{"reinvocationPolicy":"Never","matchConstraints":{"resourceRules":[{"apiGroups":["` + group + `"],"apiVersions":["v1"],"operations":["CREATE"],"resources":["` + resource + `"]}]},` +
-			`"mutations":[` + mutation + `]}}`
-	}
-	apply := func(expression string) string {
-		return `{"patchType":"ApplyConfiguration","applyConfiguration":{"expression":"` + expression + `"}}`
-	}
 	post := func(resource, body string) {
 		one.must(t, 201, request{method: "POST", path: registration + resource, body: body})
 	}
-	post("mutatingadmissionpolicies", policy("p", "configmaps", "", apply("Object{data: {'b': '2'}}")))
+	post("mutatingadmissionpolicies", mutatingPolicyOf("p", "configmaps", "", applying("Object{data: {'b': '2'}}")))
 	require.Nil(t, fieldOf(create(configMaps, configMap), "data.b"), "a policy without a binding changes nothing")
 	post("mutatingadmissionpolicybindings", `{"metadata":{"name":"p"},"spec":{"policyName":"p"}}`)
 	require.Equal(t, "2", fieldOf(create(configMaps, configMap), "data.b"))
@@ -301,10 +359,94 @@ func TestMutatingPoliciesDecideAtOnce(t *testing.T) {
 	one.must(t, 200, request{method: "DELETE", path: registration + "mutatingadmissionpolicybindings/p"})
 	require.Nil(t, fieldOf(create(configMaps, configMap), "data.c"))
 
-	one.must(t, 201, request{method: "POST", path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body: `{"metadata":{"name":"widgets.example.com"},"spec":{"group":"example.com","scope":"Cluster",` +
-		`"names":{"plural":"widgets","kind":"Widget"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"size":{"type":"string"}}}}}}}]}}`})
-	post("mutatingadmissionpolicies", policy("w", "widgets", "example.com", apply("Object{spec: Object.spec{size: 'small'}}")))
+	one.must(t, 201, request{method: "POST", path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body: smallWidgets})
+	post("mutatingadmissionpolicies", mutatingPolicyOf("w", "widgets", "example.com", applying("Object{spec: Object.spec{size: 'small'}}")))
 	post("mutatingadmissionpolicybindings", `{"metadata":{"name":"w"},"spec":{"policyName":"w"}}`)
 	const widget = `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w-%d"},"spec":{}}`
 	require.Equal(t, "small", fieldOf(create("/apis/example.com/v1/widgets", widget), "spec.size"))
+}
+
+// TestParamsDecideAtOnce: params of a custom kind with namespaces, which a binding selects by labels, count for the
+// next request of another process, whether they are made, changed, relabelled or deleted. The binding says what is done
+// without any.
+func TestParamsDecideAtOnce(t *testing.T) {
+	one, other, projector := twoServers(t)
+	require.NoError(t, one.Bootstrap(t.Context()))
+	post := func(path, body string) { one.must(t, 201, request{method: "POST", path: path, body: body}) }
+	post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", `{"metadata":{"name":"limits.example.com"},"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"limits","kind":"Limit"},`+
+		`"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"most":{"type":"integer"},"word":{"type":"string"}}}}}}}]}}`)
+	const limits = "/apis/example.com/v1/namespaces/default/limits"
+	const selects = `,"paramRef":{"selector":{"matchLabels":{"on":"yes"}},"parameterNotFoundAction":"`
+	limit := func(name string, most int) string {
+		return fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Limit","metadata":{"name":%q,"labels":{"on":"yes"}},"spec":{"most":%d,"word":%q}}`, name, most, name)
+	}
+	paramKind := `,"paramKind":{"apiVersion":"example.com/v1","kind":"Limit"}`
+	create := func(code int) answer {
+		return other.must(t, code, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"c-"},"data":{"a":"1"}}`})
+	}
+	post(registration+"validatingadmissionpolicies", policyOf("v", "size(object.data) - 1 <= params.spec.most", paramKind))
+	post(registration+"validatingadmissionpolicybindings", bindingOf("v", selects+`Deny"}`))
+	mutates := mutatingPolicyOf("m", "configmaps", "", applying("Object{data: {'word': params.spec.word}}"))
+	post(registration+"mutatingadmissionpolicies", strings.Replace(mutates, `"spec":{`, `"spec":{`+paramKind[1:]+",", 1))
+	post(registration+"mutatingadmissionpolicybindings", `{"metadata":{"name":"m"},"spec":{"policyName":"m"`+selects+`Allow"}}}`)
+	require.Contains(t, create(422).body, "no params found")
+	compiled := int64(0)
+	for round := range 3 {
+		post(limits, limit("first", 1))
+		require.Equal(t, "first", fieldOf(create(201).object(t), "data.word"))
+		if round == 0 {
+			compiled = other.dynamic.Compiled()
+		}
+		one.must(t, 200, mergePatch(limits+"/first", `{"spec":{"most":0,"word":"changed"}}`))
+		create(422)
+		one.must(t, 200, mergePatch(limits+"/first", `{"spec":{"most":2}}`))
+		require.Equal(t, "changed", fieldOf(create(201).object(t), "data.word"))
+		post(limits, limit("second", 0))
+		create(422) // each of them must allow it
+		one.must(t, 200, mergePatch(limits+"/second", `{"metadata":{"labels":{"on":"no"}}}`))
+		create(201)
+		_, err := projector.Commit(t.Context())
+		require.NoError(t, err)
+		for _, name := range []string{"first", "second"} {
+			one.must(t, 200, request{method: "DELETE", path: limits + "/" + name})
+		}
+		require.Contains(t, create(422).body, "no params found")
+	}
+	require.Equal(t, compiled, other.dynamic.Compiled(), "params are no reason to compile")
+	one.must(t, 200, mergePatch(registration+"validatingadmissionpolicybindings/v", `{"spec":{"paramRef":{"parameterNotFoundAction":"Allow"}}}`))
+	require.Nil(t, fieldOf(create(201).object(t), "data.word"))
+}
+
+// TestPoliciesThatFail: an expression that fails while it is evaluated is judged by its policy's failure policy, and a
+// change of that counts for the next request of another process.
+func TestPoliciesThatFail(t *testing.T) {
+	one, other, _ := twoServers(t)
+	require.NoError(t, one.Bootstrap(t.Context()))
+	create := func(code int) answer {
+		return other.must(t, code, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"c-"},"data":{"a":"1"}}`})
+	}
+	post := func(resource, body string) {
+		one.must(t, 201, request{method: "POST", path: registration + resource, body: body})
+	}
+	fails := func(resource, policy string, code int) {
+		one.must(t, 200, mergePatch(registration+resource+"/f", `{"spec":{"failurePolicy":"`+policy+`"}}`))
+		create(code)
+	}
+	post("validatingadmissionpolicies", policyOf("f", "object.data.missing == '1'", ""))
+	post("validatingadmissionpolicybindings", bindingOf("f", ""))
+	require.Contains(t, create(422).body, "no such key: missing")
+	fails("validatingadmissionpolicies", "Ignore", 201)
+	fails("validatingadmissionpolicies", "Fail", 422)
+	one.must(t, 200, request{method: "DELETE", path: registration + "validatingadmissionpolicybindings/f"})
+	create(201)
+
+	post("mutatingadmissionpolicies", mutatingPolicyOf("f", "configmaps", "", applying("Object{data: {'b': object.data.missing}}")))
+	post("mutatingadmissionpolicybindings", `{"metadata":{"name":"f"},"spec":{"policyName":"f"}}`)
+	require.Contains(t, create(403).body, "no such key: missing") // 403 and reason Invalid, as in upstream
+	fails("mutatingadmissionpolicies", "Ignore", 201)
+	fails("mutatingadmissionpolicies", "Fail", 403)
+
+	// One that cannot be compiled is refused when it is written.
+	one.must(t, 422, request{method: "POST", path: registration + "mutatingadmissionpolicies", body: mutatingPolicyOf("n", "configmaps", "", applying("Object{data: "))})
+	one.must(t, 422, request{method: "POST", path: registration + "validatingadmissionpolicies", body: policyOf("n", "object.data.", "")})
 }

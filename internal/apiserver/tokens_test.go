@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	jose "gopkg.in/go-jose/go-jose.v2"
 	"gopkg.in/go-jose/go-jose.v2/jwt"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/util/keyutil"
@@ -23,6 +24,7 @@ import (
 	"k8s.io/kubernetes/pkg/serviceaccount"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
 )
 
@@ -132,18 +134,25 @@ func signToken(t testing.TB, account corev1.ServiceAccount, path, by string, cha
 	return token
 }
 
-// TestTokensThatAreNoGood: a token is refused whose signature, issuer, audience, life or form is wrong.
+// TestTokensThatAreNoGood: every process refuses a token whose signature, issuer, audience, life or form is wrong.
 func TestTokensThatAreNoGood(t *testing.T) {
 	key := writeKey(t, "key")
-	s, _ := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key})
-	var account corev1.ServiceAccount
-	require.NoError(t, json.Unmarshal([]byte(s.must(t, 200, request{method: "GET", path: accounts + "/builder"}.as("root")).body), &account))
+	s, other := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key})
+	account := s.account(t)
 	signed := func(path, by string, change func(*jwt.Claims)) string { return signToken(t, account, path, by, change) }
 	same := func(*jwt.Claims) {}
 	good := signed(key, issuer, same)
 	parts := strings.Split(good, ".")
 	list := request{method: "GET", path: configMaps}
 	s.must(t, 200, list.bearing(good))
+	other.must(t, 200, list.bearing(good))
+	// With a symmetric algorithm, whoever knows the public key could sign.
+	claims, err := base64.RawURLEncoding.DecodeString(parts[1])
+	require.NoError(t, err)
+	public, err := os.ReadFile(publicHalf(t, key))
+	require.NoError(t, err)
+	var said map[string]any
+	require.NoError(t, json.Unmarshal(claims, &said))
 	unsigned := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none"}`))
 	for name, token := range map[string]string{
 		"another key":      signed(writeKey(t, "other"), issuer, same),
@@ -153,13 +162,91 @@ func TestTokensThatAreNoGood(t *testing.T) {
 		"not yet":          signed(key, issuer, func(c *jwt.Claims) { c.NotBefore = jwt.NewNumericDate(time.Now().Add(time.Hour)) }),
 		"alg none":         unsigned + "." + parts[1] + ".",
 		"alg none, signed": unsigned + "." + parts[1] + "." + parts[2],
+		"alg of a secret":  accesstest.Sign(t, jose.SigningKey{Algorithm: jose.HS256, Key: public}, said),
 		"no signature":     parts[0] + "." + parts[1] + ".",
 		"other claims":     parts[0] + "." + base64.RawURLEncoding.EncodeToString([]byte(`{"iss":"`+issuer+`","sub":"system:serviceaccount:kube-system:admin","aud":["`+issuer+`"],"exp":99999999999}`)) + "." + parts[2],
 		"two parts":        parts[0] + "." + parts[1],
 		"nothing in it":    "..",
 	} {
 		require.Equal(t, 401, list.bearing(token).do(t, s).code, name)
+		require.Equal(t, 401, list.bearing(token).do(t, other).code, name)
 	}
+}
+
+// account is the service account 'builder'.
+func (s *Server) account(t testing.TB) (account corev1.ServiceAccount) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(s.must(t, 200, request{method: "GET", path: accounts + "/builder"}.as("root")).body), &account))
+	return account
+}
+
+// TestTokensExpire: a token is good on every process until it expires, which is a minute after it says so, as in
+// upstream, and on none from then on.
+func TestTokensExpire(t *testing.T) {
+	key := writeKey(t, "key")
+	one, other := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key})
+	expiry := time.Now().Add(2 * time.Second).Truncate(time.Second) // claims have no fractions
+	token := signToken(t, one.account(t), key, issuer, func(c *jwt.Claims) { c.Expiry = jwt.NewNumericDate(expiry.Add(-jwt.DefaultLeeway)) })
+	list := request{method: "GET", path: configMaps}.bearing(token)
+	for _, s := range []*Server{one, other} {
+		for {
+			began := time.Now()
+			code := list.do(t, s).code
+			if code == 200 {
+				require.False(t, began.After(expiry))
+				continue
+			}
+			require.Equal(t, 401, code)
+			require.True(t, time.Now().After(expiry), "it was refused too early")
+			break
+		}
+	}
+	one.must(t, 401, list)
+}
+
+// TestSigningKeysRotateOnTheWay: processes that run use the keys that are in their files: first what verifies the new
+// key, then what signs with it, then without the old one. No token is refused before its key is gone.
+func TestSigningKeysRotateOnTheWay(t *testing.T) {
+	old, next := writeKey(t, "old"), writeKey(t, "next")
+	folder := t.TempDir()
+	signing, verifying := filepath.Join(folder, "signing"), filepath.Join(folder, "verifying")
+	write := func(path string, from ...string) {
+		var all []byte
+		for _, file := range from {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			all = append(all, text...)
+		}
+		require.NoError(t, os.WriteFile(path, all, 0o600))
+		rested := time.Now().Add(-time.Hour) // a file that was just written is left alone for a second
+		require.NoError(t, os.Chtimes(path, rested, rested))
+	}
+	write(signing, old)
+	write(verifying, publicHalf(t, old))
+	one, other := newAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: signing, KeyFiles: []string{verifying}})
+	list := request{method: "GET", path: configMaps}
+	byOld, account := one.issue(t, ""), one.account(t)
+	byNext := signToken(t, account, next, issuer, func(*jwt.Claims) {})
+	until := func(code int, token string) {
+		t.Helper()
+		for _, s := range []*Server{one, other} {
+			require.Eventually(t, func() bool { return list.bearing(token).do(t, s).code == code }, time.Minute, time.Millisecond)
+		}
+	}
+	other.must(t, 200, list.bearing(byOld))
+	other.must(t, 401, list.bearing(byNext))
+	write(verifying, publicHalf(t, old), publicHalf(t, next))
+	until(200, byNext)
+	write(signing, next)
+	signedBy := func(token string) string { header, _, _ := strings.Cut(token, "."); return header }
+	require.Eventually(t, func() bool { return signedBy(one.issue(t, "")) == signedBy(byNext) }, time.Minute, time.Millisecond)
+	for _, token := range []string{byOld, byNext, one.issue(t, "")} {
+		one.must(t, 200, list.bearing(token))
+		other.must(t, 200, list.bearing(token))
+	}
+	write(verifying, publicHalf(t, next))
+	until(401, byOld)
+	other.must(t, 200, list.bearing(one.issue(t, "")))
 }
 
 // TestSigningKeysRotate: a token stays good while its key verifies, whoever signs meanwhile.
@@ -238,14 +325,20 @@ func TestATokenAsksTheLogOnce(t *testing.T) {
 }
 
 // roundTrips counts the questions that this process has asked the log.
-func roundTrips(t testing.TB) (n float64) {
+func roundTrips(t testing.TB) float64 {
 	t.Helper()
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(eventlog.Collectors()...)
-	families, err := registry.Gather()
+	return counted(t, registry, "logplane_log_round_trips_total")
+}
+
+// counted is the sum of a counter.
+func counted(t testing.TB, of prometheus.Gatherer, name string) (n float64) {
+	t.Helper()
+	families, err := of.Gather()
 	require.NoError(t, err)
 	for _, f := range families {
-		if f.GetName() == "logplane_log_round_trips_total" {
+		if f.GetName() == name {
 			for _, m := range f.GetMetric() {
 				n += m.GetCounter().GetValue()
 			}

@@ -631,4 +631,35 @@ var list = []mutant{
 		tests: "TestARemoteServerThatIsDown", in: "internal/apiserver",
 		why: "an endpoint may name this machine, or what only this machine can reach",
 	},
+	{
+		name: "impersonation-remembered",
+		file: "internal/apiserver/filters.go", old: "filter := impersonation.WithImpersonation",
+		new:   "if true {\nreturn impersonation.WithConstrainedImpersonation(h, c.Authorization.Authorizer, c.Serializer)\n}\nfilter := impersonation.WithImpersonation",
+		tests: "TestImpersonationIsRevoked", in: "internal/apiserver",
+		why: "who may no longer act as another user does so for ten seconds more",
+	},
+	{
+		name: "webhooks-never-made-anew",
+		file: "internal/apiserver/admission/webhooks.go", old: "if maps.Equal(versions, k.versions) {", new: "if maps.Equal(versions, k.versions) || k.versions != nil {",
+		tests: "TestWebhooksDecideAtOnce", in: "internal/apiserver",
+		why: "a webhook that was changed or deleted is asked as before",
+	},
+	{
+		name: "webhooks-always-made-anew",
+		file: "internal/apiserver/admission/webhooks.go", old: "if maps.Equal(versions, k.versions) {", new: "if maps.Equal(versions, k.versions) && false {",
+		tests: "TestPoliciesAreCompiledOnce", in: "internal/apiserver",
+		why: "each policy that is written costs the compilation of every webhook's conditions, and their connections",
+	},
+	{
+		name: "answers-without-an-end",
+		file: "internal/apiserver/admission/webhooks.go", old: "maxAnswer)", new: "1<<40)",
+		tests: "TestWebhooksThatLie", in: "internal/apiserver",
+		why: "a webhook takes all memory of the process with one answer",
+	},
+	{
+		name: "policies-always-compiled",
+		file: "internal/apiserver/admission/policies.go", old: "known.uid != policy.GetUID() ||", new: "true ||",
+		tests: "TestPoliciesAreCompiledOnce", in: "internal/apiserver",
+		why: "each change of anything that decides costs the compilation of every policy",
+	},
 }

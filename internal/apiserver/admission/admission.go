@@ -7,7 +7,7 @@
 //
 // Upstream follows changes with informers, so older rules may still decide about a request. Here a request that follows
 // a change has the rules made again first, so the change counts for the very next request on any process. A policy that
-// has not changed is not compiled again.
+// has not changed is not compiled again, nor are webhooks while none of their configurations changes.
 package admission
 
 import (
@@ -28,6 +28,7 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/policy/matching"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	webhook "k8s.io/apiserver/pkg/admission/plugin/webhook/generic"
 	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
 	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -69,13 +70,12 @@ type Dynamic struct {
 	// policies asks those that it is given.
 	policies generic.Dispatcher[validating.PolicyHook]
 
-	// These read the objects.
-	mutating, validating *listers.Indexer
-
 	mu      sync.Mutex // guards what follows
 	changes listers.Changes
 	// rules are current if not nil.
 	rules              *rules
+	mutating           webhookKind[*mutatingwebhook.Plugin]
+	validating         webhookKind[*validatingwebhook.Plugin]
 	validatingPolicies policyKind[*validating.Policy, *validating.PolicyBinding, validating.PolicyEvaluator]
 	mutatingPolicies   policyKind[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator]
 	// compilations counts what was compiled.
@@ -101,9 +101,15 @@ func New(c Config) (*Dynamic, error) {
 	matcher := matching.NewMatcher(c.Listers.Core().V1().Namespaces().Lister(), c.Client)
 	return &Dynamic{
 		config: c, changes: listers.NewChanges(c.Projection), services: services, matcher: matcher, configured: map[string][]byte{},
-		policies:   validating.NewDispatcher(c.Authorizer, generic.NewPolicyMatcher(matcher)),
-		mutating:   c.Listers.IndexerOf(&admissionregistrationv1.MutatingWebhookConfiguration{}),
-		validating: c.Listers.IndexerOf(&admissionregistrationv1.ValidatingWebhookConfiguration{}),
+		policies: validating.NewDispatcher(c.Authorizer, generic.NewPolicyMatcher(matcher)),
+		mutating: webhookKind[*mutatingwebhook.Plugin]{
+			name: mutatingwebhook.PluginName, configurations: c.Listers.IndexerOf(&admissionregistrationv1.MutatingWebhookConfiguration{}),
+			make: mutatingwebhook.NewMutatingWebhook, callerOf: func(p *mutatingwebhook.Plugin) *webhook.Webhook { return p.Webhook },
+		},
+		validating: webhookKind[*validatingwebhook.Plugin]{
+			name: validatingwebhook.PluginName, configurations: c.Listers.IndexerOf(&admissionregistrationv1.ValidatingWebhookConfiguration{}),
+			make: validatingwebhook.NewValidatingAdmissionWebhook, callerOf: func(p *validatingwebhook.Plugin) *webhook.Webhook { return p.Webhook },
+		},
 		validatingPolicies: policyKind[*validating.Policy, *validating.PolicyBinding, validating.PolicyEvaluator]{
 			policies: c.Listers.IndexerOf(&validating.Policy{}), bindings: c.Listers.IndexerOf(&validating.PolicyBinding{}), compile: compileValidating,
 			policyOf: func(b *validating.PolicyBinding) string { return b.Spec.PolicyName },
@@ -117,7 +123,7 @@ func New(c Config) (*Dynamic, error) {
 	}, nil
 }
 
-// Compiled is how many policies have been compiled.
+// Compiled is how many policies have been compiled, and configurations of webhooks prepared.
 func (d *Dynamic) Compiled() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -146,7 +152,7 @@ func (d *Dynamic) current() (*rules, error) {
 // notice drops the rules if they were made of a row. It requires mu.
 func (d *Dynamic) notice(row string) {
 	for _, prefix := range []string{
-		d.mutating.Prefix(), d.validating.Prefix(), d.config.Definitions, d.validatingPolicies.policies.Prefix(), d.validatingPolicies.bindings.Prefix(),
+		d.mutating.configurations.Prefix(), d.validating.configurations.Prefix(), d.config.Definitions, d.validatingPolicies.policies.Prefix(), d.validatingPolicies.bindings.Prefix(),
 		d.mutatingPolicies.policies.Prefix(), d.mutatingPolicies.bindings.Prefix(),
 	} {
 		if strings.HasPrefix(row, prefix) {
@@ -158,29 +164,12 @@ func (d *Dynamic) notice(row string) {
 // read makes rules of what the newest view has. It requires mu.
 func (d *Dynamic) read() (*rules, error) {
 	made := &rules{}
-	f := &frozen{Factory: d.config.Listers}
 	var err error
-	if f.mutating, err = snapshotOf(d.mutating); err != nil {
+	if made.mutating, err = d.mutating.read(d); err != nil {
 		return nil, err
 	}
-	if f.validating, err = snapshotOf(d.validating); err != nil {
+	if made.validating, err = d.validating.read(d); err != nil {
 		return nil, err
-	}
-	if len(f.mutating.ListKeys()) > 0 {
-		if made.mutating, err = mutatingwebhook.NewMutatingWebhook(d.configuration(mutatingwebhook.PluginName)); err != nil {
-			return nil, err
-		}
-		if err := d.initialize(made.mutating.Webhook, f); err != nil {
-			return nil, err
-		}
-	}
-	if len(f.validating.ListKeys()) > 0 {
-		if made.validating, err = validatingwebhook.NewValidatingAdmissionWebhook(d.configuration(validatingwebhook.PluginName)); err != nil {
-			return nil, err
-		}
-		if err := d.initialize(made.validating.Webhook, f); err != nil {
-			return nil, err
-		}
 	}
 	if made.policies, err = d.validatingPolicies.read(d); err != nil {
 		return nil, err

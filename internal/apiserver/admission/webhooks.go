@@ -2,10 +2,14 @@ package admission
 
 import (
 	"fmt"
+	"io"
+	"maps"
 	"net"
+	"net/http"
 	"net/url"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/generic"
 	"k8s.io/apiserver/pkg/util/proxy"
@@ -13,24 +17,77 @@ import (
 	"k8s.io/client-go/informers/admissionregistration"
 	"k8s.io/client-go/informers/internalinterfaces"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
-// initialize gives upstream's plugin what it reads. The plugin keeps what it has made of the frozen configurations.
-func (d *Dynamic) initialize(w *generic.Webhook, f *frozen) error {
-	w.SetExternalKubeClientSet(d.config.Client)
-	w.SetExternalKubeInformerFactory(f)
-	w.SetAuthorizer(d.config.Authorizer)
-	w.SetServiceResolver(d.services)
-	return w.ValidateInitialization()
+// webhookKind is one of the two kinds of webhooks, which upstream's plugin P asks. Dynamic's mu guards it.
+type webhookKind[P any] struct {
+	name string
+	// configurations read the objects.
+	configurations *listers.Indexer
+	make           func(configuration io.Reader) (P, error)
+	callerOf       func(P) *generic.Webhook
+
+	// last is the plugin of the last rules. It knows the configurations of these versions, by name.
+	last     P
+	versions map[string]string
 }
 
-// frozen is a factory whose webhook configurations are those of one moment. Everything else is exact.
+// read returns the plugin that knows the newest configurations, or none if there are none. The one of the last rules
+// has compiled its conditions and holds connections, so it stays while no configuration changes. It requires mu.
+func (k *webhookKind[P]) read(d *Dynamic) (none P, err error) {
+	snapshot, versions, err := snapshotOf(k.configurations)
+	if err != nil {
+		return none, err
+	}
+	if maps.Equal(versions, k.versions) {
+		return k.last, nil
+	}
+	made := none
+	if len(versions) > 0 {
+		if made, err = k.make(d.configuration(k.name)); err != nil {
+			return none, err
+		}
+		w := k.callerOf(made)
+		w.SetExternalKubeClientSet(d.config.Client)
+		w.SetExternalKubeInformerFactory(&frozen{d.config.Listers, snapshot})
+		w.SetAuthorizer(d.config.Authorizer)
+		w.SetServiceResolver(d.services)
+		w.SetAuthenticationInfoResolverWrapper(boundAnswers)
+		if err := w.ValidateInitialization(); err != nil {
+			return none, err
+		}
+	}
+	d.compilations += int64(len(versions))
+	k.last, k.versions = made, versions
+	return made, nil
+}
+
+// snapshotOf holds the objects of the newest view, and says which versions they are.
+func snapshotOf(i *listers.Indexer) (snapshot toolscache.Indexer, versions map[string]string, err error) {
+	objects, err := i.All()
+	if err != nil {
+		return nil, nil, err
+	}
+	snapshot, versions = toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, toolscache.Indexers{}), map[string]string{}
+	for _, object := range objects {
+		if err := snapshot.Add(object); err != nil {
+			return nil, nil, err
+		}
+		described := object.(metav1.Object)
+		versions[described.GetName()] = string(described.GetUID()) + "/" + described.GetResourceVersion()
+	}
+	return snapshot, versions, nil
+}
+
+// frozen is a factory whose webhook configurations are those of one moment, of one kind: the plugin asks for no other.
+// Everything else is exact.
 type frozen struct {
 	*listers.Factory
-	mutating, validating toolscache.Indexer
+	configurations toolscache.Indexer
 }
 
 // Admissionregistration implements informers.SharedInformerFactory.
@@ -41,27 +98,43 @@ func (f *frozen) Admissionregistration() admissionregistration.Interface {
 // InformerFor implements internalinterfaces.SharedInformerFactory.
 func (f *frozen) InformerFor(object runtime.Object, make internalinterfaces.NewInformerFunc) toolscache.SharedIndexInformer {
 	switch object.(type) {
-	case *admissionregistrationv1.MutatingWebhookConfiguration:
-		return &listers.Informer{Indexer: f.mutating}
-	case *admissionregistrationv1.ValidatingWebhookConfiguration:
-		return &listers.Informer{Indexer: f.validating}
+	case *admissionregistrationv1.MutatingWebhookConfiguration, *admissionregistrationv1.ValidatingWebhookConfiguration:
+		return &listers.Informer{Indexer: f.configurations}
 	}
 	return f.Factory.InformerFor(object, make)
 }
 
-// snapshotOf holds the objects of the newest view.
-func snapshotOf(i *listers.Indexer) (toolscache.Indexer, error) {
-	objects, err := i.All()
-	if err != nil {
-		return nil, err
-	}
-	snapshot := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, toolscache.Indexers{})
-	for _, object := range objects {
-		if err := snapshot.Add(object); err != nil {
+// maxAnswer is how many bytes of a webhook's answer are read: a patch of the largest object, twice. Upstream reads
+// without an end, and a webhook could take all memory of the process.
+const maxAnswer = 8 << 20
+
+// boundAnswers makes a webhook whose answer is longer one that fails.
+func boundAnswers(upstream webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
+	bound := func(c *rest.Config, err error) (*rest.Config, error) {
+		if err != nil {
 			return nil, err
 		}
+		c = rest.CopyConfig(c)
+		c.Wrap(func(sender http.RoundTripper) http.RoundTripper { return boundedAnswers{sender} })
+		return c, nil
 	}
-	return snapshot, nil
+	return &webhookutil.AuthenticationInfoResolverDelegator{
+		ClientConfigForFunc: func(hostPort string) (*rest.Config, error) { return bound(upstream.ClientConfigFor(hostPort)) },
+		ClientConfigForServiceFunc: func(name, namespace string, port int) (*rest.Config, error) {
+			return bound(upstream.ClientConfigForService(name, namespace, port))
+		},
+	}
+}
+
+type boundedAnswers struct{ http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (b boundedAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := b.RoundTripper.RoundTrip(r)
+	if err == nil {
+		response.Body = http.MaxBytesReader(nil, response.Body, maxAnswer)
+	}
+	return response, err
 }
 
 // services finds a server that is named by its Service: at one of the Service's endpoints. Upstream asks the cluster IP

@@ -1,0 +1,252 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	validatingWebhooks = registration + "validatingwebhookconfigurations"
+	mutatingWebhooks   = registration + "mutatingwebhookconfigurations"
+)
+
+// says is the answer of a webhook that does its best, after a change.
+func says(change func(*admissionv1.AdmissionReview)) func(http.ResponseWriter, *admissionv1.AdmissionReview) {
+	return func(out http.ResponseWriter, review *admissionv1.AdmissionReview) {
+		review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
+		change(review)
+		_ = json.NewEncoder(out).Encode(review)
+	}
+}
+
+func writes(code int, body string) func(http.ResponseWriter, *admissionv1.AdmissionReview) {
+	return func(out http.ResponseWriter, _ *admissionv1.AdmissionReview) {
+		out.WriteHeader(code)
+		_, _ = out.Write([]byte(body))
+	}
+}
+
+// TestWebhooksThatLie: what a webhook says that makes no sense is judged by its failure policy, on whatever process. A
+// patch that does not fit is an error in any case. Nothing of it is in the object.
+func TestWebhooksThatLie(t *testing.T) {
+	one, other, _ := twoServers(t)
+	require.NoError(t, one.Bootstrap(t.Context()))
+	hook := newWebhookServer(t)
+	json, merge := admissionv1.PatchTypeJSONPatch, admissionv1.PatchType("MergePatch")
+	patch := []byte(`[{"op":"add","path":"/data/lie","value":"1"}]`)
+	patched := func(text string) func(http.ResponseWriter, *admissionv1.AdmissionReview) {
+		return says(func(r *admissionv1.AdmissionReview) {
+			r.Response.Patch, r.Response.PatchType = []byte(text), &json
+		})
+	}
+	type lie struct {
+		answer func(http.ResponseWriter, *admissionv1.AdmissionReview)
+		// failing and ignoring are the codes with the two failure policies.
+		failing, ignoring int
+	}
+	both := map[string]lie{
+		"another's uid":       {says(func(r *admissionv1.AdmissionReview) { r.Response.UID = "another" }), 500, 201},
+		"no uid":              {says(func(r *admissionv1.AdmissionReview) { r.Response.UID = "" }), 500, 201},
+		"another kind":        {says(func(r *admissionv1.AdmissionReview) { r.Kind = "Status" }), 500, 201},
+		"another version":     {says(func(r *admissionv1.AdmissionReview) { r.APIVersion = "admission.k8s.io/v1beta1" }), 500, 201},
+		"no response":         {says(func(r *admissionv1.AdmissionReview) { r.Response = nil }), 500, 201},
+		"500":                 {writes(500, "broken"), 500, 201},
+		"404":                 {writes(404, "not here"), 500, 201},
+		"no JSON":             {writes(200, "allowed: certainly"), 500, 201},
+		"nothing":             {writes(200, ""), 500, 201},
+		"more than is read":   {says(func(r *admissionv1.AdmissionReview) { r.Response.Warnings = []string{strings.Repeat("x", 9<<20)} }), 500, 201},
+		"the end of the line": {func(http.ResponseWriter, *admissionv1.AdmissionReview) { panic(http.ErrAbortHandler) }, 500, 201},
+		"no":                  {says(func(r *admissionv1.AdmissionReview) { r.Response.Allowed = false }), 400, 400},
+		"no, but it went well": {says(func(r *admissionv1.AdmissionReview) {
+			r.Response.Allowed, r.Response.Result = false, &metav1.Status{Code: 200}
+		}), 400, 400},
+		"no, with a reason": {says(func(r *admissionv1.AdmissionReview) {
+			r.Response.Allowed, r.Response.Result = false, &metav1.Status{Code: 418, Reason: "Teapot"}
+		}), 418, 418},
+	}
+	kinds := map[string]map[string]lie{
+		validatingWebhooks: {"a patch": {patched(string(patch)), 500, 201}},
+		mutatingWebhooks: {
+			"a patch without a type":     {says(func(r *admissionv1.AdmissionReview) { r.Response.Patch = patch }), 500, 201},
+			"a type without a patch":     {says(func(r *admissionv1.AdmissionReview) { r.Response.PatchType = &json }), 500, 201},
+			"a patch of another type":    {says(func(r *admissionv1.AdmissionReview) { r.Response.Patch, r.Response.PatchType = patch, &merge }), 500, 201},
+			"what is no patch":           {patched(`{"data":{"lie":"1"}}`), 500, 201},
+			"a patch that does not fit":  {patched(`[{"op":"remove","path":"/data/missing"}]`), 500, 500},
+			"a patch whose test fails":   {patched(`[{"op":"test","path":"/data/a","value":"2"},{"op":"add","path":"/data/lie","value":"1"}]`), 500, 500},
+			"a patch that makes a list":  {patched(`[{"op":"replace","path":"","value":[]}]`), 500, 500},
+			"a patch to another kind":    {patched(`[{"op":"replace","path":"/kind","value":"Secret"}]`), 500, 500},
+			"a patch to what is invalid": {patched(`[{"op":"add","path":"/data/not~1valid","value":"1"}]`), 422, 422},
+		},
+	}
+	for path, own := range kinds {
+		for name, body := range map[string]string{"fail": hook.configuration("fail", ""), "ignore": hook.configuration("ignore", `,"failurePolicy":"Ignore"`)} {
+			one.must(t, 201, request{method: "POST", path: path, body: body})
+			for _, lies := range []map[string]lie{both, own} {
+				for told, l := range lies {
+					hook.answers(l.answer)
+					code := l.failing
+					if name == "ignore" {
+						code = l.ignoring
+					}
+					for _, s := range []*Server{one, other} {
+						got := request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"c-"},"data":{"a":"1"}}`}.do(t, s)
+						require.Equal(t, code, got.code, "%s %s: %s", name, told, got.body)
+						require.NotContains(t, got.body, `"lie"`)
+					}
+				}
+			}
+			one.must(t, 200, request{method: "DELETE", path: path + "/" + name})
+		}
+	}
+	require.NotContains(t, other.must(t, 200, request{method: "GET", path: configMaps}).body, `"lie"`)
+}
+
+// TestWebhooksThatMoveAnObject: a patch may not bring an object elsewhere, nor make it another, except that a new
+// object gets the name that the patch gives it, as in upstream.
+func TestWebhooksThatMoveAnObject(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"other"}}`})
+	before := s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"old"},"data":{"a":"1"}}`}).object(t)
+	hook := newWebhookServer(t)
+	s.must(t, 201, request{method: "POST", path: mutatingWebhooks, body: strings.Replace(hook.configuration("m", ""), `["CREATE"]`, `["CREATE","UPDATE"]`, 1)})
+	create := request{method: "POST", path: configMaps, body: `{"metadata":{"name":"new"},"data":{"a":"1"}}`}
+	update := mergePatch(configMaps+"/old", `{"data":{"a":"2"}}`)
+	for _, c := range []struct {
+		patch            string
+		created, updated int
+	}{
+		{`{"op":"replace","path":"/metadata/namespace","value":"other"}`, 400, 400},
+		{`{"op":"add","path":"/metadata/resourceVersion","value":"1"}`, 400, 409},
+		{`{"op":"replace","path":"/metadata/name","value":"moved"}`, 201, 422},
+		{`{"op":"remove","path":"/metadata/name"}`, 422, 422},
+		{`{"op":"add","path":"/metadata/uid","value":"mine"}`, 201, 422},
+		{`{"op":"add","path":"/metadata/deletionTimestamp","value":"2020-01-01T00:00:00Z"}`, 201, 422},
+		{`{"op":"add","path":"/metadata/creationTimestamp","value":"2020-01-01T00:00:00Z"}`, 201, 200},
+		{`{"op":"add","path":"/metadata/generation","value":7}`, 201, 200},
+	} {
+		hook.decides(patching("[" + c.patch + "]"))
+		made := create.do(t, s)
+		require.Equal(t, c.created, made.code, "%s: %s", c.patch, made.body)
+		if made.code == 201 {
+			metadata := fieldOf(made.object(t), "metadata").(map[string]any)
+			require.NotEqual(t, "mine", metadata["uid"])
+			require.NotContains(t, metadata["creationTimestamp"], "2020")
+			s.must(t, 200, request{method: "DELETE", path: configMaps + "/" + metadata["name"].(string)})
+		}
+		changed := update.do(t, s)
+		require.Equal(t, c.updated, changed.code, "%s: %s", c.patch, changed.body)
+	}
+	after := s.must(t, 200, request{method: "GET", path: configMaps + "/old"}).object(t)
+	for _, field := range []string{"name", "namespace", "uid", "creationTimestamp", "deletionTimestamp"} {
+		require.Equal(t, fieldOf(before, "metadata."+field), fieldOf(after, "metadata."+field))
+	}
+	require.Empty(t, s.must(t, 200, request{method: "GET", path: "/api/v1/namespaces/other/configmaps"}).object(t)["items"])
+}
+
+// TestWebhooksThatMutateTwice: a webhook is asked once more if another has changed the object after it and its policy
+// says so, and never a third time, though each changes the object whenever it is asked.
+func TestWebhooksThatMutateTwice(t *testing.T) {
+	s := newServer(t)
+	first, second := newWebhookServer(t), newWebhookServer(t)
+	appends := func(hook *webhookServer, word string) {
+		hook.decides(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+			var object struct{ Data map[string]string }
+			_ = json.Unmarshal(r.Object.Raw, &object)
+			return patching(fmt.Sprintf(`[{"op":"replace","path":"/data/a","value":%q}]`, object.Data["a"]+word))(r)
+		})
+	}
+	appends(first, "1")
+	appends(second, "2")
+	s.must(t, 201, request{method: "POST", path: mutatingWebhooks, body: first.configuration("a", "")})
+	s.must(t, 201, request{method: "POST", path: mutatingWebhooks, body: second.configuration("b", "")})
+	for _, c := range []struct {
+		first, second string
+		becomes       string
+	}{{"Never", "Never", "12"}, {"IfNeeded", "Never", "121"}, {"IfNeeded", "IfNeeded", "1212"}, {"Never", "IfNeeded", "12"}} {
+		for name, policy := range map[string]string{"a": c.first, "b": c.second} {
+			s.must(t, 200, request{method: "PATCH", path: mutatingWebhooks + "/" + name, contentType: "application/json-patch+json", body: `[{"op":"replace","path":"/webhooks/0/reinvocationPolicy","value":"` + policy + `"}]`})
+		}
+		made := s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"c-"},"data":{"a":""}}`})
+		require.Equal(t, c.becomes, fieldOf(made.object(t), "data.a"), "%v", c)
+	}
+}
+
+// TestWhatWebhooksAreAskedAbout: conditions and selectors choose the requests, and a change of them, or of the labels
+// of the namespace, counts for the next request of another process.
+func TestWhatWebhooksAreAskedAbout(t *testing.T) {
+	one, other, _ := twoServers(t)
+	require.NoError(t, one.Bootstrap(t.Context()))
+	hook := newWebhookServer(t)
+	hook.decides(allowed)
+	create := func(labels string) {
+		other.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"c-","labels":{` + labels + `}},"data":{"a":"1"}}`})
+	}
+	for _, path := range []string{validatingWebhooks, mutatingWebhooks} {
+		one.must(t, 201, request{method: "POST", path: path, body: hook.configuration("h", `,"objectSelector":{"matchLabels":{"ask":"yes"}}`)})
+		change := func(patch string) {
+			one.must(t, 200, request{method: "PATCH", path: path + "/h", contentType: "application/json-patch+json", body: "[" + patch + "]"})
+		}
+		asked := func(times int64, labels string) {
+			t.Helper()
+			require.Equal(t, times, hook.times(func() { create(labels) }), path)
+		}
+		asked(0, "")
+		asked(1, `"ask":"yes"`)
+		change(`{"op":"replace","path":"/webhooks/0/objectSelector","value":{}}`)
+		asked(1, "")
+		change(`{"op":"add","path":"/webhooks/0/namespaceSelector","value":{"matchLabels":{"ask":"yes"}}}`)
+		asked(0, "")
+		one.must(t, 200, mergePatch("/api/v1/namespaces/default", `{"metadata":{"labels":{"ask":"yes"}}}`))
+		asked(1, "")
+		one.must(t, 200, mergePatch("/api/v1/namespaces/default", `{"metadata":{"labels":{"ask":null}}}`))
+		asked(0, "")
+		change(`{"op":"replace","path":"/webhooks/0/namespaceSelector","value":{}},{"op":"add","path":"/webhooks/0/matchConditions","value":[{"name":"a","expression":"request.userInfo.username == 'nobody'"}]}`)
+		asked(0, "")
+		change(`{"op":"replace","path":"/webhooks/0/matchConditions/0/expression","value":"object.data.a == '1'"}`)
+		asked(1, "")
+		// A condition that fails is judged by the failure policy, without a question.
+		change(`{"op":"replace","path":"/webhooks/0/matchConditions/0/expression","value":"object.data.missing == '1'"},{"op":"replace","path":"/webhooks/0/failurePolicy","value":"Ignore"}`)
+		asked(0, "")
+		change(`{"op":"replace","path":"/webhooks/0/failurePolicy","value":"Fail"}`)
+		require.Zero(t, hook.times(func() {
+			other.must(t, 403, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"c-"},"data":{"a":"1"}}`})
+		}))
+		one.must(t, 200, request{method: "DELETE", path: path + "/h"})
+		asked(0, "")
+
+		for _, effects := range []string{"Some", "Unknown"} { // they could not be asked about a dry run
+			one.must(t, 422, request{method: "POST", path: path, body: strings.Replace(hook.configuration("h", ""), `"sideEffects":"None"`, `"sideEffects":"`+effects+`"`, 1)})
+		}
+	}
+}
+
+// TestAWebhooksTimeIsTheRequests: a webhook that may take longer than the request is told when the request ends.
+func TestAWebhooksTimeIsTheRequests(t *testing.T) {
+	s := newServer(t)
+	slow := newWebhookServer(t)
+	ended := make(chan struct{}, 2)
+	slow.Config.Handler = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_ = json.NewDecoder(r.Body).Decode(&struct{}{})
+		<-r.Context().Done()
+		ended <- struct{}{}
+	})
+	for _, path := range []string{validatingWebhooks, mutatingWebhooks} {
+		s.must(t, 201, request{method: "POST", path: path, body: slow.configuration("slow", `,"timeoutSeconds":30,"failurePolicy":"Ignore"`)})
+		s.must(t, 504, request{method: "POST", path: configMaps + "?timeout=1s", body: `{"metadata":{"name":"never"}}`})
+		select {
+		case <-ended:
+		case <-time.After(20 * time.Second):
+			t.Fatal("the webhook was not told")
+		}
+		s.must(t, 200, request{method: "DELETE", path: path + "/slow"})
+	}
+	s.must(t, 404, request{method: "GET", path: configMaps + "/never"})
+}
