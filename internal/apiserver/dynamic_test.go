@@ -450,3 +450,31 @@ func TestPoliciesThatFail(t *testing.T) {
 	one.must(t, 422, request{method: "POST", path: registration + "mutatingadmissionpolicies", body: mutatingPolicyOf("n", "configmaps", "", applying("Object{data: "))})
 	one.must(t, 422, request{method: "POST", path: registration + "validatingadmissionpolicies", body: policyOf("n", "object.data.", "")})
 }
+
+// TestPoliciesKnowTheNewestRights: what an expression asks of the authorizer and of the namespace is as new as the last
+// write of another process.
+func TestPoliciesKnowTheNewestRights(t *testing.T) {
+	one, other, _ := twoServers(t, withTokens(t), func(c *Config) { c.Authorization.Mode = "RBAC" })
+	require.NoError(t, one.Bootstrap(t.Context()))
+	root := func(code int, r request) { one.must(t, code, r.as("root")) }
+	post := func(path, body string) { root(201, request{method: "POST", path: path, body: body}) }
+	create := func(code int) {
+		t.Helper()
+		other.must(t, code, request{method: "POST", path: configMaps, body: `{"metadata":{"generateName":"c-"}}`}.as("ann"))
+	}
+	post(clusterRolesPath, roleOf("writer", can("create", "", "configmaps")))
+	post(clusterRolesPath, roleOf("reader", can("get", "", "secrets")))
+	post(clusterRoleBindingsPath, boundTo("writer", "ClusterRole", "writer", "ann"))
+	post(registration+"validatingadmissionpolicies", policyOf("p", "authorizer.group('').resource('secrets').namespace('default').check('get').allowed() && namespaceObject.metadata.?labels['open'].orValue('') == 'yes'", ""))
+	post(registration+"validatingadmissionpolicybindings", bindingOf("p", ""))
+	for range 3 {
+		create(422)
+		post(roleBindingsPath, boundTo("reader", "ClusterRole", "reader", "ann"))
+		create(422)
+		root(200, mergePatch("/api/v1/namespaces/default", `{"metadata":{"labels":{"open":"yes"}}}`))
+		create(201)
+		root(200, request{method: "DELETE", path: roleBindingsPath + "/reader"})
+		create(422)
+		root(200, mergePatch("/api/v1/namespaces/default", `{"metadata":{"labels":{"open":"no"}}}`))
+	}
+}

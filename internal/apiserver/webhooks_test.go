@@ -3,6 +3,7 @@ package apiserver
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -11,6 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
 const (
@@ -249,4 +253,50 @@ func TestAWebhooksTimeIsTheRequests(t *testing.T) {
 		s.must(t, 200, request{method: "DELETE", path: path + "/slow"})
 	}
 	s.must(t, 404, request{method: "GET", path: configMaps + "/never"})
+}
+
+// TestWebhooksOfEquivalentResources: an Event is in two groups. A webhook or a policy for one of them is asked about
+// what comes by the other, also in a process that nobody has asked for its group before. No other resource is in two.
+func TestWebhooksOfEquivalentResources(t *testing.T) {
+	groups, err := spec.Groups()
+	require.NoError(t, err)
+	stores, shared := newServer(t).stores, map[string][]string{}
+	for _, g := range groups {
+		of := map[string]bool{}
+		for _, v := range g.Versions {
+			for _, r := range v.Resources {
+				of[stores.Prefix(schema.GroupResource{Group: g.Name, Resource: r.Name})] = true
+			}
+		}
+		for prefix := range of {
+			shared[prefix] = append(shared[prefix], g.Name)
+		}
+	}
+	maps.DeleteFunc(shared, func(_ string, groups []string) bool { return len(groups) < 2 })
+	require.Len(t, shared, 1)
+	require.ElementsMatch(t, []string{"", "events.k8s.io"}, shared[stores.Prefix(schema.GroupResource{Resource: "events"})])
+
+	const old = `{"metadata":{"name":"a"},"involvedObject":{"kind":"Pod","namespace":"default","name":"x"},"reason":"r","type":"Normal"}`
+	const now = `{"metadata":{"name":"b"},"regarding":{"kind":"Pod","namespace":"default","name":"x"},"reason":"r","type":"Normal","action":"a","reportingController":"c/d","reportingInstance":"i","eventTime":"2026-01-01T00:00:00.000000Z"}`
+	for group, create := range map[string]request{
+		"events.k8s.io": {method: "POST", path: "/api/v1/namespaces/default/events", body: old},
+		"":              {method: "POST", path: "/apis/events.k8s.io/v1/namespaces/default/events", body: now},
+	} {
+		one, other, _ := twoServers(t)
+		require.NoError(t, one.Bootstrap(t.Context()))
+		hook := newWebhookServer(t)
+		hook.decides(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+			return &admissionv1.AdmissionResponse{Allowed: r.Kind.Group == group && r.Kind.Kind == "Event"}
+		})
+		about := func(body string) string {
+			return strings.ReplaceAll(strings.ReplaceAll(body, `"configmaps"`, `"events"`), `"apiGroups":[""]`, `"apiGroups":["`+group+`"]`)
+		}
+		one.must(t, 201, request{method: "POST", path: validatingWebhooks, body: about(hook.configuration("h", ""))})
+		require.EqualValues(t, 1, hook.times(func() { other.must(t, 201, create) }), "'%s'", group)
+		one.must(t, 200, request{method: "DELETE", path: validatingWebhooks + "/h"})
+		one.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicies", body: about(policyOf("p", "false", ""))})
+		one.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicybindings", body: bindingOf("p", "")})
+		create.body = strings.Replace(create.body, `"name":"`, `"name":"again-`, 1)
+		other.must(t, 422, create)
+	}
 }

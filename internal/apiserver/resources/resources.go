@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
@@ -202,10 +203,16 @@ func hasNamespace(prefix string, example runtime.Object, keyFunc func(runtime.Ob
 }
 
 // Equivalents tells admission which resources are one object under several names: those with the same storage prefix.
+// A group registers its own when its first request builds it. Events, which alone are in two groups, are known before,
+// or rules for one group would not hold for the other.
 func (s *Stores) Equivalents() runtime.EquivalentResourceRegistry {
-	return runtime.NewEquivalentResourceRegistryWithIdentity(func(resource schema.GroupResource) string {
+	r := runtime.NewEquivalentResourceRegistryWithIdentity(func(resource schema.GroupResource) string {
 		return s.Prefix(resource)
 	})
+	for _, version := range []schema.GroupVersion{corev1.SchemeGroupVersion, eventsv1.SchemeGroupVersion} {
+		r.RegisterKindFor(version.WithResource("events"), "", version.WithKind("Event"))
+	}
+	return r
 }
 
 // DecorateShared makes watches that share one object show what a get shows. Upstream's own decorator leaves such an
