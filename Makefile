@@ -68,6 +68,10 @@ controllers: ## build upstream's controller manager and scheduler, and kwok, int
 controllers-test: controllers race-build ## workloads under upstream's controllers, on 'api' and 'watcher' processes
 	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -timeout 40m -count 1 -v -run '^TestControllers$$' ./test/e2e
 
+.PHONY: products-test
+products-test: build ## what others ship, on 'api' and 'watcher' processes
+	@cd test/products && $(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -timeout 40m -count 1 -v .
+
 $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/benchstat &: tools/go.mod
 	@echo "building the tools"
 	@cd tools && $(RELEASE) go build -o $(BIN)/ tool

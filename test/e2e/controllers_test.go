@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -9,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,12 +22,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
-	"github.com/logplane/logplane/eventlog/eventlogtest"
-	"github.com/logplane/logplane/localstack"
 	"github.com/logplane/logplane/test/product"
 )
 
@@ -58,77 +52,30 @@ func TestControllers(t *testing.T) {
 			return // the next ones would wait, too
 		}
 	}
-	for _, p := range c.processes {
-		require.NotContains(t, p.Output(), "level=ERROR")
-	}
+	c.cell.NoErrors()
 }
 
 // controlled is a cell with controllers.
 type controlled struct {
 	*testing.T
-	client    *kubernetes.Clientset
-	processes []*product.Process
+	cell   *product.Cell
+	client *kubernetes.Clientset
 }
 
-// newControlled starts a cell, the processes that serve it, and the controllers.
+// newControlled runs a cell, and the controllers with tokens of their own.
 func newControlled(t *testing.T, binaries string) *controlled {
 	t.Helper()
-	secrets, err := localstack.EnsureCredentials(filepath.Join(t.TempDir(), "credentials"), "localhost:7373")
+	cell := product.RunCell(t, "manager,system:kube-controller-manager,1\nscheduler,system:kube-scheduler,2\nkwok,kwok,3\n")
+	client, err := kubernetes.NewForConfig(cell.Admin())
 	require.NoError(t, err)
-	tokens := filepath.Join(t.TempDir(), "tokens.csv")
-	require.NoError(t, os.WriteFile(tokens, []byte("root,root,1,system:masters\nmanager,system:kube-controller-manager,2\nscheduler,system:kube-scheduler,3\nkwok,kwok,4\n"), 0o600))
-	where := []string{"--nats", eventlogtest.Run(t, t.TempDir()).ClientURL(), "--bucket", "file://" + filepath.Join(t.TempDir(), "bucket"), "--root-ca-file", secrets.Authority}
-	serving := slices.Concat([]string{"--listen", "127.0.0.1:0", "--tls-cert-file", secrets.Server, "--tls-private-key-file", secrets.ServerKey, "--client-ca-file", secrets.Authority,
-		"--token-auth-file", tokens, "--service-account-issuer", "https://logplane.test", "--service-account-signing-key-file", secrets.SigningKey}, where)
-	made := product.Run(t, slices.Concat([]string{"init"}, where)...)
-	<-made.Exited
-	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
-	watcher := product.Serve(t, slices.Concat([]string{"watcher"}, serving)...)
-	api := product.Serve(t, slices.Concat([]string{"api", "--watcher-url", watcher.URL()}, serving)...)
-	plain := where[:4]
-	c := &controlled{T: t, processes: []*product.Process{
-		watcher, api, product.Run(t, slices.Concat([]string{"projector"}, plain)...), product.Run(t, slices.Concat([]string{"lifecycle"}, where)...),
-	}}
-	authority, err := os.ReadFile(secrets.Authority)
-	require.NoError(t, err)
-	kubeconfig := func(token string) string {
-		config := clientcmdapi.NewConfig()
-		config.Clusters["c"] = &clientcmdapi.Cluster{Server: api.URL(), CertificateAuthorityData: authority}
-		config.AuthInfos["c"] = &clientcmdapi.AuthInfo{Token: token}
-		config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "c"}
-		config.CurrentContext = "c"
-		path := filepath.Join(t.TempDir(), token+".kubeconfig")
-		require.NoError(t, clientcmd.WriteToFile(*config, path))
-		return path
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig("root"))
-	require.NoError(t, err)
-	config.QPS = -1
-	c.client, err = kubernetes.NewForConfig(config)
-	require.NoError(t, err)
+	c := &controlled{T: t, cell: cell, client: client}
 	c.grantKwok(binaries)
-	c.start(binaries, "kube-controller-manager", "--kubeconfig", kubeconfig("manager"), "--leader-elect=false", "--use-service-account-credentials",
-		"--service-account-private-key-file", secrets.SigningKey, "--root-ca-file", secrets.Authority, "--secure-port=0")
-	c.start(binaries, "kube-scheduler", "--kubeconfig", kubeconfig("scheduler"), "--leader-elect=false", "--secure-port=0")
-	c.start(binaries, "kwok", "--kubeconfig", kubeconfig("kwok"), "--manage-all-nodes", "--config", filepath.Join(binaries, "stages.yaml"))
+	start := func(name string, args ...string) { cell.Start(exec.Command(filepath.Join(binaries, name), args...)) }
+	start("kube-controller-manager", "--kubeconfig", cell.Kubeconfig("manager"), "--leader-elect=false", "--use-service-account-credentials",
+		"--service-account-private-key-file", cell.SigningKey, "--root-ca-file", cell.Authority, "--secure-port=0")
+	start("kube-scheduler", "--kubeconfig", cell.Kubeconfig("scheduler"), "--leader-elect=false", "--secure-port=0")
+	start("kwok", "--kubeconfig", cell.Kubeconfig("kwok"), "--manage-all-nodes", "--config", filepath.Join(binaries, "stages.yaml"))
 	return c
-}
-
-// start runs a controller until the test ends. What it says is shown if the test fails.
-func (c *controlled) start(binaries, name string, args ...string) {
-	c.Helper()
-	command := exec.Command(filepath.Join(binaries, name), args...)
-	var said bytes.Buffer
-	command.Stdout, command.Stderr, command.Dir = &said, &said, c.TempDir()
-	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	require.NoError(c, command.Start())
-	c.Cleanup(func() {
-		_ = command.Process.Kill()
-		_ = command.Wait()
-		if c.Failed() {
-			c.Logf("%s:\n%s", name, said.String()[max(0, said.Len()-8000):])
-		}
-	})
 }
 
 // grantKwok gives kwok the role that it comes with.

@@ -1,0 +1,96 @@
+package product
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+// Cell is a cell as an operator runs one: each part is a process of its own, over HTTPS and with RBAC.
+type Cell struct {
+	// Authority is the file with the certificate that signs the server's, and SigningKey that with the key of service
+	// accounts' tokens.
+	Authority, SigningKey string
+
+	t         testing.TB
+	api       *Process
+	processes []*Process
+}
+
+// RunCell makes a cell and runs a watcher, an api, a projector and a lifecycle. Their file of tokens has the given lines,
+// and the token 'admin', which may do everything.
+func RunCell(t testing.TB, tokens string) *Cell {
+	t.Helper()
+	folder := t.TempDir()
+	file := func(name string) string { return filepath.Join(folder, name) }
+	c := &Cell{t: t, Authority: file("ca.crt"), SigningKey: file("service-account.key")}
+	plain := []string{"--nats", eventlogtest.Run(t, t.TempDir()).ClientURL(), "--bucket", "file://" + file("bucket")}
+	made := Run(t, slices.Concat([]string{"init", "--credentials", folder}, plain)...)
+	<-made.Exited
+	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	require.NoError(t, os.WriteFile(file("tokens.csv"), []byte("admin,admin,0,system:masters\n"+tokens), 0o600))
+	where := slices.Concat(plain, []string{"--root-ca-file", c.Authority})
+	serving := slices.Concat([]string{"--listen", "127.0.0.1:0", "--tls-cert-file", file("tls.crt"), "--tls-private-key-file", file("tls.key"), "--client-ca-file", c.Authority,
+		"--token-auth-file", file("tokens.csv"), "--service-account-issuer", "https://logplane.test", "--service-account-signing-key-file", c.SigningKey}, where)
+	watcher := Serve(t, slices.Concat([]string{"watcher"}, serving)...)
+	c.api = Serve(t, slices.Concat([]string{"api", "--watcher-url", watcher.URL()}, serving)...)
+	c.processes = []*Process{watcher, c.api, Run(t, slices.Concat([]string{"projector"}, plain)...), Run(t, slices.Concat([]string{"lifecycle"}, where)...)}
+	return c
+}
+
+// Kubeconfig returns the path of one for a token.
+func (c *Cell) Kubeconfig(token string) string {
+	c.t.Helper()
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: c.api.URL(), CertificateAuthority: c.Authority}
+	config.AuthInfos["c"] = &clientcmdapi.AuthInfo{Token: token}
+	config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "c"}
+	config.CurrentContext = "c"
+	path := filepath.Join(c.t.TempDir(), "kubeconfig")
+	require.NoError(c.t, clientcmd.WriteToFile(*config, path))
+	return path
+}
+
+// Admin is the configuration of a client that may do everything.
+func (c *Cell) Admin() *rest.Config {
+	c.t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig("admin"))
+	require.NoError(c.t, err)
+	config.QPS = -1
+	return config
+}
+
+// Start runs somebody else's program beside the cell until the test ends. What it says is shown if the test fails.
+func (c *Cell) Start(command *exec.Cmd) {
+	c.t.Helper()
+	var said bytes.Buffer
+	command.Stdout, command.Stderr, command.Dir = &said, &said, c.t.TempDir()
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	require.NoError(c.t, command.Start())
+	c.t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+		if c.t.Failed() {
+			c.t.Logf("%s:\n%s", command.Path, said.String()[max(0, said.Len()-8000):])
+		}
+	})
+}
+
+// NoErrors requires that no process of the cell has logged an error.
+func (c *Cell) NoErrors() {
+	c.t.Helper()
+	for _, p := range c.processes {
+		require.NotContains(c.t, p.Output(), "level=ERROR")
+	}
+}

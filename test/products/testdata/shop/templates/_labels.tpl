@@ -1,0 +1,3 @@
+{{- define "labels" -}}
+{app.kubernetes.io/instance: {{ .Release.Name }}, app.kubernetes.io/managed-by: {{ .Release.Service }}}
+{{- end -}}
