@@ -28,8 +28,8 @@ type Cell struct {
 	processes []*Process
 }
 
-// RunCell makes a cell and runs a watcher, an api, a projector and a lifecycle. Their file of tokens has the given lines,
-// and the token 'admin', which may do everything.
+// RunCell makes a cell and runs a watcher, an api, a projector and a lifecycle. Their file of tokens has the given
+// lines, and the token 'admin', which may do everything.
 func RunCell(t testing.TB, tokens string) *Cell {
 	t.Helper()
 	folder := t.TempDir()

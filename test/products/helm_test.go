@@ -89,7 +89,7 @@ func TestHelm(t *testing.T) {
 	h.cell.NoErrors()
 }
 
-// objects are those with the label of the release, of every resource there is, without what the server keeps about them.
+// objects are those with the label of the release, of every resource, without what the server keeps about them.
 func (h *host) objects(release string) map[string]string {
 	h.Helper()
 	lists, err := h.client.Discovery().ServerPreferredResources()
