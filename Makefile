@@ -68,8 +68,18 @@ controllers: ## build upstream's controller manager and scheduler, and kwok, int
 controllers-test: controllers race-build ## workloads under upstream's controllers, on 'api' and 'watcher' processes
 	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -timeout 40m -count 1 -v -run '^TestControllers$$' ./test/e2e
 
+# What the tests install is what the modules come with: charts and an example.
+.PHONY: products
+products: ## build the processes of cert-manager and kro into bin/products, with their charts (twenty minutes the first time)
+	@rm -rf $(BIN)/products && mkdir -p $(BIN)/products/cert-manager $(BIN)/products/kro
+	@cd tools/certmanager && $(RELEASE) go build -ldflags "-s -w" -o $(BIN)/products/cert-manager/ ./... && \
+	  cp -r --no-preserve=mode $$(go list -m -f '{{.Dir}}' github.com/cert-manager/cert-manager)/deploy/charts/cert-manager $(BIN)/products/cert-manager/chart
+	@cd tools/kro && $(RELEASE) go build -ldflags "-s -w" -o $(BIN)/products/kro/ tool && \
+	  kro=$$(go list -m -f '{{.Dir}}' github.com/kubernetes-sigs/kro) && \
+	  cp -r --no-preserve=mode $$kro/helm $(BIN)/products/kro/chart && cp -r --no-preserve=mode $$kro/examples/kubernetes/webapp $(BIN)/products/kro/
+
 .PHONY: products-test
-products-test: build ## what others ship, on 'api' and 'watcher' processes
+products-test: products build ## cert-manager, kro and Helm's SDK, on 'api' and 'watcher' processes
 	@cd test/products && $(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -timeout 40m -count 1 -v .
 
 $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/benchstat &: tools/go.mod

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"helm.sh/helm/v4/pkg/kube"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,7 +40,7 @@ func TestCertManager(t *testing.T) {
 			"securePort": secure, "url": map[string]any{"host": fmt.Sprintf("localhost:%d", secure)},
 			"extraArgs": []any{"--kubeconfig=$(KUBECONFIG)", "--dynamic-serving-dns-names=localhost", fmt.Sprintf("--healthz-port=%d", health)},
 		},
-	}, kube.HookOnlyStrategy)
+	})
 	h.run(shipped(t, "cert-manager/controller"), "cert-manager", "cert-manager")
 	h.run(shipped(t, "cert-manager/cainjector"), "cert-manager", "cert-manager-cainjector")
 	h.run(shipped(t, "cert-manager/webhook"), "cert-manager", "cert-manager-webhook")

@@ -41,18 +41,15 @@ func (h *host) run(binary, namespace, deployment string, more ...string) {
 	require.NoError(h, err)
 	container := d.Spec.Template.Spec.Containers[0]
 	kubeconfig := h.cell.Kubeconfig(issued.Status.Token)
-	values := map[string]string{"POD_NAMESPACE": namespace, "KUBECONFIG": kubeconfig}
-	for _, variable := range container.Env {
-		if variable.ValueFrom == nil {
-			values[variable.Name] = variable.Value
+	variables := []string{"$(POD_NAMESPACE)", namespace, "$(KUBECONFIG)", kubeconfig}
+	for _, v := range container.Env {
+		if v.ValueFrom == nil {
+			variables = append(variables, "$("+v.Name+")", v.Value)
 		}
 	}
 	var args []string
 	for _, arg := range container.Args {
-		for name, value := range values {
-			arg = strings.ReplaceAll(arg, "$("+name+")", value)
-		}
-		args = append(args, arg)
+		args = append(args, strings.NewReplacer(variables...).Replace(arg))
 	}
 	command := exec.Command(binary, append(args, more...)...)
 	command.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)

@@ -66,12 +66,12 @@ func (h *host) helm(namespace string) *action.Configuration {
 	return config
 }
 
-// install installs a chart, in a namespace with the name of the release.
-func (h *host) install(folder, name string, values map[string]any, wait kube.WaitStrategy) {
+// install installs a chart, in a namespace with the name of the release. Without nodes its Deployments never get ready.
+func (h *host) install(folder, name string, values map[string]any) {
 	h.Helper()
 	install := action.NewInstall(h.helm(name))
 	install.ReleaseName, install.Namespace, install.CreateNamespace = name, name, true
-	install.WaitStrategy, install.Timeout = wait, patience
+	install.WaitStrategy, install.Timeout = kube.HookOnlyStrategy, patience
 	_, err := install.RunWithContext(h.Context(), h.chart(folder), values)
 	require.NoError(h, err)
 }
