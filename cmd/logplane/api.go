@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/logplane/logplane/functions"
+	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/coldstart"
 	"github.com/logplane/logplane/internal/memory"
 	serve "github.com/logplane/logplane/internal/serving"
@@ -13,6 +14,8 @@ func newAPI() *cobra.Command {
 	var (
 		where connection
 		how   serving
+		// There are no watches here, but streams.
+		limits apiserver.WatchLimits
 	)
 	cmd := &cobra.Command{
 		Use:   "api",
@@ -21,10 +24,14 @@ func newAPI() *cobra.Command {
 			"was written through any other at once. A watch is redirected to --watcher-url.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkLimits(limits); err != nil {
+				return err
+			}
 			opened, c, err := how.open(cmd.Context(), &where)
 			if err != nil {
 				return err
 			}
+			c.Watches = limits
 			defer opened.close()
 			c.WatcherURL = how.watcherURL
 			server, err := functions.New(c)
@@ -44,6 +51,7 @@ func newAPI() *cobra.Command {
 	where.register(cmd.Flags())
 	where.registerObjects(cmd.Flags())
 	how.register(cmd.Flags())
+	registerLimits(cmd.Flags(), &limits, 2000, 200)
 	cmd.Flags().StringVar(&how.watcherURL, "watcher-url", "", "URL of the watcher that watches are redirected to")
 	cmd.Flags().BoolVar(&how.lambda, "lambda", false, "serve as an AWS Lambda function URL instead of a listener")
 	return cmd

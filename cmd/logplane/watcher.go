@@ -23,9 +23,21 @@ type watching struct {
 
 func (w *watching) register(flags *pflag.FlagSet) {
 	flags.DurationVar(&w.drain, "drain", 10*time.Second, "time over which open watches are ended when the process is stopped")
-	flags.IntVar(&w.limits.Process, "max-watches", 20_000, "watches that this process serves at once, 429 beyond; 0 for no limit")
-	flags.IntVar(&w.limits.User, "max-watches-per-user", apiserver.DefaultWatchesPerUser, "watches of one user that this process serves at once, 429 beyond; 0 for no limit")
+	registerLimits(flags, &w.limits, 20_000, apiserver.DefaultWatchesPerUser)
 	flags.DurationVar(&w.limits.Patience, "slow-client", 30*time.Second, "how long a client may take to receive what a watch sends before it is cut off")
+}
+
+// registerLimits adds the bounds of watches, and of streams to nodes and to remote API servers, which last as long.
+func registerLimits(flags *pflag.FlagSet, limits *apiserver.WatchLimits, process, user int) {
+	flags.IntVar(&limits.Process, "max-watches", process, "watches, and streams to nodes and remote API servers, that this process serves at once, 429 beyond; 0 for no limit")
+	flags.IntVar(&limits.User, "max-watches-per-user", user, "the same of one user")
+}
+
+func checkLimits(limits apiserver.WatchLimits) error {
+	if limits.Process < 0 || limits.User < 0 {
+		return errors.New("--max-watches and --max-watches-per-user must not be negative; 0 is no limit")
+	}
+	return nil
 }
 
 func newWatcher() *cobra.Command {
@@ -39,8 +51,8 @@ func newWatcher() *cobra.Command {
 		Short: "Serve watches, and every other request too, from one reader of the log",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if what.limits.Process < 0 || what.limits.User < 0 {
-				return errors.New("--max-watches and --max-watches-per-user must not be negative; 0 is no limit")
+			if err := checkLimits(what.limits); err != nil {
+				return err
 			}
 			opened, c, err := how.open(cmd.Context(), &where)
 			if err != nil {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/anonymous"
 	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
 	"k8s.io/apiserver/pkg/authentication/request/union"
+	"k8s.io/apiserver/pkg/authentication/request/websocket"
 	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
 	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
 	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
@@ -121,7 +122,8 @@ func (a Authentication) credentials(accounts authenticator.Token, issuers *acces
 		known = append(known, reviews)
 	}
 	if len(known) > 0 {
-		credentials = append(credentials, bearertoken.New(tokenunion.New(known...)))
+		tokens := tokenunion.New(known...)
+		credentials = append(credentials, bearertoken.New(tokens), websocket.NewProtocolAuthenticator(tokens))
 	}
 	return authngroup.NewAuthenticatedGroupAdder(union.New(credentials...)), nil
 }

@@ -19,6 +19,8 @@ import (
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/rbac"
 	"k8s.io/kubernetes/pkg/apis/storage"
+
+	"github.com/logplane/logplane/internal/apiserver/shape"
 )
 
 // maxRights bounds what a role's rules allow together. Upstream checks that users grant no more than they have, and
@@ -131,6 +133,9 @@ func costlyReview(about *authorization.ResourceAttributes) (errs field.ErrorList
 // an update the strategy's caller finds them, not the strategy.
 func metadataMistakes(object runtime.Object) field.ErrorList {
 	m, err := meta.Accessor(object)
+	if err == nil && len(m.GetOwnerReferences()) > shape.MaxOwners { // a patch can make them in passing
+		return tooMany(field.NewPath("metadata", "ownerReferences"), len(m.GetOwnerReferences()), shape.MaxOwners)
+	}
 	if err != nil || len(m.GetLabels())+len(m.GetAnnotations())+len(m.GetFinalizers())+len(m.GetOwnerReferences()) <= maxMistakes/4 {
 		return nil
 	}

@@ -34,7 +34,9 @@ func BenchmarkManyDefinitions(b *testing.B) {
 		describe("-again-ms")
 		took("list-of-definitions-ms", func() { l.call("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "") })
 		const things = "/apis/g7.example.com/v1/namespaces/default/thing1007s"
-		took("first-create-ms", func() { l.call("POST", things, `{"apiVersion":"g7.example.com/v1","kind":"Thing1007","metadata":{"name":"t"}}`) })
+		took("first-create-ms", func() {
+			l.call("POST", things, `{"apiVersion":"g7.example.com/v1","kind":"Thing1007","metadata":{"name":"t"}}`)
+		})
 		took("get-ms", func() { l.call("GET", things+"/t", "") })
 		b.ReportMetric(l.resident(), "resident-MiB")
 		l.process.Stop()

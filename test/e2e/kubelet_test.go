@@ -47,7 +47,7 @@ func TestKubelet(t *testing.T) {
 	made := product.Run(t, append([]string{"init"}, where...)...)
 	<-made.Exited
 	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
-	server := product.Serve(t, append([]string{"watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow",
+	server := product.Serve(t, append([]string{"api", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow", "--max-watches-per-user", "2",
 		"--kubelet-client-certificate", write("apiserver.crt", shown), "--kubelet-client-key", write("apiserver.key", key),
 		"--kubelet-certificate-authority", write("kubelet-ca.crt", authorities)}, where...)...)
 	start := func(stdin string, args ...string) *exec.Cmd {
@@ -125,6 +125,10 @@ subsets: [{addresses: [{ip: %[1]s, targetRef: {kind: Pod, namespace: default, na
 
 	follow := start("", "logs", "-f", "p")
 	require.Equal(t, "the log of default/p/c\n", firstLine(t, follow))
+	refused, err := http.Get(server.URL() + "/api/v1/namespaces/default/pods/p/log")
+	require.NoError(t, err)
+	_ = refused.Body.Close()
+	require.Equal(t, http.StatusTooManyRequests, refused.StatusCode, "two streams are open")
 	server.Stop()
 	_ = follow.Wait() // its stream has ended
 }

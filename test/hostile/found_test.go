@@ -64,6 +64,36 @@ func TestFieldManagersAreFew(t *testing.T) {
 	require.Contains(t, last.status(t).Message, "field managers")
 }
 
+// TestOwnersAreFew: upstream compares each reference to an owner with all others, before any plugin or index looks at
+// them. On fc78e1c a create with 10,000 of them takes 43 s of the processor, and 2,000 of one uid are stored.
+func TestOwnersAreFew(t *testing.T) {
+	s := serve(t, "watcher")
+	s.asOwner(owner)
+	owners := func(n int) string {
+		var all []string
+		for i := range n {
+			all = append(all, fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","name":"o%d","uid":"one"}`, i))
+		}
+		return `"ownerReferences":[` + strings.Join(all, ",") + "]"
+	}
+	of := func(name, fields string) string {
+		return fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,%s}}`, name, fields)
+	}
+	s.must(owner, http.MethodPost, ownConfigMaps, of("few", owners(100)))
+	for _, c := range []struct{ method, path, contentType, body string }{
+		{"POST", ownConfigMaps, "application/json", of("many", owners(201))},
+		{"POST", ownConfigMaps, "application/json", of("many", strings.Replace(owners(201), "References", `\u0052eferences`, 1))},
+		{"POST", ownConfigMaps, "application/yaml", "metadata:\n  name: many\n  ownerReferences: " + strings.TrimPrefix(owners(201), `"ownerReferences":`)},
+		{"PUT", ownConfigMaps + "/few", "application/json", of("few", owners(201))},
+		{"PATCH", ownConfigMaps + "/few", "application/merge-patch+json", of("few", owners(201))},
+		{"PATCH", ownConfigMaps + "/few", "application/json-patch+json", "[" + strings.Repeat(`{"op":"copy","from":"/metadata/ownerReferences/0","path":"/metadata/ownerReferences/-"},`, 101) + `{"op":"test","path":"/kind","value":"ConfigMap"}]`},
+	} {
+		a := s.do(owner, c.method, c.path, c.contentType, c.body)
+		require.Contains(t, []int{http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity}, a.Code, "%s %s %s", c.method, c.contentType, c.body[:80])
+		require.Contains(t, a.status(t).Message, "ownerReferences")
+	}
+}
+
 // TestLongSelectorsCount: a watch keeps its selectors. On 1dc6c4a 600 watches with selectors of 32 KB take 1.1 GiB.
 func TestLongSelectorsCount(t *testing.T) {
 	s := serve(t, "watcher", "--max-watches-per-user", "25")

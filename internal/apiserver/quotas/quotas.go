@@ -6,7 +6,7 @@
 // Upstream charges a quota before an object is written, and a controller corrects the usage later: after a deletion,
 // after a write that failed, after the quota was made. Here the charge is part of the object's own atomic batch, for
 // creates, updates and deletions. Of two writers that saw the same last place one loses, and computes its write again.
-// So `status.used` is what the objects use, at every revision.
+// So `status.used` is what the objects use, at every revision but for the first seconds of a quota (W10).
 //
 // A quota is recounted by each write of itself. But a create may have begun before it could see a new quota or a new
 // limit. So the write of one leaves a row beside it, and the lifecycle recounts once more when all such creates have

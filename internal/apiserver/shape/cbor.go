@@ -51,7 +51,7 @@ func (s *Shape) cbor(item []byte, base int) error {
 		rest = rest[len(selfDescribed):]
 	}
 	var open [MaxDepth + 1]cborLevel
-	managed := false // whether a list that comes next holds managers
+	next := ordinary // what a list that comes next holds
 	for depth := 0; ; {
 		major, argument, size, ok := cborHead(rest)
 		if !ok {
@@ -80,7 +80,7 @@ func (s *Shape) cbor(item []byte, base int) error {
 			if !open[depth].data && !utf8.Valid(content) {
 				return errNotUTF8
 			}
-			managed = string(content) == managedFields
+			next = countedLists[string(content)]
 			open[depth].took()
 		case major == cborList || major == cborMap || major == cborTag:
 			open[depth].took()
@@ -100,12 +100,17 @@ func (s *Shape) cbor(item []byte, base int) error {
 			}
 			isList := major == cborList
 			isData := major == cborTag && firstDataTag <= argument && argument <= lastDataTag
-			here := level{start: len(item) - len(rest), list: isList, managed: managed && isList}
+			here := level{start: len(item) - len(rest), list: isList}
+			if isList {
+				here.counted = next
+			}
 			open[depth] = cborLevel{here, left, major == cborMap, isData}
-			managed = managed && major == cborTag
+			if major != cborTag {
+				next = ordinary
+			}
 		default:
 			open[depth].took()
-			managed = false
+			next = ordinary
 		}
 		for depth > 0 && open[depth].left == 0 {
 			if open[depth].isMap {

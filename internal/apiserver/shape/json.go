@@ -23,7 +23,7 @@ func (s *Shape) json(text []byte, base int) error {
 		return errNotUTF8
 	}
 	var open [MaxDepth + 1]level // by depth above base
-	depth, managed := 0, false   // managed: a list that comes next holds managers
+	depth, next := 0, ordinary   // next: what a list that comes next holds
 	for i := 0; ; i++ {
 		for i < len(text) && !structural[text[i]] {
 			i++
@@ -35,14 +35,17 @@ func (s *Shape) json(text []byte, base int) error {
 		case '"':
 			begin := i
 			i = stringEnd(text, i+1)
-			managed = isManaged(text[begin:min(i+1, len(text))])
+			next = countedAs(text[begin:min(i+1, len(text))])
 			continue
 		case '{', '[':
 			depth++
 			if err := s.enter(base + depth); err != nil {
 				return err
 			}
-			open[depth] = level{start: i, members: 1, list: c == '[', managed: managed && c == '['} // one member, even if it is empty
+			open[depth] = level{start: i, members: 1, list: c == '['} // one member, even if it is empty
+			if c == '[' {
+				open[depth].counted = next
+			}
 		case '}', ']':
 			if depth == 0 {
 				continue // the parser stops here
@@ -52,7 +55,7 @@ func (s *Shape) json(text []byte, base int) error {
 		case ',':
 			open[depth].members++
 		}
-		managed = false
+		next = ordinary
 	}
 	for ; depth > 0; depth-- { // the text was cut short
 		s.leave(&open[depth], len(text))
@@ -79,16 +82,19 @@ func stringEnd(text []byte, i int) int {
 	}
 }
 
-// isManaged reports whether a string with its quotes is the name of the managed fields. Any of its characters may be
+// countedAs returns what a list is counted as whose name is a string with its quotes. Any character of it may be
 // written as an escape.
-func isManaged(quoted []byte) bool {
+func countedAs(quoted []byte) counted {
 	const escape = len(`\u0000`)
-	if len(quoted) < len(managedFields)+2 || len(quoted) > escape*len(managedFields)+2 {
-		return false
+	if len(quoted) < shortestCounted+2 || len(quoted) > escape*longestCounted+2 {
+		return ordinary
 	}
 	if bytes.IndexByte(quoted, '\\') < 0 {
-		return string(quoted[1:len(quoted)-1]) == managedFields
+		return countedLists[string(quoted[1:len(quoted)-1])]
 	}
 	var name string
-	return json.Unmarshal(quoted, &name) == nil && name == managedFields
+	if json.Unmarshal(quoted, &name) != nil {
+		return ordinary
+	}
+	return countedLists[name]
 }

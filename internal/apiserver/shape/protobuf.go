@@ -21,8 +21,8 @@ type Message struct {
 	fields []field // by number
 	// raw: what it holds is JSON or CBOR.
 	raw bool
-	// managed: it is an entry of managed fields.
-	managed bool
+	// counted is what it is counted as.
+	counted counted
 	// quantity: its one field is the text of a quantity.
 	quantity bool
 }
@@ -40,8 +40,8 @@ type field struct {
 // maxFieldNumber is above all numbers in use, and keeps a table by number small.
 const maxFieldNumber = 1 << 10
 
-// managedEntry and quantity are the Go types of an entry of managed fields, and of a quantity.
-const managedEntry, quantity = "ManagedFieldsEntry", "Quantity"
+// quantity is the Go type of a quantity.
+const quantity = "Quantity"
 
 // parsedAnnotations is part of the names of annotations that upstream parses and that contain quantities.
 var parsedAnnotations = []byte("autoscaling.alpha.kubernetes.io/")
@@ -56,7 +56,7 @@ func describe(t reflect.Type, raw map[reflect.Type]bool, known map[reflect.Type]
 	if m, ok := known[t]; ok {
 		return m, nil
 	}
-	m := &Message{raw: raw[t], managed: t.Name() == managedEntry, quantity: t.Name() == quantity}
+	m := &Message{raw: raw[t], counted: countedTypes[t.Name()], quantity: t.Name() == quantity}
 	known[t] = m
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -185,9 +185,7 @@ func (s *Shape) message(m *Message, b []byte, depth int) error {
 	if err := s.enter(depth); err != nil {
 		return err
 	}
-	if m.managed {
-		s.Managers++
-	}
+	s.count(m.counted, 1)
 	here := level{}
 	for rest := b; len(rest) > 0; {
 		number, kind, content, size, err := nextField(rest)

@@ -55,14 +55,14 @@ func (s *Shape) value(v reflect.Value, raw map[reflect.Type]bool, depth int) (by
 	case reflect.Map:
 		here.members = v.Len()
 		for entries := v.MapRange(); entries.Next(); {
-			if list, ok := entries.Value().Interface().([]any); ok && entries.Key().String() == managedFields {
-				s.Managers += len(list)
+			if list, ok := entries.Value().Interface().([]any); ok {
+				s.count(countedLists[entries.Key().String()], len(list))
 			}
 			bytes += s.value(entries.Key(), raw, depth) + s.value(entries.Value(), raw, depth)
 		}
 	case reflect.Slice:
 		here.members = v.Len()
-		here.managed = v.Type().Elem().Name() == managedEntry
+		here.counted = countedTypes[v.Type().Elem().Name()]
 		for i := range v.Len() {
 			bytes += s.value(v.Index(i), raw, depth) + 1
 		}

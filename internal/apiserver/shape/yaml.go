@@ -42,8 +42,8 @@ func (s *Shape) node(n *yaml.Node, depth int) (size int, err error) {
 		}
 	}
 	for i, child := range n.Content {
-		if n.Kind == yaml.MappingNode && i%2 == 1 && aliased(n.Content[i-1]).Value == managedFields {
-			s.Managers += len(aliased(child).Content)
+		if n.Kind == yaml.MappingNode && i%2 == 1 {
+			s.count(countedLists[aliased(n.Content[i-1]).Value], len(aliased(child).Content))
 		}
 		more, err := s.node(child, depth)
 		if err != nil {
