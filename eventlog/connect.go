@@ -58,6 +58,37 @@ func Connect(s Servers) (*nats.Conn, error) {
 	return conn, nil
 }
 
+const (
+	// refreshTime is how long a connection that rested may take to answer before another is made.
+	refreshTime = 250 * time.Millisecond
+	// replaceTime bounds making that.
+	replaceTime = 750 * time.Millisecond
+)
+
+// Refresh makes sure that a connection still reaches a server, in about a second at most. It is for a process that was
+// frozen: the connection may have died without a sign, and would otherwise be found dead only by a request that it does
+// not answer. An error means that no server could be reached in that time.
+func Refresh(ctx context.Context, conn *nats.Conn) error {
+	quick, cancel := context.WithTimeout(ctx, refreshTime)
+	defer cancel()
+	if conn.FlushWithContext(quick) == nil {
+		return nil
+	}
+	connected := conn.StatusChanged(nats.CONNECTED)
+	defer conn.RemoveStatusListener(connected)
+	if err := conn.ForceReconnect(); err != nil {
+		return fmt.Errorf("replace the connection to the log: %w", err)
+	}
+	patient, cancel := context.WithTimeout(ctx, replaceTime)
+	defer cancel()
+	select {
+	case <-connected:
+		return nil
+	case <-patient.Done():
+		return fmt.Errorf("replace the connection to the log: %w", patient.Err())
+	}
+}
+
 // redacted is the URL as messages and logs may show it. Nothing before the last '@' is looked into: a password that
 // nobody escaped may have any character.
 func (s Servers) redacted() string {

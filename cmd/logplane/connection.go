@@ -29,6 +29,7 @@ type connection struct {
 	bucket                           string
 	s3Endpoint, s3Region             string
 	s3PathStyle                      bool
+	s3CA                             string
 	encryption, rootCA               string
 	cluster                          string
 	logRetention, retention, history time.Duration
@@ -52,6 +53,7 @@ func (c *connection) register(flags *pflag.FlagSet) {
 	flags.StringVar(&c.s3Endpoint, "s3-endpoint", "", "URL of an S3-compatible server; empty for AWS")
 	flags.StringVar(&c.s3Region, "s3-region", "us-east-1", "region of the bucket")
 	flags.BoolVar(&c.s3PathStyle, "s3-path-style", false, "address the bucket in the path, as MinIO wants it")
+	flags.StringVar(&c.s3CA, "s3-ca-file", "", "CA certificates that the bucket's server must be signed by, instead of the system's")
 	flags.StringVar(&c.cluster, "cluster", "main", "logical cluster to serve")
 	flags.Int64Var(&c.objectCacheMiB, "object-cache-mib", 64, "budget of decoded objects, in MiB")
 	flags.Int64Var(&c.blockCacheMiB, "block-cache-mib", 64, "budget of segment blocks, in MiB")
@@ -189,7 +191,7 @@ func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, err
 		return bucket.Count(b), c.stream, err
 	case "s3":
 		b, err := s3.Open(ctx, s3.Config{
-			Endpoint: c.s3Endpoint, Region: c.s3Region, Bucket: u.Host, PathStyle: c.s3PathStyle,
+			Endpoint: c.s3Endpoint, Region: c.s3Region, Bucket: u.Host, PathStyle: c.s3PathStyle, CAFile: c.s3CA,
 		})
 		prefix := strings.Trim(u.Path, "/")
 		if prefix == "" {

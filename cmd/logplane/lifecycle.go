@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/logplane/logplane/functions/lambda"
 	"github.com/logplane/logplane/functions/lifecycle"
+	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/memory"
 )
@@ -38,16 +41,18 @@ func newLifecycle() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			finisher, err := lifecycle.New(lifecycle.Config{Cell: opened.Cell, Client: server.Loopback(), Instances: server.Instances, UID: server.UID, RootCA: server.RootCA(), Settle: settle, CheckRemote: server.CheckRemote})
+			finisher, err := newFinisher(opened, server, settle)
 			if err != nil {
 				return err
 			}
-			if once {
-				left, err := finisher.Once(cmd.Context())
-				for _, l := range left {
-					fmt.Fprintln(cmd.OutOrStdout(), "left:", l)
-				}
-				return err
+			if once || lambda.Address() != "" {
+				return asJob(cmd.Context(), opened, func(ctx context.Context) (any, error) {
+					left, err := finisher.Once(ctx)
+					for _, l := range left {
+						fmt.Fprintln(cmd.OutOrStdout(), "left:", l)
+					}
+					return map[string][]string{"left": left}, err
+				})
 			}
 			defer memory.GiveBack(server.Shrink)()
 			return finisher.Run(cmd.Context())
@@ -59,4 +64,10 @@ func newLifecycle() *cobra.Command {
 	cmd.Flags().BoolVar(&once, "once", false, "do the work that there is, print what is left and exit, as a function that a timer or a queue calls does")
 	cmd.Flags().DurationVar(&settle, "settle", 2*kubestore.Staleness, "how long a namespace stays after its deletion began, in case a write that saw it alive is still on its way; later ones are deleted again")
 	return cmd
+}
+
+func newFinisher(opened *cell, server *apiserver.Server, settle time.Duration) (*lifecycle.Lifecycle, error) {
+	return lifecycle.New(lifecycle.Config{
+		Cell: opened.Cell, Client: server.Loopback(), Instances: server.Instances, UID: server.UID, RootCA: server.RootCA(), Settle: settle, CheckRemote: server.CheckRemote,
+	})
 }

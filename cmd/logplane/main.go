@@ -16,6 +16,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/klog/v2"
 
+	"github.com/logplane/logplane/functions/lambda"
 	"github.com/logplane/logplane/internal/coldstart"
 	"github.com/logplane/logplane/internal/memory"
 )
@@ -29,10 +30,22 @@ func main() {
 // run executes one command line and returns the process's exit code: 0, or 1 after one line on stderr.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stderr)
-	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	cmd, err := root.ExecuteContextC(ctx)
+	function := lambda.Address()
+	cmd, err := root, error(nil)
+	if function != "" && len(args) == 0 {
+		args, err = lambdaArguments(os.Getenv("_HANDLER"))
+	}
+	if err == nil {
+		root.SetArgs(args)
+		cmd, err = root.ExecuteContextC(ctx)
+	}
+	if function != "" && err != nil && ctx.Err() == nil {
+		if failed := lambda.FailInit(ctx, function, errors.New(printableError(err))); failed != nil {
+			fmt.Fprintf(stderr, "logplane: the runtime API does not take the next line: %v\n", failed)
+		}
+	}
 	switch {
 	case err == nil:
 		return 0
@@ -72,7 +85,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 			if err := memory.Limit(); err != nil {
 				slog.Warn("the container's memory limit cannot be read: set GOMEMLIMIT", "error", err)
 			}
-			if cmd.Name() != "api" && cmd.Name() != "dev" {
+			if cmd.Name() != "api" && cmd.Name() != "dev" && lambda.Address() == "" {
 				coldstart.Over() // nobody waits for a first answer
 			}
 			return nil
@@ -81,7 +94,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	root.PersistentFlags().TextVar(&level, "log-level", slog.LevelInfo, "'debug', 'info', 'warn' or 'error'")
 	registerMetrics()
 	root.AddCommand(
-		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newInit(), newInspect(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newVersion(),
+		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newExpiry(), newInit(), newInspect(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newVersion(),
 	)
 	refuseUnknown(root)
 	return root

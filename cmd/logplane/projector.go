@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/logplane/logplane/functions/lambda"
 	"github.com/logplane/logplane/internal/memory"
 )
 
@@ -26,9 +28,11 @@ func newProjector() *cobra.Command {
 				return err
 			}
 			defer opened.close()
-			if once {
-				_, err := opened.Projection.Commit(cmd.Context())
-				return err
+			if once || lambda.Address() != "" {
+				return asJob(cmd.Context(), opened, func(ctx context.Context) (any, error) {
+					applied, err := opened.Projection.Commit(ctx)
+					return map[string]any{"applied": applied}, err
+				})
 			}
 			defer memory.GiveBack(opened.Shrink)()
 			return opened.Projection.Run(cmd.Context(), cadence)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"regexp"
 	"time"
 
@@ -50,9 +51,17 @@ type serving struct {
 	kubelets                apiserver.Kubelets
 }
 
+// defaultListen is where a process serves that nobody tells: on loopback, unless a platform names a port.
+func defaultListen(port string) string {
+	if port != "" {
+		return ":" + port
+	}
+	return "127.0.0.1:7373"
+}
+
 func (s *serving) register(flags *pflag.FlagSet) {
 	s.flags = flags
-	flags.StringVar(&s.listen, "listen", "127.0.0.1:7373", "address to serve on; beyond loopback only with authentication, and TLS or --insecure-plain-http")
+	flags.StringVar(&s.listen, "listen", defaultListen(os.Getenv("PORT")), "address to serve on, by default :$PORT where that is set; beyond loopback only with authentication, and TLS or --insecure-plain-http")
 	flags.StringVar(&s.certFile, "tls-cert-file", "", "certificate to serve HTTPS with; it and the next three files are read again when they change")
 	flags.StringVar(&s.keyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
 	flags.StringVar(&s.clientCAFile, "client-ca-file", "", "authenticate clients by certificates of these authorities")
@@ -125,8 +134,14 @@ func (s *serving) check() error {
 	if s.clientCAFile != "" && s.certFile == "" {
 		return errors.New("--client-ca-file needs HTTPS: give --tls-cert-file and --tls-private-key-file")
 	}
-	if err := s.checkWatcherURL(); err != nil || s.lambda || serve.IsLoopback(s.listen) {
+	if err := s.checkWatcherURL(); err != nil {
 		return err
+	}
+	if s.lambda && !s.authenticated() {
+		return errors.New("nobody could use this function: on AWS Lambda, --token-auth-file must be given, or another way to authenticate clients")
+	}
+	if s.lambda || serve.IsLoopback(s.listen) {
+		return nil
 	}
 	if !s.authenticated() {
 		return fmt.Errorf("--listen is '%s': beyond loopback, --token-auth-file or --client-ca-file must be given, or another way to authenticate clients", s.listen)

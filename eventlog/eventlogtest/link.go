@@ -22,6 +22,7 @@ type Link struct {
 	held   bool                  // mu; bytes are held back
 	broken bool                  // mu; connections are refused
 	conns  map[net.Conn]struct{} // mu
+	losses int                   // mu; how often the connections of that time were lost
 }
 
 // NewLink returns a link that ends with the test. Its connections wait until it is said where it leads.
@@ -63,6 +64,13 @@ func (l *Link) Resume() { l.set(false, false) }
 
 // Cut breaks every connection and refuses new ones until Resume.
 func (l *Link) Cut() { l.set(false, true) }
+
+// Lose lets the connections of this moment carry nothing any more, and tells nobody. New ones work.
+func (l *Link) Lose() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.losses++
+}
 
 func (l *Link) set(held, broken bool) {
 	l.mu.Lock()
@@ -114,12 +122,13 @@ func (l *Link) carry(in net.Conn) {
 		return
 	}
 	defer out.Close()
-	if !l.admit(in, out) {
+	losses, ok := l.admit(in, out)
+	if !ok {
 		return
 	}
 	var pair sync.WaitGroup
-	pair.Go(func() { l.pump(in, out) })
-	pair.Go(func() { l.pump(out, in) })
+	pair.Go(func() { l.pump(in, out, losses) })
+	pair.Go(func() { l.pump(out, in, losses) })
 	pair.Wait()
 }
 
@@ -133,26 +142,27 @@ func (l *Link) known() (target string, ok bool) {
 	return l.target, !l.closed
 }
 
-func (l *Link) admit(conns ...net.Conn) bool {
+// admit returns how many losses there were before the connections.
+func (l *Link) admit(conns ...net.Conn) (losses int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.broken || l.closed {
-		return false
+		return 0, false
 	}
 	for _, c := range conns {
 		l.conns[c] = struct{}{}
 	}
-	return true
+	return l.losses, true
 }
 
 // pump copies one direction; what it has read while the link is stalled waits in its buffer.
-func (l *Link) pump(from, to net.Conn) {
+func (l *Link) pump(from, to net.Conn, losses int) {
 	defer from.Close()
 	defer to.Close()
 	buffer := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(buffer)
-		if err != nil || !l.pass() {
+		if err != nil || !l.pass(losses) {
 			return
 		}
 		if _, err := to.Write(buffer[:n]); err != nil {
@@ -161,11 +171,11 @@ func (l *Link) pump(from, to net.Conn) {
 	}
 }
 
-// pass waits while the link is stalled; it is false when the link is broken.
-func (l *Link) pass() bool {
+// pass waits while the link is stalled, or for ever if the connection was lost. It is false when the link is broken.
+func (l *Link) pass(losses int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.held && !l.closed {
+	for (l.held || l.losses > losses) && !l.broken && !l.closed {
 		l.gate.Wait()
 	}
 	return !l.broken && !l.closed

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"os"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -35,6 +36,8 @@ type Config struct {
 	AccessKey, SecretKey string
 	// PathStyle puts the bucket's name into the path instead of the host, as most other servers want.
 	PathStyle bool
+	// CAFile holds the authorities that the server's certificate must be signed by; empty for the system's.
+	CAFile string
 	// RequestTimeout bounds every request, retries included; 30 s by default.
 	RequestTimeout time.Duration
 }
@@ -62,7 +65,15 @@ func Open(ctx context.Context, c Config) (*Bucket, error) {
 	if (c.AccessKey == "") != (c.SecretKey == "") {
 		return nil, errors.New("open S3 bucket: access key and secret key must be given together")
 	}
-	loaded, err := config.LoadDefaultConfig(ctx, loading(c)...)
+	options := loading(c)
+	if c.CAFile != "" {
+		authorities, err := os.ReadFile(c.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("open S3 bucket: read its authorities: %w", err)
+		}
+		options = append(options, config.WithCustomCABundle(bytes.NewReader(authorities)))
+	}
+	loaded, err := config.LoadDefaultConfig(ctx, options...)
 	if err != nil {
 		return nil, fmt.Errorf("open S3 bucket: %w", err)
 	}

@@ -1,0 +1,224 @@
+package lambda
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// posted is what a function posted.
+type posted struct {
+	path, body string
+	header     http.Header
+	trailer    http.Header
+}
+
+// answers runs the loop on events, one after the other, and returns what it posted for each.
+func answers(t *testing.T, run func(context.Context, Config) error, change func(*Config), events ...string) (all []posted) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var mu sync.Mutex
+	next := 0
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /2018-06-01/runtime/invocation/next", func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if next == len(events) {
+			stop()
+			return
+		}
+		w.Header().Set("Lambda-Runtime-Aws-Request-Id", fmt.Sprint("id-", next))
+		w.Header().Set("Lambda-Runtime-Deadline-Ms", fmt.Sprint(time.Now().Add(time.Minute).UnixMilli()))
+		_, _ = io.WriteString(w, events[next])
+		next++
+	})
+	mux.HandleFunc("POST /", func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, posted{r.URL.Path, string(body), r.Header, r.Trailer})
+		w.WriteHeader(http.StatusAccepted)
+	})
+	s := httptest.NewServer(mux)
+	defer s.Close()
+	c := Config{Address: s.Listener.Addr().String()}
+	if change != nil {
+		change(&c)
+	}
+	require.ErrorIs(t, run(ctx, c), context.Canceled)
+	require.Len(t, all, len(events))
+	return all
+}
+
+func serving(h http.HandlerFunc) func(context.Context, Config) error {
+	return func(ctx context.Context, c Config) error { return ServeHTTP(ctx, h, c) }
+}
+
+const (
+	urlEvent  = `{"version":"2.0","rawPath":"/api","requestContext":{"http":{"method":"GET","sourceIp":"192.0.2.1"},"domainName":"a.lambda-url.b.on.aws"}}`
+	restEvent = `{"httpMethod":"GET","path":"/api","requestContext":{"identity":{"sourceIp":"192.0.2.1"}}}`
+)
+
+// TestAnswersThatAreCut: what is given up after it has begun does not look complete, and nothing is added to it.
+func TestAnswersThatAreCut(t *testing.T) {
+	for name, cause := range map[string]any{"given up": http.ErrAbortHandler, "panicked": io.ErrNoProgress} {
+		t.Run(name, func(t *testing.T) {
+			half := func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = io.WriteString(w, `{"items":[{`)
+				panic(cause)
+			}
+			streamed := answers(t, serving(half), nil, urlEvent)[0]
+			require.Equal(t, "streaming", streamed.header.Get(responseModeHeader))
+			require.True(t, strings.HasSuffix(streamed.body, "\x00"+`{"items":[{`), "%q", streamed.body)
+			require.Equal(t, "Logplane.ResponseCut", streamed.trailer.Get(errorTypeHeader))
+			said, err := base64.StdEncoding.DecodeString(streamed.trailer.Get(errorBodyHeader))
+			require.NoError(t, err)
+			require.Contains(t, string(said), "cut off")
+
+			whole := answers(t, serving(half), nil, restEvent)[0]
+			require.Equal(t, "/2018-06-01/runtime/invocation/id-0/error", whole.path)
+			require.NotContains(t, whole.body, "items")
+		})
+	}
+}
+
+// TestPanics: a panic before the answer is a Status, and the function goes on.
+func TestPanics(t *testing.T) {
+	for _, got := range answers(t, serving(func(http.ResponseWriter, *http.Request) { panic("a fault") }), nil, urlEvent, restEvent) {
+		require.Contains(t, got.path, "/response")
+		require.Contains(t, got.body, "500")
+		require.Contains(t, got.body, "InternalError")
+	}
+}
+
+// TestRequests: what a handler sees of an event is what net/http's server would show it.
+func TestRequests(t *testing.T) {
+	const body = "aGVsbG8=" // hello
+	for name, c := range map[string]struct {
+		event string
+		check func(*testing.T, *http.Request)
+	}{
+		"path and query stay as they were sent": {
+			`{"rawPath":"/apis/a%2Fb","rawQueryString":"labelSelector=a%3Db&watch=","requestContext":{"http":{"method":"PATCH"},"domainName":"x.lambda-url.y"}}`,
+			func(t *testing.T, r *http.Request) {
+				require.Equal(t, "/apis/a%2Fb?labelSelector=a%3Db&watch=", r.RequestURI)
+				require.Equal(t, "a=b", r.URL.Query().Get("labelSelector"))
+				require.Equal(t, http.MethodPatch, r.Method)
+			},
+		},
+		"a stage is no part of the path": {
+			`{"rawPath":"/prod/api","requestContext":{"stage":"prod","http":{"method":"GET"},"domainName":"x.execute-api.y"}}`,
+			func(t *testing.T, r *http.Request) { require.Equal(t, "/api", r.URL.Path) },
+		},
+		"groups that were joined": {
+			`{"rawPath":"/","headers":{"impersonate-group":"one, two","accept":"a,b"},"requestContext":{"http":{"method":"GET"},"domainName":"x.lambda-url.y"}}`,
+			func(t *testing.T, r *http.Request) {
+				require.Equal(t, []string{"one", "two"}, r.Header["Impersonate-Group"])
+				require.Equal(t, []string{"a,b"}, r.Header["Accept"])
+			},
+		},
+		"headers and queries with several values": {
+			`{"httpMethod":"GET","path":"/","multiValueHeaders":{"impersonate-group":["a,b","c"]},"multiValueQueryStringParameters":{"command":["x","y z"]},"requestContext":{}}`,
+			func(t *testing.T, r *http.Request) {
+				require.Equal(t, []string{"a,b", "c"}, r.Header["Impersonate-Group"])
+				require.Equal(t, []string{"x", "y z"}, r.URL.Query()["command"])
+			},
+		},
+		"a body in base64, cookies, host and client": {
+			`{"rawPath":"/","cookies":["a=1","b=2"],"headers":{"host":"api.example"},"body":"` + body + `","isBase64Encoded":true,"requestContext":{"http":{"method":"POST","sourceIp":"2001:db8::1"},"domainName":"x.lambda-url.y"}}`,
+			func(t *testing.T, r *http.Request) {
+				text, err := io.ReadAll(r.Body)
+				require.NoError(t, err)
+				require.Equal(t, "hello", string(text))
+				require.EqualValues(t, len(text), r.ContentLength)
+				require.Equal(t, "a=1; b=2", r.Header.Get("Cookie"))
+				require.Equal(t, "api.example", r.Host)
+				require.Equal(t, "[2001:db8::1]:0", r.RemoteAddr)
+			},
+		},
+		"a token beside a signature for AWS": {
+			`{"rawPath":"/","headers":{"authorization":"AWS4-HMAC-SHA256 Credential=x","x-logplane-authorization":"Bearer t"},"requestContext":{"http":{"method":"GET"},"domainName":"x.lambda-url.y"}}`,
+			func(t *testing.T, r *http.Request) {
+				require.Equal(t, "Bearer t", r.Header.Get("Authorization"))
+				require.Empty(t, r.Header.Get(tokenHeader))
+			},
+		},
+		"a signature alone is nobody's token": {
+			`{"rawPath":"/","headers":{"authorization":"AWS4-HMAC-SHA256 Credential=x"},"requestContext":{"http":{"method":"GET"},"domainName":"x.lambda-url.y"}}`,
+			func(t *testing.T, r *http.Request) { require.Empty(t, r.Header.Get("Authorization")) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := kindOf([]byte(c.event))
+			require.NotEqual(t, notHTTP, k)
+			r, err := requestOf(t.Context(), k, []byte(c.event))
+			require.NoError(t, err)
+			c.check(t, r)
+		})
+	}
+}
+
+// TestAnswersOfFronts: a front gets an answer in its own form, and binary as base64.
+func TestAnswersOfFronts(t *testing.T) {
+	h := serving(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Warning"] = []string{"one", "two"}
+		w.Header().Set("Set-Cookie", "a=1")
+		w.WriteHeader(http.StatusCreated)
+		_, _ = w.Write([]byte{0xff, '<', 0})
+	})
+	decode := func(of posted) (a answer) {
+		require.NoError(t, json.Unmarshal([]byte(of.body), &a))
+		return a
+	}
+	buffered := func(c *Config) { c.Buffered = true }
+	all := answers(t, h, buffered, urlEvent, restEvent)
+	url, rest := decode(all[0]), decode(all[1])
+	for _, a := range []answer{url, rest} {
+		require.Equal(t, http.StatusCreated, a.StatusCode)
+		require.True(t, a.Base64)
+		require.Equal(t, base64.StdEncoding.EncodeToString([]byte{0xff, '<', 0}), a.Body)
+	}
+	require.Equal(t, "one,two", url.Headers["Warning"])
+	require.Equal(t, []string{"a=1"}, url.Cookies)
+	require.Equal(t, []string{"one", "two"}, rest.MultiValueHeaders["Warning"])
+}
+
+// TestJobsFail: a job that fails is delivered again, so the platform must know.
+func TestJobsFail(t *testing.T) {
+	got := answers(t, func(ctx context.Context, c Config) error {
+		return RunJob(ctx, func(context.Context) (any, error) { return nil, io.ErrUnexpectedEOF }, c)
+	}, nil, "{}")[0]
+	require.Equal(t, "/2018-06-01/runtime/invocation/id-0/error", got.path)
+	require.Contains(t, got.body, "unexpected EOF")
+}
+
+// FuzzRequest: no event ends the process.
+func FuzzRequest(f *testing.F) {
+	for _, event := range []string{urlEvent, restEvent, "", "{}", `{"requestContext":{"elb":{}}}`, `{"httpMethod":"\n","path":"%zz","requestContext":{}}`} {
+		f.Add([]byte(event))
+	}
+	f.Fuzz(func(t *testing.T, event []byte) {
+		k := kindOf(event)
+		if k == notHTTP || k == loadBalancer {
+			return
+		}
+		r, err := requestOf(t.Context(), k, event)
+		if err == nil {
+			_ = r.URL.String()
+		}
+	})
+}

@@ -1,0 +1,223 @@
+package lambda
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// front answers invocations by an HTTP handler.
+type front struct {
+	handler  http.Handler
+	buffered bool // also for a function URL
+}
+
+// invoke answers one invocation. Its error is that of the runtime API.
+func (f front) invoke(ctx context.Context, i *invocation) error {
+	k := kindOf(i.event)
+	switch k {
+	case notHTTP:
+		return i.fail(ctx, errNotHTTP)
+	case loadBalancer:
+		return i.answer(ctx, encode(k, refusal(http.StatusNotImplemented, "an Application Load Balancer passes on 1 MB at most, which lists and many objects exceed: "+
+			"put a function URL or API Gateway in front of this function")))
+	}
+	r, err := requestOf(ctx, k, i.event)
+	if err != nil {
+		return i.answer(ctx, encode(k, refusal(http.StatusBadRequest, err.Error())))
+	}
+	if k == functionURL && !f.buffered {
+		return f.stream(ctx, i, r)
+	}
+	w := &whole{header: http.Header{}}
+	if f.serve(w, r) {
+		return i.fail(ctx, errors.New("the response was given up after it had begun"))
+	}
+	encoded := encode(k, w)
+	if len(encoded) > mostAnswer {
+		encoded = encode(k, refusal(http.StatusRequestEntityTooLarge, fmt.Sprintf("the answer has %d bytes, and what is in front of this function passes on %d MiB: "+
+			"ask for pages with `limit`, or use a function URL that streams", w.body.Len(), mostAnswer>>20)))
+	}
+	return i.answer(ctx, encoded)
+}
+
+// stream answers while the handler writes.
+func (f front) stream(ctx context.Context, i *invocation, r *http.Request) error {
+	reader, writer := io.Pipe()
+	go func() { // ends when the handler does, which the end of the invocation ends
+		w := &streamed{header: http.Header{}, to: writer}
+		if f.serve(w, r) {
+			_ = writer.CloseWithError(errors.New("the response was cut off"))
+			return
+		}
+		w.WriteHeader(http.StatusOK) // unless it was
+		_ = writer.Close()
+	}()
+	err := i.stream(ctx, reader)
+	_ = reader.CloseWithError(io.ErrClosedPipe) // the handler may still write
+	return err
+}
+
+// serve runs the handler as net/http's server would, except that a panic does not end the process. It reports whether
+// the answer was cut off after it had begun.
+func (f front) serve(w interface {
+	http.ResponseWriter
+	begun() bool
+}, r *http.Request,
+) (cut bool) {
+	defer func() {
+		cause := recover()
+		if cause == nil {
+			return
+		}
+		if cause != http.ErrAbortHandler { // whoever gave up has logged it
+			slog.Error("a request panicked", "method", r.Method, "uri", r.RequestURI, "panic", cause, "stack", string(debug.Stack()))
+		}
+		if cut = w.begun(); !cut {
+			refused := refusal(http.StatusInternalServerError, "the request panicked: see the function's log")
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(refused.code)
+			_, _ = w.Write(refused.body.Bytes())
+		}
+	}()
+	f.handler.ServeHTTP(w, r)
+	return false
+}
+
+// whole is an answer that is passed on when it is complete.
+type whole struct {
+	header http.Header
+	code   int
+	body   bytes.Buffer
+}
+
+// Header implements http.ResponseWriter.
+func (w *whole) Header() http.Header { return w.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (w *whole) WriteHeader(code int) {
+	if w.code == 0 {
+		w.code = code
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (w *whole) Write(p []byte) (int, error) {
+	w.WriteHeader(http.StatusOK)
+	return w.body.Write(p)
+}
+
+// Flush implements http.Flusher, which upstream looks for.
+func (w *whole) Flush() { w.WriteHeader(http.StatusOK) }
+
+func (w *whole) begun() bool { return w.code != 0 }
+
+// refusal is the answer to what cannot be served, a Status as for every error of the API.
+func refusal(code int, message string) *whole {
+	reasons := map[int]metav1.StatusReason{
+		http.StatusBadRequest: metav1.StatusReasonBadRequest, http.StatusInternalServerError: metav1.StatusReasonInternalError,
+		http.StatusRequestEntityTooLarge: metav1.StatusReasonRequestEntityTooLarge,
+	}
+	status := apierrors.StatusError{ErrStatus: metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reasons[code], Message: message,
+	}}.ErrStatus
+	w := &whole{header: http.Header{"Content-Type": {"application/json"}}, code: code}
+	_ = json.NewEncoder(&w.body).Encode(status) // into memory
+	return w
+}
+
+// answer is a response as a front takes it.
+type answer struct {
+	StatusCode        int                 `json:"statusCode"`
+	StatusDescription string              `json:"statusDescription,omitempty"`
+	Headers           map[string]string   `json:"headers,omitempty"`
+	MultiValueHeaders map[string][]string `json:"multiValueHeaders,omitempty"`
+	Cookies           []string            `json:"cookies,omitempty"`
+	Body              string              `json:"body"`
+	Base64            bool                `json:"isBase64Encoded"`
+}
+
+// encode makes an answer what the front takes.
+func encode(k kind, w *whole) []byte {
+	w.WriteHeader(http.StatusOK)
+	a := answer{StatusCode: w.code}
+	if k == restAPI || k == loadBalancer {
+		a.MultiValueHeaders = w.header
+	} else {
+		a.Headers, a.Cookies = joined(w.header)
+	}
+	if k == loadBalancer {
+		a.StatusDescription = fmt.Sprintf("%d %s", w.code, http.StatusText(w.code))
+	}
+	a.Body = w.body.String()
+	if w.header.Get("Content-Encoding") != "" || !utf8.ValidString(a.Body) {
+		a.Body, a.Base64 = base64.StdEncoding.EncodeToString(w.body.Bytes()), true
+	}
+	var encoded bytes.Buffer
+	e := json.NewEncoder(&encoded)
+	e.SetEscapeHTML(false) // it would only be longer
+	_ = e.Encode(a)        // strings, into memory
+	return encoded.Bytes()
+}
+
+// joined are headers as a front takes them that has one value for each.
+func joined(h http.Header) (headers map[string]string, cookies []string) {
+	headers = map[string]string{}
+	for name, values := range h {
+		if name != "Set-Cookie" {
+			headers[name] = strings.Join(values, ",")
+		}
+	}
+	return headers, slices.Clone(h["Set-Cookie"])
+}
+
+// streamed is an answer that is passed on as it is written. What comes first is JSON with the code and the headers, and
+// then eight zeros.
+type streamed struct {
+	header http.Header
+	to     *io.PipeWriter
+	sent   bool
+}
+
+// Header implements http.ResponseWriter.
+func (s *streamed) Header() http.Header { return s.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (s *streamed) WriteHeader(code int) {
+	if s.sent {
+		return
+	}
+	s.sent = true
+	a := struct {
+		StatusCode int               `json:"statusCode"`
+		Headers    map[string]string `json:"headers"`
+		Cookies    []string          `json:"cookies,omitempty"`
+	}{StatusCode: code}
+	a.Headers, a.Cookies = joined(s.header)
+	first, _ := json.Marshal(a) // strings always can be encoded
+	_, _ = s.to.Write(append(first, make([]byte, 8)...))
+}
+
+// Write implements http.ResponseWriter. It fails when nobody reads on.
+func (s *streamed) Write(p []byte) (int, error) {
+	s.WriteHeader(http.StatusOK)
+	return s.to.Write(p)
+}
+
+// Flush implements http.Flusher. What is written has been passed on.
+func (s *streamed) Flush() { s.WriteHeader(http.StatusOK) }
+
+func (s *streamed) begun() bool { return s.sent }

@@ -1,0 +1,175 @@
+package lambda
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+const (
+	version = "2018-06-01"
+
+	// mostEvent bounds an event, in bytes. The platform's own bound is 6 MiB.
+	mostEvent = 16 << 20
+	// mostAnswer is how many bytes of an answer the platform passes on unless it is streamed.
+	mostAnswer = 6 << 20
+
+	responseModeHeader = "Lambda-Runtime-Function-Response-Mode"
+	errorTypeHeader    = "Lambda-Runtime-Function-Error-Type"
+	errorBodyHeader    = "Lambda-Runtime-Function-Error-Body"
+)
+
+// runtime is a client of the runtime API.
+type runtime struct {
+	base   string
+	client *http.Client
+}
+
+func newRuntime(address string) *runtime {
+	// Without a timeout: the next invocation may come in an hour. Without a proxy, because the API is in this machine.
+	return &runtime{base: "http://" + address + "/" + version + "/runtime/", client: &http.Client{Transport: &http.Transport{}}}
+}
+
+// invocation is one call of the function.
+type invocation struct {
+	runtime  *runtime
+	id       string
+	deadline time.Time
+	event    []byte
+}
+
+// next waits for an invocation.
+func (r *runtime) next(ctx context.Context) (*invocation, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, r.base+"invocation/next", http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	response, err := r.client.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("ask the runtime API for an invocation: %w", err)
+	}
+	defer response.Body.Close()
+	event, err := io.ReadAll(io.LimitReader(response.Body, mostEvent))
+	if err != nil {
+		return nil, fmt.Errorf("read an invocation: %w", err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("ask the runtime API for an invocation: %s: %s", response.Status, event)
+	}
+	i := &invocation{runtime: r, id: response.Header.Get("Lambda-Runtime-Aws-Request-Id"), event: event}
+	if ms, err := strconv.ParseInt(response.Header.Get("Lambda-Runtime-Deadline-Ms"), 10, 64); err == nil {
+		i.deadline = time.UnixMilli(ms)
+	}
+	return i, nil
+}
+
+// context ends a little before the platform ends the invocation.
+func (i *invocation) context(ctx context.Context) (context.Context, context.CancelFunc) {
+	if i.deadline.IsZero() {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, i.deadline.Add(-margin))
+}
+
+// answer ends the invocation with JSON.
+func (i *invocation) answer(ctx context.Context, encoded []byte) error {
+	return i.runtime.post(ctx, i.left(), "invocation/"+i.id+"/response", bytes.NewReader(encoded), nil)
+}
+
+// left bounds an answer, which takes as long as its client: the platform ends the invocation after that.
+func (i *invocation) left() time.Duration {
+	if i.deadline.IsZero() {
+		return longest
+	}
+	return max(time.Until(i.deadline), 0) + margin
+}
+
+// stream ends the invocation with what the reader yields, as it yields it. An error of the reader ends the response as
+// one that is broken.
+func (i *invocation) stream(ctx context.Context, from io.Reader) error {
+	return i.runtime.post(ctx, i.left(), "invocation/"+i.id+"/response", from, func(r *http.Request) {
+		ending := &breaking{Reader: from, trailer: http.Header{errorTypeHeader: nil, errorBodyHeader: nil}}
+		r.Body, r.ContentLength, r.Trailer = io.NopCloser(ending), -1, ending.trailer
+		r.Header.Set(responseModeHeader, "streaming")
+		r.Header.Set("Content-Type", "application/vnd.awslambda.http-integration-response")
+		r.Close = true // as the specification says
+	})
+}
+
+// fail ends the invocation as one that failed.
+func (i *invocation) fail(ctx context.Context, why error) error {
+	return i.runtime.fail(ctx, "invocation/"+i.id+"/error", "Logplane.InvocationFailed", why)
+}
+
+func (r *runtime) failInit(ctx context.Context, why error) error {
+	return r.fail(ctx, "init/error", "Logplane.InitFailed", why)
+}
+
+// failure is AWS's form of an error.
+type failure struct {
+	Message string `json:"errorMessage"`
+	Type    string `json:"errorType"`
+}
+
+func (r *runtime) fail(ctx context.Context, path, kind string, why error) error {
+	encoded, err := json.Marshal(failure{why.Error(), kind})
+	if err != nil {
+		return err // a string always can be encoded
+	}
+	return r.post(ctx, failTime, path, bytes.NewReader(encoded), func(request *http.Request) { request.Header.Set(errorTypeHeader, kind) })
+}
+
+// post is not cut short by the end of ctx, which leaves a margin for it.
+func (r *runtime) post(ctx context.Context, within time.Duration, path string, body io.Reader, with func(*http.Request)) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, r.base+path, body)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	if with != nil {
+		with(request)
+	}
+	response, err := r.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	said, err := io.ReadAll(io.LimitReader(response.Body, 4<<10))
+	if err == nil && response.StatusCode != http.StatusAccepted {
+		err = fmt.Errorf("the runtime API says %s: %s", response.Status, said)
+	}
+	return err
+}
+
+const (
+	// longest is how long an invocation may take.
+	longest = 15 * time.Minute
+	// failTime bounds the message that something failed.
+	failTime = 5 * time.Second
+)
+
+// breaking ends at an error of its reader, and says so in trailers: a body itself can only be cut off or end well.
+type breaking struct {
+	io.Reader
+	trailer http.Header
+}
+
+// Read implements io.Reader.
+func (b *breaking) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if err != nil && err != io.EOF {
+		encoded, _ := json.Marshal(failure{err.Error(), "Logplane.ResponseCut"}) // strings always can be encoded
+		b.trailer.Set(errorTypeHeader, "Logplane.ResponseCut")
+		b.trailer.Set(errorBodyHeader, base64.StdEncoding.EncodeToString(encoded))
+		err = io.EOF
+	}
+	return n, err
+}
