@@ -16,10 +16,11 @@ import (
 
 func newLifecycle() *cobra.Command {
 	var (
-		where  connection
-		proxy  proxying
-		settle time.Duration
-		once   bool
+		where   connection
+		watched probes
+		proxy   proxying
+		settle  time.Duration
+		once    bool
 	)
 	cmd := &cobra.Command{
 		Use:   "lifecycle",
@@ -55,10 +56,11 @@ func newLifecycle() *cobra.Command {
 				})
 			}
 			defer memory.GiveBack(server.Shrink)()
-			return finisher.Run(cmd.Context())
+			return watched.beside(cmd.Context(), opened, finisher.Run)
 		},
 	}
 	where.register(cmd.Flags())
+	watched.register(cmd.Flags())
 	where.registerObjects(cmd.Flags())
 	proxy.register(cmd.Flags())
 	cmd.Flags().BoolVar(&once, "once", false, "do the work that there is, print what is left and exit, as a function that a timer or a queue calls does")

@@ -13,6 +13,7 @@ import (
 func newProjector() *cobra.Command {
 	var (
 		where   connection
+		watched probes
 		cadence time.Duration
 		once    bool
 	)
@@ -35,10 +36,11 @@ func newProjector() *cobra.Command {
 				})
 			}
 			defer memory.GiveBack(opened.Shrink)()
-			return opened.Projection.Run(cmd.Context(), cadence)
+			return watched.beside(cmd.Context(), opened, func(ctx context.Context) error { return opened.Projection.Run(ctx, cadence) })
 		},
 	}
 	where.register(cmd.Flags())
+	watched.register(cmd.Flags())
 	cmd.Flags().BoolVar(&once, "once", false, "commit what there is and exit, as a function that a timer calls does")
 	cmd.Flags().DurationVar(&cadence, "cadence", time.Second, "shortest time between two commits")
 	return cmd

@@ -96,6 +96,9 @@ func TestQuotaAcrossProcesses(t *testing.T) {
 		}
 		require.NoError(t, group.Wait())
 		require.Zero(t, check())
+		if round%100 == 99 {
+			t.Logf("%d rounds", round+1)
+		}
 	}
 }
 

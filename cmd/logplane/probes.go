@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	serve "github.com/logplane/logplane/internal/serving"
+)
+
+// probes are a listener of a process that serves no API: for a platform's probes, and for metrics.
+type probes struct{ listen string }
+
+func (p *probes) register(flags *pflag.FlagSet) {
+	flags.StringVar(&p.listen, "metrics-listen", "", "address to serve '/livez', '/readyz' and '/metrics' on, to anybody and without TLS; none by default")
+}
+
+// beside runs work and serves until both have ended. The process is ready while it is connected to the log.
+func (p *probes) beside(ctx context.Context, opened *cell, work func(context.Context) error) error {
+	if p.listen == "" {
+		return work(ctx)
+	}
+	listener, err := net.Listen("tcp", p.listen)
+	if err != nil {
+		return fmt.Errorf("listen for probes: %w", err)
+	}
+	slog.Info("serving probes and metrics", "address", listener.Addr().String())
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", legacyregistry.Handler())
+	mux.HandleFunc("GET /livez", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !opened.log.Conn.IsConnected() {
+			http.Error(w, "not connected to the log", http.StatusServiceUnavailable)
+		}
+	})
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return serve.Serve(ctx, listener, mux, serve.Config{}) })
+	group.Go(func() error { return work(ctx) })
+	return group.Wait()
+}
