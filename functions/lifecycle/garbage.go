@@ -148,7 +148,8 @@ func (l *Lifecycle) lookAtOwner(ctx context.Context, uid types.UID) ([]task, err
 		kept, asked := keeps[named]
 		if !asked {
 			owner, err := l.owner(ctx, r.Owner, r.Dependent.Namespace)
-			if err != nil && !errors.Is(err, errUnknown) {
+			// Each dependent of an owner that cannot be looked for waits by itself, and so holds no other one up.
+			if err != nil && !errors.Is(err, errUnknown) && !errors.Is(err, errRemote) {
 				return nil, err
 			}
 			kept = owner != nil && !deletesDependents(owner)
@@ -444,7 +445,7 @@ var errUnknown = errors.New("the kind is not served, or its objects have a names
 // of that name.
 func (l *Lifecycle) owner(ctx context.Context, r metav1.OwnerReference, namespace string) (*metav1.PartialObjectMetadata, error) {
 	kind := schema.FromAPIVersionAndKind(r.APIVersion, r.Kind)
-	mapping, err := retryMapping(l, func() (*meta.RESTMapping, error) { return l.mapper.RESTMapping(kind.GroupKind(), kind.Version) })
+	mapping, err := retryMapping(l, func() (*meta.RESTMapping, error) { return l.kinds.mapper.RESTMapping(kind.GroupKind(), kind.Version) })
 	if err != nil {
 		return nil, fmt.Errorf("find the resource of owner '%s' of kind '%s': %w", r.Name, kind, err)
 	}
@@ -476,7 +477,7 @@ func (l *Lifecycle) get(ctx context.Context, client metadata.ResourceInterface, 
 	case apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
 		return nil, nil
 	}
-	l.mapper.Reset()
+	l.kinds.forget()
 	return nil, fmt.Errorf("get '%s': %w", name, err)
 }
 
@@ -486,7 +487,7 @@ func (l *Lifecycle) resourceOf(o dependents.Object) (schema.GroupVersionResource
 		return corev1.SchemeGroupVersion.WithResource(o.Resource), nil
 	}
 	resource, err := retryMapping(l, func() (schema.GroupVersionResource, error) {
-		return l.mapper.ResourceFor(schema.GroupVersionResource{Group: o.Group, Resource: o.Resource})
+		return l.kinds.mapper.ResourceFor(schema.GroupVersionResource{Group: o.Group, Resource: o.Resource})
 	})
 	if err != nil {
 		return resource, fmt.Errorf("find the version of %s: %w", o, err)
@@ -494,12 +495,12 @@ func (l *Lifecycle) resourceOf(o dependents.Object) (schema.GroupVersionResource
 	return resource, nil
 }
 
-// retryMapping asks the mapper, and asks again after it has forgotten what it knew. A kind may be new. The error is
+// retryMapping asks the mapper, and asks again after it may have forgotten what it knew. A kind may be new. The error is
 // errUnknown if it is not served.
 func retryMapping[T any](l *Lifecycle, ask func() (T, error)) (T, error) {
 	found, err := ask()
 	if meta.IsNoMatchError(err) {
-		l.mapper.Reset()
+		l.kinds.forget()
 		found, err = ask()
 	}
 	if meta.IsNoMatchError(err) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -14,14 +15,13 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
-	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
-	"k8s.io/client-go/util/workqueue"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
@@ -55,6 +55,8 @@ type Config struct {
 	// CheckRemote says whether the server of a remote APIService can be reached. It is apiserver.Server's. Without it
 	// nobody says so.
 	CheckRemote func(context.Context, *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition
+	// IsRemote says whether a remote server serves a version. It is apiserver.Server's. Without it none does.
+	IsRemote func(schema.GroupVersion) (bool, error)
 }
 
 // Lifecycle runs tasks. It is safe for concurrent use; any number of processes may have one.
@@ -62,9 +64,9 @@ type Lifecycle struct {
 	config     Config
 	client     kubernetes.Interface
 	extensions apiextensionsclient.Interface
-	metadata   metadata.Interface
-	// mapper knows the resources of kinds. It may not know what is new.
-	mapper meta.ResettableRESTMapper
+	// metadata is a client of all objects, those of remote servers too (remote.go).
+	metadata metadata.Interface
+	kinds    servedKinds
 	// gone are the uids of owners that were seen to be deleted. Nothing has such a uid again.
 	gone *lru.Cache[types.UID, struct{}]
 	// registrations is a client of APIServices.
@@ -108,12 +110,14 @@ func New(c Config) (*Lifecycle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client of definitions: %w", err)
 	}
-	l.metadata, err = metadata.NewForConfig(client)
+	all := rest.CopyConfig(client)
+	all.Wrap(func(next http.RoundTripper) http.RoundTripper { return guarded{next, l.isRemote} })
+	l.metadata, err = metadata.NewForConfig(all)
 	if err != nil {
 		return nil, fmt.Errorf("make a client of metadata: %w", err)
 	}
 	l.gone, _ = lru.New[types.UID, struct{}](keptOwners) // fails only for a size below one
-	l.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(l.client.Discovery()))
+	l.kinds.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(l.client.Discovery()))
 	l.registrations, err = apiregistrationclient.NewForConfig(client)
 	if err != nil {
 		return nil, fmt.Errorf("make a client of APIServices: %w", err)
@@ -130,32 +134,6 @@ type NotYetError struct {
 
 func (e *NotYetError) Error() string { return e.Reason }
 
-type queue = workqueue.TypedRateLimitingInterface[task]
-
-// queues keep tasks that wait for remote servers apart: nothing else may wait for those.
-type queues struct{ own, remote queue }
-
-func newQueues() queues {
-	one := func() queue {
-		// After a failure a task waits for 50 ms. The wait doubles after each further failure, up to a minute.
-		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[task](50*time.Millisecond, time.Minute))
-	}
-	return queues{one(), one()}
-}
-
-// of is the queue of a task.
-func (q queues) of(t task) queue {
-	if t.kind == remoteTask {
-		return q.remote
-	}
-	return q.own
-}
-
-func (q queues) shutDown() {
-	q.own.ShutDown()
-	q.remote.ShutDown()
-}
-
 // Run follows the log and runs the tasks that its events ask for, until ctx ends. Then it returns nil. It keeps no
 // position, because the state tells everything that older events asked for. So it begins with the state, and does so
 // again when it loses the log. Its only error is that the log went back (eventlog.ErrDiverged).
@@ -165,8 +143,10 @@ func (l *Lifecycle) Run(ctx context.Context) error {
 	defer running.Wait()
 	defer q.shutDown()
 	for range workers {
-		running.Go(func() { l.work(ctx, q.own) })
-		running.Go(func() { l.work(ctx, q.remote) })
+		running.Go(func() { l.work(ctx, q.own, q) })
+		running.Go(func() { l.work(ctx, q.garbage, q) })
+		running.Go(func() { l.work(withRemotes(ctx), q.remote, q) })
+		running.Go(func() { l.work(ctx, q.checks, q) })
 	}
 	running.Go(func() { l.expire(ctx) })
 	for try := 0; ; try++ {
@@ -224,6 +204,9 @@ func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 // queueEvent queues the tasks of an event, except for those that nothing waits for. One run is enough for a burst of
 // deletions in what terminates.
 func (l *Lifecycle) queueEvent(ctx context.Context, e eventlog.Event, queue func(t task, after time.Duration)) error {
+	if changesKinds(e.Key) {
+		l.kinds.changed()
+	}
 	for _, t := range tasksOf(e) {
 		switch {
 		case t.kind == strayTask:
@@ -254,24 +237,24 @@ func (l *Lifecycle) queueEvent(ctx context.Context, e eventlog.Event, queue func
 const contentDelay = 50 * time.Millisecond
 
 // work runs queued tasks until the queue is shut down.
-func (l *Lifecycle) work(ctx context.Context, q queue) {
+func (l *Lifecycle) work(ctx context.Context, q queue, all queues) {
 	for {
 		t, down := q.Get()
 		if down {
 			return
 		}
-		l.run(ctx, q, t)
+		l.run(ctx, q, all, t)
 		q.Done(t)
 	}
 }
 
-// run runs one task and decides when it is tried again.
-func (l *Lifecycle) run(ctx context.Context, q queue, t task) {
+// run runs one task of a queue and decides when, and in which queue, it is tried again.
+func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t task) {
 	ctx, cancel := context.WithTimeout(ctx, taskTimeout)
 	defer cancel()
 	more, err := l.do(ctx, t)
 	for _, next := range more {
-		q.Add(next)
+		all.of(next).Add(next)
 	}
 	var notYet *NotYetError
 	switch {
@@ -279,10 +262,13 @@ func (l *Lifecycle) run(ctx context.Context, q queue, t task) {
 		q.AddRateLimited(t)
 	case err == nil:
 		q.Forget(t)
+	case errors.Is(err, errRemote):
+		q.Forget(t)
+		all.remote.Add(t)
 	case errors.As(err, &notYet):
 		l.config.Logger.DebugContext(ctx, "a task waits", "task", t.String(), "reason", notYet.Reason)
 		q.Forget(t)
-		q.AddAfter(t, notYet.After+rand.N(min(notYet.After/10, time.Second)+1))
+		q.AddAfter(t, pause(notYet.After))
 	default:
 		l.config.Logger.WarnContext(ctx, "a task failed and will be tried again", "task", t.String(), "failures", q.NumRequeues(t)+1, "error", err)
 		taskFailures.WithLabelValues(string(t.kind)).Inc()

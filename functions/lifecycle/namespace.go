@@ -37,10 +37,20 @@ func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 	if err := l.deleteLostPods(ctx, t.name); err != nil {
 		return err
 	}
-	resources, err := l.namespacedResources()
+	served, incomplete, err := l.namespacedResources()
 	if err != nil {
 		return err
 	}
+	if !mayAskRemotes(ctx) {
+		remote, err := l.anyRemote(served)
+		if err != nil {
+			return err
+		}
+		if remote {
+			return errRemote
+		}
+	}
+	resources := func() ([]*metav1.APIResourceList, error) { return served, incomplete }
 	deleter := deletion.NewNamespacedResourcesDeleter(ctx, settledNamespaces{l.client.CoreV1().Namespaces(), unsettled},
 		l.metadata, l.client.CoreV1(), resources, corev1.FinalizerKubernetes)
 	err = deleter.Delete(ctx, t.name)
@@ -68,17 +78,17 @@ func (n settledNamespaces) Finalize(ctx context.Context, namespace *corev1.Names
 	return n.NamespaceInterface.Finalize(ctx, namespace, options)
 }
 
-// namespacedResources asks once which resources there are, custom ones too. The function that it returns gives that
-// answer. An empty answer is an error here, because upstream's deleter would end the process.
-func (l *Lifecycle) namespacedResources() (func() ([]*metav1.APIResourceList, error), error) {
-	resources, err := l.client.Discovery().ServerPreferredNamespacedResources()
-	if len(resources) == 0 {
-		return nil, errors.Join(errors.New("discover namespaced resources: there are none"), err)
+// namespacedResources asks which resources there are, custom ones too. What could not be learned is incomplete. An empty
+// answer is an error here, because upstream's deleter would end the process.
+func (l *Lifecycle) namespacedResources() (served []*metav1.APIResourceList, incomplete, err error) {
+	served, err = l.client.Discovery().ServerPreferredNamespacedResources()
+	if len(served) == 0 {
+		return nil, nil, errors.Join(errors.New("discover namespaced resources: there are none"), err)
 	}
 	if err != nil && !discovery.IsGroupDiscoveryFailedError(err) {
-		return nil, fmt.Errorf("discover namespaced resources: %w", err)
+		return nil, nil, fmt.Errorf("discover namespaced resources: %w", err)
 	}
-	return func() ([]*metav1.APIResourceList, error) { return resources, err }, nil
+	return served, err, nil
 }
 
 // deleteLostPods deletes pods that are bound to a node which does not exist. They get no grace

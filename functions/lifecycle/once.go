@@ -27,6 +27,7 @@ const (
 // returns what is left: what waits for others, such as a namespace for the finalizer of an object. For a namespace
 // that must settle it waits. The error is that of tasks that failed again and again, or that the cell cannot be read.
 func (l *Lifecycle) Once(ctx context.Context) (left []string, err error) {
+	ctx = withRemotes(ctx)
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return nil, err

@@ -80,12 +80,11 @@ func (l *Lifecycle) deleteStrays(ctx context.Context, t task) error {
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
-	discovered, err := l.namespacedResources()
+	lists, incomplete, err := l.namespacedResources()
 	if err != nil {
 		return err
 	}
-	lists, err := discovered()
-	failed := []error{err}
+	failed := []error{incomplete}
 	resources, err := discovery.GroupVersionResources(discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"deletecollection"}}, lists))
 	failed = append(failed, err)
 	for resource := range resources {

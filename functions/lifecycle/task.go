@@ -36,7 +36,7 @@ const (
 	remoteTask     kind = "remote"   // APIService
 )
 
-// task says what to look at. Equal tasks never run at the same time in one process.
+// task says what to look at. Equal tasks never run at the same time in one queue.
 type task struct {
 	kind kind
 	name string
@@ -127,6 +127,7 @@ func afterDot(name string) string {
 
 // tasksOfState returns the tasks that the state asks for, whichever events led to it.
 func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]task, error) {
+	l.kinds.changed() // whatever came while nobody listened
 	tasks := []task{{rolesTask, ""}}
 	namespaces, err := l.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -60,6 +60,9 @@ func endOfJob(j *batchv1.Job) (end time.Time, mortal bool) {
 	}
 	for _, c := range j.Status.Conditions {
 		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue {
+			if c.LastTransitionTime.IsZero() {
+				return time.Time{}, false // as upstream, which does not know then when it finished
+			}
 			return c.LastTransitionTime.Add(time.Duration(*j.Spec.TTLSecondsAfterFinished) * time.Second), true
 		}
 	}

@@ -56,6 +56,12 @@ func (s *Server) CheckRemote(ctx context.Context, service *apiregistrationv1.API
 	return s.aggregator.Check(ctx, service)
 }
 
+// IsRemote says whether a remote server serves the version.
+func (s *Server) IsRemote(version schema.GroupVersion) (bool, error) {
+	service, err := s.aggregator.Remote(version)
+	return service != nil, err
+}
+
 // Publish writes what the servers of remote APIServices must know to believe this process who a user is.
 func (s *Server) Publish(ctx context.Context, trust aggregation.Trust) error {
 	return trust.Publish(ctx, s.client)

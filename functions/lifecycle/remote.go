@@ -1,0 +1,99 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+)
+
+// A remote server may hang. So only a task in the queue for that asks one, and not for long.
+
+// remoteTimeout bounds one request to a remote server.
+const remoteTimeout = 5 * time.Second
+
+// errRemote is for what only a task in the remote queue may do.
+var errRemote = errors.New("a remote server must be asked")
+
+type remoteKey struct{}
+
+// withRemotes lets requests be sent to remote servers.
+func withRemotes(ctx context.Context) context.Context {
+	return context.WithValue(ctx, remoteKey{}, true)
+}
+
+func mayAskRemotes(ctx context.Context) bool { return ctx.Value(remoteKey{}) != nil }
+
+func (l *Lifecycle) isRemote(version schema.GroupVersion) (bool, error) {
+	if l.config.IsRemote == nil || version.Group == "" {
+		return false, nil
+	}
+	remote, err := l.config.IsRemote(version)
+	if err != nil {
+		return false, fmt.Errorf("look for the server of %s: %w", version, err)
+	}
+	return remote, nil
+}
+
+// guarded refuses requests to remote servers to those who may not wait for one.
+type guarded struct {
+	http.RoundTripper
+	isRemote func(schema.GroupVersion) (bool, error)
+}
+
+func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
+	parts := strings.Split(r.URL.Path, "/") // '/apis/GROUP/VERSION/…'
+	if len(parts) < 4 || parts[1] != "apis" {
+		return g.RoundTripper.RoundTrip(r)
+	}
+	remote, err := g.isRemote(schema.GroupVersion{Group: parts[2], Version: parts[3]})
+	switch {
+	case err != nil:
+		return nil, err
+	case !remote:
+		return g.RoundTripper.RoundTrip(r)
+	case !mayAskRemotes(r.Context()):
+		return nil, errRemote
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), remoteTimeout)
+	answer, err := g.RoundTripper.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	answer.Body = ending{answer.Body, cancel}
+	return answer, nil
+}
+
+// ending ends the request's context with its answer.
+type ending struct {
+	io.ReadCloser
+	end context.CancelFunc
+}
+
+func (e ending) Close() error {
+	defer e.end()
+	return e.ReadCloser.Close()
+}
+
+// anyRemote says whether a remote server has any of the resources that may have to be deleted.
+func (l *Lifecycle) anyRemote(resources []*metav1.APIResourceList) (bool, error) {
+	for _, list := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"delete"}}, resources) {
+		version, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			continue // the deleter says so
+		}
+		remote, err := l.isRemote(version)
+		if remote || err != nil {
+			return remote, err
+		}
+	}
+	return false, nil
+}

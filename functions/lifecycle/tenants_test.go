@@ -1,0 +1,235 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+	"k8s.io/utils/ptr"
+)
+
+// One tenant's objects must not hold up what the lifecycle does for others.
+
+type tripper func(*http.Request) (*http.Response, error)
+
+func (t tripper) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
+
+// through lets a Lifecycle's requests pass through a function.
+func through(f func(r *http.Request, next http.RoundTripper) (*http.Response, error)) func(*Config) {
+	return func(c *Config) {
+		c.Client = rest.CopyConfig(c.Client)
+		c.Client.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return tripper(func(r *http.Request) (*http.Response, error) { return f(r, next) })
+		})
+	}
+}
+
+// counted counts the requests whose path ends in one of the suffixes.
+func counted(n *atomic.Int64, suffixes ...string) func(*Config) {
+	return through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		for _, suffix := range suffixes {
+			if strings.HasSuffix(r.URL.Path, suffix) {
+				n.Add(1)
+			}
+		}
+		return next.RoundTrip(r)
+	})
+}
+
+func (c *cluster) isGone(namespace, name string) bool { return !c.has(namespace, name) }
+
+// TestPauseIsBounded: whatever a user has chosen, a task waits for some time, and looks again within a day.
+func TestPauseIsBounded(t *testing.T) {
+	for _, after := range []time.Duration{0, -1, math.MinInt64, 1, time.Second, longestWait, math.MaxInt64 - 1, math.MaxInt64} {
+		got := pause(after)
+		require.GreaterOrEqual(t, got, min(max(after, 0), longestWait), after)
+		require.LessOrEqual(t, got, longestWait+time.Second, after)
+	}
+}
+
+// TestTheFarFutureIsNotNow: a token and a Job that end in the year 9999 are looked at a few times and not again and
+// again.
+func TestTheFarFutureIsNotNow(t *testing.T) {
+	var looks atomic.Int64
+	c := newCluster(t, counted(&looks, "/secrets/late", "/jobs/late"))
+	c.createNamespace("n")
+	c.run()
+	token := func(name, expiration string) {
+		_, err := c.client.CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Type: bootstrapapi.SecretTypeBootstrapToken, StringData: map[string]string{bootstrapapi.BootstrapTokenExpirationKey: expiration}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	token("late", "9999-12-31T23:59:59Z")
+	j := c.job("late", ptr.To[int32](0), true)
+	for i := range j.Status.Conditions {
+		j.Status.Conditions[i].LastTransitionTime = metav1.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+	}
+	_, err := c.client.BatchV1().Jobs("n").UpdateStatus(t.Context(), j, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	const others = 20 // each takes some time, in which a task that never waits would run again
+	for i := range others {
+		name := fmt.Sprintf("expired-%d", i)
+		token(name, "2000-01-01T00:00:00Z")
+		c.eventually(func() bool {
+			_, err := c.client.CoreV1().Secrets(metav1.NamespaceSystem).Get(context.Background(), name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		}, name)
+	}
+	require.LessOrEqual(t, looks.Load(), int64(10), "one for each event, and the test's own requests")
+}
+
+// TestJobsOfUnknownEnd: as upstream, a Job stays that has failed nobody knows when.
+func TestJobsOfUnknownEnd(t *testing.T) {
+	j := &batchv1.Job{Spec: batchv1.JobSpec{TTLSecondsAfterFinished: ptr.To[int32](math.MaxInt32)}, Status: batchv1.JobStatus{
+		Conditions: []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}}}
+	_, mortal := endOfJob(j)
+	require.False(t, mortal)
+	j.Status.Conditions[0].LastTransitionTime = metav1.Now()
+	_, mortal = endOfJob(j)
+	require.True(t, mortal)
+}
+
+// TestUnknownKindsCostNoDiscovery: however many objects name owners of kinds that are not served, the kinds are asked
+// for once for all of them. When one of the kinds comes, its object is looked at again.
+func TestUnknownKindsCostNoDiscovery(t *testing.T) {
+	var discoveries atomic.Int64
+	c := newCluster(t, counted(&discoveries, "/apis"))
+	c.createNamespace("n")
+	const objects, owners = 20, 5
+	for i := range objects {
+		var unknown []metav1.OwnerReference
+		for j := range owners {
+			unknown = append(unknown, metav1.OwnerReference{APIVersion: "example.com/v1", Kind: fmt.Sprintf("Kind%d", j), Name: "o", UID: types.UID(fmt.Sprintf("%d-%d", i, j))})
+		}
+		c.own("n", fmt.Sprintf("c-%d", i), unknown...)
+	}
+	c.own("n", "waiting", metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Widget", Name: "o", UID: "w"})
+	before := discoveries.Load()
+	c.run()
+	c.own("n", "gone", metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "o", UID: "x"})
+	c.eventually(func() bool { return c.isGone("n", "gone") }, "garbage of a known kind")
+	c.createDefinition()
+	c.eventually(func() bool { return c.isGone("n", "waiting") }, "garbage of a new kind")
+	asked := discoveries.Load() - before
+	t.Logf("%d discoveries for %d references", asked, objects*owners)
+	require.LessOrEqual(t, asked, int64(12), "a few, and a few for each change of the definition")
+	require.True(t, c.has("n", "c-0"))
+}
+
+// held holds requests for objects whose names begin with 'held' until their context ends or release is called. started
+// gets one value for each.
+func held(t *testing.T) (change func(*Config), started chan struct{}, release func()) {
+	started = make(chan struct{}, 1000)
+	ctx, release := context.WithCancel(context.Background())
+	t.Cleanup(release)
+	return through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if strings.Contains(r.URL.Path, "/held") {
+			started <- struct{}{}
+			select {
+			case <-r.Context().Done():
+				return nil, r.Context().Err()
+			case <-ctx.Done():
+			}
+		}
+		return next.RoundTrip(r)
+	}), started, release
+}
+
+// TestGarbageHoldsNobodyUp: namespaces are finished while all workers that look at garbage are busy.
+func TestGarbageHoldsNobodyUp(t *testing.T) {
+	change, started, release := held(t)
+	c := newCluster(t, change)
+	c.createNamespace("n")
+	c.createNamespace("other")
+	c.run()
+	for i := range 2 * workers {
+		c.own("n", fmt.Sprintf("c-%d", i), metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: fmt.Sprintf("held-%d", i), UID: types.UID(fmt.Sprint(i))})
+	}
+	for range workers {
+		<-started
+	}
+	c.deleteNamespace("other")
+	c.namespaceGone("other")
+	require.True(t, c.has("n", "c-0"))
+	release()
+	for i := range 2 * workers {
+		c.eventually(func() bool { return c.isGone("n", fmt.Sprintf("c-%d", i)) }, "the garbage is gone")
+	}
+}
+
+// TestAHungServerHoldsNobodyUp: a remote server that never answers is asked in a queue of its own, and not for long.
+// Garbage that has nothing to do with it goes meanwhile.
+func TestAHungServerHoldsNobodyUp(t *testing.T) {
+	started, longest := make(chan struct{}, 1000), atomic.Int64{}
+	c := newCluster(t, through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if !strings.HasPrefix(r.URL.Path, "/apis/example.com/v1/namespaces/n/widgets/") {
+			return next.RoundTrip(r)
+		}
+		end, _ := r.Context().Deadline()
+		longest.Store(max(longest.Load(), int64(time.Until(end))))
+		started <- struct{}{}
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}), func(config *Config) {
+		config.IsRemote = func(v schema.GroupVersion) (bool, error) { return v.Group == "example.com", nil }
+	})
+	c.createNamespace("n")
+	c.createNamespace("other")
+	c.createDefinition() // stands for what the remote server serves
+	c.run()
+	shared := c.own("n", "shared")
+	for i := range 2 * workers {
+		c.own("n", fmt.Sprintf("c-%d", i), metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Widget", Name: fmt.Sprintf("w-%d", i), UID: types.UID(fmt.Sprint(i))})
+	}
+	// Somebody names the remote kind with the uid of another's owner.
+	c.own("n", "false", metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Widget", Name: "shared", UID: shared.UID})
+	for range workers {
+		<-started
+	}
+	c.own("n", "dependent", ownerOf(shared, false))
+	c.deleteConfigMap("n", "shared", metav1.DeletePropagationBackground)
+	c.eventually(func() bool { return c.isGone("n", "dependent") }, "the garbage of others is gone")
+	c.createDefinitionOf("gadgets", "Gadget")
+	c.eventually(func() bool {
+		_, err := c.registrations.APIServices().Get(context.Background(), "v1.example.com", metav1.GetOptions{})
+		return err == nil
+	}, "a version is registered")
+	require.True(t, c.has("n", "c-0"))
+	require.Positive(t, longest.Load())
+	require.LessOrEqual(t, longest.Load(), int64(remoteTimeout))
+}
+
+// TestNamespacesTakeTurns: what one namespace asks for does not come before all that another one does.
+func TestNamespacesTakeTurns(t *testing.T) {
+	q := newQueues()
+	defer q.shutDown()
+	for i := range 100 {
+		q.garbage.Add(task{collectTask, fmt.Sprintf("/configmaps/many/%d", i)})
+	}
+	for i := range 3 {
+		q.garbage.Add(task{collectTask, fmt.Sprintf("/configmaps/few/%d", i)})
+	}
+	require.Equal(t, 103, q.garbage.Len())
+	var order []string
+	for range 103 {
+		got, _ := q.garbage.Get()
+		order = append(order, strings.TrimPrefix(got.name, "/configmaps/"))
+		q.garbage.Done(got)
+	}
+	require.Equal(t, []string{"many/0", "few/0", "many/1", "few/1", "many/2", "few/2", "many/3", "many/4"}, order[:8])
+	require.Equal(t, "many/99", order[102])
+}
