@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/rest"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	"k8s.io/utils/ptr"
+
+	"github.com/logplane/logplane/internal/apiserver/dependents"
 )
 
 // One tenant's objects must not hold up what the lifecycle does for others.
@@ -211,6 +213,35 @@ func TestAHungServerHoldsNobodyUp(t *testing.T) {
 	require.True(t, c.has("n", "c-0"))
 	require.Positive(t, longest.Load())
 	require.LessOrEqual(t, longest.Load(), int64(remoteTimeout))
+}
+
+// TestNamespaceBesideARemoteServer: a namespace loses what a remote server has in it, too, in the remote queue or by
+// Once.
+func TestNamespaceBesideARemoteServer(t *testing.T) {
+	c := newCluster(t)
+	c.createDefinition() // stands for what the remote server serves
+	asRemote := func(config *Config) {
+		config.IsRemote = func(v schema.GroupVersion) (bool, error) { return v.Group == "example.com", nil }
+	}
+	for _, name := range []string{"run", "once"} {
+		c.createNamespace(name)
+		c.createWidget(name, "w")
+		c.restart(asRemote)
+		c.deleteNamespace(name)
+		_, err := c.do(t.Context(), task{namespaceTask, name})
+		require.ErrorIs(t, err, errRemote)
+		_, err = c.do(t.Context(), collectTaskOf(dependents.Object{Group: "example.com", Resource: "widgets", Namespace: name, Name: "w"}))
+		require.ErrorIs(t, err, errRemote)
+		if name == "once" {
+			require.Empty(t, c.once())
+			require.Zero(t, c.rows(name))
+			continue
+		}
+		stop := c.run()
+		c.namespaceGone(name)
+		stop()
+		require.Zero(t, c.rows(name))
+	}
 }
 
 // TestNamespacesTakeTurns: what one namespace asks for does not come before all that another one does.

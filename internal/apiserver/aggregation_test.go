@@ -267,6 +267,11 @@ func TestRequestsAreForwarded(t *testing.T) {
 	remote.register(t, root)
 	root(200, request{method: "GET", path: flunders})
 
+	for version, want := range map[schema.GroupVersion]bool{{Group: "wardle.example.com", Version: "v1"}: true, {Group: "wardle.example.com", Version: "v2"}: false, {Group: "apps", Version: "v1"}: false} {
+		is, err := s.IsRemote(version)
+		require.NoError(t, err)
+		require.Equal(t, want, is, version)
+	}
 	before := remote.asked.Load()
 	list := request{method: "GET", path: flunders + "?labelSelector=a%3Db"}
 	s.must(t, 401, list)

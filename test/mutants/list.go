@@ -428,6 +428,30 @@ var list = []mutant{
 		why:   "a process whose clock is ahead deletes Events early",
 	},
 	{
+		name: "wait-without-bound",
+		file: "functions/lifecycle/queue.go", old: "after = min(max(after, 0), longestWait)", new: "",
+		tests: "TestPauseIsBounded|TestTheFarFutureIsNotNow",
+		why:   "a token that expires in the year 9999 keeps a process busy for ever",
+	},
+	{
+		name: "discovery-for-each-unknown-kind",
+		file: "functions/lifecycle/kinds.go", old: "if changes == k.known &&", new: "if false &&",
+		tests: "TestUnknownKindsCostNoDiscovery",
+		why:   "a tenant's references to kinds that are not served cost all others minutes",
+	},
+	{
+		name: "garbage-among-everything-else",
+		file: "functions/lifecycle/queue.go", old: "return q.garbage", new: "return q.own",
+		tests: "TestGarbageHoldsNobodyUp",
+		why:   "namespaces wait for what a tenant lets the collector look at",
+	},
+	{
+		name: "remote-server-asked-by-anybody",
+		file: "functions/lifecycle/remote.go", old: "case !remote:", new: "case !remote || true:",
+		tests: "TestAHungServerHoldsNobodyUp",
+		why:   "a remote server that hangs holds every worker",
+	},
+	{
 		name: "settled-by-the-process's-clock",
 		file: "functions/lifecycle/settle.go", old: "now, err := l.now(ctx)", new: "now, err := time.Now(), error(nil)",
 		tests: "TestSettlingIsByTheLogsTime",
