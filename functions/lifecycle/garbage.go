@@ -495,7 +495,7 @@ func (l *Lifecycle) resourceOf(o dependents.Object) (schema.GroupVersionResource
 	return resource, nil
 }
 
-// retryMapping asks the mapper, and asks again after it may have forgotten what it knew. A kind may be new. The error is
+// retryMapping asks the mapper, and once more after it may have forgotten what it knew. A kind may be new. The error is
 // errUnknown if it is not served.
 func retryMapping[T any](l *Lifecycle, ask func() (T, error)) (T, error) {
 	found, err := ask()

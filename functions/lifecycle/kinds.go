@@ -12,8 +12,8 @@ import (
 // from one moment to the next.
 const kindsInterval = 30 * time.Second
 
-// servedKinds knows the resources of kinds. A discovery is dear, and whoever names a kind that is not served could ask for
-// one with each object. So the log says when there may be news.
+// servedKinds knows the resources of kinds. A discovery is dear, and whoever names a kind that is not served could
+// cause one with each object. So the log says when there may be news.
 type servedKinds struct {
 	mapper meta.ResettableRESTMapper
 	// changes counts the events that may have changed which kinds are served.

@@ -78,8 +78,8 @@ func (n settledNamespaces) Finalize(ctx context.Context, namespace *corev1.Names
 	return n.NamespaceInterface.Finalize(ctx, namespace, options)
 }
 
-// namespacedResources asks which resources there are, custom ones too. What could not be learned is incomplete. An empty
-// answer is an error here, because upstream's deleter would end the process.
+// namespacedResources asks which resources there are, custom ones too. The error incomplete says what could not be
+// learned. An empty answer is an error here, because upstream's deleter would end the process.
 func (l *Lifecycle) namespacedResources() (served []*metav1.APIResourceList, incomplete, err error) {
 	served, err = l.client.Discovery().ServerPreferredNamespacedResources()
 	if len(served) == 0 {

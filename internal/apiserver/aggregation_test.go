@@ -571,6 +571,15 @@ func TestASlowRemoteServerHoldsNoPlace(t *testing.T) {
 	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"b"}}`}.as("bob"))
 	s.must(t, 200, request{method: "GET", path: configMaps}.as("ann"))
 	s.must(t, 504, request{method: "GET", path: flunders + "/held?timeout=100ms"}.as("ann"))
+	// The lifecycle, too, can stop waiting.
+	<-remote.held
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-remote.held; cancel() }()
+	in, err := http.NewRequestWithContext(ctx, http.MethodGet, s.Loopback().Host+flunders+"/held", nil)
+	require.NoError(t, err)
+	gaveUp, err := s.Loopback().Transport.RoundTrip(in) // before the release
+	require.NoError(t, err)
+	require.Equal(t, 503, gaveUp.StatusCode, "a deadline of the server's own would be 504")
 	remote.release()
 	require.Equal(t, 200, <-done)
 	require.Equal(t, 200, <-done)
