@@ -88,6 +88,9 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	if errors.Is(refused, nats.ErrPermissionViolation) {
 		return nil, fmt.Errorf("open log: this user of the server may not read the log, perhaps only subscribe to its events: give other credentials or the log's own address: %w", refused)
 	}
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, fmt.Errorf("open log: there is no stream '%s': run 'logplane init', or give another --nats or --stream: %w", c.Stream, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open log: look up stream '%s': %w", c.Stream, err)
 	}

@@ -22,7 +22,7 @@ func checkServer(c Config) error {
 }
 
 // Create makes the stream if it is missing, and fails if an existing one has settings that break the log (MaxAge,
-// MaxMsgsPerSubject, rollup, deletes, …). It is idempotent.
+// MaxMsgsPerSubject, rollup, deletes, …) or fewer replicas than are asked for. It is idempotent.
 func Create(ctx context.Context, c Config) error {
 	c = c.withDefaults()
 	if err := checkServer(c); err != nil {
@@ -44,7 +44,12 @@ func Create(ctx context.Context, c Config) error {
 	if err != nil {
 		return fmt.Errorf("create log: stream '%s': %w", c.Stream, err)
 	}
-	return checkStream(c, s.CachedInfo().Config)
+	held := s.CachedInfo().Config
+	if held.Replicas < c.Replicas {
+		return fmt.Errorf("create log: stream '%s' has %d replicas, not %d: change it with 'nats stream edit %[1]s --replicas %[3]d', then run 'logplane init' again",
+			c.Stream, held.Replicas, c.Replicas)
+	}
+	return checkStream(c, held)
 }
 
 func streamConfig(c Config) jetstream.StreamConfig {

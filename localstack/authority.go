@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -15,6 +16,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -25,8 +27,8 @@ import (
 const (
 	authorityFile    = "ca.crt"
 	authorityKeyFile = "ca.key"
-	// certificateLife is how long a certificate is good. dev makes its own anew with each start.
-	certificateLife = 365 * 24 * time.Hour
+	// CertificateLife is how long a certificate is good. dev makes its own anew with each start.
+	CertificateLife = 365 * 24 * time.Hour
 )
 
 // Authority signs the certificates of a cell: of its server and of its users.
@@ -96,25 +98,27 @@ func (a *Authority) server(host string) (certificate, key []byte, err error) {
 		Subject: pkix.Name{CommonName: "logplane"}, DNSNames: []string{"localhost"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
-	if ip := net.ParseIP(host); ip != nil {
+	ip := net.ParseIP(host)
+	switch {
+	case ip != nil && !slices.ContainsFunc(template.IPAddresses, ip.Equal):
 		template.IPAddresses = append(template.IPAddresses, ip)
-	} else if host != "" {
+	case ip == nil && host != "" && host != "localhost":
 		template.DNSNames = append(template.DNSNames, host)
 	}
-	return a.sign(template)
+	return a.sign(template, CertificateLife)
 }
 
-// User signs a certificate of a user in groups. Certificate and key are PEM.
-func (a *Authority) User(name string, groups ...string) (certificate, key []byte, err error) {
-	return a.sign(&x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+// User signs a certificate of a user in groups, good for so long. Certificate and key are PEM.
+func (a *Authority) User(life time.Duration, name string, groups ...string) (certificate, key []byte, err error) {
+	return a.sign(&x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: groups}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, life)
 }
 
 // admin signs a certificate of an administrator.
 func (a *Authority) admin() (certificate, key []byte, err error) {
-	return a.User("logplane-admin", user.SystemPrivilegedGroup)
+	return a.User(CertificateLife, "logplane-admin", user.SystemPrivilegedGroup)
 }
 
-func (a *Authority) sign(template *x509.Certificate) (certificate, key []byte, err error) {
+func (a *Authority) sign(template *x509.Certificate, life time.Duration) (certificate, key []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a key: %w", err)
@@ -122,8 +126,15 @@ func (a *Authority) sign(template *x509.Certificate) (certificate, key []byte, e
 	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
 		return nil, nil, fmt.Errorf("make a serial number: %w", err)
 	}
-	template.NotBefore, template.NotAfter = a.certificate.NotBefore, time.Now().Add(certificateLife)
+	template.NotBefore, template.NotAfter = a.certificate.NotBefore, time.Now().Add(life)
 	template.KeyUsage = x509.KeyUsageDigitalSignature
+	// OpenSSL takes a certificate without these ids for self-signed if its subject is the authority's.
+	public, err := x509.MarshalPKIXPublicKey(private.Public())
+	if err != nil {
+		return nil, nil, fmt.Errorf("name a key: %w", err)
+	}
+	id := sha256.Sum256(public)
+	template.SubjectKeyId, template.AuthorityKeyId = id[:20], a.certificate.SubjectKeyId
 	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, private.Public(), a.key)
 	if err != nil {
 		return nil, nil, fmt.Errorf("sign a certificate: %w", err)

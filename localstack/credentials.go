@@ -1,6 +1,7 @@
 package localstack
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -32,7 +33,8 @@ type Credentials struct {
 }
 
 // EnsureCredentials makes the files that are missing in the folder, for an API that clients reach under the address.
-// It replaces nothing: what is there already stays and is used. Only the owner may read the files.
+// It replaces nothing: what is there already stays and is used, and must fit the address. Only the owner may read the
+// files.
 func EnsureCredentials(folder, address string) (*Credentials, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil || host == "" {
@@ -46,7 +48,7 @@ func EnsureCredentials(folder, address string) (*Credentials, error) {
 		Server: filepath.Join(folder, serverFile), ServerKey: filepath.Join(folder, serverKeyFile),
 		SigningKey: filepath.Join(folder, signingKeyName), Kubeconfig: filepath.Join(folder, adminKubeconfig),
 	}
-	if err := ensurePair(c.Authority, c.AuthorityKey, func() ([]byte, []byte, error) { return newAuthority("logplane") }); err != nil {
+	if err := ensurePair(c.Authority, c.AuthorityKey, func() ([]byte, []byte, error) { return newAuthority("logplane authority") }); err != nil {
 		return nil, err
 	}
 	authority, err := OpenAuthority(c.Authority, c.AuthorityKey)
@@ -56,13 +58,44 @@ func EnsureCredentials(folder, address string) (*Credentials, error) {
 	if err := ensurePair(c.Server, c.ServerKey, func() ([]byte, []byte, error) { return authority.server(host) }); err != nil {
 		return nil, err
 	}
+	if err := c.checkServer(host); err != nil {
+		return nil, err
+	}
 	if err := ensureFile(c.SigningKey, keyutil.MakeEllipticPrivateKeyPEM); err != nil {
 		return nil, err
 	}
-	return c, ensureFile(c.Kubeconfig, func() ([]byte, error) { return authority.kubeconfig("https://" + address) })
+	url := "https://" + address
+	if err := ensureFile(c.Kubeconfig, func() ([]byte, error) { return authority.kubeconfig(url) }); err != nil {
+		return nil, err
+	}
+	return c, c.checkKubeconfig(url)
 }
 
-// Flags are those of 'api' and 'watcher' that use the files.
+// checkServer refuses a certificate that clients of the host would not believe.
+func (c *Credentials) checkServer(host string) error {
+	pair, err := tls.LoadX509KeyPair(c.Server, c.ServerKey)
+	if err != nil {
+		return fmt.Errorf("read the server's certificate: %w", err)
+	}
+	if err := pair.Leaf.VerifyHostname(host); err != nil {
+		return fmt.Errorf("'%s' is not for '%s': remove it and '%s' to have both made anew, or give the address that it is for: %w", c.Server, host, c.ServerKey, err)
+	}
+	return nil
+}
+
+// checkKubeconfig refuses one that leads elsewhere.
+func (c *Credentials) checkKubeconfig(url string) error {
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	if err != nil {
+		return fmt.Errorf("read '%s': %w", c.Kubeconfig, err)
+	}
+	if config.Host != url {
+		return fmt.Errorf("'%s' leads to '%s' and not to '%s': remove it to have it made anew", c.Kubeconfig, config.Host, url)
+	}
+	return nil
+}
+
+// Flags are those of 'api' and 'watcher' that use the files, but for --root-ca-file.
 func (c *Credentials) Flags(address string) string {
 	return strings.Join([]string{
 		"--tls-cert-file " + c.Server, "--tls-private-key-file " + c.ServerKey, "--client-ca-file " + c.Authority,

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -40,6 +41,9 @@ func TestCredentialsAreMadeOnce(t *testing.T) {
 	require.NoError(t, err)
 	_, err = pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: "api.example"})
 	require.NoError(t, err)
+	require.NotEqual(t, pair.Leaf.Subject.String(), pair.Leaf.Issuer.String())
+	require.NotEmpty(t, pair.Leaf.SubjectKeyId)
+	require.NotEmpty(t, pair.Leaf.AuthorityKeyId)
 	_, err = keyutil.PrivateKeyFromFile(c.SigningKey)
 	require.NoError(t, err)
 	to, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
@@ -52,7 +56,7 @@ func TestCredentialsAreMadeOnce(t *testing.T) {
 	require.Equal(t, []string{"system:masters"}, pair.Leaf.Subject.Organization)
 
 	require.NoError(t, os.Remove(c.SigningKey))
-	_, err = localstack.EnsureCredentials(folder, "other.example:1")
+	_, err = localstack.EnsureCredentials(folder, address)
 	require.NoError(t, err)
 	for path, before := range all {
 		text, err := os.ReadFile(path)
@@ -66,4 +70,39 @@ func TestCredentialsAreMadeOnce(t *testing.T) {
 		_, err = localstack.EnsureCredentials(t.TempDir(), bad)
 		require.ErrorContains(t, err, "it must be HOST:PORT")
 	}
+}
+
+// TestOpenSSLBelievesCredentials: OpenSSL, which curl and Python use, is stricter than Go about who signed what.
+func TestOpenSSLBelievesCredentials(t *testing.T) {
+	openssl, err := exec.LookPath("openssl")
+	if err != nil {
+		t.Skip("openssl is not on PATH")
+	}
+	c, err := localstack.EnsureCredentials(t.TempDir(), "localhost:7373")
+	require.NoError(t, err)
+	said, err := exec.Command(openssl, "verify", "-x509_strict", "-CAfile", c.Authority, c.Server).CombinedOutput()
+	require.NoError(t, err, string(said))
+}
+
+// TestCredentialsNameEachAddressOnce: a certificate for what each has anyway does not repeat it.
+func TestCredentialsNameEachAddressOnce(t *testing.T) {
+	for _, address := range []string{"localhost:1", "127.0.0.1:1", "[::1]:1"} {
+		c, err := localstack.EnsureCredentials(t.TempDir(), address)
+		require.NoError(t, err)
+		pair, err := tls.LoadX509KeyPair(c.Server, c.ServerKey)
+		require.NoError(t, err)
+		require.Equal(t, []string{"localhost"}, pair.Leaf.DNSNames)
+		require.Len(t, pair.Leaf.IPAddresses, 2)
+	}
+}
+
+// TestCredentialsOfAnotherAddress: flags for an address that the files are not for would only fail later, at clients.
+func TestCredentialsOfAnotherAddress(t *testing.T) {
+	folder := t.TempDir()
+	c, err := localstack.EnsureCredentials(folder, "localhost:7373")
+	require.NoError(t, err)
+	_, err = localstack.EnsureCredentials(folder, "other.example:443")
+	require.ErrorContains(t, err, c.Server+"' is not for 'other.example': remove it and '"+c.ServerKey+"'")
+	_, err = localstack.EnsureCredentials(folder, "localhost:443")
+	require.ErrorContains(t, err, c.Kubeconfig+"' leads to 'https://localhost:7373'")
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/keyutil"
 
@@ -61,7 +62,9 @@ type Config struct {
 	Checkpoints                      []projection.CheckpointRule
 	// MaxWatches is how many watches may be open, 429 beyond; 0 for no limit.
 	MaxWatches int
-	readOnly   bool // the cell is only looked at
+	// Flagz is what '/flagz' shows; nil for nothing.
+	Flagz    flagz.Reader
+	readOnly bool // the cell is only looked at
 }
 
 // Dev is a running embedded cell: log, bucket, projector, request functions, watcher and lifecycle.
@@ -116,6 +119,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	writers := &kubestore.Writers{} // every writer of the cell is in this process
 	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true, Writers: writers,
 		Watches:        apiserver.WatchLimits{User: c.MaxWatches},
+		Flagz:          c.Flagz,
 		Authentication: access, RootCAFile: access.ClientCAFile, // dev's authority signs both
 		Authorization: apiserver.Authorization{Mode: "RBAC"}, // even if everyone is in system:masters: '--as' shows the rules at work
 	})
@@ -353,10 +357,11 @@ func (d *Dev) onStop(f func() error) { d.close = append(d.close, f) }
 
 // check refuses addresses that others on the network could reach: dev is for one machine.
 func (c Config) check() error {
-	for flag, address := range map[string]string{"--listen": c.Listen, "--events-listen": c.EventsListen} {
-		if address != "" && !serving.IsLoopback(address) {
-			return fmt.Errorf("%s is '%s': dev must listen on loopback; use 'logplane api' for others", flag, address)
-		}
+	if c.Listen != "" && !serving.IsLoopback(c.Listen) {
+		return fmt.Errorf("--listen is '%s': dev must listen on loopback; use 'logplane api' for others", c.Listen)
+	}
+	if c.EventsListen != "" && !serving.IsLoopback(c.EventsListen) {
+		return fmt.Errorf("--events-listen is '%s': dev must listen on loopback, HOST:PORT; let others subscribe at a NATS server of your own (docs/subscribers.md)", c.EventsListen)
 	}
 	return nil
 }

@@ -29,5 +29,7 @@ func lock(folder string) (unlock func() error, err error) {
 		}
 		return nil, fmt.Errorf("lock the data folder '%s': %w", folder, err)
 	}
+	_ = file.Truncate(0) // whoever wants to end the process finds its id here; the lock holds without it
+	_, _ = file.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
 	return file.Close, nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver"
@@ -41,7 +43,19 @@ type connection struct {
 	readOnly                         bool // for a process that only looks: nothing is written
 }
 
+// register adds all flags of a process that serves or writes.
 func (c *connection) register(flags *pflag.FlagSet) {
+	c.registerPlace(flags)
+	flags.Int64Var(&c.objectCacheMiB, "object-cache-mib", 64, "budget of decoded objects, in MiB")
+	flags.Int64Var(&c.blockCacheMiB, "block-cache-mib", 64, "budget of segment blocks, in MiB")
+	flags.StringVar(&c.blockCacheFolder, "block-cache-folder", "", "folder of a local disk that keeps what was read of segments, also for the next start; none by default")
+	flags.Int64Var(&c.blockCacheFolderMiB, "block-cache-folder-mib", 1024, "budget of --block-cache-folder, in MiB")
+	flags.IntVar(&c.tailMiB, "tail-mib", 64, "budget of events that wait to be committed, in MiB: past it writes are refused")
+	registerRetention(flags, &c.logRetention, &c.retention, &c.history, &c.checkpoints)
+}
+
+// registerPlace adds the flags that say where the cell is.
+func (c *connection) registerPlace(flags *pflag.FlagSet) {
 	flags.StringVar(&c.nats, "nats", "nats://127.0.0.1:4222", "URL of the NATS servers, several separated by commas")
 	_ = flags.SetAnnotation("nats", "classified", []string{"true"}) // it may hold a password, which '/flagz' must not show
 	flags.StringVar(&c.natsCredentials, "nats-creds", "", "NATS credentials file")
@@ -55,12 +69,6 @@ func (c *connection) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&c.s3PathStyle, "s3-path-style", false, "address the bucket in the path, as MinIO wants it")
 	flags.StringVar(&c.s3CA, "s3-ca-file", "", "CA certificates that the bucket's server must be signed by, instead of the system's")
 	flags.StringVar(&c.cluster, "cluster", "main", "logical cluster to serve")
-	flags.Int64Var(&c.objectCacheMiB, "object-cache-mib", 64, "budget of decoded objects, in MiB")
-	flags.Int64Var(&c.blockCacheMiB, "block-cache-mib", 64, "budget of segment blocks, in MiB")
-	flags.StringVar(&c.blockCacheFolder, "block-cache-folder", "", "folder of a local disk that keeps what was read of segments, also for the next start; none by default")
-	flags.Int64Var(&c.blockCacheFolderMiB, "block-cache-folder-mib", 1024, "budget of that folder, in MiB")
-	flags.IntVar(&c.tailMiB, "tail-mib", 64, "budget of events that wait to be committed, in MiB: past it writes are refused")
-	registerRetention(flags, &c.logRetention, &c.retention, &c.history, &c.checkpoints)
 }
 
 // registerObjects adds the flags that must be the same for every command that writes objects.
@@ -95,6 +103,24 @@ func checkRetention(log, floor, history time.Duration) error {
 	return nil
 }
 
+// check refuses values without meaning. A process that only looks has no flags for what it would keep.
+func (c *connection) check() error {
+	if c.reads != "quorum" && c.reads != "leader" {
+		return fmt.Errorf("--reads is '%s': it must be 'quorum' or 'leader'", c.reads)
+	}
+	if wrong := validation.IsDNS1123Label(c.cluster); wrong != nil {
+		return fmt.Errorf("--cluster is '%s': %s", c.cluster, strings.Join(wrong, "; "))
+	}
+	if c.readOnly {
+		return nil
+	}
+	return cmp.Or(
+		atLeast("--object-cache-mib", c.objectCacheMiB, 0), atLeast("--block-cache-mib", c.blockCacheMiB, 1),
+		atLeast("--block-cache-folder-mib", c.blockCacheFolderMiB, 1), atLeast("--tail-mib", c.tailMiB, 1),
+		checkRetention(c.logRetention, c.retention, c.history),
+	)
+}
+
 // cell is an open log and bucket.
 type cell struct {
 	log eventlog.Config
@@ -106,7 +132,7 @@ func (c *cell) close() { c.log.Conn.Close() }
 
 // open connects to the cell. Nothing is created: 'logplane init' does that.
 func (c *connection) open(ctx context.Context) (*cell, error) {
-	if err := checkRetention(c.logRetention, c.retention, c.history); err != nil {
+	if err := c.check(); err != nil {
 		return nil, err
 	}
 	config, err := c.dial()
@@ -145,9 +171,6 @@ func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cel
 
 // dial connects to the log's servers. The caller closes the connection.
 func (c *connection) dial() (eventlog.Config, error) {
-	if c.reads != "quorum" && c.reads != "leader" {
-		return eventlog.Config{}, fmt.Errorf("--reads is '%s': it must be 'quorum' or 'leader'", c.reads)
-	}
 	conn, err := eventlog.Connect(eventlog.Servers{URL: c.nats, Credentials: c.natsCredentials, CA: c.natsCA})
 	if err != nil {
 		return eventlog.Config{}, err
@@ -187,6 +210,9 @@ func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, err
 	}
 	switch u.Scheme {
 	case "file":
+		if !strings.HasPrefix(c.bucket, "file:///") || u.Path == "/" {
+			return nil, "", fmt.Errorf("--bucket is '%s': a folder must be 'file://' and its absolute path, for example 'file:///var/lib/logplane'", c.bucket)
+		}
 		b, err := filesystem.Open(filepath.FromSlash(u.Path))
 		return bucket.Count(b), c.stream, err
 	case "s3":

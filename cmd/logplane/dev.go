@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -27,10 +28,11 @@ func newDev() *cobra.Command {
 			"account or --secure is given.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkRetention(c.LogRetention, c.Retention, c.History); err != nil {
+			err := cmp.Or(checkRetention(c.LogRetention, c.Retention, c.History), checkAddress("--listen", c.Listen), atLeast("--max-watches-per-user", c.MaxWatches, 0))
+			if err != nil {
 				return err
 			}
-			var err error
+			c.Flagz = flagzOf(cmd.Flags())
 			if c.EventsBodies, err = parseBodies(bodies); err != nil {
 				return err
 			}

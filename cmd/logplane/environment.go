@@ -21,6 +21,7 @@ func flagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, boo
 		if err := flags.Set(f.Name, value); err != nil {
 			failures = append(failures, fmt.Errorf("%s: %w", name, err))
 		}
+		f.Changed = false // it still says whether the flag is on the command line
 	})
 	return errors.Join(failures...)
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -30,11 +32,21 @@ func newInit() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := where.check(); err != nil {
+				return err
+			}
+			if where.replicas != 1 && where.replicas != 3 && where.replicas != 5 {
+				return fmt.Errorf("--replicas is %d: it must be 1, 3 or 5", where.replicas)
+			}
+			if credentials == "" && cmd.Flags().Changed("external-address") {
+				return errors.New("--external-address is for --credentials: give both, or give it to 'api' and 'watcher'")
+			}
 			var made *localstack.Credentials
 			if credentials != "" {
 				if made, err = localstack.EnsureCredentials(credentials, address); err != nil {
 					return fmt.Errorf("make credentials: %w", err)
 				}
+				where.rootCA = cmp.Or(where.rootCA, made.Authority)
 			}
 			config, err := where.dial()
 			if err != nil {
@@ -71,14 +83,15 @@ func newInit() *cobra.Command {
 			fmt.Fprintln(cmd.OutOrStdout(), "the cell is ready; each NATS server must have 'sync_interval: always' in its jetstream block, which cannot be seen from here:\n"+
 				"with the default of two minutes a power cut loses writes that were acknowledged")
 			if made != nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "give 'api' and 'watcher'\n  %s\nand use kubectl with\n  export KUBECONFIG=%s\n", made.Flags(address), made.Kubeconfig)
+				fmt.Fprintf(cmd.OutOrStdout(), "give 'api' and 'watcher'\n  %s \\\n  --root-ca-file %s\nand 'lifecycle'\n  --root-ca-file %[2]s\nand use kubectl with\n  export KUBECONFIG=%[3]s\n",
+					made.Flags(address), where.rootCA, made.Kubeconfig)
 			}
 			return nil
 		},
 	}
 	where.register(cmd.Flags())
 	where.registerObjects(cmd.Flags())
-	cmd.Flags().IntVar(&where.replicas, "replicas", 1, "servers that keep a copy of the log: 3 in production")
+	cmd.Flags().IntVar(&where.replicas, "replicas", 1, "servers that keep a copy of the log, 1, 3 or 5: 3 in production")
 	registerBodies(cmd.Flags(), &bodies)
 	cmd.Flags().StringVar(&credentials, "credentials", "", "folder in which to make keys, certificates and a kubeconfig, unless it has them; none by default")
 	cmd.Flags().StringVar(&address, "external-address", "localhost:7373", "host and port that clients reach the API under, for --credentials")

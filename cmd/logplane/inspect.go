@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -49,7 +50,7 @@ func newInspect() *cobra.Command {
 
 // register adds the flags that say where the cell is, for the command and those below it.
 func (i *inspection) register(cmd *cobra.Command) {
-	i.where.register(cmd.PersistentFlags())
+	i.where.registerPlace(cmd.PersistentFlags())
 	cmd.PersistentFlags().StringVar(&i.folder, "data", "", "folder of a stopped 'logplane dev'")
 }
 
@@ -132,17 +133,20 @@ func (i *inspection) newHistory() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "history PATH",
 		Short: "Print the versions of an object, newest first, and who wrote them",
-		Long: "PATH is the object's storage path: '/configmaps/NAMESPACE/NAME', '/namespaces/NAME',\n" +
-			"'/services/specs/NAMESPACE/NAME', '/GROUP/PLURAL/NAMESPACE/NAME' for a custom resource.",
+		Long: "PATH is the object's storage path: '/configmaps/NAMESPACE/NAME', '/namespaces/NAME', and\n" +
+			"'/GROUP/PLURAL/NAMESPACE/NAME' for a custom resource. As in kube-apiserver, some have other names: nodes are\n" +
+			"'/minions/NAME', ingresses '/ingress/…', services '/services/specs/…', their endpoints '/services/endpoints/…',\n" +
+			"replication controllers '/controllers/…'. A KEY of the output is a PATH, too.",
 		Example: "  logplane inspect history /configmaps/default/greeting --data ~/.logplane --output yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: i.run(func(ctx context.Context, c kubestore.Cell, w io.Writer, args []string) error {
-			rows, err := c.Projection.History(ctx, c.Cluster+args[0])
+			path := storagePath(c.Cluster, args[0])
+			rows, err := c.Projection.History(ctx, c.Cluster+path)
 			if err != nil {
 				return err
 			}
 			if len(rows) == 0 {
-				return fmt.Errorf("no version of '%s' is kept", args[0])
+				return fmt.Errorf("no version of '%s' is kept: %s", path, pathForm)
 			}
 			if output == "yaml" {
 				return printBodies(w, rows)
@@ -159,6 +163,18 @@ func (i *inspection) newHistory() *cobra.Command {
 	cmd.Flags().StringVarP(&output, "output", "o", "", "'yaml' prints the objects")
 	return cmd
 }
+
+// storagePath understands a KEY of the output, too, and a path without its first slash.
+func storagePath(cluster, path string) string {
+	if strings.HasPrefix(path, "/") {
+		return path
+	}
+	return "/" + strings.TrimPrefix(path, cluster+"/")
+}
+
+// pathForm ends an error about an object that was not found.
+const pathForm = "is it a path such as '/configmaps/NAMESPACE/NAME', '/minions/NAME' for a node, '/ingress/NAMESPACE/NAME'? " +
+	"'logplane inspect history --help' has more"
 
 // versions prints rows as a table.
 type versions struct{ *tabwriter.Writer }

@@ -28,12 +28,13 @@ func (i *inspection) newGet() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			row, found, err := c.Projection.GetAt(ctx, c.Cluster+args[0], rev)
+			path := storagePath(c.Cluster, args[0])
+			row, found, err := c.Projection.GetAt(ctx, c.Cluster+path, rev)
 			if err != nil {
 				return err
 			}
 			if !found {
-				return fmt.Errorf("'%s' did not exist at revision %d", args[0], rev)
+				return fmt.Errorf("'%s' did not exist at revision %d: %s", path, rev, pathForm)
 			}
 			return printBodies(w, []projection.Row{row})
 		}),

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,8 +34,8 @@ func newKubeconfig() *cobra.Command {
 		Use:   "kubeconfig (--user NAME [--group GROUP]... | --service-account NAMESPACE/NAME)",
 		Short: "Print a kubeconfig for a user or a service account",
 		Long: "Prints a kubeconfig for the API that another kubeconfig leads to. A user gets a certificate for a year, signed\n" +
-			"by the authority of 'logplane dev --secure' or by that of --client-ca-file. A service account gets a token, for\n" +
-			"which the API is asked. Neither has any rights but those that RBAC grants. Whoever can read the file has them:\n" +
+			"by the authority of 'logplane dev --secure' or by that of --client-ca-file, whose key --client-ca-key-file is\n" +
+			"needed here only. A service account gets a token for an hour, for which the API is asked. Neither has any rights but those that RBAC grants. Whoever can read the file has them:\n" +
 			"write it with 'umask 077'.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -53,7 +54,7 @@ func newKubeconfig() *cobra.Command {
 	flags.StringVar(&f.caFile, "client-ca-file", "", "certificate of the authority, as 'api' and 'watcher' have it; that of 'logplane dev --secure' by default")
 	flags.StringVar(&f.keyFile, "client-ca-key-file", "", "private key of --client-ca-file")
 	flags.StringVar(&f.account, "service-account", "", "namespace and name of the service account")
-	flags.DurationVar(&f.duration, "duration", time.Hour, "how long the token of the service account is good")
+	flags.DurationVar(&f.duration, "duration", 0, "how long the certificate or the token is good; by default a year and an hour")
 	return cmd
 }
 
@@ -64,6 +65,9 @@ func (f *kubeconfigFlags) write(ctx context.Context) ([]byte, error) {
 	}
 	if f.account != "" && (len(f.groups) > 0 || f.caFile != "") || (f.caFile == "") != (f.keyFile == "") {
 		return nil, errors.New("--group, --client-ca-file and --client-ca-key-file go with --user, and the last two together")
+	}
+	if err := atLeast("--duration", f.duration, 0); err != nil {
+		return nil, err
 	}
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = f.from
@@ -86,7 +90,7 @@ func (f *kubeconfigFlags) write(ctx context.Context) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		if who.ClientCertificateData, who.ClientKeyData, err = authority.User(f.user, f.groups...); err != nil {
+		if who.ClientCertificateData, who.ClientKeyData, err = authority.User(cmp.Or(f.duration, localstack.CertificateLife), f.user, f.groups...); err != nil {
 			return nil, err
 		}
 	} else {
@@ -138,7 +142,7 @@ func (f *kubeconfigFlags) token(ctx context.Context, from clientcmd.ClientConfig
 	if err != nil {
 		return "", err
 	}
-	seconds := int64(f.duration / time.Second)
+	seconds := int64(cmp.Or(f.duration, time.Hour) / time.Second)
 	ctx, cancel := context.WithTimeout(ctx, requestDeadline)
 	defer cancel()
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -30,7 +31,7 @@ func newLifecycle() *cobra.Command {
 			"namespace for the finalizer of an object in it, and ends with 0.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := proxy.check(); err != nil {
+			if err := cmp.Or(proxy.check(), atLeast("--settle", settle, time.Millisecond)); err != nil {
 				return err
 			}
 			opened, err := where.open(cmd.Context())

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/klog/v2"
 
@@ -69,7 +70,7 @@ func runsOnce(cmd *cobra.Command) bool {
 }
 
 func newRoot(stderr io.Writer) *cobra.Command {
-	var level slog.Level
+	var level logLevel
 	root := &cobra.Command{
 		Use:   "logplane",
 		Short: "The Kubernetes API as stateless functions on a log and a bucket",
@@ -81,7 +82,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 			if err := flagsFromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
 				return err
 			}
-			logTo(stderr, level)
+			logTo(stderr, level.Level)
 			if err := memory.Limit(); err != nil {
 				slog.Warn("the container's memory limit cannot be read: set GOMEMLIMIT", "error", err)
 			}
@@ -91,12 +92,18 @@ func newRoot(stderr io.Writer) *cobra.Command {
 			return nil
 		},
 	}
-	root.PersistentFlags().TextVar(&level, "log-level", slog.LevelInfo, "'debug', 'info', 'warn' or 'error'")
+	root.PersistentFlags().TextVar(&level, "log-level", logLevel{slog.LevelInfo}, "'debug', 'info', 'warn' or 'error'")
 	registerMetrics()
 	root.AddCommand(
 		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newExpiry(), newInit(), newInspect(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newVersion(),
 	)
 	refuseUnknown(root)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
+			return fmt.Errorf("%w: '%s --help' lists those there are", err, cmd.CommandPath())
+		}
+		return err
+	})
 	return root
 }
 

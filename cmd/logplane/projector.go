@@ -24,6 +24,9 @@ func newProjector() *cobra.Command {
 			"projectors may run; an idle cell costs no request.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := atLeast("--cadence", cadence, time.Millisecond); err != nil {
+				return err
+			}
 			opened, err := where.open(cmd.Context())
 			if err != nil {
 				return err

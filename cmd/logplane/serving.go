@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -62,18 +63,18 @@ func defaultListen(port string) string {
 func (s *serving) register(flags *pflag.FlagSet) {
 	s.flags = flags
 	flags.StringVar(&s.listen, "listen", defaultListen(os.Getenv("PORT")), "address to serve on, by default :$PORT where that is set; beyond loopback only with authentication, and TLS or --insecure-plain-http")
-	flags.StringVar(&s.certFile, "tls-cert-file", "", "certificate to serve HTTPS with; it and the next three files are read again when they change")
+	flags.StringVar(&s.certFile, "tls-cert-file", "", "certificate to serve HTTPS with; it, --tls-private-key-file, --client-ca-file and --token-auth-file are read again when they change")
 	flags.StringVar(&s.keyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
 	flags.StringVar(&s.clientCAFile, "client-ca-file", "", "authenticate clients by certificates of these authorities")
 	flags.StringVar(&s.tokenFile, "token-auth-file", "", "authenticate clients by the tokens in this file, as kube-apiserver reads it")
 	flags.StringArrayVar(&s.accounts.Issuers, "service-account-issuer", nil, "URL that names who issues tokens of service accounts; repeated, the first issues and tokens of all are good. None by default: service accounts have no tokens")
-	flags.StringVar(&s.accounts.SigningKeyFile, "service-account-signing-key-file", "", "private key that signs these tokens, the same for every process of the cell; it and the next are read again when they change")
-	flags.StringArrayVar(&s.accounts.KeyFiles, "service-account-key-file", nil, "key that verifies these tokens besides the signing key, for example one that has signed before; may be repeated")
-	flags.StringSliceVar(&s.accounts.Audiences, "api-audiences", nil, "audiences of this API, one of which such a token must have; --service-account-issuer by default")
-	flags.DurationVar(&s.accounts.MaxExpiration, "service-account-max-token-expiration", 0, "the longest life of a token that may be asked for; no limit by default")
+	flags.StringVar(&s.accounts.SigningKeyFile, "service-account-signing-key-file", "", "private key that signs tokens of service accounts, the same for every process of the cell; it and --service-account-key-file are read again when they change")
+	flags.StringArrayVar(&s.accounts.KeyFiles, "service-account-key-file", nil, "key that verifies tokens of service accounts besides the signing key, for example one that has signed before; may be repeated")
+	flags.StringSliceVar(&s.accounts.Audiences, "api-audiences", nil, "audiences of this API, one of which a service account's token must have; --service-account-issuer by default")
+	flags.DurationVar(&s.accounts.MaxExpiration, "service-account-max-token-expiration", 0, "the longest life of a service account's token that may be asked for; no limit by default")
 	flags.BoolVar(&s.extend, "service-account-extend-token-expiration", true, "give a Pod's token of an hour a year, for clients that read it once")
 	flags.StringVar(&s.accounts.JWKSURI, "service-account-jwks-uri", "", "https URL of the public keys in the issuer's discovery document; --external-address by default")
-	flags.StringVar(&s.authenticationConfig, "authentication-config", "", "authenticate clients by tokens of the issuers in this file, an AuthenticationConfiguration of kube-apiserver's; it and the files below are read again when they change")
+	flags.StringVar(&s.authenticationConfig, "authentication-config", "", "authenticate clients by tokens of the issuers in this file, an AuthenticationConfiguration of kube-apiserver's; it, --authorization-config and --authentication-token-webhook-config-file are read again when they change, and the files that they name")
 	flags.StringVar(&s.reviews.File, "authentication-token-webhook-config-file", "", "kubeconfig that leads to a webhook, which is asked whose a token is that nobody else knows")
 	flags.StringVar(&s.reviews.Version, "authentication-token-webhook-version", "v1beta1", "version of the TokenReview that the webhook understands, 'v1' or 'v1beta1'")
 	flags.DurationVar(&s.reviews.TTL, "authentication-token-webhook-cache-ttl", 2*time.Minute, "how long the webhook's answers are kept; 0 keeps none")
@@ -84,7 +85,7 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	flags.StringVar(&s.admission.ConfigFile, "admission-control-config-file", "", "configuration of admission plugins, as kube-apiserver reads it")
 	flags.BoolVar(&s.insecurePlainHTTP, "insecure-plain-http", false, "serve beyond loopback without TLS, behind something that ends it: tokens pass in clear between the two")
 	flags.IntVar(&s.requests.InFlight, "max-requests-inflight", 400, "requests that read which this process serves at once; one user of several gets an eighth of them, what waits too long is 429")
-	flags.IntVar(&s.requests.Mutating, "max-mutating-requests-inflight", 200, "the same for all other requests but watches")
+	flags.IntVar(&s.requests.Mutating, "max-mutating-requests-inflight", 200, "requests other than watches, and than those of --max-requests-inflight, which this process serves at once")
 	flags.DurationVar(&s.requests.Timeout, "request-timeout", requestDeadline, "how long a request other than a watch may take, its body half of that; at most 1m")
 	flags.IntVar(&s.maxStreams, "http2-max-streams-per-connection", 100, "requests, watches too, that one connection of HTTP/2 may have open")
 	flags.Float64Var(&s.goawayChance, "goaway-chance", 0, "fraction of requests, at most 0.02, after which a client of HTTP/2 is sent to connect anew, to any process behind the same address")
@@ -104,7 +105,7 @@ func (s *serving) register(flags *pflag.FlagSet) {
 // check refuses a listener that anyone on the network could use as an administrator,
 // a listener that would show tokens to the network, and limits without meaning.
 func (s *serving) check() error {
-	if err := s.checkLimits(); err != nil {
+	if err := cmp.Or(s.checkLimits(), s.checkAddresses()); err != nil {
 		return err
 	}
 	if err := s.accounts.Check(); err != nil {
@@ -113,8 +114,8 @@ func (s *serving) check() error {
 	if s.authorizationMode != "" && s.authorizationConfig != "" {
 		return errors.New("give either --authorization-mode or --authorization-config")
 	}
-	if s.reviews.TTL < 0 {
-		return fmt.Errorf("--authentication-token-webhook-cache-ttl is %s: it must not be negative", s.reviews.TTL)
+	if err := atLeast("--authentication-token-webhook-cache-ttl", s.reviews.TTL, 0); err != nil {
+		return err
 	}
 	if err := s.audit.Check(); err != nil {
 		return err
@@ -171,16 +172,24 @@ func (s *serving) checkWatcherURL() error {
 	return nil
 }
 
-func (s *serving) checkLimits() error {
-	for _, limit := range []struct {
-		flag  string
-		value int
-	}{
-		{"--max-requests-inflight", s.requests.InFlight}, {"--max-mutating-requests-inflight", s.requests.Mutating}, {"--http2-max-streams-per-connection", s.maxStreams},
-	} {
-		if limit.value < 1 {
-			return fmt.Errorf("%s is %d: it must be at least 1", limit.flag, limit.value)
+func (s *serving) checkAddresses() error {
+	if !s.lambda {
+		if err := checkAddress("--listen", s.listen); err != nil {
+			return err
 		}
+	}
+	if s.externalAddress == "" {
+		return nil
+	}
+	return checkAddress("--external-address", s.externalAddress)
+}
+
+func (s *serving) checkLimits() error {
+	if err := cmp.Or(
+		atLeast("--max-requests-inflight", s.requests.InFlight, 1), atLeast("--max-mutating-requests-inflight", s.requests.Mutating, 1),
+		atLeast("--http2-max-streams-per-connection", s.maxStreams, 1),
+	); err != nil {
+		return err
 	}
 	if t := s.requests.Timeout; t < time.Second || t > requestDeadline {
 		return fmt.Errorf("--request-timeout is %s: it must be from 1s to %s, for which --log-retention is laid out", t, requestDeadline)
@@ -208,7 +217,7 @@ func (s *serving) authentication() apiserver.Authentication {
 
 // open connects to the cell and configures an apiserver on it. The caller closes the cell.
 func (s *serving) open(ctx context.Context, where *connection) (*cell, apiserver.Config, error) {
-	if err := s.check(); err != nil {
+	if err := cmp.Or(s.check(), s.trust.Check()); err != nil {
 		return nil, apiserver.Config{}, err
 	}
 	opened, err := where.open(ctx)
@@ -234,11 +243,16 @@ func (s *serving) configure(c *apiserver.Config) {
 		c.Authorization.Mode = "RBAC"
 	}
 	c.Admission = s.admission
-	c.Flagz = flagz.NamedFlagSetsReader{FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"logplane": s.flags}}}
+	c.Flagz = flagzOf(s.flags)
 	c.Requests, c.GoawayChance, c.HSTSDirectives, c.Audit = s.requests, s.goawayChance, s.hsts, s.audit
 	s.proxying.configure(c)
 	c.Kubelets = s.kubelets
 	s.trust.ClientCAFile = s.clientCAFile
+}
+
+// flagzOf is what '/flagz' shows.
+func flagzOf(flags *pflag.FlagSet) flagz.Reader {
+	return flagz.NamedFlagSetsReader{FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"logplane": flags}}}
 }
 
 // serve serves the handler until ctx ends. Then it lets streams end and

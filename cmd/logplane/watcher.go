@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -30,14 +30,17 @@ func (w *watching) register(flags *pflag.FlagSet) {
 // registerLimits adds the bounds of watches, and of streams to nodes and to remote API servers, which last as long.
 func registerLimits(flags *pflag.FlagSet, limits *apiserver.WatchLimits, process, user int) {
 	flags.IntVar(&limits.Process, "max-watches", process, "watches, and streams to nodes and remote API servers, that this process serves at once, 429 beyond; 0 for no limit")
-	flags.IntVar(&limits.User, "max-watches-per-user", user, "the same of one user")
+	flags.IntVar(&limits.User, "max-watches-per-user", user, "the same as --max-watches, of one user")
 }
 
+// checkLimits refuses limits without meaning. 0 is no limit.
 func checkLimits(limits apiserver.WatchLimits) error {
-	if limits.Process < 0 || limits.User < 0 {
-		return errors.New("--max-watches and --max-watches-per-user must not be negative; 0 is no limit")
-	}
-	return nil
+	return cmp.Or(atLeast("--max-watches", limits.Process, 0), atLeast("--max-watches-per-user", limits.User, 0))
+}
+
+// check refuses values without meaning.
+func (w *watching) check() error {
+	return cmp.Or(checkLimits(w.limits), atLeast("--drain", w.drain, 0), atLeast("--slow-client", w.limits.Patience, time.Millisecond))
 }
 
 func newWatcher() *cobra.Command {
@@ -49,9 +52,11 @@ func newWatcher() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watcher",
 		Short: "Serve watches, and every other request too, from one reader of the log",
-		Args:  cobra.NoArgs,
+		Long: "Serves watches from one reader of the log, and every other request as 'api' does. Any number of these may run.\n" +
+			"'api' redirects watches here (--watcher-url). When it is stopped, its watches end well and clients open others.",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkLimits(what.limits); err != nil {
+			if err := what.check(); err != nil {
 				return err
 			}
 			opened, c, err := how.open(cmd.Context(), &where)

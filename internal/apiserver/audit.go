@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -20,6 +21,8 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/audit/policy"
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
+	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 	auditwebhook "k8s.io/apiserver/plugin/pkg/audit/webhook"
@@ -86,6 +89,10 @@ func (a Audit) open() (audit.Backend, audit.PolicyRuleEvaluator, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("read --audit-policy-file: %w", err)
 	}
+	strict := a.LogPath != "" && a.LogMode == auditStrict || a.WebhookConfigFile != "" && a.WebhookMode == auditStrict
+	if strict && omitsReceived(rules) {
+		return nil, nil, fmt.Errorf("--audit-policy-file omits the stage RequestReceived: mode '%s' needs it, so remove it from omitStages or take mode '%s'", auditStrict, auditBlocking)
+	}
 	var backends []audit.Backend
 	if a.LogPath != "" {
 		to, err := openAuditLog(a.LogPath)
@@ -106,6 +113,51 @@ func (a Audit) open() (audit.Backend, audit.PolicyRuleEvaluator, error) {
 		backends = append(backends, inMode(a.WebhookMode, to))
 	}
 	return audit.Union(backends...), policy.NewPolicyRuleEvaluator(rules), nil
+}
+
+// omitsReceived says that some request is served before anything of it is recorded.
+func omitsReceived(p *auditinternal.Policy) bool {
+	return slices.ContainsFunc(p.Rules, func(rule auditinternal.PolicyRule) bool {
+		omitted := slices.Concat(p.OmitStages, rule.OmitStages)
+		return rule.Level != auditinternal.LevelNone && slices.Contains(omitted, auditinternal.StageRequestReceived)
+	})
+}
+
+// withAudit records requests. Upstream answers in plain text if it cannot record one; here that is a Status.
+func (s *Server) withAudit(h http.Handler) http.Handler {
+	c := s.generic
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		to := &unrecorded{ResponseWriter: w}
+		recorded := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			to.recorded = true
+			h.ServeHTTP(w, r)
+		})
+		genericapifilters.WithAudit(recorded, c.AuditBackend, c.AuditPolicyRuleEvaluator, isLongRunning).ServeHTTP(responsewriter.WrapForHTTP1Or2(to), r)
+		if !to.recorded {
+			s.fail(w, r, apierrors.NewInternalError(errors.New("the request could not be recorded, so it was not served (--audit-log-mode, --audit-webhook-mode)")))
+		}
+	})
+}
+
+// unrecorded drops what is written before the request is recorded.
+type unrecorded struct {
+	http.ResponseWriter
+	recorded bool
+}
+
+func (u *unrecorded) Unwrap() http.ResponseWriter { return u.ResponseWriter }
+
+func (u *unrecorded) WriteHeader(code int) {
+	if u.recorded {
+		u.ResponseWriter.WriteHeader(code)
+	}
+}
+
+func (u *unrecorded) Write(p []byte) (int, error) {
+	if !u.recorded {
+		return len(p), nil
+	}
+	return u.ResponseWriter.Write(p)
 }
 
 // lenient serves requests that it cannot record. The backend has logged and counted the failure.

@@ -308,7 +308,9 @@ func TestAuditWebhook(t *testing.T) {
 			require.Equal(t, []string{"RequestReceived system:admin create 0", "ResponseComplete system:admin create 201"}, allTold(receiver.received()))
 			receiver.refuses(true)
 			if mode == "blocking-strict" {
-				create(500, "b")
+				refused := s.must(t, 500, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"b"}}`})
+				require.Equal(t, "InternalError", refused.object(t)["reason"], "it is a Status")
+				require.Contains(t, refused.body, "the request could not be recorded")
 				receiver.refuses(false)
 				create(201, "b")
 			} else {
@@ -331,6 +333,19 @@ func TestAuditFlags(t *testing.T) {
 		require.ErrorContains(t, a.Check(), message)
 	}
 	require.NoError(t, Audit{}.Check())
+	for policy, refused := range map[string]bool{
+		"{omitStages: [RequestReceived], rules: [{level: Metadata}]}":                                   true,
+		"{rules: [{level: None, omitStages: [RequestReceived]}, {level: Metadata}]}":                    false,
+		"{rules: [{level: None, users: [a]}, {level: Metadata, omitStages: [Panic, RequestReceived]}]}": true,
+	} {
+		path := filepath.Join(t.TempDir(), "policy.yaml")
+		require.NoError(t, os.WriteFile(path, []byte(strings.Replace(policy, "{", "{apiVersion: audit.k8s.io/v1, kind: Policy, ", 1)), 0o600))
+		log := filepath.Join(t.TempDir(), "log")
+		_, _, err := Audit{PolicyFile: path, LogPath: log, LogMode: auditStrict}.open()
+		require.Equal(t, refused, err != nil && strings.Contains(err.Error(), "--audit-policy-file omits the stage RequestReceived"), "%s: %v", policy, err)
+		_, _, err = Audit{PolicyFile: path, LogPath: log, WebhookMode: auditStrict}.open() // without a webhook
+		require.NoError(t, err)
+	}
 	for _, a := range []Audit{
 		{PolicyFile: filepath.Join(t.TempDir(), "missing"), LogPath: "-"},
 		{PolicyFile: auditPolicy(t), LogPath: t.TempDir()},

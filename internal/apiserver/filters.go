@@ -44,7 +44,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withWatcher(h)
 	if s.recorded() {
 		h = routine.WithRoutine(h, isLongRunning) // the record of a watch's end waits for its end
-		h = genericapifilters.WithAudit(h, c.AuditBackend, c.AuditPolicyRuleEvaluator, isLongRunning)
+		h = s.withAudit(h)
 	}
 	stranger := genericapifilters.WithFailedAuthenticationAudit(unreceived(genericapifilters.Unauthorized(c.Serializer)), c.AuditBackend, c.AuditPolicyRuleEvaluator)
 	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, stranger, c.Authentication.APIAudiences, nil)

@@ -34,7 +34,7 @@ func TestInitMakesCredentials(t *testing.T) {
 		require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
 		_, flags, found := strings.Cut(made.Output(), "give 'api' and 'watcher'\n")
 		require.True(t, found, made.Output())
-		flags, _, _ = strings.Cut(flags, "and use kubectl")
+		flags, _, _ = strings.Cut(flags, "and 'lifecycle'")
 		return flags
 	}
 	flags := initialize()

@@ -15,7 +15,7 @@ import (
 )
 
 // TestReadmeTour executes the README's ten minutes with kubectl, in their order. In between, the reader stops and
-// starts 'make dev' by hand. Shell functions do that here. The README's 'pkill' ends this server only.
+// starts 'make dev' by hand. Shell functions do that here.
 func TestReadmeTour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs all of the README")
@@ -31,7 +31,7 @@ func TestReadmeTour(t *testing.T) {
 	script := strings.Join([]string{
 		tourShell, "start",
 		strings.Join(blocks["sh tour"][:2], "\n"), "await_commit",
-		blocks["sh tour"][2],
+		blocks["sh tour"][2], "wait $SERVER || true",
 		"start", blocks["sh tour restarted"][0],
 		"kill $SERVER; wait $SERVER", blocks["sh tour stopped"][0],
 	}, "\n")
@@ -63,7 +63,6 @@ start() {
   until kubectl get --raw /readyz >/dev/null 2>&1; do kill -0 $SERVER; done
   ADDRESS=$(sed -n 's|.*server: http://||p' ~/.logplane/kubeconfig)
 }
-pkill() { kill $1 $SERVER; wait $SERVER || true; }
 await_commit() { until [ -e ~/.logplane/bucket/logplane/root ]; do kill -0 $SERVER; done; }
 trap 'kill -9 $SERVER 2>/dev/null || true' EXIT
 `

@@ -37,6 +37,17 @@ const (
 // authorities are the keys of the ConfigMap that hold certificates.
 var authorities = []string{"client-ca-file", "requestheader-client-ca-file"}
 
+// Check says what is wrong with the files.
+func (t Trust) Check() error {
+	if t.RequestHeaderCAFile == "" {
+		return nil
+	}
+	if _, err := t.data(); err != nil {
+		return fmt.Errorf("--requestheader-client-ca-file: %w", err)
+	}
+	return nil
+}
+
 // Publish writes the ConfigMap 'extension-apiserver-authentication', which remote servers read. As in kube-apiserver,
 // it adds to what other processes have published. It writes nothing that is there already.
 func (t Trust) Publish(ctx context.Context, client kubernetes.Interface) error {

@@ -1,0 +1,35 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+)
+
+// atLeast refuses a flag's value below the least that means something.
+func atLeast[N int | int64 | time.Duration](flag string, value, least N) error {
+	if value < least {
+		return fmt.Errorf("%s is %v: it must be at least %v", flag, value, least)
+	}
+	return nil
+}
+
+// checkAddress refuses what is no host and port. An empty host is every one of this machine.
+func checkAddress(flag, address string) error {
+	if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+		return fmt.Errorf("%s is '%s': it must be HOST:PORT, for example '127.0.0.1:7373'", flag, address)
+	}
+	return nil
+}
+
+// logLevel is a slog.Level whose error names the levels.
+type logLevel struct{ slog.Level }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (l *logLevel) UnmarshalText(text []byte) error {
+	if l.Level.UnmarshalText(text) != nil {
+		return fmt.Errorf("it must be 'debug', 'info', 'warn' or 'error'")
+	}
+	return nil
+}

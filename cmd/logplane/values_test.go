@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+// said runs a command that must fail, and returns its one line.
+func said(t *testing.T, args ...string) string {
+	t.Helper()
+	var said bytes.Buffer
+	require.Equal(t, 1, run(t.Context(), args, io.Discard, &said), args)
+	require.Equal(t, 1, strings.Count(said.String(), "\n"), said.String())
+	return said.String()
+}
+
+// TestValuesAreChecked: a value that means nothing ends the process at its start, with what to give instead.
+func TestValuesAreChecked(t *testing.T) {
+	for line, why := range map[string]string{
+		"projector --cadence 0":                            "--cadence is 0s: it must be at least 1ms",
+		"projector --cadence -1s":                          "--cadence is -1s: it must be at least 1ms",
+		"projector --tail-mib 0":                           "--tail-mib is 0: it must be at least 1",
+		"api --object-cache-mib -1":                        "--object-cache-mib is -1: it must be at least 0",
+		"api --block-cache-mib -1":                         "--block-cache-mib is -1: it must be at least 1",
+		"api --block-cache-folder-mib -1":                  "--block-cache-folder-mib is -1: it must be at least 1",
+		"api --cluster A/B":                                "--cluster is 'A/B': ",
+		"inspect head --cluster A/B":                       "--cluster is 'A/B': ",
+		"init --cluster A/B":                               "--cluster is 'A/B': ",
+		"init --replicas 0":                                "--replicas is 0: it must be 1, 3 or 5",
+		"init --replicas 2":                                "--replicas is 2: it must be 1, 3 or 5",
+		"init --external-address api.example:443":          "--external-address is for --credentials",
+		"api --external-address foo":                       "--external-address is 'foo': it must be HOST:PORT",
+		"api --listen foo":                                 "--listen is 'foo': it must be HOST:PORT",
+		"dev --listen foo":                                 "--listen is 'foo': it must be HOST:PORT",
+		"dev --events-listen 0.0.0.0:4222 --data /nowhere": "let others subscribe at a NATS server of your own",
+		"dev --max-watches-per-user -1":                    "--max-watches-per-user is -1: it must be at least 0",
+		"watcher --max-watches -1":                         "--max-watches is -1: it must be at least 0",
+		"watcher --drain -1s":                              "--drain is -1s: it must be at least 0s",
+		"watcher --slow-client -1s":                        "--slow-client is -1s: it must be at least 1ms",
+		"lifecycle --settle -1s":                           "--settle is -1s: it must be at least 1ms",
+		"api --kubelet-preferred-address-types Foo":        "--kubelet-preferred-address-types has 'Foo': it must be of 'Hostname', ",
+		"api --requestheader-client-ca-file /nowhere":      "--requestheader-client-ca-file: read authorities to publish: open /nowhere",
+		"kubeconfig --user ann --duration -1s":             "--duration is -1s: it must be at least 0s",
+		"api --log-level trace":                            "it must be 'debug', 'info', 'warn' or 'error'",
+		"inspect head --object-cache-mib 1":                "unknown flag: --object-cache-mib: 'logplane inspect head --help' lists those there are",
+		"fence --tail-mib 1":                               "unknown flag: --tail-mib: 'logplane fence --help' lists those there are",
+	} {
+		require.Contains(t, said(t, strings.Fields(line)...), why, line)
+	}
+}
+
+// TestBucketFolders: a folder's URL that looks relative would mean another folder than the one that was meant.
+func TestBucketFolders(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, url := range []string{"file://cellx/bucket", "file:cellx", "file://", "file:///", "file:/cellx"} {
+		where := connection{bucket: url}
+		_, _, err := where.openBucket(t.Context())
+		require.ErrorContains(t, err, "--bucket is '"+url+"': a folder must be 'file://' and its absolute path", url)
+	}
+	where := connection{bucket: "file://" + t.TempDir()}
+	_, _, err := where.openBucket(t.Context())
+	require.NoError(t, err)
+}
+
+// TestInit: before it, other commands say to run it. It makes no promise about replicas that the stream does not keep,
+// and the authority that it makes is at once the one that Pods trust.
+func TestInit(t *testing.T) {
+	where := []string{"--nats", eventlogtest.Start(t).ConnectedUrl(), "--bucket", "file://" + t.TempDir()}
+	with := func(args ...string) []string { return append(args, where...) }
+	require.Contains(t, said(t, with("projector", "--once")...), "there is no stream 'logplane': run 'logplane init'")
+
+	folder := filepath.Join(t.TempDir(), "credentials")
+	var out, failed bytes.Buffer
+	require.Zero(t, run(t.Context(), with("init", "--credentials", folder), &out, &failed), failed.String())
+	authority := filepath.Join(folder, "ca.crt")
+	require.Equal(t, 2, strings.Count(out.String(), "--root-ca-file "+authority+"\n"), "for 'api' and 'watcher', and for 'lifecycle': "+out.String())
+	require.Zero(t, run(t.Context(), with("inspect", "get", "main/configmaps/default/kube-root-ca.crt"), &out, &failed), failed.String())
+	pem, err := os.ReadFile(authority)
+	require.NoError(t, err)
+	require.Contains(t, strings.ReplaceAll(out.String(), " ", ""), strings.ReplaceAll(strings.SplitN(string(pem), "\n", 3)[1], " ", ""))
+
+	require.Contains(t, said(t, with("init", "--replicas", "3")...),
+		"stream 'logplane' has 1 replicas, not 3: change it with 'nats stream edit logplane --replicas 3', then run 'logplane init' again")
+	require.Contains(t, said(t, with("inspect", "history", "nodes/a")...), "no version of '/nodes/a' is kept: is it a path such as '/configmaps/NAMESPACE/NAME', '/minions/NAME' for a node")
+}
+
+// TestFlagsAreDocumented: each flag of each command is named in docs/operations.md. The descriptions name other flags
+// and not their places in the list, which is in the order of the alphabet.
+func TestFlagsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	named := map[string]bool{}
+	for _, word := range strings.FieldsFunc(string(text), func(r rune) bool { return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-') }) {
+		named[word] = true
+	}
+	visit(newRoot(io.Discard), func(cmd *cobra.Command) {
+		if strings.HasPrefix(cmd.CommandPath(), "logplane completion") {
+			return
+		}
+		look := func(f *pflag.Flag) {
+			require.True(t, f.Name == "help" || named["--"+f.Name], "%s --%s is not in docs/operations.md", cmd.CommandPath(), f.Name)
+			require.NotRegexp(t, "next|below|the same for all other", f.Usage, f.Name)
+		}
+		cmd.Flags().VisitAll(look)
+		cmd.PersistentFlags().VisitAll(look)
+		require.True(t, cmd.Long != "" || cmd.HasParent() && cmd.Parent().Name() == "inspect" || cmd.Name() == "version" || cmd.Name() == "help", "%s has no description", cmd.CommandPath())
+	})
+}
