@@ -67,7 +67,7 @@ func (s *Server) Loopback() *rest.Config { return rest.CopyConfig(s.loopback) }
 // idempotent, and any number of processes may call it at once.
 func (s *Server) Bootstrap(ctx context.Context) error {
 	return bootstrap.Write(ctx, bootstrap.Config{
-		Cell: s.config.Cell, Stores: s.stores, Ranges: s.config.Services, Loopback: s.loopback,
+		Cell: s.config.Cell, Stores: s.stores, Ranges: s.config.Services, RootCA: s.rootCA, Loopback: s.loopback,
 		Version: s.generic.EffectiveVersion.BinaryVersion().String(),
 	})
 }

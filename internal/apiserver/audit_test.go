@@ -334,12 +334,12 @@ func TestAuditFlags(t *testing.T) {
 	}
 	require.NoError(t, Audit{}.Check())
 	for policy, refused := range map[string]bool{
-		"{omitStages: [RequestReceived], rules: [{level: Metadata}]}":                                   true,
-		"{rules: [{level: None, omitStages: [RequestReceived]}, {level: Metadata}]}":                    false,
-		"{rules: [{level: None, users: [a]}, {level: Metadata, omitStages: [Panic, RequestReceived]}]}": true,
+		"omitStages: [RequestReceived]\nrules: [{level: Metadata}]":                                 true,
+		"rules: [{level: None, omitStages: [RequestReceived]}, {level: Metadata}]":                    false,
+		"rules: [{level: None, users: [a]}, {level: Metadata, omitStages: [Panic, RequestReceived]}]": true,
 	} {
 		path := filepath.Join(t.TempDir(), "policy.yaml")
-		require.NoError(t, os.WriteFile(path, []byte(strings.Replace(policy, "{", "{apiVersion: audit.k8s.io/v1, kind: Policy, ", 1)), 0o600))
+		require.NoError(t, os.WriteFile(path, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n"+policy), 0o600))
 		log := filepath.Join(t.TempDir(), "log")
 		_, _, err := Audit{PolicyFile: path, LogPath: log, LogMode: auditStrict}.open()
 		require.Equal(t, refused, err != nil && strings.Contains(err.Error(), "--audit-policy-file omits the stage RequestReceived"), "%s: %v", policy, err)

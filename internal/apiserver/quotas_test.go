@@ -205,6 +205,8 @@ func TestNewNamespacesAreComplete(t *testing.T) {
 	require.Contains(t, pod, "/var/run/secrets/kubernetes.io/serviceaccount")
 	refused := s.must(t, 403, request{method: "POST", path: "/api/v1/namespaces/n/pods", body: `{"metadata":{"name":"q"},"spec":{"serviceAccountName":"no","containers":[{"name":"c","image":"i"}]}}`})
 	require.Contains(t, refused.body, "error looking up service account n/no")
+	require.NoError(t, s.Bootstrap(t.Context()))
+	require.Contains(t, s.must(t, 200, request{method: "GET", path: "/api/v1/namespaces/kube-public/configmaps"}).body, `"ca.crt":"CERTIFICATE"`)
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces?dryRun=All", body: `{"metadata":{"name":"dry"}}`})
 	require.NotContains(t, s.must(t, 200, request{method: "GET", path: "/api/v1/serviceaccounts"}).body, `"namespace":"dry"`)
 }

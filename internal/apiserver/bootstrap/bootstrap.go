@@ -1,5 +1,5 @@
-// Package bootstrap writes what kube-apiserver makes when it starts: namespaces and their default service accounts, the
-// RBAC policy, priority classes, the default ServiceCIDR, the Service 'kubernetes', and the APIServices of the built-in
+// Package bootstrap writes what kube-apiserver makes when it starts: namespaces and what each of them has, the RBAC
+// policy, priority classes, the default ServiceCIDR, the Service 'kubernetes', and the APIServices of the built-in
 // versions.
 //
 // Nouns. The marker says which version's objects were written. It is written last. Once it is there, a call costs one
@@ -34,6 +34,8 @@ type Config struct {
 	Stores *resources.Stores
 	// Ranges are those of Services.
 	Ranges services.Ranges
+	// RootCA is the certificate that every namespace has, empty for none.
+	RootCA []byte
 	// Loopback is the configuration of a client in the same process that may do everything.
 	Loopback *clientrest.Config
 	// Version of Kubernetes.
@@ -118,7 +120,7 @@ func Written(ctx context.Context, view *projection.View, cluster string) (bool, 
 
 // writes returns the writes of every object that the view lacks, each with its claims.
 func (c Config) writes(ctx context.Context, view *projection.View) ([]projection.Write, error) {
-	all, err := objects(c.Ranges)
+	all, err := objects(c.Ranges, c.RootCA)
 	if err != nil {
 		return nil, err
 	}

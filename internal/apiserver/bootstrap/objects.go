@@ -19,6 +19,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/rbac"
 	"k8s.io/kubernetes/pkg/apis/scheduling"
 	schedulingv1 "k8s.io/kubernetes/pkg/apis/scheduling/v1"
+	"k8s.io/kubernetes/pkg/registry/core/configmap"
 	"k8s.io/kubernetes/pkg/registry/core/namespace"
 	"k8s.io/kubernetes/pkg/registry/core/service"
 	"k8s.io/kubernetes/pkg/registry/core/serviceaccount"
@@ -31,6 +32,7 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/apiserver/namespaces"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/apiserver/services"
 )
@@ -57,8 +59,8 @@ func (o object) scheme() *runtime.Scheme {
 var systemNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease}
 
 // objects returns every object, namespaces before what is in them.
-func objects(ranges services.Ranges) ([]object, error) {
-	objects := namespaceObjects()
+func objects(ranges services.Ranges, rootCA []byte) ([]object, error) {
+	objects := namespaceObjects(rootCA)
 	policy, err := policyObjects()
 	if err != nil {
 		return nil, err
@@ -78,12 +80,16 @@ func objects(ranges services.Ranges) ([]object, error) {
 	return append(objects, last...), err
 }
 
-func namespaceObjects() []object {
+func namespaceObjects(rootCA []byte) []object {
+	strategies := map[schema.GroupResource]rest.RESTCreateStrategy{
+		api.Resource("serviceaccounts"): serviceaccount.Strategy, api.Resource("configmaps"): configmap.Strategy,
+	}
 	var objects []object
 	for _, name := range systemNamespaces {
-		objects = append(objects,
-			object{api.Resource("namespaces"), namespace.Strategy, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}},
-			object{api.Resource("serviceaccounts"), serviceaccount.Strategy, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: name}}})
+		objects = append(objects, object{api.Resource("namespaces"), namespace.Strategy, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}})
+		for _, d := range namespaces.Defaults(name, rootCA) {
+			objects = append(objects, object{d.Resource, strategies[d.Resource], d.Object})
+		}
 	}
 	return objects
 }
