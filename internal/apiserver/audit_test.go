@@ -334,7 +334,7 @@ func TestAuditFlags(t *testing.T) {
 	}
 	require.NoError(t, Audit{}.Check())
 	for policy, refused := range map[string]bool{
-		"omitStages: [RequestReceived]\nrules: [{level: Metadata}]":                                 true,
+		"omitStages: [RequestReceived]\nrules: [{level: Metadata}]":                                   true,
 		"rules: [{level: None, omitStages: [RequestReceived]}, {level: Metadata}]":                    false,
 		"rules: [{level: None, users: [a]}, {level: Metadata, omitStages: [Panic, RequestReceived]}]": true,
 	} {

@@ -51,6 +51,11 @@ func TestInitMakesCredentials(t *testing.T) {
 	}
 	_, err := client(admin).CoreV1().Namespaces().Get(t.Context(), "kube-system", metav1.GetOptions{})
 	require.NoError(t, err)
+	trusted, err := client(admin).CoreV1().ConfigMaps("default").Get(t.Context(), "kube-root-ca.crt", metav1.GetOptions{})
+	require.NoError(t, err)
+	authority, err := os.ReadFile(filepath.Join(folder, "ca.crt"))
+	require.NoError(t, err)
+	require.Equal(t, string(authority), trusted.Data["ca.crt"])
 	token, err := client(admin).CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	require.NotEmpty(t, token.Status.Token)
