@@ -49,7 +49,7 @@ func newEvents() *cobra.Command {
 			return printEvents(cmd.Context(), cell, eventlog.Revision(after), printer)
 		},
 	}
-	from.where.register(cmd.Flags())
+	from.where.registerPlace(cmd.Flags())
 	cmd.Flags().StringVar(&from.folder, "data", "", "folder of a running 'logplane dev'")
 	cmd.Flags().StringVar(&from.kubeconfig, "kubeconfig", "", "kubeconfig of a running 'logplane dev'; the one that kubectl uses, unless --bucket is given")
 	cmd.Flags().StringVarP(&filter.namespace, "namespace", "n", "", "only events of objects in this namespace")

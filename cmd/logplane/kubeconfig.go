@@ -35,8 +35,8 @@ func newKubeconfig() *cobra.Command {
 		Short: "Print a kubeconfig for a user or a service account",
 		Long: "Prints a kubeconfig for the API that another kubeconfig leads to. A user gets a certificate for a year, signed\n" +
 			"by the authority of 'logplane dev --secure' or by that of --client-ca-file, whose key --client-ca-key-file is\n" +
-			"needed here only. A service account gets a token for an hour, for which the API is asked. Neither has any rights but those that RBAC grants. Whoever can read the file has them:\n" +
-			"write it with 'umask 077'.",
+			"needed here only. A service account gets a token for an hour, for which the API is asked. Neither has any\n" +
+			"rights but those that RBAC grants. Whoever can read the file has them: write it with 'umask 077'.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			written, err := f.write(cmd.Context())

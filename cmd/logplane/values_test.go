@@ -53,6 +53,7 @@ func TestValuesAreChecked(t *testing.T) {
 		"kubeconfig --user ann --duration -1s":             "--duration is -1s: it must be at least 0s",
 		"api --log-level trace":                            "it must be 'debug', 'info', 'warn' or 'error'",
 		"inspect head --object-cache-mib 1":                "unknown flag: --object-cache-mib: 'logplane inspect head --help' lists those there are",
+		"events --retention 1h":                            "unknown flag: --retention: 'logplane events --help' lists those there are",
 		"fence --tail-mib 1":                               "unknown flag: --tail-mib: 'logplane fence --help' lists those there are",
 	} {
 		require.Contains(t, said(t, strings.Fields(line)...), why, line)
