@@ -90,6 +90,7 @@ func TestInit(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, strings.ReplaceAll(out.String(), " ", ""), strings.ReplaceAll(strings.SplitN(string(pem), "\n", 3)[1], " ", ""))
 
+	t.Setenv("LOGPLANE_EXTERNAL_ADDRESS", "api.example:443") // of the environment that 'api' has, too: no mistake
 	require.Contains(t, said(t, with("init", "--replicas", "3")...),
 		"stream 'logplane' has 1 replicas, not 3: change it with 'nats stream edit logplane --replicas 3', then run 'logplane init' again")
 	require.Contains(t, said(t, with("inspect", "history", "nodes/a")...), "no version of '/nodes/a' is kept: is it a path such as '/configmaps/NAMESPACE/NAME', '/minions/NAME' for a node")
