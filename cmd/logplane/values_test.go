@@ -102,7 +102,7 @@ func TestFlagsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/operations.md")
 	require.NoError(t, err)
 	named := map[string]bool{}
-	for _, word := range strings.FieldsFunc(string(text), func(r rune) bool { return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-') }) {
+	for _, word := range strings.FieldsFunc(string(text), func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' }) {
 		named[word] = true
 	}
 	visit(newRoot(io.Discard), func(cmd *cobra.Command) {
