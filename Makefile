@@ -4,9 +4,9 @@ SHELL := /bin/bash
 
 KUBERNETES := v1.36.3
 VERSION    := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-RELEASE    := CGO_ENABLED=0 GOFLAGS="-trimpath -tags=grpcnotrace,lambda.norpc"
+RELEASE    := CGO_ENABLED=0 GOFLAGS="-trimpath -tags=grpcnotrace"
 # A process need not wait a second at its end for races of what outlives its main function.
-RACE       := GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 GOFLAGS="-trimpath -tags=grpcnotrace,lambda.norpc"
+RACE       := GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 GOFLAGS="-trimpath -tags=grpcnotrace"
 STAMP      := -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) \
               -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36
 BIN        := $(CURDIR)/bin

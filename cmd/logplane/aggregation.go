@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"time"
 
@@ -21,10 +20,7 @@ func (p *proxying) register(flags *pflag.FlagSet) {
 }
 
 func (p *proxying) check() error {
-	if (p.certFile == "") != (p.keyFile == "") {
-		return errors.New("--proxy-client-cert-file and --proxy-client-key-file must be given together")
-	}
-	return nil
+	return together("--proxy-client-cert-file", p.certFile, "--proxy-client-key-file", p.keyFile)
 }
 
 // configure copies the flags into the apiserver's configuration.

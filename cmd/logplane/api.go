@@ -52,7 +52,7 @@ func newAPI() *cobra.Command {
 			}
 			publish(cmd.Context(), server, how.trust)
 			handler := coldstart.UntilFirst(server)
-			if lambda.Address() != "" {
+			if how.lambda {
 				return lambda.ServeHTTP(cmd.Context(), handler, onLambda(opened, invokeMode == "BUFFERED"))
 			}
 			defer memory.GiveBack(server.Shrink)()

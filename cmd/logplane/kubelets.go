@@ -20,8 +20,8 @@ func registerKubelets(flags *pflag.FlagSet, k *apiserver.Kubelets) {
 }
 
 func checkKubelets(k apiserver.Kubelets) error {
-	if (k.CertFile == "") != (k.KeyFile == "") {
-		return errors.New("--kubelet-client-certificate and --kubelet-client-key must be given together")
+	if err := together("--kubelet-client-certificate", k.CertFile, "--kubelet-client-key", k.KeyFile); err != nil {
+		return err
 	}
 	if k.CAFile != "" && !k.Configured() {
 		return errors.New("--kubelet-certificate-authority needs --kubelet-client-certificate")

@@ -129,8 +129,8 @@ func (s *serving) check() error {
 	if len(s.trust.AllowedNames) > 0 && s.trust.RequestHeaderCAFile == "" {
 		return errors.New("--requestheader-allowed-names needs --requestheader-client-ca-file")
 	}
-	if (s.certFile == "") != (s.keyFile == "") {
-		return errors.New("--tls-cert-file and --tls-private-key-file must be given together")
+	if err := together("--tls-cert-file", s.certFile, "--tls-private-key-file", s.keyFile); err != nil {
+		return err
 	}
 	if s.clientCAFile != "" && s.certFile == "" {
 		return errors.New("--client-ca-file needs HTTPS: give --tls-cert-file and --tls-private-key-file")

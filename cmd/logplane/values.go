@@ -15,6 +15,14 @@ func atLeast[N int | int64 | time.Duration](flag string, value, least N) error {
 	return nil
 }
 
+// together refuses one of two flags that mean something only with each other.
+func together(flag, value, other, otherValue string) error {
+	if (value == "") != (otherValue == "") {
+		return fmt.Errorf("%s and %s must be given together", flag, other)
+	}
+	return nil
+}
+
 // checkAddress refuses what is no host and port. An empty host is every one of this machine.
 func checkAddress(flag, address string) error {
 	if _, port, err := net.SplitHostPort(address); err != nil || port == "" {

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -131,9 +130,9 @@ func refusal(code int, message string) *whole {
 		http.StatusBadRequest: metav1.StatusReasonBadRequest, http.StatusInternalServerError: metav1.StatusReasonInternalError,
 		http.StatusRequestEntityTooLarge: metav1.StatusReasonRequestEntityTooLarge,
 	}
-	status := apierrors.StatusError{ErrStatus: metav1.Status{
+	status := metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reasons[code], Message: message,
-	}}.ErrStatus
+	}
 	w := &whole{header: http.Header{"Content-Type": {"application/json"}}, code: code}
 	_ = json.NewEncoder(&w.body).Encode(status) // into memory
 	return w

@@ -273,7 +273,7 @@ func (l *Lifecycle) judge(ctx context.Context, client metadata.ResourceInterface
 		policy = metav1.DeletePropagationForeground
 	}
 	err := client.Delete(ctx, item.Name, metav1.DeleteOptions{
-		PropagationPolicy: &policy, Preconditions: &metav1.Preconditions{UID: &item.UID, ResourceVersion: &item.ResourceVersion},
+		PropagationPolicy: &policy, Preconditions: asSeen(item),
 	})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the garbage %s: %w", item.Name, err)

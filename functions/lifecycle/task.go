@@ -42,6 +42,9 @@ type task struct {
 	name string
 }
 
+// taskOf is a task that looks at one object.
+func taskOf(k kind, namespace, name string) task { return task{k, namespace + "/" + name} }
+
 // objectNamespace and objectName are the parts of a name 'NAMESPACE/NAME'.
 func objectNamespace(t task) string {
 	namespace, _, _ := strings.Cut(t.name, "/")

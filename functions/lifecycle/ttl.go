@@ -24,9 +24,9 @@ func mortalsOf(e eventlog.Event) []task {
 	switch {
 	case e.Op == eventlog.Deleted:
 	case k.Group == "batch" && k.Resource == "jobs":
-		return []task{{jobTask, k.Namespace + "/" + k.Name}}
+		return []task{taskOf(jobTask, k.Namespace, k.Name)}
 	case k.Group == "" && k.Resource == "secrets" && k.Namespace == metav1.NamespaceSystem:
-		return []task{{tokenTask, k.Namespace + "/" + k.Name}}
+		return []task{taskOf(tokenTask, k.Namespace, k.Name)}
 	}
 	return nil
 }
@@ -40,7 +40,7 @@ func (l *Lifecycle) mortalsOfState(ctx context.Context) ([]task, error) {
 	}
 	for _, j := range jobs.Items {
 		if _, mortal := endOfJob(&j); mortal {
-			tasks = append(tasks, task{jobTask, j.Namespace + "/" + j.Name})
+			tasks = append(tasks, taskOf(jobTask, j.Namespace, j.Name))
 		}
 	}
 	tokens, err := l.client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{FieldSelector: "type=" + string(bootstrapapi.SecretTypeBootstrapToken)})
@@ -48,7 +48,7 @@ func (l *Lifecycle) mortalsOfState(ctx context.Context) ([]task, error) {
 		return nil, fmt.Errorf("list bootstrap tokens: %w", err)
 	}
 	for _, s := range tokens.Items {
-		tasks = append(tasks, task{tokenTask, s.Namespace + "/" + s.Name})
+		tasks = append(tasks, taskOf(tokenTask, s.Namespace, s.Name))
 	}
 	return tasks, nil
 }

@@ -17,9 +17,6 @@ import (
 // The admission plugin StorageObjectInUseProtection gives each claim and each volume a finalizer. It is removed here
 // once nothing uses what is deleted, as upstream's protection controllers do.
 
-// claimTaskOf is the task that looks at a claim.
-func claimTaskOf(namespace, name string) task { return task{claimTask, namespace + "/" + name} }
-
 // volumesOf returns the tasks of an event: of a claim or a volume that changes, and of the claims that wait for the
 // Pods of a namespace.
 func (l *Lifecycle) volumesOf(e eventlog.Event) []task {
@@ -28,7 +25,7 @@ func (l *Lifecycle) volumesOf(e eventlog.Event) []task {
 	case k.Group != "":
 		return nil
 	case k.Resource == "persistentvolumeclaims":
-		return []task{claimTaskOf(k.Namespace, k.Name)}
+		return []task{taskOf(claimTask, k.Namespace, k.Name)}
 	case k.Resource == "persistentvolumes":
 		return []task{{volumeTask, k.Name}}
 	case k.Resource != "pods" || e.Op == eventlog.Added:
@@ -54,7 +51,7 @@ func (l *Lifecycle) volumesOfState(ctx context.Context) ([]task, error) {
 	}
 	for _, c := range claims.Items {
 		if c.DeletionTimestamp != nil {
-			tasks = append(tasks, claimTaskOf(c.Namespace, c.Name))
+			tasks = append(tasks, taskOf(claimTask, c.Namespace, c.Name))
 		}
 	}
 	volumes, err := l.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})

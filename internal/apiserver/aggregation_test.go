@@ -36,6 +36,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/test/product"
 )
 
 const (
@@ -61,27 +62,13 @@ type remoteServer struct {
 	last *http.Request // by mu
 }
 
-// ownAddress is an address of this machine that is not loopback, which no EndpointSlice may have.
-func ownAddress(t testing.TB) string {
-	t.Helper()
-	addresses, err := net.InterfaceAddrs()
-	require.NoError(t, err)
-	for _, address := range addresses {
-		if ip, ok := address.(*net.IPNet); ok && ip.IP.To4() != nil && ip.IP.IsGlobalUnicast() {
-			return ip.IP.String()
-		}
-	}
-	t.Skip("this machine has no address but loopback")
-	return ""
-}
-
 func newRemoteServer(t *testing.T) *remoteServer {
 	t.Helper()
 	r := &remoteServer{
 		authority: newAuthority(t), hold: make(chan struct{}), held: make(chan struct{}, 100), gone: make(chan struct{}, 100), events: make(chan string, 100),
 	}
 	r.Server = httptest.NewUnstartedServer(r)
-	listener, err := net.Listen("tcp", net.JoinHostPort(ownAddress(t), "0"))
+	listener, err := net.Listen("tcp", net.JoinHostPort(product.OwnAddress(t), "0"))
 	require.NoError(t, err)
 	_ = r.Listener.Close()
 	r.Listener, r.address = listener, listener.Addr().String()
@@ -434,7 +421,7 @@ func TestDiscoveryWaitsForNobody(t *testing.T) {
 	}
 	remote := newRemoteServer(t)
 	s := newServer(t, remote.proxy(t))
-	silent, err := net.Listen("tcp", net.JoinHostPort(ownAddress(t), "0"))
+	silent, err := net.Listen("tcp", net.JoinHostPort(product.OwnAddress(t), "0"))
 	require.NoError(t, err)
 	defer silent.Close()
 	remote.address = silent.Addr().String()

@@ -58,8 +58,7 @@ func (d *byDeadline) Err() error {
 // A handler that waits for something when the deadline passes answers by itself, and the filter leaves it the time to.
 // If both answered, the response would be cut off.
 //
-// A body may take all of a request's time. Then the request is not served. Otherwise both the handler and the filter
-// would answer that its time is over, and a response that is answered twice is cut off.
+// A body may take all of a request's time. Then the request is not served.
 func (s *Server) withTimeout(h http.Handler) http.Handler {
 	timed := genericfilters.WithTimeoutForNonLongRunningRequests(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d := r.Context().(*byDeadline)

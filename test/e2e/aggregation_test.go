@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,16 +40,13 @@ func TestAggregation(t *testing.T) {
 	trust := []string{"--requestheader-client-ca-file", write("proxy-ca.crt", certificate), "--requestheader-allowed-names", "front-proxy"}
 	address, authorities := serveFlunders(t, certificate)
 
-	where := []string{"--nats", eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir())).ConnectedUrl(), "--bucket", "file://" + filepath.Join(folder, "bucket")}
+	where := product.Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), filepath.Join(folder, "bucket"))
 	with := func(args ...[]string) (all []string) {
 		for _, more := range append(args, where) {
 			all = append(all, more...)
 		}
 		return all
 	}
-	made := product.Run(t, with([]string{"init"})...)
-	<-made.Exited
-	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
 	watcher := product.Serve(t, with([]string{"watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow"}, proxy)...)
 	product.Run(t, with([]string{"lifecycle"}, proxy)...)
 	api := product.Serve(t, with([]string{"api", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow", "--watcher-url", watcher.URL()}, proxy, trust)...)
@@ -101,7 +97,7 @@ func serveFlunders(t *testing.T, proxy []byte) (address string, authorities []by
 	const one = `{"apiVersion":"wardle.example.com/v1","kind":"Flunder","metadata":{"name":"one","uid":"1","resourceVersion":"1"}}`
 	shown, err := cert.ParseCertsPEM(proxy)
 	require.NoError(t, err)
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return product.ServeTLS(t, "wardle.default.svc", tls.RequireAnyClientCert, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !bytes.Equal(r.TLS.PeerCertificates[0].Raw, shown[0].Raw) || r.Header.Get("X-Remote-User") == "" {
 			http.Error(w, "a stranger", http.StatusUnauthorized)
 			return
@@ -123,28 +119,4 @@ func serveFlunders(t *testing.T, proxy []byte) (address string, authorities []by
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, text)
 	}))
-	authorities, key, err := cert.GenerateSelfSignedCertKey("wardle.default.svc", nil, nil)
-	require.NoError(t, err)
-	pair, err := tls.X509KeyPair(authorities, key)
-	require.NoError(t, err)
-	listener, err := net.Listen("tcp", net.JoinHostPort(ownAddress(t), "0"))
-	require.NoError(t, err)
-	_ = s.Listener.Close()
-	s.Listener, s.TLS = listener, &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAnyClientCert}
-	s.StartTLS()
-	t.Cleanup(s.Close)
-	return listener.Addr().String(), authorities
-}
-
-// ownAddress is an address of this machine that is not loopback, which no EndpointSlice may have.
-func ownAddress(t *testing.T) string {
-	addresses, err := net.InterfaceAddrs()
-	require.NoError(t, err)
-	for _, address := range addresses {
-		if ip, ok := address.(*net.IPNet); ok && ip.IP.To4() != nil && ip.IP.IsGlobalUnicast() {
-			return ip.IP.String()
-		}
-	}
-	t.Skip("this machine has no address but loopback")
-	return ""
 }

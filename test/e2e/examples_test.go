@@ -105,7 +105,7 @@ func runExample(t *testing.T, name string, environment []string) *example {
 	path := filepath.Join(t.TempDir(), name)
 	build := exec.Command("go", "build", "-o", path, ".")
 	build.Dir = filepath.Join("../../examples", name)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -tags=grpcnotrace,lambda.norpc")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -tags=grpcnotrace")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	e := &example{t: t, cmd: exec.Command(path), lines: make(chan string, 100)}

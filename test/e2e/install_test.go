@@ -35,7 +35,7 @@ func TestGoInstall(t *testing.T) {
 	bin := t.TempDir()
 	install := exec.Command("go", "install", "github.com/logplane/logplane/cmd/logplane@"+version)
 	install.Dir = t.TempDir()
-	install.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -tags=grpcnotrace,lambda.norpc", "GOBIN="+bin, "GOWORK=off",
+	install.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -tags=grpcnotrace", "GOBIN="+bin, "GOWORK=off",
 		"GOPROXY=file://"+proxy+","+goenv(t, "GOPROXY"), "GONOSUMDB=github.com/logplane/*")
 	out, err := install.CombinedOutput()
 	require.NoError(t, err, string(out))

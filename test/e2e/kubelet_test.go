@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,10 +42,7 @@ func TestKubelet(t *testing.T) {
 	host, port, err := net.SplitHostPort(address)
 	require.NoError(t, err)
 
-	where := []string{"--nats", eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir())).ConnectedUrl(), "--bucket", "file://" + filepath.Join(folder, "bucket")}
-	made := product.Run(t, append([]string{"init"}, where...)...)
-	<-made.Exited
-	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	where := product.Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), filepath.Join(folder, "bucket"))
 	server := product.Serve(t, append([]string{"api", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow", "--max-watches-per-user", "2",
 		"--kubelet-client-certificate", write("apiserver.crt", shown), "--kubelet-client-key", write("apiserver.key", key),
 		"--kubelet-certificate-authority", write("kubelet-ca.crt", authorities)}, where...)...)
@@ -183,7 +179,7 @@ func serveKubelet(t *testing.T, client []byte) (address string, authorities []by
 	mux.HandleFunc("/portForward/{namespace}/{pod}", func(w http.ResponseWriter, r *http.Request) {
 		portforward.ServePortForward(w, r, containers{}, r.PathValue("pod"), "", nil, time.Minute, time.Minute, portforward.SupportedProtocols)
 	})
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return product.ServeTLS(t, "node-1", tls.RequestClientCert, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		proxied := r.URL.Path == "/healthz" // what runs in a Pod knows no API server
 		if !proxied && (len(r.TLS.PeerCertificates) == 0 || !bytes.Equal(r.TLS.PeerCertificates[0].Raw, known[0].Raw)) {
 			http.Error(w, "a stranger", http.StatusUnauthorized)
@@ -191,18 +187,6 @@ func serveKubelet(t *testing.T, client []byte) (address string, authorities []by
 		}
 		mux.ServeHTTP(w, r)
 	}))
-	own := ownAddress(t)
-	authorities, key, err := cert.GenerateSelfSignedCertKey("node-1", []net.IP{net.ParseIP(own)}, nil)
-	require.NoError(t, err)
-	pair, err := tls.X509KeyPair(authorities, key)
-	require.NoError(t, err)
-	listener, err := net.Listen("tcp", net.JoinHostPort(own, "0"))
-	require.NoError(t, err)
-	_ = s.Listener.Close()
-	s.Listener, s.TLS = listener, &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequestClientCert}
-	s.StartTLS()
-	t.Cleanup(s.Close)
-	return listener.Addr().String(), authorities
 }
 
 // containers run commands on this machine. What they are sent comes back.

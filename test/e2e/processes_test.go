@@ -62,10 +62,7 @@ type processCell struct {
 func newCell(t *testing.T, urls string, replicas int) *processCell {
 	t.Helper()
 	c := &processCell{nats: urls, folder: filepath.Join(t.TempDir(), "bucket")}
-	c.where = []string{"--nats", urls, "--bucket", "file://" + c.folder}
-	made := product.Run(t, c.with("init", "--replicas", fmt.Sprint(replicas))...)
-	<-made.Exited
-	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	c.where = product.Init(t, urls, c.folder, "--replicas", fmt.Sprint(replicas))
 	c.watcher = product.Serve(t, c.with("watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow")...)
 	product.Run(t, c.with("projector")...)
 	c.lifecycle = product.Run(t, c.with("lifecycle")...)

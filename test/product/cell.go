@@ -28,6 +28,17 @@ type Cell struct {
 	processes []*Process
 }
 
+// Init makes a cell on the log at a URL, with a folder as its bucket, and returns the flags that lead to it. The other
+// flags are for 'init' alone.
+func Init(t testing.TB, url, bucket string, flags ...string) (where []string) {
+	t.Helper()
+	where = []string{"--nats", url, "--bucket", "file://" + bucket}
+	made := Run(t, slices.Concat([]string{"init"}, flags, where)...)
+	<-made.Exited
+	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	return where
+}
+
 // RunCell makes a cell and runs a watcher, an api, a projector and a lifecycle. Their file of tokens has the given
 // lines, and the token 'admin', which may do everything.
 func RunCell(t testing.TB, tokens string) *Cell {
@@ -35,10 +46,7 @@ func RunCell(t testing.TB, tokens string) *Cell {
 	folder := t.TempDir()
 	file := func(name string) string { return filepath.Join(folder, name) }
 	c := &Cell{t: t, Authority: file("ca.crt"), SigningKey: file("service-account.key")}
-	plain := []string{"--nats", eventlogtest.Run(t, t.TempDir()).ClientURL(), "--bucket", "file://" + file("bucket")}
-	made := Run(t, slices.Concat([]string{"init", "--credentials", folder}, plain)...)
-	<-made.Exited
-	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	plain := Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), file("bucket"), "--credentials", folder)
 	require.NoError(t, os.WriteFile(file("tokens.csv"), []byte("admin,admin,0,system:masters\n"+tokens), 0o600))
 	where := slices.Concat(plain, []string{"--root-ca-file", c.Authority})
 	serving := slices.Concat([]string{"--listen", "127.0.0.1:0", "--tls-cert-file", file("tls.crt"), "--tls-private-key-file", file("tls.key"), "--client-ca-file", c.Authority,

@@ -36,10 +36,7 @@ func newCell(t testing.TB) *cell {
 	folder := t.TempDir()
 	tokens := filepath.Join(folder, "tokens.csv")
 	require.NoError(t, os.WriteFile(tokens, []byte(token+",admin,1,system:masters\n"), 0o600))
-	where := []string{"--nats", eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir())).ConnectedUrl(), "--bucket", "file://" + filepath.Join(folder, "bucket")}
-	made := product.Run(t, append([]string{"init"}, where...)...)
-	<-made.Exited
-	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	where := product.Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), filepath.Join(folder, "bucket"))
 	c := &cell{nats: where[1], watcher: product.Serve(t, append([]string{"watcher", "--listen", "127.0.0.1:0", "--token-auth-file", tokens}, where...)...)}
 	c.environment = []string{"LOGPLANE_NATS=" + where[1], "LOGPLANE_BUCKET=" + where[3], "LOGPLANE_TOKEN_AUTH_FILE=" + tokens, "LOGPLANE_WATCHER_URL=" + c.watcher.URL()}
 	c.kubectl = func(server, stdin string, args ...string) (string, error) {
