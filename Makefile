@@ -14,9 +14,10 @@ BIN        := $(CURDIR)/bin
 SUBSCRIBE  := . github.com/logplane/logplane/subscribe/...
 FUZZTIME   ?= 20s
 # Each event of a log is synced before it is acknowledged, which takes a disk milliseconds. Where there is room in memory
-# for the files of tests, they wait for no disk. What a killed test left there goes after a day.
-MEMORY     := if [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)" -gt 2000000 ] 2>/dev/null; then \
-                export GOTMPDIR=$${TMPDIR:-/tmp} TMPDIR=/dev/shm/logplane-$$(id -u); mkdir -p $$TMPDIR; \
+# for the files of tests, and for the tests themselves, they wait for no disk. GOTMPDIR would be the tests' folder too,
+# since Go 1.26. What a killed test left there goes after a day.
+MEMORY     := if [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)" -gt 6000000 ] 2>/dev/null; then \
+                unset GOTMPDIR; export TMPDIR=/dev/shm/logplane-$$(id -u); mkdir -p $$TMPDIR; \
                 find $$TMPDIR -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} +; fi;
 # Tests that take long under the race detector do a part there (eventlogtest.Slowdown), and all without it.
 LONG       := ^(TestCrashTable|TestInformers|TestKill|TestOptimisticIncrements|TestProcesses|TestRequestsOfAMillionObjects)$$

@@ -34,15 +34,24 @@ const attempts = 100
 
 // compute runs try on a view, and again on a newer one if it lost to another write of the key. It also runs it again if
 // it was refused because of a revision that is not the object's last any more: the view may be from the request's
-// start.
-func (s *store) compute(ctx context.Context, path string, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
-	v, fresh, err := s.recent(ctx)
+// start. A write that adds or removes the object changes what its namespace counts, and waits for those that have lost
+// there already. Without that, each newcomer would make them lose once more.
+func (s *store) compute(ctx context.Context, path string, counts bool, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
 	var turn chan struct{}
 	defer func() {
 		if turn != nil {
 			<-turn
 		}
 	}()
+	view := s.recent
+	if namespace := s.key(path).Namespace; counts && s.turns.taken(namespace) {
+		turn = s.turns.take(ctx, namespace)
+		view = func(ctx context.Context) (*projection.View, bool, error) {
+			v, err := s.latest(ctx)
+			return v, true, err
+		}
+	}
+	v, fresh, err := view(ctx)
 	for n := 1; err == nil; n++ {
 		var rev eventlog.Revision
 		rev, err = try(v)
@@ -57,7 +66,7 @@ func (s *store) compute(ctx context.Context, path string, try func(*projection.V
 		case lost(err) && n < attempts:
 			writeConflicts.Inc()
 			if turn == nil {
-				turn = s.takeTurn(ctx, path)
+				turn = s.turns.take(ctx, s.contended(path, err))
 			}
 			err = backOff(ctx, n)
 			if err == nil {
@@ -69,7 +78,7 @@ func (s *store) compute(ctx context.Context, path string, try func(*projection.V
 	return 0, s.writeFailed(err, path)
 }
 
-// turns are those of a store's writes that have lost, by namespace. Each is made when it is first needed.
+// turns are those of a store's writes that have lost, by what is contended. Each is made when it is first needed.
 type turns struct {
 	mu  sync.Mutex
 	all [64]chan struct{} // by mu
@@ -86,18 +95,15 @@ func (t *turns) of(contended string) chan struct{} {
 	return *turn
 }
 
-// turnTime bounds the wait for a turn. Then the write is tried again without one.
-const turnTime = time.Second
+func (t *turns) taken(contended string) bool { return len(t.of(contended)) > 0 }
 
-// takeTurn waits until no other write of this store to the same namespace is tried again. They would only make each
-// other lose once more: what is written beside objects, such as a quota, all writes of a namespace want to change. It
-// returns nil if that takes too long. Its holder gives the turn back by receiving from it.
-func (s *store) takeTurn(ctx context.Context, path string) chan struct{} {
-	contended := path
-	if namespace := s.key(path).Namespace; namespace != "" {
-		contended = namespace
-	}
-	turn := s.turns.of(contended)
+// turnTime bounds the wait for a turn. Then the write is tried without one.
+const turnTime = 5 * time.Second
+
+// take waits until no other write of this store is tried again that contends for the same. They would only make each
+// other lose once more. It returns nil if that takes too long. Its holder gives the turn back by receiving from it.
+func (t *turns) take(ctx context.Context, contended string) chan struct{} {
+	turn := t.of(contended)
 	ctx, cancel := context.WithTimeout(ctx, turnTime)
 	defer cancel()
 	select {
@@ -106,6 +112,16 @@ func (s *store) takeTurn(ctx context.Context, path string) chan struct{} {
 	case <-ctx.Done():
 		return nil
 	}
+}
+
+// contended is what a write has lost. What is written beside objects, such as a quota, all writes of a namespace want
+// to change.
+func (s *store) contended(path string, err error) string {
+	var failed appendError
+	if namespace := s.key(path).Namespace; namespace != "" && errors.As(err, &failed) && failed.beside {
+		return namespace
+	}
+	return path
 }
 
 // ifChanged returns a new view if it shows another revision of the object than the one that was refused. Else it
@@ -145,7 +161,10 @@ func backOff(ctx context.Context, failures int) error {
 }
 
 // appendError is an error of the append itself, rather than of upstream's functions.
-type appendError struct{ error }
+type appendError struct {
+	error
+	beside bool // the batch had more than the object
+}
 
 func (e appendError) Unwrap() error { return e.error }
 
@@ -164,7 +183,7 @@ func (s *store) append(ctx context.Context, v *projection.View, c Change, w proj
 	}
 	rev, err := s.Append(ctx, v, append(writes, w)...)
 	if err != nil {
-		return 0, appendError{err}
+		return 0, appendError{err, len(writes) > 0}
 	}
 	s.acknowledge(rev)
 	return rev, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -80,6 +81,35 @@ func TestBesideIsExact(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprint(n), string(row.Value))
 	require.Equal(t, 8*3, n)
+}
+
+// TestNewcomersWait: writers that want to change the same beside their objects do not make each other lose for ever. Once
+// some have lost, the next ones wait for them.
+func TestNewcomersWait(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	r := tallied(b.Cell)
+	count := r.Beside
+	var attempts atomic.Int64
+	r.Beside = func(ctx context.Context, v *projection.View, c Change) ([]projection.Write, error) {
+		attempts.Add(1)
+		return count(ctx, v, c)
+	}
+	s := New(b.Cell, r)
+	const writers, each = 16, 20
+	var writing sync.WaitGroup
+	for i := range writers {
+		writing.Go(func() {
+			for n := range each {
+				p := pod("ns", fmt.Sprintf("p-%d-%d", i, n))
+				if err := s.Create(t.Context(), keyOf(p), p, nil, 0); err != nil {
+					t.Errorf("create: %v", err)
+				}
+			}
+		})
+	}
+	writing.Wait()
+	t.Logf("%d writes, %d attempts", writers*each, attempts.Load())
+	require.Less(t, attempts.Load(), int64(writers*each*5/4))
 }
 
 // TestBesideRefuses: its error is the answer, and nothing is written.

@@ -26,7 +26,7 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 		return storage.ErrResourceVersionSetOnCreate
 	}
 	var data, body []byte
-	rev, err := s.compute(ctx, path, func(v *projection.View) (eventlog.Revision, error) {
+	rev, err := s.compute(ctx, path, true, func(v *projection.View) (eventlog.Revision, error) {
 		at, err := stateOf(ctx, v, s.key(path))
 		if err != nil {
 			return 0, err
@@ -81,7 +81,7 @@ func (s *store) GuaranteedUpdate(ctx context.Context, key string, destination ru
 		return fmt.Errorf("unable to convert output object to pointer: %v", err)
 	}
 	u := &update{store: s, path: path, like: destination, ignoreNotFound: ignoreNotFound, preconditions: preconditions, try: tryUpdate}
-	rev, err := s.compute(ctx, path, func(v *projection.View) (eventlog.Revision, error) { return u.attempt(ctx, v) })
+	rev, err := s.compute(ctx, path, false, func(v *projection.View) (eventlog.Revision, error) { return u.attempt(ctx, v) })
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func (s *store) Delete(ctx context.Context, key string, out runtime.Object, prec
 	}
 	raw := opts.IgnoreStoreReadError && unsafeDeletion()
 	var data []byte
-	rev, err := s.compute(ctx, path, func(v *projection.View) (eventlog.Revision, error) {
+	rev, err := s.compute(ctx, path, true, func(v *projection.View) (eventlog.Revision, error) {
 		st, err := s.state(ctx, v, path, out, raw)
 		if err != nil {
 			return 0, err
