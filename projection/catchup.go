@@ -182,7 +182,7 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (even
 	if err != nil {
 		return bounds, err
 	}
-	if snap.etag == "" && bounds.First > 1 {
+	if snap.etag == "" && (p.config.Founded || bounds.First > 1) {
 		return bounds, fmt.Errorf("no '%s', and the log begins at revision %d: %w", p.rootKey(), bounds.First, ErrNoRoot)
 	}
 	p.config.Log.See(snap.root.Applied)

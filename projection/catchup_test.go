@@ -73,6 +73,26 @@ func TestAnEmptyBucketNeedsTheWholeLog(t *testing.T) {
 	require.Contains(t, err.Error(), "logplane/root")
 }
 
+// TestAFoundedCellHasARoot: a log that still has its beginning does not become that of a wrong bucket.
+func TestAFoundedCellHasARoot(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "1")
+	c.commit()
+	b := memory.New()
+	wrong, right := c.over(b), c.over(c.bucket)
+	for _, p := range []*Projection{wrong, right} {
+		p.config.Founded = true
+	}
+	_, err := wrong.Latest(c.ctx)
+	require.ErrorIs(t, err, ErrNoRoot)
+	_, err = wrong.Commit(c.ctx)
+	require.ErrorIs(t, err, ErrNoRoot)
+	_, _, err = b.Get(c.ctx, wrong.rootKey())
+	require.ErrorIs(t, err, bucket.ErrNotFound)
+	_, err = right.Latest(c.ctx)
+	require.NoError(t, err)
+}
+
 func TestALogPurgedPastTheRootIsAnError(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")

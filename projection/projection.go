@@ -35,6 +35,9 @@ type Config struct {
 	TailBytes int
 	// ReadOnly keeps Latest from committing.
 	ReadOnly bool
+	// Founded says that the cell has a root since it was made. If the bucket has none, it is another cell's, and
+	// everything fails with ErrNoRoot. Otherwise a commit to a wrong bucket would take the log's beginning with it.
+	Founded bool
 	// LogRetention, Retention and History are of log time (architecture.md, vocabulary). 0 keeps everything.
 	LogRetention, Retention, History time.Duration
 	// Checkpoints say which roots are kept beside the newest one; none by default. All processes of a cell should be

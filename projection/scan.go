@@ -46,6 +46,8 @@ func (v *View) live(ctx context.Context, start, end string, at Revision) iter.Se
 // source yields versions by key ascending, revision descending.
 type source interface {
 	next(ctx context.Context) (version, bool, error)
+	// skip moves past all versions of the keys up to the given one. A key may have very many.
+	skip(key string)
 }
 
 // merged walks over tail and snapshot at one revision, a key at a time.
@@ -143,13 +145,16 @@ func (m *merged) take(ctx context.Context, key string) (best version, found bool
 
 // advance goes to the next key after the given one, and to its newest version at the revision.
 func (h *head) advance(ctx context.Context, after string) error {
+	if after != "" {
+		h.source.skip(after)
+	}
 	for {
 		var err error
 		h.current, h.ok, err = h.source.next(ctx)
 		if err != nil || !h.ok {
 			return err
 		}
-		if (h.current.key != after || after == "") && h.current.revision <= h.at && h.current.flags&segment.Void == 0 {
+		if h.current.revision <= h.at && h.current.flags&segment.Void == 0 {
 			return nil
 		}
 	}
@@ -175,10 +180,17 @@ func (s *inlineSource) next(context.Context) (version, bool, error) {
 	return versionOf(r), true, nil
 }
 
+func (s *inlineSource) skip(key string) {
+	if len(s.records) > 0 && s.records[0].key <= key {
+		s.records = s.records[sort.Search(len(s.records), func(i int) bool { return s.records[i].key > key }):]
+	}
+}
+
 // runSource walks over the parts of a run, opening each when it is reached.
 type runSource struct {
 	parts      run
 	start, end string
+	skipped    string // nothing up to this key is wanted any more
 	cursor     *segment.Cursor
 	// before is the cursor of the part before.
 	before   *segment.Cursor
@@ -196,6 +208,9 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 			if s.before != nil {
 				s.cursor.Continue(s.before)
 			}
+			if s.skipped != "" {
+				s.cursor.Skip(s.skipped)
+			}
 		}
 		e, ok, err := s.cursor.Next(ctx)
 		if err != nil {
@@ -207,6 +222,13 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 		s.parts, s.cursor, s.before = s.parts[1:], nil, s.cursor
 	}
 	return version{}, false, nil
+}
+
+func (s *runSource) skip(key string) {
+	s.skipped = key
+	if s.cursor != nil {
+		s.cursor.Skip(key)
+	}
 }
 
 func (s *runSource) open(ctx context.Context) (*segment.Reader, error) {

@@ -41,6 +41,7 @@ type connection struct {
 	blockCacheFolderMiB              int64
 	tailMiB                          int
 	readOnly                         bool // for a process that only looks: nothing is written
+	founds                           bool // for the one command that makes the bucket's first root
 }
 
 // register adds all flags of a process that serves or writes.
@@ -160,6 +161,7 @@ func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cel
 		Log: log, Bucket: b, Prefix: prefix, CacheBytes: c.blockCacheMiB << 20,
 		CacheFolder: c.blockCacheFolder, CacheFolderBytes: c.blockCacheFolderMiB << 20, TailBytes: c.tailMiB << 20, ReadOnly: c.readOnly,
 		LogRetention: c.logRetention, Retention: c.retention, History: c.history, Checkpoints: c.checkpoints,
+		Founded: !c.founds,
 	})
 	if err != nil {
 		return nil, err

@@ -14,7 +14,7 @@ import (
 
 func newInit() *cobra.Command {
 	var (
-		where                connection
+		where                = connection{founds: true}
 		bodies               []string
 		credentials, address string
 	)
@@ -79,6 +79,9 @@ func newInit() *cobra.Command {
 			}
 			if err := server.Bootstrap(ctx); err != nil {
 				return fmt.Errorf("create the objects every cluster has: %w", err)
+			}
+			if _, err := opened.Projection.Commit(ctx); err != nil {
+				return err
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), "the cell is ready; each NATS server must have 'sync_interval: always' in its jetstream block, which cannot be seen from here:\n"+
 				"with the default of two minutes a power cut loses writes that were acknowledged")

@@ -66,6 +66,26 @@ func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
 	return e, true, nil
 }
 
+// Skip moves past the entries of all keys up to the given one. Blocks that have no others are not decoded.
+func (c *Cursor) Skip(key string) {
+	after := func(i int) bool { return c.entries[i].Key > key }
+	if n := len(c.entries); n > 0 && after(n-1) {
+		if !after(0) {
+			c.entries = c.entries[sort.Search(n, after):]
+		}
+		return
+	}
+	c.entries = nil
+	blocks := c.r.footer.blocks[c.block:]
+	n := sort.Search(len(blocks), func(i int) bool { return blocks[i].last > key })
+	c.block += n
+	if n < len(blocks) && blocks[n].first <= key {
+		c.start = key + "\x00"
+	}
+	decoded := min(n, len(c.decoded))
+	c.decoded, c.sealed = c.decoded[decoded:], c.sealed[min(n-decoded, len(c.sealed)):]
+}
+
 // wanted reports whether the block may have entries of the range.
 func (c *Cursor) wanted(block int) bool {
 	blocks := c.r.footer.blocks

@@ -373,3 +373,80 @@ func BenchmarkFullScan(b *testing.B) {
 		}
 	}
 }
+
+type countingCache map[int]bool
+
+func (c countingCache) Block(string, int) (*Block, bool)   { return nil, false }
+func (c countingCache) Keep(_ string, block int, _ *Block) { c[block] = true }
+
+// TestSkipDecodesNothingOfWhatItSkips: the newest version of each key is found, however many versions the one before
+// has.
+func TestSkipDecodesNothingOfWhatItSkips(t *testing.T) {
+	ctx := t.Context()
+	var entries []Entry
+	for _, key := range []string{"a", "hot", "hotter", "z"} {
+		versions := uint64(1)
+		if key[0] == 'h' {
+			versions = 50_000
+		}
+		for v := range versions {
+			entries = append(entries, Entry{Key: key, Revision: 1_000_000 - v, Value: []byte("a status that changes")})
+		}
+	}
+	file, sum := build(t, Keys, entries)
+	decoded := countingCache{}
+	r, err := Open(ctx, "f", memory(file), decoded, sum.Size, sum.Footer)
+	require.NoError(t, err)
+	require.Greater(t, len(r.footer.blocks), 30)
+	c := r.Scan("", "")
+	var keys []string
+	for {
+		e, ok, err := c.Next(ctx)
+		require.NoError(t, err)
+		if !ok {
+			break
+		}
+		require.EqualValues(t, 1_000_000, e.Revision)
+		keys = append(keys, e.Key)
+		c.Skip(e.Key)
+	}
+	require.Equal(t, []string{"a", "hot", "hotter", "z"}, keys)
+	require.LessOrEqual(t, len(decoded), 8, "of %d blocks", len(r.footer.blocks))
+}
+
+// TestSkipIsAScan: whatever is skipped, what is left is what a scan would have come to.
+func TestSkipIsAScan(t *testing.T) {
+	ctx := t.Context()
+	rng := rand.New(rand.NewPCG(5, 5))
+	entries := randomEntries(rng, 400, 2000)
+	file, sum := build(t, Keys, entries)
+	for range 200 {
+		r, err := Open(ctx, "f", memory(file), nil, sum.Size, sum.Footer)
+		require.NoError(t, err)
+		start, end := entries[rng.IntN(len(entries))].Key, entries[rng.IntN(len(entries))].Key
+		c := r.Scan(start, end)
+		left := entries[sort.Search(len(entries), func(i int) bool { return entries[i].Key >= start }):]
+		if n := sort.Search(len(left), func(i int) bool { return left[i].Key >= end }); n < len(left) {
+			left = left[:n]
+		}
+		for {
+			if rng.IntN(4) == 0 {
+				key := entries[rng.IntN(len(entries))].Key
+				if rng.IntN(2) == 0 && len(left) > 0 {
+					key = left[min(len(left)-1, rng.IntN(9))].Key
+				}
+				c.Skip(key)
+				left = left[sort.Search(len(left), func(i int) bool { return left[i].Key > key }):]
+			}
+			e, ok, err := c.Next(ctx)
+			require.NoError(t, err)
+			require.Equal(t, len(left) > 0, ok)
+			if !ok {
+				break
+			}
+			require.Equal(t, left[0].Key, e.Key)
+			require.Equal(t, left[0].Revision, e.Revision)
+			left = left[1:]
+		}
+	}
+}

@@ -84,7 +84,18 @@ func (c *processCell) run(t *testing.T) {
 	t.Run("tokens cross processes", c.pages)
 	t.Run("create after delete across purge points", c.purge)
 	t.Run("a watch is redirected", c.watchRedirect)
+	t.Run("a wrong bucket is refused", c.wrongBucket)
 	t.Run("a namespace goes with its contents", c.namespace)
+}
+
+// wrongBucket: a projector that is given another bucket does not commit the log to it, since that purges the log.
+func (c *processCell) wrongBucket(t *testing.T) {
+	other := filepath.Join(t.TempDir(), "other")
+	p := product.Run(t, "projector", "--once", "--nats", c.nats, "--bucket", "file://"+other)
+	<-p.Exited
+	require.NotZero(t, p.Cmd.ProcessState.ExitCode())
+	require.Contains(t, p.Output(), "the bucket does not have the log's cell")
+	require.NoFileExists(t, filepath.Join(other, "logplane", "root"))
 }
 
 func (c *processCell) crossReads(t *testing.T) {
