@@ -83,8 +83,8 @@ func TestBesideIsExact(t *testing.T) {
 	require.Equal(t, 8*3, n)
 }
 
-// TestNewcomersWait: writers that want to change the same beside their objects do not make each other lose for ever. Once
-// some have lost, the next ones wait for them.
+// TestNewcomersWait: writers that want to change the same beside their objects do not make each other lose for ever.
+// Once some have lost, the next ones wait for them.
 func TestNewcomersWait(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	r := tallied(b.Cell)

@@ -92,8 +92,8 @@ func TestEventsOfARunningDev(t *testing.T) {
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	conn, folder := eventlogtest.Start(t), t.TempDir()
+	where := product.Init(t, conn.ConnectedUrl(), folder)
 	log := eventlogtest.Open(t, eventlog.Config{Conn: conn})
-	where := []string{"--nats", conn.ConnectedUrl(), "--bucket", "file://" + folder}
 	authors := map[eventlog.Op]eventlog.Author{ // nobody has deleted
 		eventlog.Added: {User: "ann"}, eventlog.Modified: {User: "ann", As: "bob", Agent: "kubectl"},
 	}
