@@ -80,7 +80,7 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision) (*merg
 	// The first block of every run is read at the same time, as in openAll.
 	group, groupCtx := errgroup.WithContext(ctx)
 	for _, h := range m.heads {
-		group.Go(func() error { return h.advance(groupCtx, "") })
+		group.Go(func() error { return h.advance(groupCtx) })
 	}
 	if err := group.Wait(); err != nil {
 		return nil, err
@@ -136,18 +136,17 @@ func (m *merged) take(ctx context.Context, key string) (best version, found bool
 		if !found || h.current.revision > best.revision {
 			best, found = h.current, true
 		}
-		if err := h.advance(ctx, key); err != nil {
+		h.source.skip(key)
+		if err := h.advance(ctx); err != nil {
 			return version{}, false, err
 		}
 	}
 	return best, found, nil
 }
 
-// advance goes to the next key after the given one, and to its newest version at the revision.
-func (h *head) advance(ctx context.Context, after string) error {
-	if after != "" {
-		h.source.skip(after)
-	}
+// advance goes to the source's next version at the revision. If the key before was skipped, that is the newest version
+// of its key.
+func (h *head) advance(ctx context.Context) error {
 	for {
 		var err error
 		h.current, h.ok, err = h.source.next(ctx)

@@ -43,15 +43,16 @@ func (s *store) compute(ctx context.Context, path string, counts bool, try func(
 			<-turn
 		}
 	}()
-	view := s.recent
+	var v *projection.View
+	var fresh bool
+	var err error
 	if namespace := s.key(path).Namespace; counts && s.turns.taken(namespace) {
 		turn = s.turns.take(ctx, namespace)
-		view = func(ctx context.Context) (*projection.View, bool, error) {
-			v, err := s.latest(ctx)
-			return v, true, err
-		}
+		fresh = true
+		v, err = s.latest(ctx)
+	} else {
+		v, fresh, err = s.recent(ctx)
 	}
-	v, fresh, err := view(ctx)
 	for n := 1; err == nil; n++ {
 		var rev eventlog.Revision
 		rev, err = try(v)

@@ -24,8 +24,7 @@ import (
 // peak, and 20 and 60 seconds after the load. LOGPLANE_BINARY chooses another binary to compare with.
 func BenchmarkMemoryAfterLoad(b *testing.B) {
 	cell := func(b *testing.B) []string {
-		where := []string{"--nats", eventlogtest.Run(b, b.TempDir()).ClientURL(), "--bucket", "file://" + filepath.Join(b.TempDir(), "bucket")}
-		<-product.Run(b, append([]string{"init"}, where...)...).Exited
+		where := product.Init(b, eventlogtest.Run(b, b.TempDir()).ClientURL(), filepath.Join(b.TempDir(), "bucket"))
 		product.Run(b, append([]string{"projector"}, where...)...)
 		return where
 	}

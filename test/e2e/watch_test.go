@@ -26,11 +26,8 @@ func TestWatcherStops(t *testing.T) {
 		t.Skip("it waits for drains")
 	}
 	t.Parallel()
-	where := []string{"--nats", eventlogtest.Run(t, t.TempDir()).ClientURL(), "--bucket", "file://" + t.TempDir()}
+	where := product.Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), t.TempDir())
 	with := func(args ...string) []string { return append(args, where...) }
-	made := product.Run(t, with("init")...)
-	<-made.Exited
-	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
 	watcher := func() *product.Process {
 		return product.Serve(t, with("watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow", "--drain", "1s")...)
 	}

@@ -61,10 +61,7 @@ func newCell(t testing.TB) *cell {
 	c := &cell{t: t, tokens: filepath.Join(t.TempDir(), "tokens.csv")}
 	require.NoError(t, os.WriteFile(c.tokens, []byte(tokens), 0o600))
 	c.log = eventlogtest.Run(t, t.TempDir())
-	c.where = []string{"--nats", c.log.ClientURL(), "--bucket", "file://" + filepath.Join(t.TempDir(), "bucket")}
-	made := product.Run(t, c.with("init")...)
-	<-made.Exited
-	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	c.where = product.Init(t, c.log.ClientURL(), filepath.Join(t.TempDir(), "bucket"))
 	product.Run(t, c.with("projector")...)
 	return c
 }

@@ -38,10 +38,7 @@ func TestSubscriberPermissions(t *testing.T) { // not parallel: nats-server read
 	t.Setenv("SUBSCRIBER_PASSWORD", "reader-secret")
 	authorization, s := runPermitted(t)
 	address := s.Addr().String()
-	where := []string{"--nats", "nats://logplane:cell-secret@" + address, "--bucket", "file://" + t.TempDir()}
-	made := product.Run(t, append([]string{"init", "--events-bodies", "configmaps"}, where...)...)
-	<-made.Exited
-	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())
+	where := product.Init(t, "nats://logplane:cell-secret@"+address, t.TempDir(), "--events-bodies", "configmaps")
 	api := product.Serve(t, append([]string{"watcher", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow"}, where...)...)
 	client := kubernetes.NewForConfigOrDie(&rest.Config{Host: api.URL()})
 
