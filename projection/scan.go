@@ -70,23 +70,38 @@ type head struct {
 func (v *View) merge(ctx context.Context, start, end string, at Revision) (*merged, error) {
 	m := &merged{view: v, at: at, start: start, end: end}
 	below := min(at, v.Applied())
-	m.heads = append(m.heads, &head{at: below, source: newInlineSource(v.snap.inline, start, end)})
 	for _, r := range v.snap.runs {
 		parts := r.overlapping(start, end)
 		if len(parts) > 0 {
 			m.heads = append(m.heads, &head{at: below, source: &runSource{parts: parts, start: start, end: end}})
 		}
 	}
-	// The first block of every run is read at the same time, as in openAll.
-	group, groupCtx := errgroup.WithContext(ctx)
-	for _, h := range m.heads {
-		group.Go(func() error { return h.advance(groupCtx) })
-	}
-	if err := group.Wait(); err != nil {
+	if err := firstOfAll(ctx, m.heads); err != nil {
 		return nil, err
 	}
+	inline := &head{at: below, source: newInlineSource(v.snap.inline, start, end)}
+	if err := inline.advance(ctx); err != nil {
+		return nil, err
+	}
+	m.heads = append(m.heads, inline)
 	m.nextChain(start)
 	return m, nil
+}
+
+// firstOfAll reads the first block of every run, at the same time, as in openAll. Most lists of a write's admission find
+// one run or none, and goroutines would cost more than the rest of such a list.
+func firstOfAll(ctx context.Context, runs []*head) error {
+	switch len(runs) {
+	case 0:
+		return nil
+	case 1:
+		return runs[0].advance(ctx)
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, h := range runs {
+		group.Go(func() error { return h.advance(groupCtx) })
+	}
+	return group.Wait()
 }
 
 func (m *merged) nextChain(start string) {
