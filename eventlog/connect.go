@@ -1,6 +1,7 @@
 package eventlog
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,8 @@ func MinRetention(deadline time.Duration) time.Duration {
 
 // Servers says how to reach the NATS servers of a cell.
 type Servers struct {
+	// Name of the process, as the servers' monitoring shows it; 'logplane' if it is empty.
+	Name string
 	// URL of one or more servers, separated by commas.
 	URL string
 	// Credentials is a NATS credentials file, or empty.
@@ -41,7 +44,7 @@ type Servers struct {
 // meant it.
 func Connect(s Servers) (*nats.Conn, error) {
 	options := []nats.Option{
-		nats.Name("logplane"), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1),
+		nats.Name(cmp.Or(s.Name, "logplane")), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1),
 		nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectWait, reconnectWait), nats.FlusherTimeout(connectTimeout),
 		nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(pingsOutstanding), nats.Timeout(connectTimeout),
 	}

@@ -53,6 +53,14 @@ func (v *View) measure() {
 	lagSeconds.Set(lag.Seconds())
 }
 
+// Waiting is how many events the snapshot does not hold yet, and the log's time of the first.
+func (v *View) Waiting() (events int, since time.Time) {
+	if len(v.tail.records) == 0 {
+		return 0, time.Time{}
+	}
+	return len(v.tail.records), v.tail.records[0].Time
+}
+
 // written counts one object.
 func written(what string, bytes int) {
 	writes.WithLabelValues(what).Inc()

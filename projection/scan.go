@@ -88,8 +88,8 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision) (*merg
 	return m, nil
 }
 
-// firstOfAll reads the first block of every run, at the same time, as in openAll. Most lists of a write's admission find
-// one run or none, and goroutines would cost more than the rest of such a list.
+// firstOfAll reads the first block of every run, at the same time, as in openAll. Most lists of a write's admission
+// find one run or none. For those, goroutines would cost more than the rest of the list.
 func firstOfAll(ctx context.Context, runs []*head) error {
 	switch len(runs) {
 	case 0:

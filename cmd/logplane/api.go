@@ -16,7 +16,7 @@ import (
 
 func newAPI() *cobra.Command {
 	var (
-		where connection
+		where = connection{command: "api"}
 		how   serving
 		// There are no watches here, but streams.
 		limits     apiserver.WatchLimits

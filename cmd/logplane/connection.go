@@ -40,8 +40,9 @@ type connection struct {
 	blockCacheFolder                 string
 	blockCacheFolderMiB              int64
 	tailMiB                          int
-	readOnly                         bool // for a process that only looks: nothing is written
-	founds                           bool // for the one command that makes the bucket's first root
+	command                          string // as the log's servers are told
+	readOnly                         bool   // for a process that only looks: nothing is written
+	founds                           bool   // for the one command that makes the bucket's first root
 }
 
 // register adds all flags of a process that serves or writes.
@@ -171,9 +172,12 @@ func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cel
 	}}, nil
 }
 
+// connectionName is what the names of a cell's connections begin with. The command and its version follow.
+const connectionName = "logplane "
+
 // dial connects to the log's servers. The caller closes the connection.
 func (c *connection) dial() (eventlog.Config, error) {
-	conn, err := eventlog.Connect(eventlog.Servers{URL: c.nats, Credentials: c.natsCredentials, CA: c.natsCA})
+	conn, err := eventlog.Connect(eventlog.Servers{Name: connectionName + c.command + " " + ownVersion(), URL: c.nats, Credentials: c.natsCredentials, CA: c.natsCA})
 	if err != nil {
 		return eventlog.Config{}, err
 	}

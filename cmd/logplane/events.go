@@ -20,7 +20,7 @@ import (
 // folder of a running 'logplane dev'. Others subscribe to the republished subjects, or watch through the API.
 func newEvents() *cobra.Command {
 	var (
-		from   eventSource
+		from   = eventSource{where: connection{command: "events"}}
 		filter eventFilter
 		after  uint64
 		output string

@@ -14,7 +14,7 @@ import (
 
 func newInit() *cobra.Command {
 	var (
-		where                = connection{founds: true}
+		where                = connection{command: "init", founds: true}
 		bodies               []string
 		credentials, address string
 	)

@@ -31,7 +31,7 @@ type inspection struct {
 }
 
 func newInspect() *cobra.Command {
-	i := &inspection{}
+	i := &inspection{where: connection{command: "inspect"}}
 	cmd := &cobra.Command{
 		Use:   "inspect",
 		Short: "Look inside a cell: its root, segments, head, and an object's versions",

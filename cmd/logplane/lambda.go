@@ -47,7 +47,7 @@ func asJob(ctx context.Context, opened *cell, work func(context.Context) (report
 }
 
 func newExpiry() *cobra.Command {
-	var where connection
+	where := connection{command: "expiry"}
 	cmd := &cobra.Command{
 		Use:   "expiry",
 		Short: "Delete the Events that have outlived their TTL, once, as a function that a timer calls does",

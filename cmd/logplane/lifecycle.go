@@ -17,7 +17,7 @@ import (
 
 func newLifecycle() *cobra.Command {
 	var (
-		where   connection
+		where   = connection{command: "lifecycle"}
 		watched probes
 		proxy   proxying
 		settle  time.Duration

@@ -95,7 +95,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	root.PersistentFlags().TextVar(&level, "log-level", logLevel{slog.LevelInfo}, "'debug', 'info', 'warn' or 'error'")
 	registerMetrics()
 	root.AddCommand(
-		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newExpiry(), newInit(), newInspect(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newVersion(),
+		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newExpiry(), newInit(), newInspect(), newDoctor(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newVersion(),
 	)
 	refuseUnknown(root)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

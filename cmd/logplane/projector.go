@@ -12,7 +12,7 @@ import (
 
 func newProjector() *cobra.Command {
 	var (
-		where   connection
+		where   = connection{command: "projector"}
 		watched probes
 		cadence time.Duration
 		once    bool

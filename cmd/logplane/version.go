@@ -15,11 +15,14 @@ func newVersion() *cobra.Command {
 		Short: "Print the versions of Logplane and of the Kubernetes API it serves",
 		Args:  cobra.NoArgs,
 		Run: func(cmd *cobra.Command, _ []string) {
-			own := "(unknown)"
-			if build, ok := debug.ReadBuildInfo(); ok {
-				own = build.Main.Version
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "logplane %s, Kubernetes %s\n", own, apiserver.Version().GitVersion)
+			fmt.Fprintf(cmd.OutOrStdout(), "logplane %s, Kubernetes %s\n", ownVersion(), apiserver.Version().GitVersion)
 		},
 	}
+}
+
+func ownVersion() string {
+	if build, ok := debug.ReadBuildInfo(); ok {
+		return build.Main.Version
+	}
+	return "(unknown)"
 }

@@ -45,7 +45,7 @@ func (w *watching) check() error {
 
 func newWatcher() *cobra.Command {
 	var (
-		where connection
+		where = connection{command: "watcher"}
 		how   serving
 		what  watching
 	)

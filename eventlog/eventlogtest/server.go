@@ -19,11 +19,7 @@ const patience = 20 * time.Second
 // connection to it. Both end with the test.
 func Start(t testing.TB, change ...func(*server.Options)) *nats.Conn {
 	t.Helper()
-	o := options(t.TempDir())
-	for _, f := range change {
-		f(o)
-	}
-	return Connect(t, run(t, o))
+	return Connect(t, Run(t, t.TempDir(), change...))
 }
 
 // Log starts a server and opens a fresh log on it.
@@ -48,9 +44,13 @@ func Open(t testing.TB, c eventlog.Config) *eventlog.Log {
 }
 
 // Run runs one embedded server over a folder until the test ends, or until the test shuts it down.
-func Run(t testing.TB, dir string) *server.Server {
+func Run(t testing.TB, dir string, change ...func(*server.Options)) *server.Server {
 	t.Helper()
-	return run(t, options(dir))
+	o := options(dir)
+	for _, f := range change {
+		f(o)
+	}
+	return run(t, o)
 }
 
 // Connect returns a connection to the server that ends with the test.

@@ -1,0 +1,279 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+)
+
+// When the doctor finds something noteworthy. An fsync of the fastest disks takes tens of microseconds.
+const (
+	skewLimit    = 2 * time.Second
+	lagLimit     = 10 * time.Second
+	fastestSync  = 50 * time.Microsecond
+	askTime      = 5 * time.Second // for one question to a server's monitoring
+	mostAnswered = 64 << 20        // bytes of the answer
+)
+
+// doctor examines a cell and prints what it finds.
+type doctor struct {
+	where      connection
+	monitoring []string
+	w          io.Writer
+	failed     bool
+}
+
+func newDoctor() *cobra.Command {
+	d := doctor{where: connection{command: "doctor", readOnly: true}}
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Examine a cell: log, clocks, disk syncs, bucket, lag and processes, and say what to do",
+		Long: "Examines a running cell through the connection flags of 'logplane api'. It writes nothing that it does not delete\n" +
+			"again: a probe of the bucket, and, without --nats-monitoring, a small stream beside the log. The exit code is 1 if\n" +
+			"anything must be done; a line 'warn' may be as you want it.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			d.w = cmd.OutOrStdout()
+			if err := d.check(); err != nil {
+				return err
+			}
+			d.examine(cmd.Context())
+			if err := cmd.Context().Err(); err != nil {
+				return err
+			}
+			if d.failed {
+				return errors.New("doctor found problems: see the lines that begin with 'FAIL'")
+			}
+			return nil
+		},
+	}
+	d.where.registerPlace(cmd.Flags())
+	cmd.Flags().StringSliceVar(&d.monitoring, "nats-monitoring", nil, "HTTP addresses of the NATS servers' monitoring, such as 'http://10.0.0.1:8222', one for each server: they tell sync_interval and the processes of the cell")
+	return cmd
+}
+
+func (d *doctor) check() error {
+	for _, address := range d.monitoring {
+		if _, err := parseURL("--nats-monitoring", address); err != nil && strings.Contains(address, "://") {
+			return err
+		}
+		if !strings.HasPrefix(address, "http://") && !strings.HasPrefix(address, "https://") {
+			return fmt.Errorf("--nats-monitoring is '%s': it must begin with 'http://' or 'https://', as in 'http://10.0.0.1:8222'", address)
+		}
+	}
+	return d.where.check()
+}
+
+func (d *doctor) say(verdict, what, format string, args ...any) {
+	if verdict == "FAIL" {
+		d.failed = true
+	}
+	fmt.Fprintf(d.w, "%-4s  %-9s  %s\n", verdict, what, printable(fmt.Sprintf(format, args...)))
+}
+
+// fail says an error as a problem, and whether there is one.
+func (d *doctor) fail(what string, err error) bool {
+	if err != nil {
+		d.say("FAIL", what, "%s", printableError(err))
+	}
+	return err != nil
+}
+
+func (d *doctor) examine(ctx context.Context) {
+	config, err := d.where.dial()
+	if err == nil {
+		defer config.Conn.Close()
+		d.examineLog(ctx, config)
+	} else {
+		d.say("FAIL", "log", "%s: is nats-server running there, and --nats right?", printableError(err))
+	}
+	for _, address := range d.monitoring {
+		d.examineServer(ctx, address)
+	}
+	if len(d.monitoring) > 0 {
+		d.examineProcesses(ctx)
+	}
+	b, prefix, err := d.where.openBucket(ctx)
+	if !d.fail("bucket", err) && d.examineBucket(ctx, b, prefix) && config.Conn != nil {
+		d.examineSnapshot(ctx, config, b, prefix)
+	}
+}
+
+func (d *doctor) examineLog(ctx context.Context, config eventlog.Config) {
+	e, err := eventlog.Examine(ctx, config)
+	if d.fail("log", err) {
+		return
+	}
+	d.say("ok", "log", "server %s, round trip %s, revisions %d to %d, %d MiB", e.Server, e.RoundTrip.Round(time.Microsecond), e.Bounds.First, e.Bounds.Head, e.Bytes>>20)
+	if _, err := eventlog.Open(ctx, config); !d.fail("settings", err) {
+		d.say("ok", "settings", "stream '%s' can be the log", config.Stream)
+	}
+	if e.Ahead.Abs() > skewLimit+e.RoundTrip {
+		d.say("FAIL", "clock", "the server's clock is %s ahead of this machine's: let NTP set both; retention goes by the server's clock, and tokens by each process's", e.Ahead.Round(time.Millisecond))
+	} else {
+		d.say("ok", "clock", "the server's is %s ahead of this machine's", e.Ahead.Round(time.Millisecond))
+	}
+	switch {
+	case e.Replicas == 1:
+		d.say("warn", "replicas", "one server has the log: with its disk goes what is not in the bucket yet. In production 'nats stream edit %s --replicas 3'", config.Stream)
+	case e.Leader == "":
+		d.say("FAIL", "replicas", "the log has no leader, so nothing can be written: start the servers that are missing")
+	case len(e.Lagging) > 0:
+		d.say("FAIL", "replicas", "%s: look at those servers; another failure stops all writes", strings.Join(e.Lagging, ", "))
+	default:
+		d.say("ok", "replicas", "%d, all current, led by %s", e.Replicas, e.Leader)
+	}
+	if len(d.monitoring) == 0 {
+		d.measureSync(ctx, config, e.RoundTrip)
+	}
+}
+
+// measureSync guesses from outside what only the server's monitoring tells.
+func (d *doctor) measureSync(ctx context.Context, config eventlog.Config, roundTrip time.Duration) {
+	took, err := eventlog.MeasureAppend(ctx, config)
+	switch beyond := took - roundTrip; {
+	case err != nil:
+		d.say("warn", "sync", "it cannot be measured, give --nats-monitoring: %s", printableError(err))
+	case beyond < fastestSync:
+		d.say("warn", "sync", "an append takes %s longer than a round trip, and no disk syncs so fast: is 'sync_interval: always' set? Or is the disk memory? --nats-monitoring tells", beyond.Round(time.Microsecond))
+	default:
+		d.say("ok", "sync", "an append takes %s longer than a round trip, as one that is synced does; --nats-monitoring tells for sure", beyond.Round(time.Microsecond))
+	}
+}
+
+func (d *doctor) examineServer(ctx context.Context, address string) {
+	var answer struct {
+		Config *struct {
+			StoreDir string        `json:"store_dir"`
+			Interval time.Duration `json:"sync_interval"`
+			Always   bool          `json:"sync_always"`
+		} `json:"config"`
+	}
+	switch err := ask(ctx, address, "/jsz?config=1", &answer); {
+	case d.fail("sync", err):
+	case answer.Config == nil:
+		d.say("FAIL", "sync", "the server at %s has no JetStream: name the servers that keep the log", address)
+	case answer.Config.Always:
+		d.say("ok", "sync", "%s syncs each event before it is acknowledged", address)
+	default:
+		d.say("FAIL", "sync", "%s syncs its disk every %s: a power cut loses writes that were acknowledged. Set 'sync_interval: always' in its jetstream block", address, answer.Config.Interval)
+	}
+}
+
+// examineProcesses lists the processes by the names that their connections have. Nobody sends heartbeats.
+func (d *doctor) examineProcesses(ctx context.Context) {
+	processes := map[string]int{} // by name
+	for _, address := range d.monitoring {
+		var answer struct {
+			Connections []struct {
+				Name string `json:"name"`
+			} `json:"connections"`
+		}
+		if d.fail("processes", ask(ctx, address, "/connz?limit=10000", &answer)) {
+			return
+		}
+		for _, c := range answer.Connections {
+			if strings.HasPrefix(c.Name, connectionName) {
+				processes[strings.TrimPrefix(c.Name, connectionName)]++
+			}
+		}
+	}
+	delete(processes, "doctor "+ownVersion()) // this one
+	versions := map[string]bool{}
+	var found []string
+	commands := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(processes)) {
+		command, version, _ := strings.Cut(name, " ")
+		versions[version], commands[command] = true, true
+		found = append(found, fmt.Sprintf("%d %s", processes[name], name))
+	}
+	if len(found) == 0 {
+		found = []string{"none is connected"}
+	}
+	if len(versions) > 1 {
+		d.say("warn", "processes", "%s: not all have the same version, as while you upgrade", strings.Join(found, ", "))
+	} else {
+		d.say("ok", "processes", "%s", strings.Join(found, ", "))
+	}
+	for command, without := range map[string]string{
+		"projector": "requests commit in its place, and are slower", "lifecycle": "dependents of deleted owners stay, and so do namespaces that are deleted",
+	} {
+		if !commands[command] {
+			d.say("warn", "processes", "there is no %s: %s, unless a timer calls it", command, without)
+		}
+	}
+}
+
+// ask gets a document from a server's monitoring.
+func ask(ctx context.Context, address, path string, answer any) error {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(address, "/")+path, nil)
+	if err != nil {
+		return fmt.Errorf("--nats-monitoring: %w", err)
+	}
+	got, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return fmt.Errorf("ask the monitoring of a server: %w", err)
+	}
+	defer got.Body.Close()
+	if got.StatusCode != http.StatusOK {
+		return fmt.Errorf("ask the monitoring of a server: %s%s answered %s", address, path, got.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(got.Body, mostAnswered)).Decode(answer); err != nil {
+		return fmt.Errorf("ask the monitoring of a server: %s%s is not what nats-server answers: %w", address, path, err)
+	}
+	return nil
+}
+
+// examineBucket says whether the bucket can be used.
+func (d *doctor) examineBucket(ctx context.Context, b bucket.Bucket, prefix string) bool {
+	if _, _, err := b.Get(ctx, prefix+"/root"); errors.Is(err, bucket.ErrNotFound) {
+		d.say("FAIL", "bucket", "there is no root below '%s': give the cell's bucket and prefix, or make a cell there with 'logplane init'", prefix)
+		return false
+	}
+	began := time.Now()
+	if d.fail("bucket", bucket.Probe(ctx, b, prefix)) {
+		return false
+	}
+	d.say("ok", "bucket", "conditional writes hold, as far as a probe of %s shows", time.Since(began).Round(time.Millisecond))
+	return true
+}
+
+func (d *doctor) examineSnapshot(ctx context.Context, config eventlog.Config, b bucket.Bucket, prefix string) {
+	log, err := eventlog.Open(ctx, config)
+	if err != nil {
+		return // it was said above
+	}
+	p, err := projection.Open(projection.Config{Log: log, Bucket: b, Prefix: prefix, ReadOnly: true, Founded: true})
+	if d.fail("snapshot", err) {
+		return
+	}
+	v, err := p.Latest(ctx)
+	if d.fail("snapshot", err) {
+		return
+	}
+	waiting, since := v.Waiting()
+	age := time.Since(since).Round(time.Millisecond)
+	switch {
+	case waiting == 0:
+		d.say("ok", "snapshot", "it holds all of the log, to revision %d", v.Applied())
+	case age > lagLimit:
+		d.say("FAIL", "snapshot", "%d events wait to be committed, the first for %s: start a projector, or look at its log", waiting, age)
+	default:
+		d.say("ok", "snapshot", "%d events wait to be committed, the first for %s", waiting, age)
+	}
+}

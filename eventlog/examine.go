@@ -1,0 +1,130 @@
+package eventlog
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Examination is what an operator can learn of a log through its connection. Nothing is decided by it.
+type Examination struct {
+	// Server is the name and version of the server that the connection leads to.
+	Server string
+	// RoundTrip to it: the shortest of a few.
+	RoundTrip time.Duration
+	// Ahead is how far that server's clock is ahead of ours, negative if it is behind. It is exact to a round trip.
+	Ahead  time.Duration
+	Bounds Bounds
+	// Bytes that the log takes on each server.
+	Bytes uint64
+	// Replicas is how many servers keep the log, and Leader the name of the first among them, empty if there is none.
+	Replicas int
+	Leader   string
+	// Lagging names the copies that are not up to date, and says why.
+	Lagging []string
+}
+
+// samples is how often what takes time is measured.
+const samples = 9
+
+// Examine looks at the log that the configuration names. It appends nothing.
+func Examine(ctx context.Context, c Config) (Examination, error) {
+	c = c.withDefaults()
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	ctx, done := untilRefused(ctx, c.Conn)
+	defer done()
+	e := Examination{Server: c.Conn.ConnectedServerName() + " " + c.Conn.ConnectedServerVersion()}
+	for range samples {
+		took, err := c.Conn.RTT()
+		if err != nil {
+			return e, fmt.Errorf("examine the log: ask for an echo: %w", err)
+		}
+		if e.RoundTrip == 0 || took < e.RoundTrip {
+			e.RoundTrip = took
+		}
+	}
+	js, err := jetstream.New(c.Conn)
+	if err != nil {
+		return e, fmt.Errorf("examine the log: %w", err)
+	}
+	asked := time.Now()
+	s, err := js.Stream(ctx, c.Stream)
+	if err != nil {
+		return e, fmt.Errorf("examine the log: look up stream '%s': %w", c.Stream, cmp.Or(refused(ctx), err))
+	}
+	info := s.CachedInfo()
+	e.Ahead = info.TimeStamp.Sub(asked.Add(time.Since(asked) / 2))
+	e.Bounds = Bounds{First: Revision(info.State.FirstSeq), Head: Revision(info.State.LastSeq)}
+	e.Bytes, e.Replicas = info.State.Bytes, info.Config.Replicas
+	if info.Cluster != nil {
+		e.Leader = info.Cluster.Leader
+		for _, peer := range info.Cluster.Replicas {
+			switch {
+			case peer.Offline:
+				e.Lagging = append(e.Lagging, peer.Name+" is offline")
+			case !peer.Current:
+				e.Lagging = append(e.Lagging, fmt.Sprintf("%s is %d events behind, last seen %s ago", peer.Name, peer.Lag, peer.Active.Round(time.Millisecond)))
+			}
+		}
+	}
+	return e, nil
+}
+
+// refused is why the server does not answer, if it said so.
+func refused(ctx context.Context) error {
+	if cause := context.Cause(ctx); errors.Is(cause, nats.ErrPermissionViolation) {
+		return fmt.Errorf("this user of the server may not do that, give the credentials that 'logplane api' has: %w", cause)
+	}
+	return nil
+}
+
+// MeasureAppend returns how long the log's servers take to acknowledge a small event, as a median. It makes a stream
+// like the log beside it, appends to that, and deletes it. A crash leaves the stream, which nothing reads: its name
+// begins with the log's, and '-doctor-'.
+func MeasureAppend(ctx context.Context, c Config) (median time.Duration, err error) {
+	c = c.withDefaults()
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	ctx, done := untilRefused(ctx, c.Conn)
+	defer done()
+	js, err := jetstream.New(c.Conn)
+	if err != nil {
+		return 0, fmt.Errorf("measure appends: %w", err)
+	}
+	log, err := js.Stream(ctx, c.Stream)
+	if err != nil {
+		return 0, fmt.Errorf("measure appends: look up stream '%s': %w", c.Stream, cmp.Or(refused(ctx), err))
+	}
+	id := rand.Text()
+	subject := c.Prefix + ".doctor." + id
+	config := jetstream.StreamConfig{Name: c.Stream + "-doctor-" + id, Description: "Made by 'logplane doctor' for a moment: delete it",
+		Subjects: []string{subject}, Storage: log.CachedInfo().Config.Storage, Replicas: log.CachedInfo().Config.Replicas}
+	if _, err := js.CreateStream(ctx, config); err != nil {
+		return 0, fmt.Errorf("measure appends: make stream '%s': %w", config.Name, cmp.Or(refused(ctx), err))
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Timeout)
+		defer cancel()
+		if failed := js.DeleteStream(ctx, config.Name); failed != nil {
+			err = errors.Join(err, fmt.Errorf("measure appends: delete stream '%s' yourself: %w", config.Name, failed))
+		}
+	}()
+	took := make([]time.Duration, samples)
+	for i := range took {
+		began := time.Now()
+		if _, err := js.Publish(ctx, subject, []byte("as small as an event may be")); err != nil {
+			return 0, fmt.Errorf("measure appends: %w", cmp.Or(refused(ctx), err))
+		}
+		took[i] = time.Since(began)
+	}
+	slices.Sort(took)
+	return took[samples/2], nil
+}
