@@ -74,7 +74,7 @@ func (l *Log) call(ctx context.Context, kind, api string, body []byte, read read
 		if conclusive(err) {
 			return err
 		}
-		if unavailable(err) && l.replicated {
+		if unavailable(err) && l.replicated.Load() {
 			return l.callAll(ctx, kind, msg, read, err)
 		}
 		if backOff(ctx, try) != nil {

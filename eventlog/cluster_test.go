@@ -525,3 +525,41 @@ func check(t *testing.T, events []eventlog.Event, histories []*history) {
 		}
 	}
 }
+
+// An operator gives the log more replicas while processes run. They must not go on believing a single server, which may
+// be a leader that the others have replaced.
+func TestMoreReplicas(t *testing.T) {
+	t.Parallel()
+	c := eventlogtest.Cluster(t)
+	l := c.Log(0, shortTimeout, func(c *eventlog.Config) { c.Replicas = 1 })
+	old := c.Leader()
+	before := mustAppend(t, l, "before", added("before", "1"))
+
+	js := streams(t, c.Conn[0])
+	s, err := js.Stream(bounded(t), "logplane")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := s.CachedInfo().Config
+	config.Replicas = 3
+	if _, err := js.UpdateStream(bounded(t), config); err != nil {
+		t.Fatal(err)
+	}
+	eventlogtest.Eventually(t, "three servers have the log", func() bool {
+		e, err := eventlog.Examine(bounded(t), eventlog.Config{Conn: c.Conn[0]})
+		return err == nil && e.Replicas == 3 && e.Leader != "" && len(e.Lagging) == 0
+	})
+	onOld := openOn(t, c, old) // opened after the change, it knows
+	if b := mustHead(t, onOld); b.Head <= before {
+		t.Errorf("the head is %d and no barrier came after %d", b.Head, before)
+	}
+	proven := mustHead(t, onOld).Head
+	if b := mustHead(t, l); b.Head <= proven {
+		t.Errorf("the head is %d, no barrier after %d: the log that was opened before believes one server", b.Head, proven)
+	}
+	after := mustAppend(t, l, "after", modified("before", "2", before))
+	n := 0
+	if err := l.Tail(bounded(t), before, after, func(eventlog.Event) error { n++; return nil }); err != nil || n != int(after-before) {
+		t.Errorf("%d events of %d: %v", n, after-before, err)
+	}
+}

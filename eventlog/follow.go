@@ -134,7 +134,7 @@ func (f *follower) check(ctx context.Context) error {
 		return err
 	case b.First > f.next:
 		return &fatal{fmt.Errorf("follow the log: revision %d is before the first, %d: %w", f.next, b.First, ErrPurged)}
-	case b.Head+1 < f.next && f.log.replicated: // perhaps a deposed leader: a quorum knows
+	case b.Head+1 < f.next && f.log.replicated.Load(): // perhaps a deposed leader: a quorum knows
 		b.Bounds, err = f.log.Head(ctx)
 		if err != nil && !errors.Is(err, ErrDiverged) {
 			return err

@@ -84,11 +84,11 @@ func (l *Log) askOnce() (Bounds, error) {
 // learn chooses how to ask. A single server's answer is exact. Of several, a deposed leader that can still be reached
 // goes on answering with its old head.
 func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
-	if l.replicated && !l.config.LeaderReads {
+	if l.replicated.Load() && !l.config.LeaderReads {
 		return l.barrier(ctx)
 	}
-	b, err := l.info(ctx)
-	if err == nil && l.replicated && (b.Head < seen || !b.active) {
+	b, err := l.info(ctx) // which may find that the log is replicated by now
+	if err == nil && l.replicated.Load() && (!l.config.LeaderReads || b.Head < seen || !b.active) {
 		return l.barrier(ctx)
 	}
 	if err == nil && b.Head > seen {
@@ -178,6 +178,9 @@ func (l *Log) info(ctx context.Context) (s state, err error) {
 func (l *Log) askLeader(ctx context.Context) (state, error) {
 	var answer struct {
 		refusal
+		Config struct {
+			Replicas int `json:"num_replicas"`
+		} `json:"config"`
 		State struct {
 			First Revision `json:"first_seq"`
 			Last  Revision `json:"last_seq"`
@@ -192,6 +195,9 @@ func (l *Log) askLeader(ctx context.Context) (state, error) {
 	}
 	if err := l.call(ctx, "head", "STREAM.INFO."+l.config.Stream, nil, decoded(&answer)); err != nil {
 		return state{}, err
+	}
+	if answer.Config.Replicas > 1 {
+		l.replicated.Store(true)
 	}
 	present := 1
 	for _, r := range answer.Cluster.Replicas {

@@ -53,8 +53,10 @@ type Bounds struct {
 
 // Log is a cell's log. It is safe for concurrent use.
 type Log struct {
-	config     Config
-	replicated bool
+	config Config
+	// replicated says that several servers keep the log. Once seen, it stays: an operator may give a log more replicas
+	// while processes run, and a process that did not notice would believe a leader that is none any more.
+	replicated atomic.Bool
 
 	// seen is the highest revision that this process knows to be in the log, with all of its batch: the log is never
 	// below it.
@@ -101,7 +103,8 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	if c.Local != nil && held.Replicas > 1 {
 		return nil, fmt.Errorf("open log: stream '%s' has %d replicas, and one server was to answer for it", c.Stream, held.Replicas)
 	}
-	l := &Log{config: c, replicated: held.Replicas > 1, batches: make(chan struct{}, batchesInFlight)}
+	l := &Log{config: c, batches: make(chan struct{}, batchesInFlight)}
+	l.replicated.Store(held.Replicas > 1)
 	l.epoch.Store(c.Epoch)
 	return l, nil
 }

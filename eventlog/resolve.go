@@ -145,7 +145,7 @@ func (l *Log) searchEnd(ctx context.Context, msgs []*nats.Msg, writes []Write, l
 // provenHead is Head without the staleness that LeaderReads allows. Here a head that is too low would turn a write that
 // is in the log into a conflict.
 func (l *Log) provenHead(ctx context.Context) (Bounds, error) {
-	if l.replicated && l.config.LeaderReads {
+	if l.replicated.Load() && l.config.LeaderReads {
 		return l.barrier(ctx)
 	}
 	return l.Head(ctx)
