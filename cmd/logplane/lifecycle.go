@@ -57,7 +57,7 @@ func newLifecycle() *cobra.Command {
 				})
 			}
 			defer memory.GiveBack(server.Shrink)()
-			return watched.beside(cmd.Context(), opened, finisher.Run)
+			return watched.beside(cmd.Context(), opened.connected, finisher.Run)
 		},
 	}
 	where.register(cmd.Flags())

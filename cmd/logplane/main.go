@@ -61,7 +61,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 // untilStopped are the commands that end well when they are stopped.
-var untilStopped = map[string]bool{"dev": true, "api": true, "watcher": true, "projector": true, "lifecycle": true, "events": true}
+var untilStopped = map[string]bool{"dev": true, "api": true, "watcher": true, "projector": true, "lifecycle": true, "front": true, "events": true}
 
 // runsOnce says whether a command was told to end by itself.
 func runsOnce(cmd *cobra.Command) bool {
@@ -95,7 +95,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	root.PersistentFlags().TextVar(&level, "log-level", logLevel{slog.LevelInfo}, "'debug', 'info', 'warn' or 'error'")
 	registerMetrics()
 	root.AddCommand(
-		newDev(), newAPI(), newWatcher(), newProjector(), newLifecycle(), newExpiry(), newInit(), newInspect(), newDoctor(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newVersion(),
+		newDev(), newAPI(), newWatcher(), newFront(), newProjector(), newLifecycle(), newExpiry(), newInit(), newInspect(), newDoctor(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newVersion(),
 	)
 	refuseUnknown(root)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

@@ -9,6 +9,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/functions/lifecycle"
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/front"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
@@ -18,5 +19,5 @@ import (
 var registerMetrics = sync.OnceFunc(func() {
 	legacyregistry.RawMustRegister(slices.Concat(
 		eventlog.Collectors(), bucket.Collectors(), projection.Collectors(), kubestore.Collectors(),
-		apiserver.Collectors(), lifecycle.Collectors())...)
+		apiserver.Collectors(), lifecycle.Collectors(), front.Collectors())...)
 })

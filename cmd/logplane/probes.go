@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,15 +15,15 @@ import (
 	serve "github.com/logplane/logplane/internal/serving"
 )
 
-// probes are a listener of a process that serves no API: for a platform's probes, and for metrics.
+// probes are a listener of a process that serves no API of its own: for a platform's probes, and for metrics.
 type probes struct{ listen string }
 
 func (p *probes) register(flags *pflag.FlagSet) {
 	flags.StringVar(&p.listen, "metrics-listen", "", "address to serve '/livez', '/readyz' and '/metrics' on, to anybody and without TLS; none by default")
 }
 
-// beside runs work and serves until both have ended. The process is ready while it is connected to the log.
-func (p *probes) beside(ctx context.Context, opened *cell, work func(context.Context) error) error {
+// beside runs work and serves until both have ended. The process is ready while ready returns nil.
+func (p *probes) beside(ctx context.Context, ready func(*http.Request) error, work func(context.Context) error) error {
 	if p.listen == "" {
 		return work(ctx)
 	}
@@ -34,13 +35,21 @@ func (p *probes) beside(ctx context.Context, opened *cell, work func(context.Con
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", legacyregistry.Handler())
 	mux.HandleFunc("GET /livez", func(http.ResponseWriter, *http.Request) {})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !opened.log.Conn.IsConnected() {
-			http.Error(w, "not connected to the log", http.StatusServiceUnavailable)
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		if err := ready(r); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		}
 	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return serve.Serve(ctx, listener, mux, serve.Config{}) })
 	group.Go(func() error { return work(ctx) })
 	return group.Wait()
+}
+
+// connected is the readiness of a process that works on a cell.
+func (c *cell) connected(*http.Request) error {
+	if !c.log.Conn.IsConnected() {
+		return errors.New("not connected to the log")
+	}
+	return nil
 }

@@ -30,7 +30,7 @@ func TestProbes(t *testing.T) {
 		require.NoError(t, err)
 		return answer.StatusCode, string(body)
 	}
-	err = p.beside(ctx, &cell{log: eventlog.Config{Conn: conn}}, func(ctx context.Context) error {
+	err = p.beside(ctx, (&cell{log: eventlog.Config{Conn: conn}}).connected, func(ctx context.Context) error {
 		code, body := get("/metrics")
 		require.Equal(t, http.StatusOK, code)
 		require.Contains(t, body, "logplane_")

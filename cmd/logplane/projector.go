@@ -39,7 +39,7 @@ func newProjector() *cobra.Command {
 				})
 			}
 			defer memory.GiveBack(opened.Shrink)()
-			return watched.beside(cmd.Context(), opened, func(ctx context.Context) error { return opened.Projection.Run(ctx, cadence) })
+			return watched.beside(cmd.Context(), opened.connected, func(ctx context.Context) error { return opened.Projection.Run(ctx, cadence) })
 		},
 	}
 	where.register(cmd.Flags())

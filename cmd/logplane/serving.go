@@ -3,13 +3,11 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"regexp"
 	"time"
 
@@ -21,28 +19,24 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/access"
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
-	"github.com/logplane/logplane/internal/reload"
 	serve "github.com/logplane/logplane/internal/serving"
 )
 
-// serving is a listener with its certificate and its way to authenticate users, as flags.
+// serving is a listener with its way to authenticate users, as flags.
 type serving struct {
-	listen                  string
-	certFile, keyFile       string
+	listening
 	clientCAFile, tokenFile string
 	authenticationConfig    string
 	reviews                 access.ReviewsConfig
 	authorizationMode       string
 	authorizationConfig     string
 	externalAddress         string
-	insecurePlainHTTP       bool
 	lambda                  bool // nothing listens
 	watcherURL              string
 	accounts                tokens.Config
 	admission               apiserver.Admission
 	requests                apiserver.RequestLimits
 	extend                  bool
-	maxStreams              int
 	goawayChance            float64
 	hsts                    []string
 	audit                   apiserver.Audit
@@ -52,20 +46,10 @@ type serving struct {
 	kubelets                apiserver.Kubelets
 }
 
-// defaultListen is where a process serves that nobody tells: on loopback, unless a platform names a port.
-func defaultListen(port string) string {
-	if port != "" {
-		return ":" + port
-	}
-	return "127.0.0.1:7373"
-}
-
 func (s *serving) register(flags *pflag.FlagSet) {
 	s.flags = flags
-	flags.StringVar(&s.listen, "listen", defaultListen(os.Getenv("PORT")), "address to serve on, by default :$PORT where that is set; beyond loopback only with authentication, and TLS or --insecure-plain-http")
-	flags.StringVar(&s.certFile, "tls-cert-file", "", "certificate to serve HTTPS with; it, --tls-private-key-file, --client-ca-file and --token-auth-file are read again when they change")
-	flags.StringVar(&s.keyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
-	flags.StringVar(&s.clientCAFile, "client-ca-file", "", "authenticate clients by certificates of these authorities")
+	s.listening.register(flags)
+	flags.StringVar(&s.clientCAFile, "client-ca-file", "", "authenticate clients by certificates of these authorities; it and --token-auth-file are read again when they change")
 	flags.StringVar(&s.tokenFile, "token-auth-file", "", "authenticate clients by the tokens in this file, as kube-apiserver reads it")
 	flags.StringArrayVar(&s.accounts.Issuers, "service-account-issuer", nil, "URL that names who issues tokens of service accounts; repeated, the first issues and tokens of all are good. None by default: service accounts have no tokens")
 	flags.StringVar(&s.accounts.SigningKeyFile, "service-account-signing-key-file", "", "private key that signs tokens of service accounts, the same for every process of the cell; it and --service-account-key-file are read again when they change")
@@ -83,11 +67,9 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&s.admission.Enable, "enable-admission-plugins", nil, "admission plugins that are on besides those that are by default (docs/api.md)")
 	flags.StringSliceVar(&s.admission.Disable, "disable-admission-plugins", nil, "admission plugins that are off although they are on by default")
 	flags.StringVar(&s.admission.ConfigFile, "admission-control-config-file", "", "configuration of admission plugins, as kube-apiserver reads it")
-	flags.BoolVar(&s.insecurePlainHTTP, "insecure-plain-http", false, "serve beyond loopback without TLS, behind something that ends it: tokens pass in clear between the two")
 	flags.IntVar(&s.requests.InFlight, "max-requests-inflight", 400, "requests that read which this process serves at once; one user of several gets an eighth of them, what waits too long is 429")
 	flags.IntVar(&s.requests.Mutating, "max-mutating-requests-inflight", 200, "requests other than watches, and than those of --max-requests-inflight, which this process serves at once")
 	flags.DurationVar(&s.requests.Timeout, "request-timeout", requestDeadline, "how long a request other than a watch may take, its body half of that; at most 1m")
-	flags.IntVar(&s.maxStreams, "http2-max-streams-per-connection", 100, "requests, watches too, that one connection of HTTP/2 may have open")
 	flags.Float64Var(&s.goawayChance, "goaway-chance", 0, "fraction of requests, at most 0.02, after which a client of HTTP/2 is sent to connect anew, to any process behind the same address")
 	flags.StringSliceVar(&s.hsts, "strict-transport-security-directives", nil, "directives for HSTS, for example 'max-age=31536000,includeSubDomains'; none by default")
 	flags.StringVar(&s.audit.PolicyFile, "audit-policy-file", "", "which requests are recorded, as kube-apiserver reads it; none by default")
@@ -129,7 +111,7 @@ func (s *serving) check() error {
 	if len(s.trust.AllowedNames) > 0 && s.trust.RequestHeaderCAFile == "" {
 		return errors.New("--requestheader-allowed-names needs --requestheader-client-ca-file")
 	}
-	if err := together("--tls-cert-file", s.certFile, "--tls-private-key-file", s.keyFile); err != nil {
+	if err := s.checkCertificate(); err != nil {
 		return err
 	}
 	if s.clientCAFile != "" && s.certFile == "" {
@@ -147,11 +129,7 @@ func (s *serving) check() error {
 	if !s.authenticated() {
 		return fmt.Errorf("--listen is '%s': beyond loopback, --token-auth-file or --client-ca-file must be given, or another way to authenticate clients", s.listen)
 	}
-	if s.certFile == "" && !s.insecurePlainHTTP {
-		return fmt.Errorf("--listen is '%s': beyond loopback, tokens would pass in clear: give --tls-cert-file and --tls-private-key-file, "+
-			"or --insecure-plain-http if something in front of this process ends TLS", s.listen)
-	}
-	return nil
+	return s.checkPlainHTTP()
 }
 
 // checkWatcherURL refuses to send clients to a URL where their tokens would travel unencrypted.
@@ -174,7 +152,7 @@ func (s *serving) checkWatcherURL() error {
 
 func (s *serving) checkAddresses() error {
 	if !s.lambda {
-		if err := checkAddress("--listen", s.listen); err != nil {
+		if err := s.checkListen(); err != nil {
 			return err
 		}
 	}
@@ -187,7 +165,7 @@ func (s *serving) checkAddresses() error {
 func (s *serving) checkLimits() error {
 	if err := cmp.Or(
 		atLeast("--max-requests-inflight", s.requests.InFlight, 1), atLeast("--max-mutating-requests-inflight", s.requests.Mutating, 1),
-		atLeast("--http2-max-streams-per-connection", s.maxStreams, 1),
+		s.checkStreams(),
 	); err != nil {
 		return err
 	}
@@ -258,30 +236,9 @@ func flagzOf(flags *pflag.FlagSet) flagz.Reader {
 // serve serves the handler until ctx ends. Then it lets streams end and
 // requests in flight finish. It adds the flags to the configuration.
 func (s *serving) serve(ctx context.Context, handler http.Handler, c serve.Config) error {
-	var err error
-	if c.TLS, err = s.tls(); err != nil {
-		return err
-	}
-	c.RequestTimeout, c.MaxStreams = s.requests.Timeout, s.maxStreams
-	listener, err := net.Listen("tcp", s.listen)
-	if err != nil {
-		return fmt.Errorf("listen: %w", err)
-	}
-	slog.Info("serving", "address", listener.Addr().String(), "https", c.TLS != nil)
+	c.RequestTimeout = s.requests.Timeout
 	if !s.authenticated() {
 		slog.Warn("nobody is asked for credentials: whoever reaches this address, also through a proxy, is an administrator; give --token-auth-file or --client-ca-file")
 	}
-	return serve.Serve(ctx, listener, handler, c)
-}
-
-// tls is nil for plain HTTP.
-func (s *serving) tls() (*tls.Config, error) {
-	if s.certFile == "" {
-		return nil, nil
-	}
-	certificate, err := reload.New(func() (tls.Certificate, error) { return tls.LoadX509KeyPair(s.certFile, s.keyFile) }, s.certFile, s.keyFile)
-	if err != nil {
-		return nil, fmt.Errorf("load --tls-cert-file: %w", err)
-	}
-	return serve.TLS(certificate.Get, s.clientCAFile != ""), nil
+	return s.listening.serve(ctx, handler, c, s.clientCAFile != "")
 }

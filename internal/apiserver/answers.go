@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 )
 
@@ -21,6 +22,11 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		version = schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
 	}
 	responsewriters.ErrorNegotiated(err, s.generic.Serializer, version, w, r)
+}
+
+// Fail answers an error in the representation that the client accepts, for a process that has no Server.
+func Fail(w http.ResponseWriter, r *http.Request, err error) {
+	responsewriters.ErrorNegotiated(err, codecs(), schema.GroupVersion{Version: "v1"}, w, r)
 }
 
 // unknown answers a request for a path that nothing serves.
@@ -68,6 +74,28 @@ var isWatch = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"
 // isLongRunning is true for a watch, and for a stream to a node or to what a remote API server serves.
 func isLongRunning(r *http.Request, info *apirequest.RequestInfo) bool {
 	return isWatch(r, info) || info != nil && info.IsResourceRequest && nodeSubresources[info.Subresource]
+}
+
+// requestInfos parse the path and the query of a request as kube-apiserver does.
+var requestInfos = genericapiserver.NewRequestInfoResolver(&genericapiserver.Config{
+	LegacyAPIGroupPrefixes: sets.NewString(genericapiserver.DefaultLegacyAPIPrefix),
+})
+
+// watcherServes is true for what 'api' leaves to a watcher. The verb decides, since '/api/v1/watch/…' is a watch too.
+func watcherServes(info *apirequest.RequestInfo) bool { return info.Verb == "watch" }
+
+// Destination says what a process in front of others must know of a request: whether a watcher serves it, because 'api'
+// would redirect it there, and whether it lasts for as long as its client likes. It says no twice where the URL has no
+// meaning, so that 'api' refuses it.
+func Destination(r *http.Request) (watcher, lasts bool) {
+	if len(r.URL.RawQuery) > maxQuery {
+		return false, false
+	}
+	info, err := requestInfos.NewRequestInfo(r)
+	if err != nil {
+		return false, false
+	}
+	return watcherServes(info), isLongRunning(r, info)
 }
 
 // minRequestTimeout is the shortest life of a watch without a timeout.

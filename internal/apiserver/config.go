@@ -142,7 +142,7 @@ func (s *Server) configure() error {
 	if c.AdmissionControl, err = newAdmission(s); err != nil {
 		return fmt.Errorf("make admission: %w", err)
 	}
-	c.RequestInfoResolver = genericapiserver.NewRequestInfoResolver(c)
+	c.RequestInfoResolver = requestInfos
 	return nil
 }
 

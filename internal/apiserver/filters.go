@@ -138,12 +138,11 @@ func (s *Server) withView(h http.Handler) http.Handler {
 	})
 }
 
-// withWatcher sends a watch to the watcher where this process has no feed of the log. The verb decides, since
-// '/api/v1/watch/…' is a watch too.
+// withWatcher sends a watch to the watcher where this process has no feed of the log.
 func (s *Server) withWatcher(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
-		if info.Verb != "watch" || s.config.Cell.Feed != nil {
+		if !watcherServes(info) || s.config.Cell.Feed != nil {
 			h.ServeHTTP(w, r)
 			return
 		}

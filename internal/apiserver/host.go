@@ -12,7 +12,8 @@ import (
 )
 
 // withLoopbackHost keeps web pages away from a server that trusts everyone on this machine. A page that rebinds its
-// name to loopback sends its own name as Host; a page that posts across sites sends its Origin.
+// name to loopback sends its own name as Host; a page that posts across sites sends its Origin. It keeps away other
+// machines, too, whose requests a proxy on this machine passes on.
 func (s *Server) withLoopbackHost(h http.Handler) http.Handler {
 	if !s.config.LoopbackOnly {
 		return h
@@ -29,6 +30,11 @@ func (s *Server) withLoopbackHost(h http.Handler) http.Handler {
 func checkLoopbackHost(r *http.Request) error {
 	if !isLoopbackHost(r.Host) {
 		return errors.New("this server only answers to localhost")
+	}
+	for _, from := range strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",") {
+		if from = strings.TrimSpace(from); from != "" && !isLoopbackHost(from) {
+			return errors.New("this server asks nobody for credentials, and only answers to this machine")
+		}
 	}
 	for _, origin := range r.Header.Values("Origin") {
 		if u, err := url.Parse(origin); err != nil || !strings.EqualFold(u.Host, r.Host) {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/serving"
 )
 
 // relay serves a request that another server answers: a remote API server, a kubelet, or what runs in a Pod. This
@@ -50,7 +51,7 @@ func (c closing) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 func (c closing) Flush() { _ = http.NewResponseController(c.ResponseWriter).Flush() }
 
 // CloseNotify implements http.CloseNotifier.
-func (c closing) CloseNotify() <-chan bool { return closeNotify(c.ResponseWriter) }
+func (c closing) CloseNotify() <-chan bool { return serving.CloseNotify(c.ResponseWriter) }
 
 // Hijack implements http.Hijacker.
 func (c closing) Hijack() (net.Conn, *bufio.ReadWriter, error) {

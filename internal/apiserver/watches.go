@@ -1,10 +1,8 @@
 package apiserver
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -15,6 +13,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/serving"
 )
 
 // WatchLimits bounds the watches of one process; 0 is no bound. Beyond it the answer is 429.
@@ -107,13 +106,10 @@ func (w *watches) withOpen(h http.Handler) http.Handler {
 		}
 		o := &openWatch{end: make(chan struct{}), weight: 1 + len(r.URL.RawQuery)/watchQuery}
 		defer w.leave(o)
-		impatient := &impatientWriter{
-			ResponseWriter: response, control: http.NewResponseController(response), patience: w.limits.Patience, multiplexed: r.ProtoMajor >= 2,
-		}
-		defer impatient.allow() // for the end of the response, which net/http writes
-		impatient.forever()
+		stream := serving.NewStream(response, r, w.limits.Patience)
+		defer stream.End()
 		ctx := context.WithValue(r.Context(), openWatchKey{}, o)
-		h.ServeHTTP(impatient, r.WithContext(kubestore.WithEnd(ctx, o.end)))
+		h.ServeHTTP(stream, r.WithContext(kubestore.WithEnd(ctx, o.end)))
 	})
 }
 
@@ -220,84 +216,4 @@ func (w *watches) checkDraining(*http.Request) error {
 		return fmt.Errorf("the process is stopping, %d watches left", len(w.open))
 	}
 	return nil
-}
-
-// impatientWriter bounds how long the client may take to receive what is written.
-type impatientWriter struct {
-	http.ResponseWriter
-	control  *http.ResponseController
-	patience time.Duration
-	// multiplexed is true for HTTP/2. There a deadline must not stay between two writes, because it would end an idle
-	// stream. A deadline of HTTP/1 ends only what is written after it.
-	multiplexed bool
-	// extended is when the deadline was set last; zero if there is none.
-	extended time.Time
-}
-
-// Unwrap is for http.ResponseController.
-func (w *impatientWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-func (w *impatientWriter) Write(p []byte) (int, error) {
-	w.extend()
-	return w.ResponseWriter.Write(p)
-}
-
-// extend moves the deadline, but not for every event: that would cost a tenth of sending it.
-func (w *impatientWriter) extend() {
-	if time.Since(w.extended) > w.patience/8 {
-		w.allow()
-	}
-}
-
-func (w *impatientWriter) allow() {
-	w.extended = time.Now()
-	_ = w.control.SetWriteDeadline(w.extended.Add(w.patience)) // not every server has deadlines
-}
-
-// forever removes the deadline of a stream that has nothing to send.
-func (w *impatientWriter) forever() {
-	if w.multiplexed {
-		w.extended = time.Time{}
-		_ = w.control.SetWriteDeadline(w.extended)
-	}
-}
-
-// Flush implements http.Flusher.
-func (w *impatientWriter) Flush() {
-	w.extend()
-	if w.control.Flush() == nil {
-		w.forever()
-	}
-}
-
-// CloseNotify is what upstream's wrappers look for.
-func (w *impatientWriter) CloseNotify() <-chan bool { return closeNotify(w.ResponseWriter) }
-
-func closeNotify(w http.ResponseWriter) <-chan bool {
-	if inner, ok := w.(http.CloseNotifier); ok { //nolint:staticcheck // upstream asks for it
-		return inner.CloseNotify()
-	}
-	return make(chan bool)
-}
-
-// Hijack implements http.Hijacker, for WebSocket.
-func (w *impatientWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	conn, buffered, err := w.control.Hijack()
-	if err != nil {
-		return nil, nil, err
-	}
-	impatient := &impatientConn{conn, w.patience}
-	buffered.Writer.Reset(impatient)
-	return impatient, buffered, nil
-}
-
-// impatientConn is the same for a WebSocket.
-type impatientConn struct {
-	net.Conn
-	patience time.Duration
-}
-
-func (c *impatientConn) Write(p []byte) (int, error) {
-	_ = c.SetWriteDeadline(time.Now().Add(c.patience))
-	return c.Conn.Write(p)
 }

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"github.com/logplane/logplane/internal/reload"
+	serve "github.com/logplane/logplane/internal/serving"
+)
+
+// listening is a listener with its certificate, as flags.
+type listening struct {
+	listen            string
+	certFile, keyFile string
+	insecurePlainHTTP bool
+	maxStreams        int
+}
+
+// defaultListen is where a process serves that nobody tells: on loopback, unless a platform names a port.
+func defaultListen(port string) string {
+	if port != "" {
+		return ":" + port
+	}
+	return "127.0.0.1:7373"
+}
+
+func (l *listening) register(flags *pflag.FlagSet) {
+	flags.StringVar(&l.listen, "listen", defaultListen(os.Getenv("PORT")), "address to serve on, by default :$PORT where that is set; beyond loopback only with TLS or --insecure-plain-http, and where clients are authenticated")
+	flags.StringVar(&l.certFile, "tls-cert-file", "", "certificate to serve HTTPS with; it and --tls-private-key-file are read again when they change")
+	flags.StringVar(&l.keyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
+	flags.BoolVar(&l.insecurePlainHTTP, "insecure-plain-http", false, "serve beyond loopback without TLS, behind something that ends it: tokens pass in clear between the two")
+	flags.IntVar(&l.maxStreams, "http2-max-streams-per-connection", 100, "requests, watches too, that one connection of HTTP/2 may have open")
+}
+
+func (l *listening) checkListen() error { return checkAddress("--listen", l.listen) }
+
+func (l *listening) checkStreams() error {
+	return atLeast("--http2-max-streams-per-connection", l.maxStreams, 1)
+}
+
+func (l *listening) checkCertificate() error {
+	return together("--tls-cert-file", l.certFile, "--tls-private-key-file", l.keyFile)
+}
+
+// checkPlainHTTP refuses a listener that would show tokens to the network.
+func (l *listening) checkPlainHTTP() error {
+	if serve.IsLoopback(l.listen) || l.certFile != "" || l.insecurePlainHTTP {
+		return nil
+	}
+	return fmt.Errorf("--listen is '%s': beyond loopback, tokens would pass in clear: give --tls-cert-file and --tls-private-key-file, "+
+		"or --insecure-plain-http if something in front of this process ends TLS", l.listen)
+}
+
+// serve serves the handler until ctx ends, as serve.Serve does.
+func (l *listening) serve(ctx context.Context, handler http.Handler, c serve.Config, askClients bool) error {
+	var err error
+	if c.TLS, err = l.tls(askClients); err != nil {
+		return err
+	}
+	c.MaxStreams = l.maxStreams
+	listener, err := net.Listen("tcp", l.listen)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	slog.Info("serving", "address", listener.Addr().String(), "https", c.TLS != nil)
+	return serve.Serve(ctx, listener, handler, c)
+}
+
+// tls is nil for plain HTTP.
+func (l *listening) tls(askClients bool) (*tls.Config, error) {
+	if l.certFile == "" {
+		return nil, nil
+	}
+	certificate, err := reload.New(func() (tls.Certificate, error) { return tls.LoadX509KeyPair(l.certFile, l.keyFile) }, l.certFile, l.keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("load --tls-cert-file: %w", err)
+	}
+	return serve.TLS(certificate.Get, askClients), nil
+}

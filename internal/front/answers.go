@@ -1,0 +1,125 @@
+package front
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/logplane/logplane/internal/apiserver"
+)
+
+var (
+	requestsUnderway = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "logplane_front_requests_underway", Help: "Requests that a front is passing on, watches too.",
+	}, []string{"role"})
+	answered = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "logplane_front_answers_total", Help: "Answers of servers that a front has passed on.",
+	}, []string{"role", "code"})
+	failures = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "logplane_front_failures_total", Help: "Times that a server did not answer a front.",
+	}, []string{"role"})
+)
+
+// Collectors are the package's metrics.
+func Collectors() []prometheus.Collector {
+	return []prometheus.Collector{requestsUnderway, answered, failures}
+}
+
+// fail answers for servers that did not.
+func fail(w http.ResponseWriter, r *http.Request, err error) {
+	if r.Context().Err() == context.Canceled { // the client has gone, or this process stops: nothing may look like an answer
+		panic(http.ErrAbortHandler)
+	}
+	apiserver.Fail(w, r, statusOf(r, err))
+}
+
+// statusOf says what is known of the request. What may have been done has no Retry-After: clients would do it again
+// (row 61).
+func statusOf(r *http.Request, err error) error {
+	switch {
+	case wasUnsent(err):
+		return unavailable("no server of this cell can be reached, and nothing was done: try again")
+	case errors.Is(r.Context().Err(), context.DeadlineExceeded):
+		return apierrors.NewTimeoutError("no server has answered within the allotted timeout"+unknown(r), 0)
+	case onlyReads(r):
+		return unavailable("the server broke off before it answered: try again")
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusBadGateway, Reason: metav1.StatusReasonInternalError,
+		Message: "the server broke off before it answered" + unknown(r),
+	}}
+}
+
+func unknown(r *http.Request) string {
+	if onlyReads(r) {
+		return ""
+	}
+	return ": the outcome is unknown, read before you send this again"
+}
+
+func unavailable(message string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable, Reason: metav1.StatusReasonServiceUnavailable,
+		Message: message, Details: &metav1.StatusDetails{RetryAfterSeconds: 1},
+	}}
+}
+
+const (
+	// checkedFor is how long a check is valid. Probers have shown no credentials, so one check serves all of them.
+	checkedFor   = time.Second
+	checkTimeout = 10 * time.Second
+)
+
+// check returns the check that one of the servers is ready.
+func (to *role) check() func(*http.Request) error {
+	var mu sync.Mutex // guards what follows
+	var checked time.Time
+	var last error
+	return func(r *http.Request) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Since(checked) < checkedFor {
+			return last
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), checkTimeout)
+		defer cancel()
+		last = to.ready(ctx)
+		checked = time.Now()
+		return last
+	}
+}
+
+func (to *role) ready(ctx context.Context) error {
+	err := errNoAddress
+	for _, s := range to.turn(ctx) {
+		if err = s.ready(ctx); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+func (s *server) ready(ctx context.Context) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.host.url.JoinPath("readyz").String(), nil)
+	if err != nil {
+		return err
+	}
+	answer, err := s.roundTrip(r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 64<<10)) // so that the connection stays
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("/readyz of %s is %s", s.address, answer.Status)
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+// Package front serves the processes of a cell under one address: watches by a watcher, everything else by an api.
+// Clients then need no redirect, with which some lose their credentials.
+//
+// The servers of one role are any number of addresses: of several URLs, and of all that a URL's name resolves to. A
+// request goes through the front like this:
+//
+//  1. The rule by which an api redirects says whether it is a watch, and whether it lasts for as long as its client
+//     likes. Everything else has a deadline, which is longer than that of the servers.
+//  2. It goes to the next server of its role that has not failed lately, with its credentials, its host and its query
+//     as they are, and with the client's address in X-Forwarded-For.
+//  3. A server that cannot be connected to has received nothing, so that the request goes to another one. After that
+//     only what reads goes to another one: the server may have done what the rest asked for.
+//  4. The answer passes as it comes, and is flushed at once. If the server breaks off, so does the answer.
+//
+// The front judges nothing: no credentials, no rights, no sizes. It keeps nothing between two requests but connections,
+// and which servers have failed.
+package front
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/apiserver/pkg/server/mux"
+
+	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/serving"
+)
+
+// Deadline is that of requests that do not last. The servers' own is a minute, and some seconds for the answer.
+const Deadline = 70 * time.Second
+
+// defaultPatience is the watcher's, too.
+const defaultPatience = 30 * time.Second
+
+// Config of a front. A URL is a scheme, a host and maybe a port.
+type Config struct {
+	// APIs and Watchers are where the servers of the two roles are, at least one each.
+	APIs, Watchers []*url.URL
+	// TLS says which authorities sign the servers' certificates; nil for those of the system.
+	TLS *tls.Config
+	// Patience is how long a client may take to receive what is sent of an answer that lasts, 30 s by default.
+	Patience time.Duration
+}
+
+// Front is the http.Handler. It is safe for concurrent use.
+type Front struct {
+	apis, watchers         *role
+	patience               time.Duration
+	health                 http.Handler
+	apiReady, watcherReady func(*http.Request) error
+}
+
+// New returns a front. It connects to nothing before the first request.
+func New(c Config) *Front {
+	f := &Front{
+		apis:     newRole("api", c.APIs, c.TLS, 32<<10),
+		watchers: newRole("watcher", c.Watchers, c.TLS, 4<<10), // there are many watches, and their events are small
+		patience: cmp.Or(c.Patience, defaultPatience),
+	}
+	f.apiReady, f.watcherReady = f.apis.check(), f.watchers.check()
+	health := mux.NewPathRecorderMux("front")
+	healthz.InstallHandler(health, healthz.PingHealthz)
+	healthz.InstallLivezHandler(health, healthz.PingHealthz)
+	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("api", f.apiReady), healthz.NamedCheck("watcher", f.watcherReady))
+	f.health = health
+	return f
+}
+
+// ServeHTTP implements http.Handler.
+func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/"); first {
+	case "healthz", "livez", "readyz":
+		f.health.ServeHTTP(w, r)
+		return
+	}
+	watch, lasts := apiserver.Destination(r)
+	to := f.apis
+	if watch {
+		to = f.watchers
+	}
+	underway := requestsUnderway.WithLabelValues(to.name)
+	underway.Inc()
+	defer underway.Dec()
+	if lasts {
+		stream := serving.NewStream(w, r, f.patience)
+		defer stream.End()
+		to.proxy.ServeHTTP(stream, r)
+		return
+	}
+	if r.ContentLength != 0 { // net/http itself would wait for ever for a body that nobody wants
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(Deadline))
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), Deadline)
+	defer cancel()
+	to.proxy.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// Ready says whether a server of each role is.
+func (f *Front) Ready(r *http.Request) error { return errors.Join(f.apiReady(r), f.watcherReady(r)) }

@@ -1,0 +1,257 @@
+package front
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	dialTimeout = 3 * time.Second
+	// idleTimeout is shorter than the servers' own, so that no request meets a connection that its server is closing.
+	idleTimeout = 90 * time.Second
+	// idleConnections is how many of one server stay open for the next requests.
+	idleConnections = 256
+	// tries is how many servers a request may go to.
+	tries = 3
+	// failedFor is how long a server that has failed is asked only if all others have failed, too.
+	failedFor = 5 * time.Second
+)
+
+// role is the servers that do the same, and the proxy to them.
+type role struct {
+	name  string
+	hosts []*host
+	next  atomic.Uint64 // counts requests
+	proxy *httputil.ReverseProxy
+}
+
+// newRole makes a role. Each answer is passed on through a buffer of that many bytes, which it keeps until its end.
+func newRole(name string, urls []*url.URL, config *tls.Config, buffer int) *role {
+	to := &role{name: name}
+	for _, u := range urls {
+		to.hosts = append(to.hosts, newHost(u, config))
+	}
+	to.proxy = &httputil.ReverseProxy{
+		Transport: to, Rewrite: rewrite, FlushInterval: -1, BufferPool: newBuffers(buffer), ErrorHandler: fail,
+		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug), // mostly clients that have gone
+	}
+	return to
+}
+
+// rewrite leaves a request as it is, but for where it comes from. What the client says about that counts for nothing.
+func rewrite(r *httputil.ProxyRequest) {
+	r.Out.Header.Del("X-Real-Ip")
+	r.SetXForwarded()
+	r.Out.Host = r.In.Host
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // also what does not parse: the server is to see what the front has judged by
+}
+
+// RoundTrip implements http.RoundTripper.
+func (to *role) RoundTrip(r *http.Request) (*http.Response, error) {
+	err := errNoAddress
+	for _, s := range to.turn(r.Context()) {
+		var answer *http.Response
+		if answer, err = s.roundTrip(r); err == nil {
+			answered.WithLabelValues(to.name, fmt.Sprint(answer.StatusCode)).Inc()
+			return answer, nil
+		}
+		if r.Context().Err() == context.Canceled {
+			return nil, err // the client has gone, which says nothing about the server
+		}
+		s.fail(to.name, err)
+		if r.Context().Err() != nil || !wasUnsent(err) && !onlyReads(r) {
+			break
+		}
+	}
+	return nil, err
+}
+
+// turn returns the servers that a request goes to, the best first.
+func (to *role) turn(ctx context.Context) []*server {
+	var all, failed []*server
+	for _, h := range to.hosts {
+		for _, s := range h.servers(ctx) {
+			if s.hasFailed() {
+				failed = append(failed, s)
+			} else {
+				all = append(all, s)
+			}
+		}
+	}
+	n := int(to.next.Add(1) % (1 << 30))
+	all, failed = rotate(all, n), rotate(failed, n)
+	all = append(all, failed...)
+	return all[:min(len(all), tries)]
+}
+
+func rotate(all []*server, n int) []*server {
+	if len(all) == 0 {
+		return nil
+	}
+	n %= len(all)
+	return append(all[n:len(all):len(all)], all[:n]...)
+}
+
+// unsent is an error of a request of which no server has received anything.
+type unsent struct{ error }
+
+var errNoAddress error = unsent{errors.New("no address is known")}
+
+func wasUnsent(err error) bool { return errors.As(err, &unsent{}) }
+
+// onlyReads is true for a request that may be sent twice.
+func onlyReads(r *http.Request) bool {
+	return (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Body == nil && r.Header.Get("Upgrade") == ""
+}
+
+// host is what a URL names: any number of servers.
+type host struct {
+	url       *url.URL
+	transport *http.Transport
+	known     atomic.Pointer[[]*server]
+
+	mu     sync.Mutex // held while somebody looks the name up
+	looked time.Time  // by mu: when that was
+}
+
+// lookupEvery is how long the addresses of a name are used.
+const lookupEvery = 5 * time.Second
+
+func newHost(u *url.URL, config *tls.Config) *host {
+	if config == nil {
+		config = &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	config = config.Clone()
+	config.ServerName = u.Hostname() // the address is in the request's URL
+	dialer := &net.Dialer{Timeout: dialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	h := &host{url: u, transport: &http.Transport{
+		DialContext: dialer.DialContext, TLSClientConfig: config, TLSHandshakeTimeout: 2 * dialTimeout,
+		MaxIdleConnsPerHost: idleConnections, IdleConnTimeout: idleTimeout, DisableCompression: true,
+	}}
+	if net.ParseIP(u.Hostname()) != nil {
+		h.know([]string{u.Hostname()})
+	}
+	return h
+}
+
+// servers returns those that the name resolves to. Who finds that it was not looked up for a while looks it up. Others
+// do not wait for that, unless nothing is known yet.
+func (h *host) servers(ctx context.Context) []*server {
+	if net.ParseIP(h.url.Hostname()) != nil {
+		return *h.known.Load()
+	}
+	if h.known.Load() == nil {
+		h.mu.Lock()
+	} else if !h.mu.TryLock() {
+		return *h.known.Load()
+	}
+	defer h.mu.Unlock()
+	if time.Since(h.looked) > lookupEvery {
+		h.look(ctx)
+	}
+	if known := h.known.Load(); known != nil {
+		return *known
+	}
+	return nil
+}
+
+// look requires mu. What was known stays if the name does not resolve.
+func (h *host) look(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout) // others use the result, too
+	defer cancel()
+	found, err := net.DefaultResolver.LookupHost(ctx, h.url.Hostname())
+	if err != nil {
+		slog.Warn("a name does not resolve", "host", h.url.Hostname(), "error", err)
+	} else {
+		h.know(found)
+	}
+	h.looked = time.Now()
+}
+
+// know replaces the servers, and remembers which of them have failed.
+func (h *host) know(addresses []string) {
+	before := map[string]*server{}
+	if known := h.known.Load(); known != nil {
+		for _, s := range *known {
+			before[s.address] = s
+		}
+	}
+	port := h.url.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[h.url.Scheme]
+	}
+	now := make([]*server, 0, len(addresses))
+	for _, ip := range addresses {
+		address := net.JoinHostPort(ip, port)
+		s, ok := before[address]
+		if !ok {
+			s = &server{host: h, address: address}
+		}
+		now = append(now, s)
+	}
+	h.known.Store(&now)
+}
+
+// server is one address.
+type server struct {
+	host    *host
+	address string
+	failed  atomic.Pointer[time.Time] // when it last did; nil if it did not
+}
+
+func (s *server) hasFailed() bool {
+	at := s.failed.Load()
+	return at != nil && time.Since(*at) < failedFor
+}
+
+// fail logs the first failure of several.
+func (s *server) fail(role string, err error) {
+	failures.WithLabelValues(role).Inc()
+	if !s.hasFailed() {
+		slog.Warn("a server does not answer: others are asked first for a while", "role", role, "server", s.address, "error", err)
+	}
+	now := time.Now()
+	s.failed.Store(&now)
+}
+
+// roundTrip sends the request here. It leaves the body open, for another server.
+func (s *server) roundTrip(r *http.Request) (*http.Response, error) {
+	sent, at := *r, *r.URL
+	at.Scheme, at.Host = s.host.url.Scheme, s.address
+	sent.URL = &at
+	if r.Body != nil {
+		sent.Body = io.NopCloser(r.Body)
+	}
+	connected := false
+	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected = true }}
+	answer, err := s.host.transport.RoundTrip(sent.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+	if err != nil && !connected {
+		return nil, unsent{err}
+	}
+	return answer, err
+}
+
+// buffers are those of the answers that are passed on.
+type buffers struct{ sync.Pool }
+
+func newBuffers(size int) *buffers {
+	return &buffers{sync.Pool{New: func() any { return make([]byte, size) }}}
+}
+
+// Get implements httputil.BufferPool.
+func (b *buffers) Get() []byte { return b.Pool.Get().([]byte) }
+
+// Put implements httputil.BufferPool.
+func (b *buffers) Put(buffer []byte) { b.Pool.Put(buffer) } //nolint:staticcheck // the slice's head is small beside it
