@@ -23,9 +23,10 @@ type Cell struct {
 	// accounts' tokens.
 	Authority, SigningKey string
 
-	t         testing.TB
-	api       *Process
-	processes []*Process
+	t            testing.TB
+	api, watcher *Process
+	certificate  []string // flags
+	processes    []*Process
 }
 
 // Init makes a cell on the log at a URL, with a folder as its bucket, and returns the flags that lead to it. The other
@@ -49,12 +50,21 @@ func RunCell(t testing.TB, tokens string) *Cell {
 	plain := Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), file("bucket"), "--credentials", folder)
 	require.NoError(t, os.WriteFile(file("tokens.csv"), []byte("admin,admin,0,system:masters\n"+tokens), 0o600))
 	where := slices.Concat(plain, []string{"--root-ca-file", c.Authority})
-	serving := slices.Concat([]string{"--listen", "127.0.0.1:0", "--tls-cert-file", file("tls.crt"), "--tls-private-key-file", file("tls.key"), "--client-ca-file", c.Authority,
-		"--token-auth-file", file("tokens.csv"), "--service-account-issuer", "https://logplane.test", "--service-account-signing-key-file", c.SigningKey}, where)
-	watcher := Serve(t, slices.Concat([]string{"watcher"}, serving)...)
-	c.api = Serve(t, slices.Concat([]string{"api", "--watcher-url", watcher.URL()}, serving)...)
-	c.processes = []*Process{watcher, c.api, Run(t, slices.Concat([]string{"projector"}, plain)...), Run(t, slices.Concat([]string{"lifecycle"}, where)...)}
+	c.certificate = []string{"--listen", "127.0.0.1:0", "--tls-cert-file", file("tls.crt"), "--tls-private-key-file", file("tls.key")}
+	serving := slices.Concat(c.certificate, []string{"--client-ca-file", c.Authority, "--token-auth-file", file("tokens.csv"), "--service-account-issuer", "https://logplane.test", "--service-account-signing-key-file", c.SigningKey}, where)
+	c.watcher = Serve(t, slices.Concat([]string{"watcher"}, serving)...)
+	c.api = Serve(t, slices.Concat([]string{"api", "--watcher-url", c.watcher.URL()}, serving)...)
+	c.processes = []*Process{c.watcher, c.api, Run(t, slices.Concat([]string{"projector"}, plain)...), Run(t, slices.Concat([]string{"lifecycle"}, where)...)}
 	return c
+}
+
+// Front puts a front before the cell, and returns the process that it leads watches to. Clients that are made from now
+// on reach the cell through it alone.
+func (c *Cell) Front() (front, watcher *Process) {
+	c.t.Helper()
+	c.api = Serve(c.t, slices.Concat([]string{"front", "--api", c.api.URL(), "--watcher", c.watcher.URL(), "--api-ca-file", c.Authority}, c.certificate)...)
+	c.processes = append(c.processes, c.api)
+	return c.api, c.watcher
 }
 
 // Kubeconfig returns the path of one for a token.

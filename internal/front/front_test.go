@@ -1,0 +1,342 @@
+package front_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/logplane/logplane/internal/front"
+	"github.com/logplane/logplane/internal/serving"
+)
+
+const objects = "/api/v1/namespaces/a/configmaps"
+
+// start serves a front of servers at the URLs until the test ends, and returns where.
+func start(t *testing.T, apis, watchers []string, change ...func(*front.Config)) string {
+	t.Helper()
+	c := front.Config{APIs: parsed(t, apis), Watchers: parsed(t, watchers)}
+	for _, f := range change {
+		f(&c)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() {
+		served <- serving.Serve(ctx, listener, front.New(c), serving.Config{RequestTimeout: front.Deadline})
+	}()
+	t.Cleanup(func() {
+		stop()
+		require.NoError(t, <-served)
+	})
+	return "http://" + listener.Addr().String()
+}
+
+func parsed(t *testing.T, urls []string) (all []*url.URL) {
+	t.Helper()
+	for _, u := range urls {
+		one, err := url.Parse(u)
+		require.NoError(t, err)
+		all = append(all, one)
+	}
+	return all
+}
+
+// server runs a handler until the test ends.
+func server(t *testing.T, h http.HandlerFunc) *httptest.Server {
+	t.Helper()
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	return s
+}
+
+func named(name string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) }
+}
+
+// dead is a URL where nothing listens.
+func dead(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	return "http://" + listener.Addr().String()
+}
+
+type answer struct {
+	code   int
+	header http.Header
+	body   string
+}
+
+func send(t *testing.T, method, url, body string) answer {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	require.NoError(t, err)
+	got, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	defer got.Body.Close()
+	text, err := io.ReadAll(got.Body)
+	require.NoError(t, err)
+	return answer{got.StatusCode, got.Header, string(text)}
+}
+
+func (a answer) status(t *testing.T) metav1.Status {
+	t.Helper()
+	var s metav1.Status
+	require.NoError(t, json.Unmarshal([]byte(a.body), &s), a.body)
+	require.Equal(t, "Status", s.Kind)
+	require.EqualValues(t, a.code, s.Code)
+	return s
+}
+
+// What 'api' would redirect goes to the watcher, in each of its forms, and nothing else does.
+func TestDestinations(t *testing.T) {
+	at := start(t, []string{server(t, named("api")).URL}, []string{server(t, named("watcher")).URL})
+	for path, want := range map[string]string{
+		objects:                                   "api",
+		objects + "?watch=false":                  "api",
+		objects + "?watch=true":                   "watcher",
+		objects + "?watch=1&resourceVersion=5":    "watcher",
+		"/api/v1/watch/namespaces/a/configmaps":   "watcher",
+		"/apis/apps/v1/deployments?watch=true":    "watcher",
+		"/apis?watch=true":                        "api",
+		"/version":                                "api",
+		"/metrics":                                "api",
+		objects + "?watch=true&limit=x;%zz":       "api", // has no meaning: 'api' says so
+		objects + "?watch=" + long("true&a=", 64): "api", // too long for any server of ours
+	} {
+		require.Equal(t, want, send(t, "GET", at+path, "").body, path)
+	}
+	require.Equal(t, "api", send(t, "POST", at+objects+"?watch=true", "{}").body, "a write is no watch")
+}
+
+func long(text string, kib int) string { return text + strings.Repeat("x", kib<<9) }
+
+// A server sees the request as the client has sent it, and where it comes from as the front knows it.
+func TestRequestIsKept(t *testing.T) {
+	type seen struct{ method, uri, host, token, from, realIP, body string }
+	var got atomic.Pointer[seen]
+	api := server(t, func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		got.Store(&seen{r.Method, r.RequestURI, r.Host, r.Header.Get("Authorization"), r.Header.Get("X-Forwarded-For"), r.Header.Get("X-Real-Ip"), string(body)})
+	})
+	at := start(t, []string{api.URL}, []string{api.URL})
+	uri := objects + "/a%2Fb?fieldSelector=a%3Db;c&x"
+	r, err := http.NewRequestWithContext(t.Context(), "PATCH", at+uri, strings.NewReader("{}"))
+	require.NoError(t, err)
+	r.Host = "cell.example:443"
+	r.Header.Set("Authorization", "Bearer x")
+	r.Header.Set("X-Forwarded-For", "10.9.8.7")
+	r.Header.Set("X-Real-Ip", "10.9.8.7")
+	answer, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	require.Equal(t, seen{"PATCH", uri, "cell.example:443", "Bearer x", "127.0.0.1", "", "{}"}, *got.Load())
+}
+
+// An event reaches the client while its watch goes on, and the end of the client's watch reaches the watcher.
+func TestEventsPassAtOnce(t *testing.T) {
+	ended := make(chan struct{})
+	events := make(chan string)
+	watcher := server(t, func(w http.ResponseWriter, r *http.Request) {
+		defer close(ended)
+		_ = http.NewResponseController(w).Flush()
+		for {
+			select {
+			case e := <-events:
+				_, _ = io.WriteString(w, e)
+				_ = http.NewResponseController(w).Flush()
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	at := start(t, []string{watcher.URL}, []string{watcher.URL})
+	ctx, leave := context.WithCancel(t.Context())
+	r, err := http.NewRequestWithContext(ctx, "GET", at+objects+"?watch=true", nil)
+	require.NoError(t, err)
+	got, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	defer got.Body.Close()
+	lines := bufio.NewReader(got.Body)
+	for range 3 {
+		events <- "event\n"
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "event\n", line)
+	}
+	leave()
+	<-ended
+}
+
+// A server that breaks off in the middle of its answer leaves a client that sees so, whatever the length that it had
+// announced. No second server adds to the answer.
+func TestBrokenAnswers(t *testing.T) {
+	for _, path := range []string{objects, objects + "?watch=true"} {
+		var asked atomic.Int32
+		broken := server(t, func(w http.ResponseWriter, _ *http.Request) {
+			asked.Add(1)
+			_, _ = io.WriteString(w, "{")
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		})
+		at := start(t, []string{broken.URL, broken.URL}, []string{broken.URL, broken.URL})
+		got, err := http.Get(at + path)
+		require.NoError(t, err)
+		defer got.Body.Close()
+		body, err := io.ReadAll(got.Body)
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF, "%s: %s", path, body)
+		require.EqualValues(t, 1, asked.Load())
+	}
+}
+
+// Nothing is lost while a server is down: what could not be sent goes to another one, writes too.
+func TestDeadServersAreLeftOut(t *testing.T) {
+	var served atomic.Int32
+	api := server(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		served.Add(1)
+		_, _ = w.Write(body)
+	})
+	at := start(t, []string{dead(t), api.URL, dead(t)}, []string{dead(t)})
+	for range 20 {
+		got := send(t, "POST", at+objects, `{"a":1}`)
+		require.Equal(t, http.StatusOK, got.code, got.body)
+		require.Equal(t, `{"a":1}`, got.body)
+	}
+	require.EqualValues(t, 20, served.Load())
+
+	got := send(t, "GET", at+objects+"?watch=true", "")
+	require.Equal(t, http.StatusServiceUnavailable, got.code)
+	require.Equal(t, "1", got.header.Get("Retry-After"))
+	require.Equal(t, metav1.StatusReasonServiceUnavailable, got.status(t).Reason)
+	require.NotContains(t, got.body, "127.0.0.1", "where servers are is nobody's business")
+}
+
+// A server that breaks off before it answers may have done what it was asked for. So a write is not sent again, by
+// nobody: it has no Retry-After. What only reads goes to another server.
+func TestServersThatDieAreNotTrustedTwice(t *testing.T) {
+	var writes, reads atomic.Int32
+	dying := func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.ReadAll(r.Body)
+		if r.Method == "GET" {
+			reads.Add(1)
+		} else {
+			writes.Add(1)
+		}
+		panic(http.ErrAbortHandler)
+	}
+	one, two := server(t, dying), server(t, dying)
+	at := start(t, []string{one.URL, two.URL}, []string{one.URL})
+	got := send(t, "POST", at+objects, "{}")
+	require.Equal(t, http.StatusBadGateway, got.code, got.body)
+	require.Empty(t, got.header.Get("Retry-After"))
+	require.Contains(t, got.status(t).Message, "the outcome is unknown")
+	require.EqualValues(t, 1, writes.Load())
+
+	got = send(t, "GET", at+objects, "")
+	require.Equal(t, http.StatusServiceUnavailable, got.code, got.body)
+	require.Equal(t, "1", got.header.Get("Retry-After"))
+	require.EqualValues(t, 2, reads.Load())
+}
+
+// Requests are spread over all servers.
+func TestSpread(t *testing.T) {
+	var one, two atomic.Int32
+	count := func(n *atomic.Int32) http.HandlerFunc {
+		return func(http.ResponseWriter, *http.Request) { n.Add(1) }
+	}
+	a, b := server(t, count(&one)), server(t, count(&two))
+	at := start(t, []string{a.URL, b.URL}, []string{a.URL})
+	for range 20 {
+		require.Equal(t, http.StatusOK, send(t, "GET", at+objects, "").code)
+	}
+	require.EqualValues(t, 10, one.Load())
+	require.EqualValues(t, 10, two.Load())
+}
+
+// A connection that switches protocols, as for 'kubectl exec', passes in both directions.
+func TestUpgrades(t *testing.T) {
+	api := server(t, func(w http.ResponseWriter, r *http.Request) {
+		conn, buffered, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+r.Header.Get("Upgrade")+"\r\n\r\n")
+		_, _ = io.Copy(conn, buffered)
+	})
+	at := start(t, []string{api.URL}, []string{dead(t)})
+	conn, err := net.Dial("tcp", strings.TrimPrefix(at, "http://"))
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, "POST /api/v1/namespaces/a/pods/p/exec?command=ls HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n")
+	require.NoError(t, err)
+	in := bufio.NewReader(conn)
+	got, err := http.ReadResponse(in, nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusSwitchingProtocols, got.StatusCode)
+	require.Equal(t, "SPDY/3.1", got.Header.Get("Upgrade"))
+	for range 3 {
+		_, err = io.WriteString(conn, "hello\n")
+		require.NoError(t, err)
+		line, err := in.ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "hello\n", line)
+	}
+}
+
+// A server is believed if the authority has signed for its name, whatever address the name has. Others get nothing.
+func TestServersAreVerified(t *testing.T) {
+	s := httptest.NewTLSServer(named("api"))
+	t.Cleanup(s.Close)
+	_, port, err := net.SplitHostPort(s.Listener.Addr().String())
+	require.NoError(t, err)
+	trust := func(c *front.Config) { c.TLS = &tls.Config{RootCAs: x509.NewCertPool()} }
+	strangers := start(t, []string{s.URL}, []string{s.URL}, trust)
+	got := send(t, "POST", strangers+objects, "{}")
+	require.Equal(t, http.StatusServiceUnavailable, got.code, got.body)
+
+	trusted := func(c *front.Config) {
+		trust(c)
+		c.TLS.RootCAs.AddCert(s.Certificate())
+	}
+	require.Equal(t, "api", send(t, "POST", start(t, []string{s.URL}, []string{s.URL}, trusted)+objects, "{}").body)
+	// The certificate is for 127.0.0.1 and not for the name 'localhost', which has that address.
+	other := start(t, []string{"https://localhost:" + port}, []string{s.URL}, trusted)
+	require.Equal(t, http.StatusServiceUnavailable, send(t, "POST", other+objects, "{}").code)
+}
+
+// The front is alive by itself, and ready while servers of both roles are.
+func TestHealth(t *testing.T) {
+	ready := server(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/readyz" {
+			w.WriteHeader(http.StatusNotFound)
+		}
+	})
+	unready := server(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })
+	both := start(t, []string{dead(t), ready.URL}, []string{ready.URL})
+	require.Equal(t, http.StatusOK, send(t, "GET", both+"/readyz", "").code)
+	without := start(t, []string{ready.URL}, []string{unready.URL})
+	got := send(t, "GET", without+"/readyz", "")
+	require.Equal(t, http.StatusInternalServerError, got.code)
+	require.Contains(t, got.body, "[+]api ok")
+	require.Contains(t, got.body, "[-]watcher failed")
+	for _, path := range []string{"/livez", "/healthz"} {
+		require.Equal(t, http.StatusOK, send(t, "GET", without+path, "").code)
+	}
+}
