@@ -68,6 +68,8 @@ func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes 
 	if err != nil {
 		return 0, err
 	}
+	ctx, s := span(ctx, "log append")
+	defer s.End()
 	seen := Revision(l.seen.Load())
 	rev, err := l.publishSurely(ctx, msgs)
 	if l.leavesOpen(err) {

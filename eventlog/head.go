@@ -23,6 +23,8 @@ func (l *Log) Head(ctx context.Context) (Bounds, error) {
 	if l.config.Local != nil { // to share a question would cost more than to ask
 		return l.askOnce()
 	}
+	ctx, s := span(ctx, "log head")
+	defer s.End()
 	return l.join().wait(ctx)
 }
 

@@ -31,6 +31,8 @@ const (
 // the end. A hole above the first revision is ErrDiverged, as no setting of the log allows one. A message that is not
 // an event is counted, logged and delivered as a Barrier: it changes nothing.
 func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) error) error {
+	ctx, s := span(ctx, "log tail")
+	defer s.End()
 	r := reader{log: l, next: after + 1, upto: upto, yield: yield}
 	if err := r.read(ctx); err != nil {
 		return fmt.Errorf("read the log from %d to %d: %w", r.next, upto, err)

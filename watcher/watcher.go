@@ -47,6 +47,9 @@ func (w *Watcher) Run(ctx context.Context) error { return w.feed.Run(ctx) }
 // Shrink gives back most of the memory that only saves time. It is for a process that has nothing to do.
 func (w *Watcher) Shrink() { w.server.Shrink() }
 
+// StopTracing sends the spans that have not been sent yet. The watcher must not be used any more.
+func (w *Watcher) StopTracing() { w.server.StopTracing() }
+
 // Publish writes what the servers of remote APIServices must know to believe this process who a user is.
 func (w *Watcher) Publish(ctx context.Context, trust aggregation.Trust) error {
 	return w.server.Publish(ctx, trust)

@@ -55,6 +55,7 @@ func newAPI() *cobra.Command {
 			if how.lambda {
 				return lambda.ServeHTTP(cmd.Context(), handler, onLambda(opened, invokeMode == "BUFFERED"))
 			}
+			defer server.StopTracing()
 			defer memory.GiveBack(server.Shrink)()
 			return how.serve(cmd.Context(), handler, serve.Config{})
 		},

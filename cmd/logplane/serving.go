@@ -39,6 +39,7 @@ type serving struct {
 	extend                  bool
 	goawayChance            float64
 	hsts                    []string
+	tracing                 string
 	audit                   apiserver.Audit
 	flags                   *pflag.FlagSet
 	proxying                proxying
@@ -71,6 +72,7 @@ func (s *serving) register(flags *pflag.FlagSet) {
 	flags.IntVar(&s.requests.Mutating, "max-mutating-requests-inflight", 200, "requests other than watches, and than those of --max-requests-inflight, which this process serves at once")
 	flags.DurationVar(&s.requests.Timeout, "request-timeout", requestDeadline, "how long a request other than a watch may take, its body half of that; at most 1m")
 	flags.Float64Var(&s.goawayChance, "goaway-chance", 0, "fraction of requests, at most 0.02, after which a client of HTTP/2 is sent to connect anew, to any process behind the same address")
+	flags.StringVar(&s.tracing, "tracing-config-file", "", "send spans of requests to an OpenTelemetry collector as this file says, as kube-apiserver reads it; not on AWS Lambda")
 	flags.StringSliceVar(&s.hsts, "strict-transport-security-directives", nil, "directives for HSTS, for example 'max-age=31536000,includeSubDomains'; none by default")
 	flags.StringVar(&s.audit.PolicyFile, "audit-policy-file", "", "which requests are recorded, as kube-apiserver reads it; none by default")
 	flags.StringVar(&s.audit.LogPath, "audit-log-path", "", "file that records are appended to, '-' for standard output; it may be moved away at any time to rotate it")
@@ -122,6 +124,9 @@ func (s *serving) check() error {
 	}
 	if s.lambda && !s.authenticated() {
 		return errors.New("nobody could use this function: on AWS Lambda, --token-auth-file must be given, or another way to authenticate clients")
+	}
+	if s.lambda && s.tracing != "" {
+		return errors.New("--tracing-config-file: spans are sent between requests, and on AWS Lambda nothing runs then")
 	}
 	if s.lambda || serve.IsLoopback(s.listen) {
 		return nil
@@ -222,6 +227,7 @@ func (s *serving) configure(c *apiserver.Config) {
 	}
 	c.Admission = s.admission
 	c.Flagz = flagzOf(s.flags)
+	c.TracingConfigFile = s.tracing
 	c.Requests, c.GoawayChance, c.HSTSDirectives, c.Audit = s.requests, s.goawayChance, s.hsts, s.audit
 	s.proxying.configure(c)
 	c.Kubelets = s.kubelets

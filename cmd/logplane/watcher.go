@@ -70,6 +70,7 @@ func newWatcher() *cobra.Command {
 				return err
 			}
 			publish(cmd.Context(), w, how.trust)
+			defer w.StopTracing()
 			defer memory.GiveBack(w.Shrink)()
 			return runWatcher(cmd.Context(), w, how, what)
 		},

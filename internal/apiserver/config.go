@@ -98,6 +98,9 @@ func (s *Server) configure() error {
 
 	s.loopback = newLoopback(s)
 	c.LoopbackClientConfig = s.loopback
+	if err := s.startTracing(c); err != nil {
+		return err
+	}
 	if s.client, err = kubernetes.NewForConfig(s.loopback); err != nil {
 		return fmt.Errorf("make the loopback client: %w", err)
 	}

@@ -46,6 +46,9 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 		h = routine.WithRoutine(h, isLongRunning) // the record of a watch's end waits for its end
 		h = s.withAudit(h)
 	}
+	if s.config.TracingConfigFile != "" { // an administrator's trace goes on here, anybody else's is only linked
+		h = genericapifilters.WithTracing(h, c.TracerProvider)
+	}
 	stranger := genericapifilters.WithFailedAuthenticationAudit(unreceived(genericapifilters.Unauthorized(c.Serializer)), c.AuditBackend, c.AuditPolicyRuleEvaluator)
 	h = genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, stranger, c.Authentication.APIAudiences, nil)
 	h = withRequestView(h)

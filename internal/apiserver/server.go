@@ -43,6 +43,8 @@ type Config struct {
 	Authentication Authentication
 	Authorization  Authorization
 	Admission      Admission
+	// TracingConfigFile is kube-apiserver's --tracing-config-file; empty for no traces.
+	TracingConfigFile string
 	// RootCAFile is the PEM of the authority that signs this API's certificate, kube-controller-manager's
 	// --root-ca-file. Each namespace gets it in a ConfigMap, for its Pods to trust. Empty for none.
 	RootCAFile string

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 )
 
 var requests = prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -39,44 +40,57 @@ func (c *Counted) Counts() Counts {
 
 // Get implements Bucket.
 func (c *Counted) Get(ctx context.Context, key string) ([]byte, string, error) {
-	count(&c.get, "get")
+	ctx, done := count(ctx, &c.get, "get")
+	defer done()
 	return c.Bucket.Get(ctx, key)
 }
 
 // GetRange implements Bucket.
 func (c *Counted) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
-	count(&c.getRange, "get_range")
+	ctx, done := count(ctx, &c.getRange, "get_range")
+	defer done()
 	return c.Bucket.GetRange(ctx, key, offset, length)
 }
 
 // Create implements Bucket.
 func (c *Counted) Create(ctx context.Context, key string, body []byte) (string, error) {
-	count(&c.create, "create")
+	ctx, done := count(ctx, &c.create, "create")
+	defer done()
 	return c.Bucket.Create(ctx, key, body)
 }
 
 // Replace implements Bucket.
 func (c *Counted) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
-	count(&c.replace, "replace")
+	ctx, done := count(ctx, &c.replace, "replace")
+	defer done()
 	return c.Bucket.Replace(ctx, key, body, etag)
 }
 
 // List implements Bucket.
 func (c *Counted) List(ctx context.Context, prefix string, yield func(Attributes) error) error {
-	count(&c.list, "list")
+	ctx, done := count(ctx, &c.list, "list")
+	defer done()
 	return c.Bucket.List(ctx, prefix, yield)
 }
 
 // Delete implements Bucket.
 func (c *Counted) Delete(ctx context.Context, key string) error {
-	count(&c.delete, "delete")
+	ctx, done := count(ctx, &c.delete, "delete")
+	defer done()
 	return c.Bucket.Delete(ctx, key)
 }
 
 // Ensure makes what it wraps.
 func (c *Counted) Ensure(ctx context.Context) error { return Ensure(ctx, c.Bucket) }
 
-func count(of *atomic.Int64, kind string) {
+// count counts a request, which is a part of the trace that ctx belongs to.
+func count(ctx context.Context, of *atomic.Int64, kind string) (context.Context, func()) {
 	of.Add(1)
 	requests.WithLabelValues(kind).Inc()
+	parent := trace.SpanFromContext(ctx)
+	if !parent.IsRecording() {
+		return ctx, func() {}
+	}
+	ctx, span := parent.TracerProvider().Tracer("github.com/logplane/logplane/projection/bucket").Start(ctx, "bucket "+kind)
+	return ctx, func() { span.End() }
 }

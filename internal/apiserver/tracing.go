@@ -1,0 +1,36 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/options"
+)
+
+// startTracing sends spans to an OpenTelemetry collector as the file says that '--tracing-config-file' of kube-apiserver
+// takes. Requests that the server sends itself join the trace of the one that they are for.
+func (s *Server) startTracing(c *genericapiserver.Config) error {
+	o := options.TracingOptions{ConfigFile: s.config.TracingConfigFile}
+	if err := errors.Join(o.Validate()...); err != nil {
+		return fmt.Errorf("read --tracing-config-file: %w", err)
+	}
+	if err := o.ApplyTo(nil, c); err != nil {
+		return fmt.Errorf("read --tracing-config-file: %w", err)
+	}
+	return nil
+}
+
+// stopTracingTime bounds how long a process waits at its end for a collector.
+const stopTracingTime = 3 * time.Second
+
+// StopTracing sends the spans that have not been sent yet. The server must not be used any more.
+func (s *Server) StopTracing() {
+	ctx, cancel := context.WithTimeout(context.Background(), stopTracingTime)
+	defer cancel()
+	if err := s.generic.TracerProvider.Shutdown(ctx); err != nil {
+		s.config.Logger.Warn("the last spans did not reach the collector", "error", err)
+	}
+}
