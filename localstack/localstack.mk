@@ -6,18 +6,32 @@ NATS_VERSION := v2.15.2
 # An image is a static program on nothing: no base to pull, no shell in it. The classic builder needs nothing
 # from a registry; what it says about its age is not the reader's business.
 DOCKER_BUILD := DOCKER_BUILDKIT=0 docker build --quiet
-# A second stack beside the first needs another name and other ports.
+# The tag of the images that are built and run, and the processor of 'logplane'.
+TAG          ?= dev
+ARCH         ?= $(shell go env GOARCH)
+COMMIT       := $(shell git rev-parse HEAD 2>/dev/null)
+COMMIT_TIME  := $(shell TZ=UTC git show -s --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd HEAD 2>/dev/null)
+OCI          := org.opencontainers.image
+LABELS       := --label $(OCI).title=logplane --label $(OCI).licenses=Apache-2.0 --label $(OCI).version=$(VERSION) \
+                --label $(OCI).description="The Kubernetes API as stateless functions on a log and a bucket" \
+                --label $(OCI).source=https://github.com/logplane/logplane --label $(OCI).revision=$(COMMIT) \
+                --label $(OCI).created=$(COMMIT_TIME)
+# A second stack beside the first needs another name and another port.
 STACK        ?= logplane
 API_PORT     ?= 7380
-WATCHER_PORT ?= 7381
-NATS_PORT    ?= 4222
-S3_PORT      ?= 9000
+# How many 'api' there are, and how many NATS servers: one or three.
+APIS         ?= 2
+NATS_SERVERS ?= 1
 STATE        := localstack/.state/$(STACK)
+NATS_URLS_1  := nats://nats:4222
+NATS_URLS_3  := nats://nats:4222,nats://nats-2:4222,nats://nats-3:4222
 # Docker's own compose, or the program of before.
-COMPOSE = env LOGPLANE_UID=$$(id -u) LOGPLANE_STATE=$(CURDIR)/$(STATE) LOGPLANE_API_PORT=$(API_PORT) \
-          LOGPLANE_WATCHER_PORT=$(WATCHER_PORT) LOGPLANE_NATS_PORT=$(NATS_PORT) LOGPLANE_S3_PORT=$(S3_PORT) \
-          $$(docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) \
-          -p $(STACK) -f localstack/docker-compose.yml
+COMPOSE_OF = env LOGPLANE_STATE=$(CURDIR)/$(STATE) LOGPLANE_API_PORT=$(API_PORT) LOGPLANE_TAG=$(TAG) \
+             LOGPLANE_NATS_SERVERS=$(NATS_SERVERS) LOGPLANE_NATS_URLS=$(NATS_URLS_$(NATS_SERVERS)) \
+             $$(docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) \
+             -p $(STACK) -f localstack/docker-compose.yml
+THREE   := -f localstack/three.yml
+COMPOSE  = $(COMPOSE_OF) $(if $(filter 3,$(NATS_SERVERS)),$(THREE))
 
 .PHONY: images images-minio images-nats images-logplane
 images: images-minio images-nats images-logplane ## build all container images from Go modules, without a registry
@@ -29,21 +43,32 @@ images-test:
 	else echo "no Docker here: tests in containers will be skipped"; fi
 
 images-minio: $(IMAGES)/minio/$(MINIO_VERSION)
-	@echo "image logplane/minio:dev"
+	@echo "image logplane/minio:$(TAG)"
 	@mkdir -p $(IMAGES)/minio/empty
-	@$(DOCKER_BUILD) -t logplane/minio:dev -f localstack/minio.Dockerfile $(IMAGES)/minio >/dev/null 2>$(IMAGES)/minio.log || { cat $(IMAGES)/minio.log; exit 1; }
+	@$(RELEASE) go build -ldflags "-s -w" -o $(IMAGES)/minio/probe ./localstack/probe
+	@$(DOCKER_BUILD) -t logplane/minio:$(TAG) -f localstack/minio.Dockerfile $(IMAGES)/minio >/dev/null 2>$(IMAGES)/minio.log || { cat $(IMAGES)/minio.log; exit 1; }
 
 images-nats: $(IMAGES)/nats/$(NATS_VERSION)
-	@echo "image logplane/nats:dev"
+	@echo "image logplane/nats:$(TAG)"
 	@mkdir -p $(IMAGES)/nats/empty
 	@cp localstack/nats.conf $(IMAGES)/nats/
-	@$(DOCKER_BUILD) -t logplane/nats:dev -f localstack/nats.Dockerfile $(IMAGES)/nats >/dev/null 2>$(IMAGES)/nats.log || { cat $(IMAGES)/nats.log; exit 1; }
+	@$(RELEASE) go build -ldflags "-s -w" -o $(IMAGES)/nats/probe ./localstack/probe
+	@$(DOCKER_BUILD) -t logplane/nats:$(TAG) -f localstack/nats.Dockerfile $(IMAGES)/nats >/dev/null 2>$(IMAGES)/nats.log || { cat $(IMAGES)/nats.log; exit 1; }
 
-images-logplane:
-	@echo "image logplane/logplane:dev"
-	@mkdir -p $(IMAGES)/logplane/empty
-	@$(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $(IMAGES)/logplane/logplane ./cmd/logplane
-	@$(DOCKER_BUILD) -t logplane/logplane:dev -f localstack/logplane.Dockerfile $(IMAGES)/logplane >/dev/null 2>$(IMAGES)/logplane.log || { cat $(IMAGES)/logplane.log; exit 1; }
+# The list of what the program was built from is in the image, and beside it as bin/images/logplane-ARCH/logplane.spdx.json.
+OF_ARCH := $(IMAGES)/logplane-$(ARCH)
+images-logplane: $(BIN)/release
+	@echo "image logplane/logplane:$(TAG) for linux/$(ARCH)"
+	@mkdir -p $(OF_ARCH)/empty
+	@$(RELEASE) GOOS=linux GOARCH=$(ARCH) go build -ldflags "-s -w $(STAMP)" -o $(OF_ARCH)/logplane ./cmd/logplane
+	@$(RELEASE) GOOS=linux GOARCH=$(ARCH) go build -ldflags "-s -w" -o $(OF_ARCH)/probe ./localstack/probe
+	@$(BIN)/release roots $(OF_ARCH)/ca-certificates.crt
+	@$(BIN)/release sbom $(OF_ARCH)/logplane $(OF_ARCH)/logplane.spdx.json
+	@$(DOCKER_BUILD) --platform linux/$(ARCH) $(LABELS) -t logplane/logplane:$(TAG) -f localstack/logplane.Dockerfile $(OF_ARCH) >/dev/null 2>$(IMAGES)/logplane.log || { cat $(IMAGES)/logplane.log; exit 1; }
+
+.PHONY: $(BIN)/release
+$(BIN)/release:
+	@cd tools/release && $(RELEASE) go build -o $@ .
 
 # An empty file named by its version stands for each program.
 $(IMAGES)/minio/$(MINIO_VERSION):
@@ -57,27 +82,34 @@ $(IMAGES)/nats/$(NATS_VERSION):
 	@rm -f $(@D)/v* && touch $@
 
 .PHONY: up smoke logs down
-up: images $(BIN)/kubectl ## run NATS, MinIO, api, watcher, projector and lifecycle in containers
+up: images $(BIN)/kubectl ## run NATS, MinIO, two api, watcher, front, projector and lifecycle in containers
+	@[ -n "$(NATS_URLS_$(NATS_SERVERS))" ] || { echo "NATS_SERVERS is '$(NATS_SERVERS)': it must be 1 or 3"; exit 1; }
 	@$(RELEASE) go run ./localstack/credentials $(STATE) https://127.0.0.1:$(API_PORT)
-	@$(COMPOSE) up -d --remove-orphans
+	@$(COMPOSE) up -d --remove-orphans --scale api=$(APIS)
 	@KUBECONFIG=$(STATE)/kubeconfig; export KUBECONFIG; \
-	for i in $$(seq 60); do $(BIN)/kubectl get namespace default >/dev/null 2>&1 && break; sleep 1; done; \
+	for i in $$(seq 60); do $(BIN)/kubectl get --raw /readyz >/dev/null 2>&1 && break; sleep 1; done; \
 	$(BIN)/kubectl get namespace default >/dev/null || { $(COMPOSE) logs --tail 20; exit 1; }
 	@echo "The API is up. There are no nodes and no workload controllers behind it."
 	@echo "export KUBECONFIG=$(CURDIR)/$(STATE)/kubeconfig"
 
 smoke: ## drive what 'make up' started with kubectl
-	@COMPOSE="$(COMPOSE)" KUBECONFIG=$(STATE)/kubeconfig KUBECTL=$(BIN)/kubectl localstack/smoke.sh
+	@COMPOSE="$(COMPOSE)" KUBECONFIG=$(STATE)/kubeconfig KUBECTL=$(BIN)/kubectl STACK=$(STACK) localstack/smoke.sh
 
 logs: ## follow the containers' logs
 	@$(COMPOSE) logs -f --tail 100
 
+# Whatever it was started with: a volume that is not there is no error.
 down: ## stop what 'make up' started and delete its data
-	@test ! -e $(STATE) || $(COMPOSE) down --volumes --remove-orphans --timeout 5
+	@test ! -e $(STATE) || $(COMPOSE_OF) $(THREE) down --volumes --remove-orphans --timeout 5
 	@rm -rf $(STATE)
 
-# All three on a stack of its own, which leaves a running one alone.
+# All three on a stack of its own, which leaves a running one alone. Nothing of it may be left.
 .PHONY: smoke-test
 smoke-test:
-	@own="$(MAKE) --no-print-directory STACK=logplane-smoke API_PORT=17380 WATCHER_PORT=17381 NATS_PORT=14222 S3_PORT=19000"; \
-	$$own up && $$own smoke; code=$$?; $$own down; exit $$code
+	@own="$(MAKE) --no-print-directory STACK=logplane-smoke API_PORT=17380"; \
+	$$own up && $$own smoke; code=$$?; $$own down; \
+	for kind in container volume network; do \
+	  left=$$(docker $$kind ls --quiet $$([ $$kind = container ] && echo --all) --filter label=com.docker.compose.project=logplane-smoke); \
+	  [ -z "$$left" ] || { echo "a $$kind is left: $$left"; code=1; }; \
+	done; \
+	[ ! -e localstack/.state/logplane-smoke ] || { echo "localstack/.state/logplane-smoke is left"; code=1; }; exit $$code

@@ -1,6 +1,6 @@
-# The context is bin/images/minio: the static program, and an empty folder that becomes its data.
+# The context is bin/images/minio: the static program, one for health checks, and an empty folder for its data.
 FROM scratch
-COPY minio /minio
+COPY minio probe /
 COPY --chown=65532:65532 empty /data
 COPY --chown=65532:65532 empty /tmp
 USER 65532:65532

@@ -1,6 +1,7 @@
-# The context is bin/images/nats: the static program, its configuration, and an empty folder for the log.
+# The context is bin/images/nats: the static program, one for health checks, its configuration, and an empty folder for
+# the log.
 FROM scratch
-COPY nats-server /nats-server
+COPY nats-server probe /
 COPY nats.conf /nats.conf
 COPY --chown=65532:65532 empty /data
 USER 65532:65532

@@ -1,6 +1,6 @@
 // Command credentials writes what the containers of the local stack and their one user know each other by, into the
-// folder it is given: a certificate authority, the API's certificate, the user's token, a kubeconfig, and MinIO's keys.
-// What is there already stays. All of it is for this machine only.
+// folder it is given: a certificate authority, the servers' certificate, the key of service accounts, the user's token,
+// a kubeconfig, and MinIO's keys. What is there already stays. All of it is for this machine only.
 package main
 
 import (
@@ -30,12 +30,19 @@ func main() {
 }
 
 // write leaves the kubeconfig for last: where it is, the rest is complete.
+//
+// Containers run as a user of their own, who must read what is mounted into them. So those files are open to everybody,
+// in folders that only the owner of the one around them can reach.
 func write(folder, server string) error {
 	kubeconfig := filepath.Join(folder, "kubeconfig")
 	if _, err := os.Stat(kubeconfig); err == nil {
 		return nil
 	}
-	ca, certificate, key, err := certify(time.Now())
+	made, err := certify(time.Now())
+	if err != nil {
+		return err
+	}
+	account, err := newKey()
 	if err != nil {
 		return err
 	}
@@ -43,19 +50,46 @@ func write(folder, server string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
-	for _, f := range []struct{ name, content string }{
-		{"ca.crt", ca},
-		{"tls.crt", certificate},
-		{"tls.key", key},
-		{"tokens.csv", token + ",admin,admin,system:masters\n"},
-		{"keys.env", fmt.Sprintf(keys, secret, secret)},
-		{"kubeconfig", fmt.Sprintf(config, server, token)},
+	for _, inner := range []string{"cell", "minio", "minio/CAs"} { // the last is a folder that MinIO wants to find
+		if err := makeFolder(filepath.Join(folder, inner)); err != nil {
+			return err
+		}
+	}
+	for _, f := range []struct {
+		name, content string
+		mode          os.FileMode
+	}{
+		{"cell/ca.crt", made.ca, 0o644},
+		{"cell/tls.crt", made.certificate, 0o644},
+		{"cell/tls.key", made.key, 0o644},
+		{"cell/service-account.key", account.pem, 0o644},
+		{"cell/tokens.csv", token + ",admin,admin,system:masters\n", 0o644},
+		{"minio/public.crt", made.certificate, 0o644},
+		{"minio/private.key", made.key, 0o644},
+		{"ca.crt", made.ca, 0o600},
+		{"keys.env", fmt.Sprintf(keys, secret, secret), 0o600},
+		{"kubeconfig", fmt.Sprintf(config, server, token), 0o600},
 	} {
-		if err := os.WriteFile(filepath.Join(folder, f.name), []byte(f.content), 0o600); err != nil {
+		if err := writeFile(filepath.Join(folder, f.name), f.content, f.mode); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// makeFolder and writeFile give the mode whatever the umask is.
+func makeFolder(path string) error {
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o755)
+}
+
+func writeFile(path, content string, mode os.FileMode) error {
+	if err := os.WriteFile(path, []byte(content), mode); err != nil {
+		return err
+	}
+	return os.Chmod(path, mode)
 }
 
 const keys = `MINIO_ROOT_USER=logplane
@@ -83,42 +117,55 @@ contexts:
     user: admin
 `
 
-// certify returns an authority, and a certificate and key of all servers, as PEM. The authority's key is
-// forgotten.
-func certify(now time.Time) (ca, certificate, key string, err error) {
+// certified is what certify makes, as PEM.
+type certified struct{ ca, certificate, key string }
+
+// certify makes an authority, and a certificate and key of all servers. The authority's key is forgotten.
+func certify(now time.Time) (*certified, error) {
 	authority := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "logplane localstack"},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(1, 0, 0),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	authorityKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	authorityKey, err := newKey()
 	if err != nil {
-		return "", "", "", err
+		return nil, err
 	}
-	ca, err = sign(authority, authority, &authorityKey.PublicKey, authorityKey)
+	ca, err := sign(authority, authority, authorityKey, authorityKey)
 	if err != nil {
-		return "", "", "", err
+		return nil, err
 	}
 	server := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "logplane"},
 		NotBefore: authority.NotBefore, NotAfter: authority.NotAfter,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: []string{"localhost", "api", "watcher"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		DNSNames:    []string{"localhost", "front", "api", "watcher", "minio"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
 	}
-	serverKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	serverKey, err := newKey()
 	if err != nil {
-		return "", "", "", err
+		return nil, err
 	}
-	certificate, err = sign(server, authority, &serverKey.PublicKey, authorityKey)
-	if err != nil {
-		return "", "", "", err
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(serverKey)
-	return ca, certificate, block("PRIVATE KEY", der), err
+	certificate, err := sign(server, authority, serverKey, authorityKey)
+	return &certified{ca, certificate, serverKey.pem}, err
 }
 
-func sign(subject, issuer *x509.Certificate, public *ecdsa.PublicKey, by *ecdsa.PrivateKey) (string, error) {
-	der, err := x509.CreateCertificate(rand.Reader, subject, issuer, public, by)
+type key struct {
+	*ecdsa.PrivateKey
+	pem string
+}
+
+func newKey() (*key, error) {
+	made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(made)
+	return &key{made, block("PRIVATE KEY", der)}, err
+}
+
+func sign(subject, issuer *x509.Certificate, of, by *key) (string, error) {
+	der, err := x509.CreateCertificate(rand.Reader, subject, issuer, &of.PublicKey, by.PrivateKey)
 	return block("CERTIFICATE", der), err
 }
 

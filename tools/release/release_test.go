@@ -1,0 +1,102 @@
+package main
+
+import (
+	"bytes"
+	"crypto/x509"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"time"
+
+	spdxjson "github.com/spdx/tools-golang/json"
+	spdx "github.com/spdx/tools-golang/spdx/v2/v2_3"
+	"github.com/spdx/tools-golang/spdxlib"
+)
+
+func written(t *testing.T, write func(io.Writer) error) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := write(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// TestRoots: what the images trust includes who signs for S3.
+func TestRoots(t *testing.T) {
+	pem := written(t, writeRoots)
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		t.Fatal("no certificate")
+	}
+	if n := bytes.Count(pem, []byte("BEGIN CERTIFICATE")); n < 80 {
+		t.Fatalf("only %d certificates", n)
+	}
+	found := false
+	for _, subject := range pool.Subjects() { //nolint:staticcheck // the pool is not the system's
+		found = found || strings.Contains(string(subject), "Amazon Root CA 1")
+	}
+	if !found {
+		t.Fatal("Amazon Root CA 1 is missing")
+	}
+}
+
+// TestArchives: files in other folders, of other times, owners and permissions make the same bytes.
+func TestArchives(t *testing.T) {
+	archives := func() (all [][]byte) {
+		folder := t.TempDir()
+		program, text := filepath.Join(folder, "program"), filepath.Join(folder, "text")
+		for path, mode := range map[string]os.FileMode{program: 0o700, text: 0o600} {
+			if err := os.WriteFile(path, []byte("content of "+filepath.Base(path)), mode); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chtimes(path, time.Now(), time.Unix(int64(len(folder))*1e6, 0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		files := []string{program, text}
+		return [][]byte{written(t, tarred(files).write), written(t, zipped(files).write), written(t, summed(files).write)}
+	}
+	one, two := archives(), archives()
+	for i := range one {
+		if !bytes.Equal(one[i], two[i]) {
+			t.Fatalf("archive %d differs", i)
+		}
+	}
+	if !strings.HasSuffix(strings.Split(string(one[2]), "\n")[0], "  program") {
+		t.Fatalf("checksums: %s", one[2])
+	}
+}
+
+// TestSBOM: the document is valid SPDX, names each module once, and depends on nothing but the binary.
+func TestSBOM(t *testing.T) {
+	build := &debug.BuildInfo{
+		GoVersion: "go1.26.0", Main: debug.Module{Path: "github.com/logplane/logplane", Version: "v0.1.0"},
+		Deps:     []*debug.Module{{Path: "example.com/a", Version: "v1.0.0", Sum: "h1:AAAA"}, {Path: "example.com/b", Version: "v1.0.0", Replace: &debug.Module{Path: "example.com/c", Version: "v2.0.0"}}},
+		Settings: []debug.BuildSetting{{Key: "vcs.time", Value: "2026-01-02T03:04:05Z"}, {Key: "GOOS", Value: "linux"}, {Key: "GOARCH", Value: "arm64"}},
+	}
+	text := written(t, func(w io.Writer) error { return spdxjson.Write(describe(build), w) })
+	if again := written(t, func(w io.Writer) error { return spdxjson.Write(describe(build), w) }); !bytes.Equal(text, again) {
+		t.Fatal("two documents differ")
+	}
+	var read spdx.Document
+	if err := spdxjson.ReadInto(bytes.NewReader(text), &read); err != nil {
+		t.Fatal(err)
+	}
+	if err := spdxlib.ValidateDocument(&read); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, p := range read.Packages {
+		names = append(names, p.PackageName)
+	}
+	if got := strings.Join(names, " "); got != "github.com/logplane/logplane stdlib example.com/a example.com/c" {
+		t.Fatal(got)
+	}
+	if read.CreationInfo.Created != "2026-01-02T03:04:05Z" {
+		t.Fatal(read.CreationInfo.Created)
+	}
+}

@@ -1,0 +1,22 @@
+package main
+
+import (
+	"encoding/pem"
+	"io"
+
+	"golang.org/x/crypto/x509roots/fallback/bundle"
+)
+
+// writeRoots leaves out authorities that are trusted with a condition, such as for certificates from before a date: a
+// file of certificates cannot say that.
+func writeRoots(w io.Writer) error {
+	for root := range bundle.Roots() {
+		if root.Constraint != nil {
+			continue
+		}
+		if err := pem.Encode(w, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
