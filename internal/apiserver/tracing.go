@@ -10,8 +10,8 @@ import (
 	"k8s.io/apiserver/pkg/server/options"
 )
 
-// startTracing sends spans to an OpenTelemetry collector as the file says that '--tracing-config-file' of kube-apiserver
-// takes. Requests that the server sends itself join the trace of the one that they are for.
+// startTracing sends spans to an OpenTelemetry collector as the file says, which is that of kube-apiserver's
+// --tracing-config-file. Requests that the server sends itself join the trace of the one that they are for.
 func (s *Server) startTracing(c *genericapiserver.Config) error {
 	o := options.TracingOptions{ConfigFile: s.config.TracingConfigFile}
 	if err := errors.Join(o.Validate()...); err != nil {
