@@ -29,7 +29,7 @@ type plantation struct{ fan, chain int }
 // sizes are those of a test; LOGPLANE_ROUNDS=10000 makes a fan of 10,000 and a chain of 500.
 func sizes(t *testing.T) plantation {
 	fan := 1000
-	if testing.Short() {
+	if testing.Short() || eventlogtest.Slowdown > 1 {
 		fan = 100
 	}
 	fan = product.Rounds(t, fan)
@@ -154,6 +154,7 @@ func (c *cluster) crowd(unrelated int) {
 // TestGarbageReadsOnlyDependents: what an owner's end costs in reads of the bucket, and in messages to the log, does
 // not depend on what else there is. A process that has read nothing yet does all.
 func TestGarbageReadsOnlyDependents(t *testing.T) {
+	t.Parallel()
 	p := sizes(t)
 	cost := func(unrelated int) (reads, messages int64) {
 		server := eventlogtest.Run(t, t.TempDir())

@@ -38,7 +38,7 @@ func quotaOf(name, hard string) string {
 // TestQuotasAreExact: many writers on two processes create and delete under one quota. It is never exceeded, and its
 // usage is the number of objects at every revision.
 func TestQuotasAreExact(t *testing.T) {
-	rounds, clients := 20, 16
+	rounds, clients := 8, 16 // TestQuotaAcrossProcesses has as many as one likes
 	if testing.Short() {
 		rounds = 3
 	}

@@ -6,19 +6,23 @@ package coldstart
 import (
 	"net/http"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"sync"
 )
 
-// percent is the collector's target until Over: about 10 MiB more at the peak.
-const percent = 400
+// percent makes the first collection come when the heap has 64 MiB, which is three times what a start allocates.
+const percent = 1600
 
 // init runs before nearly all others. Packages are initialized in the order of their import paths, as far as their
-// imports allow, and this one imports little. A user's own GOGC is left alone.
+// imports allow, and this one imports little. A user's own GOGC is left alone. The first collection ends it, too: a
+// first request that is large must not make the heap seventeen times what it holds.
 func init() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(percent)
+	if os.Getenv("GOGC") != "" {
+		return
 	}
+	debug.SetGCPercent(percent)
+	runtime.AddCleanup(new([16]byte), func(struct{}) { Over() }, struct{}{})
 }
 
 // Over restores the usual target.
