@@ -15,6 +15,7 @@ import (
 
 // TestProbes: a process that serves no API answers probes while it works, and is not ready once it has lost the log.
 func TestProbes(t *testing.T) {
+	registerMetrics()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	address := listener.Addr().String()
