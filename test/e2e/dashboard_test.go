@@ -1,0 +1,74 @@
+package e2e
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/logplane/logplane/test/product"
+)
+
+var (
+	queried  = regexp.MustCompile(`\b((?:logplane|apiserver|process)_\w+)(?:\{([^}]*)\})?`)
+	matchers = regexp.MustCompile(`(\w+)(?:=~|!~|!=|=)"`)
+	grouped  = regexp.MustCompile(`by \(([^)]*)\)`)
+	word     = regexp.MustCompile(`\w+`)
+)
+
+// Every metric and label that the dashboard shows exists in a cell that was used. Prometheus adds 'job' and 'instance'.
+func TestDashboard(t *testing.T) {
+	server := product.Dev(t, t.TempDir())
+	_, client, _ := clientsFor(t, server.URL())
+	watch, err := client.CoreV1().ConfigMaps("default").Watch(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	defer watch.Stop()
+	_, err = client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	<-watch.ResultChan()
+	answer, err := http.Get(server.URL() + "/metrics")
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	metrics, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	text, err := os.ReadFile("../../docs/dashboard.json")
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &dashboard))
+	require.NotEmpty(t, dashboard.Panels)
+	for _, panel := range dashboard.Panels {
+		require.NotEmpty(t, panel.Targets, panel.Title)
+		for _, target := range panel.Targets {
+			found := queried.FindAllStringSubmatch(target.Expr, -1)
+			require.NotEmpty(t, found, target.Expr)
+			for _, metric := range found {
+				sample := regexp.MustCompile(`(?m)^` + metric[1] + `(\{.*\})? `).FindString(string(metrics))
+				require.NotEmpty(t, sample, "%s: there is no %s", panel.Title, metric[1])
+				labels := [][]string{}
+				labels = append(labels, matchers.FindAllStringSubmatch(metric[2], -1)...)
+				for _, by := range grouped.FindAllStringSubmatch(target.Expr, -1) {
+					for _, label := range word.FindAllString(by[1], -1) {
+						labels = append(labels, []string{"", label})
+					}
+				}
+				for _, label := range labels {
+					if label[1] != "job" && label[1] != "instance" {
+						require.Contains(t, sample, label[1]+`="`, "%s: %s", panel.Title, target.Expr)
+					}
+				}
+			}
+		}
+	}
+}
