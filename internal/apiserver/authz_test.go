@@ -155,6 +155,9 @@ func TestLoopbackOnly(t *testing.T) {
 	} {
 		require.Equal(t, c.allowed, checkLoopbackHost(&http.Request{Host: c.host, Header: originHeader(c.origin)}) == nil, "%v", c)
 	}
+	for from, allowed := range map[string]bool{"127.0.0.1": true, "::1": true, "127.0.0.1, 10.0.0.1": false, "10.0.0.1": false} { // what a proxy says
+		require.Equal(t, allowed, checkLoopbackHost(&http.Request{Host: "localhost", Header: http.Header{"X-Forwarded-For": {from}}}) == nil, from)
+	}
 	s.must(t, 200, request{method: "GET", path: configMaps})
 	refused := s.must(t, 403, request{method: "GET", path: configMaps, header: originHeader("https://evil.example")})
 	require.Equal(t, "Status", refused.object(t)["kind"])
