@@ -56,7 +56,7 @@ func TestQuotaAcrossProcesses(t *testing.T) {
 		require.EqualValues(t, len(list.Items), used.Value())
 		return len(list.Items)
 	}
-	for round := range product.Rounds(t, 5) {
+	for round := range product.Rounds(t, 3) {
 		kill := round%5 == 4
 		var made atomic.Int64
 		group, ctx := errgroup.WithContext(t.Context())
@@ -215,7 +215,7 @@ func TestNothingStaysOfNamespaces(t *testing.T) {
 	c := newCell(t, eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir())).ConnectedUrl(), 1)
 	group, ctx := errgroup.WithContext(t.Context())
 	group.SetLimit(8) // each waits for its namespace to settle
-	for round := range product.Rounds(t, 40) {
+	for round := range product.Rounds(t, 20) {
 		group.Go(func() error { return raceNamespace(ctx, fmt.Sprintf("race-%d", round), c.client, c.client2) })
 	}
 	require.NoError(t, group.Wait())
@@ -343,7 +343,7 @@ func TestGarbageThroughKills(t *testing.T) {
 	require.NoError(t, err)
 	defer changes.Stop()
 	require.NoError(t, client.Delete(t.Context(), "gone", metav1.DeleteOptions{}))
-	const most = 50
+	const most = 50 / eventlogtest.Slowdown
 	began, kills := time.Now(), 0
 	for event := range changes.ResultChan() {
 		name := event.Object.(*corev1.ConfigMap).Name
