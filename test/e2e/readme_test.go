@@ -70,9 +70,13 @@ trap 'kill -9 $SERVER 2>/dev/null || true' EXIT
 // TestReadmeCommands: the commands that a newcomer copies are make targets.
 func TestReadmeCommands(t *testing.T) {
 	blocks := product.Snippets(t, "README.md")
-	makefile, err := os.ReadFile("../../Makefile")
-	require.NoError(t, err)
+	var makefile strings.Builder
+	for _, name := range []string{"Makefile", "localstack/localstack.mk"} {
+		text, err := os.ReadFile(filepath.Join("../..", name))
+		require.NoError(t, err)
+		makefile.Write(text)
+	}
 	for _, target := range regexp.MustCompile(`make ([a-z-]+)`).FindAllStringSubmatch(strings.Join(blocks["sh"], "\n"), -1) {
-		require.Regexp(t, `(?m)^`+target[1]+`:`, string(makefile))
+		require.Regexp(t, `(?m)^`+target[1]+`:`, makefile.String())
 	}
 }
