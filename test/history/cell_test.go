@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -276,8 +275,8 @@ func (s *slot) runs() bool {
 	}
 }
 
-// at is where the slot serves and which of its processes does; empty if none.
-func (s *slot) at() (address, name string) {
+// At is where the slot serves and which of its processes does; empty if none.
+func (s *slot) At() (address, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.p == nil {
@@ -288,8 +287,15 @@ func (s *slot) at() (address, name string) {
 
 // inspect notes what a process that ended by itself said that none of a healthy cell may say.
 func (s *slot) inspect(p *process) {
-	if said := p.output(); asksForFence(said) && !s.cell.isExcused(p.name) {
+	if said := p.output(); AsksForFence(said) && !s.cell.isExcused(p.name) {
 		s.cell.fault("%s asks for a fence of a healthy cell: %s", p.name, last(said, 600))
+	}
+}
+
+// asked notes a process that asks for a fence and may not.
+func (c *cell) asked(process, message string) {
+	if !c.isExcused(process) {
+		c.fault("%s asks for a fence of a healthy cell: %s", process, message)
 	}
 }
 
@@ -298,9 +304,6 @@ func (c *cell) isExcused(name string) bool {
 	defer c.mu.Unlock()
 	return c.excused[name]
 }
-
-// asksForFence says whether a message calls the log lost.
-func asksForFence(message string) bool { return strings.Contains(message, "'logplane fence'") }
 
 func last(s string, n int) string { return s[max(0, len(s)-n):] }
 

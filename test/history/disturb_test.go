@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
@@ -22,19 +21,9 @@ const (
 	longestDeposing = 12 * time.Second
 )
 
-// wait lets time pass. It reports false if ctx has ended.
-func wait(ctx context.Context, d time.Duration) bool {
-	return eventlog.Pause(ctx, d) == nil
-}
-
-// between is a random duration.
-func between(random *rand.Rand, least, most time.Duration) time.Duration {
-	return least + time.Duration(random.Int64N(int64(most-least)+1))
-}
-
 // disturbProcesses kills and pauses API processes and projectors until ctx ends.
 func (c *cell) disturbProcesses(ctx context.Context, random *rand.Rand) error {
-	for wait(ctx, between(random, 300*time.Millisecond, 2500*time.Millisecond)) {
+	for Wait(ctx, Between(random, 300*time.Millisecond, 2500*time.Millisecond)) {
 		c.whole.RLock()
 		err := c.disturbProcess(ctx, random)
 		c.whole.RUnlock()
@@ -60,19 +49,19 @@ func (c *cell) disturbProcess(ctx context.Context, random *rand.Rand) error {
 		p := s.process()
 		p.pause()
 		defer p.resume()
-		wait(ctx, between(random, 100*time.Millisecond, longestPause))
+		Wait(ctx, Between(random, 100*time.Millisecond, longestPause))
 		return nil
 	}
 	c.counts.kills.Add(1)
 	s.end((*process).kill)
-	wait(ctx, between(random, 0, time.Second))
+	Wait(ctx, Between(random, 0, time.Second))
 	return s.start(c.t.Context()) // also when the time is up: the last reads ask all processes
 }
 
 // disturbServers kills, pauses and cuts off nats-servers, and deposes leaders, until ctx ends.
 func (c *cell) disturbServers(ctx context.Context, random *rand.Rand) error {
 	leader := c.servers.leader(ctx)
-	for wait(ctx, between(random, 300*time.Millisecond, 4*time.Second)) {
+	for Wait(ctx, Between(random, 300*time.Millisecond, 4*time.Second)) {
 		c.whole.RLock()
 		err := c.disturbServer(ctx, random)
 		c.whole.RUnlock()
@@ -101,32 +90,32 @@ func (c *cell) disturbServer(ctx context.Context, random *rand.Rand) error {
 	if !replicated {
 		what = random.IntN(4)
 	}
-	long := between(random, 100*time.Millisecond, longestPause)
+	long := Between(random, 100*time.Millisecond, longestPause)
 	deposing := long
 	if replicated {
-		deposing = between(random, time.Second, longestDeposing)
+		deposing = Between(random, time.Second, longestDeposing)
 	}
 	switch what {
 	case 0:
 		c.counts.serverKills.Add(1)
 		s.p.kill()
-		wait(ctx, long/2)
+		Wait(ctx, long/2)
 		return s.start(c.t.Context())
 	case 1:
 		c.counts.serverPauses.Add(1)
 		s.p.pause()
 		defer s.p.resume()
-		wait(ctx, deposing)
+		Wait(ctx, deposing)
 	case 2:
 		c.counts.linkStalls.Add(1)
 		s.clients.Stall()
 		defer s.clients.Resume()
-		wait(ctx, long)
+		Wait(ctx, long)
 	case 3:
 		c.counts.linkCuts.Add(1)
 		s.clients.Cut()
 		defer s.clients.Resume()
-		wait(ctx, long/2)
+		Wait(ctx, long/2)
 	case 4, 5:
 		c.counts.stepDowns.Add(1)
 		_ = c.servers.stepDown(ctx) // it may have no leader just now
@@ -134,19 +123,19 @@ func (c *cell) disturbServer(ctx context.Context, random *rand.Rand) error {
 		c.counts.linkStalls.Add(1)
 		s.routes((*eventlogtest.Link).Stall)
 		defer s.routes((*eventlogtest.Link).Resume)
-		wait(ctx, deposing)
+		Wait(ctx, deposing)
 	case 7:
 		c.counts.linkCuts.Add(1)
 		s.routes((*eventlogtest.Link).Cut)
 		defer s.routes((*eventlogtest.Link).Resume)
-		wait(ctx, deposing)
+		Wait(ctx, deposing)
 	}
 	return nil
 }
 
 // disturbAll fences the cell from time to time until ctx ends.
 func (c *cell) disturbAll(ctx context.Context, random *rand.Rand) error {
-	for wait(ctx, between(random, 8*time.Second, 16*time.Second)) {
+	for Wait(ctx, Between(random, 8*time.Second, 16*time.Second)) {
 		if err := c.fence(c.t.Context(), random); err != nil {
 			return fmt.Errorf("fence %d: %w", c.counts.fences.Load(), err)
 		}
@@ -189,7 +178,7 @@ func (c *cell) fence(ctx context.Context, random *rand.Rand) error {
 	}
 	resume()
 	// Clients go on using the forgotten ones for a while.
-	wait(ctx, between(random, 500*time.Millisecond, 3*time.Second))
+	Wait(ctx, Between(random, 500*time.Millisecond, 3*time.Second))
 	for _, s := range forgotten {
 		s.disturbed.Lock()
 		s.end((*process).kill)
@@ -237,13 +226,13 @@ func (c *cell) release(ctx context.Context, paused []*slot) error {
 		for _, s := range paused {
 			s.process().resume()
 		}
-		if !wait(ctx, 2*time.Millisecond) {
+		if !Wait(ctx, 2*time.Millisecond) {
 			return ctx.Err()
 		}
 		for _, s := range paused {
 			s.process().pause()
 		}
-		if !wait(ctx, 2*time.Millisecond) { // a signal takes a moment
+		if !Wait(ctx, 2*time.Millisecond) { // a signal takes a moment
 			return ctx.Err()
 		}
 	}
@@ -268,7 +257,7 @@ func (c *cell) fenceLog(ctx context.Context, random *rand.Rand) error {
 	}
 	if random.IntN(3) == 0 { // it is interrupted: again
 		c.counts.brokenFences.Add(1)
-		interrupted, cancel := context.WithTimeout(ctx, between(random, 50*time.Millisecond, 2*time.Second))
+		interrupted, cancel := context.WithTimeout(ctx, Between(random, 50*time.Millisecond, 2*time.Second))
 		_, _, err := c.logplane(interrupted, "fence", "--yes")
 		cancel()
 		if err != nil {

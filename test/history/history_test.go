@@ -1,16 +1,3 @@
-// Package history records what clients of a cell are told while its parts are killed, paused, cut off and fenced, and
-// checks it.
-//
-// A history is all operations of all clients with the times of their calls and answers. Four API processes, a
-// projector and a sweeper (a projector that purges and collects within seconds) run on one nats-server, or three,
-// each in a process of its own. Clients create, update, patch, delete, get and list ServiceAccounts through
-// whichever process, because a deletion of one answers with its revision. Disturbers meanwhile, at random moments:
-//
-//  1. kill API processes and projectors and start them again, or pause them;
-//  2. kill, pause and cut off nats-servers, and depose the log's leader;
-//  3. fence the cell as docs/operations.md says, except that processes which are only paused go on afterwards.
-//
-// At the end all keys are read through all processes. Then check finds what is wrong with the history.
 package history
 
 import (
@@ -34,8 +21,7 @@ import (
 const (
 	clients = 12
 	// Without LOGPLANE_HISTORIES, a duration, histories are as long as CI can bear; 'make history' has long ones.
-	short      = 60 * time.Second
-	namespaces = 12 * time.Second // how long each namespace is the one that everybody uses
+	short = 60 * time.Second
 	// artifactsVariable names the folder that failed histories are kept in.
 	artifactsVariable = "LOGPLANE_HISTORIES_FOLDER"
 )
@@ -65,25 +51,28 @@ func TestHistory(t *testing.T) {
 	}
 }
 
+// workload is what clients do to a cell.
+type workload struct {
+	*Workload
+	cell *cell
+}
+
 func runHistory(t *testing.T, servers int, seed uint64, duration time.Duration) {
 	t.Logf("seed %d, %s", seed, duration)
 	c := newCell(t, servers)
-	w := &workload{
-		cell: c, record: &record{start: time.Now()}, cold: "cold", period: namespaces,
-		learned: map[string][]uint64{}, lists: map[string][]uint64{},
+	targets := make([]Target, apis)
+	for i := range targets {
+		targets[i] = c.slots[i]
 	}
-	for i := range int(duration/namespaces) + 1 {
-		w.keys = append(w.keys, fmt.Sprintf("hot%d", i))
-	}
-	w.makeNamespaces(t)
-	w.record.start = time.Now()
+	w := workload{NewWorkload(targets, duration, c.fault, c.asked), c}
+	require.NoError(t, w.MakeNamespaces(t.Context()))
 
 	ctx, cancel := context.WithTimeout(t.Context(), duration)
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	for id := range clients {
-		one := newClient(w, id, rand.New(rand.NewPCG(seed, uint64(100+id))))
-		group.Go(func() error { one.run(ctx); return nil })
+		one := NewClient(w.Workload, id, rand.New(rand.NewPCG(seed, uint64(100+id))))
+		group.Go(func() error { one.Run(ctx); return nil })
 	}
 	for i, disturb := range []func(context.Context, *rand.Rand) error{c.disturbProcesses, c.disturbServers, c.disturbAll} {
 		group.Go(func() error { return disturb(ctx, rand.New(rand.NewPCG(seed, uint64(i)))) })
@@ -92,7 +81,11 @@ func runHistory(t *testing.T, servers int, seed uint64, duration time.Duration) 
 	if err := group.Wait(); err != nil {
 		t.Error(err)
 	} else {
-		w.readAll(t, seed)
+		ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+		defer cancel()
+		require.NoError(t, c.revive(ctx))
+		require.NoError(t, c.servers.whole(ctx))
+		require.NoError(t, w.ReadAll(ctx, clients, rand.New(rand.NewPCG(seed, 4))))
 	}
 	out, code, err := c.logplane(t.Context(), "inspect", "fsck")
 	require.NoError(t, err)
@@ -100,80 +93,35 @@ func runHistory(t *testing.T, servers int, seed uint64, duration time.Duration) 
 		t.Errorf("fsck: exit code %d: %s", code, out)
 	}
 	began := time.Now()
-	violations := check(w.record.operations)
+	violations := Check(w.Record.Operations())
 	w.report(t, servers, seed, violations)
 	t.Logf("checked in %s", time.Since(began).Round(time.Millisecond))
-}
-
-// makeNamespaces creates the namespaces of all keys.
-func (w *workload) makeNamespaces(t *testing.T) {
-	t.Helper()
-	c := newClient(w, clients, rand.New(rand.NewPCG(0, 0)))
-	for _, name := range append([]string{w.cold}, w.keys...) {
-		address, _ := w.cell.slots[0].at()
-		o := &operation{Kind: create}
-		made := c.exchange(t.Context(), o, request{
-			method: "POST", url: "http://" + address + "/api/v1/namespaces", contentType: "application/json",
-			body: map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": name}},
-		}, &object{})
-		require.True(t, made, "create namespace %s: %d %s", name, o.Code, o.Message)
-	}
-}
-
-// readAll reads every key through every process, as part of the history.
-// Nothing disturbs the cell any more, so all must answer in the end.
-func (w *workload) readAll(t *testing.T, seed uint64) {
-	t.Helper()
-	c := newClient(w, clients+1, rand.New(rand.NewPCG(seed, 4)))
-	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
-	defer cancel()
-	require.NoError(t, w.cell.revive(ctx))
-	require.NoError(t, w.cell.servers.whole(ctx))
-	var reads []operation
-	for _, namespace := range append([]string{w.cold}, w.keys...) {
-		reads = append(reads, operation{Kind: list, Key: namespace})
-		for i := range keysEach {
-			reads = append(reads, operation{Kind: get, Key: keyOf(namespace, i)})
-		}
-	}
-	for _, s := range w.cell.slots[:apis] {
-		for _, read := range reads {
-			for {
-				o := read
-				c.askAt(&o, s)
-				if o.Outcome == done || o.Outcome == missing {
-					break
-				}
-				require.NoError(t, ctx.Err(), "%s does not answer: %d %s", o.Process, o.Code, o.Message)
-			}
-		}
-	}
 }
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
 // report prints what happened, and keeps the history if something in it is wrong.
-func (w *workload) report(t *testing.T, servers int, seed uint64, violations []violation) {
+func (w workload) report(t *testing.T, servers int, seed uint64, violations []Violation) {
 	c := w.cell
 	for _, p := range c.outputs {
 		if p.raced() {
 			c.fault("%s has a data race: %s", p.name, p.output())
 		}
 	}
-	outcomes, kinds, messages := map[outcome]int{}, map[kind]int{}, map[string]int{}
+	outcomes, kinds, messages := map[Outcome]int{}, map[Kind]int{}, map[string]int{}
 	acknowledged := 0
-	for _, o := range w.record.operations {
+	for _, o := range w.Record.Operations() {
 		outcomes[o.Outcome]++
 		kinds[o.Kind]++
-		if o.writes() && o.Outcome == done {
+		if o.Writes() && o.Outcome == Done {
 			acknowledged++
 		}
-		if o.Outcome == unknown || o.Outcome == refused {
+		if o.Outcome == Unknown || o.Outcome == Refused {
 			messages[fmt.Sprintf("%s %d %.160s", o.Outcome, o.Code, digits.ReplaceAllString(o.Message, "N"))]++
 		}
 	}
 	n := &c.counts
-	t.Logf("%d server(s), seed %d: %d operations %v, %d acknowledged writes, outcomes %v", servers, seed, len(w.record.operations), kinds, acknowledged, outcomes)
+	t.Logf("%d server(s), seed %d: %d operations %v, %d acknowledged writes, outcomes %v", servers, seed, len(w.Record.Operations()), kinds, acknowledged, outcomes)
 	t.Logf("%d kills and %d pauses of processes, %d fences (%d interrupted first, %d processes forgotten), %d leader changes (%d asked for), "+
 		"%d kills and %d pauses of servers, %d stalls and %d cuts of links", n.kills.Load(), n.pauses.Load(), n.fences.Load(), n.brokenFences.Load(),
 		n.forgotten.Load(), n.leaderChanges.Load(), n.stepDowns.Load(), n.serverKills.Load(), n.serverPauses.Load(), n.linkStalls.Load(), n.linkCuts.Load())
@@ -191,20 +139,20 @@ func (w *workload) report(t *testing.T, servers int, seed uint64, violations []v
 			t.Errorf("and %d more", len(violations)-i)
 			break
 		}
-		t.Errorf("%s: %s", v.key, v.what)
+		t.Errorf("%s: %s", v.Key, v.What)
 	}
 	if t.Failed() {
 		w.keep(t, servers, seed, violations)
 	}
 }
 
-func (w *workload) keep(t *testing.T, servers int, seed uint64, violations []violation) {
+func (w workload) keep(t *testing.T, servers int, seed uint64, violations []Violation) {
 	root := os.Getenv(artifactsVariable)
 	if root == "" {
 		root = filepath.Join(os.TempDir(), "logplane-history")
 	}
 	folder := filepath.Join(root, fmt.Sprintf("%d-servers-%d", servers, seed))
-	if err := keep(folder, w.record.operations, violations); err != nil {
+	if err := Keep(folder, w.Record.Operations(), violations); err != nil {
 		t.Errorf("keep the history: %v", err)
 	}
 	for _, p := range w.cell.outputs {

@@ -17,9 +17,9 @@ import (
 // decideTimeout bounds the search for an order of one key's operations. Without an answer the history has failed.
 const decideTimeout = 2 * time.Minute
 
-// violation is something that must not be in a history.
-type violation struct {
-	key, what string
+// Violation is something that must not be in a history.
+type Violation struct {
+	Key, What string
 	// shown is what porcupine made of the key's operations, nil if another check found it.
 	shown *porcupine.LinearizationInfo
 }
@@ -34,16 +34,16 @@ type event struct {
 
 // checker holds what the answers say of revisions.
 type checker struct {
-	operations []*operation
+	operations []*Operation
 	keys       []string
 	// inNamespace are the keys by namespace.
 	inNamespace map[string][]string
 	events      map[uint64]event
 	byKey       map[string][]uint64 // revisions of a key's events
-	values      map[string]*operation
+	values      map[string]*Operation
 	seen        map[string]*sighting // by value
 	marks       []mark
-	violations  []violation
+	violations  []Violation
 }
 
 // sighting is when a value was first read, and as of which revision.
@@ -59,17 +59,17 @@ type mark struct {
 	by       int
 }
 
-// check finds everything that is wrong with a history.
+// Check finds everything that is wrong with a history.
 //
 //  1. A revision is of one change only, and every answer that names it agrees on the key and the value.
 //  2. Revisions follow real time: a write that began after an answer of revision R has a newer one, and a list of the
 //     most recent state is of R or newer.
 //  3. A list is the fold of all changes up to its revision.
 //  4. Of each key, all answers have an order that the model allows (porcupine). A list counts as a get of each key.
-func check(operations []*operation) []violation {
+func Check(operations []*Operation) []Violation {
 	c := &checker{
-		operations:  slices.SortedFunc(slices.Values(operations), func(a, b *operation) int { return cmp.Compare(a.Return, b.Return) }),
-		inNamespace: map[string][]string{}, events: map[uint64]event{}, byKey: map[string][]uint64{}, values: map[string]*operation{}, seen: map[string]*sighting{},
+		operations:  slices.SortedFunc(slices.Values(operations), func(a, b *Operation) int { return cmp.Compare(a.Return, b.Return) }),
+		inNamespace: map[string][]string{}, events: map[uint64]event{}, byKey: map[string][]uint64{}, values: map[string]*Operation{}, seen: map[string]*sighting{},
 	}
 	c.collect()
 	c.checkTime()
@@ -79,14 +79,14 @@ func check(operations []*operation) []violation {
 }
 
 func (c *checker) violate(key, format string, args ...any) {
-	c.violations = append(c.violations, violation{key: key, what: fmt.Sprintf(format, args...)})
+	c.violations = append(c.violations, Violation{Key: key, What: fmt.Sprintf(format, args...)})
 }
 
 // collect learns what happened at which revision.
 func (c *checker) collect() {
 	known := map[string]bool{}
 	for _, o := range c.operations {
-		if o.Kind != list && o.Kind != exact {
+		if o.Kind != List && o.Kind != Exact {
 			known[o.Key] = true
 		}
 		if o.Value != "" {
@@ -99,8 +99,8 @@ func (c *checker) collect() {
 			c.sight(o, i.Key, i.Value, i.Revision)
 		}
 		switch {
-		case o.Outcome != done || o.Kind == list || o.Kind == exact:
-		case o.Kind == remove:
+		case o.Outcome != Done || o.Kind == List || o.Kind == Exact:
+		case o.Kind == Remove:
 			c.event(o, o.Revision, event{key: o.Key, removed: true})
 			if c.seen[o.Read] == nil {
 				c.seen[o.Read] = &sighting{at: o.Return}
@@ -123,13 +123,13 @@ func (c *checker) collect() {
 }
 
 // sight notes that an answer showed a value.
-func (c *checker) sight(o *operation, key, value string, revision uint64) {
+func (c *checker) sight(o *Operation, key, value string, revision uint64) {
 	writer := c.values[value]
 	if writer == nil || writer.Key != key {
 		c.violate(key, "operation %d (%s) reads %q at revision %d, which nobody wrote there", o.ID, o.Kind, value, revision)
 		return
 	}
-	if writer.Outcome != done && writer.Outcome != unknown {
+	if writer.Outcome != Done && writer.Outcome != Unknown {
 		c.violate(key, "operation %d (%s) reads %q at revision %d, but its writer was told '%s': operation %d", o.ID, o.Kind, value, revision, writer.Outcome, writer.ID)
 	}
 	first := c.seen[value]
@@ -143,7 +143,7 @@ func (c *checker) sight(o *operation, key, value string, revision uint64) {
 	c.event(o, revision, event{key: key, value: value})
 }
 
-func (c *checker) event(o *operation, revision uint64, e event) {
+func (c *checker) event(o *Operation, revision uint64, e event) {
 	e.by = fmt.Sprintf("operation %d", o.ID)
 	before, known := c.events[revision]
 	if !known {
@@ -161,7 +161,7 @@ func (c *checker) checkTime() {
 	newest := mark{}
 	for _, o := range c.operations {
 		revision := o.Revision
-		if o.Outcome != done || o.Kind == exact {
+		if o.Outcome != Done || o.Kind == Exact {
 			revision = 0
 		}
 		if revision > newest.revision {
@@ -170,10 +170,10 @@ func (c *checker) checkTime() {
 		}
 	}
 	for _, o := range c.operations {
-		if o.Outcome != done || !o.writes() && o.Kind != list {
+		if o.Outcome != Done || !o.Writes() && o.Kind != List {
 			continue
 		}
-		if m := c.newestBefore(o.Call); o.Revision < m.revision || o.writes() && o.Revision == m.revision {
+		if m := c.newestBefore(o.Call); o.Revision < m.revision || o.Writes() && o.Revision == m.revision {
 			c.violate(o.Key, "operation %d (%s by %s) is of revision %d, and began after operation %d was answered with %d", o.ID, o.Kind, o.Process, o.Revision, m.by, m.revision)
 		}
 	}
@@ -190,20 +190,20 @@ func (c *checker) newestBefore(at int64) mark {
 
 // checkLists compares each list with the fold of all known events at its revision.
 func (c *checker) checkLists() {
-	removals := map[string][]*operation{} // of unknown outcome
+	removals := map[string][]*Operation{} // of unknown outcome
 	for _, o := range c.operations {
-		if o.Kind == remove && o.Outcome == unknown {
+		if o.Kind == Remove && o.Outcome == Unknown {
 			removals[o.Key] = append(removals[o.Key], o)
 		}
 	}
 	for _, o := range c.operations {
-		if o.Outcome != done || o.Kind != list && o.Kind != exact {
+		if o.Outcome != Done || o.Kind != List && o.Kind != Exact {
 			continue
 		}
-		if o.Kind == exact && o.Revision != o.Base {
+		if o.Kind == Exact && o.Revision != o.Base {
 			c.violate(o.Key, "operation %d asks for revision %d and gets %d", o.ID, o.Base, o.Revision)
 		}
-		items := map[string]item{}
+		items := map[string]Item{}
 		for _, i := range o.Items {
 			if _, twice := items[i.Key]; twice {
 				c.violate(i.Key, "operation %d lists it twice", o.ID)
@@ -220,7 +220,7 @@ func (c *checker) checkLists() {
 }
 
 // checkItem compares one key's item, if there is one, with the newest event of the key that the list must show.
-func (c *checker) checkItem(o *operation, key string, got item, removals []*operation) {
+func (c *checker) checkItem(o *Operation, key string, got Item, removals []*Operation) {
 	revisions := c.byKey[key]
 	n := sort.Search(len(revisions), func(i int) bool { return revisions[i] > o.Revision })
 	var want event
@@ -231,7 +231,7 @@ func (c *checker) checkItem(o *operation, key string, got item, removals []*oper
 	}
 	switch {
 	case got.Key == "" && want.value == "", got.Revision == revision && got.Value == want.value:
-	case got.Key == "" && slices.ContainsFunc(removals, func(r *operation) bool { return r.Call < o.Return }):
+	case got.Key == "" && slices.ContainsFunc(removals, func(r *Operation) bool { return r.Call < o.Return }):
 	default:
 		c.violate(key, "operation %d (%s by %s) at revision %d has %q@%d, and must have %q@%d (%s)", o.ID, o.Kind, o.Process, o.Revision,
 			got.Value, got.Revision, want.value, revision, want.by)
@@ -241,7 +241,7 @@ func (c *checker) checkItem(o *operation, key string, got item, removals []*oper
 // checkKeys lets porcupine find an order of each key's operations.
 func (c *checker) checkKeys() {
 	histories := map[string][]porcupine.Operation{}
-	add := func(o *operation) {
+	add := func(o *Operation) {
 		histories[o.Key] = append(histories[o.Key], porcupine.Operation{ClientId: o.Client, Input: o, Call: o.Call, Return: o.Return})
 	}
 	clients := 0
@@ -250,36 +250,36 @@ func (c *checker) checkKeys() {
 	}
 	for _, o := range c.operations {
 		switch {
-		case o.Outcome == refused, o.Kind == exact:
-		case o.Kind == list:
+		case o.Outcome == Refused, o.Kind == Exact:
+		case o.Kind == List:
 			for _, each := range c.gets(o) {
 				add(each)
 			}
-		case o.Outcome != unknown:
+		case o.Outcome != Unknown:
 			add(o)
-		case o.writes():
+		case o.Writes():
 			add(c.late(o, &clients))
 		}
 	}
 	for _, key := range c.keys {
-		add(&operation{Kind: end, Key: key, Client: clients, Call: c.ended(), Return: c.ended() + 1})
+		add(&Operation{Kind: end, Key: key, Client: clients, Call: c.ended(), Return: c.ended() + 1})
 		result, shown := porcupine.CheckOperationsVerbose(model, histories[key], decideTimeout)
 		switch result {
 		case porcupine.Illegal:
-			c.violations = append(c.violations, violation{key, fmt.Sprintf("porcupine finds no order of its %d operations", len(histories[key])), &shown})
+			c.violations = append(c.violations, Violation{key, fmt.Sprintf("porcupine finds no order of its %d operations", len(histories[key])), &shown})
 		case porcupine.Unknown:
-			c.violations = append(c.violations, violation{key, fmt.Sprintf("porcupine cannot decide its %d operations in %s", len(histories[key]), decideTimeout), &shown})
+			c.violations = append(c.violations, Violation{key, fmt.Sprintf("porcupine cannot decide its %d operations in %s", len(histories[key]), decideTimeout), &shown})
 		}
 	}
 }
 
 // late is a write of unknown outcome. If its value was read, it
 // happened before; else it may happen until the end, or never.
-func (c *checker) late(o *operation, clients *int) *operation {
+func (c *checker) late(o *Operation, clients *int) *Operation {
 	changed := *o
 	changed.Return = c.ended() + 1
 	if first := c.seen[o.Value]; o.Value != "" && first != nil {
-		changed.Outcome, changed.Revision, changed.Read = done, first.revision, o.Value
+		changed.Outcome, changed.Revision, changed.Read = Done, first.revision, o.Value
 		changed.Return = max(first.at, o.Call)
 	}
 	changed.Client = *clients // its client went on with something else
@@ -291,26 +291,26 @@ func (c *checker) late(o *operation, clients *int) *operation {
 func (c *checker) ended() int64 { return c.operations[len(c.operations)-1].Return + 1 }
 
 // gets are what a list says of each key of its namespace.
-func (c *checker) gets(o *operation) (all []*operation) {
-	if o.Outcome != done {
+func (c *checker) gets(o *Operation) (all []*Operation) {
+	if o.Outcome != Done {
 		return nil
 	}
-	items := map[string]item{}
+	items := map[string]Item{}
 	for _, i := range o.Items {
 		items[i.Key] = i
 	}
 	for _, key := range c.inNamespace[o.Key] {
-		one := &operation{ID: o.ID, Client: o.Client, Process: o.Process, Kind: get, Key: key, Call: o.Call, Return: o.Return, Outcome: missing}
+		one := &Operation{ID: o.ID, Client: o.Client, Process: o.Process, Kind: Get, Key: key, Call: o.Call, Return: o.Return, Outcome: Missing}
 		if i, there := items[key]; there {
-			one.Outcome, one.Read, one.Revision = done, i.Value, i.Revision
+			one.Outcome, one.Read, one.Revision = Done, i.Value, i.Revision
 		}
 		all = append(all, one)
 	}
 	return all
 }
 
-// keep writes a history that failed, and porcupine's picture of each key that did, to a folder.
-func keep(folder string, operations []*operation, violations []violation) error {
+// Keep writes a history that failed, and porcupine's picture of each key that did, to a folder.
+func Keep(folder string, operations []*Operation, violations []Violation) error {
 	if err := os.MkdirAll(folder, 0o777); err != nil {
 		return err
 	}
@@ -329,7 +329,7 @@ func keep(folder string, operations []*operation, violations []violation) error 
 		if v.shown == nil {
 			continue
 		}
-		picture := filepath.Join(folder, strings.ReplaceAll(v.key, "/", "-")+".html")
+		picture := filepath.Join(folder, strings.ReplaceAll(v.Key, "/", "-")+".html")
 		if err := porcupine.VisualizePath(model, *v.shown, picture); err != nil {
 			return err
 		}

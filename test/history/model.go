@@ -32,9 +32,9 @@ func (s state) String() string {
 // model is what the API promises of one key.
 var model = porcupine.Model{
 	Init: func() any { return state{} },
-	Step: func(s, input, _ any) (bool, any) { return step(s.(state), input.(*operation)) },
+	Step: func(s, input, _ any) (bool, any) { return step(s.(state), input.(*Operation)) },
 	DescribeOperation: func(input, _ any) string {
-		o := input.(*operation)
+		o := input.(*Operation)
 		return fmt.Sprintf("#%d %s %s %s base %d: %s %s@%d", o.ID, o.Process, o.Kind, o.Value, o.Base, o.Outcome, o.Read, o.Revision)
 	},
 	DescribeState: func(s any) string { return s.(state).String() },
@@ -45,11 +45,11 @@ var model = porcupine.Model{
 // A write of unknown outcome may have had its effect, and then nobody ever read its value (else its outcome is known,
 // see late). All it explains is an answer like a conflict. So it takes effect right before an answer that needs it,
 // or never, which is after the end. Without this rule porcupine would try each subset of such writes at each step.
-func step(s state, o *operation) (bool, state) {
+func step(s state, o *Operation) (bool, state) {
 	switch {
 	case o.Kind == end:
 		return !s.haunted, state{ended: true}
-	case o.Outcome == unknown:
+	case o.Outcome == Unknown:
 		return s.ended || s.takes(o) && s.mayHaunt(o), s.haunt(o)
 	case s.haunted:
 		if sufficient, _ := answer(state{value: s.wasValue, revision: s.wasRevision, newest: s.newest}, o); sufficient {
@@ -62,11 +62,11 @@ func step(s state, o *operation) (bool, state) {
 
 // mayHaunt: one write of unknown outcome explains whatever several could, except where a deletion and a creation do
 // together.
-func (s state) mayHaunt(o *operation) bool {
-	return !s.haunted || o.Kind == create && s.wasValue != ""
+func (s state) mayHaunt(o *Operation) bool {
+	return !s.haunted || o.Kind == Create && s.wasValue != ""
 }
 
-func (s state) haunt(o *operation) state {
+func (s state) haunt(o *Operation) state {
 	if s.ended {
 		return s
 	}
@@ -74,23 +74,23 @@ func (s state) haunt(o *operation) state {
 	if s.haunted {
 		next.wasValue, next.wasRevision = s.wasValue, s.wasRevision
 	}
-	if o.Kind != remove {
+	if o.Kind != Remove {
 		next.value = unread
 	}
 	return next
 }
 
 // answer is step for an operation whose outcome is known.
-func answer(s state, o *operation) (bool, state) {
+func answer(s state, o *Operation) (bool, state) {
 	switch o.Outcome {
-	case missing:
-		return o.Kind != create && s.value == "", s
-	case exists:
-		return o.Kind == create && s.value != "", s
-	case conflict:
+	case Missing:
+		return o.Kind != Create && s.value == "", s
+	case Exists:
+		return o.Kind == Create && s.value != "", s
+	case Conflict:
 		return o.Base == 0 || s.value != "" && s.revision != o.Base, s
 	}
-	if o.Kind == get {
+	if o.Kind == Get {
 		return s.value == o.Read && s.revision == o.Revision, s
 	}
 	// Only of a write whose value no answer but its deletion's shows, the revision is not known.
@@ -98,7 +98,7 @@ func answer(s state, o *operation) (bool, state) {
 		return false, s
 	}
 	newest := max(s.newest, o.Revision)
-	if o.Kind == remove {
+	if o.Kind == Remove {
 		return o.Read == s.value, state{newest: newest}
 	}
 	return o.Read == o.Value, state{value: o.Value, revision: o.Revision, newest: newest}
@@ -106,8 +106,8 @@ func answer(s state, o *operation) (bool, state) {
 
 // takes says whether a write has an effect in the state. A client that compares has read its base before, so a state
 // whose revision no answer has told is another one.
-func (s state) takes(o *operation) bool {
-	if o.Kind == create {
+func (s state) takes(o *Operation) bool {
+	if o.Kind == Create {
 		return s.value == ""
 	}
 	return s.value != "" && (o.Base == 0 || o.Base == s.revision)
