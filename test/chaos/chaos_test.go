@@ -1,0 +1,244 @@
+// Package chaos does to containers what clouds do to machines, and checks what clients are told meanwhile.
+//
+// Three nats-servers, whose clocks differ by minutes, MinIO, two api, a watcher, a projector and a lifecycle run in
+// containers of the real engine. Between them and their clients are links of toxiproxy, and before MinIO a front that
+// answers in its place. Concurrent clients send requests to both api processes while one fault after another happens
+// (faults_test.go). At the end all keys are read through both. The history is checked as test/history does: each key
+// by porcupine, and lists by revision.
+package chaos
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/logplane/logplane/test/history"
+)
+
+const (
+	clients = 8
+	// short is how long faults happen without CHAOS, which is a duration.
+	short = 90 * time.Second
+)
+
+// happened is a fault that is over.
+type happened struct {
+	planned
+	began, ended, whole int64 // in the history's time
+	// recovered is how long after the fault's end each process did its work again.
+	recovered map[string]time.Duration
+	leader    string
+	skew      time.Duration
+}
+
+// TestChaos: no fault loses an acknowledged write or shows clients what never was, and after each all processes go on
+// by themselves.
+func TestChaos(t *testing.T) {
+	duration, seed := short, uint64(time.Now().UnixNano())
+	if wanted := os.Getenv("CHAOS"); wanted != "" {
+		var err error
+		duration, err = time.ParseDuration(wanted)
+		require.NoError(t, err, "CHAOS must be a duration")
+	}
+	if wanted := os.Getenv("CHAOS_SEED"); wanted != "" {
+		var err error
+		seed, err = strconv.ParseUint(wanted, 10, 64)
+		require.NoError(t, err, "CHAOS_SEED must be a number")
+	}
+	t.Logf("%s of faults; CHAOS_SEED=%d repeats their order", duration, seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	c := newCell(t, random)
+	w := history.NewWorkload([]history.Target{c.apis[0], c.apis[1]}, duration, c.fault, c.asked)
+	require.NoError(t, w.MakeNamespaces(t.Context()))
+
+	ctx, cancel := context.WithTimeout(t.Context(), duration)
+	defer cancel()
+	asking, stop := context.WithCancel(t.Context())
+	defer stop()
+	var group errgroup.Group
+	for id := range clients {
+		one := history.NewClient(w, id, rand.New(rand.NewPCG(seed, uint64(100+id))))
+		group.Go(func() error { one.Run(asking); return nil })
+	}
+	var all []happened
+	var err error
+	for p := (&plan{cell: c, random: random, left: map[string][]string{}}); err == nil && history.Wait(ctx, history.Between(random, 0, time.Second)); {
+		var h happened
+		h, err = c.suffer(t.Context(), w, p.next(), history.Between(random, 2*time.Second, 6*time.Second))
+		all = append(all, h)
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	stop()
+	_ = group.Wait()
+	if err == nil {
+		reading, cancel := context.WithTimeout(t.Context(), recoverTimeout)
+		defer cancel()
+		if err := w.ReadAll(reading, clients, rand.New(rand.NewPCG(seed, 1))); err != nil {
+			t.Error(err)
+		}
+		c.runUntil(c.environment, "inspect", "fsck")
+	}
+	report(t, c, w, seed, all)
+}
+
+// suffer lets a fault happen for a while, and waits until all processes have recovered.
+func (c *cell) suffer(ctx context.Context, w *history.Workload, p planned, lasting time.Duration) (h happened, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s %s: %w", p.name, p.target, err)
+		}
+	}()
+	h = happened{planned: p, began: w.Record.Now(), recovered: map[string]time.Duration{}}
+	beginning, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	end, err := p.begin(c, beginning, p.target)
+	if err == nil {
+		history.Wait(ctx, lasting)
+	}
+	if end != nil {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
+		defer cancel()
+		if failure := end(ending); err == nil {
+			err = failure
+		}
+	}
+	h.ended = w.Record.Now()
+	if err != nil {
+		return h, err
+	}
+	ctx, cancel = context.WithTimeout(ctx, recoverTimeout)
+	defer cancel()
+	var group errgroup.Group
+	for _, b := range c.all {
+		if !slices.Contains(c.apis, b) {
+			group.Go(func() error { return b.well(ctx) })
+		}
+	}
+	if err := h.writes(ctx, c, w); err != nil {
+		return h, err
+	}
+	if err := group.Wait(); err != nil {
+		return h, err
+	}
+	if h.leader, h.skew, err = c.whole(ctx); err != nil {
+		return h, err
+	}
+	h.whole = w.Record.Now()
+	c.allRun(ctx)
+	c.t.Log(h.line(w))
+	return h, nil
+}
+
+// writes waits until each api has acknowledged a write that began after the fault's end.
+func (h *happened) writes(ctx context.Context, c *cell, w *history.Workload) error {
+	for tick := time.NewTicker(20 * time.Millisecond); ; {
+		for _, o := range slices.Backward(w.Record.Operations()) {
+			if o.Return < h.ended {
+				break
+			}
+			name, _, _ := strings.Cut(o.Process, ".")
+			if before, known := h.recovered[name]; o.Call >= h.ended && o.Writes() && o.Outcome == history.Done && (!known || time.Duration(o.Return-h.ended) < before) {
+				h.recovered[name] = time.Duration(o.Return - h.ended)
+			}
+		}
+		if len(h.recovered) == len(c.apis) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("no write succeeds for %s on each of %d processes: %v", recoverTimeout, len(c.apis), h.recovered)
+		}
+	}
+}
+
+// line is what the fault cost: of all requests that were answered from its begin until the log was whole again.
+func (h *happened) line(w *history.Workload) string {
+	outcomes, n := map[history.Outcome]int{}, 0
+	for _, o := range w.Record.Operations() {
+		if o.Return >= h.began && o.Call <= h.whole {
+			outcomes[o.Outcome]++
+			n++
+		}
+	}
+	var recovered []string
+	for _, name := range slices.Sorted(maps.Keys(h.recovered)) {
+		recovered = append(recovered, fmt.Sprintf("%s %4.1f s", name, h.recovered[name].Seconds()))
+	}
+	return fmt.Sprintf("%-12s %-16s %4.1f s | %4d requests: %4d ok, %3d unknown, %3d refused, %4d conflicts and the like | first write: %s | log whole: %4.1f s (%s, clock %+.0f s)",
+		h.name, h.target, time.Duration(h.ended-h.began).Seconds(), n, outcomes[history.Done], outcomes[history.Unknown], outcomes[history.Refused],
+		n-outcomes[history.Done]-outcomes[history.Unknown]-outcomes[history.Refused], strings.Join(recovered, ", "),
+		time.Duration(h.whole-h.ended).Seconds(), h.leader, h.skew.Seconds())
+}
+
+var digits = regexp.MustCompile(`[0-9]+`)
+
+// report checks the history, prints what happened, and keeps the history if something in it is wrong.
+func report(t *testing.T, c *cell, w *history.Workload, seed uint64, all []happened) {
+	operations := w.Record.Operations()
+	began := time.Now()
+	violations := history.Check(operations)
+	checked := time.Since(began)
+	acknowledged, messages := 0, map[string]int{}
+	for _, o := range operations {
+		if o.Writes() && o.Outcome == history.Done {
+			acknowledged++
+		}
+		if o.Outcome == history.Unknown || o.Outcome == history.Refused {
+			messages[fmt.Sprintf("%s %d %.160s", o.Outcome, o.Code, digits.ReplaceAllString(o.Message, "N"))]++
+		}
+	}
+	most := slices.SortedFunc(maps.Keys(messages), func(a, b string) int { return cmp.Compare(messages[b], messages[a]) })
+	for _, m := range most[:min(len(most), 12)] {
+		t.Logf("  %d times: %s", messages[m], m)
+	}
+	worst := time.Duration(0)
+	for _, h := range all {
+		for _, d := range h.recovered {
+			worst = max(worst, d)
+		}
+	}
+	t.Logf("%d faults, %d operations, %d acknowledged writes, longest recovery %.1f s, %d violations, %d faults of processes, checked in %s",
+		len(all), len(operations), acknowledged, worst.Seconds(), len(violations), len(c.faults), checked.Round(time.Millisecond))
+	if acknowledged == 0 {
+		t.Error("nothing was written")
+	}
+	for _, fault := range c.faults {
+		t.Error(fault)
+	}
+	for i, v := range violations {
+		if i == 30 {
+			t.Errorf("and %d more", len(violations)-i)
+			break
+		}
+		t.Errorf("%s: %s", v.Key, v.What)
+	}
+	if !t.Failed() {
+		return
+	}
+	folder := filepath.Join(os.TempDir(), "logplane-chaos", strconv.FormatUint(seed, 10))
+	if err := history.Keep(folder, operations, violations); err != nil {
+		t.Errorf("keep the history: %v", err)
+	}
+	for _, b := range c.all {
+		if err := os.WriteFile(filepath.Join(folder, b.name+".log"), []byte(logsOf(b.c)), 0o666); err != nil {
+			t.Errorf("keep the history: %v", err)
+		}
+	}
+	t.Logf("the history and what containers printed are kept in %s", folder)
+}

@@ -1,0 +1,247 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// fault is something that happens to a target in the cell. begin returns what ends it, and is not called in parallel.
+type fault struct {
+	name    string
+	targets func(*cell) []string
+	begin   func(c *cell, ctx context.Context, target string) (end func(context.Context) error, err error)
+}
+
+var faults = []fault{
+	{"kill", containers, (*cell).kill},
+	{"pause", containers, (*cell).pause},
+	{"cut off", logServers, (*cell).cutOff},
+	{"cut", linkNames, (*cell).cut},
+	{"silence", linkNames, (*cell).silence},
+	{"slow", linkNames, (*cell).slow},
+	{"full disk", of("leader", "follower"), (*cell).fillDisk},
+	{"bucket", of("500", "503", "500 when done", "503 when done", "half an answer", "an hour ahead", "an hour behind"), (*cell).spoilBucket},
+	{"log's clock", logServers, (*cell).depose},
+}
+
+func containers(c *cell) (names []string) {
+	for _, b := range c.all {
+		names = append(names, b.name)
+	}
+	return names
+}
+
+func logServers(c *cell) (names []string) {
+	for _, b := range c.nats {
+		names = append(names, b.name)
+	}
+	return names
+}
+
+func linkNames(*cell) []string {
+	return []string{"clients-nats0", "clients-nats1", "clients-nats2", "routes-nats0", "routes-nats1", "routes-nats2", "minio"}
+}
+
+func of(targets ...string) func(*cell) []string { return func(*cell) []string { return targets } }
+
+func (c *cell) box(name string) *box {
+	for _, b := range c.all {
+		if b.name == name {
+			return b
+		}
+	}
+	panic(name) // it comes from containers
+}
+
+// links are those of a name of linkNames.
+func (c *cell) links(name string) []*link {
+	if name == "minio" {
+		return []*link{c.bucket}
+	}
+	i := int(name[len(name)-1] - '0')
+	if name == fmt.Sprintf("clients-nats%d", i) {
+		return c.clients[i : i+1]
+	}
+	return c.routes[i]
+}
+
+// kill cuts a container's power. The server with the small disk comes back with an empty one.
+func (c *cell) kill(ctx context.Context, target string) (func(context.Context) error, error) {
+	b := c.box(target)
+	return b.again, b.kill(ctx)
+}
+
+// pause freezes a container. Its connections stay, and it notices nothing.
+func (c *cell) pause(ctx context.Context, target string) (func(context.Context) error, error) {
+	b := c.box(target)
+	return b.resume, b.pause(ctx)
+}
+
+// cutOff takes one server from the others and from all clients.
+func (c *cell) cutOff(_ context.Context, target string) (func(context.Context) error, error) {
+	return onLinks(append(c.links("clients-"+target), c.links("routes-"+target)...), (*link).cut, (*link).join)
+}
+
+// cut breaks the connections of links and refuses new ones.
+func (c *cell) cut(_ context.Context, target string) (func(context.Context) error, error) {
+	return onLinks(c.links(target), (*link).cut, (*link).join)
+}
+
+// silence loses what links carry, and tells nobody.
+func (c *cell) silence(_ context.Context, target string) (func(context.Context) error, error) {
+	return onLinks(c.links(target), func(l *link) error { return l.poison(silent) }, (*link).heal)
+}
+
+// slow makes links slow and narrow.
+func (c *cell) slow(_ context.Context, target string) (func(context.Context) error, error) {
+	return onLinks(c.links(target), func(l *link) error { return l.poison(slow) }, (*link).heal)
+}
+
+func onLinks(links []*link, begin, end func(*link) error) (func(context.Context) error, error) {
+	each := func(do func(*link) error) (err error) {
+		for _, l := range links {
+			err = errors.Join(err, do(l))
+		}
+		return err
+	}
+	return func(context.Context) error { return each(end) }, each(begin)
+}
+
+// fillDisk fills the small disk with another stream, which its server alone holds. In the end that server gets a new
+// disk: JetStream does not use one again that was full (docs/operations.md).
+func (c *cell) fillDisk(ctx context.Context, target string) (func(context.Context) error, error) {
+	b := c.nats[smallDisk]
+	if target == "leader" {
+		if err := c.lead(ctx, b.name); err != nil {
+			return nil, err
+		}
+	}
+	end := func(ctx context.Context) error {
+		return errors.Join(b.kill(ctx), b.again(ctx), b.well(ctx), c.forgetFiller(ctx))
+	}
+	conn, err := nats.Connect(b.address)
+	if err != nil {
+		return end, err
+	}
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err != nil {
+		return end, err
+	}
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "filler", Subjects: []string{"filler"}, Placement: &jetstream.Placement{Tags: []string{b.name}}}); err != nil {
+		return end, err
+	}
+	body := make([]byte, 4<<20)
+	for range 1000 {
+		attempt, cancel := context.WithTimeout(ctx, time.Second)
+		_, err := js.Publish(attempt, "filler", body)
+		cancel()
+		if err != nil {
+			return end, nil // it is full
+		}
+	}
+	return end, errors.New("4 GB do not fill a disk of 256 MB")
+}
+
+func (c *cell) forgetFiller(ctx context.Context) error {
+	for {
+		attempt, cancel := context.WithTimeout(ctx, time.Second)
+		err := c.js.DeleteStream(attempt, "filler")
+		cancel()
+		if err == nil || errors.Is(err, jetstream.ErrStreamNotFound) {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("delete the filler: %w", err)
+		}
+	}
+}
+
+// spoilBucket lets the bucket's server misbehave.
+func (c *cell) spoilBucket(_ context.Context, target string) (func(context.Context) error, error) {
+	c.front.set(map[string]bucketFault{
+		"500":            {status: http.StatusInternalServerError},
+		"503":            {status: http.StatusServiceUnavailable},
+		"500 when done":  {status: http.StatusInternalServerError, after: true},
+		"503 when done":  {status: http.StatusServiceUnavailable, after: true},
+		"half an answer": {broken: true},
+		"an hour ahead":  {skew: time.Hour},
+		"an hour behind": {skew: -time.Hour},
+	}[target])
+	before := c.front.spoilt.Load()
+	return func(context.Context) error {
+		c.front.set(bucketFault{})
+		if c.front.spoilt.Load() == before {
+			return fmt.Errorf("no answer of the bucket was spoilt")
+		}
+		return nil
+	}, nil
+}
+
+// depose makes another server lead, by whose clock the log's time jumps.
+func (c *cell) depose(ctx context.Context, target string) (func(context.Context) error, error) {
+	return func(context.Context) error { return nil }, c.lead(ctx, target)
+}
+
+// lead makes a server the log's leader.
+func (c *cell) lead(ctx context.Context, name string) error {
+	ask, err := json.Marshal(map[string]any{"placement": map[string]any{"preferred": name}})
+	if err != nil {
+		return err
+	}
+	for {
+		leader, _, err := c.whole(ctx)
+		if err != nil {
+			return err
+		}
+		if leader == name {
+			return nil
+		}
+		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
+		_, err = c.js.Conn().RequestWithContext(attempt, "$JS.API.STREAM.LEADER.STEPDOWN.logplane", ask)
+		cancel()
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s does not become leader: %w", name, errors.Join(ctx.Err(), err))
+		}
+	}
+}
+
+// planned is a fault with its target.
+type planned struct {
+	fault
+	target string
+}
+
+// plan is an endless sequence of rounds. In each round each fault happens once, and a fault goes through its targets in
+// a random order before it returns to the first one.
+type plan struct {
+	cell   *cell
+	random *rand.Rand
+	round  []fault
+	left   map[string][]string
+}
+
+func (p *plan) next() planned {
+	if len(p.round) == 0 {
+		p.round = append(p.round, faults...)
+		p.random.Shuffle(len(p.round), func(i, j int) { p.round[i], p.round[j] = p.round[j], p.round[i] })
+	}
+	f := p.round[0]
+	p.round = p.round[1:]
+	if len(p.left[f.name]) == 0 {
+		targets := f.targets(p.cell)
+		p.random.Shuffle(len(targets), func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
+		p.left[f.name] = targets
+	}
+	target := p.left[f.name][0]
+	p.left[f.name] = p.left[f.name][1:]
+	return planned{f, target}
+}

@@ -1,0 +1,78 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"testing"
+
+	toxiproxy "github.com/Shopify/toxiproxy/v2"
+	"github.com/rs/zerolog"
+	"github.com/stretchr/testify/require"
+)
+
+// links are the connections between containers, each of which can be slowed, silenced and cut.
+type links struct {
+	t      testing.TB
+	server *toxiproxy.ApiServer // only to hold what its proxies share: it listens nowhere
+}
+
+func newLinks(t testing.TB) *links {
+	return &links{t: t, server: toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())}
+}
+
+// link returns a new link that leads to an address, until the test ends.
+func (l *links) link(name, to string) *link {
+	l.t.Helper()
+	proxy := toxiproxy.NewProxy(l.server, name, "127.0.0.1:0", to)
+	require.NoError(l.t, proxy.Start())
+	l.t.Cleanup(proxy.Stop)
+	return &link{proxy}
+}
+
+// link is one of them.
+type link struct{ proxy *toxiproxy.Proxy }
+
+// address is where the link begins. It stays, also over cuts.
+func (l *link) address() string { return l.proxy.Listen }
+
+// toxic is a fault of a link in both directions, as toxiproxy's documentation names it.
+type toxic struct {
+	kind       string
+	attributes map[string]int
+}
+
+// slow is a link over a bad line to another continent.
+var slow = []toxic{{"latency", map[string]int{"latency": 150, "jitter": 100}}, {"bandwidth", map[string]int{"rate": 200}}} // ms, KB/s
+
+// silent loses every byte and tells nobody. When it ends, so do the connections.
+var silent = []toxic{{"timeout", map[string]int{"timeout": 0}}}
+
+func (l *link) poison(toxics []toxic) error {
+	for _, each := range toxics {
+		for _, stream := range []string{"upstream", "downstream"} {
+			encoded, err := json.Marshal(map[string]any{"type": each.kind, "stream": stream, "attributes": each.attributes})
+			if err != nil {
+				return err
+			}
+			if _, err := l.proxy.Toxics.AddToxicJson(bytes.NewReader(encoded)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// heal takes all toxics away.
+func (l *link) heal() error {
+	l.proxy.Toxics.ResetToxics(context.Background())
+	return nil
+}
+
+// cut breaks every connection and refuses new ones, until join.
+func (l *link) cut() error {
+	l.proxy.Stop()
+	return nil
+}
+
+func (l *link) join() error { return l.proxy.Start() }
