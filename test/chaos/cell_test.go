@@ -22,6 +22,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"github.com/testcontainers/testcontainers-go"
+	tclog "github.com/testcontainers/testcontainers-go/log"
+	tclog "github.com/testcontainers/testcontainers-go/log"
 	"github.com/testcontainers/testcontainers-go/wait"
 )
 
@@ -118,27 +120,22 @@ func newCell(t testing.TB, random *rand.Rand) *cell {
 	})
 	c.runUntil(environment, "init", "--replicas", fmt.Sprint(servers))
 	retention := []string{"--log-retention", "2m30s", "--retention", "2m30s"}
-	serve := func(name string, args ...string) *box {
+	serve := func(name, listen string, args ...string) *box {
 		address := c.ports.free(t)
-		return c.startBox(name, logplaneImage, address, "/readyz", environment, testcontainers.WithCmd(slices.Concat(args, retention, []string{address})...))
+		args = slices.Concat(args, []string{listen, address}, retention)
+		return c.startBox(name, logplaneImage, address, "/readyz", environment, testcontainers.WithCmd(args...))
 	}
-	watcher := serve("watcher", "watcher", "--authorization-mode", "AlwaysAllow", "--listen")
+	watcher := serve("watcher", "--listen", "watcher", "--authorization-mode", "AlwaysAllow")
 	for i := range 2 {
-		// The flag whose value is the address comes last.
-		c.apis = append(c.apis, serve(fmt.Sprintf("api%d", i), "api", "--authorization-mode", "AlwaysAllow", "--watcher-url", "http://"+watcher.address, "--listen"))
+		c.apis = append(c.apis, serve(fmt.Sprintf("api%d", i), "--listen", "api", "--authorization-mode", "AlwaysAllow", "--watcher-url", "http://"+watcher.address))
 	}
-	serve("projector", "projector", "--cadence", "200ms", "--checkpoints", "none", "--metrics-listen")
-	serve("lifecycle", "lifecycle", "--metrics-listen")
+	serve("projector", "--metrics-listen", "projector", "--cadence", "200ms", "--checkpoints", "none")
+	serve("lifecycle", "--metrics-listen", "lifecycle")
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
 	for _, b := range c.all {
 		require.NoError(t, b.well(ctx))
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			c.showLogs()
-		}
-	})
 	c.environment = environment
 	return c
 }
@@ -174,7 +171,7 @@ cluster { name: cell, listen: %q, advertise: "127.0.0.1:1", no_advertise: true, 
 			testcontainers.WithFiles(testcontainers.ContainerFile{Reader: strings.NewReader(config), ContainerFilePath: "/nats.conf", FileMode: 0o644}),
 		}
 		if i == smallDisk {
-			options = append(options, testcontainers.WithTmpfs(map[string]string{"/data": "size=256m,mode=1777"}))
+			options = append(options, testcontainers.WithTmpfs(map[string]string{"/data": "size=256m,uid=65532,gid=65532"}))
 		}
 		c.nats = append(c.nats, c.startBox(fmt.Sprintf("nats%d", i), natsImage, listen[i], "", options...))
 	}
@@ -192,7 +189,17 @@ func (c *cell) startBox(name, image, address, health string, options ...testcont
 	b := &box{cell: c, name: name, address: address, health: health, up: true, start: 1}
 	b.c = c.launch(image, options...)
 	b.id = b.c.GetContainerID()
+	c.t.Cleanup(func() { // before it is removed
+		if c.t.Failed() {
+			c.t.Logf("the last that %s said:\n%s", b.name, last(logsOf(b.c), 3000))
+		}
+	})
 	c.all = append(c.all, b)
+	c.t.Cleanup(func() {
+		if c.t.Failed() {
+			c.t.Logf("the last that %s said:\n%s", name, last(logsOf(b.c), 3000))
+		}
+	})
 	return b
 }
 
@@ -275,6 +282,12 @@ func (b *box) well(ctx context.Context) error {
 		err := b.check(ctx, transport)
 		if err == nil {
 			return nil
+		}
+		if state, err := b.c.State(ctx); err == nil && !state.Running {
+			return fmt.Errorf("%s ended with code %d: %s", b.name, state.ExitCode, last(logsOf(b.c), 1000))
+		}
+		if state, err := b.c.State(ctx); err == nil && !state.Running {
+			return fmt.Errorf("%s has ended", b.name)
 		}
 		select {
 		case <-tick.C:
@@ -363,12 +376,6 @@ func (c *cell) asked(process, message string) {
 	c.fault("%s asks for a fence of a healthy cell: %s", process, message)
 }
 
-func (c *cell) showLogs() {
-	for _, b := range c.all {
-		c.t.Logf("the last that %s said:\n%s", b.name, last(logsOf(b.c), 3000))
-	}
-}
-
 func logsOf(c testcontainers.Container) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -409,11 +416,13 @@ func (p *ports) free(t testing.TB) string {
 // needDocker fails where tests must run, and otherwise skips what this machine cannot run.
 func needDocker(t testing.TB) *testcontainers.DockerClient {
 	t.Helper()
+	tclog.SetDefault(quiet)
 	for name, value := range map[string]string{"TESTCONTAINERS_RYUK_DISABLED": "true", "TESTCONTAINERS_HOST_OVERRIDE": "127.0.0.1"} {
 		if os.Getenv(name) == "" {
 			t.Setenv(name, value)
 		}
 	}
+	tclog.SetDefault(tclog.NewNoopLogger())
 	docker, err := haveImages(t.Context())
 	if err == nil {
 		t.Cleanup(func() { _ = docker.Close() })
@@ -427,6 +436,7 @@ func needDocker(t testing.TB) *testcontainers.DockerClient {
 	return nil
 }
 
+// haveImages returns a client of Docker, if that has what the cell is made of.
 func haveImages(ctx context.Context) (docker *testcontainers.DockerClient, err error) {
 	defer func() { // testcontainers panics where it finds no Docker
 		if r := recover(); r != nil {
