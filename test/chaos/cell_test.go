@@ -23,7 +23,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/testcontainers/testcontainers-go"
 	tclog "github.com/testcontainers/testcontainers-go/log"
-	tclog "github.com/testcontainers/testcontainers-go/log"
 	"github.com/testcontainers/testcontainers-go/wait"
 )
 
@@ -195,11 +194,6 @@ func (c *cell) startBox(name, image, address, health string, options ...testcont
 		}
 	})
 	c.all = append(c.all, b)
-	c.t.Cleanup(func() {
-		if c.t.Failed() {
-			c.t.Logf("the last that %s said:\n%s", name, last(logsOf(b.c), 3000))
-		}
-	})
 	return b
 }
 
@@ -285,9 +279,6 @@ func (b *box) well(ctx context.Context) error {
 		}
 		if state, err := b.c.State(ctx); err == nil && !state.Running {
 			return fmt.Errorf("%s ended with code %d: %s", b.name, state.ExitCode, last(logsOf(b.c), 1000))
-		}
-		if state, err := b.c.State(ctx); err == nil && !state.Running {
-			return fmt.Errorf("%s has ended", b.name)
 		}
 		select {
 		case <-tick.C:
@@ -422,7 +413,6 @@ func needDocker(t testing.TB) *testcontainers.DockerClient {
 			t.Setenv(name, value)
 		}
 	}
-	tclog.SetDefault(tclog.NewNoopLogger())
 	docker, err := haveImages(t.Context())
 	if err == nil {
 		t.Cleanup(func() { _ = docker.Close() })
