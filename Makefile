@@ -91,7 +91,7 @@ $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/benchstat &: tools/go.mod
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## format and import rules, vet, static checks
 	@$(RELEASE) $(BIN)/golangci-lint run ./...
-	@for module in subscribe test/subscribe; do (cd $$module && $(RELEASE) $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
+	@for module in subscribe test/subscribe test/chaos; do (cd $$module && $(RELEASE) $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
 
 # Whether vulnerable code is called takes a minute to find out. Where no package has a vulnerability there is no question.
 .PHONY: vulnerabilities
@@ -119,6 +119,7 @@ test: lint race-build build $(BIN)/kubectl images-test ## everything CI runs
 	@cd test/subscribe && $(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -p 1 -timeout 40m $(SUBSCRIBE)
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -p 1 -timeout 40m -run '$(LONG)' ./projection ./functions/lifecycle ./test/e2e
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -timeout 40m ./test/hostile
+	@$(MAKE) --no-print-directory chaos-test
 
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for FUZZTIME each

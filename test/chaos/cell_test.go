@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -27,10 +28,11 @@ import (
 )
 
 const (
+	// imageVariable names an image of logplane whose clock CLOCK_SKEW moves by seconds, as natsImage's (chaos.mk).
+	imageVariable = "CHAOS_IMAGE"
 	logplaneImage = "logplane/logplane:dev"
 	minioImage    = "logplane/minio:dev"
-	// natsImage has a clock that CLOCK_SKEW moves by seconds (chaos.mk).
-	natsImage = "logplane/nats:skewed"
+	natsImage     = "logplane/nats:skewed"
 
 	servers = 3
 	// startTimeout bounds whatever starts, on a busy machine.
@@ -44,6 +46,10 @@ const (
 // skews are the clocks of the log's servers, in seconds. The log's clock jumps when another leads.
 var skews = [servers]int{90, 0, -90}
 
+// processSkews are the clocks of processes, if imageVariable is set. MinIO, as S3, refuses what is signed with a clock
+// that is wrong by more than 15 minutes.
+var processSkews = map[string]int{"watcher": -600, "api1": 1200, "projector": -1200, "lifecycle": 600}
+
 // smallDisk is the server whose disk is small, and new after each of its ends.
 const smallDisk = servers - 1
 
@@ -55,6 +61,7 @@ type cell struct {
 	t      testing.TB
 	docker *testcontainers.DockerClient
 	run    string
+	image  string // of logplane
 	ports  *ports
 	all    []*box // in the order of their starts
 	apis   []*box
@@ -99,7 +106,7 @@ func (b *box) At() (address, process string) {
 
 func newCell(t testing.TB, random *rand.Rand) *cell {
 	t.Helper()
-	c := &cell{t: t, docker: needDocker(t), run: os.Getenv(runVariable), ports: &ports{random: random}}
+	c := &cell{t: t, docker: needDocker(t), run: os.Getenv(runVariable), image: image(), ports: &ports{random: random}}
 	l := newLinks(t)
 	c.startLog(l)
 	secret := fmt.Sprintf("secret-%d", random.Uint64())
@@ -113,16 +120,21 @@ func newCell(t testing.TB, random *rand.Rand) *cell {
 	for _, link := range c.clients {
 		urls = append(urls, "nats://"+link.address())
 	}
-	environment := testcontainers.WithEnv(map[string]string{
+	environment := map[string]string{
 		"LOGPLANE_NATS": strings.Join(urls, ","), "LOGPLANE_BUCKET": "s3://chaos/cell", "LOGPLANE_S3_ENDPOINT": c.front.server.URL,
 		"LOGPLANE_S3_PATH_STYLE": "true", "AWS_ACCESS_KEY_ID": "chaos", "AWS_SECRET_ACCESS_KEY": secret,
-	})
-	c.runUntil(environment, "init", "--replicas", fmt.Sprint(servers))
+	}
+	c.environment = testcontainers.WithEnv(environment)
+	c.runUntil("init", "--replicas", fmt.Sprint(servers))
 	retention := []string{"--log-retention", "2m30s", "--retention", "2m30s"}
 	serve := func(name, listen string, args ...string) *box {
 		address := c.ports.free(t)
 		args = slices.Concat(args, []string{listen, address}, retention)
-		return c.startBox(name, logplaneImage, address, "/readyz", environment, testcontainers.WithCmd(args...))
+		environment := maps.Clone(environment)
+		if c.image != logplaneImage {
+			environment["CLOCK_SKEW"] = fmt.Sprint(processSkews[name])
+		}
+		return c.startBox(name, c.image, address, "/readyz", testcontainers.WithEnv(environment), testcontainers.WithCmd(args...))
 	}
 	watcher := serve("watcher", "--listen", "watcher", "--authorization-mode", "AlwaysAllow")
 	for i := range 2 {
@@ -135,7 +147,9 @@ func newCell(t testing.TB, random *rand.Rand) *cell {
 	for _, b := range c.all {
 		require.NoError(t, b.well(ctx))
 	}
-	c.environment = environment
+	for name, skew := range processSkews {
+		c.box(name).requireClock(skew)
+	}
 	return c
 }
 
@@ -211,10 +225,10 @@ func (c *cell) launch(image string, options ...testcontainers.ContainerCustomize
 }
 
 // runUntil runs a command of logplane to its end, again until it succeeds, and returns what it printed.
-func (c *cell) runUntil(environment testcontainers.ContainerCustomizer, args ...string) string {
+func (c *cell) runUntil(args ...string) string {
 	c.t.Helper()
 	for deadline := time.Now().Add(startTimeout); ; {
-		one := c.launch(logplaneImage, environment, testcontainers.WithCmd(args...), testcontainers.WithWaitStrategy(wait.ForExit().WithExitTimeout(startTimeout)))
+		one := c.launch(c.image, c.environment, testcontainers.WithCmd(args...), testcontainers.WithWaitStrategy(wait.ForExit().WithExitTimeout(startTimeout)))
 		state, err := one.State(c.t.Context())
 		require.NoError(c.t, err)
 		said := logsOf(one)
@@ -311,6 +325,23 @@ func (b *box) check(ctx context.Context, transport *http.Transport) error {
 		return fmt.Errorf("%s answers %d", b.health, answer.StatusCode)
 	}
 	return nil
+}
+
+// requireClock requires that the process tells a time that is wrong by so many seconds, if it has such an image.
+func (b *box) requireClock(skew int) {
+	t := b.cell.t
+	t.Helper()
+	if b.cell.image == logplaneImage {
+		return
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+b.address+b.health, nil)
+	require.NoError(t, err)
+	answer, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	at, err := http.ParseTime(answer.Header.Get("Date"))
+	require.NoError(t, err)
+	require.InDelta(t, skew, time.Until(at).Seconds(), 10, b.name)
 }
 
 // whole waits until the log has a leader whose replicas keep up, and returns the leader's name and how far its clock is
@@ -427,6 +458,14 @@ func needDocker(t testing.TB) *testcontainers.DockerClient {
 }
 
 // haveImages returns a client of Docker, if that has what the cell is made of.
+// image is that of logplane.
+func image() string {
+	if wanted := os.Getenv(imageVariable); wanted != "" {
+		return wanted
+	}
+	return logplaneImage
+}
+
 func haveImages(ctx context.Context) (docker *testcontainers.DockerClient, err error) {
 	defer func() { // testcontainers panics where it finds no Docker
 		if r := recover(); r != nil {
@@ -437,7 +476,7 @@ func haveImages(ctx context.Context) (docker *testcontainers.DockerClient, err e
 	if err != nil {
 		return nil, err
 	}
-	for _, image := range []string{logplaneImage, minioImage, natsImage} {
+	for _, image := range []string{image(), minioImage, natsImage} {
 		if _, err := docker.ImageInspect(ctx, image); err != nil {
 			return nil, err
 		}

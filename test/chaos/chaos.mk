@@ -25,21 +25,22 @@ $(SKEWED)/overlay.json: test/chaos/skew.go.txt test/chaos/chaos.mk
 	grep -q clockSkew $$folder/time.go.txt || { echo "this Go has another time.Now: see test/chaos/chaos.mk"; exit 1; }; \
 	printf '{"Replace": {"%s": "%s", "%s": "%s"}}' $$root/time.go $$folder/time.go.txt $$root/skew.go $(CURDIR)/$< > $@
 
+SKEW = $(DOCKER_BUILD) --build-arg IMAGE=logplane/$(1):$(TAG) -t logplane/$(1):skewed -f test/chaos/skewed.Dockerfile $(SKEWED)/$(1) \
+       >/dev/null 2>$(SKEWED)/$(1).log || { cat $(SKEWED)/$(1).log; exit 1; }
+
 .PHONY: images-skewed-nats images-skewed-logplane
-images-skewed-nats: $(SKEWED)/nats/$(NATS_VERSION)
+images-skewed-nats: images-nats $(SKEWED)/nats/$(NATS_VERSION)
 	@echo "image logplane/nats:skewed"
-	@mkdir -p $(SKEWED)/nats/empty
-	@cp localstack/nats.conf $(SKEWED)/nats/
-	@$(DOCKER_BUILD) -t logplane/nats:skewed -f localstack/nats.Dockerfile $(SKEWED)/nats >/dev/null 2>$(SKEWED)/nats.log || { cat $(SKEWED)/nats.log; exit 1; }
+	@$(call SKEW,nats)
 
 $(SKEWED)/nats/$(NATS_VERSION): $(SKEWED)/overlay.json
 	@echo "building nats-server with a clock that can be moved"
-	@mkdir -p $(@D)
-	@$(RELEASE) GOBIN=$(CURDIR)/$(@D) go install -overlay $(CURDIR)/$< -ldflags "-s -w" github.com/nats-io/nats-server/v2@$(@F)
-	@rm -f $(@D)/v* && touch $@
+	@rm -rf $(@D) && mkdir -p $(@D)/program
+	@$(RELEASE) GOBIN=$(CURDIR)/$(@D)/program go install -overlay $(CURDIR)/$< -ldflags "-s -w" github.com/nats-io/nats-server/v2@$(@F)
+	@touch $@
 
-images-skewed-logplane: $(SKEWED)/overlay.json
+images-skewed-logplane: images-logplane $(SKEWED)/overlay.json
 	@echo "image logplane/logplane:skewed, whose clock can be moved (the first build compiles all of Kubernetes again)"
-	@mkdir -p $(SKEWED)/logplane/empty
-	@$(RELEASE) go build -overlay $(CURDIR)/$< -ldflags "-s -w $(STAMP)" -o $(SKEWED)/logplane/logplane ./cmd/logplane
-	@$(DOCKER_BUILD) -t logplane/logplane:skewed -f localstack/logplane.Dockerfile $(SKEWED)/logplane >/dev/null 2>$(SKEWED)/logplane.log || { cat $(SKEWED)/logplane.log; exit 1; }
+	@mkdir -p $(SKEWED)/logplane/program
+	@$(RELEASE) go build -overlay $(CURDIR)/$(SKEWED)/overlay.json -ldflags "-s -w $(STAMP)" -o $(SKEWED)/logplane/program/logplane ./cmd/logplane
+	@$(call SKEW,logplane)

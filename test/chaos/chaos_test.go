@@ -58,7 +58,7 @@ func TestChaos(t *testing.T) {
 		seed, err = strconv.ParseUint(wanted, 10, 64)
 		require.NoError(t, err, "CHAOS_SEED must be a number")
 	}
-	t.Logf("%s of faults; CHAOS_SEED=%d repeats their order", duration, seed)
+	t.Logf("%s of faults in %s; CHAOS_SEED=%d repeats their order", duration, image(), seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	c := newCell(t, random)
 	w := history.NewWorkload([]history.Target{c.apis[0], c.apis[1]}, duration, c.fault, c.asked)
@@ -77,7 +77,7 @@ func TestChaos(t *testing.T) {
 	var err error
 	for p := (&plan{cell: c, random: random, left: map[string][]string{}}); err == nil && history.Wait(ctx, history.Between(random, 0, time.Second)); {
 		var h happened
-		h, err = c.suffer(t.Context(), w, p.next(), history.Between(random, 2*time.Second, 6*time.Second))
+		h, err = c.suffer(t.Context(), w, p.next(), howLong(random, duration))
 		all = append(all, h)
 		if err != nil {
 			t.Error(err)
@@ -91,9 +91,17 @@ func TestChaos(t *testing.T) {
 		if err := w.ReadAll(reading, clients, rand.New(rand.NewPCG(seed, 1))); err != nil {
 			t.Error(err)
 		}
-		c.runUntil(c.environment, "inspect", "fsck")
+		c.runUntil("inspect", "fsck")
 	}
 	report(t, c, w, seed, all)
+}
+
+// howLong is how long a fault lasts. In a long run some outlast the deadlines of requests and connections.
+func howLong(random *rand.Rand, duration time.Duration) time.Duration {
+	if duration > short && random.IntN(4) == 0 {
+		return history.Between(random, 10*time.Second, 25*time.Second)
+	}
+	return history.Between(random, 2*time.Second, 6*time.Second)
 }
 
 // suffer lets a fault happen for a while, and waits until all processes have recovered.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -119,10 +120,12 @@ func onLinks(links []*link, begin, end func(*link) error) (func(context.Context)
 // disk: JetStream does not use one again that was full (docs/operations.md).
 func (c *cell) fillDisk(ctx context.Context, target string) (func(context.Context) error, error) {
 	b := c.nats[smallDisk]
-	if target == "leader" {
-		if err := c.lead(ctx, b.name); err != nil {
-			return nil, err
-		}
+	leader := b.name
+	if target == "follower" {
+		leader = c.nats[0].name
+	}
+	if err := c.lead(ctx, leader); err != nil {
+		return nil, err
 	}
 	end := func(ctx context.Context) error {
 		return errors.Join(b.kill(ctx), b.again(ctx), b.well(ctx), c.forgetFiller(ctx))
@@ -186,9 +189,17 @@ func (c *cell) spoilBucket(_ context.Context, target string) (func(context.Conte
 	}, nil
 }
 
-// depose makes another server lead, by whose clock the log's time jumps.
+// depose makes another server lead, by whose clock the log's time jumps: the target, or the one after it.
 func (c *cell) depose(ctx context.Context, target string) (func(context.Context) error, error) {
-	return func(context.Context) error { return nil }, c.lead(ctx, target)
+	nothing := func(context.Context) error { return nil }
+	leader, _, err := c.whole(ctx)
+	if err != nil {
+		return nothing, err
+	}
+	if names := logServers(c); leader == target {
+		target = names[(slices.Index(names, target)+1)%servers]
+	}
+	return nothing, c.lead(ctx, target)
 }
 
 // lead makes a server the log's leader.

@@ -13,7 +13,7 @@ import (
 // difference compiles again all that depends on it, hundreds of packages of Kubernetes at worst.
 func TestVersionsAreShared(t *testing.T) {
 	product := required(t, ".")
-	for _, module := range []string{"tools/kubectl", "test/subscribe"} {
+	for _, module := range []string{"tools/kubectl", "test/subscribe", "test/chaos"} {
 		for path, version := range required(t, module) {
 			if ours, ok := product[path]; ok && version != ours {
 				t.Errorf("%s is %s in %s/go.mod and %s in go.mod: run 'go get %s@%s' and 'go mod tidy' there", path, version, module, ours, path, ours)
