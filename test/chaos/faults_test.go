@@ -12,6 +12,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/logplane/logplane/test/history"
 )
 
 // fault is something that happens to a target in the cell. begin returns what ends it, and is not called in parallel.
@@ -139,8 +141,17 @@ func (c *cell) fillDisk(ctx context.Context, target string) (func(context.Contex
 	if err != nil {
 		return end, err
 	}
-	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "filler", Subjects: []string{"filler"}, Placement: &jetstream.Placement{Tags: []string{b.name}}}); err != nil {
-		return end, err
+	// A server that was cut off just now may not know yet who places streams.
+	for {
+		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
+		_, err := js.CreateStream(attempt, jetstream.StreamConfig{Name: "filler", Subjects: []string{"filler"}, Placement: &jetstream.Placement{Tags: []string{b.name}}})
+		cancel()
+		if err == nil {
+			break
+		}
+		if !history.Wait(ctx, 100*time.Millisecond) {
+			return end, err
+		}
 	}
 	body := make([]byte, 4<<20)
 	for range 1000 {
