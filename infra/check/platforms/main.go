@@ -1,0 +1,56 @@
+// Command platforms prints the table of infra/README.md of what each platform needs, from platforms.yaml.
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+func main() {
+	p, err := Read("../platforms.yaml")
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "platforms: %v\n", err)
+		os.Exit(1)
+	}
+	fmt.Print(p.Table())
+}
+
+// Platforms are all that 'api' is deployed on. Everywhere are flags that each of them sets.
+type Platforms struct {
+	Everywhere []string   `json:"everywhere"`
+	Platforms  []Platform `json:"platforms"`
+}
+
+// Platform is one. In are the files that configure 'api' there, and Flags those that they set besides.
+type Platform struct {
+	Name    string   `json:"name"`
+	In      []string `json:"in"`
+	Program string   `json:"program"`
+	Listens string   `json:"listens"`
+	Flags   []string `json:"flags"`
+	Watches string   `json:"watches"`
+	Jobs    string   `json:"jobs"`
+}
+
+// Read reads the file, and refuses fields that it does not know.
+func Read(name string) (p Platforms, err error) {
+	content, err := os.ReadFile(name)
+	if err != nil {
+		return p, err
+	}
+	return p, yaml.UnmarshalStrict(content, &p)
+}
+
+// Table is in Markdown: a row for each platform.
+func (p Platforms) Table() string {
+	var out strings.Builder
+	out.WriteString("| platform | `api` is | it listens on | flags besides | watches | the rest | in |\n|---|---|---|---|---|---|---|\n")
+	for _, one := range p.Platforms {
+		fmt.Fprintf(&out, "| %s | %s | %s | `%s` | %s | %s | `%s` |\n",
+			one.Name, one.Program, one.Listens, strings.Join(one.Flags, "`, `"), one.Watches, one.Jobs, strings.Join(one.In, "`, `"))
+	}
+	return out.String()
+}

@@ -1,0 +1,172 @@
+package check
+
+import (
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/ext/tryfunc"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/zclconf/go-cty/cty"
+	"github.com/zclconf/go-cty/cty/function"
+	"github.com/zclconf/go-cty/cty/function/stdlib"
+)
+
+// Values returns what expressions see: the variables' values, defaults for others, and of resources nothing but what
+// given says, by address. Whatever a cloud would say is unknown. It evaluates local values as they need each other.
+func (c *Configuration) Values(variables map[string]cty.Value, given map[string]cty.Value) (*hcl.EvalContext, error) {
+	vars, locals, data, roots := map[string]cty.Value{}, map[string]cty.Value{}, map[string]map[string]cty.Value{}, map[string]map[string]cty.Value{}
+	for address, block := range c.Blocks {
+		kind, name, _ := strings.Cut(address, ".")
+		value, found := given[address]
+		if !found {
+			value = cty.DynamicVal
+		}
+		switch block.Type {
+		case "variable":
+			vars[name] = value
+			if set, isSet := variables[name]; isSet {
+				vars[name] = set
+			} else if attribute := block.Body.Attributes["default"]; attribute != nil {
+				vars[name], _ = attribute.Expr.Value(nil)
+			}
+		case "resource":
+			put(roots, kind, name, value)
+		case "data":
+			kind, name, _ := strings.Cut(name, ".")
+			put(data, kind, name, value)
+		}
+	}
+	all := map[string]cty.Value{
+		"var": cty.ObjectVal(vars), "path": cty.ObjectVal(map[string]cty.Value{"module": cty.StringVal(c.Folder)}),
+		"each": cty.DynamicVal, "data": cty.ObjectVal(objects(data)),
+	}
+	maps.Copy(all, objects(roots))
+	ctx := &hcl.EvalContext{Variables: all, Functions: c.functions()}
+	// Each round finds those whose needs are known. Those that need each other are never found.
+	for len(locals) < len(c.Locals) {
+		before := len(locals)
+		var last hcl.Diagnostics
+		all["local"] = cty.ObjectVal(locals)
+		for name, attribute := range c.Locals {
+			if _, known := locals[name]; known {
+				continue
+			}
+			value, diagnostics := attribute.Expr.Value(ctx)
+			if diagnostics.HasErrors() {
+				last = diagnostics
+				continue
+			}
+			locals[name] = value
+		}
+		if len(locals) == before {
+			return nil, last
+		}
+	}
+	all["local"] = cty.ObjectVal(locals)
+	return ctx, nil
+}
+
+func put(in map[string]map[string]cty.Value, kind, name string, value cty.Value) {
+	if in[kind] == nil {
+		in[kind] = map[string]cty.Value{}
+	}
+	in[kind][name] = value
+}
+
+func objects(in map[string]map[string]cty.Value) map[string]cty.Value {
+	out := map[string]cty.Value{}
+	for name, values := range in {
+		out[name] = cty.ObjectVal(values)
+	}
+	return out
+}
+
+// functions are those of Terraform's that the configuration calls. One that is missing here is an error of the test's.
+func (c *Configuration) functions() map[string]function.Function {
+	return map[string]function.Function{
+		"can": tryfunc.CanFunc, "contains": stdlib.ContainsFunc, "distinct": stdlib.DistinctFunc, "join": stdlib.JoinFunc,
+		"jsondecode": stdlib.JSONDecodeFunc, "jsonencode": stdlib.JSONEncodeFunc, "length": stdlib.LengthFunc, "merge": stdlib.MergeFunc,
+		"regex": stdlib.RegexFunc, "toset": stdlib.MakeToFunc(cty.Set(cty.DynamicPseudoType)), "tostring": stdlib.MakeToFunc(cty.String),
+		"trimprefix": stdlib.TrimPrefixFunc, "trimsuffix": stdlib.TrimSuffixFunc,
+		"base64encode": textual(func(s string) (string, error) { return base64.StdEncoding.EncodeToString([]byte(s)), nil }),
+		"urlencode":    textual(func(s string) (string, error) { return url.QueryEscape(s), nil }),
+		"file": textual(func(name string) (string, error) {
+			content, err := os.ReadFile(name)
+			return string(content), err
+		}),
+		"one": function.New(&function.Spec{
+			Params: []function.Parameter{{Type: cty.DynamicPseudoType, AllowUnknown: true, AllowDynamicType: true}},
+			Type:   function.StaticReturnType(cty.DynamicPseudoType),
+			Impl:   func([]cty.Value, cty.Type) (cty.Value, error) { return cty.DynamicVal, nil }, // only asked of what a cloud says
+		}),
+		"cidrsubnet":   function.New(&function.Spec{Params: []function.Parameter{{Type: cty.String}, {Type: cty.Number}, {Type: cty.Number}}, Type: function.StaticReturnType(cty.String), Impl: subnet}),
+		"templatefile": function.New(&function.Spec{Params: []function.Parameter{{Type: cty.String}, {Type: cty.DynamicPseudoType, AllowUnknown: true}}, Type: function.StaticReturnType(cty.String), Impl: c.template}),
+	}
+}
+
+func textual(f func(string) (string, error)) function.Function {
+	return function.New(&function.Spec{
+		Params: []function.Parameter{{Type: cty.String}}, Type: function.StaticReturnType(cty.String),
+		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
+			s, err := f(args[0].AsString())
+			return cty.StringVal(s), err
+		},
+	})
+}
+
+func subnet(args []cty.Value, _ cty.Type) (cty.Value, error) {
+	prefix, err := netip.ParsePrefix(args[0].AsString())
+	if err != nil {
+		return cty.NilVal, err
+	}
+	more, _ := args[1].AsBigFloat().Int64()
+	number, _ := args[2].AsBigFloat().Int64()
+	bits := prefix.Bits() + int(more)
+	if bits > 32 || number >= 1<<more {
+		return cty.NilVal, errors.New("the network has no such part")
+	}
+	address := prefix.Masked().Addr().As4()
+	n := uint32(address[0])<<24 | uint32(address[1])<<16 | uint32(address[2])<<8 | uint32(address[3])
+	n += uint32(number) << (32 - bits)
+	return cty.StringVal(fmt.Sprintf("%d.%d.%d.%d/%d", byte(n>>24), byte(n>>16), byte(n>>8), byte(n), bits)), nil
+}
+
+// template renders a file with exactly the values that it uses.
+func (c *Configuration) template(args []cty.Value, _ cty.Type) (cty.Value, error) {
+	name := args[0].AsString()
+	source, err := os.ReadFile(name)
+	if err != nil {
+		return cty.NilVal, err
+	}
+	expression, diagnostics := hclsyntax.ParseTemplate(source, filepath.Base(name), hcl.InitialPos)
+	if diagnostics.HasErrors() {
+		return cty.NilVal, diagnostics
+	}
+	values := args[1].AsValueMap()
+	used := map[string]bool{}
+	for _, traversal := range expression.Variables() {
+		used[traversal.RootName()] = true
+		if _, given := values[traversal.RootName()]; !given {
+			return cty.NilVal, fmt.Errorf("%s uses '%s', which it is not given", name, traversal.RootName())
+		}
+	}
+	for given := range values {
+		if !used[given] {
+			return cty.NilVal, fmt.Errorf("%s is given '%s' and does not use it", name, given)
+		}
+	}
+	rendered, diagnostics := expression.Value(&hcl.EvalContext{Variables: values, Functions: c.functions()})
+	if diagnostics.HasErrors() {
+		return cty.NilVal, diagnostics
+	}
+	return rendered, nil
+}
