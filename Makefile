@@ -117,9 +117,15 @@ test: lint race-build build $(BIN)/kubectl images-test ## everything CI runs
 	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w -timeout 40m $$(go list ./... | grep -vE '/test/hostile$$|$(ALONE)')
 	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w -p 1 -timeout 40m $$(go list ./... | grep -E '$(ALONE)')
 	@cd test/subscribe && $(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -p 1 -timeout 40m $(SUBSCRIBE)
+	@$(MAKE) --no-print-directory infra-test
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -p 1 -timeout 40m -run '$(LONG)' ./projection ./functions/lifecycle ./test/e2e
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -timeout 40m ./test/hostile
 	@$(MAKE) --no-print-directory chaos-test
+
+# What it checks are files that Go's cache of test results does not see.
+.PHONY: infra-test
+infra-test: build images-test ## infra/ against the binary, offline: Terraform, permissions, overlays, the log, cost
+	@cd infra/check && $(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -timeout 10m -count 1 ./...
 
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for FUZZTIME each

@@ -20,7 +20,7 @@ const columns = 120
 
 // done are the files and folders, with all below them, whose comments and prose keep to that.
 var done = []string{
-	"cmd", "eventlog", "examples", "functions", "internal", "localstack", "logplanetest", "projection", "subscribe", "test",
+	"cmd", "eventlog", "examples", "functions", "infra", "internal", "localstack", "logplanetest", "projection", "subscribe", "test",
 	"tools", "watcher",
 	"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs",
 }
