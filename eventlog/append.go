@@ -70,10 +70,13 @@ func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes 
 	}
 	ctx, s := span(ctx, "log append")
 	defer s.End()
-	seen := Revision(l.seen.Load())
+	seen, began := Revision(l.seen.Load()), time.Now()
 	rev, err := l.publishSurely(ctx, msgs)
 	if l.leavesOpen(err) {
 		rev, err = l.resolve(ctx, msgs, writes, basis.Head, err)
+	}
+	if err == nil && elapsed(began) > l.tryTime(0) {
+		err = l.checkRetained(ctx, basis.Head)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("append %s: %w", writes[0].Key.RowKey(), err)
@@ -177,8 +180,8 @@ func (l *Log) publishBatch(ctx context.Context, msgs []*nats.Msg) (Revision, err
 }
 
 func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) {
-	if ctx.Err() != nil { // asked right before publishing, so that nothing is sent later than meant
-		return 0, fmt.Errorf("%w: %w", ErrNotPublished, ctx.Err())
+	if err := over(ctx); err != nil { // asked right before publishing, so that nothing is sent later than meant
+		return 0, fmt.Errorf("%w: %w", ErrNotPublished, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.tryTime(0))
 	defer cancel()
@@ -198,6 +201,23 @@ func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) 
 		return 0, fmt.Errorf("%w: the acknowledgement has no sequence", errUnanswered)
 	}
 	return ack.Sequence, nil
+}
+
+// over is ctx's error, also where its deadline has passed and its timer has not run yet: right after a freeze. The clock
+// that only moves forward may have stood still meanwhile, and the clock on the wall may have been set back.
+func over(ctx context.Context) error {
+	now := time.Now()
+	deadline, ok := ctx.Deadline()
+	if ok && (now.After(deadline) || now.Round(0).After(deadline.Round(0))) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
+}
+
+// elapsed is how long ago something was, by the clock that says more.
+func elapsed(since time.Time) time.Duration {
+	now := time.Now()
+	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))
 }
 
 // acknowledgement is JetStream's answer to a published message.

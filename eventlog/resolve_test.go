@@ -106,6 +106,29 @@ func TestUnansweredAppendIsPurged(t *testing.T) {
 	}
 }
 
+// A process that was frozen for as long as events stay in the log publishes again, and no precondition tells it that
+// another write came first: that one has left the log. It must not call its own acknowledged.
+func TestPublishedAgainAfterThePurge(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for timeouts")
+	}
+	l, link, direct := stallable(t, 5*time.Second)
+	before := eventlog.RoundTrips("append")
+	link.Stall()
+	done := appending(bounded(t), l, "mine", added("a", "mine"))
+	tried(t, before, 2)
+	link.Cut()
+	mustAppend(t, direct, "theirs", added("a", "theirs"))
+	head := mustAppend(t, direct, "other", added("b", "other"))
+	if err := direct.Purge(bounded(t), head-1); err != nil {
+		t.Fatal(err)
+	}
+	link.Resume()
+	if o := <-done; !errors.Is(o.err, eventlog.ErrUnknown) || errors.Is(o.err, eventlog.ErrConflict) {
+		t.Fatalf("got %+v", o)
+	}
+}
+
 // Past the deadline, and its grace, the outcome is unknown; and the connection that may still hold the message is
 // replaced.
 func TestUnansweredAppendStaysUnknown(t *testing.T) {
