@@ -53,7 +53,7 @@ func newAPI() *cobra.Command {
 			publish(cmd.Context(), server, how.trust)
 			handler := coldstart.UntilFirst(server)
 			if how.lambda {
-				return lambda.ServeHTTP(cmd.Context(), handler, onLambda(opened, invokeMode == "BUFFERED"))
+				return lambda.ServeHTTP(cmd.Context(), handler, onLambda(cmd, opened, invokeMode == "BUFFERED"))
 			}
 			defer server.StopTracing()
 			defer memory.GiveBack(server.Shrink)()

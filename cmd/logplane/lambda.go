@@ -1,16 +1,21 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/functions/lambda"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
 )
 
 // handlers are the commands that a function may be.
@@ -28,21 +33,37 @@ func lambdaArguments(handler string) ([]string, error) {
 	return nil, fmt.Errorf("the function's handler is '%s': it must be '%s'; flags are environment variables such as LOGPLANE_NATS", handler, strings.Join(handlers, "', '"))
 }
 
-// onLambda configures a function on the cell.
-func onLambda(opened *cell, buffered bool) lambda.Config {
-	return lambda.Config{Address: lambda.Address(), Buffered: buffered, Thawed: func(ctx context.Context) {
-		if err := eventlog.Refresh(ctx, opened.log.Conn); err != nil {
-			slog.Warn("the log may be out of reach", "error", err) // the request will say so, too
-		}
-	}}
+// measured are the metrics that a function writes into its log: those of docs/operations.md that an alarm needs.
+var measured = []string{
+	"logplane_projection_lag_seconds", "logplane_tail_bytes", "logplane_relief_commits_total", "logplane_void_events_total",
+	"logplane_commits_total", "logplane_bucket_requests_total",
+}
+
+// onLambda configures the command as a function on the cell.
+func onLambda(cmd *cobra.Command, opened *cell, buffered bool) lambda.Config {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(slices.Concat(projection.Collectors(), bucket.Collectors())...)
+	return lambda.Config{
+		Address: lambda.Address(), Buffered: buffered,
+		Metrics: &lambda.Metrics{From: registry, Names: measured, Function: cmp.Or(os.Getenv("AWS_LAMBDA_FUNCTION_NAME"), cmd.Name()), To: cmd.OutOrStdout()},
+		Thawed: func(ctx context.Context) {
+			replaced, err := eventlog.Refresh(ctx, opened.log.Conn)
+			if err != nil {
+				slog.Warn("the log may be out of reach", "error", err) // the request will say so, too
+			}
+			if replaced { // what ended one connection may have ended all
+				bucket.Reconnect(opened.bucket)
+			}
+		},
+	}
 }
 
 // asJob lets a command do its work once: on Lambda once for each invocation.
-func asJob(ctx context.Context, opened *cell, work func(context.Context) (report any, err error)) error {
+func asJob(cmd *cobra.Command, opened *cell, work func(context.Context) (report any, err error)) error {
 	if lambda.Address() != "" {
-		return lambda.RunJob(ctx, work, onLambda(opened, false))
+		return lambda.RunJob(cmd.Context(), work, onLambda(cmd, opened, false))
 	}
-	_, err := work(ctx)
+	_, err := work(cmd.Context())
 	return err
 }
 
@@ -68,7 +89,7 @@ func newExpiry() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return asJob(cmd.Context(), opened, func(ctx context.Context) (any, error) {
+			return asJob(cmd, opened, func(ctx context.Context) (any, error) {
 				deleted, err := finisher.Expire(ctx)
 				return map[string]int{"deleted": deleted}, err
 			})

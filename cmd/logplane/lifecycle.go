@@ -48,7 +48,7 @@ func newLifecycle() *cobra.Command {
 				return err
 			}
 			if once || lambda.Address() != "" {
-				return asJob(cmd.Context(), opened, func(ctx context.Context) (any, error) {
+				return asJob(cmd, opened, func(ctx context.Context) (any, error) {
 					left, err := finisher.Once(ctx)
 					for _, l := range left {
 						fmt.Fprintln(cmd.OutOrStdout(), "left:", l)

@@ -42,7 +42,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		root.SetArgs(args)
 		cmd, err = root.ExecuteContextC(ctx)
 	}
-	if function != "" && err != nil && ctx.Err() == nil {
+	if function != "" && err != nil && ctx.Err() == nil && !errors.Is(err, lambda.ErrServing) {
 		if failed := lambda.FailInit(ctx, function, errors.New(printableError(err))); failed != nil {
 			fmt.Fprintf(stderr, "logplane: the runtime API does not take the next line: %v\n", failed)
 		}
@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 0
 	case !errors.Is(err, context.Canceled):
 		fmt.Fprintf(stderr, "logplane: %s\n", printableError(err))
-	case untilStopped[cmd.Name()] && !runsOnce(cmd):
+	case untilStopped[cmd.Name()] && !runsOnce(cmd), function != "": // the platform has no more invocations
 		return 0
 	default:
 		fmt.Fprintf(stderr, "logplane: '%s' was interrupted before it was done: run it again\n", cmd.CommandPath())

@@ -33,7 +33,7 @@ func newProjector() *cobra.Command {
 			}
 			defer opened.close()
 			if once || lambda.Address() != "" {
-				return asJob(cmd.Context(), opened, func(ctx context.Context) (any, error) {
+				return asJob(cmd, opened, func(ctx context.Context) (any, error) {
 					applied, err := opened.Projection.Commit(ctx)
 					return map[string]any{"applied": applied}, err
 				})

@@ -1,6 +1,7 @@
 package lambda
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -8,11 +9,13 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 )
 
@@ -24,7 +27,16 @@ type posted struct {
 }
 
 // answers runs the loop on events, one after the other, and returns what it posted for each.
-func answers(t *testing.T, run func(context.Context, Config) error, change func(*Config), events ...string) (all []posted) {
+func answers(t *testing.T, run func(context.Context, Config) error, change func(*Config), events ...string) []posted {
+	t.Helper()
+	all, err := answersOf(t, run, change, func(int) time.Time { return time.Now().Add(time.Minute) }, events...)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Len(t, all, len(events))
+	return all
+}
+
+// answersOf is answers, of a platform that says when each invocation must end, and of a loop that may end by itself.
+func answersOf(t *testing.T, run func(context.Context, Config) error, change func(*Config), deadline func(n int) time.Time, events ...string) (all []posted, err error) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -39,7 +51,7 @@ func answers(t *testing.T, run func(context.Context, Config) error, change func(
 			return
 		}
 		w.Header().Set("Lambda-Runtime-Aws-Request-Id", fmt.Sprint("id-", next))
-		w.Header().Set("Lambda-Runtime-Deadline-Ms", fmt.Sprint(time.Now().Add(time.Minute).UnixMilli()))
+		w.Header().Set("Lambda-Runtime-Deadline-Ms", fmt.Sprint(deadline(next).UnixMilli()))
 		_, _ = io.WriteString(w, events[next])
 		next++
 	})
@@ -53,15 +65,19 @@ func answers(t *testing.T, run func(context.Context, Config) error, change func(
 		all = append(all, posted{r.URL.Path, string(body), r.Header, r.Trailer})
 		w.WriteHeader(http.StatusAccepted)
 	})
+	mux.HandleFunc("POST /2020-01-01/extension/register", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set(extensionIDHeader, "id")
+	})
+	mux.HandleFunc("GET /2020-01-01/extension/event/next", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	s := httptest.NewServer(mux)
 	defer s.Close()
+	defer stop()
 	c := Config{Address: s.Listener.Addr().String()}
 	if change != nil {
 		change(&c)
 	}
-	require.ErrorIs(t, run(ctx, c), context.Canceled)
-	require.Len(t, all, len(events))
-	return all
+	err = run(ctx, c)
+	return all, err
 }
 
 func serving(h http.HandlerFunc) func(context.Context, Config) error {
@@ -204,6 +220,111 @@ func TestJobsFail(t *testing.T) {
 	}, nil, "{}")[0]
 	require.Equal(t, "/2018-06-01/runtime/invocation/id-0/error", got.path)
 	require.Contains(t, got.body, "unexpected EOF")
+}
+
+// TestJobsPanic: a panic of a job is a failed invocation. The process ends, and does not call that a failed start.
+func TestJobsPanic(t *testing.T) {
+	runs := 0
+	all, err := answersOf(t, func(ctx context.Context, c Config) error {
+		return RunJob(ctx, func(context.Context) (any, error) { runs++; panic("a fault") }, c)
+	}, nil, func(int) time.Time { return time.Now().Add(time.Minute) }, "{}", "{}")
+	require.ErrorIs(t, err, ErrServing)
+	require.Equal(t, 1, runs)
+	require.Len(t, all, 1)
+	require.Equal(t, "/2018-06-01/runtime/invocation/id-0/error", all[0].path)
+	require.Contains(t, all[0].body, "panicked")
+}
+
+// TestThawed: the handler learns of a pause by the platform's clock, which the deadlines show, and of none where
+// invocations follow each other.
+func TestThawed(t *testing.T) {
+	begin := time.Now().Add(time.Minute)
+	pauses := []time.Duration{0, time.Millisecond, still, still + time.Millisecond, 0, time.Hour}
+	var thawed []int // before which invocation
+	n := 0
+	_, err := answersOf(t, serving(func(http.ResponseWriter, *http.Request) { n++ }), func(c *Config) {
+		c.Thawed = func(context.Context) { thawed = append(thawed, n) }
+	}, func(n int) time.Time {
+		begin = begin.Add(pauses[n])
+		return begin
+	}, slices.Repeat([]string{restEvent}, len(pauses))...)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, []int{3, 5}, thawed)
+}
+
+// TestNothingGoesOn: the next invocation is not asked for while the handler of the last one runs. Here the platform has
+// answered before the handler ended, as it does when the client has gone.
+func TestNothingGoesOn(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	asked, ended := 0, false
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case !strings.HasSuffix(r.URL.Path, "/next"):
+			w.WriteHeader(http.StatusAccepted) // without a look at the body
+		case asked > 0:
+			stop()
+			return
+		default:
+			asked++
+			w.Header().Set("Lambda-Runtime-Aws-Request-Id", "id")
+			_, _ = io.WriteString(w, urlEvent)
+		}
+	}))
+	defer s.Close()
+	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for {
+			if _, err := w.Write(make([]byte, 1<<20)); err != nil {
+				break
+			}
+		}
+		ended = true // not guarded: the race detector sees a handler that goes on
+	})
+	require.ErrorIs(t, ServeHTTP(ctx, handler, Config{Address: s.Listener.Addr().String()}), context.Canceled)
+	require.True(t, ended)
+}
+
+// TestMetrics: a line has what was counted since the last one, there is one a minute at most, and at the end one with
+// the rest.
+func TestMetrics(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	counter := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "things_total"}, []string{"kind"})
+	gauge := prometheus.NewGauge(prometheus.GaugeOpts{Name: "lag_seconds"})
+	other := prometheus.NewCounter(prometheus.CounterOpts{Name: "other_total"})
+	registry.MustRegister(counter, gauge, other)
+	var out bytes.Buffer
+	m := &Metrics{From: registry, Names: []string{"things_total", "lag_seconds", "nothing_total"}, Function: "f", To: &out}
+	invocations := 0
+	answers(t, serving(func(http.ResponseWriter, *http.Request) {
+		invocations++
+		counter.WithLabelValues("a").Inc()
+		counter.WithLabelValues("b").Inc()
+		gauge.Set(1.5)
+	}), func(c *Config) { c.Metrics = m }, restEvent, restEvent, restEvent)
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	require.Len(t, lines, 2)
+	for i, things := range []float64{2, 4} {
+		var line struct {
+			Things float64 `json:"things_total"`
+			Lag    float64 `json:"lag_seconds"`
+			AWS    struct {
+				Timestamp         int64
+				CloudWatchMetrics []struct {
+					Namespace  string
+					Dimensions [][]string
+					Metrics    []struct{ Name, Unit string }
+				}
+			} `json:"_aws"`
+			Function string
+		}
+		require.NoError(t, json.Unmarshal([]byte(lines[i]), &line))
+		require.Equal(t, things, line.Things)
+		require.Equal(t, 1.5, line.Lag)
+		require.Equal(t, "f", line.Function)
+		require.Equal(t, [][]string{{"Function"}}, line.AWS.CloudWatchMetrics[0].Dimensions)
+		require.Equal(t, []struct{ Name, Unit string }{{"things_total", "Count"}, {"lag_seconds", "Seconds"}}, line.AWS.CloudWatchMetrics[0].Metrics)
+		require.NotContains(t, lines[i], "other_total")
+	}
 }
 
 // FuzzRequest: no event ends the process.

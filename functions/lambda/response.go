@@ -56,7 +56,9 @@ func (f front) invoke(ctx context.Context, i *invocation) error {
 // stream answers while the handler writes.
 func (f front) stream(ctx context.Context, i *invocation, r *http.Request) error {
 	reader, writer := io.Pipe()
-	go func() { // ends when the handler does, which the end of the invocation ends
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
 		w := &streamed{header: http.Header{}, to: writer}
 		if f.serve(w, r) {
 			_ = writer.CloseWithError(errors.New("the response was cut off"))
@@ -67,6 +69,7 @@ func (f front) stream(ctx context.Context, i *invocation, r *http.Request) error
 	}()
 	err := i.stream(ctx, reader)
 	_ = reader.CloseWithError(io.ErrClosedPipe) // the handler may still write
+	<-ended                                     // by the deadline: nothing goes on once the next invocation is asked for
 	return err
 }
 

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	version = "2018-06-01"
+	version           = "2018-06-01"
+	extensionsVersion = "2020-01-01"
 
 	// mostEvent bounds an event, in bytes. The platform's own bound is 6 MiB.
 	mostEvent = 16 << 20
@@ -27,13 +28,16 @@ const (
 
 // runtime is a client of the runtime API.
 type runtime struct {
-	base   string
-	client *http.Client
+	base, extensions string
+	client           *http.Client
 }
 
 func newRuntime(address string) *runtime {
 	// Without a timeout: the next invocation may come in an hour. Without a proxy, because the API is in this machine.
-	return &runtime{base: "http://" + address + "/" + version + "/runtime/", client: &http.Client{Transport: &http.Transport{}}}
+	return &runtime{
+		base: "http://" + address + "/" + version + "/runtime/", extensions: "http://" + address + "/" + extensionsVersion + "/extension/",
+		client: &http.Client{Transport: &http.Transport{}},
+	}
 }
 
 // invocation is one call of the function.
@@ -87,7 +91,7 @@ func (i *invocation) left() time.Duration {
 	if i.deadline.IsZero() {
 		return longest
 	}
-	return max(time.Until(i.deadline), 0) + margin
+	return max(time.Until(i.deadline), 0) + failTime
 }
 
 // stream ends the invocation with what the reader yields, as it yields it. An error of the reader ends the response as

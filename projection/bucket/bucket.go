@@ -57,3 +57,11 @@ func Ensure(ctx context.Context, b Bucket) error {
 	}
 	return nil
 }
+
+// Reconnect lets the next request of a bucket make a connection of its own, if its kind has connections. It is for a
+// process that was frozen: those that it had may have died without a sign. No request may be under way.
+func Reconnect(b Bucket) {
+	if connected, ok := b.(interface{ Reconnect() }); ok {
+		connected.Reconnect()
+	}
+}

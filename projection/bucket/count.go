@@ -83,6 +83,9 @@ func (c *Counted) Delete(ctx context.Context, key string) error {
 // Ensure makes what it wraps.
 func (c *Counted) Ensure(ctx context.Context) error { return Ensure(ctx, c.Bucket) }
 
+// Reconnect reconnects what it wraps.
+func (c *Counted) Reconnect() { Reconnect(c.Bucket) }
+
 // count counts a request, which is a part of the trace that ctx belongs to.
 func count(ctx context.Context, of *atomic.Int64, kind string) (context.Context, func()) {
 	of.Add(1)

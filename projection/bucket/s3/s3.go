@@ -12,6 +12,7 @@ import (
 	"math"
 	"net/http"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -49,7 +50,8 @@ const defaultTimeout = 30 * time.Second
 // Besides reading and writing objects it must be allowed to list them ('s3:ListBucket'): without that S3 answers 403
 // where an object is missing.
 type Bucket struct {
-	client  *awss3.Client
+	client  atomic.Pointer[awss3.Client]
+	connect func() *awss3.Client
 	name    string
 	region  string
 	timeout time.Duration
@@ -80,17 +82,24 @@ func Open(ctx context.Context, c Config) (*Bucket, error) {
 	if loaded.Region == "" {
 		loaded.Region = "us-east-1"
 	}
-	client := awss3.NewFromConfig(loaded, func(o *awss3.Options) {
-		o.UsePathStyle = c.PathStyle
-		if c.Endpoint != "" {
-			o.BaseEndpoint = aws.String(c.Endpoint)
-		}
-	})
 	if c.RequestTimeout == 0 {
 		c.RequestTimeout = defaultTimeout
 	}
-	return &Bucket{client: client, name: c.Bucket, region: loaded.Region, timeout: c.RequestTimeout}, nil
+	b := &Bucket{name: c.Bucket, region: loaded.Region, timeout: c.RequestTimeout}
+	b.connect = func() *awss3.Client { // each client has connections of its own; they share the keys
+		return awss3.NewFromConfig(loaded, func(o *awss3.Options) {
+			o.UsePathStyle = c.PathStyle
+			if c.Endpoint != "" {
+				o.BaseEndpoint = aws.String(c.Endpoint)
+			}
+		})
+	}
+	b.Reconnect()
+	return b, nil
 }
+
+// Reconnect implements what bucket.Reconnect asks for. Connections that nobody uses end by themselves.
+func (b *Bucket) Reconnect() { b.client.Store(b.connect()) }
 
 func loading(c Config) []func(*config.LoadOptions) error {
 	options := []func(*config.LoadOptions) error{
@@ -116,7 +125,7 @@ func loading(c Config) []func(*config.LoadOptions) error {
 func (b *Bucket) Ensure(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
-	_, err := b.client.HeadBucket(ctx, &awss3.HeadBucketInput{Bucket: &b.name})
+	_, err := b.client.Load().HeadBucket(ctx, &awss3.HeadBucketInput{Bucket: &b.name})
 	if err == nil {
 		return nil
 	}
@@ -126,7 +135,7 @@ func (b *Bucket) Ensure(ctx context.Context) error {
 			LocationConstraint: types.BucketLocationConstraint(b.region),
 		}
 	}
-	_, err = b.client.CreateBucket(ctx, in)
+	_, err = b.client.Load().CreateBucket(ctx, in)
 	if code(err) == "BucketAlreadyOwnedByYou" { // someone else ensured it at the same time
 		return nil
 	}
@@ -181,7 +190,7 @@ func (b *Bucket) get(ctx context.Context, key string, span *string) (body []byte
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
 	for range getAttempts {
-		out, err = b.client.GetObject(ctx, &awss3.GetObjectInput{Bucket: &b.name, Key: &key, Range: span})
+		out, err = b.client.Load().GetObject(ctx, &awss3.GetObjectInput{Bucket: &b.name, Key: &key, Range: span})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -232,7 +241,7 @@ func (b *Bucket) put(ctx context.Context, op string, in *awss3.PutObjectInput, b
 	defer cancel()
 	in.Bucket, in.Body, in.ContentLength = &b.name, bytes.NewReader(body), aws.Int64(int64(len(body)))
 	in.ContentType = aws.String("application/octet-stream")
-	out, err := b.client.PutObject(ctx, in, func(o *awss3.Options) { o.Retryer = aws.NopRetryer{} })
+	out, err := b.client.Load().PutObject(ctx, in, func(o *awss3.Options) { o.Retryer = aws.NopRetryer{} })
 	if err != nil {
 		return "", failure(op, *in.Key, err)
 	}
@@ -274,7 +283,7 @@ func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attr
 func (b *Bucket) page(ctx context.Context, in *awss3.ListObjectsV2Input) (*awss3.ListObjectsV2Output, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
-	return b.client.ListObjectsV2(ctx, in)
+	return b.client.Load().ListObjectsV2(ctx, in)
 }
 
 // Delete implements bucket.Bucket.
@@ -284,7 +293,7 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
-	_, err := b.client.DeleteObject(ctx, &awss3.DeleteObjectInput{Bucket: &b.name, Key: &key})
+	_, err := b.client.Load().DeleteObject(ctx, &awss3.DeleteObjectInput{Bucket: &b.name, Key: &key})
 	err = failure("delete", key, err)
 	if errors.Is(err, bucket.ErrNotFound) {
 		return nil // some servers say so

@@ -1,0 +1,70 @@
+package lambda
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+)
+
+const (
+	extensionName = "logplane"
+	// The headers of AWS's API for extensions.
+	extensionNameHeader = "Lambda-Extension-Name"
+	extensionIDHeader   = "Lambda-Extension-Identifier"
+)
+
+// extend registers an extension that asks for no events. Only for functions that have one does the platform send
+// SIGTERM before it ends them, half a second before. AWS's library for Go does the same. Without an extension the
+// function works all the same.
+func (r *runtime) extend(ctx context.Context) {
+	id, err := r.register(ctx)
+	if err != nil {
+		slog.Warn("the platform will end this process without a word: it takes no extension", "error", err)
+		return
+	}
+	// The platform waits for the question until it calls the function. There is no answer to it, as there are no events,
+	// until the process ends.
+	go func() {
+		response, err := r.ask(ctx, http.MethodGet, "event/next", nil, extensionIDHeader, id)
+		if err == nil {
+			_ = response.Body.Close()
+		}
+	}()
+}
+
+// register returns the id of the extension.
+func (r *runtime) register(ctx context.Context) (id string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, failTime)
+	defer cancel()
+	response, err := r.ask(ctx, http.MethodPost, "register", bytes.NewReader([]byte(`{"events":[]}`)), extensionNameHeader, extensionName)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	said, err := io.ReadAll(io.LimitReader(response.Body, 4<<10))
+	if err != nil {
+		return "", err
+	}
+	id = response.Header.Get(extensionIDHeader)
+	if response.StatusCode != http.StatusOK || id == "" {
+		return "", errors.New(response.Status + ": " + string(said))
+	}
+	return id, nil
+}
+
+func (r *runtime) ask(ctx context.Context, method, path string, body io.Reader, header, value string) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, method, r.extensions+path, body)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set(header, value)
+	response, err := r.client.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("ask the extensions API: %w", err)
+	}
+	return response, nil
+}
