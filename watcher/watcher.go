@@ -17,6 +17,8 @@ type Config struct {
 	apiserver.Config
 	// Spread is how long the ends of open watches are spread over when the process stops.
 	Spread time.Duration
+	// Changed, if set, is called when the log has changed, and when it may have changed unseen. It must not wait.
+	Changed func()
 }
 
 // drainGrace is how long after the last of them clients may take to receive it.
@@ -34,6 +36,7 @@ type Watcher struct {
 // New builds the watcher of one cluster.
 func New(c Config) (*Watcher, error) {
 	c.Cell.Feed = fanout.NewFeed(c.Cell.Log, c.Cell.Projection)
+	c.Cell.Feed.Changed = c.Changed
 	server, err := apiserver.New(c.Config)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +14,7 @@ import (
 	"github.com/logplane/logplane/internal/memory"
 	serve "github.com/logplane/logplane/internal/serving"
 	"github.com/logplane/logplane/watcher"
+	"github.com/logplane/logplane/watcher/doorbell"
 )
 
 // watching is what the watcher promises its clients, as flags.
@@ -43,11 +45,37 @@ func (w *watching) check() error {
 	return cmp.Or(checkLimits(w.limits), atLeast("--drain", w.drain, 0), atLeast("--slow-client", w.limits.Patience, time.Millisecond))
 }
 
+// calling is what the watcher calls when there is work for it, as flags.
+type calling struct {
+	urls  []string
+	every time.Duration
+}
+
+func (c *calling) register(flags *pflag.FlagSet) {
+	flags.StringArrayVar(&c.urls, "doorbell", nil, "URL that is called when the log has changed, of a 'projector' or 'lifecycle' that is a function; may be repeated")
+	flags.DurationVar(&c.every, "doorbell-every", 5*time.Second, "shortest time between two calls of one --doorbell")
+}
+
+// check refuses URLs that cannot be called.
+func (c *calling) check() error {
+	for _, text := range c.urls {
+		u, err := parseURL("--doorbell", text)
+		if err != nil {
+			return err
+		}
+		if u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
+			return fmt.Errorf("--doorbell is '%s': it must start with 'https://' or 'http://' and name a host", text)
+		}
+	}
+	return atLeast("--doorbell-every", c.every, time.Millisecond)
+}
+
 func newWatcher() *cobra.Command {
 	var (
 		where = connection{command: "watcher"}
 		how   serving
 		what  watching
+		calls calling
 	)
 	cmd := &cobra.Command{
 		Use:   "watcher",
@@ -56,7 +84,11 @@ func newWatcher() *cobra.Command {
 			"'api' redirects watches here (--watcher-url). When it is stopped, its watches end well and clients open others.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := what.check(); err != nil {
+			if err := cmp.Or(what.check(), calls.check()); err != nil {
+				return err
+			}
+			bell, err := doorbell.New(cmd.Context(), calls.urls, calls.every)
+			if err != nil {
 				return err
 			}
 			opened, c, err := how.open(cmd.Context(), &where)
@@ -65,28 +97,30 @@ func newWatcher() *cobra.Command {
 			}
 			defer opened.close()
 			c.Watches = what.limits
-			w, err := watcher.New(watcher.Config{Config: c, Spread: what.drain})
+			w, err := watcher.New(watcher.Config{Config: c, Spread: what.drain, Changed: bell.Work})
 			if err != nil {
 				return err
 			}
 			publish(cmd.Context(), w, how.trust)
 			defer w.StopTracing()
 			defer memory.GiveBack(w.Shrink)()
-			return runWatcher(cmd.Context(), w, how, what)
+			return runWatcher(cmd.Context(), w, bell, how, what)
 		},
 	}
 	where.register(cmd.Flags())
 	where.registerObjects(cmd.Flags())
 	how.register(cmd.Flags())
 	what.register(cmd.Flags())
+	calls.register(cmd.Flags())
 	return cmd
 }
 
 // runWatcher serves until ctx ends. It reads the log until it has told the last watch to end.
-func runWatcher(ctx context.Context, w *watcher.Watcher, how serving, what watching) error {
+func runWatcher(ctx context.Context, w *watcher.Watcher, bell *doorbell.Bell, how serving, what watching) error {
 	group, ctx := errgroup.WithContext(ctx)
 	feeding, stopFeed := context.WithCancel(context.WithoutCancel(ctx))
 	group.Go(func() error { return w.Run(feeding) })
+	group.Go(func() error { return bell.Run(feeding) })
 	group.Go(func() error {
 		defer stopFeed()
 		return how.serve(ctx, w, serve.Config{Drain: w.Drain, Patience: what.limits.Patience})

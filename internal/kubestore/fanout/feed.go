@@ -6,6 +6,7 @@ import (
 	"iter"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +17,10 @@ import (
 
 // Feed reads the log once for a process and hands each event to the subscriptions that it concerns.
 type Feed struct {
+	// Changed, if set before Run, is called when the log has changed, and when it may have changed unseen. It must not
+	// wait.
+	Changed func()
+
 	log        *eventlog.Log
 	projection *projection.Projection
 
@@ -49,6 +54,7 @@ func (f *Feed) Run(ctx context.Context) error {
 		if err == nil {
 			failures = 0
 			f.Start(f.past(ctx, v))
+			f.changed()
 			err = f.log.Follow(ctx, v.Revision(), f.Deliver)
 			f.stop()
 		}
@@ -99,6 +105,9 @@ func (f *Feed) Start(w Window) {
 func (f *Feed) Deliver(b eventlog.Batch) error {
 	// The projection learns first: a watch looks up the previous state in a view.
 	f.projection.Learn(b)
+	if slices.ContainsFunc(b, func(e eventlog.Event) bool { return e.Op != eventlog.Barrier }) {
+		f.changed()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, logged := range b {
@@ -115,6 +124,12 @@ func (f *Feed) Deliver(b eventlog.Batch) error {
 		}
 	}
 	return nil
+}
+
+func (f *Feed) changed() {
+	if f.Changed != nil {
+		f.Changed()
+	}
 }
 
 // fanOut looks under each key that a subscription to the event can begin with: the row key, and each prefix of it that
