@@ -20,7 +20,7 @@ MEMORY     := if [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)"
                 unset GOTMPDIR; export TMPDIR=/dev/shm/logplane-$$(id -u); mkdir -p $$TMPDIR; \
                 find $$TMPDIR -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} +; fi;
 # Tests that take long under the race detector do a part there (eventlogtest.Slowdown), and all without it.
-LONG       := ^(TestCrashTable|TestGarbage.*|TestInformers|TestKill|TestOptimisticIncrements|TestProcesses|TestRequestsOfAMillionObjects)$$
+LONG       := ^(TestCrashTable|TestGarbage.*|TestInformers|TestKill|TestList|TestOptimisticIncrements|TestProcesses|TestRequestsOfAMillionObjects)$$
 # Counts the packages that 'go build -v' names, and lets everything else it says through.
 PROGRESS   := awk '/ / { print; next } { n++; if (n % 100 == 0) { print "  " n " packages compiled"; fflush() } }'
 
@@ -118,7 +118,7 @@ test: lint race-build build $(BIN)/kubectl images-test ## everything CI runs
 	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w -p 1 -timeout 40m $$(go list ./... | grep -E '$(ALONE)')
 	@cd test/subscribe && $(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -p 1 -timeout 40m $(SUBSCRIBE)
 	@$(MAKE) --no-print-directory infra-test
-	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -p 1 -timeout 40m -run '$(LONG)' ./projection ./functions/lifecycle ./test/e2e
+	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -p 1 -timeout 40m -run '$(LONG)' ./projection ./functions/lifecycle ./test/e2e ./test/serverless
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -timeout 40m ./test/hostile
 	@$(MAKE) --no-print-directory chaos-test
 

@@ -26,3 +26,7 @@ bench-peer-profiled: $(PEER)/peer $(PEER)/kube-apiserver $(PEER)/etcd ## a CPU p
 	@$(RELEASE) go build -overlay $(PEER)/overlay.json -ldflags "$(STAMP)" -o $(PEER)/logplane ./cmd/logplane
 	@mkdir -p $(PEER)/profiles
 	@LOGPLANE_BINARY=$(PEER)/logplane PEER_BINARIES=$(PEER) $(PEER)/peer --only logplane --rounds 1 --profiles $(PEER)/profiles $(ARGS)
+
+.PHONY: bench-functions
+bench-functions: build ## what an invocation of an emulated AWS Lambda takes, cold and warm, and what a million cost
+	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test ./test/serverless -run '^$$' -bench Invocation -benchtime 5x -count 1

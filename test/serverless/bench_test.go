@@ -5,35 +5,87 @@ import (
 	"io"
 	"testing"
 	"time"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// BenchmarkInvocation prints how long a client waits for a GET: of a sandbox that has to be started, from exec on, and
-// of one that is thawed.
+// Prices of AWS in dollars, for x86-64 in us-east-1, as aws.amazon.com/lambda/pricing and aws.amazon.com/api-gateway/pricing
+// have them in 2025. Since August 2025 the start of a process is paid for, too. A function URL costs nothing.
+const (
+	priceGBSecond       = 0.0000166667
+	priceMillion        = 0.20 // a million invocations
+	priceMillionHTTPAPI = 1.00 // a million requests
+	priceMillionRESTAPI = 3.50 // a million requests
+)
+
+// million is what a million invocations cost that are billed like one.
+func million(billed time.Duration) float64 {
+	return priceMillion + 1e6*billed.Seconds()*memorySize/1024*priceGBSecond
+}
+
+// BenchmarkInvocation prints how long a client waits for a GET and for a write: of a sandbox that has to be started, from
+// exec on, and of one that is thawed. It prints what is billed for them, and what a million of them cost with a function
+// URL.
 func BenchmarkInvocation(b *testing.B) {
+	for _, kind := range []string{"get", "create"} {
+		b.Run(kind, func(b *testing.B) { benchmarkInvocation(b, kind) })
+	}
+}
+
+func benchmarkInvocation(b *testing.B, kind string) {
+	const warmed = 10
 	c := newCell(b)
-	event := fmt.Appendf(nil, `{"version":"2.0","rawPath":"/api/v1/namespaces/default","headers":{"authorization":"Bearer %s"},`+
-		`"requestContext":{"http":{"method":"GET","sourceIp":"127.0.0.1"},"domainName":"a.lambda-url.b.on.aws"}}`, token)
+	n := 0
+	event := func() []byte {
+		method, path, body := "GET", "/api/v1/namespaces/default", ""
+		if n++; kind == "create" {
+			method, path, body = "POST", "/api/v1/namespaces/default/configmaps", fmt.Sprintf(`{\"metadata\":{\"name\":\"c%d\"}}`, n)
+		}
+		return fmt.Appendf(nil, `{"version":"2.0","rawPath":"%s","body":"%s","headers":{"authorization":"Bearer %s","content-type":"application/json"},`+
+			`"requestContext":{"http":{"method":"%s","sourceIp":"127.0.0.1"},"domainName":"a.lambda-url.b.on.aws"}}`, path, body, token, method)
+	}
 	invoke := func(f *function) time.Duration {
-		began := time.Now()
-		got, err := f.invoke(b.Context(), event)
+		before, began := len(f.reported()), time.Now()
+		got, err := f.invoke(b.Context(), event())
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := io.Copy(io.Discard, got.body); err != nil || got.failure != "" {
+		if said, err := io.ReadAll(got.body); err != nil || got.failure != "" || len(said) == 0 {
 			b.Fatal(err, got.failure)
 		}
 		got.done()
-		return time.Since(began)
+		took := time.Since(began)
+		eventlogtest.Eventually(b, "the invocation is over", func() bool { return len(f.reported()) > before })
+		return took
 	}
-	var cold, warm time.Duration
+	var cold, warm, coldBilled, warmBilled time.Duration
+	var resident int64
 	for b.Loop() {
 		f := newFunction(b, "api", 1, c.environment...)
 		cold += invoke(f)
-		for range 10 {
+		for range warmed {
 			warm += invoke(f)
 		}
+		reports := f.reported()
 		f.reap()
+		coldBilled += reports[0].billed()
+		for _, r := range reports[1:] {
+			warmBilled += r.billed()
+			resident = max(resident, r.resident)
+		}
 	}
-	b.ReportMetric(float64(cold.Microseconds())/1000/float64(b.N), "ms/cold")
-	b.ReportMetric(float64(warm.Microseconds())/10000/float64(b.N), "ms/warm")
+	per := func(d time.Duration, n int) time.Duration { return d / time.Duration(n) }
+	cold, coldBilled = per(cold, b.N), per(coldBilled, b.N)
+	warm, warmBilled = per(warm, b.N*warmed), per(warmBilled, b.N*warmed)
+	milliseconds := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	b.ReportMetric(milliseconds(cold), "ms/cold")
+	b.ReportMetric(milliseconds(warm), "ms/warm")
+	b.ReportMetric(milliseconds(coldBilled), "billed-ms/cold")
+	b.ReportMetric(milliseconds(warmBilled), "billed-ms/warm")
+	b.ReportMetric(float64(resident>>20), "MiB")
+	b.ReportMetric(million(coldBilled), "$/million-cold")
+	b.ReportMetric(million(warmBilled), "$/million-warm")
+	b.ReportMetric(million(warmBilled)+priceMillionHTTPAPI, "$/million-warm-HTTP-API")
+	b.ReportMetric(million(warmBilled)+priceMillionRESTAPI, "$/million-warm-REST-API")
+	b.ReportMetric(0, "ns/op")
 }

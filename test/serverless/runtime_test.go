@@ -4,21 +4,22 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/test/product"
 )
@@ -28,29 +29,56 @@ import (
 type function struct {
 	t           testing.TB
 	environment []string
-	timeout     time.Duration
 	// most is how many sandboxes run at once.
 	most chan struct{}
 
-	mu   sync.Mutex
-	idle []*sandbox
-	all  []*sandbox
+	mu      sync.Mutex
+	timeout time.Duration // by mu
+	ahead   time.Duration // by mu; of the platform's clock
+	idle    []*sandbox    // by mu
+	all     []*sandbox    // by mu
+	reports []report      // by mu
+	// meeting is what together waits with, and guests how many are still to come; by mu.
+	meeting *sync.WaitGroup
+	guests  int
+}
+
+// memorySize is the memory of a function, in MiB.
+const memorySize = 512
+
+// report is what the platform writes into the log for each invocation.
+type report struct {
+	// start is how long the process took to ask for its first invocation, 0 for one that ran already.
+	start, duration time.Duration
+	// resident is the most memory that the process has held, in bytes.
+	resident int64
+}
+
+// billed is what is paid for: also the start, and whole milliseconds.
+func (r report) billed() time.Duration {
+	return (r.start + r.duration + time.Millisecond - 1).Truncate(time.Millisecond)
 }
 
 func newFunction(t testing.TB, handler string, most int, environment ...string) *function {
-	f := &function{t: t, timeout: 30 * time.Second, most: make(chan struct{}, most), environment: append(environment, "_HANDLER="+handler)}
+	f := &function{t: t, timeout: 30 * time.Second, most: make(chan struct{}, most)}
+	f.environment = append([]string{
+		"_HANDLER=" + handler, "AWS_LAMBDA_FUNCTION_NAME=" + handler, fmt.Sprintf("AWS_LAMBDA_FUNCTION_MEMORY_SIZE=%d", memorySize),
+		"HOME=/tmp", "PATH=" + os.Getenv("PATH"),
+	}, environment...)
 	t.Cleanup(f.reap)
 	return f
 }
 
-// reap ends every sandbox, as the platform does with those that were not used for a while.
+// reap ends every sandbox, as the platform does with those that were not used for a while. Their invocations must have
+// ended.
 func (f *function) reap() {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, s := range f.all {
-		s.kill()
-	}
+	all := f.all
 	f.idle, f.all = nil, nil
+	f.mu.Unlock()
+	for _, s := range all {
+		s.end()
+	}
 }
 
 // started is how many sandboxes have been started and not reaped.
@@ -60,6 +88,80 @@ func (f *function) started() int {
 	return len(f.all)
 }
 
+// only is the one sandbox that runs.
+func (f *function) only() *sandbox {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.all) != 1 {
+		f.t.Errorf("there are %d sandboxes", len(f.all))
+	}
+	return f.all[0]
+}
+
+// first is the sandbox that was started first.
+func (f *function) first() *sandbox {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.all[0]
+}
+
+// resting is how many sandboxes are idle.
+func (f *function) resting() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.idle)
+}
+
+// together lets the next n invocations wait for each other before they reach a sandbox.
+func (f *function) together(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.meeting = &sync.WaitGroup{}
+	f.meeting.Add(n)
+	f.guests = n
+}
+
+// meet waits for the others.
+func (f *function) meet() {
+	f.mu.Lock()
+	meeting := f.meeting
+	if f.guests--; f.guests < 0 {
+		meeting = nil
+	}
+	f.mu.Unlock()
+	if meeting != nil {
+		meeting.Done()
+		meeting.Wait()
+	}
+}
+
+// pass lets time pass on the platform's clock, while all sandboxes are frozen.
+func (f *function) pass(d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ahead += d
+}
+
+// within sets the function's timeout. A request must end half a second before it.
+func (f *function) within(timeout time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.timeout = timeout
+}
+
+func (f *function) deadline() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return time.Now().Add(f.ahead + f.timeout)
+}
+
+// reported is what was reported so far.
+func (f *function) reported() []report {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.reports)
+}
+
 // invoke sends an event to a sandbox, a new one if all are busy. The caller reads the result to its end.
 func (f *function) invoke(ctx context.Context, event []byte) (*result, error) {
 	select {
@@ -67,19 +169,25 @@ func (f *function) invoke(ctx context.Context, event []byte) (*result, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+	f.meet()
 	f.mu.Lock()
 	var s *sandbox
-	if n := len(f.idle); n > 0 {
+	for n := len(f.idle); n > 0 && s == nil; n-- {
 		s, f.idle = f.idle[n-1], f.idle[:n-1]
-	} else {
+		if s.isDead() {
+			s = nil
+		}
+	}
+	if s == nil {
 		s = f.start()
 		f.all = append(f.all, s)
 	}
 	f.mu.Unlock()
-	r, err := s.invoke(ctx, event, func() {
+	r, err := s.invoke(ctx, event, func(r report) {
 		f.mu.Lock()
-		if !s.isDead() {
+		if !s.isDead() && r.duration > 0 {
 			f.idle = append(f.idle, s)
+			f.reports = append(f.reports, r)
 		}
 		f.mu.Unlock()
 		<-f.most
@@ -92,21 +200,24 @@ func (f *function) invoke(ctx context.Context, event []byte) (*result, error) {
 
 // sandbox is one process of a function.
 type sandbox struct {
-	t       testing.TB
-	timeout time.Duration
-	server  *httptest.Server
-	process *exec.Cmd
-	exited  chan struct{}
+	function *function
+	server   *httptest.Server
+	process  *exec.Cmd
+	exited   chan struct{}
 
-	next    chan *call    // what the process asks for
-	waiting chan struct{} // the process has asked
-	failed  chan string   // what its initialization said
+	next   chan *call  // what the process asks for
+	failed chan string // what its initialization said
+	// extension is closed once the extension that the process has registered asks for events.
+	extension chan struct{}
 
-	mu      sync.Mutex
-	printed strings.Builder  // by mu
-	calls   map[string]*call // by mu
-	n       int              // by mu
-	frozen  bool             // by mu
+	mu       sync.Mutex
+	printed  strings.Builder  // by mu
+	calls    map[string]*call // by mu
+	n        int              // by mu
+	frozen   bool             // by mu
+	extended bool             // by mu; an extension is registered
+	started  time.Time        // by mu; zero once the process has begun to serve
+	start    time.Duration    // by mu; how long that took, until it is reported
 }
 
 // call is an invocation under way.
@@ -114,7 +225,8 @@ type call struct {
 	id      string
 	event   []byte
 	results chan *result // one
-	over    func()       // when the process asks for the next
+	over    func(report) // when the process asks for the next
+	began   time.Time
 }
 
 // result is what the process posted.
@@ -128,31 +240,67 @@ type result struct {
 	done   func()
 }
 
+// start starts a sandbox. It requires mu.
 func (f *function) start() *sandbox {
-	s := &sandbox{t: f.t, timeout: f.timeout, next: make(chan *call), waiting: make(chan struct{}, 1), failed: make(chan string, 1), calls: map[string]*call{}, exited: make(chan struct{})}
+	s := &sandbox{
+		function: f, next: make(chan *call), failed: make(chan string, 1), calls: map[string]*call{}, exited: make(chan struct{}),
+		extension: make(chan struct{}), started: time.Now(),
+	}
 	mux := http.NewServeMux()
-	const root = "/2018-06-01/runtime/"
+	const root, extensions = "/2018-06-01/runtime/", "/2020-01-01/extension/"
 	mux.HandleFunc("GET "+root+"invocation/next", s.serveNext)
 	mux.HandleFunc("POST "+root+"invocation/{id}/response", s.serveResponse)
 	mux.HandleFunc("POST "+root+"invocation/{id}/error", s.serveError)
-	mux.HandleFunc("POST "+root+"init/error", func(w http.ResponseWriter, r *http.Request) {
-		said, _ := io.ReadAll(r.Body)
-		s.failed <- string(said)
-		w.WriteHeader(http.StatusAccepted)
-	})
+	mux.HandleFunc("POST "+root+"init/error", s.serveInitError)
+	mux.HandleFunc("POST "+extensions+"register", s.serveRegister)
+	mux.HandleFunc("GET "+extensions+"event/next", s.serveExtension)
 	s.server = httptest.NewServer(mux)
 	bootstrap := filepath.Join(f.t.TempDir(), "bootstrap")
-	require.NoError(f.t, os.Symlink(product.Logplane(f.t), bootstrap))
+	if err := os.Symlink(product.Logplane(f.t), bootstrap); err != nil {
+		panic(err)
+	}
 	s.process = exec.Command(bootstrap)
-	s.process.Env = append([]string{"AWS_LAMBDA_RUNTIME_API=" + s.server.Listener.Addr().String(), "HOME=/tmp", "PATH=" + os.Getenv("PATH")}, f.environment...)
+	s.process.Env = append([]string{"AWS_LAMBDA_RUNTIME_API=" + s.server.Listener.Addr().String()}, f.environment...)
 	s.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	s.process.Stdout, s.process.Stderr = (*printing)(s), (*printing)(s)
-	require.NoError(f.t, s.process.Start())
-	go func() { _ = s.process.Wait(); close(s.exited) }()
+	if err := s.process.Start(); err != nil {
+		panic(err)
+	}
+	go func() {
+		_ = s.process.Wait()
+		close(s.exited)
+		for _, c := range s.ended() {
+			c.over(report{})
+		}
+	}()
 	return s
 }
 
-func (s *sandbox) kill() {
+// ended are the invocations that end now.
+func (s *sandbox) ended() (calls []*call) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls = slices.Collect(maps.Values(s.calls))
+	clear(s.calls)
+	return calls
+}
+
+// shutdownTime is how long a process with an extension of its own may take to end.
+const shutdownTime = 500 * time.Millisecond
+
+// end ends the process as the platform does: one with an extension is told before.
+func (s *sandbox) end() {
+	s.mu.Lock()
+	told := s.extended
+	s.mu.Unlock()
+	if told {
+		s.freeze(false)
+		_ = s.process.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-s.exited:
+		case <-time.After(shutdownTime):
+		}
+	}
 	_ = s.process.Process.Kill()
 	<-s.exited
 	s.server.CloseClientConnections()
@@ -199,7 +347,7 @@ func (s *sandbox) freeze(frozen bool) {
 	_ = s.process.Process.Signal(signal) // it may have ended
 }
 
-func (s *sandbox) invoke(ctx context.Context, event []byte, over func()) (*result, error) {
+func (s *sandbox) invoke(ctx context.Context, event []byte, over func(report)) (*result, error) {
 	s.mu.Lock()
 	s.n++
 	c := &call{id: fmt.Sprintf("invocation-%d", s.n), event: event, results: make(chan *result, 1), over: over}
@@ -208,48 +356,115 @@ func (s *sandbox) invoke(ctx context.Context, event []byte, over func()) (*resul
 	select {
 	case s.next <- c:
 	case said := <-s.failed:
-		over()
+		over(report{})
 		return nil, fmt.Errorf("the initialization failed: %s", said)
 	case <-s.exited:
-		over()
-		return nil, fmt.Errorf("the process ended")
+		over(report{})
+		return nil, errEnded
 	case <-ctx.Done():
-		over()
+		over(report{})
 		return nil, ctx.Err()
 	}
 	select {
 	case r := <-c.results:
 		return r, nil
-	case <-s.exited:
-		over()
-		return nil, fmt.Errorf("the process ended")
+	case <-s.exited: // which is over
+		return nil, errEnded
 	}
 }
 
-func (s *sandbox) serveNext(w http.ResponseWriter, r *http.Request) {
-	s.mu.Lock()
-	var ended []*call
-	for _, c := range s.calls {
-		ended = append(ended, c)
+var errEnded = errors.New("the process ended")
+
+// resident is the most memory that the process has held.
+func (s *sandbox) resident() int64 {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.process.Process.Pid))
+	if err != nil {
+		return 0
 	}
-	clear(s.calls)
+	_, after, _ := strings.Cut(string(status), "VmHWM:")
+	var kib int64
+	_, _ = fmt.Sscan(after, &kib)
+	return kib << 10
+}
+
+func (s *sandbox) serveNext(w http.ResponseWriter, r *http.Request) {
+	ended := s.ended()
+	s.mu.Lock()
+	extended := s.extended
 	s.mu.Unlock()
 	if len(ended) > 0 {
 		s.freeze(true)
 	}
 	for _, c := range ended {
-		c.over()
+		s.mu.Lock()
+		done := report{start: s.start, duration: time.Since(c.began), resident: s.resident()}
+		s.start = 0
+		s.mu.Unlock()
+		c.over(done)
 	}
+	if extended { // the platform waits for both
+		select {
+		case <-s.extension:
+		case <-r.Context().Done():
+			return
+		}
+	}
+	s.mu.Lock()
+	if !s.started.IsZero() {
+		s.start, s.started = time.Since(s.started), time.Time{}
+	}
+	s.mu.Unlock()
 	select {
 	case c := <-s.next:
-		w.Header().Set("Lambda-Runtime-Aws-Request-Id", c.id)
-		w.Header().Set("Lambda-Runtime-Deadline-Ms", fmt.Sprint(time.Now().Add(s.timeout).UnixMilli()))
 		s.mu.Lock()
+		c.began = time.Now()
 		s.calls[c.id] = c
 		s.mu.Unlock()
+		w.Header().Set("Lambda-Runtime-Aws-Request-Id", c.id)
+		w.Header().Set("Lambda-Runtime-Deadline-Ms", fmt.Sprint(s.function.deadline().UnixMilli()))
 		_, _ = w.Write(c.event)
 	case <-r.Context().Done():
 	}
+}
+
+// serveRegister registers an extension, which must come before the process asks for an invocation.
+func (s *sandbox) serveRegister(w http.ResponseWriter, r *http.Request) {
+	var asked struct{ Events []string }
+	if err := json.NewDecoder(r.Body).Decode(&asked); err != nil || r.Header.Get("Lambda-Extension-Name") == "" || len(asked.Events) > 0 {
+		http.Error(w, "a process registers an extension by its name, and for no events", http.StatusBadRequest)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.started.IsZero() || s.extended {
+		http.Error(w, "it is too late to register", http.StatusForbidden)
+		return
+	}
+	s.extended = true
+	w.Header().Set("Lambda-Extension-Identifier", "the-extension")
+	_, _ = io.WriteString(w, `{"functionName":"f","functionVersion":"1","handler":"h"}`)
+}
+
+func (s *sandbox) serveExtension(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Lambda-Extension-Identifier") != "the-extension" {
+		http.Error(w, "no such extension", http.StatusForbidden)
+		return
+	}
+	close(s.extension)
+	<-r.Context().Done()
+}
+
+// serveInitError takes the one word that a process has before it serves.
+func (s *sandbox) serveInitError(w http.ResponseWriter, r *http.Request) {
+	said, _ := io.ReadAll(r.Body)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.started.IsZero() {
+		http.Error(w, "the initialization has ended", http.StatusForbidden)
+		return
+	}
+	s.failed <- string(said)
+	w.WriteHeader(http.StatusAccepted)
 }
 
 func (s *sandbox) called(r *http.Request) *call {

@@ -2,52 +2,109 @@
 package serverless
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/filesystem"
 	"github.com/logplane/logplane/test/product"
 )
 
 // token is an administrator's.
 const token = "a-token-of-an-administrator"
 
+// trusting trusts every certificate: those here are our own.
+var trusting = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+
 // cell is a log, a bucket, and a watcher.
 type cell struct {
-	nats        string
-	environment []string
-	watcher     *product.Process
-	kubectl     func(server, stdin string, args ...string) (string, error)
+	t                    testing.TB
+	nats, bucket, tokens string
+	// where are the flags that lead to it, environment what a function needs.
+	where, environment []string
+	log                *server.Server
+	watcher            *product.Process
+	kubectl            func(server, stdin string, args ...string) (string, error)
+	kubectlArgs        func(server string, args ...string) []string
 }
 
-func newCell(t testing.TB) *cell {
+func newCell(t testing.TB, ofWatcher ...string) *cell {
 	folder := t.TempDir()
 	tokens := filepath.Join(folder, "tokens.csv")
 	require.NoError(t, os.WriteFile(tokens, []byte(token+",admin,1,system:masters\n"), 0o600))
-	where := product.Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), filepath.Join(folder, "bucket"))
-	c := &cell{nats: where[1], watcher: product.Serve(t, append([]string{"watcher", "--listen", "127.0.0.1:0", "--token-auth-file", tokens}, where...)...)}
+	log, bucket := eventlogtest.Run(t, t.TempDir()), filepath.Join(folder, "bucket")
+	where := product.Init(t, log.ClientURL(), bucket)
+	c := &cell{t: t, nats: where[1], bucket: bucket, tokens: tokens, where: where, log: log, watcher: product.Serve(t, slices.Concat([]string{"watcher", "--listen", "127.0.0.1:0", "--token-auth-file", tokens}, ofWatcher, where)...)}
 	c.environment = []string{"LOGPLANE_NATS=" + where[1], "LOGPLANE_BUCKET=" + where[3], "LOGPLANE_TOKEN_AUTH_FILE=" + tokens, "LOGPLANE_WATCHER_URL=" + c.watcher.URL()}
+	c.kubectlArgs = func(server string, args ...string) []string {
+		return append([]string{"--server", server, "--insecure-skip-tls-verify", "--token", token, "--cache-dir", folder}, args...)
+	}
 	c.kubectl = func(server, stdin string, args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		command := exec.CommandContext(ctx, product.Binary(t, "KUBECTL", "kubectl"), append([]string{"--server", server, "--insecure-skip-tls-verify", "--token", token, "--cache-dir", folder}, args...)...)
+		command := exec.CommandContext(ctx, product.Binary(t, "KUBECTL", "kubectl"), c.kubectlArgs(server, args...)...)
 		command.Stdin = strings.NewReader(stdin)
 		out, err := command.CombinedOutput()
 		return string(out), err
 	}
 	return c
+}
+
+// write makes an object, or adds to one, so that it shows who wrote.
+func (c *cell) write(base string, w writing, name, who string) (int, []byte, error) {
+	data := fmt.Sprintf(`{"metadata":{"name":%q},"data":{%q:"x"}}`, name, who)
+	if w == change {
+		return c.send(http.MethodPatch, base, "/"+name, data)
+	}
+	return c.send(http.MethodPost, base, "", data)
+}
+
+func (c *cell) post(base, name string) (int, []byte, error) {
+	return c.write(base, creation, name, "base")
+}
+
+// send sends a request for ConfigMaps as an administrator.
+func (c *cell) send(method, base, path, body string) (int, []byte, error) {
+	target, err := url.JoinPath(base, "/api/v1/namespaces/default/configmaps", path)
+	if err != nil {
+		return 0, nil, err
+	}
+	r, err := http.NewRequestWithContext(c.t.Context(), method, target, bytes.NewReader([]byte(body)))
+	if err != nil {
+		return 0, nil, err
+	}
+	r.Header.Set("Authorization", "Bearer "+token)
+	r.Header.Set("Content-Type", "application/json")
+	if method == http.MethodPatch {
+		r.Header.Set("Content-Type", "application/merge-patch+json")
+	}
+	answer, err := trusting.Do(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer answer.Body.Close()
+	said, err := io.ReadAll(answer.Body)
+	return answer.StatusCode, said, err
 }
 
 const definition = `
@@ -60,46 +117,6 @@ spec:
   names: {plural: widgets, singular: widget, kind: Widget}
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
 `
-
-// TestFronts: kubectl works through every front that passes requests on.
-func TestFronts(t *testing.T) {
-	for name, f := range map[string]front{
-		"function URL": {shape: functionURL}, "buffered function URL": {shape: bufferedURL},
-		"HTTP API": {shape: httpAPI, stage: "prod"}, "REST API": {shape: restAPI},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := newCell(t)
-			if f.shape == bufferedURL {
-				c.environment = append(c.environment, "LOGPLANE_FUNCTION_URL_INVOKE_MODE=BUFFERED")
-			}
-			f.function = newFunction(t, "api", 4, c.environment...)
-			url := f.serve(t)
-			kubectl := func(stdin string, args ...string) string {
-				t.Helper()
-				out, err := c.kubectl(url, stdin, args...)
-				require.NoError(t, err, out)
-				return out
-			}
-			kubectl("", "create", "configmap", "greeting", "--from-literal=text=hello")
-			require.Equal(t, "hello", kubectl("", "get", "configmap", "greeting", "-o", "jsonpath={.data.text}"))
-			out, err := c.kubectl(url, "", "create", "configmap", "greeting")
-			require.Error(t, err)
-			require.Contains(t, out, "already exists")
-			kubectl(definition, "apply", "-f", "-")
-			kubectl(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w"},"spec":{"size":1}}`, "apply", "-f", "-")
-			require.Contains(t, kubectl("", "get", "widgets"), "w")
-			require.Contains(t, kubectl("", "get", "configmaps", "-l", "none=1,app in (a,b)"), "No resources")
-			out = kubectl("", "auth", "whoami", "--as", "jane", "--as-group", "one", "--as-group", "two")
-			require.Contains(t, out, "one")
-			require.Contains(t, out, "two")
-			require.NotContains(t, out, "one,")
-			// The client follows the redirect to the watcher, which has the events.
-			watched, _ := c.kubectl(url, "", "get", "--raw", "/api/v1/namespaces/default/configmaps?watch=1&timeoutSeconds=1&resourceVersion=0")
-			require.Contains(t, watched, `"type":"ADDED"`)
-		})
-	}
-}
 
 // TestLargeAnswers: a list that the platform cannot pass on whole is refused with advice, and streamed where it
 // streams.
@@ -193,26 +210,158 @@ func TestJobs(t *testing.T) {
 	require.Contains(t, got.failure, "the event is no HTTP request")
 }
 
-// TestThaw: after a freeze in which the connection to the log has died without a sign, the next request is answered,
-// within a second and what it takes anyway.
+// queue is a queue of AWS's with a function behind it, as far as the watcher's doorbell sees it.
+type queue struct {
+	function atomic.Pointer[function]
+	calls    atomic.Int64
+}
+
+// ServeHTTP implements http.Handler.
+func (q *queue) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f := q.function.Load()
+	if f == nil {
+		http.Error(w, "there is no function yet", http.StatusServiceUnavailable)
+		return
+	}
+	q.calls.Add(1)
+	got, err := f.invoke(r.Context(), []byte(`{"Records":[{"eventSource":"aws:sqs","body":"work"}]}`))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer got.done()
+	if _, err := io.Copy(w, got.body); err != nil || got.failure != "" {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// TestDoorbell: a cell whose projector and lifecycle are functions, which nothing but the watcher calls: what is written
+// comes into the snapshot, and a namespace goes. When all is done, nobody calls them any more.
+func TestDoorbell(t *testing.T) {
+	t.Parallel()
+	var projector, lifecycle queue
+	toProjector, toLifecycle := httptest.NewServer(&projector), httptest.NewServer(&lifecycle)
+	t.Cleanup(toProjector.Close)
+	t.Cleanup(toLifecycle.Close)
+	c := newCell(t, "--doorbell", toProjector.URL, "--doorbell", toLifecycle.URL, "--doorbell-every", "10ms")
+	projector.function.Store(newFunction(t, "projector", 1, c.environment...))
+	lifecycle.function.Store(newFunction(t, "lifecycle", 1, append(c.environment, "LOGPLANE_SETTLE=1ms")...))
+	_, url := front{shape: functionURL}.behind(t, c, 2)
+	kubectl := func(args ...string) {
+		t.Helper()
+		out, err := c.kubectl(url, "", args...)
+		require.NoError(t, err, out)
+	}
+	kubectl("create", "namespace", "short")
+	kubectl("create", "configmap", "in", "--namespace", "short")
+	kubectl("delete", "namespace", "short") // it waits until it is gone
+	own := c.projection(t)
+	eventlogtest.Eventually(t, "all is in the snapshot", func() bool {
+		v, err := own.Latest(t.Context())
+		require.NoError(t, err)
+		return v.Applied() == v.Revision()
+	})
+	// What a function does that has nothing to do changes nothing. So nothing calls it again.
+	before, err := own.Latest(t.Context())
+	require.NoError(t, err)
+	for _, q := range []*queue{&projector, &lifecycle} {
+		got, err := q.function.Load().invoke(t.Context(), []byte("{}"))
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, got.body)
+		require.NoError(t, err)
+		got.done()
+		require.Empty(t, got.failure)
+		require.Positive(t, q.calls.Load())
+	}
+	after, err := own.Latest(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, before.Revision(), after.Revision())
+}
+
+// projection is a projector of the test's own.
+func (c *cell) projection(t *testing.T) *projection.Projection {
+	t.Helper()
+	conn, err := eventlog.Connect(eventlog.Servers{URL: c.nats})
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	log, err := eventlog.Open(t.Context(), eventlog.Config{Conn: conn})
+	require.NoError(t, err)
+	bucket, err := filesystem.Open(c.bucket)
+	require.NoError(t, err)
+	p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, Prefix: "logplane", CacheBytes: 1 << 20, TailBytes: 1 << 20, Retention: time.Hour, Founded: true})
+	require.NoError(t, err)
+	return p
+}
+
+// TestThaw: after a freeze in which the connection to the log has died without a sign, the next request is answered. The
+// process learns of the freeze from the platform's clock.
 func TestThaw(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
 	link := eventlogtest.NewLink(t)
 	link.ToAddress(strings.TrimPrefix(c.nats, "nats://"))
-	f := newFunction(t, "api", 1, append(c.environment, "LOGPLANE_NATS="+link.URL())...)
-	f.timeout = 3 * time.Second // less than a dead connection takes to be noticed
+	f := newFunction(t, "api", 1, append(c.environment, "LOGPLANE_NATS="+link.URL(), "LOGPLANE_REQUEST_TIMEOUT=3s")...)
 	url := front{function: f, shape: functionURL}.serve(t)
 	write := func(name string) {
 		t.Helper()
 		out, err := c.kubectl(url, "", "create", "configmap", name)
-		require.NoError(t, err, "%s\n%s", out, f.all[0].output())
+		require.NoError(t, err, "%s\n%s", out, f.only().output())
 	}
 	write("before")
 	for i := range 3 {
 		link.Lose()
-		time.Sleep(2500 * time.Millisecond) // it is frozen
+		f.pass(time.Hour)
 		write(fmt.Sprint("after-", i))
 	}
 	require.Equal(t, 1, f.started(), "it is one process all the time")
+}
+
+// TestShutdown: a function that is told to end writes what it has counted since its last line, once, and ends well.
+func TestShutdown(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	f := newFunction(t, "projector", 1, c.environment...)
+	invoke := func() {
+		got, err := f.invoke(t.Context(), []byte("{}"))
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, got.body)
+		require.NoError(t, err)
+		got.done()
+		require.Empty(t, got.failure)
+	}
+	over := func(n int) {
+		t.Helper()
+		eventlogtest.Eventually(t, "the invocation is over", func() bool { return len(f.reported()) == n })
+		require.Len(t, linesOf(t, f.only()), 1, "one in a minute at most")
+	}
+	invoke()
+	over(1)
+	for i := range 2 {
+		code, said, err := c.post(c.watcher.URL(), fmt.Sprint("more-", i))
+		require.NoError(t, err)
+		require.Equal(t, http.StatusCreated, code, "%s", said)
+		invoke()
+		over(i + 2)
+	}
+	s := f.only()
+	f.reap()
+	require.Zero(t, s.process.ProcessState.ExitCode(), s.output())
+	lines := linesOf(t, s)
+	require.Len(t, lines, 2)
+	require.EqualValues(t, 2, lines[1]["logplane_commits_total"], "what came since the first line")
+	require.Equal(t, "projector", lines[1]["Function"])
+}
+
+// linesOf are the lines with metrics that a sandbox has printed.
+func linesOf(t *testing.T, s *sandbox) (lines []map[string]any) {
+	t.Helper()
+	for line := range strings.Lines(s.output()) {
+		if strings.HasPrefix(line, "{") {
+			var decoded map[string]any
+			require.NoError(t, json.Unmarshal([]byte(line), &decoded), line)
+			require.Contains(t, decoded, "_aws")
+			lines = append(lines, decoded)
+		}
+	}
+	return lines
 }

@@ -1,0 +1,255 @@
+package serverless
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/test/product"
+)
+
+// TestFreeze stops a function's process at each step of a write, for longer than the write may take and than its events
+// stay in the log. Meanwhile another process writes the same object. Each write that was acknowledged is there, once,
+// whoever wrote it. The next request of the process that was frozen is answered within a second.
+func TestFreeze(t *testing.T) {
+	f := newFreezer(t)
+	steps := f.record(creation)
+	t.Logf("a write has %d steps", steps)
+	require.Greater(t, steps, 3, "it asks for the head, and appends")
+	kinds := []struct {
+		write writing
+		how   holding
+		rival bool
+	}{{creation, lost, true}, {creation, delayed, true}, {change, passed, true}}
+	if product.Rounds(t, 1) > 1 {
+		kinds = nil
+		for _, write := range []writing{creation, change} {
+			for _, how := range []holding{passed, delayed, lost} {
+				for _, rival := range []bool{true, false} {
+					kinds = append(kinds, struct {
+						write writing
+						how   holding
+						rival bool
+					}{write, how, rival})
+				}
+			}
+		}
+	}
+	var all sync.WaitGroup
+	for _, k := range kinds {
+		for n := 1; n <= steps; n++ {
+			all.Go(func() {
+				if err := f.freeze(k.write, n, k.how, k.rival); err != nil {
+					t.Errorf("%s, frozen at step %d of %d which is %s, another writer: %t: %v", k.write, n, steps, k.how, k.rival, err)
+				}
+			})
+		}
+	}
+	all.Wait()
+	t.Logf("%d processes were stopped, and %d events lost", f.frozen.Load(), f.void.Load())
+	require.GreaterOrEqual(t, int(f.frozen.Load()), len(kinds)*3)
+	require.Positive(t, f.void.Load(), "some processes wrote what they should not have, and it is void")
+	fsck := product.Run(t, append([]string{"inspect", "fsck"}, f.where...)...)
+	<-fsck.Exited
+	require.Zero(t, fsck.Cmd.ProcessState.ExitCode(), fsck.Output())
+}
+
+// writing is a kind of write.
+type writing string
+
+const (
+	creation writing = "a creation"
+	change   writing = "a change"
+)
+
+// freezer has a cell, another process that writes, and a projector.
+type freezer struct {
+	*cell
+	t     *testing.T
+	rival *product.Process
+	own   *projection.Projection
+	// turn lets one sandbox start or thaw at a time: the processor is not what is tested.
+	turn sync.Mutex
+	// folding is held by whoever folds the log.
+	folding sync.Mutex
+	heads   int          // by folding
+	void    atomic.Int64 // events that lost
+	frozen  atomic.Int64 // processes that were stopped amid a write
+}
+
+func newFreezer(t *testing.T) *freezer {
+	c := newCell(t)
+	f := &freezer{cell: c, t: t}
+	f.rival = product.Serve(t, append([]string{"api", "--listen", "127.0.0.1:0", "--token-auth-file", c.tokens, "--watcher-url", c.watcher.URL()}, c.where...)...)
+	f.own = c.projection(t)
+	return f
+}
+
+// forget folds the log into the snapshot, and purges it: its retention has passed. The head always stays, so there is
+// another one.
+func (f *freezer) forget(ctx context.Context) error {
+	f.folding.Lock()
+	defer f.folding.Unlock()
+	f.heads++
+	if code, _, err := f.post(f.rival.URL(), fmt.Sprint("head-", f.heads)); err != nil || code != http.StatusCreated {
+		return fmt.Errorf("write another head: %d, %w", code, err)
+	}
+	applied, err := f.own.Commit(ctx)
+	if err != nil {
+		return err
+	}
+	return f.own.Retain(ctx, 0, applied)
+}
+
+// sandboxed is a function with one sandbox behind a passage. It has served a write.
+type sandboxed struct {
+	*function
+	passage *passage
+	url     string
+}
+
+// answerTime is what a client may wait for, and most what the platform leaves of it for the request.
+const answerTime = time.Second
+
+func (f *freezer) start() (*sandboxed, error) {
+	s := &sandboxed{passage: newPassage(f.t)}
+	through := "nats://" + s.passage.to(f.t, strings.TrimPrefix(f.nats, "nats://"))
+	s.function = newFunction(f.t, "api", 1, append(f.environment, "LOGPLANE_NATS="+through)...)
+	s.url = front{function: s.function, shape: functionURL}.serve(f.t)
+	f.turn.Lock()
+	defer f.turn.Unlock()
+	code, _, err := f.post(s.url, "warm-"+through[strings.LastIndexByte(through, 58)+1:])
+	if err == nil && code != http.StatusCreated {
+		err = fmt.Errorf("the first write of a sandbox is %d", code)
+	}
+	return s, err
+}
+
+// record counts the steps of a write that nothing disturbs.
+func (f *freezer) record(w writing) int {
+	s, err := f.start()
+	require.NoError(f.t, err)
+	name := "recorded"
+	s.passage.arm(0, passed, nil)
+	code, _, err := f.write(s.url, w, name, "ours")
+	require.NoError(f.t, err)
+	require.Less(f.t, code, 300)
+	steps := s.passage.counted()
+	s.reap()
+	return steps
+}
+
+// freeze stops a sandbox at the nth step of a write and judges what came of it.
+func (f *freezer) freeze(w writing, n int, how holding, rival bool) error {
+	s, err := f.start()
+	if err != nil {
+		return err
+	}
+	defer s.reap()
+	name := fmt.Sprintf("%s-%d-%s-%t", strings.Fields(string(w))[1], n, how, rival)
+	before := 0
+	if w == change {
+		before = 1
+		if code, _, err := f.post(f.rival.URL(), name); err != nil || code != http.StatusCreated {
+			return fmt.Errorf("make the object: %d, %w", code, err)
+		}
+	}
+	process := s.only()
+	reached := make(chan struct{})
+	s.passage.arm(n, how, func() { process.freeze(true); close(reached) })
+	s.within(answerTime + margin)
+	type outcome struct {
+		code int
+		body []byte
+		err  error
+	}
+	began, answered := time.Now(), make(chan outcome, 1)
+	go func() {
+		code, body, err := f.write(s.url, w, name, "ours")
+		answered <- outcome{code, body, err}
+	}()
+	select {
+	case <-reached:
+	case o := <-answered: // the pieces of a stream are not always the same
+		if o.code >= 300 {
+			return fmt.Errorf("it was answered %d before that step: %w", o.code, o.err)
+		}
+		return nil
+	}
+	f.frozen.Add(1)
+	theirs := 0
+	if rival {
+		if theirs, _, err = f.write(f.rival.URL(), w, name, "theirs"); err != nil {
+			return err
+		}
+	}
+	if err := f.forget(f.t.Context()); err != nil {
+		return err
+	}
+	// Both deadlines must have passed, the request's and that of the append, which is a second: events stay in the log
+	// for more than twice as long as those (MinRetention).
+	<-time.After(time.Until(began.Add(2*answerTime + margin)))
+
+	f.turn.Lock()
+	defer f.turn.Unlock()
+	s.passage.open()
+	process.freeze(false)
+	ours := <-answered
+	if ours.err != nil { // it ended without an answer
+		ours.code = 0
+	}
+	code, body, err := f.send(http.MethodGet, s.url, "/"+name, "")
+	if err != nil || code != http.StatusOK && code != http.StatusNotFound {
+		return fmt.Errorf("the next request is %d, %w: %s\n%s", code, err, body, process.output())
+	}
+	return f.judge(w, name, before, ours.code, theirs)
+}
+
+// margin is what the function keeps of its timeout for the answer.
+const margin = 500 * time.Millisecond
+
+// judge compares what was acknowledged with what is there.
+func (f *freezer) judge(w writing, name string, before, ours, theirs int) error {
+	code, body, err := f.send(http.MethodGet, f.rival.URL(), "/"+name, "")
+	if err != nil || code != http.StatusOK && code != http.StatusNotFound {
+		return fmt.Errorf("read it: %d, %w: %s", code, err, body)
+	}
+	var object struct{ Data map[string]string }
+	if code == http.StatusOK {
+		if err := json.Unmarshal(body, &object); err != nil {
+			return err
+		}
+	}
+	acknowledged := 0
+	for writer, code := range map[string]int{"ours": ours, "theirs": theirs} {
+		if code == 0 || code >= 300 {
+			continue
+		}
+		acknowledged++
+		if object.Data[writer] == "" {
+			return fmt.Errorf("the write '%s' was acknowledged with %d and is lost: there is %v (ours %d, theirs %d)", writer, code, object.Data, ours, theirs)
+		}
+	}
+	rows, err := f.own.History(f.t.Context(), "main/configmaps/default/"+name)
+	if err != nil {
+		return err
+	}
+	all := len(rows)
+	rows = slices.DeleteFunc(rows, func(r projection.Row) bool { return r.Void })
+	f.void.Add(int64(all - len(rows)))
+	writes := len(rows) - before
+	if writes != len(object.Data)-before || writes < acknowledged {
+		return fmt.Errorf("there are %d versions, %d of them acknowledged, and what was written is %v", len(rows), acknowledged+before, object.Data)
+	}
+	return nil
+}
