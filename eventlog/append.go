@@ -203,8 +203,8 @@ func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) 
 	return ack.Sequence, nil
 }
 
-// over is ctx's error, also where its deadline has passed and its timer has not run yet: right after a freeze. The clock
-// that only moves forward may have stood still meanwhile, and the clock on the wall may have been set back.
+// over is ctx's error, also where its deadline has passed and its timer has not run yet: right after a freeze. The
+// clock that only moves forward may have stood still meanwhile, and the clock on the wall may have been set back.
 func over(ctx context.Context) error {
 	now := time.Now()
 	deadline, ok := ctx.Deadline()

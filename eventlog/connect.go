@@ -79,7 +79,7 @@ func Refresh(ctx context.Context, conn *nats.Conn) (replaced bool, err error) {
 		return false, nil
 	}
 	connected := conn.StatusChanged(nats.CONNECTED)
-	// The client takes no call while it shakes hands with a server, which may take connectTimeout. Nobody waits for that.
+	// The client takes no call while it shakes hands with a server, which may take connectTimeout. Nobody waits for it.
 	defer func() { go conn.RemoveStatusListener(connected) }()
 	if err := conn.ForceReconnect(); err != nil {
 		return true, fmt.Errorf("replace the connection to the log: %w", err)

@@ -64,10 +64,10 @@ func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, bef
 // errRangeGone is an ErrUnknown that no further try resolves: the events that would tell have left the log.
 var errRangeGone = fmt.Errorf("%w: what came after it began has left the log", ErrUnknown)
 
-// checkRetained is errRangeGone if events have left the log that came after the append began. A precondition says nothing
-// of them: JetStream takes a key whose events have left for one without events. So an append that was published late, or
-// again, may have been acknowledged although another write of the key had come first. That takes a process that was
-// frozen for as long as events stay in the log.
+// checkRetained is errRangeGone if events have left the log that came after the append began. A precondition says
+// nothing of them: JetStream takes a key whose events have left for one without events. So an append that was published
+// late, or again, may have been acknowledged although another write of the key had come first. That takes a process
+// that was frozen for as long as events stay in the log.
 func (l *Log) checkRetained(ctx context.Context, before Revision) error {
 	ctx, cancel := l.within(context.WithoutCancel(ctx))
 	defer cancel()

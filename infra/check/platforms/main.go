@@ -1,4 +1,4 @@
-// Command platforms prints the table of infra/README.md of what each platform needs, from platforms.yaml.
+// Command platforms prints the table of infra/README.md of what each platform needs, from infra/platforms.yaml.
 package main
 
 import (
