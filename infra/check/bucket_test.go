@@ -79,8 +79,8 @@ const orphan = "cell/seg/0/an-orphan"
 
 var modified = regexp.MustCompile(`(<Key>` + orphan + `</Key><LastModified>)[^<]*`)
 
-// record returns a recorder before the server. To those who list, the orphan looks as if it were old: the grace period of
-// garbage is a quarter of an hour.
+// record returns a recorder before the server. To those who list, the orphan looks as if it were old: the grace period
+// of garbage is a quarter of an hour.
 func record(t *testing.T, server string) *recorder {
 	target, err := url.Parse(server)
 	require.NoError(t, err)

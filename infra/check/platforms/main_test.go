@@ -22,8 +22,8 @@ func TestREADME(t *testing.T) {
 
 var set = regexp.MustCompile(`(?:LOGPLANE_([A-Z0-9_]*[A-Z0-9])|(?:^|[^a-z-])--([a-z][a-z0-9-]*))`)
 
-// TestFiles: the files of a platform set the flags that the table says, and no others. The address of the log, which has
-// a password, comes from a secret, wherever the platform has those.
+// TestFiles: the files of a platform set the flags that the table says, and no others. The address of the log, which
+// has a password, comes from a secret, wherever the platform has those.
 func TestFiles(t *testing.T) {
 	p, err := Read("../../platforms.yaml")
 	require.NoError(t, err)
