@@ -26,8 +26,8 @@ func (r *runtime) extend(ctx context.Context) {
 		slog.Warn("the platform will end this process without a word: it takes no extension", "error", err)
 		return
 	}
-	// The platform waits for the question until it calls the function. There is no answer to it, as there are no events,
-	// until the process ends.
+	// The platform waits for the question until it calls the function. There is no answer to it, as there are no
+	// events, until the process ends.
 	go func() {
 		response, err := r.ask(ctx, http.MethodGet, "event/next", nil, extensionIDHeader, id)
 		if err == nil {

@@ -10,7 +10,8 @@
 //  2. After a freeze the handler's connections may be dead. Thawed is called before the invocation is handled.
 //  3. request.go makes the event an http.Request, and response.go the answer what the front passes on, streamed where
 //     it streams.
-//  4. metrics.go writes what was counted, once a minute at most. The client has its answer, and the platform waits until
+//  4. metrics.go writes what was counted, once a minute at most. The client has its answer, and the platform waits
+//     until
 //     the next invocation is asked for.
 //
 // The platform ends an idle process. It kills a process without extensions, and tells others before: so extension.go

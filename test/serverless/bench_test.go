@@ -9,8 +9,9 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
-// Prices of AWS in dollars, for x86-64 in us-east-1, as aws.amazon.com/lambda/pricing and aws.amazon.com/api-gateway/pricing
-// have them in 2025. Since August 2025 the start of a process is paid for, too. A function URL costs nothing.
+// Prices of AWS in dollars, for x86-64 in us-east-1, as aws.amazon.com/lambda/pricing and
+// aws.amazon.com/api-gateway/pricing have them in 2025. Since August 2025 the start of a process is paid for, too. A
+// function URL costs nothing.
 const (
 	priceGBSecond       = 0.0000166667
 	priceMillion        = 0.20 // a million invocations
@@ -23,9 +24,9 @@ func million(billed time.Duration) float64 {
 	return priceMillion + 1e6*billed.Seconds()*memorySize/1024*priceGBSecond
 }
 
-// BenchmarkInvocation prints how long a client waits for a GET and for a write: of a sandbox that has to be started, from
-// exec on, and of one that is thawed. It prints what is billed for them, and what a million of them cost with a function
-// URL.
+// BenchmarkInvocation prints how long a client waits for a GET and for a write: of a sandbox that has to be started,
+// from exec on, and of one that is thawed. It prints what is billed for them, and what a million of them cost with a
+// function URL.
 func BenchmarkInvocation(b *testing.B) {
 	for _, kind := range []string{"get", "create"} {
 		b.Run(kind, func(b *testing.B) { benchmarkInvocation(b, kind) })

@@ -111,8 +111,8 @@ func (b *lockedBuffer) String() string {
 	return b.all.String()
 }
 
-// TestTour executes the README's tour through each front. What it kills there, by the process in the lock of its folder,
-// is a sandbox here; the platform starts another one.
+// TestTour executes the README's tour through each front. What it kills there, by the process in the lock of its
+// folder, is a sandbox here; the platform starts another one.
 func TestTour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs the README's tour three times")

@@ -235,8 +235,8 @@ func (q *queue) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestDoorbell: a cell whose projector and lifecycle are functions, which nothing but the watcher calls: what is written
-// comes into the snapshot, and a namespace goes. When all is done, nobody calls them any more.
+// TestDoorbell: a cell whose projector and lifecycle are functions, which nothing but the watcher calls: what is
+// written comes into the snapshot, and a namespace goes. When all is done, nobody calls them any more.
 func TestDoorbell(t *testing.T) {
 	t.Parallel()
 	var projector, lifecycle queue
@@ -293,8 +293,8 @@ func (c *cell) projection(t *testing.T) *projection.Projection {
 	return p
 }
 
-// TestThaw: after a freeze in which the connection to the log has died without a sign, the next request is answered. The
-// process learns of the freeze from the platform's clock.
+// TestThaw: after a freeze in which the connection to the log has died without a sign, the next request is answered.
+// The process learns of the freeze from the platform's clock.
 func TestThaw(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)

@@ -1,9 +1,9 @@
 // Package doorbell calls functions when there is work for them, so that none of them has to ask.
 //
 // A watcher reads the log in any case. It tells the Bell of each change, and the Bell rings at each of its URLs: once,
-// and then not again for a while. What comes meanwhile is one more ring at the end of it. So every change is followed by
-// a ring, and a cell in which nothing changes has none. A ring means nothing but 'look': it may be lost, and there may be
-// several.
+// and then not again for a while. What comes meanwhile is one more ring at the end of it. So every change is followed
+// by a ring, and a cell in which nothing changes has none. A ring means nothing but 'look': it may be lost, and there
+// may be several.
 package doorbell
 
 import (
@@ -51,7 +51,8 @@ type door struct {
 
 // New returns a bell that rings at each URL at most once in the time. A URL is one of:
 //
-//   - https://lambda.REGION.amazonaws.com/2015-03-31/functions/NAME/invocations, which calls a function and does not wait
+//   - https://lambda.REGION.amazonaws.com/2015-03-31/functions/NAME/invocations, which calls a function and does not
+//     wait
 //     for it;
 //   - https://sqs.REGION.amazonaws.com/ACCOUNT/QUEUE, to which a message is sent;
 //   - any other, which gets a POST with an empty JSON object.
