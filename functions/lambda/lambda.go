@@ -11,8 +11,7 @@
 //  3. request.go makes the event an http.Request, and response.go the answer what the front passes on, streamed where
 //     it streams.
 //  4. metrics.go writes what was counted, once a minute at most. The client has its answer, and the platform waits
-//     until
-//     the next invocation is asked for.
+//     until the next invocation is asked for.
 //
 // The platform ends an idle process. It kills a process without extensions, and tells others before: so extension.go
 // registers one that does nothing. The loop then ends, what was counted since the last line is written, and the caller

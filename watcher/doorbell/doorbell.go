@@ -52,8 +52,7 @@ type door struct {
 // New returns a bell that rings at each URL at most once in the time. A URL is one of:
 //
 //   - https://lambda.REGION.amazonaws.com/2015-03-31/functions/NAME/invocations, which calls a function and does not
-//     wait
-//     for it;
+//     wait for it;
 //   - https://sqs.REGION.amazonaws.com/ACCOUNT/QUEUE, to which a message is sent;
 //   - any other, which gets a POST with an empty JSON object.
 //
