@@ -89,6 +89,9 @@ func Open(ctx context.Context, c Config) (*Bucket, error) {
 	b.connect = func() *awss3.Client { // each client has connections of its own; they share the keys
 		return awss3.NewFromConfig(loaded, func(o *awss3.Options) {
 			o.UsePathStyle = c.PathStyle
+			if own, ok := loaded.HTTPClient.(*awshttp.BuildableClient); ok {
+				o.HTTPClient = own.WithTransportOptions() // a copy
+			}
 			if c.Endpoint != "" {
 				o.BaseEndpoint = aws.String(c.Endpoint)
 			}
