@@ -144,3 +144,35 @@ func evaluate(t *testing.T, address string, body *hclsyntax.Body, ctx *hcl.EvalC
 		evaluate(t, fmt.Sprint(address, ".", block.Type), block.Body, inner)
 	}
 }
+
+// TestNoCycle: nothing needs itself, which Terraform refuses to plan.
+func TestNoCycle(t *testing.T) {
+	c := load(t)
+	needs := map[string][]string{}
+	for address, block := range c.Blocks {
+		for _, r := range c.of(block.Body, nil) {
+			needs[address] = append(needs[address], r.Address)
+		}
+	}
+	for name, local := range c.Locals {
+		for _, traversal := range local.Expr.Variables() {
+			needs["local."+name] = append(needs["local."+name], reference(traversal).Address)
+		}
+	}
+	done := map[string]bool{}
+	var visit func(address string, path []string)
+	visit = func(address string, path []string) {
+		if block := c.Blocks[address]; done[address] || block != nil && block.Type == "variable" {
+			return // a variable's condition is about itself
+		}
+		path = append(path, address)
+		require.NotContains(t, path[:len(path)-1], address, "%v", path)
+		for _, next := range needs[address] {
+			visit(next, path)
+		}
+		done[address] = true
+	}
+	for address := range needs {
+		visit(address, nil)
+	}
+}
