@@ -86,6 +86,15 @@ resource "aws_lambda_permission" "url" {
   function_url_auth_type = "NONE"
 }
 
+# Since October 2025 AWS asks for both.
+resource "aws_lambda_permission" "url_invokes" {
+  statement_id             = "AnybodyMayInvokeByTheURL"
+  action                   = "lambda:InvokeFunction"
+  function_name            = aws_lambda_function.cell["api"].function_name
+  principal                = "*"
+  invoked_via_function_url = true
+}
+
 resource "aws_scheduler_schedule" "job" {
   for_each                     = { for name, function in local.functions : name => function if function.every != null }
   name                         = "${var.name}-${each.key}"
