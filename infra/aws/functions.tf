@@ -153,7 +153,7 @@ resource "aws_iam_role_policy" "schedule" {
   policy = data.aws_iam_policy_document.schedule.json
 }
 
-# A message in the doorbell, whatever it says, is work for the lifecycle, without waiting for its schedule.
+# Watchers ring when the log has changed: a message is work for the lifecycle, without waiting for its schedule.
 resource "aws_sqs_queue" "doorbell" {
   name                       = "${var.name}-doorbell"
   sqs_managed_sse_enabled    = true

@@ -68,10 +68,10 @@ data "aws_iam_policy_document" "s3_endpoint" {
   }
 }
 
-# Machines read their secrets, write their logs, and are reached by Session Manager. Each endpoint is in one zone: the
-# loss of that zone stops none of what runs.
+# Machines read their secrets, write their logs, ring the doorbell, and are reached by Session Manager. Each endpoint is in
+# one zone: the loss of that zone stops none of what runs.
 resource "aws_vpc_endpoint" "service" {
-  for_each            = toset(["secretsmanager", "logs", "ssm", "ssmmessages", "ec2messages"])
+  for_each            = toset(["secretsmanager", "logs", "sqs", "ssm", "ssmmessages", "ec2messages"])
   vpc_id              = aws_vpc.cell.id
   service_name        = "com.amazonaws.${var.region}.${each.key}"
   vpc_endpoint_type   = "Interface"

@@ -158,6 +158,19 @@ resource "aws_iam_role_policy" "watcher" {
   policy = each.value
 }
 
+data "aws_iam_policy_document" "rings" {
+  statement {
+    actions   = ["sqs:SendMessage"]
+    resources = [aws_sqs_queue.doorbell.arn]
+  }
+}
+
+resource "aws_iam_role_policy" "rings" {
+  name   = "rings"
+  role   = aws_iam_role.machine["watcher"].id
+  policy = data.aws_iam_policy_document.rings.json
+}
+
 # What a machine needs to begin: its program, its files, and a place for its log.
 data "aws_iam_policy_document" "machine" {
   statement {

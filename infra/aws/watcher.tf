@@ -33,6 +33,7 @@ resource "aws_launch_template" "watcher" {
     environment = local.machine_environment
     layer       = var.files_layer # new files begin new machines
     port        = local.watcher_port
+    doorbell    = aws_sqs_queue.doorbell.url
     agent       = templatefile("${path.module}/machine/agent.json.tftpl", { group = aws_cloudwatch_log_group.machines.name, projects = true })
   }))
   iam_instance_profile {

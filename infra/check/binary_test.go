@@ -146,6 +146,7 @@ func TestScripts(t *testing.T) {
 	c := load(t)
 	ctx, err := c.Values(variables, map[string]cty.Value{"aws_route53_zone.private": cty.ObjectVal(map[string]cty.Value{"name": cty.StringVal("logplane.internal")}),
 		"aws_s3_bucket.cell":                cty.ObjectVal(map[string]cty.Value{"bucket": cty.StringVal("a-cell"), "arn": cty.StringVal(arn)}),
+		"aws_sqs_queue.doorbell":            cty.ObjectVal(map[string]cty.Value{"url": cty.StringVal("https://sqs.eu-central-1.amazonaws.com/123456789012/doorbell")}),
 		"aws_cloudwatch_log_group.machines": cty.ObjectVal(map[string]cty.Value{"name": cty.StringVal("/logplane/machines"), "arn": cty.StringVal("arn")})})
 	require.NoError(t, err)
 	each := ctx.NewChild()

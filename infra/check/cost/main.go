@@ -95,7 +95,7 @@ const (
 	logMachines, watchers = 3, 2
 	logDisks              = 3 * 20.0   // GB
 	systemDisks           = 3*8 + 2*10 // GB
-	endpoints             = 5
+	endpoints             = 6
 	functionGB            = 1.0
 )
 
@@ -165,10 +165,12 @@ var Lines = []Line{
 		seconds := l.Requests * (l.Billed + l.ColdStarts*l.Cold)
 		return l.Requests/million*p.FunctionCallsMillion + seconds*functionGB*p.FunctionGBSecond
 	}},
-	{"jobs: schedules, calls, polls of the queue", func(p Prices, _ Load) float64 {
+	{"jobs: schedules, the doorbell, calls", func(p Prices, l Load) float64 {
 		calls := month/60.0 + month/300.0 + month/3600.0
-		polls := 5 * month / 20.0 // five pollers, which wait 20 s each
-		return calls/million*(p.FunctionCallsMillion+p.SchedulesMillion) + calls*0.2*functionGB*p.FunctionGBSecond + polls/million*p.QueueRequestsMillion
+		rings := min(l.Requests*l.Writes, watchers*month/15.0)
+		polls := 5*month/20.0 + 3*rings // five pollers, which wait 20 s each; a message is sent, received and deleted
+		return calls/million*(p.FunctionCallsMillion+p.SchedulesMillion) + rings/million*p.FunctionCallsMillion +
+			(calls+rings)*0.2*functionGB*p.FunctionGBSecond + polls/million*p.QueueRequestsMillion
 	}},
 	{"bucket: requests", func(p Prices, l Load) float64 {
 		b := bucketOf(l)
