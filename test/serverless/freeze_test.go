@@ -21,8 +21,8 @@ import (
 
 // TestFreeze stops a function's process at each step of a write, for longer than the write may take and than its events
 // stay in the log. Meanwhile another process writes the same object. Each write that was acknowledged is there, once,
-// whoever wrote it. The next request of the process that was frozen is answered: within a second where its connection to
-// the log has survived.
+// whoever wrote it. The next request of the process that was frozen is answered: within a second where its connection
+// to the log has survived.
 func TestFreeze(t *testing.T) {
 	if eventlogtest.Slowdown > 1 {
 		t.Skip("it is about deadlines of a second: it meets the binary that is shipped, without the race detector")
