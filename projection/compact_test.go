@@ -169,3 +169,24 @@ func TestCollectionSparesWhatWasNamedMeanwhile(t *testing.T) {
 	require.Zero(t, collected)
 	c.require(want)
 }
+
+// A cell whose projector is a function that a timer calls is tended, too: its runs stay few, and what they were merged
+// from is collected once it is old enough.
+func TestOnceTendsTheBucket(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1; c.Grace = time.Nanosecond })
+	merges := 0
+	for i := range 4 * runsPerLevel {
+		last := c.put(fmt.Sprint("n", i%3), fmt.Sprint(i))
+		applied, merged, err := c.Once(c.ctx)
+		require.NoError(t, err)
+		require.Equal(t, last, applied)
+		if merged {
+			merges++
+		}
+	}
+	v := c.latest()
+	require.Positive(t, merges)
+	require.Less(t, len(v.snap.runs), 2*runsPerLevel)
+	require.NotZero(t, v.snap.root.Swept, "garbage was collected")
+	require.Less(t, len(keysOf(t, c)), 6*runsPerLevel, "each commit wrote two objects")
+}

@@ -137,6 +137,18 @@ func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error 
 	}
 }
 
+// Once does what Run does, for a function that a timer calls: it commits, merges segments once if that is due, and
+// collects garbage if a grace period has passed. merged says that it was due, and that there may be more to merge.
+func (p *Projection) Once(ctx context.Context) (applied Revision, merged bool, err error) {
+	if applied, err = p.Commit(ctx); err != nil {
+		return applied, false, err
+	}
+	if merged, err = p.Compact(ctx); err == nil && p.sweepable() {
+		_, err = p.Collect(ctx, p.config.Grace)
+	}
+	return applied, merged, err
+}
+
 // sweepable reports whether the last collection, by any projector, is a grace period of log time ago. More often, a
 // long compaction might never finish.
 func (p *Projection) sweepable() bool {

@@ -34,8 +34,8 @@ func newProjector() *cobra.Command {
 			defer opened.close()
 			if once || lambda.Address() != "" {
 				return asJob(cmd, opened, func(ctx context.Context) (any, error) {
-					applied, err := opened.Projection.Commit(ctx)
-					return map[string]any{"applied": applied}, err
+					applied, merged, err := opened.Projection.Once(ctx)
+					return map[string]any{"applied": applied, "merged": merged}, err
 				})
 			}
 			defer memory.GiveBack(opened.Shrink)()
@@ -44,7 +44,7 @@ func newProjector() *cobra.Command {
 	}
 	where.register(cmd.Flags())
 	watched.register(cmd.Flags())
-	cmd.Flags().BoolVar(&once, "once", false, "commit what there is and exit, as a function that a timer calls does")
+	cmd.Flags().BoolVar(&once, "once", false, "commit what there is, tend the bucket once, and exit, as a function that a timer calls does")
 	cmd.Flags().DurationVar(&cadence, "cadence", time.Second, "shortest time between two commits")
 	return cmd
 }

@@ -48,6 +48,7 @@ func answersOf(t *testing.T, run func(context.Context, Config) error, change fun
 		defer mu.Unlock()
 		if next == len(events) {
 			stop()
+			<-r.Context().Done() // an answer would be another invocation
 			return
 		}
 		w.Header().Set("Lambda-Runtime-Aws-Request-Id", fmt.Sprint("id-", next))

@@ -116,8 +116,8 @@ func TestDestinations(t *testing.T) {
 		"/apis?watch=true":                        "api",
 		"/version":                                "api",
 		"/metrics":                                "api",
-		objects + "?watch=true&limit=x;%zz":       "api", // has no meaning: 'api' says so
-		objects + "?watch=" + long("true&a=", 64): "api", // too long for any server of ours
+		objects + "?watch=true&limit=x;%zz":       "watcher", // has no meaning, which each of them says
+		objects + "?watch=" + long("true&a=", 64): "api",     // too long for any server of ours
 	} {
 		require.Equal(t, want, send(t, "GET", at+path, "").body, path)
 	}

@@ -226,13 +226,13 @@ var list = []mutant{
 	},
 	{
 		name: "one-server's-refusal-believed",
-		file: "eventlog/append.go", old: "l.replicated && errors.Is(err, ErrConflict)", new: "l.replicated && errors.Is(err, ErrUnknown)",
+		file: "eventlog/append.go", old: "l.replicated.Load() && errors.Is(err, ErrConflict)", new: "l.replicated.Load() && errors.Is(err, ErrUnknown)",
 		tests: "TestBrokenByItself|TestRefusedByOneServerAppendedByAnother|TestReplicatedConflicts",
 		why:   "a write that another server has appended is answered with a conflict",
 	},
 	{
 		name: "deposed-leader-believed",
-		file: "eventlog/head.go", old: "if l.replicated && !l.config.LeaderReads {", new: "if l.replicated && l.config.LeaderReads {",
+		file: "eventlog/head.go", old: "if l.replicated.Load() && !l.config.LeaderReads {", new: "if l.replicated.Load() && l.config.LeaderReads {",
 		tests: "TestReplicatedLog",
 		why:   "a read on the minority's side misses what the majority has acknowledged",
 	},
