@@ -201,7 +201,7 @@ func TestJobs(t *testing.T) {
 			require.Empty(t, got.failure)
 			var report map[string]any
 			require.NoError(t, json.Unmarshal(body, &report), "%s", body)
-			require.Len(t, report, 1)
+			require.NotEmpty(t, report)
 		}
 	}
 	f := newFunction(t, "api", 1, c.environment...)
@@ -259,7 +259,9 @@ func TestDoorbell(t *testing.T) {
 	eventlogtest.Eventually(t, "all is in the snapshot", func() bool {
 		v, err := own.Latest(t.Context())
 		require.NoError(t, err)
-		return v.Applied() == v.Revision()
+		root, err := own.Root(t.Context()) // the view's is as old as the view's first read
+		require.NoError(t, err)
+		return root.Applied == v.Revision()
 	})
 	// What a function does that has nothing to do changes nothing. So nothing calls it again.
 	before, err := own.Latest(t.Context())
