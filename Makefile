@@ -27,6 +27,7 @@ PROGRESS   := awk '/ / { print; next } { n++; if (n % 100 == 0) { print "  " n "
 include localstack/localstack.mk
 include test/bench/bench.mk
 include test/chaos/chaos.mk
+include tools/release/release.mk
 
 .PHONY: help
 help: ## list the targets
