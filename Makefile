@@ -120,6 +120,7 @@ test: lint race-build build $(BIN)/kubectl images-test ## everything CI runs
 	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w -p 1 -timeout 40m $$(go list ./... | grep -E '$(ALONE)')
 	@cd test/subscribe && $(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -p 1 -timeout 40m $(SUBSCRIBE)
 	@$(MAKE) --no-print-directory infra-test
+	@cd tools/release && $(RELEASE) go test -vet=off ./...
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -p 1 -timeout 40m -run '$(LONG)' ./projection ./functions/lifecycle ./test/e2e
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -vet=off -ldflags=-w -p 1 -timeout 40m ./test/hostile ./test/serverless
 	@$(MAKE) --no-print-directory chaos-test
