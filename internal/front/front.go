@@ -21,11 +21,13 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/server/mux"
 
@@ -80,6 +82,10 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.health.ServeHTTP(w, r)
 		return
 	}
+	if name := takenAway(r.Header); name != "" {
+		apiserver.Fail(w, r, apierrors.NewBadRequest(fmt.Sprintf("the header 'Connection' names '%s', which would not reach the server", name)))
+		return
+	}
 	watch, lasts := apiserver.Destination(r)
 	to := f.apis
 	if watch {
@@ -100,6 +106,22 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), Deadline)
 	defer cancel()
 	to.proxy.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// takenAway is what the client's Connection header names and a server may judge by. A proxy takes away what is named
+// there. So whoever can set that header could take away what somebody before the front has added, such as whom the
+// request acts as.
+func takenAway(h http.Header) string {
+	for _, names := range h["Connection"] {
+		for name := range strings.SplitSeq(names, ",") {
+			switch name = strings.TrimSpace(name); strings.ToLower(name) {
+			case "", "close", "keep-alive", "upgrade", "te", "http2-settings":
+			default:
+				return name
+			}
+		}
+	}
+	return ""
 }
 
 // Ready says whether a server of each role is.

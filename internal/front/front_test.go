@@ -340,3 +340,27 @@ func TestHealth(t *testing.T) {
 		require.Equal(t, http.StatusOK, send(t, "GET", without+path, "").code)
 	}
 }
+
+// A client cannot have the front take away what somebody before it has added.
+func TestConnectionTakesNothingAway(t *testing.T) {
+	at := start(t, []string{server(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Header.Get("Impersonate-User"))
+	}).URL}, []string{server(t, named("watcher")).URL})
+	for connection, want := range map[string]int{
+		"keep-alive": 200, "Keep-Alive, TE": 200, "close": 200, "Impersonate-User": 400, "close, authorization": 400, "X-Remote-User": 400,
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), "GET", at+objects, nil)
+		require.NoError(t, err)
+		r.Header.Set("Connection", connection)
+		r.Header.Set("Impersonate-User", "somebody")
+		got, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		body, err := io.ReadAll(got.Body)
+		require.NoError(t, err)
+		_ = got.Body.Close()
+		require.Equal(t, want, got.StatusCode, "%s: %s", connection, body)
+		if want == 200 {
+			require.Equal(t, "somebody", string(body))
+		}
+	}
+}
