@@ -449,7 +449,7 @@ func needDocker(t testing.TB) *testcontainers.DockerClient {
 		t.Cleanup(func() { _ = docker.Close() })
 		return docker
 	}
-	why := fmt.Sprintf("no containers here (make images-chaos): %v", err)
+	why := fmt.Sprintf("no containers here (make chaos-test builds the images): %v", err)
 	if os.Getenv("CI") == "true" {
 		t.Fatal(why)
 	}
