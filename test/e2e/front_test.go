@@ -61,7 +61,7 @@ func TestFront(t *testing.T) {
 	for lines.Scan() { // kubectl ends with its watch
 	}
 	require.NoError(t, watching.Wait(), said.String())
-	require.NotContains(t, said.String(), "307")
+	require.NotContains(t, said.String(), `status="307`)
 	require.Contains(t, said.String(), "https://"+front.Address+"/api/v1/namespaces/fronted/configmaps?")
 
 	client, err := kubernetes.NewForConfig(cell.Admin())
