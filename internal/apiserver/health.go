@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strings"
-	"sync"
-	"time"
 
 	apimachineryversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
@@ -18,6 +16,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/bootstrap"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
+	"github.com/logplane/logplane/internal/serving"
 )
 
 // newHealth answers '/healthz', '/livez' and '/readyz'.
@@ -25,7 +24,7 @@ func newHealth(s *Server) *mux.PathRecorderMux {
 	health := mux.NewPathRecorderMux("logplane")
 	healthz.InstallHandler(health, healthz.PingHealthz)
 	healthz.InstallLivezHandler(health, healthz.PingHealthz)
-	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", s.checkView()),
+	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("view", serving.Shared(s.checkCluster)),
 		healthz.NamedCheck("writable", s.checkWritable), healthz.NamedCheck("draining", s.watches.checkDraining))
 	return health
 }
@@ -34,40 +33,12 @@ func newHealth(s *Server) *mux.PathRecorderMux {
 // get an answer while the log cannot be read.
 func (s *Server) withHealth(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/"); first {
-		case "healthz", "livez", "readyz":
+		if serving.IsProbe(r.URL.Path) {
 			s.health.ServeHTTP(w, r)
-		default:
-			h.ServeHTTP(w, r)
+			return
 		}
+		h.ServeHTTP(w, r)
 	})
-}
-
-const (
-	// checkedFor is how long a check of the view is valid.
-	checkedFor = time.Second
-	// checkTimeout bounds one check.
-	checkTimeout = 10 * time.Second
-)
-
-// checkView returns the check that the log and the bucket can be read. Probers have shown
-// no credentials, so one look at the log serves all of them, once a second at most.
-func (s *Server) checkView() func(*http.Request) error {
-	var mu sync.Mutex // guards what follows
-	var checked time.Time
-	var last error
-	return func(r *http.Request) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if time.Since(checked) < checkedFor {
-			return last
-		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), checkTimeout) // other probers use the result too
-		defer cancel()
-		last = s.checkCluster(ctx)
-		checked = time.Now()
-		return last
-	}
 }
 
 // checkCluster reads the log. It fails for a cluster that nobody has made, because its name may be misspelled.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/eventlog"
@@ -135,10 +134,7 @@ func (w *watches) admit(o *openWatch) error {
 	defer w.mu.Unlock()
 	switch {
 	case w.draining:
-		return &apierrors.StatusError{ErrStatus: metav1.Status{
-			Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable, Reason: metav1.StatusReasonServiceUnavailable,
-			Message: "this process is stopping, watch again", Details: &metav1.StatusDetails{RetryAfterSeconds: 1},
-		}}
+		return kubestore.Unavailable("this process is stopping, watch again")
 	case w.limits.Process > 0 && len(w.open) >= w.limits.Process:
 		return apierrors.NewTooManyRequests(fmt.Sprintf("this process serves %d watches, as many as --max-watches allows: try again, which may reach another process", len(w.open)), retryWatchSeconds)
 	case w.limits.User > 0 && w.byUser[o.user]+o.weight > w.limits.User:

@@ -6,14 +6,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 var (
@@ -46,11 +45,11 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 func statusOf(r *http.Request, err error) error {
 	switch {
 	case wasUnsent(err):
-		return unavailable("no server of this cell can be reached, and nothing was done: try again")
+		return kubestore.Unavailable("no server of this cell can be reached, and nothing was done: try again")
 	case errors.Is(r.Context().Err(), context.DeadlineExceeded):
 		return apierrors.NewTimeoutError("no server has answered within the allotted timeout"+unknown(r), 0)
 	case onlyReads(r):
-		return unavailable("the server broke off before it answered: try again")
+		return kubestore.Unavailable("the server broke off before it answered: try again")
 	}
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusBadGateway, Reason: metav1.StatusReasonInternalError,
@@ -63,38 +62,6 @@ func unknown(r *http.Request) string {
 		return ""
 	}
 	return ": the outcome is unknown, read before you send this again"
-}
-
-func unavailable(message string) error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable, Reason: metav1.StatusReasonServiceUnavailable,
-		Message: message, Details: &metav1.StatusDetails{RetryAfterSeconds: 1},
-	}}
-}
-
-const (
-	// checkedFor is how long a check is valid. Probers have shown no credentials, so one check serves all of them.
-	checkedFor   = time.Second
-	checkTimeout = 10 * time.Second
-)
-
-// check returns the check that one of the servers is ready.
-func (to *role) check() func(*http.Request) error {
-	var mu sync.Mutex // guards what follows
-	var checked time.Time
-	var last error
-	return func(r *http.Request) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if time.Since(checked) < checkedFor {
-			return last
-		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), checkTimeout)
-		defer cancel()
-		last = to.ready(ctx)
-		checked = time.Now()
-		return last
-	}
 }
 
 func (to *role) ready(ctx context.Context) error {

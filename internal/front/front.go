@@ -66,7 +66,7 @@ func New(c Config) *Front {
 		watchers: newRole("watcher", c.Watchers, c.TLS, 4<<10), // there are many watches, and their events are small
 		patience: cmp.Or(c.Patience, defaultPatience),
 	}
-	f.apiReady, f.watcherReady = f.apis.check(), f.watchers.check()
+	f.apiReady, f.watcherReady = serving.Shared(f.apis.ready), serving.Shared(f.watchers.ready)
 	health := mux.NewPathRecorderMux("front")
 	healthz.InstallHandler(health, healthz.PingHealthz)
 	healthz.InstallLivezHandler(health, healthz.PingHealthz)
@@ -77,8 +77,7 @@ func New(c Config) *Front {
 
 // ServeHTTP implements http.Handler.
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/"); first {
-	case "healthz", "livez", "readyz":
+	if serving.IsProbe(r.URL.Path) {
 		f.health.ServeHTTP(w, r)
 		return
 	}

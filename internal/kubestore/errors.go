@@ -44,7 +44,7 @@ func viewError(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return &endedError{err}
 	}
-	return unavailable(fmt.Sprintf("reading the log failed: %v", err))
+	return Unavailable(fmt.Sprintf("reading the log failed: %v", err))
 }
 
 // invalidRevision answers a resourceVersion that is no number.
@@ -95,7 +95,7 @@ func appendAnswer(err error, resource schema.GroupResource, key eventlog.Key) er
 		// There is no Retry-After. With it client-go would send the request again, and meet its own write (row 61).
 		return apierrors.NewInternalError(fmt.Errorf("%w: read the object to learn whether it was written", err))
 	case errors.Is(err, eventlog.ErrNotPublished), errors.Is(err, eventlog.ErrConflict):
-		return unavailable(fmt.Sprintf("nothing was written: %v", err))
+		return Unavailable(fmt.Sprintf("nothing was written: %v", err))
 	case errors.Is(err, projection.ErrBehind):
 		return apierrors.NewTooManyRequests(fmt.Sprintf("nothing was written: %v", err), retryAfterSeconds)
 	case errors.Is(err, eventlog.ErrTooLarge):
@@ -132,8 +132,8 @@ func (e *endedError) Status() metav1.Status {
 	return apierrors.NewTimeoutError(fmt.Sprintf("the request ended before it was served: %v", e.error), 0).Status()
 }
 
-// unavailable is a 503 with Retry-After.
-func unavailable(message string) error {
+// Unavailable is a 503 that tells clients to try again in a second. Nothing was done.
+func Unavailable(message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusServiceUnavailable,

@@ -1,0 +1,43 @@
+package serving
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	checkedFor   = time.Second
+	checkTimeout = 10 * time.Second
+)
+
+// IsProbe says whether a path is one of a prober: '/healthz', '/livez', '/readyz', and what is below them.
+func IsProbe(path string) bool {
+	switch first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/"); first {
+	case "healthz", "livez", "readyz":
+		return true
+	}
+	return false
+}
+
+// Shared makes a check that is done once a second at most, and takes 10 seconds at most. Probers have shown no
+// credentials, so one check serves all of them.
+func Shared(check func(context.Context) error) func(*http.Request) error {
+	var mu sync.Mutex // guards what follows
+	var checked time.Time
+	var last error
+	return func(r *http.Request) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Since(checked) < checkedFor {
+			return last
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), checkTimeout) // other probers use the result too
+		defer cancel()
+		last = check(ctx)
+		checked = time.Now()
+		return last
+	}
+}
