@@ -67,11 +67,8 @@ func newDoctor() *cobra.Command {
 
 func (d *doctor) check() error {
 	for _, address := range d.monitoring {
-		if _, err := parseURL("--nats-monitoring", address); err != nil && strings.Contains(address, "://") {
+		if _, err := parseServerURL("--nats-monitoring", address); err != nil {
 			return err
-		}
-		if !strings.HasPrefix(address, "http://") && !strings.HasPrefix(address, "https://") {
-			return fmt.Errorf("--nats-monitoring is '%s': it must begin with 'http://' or 'https://', as in 'http://10.0.0.1:8222'", address)
 		}
 	}
 	return d.where.check()
@@ -81,24 +78,25 @@ func (d *doctor) say(verdict, what, format string, args ...any) {
 	if verdict == "FAIL" {
 		d.failed = true
 	}
-	fmt.Fprintf(d.w, "%-4s  %-9s  %s\n", verdict, what, printable(fmt.Sprintf(format, args...)))
+	fmt.Fprintf(d.w, "%-4s  %-9s  %s\n", verdict, what, printableError(fmt.Errorf(format, args...)))
 }
 
 // fail says an error as a problem, and whether there is one.
 func (d *doctor) fail(what string, err error) bool {
 	if err != nil {
-		d.say("FAIL", what, "%s", printableError(err))
+		d.say("FAIL", what, "%w", err)
 	}
 	return err != nil
 }
 
 func (d *doctor) examine(ctx context.Context) {
+	var log *eventlog.Log
 	config, err := d.where.dial()
 	if err == nil {
 		defer config.Conn.Close()
-		d.examineLog(ctx, config)
+		log = d.examineLog(ctx, config)
 	} else {
-		d.say("FAIL", "log", "%s: is nats-server running there, and --nats right?", printableError(err))
+		d.say("FAIL", "log", "%w: is nats-server running there, and --nats right?", err)
 	}
 	for _, address := range d.monitoring {
 		d.examineServer(ctx, address)
@@ -107,18 +105,20 @@ func (d *doctor) examine(ctx context.Context) {
 		d.examineProcesses(ctx)
 	}
 	b, prefix, err := d.where.openBucket(ctx)
-	if !d.fail("bucket", err) && d.examineBucket(ctx, b, prefix) && config.Conn != nil {
-		d.examineSnapshot(ctx, config, b, prefix)
+	if !d.fail("bucket", err) && d.examineBucket(ctx, b, prefix) && log != nil {
+		d.examineSnapshot(ctx, log, b, prefix)
 	}
 }
 
-func (d *doctor) examineLog(ctx context.Context, config eventlog.Config) {
+// examineLog returns the log, nil if it cannot be used.
+func (d *doctor) examineLog(ctx context.Context, config eventlog.Config) *eventlog.Log {
 	e, err := eventlog.Examine(ctx, config)
 	if d.fail("log", err) {
-		return
+		return nil
 	}
 	d.say("ok", "log", "server %s, round trip %s, revisions %d to %d, %d MiB", e.Server, e.RoundTrip.Round(time.Microsecond), e.Bounds.First, e.Bounds.Head, e.Bytes>>20)
-	if _, err := eventlog.Open(ctx, config); !d.fail("settings", err) {
+	log, err := eventlog.Open(ctx, config)
+	if !d.fail("settings", err) {
 		d.say("ok", "settings", "stream '%s' can be the log", config.Stream)
 	}
 	if e.Ahead.Abs() > skewLimit+e.RoundTrip {
@@ -139,6 +139,7 @@ func (d *doctor) examineLog(ctx context.Context, config eventlog.Config) {
 	if len(d.monitoring) == 0 {
 		d.measureSync(ctx, config, e.RoundTrip)
 	}
+	return log
 }
 
 // measureSync guesses from outside what only the server's monitoring tells.
@@ -146,7 +147,7 @@ func (d *doctor) measureSync(ctx context.Context, config eventlog.Config, roundT
 	took, err := eventlog.MeasureAppend(ctx, config)
 	switch beyond := took - roundTrip; {
 	case err != nil:
-		d.say("warn", "sync", "it cannot be measured, give --nats-monitoring: %s", printableError(err))
+		d.say("warn", "sync", "it cannot be measured, give --nats-monitoring: %w", err)
 	case beyond < fastestSync:
 		d.say("warn", "sync", "an append takes %s longer than a round trip, and no disk syncs so fast: is 'sync_interval: always' set? Or is the disk memory? --nats-monitoring tells", beyond.Round(time.Microsecond))
 	default:
@@ -157,7 +158,6 @@ func (d *doctor) measureSync(ctx context.Context, config eventlog.Config, roundT
 func (d *doctor) examineServer(ctx context.Context, address string) {
 	var answer struct {
 		Config *struct {
-			StoreDir string        `json:"store_dir"`
 			Interval time.Duration `json:"sync_interval"`
 			Always   bool          `json:"sync_always"`
 		} `json:"config"`
@@ -208,11 +208,12 @@ func (d *doctor) examineProcesses(ctx context.Context) {
 	} else {
 		d.say("ok", "processes", "%s", strings.Join(found, ", "))
 	}
-	for command, without := range map[string]string{
-		"projector": "requests commit in its place, and are slower", "lifecycle": "dependents of deleted owners stay, and so do namespaces that are deleted",
+	for _, missing := range []struct{ command, without string }{
+		{"projector", "requests commit in its place, and are slower"},
+		{"lifecycle", "dependents of deleted owners stay, and so do namespaces that are deleted"},
 	} {
-		if !commands[command] {
-			d.say("warn", "processes", "there is no %s: %s, unless a timer calls it", command, without)
+		if !commands[missing.command] {
+			d.say("warn", "processes", "there is no %s: %s, unless a timer calls it", missing.command, missing.without)
 		}
 	}
 }
@@ -253,11 +254,7 @@ func (d *doctor) examineBucket(ctx context.Context, b bucket.Bucket, prefix stri
 	return true
 }
 
-func (d *doctor) examineSnapshot(ctx context.Context, config eventlog.Config, b bucket.Bucket, prefix string) {
-	log, err := eventlog.Open(ctx, config)
-	if err != nil {
-		return // it was said above
-	}
+func (d *doctor) examineSnapshot(ctx context.Context, log *eventlog.Log, b bucket.Bucket, prefix string) {
 	p, err := projection.Open(projection.Config{Log: log, Bucket: b, Prefix: prefix, ReadOnly: true, Founded: true})
 	if d.fail("snapshot", err) {
 		return

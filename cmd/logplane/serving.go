@@ -142,12 +142,9 @@ func (s *serving) checkWatcherURL() error {
 	if s.watcherURL == "" {
 		return nil
 	}
-	u, err := parseURL("--watcher-url", s.watcherURL)
+	u, err := parseServerURL("--watcher-url", s.watcherURL)
 	if err != nil {
 		return err
-	}
-	if u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
-		return fmt.Errorf("--watcher-url is '%s': it must start with 'https://' or 'http://' and name a host", s.watcherURL)
 	}
 	if s.authenticated() && u.Scheme == "http" && !serve.IsLoopback(net.JoinHostPort(u.Hostname(), "80")) && !s.insecurePlainHTTP {
 		return fmt.Errorf("--watcher-url is '%s': clients would send their tokens there in clear: give an 'https://' URL, or --insecure-plain-http", s.watcherURL)

@@ -6,6 +6,19 @@ import (
 	"strings"
 )
 
+// parseServerURL parses a flag's URL of an HTTP server, like parseURL.
+func parseServerURL(flag, value string) (*url.URL, error) {
+	u, err := parseURL(flag, value)
+	address := !strings.Contains(value, "://") && !strings.Contains(value, "@") // such as 10.0.0.1:8222
+	switch {
+	case err != nil && !address:
+		return nil, err
+	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Host == "":
+		return nil, fmt.Errorf("%s is '%s': it must start with 'https://' or 'http://' and name a host", flag, value)
+	}
+	return u, nil
+}
+
 // parseURL parses a flag's URL. The URL must hold no user and password, because it goes
 // into messages, into logs and to clients. A URL that might hold some is not repeated.
 func parseURL(flag, value string) (*url.URL, error) {

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -59,12 +58,8 @@ func (c *calling) register(flags *pflag.FlagSet) {
 // check refuses URLs that cannot be called.
 func (c *calling) check() error {
 	for _, text := range c.urls {
-		u, err := parseURL("--doorbell", text)
-		if err != nil {
+		if _, err := parseServerURL("--doorbell", text); err != nil {
 			return err
-		}
-		if u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
-			return fmt.Errorf("--doorbell is '%s': it must start with 'https://' or 'http://' and name a host", text)
 		}
 	}
 	return atLeast("--doorbell-every", c.every, time.Millisecond)
