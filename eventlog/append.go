@@ -75,16 +75,13 @@ func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes 
 	if l.leavesOpen(err) {
 		rev, err = l.resolve(ctx, msgs, writes, basis.Head, err)
 	}
-	if err == nil && elapsed(began) > l.tryTime(0) {
-		err = l.checkRetained(ctx, basis.Head)
-	}
 	if err != nil {
 		return 0, fmt.Errorf("append %s: %w", writes[0].Key.RowKey(), err)
 	}
 	if rev <= seen {
 		return 0, fmt.Errorf("append %s: acknowledged as %d after %d was seen: %w", writes[0].Key.RowKey(), rev, seen, ErrDiverged)
 	}
-	if err := l.checkUnfenced(ctx, basis.Head, rev); err != nil {
+	if err := l.checkRetained(ctx, basis.Head, rev, elapsed(began) > l.tryTime(0)); err != nil {
 		return 0, fmt.Errorf("append %s: %w", writes[0].Key.RowKey(), err)
 	}
 	l.See(rev)

@@ -51,16 +51,11 @@ func Examine(ctx context.Context, c Config) (Examination, error) {
 			e.RoundTrip = took
 		}
 	}
-	js, err := jetstream.New(c.Conn)
+	asked := time.Now()
+	_, info, err := lookUp(ctx, c)
 	if err != nil {
 		return e, fmt.Errorf("examine the log: %w", err)
 	}
-	asked := time.Now()
-	s, err := js.Stream(ctx, c.Stream)
-	if err != nil {
-		return e, fmt.Errorf("examine the log: look up stream '%s': %w", c.Stream, cmp.Or(refused(ctx), err))
-	}
-	info := s.CachedInfo()
 	e.Ahead = info.TimeStamp.Sub(asked.Add(time.Since(asked) / 2))
 	e.Bounds = Bounds{First: Revision(info.State.FirstSeq), Head: Revision(info.State.LastSeq)}
 	e.Bytes, e.Replicas = info.State.Bytes, info.Config.Replicas
@@ -76,6 +71,19 @@ func Examine(ctx context.Context, c Config) (Examination, error) {
 		}
 	}
 	return e, nil
+}
+
+// lookUp asks the server for the log's stream, once.
+func lookUp(ctx context.Context, c Config) (jetstream.JetStream, *jetstream.StreamInfo, error) {
+	js, err := jetstream.New(c.Conn)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := js.Stream(ctx, c.Stream)
+	if err != nil {
+		return nil, nil, fmt.Errorf("look up stream '%s': %w", c.Stream, cmp.Or(refused(ctx), err))
+	}
+	return js, s.CachedInfo(), nil
 }
 
 // refused is why the server does not answer, if it said so.
@@ -95,18 +103,14 @@ func MeasureAppend(ctx context.Context, c Config) (median time.Duration, err err
 	defer cancel()
 	ctx, done := untilRefused(ctx, c.Conn)
 	defer done()
-	js, err := jetstream.New(c.Conn)
+	js, info, err := lookUp(ctx, c)
 	if err != nil {
 		return 0, fmt.Errorf("measure appends: %w", err)
-	}
-	log, err := js.Stream(ctx, c.Stream)
-	if err != nil {
-		return 0, fmt.Errorf("measure appends: look up stream '%s': %w", c.Stream, cmp.Or(refused(ctx), err))
 	}
 	id := rand.Text()
 	subject := c.Prefix + ".doctor." + id
 	config := jetstream.StreamConfig{Name: c.Stream + "-doctor-" + id, Description: "Made by 'logplane doctor' for a moment: delete it",
-		Subjects: []string{subject}, Storage: log.CachedInfo().Config.Storage, Replicas: log.CachedInfo().Config.Replicas}
+		Subjects: []string{subject}, Storage: info.Config.Storage, Replicas: info.Config.Replicas}
 	if _, err := js.CreateStream(ctx, config); err != nil {
 		return 0, fmt.Errorf("measure appends: make stream '%s': %w", config.Name, cmp.Or(refused(ctx), err))
 	}

@@ -86,9 +86,8 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	ctx, done := untilRefused(ctx, c.Conn)
 	defer done()
 	s, err := js.Stream(ctx, c.Stream)
-	refused := context.Cause(ctx)
-	if errors.Is(refused, nats.ErrPermissionViolation) {
-		return nil, fmt.Errorf("open log: this user of the server may not read the log, perhaps only subscribe to its events: give other credentials or the log's own address: %w", refused)
+	if cause := context.Cause(ctx); errors.Is(cause, nats.ErrPermissionViolation) {
+		return nil, fmt.Errorf("open log: this user of the server may not read the log, perhaps only subscribe to its events: give other credentials or the log's own address: %w", cause)
 	}
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil, fmt.Errorf("open log: there is no stream '%s': run 'logplane init', or give another --nats or --stream: %w", c.Stream, err)

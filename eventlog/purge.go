@@ -61,25 +61,6 @@ func (l *Log) Fence(ctx context.Context, to Revision) error {
 	return nil
 }
 
-// checkUnfenced is ErrFenced if an append was acknowledged across a fence. Only a fence takes events from the log that
-// are younger than the view of which the write was computed. Preconditions do not tell: in a wiped log, 0 holds for
-// every key. Nor does what this process has seen, as another of its requests may have learned the head after the leap.
-func (l *Log) checkUnfenced(ctx context.Context, before, rev Revision) error {
-	if rev-before < FenceGap {
-		return nil
-	}
-	ctx, cancel := l.within(context.WithoutCancel(ctx))
-	defer cancel()
-	b, err := l.info(ctx)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrUnknown, err)
-	}
-	if b.First > before+1 {
-		return fmt.Errorf("acknowledged as %d, the log begins at %d, and %d was seen: %w", rev, b.First, before, ErrFenced)
-	}
-	return nil
-}
-
 // purgeBelow makes first the first retained revision.
 func (l *Log) purgeBelow(ctx context.Context, first Revision) error {
 	var answer struct{ refusal }

@@ -64,21 +64,31 @@ func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, bef
 // errRangeGone is an ErrUnknown that no further try resolves: the events that would tell have left the log.
 var errRangeGone = fmt.Errorf("%w: what came after it began has left the log", ErrUnknown)
 
-// checkRetained is errRangeGone if events have left the log that came after the append began. A precondition says
-// nothing of them: JetStream takes a key whose events have left for one without events. So an append that was published
-// late, or again, may have been acknowledged although another write of the key had come first. That takes a process
-// that was frozen for as long as events stay in the log.
-func (l *Log) checkRetained(ctx context.Context, before Revision) error {
+// checkRetained says what an acknowledgement is worth if events have left the log that came after the view of which the
+// write was computed. No precondition tells: JetStream takes a key whose events have left for one without events, for
+// which 0 holds.
+//
+//   - It is ErrFenced if the append was acknowledged across a fence. Nothing else leaps so far beyond a view's head. What
+//     this process has seen does not tell, as another of its requests may have learned the head after the leap.
+//   - It is errRangeGone if the append was slow, as it is when it was published late, or again. Another write of the key
+//     may have come first. That takes a process that was frozen for as long as events stay in the log.
+func (l *Log) checkRetained(ctx context.Context, before, rev Revision, slow bool) error {
+	leapt := rev-before >= FenceGap
+	if !leapt && !slow {
+		return nil
+	}
 	ctx, cancel := l.within(context.WithoutCancel(ctx))
 	defer cancel()
 	b, err := l.info(ctx)
-	if err != nil {
+	switch {
+	case err != nil:
 		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	case b.First <= before+1:
+		return nil
+	case leapt:
+		return fmt.Errorf("acknowledged as %d, the log begins at %d, and %d was seen: %w", rev, b.First, before, ErrFenced)
 	}
-	if b.First > before+1 {
-		return errRangeGone
-	}
-	return nil
+	return errRangeGone
 }
 
 // errStaleRefusal: a server that is behind refused the precondition.

@@ -64,8 +64,10 @@ func TestUnansweredAppendIsFound(t *testing.T) {
 	}
 }
 
-// The first try is lost with its connection, and another write wins before the second.
-func TestUnansweredAppendLoses(t *testing.T) {
+// lost loses the first try of an append of 'a' with its connection, and returns what the append comes to if something
+// happens before the second.
+func lost(t *testing.T, meanwhile func(direct *eventlog.Log)) error {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("it waits for timeouts")
 	}
@@ -75,57 +77,59 @@ func TestUnansweredAppendLoses(t *testing.T) {
 	done := appending(bounded(t), l, "mine", added("a", "mine"))
 	tried(t, before, 2)
 	link.Cut() // what it held back is lost
-	mustAppend(t, direct, "theirs", added("a", "theirs"))
-	fill(t, direct, 3)
+	meanwhile(direct)
 	link.Resume()
-	if o := <-done; !errors.Is(o.err, eventlog.ErrConflict) {
-		t.Fatalf("got %+v", o)
+	return (<-done).err
+}
+
+// Another write wins before the second try.
+func TestUnansweredAppendLoses(t *testing.T) {
+	if err := lost(t, func(direct *eventlog.Log) {
+		mustAppend(t, direct, "theirs", added("a", "theirs"))
+		fill(t, direct, 3)
+	}); !errors.Is(err, eventlog.ErrConflict) {
+		t.Fatal(err)
 	}
 }
 
 // If the events that would tell the outcome have left the log, the outcome stays unknown. It is never called a
 // conflict.
 func TestUnansweredAppendIsPurged(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it waits for timeouts")
-	}
-	l, link, direct := stallable(t, 5*time.Second)
-	before := eventlog.RoundTrips("append")
-	link.Stall()
-	done := appending(bounded(t), l, "mine", added("a", "mine"))
-	tried(t, before, 2)
-	link.Cut()
-	mustAppend(t, direct, "theirs", added("a", "theirs"))
-	head := mustAppend(t, direct, "theirs-2", modified("a", "theirs", 1))
-	if err := direct.Purge(bounded(t), head-1); err != nil {
+	if err := lost(t, func(direct *eventlog.Log) {
+		mustAppend(t, direct, "theirs", added("a", "theirs"))
+		mustPurge(t, direct, mustAppend(t, direct, "theirs-2", modified("a", "theirs", 1))-1)
+	}); !errors.Is(err, eventlog.ErrUnknown) || errors.Is(err, eventlog.ErrConflict) {
 		t.Fatal(err)
-	}
-	link.Resume()
-	if o := <-done; !errors.Is(o.err, eventlog.ErrUnknown) || errors.Is(o.err, eventlog.ErrConflict) {
-		t.Fatalf("got %+v", o)
 	}
 }
 
 // A process that was frozen for as long as events stay in the log publishes again, and no precondition tells it that
 // another write came first: that one has left the log. It must not call its own acknowledged.
 func TestPublishedAgainAfterThePurge(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it waits for timeouts")
-	}
-	l, link, direct := stallable(t, 5*time.Second)
-	before := eventlog.RoundTrips("append")
-	link.Stall()
-	done := appending(bounded(t), l, "mine", added("a", "mine"))
-	tried(t, before, 2)
-	link.Cut()
-	mustAppend(t, direct, "theirs", added("a", "theirs"))
-	head := mustAppend(t, direct, "other", added("b", "other"))
-	if err := direct.Purge(bounded(t), head-1); err != nil {
+	if err := lost(t, func(direct *eventlog.Log) {
+		mustAppend(t, direct, "theirs", added("a", "theirs"))
+		mustPurge(t, direct, mustAppend(t, direct, "other", added("b", "other"))-1)
+	}); !errors.Is(err, eventlog.ErrUnknown) || errors.Is(err, eventlog.ErrConflict) {
 		t.Fatal(err)
 	}
-	link.Resume()
-	if o := <-done; !errors.Is(o.err, eventlog.ErrUnknown) || errors.Is(o.err, eventlog.ErrConflict) {
-		t.Fatalf("got %+v", o)
+}
+
+// A fence says more than that events have left: the process must stop.
+func TestPublishedAgainAfterTheFence(t *testing.T) {
+	if err := lost(t, func(direct *eventlog.Log) {
+		head := mustAppend(t, direct, "theirs", added("a", "theirs"))
+		if err := direct.Fence(bounded(t), head+eventlog.FenceGap); err != nil {
+			t.Fatal(err)
+		}
+	}); !errors.Is(err, eventlog.ErrFenced) {
+		t.Fatal(err)
+	}
+}
+
+func mustPurge(t *testing.T, l *eventlog.Log, upto eventlog.Revision) {
+	t.Helper()
+	if err := l.Purge(bounded(t), upto); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -40,43 +40,43 @@ func (c *Counted) Counts() Counts {
 
 // Get implements Bucket.
 func (c *Counted) Get(ctx context.Context, key string) ([]byte, string, error) {
-	ctx, done := count(ctx, &c.get, "get")
-	defer done()
+	ctx, span := count(ctx, &c.get, "get")
+	defer span.End()
 	return c.Bucket.Get(ctx, key)
 }
 
 // GetRange implements Bucket.
 func (c *Counted) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
-	ctx, done := count(ctx, &c.getRange, "get_range")
-	defer done()
+	ctx, span := count(ctx, &c.getRange, "get_range")
+	defer span.End()
 	return c.Bucket.GetRange(ctx, key, offset, length)
 }
 
 // Create implements Bucket.
 func (c *Counted) Create(ctx context.Context, key string, body []byte) (string, error) {
-	ctx, done := count(ctx, &c.create, "create")
-	defer done()
+	ctx, span := count(ctx, &c.create, "create")
+	defer span.End()
 	return c.Bucket.Create(ctx, key, body)
 }
 
 // Replace implements Bucket.
 func (c *Counted) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
-	ctx, done := count(ctx, &c.replace, "replace")
-	defer done()
+	ctx, span := count(ctx, &c.replace, "replace")
+	defer span.End()
 	return c.Bucket.Replace(ctx, key, body, etag)
 }
 
 // List implements Bucket.
 func (c *Counted) List(ctx context.Context, prefix string, yield func(Attributes) error) error {
-	ctx, done := count(ctx, &c.list, "list")
-	defer done()
+	ctx, span := count(ctx, &c.list, "list")
+	defer span.End()
 	return c.Bucket.List(ctx, prefix, yield)
 }
 
 // Delete implements Bucket.
 func (c *Counted) Delete(ctx context.Context, key string) error {
-	ctx, done := count(ctx, &c.delete, "delete")
-	defer done()
+	ctx, span := count(ctx, &c.delete, "delete")
+	defer span.End()
 	return c.Bucket.Delete(ctx, key)
 }
 
@@ -86,14 +86,10 @@ func (c *Counted) Ensure(ctx context.Context) error { return Ensure(ctx, c.Bucke
 // Reconnect reconnects what it wraps.
 func (c *Counted) Reconnect() { Reconnect(c.Bucket) }
 
-// count counts a request, which is a part of the trace that ctx belongs to.
-func count(ctx context.Context, of *atomic.Int64, kind string) (context.Context, func()) {
+// count counts a request. Its span is a part of the trace that ctx belongs to, if there is one.
+func count(ctx context.Context, of *atomic.Int64, kind string) (context.Context, trace.Span) {
 	of.Add(1)
 	requests.WithLabelValues(kind).Inc()
-	parent := trace.SpanFromContext(ctx)
-	if !parent.IsRecording() {
-		return ctx, func() {}
-	}
-	ctx, span := parent.TracerProvider().Tracer("github.com/logplane/logplane/projection/bucket").Start(ctx, "bucket "+kind)
-	return ctx, func() { span.End() }
+	tracer := trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/logplane/logplane/projection/bucket")
+	return tracer.Start(ctx, "bucket "+kind)
 }

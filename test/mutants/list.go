@@ -490,7 +490,7 @@ var list = []mutant{
 	},
 	{
 		name: "fence-measured-by-the-process",
-		file: "eventlog/append.go", old: "l.checkUnfenced(ctx, basis.Head, rev)", new: "l.checkUnfenced(ctx, seen, rev)",
+		file: "eventlog/append.go", old: "l.checkRetained(ctx, basis.Head, rev,", new: "l.checkRetained(ctx, seen, rev,",
 		tests: "TestFence",
 		why:   "a process that was fenced acknowledges a write that nobody will ever see",
 	},
