@@ -457,7 +457,6 @@ func needDocker(t testing.TB) *testcontainers.DockerClient {
 	return nil
 }
 
-// haveImages returns a client of Docker, if that has what the cell is made of.
 // image is that of logplane.
 func image() string {
 	if wanted := os.Getenv(imageVariable); wanted != "" {
@@ -466,6 +465,7 @@ func image() string {
 	return logplaneImage
 }
 
+// haveImages returns a client of Docker, if that has what the cell is made of.
 func haveImages(ctx context.Context) (docker *testcontainers.DockerClient, err error) {
 	defer func() { // testcontainers panics where it finds no Docker
 		if r := recover(); r != nil {

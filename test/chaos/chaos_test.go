@@ -8,14 +8,12 @@
 package chaos
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,17 +45,7 @@ type happened struct {
 // TestChaos: no fault loses an acknowledged write or shows clients what never was, and after each all processes go on
 // by themselves.
 func TestChaos(t *testing.T) {
-	duration, seed := short, uint64(time.Now().UnixNano())
-	if wanted := os.Getenv("CHAOS"); wanted != "" {
-		var err error
-		duration, err = time.ParseDuration(wanted)
-		require.NoError(t, err, "CHAOS must be a duration")
-	}
-	if wanted := os.Getenv("CHAOS_SEED"); wanted != "" {
-		var err error
-		seed, err = strconv.ParseUint(wanted, 10, 64)
-		require.NoError(t, err, "CHAOS_SEED must be a number")
-	}
+	duration, seed := history.Settings(t, "CHAOS", short)
 	t.Logf("%s of faults in %s; CHAOS_SEED=%d repeats their order", duration, image(), seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	c := newCell(t, random)
@@ -194,48 +182,20 @@ func (h *happened) line(w *history.Workload) string {
 		time.Duration(h.whole-h.ended).Seconds(), h.leader, h.skew.Seconds())
 }
 
-var digits = regexp.MustCompile(`[0-9]+`)
-
 // report checks the history, prints what happened, and keeps the history if something in it is wrong.
 func report(t *testing.T, c *cell, w *history.Workload, seed uint64, all []happened) {
 	operations := w.Record.Operations()
 	began := time.Now()
 	violations := history.Check(operations)
 	checked := time.Since(began)
-	acknowledged, messages := 0, map[string]int{}
-	for _, o := range operations {
-		if o.Writes() && o.Outcome == history.Done {
-			acknowledged++
-		}
-		if o.Outcome == history.Unknown || o.Outcome == history.Refused {
-			messages[fmt.Sprintf("%s %d %.160s", o.Outcome, o.Code, digits.ReplaceAllString(o.Message, "N"))]++
-		}
-	}
-	most := slices.SortedFunc(maps.Keys(messages), func(a, b string) int { return cmp.Compare(messages[b], messages[a]) })
-	for _, m := range most[:min(len(most), 12)] {
-		t.Logf("  %d times: %s", messages[m], m)
-	}
 	worst := time.Duration(0)
 	for _, h := range all {
 		for _, d := range h.recovered {
 			worst = max(worst, d)
 		}
 	}
-	t.Logf("%d faults, %d operations, %d acknowledged writes, longest recovery %.1f s, %d violations, %d faults of processes, checked in %s",
-		len(all), len(operations), acknowledged, worst.Seconds(), len(violations), len(c.faults), checked.Round(time.Millisecond))
-	if acknowledged == 0 {
-		t.Error("nothing was written")
-	}
-	for _, fault := range c.faults {
-		t.Error(fault)
-	}
-	for i, v := range violations {
-		if i == 30 {
-			t.Errorf("and %d more", len(violations)-i)
-			break
-		}
-		t.Errorf("%s: %s", v.Key, v.What)
-	}
+	history.Report(t, operations, violations, c.faults)
+	t.Logf("%d faults, longest recovery %.1f s, checked in %s", len(all), worst.Seconds(), checked.Round(time.Millisecond))
 	if !t.Failed() {
 		return
 	}

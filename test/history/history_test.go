@@ -1,16 +1,11 @@
 package history
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"regexp"
-	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -31,18 +26,7 @@ func TestHistory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("minutes of killing and pausing processes")
 	}
-	duration := short
-	if wanted := os.Getenv("LOGPLANE_HISTORIES"); wanted != "" {
-		var err error
-		duration, err = time.ParseDuration(wanted)
-		require.NoError(t, err, "LOGPLANE_HISTORIES must be a duration")
-	}
-	seed := uint64(time.Now().UnixNano())
-	if wanted := os.Getenv("LOGPLANE_HISTORIES_SEED"); wanted != "" {
-		var err error
-		seed, err = strconv.ParseUint(wanted, 10, 64)
-		require.NoError(t, err, "LOGPLANE_HISTORIES_SEED must be a number")
-	}
+	duration, seed := Settings(t, "LOGPLANE_HISTORIES", short)
 	for name, servers := range map[string]int{"one server": 1, "three servers": 3} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait more than they work
@@ -98,8 +82,6 @@ func runHistory(t *testing.T, servers int, seed uint64, duration time.Duration) 
 	t.Logf("checked in %s", time.Since(began).Round(time.Millisecond))
 }
 
-var digits = regexp.MustCompile(`[0-9]+`)
-
 // report prints what happened, and keeps the history if something in it is wrong.
 func (w workload) report(t *testing.T, servers int, seed uint64, violations []Violation) {
 	c := w.cell
@@ -108,39 +90,12 @@ func (w workload) report(t *testing.T, servers int, seed uint64, violations []Vi
 			c.fault("%s has a data race: %s", p.name, p.output())
 		}
 	}
-	outcomes, kinds, messages := map[Outcome]int{}, map[Kind]int{}, map[string]int{}
-	acknowledged := 0
-	for _, o := range w.Record.Operations() {
-		outcomes[o.Outcome]++
-		kinds[o.Kind]++
-		if o.Writes() && o.Outcome == Done {
-			acknowledged++
-		}
-		if o.Outcome == Unknown || o.Outcome == Refused {
-			messages[fmt.Sprintf("%s %d %.160s", o.Outcome, o.Code, digits.ReplaceAllString(o.Message, "N"))]++
-		}
-	}
 	n := &c.counts
-	t.Logf("%d server(s), seed %d: %d operations %v, %d acknowledged writes, outcomes %v", servers, seed, len(w.Record.Operations()), kinds, acknowledged, outcomes)
+	t.Logf("%d server(s), seed %d", servers, seed)
 	t.Logf("%d kills and %d pauses of processes, %d fences (%d interrupted first, %d processes forgotten), %d leader changes (%d asked for), "+
 		"%d kills and %d pauses of servers, %d stalls and %d cuts of links", n.kills.Load(), n.pauses.Load(), n.fences.Load(), n.brokenFences.Load(),
 		n.forgotten.Load(), n.leaderChanges.Load(), n.stepDowns.Load(), n.serverKills.Load(), n.serverPauses.Load(), n.linkStalls.Load(), n.linkCuts.Load())
-	most := slices.SortedFunc(maps.Keys(messages), func(a, b string) int { return cmp.Compare(messages[b], messages[a]) })
-	for _, m := range most[:min(len(most), 12)] {
-		t.Logf("  %d times: %s", messages[m], m)
-	}
-	t.Logf("%d violations, %d faults", len(violations), len(c.faults))
-	require.Positive(t, acknowledged, "nothing was written")
-	for _, fault := range c.faults {
-		t.Error(fault)
-	}
-	for i, v := range violations {
-		if i == 30 {
-			t.Errorf("and %d more", len(violations)-i)
-			break
-		}
-		t.Errorf("%s: %s", v.Key, v.What)
-	}
+	Report(t, w.Record.Operations(), violations, c.faults)
 	if t.Failed() {
 		w.keep(t, servers, seed, violations)
 	}
