@@ -261,10 +261,14 @@ func newNamespaceLifecycle(s *Server) (admission.Interface, error) {
 	return &namespaceLifecycle{l, s.listers.Core().V1().Namespaces().Lister(), s.uninitialized()}, err
 }
 
-// Admit refuses a create in a missing namespace at once and leaves the rest to upstream.
+// Admit decides about a create in a namespace that is missing or active, and leaves the rest to upstream.
 func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	if a.GetOperation() == admission.Create && a.GetNamespace() != "" && !isNamespace(a) && !isAccessReview(a) {
-		if _, err := l.namespaces.Get(a.GetNamespace()); apierrors.IsNotFound(err) {
+		namespace, err := l.namespaces.Get(a.GetNamespace())
+		switch {
+		case err == nil && namespace.Status.Phase == corev1.NamespaceActive:
+			return nil
+		case apierrors.IsNotFound(err):
 			missing := apierrors.NewNotFound(corev1.Resource("namespaces"), a.GetNamespace()) // the lister's says 'namespace'
 			if a.GetNamespace() == metav1.NamespaceDefault {
 				missing.ErrStatus.Message += ": " + l.uninitialized

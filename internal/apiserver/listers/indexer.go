@@ -221,7 +221,7 @@ func (i *Indexer) Get(obj any) (any, bool, error) {
 
 // Index finds objects by namespace with one scan of the namespace, and by anything else with a scan of all.
 func (i *Indexer) Index(name string, obj any) ([]any, error) {
-	f, ok := i.GetIndexers()[name]
+	f, ok := i.indexFunc(name)
 	if !ok {
 		return nil, fmt.Errorf("index %q does not exist", name)
 	}
@@ -244,7 +244,7 @@ func (i *Indexer) ByIndex(name, value string) ([]any, error) {
 	if name == toolscache.NamespaceIndex && value != "" {
 		return i.scan(i.prefix + value + "/")
 	}
-	f, ok := i.GetIndexers()[name]
+	f, ok := i.indexFunc(name)
 	if !ok {
 		return nil, fmt.Errorf("index %q does not exist", name)
 	}
@@ -274,7 +274,7 @@ func (i *Indexer) IndexKeys(name, value string) ([]string, error) {
 }
 
 func (i *Indexer) ListIndexFuncValues(name string) []string {
-	f := i.GetIndexers()[name]
+	f, _ := i.indexFunc(name)
 	seen := map[string]bool{}
 	var all []string
 	for _, object := range i.List() {
@@ -286,6 +286,13 @@ func (i *Indexer) ListIndexFuncValues(name string) []string {
 		}
 	}
 	return all
+}
+
+func (i *Indexer) indexFunc(name string) (toolscache.IndexFunc, bool) {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	f, ok := i.indexers[name]
+	return f, ok
 }
 
 func (i *Indexer) GetIndexers() toolscache.Indexers {
