@@ -68,10 +68,10 @@ var errRangeGone = fmt.Errorf("%w: what came after it began has left the log", E
 // write was computed. No precondition tells: JetStream takes a key whose events have left for one without events, for
 // which 0 holds.
 //
-//   - It is ErrFenced if the append was acknowledged across a fence. Nothing else leaps so far beyond a view's head. What
-//     this process has seen does not tell, as another of its requests may have learned the head after the leap.
-//   - It is errRangeGone if the append was slow, as it is when it was published late, or again. Another write of the key
-//     may have come first. That takes a process that was frozen for as long as events stay in the log.
+//   - It is ErrFenced if the append was acknowledged across a fence. Nothing else leaps so far beyond a view's head.
+//     What this process has seen does not tell, as another of its requests may have learned the head after the leap.
+//   - It is errRangeGone if the append was slow, as it is when it was published late, or again. Another write of the
+//     key may have come first. That takes a process that was frozen for as long as events stay in the log.
 func (l *Log) checkRetained(ctx context.Context, before, rev Revision, slow bool) error {
 	leapt := rev-before >= FenceGap
 	if !leapt && !slow {
