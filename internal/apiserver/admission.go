@@ -34,7 +34,11 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/apis/certificates"
 	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/apis/networking"
+	"k8s.io/kubernetes/pkg/apis/scheduling"
+	"k8s.io/kubernetes/pkg/apis/storage"
 	"k8s.io/kubernetes/plugin/pkg/admission/admit"
 	"k8s.io/kubernetes/plugin/pkg/admission/alwayspullimages"
 	"k8s.io/kubernetes/plugin/pkg/admission/antiaffinity"
@@ -76,48 +80,57 @@ type admissionPlugin struct {
 	// register is nil for a plugin of ours (newAdmission), or of package admission or quotas.
 	register func(*admission.Plugins)
 	on       bool // unless it is disabled
+	// judges are the resources that the plugin looks at; nil for all.
+	judges []schema.GroupResource
 }
+
+// What plugins judge. Each decides so by itself, too.
+var (
+	judgesPods   = []schema.GroupResource{core.Resource("pods")}
+	judgesClaims = []schema.GroupResource{core.Resource("persistentvolumeclaims")}
+	judgesCSRs   = []schema.GroupResource{certificates.Resource("certificatesigningrequests")}
+)
 
 // admissionPlugins are kube-apiserver's, in its order. The first is ours. NodeRestriction is on, too: it concerns the
 // users of nodes only. Left out are those that make a namespace in
 // the middle of a request that does not see it, those that need a mapper of kinds, and those of features that are off.
 var admissionPlugins = []admissionPlugin{
-	{boundsName, nil, true},
-	{admit.PluginName, admit.Register, false},
-	{lifecycle.PluginName, nil, true},
-	{antiaffinity.PluginName, antiaffinity.Register, false},
-	{limitranger.PluginName, nil, true},
-	{serviceaccount.PluginName, nil, true},
-	{noderestriction.PluginName, noderestriction.Register, true},
-	{nodetaint.PluginName, nodetaint.Register, true},
-	{alwayspullimages.PluginName, alwayspullimages.Register, false},
-	{imagepolicy.PluginName, imagepolicy.Register, false},
-	{podsecurity.PluginName, podsecurity.Register, true},
-	{podnodeselector.PluginName, podnodeselector.Register, false},
-	{podpriority.PluginName, podpriority.Register, true},
-	{defaulttolerationseconds.PluginName, defaulttolerationseconds.Register, true},
-	{podtolerationrestriction.PluginName, podtolerationrestriction.Register, false},
-	{eventratelimit.PluginName, eventratelimit.Register, false},
-	{extendedresourcetoleration.PluginName, extendedresourcetoleration.Register, false},
-	{setdefault.PluginName, setdefault.Register, true},
-	{storageobjectinuseprotection.PluginName, storageobjectinuseprotection.Register, true},
-	{resize.PluginName, resize.Register, true},
-	{runtimeclass.PluginName, runtimeclass.Register, true},
-	{certapproval.PluginName, certapproval.Register, true},
-	{certsigning.PluginName, certsigning.Register, true},
-	{ctbattest.PluginName, ctbattest.Register, true},
-	{certsubjectrestriction.PluginName, certsubjectrestriction.Register, true},
-	{defaultingressclass.PluginName, defaultingressclass.Register, true},
-	{denyserviceexternalips.PluginName, denyserviceexternalips.Register, false},
-	{podtopologylabels.PluginName, podtopologylabels.Register, true},
-	{nodedeclaredfeatures.PluginName, nodedeclaredfeatures.Register, true},
-	{podresize.PluginName, podresize.Register, true},
-	{mutatingpolicy.PluginName, nil, true},
-	{mutatingwebhook.PluginName, nil, true},
-	{validatingpolicy.PluginName, nil, true},
-	{validatingwebhook.PluginName, nil, true},
-	{resourcequota.PluginName, nil, true},
-	{deny.PluginName, deny.Register, false},
+	{boundsName, nil, true, nil},
+	{admit.PluginName, admit.Register, false, nil},
+	{lifecycle.PluginName, nil, true, nil},
+	{antiaffinity.PluginName, antiaffinity.Register, false, nil},
+	{limitranger.PluginName, nil, true, nil},
+	{serviceaccount.PluginName, nil, true, judgesPods},
+	{noderestriction.PluginName, noderestriction.Register, true, nil},
+	{nodetaint.PluginName, nodetaint.Register, true, []schema.GroupResource{core.Resource("nodes")}},
+	{alwayspullimages.PluginName, alwayspullimages.Register, false, nil},
+	{imagepolicy.PluginName, imagepolicy.Register, false, nil},
+	{podsecurity.PluginName, podsecurity.Register, true, nil},
+	{podnodeselector.PluginName, podnodeselector.Register, false, nil},
+	{podpriority.PluginName, podpriority.Register, true, []schema.GroupResource{core.Resource("pods"), scheduling.Resource("podgroups"), scheduling.Resource("priorityclasses")}},
+	{defaulttolerationseconds.PluginName, defaulttolerationseconds.Register, true, judgesPods},
+	{podtolerationrestriction.PluginName, podtolerationrestriction.Register, false, nil},
+	{eventratelimit.PluginName, eventratelimit.Register, false, nil},
+	{extendedresourcetoleration.PluginName, extendedresourcetoleration.Register, false, nil},
+	{setdefault.PluginName, setdefault.Register, true, judgesClaims},
+	{storageobjectinuseprotection.PluginName, storageobjectinuseprotection.Register, true, []schema.GroupResource{core.Resource("persistentvolumes"), core.Resource("persistentvolumeclaims"), storage.Resource("volumeattributesclasses")}},
+	{resize.PluginName, resize.Register, true, judgesClaims},
+	{runtimeclass.PluginName, runtimeclass.Register, true, judgesPods},
+	{certapproval.PluginName, certapproval.Register, true, judgesCSRs},
+	{certsigning.PluginName, certsigning.Register, true, judgesCSRs},
+	{ctbattest.PluginName, ctbattest.Register, true, []schema.GroupResource{certificates.Resource("clustertrustbundles")}},
+	{certsubjectrestriction.PluginName, certsubjectrestriction.Register, true, judgesCSRs},
+	{defaultingressclass.PluginName, defaultingressclass.Register, true, []schema.GroupResource{networking.Resource("ingresses")}},
+	{denyserviceexternalips.PluginName, denyserviceexternalips.Register, false, nil},
+	{podtopologylabels.PluginName, podtopologylabels.Register, true, judgesPods},
+	{nodedeclaredfeatures.PluginName, nodedeclaredfeatures.Register, true, judgesPods},
+	{podresize.PluginName, podresize.Register, true, judgesPods},
+	{mutatingpolicy.PluginName, nil, true, nil},
+	{mutatingwebhook.PluginName, nil, true, nil},
+	{validatingpolicy.PluginName, nil, true, nil},
+	{validatingwebhook.PluginName, nil, true, nil},
+	{resourcequota.PluginName, nil, true, nil},
+	{deny.PluginName, deny.Register, false, nil},
 }
 
 // Admission chooses plugins. Its fields are flags of kube-apiserver.
@@ -194,12 +207,50 @@ func newAdmission(s *Server) (admission.Interface, error) {
 	plugins.Register(serviceaccount.PluginName, func(io.Reader) (admission.Interface, error) {
 		return &serviceAccounts{serviceaccount.NewServiceAccount(), s.listers.Core().V1().ServiceAccounts().Lister()}, nil
 	})
-	initialize := initializer.New(s.client, nil, s.listers, s.generic.Authorization.Authorizer, s.generic.FeatureGate, s.generic.EffectiveVersion, nil, nil)
-	chain, err := plugins.NewFromPlugins(names, configuration, initialize, admission.Decorators{admission.DecoratorFunc(admissionmetrics.WithControllerMetrics)})
+	chain, err := plugins.NewFromPlugins(names, configuration, s.initializer(), admission.Decorators{admission.DecoratorFunc(admissionmetrics.WithControllerMetrics), admission.DecoratorFunc(sparing)})
 	if err != nil {
 		return nil, fmt.Errorf("make the admission plugins: %w", err)
 	}
 	return admissionmetrics.WithStepMetrics(admission.NewChainHandler(chain, unenforced{})), nil
+}
+
+// initializer gives plugins what they read.
+func (s *Server) initializer() admission.PluginInitializer {
+	return initializer.New(s.client, nil, s.listers, s.generic.Authorization.Authorizer, s.generic.FeatureGate, s.generic.EffectiveVersion, nil, nil)
+}
+
+// sparing keeps from a plugin what it does not look at. A create of anything else would pass all plugins for Pods, and the
+// metrics of each.
+func sparing(plugin admission.Interface, name string) admission.Interface {
+	for _, p := range admissionPlugins {
+		if p.name == name && p.judges != nil {
+			return judge{plugin, p.judges}
+		}
+	}
+	return plugin
+}
+
+type judge struct {
+	admission.Interface
+	of []schema.GroupResource
+}
+
+// Admit implements admission.MutationInterface.
+func (j judge) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	plugin, ok := j.Interface.(admission.MutationInterface)
+	if !ok || !slices.Contains(j.of, a.GetResource().GroupResource()) {
+		return nil
+	}
+	return plugin.Admit(ctx, a, o)
+}
+
+// Validate implements admission.ValidationInterface.
+func (j judge) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	plugin, ok := j.Interface.(admission.ValidationInterface)
+	if !ok || !slices.Contains(j.of, a.GetResource().GroupResource()) {
+		return nil
+	}
+	return plugin.Validate(ctx, a, o)
 }
 
 // newDynamic makes what decides by webhooks and policies.
@@ -313,8 +364,11 @@ func (p *serviceAccounts) Validate(ctx context.Context, a admission.Attributes, 
 }
 
 func (p *serviceAccounts) check(a admission.Attributes) error {
+	if a.GetResource().GroupResource() != core.Resource("pods") || a.GetOperation() != admission.Create || a.GetSubresource() != "" {
+		return nil
+	}
 	pod, ok := a.GetObject().(*core.Pod)
-	if !ok || a.GetOperation() != admission.Create || a.GetSubresource() != "" {
+	if !ok {
 		return nil
 	}
 	if _, mirror := pod.Annotations[core.MirrorPodAnnotationKey]; mirror {

@@ -1,11 +1,21 @@
 package apiserver
 
 import (
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/kubernetes/plugin/pkg/admission/serviceaccount"
+
+	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
 const pods = "/api/v1/namespaces/default/pods"
@@ -109,3 +119,58 @@ plugins:
 		require.ErrorContains(t, err, c.says)
 	}
 }
+
+// unread are the attributes of a request that no plugin may look into.
+type unread struct {
+	admission.Attributes
+	t      testing.TB
+	plugin string
+}
+
+func (u unread) GetObject() runtime.Object    { return u.refuse() }
+func (u unread) GetOldObject() runtime.Object { return u.refuse() }
+func (u unread) refuse() runtime.Object {
+	u.t.Helper()
+	u.t.Errorf("plugin %s looks at %s of %v", u.plugin, u.GetOperation(), u.GetResource())
+	return nil
+}
+
+// What a plugin is spared, it would have left alone: it does not even look at it.
+func TestPluginsJudgeNothingElse(t *testing.T) {
+	s := newServer(t)
+	groups, err := spec.Groups()
+	require.NoError(t, err)
+	plugins := admission.NewPlugins()
+	plugins.Register(serviceaccount.PluginName, func(io.Reader) (admission.Interface, error) { return &serviceAccounts{serviceaccount.NewServiceAccount(), nil}, nil })
+	for _, p := range admissionPlugins {
+		if p.judges == nil {
+			continue
+		}
+		if p.register != nil {
+			p.register(plugins)
+		}
+		chain, err := plugins.NewFromPlugins([]string{p.name}, noConfiguration{}, s.initializer(), nil)
+		require.NoError(t, err)
+		for _, g := range groups {
+			for _, v := range g.Versions {
+				for _, r := range v.Resources {
+					name, subresource, _ := strings.Cut(r.Name, "/")
+					resource := schema.GroupVersionResource{Group: g.Name, Version: v.Name, Resource: name}
+					if slices.Contains(p.judges, resource.GroupResource()) {
+						continue
+					}
+					kind := resource.GroupVersion().WithKind(r.Kind)
+					for _, operation := range []admission.Operation{admission.Create, admission.Update, admission.Delete, admission.Connect} {
+						a := unread{admission.NewAttributesRecord(nil, nil, kind, "ns", "x", resource, subresource, operation, nil, false, &user.DefaultInfo{}), t, p.name}
+						require.NoError(t, chain.(admission.MutationInterface).Admit(t.Context(), a, nil), p.name)
+						require.NoError(t, chain.(admission.ValidationInterface).Validate(t.Context(), a, nil), p.name)
+					}
+				}
+			}
+		}
+	}
+}
+
+type noConfiguration struct{}
+
+func (noConfiguration) ConfigFor(string) (io.Reader, error) { return nil, nil }

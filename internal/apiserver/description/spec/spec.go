@@ -87,12 +87,8 @@ var Groups = sync.OnceValues(func() ([]Group, error) { return decode[[]Group](Fi
 // Versions returns the versions of a built-in group in the order of preference, or none for a group that is not built
 // in. They must not be changed.
 func Versions(group string) ([]Version, error) {
-	path := "apis/" + group
-	if group == "" {
-		path = "api"
-	}
-	if _, err := fs.Stat(files, "data/"+FileV3(path, JSON)); err != nil {
-		return nil, nil // without decoding the other groups
+	if group != "" && !named()[group] {
+		return nil, nil // without decoding the others
 	}
 	all, err := Groups()
 	if err != nil {
@@ -105,6 +101,17 @@ func Versions(group string) ([]Version, error) {
 	}
 	return nil, nil
 }
+
+// named are the groups that have a name, which their documents tell. A look at the files costs more than at the map.
+var named = sync.OnceValue(func() map[string]bool {
+	before, after, _ := strings.Cut("data/"+FileV3("apis/*", JSON), "*")
+	documents, _ := fs.Glob(files, before+"*"+after) // it fails only for a bad pattern
+	groups := make(map[string]bool, len(documents))
+	for _, document := range documents {
+		groups[strings.TrimSuffix(strings.TrimPrefix(document, before), after)] = true
+	}
+	return groups
+})
 
 // HasResource reports whether a resource is built in, in any version of its group.
 func HasResource(group, resource string) (bool, error) {
