@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -43,7 +44,15 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 // statusOf says what is known of the request. What may have been done has no Retry-After: clients would do it again
 // (row 61).
 func statusOf(r *http.Request, err error) error {
+	var client clientError
 	switch {
+	case errors.As(err, &client) && errors.Is(err, os.ErrDeadlineExceeded):
+		return &apierrors.StatusError{ErrStatus: metav1.Status{
+			Status: metav1.StatusFailure, Code: http.StatusRequestTimeout, Reason: metav1.StatusReasonTimeout,
+			Message: "the body of the request did not arrive in time: nothing was done",
+		}}
+	case errors.As(err, &client):
+		return apierrors.NewBadRequest(fmt.Sprintf("the body of the request broke off, and nothing was done: %v", err))
 	case wasUnsent(err):
 		return kubestore.Unavailable("no server of this cell can be reached, and nothing was done: try again")
 	case errors.Is(r.Context().Err(), context.DeadlineExceeded):

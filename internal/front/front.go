@@ -27,6 +27,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/server/mux"
@@ -37,6 +38,10 @@ import (
 
 // Deadline is that of requests that do not last. The servers' own is a minute, and some seconds for the answer.
 const Deadline = 70 * time.Second
+
+// bodyTime is how long a body may take to arrive: the servers' own limit is shorter. It ends before Deadline does, so
+// that a slow client is not taken for a server that does not answer.
+const bodyTime = Deadline - 5*time.Second
 
 // defaultPatience is the watcher's, too.
 const defaultPatience = 30 * time.Second
@@ -81,8 +86,8 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.health.ServeHTTP(w, r)
 		return
 	}
-	if name := takenAway(r.Header); name != "" {
-		apiserver.Fail(w, r, apierrors.NewBadRequest(fmt.Sprintf("the header 'Connection' names '%s', which would not reach the server", name)))
+	if err := check(r); err != nil {
+		apiserver.Fail(w, r, err)
 		return
 	}
 	watch, lasts := apiserver.Destination(r)
@@ -93,18 +98,32 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	underway := requestsUnderway.WithLabelValues(to.name)
 	underway.Inc()
 	defer underway.Dec()
+	if r.ContentLength != 0 { // net/http itself would wait for ever for a body that nobody wants
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
+		r.Body = &arriving{ReadCloser: r.Body, w: w, lasts: lasts}
+	}
 	if lasts {
 		stream := serving.NewStream(w, r, f.patience)
 		defer stream.End()
 		to.proxy.ServeHTTP(stream, r)
 		return
 	}
-	if r.ContentLength != 0 { // net/http itself would wait for ever for a body that nobody wants
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(Deadline))
-	}
 	ctx, cancel := context.WithTimeout(r.Context(), Deadline)
 	defer cancel()
 	to.proxy.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// check refuses what the server would judge otherwise than the front does.
+func check(r *http.Request) error {
+	switch name := takenAway(r.Header); {
+	case name != "":
+		return apierrors.NewBadRequest(fmt.Sprintf("the header 'Connection' names '%s', which would not reach the server", name))
+	case r.URL.Opaque != "":
+		return apierrors.NewBadRequest("the request's target must be a path, or an 'http://' or 'https://' URL")
+	case !httpguts.ValidHeaderFieldName(r.Method): // a method is a token, too
+		return apierrors.NewBadRequest("the request's method is not one of HTTP")
+	}
+	return nil
 }
 
 // takenAway is what the client's Connection header names and a server may judge by. A proxy takes away what is named

@@ -53,6 +53,8 @@ func newRole(name string, urls []*url.URL, config *tls.Config, buffer int) *role
 // rewrite leaves a request as it is, but for where it comes from. What the client says about that counts for nothing.
 func rewrite(r *httputil.ProxyRequest) {
 	r.Out.Header.Del("X-Real-Ip")
+	r.Out.Header.Del("Idempotency-Key") // with these net/http would send a write again by itself
+	r.Out.Header.Del("X-Idempotency-Key")
 	r.SetXForwarded()
 	r.Out.Host = r.In.Host
 	r.Out.URL.RawQuery = r.In.URL.RawQuery // also what does not parse: the server is to see what the front has judged by
@@ -69,6 +71,9 @@ func (to *role) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		if r.Context().Err() == context.Canceled {
 			return nil, err // the client has gone, which says nothing about the server
+		}
+		if wasBroken(r) {
+			return nil, clientError{err}
 		}
 		s.fail(to.name, err)
 		if r.Context().Err() != nil || !wasUnsent(err) && !onlyReads(r) {
@@ -120,7 +125,10 @@ func onlyReads(r *http.Request) bool {
 type host struct {
 	url       *url.URL
 	transport *http.Transport
-	known     atomic.Pointer[[]*server]
+	// fresh makes a connection for each request. On one that was used before, net/http would send a GET again by itself,
+	// and a GET may be an exec.
+	fresh *http.Transport
+	known atomic.Pointer[[]*server]
 
 	mu     sync.Mutex // held while somebody looks the name up
 	looked time.Time  // by mu: when that was
@@ -140,6 +148,8 @@ func newHost(u *url.URL, config *tls.Config) *host {
 		DialContext: dialer.DialContext, TLSClientConfig: config, TLSHandshakeTimeout: 2 * dialTimeout,
 		MaxIdleConnsPerHost: idleConnections, IdleConnTimeout: idleTimeout, DisableCompression: true,
 	}}
+	h.fresh = h.transport.Clone()
+	h.fresh.DisableKeepAlives = true
 	if net.ParseIP(u.Hostname()) != nil {
 		h.know([]string{u.Hostname()})
 	}
@@ -234,9 +244,13 @@ func (s *server) roundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil {
 		sent.Body = io.NopCloser(r.Body)
 	}
+	transport := s.host.transport
+	if r.Header.Get("Upgrade") != "" {
+		transport = s.host.fresh
+	}
 	connected := false
 	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected = true }}
-	answer, err := s.host.transport.RoundTrip(sent.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+	answer, err := transport.RoundTrip(sent.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
 	if err != nil && !connected {
 		return nil, unsent{err}
 	}
