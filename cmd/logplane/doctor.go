@@ -26,6 +26,7 @@ const (
 	fastestSync  = 50 * time.Microsecond
 	askTime      = 5 * time.Second // for one question to a server's monitoring
 	mostAnswered = 64 << 20        // bytes of the answer
+	mostListed   = 20              // of the names of processes
 )
 
 // doctor examines a cell and prints what it finds.
@@ -173,7 +174,8 @@ func (d *doctor) examineServer(ctx context.Context, address string) {
 	}
 }
 
-// examineProcesses lists the processes by the names that their connections have. Nobody sends heartbeats.
+// examineProcesses lists the processes by the names that their connections have. Nobody sends heartbeats. Any client of the
+// servers may give its connection such a name, so this is what they say of themselves.
 func (d *doctor) examineProcesses(ctx context.Context) {
 	processes := map[string]int{} // by name
 	for _, address := range d.monitoring {
@@ -198,7 +200,10 @@ func (d *doctor) examineProcesses(ctx context.Context) {
 	for _, name := range slices.Sorted(maps.Keys(processes)) {
 		command, version, _ := strings.Cut(name, " ")
 		versions[version], commands[command] = true, true
-		found = append(found, fmt.Sprintf("%d %s", processes[name], name))
+		found = append(found, fmt.Sprintf("%d %.60s", processes[name], name))
+	}
+	if more := len(found) - mostListed; more > 0 {
+		found = append(found[:mostListed], fmt.Sprintf("and %d other names", more))
 	}
 	if len(found) == 0 {
 		found = []string{"none is connected"}
@@ -226,7 +231,8 @@ func ask(ctx context.Context, address, path string, answer any) error {
 	if err != nil {
 		return fmt.Errorf("--nats-monitoring: %w", err)
 	}
-	got, err := http.DefaultClient.Do(request)
+	staying := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	got, err := staying.Do(request)
 	if err != nil {
 		return fmt.Errorf("ask the monitoring of a server: %w", err)
 	}

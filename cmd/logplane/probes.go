@@ -22,8 +22,9 @@ func (p *probes) register(flags *pflag.FlagSet) {
 	flags.StringVar(&p.listen, "metrics-listen", "", "address to serve '/livez', '/readyz' and '/metrics' on, to anybody and without TLS; none by default")
 }
 
-// beside runs work and serves until both have ended. The process is ready while ready returns nil.
-func (p *probes) beside(ctx context.Context, ready func(*http.Request) error, work func(context.Context) error) error {
+// beside runs work and serves until both have ended. The process is ready while ready returns nil. The reason why it is
+// not is logged, since anybody may ask.
+func (p *probes) beside(ctx context.Context, ready func(context.Context) error, work func(context.Context) error) error {
 	if p.listen == "" {
 		return work(ctx)
 	}
@@ -35,9 +36,16 @@ func (p *probes) beside(ctx context.Context, ready func(*http.Request) error, wo
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", legacyregistry.Handler())
 	mux.HandleFunc("GET /livez", func(http.ResponseWriter, *http.Request) {})
+	check := serve.Shared(func(ctx context.Context) error {
+		err := ready(ctx)
+		if err != nil {
+			slog.Warn("not ready", "error", err)
+		}
+		return err
+	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		if err := ready(r); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		if check(r) != nil {
+			http.Error(w, "not ready: the process's log says why", http.StatusServiceUnavailable)
 		}
 	})
 	group, ctx := errgroup.WithContext(ctx)
@@ -47,7 +55,7 @@ func (p *probes) beside(ctx context.Context, ready func(*http.Request) error, wo
 }
 
 // connected is the readiness of a process that works on a cell.
-func (c *cell) connected(*http.Request) error {
+func (c *cell) connected(context.Context) error {
 	if !c.log.Conn.IsConnected() {
 		return errors.New("not connected to the log")
 	}

@@ -32,6 +32,7 @@ func TestProbes(t *testing.T) {
 		return answer.StatusCode, string(body)
 	}
 	err = p.beside(ctx, (&cell{log: eventlog.Config{Conn: conn}}).connected, func(ctx context.Context) error {
+		defer stop() // a failed assertion must end the serving, too
 		code, body := get("/metrics")
 		require.Equal(t, http.StatusOK, code)
 		require.Contains(t, body, "logplane_")
@@ -40,9 +41,11 @@ func TestProbes(t *testing.T) {
 			require.Equal(t, http.StatusOK, code, path)
 		}
 		conn.Close()
-		code, body = get("/readyz")
-		require.Equal(t, http.StatusServiceUnavailable, code)
-		require.Contains(t, body, "not connected")
+		eventlogtest.Eventually(t, "the process is not ready", func() bool { // one check is good for a second
+			code, body = get("/readyz")
+			return code == http.StatusServiceUnavailable
+		})
+		require.Equal(t, "not ready: the process's log says why\n", body)
 		code, _ = get("/livez")
 		require.Equal(t, http.StatusOK, code)
 		stop()

@@ -52,6 +52,7 @@ type calling struct {
 
 func (c *calling) register(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&c.urls, "doorbell", nil, "URL that is called when the log has changed, of a 'projector' or 'lifecycle' that is a function; may be repeated")
+	_ = flags.SetAnnotation("doorbell", "classified", []string{"true"}) // its query may hold a key, which '/flagz' must not show
 	flags.DurationVar(&c.every, "doorbell-every", 5*time.Second, "shortest time between two calls of one --doorbell")
 }
 

@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/aws/aws-lambda-go/events"
@@ -75,22 +77,21 @@ func requestOf(ctx context.Context, k kind, event []byte) (*http.Request, error)
 		return nil, fmt.Errorf("decode the event: %w", err)
 	}
 	header := http.Header{}
-	for name, joined := range e.Headers {
-		header[http.CanonicalHeaderKey(name)] = parted(http.CanonicalHeaderKey(name), joined)
+	for _, name := range slices.Sorted(maps.Keys(e.Headers)) { // one header may be there in two spellings
+		canonical := http.CanonicalHeaderKey(name)
+		header[canonical] = append(header[canonical], parted(canonical, e.Headers[name])...)
 	}
 	if len(e.Cookies) > 0 {
 		header.Set("Cookie", strings.Join(e.Cookies, "; "))
 	}
 	path := e.RawPath
 	if stage := e.RequestContext.Stage; k == httpAPI && stage != "" && stage != "$default" {
-		path = strings.TrimPrefix(path, "/"+stage)
-	}
-	target := path
-	if e.RawQueryString != "" {
-		target += "?" + e.RawQueryString
+		if rest, ok := strings.CutPrefix(path, "/"+stage); ok && (rest == "" || rest[0] == '/') {
+			path = rest
+		}
 	}
 	return newRequest(ctx, parts{
-		method: e.RequestContext.HTTP.Method, target: target, header: header, body: e.Body, encoded: e.IsBase64Encoded,
+		method: e.RequestContext.HTTP.Method, path: path, query: e.RawQueryString, header: header, body: e.Body, encoded: e.IsBase64Encoded,
 		from: e.RequestContext.HTTP.SourceIP, host: e.RequestContext.DomainName,
 	})
 }
@@ -101,12 +102,18 @@ func restRequest(ctx context.Context, event []byte) (*http.Request, error) {
 	if err := json.Unmarshal(event, &e); err != nil {
 		return nil, fmt.Errorf("decode the event: %w", err)
 	}
-	header := http.Header{}
-	for name, value := range e.Headers {
-		header.Set(name, value)
+	header, alone := http.Header{}, http.Header{}
+	for _, name := range slices.Sorted(maps.Keys(e.MultiValueHeaders)) { // one header may be there in two spellings
+		canonical := http.CanonicalHeaderKey(name)
+		header[canonical] = append(header[canonical], e.MultiValueHeaders[name]...)
 	}
-	for name, values := range e.MultiValueHeaders {
-		header[http.CanonicalHeaderKey(name)] = values
+	for _, name := range slices.Sorted(maps.Keys(e.Headers)) {
+		alone.Add(name, e.Headers[name])
+	}
+	for name, values := range alone {
+		if _, known := header[name]; !known {
+			header[name] = values
+		}
 	}
 	query := url.Values(e.MultiValueQueryStringParameters)
 	if len(query) == 0 {
@@ -115,12 +122,8 @@ func restRequest(ctx context.Context, event []byte) (*http.Request, error) {
 			query.Set(name, value)
 		}
 	}
-	target := e.Path
-	if len(query) > 0 {
-		target += "?" + query.Encode()
-	}
 	return newRequest(ctx, parts{
-		method: e.HTTPMethod, target: target, header: header, body: e.Body, encoded: e.IsBase64Encoded,
+		method: e.HTTPMethod, path: e.Path, query: query.Encode(), header: header, body: e.Body, encoded: e.IsBase64Encoded,
 		from: e.RequestContext.Identity.SourceIP, host: e.RequestContext.DomainName,
 	})
 }
@@ -140,12 +143,15 @@ func parted(name, joined string) []string {
 
 // parts of a request.
 type parts struct {
-	method, target string
-	header         http.Header
-	body           string
-	encoded        bool // the body is base64
-	from, host     string
+	method, path, query string
+	header              http.Header
+	body                string
+	encoded             bool // the body is base64
+	from, host          string
 }
+
+// inPath escapes what would end a path.
+var inPath = strings.NewReplacer("?", "%3F", "#", "%23")
 
 func newRequest(ctx context.Context, p parts) (*http.Request, error) {
 	body := []byte(p.body)
@@ -155,19 +161,28 @@ func newRequest(ctx context.Context, p parts) (*http.Request, error) {
 			return nil, fmt.Errorf("decode the body: %w", err)
 		}
 	}
-	if !strings.HasPrefix(p.target, "/") {
-		p.target = "/" + p.target
+	target := inPath.Replace(p.path)
+	if !strings.HasPrefix(target, "/") {
+		target = "/" + target
 	}
-	r, err := http.NewRequestWithContext(ctx, p.method, p.target, bytes.NewReader(body))
+	if p.query != "" {
+		target += "?" + p.query
+	}
+	u, err := url.ParseRequestURI(target) // as of a request line: what follows '//' is no host
 	if err != nil {
 		return nil, fmt.Errorf("read the request line: %w", err)
 	}
+	r, err := http.NewRequestWithContext(ctx, p.method, "/", bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("read the request line: %w", err)
+	}
+	r.URL = u
 	if len(body) == 0 {
 		r.Body = http.NoBody
 	} else {
 		r.Body = io.NopCloser(bytes.NewReader(body))
 	}
-	r.Header, r.RequestURI, r.ContentLength, r.GetBody = p.header, p.target, int64(len(body)), nil
+	r.Header, r.RequestURI, r.ContentLength, r.GetBody = p.header, target, int64(len(body)), nil
 	if r.Host = p.header.Get("Host"); r.Host == "" {
 		r.Host = p.host
 	}

@@ -41,7 +41,7 @@ func (f front) invoke(ctx context.Context, i *invocation) error {
 	if k == functionURL && !f.buffered {
 		return f.stream(ctx, i, r)
 	}
-	w := &whole{header: http.Header{}}
+	w := &whole{header: http.Header{}, head: r.Method == http.MethodHead}
 	if f.serve(w, r) {
 		return i.fail(ctx, errors.New("the response was given up after it had begun"))
 	}
@@ -59,7 +59,7 @@ func (f front) stream(ctx context.Context, i *invocation, r *http.Request) error
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		w := &streamed{header: http.Header{}, to: writer}
+		w := &streamed{header: http.Header{}, head: r.Method == http.MethodHead, to: writer}
 		if f.serve(w, r) {
 			_ = writer.CloseWithError(errors.New("the response was cut off"))
 			return
@@ -90,6 +90,7 @@ func (f front) serve(w interface {
 		}
 		if cut = w.begun(); !cut {
 			refused := refusal(http.StatusInternalServerError, "the request panicked: see the function's log")
+			clear(w.Header()) // it describes what will not come
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(refused.code)
 			_, _ = w.Write(refused.body.Bytes())
@@ -99,9 +100,13 @@ func (f front) serve(w interface {
 	return false
 }
 
+// bodiless is a code of which an answer has no body, like one to HEAD. net/http's server drops what a handler writes.
+func bodiless(code int) bool { return code == http.StatusNoContent || code == http.StatusNotModified }
+
 // whole is an answer that is passed on when it is complete.
 type whole struct {
 	header http.Header
+	head   bool // the request's method is HEAD
 	code   int
 	body   bytes.Buffer
 }
@@ -119,6 +124,9 @@ func (w *whole) WriteHeader(code int) {
 // Write implements http.ResponseWriter.
 func (w *whole) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
+	if w.head || bodiless(w.code) {
+		return len(p), nil
+	}
 	return w.body.Write(p)
 }
 
@@ -190,8 +198,9 @@ func joined(h http.Header) (headers map[string]string, cookies []string) {
 // then eight zeros.
 type streamed struct {
 	header http.Header
+	head   bool // the request's method is HEAD
 	to     *io.PipeWriter
-	sent   bool
+	code   int // 0 until it is sent
 }
 
 // Header implements http.ResponseWriter.
@@ -199,10 +208,10 @@ func (s *streamed) Header() http.Header { return s.header }
 
 // WriteHeader implements http.ResponseWriter.
 func (s *streamed) WriteHeader(code int) {
-	if s.sent {
+	if s.code != 0 {
 		return
 	}
-	s.sent = true
+	s.code = code
 	a := struct {
 		StatusCode int               `json:"statusCode"`
 		Headers    map[string]string `json:"headers"`
@@ -216,10 +225,13 @@ func (s *streamed) WriteHeader(code int) {
 // Write implements http.ResponseWriter. It fails when nobody reads on.
 func (s *streamed) Write(p []byte) (int, error) {
 	s.WriteHeader(http.StatusOK)
+	if s.head || bodiless(s.code) {
+		return len(p), nil
+	}
 	return s.to.Write(p)
 }
 
 // Flush implements http.Flusher. What is written has been passed on.
 func (s *streamed) Flush() { s.WriteHeader(http.StatusOK) }
 
-func (s *streamed) begun() bool { return s.sent }
+func (s *streamed) begun() bool { return s.code != 0 }

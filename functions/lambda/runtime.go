@@ -91,7 +91,7 @@ func (i *invocation) left() time.Duration {
 	if i.deadline.IsZero() {
 		return longest
 	}
-	return max(time.Until(i.deadline), 0) + failTime
+	return min(max(time.Until(i.deadline), 0), longest) + failTime
 }
 
 // stream ends the invocation with what the reader yields, as it yields it. An error of the reader ends the response as

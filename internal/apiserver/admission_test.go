@@ -141,7 +141,9 @@ func TestPluginsJudgeNothingElse(t *testing.T) {
 	groups, err := spec.Groups()
 	require.NoError(t, err)
 	plugins := admission.NewPlugins()
-	plugins.Register(serviceaccount.PluginName, func(io.Reader) (admission.Interface, error) { return &serviceAccounts{serviceaccount.NewServiceAccount(), nil}, nil })
+	plugins.Register(serviceaccount.PluginName, func(io.Reader) (admission.Interface, error) {
+		return &serviceAccounts{serviceaccount.NewServiceAccount(), nil}, nil
+	})
 	for _, p := range admissionPlugins {
 		if p.judges == nil {
 			continue

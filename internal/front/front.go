@@ -58,10 +58,9 @@ type Config struct {
 
 // Front is the http.Handler. It is safe for concurrent use.
 type Front struct {
-	apis, watchers         *role
-	patience               time.Duration
-	health                 http.Handler
-	apiReady, watcherReady func(*http.Request) error
+	apis, watchers *role
+	patience       time.Duration
+	health         http.Handler
 }
 
 // New returns a front. It connects to nothing before the first request.
@@ -71,11 +70,11 @@ func New(c Config) *Front {
 		watchers: newRole("watcher", c.Watchers, c.TLS, 4<<10), // there are many watches, and their events are small
 		patience: cmp.Or(c.Patience, defaultPatience),
 	}
-	f.apiReady, f.watcherReady = serving.Shared(f.apis.ready), serving.Shared(f.watchers.ready)
 	health := mux.NewPathRecorderMux("front")
 	healthz.InstallHandler(health, healthz.PingHealthz)
 	healthz.InstallLivezHandler(health, healthz.PingHealthz)
-	healthz.InstallReadyzHandler(health, healthz.PingHealthz, healthz.NamedCheck("api", f.apiReady), healthz.NamedCheck("watcher", f.watcherReady))
+	healthz.InstallReadyzHandler(health, healthz.PingHealthz,
+		healthz.NamedCheck("api", serving.Shared(f.apis.ready)), healthz.NamedCheck("watcher", serving.Shared(f.watchers.ready)))
 	f.health = health
 	return f
 }
@@ -143,4 +142,6 @@ func takenAway(h http.Header) string {
 }
 
 // Ready says whether a server of each role is.
-func (f *Front) Ready(r *http.Request) error { return errors.Join(f.apiReady(r), f.watcherReady(r)) }
+func (f *Front) Ready(ctx context.Context) error {
+	return errors.Join(f.apis.ready(ctx), f.watchers.ready(ctx))
+}

@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -58,7 +59,7 @@ type door struct {
 //
 // Requests to AWS are signed with the keys of the SDK's default chain.
 func New(ctx context.Context, urls []string, every time.Duration) (*Bell, error) {
-	b := &Bell{every: every, client: &http.Client{Timeout: ringTime}}
+	b := &Bell{every: every, client: &http.Client{Timeout: ringTime, CheckRedirect: stay}}
 	for _, text := range urls {
 		u, err := url.Parse(text)
 		if err != nil {
@@ -68,6 +69,9 @@ func New(ctx context.Context, urls []string, every time.Duration) (*Bell, error)
 		host := strings.Split(u.Hostname(), ".")
 		if strings.HasSuffix(u.Hostname(), ".amazonaws.com") && len(host) == 4 {
 			d.service, d.region = host[0], host[1]
+			if u.Scheme != "https" {
+				return nil, fmt.Errorf("ring at %s: it must be 'https://', because what is sent there holds a token", d)
+			}
 		}
 		b.doors = append(b.doors, d)
 		if d.service == "" || b.keys != nil {
@@ -80,6 +84,14 @@ func New(ctx context.Context, urls []string, every time.Duration) (*Bell, error)
 		b.keys = loaded.Credentials
 	}
 	return b, nil
+}
+
+// stay keeps a ring where it was sent: elsewhere it would be a GET, which calls nobody, and take a token along.
+func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// String is the URL without its query, which may hold a key.
+func (d *door) String() string {
+	return (&url.URL{Scheme: d.url.Scheme, Host: d.url.Host, Path: d.url.Path}).String()
 }
 
 // Work says that there is work. It never waits.
@@ -121,10 +133,10 @@ func (b *Bell) ring(ctx context.Context, d *door) {
 			return
 		}
 		if try == tries-1 {
-			slog.Error("nobody hears the doorbell: what it calls does not run until the next change, or its schedule", "url", d.url.Redacted(), "error", err)
+			slog.Error("nobody hears the doorbell: what it calls does not run until the next change, or its schedule", "url", d.String(), "error", err)
 			return
 		}
-		slog.Warn("nobody hears the doorbell, trying again", "url", d.url.Redacted(), "error", err)
+		slog.Warn("nobody hears the doorbell, trying again", "url", d.String(), "error", err)
 		_ = eventlog.Pause(ctx, rand.N(500*time.Millisecond<<try))
 	}
 }
@@ -155,6 +167,10 @@ func (b *Bell) post(ctx context.Context, d *door) error {
 		}
 	}
 	response, err := b.client.Do(request)
+	var failed *url.Error
+	if errors.As(err, &failed) {
+		return failed.Err // without the URL
+	}
 	if err != nil {
 		return err
 	}
