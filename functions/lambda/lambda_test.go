@@ -115,10 +115,41 @@ func TestAnswersThatAreCut(t *testing.T) {
 
 // TestPanics: a panic before the answer is a Status, and the function goes on.
 func TestPanics(t *testing.T) {
-	for _, got := range answers(t, serving(func(http.ResponseWriter, *http.Request) { panic("a fault") }), nil, urlEvent, restEvent) {
+	for _, got := range answers(t, serving(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Encoding", "gzip")
+		panic("a fault")
+	}), nil, urlEvent, restEvent) {
+		require.NotContains(t, got.body, "gzip")
 		require.Contains(t, got.path, "/response")
 		require.Contains(t, got.body, "500")
 		require.Contains(t, got.body, "InternalError")
+	}
+}
+
+// TestAnswersWithoutABody: they have none, whatever the handler writes, as on net/http's server.
+func TestAnswersWithoutABody(t *testing.T) {
+	for _, code := range []int{http.StatusOK, http.StatusNoContent, http.StatusNotModified} {
+		method := "GET"
+		if code == http.StatusOK {
+			method = "HEAD"
+		}
+		events := []string{strings.Replace(urlEvent, "GET", method, 1), strings.Replace(restEvent, "GET", method, 1)}
+		for _, got := range answers(t, serving(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(code)
+			_, _ = io.WriteString(w, "a body")
+		}), nil, events...) {
+			require.Contains(t, got.body, fmt.Sprint(code))
+			require.NotContains(t, got.body, "a body")
+		}
+	}
+}
+
+// TestFarDeadlines: a deadline that no platform would set ends nothing.
+func TestFarDeadlines(t *testing.T) {
+	for _, ms := range []int64{-1 << 62, 0, 253402300800000, 1 << 62} {
+		all, err := answersOf(t, serving(func(w http.ResponseWriter, _ *http.Request) {}), nil, func(int) time.Time { return time.UnixMilli(ms) }, urlEvent, urlEvent)
+		require.ErrorIs(t, err, context.Canceled, "the test ends it")
+		require.Len(t, all, 2)
 	}
 }
 
@@ -140,6 +171,29 @@ func TestRequests(t *testing.T) {
 		"a stage is no part of the path": {
 			`{"rawPath":"/prod/api","requestContext":{"stage":"prod","http":{"method":"GET"},"domainName":"x.execute-api.y"}}`,
 			func(t *testing.T, r *http.Request) { require.Equal(t, "/api", r.URL.Path) },
+		},
+		"a path that only begins like the stage": {
+			`{"rawPath":"/prodapi/v1","requestContext":{"stage":"prod","http":{"method":"GET"},"domainName":"x.execute-api.y"}}`,
+			func(t *testing.T, r *http.Request) { require.Equal(t, "/prodapi/v1", r.URL.Path) },
+		},
+		"what follows two slashes is no host": {
+			`{"rawPath":"//u:p@other.example/api","requestContext":{"http":{"method":"GET"},"domainName":"x.lambda-url.y"}}`,
+			func(t *testing.T, r *http.Request) {
+				require.Equal(t, "//u:p@other.example/api", r.URL.Path)
+				require.Empty(t, r.URL.Host)
+				require.Nil(t, r.URL.User)
+			},
+		},
+		"a path ends where the front says": {
+			`{"httpMethod":"GET","path":"/a?watch=1#b","queryStringParameters":{"c":"d"},"requestContext":{}}`,
+			func(t *testing.T, r *http.Request) {
+				require.Equal(t, "/a?watch=1#b", r.URL.Path)
+				require.Equal(t, "c=d", r.URL.RawQuery)
+			},
+		},
+		"a header in two spellings": {
+			`{"httpMethod":"GET","path":"/","headers":{"authorization":"Bearer c"},"multiValueHeaders":{"authorization":["Bearer b"],"Authorization":["Bearer a"]},"requestContext":{}}`,
+			func(t *testing.T, r *http.Request) { require.Equal(t, []string{"Bearer a", "Bearer b"}, r.Header["Authorization"]) },
 		},
 		"groups that were joined": {
 			`{"rawPath":"/","headers":{"impersonate-group":"one, two","accept":"a,b"},"requestContext":{"http":{"method":"GET"},"domainName":"x.lambda-url.y"}}`,

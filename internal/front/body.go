@@ -7,22 +7,17 @@ import (
 	"time"
 )
 
-// arriving is the body of a client's request. It has a deadline until all of it has come.
-type arriving struct {
+// lasting is the body of a request that lasts. It has a deadline only until all of it has come.
+type lasting struct {
 	io.ReadCloser
-	w      http.ResponseWriter
-	lasts  bool // the request, so that the deadline must go
-	broken atomic.Bool
+	w http.ResponseWriter
 }
 
 // Read implements io.Reader.
-func (a *arriving) Read(p []byte) (int, error) {
-	n, err := a.ReadCloser.Read(p)
-	switch {
-	case err == io.EOF && a.lasts:
-		_ = http.NewResponseController(a.w).SetReadDeadline(time.Time{})
-	case err != nil && err != io.EOF:
-		a.broken.Store(true)
+func (l *lasting) Read(p []byte) (int, error) {
+	n, err := l.ReadCloser.Read(p)
+	if err == io.EOF {
+		_ = http.NewResponseController(l.w).SetReadDeadline(time.Time{})
 	}
 	return n, err
 }
@@ -30,8 +25,21 @@ func (a *arriving) Read(p []byte) (int, error) {
 // clientError is an error of the client, who has not sent the whole body. It says nothing about the server.
 type clientError struct{ error }
 
-// wasBroken says whether it was the client who broke off.
-func wasBroken(r *http.Request) bool {
-	body, ok := r.Body.(*arriving)
-	return ok && body.broken.Load()
+// sent is a body that a server is sent. It remembers whether the client broke off, and to close it does nothing: it may
+// be for another server, yet.
+type sent struct {
+	io.Reader
+	broken atomic.Bool
 }
+
+// Read implements io.Reader.
+func (s *sent) Read(p []byte) (int, error) {
+	n, err := s.Reader.Read(p)
+	if err != nil && err != io.EOF {
+		s.broken.Store(true)
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (s *sent) Close() error { return nil }

@@ -99,9 +99,9 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer underway.Dec()
 	if r.ContentLength != 0 { // net/http itself would wait for ever for a body that nobody wants
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
-		r.Body = &arriving{ReadCloser: r.Body, w: w, lasts: lasts}
 	}
 	if lasts {
+		r.Body = &lasting{r.Body, w}
 		stream := serving.NewStream(w, r, f.patience)
 		defer stream.End()
 		to.proxy.ServeHTTP(stream, r)

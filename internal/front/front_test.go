@@ -11,10 +11,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -363,4 +367,106 @@ func TestConnectionTakesNothingAway(t *testing.T) {
 			require.Equal(t, "somebody", string(body))
 		}
 	}
+}
+
+// breaking answers the first request of each connection, and breaks off when it has read the second.
+func breaking(t *testing.T) (url string, seen func() []string) {
+	t.Helper()
+	var mu sync.Mutex
+	var all []string
+	connections := map[net.Conn]bool{}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		conn := r.Context().Value(connKey{}).(net.Conn)
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, r.Method+" "+r.URL.Path)
+		if connections[conn] {
+			panic(http.ErrAbortHandler)
+		}
+		connections[conn] = true
+	}))
+	s.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) }
+	s.Start()
+	t.Cleanup(s.Close)
+	return s.URL, func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(all)
+	}
+}
+
+type connKey struct{}
+
+// A request that may do something is sent once, also where net/http would send it again by itself.
+func TestNothingIsDoneTwice(t *testing.T) {
+	for _, header := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
+		url, seen := breaking(t)
+		at := start(t, []string{url}, []string{dead(t)})
+		require.Equal(t, 200, send(t, "GET", at+"/version", "").code)
+		r, err := http.NewRequestWithContext(t.Context(), "DELETE", at+objects, nil)
+		require.NoError(t, err)
+		r.Header.Set(header, "1")
+		got, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		_ = got.Body.Close()
+		require.Equal(t, http.StatusBadGateway, got.StatusCode)
+		require.Equal(t, []string{"GET /version", "DELETE " + objects}, seen())
+	}
+
+	const exec = "/api/v1/namespaces/a/pods/p/exec"
+	url, seen := breaking(t)
+	at := start(t, []string{url}, []string{dead(t)})
+	for range 2 { // what is not answered with 101 leaves a connection for the next
+		r, err := http.NewRequestWithContext(t.Context(), "GET", at+exec, nil)
+		require.NoError(t, err)
+		r.Header.Set("Connection", "Upgrade")
+		r.Header.Set("Upgrade", "websocket")
+		got, err := http.DefaultTransport.RoundTrip(r)
+		require.NoError(t, err)
+		_ = got.Body.Close()
+		require.Equal(t, http.StatusOK, got.StatusCode)
+	}
+	require.Equal(t, []string{"GET " + exec, "GET " + exec}, seen())
+}
+
+// raw sends what no client of net/http would, and returns the beginning of the answer.
+func raw(t *testing.T, at, text string) string {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(at, "http://"))
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	_, err = io.WriteString(conn, text)
+	require.NoError(t, err)
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	require.NoError(t, err)
+	return line
+}
+
+// failures are those of all servers so far.
+func failures(t *testing.T) (n float64) {
+	t.Helper()
+	all := prometheus.NewRegistry()
+	all.MustRegister(front.Collectors()...)
+	families, err := all.Gather()
+	require.NoError(t, err)
+	for _, family := range families {
+		if family.GetName() == "logplane_front_failures_total" {
+			for _, m := range family.GetMetric() {
+				n += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return n
+}
+
+// What a client does wrong is its own fault: the server that was asked is not taken for dead.
+func TestClientsBreakOff(t *testing.T) {
+	url, _ := breaking(t)
+	at := start(t, []string{url}, []string{dead(t)})
+	before := failures(t)
+	require.Contains(t, raw(t, at, "POST "+objects+" HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"), " 400 ")
+	require.Contains(t, raw(t, at, "G\"T / HTTP/1.1\r\nHost: a\r\n\r\n"), " 400 ")
+	require.Contains(t, raw(t, at, "GET a:http://b"+objects+"?watch=1 HTTP/1.1\r\nHost: a\r\n\r\n"), " 400 ")
+	require.Equal(t, before, failures(t))
 }

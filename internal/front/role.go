@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -72,8 +71,8 @@ func (to *role) RoundTrip(r *http.Request) (*http.Response, error) {
 		if r.Context().Err() == context.Canceled {
 			return nil, err // the client has gone, which says nothing about the server
 		}
-		if wasBroken(r) {
-			return nil, clientError{err}
+		if errors.As(err, &clientError{}) {
+			return nil, err
 		}
 		s.fail(to.name, err)
 		if r.Context().Err() != nil || !wasUnsent(err) && !onlyReads(r) {
@@ -236,13 +235,13 @@ func (s *server) fail(role string, err error) {
 	s.failed.Store(&now)
 }
 
-// roundTrip sends the request here. It leaves the body open, for another server.
+// roundTrip sends the request here.
 func (s *server) roundTrip(r *http.Request) (*http.Response, error) {
-	sent, at := *r, *r.URL
+	out, at, body := *r, *r.URL, &sent{Reader: r.Body}
 	at.Scheme, at.Host = s.host.url.Scheme, s.address
-	sent.URL = &at
+	out.URL = &at
 	if r.Body != nil {
-		sent.Body = io.NopCloser(r.Body)
+		out.Body = body
 	}
 	transport := s.host.transport
 	if r.Header.Get("Upgrade") != "" {
@@ -250,8 +249,11 @@ func (s *server) roundTrip(r *http.Request) (*http.Response, error) {
 	}
 	connected := false
 	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected = true }}
-	answer, err := transport.RoundTrip(sent.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
-	if err != nil && !connected {
+	answer, err := transport.RoundTrip(out.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+	switch {
+	case err != nil && body.broken.Load():
+		return nil, clientError{err}
+	case err != nil && !connected:
 		return nil, unsent{err}
 	}
 	return answer, err

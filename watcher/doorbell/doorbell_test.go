@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -80,6 +81,25 @@ func TestUnheard(t *testing.T) {
 		stop()
 		require.NoError(t, <-done)
 	})
+}
+
+// TestStays: a ring that is sent elsewhere was not heard, and takes nothing there. What it says of itself has no key.
+func TestStays(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("another host was called") }))
+	defer other.Close()
+	for _, code := range []int{301, 302, 303, 307, 308} {
+		door := httptest.NewServer(http.RedirectHandler(other.URL, code))
+		b, err := New(t.Context(), []string{door.URL + "/run?code=secret"}, time.Second)
+		require.NoError(t, err)
+		err = b.post(t.Context(), b.doors[0])
+		require.ErrorContains(t, err, fmt.Sprint(code))
+		door.Close()
+		err = b.post(t.Context(), b.doors[0])
+		require.ErrorContains(t, err, "refused")
+		require.NotContains(t, err.Error()+b.doors[0].String(), "secret")
+	}
+	_, err := New(t.Context(), []string{"http://lambda.eu-west-1.amazonaws.com/2015-03-31/functions/f/invocations"}, time.Second)
+	require.ErrorContains(t, err, "https://")
 }
 
 // TestSigned: AWS gets what its services expect, signed with the keys of the environment, and others get no signature.
