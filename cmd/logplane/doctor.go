@@ -174,8 +174,8 @@ func (d *doctor) examineServer(ctx context.Context, address string) {
 	}
 }
 
-// examineProcesses lists the processes by the names that their connections have. Nobody sends heartbeats. Any client of the
-// servers may give its connection such a name, so this is what they say of themselves.
+// examineProcesses lists the processes by the names that their connections have. Nobody sends heartbeats. Any client
+// of the servers may give its connection such a name, so this is what they say of themselves.
 func (d *doctor) examineProcesses(ctx context.Context) {
 	processes := map[string]int{} // by name
 	for _, address := range d.monitoring {

@@ -193,7 +193,9 @@ func TestRequests(t *testing.T) {
 		},
 		"a header in two spellings": {
 			`{"httpMethod":"GET","path":"/","headers":{"authorization":"Bearer c"},"multiValueHeaders":{"authorization":["Bearer b"],"Authorization":["Bearer a"]},"requestContext":{}}`,
-			func(t *testing.T, r *http.Request) { require.Equal(t, []string{"Bearer a", "Bearer b"}, r.Header["Authorization"]) },
+			func(t *testing.T, r *http.Request) {
+				require.Equal(t, []string{"Bearer a", "Bearer b"}, r.Header["Authorization"])
+			},
 		},
 		"groups that were joined": {
 			`{"rawPath":"/","headers":{"impersonate-group":"one, two","accept":"a,b"},"requestContext":{"http":{"method":"GET"},"domainName":"x.lambda-url.y"}}`,

@@ -219,8 +219,8 @@ func (s *Server) initializer() admission.PluginInitializer {
 	return initializer.New(s.client, nil, s.listers, s.generic.Authorization.Authorizer, s.generic.FeatureGate, s.generic.EffectiveVersion, nil, nil)
 }
 
-// sparing keeps from a plugin what it does not look at. A create of anything else would pass all plugins for Pods, and the
-// metrics of each.
+// sparing keeps from a plugin what it does not look at. A create of anything else would pass all plugins for Pods, and
+// the metrics of each.
 func sparing(plugin admission.Interface, name string) admission.Interface {
 	for _, p := range admissionPlugins {
 		if p.name == name && p.judges != nil {

@@ -124,8 +124,8 @@ func onlyReads(r *http.Request) bool {
 type host struct {
 	url       *url.URL
 	transport *http.Transport
-	// fresh makes a connection for each request. On one that was used before, net/http would send a GET again by itself,
-	// and a GET may be an exec.
+	// fresh makes a connection for each request. On one that was used before, net/http would send a GET again by
+	// itself, and a GET may be an exec.
 	fresh *http.Transport
 	known atomic.Pointer[[]*server]
 
