@@ -49,10 +49,10 @@ func statusOf(r *http.Request, err error) error {
 	case errors.As(err, &client) && errors.Is(err, os.ErrDeadlineExceeded):
 		return &apierrors.StatusError{ErrStatus: metav1.Status{
 			Status: metav1.StatusFailure, Code: http.StatusRequestTimeout, Reason: metav1.StatusReasonTimeout,
-			Message: "the body of the request did not arrive in time: nothing was done",
+			Message: "the body of the request did not arrive in time, so no server has received all of it",
 		}}
 	case errors.As(err, &client):
-		return apierrors.NewBadRequest(fmt.Sprintf("the body of the request broke off, and nothing was done: %v", err))
+		return apierrors.NewBadRequest(fmt.Sprintf("the body of the request broke off, so no server has received all of it: %v", err))
 	case wasUnsent(err):
 		return kubestore.Unavailable("no server of this cell can be reached, and nothing was done: try again")
 	case errors.Is(r.Context().Err(), context.DeadlineExceeded):

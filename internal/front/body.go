@@ -25,6 +25,8 @@ func (l *lasting) Read(p []byte) (int, error) {
 // clientError is an error of the client, who has not sent the whole body. It says nothing about the server.
 type clientError struct{ error }
 
+func (e clientError) Unwrap() error { return e.error }
+
 // sent is a body that a server is sent. It remembers whether the client broke off, and to close it does nothing: it may
 // be for another server, yet.
 type sent struct {
