@@ -56,7 +56,7 @@ func Connect(s Servers) (*nats.Conn, error) {
 	}
 	conn, err := nats.Connect(s.URL, options...)
 	if err != nil {
-		return nil, fmt.Errorf("connect to the log at '%s': %w", s.redacted(), s.withoutURL(err))
+		return nil, fmt.Errorf("connect to the log at '%s': %w%s", s.redacted(), s.withoutURL(err), hint(err))
 	}
 	return conn, nil
 }
@@ -106,6 +106,17 @@ func (s Servers) redacted() string {
 		return "xxxxx" + s.URL[at:]
 	}
 	return scheme + "://xxxxx" + s.URL[at:]
+}
+
+// hint says what to do about an error of a connection.
+func hint(err error) string {
+	switch {
+	case errors.Is(err, nats.ErrAuthorization):
+		return ": give the user and password in --nats, or --nats-creds"
+	case errors.Is(err, nats.ErrNoServers):
+		return ": is nats-server running there, and --nats right?"
+	}
+	return ""
 }
 
 // withoutURL is the error without the parts of the URL that a parsing error would repeat.

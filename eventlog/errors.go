@@ -16,7 +16,7 @@ var (
 	ErrPurged = errors.New("events have left the log")
 	// ErrDiverged: the log is not the one remembered (a head behind its own, or another event at a remembered
 	// revision). The process must stop; an operator fences (invariant 9).
-	ErrDiverged = errors.New("the log went back: stop all writers and run 'logplane fence'")
+	ErrDiverged = errors.New("the log went back: stop all writers and run 'logplane fence'. If --nats, --stream and --bucket are of different cells, correct that instead: to fence would end a healthy log")
 	// ErrFenced: the cell was fenced after this process began. It is an ErrDiverged too: the process must stop, and may
 	// be started again.
 	ErrFenced error = fenced{}

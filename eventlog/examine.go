@@ -80,6 +80,9 @@ func lookUp(ctx context.Context, c Config) (jetstream.JetStream, *jetstream.Stre
 		return nil, nil, err
 	}
 	s, err := js.Stream(ctx, c.Stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, nil, noStream(c, err)
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("look up stream '%s': %w", c.Stream, cmp.Or(refused(ctx), err))
 	}

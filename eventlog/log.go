@@ -90,7 +90,7 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 		return nil, fmt.Errorf("open log: this user of the server may not read the log, perhaps only subscribe to its events: give other credentials or the log's own address: %w", cause)
 	}
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, fmt.Errorf("open log: there is no stream '%s': run 'logplane init', or give another --nats or --stream: %w", c.Stream, err)
+		return nil, fmt.Errorf("open log: %w", noStream(c, err))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open log: look up stream '%s': %w", c.Stream, err)
@@ -106,6 +106,10 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	l.replicated.Store(held.Replicas > 1)
 	l.epoch.Store(c.Epoch)
 	return l, nil
+}
+
+func noStream(c Config, err error) error {
+	return fmt.Errorf("there is no stream '%s': run 'logplane init', or give another --nats or --stream: %w", c.Stream, err)
 }
 
 // SetEpoch says in which epoch this process lives: that of the first root that it read. Barriers carry it. So the log's

@@ -97,7 +97,7 @@ func (d *doctor) examine(ctx context.Context) {
 		defer config.Conn.Close()
 		log = d.examineLog(ctx, config)
 	} else {
-		d.say("FAIL", "log", "%w: is nats-server running there, and --nats right?", err)
+		d.fail("log", err)
 	}
 	for _, address := range d.monitoring {
 		d.examineServer(ctx, address)
@@ -152,7 +152,7 @@ func (d *doctor) measureSync(ctx context.Context, config eventlog.Config, roundT
 	case beyond < fastestSync:
 		d.say("warn", "sync", "an append takes %s longer than a round trip, and no disk syncs so fast: is 'sync_interval: always' set? Or is the disk memory? --nats-monitoring tells", beyond.Round(time.Microsecond))
 	default:
-		d.say("ok", "sync", "an append takes %s longer than a round trip, as one that is synced does; --nats-monitoring tells for sure", beyond.Round(time.Microsecond))
+		d.say("warn", "sync", "an append takes %s longer than a round trip, which may be a sync or not: --nats-monitoring tells", beyond.Round(time.Microsecond))
 	}
 }
 
@@ -248,8 +248,12 @@ func ask(ctx context.Context, address, path string, answer any) error {
 
 // examineBucket says whether the bucket can be used.
 func (d *doctor) examineBucket(ctx context.Context, b bucket.Bucket, prefix string) bool {
-	if _, _, err := b.Get(ctx, prefix+"/root"); errors.Is(err, bucket.ErrNotFound) {
+	switch _, _, err := b.Get(ctx, prefix+"/root"); {
+	case errors.Is(err, bucket.ErrNotFound):
 		d.say("FAIL", "bucket", "there is no root below '%s': give the cell's bucket and prefix, or make a cell there with 'logplane init'", prefix)
+		return false
+	case err != nil:
+		d.say("FAIL", "bucket", "%w: are --bucket, --s3-endpoint and the keys in the environment right?", err)
 		return false
 	}
 	began := time.Now()

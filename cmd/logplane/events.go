@@ -108,6 +108,9 @@ func printEvents(ctx context.Context, cell kubestore.Cell, from eventlog.Revisio
 		if from == 0 {
 			from = v.Revision()
 		}
+		if from > v.Revision() {
+			return fmt.Errorf("--from is %d: the head is %d, so the revision does not exist yet", from, v.Revision())
+		}
 		if err := printPast(ctx, cell, from, v.Revision(), p); err != nil {
 			return err
 		}

@@ -24,6 +24,7 @@ func newFence() *cobra.Command {
 		Long: "After a log disk was lost, or a log or bucket restored, processes stop with 'the log went back' or 'the log was\n" +
 			"purged past the root'. Stop all of them, then fence: what the log has is folded into the snapshot if it is the\n" +
 			"snapshot's log, else it is given up; the log is wiped and leaps far ahead, and the cell enters its next epoch.\n" +
+			"If --nats and --bucket are of different cells, that log is given up, although it is healthy.\n" +
 			"What the bucket has is kept. Clients get 410 for older revisions and list again. Without --yes nothing is\n" +
 			"fenced. If it is interrupted, fence again.",
 		Args: cobra.NoArgs,
@@ -52,7 +53,7 @@ func newFence() *cobra.Command {
 func printPlan(w io.Writer, plan projection.FencePlan) {
 	fmt.Fprintf(w, "the snapshot reaches revision %d, the log holds %d to %d\n", plan.Applied, plan.Log.First, plan.Log.Head)
 	if plan.Lost != nil {
-		fmt.Fprintf(w, "the log is not the snapshot's, its events are given up: %s\n", printableError(plan.Lost))
+		fmt.Fprintf(w, "the log is not the snapshot's, its events are given up (if it is another cell's, do not fence): %s\n", printableError(plan.Lost))
 	}
 	fmt.Fprintf(w, "the next revision is %d, in epoch %d\n", plan.To, plan.Epoch)
 }

@@ -61,7 +61,7 @@ func newKubeconfig() *cobra.Command {
 // write returns the kubeconfig.
 func (f *kubeconfigFlags) write(ctx context.Context) ([]byte, error) {
 	if (f.user == "") == (f.account == "") {
-		return nil, errors.New("give --user or --service-account")
+		return nil, errors.New("give either --user or --service-account")
 	}
 	if f.account != "" && (len(f.groups) > 0 || f.caFile != "") || (f.caFile == "") != (f.keyFile == "") {
 		return nil, errors.New("--group, --client-ca-file and --client-ca-key-file go with --user, and the last two together")
@@ -75,6 +75,9 @@ func (f *kubeconfigFlags) write(ctx context.Context) ([]byte, error) {
 	all, err := from.RawConfig()
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	if _, ok := all.Contexts[all.CurrentContext]; !ok {
+		return nil, errors.New("no kubeconfig leads to an API: give --kubeconfig, or set KUBECONFIG as 'logplane dev' prints it")
 	}
 	if err := clientcmdapi.MinifyConfig(&all); err != nil {
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)

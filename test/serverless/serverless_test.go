@@ -333,7 +333,9 @@ func TestShutdown(t *testing.T) {
 	}
 	over := func(n int) {
 		t.Helper()
-		eventlogtest.Eventually(t, "the invocation is over", func() bool { return len(f.reported()) == n })
+		eventlogtest.Eventually(t, "the invocation is over, and its line has come through the pipe", func() bool {
+			return len(f.reported()) == n && len(linesOf(t, f.only())) > 0
+		})
 		require.Len(t, linesOf(t, f.only()), 1, "one in a minute at most")
 	}
 	invoke()
@@ -354,11 +356,11 @@ func TestShutdown(t *testing.T) {
 	require.Equal(t, "projector", lines[1]["Function"])
 }
 
-// linesOf are the lines with metrics that a sandbox has printed.
+// linesOf are the lines with metrics that a sandbox has printed, as far as they have come.
 func linesOf(t *testing.T, s *sandbox) (lines []map[string]any) {
 	t.Helper()
 	for line := range strings.Lines(s.output()) {
-		if strings.HasPrefix(line, "{") {
+		if strings.HasPrefix(line, "{") && strings.HasSuffix(line, "\n") {
 			var decoded map[string]any
 			require.NoError(t, json.Unmarshal([]byte(line), &decoded), line)
 			require.Contains(t, decoded, "_aws")
