@@ -93,11 +93,9 @@ func (d *doctor) fail(what string, err error) bool {
 func (d *doctor) examine(ctx context.Context) {
 	var log *eventlog.Log
 	config, err := d.where.dial()
-	if err == nil {
+	if !d.fail("log", err) {
 		defer config.Conn.Close()
 		log = d.examineLog(ctx, config)
-	} else {
-		d.fail("log", err)
 	}
 	for _, address := range d.monitoring {
 		d.examineServer(ctx, address)

@@ -80,57 +80,68 @@ type admissionPlugin struct {
 	// register is nil for a plugin of ours (newAdmission), or of package admission or quotas.
 	register func(*admission.Plugins)
 	on       bool // unless it is disabled
-	// judges are the resources that the plugin looks at; nil for all.
-	judges []schema.GroupResource
 }
-
-// What plugins judge. Each decides so by itself, too.
-var (
-	judgesPods   = []schema.GroupResource{core.Resource("pods")}
-	judgesClaims = []schema.GroupResource{core.Resource("persistentvolumeclaims")}
-	judgesCSRs   = []schema.GroupResource{certificates.Resource("certificatesigningrequests")}
-)
 
 // admissionPlugins are kube-apiserver's, in its order. The first is ours. NodeRestriction is on, too: it concerns the
 // users of nodes only. Left out are those that make a namespace in
 // the middle of a request that does not see it, those that need a mapper of kinds, and those of features that are off.
 var admissionPlugins = []admissionPlugin{
-	{boundsName, nil, true, nil},
-	{admit.PluginName, admit.Register, false, nil},
-	{lifecycle.PluginName, nil, true, nil},
-	{antiaffinity.PluginName, antiaffinity.Register, false, nil},
-	{limitranger.PluginName, nil, true, nil},
-	{serviceaccount.PluginName, nil, true, judgesPods},
-	{noderestriction.PluginName, noderestriction.Register, true, nil},
-	{nodetaint.PluginName, nodetaint.Register, true, []schema.GroupResource{core.Resource("nodes")}},
-	{alwayspullimages.PluginName, alwayspullimages.Register, false, nil},
-	{imagepolicy.PluginName, imagepolicy.Register, false, nil},
-	{podsecurity.PluginName, podsecurity.Register, true, nil},
-	{podnodeselector.PluginName, podnodeselector.Register, false, nil},
-	{podpriority.PluginName, podpriority.Register, true, []schema.GroupResource{core.Resource("pods"), scheduling.Resource("podgroups"), scheduling.Resource("priorityclasses")}},
-	{defaulttolerationseconds.PluginName, defaulttolerationseconds.Register, true, judgesPods},
-	{podtolerationrestriction.PluginName, podtolerationrestriction.Register, false, nil},
-	{eventratelimit.PluginName, eventratelimit.Register, false, nil},
-	{extendedresourcetoleration.PluginName, extendedresourcetoleration.Register, false, nil},
-	{setdefault.PluginName, setdefault.Register, true, judgesClaims},
-	{storageobjectinuseprotection.PluginName, storageobjectinuseprotection.Register, true, []schema.GroupResource{core.Resource("persistentvolumes"), core.Resource("persistentvolumeclaims"), storage.Resource("volumeattributesclasses")}},
-	{resize.PluginName, resize.Register, true, judgesClaims},
-	{runtimeclass.PluginName, runtimeclass.Register, true, judgesPods},
-	{certapproval.PluginName, certapproval.Register, true, judgesCSRs},
-	{certsigning.PluginName, certsigning.Register, true, judgesCSRs},
-	{ctbattest.PluginName, ctbattest.Register, true, []schema.GroupResource{certificates.Resource("clustertrustbundles")}},
-	{certsubjectrestriction.PluginName, certsubjectrestriction.Register, true, judgesCSRs},
-	{defaultingressclass.PluginName, defaultingressclass.Register, true, []schema.GroupResource{networking.Resource("ingresses")}},
-	{denyserviceexternalips.PluginName, denyserviceexternalips.Register, false, nil},
-	{podtopologylabels.PluginName, podtopologylabels.Register, true, judgesPods},
-	{nodedeclaredfeatures.PluginName, nodedeclaredfeatures.Register, true, judgesPods},
-	{podresize.PluginName, podresize.Register, true, judgesPods},
-	{mutatingpolicy.PluginName, nil, true, nil},
-	{mutatingwebhook.PluginName, nil, true, nil},
-	{validatingpolicy.PluginName, nil, true, nil},
-	{validatingwebhook.PluginName, nil, true, nil},
-	{resourcequota.PluginName, nil, true, nil},
-	{deny.PluginName, deny.Register, false, nil},
+	{boundsName, nil, true},
+	{admit.PluginName, admit.Register, false},
+	{lifecycle.PluginName, nil, true},
+	{antiaffinity.PluginName, antiaffinity.Register, false},
+	{limitranger.PluginName, nil, true},
+	{serviceaccount.PluginName, nil, true},
+	{noderestriction.PluginName, noderestriction.Register, true},
+	{nodetaint.PluginName, nodetaint.Register, true},
+	{alwayspullimages.PluginName, alwayspullimages.Register, false},
+	{imagepolicy.PluginName, imagepolicy.Register, false},
+	{podsecurity.PluginName, podsecurity.Register, true},
+	{podnodeselector.PluginName, podnodeselector.Register, false},
+	{podpriority.PluginName, podpriority.Register, true},
+	{defaulttolerationseconds.PluginName, defaulttolerationseconds.Register, true},
+	{podtolerationrestriction.PluginName, podtolerationrestriction.Register, false},
+	{eventratelimit.PluginName, eventratelimit.Register, false},
+	{extendedresourcetoleration.PluginName, extendedresourcetoleration.Register, false},
+	{setdefault.PluginName, setdefault.Register, true},
+	{storageobjectinuseprotection.PluginName, storageobjectinuseprotection.Register, true},
+	{resize.PluginName, resize.Register, true},
+	{runtimeclass.PluginName, runtimeclass.Register, true},
+	{certapproval.PluginName, certapproval.Register, true},
+	{certsigning.PluginName, certsigning.Register, true},
+	{ctbattest.PluginName, ctbattest.Register, true},
+	{certsubjectrestriction.PluginName, certsubjectrestriction.Register, true},
+	{defaultingressclass.PluginName, defaultingressclass.Register, true},
+	{denyserviceexternalips.PluginName, denyserviceexternalips.Register, false},
+	{podtopologylabels.PluginName, podtopologylabels.Register, true},
+	{nodedeclaredfeatures.PluginName, nodedeclaredfeatures.Register, true},
+	{podresize.PluginName, podresize.Register, true},
+	{mutatingpolicy.PluginName, nil, true},
+	{mutatingwebhook.PluginName, nil, true},
+	{validatingpolicy.PluginName, nil, true},
+	{validatingwebhook.PluginName, nil, true},
+	{resourcequota.PluginName, nil, true},
+	{deny.PluginName, deny.Register, false},
+}
+
+// judges are the resources that a plugin looks at, by its name. One that is not here looks at all.
+var judges = map[string][]schema.GroupResource{
+	serviceaccount.PluginName:               {core.Resource("pods")},
+	nodetaint.PluginName:                    {core.Resource("nodes")},
+	podpriority.PluginName:                  {core.Resource("pods"), scheduling.Resource("podgroups"), scheduling.Resource("priorityclasses")},
+	defaulttolerationseconds.PluginName:     {core.Resource("pods")},
+	setdefault.PluginName:                   {core.Resource("persistentvolumeclaims")},
+	storageobjectinuseprotection.PluginName: {core.Resource("persistentvolumes"), core.Resource("persistentvolumeclaims"), storage.Resource("volumeattributesclasses")},
+	resize.PluginName:                       {core.Resource("persistentvolumeclaims")},
+	runtimeclass.PluginName:                 {core.Resource("pods")},
+	certapproval.PluginName:                 {certificates.Resource("certificatesigningrequests")},
+	certsigning.PluginName:                  {certificates.Resource("certificatesigningrequests")},
+	ctbattest.PluginName:                    {certificates.Resource("clustertrustbundles")},
+	certsubjectrestriction.PluginName:       {certificates.Resource("certificatesigningrequests")},
+	defaultingressclass.PluginName:          {networking.Resource("ingresses")},
+	podtopologylabels.PluginName:            {core.Resource("pods")},
+	nodedeclaredfeatures.PluginName:         {core.Resource("pods")},
+	podresize.PluginName:                    {core.Resource("pods")},
 }
 
 // Admission chooses plugins. Its fields are flags of kube-apiserver.
@@ -222,10 +233,8 @@ func (s *Server) initializer() admission.PluginInitializer {
 // sparing keeps from a plugin what it does not look at. A create of anything else would pass all plugins for Pods, and
 // the metrics of each.
 func sparing(plugin admission.Interface, name string) admission.Interface {
-	for _, p := range admissionPlugins {
-		if p.name == name && p.judges != nil {
-			return judge{plugin, p.judges}
-		}
+	if of, ok := judges[name]; ok {
+		return judge{plugin, of}
 	}
 	return plugin
 }
