@@ -137,13 +137,47 @@ func (l *Log) tryTime(try int) time.Duration {
 	return l.config.Timeout / tries * time.Duration(try+1)
 }
 
+// errBroken: the connection broke after the request was sent, and with it the way of the answer.
+var errBroken = errors.New("the connection broke before the answer came")
+
 func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read reading) error {
 	roundTrips.WithLabelValues(kind).Inc()
+	unbroken := l.link.Load()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(unbroken.ctx, cancel)()
 	got, err := l.config.Conn.RequestMsgWithContext(ctx, msg)
+	if errors.Is(err, context.Canceled) && unbroken.ctx.Err() != nil {
+		err = errBroken
+	}
 	if err != nil {
 		return fmt.Errorf("ask the log's server: %w", err)
 	}
 	return read(got)
+}
+
+// link is a connection to a server, from when it was made until it breaks. The client of NATS keeps the requests of a
+// broken connection waiting, though nobody will answer them.
+type link struct {
+	ctx context.Context
+	end context.CancelFunc
+}
+
+func newLink() *link {
+	ctx, end := context.WithCancel(context.Background())
+	return &link{ctx, end}
+}
+
+// watchLink lets whoever waits for an answer know that the connection has broken.
+func (l *Log) watchLink() {
+	l.link.Store(newLink())
+	other := l.config.Conn.DisconnectErrHandler()
+	l.config.Conn.SetDisconnectErrHandler(func(conn *nats.Conn, err error) {
+		l.link.Swap(newLink()).end()
+		if other != nil {
+			other(conn, err)
+		}
+	})
 }
 
 // within bounds an operation.

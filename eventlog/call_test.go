@@ -3,6 +3,7 @@ package eventlog_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -71,4 +72,32 @@ func inPlaceOf(t *testing.T, s *natsserver.Server, conn *nats.Conn, subject stri
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = subscribed.Unsubscribe() })
+}
+
+// A request whose connection breaks is never answered. It is sent again as soon as there is another connection, however
+// long it might have waited: a process that thaws after a freeze has a second to answer.
+func TestTheConnectionBreaks(t *testing.T) {
+	server := eventlogtest.Run(t, t.TempDir())
+	conn, link := eventlogtest.ConnectThrough(t, server)
+	l := eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: time.Hour})
+	head := fill(t, l, 3)
+	key, err := pod("amid").Subject("logplane")
+	if err != nil {
+		t.Fatal(err)
+	}
+	breakAt := func(subject string) {
+		inPlaceOf(t, server, eventlogtest.Connect(t, server), subject, func(*nats.Msg) {
+			server.GlobalAccount().RemoveMapping(subject)
+			link.Cut()
+			link.Resume()
+		})
+	}
+	breakAt(streamInfo)
+	if b := mustHead(t, l); b.Head != head {
+		t.Errorf("the head is %d, want %d", b.Head, head)
+	}
+	breakAt(key)
+	if rev := mustAppend(t, l, "amid", added("amid", "x")); rev != head+1 {
+		t.Errorf("the event is %d, want %d", rev, head+1)
+	}
 }

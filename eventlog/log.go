@@ -65,6 +65,7 @@ type Log struct {
 	epoch atomic.Uint64
 	// batches bounds the batches in flight; the server drops any over 50.
 	batches chan struct{}
+	link    atomic.Pointer[link]
 
 	mu      sync.Mutex
 	asking  bool      // mu; a head question is in flight
@@ -105,6 +106,7 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	l := &Log{config: c, batches: make(chan struct{}, batchesInFlight)}
 	l.replicated.Store(held.Replicas > 1)
 	l.epoch.Store(c.Epoch)
+	l.watchLink()
 	return l, nil
 }
 
