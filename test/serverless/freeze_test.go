@@ -27,9 +27,10 @@ func TestFreeze(t *testing.T) {
 		t.Skip("it is about deadlines of a second: it meets the binary that is shipped, without the race detector")
 	}
 	f := newFreezer(t)
-	steps := f.record(creation)
-	t.Logf("a write has %d steps", steps)
-	require.Greater(t, steps, 3, "it asks for the head, and appends")
+	recorded := f.record(creation)
+	t.Logf("a write has %d steps", recorded)
+	steps := recorded + 2 // what is sent is not always cut into the same pieces
+	require.Greater(t, recorded, 3, "it asks for the head, and appends")
 	kinds := []struct {
 		write writing
 		how   holding
