@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -29,11 +30,14 @@ type Cell struct {
 	processes    []*Process
 }
 
-// Init makes a cell on the log at a URL, with a folder as its bucket, and returns the flags that lead to it. The other
-// flags are for 'init' alone.
+// Init makes a cell on the log at a URL, in a bucket, and returns the flags that lead to it. A bucket without a scheme
+// is a folder. The other flags are for 'init' alone.
 func Init(t testing.TB, url, bucket string, flags ...string) (where []string) {
 	t.Helper()
-	where = []string{"--nats", url, "--bucket", "file://" + bucket}
+	if !strings.Contains(bucket, "://") {
+		bucket = "file://" + bucket
+	}
+	where = []string{"--nats", url, "--bucket", bucket}
 	made := Run(t, slices.Concat([]string{"init"}, flags, where)...)
 	<-made.Exited
 	require.Zero(t, made.Cmd.ProcessState.ExitCode(), made.Output())

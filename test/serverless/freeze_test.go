@@ -16,6 +16,9 @@ import (
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/s3"
+	"github.com/logplane/logplane/projection/bucket/s3/miniotest"
 	"github.com/logplane/logplane/test/product"
 )
 
@@ -23,63 +26,105 @@ import (
 // stay in the log. Meanwhile another process writes the same object. Each write that was acknowledged is there, once,
 // whoever wrote it. The next request of the process that was frozen is answered within a second.
 func TestFreeze(t *testing.T) {
-	if eventlogtest.Slowdown > 1 {
-		t.Skip("it is about deadlines of a second: it meets the binary that is shipped, without the race detector")
-	}
-	f := newFreezer(t)
-	recorded := f.record(creation)
-	t.Logf("a write has %d steps", recorded)
-	steps := recorded + 2 // what is sent is not always cut into the same pieces
-	require.Greater(t, recorded, 3, "it asks for the head, and appends")
-	kinds := []struct {
-		write writing
-		how   holding
-		rival bool
-	}{{creation, lost, true}, {creation, delayed, true}, {change, passed, true}}
+	needsShipped(t)
+	f := newFreezer(t, newCell(t))
+	kinds := []freezing{{creation, lost, true}, {creation, delayed, true}, {change, passed, true}}
 	if product.Rounds(t, 1) > 1 {
 		kinds = nil
 		for _, write := range []writing{creation, change} {
 			for _, how := range []holding{passed, delayed, lost} {
-				for _, rival := range []bool{true, false} {
-					kinds = append(kinds, struct {
-						write writing
-						how   holding
-						rival bool
-					}{write, how, rival})
-				}
+				kinds = append(kinds, freezing{write, how, true}, freezing{write, how, false})
 			}
 		}
 	}
+	require.Positive(t, f.freezeAll(kinds), "some processes wrote what they should not have, and it is void")
+}
+
+// TestFreezeOnMinIO is TestFreeze for a write that reads from the bucket, so that its steps lie on the way there too.
+func TestFreezeOnMinIO(t *testing.T) {
+	needsShipped(t)
+	s := miniotest.Start(t)
+	reach := map[string]string{"AWS_ACCESS_KEY_ID": miniotest.AccessKey, "AWS_SECRET_ACCESS_KEY": miniotest.SecretKey,
+		"LOGPLANE_S3_PATH_STYLE": "true", "LOGPLANE_S3_ENDPOINT": s.Endpoint}
+	for name, value := range reach {
+		t.Setenv(name, value)
+	}
+	c := newCellIn(t, "s3://freeze/logplane")
+	for name, value := range reach {
+		c.environment = append(c.environment, name+"="+value)
+	}
+	c.objects = func() (bucket.Bucket, error) {
+		return s3.Open(t.Context(), s3.Config{Endpoint: s.Endpoint, Region: miniotest.Region, Bucket: "freeze", PathStyle: true,
+			AccessKey: miniotest.AccessKey, SecretKey: miniotest.SecretKey})
+	}
+	f := newFreezer(t, c)
+	f.store = strings.TrimPrefix(s.Endpoint, "http://")
+	kinds := []freezing{{change, lost, true}}
+	if product.Rounds(t, 1) > 1 {
+		kinds = []freezing{{change, passed, true}, {change, delayed, true}, {change, lost, true}, {change, lost, false}}
+	}
+	f.freezeAll(kinds)
+}
+
+func needsShipped(t *testing.T) {
+	if eventlogtest.Slowdown > 1 {
+		t.Skip("it is about deadlines of a second: it meets the binary that is shipped, without the race detector")
+	}
+}
+
+// freezing is a kind of freeze: amid what, what becomes of the piece on its way, and whether another process writes the
+// object meanwhile.
+type freezing struct {
+	write writing
+	how   holding
+	rival bool
+}
+
+func (k freezing) String() string {
+	return fmt.Sprintf("%s, frozen at a step which is %s, another writer: %t", k.write, k.how, k.rival)
+}
+
+// name of the object that is written.
+func (k freezing) name(n int) string {
+	return fmt.Sprintf("%s-%d-%s-%t", strings.Fields(string(k.write))[1], n, k.how, k.rival)
+}
+
+// freezeAll freezes processes in all these ways at each step. It returns how many of their events are void.
+func (f *freezer) freezeAll(kinds []freezing) (void int) {
+	t := f.t
+	recorded := f.record(kinds[0].write)
+	t.Logf("%s has %d steps", kinds[0].write, recorded)
+	require.Greater(t, recorded, 3, "it asks for the head, and appends")
+	steps := recorded + 2 // what is sent is not always cut into the same pieces
 	var all sync.WaitGroup
 	for _, k := range kinds {
 		for n := 1; n <= steps; n++ {
 			all.Go(func() {
-				if err := f.freeze(k.write, n, k.how, k.rival); err != nil {
-					t.Errorf("%s, frozen at step %d of %d which is %s, another writer: %t: %v", k.write, n, steps, k.how, k.rival, err)
+				if err := f.freeze(k, n); err != nil {
+					t.Errorf("%s: step %d of %d: %v", k, n, recorded, err)
 				}
 			})
 		}
 	}
 	all.Wait()
-	void := 0
 	for _, k := range kinds {
 		for n := range steps {
-			rows, err := f.own.History(t.Context(), "main/configmaps/default/"+nameOf(k.write, n+1, k.how, k.rival))
+			rows, err := f.own.History(t.Context(), "main/configmaps/default/"+k.name(n+1))
 			require.NoError(t, err)
 			for _, row := range rows {
 				if row.Void {
 					void++
-					t.Logf("void: step %d, %s", n+1, k.how)
+					t.Logf("void: step %d, %s", n+1, k)
 				}
 			}
 		}
 	}
 	t.Logf("%d processes were stopped, and %d events lost", f.frozen.Load(), void)
 	require.GreaterOrEqual(t, int(f.frozen.Load()), len(kinds)*3)
-	require.Positive(t, void, "some processes wrote what they should not have, and it is void")
 	fsck := product.Run(t, append([]string{"inspect", "fsck"}, f.where...)...)
 	<-fsck.Exited
 	require.Zero(t, fsck.Cmd.ProcessState.ExitCode(), fsck.Output())
+	return void
 }
 
 // writing is a kind of write.
@@ -94,6 +139,7 @@ const (
 type freezer struct {
 	*cell
 	t     *testing.T
+	store string // address of the bucket's server; empty for a folder
 	rival *product.Process
 	own   *projection.Projection
 	// turn lets one sandbox start or thaw at a time: the processor is not what is tested.
@@ -104,8 +150,7 @@ type freezer struct {
 	frozen  atomic.Int64 // processes that were stopped amid a write
 }
 
-func newFreezer(t *testing.T) *freezer {
-	c := newCell(t)
+func newFreezer(t *testing.T, c *cell) *freezer {
 	f := &freezer{cell: c, t: t}
 	f.rival = product.Serve(t, append([]string{"api", "--listen", "127.0.0.1:0", "--token-auth-file", c.tokens, "--watcher-url", c.watcher.URL()}, c.where...)...)
 	f.own = c.projection(t)
@@ -141,13 +186,17 @@ const answerTime = time.Second
 func (f *freezer) start() (*sandboxed, error) {
 	s := &sandboxed{passage: newPassage(f.t)}
 	through := "nats://" + s.passage.to(f.t, strings.TrimPrefix(f.nats, "nats://"))
-	s.function = newFunction(f.t, "api", 1, append(f.environment, "LOGPLANE_NATS="+through)...)
+	environment := append(slices.Clone(f.environment), "LOGPLANE_NATS="+through)
+	if f.store != "" {
+		environment = append(environment, "LOGPLANE_S3_ENDPOINT=http://"+s.passage.to(f.t, f.store))
+	}
+	s.function = newFunction(f.t, "api", 1, environment...)
 	s.url = front{function: s.function, shape: functionURL}.serve(f.t)
 	f.turn.Lock()
 	defer f.turn.Unlock()
-	code, _, err := f.post(s.url, "warm-"+through[strings.LastIndexByte(through, 58)+1:])
+	code, said, err := f.post(s.url, "warm-"+through[strings.LastIndexByte(through, 58)+1:])
 	if err == nil && code != http.StatusCreated {
-		err = fmt.Errorf("the first write of a sandbox is %d", code)
+		err = fmt.Errorf("the first write of a sandbox is %d: %s", code, said)
 	}
 	return s, err
 }
@@ -156,39 +205,46 @@ func (f *freezer) start() (*sandboxed, error) {
 func (f *freezer) record(w writing) int {
 	s, err := f.start()
 	require.NoError(f.t, err)
-	name := "recorded"
+	defer s.reap()
+	require.NoError(f.t, f.prepare(w, "recorded"))
 	s.passage.arm(0, passed, nil)
-	code, _, err := f.write(s.url, w, name, "ours")
+	code, said, err := f.write(s.url, w, "recorded", "ours")
 	require.NoError(f.t, err)
-	require.Less(f.t, code, 300)
-	steps := s.passage.counted()
-	s.reap()
-	return steps
+	require.Less(f.t, code, 300, "%s", said)
+	return s.passage.counted()
 }
 
-// nameOf is the object that is written.
-func nameOf(w writing, n int, how holding, rival bool) string {
-	return fmt.Sprintf("%s-%d-%s-%t", strings.Fields(string(w))[1], n, how, rival)
+// prepare makes what is to be changed. Where the bucket is a server, it must be read from there.
+func (f *freezer) prepare(w writing, name string) error {
+	if w == creation {
+		return nil
+	}
+	if code, _, err := f.post(f.rival.URL(), name); err != nil || code != http.StatusCreated {
+		return fmt.Errorf("make the object: %d, %w", code, err)
+	}
+	if f.store == "" {
+		return nil
+	}
+	return f.forget(f.t.Context())
 }
 
 // freeze stops a sandbox at the nth step of a write and judges what came of it.
-func (f *freezer) freeze(w writing, n int, how holding, rival bool) error {
+func (f *freezer) freeze(k freezing, n int) error {
 	s, err := f.start()
 	if err != nil {
 		return err
 	}
 	defer s.reap()
-	name := nameOf(w, n, how, rival)
-	before := 0
+	w, name, before := k.write, k.name(n), 0
 	if w == change {
 		before = 1
-		if code, _, err := f.post(f.rival.URL(), name); err != nil || code != http.StatusCreated {
-			return fmt.Errorf("make the object: %d, %w", code, err)
-		}
+	}
+	if err := f.prepare(w, name); err != nil {
+		return err
 	}
 	process := s.only()
 	reached := make(chan struct{})
-	s.passage.arm(n, how, func() { process.freeze(true); close(reached) })
+	s.passage.arm(n, k.how, func() { process.freeze(true); close(reached) })
 	s.within(answerTime + margin)
 	type outcome struct {
 		code int
@@ -210,7 +266,7 @@ func (f *freezer) freeze(w writing, n int, how holding, rival bool) error {
 	}
 	f.frozen.Add(1)
 	theirs := 0
-	if rival {
+	if k.rival {
 		if theirs, _, err = f.write(f.rival.URL(), w, name, "theirs"); err != nil {
 			return err
 		}

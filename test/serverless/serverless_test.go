@@ -26,6 +26,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
 	"github.com/logplane/logplane/test/product"
 )
@@ -40,6 +41,7 @@ var trusting = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Con
 type cell struct {
 	t                    testing.TB
 	nats, bucket, tokens string
+	objects              func() (bucket.Bucket, error) // opens the bucket
 	// where are the flags that lead to it, environment what a function needs.
 	where, environment []string
 	log                *server.Server
@@ -49,12 +51,20 @@ type cell struct {
 }
 
 func newCell(t testing.TB, ofWatcher ...string) *cell {
-	folder := t.TempDir()
+	folder := filepath.Join(t.TempDir(), "bucket")
+	c := newCellIn(t, "file://"+folder, ofWatcher...)
+	c.bucket = folder
+	c.objects = func() (bucket.Bucket, error) { return filesystem.Open(folder) }
+	return c
+}
+
+// newCellIn makes a cell in a bucket. What its processes need to know of the bucket besides is in the environment.
+func newCellIn(t testing.TB, bucket string, ofWatcher ...string) *cell {
+	folder, log := t.TempDir(), eventlogtest.Run(t, t.TempDir())
 	tokens := filepath.Join(folder, "tokens.csv")
 	require.NoError(t, os.WriteFile(tokens, []byte(token+",admin,1,system:masters\n"), 0o600))
-	log, bucket := eventlogtest.Run(t, t.TempDir()), filepath.Join(folder, "bucket")
 	where := product.Init(t, log.ClientURL(), bucket)
-	c := &cell{t: t, nats: where[1], bucket: bucket, tokens: tokens, where: where, log: log, watcher: product.Serve(t, slices.Concat([]string{"watcher", "--listen", "127.0.0.1:0", "--token-auth-file", tokens}, ofWatcher, where)...)}
+	c := &cell{t: t, nats: where[1], tokens: tokens, where: where, log: log, watcher: product.Serve(t, slices.Concat([]string{"watcher", "--listen", "127.0.0.1:0", "--token-auth-file", tokens}, ofWatcher, where)...)}
 	c.environment = []string{"LOGPLANE_NATS=" + where[1], "LOGPLANE_BUCKET=" + where[3], "LOGPLANE_TOKEN_AUTH_FILE=" + tokens, "LOGPLANE_WATCHER_URL=" + c.watcher.URL()}
 	c.kubectlArgs = func(server string, args ...string) []string {
 		return append([]string{"--server", server, "--insecure-skip-tls-verify", "--token", token, "--cache-dir", folder}, args...)
@@ -288,7 +298,7 @@ func (c *cell) projection(t *testing.T) *projection.Projection {
 	t.Cleanup(conn.Close)
 	log, err := eventlog.Open(t.Context(), eventlog.Config{Conn: conn})
 	require.NoError(t, err)
-	bucket, err := filesystem.Open(c.bucket)
+	bucket, err := c.objects()
 	require.NoError(t, err)
 	p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, Prefix: "logplane", CacheBytes: 1 << 20, TailBytes: 1 << 20, Retention: time.Hour, Founded: true})
 	require.NoError(t, err)
