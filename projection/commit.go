@@ -37,6 +37,25 @@ func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 	return applied, nil
 }
 
+// Found makes a cell's first root, before its log has events, and says whether there was none. A log with events and a
+// bucket without a root are not of one cell: that is ErrNoRoot. If they were made one, two cells would purge that log.
+func (p *Projection) Found(ctx context.Context) (made bool, err error) {
+	_, err = p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
+		made = v.snap.etag == ""
+		switch {
+		case !made:
+			return nil, nil
+		case len(v.tail.records) > 0:
+			return nil, fmt.Errorf("no '%s', and the log has events up to revision %d: %w", p.rootKey(), v.Revision(), ErrNoRoot)
+		}
+		return v.snap.draft(), nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("make the first root: %w", err)
+	}
+	return made, nil
+}
+
 // commit is one commit, from top to bottom. more says that there were too many events for one.
 //
 // Stages 2 to 6 make a draft, which nobody sees before stage 7. If one of them fails, or somebody else swaps the root

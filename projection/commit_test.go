@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
@@ -306,4 +307,26 @@ func TestRetentionPurgesTheLog(t *testing.T) {
 	got, err := state(c.ctx, last, last.Revision())
 	require.NoError(t, err)
 	require.Len(t, got, 1)
+}
+
+// The first root comes before the first event. A log that has some and a bucket that has no root are of two cells.
+func TestFound(t *testing.T) {
+	c := newCell(t)
+	for _, first := range []bool{true, false} {
+		made, err := c.another().Found(c.ctx)
+		require.NoError(t, err)
+		require.Equal(t, first, made)
+	}
+	head := c.put("a", "1")
+	made, err := c.another(func(config *Config) { config.Founded = true }).Found(c.ctx)
+	require.NoError(t, err)
+	require.False(t, made)
+	v, err := c.Latest(c.ctx)
+	require.NoError(t, err)
+	require.Equal(t, head, v.Revision())
+
+	wrong := memory.Strict(t)
+	_, err = c.over(wrong).Found(c.ctx)
+	require.ErrorIs(t, err, ErrNoRoot)
+	require.NoError(t, wrong.List(c.ctx, "", func(a bucket.Attributes) error { return fmt.Errorf("there is %v", a) }))
 }

@@ -53,7 +53,8 @@ func newFence() *cobra.Command {
 func printPlan(w io.Writer, plan projection.FencePlan) {
 	fmt.Fprintf(w, "the snapshot reaches revision %d, the log holds %d to %d\n", plan.Applied, plan.Log.First, plan.Log.Head)
 	if plan.Lost != nil {
-		fmt.Fprintf(w, "the log is not the snapshot's, its events are given up (if it is another cell's, do not fence): %s\n", printableError(plan.Lost))
+		fmt.Fprintf(w, "the log is not the snapshot's: %s\n", printableError(plan.Lost))
+		fmt.Fprintf(w, "revisions %d to %d of the log would be given up, with what was written in them; if they are another cell's, do not fence\n", plan.Log.First, plan.Log.Head)
 	}
 	fmt.Fprintf(w, "the next revision is %d, in epoch %d\n", plan.To, plan.Epoch)
 }

@@ -28,7 +28,8 @@ func newFront() *cobra.Command {
 		Use:   "front",
 		Short: "Serve 'api' and 'watcher' under one address",
 		Long: "Passes watches on to --watcher and every other request to --api, so that clients need no redirect. It ends TLS:\n" +
-			"clients show tokens, and a client's certificate counts for nothing here. Any number of these may run.",
+			"clients show tokens, and a client's certificate counts for nothing here. Any number of these may run, and each\n" +
+			"may be started before the servers.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := cmp.Or(how.checkListen(), how.checkStreams(), how.checkCertificate(), how.checkPlainHTTP(), atLeast("--slow-client", patience, time.Millisecond))
@@ -36,10 +37,10 @@ func newFront() *cobra.Command {
 				return err
 			}
 			c := front.Config{Patience: patience}
-			if c.APIs, err = serverURLs("--api", apis); err != nil {
+			if c.APIs, err = how.serverURLs("--api", apis); err != nil {
 				return err
 			}
-			if c.Watchers, err = serverURLs("--watcher", watchers); err != nil {
+			if c.Watchers, err = how.serverURLs("--watcher", watchers); err != nil {
 				return err
 			}
 			if c.TLS, err = trusting(caFile); err != nil {
@@ -60,8 +61,8 @@ func newFront() *cobra.Command {
 	return cmd
 }
 
-// serverURLs refuses what is no scheme and host.
-func serverURLs(flag string, values []string) ([]*url.URL, error) {
+// serverURLs refuses what is no scheme and host, and what must not be asked in clear.
+func (l *listening) serverURLs(flag string, values []string) ([]*url.URL, error) {
 	if len(values) == 0 {
 		return nil, fmt.Errorf("%s is missing: give for example 'https://HOST:7373'", flag)
 	}
@@ -75,6 +76,9 @@ func serverURLs(flag string, values []string) ([]*url.URL, error) {
 			return nil, fmt.Errorf("%s is '%s': it must be 'https://' or 'http://', a host, and a port where it is another", flag, value)
 		}
 		u.Path = ""
+		if err := l.checkLeadsTo(flag, u); err != nil {
+			return nil, err
+		}
 		urls = append(urls, u)
 	}
 	return urls, nil

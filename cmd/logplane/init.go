@@ -2,15 +2,40 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/localstack"
+	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 )
+
+// found makes the cell's first root, or says what is there already: somebody may have meant another log or bucket.
+func found(ctx context.Context, w io.Writer, where *connection, opened *cell, prefix string) error {
+	before, err := opened.Log.Extent(ctx)
+	if err != nil {
+		return err
+	}
+	made, err := opened.Projection.Found(ctx)
+	if errors.Is(err, projection.ErrNoRoot) {
+		return fmt.Errorf("the log '%s' holds revisions %d to %d of a cell, and '%s' has no cell below '%s', so the two do not belong together: "+
+			"give the --bucket of that cell, or another --stream or --nats; if the bucket was lost, restore it", where.stream, before.First, before.Head, where.bucket, prefix)
+	}
+	if err != nil {
+		return err
+	}
+	if made {
+		fmt.Fprintf(w, "made a cell with the log '%s', below '%s' in '%s'\n", where.stream, prefix, where.bucket)
+	} else {
+		fmt.Fprintf(w, "found a cell with the log '%s', which holds revisions %d to %d, below '%s' in '%s'\n", where.stream, before.First, before.Head, prefix, where.bucket)
+	}
+	return nil
+}
 
 func newInit() *cobra.Command {
 	var (
@@ -71,6 +96,9 @@ func newInit() *cobra.Command {
 			}
 			opened, err := where.openWith(ctx, config)
 			if err != nil {
+				return err
+			}
+			if err := found(ctx, cmd.OutOrStdout(), &where, opened, prefix); err != nil {
 				return err
 			}
 			server, err := where.inProcess(opened)

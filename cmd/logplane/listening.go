@@ -3,11 +3,14 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
+	"syscall"
 
 	"github.com/spf13/pflag"
 
@@ -35,7 +38,7 @@ func (l *listening) register(flags *pflag.FlagSet) {
 	flags.StringVar(&l.listen, "listen", defaultListen(os.Getenv("PORT")), "address to serve on, by default :$PORT where that is set; beyond loopback only with TLS or --insecure-plain-http, and where clients are authenticated")
 	flags.StringVar(&l.certFile, "tls-cert-file", "", "certificate to serve HTTPS with; it and --tls-private-key-file are read again when they change")
 	flags.StringVar(&l.keyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
-	flags.BoolVar(&l.insecurePlainHTTP, "insecure-plain-http", false, "serve beyond loopback without TLS, behind something that ends it: tokens pass in clear between the two")
+	flags.BoolVar(&l.insecurePlainHTTP, "insecure-plain-http", false, "serve beyond loopback without TLS, behind something that ends it, and lead there without TLS: tokens pass in clear")
 	flags.IntVar(&l.maxStreams, "http2-max-streams-per-connection", 100, "requests, watches too, that one connection of HTTP/2 may have open")
 }
 
@@ -65,12 +68,32 @@ func (l *listening) serve(ctx context.Context, handler http.Handler, c serve.Con
 		return err
 	}
 	c.MaxStreams = l.maxStreams
-	listener, err := net.Listen("tcp", l.listen)
+	listener, err := listen("--listen", l.listen)
 	if err != nil {
-		return fmt.Errorf("listen: %w", err)
+		return err
 	}
 	slog.Info("serving", "address", listener.Addr().String(), "https", c.TLS != nil)
 	return serve.Serve(ctx, listener, handler, c)
+}
+
+// listen listens on the address of a flag.
+func listen(flag, address string) (net.Listener, error) {
+	listener, err := net.Listen("tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("%s is '%s', where another process listens: give another address, or stop that: %w", flag, address, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s is '%s': %w", flag, address, err)
+	}
+	return listener, nil
+}
+
+// checkLeadsTo refuses a server to which tokens would travel in clear.
+func (l *listening) checkLeadsTo(flag string, server *url.URL) error {
+	if server.Scheme == "https" || l.insecurePlainHTTP || serve.IsLoopback(net.JoinHostPort(server.Hostname(), "80")) {
+		return nil
+	}
+	return fmt.Errorf("%s is '%s': clients' tokens would travel there in clear: give an 'https://' URL, or --insecure-plain-http", flag, server)
 }
 
 // tls is nil for plain HTTP.

@@ -28,9 +28,9 @@ func (p *probes) beside(ctx context.Context, ready func(context.Context) error, 
 	if p.listen == "" {
 		return work(ctx)
 	}
-	listener, err := net.Listen("tcp", p.listen)
+	listener, err := listen("--metrics-listen", p.listen)
 	if err != nil {
-		return fmt.Errorf("listen for probes: %w", err)
+		return err
 	}
 	slog.Info("serving probes and metrics", "address", listener.Addr().String())
 	mux := http.NewServeMux()

@@ -34,16 +34,16 @@ func Collectors() []prometheus.Collector {
 }
 
 // fail answers for servers that did not.
-func fail(w http.ResponseWriter, r *http.Request, err error) {
+func (to *role) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if r.Context().Err() == context.Canceled { // the client has gone, or this process stops: nothing may look like an answer
 		panic(http.ErrAbortHandler)
 	}
-	apiserver.Fail(w, r, statusOf(r, err))
+	apiserver.Fail(w, r, to.statusOf(r, err))
 }
 
 // statusOf says what is known of the request. What may have been done has no Retry-After: clients would do it again
 // (row 61).
-func statusOf(r *http.Request, err error) error {
+func (to *role) statusOf(r *http.Request, err error) error {
 	var client clientError
 	switch {
 	case errors.As(err, &client) && errors.Is(err, os.ErrDeadlineExceeded):
@@ -54,7 +54,7 @@ func statusOf(r *http.Request, err error) error {
 	case errors.As(err, &client):
 		return apierrors.NewBadRequest(fmt.Sprintf("the body of the request broke off, so no server has received all of it: %v", err))
 	case wasUnsent(err):
-		return kubestore.Unavailable("no server of this cell can be reached, and nothing was done: try again")
+		return kubestore.Unavailable(fmt.Sprintf("no '%s' of this cell can be reached, and nothing was done: try again", to.name))
 	case errors.Is(r.Context().Err(), context.DeadlineExceeded):
 		return apierrors.NewTimeoutError("no server has answered within the allotted timeout"+unknown(r), 0)
 	case onlyReads(r):

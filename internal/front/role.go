@@ -43,7 +43,7 @@ func newRole(name string, urls []*url.URL, config *tls.Config, buffer int) *role
 		to.hosts = append(to.hosts, newHost(u, config))
 	}
 	to.proxy = &httputil.ReverseProxy{
-		Transport: to, Rewrite: rewrite, FlushInterval: -1, BufferPool: newBuffers(buffer), ErrorHandler: fail,
+		Transport: to, Rewrite: rewrite, FlushInterval: -1, BufferPool: newBuffers(buffer), ErrorHandler: to.fail,
 		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug), // mostly clients that have gone
 	}
 	return to
@@ -66,6 +66,7 @@ func (to *role) RoundTrip(r *http.Request) (*http.Response, error) {
 		var answer *http.Response
 		if answer, err = s.roundTrip(r); err == nil {
 			answered.WithLabelValues(to.name, fmt.Sprint(answer.StatusCode)).Inc()
+			s.recover(to.name)
 			return answer, nil
 		}
 		if r.Context().Err() == context.Canceled {
@@ -217,7 +218,7 @@ func (h *host) know(addresses []string) {
 type server struct {
 	host    *host
 	address string
-	failed  atomic.Pointer[time.Time] // when it last did; nil if it did not
+	failed  atomic.Pointer[time.Time] // when it last did; nil if it has answered since
 }
 
 func (s *server) hasFailed() bool {
@@ -228,11 +229,17 @@ func (s *server) hasFailed() bool {
 // fail logs the first failure of several.
 func (s *server) fail(role string, err error) {
 	failures.WithLabelValues(role).Inc()
-	if !s.hasFailed() {
+	now := time.Now()
+	if s.failed.Swap(&now) == nil {
 		slog.Warn("a server does not answer: others are asked first for a while", "role", role, "server", s.address, "error", err)
 	}
-	now := time.Now()
-	s.failed.Store(&now)
+}
+
+// recover believes an answer once the failure is some time ago: a server that dies may still answer here and there.
+func (s *server) recover(role string) {
+	if at := s.failed.Load(); at != nil && !s.hasFailed() && s.failed.CompareAndSwap(at, nil) {
+		slog.Info("a server answers again", "role", role, "server", s.address)
+	}
 }
 
 // roundTrip sends the request here.

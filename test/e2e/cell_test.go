@@ -42,6 +42,23 @@ kubectl() { until command kubectl "$@"; do kill -0 $!; done; }
 	require.Regexp(t, "kube-system +Active", string(out))
 }
 
+// TestInit: 'init' says what it made and what it found, and joins no log to a bucket of another cell.
+func TestInit(t *testing.T) {
+	folder := t.TempDir()
+	nats := eventlogtest.Run(t, t.TempDir()).ClientURL()
+	initialize := func(bucket string, code int) string {
+		t.Helper()
+		p := product.Run(t, "init", "--nats", nats, "--bucket", "file://"+filepath.Join(folder, bucket))
+		<-p.Exited
+		require.Equal(t, code, p.Cmd.ProcessState.ExitCode(), p.Output())
+		return p.Output()
+	}
+	require.Contains(t, initialize("right", 0), "made a cell with the log 'logplane', below 'logplane' in 'file://"+folder+"/right'")
+	require.Regexp(t, "found a cell with the log 'logplane', which holds revisions 1 to [0-9]+, below 'logplane'", initialize("right", 0))
+	require.Regexp(t, "the log 'logplane' holds revisions 1 to [0-9]+ of a cell, and 'file://.*/wrong' has no cell .* give the --bucket of that cell", initialize("wrong", 1))
+	require.NoFileExists(t, filepath.Join(folder, "wrong/logplane/root"))
+}
+
 // freeAddress is a loopback address that nobody listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
