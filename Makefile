@@ -53,7 +53,7 @@ race-build: ## build bin/race/logplane, which the end-to-end tests run
 
 $(BIN)/kubectl: tools/kubectl/go.mod
 	@echo "building bin/kubectl $(KUBERNETES)"
-	@cd tools/kubectl && $(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $@ k8s.io/kubernetes/cmd/kubectl
+	@cd tools/kubectl && $(RELEASE) go build -ldflags "-s -w $(STAMP) -X k8s.io/client-go/pkg/version.gitVersion=$(KUBERNETES)" -o $@ k8s.io/kubernetes/cmd/kubectl
 
 .PHONY: kubectl
 kubectl: $(BIN)/kubectl ## build bin/kubectl from its module

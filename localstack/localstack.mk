@@ -100,12 +100,12 @@ logs: ## follow the containers' logs
 
 # Whatever it was started with: a volume that is not there is no error.
 down: ## stop what 'make up' started and delete its data
-	@test ! -e $(STATE) || $(COMPOSE_OF) $(THREE) down --volumes --remove-orphans --timeout 5
+	@set -o pipefail; test ! -e $(STATE) || $(COMPOSE_OF) $(THREE) down --volumes --remove-orphans --timeout 5 2>&1 | { grep -vE '^(Removing volume|Volume) .*log-[23]' || true; }
 	@rm -rf $(STATE)
 
 # All three on a stack of its own, which leaves a running one alone. Nothing of it may be left.
 .PHONY: smoke-test
-smoke-test:
+smoke-test: ## 'up', 'smoke' and 'down' of a stack of its own
 	@own="$(MAKE) --no-print-directory STACK=logplane-smoke API_PORT=17380"; \
 	$$own up && $$own smoke; code=$$?; $$own down; \
 	for kind in container volume network; do \

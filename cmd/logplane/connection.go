@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -219,9 +221,16 @@ func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, err
 		if !strings.HasPrefix(c.bucket, "file:///") || u.Path == "/" {
 			return nil, "", fmt.Errorf("--bucket is '%s': a folder must be 'file://' and its absolute path, for example 'file:///var/lib/logplane'", c.bucket)
 		}
-		b, err := filesystem.Open(filepath.FromSlash(u.Path))
+		folder := filepath.FromSlash(u.Path)
+		if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) && !c.founds { // opening it would make it
+			return nil, "", fmt.Errorf("--bucket is '%s', and there is no such folder: give the cell's own, or make a cell there with 'logplane init'", c.bucket)
+		}
+		b, err := filesystem.Open(folder)
 		return bucket.Count(b), c.stream, err
 	case "s3":
+		if u.Host == "" {
+			return nil, "", fmt.Errorf("--bucket is '%s': it must name a bucket, as 's3://BUCKET/PREFIX' does", c.bucket)
+		}
 		b, err := s3.Open(ctx, s3.Config{
 			Endpoint: c.s3Endpoint, Region: c.s3Region, Bucket: u.Host, PathStyle: c.s3PathStyle, CAFile: c.s3CA,
 		})

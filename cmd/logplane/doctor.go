@@ -97,10 +97,11 @@ func (d *doctor) examine(ctx context.Context) {
 		defer config.Conn.Close()
 		log = d.examineLog(ctx, config)
 	}
+	answered := len(d.monitoring) > 0
 	for _, address := range d.monitoring {
-		d.examineServer(ctx, address)
+		answered = d.examineServer(ctx, address) && answered
 	}
-	if len(d.monitoring) > 0 {
+	if answered {
 		d.examineProcesses(ctx)
 	}
 	b, prefix, err := d.where.openBucket(ctx)
@@ -154,15 +155,19 @@ func (d *doctor) measureSync(ctx context.Context, config eventlog.Config, roundT
 	}
 }
 
-func (d *doctor) examineServer(ctx context.Context, address string) {
+// examineServer says whether the server's monitoring has answered.
+func (d *doctor) examineServer(ctx context.Context, address string) bool {
 	var answer struct {
 		Config *struct {
 			Interval time.Duration `json:"sync_interval"`
 			Always   bool          `json:"sync_always"`
 		} `json:"config"`
 	}
-	switch err := ask(ctx, address, "/jsz?config=1", &answer); {
-	case d.fail("sync", err):
+	if err := ask(ctx, address, "/jsz?config=1", &answer); err != nil {
+		d.say("FAIL", "sync", "%w: give the address of 'http_port' in each server's configuration", err)
+		return false
+	}
+	switch {
 	case answer.Config == nil:
 		d.say("FAIL", "sync", "the server at %s has no JetStream: name the servers that keep the log", address)
 	case answer.Config.Always:
@@ -170,6 +175,7 @@ func (d *doctor) examineServer(ctx context.Context, address string) {
 	default:
 		d.say("FAIL", "sync", "%s syncs its disk every %s: a power cut loses writes that were acknowledged. Set 'sync_interval: always' in its jetstream block", address, answer.Config.Interval)
 	}
+	return true
 }
 
 // examineProcesses lists the processes by the names that their connections have. Nobody sends heartbeats. Any client
@@ -248,7 +254,7 @@ func ask(ctx context.Context, address, path string, answer any) error {
 func (d *doctor) examineBucket(ctx context.Context, b bucket.Bucket, prefix string) bool {
 	switch _, _, err := b.Get(ctx, prefix+"/root"); {
 	case errors.Is(err, bucket.ErrNotFound):
-		d.say("FAIL", "bucket", "there is no root below '%s': give the cell's bucket and prefix, or make a cell there with 'logplane init'", prefix)
+		d.say("FAIL", "bucket", "'%s' has no root below '%s': give the cell's bucket and prefix, or make a cell there with 'logplane init'", d.where.bucket, prefix)
 		return false
 	case err != nil:
 		d.say("FAIL", "bucket", "%w: are --bucket, --s3-endpoint and the keys in the environment right?", err)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -57,6 +58,7 @@ func newLifecycle() *cobra.Command {
 				})
 			}
 			defer memory.GiveBack(server.Shrink)()
+			slog.Info("finishing what requests begin", "bucket", where.bucket)
 			return watched.beside(cmd.Context(), opened.connected, finisher.Run)
 		},
 	}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -35,8 +36,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	function := lambda.Address()
 	cmd, err := root, error(nil)
-	if function != "" && len(args) == 0 {
+	switch {
+	case function != "" && len(args) == 0:
 		args, err = lambdaArguments(os.Getenv("_HANDLER"))
+	case len(args) == 0 && filepath.Base(os.Args[0]) == "bootstrap":
+		err = errors.New("AWS_LAMBDA_RUNTIME_API is not set: AWS Lambda sets it and starts 'bootstrap'; elsewhere name a command, 'bootstrap --help' lists them")
 	}
 	if err == nil {
 		root.SetArgs(args)
@@ -75,7 +79,10 @@ func newRoot(stderr io.Writer) *cobra.Command {
 		Use:   "logplane",
 		Short: "The Kubernetes API as stateless functions on a log and a bucket",
 		Long: "Logplane is the Kubernetes API as stateless functions on a NATS JetStream log and an S3 bucket.\n" +
-			"Start with 'logplane dev'. Every flag can also be set as LOGPLANE_<FLAG>, for example LOGPLANE_LISTEN.",
+			"Start with 'logplane dev'. Every flag can also be set as LOGPLANE_<FLAG>, for example LOGPLANE_LISTEN.\n" +
+			"As the 'bootstrap' of an AWS Lambda function it is the command that the function's handler names:\n" +
+			"'api', 'projector', 'lifecycle' or 'expiry'.",
+		Version:       ownVersion(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {

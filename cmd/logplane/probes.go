@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 
 	"github.com/spf13/pflag"
@@ -22,8 +20,7 @@ func (p *probes) register(flags *pflag.FlagSet) {
 	flags.StringVar(&p.listen, "metrics-listen", "", "address to serve '/livez', '/readyz' and '/metrics' on, to anybody and without TLS; none by default")
 }
 
-// beside runs work and serves until both have ended. The process is ready while ready returns nil. The reason why it is
-// not is logged, since anybody may ask.
+// beside runs work and serves until both have ended. The process is ready while ready returns nil.
 func (p *probes) beside(ctx context.Context, ready func(context.Context) error, work func(context.Context) error) error {
 	if p.listen == "" {
 		return work(ctx)
@@ -36,13 +33,7 @@ func (p *probes) beside(ctx context.Context, ready func(context.Context) error, 
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", legacyregistry.Handler())
 	mux.HandleFunc("GET /livez", func(http.ResponseWriter, *http.Request) {})
-	check := serve.Shared(func(ctx context.Context) error {
-		err := ready(ctx)
-		if err != nil {
-			slog.Warn("not ready", "error", err)
-		}
-		return err
-	})
+	check := serve.Shared(ready)
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		if check(r) != nil {
 			http.Error(w, "not ready: the process's log says why", http.StatusServiceUnavailable)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,6 +40,7 @@ func newProjector() *cobra.Command {
 				})
 			}
 			defer memory.GiveBack(opened.Shrink)()
+			slog.Info("committing what the log adds", "bucket", where.bucket, "cadence", cadence)
 			return watched.beside(cmd.Context(), opened.connected, func(ctx context.Context) error { return opened.Projection.Run(ctx, cadence) })
 		},
 	}

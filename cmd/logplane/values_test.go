@@ -71,6 +71,11 @@ func TestBucketFolders(t *testing.T) {
 	where := connection{bucket: "file://" + t.TempDir()}
 	_, _, err := where.openBucket(t.Context())
 	require.NoError(t, err)
+	missing := filepath.Join(t.TempDir(), "missing")
+	where = connection{bucket: "file://" + missing}
+	_, _, err = where.openBucket(t.Context())
+	require.ErrorContains(t, err, "there is no such folder")
+	require.NoDirExists(t, missing, "who looks makes nothing")
 }
 
 // TestInit: before it, other commands say to run it. It makes no promise about replicas that the stream does not keep,

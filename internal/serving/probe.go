@@ -2,6 +2,7 @@ package serving
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -23,7 +24,8 @@ func IsProbe(path string) bool {
 }
 
 // Shared makes a check that is done once a second at most, and takes 10 seconds at most. Probers have shown no
-// credentials, so one check serves all of them.
+// credentials, so one check serves all of them, and what they need not know is logged: why it fails, once for each
+// reason.
 func Shared(check func(context.Context) error) func(*http.Request) error {
 	var mu sync.Mutex // guards what follows
 	var checked time.Time
@@ -36,8 +38,12 @@ func Shared(check func(context.Context) error) func(*http.Request) error {
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), checkTimeout) // other probers use the result too
 		defer cancel()
+		before := last
 		last = check(ctx)
 		checked = time.Now()
+		if last != nil && (before == nil || before.Error() != last.Error()) {
+			slog.Warn("not ready", "error", last)
+		}
 		return last
 	}
 }

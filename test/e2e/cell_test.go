@@ -67,3 +67,12 @@ func freeAddress(t *testing.T) string {
 	defer listener.Close()
 	return listener.Addr().String()
 }
+
+// TestBootstrapElsewhere: the binary of a function says what is missing where no platform runs it.
+func TestBootstrapElsewhere(t *testing.T) {
+	bootstrap := filepath.Join(t.TempDir(), "bootstrap")
+	require.NoError(t, os.Symlink(product.Logplane(t), bootstrap))
+	out, err := exec.Command(bootstrap).CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "AWS_LAMBDA_RUNTIME_API is not set")
+}
