@@ -78,6 +78,7 @@ func (l *Log) call(ctx context.Context, kind, api string, body []byte, read read
 			return l.callAll(ctx, kind, msg, read, err)
 		}
 		if backOff(ctx, try) != nil {
+			l.leaveServer(ctx)
 			return err
 		}
 	}
@@ -103,7 +104,21 @@ func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, read read
 			return err
 		}
 	}
+	l.leaveServer(ctx)
 	return refused
+}
+
+// leaveServer connects to another server of a replicated log, once a deadline has passed. This one may be cut off from
+// the others, and then nothing that is asked here is answered before it is back. If that is not so, another server is as
+// good.
+func (l *Log) leaveServer(ctx context.Context) {
+	if !l.replicated.Load() || !errors.Is(ctx.Err(), context.DeadlineExceeded) || len(l.config.Conn.Servers()) < 2 {
+		return
+	}
+	now, last := time.Now().UnixNano(), l.left.Load()
+	if time.Duration(now-last) >= l.config.Timeout && l.left.CompareAndSwap(last, now) { // it may be another server already
+		_ = l.config.Conn.ForceReconnect() // it fails only on a connection that is closed already
+	}
 }
 
 // listen returns with the first conclusive answer, whichever copy of the request it answers.

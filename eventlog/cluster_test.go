@@ -563,3 +563,33 @@ func TestMoreReplicas(t *testing.T) {
 		t.Errorf("%d events of %d: %v", n, after-before, err)
 	}
 }
+
+// A process whose server is cut off from the others goes on by another one, while the cut lasts.
+func TestAServerThatIsCutOffIsLeft(t *testing.T) {
+	c := eventlogtest.Cluster(t)
+	c.Log(0)
+	alone := follower(c.Leader())
+	conn, err := eventlog.Connect(eventlog.Servers{URL: c.Server[alone].ClientURL() + "," + c.Server[c.Leader()].ClientURL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	eventlogtest.Eventually(t, "it is connected to the server", func() bool {
+		return conn.ConnectedServerId() == c.Server[alone].ID() || conn.ForceReconnect() != nil
+	})
+	l, err := eventlog.Open(bounded(t), eventlog.Config{Conn: conn, Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := fill(t, l, 3)
+	c.Cut(alone)
+	t.Cleanup(func() { c.Resume(alone) })
+	eventlogtest.Eventually(t, "the head is learned", func() bool {
+		b, err := l.Head(bounded(t))
+		return err == nil && b.Head >= head
+	})
+	if conn.ConnectedServerId() == c.Server[alone].ID() {
+		t.Error("it is still connected to the server that is cut off")
+	}
+	fill(t, l, 3)
+}

@@ -90,17 +90,10 @@ func (f *follower) open(ctx context.Context) error {
 // consumer would show that only by missed heartbeats.
 func (l *Log) whileConnected(ctx context.Context) (connected context.Context, stop func()) {
 	connected, cancel := context.WithCancel(ctx)
-	broke := l.config.Conn.StatusChanged(nats.RECONNECTING, nats.CLOSED)
-	go func() {
-		select {
-		case <-broke:
-			cancel()
-		case <-connected.Done():
-		}
-	}()
+	forget := context.AfterFunc(l.link.Load().ctx, cancel)
 	return connected, func() {
+		forget()
 		cancel()
-		l.config.Conn.RemoveStatusListener(broke)
 	}
 }
 

@@ -130,6 +130,7 @@ func (l *Log) publishBarrier(ctx context.Context) (Revision, error) {
 			return ack.Sequence, nil
 		}
 		if errors.Is(err, nats.ErrConnectionClosed) || backOff(ctx, try) != nil {
+			l.leaveServer(ctx)
 			return 0, fmt.Errorf("have a barrier acknowledged: %w", err)
 		}
 	}

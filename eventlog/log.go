@@ -66,6 +66,7 @@ type Log struct {
 	// batches bounds the batches in flight; the server drops any over 50.
 	batches chan struct{}
 	link    atomic.Pointer[link]
+	left    atomic.Int64 // when a server was left, in nanoseconds of Unix time
 
 	mu      sync.Mutex
 	asking  bool      // mu; a head question is in flight
