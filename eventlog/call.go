@@ -109,8 +109,8 @@ func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, read read
 }
 
 // leaveServer connects to another server of a replicated log, once a deadline has passed. This one may be cut off from
-// the others, and then nothing that is asked here is answered before it is back. If that is not so, another server is as
-// good.
+// the others, and then nothing that is asked here is answered before it is back. If that is not so, another server is
+// as good.
 func (l *Log) leaveServer(ctx context.Context) {
 	if !l.replicated.Load() || !errors.Is(ctx.Err(), context.DeadlineExceeded) || len(l.config.Conn.Servers()) < 2 {
 		return
