@@ -70,6 +70,7 @@ func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes 
 	}
 	ctx, s := span(ctx, "log append")
 	defer s.End()
+	mark(ctx, msgs)
 	seen, began := Revision(l.seen.Load()), time.Now()
 	rev, err := l.publishSurely(ctx, msgs)
 	if l.leavesOpen(err) {

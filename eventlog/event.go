@@ -49,6 +49,9 @@ type Event struct {
 	RequestID string
 	// Epoch of the cell when it was written (invariant 9).
 	Epoch uint64
+	// Trace is W3C's traceparent of the request that wrote it, empty where nobody traced that (Traced). It may be
+	// anything of that length: whoever may publish chooses it.
+	Trace string
 	// Left is how many events of the same append follow this one: 0 for the last of them, and for a single one.
 	Left uint32
 }

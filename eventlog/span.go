@@ -3,10 +3,43 @@ package eventlog
 import (
 	"context"
 
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 )
 
 // span begins a part of the trace that ctx belongs to. Where there is none, it does nothing.
 func span(ctx context.Context, name string) (context.Context, trace.Span) {
 	return trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/logplane/logplane/eventlog").Start(ctx, name)
+}
+
+// traceparent is W3C's header for the trace that ctx belongs to, empty where nobody records that.
+func traceparent(ctx context.Context) string {
+	if !trace.SpanContextFromContext(ctx).IsSampled() {
+		return ""
+	}
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	return carrier["traceparent"]
+}
+
+// mark lets events carry the trace that ctx belongs to.
+func mark(ctx context.Context, msgs []*nats.Msg) {
+	parent := traceparent(ctx)
+	if parent == "" {
+		return
+	}
+	for _, msg := range msgs {
+		msg.Header[headerTrace] = []string{parent}
+	}
+}
+
+// Traced is ctx in the trace of the request that the event was written by. It is false for an event whose request
+// nobody traced.
+func (e Event) Traced(ctx context.Context) (context.Context, bool) {
+	if e.Trace == "" {
+		return ctx, false
+	}
+	ctx = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": e.Trace})
+	return ctx, trace.SpanContextFromContext(ctx).IsSampled()
 }

@@ -31,6 +31,8 @@ const (
 	headerUser  = "Logplane-User"
 	headerAs    = "Logplane-As"
 	headerAgent = "Logplane-Agent"
+	// headerTrace is of CloudEvents' extension for distributed tracing. Most events have none.
+	headerTrace = "ce-traceparent"
 	// headerBatch is an event's place in its batch, '2/5'; single events have none.
 	headerBatch = "Logplane-Batch"
 
@@ -168,9 +170,15 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	}
 	e.Key, e.ContentType = key, h.Get(headerContentType)
 	e.Base, e.Precondition, e.TTL = Revision(base), Revision(precondition), uint32(ttl)
+	if parent := h.Get(headerTrace); len(parent) <= maxTrace {
+		e.Trace = parent
+	}
 	e.Author = Author{User: h.Get(headerUser), As: h.Get(headerAs), Agent: h.Get(headerAgent)}.clean()
 	return e, errors.Join(errs[:]...)
 }
+
+// maxTrace is how long a header of version 00 of W3C's traces is, in bytes.
+const maxTrace = 55
 
 // maxID is the longest id of an event, in bytes.
 const maxID = 256

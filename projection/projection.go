@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/bucket"
 )
@@ -46,6 +48,9 @@ type Config struct {
 	// Grace is how old garbage is, by the bucket's clock, before it is deleted; 15 min by default. No commit may take
 	// longer, nor any list that reads one view.
 	Grace time.Duration
+	// Tracer gets a span for each traced event that this process commits, in the trace of the request that wrote it;
+	// none by default.
+	Tracer trace.Tracer
 }
 
 // Projection reads and commits one cell. Any number of them, in any number of processes, may do both at once (invariant

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/logplane/logplane/eventlog"
@@ -45,6 +46,7 @@ type connection struct {
 	command                          string // as the log's servers are told
 	readOnly                         bool   // for a process that only looks: nothing is written
 	founds                           bool   // for the one command that makes the bucket's first root
+	tracer                           trace.Tracer
 }
 
 // register adds all flags of a process that serves or writes.
@@ -164,7 +166,7 @@ func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cel
 		Log: log, Bucket: b, Prefix: prefix, CacheBytes: c.blockCacheMiB << 20,
 		CacheFolder: c.blockCacheFolder, CacheFolderBytes: c.blockCacheFolderMiB << 20, TailBytes: c.tailMiB << 20, ReadOnly: c.readOnly,
 		LogRetention: c.logRetention, Retention: c.retention, History: c.history, Checkpoints: c.checkpoints,
-		Founded: !c.founds,
+		Founded: !c.founds, Tracer: c.tracer,
 	})
 	if err != nil {
 		return nil, err

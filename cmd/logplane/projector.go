@@ -15,6 +15,7 @@ func newProjector() *cobra.Command {
 	var (
 		where   = connection{command: "projector"}
 		watched probes
+		traced  tracer
 		cadence time.Duration
 		once    bool
 	)
@@ -28,6 +29,12 @@ func newProjector() *cobra.Command {
 			if err := atLeast("--cadence", cadence, time.Millisecond); err != nil {
 				return err
 			}
+			tracer, stop, err := traced.start(cmd.Context(), cmd.Name())
+			if err != nil {
+				return err
+			}
+			defer stop()
+			where.tracer = tracer
 			opened, err := where.open(cmd.Context())
 			if err != nil {
 				return err
@@ -46,6 +53,7 @@ func newProjector() *cobra.Command {
 	}
 	where.register(cmd.Flags())
 	watched.register(cmd.Flags())
+	traced.register(cmd.Flags())
 	cmd.Flags().BoolVar(&once, "once", false, "commit what there is, tend the bucket once, and exit, as a function that a timer calls does")
 	cmd.Flags().DurationVar(&cadence, "cadence", time.Second, "shortest time between two commits")
 	return cmd

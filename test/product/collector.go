@@ -1,0 +1,66 @@
+package product
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"google.golang.org/grpc"
+)
+
+// Collector is an OpenTelemetry collector that remembers the names of spans by their trace.
+type Collector struct {
+	// File is a configuration for --tracing-config-file that leads here.
+	File string
+
+	collector.UnimplementedTraceServiceServer
+	mu    sync.Mutex
+	names map[string][]string // by mu
+}
+
+// Collect runs a collector until the test ends.
+func Collect(t testing.TB) *Collector {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	c := &Collector{File: filepath.Join(t.TempDir(), "tracing.yaml"), names: map[string][]string{}}
+	require.NoError(t, os.WriteFile(c.File, fmt.Appendf(nil, "apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoint: %s\n", listener.Addr()), 0o600))
+	server := grpc.NewServer()
+	collector.RegisterTraceServiceServer(server, c)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	return c
+}
+
+// Export is the collector's interface for those who send spans.
+func (c *Collector) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, resource := range r.ResourceSpans {
+		for _, scope := range resource.ScopeSpans {
+			for _, span := range scope.Spans {
+				trace := fmt.Sprintf("%x", span.TraceId)
+				c.names[trace] = append(c.names[trace], span.Name)
+			}
+		}
+	}
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+// Traces are the names of all spans that have come, by their trace.
+func (c *Collector) Traces() map[string][]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make(map[string][]string, len(c.names))
+	for trace, names := range c.names {
+		all[trace] = slices.Clone(names)
+	}
+	return all
+}
