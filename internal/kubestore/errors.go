@@ -14,6 +14,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
 )
 
 // retryAfterSeconds is what a client is told to wait before it asks again.
@@ -84,9 +85,16 @@ func listError(err error, paging bool, continueKey, prefix string) error {
 	return expired
 }
 
-// readAnswer is what a client is told about a row that a view could not read, because the bucket fails or a segment is
-// damaged.
-func readAnswer(err error) error { return answer(fmt.Errorf("read the snapshot: %w", err)) }
+// readAnswer is what a client is told about a row that a view could not read. Nothing was written. A bucket that fails
+// may not do so a second later. What is damaged, lost or of another epoch stays so.
+func readAnswer(err error) error {
+	for _, lasts := range []error{projection.ErrDamaged, bucket.ErrNotFound, eventlog.ErrDiverged, eventlog.ErrFenced} {
+		if errors.Is(err, lasts) || isContextError(err) {
+			return answer(fmt.Errorf("read the snapshot: %w", err))
+		}
+	}
+	return Unavailable(fmt.Sprintf("reading the snapshot failed: %v", err))
+}
 
 // appendAnswer is what a client is told about an append that failed.
 func appendAnswer(err error, resource schema.GroupResource, key eventlog.Key) error {

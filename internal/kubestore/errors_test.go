@@ -2,6 +2,7 @@ package kubestore
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,8 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	object "github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
@@ -39,3 +42,43 @@ func TestSilentLog(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, list(over), context.Canceled)
 }
+
+// TestABucketThatFails: what cannot be read now may be read a second later, so clients come again. What is lost is lost.
+func TestABucketThatFails(t *testing.T) {
+	for fault, again := range map[memory.Fault]bool{memory.Fails: true, memory.Works: false} {
+		bucket := memory.New()
+		b := newBed(t, eventlogtest.Start(t), bucket)
+		create(t, newStore(b.Cell, pods(nil)), pod("ns", "a"))
+		p, err := projection.Open(projection.Config{Log: b.Log, Bucket: bucket, InlineBytes: 1, CacheBytes: 1})
+		require.NoError(t, err)
+		_, err = p.Commit(t.Context())
+		require.NoError(t, err)
+		bucket.Inject(func(_ memory.Op, key string) memory.Fault {
+			if strings.Contains(key, "/seg/") {
+				return fault
+			}
+			return memory.Works
+		})
+		if fault == memory.Works {
+			require.NoError(t, bucket.List(t.Context(), "", func(a object.Attributes) error {
+				if strings.Contains(a.Key, "/seg/") {
+					return bucket.Delete(t.Context(), a.Key)
+				}
+				return nil
+			}))
+		}
+		s := newStore(Cell{Log: b.Log, Projection: p, Cluster: "main"}, pods(nil))
+		for what, err := range map[string]error{
+			"get":    s.Get(t.Context(), "/pods/ns/a", storage.GetOptions{}, &example.Pod{}),
+			"list":   s.GetList(t.Context(), "/pods/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, &example.PodList{}),
+			"update": second(relabel(t.Context(), s, "/pods/ns/a", "a", "b")),
+		} {
+			require.Error(t, err, what)
+			require.Equal(t, again, apierrors.IsServiceUnavailable(err), "%s: %v", what, err)
+			_, says := apierrors.SuggestsClientDelay(err)
+			require.Equal(t, again, says, "%s: %v", what, err)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
