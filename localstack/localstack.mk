@@ -12,10 +12,7 @@ ARCH         ?= $(shell go env GOARCH)
 COMMIT       := $(shell git rev-parse HEAD 2>/dev/null)
 COMMIT_TIME  := $(shell TZ=UTC git show -s --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd HEAD 2>/dev/null)
 OCI          := org.opencontainers.image
-LABELS       := --label $(OCI).title=logplane --label $(OCI).licenses=Apache-2.0 --label $(OCI).version=$(VERSION) \
-                --label $(OCI).description="The Kubernetes API as stateless functions on a log and a bucket" \
-                --label $(OCI).source=https://github.com/logplane/logplane --label $(OCI).revision=$(COMMIT) \
-                --label $(OCI).created=$(COMMIT_TIME)
+LABELS       := --label $(OCI).version=$(VERSION) --label $(OCI).revision=$(COMMIT) --label $(OCI).created=$(COMMIT_TIME)
 # A second stack beside the first needs another name and another port.
 STACK        ?= logplane
 API_PORT     ?= 7380
@@ -55,16 +52,20 @@ images-nats: $(IMAGES)/nats/$(NATS_VERSION)
 	@$(RELEASE) go build -ldflags "-s -w" -o $(IMAGES)/nats/probe ./localstack/probe
 	@$(DOCKER_BUILD) -t logplane/nats:$(TAG) -f localstack/nats.Dockerfile $(IMAGES)/nats >/dev/null 2>$(IMAGES)/nats.log || { cat $(IMAGES)/nats.log; exit 1; }
 
-# The list of what the program was built from is in the image, and beside it as bin/images/logplane-ARCH/logplane.spdx.json.
+# What the program was built from is in the image, and beside it as bin/images/logplane-ARCH/logplane.spdx.json.
 OF_ARCH := $(IMAGES)/logplane-$(ARCH)
-images-logplane: $(BIN)/release
+images-logplane: images-logplane-files
 	@echo "image logplane/logplane:$(TAG) for linux/$(ARCH)"
-	@mkdir -p $(OF_ARCH)/empty
 	@$(RELEASE) GOOS=linux GOARCH=$(ARCH) go build -ldflags "-s -w $(STAMP)" -o $(OF_ARCH)/logplane ./cmd/logplane
-	@$(RELEASE) GOOS=linux GOARCH=$(ARCH) go build -ldflags "-s -w" -o $(OF_ARCH)/probe ./localstack/probe
-	@$(BIN)/release roots $(OF_ARCH)/ca-certificates.crt
 	@$(BIN)/release sbom $(OF_ARCH)/logplane $(OF_ARCH)/logplane.spdx.json
 	@$(DOCKER_BUILD) --platform linux/$(ARCH) $(LABELS) -t logplane/logplane:$(TAG) -f localstack/logplane.Dockerfile $(OF_ARCH) >/dev/null 2>$(IMAGES)/logplane.log || { cat $(IMAGES)/logplane.log; exit 1; }
+
+# What the image has beside the program, for a release's images too.
+.PHONY: images-logplane-files
+images-logplane-files: $(BIN)/release
+	@mkdir -p $(OF_ARCH)/empty
+	@$(RELEASE) GOOS=linux GOARCH=$(ARCH) go build -ldflags "-s -w" -o $(OF_ARCH)/probe ./localstack/probe
+	@$(BIN)/release roots $(OF_ARCH)/ca-certificates.crt
 
 .PHONY: $(BIN)/release
 $(BIN)/release:

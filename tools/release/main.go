@@ -1,18 +1,18 @@
-// Command release makes what is shipped beside the binaries, from nothing but files of this machine, and with the same
-// bytes each time: certificate authorities for images, the list of what a binary was built from, and archives.
+// Command release makes what a release's images and archives have beside the programs, from nothing but files of this
+// machine, and with the same bytes each time: certificate authorities, and the list of what a binary was built from.
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 )
 
 const usage = `usage:
-  release roots FILE               write the certificate authorities that Mozilla trusts, as PEM
-  release sbom BINARY FILE         write what a Go binary was built from, as SPDX 2.3
-  release tar ARCHIVE FILE...      pack files into a .tar.gz, without their folders
-  release zip ARCHIVE FILE...      the same as a .zip, as AWS Lambda wants it
-  release checksums FILE FILE...   write the SHA-256 of files, as sha256sum reads it
+  release roots FILE         write the certificate authorities that Mozilla trusts, as PEM
+  release sbom BINARY FILE   write what a Go binary was built from, as SPDX 2.3
 `
 
 func main() {
@@ -23,21 +23,24 @@ func main() {
 }
 
 func run(args []string) error {
-	if len(args) < 2 {
-		return fmt.Errorf("a command and its files are missing\n%s", usage)
-	}
-	out, files := args[1], args[2:]
 	switch {
-	case args[0] == "roots" && len(files) == 0:
-		return writeFile(out, writeRoots)
-	case args[0] == "sbom" && len(files) == 1:
-		return writeFile(files[0], sbomOf(out).write)
-	case args[0] == "tar" && len(files) > 0:
-		return writeFile(out, tarred(files).write)
-	case args[0] == "zip" && len(files) > 0:
-		return writeFile(out, zipped(files).write)
-	case args[0] == "checksums" && len(files) > 0:
-		return writeFile(out, summed(files).write)
+	case len(args) == 2 && args[0] == "roots":
+		return writeFile(args[1], writeRoots)
+	case len(args) == 3 && args[0] == "sbom":
+		return writeFile(args[2], sbomOf(args[1]).write)
 	}
-	return fmt.Errorf("'%s' with %d files means nothing\n%s", args[0], len(args)-1, usage)
+	return fmt.Errorf("'%s' means nothing\n%s", args, usage)
+}
+
+// writeFile leaves the whole file or none.
+func writeFile(path string, write func(io.Writer) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	if err := errors.Join(write(f), f.Chmod(0o644), f.Close()); err != nil {
+		return fmt.Errorf("write '%s': %w", path, err)
+	}
+	return os.Rename(f.Name(), path)
 }

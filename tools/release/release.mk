@@ -1,28 +1,35 @@
-# What a release consists of, from nothing but this checkout and Go's module cache. Included by the Makefile.
+# What a release consists of, from nothing but this checkout and Go's module cache: .goreleaser.yaml says it, and this
+# runs it. Included by the Makefile.
 
-DIST      ?= $(BIN)/dist
-PLATFORMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
+GORELEASER ?= $(BIN)/goreleaser
+PLATFORMS  ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
+# What goreleaser is to leave out: images, where there is no Docker.
+SKIP       ?= $(shell docker version >/dev/null 2>&1 || echo docker)
+# Times in zips are local. One platform after another: two at once would compile the same packages twice.
+RELEASING  := $(RELEASE) TZ=UTC DOCKER_BUILDKIT=0 STAMP="$(STAMP)" PLATFORMS="$(PLATFORMS)" TAG=$(TAG) VERSION=$(VERSION) \
+              COMMIT=$(COMMIT) COMMIT_TIME=$(COMMIT_TIME) $(GORELEASER)
 
-# Each platform compiles Kubernetes once: ten minutes on two cores. The version is the commit's, which Go writes into
-# the binary.
+$(BIN)/goreleaser: tools/goreleaser/go.mod
+	@echo "building goreleaser from its Go module: some minutes, once"
+	@cd tools/goreleaser && $(RELEASE) go build -ldflags "-s -w" -o $@ tool
+
+# Each platform compiles Kubernetes once: ten minutes on two cores.
 .PHONY: release-snapshot
-release-snapshot: $(BIN)/release ## binaries, AWS Lambda zips, SBOMs and checksums of PLATFORMS in bin/dist, offline
-	@rm -rf $(DIST) && mkdir -p $(DIST)
-	@set -e; for platform in $(PLATFORMS); do \
-	  os=$${platform%/*}; arch=$${platform#*/}; name=logplane-$$os-$$arch; built=$(DIST)/$$name; mkdir -p $$built; \
-	  echo "building $$name"; \
-	  GOOS=$$os GOARCH=$$arch $(RELEASE) go build -ldflags "-s -w $(STAMP)" -o $$built/logplane ./cmd/logplane; \
-	  $(BIN)/release sbom $$built/logplane $(DIST)/$$name.spdx.json; \
-	  $(BIN)/release tar $(DIST)/$$name.tar.gz $$built/logplane LICENSE README.md CHANGELOG.md; \
-	  if [ $$os = linux ]; then mv $$built/logplane $$built/bootstrap; $(BIN)/release zip $(DIST)/logplane-lambda-$$arch.zip $$built/bootstrap; fi; \
-	  rm -r $$built; \
-	done
-	@cd $(DIST) && $(BIN)/release checksums SHA256SUMS *.tar.gz *.zip *.spdx.json && cat SHA256SUMS
+release-snapshot: $(GORELEASER) ## binaries, AWS Lambda zips, SBOMs and checksums of PLATFORMS in bin/dist, and their images, offline
+	@for arch in $(patsubst linux/%,%,$(filter linux/%,$(PLATFORMS))); do $(MAKE) --no-print-directory images-logplane-files ARCH=$$arch || exit 1; done
+	@$(RELEASING) release --snapshot --clean --parallelism 1 --timeout 4h --skip=$(SKIP)
+	@cat bin/dist/SHA256SUMS
 
-# A clone at another place links and packs everything anew.
+.PHONY: release-check
+release-check: $(GORELEASER) ## whether goreleaser takes .goreleaser.yaml
+	@$(RELEASING) check
+
+# Two clones link and pack everything at two places, with other permissions. What is not committed is in neither.
 .PHONY: release-test
-release-test: ## two release snapshots of this commit, from two folders, have the same bytes
-	@set -e; clone=$$(mktemp -d); trap 'rm -rf '$$clone EXIT; git clone -q . $$clone/logplane; \
-	$(MAKE) --no-print-directory release-snapshot DIST=$$clone/first PLATFORMS="$(PLATFORMS)" >/dev/null; \
-	$(MAKE) --no-print-directory -C $$clone/logplane release-snapshot DIST=$$clone/second PLATFORMS="$(PLATFORMS)" >/dev/null; \
-	diff $$clone/first/SHA256SUMS $$clone/second/SHA256SUMS && echo "the same bytes twice"
+release-test: $(GORELEASER) ## two release snapshots of this commit, from two folders, have the same bytes
+	@set -e; clones=$$(mktemp -d); trap 'rm -rf '$$clones EXIT; \
+	for umask in 022 077; do \
+	  umask $$umask; git clone -q . $$clones/$$umask; \
+	  $(MAKE) --no-print-directory -C $$clones/$$umask release-snapshot GORELEASER=$(GORELEASER) PLATFORMS="$(PLATFORMS)" SKIP=docker >/dev/null; \
+	done; \
+	cat $$clones/022/bin/dist/SHA256SUMS; diff $$clones/*/bin/dist/SHA256SUMS && echo "the same bytes twice"

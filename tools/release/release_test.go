@@ -4,12 +4,9 @@ import (
 	"bytes"
 	"crypto/x509"
 	"io"
-	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"testing"
-	"time"
 
 	spdxjson "github.com/spdx/tools-golang/json"
 	spdx "github.com/spdx/tools-golang/spdx/v2/v2_3"
@@ -41,33 +38,6 @@ func TestRoots(t *testing.T) {
 	}
 	if !found {
 		t.Fatal("Amazon Root CA 1 is missing")
-	}
-}
-
-// TestArchives: files in other folders, of other times, owners and permissions make the same bytes.
-func TestArchives(t *testing.T) {
-	archives := func() (all [][]byte) {
-		folder := t.TempDir()
-		program, text := filepath.Join(folder, "program"), filepath.Join(folder, "text")
-		for path, mode := range map[string]os.FileMode{program: 0o700, text: 0o600} {
-			if err := os.WriteFile(path, []byte("content of "+filepath.Base(path)), mode); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chtimes(path, time.Now(), time.Unix(int64(len(folder))*1e6, 0)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		files := []string{program, text}
-		return [][]byte{written(t, tarred(files).write), written(t, zipped(files).write), written(t, summed(files).write)}
-	}
-	one, two := archives(), archives()
-	for i := range one {
-		if !bytes.Equal(one[i], two[i]) {
-			t.Fatalf("archive %d differs", i)
-		}
-	}
-	if !strings.HasSuffix(strings.Split(string(one[2]), "\n")[0], "  program") {
-		t.Fatalf("checksums: %s", one[2])
 	}
 }
 
