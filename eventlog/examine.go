@@ -91,7 +91,7 @@ func lookUp(ctx context.Context, c Config) (jetstream.JetStream, *jetstream.Stre
 // refused is why the server does not answer, if it said so.
 func refused(ctx context.Context) error {
 	if cause := context.Cause(ctx); errors.Is(cause, nats.ErrPermissionViolation) {
-		return fmt.Errorf("this user of the server may not do that, give the credentials that 'logplane api' has: %w", cause)
+		return fmt.Errorf("this user of the server may not do that, give an operator's credentials: %w", cause)
 	}
 	return nil
 }

@@ -30,10 +30,10 @@ func Roles(stream, prefix string) []Role {
 		reads := api("STREAM.INFO."+c.Stream, "STREAM.MSG.GET."+c.Stream, "DIRECT.GET."+c.Stream,
 			"CONSUMER.CREATE."+c.Stream, "CONSUMER.DELETE."+c.Stream+".*")
 		// Flow control, with the server's subjects of today and those that it has announced.
-		reads = append(reads, "$JS.FC."+c.Stream+".>", "$JS.FC.*.*."+c.Stream+".>", barrierSubject(c.Prefix))
+		reads = append(reads, "$JS.FC."+c.Stream+".>", "$JS.FC.*.*."+c.Stream+".>")
 		return Role{Name: name, Of: of, Publish: append(reads, more...), Subscribe: []string{inboxOf(name) + ".>"}}
 	}
-	events, purge := c.Prefix+".log.>", "$JS.API.STREAM.PURGE."+c.Stream
+	events, barrier, purge := c.Prefix+".log.>", barrierSubject(c.Prefix), "$JS.API.STREAM.PURGE."+c.Stream
 	operates := append(api("STREAM.CREATE."+c.Stream), purge, events, doctorSubject(c))
 	for _, call := range []string{"INFO", "CREATE", "UPDATE", "DELETE"} {
 		operates = append(operates, "$JS.API.STREAM."+call+"."+bodiesStream(c))
@@ -41,8 +41,8 @@ func Roles(stream, prefix string) []Role {
 	operates = append(operates, api("STREAM.CREATE."+doctorStream(c), "STREAM.DELETE."+doctorStream(c))...)
 	return []Role{
 		role("api", "'api': it writes", events),
-		role("watcher", "'watcher' behind a front that sends it watches only: it cannot write"),
-		role("projector", "'projector': it purges the log, and cannot write", purge),
+		role("watcher", "'watcher' behind a front that sends it watches only: it cannot write", barrier),
+		role("projector", "'projector': it purges the log, and cannot write", barrier, purge),
 		role("lifecycle", "'lifecycle' and 'expiry': they write", events),
 		role("operator", "'init', 'fence', 'doctor', 'inspect' and 'events', for people", operates...),
 	}

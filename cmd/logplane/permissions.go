@@ -108,9 +108,9 @@ func (p *permitted) print(w io.Writer) error {
 
 // writeUser writes one user, who may publish and subscribe to these subjects and no others.
 func writeUser(b *strings.Builder, name, password string, publish, subscribe []string) {
-	mayPublish := `deny: [">"]`
+	mayPublish := `publish: { deny: [">"] }`
 	if len(publish) > 0 {
-		mayPublish = "\n          allow: [" + listed(publish) + "\n          ]\n       "
+		mayPublish = "publish: {\n          allow: [" + listed(publish) + "\n          ]\n        }"
 	}
 	fmt.Fprintf(b, user, name, password, mayPublish, listed(subscribe))
 }
@@ -135,7 +135,7 @@ authorization {
       user: %q
       password: $%s
       permissions: {
-        publish: { %s }
+        %s
         subscribe: {
           allow: [%s
           ]

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/url"
 	"os"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -105,7 +103,9 @@ func runRoles(t *testing.T, count int) *roleServer {
 }
 
 func led(servers []*server.Server) bool {
-	return slices.ContainsFunc(servers, func(s *server.Server) bool { return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == len(servers) })
+	return slices.ContainsFunc(servers, func(s *server.Server) bool {
+		return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == len(servers)
+	})
 }
 
 func roles() (names []string) {
@@ -155,8 +155,7 @@ func runCellOfRoles(t *testing.T, s *roleServer, servers int) {
 	serving := []string{"--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow"}
 	watcher := product.Serve(t, slices.Concat([]string{"watcher"}, serving, flags("watcher"))...)
 	api := product.Serve(t, slices.Concat([]string{"api", "--watcher-url", watcher.URL()}, serving, flags("api"))...)
-	// What is old enough leaves the log with the next commit.
-	projector := product.Run(t, slices.Concat([]string{"projector", "--cadence", "10ms", "--log-retention", "1m", "--retention", "2m"}, flags("projector"))...)
+	projector := product.Run(t, slices.Concat([]string{"projector", "--cadence", "10ms"}, flags("projector"))...)
 	lifecycle := product.Run(t, slices.Concat([]string{"lifecycle", "--settle", "1ms"}, flags("lifecycle"))...)
 	events := product.Run(t, slices.Concat([]string{"events", "--output", "json"}, flags("operator"))...)
 
@@ -184,29 +183,116 @@ func runCellOfRoles(t *testing.T, s *roleServer, servers int) {
 	}, rolesTimeout, 50*time.Millisecond, lifecycle.Output)
 	require.Eventually(t, func() bool { return strings.Contains(events.Output(), `"name":"team"`) }, rolesTimeout, 20*time.Millisecond)
 
-	ends("operator", "doctor")
+	doctored := ends("operator", "doctor")
+	require.NotContains(t, doctored, "cannot be measured")
 	ends("operator", "inspect", "head")
 	ends("operator", "inspect", "history", "/configmaps/team/a")
 	ends("lifecycle", "expiry")
-	for _, p := range []*product.Process{watcher, api, projector, lifecycle} {
+	for _, p := range []*product.Process{api, projector, lifecycle} {
 		p.Stop()
 	}
 	events.Kill()
 
-	// Retention: log time that short is over with the next commit.
-	before := firstOf(t, ends("operator", "inspect", "head"))
-	ends("projector", "projector", "--once", "--log-retention", "1ms", "--retention", "1ms")
-	require.Equal(t, before, firstOf(t, ends("operator", "inspect", "head")), "there is nothing to commit")
 	require.Empty(t, s.refused.all())
+
+	// A watcher serves writes, too, and has no right to them: the client is told, and nothing is written.
+	_, err = watching.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "refused"}}, metav1.CreateOptions{})
+	require.Error(t, err)
+	t.Log("a write through a watcher:", err)
+	_, err = watching.CoreV1().ConfigMaps("default").Get(t.Context(), "refused", metav1.GetOptions{})
+	require.True(t, apierrors.IsNotFound(err), "%v", err)
+	watcher.Stop()
+	refused := s.refused.all()
+	require.NotEmpty(t, refused)
+
+	// The shortest retention that a process takes is minutes. What it would then do is purge.
+	ends("projector", "projector", "--once")
+	log := s.open(t, "projector")
+	bounds, err := log.Head(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, log.Purge(t.Context(), bounds.Head))
+	left, err := log.Head(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, bounds.Head, left.First, "the head is never purged")
+	ends("operator", "inspect", "head")
+	p := product.Run(t, slices.Concat([]string{"fence", "--yes"}, flags("operator"))...)
+	<-p.Exited
+	require.Zero(t, p.Cmd.ProcessState.ExitCode(), p.Output())
+	require.Equal(t, refused, s.refused.all())
 }
 
-func firstOf(t *testing.T, head string) string {
+// open opens the log as a user does.
+func (s *roleServer) open(t *testing.T, user string) *eventlog.Log {
 	t.Helper()
-	line, _, _ := strings.Cut(head, "\n")
-	require.Contains(t, line, "first ")
-	return strings.Fields(line)[1]
+	conn, err := eventlog.Connect(eventlog.Servers{URL: s.as(user)})
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	log, err := eventlog.Open(t.Context(), eventlog.Config{Conn: conn})
+	require.NoError(t, err)
+	return log
 }
 
-var _ = json.Marshal
-var _ = nats.Connect
-var _ = jetstream.New
+// TestRolesAreRefused: what a role's process does not do, the server refuses it.
+func TestRolesAreRefused(t *testing.T) { // not parallel: nats-server reads passwords from the environment
+	if testing.Short() {
+		t.Skip("a process")
+	}
+	s := runRoles(t, 1)
+	forged := "logplane.log.main.%core.configmaps.default.forged"
+	purge, bodies := "$JS.API.STREAM.PURGE.logplane", "logplane.bodies.main.%core.configmaps.default.forged"
+	for _, user := range append(roles(), "subscriber") {
+		refused := make(chan error, 1)
+		conn, err := nats.Connect(s.as(user), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
+		require.NoError(t, err)
+		defer conn.Close()
+		publishes := []string{
+			"$JS.API.STREAM.DELETE.logplane", "$JS.API.STREAM.UPDATE.logplane", "$JS.API.STREAM.MSG.DELETE.logplane", "$JS.API.STREAM.SNAPSHOT.logplane",
+			"$JS.API.STREAM.RESTORE.logplane", "$JS.API.STREAM.CREATE.other", "$JS.API.STREAM.LEADER.STEPDOWN.logplane", "$JS.API.CONSUMER.DELETE.other.c",
+			"$JS.API.CONSUMER.DURABLE.CREATE.logplane.c", "$JS.API.CONSUMER.CREATE.other", "$JS.API.DIRECT.GET.other", "$JS.API.STREAM.NAMES",
+			"logplane.events.main.%core.configmaps.default.forged", bodies, "$SYS.REQ.SERVER.PING", "_INBOX.api.someone", "_INBOX.someone", "other",
+		}
+		if user != "projector" && user != "operator" {
+			publishes = append(publishes, purge)
+		}
+		if user != "operator" {
+			publishes = append(publishes, "$JS.API.STREAM.CREATE.logplane", "$JS.API.STREAM.CREATE.logplane-bodies", "$JS.API.STREAM.DELETE.logplane-bodies")
+		}
+		if user == "watcher" || user == "projector" || user == "subscriber" {
+			publishes = append(publishes, forged, "logplane.log.main", "logplane.log.%barrier.more")
+		}
+		if user == "subscriber" {
+			publishes = append(publishes, "logplane.log.%barrier", "$JS.API.STREAM.INFO.logplane", "$JS.API.DIRECT.GET.logplane", "$JS.API.CONSUMER.CREATE.logplane")
+		}
+		for _, subject := range publishes {
+			t.Run(user+" does not publish to "+subject, func(t *testing.T) {
+				require.NoError(t, conn.Publish(subject, []byte("{}")))
+				require.ErrorIs(t, flushed(t, conn, refused), nats.ErrPermissionViolation)
+			})
+		}
+		subscribes := []string{"_INBOX.>", "_INBOX.*.>", "_INBOX.someone", "logplane.log.>", "logplane.bodies.>", "logplane.events.>", "$JS.>", "$SYS.>", ">"}
+		for _, other := range roles() {
+			if other != user {
+				subscribes = append(subscribes, "_INBOX."+other+".>")
+			}
+		}
+		for _, subject := range subscribes {
+			t.Run(user+" does not subscribe to "+subject, func(t *testing.T) {
+				_, err := conn.SubscribeSync(subject)
+				require.NoError(t, err)
+				require.ErrorIs(t, flushed(t, conn, refused), nats.ErrPermissionViolation)
+			})
+		}
+	}
+}
+
+// flushed is what the server has said of all that was sent. It answers in order; the client tells errors on its own.
+func flushed(t *testing.T, conn *nats.Conn, refused <-chan error) error {
+	t.Helper()
+	require.NoError(t, conn.Flush())
+	select {
+	case err := <-refused:
+		return err
+	case <-time.After(rolesTimeout):
+		return nil
+	}
+}
