@@ -2,12 +2,10 @@ package e2e
 
 import (
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -59,12 +57,11 @@ func (v *violations) Tracef(string, ...any)              {}
 
 // roleServer runs nats-server with exactly what 'logplane permissions --roles' prints.
 type roleServer struct {
-	servers []*server.Server
+	server  *server.Server
 	refused *violations
 }
 
-// runRoles starts one server, or a cluster of three.
-func runRoles(t *testing.T, count int) *roleServer {
+func runRoles(t *testing.T) *roleServer {
 	t.Helper()
 	for _, user := range append(roles(), "subscriber") {
 		t.Setenv(strings.ToUpper(user)+"_PASSWORD", passwordOf(user))
@@ -76,51 +73,21 @@ func runRoles(t *testing.T, count int) *roleServer {
 	configuration := filepath.Join(folder, "nats.conf")
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "authorization.conf"), []byte(printed.Output()), 0o600))
 	require.NoError(t, os.WriteFile(configuration, []byte("listen: \"127.0.0.1:-1\"\nmax_payload: 8MB\ninclude \"authorization.conf\"\n"), 0o600))
+	options, err := server.ProcessConfigFile(configuration)
+	require.NoError(t, err)
+	options.NoSigs, options.JetStream, options.SyncAlways = true, true, true
+	options.StoreDir = filepath.Join(folder, "store")
 	s := &roleServer{refused: &violations{}}
-	routes := freeRoutes(t, count)
-	for i := range count {
-		options, err := server.ProcessConfigFile(configuration)
-		require.NoError(t, err)
-		options.NoSigs, options.JetStream, options.SyncAlways = true, true, true
-		options.StoreDir = filepath.Join(folder, fmt.Sprint("store-", i))
-		if count > 1 {
-			options.ServerName = fmt.Sprint("log-", i)
-			port, err := strconv.Atoi(routes[i].Port())
-			require.NoError(t, err)
-			options.Cluster = server.ClusterOpts{Name: "roles", Host: "127.0.0.1", Port: port}
-			options.Routes = routes
-		}
-		running, err := server.NewServer(options)
-		require.NoError(t, err)
-		running.SetLoggerV2(s.refused, false, false, false)
-		running.Start()
-		t.Cleanup(func() {
-			running.Shutdown()
-			running.WaitForShutdown()
-		})
-		require.True(t, running.ReadyForConnections(rolesTimeout))
-		s.servers = append(s.servers, running)
-	}
-	require.Eventually(t, func() bool { return count == 1 || led(s.servers) }, rolesTimeout, 20*time.Millisecond)
-	return s
-}
-
-// freeRoutes are addresses that nobody listens on at this moment.
-func freeRoutes(t *testing.T, count int) (routes []*url.URL) {
-	t.Helper()
-	for range count {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer listener.Close()
-		routes = append(routes, &url.URL{Scheme: "nats", Host: listener.Addr().String()})
-	}
-	return routes
-}
-
-func led(servers []*server.Server) bool {
-	return slices.ContainsFunc(servers, func(s *server.Server) bool {
-		return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == len(servers)
+	s.server, err = server.NewServer(options)
+	require.NoError(t, err)
+	s.server.SetLoggerV2(s.refused, false, false, false)
+	s.server.Start()
+	t.Cleanup(func() {
+		s.server.Shutdown()
+		s.server.WaitForShutdown()
 	})
+	require.True(t, s.server.ReadyForConnections(rolesTimeout))
+	return s
 }
 
 func roles() (names []string) {
@@ -132,28 +99,19 @@ func roles() (names []string) {
 
 func passwordOf(user string) string { return user + "-secret" }
 
-// as is the URL of the servers for a user.
+// as is the URL of the server for a user.
 func (s *roleServer) as(user string) string {
-	var urls []string
-	for _, running := range s.servers {
-		u := url.URL{Scheme: "nats", User: url.UserPassword(user, passwordOf(user)), Host: running.Addr().String()}
-		urls = append(urls, u.String())
-	}
-	return strings.Join(urls, ",")
+	u := url.URL{Scheme: "nats", User: url.UserPassword(user, passwordOf(user)), Host: s.server.Addr().String()}
+	return u.String()
 }
 
-// TestRoles runs a cell with a NATS user for each role, as printed: all that a cell does works, and the servers refuse
-// nothing. With three servers heads are proven by barriers, and the leader is asked in other words.
+// TestRoles runs a cell with a NATS user for each role, as printed: all that a cell does works, and the server refuses
+// nothing.
 func TestRoles(t *testing.T) { // not parallel: nats-server reads passwords from the environment
 	if testing.Short() {
 		t.Skip("many processes")
 	}
-	for _, servers := range []int{1, 3} {
-		t.Run(fmt.Sprint(servers), func(t *testing.T) { runCellOfRoles(t, runRoles(t, servers), servers) })
-	}
-}
-
-func runCellOfRoles(t *testing.T, s *roleServer, servers int) {
+	s := runRoles(t)
 	bucket := "file://" + t.TempDir()
 	flags := func(user string) []string { return []string{"--nats", s.as(user), "--bucket", bucket} }
 	ends := func(user string, args ...string) string {
@@ -163,9 +121,9 @@ func runCellOfRoles(t *testing.T, s *roleServer, servers int) {
 		require.Zero(t, p.Cmd.ProcessState.ExitCode(), "%v: %s", args, p.Output())
 		return p.Output()
 	}
-	ends("operator", "init", "--replicas", fmt.Sprint(servers), "--events-bodies", "configmaps")
-	ends("operator", "init", "--replicas", fmt.Sprint(servers), "--events-bodies", "configmaps,pods")
-	ends("operator", "init", "--replicas", fmt.Sprint(servers), "--events-bodies", "")
+	ends("operator", "init", "--events-bodies", "configmaps")
+	ends("operator", "init", "--events-bodies", "configmaps,pods")
+	ends("operator", "init", "--events-bodies", "")
 
 	serving := []string{"--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow"}
 	watcher := product.Serve(t, slices.Concat([]string{"watcher"}, serving, flags("watcher"))...)
@@ -251,7 +209,7 @@ func TestRolesAreRefused(t *testing.T) { // not parallel: nats-server reads pass
 	if testing.Short() {
 		t.Skip("a process")
 	}
-	s := runRoles(t, 1)
+	s := runRoles(t)
 	forged := "logplane.log.main.%core.configmaps.default.forged"
 	purge, bodies := "$JS.API.STREAM.PURGE.logplane", "logplane.bodies.main.%core.configmaps.default.forged"
 	for _, user := range append(roles(), "subscriber") {
