@@ -47,6 +47,7 @@ func Connect(s Servers) (*nats.Conn, error) {
 		nats.Name(cmp.Or(s.Name, "logplane")), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1),
 		nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectWait, reconnectWait), nats.FlusherTimeout(connectTimeout),
 		nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(pingsOutstanding), nats.Timeout(connectTimeout),
+		nats.CustomInboxPrefix(s.inbox()),
 	}
 	if s.Credentials != "" {
 		options = append(options, nats.UserCredentials(s.Credentials))

@@ -3,7 +3,6 @@ package eventlog
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -92,14 +91,19 @@ func lookUp(ctx context.Context, c Config) (jetstream.JetStream, *jetstream.Stre
 // refused is why the server does not answer, if it said so.
 func refused(ctx context.Context) error {
 	if cause := context.Cause(ctx); errors.Is(cause, nats.ErrPermissionViolation) {
-		return fmt.Errorf("this user of the server may not do that, give the credentials that 'logplane api' has: %w", cause)
+		return fmt.Errorf("this user of the server may not do that, give an operator's credentials: %w", cause)
 	}
 	return nil
 }
 
+// doctorStream has one name, so that an operator's user may make and delete it and no other stream.
+func doctorStream(c Config) string { return c.Stream + "-doctor" }
+
+func doctorSubject(c Config) string { return c.Prefix + ".doctor" }
+
 // MeasureAppend returns how long the log's servers take to acknowledge a small event, as a median. It makes a stream
-// like the log beside it, appends to that, and deletes it. A crash leaves the stream, which nothing reads: its name
-// begins with the log's, and '-doctor-'.
+// like the log beside it, appends to that, and deletes it. A crash leaves the stream, which nothing reads: the next
+// measurement uses it, and deletes it. Of two measurements at the same time one may fail.
 func MeasureAppend(ctx context.Context, c Config) (median time.Duration, err error) {
 	c = c.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
@@ -110,9 +114,8 @@ func MeasureAppend(ctx context.Context, c Config) (median time.Duration, err err
 	if err != nil {
 		return 0, fmt.Errorf("measure appends: %w", err)
 	}
-	id := rand.Text()
-	subject := c.Prefix + ".doctor." + id
-	config := jetstream.StreamConfig{Name: c.Stream + "-doctor-" + id, Description: "Made by 'logplane doctor' for a moment: delete it",
+	subject := doctorSubject(c)
+	config := jetstream.StreamConfig{Name: doctorStream(c), Description: "Made by 'logplane doctor' for a moment: delete it",
 		Subjects: []string{subject}, Storage: info.Config.Storage, Replicas: info.Config.Replicas}
 	if _, err := js.CreateStream(ctx, config); err != nil {
 		return 0, fmt.Errorf("measure appends: make stream '%s': %w", config.Name, cmp.Or(refused(ctx), err))

@@ -31,7 +31,7 @@ const (
 // calls share one question to the log and one read of the tail.
 //
 // Latest may write. If no projector has committed for long, and the tail takes a quarter of its budget, one caller at a
-// time commits once, which may also purge the log. That takes 5 s at most (relieve). Config.ReadOnly forbids it.
+// time commits once. That takes 5 s at most (relieve). Config.ReadOnly forbids it.
 func (p *Projection) Latest(ctx context.Context) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err

@@ -32,7 +32,18 @@ const (
 // barriers alone count as nothing.
 func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 	for more := true; more && err == nil; {
-		applied, more, err = p.commit(ctx)
+		var v *View
+		v, more, err = p.commit(ctx)
+		if err != nil {
+			break
+		}
+		applied = v.Applied()
+
+		// 8. Purge the log, as far as the root that is now in the bucket permits. A crash before, or in the middle,
+		//    leaves events in the log that nobody needs. The next Commit purges them.
+		if err = p.purge(ctx, v); err != nil {
+			err = fmt.Errorf("revision %d is applied, but: %w", applied, err)
+		}
 	}
 	if err != nil {
 		return applied, fmt.Errorf("commit: %w", err)
@@ -59,16 +70,17 @@ func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 	return made, nil
 }
 
-// commit is one commit, from top to bottom. more says that there were too many events for one.
+// commit is one commit up to its new root, from top to bottom. What only projectors may do is left to Commit: to purge.
+// more says that there were too many events for one.
 //
 // Stages 2 to 6 make a draft, which nobody sees before stage 7. If one of them fails, or somebody else swaps the root
 // first, swap begins again with stage 1, ten times at most. An error that would recur ends the commit at once. What the
 // stages have written by then is garbage: it has names that were never used before and never will be again, and Collect
 // deletes it.
-func (p *Projection) commit(ctx context.Context) (applied Revision, more bool, err error) {
+func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error) {
 	goal := Revision(0)  // the head when this commit began
 	var folded []*record // by the last try
-	v, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
+	v, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		// 1. Catch up. swap has done it: v is the newest state that this process knows. Its root may be an old one all
 		//    the same, which stage 7 finds out.
 		goal = cmp.Or(goal, v.Revision())
@@ -114,17 +126,10 @@ func (p *Projection) commit(ctx context.Context) (applied Revision, more bool, e
 		return next, nil
 	})
 	if err != nil {
-		return 0, false, err
+		return nil, false, err
 	}
-
 	p.trace(ctx, folded, v.Applied())
-
-	// 8. Purge the log, as far as the root that is now in the bucket permits. A crash before, or in the middle, leaves
-	//    events in the log that nobody needs. The next commit purges them.
-	if err := p.purge(ctx, v); err != nil {
-		return v.Applied(), false, fmt.Errorf("revision %d is applied, but: %w", v.Applied(), err)
-	}
-	return v.Applied(), more, nil
+	return v, more, nil
 }
 
 // trace tells of the traced events among those that were committed how long they waited for it.

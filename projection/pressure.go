@@ -48,8 +48,8 @@ func (v *View) pressing() bool {
 }
 
 // relieve shortens a tail that has grown too long, within the request that notices, which may be a GET. It reads the
-// root again, as somebody else may have committed. If that is not enough, it commits once, which may also purge the
-// log.
+// root again, as somebody else may have committed. If that is not enough, it commits once. It purges nothing, as what
+// serves requests may not (eventlog.Roles).
 //
 // This is bounded: one request of the process does it at a time, for relieveTime at most, and the others go on with the
 // view that they have. What it could not finish, a later request does. A failure is not the request's: the view is as

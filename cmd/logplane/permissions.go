@@ -12,86 +12,135 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// subscriber is the one for whom permissions are printed.
-type subscriber struct {
-	user, prefix, cluster string
-	namespaces            []string
-	clusterScoped, bodies bool
+// permitted are those for whom permissions are printed: Logplane's own processes, and a subscriber unless nothing is
+// named that it may see.
+type permitted struct {
+	roles                         bool
+	user, stream, prefix, cluster string
+	namespaces                    []string
+	clusterScoped, bodies         bool
 }
 
 // newPermissions prints a configuration. It connects to nothing.
 func newPermissions() *cobra.Command {
-	var s subscriber
+	var p permitted
 	cmd := &cobra.Command{
 		Use:   "permissions",
-		Short: "Print the NATS permissions of a subscriber that may see some namespaces only",
+		Short: "Print the NATS users of a cell's processes and of a subscriber, with their permissions",
 		Long: "Prints an 'authorization' block for the configuration of nats-server, with the cell's own user and a subscriber.\n" +
 			"The subscriber receives the events of its namespaces, and can do nothing else: not publish, not ask JetStream.\n" +
+			"With --roles each role of the cell is a user of its own, which can do what its process does and nothing else:\n" +
+			"the watcher and the projector cannot write, and only the projector and the operator can purge the log. The\n" +
+			"watcher then needs a front before it that sends it watches only; a write that it gets fails.\n" +
 			"Passwords are taken from the server's environment. Save it as a file and 'include' that in nats-server's own.",
-		Example: "  logplane permissions --user team-a --namespace a --namespace a-staging > authorization.conf",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return s.print(cmd.OutOrStdout()) },
+		Example: "  logplane permissions --roles > authorization.conf\n" +
+			"  logplane permissions --roles --user team-a --namespace a --namespace a-staging > authorization.conf",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return p.print(cmd.OutOrStdout()) },
 	}
-	cmd.Flags().StringVar(&s.user, "user", "subscriber", "name of the subscriber's NATS user")
-	cmd.Flags().StringSliceVarP(&s.namespaces, "namespace", "n", nil, "namespace that it may see; may be given several times")
-	cmd.Flags().BoolVar(&s.clusterScoped, "cluster-scoped", false, "it may see objects without a namespace as well")
-	cmd.Flags().BoolVar(&s.bodies, "bodies", false, "it may receive the bodies of resources on the list of --events-bodies")
-	cmd.Flags().StringVar(&s.cluster, "cluster", "main", "logical cluster")
-	cmd.Flags().StringVar(&s.prefix, "subject-prefix", "logplane", "first part of every subject")
+	cmd.Flags().BoolVar(&p.roles, "roles", false, "a user for each role in place of one for all: api, watcher, projector, lifecycle and operator")
+	cmd.Flags().StringVar(&p.user, "user", "subscriber", "name of the subscriber's NATS user")
+	cmd.Flags().StringSliceVarP(&p.namespaces, "namespace", "n", nil, "namespace that it may see; may be given several times")
+	cmd.Flags().BoolVar(&p.clusterScoped, "cluster-scoped", false, "it may see objects without a namespace as well")
+	cmd.Flags().BoolVar(&p.bodies, "bodies", false, "it may receive the bodies of resources on the list of --events-bodies")
+	cmd.Flags().StringVar(&p.cluster, "cluster", "main", "logical cluster")
+	cmd.Flags().StringVar(&p.stream, "stream", "logplane", "name of the JetStream stream that is the cell's log")
+	cmd.Flags().StringVar(&p.prefix, "subject-prefix", "logplane", "first part of every subject")
 	return cmd
 }
 
-func (s *subscriber) check() error {
-	if len(s.namespaces) == 0 && !s.clusterScoped {
-		return errors.New("--namespace is missing: name what the subscriber may see")
+// subscribes says that there is a subscriber.
+func (p *permitted) subscribes() bool { return len(p.namespaces) > 0 || p.clusterScoped }
+
+func (p *permitted) check() error {
+	if !p.subscribes() && !p.roles {
+		return errors.New("--namespace is missing: name what the subscriber may see, or give --roles for the cell's own users")
 	}
-	for _, namespace := range s.namespaces {
+	for _, namespace := range p.namespaces {
 		if wrong := validation.IsDNS1123Label(namespace); wrong != nil {
 			return fmt.Errorf("--namespace is '%s': %s", namespace, strings.Join(wrong, "; "))
 		}
 	}
-	if wrong := validation.IsDNS1123Label(s.cluster); wrong != nil {
-		return fmt.Errorf("--cluster is '%s': %s", s.cluster, strings.Join(wrong, "; "))
+	if wrong := validation.IsDNS1123Label(p.cluster); wrong != nil {
+		return fmt.Errorf("--cluster is '%s': %s", p.cluster, strings.Join(wrong, "; "))
 	}
-	if wrong := validation.IsDNS1123Subdomain(s.user); wrong != nil {
-		return fmt.Errorf("--user is '%s': %s", s.user, strings.Join(wrong, "; "))
+	if wrong := validation.IsDNS1123Subdomain(p.user); wrong != nil {
+		return fmt.Errorf("--user is '%s': %s", p.user, strings.Join(wrong, "; "))
+	}
+	for _, role := range eventlog.Roles(p.stream, p.prefix) {
+		if p.roles && p.user == role.Name {
+			return fmt.Errorf("--user is '%s', which is a role's: give the subscriber another name", p.user)
+		}
+	}
+	for flag, value := range map[string]string{"--stream": p.stream, "--subject-prefix": p.prefix} {
+		if value == "" || strings.ContainsAny(value, " \t\r\n*>") {
+			return fmt.Errorf("%s is '%s': it must have no spaces, '*' and '>'", flag, value)
+		}
 	}
 	return nil
 }
 
-func (s *subscriber) print(w io.Writer) error {
-	if err := s.check(); err != nil {
+func (p *permitted) print(w io.Writer) error {
+	if err := p.check(); err != nil {
 		return err
 	}
-	subjects, err := eventlog.Allowed(s.prefix, s.cluster, s.namespaces, s.clusterScoped, s.bodies)
-	if err != nil {
-		return err
+	var users strings.Builder
+	if p.roles {
+		users.WriteString("    # Each process of Logplane connects as the user of its role. Nobody else may publish to the log.\n")
+		for _, role := range eventlog.Roles(p.stream, p.prefix) {
+			users.WriteString("    # " + role.Of + ".\n")
+			writeUser(&users, role.Name, strings.ToUpper(role.Name)+"_PASSWORD", role.Publish, role.Subscribe)
+		}
+	} else {
+		users.WriteString("    # Logplane's own processes. Nobody else may publish to the log, or use JetStream.\n" +
+			"    { user: \"logplane\", password: $LOGPLANE_PASSWORD }\n")
 	}
-	var allowed strings.Builder
-	for _, subject := range subjects {
-		fmt.Fprintf(&allowed, "\n            %q", subject)
+	if p.subscribes() {
+		subjects, err := eventlog.Allowed(p.prefix, p.cluster, p.namespaces, p.clusterScoped, p.bodies)
+		if err != nil {
+			return err
+		}
+		writeUser(&users, p.user, "SUBSCRIBER_PASSWORD", nil, subjects)
 	}
-	_, err = fmt.Fprintf(w, authorization, s.user, allowed.String())
+	_, err := fmt.Fprintf(w, authorization, users.String())
 	return err
 }
 
-// This is no template: text/template calls methods by name, so the linker would keep all methods.
-const authorization = `# Printed by 'logplane permissions'. The passwords are variables of nats-server's environment.
+// writeUser writes one user, who may publish and subscribe to these subjects and no others.
+func writeUser(b *strings.Builder, name, password string, publish, subscribe []string) {
+	mayPublish := `publish: { deny: [">"] }`
+	if len(publish) > 0 {
+		mayPublish = "publish: {\n          allow: [" + listed(publish) + "\n          ]\n        }"
+	}
+	fmt.Fprintf(b, user, name, password, mayPublish, listed(subscribe))
+}
+
+func listed(subjects []string) string {
+	var b strings.Builder
+	for _, subject := range subjects {
+		fmt.Fprintf(&b, "\n            %q", subject)
+	}
+	return b.String()
+}
+
+// These are no templates: text/template calls methods by name, so the linker would keep all methods.
+const (
+	authorization = `# Printed by 'logplane permissions'. The passwords are variables of nats-server's environment.
 authorization {
   users: [
-    # Logplane's own processes. Nobody else may publish to the log, or use JetStream.
-    { user: "logplane", password: $LOGPLANE_PASSWORD }
-    {
+%s  ]
+}
+`
+	user = `    {
       user: %q
-      password: $SUBSCRIBER_PASSWORD
+      password: $%s
       permissions: {
-        publish: { deny: [">"] }
+        %s
         subscribe: {
           allow: [%s
           ]
         }
       }
     }
-  ]
-}
 `
+)

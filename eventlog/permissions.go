@@ -1,0 +1,71 @@
+package eventlog
+
+import (
+	"net/url"
+	"strings"
+)
+
+// Role is a NATS user for one kind of Logplane's processes, with what these ask of the log's servers and nothing else.
+type Role struct {
+	// Name of the user, and Of the commands that are this user.
+	Name, Of string
+	// Publish are the subjects that it may publish to, and Subscribe those that it may subscribe to.
+	Publish, Subscribe []string
+}
+
+// Roles are the users of a cell's processes. Whoever may write, purge and make the log are three.
+//
+// Every role may read all of the log, and append barriers, which change nothing: a barrier proves the head of a
+// replicated log. Nobody may delete or change the log's stream, and nobody may publish to an inbox, so that no role can
+// forge an answer to another.
+func Roles(stream, prefix string) []Role {
+	c := Config{Stream: stream, Prefix: prefix}.withDefaults()
+	api := func(calls ...string) (subjects []string) {
+		for _, call := range calls {
+			subjects = append(subjects, "$JS.API."+call)
+		}
+		return subjects
+	}
+	role := func(name, of string, more ...string) Role {
+		reads := api("STREAM.INFO."+c.Stream, "STREAM.MSG.GET."+c.Stream, "DIRECT.GET."+c.Stream,
+			"CONSUMER.CREATE."+c.Stream, "CONSUMER.DELETE."+c.Stream+".*")
+		// Flow control, with the server's subjects of today and those that it has announced.
+		reads = append(reads, "$JS.FC."+c.Stream+".>", "$JS.FC.*.*."+c.Stream+".>")
+		return Role{Name: name, Of: of, Publish: append(reads, more...), Subscribe: []string{inboxOf(name) + ".>"}}
+	}
+	events, barrier, purge := c.Prefix+".log.>", barrierSubject(c.Prefix), "$JS.API.STREAM.PURGE."+c.Stream
+	operates := append(api("STREAM.CREATE."+c.Stream), purge, events, doctorSubject(c))
+	for _, call := range []string{"INFO", "CREATE", "UPDATE", "DELETE"} {
+		operates = append(operates, "$JS.API.STREAM."+call+"."+bodiesStream(c))
+	}
+	operates = append(operates, api("STREAM.CREATE."+doctorStream(c), "STREAM.DELETE."+doctorStream(c))...)
+	return []Role{
+		role("api", "'api': it writes", events),
+		role("watcher", "'watcher' behind a front that sends it watches only: it cannot write", barrier),
+		role("projector", "'projector': it purges the log, and cannot write", barrier, purge),
+		role("lifecycle", "'lifecycle' and 'expiry': they write", events),
+		role("operator", "'init', 'fence', 'doctor', 'inspect' and 'events', for people", operates...),
+	}
+}
+
+// inboxOf is where a user receives answers, so that no other user can listen to them.
+func inboxOf(user string) string { return "_INBOX." + user }
+
+// inbox is the prefix of the inboxes of the user in a URL. A user who is not in it, or whose name is no token of a
+// subject, has the client's own.
+func (s Servers) inbox() string {
+	const plain = "_INBOX"
+	first, _, _ := strings.Cut(s.URL, ",")
+	u, err := url.Parse(first)
+	if err != nil || u.User == nil || s.Credentials != "" {
+		return plain
+	}
+	user := u.User.Username()
+	notInToken := func(r rune) bool {
+		return r != '-' && r != '_' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+	}
+	if user == "" || strings.ContainsFunc(user, notInToken) {
+		return plain
+	}
+	return inboxOf(user)
+}

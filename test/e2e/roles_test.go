@@ -1,0 +1,270 @@
+package e2e
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/test/product"
+)
+
+const rolesTimeout = 60 * time.Second
+
+// violations is a log of nats-server that keeps what it says of permissions, with the user.
+type violations struct {
+	mu   sync.Mutex
+	said []string // guarded by mu
+}
+
+func (v *violations) keep(format string, args ...any) {
+	line := fmt.Sprintf(format, args...)
+	if !strings.Contains(line, "iolation") {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.said = append(v.said, line)
+}
+
+func (v *violations) all() []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Clone(v.said)
+}
+
+func (v *violations) Noticef(format string, args ...any) { v.keep(format, args...) }
+func (v *violations) Warnf(format string, args ...any)   { v.keep(format, args...) }
+func (v *violations) Fatalf(format string, args ...any)  { v.keep(format, args...) }
+func (v *violations) Errorf(format string, args ...any)  { v.keep(format, args...) }
+func (v *violations) Debugf(string, ...any)              {}
+func (v *violations) Tracef(string, ...any)              {}
+
+// roleServer runs nats-server with exactly what 'logplane permissions --roles' prints.
+type roleServer struct {
+	server  *server.Server
+	refused *violations
+}
+
+func runRoles(t *testing.T) *roleServer {
+	t.Helper()
+	for _, user := range append(roles(), "subscriber") {
+		t.Setenv(strings.ToUpper(user)+"_PASSWORD", passwordOf(user))
+	}
+	printed := product.Run(t, "permissions", "--roles", "--namespace", "default")
+	<-printed.Exited
+	require.Zero(t, printed.Cmd.ProcessState.ExitCode(), printed.Output())
+	folder := t.TempDir()
+	configuration := filepath.Join(folder, "nats.conf")
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "authorization.conf"), []byte(printed.Output()), 0o600))
+	require.NoError(t, os.WriteFile(configuration, []byte("listen: \"127.0.0.1:-1\"\nmax_payload: 8MB\ninclude \"authorization.conf\"\n"), 0o600))
+	options, err := server.ProcessConfigFile(configuration)
+	require.NoError(t, err)
+	options.NoSigs, options.JetStream, options.SyncAlways = true, true, true
+	options.StoreDir = filepath.Join(folder, "store")
+	s := &roleServer{refused: &violations{}}
+	s.server, err = server.NewServer(options)
+	require.NoError(t, err)
+	s.server.SetLoggerV2(s.refused, false, false, false)
+	s.server.Start()
+	t.Cleanup(func() {
+		s.server.Shutdown()
+		s.server.WaitForShutdown()
+	})
+	require.True(t, s.server.ReadyForConnections(rolesTimeout))
+	return s
+}
+
+func roles() (names []string) {
+	for _, role := range eventlog.Roles("", "") {
+		names = append(names, role.Name)
+	}
+	return names
+}
+
+func passwordOf(user string) string { return user + "-secret" }
+
+// as is the URL of the server for a user.
+func (s *roleServer) as(user string) string {
+	u := url.URL{Scheme: "nats", User: url.UserPassword(user, passwordOf(user)), Host: s.server.Addr().String()}
+	return u.String()
+}
+
+// TestRoles runs a cell with a NATS user for each role, as printed: all that a cell does works, and the server refuses
+// nothing.
+func TestRoles(t *testing.T) { // not parallel: nats-server reads passwords from the environment
+	if testing.Short() {
+		t.Skip("many processes")
+	}
+	s := runRoles(t)
+	bucket := "file://" + t.TempDir()
+	flags := func(user string) []string { return []string{"--nats", s.as(user), "--bucket", bucket} }
+	ends := func(user string, args ...string) string {
+		t.Helper()
+		p := product.Run(t, slices.Concat(args, flags(user))...)
+		<-p.Exited
+		require.Zero(t, p.Cmd.ProcessState.ExitCode(), "%v: %s", args, p.Output())
+		return p.Output()
+	}
+	ends("operator", "init", "--events-bodies", "configmaps")
+	ends("operator", "init", "--events-bodies", "configmaps,pods")
+	ends("operator", "init", "--events-bodies", "")
+
+	serving := []string{"--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow"}
+	watcher := product.Serve(t, slices.Concat([]string{"watcher"}, serving, flags("watcher"))...)
+	api := product.Serve(t, slices.Concat([]string{"api", "--watcher-url", watcher.URL()}, serving, flags("api"))...)
+	projector := product.Run(t, slices.Concat([]string{"projector", "--cadence", "10ms"}, flags("projector"))...)
+	lifecycle := product.Run(t, slices.Concat([]string{"lifecycle", "--settle", "1ms"}, flags("lifecycle"))...)
+	events := product.Run(t, slices.Concat([]string{"events", "--output", "json"}, flags("operator"))...)
+
+	client := kubernetes.NewForConfigOrDie(&rest.Config{Host: api.URL(), QPS: -1})
+	watching := kubernetes.NewForConfigOrDie(&rest.Config{Host: watcher.URL(), QPS: -1})
+	_, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	list, err := client.CoreV1().ConfigMaps("team").List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	watch, err := watching.CoreV1().ConfigMaps("team").Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	require.NoError(t, err)
+	defer watch.Stop()
+	made, err := client.CoreV1().ConfigMaps("team").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	seen := <-watch.ResultChan()
+	require.Equal(t, made.ResourceVersion, seen.Object.(*corev1.ConfigMap).ResourceVersion)
+	read, err := watching.CoreV1().ConfigMaps("team").Get(t.Context(), "a", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Equal(t, made.ResourceVersion, read.ResourceVersion)
+
+	require.NoError(t, client.CoreV1().Namespaces().Delete(t.Context(), "team", metav1.DeleteOptions{}))
+	require.Eventually(t, func() bool {
+		_, err := client.CoreV1().Namespaces().Get(t.Context(), "team", metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}, rolesTimeout, 50*time.Millisecond, lifecycle.Output)
+	require.Eventually(t, func() bool { return strings.Contains(events.Output(), `"name":"team"`) }, rolesTimeout, 20*time.Millisecond)
+
+	doctored := ends("operator", "doctor")
+	require.NotContains(t, doctored, "cannot be measured")
+	ends("operator", "inspect", "head")
+	ends("operator", "inspect", "history", "/configmaps/team/a")
+	ends("lifecycle", "expiry")
+	for _, p := range []*product.Process{api, projector, lifecycle} {
+		p.Stop()
+	}
+	events.Kill()
+
+	require.Empty(t, s.refused.all())
+
+	// A watcher serves writes, too, and has no right to them: the client is told, and nothing is written.
+	_, err = watching.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "refused"}}, metav1.CreateOptions{})
+	require.Error(t, err)
+	_, err = watching.CoreV1().ConfigMaps("default").Get(t.Context(), "refused", metav1.GetOptions{})
+	require.True(t, apierrors.IsNotFound(err), "%v", err)
+	watcher.Stop()
+	refused := s.refused.all()
+	require.NotEmpty(t, refused)
+
+	// The shortest retention that a process takes is minutes. What it would then do is purge.
+	ends("projector", "projector", "--once")
+	log := s.open(t, "projector")
+	bounds, err := log.Head(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, log.Purge(t.Context(), bounds.Head))
+	left, err := log.Head(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, bounds.Head, left.First, "the head is never purged")
+	ends("operator", "inspect", "head")
+	p := product.Run(t, slices.Concat([]string{"fence", "--yes"}, flags("operator"))...)
+	<-p.Exited
+	require.Zero(t, p.Cmd.ProcessState.ExitCode(), p.Output())
+	require.Equal(t, refused, s.refused.all())
+}
+
+// open opens the log as a user does.
+func (s *roleServer) open(t *testing.T, user string) *eventlog.Log {
+	t.Helper()
+	conn, err := eventlog.Connect(eventlog.Servers{URL: s.as(user)})
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	log, err := eventlog.Open(t.Context(), eventlog.Config{Conn: conn})
+	require.NoError(t, err)
+	return log
+}
+
+// TestRolesAreRefused: what a role's process does not do, the server refuses it.
+func TestRolesAreRefused(t *testing.T) { // not parallel: nats-server reads passwords from the environment
+	if testing.Short() {
+		t.Skip("a process")
+	}
+	s := runRoles(t)
+	forged := "logplane.log.main.%core.configmaps.default.forged"
+	purge, bodies := "$JS.API.STREAM.PURGE.logplane", "logplane.bodies.main.%core.configmaps.default.forged"
+	for _, user := range append(roles(), "subscriber") {
+		refused := make(chan error, 1)
+		conn, err := nats.Connect(s.as(user), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
+		require.NoError(t, err)
+		defer conn.Close()
+		publishes := []string{
+			"$JS.API.STREAM.DELETE.logplane", "$JS.API.STREAM.UPDATE.logplane", "$JS.API.STREAM.MSG.DELETE.logplane", "$JS.API.STREAM.SNAPSHOT.logplane",
+			"$JS.API.STREAM.RESTORE.logplane", "$JS.API.STREAM.CREATE.other", "$JS.API.STREAM.LEADER.STEPDOWN.logplane", "$JS.API.CONSUMER.DELETE.other.c",
+			"$JS.API.CONSUMER.DURABLE.CREATE.logplane.c", "$JS.API.CONSUMER.CREATE.other", "$JS.API.DIRECT.GET.other", "$JS.API.STREAM.NAMES",
+			"logplane.events.main.%core.configmaps.default.forged", bodies, "$SYS.REQ.SERVER.PING", "_INBOX.api.someone", "_INBOX.someone", "other",
+		}
+		if user != "projector" && user != "operator" {
+			publishes = append(publishes, purge)
+		}
+		if user != "operator" {
+			publishes = append(publishes, "$JS.API.STREAM.CREATE.logplane", "$JS.API.STREAM.CREATE.logplane-bodies", "$JS.API.STREAM.DELETE.logplane-bodies")
+		}
+		if user == "watcher" || user == "projector" || user == "subscriber" {
+			publishes = append(publishes, forged, "logplane.log.main", "logplane.log.%barrier.more")
+		}
+		if user == "subscriber" {
+			publishes = append(publishes, "logplane.log.%barrier", "$JS.API.STREAM.INFO.logplane", "$JS.API.DIRECT.GET.logplane", "$JS.API.CONSUMER.CREATE.logplane")
+		}
+		for _, subject := range publishes {
+			t.Run(user+" does not publish to "+subject, func(t *testing.T) {
+				require.NoError(t, conn.Publish(subject, []byte("{}")))
+				require.ErrorIs(t, flushed(t, conn, refused), nats.ErrPermissionViolation)
+			})
+		}
+		subscribes := []string{"_INBOX.>", "_INBOX.*.>", "_INBOX.someone", "logplane.log.>", "logplane.bodies.>", "logplane.events.>", "$JS.>", "$SYS.>", ">"}
+		for _, other := range roles() {
+			if other != user {
+				subscribes = append(subscribes, "_INBOX."+other+".>")
+			}
+		}
+		for _, subject := range subscribes {
+			t.Run(user+" does not subscribe to "+subject, func(t *testing.T) {
+				_, err := conn.SubscribeSync(subject)
+				require.NoError(t, err)
+				require.ErrorIs(t, flushed(t, conn, refused), nats.ErrPermissionViolation)
+			})
+		}
+	}
+}
+
+// flushed is what the server has said of all that was sent. It answers in order; the client tells errors on its own.
+func flushed(t *testing.T, conn *nats.Conn, refused <-chan error) error {
+	t.Helper()
+	require.NoError(t, conn.Flush())
+	select {
+	case err := <-refused:
+		return err
+	case <-time.After(rolesTimeout):
+		return nil
+	}
+}
