@@ -218,7 +218,7 @@ func (d *doctor) examineProcesses(ctx context.Context) {
 		d.say("ok", "processes", "%s", strings.Join(found, ", "))
 	}
 	for _, missing := range []struct{ command, without string }{
-		{"projector", "requests commit in its place, and are slower"},
+		{"projector", "requests commit in its place, are slower, and do not purge the log"},
 		{"lifecycle", "dependents of deleted owners stay, and so do namespaces that are deleted"},
 	} {
 		if !commands[missing.command] {

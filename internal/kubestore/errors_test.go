@@ -43,7 +43,8 @@ func TestSilentLog(t *testing.T) {
 	require.ErrorIs(t, list(over), context.Canceled)
 }
 
-// TestABucketThatFails: what cannot be read now may be read a second later, so clients come again. What is lost is lost.
+// TestABucketThatFails: what cannot be read now may be read a second later, so clients come again. What is lost stays
+// so.
 func TestABucketThatFails(t *testing.T) {
 	for fault, again := range map[memory.Fault]bool{memory.Fails: true, memory.Works: false} {
 		bucket := memory.New()
