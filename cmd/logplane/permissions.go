@@ -30,8 +30,9 @@ func newPermissions() *cobra.Command {
 		Long: "Prints an 'authorization' block for the configuration of nats-server, with the cell's own user and a subscriber.\n" +
 			"The subscriber receives the events of its namespaces, and can do nothing else: not publish, not ask JetStream.\n" +
 			"With --roles each role of the cell is a user of its own, which can do what its process does and nothing else:\n" +
-			"the watcher and the projector cannot write, and only the projector and the operator can purge the log. The\n" +
-			"watcher then needs a front before it that sends it watches only; a write that it gets fails.\n" +
+			"the watcher and the projector cannot write, and only the projector and the operator can purge the log. This\n" +
+			"holds back mistakes, and not a thief of a password (docs/security.md). The watcher then needs a front before it\n" +
+			"that sends it watches only; a write that it gets fails.\n" +
 			"Passwords are taken from the server's environment. Save it as a file and 'include' that in nats-server's own.",
 		Example: "  logplane permissions --roles > authorization.conf\n" +
 			"  logplane permissions --roles --user team-a --namespace a --namespace a-staging > authorization.conf",

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/test/product"
 )
 
@@ -267,4 +268,31 @@ func flushed(t *testing.T, conn *nats.Conn, refused <-chan error) error {
 	case <-time.After(rolesTimeout):
 		return nil
 	}
+}
+
+// TestRolesAreNoWall: nats-server lets a request's answer go to any subject, whatever the user may publish to. So
+// whoever may read the log can have it purged, and permissions hold back mistakes only (docs/security.md). When this
+// fails, more can be promised.
+func TestRolesAreNoWall(t *testing.T) { // not parallel: nats-server reads passwords from the environment
+	if testing.Short() {
+		t.Skip("a process")
+	}
+	s := runRoles(t)
+	operator, err := eventlog.Connect(eventlog.Servers{URL: s.as("operator")})
+	require.NoError(t, err)
+	t.Cleanup(operator.Close)
+	require.NoError(t, eventlog.Create(t.Context(), eventlog.Config{Conn: operator}))
+	log := s.open(t, "api")
+	key := eventlog.Key{Cluster: "main", Resource: "pods", Prefix: "/pods", Namespace: "default", Name: "a"}
+	head, err := log.Append(t.Context(), eventlog.Basis{}, "request", eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor"})
+	require.NoError(t, err)
+
+	watcher, err := eventlog.Connect(eventlog.Servers{URL: s.as("watcher")})
+	require.NoError(t, err)
+	t.Cleanup(watcher.Close)
+	require.NoError(t, watcher.PublishRequest("$JS.API.DIRECT.GET.logplane", "$JS.API.STREAM.PURGE.logplane", fmt.Appendf(nil, `{"seq":%d}`, head)))
+	eventlogtest.Eventually(t, "the log is purged", func() bool {
+		b, err := log.Head(t.Context())
+		return err == nil && b.First > head
+	})
 }
