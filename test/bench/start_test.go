@@ -8,11 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/test/product"
 )
 
 // startTimeout bounds one start.
@@ -49,6 +51,46 @@ func BenchmarkExecToFirstGet(b *testing.B) {
 	}
 	measure(b, "/api/v1/namespaces/default", func(address string) []string {
 		return append([]string{binary, "api", "--listen", address, "--authorization-mode", "AlwaysAllow"}, where...)
+	})
+}
+
+// BenchmarkExecToFirstCustomResource is the same for an object of a CustomResourceDefinition.
+func BenchmarkExecToFirstCustomResource(b *testing.B) {
+	binary := logplane(b)
+	nats := eventlogtest.Run(b, b.TempDir()).ClientURL()
+	where := []string{"--nats", nats, "--bucket", "file://" + b.TempDir()}
+	if out, err := exec.Command(binary, append([]string{"init"}, where...)...).CombinedOutput(); err != nil {
+		b.Fatalf("init: %v: %s", err, out)
+	}
+	server := product.Serve(b, append([]string{"api", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow"}, where...)...)
+	post(b, server.URL()+"/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+	const widgets = "/apis/example.com/v1/namespaces/default/widgets"
+	post(b, server.URL()+widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"},"spec":{"size":1}}`)
+	server.Stop()
+	if out, err := exec.Command(binary, append([]string{"projector", "--once"}, where...)...).CombinedOutput(); err != nil {
+		b.Fatalf("projector: %v: %s", err, out)
+	}
+	measure(b, widgets+"/a", func(address string) []string {
+		return append([]string{binary, "api", "--listen", address, "--authorization-mode", "AlwaysAllow"}, where...)
+	})
+}
+
+// definition is of a small custom resource.
+const definition = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"widgets.example.com"},
+	"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"widgets","singular":"widget","kind":"Widget"},
+	"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{
+	"spec":{"type":"object","properties":{"size":{"type":"integer","minimum":0},"name":{"type":"string"}}}}}}}]}}`
+
+// post retries while a definition that was just made is not established yet.
+func post(b *testing.B, url, body string) {
+	b.Helper()
+	eventlogtest.Eventually(b, "POST "+url, func() bool {
+		answer, err := http.Post(url, "application/json", strings.NewReader(body))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer answer.Body.Close()
+		return answer.StatusCode == http.StatusCreated
 	})
 }
 
