@@ -53,6 +53,28 @@ func BenchmarkCluster(b *testing.B) {
 	}
 }
 
+// BenchmarkFirstCustomResource is what a new process does for its first GET of a custom resource, but for what Go and
+// upstream's packages do once in a process.
+func BenchmarkFirstCustomResource(b *testing.B) {
+	cell := newCell(b)
+	first, err := New(Config{Cell: cell})
+	require.NoError(b, err)
+	first.must(b, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"default"}}`})
+	first.must(b, 201, request{method: "POST", path: crdsPath, body: `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"widgets.example.com"},
+		"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"widgets","singular":"widget","kind":"Widget"},
+		"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{
+		"spec":{"type":"object","properties":{"size":{"type":"integer","minimum":0},"name":{"type":"string"}}}}}}}]}}`})
+	const path = "/apis/example.com/v1/namespaces/default/widgets"
+	first.must(b, 201, request{method: "POST", path: path, body: `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"}}`})
+	for b.Loop() {
+		b.StopTimer()
+		s, err := New(Config{Cell: cell})
+		require.NoError(b, err)
+		b.StartTimer()
+		s.must(b, 200, request{method: "GET", path: path + "/a"})
+	}
+}
+
 // BenchmarkRequest is the cost of one request of a warm server.
 func BenchmarkRequest(b *testing.B) {
 	s := newServer(b)
