@@ -90,7 +90,7 @@ func (c *processCell) run(t *testing.T) {
 
 // wrongBucket: a projector that is given another bucket does not commit the log to it, since that purges the log.
 func (c *processCell) wrongBucket(t *testing.T) {
-	other := filepath.Join(t.TempDir(), "other")
+	other := t.TempDir()
 	p := product.Run(t, "projector", "--once", "--nats", c.nats, "--bucket", "file://"+other)
 	<-p.Exited
 	require.NotZero(t, p.Cmd.ProcessState.ExitCode())
