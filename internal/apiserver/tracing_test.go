@@ -8,12 +8,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/logplane/logplane/test/product"
+	"github.com/logplane/logplane/test/collector"
 )
 
 // A client that traces a request finds what the server did for it in its own trace: the log's part and upstream's.
 func TestTracing(t *testing.T) {
-	got := product.Collect(t)
+	got := collector.Run(t)
 	s := newServer(t, func(c *Config) { c.TracingConfigFile = got.File })
 	const trace = "0af7651916cd43dd8448eb211c80319c"
 	require.Equal(t, http.StatusCreated, request{method: "POST", path: "/api/v1/namespaces/default/configmaps", body: `{"metadata":{"name":"c"}}`,

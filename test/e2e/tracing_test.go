@@ -11,12 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/test/collector"
 	"github.com/logplane/logplane/test/product"
 )
 
 // TestTrace: one trace leads from a request through the log to the commit that another process makes of it.
 func TestTrace(t *testing.T) {
-	folder, collected := t.TempDir(), product.Collect(t)
+	folder, collected := t.TempDir(), collector.Run(t)
 	tokens := filepath.Join(folder, "tokens.csv")
 	require.NoError(t, os.WriteFile(tokens, []byte("admin,admin,1,system:masters\n"), 0o600))
 	where := product.Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), filepath.Join(folder, "bucket"))

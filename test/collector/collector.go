@@ -1,4 +1,5 @@
-package product
+// Package collector is an OpenTelemetry collector for tests.
+package collector
 
 import (
 	"context"
@@ -11,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	otlp "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/grpc"
 )
 
@@ -20,27 +21,27 @@ type Collector struct {
 	// File is a configuration for --tracing-config-file that leads here.
 	File string
 
-	collector.UnimplementedTraceServiceServer
+	otlp.UnimplementedTraceServiceServer
 	mu    sync.Mutex
 	names map[string][]string // by mu
 }
 
-// Collect runs a collector until the test ends.
-func Collect(t testing.TB) *Collector {
+// Run runs a collector until the test ends.
+func Run(t testing.TB) *Collector {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	c := &Collector{File: filepath.Join(t.TempDir(), "tracing.yaml"), names: map[string][]string{}}
 	require.NoError(t, os.WriteFile(c.File, fmt.Appendf(nil, "apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoint: %s\n", listener.Addr()), 0o600))
 	server := grpc.NewServer()
-	collector.RegisterTraceServiceServer(server, c)
+	otlp.RegisterTraceServiceServer(server, c)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	return c
 }
 
 // Export is the collector's interface for those who send spans.
-func (c *Collector) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+func (c *Collector) Export(_ context.Context, r *otlp.ExportTraceServiceRequest) (*otlp.ExportTraceServiceResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, resource := range r.ResourceSpans {
@@ -51,7 +52,7 @@ func (c *Collector) Export(_ context.Context, r *collector.ExportTraceServiceReq
 			}
 		}
 	}
-	return &collector.ExportTraceServiceResponse{}, nil
+	return &otlp.ExportTraceServiceResponse{}, nil
 }
 
 // Traces are the names of all spans that have come, by their trace.
