@@ -14,6 +14,8 @@ func TestFrontFlags(t *testing.T) {
 		"--api https://a":                                             "--watcher is missing: ",
 		"--api https://a/x --watcher https://w":                       "--api is 'https://a/x': it must be 'https://' or 'http://', a host, ",
 		"--api https://u:p@a --watcher https://w":                     "--api must be a URL without user and password",
+		"--api http://10.0.0.1:1 --watcher https://w":                 "--api is 'http://10.0.0.1:1': clients' tokens would travel there in clear",
+		"--api https://a --watcher http://w":                          "--watcher is 'http://w': clients' tokens would travel there in clear",
 		"--api https://a --watcher https://w --listen :1":             "--listen is ':1': beyond loopback, tokens would pass in clear",
 		"--api https://a --watcher https://w --slow-client 0":         "--slow-client is 0s: it must be at least 1ms",
 		"--api https://a --watcher https://w --tls-cert-file x":       "--tls-cert-file and --tls-private-key-file must be given together",

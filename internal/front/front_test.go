@@ -229,6 +229,7 @@ func TestDeadServersAreLeftOut(t *testing.T) {
 	require.Equal(t, "1", got.header.Get("Retry-After"))
 	require.Equal(t, metav1.StatusReasonServiceUnavailable, got.status(t).Reason)
 	require.NotContains(t, got.body, "127.0.0.1", "where servers are is nobody's business")
+	require.Contains(t, got.status(t).Message, "no 'watcher' of this cell can be reached")
 }
 
 // A server that breaks off before it answers may have done what it was asked for. So a write is not sent again, by
