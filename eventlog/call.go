@@ -157,12 +157,10 @@ var errBroken = errors.New("the connection broke before the answer came")
 
 func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read reading) error {
 	roundTrips.WithLabelValues(kind).Inc()
-	unbroken := l.link.Load()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(unbroken.ctx, cancel)()
+	ctx, stop := l.whileConnected(ctx)
+	defer stop()
 	got, err := l.config.Conn.RequestMsgWithContext(ctx, msg)
-	if errors.Is(err, context.Canceled) && unbroken.ctx.Err() != nil {
+	if errors.Is(err, context.Canceled) && context.Cause(ctx) == errBroken {
 		err = errBroken
 	}
 	if err != nil {
@@ -181,6 +179,17 @@ type link struct {
 func newLink() *link {
 	ctx, end := context.WithCancel(context.Background())
 	return &link{ctx, end}
+}
+
+// whileConnected is ctx until the connection breaks, with errBroken as the cause. What is sent to a consumer's inbox
+// meanwhile is lost, and an idle consumer would show that only by missed heartbeats.
+func (l *Log) whileConnected(ctx context.Context) (connected context.Context, stop func()) {
+	connected, cancel := context.WithCancelCause(ctx)
+	forget := context.AfterFunc(l.link.Load().ctx, func() { cancel(errBroken) })
+	return connected, func() {
+		forget()
+		cancel(nil)
+	}
 }
 
 // watchLink lets whoever waits for an answer know that the connection has broken.

@@ -86,17 +86,6 @@ func (f *follower) open(ctx context.Context) error {
 	return f.read(ctx, sub)
 }
 
-// whileConnected is ctx until the connection breaks. What is sent to a consumer's inbox meanwhile is lost, and an idle
-// consumer would show that only by missed heartbeats.
-func (l *Log) whileConnected(ctx context.Context) (connected context.Context, stop func()) {
-	connected, cancel := context.WithCancel(ctx)
-	forget := context.AfterFunc(l.link.Load().ctx, cancel)
-	return connected, func() {
-		forget()
-		cancel()
-	}
-}
-
 // consume makes a push consumer that delivers to the inbox. A crash leaves it behind for five seconds.
 func (f *follower) consume(ctx context.Context, inbox string) (name string, err error) {
 	request, err := json.Marshal(map[string]any{

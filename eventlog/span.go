@@ -13,24 +13,15 @@ func span(ctx context.Context, name string) (context.Context, trace.Span) {
 	return trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/logplane/logplane/eventlog").Start(ctx, name)
 }
 
-// traceparent is W3C's header for the trace that ctx belongs to, empty where nobody records that.
-func traceparent(ctx context.Context) string {
+// mark lets events carry the trace that ctx belongs to, where somebody records that.
+func mark(ctx context.Context, msgs []*nats.Msg) {
 	if !trace.SpanContextFromContext(ctx).IsSampled() {
-		return ""
+		return
 	}
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
-	return carrier["traceparent"]
-}
-
-// mark lets events carry the trace that ctx belongs to.
-func mark(ctx context.Context, msgs []*nats.Msg) {
-	parent := traceparent(ctx)
-	if parent == "" {
-		return
-	}
 	for _, msg := range msgs {
-		msg.Header[headerTrace] = []string{parent}
+		msg.Header[headerTrace] = []string{carrier["traceparent"]}
 	}
 }
 

@@ -8,9 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/segment"
 )
@@ -78,8 +75,7 @@ func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 // stages have written by then is garbage: it has names that were never used before and never will be again, and Collect
 // deletes it.
 func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error) {
-	goal := Revision(0)  // the head when this commit began
-	var folded []*record // by the last try
+	goal := Revision(0) // the head when this commit began
 	v, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		// 1. Catch up. swap has done it: v is the newest state that this process knows. Its root may be an old one all
 		//    the same, which stage 7 finds out.
@@ -96,7 +92,6 @@ func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error)
 		if err != nil {
 			return nil, err
 		}
-		folded = v.tail.records
 
 		// 3. Let time pass: clock, floor and purge point follow the log time of the events. Nothing is written, and
 		//    nothing is purged before stage 8.
@@ -128,22 +123,7 @@ func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error)
 	if err != nil {
 		return nil, false, err
 	}
-	p.trace(ctx, folded, v.Applied())
 	return v, more, nil
-}
-
-// trace tells of the traced events among those that were committed how long they waited for it.
-func (p *Projection) trace(ctx context.Context, committed []*record, applied Revision) {
-	if p.config.Tracer == nil {
-		return
-	}
-	for _, r := range committed {
-		if ctx, traced := r.Traced(ctx); traced {
-			_, s := p.config.Tracer.Start(ctx, "commit", trace.WithTimestamp(r.Time),
-				trace.WithAttributes(attribute.Int64("logplane.revision", int64(r.Revision)), attribute.Int64("logplane.applied", int64(applied))))
-			s.End()
-		}
-	}
 }
 
 // dirty reports whether there is something to commit.
@@ -162,6 +142,9 @@ func (v *View) fold(ctx context.Context, next *draft) ([]*record, error) {
 		}
 		if folded.void {
 			next.voids = append(next.voids, folded)
+		}
+		if r.Trace != "" {
+			next.traced = append(next.traced, r)
 		}
 		records = appendRun(records, next.Applied, folded)
 		next.Applied = r.Revision

@@ -10,6 +10,9 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/logplane/logplane/eventlog"
 )
 
@@ -28,10 +31,10 @@ type draft struct {
 	records []*record
 	// footers are those of the key-ordered segments that the draft adds.
 	footers []footer
-	// voids are the events that the draft found void, and bytes is the size of all events that it adds. Both are
-	// reported once it has won.
-	voids []*record
-	bytes int
+	// voids are the events that the draft found void, traced those of traced requests, and bytes is the size of all
+	// events that it adds. They are reported once it has won.
+	voids, traced []*record
+	bytes         int
 }
 
 // draft returns a draft that changes nothing yet.
@@ -80,7 +83,7 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 			}
 			won, err = read(ctx)
 			if err == nil && tried != nil && bytes.Equal(won.root.Nonce, tried.Nonce) {
-				tried.report(ctx)
+				tried.report(ctx, p.config.Tracer)
 				return won, nil
 			}
 		}
@@ -99,7 +102,7 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 			won, err = p.put(ctx, d)
 		}
 		if err == nil {
-			tried.report(ctx)
+			tried.report(ctx, p.config.Tracer)
 			return won, nil
 		}
 		if final(err) {
@@ -140,13 +143,24 @@ func (p *Projection) put(ctx context.Context, d *draft) (*snapshot, error) {
 	return p.snapshotOf(d.root, d.records, slices.Concat(d.Footers, d.footers), etag, d.over), nil
 }
 
-// report counts and reports what is certain once the draft is the root.
-func (d *draft) report(ctx context.Context) {
+// report counts and reports what is certain once the draft is the root. A span shows how long its event has waited for
+// that.
+func (d *draft) report(ctx context.Context, tracer trace.Tracer) {
 	commits.Inc()
 	foldedBytes.Add(float64(d.bytes))
 	for _, v := range d.voids {
 		voidEvents.Inc()
 		slog.WarnContext(ctx, "an event is void", "key", v.key, "revision", v.Revision, "base", v.Base,
 			"precondition", v.Precondition, "request", v.RequestID)
+	}
+	if tracer == nil {
+		return
+	}
+	for _, r := range d.traced {
+		if ctx, sampled := r.Traced(ctx); sampled {
+			_, span := tracer.Start(ctx, "commit", trace.WithTimestamp(r.Time),
+				trace.WithAttributes(attribute.Int64("logplane.revision", int64(r.Revision)), attribute.Int64("logplane.applied", int64(d.Applied))))
+			span.End()
+		}
 	}
 }

@@ -125,7 +125,7 @@ func (s *serving) check() error {
 		return errors.New("nobody could use this function: on AWS Lambda, --token-auth-file must be given, or another way to authenticate clients")
 	}
 	if s.lambda && s.tracing != "" {
-		return errors.New("--tracing-config-file: spans are sent between requests, and on AWS Lambda nothing runs then")
+		return errTracedOnLambda
 	}
 	if s.lambda || serve.IsLoopback(s.listen) {
 		return nil

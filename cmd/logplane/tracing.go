@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"time"
 
 	"github.com/spf13/pflag"
 	"go.opentelemetry.io/otel/attribute"
@@ -17,6 +15,7 @@ import (
 	api "k8s.io/component-base/tracing/api/v1"
 
 	"github.com/logplane/logplane/functions/lambda"
+	serve "github.com/logplane/logplane/internal/serving"
 )
 
 // tracer sends spans of a process that serves no API, as a flag.
@@ -26,8 +25,8 @@ func (t *tracer) register(flags *pflag.FlagSet) {
 	flags.StringVar(&t.file, "tracing-config-file", "", "send spans of what traced requests wrote to an OpenTelemetry collector as this file says, as kube-apiserver reads it; not on AWS Lambda")
 }
 
-// lastSpans bounds how long a process waits at its end for a collector.
-const lastSpans = 3 * time.Second
+// errTracedOnLambda refuses the flag on AWS Lambda.
+var errTracedOnLambda = errors.New("--tracing-config-file: spans are sent between requests, and on AWS Lambda nothing runs then")
 
 // start returns nil without a file. What it returns besides sends the last spans.
 func (t *tracer) start(ctx context.Context, command string) (trace.Tracer, func(), error) {
@@ -35,7 +34,7 @@ func (t *tracer) start(ctx context.Context, command string) (trace.Tracer, func(
 		return nil, func() {}, nil
 	}
 	if lambda.Address() != "" {
-		return nil, nil, errors.New("--tracing-config-file: spans are sent between requests, and on AWS Lambda nothing runs then")
+		return nil, nil, errTracedOnLambda
 	}
 	config, err := options.ReadTracingConfiguration(t.file)
 	if err == nil {
@@ -49,12 +48,5 @@ func (t *tracer) start(ctx context.Context, command string) (trace.Tracer, func(
 	if err != nil {
 		return nil, nil, fmt.Errorf("start tracing: %w", err)
 	}
-	stop := func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSpans)
-		defer cancel()
-		if err := provider.Shutdown(ctx); err != nil {
-			slog.Warn("the last spans did not reach the collector", "error", err)
-		}
-	}
-	return provider.Tracer("github.com/logplane/logplane/projection"), stop, nil
+	return provider.Tracer("github.com/logplane/logplane/projection"), func() { serve.StopTracing(provider) }, nil
 }

@@ -60,10 +60,7 @@ func BenchmarkFirstCustomResource(b *testing.B) {
 	first, err := New(Config{Cell: cell})
 	require.NoError(b, err)
 	first.must(b, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"default"}}`})
-	first.must(b, 201, request{method: "POST", path: crdsPath, body: `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"widgets.example.com"},
-		"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"widgets","singular":"widget","kind":"Widget"},
-		"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{
-		"spec":{"type":"object","properties":{"size":{"type":"integer","minimum":0},"name":{"type":"string"}}}}}}}]}}`})
+	first.must(b, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
 	const path = "/apis/example.com/v1/namespaces/default/widgets"
 	first.must(b, 201, request{method: "POST", path: path, body: `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"}}`})
 	for b.Loop() {

@@ -1,13 +1,13 @@
 package apiserver
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/options"
+
+	"github.com/logplane/logplane/internal/serving"
 )
 
 // startTracing sends spans to an OpenTelemetry collector as the file says, which is that of kube-apiserver's
@@ -23,14 +23,5 @@ func (s *Server) startTracing(c *genericapiserver.Config) error {
 	return nil
 }
 
-// stopTracingTime bounds how long a process waits at its end for a collector.
-const stopTracingTime = 3 * time.Second
-
 // StopTracing sends the spans that have not been sent yet. The server must not be used any more.
-func (s *Server) StopTracing() {
-	ctx, cancel := context.WithTimeout(context.Background(), stopTracingTime)
-	defer cancel()
-	if err := s.generic.TracerProvider.Shutdown(ctx); err != nil {
-		s.config.Logger.Warn("the last spans did not reach the collector", "error", err)
-	}
-}
+func (s *Server) StopTracing() { serving.StopTracing(s.generic.TracerProvider) }

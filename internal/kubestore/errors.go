@@ -88,10 +88,9 @@ func listError(err error, paging bool, continueKey, prefix string) error {
 // readAnswer is what a client is told about a row that a view could not read. Nothing was written. A bucket that fails
 // may not do so a second later. What is damaged, lost or of another epoch stays so.
 func readAnswer(err error) error {
-	for _, lasts := range []error{projection.ErrDamaged, bucket.ErrNotFound, eventlog.ErrDiverged, eventlog.ErrFenced} {
-		if errors.Is(err, lasts) || isContextError(err) {
-			return answer(fmt.Errorf("read the snapshot: %w", err))
-		}
+	if errors.Is(err, projection.ErrDamaged) || errors.Is(err, bucket.ErrNotFound) ||
+		errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, eventlog.ErrFenced) || isContextError(err) {
+		return answer(fmt.Errorf("read the snapshot: %w", err))
 	}
 	return Unavailable(fmt.Sprintf("reading the snapshot failed: %v", err))
 }

@@ -41,38 +41,38 @@ func logplane(b *testing.B) string {
 // BenchmarkExecToFirstGet is the cold start of a function: from exec to the answer of a first GET of
 // an object, on a cell whose log and bucket run already. The process is held to one core.
 func BenchmarkExecToFirstGet(b *testing.B) {
-	binary := logplane(b)
-	where := []string{"--nats", eventlogtest.Run(b, b.TempDir()).ClientURL(), "--bucket", "file://" + b.TempDir()}
-	if out, err := exec.Command(binary, append([]string{"init"}, where...)...).CombinedOutput(); err != nil {
-		b.Fatalf("init: %v: %s", err, out)
-	}
-	if out, err := exec.Command(binary, append([]string{"projector", "--once"}, where...)...).CombinedOutput(); err != nil {
-		b.Fatalf("projector: %v: %s", err, out)
-	}
-	measure(b, "/api/v1/namespaces/default", func(address string) []string {
-		return append([]string{binary, "api", "--listen", address, "--authorization-mode", "AlwaysAllow"}, where...)
-	})
+	firstGet(b, "/api/v1/namespaces/default", nil)
 }
 
 // BenchmarkExecToFirstCustomResource is the same for an object of a CustomResourceDefinition.
 func BenchmarkExecToFirstCustomResource(b *testing.B) {
-	binary := logplane(b)
-	nats := eventlogtest.Run(b, b.TempDir()).ClientURL()
-	where := []string{"--nats", nats, "--bucket", "file://" + b.TempDir()}
-	if out, err := exec.Command(binary, append([]string{"init"}, where...)...).CombinedOutput(); err != nil {
-		b.Fatalf("init: %v: %s", err, out)
-	}
-	server := product.Serve(b, append([]string{"api", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow"}, where...)...)
-	post(b, server.URL()+"/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
 	const widgets = "/apis/example.com/v1/namespaces/default/widgets"
-	post(b, server.URL()+widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"},"spec":{"size":1}}`)
-	server.Stop()
-	if out, err := exec.Command(binary, append([]string{"projector", "--once"}, where...)...).CombinedOutput(); err != nil {
-		b.Fatalf("projector: %v: %s", err, out)
-	}
-	measure(b, widgets+"/a", func(address string) []string {
-		return append([]string{binary, "api", "--listen", address, "--authorization-mode", "AlwaysAllow"}, where...)
+	firstGet(b, widgets+"/a", func(url string) {
+		post(b, url+"/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+		post(b, url+widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"},"spec":{"size":1}}`)
 	})
+}
+
+// firstGet measures the first GET of processes on a cell, in which prepare makes what they get; nil for nothing.
+func firstGet(b *testing.B, path string, prepare func(url string)) {
+	binary := logplane(b)
+	where := []string{"--nats", eventlogtest.Run(b, b.TempDir()).ClientURL(), "--bucket", "file://" + b.TempDir()}
+	run := func(args ...string) {
+		if out, err := exec.Command(binary, append(args, where...)...).CombinedOutput(); err != nil {
+			b.Fatalf("%s: %v: %s", args[0], err, out)
+		}
+	}
+	serve := func(address string) []string {
+		return append([]string{"api", "--listen", address, "--authorization-mode", "AlwaysAllow"}, where...)
+	}
+	run("init")
+	if prepare != nil {
+		server := product.Serve(b, serve("127.0.0.1:0")...)
+		prepare(server.URL())
+		server.Stop()
+	}
+	run("projector", "--once")
+	measure(b, path, func(address string) []string { return append([]string{binary}, serve(address)...) })
 }
 
 // definition is of a small custom resource.

@@ -71,23 +71,13 @@ func runRoles(t *testing.T) *roleServer {
 	<-printed.Exited
 	require.Zero(t, printed.Cmd.ProcessState.ExitCode(), printed.Output())
 	folder := t.TempDir()
-	configuration := filepath.Join(folder, "nats.conf")
-	require.NoError(t, os.WriteFile(filepath.Join(folder, "authorization.conf"), []byte(printed.Output()), 0o600))
-	require.NoError(t, os.WriteFile(configuration, []byte("listen: \"127.0.0.1:-1\"\nmax_payload: 8MB\ninclude \"authorization.conf\"\n"), 0o600))
-	options, err := server.ProcessConfigFile(configuration)
+	configuration := filepath.Join(folder, "authorization.conf")
+	require.NoError(t, os.WriteFile(configuration, []byte(printed.Output()), 0o600))
+	configured, err := server.ProcessConfigFile(configuration)
 	require.NoError(t, err)
-	options.NoSigs, options.JetStream, options.SyncAlways = true, true, true
-	options.StoreDir = filepath.Join(folder, "store")
 	s := &roleServer{refused: &violations{}}
-	s.server, err = server.NewServer(options)
-	require.NoError(t, err)
+	s.server = eventlogtest.Run(t, filepath.Join(folder, "store"), func(o *server.Options) { o.Users = configured.Users })
 	s.server.SetLoggerV2(s.refused, false, false, false)
-	s.server.Start()
-	t.Cleanup(func() {
-		s.server.Shutdown()
-		s.server.WaitForShutdown()
-	})
-	require.True(t, s.server.ReadyForConnections(rolesTimeout))
 	return s
 }
 

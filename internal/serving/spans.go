@@ -1,0 +1,19 @@
+package serving
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// lastSpans bounds how long a process waits at its end for a collector.
+const lastSpans = 3 * time.Second
+
+// StopTracing sends the spans that have not been sent yet. The provider must not be used any more.
+func StopTracing(provider interface{ Shutdown(context.Context) error }) {
+	ctx, cancel := context.WithTimeout(context.Background(), lastSpans)
+	defer cancel()
+	if err := provider.Shutdown(ctx); err != nil {
+		slog.Warn("the last spans did not reach the collector", "error", err)
+	}
+}
