@@ -37,7 +37,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withWriters(h)
 	h = s.withPlaces(h) // the request meets it before impersonation: a place is the real user's
 	h = s.withCorrections(h)
-	h = genericapifilters.WithWarningRecorder(h)
+	h = withWarnings(h)
 	h = s.withRecovery(h) // on the goroutine that withTimeout starts
 	h = s.withTimeout(h)
 	h = s.withBody(h)
