@@ -109,15 +109,11 @@ check: lint vulnerabilities race-build $(BIN)/kubectl ## lint, vulnerabilities a
 	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w -short -timeout 10m $$(go list ./... | grep -vE '/test/(hostile|serverless)$$')
 	@cd test/subscribe && $(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -short -timeout 10m $(SUBSCRIBE)
 
-# One at a time: upstream's suites have deadlines of seconds, and these packages use all cores by themselves. The others
-# wait much, and the linker uses one core.
-ALONE := logplane/(eventlog|projection|functions/lifecycle|internal/(apiserver|kubestore)|watcher|test/(e2e|history|simulate))$$
 .PHONY: test
 # Attacks are judged by what they cost, which the race detector multiplies, and functions by what they do before their
 # deadlines: both meet the binary that is shipped.
 test: lint race-build build $(BIN)/kubectl images-test ## everything CI runs
-	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w -timeout 40m $$(go list ./... | grep -vE '/test/(hostile|serverless)$$|$(ALONE)')
-	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w -p 1 -timeout 40m $$(go list ./... | grep -E '$(ALONE)')
+	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w -timeout 40m $$(go list ./... | grep -vE '/test/(hostile|serverless)$$')
 	@cd test/subscribe && $(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -p 1 -timeout 40m $(SUBSCRIBE)
 	@$(MAKE) --no-print-directory infra-test
 	@cd tools/release && $(RELEASE) go test -vet=off ./...

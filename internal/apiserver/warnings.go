@@ -10,10 +10,10 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 )
 
-// withWarnings sends a request's warnings with its answer. Upstream's filter puts each into the answer's headers when it
-// is given. But upstream answers a request whose context ends while its work still goes on, and gives warnings: two
-// goroutines would write one map, which ends the process. Here upstream's filter has headers of its own, and the goroutine
-// that answers copies them.
+// withWarnings sends a request's warnings with its answer. Upstream's filter puts each into the answer's headers when
+// it is given. But upstream answers a request whose context ends while its work still goes on, and gives warnings: two
+// goroutines would write one map, which ends the process. Here upstream's filter has headers of its own, and the
+// goroutine that answers copies them.
 func withWarnings(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		given := &warnings{header: http.Header{}}
