@@ -103,17 +103,18 @@ vulnerabilities: $(BIN)/govulncheck ## known vulnerabilities; says so and goes o
 	  if [ $$code = 0 ]; then break; fi; \
 	done; echo "$$out" | tail -20; exit $$code
 
-# Here and in test, vet is lint's.
+# Attacks are judged by what they cost, which the race detector multiplies, and functions by what they do before their
+# deadlines: both meet the binary that is shipped. Vet is lint's, here and below.
+RACE_TEST := $(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w $$(go list ./... | grep -vE '/test/(hostile|serverless)$$')
+
 .PHONY: check
 check: lint vulnerabilities race-build $(BIN)/kubectl ## lint, vulnerabilities and the short race tests: before every commit
-	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w -short -timeout 10m $$(go list ./... | grep -vE '/test/(hostile|serverless)$$')
+	@$(RACE_TEST) -short -timeout 10m
 	@cd test/subscribe && $(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -short -timeout 10m $(SUBSCRIBE)
 
 .PHONY: test
-# Attacks are judged by what they cost, which the race detector multiplies, and functions by what they do before their
-# deadlines: both meet the binary that is shipped.
 test: lint race-build build $(BIN)/kubectl images-test ## everything CI runs
-	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane KUBECTL=$(BIN)/kubectl go test -race -vet=off -ldflags=-w -timeout 40m $$(go list ./... | grep -vE '/test/(hostile|serverless)$$')
+	@$(RACE_TEST) -timeout 40m
 	@cd test/subscribe && $(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -p 1 -timeout 40m $(SUBSCRIBE)
 	@$(MAKE) --no-print-directory infra-test
 	@cd tools/release && $(RELEASE) go test -vet=off ./...

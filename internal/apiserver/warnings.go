@@ -19,9 +19,9 @@ func withWarnings(h http.Handler) http.Handler {
 		given := &warnings{header: http.Header{}}
 		genericapifilters.WithWarningRecorder(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			given.recorder = r.Context()
-			answer := &warned{ResponseWriter: w, warnings: given}
-			h.ServeHTTP(responsewriter.WrapForHTTP1Or2(answer), r.WithContext(warning.WithWarningRecorder(r.Context(), given)))
-			answer.add() // an answer without a body may never be written
+			add := func() { given.addTo(w) }
+			h.ServeHTTP(responsewriter.WrapForHTTP1Or2(&answering{w, add}), r.WithContext(warning.WithWarningRecorder(r.Context(), given)))
+			add() // an answer without a body may never be written
 		})).ServeHTTP(given, r)
 	})
 }
@@ -34,6 +34,7 @@ type warnings struct {
 
 	mu     sync.Mutex
 	header http.Header
+	added  sync.Once
 }
 
 func (w *warnings) Header() http.Header { return w.header }
@@ -45,33 +46,13 @@ func (w *warnings) AddWarning(agent, text string) {
 	warning.AddWarning(w.recorder, agent, text)
 }
 
-// warned is an answer that takes the warnings along which were given until it begins.
-type warned struct {
-	http.ResponseWriter
-	warnings *warnings
-	added    bool
-}
-
-func (a *warned) Unwrap() http.ResponseWriter { return a.ResponseWriter }
-
-func (a *warned) add() {
-	if a.added {
-		return
-	}
-	a.added = true
-	a.warnings.mu.Lock()
-	defer a.warnings.mu.Unlock()
-	for _, text := range a.warnings.header.Values("Warning") {
-		a.Header().Add("Warning", text)
-	}
-}
-
-func (a *warned) WriteHeader(code int) {
-	a.add()
-	a.ResponseWriter.WriteHeader(code)
-}
-
-func (a *warned) Write(p []byte) (int, error) {
-	a.add()
-	return a.ResponseWriter.Write(p)
+// addTo puts the warnings that were given until now into the headers of an answer. The first call does, when it begins.
+func (w *warnings) addTo(answer http.ResponseWriter) {
+	w.added.Do(func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, text := range w.header.Values("Warning") {
+			answer.Header().Add("Warning", text)
+		}
+	})
 }

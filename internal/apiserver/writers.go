@@ -28,20 +28,20 @@ func onlyReads(r *http.Request) bool {
 	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions
 }
 
-// answering calls end when the answer begins.
+// answering calls begun when the answer begins, and again with each part of it.
 type answering struct {
 	http.ResponseWriter
-	end func()
+	begun func()
 }
 
 func (a *answering) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 func (a *answering) WriteHeader(code int) {
-	a.end()
+	a.begun()
 	a.ResponseWriter.WriteHeader(code)
 }
 
 func (a *answering) Write(p []byte) (int, error) {
-	a.end()
+	a.begun()
 	return a.ResponseWriter.Write(p)
 }
