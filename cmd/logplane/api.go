@@ -57,7 +57,7 @@ func newAPI() *cobra.Command {
 			}
 			defer server.StopTracing()
 			defer memory.GiveBack(server.Shrink)()
-			return how.serve(cmd.Context(), handler, serve.Config{})
+			return how.serve(cmd.Context(), serve.AfterRest(handler, opened.thawed), serve.Config{})
 		},
 	}
 	where.register(cmd.Flags())

@@ -46,15 +46,18 @@ func onLambda(cmd *cobra.Command, opened *cell, buffered bool) lambda.Config {
 	return lambda.Config{
 		Address: lambda.Address(), Buffered: buffered,
 		Metrics: &lambda.Metrics{From: registry, Names: measured, Function: cmp.Or(os.Getenv("AWS_LAMBDA_FUNCTION_NAME"), cmd.Name()), To: cmd.OutOrStdout()},
-		Thawed: func(ctx context.Context) {
-			replaced, err := eventlog.Refresh(ctx, opened.log.Conn)
-			if err != nil {
-				slog.Warn("the log may be out of reach", "error", err) // the request will say so, too
-			}
-			if replaced { // what ended one connection may have ended all
-				bucket.Reconnect(opened.bucket)
-			}
-		},
+		Thawed:  opened.thawed,
+	}
+}
+
+// thawed replaces the connections of a process that was frozen, if they have died.
+func (c *cell) thawed(ctx context.Context) {
+	replaced, err := eventlog.Refresh(ctx, c.log.Conn)
+	if err != nil {
+		slog.Warn("the log may be out of reach", "error", err) // the request will say so, too
+	}
+	if replaced { // what ended one connection may have ended all
+		bucket.Reconnect(c.bucket)
 	}
 }
 

@@ -16,11 +16,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
@@ -326,6 +329,36 @@ func TestThaw(t *testing.T) {
 		write(fmt.Sprint("after-", i))
 	}
 	require.Equal(t, 1, f.started(), "it is one process all the time")
+}
+
+// TestThawOfAPlainProcess is TestThaw for a platform that freezes a process which listens, such as Cloud Run. The process
+// learns of it from its own clock. It is answered within a second, and so are those who ask at the same time.
+func TestThawOfAPlainProcess(t *testing.T) {
+	needsShipped(t)
+	t.Parallel()
+	c := newCell(t)
+	link := eventlogtest.NewLink(t)
+	link.ToAddress(strings.TrimPrefix(c.nats, "nats://"))
+	arguments := append([]string{"api", "--listen", "127.0.0.1:0", "--token-auth-file", c.tokens, "--watcher-url", c.watcher.URL()}, c.where...)
+	p := product.Serve(t, append(arguments, "--nats", link.URL(), "--request-timeout", answerTime.String())...)
+	code, said, err := c.post(p.URL(), "before")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusCreated, code, "%s", said)
+	for i := range 3 {
+		require.NoError(t, p.Cmd.Process.Signal(syscall.SIGSTOP))
+		link.Lose()
+		<-time.After(3 * time.Second) // by the process's clock it has rested
+		require.NoError(t, p.Cmd.Process.Signal(syscall.SIGCONT))
+		var all sync.WaitGroup
+		for j := range 4 {
+			all.Go(func() {
+				code, said, err := c.post(p.URL(), fmt.Sprint("after-", i, "-", j))
+				assert.NoError(t, err)
+				assert.Equal(t, http.StatusCreated, code, "%s", said)
+			})
+		}
+		all.Wait()
+	}
 }
 
 // TestShutdown: a function that is told to end writes what it has counted since its last line, once, and ends well.

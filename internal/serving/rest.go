@@ -1,0 +1,34 @@
+package serving
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// rest is after how long without a request a process may have been frozen for long enough to matter.
+const rest = 2 * time.Second
+
+// AfterRest calls thawed before a request that comes after two seconds without one. A platform such as Cloud Run gives a
+// process no processor between requests, and its connections may die without a sign meanwhile. Requests that come while
+// thawed runs wait for it: it must be quick.
+func AfterRest(h http.Handler, thawed func(context.Context)) http.Handler {
+	var (
+		mu   sync.Mutex
+		last = time.Now().Round(0) // by mu; when a request came. The monotonic clock may stand still in a freeze
+	)
+	wake := func(ctx context.Context) {
+		mu.Lock()
+		defer mu.Unlock()
+		rested := time.Now().Round(0).Sub(last) > rest
+		if rested {
+			thawed(ctx)
+		}
+		last = time.Now().Round(0)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		wake(r.Context())
+		h.ServeHTTP(w, r)
+	})
+}
