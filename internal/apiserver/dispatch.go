@@ -24,7 +24,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	case info.IsResourceRequest && info.APIGroup == "" && info.Resource == "serviceaccounts" && info.Subresource == "token" && !s.tokens.Issues():
 		s.fail(w, r, notSupported(info, "this server does not issue tokens of service accounts: it was started without --service-account-signing-key-file"))
 	case info.IsResourceRequest:
-		s.resource(info).ServeHTTP(w, r)
+		s.serveResource(w, r, info)
 	case path == "" || path == "/index.html" || path == "/api" || path == "/apis" || strings.HasPrefix(path, "/api/") || strings.HasPrefix(path, "/apis/"):
 		s.discovery.ServeHTTP(w, r)
 	case strings.HasPrefix(path, "/openapi/"):

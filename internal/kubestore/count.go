@@ -53,7 +53,7 @@ func (l *listing) count(ctx context.Context) (int, error) {
 			return 0, err
 		}
 	}
-	l.store.counts.Add(page{projection.Keys{Start: l.last + "\x00", End: l.keys.End}, l.at}, count-len(l.matched)-len(l.corrupt))
+	l.store.counts.Add(page{projection.Keys{Start: l.last + "\x00", End: l.keys.End}, l.at}, count-l.taken-len(l.corrupt))
 	return count, nil
 }
 

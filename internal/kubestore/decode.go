@@ -78,19 +78,35 @@ func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, 
 // shared returns the decoded object with its resourceVersion. It may be the cache's, so nobody may write to it. Into
 // only says which type is wanted and, for a custom resource, which version.
 func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
-	id := version{store: s.id, rowKey: v.rowKey, revision: v.revision, kind: s.kind(into)}
-	obj := s.Objects.get(id)
-	if obj != nil && (into == nil || reflect.TypeOf(obj) == reflect.TypeOf(into)) {
-		return obj, nil
+	obj, cached, err := s.look(v, data, into)
+	if err == nil && !cached {
+		s.Objects.add(s.version(v, into), s.owner(v.rowKey), obj, len(data))
 	}
-	obj, err := s.decode(data, into)
+	return obj, err
+}
+
+// once is shared for an object that nobody needs again soon.
+func (s *store) once(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
+	obj, _, err := s.look(v, data, into)
+	return obj, err
+}
+
+func (s *store) version(v stored, into runtime.Object) version {
+	return version{store: s.id, rowKey: v.rowKey, revision: v.revision, kind: s.kind(into)}
+}
+
+func (s *store) look(v stored, data []byte, into runtime.Object) (obj runtime.Object, cached bool, err error) {
+	obj = s.Objects.get(s.version(v, into))
+	if obj != nil && (into == nil || reflect.TypeOf(obj) == reflect.TypeOf(into)) {
+		return obj, true, nil
+	}
+	obj, err = s.decode(data, into)
 	if err != nil {
-		return nil, &corruptError{rowKey: v.rowKey, err: err}
+		return nil, false, &corruptError{rowKey: v.rowKey, err: err}
 	}
 	// An object that cannot hold a revision is still the object.
 	_ = s.versioner.UpdateObject(obj, uint64(v.revision))
-	s.Objects.add(id, s.owner(v.rowKey), obj, len(data))
-	return obj, nil
+	return obj, false, nil
 }
 
 // decode decodes into a new object of the type of into. If into is nil, the codec chooses the type.

@@ -1,26 +1,30 @@
 package kubestore
 
 import (
+	"slices"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// Objects is a cache of decoded objects by row key and revision. It has a budget of bytes, and no namespace takes what
-// others need of it. It is safe for concurrent use. Nobody may write to the objects.
+// Objects is a cache of decoded objects by row key and revision, and of the pieces of lists. It has a budget of bytes,
+// and no namespace takes what others need of it. It is safe for concurrent use. Nobody may write to the objects.
 type Objects struct {
-	decoded *cache.Cache[version, runtime.Object]
+	decoded *cache.Cache[version, any]
 }
 
-// version names one decoded representation of one version of an object.
+// version names one decoded representation of one version of an object, or a piece of a list by its first row and a hash
+// of its revisions.
 type version struct {
 	store    uint64
 	rowKey   string
 	revision eventlog.Revision
-	// kind to which a custom resource was converted; empty for typed objects.
+	// kind to which a custom resource was converted, empty for typed objects; or the form of a piece.
 	kind string
 }
 
@@ -30,7 +34,7 @@ const entryOverhead = 512
 
 // NewObjects returns a cache of at most that many bytes of encoded objects.
 func NewObjects(bytes int64) *Objects {
-	return &Objects{cache.New[version, runtime.Object](bytes)}
+	return &Objects{cache.New[version, any](bytes)}
 }
 
 // get returns nil if the object is not cached.
@@ -38,13 +42,30 @@ func (o *Objects) get(v version) runtime.Object {
 	if o == nil {
 		return nil
 	}
-	object, ok := o.decoded.Get(v)
+	found, _ := o.decoded.Get(v)
+	object, ok := found.(runtime.Object)
+	countLook(ok, cacheHits, cacheMisses)
+	return object
+}
+
+// piece returns the piece of these rows, nil if it is not cached.
+func (o *Objects) piece(v version, revisions []projection.Revision) Piece {
+	found, _ := o.decoded.Get(v)
+	k, ok := found.(kept)
+	ok = ok && slices.Equal(k.revisions, revisions)
+	countLook(ok, pieceHits, pieceMisses)
 	if !ok {
-		cacheMisses.Inc()
 		return nil
 	}
-	cacheHits.Inc()
-	return object
+	return k.Piece
+}
+
+func countLook(found bool, hits, misses prometheus.Counter) {
+	if found {
+		hits.Inc()
+	} else {
+		misses.Inc()
+	}
 }
 
 // add keeps an object, to which nobody may write any more, for an owner.
@@ -54,6 +75,12 @@ func (o *Objects) add(v version, owner string, object runtime.Object, encoded in
 	}
 	v.rowKey = strings.Clone(v.rowKey) // a segment's key shares the memory of all keys of its block
 	o.decoded.Add(v, owner, object, int64(encoded+len(v.rowKey))+entryOverhead)
+}
+
+// addPiece keeps a piece.
+func (o *Objects) addPiece(v version, owner string, k kept) {
+	v.rowKey = strings.Clone(v.rowKey)
+	o.decoded.Add(v, owner, k, int64(k.Bytes()+len(k.revisions)*8+len(v.rowKey))+entryOverhead)
 }
 
 // Shrink lets go of most objects, those first that were not used for longest.

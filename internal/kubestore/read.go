@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"reflect"
 
@@ -136,8 +137,13 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 	if err != nil {
 		return err
 	}
-	l := &listing{store: s, span: sp, opts: opts, items: items, newItem: itemFunc(listObj, items)}
-	if err := l.fill(ctx); err != nil {
+	l := &listing{store: s, span: sp, opts: opts, list: listObj, newItem: itemFunc(listObj, items)}
+	if p := s.piecesFor(ctx); p != nil {
+		err = l.fillPieces(ctx, p)
+	} else {
+		err = l.fill(ctx, items)
+	}
+	if err != nil {
 		return err
 	}
 	if err := l.corruptions(); err != nil {
@@ -191,10 +197,10 @@ type listing struct {
 	store *store
 	span
 	opts    storage.ListOptions
-	items   reflect.Value
+	list    runtime.Object
 	newItem func() runtime.Object
-	// matched are the objects of the list, which may be the cache's.
-	matched []runtime.Object
+	// taken is how many objects the list has until now.
+	taken int
 	// last is the row key that was looked at last, and more says that another one follows it.
 	last string
 	more bool
@@ -211,36 +217,56 @@ const heavyList = 256 << 10
 // maxCorrupt is how many corrupt objects a list names before it gives up. The figure is upstream's.
 const maxCorrupt = 100
 
-// fill takes the rows that match until the limit is reached. It looks at one more row to learn whether there is another
+// scan yields the rows to look at until the limit is reached. It looks at one more row to learn whether there is another
 // page.
-func (l *listing) fill(ctx context.Context) error {
-	limit := l.opts.Predicate.Limit
-	for row, err := range l.view.Scan(ctx, l.keys.Start, l.keys.End, l.at) {
-		if err != nil {
-			return l.failed(err)
-		}
-		if limit > 0 && int64(len(l.matched)) >= limit {
-			l.more = true
-			break
-		}
-		if ctx.Err() != nil {
-			return storage.NewTimeoutError(row.Key, "request did not complete within requested timeout")
-		}
-		l.last = row.Key
-		l.bytes += len(row.Value)
-		if l.bytes > heavyList {
-			if err := TakeTurn(ctx); err != nil {
-				return err
+func (l *listing) scan(ctx context.Context) iter.Seq2[projection.Row, error] {
+	return func(yield func(projection.Row, error) bool) {
+		limit := l.opts.Predicate.Limit
+		for row, err := range l.view.Scan(ctx, l.keys.Start, l.keys.End, l.at) {
+			if err != nil {
+				yield(row, l.failed(err))
+				return
+			}
+			if limit > 0 && int64(l.taken) >= limit {
+				l.more = true
+				return
+			}
+			if ctx.Err() != nil {
+				yield(row, storage.NewTimeoutError(row.Key, "request did not complete within requested timeout"))
+				return
+			}
+			l.last = row.Key
+			l.bytes += len(row.Value)
+			if l.bytes > heavyList {
+				if err := TakeTurn(ctx); err != nil {
+					yield(row, err)
+					return
+				}
+			}
+			if !l.store.foreign(row.ContentType) && !yield(row, nil) {
+				return
 			}
 		}
-		if l.store.foreign(row.ContentType) {
-			continue
-		}
-		if err := l.take(ctx, row); err != nil {
+	}
+}
+
+// fill takes the objects of the rows that match. They may be the cache's.
+func (l *listing) fill(ctx context.Context, items reflect.Value) error {
+	var matched []runtime.Object
+	for row, err := range l.scan(ctx) {
+		if err != nil {
 			return err
 		}
+		object, err := l.match(ctx, row)
+		if err != nil {
+			return err
+		}
+		if object != nil {
+			matched = append(matched, object)
+			l.taken++
+		}
 	}
-	l.store.setItems(l.items, l.matched)
+	l.store.setItems(items, matched)
 	return nil
 }
 
@@ -263,23 +289,28 @@ func (l *listing) failed(err error) error {
 	return listError(err, l.opts.Predicate.Continue != "", l.keys.Start, l.prefix)
 }
 
-// take adds the row's object to the list if it matches.
-func (l *listing) take(ctx context.Context, row projection.Row) error {
+// match returns the row's object, nil if it does not match.
+func (l *listing) match(ctx context.Context, row projection.Row) (runtime.Object, error) {
+	object, err := l.decode(ctx, row, l.store.shared)
+	if err != nil {
+		return nil, l.keepCorrupt(row, err)
+	}
+	// As in upstream, an object does not match if its attributes cannot be read.
+	matched, err := l.opts.Predicate.Matches(object)
+	if err != nil || !matched {
+		return nil, nil
+	}
+	return object, nil
+}
+
+// decode returns the row's object by one of the store's ways to decode.
+func (l *listing) decode(ctx context.Context, row projection.Row, by func(stored, []byte, runtime.Object) (runtime.Object, error)) (runtime.Object, error) {
 	v := storedRow(row)
 	data, _, err := l.store.unseal(ctx, v)
 	if err != nil {
-		return l.keepCorrupt(row, err)
+		return nil, err
 	}
-	obj, err := l.store.shared(v, data, l.newItem())
-	if err != nil {
-		return l.keepCorrupt(row, err)
-	}
-	// As in upstream, an object does not match if its attributes cannot be read.
-	matched, err := l.opts.Predicate.Matches(obj)
-	if err == nil && matched {
-		l.matched = append(l.matched, obj)
-	}
-	return nil
+	return by(v, data, l.newItem())
 }
 
 func itemsOf(listObj runtime.Object) (reflect.Value, error) {

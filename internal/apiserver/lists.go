@@ -1,0 +1,46 @@
+package apiserver
+
+import (
+	"net/http"
+	"reflect"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/apis/audit"
+	apiaudit "k8s.io/apiserver/pkg/audit"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/lists"
+)
+
+// serveResource serves a request for objects.
+func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *apirequest.RequestInfo) {
+	h := s.resource(info)
+	if info.Verb != "list" || r.Method != http.MethodGet || info.Subresource != "" {
+		h.ServeHTTP(w, r)
+		return
+	}
+	kind := lists.Kind{Resource: schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, Version: schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}}
+	switch g, builtin := h.(*group); {
+	case s.recorded() && apiaudit.AuditContextFrom(r.Context()).GetEventLevel().GreaterOrEqual(audit.LevelRequestResponse):
+		// the record has the answer as upstream's handler gives it
+	case builtin:
+		g.describe(&kind)
+	default:
+		kind.Serializer = customresources.ListSerializer()
+	}
+	lists.Serve(w, r, kind, h, s.fail)
+}
+
+// describe says how lists of a built-in kind are encoded, if nothing is added to their objects as they are read.
+func (g *group) describe(kind *lists.Kind) {
+	built, err := g.get()
+	if err != nil {
+		return // ServeHTTP says why
+	}
+	stores := storesIn(reflect.ValueOf(built.info.VersionedResourcesStorageMap[kind.Version.Version][kind.Resource.Resource]))
+	if len(stores) == 1 && stores[0].Decorator == nil {
+		kind.Resource = stores[0].DefaultQualifiedResource // that of the objects, which several groups may serve
+		kind.Serializer = built.info.NegotiatedSerializer
+	}
+}

@@ -1,0 +1,371 @@
+// Package lists answers lists from encoded pieces that are kept (kubestore.Pieces), and compresses answers.
+//
+// Upstream's handler serves the list as ever: options, validation, errors, headers, metadata. Only, the store leaves the
+// items to us, and the handler answers with a list that has none. The items are spliced into that. A piece is made by
+// upstream's own encoder, out of a list that has no other items, so the answer is the one upstream would give, byte for
+// byte. A representation that depends on more than the objects goes without pieces: a Table says how old they are.
+package lists
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/klauspost/compress/gzip"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/responsewriter"
+	"k8s.io/apiserver/pkg/features"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// Kind of objects that are listed.
+type Kind struct {
+	Resource schema.GroupResource
+	// Version that is asked for.
+	Version schema.GroupVersion
+	// Serializer is what upstream's handler negotiates with. It is nil for a kind whose lists are not made of pieces.
+	Serializer runtime.NegotiatedSerializer
+}
+
+// Serve lets the handler answer a list. fail answers with an error.
+func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fail func(http.ResponseWriter, *http.Request, error)) {
+	a := &answer{ResponseWriter: w, gzip: acceptsGzip(r)}
+	if a.gzip { // upstream would compress with the standard library, at twice the cost
+		r = r.WithContext(r.Context())
+		r.Header = r.Header.Clone()
+		r.Header.Del("Accept-Encoding")
+	}
+	asked := r
+	if made := kind.maker(r, a.gzip); made != nil {
+		a.pieces, a.form = &made.Pieces, made.form
+		defer a.pieces.Close()
+		asked = r.WithContext(kubestore.WithPieces(r.Context(), a.pieces))
+	}
+	h.ServeHTTP(responsewriter.WrapForHTTP1Or2(a), asked)
+	if !a.held {
+		a.end()
+		return
+	}
+	err := a.splice()
+	switch {
+	case err == nil:
+	case a.begun:
+		panic(http.ErrAbortHandler) // nobody must take this for the whole list
+	case errors.Is(err, errShape): // upstream's handler does something that this package does not know
+		slog.ErrorContext(r.Context(), "a list could not be made of pieces, and is encoded as a whole", "error", err)
+		a.pieces, a.held = nil, false
+		a.body.Reset()
+		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(a), r)
+		a.end()
+	default:
+		fail(w, r, err)
+	}
+}
+
+// errShape says that a list does not look as expected.
+var errShape = errors.New("unexpected encoding of a list")
+
+// maker makes the pieces of one list.
+type maker struct {
+	kubestore.Pieces
+	form    form
+	encoder runtime.Encoder // nil until the first piece is made
+	empty   []byte          // an encoded list without items
+}
+
+// maker returns nil if the list must be encoded as a whole.
+func (k Kind) maker(r *http.Request, gzip bool) *maker {
+	if k.Serializer == nil {
+		return nil
+	}
+	wanted, chosen, err := negotiation.NegotiateOutputMediaType(r, k.Serializer, anyTransform{})
+	if err != nil || wanted.Convert != nil || wanted.Stream != "" || wanted.Profile != "" || chosen.Serializer == chosen.PrettySerializer {
+		return nil
+	}
+	form, known := forms[chosen.MediaType]
+	if !known || chosen.Serializer == nil {
+		return nil
+	}
+	m := &maker{form: form}
+	m.Resource = k.Resource
+	m.Form = fmt.Sprintf("%s %s %t", chosen.MediaType, k.Version, gzip)
+	m.Encode = func(list runtime.Object, large bool) (kubestore.Piece, error) {
+		if m.encoder == nil { // as in upstream's WriteObjectNegotiated
+			serializer := runtime.Encoder(chosen.Serializer)
+			if utilfeature.DefaultFeatureGate.Enabled(features.CBORServingAndStorage) {
+				serializer = runtime.UseNondeterministicEncoding(serializer)
+			}
+			m.encoder = k.Serializer.EncoderForVersion(serializer, k.Version)
+		}
+		return m.make(list, large && gzip)
+	}
+	return m
+}
+
+// anyTransform lets a request ask for any other representation, which then has no pieces.
+type anyTransform struct{}
+
+func (anyTransform) AllowsMediaTypeTransform(string, string, *schema.GroupVersionKind) bool {
+	return true
+}
+func (anyTransform) AllowsServerVersion(string) bool { return true }
+func (anyTransform) AllowsStreamSchema(string) bool  { return true }
+
+func (m *maker) make(list runtime.Object, compressed bool) (*piece, error) {
+	if m.empty == nil {
+		none := reflect.New(reflect.TypeOf(list).Elem()).Interface().(runtime.Object)
+		if u, ok := none.(*unstructured.UnstructuredList); ok {
+			u.SetGroupVersionKind(list.GetObjectKind().GroupVersionKind())
+		}
+		if items := reflect.ValueOf(none).Elem().FieldByName("Items"); items.IsValid() {
+			items.Set(reflect.MakeSlice(items.Type(), 0, 0))
+		}
+		var err error
+		if m.empty, err = runtime.Encode(m.encoder, none); err != nil {
+			return nil, err
+		}
+	}
+	encoded, err := runtime.Encode(m.encoder, list)
+	if err != nil {
+		return nil, err
+	}
+	items, err := m.form.items(encoded, m.empty)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errShape, err)
+	}
+	p := &piece{length: len(items)}
+	if compressed {
+		p.deflated.Store(deflate(items))
+	} else {
+		p.plain = bytes.Clone(items)
+	}
+	return p, nil
+}
+
+// piece is plain or deflated, or both if it was made plain and is then needed deflated.
+type piece struct {
+	length   int
+	plain    []byte
+	deflated atomic.Pointer[deflated]
+}
+
+// Bytes implements kubestore.Piece.
+func (p *piece) Bytes() int {
+	if d := p.deflated.Load(); d != nil {
+		return len(p.plain) + len(d.bytes)
+	}
+	return len(p.plain)
+}
+
+func (p *piece) compressed() *deflated {
+	d := p.deflated.Load()
+	if d == nil {
+		d = deflate(p.plain)
+		p.deflated.Store(d)
+	}
+	return d
+}
+
+func (p *piece) bytes() ([]byte, error) {
+	if p.plain != nil {
+		return p.plain, nil
+	}
+	return p.deflated.Load().inflate()
+}
+
+// large is how many bytes of a list are compressed. The figure is upstream's.
+const large = 128 << 10
+
+// acceptsGzip is upstream's way to read the header.
+func acceptsGzip(r *http.Request) bool {
+	for _, accepted := range strings.Split(r.Header.Get("Accept-Encoding"), ",") {
+		if strings.TrimSpace(accepted) == "gzip" {
+			return utilfeature.DefaultFeatureGate.Enabled(features.APIResponseCompression)
+		}
+	}
+	return false
+}
+
+// answer is what the handler writes to. It is not safe for concurrent use.
+type answer struct {
+	http.ResponseWriter
+	pieces *kubestore.Pieces
+	form   form
+	gzip   bool
+
+	code int
+	// held says that the answer is a list without items, which waits in body. Otherwise the body waits for whether it is
+	// worth compression.
+	held  bool
+	body  bytes.Buffer
+	begun bool
+	out   *gzip.Writer
+}
+
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+func (a *answer) WriteHeader(code int) {
+	a.code = code
+	a.held = a.pieces != nil && a.pieces.Given() && code == http.StatusOK
+}
+
+var writers = sync.Pool{New: func() any {
+	w, _ := gzip.NewWriterLevel(nil, level) // fails only for an unknown level
+	return w
+}}
+
+func (a *answer) Write(p []byte) (int, error) {
+	switch {
+	case a.code == 0:
+		a.WriteHeader(http.StatusOK)
+		return a.Write(p)
+	case a.held || a.gzip && !a.begun && a.body.Len()+len(p) <= large:
+		return a.body.Write(p)
+	case !a.begun:
+		a.begin(a.gzip)
+		if a.gzip {
+			a.out = writers.Get().(*gzip.Writer)
+			a.out.Reset(a.ResponseWriter)
+		}
+		if _, err := a.write(a.body.Bytes()); err != nil {
+			return 0, err
+		}
+	}
+	return a.write(p)
+}
+
+func (a *answer) write(p []byte) (int, error) {
+	if a.out != nil {
+		return a.out.Write(p)
+	}
+	return a.ResponseWriter.Write(p)
+}
+
+func (a *answer) begin(compressed bool) {
+	if compressed {
+		a.Header().Set("Content-Encoding", "gzip")
+		a.Header().Add("Vary", "Accept-Encoding")
+	}
+	a.begun = true
+	a.ResponseWriter.WriteHeader(a.code)
+}
+
+// end ends an answer without pieces.
+func (a *answer) end() {
+	switch {
+	case a.out != nil:
+		_ = a.out.Close() // the client is gone
+		a.out.Reset(nil)
+		writers.Put(a.out)
+	case !a.begun && a.code != 0:
+		a.begin(false)
+		_, _ = a.ResponseWriter.Write(a.body.Bytes())
+	}
+}
+
+// splice writes the list with its items. An error before the answer has begun leaves it to the caller.
+func (a *answer) splice() error {
+	first, total := a.pieces.First(), 0
+	for _, p := range first {
+		total += p.(*piece).length
+	}
+	if a.form.sized() {
+		for p, err := range a.pieces.Rest() {
+			if err != nil {
+				return err
+			}
+			first = append(first, p)
+			total += p.(*piece).length
+		}
+	}
+	before, after, err := a.form.split(a.body.Bytes(), total)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errShape, err)
+	}
+	buffered := bufio.NewWriterSize(a.ResponseWriter, 64<<10)
+	var to sink = plainSink{buffered}
+	if compressed := a.gzip && total+a.body.Len() > large; compressed {
+		a.begin(true)
+		to, err = newJoiner(buffered)
+	} else {
+		a.begin(false)
+	}
+	if err != nil {
+		return err
+	}
+	if err := a.spliceTo(to, before, first, after); err != nil {
+		return err
+	}
+	return buffered.Flush()
+}
+
+// sink is what pieces are written to.
+type sink interface {
+	store(plain []byte) error
+	piece(*piece) error
+	end() error
+}
+
+func (a *answer) spliceTo(to sink, before []byte, first []kubestore.Piece, after []byte) error {
+	if err := to.store(before); err != nil {
+		return err
+	}
+	separator := []byte(nil)
+	add := func(p kubestore.Piece) error {
+		if err := to.store(separator); err != nil {
+			return err
+		}
+		separator = a.form.separator()
+		return to.piece(p.(*piece))
+	}
+	for _, p := range first {
+		if err := add(p); err != nil {
+			return err
+		}
+	}
+	for p, err := range a.pieces.Rest() {
+		if err == nil {
+			err = add(p)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := to.store(after); err != nil {
+		return err
+	}
+	return to.end()
+}
+
+type plainSink struct{ io.Writer }
+
+func (s plainSink) store(plain []byte) error {
+	_, err := s.Write(plain)
+	return err
+}
+
+func (s plainSink) piece(p *piece) error {
+	plain, err := p.bytes()
+	if err != nil {
+		return err
+	}
+	return s.store(plain)
+}
+
+func (plainSink) end() error { return nil }
+
+// piece adds a piece in its compressed form.
+func (j *joiner) piece(p *piece) error { return j.add(p.compressed()) }

@@ -1,0 +1,153 @@
+package apiserver
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/logplane/logplane/internal/apiserver/lists"
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// bothWays are two servers of one cell, of which the second encodes each list as a whole.
+func bothWays(t testing.TB) (pieces, whole *Server) {
+	pieces = newServer(t)
+	cell := pieces.config.Cell
+	cell.Objects = nil
+	whole, err := New(Config{Cell: cell})
+	require.NoError(t, err)
+	whole.initialized.Store(true)
+	return pieces, whole
+}
+
+const customs = "/apis/example.com/v1/namespaces/default/widgets"
+
+// TestListsOfPieces: a list that is made of pieces is, byte for byte, the one that upstream's handler encodes as a
+// whole: whatever is listed, selected and accepted, and whichever writes came between.
+func TestListsOfPieces(t *testing.T) {
+	pieces, whole := bothWays(t)
+	pieces.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"other"}}`})
+	pieces.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
+	random := rand.New(rand.NewPCG(1, 2))
+	write := func(n int) {
+		namespace := []string{"default", "other"}[n%2]
+		labels := fmt.Sprintf(`"labels":{"n":"%d"}`, n%3)
+		values := []string{"", "<&>\u2028", strings.Repeat("é\\\"", 400), `"items":[]`}
+		value, err := encodeJSON(values[random.IntN(len(values))])
+		require.NoError(t, err)
+		metadata := fmt.Sprintf(`"metadata":{"name":"o-%d",%s,"annotations":{"a":%s}}`, n, labels, value)
+		for path, body := range map[string]string{
+			"/api/v1/namespaces/" + namespace + "/configmaps":                            `{` + metadata + `,"data":{"v":` + value + `},"binaryData":{"b":"AAEC"}}`,
+			"/api/v1/namespaces/" + namespace + "/pods":                                  `{` + metadata + `,"spec":{"containers":[{"name":"c","image":"i"}]}}`,
+			"/api/v1/namespaces/" + namespace + "/services":                              `{` + metadata + `,"spec":{"clusterIP":"None"}}`,
+			"/apis/autoscaling/v2/namespaces/" + namespace + "/horizontalpodautoscalers": `{` + metadata + `,"spec":{"maxReplicas":3,"scaleTargetRef":{"apiVersion":"apps/v1","kind":"Deployment","name":"x"}}}`,
+			strings.Replace(customs, "default", namespace, 1):                            `{"apiVersion":"example.com/v1","kind":"Widget",` + metadata + `,"spec":{"size":1}}`,
+		} {
+			created := request{method: "POST", path: path, body: body}.do(t, pieces)
+			require.Contains(t, []int{201, 409}, created.code, created.body)
+			if created.code == 201 {
+				continue
+			}
+			changed := request{method: "DELETE", path: fmt.Sprintf("%s/o-%d", path, n)}
+			if random.IntN(2) == 0 {
+				changed.method, changed.contentType, changed.body = "PATCH", "application/merge-patch+json", `{`+metadata+`}`
+			}
+			pieces.must(t, 200, changed)
+		}
+	}
+	compared := 0
+	compare := func(path, accept string, header http.Header) answer {
+		made := request{method: "GET", path: path, accept: accept, header: header}.do(t, pieces)
+		encoded := request{method: "GET", path: path, accept: accept, header: header}.do(t, whole)
+		require.Equal(t, encoded.code, made.code)
+		for _, name := range []string{"Content-Type", "Content-Encoding", "Vary", "Cache-Control"} {
+			require.Equal(t, encoded.header[name], made.header[name], "%s of %s as %s", name, path, accept)
+		}
+		require.Equal(t, plainOf(t, encoded), plainOf(t, made), "%s as %s", path, accept)
+		compared++
+		return made
+	}
+	for round := range 6 {
+		for range 60 {
+			write(random.IntN(200))
+		}
+		if round%2 == 1 {
+			_, err := pieces.config.Cell.Projection.Commit(t.Context())
+			require.NoError(t, err)
+		}
+		for _, path := range []string{
+			"/api/v1/configmaps", "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/none/configmaps", "/api/v1/pods", "/api/v1/services",
+			"/apis/autoscaling/v1/horizontalpodautoscalers", "/apis/autoscaling/v2/horizontalpodautoscalers",
+			"/apis/example.com/v1/widgets", customs, "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/api/v1/events", "/apis/events.k8s.io/v1/events",
+		} {
+			for _, query := range []string{"", "?labelSelector=n%3D1", "?labelSelector=n%3D9", "?fieldSelector=metadata.name%3Do-5", "?resourceVersion=0", "?pretty=1", "?limit=7&labelSelector=n%3D1"} {
+				for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf,application/json", "application/yaml", "*/*",
+					"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"} {
+					compare(path+query, accept, nil)
+					compare(path+query, accept, http.Header{"Accept-Encoding": {"deflate, gzip"}})
+				}
+			}
+			for next := "?limit=11"; next != ""; {
+				page := compare(path+next, "application/json", nil).object(t)
+				next = ""
+				if token, _ := fieldOf(page, "metadata.continue").(string); token != "" {
+					next = "?limit=11&continue=" + url.QueryEscape(token)
+				}
+			}
+		}
+	}
+	t.Logf("%d answers compared", compared)
+}
+
+// TestListsThatAreNoPieces: a list whose encoding is not what was negotiated here is encoded as a whole.
+func TestListsThatAreNoPieces(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
+	r := httptest.NewRequest(http.MethodGet, configMaps, nil)
+	r.Header.Set("Accept", "application/vnd.kubernetes.protobuf,application/json")
+	info, err := requestInfos.NewRequestInfo(r)
+	require.NoError(t, err)
+	r = r.WithContext(kubestore.WithView(apirequest.WithRequestInfo(r.Context(), info), nil))
+	kind := lists.Kind{Resource: schema.GroupResource{Resource: "configmaps"}, Version: schema.GroupVersion{Version: "v1"}, Serializer: onlyJSON{codecs()}}
+	out := httptest.NewRecorder()
+	lists.Serve(out, r, kind, s.resource(info), s.fail)
+	require.Equal(t, http.StatusOK, out.Code)
+	require.Equal(t, request{method: "GET", path: configMaps, accept: r.Header.Get("Accept")}.do(t, s).body, out.Body.String())
+}
+
+type onlyJSON struct{ runtime.NegotiatedSerializer }
+
+func (o onlyJSON) SupportedMediaTypes() []runtime.SerializerInfo {
+	return o.NegotiatedSerializer.SupportedMediaTypes()[:1]
+}
+
+// plainOf is a body without its compression.
+func plainOf(t testing.TB, a answer) string {
+	if a.header.Get("Content-Encoding") == "" {
+		return a.body
+	}
+	r, err := gzip.NewReader(bytes.NewReader([]byte(a.body)))
+	require.NoError(t, err)
+	r.Multistream(false)
+	plain, err := io.ReadAll(r)
+	require.NoError(t, err)
+	return string(plain)
+}
+
+func encodeJSON(value string) (string, error) {
+	encoded, err := json.Marshal(value)
+	return string(encoded), err
+}

@@ -1,0 +1,210 @@
+package kubestore
+
+import (
+	"context"
+	"hash/maphash"
+	"iter"
+	"reflect"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/logplane/logplane/projection"
+)
+
+// Pieces asks for one list of a request in encoded pieces in place of objects. A piece has some neighbours among the
+// items, and is kept for as long as they stay as they are. A list of which all pieces are kept costs what it takes to
+// read the keys and revisions of its rows.
+//
+// Where a piece ends is decided by the key of its last item. So a change touches one piece, and pages, lists of one
+// namespace and selected lists share the pieces of what they have in common.
+type Pieces struct {
+	// Resource whose list is meant. What else the request lists are objects.
+	Resource schema.GroupResource
+	// Form names the encoding that Encode makes.
+	Form string
+	// Encode makes a piece of the items of a list. It must not write to them. Large says that the whole list is.
+	Encode func(list runtime.Object, large bool) (Piece, error)
+
+	first []Piece
+	rest  func() (Piece, error, bool)
+	end   func()
+}
+
+// Piece is encoded items. It is immutable.
+type Piece interface {
+	// Bytes is how much memory it takes.
+	Bytes() int
+}
+
+type piecesKey struct{}
+
+// WithPieces asks for pieces.
+func WithPieces(ctx context.Context, p *Pieces) context.Context {
+	return context.WithValue(ctx, piecesKey{}, p)
+}
+
+// Given says that the list was answered by pieces, and has no items.
+func (p *Pieces) Given() bool { return p.rest != nil }
+
+// First are the pieces that are there, all of the list unless it is large.
+func (p *Pieces) First() []Piece { return p.first }
+
+// Rest reads on from there. An error ends it.
+func (p *Pieces) Rest() iter.Seq2[Piece, error] {
+	return func(yield func(Piece, error) bool) {
+		for {
+			piece, err, ok := p.rest()
+			if !ok || !yield(piece, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Close ends the list, whether all of it was read or not.
+func (p *Pieces) Close() {
+	if p.end != nil {
+		p.end()
+	}
+}
+
+// piecesFor returns what the request asks of this store, or nil. Values that are encrypted or padded are transformed on
+// every read, so that nothing outlives its key. While corrupt objects may be deleted, a list names them all.
+func (s *store) piecesFor(ctx context.Context) *Pieces {
+	p, _ := ctx.Value(piecesKey{}).(*Pieces)
+	if p == nil || p.Given() || p.Resource != s.GroupResource || !s.plain || s.Objects == nil || unsafeDeletion() {
+		return nil
+	}
+	return p
+}
+
+const (
+	// aroundItems is how many items a piece has on average, mostItems and mostBytes (of stored values) at most.
+	aroundItems = 64
+	mostItems   = 4 * aroundItems
+	mostBytes   = 256 << 10
+	// firstBytes is how many bytes of pieces a list reads before it answers. Until then an error is an answer. Later it
+	// breaks the answer off.
+	firstBytes = 8 << 20
+)
+
+// fillPieces begins a list of pieces. A page is read to its end, because the answer begins with what comes after it.
+func (l *listing) fillPieces(ctx context.Context, p *Pieces) error {
+	next, stop := iter.Pull2(l.pieces(ctx, p))
+	held := 0
+	for l.opts.Predicate.Limit > 0 || held < firstBytes {
+		piece, err, ok := next()
+		if err != nil {
+			stop()
+			return err
+		}
+		if !ok {
+			break
+		}
+		p.first = append(p.first, piece)
+		held += piece.Bytes()
+	}
+	p.rest, p.end = next, stop
+	return nil
+}
+
+// pieces cuts the rows that match into pieces.
+func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error] {
+	all := l.opts.Predicate.Empty() && !sharded(&l.opts.Predicate)
+	return func(yield func(Piece, error) bool) {
+		var c cut
+		for row, err := range l.scan(ctx) {
+			var object runtime.Object
+			if err == nil && !all {
+				object, err = l.match(ctx, row)
+				if err == nil && object == nil {
+					continue
+				}
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			l.taken++
+			if !c.add(row, object) {
+				continue
+			}
+			if !yield(l.piece(ctx, p, &c)) {
+				return
+			}
+			c = cut{rows: c.rows[:0], objects: c.objects[:0], revisions: c.revisions[:0]}
+		}
+		if len(c.rows) > 0 {
+			yield(l.piece(ctx, p, &c))
+		}
+	}
+}
+
+// cut is the rows of one piece. The objects are nil where all match.
+type cut struct {
+	rows      []projection.Row
+	objects   []runtime.Object
+	revisions []projection.Revision
+	bytes     int
+}
+
+var cutSeed = maphash.MakeSeed()
+
+// add reports whether the piece ends with the row.
+func (c *cut) add(row projection.Row, object runtime.Object) bool {
+	c.rows, c.objects, c.revisions = append(c.rows, row), append(c.objects, object), append(c.revisions, row.Revision)
+	c.bytes += len(row.Value)
+	return len(c.rows) >= mostItems || c.bytes >= mostBytes || maphash.String(cutSeed, row.Key)%aroundItems == 0
+}
+
+// kept is a piece with the revisions of its items. A revision is that of one event, so equal revisions are equal items.
+type kept struct {
+	Piece
+	revisions []projection.Revision
+}
+
+// piece returns the kept piece of these rows, or makes it.
+func (l *listing) piece(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
+	s := l.store
+	id := version{store: s.id, rowKey: c.rows[0].Key, revision: hash(c.revisions), kind: p.Form}
+	if piece := s.Objects.piece(id, c.revisions); piece != nil {
+		return piece, nil
+	}
+	list := reflect.New(reflect.TypeOf(l.list).Elem()).Interface().(runtime.Object)
+	if u, ok := list.(*unstructured.UnstructuredList); ok {
+		u.SetGroupVersionKind(l.list.GetObjectKind().GroupVersionKind())
+	}
+	items, err := itemsOf(list)
+	if err != nil {
+		return nil, err
+	}
+	items.Set(reflect.MakeSlice(items.Type(), len(c.rows), len(c.rows)))
+	for i, row := range c.rows {
+		object := c.objects[i]
+		if object == nil {
+			object, err = l.decode(ctx, row, s.once)
+			if err != nil {
+				return nil, l.keepCorrupt(row, err)
+			}
+		}
+		items.Index(i).Set(reflect.ValueOf(object).Elem())
+	}
+	piece, err := p.Encode(list, l.bytes > heavyList)
+	if err != nil {
+		return nil, err
+	}
+	s.Objects.addPiece(id, s.owner(id.rowKey), kept{piece, slices.Clone(c.revisions)})
+	return piece, nil
+}
+
+func hash(revisions []projection.Revision) projection.Revision {
+	var h maphash.Hash
+	h.SetSeed(cutSeed)
+	for _, r := range revisions {
+		maphash.WriteComparable(&h, r)
+	}
+	return projection.Revision(h.Sum64())
+}
