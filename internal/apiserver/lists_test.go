@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -68,7 +69,7 @@ func TestListsOfPieces(t *testing.T) {
 			pieces.must(t, 200, changed)
 		}
 	}
-	compared := 0
+	compared, compressed := 0, 0
 	compare := func(path, accept string, header http.Header) answer {
 		made := request{method: "GET", path: path, accept: accept, header: header}.do(t, pieces)
 		encoded := request{method: "GET", path: path, accept: accept, header: header}.do(t, whole)
@@ -78,13 +79,16 @@ func TestListsOfPieces(t *testing.T) {
 		}
 		require.Equal(t, plainOf(t, encoded), plainOf(t, made), "%s as %s", path, accept)
 		compared++
+		if made.header.Get("Content-Encoding") != "" {
+			compressed++
+		}
 		return made
 	}
-	for round := range 6 {
-		for range 60 {
+	for round := range 3 {
+		for range 120 {
 			write(random.IntN(200))
 		}
-		if round%2 == 1 {
+		if round == 1 {
 			_, err := pieces.config.Cell.Projection.Commit(t.Context())
 			require.NoError(t, err)
 		}
@@ -109,7 +113,72 @@ func TestListsOfPieces(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d answers compared", compared)
+	found, made := lookedForPieces(t)
+	t.Logf("%d answers compared, %d of them compressed; %.0f pieces found, and %.0f made", compared, compressed, found, made)
+	require.Positive(t, compressed)
+	require.Positive(t, made)
+	require.Greater(t, found, made)
+}
+
+// lookedForPieces is how many pieces this process has found and how many made, whichever test they were of.
+func lookedForPieces(t *testing.T) (found, made float64) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(kubestore.Collectors()...)
+	all, err := registry.Gather()
+	require.NoError(t, err)
+	for _, metric := range all {
+		switch metric.GetName() {
+		case "logplane_list_piece_hits_total":
+			found = metric.GetMetric()[0].GetCounter().GetValue()
+		case "logplane_list_piece_misses_total":
+			made = metric.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	return found, made
+}
+
+// TestLargeLists: a list that is larger than what a process holds of it is made while it is sent. An object that cannot
+// be read breaks it off where the answer has begun, and is an error where it has not.
+func TestLargeLists(t *testing.T) {
+	pieces, whole := bothWays(t)
+	for n := range 24 {
+		body := fmt.Sprintf(`{"metadata":{"name":"large-%02d"},"data":{"v":"%s"}}`, n, strings.Repeat(fmt.Sprintf("%07d ", n), 80_000))
+		pieces.must(t, 201, request{method: "POST", path: configMaps, body: body})
+	}
+	listener := httptest.NewServer(pieces)
+	defer listener.Close()
+	list := func(from, accept, encoding string) (answer, error) {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, listener.URL+configMaps+from, nil)
+		require.NoError(t, err)
+		r.Host = "localhost:7373"
+		r.Header = http.Header{"Accept": {accept}, "Accept-Encoding": {encoding}, "X-Forwarded-For": {"127.0.0.1"}}
+		got, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		defer got.Body.Close()
+		body, err := io.ReadAll(got.Body)
+		return answer{got.StatusCode, got.Header, string(body)}, err
+	}
+	for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
+		want := request{method: "GET", path: configMaps, accept: accept}.do(t, whole)
+		require.Greater(t, len(want.body), 12<<20)
+		for _, encoding := range []string{"identity", "gzip"} {
+			got, err := list("", accept, encoding)
+			require.NoError(t, err)
+			require.Equal(t, encoding == "gzip", got.header.Get("Content-Encoding") == "gzip")
+			require.True(t, want.body == plainOf(t, got), "%s, %s", accept, encoding)
+		}
+	}
+	pieces.store(t, schema.GroupResource{Resource: "configmaps"}, "/configmaps/default", "zzz", runtime.ContentTypeProtobuf, []byte("k8s\x00garbage"))
+	broken, err := list("", "application/json", "identity")
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.Equal(t, http.StatusOK, broken.code)
+	require.Greater(t, len(broken.body), 8<<20)
+	for _, part := range []struct{ from, accept string }{{"", "application/vnd.kubernetes.protobuf"}, {"?fieldSelector=metadata.name%3Dzzz", "application/json"}} {
+		refused, err := list(part.from, part.accept, "identity")
+		require.NoError(t, err)
+		require.Equal(t, http.StatusInternalServerError, refused.code, part)
+		require.Contains(t, refused.body, "zzz")
+	}
 }
 
 // TestListsThatAreNoPieces: a list whose encoding is not what was negotiated here is encoded as a whole.

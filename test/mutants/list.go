@@ -397,9 +397,15 @@ var list = []mutant{
 	},
 	{
 		name: "page-too-long",
-		file: "internal/kubestore/read.go", old: "int64(len(l.matched)) >= limit {", new: "int64(len(l.matched)) > limit {",
+		file: "internal/kubestore/read.go", old: "int64(l.taken) >= limit {", new: "int64(l.taken) > limit {",
 		tests: "TestListPages",
 		why:   "a client that asked for 500 objects gets 501",
+	},
+	{
+		name: "piece-of-another-version",
+		file: "internal/apiserver/lists/lists.go", old: "chosen.MediaType, k.Version, gzip)", new: "chosen.MediaType, k.Version.Group, gzip)",
+		tests: "TestListsOfPieces",
+		why:   "a list of autoscaling/v1 has objects as autoscaling/v2 shows them",
 	},
 	// the watcher's watches
 	{

@@ -331,8 +331,8 @@ func TestThaw(t *testing.T) {
 	require.Equal(t, 1, f.started(), "it is one process all the time")
 }
 
-// TestThawOfAPlainProcess is TestThaw for a platform that freezes a process which listens, such as Cloud Run. The process
-// learns of it from its own clock. It is answered within a second, and so are those who ask at the same time.
+// TestThawOfAPlainProcess is TestThaw for a platform that freezes a process which listens, such as Cloud Run. The
+// process learns of it from its own clock. It answers within a second, and so does it to those who ask at the same time.
 func TestThawOfAPlainProcess(t *testing.T) {
 	needsShipped(t)
 	t.Parallel()

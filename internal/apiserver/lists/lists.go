@@ -14,6 +14,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"reflect"
 	"strings"
 	"sync"
@@ -42,8 +43,8 @@ type Kind struct {
 
 // Serve lets the handler answer a list. fail answers with an error.
 func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fail func(http.ResponseWriter, *http.Request, error)) {
-	a := &answer{ResponseWriter: w, gzip: acceptsGzip(r)}
-	if a.gzip { // upstream would compress with the standard library, at twice the cost
+	a := &answer{ResponseWriter: w, gzip: acceptsGzip(r) && !local(r)}
+	if acceptsGzip(r) { // upstream would compress with the standard library, at twice the cost
 		r = r.WithContext(r.Context())
 		r.Header = r.Header.Clone()
 		r.Header.Del("Accept-Encoding")
@@ -197,6 +198,18 @@ func acceptsGzip(r *http.Request) bool {
 		}
 	}
 	return false
+}
+
+// local says that the client is on this machine, where compression costs both sides more than it saves. What a proxy
+// forwards may go anywhere.
+func local(r *http.Request) bool {
+	for _, forwarded := range []string{"X-Forwarded-For", "Forwarded", "Via", "X-Real-Ip"} {
+		if r.Header.Get(forwarded) != "" {
+			return false
+		}
+	}
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && peer.Addr().Unmap().IsLoopback()
 }
 
 // answer is what the handler writes to. It is not safe for concurrent use.

@@ -50,8 +50,11 @@ func (l load) steps() []step {
 		{"create, 16 clients", l.createTogether},
 		{"get", l.get},
 		{"update", l.update},
-		{"list, JSON", l.list(asJSON)},
-		{"list, protobuf", l.list(asProtobuf)},
+		{"list, JSON", l.list(asJSON, "identity", 1)},
+		{"list, protobuf", l.list(asProtobuf, "identity", 1)},
+		{"list, JSON, gzip", l.list(asJSON, "gzip", 1)},
+		{"list, protobuf, gzip", l.list(asProtobuf, "gzip", 1)},
+		{"4 lists at once, JSON, gzip", l.list(asJSON, "gzip", 4)},
 		{"list in pages of 500", l.pages},
 		{"watch lag, 1 watch, 25 writes/s", l.watch(1, 25, openStream)},
 		{"watch lag, 200 watches, 25 writes/s", l.watch(200, 25, openStream)},
@@ -211,13 +214,19 @@ func (l load) timed(name string, n int, send func(i int) error) (took []float64,
 	})
 }
 
-// list reads all objects in one answer, of the most recent state, without decoding it. The first list
-// of the round may find objects that a side has not kept decoded.
-func (l load) list(accept string) func(context.Context, string) error {
+// list reads all objects in one answer, of the most recent state, without decoding or decompressing it, by so many
+// clients at once. The first list of the round may find objects that a side has not kept.
+func (l load) list(accept, encoding string, together int) func(context.Context, string) error {
 	return func(ctx context.Context, name string) error {
 		took, err := l.timed(name, l.lists, func(int) error {
-			_, err := l.read(ctx, accept, metav1.ListOptions{})
-			return err
+			var all errgroup.Group
+			for range together {
+				all.Go(func() error {
+					_, err := l.read(ctx, accept, encoding, metav1.ListOptions{})
+					return err
+				})
+			}
+			return all.Wait()
 		})
 		if err != nil {
 			return err
@@ -228,10 +237,12 @@ func (l load) list(accept string) func(context.Context, string) error {
 	}
 }
 
-// read is one list request up to the last byte of the answer.
-func (l load) read(ctx context.Context, accept string, o metav1.ListOptions) (int64, error) {
+// read is one list request up to the last byte of the answer. It comes as through a proxy: Logplane does not compress
+// what goes to its own machine.
+func (l load) read(ctx context.Context, accept, encoding string, o metav1.ListOptions) (int64, error) {
 	body, err := l.client.CoreV1().RESTClient().Get().Namespace(namespace).Resource("configmaps").
-		SetHeader("Accept", accept).Param("limit", fmt.Sprint(o.Limit)).Stream(ctx)
+		SetHeader("Accept", accept).SetHeader("Accept-Encoding", encoding).SetHeader("X-Forwarded-For", "192.0.2.1").
+		Param("limit", fmt.Sprint(o.Limit)).Stream(ctx)
 	if err != nil {
 		return 0, err
 	}
