@@ -70,17 +70,20 @@ func countLook(found bool, hits, misses prometheus.Counter) {
 
 // add keeps an object, to which nobody may write any more, for an owner.
 func (o *Objects) add(v version, owner string, object runtime.Object, encoded int) {
+	o.keep(v, owner, object, encoded)
+}
+
+// addPiece keeps a piece for the owner of its first item.
+func (o *Objects) addPiece(v version, owner string, k kept) {
+	o.keep(v, owner, k, k.Bytes()+len(k.revisions)*8)
+}
+
+func (o *Objects) keep(v version, owner string, value any, bytes int) {
 	if o == nil {
 		return
 	}
 	v.rowKey = strings.Clone(v.rowKey) // a segment's key shares the memory of all keys of its block
-	o.decoded.Add(v, owner, object, int64(encoded+len(v.rowKey))+entryOverhead)
-}
-
-// addPiece keeps a piece.
-func (o *Objects) addPiece(v version, owner string, k kept) {
-	v.rowKey = strings.Clone(v.rowKey)
-	o.decoded.Add(v, owner, k, int64(k.Bytes()+len(k.revisions)*8+len(v.rowKey))+entryOverhead)
+	o.decoded.Add(v, owner, value, int64(bytes+len(v.rowKey))+entryOverhead)
 }
 
 // Shrink lets go of most objects, those first that were not used for longest.

@@ -339,8 +339,8 @@ func TestThawOfAPlainProcess(t *testing.T) {
 	c := newCell(t)
 	link := eventlogtest.NewLink(t)
 	link.ToAddress(strings.TrimPrefix(c.nats, "nats://"))
-	arguments := append([]string{"api", "--listen", "127.0.0.1:0", "--token-auth-file", c.tokens, "--watcher-url", c.watcher.URL()}, c.where...)
-	p := product.Serve(t, append(arguments, "--nats", link.URL(), "--request-timeout", answerTime.String())...)
+	p := product.Serve(t, append(append([]string{"api", "--listen", "127.0.0.1:0", "--token-auth-file", c.tokens}, c.where...),
+		"--nats", link.URL(), "--watcher-url", c.watcher.URL(), "--request-timeout", answerTime.String())...)
 	code, said, err := c.post(p.URL(), "before")
 	require.NoError(t, err)
 	require.Equal(t, http.StatusCreated, code, "%s", said)

@@ -241,7 +241,7 @@ func (l load) list(accept, encoding string, together int) func(context.Context, 
 // what goes to its own machine.
 func (l load) read(ctx context.Context, accept, encoding string, o metav1.ListOptions) (int64, error) {
 	body, err := l.client.CoreV1().RESTClient().Get().Namespace(namespace).Resource("configmaps").
-		SetHeader("Accept", accept).SetHeader("Accept-Encoding", encoding).SetHeader("X-Forwarded-For", "192.0.2.1").
+		SetHeader("Accept", accept).SetHeader("Accept-Encoding", encoding).SetHeader("Via", "1.1 proxy").
 		Param("limit", fmt.Sprint(o.Limit)).Stream(ctx)
 	if err != nil {
 		return 0, err

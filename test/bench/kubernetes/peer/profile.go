@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// profile begins a CPU profile of the side under test and returns what ends it. Only a binary that was
+// profile begins a CPU profile of the side under test and returns what ends it, and leaves a profile of the heap. Only a binary that was
 // built with the hook (test/bench/kubernetes/profiled/profiler.go.txt) has it; without --profiles nothing happens.
 func (l load) profile(ctx context.Context, step string) (func() error, error) {
 	if l.profiles == "" || l.system.Profiler == "" {
@@ -19,7 +19,7 @@ func (l load) profile(ctx context.Context, step string) (func() error, error) {
 	if err != nil {
 		return nil, err
 	}
-	name := strings.NewReplacer(" ", "-", ",", "").Replace(step)
+	name := filepath.Join(folder, strings.NewReplacer(" ", "-", ",", "", "/", "-per-").Replace(step))
 	ask := func(path string) error {
 		request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+l.system.Profiler+path, nil)
 		if err != nil {
@@ -35,6 +35,6 @@ func (l load) profile(ctx context.Context, step string) (func() error, error) {
 		}
 		return nil
 	}
-	err = ask("/start?file=" + url.QueryEscape(filepath.Join(folder, name+".pprof")))
-	return func() error { return ask("/stop") }, err
+	err = ask("/start?file=" + url.QueryEscape(name+".pprof"))
+	return func() error { return ask("/stop?heap=" + url.QueryEscape(name+".heap.pprof")) }, err
 }
