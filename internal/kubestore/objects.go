@@ -18,8 +18,8 @@ type Objects struct {
 	decoded *cache.Cache[version, any]
 }
 
-// version names one decoded representation of one version of an object, or a piece of a list by its first row and a hash
-// of its revisions.
+// version names one decoded representation of one version of an object, or a piece of a list by its first row and a
+// hash of its revisions.
 type version struct {
 	store    uint64
 	rowKey   string

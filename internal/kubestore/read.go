@@ -217,8 +217,8 @@ const heavyList = 256 << 10
 // maxCorrupt is how many corrupt objects a list names before it gives up. The figure is upstream's.
 const maxCorrupt = 100
 
-// scan yields the rows to look at until the limit is reached. It looks at one more row to learn whether there is another
-// page.
+// scan yields the rows to look at until the limit is reached. It looks at one more row to learn whether there is
+// another page.
 func (l *listing) scan(ctx context.Context) iter.Seq2[projection.Row, error] {
 	return func(yield func(projection.Row, error) bool) {
 		limit := l.opts.Predicate.Limit

@@ -10,9 +10,9 @@ import (
 // rest is after how long without a request a process may have been frozen for long enough to matter.
 const rest = 2 * time.Second
 
-// AfterRest calls thawed before a request that comes after two seconds without one. A platform such as Cloud Run gives a
-// process no processor between requests, and its connections may die without a sign meanwhile. Requests that come while
-// thawed runs wait for it: it must be quick.
+// AfterRest calls thawed before a request that comes after two seconds without one. A platform such as Cloud Run gives
+// a process no processor between requests, and its connections may die without a sign meanwhile. Requests that come
+// while thawed runs wait for it: it must be quick.
 func AfterRest(h http.Handler, thawed func(context.Context)) http.Handler {
 	var (
 		mu   sync.Mutex

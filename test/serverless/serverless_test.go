@@ -332,7 +332,8 @@ func TestThaw(t *testing.T) {
 }
 
 // TestThawOfAPlainProcess is TestThaw for a platform that freezes a process which listens, such as Cloud Run. The
-// process learns of it from its own clock. It answers within a second, and so does it to those who ask at the same time.
+// process learns of it from its own clock. It answers within a second, and so does it to those who ask at the same
+// time.
 func TestThawOfAPlainProcess(t *testing.T) {
 	needsShipped(t)
 	t.Parallel()

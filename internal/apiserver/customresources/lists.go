@@ -9,7 +9,8 @@ import (
 )
 
 // ListSerializer encodes lists of custom resources as upstream's handler does, which keeps its own to itself. Here the
-// objects have the version that is asked for. A media type without a serializer is one whose lists are left to upstream's.
+// objects have the version that is asked for. A media type without a serializer is one whose lists are left to
+// upstream's.
 var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 	creator, typer := unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper()
 	return listSerializer{{

@@ -1,9 +1,9 @@
 // Package lists answers lists from encoded pieces that are kept (kubestore.Pieces), and compresses answers.
 //
-// Upstream's handler serves the list as ever: options, validation, errors, headers, metadata. Only, the store leaves the
-// items to us, and the handler answers with a list that has none. The items are spliced into that. A piece is made by
-// upstream's own encoder, out of a list that has no other items, so the answer is the one upstream would give, byte for
-// byte. A representation that depends on more than the objects goes without pieces: a Table says how old they are.
+// Upstream's handler serves the list as ever: options, validation, errors, headers, metadata. Only, the store leaves
+// the items to us, and the handler answers with a list that has none. The items are spliced into that. A piece is made
+// by upstream's own encoder, out of a list that has no other items, so the answer is the one upstream would give, byte
+// for byte. A representation that depends on more than the objects goes without pieces: a Table says how old they are.
 package lists
 
 import (
@@ -85,6 +85,7 @@ type maker struct {
 	form    form
 	encoder runtime.Encoder // nil until the first piece is made
 	empty   []byte          // an encoded list without items
+	buffer  bytes.Buffer
 }
 
 // maker returns nil if the list must be encoded as a whole.
@@ -139,11 +140,11 @@ func (m *maker) make(list runtime.Object, compressed bool) (*piece, error) {
 			return nil, err
 		}
 	}
-	encoded, err := runtime.Encode(m.encoder, list)
-	if err != nil {
+	m.buffer.Reset()
+	if err := m.encoder.Encode(list, &m.buffer); err != nil {
 		return nil, err
 	}
-	items, err := m.form.items(encoded, m.empty)
+	items, err := m.form.items(m.buffer.Bytes(), m.empty)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errShape, err)
 	}
@@ -220,8 +221,8 @@ type answer struct {
 	gzip   bool
 
 	code int
-	// held says that the answer is a list without items, which waits in body. Otherwise the body waits for whether it is
-	// worth compression.
+	// held says that the answer is a list without items, which waits in body. Otherwise the body waits for whether it
+	// is worth compression.
 	held  bool
 	body  bytes.Buffer
 	begun bool
