@@ -315,13 +315,16 @@ func (a *answer) splice() error {
 	} else {
 		a.begin(false)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = a.spliceTo(to, before, first, after)
 	}
-	if err := a.spliceTo(to, before, first, after); err != nil {
-		return err
+	if err == nil {
+		err = buffered.Flush()
 	}
-	return buffered.Flush()
+	if _, gone := buffered.Write(nil); gone != nil {
+		return nil // nobody waits for the rest, and the connection shows that it is missing
+	}
+	return err
 }
 
 // sink is what pieces are written to.
