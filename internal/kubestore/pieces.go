@@ -115,7 +115,7 @@ func (l *listing) fillPieces(ctx context.Context, p *Pieces) error {
 func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error] {
 	all := l.opts.Predicate.Empty() && !sharded(&l.opts.Predicate)
 	return func(yield func(Piece, error) bool) {
-		var c cut
+		c := cut{rows: make([]projection.Row, 0, 2*aroundItems), revisions: make([]projection.Revision, 0, 2*aroundItems)}
 		for row, err := range l.scan(ctx) {
 			var object runtime.Object
 			if err == nil && !all {
@@ -135,7 +135,7 @@ func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error]
 			if !yield(l.piece(ctx, p, &c)) {
 				return
 			}
-			c = cut{rows: c.rows[:0], objects: c.objects[:0], revisions: c.revisions[:0]}
+			c.rows, c.objects, c.revisions, c.bytes = c.rows[:0], c.objects[:0], c.revisions[:0], 0
 		}
 		if len(c.rows) > 0 {
 			yield(l.piece(ctx, p, &c))
@@ -143,7 +143,7 @@ func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error]
 	}
 }
 
-// cut is the rows of one piece. The objects are nil where all match.
+// cut is the rows of one piece, with their objects unless all match.
 type cut struct {
 	rows      []projection.Row
 	objects   []runtime.Object
@@ -155,7 +155,10 @@ var cutSeed = maphash.MakeSeed()
 
 // add reports whether the piece ends with the row.
 func (c *cut) add(row projection.Row, object runtime.Object) bool {
-	c.rows, c.objects, c.revisions = append(c.rows, row), append(c.objects, object), append(c.revisions, row.Revision)
+	c.rows, c.revisions = append(c.rows, row), append(c.revisions, row.Revision)
+	if object != nil {
+		c.objects = append(c.objects, object)
+	}
 	c.bytes += len(row.Value)
 	return len(c.rows) >= mostItems || c.bytes >= mostBytes || maphash.String(cutSeed, row.Key)%aroundItems == 0
 }
@@ -183,12 +186,11 @@ func (l *listing) piece(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
 	}
 	items.Set(reflect.MakeSlice(items.Type(), len(c.rows), len(c.rows)))
 	for i, row := range c.rows {
-		object := c.objects[i]
-		if object == nil {
-			object, err = l.decode(ctx, row, s.once)
-			if err != nil {
-				return nil, l.keepCorrupt(row, err)
-			}
+		var object runtime.Object
+		if len(c.objects) > 0 {
+			object = c.objects[i]
+		} else if object, err = l.decode(ctx, row, s.once); err != nil {
+			return nil, l.keepCorrupt(row, err)
 		}
 		items.Index(i).Set(reflect.ValueOf(object).Elem())
 	}

@@ -13,7 +13,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -270,28 +269,29 @@ func (l load) pages(ctx context.Context, name string) error {
 	return err
 }
 
-// page reads a page as protobuf: a prefix, and an envelope whose payload is the list. The metadata come first in it.
+// page reads a page as protobuf and returns its token, which is near its beginning.
 func (l load) page(ctx context.Context, o metav1.ListOptions) (token string, err error) {
 	body, err := l.read(ctx, asProtobuf, "identity", o)
 	if err != nil {
 		return "", err
 	}
 	defer body.Close()
-	read, err := io.ReadAll(body)
-	if err != nil {
+	begin := make([]byte, 4<<10)
+	n, err := io.ReadFull(body, begin)
+	if err != nil && err != io.ErrUnexpectedEOF {
 		return "", err
 	}
-	var envelope runtime.Unknown
-	if err := envelope.Unmarshal(bytes.TrimPrefix(read, []byte("k8s\x00"))); err != nil {
+	if _, err := io.Copy(io.Discard, body); err != nil {
 		return "", err
 	}
-	number, kind, tag := protowire.ConsumeTag(envelope.Raw)
-	if number != 1 || kind != protowire.BytesType {
-		return "", fmt.Errorf("a page begins with field %d", number)
-	}
-	encoded, n := protowire.ConsumeBytes(envelope.Raw[tag:])
+	// A prefix, and an envelope of two fields: the list's type, and the list, whose first field is its metadata.
+	rest := bytes.TrimPrefix(begin[:n], []byte("k8s\x00"))
+	rest = rest[max(0, protowire.ConsumeFieldValue(1, protowire.BytesType, rest[1:]))+1:]
+	_, head := protowire.ConsumeVarint(rest[1:])
+	rest = rest[1+max(0, head):]
+	encoded, n := protowire.ConsumeBytes(rest[1:])
 	if n < 0 {
-		return "", protowire.ParseError(n)
+		return "", fmt.Errorf("decode the metadata of a page: %w", protowire.ParseError(n))
 	}
 	var metadata metav1.ListMeta
 	err = metadata.Unmarshal(encoded)
