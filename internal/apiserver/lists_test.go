@@ -156,11 +156,12 @@ func TestLargeLists(t *testing.T) {
 	}
 	listener := httptest.NewServer(pieces)
 	defer listener.Close()
+	forwarded := []string{"127.0.0.1"}
 	list := func(from, accept, encoding string) (answer, error) {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, listener.URL+configMaps+from, nil)
 		require.NoError(t, err)
 		r.Host = "localhost:7373"
-		r.Header = http.Header{"Accept": {accept}, "Accept-Encoding": {encoding}, "X-Forwarded-For": {"127.0.0.1"}}
+		r.Header = http.Header{"Accept": {accept}, "Accept-Encoding": {encoding}, "X-Forwarded-For": forwarded}
 		got, err := http.DefaultClient.Do(r)
 		require.NoError(t, err)
 		defer got.Body.Close()
@@ -177,6 +178,11 @@ func TestLargeLists(t *testing.T) {
 			require.True(t, want.body == plainOf(t, got), "%s, %s", accept, encoding)
 		}
 	}
+	forwarded = nil
+	here, err := list("", "application/json", "gzip")
+	require.NoError(t, err)
+	require.Empty(t, here.header.Get("Content-Encoding"), "nothing is compressed for a client on this machine")
+	forwarded = []string{"127.0.0.1"}
 	pieces.store(t, schema.GroupResource{Resource: "configmaps"}, "/configmaps/default", "zzz", runtime.ContentTypeProtobuf, []byte("k8s\x00garbage"))
 	broken, err := list("", "application/json", "identity")
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
