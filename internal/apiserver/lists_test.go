@@ -91,7 +91,7 @@ func TestListsOfPieces(t *testing.T) {
 	}
 	accepted := []string{
 		"application/json", "application/vnd.kubernetes.protobuf,application/json", "application/cbor", "application/yaml", "*/*",
-		"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", "application/json;as=Table;g=meta.k8s.io;v=v1,application/json",
+		"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", "application/vnd.kubernetes.protobuf",
 		"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
 	}
 	for round := range 3 {
