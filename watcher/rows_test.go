@@ -128,7 +128,7 @@ func TestRow17(t *testing.T) { overEach(t, row17) }
 
 func row17(t *testing.T, c cell) {
 	s := c.start(t)
-	start := "timeoutSeconds=3&resourceVersion=" + s.get(configMaps).revision()
+	start := "timeoutSeconds=8&resourceVersion=" + s.get(configMaps).revision()
 	w, silent := s.watch(start+"&allowWatchBookmarks=true&labelSelector=color%3Dred"), s.watch(start+"&labelSelector=color%3Dred")
 	s.create("a", "blue") // does not match, but moves the bookmark on
 	head := s.get(configMaps).revision()
