@@ -94,8 +94,12 @@ func stopWhenDone(ctx context.Context, server *http.Server, endRequests func(), 
 	}
 	grace, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
-	endWatches := time.AfterFunc(watchGrace, endRequests)
-	defer endWatches.Stop()
+	left := watchGrace
+	if drain != nil {
+		left = drainedGrace
+	}
+	endLeft := time.AfterFunc(left, endRequests)
+	defer endLeft.Stop()
 	err := server.Shutdown(grace)
 	if errors.Is(err, context.DeadlineExceeded) {
 		// For HTTP/2, net/http tells only the connections that existed when it began
@@ -105,8 +109,13 @@ func stopWhenDone(ctx context.Context, server *http.Server, endRequests func(), 
 	return err
 }
 
-// watchGrace is how long requests in flight may take before their contexts end. Watches use all of it.
-const watchGrace = time.Second
+// How long requests in flight may take before their contexts end.
+const (
+	watchGrace = time.Second // watches use all of it
+	// drainedGrace is for a server whose drain has ended its watches. What is left ends by itself. Also a watch that
+	// came too late to be drained: it must be told to try again. Its client would list again after any other failure.
+	drainedGrace = 5 * time.Second
+)
 
 // IsLoopback says whether an address to listen on can be reached from this machine only.
 func IsLoopback(address string) bool {

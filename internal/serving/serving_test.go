@@ -59,6 +59,43 @@ func TestLateConnection(t *testing.T) {
 	require.NoError(t, <-served)
 }
 
+// TestGrace: a request in flight when the server stops has a second. It has longer if a drain has ended what would
+// use that up. A watch that is slow to be refused was answered as one that had timed out, and its client listed again.
+func TestGrace(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for longer than a second")
+	}
+	for _, test := range []struct {
+		name   string
+		drain  func(context.Context)
+		status int
+	}{{"no drain", nil, http.StatusGatewayTimeout}, {"drained", func(context.Context) {}, http.StatusOK}} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			listener, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			ctx, stop := context.WithCancel(t.Context())
+			handler := func(w http.ResponseWriter, r *http.Request) {
+				stop()
+				select {
+				case <-r.Context().Done():
+					w.WriteHeader(http.StatusGatewayTimeout)
+				case <-time.After(2 * time.Second):
+				}
+			}
+			served := make(chan error, 1)
+			go func() {
+				served <- serving.Serve(ctx, listener, http.HandlerFunc(handler), serving.Config{Drain: test.drain})
+			}()
+			answer, err := http.Get("http://" + listener.Addr().String())
+			require.NoError(t, err)
+			require.NoError(t, answer.Body.Close())
+			require.Equal(t, test.status, answer.StatusCode)
+			require.NoError(t, <-served)
+		})
+	}
+}
+
 // serve serves the handler over HTTPS until the test ends, and returns its URL and a client that trusts it.
 func serve(t *testing.T, handler http.HandlerFunc, c serving.Config) (url string, client *http.Client) {
 	t.Helper()
