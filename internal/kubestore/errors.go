@@ -42,8 +42,10 @@ func viewError(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, eventlog.ErrDiverged):
 		return apierrors.NewInternalError(err)
-	case ctx.Err() != nil:
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return &endedError{err}
+	case ctx.Err() != nil: // A client that has gone reads no answer. One that is there asked a process that stops.
+		return Unavailable("this process stopped before it served the request, send it again")
 	}
 	return Unavailable(fmt.Sprintf("reading the log failed: %v", err))
 }
