@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	"github.com/emicklei/go-restful/v3"
-	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 )
 
@@ -22,12 +22,15 @@ type group struct {
 	built *builtGroup // by mu; nil until the first use, and after a failed build
 }
 
-// builtGroup is immutable.
+// builtGroup has the registries of a group, and the routes to those of its resources that were asked for. Upstream
+// compiles an expression for each route, and the core group has hundreds.
 type builtGroup struct {
-	container *restful.Container
-	info      genericapiserver.APIGroupInfo
-	// discovery holds what the group serves, in order of priority.
-	discovery []apidiscoveryv2.APIVersionDiscovery
+	info genericapiserver.APIGroupInfo
+	// route makes the routes to one resource, in all versions.
+	route func(resource string) (*restful.Container, error)
+
+	mu     sync.Mutex
+	routes map[string]*restful.Container // by mu; by resource
 }
 
 // get builds the group if it is not built yet. A failed build is tried again by the next request.
@@ -49,15 +52,7 @@ func (g *group) get() (*builtGroup, error) {
 // serves reports whether this version is the group's own rather than a custom resource's.
 func (g *group) serves(version string) bool {
 	built, err := g.get()
-	if err != nil {
-		return true // ServeHTTP says why
-	}
-	for _, v := range built.discovery {
-		if v.Version == version {
-			return true
-		}
-	}
-	return false
+	return err != nil || len(built.info.VersionedResourcesStorageMap[version]) > 0 // ServeHTTP says what failed
 }
 
 // ServeHTTP serves everything below the group's versions.
@@ -67,5 +62,41 @@ func (g *group) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.fail(w, r, err)
 		return
 	}
-	built.container.Dispatch(w, r)
+	info, _ := apirequest.RequestInfoFrom(r.Context())
+	routes, err := built.routesTo(info.Resource)
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	routes.Dispatch(w, r)
+}
+
+// routesTo makes the routes to a resource unless they are there. All resources that the group has not share theirs,
+// which lead nowhere.
+func (b *builtGroup) routesTo(resource string) (*restful.Container, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.routes[resource] == nil && !b.has(resource) {
+		resource = ""
+	}
+	if routes := b.routes[resource]; routes != nil {
+		return routes, nil
+	}
+	routes, err := b.route(resource)
+	if err != nil {
+		return nil, err
+	}
+	b.routes[resource] = routes
+	return routes, nil
+}
+
+func (b *builtGroup) has(resource string) bool {
+	for _, byName := range b.info.VersionedResourcesStorageMap {
+		for name := range byName {
+			if resourceOf(name) == resource {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -3,9 +3,9 @@ package apiserver
 import (
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/emicklei/go-restful/v3"
-	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	admissionregistrationrest "k8s.io/kubernetes/pkg/registry/admissionregistration/rest"
@@ -125,7 +126,7 @@ func newGroups(s *Server) map[string]*group {
 	return groups
 }
 
-// install makes a group's registries and the routes to them.
+// install makes a group's registries.
 func (s *Server) install(name string, build storageBuilder) (*builtGroup, error) {
 	info, err := build(s)
 	if err != nil {
@@ -134,31 +135,48 @@ func (s *Server) install(name string, build storageBuilder) (*builtGroup, error)
 	if err := s.removeUnavailable(name, &info); err != nil {
 		return nil, err
 	}
-	root := "/apis"
-	if name == "" {
-		root = "/api"
-	}
 	for _, byName := range info.VersionedResourcesStorageMap {
 		for _, storage := range byName {
 			boundMistakes(storage)
 		}
 	}
-	built := &builtGroup{container: newContainer(), info: info}
+	route := func(resource string) (*restful.Container, error) {
+		return s.route(&info, func(name string) bool { return name == resource })
+	}
+	return &builtGroup{info: info, route: route, routes: map[string]*restful.Container{}}, nil
+}
+
+// route makes the routes to some resources of a group in all versions.
+func (s *Server) route(info *genericapiserver.APIGroupInfo, some func(resource string) bool) (*restful.Container, error) {
+	container := newContainer()
 	for _, version := range info.PrioritizedVersions {
-		if len(info.VersionedResourcesStorageMap[version.Version]) == 0 {
+		all := info.VersionedResourcesStorageMap[version.Version]
+		if len(all) == 0 {
 			continue
 		}
-		v := s.groupVersion(&info, root, version)
+		root := "/apis"
+		if version.Group == "" {
+			root = "/api"
+		}
+		v := s.groupVersion(info, root, version)
 		v.TypeConverter = resources.ConvertersOf(info.Scheme)
-		served, _, err := v.InstallREST(built.container)
-		if err != nil {
+		v.Storage = map[string]rest.Storage{}
+		for name, storage := range all {
+			if some(resourceOf(name)) {
+				v.Storage[name] = storage
+			}
+		}
+		if _, _, err := v.InstallREST(container); err != nil {
 			return nil, fmt.Errorf("install %s: %w", version, err)
 		}
-		built.discovery = append(built.discovery, apidiscoveryv2.APIVersionDiscovery{
-			Version: version.Version, Resources: served, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
-		})
 	}
-	return built, nil
+	return container, nil
+}
+
+// resourceOf returns the resource of a name such as 'pods' or 'pods/status'.
+func resourceOf(name string) string {
+	resource, _, _ := strings.Cut(name, "/")
+	return resource
 }
 
 // removeUnavailable drops the kinds that upstream does not yet serve at this version, or no longer serves.
@@ -174,7 +192,7 @@ func (s *Server) removeUnavailable(name string, info *genericapiserver.APIGroupI
 	return evaluator.RemoveUnavailableKinds(name, info.Scheme, info.VersionedResourcesStorageMap, s.generic.MergedResourceConfig)
 }
 
-// groupVersion is upstream's unexported newAPIGroupVersion for one version of a group.
+// groupVersion is upstream's unexported newAPIGroupVersion for one version of a group, without its registries.
 func (s *Server) groupVersion(info *genericapiserver.APIGroupInfo, root string, version schema.GroupVersion) *endpoints.APIGroupVersion {
 	served := map[string][]string{}
 	for v, resources := range info.VersionedResourcesStorageMap {
@@ -185,7 +203,6 @@ func (s *Server) groupVersion(info *genericapiserver.APIGroupInfo, root string, 
 	return &endpoints.APIGroupVersion{
 		Root:                        root,
 		GroupVersion:                version,
-		Storage:                     info.VersionedResourcesStorageMap[version.Version],
 		AllServedVersionsByResource: served,
 		OptionsExternalVersion:      info.OptionsExternalVersion,
 		MetaGroupVersion:            info.MetaGroupVersion,

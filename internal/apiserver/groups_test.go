@@ -15,11 +15,14 @@ func TestEveryGroup(t *testing.T) {
 	for _, b := range builtins() {
 		built, err := s.groups[b.name].get()
 		require.NoError(t, err)
-		if len(built.discovery) == 0 {
+		routes, err := s.route(&built.info, func(string) bool { return true })
+		require.NoError(t, err)
+		served := discoveryOf(t, b.name, routes).Versions
+		if len(served) == 0 {
 			empty = append(empty, b.name)
 		}
-		for _, version := range built.discovery {
-			root := "/apis/" + b.name + "/" + version.Version + "/"
+		for _, version := range served {
+			root := "/apis/" + b.name + "/" + version.Name + "/"
 			if b.name == "" {
 				root = "/api/v1/"
 			}
@@ -27,18 +30,37 @@ func TestEveryGroup(t *testing.T) {
 				if !slices.Contains(resource.Verbs, "list") {
 					continue
 				}
-				got := request{method: "GET", path: root + resource.Resource}.do(t, s)
-				require.Equal(t, 200, got.code, "%s%s: %s", root, resource.Resource, got.body)
-				table := request{method: "GET", path: root + resource.Resource, accept: "application/json;as=Table;v=v1;g=meta.k8s.io"}.do(t, s)
-				require.Equal(t, 200, table.code, "%s%s: %s", root, resource.Resource, table.body)
-				if resource.Scope == "Namespaced" {
-					got := request{method: "GET", path: root + "namespaces/default/" + resource.Resource}.do(t, s)
-					require.Equal(t, 200, got.code, "%s%s: %s", root, resource.Resource, got.body)
+				got := request{method: "GET", path: root + resource.Name}.do(t, s)
+				require.Equal(t, 200, got.code, "%s%s: %s", root, resource.Name, got.body)
+				table := request{method: "GET", path: root + resource.Name, accept: "application/json;as=Table;v=v1;g=meta.k8s.io"}.do(t, s)
+				require.Equal(t, 200, table.code, "%s%s: %s", root, resource.Name, table.body)
+				if resource.Namespaced {
+					got := request{method: "GET", path: root + "namespaces/default/" + resource.Name}.do(t, s)
+					require.Equal(t, 200, got.code, "%s%s: %s", root, resource.Name, got.body)
 				}
 			}
 		}
 	}
 	require.Equal(t, []string{"internal.apiserver.k8s.io", "storagemigration.k8s.io"}, empty, "groups without a version that is on by default")
+}
+
+// The routes to a resource are made by the first request for it. Names that the group does not have share one entry, so
+// that nobody can fill the memory with them.
+func TestRoutesAreMadeWhenTheyAreAskedFor(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 200, request{method: "GET", path: "/api/v1/namespaces/default/configmaps"})
+	core, err := s.groups[""].get()
+	require.NoError(t, err)
+	require.NotContains(t, core.routes, "pods")
+	s.must(t, 200, request{method: "GET", path: "/api/v1/pods"})
+	s.must(t, 404, request{method: "GET", path: "/api/v1/namespaces/default/pods/p/nothing"})
+	require.Contains(t, core.routes, "pods")
+	before := len(core.routes)
+	for _, name := range []string{"one", "two", "pods%2Fstatus", "*"} {
+		got := s.must(t, 404, request{method: "GET", path: "/api/v1/namespaces/default/" + name})
+		require.Contains(t, got.body, `"kind":"Status"`)
+	}
+	require.Len(t, core.routes, before+1)
 }
 
 // A local APIService of a version that nobody serves is stored, and changes nothing (row 65).

@@ -200,14 +200,16 @@ func servedGroups(t *testing.T) ([]spec.Group, []*restful.WebService) {
 		}
 		built, err := g.get()
 		require.NoError(t, err)
-		if len(built.container.RegisteredWebServices()) == 0 {
+		routes, err := s.route(&built.info, func(string) bool { return true })
+		require.NoError(t, err)
+		if len(routes.RegisteredWebServices()) == 0 {
 			continue
 		}
 		if name != "" {
 			services = append(services, discovery.NewAPIGroupHandler(codecs, metav1.APIGroup{Name: name}).WebService())
 		}
-		services = append(services, built.container.RegisteredWebServices()...)
-		groups = append(groups, discoveryOf(t, name, built.container))
+		services = append(services, routes.RegisteredWebServices()...)
+		groups = append(groups, discoveryOf(t, name, routes))
 	}
 	return groups, services
 }

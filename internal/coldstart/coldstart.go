@@ -18,6 +18,7 @@ const percent = 1600
 // imports allow, and this one imports little. A user's own GOGC is left alone. The first collection ends it, too: a
 // first request that is large must not make the heap seventeen times what it holds.
 func init() {
+	runtime.MemProfileRate = 0 // nobody can ask for a profile, and its samples of stacks touch two MiB of tables
 	if os.Getenv("GOGC") != "" {
 		return
 	}

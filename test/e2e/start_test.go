@@ -20,7 +20,7 @@ import (
 const (
 	mostPackages      = 1000
 	mostAllocations   = 80_000  // of packages' initialization
-	mostToFirstAnswer = 160_000 // allocations until the first GET is answered, with those
+	mostToFirstAnswer = 110_000 // allocations until the first GET is answered, with those
 )
 
 var (
