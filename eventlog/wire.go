@@ -1,12 +1,14 @@
 package eventlog
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
 	"strings"
 	"time"
+	"unique"
 
 	"github.com/nats-io/nats.go"
 )
@@ -114,7 +116,8 @@ func decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at
 	if err != nil {
 		return Event{}, fmt.Errorf("decode event at revision %d: %w", rev, err)
 	}
-	e.Revision, e.Time, e.Body = rev, at, body
+	e.Revision, e.Time = rev, at
+	e.Body = bytes.Clone(body) // a message holds its headers once more, for as long as its body is held
 	return e, nil
 }
 
@@ -155,7 +158,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	if err != nil {
 		return Event{}, err
 	}
-	key.Prefix = h.Get(headerPrefix)
+	key.Prefix = one(h.Get(headerPrefix))
 	if err := checkPrefix(key.Prefix); err != nil {
 		return Event{}, err
 	}
@@ -168,14 +171,18 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	if op == Added && base != 0 {
 		errs[4] = fmt.Errorf("an added object has base %d, not 0", base)
 	}
-	e.Key, e.ContentType = key, h.Get(headerContentType)
+	e.Key, e.ContentType = key, one(h.Get(headerContentType))
 	e.Base, e.Precondition, e.TTL = Revision(base), Revision(precondition), uint32(ttl)
 	if parent := h.Get(headerTrace); len(parent) <= maxTrace {
 		e.Trace = parent
 	}
-	e.Author = Author{User: h.Get(headerUser), As: h.Get(headerAs), Agent: h.Get(headerAgent)}.clean()
+	by := Author{User: h.Get(headerUser), As: h.Get(headerAs), Agent: h.Get(headerAgent)}.clean()
+	e.Author = Author{User: one(by.User), As: one(by.As), Agent: one(by.Agent)}
 	return e, errors.Join(errs[:]...)
 }
+
+// one returns the one copy of a text that many events have.
+func one(text string) string { return unique.Make(text).Value() }
 
 // maxTrace is how long a header of version 00 of W3C's traces is, in bytes.
 const maxTrace = 55

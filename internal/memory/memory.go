@@ -37,19 +37,21 @@ func lambda() (uint64, error) {
 	return mebibytes << 20, nil
 }
 
-// After pause without much work, memory goes back if it is worth it: if the process
-// holds over a quarter more than when it last gave back, and worth bytes on top of that.
+// A process looks at what it holds tick after its last collection of garbage, and then each tick until a whole pause
+// has brought nothing. Memory goes back if it is worth it: if the process holds over a quarter more than when it last
+// gave back, and worth bytes on top of that.
 const (
-	pause = 10 * time.Second
+	tick  = 500 * time.Millisecond
+	pause = 20 // ticks
 	worth = 16 << 20
-	// idle is how much a process with nothing to do may allocate in a pause. A process with little
-	// to do may allocate one part in light of what it holds.
+	// idle is how much a process with nothing to do may allocate in a pause. A process with little to do may allocate one
+	// part in light of what it holds in a tick.
 	idle  = 4 << 20
-	light = 16
+	light = 256
 )
 
-// GiveBack gives memory back to the system. It gives back garbage when little is allocated compared
-// with what is held. When there is nothing to do, it also gives back what shrink drops. Without it
+// GiveBack gives memory back to the system. It gives back garbage a second after work has become little, compared
+// with what is held. When there was nothing to do for a whole pause, it also gives back what shrink drops. Without it
 // the runtime would collect only after two minutes, give back slowly, and never drop a cache.
 //
 // Only garbage collections set the timer. It goes off when they have become rare,
@@ -59,7 +61,7 @@ func GiveBack(shrink func()) (stop func()) {
 	k := &keeper{shrink: shrink}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.timer = time.AfterFunc(pause, k.look)
+	k.timer = time.AfterFunc(tick, k.look)
 	k.afterCollection()
 	return k.stop
 }
@@ -70,8 +72,9 @@ type keeper struct {
 	mu      sync.Mutex // guards what follows
 	timer   *time.Timer
 	stopped bool
-	// allocated is how much the process had allocated at the last look.
-	allocated uint64
+	looks   int
+	// allocated is how much the process had allocated at the last look, before at the end of the last pause.
+	allocated, before uint64
 	// given is what the process held after it last gave back. shrunk
 	// is what it held after it last gave back and shrink was called.
 	given, shrunk uint64
@@ -84,7 +87,7 @@ func (k *keeper) afterCollection() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if !k.stopped {
-			k.timer.Reset(pause)
+			k.timer.Reset(tick)
 			k.afterCollection()
 		}
 	}, k)
@@ -106,17 +109,23 @@ func (k *keeper) look() {
 	allocated, held := usage()
 	recently := allocated - k.allocated
 	k.allocated = allocated
-	switch {
-	case recently <= idle && more(held, k.shrunk):
-		k.shrink()
-		k.free()
-		k.shrunk = k.given
-	case recently <= idle: // until the next collection
-		return
-	case recently <= held/light && more(held, k.given):
+	k.looks++
+	if k.looks%pause == 0 {
+		quiet := allocated-k.before <= idle
+		k.before = allocated
+		switch {
+		case quiet && more(held, k.shrunk):
+			k.shrink()
+			k.free()
+			k.shrunk = k.given
+		case quiet: // until the next collection
+			return
+		}
+	}
+	if recently <= held/light && more(held, k.given) {
 		k.free()
 	}
-	k.timer.Reset(pause)
+	k.timer.Reset(tick)
 }
 
 func more(held, before uint64) bool { return held > before+before/4+worth }
