@@ -296,18 +296,23 @@ func TestRefusedKeysAndBodies(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
-// TestDeadline: a request whose time is over writes nothing and does not hang.
+// TestDeadline: a request whose time is over, or that its process cuts off, writes nothing and does not hang. A client
+// that was cut off is told to come again.
 func TestDeadline(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := New(b.Cell, pods(nil))
 	p := create(t, s, pod("ns", "a"))
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.Error(t, s.Create(ctx, "/pods/ns/b", pod("ns", "b"), nil, 0))
-	_, err := relabel(ctx, s, keyOf(p), "a", "b")
-	require.Equal(t, metav1.StatusReasonTimeout, reason(t, err), "%v", err)
-	_, err = remove(ctx, s, keyOf(p))
-	require.Equal(t, metav1.StatusReasonTimeout, reason(t, err), "%v", err)
+	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	cutOff, cut := context.WithCancel(t.Context())
+	cut()
+	for ctx, expected := range map[context.Context]metav1.StatusReason{late: metav1.StatusReasonTimeout, cutOff: metav1.StatusReasonServiceUnavailable} {
+		require.Error(t, s.Create(ctx, "/pods/ns/b", pod("ns", "b"), nil, 0))
+		_, err := relabel(ctx, s, keyOf(p), "a", "b")
+		require.Equal(t, expected, reason(t, err), "%v", err)
+		_, err = remove(ctx, s, keyOf(p))
+		require.Equal(t, expected, reason(t, err), "%v", err)
+	}
 	list := &example.PodList{}
 	require.NoError(t, s.GetList(t.Context(), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, list))
 	require.Equal(t, []example.Pod{*p}, list.Items)

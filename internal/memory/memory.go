@@ -44,8 +44,8 @@ const (
 	tick  = 500 * time.Millisecond
 	pause = 20 // ticks
 	worth = 16 << 20
-	// idle is how much a process with nothing to do may allocate in a pause. A process with little to do may allocate one
-	// part in light of what it holds in a tick.
+	// idle is how much a process with nothing to do may allocate in a pause. A process with little to do may allocate
+	// one part in light of what it holds in a tick.
 	idle  = 4 << 20
 	light = 256
 )
