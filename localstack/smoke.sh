@@ -104,7 +104,7 @@ if [ -n "$lambda" ]; then
   until_true saw '^MODIFIED +function'
 
   step='a function sends a watch to the front'
-  $function get configmap function --watch --output-watch-events -v=6 >"$redirected" 2>&1 &
+  $function get configmaps --watch --output-watch-events -v=6 >"$redirected" 2>&1 &
   watches+=($!)
   until_true grep -q '307' "$redirected"
   until_true grep -q '^ADDED  *function' "$redirected"
