@@ -117,7 +117,8 @@ if [ -n "$lambda" ]; then
 fi
 
 step='the API goes on while one of its processes is killed'
-killed=$("${compose[@]}" ps -q api | head -1)
+killed=$("${compose[@]}" ps -q api)
+killed=${killed%%$'\n'*} # 'head' would end before compose has written all, which is an error then
 docker kill "$killed" >/dev/null
 for i in 1 2 3 4 5 6; do $kubectl -n "$namespace" create configmap "after-$i" >/dev/null; done
 docker start "$killed" >/dev/null
