@@ -121,10 +121,10 @@ up: images $(BIN)/kubectl ## run NATS, MinIO, two api, watcher, front, projector
 	@echo "export KUBECONFIG=$(CURDIR)/$(STATE)/kubeconfig"
 
 smoke: ## drive what 'make up' started with kubectl
-	@COMPOSE="$(COMPOSE)" KUBECONFIG=$(STATE)/kubeconfig KUBECTL=$(BIN)/kubectl STACK=$(STACK) localstack/smoke.sh
+	@COMPOSE="$(COMPOSE) $(PROFILE)" KUBECONFIG=$(STATE)/kubeconfig KUBECTL=$(BIN)/kubectl STACK=$(STACK) localstack/smoke.sh
 
 logs: ## follow the containers' logs
-	@$(COMPOSE) logs -f --tail 100
+	@$(COMPOSE) $(PROFILE) logs -f --tail 100
 
 # Whatever it was started with: a volume that is not there is no error.
 down: ## stop what 'make up' started and delete its data
