@@ -92,7 +92,7 @@ $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/benchstat &: tools/go.mod
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## format and import rules, vet, static checks
 	@$(RELEASE) $(BIN)/golangci-lint run ./...
-	@for module in subscribe test/subscribe test/chaos; do (cd $$module && $(RELEASE) $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
+	@for module in subscribe test/subscribe test/chaos infra/check; do (cd $$module && $(RELEASE) $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
 
 # Whether vulnerable code is called takes a minute to find out. Where no package has a vulnerability there is no question.
 .PHONY: vulnerabilities

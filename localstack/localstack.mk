@@ -6,7 +6,7 @@ NATS_VERSION := v2.15.2
 # An image is a static program on nothing: no base to pull, no shell in it. The classic builder needs nothing
 # from a registry; what it says about its age is not the reader's business.
 DOCKER_BUILD := DOCKER_BUILDKIT=0 docker build --quiet
-# The tag of the images that are built and run, and the processor of 'logplane'.
+# The tag of the images that are built and run, and their processor.
 TAG          ?= dev
 ARCH         ?= $(shell go env GOARCH)
 COMMIT       := $(shell git rev-parse HEAD 2>/dev/null)
@@ -16,22 +16,35 @@ LABELS       := --label $(OCI).version=$(VERSION) --label $(OCI).revision=$(COMM
 # A second stack beside the first needs another name and another port.
 STACK        ?= logplane
 API_PORT     ?= 7380
+# LAMBDA=1 serves the cell a second time, through functions of an emulated AWS Lambda.
+LAMBDA       ?= 0
+LAMBDA_PORT  ?= $(shell expr $(API_PORT) + 1)
 # How many 'api' there are, and how many NATS servers: one or three.
 APIS         ?= 2
 NATS_SERVERS ?= 1
 STATE        := localstack/.state/$(STACK)
-NATS_URLS_1  := nats://nats:4222
-NATS_URLS_3  := nats://nats:4222,nats://nats-2:4222,nats://nats-3:4222
+NATS_NAMES_1 := nats
+NATS_NAMES_3 := nats nats-2 nats-3
 # Docker's own compose, or the program of before.
 COMPOSE_OF = env LOGPLANE_STATE=$(CURDIR)/$(STATE) LOGPLANE_API_PORT=$(API_PORT) LOGPLANE_TAG=$(TAG) \
-             LOGPLANE_NATS_SERVERS=$(NATS_SERVERS) LOGPLANE_NATS_URLS=$(NATS_URLS_$(NATS_SERVERS)) \
+             LOGPLANE_NATS_SERVERS=$(NATS_SERVERS) LOGPLANE_LAMBDA_PORT=$(LAMBDA_PORT) \
              $$(docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) \
              -p $(STACK) -f localstack/docker-compose.yml
 THREE   := -f localstack/three.yml
-COMPOSE  = $(COMPOSE_OF) $(if $(filter 3,$(NATS_SERVERS)),$(THREE))
+PROFILE := --profile lambda
+COMPOSE  = $(COMPOSE_OF) $(if $(filter 3,$(NATS_SERVERS)),$(THREE)) $(if $(filter 1,$(LAMBDA)),$(PROFILE))
 
-.PHONY: images images-minio images-nats images-logplane
-images: images-minio images-nats images-logplane ## build all container images from Go modules, without a registry
+# Each image's files are in a folder of its own for each processor.
+MINIO    := $(IMAGES)/minio-$(ARCH)
+NATS     := $(IMAGES)/nats-$(ARCH)
+OF_ARCH  := $(IMAGES)/logplane-$(ARCH)
+EMULATOR := $(IMAGES)/lambda-$(ARCH)
+FOR_ARCH := $(RELEASE) GOOS=linux GOARCH=$(ARCH)
+# Builds the image of a name from its folder, with further arguments of 'docker build'.
+IMAGE     = $(DOCKER_BUILD) --platform linux/$(ARCH) $(3) -t logplane/$(1):$(TAG) -f localstack/$(1).Dockerfile $(2) >/dev/null 2>$(2).log || { cat $(2).log; exit 1; }
+
+.PHONY: images images-minio images-nats images-logplane images-lambda
+images: images-minio images-nats images-logplane images-lambda ## build all container images from Go modules, without a registry; ARCH=arm64 for that processor
 
 # What 'make test' needs: without Docker its container tests are skipped, but never in CI.
 .PHONY: images-test
@@ -39,69 +52,83 @@ images-test:
 	@if docker version >/dev/null 2>&1 || [ "$$CI" = true ]; then $(MAKE) --no-print-directory images-minio; \
 	else echo "no Docker here: tests in containers will be skipped"; fi
 
-images-minio: $(IMAGES)/minio/$(MINIO_VERSION)
-	@echo "image logplane/minio:$(TAG)"
-	@mkdir -p $(IMAGES)/minio/empty
-	@$(RELEASE) go build -ldflags "-s -w" -o $(IMAGES)/minio/probe ./localstack/probe
-	@$(DOCKER_BUILD) -t logplane/minio:$(TAG) -f localstack/minio.Dockerfile $(IMAGES)/minio >/dev/null 2>$(IMAGES)/minio.log || { cat $(IMAGES)/minio.log; exit 1; }
+images-minio: $(MINIO)/$(MINIO_VERSION)
+	@echo "image logplane/minio:$(TAG) for linux/$(ARCH)"
+	@mkdir -p $(MINIO)/empty
+	@$(FOR_ARCH) go build -ldflags "-s -w" -o $(MINIO)/probe ./localstack/probe
+	@$(call IMAGE,minio,$(MINIO))
 
-images-nats: $(IMAGES)/nats/$(NATS_VERSION)
-	@echo "image logplane/nats:$(TAG)"
-	@mkdir -p $(IMAGES)/nats/empty
-	@cp localstack/nats.conf $(IMAGES)/nats/
-	@$(RELEASE) go build -ldflags "-s -w" -o $(IMAGES)/nats/probe ./localstack/probe
-	@$(DOCKER_BUILD) -t logplane/nats:$(TAG) -f localstack/nats.Dockerfile $(IMAGES)/nats >/dev/null 2>$(IMAGES)/nats.log || { cat $(IMAGES)/nats.log; exit 1; }
+images-nats: $(NATS)/$(NATS_VERSION)
+	@echo "image logplane/nats:$(TAG) for linux/$(ARCH)"
+	@mkdir -p $(NATS)/empty
+	@cp localstack/nats.conf localstack/users.conf localstack/three.conf $(NATS)/
+	@$(FOR_ARCH) go build -ldflags "-s -w" -o $(NATS)/probe ./localstack/probe
+	@$(call IMAGE,nats,$(NATS))
 
 # What the program was built from is in the image, and beside it as bin/images/logplane-ARCH/logplane.spdx.json.
-OF_ARCH := $(IMAGES)/logplane-$(ARCH)
 images-logplane: images-logplane-files
 	@echo "image logplane/logplane:$(TAG) for linux/$(ARCH)"
-	@$(RELEASE) GOOS=linux GOARCH=$(ARCH) go build -ldflags "-s -w $(STAMP)" -o $(OF_ARCH)/logplane ./cmd/logplane
+	@$(FOR_ARCH) go build -ldflags "-s -w $(STAMP)" -o $(OF_ARCH)/logplane ./cmd/logplane
 	@$(BIN)/release sbom $(OF_ARCH)/logplane $(OF_ARCH)/logplane.spdx.json
-	@$(DOCKER_BUILD) --platform linux/$(ARCH) $(LABELS) -t logplane/logplane:$(TAG) -f localstack/logplane.Dockerfile $(OF_ARCH) >/dev/null 2>$(IMAGES)/logplane.log || { cat $(IMAGES)/logplane.log; exit 1; }
+	@$(call IMAGE,logplane,$(OF_ARCH),$(LABELS))
+
+images-lambda: images-logplane
+	@echo "image logplane/lambda:$(TAG) for linux/$(ARCH)"
+	@mkdir -p $(EMULATOR)
+	@$(FOR_ARCH) go build -ldflags "-s -w" -o $(EMULATOR)/lambda ./localstack/lambda
+	@$(call IMAGE,lambda,$(EMULATOR),--build-arg IMAGE=logplane/logplane:$(TAG))
 
 # What the image has beside the program, for a release's images too.
 .PHONY: images-logplane-files
 images-logplane-files: $(BIN)/release
 	@mkdir -p $(OF_ARCH)/empty
-	@$(RELEASE) GOOS=linux GOARCH=$(ARCH) go build -ldflags "-s -w" -o $(OF_ARCH)/probe ./localstack/probe
+	@$(FOR_ARCH) go build -ldflags "-s -w" -o $(OF_ARCH)/probe ./localstack/probe
 	@$(BIN)/release roots $(OF_ARCH)/ca-certificates.crt
 
 .PHONY: $(BIN)/release
 $(BIN)/release:
 	@cd tools/release && $(RELEASE) go build -o $@ .
 
-# An empty file named by its version stands for each program.
-$(IMAGES)/minio/$(MINIO_VERSION):
-	@echo "building MinIO from its Go module: some minutes, once"
-	@$(RELEASE) GOBIN=$(CURDIR)/$(@D) go install -ldflags "-s -w" github.com/minio/minio@$(@F)
-	@rm -f $(@D)/v* && touch $@
+# An empty file named by its version stands for each program. 'go install' takes no GOBIN for another processor, and
+# then puts the program into a folder deeper.
+INSTALL = $(FOR_ARCH) GOBIN= GOMODCACHE=$$(go env GOMODCACHE) GOPATH=$(CURDIR)/$(@D)/go go install -ldflags "-s -w" $(1)@$(@F) && \
+          find $(@D)/go/bin -type f -exec mv {} $(@D)/ \; && rm -rf $(@D)/go $(@D)/v* && touch $@
 
-$(IMAGES)/nats/$(NATS_VERSION):
-	@echo "building nats-server from its Go module"
-	@$(RELEASE) GOBIN=$(CURDIR)/$(@D) go install -ldflags "-s -w" github.com/nats-io/nats-server/v2@$(@F)
-	@rm -f $(@D)/v* && touch $@
+$(MINIO)/$(MINIO_VERSION):
+	@echo "building MinIO for linux/$(ARCH) from its Go module: some minutes, once"
+	@mkdir -p $(@D)
+	@$(call INSTALL,github.com/minio/minio)
+
+$(NATS)/$(NATS_VERSION):
+	@echo "building nats-server for linux/$(ARCH) from its Go module"
+	@mkdir -p $(@D)
+	@$(call INSTALL,github.com/nats-io/nats-server/v2)
 
 .PHONY: up smoke logs down
-up: images $(BIN)/kubectl ## run NATS, MinIO, two api, watcher, front, projector and lifecycle in containers
-	@[ -n "$(NATS_URLS_$(NATS_SERVERS))" ] || { echo "NATS_SERVERS is '$(NATS_SERVERS)': it must be 1 or 3"; exit 1; }
-	@$(RELEASE) go run ./localstack/credentials $(STATE) https://127.0.0.1:$(API_PORT)
+up: images $(BIN)/kubectl ## run NATS, MinIO, two api, watcher, front, projector and lifecycle in containers; LAMBDA=1 adds functions
+	@[ -n "$(NATS_NAMES_$(NATS_SERVERS))" ] || { echo "NATS_SERVERS is '$(NATS_SERVERS)': it must be 1 or 3"; exit 1; }
+	@[ "$(LAMBDA)" = 0 ] || [ "$(LAMBDA)" = 1 ] || { echo "LAMBDA is '$(LAMBDA)': it must be 0 or 1"; exit 1; }
+	@$(RELEASE) go run ./localstack/credentials $(STATE) https://127.0.0.1:$(API_PORT) $(NATS_NAMES_$(NATS_SERVERS))
+	@docker run --rm --network none logplane/logplane:$(TAG) permissions --roles >$(STATE)/nats/authorization.conf
 	@$(COMPOSE) up -d --remove-orphans --scale api=$(APIS)
 	@KUBECONFIG=$(STATE)/kubeconfig; export KUBECONFIG; \
-	for i in $$(seq 60); do $(BIN)/kubectl get --raw /readyz >/dev/null 2>&1 && break; sleep 1; done; \
-	$(BIN)/kubectl get namespace default >/dev/null || { $(COMPOSE) logs --tail 20; exit 1; }
+	for port in $(API_PORT) $(if $(filter 1,$(LAMBDA)),$(LAMBDA_PORT)); do \
+	  for i in $$(seq 60); do $(BIN)/kubectl --server https://127.0.0.1:$$port get --raw /readyz >/dev/null 2>&1 && break; sleep 1; done; \
+	  $(BIN)/kubectl --server https://127.0.0.1:$$port get namespace default >/dev/null || { $(COMPOSE) logs --tail 20; exit 1; }; \
+	done
 	@echo "The API is up. There are no nodes and no workload controllers behind it."
+	@[ "$(LAMBDA)" = 0 ] || echo "Functions serve it as well: kubectl --server https://127.0.0.1:$(LAMBDA_PORT)"
 	@echo "export KUBECONFIG=$(CURDIR)/$(STATE)/kubeconfig"
 
 smoke: ## drive what 'make up' started with kubectl
-	@COMPOSE="$(COMPOSE)" KUBECONFIG=$(STATE)/kubeconfig KUBECTL=$(BIN)/kubectl STACK=$(STACK) localstack/smoke.sh
+	@COMPOSE="$(COMPOSE) $(PROFILE)" KUBECONFIG=$(STATE)/kubeconfig KUBECTL=$(BIN)/kubectl STACK=$(STACK) localstack/smoke.sh
 
 logs: ## follow the containers' logs
-	@$(COMPOSE) logs -f --tail 100
+	@$(COMPOSE) $(PROFILE) logs -f --tail 100
 
 # Whatever it was started with: a volume that is not there is no error.
 down: ## stop what 'make up' started and delete its data
-	@set -o pipefail; test ! -e $(STATE) || $(COMPOSE_OF) $(THREE) down --volumes --remove-orphans --timeout 5 2>&1 | { grep -vE '^(Removing volume|Volume) .*log-[23]' || true; }
+	@set -o pipefail; test ! -e $(STATE) || $(COMPOSE_OF) $(THREE) $(PROFILE) down --volumes --remove-orphans --timeout 5 2>&1 | { grep -vE '^(Removing volume|Volume) .*log-[23]' || true; }
 	@rm -rf $(STATE)
 
 # All three on a stack of its own, which leaves a running one alone. Nothing of it may be left.

@@ -1,4 +1,4 @@
-# The context is bin/images/minio: the static program, one for health checks, and an empty folder for its data.
+# The context is bin/images/minio-ARCH: the static program, one for health checks, and an empty folder for its data.
 FROM scratch
 COPY minio probe /
 COPY --chown=65532:65532 empty /data

@@ -1,8 +1,8 @@
-# The context is bin/images/nats: the static program, one for health checks, its configuration, and an empty folder for
-# the log.
+# The context is bin/images/nats-ARCH: the static program, one for health checks, its configurations, and an empty folder
+# for the log.
 FROM scratch
 COPY nats-server probe /
-COPY nats.conf /nats.conf
+COPY nats.conf users.conf three.conf /
 COPY --chown=65532:65532 empty /data
 USER 65532:65532
 EXPOSE 4222 8222

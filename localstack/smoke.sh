@@ -1,25 +1,26 @@
 #!/usr/bin/env bash
 # Drives the local stack as a user would, through the one address of the front: writes, reads, watches, and what the
-# projector and the lifecycle make of them. Ends with 'smoke: ok', or with the step that failed.
+# projector and the lifecycle make of them. Where 'lambda' runs, it drives that too. Ends with 'smoke: ok', or with the step that failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kubectl=${KUBECTL:?run it by make smoke}
 read -r -a compose <<<"${COMPOSE:?run it by make smoke}"
 namespace=smoke-$$-$RANDOM
 seen=$(mktemp)
-watch=
+redirected=$(mktemp) # what a watch through a function says
+watches=()
 step=start
 
 finish() {
   code=$?
-  if [ -n "$watch" ]; then kill "$watch" 2>/dev/null || true; fi
+  kill "${watches[@]}" 2>/dev/null || true
   if [ $code -ne 0 ]; then
     "${compose[@]}" logs --no-color --tail 30 >&2 || true
-    echo "--- the watch saw:" >&2
-    cat "$seen" >&2
+    echo "--- the watches saw:" >&2
+    cat "$seen" "$redirected" >&2
     echo "smoke: failed: $step" >&2
   fi
-  rm -f "$seen"
+  rm -f "$seen" "$redirected"
 }
 trap finish EXIT
 
@@ -31,11 +32,25 @@ until_true() {
 saw() { grep -qE "$1" "$seen"; }
 named() { test "$($kubectl -n "$namespace" get configmap "$1" -o "jsonpath={.data.$2}")" = "$3"; }
 containers() { docker ps --all --quiet --filter "label=com.docker.compose.project=${STACK:?run it by make smoke}"; }
+# refused asks for the log's head as somebody else: it must fail, and say why.
+refused() {
+  local said
+  if said=$("${compose[@]}" run --rm --no-deps "$@" init inspect head 2>&1); then return 1; fi
+  grep -F "$why" <<<"$said" >/dev/null
+}
 states() { containers | xargs docker inspect --format "{{.Name}} $1"; }
 
 step='nothing had to be started again, and nothing runs as root'
 if states '{{.RestartCount}}' | grep -v ' 0$'; then false; fi
 if states '"{{.Config.User}}"' | grep -E '"(0|0:.*|root|)"$'; then false; fi
+
+step='the log speaks TLS, and to nobody without a password'
+"${compose[@]}" run --rm --no-deps init inspect head
+why='Authorization Violation'
+refused -e LOGPLANE_NATS=tls://nats:4222
+refused -e LOGPLANE_NATS=tls://operator:guessed@nats:4222
+why='certificate signed by unknown authority'
+refused -e LOGPLANE_NATS_CA_FILE=
 
 step='the API is ready, and a namespace can be created'
 $kubectl get --raw /readyz >/dev/null
@@ -43,7 +58,7 @@ $kubectl create namespace "$namespace"
 
 step='a watch needs no other address'
 $kubectl -n "$namespace" get configmaps --watch --output-watch-events -v=6 >"$seen" 2>&1 &
-watch=$!
+watches+=($!)
 until_true saw 'watch=true.*200 OK'
 if saw '307'; then false; fi
 
@@ -72,8 +87,38 @@ token=$($kubectl -n "$namespace" create token default)
 $kubectl --kubeconfig /dev/null --server "$($kubectl config view -o 'jsonpath={.clusters[0].cluster.server}')" \
   --certificate-authority "$(dirname "$KUBECONFIG")/ca.crt" --token "$token" auth whoami | grep "system:serviceaccount:$namespace:default"
 
+lambda=$(docker ps --quiet --filter "label=com.docker.compose.project=$STACK" --filter label=com.docker.compose.service=lambda)
+if [ -n "$lambda" ]; then
+  function="$kubectl --server https://$(docker port "$lambda" 7373/tcp) -n $namespace"
+  sandboxes() { docker top "$lambda" -o pid,stat,args | grep -c "$1 *bootstrap"; }
+  frozen() { test "$(sandboxes ' T[^ ]*')" = "$(sandboxes '')"; }
+
+  step='what a function writes is read at once by every other process, and the other way round'
+  $function create configmap function --from-literal=color=blue
+  for _ in 1 2 3 4; do named function color blue; done
+  $kubectl -n "$namespace" patch configmap function --type=merge -p '{"data":{"color":"green"}}'
+  for _ in 1 2 3 4; do test "$($function get configmap function -o 'jsonpath={.data.color}')" = green; done
+  $function patch configmap function --type=merge -p '{"data":{"color":"red"}}'
+  named function color red
+  test "$($function get configmaps -o name | sort)" = "$($kubectl -n "$namespace" get configmaps -o name | sort)"
+  until_true saw '^MODIFIED +function'
+
+  step='a function sends a watch to the front'
+  $function get configmaps --watch --output-watch-events -v=6 >"$redirected" 2>&1 &
+  watches+=($!)
+  until_true grep -q '307' "$redirected"
+  until_true grep -q '^ADDED  *function' "$redirected"
+  $function delete configmap function
+  until_true grep -q '^DELETED  *function' "$redirected"
+
+  step='functions are frozen while nobody asks them'
+  sandboxes ''
+  until_true frozen
+fi
+
 step='the API goes on while one of its processes is killed'
-killed=$("${compose[@]}" ps -q api | head -1)
+killed=$("${compose[@]}" ps -q api)
+killed=${killed%%$'\n'*} # 'head' would end before compose has written all, which is an error then
 docker kill "$killed" >/dev/null
 for i in 1 2 3 4 5 6; do $kubectl -n "$namespace" create configmap "after-$i" >/dev/null; done
 docker start "$killed" >/dev/null

@@ -1,6 +1,7 @@
 // Command credentials writes what the containers of the local stack and their one user know each other by, into the
-// folder it is given: a certificate authority, the servers' certificate, the key of service accounts, the user's token,
-// a kubeconfig, and MinIO's keys. What is there already stays. All of it is for this machine only.
+// folder it is given: a certificate authority, the servers' certificates, the key of service accounts, the user's
+// token, a kubeconfig, MinIO's keys, and the password of each user of the log. What is there already stays. All of it
+// is for this machine only.
 package main
 
 import (
@@ -15,15 +16,18 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
+
+	"github.com/logplane/logplane/eventlog"
 )
 
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: credentials FOLDER SERVER-URL")
+	if len(os.Args) < 4 {
+		fmt.Fprintln(os.Stderr, "usage: credentials FOLDER SERVER-URL NATS-SERVER...")
 		os.Exit(2)
 	}
-	if err := write(os.Args[1], os.Args[2]); err != nil {
+	if err := write(os.Args[1], os.Args[2], os.Args[3:]); err != nil {
 		fmt.Fprintln(os.Stderr, "credentials:", err)
 		os.Exit(1)
 	}
@@ -33,9 +37,12 @@ func main() {
 //
 // Containers run as a user of their own, who must read what is mounted into them. So those files are open to everybody,
 // in folders that only the owner of the one around them can reach.
-func write(folder, server string) error {
-	kubeconfig := filepath.Join(folder, "kubeconfig")
-	if _, err := os.Stat(kubeconfig); err == nil {
+func write(folder, server string, log []string) error {
+	names := strings.Join(log, " ") + "\n"
+	if _, err := os.Stat(filepath.Join(folder, "kubeconfig")); err == nil {
+		if before, err := os.ReadFile(filepath.Join(folder, "log-servers")); err != nil || string(before) != names {
+			return fmt.Errorf("'%s' is of a stack with other NATS servers: run 'make down' first, which deletes its data", folder)
+		}
 		return nil
 	}
 	made, err := certify(time.Now())
@@ -50,8 +57,14 @@ func write(folder, server string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
-	for _, inner := range []string{"cell", "minio", "minio/CAs"} { // the last is a folder that MinIO wants to find
+	for _, inner := range []string{"cell", "nats", "minio", "minio/CAs"} { // the last is a folder that MinIO wants to find
 		if err := makeFolder(filepath.Join(folder, inner)); err != nil {
+			return err
+		}
+	}
+	users, passwords := logUsers(log)
+	for role, url := range users {
+		if err := writeFile(filepath.Join(folder, role+".env"), fmt.Sprintf(ofRole, url, secret), 0o600); err != nil {
 			return err
 		}
 	}
@@ -64,10 +77,16 @@ func write(folder, server string) error {
 		{"cell/tls.key", made.key, 0o644},
 		{"cell/service-account.key", account.pem, 0o644},
 		{"cell/tokens.csv", token + ",admin,admin,system:masters\n", 0o644},
+		{"nats/ca.crt", made.ca, 0o644},
+		{"nats/tls.crt", made.logCertificate, 0o644},
+		{"nats/tls.key", made.logKey, 0o644},
+		{"nats/authorization.conf", "", 0o644}, // 'make up' fills it
+		{"nats.env", passwords, 0o600},
+		{"log-servers", names, 0o600},
 		{"minio/public.crt", made.certificate, 0o644},
 		{"minio/private.key", made.key, 0o644},
+		{"minio.env", fmt.Sprintf(ofMinIO, secret), 0o600},
 		{"ca.crt", made.ca, 0o600},
-		{"keys.env", fmt.Sprintf(keys, secret, secret), 0o600},
 		{"kubeconfig", fmt.Sprintf(config, server, token), 0o600},
 	} {
 		if err := writeFile(filepath.Join(folder, f.name), f.content, f.mode); err != nil {
@@ -75,6 +94,22 @@ func write(folder, server string) error {
 		}
 	}
 	return nil
+}
+
+// logUsers makes a user of the log for each role: URLs of the servers by role, and the passwords as the servers' own
+// variables.
+func logUsers(servers []string) (urls map[string]string, passwords string) {
+	urls = map[string]string{}
+	for _, role := range eventlog.Roles("", "") {
+		password := "p" + rand.Text() // nats-server would take one that begins with a digit for a number
+		var all []string
+		for _, server := range servers {
+			all = append(all, fmt.Sprintf("tls://%s:%s@%s:4222", role.Name, password, server))
+		}
+		urls[role.Name] = strings.Join(all, ",")
+		passwords += strings.ToUpper(role.Name) + "_PASSWORD=" + password + "\n"
+	}
+	return urls, passwords
 }
 
 // makeFolder and writeFile give the mode whatever the umask is.
@@ -92,11 +127,15 @@ func writeFile(path, content string, mode os.FileMode) error {
 	return os.Chmod(path, mode)
 }
 
-const keys = `MINIO_ROOT_USER=logplane
+const (
+	ofMinIO = `MINIO_ROOT_USER=logplane
 MINIO_ROOT_PASSWORD=%s
+`
+	ofRole = `LOGPLANE_NATS=%s
 AWS_ACCESS_KEY_ID=logplane
 AWS_SECRET_ACCESS_KEY=%s
 `
+)
 
 const config = `apiVersion: v1
 kind: Config
@@ -118,9 +157,10 @@ contexts:
 `
 
 // certified is what certify makes, as PEM.
-type certified struct{ ca, certificate, key string }
+type certified struct{ ca, certificate, key, logCertificate, logKey string }
 
-// certify makes an authority, and a certificate and key of all servers. The authority's key is forgotten.
+// certify makes an authority, a certificate and key of all servers, and others of the log's servers, which are also
+// each other's clients. The authority's key is forgotten.
 func certify(now time.Time) (*certified, error) {
 	authority := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "logplane localstack"},
@@ -139,15 +179,29 @@ func certify(now time.Time) (*certified, error) {
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "logplane"},
 		NotBefore: authority.NotBefore, NotAfter: authority.NotAfter,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames:    []string{"localhost", "front", "api", "watcher", "minio"},
+		DNSNames:    []string{"localhost", "front", "api", "watcher", "lambda", "minio"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
 	}
-	serverKey, err := newKey()
-	if err != nil {
+	ofLog := *server
+	ofLog.SerialNumber, ofLog.Subject.CommonName = big.NewInt(3), "nats"
+	ofLog.ExtKeyUsage = append(ofLog.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
+	ofLog.DNSNames, ofLog.IPAddresses = []string{"nats", "nats-2", "nats-3"}, nil
+	made := &certified{ca: ca}
+	if made.certificate, made.key, err = certificate(server, authority, authorityKey); err != nil {
 		return nil, err
 	}
-	certificate, err := sign(server, authority, serverKey, authorityKey)
-	return &certified{ca, certificate, serverKey.pem}, err
+	made.logCertificate, made.logKey, err = certificate(&ofLog, authority, authorityKey)
+	return made, err
+}
+
+// certificate makes a key and its certificate.
+func certificate(subject, issuer *x509.Certificate, by *key) (certificate, privateKey string, err error) {
+	of, err := newKey()
+	if err != nil {
+		return "", "", err
+	}
+	certificate, err = sign(subject, issuer, of, by)
+	return certificate, of.pem, err
 }
 
 type key struct {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
 // Prices of AWS in dollars, for x86-64 in us-east-1, as aws.amazon.com/lambda/pricing and
@@ -21,7 +22,7 @@ const (
 
 // million is what a million invocations cost that are billed like one.
 func million(billed time.Duration) float64 {
-	return priceMillion + 1e6*billed.Seconds()*memorySize/1024*priceGBSecond
+	return priceMillion + 1e6*billed.Seconds()*emulator.MemorySize/1024*priceGBSecond
 }
 
 // BenchmarkInvocation prints how long a client waits for a GET and for a write: of a sandbox that has to be started,
@@ -45,18 +46,18 @@ func benchmarkInvocation(b *testing.B, kind string) {
 		return fmt.Appendf(nil, `{"version":"2.0","rawPath":"%s","body":"%s","headers":{"authorization":"Bearer %s","content-type":"application/json"},`+
 			`"requestContext":{"http":{"method":"%s","sourceIp":"127.0.0.1"},"domainName":"a.lambda-url.b.on.aws"}}`, path, body, token, method)
 	}
-	invoke := func(f *function) time.Duration {
-		before, began := len(f.reported()), time.Now()
-		got, err := f.invoke(b.Context(), event())
+	invoke := func(f *emulator.Function) time.Duration {
+		before, began := len(f.Reports()), time.Now()
+		got, err := f.Invoke(b.Context(), event())
 		if err != nil {
 			b.Fatal(err)
 		}
-		if said, err := io.ReadAll(got.body); err != nil || got.failure != "" || len(said) == 0 {
-			b.Fatal(err, got.failure)
+		if said, err := io.ReadAll(got.Body); err != nil || got.Failure != "" || len(said) == 0 {
+			b.Fatal(err, got.Failure)
 		}
-		got.done()
+		got.Done()
 		took := time.Since(began)
-		eventlogtest.Eventually(b, "the invocation is over", func() bool { return len(f.reported()) > before })
+		eventlogtest.Eventually(b, "the invocation is over", func() bool { return len(f.Reports()) > before })
 		return took
 	}
 	var cold, warm, coldBilled, warmBilled time.Duration
@@ -67,12 +68,12 @@ func benchmarkInvocation(b *testing.B, kind string) {
 		for range warmed {
 			warm += invoke(f)
 		}
-		reports := f.reported()
-		f.reap()
-		coldBilled += reports[0].billed()
+		reports := f.Reports()
+		f.Reap()
+		coldBilled += reports[0].Billed()
 		for _, r := range reports[1:] {
-			warmBilled += r.billed()
-			resident = max(resident, r.resident)
+			warmBilled += r.Billed()
+			resident = max(resident, r.Resident)
 		}
 	}
 	per := func(d time.Duration, n int) time.Duration { return d / time.Duration(n) }

@@ -20,6 +20,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket/s3"
 	"github.com/logplane/logplane/projection/bucket/s3/miniotest"
 	"github.com/logplane/logplane/test/product"
+	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
 // TestFreeze stops a function's process at each step of a write, for longer than the write may take and than its events
@@ -175,7 +176,7 @@ func (f *freezer) forget(ctx context.Context) error {
 
 // sandboxed is a function with one sandbox behind a passage. It has served a write.
 type sandboxed struct {
-	*function
+	*emulator.Function
 	passage *passage
 	url     string
 }
@@ -190,8 +191,8 @@ func (f *freezer) start() (*sandboxed, error) {
 	if f.store != "" {
 		environment = append(environment, "LOGPLANE_S3_ENDPOINT=http://"+s.passage.to(f.t, f.store))
 	}
-	s.function = newFunction(f.t, "api", 1, environment...)
-	s.url = front{function: s.function, shape: functionURL}.serve(f.t)
+	s.Function = newFunction(f.t, "api", 1, environment...)
+	s.url = serve(f.t, emulator.Front{Function: s.Function, Shape: emulator.FunctionURL})
 	f.turn.Lock()
 	defer f.turn.Unlock()
 	code, said, err := f.post(s.url, "warm-"+through[strings.LastIndexByte(through, 58)+1:])
@@ -205,7 +206,7 @@ func (f *freezer) start() (*sandboxed, error) {
 func (f *freezer) record(w writing) int {
 	s, err := f.start()
 	require.NoError(f.t, err)
-	defer s.reap()
+	defer s.Reap()
 	require.NoError(f.t, f.prepare(w, "recorded"))
 	s.passage.arm(0, passed, nil)
 	code, said, err := f.write(s.url, w, "recorded", "ours")
@@ -234,7 +235,7 @@ func (f *freezer) freeze(k freezing, n int) error {
 	if err != nil {
 		return err
 	}
-	defer s.reap()
+	defer s.Reap()
 	w, name, before := k.write, k.name(n), 0
 	if w == change {
 		before = 1
@@ -242,10 +243,10 @@ func (f *freezer) freeze(k freezing, n int) error {
 	if err := f.prepare(w, name); err != nil {
 		return err
 	}
-	process := s.only()
+	process := only(f.t, s.Function)
 	reached := make(chan struct{})
-	s.passage.arm(n, k.how, func() { process.freeze(true); close(reached) })
-	s.within(answerTime + margin)
+	s.passage.arm(n, k.how, func() { process.Freeze(true); close(reached) })
+	s.Within(answerTime + margin)
 	type outcome struct {
 		code int
 		body []byte
@@ -281,14 +282,14 @@ func (f *freezer) freeze(k freezing, n int) error {
 	f.turn.Lock()
 	defer f.turn.Unlock()
 	s.passage.open()
-	process.freeze(false)
+	process.Freeze(false)
 	ours := <-answered
 	if ours.err != nil { // it ended without an answer
 		ours.code = 0
 	}
 	code, body, err := f.send(http.MethodGet, s.url, "/"+name, "")
 	if err != nil || code != http.StatusOK && code != http.StatusNotFound {
-		return fmt.Errorf("the next request is %d, %w: %s\n%s", code, err, body, process.output())
+		return fmt.Errorf("the next request is %d, %w: %s\n%s", code, err, body, process.Output())
 	}
 	return f.judge(w, name, before, ours.code, theirs)
 }

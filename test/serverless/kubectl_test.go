@@ -19,22 +19,23 @@ import (
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/test/product"
+	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
 // fronts are those that pass requests on.
-var fronts = map[string]front{
-	"function URL": {shape: functionURL}, "buffered function URL": {shape: bufferedURL},
-	"HTTP API": {shape: httpAPI, stage: "prod"}, "REST API": {shape: restAPI},
+var fronts = map[string]emulator.Front{
+	"function URL": {Shape: emulator.FunctionURL}, "buffered function URL": {Shape: emulator.BufferedURL},
+	"HTTP API": {Shape: emulator.HTTPAPI, Stage: "prod"}, "REST API": {Shape: emulator.RESTAPI},
 }
 
 // behind returns the front with a function of its own on the cell, and its URL.
-func (f front) behind(t testing.TB, c *cell, most int) (front, string) {
+func behind(t testing.TB, f emulator.Front, c *cell, most int) (emulator.Front, string) {
 	environment := c.environment
-	if f.shape == bufferedURL {
+	if f.Shape == emulator.BufferedURL {
 		environment = append(environment[:len(environment):len(environment)], "LOGPLANE_FUNCTION_URL_INVOKE_MODE=BUFFERED")
 	}
-	f.function = newFunction(t, "api", most, environment...)
-	return f, f.serve(t)
+	f.Function = newFunction(t, "api", most, environment...)
+	return f, serve(t, f)
 }
 
 // TestFronts: kubectl works through every front that passes requests on.
@@ -43,7 +44,7 @@ func TestFronts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCell(t)
-			f, url := f.behind(t, c, 4)
+			f, url := behind(t, f, c, 4)
 			kubectl := func(stdin string, args ...string) string {
 				t.Helper()
 				out, err := c.kubectl(url, stdin, args...)
@@ -74,10 +75,11 @@ func TestFronts(t *testing.T) {
 }
 
 // watches follows an object through the front. The client follows the redirect to the watcher, which has the events: no
-// sandbox is busy with it.
-func (c *cell) watches(t *testing.T, f front, url string) {
+// sandbox is busy with it. It watches a list, from its revision: of one object by name, kubectl leaves out the first
+// event of its watch, which is the change if that came before the watch was open.
+func (c *cell) watches(t *testing.T, f emulator.Front, url string) {
 	t.Helper()
-	watch := exec.CommandContext(t.Context(), product.Binary(t, "KUBECTL", "kubectl"), c.kubectlArgs(url, "get", "configmap", "greeting", "--watch", "-o", `jsonpath={.data.text}{"\n"}`)...)
+	watch := exec.CommandContext(t.Context(), product.Binary(t, "KUBECTL", "kubectl"), c.kubectlArgs(url, "get", "configmaps", "--field-selector", "metadata.name=greeting", "--watch", "-o", `jsonpath={.data.text}{"\n"}`)...)
 	var out lockedBuffer
 	watch.Stdout, watch.Stderr = &out, &out
 	require.NoError(t, watch.Start())
@@ -89,7 +91,7 @@ func (c *cell) watches(t *testing.T, f front, url string) {
 	said, err := c.kubectl(url, "", "patch", "configmap", "greeting", "--type=merge", "-p", `{"data":{"text":"while it watches"}}`)
 	require.NoError(t, err, said)
 	eventlogtest.Eventually(t, "kubectl shows the change", func() bool { return strings.Contains(out.String(), "while it watches\n") })
-	eventlogtest.Eventually(t, "every sandbox is idle", func() bool { return f.function.resting() == f.function.started() })
+	eventlogtest.Eventually(t, "every sandbox is idle", func() bool { return f.Function.Resting() == f.Function.Started() })
 }
 
 // lockedBuffer is what a process has printed so far.
@@ -124,7 +126,7 @@ func TestTour(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCell(t)
-			f, url := fronts[name].behind(t, c, 4)
+			f, url := behind(t, fronts[name], c, 4)
 			home := t.TempDir()
 			require.NoError(t, os.Symlink(filepath.Dir(c.bucket), filepath.Join(home, ".logplane")))
 			config := clientcmdapi.NewConfig()
@@ -135,7 +137,7 @@ func TestTour(t *testing.T) {
 			require.NoError(t, clientcmd.WriteToFile(*config, filepath.Join(home, "kubeconfig")))
 			_, err := c.kubectl(url, "", "get", "namespaces")
 			require.NoError(t, err)
-			require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(c.bucket), "lock"), fmt.Append(nil, f.function.first().process.Process.Pid), 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(c.bucket), "lock"), fmt.Append(nil, first(f.Function).Process.Process.Pid), 0o600))
 			tour := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"+script)
 			tour.Env = append(os.Environ(), "HOME="+home, "KUBECONFIG="+filepath.Join(home, "kubeconfig"),
 				"PATH="+filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))+":"+os.Getenv("PATH"))
@@ -175,9 +177,9 @@ func TestList(t *testing.T) {
 	close(work)
 	all.Wait()
 	for name, page := range map[string]string{"function URL": "0", "HTTP API": "500", "REST API": "500"} {
-		g, url := fronts[name].behind(t, c, 1)
+		g, url := behind(t, fronts[name], c, 1)
 		out, err := c.kubectl(url, "", "get", "configmaps", "--chunk-size", page, "-o", "name")
-		require.NoError(t, err, "%s: %s\n%s", name, out, g.function.first().output())
+		require.NoError(t, err, "%s: %s\n%s", name, out, first(g.Function).Output())
 		require.Equal(t, objects, strings.Count(out, "configmap/c"), name)
 	}
 }
@@ -187,8 +189,8 @@ func TestSandboxes(t *testing.T) {
 	t.Parallel()
 	const sandboxes = 10
 	c := newCell(t)
-	g, url := front{shape: functionURL}.behind(t, c, sandboxes)
-	g.function.together(sandboxes)
+	g, url := behind(t, emulator.Front{Shape: emulator.FunctionURL}, c, sandboxes)
+	g.Function.Together(sandboxes)
 	var all sync.WaitGroup
 	for i := range sandboxes {
 		all.Go(func() {
@@ -199,8 +201,8 @@ func TestSandboxes(t *testing.T) {
 		})
 	}
 	all.Wait()
-	require.Equal(t, sandboxes, g.function.started())
-	g.function.together(sandboxes)
+	require.Equal(t, sandboxes, g.Function.Started())
+	g.Function.Together(sandboxes)
 	for range sandboxes {
 		all.Go(func() {
 			code, said, err := c.send(http.MethodGet, url, "", "")
@@ -210,7 +212,7 @@ func TestSandboxes(t *testing.T) {
 		})
 	}
 	all.Wait()
-	require.Equal(t, sandboxes, g.function.started(), "they served both")
+	require.Equal(t, sandboxes, g.Function.Started(), "they served both")
 }
 
 // TestIdle: a cell whose functions are idle costs nothing, for however long. A frozen sandbox runs nothing. Once it is
@@ -220,29 +222,29 @@ func TestIdle(t *testing.T) {
 	c := newCell(t)
 	c.watcher.Stop()
 	p := newPassage(t)
-	g := front{shape: functionURL, function: newFunction(t, "api", 1, append(c.environment, "LOGPLANE_NATS=nats://"+p.to(t, strings.TrimPrefix(c.nats, "nats://")))...)}
-	url := g.serve(t)
+	g := emulator.Front{Shape: emulator.FunctionURL, Function: newFunction(t, "api", 1, append(c.environment, "LOGPLANE_NATS=nats://"+p.to(t, strings.TrimPrefix(c.nats, "nats://")))...)}
+	url := serve(t, g)
 	p.arm(0, passed, nil)
 	code, said, err := c.post(url, "one")
 	require.NoError(t, err)
 	require.Equal(t, http.StatusCreated, code, "%s", said)
 	eventlogtest.Eventually(t, "the process is stopped", func() bool {
-		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", g.function.only().process.Process.Pid))
+		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", only(t, g.Function).Process.Process.Pid))
 		require.NoError(t, err)
 		return strings.Contains(string(state), ") T ")
 	})
 	require.Positive(t, p.counted())
 
-	g.function.reap()
+	g.Function.Reap()
 	eventlogtest.Eventually(t, "nobody is connected, and nothing is delivered to anybody", func() bool {
 		return p.connections() == 0 && c.log.NumClients() == 0 && len(c.stream(t).Consumer) == 0
 	})
 	before, steps := c.stream(t), p.counted()
 	require.Zero(t, before.Config.MaxAge, "nothing leaves the log by itself")
-	g.function.pass(time.Hour)
+	g.Function.Pass(time.Hour)
 	require.Equal(t, before.State, c.stream(t).State)
 	require.Equal(t, steps, p.counted())
-	require.Zero(t, g.function.started())
+	require.Zero(t, g.Function.Started())
 
 	code, said, err = c.send(http.MethodGet, url, "/one", "")
 	require.NoError(t, err)

@@ -32,6 +32,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
 	"github.com/logplane/logplane/test/product"
+	"github.com/logplane/logplane/test/serverless/emulator"
 )
 
 // token is an administrator's.
@@ -154,9 +155,9 @@ func TestLargeAnswers(t *testing.T) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DisableCompression = true
 	transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // our own front
-	list := func(f front) (int, string) {
-		f.function = newFunction(t, "api", 1, c.environment...)
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, f.serve(t)+"/api/v1/namespaces/default/configmaps", http.NoBody)
+	list := func(f emulator.Front) (int, string) {
+		f.Function = newFunction(t, "api", 1, c.environment...)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, serve(t, f)+"/api/v1/namespaces/default/configmaps", http.NoBody)
 		require.NoError(t, err)
 		r.Header.Set("Authorization", "Bearer "+token)
 		answer, err := transport.RoundTrip(r)
@@ -166,13 +167,13 @@ func TestLargeAnswers(t *testing.T) {
 		require.NoError(t, err)
 		return answer.StatusCode, string(body)
 	}
-	code, body := list(front{shape: functionURL})
+	code, body := list(emulator.Front{Shape: emulator.FunctionURL})
 	require.Equal(t, http.StatusOK, code)
 	require.Greater(t, len(body), objects*each)
-	code, body = list(front{shape: restAPI})
+	code, body = list(emulator.Front{Shape: emulator.RESTAPI})
 	require.Equal(t, http.StatusRequestEntityTooLarge, code)
 	require.Contains(t, body, "ask for pages with `limit`")
-	code, body = list(front{shape: loadBalancer})
+	code, body = list(emulator.Front{Shape: emulator.LoadBalancer})
 	require.Equal(t, http.StatusNotImplemented, code)
 	require.Contains(t, body, "1 MB")
 }
@@ -192,7 +193,7 @@ func TestInitFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFunction(t, c.handler, 1, append(c.environment, "LOGPLANE_NATS=nats://127.0.0.1:1")...)
-			_, err := f.invoke(t.Context(), []byte("{}"))
+			_, err := f.Invoke(t.Context(), []byte("{}"))
 			require.ErrorContains(t, err, "the initialization failed")
 			require.ErrorContains(t, err, c.says)
 		})
@@ -206,26 +207,26 @@ func TestJobs(t *testing.T) {
 	for _, handler := range []string{"projector", "lifecycle", "expiry"} {
 		f := newFunction(t, handler, 1, c.environment...)
 		for _, event := range []string{`{"source":"aws.events","detail-type":"Scheduled Event"}`, `{"Records":[{"eventSource":"aws:sqs"}]}`} {
-			got, err := f.invoke(t.Context(), []byte(event))
+			got, err := f.Invoke(t.Context(), []byte(event))
 			require.NoError(t, err)
-			body, err := io.ReadAll(got.body)
+			body, err := io.ReadAll(got.Body)
 			require.NoError(t, err)
-			got.done()
-			require.Empty(t, got.failure)
+			got.Done()
+			require.Empty(t, got.Failure)
 			var report map[string]any
 			require.NoError(t, json.Unmarshal(body, &report), "%s", body)
 			require.NotEmpty(t, report)
 		}
 	}
 	f := newFunction(t, "api", 1, c.environment...)
-	got, err := f.invoke(t.Context(), []byte(`{"source":"aws.events"}`))
+	got, err := f.Invoke(t.Context(), []byte(`{"source":"aws.events"}`))
 	require.NoError(t, err)
-	require.Contains(t, got.failure, "the event is no HTTP request")
+	require.Contains(t, got.Failure, "the event is no HTTP request")
 }
 
 // queue is a queue of AWS's with a function behind it, as far as the watcher's doorbell sees it.
 type queue struct {
-	function atomic.Pointer[function]
+	function atomic.Pointer[emulator.Function]
 	calls    atomic.Int64
 }
 
@@ -237,13 +238,13 @@ func (q *queue) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	q.calls.Add(1)
-	got, err := f.invoke(r.Context(), []byte(`{"Records":[{"eventSource":"aws:sqs","body":"work"}]}`))
+	got, err := f.Invoke(r.Context(), []byte(`{"Records":[{"eventSource":"aws:sqs","body":"work"}]}`))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return
 	}
-	defer got.done()
-	if _, err := io.Copy(w, got.body); err != nil || got.failure != "" {
+	defer got.Done()
+	if _, err := io.Copy(w, got.Body); err != nil || got.Failure != "" {
 		panic(http.ErrAbortHandler)
 	}
 }
@@ -259,7 +260,7 @@ func TestDoorbell(t *testing.T) {
 	c := newCell(t, "--doorbell", toProjector.URL, "--doorbell", toLifecycle.URL, "--doorbell-every", "10ms")
 	projector.function.Store(newFunction(t, "projector", 1, c.environment...))
 	lifecycle.function.Store(newFunction(t, "lifecycle", 1, append(c.environment, "LOGPLANE_SETTLE=1ms")...))
-	_, url := front{shape: functionURL}.behind(t, c, 2)
+	_, url := behind(t, emulator.Front{Shape: emulator.FunctionURL}, c, 2)
 	kubectl := func(args ...string) {
 		t.Helper()
 		out, err := c.kubectl(url, "", args...)
@@ -280,12 +281,12 @@ func TestDoorbell(t *testing.T) {
 	before, err := own.Latest(t.Context())
 	require.NoError(t, err)
 	for _, q := range []*queue{&projector, &lifecycle} {
-		got, err := q.function.Load().invoke(t.Context(), []byte("{}"))
+		got, err := q.function.Load().Invoke(t.Context(), []byte("{}"))
 		require.NoError(t, err)
-		_, err = io.Copy(io.Discard, got.body)
+		_, err = io.Copy(io.Discard, got.Body)
 		require.NoError(t, err)
-		got.done()
-		require.Empty(t, got.failure)
+		got.Done()
+		require.Empty(t, got.Failure)
 		require.Positive(t, q.calls.Load())
 	}
 	after, err := own.Latest(t.Context())
@@ -316,19 +317,19 @@ func TestThaw(t *testing.T) {
 	link := eventlogtest.NewLink(t)
 	link.ToAddress(strings.TrimPrefix(c.nats, "nats://"))
 	f := newFunction(t, "api", 1, append(c.environment, "LOGPLANE_NATS="+link.URL(), "LOGPLANE_REQUEST_TIMEOUT=3s")...)
-	url := front{function: f, shape: functionURL}.serve(t)
+	url := serve(t, emulator.Front{Function: f, Shape: emulator.FunctionURL})
 	write := func(name string) {
 		t.Helper()
 		out, err := c.kubectl(url, "", "create", "configmap", name)
-		require.NoError(t, err, "%s\n%s", out, f.only().output())
+		require.NoError(t, err, "%s\n%s", out, only(t, f).Output())
 	}
 	write("before")
 	for i := range 3 {
 		link.Lose()
-		f.pass(time.Hour)
+		f.Pass(time.Hour)
 		write(fmt.Sprint("after-", i))
 	}
-	require.Equal(t, 1, f.started(), "it is one process all the time")
+	require.Equal(t, 1, f.Started(), "it is one process all the time")
 }
 
 // TestThawOfAPlainProcess is TestThaw for a platform that freezes a process which listens, such as Cloud Run. The
@@ -368,19 +369,19 @@ func TestShutdown(t *testing.T) {
 	c := newCell(t)
 	f := newFunction(t, "projector", 1, c.environment...)
 	invoke := func() {
-		got, err := f.invoke(t.Context(), []byte("{}"))
+		got, err := f.Invoke(t.Context(), []byte("{}"))
 		require.NoError(t, err)
-		_, err = io.Copy(io.Discard, got.body)
+		_, err = io.Copy(io.Discard, got.Body)
 		require.NoError(t, err)
-		got.done()
-		require.Empty(t, got.failure)
+		got.Done()
+		require.Empty(t, got.Failure)
 	}
 	over := func(n int) {
 		t.Helper()
 		eventlogtest.Eventually(t, "the invocation is over, and its line has come through the pipe", func() bool {
-			return len(f.reported()) == n && len(linesOf(t, f.only())) > 0
+			return len(f.Reports()) == n && len(linesOf(t, only(t, f))) > 0
 		})
-		require.Len(t, linesOf(t, f.only()), 1, "one in a minute at most")
+		require.Len(t, linesOf(t, only(t, f)), 1, "one in a minute at most")
 	}
 	invoke()
 	over(1)
@@ -391,9 +392,9 @@ func TestShutdown(t *testing.T) {
 		invoke()
 		over(i + 2)
 	}
-	s := f.only()
-	f.reap()
-	require.Zero(t, s.process.ProcessState.ExitCode(), s.output())
+	s := only(t, f)
+	f.Reap()
+	require.Zero(t, s.Process.ProcessState.ExitCode(), s.Output())
 	lines := linesOf(t, s)
 	require.Len(t, lines, 2)
 	require.EqualValues(t, 2, lines[1]["logplane_commits_total"], "what came since the first line")
@@ -401,9 +402,9 @@ func TestShutdown(t *testing.T) {
 }
 
 // linesOf are the lines with metrics that a sandbox has printed, as far as they have come.
-func linesOf(t *testing.T, s *sandbox) (lines []map[string]any) {
+func linesOf(t *testing.T, s *emulator.Sandbox) (lines []map[string]any) {
 	t.Helper()
-	for line := range strings.Lines(s.output()) {
+	for line := range strings.Lines(s.Output()) {
 		if strings.HasPrefix(line, "{") && strings.HasSuffix(line, "\n") {
 			var decoded map[string]any
 			require.NoError(t, json.Unmarshal([]byte(line), &decoded), line)
