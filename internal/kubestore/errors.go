@@ -42,10 +42,8 @@ func viewError(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, eventlog.ErrDiverged):
 		return apierrors.NewInternalError(err)
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return &endedError{err}
-	case ctx.Err() != nil: // A client that has gone reads no answer. One that is there asked a process that stops.
-		return Unavailable("this process stopped before it served the request, send it again")
+	case ctx.Err() != nil:
+		return &endedError{err, errors.Is(ctx.Err(), context.Canceled)}
 	}
 	return Unavailable(fmt.Sprintf("reading the log failed: %v", err))
 }
@@ -125,24 +123,34 @@ func answer(err error) error {
 	case errors.As(err, &status), errors.As(err, &known), storage.IsInternalError(err):
 		return err
 	case isContextError(err):
-		return &endedError{err}
+		return &endedError{err, false}
 	}
 	return storage.NewInternalError(err)
 }
 
 // endedError is for a request whose deadline has passed or whose client has gone away. Without its Status, upstream
 // would log it as a fault of the program and answer 500.
-type endedError struct{ error }
+type endedError struct {
+	error
+	// cutOff says that nothing was done, and no time had passed. A client that has gone reads no answer; one that is
+	// there asked a process that stops.
+	cutOff bool
+}
 
 func (e *endedError) Unwrap() error { return e.error }
 
 // Status is what upstream answers if a request was not served in time.
 func (e *endedError) Status() metav1.Status {
+	if e.cutOff {
+		return unavailable("this process stopped before it served the request: send it again").ErrStatus
+	}
 	return apierrors.NewTimeoutError(fmt.Sprintf("the request ended before it was served: %v", e.error), 0).Status()
 }
 
 // Unavailable is a 503 that tells clients to try again in a second. Nothing was done.
-func Unavailable(message string) error {
+func Unavailable(message string) error { return unavailable(message) }
+
+func unavailable(message string) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusServiceUnavailable,
