@@ -107,7 +107,7 @@ func TestListsOfPieces(t *testing.T) {
 			"/apis/autoscaling/v1/horizontalpodautoscalers", "/apis/autoscaling/v2/horizontalpodautoscalers",
 			"/apis/example.com/v1/widgets", customs, "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/api/v1/events", "/apis/events.k8s.io/v1/events",
 		} {
-			for _, query := range []string{"", "?labelSelector=n%3D1", "?labelSelector=n%3D9", "?fieldSelector=metadata.name%3Do-5", "?resourceVersion=0", "?pretty=1", "?limit=7&labelSelector=n%3D1"} {
+			for _, query := range []string{"", "?labelSelector=n%3D1", "?labelSelector=n%3D9", "?labelSelector=n!%3D2", "?labelSelector=!none,n+in+(0,1)", "?fieldSelector=metadata.name%3Do-5", "?resourceVersion=0", "?pretty=1", "?limit=7&labelSelector=n%3D1"} {
 				for range 3 {
 					accept, encoding := accepted[random.IntN(len(accepted))], []string{"", "deflate, gzip"}[random.IntN(2)]
 					compare(path+query, accept, http.Header{"Accept-Encoding": {encoding}})

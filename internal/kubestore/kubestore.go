@@ -51,8 +51,10 @@ type Resource struct {
 	Codec      runtime.Codec
 	// ContentType of what Codec encodes.
 	ContentType string
-	NewFunc     func() runtime.Object
-	NewListFunc func() runtime.Object
+	// DecodesLabels says that decoding may give an object labels that are not stored.
+	DecodesLabels bool
+	NewFunc       func() runtime.Object
+	NewListFunc   func() runtime.Object
 	// Indexers are of the fields by whose value watches can be found, as upstream's registries name them.
 	Indexers storage.IndexerFuncs
 	// Transformer is as in kube-apiserver's encryption configuration. Nil stores values as they are.

@@ -189,7 +189,7 @@ func (l *listing) piece(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
 		var object runtime.Object
 		if len(c.objects) > 0 {
 			object = c.objects[i]
-		} else if object, err = l.decode(ctx, row, s.once); err != nil {
+		} else if object, err = l.decode(ctx, row); err != nil {
 			return nil, l.keepCorrupt(row, err)
 		}
 		items.Index(i).Set(reflect.ValueOf(object).Elem())

@@ -208,6 +208,8 @@ type listing struct {
 	corrupt []error
 	// bytes is the size of the rows until now.
 	bytes int
+	// labels are those of the row that is looked at.
+	labels storedLabels
 }
 
 // heavyList is how many bytes of rows keep a processor busy for some ten milliseconds, most of them to encode the
@@ -291,7 +293,15 @@ func (l *listing) failed(err error) error {
 
 // match returns the row's object, nil if it does not match.
 func (l *listing) match(ctx context.Context, row projection.Row) (runtime.Object, error) {
-	object, err := l.decode(ctx, row, l.store.shared)
+	v := storedRow(row)
+	data, _, err := l.store.unseal(ctx, v)
+	if err == nil && l.excludes(data) {
+		return nil, nil
+	}
+	var object runtime.Object
+	if err == nil {
+		object, err = l.store.shared(v, data, l.newItem())
+	}
 	if err != nil {
 		return nil, l.keepCorrupt(row, err)
 	}
@@ -303,14 +313,14 @@ func (l *listing) match(ctx context.Context, row projection.Row) (runtime.Object
 	return object, nil
 }
 
-// decode returns the row's object by one of the store's ways to decode.
-func (l *listing) decode(ctx context.Context, row projection.Row, by func(stored, []byte, runtime.Object) (runtime.Object, error)) (runtime.Object, error) {
+// decode returns the row's object, which nobody needs again soon.
+func (l *listing) decode(ctx context.Context, row projection.Row) (runtime.Object, error) {
 	v := storedRow(row)
 	data, _, err := l.store.unseal(ctx, v)
 	if err != nil {
 		return nil, err
 	}
-	return by(v, data, l.newItem())
+	return l.store.once(v, data, l.newItem())
 }
 
 func itemsOf(listObj runtime.Object) (reflect.Value, error) {

@@ -137,6 +137,7 @@ func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.Storag
 			Transformer:   s.Transformer(config.GroupResource),
 			Claims:        claims,
 			Beside:        s.config.Beside,
+			DecodesLabels: DecodesLabels(config.GroupResource),
 		}
 		if s.config.Complete != nil {
 			resource.Complete = s.config.Complete(config.GroupResource)
@@ -147,6 +148,11 @@ func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.Storag
 		}
 		return store, func() {}, nil
 	}
+}
+
+// DecodesLabels says that the defaults of a resource, which decoding adds, may take labels from a template.
+func DecodesLabels(resource schema.GroupResource) bool {
+	return resource == schema.GroupResource{Resource: "replicationcontrollers"} || resource == schema.GroupResource{Group: "batch", Resource: "jobs"}
 }
 
 // Prefix is upstream's storage prefix of a built-in resource, for example 'services/specs'.
