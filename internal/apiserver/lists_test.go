@@ -53,7 +53,7 @@ func TestListsOfPieces(t *testing.T) {
 		metadata := fmt.Sprintf(`"metadata":{"name":"o-%d",%s,"annotations":{"a":%s}}`, n, labels, value)
 		for path, body := range map[string]string{
 			"/api/v1/namespaces/" + namespace + "/configmaps":                            `{` + metadata + `,"data":{"v":` + value + `},"binaryData":{"b":"AAEC"}}`,
-			"/api/v1/namespaces/" + namespace + "/pods":                                  `{` + metadata + `,"spec":{"containers":[{"name":"c","image":"i"}]}}`,
+			"/api/v1/namespaces/" + namespace + "/pods":                                  `{` + metadata + `,"spec":{"nodeName":"` + []string{"", "n1", "n2"}[n%3] + `","containers":[{"name":"c","image":"i"}]}}`,
 			"/api/v1/namespaces/" + namespace + "/services":                              `{` + metadata + `,"spec":{"clusterIP":"None"}}`,
 			"/apis/autoscaling/v2/namespaces/" + namespace + "/horizontalpodautoscalers": `{` + metadata + `,"spec":{"maxReplicas":3,"scaleTargetRef":{"apiVersion":"apps/v1","kind":"Deployment","name":"x"}}}`,
 			strings.Replace(customs, "default", namespace, 1):                            `{"apiVersion":"example.com/v1","kind":"Widget",` + metadata + `,"spec":{"size":1}}`,
@@ -107,7 +107,7 @@ func TestListsOfPieces(t *testing.T) {
 			"/apis/autoscaling/v1/horizontalpodautoscalers", "/apis/autoscaling/v2/horizontalpodautoscalers",
 			"/apis/example.com/v1/widgets", customs, "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/api/v1/events", "/apis/events.k8s.io/v1/events",
 		} {
-			for _, query := range []string{"", "?labelSelector=n%3D1", "?labelSelector=n%3D9", "?labelSelector=n!%3D2", "?labelSelector=!none,n+in+(0,1)", "?fieldSelector=metadata.name%3Do-5", "?resourceVersion=0", "?pretty=1", "?limit=7&labelSelector=n%3D1"} {
+			for _, query := range []string{"", "?labelSelector=n%3D1", "?labelSelector=n%3D9", "?labelSelector=n!%3D2", "?labelSelector=!none,n+in+(0,1)", "?fieldSelector=spec.nodeName%3Dn1", "?fieldSelector=spec.nodeName!%3Dn1,status.phase%3DPending&labelSelector=n%3D2", "?fieldSelector=spec.nodeName%3D", "?fieldSelector=metadata.name%3Do-5", "?resourceVersion=0", "?pretty=1", "?limit=7&labelSelector=n%3D1"} {
 				for range 3 {
 					accept, encoding := accepted[random.IntN(len(accepted))], []string{"", "deflate, gzip"}[random.IntN(2)]
 					compare(path+query, accept, http.Header{"Accept-Encoding": {encoding}})

@@ -53,8 +53,11 @@ type Resource struct {
 	ContentType string
 	// DecodesLabels says that decoding may give an object labels that are not stored.
 	DecodesLabels bool
-	NewFunc       func() runtime.Object
-	NewListFunc   func() runtime.Object
+	// StoredFields are those by which lists may select, and where a message of ContentType has them: the numbers of
+	// protobuf fields on the way to a text.
+	StoredFields map[string][]int32
+	NewFunc      func() runtime.Object
+	NewListFunc  func() runtime.Object
 	// Indexers are of the fields by whose value watches can be found, as upstream's registries name them.
 	Indexers storage.IndexerFuncs
 	// Transformer is as in kube-apiserver's encryption configuration. Nil stores values as they are.

@@ -2,10 +2,13 @@ package kubestore
 
 import (
 	"bytes"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+	"k8s.io/apimachinery/pkg/selection"
 )
 
 // storedLabels are the labels of an object, read from its stored bytes. Most of what a selective list looks at does not
@@ -40,18 +43,49 @@ func (l *storedLabels) Lookup(label string) (value string, found bool) {
 	return "", false
 }
 
-// excludes says that a stored object does not match the labels that a list selects. If it cannot tell, the object must
-// be decoded. A corrupt object whose labels can be read is judged by them, as if it could be decoded.
+// excludes says that a stored object does not match what a list selects. If it cannot tell, the object must be decoded.
+// A corrupt object that can be read so far is judged by that, as if it could be decoded.
 func (l *listing) excludes(data []byte) bool {
-	selector := l.opts.Predicate.Label
-	if selector == nil || selector.Empty() || l.store.DecodesLabels || unsafeDeletion() {
+	if unsafeDeletion() {
 		return false
 	}
+	selector := l.opts.Predicate.Label
+	labelled := selector != nil && !selector.Empty() && !l.store.DecodesLabels
 	if l.store.unstructured {
+		if !labelled {
+			return false
+		}
 		set, read := readCBOR(data, l.list.GetObjectKind().GroupVersionKind().GroupVersion().String())
 		return read && !selector.Matches(set)
 	}
-	return l.labels.read(data) && !selector.Matches(&l.labels)
+	selected := l.opts.Predicate.Field
+	if !labelled && (selected == nil || selected.Empty()) {
+		return false
+	}
+	object, ok := rawObject(data)
+	if !ok {
+		return false
+	}
+	if labelled && l.labels.read(object) && !selector.Matches(&l.labels) {
+		return true
+	}
+	return selected != nil && slices.ContainsFunc(selected.Requirements(), func(r fields.Requirement) bool {
+		path, known := l.store.StoredFields[r.Field]
+		value, read := text(object, path)
+		return known && read && (value == r.Value) == (r.Operator == selection.NotEquals)
+	})
+}
+
+// text returns the text at a path of fields, which is empty if it is not there.
+func text(message []byte, path []int32) (string, bool) {
+	for _, number := range path {
+		value, ok := at(message, protowire.Number(number))
+		if !ok {
+			return "", false
+		}
+		message = value
+	}
+	return string(message), true
 }
 
 // readCBOR returns the labels of a custom resource that is stored in the version that is asked for. A conversion may
@@ -78,21 +112,23 @@ const (
 	fieldValue    = 2  // of an entry of a map
 )
 
-// read reads the labels of an object in protobuf, and reports whether it could.
-func (l *storedLabels) read(data []byte) bool {
-	l.pairs = l.pairs[:0]
+// rawObject returns the message of an object in protobuf.
+func rawObject(data []byte) ([]byte, bool) {
 	if !bytes.HasPrefix(data, []byte(protobufMagic)) {
-		return false
+		return nil, false
 	}
 	envelope := data[len(protobufMagic):]
-	if encoding, _ := only(envelope, fieldEncoding); len(encoding) > 0 {
-		return false
+	encoding, ok := at(envelope, fieldEncoding)
+	if !ok || len(encoding) > 0 {
+		return nil, false
 	}
-	raw, ok := only(envelope, fieldRaw)
-	if !ok {
-		return false
-	}
-	metadata, ok := only(raw, fieldMetadata)
+	return at(envelope, fieldRaw)
+}
+
+// read reads the labels of an object's message, and reports whether it could.
+func (l *storedLabels) read(object []byte) bool {
+	l.pairs = l.pairs[:0]
+	metadata, ok := at(object, fieldMetadata)
 	return ok && eachField(metadata, func(number protowire.Number, value []byte) bool {
 		return number != fieldLabels || l.add(value)
 	})
@@ -114,18 +150,17 @@ func (l *storedLabels) add(entry []byte) bool {
 	return read
 }
 
-// only returns the one field of a number. A message that comes in parts is not put together here.
-func only(message []byte, wanted protowire.Number) (value []byte, ok bool) {
+// at returns the field of a number, nil if there is none. A message that comes in parts is not put together here.
+func at(message []byte, wanted protowire.Number) (value []byte, ok bool) {
+	found := 0
 	read := eachField(message, func(number protowire.Number, v []byte) bool {
 		if number == wanted {
-			if ok {
-				return false
-			}
-			value, ok = v, true
+			value = v
+			found++
 		}
-		return true
+		return found < 2
 	})
-	return value, ok && read
+	return value, read
 }
 
 // eachField calls yield with the fields that hold bytes, until it returns false. It reports whether it came to the end.

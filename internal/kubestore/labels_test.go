@@ -26,7 +26,11 @@ func TestStoredLabels(t *testing.T) {
 		Name: "a", Labels: map[string]string{"app": "web", "empty": ""}, Annotations: map[string]string{"app": "no label"},
 	}, Data: map[string]string{"app": "no label"}}
 	var l storedLabels
-	require.True(t, l.read(inProtobuf(t, object)))
+	read := func(data []byte) bool {
+		object, ok := rawObject(data)
+		return ok && l.read(object)
+	}
+	require.True(t, read(inProtobuf(t, object)))
 	for selector, matches := range map[string]bool{
 		"app": true, "app=web": true, "app=db": false, "empty=": true, "!empty": false, "none": false, "!none": true, "app!=web": false, "app in (db,web),empty": true,
 	} {
@@ -34,10 +38,10 @@ func TestStoredLabels(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, matches, parsed.Matches(&l), selector)
 	}
-	require.True(t, l.read(inProtobuf(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "b"}})))
+	require.True(t, read(inProtobuf(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "b"}})))
 	require.Empty(t, l.pairs, "those of the last object are gone")
-	for _, other := range []string{"", "k8s", "k8s\x00", "k8s\x00\xff", `{"metadata":{"labels":{"app":"web"}}}`} {
-		require.False(t, l.read([]byte(other)), "%q", other)
+	for _, other := range []string{"", "k8s", "k8s\x00\xff", "k8s\x00\x1a\x01x", `{"metadata":{"labels":{"app":"web"}}}`} {
+		require.False(t, read([]byte(other)), "%q", other)
 	}
 }
 
@@ -48,7 +52,8 @@ func FuzzStoredLabels(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var l storedLabels
-		if !l.read(data) {
+		object, ok := rawObject(data)
+		if !ok || !l.read(object) {
 			return
 		}
 		decoded := &corev1.ConfigMap{}
@@ -76,7 +81,8 @@ func BenchmarkSelectNothing(b *testing.B) {
 	b.Run("stored", func(b *testing.B) {
 		var l storedLabels
 		for b.Loop() {
-			require.True(b, l.read(object))
+			raw, ok := rawObject(object)
+			require.True(b, ok && l.read(raw))
 			require.False(b, selector.Matches(&l))
 		}
 	})

@@ -138,6 +138,7 @@ func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.Storag
 			Claims:        claims,
 			Beside:        s.config.Beside,
 			DecodesLabels: DecodesLabels(config.GroupResource),
+			StoredFields:  storedFields[config.GroupResource],
 		}
 		if s.config.Complete != nil {
 			resource.Complete = s.config.Complete(config.GroupResource)
@@ -148,6 +149,11 @@ func (s *Stores) decorator(contentType string, claims ClaimsFunc) generic.Storag
 		}
 		return store, func() {}, nil
 	}
+}
+
+// storedFields are the fields of Pods by which nodes and controllers select. Decoding gives them no defaults.
+var storedFields = map[schema.GroupResource]map[string][]int32{
+	{Resource: "pods"}: {"spec.nodeName": {2, 10}, "status.phase": {3, 1}},
 }
 
 // DecodesLabels says that the defaults of a resource, which decoding adds, may take labels from a template.
