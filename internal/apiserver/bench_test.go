@@ -85,6 +85,13 @@ func BenchmarkRequest(b *testing.B) {
 			request{method: "GET", path: configMaps + "/x"}.do(b, s)
 		}
 	})
+	b.Run("Create", func(b *testing.B) {
+		i := 0
+		for b.Loop() {
+			i++
+			s.must(b, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"c%d-%d"},"data":{"a":"%01000d"}}`, b.N, i, i)})
+		}
+	})
 	b.Run("Patch", func(b *testing.B) {
 		i := 0
 		for b.Loop() {

@@ -25,8 +25,12 @@ const (
 	pageSize  = 500
 	pause     = 2 * time.Second // before memory is looked at: what a start or a load set off has ended by then
 
+	configMaps = "/api/v1/namespaces/" + namespace + "/configmaps"
+	widgets    = "/apis/peer.example.com/v1/namespaces/" + namespace + "/widgets"
+
 	asJSON     = "application/json"
 	asProtobuf = "application/vnd.kubernetes.protobuf"
+	asCBOR     = "application/cbor"
 )
 
 // load is what a round puts on a side; the fields are its sizes (see parse).
@@ -52,17 +56,30 @@ func (l load) steps() []step {
 		{"create, 16 clients", l.createTogether},
 		{"get", l.get},
 		{"update", l.update},
-		{"list, JSON", l.list(asJSON, "identity", 1)},
-		{"list, protobuf", l.list(asProtobuf, "identity", 1)},
-		{"list, JSON, gzip", l.list(asJSON, "gzip", 1)},
-		{"list, protobuf, gzip", l.list(asProtobuf, "gzip", 1)},
-		{"4 lists at once, JSON, gzip", l.list(asJSON, "gzip", 4)},
+		{"list, JSON", l.list(configMaps, "", asJSON, "identity", 1)},
+		{"list, protobuf", l.list(configMaps, "", asProtobuf, "identity", 1)},
+		{"list, JSON, gzip", l.list(configMaps, "", asJSON, "gzip", 1)},
+		{"list, protobuf, gzip", l.list(configMaps, "", asProtobuf, "gzip", 1)},
+		{"4 lists at once, JSON, gzip", l.list(configMaps, "", asJSON, "gzip", 4)},
+		{"list by a label of none, JSON", l.list(configMaps, "app=none", asJSON, "identity", 1)},
 		{"list in pages of 500", l.pages},
+		{"delete", l.delete},
 		{"watch lag, 1 watch, 25 writes/s", l.watch(1, 25, openStream)},
 		{"watch lag, 200 watches, 25 writes/s", l.watch(200, 25, openStream)},
 		{"watch lag, 200 watches, 50 writes/s", l.watch(200, 50, openStream)},
 		{"watch lag, 200 watches, 100 writes/s", l.watch(200, 100, openStream)},
 		{"watch lag, decoded by 200 clients, 25 writes/s", l.watch(200, 25, openDecoded)},
+	}
+}
+
+// ofCustomResources come after memory was looked at.
+func (l load) ofCustomResources() []step {
+	return []step{
+		{"create custom resources, 16 clients", l.createWidgets},
+		{"list custom resources, JSON", l.list(widgets, "", asJSON, "identity", 1)},
+		{"list custom resources, CBOR", l.list(widgets, "", asCBOR, "identity", 1)},
+		{"list custom resources, JSON, gzip", l.list(widgets, "", asJSON, "gzip", 1)},
+		{"list custom resources, CBOR, gzip", l.list(widgets, "", asCBOR, "gzip", 1)},
 	}
 }
 
@@ -81,7 +98,18 @@ func (l load) run(ctx context.Context, s *side.System, report reporter) (err err
 			return err
 		}
 	}
-	for _, step := range l.steps() {
+	if err := l.take(ctx, l.steps()); err != nil {
+		return err
+	}
+	if err := l.memory("memory after the load"); err != nil {
+		return err
+	}
+	return l.take(ctx, l.ofCustomResources())
+}
+
+// take takes the steps that were asked for.
+func (l load) take(ctx context.Context, steps []step) error {
+	for _, step := range steps {
 		if !strings.Contains(step.name, l.only) {
 			continue
 		}
@@ -89,7 +117,7 @@ func (l load) run(ctx context.Context, s *side.System, report reporter) (err err
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
-	return l.memory("memory after the load")
+	return nil
 }
 
 // measure runs one step, under a profile if there is to be one.
@@ -144,7 +172,31 @@ func (l load) create(ctx context.Context, name string) error {
 
 // createTogether is of 16 clients at once, until the namespace holds as many objects as are listed later.
 func (l load) createTogether(ctx context.Context, name string) error {
-	n := (l.objects - l.singles) / clients * clients
+	return l.together(ctx, name, l.objects-l.singles, func(ctx context.Context, client kubernetes.Interface, i int) error {
+		return createOne(ctx, client, fmt.Sprintf("together-%05d", i))
+	})
+}
+
+// createWidgets makes as many custom resources, after their definition.
+func (l load) createWidgets(ctx context.Context, name string) error {
+	if err := l.post(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition); err != nil {
+		return err
+	}
+	begun := time.Now() // kube-apiserver serves a definition some seconds after it was made
+	for err := l.post(ctx, widgets, widget("first")); err != nil; err = l.post(ctx, widgets, widget("first")) {
+		if time.Since(begun) > 30*time.Second {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return l.together(ctx, name, l.objects, func(ctx context.Context, client kubernetes.Interface, i int) error {
+		return post(ctx, client, widgets, widget(fmt.Sprintf("together-%05d", i)))
+	})
+}
+
+// together has 16 clients send n requests.
+func (l load) together(ctx context.Context, name string, n int, send func(ctx context.Context, client kubernetes.Interface, i int) error) error {
+	n = n / clients * clients
 	begun := time.Now()
 	err := l.counted(name, n, func() error {
 		group, ctx := errgroup.WithContext(ctx)
@@ -155,7 +207,7 @@ func (l load) createTogether(ctx context.Context, name string) error {
 			}
 			group.Go(func() error {
 				for at := i; at < n; at += clients {
-					if err := createOne(ctx, client, fmt.Sprintf("together-%05d", at)); err != nil {
+					if err := send(ctx, client, at); err != nil {
 						return err
 					}
 				}
@@ -166,6 +218,21 @@ func (l load) createTogether(ctx context.Context, name string) error {
 	})
 	l.report(name+": wall time of all / number", "ms", milliseconds(time.Since(begun))/float64(n))
 	return err
+}
+
+func (l load) post(ctx context.Context, path, body string) error {
+	return post(ctx, l.client, path, body)
+}
+
+func post(ctx context.Context, client kubernetes.Interface, path, body string) error {
+	return client.CoreV1().RESTClient().Post().AbsPath(path).SetHeader("Content-Type", asJSON).Body([]byte(body)).Do(ctx).Error()
+}
+
+// delete deletes the objects that one client has made.
+func (l load) delete(ctx context.Context, name string) error {
+	return l.singly(name, func(i int) error {
+		return l.client.CoreV1().ConfigMaps(namespace).Delete(ctx, fmt.Sprintf("single-%05d", i), metav1.DeleteOptions{})
+	})
 }
 
 func (l load) get(ctx context.Context, name string) error {
@@ -218,13 +285,13 @@ func (l load) timed(name string, n int, send func(i int) error) (took []float64,
 
 // list reads all objects in one answer, of the most recent state, without decoding or decompressing it, by so many
 // clients at once. The first list of the round may find objects that a side has not kept.
-func (l load) list(accept, encoding string, together int) func(context.Context, string) error {
+func (l load) list(path, selector, accept, encoding string, together int) func(context.Context, string) error {
 	return func(ctx context.Context, name string) error {
 		took, err := l.timed(name, l.lists, func(int) error {
 			var all errgroup.Group
 			for range together {
 				all.Go(func() error {
-					body, err := l.read(ctx, accept, encoding, metav1.ListOptions{})
+					body, err := l.read(ctx, path, accept, encoding, metav1.ListOptions{LabelSelector: selector})
 					if err != nil {
 						return err
 					}
@@ -246,10 +313,10 @@ func (l load) list(accept, encoding string, together int) func(context.Context, 
 
 // read is the body of one list request. It comes as through a proxy: Logplane does not compress what goes to its own
 // machine.
-func (l load) read(ctx context.Context, accept, encoding string, o metav1.ListOptions) (io.ReadCloser, error) {
-	return l.client.CoreV1().RESTClient().Get().Namespace(namespace).Resource("configmaps").
+func (l load) read(ctx context.Context, path, accept, encoding string, o metav1.ListOptions) (io.ReadCloser, error) {
+	return l.client.CoreV1().RESTClient().Get().AbsPath(path).
 		SetHeader("Accept", accept).SetHeader("Accept-Encoding", encoding).SetHeader("Via", "1.1 proxy").
-		Param("limit", fmt.Sprint(o.Limit)).Param("continue", o.Continue).Stream(ctx)
+		Param("limit", fmt.Sprint(o.Limit)).Param("continue", o.Continue).Param("labelSelector", o.LabelSelector).Stream(ctx)
 }
 
 // pages walks all objects 500 at a time, as an informer without streaming lists does. Of a page it decodes only the
@@ -271,7 +338,7 @@ func (l load) pages(ctx context.Context, name string) error {
 
 // page reads a page as protobuf and returns its token, which is near its beginning.
 func (l load) page(ctx context.Context, o metav1.ListOptions) (token string, err error) {
-	body, err := l.read(ctx, asProtobuf, "identity", o)
+	body, err := l.read(ctx, configMaps, asProtobuf, "identity", o)
 	if err != nil {
 		return "", err
 	}
@@ -309,6 +376,18 @@ func configMap(name string) *corev1.ConfigMap {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "peer", "name": name}},
 		Data:       map[string]string{"text": strings.Repeat(name+" ", 900/(len(name)+1))},
 	}
+}
+
+// definition is of the custom resources that are listed.
+const definition = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"widgets.peer.example.com"},
+	"spec":{"group":"peer.example.com","scope":"Namespaced","names":{"plural":"widgets","singular":"widget","kind":"Widget"},
+	"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{
+	"spec":{"type":"object","properties":{"text":{"type":"string"},"size":{"type":"integer"}}}}}}}]}}`
+
+// widget has about as much in it as a ConfigMap of this load.
+func widget(name string) string {
+	return fmt.Sprintf(`{"apiVersion":"peer.example.com/v1","kind":"Widget","metadata":{"name":%q,"labels":{"app":"peer","name":%q}},"spec":{"size":%d,"text":%q}}`,
+		name, name, len(name), strings.Repeat(name+" ", 900/(len(name)+1)))
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -160,6 +160,7 @@ func apiserverArgs(files credentials, etcd, address string) []string {
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + files.key, "--service-account-signing-key-file=" + files.key,
 		"--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=RBAC",
+		"--feature-gates=CBORServingAndStorage=true",
 		"--disable-admission-plugins=" + strings.Join(lacking, ","),
 	}
 }
