@@ -155,6 +155,9 @@ func (l *Log) tryTime(try int) time.Duration {
 // errBroken: the connection broke after the request was sent, and with it the way of the answer.
 var errBroken = errors.New("the connection broke before the answer came")
 
+// errUnreached: there was no connection on which to ask.
+var errUnreached = errors.New("it cannot be reached")
+
 func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read reading) error {
 	roundTrips.WithLabelValues(kind).Inc()
 	ctx, stop := l.whileConnected(ctx)
@@ -162,6 +165,9 @@ func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read rea
 	got, err := l.config.Conn.RequestMsgWithContext(ctx, msg)
 	if errors.Is(err, context.Canceled) && context.Cause(ctx) == errBroken {
 		err = errBroken
+	}
+	if errors.Is(err, nats.ErrReconnectBufExceeded) { // nothing is kept for a server that may come back
+		err = errUnreached
 	}
 	if err != nil {
 		return fmt.Errorf("ask the log's server: %w", err)

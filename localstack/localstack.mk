@@ -105,9 +105,7 @@ $(NATS)/$(NATS_VERSION):
 	@$(call INSTALL,github.com/nats-io/nats-server/v2)
 
 .PHONY: up smoke logs down
-up: images $(BIN)/kubectl ## run NATS, MinIO, two api, watcher, front, projector and lifecycle in containers; LAMBDA=1 adds functions
-	@[ -n "$(NATS_NAMES_$(NATS_SERVERS))" ] || { echo "NATS_SERVERS is '$(NATS_SERVERS)': it must be 1 or 3"; exit 1; }
-	@[ "$(LAMBDA)" = 0 ] || [ "$(LAMBDA)" = 1 ] || { echo "LAMBDA is '$(LAMBDA)': it must be 0 or 1"; exit 1; }
+up: up-possible images $(BIN)/kubectl ## run NATS, MinIO, two api, watcher, front, projector and lifecycle in containers; LAMBDA=1 adds functions
 	@$(RELEASE) go run ./localstack/credentials $(STATE) https://127.0.0.1:$(API_PORT) $(NATS_NAMES_$(NATS_SERVERS))
 	@docker run --rm --network none logplane/logplane:$(TAG) permissions --roles >$(STATE)/nats/authorization.conf
 	@$(COMPOSE) up -d --remove-orphans --scale api=$(APIS)
@@ -120,8 +118,24 @@ up: images $(BIN)/kubectl ## run NATS, MinIO, two api, watcher, front, projector
 	@[ "$(LAMBDA)" = 0 ] || echo "Functions serve it as well: kubectl --server https://127.0.0.1:$(LAMBDA_PORT)"
 	@echo "export KUBECONFIG=$(CURDIR)/$(STATE)/kubeconfig"
 
+# Refuses before anything is built or started what could not end well.
+.PHONY: up-possible
+up-possible:
+	@[ -n "$(NATS_NAMES_$(NATS_SERVERS))" ] || { echo "NATS_SERVERS is '$(NATS_SERVERS)': it must be 1 or 3"; exit 1; }
+	@[ "$(LAMBDA)" = 0 ] || [ "$(LAMBDA)" = 1 ] || { echo "LAMBDA is '$(LAMBDA)': it must be 0 or 1"; exit 1; }
+	@for port in $(API_PORT) $(if $(filter 1,$(LAMBDA)),$(LAMBDA_PORT)); do \
+	  if [ -z "$$(docker ps --quiet --filter label=com.docker.compose.project=$(STACK) --filter publish=$$port)" ] && (exec 3<>/dev/tcp/127.0.0.1/$$port) 2>/dev/null; then \
+	    echo "port $$port is in use: choose another with API_PORT, of which LAMBDA=1 takes the next one too"; exit 1; fi; \
+	done
+
 smoke: ## drive what 'make up' started with kubectl
+	@[ -e $(STATE)/kubeconfig ] || { echo "nothing is up: run 'make up' first, with the same STACK"; exit 1; }
 	@COMPOSE="$(COMPOSE) $(PROFILE)" KUBECONFIG=$(STATE)/kubeconfig KUBECTL=$(BIN)/kubectl STACK=$(STACK) localstack/smoke.sh
+
+.PHONY: doctor
+doctor: ## examine what 'make up' started, and say what to do
+	@[ -e $(STATE)/kubeconfig ] || { echo "nothing is up: run 'make up' first, with the same STACK"; exit 1; }
+	@$(COMPOSE) run --rm --no-deps init doctor --nats-monitoring http://nats:8222
 
 logs: ## follow the containers' logs
 	@$(COMPOSE) $(PROFILE) logs -f --tail 100

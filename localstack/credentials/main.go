@@ -16,6 +16,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -41,9 +42,10 @@ func write(folder, server string, log []string) error {
 	names := strings.Join(log, " ") + "\n"
 	if _, err := os.Stat(filepath.Join(folder, "kubeconfig")); err == nil {
 		if before, err := os.ReadFile(filepath.Join(folder, "log-servers")); err != nil || string(before) != names {
-			return fmt.Errorf("'%s' is of a stack with other NATS servers: run 'make down' first, which deletes its data", folder)
+			return fmt.Errorf("'%s' is of a stack with %d NATS servers: give NATS_SERVERS=%[2]d, or run 'make down STACK=%s' first, which deletes its data",
+				folder, len(strings.Fields(string(before))), filepath.Base(folder))
 		}
-		return nil
+		return lead(filepath.Join(folder, "kubeconfig"), server)
 	}
 	made, err := certify(time.Now())
 	if err != nil {
@@ -95,6 +97,17 @@ func write(folder, server string, log []string) error {
 	}
 	return nil
 }
+
+// lead lets a kubeconfig lead to the server, whose port may be another one than before.
+func lead(path, server string) error {
+	before, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return writeFile(path, leads.ReplaceAllLiteralString(string(before), "    server: "+server), 0o600)
+}
+
+var leads = regexp.MustCompile(`(?m)^    server: .*$`)
 
 // logUsers makes a user of the log for each role: URLs of the servers by role, and the passwords as the servers' own
 // variables.

@@ -40,7 +40,11 @@ func TestLogUsers(t *testing.T) {
 	}
 	require.NoError(t, write(folder, "https://127.0.0.1:7380", three))
 	require.Equal(t, known, readSecret(t, filepath.Join(folder, "nats.env")))
-	require.ErrorContains(t, write(folder, "https://127.0.0.1:7380", three[:1]), "make down")
+	require.ErrorContains(t, write(folder, "https://127.0.0.1:7380", three[:1]), "NATS_SERVERS=3")
+	kubeconfig := filepath.Join(folder, "kubeconfig")
+	before := readSecret(t, kubeconfig)
+	require.NoError(t, write(folder, "https://127.0.0.1:7390", three))
+	require.Equal(t, strings.Replace(before, ":7380", ":7390", 1), readSecret(t, kubeconfig), "it leads to where the front is now")
 }
 
 func readSecret(t *testing.T, path string) string {
