@@ -155,8 +155,11 @@ func (l *Log) tryTime(try int) time.Duration {
 // errBroken: the connection broke after the request was sent, and with it the way of the answer.
 var errBroken = errors.New("the connection broke before the answer came")
 
-// errUnreached: there was no connection on which to ask.
-var errUnreached = errors.New("it cannot be reached")
+// unreached: there was no connection on which to ask.
+type unreached struct{ error }
+
+func (unreached) Error() string   { return "it cannot be reached" }
+func (u unreached) Unwrap() error { return u.error }
 
 func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read reading) error {
 	roundTrips.WithLabelValues(kind).Inc()
@@ -167,7 +170,7 @@ func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read rea
 		err = errBroken
 	}
 	if errors.Is(err, nats.ErrReconnectBufExceeded) { // nothing is kept for a server that may come back
-		err = errUnreached
+		err = unreached{err}
 	}
 	if err != nil {
 		return fmt.Errorf("ask the log's server: %w", err)

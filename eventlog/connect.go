@@ -74,24 +74,38 @@ const (
 // answer. replaced says that it had died, so that what else is connected may be dead too. An error means that no server
 // could be reached in that time.
 func Refresh(ctx context.Context, conn *nats.Conn) (replaced bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, refreshTime+replaceTime)
+	defer cancel()
+	// The client takes no call while it shakes hands with a server, which may take connectTimeout. Nobody waits for it.
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		replaced, err = refresh(ctx, conn)
+	}()
+	select {
+	case <-done:
+		return replaced, err
+	case <-ctx.Done():
+		return true, fmt.Errorf("replace the connection to the log: %w", ctx.Err())
+	}
+}
+
+func refresh(ctx context.Context, conn *nats.Conn) (replaced bool, err error) {
 	quick, cancel := context.WithTimeout(ctx, refreshTime)
 	defer cancel()
 	if conn.FlushWithContext(quick) == nil {
 		return false, nil
 	}
 	connected := conn.StatusChanged(nats.CONNECTED)
-	// The client takes no call while it shakes hands with a server, which may take connectTimeout. Nobody waits for it.
-	defer func() { go conn.RemoveStatusListener(connected) }()
+	defer conn.RemoveStatusListener(connected)
 	if err := conn.ForceReconnect(); err != nil {
 		return true, fmt.Errorf("replace the connection to the log: %w", err)
 	}
-	patient, cancel := context.WithTimeout(ctx, replaceTime)
-	defer cancel()
 	select {
 	case <-connected:
 		return true, nil
-	case <-patient.Done():
-		return true, fmt.Errorf("replace the connection to the log: %w", patient.Err())
+	case <-ctx.Done():
+		return true, fmt.Errorf("replace the connection to the log: %w", ctx.Err())
 	}
 }
 

@@ -90,7 +90,7 @@ func TestListsOfPieces(t *testing.T) {
 		return made
 	}
 	accepted := []string{
-		"application/json", "application/vnd.kubernetes.protobuf,application/json", "application/cbor", "application/yaml", "*/*",
+		"application/json", "application/vnd.kubernetes.protobuf,application/json", "application/cbor", "application/yaml", "application/yaml,application/json", "*/*",
 		"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", "application/vnd.kubernetes.protobuf",
 		"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
 	}
@@ -144,6 +144,22 @@ func lookedForPieces(t *testing.T) (found, made float64) {
 		}
 	}
 	return found, made
+}
+
+// TestListsAsYAML: a list that upstream's handler writes as YAML is not first made of pieces, although the client would
+// take JSON, too.
+func TestListsAsYAML(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"default"}}`})
+	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
+	s.must(t, 201, request{method: "POST", path: customs, body: `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"}}`})
+	for _, path := range []string{customs, "/api/v1/namespaces"} {
+		found, made := lookedForPieces(t)
+		list := s.must(t, 200, request{method: "GET", path: path, accept: "application/yaml,application/json"})
+		require.Equal(t, "application/yaml", list.header.Get("Content-Type"))
+		foundThen, madeThen := lookedForPieces(t)
+		require.Equal(t, found+made, foundThen+madeThen, path)
+	}
 }
 
 // TestLargeLists: a list that is larger than what a process holds of it is made while it is sent. An object that cannot

@@ -28,6 +28,11 @@ func AfterRest(h http.Handler, thawed func(context.Context)) http.Handler {
 		last = time.Now().Round(0)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/livez", "/readyz", "/healthz":
+			h.ServeHTTP(w, r)
+			return
+		}
 		wake(context.WithoutCancel(r.Context())) // a client that goes away is no sign of a dead connection
 		h.ServeHTTP(w, r)
 	})

@@ -19,7 +19,9 @@ var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 		Serializer:       json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{}),
 		PrettySerializer: json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{Pretty: true}),
 	}, {
-		// Only for metadata of the objects, so that no list is taken for one that is asked for as JSON.
+		// So that no list that upstream writes as YAML, or as metadata in protobuf, is taken for one in JSON.
+		MediaType: runtime.ContentTypeYAML, MediaTypeType: "application", MediaTypeSubType: "yaml", EncodesAsText: true,
+	}, {
 		MediaType: runtime.ContentTypeProtobuf, MediaTypeType: "application", MediaTypeSubType: "vnd.kubernetes.protobuf",
 	}, cbor.NewSerializerInfo(creator, typer)}
 })

@@ -56,3 +56,24 @@ func TestJoiner(t *testing.T) {
 		require.Zero(t, out.Len())
 	}
 }
+
+// TestPiecesHoldWhatTheyCount: a piece that was made plain holds no more than it has counted once it is needed deflated,
+// also if its content cannot be compressed.
+func TestPiecesHoldWhatTheyCount(t *testing.T) {
+	random := make([]byte, 64<<10)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(random)
+	for name, content := range map[string][]byte{"random": random, "repeated": bytes.Repeat([]byte("logplane "), 8<<10)} {
+		p := &piece{plain: content, length: len(content), spare: len(content) / 4}
+		counted := p.Bytes()
+		d := p.compressed()
+		inflated, err := d.inflate()
+		require.NoError(t, err)
+		require.Equal(t, content, inflated)
+		held := len(p.plain)
+		if d := p.deflated.Load(); d != nil {
+			held += len(d.bytes)
+		}
+		require.LessOrEqual(t, held, counted, name)
+		require.Equal(t, name == "repeated", p.deflated.Load() != nil, name)
+	}
+}

@@ -109,7 +109,7 @@ func (k Kind) maker(r *http.Request, gzip bool) *maker {
 		if m.encoder == nil {
 			m.encoder = k.Serializer.EncoderForVersion(chosen.Serializer, k.Version)
 		}
-		return m.make(list, large && gzip)
+		return m.make(list, large, gzip)
 	}
 	return m
 }
@@ -123,7 +123,7 @@ func (anyTransform) AllowsMediaTypeTransform(string, string, *schema.GroupVersio
 func (anyTransform) AllowsServerVersion(string) bool { return true }
 func (anyTransform) AllowsStreamSchema(string) bool  { return true }
 
-func (m *maker) make(list runtime.Object, compressed bool) (*piece, error) {
+func (m *maker) make(list runtime.Object, large, gzip bool) (*piece, error) {
 	if m.empty == nil {
 		none := reflect.New(reflect.TypeOf(list).Elem()).Interface().(runtime.Object)
 		if u, ok := none.(*unstructured.UnstructuredList); ok {
@@ -146,35 +146,43 @@ func (m *maker) make(list runtime.Object, compressed bool) (*piece, error) {
 		return nil, fmt.Errorf("%w: %w", errShape, err)
 	}
 	p := &piece{count: meta.LenList(list), length: len(items)}
-	if compressed {
+	if large && gzip {
 		p.deflated.Store(deflate(items))
 	} else {
 		p.plain = bytes.Clone(items)
+		if gzip {
+			p.spare = len(items) / 4
+		}
 	}
 	return p, nil
 }
 
 // piece is plain or deflated, or both if it was made plain and is then needed deflated.
 type piece struct {
-	count    int // of items
-	length   int // of the items
-	plain    []byte
+	count  int // of items
+	length int // of the items
+	plain  []byte
+	// spare is how many bytes a deflated piece may take beside the plain one. It is counted from the beginning, because
+	// what a piece takes is asked once.
+	spare    int
 	deflated atomic.Pointer[deflated]
 }
 
 // Bytes implements kubestore.Piece.
 func (p *piece) Bytes() int {
-	if d := p.deflated.Load(); d != nil {
-		return len(p.plain) + len(d.bytes)
+	if p.plain == nil {
+		return len(p.deflated.Load().bytes)
 	}
-	return len(p.plain)
+	return len(p.plain) + p.spare
 }
 
 func (p *piece) compressed() *deflated {
 	d := p.deflated.Load()
 	if d == nil {
 		d = deflate(p.plain)
-		p.deflated.Store(d)
+		if len(d.bytes) <= p.spare {
+			p.deflated.Store(d)
+		}
 	}
 	return d
 }
