@@ -150,7 +150,6 @@ func lookedForPieces(t *testing.T) (found, made float64) {
 // take JSON, too.
 func TestListsAsYAML(t *testing.T) {
 	s := newServer(t)
-	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"default"}}`})
 	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
 	s.must(t, 201, request{method: "POST", path: customs, body: `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"}}`})
 	for _, path := range []string{customs, "/api/v1/namespaces"} {
