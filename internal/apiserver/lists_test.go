@@ -15,6 +15,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	cbor "k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
@@ -113,6 +115,12 @@ func TestListsOfPieces(t *testing.T) {
 					compare(path+query, accept, http.Header{"Accept-Encoding": {encoding}})
 				}
 			}
+			for _, q := range []string{
+				"labelSelector=n%3D1", "labelSelector=n!%3D2", "labelSelector=!none,n+in+(0,1)", "labelSelector=none", "fieldSelector=spec.nodeName%3D",
+				"fieldSelector=spec.nodeName%3Dn1", "fieldSelector=spec.nodeName!%3Dn1,status.phase%3DPending&labelSelector=n%3D2",
+			} {
+				selects(t, pieces, path, q)
+			}
 			for next := "?limit=11"; next != ""; {
 				page := compare(path+next, "application/json", nil).object(t)
 				next = ""
@@ -127,6 +135,49 @@ func TestListsOfPieces(t *testing.T) {
 	require.Positive(t, compressed)
 	require.Positive(t, made)
 	require.Positive(t, found)
+}
+
+// selects checks that a list has what a query selects, and nothing else: what is judged by stored bytes, too, is so in
+// the objects.
+func selects(t *testing.T, s *Server, path, query string) {
+	t.Helper()
+	asked, err := url.ParseQuery(query)
+	require.NoError(t, err)
+	byLabels, err := labels.Parse(asked.Get("labelSelector"))
+	require.NoError(t, err)
+	byFields, err := fields.ParseSelector(asked.Get("fieldSelector"))
+	require.NoError(t, err)
+	named := func(query string, selected func(labels.Set, fields.Set) bool) (names []string) {
+		got := request{method: "GET", path: path + query}.do(t, s)
+		if got.code == http.StatusBadRequest { // the kind has no such field
+			return nil
+		}
+		require.Equal(t, 200, got.code, got.body)
+		var list struct {
+			Items []struct {
+				Metadata struct {
+					Namespace, Name string
+					Labels          labels.Set
+				}
+				Spec   struct{ NodeName string }
+				Status struct{ Phase string }
+			}
+		}
+		require.NoError(t, json.Unmarshal([]byte(got.body), &list))
+		for _, i := range list.Items {
+			if selected(i.Metadata.Labels, fields.Set{"spec.nodeName": i.Spec.NodeName, "status.phase": i.Status.Phase}) {
+				names = append(names, i.Metadata.Namespace+"/"+i.Metadata.Name)
+			}
+		}
+		return names
+	}
+	found := named("?"+query, func(labels.Set, fields.Set) bool { return true })
+	expected := named("", func(l labels.Set, f fields.Set) bool { return byLabels.Matches(l) && byFields.Matches(f) })
+	if asked.Has("fieldSelector") && !strings.HasSuffix(path, "/pods") {
+		require.Empty(t, found, "%s?%s", path, query)
+		return
+	}
+	require.Equal(t, expected, found, "%s?%s", path, query)
 }
 
 // lookedForPieces is how many pieces this process has found and how many made, whichever test they were of.

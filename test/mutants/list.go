@@ -402,6 +402,24 @@ var list = []mutant{
 		why:   "a client that asked for 500 objects gets 501",
 	},
 	{
+		name: "annotations-taken-for-labels",
+		file: "internal/kubestore/labels.go", old: "fieldLabels   = 11", new: "fieldLabels   = 12",
+		tests: "TestStoredLabels",
+		why:   "a list by labels leaves out objects that have them",
+	},
+	{
+		name: "stored-field-judged-the-other-way",
+		file: "internal/kubestore/labels.go", old: "(value == r.Value) == (r.Operator", new: "(value == r.Value) != (r.Operator",
+		tests: "TestListsOfPieces",
+		why:   "a node does not see its Pods",
+	},
+	{
+		name: "cut-off-taken-for-late",
+		file: "internal/kubestore/errors.go", old: "errors.Is(ctx.Err(), context.Canceled)", new: "false",
+		tests: "TestDeadline",
+		why:   "a watch that a stopping process cuts off is not told to come again, and its client lists",
+	},
+	{
 		name: "piece-of-another-version",
 		file: "internal/apiserver/lists/lists.go", old: "chosen.MediaType, k.Version, gzip)", new: "chosen.MediaType, k.Version.Group, gzip)",
 		tests: "TestListsOfPieces",
