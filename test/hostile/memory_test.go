@@ -21,7 +21,7 @@ func TestMemoryComesBack(t *testing.T) {
 	s := serve(t, "api")
 	s.asOwner(tenant)
 	path := "/api/v1/namespaces/tenant/configmaps"
-	value := strings.Repeat("0123456789", 1000)
+	value := strings.Repeat("0123456789", 3000)
 	for range 20 { // warm up
 		s.must(tenant, http.MethodGet, path, "")
 	}

@@ -411,7 +411,7 @@ var list = []mutant{
 		name: "stored-field-judged-the-other-way",
 		file: "internal/kubestore/labels.go", old: "(value == r.Value) == (r.Operator", new: "(value == r.Value) != (r.Operator",
 		tests: "TestListsOfPieces", in: "internal/apiserver",
-		why:   "a node does not see its Pods",
+		why: "a node does not see its Pods",
 	},
 	{
 		name: "cut-off-taken-for-late",
