@@ -76,15 +76,19 @@ const (
 func Refresh(ctx context.Context, conn *nats.Conn) (replaced bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTime+replaceTime)
 	defer cancel()
+	type outcome struct {
+		replaced bool
+		err      error
+	}
 	// The client takes no call while it shakes hands with a server, which may take connectTimeout. Nobody waits for it.
-	done := make(chan struct{})
+	done := make(chan outcome, 1)
 	go func() {
-		defer close(done)
-		replaced, err = refresh(ctx, conn)
+		replaced, err := refresh(ctx, conn)
+		done <- outcome{replaced, err}
 	}()
 	select {
-	case <-done:
-		return replaced, err
+	case o := <-done:
+		return o.replaced, o.err
 	case <-ctx.Done():
 		return true, fmt.Errorf("replace the connection to the log: %w", ctx.Err())
 	}

@@ -142,15 +142,13 @@ func (e *endedError) Unwrap() error { return e.error }
 // Status is what upstream answers if a request was not served in time.
 func (e *endedError) Status() metav1.Status {
 	if e.cutOff {
-		return unavailable("this process stopped before it served the request: send it again").ErrStatus
+		return Unavailable("this process stopped before it served the request: send it again").ErrStatus
 	}
 	return apierrors.NewTimeoutError(fmt.Sprintf("the request ended before it was served: %v", e.error), 0).Status()
 }
 
 // Unavailable is a 503 that tells clients to try again in a second. Nothing was done.
-func Unavailable(message string) error { return unavailable(message) }
-
-func unavailable(message string) *apierrors.StatusError {
+func Unavailable(message string) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusServiceUnavailable,

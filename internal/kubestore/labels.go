@@ -43,24 +43,42 @@ func (l *storedLabels) Lookup(label string) (value string, found bool) {
 	return "", false
 }
 
+// storedField is a requirement of a list that can be judged by stored bytes.
+type storedField struct {
+	path []int32
+	fields.Requirement
+}
+
+// storedFields returns what a list demands of fields whose place in the stored bytes is known.
+func (s *store) storedFields(selector fields.Selector) (known []storedField) {
+	if selector == nil || len(s.StoredFields) == 0 {
+		return nil
+	}
+	for _, r := range selector.Requirements() {
+		if path := s.StoredFields[r.Field]; path != nil {
+			known = append(known, storedField{path, r})
+		}
+	}
+	return known
+}
+
+// excludes says that the message of an object does not fulfil the requirement.
+func (f storedField) excludes(object []byte) bool {
+	value, read := text(object, f.path)
+	return read && (value == f.Value) == (f.Operator == selection.NotEquals)
+}
+
 // excludes says that a stored object does not match what a list selects. If it cannot tell, the object must be decoded.
 // A corrupt object that can be read so far is judged by that, as if it could be decoded.
 func (l *listing) excludes(data []byte) bool {
-	if unsafeDeletion() {
-		return false
-	}
 	selector := l.opts.Predicate.Label
 	labelled := selector != nil && !selector.Empty() && !l.store.DecodesLabels
-	if l.store.unstructured {
-		if !labelled {
-			return false
-		}
-		set, read := readCBOR(data, l.list.GetObjectKind().GroupVersionKind().GroupVersion().String())
-		return read && !selector.Matches(set)
-	}
-	selected := l.opts.Predicate.Field
-	if !labelled && (selected == nil || selected.Empty()) {
+	if !labelled && len(l.fields) == 0 || unsafeDeletion() {
 		return false
+	}
+	if l.store.unstructured {
+		set, read := readCBOR(data, l.list.GetObjectKind().GroupVersionKind().GroupVersion().String())
+		return labelled && read && !selector.Matches(set)
 	}
 	object, ok := rawObject(data)
 	if !ok {
@@ -69,11 +87,7 @@ func (l *listing) excludes(data []byte) bool {
 	if labelled && l.labels.read(object) && !selector.Matches(&l.labels) {
 		return true
 	}
-	return selected != nil && slices.ContainsFunc(selected.Requirements(), func(r fields.Requirement) bool {
-		path, known := l.store.StoredFields[r.Field]
-		value, read := text(object, path)
-		return known && read && (value == r.Value) == (r.Operator == selection.NotEquals)
-	})
+	return slices.ContainsFunc(l.fields, func(f storedField) bool { return f.excludes(object) })
 }
 
 // text returns the text at a path of fields, which is empty if it is not there.

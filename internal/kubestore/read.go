@@ -137,7 +137,7 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 	if err != nil {
 		return err
 	}
-	l := &listing{store: s, span: sp, opts: opts, list: listObj, newItem: itemFunc(listObj, items)}
+	l := &listing{store: s, span: sp, opts: opts, list: listObj, newItem: itemFunc(listObj, items), fields: s.storedFields(opts.Predicate.Field)}
 	if p := s.piecesFor(ctx); p != nil {
 		err = l.fillPieces(ctx, p)
 	} else {
@@ -208,8 +208,9 @@ type listing struct {
 	corrupt []error
 	// bytes is the size of the rows until now.
 	bytes int
-	// labels are those of the row that is looked at.
+	// labels are those of the row that is looked at, fields what is demanded of it.
 	labels storedLabels
+	fields []storedField
 }
 
 // heavyList is how many bytes of rows keep a processor busy for some ten milliseconds, most of them to encode the

@@ -28,12 +28,9 @@ func AfterRest(h http.Handler, thawed func(context.Context)) http.Handler {
 		last = time.Now().Round(0)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/livez", "/readyz", "/healthz":
-			h.ServeHTTP(w, r)
-			return
+		if !IsProbe(r.URL.Path) {
+			wake(context.WithoutCancel(r.Context())) // a client that goes away is no sign of a dead connection
 		}
-		wake(context.WithoutCancel(r.Context())) // a client that goes away is no sign of a dead connection
 		h.ServeHTTP(w, r)
 	})
 }

@@ -409,7 +409,7 @@ var list = []mutant{
 	},
 	{
 		name: "stored-field-judged-the-other-way",
-		file: "internal/kubestore/labels.go", old: "(value == r.Value) == (r.Operator", new: "(value == r.Value) != (r.Operator",
+		file: "internal/kubestore/labels.go", old: "(value == f.Value) == (f.Operator", new: "(value == f.Value) != (f.Operator",
 		tests: "TestListsOfPieces", in: "internal/apiserver",
 		why: "a node does not see its Pods",
 	},

@@ -179,11 +179,11 @@ func (l load) createTogether(ctx context.Context, name string) error {
 
 // createWidgets makes as many custom resources, after their definition.
 func (l load) createWidgets(ctx context.Context, name string) error {
-	if err := l.post(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition); err != nil {
+	if err := post(ctx, l.client, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition); err != nil {
 		return err
 	}
 	begun := time.Now() // kube-apiserver serves a definition some seconds after it was made
-	for err := l.post(ctx, widgets, widget("first")); err != nil; err = l.post(ctx, widgets, widget("first")) {
+	for err := post(ctx, l.client, widgets, widget("first")); err != nil; err = post(ctx, l.client, widgets, widget("first")) {
 		if time.Since(begun) > 30*time.Second {
 			return err
 		}
@@ -218,10 +218,6 @@ func (l load) together(ctx context.Context, name string, n int, send func(ctx co
 	})
 	l.report(name+": wall time of all / number", "ms", milliseconds(time.Since(begun))/float64(n))
 	return err
-}
-
-func (l load) post(ctx context.Context, path, body string) error {
-	return post(ctx, l.client, path, body)
 }
 
 func post(ctx context.Context, client kubernetes.Interface, path, body string) error {
