@@ -110,7 +110,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	cell.Feed = fanout.NewFeed(cell.Log, cell.Projection)
+	cell.Feed = fanout.NewFeed(cell.Projection)
 	cell.Writable = d.log.Writable
 	access, err := d.openAccess(c)
 	if err != nil {

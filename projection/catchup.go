@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/logplane/logplane/eventlog"
 )
 
@@ -373,45 +375,69 @@ func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, futureWait)
 	defer cancel()
-	for {
-		v := p.view.Load()
+	err = p.Follow(ctx, v.Revision(), func(newer *View) error {
+		v = newer
 		if v.Revision() >= rev {
-			return v, nil
-		}
-		select {
-		case <-v.superseded:
-		case p.following <- struct{}{}:
-			err := p.follow(ctx, v.Revision(), rev)
-			p.following.leave()
-			if err != nil {
-				return nil, err
-			}
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for revision %d, the head is %d: %w", rev, v.Revision(), ErrFuture)
-		}
-	}
-}
-
-// follow learns events as they come, until the view has reached rev or ctx ends. One caller does it for all who wait.
-func (p *Projection) follow(ctx context.Context, after, rev Revision) error {
-	err := p.config.Log.Follow(ctx, after, func(b eventlog.Batch) error {
-		p.Learn(b)
-		if p.view.Load().Revision() >= rev || p.failed() != nil {
 			return errEnough
 		}
 		return nil
 	})
 	switch {
-	case p.failed() != nil:
-		return p.failed()
-	case err == nil || errors.Is(err, errEnough) || ctx.Err() != nil:
-		return nil
-	case errors.Is(err, eventlog.ErrDiverged):
-		return p.fail(err)
-	case errors.Is(err, eventlog.ErrPurged):
-		_, err = p.Latest(ctx)
-		return err
+	case errors.Is(err, errEnough):
+		return v, nil
+	case ctx.Err() != nil && p.failed() == nil:
+		return nil, fmt.Errorf("wait for revision %d, the head is %d: %w", rev, v.Revision(), ErrFuture)
 	default:
+		return nil, err
+	}
+}
+
+// Follow calls yield with a newer view whenever there is one, until ctx ends or yield fails, and returns why. It begins
+// with the first view that is newer than the revision. It may leave out views, but never the newest. All who follow a
+// projection, or wait for a revision, share one reader of the log. There must have been a view before.
+func (p *Projection) Follow(ctx context.Context, after Revision, yield func(*View) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.readLog(ctx) })
+	group.Go(func() error {
+		for {
+			v := p.view.Load()
+			if v.Revision() > after {
+				if err := yield(v); err != nil {
+					return err
+				}
+				after = v.Revision()
+				continue
+			}
+			select {
+			case <-v.superseded:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	return group.Wait()
+}
+
+// readLog learns every event as it comes, if nobody else does, until ctx ends. If events leave the log before they are
+// seen, a root covers them (invariant 5), and it goes on from there.
+func (p *Projection) readLog(ctx context.Context) error {
+	if err := p.following.enter(ctx); err != nil {
 		return err
+	}
+	defer p.following.leave()
+	for {
+		err := p.config.Log.Follow(ctx, p.known(), func(b eventlog.Batch) error {
+			p.Learn(b)
+			return p.failed()
+		})
+		switch {
+		case errors.Is(err, eventlog.ErrDiverged):
+			return p.fail(err)
+		case !errors.Is(err, eventlog.ErrPurged):
+			return err
+		}
+		if _, latest := p.Latest(ctx); latest != nil {
+			return fmt.Errorf("%w: %w", err, latest)
+		}
 	}
 }

@@ -33,17 +33,15 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	return nil
 }
 
-// watchLog learns every event, so that a commit reads no tail, and marks the projection dirty. A barrier alone does not
-// mark it: a commit causes a barrier on a replicated log, which would cause a commit. If events leave the log before
-// they are seen, a root covers them (invariant 5), and watchLog goes on from there.
+// watchLog marks the projection dirty. A barrier alone does not: a commit causes a barrier on a replicated log, which
+// would cause a commit. If the log was purged and the root cannot be read, it is a commit that tries again.
 func (p *Projection) watchLog(ctx context.Context, cadence time.Duration, after Revision, dirty, pressing chan<- struct{}) error {
 	for {
-		err := p.config.Log.Follow(ctx, after, func(b eventlog.Batch) error {
-			p.Learn(b)
-			if b[0].Op != eventlog.Barrier || b[0].Revision%quietBarriers == 0 {
+		err := p.Follow(ctx, after, func(v *View) error {
+			if v.dirty() {
 				markDirty(dirty)
 			}
-			if p.view.Load().pressing() {
+			if v.pressing() {
 				markDirty(pressing)
 			}
 			return nil

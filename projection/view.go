@@ -103,6 +103,18 @@ func (v *View) Since(after Revision, seen func(key string)) bool {
 	return true
 }
 
+// Tail yields the events of the tail after a revision in order, void ones too, each with its row key. Barriers are left
+// out.
+func (v *View) Tail(after Revision) iter.Seq2[string, eventlog.Event] {
+	return func(yield func(string, eventlog.Event) bool) {
+		for _, r := range v.tail.records[searchRevision(v.tail.records, max(after, v.Applied())+1):] {
+			if !yield(r.key, r.Event) {
+				return
+			}
+		}
+	}
+}
+
 // retries bounds how often one read starts again because its segments were collected.
 const retries = 5
 

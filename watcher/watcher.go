@@ -35,7 +35,7 @@ type Watcher struct {
 
 // New builds the watcher of one cluster.
 func New(c Config) (*Watcher, error) {
-	c.Cell.Feed = fanout.NewFeed(c.Cell.Log, c.Cell.Projection)
+	c.Cell.Feed = fanout.NewFeed(c.Cell.Projection)
 	c.Cell.Feed.Changed = c.Changed
 	server, err := apiserver.New(c.Config)
 	if err != nil {

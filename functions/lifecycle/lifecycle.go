@@ -187,9 +187,12 @@ func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 	for _, t := range tasks {
 		q.of(t).Add(t)
 	}
-	return l.config.Cell.Log.Follow(ctx, view.Revision(), func(b eventlog.Batch) error {
-		l.config.Cell.Projection.Learn(b)
-		for _, e := range b {
+	after := view.Revision()
+	return l.config.Cell.Projection.Follow(ctx, after, func(v *projection.View) error {
+		for e, err := range v.EventsOf(ctx, projection.Keys{}, after, v.Revision()) {
+			if err != nil {
+				return err
+			}
 			if e.Key.Cluster != l.config.Cell.Cluster {
 				continue
 			}
@@ -197,6 +200,7 @@ func (l *Lifecycle) follow(ctx context.Context, q queues) error {
 				return err
 			}
 		}
+		after = v.Revision()
 		return nil
 	})
 }

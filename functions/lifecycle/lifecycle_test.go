@@ -69,7 +69,7 @@ func newClusterWith(t *testing.T, log *eventlog.Log, b bucket.Bucket, change ...
 	p, err := projection.Open(projection.Config{Log: log, Bucket: b})
 	require.NoError(t, err)
 	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)}
-	cell.Feed = fanout.NewFeed(log, p) // for those who run it
+	cell.Feed = fanout.NewFeed(p) // for those who run it
 	server, err := apiserver.New(apiserver.Config{Cell: cell})
 	require.NoError(t, err)
 	require.NoError(t, server.Bootstrap(t.Context()))

@@ -539,7 +539,7 @@ func TestWatchEndsWithCRD(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	s := newServer(t, func(c *Config) {
-		c.Cell.Feed = fanout.NewFeed(c.Cell.Log, c.Cell.Projection)
+		c.Cell.Feed = fanout.NewFeed(c.Cell.Projection)
 		var feed sync.WaitGroup
 		feed.Go(func() { _ = c.Cell.Feed.Run(ctx) })
 		t.Cleanup(func() { cancel(); feed.Wait() })

@@ -46,7 +46,7 @@ func TestWatch(t *testing.T) {
 // withFeed lets a server serve watches.
 func withFeed(t *testing.T) func(*Config) {
 	return func(c *Config) {
-		c.Cell.Feed = fanout.NewFeed(c.Cell.Log, c.Cell.Projection)
+		c.Cell.Feed = fanout.NewFeed(c.Cell.Projection)
 		runFeed(t, c.Cell.Feed)
 	}
 }
@@ -93,7 +93,7 @@ func TestStartsOfWatches(t *testing.T) {
 	if testing.Short() {
 		t.Skip("places are held for a second")
 	}
-	s := newServer(t, withTokens(t), func(c *Config) { c.Cell.Feed = fanout.NewFeed(c.Cell.Log, c.Cell.Projection) })
+	s := newServer(t, withTokens(t), func(c *Config) { c.Cell.Feed = fanout.NewFeed(c.Cell.Projection) })
 	listener := httptest.NewServer(s)
 	t.Cleanup(listener.Close)
 	begun := make(chan string, 100)

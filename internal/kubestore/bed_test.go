@@ -118,7 +118,7 @@ func process(t testing.TB, log *eventlog.Log, b bucket.Bucket) Cell {
 	if err != nil {
 		t.Fatal(err)
 	}
-	feed := fanout.NewFeed(log, p)
+	feed := fanout.NewFeed(p)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- feed.Run(ctx) }()

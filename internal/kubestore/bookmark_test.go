@@ -22,7 +22,7 @@ import (
 func TestBookmarkInterval(t *testing.T) {
 	cell := newBed(t, eventlogtest.Start(t), memory.Strict(t)).Cell
 	synctest.Test(t, func(t *testing.T) {
-		cell.Feed = fanout.NewFeed(cell.Log, cell.Projection)
+		cell.Feed = fanout.NewFeed(cell.Projection)
 		cell.Feed.Start(fanout.Window{From: 7, To: 7})
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Second)
@@ -37,7 +37,7 @@ func TestBookmarkInterval(t *testing.T) {
 		asked, silent := follow(true), follow(false)
 		for i, at := range []time.Duration{time.Minute, 2 * time.Minute, 148 * time.Second} {
 			head := uint64(8 + i)
-			require.NoError(t, cell.Feed.Deliver(eventlog.Batch{{Revision: eventlog.Revision(head), Write: eventlog.Write{Op: eventlog.Barrier}}}))
+			cell.Feed.Deliver(nil, eventlog.Revision(head))
 			e := <-asked.ResultChan()
 			require.Equal(t, watch.Bookmark, e.Type)
 			require.Equal(t, at, time.Since(start))

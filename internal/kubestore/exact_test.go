@@ -189,7 +189,7 @@ func TestAPassingErrorEndsNoWatch(t *testing.T) {
 			require.NoError(t, err)
 			_, err = small.Commit(t.Context())
 			require.NoError(t, err)
-			cell := Cell{Log: b.Log, Projection: small, Cluster: "main", Feed: fanout.NewFeed(b.Log, small)}
+			cell := Cell{Log: b.Log, Projection: small, Cluster: "main", Feed: fanout.NewFeed(small)}
 			ctx, stop := context.WithCancel(context.Background())
 			var running sync.WaitGroup
 			running.Go(func() { _ = cell.Feed.Run(ctx) })
@@ -250,7 +250,7 @@ func TestALastingErrorEndsAWatchWell(t *testing.T) {
 			} else {
 				keys = broken{}
 			}
-			cell := Cell{Log: b.Log, Projection: small, Cluster: "main", Feed: fanout.NewFeed(b.Log, small)}
+			cell := Cell{Log: b.Log, Projection: small, Cluster: "main", Feed: fanout.NewFeed(small)}
 			head := small.Current().Revision()
 			cell.Feed.Start(fanout.Window{From: head, To: head})
 			selects := storage.Everything
@@ -278,7 +278,7 @@ func (broken) TransformFromStorage(context.Context, []byte, value.Context) ([]by
 func TestAnEndingWatchWaitsForNoFeed(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	cell := b.Cell
-	cell.Feed = fanout.NewFeed(b.Log, b.Projection) // nobody runs it
+	cell.Feed = fanout.NewFeed(b.Projection) // nobody runs it
 	s := newStore(cell, pods(nil))
 	w := &watcher{store: s, keys: s.keys("/pods/", true), position: 7, results: make(chan watch.Event, 1), ending: true,
 		opts: storage.ListOptions{Predicate: storage.SelectionPredicate{AllowWatchBookmarks: true}}}

@@ -251,7 +251,7 @@ func TestRequestWatchProgress(t *testing.T) {
 func TestWatchEndsWithFeed(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	c := b.Cell
-	c.Feed = fanout.NewFeed(b.Log, b.Projection)
+	c.Feed = fanout.NewFeed(b.Projection)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	s := newStore(c, pods(nil))

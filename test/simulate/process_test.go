@@ -123,7 +123,7 @@ func (w *world) start() *process {
 		cell.Objects = p.objects
 	}
 	if p.feeds {
-		cell.Feed = fanout.NewFeed(p.log, p.projection)
+		cell.Feed = fanout.NewFeed(p.projection)
 		w.running.Go(func() { _ = cell.Feed.Run(p.life) })
 	}
 	for _, kind := range kinds {

@@ -53,7 +53,7 @@ func TestIndexConcernsWhoMust(t *testing.T) {
 				all.add(one)
 			}
 			var got []string
-			for _, one := range all.concerned(NewDelivery(newEvent(eventlog.Event{Write: eventlog.Write{Op: c.op}})), nil) {
+			for _, one := range all.concerned(NewDelivery(newEvent("", eventlog.Event{Write: eventlog.Write{Op: c.op}})), nil) {
 				got = append(got, named[one])
 			}
 			require.ElementsMatch(t, c.want, got)

@@ -23,11 +23,11 @@ type Event struct {
 }
 
 // newEvent is an event that the fold has still to judge.
-func newEvent(e eventlog.Event) *Event { return &Event{Event: e, RowKey: e.Key.RowKey()} }
+func newEvent(rowKey string, e eventlog.Event) *Event { return &Event{Event: e, RowKey: rowKey} }
 
 // NewPast is an event that Projection.Events has yielded: it is not void.
 func NewPast(e eventlog.Event) *Event {
-	past := newEvent(e)
+	past := newEvent(e.Key.RowKey(), e)
 	past.judged = true
 	return past
 }

@@ -6,7 +6,6 @@ import (
 	"iter"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,13 +14,12 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// Feed reads the log once for a process and hands each event to the subscriptions that it concerns.
+// Feed follows the projection for a process and hands each event to the subscriptions that it concerns.
 type Feed struct {
 	// Changed, if set before Run, is called when the log has changed, and when it may have changed unseen. It must not
 	// wait.
 	Changed func()
 
-	log        *eventlog.Log
 	projection *projection.Projection
 
 	mu      sync.Mutex // guards what follows; never held while waiting
@@ -37,9 +35,9 @@ type Feed struct {
 }
 
 // NewFeed returns a feed. It delivers nothing until Run.
-func NewFeed(log *eventlog.Log, p *projection.Projection) *Feed {
+func NewFeed(p *projection.Projection) *Feed {
 	return &Feed{
-		log: log, projection: p,
+		projection: p,
 		audiences: map[string]*audience{},
 		requested: map[string]eventlog.Revision{},
 	}
@@ -55,7 +53,7 @@ func (f *Feed) Run(ctx context.Context) error {
 			failures = 0
 			f.Start(f.past(ctx, v))
 			f.changed()
-			err = f.log.Follow(ctx, v.Revision(), f.Deliver)
+			err = f.projection.Follow(ctx, v.Revision(), func(v *projection.View) error { return f.follow(ctx, v) })
 			f.stop()
 		}
 		switch {
@@ -63,14 +61,14 @@ func (f *Feed) Run(ctx context.Context) error {
 			return nil
 		case errors.Is(err, eventlog.ErrDiverged):
 			return err
-		case !errors.Is(err, eventlog.ErrPurged):
+		default:
 			slog.WarnContext(ctx, "following the log failed, trying again", "error", err)
 		}
 		_ = eventlog.Pause(ctx, rand.N(10*time.Millisecond<<min(failures, 8))) // some seconds at most
 	}
 }
 
-// past returns the window that the feed must have when it follows the log from the view's revision. After a restart it
+// past returns the window that the feed must have when it follows the projection from the view's revision. After a restart it
 // is filled from the snapshot. Clients then come back all at once, each from another revision, and one scan serves
 // them.
 func (f *Feed) past(ctx context.Context, v *projection.View) Window {
@@ -100,30 +98,44 @@ func (f *Feed) Start(w Window) {
 	}
 }
 
-// Deliver hands the events of one append to the subscriptions that they concern. It waits for none of them. No window
-// and no bookmark ends inside a batch.
-func (f *Feed) Deliver(b eventlog.Batch) error {
-	// The projection learns first: a watch looks up the previous state in a view.
-	f.projection.Learn(b)
-	if slices.ContainsFunc(b, func(e eventlog.Event) bool { return e.Op != eventlog.Barrier }) {
+// follow hands over what a newer view has. What has left the view's tail meanwhile, because the feed came late, is read
+// from the snapshot.
+func (f *Feed) follow(ctx context.Context, v *projection.View) error {
+	var events []*Event
+	after := f.window.To // only Run's goroutine writes the window
+	if after < v.Applied() {
+		for e, err := range v.EventsOf(ctx, projection.Keys{}, after, v.Applied()) {
+			if err != nil {
+				return err
+			}
+			events = append(events, NewPast(e))
+		}
+	}
+	for rowKey, e := range v.Tail(after) {
+		events = append(events, newEvent(rowKey, e))
+	}
+	f.Deliver(events, v.Revision())
+	return nil
+}
+
+// Deliver hands the next events to the subscriptions that they concern, up to a revision that ends an append. It waits
+// for none of them. No window and no bookmark ends inside an append.
+func (f *Feed) Deliver(events []*Event, upTo eventlog.Revision) {
+	if len(events) > 0 {
 		f.changed()
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, logged := range b {
-		if logged.Op != eventlog.Barrier {
-			e := newEvent(logged)
-			f.window.add(e)
-			f.fanOut(e)
-		}
-		f.window.To = logged.Revision
+	for _, e := range events {
+		f.window.add(e)
+		f.fanOut(e)
 	}
+	f.window.To = upTo
 	for first, target := range f.requested {
 		if target <= f.window.To {
 			f.notify(first)
 		}
 	}
-	return nil
 }
 
 func (f *Feed) changed() {

@@ -30,7 +30,7 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 			var added []eventlog.Revision // those that the window says it holds
 			for i := range c.changes {
 				rev, from := eventlog.Revision(4+i*c.apart), w.From
-				w.add(newEvent(eventlog.Event{Revision: rev, Write: eventlog.Write{Body: body}}))
+				w.add(newEvent("", eventlog.Event{Revision: rev, Write: eventlog.Write{Body: body}}))
 				added = append(added, rev)
 				require.Equal(t, rev, w.To)
 				if w.From == from && i+1 < c.changes {
