@@ -23,6 +23,11 @@ func (w *watcher) follow(ctx context.Context) error {
 	}
 	sub := &fanout.Subscription{Keys: w.keys, Progress: w.opts.ProgressNotify}
 	sub.Index, sub.Value = w.indexFor(&w.opts.Predicate)
+	// What a watch selects may have to be compared with the object before, and a custom resource may have to be
+	// converted by a webhook: that takes time. So does a key service.
+	if w.selects == nil && w.plain && !w.unstructured {
+		sub.Offer = w.offer
+	}
 	w.Feed.Join(sub)
 	defer w.Feed.Leave(sub)
 	var past fanout.Window
@@ -89,6 +94,7 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 	if w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks {
 		tick = bookmarks.C
 	}
+	sub.Done()
 	for {
 		select {
 		case d, ok := <-sub.Queue():
@@ -99,6 +105,7 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 			if err := w.sendDelivery(ctx, d); err != nil {
 				return err
 			}
+			sub.Done()
 		case <-tick:
 			w.Feed.Bookmark(sub)
 			bookmarks.Reset(w.untilBookmark(ctx))
@@ -109,6 +116,31 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 			return ctx.Err()
 		}
 	}
+}
+
+// offer sends the event of a delivery if its reader has room for it. It runs in the feed's goroutine, while the watch's
+// own waits for the queue.
+func (w *watcher) offer(d *fanout.Delivery) bool {
+	e := d.Event
+	if e.Revision > w.position && !w.foreign(e.ContentType) {
+		valid, err := e.Valid(context.Background(), w.Projection) // which is known
+		if err != nil {
+			return false
+		}
+		if valid {
+			event, found, err := d.For(context.Background(), w.store, nil)
+			if err != nil || !found {
+				return false // the watch itself says what is wrong
+			}
+			select {
+			case w.results <- event:
+			default:
+				return false
+			}
+		}
+	}
+	w.position = max(w.position, e.Revision)
+	return true
 }
 
 // untilBookmark is the time to the next bookmark. Bookmarks come at fixed intervals and shortly before the request

@@ -342,6 +342,18 @@ var list = []mutant{
 		why:   "a client goes on from a bookmark past events that it never got",
 	},
 	{
+		name: "offered-before-what-waits",
+		file: "internal/kubestore/fanout/subscription.go", old: "s.busy.Load() == 0 && s.Offer(d)", new: "s.Offer(d)",
+		tests: "TestManyWatchesInOrder", in: "internal/kubestore",
+		why: "a watch that is behind misses an event",
+	},
+	{
+		name: "many-watches-woken",
+		file: "internal/kubestore/follow.go", old: "sub.Offer = w.offer", new: "",
+		tests: "TestPromptWatches",
+		why:   "a change wakes two goroutines for each watch in place of one",
+	},
+	{
 		name: "change-sent-twice",
 		file: "internal/kubestore/follow.go", old: "e.Revision <= w.position {", new: "e.Revision < w.position {",
 		tests: "TestWatchExpires|TestIndexLeavesNothingOut",

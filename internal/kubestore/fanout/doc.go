@@ -1,10 +1,10 @@
-// Package fanout brings each event of the log to the watches that it concerns. One Feed reads the log for all watches
-// of a process. Work whose result is the same for many watches is done once.
+// Package fanout brings each event of the log to the watches that it concerns. One Feed follows the projection for all
+// watches of a process. Work whose result is the same for many watches is done once.
 //
 // An event meets these nouns, in this order:
 //
 //	the log
-//	   │ Feed.Run follows it.
+//	   │ Feed.Run follows the projection, which reads it.
 //	   ▼
 //	Event           One event, and whether it is void. It is kept in the Window,
 //	   │            the newest part of the past, for watches that come back.
@@ -12,7 +12,8 @@
 //	   ▼
 //	Delivery        The event on its way to all of its audience. It is gone when the last
 //	   │            of them has taken it. A Delivery without an event is a bookmark.
-//	   │ It waits in the queue of each Subscription. The Feed never waits for a queue.
+//	   │ It waits in the queue of each Subscription. The Feed never waits for a queue. If
+//	   │ many watches get it, one that waits for nothing else takes it at once (Offer).
 //	   ▼
 //	change          The delivery as one Store sees it: the objects before and after it.
 //	   │            Each object is decoded and asked for its labels and fields once, whoever

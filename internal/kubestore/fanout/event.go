@@ -46,6 +46,17 @@ func (e *Event) Valid(ctx context.Context, p *projection.Projection) (bool, erro
 	return !e.void, nil
 }
 
+// judge finds out whether the event is void, unless that takes waiting, and reports whether it is known.
+func (e *Event) judge(v *projection.View) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.judged && v != nil {
+		valid, known := v.ValidNow(&e.Event, e.RowKey)
+		e.judged, e.void = known, known && !valid
+	}
+	return e.judged
+}
+
 // Delivery is an event on its way to the subscriptions that it concerns, or a bookmark on its way to one of them.
 type Delivery struct {
 	// Event is nil in a bookmark.
@@ -54,6 +65,8 @@ type Delivery struct {
 	Bookmark eventlog.Revision
 	// many says that enough watches get the event for an encoding to be worth keeping.
 	many bool
+	// prompt says that what the event is can be found out without waiting, and soon.
+	prompt bool
 
 	mu      sync.Mutex // guards what follows
 	changes *change    // of each store
@@ -61,6 +74,9 @@ type Delivery struct {
 
 // sharedFrom is how many watches of one event are many. The figure is upstream's.
 const sharedFrom = 3
+
+// promptBytes is how large an event may be that the feed lets watches decode in its own goroutine: some 0.3 ms.
+const promptBytes = 64 << 10
 
 // NewDelivery returns a delivery of an event.
 func NewDelivery(e *Event) *Delivery { return &Delivery{Event: e} }

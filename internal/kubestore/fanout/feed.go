@@ -156,6 +156,7 @@ func (f *Feed) fanOut(e *Event) {
 		}
 	}
 	d.many = len(f.concerned) >= sharedFrom
+	d.prompt = d.many && len(e.Body) <= promptBytes && e.judge(f.projection.Current())
 	for _, s := range f.concerned {
 		f.push(s, d, e.Revision-1)
 	}

@@ -1,6 +1,8 @@
 package fanout
 
 import (
+	"sync/atomic"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection"
 )
@@ -18,7 +20,13 @@ type Subscription struct {
 	Value string
 	// Progress says that the bookmarks of RequestProgress are for this watch.
 	Progress bool
+	// Offer, if it is set, takes a delivery of an event at once, in place of the queue, and says whether it did. It must
+	// not wait. It is called in the feed's goroutine, while the watch has nothing else to do, so that a change that many
+	// watches get does not wake a goroutine for each of them.
+	Offer func(*Delivery) bool
 
+	// busy counts the deliveries that the watch has not dealt with, and one for the past.
+	busy   atomic.Int32
 	joined   chan Window
 	queue    chan *Delivery
 	complete eventlog.Revision
@@ -32,6 +40,9 @@ func (s *Subscription) Joined() <-chan Window { return s.joined }
 // stopped.
 func (s *Subscription) Queue() <-chan *Delivery { return s.queue }
 
+// Done says that the watch has dealt with the past, or with one more delivery of the queue.
+func (s *Subscription) Done() { s.busy.Add(-1) }
+
 // Complete may be called when the queue is closed: every event up to that revision was in it.
 func (s *Subscription) Complete() eventlog.Revision { return s.complete }
 
@@ -41,6 +52,7 @@ func (s *Subscription) Covers(rowKey string) bool { return rowKey >= s.Start && 
 // Join adds a subscription.
 func (f *Feed) Join(s *Subscription) {
 	s.joined, s.queue = make(chan Window, 1), make(chan *Delivery, QueueLength)
+	s.busy.Store(1)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ended {
@@ -102,6 +114,10 @@ func (f *Feed) Subscriptions(first string) int {
 
 // push never waits. A subscription whose queue is full leaves the feed, complete up to a revision. It requires mu.
 func (f *Feed) push(s *Subscription, d *Delivery, complete eventlog.Revision) {
+	if d.prompt && s.Offer != nil && s.busy.Load() == 0 && s.Offer(d) {
+		return
+	}
+	s.busy.Add(1)
 	select {
 	case s.queue <- d:
 	default:

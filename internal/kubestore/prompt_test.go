@@ -1,0 +1,109 @@
+package kubestore
+
+import (
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// TestPromptWatches: what many idle watches get is with their readers before the feed goes on. No goroutine is woken in
+// between.
+func TestPromptWatches(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	cell := b.Cell
+	cell.Feed = fanout.NewFeed(b.Projection) // which the test runs
+	s := newStore(cell, pods(nil))
+	p := create(t, s, pod("ns", "a"))
+	head := b.Projection.Current().Revision()
+	cell.Feed.Start(fanout.Window{From: head, To: head})
+	const watches = 200
+	var all []*recorder
+	for range watches {
+		all = append(all, watchFrom(t, s, p.ResourceVersion))
+	}
+	waitForMembers(t, s, watches)
+	tries := 0
+	eventlogtest.Eventually(t, "a change is with all readers at once", func() bool { // the first ones find watches that begin
+		tries++
+		_, err := relabel(t.Context(), s, keyOf(p), "n", strconv.Itoa(tries))
+		require.NoError(t, err)
+		v, err := b.Projection.Latest(t.Context())
+		require.NoError(t, err)
+		var events []*fanout.Event
+		for e, err := range v.EventsOf(t.Context(), projection.Keys{}, head, v.Revision()) {
+			require.NoError(t, err)
+			events = append(events, fanout.NewPast(e))
+		}
+		head = v.Revision()
+		cell.Feed.Deliver(events, head)
+		prompt := 0
+		for _, w := range all {
+			prompt += len(w.ResultChan())
+		}
+		for _, w := range all {
+			w.next()
+		}
+		return prompt == watches
+	})
+}
+
+// TestManyWatchesInOrder: small and large changes come to many watches, some of whose readers are slow, each once and
+// in order, however each of them reaches a watch.
+func TestManyWatchesInOrder(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	s := newStore(b.Cell, pods(nil))
+	p := create(t, s, pod("ns", "a"))
+	const watches, changes = 20, 600
+	large := strings.Repeat("x", 70<<10)
+	written := make([]chan struct{}, changes)
+	for i := range written {
+		written[i] = make(chan struct{})
+	}
+	var reading sync.WaitGroup
+	for n := range watches {
+		w := watchFrom(t, s, p.ResourceVersion)
+		rng := rand.New(rand.NewPCG(uint64(n), 1))
+		reading.Go(func() {
+			for i := range changes {
+				if n%2 == 0 && rng.IntN(40) == 0 { // falls behind
+					<-written[min(i+rng.IntN(150), changes-1)]
+				}
+				e, open := <-w.ResultChan()
+				if !open {
+					t.Errorf("watch %d ended before change %d", n, i)
+					return
+				}
+				got := e.Object.(interface{ GetLabels() map[string]string }).GetLabels()["n"]
+				if got != strconv.Itoa(i) {
+					t.Errorf("change %s came to watch %d in place of %d", got, n, i)
+					return
+				}
+			}
+		})
+	}
+	for i := range changes {
+		update := func(o runtime.Object) (runtime.Object, error) {
+			p := o.(*example.Pod)
+			p.Labels, p.Annotations = map[string]string{"n": strconv.Itoa(i)}, nil
+			if i%7 == 0 {
+				p.Annotations = map[string]string{"large": large}
+			}
+			return p, nil
+		}
+		require.NoError(t, s.GuaranteedUpdate(t.Context(), keyOf(p), &example.Pod{}, false, nil, storage.SimpleUpdate(update), nil))
+		close(written[i])
+	}
+	reading.Wait()
+}
