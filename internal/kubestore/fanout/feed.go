@@ -38,8 +38,8 @@ type Feed struct {
 func NewFeed(p *projection.Projection) *Feed {
 	return &Feed{
 		projection: p,
-		audiences: map[string]*audience{},
-		requested: map[string]eventlog.Revision{},
+		audiences:  map[string]*audience{},
+		requested:  map[string]eventlog.Revision{},
 	}
 }
 

@@ -26,7 +26,7 @@ type Subscription struct {
 	Offer func(*Delivery) bool
 
 	// busy counts the deliveries that the watch has not dealt with, and one for the past.
-	busy   atomic.Int32
+	busy     atomic.Int32
 	joined   chan Window
 	queue    chan *Delivery
 	complete eventlog.Revision
