@@ -150,7 +150,12 @@ func (l *Log) publish(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	select {
 	case l.batches <- struct{}{}:
 		defer func() { <-l.batches }()
-		return l.publishBatch(ctx, msgs)
+		l.begun.Add(1)
+		rev, err := l.publishBatch(ctx, msgs)
+		if !l.leavesOpen(err) {
+			l.ended.Add(1)
+		}
+		return rev, err
 	case <-ctx.Done():
 		return 0, ErrNotPublished
 	}

@@ -89,11 +89,14 @@ func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	if l.replicated.Load() && !l.config.LeaderReads {
 		return l.barrier(ctx)
 	}
+	ended, begun := l.ended.Load(), l.begun.Load()
 	b, err := l.info(ctx) // which may find that the log is replicated by now
 	if err == nil && l.replicated.Load() && (!l.config.LeaderReads || b.Head < seen || !b.active) {
 		return l.barrier(ctx)
 	}
-	if err == nil && b.Head > seen {
+	// Where all batches are this Log's, none was being written if none was in flight.
+	whole := l.config.Local != nil && ended == begun && l.begun.Load() == begun
+	if err == nil && b.Head > seen && !whole {
 		b.Head, err = l.wholeBatch(ctx, b.Head)
 	}
 	return b.Bounds, err

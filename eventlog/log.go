@@ -34,7 +34,8 @@ type Config struct {
 	// faster, and stale while a deposed leader can be reached (docs/guarantees.md).
 	LeaderReads bool
 	// Local says what stream info would, where the stream's only server runs in this process. Asking over the
-	// connection would take turns of a dozen goroutines.
+	// connection would take turns of a dozen goroutines. This Log must be the only one that appends several events at
+	// once.
 	Local func(stream string) (Bounds, error)
 }
 
@@ -65,6 +66,8 @@ type Log struct {
 	epoch atomic.Uint64
 	// batches bounds the batches in flight; the server drops any over 50.
 	batches chan struct{}
+	// begun and ended count batches. One whose outcome stays open never ends.
+	begun, ended atomic.Int64
 	link    atomic.Pointer[link]
 	left    atomic.Int64 // when a server was left, in nanoseconds of Unix time
 

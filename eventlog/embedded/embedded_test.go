@@ -2,6 +2,8 @@ package embedded_test
 
 import (
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -60,6 +62,55 @@ func TestBounds(t *testing.T) {
 	s.Stop()
 	_, err = local.Head(ctx)
 	require.Error(t, err)
+}
+
+// TestHeadIsLocal: the process that holds the log sends nothing to learn its head, and is never shown half of a batch.
+func TestHeadIsLocal(t *testing.T) {
+	ctx := t.Context()
+	s, config := start(t)
+	require.NoError(t, eventlog.Create(ctx, config))
+	other, err := eventlog.Open(ctx, config)
+	require.NoError(t, err)
+	config.Local = s.Bounds
+	log, err := eventlog.Open(ctx, config)
+	require.NoError(t, err)
+	write := func(name string) eventlog.Write {
+		key := eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "default", Name: name}
+		return eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: []byte("x")}
+	}
+	const size = 20
+	_, err = other.Append(ctx, eventlog.Basis{}, "first", write("first"))
+	require.NoError(t, err)
+	before := config.Conn.Stats().OutMsgs
+	b, err := log.Head(ctx)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, b.Head)
+	require.Equal(t, before, config.Conn.Stats().OutMsgs, "the head was asked for over the connection")
+
+	var appending sync.WaitGroup
+	var left atomic.Int64
+	left.Store(4)
+	for n := range 4 {
+		appending.Go(func() {
+			defer left.Add(-1)
+			for i := range 25 {
+				var batch []eventlog.Write
+				for j := range size {
+					batch = append(batch, write(fmt.Sprintf("%d-%d-%d", n, i, j)))
+				}
+				if _, err := log.Append(ctx, eventlog.Basis{}, fmt.Sprintf("batch-%d-%d", n, i), batch...); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for left.Load() > 0 {
+		b, err := log.Head(ctx)
+		require.NoError(t, err)
+		require.Equal(t, 1, int(b.Head)%size, "the head %d lies in a batch", b.Head)
+	}
+	appending.Wait()
 }
 
 func BenchmarkBounds(b *testing.B) {

@@ -310,6 +310,12 @@ var list = []mutant{
 		tests: "TestOwnersThatWaitForEachOther", in: "functions/lifecycle",
 		why: "objects that wait for each other keep a process busy for ever",
 	},
+	{
+		name: "local-head-inside-a-batch",
+		file: "eventlog/head.go", old: "ended == begun && l.begun.Load() == begun", new: "ended <= begun",
+		tests: "TestHeadIsLocal", in: "eventlog/embedded",
+		why: "a reader sees half of a batch",
+	},
 	// internal/kubestore and its fanout: watches
 	{
 		name: "window-seeded-short",
