@@ -68,8 +68,8 @@ type Log struct {
 	batches chan struct{}
 	// begun and ended count batches. One whose outcome stays open never ends.
 	begun, ended atomic.Int64
-	link    atomic.Pointer[link]
-	left    atomic.Int64 // when a server was left, in nanoseconds of Unix time
+	link         atomic.Pointer[link]
+	left         atomic.Int64 // when a server was left, in nanoseconds of Unix time
 
 	mu      sync.Mutex
 	asking  bool      // mu; a head question is in flight
