@@ -69,12 +69,16 @@ func (l *Log) ask() {
 }
 
 func (l *Log) askOnce() (Bounds, error) {
-	ctx, cancel := l.within(context.Background())
-	defer cancel()
 	seen := Revision(l.seen.Load())
-	b, err := l.learn(ctx, seen)
-	if err != nil {
-		return Bounds{}, fmt.Errorf("learn the log's head: %w", err)
+	b, ok := l.lookUp(seen)
+	if !ok {
+		ctx, cancel := l.within(context.Background())
+		defer cancel()
+		var err error
+		b, err = l.learn(ctx, seen)
+		if err != nil {
+			return Bounds{}, fmt.Errorf("learn the log's head: %w", err)
+		}
 	}
 	if b.Head < seen {
 		return Bounds{}, fmt.Errorf("the head is %d and %d was seen before: %w", b.Head, seen, ErrDiverged)
@@ -83,20 +87,29 @@ func (l *Log) askOnce() (Bounds, error) {
 	return b, nil
 }
 
+// lookUp is learn without a message, where the log is in this process. All batches are then this Log's, so the head
+// lies in none if none was in flight.
+func (l *Log) lookUp(seen Revision) (Bounds, bool) {
+	if l.config.Local == nil {
+		return Bounds{}, false
+	}
+	ended, begun := l.ended.Load(), l.begun.Load()
+	s, err := l.info(context.Background()) // which asks nobody
+	whole := ended == begun && l.begun.Load() == begun
+	return s.Bounds, err == nil && (whole || s.Head <= seen)
+}
+
 // learn chooses how to ask. A single server's answer is exact. Of several, a deposed leader that can still be reached
 // goes on answering with its old head.
 func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 	if l.replicated.Load() && !l.config.LeaderReads {
 		return l.barrier(ctx)
 	}
-	ended, begun := l.ended.Load(), l.begun.Load()
 	b, err := l.info(ctx) // which may find that the log is replicated by now
 	if err == nil && l.replicated.Load() && (!l.config.LeaderReads || b.Head < seen || !b.active) {
 		return l.barrier(ctx)
 	}
-	// Where all batches are this Log's, none was being written if none was in flight.
-	whole := l.config.Local != nil && ended == begun && l.begun.Load() == begun
-	if err == nil && b.Head > seen && !whole {
+	if err == nil && b.Head > seen {
 		b.Head, err = l.wholeBatch(ctx, b.Head)
 	}
 	return b.Bounds, err
