@@ -1,24 +1,24 @@
 package apiserver
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
+	"maps"
+	"net"
 	"net/http"
+	"strconv"
 	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/endpoints/metrics"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	genericfilters "k8s.io/apiserver/pkg/server/filters"
-)
+	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 
-// byDeadline is a request's context that only the deadline ends.
-type byDeadline struct {
-	context.Context // of the request
-	passed          chan struct{}
-	// decided is set by who answers when the deadline passes: by the handler beforehand, or by the deadline itself.
-	decided atomic.Bool
-}
+	"github.com/logplane/logplane/internal/serving"
+)
 
 type deadlineKey struct{}
 
@@ -26,61 +26,166 @@ type deadlineKey struct{}
 const lastWord = 500 * time.Millisecond
 
 // answersLate lets the rest of the request answer by itself when its deadline passes. It must end with its context.
-// Otherwise both it and the filter would answer, and the answer would be cut off.
 func answersLate(ctx context.Context) {
-	if d, ok := ctx.Value(deadlineKey{}).(*byDeadline); ok {
-		d.decided.Store(true)
+	if t, ok := ctx.Value(deadlineKey{}).(*timed); ok {
+		t.claim()
 	}
 }
 
-// pass lets the filter answer, unless the handler has said that it will.
-func (d *byDeadline) pass() {
-	if !d.decided.Swap(true) {
-		close(d.passed)
-	}
-}
-
-func (d *byDeadline) Done() <-chan struct{} { return d.passed }
-
-func (d *byDeadline) Err() error {
-	select {
-	case <-d.passed:
-		return context.DeadlineExceeded
-	default:
-		return nil
-	}
-}
-
-// withTimeout answers 504 when a request's deadline passes while it is served. Upstream's filter treats a client that
-// goes away in the same way: it answers and counts a 504, and logs the end of the handler as an error. So here the
-// filter sees the deadline only. The handler sees both, and ends by itself when nobody waits for it.
+// withTimeout answers 504 when a request's deadline has passed and its handler does not answer. A handler that waits for
+// something when the deadline passes answers by itself, and has the time to. So this is for handlers that wait for
+// something else than their context. A body may take all of a request's time. Then the request is not served.
 //
-// A handler that waits for something when the deadline passes answers by itself, and the filter leaves it the time to.
-// If both answered, the response would be cut off.
-//
-// A body may take all of a request's time. Then the request is not served.
+// Upstream's filter runs every handler in a goroutine of its own and waits for it. To grow a second stack takes an
+// eighth of a get's processor. Here the handler keeps the request's goroutine, and a timer answers in its place.
 func (s *Server) withTimeout(h http.Handler) http.Handler {
-	timed := genericfilters.WithTimeoutForNonLongRunningRequests(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		d := r.Context().(*byDeadline)
-		h.ServeHTTP(w, r.WithContext(context.WithValue(d.Context, deadlineKey{}, d)))
-	}), isLongRunning)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		whole := r.Context()
-		info, _ := apirequest.RequestInfoFrom(whole)
-		if _, bounded := whole.Deadline(); !bounded || isLongRunning(r, info) {
+		ctx := r.Context()
+		info, _ := apirequest.RequestInfoFrom(ctx)
+		last, bounded := ctx.Deadline()
+		if !bounded || isLongRunning(r, info) {
 			h.ServeHTTP(w, r)
 			return
 		}
-		if errors.Is(whole.Err(), context.DeadlineExceeded) {
-			s.fail(w, r, apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0))
+		late := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			s.fail(w, r, late)
 			return
 		}
-		d := &byDeadline{Context: whole, passed: make(chan struct{})}
-		defer context.AfterFunc(whole, func() {
-			if errors.Is(whole.Err(), context.DeadlineExceeded) {
-				time.AfterFunc(lastWord, d.pass)
+		t := &timed{ResponseWriter: w, header: w.Header().Clone(), passed: make(chan struct{})}
+		// The handler may change its request, so the timer has its own.
+		url := *r.URL
+		asked := &http.Request{Method: r.Method, URL: &url, ProtoMajor: r.ProtoMajor, Header: http.Header{"Accept": r.Header["Accept"]}}
+		asked = asked.WithContext(ctx)
+		timer := time.AfterFunc(time.Until(last)+lastWord, func() {
+			defer close(t.passed)
+			if !t.pass() {
+				return
 			}
-		})()
-		timed.ServeHTTP(w, r.WithContext(d))
+			metrics.RecordRequestTermination(asked, info, metrics.APIServerComponent, http.StatusGatewayTimeout)
+			s.config.Logger.ErrorContext(ctx, "a request runs on after its deadline", "request", requestID(asked), "method", r.Method, "uri", url.RequestURI())
+			t.answer(asked, func(w http.ResponseWriter) { s.fail(w, asked, late) })
+		})
+		defer t.end(timer)
+		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(t), r.WithContext(context.WithValue(ctx, deadlineKey{}, t)))
+		if t.claim() && !t.begun { // a handler may set headers and write nothing
+			t.begin()
+		}
 	})
 }
+
+// timed is the writer of an answer that either the handler or its deadline gives.
+type timed struct {
+	http.ResponseWriter
+	header http.Header // the handler's
+	by     atomic.Int32
+	passed chan struct{} // closed when the timer has done its work
+	begun  bool          // the handler has sent its header
+}
+
+// Who gives an answer.
+const (
+	nobody int32 = iota
+	byHandler
+	byDeadline
+)
+
+// claim says that the handler answers, and reports whether it may.
+func (t *timed) claim() bool { return t.by.Load() == byHandler || t.by.CompareAndSwap(nobody, byHandler) }
+
+// pass says that the deadline answers, and reports whether it may.
+func (t *timed) pass() bool { return t.by.CompareAndSwap(nobody, byDeadline) }
+
+// answer sends all of an answer although the handler goes on. Then the connection is of no more use.
+func (t *timed) answer(r *http.Request, fail func(http.ResponseWriter)) {
+	whole := &whole{header: t.ResponseWriter.Header()}
+	fail(whole)
+	whole.header.Set("Content-Length", strconv.Itoa(whole.body.Len()))
+	if r.ProtoMajor == 1 {
+		whole.header.Set("Connection", "close")
+	}
+	t.ResponseWriter.WriteHeader(whole.code)
+	_, _ = t.ResponseWriter.Write(whole.body.Bytes())
+	control := http.NewResponseController(t.ResponseWriter)
+	_ = control.Flush()
+	if r.ProtoMajor > 1 { // only its handler's end ends a stream well
+		_ = control.SetWriteDeadline(time.Now())
+	}
+}
+
+// end waits for the timer, if it has begun: nobody may write when the handler has returned.
+func (t *timed) end(timer *time.Timer) {
+	if timer.Stop() {
+		return
+	}
+	<-t.passed
+	if t.by.Load() == byDeadline {
+		metrics.RecordRequestPostTimeout(metrics.PostTimeoutSourceTimeoutHandler, metrics.PostTimeoutHandlerOK)
+	}
+}
+
+// Unwrap is for http.ResponseController.
+func (t *timed) Unwrap() http.ResponseWriter { return t.ResponseWriter }
+
+// Header implements http.ResponseWriter.
+func (t *timed) Header() http.Header { return t.header }
+
+func (t *timed) begin() {
+	t.begun = true
+	header := t.ResponseWriter.Header()
+	clear(header)
+	maps.Copy(header, t.header)
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (t *timed) WriteHeader(code int) {
+	if t.claim() {
+		if !t.begun {
+			t.begin()
+		}
+		t.ResponseWriter.WriteHeader(code)
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (t *timed) Write(p []byte) (int, error) {
+	if !t.claim() {
+		return 0, http.ErrHandlerTimeout
+	}
+	if !t.begun {
+		t.begin()
+	}
+	return t.ResponseWriter.Write(p)
+}
+
+// Flush implements http.Flusher.
+func (t *timed) Flush() {
+	if t.claim() {
+		if !t.begun {
+			t.begin()
+		}
+		_ = http.NewResponseController(t.ResponseWriter).Flush()
+	}
+}
+
+// CloseNotify is what upstream's wrappers look for.
+func (t *timed) CloseNotify() <-chan bool { return serving.CloseNotify(t.ResponseWriter) }
+
+// Hijack implements http.Hijacker.
+func (t *timed) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if !t.claim() {
+		return nil, nil, http.ErrHandlerTimeout
+	}
+	return http.NewResponseController(t.ResponseWriter).Hijack()
+}
+
+// whole is an answer that is not sent yet.
+type whole struct {
+	header http.Header
+	code   int
+	body   bytes.Buffer
+}
+
+func (w *whole) Header() http.Header         { return w.header }
+func (w *whole) WriteHeader(code int)        { w.code = code }
+func (w *whole) Write(p []byte) (int, error) { return w.body.Write(p) }

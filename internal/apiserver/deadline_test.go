@@ -3,10 +3,10 @@ package apiserver
 import (
 	"bytes"
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,8 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/klog/v2"
-
-	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
 // lines is what was logged.
@@ -36,7 +34,7 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// A client that goes away is no timeout, and is logged for debugging only. A deadline that passes is a timeout.
+// A client that goes away is no timeout, and is logged for debugging only.
 func TestClientGoesAway(t *testing.T) {
 	var logged lines
 	logger := slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -70,14 +68,81 @@ func TestClientGoesAway(t *testing.T) {
 	}
 	require.Empty(t, logged.String())
 
-	// A handler that runs on after its deadline is logged.
-	release := make(chan struct{})
-	stubborn := s.withTimeout(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
-	ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(t.Context(), &apirequest.RequestInfo{Verb: "get"}), time.Millisecond)
-	defer cancel()
-	w := httptest.NewRecorder()
-	stubborn.ServeHTTP(w, httptest.NewRequest("GET", "/", nil).WithContext(ctx))
-	require.Equal(t, 504, w.Code)
-	close(release)
-	eventlogtest.Eventually(t, "the end of its handler is logged", func() bool { return strings.Contains(logged.String(), "Post-timeout activity") })
+}
+
+// TestStubbornHandler: a handler that does not end with its request's deadline is answered for. All of the answer comes while it
+// still runs, nothing that it writes follows, and it is logged.
+func TestStubbornHandler(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		http2 bool
+	}{{"HTTP/1.1", false}, {"HTTP/2", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			var logged lines
+			s := newServer(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&logged, nil)) })
+			release, ended := make(chan struct{}), make(chan error, 1)
+			stubborn := s.withTimeout(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Mine", "x")
+				<-release
+				w.WriteHeader(200)
+				_, err := io.WriteString(w, "late")
+				ended <- err
+			}))
+			listener := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(r.Context(), &apirequest.RequestInfo{Verb: "get"}), time.Millisecond)
+				defer cancel()
+				stubborn.ServeHTTP(w, r.WithContext(ctx))
+			}))
+			listener.EnableHTTP2 = c.http2
+			listener.StartTLS()
+			defer listener.Close()
+			answer, err := listener.Client().Get(listener.URL)
+			require.NoError(t, err)
+			defer func() { _ = answer.Body.Close() }()
+			require.Equal(t, 504, answer.StatusCode)
+			require.Empty(t, answer.Header.Get("Mine"))
+			body, err := io.ReadAll(answer.Body)
+			require.Contains(t, string(body), "request did not complete within the allotted timeout")
+			if !c.http2 { // where only the handler's end would end the stream well
+				require.NoError(t, err)
+			}
+			require.Contains(t, logged.String(), "a request runs on after its deadline")
+			close(release)
+			require.ErrorIs(t, <-ended, http.ErrHandlerTimeout)
+		})
+	}
+}
+
+// TestHandlerHasTheLastWord: a handler that waits for its context answers by itself, with its own headers, and so does
+// one that says that it will.
+func TestHandlerHasTheLastWord(t *testing.T) {
+	s := newServer(t)
+	for name, h := range map[string]http.HandlerFunc{
+		"at the deadline": func(w http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+			w.Header().Set("Mine", "x")
+			w.WriteHeader(418)
+		},
+		"later": func(w http.ResponseWriter, r *http.Request) {
+			answersLate(r.Context())
+			<-r.Context().Done()
+			<-time.After(2 * lastWord)
+			w.Header().Set("Mine", "x")
+			w.WriteHeader(418)
+		},
+		"with nothing but headers": func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Mine", "x") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(t.Context(), &apirequest.RequestInfo{Verb: "get"}), 10*time.Millisecond)
+			defer cancel()
+			w := httptest.NewRecorder()
+			w.Header().Set("Theirs", "y")
+			s.withTimeout(h).ServeHTTP(w, httptest.NewRequest("GET", "/", nil).WithContext(ctx))
+			require.Equal(t, "x", w.Result().Header.Get("Mine"))
+			require.Equal(t, "y", w.Result().Header.Get("Theirs"))
+			if name != "with nothing but headers" {
+				require.Equal(t, 418, w.Code)
+			}
+		})
+	}
 }

@@ -38,7 +38,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	h = s.withPlaces(h) // the request meets it before impersonation: a place is the real user's
 	h = s.withCorrections(h)
 	h = withWarnings(h)
-	h = s.withRecovery(h) // on the goroutine that withTimeout starts
+	h = s.withRecovery(h) // before an audit sees the panic
 	h = s.withTimeout(h)
 	h = s.withBody(h)
 	h = s.withWatcher(h)

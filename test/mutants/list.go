@@ -348,6 +348,12 @@ var list = []mutant{
 		why:   "a client goes on from a bookmark past events that it never got",
 	},
 	{
+		name: "handler-writes-after-its-deadline",
+		file: "internal/apiserver/deadline.go", old: "return 0, http.ErrHandlerTimeout", new: "_ = 0",
+		tests: "TestStubbornHandler",
+		why:   "two answers are written at once",
+	},
+	{
 		name: "offered-before-what-waits",
 		file: "internal/kubestore/fanout/subscription.go", old: "s.busy.Load() == 0 && s.Offer(d)", new: "s.Offer(d)",
 		tests: "TestManyWatchesInOrder", in: "internal/kubestore",
