@@ -32,8 +32,9 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
-// commitCadence is how often a dirty projection is committed.
-const commitCadence = time.Second
+// commitCadence is how often a dirty projection is committed. Nobody else reads this cell, so what waits is in memory,
+// and a commit packs all that waits in the root again.
+const commitCadence = 5 * time.Second
 
 // healCadence is how often the log server is asked whether it can still write.
 const healCadence = time.Second
