@@ -108,11 +108,9 @@ const (
 // read to its end. Then the pieces that are not held are read again, to be sent.
 func (l *listing) fillPieces(ctx context.Context, p *Pieces) error {
 	next, stop := iter.Pull2(l.pieces(ctx, p))
+	whole := p.Sized || l.opts.Predicate.Limit > 0
 	again, held, left := *l, 0, false
-	for {
-		if held >= firstBytes && !p.Sized && l.opts.Predicate.Limit == 0 {
-			break
-		}
+	for whole || held < firstBytes {
 		piece, err, ok := next()
 		if err != nil {
 			stop()
