@@ -26,13 +26,12 @@ type Selection struct {
 }
 
 const (
-	// factShare of the budget of blocks is the budget of their facts: facts of 40 rows with three distinct ones each
-	// take some 300 bytes.
+	// factShare: the budget of facts is 1/factShare of that of blocks. The facts of a block of Pods take 150 bytes.
 	factShare = 8
-	// mostFacts is how many facts of a block are kept, at most. Of the block that has more, nothing is known: one in
-	// fifty questions would be answered wrong.
+	// mostFacts is how many facts of a block are kept. If it has more, none are: one in sixty blocks would be read for
+	// nothing.
 	mostFacts = 1024
-	// factsOverhead is about what the facts of a segment, and of a block, take besides.
+	// segmentOverhead and blockOverhead are about what facts take besides.
 	segmentOverhead, blockOverhead = 512, 32
 )
 
@@ -102,7 +101,7 @@ func (f *filter) Learn(block int, b *segment.Block) {
 	}
 }
 
-// of returns the facts of a block. A row that can never be wanted, because it has no value, has none.
+// of returns the facts of a block. Tombstones and void rows are in no list.
 func (f *filter) of(b *segment.Block) *[]Fact {
 	var decoder recordDecoder
 	decoded := true

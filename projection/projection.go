@@ -95,7 +95,8 @@ func Open(c Config) (*Projection, error) {
 	c.CacheBytes = cmp.Or(c.CacheBytes, 64<<20)
 	c.TailBytes = cmp.Or(c.TailBytes, 64<<20)
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
-	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters, cache: newBlockCache(c.CacheBytes), facts: newFactCache(c.CacheBytes / factShare),
+	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters,
+		cache: newBlockCache(c.CacheBytes), facts: newFactCache(c.CacheBytes / factShare),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}
 	if c.CacheFolder == "" {
 		return p, nil

@@ -48,7 +48,7 @@ type source interface {
 	next(ctx context.Context) (version, bool, error)
 	// skip moves past all versions of the keys up to the given one. A key may have very many.
 	skip(key string)
-	// hides says that the source may have passed over versions of a key that is not before its current one.
+	// hides says that the source may have passed over a version of the key. It is asked before the source moves on.
 	hides(key string) bool
 }
 

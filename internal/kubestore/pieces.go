@@ -103,9 +103,9 @@ const (
 	firstBytes = 8 << 20
 )
 
-// fillPieces begins a list of pieces. It reads the first ones, so that an error is an answer; later it breaks the answer
-// off. If the answer begins with the size of the list, or with what comes after it, which is so of a page, the list is
-// read to its end. Then the pieces that are not held are read again, to be sent.
+// fillPieces begins a list of pieces. It reads the first ones, so that an error is an answer; later it breaks the
+// answer off. If the answer begins with the size of the list, or with what comes after it, which is so of a page, the
+// list is read to its end. Then the pieces that are not held are read again, to be sent.
 func (l *listing) fillPieces(ctx context.Context, p *Pieces) error {
 	next, stop := iter.Pull2(l.pieces(ctx, p))
 	whole := p.Sized || l.opts.Predicate.Limit > 0

@@ -50,10 +50,13 @@ func selecting(t testing.TB, byLabels, byFields string) storage.SelectionPredica
 	require.NoError(t, err)
 	f, err := fields.ParseSelector(byFields)
 	require.NoError(t, err)
-	return storage.SelectionPredicate{Label: l, Field: f, GetAttrs: func(obj runtime.Object) (labels.Set, fields.Set, error) {
-		p := obj.(*corev1.Pod)
-		return p.Labels, fields.Set{"metadata.name": p.Name, "spec.nodeName": p.Spec.NodeName, "status.phase": string(p.Status.Phase)}, nil
-	}}
+	return storage.SelectionPredicate{Label: l, Field: f, GetAttrs: podAttributes}
+}
+
+func podAttributes(obj runtime.Object) (labels.Set, fields.Set, error) {
+	p := obj.(*corev1.Pod)
+	of := fields.Set{"metadata.name": p.Name, "spec.nodeName": p.Spec.NodeName, "status.phase": string(p.Status.Phase)}
+	return p.Labels, of, nil
 }
 
 func selected(t testing.TB, s storage.Interface, opts storage.ListOptions) *corev1.PodList {
@@ -108,10 +111,17 @@ func somePod(random *rand.Rand, i, n, bytes int) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: fmt.Sprintf("pod-%07d", i), Namespace: fmt.Sprintf("ns-%04d", i/1000),
-			Labels:      map[string]string{"app": fmt.Sprintf("app-%d", i/10), "pod-template-hash": fmt.Sprintf("%x", i/10*7919), "tier": []string{"web", "db"}[i%2]},
+			Labels: map[string]string{
+				"app":               fmt.Sprintf("app-%d", i/10),
+				"pod-template-hash": fmt.Sprintf("%x", i/10*7919),
+				"tier":              []string{"web", "db"}[i%2],
+			},
 			Annotations: map[string]string{"noise": fmt.Sprintf("%x", noise)},
 		},
-		Spec:   corev1.PodSpec{NodeName: fmt.Sprintf("node-%d", random.IntN(max(1, n/100))), Containers: []corev1.Container{{Name: "c", Image: "registry.example/app:1"}}},
+		Spec: corev1.PodSpec{
+			NodeName:   fmt.Sprintf("node-%d", random.IntN(max(1, n/100))),
+			Containers: []corev1.Container{{Name: "c", Image: "registry.example/app:1"}},
+		},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning},
 	}
 }
@@ -135,7 +145,7 @@ func TestSelectedListsReadWhatTheyNeed(t *testing.T) {
 	require.Zero(t, reads("tier=db", "spec.nodeName=none", 0))
 	require.LessOrEqual(t, reads("app=app-7", "", 10), int64(3))
 	require.LessOrEqual(t, reads("app in (app-7,app-201)", "", 20), int64(5))
-	require.LessOrEqual(t, reads("app,tier=db,pod-template-hash="+fmt.Sprintf("%x", 7*7919), "status.phase=Running", 5), int64(3))
+	require.LessOrEqual(t, reads(fmt.Sprintf("app,tier=db,pod-template-hash=%x", 7*7919), "status.phase=Running", 5), int64(3))
 	require.Positive(t, reads("app!=app-7", "", 2990), "there is nothing that it must have")
 	p.Shrink()
 	require.Positive(t, reads("app=none", "", 0), "facts are let go when memory is")
@@ -153,7 +163,8 @@ func TestSelectedListsAreExact(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	any := func(of ...string) string { return of[random.IntN(len(of))] }
 	make := func(n int) *corev1.Pod {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("p-%02d", n), Namespace: "ns", Labels: map[string]string{}}}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("p-%02d", n), Namespace: "ns"}}
+		pod.Labels = map[string]string{}
 		for _, key := range []string{"a", "b"} {
 			if value := any("", "1", "2", "3", "none"); value != "none" {
 				pod.Labels[key] = value
@@ -171,13 +182,15 @@ func TestSelectedListsAreExact(t *testing.T) {
 		case !live[n]:
 			require.NoError(t, s.Create(t.Context(), path, make(n), nil, 0))
 		case random.IntN(3) == 0:
-			require.NoError(t, s.Delete(t.Context(), path, &corev1.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}))
+			require.NoError(t, s.Delete(t.Context(), path, &corev1.Pod{}, nil, storage.ValidateAllObjectFunc, nil,
+				storage.DeleteOptions{}))
 		default:
-			require.NoError(t, s.GuaranteedUpdate(t.Context(), path, &corev1.Pod{}, false, nil, func(was runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
+			change := func(was runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
 				pod := make(n)
 				pod.ResourceVersion = was.(*corev1.Pod).ResourceVersion
 				return pod, nil, nil
-			}, nil))
+			}
+			require.NoError(t, s.GuaranteedUpdate(t.Context(), path, &corev1.Pod{}, false, nil, change, nil))
 			return
 		}
 		live[n] = !live[n]
@@ -206,7 +219,10 @@ func TestSelectedListsAreExact(t *testing.T) {
 		opts := at(rev)
 		opts.Predicate = storage.Everything
 		whole := selected(t, s, opts).Items
-		opts.Predicate = selecting(t, any("", "a", "a=1", "b=2", "a=1,b=2", "a in (2,3)", "a=none", "a!=1", "!b", "b>1", "a="), any("", "", "spec.nodeName=n1", "spec.nodeName=", "spec.nodeName!=n2", "status.phase=Failed,spec.nodeName=n3", "spec.nodeName=none", "metadata.name=p-07"))
+		opts.Predicate = selecting(t,
+			any("", "a", "a=1", "b=2", "a=1,b=2", "a in (2,3)", "a=none", "a!=1", "!b", "b>1", "a="),
+			any("", "", "spec.nodeName=n1", "spec.nodeName=", "spec.nodeName!=n2", "status.phase=Failed,spec.nodeName=n3",
+				"spec.nodeName=none", "metadata.name=p-07"))
 		opts.Predicate.Limit = int64(random.IntN(4))
 		about := fmt.Sprintf("%v %v of %d at %d", opts.Predicate.Label, opts.Predicate.Field, opts.Predicate.Limit, rev)
 		for {
@@ -260,15 +276,18 @@ func TestFactsThatNobodyCanTell(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	s := newStore(b.Cell, corePods())
 	for _, name := range []string{"a", "c"} {
-		require.NoError(t, s.Create(t.Context(), "/pods/ns/"+name, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns"}}, nil, 0))
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns"}}
+		require.NoError(t, s.Create(t.Context(), "/pods/ns/"+name, pod, nil, 0))
 	}
 	v, err := b.Projection.Latest(t.Context())
 	require.NoError(t, err)
-	_, err = b.Log.Append(t.Context(), eventlog.Basis{Head: v.Revision()}, "garbage", eventlog.Write{Key: s.key("/pods/ns/b"), Op: eventlog.Added, ContentType: s.ContentType, Body: []byte("k8s\x00garbage")})
+	_, err = b.Log.Append(t.Context(), eventlog.Basis{Head: v.Revision()}, "garbage", eventlog.Write{
+		Key: s.key("/pods/ns/b"), Op: eventlog.Added, ContentType: s.ContentType, Body: []byte("k8s\x00garbage")})
 	require.NoError(t, err)
 	b.purge(t.Context())
 	for range 3 {
-		err := s.GetList(t.Context(), "/pods", storage.ListOptions{Recursive: true, Predicate: selecting(t, "x=y", "")}, &corev1.PodList{})
+		opts := storage.ListOptions{Recursive: true, Predicate: selecting(t, "x=y", "")}
+		err := s.GetList(t.Context(), "/pods", opts, &corev1.PodList{})
 		var corrupt *corruptError
 		require.ErrorAs(t, err, &corrupt)
 	}
@@ -283,7 +302,8 @@ func TestFactsThatNobodyCanTell(t *testing.T) {
 	require.Len(t, newStore(b.Cell, defaulted).judge(&predicate, "").wanted().Demands, 1, "the field")
 
 	custom := newStore(b.Cell, Resource{NewFunc: func() runtime.Object { return &unstructured.Unstructured{} }})
-	stored, err := direct.Marshal(map[string]any{"apiVersion": "example.com/v1", "metadata": map[string]any{"labels": map[string]any{"x": "y"}}})
+	labelled := map[string]any{"labels": map[string]any{"x": "y"}}
+	stored, err := direct.Marshal(map[string]any{"apiVersion": "example.com/v1", "metadata": labelled})
 	require.NoError(t, err)
 	rows := slices.Values([]projection.Row{{Value: stored}})
 	told, ok := custom.judge(&predicate, "example.com/v1").facts(rows)
@@ -293,9 +313,9 @@ func TestFactsThatNobodyCanTell(t *testing.T) {
 	require.False(t, ok, "a conversion may change labels")
 }
 
-// BenchmarkSelect is a list by a label that none has, of the Pods of one node again and again, and of those of one node
-// after the other, by a process whose cache has room for a tenth of all Pods. LOGPLANE_BENCH_OBJECTS says how many there
-// are.
+// BenchmarkSelect is a list by a label that none has, of the Pods of one node again and again, and of those of one
+// node after the other, by a process whose cache has room for a tenth of all Pods. LOGPLANE_BENCH_OBJECTS says how many
+// there are.
 func BenchmarkSelect(b *testing.B) {
 	n, err := strconv.Atoi(os.Getenv("LOGPLANE_BENCH_OBJECTS"))
 	if err != nil {

@@ -474,8 +474,8 @@ func named(entries []Entry) (names []string) {
 	return names
 }
 
-// TestFilter: a scan yields all of the blocks that it does not pass over, also if it learns only after it has read ahead
-// that a block is excluded. It reads none of those that it passes over.
+// TestFilter: a scan yields all of the blocks that it does not pass over, also if a block is excluded only after the
+// scan has read ahead. It reads none of those that it passes over.
 func TestFilter(t *testing.T) {
 	ctx := t.Context()
 	rng := rand.New(rand.NewPCG(6, 6))
