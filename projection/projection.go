@@ -26,7 +26,8 @@ type Config struct {
 	// InlineBytes is how many compressed bytes of rows the root holds before they spill to a segment; 256 KiB by
 	// default.
 	InlineBytes int
-	// CacheBytes is the budget of decoded segment blocks; 64 MiB by default.
+	// CacheBytes is the budget of decoded segment blocks; 64 MiB by default. Facts of blocks (Selection) may take an
+	// eighth of that besides.
 	CacheBytes int64
 	// CacheFolder is a folder of a local disk that keeps what was read of immutable objects; none if it is empty.
 	// CacheFolderBytes is its budget, 1 GiB by default. Processes may share the folder.
@@ -58,6 +59,7 @@ type Config struct {
 type Projection struct {
 	config Config
 	cache  *blockCache
+	facts  *factCache
 	// folder is nil without one.
 	folder *folder
 
@@ -93,7 +95,8 @@ func Open(c Config) (*Projection, error) {
 	c.CacheBytes = cmp.Or(c.CacheBytes, 64<<20)
 	c.TailBytes = cmp.Or(c.TailBytes, 64<<20)
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
-	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters, cache: newBlockCache(c.CacheBytes),
+	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters,
+		cache: newBlockCache(c.CacheBytes), facts: newFactCache(c.CacheBytes / factShare),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}
 	if c.CacheFolder == "" {
 		return p, nil
@@ -106,7 +109,10 @@ func Open(c Config) (*Projection, error) {
 func (p *Projection) rootKey() string { return p.config.Prefix + "/root" }
 
 // Shrink drops most of the decoded blocks, those first that were not used for longest.
-func (p *Projection) Shrink() { p.cache.blocks.Shrink() }
+func (p *Projection) Shrink() {
+	p.cache.blocks.Shrink()
+	p.facts.Shrink()
+}
 
 // Current returns the newest view this process has, without asking anyone; nil before the first Latest. After Latest
 // returned V, Current is at least as new as V.

@@ -11,8 +11,8 @@ import (
 )
 
 // live yields the live versions in key order. If a segment was collected meanwhile, it goes on after the last key, on a
-// new root.
-func (v *View) live(ctx context.Context, start, end string, at Revision) iter.Seq2[version, error] {
+// new root. It may leave out what a selection excludes; nil wants everything.
+func (v *View) live(ctx context.Context, start, end string, at Revision, wanted *Selection) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		last := ""
 		err := v.retry(ctx, func(v *View) error {
@@ -22,7 +22,7 @@ func (v *View) live(ctx context.Context, start, end string, at Revision) iter.Se
 			if last != "" {
 				start = last + "\x00"
 			}
-			m, err := v.merge(ctx, start, end, at)
+			m, err := v.merge(ctx, start, end, at, wanted)
 			if err != nil {
 				return err
 			}
@@ -48,6 +48,8 @@ type source interface {
 	next(ctx context.Context) (version, bool, error)
 	// skip moves past all versions of the keys up to the given one. A key may have very many.
 	skip(key string)
+	// hides says that the source may have passed over a version of the key. It is asked before the source moves on.
+	hides(key string) bool
 }
 
 // merged walks over tail and snapshot at one revision, a key at a time.
@@ -55,8 +57,9 @@ type merged struct {
 	view       *View
 	at         Revision
 	start, end string
-	heads      []*head
-	chain      []*record
+	// heads are newest first: what one of them has of a key is newer than what the next ones have.
+	heads []*head
+	chain []*record
 }
 
 // head is a source with the newest version of its next key at the revision that was asked for.
@@ -67,23 +70,23 @@ type head struct {
 	ok      bool
 }
 
-func (v *View) merge(ctx context.Context, start, end string, at Revision) (*merged, error) {
+func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted *Selection) (*merged, error) {
 	m := &merged{view: v, at: at, start: start, end: end}
-	below := min(at, v.Applied())
-	for _, r := range v.snap.runs {
-		parts := r.overlapping(start, end)
-		if len(parts) > 0 {
-			m.heads = append(m.heads, &head{at: below, source: &runSource{parts: parts, start: start, end: end}})
-		}
-	}
-	if err := firstOfAll(ctx, m.heads); err != nil {
-		return nil, err
-	}
+	below := m.below()
 	inline := &head{at: below, source: newInlineSource(v.snap.inline, start, end)}
 	if err := inline.advance(ctx); err != nil {
 		return nil, err
 	}
 	m.heads = append(m.heads, inline)
+	for _, r := range v.snap.runs {
+		parts := r.overlapping(start, end)
+		if len(parts) > 0 {
+			m.heads = append(m.heads, &head{at: below, source: &runSource{parts: parts, start: start, end: end, wanted: wanted}})
+		}
+	}
+	if err := firstOfAll(ctx, m.heads[1:]); err != nil {
+		return nil, err
+	}
 	m.nextChain(start)
 	return m, nil
 }
@@ -104,6 +107,9 @@ func firstOfAll(ctx context.Context, runs []*head) error {
 	return group.Wait()
 }
 
+// below is the revision at which the snapshot is read.
+func (m *merged) below() Revision { return min(m.at, m.view.Applied()) }
+
 func (m *merged) nextChain(start string) {
 	m.chain, _ = m.view.tail.nextChain(start, m.view.Applied(), m.at, func(key string) bool { return m.end == "" || key < m.end })
 }
@@ -115,17 +121,25 @@ func (m *merged) next(ctx context.Context) (version, bool, error) {
 		if !ok {
 			return version{}, false, nil
 		}
-		below, found, err := m.take(ctx, key)
+		newest, found, hidden, err := m.take(ctx, key)
 		if err != nil {
 			return version{}, false, err
+		}
+		below := func() (version, bool, error) {
+			if hidden {
+				return m.view.snap.newest(ctx, key, m.below(), segment.Void)
+			}
+			return newest, found, nil
 		}
 		if len(m.chain) > 0 && m.chain[0].key == key {
 			chain := m.chain
 			m.nextChain(key + "\x00")
-			below, found, err = foldOver(chain, m.view.tail.epoch, func() (version, bool, error) { return below, found, nil })
+			newest, found, err = foldOver(chain, m.view.tail.epoch, below)
+		} else {
+			newest, found, err = below()
 		}
 		if found || err != nil {
-			return below, found, err
+			return newest, found, err
 		}
 	}
 }
@@ -142,9 +156,11 @@ func (m *merged) nextKey() (key string, ok bool) {
 	return key, ok
 }
 
-// take returns the newest version of the key in the snapshot and moves every source past the key.
-func (m *merged) take(ctx context.Context, key string) (best version, found bool, err error) {
+// take returns the newest version of the key in the snapshot and moves every source past the key. Hidden says that
+// there may be a newer one in a block that was passed over.
+func (m *merged) take(ctx context.Context, key string) (best version, found, hidden bool, err error) {
 	for _, h := range m.heads {
+		hidden = hidden || !found && h.source.hides(key)
 		if !h.ok || h.current.key != key {
 			continue
 		}
@@ -153,10 +169,10 @@ func (m *merged) take(ctx context.Context, key string) (best version, found bool
 		}
 		h.source.skip(key)
 		if err := h.advance(ctx); err != nil {
-			return version{}, false, err
+			return version{}, false, false, err
 		}
 	}
-	return best, found, nil
+	return best, found, hidden, nil
 }
 
 // advance goes to the source's next version at the revision. If the key before was skipped, that is the newest version
@@ -200,6 +216,8 @@ func (s *inlineSource) skip(key string) {
 	}
 }
 
+func (s *inlineSource) hides(string) bool { return false }
+
 // runSource walks over the parts of a run, opening each when it is reached.
 type runSource struct {
 	parts      run
@@ -209,6 +227,9 @@ type runSource struct {
 	// before is the cursor of the part before.
 	before   *segment.Cursor
 	uncached bool
+	// wanted is nil if every block is read. opened are the segments of the parts that were reached then.
+	wanted *Selection
+	opened []*segment.Reader
 }
 
 func (s *runSource) next(ctx context.Context) (version, bool, error) {
@@ -219,6 +240,10 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 				return version{}, false, err
 			}
 			s.cursor = reader.Scan(s.start, s.end)
+			if s.wanted != nil {
+				s.opened = append(s.opened, reader)
+				s.cursor.Filter(s.parts[0].p.facts.filter(s.parts[0].ref.Key, reader.Blocks(), s.wanted))
+			}
 			if s.before != nil {
 				s.cursor.Continue(s.before)
 			}
@@ -243,6 +268,18 @@ func (s *runSource) skip(key string) {
 	if s.cursor != nil {
 		s.cursor.Skip(key)
 	}
+}
+
+func (s *runSource) hides(key string) bool {
+	last := s.cursor
+	if last == nil {
+		last = s.before
+	}
+	if last == nil || key > last.Passed() {
+		return false
+	}
+	i := sort.Search(len(s.opened), func(i int) bool { return s.opened[i].Summary().MaxKey >= key })
+	return i < len(s.opened) && s.opened[i].MayHold(key)
 }
 
 func (s *runSource) open(ctx context.Context) (*segment.Reader, error) {

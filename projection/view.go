@@ -151,9 +151,15 @@ func (v *View) renew(ctx context.Context) (*View, error) {
 // Scan yields the live rows with start <= key < end as of the revision, ascending by key. An empty end is unbounded. It
 // reads as the caller goes on.
 func (v *View) Scan(ctx context.Context, start, end string, at Revision) iter.Seq2[Row, error] {
+	return v.Select(ctx, start, end, at, nil)
+}
+
+// Select is Scan for who wants some rows only. It may leave out any others, and leaves out those of most blocks that
+// have none that is wanted. It yields no other version of a row than Scan.
+func (v *View) Select(ctx context.Context, start, end string, at Revision, wanted *Selection) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
 		var decoder recordDecoder
-		for n, err := range v.live(ctx, start, end, at) {
+		for n, err := range v.live(ctx, start, end, at, wanted) {
 			var row Row
 			if err == nil {
 				row, err = n.row(&decoder)
@@ -167,7 +173,7 @@ func (v *View) Scan(ctx context.Context, start, end string, at Revision) iter.Se
 
 // Count is the number of rows that Scan would yield. No row is decoded.
 func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int, err error) {
-	for _, err := range v.live(ctx, start, end, at) {
+	for _, err := range v.live(ctx, start, end, at, nil) {
 		if err != nil {
 			return 0, err
 		}

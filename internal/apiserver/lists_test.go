@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -222,11 +223,17 @@ func TestLargeLists(t *testing.T) {
 		body := fmt.Sprintf(`{"metadata":{"name":"large-%02d"},"data":{"v":"%s"}}`, n, strings.Repeat(fmt.Sprintf("%07d ", n), 80_000))
 		pieces.must(t, 201, request{method: "POST", path: configMaps, body: body})
 	}
+	pieces.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
+	for n := range 24 {
+		body := fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"large-%02d","annotations":{"v":"%s"}}}`, n, strings.Repeat(fmt.Sprintf("%07d ", n), 30_000))
+		pieces.must(t, 201, request{method: "POST", path: customs, body: body})
+		pieces.must(t, 201, request{method: "POST", path: customs, body: strings.Replace(body, "large-", "large-too-", 1)})
+	}
 	listener := httptest.NewServer(pieces)
 	defer listener.Close()
 	forwarded := []string{"127.0.0.1"}
-	list := func(from, accept, encoding string) (answer, error) {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, listener.URL+configMaps+from, nil)
+	get := func(path, accept, encoding string) (answer, error) {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, listener.URL+path, nil)
 		require.NoError(t, err)
 		r.Host = "localhost:7373"
 		r.Header = http.Header{"Accept": {accept}, "Accept-Encoding": {encoding}, "X-Forwarded-For": forwarded}
@@ -236,14 +243,22 @@ func TestLargeLists(t *testing.T) {
 		body, err := io.ReadAll(got.Body)
 		return answer{got.StatusCode, got.Header, string(body)}, err
 	}
-	for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
-		want := request{method: "GET", path: configMaps, accept: accept}.do(t, whole)
-		require.Greater(t, len(want.body), 12<<20)
+	list := func(from, accept, encoding string) (answer, error) { return get(configMaps+from, accept, encoding) }
+	for _, of := range []struct{ path, accept string }{
+		{configMaps, "application/json"}, {configMaps, "application/vnd.kubernetes.protobuf"}, {configMaps + "?limit=22", "application/json"},
+		{configMaps + "?limit=22&labelSelector=!none", "application/vnd.kubernetes.protobuf"}, {customs, "application/cbor"},
+	} {
+		want := request{method: "GET", path: of.path, accept: of.accept}.do(t, whole)
+		require.Greater(t, len(want.body), 11<<20)
 		for _, encoding := range []string{"identity", "gzip"} {
-			got, err := list("", accept, encoding)
+			got, err := get(of.path, of.accept, encoding)
 			require.NoError(t, err)
 			require.Equal(t, encoding == "gzip", got.header.Get("Content-Encoding") == "gzip")
-			require.True(t, want.body == plainOf(t, got), "%s, %s", accept, encoding)
+			if of.accept == "application/cbor" {
+				require.True(t, reflect.DeepEqual(fromCBOR(t, want), fromCBOR(t, got)), encoding)
+			} else {
+				require.True(t, want.body == plainOf(t, got), "%s, %s, %s", of.path, of.accept, encoding)
+			}
 		}
 	}
 	forwarded = nil

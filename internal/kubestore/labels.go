@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apiserver/pkg/storage"
 )
 
 // storedLabels are the labels of an object, read from its stored bytes. Most of what a selective list looks at does not
@@ -49,17 +50,35 @@ type storedField struct {
 	fields.Requirement
 }
 
-// storedFields returns what a list demands of fields whose place in the stored bytes is known.
-func (s *store) storedFields(selector fields.Selector) (known []storedField) {
-	if selector == nil || len(s.StoredFields) == 0 {
-		return nil
+// judge judges stored objects by what a list or a watch selects. It is not safe for concurrent use.
+type judge struct {
+	store *store
+	// version to which custom resources are converted.
+	version string
+	// selector is nil if labels decide nothing.
+	selector labels.Selector
+	fields   []storedField
+	// labels are those of the object that is looked at.
+	labels storedLabels
+}
+
+// judge returns nil if stored objects must all be decoded. While corrupt objects may be deleted, a list names them all.
+func (s *store) judge(p *storage.SelectionPredicate, version string) *judge {
+	j := &judge{store: s, version: version}
+	if p.Label != nil && !p.Label.Empty() && !s.DecodesLabels {
+		j.selector = p.Label
 	}
-	for _, r := range selector.Requirements() {
-		if path := s.StoredFields[r.Field]; path != nil {
-			known = append(known, storedField{path, r})
+	if p.Field != nil && len(s.StoredFields) > 0 {
+		for _, r := range p.Field.Requirements() {
+			if path := s.StoredFields[r.Field]; path != nil {
+				j.fields = append(j.fields, storedField{path, r})
+			}
 		}
 	}
-	return known
+	if j.selector == nil && len(j.fields) == 0 || unsafeDeletion() {
+		return nil
+	}
+	return j
 }
 
 // excludes says that the message of an object does not fulfil the requirement.
@@ -68,26 +87,24 @@ func (f storedField) excludes(object []byte) bool {
 	return read && (value == f.Value) == (f.Operator == selection.NotEquals)
 }
 
-// excludes says that a stored object does not match what a list selects. If it cannot tell, the object must be decoded.
+// excludes says that a stored object does not match what is selected. If it cannot tell, the object must be decoded.
 // A corrupt object that can be read so far is judged by that, as if it could be decoded.
-func (l *listing) excludes(data []byte) bool {
-	selector := l.opts.Predicate.Label
-	labelled := selector != nil && !selector.Empty() && !l.store.DecodesLabels
-	if !labelled && len(l.fields) == 0 || unsafeDeletion() {
+func (j *judge) excludes(data []byte) bool {
+	if j == nil {
 		return false
 	}
-	if l.store.unstructured {
-		set, read := readCBOR(data, l.list.GetObjectKind().GroupVersionKind().GroupVersion().String())
-		return labelled && read && !selector.Matches(set)
+	if j.store.unstructured {
+		set, read := readCBOR(data, j.version)
+		return j.selector != nil && read && !j.selector.Matches(set)
 	}
 	object, ok := rawObject(data)
 	if !ok {
 		return false
 	}
-	if labelled && l.labels.read(object) && !selector.Matches(&l.labels) {
+	if j.selector != nil && j.labels.read(object) && !j.selector.Matches(&j.labels) {
 		return true
 	}
-	return slices.ContainsFunc(l.fields, func(f storedField) bool { return f.excludes(object) })
+	return slices.ContainsFunc(j.fields, func(f storedField) bool { return f.excludes(object) })
 }
 
 // text returns the text at a path of fields, which is empty if it is not there.

@@ -27,16 +27,21 @@ type Pieces struct {
 	Form string
 	// Encode makes a piece of the items of a list. It must not write to them. Large says that the whole list is.
 	Encode func(list runtime.Object, large bool) (Piece, error)
+	// Sized says that the answer begins with the size of the whole list.
+	Sized bool
 
-	first []Piece
-	rest  func() (Piece, error, bool)
-	end   func()
+	first         []Piece
+	rest          func() (Piece, error, bool)
+	end           func()
+	count, length int
 }
 
 // Piece is encoded items. It is immutable.
 type Piece interface {
 	// Bytes is how much memory it takes.
 	Bytes() int
+	// Size is how many items it has, and how many bytes they have in the answer.
+	Size() (count, length int)
 }
 
 type piecesKey struct{}
@@ -49,12 +54,20 @@ func WithPieces(ctx context.Context, p *Pieces) context.Context {
 // Given says that the list was answered by pieces, and has no items.
 func (p *Pieces) Given() bool { return p.rest != nil }
 
-// First are the pieces that are there, all of the list unless it is large.
-func (p *Pieces) First() []Piece { return p.first }
+// Size is that of the pieces that were read before the answer: of all if it is Sized, else at least of the first ones.
+func (p *Pieces) Size() (count, length int) { return p.count, p.length }
 
-// Rest reads on from there. An error ends it.
-func (p *Pieces) Rest() iter.Seq2[Piece, error] {
+// All yields the pieces that are held, and then lets go of them and reads on. An error ends it.
+func (p *Pieces) All() iter.Seq2[Piece, error] {
 	return func(yield func(Piece, error) bool) {
+		for len(p.first) > 0 {
+			piece := p.first[0]
+			p.first[0] = nil
+			p.first = p.first[1:]
+			if !yield(piece, nil) {
+				return
+			}
+		}
 		for {
 			piece, err, ok := p.rest()
 			if !ok || !yield(piece, err) || err != nil {
@@ -86,16 +99,18 @@ const (
 	aroundItems = 64
 	mostItems   = 4 * aroundItems
 	mostBytes   = 256 << 10
-	// firstBytes is how many bytes of pieces a list reads before it answers. Until then an error is an answer. Later it
-	// breaks the answer off.
+	// firstBytes is how many bytes of pieces a list holds before it answers.
 	firstBytes = 8 << 20
 )
 
-// fillPieces begins a list of pieces. A page is read to its end, because the answer begins with what comes after it.
+// fillPieces begins a list of pieces. It reads the first ones, so that an error is an answer; later it breaks the
+// answer off. If the answer begins with the size of the list, or with what comes after it, which is so of a page, the
+// list is read to its end. Then the pieces that are not held are read again, to be sent.
 func (l *listing) fillPieces(ctx context.Context, p *Pieces) error {
 	next, stop := iter.Pull2(l.pieces(ctx, p))
-	held := 0
-	for l.opts.Predicate.Limit > 0 || held < firstBytes {
+	whole := p.Sized || l.opts.Predicate.Limit > 0
+	again, held, left := *l, 0, false
+	for whole || held < firstBytes {
 		piece, err, ok := next()
 		if err != nil {
 			stop()
@@ -104,8 +119,19 @@ func (l *listing) fillPieces(ctx context.Context, p *Pieces) error {
 		if !ok {
 			break
 		}
+		count, length := piece.Size()
+		p.count, p.length = p.count+count, p.length+length
+		if held >= firstBytes {
+			left = true
+			continue
+		}
 		p.first = append(p.first, piece)
 		held += piece.Bytes()
+		again = *l
+	}
+	if left {
+		again.keys.Start = again.last + "\x00"
+		next, stop = iter.Pull2(again.pieces(ctx, p))
 	}
 	p.rest, p.end = next, stop
 	return nil

@@ -137,7 +137,9 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 	if err != nil {
 		return err
 	}
-	l := &listing{store: s, span: sp, opts: opts, list: listObj, newItem: itemFunc(listObj, items), fields: s.storedFields(opts.Predicate.Field)}
+	l := &listing{store: s, span: sp, opts: opts, list: listObj, newItem: itemFunc(listObj, items)}
+	l.judge = s.judge(&l.opts.Predicate, listObj.GetObjectKind().GroupVersionKind().GroupVersion().String())
+	l.wanted = l.judge.wanted()
 	if p := s.piecesFor(ctx); p != nil {
 		err = l.fillPieces(ctx, p)
 	} else {
@@ -208,9 +210,9 @@ type listing struct {
 	corrupt []error
 	// bytes is the size of the rows until now.
 	bytes int
-	// labels are those of the row that is looked at, fields what is demanded of it.
-	labels storedLabels
-	fields []storedField
+	// judge and wanted are nil if every row must be decoded.
+	judge  *judge
+	wanted *projection.Selection
 }
 
 // heavyList is how many bytes of rows keep a processor busy for some ten milliseconds, most of them to encode the
@@ -225,7 +227,7 @@ const maxCorrupt = 100
 func (l *listing) scan(ctx context.Context) iter.Seq2[projection.Row, error] {
 	return func(yield func(projection.Row, error) bool) {
 		limit := l.opts.Predicate.Limit
-		for row, err := range l.view.Scan(ctx, l.keys.Start, l.keys.End, l.at) {
+		for row, err := range l.view.Select(ctx, l.keys.Start, l.keys.End, l.at, l.wanted) {
 			if err != nil {
 				yield(row, l.failed(err))
 				return
@@ -250,7 +252,24 @@ func (l *listing) scan(ctx context.Context) iter.Seq2[projection.Row, error] {
 				return
 			}
 		}
+		if limit > 0 && int64(l.taken) >= limit && l.wanted != nil {
+			if err := l.follows(ctx); err != nil {
+				yield(projection.Row{}, err)
+			}
+		}
 	}
+}
+
+// follows finds out whether a row follows that was left out, so that a page ends the same whatever is left out.
+func (l *listing) follows(ctx context.Context) error {
+	for _, err := range l.view.Scan(ctx, l.last+"\x00", l.keys.End, l.at) {
+		if err != nil {
+			return l.failed(err)
+		}
+		l.more = true
+		break
+	}
+	return nil
 }
 
 // fill takes the objects of the rows that match. They may be the cache's.
@@ -296,7 +315,7 @@ func (l *listing) failed(err error) error {
 func (l *listing) match(ctx context.Context, row projection.Row) (runtime.Object, error) {
 	v := storedRow(row)
 	data, _, err := l.store.unseal(ctx, v)
-	if err == nil && l.excludes(data) {
+	if err == nil && l.judge.excludes(data) {
 		return nil, nil
 	}
 	var object runtime.Object

@@ -187,14 +187,26 @@ func (w *watcher) sendState(ctx context.Context) error {
 		return err
 	}
 	w.position = v.Revision()
-	for row, err := range v.Scan(ctx, w.keys.Start, w.keys.End, w.position) {
+	var judge *judge
+	if !w.unstructured { // the version to which a custom resource is decoded here is the codec's
+		judge = w.judge(&w.opts.Predicate, "")
+	}
+	for row, err := range v.Select(ctx, w.keys.Start, w.keys.End, w.position, judge.wanted()) {
 		if err != nil {
 			return readAnswer(err)
 		}
 		if w.foreign(row.ContentType) {
 			continue
 		}
-		obj, err := w.object(ctx, storedRow(row))
+		stored := storedRow(row)
+		data, _, err := w.unseal(ctx, stored)
+		if err != nil {
+			return err
+		}
+		if judge.excludes(data) {
+			continue
+		}
+		obj, err := w.shared(stored, data, nil)
 		if err != nil {
 			return err
 		}

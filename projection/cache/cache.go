@@ -83,6 +83,25 @@ func (c *Cache[K, V]) Add(key K, ownerName string, value V, bytes int64) {
 	c.entries[key] = e
 	c.bytes += bytes
 	o.bytes += bytes
+	c.bound(o)
+}
+
+// Grow says that the value of a key takes more bytes than before.
+func (c *Cache[K, V]) Grow(key K, bytes int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.entries[key]
+	if !ok {
+		return
+	}
+	e.bytes += bytes
+	e.owner.bytes += bytes
+	c.bytes += bytes
+	c.bound(e.owner)
+}
+
+// bound requires mu. It makes room for what the owner has added.
+func (c *Cache[K, V]) bound(o *owner) {
 	for c.bytes > c.budget {
 		c.remove(c.victim(o))
 	}

@@ -119,3 +119,19 @@ func BenchmarkGet(b *testing.B) {
 		c.Get(n % 1000)
 	}
 }
+
+// A value that grows makes room for itself, and goes if there is none.
+func TestGrow(t *testing.T) {
+	c := New[int, int](10)
+	for n := range 5 {
+		c.Add(n, "a", n, 2)
+	}
+	c.Grow(4, 3)
+	require.Equal(t, []int{2, 3, 4}, c.kept("a"))
+	require.Equal(t, c.bytes, c.sum())
+	c.Grow(100, 3)
+	require.Len(t, c.kept("a"), 3, "who is not there does not grow")
+	c.Grow(4, 10)
+	require.Empty(t, c.kept("a"))
+	require.Zero(t, c.bytes)
+}

@@ -31,6 +31,17 @@ type Cursor struct {
 	decoded []*Block
 	sealed  [][]byte
 	batch   int
+	// filter is nil if every block is read. passed is the last key of the blocks that were passed over.
+	filter Filter
+	passed string
+}
+
+// Filter says which blocks of a segment a scan may pass over.
+type Filter interface {
+	// Excludes says that nothing in the block is wanted.
+	Excludes(block int) bool
+	// Learn is given each block that is read.
+	Learn(block int, b *Block)
 }
 
 // Scan returns a cursor over the entries with start <= key < end; an empty end is unbounded.
@@ -39,17 +50,29 @@ func (r *Reader) Scan(start, end string) *Cursor {
 }
 
 // Continue lets the cursor read as far ahead as one that was before it in the same scan.
-func (c *Cursor) Continue(before *Cursor) { c.ahead, c.batch = before.ahead, before.batch }
+func (c *Cursor) Continue(before *Cursor) {
+	c.ahead, c.batch, c.passed = before.ahead, before.batch, before.passed
+}
+
+// Filter lets the cursor pass over blocks.
+func (c *Cursor) Filter(f Filter) { c.filter = f }
+
+// Passed is the last key of the blocks that this scan has passed over, empty if there were none.
+func (c *Cursor) Passed() string { return c.passed }
 
 // Next returns the next entry, false after the last. After an error the cursor may be asked again.
 func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
 	for len(c.entries) == 0 {
+		c.pass()
 		if !c.wanted(c.block) {
 			return Entry{}, false, nil
 		}
 		b, err := c.load(ctx)
 		if err != nil {
 			return Entry{}, false, err
+		}
+		if c.filter != nil {
+			c.filter.Learn(c.block, b)
 		}
 		c.block++
 		c.entries = b.Entries
@@ -85,6 +108,16 @@ func (c *Cursor) Skip(key string) {
 	decoded := min(n, len(c.decoded))
 	c.decoded, c.sealed = c.decoded[decoded:], c.sealed[min(n-decoded, len(c.sealed)):]
 }
+
+// pass moves over blocks of which the filter wants nothing. Those that were read ahead are there already.
+func (c *Cursor) pass() {
+	for len(c.decoded)+len(c.sealed) == 0 && c.wanted(c.block) && c.excluded(c.block) {
+		c.passed = c.r.footer.blocks[c.block].last
+		c.block++
+	}
+}
+
+func (c *Cursor) excluded(block int) bool { return c.filter != nil && c.filter.Excludes(block) }
 
 // wanted reports whether the block may have entries of the range.
 func (c *Cursor) wanted(block int) bool {
@@ -148,12 +181,12 @@ func (c *Cursor) cached(block int) (*Block, bool) {
 	return c.r.cache.Block(c.r.file, block)
 }
 
-// read fetches a run of blocks that are wanted and not in the cache, with one request.
+// read fetches a run of blocks that are wanted and not in the cache, with one request. It ends before an excluded one.
 func (c *Cursor) read(ctx context.Context) error {
 	blocks := c.r.footer.blocks
 	first, size, n := blocks[c.block].offset, blocks[c.block].size, 1
 	for ; c.wanted(c.block+n) && size+blocks[c.block+n].size <= c.ahead; n++ {
-		if _, ok := c.cached(c.block + n); ok {
+		if _, ok := c.cached(c.block + n); ok || c.excluded(c.block+n) {
 			break
 		}
 		size += blocks[c.block+n].size

@@ -111,6 +111,9 @@ func (e *CorruptError) in(file string) *CorruptError {
 // Summary describes the segment.
 func (r *Reader) Summary() Summary { return r.footer.Summary }
 
+// Blocks is how many blocks the segment has.
+func (r *Reader) Blocks() int { return len(r.footer.blocks) }
+
 // MayHold reports whether the segment may have the key; false is certain.
 func (r *Reader) MayHold(key string) bool {
 	f := r.footer

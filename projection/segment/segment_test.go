@@ -450,3 +450,69 @@ func TestSkipIsAScan(t *testing.T) {
 		}
 	}
 }
+
+// someBlocks excludes blocks that are told, and notes those that are read.
+type someBlocks struct {
+	t       *testing.T
+	r       *Reader
+	exclude func(block int) bool
+	read    []string
+}
+
+func (s *someBlocks) Excludes(block int) bool { return s.exclude(block) }
+
+func (s *someBlocks) Learn(block int, b *Block) {
+	require.Equal(s.t, s.r.footer.blocks[block].first, b.Entries[0].Key)
+	require.Equal(s.t, s.r.footer.blocks[block].last, b.Entries[len(b.Entries)-1].Key)
+	s.read = append(s.read, named(b.Entries)...)
+}
+
+func named(entries []Entry) (names []string) {
+	for _, e := range entries {
+		names = append(names, fmt.Sprint(e.Key, "@", e.Revision))
+	}
+	return names
+}
+
+// TestFilter: a scan yields all of the blocks that it does not pass over, also if a block is excluded only after the
+// scan has read ahead. It reads none of those that it passes over.
+func TestFilter(t *testing.T) {
+	ctx := t.Context()
+	rng := rand.New(rand.NewPCG(6, 6))
+	entries := randomEntries(rng, 400, 6000)
+	file, sum := build(t, Keys, entries)
+	for range 30 {
+		source := &countingSource{memory: file}
+		r, err := Open(ctx, "f", source, nil, sum.Size, sum.Footer)
+		require.NoError(t, err)
+		source.reads = 0
+		n := len(r.footer.blocks)
+		require.Greater(t, n, 20)
+		excluded := map[int]bool{}
+		for range rng.IntN(n) {
+			excluded[rng.IntN(n)] = true
+		}
+		late := rng.IntN(2) == 0
+		f := &someBlocks{t: t, r: r}
+		f.exclude = func(block int) bool { return excluded[block] && (!late || len(f.read) > 0) }
+		c := r.Scan("", "")
+		c.Filter(f)
+		all, err := collect(ctx, c)
+		require.NoError(t, err)
+		require.Equal(t, f.read, named(all))
+		passed, stretches := 0, 0
+		for i := range n {
+			passed += map[bool]int{true: r.footer.blocks[i].rows}[excluded[i]]
+			if !excluded[i] && (i == 0 || excluded[i-1]) {
+				stretches++
+			}
+		}
+		if !late {
+			require.Len(t, all, len(entries)-passed)
+			require.LessOrEqual(t, source.reads, stretches+5)
+		}
+		if excluded[n-1] && c.Passed() != "" && !late {
+			require.Equal(t, r.footer.blocks[n-1].last, c.Passed())
+		}
+	}
+}

@@ -136,6 +136,18 @@ var list = []mutant{
 		tests: "TestRandomHistories",
 		why:   "an object that is deleted and created again is not there",
 	},
+	{
+		name: "passed-over-version-forgotten",
+		file: "projection/scan.go", old: "if hidden {", new: "if hidden && false {",
+		tests: "TestRandomHistories",
+		why:   "a list by a label has an object that has lost the label since, or lacks one whose last update is in the tail",
+	},
+	{
+		name: "versions-of-two-blocks-forgotten",
+		file: "projection/scan.go", old: "hidden || !found && h.source.hides(key)", new: "hidden || !found && (!h.ok || h.current.key != key) && h.source.hides(key)",
+		tests: "TestRandomHistories",
+		why:   "the same, where the newer version of an object ends one block and the older one begins the next",
+	},
 	// projection/segment
 	{
 		name: "newest-row-skipped",
@@ -173,6 +185,12 @@ var list = []mutant{
 		in:    "projection",
 		tests: "TestAFolderOutlivesItsProcess",
 		why:   "a damaged file of the block cache, or a hole in one, fails reads that the bucket could answer",
+	},
+	{
+		name: "block-passed-that-was-read",
+		file: "projection/segment/cursor.go", old: "for len(c.decoded)+len(c.sealed) == 0 && c.wanted", new: "for c.wanted",
+		tests: "TestFilter",
+		why:   "while two lists select at once, one has the rows of other blocks than it thinks",
 	},
 	// eventlog
 	{

@@ -103,7 +103,7 @@ func (k Kind) maker(r *http.Request, gzip bool) *maker {
 		return nil
 	}
 	m := &maker{form: form}
-	m.Resource = k.Resource
+	m.Resource, m.Sized = k.Resource, form.sized()
 	m.Form = fmt.Sprintf("%s %s %t", chosen.MediaType, k.Version, gzip)
 	m.Encode = func(list runtime.Object, large bool) (kubestore.Piece, error) {
 		if m.encoder == nil {
@@ -175,6 +175,9 @@ func (p *piece) Bytes() int {
 	}
 	return len(p.plain) + p.spare
 }
+
+// Size implements kubestore.Piece.
+func (p *piece) Size() (count, length int) { return p.count, p.length }
 
 func (p *piece) compressed() *deflated {
 	d := p.deflated.Load()
@@ -298,19 +301,7 @@ func (a *answer) end() {
 
 // splice writes the list with its items. An error before the answer has begun leaves it to the caller.
 func (a *answer) splice() error {
-	first, count, total := a.pieces.First(), 0, 0
-	if a.form.sized() {
-		for p, err := range a.pieces.Rest() {
-			if err != nil {
-				return err
-			}
-			first = append(first, p)
-		}
-	}
-	for _, p := range first {
-		count += p.(*piece).count
-		total += p.(*piece).length
-	}
+	count, total := a.pieces.Size()
 	before, after, err := a.form.split(a.body.Bytes(), count, total)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errShape, err)
@@ -324,7 +315,7 @@ func (a *answer) splice() error {
 		a.begin(false)
 	}
 	if err == nil {
-		err = a.spliceTo(to, before, first, after)
+		err = a.spliceTo(to, before, after)
 	}
 	if err == nil {
 		err = buffered.Flush()
@@ -342,30 +333,26 @@ type sink interface {
 	end() error
 }
 
-func (a *answer) spliceTo(to sink, before []byte, first []kubestore.Piece, after []byte) error {
+func (a *answer) spliceTo(to sink, before, after []byte) error {
 	if err := to.store(before); err != nil {
 		return err
 	}
-	separator := []byte(nil)
-	add := func(p kubestore.Piece) error {
-		if err := to.store(separator); err != nil {
-			return err
-		}
-		separator = a.form.separator()
-		return to.piece(p.(*piece))
-	}
-	for _, p := range first {
-		if err := add(p); err != nil {
-			return err
-		}
-	}
-	for p, err := range a.pieces.Rest() {
+	separator, sent := []byte(nil), 0
+	for p, err := range a.pieces.All() {
 		if err == nil {
-			err = add(p)
+			err = to.store(separator)
+		}
+		if err == nil {
+			err = to.piece(p.(*piece))
 		}
 		if err != nil {
 			return err
 		}
+		separator = a.form.separator()
+		sent += p.(*piece).length
+	}
+	if _, length := a.pieces.Size(); a.form.sized() && sent != length {
+		return fmt.Errorf("a list of %d bytes had %d when it was read again", length, sent)
 	}
 	if err := to.store(after); err != nil {
 		return err

@@ -1,0 +1,129 @@
+package kubestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	goruntime "runtime"
+	"strings"
+	"testing"
+	"weak"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// megabyte is a piece that says it takes so much.
+type megabyte struct{ items int }
+
+func (*megabyte) Bytes() int               { return 1 << 20 }
+func (m *megabyte) Size() (count, sum int) { return m.items, 1 << 20 }
+
+// bulky is a store of n objects of which each is a piece, in segments. Nothing is cached.
+func bulky(t *testing.T, n int) (*store, *memory.Bucket) {
+	bucket := memory.Strict(t)
+	b := newBed(t, eventlogtest.Start(t), bucket)
+	s := newStore(b.Cell, pods(nil))
+	for i := range n {
+		p := pod("ns", fmt.Sprintf("p%04d", i))
+		p.Annotations = map[string]string{"padding": strings.Repeat(" ", mostBytes)}
+		data, err := s.encode(p)
+		require.NoError(t, err)
+		_, err = b.Log.Append(t.Context(), eventlog.Basis{}, fmt.Sprintf("bulky-%d", beds.Add(1)), eventlog.Write{
+			Key: s.key(keyOf(p)), Op: eventlog.Added, ContentType: s.ContentType, Body: data})
+		require.NoError(t, err)
+	}
+	b.purge(t.Context())
+	var err error
+	s.Projection, err = projection.Open(projection.Config{Log: b.Log, Bucket: bucket, CacheBytes: 1})
+	require.NoError(t, err)
+	s.Objects = NewObjects(0)
+	return s, bucket
+}
+
+// inPieces lists in pieces, and then looks at each piece of the answer.
+func inPieces(t *testing.T, s *store, p *Pieces, limit int64, look func(int)) (pieces int, err error) {
+	p.Resource = s.GroupResource
+	defer p.Close()
+	list := &example.PodList{}
+	predicate := storage.Everything
+	predicate.Limit = limit
+	require.NoError(t, s.GetList(context.WithValue(t.Context(), piecesKey{}, p), "/pods", storage.ListOptions{Recursive: true, Predicate: predicate}, list))
+	require.Empty(t, list.Items)
+	for piece, err := range p.All() {
+		if err != nil {
+			return pieces, err
+		}
+		look(pieces)
+		pieces += piece.(*megabyte).items
+	}
+	return pieces, nil
+}
+
+// TestListsHoldFewPieces: however long a list is, it holds as many pieces: those of which an answer is sure, and one.
+func TestListsHoldFewPieces(t *testing.T) {
+	for _, n := range []int{20, 40} {
+		s, _ := bulky(t, n)
+		for _, c := range []struct {
+			name  string
+			sized bool
+			limit int64
+			want  int // pieces
+		}{{"streamed", false, 0, n}, {"sized", true, 0, n}, {"page", false, 15, 15}, {"page, sized", true, 15, 15}} {
+			var made []weak.Pointer[megabyte]
+			most := 0
+			look := func(n int) {
+				if n%5 > 0 {
+					return
+				}
+				goruntime.GC()
+				live := 0
+				for _, m := range made {
+					if m.Value() != nil {
+						live++
+					}
+				}
+				most = max(most, live)
+			}
+			p := &Pieces{Form: c.name, Sized: c.sized, Encode: func(list runtime.Object, _ bool) (Piece, error) {
+				look(len(made))
+				m := &megabyte{meta.LenList(list)}
+				made = append(made, weak.Make(m))
+				return m, nil
+			}}
+			got, err := inPieces(t, s, p, c.limit, look)
+			require.NoError(t, err)
+			require.Equal(t, c.want, got, c.name)
+			count, length := p.Size()
+			if c.sized || c.limit > 0 {
+				require.Equal(t, c.want, count)
+				require.Equal(t, c.want<<20, length)
+				require.Len(t, made, c.want+c.want-firstBytes>>20, "those that are not held are made twice")
+			}
+			require.LessOrEqual(t, most, firstBytes>>20+2, "%s of %d", c.name, n)
+		}
+	}
+}
+
+// TestAListThatCannotBeReadAgain: what fails while a list is read again is an error.
+func TestAListThatCannotBeReadAgain(t *testing.T) {
+	s, bucket := bulky(t, 20)
+	p := &Pieces{Sized: true, Encode: func(list runtime.Object, _ bool) (Piece, error) { return &megabyte{meta.LenList(list)}, nil }}
+	got, err := inPieces(t, s, p, 0, func(n int) {
+		if n == 4 {
+			bucket.Inject(func(memory.Op, string) memory.Fault { return memory.Fails })
+		}
+	})
+	require.Error(t, err)
+	require.False(t, errors.Is(err, context.Canceled))
+	require.GreaterOrEqual(t, got, firstBytes>>20)
+	require.Less(t, got, 20)
+}

@@ -1,0 +1,130 @@
+package projection
+
+import (
+	"iter"
+	"slices"
+	"sync/atomic"
+
+	"github.com/logplane/logplane/projection/cache"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// Fact is a hash of something that is true of a row, such as that it has a label. The projection knows nothing else of
+// it.
+type Fact uint16
+
+// Selection says which rows are wanted, by facts. Where the facts of a block are known, and exclude it, the block is
+// neither read nor decompressed.
+type Selection struct {
+	// Kind names what Facts tells: of one kind, the facts of a row are always the same.
+	Kind string
+	// Facts returns the facts of all rows of a block, in any order, or false if it cannot tell those of one of them. It
+	// must be safe for concurrent use.
+	Facts func(rows iter.Seq[Row]) (facts []Fact, ok bool)
+	// Demands are sets of facts. A row that is wanted has at least one of each.
+	Demands [][]Fact
+}
+
+const (
+	// factShare: the budget of facts is 1/factShare of that of blocks. The facts of a block of Pods take 150 bytes.
+	factShare = 8
+	// mostFacts is how many facts of a block are kept. If it has more, none are: one in sixty blocks would be read for
+	// nothing.
+	mostFacts = 1024
+	// segmentOverhead and blockOverhead are about what facts take besides.
+	segmentOverhead, blockOverhead = 512, 32
+)
+
+// factCache keeps facts within a budget of bytes. Segments are immutable, so nothing is ever invalidated. It is safe
+// for concurrent use.
+type factCache struct {
+	*cache.Cache[factsID, *facts]
+}
+
+type factsID struct{ kind, file string }
+
+// facts of a segment's blocks.
+type facts struct {
+	// blocks have their facts in order, nil before they are known.
+	blocks []atomic.Pointer[[]Fact]
+}
+
+// anything stands for the facts of a block that may have any.
+var anything = new([]Fact)
+
+func newFactCache(budget int64) *factCache {
+	return &factCache{cache.New[factsID, *facts](budget)}
+}
+
+// filter is that of a segment for a selection.
+func (c *factCache) filter(file string, blocks int, wanted *Selection) segment.Filter {
+	f := &filter{Selection: wanted, cache: c, id: factsID{wanted.Kind, file}}
+	known, ok := c.Get(f.id)
+	if !ok {
+		known = &facts{make([]atomic.Pointer[[]Fact], blocks)}
+		c.Add(f.id, wanted.Kind, known, int64(segmentOverhead+8*blocks))
+	}
+	f.facts = known
+	return f
+}
+
+type filter struct {
+	*Selection
+	cache *factCache
+	id    factsID
+	facts *facts
+}
+
+// Excludes implements segment.Filter.
+func (f *filter) Excludes(block int) bool {
+	known := f.facts.blocks[block].Load()
+	if known == nil || known == anything {
+		return false
+	}
+	return slices.ContainsFunc(f.Demands, func(demand []Fact) bool {
+		return !slices.ContainsFunc(demand, func(fact Fact) bool {
+			_, found := slices.BinarySearch(*known, fact)
+			return found
+		})
+	})
+}
+
+// Learn implements segment.Filter.
+func (f *filter) Learn(block int, b *segment.Block) {
+	slot := &f.facts.blocks[block]
+	if slot.Load() != nil {
+		return
+	}
+	known := f.of(b)
+	if slot.CompareAndSwap(nil, known) {
+		f.cache.Grow(f.id, int64(blockOverhead+2*cap(*known)))
+	}
+}
+
+// of returns the facts of a block. Tombstones and void rows are in no list.
+func (f *filter) of(b *segment.Block) *[]Fact {
+	var decoder recordDecoder
+	decoded := true
+	all, ok := f.Facts(func(yield func(Row) bool) {
+		for _, e := range b.Entries {
+			if e.Flags != 0 {
+				continue
+			}
+			row, err := decoder.row(e)
+			if err != nil {
+				decoded = false
+				return
+			}
+			if !yield(row) {
+				return
+			}
+		}
+	})
+	slices.Sort(all)
+	all = slices.Compact(all)
+	if !ok || !decoded || len(all) > mostFacts {
+		return anything
+	}
+	known := slices.Clip(slices.Clone(all))
+	return &known
+}
