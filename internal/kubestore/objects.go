@@ -12,8 +12,8 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// Objects is a cache of decoded objects by row key and revision, and of the pieces of lists. It has a budget of bytes,
-// and no namespace takes what others need of it. It is safe for concurrent use. Nobody may write to the objects.
+// Objects is a cache of decoded objects by row key and revision, and of the pieces of lists. They take
+// their bytes of the process's budget, of which no namespace takes what others need. It is safe for concurrent use. Nobody may write to the objects.
 type Objects struct {
 	decoded *cache.Cache[version, any]
 }
@@ -32,9 +32,9 @@ type version struct {
 // encoding, and an entry without a body must cost something.
 const entryOverhead = 512
 
-// NewObjects returns a cache of at most that many bytes of encoded objects.
-func NewObjects(bytes int64) *Objects {
-	return &Objects{cache.New[version, any](bytes)}
+// NewObjects returns a cache that takes its bytes of the budget.
+func NewObjects(of *cache.Budget) *Objects {
+	return &Objects{cache.New[version, any](of)}
 }
 
 // get returns nil if the object is not cached.

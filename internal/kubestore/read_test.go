@@ -22,6 +22,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // model is what a store must hold: by row path, the resourceVersion and whether the label is set.
@@ -233,7 +234,7 @@ func TestNothingAliasesTheCache(t *testing.T) {
 
 // TestObjectsBudget: the cache forgets the least recently used objects, and keeps to its budget.
 func TestObjectsBudget(t *testing.T) {
-	o := NewObjects(10 * (entryOverhead + 101))
+	o := NewObjects(cache.NewBudget(10 * (entryOverhead + 101)))
 	at := func(n int) version { return version{rowKey: "r", revision: eventlog.Revision(n)} }
 	for n := range 20 {
 		o.add(at(n), "ns", pod("ns", fmt.Sprint(n)), 100)

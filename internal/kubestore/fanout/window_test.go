@@ -9,6 +9,9 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
+// testBytes are enough for windowEvents without bodies.
+const testBytes = int64(windowEvents * (eventOverhead + 1))
+
 // TestWindowHoldsWhatItSays: a watch that resumes at any revision of the window gets every change after it, whatever
 // the window has let go: the window says so itself, by where it begins.
 func TestWindowHoldsWhatItSays(t *testing.T) {
@@ -21,8 +24,8 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 		{"as many as it may hold", windowEvents, 0, 1},
 		{"one more", windowEvents + 1, 0, 1},
 		{"many more", 2*windowEvents + 7, 0, 3},
-		{"large ones", 200, windowBytes / 20, 2},
-		{"each larger than the window", 4, windowBytes + 1, 1},
+		{"large ones", 200, int(testBytes / 20), 2},
+		{"each larger than the window", 4, int(testBytes + 1), 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			body, trims := bytes.Repeat([]byte("x"), c.bytes), 0
@@ -30,7 +33,7 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 			var added []eventlog.Revision // those that the window says it holds
 			for i := range c.changes {
 				rev, from := eventlog.Revision(4+i*c.apart), w.From
-				w.add(newEvent(eventlog.Event{Revision: rev, Write: eventlog.Write{Body: body}}))
+				w.add(newEvent(eventlog.Event{Revision: rev, Write: eventlog.Write{Body: body}}), testBytes)
 				added = append(added, rev)
 				require.Equal(t, rev, w.To)
 				if w.From == from && i+1 < c.changes {
@@ -48,6 +51,7 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 				}
 			}
 			require.LessOrEqual(t, len(w.events), windowEvents)
+			require.LessOrEqual(t, w.bytes, max(testBytes, w.events[0].size()))
 			require.Positive(t, trims)
 		})
 	}
