@@ -80,7 +80,7 @@ func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, 
 func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
 	obj, cached, err := s.look(v, data, into)
 	if err == nil && !cached {
-		s.Objects.add(s.version(v, into), s.owner(v.rowKey), obj, len(data))
+		s.Objects.add(s.version(v, into), s.owner(v.rowKey), obj)
 	}
 	return obj, err
 }

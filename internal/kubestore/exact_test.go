@@ -299,7 +299,7 @@ func TestObjectsOwnTheirKeys(t *testing.T) {
 		block := make([]byte, 1<<20)
 		runtime.AddCleanup(&block[0], func(struct{}) { close(gone) }, struct{}{})
 		keys := unsafe.String(&block[0], len(block))
-		objects.add(version{rowKey: keys[5:15]}, keys[20:25], &example.Pod{}, 10)
+		objects.add(version{rowKey: keys[5:15]}, keys[20:25], &example.Pod{})
 	}()
 	runtime.GC()
 	<-gone

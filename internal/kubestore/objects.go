@@ -28,10 +28,6 @@ type version struct {
 	kind string
 }
 
-// entryOverhead is roughly what an entry costs in addition to its encoded bytes. A decoded object is larger than its
-// encoding, and an entry without a body must cost something.
-const entryOverhead = 512
-
 // NewObjects returns a cache that takes its bytes of the budget.
 func NewObjects(of *cache.Budget) *Objects {
 	return &Objects{cache.New[version, any](of)}
@@ -69,21 +65,20 @@ func countLook(found bool, hits, misses prometheus.Counter) {
 }
 
 // add keeps an object, to which nobody may write any more, for an owner.
-func (o *Objects) add(v version, owner string, object runtime.Object, encoded int) {
-	o.keep(v, owner, object, encoded)
+func (o *Objects) add(v version, owner string, object runtime.Object) {
+	if o != nil {
+		o.keep(v, owner, object, Size(object))
+	}
 }
 
 // addPiece keeps a piece for the owner of its first item.
 func (o *Objects) addPiece(v version, owner string, k kept) {
-	o.keep(v, owner, k, k.Bytes()+len(k.revisions)*8)
+	o.keep(v, owner, k, int64(k.Bytes()+len(k.revisions)*8))
 }
 
-func (o *Objects) keep(v version, owner string, value any, bytes int) {
-	if o == nil {
-		return
-	}
+func (o *Objects) keep(v version, owner string, value any, bytes int64) {
 	v.rowKey = strings.Clone(v.rowKey) // a segment's key shares the memory of all keys of its block
-	o.decoded.Add(v, owner, value, int64(bytes+len(v.rowKey))+entryOverhead)
+	o.decoded.Add(v, owner, value, bytes+int64(len(v.rowKey)))
 }
 
 // Shrink lets go of most objects, those first that were not used for longest.

@@ -74,12 +74,12 @@ func lambda() (uint64, error) {
 }
 
 // A process looks at what it holds tick after its last collection of garbage, and then each tick until a whole pause
-// has brought nothing. Memory goes back if it is worth it: if the process holds over a quarter more than when it last
+// has brought nothing. Memory goes back if it is worth it: if the process holds over an eighth more than when it last
 // gave back, and worth bytes on top of that.
 const (
 	tick  = 500 * time.Millisecond
 	pause = 20 // ticks
-	worth = 16 << 20
+	worth = 4 << 20
 	// idle is how much a process with nothing to do may allocate in a pause. A process with little to do may allocate
 	// one part in light of what it holds in a tick.
 	idle  = 4 << 20
@@ -164,7 +164,7 @@ func (k *keeper) look() {
 	k.timer.Reset(tick)
 }
 
-func more(held, before uint64) bool { return held > before+before/4+worth }
+func more(held, before uint64) bool { return held > before+before/8+worth }
 
 func (k *keeper) free() {
 	runtime.GC() // what pools held before this is garbage for the next

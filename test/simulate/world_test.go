@@ -391,7 +391,7 @@ func (w *world) operator() (*eventlog.Log, *projection.Projection, error) {
 		return nil, nil, err
 	}
 	c := w.projection(log, w.bucket)
-	c.CacheBytes, c.TailBytes = 0, 0
+	c.Budget, c.TailBytes = nil, 0
 	p, err := projection.Open(c)
 	return log, p, err
 }

@@ -54,9 +54,6 @@ type decodedKey struct {
 	revision uint64
 }
 
-// decodedOverhead is roughly what an object costs besides its encoded size.
-const decodedOverhead = 512
-
 // keptComplaints is how many unreadable objects are remembered, so that they are not logged again.
 const keptComplaints = 1024
 
@@ -174,7 +171,7 @@ func (i *Indexer) decode(ctx context.Context, row projection.Row) (runtime.Objec
 		return nil, err
 	}
 	namespace, _, _ := strings.Cut(strings.TrimPrefix(row.Key, i.prefix), "/")
-	i.shared.decoded.Add(key, namespace, object, int64(len(row.Value))+decodedOverhead)
+	i.shared.decoded.Add(key, namespace, object, kubestore.Size(object))
 	return object, nil
 }
 
