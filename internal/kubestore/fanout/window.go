@@ -11,7 +11,7 @@ import (
 const (
 	windowEvents  = 16 << 10
 	windowShares  = 8
-	eventOverhead = 850
+	eventOverhead = 550
 )
 
 // Window is the newest part of the past. When many watches come back at once, it spares each of them a read of the log

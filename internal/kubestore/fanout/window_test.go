@@ -2,11 +2,15 @@ package fanout
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
 
 // testBytes are enough for windowEvents without bodies.
@@ -55,6 +59,49 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 			require.Positive(t, trims)
 		})
 	}
+}
+
+// TestEventsTakeWhatTheyCount: an event that came from the log takes what the window counts, within a fifth.
+func TestEventsTakeWhatTheyCount(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	require.NoError(t, eventlog.Create(t.Context(), eventlog.Config{Conn: conn}))
+	log, err := eventlog.Open(t.Context(), eventlog.Config{Conn: conn})
+	require.NoError(t, err)
+	const n = 1000
+	for i := range n {
+		_, err := log.Append(t.Context(), eventlog.Basis{}, fmt.Sprintf("9ad1ec07-a3f1-4f3c-8a3e-%012d", i), eventlog.Write{
+			Key: eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "default", Name: fmt.Sprint("a-name-", i)},
+			Op:  eventlog.Added, ContentType: "application/cbor", Body: make([]byte, 1000),
+		})
+		require.NoError(t, err)
+	}
+	enough := errors.New("enough")
+	read := func() (w Window) {
+		require.ErrorIs(t, log.Follow(t.Context(), 0, func(b eventlog.Batch) error {
+			for _, e := range b {
+				w.add(newEvent(e), 1<<30)
+			}
+			if len(w.events) == n {
+				return enough
+			}
+			return nil
+		}), enough)
+		return w
+	}
+	kept := []Window{read()} // the log's server keeps what it has read
+	before := heap()
+	kept = append(kept, read())
+	require.InEpsilon(t, heap()-before, kept[1].bytes, 0.2)
+	runtime.KeepAlive(kept)
+}
+
+// heap is the memory of all objects that are reachable.
+func heap() int64 {
+	var stats runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&stats)
+	return int64(stats.HeapAlloc)
 }
 
 func revisionsOf(events []*Event) []eventlog.Revision {
