@@ -23,7 +23,7 @@ func TestSizeIsWhatObjectsTake(t *testing.T) {
 	custom := cbor.NewSerializer(kubescheme.Scheme, kubescheme.Scheme)
 	meta := metav1.ObjectMeta{Name: "a-name", Namespace: "ns", UID: "8a1b7b8e-0000-4000-8000-000000000000", CreationTimestamp: metav1.Now(),
 		Labels: map[string]string{"app": "web", "tier": "front"}, OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "owner", UID: "another"}},
-		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl", Operation: "Update", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:data":{}}`)}}}}
+		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl", Operation: "Update", FieldsV1: metav1.NewFieldsV1(`{"f:data":{}}`)}}}
 	fields, maps := map[string]any{}, []any{}
 	for i := range 40 {
 		fields[fmt.Sprint("key-", i)] = "a value"
