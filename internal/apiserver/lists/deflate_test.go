@@ -75,5 +75,11 @@ func TestPiecesHoldWhatTheyCount(t *testing.T) {
 		}
 		require.LessOrEqual(t, held, counted, name)
 		require.Equal(t, name == "repeated", p.deflated.Load() != nil, name)
+
+		packed := p.packed()
+		require.Equal(t, len(d.bytes), packed.Bytes(), name)
+		unpacked, err := packed.bytes()
+		require.NoError(t, err)
+		require.Equal(t, content, unpacked)
 	}
 }
