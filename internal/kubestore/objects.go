@@ -12,8 +12,9 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// Objects is a cache of decoded objects by row key and revision, and of the pieces of lists. They take
-// their bytes of the process's budget, of which no namespace takes what others need. It is safe for concurrent use. Nobody may write to the objects.
+// Objects is a cache of decoded objects by row key and revision, and of the pieces of lists. They take their bytes of
+// the process's budget, of which no namespace takes what others need. It is safe for concurrent use. Nobody may write
+// to the objects.
 type Objects struct {
 	decoded *cache.Cache[version, any]
 }
