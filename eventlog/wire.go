@@ -144,7 +144,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	if (op == Barrier) != (subject == barrierSubject(prefix)) {
 		return Event{}, fmt.Errorf("type %q does not belong on subject %q", h.Get(headerType), subject)
 	}
-	e := Event{RequestID: h.Get(headerID)}
+	e := Event{RequestID: strings.Clone(h.Get(headerID))} // all headers of a message share its memory
 	e.Op = op
 	if !validID(e.RequestID) {
 		return Event{}, fmt.Errorf("'%s' %q is not 1 to %d printable characters", headerID, e.RequestID, maxID)
@@ -174,7 +174,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	e.Key, e.ContentType = key, one(h.Get(headerContentType))
 	e.Base, e.Precondition, e.TTL = Revision(base), Revision(precondition), uint32(ttl)
 	if parent := h.Get(headerTrace); len(parent) <= maxTrace {
-		e.Trace = parent
+		e.Trace = strings.Clone(parent)
 	}
 	by := Author{User: h.Get(headerUser), As: h.Get(headerAs), Agent: h.Get(headerAgent)}.clean()
 	e.Author = Author{User: one(by.User), As: one(by.As), Agent: one(by.Agent)}

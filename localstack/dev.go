@@ -3,6 +3,7 @@
 package localstack
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -30,6 +31,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // commitCadence is how often a dirty projection is committed. Nobody else reads this cell, so what waits is in memory,
@@ -61,6 +63,8 @@ type Config struct {
 	// LogRetention, Retention and History as in the projection's configuration.
 	LogRetention, Retention, History time.Duration
 	Checkpoints                      []projection.CheckpointRule
+	// CacheBytes is what all caches may have together; 32 MiB by default.
+	CacheBytes int64
 	// MaxWatches is how many watches may be open, 429 beyond; 0 for no limit.
 	MaxWatches int
 	// Flagz is what '/flagz' shows; nil for nothing.
@@ -188,8 +192,9 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 	if err != nil {
 		return kubestore.Cell{}, err
 	}
+	budget := cache.NewBudget(cmp.Or(c.CacheBytes, 32<<20))
 	p, err := projection.Open(projection.Config{
-		Log: log, Bucket: b, LogRetention: c.LogRetention, Retention: c.Retention, History: c.History, Checkpoints: c.Checkpoints,
+		Log: log, Bucket: b, Budget: budget, LogRetention: c.LogRetention, Retention: c.Retention, History: c.History, Checkpoints: c.Checkpoints,
 		ReadOnly: c.readOnly,
 	})
 	if err != nil {
@@ -197,16 +202,15 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 	}
 	return kubestore.Cell{
 		Log: log, Projection: p, Cluster: cluster,
-		Objects: kubestore.NewObjects(objectCacheBytes),
+		Objects: kubestore.NewObjects(budget),
 	}, nil
 }
 
 const (
-	objectCacheBytes = 64 << 20
-	subjectPrefix    = "logplane"
-	cluster          = "main"
-	doorName         = "log.url"
-	signingKeyName   = "service-account.key"
+	subjectPrefix  = "logplane"
+	cluster        = "main"
+	doorName       = "log.url"
+	signingKeyName = "service-account.key"
 	// issuer is the usual one of a cluster's own service accounts.
 	issuer = "https://kubernetes.default.svc.cluster.local"
 )

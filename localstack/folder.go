@@ -71,7 +71,7 @@ func openAttached(ctx context.Context, folder string, c eventlog.Config) (kubest
 	if err != nil {
 		return kubestore.Cell{}, err
 	}
-	return kubestore.Cell{Log: log, Projection: p, Cluster: cluster, Objects: kubestore.NewObjects(objectCacheBytes)}, nil
+	return kubestore.Cell{Log: log, Projection: p, Cluster: cluster, Objects: kubestore.NewObjects(p.Budget())}, nil
 }
 
 // checkFolder fails where dev never made what is asked for: the lock would make a folder.

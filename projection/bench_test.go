@@ -20,6 +20,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // benchObjects is how many objects of about 1.6 KB the benchmarks have: 10,000, or what LOGPLANE_BENCH_OBJECTS lists,
@@ -220,7 +221,7 @@ func list(b *testing.B, v *View, start, end string, want int) {
 
 // Cold is a process that has read nothing, warm one that has read everything.
 func benchmarkReads(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
-	warm := opened(b, Config{Log: log, Bucket: counts, CacheBytes: 4 << 30})
+	warm := opened(b, Config{Log: log, Bucket: counts, Budget: cache.NewBudget(4 << 30)})
 	list(b, warm, "", "", n)
 	run := func(name string, cold float64, f func(b *testing.B, v *View, i int)) {
 		for _, temperature := range []string{"warm", "cold"} {

@@ -6,7 +6,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// blockCache keeps decoded blocks within a budget of bytes. Segments are immutable, so nothing is ever invalidated. It
+// blockCache keeps decoded blocks within the budget. Segments are immutable, so nothing is ever invalidated. It
 // is safe for concurrent use.
 type blockCache struct {
 	blocks *cache.Cache[blockID, *segment.Block]
@@ -17,8 +17,8 @@ type blockID struct {
 	block int
 }
 
-func newBlockCache(budget int64) *blockCache {
-	return &blockCache{cache.New[blockID, *segment.Block](budget)}
+func newBlockCache(of *cache.Budget) *blockCache {
+	return &blockCache{cache.New[blockID, *segment.Block](of)}
 }
 
 // Block implements segment.Cache.

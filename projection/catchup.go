@@ -333,7 +333,7 @@ func (p *Projection) install(snap *snapshot) error {
 	return nil
 }
 
-// publish replaces the current view, and wakes those who wait for a newer revision.
+// publish replaces the current view, holds its tail in the budget, and wakes those who wait for a newer revision.
 func (p *Projection) publish(change func(*View) *View) *View {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
@@ -346,6 +346,11 @@ func (p *Projection) publish(change func(*View) *View) *View {
 		next.superseded = make(chan struct{})
 	}
 	p.view.Store(next)
+	tail := next.tail.bytes
+	if v != nil {
+		tail -= v.tail.bytes
+	}
+	p.config.Budget.Hold(int64(tail))
 	if v != nil && next.superseded != v.superseded {
 		close(v.superseded)
 	}

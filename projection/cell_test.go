@@ -14,6 +14,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // cell is a log, a strict bucket and a projection of them, and a writer that knows every key's last event.
@@ -236,5 +237,5 @@ func rewrite(t testing.TB, c *cell, p *Projection) {
 	for _, s := range v.snap.root.Segments {
 		require.NoError(t, c.bucket.Delete(c.ctx, s.Key))
 	}
-	p.cache = newBlockCache(0)
+	p.cache = newBlockCache(cache.NewBudget(0))
 }

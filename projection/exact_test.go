@@ -14,6 +14,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/projection/segment"
 )
 
@@ -34,7 +35,7 @@ func replaced(t *testing.T, c *cell) {
 func TestStateComesFromOneView(t *testing.T) {
 	quiet(t)
 	c, _ := spilling(t, runsPerLevel)
-	slow := c.over(lax{c.bucket}, func(c *Config) { c.CacheBytes = 1 })
+	slow := c.over(lax{c.bucket}, func(c *Config) { c.Budget = cache.NewBudget(1) })
 	v, err := slow.Latest(c.ctx) // the request's view
 	require.NoError(t, err)
 	base := c.last["n1"].revision
@@ -330,9 +331,9 @@ func TestPinsEndWithTheirCheckpoint(t *testing.T) {
 
 // A block that is larger than the cache costs no other its place.
 func TestABlockLargerThanTheCache(t *testing.T) {
-	c := newBlockCache(100)
-	c.Keep("a", 0, &segment.Block{Bytes: 60})
-	c.Keep("b", 0, &segment.Block{Bytes: 101})
+	c := newBlockCache(cache.NewBudget(1100))
+	c.Keep("a", 0, &segment.Block{Bytes: 600})
+	c.Keep("b", 0, &segment.Block{Bytes: 1101})
 	_, ok := c.Block("a", 0)
 	require.True(t, ok)
 	_, ok = c.Block("b", 0)

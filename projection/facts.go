@@ -26,9 +26,7 @@ type Selection struct {
 }
 
 const (
-	// factShare: the budget of facts is 1/factShare of that of blocks. The facts of a block of Pods take 150 bytes.
-	factShare = 8
-	// mostFacts is how many facts of a block are kept. If it has more, none are: one in sixty blocks would be read for
+	// mostFacts is how many facts of a block are kept; a block of Pods has some 75. If it has more, none are: one in sixty blocks would be read for
 	// nothing.
 	mostFacts = 1024
 	// segmentOverhead and blockOverhead are about what facts take besides.
@@ -52,7 +50,7 @@ type facts struct {
 // anything stands for the facts of a block that may have any.
 var anything = new([]Fact)
 
-func newFactCache(budget int64) *factCache {
+func newFactCache(budget *cache.Budget) *factCache {
 	return &factCache{cache.New[factsID, *facts](budget)}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/projection/segment"
 	"github.com/logplane/logplane/projection/segment/segmenttest"
 )
@@ -133,7 +134,7 @@ func TestRequestsOfAMillionObjects(t *testing.T) {
 func TestBloomFiltersAreRight(t *testing.T) {
 	c := layered(t, upTo(10_000, 2), upTo(10_000, 20))
 	counted := bucket.Count(c.bucket)
-	v, err := c.over(counted, func(c *Config) { c.CacheBytes = 1 }).Latest(c.ctx)
+	v, err := c.over(counted, func(c *Config) { c.Budget = cache.NewBudget(1) }).Latest(c.ctx)
 	require.NoError(t, err)
 	n := 0
 	for i := 1; i < 10_000; i += 2 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // grow adds to the log without anybody committing.
@@ -185,4 +187,27 @@ func TestReliefIsBounded(t *testing.T) {
 	require.Equal(t, v.Revision(), v.Applied(), "nobody gave relief")
 	require.Positive(t, b.left)
 	require.LessOrEqual(t, b.left, relieveTime)
+}
+
+// The tail is held in the budget of the caches for as long as it is one.
+func TestTheTailIsHeld(t *testing.T) {
+	budget := cache.NewBudget(1 << 20)
+	c := newCell(t, func(c *Config) { c.Budget, c.InlineBytes = budget, 1 })
+	for n := range 10 {
+		c.put(fmt.Sprint(n), strings.Repeat("x", 1000))
+	}
+	v := c.latest()
+	cached, held := budget.Used()
+	require.Zero(t, cached)
+	require.EqualValues(t, v.tail.bytes, held)
+	require.Greater(t, held, int64(10_000))
+	c.commit()
+	v = c.latest()
+	_, held = budget.Used()
+	require.EqualValues(t, v.tail.bytes, held)
+	require.Less(t, held, int64(1000))
+	_, err := state(c.ctx, v, v.Revision())
+	require.NoError(t, err)
+	cached, _ = budget.Used()
+	require.Positive(t, cached, "blocks")
 }

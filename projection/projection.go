@@ -12,6 +12,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // Revision is the log's.
@@ -26,15 +27,15 @@ type Config struct {
 	// InlineBytes is how many compressed bytes of rows the root holds before they spill to a segment; 256 KiB by
 	// default.
 	InlineBytes int
-	// CacheBytes is the budget of decoded segment blocks; 64 MiB by default. Facts of blocks (Selection) may take an
-	// eighth of that besides.
-	CacheBytes int64
+	// Budget is what decoded segment blocks take their bytes of, together with the process's other caches; one of 64
+	// MiB by default. The tail is held in it.
+	Budget *cache.Budget
 	// CacheFolder is a folder of a local disk that keeps what was read of immutable objects; none if it is empty.
 	// CacheFolderBytes is its budget, 1 GiB by default. Processes may share the folder.
 	CacheFolder      string
 	CacheFolderBytes int64
-	// TailBytes is the budget of events after the snapshot; 64 MiB by default. Past a quarter of it Latest commits.
-	// Past all of it View.Append refuses writes.
+	// TailBytes is how many bytes of events may come after the snapshot; by default half of Budget, and at least 32
+	// MiB. Past a quarter of it Latest commits. Past all of it View.Append refuses writes.
 	TailBytes int
 	// ReadOnly keeps Latest from committing.
 	ReadOnly bool
@@ -92,11 +93,13 @@ func Open(c Config) (*Projection, error) {
 	}
 	c.Prefix = cmp.Or(c.Prefix, "logplane")
 	c.InlineBytes = cmp.Or(c.InlineBytes, 256<<10)
-	c.CacheBytes = cmp.Or(c.CacheBytes, 64<<20)
-	c.TailBytes = cmp.Or(c.TailBytes, 64<<20)
+	if c.Budget == nil {
+		c.Budget = cache.NewBudget(64 << 20)
+	}
+	c.TailBytes = cmp.Or(c.TailBytes, max(int(c.Budget.Limit()/2), 32<<20))
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
 	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters,
-		cache: newBlockCache(c.CacheBytes), facts: newFactCache(c.CacheBytes / factShare),
+		cache: newBlockCache(c.Budget), facts: newFactCache(c.Budget),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}
 	if c.CacheFolder == "" {
 		return p, nil
@@ -107,6 +110,9 @@ func Open(c Config) (*Projection, error) {
 }
 
 func (p *Projection) rootKey() string { return p.config.Prefix + "/root" }
+
+// Budget is what the caches of the process take their bytes of.
+func (p *Projection) Budget() *cache.Budget { return p.config.Budget }
 
 // Shrink drops most of the decoded blocks, those first that were not used for longest.
 func (p *Projection) Shrink() {

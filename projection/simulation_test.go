@@ -18,6 +18,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // weather is a bucket whose requests fail, fail but persist, and stall until many others have passed, which is longer
@@ -231,7 +232,7 @@ type simulation struct {
 }
 
 func (s *simulation) config(c *Config) {
-	c.InlineBytes, c.CacheBytes, c.Grace = []int{1, 1, 300}[s.seed%3], 30_000, simulatedGrace
+	c.InlineBytes, c.Budget, c.Grace = []int{1, 1, 300}[s.seed%3], cache.NewBudget(30_000), simulatedGrace
 	c.Checkpoints = []CheckpointRule{{Every: 300 * time.Millisecond, Keep: 2 * time.Second}}
 	if s.seed%2 == 0 {
 		c.History = 2 * time.Second

@@ -29,6 +29,7 @@ import (
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/watcher"
 )
 
@@ -96,7 +97,7 @@ func (c cell) serve(t testing.TB, change ...func(*watcher.Config)) *server {
 	p, err := projection.Open(projection.Config{Log: c.log, Bucket: c.bucket})
 	require.NoError(t, err)
 	config := watcher.Config{Config: apiserver.Config{
-		Cell: kubestore.Cell{Log: c.log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)},
+		Cell: kubestore.Cell{Log: c.log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(16 << 20))},
 	}}
 	for _, f := range change {
 		f(&config)

@@ -19,10 +19,12 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/memory"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
 	"github.com/logplane/logplane/projection/bucket/s3"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // connection says where a cell's log and bucket are, as flags.
@@ -39,10 +41,8 @@ type connection struct {
 	cluster                          string
 	logRetention, retention, history time.Duration
 	checkpoints                      []projection.CheckpointRule
-	objectCacheMiB, blockCacheMiB    int64
 	blockCacheFolder                 string
 	blockCacheFolderMiB              int64
-	tailMiB                          int
 	command                          string // as the log's servers are told
 	readOnly                         bool   // for a process that only looks: nothing is written
 	founds                           bool   // for the one command that makes the bucket's first root
@@ -52,11 +52,9 @@ type connection struct {
 // register adds all flags of a process that serves or writes.
 func (c *connection) register(flags *pflag.FlagSet) {
 	c.registerPlace(flags)
-	flags.Int64Var(&c.objectCacheMiB, "object-cache-mib", 64, "budget of decoded objects, in MiB")
-	flags.Int64Var(&c.blockCacheMiB, "block-cache-mib", 64, "budget of segment blocks, in MiB")
+	registerMemory(flags, unlimitedMiB)
 	flags.StringVar(&c.blockCacheFolder, "block-cache-folder", "", "folder of a local disk that keeps what was read of segments, also for the next start; none by default")
 	flags.Int64Var(&c.blockCacheFolderMiB, "block-cache-folder-mib", 1024, "budget of --block-cache-folder, in MiB")
-	flags.IntVar(&c.tailMiB, "tail-mib", 64, "budget of events that wait to be committed, in MiB: past it writes are refused")
 	registerRetention(flags, &c.logRetention, &c.retention, &c.history, &c.checkpoints)
 }
 
@@ -121,8 +119,7 @@ func (c *connection) check() error {
 		return nil
 	}
 	return cmp.Or(
-		atLeast("--object-cache-mib", c.objectCacheMiB, 0), atLeast("--block-cache-mib", c.blockCacheMiB, 1),
-		atLeast("--block-cache-folder-mib", c.blockCacheFolderMiB, 1), atLeast("--tail-mib", c.tailMiB, 1),
+		atLeast("--block-cache-folder-mib", c.blockCacheFolderMiB, 1),
 		checkRetention(c.logRetention, c.retention, c.history),
 	)
 }
@@ -162,9 +159,10 @@ func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cel
 	if err != nil {
 		return nil, err
 	}
+	budget := cache.NewBudget(memory.Caches(unlimitedMiB))
 	p, err := projection.Open(projection.Config{
-		Log: log, Bucket: b, Prefix: prefix, CacheBytes: c.blockCacheMiB << 20,
-		CacheFolder: c.blockCacheFolder, CacheFolderBytes: c.blockCacheFolderMiB << 20, TailBytes: c.tailMiB << 20, ReadOnly: c.readOnly,
+		Log: log, Bucket: b, Prefix: prefix, Budget: budget,
+		CacheFolder: c.blockCacheFolder, CacheFolderBytes: c.blockCacheFolderMiB << 20, ReadOnly: c.readOnly,
 		LogRetention: c.logRetention, Retention: c.retention, History: c.history, Checkpoints: c.checkpoints,
 		Founded: !c.founds, Tracer: c.tracer,
 	})
@@ -172,7 +170,7 @@ func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cel
 		return nil, err
 	}
 	return &cell{log: config, bucket: b, Cell: kubestore.Cell{
-		Log: log, Projection: p, Cluster: c.cluster, Objects: kubestore.NewObjects(c.objectCacheMiB << 20),
+		Log: log, Projection: p, Cluster: c.cluster, Objects: kubestore.NewObjects(budget),
 	}}, nil
 }
 

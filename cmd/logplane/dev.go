@@ -33,6 +33,7 @@ func newDev() *cobra.Command {
 				return err
 			}
 			c.Flagz = flagzOf(cmd.Flags())
+			c.CacheBytes = memory.Caches(unlimitedDevMiB)
 			if c.EventsBodies, err = parseBodies(bodies); err != nil {
 				return err
 			}
@@ -52,6 +53,7 @@ func newDev() *cobra.Command {
 	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: the log and the bucket live in memory, only the kubeconfig is in the folder")
 	cmd.Flags().StringVar(&c.EventsListen, "events-listen", "", "loopback address where NATS subscribers receive events and can do nothing else; empty for none")
 	cmd.Flags().IntVar(&c.MaxWatches, "max-watches-per-user", apiserver.DefaultWatchesPerUser, "watches that are served at once, 429 beyond: here everybody is one user; 0 for no limit")
+	registerMemory(cmd.Flags(), unlimitedDevMiB)
 	registerBodies(cmd.Flags(), &bodies)
 	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History, &c.Checkpoints)
 	return cmd

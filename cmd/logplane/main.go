@@ -20,7 +20,6 @@ import (
 
 	"github.com/logplane/logplane/functions/lambda"
 	"github.com/logplane/logplane/internal/coldstart"
-	"github.com/logplane/logplane/internal/memory"
 )
 
 func main() {
@@ -90,8 +89,8 @@ func newRoot(stderr io.Writer) *cobra.Command {
 				return err
 			}
 			logTo(stderr, level.Level)
-			if err := memory.Limit(); err != nil {
-				slog.Warn("the container's memory limit cannot be read: set GOMEMLIMIT", "error", err)
+			if err := limitMemory(cmd.Flags()); err != nil {
+				return err
 			}
 			if cmd.Name() != "api" && cmd.Name() != "dev" && lambda.Address() == "" {
 				coldstart.Over() // nobody waits for a first answer

@@ -29,9 +29,9 @@ func TestValuesAreChecked(t *testing.T) {
 	for line, why := range map[string]string{
 		"projector --cadence 0":                            "--cadence is 0s: it must be at least 1ms",
 		"projector --cadence -1s":                          "--cadence is -1s: it must be at least 1ms",
-		"projector --tail-mib 0":                           "--tail-mib is 0: it must be at least 1",
-		"api --object-cache-mib -1":                        "--object-cache-mib is -1: it must be at least 0",
-		"api --block-cache-mib -1":                         "--block-cache-mib is -1: it must be at least 1",
+		"projector --memory-mib 127":                       "--memory-mib is 127: it must be 0 or at least 128",
+		"api --memory-mib -1":                              "--memory-mib is -1: it must be 0 or at least 128",
+		"dev --memory-mib 1":                               "--memory-mib is 1: it must be 0 or at least 128",
 		"api --block-cache-folder-mib -1":                  "--block-cache-folder-mib is -1: it must be at least 1",
 		"api --cluster A/B":                                "--cluster is 'A/B': ",
 		"inspect head --cluster A/B":                       "--cluster is 'A/B': ",
@@ -52,9 +52,9 @@ func TestValuesAreChecked(t *testing.T) {
 		"api --requestheader-client-ca-file /nowhere":      "--requestheader-client-ca-file: read authorities to publish: open /nowhere",
 		"kubeconfig --user ann --duration -1s":             "--duration is -1s: it must be at least 0s",
 		"api --log-level trace":                            "it must be 'debug', 'info', 'warn' or 'error'",
-		"inspect head --object-cache-mib 1":                "unknown flag: --object-cache-mib: 'logplane inspect head --help' lists those there are",
+		"inspect head --memory-mib 1":                      "unknown flag: --memory-mib: 'logplane inspect head --help' lists those there are",
 		"events --retention 1h":                            "unknown flag: --retention: 'logplane events --help' lists those there are",
-		"fence --tail-mib 1":                               "unknown flag: --tail-mib: 'logplane fence --help' lists those there are",
+		"fence --memory-mib 1":                             "unknown flag: --memory-mib: 'logplane fence --help' lists those there are",
 	} {
 		require.Contains(t, said(t, strings.Fields(line)...), why, line)
 	}

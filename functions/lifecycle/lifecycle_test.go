@@ -39,6 +39,7 @@ import (
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 func TestMain(m *testing.M) {
@@ -68,7 +69,7 @@ func newClusterWith(t *testing.T, log *eventlog.Log, b bucket.Bucket, change ...
 	t.Helper()
 	p, err := projection.Open(projection.Config{Log: log, Bucket: b})
 	require.NoError(t, err)
-	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)}
+	cell := kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(16 << 20))}
 	cell.Feed = fanout.NewFeed(p) // for those who run it
 	server, err := apiserver.New(apiserver.Config{Cell: cell})
 	require.NoError(t, err)

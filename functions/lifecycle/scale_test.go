@@ -20,6 +20,7 @@ import (
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/test/product"
 )
 
@@ -172,7 +173,7 @@ func TestGarbageReadsOnlyDependents(t *testing.T) {
 		// Nobody else commits, so the tail must hold all.
 		fresh, err := projection.Open(projection.Config{Log: log, Bucket: b, TailBytes: 1 << 30})
 		require.NoError(t, err)
-		c.cell = kubestore.Cell{Log: log, Projection: fresh, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)}
+		c.cell = kubestore.Cell{Log: log, Projection: fresh, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(16 << 20))}
 		c.server, err = apiserver.New(apiserver.Config{Cell: c.cell})
 		require.NoError(t, err)
 		c.restart()

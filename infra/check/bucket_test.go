@@ -153,7 +153,7 @@ func TestPermissions(t *testing.T) {
 		<-p.Exited
 		require.Zero(t, p.Cmd.ProcessState.ExitCode(), p.Output())
 	}
-	small := append([]string{"--tail-mib", "1"}, recorded...)
+	small := append([]string{"--memory-mib", "128"}, recorded...)
 	seen := map[string][]asked{}
 
 	ends(append([]string{"init"}, recorded...)...)
@@ -339,8 +339,8 @@ func denied(t *testing.T, c *Configuration, a asked) bool {
 // grow writes more than a quarter of a MiB, which does not compress.
 func grow(t *testing.T, server, name string) {
 	t.Helper()
-	for i := range 3 {
-		noise := make([]byte, 100<<10)
+	for i := range 10 {
+		noise := make([]byte, 700<<10)
 		_, _ = rand.Read(noise)
 		body := fmt.Sprintf(`{"metadata":{"name":"%s-%d"},"data":{"noise":"%s"}}`, name, i, base64.StdEncoding.EncodeToString(noise))
 		response, err := http.Post(server+"/api/v1/namespaces/default/configmaps", "application/json", strings.NewReader(body))

@@ -35,7 +35,7 @@ func New(c Config) (*Server, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	s := &Server{config: c, watches: newWatches(c.Watches), bodies: bodies{by: map[string]int64{}}}
+	s := &Server{config: c, watches: newWatches(c.Watches), bodies: newBodies(c.Cell.Projection.Budget().Limit())}
 	if err := s.configure(); err != nil {
 		return nil, err
 	}

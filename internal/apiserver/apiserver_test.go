@@ -18,6 +18,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 func TestMain(m *testing.M) {
@@ -32,7 +33,7 @@ func newCell(t testing.TB) kubestore.Cell {
 	log := eventlogtest.Log(t)
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
 	require.NoError(t, err)
-	return kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(64 << 20)}
+	return kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(64 << 20))}
 }
 
 // newServer serves a fresh cell with the namespace default. It marks

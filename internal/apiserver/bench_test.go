@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // BenchmarkCluster measures what each further cluster costs a process: the
@@ -190,7 +191,7 @@ func liveBytes() int64 {
 func BenchmarkList(b *testing.B) {
 	pieces, whole := bothWays(b)
 	cell := pieces.config.Cell
-	cell.Objects = kubestore.NewObjects(0)
+	cell.Objects = kubestore.NewObjects(cache.NewBudget(0))
 	made, err := New(Config{Cell: cell})
 	require.NoError(b, err)
 	for n := range 10_000 {

@@ -16,10 +16,11 @@ import (
 )
 
 const (
-	// bodiesLimit is how many bytes of bodies a process holds for requests that are not answered yet. bodiesShare is
-	// how many of them one user may have.
-	bodiesLimit = 128 << 20
-	bodiesShare = bodiesLimit / 4
+	// A process holds bodiesMost bytes of bodies for requests that are not answered yet, or if it is small, twice what
+	// its caches may have, and bodiesLeast at least. One user may have one of bodiesShares.
+	bodiesMost   = 128 << 20
+	bodiesLeast  = 32 << 20
+	bodiesShares = 4
 	// bodyCost is about how many bytes a request costs while its
 	// body has yet to arrive. It is counted with the body's bytes.
 	bodyCost = 16 << 10
@@ -30,9 +31,15 @@ const (
 // bodies counts the bytes of bodies that have arrived, not those
 // that were only announced. It is safe for concurrent use.
 type bodies struct {
+	limit int64 // bytes
+
 	mu   sync.Mutex       // guards what follows
 	held int64            // bytes
 	by   map[string]int64 // user
+}
+
+func newBodies(caches int64) bodies {
+	return bodies{limit: min(max(2*caches, bodiesLeast), bodiesMost), by: map[string]int64{}}
 }
 
 // body is what one request holds of them.
@@ -51,7 +58,7 @@ func (b *body) hold(n int64) error {
 	}
 	b.of.mu.Lock()
 	defer b.of.mu.Unlock()
-	if b.of.held+n > bodiesLimit || b.of.by[b.user]+n > bodiesShare {
+	if b.of.held+n > b.of.limit || b.of.by[b.user]+n > b.of.limit/bodiesShares {
 		return apierrors.NewTooManyRequests(fmt.Sprintf("this process holds %d MiB of requests that are not answered yet, %d MiB of them of user '%s': try again",
 			b.of.held>>20, b.of.by[b.user]>>20, b.user), retrySeconds)
 	}

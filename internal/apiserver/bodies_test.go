@@ -20,7 +20,7 @@ import (
 // whether it was announced or not, and in whatever pieces it arrives.
 func TestBodiesAreReadWhole(t *testing.T) {
 	const allowed = 100_000
-	all := bodies{by: map[string]int64{}}
+	all := newBodies(64 << 20)
 	for _, length := range []int{0, 1, firstRead - 1, firstRead, firstRead + 1, 3 * firstRead, allowed} {
 		sent := bytes.Repeat([]byte("x"), length)
 		for _, announced := range []int64{int64(length), -1} {
@@ -51,7 +51,7 @@ func TestBodiesAreReadWhole(t *testing.T) {
 // TestBodiesAreBounded: one user's bodies hold at most a share, and all bodies
 // together at most the limit. Bytes that were only announced do not count.
 func TestBodiesAreBounded(t *testing.T) {
-	all := bodies{by: map[string]int64{}}
+	all := newBodies(64 << 20)
 	receive := func(user string, n int) (*body, error) {
 		b := &body{of: &all, user: user}
 		_, err := b.read(strings.NewReader(strings.Repeat("x", n)), 3<<20, 3<<20)
@@ -68,8 +68,8 @@ func TestBodiesAreBounded(t *testing.T) {
 			}
 			kept = append(kept, b)
 		}
-		require.LessOrEqual(t, all.by[fmt.Sprint(user)], int64(bodiesShare))
-		require.Greater(t, all.by[fmt.Sprint(user)], int64(bodiesShare*3/4))
+		require.LessOrEqual(t, all.by[fmt.Sprint(user)], all.limit/bodiesShares)
+		require.Greater(t, all.by[fmt.Sprint(user)], all.limit/bodiesShares*3/4)
 	}
 	late, err := receive("5", 0)
 	require.NoError(t, err)

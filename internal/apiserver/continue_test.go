@@ -14,6 +14,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // minute is a scaled-down minute of log time. The log keeps 10 of them, and a revision can be read for 60.
@@ -33,7 +34,7 @@ func TestContinueAfterNineMinutes(t *testing.T) {
 		p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, InlineBytes: 2000,
 			LogRetention: 10 * minute, Retention: 60 * minute})
 		require.NoError(t, err)
-		return kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(1 << 20)}
+		return kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))}
 	}
 	projector := process().Projection
 	one := newServer(t, func(c *Config) { c.Cell = process() })

@@ -91,7 +91,9 @@ const (
 )
 
 // claim says that the handler answers, and reports whether it may.
-func (t *timed) claim() bool { return t.by.Load() == byHandler || t.by.CompareAndSwap(nobody, byHandler) }
+func (t *timed) claim() bool {
+	return t.by.Load() == byHandler || t.by.CompareAndSwap(nobody, byHandler)
+}
 
 // pass says that the deadline answers, and reports whether it may.
 func (t *timed) pass() bool { return t.by.CompareAndSwap(nobody, byDeadline) }

@@ -13,6 +13,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // withTail is a server whose process may hold this many bytes of events that nobody has committed.
@@ -22,7 +23,7 @@ func withTail(t *testing.T, bytes int) (*Server, *memory.Bucket) {
 	p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, TailBytes: bytes})
 	require.NoError(t, err)
 	return newServer(t, func(c *Config) {
-		c.Cell = kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(1 << 20)}
+		c.Cell = kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))}
 	}), bucket
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // twoServers are two processes of one cell with little room in the root, and a projector's view of it.
@@ -25,7 +26,7 @@ func twoServers(t testing.TB, change ...func(*Config)) (one, other *Server, proj
 	process := func() kubestore.Cell {
 		p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, InlineBytes: 3000})
 		require.NoError(t, err)
-		return kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(1 << 20)}
+		return kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))}
 	}
 	server := func() *Server {
 		c := Config{Cell: process()}

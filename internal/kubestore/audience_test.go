@@ -13,13 +13,14 @@ import (
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // TestIndexLeavesNothingOut moves pods between nodes at random: a watch of one node sees what it must, through the
 // index as without it, whether the states before the changes are in the cache, or only some, or none.
 func TestIndexLeavesNothingOut(t *testing.T) {
 	conn := eventlogtest.Start(t)
-	for name, objects := range map[string]*Objects{"cached": NewObjects(8 << 20), "partly": NewObjects(6 << 10), "uncached": nil} {
+	for name, objects := range map[string]*Objects{"cached": NewObjects(cache.NewBudget(8 << 20)), "partly": NewObjects(cache.NewBudget(6 << 10)), "uncached": nil} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, conn, memory.Strict(t))
 			b.Objects = objects

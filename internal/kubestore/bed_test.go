@@ -31,6 +31,7 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 var (
@@ -128,7 +129,7 @@ func process(t testing.TB, log *eventlog.Log, b bucket.Bucket) Cell {
 			t.Errorf("the feed failed: %v", err)
 		}
 	})
-	return Cell{Log: log, Projection: p, Cluster: "main", Objects: NewObjects(8 << 20), Feed: feed}
+	return Cell{Log: log, Projection: p, Cluster: "main", Objects: NewObjects(cache.NewBudget(8 << 20)), Feed: feed}
 }
 
 // barrier moves the head on without changing any object of the suites, and returns it.

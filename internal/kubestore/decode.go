@@ -80,12 +80,12 @@ func (s *store) unseal(ctx context.Context, v stored) (data []byte, stale bool, 
 func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
 	obj, cached, err := s.look(v, data, into)
 	if err == nil && !cached {
-		s.Objects.add(s.version(v, into), s.owner(v.rowKey), obj, len(data))
+		s.Objects.add(s.version(v, into), s.owner(v.rowKey), obj)
 	}
 	return obj, err
 }
 
-// once is shared for an object that nobody needs again soon.
+// once is shared for an object that nobody may need again soon.
 func (s *store) once(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
 	obj, _, err := s.look(v, data, into)
 	return obj, err
@@ -143,12 +143,30 @@ func (s *store) decodeTo(v stored, data []byte, out runtime.Object) error {
 	return copyTo(obj, out)
 }
 
+// answer is decodeTo for an object that was created or deleted. It is not kept: most objects are not asked for again
+// soon, and decoded they take more than all else that a write leaves in memory.
+func (s *store) answer(v stored, data []byte, out runtime.Object) error {
+	obj, cached, err := s.look(v, data, out)
+	if err != nil {
+		return err
+	}
+	if cached {
+		return copyTo(obj, out)
+	}
+	return setTo(obj, out)
+}
+
 func copyTo(obj, out runtime.Object) error {
+	return setTo(obj.DeepCopyObject(), out)
+}
+
+// setTo sets out to an object that nobody else has.
+func setTo(obj, out runtime.Object) error {
 	target, err := conversion.EnforcePtr(out)
 	if err != nil {
 		return fmt.Errorf("unable to convert output object to pointer: %v", err)
 	}
-	target.Set(reflect.ValueOf(obj.DeepCopyObject()).Elem())
+	target.Set(reflect.ValueOf(obj).Elem())
 	return nil
 }
 

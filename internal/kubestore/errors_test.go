@@ -16,6 +16,7 @@ import (
 	"github.com/logplane/logplane/projection"
 	object "github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // TestSilentLog: while the log does not answer, a client is told to come again; a request whose own time is
@@ -50,7 +51,7 @@ func TestABucketThatFails(t *testing.T) {
 		bucket := memory.New()
 		b := newBed(t, eventlogtest.Start(t), bucket)
 		create(t, newStore(b.Cell, pods(nil)), pod("ns", "a"))
-		p, err := projection.Open(projection.Config{Log: b.Log, Bucket: bucket, InlineBytes: 1, CacheBytes: 1})
+		p, err := projection.Open(projection.Config{Log: b.Log, Bucket: bucket, InlineBytes: 1, Budget: cache.NewBudget(1)})
 		require.NoError(t, err)
 		_, err = p.Commit(t.Context())
 		require.NoError(t, err)

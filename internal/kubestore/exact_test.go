@@ -32,6 +32,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // fencedCell is a cell that is fenced while a request of an old process has its view.
@@ -135,7 +136,7 @@ func TestAWriteOutlivesTheFloor(t *testing.T) {
 		create(t, s, pod("ns", fmt.Sprint("n", i)))
 		b.commit(t.Context())
 	}
-	slow, err := projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket, CacheBytes: 1})
+	slow, err := projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket, Budget: cache.NewBudget(1)})
 	require.NoError(t, err)
 	cell := b.Cell
 	cell.Projection, cell.Objects = slow, nil
@@ -185,7 +186,7 @@ func TestAPassingErrorEndsNoWatch(t *testing.T) {
 			_, err := relabel(t.Context(), writer, keyOf(p), "side", "left")
 			require.NoError(t, err)
 
-			small, err := projection.Open(projection.Config{Log: b.Log, Bucket: bucket, InlineBytes: 1, CacheBytes: 1})
+			small, err := projection.Open(projection.Config{Log: b.Log, Bucket: bucket, InlineBytes: 1, Budget: cache.NewBudget(1)})
 			require.NoError(t, err)
 			_, err = small.Commit(t.Context())
 			require.NoError(t, err)
@@ -235,7 +236,7 @@ func TestALastingErrorEndsAWatchWell(t *testing.T) {
 			start, err := writer.GetCurrentResourceVersion(t.Context())
 			require.NoError(t, err)
 			create(t, writer, pod("ns", "a"))
-			small, err := projection.Open(projection.Config{Log: b.Log, Bucket: bucket, InlineBytes: 1, CacheBytes: 1})
+			small, err := projection.Open(projection.Config{Log: b.Log, Bucket: bucket, InlineBytes: 1, Budget: cache.NewBudget(1)})
 			require.NoError(t, err)
 			_, err = small.Commit(t.Context())
 			require.NoError(t, err)
@@ -292,13 +293,13 @@ func TestAnEndingWatchWaitsForNoFeed(t *testing.T) {
 
 // The cache of objects holds what it counts: its keys are its own, and pin no block of a segment.
 func TestObjectsOwnTheirKeys(t *testing.T) {
-	objects := NewObjects(1 << 20)
+	objects := NewObjects(cache.NewBudget(1 << 20))
 	gone := make(chan struct{})
 	func() {
 		block := make([]byte, 1<<20)
 		runtime.AddCleanup(&block[0], func(struct{}) { close(gone) }, struct{}{})
 		keys := unsafe.String(&block[0], len(block))
-		objects.add(version{rowKey: keys[5:15]}, keys[20:25], &example.Pod{}, 10)
+		objects.add(version{rowKey: keys[5:15]}, keys[20:25], &example.Pod{})
 	}()
 	runtime.GC()
 	<-gone

@@ -12,8 +12,9 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// Objects is a cache of decoded objects by row key and revision, and of the pieces of lists. It has a budget of bytes,
-// and no namespace takes what others need of it. It is safe for concurrent use. Nobody may write to the objects.
+// Objects is a cache of decoded objects by row key and revision, and of the pieces of lists. They take their bytes of
+// the process's budget, of which no namespace takes what others need. It is safe for concurrent use. Nobody may write
+// to the objects.
 type Objects struct {
 	decoded *cache.Cache[version, any]
 }
@@ -28,13 +29,9 @@ type version struct {
 	kind string
 }
 
-// entryOverhead is roughly what an entry costs in addition to its encoded bytes. A decoded object is larger than its
-// encoding, and an entry without a body must cost something.
-const entryOverhead = 512
-
-// NewObjects returns a cache of at most that many bytes of encoded objects.
-func NewObjects(bytes int64) *Objects {
-	return &Objects{cache.New[version, any](bytes)}
+// NewObjects returns a cache that takes its bytes of the budget.
+func NewObjects(of *cache.Budget) *Objects {
+	return &Objects{cache.New[version, any](of)}
 }
 
 // get returns nil if the object is not cached.
@@ -69,21 +66,20 @@ func countLook(found bool, hits, misses prometheus.Counter) {
 }
 
 // add keeps an object, to which nobody may write any more, for an owner.
-func (o *Objects) add(v version, owner string, object runtime.Object, encoded int) {
-	o.keep(v, owner, object, encoded)
+func (o *Objects) add(v version, owner string, object runtime.Object) {
+	if o != nil {
+		o.keep(v, owner, object, Size(object))
+	}
 }
 
 // addPiece keeps a piece for the owner of its first item.
 func (o *Objects) addPiece(v version, owner string, k kept) {
-	o.keep(v, owner, k, k.Bytes()+len(k.revisions)*8)
+	o.keep(v, owner, k, int64(k.Bytes()+len(k.revisions)*8))
 }
 
-func (o *Objects) keep(v version, owner string, value any, bytes int) {
-	if o == nil {
-		return
-	}
+func (o *Objects) keep(v version, owner string, value any, bytes int64) {
 	v.rowKey = strings.Clone(v.rowKey) // a segment's key shares the memory of all keys of its block
-	o.decoded.Add(v, owner, value, int64(bytes+len(v.rowKey))+entryOverhead)
+	o.decoded.Add(v, owner, value, bytes+int64(len(v.rowKey)))
 }
 
 // Shrink lets go of most objects, those first that were not used for longest.

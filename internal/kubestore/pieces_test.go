@@ -19,6 +19,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // megabyte is a piece that says it takes so much.
@@ -43,9 +44,9 @@ func bulky(t *testing.T, n int) (*store, *memory.Bucket) {
 	}
 	b.purge(t.Context())
 	var err error
-	s.Projection, err = projection.Open(projection.Config{Log: b.Log, Bucket: bucket, CacheBytes: 1})
+	s.Projection, err = projection.Open(projection.Config{Log: b.Log, Bucket: bucket, Budget: cache.NewBudget(1)})
 	require.NoError(t, err)
-	s.Objects = NewObjects(0)
+	s.Objects = NewObjects(cache.NewBudget(0))
 	return s, bucket
 }
 

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,6 +23,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // model is what a store must hold: by row path, the resourceVersion and whether the label is set.
@@ -233,10 +235,14 @@ func TestNothingAliasesTheCache(t *testing.T) {
 
 // TestObjectsBudget: the cache forgets the least recently used objects, and keeps to its budget.
 func TestObjectsBudget(t *testing.T) {
-	o := NewObjects(10 * (entryOverhead + 101))
+	budget := cache.NewBudget(1 << 20)
+	o := NewObjects(budget)
 	at := func(n int) version { return version{rowKey: "r", revision: eventlog.Revision(n)} }
+	o.add(at(100), "ns", pod("ns", "0"))
+	one, _ := budget.Used()
+	budget.Hold(1<<20 - 10*one)
 	for n := range 20 {
-		o.add(at(n), "ns", pod("ns", fmt.Sprint(n)), 100)
+		o.add(at(n), "ns", pod("ns", fmt.Sprint(n)))
 		require.NotNil(t, o.get(at(min(n, 3))), "recently used")
 	}
 	var kept []int
@@ -246,10 +252,10 @@ func TestObjectsBudget(t *testing.T) {
 		}
 	}
 	require.Equal(t, []int{3, 11, 12, 13, 14, 15, 16, 17, 18, 19}, kept)
-	o.add(version{rowKey: "large"}, "ns", pod("ns", "large"), 1<<20)
+	o.add(version{rowKey: "large"}, "ns", pod("ns", strings.Repeat("large", 10_000)))
 	require.Nil(t, o.get(version{rowKey: "large"}))
 	var none *Objects
-	none.add(at(1), "ns", pod("ns", "a"), 1)
+	none.add(at(1), "ns", pod("ns", "a"))
 	require.Nil(t, none.get(at(1)))
 }
 

@@ -46,7 +46,7 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 	if err != nil || out == nil {
 		return err
 	}
-	return s.decodeTo(stored{rowKey: s.rowKey(path), revision: rev}, data, out)
+	return s.answer(stored{rowKey: s.rowKey(path), revision: rev}, data, out)
 }
 
 // prepare completes and encodes an object. Data is the encoding, and body what is stored of it.
@@ -168,7 +168,7 @@ func (s *store) Delete(ctx context.Context, key string, out runtime.Object, prec
 	if err != nil || raw {
 		return err
 	}
-	return s.decodeTo(stored{rowKey: s.rowKey(path), revision: rev}, data, out)
+	return s.answer(stored{rowKey: s.rowKey(path), revision: rev}, data, out)
 }
 
 // state is a key as of a view.

@@ -14,19 +14,55 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
-// usable is the part of a container's memory that Go's heap may
-// take. The rest is for memory that the runtime does not count.
-const usable = 0.9
+// What a process takes besides the runtime's heap: pages of the binary, which are several tens of MiB, and memory that
+// the runtime does not count. A small process still has half of its memory for the heap.
+const (
+	binary = 80 << 20
+	usable = 0.9
+)
 
-// Limit makes the runtime collect garbage before the limit is reached of the container (cgroup v1 or v2) or of the
-// function on AWS Lambda. It leaves a user's own GOMEMLIMIT alone.
-func Limit() error {
-	_, err := memlimit.Set(memlimit.WithRatio(usable), memlimit.WithProvider(memlimit.ApplyFallback(lambda, memlimit.FromCgroup)))
+// heap is how much the runtime may take of so much memory.
+func heap(told uint64) uint64 {
+	return min(uint64(float64(told)*usable), max(told/2, told-min(told, binary)))
+}
+
+// Limit makes the runtime collect garbage before the process takes more than so many MiB, or if they are 0, more than
+// its container (cgroup v1 or v2) or its function on AWS Lambda may take. It leaves a user's own GOMEMLIMIT alone.
+func Limit(mebibytes int64) error {
+	told := memlimit.ApplyFallback(lambda, memlimit.FromCgroup)
+	if mebibytes > 0 {
+		told = func() (uint64, error) { return uint64(mebibytes) << 20, nil }
+	}
+	_, err := memlimit.Set(memlimit.WithRatio(1), memlimit.WithProvider(func() (uint64, error) {
+		bytes, err := told()
+		return heap(bytes), err
+	}))
 	if errors.Is(err, memlimit.ErrNoCgroup) || errors.Is(err, memlimit.ErrCgroupsNotSupported) {
 		return nil
 	}
 	return err
 }
+
+// A process has own bytes of heap when it has started. Of the rest the caches have one of shares: as much again may be
+// garbage, and as much is for requests. Even the smallest process has least.
+const (
+	own    = 48 << 20
+	shares = 4
+	least  = 4 << 20
+)
+
+// Caches is how many bytes the caches of the process may have, by the runtime's limit. Without a limit they have what
+// they would have in a process of so many MiB.
+func Caches(unlimited int64) int64 {
+	limit := debug.SetMemoryLimit(-1)
+	if limit > none {
+		limit = int64(heap(uint64(unlimited) << 20))
+	}
+	return max((limit-own)/shares, least)
+}
+
+// none is more than any process has: such a limit of a container or of the runtime is none.
+const none = 1 << 46
 
 // lambda is the memory of a function. No cgroup reports it.
 func lambda() (uint64, error) {
@@ -38,12 +74,12 @@ func lambda() (uint64, error) {
 }
 
 // A process looks at what it holds tick after its last collection of garbage, and then each tick until a whole pause
-// has brought nothing. Memory goes back if it is worth it: if the process holds over a quarter more than when it last
+// has brought nothing. Memory goes back if it is worth it: if the process holds over an eighth more than when it last
 // gave back, and worth bytes on top of that.
 const (
 	tick  = 500 * time.Millisecond
 	pause = 20 // ticks
-	worth = 16 << 20
+	worth = 4 << 20
 	// idle is how much a process with nothing to do may allocate in a pause. A process with little to do may allocate
 	// one part in light of what it holds in a tick.
 	idle  = 4 << 20
@@ -128,7 +164,7 @@ func (k *keeper) look() {
 	k.timer.Reset(tick)
 }
 
-func more(held, before uint64) bool { return held > before+before/4+worth }
+func more(held, before uint64) bool { return held > before+before/8+worth }
 
 func (k *keeper) free() {
 	runtime.GC() // what pools held before this is garbage for the next

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"math"
 	"runtime"
 	"runtime/debug"
 	"testing"
@@ -97,12 +98,28 @@ func TestLambda(t *testing.T) {
 	t.Setenv("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "512")
 	was := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(was)
-	require.NoError(t, Limit())
-	require.InDelta(t, 512<<20/10*9, debug.SetMemoryLimit(-1), 100)
+	require.NoError(t, Limit(0))
+	require.EqualValues(t, 432<<20, debug.SetMemoryLimit(-1))
+	require.EqualValues(t, 96<<20, Caches(0))
+	require.NoError(t, Limit(256))
+	require.EqualValues(t, 176<<20, debug.SetMemoryLimit(-1), "told otherwise")
+	require.EqualValues(t, 32<<20, Caches(0))
 	t.Setenv("GOMEMLIMIT", "100MiB")
 	debug.SetMemoryLimit(100 << 20)
-	require.NoError(t, Limit())
+	require.NoError(t, Limit(256))
 	require.EqualValues(t, 100<<20, debug.SetMemoryLimit(-1))
+	require.EqualValues(t, 13<<20, Caches(0))
+	debug.SetMemoryLimit(math.MaxInt64)
+	require.EqualValues(t, 32<<20, Caches(256))
+}
+
+// TestHeap: the heap leaves room for the binary, and a process of any size has some.
+func TestHeap(t *testing.T) {
+	for told, want := range map[uint64]uint64{0: 0, 1: 0, 64: 32, 128: 64, 160: 80, 256: 176, 1000: 900} {
+		require.InDelta(t, want<<20, heap(told<<20), 1<<20, told)
+		require.LessOrEqual(t, heap(told<<20), told<<20)
+	}
+	require.EqualValues(t, least, func() int64 { defer debug.SetMemoryLimit(debug.SetMemoryLimit(1)); return Caches(0) }())
 }
 
 const (

@@ -1,9 +1,10 @@
 // Package cache keeps values within a budget of bytes, the least recently used first out, without letting one owner
 // push out what the others need.
 //
-// Nouns. An owner is whom a value belongs to, in a cell the namespace of an object. A share is the quarter of the
-// budget that an owner may take from the others; alone it has all of it. A value is cold when nobody has used it for a
-// minute.
+// Nouns. A budget is the bytes that all caches of a process have together. So the least recently used value of all
+// goes, in whichever cache it is. An owner is whom a value belongs to, in a cell the namespace of an object. A share is
+// the quarter of the budget that an owner may take from the others; alone it has all of it. A value is cold when nobody
+// has used it for a minute. Bytes that are held belong to no cache and cannot be let go: the caches have the rest.
 package cache
 
 import (
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unsafe"
 )
 
 // shares of a budget. An owner beyond one of them takes room from nobody but itself while the rest is in use.
@@ -19,77 +21,169 @@ const shares = 4
 // cold is how long a value that nobody uses is safe from an owner beyond its share.
 const cold = time.Minute
 
-// Cache is safe for concurrent use.
-type Cache[K comparable, V any] struct {
-	budget int64
+// Budget is shared by caches. It is safe for concurrent use.
+type Budget struct {
+	limit int64
 
-	mu      sync.Mutex // guards what follows
-	bytes   int64
-	recent  list.List // of *entry, most recently used first
-	entries map[K]*entry[K, V]
-	owners  map[string]*owner
+	mu     sync.Mutex // guards what follows, and all caches of the budget
+	bytes  int64      // of all entries
+	held   int64
+	recent list.List // of evictable, most recently used first
+	owners map[string]*owner
 }
 
-type entry[K comparable, V any] struct {
-	key   K
-	value V
+// NewBudget returns a budget of that many bytes.
+func NewBudget(bytes int64) *Budget { return &Budget{limit: bytes, owners: map[string]*owner{}} }
+
+// Limit is the whole of the budget.
+func (b *Budget) Limit() int64 { return b.limit }
+
+// Used returns what the caches keep, and what is held beside them.
+func (b *Budget) Used() (cached, held int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bytes, b.held
+}
+
+// Hold counts so many more bytes that are held, or fewer if they are negative, and makes room for them.
+func (b *Budget) Hold(bytes int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.held += bytes
+	for b.bytes > b.room() && b.bytes > 0 {
+		b.recent.Back().Value.(evictable).remove()
+	}
+}
+
+// room is what the caches may keep. It requires mu.
+func (b *Budget) room() int64 { return b.limit - b.held }
+
+// evictable is an entry of any cache. Its methods require mu.
+type evictable interface {
+	at() *place
+	remove()
+}
+
+// place is what the entries of all caches have.
+type place struct {
 	bytes int64
 	used  time.Time
 	owner *owner
-	// all and own are the entry's places in the cache's list and in its owner's.
+	// all and own are the entry's places in the budget's list and in its owner's.
 	all, own *list.Element
 }
+
+func (p *place) at() *place { return p }
 
 type owner struct {
 	name   string
 	bytes  int64
-	recent list.List // of *entry, most recently used first
+	recent list.List // of evictable, most recently used first
 }
 
-// New returns a cache that holds at most that many bytes.
-func New[K comparable, V any](budget int64) *Cache[K, V] {
-	return &Cache[K, V]{budget: budget, entries: map[K]*entry[K, V]{}, owners: map[string]*owner{}}
+// add requires mu.
+func (b *Budget) add(ownerName string, e evictable) {
+	o := b.owners[ownerName]
+	if o == nil {
+		o = &owner{name: strings.Clone(ownerName)} // it may be part of something large
+		b.owners[o.name] = o
+	}
+	p := e.at()
+	p.used, p.owner = time.Now(), o
+	p.all, p.own = b.recent.PushFront(e), o.recent.PushFront(e)
+	b.bytes += p.bytes
+	o.bytes += p.bytes
+	b.bound(o)
+}
+
+// bound requires mu. It makes room for what the owner has added.
+func (b *Budget) bound(o *owner) {
+	for b.bytes > b.room() {
+		b.victim(o).remove()
+	}
+}
+
+// victim is what goes to make room for the owner's newest value, which it may be itself. It requires mu.
+func (b *Budget) victim(o *owner) evictable {
+	oldest := b.recent.Back().Value.(evictable)
+	if o.bytes > b.limit/shares && time.Since(oldest.at().used) < cold {
+		return o.recent.Back().Value.(evictable)
+	}
+	return oldest
+}
+
+// use requires mu.
+func (b *Budget) use(p *place) {
+	p.used = time.Now()
+	b.recent.MoveToFront(p.all)
+	p.owner.recent.MoveToFront(p.own)
+}
+
+// remove requires mu.
+func (b *Budget) remove(p *place) {
+	b.recent.Remove(p.all)
+	b.bytes -= p.bytes
+	p.owner.recent.Remove(p.own)
+	p.owner.bytes -= p.bytes
+	if p.owner.recent.Len() == 0 {
+		delete(b.owners, p.owner.name)
+	}
+}
+
+// Cache is one of the caches of a budget. It is safe for concurrent use.
+type Cache[K comparable, V any] struct {
+	of       *Budget
+	overhead int64
+
+	entries map[K]*entry[K, V] // by mu of the budget, as is what follows
+	bytes   int64
+}
+
+type entry[K comparable, V any] struct {
+	place
+	cache *Cache[K, V]
+	key   K
+	value V
+}
+
+// New returns a cache that takes its bytes of the budget.
+func New[K comparable, V any](of *Budget) *Cache[K, V] {
+	// An entry has two places in lists and one in a map, which is a quarter empty.
+	overhead := unsafe.Sizeof(entry[K, V]{}) + 2*unsafe.Sizeof(list.Element{}) + (unsafe.Sizeof(*new(K))+unsafe.Sizeof(uintptr(0)))*4/3
+	return &Cache[K, V]{of: of, overhead: int64(overhead), entries: map[K]*entry[K, V]{}}
 }
 
 // Get returns the value of a key and counts as its use.
 func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
 	e, ok := c.entries[key]
 	if !ok {
 		return value, false
 	}
-	e.used = time.Now()
-	c.recent.MoveToFront(e.all)
-	e.owner.recent.MoveToFront(e.own)
+	c.of.use(&e.place)
 	return e.value, true
 }
 
-// Add keeps a value of the owner's that takes so many bytes. A key that is there keeps its value, and what is larger
-// than the budget is not kept: it would cost everything else.
+// Add keeps a value of the owner's that takes so many bytes; what its entry takes is counted besides. A key that is
+// there keeps its value, and what is larger than the budget is not kept: it would cost everything else.
 func (c *Cache[K, V]) Add(key K, ownerName string, value V, bytes int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, ok := c.entries[key]; ok || bytes > c.budget {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	bytes += c.overhead
+	if _, ok := c.entries[key]; ok || bytes > c.of.room() {
 		return
 	}
-	o := c.owners[ownerName]
-	if o == nil {
-		o = &owner{name: strings.Clone(ownerName)} // it may be part of something large
-		c.owners[o.name] = o
-	}
-	e := &entry[K, V]{key: key, value: value, bytes: bytes, used: time.Now(), owner: o}
-	e.all, e.own = c.recent.PushFront(e), o.recent.PushFront(e)
+	e := &entry[K, V]{place: place{bytes: bytes}, cache: c, key: key, value: value}
 	c.entries[key] = e
 	c.bytes += bytes
-	o.bytes += bytes
-	c.bound(o)
+	c.of.add(ownerName, e)
 }
 
 // Grow says that the value of a key takes more bytes than before.
 func (c *Cache[K, V]) Grow(key K, bytes int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
 	e, ok := c.entries[key]
 	if !ok {
 		return
@@ -97,55 +191,51 @@ func (c *Cache[K, V]) Grow(key K, bytes int64) {
 	e.bytes += bytes
 	e.owner.bytes += bytes
 	c.bytes += bytes
-	c.bound(e.owner)
+	c.of.bytes += bytes
+	c.of.bound(e.owner)
 }
 
-// bound requires mu. It makes room for what the owner has added.
-func (c *Cache[K, V]) bound(o *owner) {
-	for c.bytes > c.budget {
-		c.remove(c.victim(o))
-	}
-}
-
-// victim is what goes to make room for the owner's newest value, which it may be itself.
-func (c *Cache[K, V]) victim(o *owner) *entry[K, V] {
-	oldest := c.recent.Back().Value.(*entry[K, V])
-	if o.bytes > c.budget/shares && time.Since(oldest.used) < cold {
-		return o.recent.Back().Value.(*entry[K, V])
-	}
-	return oldest
-}
-
-// remove requires mu.
-func (c *Cache[K, V]) remove(e *entry[K, V]) {
-	delete(c.entries, e.key)
-	c.recent.Remove(e.all)
-	c.bytes -= e.bytes
-	e.owner.recent.Remove(e.own)
-	e.owner.bytes -= e.bytes
-	if e.owner.recent.Len() == 0 {
-		delete(c.owners, e.owner.name)
-	}
+// remove implements evictable.
+func (e *entry[K, V]) remove() {
+	delete(e.cache.entries, e.key)
+	e.cache.bytes -= e.bytes
+	e.cache.of.remove(&e.place)
 }
 
 // Remove forgets a key.
 func (c *Cache[K, V]) Remove(key K) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
 	if e, ok := c.entries[key]; ok {
-		c.remove(e)
+		e.remove()
 	}
 }
 
-// idle is the part of its budget that a cache keeps of a process with nothing to do.
+// Clear forgets all keys.
+func (c *Cache[K, V]) Clear() {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	c.shrinkTo(0)
+}
+
+// idle is the part of the budget that each cache keeps of a process with nothing to do.
 const idle = 64
 
 // Shrink keeps what was used most recently, a sixty-fourth of the budget. Nothing but time is lost.
 func (c *Cache[K, V]) Shrink() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.bytes > c.budget/idle {
-		c.remove(c.recent.Back().Value.(*entry[K, V]))
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	c.shrinkTo(c.of.limit / idle)
+}
+
+// shrinkTo requires mu of the budget.
+func (c *Cache[K, V]) shrinkTo(bytes int64) {
+	for at := c.of.recent.Back(); at != nil && c.bytes > bytes; {
+		oldest := at.Value
+		at = at.Prev()
+		if e, ok := oldest.(*entry[K, V]); ok && e.cache == c {
+			e.remove()
+		}
 	}
 	// A map keeps the room that it once needed.
 	entries := make(map[K]*entry[K, V], len(c.entries))

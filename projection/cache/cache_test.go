@@ -2,6 +2,7 @@ package cache
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,9 +10,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// newCache is a cache of its own budget whose entries take nothing besides their values.
+func newCache[K comparable, V any](budget int64) *Cache[K, V] { return newIn[K, V](NewBudget(budget)) }
+
+func newIn[K comparable, V any](of *Budget) *Cache[K, V] {
+	c := New[K, V](of)
+	c.overhead = 0
+	return c
+}
+
 // kept are the values of the owner that are there, by number; looking uses none of them.
 func (c *Cache[K, V]) kept(name string) (numbers []K) {
-	if o := c.owners[name]; o != nil {
+	if o := c.of.owners[name]; o != nil {
 		for e := o.recent.Back(); e != nil; e = e.Prev() {
 			numbers = append(numbers, e.Value.(*entry[K, V]).key)
 		}
@@ -20,7 +30,7 @@ func (c *Cache[K, V]) kept(name string) (numbers []K) {
 }
 
 func (c *Cache[K, V]) sum() (all int64) {
-	for _, o := range c.owners {
+	for _, o := range c.of.owners {
 		all += o.bytes
 	}
 	return all
@@ -28,7 +38,7 @@ func (c *Cache[K, V]) sum() (all int64) {
 
 // Alone, an owner has the whole budget, least recently used first out.
 func TestOneOwner(t *testing.T) {
-	c := New[int, int](10)
+	c := newCache[int, int](10)
 	for n := range 20 {
 		c.Add(n, "a", n, 1)
 		_, ok := c.Get(min(n, 3))
@@ -44,7 +54,7 @@ func TestOneOwner(t *testing.T) {
 // An owner takes a quarter of a full cache from the others, and then only from itself and what is cold.
 func TestOwnersBeyondTheirShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := New[string, int](100)
+		c := newCache[string, int](100)
 		for n := range 100 {
 			c.Add(fmt.Sprint("quiet-", n), "quiet", n, 1)
 		}
@@ -81,18 +91,18 @@ func TestOwnersBeyondTheirShare(t *testing.T) {
 
 // A value beyond its owner's share finds no room among values that are in use.
 func TestALargeValue(t *testing.T) {
-	c := New[string, int](100)
+	c := newCache[string, int](100)
 	for n := range 100 {
 		c.Add(fmt.Sprint(n), "quiet", n, 1)
 	}
 	c.Add("large", "loud", 0, 90)
 	require.Empty(t, c.kept("loud"))
-	require.Empty(t, c.owners["loud"])
+	require.Empty(t, c.of.owners["loud"])
 	require.Len(t, c.kept("quiet"), 100)
 }
 
 func TestRemoveAndShrink(t *testing.T) {
-	c := New[int, int](640)
+	c := newCache[int, int](640)
 	for n := range 160 {
 		c.Add(n, fmt.Sprint(n%7), n, 1)
 	}
@@ -108,8 +118,75 @@ func TestRemoveAndShrink(t *testing.T) {
 	}
 }
 
+// All caches of a budget are one: whichever holds the least recently used value gives way.
+func TestCachesShareABudget(t *testing.T) {
+	b := NewBudget(10)
+	numbers, names := newIn[int, int](b), newIn[string, int](b)
+	for n := range 10 {
+		numbers.Add(n, "a", n, 1)
+	}
+	for n := range 4 {
+		names.Add(fmt.Sprint(n), "a", n, 1)
+	}
+	_, ok := numbers.Get(4)
+	require.True(t, ok)
+	names.Add("large", "a", 0, 3)
+	require.Len(t, numbers.entries, 3)
+	require.Contains(t, numbers.entries, 4, "recently used")
+	require.Len(t, names.entries, 5)
+	require.EqualValues(t, 10, b.bytes)
+	require.Equal(t, b.bytes, numbers.bytes+names.bytes)
+
+	numbers.Clear()
+	cached, held := b.Used()
+	require.EqualValues(t, 7, cached)
+	require.Zero(t, held)
+	require.Equal(t, names.bytes, cached)
+	names.Clear()
+	require.Empty(t, b.owners)
+}
+
+// What is held takes room from the caches, until it is given back.
+func TestHold(t *testing.T) {
+	c := newCache[int, int](10)
+	fill := func() {
+		for n := range 10 {
+			c.Add(n, "a", n, 1)
+		}
+	}
+	fill()
+	c.of.Hold(4)
+	require.Len(t, c.entries, 6)
+	fill()
+	require.Len(t, c.entries, 6)
+	c.of.Hold(20)
+	require.Empty(t, c.entries)
+	fill()
+	require.Empty(t, c.entries, "more is held than there is")
+	c.of.Hold(-24)
+	fill()
+	require.Len(t, c.entries, 10)
+}
+
+// What an entry itself takes is counted, so that many small values stay within the budget.
+func TestEntriesCount(t *testing.T) {
+	const n = 10_000
+	b := NewBudget(1 << 30)
+	c := New[[4]uint64, [2]uint64](b)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for i := range n {
+		c.Add([4]uint64{uint64(i)}, "a", [2]uint64{}, 0)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	counted, _ := b.Used()
+	require.InEpsilon(t, after.HeapAlloc-before.HeapAlloc, counted, 0.2)
+}
+
 func BenchmarkGet(b *testing.B) {
-	c := New[int, int](1 << 20)
+	c := newCache[int, int](1 << 20)
 	for n := range 1000 {
 		c.Add(n, "a", n, 1)
 	}
@@ -122,7 +199,7 @@ func BenchmarkGet(b *testing.B) {
 
 // A value that grows makes room for itself, and goes if there is none.
 func TestGrow(t *testing.T) {
-	c := New[int, int](10)
+	c := newCache[int, int](10)
 	for n := range 5 {
 		c.Add(n, "a", n, 2)
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
+	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/test/product"
 	"github.com/logplane/logplane/test/serverless/emulator"
 )
@@ -304,7 +305,7 @@ func (c *cell) projection(t *testing.T) *projection.Projection {
 	require.NoError(t, err)
 	bucket, err := c.objects()
 	require.NoError(t, err)
-	p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, Prefix: "logplane", CacheBytes: 1 << 20, TailBytes: 1 << 20, Retention: time.Hour, Founded: true})
+	p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, Prefix: "logplane", Budget: cache.NewBudget(1 << 20), TailBytes: 1 << 20, Retention: time.Hour, Founded: true})
 	require.NoError(t, err)
 	return p
 }

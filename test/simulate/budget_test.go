@@ -13,15 +13,17 @@ func (w *world) budgets(p *process) {
 	}
 }
 
-// budget judges one cache.Cache, whose lock nobody holds across a request.
+// budget judges one cache.Cache, which here has a budget of its own. Nobody holds the lock across a request. What is
+// held beside the cache may exceed the budget; then the cache is empty.
 func (w *world) budget(p *process, of string, cache reflect.Value) {
-	mu := (*sync.Mutex)(cache.FieldByName("mu").Addr().UnsafePointer())
+	budget := cache.FieldByName("of").Elem()
+	mu := (*sync.Mutex)(budget.FieldByName("mu").Addr().UnsafePointer())
 	mu.Lock()
 	defer mu.Unlock()
-	used, budget := cache.FieldByName("bytes").Int(), cache.FieldByName("budget").Int()
+	used, all, room := cache.FieldByName("bytes").Int(), budget.FieldByName("bytes").Int(), max(budget.FieldByName("limit").Int()-budget.FieldByName("held").Int(), 0)
 	held := sum(cache.FieldByName("entries"))
-	if owned := sum(cache.FieldByName("owners")); held > budget || held != used || held != owned {
-		w.violated("budget", "%s keeps %d bytes of %s, %d of them owned, counts %d, and may keep %d", p.name, held, of, owned, used, budget)
+	if owned := sum(budget.FieldByName("owners")); held > room || held != used || held != owned || held != all {
+		w.violated("budget", "%s keeps %d bytes of %s, %d of them owned, counts %d of %d, and may keep %d", p.name, held, of, owned, used, all, room)
 	}
 }
 

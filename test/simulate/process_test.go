@@ -29,6 +29,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 var (
@@ -119,7 +120,7 @@ func (w *world) start() *process {
 	}
 	cell := kubestore.Cell{Log: p.log, Projection: p.projection, Cluster: "main"}
 	if w.config.objects > 0 {
-		p.objects = kubestore.NewObjects(w.config.objects)
+		p.objects = kubestore.NewObjects(cache.NewBudget(w.config.objects))
 		cell.Objects = p.objects
 	}
 	if p.feeds {

@@ -21,6 +21,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // fault is what becomes of a bucket's request.
@@ -390,7 +391,7 @@ func (w *world) operator() (*eventlog.Log, *projection.Projection, error) {
 		return nil, nil, err
 	}
 	c := w.projection(log, w.bucket)
-	c.CacheBytes, c.TailBytes = 0, 0
+	c.Budget, c.TailBytes = nil, 0
 	p, err := projection.Open(c)
 	return log, p, err
 }
@@ -398,7 +399,7 @@ func (w *world) operator() (*eventlog.Log, *projection.Projection, error) {
 // projection is the configuration of every process of the cell.
 func (w *world) projection(log *eventlog.Log, b bucket.Bucket) projection.Config {
 	c := w.config
-	return projection.Config{Log: log, Bucket: b, Prefix: w.prefix, InlineBytes: c.inline, CacheBytes: c.cache, TailBytes: c.tail,
+	return projection.Config{Log: log, Bucket: b, Prefix: w.prefix, InlineBytes: c.inline, Budget: cache.NewBudget(c.cache), TailBytes: c.tail,
 		LogRetention: c.logRetention, Retention: c.retention}
 }
 

@@ -31,6 +31,7 @@ import (
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/subscribe"
 	"github.com/logplane/logplane/watcher"
 )
@@ -81,7 +82,7 @@ func (c *cell) serve() {
 	p, err := projection.Open(projection.Config{Log: c.log, Bucket: c.bucket})
 	require.NoError(c.t, err)
 	w, err := watcher.New(watcher.Config{Config: apiserver.Config{
-		Cell:          kubestore.Cell{Log: c.log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(16 << 20)},
+		Cell:          kubestore.Cell{Log: c.log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(16 << 20))},
 		Authorization: apiserver.Authorization{Mode: "RBAC"},
 	}})
 	require.NoError(c.t, err)

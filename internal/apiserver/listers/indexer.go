@@ -54,19 +54,12 @@ type decodedKey struct {
 	revision uint64
 }
 
-// decodedBytes bounds the cache that all listers share, by encoded size. decodedOverhead is roughly what an object
-// costs besides that.
-const (
-	decodedBytes    = 64 << 20
-	decodedOverhead = 512
-)
-
 // keptComplaints is how many unreadable objects are remembered, so that they are not logged again.
 const keptComplaints = 1024
 
 func newShared(c Config) *shared {
 	complaints, _ := lru.New[uint64, struct{}](keptComplaints) // fails only for a size below one
-	return &shared{Config: c, decoded: cache.New[decodedKey, runtime.Object](decodedBytes), complaints: complaints}
+	return &shared{Config: c, decoded: cache.New[decodedKey, runtime.Object](c.Projection.Budget()), complaints: complaints}
 }
 
 // Prefix of the rows that are read. It ends in a slash.
@@ -178,7 +171,7 @@ func (i *Indexer) decode(ctx context.Context, row projection.Row) (runtime.Objec
 		return nil, err
 	}
 	namespace, _, _ := strings.Cut(strings.TrimPrefix(row.Key, i.prefix), "/")
-	i.shared.decoded.Add(key, namespace, object, int64(len(row.Value))+decodedOverhead)
+	i.shared.decoded.Add(key, namespace, object, kubestore.Size(object))
 	return object, nil
 }
 

@@ -38,12 +38,6 @@ type Index struct {
 // roleName names a Role, or a ClusterRole if the namespace is empty.
 type roleName struct{ namespace, name string }
 
-// The budgets of tables and of grants, in bytes of memory as estimated from the encoded size.
-const (
-	bindingBytes = 32 << 20
-	grantBytes   = 16 << 20
-)
-
 // grant is what a role grants: a Role or a ClusterRole with nothing but rules, or neither if there is no such role.
 type grant struct {
 	role        *rbacv1.Role
@@ -53,8 +47,8 @@ type grant struct {
 // forget drops everything, because anything may have changed. It requires mu.
 func (i *Index) forget() {
 	i.cluster.whole = true
-	i.namespaced = cache.New[string, *table](bindingBytes)
-	i.granted = cache.New[roleName, *grant](grantBytes)
+	i.namespaced.Clear()
+	i.granted.Clear()
 	i.composed = map[roleName]bool{}
 }
 

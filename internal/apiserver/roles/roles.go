@@ -31,6 +31,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // Config of an Index.
@@ -47,6 +48,8 @@ func New(c Config) *Index {
 		clusterRoles:        c.Listers.IndexerOf(&rbacv1.ClusterRole{}),
 		roleBindings:        c.Listers.IndexerOf(&rbacv1.RoleBinding{}),
 		clusterRoleBindings: c.Listers.IndexerOf(&rbacv1.ClusterRoleBinding{}),
+		namespaced:          cache.New[string, *table](c.Projection.Budget()),
+		granted:             cache.New[roleName, *grant](c.Projection.Budget()),
 	}
 	i.aggregated = aggregatedRoles{i.clusterRoles}
 	i.cluster = newTable(i.clusterRoleBindings, "")

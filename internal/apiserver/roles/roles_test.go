@@ -31,6 +31,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // process is one process of a cell.
@@ -264,7 +265,7 @@ func TestMarksSurvive(t *testing.T) {
 // bucket. Among the rules is ann's RoleBinding to 'reader'.
 func coldRules(t *testing.T) (cold, writer *process, bucket *memory.Bucket) {
 	bucket = memory.New()
-	open := processes(t, projection.Config{Bucket: bucket, InlineBytes: 1, CacheBytes: 1}) // every read goes to the bucket
+	open := processes(t, projection.Config{Bucket: bucket, InlineBytes: 1, Budget: cache.NewBudget(16 << 10)}) // no block fits: every read goes to the bucket
 	writer = open()
 	for n := range 50 {
 		name := metav1.ObjectMeta{Name: fmt.Sprint("other-", n)}

@@ -27,6 +27,7 @@ type Feed struct {
 	ended   bool
 	// window ends at the head: every event up to it was handed to every subscription that it concerns.
 	window    Window
+	held      int64                // what the budget was told that the window takes
 	audiences map[string]*audience // by the first of their keys
 	// requested are the bookmarks that were asked for at a revision still to come, by the first of the keys.
 	requested map[string]eventlog.Revision
@@ -82,7 +83,7 @@ func (f *Feed) past(ctx context.Context, v *projection.View) Window {
 			// Without a window each watch reads the past by itself, and is told what is wrong with it.
 			return Window{From: head, To: head}
 		}
-		w.add(NewPast(e))
+		w.add(NewPast(e), f.windowBytes())
 	}
 	w.To = head
 	return w
@@ -93,6 +94,7 @@ func (f *Feed) Start(w Window) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.running, f.window = true, w
+	f.hold()
 	for s := range f.all() {
 		s.joined <- w
 	}
@@ -127,10 +129,11 @@ func (f *Feed) Deliver(events []*Event, upTo eventlog.Revision) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range events {
-		f.window.add(e)
+		f.window.add(e, f.windowBytes())
 		f.fanOut(e)
 	}
 	f.window.To = upTo
+	f.hold()
 	for first, target := range f.requested {
 		if target <= f.window.To {
 			f.notify(first)
@@ -215,6 +218,15 @@ func (f *Feed) Shrink() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.running { // before that, Run fills it
-		f.window.shrink()
+		f.window.shrink(f.windowBytes())
+		f.hold()
 	}
+}
+
+func (f *Feed) windowBytes() int64 { return f.projection.Budget().Limit() / windowShares }
+
+// hold tells the budget what the window takes now. It requires mu.
+func (f *Feed) hold() {
+	f.projection.Budget().Hold(f.window.bytes - f.held)
+	f.held = f.window.bytes
 }

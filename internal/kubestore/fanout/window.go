@@ -6,11 +6,12 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// The budget of the window. It is about as much of the past as clients need when they come back after a lost
-// connection.
+// The window has at most windowEvents, and one of windowShares of the process's budget. It is about as much of the past
+// as clients need when they come back after a lost connection. An event takes eventOverhead besides its body.
 const (
-	windowEvents = 16 << 10
-	windowBytes  = 32 << 20
+	windowEvents  = 16 << 10
+	windowShares  = 8
+	eventOverhead = 550
 )
 
 // Window is the newest part of the past. When many watches come back at once, it spares each of them a read of the log
@@ -19,7 +20,7 @@ type Window struct {
 	// Every event after From and up to To is in the window, void ones too. The log's barriers are not.
 	From, To eventlog.Revision
 	events   []*Event // in order
-	bytes    int
+	bytes    int64
 }
 
 // After returns the events after a revision, which must not be below From.
@@ -29,11 +30,11 @@ func (w Window) After(rev eventlog.Revision) []*Event {
 }
 
 // add appends an event. Beyond the budget the older half goes at once, so that copying costs little for each event.
-func (w *Window) add(e *Event) {
+func (w *Window) add(e *Event, budget int64) {
 	w.events = append(w.events, e)
-	w.bytes += len(e.Body)
+	w.bytes += e.size()
 	w.To = e.Revision
-	if len(w.events) > windowEvents || w.bytes > windowBytes {
+	if len(w.events) > windowEvents || w.bytes > budget {
 		w.halve(windowEvents/2 + 1)
 	}
 }
@@ -46,18 +47,19 @@ func (w *Window) halve(capacity int) {
 	w.events = append(make([]*Event, 0, max(capacity, len(w.events)-n)), w.events[n:]...)
 	w.bytes = 0
 	for _, e := range w.events {
-		w.bytes += len(e.Body)
+		w.bytes += e.size()
 	}
 }
 
-// What is left of the window in a process that has nothing to do. Older events are then read from event segments.
-const (
-	idleEvents = windowEvents / 64
-	idleBytes  = windowBytes / 64
-)
+// size is about what an event takes in memory.
+func (e *Event) size() int64 { return int64(eventOverhead + len(e.Body)) }
 
-func (w *Window) shrink() {
-	for len(w.events) > idleEvents || w.bytes > idleBytes {
+// idle is the part that is left of the window in a process that has nothing to do. Older events are then read from
+// event segments.
+const idle = 64
+
+func (w *Window) shrink(budget int64) {
+	for len(w.events) > windowEvents/idle || w.bytes > budget/idle {
 		w.halve(0)
 	}
 }

@@ -2,12 +2,19 @@ package fanout
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 )
+
+// testBytes are enough for windowEvents without bodies.
+const testBytes = int64(windowEvents * (eventOverhead + 1))
 
 // TestWindowHoldsWhatItSays: a watch that resumes at any revision of the window gets every change after it, whatever
 // the window has let go: the window says so itself, by where it begins.
@@ -21,8 +28,8 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 		{"as many as it may hold", windowEvents, 0, 1},
 		{"one more", windowEvents + 1, 0, 1},
 		{"many more", 2*windowEvents + 7, 0, 3},
-		{"large ones", 200, windowBytes / 20, 2},
-		{"each larger than the window", 4, windowBytes + 1, 1},
+		{"large ones", 200, int(testBytes / 20), 2},
+		{"each larger than the window", 4, int(testBytes + 1), 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			body, trims := bytes.Repeat([]byte("x"), c.bytes), 0
@@ -30,7 +37,7 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 			var added []eventlog.Revision // those that the window says it holds
 			for i := range c.changes {
 				rev, from := eventlog.Revision(4+i*c.apart), w.From
-				w.add(newEvent("", eventlog.Event{Revision: rev, Write: eventlog.Write{Body: body}}))
+				w.add(newEvent("", eventlog.Event{Revision: rev, Write: eventlog.Write{Body: body}}), testBytes)
 				added = append(added, rev)
 				require.Equal(t, rev, w.To)
 				if w.From == from && i+1 < c.changes {
@@ -48,9 +55,53 @@ func TestWindowHoldsWhatItSays(t *testing.T) {
 				}
 			}
 			require.LessOrEqual(t, len(w.events), windowEvents)
+			require.LessOrEqual(t, w.bytes, testBytes)
 			require.Positive(t, trims)
 		})
 	}
+}
+
+// TestEventsTakeWhatTheyCount: an event that came from the log takes what the window counts, within a fifth.
+func TestEventsTakeWhatTheyCount(t *testing.T) {
+	conn := eventlogtest.Start(t)
+	require.NoError(t, eventlog.Create(t.Context(), eventlog.Config{Conn: conn}))
+	log, err := eventlog.Open(t.Context(), eventlog.Config{Conn: conn})
+	require.NoError(t, err)
+	const n = 1000
+	for i := range n {
+		_, err := log.Append(t.Context(), eventlog.Basis{}, fmt.Sprintf("9ad1ec07-a3f1-4f3c-8a3e-%012d", i), eventlog.Write{
+			Key: eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "default", Name: fmt.Sprint("a-name-", i)},
+			Op:  eventlog.Added, ContentType: "application/cbor", Body: make([]byte, 1000),
+		})
+		require.NoError(t, err)
+	}
+	enough := errors.New("enough")
+	read := func() (w Window) {
+		require.ErrorIs(t, log.Follow(t.Context(), 0, func(b eventlog.Batch) error {
+			for _, e := range b {
+				w.add(newEvent("", e), 1<<30)
+			}
+			if len(w.events) == n {
+				return enough
+			}
+			return nil
+		}), enough)
+		return w
+	}
+	kept := []Window{read()} // the log's server keeps what it has read
+	before := heap()
+	kept = append(kept, read())
+	require.InEpsilon(t, heap()-before, kept[1].bytes, 0.2)
+	runtime.KeepAlive(kept)
+}
+
+// heap is the memory of all objects that are reachable.
+func heap() int64 {
+	var stats runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&stats)
+	return int64(stats.HeapAlloc)
 }
 
 func revisionsOf(events []*Event) []eventlog.Revision {
