@@ -164,11 +164,11 @@ func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int
 	return n, nil
 }
 
-// CountFrom is Count for who knows the number of rows at another revision. If fewer events than rows lie between the
-// two revisions, it counts what was added and deleted there. A known revision below the floor is of no use.
+// CountFrom is Count for who knows the number of rows at another revision. It counts what was added and deleted since,
+// or until then. A known revision below the floor is of no use.
 func (v *View) CountFrom(ctx context.Context, of Keys, at Revision, known int, knownAt Revision) (int, error) {
 	first, last := min(at, knownAt), max(at, knownAt)
-	if first < v.Floor() || last > v.Revision() || uint64(last-first) > uint64(known)+1000 {
+	if first < v.Floor() || last > v.Revision() {
 		return v.Count(ctx, of.Start, of.End, at)
 	}
 	grown := 0

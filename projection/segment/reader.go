@@ -111,6 +111,14 @@ func (e *CorruptError) in(file string) *CorruptError {
 // Summary describes the segment.
 func (r *Reader) Summary() Summary { return r.footer.Summary }
 
+// Bytes is how many bytes of the file a scan from start to end reads.
+func (r *Reader) Bytes(start, end string) (bytes int64) {
+	for c := r.Scan(start, end); c.wanted(c.block); c.block++ {
+		bytes += int64(r.footer.blocks[c.block].size)
+	}
+	return bytes
+}
+
 // MayHold reports whether the segment may have the key; false is certain.
 func (r *Reader) MayHold(key string) bool {
 	f := r.footer
