@@ -111,7 +111,7 @@ func (m *merged) nextChain(start string) {
 // next returns the newest valid version of the next key, tombstones included.
 func (m *merged) next(ctx context.Context) (version, bool, error) {
 	for {
-		key, ok := m.nextKey()
+		key, ok := m.leastKey(nil)
 		if !ok {
 			return version{}, false, nil
 		}
@@ -130,9 +130,10 @@ func (m *merged) next(ctx context.Context) (version, bool, error) {
 	}
 }
 
-func (m *merged) nextKey() (key string, ok bool) {
+// leastKey is the next key of all sources but one, which may be nil for none.
+func (m *merged) leastKey(but *head) (key string, ok bool) {
 	for _, h := range m.heads {
-		if h.ok && (!ok || h.current.key < key) {
+		if h != but && h.ok && (!ok || h.current.key < key) {
 			key, ok = h.current.key, true
 		}
 	}
@@ -209,6 +210,8 @@ type runSource struct {
 	// before is the cursor of the part before.
 	before   *segment.Cursor
 	uncached bool
+	// pass, if set, is called before a version is taken from the cursor, and may let it pass over blocks.
+	pass func(*runSource)
 }
 
 func (s *runSource) next(ctx context.Context) (version, bool, error) {
@@ -225,6 +228,9 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 			if s.skipped != "" {
 				s.cursor.Skip(s.skipped)
 			}
+		}
+		if s.pass != nil {
+			s.pass(s)
 		}
 		e, ok, err := s.cursor.Next(ctx)
 		if err != nil {
