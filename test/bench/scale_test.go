@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"math"
 	"net/http"
 	"os"
 	"os/exec"
@@ -170,7 +172,7 @@ func (s *scale) put(name string, value float64) {
 		s.names = append(s.names, name)
 	}
 	for len(s.figures[name]) < len(s.sizes)-1 {
-		s.figures[name] = append(s.figures[name], 0)
+		s.figures[name] = append(s.figures[name], math.NaN())
 	}
 	s.figures[name] = append(s.figures[name], value)
 	s.b.Logf("%9d objects: %-60s %12.3f", s.sizes[len(s.sizes)-1], name, value)
@@ -199,23 +201,23 @@ func (s *scale) fill(from, to int) {
 	s.put("fill: projector CPU, µs an event", float64((s.cpu(s.projector)-projecting).Microseconds())/events)
 	s.put("fill: log CPU, µs an event", float64((s.cpuOfLog()-logging).Microseconds())/events)
 	s.put("projector VmHWM, MiB", statusOf(s.b, s.projector, "VmHWM"))
-	s.putRoot()
+	s.putRoot("")
 	s.filler.open(s.where[1], s.bucket()) // with the root that has everything
 	s.filler.forget()
 	s.end()
 }
 
 // putRoot puts what the snapshot is made of.
-func (s *scale) putRoot() {
+func (s *scale) putRoot(when string) {
 	r, bytes := s.filler.root(), int64(0)
 	for _, segment := range r.Segments {
 		bytes += segment.Bytes
 	}
-	s.put("snapshot: segments", float64(len(r.Segments)))
-	s.put("snapshot: MiB of rows", float64(bytes)/(1<<20))
+	s.put(when+"snapshot: segments", float64(len(r.Segments)))
+	s.put(when+"snapshot: MiB of rows", float64(bytes)/(1<<20))
 	about, err := os.Stat(filepath.Join(s.bucket(), "logplane", "root"))
 	s.no(err)
-	s.put("snapshot: KiB of the root", float64(about.Size())/1024)
+	s.put(when+"snapshot: KiB of the root", float64(about.Size())/1024)
 }
 
 func (s *scale) cpu(p *product.Process) time.Duration {
@@ -524,7 +526,7 @@ func (s *scale) watch(ctx context.Context, path string, from uint64) *http.Respo
 // paced appends Lease updates at a steady rate past HTTP, and puts what the projector uses for it.
 func (s *scale) paced() {
 	s.filler.awaitProjector()
-	projecting, requests := s.cpu(s.projector), s.bucketRequests()
+	projecting, following, logging, requests := s.cpu(s.projector), s.cpu(s.watcher), s.cpuOfLog(), s.bucketRequests()
 	const batch = 100
 	pace := time.NewTicker(time.Second * batch / pacedRate)
 	defer pace.Stop()
@@ -537,10 +539,16 @@ func (s *scale) paced() {
 	s.filler.awaitProjector()
 	name := fmt.Sprintf("projector at %d Lease updates a second: ", pacedRate)
 	s.put(name+"reached", pacedRate*pacedSeconds/took.Seconds())
-	s.put(name+"CPU, µs an event", float64((s.cpu(s.projector)-projecting).Microseconds())/(pacedRate*pacedSeconds))
+	each := func(name string, used time.Duration) {
+		s.put(name, float64(used.Microseconds())/(pacedRate*pacedSeconds))
+	}
+	each(name+"CPU, µs an event", s.cpu(s.projector)-projecting)
+	each("the same: log CPU, µs an event", s.cpuOfLog()-logging)
+	each("the same: CPU of a watcher without watches, µs an event", s.cpu(s.watcher)-following)
 	minutes, dollars := took.Minutes(), 0.0
-	for kind, n := range s.bucketRequests() {
-		n -= requests[kind]
+	now := s.bucketRequests()
+	for _, kind := range slices.Sorted(maps.Keys(now)) {
+		n := now[kind] - requests[kind]
 		price := putPrice
 		if strings.HasPrefix(kind, "get") {
 			price = getPrice
@@ -549,6 +557,7 @@ func (s *scale) paced() {
 		s.put(name+kind+" a minute", n/minutes)
 	}
 	s.put(name+"$ a month", dollars/minutes*60*24*30)
+	s.putRoot("after that: ")
 }
 
 const putPrice, getPrice = 5.0 / 1e6, 0.4 / 1e6 // $ a request, as in projection/replay_test.go
@@ -630,6 +639,9 @@ func (s *scale) print() {
 		for _, f := range figures {
 			fmt.Printf(" %s |", figure(f))
 		}
+		for range len(s.sizes) - len(figures) {
+			fmt.Print(" |")
+		}
 		if first := figures[0]; len(figures) == len(s.sizes) && first > 0 {
 			fmt.Printf(" %.1f |\n", figures[len(figures)-1]/first)
 		} else {
@@ -641,6 +653,8 @@ func (s *scale) print() {
 // figure has three digits, or all that are before the point.
 func figure(f float64) string {
 	switch {
+	case math.IsNaN(f):
+		return ""
 	case f >= 100:
 		return fmt.Sprintf("%.0f", f)
 	case f >= 10:
