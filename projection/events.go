@@ -101,8 +101,8 @@ func (s *snapshot) spilledEvents(ctx context.Context, of Keys, after *Revision, 
 	return nil
 }
 
-// revisionsOf returns the revisions in (after, upto] of the keys' events, ascending, if that takes reading no more bytes
-// of rows than the given ones. The rows have all of them, as after is not below the floor (invariant 11).
+// revisionsOf returns the revisions in (after, upto] of the keys' events, ascending, if it need not read more than so
+// many bytes of rows for them. The rows have all of them, as after is not below the floor (invariant 11).
 func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revision, most int64) (revisions []Revision, known bool, err error) {
 	if of == (Keys{}) {
 		return nil, false, nil
