@@ -9,7 +9,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// TestCountsOfBlocks: a count decodes those blocks of the oldest run that share keys with something newer, and no others.
+// TestCountsOfBlocks: a count decodes those blocks of the oldest run that share keys with something newer, and no
+// others.
 func TestCountsOfBlocks(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	const objects = 400
