@@ -184,6 +184,11 @@ bench-watch: build ## ten thousand watches: rolling restarts, fan-out, a million
 bench-memory: build ## resident memory at the start, at the peak of a load and after it (about 10 minutes)
 	@set -o pipefail; $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench MemoryAfterLoad -benchtime 1x -v -timeout 60m ./test/bench | grep -vE '^=== '
 
+.PHONY: bench-scale
+bench-scale: build ## a cell as large as the largest clusters, and what each thing costs as it grows (about 13 minutes, 3 GB of disk)
+	@set -o pipefail; $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane LOGPLANE_SCALE=$${LOGPLANE_SCALE:-100000} go test -run '^$$' -bench '^BenchmarkScale$$' -benchtime 1x -v -timeout 30m ./test/bench | grep -vE '^=== '
+	@$(RELEASE) go test -run '^$$' -bench AppendByMany -benchtime 3s ./eventlog
+
 .PHONY: generate
 generate: ## rebuild the embedded OpenAPI and discovery of the built-ins
 	@$(RELEASE) go generate ./...

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
@@ -21,18 +23,37 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
+// BenchmarkAppendByMany is what one log takes from many writers, each of which waits for its acknowledgement. Its
+// servers and its writers share this process, and this machine's disk.
 func BenchmarkAppendByMany(b *testing.B) {
-	l := eventlogtest.Log(b)
-	b.SetParallelism(32)
-	var n atomic.Int64
-	b.RunParallel(func(pb *testing.PB) {
-		for pb.Next() {
-			id := fmt.Sprint(n.Add(1))
-			if _, err := l.Append(b.Context(), l.Basis(), id, added(id, kilobyte)); err != nil {
-				b.Error(err)
+	for _, servers := range []int{1, 3} {
+		b.Run(fmt.Sprintf("servers=%d", servers), func(b *testing.B) {
+			l := eventlogtest.Log(b)
+			if servers > 1 {
+				l = eventlogtest.Cluster(b).Log(0)
 			}
-		}
-	})
+			b.SetParallelism(128)
+			var n atomic.Int64
+			before := cpuTime()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					id := fmt.Sprint(n.Add(1))
+					if _, err := l.Append(b.Context(), l.Basis(), id, added(id, kilobyte)); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "appends/s")
+			b.ReportMetric(float64((cpuTime()-before).Microseconds())/float64(b.N), "cpu-µs/append")
+		})
+	}
+}
+
+// cpuTime is what the process has used of its processors.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func BenchmarkAppendBatch(b *testing.B) {

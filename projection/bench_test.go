@@ -314,6 +314,8 @@ func creation(rng *rand.Rand, k eventlog.Key) eventlog.Write {
 func benchmarkCompaction(b *testing.B, log *eventlog.Log, counts *ledger, n int) {
 	p, err := Open(Config{Log: log, Bucket: counts, InlineBytes: 1})
 	require.NoError(b, err)
+	head, err := log.Head(b.Context())
+	require.NoError(b, err)
 	rng, ctx, raw := rand.New(rand.NewPCG(1, 3)), b.Context(), int64(0)
 	for run := range runsPerLevel {
 		for i := 0; i < n/80; i += 125 {
@@ -322,7 +324,7 @@ func benchmarkCompaction(b *testing.B, log *eventlog.Log, counts *ledger, n int)
 				writes = append(writes, creation(rng, beside((j*runsPerLevel+run)*10, "compacted")))
 				raw += int64(len(writes[j-i].Body))
 			}
-			_, err := log.Append(ctx, eventlog.Basis{}, fmt.Sprintf("runs-%d-%d", run, i), writes...)
+			_, err := log.Append(ctx, basis(log, head), fmt.Sprintf("runs-%d-%d", run, i), writes...)
 			require.NoError(b, err)
 		}
 		_, err := p.Commit(ctx)
@@ -356,7 +358,7 @@ func benchmarkCommits(b *testing.B, log *eventlog.Log, counts *ledger, objects, 
 		for i := range writes {
 			writes[i] = creation(rng, beside(rng.IntN(objects), fmt.Sprintf("%x", rng.Uint64())))
 		}
-		_, err := log.Append(b.Context(), eventlog.Basis{}, fmt.Sprint("bench-", rng.Uint64()), writes...)
+		_, err := log.Append(b.Context(), eventlog.Basis{Head: v.p.Current().Revision()}, fmt.Sprint("bench-", rng.Uint64()), writes...)
 		require.NoError(b, err)
 		_, err = v.p.Latest(b.Context())
 		require.NoError(b, err)

@@ -133,9 +133,16 @@ func (r run) bytes() (n int64) {
 // merge writes the outputs. A part of the base stays as it is if nothing new lies between its keys.
 func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 	upper, base := splitBase(m.inputs)
+	var heads []*raw
+	for _, r := range upper {
+		h, err := headOf(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		heads = append(heads, h)
+	}
 	// The base's parts cut the keys into ranges; without one there is one range.
 	out := &output{p: p, merge: m}
-	start := ""
 	for i := range max(1, len(base)) {
 		end := ""
 		if i+1 < len(base) {
@@ -145,10 +152,9 @@ func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 		if len(base) > 0 {
 			below = base[i : i+1]
 		}
-		if err := out.mergeRange(ctx, upper, below, start, end); err != nil {
+		if err := out.mergeRange(ctx, heads, below, end); err != nil {
 			return nil, err
 		}
-		start = end
 	}
 	return out, out.cut(ctx)
 }
@@ -163,35 +169,28 @@ type output struct {
 	footers []footer
 }
 
-// mergeRange merges what the runs have between two keys. The entries' values are copied as they are.
-func (o *output) mergeRange(ctx context.Context, upper []run, below run, start, end string) error {
-	var heads []*raw
-	touched := false
-	for _, r := range upper {
-		h := &raw{source: &runSource{parts: r.overlapping(start, end), start: start, end: end, uncached: true}}
-		if err := h.advance(ctx); err != nil {
-			return err
-		}
-		if h.ok {
-			heads, touched = append(heads, h), true
-		}
-	}
-	if !touched && len(below) > 0 && below[0].ref.Level == baseLevel {
+// mergeRange merges what the runs and a part of the base have up to a key, without that. The entries' values are copied
+// as they are. The runs are read on from range to range: otherwise each would be asked for every part that it does not
+// touch, and a large base has many.
+func (o *output) mergeRange(ctx context.Context, upper []*raw, below run, end string) error {
+	touched := slices.ContainsFunc(upper, func(h *raw) bool { return h.before(end) })
+	if !touched && len(below) > 0 {
 		if err := o.cut(ctx); err != nil {
 			return err
 		}
 		o.refs = append(o.refs, below[0].ref)
 		return nil
 	}
+	heads := upper
 	if len(below) > 0 {
-		h := &raw{source: &runSource{parts: below, uncached: true}}
-		if err := h.advance(ctx); err != nil {
+		h, err := headOf(ctx, below)
+		if err != nil {
 			return err
 		}
-		heads = append(heads, h)
+		heads = append(slices.Clone(upper), h)
 	}
 	for {
-		versions, err := nextKey(ctx, heads)
+		versions, err := nextKey(ctx, heads, end)
 		if err != nil || len(versions) == 0 {
 			return err
 		}
@@ -208,21 +207,30 @@ type raw struct {
 	ok      bool
 }
 
+// headOf is a run at its first version.
+func headOf(ctx context.Context, r run) (*raw, error) {
+	h := &raw{source: &runSource{parts: r, uncached: true}}
+	return h, h.advance(ctx)
+}
+
+// before reports whether the next version is of a key before the end; an empty end is unbounded.
+func (h *raw) before(end string) bool { return h.ok && (end == "" || h.current.key < end) }
+
 func (h *raw) advance(ctx context.Context) (err error) {
 	h.current, h.ok, err = h.source.next(ctx)
 	return err
 }
 
-// nextKey takes all versions of the least key, newest first.
-func nextKey(ctx context.Context, heads []*raw) (versions []segment.Entry, err error) {
+// nextKey takes all versions of the least key before the end, newest first.
+func nextKey(ctx context.Context, heads []*raw, end string) (versions []segment.Entry, err error) {
 	key, ok := "", false
 	for _, h := range heads {
-		if h.ok && (!ok || h.current.key < key) {
+		if h.before(end) && (!ok || h.current.key < key) {
 			key, ok = h.current.key, true
 		}
 	}
 	for _, h := range heads {
-		for h.ok && h.current.key == key {
+		for ok && h.ok && h.current.key == key {
 			versions = append(versions, h.current.entry)
 			if err := h.advance(ctx); err != nil {
 				return nil, err

@@ -190,3 +190,45 @@ func TestOnceTendsTheBucket(t *testing.T) {
 	require.NotZero(t, v.snap.root.Swept, "garbage was collected")
 	require.Less(t, len(keysOf(t, c)), 6*runsPerLevel, "each commit wrote two objects")
 }
+
+// TestCompactionReadsARunOnce: a run is not asked again for each part of a large base, however few of them it touches.
+func TestCompactionReadsARunOnce(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	c.put("a", "before the large ones")
+	for i := range 5 * partBytes >> 20 {
+		c.put(fmt.Sprintf("m-%02d", i), incompressible(1<<20+i))
+	}
+	c.put("z", "after them")
+	c.commit()
+	require.NoError(t, c.flatten(c.ctx))
+	parts := c.latest().snap.runs[0]
+	require.Greater(t, len(parts), 4)
+	for range runsPerLevel {
+		c.put("a", "touched")
+		c.put("z", "touched")
+		c.commit()
+	}
+	gets := map[string]int{}
+	p := c.over(&gotten{c.bucket, gets})
+	v, err := p.Latest(c.ctx)
+	require.NoError(t, err)
+	_, err = p.merge(c.ctx, &merge{inputs: v.snap.runs, level: baseLevel, generation: v.snap.root.Generation})
+	require.NoError(t, err)
+	for _, r := range v.snap.runs[:runsPerLevel] {
+		require.LessOrEqual(t, gets[r[0].ref.Key], 2, "its footer and its one block")
+	}
+	for _, untouched := range parts[1 : len(parts)-1] {
+		require.Zero(t, gets[untouched.ref.Key])
+	}
+}
+
+// gotten counts what is read of each object.
+type gotten struct {
+	bucket.Bucket
+	gets map[string]int
+}
+
+func (b *gotten) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	b.gets[key]++
+	return b.Bucket.GetRange(ctx, key, offset, length)
+}

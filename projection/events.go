@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
+	"sort"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/segment"
@@ -62,18 +64,120 @@ func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 	if *after < v.Floor() {
 		return fmt.Errorf("events after %d are below the floor %d: %w", *after, v.Floor(), ErrExpired)
 	}
-	for _, r := range v.snap.events {
-		if r.ref.MaxRevision <= *after || r.ref.MinRevision > upto {
-			continue
-		}
-		if err := r.events(ctx, of, after, upto, yield); err != nil {
-			return err
-		}
+	if err := v.snap.spilledEvents(ctx, of, after, upto, yield); err != nil {
+		return err
 	}
 	if err := deliver(v.snap.records, of, after, upto, yield); err != nil {
 		return err
 	}
 	return v.tailEvents(ctx, of, after, upto, yield)
+}
+
+// spilledEvents yields those events that are in segments. If few keys are wanted, it asks their rows first, which are
+// found by key, for the revisions: then it reads and decodes only the blocks of events that have these.
+func (s *snapshot) spilledEvents(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+	var parts run
+	for _, r := range s.events {
+		if min(r.ref.MaxRevision, upto) > *after && r.ref.MinRevision <= upto {
+			parts = append(parts, r)
+		}
+	}
+	revisions, known, err := s.revisionsOf(ctx, of, *after, upto, parts.bytes()/2)
+	if err != nil {
+		return err
+	}
+	for _, r := range parts {
+		if !known {
+			err = r.events(ctx, of, after, upto, yield)
+		} else {
+			n := sort.Search(len(revisions), func(i int) bool { return revisions[i] > r.ref.MaxRevision })
+			err = r.eventsAt(ctx, revisions[:n], after, upto, yield)
+			revisions = revisions[n:]
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// revisionsOf returns the revisions in (after, upto] of the keys' events, ascending, if it need not read more than so
+// many bytes of rows for them. The rows have all of them, as after is not below the floor (invariant 11).
+func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revision, most int64) (revisions []Revision, known bool, err error) {
+	if of == (Keys{}) {
+		return nil, false, nil
+	}
+	var readers []*segment.Reader
+	for _, r := range s.runs {
+		for _, part := range r.overlapping(of.Start, of.End) {
+			if part.ref.MaxRevision <= after || part.ref.MinRevision > upto {
+				continue
+			}
+			if most < 0 {
+				return nil, false, nil
+			}
+			reader, err := part.open(ctx)
+			if err != nil {
+				return nil, false, err
+			}
+			readers, most = append(readers, reader), most-reader.Bytes(of.Start, of.End)
+		}
+	}
+	if most < 0 {
+		return nil, false, nil
+	}
+	for _, reader := range readers {
+		for cursor := reader.Scan(of.Start, of.End); ; {
+			e, ok, err := cursor.Next(ctx)
+			if err != nil {
+				return nil, false, err
+			}
+			if !ok {
+				break
+			}
+			rev := Revision(e.Revision)
+			if rev > after && rev <= upto && e.Flags&segment.Void == 0 {
+				revisions = append(revisions, rev)
+			}
+		}
+	}
+	slices.Sort(revisions)
+	return revisions, true, nil
+}
+
+// eventsAt yields the events at the revisions, which the segment has, and moves after past the segment.
+func (r *part) eventsAt(ctx context.Context, revisions []Revision, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+	last := min(r.ref.MaxRevision, upto)
+	if len(revisions) == 0 {
+		return follows(last, uint64(last-r.ref.MinRevision)+1, after)
+	}
+	reader, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	cursor, decoder := reader.Scan(segment.EventKey(uint64(revisions[0])), ""), recordDecoder{}
+	for _, rev := range revisions {
+		cursor.Skip(segment.EventKey(uint64(rev) - 1))
+		e, ok, err := cursor.Next(ctx)
+		if err != nil {
+			return err
+		}
+		if !ok || Revision(e.Revision) != rev {
+			return fmt.Errorf("read segment %s: a row is of revision %d, which has no event there: %w", r.ref.Key, rev, segment.ErrCorrupt)
+		}
+		rec, err := decoder.event(e)
+		if err != nil {
+			return fmt.Errorf("read segment %s: %w", r.ref.Key, err)
+		}
+		if err := follows(rev, uint64(rev-r.ref.MinRevision)+1, after); err != nil {
+			return err
+		}
+		if !yield(rec.Event) {
+			return errEnough
+		}
+	}
+	*after = last
+	return nil
 }
 
 func (r *part) events(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {

@@ -87,6 +87,12 @@ func sealKeys(t testing.TB, records []*record) []byte {
 	return file
 }
 
+func readFixture(t testing.TB, name string) []byte {
+	b, err := os.ReadFile(filepath.Join("testdata", "v1", name))
+	require.NoError(t, err)
+	return b
+}
+
 // What a released version wrote is read for ever.
 func TestFixturesAreRead(t *testing.T) {
 	folder := filepath.Join("testdata", "v1")
@@ -96,11 +102,7 @@ func TestFixturesAreRead(t *testing.T) {
 			require.NoError(t, os.WriteFile(filepath.Join(folder, name), b, 0o644))
 		}
 	}
-	read := func(name string) []byte {
-		b, err := os.ReadFile(filepath.Join(folder, name))
-		require.NoError(t, err)
-		return b
-	}
+	read := func(name string) []byte { return readFixture(t, name) }
 	r, err := decodeRoot(read("root"))
 	require.NoError(t, err)
 	want := example()

@@ -117,7 +117,7 @@ func (m *merged) nextChain(start string) {
 // next returns the newest valid version of the next key, tombstones included.
 func (m *merged) next(ctx context.Context) (version, bool, error) {
 	for {
-		key, ok := m.nextKey()
+		key, ok := m.leastKey(nil)
 		if !ok {
 			return version{}, false, nil
 		}
@@ -144,9 +144,10 @@ func (m *merged) next(ctx context.Context) (version, bool, error) {
 	}
 }
 
-func (m *merged) nextKey() (key string, ok bool) {
+// leastKey is the next key of all sources but one, which may be nil for none.
+func (m *merged) leastKey(but *head) (key string, ok bool) {
 	for _, h := range m.heads {
-		if h.ok && (!ok || h.current.key < key) {
+		if h != but && h.ok && (!ok || h.current.key < key) {
 			key, ok = h.current.key, true
 		}
 	}
@@ -230,6 +231,8 @@ type runSource struct {
 	// wanted is nil if every block is read. opened are the segments of the parts that were reached then.
 	wanted *Selection
 	opened []*segment.Reader
+	// pass, if set, is called before a version is taken from the cursor, and may let it pass over blocks.
+	pass func(*runSource)
 }
 
 func (s *runSource) next(ctx context.Context) (version, bool, error) {
@@ -250,6 +253,9 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 			if s.skipped != "" {
 				s.cursor.Skip(s.skipped)
 			}
+		}
+		if s.pass != nil {
+			s.pass(s)
 		}
 		e, ok, err := s.cursor.Next(ctx)
 		if err != nil {

@@ -29,6 +29,7 @@ import (
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // corePods are Pods as Kubernetes stores them, in protobuf.
@@ -130,9 +131,9 @@ func somePod(random *rand.Rand, i, n, bytes int) *corev1.Pod {
 // selects, although the cache has no room for the others.
 func TestSelectedListsReadWhatTheyNeed(t *testing.T) {
 	log, counted := manyPods(t, 3000, 1200)
-	p, err := projection.Open(projection.Config{Log: log, Bucket: counted, CacheBytes: 1 << 20})
+	p, err := projection.Open(projection.Config{Log: log, Bucket: counted, Budget: cache.NewBudget(1 << 20)})
 	require.NoError(t, err)
-	s := newStore(Cell{Log: log, Projection: p, Cluster: "main", Objects: NewObjects(1 << 20)}, corePods())
+	s := newStore(Cell{Log: log, Projection: p, Cluster: "main", Objects: NewObjects(cache.NewBudget(1 << 20))}, corePods())
 	reads := func(byLabels, byFields string, found int) int64 {
 		before := counted.Counts().GetRange
 		require.Len(t, selected(t, s, storage.ListOptions{Predicate: selecting(t, byLabels, byFields)}).Items, found)
@@ -323,9 +324,9 @@ func BenchmarkSelect(b *testing.B) {
 	}
 	log, counted := manyPods(b, n, 1200)
 	open := func() *store {
-		p, err := projection.Open(projection.Config{Log: log, Bucket: counted, CacheBytes: 64 << 20})
+		p, err := projection.Open(projection.Config{Log: log, Bucket: counted, Budget: cache.NewBudget(64 << 20)})
 		require.NoError(b, err)
-		return newStore(Cell{Log: log, Projection: p, Cluster: "main", Objects: NewObjects(64 << 20)}, corePods())
+		return newStore(Cell{Log: log, Projection: p, Cluster: "main", Objects: NewObjects(cache.NewBudget(64 << 20))}, corePods())
 	}
 	for _, c := range []struct {
 		name string

@@ -119,6 +119,27 @@ func (c *Cursor) pass() {
 
 func (c *Cursor) excluded(block int) bool { return c.filter != nil && c.filter.Excludes(block) }
 
+// CountBlocks moves past the next blocks whose keys are all before what limit returns, "" being unbounded, without reading
+// them. It returns how many keys they have whose newest version is alive. It passes over no block while entries of the
+// one before are left, over none that shares a key with another block, and over none of a segment that has not counted.
+func (c *Cursor) CountBlocks(limit func() string) (live int) {
+	if len(c.entries) > 0 || !c.r.footer.counted {
+		return 0
+	}
+	blocks, n, upto := c.r.footer.blocks[c.block:], 0, limit()
+	for ; n < len(blocks); n++ {
+		b := &blocks[n]
+		if b.first < c.start || upto != "" && b.last >= upto || c.end != "" && b.last >= c.end || n+1 < len(blocks) && blocks[n+1].first == b.last {
+			break
+		}
+		live += b.live
+	}
+	if n > 0 {
+		c.Skip(blocks[n-1].last)
+	}
+	return live
+}
+
 // wanted reports whether the block may have entries of the range.
 func (c *Cursor) wanted(block int) bool {
 	blocks := c.r.footer.blocks

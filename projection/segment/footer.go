@@ -23,6 +23,9 @@ type blockRef struct {
 	size int
 	raw  int
 	rows int
+	// live is how many keys of the block have a newest version that is no tombstone, void ones left out. The block's
+	// entries alone say so.
+	live int
 }
 
 // Summary describes a whole segment.
@@ -40,7 +43,12 @@ type footer struct {
 	blocks []blockRef
 	bloom  []byte
 	hashes int
+	// counted says that the index has the live keys of each block. Not all segments of version 1 have them.
+	counted bool
 }
+
+// counted in the trailer.
+const flagCounted = 1
 
 // header is constant for a kind and version, so the footer's checksum covers it without reading it.
 func header(kind Kind) []byte {
@@ -49,14 +57,17 @@ func header(kind Kind) []byte {
 	return append(h, byte(kind), 0)
 }
 
-func appendIndex(dst []byte, blocks []blockRef) []byte {
+func (f *footer) appendIndex(dst []byte) []byte {
 	previous := ""
-	for _, b := range blocks {
+	for _, b := range f.blocks {
 		dst = appendKey(dst, previous, b.first)
 		dst = appendKey(dst, b.first, b.last)
 		dst = binary.AppendUvarint(dst, uint64(b.size))
 		dst = binary.AppendUvarint(dst, uint64(b.raw))
 		dst = binary.AppendUvarint(dst, uint64(b.rows))
+		if f.counted {
+			dst = binary.AppendUvarint(dst, uint64(b.live))
+		}
 		previous = b.last
 	}
 	return dst
@@ -72,10 +83,14 @@ func appendKey(dst []byte, previous, key string) []byte {
 // appendFooter appends index, bloom filter and trailer.
 func appendFooter(dst []byte, f *footer) []byte {
 	start := len(dst)
-	dst = appendIndex(dst, f.blocks)
+	dst = f.appendIndex(dst)
 	index := len(dst) - start
 	dst = append(dst, f.bloom...)
-	dst = append(dst, byte(f.Kind), byte(f.hashes), 0, 0)
+	flags := byte(0)
+	if f.counted {
+		flags = flagCounted
+	}
+	dst = append(dst, byte(f.Kind), byte(f.hashes), flags, 0)
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(f.blocks)))
 	dst = binary.LittleEndian.AppendUint64(dst, f.Rows)
 	dst = binary.LittleEndian.AppendUint64(dst, f.MinRevision)
@@ -91,6 +106,7 @@ func appendFooter(dst []byte, f *footer) []byte {
 type trailer struct {
 	kind         Kind
 	hashes       int
+	counted      bool
 	blocks       int
 	rows         uint64
 	min, max     uint64
@@ -108,16 +124,16 @@ func parseTrailer(b []byte) (trailer, *CorruptError) {
 	if v != Version {
 		return trailer{}, corrupt("footer", "version %d is not known", v)
 	}
-	if b[2] != 0 || b[3] != 0 {
+	if b[2]&^flagCounted != 0 || b[3] != 0 {
 		return trailer{}, corrupt("footer", "bytes that must be 0 are not")
 	}
 	t := trailer{
 		kind:   Kind(b[0]),
-		hashes: int(b[1]),
-		rows:   binary.LittleEndian.Uint64(b[8:]),
-		min:    binary.LittleEndian.Uint64(b[16:]),
-		max:    binary.LittleEndian.Uint64(b[24:]),
-		sum:    binary.LittleEndian.Uint32(b[40:]),
+		hashes: int(b[1]), counted: b[2] == flagCounted,
+		rows: binary.LittleEndian.Uint64(b[8:]),
+		min:  binary.LittleEndian.Uint64(b[16:]),
+		max:  binary.LittleEndian.Uint64(b[24:]),
+		sum:  binary.LittleEndian.Uint32(b[40:]),
 	}
 	blocks, index, bloom := binary.LittleEndian.Uint32(b[4:]), binary.LittleEndian.Uint32(b[32:]), binary.LittleEndian.Uint32(b[36:])
 	if index > maxFooter || bloom > maxFooter || blocks > index {
@@ -148,7 +164,7 @@ func parseFooter(b []byte, size int64) (*footer, *CorruptError) {
 	if t.bloom > 0 && t.hashes == 0 {
 		return nil, corrupt("footer", "a bloom filter without hashes")
 	}
-	f := &footer{bloom: b[t.index : t.index+t.bloom], hashes: t.hashes, Summary: Summary{
+	f := &footer{bloom: b[t.index : t.index+t.bloom], hashes: t.hashes, counted: t.counted, Summary: Summary{
 		Kind: t.kind, Rows: t.rows, MinRevision: t.min, MaxRevision: t.max, Size: size, Footer: int64(len(b))}}
 	c = f.parseIndex(b[:t.index], t.blocks)
 	if c != nil {
@@ -169,6 +185,9 @@ func (f *footer) parseIndex(index []byte, blocks int) *CorruptError {
 		key = d.key(key)
 		b.last = string(key)
 		b.size, b.raw, b.rows = d.Length(math.MaxInt32), d.Length(maxBlock), d.Length(maxBlock)
+		if f.counted {
+			b.live = d.Length(b.rows)
+		}
 		if d.Failed {
 			return corrupt("footer", "index entry %d cannot be parsed", i)
 		}

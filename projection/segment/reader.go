@@ -114,6 +114,14 @@ func (r *Reader) Summary() Summary { return r.footer.Summary }
 // Blocks is how many blocks the segment has.
 func (r *Reader) Blocks() int { return len(r.footer.blocks) }
 
+// Bytes is how many bytes of the file a scan from start to end reads.
+func (r *Reader) Bytes(start, end string) (bytes int64) {
+	for c := r.Scan(start, end); c.wanted(c.block); c.block++ {
+		bytes += int64(r.footer.blocks[c.block].size)
+	}
+	return bytes
+}
+
 // MayHold reports whether the segment may have the key; false is certain.
 func (r *Reader) MayHold(key string) bool {
 	f := r.footer
@@ -184,11 +192,32 @@ func (r *Reader) decode(sealed []byte, block int) (*Block, error) {
 	if c == nil && (b.Entries[0].Key != ref.first || b.Entries[ref.rows-1].Key != ref.last) {
 		c = corrupt("block", "not the block that the index describes")
 	}
+	if c == nil && r.footer.counted && liveKeys(b.Entries) != ref.live {
+		c = corrupt("block", "not as many live keys as the index says")
+	}
 	if c != nil {
 		c.Part = fmt.Sprintf("block %d at offset %d", block, ref.offset)
 		return nil, c.in(r.file)
 	}
 	return b, nil
+}
+
+// liveKeys is how many keys of a block have a newest version that is no tombstone, void ones left out.
+func liveKeys(entries []Entry) (live int) {
+	decided := false
+	for i := range entries {
+		e := &entries[i]
+		if i == 0 || e.Key != entries[i-1].Key {
+			decided = false
+		}
+		if !decided && e.Flags&Void == 0 {
+			decided = true
+			if e.Flags&Tombstone == 0 {
+				live++
+			}
+		}
+	}
+	return live
 }
 
 // seek is the first block that may have the key.

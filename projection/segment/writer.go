@@ -11,13 +11,15 @@ type Writer struct {
 	footer footer
 	raw    []byte
 	block  blockRef
-	last   Entry
-	hashes []uint64
+	// decided says that the block at hand has a version of the last key that is not void.
+	decided bool
+	last    Entry
+	hashes  []uint64
 }
 
 // NewWriter returns a writer of an empty segment.
 func NewWriter(kind Kind) *Writer {
-	return &Writer{file: header(kind), footer: footer{Summary: Summary{Kind: kind}}}
+	return &Writer{file: header(kind), footer: footer{counted: kind == Keys, Summary: Summary{Kind: kind}}}
 }
 
 // Add appends an entry. Entries must come in the kind's order, without repetition.
@@ -54,7 +56,16 @@ func (w *Writer) count(e Entry) {
 	f.MinRevision, f.MaxRevision = min(f.MinRevision, e.Revision), max(f.MaxRevision, e.Revision)
 	f.MaxKey = e.Key
 	f.Rows++
+	if w.block.rows == 0 || w.last.Key != e.Key {
+		w.decided = false
+	}
 	w.block.rows++
+	if f.counted && !w.decided && e.Flags&Void == 0 {
+		w.decided = true
+		if e.Flags&Tombstone == 0 {
+			w.block.live++
+		}
+	}
 	w.last = Entry{Key: e.Key, Revision: e.Revision}
 }
 

@@ -31,6 +31,10 @@ func TestMain(m *testing.M) {
 		balance(strings.Split(urls, ","))
 		return
 	}
+	if folder := os.Getenv(logVariable); folder != "" {
+		serveLog(folder)
+		return
+	}
 	os.Exit(m.Run())
 }
 

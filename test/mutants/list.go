@@ -10,6 +10,24 @@ var list = []mutant{
 		why:   "a compaction above the base drops a tombstone, and the deleted object that lies below returns",
 	},
 	{
+		name: "block-counted-at-an-older-revision",
+		file: "projection/count.go", old: "if s.parts[0].ref.MaxRevision <= oldest.at {", new: "if s != nil {",
+		tests: "TestCountsOfBlocks",
+		why:   "a list as of an older revision says how many objects there are now",
+	},
+	{
+		name: "block-counted-under-a-newer-row",
+		file: "projection/segment/cursor.go", old: `upto != "" && b.last >= upto`, new: `upto == "x" && b.last >= upto`,
+		tests: "TestCountsOfBlocks", in: "projection",
+		why: "a list counts an object twice that was updated, or one that was deleted",
+	},
+	{
+		name: "void-row-names-an-event",
+		file: "projection/events.go", old: "&& e.Flags&segment.Void == 0 {", new: "{",
+		tests: "TestEventsOfFewKeys",
+		why:   "a watch from an old revision delivers a write that lost",
+	},
+	{
 		name: "tombstone-dropped-before-its-event",
 		file: "projection/compact.go", old: "min(v.snap.root.Purge, v.first-1)", new: "v.snap.root.Purge",
 		tests: "TestTombstonesOutliveTheirEvents",

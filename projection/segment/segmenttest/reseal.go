@@ -28,7 +28,11 @@ func Reseal(file []byte) []byte {
 	if footer < header {
 		return file
 	}
-	resealBlocks(file[header:footer], file[footer:footer+int64(index)])
+	numbers := 2 // of a block, after its size
+	if end[2]&1 != 0 {
+		numbers = 3
+	}
+	resealBlocks(file[header:footer], file[footer:footer+int64(index)], numbers)
 	sum := checksum(file[:header], file[footer:len(file)-12])
 	binary.LittleEndian.PutUint32(end[40:], sum)
 	return file
@@ -40,7 +44,7 @@ func ResealFooter(footer []byte) []byte {
 	return sealed[header:]
 }
 
-func resealBlocks(blocks, index []byte) {
+func resealBlocks(blocks, index []byte, numbers int) {
 	for len(index) > 0 {
 		for range 2 { // first and last key
 			index = skip(index, 1)
@@ -52,7 +56,7 @@ func resealBlocks(blocks, index []byte) {
 			return
 		}
 		binary.LittleEndian.PutUint32(blocks[size-4:], checksum(blocks[:size-4]))
-		blocks, index = blocks[size:], skip(rest, 2)
+		blocks, index = blocks[size:], skip(rest, numbers)
 	}
 }
 

@@ -1,0 +1,84 @@
+package projection
+
+import (
+	"context"
+	"errors"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// Count is the number of rows that Scan would yield. No row is decoded. Blocks of the oldest run are not even read if
+// they lie between the keys that the newer runs and the tail have, since each says how many live keys it has.
+func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int, err error) {
+	err = v.retry(ctx, func(v *View) error {
+		n = 0
+		if err := v.check(at); err != nil {
+			return err
+		}
+		m, err := v.merge(ctx, start, end, at, nil)
+		if err != nil {
+			return err
+		}
+		passed := m.passBlocks()
+		for {
+			next, ok, err := m.next(ctx)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				n += *passed
+				return nil
+			}
+			if !next.dead() {
+				n++
+			}
+		}
+	})
+	return n, err
+}
+
+// passBlocks lets the oldest run pass over the blocks in whose place no other source has a key. It returns where their
+// live keys are counted.
+func (m *merged) passBlocks() *int {
+	passed := new(int)
+	if len(m.heads) < 2 { // the first is of the root's own rows
+		return passed
+	}
+	oldest := m.heads[len(m.heads)-1]
+	limit := func() string {
+		key, _ := m.leastKey(oldest)
+		return key
+	}
+	oldest.source.(*runSource).pass = func(s *runSource) {
+		if s.parts[0].ref.MaxRevision <= oldest.at { // each block's newest versions are those to be counted
+			*passed += s.cursor.CountBlocks(limit)
+		}
+	}
+	return passed
+}
+
+// CountFrom is Count for who knows the number of rows at another revision. It counts what was added and deleted since,
+// or until then. A known revision below the floor is of no use.
+func (v *View) CountFrom(ctx context.Context, of Keys, at Revision, known int, knownAt Revision) (int, error) {
+	first, last := min(at, knownAt), max(at, knownAt)
+	if first < v.Floor() || last > v.Revision() {
+		return v.Count(ctx, of.Start, of.End, at)
+	}
+	grown := 0
+	for e, err := range v.EventsOf(ctx, of, first, last) {
+		switch {
+		case errors.Is(err, ErrExpired): // the floor has passed it since
+			return v.Count(ctx, of.Start, of.End, at)
+		case err != nil:
+			return 0, err
+		case e.Op == eventlog.Added:
+			grown++
+		case e.Op == eventlog.Deleted:
+			grown--
+		}
+	}
+	if at < knownAt {
+		grown = -grown
+	}
+	return known + grown, nil
+}

@@ -1,0 +1,83 @@
+package projection
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/projection/cache"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// TestCountsOfBlocks: a count decodes those blocks of the oldest run that share keys with something newer, and no
+// others.
+func TestCountsOfBlocks(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	const objects = 400
+	name := func(i int) string { return fmt.Sprintf("%03d", i) }
+	for i := range objects {
+		c.put(name(i), incompressible(30<<10+i)) // two in a block
+		if i%50 == 7 {
+			c.put(name(i), "a second version in the base")
+		}
+	}
+	c.remove(name(90))
+	c.commit()
+	require.NoError(t, c.flatten(c.ctx))
+	old := c.latest().Revision()
+	count := func(at Revision, from, to string) (decoded int) {
+		t.Helper()
+		v := c.latest()
+		c.cache = newBlockCache(cache.NewBudget(64 << 20))
+		for _, r := range v.snap.runs {
+			for _, part := range r {
+				part.reader.Store(nil) // it is opened with that cache
+			}
+		}
+		n, err := v.Count(c.ctx, "main/pods/ns/"+from, "main/pods/ns/"+to, at)
+		require.NoError(t, err)
+		for _, part := range v.snap.runs[len(v.snap.runs)-1] {
+			for block := range objects {
+				if _, ok := c.cache.Block(part.ref.Key, block); ok {
+					decoded++
+				}
+			}
+		}
+		scanned := 0
+		for _, err := range v.Scan(c.ctx, "main/pods/ns/"+from, "main/pods/ns/"+to, at) {
+			require.NoError(t, err)
+			scanned++
+		}
+		require.Equal(t, scanned, n, "from %q to %q at %d", from, to, at)
+		return decoded
+	}
+	require.LessOrEqual(t, count(old, "", "~"), 20, "of 200 blocks the first, and those that share a key")
+	require.LessOrEqual(t, count(old, "100", "300"), 20, "and the last")
+
+	c.remove(name(200))
+	c.put(name(300), "changed")
+	c.put("300-new", "new")
+	c.commit()
+	c.put(name(350), "in the tail")
+	c.remove(name(10))
+	head := c.latest().Revision()
+	require.LessOrEqual(t, count(head, "", "~"), 40, "and those of five keys, with what is decoded with them")
+	require.Greater(t, count(old-1, "", "~"), 100, "of a revision before the base's last, its blocks say nothing")
+	for at := old - 3; at <= head; at++ {
+		count(at, "", "~")
+		count(at, "05", "3")
+	}
+}
+
+// TestOldSegmentsAreCounted: segments whose index has no live keys are counted by their rows.
+func TestOldSegmentsAreCounted(t *testing.T) {
+	keys := sealKeys(t, exampleRecords())
+	r, err := segment.OpenBytes("counted", keys)
+	require.NoError(t, err)
+	limit := func() string { return "" }
+	require.Positive(t, r.Scan("", "").CountBlocks(limit))
+	old, err := segment.OpenBytes("old", readFixture(t, "keys"))
+	require.NoError(t, err)
+	require.Zero(t, old.Scan("", "").CountBlocks(limit))
+}

@@ -1,0 +1,79 @@
+package projection
+
+import (
+	"crypto/rand"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// TestEventsOfFewKeys: who asks for the events of few keys reads those segments of events that have them, finds the
+// same events as who reads all, and reads all where that is less.
+func TestEventsOfFewKeys(t *testing.T) {
+	quiet(t)
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	var own []Revision
+	for i := range 20 {
+		for range 10 {
+			c.put("a-"+rand.Text()[:1], strings.Repeat(rand.Text(), 100))
+		}
+		switch i {
+		case 3, 4, 15:
+			own = append(own, c.put("z", rand.Text()))
+		case 8:
+			own = append(own, c.remove("z"))
+		case 12:
+			c.barrier()
+		case 17: // void: the object is there
+			c.write(eventlog.Write{Key: podKey("z"), Op: eventlog.Added, Precondition: own[3], ContentType: "text/plain"})
+		}
+		c.commit()
+	}
+	for more := true; more; {
+		var err error
+		more, err = c.Compact(c.ctx)
+		require.NoError(t, err)
+	}
+	require.Greater(t, len(c.latest().snap.events), 15)
+	z := podKey("z").RowKey()
+	for _, all := range []struct {
+		keys  Keys
+		after Revision
+		reads int
+	}{
+		{Keys{z, z + "\x00"}, 0, 2 * len(own)}, // a footer and a block of each segment
+		{Keys{z, z + "\x00"}, own[1], 2 * 2},
+		{Keys{z, z + "\x00"}, own[3], 0},
+		{Keys{"main/pods/ns/y", "main/pods/ns/y0"}, 0, 0},
+		{Keys{"main/pods/", "main/pods0"}, 0, 2 * len(c.latest().snap.events)},
+	} {
+		gets := map[string]int{}
+		v, err := c.over(&gotten{c.bucket, gets}).Latest(c.ctx)
+		require.NoError(t, err)
+		for _, upto := range []Revision{v.Revision(), own[1], own[1] - 1, v.Revision() - 5} {
+			clear(gets)
+			var got, want []eventlog.Event
+			for e, err := range v.EventsOf(c.ctx, all.keys, all.after, upto) {
+				require.NoError(t, err)
+				got = append(got, e)
+			}
+			reads := 0
+			for key, n := range gets {
+				if strings.Contains(key, "/events/") {
+					reads += n
+				}
+			}
+			require.LessOrEqual(t, reads, all.reads, "%v after %d up to %d", all.keys, all.after, upto)
+			for e, err := range c.Events(c.ctx, all.after, upto) {
+				require.NoError(t, err)
+				if all.keys.has(e.Key.RowKey()) {
+					want = append(want, e)
+				}
+			}
+			require.Equal(t, want, got, "%v after %d up to %d", all.keys, all.after, upto)
+		}
+	}
+}
