@@ -26,8 +26,8 @@ type Selection struct {
 }
 
 const (
-	// mostFacts is how many facts of a block are kept; a block of Pods has some 75. If it has more, none are: one in sixty blocks would be read for
-	// nothing.
+	// mostFacts is how many facts of a block are kept; a block of Pods has some 75. If it has more, none are: one in
+	// sixty blocks would be read for nothing.
 	mostFacts = 1024
 	// segmentOverhead and blockOverhead are about what facts take besides.
 	segmentOverhead, blockOverhead = 512, 32

@@ -79,8 +79,8 @@ func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error)
 	return v.valid(ctx, e, e.Key.RowKey())
 }
 
-// ValidNow is Projection.Valid for who must not wait. It is not known if the bucket would have to be asked. The view must
-// have the event.
+// ValidNow is Projection.Valid for who must not wait. It is not known if the bucket would have to be asked. The view
+// must have the event.
 func (v *View) ValidNow(e *eventlog.Event, rowKey string) (isValid, known bool) {
 	isValid, err := v.valid(ended, e, rowKey)
 	return isValid, err == nil

@@ -32,8 +32,8 @@ func answersLate(ctx context.Context) {
 	}
 }
 
-// withTimeout answers 504 when a request's deadline has passed and its handler does not answer. A handler that waits for
-// something when the deadline passes answers by itself, and has the time to. So this is for handlers that wait for
+// withTimeout answers 504 when a request's deadline has passed and its handler does not answer. A handler that waits
+// for something when the deadline passes answers by itself, and has the time to. So this is for handlers that wait for
 // something else than their context. A body may take all of a request's time. Then the request is not served.
 //
 // Upstream's filter runs every handler in a goroutine of its own and waits for it. To grow a second stack takes an

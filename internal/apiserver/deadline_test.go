@@ -70,8 +70,8 @@ func TestClientGoesAway(t *testing.T) {
 
 }
 
-// TestStubbornHandler: a handler that does not end with its request's deadline is answered for. All of the answer comes while it
-// still runs, nothing that it writes follows, and it is logged.
+// TestStubbornHandler: a handler that does not end with its request's deadline is answered for. All of the answer comes
+// while it still runs, nothing that it writes follows, and it is logged.
 func TestStubbornHandler(t *testing.T) {
 	for _, c := range []struct {
 		name  string

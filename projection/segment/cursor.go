@@ -119,9 +119,10 @@ func (c *Cursor) pass() {
 
 func (c *Cursor) excluded(block int) bool { return c.filter != nil && c.filter.Excludes(block) }
 
-// CountBlocks moves past the next blocks whose keys are all before what limit returns, "" being unbounded, without reading
-// them. It returns how many keys they have whose newest version is alive. It passes over no block while entries of the
-// one before are left, over none that shares a key with another block, and over none of a segment that has not counted.
+// CountBlocks moves past the next blocks whose keys are all before what limit returns, "" being unbounded, without
+// reading them. It returns how many keys they have whose newest version is alive. It passes over no block while entries
+// of the one before are left, over none that shares a key with another block, and over none of a segment that has not
+// counted.
 func (c *Cursor) CountBlocks(limit func() string) (live int) {
 	if len(c.entries) > 0 || !c.r.footer.counted {
 		return 0

@@ -69,9 +69,9 @@ func (f *Feed) Run(ctx context.Context) error {
 	}
 }
 
-// past returns the window that the feed must have when it follows the projection from the view's revision. After a restart it
-// is filled from the snapshot. Clients then come back all at once, each from another revision, and one scan serves
-// them.
+// past returns the window that the feed must have when it follows the projection from the view's revision. After a
+// restart it is filled from the snapshot. Clients then come back all at once, each from another revision, and one scan
+// serves them.
 func (f *Feed) past(ctx context.Context, v *projection.View) Window {
 	w, head := f.window, v.Revision() // only Run's goroutine writes the window
 	if w.To == 0 || w.To < v.Floor() || w.To > head {

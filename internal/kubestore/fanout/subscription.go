@@ -20,9 +20,9 @@ type Subscription struct {
 	Value string
 	// Progress says that the bookmarks of RequestProgress are for this watch.
 	Progress bool
-	// Offer, if it is set, takes a delivery of an event at once, in place of the queue, and says whether it did. It must
-	// not wait. It is called in the feed's goroutine, while the watch has nothing else to do, so that a change that many
-	// watches get does not wake a goroutine for each of them.
+	// Offer, if it is set, takes a delivery of an event at once, in place of the queue, and says whether it did. It
+	// must not wait. It is called in the feed's goroutine, while the watch has nothing else to do, so that a change
+	// that many watches get does not wake a goroutine for each of them.
 	Offer func(*Delivery) bool
 
 	// busy counts the deliveries that the watch has not dealt with, and one for the past.
