@@ -276,7 +276,7 @@ func (r *random) readable(config func(*Config)) *Projection {
 		require.NoError(r.t, err)
 		require.Equal(r.t, r.model.states[min(int(at), len(r.model.states)-1)], got, "at %d", at)
 	}
-	r.checkEvents(r.ctx, p, v.Floor(), v.Revision())
+	require.True(r.t, r.checkEvents(r.ctx, p, v.Floor(), v.Revision()))
 	if v.snap.etag != "" { // the first commit may be missing
 		requireClean(r.t, p)
 	}

@@ -26,6 +26,9 @@ type Selection struct {
 }
 
 const (
+	// factShare: facts have a budget of their own, 1/factShare of that of the caches. In one with them, the blocks that
+	// are read for the first list would push out what the next one needs in order not to read them.
+	factShare = 8
 	// mostFacts is how many facts of a block are kept; a block of Pods has some 75. If it has more, none are: one in
 	// sixty blocks would be read for nothing.
 	mostFacts = 1024
@@ -50,8 +53,8 @@ type facts struct {
 // anything stands for the facts of a block that may have any.
 var anything = new([]Fact)
 
-func newFactCache(budget *cache.Budget) *factCache {
-	return &factCache{cache.New[factsID, *facts](budget)}
+func newFactCache(budget int64) *factCache {
+	return &factCache{cache.New[factsID, *facts](cache.NewBudget(budget))}
 }
 
 // filter is that of a segment for a selection.

@@ -28,7 +28,7 @@ type Config struct {
 	// default.
 	InlineBytes int
 	// Budget is what decoded segment blocks take their bytes of, together with the process's other caches; one of 64
-	// MiB by default. The tail is held in it.
+	// MiB by default. The tail is held in it. Facts of blocks (Selection) may take an eighth of it besides.
 	Budget *cache.Budget
 	// CacheFolder is a folder of a local disk that keeps what was read of immutable objects; none if it is empty.
 	// CacheFolderBytes is its budget, 1 GiB by default. Processes may share the folder.
@@ -99,7 +99,7 @@ func Open(c Config) (*Projection, error) {
 	c.TailBytes = cmp.Or(c.TailBytes, max(int(c.Budget.Limit()/2), 32<<20))
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
 	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters,
-		cache: newBlockCache(c.Budget), facts: newFactCache(c.Budget),
+		cache: newBlockCache(c.Budget), facts: newFactCache(c.Budget.Limit() / factShare),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}
 	if c.CacheFolder == "" {
 		return p, nil
