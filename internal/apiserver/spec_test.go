@@ -112,7 +112,7 @@ func rebuildSpec(t *testing.T) map[string][]byte {
 // rebuildSchemas makes the schemas of every kind that clients may send, also those
 // of subresources. It leaves out the descriptions, which managed fields do not need.
 func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openapispec.Schema {
-	s, err := New(Config{ExternalAddress: "localhost:443"})
+	s, err := New(Config{Cell: newCell(t), ExternalAddress: "localhost:443"})
 	require.NoError(t, err)
 	all := map[schema.GroupVersionKind]map[string]*openapispec.Schema{}
 	for _, g := range s.groups {
@@ -178,7 +178,7 @@ func withoutDescriptions(schemas map[string]*openapispec.Schema) map[string]*ope
 
 // servedGroups builds every group and returns what discovery shows of it, and its routes.
 func servedGroups(t *testing.T) ([]spec.Group, []*restful.WebService) {
-	s, err := New(Config{ExternalAddress: "localhost:443"})
+	s, err := New(Config{Cell: newCell(t), ExternalAddress: "localhost:443"})
 	require.NoError(t, err)
 	codecs := legacyscheme.Codecs
 	anyone := discovery.DefaultAddresses{DefaultAddress: "localhost:443"}
