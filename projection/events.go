@@ -237,8 +237,7 @@ func follows(rev Revision, span uint64, after *Revision) error {
 }
 
 func (v *View) tailEvents(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
-	records := v.tail.records
-	for _, r := range records[searchRevision(records, max(*after, v.Applied())+1):] {
+	for _, r := range v.tailAfter(*after) {
 		if r.Revision > upto {
 			return nil
 		}

@@ -97,7 +97,7 @@ func (v *View) Since(after Revision, seen func(key string)) bool {
 			}
 		}
 	}
-	for _, r := range v.tail.records[searchRevision(v.tail.records, max(after, v.Applied())+1):] {
+	for _, r := range v.tailAfter(after) {
 		seen(r.key)
 	}
 	return true
@@ -107,12 +107,17 @@ func (v *View) Since(after Revision, seen func(key string)) bool {
 // out.
 func (v *View) Tail(after Revision) iter.Seq2[string, eventlog.Event] {
 	return func(yield func(string, eventlog.Event) bool) {
-		for _, r := range v.tail.records[searchRevision(v.tail.records, max(after, v.Applied())+1):] {
+		for _, r := range v.tailAfter(after) {
 			if !yield(r.key, r.Event) {
 				return
 			}
 		}
 	}
+}
+
+// tailAfter is what the tail has after a revision and after the snapshot, which may have passed its beginning.
+func (v *View) tailAfter(after Revision) []*record {
+	return v.tail.records[searchRevision(v.tail.records, max(after, v.Applied())+1):]
 }
 
 // retries bounds how often one read starts again because its segments were collected.

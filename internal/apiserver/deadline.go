@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"maps"
@@ -68,9 +67,7 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 		})
 		defer t.end(timer)
 		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(t), r.WithContext(context.WithValue(ctx, deadlineKey{}, t)))
-		if t.claim() && !t.begun { // a handler may set headers and write nothing
-			t.begin()
-		}
+		t.begin() // a handler may set headers and write nothing
 	})
 }
 
@@ -100,7 +97,7 @@ func (t *timed) pass() bool { return t.by.CompareAndSwap(nobody, byDeadline) }
 
 // answer sends all of an answer although the handler goes on. Then the connection is of no more use.
 func (t *timed) answer(r *http.Request, fail func(http.ResponseWriter)) {
-	whole := &whole{header: t.ResponseWriter.Header()}
+	whole := &bufferedResponse{header: t.ResponseWriter.Header()}
 	fail(whole)
 	whole.header.Set("Content-Length", strconv.Itoa(whole.body.Len()))
 	if r.ProtoMajor == 1 {
@@ -132,40 +129,38 @@ func (t *timed) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 // Header implements http.ResponseWriter.
 func (t *timed) Header() http.Header { return t.header }
 
-func (t *timed) begin() {
-	t.begun = true
-	header := t.ResponseWriter.Header()
-	clear(header)
-	maps.Copy(header, t.header)
+// begin claims the answer and gives it the handler's headers, and reports whether the handler may write.
+func (t *timed) begin() bool {
+	if !t.claim() {
+		return false
+	}
+	if !t.begun {
+		t.begun = true
+		header := t.ResponseWriter.Header()
+		clear(header)
+		maps.Copy(header, t.header)
+	}
+	return true
 }
 
 // WriteHeader implements http.ResponseWriter.
 func (t *timed) WriteHeader(code int) {
-	if t.claim() {
-		if !t.begun {
-			t.begin()
-		}
+	if t.begin() {
 		t.ResponseWriter.WriteHeader(code)
 	}
 }
 
 // Write implements http.ResponseWriter.
 func (t *timed) Write(p []byte) (int, error) {
-	if !t.claim() {
+	if !t.begin() {
 		return 0, http.ErrHandlerTimeout
-	}
-	if !t.begun {
-		t.begin()
 	}
 	return t.ResponseWriter.Write(p)
 }
 
 // Flush implements http.Flusher.
 func (t *timed) Flush() {
-	if t.claim() {
-		if !t.begun {
-			t.begin()
-		}
+	if t.begin() {
 		_ = http.NewResponseController(t.ResponseWriter).Flush()
 	}
 }
@@ -180,14 +175,3 @@ func (t *timed) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 	return http.NewResponseController(t.ResponseWriter).Hijack()
 }
-
-// whole is an answer that is not sent yet.
-type whole struct {
-	header http.Header
-	code   int
-	body   bytes.Buffer
-}
-
-func (w *whole) Header() http.Header         { return w.header }
-func (w *whole) WriteHeader(code int)        { w.code = code }
-func (w *whole) Write(p []byte) (int, error) { return w.body.Write(p) }

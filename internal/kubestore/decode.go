@@ -85,7 +85,7 @@ func (s *store) shared(v stored, data []byte, into runtime.Object) (runtime.Obje
 	return obj, err
 }
 
-// once is shared for an object that nobody may need again soon.
+// once is shared for an object that nobody needs again soon.
 func (s *store) once(v stored, data []byte, into runtime.Object) (runtime.Object, error) {
 	obj, _, err := s.look(v, data, into)
 	return obj, err

@@ -192,7 +192,7 @@ func (r *Reader) decode(sealed []byte, block int) (*Block, error) {
 	if c == nil && (b.Entries[0].Key != ref.first || b.Entries[ref.rows-1].Key != ref.last) {
 		c = corrupt("block", "not the block that the index describes")
 	}
-	if c == nil && r.footer.counted && liveKeys(b.Entries) != ref.live {
+	if c == nil && r.footer.counted && liveKeysOf(b.Entries) != ref.live {
 		c = corrupt("block", "not as many live keys as the index says")
 	}
 	if c != nil {
@@ -202,22 +202,34 @@ func (r *Reader) decode(sealed []byte, block int) (*Block, error) {
 	return b, nil
 }
 
-// liveKeys is how many keys of a block have a newest version that is no tombstone, void ones left out.
-func liveKeys(entries []Entry) (live int) {
-	decided := false
-	for i := range entries {
-		e := &entries[i]
-		if i == 0 || e.Key != entries[i-1].Key {
-			decided = false
-		}
-		if !decided && e.Flags&Void == 0 {
-			decided = true
-			if e.Flags&Tombstone == 0 {
-				live++
-			}
-		}
+// liveKeys counts the keys of a block whose newest version is no tombstone, void ones left out.
+type liveKeys struct {
+	n   int
+	key string
+	// decided says that there was a version of the key that is not void. Begun says that there was an entry.
+	decided, begun bool
+}
+
+// add takes the block's next entry.
+func (l *liveKeys) add(e *Entry) {
+	if !l.begun || l.key != e.Key {
+		l.key, l.decided, l.begun = e.Key, false, true
 	}
-	return live
+	if l.decided || e.Flags&Void != 0 {
+		return
+	}
+	l.decided = true
+	if e.Flags&Tombstone == 0 {
+		l.n++
+	}
+}
+
+func liveKeysOf(entries []Entry) int {
+	var live liveKeys
+	for i := range entries {
+		live.add(&entries[i])
+	}
+	return live.n
 }
 
 // seek is the first block that may have the key.

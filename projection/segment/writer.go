@@ -11,10 +11,9 @@ type Writer struct {
 	footer footer
 	raw    []byte
 	block  blockRef
-	// decided says that the block at hand has a version of the last key that is not void.
-	decided bool
-	last    Entry
-	hashes  []uint64
+	live   liveKeys // of the block at hand
+	last   Entry
+	hashes []uint64
 }
 
 // NewWriter returns a writer of an empty segment.
@@ -56,15 +55,9 @@ func (w *Writer) count(e Entry) {
 	f.MinRevision, f.MaxRevision = min(f.MinRevision, e.Revision), max(f.MaxRevision, e.Revision)
 	f.MaxKey = e.Key
 	f.Rows++
-	if w.block.rows == 0 || w.last.Key != e.Key {
-		w.decided = false
-	}
 	w.block.rows++
-	if f.counted && !w.decided && e.Flags&Void == 0 {
-		w.decided = true
-		if e.Flags&Tombstone == 0 {
-			w.block.live++
-		}
+	if f.counted {
+		w.live.add(&e)
 	}
 	w.last = Entry{Key: e.Key, Revision: e.Revision}
 }
@@ -74,8 +67,9 @@ func (w *Writer) cut() {
 	start := len(w.file)
 	w.file = sealBlock(w.file, w.raw)
 	w.block.last, w.block.raw, w.block.size = w.last.Key, len(w.raw), len(w.file)-start
+	w.block.live = w.live.n
 	w.footer.blocks = append(w.footer.blocks, w.block)
-	w.block, w.raw = blockRef{}, w.raw[:0]
+	w.block, w.live, w.raw = blockRef{}, liveKeys{}, w.raw[:0]
 }
 
 // Len is about how many bytes the file has so far.

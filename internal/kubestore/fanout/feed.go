@@ -44,7 +44,7 @@ func NewFeed(p *projection.Projection) *Feed {
 	}
 }
 
-// Run follows the log until ctx ends. It has the feed's only goroutine. It fails only when the log is not the one
+// Run follows the projection until ctx ends. Only one call may run. It fails only when the log is not the one
 // remembered. When the log cannot be reached it tries again.
 func (f *Feed) Run(ctx context.Context) error {
 	defer f.end()
@@ -73,7 +73,7 @@ func (f *Feed) Run(ctx context.Context) error {
 // restart it is filled from the snapshot. Clients then come back all at once, each from another revision, and one scan
 // serves them.
 func (f *Feed) past(ctx context.Context, v *projection.View) Window {
-	w, head := f.window, v.Revision() // only Run's goroutine writes the window
+	w, head := f.window, v.Revision() // only Run moves the end of the window
 	if w.To == 0 || w.To < v.Floor() || w.To > head {
 		from := max(v.Floor(), head-min(head, windowEvents))
 		w = Window{From: from, To: from}
@@ -104,7 +104,7 @@ func (f *Feed) Start(w Window) {
 // from the snapshot.
 func (f *Feed) follow(ctx context.Context, v *projection.View) error {
 	var events []*Event
-	after := f.window.To // only Run's goroutine writes the window
+	after := f.window.To // only Run moves the end of the window
 	if after < v.Applied() {
 		for e, err := range v.EventsOf(ctx, projection.Keys{}, after, v.Applied()) {
 			if err != nil {
