@@ -199,7 +199,7 @@ func (b lax) GetRange(ctx context.Context, key string, offset, length int64) (pa
 
 // at is the cell as it was at the revision.
 func (p *Projection) at(ctx context.Context, rev Revision) (*View, error) {
-	return p.past(ctx, rev, func(string) bool { return true })
+	return p.AsOf(ctx, rev)
 }
 
 // become makes the draft the root.

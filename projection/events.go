@@ -61,6 +61,9 @@ func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter
 
 // events yields the events in (*after, upto] and moves after along.
 func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+	if v.archive != nil {
+		return v.archive.archived(ctx, of, after, upto, yield)
+	}
 	if *after < v.Floor() {
 		return fmt.Errorf("events after %d are below the floor %d: %w", *after, v.Floor(), ErrExpired)
 	}

@@ -11,25 +11,33 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
-// GetAt returns the live row of the key as of the revision. Below the floor it reads a checkpoint, and the archived
-// events of the key after it. It is ErrExpired if nothing covers the revision.
+// GetAt returns the live row of the key as of the revision, wherever that is still kept. It is ErrExpired if nothing
+// covers the revision.
 func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, bool, error) {
-	v, err := p.past(ctx, at, func(k string) bool { return k == key })
+	v, err := p.AsOf(ctx, at)
 	if err != nil {
 		return Row{}, false, err
 	}
 	return v.Get(ctx, key, at)
 }
 
-// past returns a view that can be read at the revision. Below the floor it has only the wanted keys.
-func (p *Projection) past(ctx context.Context, at Revision, wanted func(key string) bool) (*View, error) {
-	v, err := p.AtLeast(ctx, at)
-	if err != nil || at >= v.Floor() {
-		return v, err
+// AsOf returns the view that ends with the revision. It can be read at every revision from its floor on.
+//
+// Below the floor of the newest view it is that of a checkpoint that reaches back to the revision. If none does, it is
+// that of the checkpoint before, with the archived events up to the revision: then what is read of it costs one pass
+// over those events for each range of keys. It is ErrExpired if nothing covers the revision, and ErrFuture if the
+// revision does not come in 3 s.
+func (p *Projection) AsOf(ctx context.Context, at Revision) (*View, error) {
+	newest, err := p.AtLeast(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	if at >= newest.Floor() {
+		return newest.upTo(at), nil
 	}
 	var past *View
-	err = v.retry(ctx, func(v *View) error {
-		past, err = v.rebuild(ctx, at, wanted)
+	err = newest.retry(ctx, func(newest *View) error {
+		past, err = newest.below(ctx, at)
 		return err
 	})
 	if err != nil {
@@ -38,23 +46,31 @@ func (p *Projection) past(ctx context.Context, at Revision, wanted func(key stri
 	return past, nil
 }
 
-// rebuild makes the view of a revision below the floor.
-func (v *View) rebuild(ctx context.Context, at Revision, wanted func(key string) bool) (*View, error) {
-	r, p := v.snap.root, v.p
+// upTo returns the view without what came after the revision, which it must have.
+func (v *View) upTo(at Revision) *View {
+	shorter, t := *v, *v.tail
+	t.records, t.last = t.records[:searchRevision(t.records, at+1)], at
+	shorter.tail = &t
+	return &shorter
+}
+
+// below makes the view of a revision below the floor.
+func (v *View) below(ctx context.Context, at Revision) (*View, error) {
+	r := v.snap.root
 	next := r.checkpointAt(at)
-	if next < len(r.Checkpoints) { // a later checkpoint may reach back to the revision
-		snap, err := p.pastSnapshot(ctx, r.Checkpoints[next])
+	if next < len(r.Checkpoints) {
+		snap, err := v.p.pastSnapshot(ctx, r.Checkpoints[next])
 		if err != nil {
 			return nil, err
 		}
 		if snap.root.Floor <= at {
-			return v.over(snap, emptyTail(snap.root)), nil
+			return v.over(snap, emptyTail(snap.root)).upTo(at), nil
 		}
 	}
 	base := &root{}
 	if next > 0 {
 		var err error
-		base, err = p.checkpointed(ctx, r.Checkpoints[next-1])
+		base, err = v.p.checkpointed(ctx, r.Checkpoints[next-1])
 		if err != nil {
 			return nil, err
 		}
@@ -62,33 +78,77 @@ func (v *View) rebuild(ctx context.Context, at Revision, wanted func(key string)
 	if v.archiveStart() > base.Applied {
 		return nil, fmt.Errorf("the floor is %d, and neither a checkpoint nor archived events cover it: %w", v.Floor(), ErrExpired)
 	}
-	snap, err := p.newSnapshot(base, "", nil)
+	snap, err := v.p.newSnapshot(base, "", nil)
 	if err != nil {
 		return nil, err
 	}
-	t := emptyTail(base)
-	t.epoch = 0 // archived events were judged when they were committed
-	var batch []eventlog.Event
-	after := base.Applied
-	err = v.archived(ctx, &after, at, func(e eventlog.Event) bool {
-		if wanted(e.Key.RowKey()) {
-			batch = append(batch, e)
-			if len(batch) == 1024 {
-				t, batch = t.extend(batch), batch[:0]
-			}
-		}
-		return true
-	})
-	if err != nil {
-		return nil, err
-	}
-	t = t.extend(batch)
-	t.last = at
-	return v.over(snap, t), nil
+	past := v.over(snap, emptyTail(base)).upTo(at)
+	past.archive = v
+	return past, nil
 }
 
 func (v *View) over(snap *snapshot, t *tail) *View {
 	return &View{p: v.p, snap: snap, tail: t, first: v.first, asked: v.asked, proven: true, superseded: make(chan struct{})}
+}
+
+// with returns the view that has the archived events of the keys, if the view needs some.
+func (v *View) with(ctx context.Context, keys Keys) (*View, error) {
+	if v.archive == nil {
+		return v, nil
+	}
+	id := foldedKeys{keys, v.Applied(), v.Revision()}
+	folded, known := v.p.folded.Get(id)
+	if !known {
+		folded = emptyTail(v.snap.root)
+		folded.epoch = 0 // archived events were judged when they were committed
+		after := v.Applied()
+		err := v.archive.retry(ctx, func(archive *View) error {
+			return archive.archived(ctx, keys, &after, v.Revision(), func(e eventlog.Event) bool {
+				folded.add(newRecord(e))
+				return true
+			})
+		})
+		if err != nil {
+			return nil, err
+		}
+		folded.last = v.Revision()
+		v.p.folded.Add(id, "", folded, int64(folded.bytes))
+	}
+	whole := *v
+	whole.tail, whole.archive = folded, nil
+	return &whole, nil
+}
+
+// foldedKeys names what was folded of the archived events in (base, at].
+type foldedKeys struct {
+	Keys
+	base, at Revision
+}
+
+// Nearest returns the newest revision below the given one of which AsOf is sure to know, 0 if there is none, and the
+// oldest such revision at or above it.
+func (p *Projection) Nearest(ctx context.Context, at Revision) (older, newer Revision, err error) {
+	v, err := p.Latest(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	err = v.retry(ctx, func(v *View) error {
+		r := v.snap.root
+		next := r.checkpointAt(at)
+		older, newer = 0, max(v.Floor(), at)
+		if next > 0 {
+			older = r.Checkpoints[next-1].Revision
+		}
+		if next < len(r.Checkpoints) {
+			copied, err := p.checkpointed(ctx, r.Checkpoints[next])
+			if err != nil {
+				return err
+			}
+			newer = min(newer, max(copied.Floor, at))
+		}
+		return nil
+	})
+	return older, newer, err
 }
 
 // archiveStart is the revision after which all events up to the head are still kept.
@@ -100,9 +160,9 @@ func (v *View) archiveStart() Revision {
 	return v.snap.root.Spilled
 }
 
-// archived yields the events in (*after, upto], whatever the floor is, and moves after along. It leaves out void events
-// and barriers. It is ErrExpired if the range begins below archiveStart.
-func (v *View) archived(ctx context.Context, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+// archived yields the events of the keys in (*after, upto], whatever the floor is, and moves after along. It leaves out
+// void events and barriers. It is ErrExpired if the range begins below archiveStart.
+func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
 	start := v.archiveStart()
 	if *after < start {
 		return fmt.Errorf("events after %d are no longer kept, but those after %d: %w", *after, start, ErrExpired)
@@ -111,14 +171,14 @@ func (v *View) archived(ctx context.Context, after *Revision, upto Revision, yie
 		if part.ref.MaxRevision <= *after || part.ref.MinRevision > upto {
 			continue
 		}
-		if err := part.events(ctx, Keys{}, after, upto, yield); err != nil {
+		if err := part.events(ctx, of, after, upto, yield); err != nil {
 			return err
 		}
 	}
-	if err := deliver(v.snap.records, Keys{}, after, upto, yield); err != nil {
+	if err := deliver(v.snap.records, of, after, upto, yield); err != nil {
 		return err
 	}
-	return v.tailEvents(ctx, Keys{}, after, upto, yield)
+	return v.tailEvents(ctx, of, after, upto, yield)
 }
 
 // RevisionAt is the newest revision that the log had at the time, by the log's own clock. It is ErrExpired if nothing
@@ -143,7 +203,7 @@ func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, err
 	}
 	after := rev
 	err = v.retry(ctx, func(v *View) error {
-		return v.archived(ctx, &after, v.Revision(), func(e eventlog.Event) bool {
+		return v.archived(ctx, Keys{}, &after, v.Revision(), func(e eventlog.Event) bool {
 			if e.Time.UnixNano() > nanos {
 				return false
 			}
@@ -191,10 +251,8 @@ func (v *View) allHistory(ctx context.Context, key string) ([]Row, error) {
 		rows = append(rows, older...)
 	}
 	after := v.archiveStart()
-	err = v.archived(ctx, &after, v.Floor(), func(e eventlog.Event) bool {
-		if e.Key.RowKey() == key {
-			rows = append(rows, newRecord(e).row())
-		}
+	err = v.archived(ctx, Keys{key, key + "\x00"}, &after, v.Floor(), func(e eventlog.Event) bool {
+		rows = append(rows, newRecord(e).row())
 		return true
 	})
 	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.Revision, a.Revision) })

@@ -61,6 +61,8 @@ type Projection struct {
 	config Config
 	cache  *blockCache
 	facts  *factCache
+	// folded are what was made of archived events.
+	folded *cache.Cache[foldedKeys, *tail]
 	// folder is nil without one.
 	folder *folder
 
@@ -100,6 +102,7 @@ func Open(c Config) (*Projection, error) {
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
 	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters,
 		cache: newBlockCache(c.Budget), facts: newFactCache(c.Budget.Limit() / factShare),
+		folded:  cache.New[foldedKeys, *tail](c.Budget),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}
 	if c.CacheFolder == "" {
 		return p, nil

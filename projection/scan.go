@@ -15,7 +15,12 @@ import (
 func (v *View) live(ctx context.Context, start, end string, at Revision, wanted *Selection) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		last := ""
-		err := v.retry(ctx, func(v *View) error {
+		v, err := v.with(ctx, Keys{start, end})
+		if err != nil {
+			yield(version{}, err)
+			return
+		}
+		err = v.retry(ctx, func(v *View) error {
 			if err := v.check(at); err != nil {
 				return err
 			}

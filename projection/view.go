@@ -26,6 +26,8 @@ type View struct {
 	// reads of the root, and decide nothing else.
 	rootRead            Revision
 	cutEvents, cutBytes int
+	// archive is set for a moment between two checkpoints: the view that has the events which come after the snapshot.
+	archive *View
 	// superseded is closed when a view with a newer revision is there.
 	superseded chan struct{}
 }
@@ -71,6 +73,9 @@ func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, err
 
 // newest is the newest valid version at the revision, tombstones included.
 func (v *View) newest(ctx context.Context, key string, at Revision) (n version, ok bool, err error) {
+	if v, err = v.with(ctx, Keys{key, key + "\x00"}); err != nil {
+		return version{}, false, err
+	}
 	err = v.retry(ctx, func(v *View) error {
 		if err := v.check(at); err != nil {
 			return err

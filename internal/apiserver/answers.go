@@ -39,6 +39,11 @@ func notServed(r *http.Request) error {
 	if describesProcess(strings.TrimSuffix(r.URL.Path, "/")) {
 		return methodNotAllowed(r)
 	}
+	return nowhere(r)
+}
+
+// nowhere is upstream's answer to a path at which there is nothing.
+func nowhere(r *http.Request) error {
 	err := apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "", 0, true)
 	err.ErrStatus.Reason = metav1.StatusReasonNotFound
 	return err

@@ -8,6 +8,8 @@ import (
 	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/apiserver/pkg/server/statusz"
 	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // metricsHandler serves component-base's registry, where upstream and cmd register.
@@ -17,6 +19,8 @@ var metricsHandler = legacyregistry.Handler()
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	info, _ := apirequest.RequestInfoFrom(r.Context())
 	switch path := strings.TrimSuffix(r.URL.Path, "/"); {
+	case info.IsResourceRequest && needsNode(info) && kubestore.PastFrom(r.Context()) != nil:
+		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" has no past: what nodes say is not kept"))
 	case info.IsResourceRequest && needsNode(info) && !s.config.Kubelets.Configured():
 		s.fail(w, r, notSupported(info, info.Resource+"/"+info.Subresource+" is not served: this process was started without --kubelet-client-certificate, so it reaches no nodes"))
 	case info.IsResourceRequest && needsNode(info):

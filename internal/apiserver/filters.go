@@ -28,6 +28,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	c := s.generic
 	h = s.withContent(h)
 	h = s.withRemote(h)
+	h = s.withPast(h) // rights are today's
 	h = s.withWatchLimits(h)
 	h = genericapifilters.WithAuthorization(h, c.Authorization.Authorizer, c.Serializer)
 	h = withActingAs(h)
@@ -59,6 +60,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	}
 	h = s.watches.withOpen(h)
 	h = s.withRequestInfo(h)
+	h = s.withMoment(h)
 	h = s.withShortQuery(h)
 	h = genericapifilters.WithRequestReceivedTimestamp(h)
 	h = s.withHealth(h)
@@ -145,7 +147,8 @@ func (s *Server) withView(h http.Handler) http.Handler {
 func (s *Server) withWatcher(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
-		if !watcherServes(info) || s.config.Cell.Feed != nil {
+		_, past := momentOf(r.Context()) // which needs no feed
+		if !watcherServes(info) || past || s.config.Cell.Feed != nil {
 			h.ServeHTTP(w, r)
 			return
 		}

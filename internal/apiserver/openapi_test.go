@@ -126,7 +126,7 @@ func TestOpenAPIV2OfCRDs(t *testing.T) {
 	var whole openapispec.Swagger
 	require.NoError(t, json.Unmarshal(plain, &whole))
 	got := request{method: "GET", path: "/openapi/v2"}.do(t, s)
-	crd, err := s.definitions.Get("widgets.example.com") // in the view that the request has read
+	crd, err := s.definitions.Get(t.Context(), "widgets.example.com") // in the view that the request has read
 	require.NoError(t, err)
 	require.IsType(t, &apiextensionsv1.CustomResourceDefinition{}, crd)
 	widget, err := builder.BuildOpenAPIV2(crd, "v1", builder.Options{V2: true, IncludeSelectableFields: true})

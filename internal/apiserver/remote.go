@@ -12,6 +12,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // withRemote forwards a request for a group version of a remote server. The request is authorized here, and once more
@@ -20,7 +21,8 @@ func (s *Server) withRemote(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
 		version, ok := s.foreign(info)
-		if !ok {
+		if !ok || kubestore.PastFrom(r.Context()) != nil { // remote servers keep no past
+
 			h.ServeHTTP(w, r)
 			return
 		}

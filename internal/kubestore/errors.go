@@ -53,8 +53,8 @@ func invalidRevision(err error) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
 }
 
-// futureError answers a request for a revision that did not come in time.
-func (c Cell) futureError(ctx context.Context, err error, rev eventlog.Revision) error {
+// FutureError answers a request for a revision that did not come in time, or could not be read.
+func (c Cell) FutureError(ctx context.Context, err error, rev eventlog.Revision) error {
 	if !errors.Is(err, projection.ErrFuture) {
 		return viewError(ctx, err)
 	}
@@ -64,6 +64,11 @@ func (c Cell) futureError(ctx context.Context, err error, rev eventlog.Revision)
 		head = v.Revision()
 	}
 	return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(head), retryAfterSeconds)
+}
+
+// afterMoment answers a request of the past for a revision that came later.
+func afterMoment(rev, moment eventlog.Revision) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("revision %d is after revision %d, which the path names: ask for an older one, or leave out '/at/…'", rev, moment))
 }
 
 // listError answers a list that could not be read. If its revision has expired and it is a page of a list, the answer
@@ -88,6 +93,9 @@ func listError(err error, paging bool, continueKey, prefix string) error {
 // readAnswer is what a client is told about a row that a view could not read. Nothing was written. A bucket that fails
 // may not do so a second later. What is damaged, lost or of another epoch stays so.
 func readAnswer(err error) error {
+	if errors.Is(err, projection.ErrExpired) { // of a moment, which has passed out of what is kept since it was looked up
+		return apierrors.NewResourceExpired(err.Error())
+	}
 	if errors.Is(err, projection.ErrDamaged) || errors.Is(err, bucket.ErrNotFound) ||
 		errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, eventlog.ErrFenced) || isContextError(err) {
 		return answer(fmt.Errorf("read the snapshot: %w", err))

@@ -85,12 +85,15 @@ func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projectio
 	if err != nil {
 		return nil, invalidRevision(err)
 	}
-	return s.atLeast(ctx, eventlog.Revision(rev))
+	return s.AtLeast(ctx, eventlog.Revision(rev))
 }
 
 // any returns the view that this process has, if it is young enough. It returns none that is older than what this store
 // has acknowledged. It returns none from before the first event of the cell either, because a list needs a revision.
 func (s *store) any(ctx context.Context) (*projection.View, error) {
+	if past := PastFrom(ctx); past != nil {
+		return past, nil
+	}
 	v, err := s.Projection.Any(ctx)
 	if err != nil {
 		return nil, viewError(ctx, err)
@@ -98,7 +101,7 @@ func (s *store) any(ctx context.Context) (*projection.View, error) {
 	acknowledged := eventlog.Revision(s.acknowledged.Load())
 	switch {
 	case v.Revision() < acknowledged:
-		return s.atLeast(ctx, acknowledged)
+		return s.AtLeast(ctx, acknowledged)
 	case v.Revision() == 0:
 		return s.latest(ctx)
 	}
@@ -179,7 +182,7 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 		return sp, storage.NewTooLargeResourceVersionError(math.MaxUint64, 0, retryAfterSeconds)
 	case exact > 0:
 		sp.at = eventlog.Revision(exact)
-		sp.view, err = s.atLeast(ctx, sp.at)
+		sp.view, err = s.AtLeast(ctx, sp.at)
 	case start != "": // an inconsistent token, which goes on at a new revision
 		sp.view, err = s.Consistent(ctx)
 	default:

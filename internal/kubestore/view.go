@@ -19,6 +19,8 @@ type requestView struct {
 	// asked is when the log was asked for the view's head, or soon after.
 	asked time.Time
 	wrote eventlog.Revision
+	// past says that the request reads the view and nothing newer.
+	past bool
 }
 
 // requestViewOf is nil for a context without one.
@@ -36,6 +38,20 @@ func WithView(ctx context.Context, v *projection.View) context.Context {
 // WithoutView returns a context of a request that keeps no view: it asks the log each time.
 func WithoutView(ctx context.Context) context.Context {
 	return context.WithValue(ctx, viewKey{}, (*requestView)(nil))
+}
+
+// WithPast returns a context of a request that reads the past: its head is the view's revision, whatever it asks for.
+func WithPast(ctx context.Context, v *projection.View) context.Context {
+	return context.WithValue(ctx, viewKey{}, &requestView{view: v, past: true})
+}
+
+// PastFrom returns the view that a request of the past reads, nil for a request of the present.
+func PastFrom(ctx context.Context) *projection.View {
+	r := requestViewOf(ctx)
+	if r == nil || !r.past {
+		return nil
+	}
+	return r.view // never changes
 }
 
 // ViewFrom returns the newest view that the context's request has used, nil if it has used none. It may be older than
@@ -97,6 +113,9 @@ func (r *requestView) since() time.Time {
 // tail has grown far too long, one request of the process, which may be a GET, commits the snapshot and purges the log.
 // That takes it 5 s at most.
 func (c Cell) latest(ctx context.Context) (*projection.View, error) {
+	if past := PastFrom(ctx); past != nil {
+		return past, nil
+	}
 	asked := time.Now()
 	v, err := c.Projection.Latest(ctx)
 	if err != nil {
@@ -117,12 +136,15 @@ func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 // revision that is further away would come in that time only if ten thousand events were appended each second.
 const reachable = 30_000
 
-// atLeast returns a view not older than the revision. It waits a short while for a revision that may still come. The
+// AtLeast returns a view not older than the revision. It waits a short while for a revision that may still come. The
 // request holds no place meanwhile.
-func (c Cell) atLeast(ctx context.Context, rev eventlog.Revision) (*projection.View, error) {
+func (c Cell) AtLeast(ctx context.Context, rev eventlog.Revision) (*projection.View, error) {
 	v := ViewFrom(ctx)
 	if v != nil && v.Revision() >= rev {
 		return v, nil
+	}
+	if past := PastFrom(ctx); past != nil {
+		return nil, afterMoment(rev, past.Revision())
 	}
 	known := c.Projection.Current()
 	if known != nil && known.Revision() >= rev {
@@ -136,7 +158,7 @@ func (c Cell) atLeast(ctx context.Context, rev eventlog.Revision) (*projection.V
 		}
 	}
 	if rev-v.Revision() > reachable {
-		return nil, c.futureError(ctx, projection.ErrFuture, rev)
+		return nil, c.FutureError(ctx, projection.ErrFuture, rev)
 	}
 	err := WithoutPlace(ctx, func() (err error) {
 		v, err = c.await(ctx, rev)
@@ -149,7 +171,7 @@ func (c Cell) atLeast(ctx context.Context, rev eventlog.Revision) (*projection.V
 func (c Cell) await(ctx context.Context, rev eventlog.Revision) (*projection.View, error) {
 	v, err := c.Projection.AtLeast(ctx, rev)
 	if err != nil {
-		return nil, c.futureError(ctx, err, rev)
+		return nil, c.FutureError(ctx, err, rev)
 	}
 	return v, nil
 }
@@ -167,7 +189,7 @@ func wrote(ctx context.Context, rev eventlog.Revision) {
 // release lets go of the request's view, which a watch would keep in memory for as long as it runs.
 func release(ctx context.Context) {
 	r := requestViewOf(ctx)
-	if r != nil {
+	if r != nil && !r.past {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.view = nil

@@ -38,7 +38,8 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	if err != nil {
 		return nil, invalidRevision(err)
 	}
-	if s.Feed == nil {
+	past := PastFrom(ctx)
+	if s.Feed == nil && past == nil {
 		return nil, apierrors.NewMethodNotSupported(s.GroupResource, "watch")
 	}
 	if opts.ProgressNotify && s.NewFunc == nil {
@@ -59,6 +60,12 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	}
 	if !opts.Predicate.Empty() || sharded(&opts.Predicate) {
 		w.selects = &w.opts.Predicate
+	}
+	if past != nil {
+		if w.position > past.Revision() {
+			return nil, afterMoment(w.position, past.Revision())
+		}
+		w.past = past
 	}
 	w.end = EndOf(ctx)
 	ctx, w.cancel = context.WithCancel(ctx)
@@ -90,6 +97,8 @@ type watcher struct {
 	position eventlog.Revision
 	results  chan watch.Event
 	cancel   context.CancelFunc
+	// past is the view with which a watch of the past ends, nil for one of the present.
+	past *projection.View
 	// end asks for a last bookmark and an end without an error. Once it has been heard it is nil, and ending is set.
 	end    <-chan struct{}
 	ending bool
@@ -131,6 +140,9 @@ func (w *watcher) stream(ctx context.Context) error {
 		if err := w.sendState(ctx); err != nil {
 			return err
 		}
+	}
+	if w.past != nil {
+		return w.replay(ctx)
 	}
 	release(ctx)
 	for failures := 0; ; {

@@ -21,11 +21,15 @@ func (s *store) ObjectBefore(ctx context.Context, e *fanout.Event) (runtime.Obje
 	if e.Revision <= 1 {
 		return nil, nil
 	}
-	v, err := s.Projection.AtLeast(ctx, e.Revision-1)
-	if err != nil {
-		return nil, err
+	read := s.Projection.GetAt
+	if PastFrom(ctx) == nil { // nothing below the floor is watched
+		v, err := s.Projection.AtLeast(ctx, e.Revision-1)
+		if err != nil {
+			return nil, err
+		}
+		read = v.Get
 	}
-	row, found, err := v.Get(ctx, e.RowKey, e.Revision-1)
+	row, found, err := read(ctx, e.RowKey, e.Revision-1)
 	if err != nil || !found || s.foreign(row.ContentType) {
 		return nil, err
 	}

@@ -46,6 +46,9 @@ import (
 // and takes some 15 ms to rebuild.
 const served = 256
 
+// servedPast is how many of them are for requests of the past.
+const servedPast = 32
+
 // Config of a Handler.
 type Config struct {
 	Cell        kubestore.Cell
@@ -74,6 +77,8 @@ type Handler struct {
 
 	mu       sync.Mutex
 	handlers *lru.Cache[string, *definitionHandler] // by mu; by name of the CRD
+	// past are those for requests of the past, by name and resourceVersion of the CRD.
+	past *lru.Cache[string, *definitionHandler] // by mu
 }
 
 // NewHandler returns a handler of custom resources.
@@ -82,7 +87,11 @@ func NewHandler(c Config) (*Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Handler{config: c, handlers: handlers}, nil
+	past, err := lru.New[string, *definitionHandler](servedPast)
+	if err != nil {
+		return nil, err
+	}
+	return &Handler{config: c, handlers: handlers, past: past}, nil
 }
 
 // ServeHTTP serves a resource request for a group that is not built in.
@@ -97,7 +106,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	seen := h.config.Cell.Projection.Current() // the CRD is read at this revision or later
-	crd, err := h.config.Definitions.Get(info.Resource + "." + info.APIGroup)
+	past := kubestore.PastFrom(r.Context()) != nil
+	crd, err := h.config.Definitions.Get(r.Context(), info.Resource+"."+info.APIGroup)
 	if err != nil {
 		h.fail(w, r, fmt.Errorf("read a CustomResourceDefinition: %w", err))
 		return
@@ -106,12 +116,16 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.config.NotServed.ServeHTTP(w, r)
 		return
 	}
-	one, err := h.handlerOf(crd)
+	find := h.handlerOf
+	if past {
+		find = h.pastHandlerOf
+	}
+	one, err := find(crd)
 	if err != nil {
 		h.fail(w, r, fmt.Errorf("serve CustomResourceDefinition %s: %w", crd.Name, err))
 		return
 	}
-	if info.Verb == "watch" && h.config.Cell.Feed != nil {
+	if info.Verb == "watch" && h.config.Cell.Feed != nil && !past {
 		// This handler returns before the watch is served, so the end of the request cancels the context. A defer would
 		// do so too early.
 		ctx, cancel := context.WithCancel(r.Context())
@@ -186,6 +200,22 @@ func (h *Handler) handlerOf(crd *apiextensionsv1.CustomResourceDefinition) (*def
 	return one, nil
 }
 
+// pastHandlerOf returns the handler of exactly this state of the CRD.
+func (h *Handler) pastHandlerOf(crd *apiextensionsv1.CustomResourceDefinition) (*definitionHandler, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	key := crd.Name + "@" + crd.ResourceVersion
+	if one, ok := h.past.Get(key); ok {
+		return one, nil
+	}
+	one, err := h.newHandler(crd)
+	if err != nil {
+		return nil, err
+	}
+	h.past.Add(key, one)
+	return one, nil
+}
+
 // Instances returns the storage of a CRD's objects in the storage version, whatever versions are served. The lifecycle
 // deletes the objects there.
 func (h *Handler) Instances(crd *apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error) {
@@ -203,6 +233,7 @@ const idle = 16
 func (h *Handler) Shrink() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.past.Purge()
 	for h.handlers.Len() > idle {
 		h.handlers.RemoveOldest()
 	}

@@ -21,7 +21,8 @@ var Resource = apiextensionsv1.Resource("customresourcedefinitions")
 // Prefix is upstream's storage prefix of CustomResourceDefinitions.
 const Prefix = "apiextensions.k8s.io/customresourcedefinitions"
 
-// Reader reads CustomResourceDefinitions from the newest view. It is safe for concurrent use.
+// Reader reads CustomResourceDefinitions from the newest view, or as of the moment that a request of the past reads. It
+// is safe for concurrent use.
 type Reader struct{ rows *listers.Indexer }
 
 // NewReader makes a reader.
@@ -39,8 +40,15 @@ func NewReader(f *listers.Factory) *Reader {
 func (c *Reader) Prefix() string { return c.rows.Prefix() }
 
 // Get returns the CRD with that name, or nil if there is none or it is reserved. The object is shared.
-func (c *Reader) Get(name string) (*apiextensionsv1.CustomResourceDefinition, error) {
-	object, ok, err := c.rows.GetByKey(name)
+func (c *Reader) Get(ctx context.Context, name string) (*apiextensionsv1.CustomResourceDefinition, error) {
+	var object any
+	var ok bool
+	var err error
+	if past := kubestore.PastFrom(ctx); past != nil {
+		object, ok, err = c.rows.GetAt(ctx, past, name)
+	} else {
+		object, ok, err = c.rows.GetByKey(name)
+	}
 	if err != nil || !ok {
 		return nil, err
 	}
@@ -76,16 +84,25 @@ type Set struct {
 	State       State
 }
 
-// State tells sets of CRDs apart. A deletion lowers the count. Any other change brings a revision higher than any
-// before.
+// State tells sets of CRDs apart, past ones too. A deletion lowers the count. Any other change brings a revision higher
+// than any before.
 type State struct {
 	revision uint64
 	count    int
 }
 
 // All returns every CRD that may be served.
-func (c *Reader) All() (Set, error) {
-	objects, err := c.rows.All()
+func (c *Reader) All() (Set, error) { return setOf(c.rows.All()) }
+
+// AllFor is All for a request, which may be one of the past.
+func (c *Reader) AllFor(ctx context.Context) (Set, error) {
+	if past := kubestore.PastFrom(ctx); past != nil {
+		return setOf(c.rows.AllAt(ctx, past))
+	}
+	return c.All()
+}
+
+func setOf(objects []any, err error) (Set, error) {
 	if err != nil {
 		return Set{}, fmt.Errorf("list CustomResourceDefinitions: %w", err)
 	}

@@ -25,7 +25,12 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/kubestore"
 )
+
+// moments is of how many states of the CRDs one process keeps what they make: the newest, and what requests of the past
+// have asked for.
+const moments = 8
 
 // Config of the handlers.
 type Config struct {
@@ -41,9 +46,19 @@ type Config struct {
 	Logger    *slog.Logger
 }
 
-// Definitions reads every CRD that may be served, at the time of the call.
+// Definitions reads every CRD that may be served, at the time of the call or as of the moment that its request reads.
 type Definitions interface {
-	All() (customresources.Set, error)
+	AllFor(context.Context) (customresources.Set, error)
+}
+
+// served returns the CRDs and the remote APIServices that a request is to know. The servers of remote versions keep no
+// past.
+func (c Config) served(ctx context.Context) (set customresources.Set, remotes []*apiregistrationv1.APIService, err error) {
+	set, err = c.Definitions.AllFor(ctx)
+	if err == nil && kubestore.PastFrom(ctx) == nil {
+		remotes, err = c.Remotes.All()
+	}
+	return set, remotes, err
 }
 
 // Remotes tells what remote API servers serve. It waits for them for seconds only, and then answers with what was known

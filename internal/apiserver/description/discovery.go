@@ -51,7 +51,7 @@ func NewDiscovery(c Config) (http.Handler, error) {
 	utilruntime.Must(apidiscoveryv2.AddToScheme(scheme))
 	utilruntime.Must(apidiscoveryv2beta1.AddToScheme(scheme))
 	utilruntime.Must(discoveryconversion.RegisterConversions(scheme))
-	paths, err := newMadeOnce[state](1, func(map[string]http.Handler) int { return 1 })
+	paths, err := newMadeOnce[state](moments, func(map[string]http.Handler) int { return 1 })
 	if err != nil {
 		return nil, err
 	}
@@ -60,12 +60,7 @@ func NewDiscovery(c Config) (http.Handler, error) {
 
 // ServeHTTP answers GET and HEAD of the known paths.
 func (x *discoveryHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	set, err := x.config.Definitions.All()
-	if err != nil {
-		x.config.Fail(w, r, apierrors.NewInternalError(err))
-		return
-	}
-	remotes, err := x.config.Remotes.All()
+	set, remotes, err := x.config.served(r.Context())
 	if err != nil {
 		x.config.Fail(w, r, apierrors.NewInternalError(err))
 		return

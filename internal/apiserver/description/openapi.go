@@ -33,7 +33,7 @@ func NewOpenAPI(c Config) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	overviews, err := newMadeOnce[customresources.State](1, func(*overview) int { return 1 })
+	overviews, err := newMadeOnce[customresources.State](moments, func(*overview) int { return 1 })
 	if err != nil {
 		return nil, err
 	}
@@ -61,11 +61,7 @@ func (d *openAPI) serve(w http.ResponseWriter, r *http.Request) error {
 	if etag, ok := builtin.V3[name]; ok && name != path { // no CRD changes it
 		return (&described{etag, func(_ context.Context, f spec.Format) (spec.Document, error) { return spec.V3(name, f) }}).serve(w, r, path)
 	}
-	set, err := d.config.Definitions.All()
-	if err != nil {
-		return err
-	}
-	remotes, err := d.config.Remotes.All()
+	set, remotes, err := d.config.served(r.Context())
 	if err != nil {
 		return err
 	}

@@ -118,6 +118,11 @@ func (i *Indexer) ListAt(ctx context.Context, v *projection.View, namespace stri
 // All returns every object, in the order of their keys. It is List with an error.
 func (i *Indexer) All() ([]any, error) { return i.scan(i.prefix) }
 
+// AllAt is All as of a view.
+func (i *Indexer) AllAt(ctx context.Context, v *projection.View) ([]any, error) {
+	return i.scanAt(ctx, v, i.prefix)
+}
+
 // scan returns the objects whose key has the prefix, which ends in a slash.
 func (i *Indexer) scan(prefix string) ([]any, error) {
 	v, err := i.view()
@@ -126,6 +131,10 @@ func (i *Indexer) scan(prefix string) ([]any, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), listerTimeout)
 	defer cancel()
+	return i.scanAt(ctx, v, prefix)
+}
+
+func (i *Indexer) scanAt(ctx context.Context, v *projection.View, prefix string) ([]any, error) {
 	var objects []any
 	for row, err := range Rows(ctx, v, prefix) {
 		if err != nil {

@@ -1,0 +1,234 @@
+package apiserver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/audit"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/endpoints/responsewriter"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+)
+
+const (
+	// momentPrefix begins the paths of the past: '/at/MOMENT' stands before any other path.
+	momentPrefix = "/at/"
+	// revisionHeader names the revision that an answer of the past shows.
+	revisionHeader = "Logplane-Revision"
+	// clockSkew is how far a client's clock may be ahead of the log's.
+	clockSkew = time.Minute
+)
+
+// moment is what a path names: a revision, or a time.
+type moment struct {
+	text     string
+	revision eventlog.Revision
+	time     time.Time // zero if the moment is a revision
+}
+
+type momentKey struct{}
+
+// momentOf is the moment that the request's path names.
+func momentOf(ctx context.Context) (moment, bool) {
+	m, ok := ctx.Value(momentKey{}).(moment)
+	return m, ok
+}
+
+// withMoment takes '/at/MOMENT' from the beginning of the path. Everything after it sees a request that reads, as any
+// other: it is authenticated and authorized by what holds today. WithPast then gives it the moment's view.
+func (s *Server) withMoment(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text, rest, ok := cutMoment(r.URL.Path)
+		if !ok {
+			h.ServeHTTP(w, r)
+			return
+		}
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			refused := apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false)
+			refused.ErrStatus.Message = "the past can only be read: send the request without '" + momentPrefix + text + "'"
+			s.fail(w, r, refused)
+			return
+		}
+		m, err := parseMoment(text, time.Now())
+		if err != nil {
+			s.fail(w, r, apierrors.NewBadRequest(err.Error()))
+			return
+		}
+		audit.AddAuditAnnotation(r.Context(), "logplane.dev/moment", text)
+		u := *r.URL
+		u.Path = rest
+		if _, raw, ok := cutMoment(u.RawPath); ok {
+			u.RawPath = raw
+		}
+		r = r.WithContext(context.WithValue(r.Context(), momentKey{}, m))
+		r.URL = &u
+		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(&pastResponse{w, momentPrefix + url.PathEscape(text)}), r)
+	})
+}
+
+// cutMoment splits '/at/MOMENT/REST' into the moment and '/REST'.
+func cutMoment(path string) (text, rest string, ok bool) {
+	path, ok = strings.CutPrefix(path, momentPrefix)
+	if !ok {
+		return "", "", false
+	}
+	text, rest, _ = strings.Cut(path, "/")
+	return text, "/" + rest, true
+}
+
+// parseMoment understands a revision, an RFC 3339 time, and an age such as '90s', '2h30m' or '7d'. An age is counted
+// from this process's clock: the log has none between two events.
+func parseMoment(text string, now time.Time) (moment, error) {
+	m := moment{text: text}
+	if revision, err := strconv.ParseUint(text, 10, 64); err == nil {
+		m.revision = eventlog.Revision(revision)
+		if revision == 0 {
+			return m, errors.New("revision 0 is before everything: name a later one")
+		}
+		return m, nil
+	}
+	if age, ok := parseAge(text); ok {
+		m.time = now.Add(-age)
+		return m, nil
+	}
+	var err error
+	if m.time, err = time.Parse(time.RFC3339, text); err != nil {
+		return m, fmt.Errorf("'%s' is no moment: name a revision such as 1234, a time such as %s, or an age such as 90s, 2h or 7d",
+			text, now.UTC().Truncate(time.Second).Format(time.RFC3339))
+	}
+	if m.time.After(now.Add(clockSkew)) {
+		return m, fmt.Errorf("%s has not come yet, it is %s now", text, now.UTC().Format(time.RFC3339))
+	}
+	return m, nil
+}
+
+// parseAge is time.ParseDuration with days, which come first. An age is not negative.
+func parseAge(text string) (age time.Duration, ok bool) {
+	days, rest, found := strings.Cut(text, "d")
+	if found {
+		n, err := strconv.ParseUint(days, 10, 16) // 179 years
+		if err != nil {
+			return 0, false
+		}
+		age, text = time.Duration(n)*24*time.Hour, rest
+		if text == "" {
+			return age, true
+		}
+	}
+	more, err := time.ParseDuration(text)
+	return age + more, err == nil && more >= 0 && age+more >= 0 && text[0] != '-' && text[0] != '+'
+}
+
+// withPast gives an authorized request of the past its view. Of all that a process tells of itself, only its version
+// has a past.
+func (s *Server) withPast(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m, ok := momentOf(r.Context())
+		if !ok {
+			h.ServeHTTP(w, r)
+			return
+		}
+		info, _ := apirequest.RequestInfoFrom(r.Context())
+		if !info.IsResourceRequest && !hasPast(r.URL.Path) {
+			s.fail(w, r, nowhere(r))
+			return
+		}
+		v, err := s.viewAt(r, m)
+		if err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		w.Header().Set(revisionHeader, fmt.Sprint(uint64(v.Revision())))
+		h.ServeHTTP(w, r.WithContext(kubestore.WithPast(r.Context(), v)))
+	})
+}
+
+// hasPast is true for the paths beside those of resources that describe what is served.
+func hasPast(path string) bool {
+	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	switch first {
+	case "", "index.html", "api", "apis", "openapi", "version":
+		return true
+	}
+	return false
+}
+
+// viewAt returns the view that the request reads. All pages of a list read the revision of the first: the token names
+// it, and an age means another revision with each request.
+func (s *Server) viewAt(r *http.Request, m moment) (*projection.View, error) {
+	ctx, p := r.Context(), s.config.Cell.Projection
+	at := m.revision
+	if !m.time.IsZero() {
+		var err error
+		at, err = p.RevisionAt(ctx, m.time)
+		switch {
+		case errors.Is(err, projection.ErrExpired):
+			return nil, s.forgotten(ctx, m, 0)
+		case err != nil:
+			return nil, s.config.Cell.FutureError(ctx, err, at)
+		case at == 0:
+			return nil, apierrors.NewResourceExpired(fmt.Sprintf("there was nothing yet at %s: this cell is younger", m.time.UTC().Format(time.RFC3339)))
+		}
+	}
+	if token := r.URL.Query().Get("continue"); token != "" {
+		// The prefix is the token's matter: who checks the key does so later.
+		if _, of, err := storage.DecodeContinue(token, ""); err == nil && of > 0 && eventlog.Revision(of) < at {
+			at = eventlog.Revision(of)
+		}
+	}
+	if _, err := s.config.Cell.AtLeast(ctx, at); err != nil {
+		return nil, err
+	}
+	v, err := p.AsOf(ctx, at)
+	switch {
+	case errors.Is(err, projection.ErrExpired):
+		return nil, s.forgotten(ctx, m, at)
+	case err != nil:
+		return nil, s.config.Cell.FutureError(ctx, err, at)
+	}
+	return v, nil
+}
+
+// forgotten answers a moment of which nothing is kept, and names the nearest ones that can be read.
+func (s *Server) forgotten(ctx context.Context, m moment, at eventlog.Revision) error {
+	older, newer, err := s.config.Cell.Projection.Nearest(ctx, at)
+	if err != nil {
+		return s.config.Cell.FutureError(ctx, err, at)
+	}
+	nearest := fmt.Sprintf("%s%d", momentPrefix, newer)
+	if older > 0 {
+		nearest = fmt.Sprintf("%s%d and %s", momentPrefix, older, nearest)
+	}
+	return apierrors.NewResourceExpired(fmt.Sprintf("what was true at %s is no longer kept; the nearest moments that can be read: %s", cmp.Or(m.text, "then"), nearest))
+}
+
+// pastResponse keeps a redirect in the past.
+type pastResponse struct {
+	http.ResponseWriter
+	prefix string
+}
+
+// Unwrap is for http.ResponseController.
+func (w *pastResponse) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// WriteHeader implements http.ResponseWriter.
+func (w *pastResponse) WriteHeader(code int) {
+	if to := w.Header().Get("Location"); strings.HasPrefix(to, "/") {
+		w.Header().Set("Location", w.prefix+to)
+	}
+	w.ResponseWriter.WriteHeader(code)
+}

@@ -1,0 +1,283 @@
+package apiserver
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
+)
+
+// recorded is what was answered at a revision.
+type recorded struct {
+	path, accept string
+	code         int
+	body         string
+}
+
+// age is the only column of a table that depends on when it is asked for.
+var age = regexp.MustCompile(`"[0-9]+(s|m|ms)"|<invalid>`)
+
+// random writes objects of some kinds, and changes and drops the definition of one of them.
+type randomPast struct {
+	*rand.Rand
+	t *testing.T
+	s *Server
+	n int
+}
+
+const (
+	configMapsPath = "/api/v1/namespaces/default/configmaps"
+	widgetsPath    = "/apis/example.com/v1/namespaces/default/widgets"
+	definitionPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	deploymentPath = "/apis/apps/v1/namespaces/default/deployments"
+)
+
+func (r *randomPast) send(method, path, body string) {
+	q := request{method: method, path: path, body: body}
+	if method == "PATCH" {
+		q.contentType = "application/merge-patch+json"
+	}
+	a := q.do(r.t, r.s)
+	require.Contains(r.t, []int{200, 201, 403, 404, 409}, a.code, a.body)
+}
+
+func pastDefinition(color string) string {
+	return `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"widgets.example.com"},"spec":{
+		"group":"example.com","scope":"Namespaced","names":{"plural":"widgets","singular":"widget","kind":"Widget"},
+		"versions":[{"name":"v1","served":true,"storage":true,"additionalPrinterColumns":[{"name":"` + color + `","type":"string","jsonPath":".spec.` + color + `"}],
+		"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"` + color + `":{"type":"string","default":"x"}}}}}}}]}}`
+}
+
+func (r *randomPast) step() {
+	r.n++
+	name := fmt.Sprint("n", r.IntN(6))
+	color := []string{"color", "hue", "tint"}[r.IntN(3)]
+	switch r.IntN(14) {
+	case 0, 1, 2:
+		r.send("POST", configMapsPath, fmt.Sprintf(`{"metadata":{"name":"%s","labels":{"odd":"%d"}},"data":{"n":"%d"}}`, name, r.n%2, r.n))
+	case 3, 4:
+		r.send("PATCH", configMapsPath+"/"+name, fmt.Sprintf(`{"metadata":{"labels":{"odd":"%d"}},"data":{"n":"%d"}}`, r.n%2, r.n))
+	case 5:
+		r.send("DELETE", configMapsPath+"/"+name, "")
+	case 6, 7:
+		r.send("POST", widgetsPath, fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"%s"},"spec":{"%s":"%d"}}`, name, color, r.n))
+	case 8:
+		r.send("DELETE", widgetsPath+"/"+name, "")
+	case 9, 10:
+		r.send("POST", deploymentPath, fmt.Sprintf(`{"metadata":{"name":"%s"},"spec":{"replicas":%d,"selector":{"matchLabels":{"a":"b"}},
+			"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`, name, r.n))
+	case 11:
+		r.send("PATCH", deploymentPath+"/"+name+"/scale", fmt.Sprintf(`{"spec":{"replicas":%d}}`, r.n))
+	case 12:
+		r.send("POST", definitionPath, pastDefinition(color))
+	case 13:
+		if r.IntN(3) > 0 {
+			version := fmt.Sprintf(`{"spec":%s}`, pastDefinition(color)[strings.Index(pastDefinition(color), `"spec":`)+7:len(pastDefinition(color))-1])
+			r.send("PATCH", definitionPath+"/widgets.example.com", version)
+		} else {
+			r.send("DELETE", definitionPath+"/widgets.example.com", "")
+			r.send("PATCH", definitionPath+"/widgets.example.com", `{"metadata":{"finalizers":null}}`)
+		}
+	}
+}
+
+const table = "application/json;as=Table;g=meta.k8s.io;v=v1"
+
+// record asks for what a client may ask, and is right only if nobody writes meanwhile.
+func (r *randomPast) record(prefix string) (all []recorded) {
+	name := fmt.Sprint("n", r.n%6)
+	for _, q := range []recorded{
+		{path: configMapsPath}, {path: configMapsPath, accept: table}, {path: configMapsPath + "?labelSelector=odd%3D1"},
+		{path: configMapsPath + "?limit=2"}, {path: configMapsPath + "/" + name}, {path: configMapsPath, accept: "application/vnd.kubernetes.protobuf"},
+		{path: configMapsPath + "?fieldSelector=metadata.name%3D" + name},
+		{path: widgetsPath}, {path: widgetsPath, accept: table}, {path: widgetsPath + "/" + name}, {path: widgetsPath, accept: "application/cbor"},
+		{path: deploymentPath, accept: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}, {path: deploymentPath + "/" + name + "/scale"},
+		{path: definitionPath}, {path: "/apis"}, {path: "/apis/example.com/v1"}, {path: "/apis", accept: "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"},
+		{path: "/openapi/v3/apis/example.com/v1"}, {path: "/openapi/v3"}, {path: "/openapi/v2"}, {path: "/api/v1/namespaces"},
+	} {
+		q.code, q.body = r.ask(prefix, q)
+		all = append(all, q)
+	}
+	return all
+}
+
+func (r *randomPast) ask(prefix string, q recorded) (int, string) {
+	a := request{method: "GET", path: prefix + q.path, accept: q.accept}.do(r.t, r.s)
+	if q.accept == table {
+		a.body = age.ReplaceAllString(a.body, "AGE")
+	}
+	if strings.HasPrefix(a.header.Get("Content-Type"), "application/cbor") { // whose encoder does not sort keys
+		var decoded any
+		require.NoError(r.t, direct.Unmarshal([]byte(a.body), &decoded))
+		a.body = fmt.Sprint(decoded)
+	}
+	return a.code, a.body
+}
+
+// Whatever a client asked for at some moment, it is told again under '/at', byte for byte: by revision and by time,
+// from the newest view, from checkpoints and from archived events, and with definitions as they were.
+func TestPastIsWhatWasAnswered(t *testing.T) {
+	for _, name := range []string{"kept", "checkpoints", "archive"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			log := eventlogtest.Log(t)
+			config := projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 2000, History: time.Hour}
+			switch name {
+			case "checkpoints":
+				config.Checkpoints = []projection.CheckpointRule{{Every: time.Millisecond, Keep: time.Hour}}
+			case "archive":
+				config.Checkpoints = []projection.CheckpointRule{{Every: 400 * time.Millisecond, Keep: time.Hour}}
+			}
+			p, err := projection.Open(config)
+			require.NoError(t, err)
+			s := newServer(t, func(c *Config) {
+				c.Cell = kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(64 << 20))}
+			})
+			r := &randomPast{Rand: rand.New(rand.NewPCG(7, 7)), t: t, s: s}
+			answers := map[projection.Revision][]recorded{}
+			pages := map[projection.Revision]string{}
+			times := map[projection.Revision]time.Time{}
+			steps := 150 / eventlogtest.Slowdown
+			for i := range steps {
+				r.step()
+				v, err := p.Latest(t.Context())
+				require.NoError(t, err)
+				at := v.Revision()
+				answers[at] = r.record("")
+				pages[at] = r.pages("", configMapsPath+"?limit=1")
+				times[at] = time.Now()
+				if i%3 == 0 {
+					_, err := p.Commit(t.Context())
+					require.NoError(t, err)
+				}
+				if i%20 == 19 && name != "kept" {
+					v, err := p.Latest(t.Context())
+					require.NoError(t, err)
+					require.NoError(t, p.Retain(t.Context(), v.Applied()-3, v.Applied()-3))
+					_, err = p.Compact(t.Context())
+					require.NoError(t, err)
+				}
+			}
+			for at, all := range answers {
+				prefix := fmt.Sprintf("/at/%d", at)
+				for _, q := range all {
+					code, body := r.ask(prefix, q)
+					require.Equal(t, q.code, code, "%s%s: %s", prefix, q.path, body)
+					require.Equal(t, q.body, body, "%s%s as '%s'", prefix, q.path, q.accept)
+				}
+				require.Equal(t, pages[at], r.pages(prefix, configMapsPath+"?limit=1"), "pages at %d", at)
+				moment := times[at].UTC().Format(time.RFC3339Nano)
+				a := request{method: "GET", path: "/at/" + moment + configMapsPath}.do(t, s)
+				require.Equal(t, fmt.Sprint(at), a.header.Get(revisionHeader), moment)
+				require.Equal(t, all[0].body, a.body)
+			}
+		})
+	}
+}
+
+// pages are all pages of a list.
+func (r *randomPast) pages(prefix, path string) string {
+	var all strings.Builder
+	token := ""
+	for {
+		a := request{method: "GET", path: prefix + path + "&continue=" + token}.do(r.t, r.s)
+		require.Equal(r.t, 200, a.code, a.body)
+		all.WriteString(a.body)
+		token, _ = fieldOf(a.object(r.t), "metadata.continue").(string)
+		if token == "" {
+			return all.String()
+		}
+	}
+}
+
+func TestPastRefusals(t *testing.T) {
+	s := newServer(t)
+	at := func(method, path string) answer { return request{method: method, path: path, body: "{}"}.do(t, s) }
+	head := at("GET", configMapsPath).object(t)["metadata"].(map[string]any)["resourceVersion"].(string)
+	for _, c := range []struct {
+		method, path string
+		code         int
+		says         string
+	}{
+		{"POST", "/at/" + head + configMapsPath, 405, "the past can only be read"},
+		{"DELETE", "/at/1h" + configMapsPath, 405, "the past can only be read"},
+		{"GET", "/at/yesterday" + configMapsPath, 400, "name a revision such as"},
+		{"GET", "/at/-2h" + configMapsPath, 400, "is no moment"},
+		{"GET", "/at/0" + configMapsPath, 400, "name a later one"},
+		{"GET", "/at/99999999" + configMapsPath, 504, "Too large resource version"},
+		{"GET", "/at/2999-01-01T00:00:00Z" + configMapsPath, 400, "has not come yet"},
+		{"GET", "/at/1h" + configMapsPath, 410, "this cell is younger"},
+		{"GET", "/at/1" + configMapsPath + "?resourceVersion=" + head + "&resourceVersionMatch=Exact", 400, "which the path names"},
+		{"GET", "/at/1" + configMapsPath + "?resourceVersion=" + head + "&watch=true", 400, "which the path names"},
+		{"GET", "/at/" + head + "/metrics", 404, ""},
+		{"GET", "/at/" + head + "/healthz", 404, ""},
+		{"GET", "/at/" + head + "/flagz", 404, ""},
+		{"GET", "/at/" + head + "/at/" + head + "/api", 404, ""},
+		{"GET", "/at/" + head + "/api/v1/namespaces/default/pods/x/log", 405, "has no past"},
+		{"GET", "/at/" + head + "/apis/example.com/v1/widgets", 404, ""},
+		{"GET", "/at/", 400, "is no moment"},
+		{"GET", "/at/" + head, 200, "/apis"},
+		{"HEAD", "/at/" + head + "/api", 200, ""},
+		{"GET", "/at/0d" + configMapsPath, 200, head},
+	} {
+		a := at(c.method, c.path)
+		require.Equal(t, c.code, a.code, "%s %s: %s", c.method, c.path, a.body)
+		require.Contains(t, a.body, c.says, "%s %s", c.method, c.path)
+	}
+}
+
+// A watch of the past brings the changes up to the moment and a bookmark, and ends, although the process has no feed.
+func TestPastWatch(t *testing.T) {
+	s := newServer(t)
+	send := func(method, path, body string) string {
+		a := request{method: method, path: path, body: body}.do(t, s)
+		require.Less(t, a.code, 300, a.body)
+		revision, _ := fieldOf(a.object(t), "metadata.resourceVersion").(string)
+		return revision
+	}
+	start := send("POST", configMapsPath, `{"metadata":{"name":"a","labels":{"x":"1"}}}`)
+	send("POST", configMapsPath, `{"metadata":{"name":"b","labels":{"x":"1"}}}`)
+	send("PUT", configMapsPath+"/a", `{"metadata":{"name":"a","labels":{"x":"2"}}}`)
+	send("DELETE", configMapsPath+"/b", "")
+	end := send("POST", configMapsPath, `{"metadata":{"name":"c","labels":{"x":"1"}}}`)
+	send("DELETE", configMapsPath+"/a", "")
+	for _, c := range []struct{ query, want string }{
+		{"resourceVersion=" + start, "ADDED b MODIFIED a DELETED b ADDED c"},
+		{"allowWatchBookmarks=true&resourceVersion=" + start, "ADDED b MODIFIED a DELETED b ADDED c BOOKMARK " + end},
+		{"labelSelector=x%3D1&resourceVersion=" + start, "ADDED b DELETED a DELETED b ADDED c"},
+		{"", "ADDED a ADDED c"},
+		{"resourceVersion=" + end, ""},
+	} {
+		w := httptest.NewRecorder()
+		w.Body = &bytes.Buffer{}
+		s.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/at/"+end+configMapsPath+"?watch=true&"+c.query, nil))
+		require.Equal(t, 200, w.Code, w.Body)
+		var got []string
+		for _, line := range strings.Split(strings.TrimSpace(w.Body.String()), "\n") {
+			if line == "" {
+				continue
+			}
+			event := answer{body: line}.object(t)
+			name, _ := fieldOf(event, "object.metadata.name").(string)
+			if event["type"] == "BOOKMARK" {
+				name = fieldOf(event, "object.metadata.resourceVersion").(string)
+			}
+			got = append(got, event["type"].(string), name)
+		}
+		require.Equal(t, c.want, strings.Join(got, " "), c.query)
+	}
+}
