@@ -132,13 +132,33 @@ func (p *Projection) needed(ctx context.Context, r *root) (map[string]bool, erro
 	return named, nil
 }
 
-// pastSnapshot is the snapshot of a checkpoint.
+// pastSnapshot is the snapshot of a checkpoint, which never changes. The segments that it has opened stay open for as
+// long as it is kept.
 func (p *Projection) pastSnapshot(ctx context.Context, c checkpoint) (*snapshot, error) {
+	if known, ok := p.pasts.Get(c.Key); ok {
+		return known, nil
+	}
 	r, err := p.checkpointed(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	return p.newSnapshot(r, "", nil)
+	s, err := p.newSnapshot(r, "", nil)
+	if err != nil {
+		return nil, err
+	}
+	p.pasts.Add(c.Key, "", s, r.size())
+	return s, nil
+}
+
+// size is about what a root costs in memory, with the footers of its segments.
+func (r *root) size() int64 {
+	size := int64(len(r.Inline))*4 + int64(len(r.Checkpoints))*128
+	for _, refs := range [][]segmentRef{r.Segments, r.Events} {
+		for _, ref := range refs {
+			size += 512 + 2*int64(ref.Footer)
+		}
+	}
+	return size
 }
 
 // checkpointAt is the index of the oldest checkpoint at or above the revision.

@@ -147,6 +147,7 @@ func TestThePastIsExact(t *testing.T) {
 				name := r.names[rand.IntN(len(r.names))]
 				rows, err := p.History(r.ctx, podKey(name).RowKey())
 				require.NoError(t, err)
+				requireVersions(t, p, podKey(name).RowKey(), rows)
 				versions := 0
 				for rev := range r.model.events {
 					if e := r.model.events[rev]; e != "" && len(e) > 4 && e[2:5] == name {
@@ -164,6 +165,28 @@ func TestThePastIsExact(t *testing.T) {
 			requireClean(t, p)
 		})
 	}
+}
+
+// requireVersions reads all versions of a key by pages, which are the history without what is void.
+func requireVersions(t *testing.T, p *Projection, key string, history []Row) {
+	var want, got []Revision
+	for _, r := range history {
+		if !r.Void {
+			want = append(want, r.Revision)
+		}
+	}
+	below := ^Revision(0)
+	for calls := 0; below > 0; calls++ {
+		rows, next, err := p.Versions(t.Context(), key, below, 3)
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(rows), 3)
+		require.Less(t, next, below)
+		for _, r := range rows {
+			got = append(got, r.Revision)
+		}
+		below = next
+	}
+	require.Equal(t, want, got, key)
 }
 
 // What a checkpoint pins is collected once no rule wants it any more.

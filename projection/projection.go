@@ -61,6 +61,8 @@ type Projection struct {
 	config Config
 	cache  *blockCache
 	facts  *factCache
+	// pasts are the snapshots of checkpoints, by the checkpoint's key.
+	pasts *cache.Cache[string, *snapshot]
 	// folded are what was made of archived events.
 	folded *cache.Cache[foldedKeys, *tail]
 	// folder is nil without one.
@@ -102,6 +104,7 @@ func Open(c Config) (*Projection, error) {
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
 	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters,
 		cache: newBlockCache(c.Budget), facts: newFactCache(c.Budget.Limit() / factShare),
+		pasts:   cache.New[string, *snapshot](c.Budget),
 		folded:  cache.New[foldedKeys, *tail](c.Budget),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}
 	if c.CacheFolder == "" {

@@ -36,6 +36,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
 )
@@ -105,6 +106,10 @@ func builtins() []struct {
 			return admissionregistrationrest.RESTStorageProvider{Authorizer: s.generic.Authorization.Authorizer, DiscoveryClient: s.client.Discovery()}
 		})},
 		{"events.k8s.io", static(eventsrest.RESTStorageProvider{TTL: eventTTL})},
+		{history.GroupName, func(s *Server) (genericapiserver.APIGroupInfo, error) {
+			return history.NewStorage(history.Config{Cell: s.config.Cell, Stores: s.stores, Definitions: s.definitions,
+				Authorizer: s.generic.Authorization.Authorizer, Moment: s.momentNamed}), nil
+		}},
 		{"resource.k8s.io", from(func(s *Server) storageProvider {
 			return resourcerest.RESTStorageProvider{NamespaceClient: s.client.CoreV1().Namespaces(), Authorizer: s.generic.Authorization.Authorizer}
 		})},

@@ -10,12 +10,16 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/lists"
 )
 
 // serveResource serves a request for objects.
 func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *apirequest.RequestInfo) {
 	h := s.resource(info)
+	if info.APIGroup == history.GroupName {
+		h = history.With(h)
+	}
 	if info.Verb != "list" || r.Method != http.MethodGet || info.Subresource != "" {
 		h.ServeHTTP(w, r)
 		return

@@ -171,18 +171,9 @@ func hasPast(path string) bool {
 // it, and an age means another revision with each request.
 func (s *Server) viewAt(r *http.Request, m moment) (*projection.View, error) {
 	ctx, p := r.Context(), s.config.Cell.Projection
-	at := m.revision
-	if !m.time.IsZero() {
-		var err error
-		at, err = p.RevisionAt(ctx, m.time)
-		switch {
-		case errors.Is(err, projection.ErrExpired):
-			return nil, s.forgotten(ctx, m, 0)
-		case err != nil:
-			return nil, s.config.Cell.FutureError(ctx, err, at)
-		case at == 0:
-			return nil, apierrors.NewResourceExpired(fmt.Sprintf("there was nothing yet at %s: this cell is younger", m.time.UTC().Format(time.RFC3339)))
-		}
+	at, err := s.revisionOf(ctx, m)
+	if err != nil {
+		return nil, err
 	}
 	if token := r.URL.Query().Get("continue"); token != "" {
 		// The prefix is the token's matter: who checks the key does so later.
@@ -201,6 +192,32 @@ func (s *Server) viewAt(r *http.Request, m moment) (*projection.View, error) {
 		return nil, s.config.Cell.FutureError(ctx, err, at)
 	}
 	return v, nil
+}
+
+// revisionOf returns the revision that the moment names, which may not be there yet, or not be kept any more.
+func (s *Server) revisionOf(ctx context.Context, m moment) (eventlog.Revision, error) {
+	if m.time.IsZero() {
+		return m.revision, nil
+	}
+	at, err := s.config.Cell.Projection.RevisionAt(ctx, m.time)
+	switch {
+	case errors.Is(err, projection.ErrExpired):
+		return 0, s.forgotten(ctx, m, 0)
+	case err != nil:
+		return 0, s.config.Cell.FutureError(ctx, err, 0)
+	case at == 0:
+		return 0, apierrors.NewResourceExpired(fmt.Sprintf("there was nothing yet at %s: this cell is younger", m.time.UTC().Format(time.RFC3339)))
+	}
+	return at, nil
+}
+
+// momentNamed returns the revision that a text names as it would in a path.
+func (s *Server) momentNamed(ctx context.Context, text string) (eventlog.Revision, error) {
+	m, err := parseMoment(text, time.Now())
+	if err != nil {
+		return 0, apierrors.NewBadRequest(err.Error())
+	}
+	return s.revisionOf(ctx, m)
 }
 
 // forgotten answers a moment of which nothing is kept, and names the nearest ones that can be read.

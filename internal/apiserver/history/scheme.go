@@ -1,0 +1,146 @@
+package history
+
+import (
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+)
+
+// Scheme of the group. The types are the same in memory and outside.
+var Scheme = newScheme()
+
+func newScheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, version := range []schema.GroupVersion{GroupVersion, {Group: GroupName, Version: runtime.APIVersionInternal}} {
+		s.AddKnownTypes(version, &Version{}, &VersionList{}, &Change{}, &ChangeList{})
+	}
+	metav1.AddToGroupVersion(s, GroupVersion)
+	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
+	if err := s.SetVersionPriority(GroupVersion); err != nil {
+		panic(err) // constant
+	}
+	for _, kind := range []string{"Version", "Change"} {
+		err := s.AddFieldLabelConversionFunc(GroupVersion.WithKind(kind), func(label, value string) (string, string, error) {
+			if slices.Contains(selectable, label) {
+				return label, value, nil
+			}
+			return "", "", fmt.Errorf("'%s' cannot be selected: use %s", label, strings.Join(selectable, ", "))
+		})
+		if err != nil {
+			panic(err) // constant
+		}
+	}
+	return s
+}
+
+// codecs speak no protobuf, as those of custom resources.
+type codecs struct{ serializer.CodecFactory }
+
+func newCodecs() codecs {
+	return codecs{serializer.NewCodecFactory(Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))}
+}
+
+// SupportedMediaTypes implements runtime.NegotiatedSerializer.
+func (c codecs) SupportedMediaTypes() []runtime.SerializerInfo {
+	return slices.DeleteFunc(slices.Clone(c.CodecFactory.SupportedMediaTypes()), func(i runtime.SerializerInfo) bool {
+		return i.MediaType == runtime.ContentTypeProtobuf
+	})
+}
+
+// here begins the names of the types in OpenAPI.
+const here = "dev.logplane.history.v1."
+
+// OpenAPIModelName names the type in OpenAPI.
+func (Version) OpenAPIModelName() string { return here + "Version" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (VersionList) OpenAPIModelName() string { return here + "VersionList" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (Change) OpenAPIModelName() string { return here + "Change" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (ChangeList) OpenAPIModelName() string { return here + "ChangeList" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (Reference) OpenAPIModelName() string { return here + "Reference" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (Operation) OpenAPIModelName() string { return here + "Operation" }
+
+// Definitions describes the types for OpenAPI.
+func Definitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
+	text := func(d string) spec.Schema {
+		return spec.Schema{SchemaProps: spec.SchemaProps{Description: d, Type: []string{"string"}}}
+	}
+	to := func(name, description string) spec.Schema {
+		return spec.Schema{SchemaProps: spec.SchemaProps{Description: description, Ref: ref(name), Default: map[string]any{}}}
+	}
+	list := func(of spec.Schema, description string) spec.Schema {
+		return spec.Schema{SchemaProps: spec.SchemaProps{Description: description, Type: []string{"array"}, Items: &spec.SchemaOrArray{Schema: &of}}}
+	}
+	object := func(description string, required []string, properties map[string]spec.Schema, dependencies ...string) common.OpenAPIDefinition {
+		return common.OpenAPIDefinition{Dependencies: dependencies, Schema: spec.Schema{SchemaProps: spec.SchemaProps{
+			Description: description, Type: []string{"object"}, Required: required, Properties: properties,
+		}}}
+	}
+	raw := spec.Schema{SchemaProps: spec.SchemaProps{Description: "Any JSON value."}}
+	const kind, apiVersion = "Kind of the object.", "Version of the schema."
+	objectMeta, listMeta := metav1.ObjectMeta{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()
+	version := func(description string) common.OpenAPIDefinition {
+		return object(description, []string{"object", "verb", "user"}, map[string]spec.Schema{
+			"kind": text(kind), "apiVersion": text(apiVersion), "metadata": to(objectMeta, "The name is the revision."),
+			"object":     to(here+"Reference", "Whose version this is."),
+			"verb":       text("'create', 'update' or 'delete'."),
+			"user":       text("Who wrote it, 'unknown' if the event does not say."),
+			"actingAs":   text("Whom the user impersonated."),
+			"userAgent":  text("The program that the user used, as it named itself."),
+			"manager":    text("The field manager whose fields have changed."),
+			"requestID":  text("Begins with the Audit-Id of the request."),
+			"before":     text("The revision of the version before."),
+			"changed":    list(text(""), "The fields that an update has changed, without those that the server keeps for itself."),
+			"patch":      list(to(here+"Operation", ""), "A JSON patch from the version before to this one."),
+			"unreadable": text("Why the object could not be decoded."),
+			"content":    raw,
+		}, objectMeta, here+"Reference", here+"Operation")
+	}
+	listOf := func(item, description string) common.OpenAPIDefinition {
+		return object(description, []string{"items"}, map[string]spec.Schema{
+			"kind": text(kind), "apiVersion": text(apiVersion), "metadata": to(listMeta, ""), "items": list(to(here+item, ""), ""),
+		}, listMeta, here+item)
+	}
+	return map[string]common.OpenAPIDefinition{
+		here + "Version":     version("Version is one version of an object, or its deletion. Its name is its revision, and it was created at the log's time of the event."),
+		here + "Change":      version("Change is a version among those of other objects."),
+		here + "VersionList": listOf("Version", "VersionList is a list of versions."),
+		here + "ChangeList":  listOf("Change", "ChangeList is a list of changes."),
+		here + "Reference": object("Reference names an object.", []string{"resource", "name"}, map[string]spec.Schema{
+			"group": text(""), "resource": text(""), "namespace": text(""), "name": text(""), "kind": text(""), "uid": text(""),
+		}),
+		here + "Operation": object("Operation is one of a JSON patch (RFC 6902).", []string{"op", "path"}, map[string]spec.Schema{
+			"op": text(""), "path": text(""), "value": raw,
+		}),
+	}
+}
+
+type includeKey struct{}
+
+// Include returns what a query asks to be included, besides what a list always has.
+func include(query url.Values) map[string]bool {
+	all := map[string]bool{}
+	for _, v := range query["include"] {
+		for _, name := range strings.Split(v, ",") {
+			all[name] = true
+		}
+	}
+	return all
+}

@@ -1,0 +1,86 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/duration"
+)
+
+// table prints versions. Of changes it also prints the objects.
+type table struct{ of bool }
+
+// shown is how many fields that have changed a row names.
+const shown = 4
+
+// ConvertToTable implements rest.TableConvertor.
+func (t table) ConvertToTable(_ context.Context, object runtime.Object, options runtime.Object) (*metav1.Table, error) {
+	var items []Version
+	out := &metav1.Table{}
+	switch o := object.(type) {
+	case *VersionList:
+		items = o.Items
+		out.ResourceVersion, out.Continue = o.ResourceVersion, o.Continue
+	case *ChangeList:
+		for i := range o.Items {
+			items = append(items, o.Items[i].Version)
+		}
+		out.ResourceVersion, out.Continue = o.ResourceVersion, o.Continue
+	case *Version:
+		items = []Version{*o}
+		out.ResourceVersion = o.Name
+	default:
+		return nil, fmt.Errorf("%T is not a version", object)
+	}
+	if o, ok := options.(*metav1.TableOptions); !ok || !o.NoHeaders {
+		column := func(name, kind, description string) {
+			out.ColumnDefinitions = append(out.ColumnDefinitions, metav1.TableColumnDefinition{Name: name, Type: kind, Description: description})
+		}
+		column("Revision", "string", "The revision that the version had as its resourceVersion.")
+		column("Age", "string", "How long ago it was written.")
+		column("User", "string", "Who wrote it.")
+		column("Verb", "string", "What was done.")
+		if t.of {
+			column("Object", "string", "Whose version it is.")
+		}
+		column("Changed", "string", "The fields that have changed.")
+	}
+	for i := range items {
+		v := &items[i]
+		user := v.User
+		if v.ActingAs != "" {
+			user += " as " + v.ActingAs
+		}
+		cells := []any{v.Name, duration.HumanDuration(time.Since(v.CreationTimestamp.Time)), user, v.Verb}
+		if t.of {
+			cells = append(cells, v.Object.String())
+		}
+		out.Rows = append(out.Rows, metav1.TableRow{Cells: append(cells, v.summary()), Object: runtime.RawExtension{Object: v}})
+	}
+	return out, nil
+}
+
+// String is the object as a client names it.
+func (r Reference) String() string {
+	name := r.Resource
+	if r.Group != "" {
+		name += "." + r.Group
+	}
+	return name + "/" + r.Name
+}
+
+func (v *Version) summary() string {
+	switch {
+	case v.Unreadable != "":
+		return "<unreadable>"
+	case v.Verb == "update" && len(v.Changed) == 0 && v.Manager != "":
+		return "<managed fields>"
+	case len(v.Changed) > shown:
+		return fmt.Sprintf("%s and %d more", strings.Join(v.Changed[:shown], ", "), len(v.Changed)-shown)
+	}
+	return strings.Join(v.Changed, ", ")
+}

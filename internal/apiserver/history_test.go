@@ -1,0 +1,206 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
+)
+
+const historyPath = "/apis/history.logplane.dev/v1"
+
+// newArchive is a server with users, whose cell keeps its past by checkpoints and archived events.
+func newArchive(t *testing.T) *Server {
+	path := filepath.Join(t.TempDir(), "tokens.csv")
+	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
+	log := eventlogtest.Log(t)
+	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 2000, History: time.Hour,
+		Checkpoints: []projection.CheckpointRule{{Every: 50 * time.Millisecond, Keep: time.Hour}}})
+	require.NoError(t, err)
+	s, err := New(Config{Cell: kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))},
+		Authentication: Authentication{TokenFile: path}, Authorization: Authorization{Mode: "RBAC"}})
+	require.NoError(t, err)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	return s
+}
+
+func (s *Server) versions(t *testing.T, code int, user, path string) (list history.VersionList) {
+	t.Helper()
+	a := request{method: "GET", path: path}.as(user).do(t, s)
+	require.Equal(t, code, a.code, a.body)
+	if code == 200 {
+		require.NoError(t, json.Unmarshal([]byte(a.body), &list))
+	} else {
+		list.Continue = a.body
+	}
+	return list
+}
+
+// summary is the versions in a line each, without what differs from run to run.
+func summary(list history.VersionList) (lines []string) {
+	for _, v := range list.Items {
+		lines = append(lines, strings.TrimSpace(fmt.Sprint(v.Verb, " ", v.Object, " ", v.User, " ", v.Manager, " ", strings.Join(v.Changed, ","))))
+	}
+	return lines
+}
+
+// Every version of an object is listed, newest first: who made it, of what, and what has changed, through deletions,
+// compactions, purges and pages.
+func TestVersions(t *testing.T) {
+	s := newArchive(t)
+	p := s.config.Cell.Projection
+	var want []string
+	step := func(user, method, path, body, says string) {
+		q := request{method: method, path: path, body: body}
+		if method == "PATCH" {
+			q.contentType = "application/merge-patch+json"
+		}
+		a := q.as(user).do(t, s)
+		require.Less(t, a.code, 300, a.body)
+		want = append([]string{says}, want...)
+	}
+	const web = deploymentPath + "/web"
+	replicas := func(n int) string { return fmt.Sprintf(`{"spec":{"replicas":%d}}`, n) }
+	for round := range 3 {
+		step("root", "POST", deploymentPath+"?fieldManager=maker", `{"metadata":{"name":"web"},"spec":{"replicas":1,"selector":{"matchLabels":{"a":"b"}},
+			"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i:1"}]}}}}`, "create deployments.apps/web root maker")
+		for n := range 4 {
+			step("root", "PATCH", web+"?fieldManager=scaler", replicas(n+2), "update deployments.apps/web root scaler spec.replicas")
+		}
+		step("root", "PATCH", web+"?fieldManager=labeler", `{"metadata":{"labels":{"x":"1"},"annotations":{"a.b/c":"2"}}}`,
+			`update deployments.apps/web root labeler metadata.annotations,metadata.labels`)
+		_, err := p.Commit(t.Context())
+		require.NoError(t, err)
+		step("root", "DELETE", web, "", "delete deployments.apps/web root")
+		_, err = p.Commit(t.Context())
+		require.NoError(t, err)
+		if round < 2 {
+			v, err := p.Latest(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, p.Retain(t.Context(), v.Applied(), v.Applied()))
+			_, err = p.Compact(t.Context())
+			require.NoError(t, err)
+		}
+	}
+	all := s.versions(t, 200, "root", historyPath+"/namespaces/default/versions?fieldSelector=object%3Ddeployments.apps/web")
+	got := summary(all)
+	for all.Continue != "" {
+		all = s.versions(t, 200, "root", historyPath+"/namespaces/default/versions?fieldSelector=object%3Ddeployments.apps/web&continue="+all.Continue)
+		got = append(got, summary(all)...)
+	}
+	for i := range got { // the order of a patch's operations is not ours
+		got[i] = strings.Replace(got[i], "metadata.labels,metadata.annotations", "metadata.annotations,metadata.labels", 1)
+	}
+	require.Equal(t, want, got)
+
+	var paged []string
+	next := ""
+	for pages := 0; pages == 0 || next != ""; pages++ {
+		list := s.versions(t, 200, "root", historyPath+"/namespaces/default/versions?limit=2&fieldSelector=object%3Ddeploy/web&continue="+next)
+		require.LessOrEqual(t, len(list.Items), 2)
+		for _, v := range list.Items {
+			paged = append(paged, v.Name)
+		}
+		next = list.Continue
+	}
+	require.Len(t, paged, len(want))
+
+	by := s.versions(t, 200, "root", historyPath+"/namespaces/default/versions?fieldSelector=object%3Ddeploy/web,manager%3Dlabeler")
+	require.Len(t, by.Items, 3, "one in each round")
+	with := s.versions(t, 200, "root", historyPath+"/namespaces/default/versions?include=object&limit=1&fieldSelector=object%3Ddeploy/web,verb%3Ddelete")
+	require.Contains(t, string(with.Items[0].Content.Raw), `"a.b/c":"2"`, "the last state of what was deleted")
+	one := request{method: "GET", path: historyPath + "/namespaces/default/versions/" + by.Items[0].Name}.as("root").do(t, s)
+	require.Equal(t, 200, one.code, one.body)
+	require.Contains(t, one.body, `"manager":"labeler"`)
+	tabled := request{method: "GET", path: historyPath + "/namespaces/default/versions?fieldSelector=object%3Ddeploy/web,manager%3Dlabeler", accept: table}.as("root").do(t, s)
+	require.Contains(t, tabled.body, `"name":"Changed"`)
+	require.Contains(t, tabled.body, `"cells":["`+by.Items[0].Name)
+
+	changes := s.versions(t, 200, "root", historyPath+"/namespaces/default/changes?fieldSelector=resource%3Ddeployments.apps,from%3D"+paged[len(paged)-1])
+	require.Len(t, changes.Items, len(want)-1, "after the first")
+	require.Equal(t, changes.Items[len(changes.Items)-1].Name, paged[0])
+	for path, says := range map[string]string{
+		"/namespaces/default/versions":                                              "name the object",
+		"/namespaces/default/versions?fieldSelector=object%3Dweb":                   "names no object",
+		"/namespaces/default/versions?fieldSelector=object%3Dnothings/web":          "there is no resource 'nothings'",
+		"/namespaces/default/versions?fieldSelector=colour%3Dred":                   "cannot be selected",
+		"/versions?fieldSelector=object%3Ddeploy/web":                               "is in a namespace",
+		"/namespaces/default/versions?fieldSelector=object%3Ddeploy/web&continue=x": "continue token",
+		"/namespaces/default/versions?fieldSelector=object%3Ddeploy/web&include=x":  "only 'object' can be included",
+		"/namespaces/default/changes?fieldSelector=from%3Dyesterday":                "is no moment",
+	} {
+		require.Contains(t, s.versions(t, 400, "root", historyPath+path).Continue, says, path)
+	}
+}
+
+// Who may read one namespace sees nothing of another one, at no moment, and sees Secrets only with a right on them.
+func TestThePastIsUnderTodaysRights(t *testing.T) {
+	s := newArchive(t)
+	must := func(code int, q request) answer { return s.must(t, code, q) }
+	const secret = "the-secret-of-b"
+	for _, ns := range []string{"a", "b"} {
+		must(201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"` + ns + `"}}`}.as("root"))
+		must(201, request{method: "POST", path: "/api/v1/namespaces/" + ns + "/configmaps", body: `{"metadata":{"name":"c"},"data":{"k":"` + secret[:len(secret)-1] + ns + `"}}`}.as("root"))
+		must(201, request{method: "POST", path: "/api/v1/namespaces/" + ns + "/secrets", body: `{"metadata":{"name":"s"},"stringData":{"k":"x"}}`}.as("root"))
+	}
+	role := func(resources string) string {
+		return `{"metadata":{"name":"reader"},"rules":[{"apiGroups":["","history.logplane.dev"],"resources":[` + resources + `],"verbs":["get","list","watch"]}]}`
+	}
+	const roles = "/apis/rbac.authorization.k8s.io/v1/namespaces/a/roles"
+	must(201, request{method: "POST", path: roles, body: role(`"configmaps","versions","changes"`)}.as("root"))
+	must(201, request{method: "POST", path: "/apis/rbac.authorization.k8s.io/v1/namespaces/a/rolebindings", body: `{"metadata":{"name":"ann"},
+		"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"reader"},"subjects":[{"kind":"User","name":"ann","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
+	head := fieldOf(must(200, request{method: "GET", path: "/api/v1/namespaces"}.as("root")).object(t), "metadata.resourceVersion").(string)
+	for _, prefix := range []string{"", "/at/" + head, "/at/0s"} {
+		for path, code := range map[string]int{
+			"/api/v1/namespaces/a/configmaps":                                                            200,
+			"/api/v1/namespaces/a/configmaps/c":                                                          200,
+			"/api/v1/namespaces/b/configmaps":                                                            403,
+			"/api/v1/namespaces/b/configmaps/c":                                                          403,
+			"/api/v1/configmaps":                                                                         403,
+			"/api/v1/configmaps?limit=1":                                                                 403,
+			"/api/v1/namespaces/a/secrets":                                                               403,
+			historyPath + "/namespaces/a/versions?fieldSelector=object%3Dconfigmaps/c":                   200,
+			historyPath + "/namespaces/a/versions?fieldSelector=object%3Dsecrets/s":                      403,
+			historyPath + "/namespaces/b/versions?fieldSelector=object%3Dconfigmaps/c":                   403,
+			historyPath + "/namespaces/a/versions?fieldSelector=object%3Dconfigmaps/b/c":                 400,
+			historyPath + "/versions?fieldSelector=object%3Dconfigmaps/b/c":                              403,
+			historyPath + "/changes":                                                                     403,
+			historyPath + "/namespaces/b/changes":                                                        403,
+			historyPath + "/namespaces/a/versions?fieldSelector=object%3Dnodes/n,metadata.namespace%3Da": 403,
+		} {
+			for _, accept := range []string{"", table, "application/yaml", "application/cbor"} {
+				a := request{method: "GET", path: prefix + path, accept: accept}.as("ann").do(t, s)
+				require.Equal(t, code, a.code, "%s%s: %s", prefix, path, a.body)
+				require.NotContains(t, a.body, secret)
+			}
+		}
+		s.versions(t, 400, "ann", prefix+historyPath+"/namespaces/a/changes?fieldSelector=metadata.namespace%3Db")
+		list := s.versions(t, 200, "ann", prefix+historyPath+"/namespaces/a/changes")
+		require.Equal(t, []string{"create configmaps/c root unknown"}, summary(list))
+		for _, revision := range []string{"1", head, list.Items[0].Name} {
+			a := request{method: "GET", path: prefix + historyPath + "/namespaces/a/versions/" + revision}.as("ann").do(t, s)
+			require.Equal(t, revision == list.Items[0].Name, a.code == 200, a.body)
+		}
+	}
+	must(405, request{method: "DELETE", path: "/at/" + head + "/api/v1/namespaces/a/configmaps/c"}.as("ann"))
+	must(401, request{method: "GET", path: "/at/" + head + "/api/v1/namespaces/a/configmaps", header: map[string][]string{"Authorization": {"Bearer wrong"}}})
+
+	// The right is gone today, so it is gone for the past, in which it was there.
+	before := fieldOf(must(200, request{method: "GET", path: "/api/v1/namespaces"}.as("root")).object(t), "metadata.resourceVersion").(string)
+	must(200, request{method: "DELETE", path: roles + "/reader"}.as("root"))
+	must(403, request{method: "GET", path: "/at/" + before + "/api/v1/namespaces/a/configmaps"}.as("ann"))
+	must(403, request{method: "GET", path: historyPath + "/namespaces/a/changes"}.as("ann"))
+}
