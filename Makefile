@@ -38,7 +38,8 @@ dev: $(BIN)/logplane ## build and run a whole cell on 127.0.0.1:7373 (the first 
 	@exec $(BIN)/logplane dev $(ARGS)
 
 .PHONY: build
-build: $(BIN)/logplane ## build bin/logplane
+build: $(BIN)/logplane ## build bin/logplane, and bin/kubectl-logplane, by which kubectl finds it as a plug-in
+	@ln -sf logplane $(BIN)/kubectl-logplane
 
 # Go decides what is stale; the target is always asked for.
 .PHONY: $(BIN)/logplane

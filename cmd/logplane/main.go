@@ -20,6 +20,7 @@ import (
 
 	"github.com/logplane/logplane/functions/lambda"
 	"github.com/logplane/logplane/internal/coldstart"
+	"github.com/logplane/logplane/internal/timetravel"
 )
 
 func main() {
@@ -28,7 +29,11 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run executes one command line and returns the process's exit code: 0, or 1 after one line on stderr.
+// plugin is the name by which kubectl finds the binary as its plug-in 'kubectl logplane'.
+const plugin = "kubectl-logplane"
+
+// run executes one command line and returns the process's exit code: 0, or after one line on stderr 1. A diff has found
+// differences if it is 1, and its errors are 2.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stderr)
 	root.SetOut(stdout)
@@ -50,9 +55,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			fmt.Fprintf(stderr, "logplane: the runtime API does not take the next line: %v\n", failed)
 		}
 	}
+	code := 1
+	if cmd.Name() == "diff" {
+		code = 2
+	}
 	switch {
 	case err == nil:
 		return 0
+	case errors.Is(err, timetravel.ErrDifferent):
+		return 1
 	case !errors.Is(err, context.Canceled):
 		fmt.Fprintf(stderr, "logplane: %s\n", printableError(err))
 	case untilStopped[cmd.Name()] && !runsOnce(cmd), function != "": // the platform has no more invocations
@@ -60,7 +71,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	default:
 		fmt.Fprintf(stderr, "logplane: '%s' was interrupted before it was done: run it again\n", cmd.CommandPath())
 	}
-	return 1
+	return code
 }
 
 // untilStopped are the commands that end well when they are stopped.
@@ -103,6 +114,10 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	root.AddCommand(
 		newDev(), newAPI(), newWatcher(), newFront(), newProjector(), newLifecycle(), newExpiry(), newInit(), newInspect(), newDoctor(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newVersion(),
 	)
+	root.AddCommand(newTimetravel()...)
+	if filepath.Base(os.Args[0]) == plugin {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl logplane"}
+	}
 	refuseUnknown(root)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/logplane/logplane/internal/timetravel"
+)
+
+// past is a command that reads or writes through the API, as kubectl does, with kubectl's flags.
+type past struct {
+	kubeconfig string
+	overrides  clientcmd.ConfigOverrides
+}
+
+// newTimetravel makes the commands of the past. As a kubectl plug-in they are 'kubectl logplane history' and so on.
+func newTimetravel() []*cobra.Command {
+	return []*cobra.Command{newHistory(), newShow(), newDiff(), newBlame()}
+}
+
+// register adds the flags that say where the API is and who asks.
+func (p *past) register(flags *pflag.FlagSet) {
+	flags.StringVar(&p.kubeconfig, "kubeconfig", "", "kubeconfig that leads to the API; the one that kubectl uses by default")
+	names := clientcmd.RecommendedConfigOverrideFlags("")
+	names.CurrentContext.LongName = "context"
+	names.ContextOverrideFlags.Namespace.ShortName = "n"
+	names.ClusterOverrideFlags.APIServer.ShortName = "s"
+	clientcmd.BindOverrideFlags(&p.overrides, flags, names)
+}
+
+// run makes the tool that a command works with. Whatever it writes, it writes by the command's name.
+func (p *past) run(f func(cmd *cobra.Command, t *timetravel.Tool, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		rules := clientcmd.NewDefaultClientConfigLoadingRules()
+		rules.ExplicitPath = p.kubeconfig
+		from := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &p.overrides)
+		config, err := from.ClientConfig()
+		if clientcmd.IsEmptyConfig(err) {
+			return errors.New("no kubeconfig leads to an API: give --kubeconfig or --server, or set KUBECONFIG as 'logplane dev' prints it")
+		}
+		if err != nil {
+			return err
+		}
+		namespace, _, err := from.Namespace()
+		if err != nil {
+			return err
+		}
+		config.UserAgent = "logplane-" + cmd.Name()
+		t := &timetravel.Tool{
+			Client: timetravel.NewClient(config, namespace), In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Text: printable, YAML: printableYAML,
+		}
+		return t.Explain(f(cmd, t, args))
+	}
+}
+
+// ofObject is run for a command about one object.
+func (p *past) ofObject(f func(cmd *cobra.Command, t *timetravel.Tool, object string) error) func(*cobra.Command, []string) error {
+	return p.run(func(cmd *cobra.Command, t *timetravel.Tool, args []string) error {
+		object, err := timetravel.ParseObject(args)
+		if err != nil {
+			return err
+		}
+		return f(cmd, t, object)
+	})
+}
+
+func newHistory() *cobra.Command {
+	p, output := &past{}, ""
+	cmd := &cobra.Command{
+		Use:     "history (KIND/NAME | KIND NAME)",
+		Short:   "List the versions of an object, newest first: who changed what and when",
+		Example: "  logplane history deploy/web\n  logplane history configmap settings -n shop -o yaml",
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: p.ofObject(func(cmd *cobra.Command, t *timetravel.Tool, object string) error {
+			return t.History(cmd.Context(), object, output)
+		}),
+	}
+	p.register(cmd.Flags())
+	cmd.Flags().StringVarP(&output, "output", "o", "", "'json' or 'yaml' prints the whole list, with the JSON patch of each change")
+	return cmd
+}
+
+func newShow() *cobra.Command {
+	p, output, moment, managedFields := &past{}, "", "", false
+	cmd := &cobra.Command{
+		Use:   "show (KIND/NAME | KIND NAME) --at MOMENT",
+		Short: "Print an object as it was at a revision, a time or an age",
+		Long: "Prints an object as it was. A MOMENT is a revision such as 1234, a time such as 2026-11-25T12:00:00Z, an age such\n" +
+			"as 90s, 2h or 7d, or 'now'.",
+		Example: "  logplane show deploy/web --at 2h",
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: p.ofObject(func(cmd *cobra.Command, t *timetravel.Tool, object string) error {
+			return t.Show(cmd.Context(), object, moment, output, managedFields)
+		}),
+	}
+	p.register(cmd.Flags())
+	cmd.Flags().StringVar(&moment, "at", "now", "the moment")
+	cmd.Flags().StringVarP(&output, "output", "o", "yaml", "'yaml' or 'json'")
+	cmd.Flags().BoolVar(&managedFields, "managed-fields", false, "also print metadata.managedFields")
+	return cmd
+}
+
+func newDiff() *cobra.Command {
+	p, d := &past{}, timetravel.Diff{To: "now"}
+	cmd := &cobra.Command{
+		Use:   "diff MOMENT [MOMENT] [KIND/NAME | KIND NAME]",
+		Short: "Print what differs between two moments",
+		Long: "Prints what differs between two moments, the second of which is now unless it is given: of one object, or of all\n" +
+			"objects of the namespace. A MOMENT is a revision such as 1234, a time such as 2026-11-25T12:00:00Z, an age such\n" +
+			"as 90s, 2h or 7d, or 'now'. As with 'kubectl diff' the exit code is 0 if there are no differences, 1 if there\n" +
+			"are, and larger if something failed.",
+		Example: "  logplane diff 2h\n  logplane diff 1234 1240 deploy/web\n  logplane diff 7d -A -l app=shop",
+		Args:    cobra.RangeArgs(1, 4),
+		RunE: p.run(func(cmd *cobra.Command, t *timetravel.Tool, args []string) (err error) {
+			d.From, args = args[0], args[1:]
+			if len(args) > 0 && timetravel.IsMoment(args[0]) {
+				d.To, args = args[0], args[1:]
+			}
+			if len(args) > 0 {
+				if d.Object, err = timetravel.ParseObject(args); err != nil {
+					return err
+				}
+			}
+			return t.Diff(cmd.Context(), d)
+		}),
+	}
+	p.register(cmd.Flags())
+	flags := cmd.Flags()
+	flags.BoolVarP(&d.All, "all-namespaces", "A", false, "compare all of the cluster")
+	flags.StringVarP(&d.Selector, "selector", "l", "", "compare only objects with these labels")
+	flags.StringVarP(&d.Output, "output", "o", "", "'yaml' or 'json' prints both states of each object, 'patch' a JSON patch a line")
+	flags.BoolVar(&d.ManagedFields, "managed-fields", false, "also compare metadata.managedFields")
+	flags.BoolVar(&d.Status, "status", false, "also compare the status")
+	return cmd
+}
+
+func newBlame() *cobra.Command {
+	p, managedFields, status := &past{}, false, false
+	cmd := &cobra.Command{
+		Use:     "blame (KIND/NAME | KIND NAME)",
+		Short:   "Print an object, and for each line who wrote it, when, and at which revision",
+		Example: "  logplane blame deploy/web",
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: p.ofObject(func(cmd *cobra.Command, t *timetravel.Tool, object string) error {
+			return t.Blame(cmd.Context(), object, managedFields, status)
+		}),
+	}
+	p.register(cmd.Flags())
+	cmd.Flags().BoolVar(&managedFields, "managed-fields", false, "also print metadata.managedFields")
+	cmd.Flags().BoolVar(&status, "status", false, "also print the status")
+	return cmd
+}

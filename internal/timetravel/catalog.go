@@ -1,0 +1,136 @@
+package timetravel
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+)
+
+// kind is a kind of objects in one version of its API.
+type kind struct {
+	schema.GroupVersionResource
+	Kind       string
+	Namespaced bool
+	Verbs      []string
+	Names      []string // its singular and its short names
+	// HasStatus says that the status is written by itself, and that writes of the object do not change it.
+	HasStatus bool
+}
+
+// catalog is what an API serves: all versions of a group's kinds, the preferred version first.
+type catalog struct{ kinds []kind }
+
+// readCatalog asks the API what it serves. What remote API servers serve is left out while they do not answer.
+func readCatalog(from discovery.DiscoveryInterface) (*catalog, error) {
+	groups, lists, err := from.ServerGroupsAndResources()
+	if failed := (*discovery.ErrGroupDiscoveryFailed)(nil); err != nil && !errors.As(err, &failed) {
+		return nil, err
+	}
+	served := map[string]*metav1.APIResourceList{}
+	for _, list := range lists {
+		served[list.GroupVersion] = list
+	}
+	c := &catalog{}
+	for _, group := range groups {
+		versions := []string{group.PreferredVersion.GroupVersion}
+		for _, v := range group.Versions {
+			if v.GroupVersion != versions[0] {
+				versions = append(versions, v.GroupVersion)
+			}
+		}
+		for _, version := range versions {
+			if list := served[version]; list != nil {
+				c.add(list)
+			}
+		}
+	}
+	return c, nil
+}
+
+func (c *catalog) add(list *metav1.APIResourceList) {
+	version, err := schema.ParseGroupVersion(list.GroupVersion)
+	if err != nil {
+		return // nothing can be named by it
+	}
+	for _, r := range list.APIResources {
+		if strings.Contains(r.Name, "/") {
+			continue
+		}
+		c.kinds = append(c.kinds, kind{
+			GroupVersionResource: version.WithResource(r.Name), Kind: r.Kind, Namespaced: r.Namespaced, Verbs: r.Verbs,
+			Names: append([]string{r.SingularName, strings.ToLower(r.Kind)}, r.ShortNames...),
+			HasStatus: slices.ContainsFunc(list.APIResources, func(sub metav1.APIResource) bool {
+				return sub.Name == r.Name+"/status"
+			}),
+		})
+	}
+}
+
+// named returns the kind that a user means, such as 'deploy', 'deployments.apps' or 'deployments.v1.apps'.
+func (c *catalog) named(name string) (kind, bool) {
+	name = strings.ToLower(name)
+	versioned, plain := schema.ParseResourceArg(name)
+	for _, k := range c.kinds {
+		is := func(resource string) bool { return k.Resource == resource || slices.Contains(k.Names, resource) }
+		if is(plain.Resource) && (plain.Group == "" || plain.Group == k.Group) ||
+			versioned != nil && is(versioned.Resource) && versioned.Group == k.Group && versioned.Version == k.Version {
+			return k, true
+		}
+	}
+	return kind{}, false
+}
+
+// of returns the kind of a resource in its preferred version.
+func (c *catalog) of(r schema.GroupResource) (kind, bool) { return c.find(r, "") }
+
+// find returns the kind of a resource in a version, or in the preferred one.
+func (c *catalog) find(r schema.GroupResource, version string) (kind, bool) {
+	for _, k := range c.kinds {
+		if k.GroupResource() == r && (version == "" || k.Version == version) {
+			return k, true
+		}
+	}
+	return kind{}, false
+}
+
+// inBoth returns the kind of a resource in the first version that both serve, as the first serves it.
+func inBoth(first, second *catalog, r schema.GroupResource) (kind, bool) {
+	for _, k := range first.kinds {
+		if k.GroupResource() != r {
+			continue
+		}
+		if _, ok := second.find(r, k.Version); ok {
+			return k, true
+		}
+	}
+	return kind{}, false
+}
+
+// byKind returns the resource of a kind, as owner references name it.
+func (c *catalog) byKind(group, name string) (kind, bool) {
+	for _, k := range c.kinds {
+		if k.Group == group && k.Kind == name {
+			return k, true
+		}
+	}
+	return kind{}, false
+}
+
+// ParseObject understands 'deploy/web' and 'deployment web'.
+func ParseObject(args []string) (string, error) {
+	object := strings.Join(args, "/")
+	if strings.Count(object, "/") != 1 || strings.HasPrefix(object, "/") || strings.HasSuffix(object, "/") {
+		return "", fmt.Errorf("'%s' names no object: write KIND/NAME, such as deploy/web", strings.Join(args, " "))
+	}
+	return object, nil
+}
+
+func split(object string) (kind, name string) {
+	kind, name, _ = strings.Cut(object, "/")
+	return kind, name
+}

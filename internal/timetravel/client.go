@@ -1,0 +1,287 @@
+package timetravel
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
+)
+
+// Client speaks to one API server, now and in its past. It is for one goroutine, except for sides.
+type Client struct {
+	// Namespace is that of the command line, or of the kubeconfig.
+	Namespace string
+
+	config *rest.Config
+	sides  map[string]*side
+}
+
+// NewClient makes a client. Nothing is asked yet.
+func NewClient(config *rest.Config, namespace string) *Client {
+	config = rest.CopyConfig(config)
+	config.QPS = -1 // the server says when it is too much
+	return &Client{Namespace: namespace, config: config, sides: map[string]*side{}}
+}
+
+// side is the API at a revision, or the API of now.
+type side struct {
+	revision string // empty for now
+	dynamic  dynamic.Interface
+	ask      discovery.DiscoveryInterface
+
+	once    sync.Once
+	catalog *catalog
+	err     error
+}
+
+// at returns the side of a revision; that of "" is now.
+func (c *Client) at(revision string) (*side, error) {
+	if s, ok := c.sides[revision]; ok {
+		return s, nil
+	}
+	config := c.config
+	if revision != "" {
+		config = rest.CopyConfig(config)
+		config.Host = strings.TrimSuffix(config.Host, "/") + "/at/" + revision
+	}
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	kinds, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	s := &side{revision: revision, dynamic: objects, ask: kinds}
+	c.sides[revision] = s
+	return s, nil
+}
+
+// kinds returns what is served at this side.
+func (s *side) kinds() (*catalog, error) {
+	s.once.Do(func() { s.catalog, s.err = readCatalog(s.ask) })
+	return s.catalog, s.err
+}
+
+// objects is where the objects of a kind are.
+func (s *side) objects(k kind, namespace string) dynamic.ResourceInterface {
+	if k.Namespaced {
+		return s.dynamic.Resource(k.GroupVersionResource).Namespace(namespace)
+	}
+	return s.dynamic.Resource(k.GroupVersionResource)
+}
+
+// get returns an object, nil if it is not there.
+func (s *side) get(ctx context.Context, k kind, namespace, name string) (*unstructured.Unstructured, error) {
+	object, err := s.objects(k, namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return object, err
+}
+
+// list returns all objects of a kind, in the namespace or everywhere.
+func (s *side) list(ctx context.Context, k kind, namespace string) ([]unstructured.Unstructured, error) {
+	var all []unstructured.Unstructured
+	for options := (metav1.ListOptions{Limit: 500}); ; {
+		page, err := s.objects(k, namespace).List(ctx, options)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page.Items...)
+		options.Continue = page.GetContinue()
+		if options.Continue == "" {
+			return all, nil
+		}
+	}
+}
+
+// IsMoment says whether a text names a moment and not an object. The server judges whether it is a good one.
+func IsMoment(text string) bool {
+	if text == "now" {
+		return true
+	}
+	if _, err := strconv.ParseUint(text, 10, 64); err == nil {
+		return true
+	}
+	if _, err := time.Parse(time.RFC3339, text); err == nil {
+		return true
+	}
+	if days, rest, ok := strings.Cut(text, "d"); ok {
+		if _, err := strconv.ParseUint(days, 10, 16); err == nil && (rest == "" || IsMoment(rest)) {
+			return true
+		}
+	}
+	_, err := time.ParseDuration(text)
+	return err == nil
+}
+
+// pin returns the revision that a moment names, so that all that is read of it is one cut.
+func (c *Client) pin(ctx context.Context, moment string) (string, error) {
+	if moment == "" || strings.Contains(moment, "/") {
+		return "", fmt.Errorf("'%s' is no moment: name a revision such as 1234, a time such as %s, or an age such as 90s, 2h or 7d",
+			moment, time.Now().UTC().Truncate(time.Second).Format(time.RFC3339))
+	}
+	base, _, err := rest.DefaultServerUrlFor(c.config)
+	if err != nil {
+		return "", err
+	}
+	client, err := rest.HTTPClientFor(c.config)
+	if err != nil {
+		return "", err
+	}
+	path := strings.TrimSuffix(base.String(), "/") + "/at/" + url.PathEscape(moment) + "/version"
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return "", err
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
+	if err != nil {
+		return "", err
+	}
+	if answer.StatusCode != http.StatusOK {
+		status := metav1.Status{}
+		if json.Unmarshal(body, &status) == nil && status.Status == metav1.StatusFailure {
+			return "", &apierrors.StatusError{ErrStatus: status}
+		}
+		return "", apierrors.NewGenericServerResponse(answer.StatusCode, "GET", schema.GroupResource{}, "", "", 0, true)
+	}
+	revision := answer.Header.Get("Logplane-Revision")
+	if _, err := strconv.ParseUint(revision, 10, 64); err != nil {
+		return "", errNoPast
+	}
+	return revision, nil
+}
+
+// errNoPast is what another API server, or a proxy before this one, amounts to.
+var errNoPast = errors.New("this API server keeps no past: is it Logplane, and not an older one?")
+
+// newestVersion returns the newest version of an object, and the revision at which it is that.
+func (c *Client) newestVersion(ctx context.Context, object string) (history.Version, string, error) {
+	query := url.Values{"limit": {"1"}}
+	list, err := c.listVersions(ctx, object, c.Namespace, query)
+	if err == nil && len(list.Items) == 0 {
+		err = c.noVersions(object)
+	}
+	if err != nil {
+		return history.Version{}, "", err
+	}
+	return list.Items[0], list.ResourceVersion, nil
+}
+
+func (c *Client) noVersions(object string) error {
+	return fmt.Errorf("no version of '%s' is kept in namespace '%s': are the name and --namespace right?", object, c.Namespace)
+}
+
+// versions returns all versions of an object that are kept, newest first.
+func (c *Client) versions(ctx context.Context, object, namespace string, content bool) (*history.VersionList, error) {
+	query := url.Values{}
+	if content {
+		query.Set("include", "object")
+	}
+	all := &history.VersionList{}
+	for {
+		page, err := c.listVersions(ctx, object, namespace, query)
+		if err != nil {
+			return nil, err
+		}
+		if all.ResourceVersion == "" {
+			all.TypeMeta, all.ListMeta = page.TypeMeta, metav1.ListMeta{ResourceVersion: page.ResourceVersion}
+		}
+		all.Items = append(all.Items, page.Items...)
+		if page.Continue == "" {
+			break
+		}
+		query.Set("continue", page.Continue)
+	}
+	if len(all.Items) == 0 {
+		return nil, c.noVersions(object)
+	}
+	return all, nil
+}
+
+func (c *Client) listVersions(ctx context.Context, object, namespace string, query url.Values) (*history.VersionList, error) {
+	query.Set("fieldSelector", fields.Set{"object": object}.String())
+	list := &history.VersionList{}
+	return list, c.history(ctx, namespace, "versions", query, list)
+}
+
+// changes returns what has changed, oldest first. No namespace means the whole cluster.
+func (c *Client) changes(ctx context.Context, namespace string, which fields.Set, labels string) (*history.ChangeList, error) {
+	query := url.Values{"fieldSelector": {which.String()}}
+	if labels != "" {
+		query.Set("labelSelector", labels)
+	}
+	all := &history.ChangeList{}
+	for {
+		page := &history.ChangeList{}
+		if err := c.history(ctx, namespace, "changes", query, page); err != nil {
+			return nil, err
+		}
+		if all.ResourceVersion == "" {
+			all.ResourceVersion = page.ResourceVersion
+			if which["to"] == "" { // the other pages end where the first one does
+				which["to"] = page.ResourceVersion
+				query.Set("fieldSelector", which.String())
+			}
+		}
+		all.Items = append(all.Items, page.Items...)
+		if page.Continue == "" {
+			return all, nil
+		}
+		query.Set("continue", page.Continue)
+	}
+}
+
+func (c *Client) history(ctx context.Context, namespace, resource string, query url.Values, into any) error {
+	now, err := c.at("")
+	if err != nil {
+		return err
+	}
+	path := "/apis/" + history.GroupVersion.String()
+	if namespace != "" {
+		path += "/namespaces/" + url.PathEscape(namespace)
+	}
+	request := now.ask.RESTClient().Get().AbsPath(path+"/"+resource).SetHeader("Accept", "application/json")
+	for name, values := range query {
+		request = request.Param(name, values[0])
+	}
+	result := request.Do(ctx)
+	if err := result.Error(); err != nil {
+		if apierrors.IsNotFound(err) && strings.Contains(err.Error(), "the server could not find the requested resource") {
+			return errNoPast
+		}
+		return err
+	}
+	body, err := result.Raw()
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("decode %s: %w", resource, err)
+	}
+	return nil
+}

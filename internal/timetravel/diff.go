@@ -1,0 +1,314 @@
+package timetravel
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pmezard/go-difflib/difflib"
+	"gomodules.xyz/jsonpatch/v2"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/yaml"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
+)
+
+// Diff says what to compare.
+type Diff struct {
+	From, To string // moments
+	Object   string // empty for all of the namespace
+	All      bool   // all of the cluster
+	Selector string
+	Output   string
+	// ManagedFields and Status are fields that are compared only if they are asked for.
+	ManagedFields, Status bool
+}
+
+// difference is an object that is not the same at two revisions.
+type difference struct {
+	Object history.Reference     `json:"object"`
+	Before map[string]any        `json:"before,omitempty"`
+	After  map[string]any        `json:"after,omitempty"`
+	Patch  []jsonpatch.Operation `json:"patch"`
+}
+
+// differences is the whole of a diff, for programs.
+type differences struct {
+	From    string       `json:"from"`
+	To      string       `json:"to"`
+	Objects []difference `json:"objects"`
+}
+
+// Diff prints what is not the same at two moments. It returns ErrDifferent if anything is.
+func (t *Tool) Diff(ctx context.Context, d Diff) error {
+	if err := checkOutput(d.Output, "", "yaml", "json", "patch"); err != nil {
+		return err
+	}
+	if d.Object != "" && (d.All || d.Selector != "") {
+		return fmt.Errorf("'%s' is one object: give it, or --selector, or --all-namespaces", d.Object)
+	}
+	from, to, err := t.pinBoth(ctx, d.From, d.To)
+	if err != nil {
+		return err
+	}
+	objects, head, err := t.changedBetween(ctx, d, from, to)
+	if err != nil {
+		return err
+	}
+	from, to = cmp.Or(from, head), cmp.Or(to, head)
+	found := differences{From: from, To: to, Objects: []difference{}}
+	for _, object := range objects {
+		one, err := t.compare(ctx, d, object, from, to)
+		if err != nil {
+			return err
+		}
+		if one != nil {
+			found.Objects = append(found.Objects, *one)
+		}
+	}
+	if err := t.printDifferences(found, d.Output); err != nil {
+		return err
+	}
+	if len(found.Objects) > 0 {
+		return ErrDifferent
+	}
+	return nil
+}
+
+// pinBoth returns the revisions of two moments, an empty one for now.
+func (t *Tool) pinBoth(ctx context.Context, a, b string) (from, to string, err error) {
+	if a != "now" {
+		if from, err = t.pin(ctx, a); err != nil {
+			return "", "", err
+		}
+	}
+	if b != "now" {
+		to, err = t.pin(ctx, b)
+	}
+	return from, to, err
+}
+
+// changedBetween returns the objects that may differ, and the head.
+func (t *Tool) changedBetween(ctx context.Context, d Diff, from, to string) ([]history.Reference, string, error) {
+	if d.Object != "" {
+		newest, head, err := t.newestVersion(ctx, d.Object)
+		return []history.Reference{newest.Object}, head, err
+	}
+	if isAfter(from, to) {
+		from, to = to, from
+	}
+	if from == "" { // both are now
+		return nil, "", nil
+	}
+	namespace := t.Namespace
+	if d.All {
+		namespace = ""
+	}
+	which := fields.Set{"from": from}
+	if to != "" {
+		which["to"] = to
+	}
+	list, err := t.changes(ctx, namespace, which, d.Selector)
+	if err != nil {
+		return nil, "", err
+	}
+	seen := map[history.Reference]bool{}
+	for _, c := range list.Items {
+		r := c.Object
+		r.UID, r.Kind = "", ""
+		seen[r] = true
+	}
+	return slices.SortedFunc(maps.Keys(seen), func(a, b history.Reference) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.String(), b.String()))
+	}), list.ResourceVersion, nil
+}
+
+// isAfter compares revisions, of which an empty one is now.
+func isAfter(a, b string) bool {
+	if a == "" || b == "" {
+		return a == "" && b != ""
+	}
+	first, _ := strconv.ParseUint(a, 10, 64) // the server has written both
+	second, _ := strconv.ParseUint(b, 10, 64)
+	return first > second
+}
+
+// compare returns nil if the object is the same at both revisions.
+func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, from, to string) (*difference, error) {
+	k, err := t.kindAt(object, from, to)
+	if err != nil {
+		return nil, err
+	}
+	one := &difference{Object: object}
+	one.Object.UID = ""
+	one.Object.Kind = k.Kind
+	for _, place := range []struct {
+		revision string
+		object   *map[string]any
+	}{{from, &one.Before}, {to, &one.After}} {
+		s, err := t.at(place.revision)
+		if err != nil {
+			return nil, err
+		}
+		found, err := s.get(ctx, k, object.Namespace, object.Name)
+		if err != nil {
+			return nil, fmt.Errorf("read %s at %s: %w", t.title(object), place.revision, err)
+		}
+		if found != nil {
+			*place.object = folded(found, d)
+		}
+	}
+	if one.Patch, err = patchBetween(one.Before, one.After); err != nil || len(one.Patch) == 0 {
+		return nil, err
+	}
+	return one, nil
+}
+
+// kindAt is the kind of an object in a version that both moments know, or else the one that has it at all.
+func (t *Tool) kindAt(object history.Reference, from, to string) (kind, error) {
+	first, err := t.at(from)
+	if err != nil {
+		return kind{}, err
+	}
+	second, err := t.at(to)
+	if err != nil {
+		return kind{}, err
+	}
+	then, err := first.kinds()
+	if err != nil {
+		return kind{}, err
+	}
+	later, err := second.kinds()
+	if err != nil {
+		return kind{}, err
+	}
+	of := resourceOf(object)
+	if k, ok := inBoth(later, then, of); ok {
+		return k, nil
+	}
+	if k, ok := later.of(of); ok {
+		return k, nil
+	}
+	if k, ok := then.of(of); ok {
+		return k, nil
+	}
+	return kind{}, fmt.Errorf("%s is of a kind that was served neither at %s nor at %s: name a moment at which it was", t.title(object), from, to)
+}
+
+// folded is an object without what a diff does not compare.
+func folded(object *unstructured.Unstructured, d Diff) map[string]any {
+	out := object.DeepCopy()
+	for _, name := range []string{"resourceVersion", "generation"} {
+		unstructured.RemoveNestedField(out.Object, "metadata", name)
+	}
+	if !d.ManagedFields {
+		out.SetManagedFields(nil)
+	}
+	if !d.Status {
+		delete(out.Object, "status")
+	}
+	return out.Object
+}
+
+// patchBetween is a JSON patch from one object to another. One that is not there is an empty document.
+func patchBetween(before, after map[string]any) ([]jsonpatch.Operation, error) {
+	switch {
+	case before == nil && after == nil:
+		return nil, nil
+	case before == nil:
+		return []jsonpatch.Operation{jsonpatch.NewOperation("add", "", after)}, nil
+	case after == nil:
+		return []jsonpatch.Operation{jsonpatch.NewOperation("remove", "", nil)}, nil
+	}
+	from, err := json.Marshal(before)
+	if err != nil {
+		return nil, err
+	}
+	to, err := json.Marshal(after)
+	if err != nil {
+		return nil, err
+	}
+	return jsonpatch.CreatePatch(from, to)
+}
+
+func (t *Tool) printDifferences(found differences, output string) error {
+	switch output {
+	case "yaml", "json":
+		return t.print(found, output)
+	case "patch":
+		for _, one := range found.Objects {
+			one.Before, one.After = nil, nil
+			line, err := json.Marshal(one)
+			if err != nil {
+				return fmt.Errorf("print a patch: %w", err)
+			}
+			t.line("%s", line)
+		}
+		return nil
+	}
+	_, coloured := terminal(t.Out)
+	for _, one := range found.Objects {
+		before, err := linesOf(one.Before)
+		if err != nil {
+			return err
+		}
+		after, err := linesOf(one.After)
+		if err != nil {
+			return err
+		}
+		name := t.title(one.Object)
+		text, err := difflib.GetUnifiedDiffString(difflib.UnifiedDiff{A: before, B: after, Context: 3,
+			FromFile: name, FromDate: "revision " + found.From, ToFile: name, ToDate: "revision " + found.To})
+		if err != nil {
+			return fmt.Errorf("compare %s: %w", name, err)
+		}
+		for line := range strings.Lines(text) {
+			t.diffLine(strings.TrimSuffix(line, "\n"), coloured)
+		}
+	}
+	return nil
+}
+
+// linesOf are those of the YAML, none of an object that is not there.
+func linesOf(object map[string]any) ([]string, error) {
+	if object == nil {
+		return nil, nil
+	}
+	text, err := yaml.Marshal(object)
+	if err != nil {
+		return nil, fmt.Errorf("print as YAML: %w", err)
+	}
+	return strings.SplitAfter(strings.TrimSuffix(string(text), "\n"), "\n"), nil
+}
+
+// diffLine prints a line as its first characters say. Tabs stay, the headers have some.
+func (t *Tool) diffLine(line string, coloured bool) {
+	parts := strings.Split(line, "\t")
+	for i := range parts {
+		parts[i] = t.Text(parts[i])
+	}
+	line = strings.Join(parts, "\t")
+	colour := ""
+	switch {
+	case !coloured:
+	case strings.HasPrefix(line, "+++"), strings.HasPrefix(line, "---"):
+		colour = "\x1b[1m"
+	case strings.HasPrefix(line, "+"):
+		colour = "\x1b[32m"
+	case strings.HasPrefix(line, "-"):
+		colour = "\x1b[31m"
+	case strings.HasPrefix(line, "@@"):
+		colour = "\x1b[36m"
+	}
+	if colour == "" {
+		fmt.Fprintln(t.Out, line)
+		return
+	}
+	fmt.Fprintf(t.Out, "%s%s\x1b[0m\n", colour, line)
+}

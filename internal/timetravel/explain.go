@@ -1,0 +1,57 @@
+package timetravel
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// Explain says what to do next about an error of the API, or of the way to it.
+func (c *Client) Explain(err error) error {
+	var network *net.OpError
+	var name *net.DNSError
+	var authority x509.UnknownAuthorityError
+	switch {
+	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, ErrDifferent):
+		return err
+	case errors.As(err, &authority):
+		return fmt.Errorf("%s has a certificate of an authority that is not known: give --certificate-authority", c.config.Host)
+	case errors.As(err, &name):
+		return fmt.Errorf("there is no host '%s': is --server, or the kubeconfig, right?", name.Name)
+	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%s cannot be reached: does the API server run, and is --server, or the kubeconfig, right? (%w)", c.config.Host, rootOf(err))
+	case apierrors.IsUnauthorized(err):
+		return errors.New("the API server does not know you: are the credentials of the kubeconfig, or --token, right and not expired?")
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("%w: ask for a role that allows this", err)
+	case isFuture(err):
+		return fmt.Errorf("%s: name a revision up to that one", strings.TrimPrefix(err.Error(), "Timeout: "))
+	case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
+		if strings.Contains(err.Error(), "can be read") || strings.Contains(err.Error(), "younger") {
+			return err
+		}
+		return fmt.Errorf("%w: name a later moment", err)
+	}
+	return err
+}
+
+func isFuture(err error) bool {
+	_, ok := apierrors.StatusCause(err, "ResourceVersionTooLarge")
+	return ok
+}
+
+// rootOf is the last reason of an error, without the URL and the addresses that it is wrapped in.
+func rootOf(err error) error {
+	for {
+		inner := errors.Unwrap(err)
+		if inner == nil {
+			return err
+		}
+		err = inner
+	}
+}

@@ -1,0 +1,103 @@
+package timetravel
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
+)
+
+// History prints the versions of an object, newest first.
+func (t *Tool) History(ctx context.Context, object, output string) error {
+	if err := checkOutput(output, "", "json", "yaml"); err != nil {
+		return err
+	}
+	list, err := t.versions(ctx, object, t.Namespace, false)
+	if err != nil {
+		return err
+	}
+	if output != "" {
+		return t.print(list, output)
+	}
+	table := tabwriter.NewWriter(t.Out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(table, "REVISION\tTIME\tUSER\tMANAGER\tVERB\tCHANGED")
+	for i := range list.Items {
+		v := &list.Items[i]
+		fmt.Fprintf(table, "%s\t%s (%s)\t%s\t%s\t%s\t%s\n", v.Name, v.CreationTimestamp.UTC().Format(time.RFC3339),
+			duration.HumanDuration(time.Since(v.CreationTimestamp.Time)), t.Text(author(v)), t.Text(cmp.Or(v.Manager, "-")), v.Verb, t.Text(changed(v)))
+	}
+	return table.Flush()
+}
+
+// author is who wrote a version.
+func author(v *history.Version) string {
+	if v.ActingAs != "" {
+		return v.User + " as " + v.ActingAs
+	}
+	return v.User
+}
+
+// mostShown is how many fields a line names.
+const mostShown = 4
+
+func changed(v *history.Version) string {
+	if v.Unreadable != "" {
+		return "<unreadable>"
+	}
+	if v.Verb == "update" && len(v.Changed) == 0 {
+		return "<managed fields>"
+	}
+	return shorten(v.Changed)
+}
+
+// shorten names the first of many.
+func shorten(all []string) string {
+	if len(all) > mostShown {
+		return fmt.Sprintf("%s and %d more", strings.Join(all[:mostShown], ", "), len(all)-mostShown)
+	}
+	return strings.Join(all, ", ")
+}
+
+// Show prints an object as it was at a moment.
+func (t *Tool) Show(ctx context.Context, object, moment, output string, managedFields bool) error {
+	if err := checkOutput(output, "yaml", "json"); err != nil {
+		return err
+	}
+	revision := ""
+	if moment != "now" {
+		var err error
+		if revision, err = t.pin(ctx, moment); err != nil {
+			return err
+		}
+	}
+	then, err := t.at(revision)
+	if err != nil {
+		return err
+	}
+	kinds, err := then.kinds()
+	if err != nil {
+		return err
+	}
+	name, of := split(object)
+	k, ok := kinds.named(name)
+	if !ok {
+		return fmt.Errorf("there was no kind '%s' at %s: 'kubectl api-resources' lists those of today", name, moment)
+	}
+	found, err := then.get(ctx, k, t.Namespace, of)
+	if err != nil {
+		return err
+	}
+	if found == nil {
+		return fmt.Errorf("'%s' was not there at %s: 'history %s' lists its versions", object, moment, object)
+	}
+	if !managedFields {
+		found.SetManagedFields(nil)
+	}
+	return t.print(found.Object, output)
+}

@@ -1,0 +1,108 @@
+package timetravel
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
+)
+
+// TestReversal takes a change back from an object that others have changed since.
+func TestReversal(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, after, now, want string
+		conflicts, reverted      []string
+	}{
+		"a field": {
+			before: `{a: 1, b: 1}`, after: `{a: 2, b: 1}`, now: `{a: 2, b: 9}`, want: `{a: 1, b: 9}`, reverted: []string{"a"},
+		},
+		"a field that is as it was": {
+			before: `{a: 1}`, after: `{a: 2}`, now: `{a: 1, b: 9}`, want: `{a: 1, b: 9}`,
+		},
+		"a field that somebody else has changed": {
+			before: `{a: 1}`, after: `{a: 2}`, now: `{a: 3}`, want: `{a: 3}`, conflicts: []string{"a"},
+		},
+		"a new object in which somebody else has set a field": {
+			before: `{}`, after: `{labels: {a: "1"}}`, now: `{labels: {a: "1", b: "2"}}`, want: `{labels: {b: "2"}}`, reverted: []string{"labels.a"},
+		},
+		"an object that was removed, and one of the same name since": {
+			before: `{labels: {a: "1"}}`, after: `{}`, now: `{labels: {b: "2"}}`, want: `{labels: {a: "1", b: "2"}}`, reverted: []string{"labels.a"},
+		},
+		"an item that is elsewhere now": {
+			before: `{c: [{name: web, image: "1"}]}`, after: `{c: [{name: web, image: "2"}]}`,
+			now: `{c: [{name: side, image: "2"}, {name: web, image: "2"}]}`, want: `{c: [{name: side, image: "2"}, {name: web, image: "1"}]}`,
+			reverted: []string{"c[name=web].image"},
+		},
+		"an item that was removed": {
+			before: `{c: [{name: a}, {name: b}, {name: c}]}`, after: `{c: [{name: a}, {name: c}]}`,
+			now: `{c: [{name: x}, {name: a}, {name: c}]}`, want: `{c: [{name: x}, {name: a}, {name: b}, {name: c}]}`,
+			reverted: []string{"c[name=b]"},
+		},
+		"an item that was added": {
+			before: `{c: [{name: a}]}`, after: `{c: [{name: a}, {name: b}]}`,
+			now: `{c: [{name: a, x: 1}, {name: b}]}`, want: `{c: [{name: a, x: 1}]}`, reverted: []string{"c[name=b]"},
+		},
+		"an item that was added, and changed since": {
+			before: `{c: [{name: a}]}`, after: `{c: [{name: a}, {name: b, x: 1}]}`,
+			now: `{c: [{name: a}, {name: b, x: 2}]}`, want: `{c: [{name: a}, {name: b, x: 2}]}`, conflicts: []string{"c[name=b]"},
+		},
+		"an item that somebody else has removed": {
+			before: `{c: [{name: a, x: 1}, {name: b}]}`, after: `{c: [{name: a, x: 2}, {name: b}]}`,
+			now: `{c: [{name: b}]}`, want: `{c: [{name: b}]}`, conflicts: []string{"c[name=a]"},
+		},
+		"a list without names is one value": {
+			before: `{args: [a]}`, after: `{args: [a, b]}`, now: `{args: [a, b], x: 1}`, want: `{args: [a], x: 1}`, reverted: []string{"args"},
+		},
+		"a list without names that somebody else has changed": {
+			before: `{args: [a]}`, after: `{args: [a, b]}`, now: `{args: [a, b, c]}`, want: `{args: [a, b, c]}`, conflicts: []string{"args"},
+		},
+		"an order is one value": {
+			before: `{c: [{name: a}, {name: b}]}`, after: `{c: [{name: b}, {name: a}]}`,
+			now: `{c: [{name: b}, {name: a}, {name: z}]}`, want: `{c: [{name: b}, {name: a}, {name: z}]}`, conflicts: []string{"c"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &reversal{}
+			got := r.value(nil, parse(t, c.before), parse(t, c.after), parse(t, c.now))
+			require.Equal(t, parse(t, c.want), got)
+			require.Equal(t, c.conflicts, texts(r.conflicts))
+			require.Equal(t, c.reverted, texts(r.reverted))
+		})
+	}
+}
+
+// TestReversalOfMany: changes of one field are taken back newest first. Once that is done there is nothing to do,
+// though the field is not what the newest of them left.
+func TestReversalOfMany(t *testing.T) {
+	states := []any{parse(t, `{a: 1}`), parse(t, `{a: 2}`), parse(t, `{a: 3}`)}
+	older := states[:1]
+	now, undo := states[2], func(now any) (any, *reversal) {
+		r := &reversal{undone: func(p path, value any) bool { return reflect.DeepEqual(p.of(older[0]), value) }}
+		now = r.value(nil, states[1], states[2], now)
+		return r.value(nil, states[0], states[1], now), r
+	}
+	now, r := undo(now)
+	require.Equal(t, states[0], now)
+	require.Len(t, r.reverted, 2)
+	now, r = undo(now)
+	require.Equal(t, states[0], now)
+	require.Empty(t, r.reverted)
+	require.Empty(t, r.conflicts)
+	_, r = undo(parse(t, `{a: 9}`))
+	require.NotEmpty(t, r.conflicts)
+}
+
+func parse(t *testing.T, text string) any {
+	t.Helper()
+	var value any
+	require.NoError(t, yaml.Unmarshal([]byte(text), &value))
+	return value
+}
+
+func texts(paths []path) (all []string) {
+	for _, p := range paths {
+		all = append(all, p.String())
+	}
+	return all
+}

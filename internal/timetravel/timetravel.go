@@ -1,0 +1,105 @@
+// Package timetravel is what 'logplane history', 'show', 'diff', 'blame', 'undelete', 'undo' and 'restore' do. It is a
+// client as kubectl is one: it knows nothing of the log and the bucket, and needs the rights of its user only.
+//
+// Nouns. A moment is a revision, a time or an age. A side is the API at one revision, or the API of now; what is read
+// from the side of a revision is one consistent cut. A change is one event of an object, with the object before and
+// after it. A plan is what a command would write; it is printed, and carried out only after a yes.
+//
+// The path through an undo:
+//
+//  1. Client.versions and Client.changes read who changed what from the group history.logplane.dev.
+//  2. revertAll compares each change with the object as it is now (merge.go). What somebody else changed since is a
+//     conflict, and then the whole object is left alone.
+//  3. The plan is printed, and Tool.confirm asks.
+//  4. Each object is written once, with its resourceVersion as the precondition. Who loses computes it again.
+package timetravel
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/term"
+)
+
+// ErrDifferent is the result of a diff that has found differences. There is nothing to print about it.
+var ErrDifferent = errors.New("there are differences")
+
+// Tool carries out one command.
+type Tool struct {
+	*Client
+	In  io.Reader
+	Out io.Writer
+	// Text and YAML make what the API holds safe for a terminal: a text on one line, and an object.
+	Text func(string) string
+	YAML func(any) (string, error)
+}
+
+// terminal returns the file if it is a terminal.
+func terminal(stream any) (*os.File, bool) {
+	file, ok := stream.(*os.File)
+	return file, ok && term.IsTerminal(int(file.Fd()))
+}
+
+// confirm returns nil if the plan that was printed shall be carried out.
+func (t *Tool) confirm(yes bool) error {
+	if yes {
+		return nil
+	}
+	if _, ok := terminal(t.In); !ok {
+		return errors.New("nothing was changed: this was the plan, give --yes to carry it out")
+	}
+	fmt.Fprint(t.Out, "Do it? [y/N] ")
+	answer, err := bufio.NewReader(t.In).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	switch strings.ToLower(strings.TrimSpace(answer)) {
+	case "y", "yes":
+		return nil
+	}
+	return errors.New("nothing was changed")
+}
+
+// line prints one line, in which nothing moves a terminal's cursor.
+func (t *Tool) line(format string, args ...any) {
+	fmt.Fprintln(t.Out, t.Text(fmt.Sprintf(format, args...)))
+}
+
+// print writes an object as 'yaml' or 'json'.
+func (t *Tool) print(object any, output string) error {
+	if output == "json" {
+		text, err := json.MarshalIndent(object, "", "    ")
+		if err != nil {
+			return fmt.Errorf("print as JSON: %w", err)
+		}
+		_, err = fmt.Fprintf(t.Out, "%s\n", text)
+		return err
+	}
+	text, err := t.YAML(object)
+	if err != nil {
+		return fmt.Errorf("print as YAML: %w", err)
+	}
+	_, err = io.WriteString(t.Out, text)
+	return err
+}
+
+// checkOutput refuses an --output that a command does not have.
+func checkOutput(output string, known ...string) error {
+	for _, k := range known {
+		if output == k {
+			return nil
+		}
+	}
+	var named []string
+	for _, k := range known {
+		if k != "" {
+			named = append(named, "'"+k+"'")
+		}
+	}
+	return fmt.Errorf("--output is '%s': it must be %s", output, strings.Join(named, " or "))
+}
