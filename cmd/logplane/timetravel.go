@@ -18,7 +18,7 @@ type past struct {
 
 // newTimetravel makes the commands of the past. As a kubectl plug-in they are 'kubectl logplane history' and so on.
 func newTimetravel() []*cobra.Command {
-	return []*cobra.Command{newHistory(), newShow(), newDiff(), newBlame()}
+	return []*cobra.Command{newHistory(), newShow(), newDiff(), newBlame(), newUndelete()}
 }
 
 // register adds the flags that say where the API is and who asks.
@@ -50,7 +50,7 @@ func (p *past) run(f func(cmd *cobra.Command, t *timetravel.Tool, args []string)
 		}
 		config.UserAgent = "logplane-" + cmd.Name()
 		t := &timetravel.Tool{
-			Client: timetravel.NewClient(config, namespace), In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Text: printable, YAML: printableYAML,
+			Client: timetravel.NewClient(config, namespace), Manager: config.UserAgent, In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Text: printable, YAML: printableYAML,
 		}
 		return t.Explain(f(cmd, t, args))
 	}
@@ -152,4 +152,26 @@ func newBlame() *cobra.Command {
 	cmd.Flags().BoolVar(&managedFields, "managed-fields", false, "also print metadata.managedFields")
 	cmd.Flags().BoolVar(&status, "status", false, "also print the status")
 	return cmd
+}
+
+func newUndelete() *cobra.Command {
+	p, yes := &past{}, false
+	cmd := &cobra.Command{
+		Use:   "undelete (KIND/NAME | KIND NAME)",
+		Short: "Create an object again as its last version was",
+		Long: "Creates an object again as it was before it was deleted, without what the server sets itself. It has another\n" +
+			"uid. References to owners that are not there are left out, and so are addresses that are another's by now.",
+		Example: "  logplane undelete secret/registry -n shop --yes",
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: p.ofObject(func(cmd *cobra.Command, t *timetravel.Tool, object string) error {
+			return t.Undelete(cmd.Context(), object, yes)
+		}),
+	}
+	p.register(cmd.Flags())
+	registerYes(cmd.Flags(), &yes)
+	return cmd
+}
+
+func registerYes(flags *pflag.FlagSet, yes *bool) {
+	flags.BoolVarP(yes, "yes", "y", false, "carry out the plan without asking")
 }

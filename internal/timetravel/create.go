@@ -1,0 +1,174 @@
+package timetravel
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var (
+	services    = schema.GroupResource{Resource: "services"}
+	jobs        = schema.GroupResource{Group: "batch", Resource: "jobs"}
+	volumes     = schema.GroupResource{Resource: "persistentvolumes"}
+	namespaces  = schema.GroupResource{Resource: "namespaces"}
+	definitions = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
+)
+
+// again is an object as it can be made once more: without what the server sets, and without uids of what is gone.
+func again(object *unstructured.Unstructured, k kind) *unstructured.Unstructured {
+	out := cleaned(object, k)
+	out.SetFinalizers(slices.DeleteFunc(out.GetFinalizers(), func(f string) bool {
+		return f == metav1.FinalizerDeleteDependents || f == metav1.FinalizerOrphanDependents
+	}))
+	if len(out.GetFinalizers()) == 0 {
+		unstructured.RemoveNestedField(out.Object, "metadata", "finalizers")
+	}
+	switch k.GroupResource() {
+	case jobs:
+		if manual, _, _ := unstructured.NestedBool(out.Object, "spec", "manualSelector"); !manual {
+			unstructured.RemoveNestedField(out.Object, "spec", "selector")
+			for _, of := range [][]string{{"metadata", "labels"}, {"spec", "template", "metadata", "labels"}} {
+				for _, label := range []string{"controller-uid", "batch.kubernetes.io/controller-uid"} {
+					unstructured.RemoveNestedField(out.Object, append(slices.Clone(of), label)...)
+				}
+			}
+		}
+	case volumes:
+		unstructured.RemoveNestedField(out.Object, "spec", "claimRef", "uid")
+		unstructured.RemoveNestedField(out.Object, "spec", "claimRef", "resourceVersion")
+	}
+	return out
+}
+
+// create makes an object, and says what it could not have again. Addresses of a Service may be another's by now.
+func (t *Tool) create(ctx context.Context, k kind, object *unstructured.Unstructured) (*unstructured.Unstructured, []string, error) {
+	now, err := t.at("")
+	if err != nil {
+		return nil, nil, err
+	}
+	options := metav1.CreateOptions{FieldManager: t.Manager}
+	to := now.objects(k, object.GetNamespace())
+	made, err := to.Create(ctx, object, options)
+	var notes []string
+	for k.GroupResource() == services && apierrors.IsInvalid(err) {
+		note := withoutAddress(object, err.Error())
+		if note == "" {
+			break
+		}
+		notes = append(notes, note)
+		made, err = to.Create(ctx, object, options)
+	}
+	return made, notes, err
+}
+
+// withoutAddress removes from a Service the address that an error is about, and says which that was.
+func withoutAddress(service *unstructured.Unstructured, problem string) string {
+	spec, _, _ := unstructured.NestedMap(service.Object, "spec")
+	had := ""
+	switch {
+	case strings.Contains(problem, "clusterIP") && spec["clusterIP"] != nil && spec["clusterIP"] != "None":
+		had = fmt.Sprintf("its address %v is taken: it has got another", spec["clusterIP"])
+		delete(spec, "clusterIP")
+		delete(spec, "clusterIPs")
+	case strings.Contains(problem, "odePort"):
+		ports, _, _ := unstructured.NestedSlice(spec, "ports")
+		for _, port := range ports {
+			if fields, ok := port.(map[string]any); ok && fields["nodePort"] != nil {
+				had = "its node ports are taken: it has got others"
+				delete(fields, "nodePort")
+			}
+		}
+		if spec["healthCheckNodePort"] != nil {
+			had = "its node ports are taken: it has got others"
+			delete(spec, "healthCheckNodePort")
+		}
+		spec["ports"] = ports
+	}
+	if had != "" {
+		service.Object["spec"] = spec
+	}
+	return had
+}
+
+// owners know who is there now. An object that is made again has another uid, which those that it owns must name, or
+// they would be collected as garbage.
+type owners struct {
+	client *Client
+	// known are the uids of what is there, and "" of what is not.
+	known map[objectID]types.UID
+	// pending are those that will be there: they have no uid yet.
+	pending map[objectID]bool
+}
+
+func newOwners(c *Client) *owners {
+	return &owners{client: c, known: map[objectID]types.UID{}, pending: map[objectID]bool{}}
+}
+
+// adopt gives an object's owner references the uids of now. It drops those to owners that are not there, and names them.
+func (o *owners) adopt(ctx context.Context, object *unstructured.Unstructured) ([]string, error) {
+	var references []metav1.OwnerReference
+	var notes []string
+	for _, r := range object.GetOwnerReferences() {
+		uid, later, err := o.find(ctx, r, object.GetNamespace())
+		switch {
+		case err != nil:
+			return nil, err
+		case later:
+			references = append(references, r)
+		case uid == "":
+			notes = append(notes, fmt.Sprintf("its owner %s/%s is not there: it has lost that reference", strings.ToLower(r.Kind), r.Name))
+		default:
+			r.UID = uid
+			references = append(references, r)
+		}
+	}
+	if len(references) == 0 {
+		unstructured.RemoveNestedField(object.Object, "metadata", "ownerReferences")
+	} else {
+		object.SetOwnerReferences(references)
+	}
+	return notes, nil
+}
+
+// find returns the uid that an owner has now, empty if it is not there, or that it will be there.
+func (o *owners) find(ctx context.Context, r metav1.OwnerReference, namespace string) (uid types.UID, later bool, err error) {
+	ids := ownerIDs(r, namespace)
+	for _, id := range ids {
+		if uid, ok := o.known[id]; ok {
+			return uid, false, nil
+		}
+		if o.pending[id] {
+			return "", true, nil
+		}
+	}
+	now, err := o.client.at("")
+	if err != nil {
+		return "", false, err
+	}
+	kinds, err := now.kinds()
+	if err != nil {
+		return "", false, err
+	}
+	id := ids[0]
+	if k, ok := kinds.byKind(id.group, r.Kind); ok {
+		if !k.Namespaced {
+			namespace, id.namespace = "", ""
+		}
+		owner, err := now.get(ctx, k, namespace, r.Name)
+		if err != nil {
+			return "", false, fmt.Errorf("look for the owner %s/%s: %w", strings.ToLower(r.Kind), r.Name, err)
+		}
+		if owner != nil {
+			uid = owner.GetUID()
+		}
+	}
+	o.known[id] = uid
+	return uid, false, nil
+}

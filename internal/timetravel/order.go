@@ -1,0 +1,107 @@
+package timetravel
+
+import (
+	"cmp"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// ranks say which kinds are needed by others. Those without a rank come in the middle; what may refuse or change the
+// objects that are written comes last.
+var ranks = map[schema.GroupResource]int{
+	{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}: 1,
+	{Resource: "namespaces"}:                                                               2,
+	{Group: "scheduling.k8s.io", Resource: "priorityclasses"}:                              3,
+	{Group: "storage.k8s.io", Resource: "storageclasses"}:                                  3,
+	{Group: "rbac.authorization.k8s.io", Resource: "clusterroles"}:                         3,
+	{Group: "rbac.authorization.k8s.io", Resource: "clusterrolebindings"}:                  4,
+	{Resource: "serviceaccounts"}:                                                          6,
+	{Resource: "secrets"}:                                                                  7,
+	{Resource: "configmaps"}:                                                               8,
+	{Resource: "persistentvolumeclaims"}:                                                   9,
+	{Resource: "services"}:                                                                 10,
+	{Group: "rbac.authorization.k8s.io", Resource: "roles"}:                                11,
+	{Group: "rbac.authorization.k8s.io", Resource: "rolebindings"}:                         12,
+	{Resource: "limitranges"}:                                                              30,
+	{Resource: "resourcequotas"}:                                                           30,
+	{Group: "apiregistration.k8s.io", Resource: "apiservices"}:                             31,
+	{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"}:         32,
+	{Group: "admissionregistration.k8s.io", Resource: "validatingadmissionpolicies"}:       32,
+	{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicybindings"}:   33,
+	{Group: "admissionregistration.k8s.io", Resource: "validatingadmissionpolicybindings"}: 33,
+	{Group: "admissionregistration.k8s.io", Resource: "mutatingwebhookconfigurations"}:     33,
+	{Group: "admissionregistration.k8s.io", Resource: "validatingwebhookconfigurations"}:   33,
+}
+
+const (
+	rankOfCluster   = 5
+	rankOfNamespace = 20
+)
+
+func rankOf(k kind) int {
+	if rank, ok := ranks[k.GroupResource()]; ok {
+		return rank
+	}
+	if !k.Namespaced {
+		return rankOfCluster
+	}
+	return rankOfNamespace
+}
+
+// objectID is what an owner reference finds an object by, beside its uid. One that is made again has the same.
+type objectID struct{ group, kind, namespace, name string }
+
+func idOf(object *unstructured.Unstructured) objectID {
+	kind := object.GroupVersionKind()
+	return objectID{kind.Group, kind.Kind, object.GetNamespace(), object.GetName()}
+}
+
+// ownerIDs are those that an owner reference may mean: an owner is in the same namespace, or in none.
+func ownerIDs(r metav1.OwnerReference, namespace string) []objectID {
+	group, _ := schema.ParseGroupVersion(r.APIVersion) // one that cannot be parsed names nothing
+	ids := []objectID{{group.Group, r.Kind, namespace, r.Name}}
+	if namespace != "" {
+		ids = append(ids, objectID{group.Group, r.Kind, "", r.Name})
+	}
+	return ids
+}
+
+// inOrder sorts what is written so that nothing comes before what it needs: by rank, and owners before what they own.
+func inOrder[T any](all []T, kindOf func(T) kind, objectOf func(T) *unstructured.Unstructured) []T {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b T) int {
+		x, y := kindOf(a), kindOf(b)
+		first, second := objectOf(a), objectOf(b)
+		return cmp.Or(cmp.Compare(rankOf(x), rankOf(y)), cmp.Compare(x.Group, y.Group), cmp.Compare(x.Resource, y.Resource),
+			cmp.Compare(first.GetNamespace(), second.GetNamespace()), cmp.Compare(first.GetName(), second.GetName()))
+	})
+	places := map[objectID]int{}
+	for i, item := range all {
+		places[idOf(objectOf(item))] = i
+	}
+	var out []T
+	visited := make([]bool, len(all))
+	var visit func(i int)
+	visit = func(i int) {
+		if visited[i] {
+			return // also if owners own each other
+		}
+		visited[i] = true
+		object := objectOf(all[i])
+		for _, r := range object.GetOwnerReferences() {
+			for _, id := range ownerIDs(r, object.GetNamespace()) {
+				if owner, ok := places[id]; ok {
+					visit(owner)
+				}
+			}
+		}
+		out = append(out, all[i])
+	}
+	for i := range all {
+		visit(i)
+	}
+	return out
+}
