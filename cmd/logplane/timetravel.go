@@ -18,7 +18,7 @@ type past struct {
 
 // newTimetravel makes the commands of the past. As a kubectl plug-in they are 'kubectl logplane history' and so on.
 func newTimetravel() []*cobra.Command {
-	return []*cobra.Command{newHistory(), newShow(), newDiff(), newBlame(), newUndelete()}
+	return []*cobra.Command{newHistory(), newShow(), newDiff(), newBlame(), newUndelete(), newUndo()}
 }
 
 // register adds the flags that say where the API is and who asks.
@@ -174,4 +174,37 @@ func newUndelete() *cobra.Command {
 
 func registerYes(flags *pflag.FlagSet, yes *bool) {
 	flags.BoolVarP(yes, "yes", "y", false, "carry out the plan without asking")
+}
+
+func newUndo() *cobra.Command {
+	p, u := &past{}, timetravel.Undo{}
+	cmd := &cobra.Command{
+		Use:   "undo ((KIND/NAME | KIND NAME) [--revision REVISION] | (--manager MANAGER | --by USER) --since MOMENT)",
+		Short: "Take back a change of an object, or all changes of a field manager or user",
+		Long: "Takes back exactly the fields that a change has changed: the last change of an object, or that of --revision; or\n" +
+			"all changes of a field manager or user since a moment, in the namespace or in all of the cluster. What a change\n" +
+			"has created is deleted, what it has deleted is created again. If somebody else has changed one of the fields\n" +
+			"since, the object is left alone and named, and the exit code is 1. Changes of the status are not taken back.\n" +
+			"Deletions name no field manager: --by finds them. What was taken back already is left as it is.",
+		Example: "  logplane undo deploy/web\n  logplane undo deploy/web --revision 1234 --yes\n" +
+			"  logplane undo --by alice --since 30m -A",
+		Args: cobra.MaximumNArgs(2),
+		RunE: p.run(func(cmd *cobra.Command, t *timetravel.Tool, args []string) (err error) {
+			if len(args) > 0 {
+				if u.Object, err = timetravel.ParseObject(args); err != nil {
+					return err
+				}
+			}
+			return t.Undo(cmd.Context(), u)
+		}),
+	}
+	p.register(cmd.Flags())
+	flags := cmd.Flags()
+	flags.StringVar(&u.Revision, "revision", "", "the change of the object, as 'history' lists it; the last one by default")
+	flags.StringVar(&u.Manager, "manager", "", "take back the changes of this field manager")
+	flags.StringVar(&u.User, "by", "", "take back the changes of this user")
+	flags.StringVar(&u.Since, "since", "", "the moment after which changes are taken back")
+	flags.BoolVarP(&u.All, "all-namespaces", "A", false, "take back changes in all of the cluster")
+	registerYes(flags, &u.Yes)
+	return cmd
 }
