@@ -18,7 +18,7 @@ type past struct {
 
 // newTimetravel makes the commands of the past. As a kubectl plug-in they are 'kubectl logplane history' and so on.
 func newTimetravel() []*cobra.Command {
-	return []*cobra.Command{newHistory(), newShow(), newDiff(), newBlame(), newUndelete(), newUndo()}
+	return []*cobra.Command{newHistory(), newShow(), newDiff(), newBlame(), newUndelete(), newUndo(), newRestore()}
 }
 
 // register adds the flags that say where the API is and who asks.
@@ -206,5 +206,31 @@ func newUndo() *cobra.Command {
 	flags.StringVar(&u.Since, "since", "", "the moment after which changes are taken back")
 	flags.BoolVarP(&u.All, "all-namespaces", "A", false, "take back changes in all of the cluster")
 	registerYes(flags, &u.Yes)
+	return cmd
+}
+
+func newRestore() *cobra.Command {
+	p, r := &past{}, timetravel.Restore{}
+	cmd := &cobra.Command{
+		Use:   "restore --to MOMENT",
+		Short: "Make everything in a namespace, or in the cluster, as it was at a moment",
+		Long: "Compares all objects at a moment with those of now, and creates, updates and with --prune deletes what differs.\n" +
+			"Objects that are created again have new uids, which the references of what they own get, too. A status is not\n" +
+			"restored, and what the control plane makes by itself is left to it. What was changed since the plan was made\n" +
+			"is left alone. Run it again to go on: what is as it was is not written. The exit code is 1 if something could\n" +
+			"not be restored, and the last line says what and why.",
+		Example: "  logplane restore --to 2h -n shop\n  logplane restore --to 1234 -A --prune --yes",
+		Args:    cobra.NoArgs,
+		RunE: p.run(func(cmd *cobra.Command, t *timetravel.Tool, _ []string) error {
+			return t.Restore(cmd.Context(), r)
+		}),
+	}
+	p.register(cmd.Flags())
+	flags := cmd.Flags()
+	flags.StringVar(&r.To, "to", "", "the moment: a revision, a time, or an age")
+	flags.BoolVarP(&r.All, "all-namespaces", "A", false, "restore all of the cluster, with what is in no namespace")
+	flags.StringVarP(&r.Selector, "selector", "l", "", "restore only objects that have these labels, or had them")
+	flags.BoolVar(&r.Prune, "prune", false, "also delete what came later")
+	registerYes(flags, &r.Yes)
 	return cmd
 }

@@ -97,8 +97,8 @@ func withoutAddress(service *unstructured.Unstructured, problem string) string {
 	return had
 }
 
-// owners know who is there now. An object that is made again has another uid, which those that it owns must name, or
-// they would be collected as garbage.
+// owners know who is there now. An object that is made again has another uid. What it owns must name that one, or it
+// would be collected as garbage.
 type owners struct {
 	client *Client
 	// known are the uids of what is there, and "" of what is not.

@@ -454,8 +454,8 @@ func (t *Tool) undoLine(u *undoing, o outcome) string {
 	return fmt.Sprintf("%s is without the change already: nothing to do (%s)", name, of)
 }
 
-// carryOut writes an object once. What was computed from a version that is not the newest any more is computed again: so
-// nothing that is written meanwhile is lost.
+// carryOut writes an object once. What was computed from a version that is not the newest any more is computed again:
+// so nothing that is written meanwhile is lost.
 func (t *Tool) carryOut(ctx context.Context, u *undoing) (string, error) {
 	now, err := t.at("")
 	if err != nil {
