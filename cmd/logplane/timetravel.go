@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/logplane/logplane/internal/timetravel"
@@ -49,6 +50,7 @@ func (p *past) run(f func(cmd *cobra.Command, t *timetravel.Tool, args []string)
 			return err
 		}
 		config.UserAgent = "logplane-" + cmd.Name()
+		config.WarningHandler = rest.NewWarningWriter(cmd.ErrOrStderr(), rest.WarningWriterOptions{Deduplicate: true})
 		t := &timetravel.Tool{
 			Client: timetravel.NewClient(config, namespace), Manager: config.UserAgent, In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Text: printable, YAML: printableYAML,
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -24,11 +25,12 @@ type blamed struct {
 
 // Blame prints an object with the version that each line is from.
 func (t *Tool) Blame(ctx context.Context, object string, managedFields, status bool) error {
-	list, err := t.versions(ctx, object, t.Namespace, true)
+	versions, err := t.contents(ctx, object, t.Namespace, func(all []history.Version) bool {
+		return slices.ContainsFunc(all, func(v history.Version) bool { return v.Verb == "create" }) // before it was another life
+	})
 	if err != nil {
 		return err
 	}
-	versions := list.Items
 	if versions[0].Verb == "delete" {
 		return fmt.Errorf("'%s' was deleted at revision %s by %s: 'undelete %s' makes it again", object, versions[0].Name, author(&versions[0]), object)
 	}

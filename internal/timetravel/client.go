@@ -180,8 +180,11 @@ func (c *Client) pin(ctx context.Context, moment string) (string, error) {
 var errNoPast = errors.New("this API server keeps no past: is it Logplane, and not an older one?")
 
 // newestVersion returns the newest version of an object, and the revision at which it is that.
-func (c *Client) newestVersion(ctx context.Context, object string) (history.Version, string, error) {
+func (c *Client) newestVersion(ctx context.Context, object string, content bool) (history.Version, string, error) {
 	query := url.Values{"limit": {"1"}}
+	if content {
+		query.Set("include", "object")
+	}
 	list, err := c.listVersions(ctx, object, c.Namespace, query)
 	if err == nil && len(list.Items) == 0 {
 		err = c.noVersions(object)
@@ -197,11 +200,21 @@ func (c *Client) noVersions(object string) error {
 }
 
 // versions returns all versions of an object that are kept, newest first.
-func (c *Client) versions(ctx context.Context, object, namespace string, content bool) (*history.VersionList, error) {
-	query := url.Values{}
-	if content {
-		query.Set("include", "object")
+func (c *Client) versions(ctx context.Context, object, namespace string) (*history.VersionList, error) {
+	return c.readVersions(ctx, object, namespace, url.Values{}, func([]history.Version) bool { return false })
+}
+
+// contents returns versions of an object with what the object was, newest first, until there are enough of them. An
+// object that is written every second has more than one wants to read.
+func (c *Client) contents(ctx context.Context, object, namespace string, enough func([]history.Version) bool) ([]history.Version, error) {
+	list, err := c.readVersions(ctx, object, namespace, url.Values{"include": {"object"}, "limit": {"50"}}, enough)
+	if err != nil {
+		return nil, err
 	}
+	return list.Items, nil
+}
+
+func (c *Client) readVersions(ctx context.Context, object, namespace string, query url.Values, enough func([]history.Version) bool) (*history.VersionList, error) {
 	all := &history.VersionList{}
 	for {
 		page, err := c.listVersions(ctx, object, namespace, query)
@@ -212,7 +225,7 @@ func (c *Client) versions(ctx context.Context, object, namespace string, content
 			all.TypeMeta, all.ListMeta = page.TypeMeta, metav1.ListMeta{ResourceVersion: page.ResourceVersion}
 		}
 		all.Items = append(all.Items, page.Items...)
-		if page.Continue == "" {
+		if page.Continue == "" || enough(all.Items) {
 			break
 		}
 		query.Set("continue", page.Continue)

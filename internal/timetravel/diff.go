@@ -6,14 +6,17 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/pmezard/go-difflib/difflib"
+	"golang.org/x/sync/errgroup"
 	"gomodules.xyz/jsonpatch/v2"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
@@ -29,6 +32,9 @@ type Diff struct {
 	// ManagedFields and Status are fields that are compared only if they are asked for.
 	ManagedFields, Status bool
 }
+
+// atOnce is how many requests a command has under way.
+const atOnce = 8
 
 // difference is an object that is not the same at two revisions.
 type difference struct {
@@ -63,11 +69,25 @@ func (t *Tool) Diff(ctx context.Context, d Diff) error {
 	}
 	from, to = cmp.Or(from, head), cmp.Or(to, head)
 	found := differences{From: from, To: to, Objects: []difference{}}
-	for _, object := range objects {
-		one, err := t.compare(ctx, d, object, from, to)
-		if err != nil {
+	var sides [2]*side
+	for i, revision := range []string{from, to} {
+		if sides[i], err = t.at(revision); err != nil {
 			return err
 		}
+	}
+	each := make([]*difference, len(objects))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	for i, object := range objects {
+		group.Go(func() (err error) {
+			each[i], err = t.compare(ctx, d, object, sides)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for _, one := range each {
 		if one != nil {
 			found.Objects = append(found.Objects, *one)
 		}
@@ -97,7 +117,7 @@ func (t *Tool) pinBoth(ctx context.Context, a, b string) (from, to string, err e
 // changedBetween returns the objects that may differ, and the head.
 func (t *Tool) changedBetween(ctx context.Context, d Diff, from, to string) ([]history.Reference, string, error) {
 	if d.Object != "" {
-		newest, head, err := t.newestVersion(ctx, d.Object)
+		newest, head, err := t.newestVersion(ctx, d.Object, false)
 		return []history.Reference{newest.Object}, head, err
 	}
 	if isAfter(from, to) {
@@ -140,28 +160,21 @@ func isAfter(a, b string) bool {
 }
 
 // compare returns nil if the object is the same at both revisions.
-func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, from, to string) (*difference, error) {
-	k, err := t.kindAt(object, from, to)
+func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, sides [2]*side) (*difference, error) {
+	k, err := t.kindAt(object, sides)
 	if err != nil {
 		return nil, err
 	}
 	one := &difference{Object: object}
 	one.Object.UID = ""
 	one.Object.Kind = k.Kind
-	for _, place := range []struct {
-		revision string
-		object   *map[string]any
-	}{{from, &one.Before}, {to, &one.After}} {
-		s, err := t.at(place.revision)
+	for i, place := range []*map[string]any{&one.Before, &one.After} {
+		found, err := sides[i].get(ctx, k, object.Namespace, object.Name)
 		if err != nil {
-			return nil, err
-		}
-		found, err := s.get(ctx, k, object.Namespace, object.Name)
-		if err != nil {
-			return nil, fmt.Errorf("read %s at %s: %w", t.title(object), place.revision, err)
+			return nil, fmt.Errorf("read %s at %s: %w", t.title(object), sides[i].revision, err)
 		}
 		if found != nil {
-			*place.object = folded(found, d)
+			*place = folded(found, d)
 		}
 	}
 	if one.Patch, err = patchBetween(one.Before, one.After); err != nil || len(one.Patch) == 0 {
@@ -171,20 +184,12 @@ func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, fr
 }
 
 // kindAt is the kind of an object in a version that both moments know, or else the one that has it at all.
-func (t *Tool) kindAt(object history.Reference, from, to string) (kind, error) {
-	first, err := t.at(from)
+func (t *Tool) kindAt(object history.Reference, sides [2]*side) (kind, error) {
+	then, err := sides[0].kinds()
 	if err != nil {
 		return kind{}, err
 	}
-	second, err := t.at(to)
-	if err != nil {
-		return kind{}, err
-	}
-	then, err := first.kinds()
-	if err != nil {
-		return kind{}, err
-	}
-	later, err := second.kinds()
+	later, err := sides[1].kinds()
 	if err != nil {
 		return kind{}, err
 	}
@@ -198,7 +203,7 @@ func (t *Tool) kindAt(object history.Reference, from, to string) (kind, error) {
 	if k, ok := then.of(of); ok {
 		return k, nil
 	}
-	return kind{}, fmt.Errorf("%s is of a kind that was served neither at %s nor at %s: name a moment at which it was", t.title(object), from, to)
+	return kind{}, fmt.Errorf("%s is of a kind that was served neither at %s nor at %s: name a moment at which it was", t.title(object), sides[0].revision, sides[1].revision)
 }
 
 // folded is an object without what a diff does not compare.
@@ -254,6 +259,9 @@ func (t *Tool) printDifferences(found differences, output string) error {
 	}
 	_, coloured := terminal(t.Out)
 	for _, one := range found.Objects {
+		if one.Object.Group == "" && one.Object.Resource == "secrets" {
+			one.Before, one.After = masked(one.Before, one.After)
+		}
 		before, err := linesOf(one.Before)
 		if err != nil {
 			return err
@@ -273,6 +281,38 @@ func (t *Tool) printDifferences(found differences, output string) error {
 		}
 	}
 	return nil
+}
+
+// masked are a Secret before and after, of which nobody who looks over a shoulder learns more than what has changed.
+func masked(before, after map[string]any) (map[string]any, map[string]any) {
+	before, after = runtime.DeepCopyJSON(before), runtime.DeepCopyJSON(after)
+	was, _, _ := unstructured.NestedMap(before, "data")
+	is, _, _ := unstructured.NestedMap(after, "data")
+	for name, value := range was {
+		switch other, ok := is[name]; {
+		case ok && reflect.DeepEqual(value, other):
+			was[name], is[name] = "***", "***"
+		case ok:
+			was[name], is[name] = "*** (before)", "*** (after)"
+		default:
+			was[name] = "***"
+		}
+	}
+	for name := range is {
+		if _, ok := was[name]; !ok {
+			is[name] = "***"
+		}
+	}
+	if was != nil {
+		before["data"] = was
+	}
+	if is != nil {
+		after["data"] = is
+	}
+	for _, object := range []map[string]any{before, after} { // which has the values, too
+		unstructured.RemoveNestedField(object, "metadata", "annotations", lastApplied)
+	}
+	return before, after
 }
 
 // linesOf are those of the YAML, none of an object that is not there.

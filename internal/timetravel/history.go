@@ -18,7 +18,7 @@ func (t *Tool) History(ctx context.Context, object, output string) error {
 	if err := checkOutput(output, "", "json", "yaml"); err != nil {
 		return err
 	}
-	list, err := t.versions(ctx, object, t.Namespace, false)
+	list, err := t.versions(ctx, object, t.Namespace)
 	if err != nil {
 		return err
 	}

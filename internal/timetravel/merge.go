@@ -1,6 +1,7 @@
 package timetravel
 
 import (
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
@@ -51,6 +52,10 @@ func (p path) of(value any) any {
 		case map[string]any:
 			if field, ok := v[s.field]; ok && s.item == nil {
 				next = field
+			}
+		case string: // an annotation with a document
+			if fields, ok := documentIn(v); ok && s.item == nil {
+				next = fieldOf(fields, s.field)
 			}
 		case []any:
 			for _, item := range v {
@@ -104,6 +109,9 @@ func (r *reversal) parts(p path, before, after, now any) func() any {
 	if isItem && (before == any(none{}) || after == any(none{})) {
 		return nil
 	}
+	if len(p) > 0 && p[len(p)-1].field == lastApplied {
+		return r.document(p, before, after, now)
+	}
 	if fields, ok := allAre[map[string]any](before, after, now); ok {
 		return func() any { return r.object(p, fields[0], fields[1], fields[2]) }
 	}
@@ -113,6 +121,36 @@ func (r *reversal) parts(p path, before, after, now any) func() any {
 		}
 	}
 	return nil
+}
+
+// lastApplied is the annotation in which 'kubectl apply' keeps the whole of what was applied. Each apply changes it, so
+// that as one text it would stand against every undo.
+const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
+
+// document takes back what has changed in texts that are objects in JSON. It returns nil if one is not.
+func (r *reversal) document(p path, before, after, now any) func() any {
+	var fields [3]map[string]any
+	for i, value := range []any{before, after, now} {
+		text, _ := value.(string)
+		var ok bool
+		if fields[i], ok = documentIn(text); !ok {
+			return nil
+		}
+	}
+	return func() any {
+		text, err := json.Marshal(r.object(p, fields[0], fields[1], fields[2]))
+		if err != nil {
+			r.conflicts = append(r.conflicts, p)
+			return now
+		}
+		return string(text) + "\n" // as kubectl writes it
+	}
+}
+
+// documentIn is the object that a text is in JSON.
+func documentIn(text string) (map[string]any, bool) {
+	var fields map[string]any
+	return fields, strings.HasPrefix(text, "{") && json.Unmarshal([]byte(text), &fields) == nil
 }
 
 // object takes back what has changed in the fields of an object.

@@ -1,7 +1,6 @@
 package timetravel
 
 import (
-	"encoding/json"
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -86,13 +85,4 @@ func (c *Client) title(r history.Reference) string {
 		return r.String()
 	}
 	return r.String() + " -n " + r.Namespace
-}
-
-// JSON is a value in short, for a line.
-func inShort(value any) string {
-	text, err := json.Marshal(value)
-	if err != nil || len(text) > 60 {
-		return fmt.Sprintf("a value of %d bytes", len(text))
-	}
-	return string(text)
 }

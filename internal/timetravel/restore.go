@@ -210,7 +210,7 @@ func (r *restoring) compare(ctx context.Context, selector labels.Selector) ([]*r
 	found := make([]map[objectID]*restored, len(scopes))
 	problems := make([]error, len(scopes))
 	var group errgroup.Group
-	group.SetLimit(8)
+	group.SetLimit(atOnce)
 	for i, s := range scopes {
 		group.Go(func() error {
 			found[i], problems[i] = r.read(ctx, s, namespace)
@@ -332,6 +332,8 @@ func (r *restoring) plan(all []*restored) (plan []*restored, later int) {
 	var deletes []*restored
 	for _, one := range all {
 		switch {
+		case one.then != nil && one.then.GetDeletionTimestamp() != nil: // it was on its way out
+			continue
 		case one.now == nil:
 			one.verb = "create"
 		case one.then == nil:
@@ -375,8 +377,10 @@ func (r *restoring) wanted(one *restored, now *unstructured.Unstructured) *unstr
 	}
 	switch one.kind.GroupResource() {
 	case services:
-		keep("spec", "clusterIP")
-		keep("spec", "clusterIPs")
+		if of, _, _ := unstructured.NestedString(out.Object, "spec", "type"); of != "ExternalName" {
+			keep("spec", "clusterIP")
+			keep("spec", "clusterIPs")
+		}
 	case jobs:
 		keep("spec", "selector")
 		for _, label := range []string{"controller-uid", "batch.kubernetes.io/controller-uid"} {

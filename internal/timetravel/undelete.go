@@ -14,11 +14,11 @@ import (
 
 // Undelete makes an object again as its last version was.
 func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
-	list, err := t.versions(ctx, object, t.Namespace, true)
+	newest, _, err := t.newestVersion(ctx, object, true)
 	if err != nil {
 		return err
 	}
-	last := &list.Items[0]
+	last := &newest
 	name := t.title(last.Object)
 	if last.Verb != "delete" {
 		t.line("%s is there: nothing to do", name)

@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
-// undoManager is the name by which an undo writes. By it a later one knows that a change is none of a user's.
+// undoManager is the name by which an undo writes, also as its user agent. By that a later one knows it again.
 const undoManager = "logplane-undo"
 
 // mostTries is how often an object is read again because somebody else has written it meanwhile.
@@ -141,11 +141,14 @@ func (t *Tool) toUndo(ctx context.Context, u Undo) ([]*undoing, error) {
 		if u.Manager != "" || u.User != "" || u.Since != "" || u.All {
 			return nil, errors.New("give an object, or --manager or --by with --since")
 		}
-		list, err := t.versions(ctx, u.Object, t.Namespace, true)
+		versions, err := t.contents(ctx, u.Object, t.Namespace, func(all []history.Version) bool {
+			i := changeOf(all, u.Revision)
+			return i >= 0 && i+1 < len(all) // with the version before
+		})
 		if err != nil {
 			return nil, err
 		}
-		return t.ofOne(list.Items, u.Revision)
+		return t.ofOne(versions, u.Revision)
 	}
 	switch {
 	case u.Manager == "" && u.User == "":
@@ -176,15 +179,19 @@ func (t *Tool) toUndo(ctx context.Context, u Undo) ([]*undoing, error) {
 	return t.ofMany(ctx, list.Items, u.Manager == undoManager)
 }
 
-// ofOne finds the change of an object that is named, or the last one that a user has made.
+// changeOf is the place of the change that is named, or of the last one that a user has made; -1 if it is not there.
+func changeOf(versions []history.Version, revision string) int {
+	return slices.IndexFunc(versions, func(v history.Version) bool {
+		return revision != "" && v.Name == revision || revision == "" && !isUndo(&v) && !isStatus(&v)
+	})
+}
+
+// ofOne takes back one change.
 func (t *Tool) ofOne(versions []history.Version, revision string) ([]*undoing, error) {
 	object := versions[0].Object
-	for i := range versions {
-		v := &versions[i]
-		if revision != "" && v.Name == revision || revision == "" && !isUndo(v) && !isStatus(v) {
-			one, err := t.undoingOf(object, versions, []string{v.Name})
-			return []*undoing{one}, err
-		}
+	if i := changeOf(versions, revision); i >= 0 {
+		one, err := t.undoingOf(object, versions, []string{versions[i].Name})
+		return []*undoing{one}, err
 	}
 	if revision != "" {
 		return nil, fmt.Errorf("revision %s is none of %s, or is no longer kept: 'history' lists those that are", revision, t.title(object))
@@ -192,7 +199,7 @@ func (t *Tool) ofOne(versions []history.Version, revision string) ([]*undoing, e
 	return nil, fmt.Errorf("no change of %s is kept that could be taken back: 'history' lists what is", t.title(object))
 }
 
-func isUndo(v *history.Version) bool { return v.UserAgent == undoManager || v.Manager == undoManager }
+func isUndo(v *history.Version) bool { return v.UserAgent == undoManager }
 
 // isStatus says that an update has changed nothing that an undo could write.
 func isStatus(v *history.Version) bool {
@@ -220,11 +227,14 @@ func (t *Tool) ofMany(ctx context.Context, changes []history.Change, undos bool)
 	}
 	var all []*undoing
 	for _, of := range order {
-		list, err := t.versions(ctx, of.resource+"/"+of.name, of.namespace, true)
+		oldest := revisions[of][0]
+		versions, err := t.contents(ctx, of.resource+"/"+of.name, of.namespace, func(all []history.Version) bool {
+			return isAfter(oldest, all[len(all)-1].Name)
+		})
 		if err != nil {
 			return nil, err
 		}
-		one, err := t.undoingOf(objects[of], list.Items, revisions[of])
+		one, err := t.undoingOf(objects[of], versions, revisions[of])
 		if err != nil {
 			return nil, err
 		}
