@@ -385,7 +385,7 @@ func (s *store) keysOf(ctx context.Context, q *question) (projection.Keys, error
 		if err != nil {
 			return projection.Keys{}, err
 		}
-		start = s.Stores.Key(found.GroupResource, "", "").RowKey()
+		start = s.key(found, "", "").RowKey()
 		if !strings.HasSuffix(start, "/") {
 			start += "/"
 		}
@@ -494,7 +494,7 @@ func (s *store) keyOf(ctx context.Context, object, namespace string) (eventlog.K
 		return eventlog.Key{}, err
 	}
 	if !found.namespaced {
-		return s.Stores.Key(found.GroupResource, "", rest), nil
+		return s.key(found, "", rest), nil
 	}
 	if of, name, ok := strings.Cut(rest, "/"); ok {
 		if namespace != "" && namespace != of {
@@ -505,7 +505,7 @@ func (s *store) keyOf(ctx context.Context, object, namespace string) (eventlog.K
 	if namespace == "" {
 		return eventlog.Key{}, apierrors.NewBadRequest(fmt.Sprintf("'%s' is in a namespace: name it with -n, or write %s/NAMESPACE/%s", object, name, rest))
 	}
-	return s.Stores.Key(found.GroupResource, namespace, rest), nil
+	return s.key(found, namespace, rest), nil
 }
 
 // rights remembers for one request what its user may get.
