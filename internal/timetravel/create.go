@@ -111,7 +111,7 @@ func newOwners(c *Client) *owners {
 	return &owners{client: c, known: map[objectID]types.UID{}, pending: map[objectID]bool{}}
 }
 
-// adopt gives an object's owner references the uids of now. It drops those to owners that are not there, and names them.
+// adopt gives an object's owner references the uids of now. It drops those to owners that are not there, and says so.
 func (o *owners) adopt(ctx context.Context, object *unstructured.Unstructured) ([]string, error) {
 	var references []metav1.OwnerReference
 	var notes []string

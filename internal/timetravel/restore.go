@@ -113,7 +113,7 @@ func (t *Tool) Restore(ctx context.Context, o Restore) error {
 		t.line("cannot compare %s", failure)
 	}
 	if len(plan) > 0 {
-		if err := t.confirm(o.Yes); err != nil {
+		if err := t.confirm(ctx, o.Yes); err != nil {
 			return err
 		}
 	}

@@ -16,6 +16,7 @@ package timetravel
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,7 +49,7 @@ func terminal(stream any) (*os.File, bool) {
 }
 
 // confirm returns nil if the plan that was printed shall be carried out.
-func (t *Tool) confirm(yes bool) error {
+func (t *Tool) confirm(ctx context.Context, yes bool) error {
 	if yes {
 		return nil
 	}
@@ -56,15 +57,20 @@ func (t *Tool) confirm(yes bool) error {
 		return errors.New("nothing was changed: this was the plan, give --yes to carry it out")
 	}
 	fmt.Fprint(t.Out, "Do it? [y/N] ")
-	answer, err := bufio.NewReader(t.In).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("read the answer: %w", err)
+	answered := make(chan string, 1)
+	go func() { // it ends with the process, if nobody answers
+		answer, _ := bufio.NewReader(t.In).ReadString('\n') // no answer is a no
+		answered <- strings.ToLower(strings.TrimSpace(answer))
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case answer := <-answered:
+		if answer == "y" || answer == "yes" {
+			return nil
+		}
+		return errors.New("nothing was changed")
 	}
-	switch strings.ToLower(strings.TrimSpace(answer)) {
-	case "y", "yes":
-		return nil
-	}
-	return errors.New("nothing was changed")
 }
 
 // line prints one line, in which nothing moves a terminal's cursor.

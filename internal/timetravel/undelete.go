@@ -39,7 +39,7 @@ func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
 	}
 	t.line("create %s as it was before %s deleted it at revision %s, %s", name, author(last), last.Name, last.CreationTimestamp.UTC().Format(time.RFC3339))
 	t.notes(notes)
-	if err := t.confirm(yes); err != nil {
+	if err := t.confirm(ctx, yes); err != nil {
 		return err
 	}
 	made, notes, err := t.create(ctx, k, wanted)

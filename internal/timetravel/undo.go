@@ -94,7 +94,7 @@ func (t *Tool) Undo(ctx context.Context, u Undo) error {
 		}
 	}
 	if writes > 0 {
-		if err := t.confirm(u.Yes); err != nil {
+		if err := t.confirm(ctx, u.Yes); err != nil {
 			return err
 		}
 	}
