@@ -3,8 +3,9 @@
 //
 // Nouns. A budget is the bytes that all caches of a process have together. So the least recently used value of all
 // goes, in whichever cache it is. An owner is whom a value belongs to, in a cell the namespace of an object. A share is
-// the quarter of the budget that an owner may take from the others; alone it has all of it. A value is cold when nobody
-// has used it for a minute. Bytes that are held belong to no cache and cannot be let go: the caches have the rest.
+// the quarter of the budget that an owner may take from the others; alone it has all of it. A value is cold when
+// nobody has used it for a minute. Bytes that are held belong to no cache and cannot be let go: the caches have the
+// rest, and three eighths of the budget at least.
 package cache
 
 import (
@@ -50,13 +51,16 @@ func (b *Budget) Hold(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.held += bytes
-	for b.bytes > b.room() && b.bytes > 0 {
+	for b.bytes > b.room() {
 		b.recent.Back().Value.(evictable).remove()
 	}
 }
 
 // room is what the caches may keep. It requires mu.
-func (b *Budget) room() int64 { return b.limit - b.held }
+//
+// A tail and a window of watches within their own bounds leave three eighths of a budget. But a tail may have 32 MiB
+// however small the budget is. It must not empty the caches: then each request would read and decode everything anew.
+func (b *Budget) room() int64 { return max(b.limit-b.held, b.limit*3/8) }
 
 // evictable is an entry of any cache. Its methods require mu.
 type evictable interface {

@@ -146,7 +146,8 @@ func TestCachesShareABudget(t *testing.T) {
 	require.Empty(t, b.owners)
 }
 
-// What is held takes room from the caches, until it is given back.
+// What is held takes room from the caches, until it is given back. It never takes all: a long tail would leave a small
+// process without any cache.
 func TestHold(t *testing.T) {
 	c := newCache[int, int](10)
 	fill := func() {
@@ -160,9 +161,11 @@ func TestHold(t *testing.T) {
 	fill()
 	require.Len(t, c.entries, 6)
 	c.of.Hold(20)
-	require.Empty(t, c.entries)
+	require.Len(t, c.entries, 3, "more is held than there is")
 	fill()
-	require.Empty(t, c.entries, "more is held than there is")
+	require.Len(t, c.entries, 3)
+	c.Add(100, "a", 100, 4)
+	require.Len(t, c.entries, 3, "larger than the room")
 	c.of.Hold(-24)
 	fill()
 	require.Len(t, c.entries, 10)
