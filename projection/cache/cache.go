@@ -3,7 +3,7 @@
 //
 // Nouns. A budget is the bytes that all caches of a process have together. So the least recently used value of all
 // goes, in whichever cache it is. An owner is whom a value belongs to, in a cell the namespace of an object. A share is
-// the quarter of the budget that an owner may take from the others; alone it has all of it. A value is cold when
+// the quarter of the caches' room that an owner may take from the others; alone it has all of it. A value is cold when
 // nobody has used it for a minute. Bytes that are held belong to no cache and cannot be let go: the caches have the
 // rest, and three eighths of the budget at least.
 package cache
@@ -16,7 +16,8 @@ import (
 	"unsafe"
 )
 
-// shares of a budget. An owner beyond one of them takes room from nobody but itself while the rest is in use.
+// shares of what the caches may keep. An owner beyond one of them takes room from nobody but itself while the rest is in
+// use.
 const shares = 4
 
 // cold is how long a value that nobody uses is safe from an owner beyond its share.
@@ -110,7 +111,7 @@ func (b *Budget) bound(o *owner) {
 // victim is what goes to make room for the owner's newest value, which it may be itself. It requires mu.
 func (b *Budget) victim(o *owner) evictable {
 	oldest := b.recent.Back().Value.(evictable)
-	if o.bytes > b.limit/shares && time.Since(oldest.at().used) < cold {
+	if o.bytes > b.room()/shares && time.Since(oldest.at().used) < cold {
 		return o.recent.Back().Value.(evictable)
 	}
 	return oldest

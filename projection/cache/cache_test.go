@@ -89,6 +89,20 @@ func TestOwnersBeyondTheirShare(t *testing.T) {
 	})
 }
 
+// A share is a quarter of what the caches have beside what is held.
+func TestSharesBesideWhatIsHeld(t *testing.T) {
+	c := newCache[string, int](100)
+	c.of.Hold(60)
+	for n := range 40 {
+		c.Add(fmt.Sprint("quiet-", n), "quiet", n, 1)
+	}
+	for n := range 100 {
+		c.Add(fmt.Sprint("loud-", n), "loud", n, 1)
+	}
+	require.Len(t, c.kept("quiet"), 30)
+	require.Len(t, c.kept("loud"), 10)
+}
+
 // A value beyond its owner's share finds no room among values that are in use.
 func TestALargeValue(t *testing.T) {
 	c := newCache[string, int](100)
