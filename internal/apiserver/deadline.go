@@ -62,6 +62,13 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 		asked = asked.WithContext(ctx)
 		timer := time.AfterFunc(time.Until(last)+lastWord, func() {
 			defer close(t.passed)
+			defer func() {
+				if reason := recover(); reason != nil { // nobody else would, and the process would end
+					t.broken = true
+					s.logPanic(asked, reason)
+					recordPanic(ctx, reason)
+				}
+			}()
 			if !t.pass() {
 				t.cut()
 				return
@@ -82,6 +89,7 @@ type timed struct {
 	header http.Header // the handler's
 	by     atomic.Int32
 	passed chan struct{} // closed when the timer has done its work
+	broken bool          // the timer has panicked; read once it has passed
 	begun  bool          // the handler has sent its header
 }
 
@@ -141,6 +149,9 @@ func (t *timed) end(timer *time.Timer) {
 		return
 	}
 	<-t.passed
+	if t.broken {
+		panic(http.ErrAbortHandler) // else the client would take what was sent, or nothing, for the whole
+	}
 	if t.by.Load() == byDeadline {
 		metrics.RecordRequestPostTimeout(metrics.PostTimeoutSourceTimeoutHandler, metrics.PostTimeoutHandlerOK)
 	}

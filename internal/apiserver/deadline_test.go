@@ -113,6 +113,43 @@ func TestStubbornHandler(t *testing.T) {
 	}
 }
 
+// broken is a writer that panics when an answer begins.
+type broken struct {
+	http.ResponseWriter
+	panics chan struct{}
+}
+
+func (b broken) WriteHeader(int) {
+	close(b.panics)
+	panic("no header can be written")
+}
+
+// TestPanicAtTheDeadline: a panic while a request is answered for its handler ends the request and not the process. It
+// is logged as any other.
+func TestPanicAtTheDeadline(t *testing.T) {
+	var logged lines
+	s := newServer(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&logged, nil)) })
+	for _, multiplexed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
+			panics := make(chan struct{})
+			h := s.withTimeout(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-panics }))
+			listener := httptest.NewUnstartedServer(hurried(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				h.ServeHTTP(broken{w, panics}, r)
+			})))
+			listener.EnableHTTP2 = multiplexed
+			listener.StartTLS()
+			defer listener.Close()
+			answer, err := listener.Client().Post(listener.URL+"/asked", "", nil) // which is not sent again
+			if err == nil {
+				_ = answer.Body.Close()
+			}
+			require.Error(t, err)
+		})
+	}
+	require.Equal(t, 2, strings.Count(logged.String(), `msg="a request panicked"`))
+	require.Equal(t, 2, strings.Count(logged.String(), "uri=/asked panic=\"no header can be written\""))
+}
+
 // TestSlowReaderOfAList: a client that does not take its list is cut off soon after the deadline that it has asked for.
 // Without that, the request would be served for as long as the connection lasts.
 func TestSlowReaderOfAList(t *testing.T) {
