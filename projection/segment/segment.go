@@ -12,8 +12,8 @@
 //  3. Find asks the bloom filter, then the index, then reads one block.
 //  4. Scan reads runs of blocks ahead, ever longer, and never past the end asked for.
 //
-// Every byte is covered by a checksum; whatever does not match is a *FormatError that names the place. So is what matches
-// and is not known here.
+// Every byte is covered by a checksum; whatever does not match is a *FormatError that names the place. So is whatever
+// matches and is not known here.
 package segment
 
 import (
