@@ -487,7 +487,7 @@ var list = []mutant{
 	},
 	{
 		name: "piece-of-another-version",
-		file: "internal/apiserver/lists/lists.go", old: "chosen.MediaType, k.Version, gzip)", new: "chosen.MediaType, k.Version.Group, gzip)",
+		file: "internal/apiserver/lists/lists.go", old: "chosen.MediaType, k.Version, encoding)", new: "chosen.MediaType, k.Version.Group, encoding)",
 		tests: "TestListsOfPieces",
 		why:   "a list of autoscaling/v1 has objects as autoscaling/v2 shows them",
 	},

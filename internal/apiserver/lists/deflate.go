@@ -13,8 +13,8 @@ import (
 // level is the fastest. The next ones take half as long again for a few per cent.
 const level = flate.BestSpeed
 
-// packed is compressed, and can be joined with others of its encoding in any order. For gzip it is a part of a stream of
-// RFC 1951 that ends at a byte's boundary and refers to nothing before it. For zstd it is a frame.
+// packed is compressed, and can be joined with others of its encoding in any order. For gzip it is a part of a stream
+// of RFC 1951 that ends at a byte's boundary and refers to nothing before it. For zstd it is a frame.
 type packed struct {
 	encoding encoding
 	bytes    []byte
