@@ -16,8 +16,8 @@ import (
 	"unsafe"
 )
 
-// shares of what the caches may keep. An owner beyond one of them takes room from nobody but itself while the rest is in
-// use.
+// shares of what the caches may keep. An owner beyond one of them takes room from nobody but itself while the rest is
+// in use.
 const shares = 4
 
 // cold is how long a value that nobody uses is safe from an owner beyond its share.
