@@ -103,7 +103,7 @@ func (m memory) ReadRange(_ context.Context, offset, length int64) ([]byte, erro
 	return m[start:min(start+length, int64(len(m)))], nil
 }
 
-func (e *CorruptError) in(file string) *CorruptError {
+func (e *FormatError) in(file string) *FormatError {
 	e.File = file
 	return e
 }

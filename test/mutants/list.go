@@ -390,6 +390,12 @@ var list = []mutant{
 		why:   "two answers are written at once",
 	},
 	{
+		name: "late-answers-cut",
+		file: "internal/apiserver/deadline.go", old: "if t.by.Load() == byHandler {", new: "if true {",
+		tests: "TestLateAnswerGoesOn",
+		why:   "what another server answers through this one is cut off at the deadline",
+	},
+	{
 		name: "offered-before-what-waits",
 		file: "internal/kubestore/fanout/subscription.go", old: "s.busy.Load() == 0 && s.Offer(d)", new: "s.Offer(d)",
 		tests: "TestManyWatchesInOrder", in: "internal/kubestore",
@@ -481,7 +487,7 @@ var list = []mutant{
 	},
 	{
 		name: "piece-of-another-version",
-		file: "internal/apiserver/lists/lists.go", old: "chosen.MediaType, k.Version, gzip)", new: "chosen.MediaType, k.Version.Group, gzip)",
+		file: "internal/apiserver/lists/lists.go", old: "chosen.MediaType, k.Version, encoding)", new: "chosen.MediaType, k.Version.Group, encoding)",
 		tests: "TestListsOfPieces",
 		why:   "a list of autoscaling/v1 has objects as autoscaling/v2 shows them",
 	},
