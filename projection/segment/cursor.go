@@ -62,6 +62,15 @@ func (c *Cursor) Passed() string { return c.passed }
 
 // Next returns the next entry, false after the last. After an error the cursor may be asked again.
 func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
+	e, ok, err := c.peek(ctx)
+	if ok {
+		c.entries = c.entries[1:]
+	}
+	return e, ok, err
+}
+
+// peek is Next, and leaves the entry where it is.
+func (c *Cursor) peek(ctx context.Context) (Entry, bool, error) {
 	for len(c.entries) == 0 {
 		c.pass()
 		if !c.wanted(c.block) {
@@ -85,13 +94,16 @@ func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
 		c.entries, c.block = nil, len(c.r.footer.blocks)
 		return Entry{}, false, nil
 	}
-	c.entries = c.entries[1:]
 	return e, true, nil
 }
 
 // Skip moves past the entries of all keys up to the given one. Blocks that have no others are not decoded.
-func (c *Cursor) Skip(key string) {
-	after := func(i int) bool { return c.entries[i].Key > key }
+func (c *Cursor) Skip(key string) { c.seek(key, true) }
+
+// seek is Skip, or moves to the entries of the key if they are not to be skipped.
+func (c *Cursor) seek(key string, past bool) {
+	reached := func(k string) bool { return k > key || !past && k == key }
+	after := func(i int) bool { return reached(c.entries[i].Key) }
 	if n := len(c.entries); n > 0 && after(n-1) {
 		if !after(0) {
 			c.entries = c.entries[sort.Search(n, after):]
@@ -100,13 +112,36 @@ func (c *Cursor) Skip(key string) {
 	}
 	c.entries = nil
 	blocks := c.r.footer.blocks[c.block:]
-	n := sort.Search(len(blocks), func(i int) bool { return blocks[i].last > key })
+	n := sort.Search(len(blocks), func(i int) bool { return reached(blocks[i].last) })
 	c.block += n
-	if n < len(blocks) && blocks[n].first <= key {
-		c.start = key + "\x00"
+	if n < len(blocks) && !reached(blocks[n].first) {
+		c.start = key
+		if past {
+			c.start += "\x00"
+		}
 	}
 	decoded := min(n, len(c.decoded))
 	c.decoded, c.sealed = c.decoded[decoded:], c.sealed[min(n-decoded, len(c.sealed)):]
+}
+
+// Find is Reader.Find for who asks for many keys, each above the last one: it reads each block once at most, whatever
+// the cache has room for. It reads ahead where the keys lie close together.
+func (c *Cursor) Find(ctx context.Context, key string, revision uint64, skip Flags) (Entry, bool, error) {
+	blocks, unread := c.r.footer.blocks, c.block+len(c.decoded)+len(c.sealed)
+	c.seek(key, false)
+	if c.block > unread && c.block < len(blocks) && blocks[c.block].offset-blocks[unread].offset > firstRead {
+		c.ahead, c.batch = 1, 1 // one block is nearly always all
+	}
+	for {
+		e, ok, err := c.peek(ctx)
+		if err != nil || !ok || e.Key != key {
+			return Entry{}, false, err
+		}
+		if e.Revision <= revision && e.Flags&skip == 0 {
+			return e, true, nil
+		}
+		c.entries = c.entries[1:]
+	}
 }
 
 // pass moves over blocks of which the filter wants nothing. Those that were read ahead are there already.
@@ -213,7 +248,7 @@ func (c *Cursor) read(ctx context.Context) error {
 		}
 		size += blocks[c.block+n].size
 	}
-	c.ahead = min(c.ahead*readGrows, maxRead)
+	c.ahead = min(max(c.ahead, size)*readGrows, maxRead)
 	local, keeps := c.r.source.(Local)
 	keeps = keeps && c.r.cache != nil
 	if keeps {

@@ -156,20 +156,20 @@ var list = []mutant{
 	},
 	{
 		name: "passed-over-version-forgotten",
-		file: "projection/scan.go", old: "if hidden {", new: "if hidden && false {",
+		file: "projection/scan.go", old: "if ok && (!found ||", new: "if ok && false && (!found ||",
 		tests: "TestRandomHistories",
 		why:   "a list by a label has an object that has lost the label since, or lacks one whose last update is in the tail",
 	},
 	{
 		name: "versions-of-two-blocks-forgotten",
-		file: "projection/scan.go", old: "hidden || !found && h.source.hides(key)", new: "hidden || !found && (!h.ok || h.current.key != key) && h.source.hides(key)",
+		file: "projection/scan.go", old: "if !found && h.source.hides(key) {", new: "if !found && (!h.ok || h.current.key != key) && h.source.hides(key) {",
 		tests: "TestRandomHistories",
 		why:   "the same, where the newer version of an object ends one block and the older one begins the next",
 	},
 	// projection/segment
 	{
 		name: "newest-row-skipped",
-		file: "projection/segment/reader.go", old: "if e.Revision <= revision &&", new: "if e.Revision < revision &&",
+		file: "projection/segment/cursor.go", old: "if e.Revision <= revision &&", new: "if e.Revision < revision &&",
 		tests: "TestRoundTrip",
 		why:   "a get at the revision of a write does not see the write",
 	},
