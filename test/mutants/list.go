@@ -616,7 +616,7 @@ var list = []mutant{
 	},
 	{
 		name: "large-block-costs-all-others",
-		file: "projection/cache/cache.go", old: "ok || bytes > c.of.room() {", new: "ok || c.of.limit < 0 {",
+		file: "projection/cache/cache.go", old: "bytes > c.of.room() {", new: "c.of.limit < 0 {",
 		in:    "projection",
 		tests: "TestABlockLargerThanTheCache",
 		why:   "one large object empties the cache, each time that it is read",
