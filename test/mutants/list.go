@@ -352,6 +352,12 @@ var list = []mutant{
 		tests: "TestHeadIsLocal", in: "eventlog/embedded",
 		why: "a reader sees half of a batch",
 	},
+	{
+		name: "unknown-batch-taken-for-ended",
+		file: "eventlog/append.go", old: "len(msgs) > 1 && !stillOpen(err) {", new: "len(msgs) > 1 {",
+		tests: "TestLocalHeadAfterABatch",
+		why:   "a reader sees half of a batch that comes late",
+	},
 	// internal/kubestore and its fanout: watches
 	{
 		name: "window-seeded-short",
