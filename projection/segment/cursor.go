@@ -239,7 +239,11 @@ func (c *Cursor) cached(block int) (*Block, bool) {
 }
 
 // read fetches a run of blocks that are wanted and not in the cache, with one request. It ends before an excluded one.
+// Under a context that has ended it reads nothing, also where the source has a copy of its own on a disk.
 func (c *Cursor) read(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	blocks := c.r.footer.blocks
 	first, size, n := blocks[c.block].offset, blocks[c.block].size, 1
 	for ; c.wanted(c.block+n) && size+blocks[c.block+n].size <= c.ahead; n++ {
