@@ -59,8 +59,8 @@ func TestALogThatWentBackIsNoticed(t *testing.T) {
 	}
 }
 
-// TestFollowersAreToldOfALogThatWentBack: all who follow end at once, whoever found it out, although no event comes: the
-// one that reads the log for the others, and one that waits for its turn.
+// TestFollowersAreToldOfALogThatWentBack: all who follow end at once, whoever found it out, although no event comes:
+// the one that reads the log for the others, and one that waits for its turn.
 func TestFollowersAreToldOfALogThatWentBack(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")

@@ -99,9 +99,9 @@ func Open(c Config) (*Projection, error) {
 	}
 	c.TailBytes = cmp.Or(c.TailBytes, max(int(c.Budget.Limit()/2), 32<<20))
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
-	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters, failing: make(chan struct{}),
+	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters,
 		cache: newBlockCache(c.Budget), facts: newFactCache(cache.NewBudget(c.Budget.Limit() / factShare)),
-		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}
+		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate(), failing: make(chan struct{})}
 	if c.CacheFolder == "" {
 		return p, nil
 	}

@@ -31,12 +31,13 @@ func TestSelectionWithoutRoom(t *testing.T) {
 	v, err := p.Latest(c.ctx)
 	require.NoError(t, err)
 	require.Len(t, v.snap.runs, 3)
-	wanted := &Selection{Kind: "first letters", Demands: [][]Fact{{'a'}}, Facts: func(rows iter.Seq[Row]) (all []Fact, ok bool) {
+	letters := func(rows iter.Seq[Row]) (all []Fact, ok bool) {
 		for row := range rows {
 			all = append(all, Fact(row.Value[0]))
 		}
 		return all, true
-	}}
+	}
+	wanted := &Selection{Kind: "first letters", Demands: [][]Fact{{'a'}}, Facts: letters}
 	read := func(wanted *Selection) (found, reads int) {
 		p.cache = newBlockCache(cache.NewBudget(0))
 		for _, r := range v.snap.runs {

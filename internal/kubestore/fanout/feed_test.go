@@ -30,7 +30,8 @@ func TestFeedFarBehind(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ctx := t.Context()
 			log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Start(t), InMemory: true})
-			p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), Budget: cache.NewBudget(windowShares * share)})
+			budget := cache.NewBudget(windowShares * share)
+			p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), Budget: budget})
 			require.NoError(t, err)
 			written, body := 0, bytes.Repeat([]byte("x"), c.body)
 			write := func(n int) *projection.View {
