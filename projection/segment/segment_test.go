@@ -457,7 +457,7 @@ func TestCursorFinds(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	entries := randomEntries(rng, 400, 2000)
 	file, sum := build(t, Keys, entries)
-	for range 200 {
+	for range 40 {
 		source := &countingSource{memory: file}
 		r, err := Open(ctx, "f", source, nil, sum.Size, sum.Footer)
 		require.NoError(t, err)
