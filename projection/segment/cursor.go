@@ -62,23 +62,24 @@ func (c *Cursor) Passed() string { return c.passed }
 
 // Next returns the next entry, false after the last. After an error the cursor may be asked again.
 func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
-	e, ok, err := c.peek(ctx)
-	if ok {
-		c.entries = c.entries[1:]
+	if ok, err := c.fill(ctx); !ok {
+		return Entry{}, false, err
 	}
-	return e, ok, err
+	e := c.entries[0]
+	c.entries = c.entries[1:]
+	return e, true, nil
 }
 
-// peek is Next, and leaves the entry where it is.
-func (c *Cursor) peek(ctx context.Context) (Entry, bool, error) {
+// fill makes the next entry the first of entries. It returns false after the last.
+func (c *Cursor) fill(ctx context.Context) (bool, error) {
 	for len(c.entries) == 0 {
 		c.pass()
 		if !c.wanted(c.block) {
-			return Entry{}, false, nil
+			return false, nil
 		}
 		b, err := c.load(ctx)
 		if err != nil {
-			return Entry{}, false, err
+			return false, err
 		}
 		if c.filter != nil {
 			c.filter.Learn(c.block, b)
@@ -89,12 +90,11 @@ func (c *Cursor) peek(ctx context.Context) (Entry, bool, error) {
 			c.entries = b.Entries[sort.Search(len(b.Entries), func(i int) bool { return b.Entries[i].Key >= c.start }):]
 		}
 	}
-	e := c.entries[0]
-	if c.end != "" && e.Key >= c.end {
+	if c.end != "" && c.entries[0].Key >= c.end {
 		c.entries, c.block = nil, len(c.r.footer.blocks)
-		return Entry{}, false, nil
+		return false, nil
 	}
-	return e, true, nil
+	return true, nil
 }
 
 // Skip moves past the entries of all keys up to the given one. Blocks that have no others are not decoded.
@@ -102,8 +102,7 @@ func (c *Cursor) Skip(key string) { c.seek(key, true) }
 
 // seek is Skip, or moves to the entries of the key if they are not to be skipped.
 func (c *Cursor) seek(key string, past bool) {
-	reached := func(k string) bool { return k > key || !past && k == key }
-	after := func(i int) bool { return reached(c.entries[i].Key) }
+	after := func(i int) bool { return reached(c.entries[i].Key, key, past) }
 	if n := len(c.entries); n > 0 && after(n-1) {
 		if !after(0) {
 			c.entries = c.entries[sort.Search(n, after):]
@@ -112,9 +111,9 @@ func (c *Cursor) seek(key string, past bool) {
 	}
 	c.entries = nil
 	blocks := c.r.footer.blocks[c.block:]
-	n := sort.Search(len(blocks), func(i int) bool { return reached(blocks[i].last) })
+	n := sort.Search(len(blocks), func(i int) bool { return reached(blocks[i].last, key, past) })
 	c.block += n
-	if n < len(blocks) && !reached(blocks[n].first) {
+	if n < len(blocks) && !reached(blocks[n].first, key, past) {
 		c.start = key
 		if past {
 			c.start += "\x00"
@@ -123,6 +122,8 @@ func (c *Cursor) seek(key string, past bool) {
 	decoded := min(n, len(c.decoded))
 	c.decoded, c.sealed = c.decoded[decoded:], c.sealed[min(n-decoded, len(c.sealed)):]
 }
+
+func reached(at, key string, past bool) bool { return at > key || !past && at == key }
 
 // Find is Reader.Find for who asks for many keys, each above the last one: it reads each block once at most, whatever
 // the cache has room for. It reads ahead where the keys lie close together.
@@ -133,10 +134,10 @@ func (c *Cursor) Find(ctx context.Context, key string, revision uint64, skip Fla
 		c.ahead, c.batch = 1, 1 // one block is nearly always all
 	}
 	for {
-		e, ok, err := c.peek(ctx)
-		if err != nil || !ok || e.Key != key {
+		if ok, err := c.fill(ctx); !ok || c.entries[0].Key != key {
 			return Entry{}, false, err
 		}
+		e := c.entries[0]
 		if e.Revision <= revision && e.Flags&skip == 0 {
 			return e, true, nil
 		}

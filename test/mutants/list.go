@@ -187,7 +187,7 @@ var list = []mutant{
 	},
 	{
 		name: "scan-beyond-its-end",
-		file: "projection/segment/cursor.go", old: "e.Key >= c.end {", new: "e.Key > c.end {",
+		file: "projection/segment/cursor.go", old: "Key >= c.end {", new: "Key > c.end {",
 		tests: "TestRoundTrip",
 		why:   "a list holds an object of the next namespace",
 	},
