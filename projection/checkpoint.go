@@ -24,9 +24,9 @@ type checkpoint struct {
 	Key      string
 }
 
-// archiveParts is how many checkpoints an archive has at least. Any revision is read by folding events onto one of
-// them.
-const archiveParts = 32
+// archiveParts is how many checkpoints an archive has at least: one an hour in a week. Most revisions are read from a
+// checkpoint that reaches back to them, any other by folding events onto the one before.
+const archiveParts = 168
 
 // rules are the configured rules and the archive's own.
 func (c *Config) rules() []CheckpointRule {

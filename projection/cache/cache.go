@@ -171,18 +171,23 @@ func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
 }
 
 // Add keeps a value of the owner's that takes so many bytes; what its entry takes is counted besides. A key that is
-// there keeps its value, and what is larger than the budget is not kept: it would cost everything else.
-func (c *Cache[K, V]) Add(key K, ownerName string, value V, bytes int64) {
+// there keeps its value, which is returned then: somebody else was faster. Else the new value is returned. What is
+// larger than the budget is not kept: it would cost everything else.
+func (c *Cache[K, V]) Add(key K, ownerName string, value V, bytes int64) V {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
+	if there, ok := c.entries[key]; ok {
+		return there.value
+	}
 	bytes += c.overhead
-	if _, ok := c.entries[key]; ok || bytes > c.of.room() {
-		return
+	if bytes > c.of.room() {
+		return value
 	}
 	e := &entry[K, V]{place: place{bytes: bytes}, cache: c, key: key, value: value}
 	c.entries[key] = e
 	c.bytes += bytes
 	c.of.add(ownerName, e)
+	return value
 }
 
 // Grow says that the value of a key takes more bytes than before.

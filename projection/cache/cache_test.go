@@ -51,6 +51,17 @@ func TestOneOwner(t *testing.T) {
 	require.Len(t, c.kept("a"), 10)
 }
 
+// Who adds a key that somebody else has added meanwhile goes on with the value that is there.
+func TestAddReturnsWhatIsKept(t *testing.T) {
+	c := newCache[int, string](10)
+	require.Equal(t, "first", c.Add(1, "a", "first", 5))
+	require.Equal(t, "first", c.Add(1, "a", "second", 5))
+	require.EqualValues(t, 5, c.sum())
+	require.Equal(t, "large", c.Add(2, "a", "large", 11))
+	_, ok := c.Get(2)
+	require.False(t, ok)
+}
+
 // An owner takes a quarter of a full cache from the others, and then only from itself and what is cold.
 func TestOwnersBeyondTheirShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

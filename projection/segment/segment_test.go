@@ -483,6 +483,41 @@ func TestSkipIsAScan(t *testing.T) {
 	}
 }
 
+// TestCursorFinds: a cursor finds of ascending keys what a reader finds of each, and reads no block twice.
+func TestCursorFinds(t *testing.T) {
+	ctx := t.Context()
+	rng := rand.New(rand.NewPCG(7, 7))
+	entries := randomEntries(rng, 400, 2000)
+	file, sum := build(t, Keys, entries)
+	for range 40 {
+		source := &countingSource{memory: file}
+		r, err := Open(ctx, "f", source, nil, sum.Size, sum.Footer)
+		require.NoError(t, err)
+		c, step := r.Ascending("", ""), 1+rng.IntN(200)
+		source.reads = 0
+		reads, last := 0, ""
+		for i := rng.IntN(step); i < len(entries); i += 1 + rng.IntN(step) {
+			key, revision := entries[i].Key, entries[rng.IntN(len(entries))].Revision
+			if rng.IntN(4) == 0 {
+				key += "-missing"
+			}
+			if key <= last {
+				continue
+			}
+			last = key
+			got, ok, err := c.Find(ctx, key, revision, Void)
+			require.NoError(t, err)
+			reads += source.reads
+			want, found, err := r.Find(ctx, key, revision, Void)
+			require.NoError(t, err)
+			source.reads = 0
+			require.Equal(t, found, ok, key)
+			require.Equal(t, want, got)
+		}
+		require.LessOrEqual(t, reads, len(r.footer.blocks))
+	}
+}
+
 // someBlocks excludes blocks that are told, and notes those that are read.
 type someBlocks struct {
 	t       *testing.T
