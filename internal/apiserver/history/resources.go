@@ -19,8 +19,8 @@ type found struct {
 	namespaced bool
 }
 
-// find looks for a resource by its name, such as 'deployments.apps', 'deployments', 'deployment' or 'deploy'. A name with
-// a group that nobody serves is that of custom resources whose definition is gone: their past is kept.
+// find looks for a resource by its name, such as 'deployments.apps', 'deployments', 'deployment' or 'deploy'. A name
+// with a group that nobody serves is that of custom resources whose definition is gone: their past is kept.
 func (s *store) find(ctx context.Context, name string) (found, error) {
 	want := schema.ParseGroupResource(name)
 	groups, err := spec.Groups()
