@@ -67,22 +67,17 @@ func (v *View) below(ctx context.Context, at Revision) (*View, error) {
 			return v.over(snap, emptyTail(snap.root)).upTo(at), nil
 		}
 	}
-	base := &root{}
+	base, err := v.p.newSnapshot(&root{}, "", nil)
 	if next > 0 {
-		var err error
-		base, err = v.p.checkpointed(ctx, r.Checkpoints[next-1])
-		if err != nil {
-			return nil, err
-		}
+		base, err = v.p.pastSnapshot(ctx, r.Checkpoints[next-1])
 	}
-	if v.archiveStart() > base.Applied {
-		return nil, fmt.Errorf("the floor is %d, and neither a checkpoint nor archived events cover it: %w", v.Floor(), ErrExpired)
-	}
-	snap, err := v.p.newSnapshot(base, "", nil)
 	if err != nil {
 		return nil, err
 	}
-	past := v.over(snap, emptyTail(base)).upTo(at)
+	if v.archiveStart() > base.root.Applied {
+		return nil, fmt.Errorf("the floor is %d, and neither a checkpoint nor archived events cover it: %w", v.Floor(), ErrExpired)
+	}
+	past := v.over(base, emptyTail(base.root)).upTo(at)
 	past.archive = v
 	return past, nil
 }
