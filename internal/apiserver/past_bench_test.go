@@ -137,8 +137,13 @@ func (d *day) open(t testing.TB, change func(*projection.Config)) *projection.Pr
 }
 
 // serve starts a process of the cell that has read nothing but a namespace.
-func (d *day) serve(t testing.TB) *Server {
-	p := d.open(t, func(c *projection.Config) { c.ReadOnly = true })
+func (d *day) serve(t testing.TB, caches ...int64) *Server {
+	p := d.open(t, func(c *projection.Config) {
+		c.ReadOnly = true
+		for _, bytes := range caches {
+			c.Budget = cache.NewBudget(bytes)
+		}
+	})
 	s, err := New(Config{Cell: kubestore.Cell{Log: d.log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(p.Budget())}})
 	require.NoError(t, err)
 	request{method: "GET", path: "/api/v1/namespaces/default"}.do(t, s)
@@ -212,7 +217,7 @@ func BenchmarkPast(b *testing.B) {
 		took, reads = median(5, func() (time.Duration, int64, answer) { return d.get(b, d.serve(b), changedObject) })
 		report("versions", took, reads)
 
-		s = d.serve(b)
+		s = d.serve(b, 32<<20)
 		heap := func() uint64 {
 			runtime.GC()
 			var m runtime.MemStats
