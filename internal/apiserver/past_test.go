@@ -34,7 +34,7 @@ type recorded struct {
 }
 
 // age is the only column of a table that depends on when it is asked for.
-var age = regexp.MustCompile(`"[0-9]+(s|m|ms)"|<invalid>`)
+var age = regexp.MustCompile(`"([0-9]+(d|h|m|s|ms))+"|<invalid>`)
 
 // random writes objects of some kinds, and changes and drops the definition of one of them.
 type randomPast struct {
