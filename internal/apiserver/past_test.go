@@ -91,6 +91,13 @@ func (r *randomPast) step() {
 		r.send("PATCH", deploymentPath+"/"+name+"/scale", fmt.Sprintf(`{"spec":{"replicas":%d}}`, r.n))
 	case 12:
 		r.send("POST", definitionPath, pastDefinition(color))
+	case 14:
+		role := "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+		if r.IntN(2) == 0 {
+			r.send("POST", role, fmt.Sprintf(`{"metadata":{"name":"part%d","labels":{"part":"yes"}},"rules":[{"apiGroups":[""],"resources":["r%d"],"verbs":["get"]}]}`, r.IntN(3), r.n))
+		} else {
+			r.send("DELETE", fmt.Sprintf("%s/part%d", role, r.IntN(3)), "")
+		}
 	case 13:
 		if r.IntN(3) > 0 {
 			version := fmt.Sprintf(`{"spec":%s}`, pastDefinition(color)[strings.Index(pastDefinition(color), `"spec":`)+7:len(pastDefinition(color))-1])
@@ -119,6 +126,7 @@ var otherKinds = []struct{ path, body string }{
 	{"/apis/networking.k8s.io/v1/namespaces/default/networkpolicies", `"spec":{"podSelector":{}}`},
 	{"/apis/policy/v1/namespaces/default/poddisruptionbudgets", `"spec":{"minAvailable":1}`},
 	{"/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles", `"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]`},
+	{"/apis/rbac.authorization.k8s.io/v1/clusterroles", `"aggregationRule":{"clusterRoleSelectors":[{"matchLabels":{"rbac.authorization.k8s.io/aggregate-to-view":"true"}},{"matchLabels":{"part":"yes"}}]}`},
 	{"/apis/scheduling.k8s.io/v1/priorityclasses", `"value":7`},
 	{"/apis/storage.k8s.io/v1/storageclasses", `"provisioner":"p"`},
 	{"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", `"addressType":"IPv4","endpoints":[]`},
@@ -363,5 +371,24 @@ func TestPastWatch(t *testing.T) {
 			got = append(got, event["type"].(string), name)
 		}
 		require.Equal(t, c.want, strings.Join(got, " "), c.query)
+	}
+}
+
+// An aggregated ClusterRole has the rules that it had then, however it is asked for.
+func TestPastRoles(t *testing.T) {
+	s := newServer(t)
+	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+	part := func(name string) {
+		s.must(t, 201, request{method: "POST", path: roles, body: `{"metadata":{"name":"` + name + `","labels":{"part":"yes"}},"rules":[{"apiGroups":[""],"resources":["` + name + `"],"verbs":["get"]}]}`})
+	}
+	part("first")
+	whole := s.must(t, 201, request{method: "POST", path: roles, body: `{"metadata":{"name":"whole"},"aggregationRule":{"clusterRoleSelectors":[{"matchLabels":{"part":"yes"}}]}}`})
+	at := "/at/" + fieldOf(whole.object(t), "metadata.resourceVersion").(string)
+	part("second")
+	require.Contains(t, s.must(t, 200, request{method: "GET", path: roles + "/whole"}).body, "second")
+	for _, path := range []string{"/whole", "?labelSelector=!part", "?watch=true&labelSelector=!part", "?watch=true&resourceVersion=1&labelSelector=!part"} {
+		got := s.must(t, 200, request{method: "GET", path: at + roles + path}).body
+		require.Contains(t, got, "first", path)
+		require.NotContains(t, got, "second", path)
 	}
 }
