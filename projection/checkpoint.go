@@ -155,7 +155,7 @@ func (r *root) size() int64 {
 	size := int64(len(r.Inline))*4 + int64(len(r.Checkpoints))*128
 	for _, refs := range [][]segmentRef{r.Segments, r.Events} {
 		for _, ref := range refs {
-			size += 512 + 2*int64(ref.Footer)
+			size += 512 + 2*ref.Footer
 		}
 	}
 	return size
