@@ -72,9 +72,15 @@ func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes 
 	defer s.End()
 	mark(ctx, msgs)
 	seen, began := Revision(l.seen.Load()), time.Now()
+	if len(msgs) > 1 {
+		l.begun.Add(1)
+	}
 	rev, err := l.publishSurely(ctx, msgs)
 	if l.leavesOpen(err) {
 		rev, err = l.resolve(ctx, msgs, writes, basis.Head, err)
+	}
+	if len(msgs) > 1 && !stillOpen(err) {
+		l.ended.Add(1)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("append %s: %w", writes[0].Key.RowKey(), err)
@@ -150,12 +156,7 @@ func (l *Log) publish(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 	select {
 	case l.batches <- struct{}{}:
 		defer func() { <-l.batches }()
-		l.begun.Add(1)
-		rev, err := l.publishBatch(ctx, msgs)
-		if !l.leavesOpen(err) {
-			l.ended.Add(1)
-		}
-		return rev, err
+		return l.publishBatch(ctx, msgs)
 	case <-ctx.Done():
 		return 0, ErrNotPublished
 	}

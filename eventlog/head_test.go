@@ -63,6 +63,52 @@ func TestHeadCallerLeaves(t *testing.T) {
 	}
 }
 
+// TestLocalHeadAfterABatch: where the log is in this process, its head is asked for over the connection only while a
+// batch of this process may be on its way: not once a batch whose answer was lost is found, and as long as the outcome
+// of one is unknown.
+func TestLocalHeadAfterABatch(t *testing.T) {
+	for name, resolved := range map[string]bool{"found": true, "unknown": false} {
+		t.Run(name, func(t *testing.T) {
+			s := eventlogtest.Run(t, t.TempDir())
+			direct := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, s)})
+			conn, link := eventlogtest.ConnectThrough(t, s)
+			l := eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: 3 * time.Second,
+				Local: func(string) (eventlog.Bounds, error) { return direct.Info(bounded(t)) }})
+			asked := func() uint64 {
+				rev, before := fill(t, direct, 1), conn.Stats().OutMsgs
+				if b := mustHead(t, l); b.Head < rev {
+					t.Errorf("the head is %d after %d was acknowledged", b.Head, rev)
+				}
+				return conn.Stats().OutMsgs - before
+			}
+			if n := asked(); n != 0 {
+				t.Errorf("%d messages before any batch", n)
+			}
+			ctx, cancel := context.WithCancel(bounded(t))
+			defer cancel()
+			if !resolved {
+				ctx, cancel = context.WithTimeout(ctx, 100*time.Millisecond)
+				defer cancel()
+			}
+			before := eventlog.RoundTrips("append")
+			link.Stall()
+			done := appending(ctx, l, "mine", added("a", "1"), added("b", "1"))
+			if resolved {
+				tried(t, before, 2)
+				link.Resume()
+			}
+			if o := <-done; resolved != (o.err == nil) || !resolved && !errors.Is(o.err, eventlog.ErrUnknown) {
+				t.Fatalf("got %+v", o)
+			}
+			link.Resume()
+			headAgain(t, l)
+			if n := asked(); resolved != (n == 0) {
+				t.Errorf("%d messages after a batch that was %s", n, name)
+			}
+		})
+	}
+}
+
 // Every head is at least as new as what was acknowledged before it was asked for.
 func TestHeadIsRecent(t *testing.T) {
 	s := eventlogtest.Run(t, t.TempDir())

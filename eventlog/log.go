@@ -66,7 +66,7 @@ type Log struct {
 	epoch atomic.Uint64
 	// batches bounds the batches in flight; the server drops any over 50.
 	batches chan struct{}
-	// begun and ended count batches. One whose outcome stays open never ends.
+	// begun and ended count appends of several events. One whose outcome stays open never ends.
 	begun, ended atomic.Int64
 	link         atomic.Pointer[link]
 	left         atomic.Int64 // when a server was left, in nanoseconds of Unix time

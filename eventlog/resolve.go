@@ -64,6 +64,10 @@ func (l *Log) resolve(ctx context.Context, msgs []*nats.Msg, writes []Write, bef
 // errRangeGone is an ErrUnknown that no further try resolves: the events that would tell have left the log.
 var errRangeGone = fmt.Errorf("%w: what came after it began has left the log", ErrUnknown)
 
+// stillOpen says that resolve has given up, and a copy of the append may enter the log later. After any other outcome
+// of resolve none can: the one that is in the log is there as a whole.
+func stillOpen(err error) bool { return errors.Is(err, ErrUnknown) && !errors.Is(err, errRangeGone) }
+
 // checkRetained says what an acknowledgement is worth if events have left the log that came after the view of which the
 // write was computed. No precondition tells: JetStream takes a key whose events have left for one without events, for
 // which 0 holds.

@@ -415,6 +415,8 @@ func (p *Projection) Follow(ctx context.Context, after Revision, yield func(*Vie
 			}
 			select {
 			case <-v.superseded:
+			case <-p.failing: // whoever found it out: the log may bring no event for long
+				return p.failed()
 			case <-ctx.Done():
 				return ctx.Err()
 			}

@@ -59,6 +59,28 @@ func TestALogThatWentBackIsNoticed(t *testing.T) {
 	}
 }
 
+// TestFollowersAreToldOfALogThatWentBack: all who follow end at once, whoever found it out, although no event comes:
+// the one that reads the log for the others, and one that waits for its turn.
+func TestFollowersAreToldOfALogThatWentBack(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "1")
+	v := c.latest()
+	ended := make(chan error, 2)
+	for range cap(ended) {
+		go func() {
+			ended <- c.Follow(c.ctx, v.Revision(), func(*View) error { return nil })
+		}()
+	}
+	eventlogtest.Eventually(t, "one reads the log", func() bool { return len(c.following) == 1 })
+	other := *v.tail.records[0]
+	other.RequestID = "of another log"
+	inBatches(c.Projection, other.Event)
+	for range cap(ended) {
+		require.ErrorIs(t, <-ended, eventlog.ErrDiverged)
+	}
+	require.ErrorIs(t, c.Follow(c.ctx, v.Revision(), func(*View) error { return nil }), eventlog.ErrDiverged)
+}
+
 func TestAnEmptyBucketNeedsTheWholeLog(t *testing.T) {
 	c := newCell(t)
 	c.put("a", "1")

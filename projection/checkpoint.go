@@ -24,9 +24,9 @@ type checkpoint struct {
 	Key      string
 }
 
-// archiveParts is how many checkpoints an archive has at least. Any revision is read by folding events onto one of
-// them.
-const archiveParts = 32
+// archiveParts is how many checkpoints an archive has at least: one an hour in a week. Most revisions are read from a
+// checkpoint that reaches back to them, any other by folding events onto the one before.
+const archiveParts = 168
 
 // rules are the configured rules and the archive's own.
 func (c *Config) rules() []CheckpointRule {
@@ -155,7 +155,7 @@ func (r *root) size() int64 {
 	size := int64(len(r.Inline))*4 + int64(len(r.Checkpoints))*128
 	for _, refs := range [][]segmentRef{r.Segments, r.Events} {
 		for _, ref := range refs {
-			size += 512 + 2*int64(ref.Footer)
+			size += 512 + 2*ref.Footer
 		}
 	}
 	return size

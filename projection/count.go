@@ -60,11 +60,15 @@ func (m *merged) passBlocks() *int {
 	return passed
 }
 
+// fewEvents are so few that to look at them costs no more than to count.
+const fewEvents = 1000
+
 // CountFrom is Count for who knows the number of rows at another revision. It counts what was added and deleted since,
-// or until then. A known revision below the floor is of no use.
+// or until then. A known revision below the floor is of no use. Nor is one that is so far away that there may be more
+// events in between than rows: Count passes over most of the rows.
 func (v *View) CountFrom(ctx context.Context, of Keys, at Revision, known int, knownAt Revision) (int, error) {
 	first, last := min(at, knownAt), max(at, knownAt)
-	if first < v.Floor() || last > v.Revision() {
+	if first < v.Floor() || last > v.Revision() || last-first > Revision(known)+fewEvents {
 		return v.Count(ctx, of.Start, of.End, at)
 	}
 	grown := 0

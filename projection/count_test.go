@@ -70,6 +70,34 @@ func TestCountsOfBlocks(t *testing.T) {
 	}
 }
 
+// TestCountFromFarAway: a number of rows that was known long ago is of no use, if there may be more events since then
+// than rows. A wrong number tells whether it was used.
+func TestCountFromFarAway(t *testing.T) {
+	c := newCell(t)
+	const rows, wrong = 5, 100
+	for i := range rows {
+		c.put(fmt.Sprint(i), "x")
+	}
+	first := c.last["4"].revision
+	for range fewEvents + wrong {
+		c.put("0", "changed")
+	}
+	c.commit()
+	c.put("one more", "x")
+	v := c.latest()
+	all := Keys{"main/pods/", PrefixEnd("main/pods/")}
+	count := func(at, knownAt Revision) int {
+		n, err := v.CountFrom(c.ctx, all, at, wrong, knownAt)
+		require.NoError(t, err)
+		return n
+	}
+	head := v.Revision()
+	require.Equal(t, wrong+1, count(head, first+1))
+	require.Equal(t, wrong-1, count(first+1, head))
+	require.Equal(t, rows+1, count(head, first))
+	require.Equal(t, rows, count(first, head))
+}
+
 // TestOldSegmentsAreCounted: segments whose index has no live keys are counted by their rows.
 func TestOldSegmentsAreCounted(t *testing.T) {
 	keys := sealKeys(t, exampleRecords())

@@ -17,6 +17,8 @@ var (
 	ErrFuture = errors.New("the revision does not exist yet")
 	// ErrDamaged: a segment does not hold what was written to it. To read it again is of no use.
 	ErrDamaged = segment.ErrCorrupt
+	// ErrNewer: a newer Logplane has written to the bucket what this one does not know.
+	ErrNewer = segment.ErrNewer
 	// ErrNoRoot: the bucket has no root although the cell was founded, or the log has lost its beginning. Nothing can
 	// be read until an operator says where the snapshot is.
 	ErrNoRoot = errors.New("the bucket does not have the log's cell: check the bucket, the prefix and the stream, run 'logplane init' if it has never run on them, or restore the bucket")

@@ -53,8 +53,8 @@ type facts struct {
 // anything stands for the facts of a block that may have any.
 var anything = new([]Fact)
 
-func newFactCache(budget int64) *factCache {
-	return &factCache{cache.New[factsID, *facts](cache.NewBudget(budget))}
+func newFactCache(of *cache.Budget) *factCache {
+	return &factCache{cache.New[factsID, *facts](of)}
 }
 
 // filter is that of a segment for a selection.
@@ -63,7 +63,7 @@ func (c *factCache) filter(file string, blocks int, wanted *Selection) segment.F
 	known, ok := c.Get(f.id)
 	if !ok {
 		known = &facts{make([]atomic.Pointer[[]Fact], blocks)}
-		c.Add(f.id, wanted.Kind, known, int64(segmentOverhead+8*blocks))
+		known = c.Add(f.id, wanted.Kind, known, int64(segmentOverhead+8*blocks))
 	}
 	f.facts = known
 	return f
@@ -97,7 +97,11 @@ func (f *filter) Learn(block int, b *segment.Block) {
 		return
 	}
 	known := f.of(b)
-	if slot.CompareAndSwap(nil, known) {
+	if !slot.CompareAndSwap(nil, known) {
+		return
+	}
+	kept, ok := f.cache.Get(f.id)
+	if ok && kept == f.facts { // else these were let go, and other ones may be there by now
 		f.cache.Grow(f.id, int64(blockOverhead+2*cap(*known)))
 	}
 }

@@ -79,14 +79,14 @@ func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error)
 	return v.valid(ctx, e, e.Key.RowKey())
 }
 
-// ValidNow is Projection.Valid for who must not wait. It is not known if the bucket would have to be asked. The view
-// must have the event.
+// ValidNow is Projection.Valid for who must not wait. It is not known if the bucket or a local disk would have to be
+// read. The view must have the event.
 func (v *View) ValidNow(e *eventlog.Event, rowKey string) (isValid, known bool) {
 	isValid, err := v.valid(ended, e, rowKey)
 	return isValid, err == nil
 }
 
-// ended is for reads of what is in memory: whatever asks the bucket fails at once.
+// ended is for reads of what is in memory: whatever asks the bucket, or reads a local disk, fails at once.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

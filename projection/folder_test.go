@@ -76,6 +76,47 @@ func TestAFolderOutlivesItsProcess(t *testing.T) {
 	})
 }
 
+// TestValidNowReadsNoDisk: who must not wait is told at once that an answer is not in memory, also if a folder has it.
+func TestValidNowReadsNoDisk(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	c.put("a", "1")
+	c.put("the head, which is never purged", "1")
+	applied := c.commit()
+	require.NoError(t, c.Retain(c.ctx, 0, applied))
+	c.put("a", "2") // over a version that only the snapshot has
+	folder := t.TempDir()
+	var counted *bucket.Counted
+	open := func() (v *View, valid func() bool, now func() (valid, known bool)) {
+		counted = bucket.Count(c.bucket)
+		v, err := c.over(counted, func(c *Config) { c.CacheFolder = folder }).Latest(c.ctx)
+		require.NoError(t, err)
+		e := &v.tail.records[0].Event
+		require.False(t, certain(e, 0))
+		valid = func() bool {
+			valid, err := v.p.Valid(c.ctx, e)
+			require.NoError(t, err)
+			return valid
+		}
+		return v, valid, func() (valid, known bool) { return v.ValidNow(e, e.Key.RowKey()) }
+	}
+	_, valid, _ := open()
+	require.True(t, valid())
+	require.Positive(t, counted.Counts().GetRange)
+	for _, opened := range []bool{false, true} {
+		v, valid, now := open()
+		if opened {
+			_, err := v.snap.runs[0][0].open(c.ctx)
+			require.NoError(t, err)
+		}
+		_, known := now()
+		require.False(t, known)
+		require.True(t, valid())
+		require.Zero(t, counted.Counts().GetRange, "the folder has it")
+		isValid, known := now()
+		require.True(t, known && isValid, "it is in memory now")
+	}
+}
+
 // What was not used for longest goes first, and the budget holds.
 func TestAFolderHasABudget(t *testing.T) {
 	f, err := openFolder(t.TempDir(), 80_000)

@@ -152,6 +152,27 @@ func TestEveryFlippedBitOfAFrameIsFound(t *testing.T) {
 	}
 }
 
+// What is whole and not known here is not called damaged: a newer program wrote it.
+func TestWhatANewerLogplaneWrote(t *testing.T) {
+	frame := fixtures(t)["root"]
+	version := bytes.Clone(frame)
+	version[4] = 2
+	_, err := decodeRoot(version)
+	require.ErrorIs(t, err, ErrNewer)
+
+	body := bytes.Clone(frame[frameHeader:])
+	body[0]++                                                        // one pair more
+	_, err = decodeRoot(resealFrame(rootMagic, append(body, 22, 0))) // of the key 22
+	require.ErrorIs(t, err, ErrNewer)
+
+	e := exampleRecords()[0].keyEntry()
+	e.Value = bytes.Clone(e.Value)
+	e.Value[0] |= authored << 1
+	_, err = new(recordDecoder).keyed(e)
+	require.ErrorIs(t, err, ErrNewer)
+	require.NotErrorIs(t, err, ErrDamaged)
+}
+
 func TestWrongRootsAreRefused(t *testing.T) {
 	for name, change := range map[string]func(*root){
 		"floor":  func(r *root) { r.Floor = r.Applied + 1 },

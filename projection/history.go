@@ -67,22 +67,17 @@ func (v *View) below(ctx context.Context, at Revision) (*View, error) {
 			return v.over(snap, emptyTail(snap.root)).upTo(at), nil
 		}
 	}
-	base := &root{}
+	base, err := v.p.newSnapshot(&root{}, "", nil)
 	if next > 0 {
-		var err error
-		base, err = v.p.checkpointed(ctx, r.Checkpoints[next-1])
-		if err != nil {
-			return nil, err
-		}
+		base, err = v.p.pastSnapshot(ctx, r.Checkpoints[next-1])
 	}
-	if v.archiveStart() > base.Applied {
-		return nil, fmt.Errorf("the floor is %d, and neither a checkpoint nor archived events cover it: %w", v.Floor(), ErrExpired)
-	}
-	snap, err := v.p.newSnapshot(base, "", nil)
 	if err != nil {
 		return nil, err
 	}
-	past := v.over(snap, emptyTail(base)).upTo(at)
+	if v.archiveStart() > base.root.Applied {
+		return nil, fmt.Errorf("the floor is %d, and neither a checkpoint nor archived events cover it: %w", v.Floor(), ErrExpired)
+	}
+	past := v.over(base, emptyTail(base.root)).upTo(at)
 	past.archive = v
 	return past, nil
 }
@@ -190,8 +185,12 @@ func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, err
 	}
 	nanos, start := t.UnixNano(), v.archiveStart()
 	rev, known := start, start == 0 // before the first event there was nothing
+	beyond := v.Revision() + 1      // a revision after the time
 	mark := func(r Revision, at int64) {
-		if at <= nanos && r >= start && (!known || r > rev) {
+		switch {
+		case at > nanos:
+			beyond = min(beyond, r)
+		case r >= start && (!known || r > rev):
 			rev, known = r, true
 		}
 	}
@@ -201,23 +200,38 @@ func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, err
 	for _, c := range v.snap.root.Checkpoints {
 		mark(c.Revision, c.Time)
 	}
-	after := rev
-	err = v.retry(ctx, func(v *View) error {
-		return v.archived(ctx, Keys{}, &after, v.Revision(), func(e eventlog.Event) bool {
-			if e.Time.UnixNano() > nanos {
-				return false
-			}
-			rev, known = e.Revision, true
-			return true
-		})
-	})
-	if err != nil && !errors.Is(err, errEnough) {
-		return 0, fmt.Errorf("look for the revision at %s: %w", t.Format(time.RFC3339), err)
+	// The log's times rise with its revisions, so each step reads one event and halves what is left.
+	for low := rev; low+1 < beyond; {
+		middle := low + (beyond-low)/2
+		e, found, err := v.eventFrom(ctx, middle, beyond-1)
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("look for the revision at %s: %w", t.Format(time.RFC3339), err)
+		case !found || e.Time.UnixNano() > nanos:
+			beyond = middle
+		default:
+			low, rev, known = e.Revision, e.Revision, true
+		}
 	}
 	if !known {
 		return 0, fmt.Errorf("nothing is kept from before %s: %w", t.Format(time.RFC3339), ErrExpired)
 	}
 	return rev, nil
+}
+
+// eventFrom returns the first event in [from, upto] that is not void.
+func (v *View) eventFrom(ctx context.Context, from, upto Revision) (first eventlog.Event, found bool, err error) {
+	after := from - 1
+	err = v.retry(ctx, func(v *View) error {
+		return v.archived(ctx, Keys{}, &after, upto, func(e eventlog.Event) bool {
+			first, found = e, true
+			return false
+		})
+	})
+	if errors.Is(err, errEnough) {
+		err = nil
+	}
+	return first, found, err
 }
 
 // History returns every version of the key that is still kept, newest first, tombstones and void events included. It

@@ -211,3 +211,24 @@ func TestTheTailIsHeld(t *testing.T) {
 	cached, _ = budget.Used()
 	require.Positive(t, cached, "blocks")
 }
+
+// A tail that is longer than the whole budget leaves room for blocks: what was read once is not read again.
+func TestALongTailLeavesRoomForBlocks(t *testing.T) {
+	c := newCell(t)
+	counted := bucket.Count(c.bucket)
+	p := c.over(counted, func(c *Config) { c.Budget, c.InlineBytes = cache.NewBudget(100_000), 1 })
+	c.put("a", "1")
+	_, err := p.Commit(c.ctx)
+	require.NoError(t, err)
+	c.grow(200, 1000)
+	v, err := p.Latest(c.ctx)
+	require.NoError(t, err)
+	_, held := p.Budget().Used()
+	require.Greater(t, held, p.Budget().Limit())
+	_, err = state(c.ctx, v, v.Revision())
+	require.NoError(t, err)
+	before := counted.Counts()
+	_, err = state(c.ctx, v, v.Revision())
+	require.NoError(t, err)
+	require.Equal(t, before, counted.Counts())
+}

@@ -77,8 +77,9 @@ type Projection struct {
 	rootFooters int
 	// pins has, by a checkpoint's key, the names that it pins. They never change.
 	pins sync.Map
-	// fatal is set once the log has turned out to be another one (invariant 9).
-	fatal atomic.Pointer[error]
+	// fatal is set once the log has turned out to be another one (invariant 9). Then failing is closed.
+	fatal   atomic.Pointer[error]
+	failing chan struct{}
 
 	// reading lets one caller read root and tail for all who wait. committing lets one commit. following lets one wait
 	// for the log. relieving lets one shorten a long tail.
@@ -103,10 +104,9 @@ func Open(c Config) (*Projection, error) {
 	c.TailBytes = cmp.Or(c.TailBytes, max(int(c.Budget.Limit()/2), 32<<20))
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
 	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters,
-		cache: newBlockCache(c.Budget), facts: newFactCache(c.Budget.Limit() / factShare),
-		pasts:   cache.New[string, *snapshot](c.Budget),
-		folded:  cache.New[foldedKeys, *tail](c.Budget),
-		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate()}
+		cache: newBlockCache(c.Budget), facts: newFactCache(cache.NewBudget(c.Budget.Limit() / factShare)),
+		pasts: cache.New[string, *snapshot](c.Budget), folded: cache.New[foldedKeys, *tail](c.Budget),
+		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate(), failing: make(chan struct{})}
 	if c.CacheFolder == "" {
 		return p, nil
 	}
@@ -151,6 +151,8 @@ func (p *Projection) failed() error {
 }
 
 func (p *Projection) fail(err error) error {
-	p.fatal.CompareAndSwap(nil, &err)
+	if p.fatal.CompareAndSwap(nil, &err) {
+		close(p.failing)
+	}
 	return *p.fatal.Load()
 }

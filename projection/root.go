@@ -132,12 +132,17 @@ func decodeFrame(magic uint32, b []byte, v any) error {
 	}
 	version := binary.LittleEndian.Uint32(b[4:])
 	if version != frameVersion {
-		return fmt.Errorf("version %d is not known", version)
+		return fmt.Errorf("version %d is not known: %w", version, ErrNewer)
 	}
 	if binary.LittleEndian.Uint32(b[8:]) != segment.Checksum(b[:8], b[frameHeader:]) {
 		return errors.New("its checksum does not match")
 	}
-	return rootDecoding.Unmarshal(b[frameHeader:], v)
+	err := rootDecoding.Unmarshal(b[frameHeader:], v)
+	var unknown *cbor.UnknownFieldError
+	if errors.As(err, &unknown) {
+		return fmt.Errorf("%w: %w", err, ErrNewer)
+	}
+	return err
 }
 
 func decodeRoot(b []byte) (*root, error) {

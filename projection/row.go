@@ -199,6 +199,9 @@ func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
 	r.Revision, r.void = Revision(e.Revision), e.Flags&segment.Void != 0
 	op := d.Byte()
 	r.Op = eventlog.Op(op &^ authored)
+	if r.Op > eventlog.Deleted {
+		return nil, fmt.Errorf("decode revision %d of %q: op %d is not known: %w", e.Revision, e.Key, op, ErrNewer)
+	}
 	cluster, prefix, namespace := d.Uvarint(), d.Uvarint(), d.Uvarint()
 	r.Key.Group, r.Key.Resource = d.shared(&d.group), d.shared(&d.resource)
 	r.Base, r.Precondition, r.Epoch = Revision(d.Uvarint()), Revision(d.Uvarint()), d.Uvarint()
@@ -217,7 +220,7 @@ func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
 	if r.Op != eventlog.Barrier {
 		whole = splitKey(&r.Key, r.key, cluster, prefix, namespace)
 	}
-	if !whole || r.Op > eventlog.Deleted || ttl != uint64(r.TTL) || (r.Op == eventlog.Deleted) != (e.Flags&segment.Tombstone != 0) {
+	if !whole || ttl != uint64(r.TTL) || (r.Op == eventlog.Deleted) != (e.Flags&segment.Tombstone != 0) {
 		d.Failed = true
 	}
 	if d.Failed {

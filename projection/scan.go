@@ -55,6 +55,9 @@ type source interface {
 	skip(key string)
 	// hides says that the source may have passed over a version of the key. It is asked before the source moves on.
 	hides(key string) bool
+	// find returns the newest version of a key at the revision, wherever the source is. It is asked for keys that the
+	// source may have passed over, in their order.
+	find(ctx context.Context, key string, at Revision) (version, bool, error)
 }
 
 // merged walks over tail and snapshot at one revision, a key at a time.
@@ -65,6 +68,8 @@ type merged struct {
 	// heads are newest first: what one of them has of a key is newer than what the next ones have.
 	heads []*head
 	chain []*record
+	// hiding are the heads that may have passed over a newer version of the key that was taken last.
+	hiding []*head
 }
 
 // head is a source with the newest version of its next key at the revision that was asked for.
@@ -126,16 +131,11 @@ func (m *merged) next(ctx context.Context) (version, bool, error) {
 		if !ok {
 			return version{}, false, nil
 		}
-		newest, found, hidden, err := m.take(ctx, key)
+		newest, found, err := m.take(ctx, key)
 		if err != nil {
 			return version{}, false, err
 		}
-		below := func() (version, bool, error) {
-			if hidden {
-				return m.view.snap.newest(ctx, key, m.below(), segment.Void)
-			}
-			return newest, found, nil
-		}
+		below := func() (version, bool, error) { return m.unhide(ctx, key, newest, found) }
 		if len(m.chain) > 0 && m.chain[0].key == key {
 			chain := m.chain
 			m.nextChain(key + "\x00")
@@ -162,11 +162,14 @@ func (m *merged) leastKey(but *head) (key string, ok bool) {
 	return key, ok
 }
 
-// take returns the newest version of the key in the snapshot and moves every source past the key. Hidden says that
-// there may be a newer one in a block that was passed over.
-func (m *merged) take(ctx context.Context, key string) (best version, found, hidden bool, err error) {
+// take returns the newest version of the key in the snapshot and moves every source past the key. There may be a newer
+// one in a block that was passed over, if there are heads that hide it.
+func (m *merged) take(ctx context.Context, key string) (best version, found bool, err error) {
+	m.hiding = m.hiding[:0]
 	for _, h := range m.heads {
-		hidden = hidden || !found && h.source.hides(key)
+		if !found && h.source.hides(key) {
+			m.hiding = append(m.hiding, h)
+		}
 		if !h.ok || h.current.key != key {
 			continue
 		}
@@ -175,10 +178,25 @@ func (m *merged) take(ctx context.Context, key string) (best version, found, hid
 		}
 		h.source.skip(key)
 		if err := h.advance(ctx); err != nil {
-			return version{}, false, false, err
+			return version{}, false, err
 		}
 	}
-	return best, found, hidden, nil
+	return best, found, nil
+}
+
+// unhide returns the newest version of the key that was taken, also where it was passed over. It is asked only where
+// the tail does not decide.
+func (m *merged) unhide(ctx context.Context, key string, best version, found bool) (version, bool, error) {
+	for _, h := range m.hiding {
+		passed, ok, err := h.source.find(ctx, key, h.at)
+		if err != nil {
+			return version{}, false, err
+		}
+		if ok && (!found || passed.revision > best.revision) {
+			best, found = passed, true
+		}
+	}
+	return best, found, nil
 }
 
 // advance goes to the source's next version at the revision. If the key before was skipped, that is the newest version
@@ -224,6 +242,10 @@ func (s *inlineSource) skip(key string) {
 
 func (s *inlineSource) hides(string) bool { return false }
 
+func (s *inlineSource) find(context.Context, string, Revision) (version, bool, error) {
+	return version{}, false, nil // it passes over nothing
+}
+
 // runSource walks over the parts of a run, opening each when it is reached.
 type runSource struct {
 	parts      run
@@ -236,6 +258,10 @@ type runSource struct {
 	// wanted is nil if every block is read. opened are the segments of the parts that were reached then.
 	wanted *Selection
 	opened []*segment.Reader
+	// finder looks for keys that were passed over, in the segment of finding. Many of them are in one block, for which
+	// the cache may have no room.
+	finder  *segment.Cursor
+	finding *segment.Reader
 	// pass, if set, is called before a version is taken from the cursor, and may let it pass over blocks.
 	pass func(*runSource)
 }
@@ -289,8 +315,25 @@ func (s *runSource) hides(key string) bool {
 	if last == nil || key > last.Passed() {
 		return false
 	}
+	reader := s.reader(key)
+	return reader != nil && reader.MayHold(key)
+}
+
+func (s *runSource) find(ctx context.Context, key string, at Revision) (version, bool, error) {
+	if reader := s.reader(key); reader != s.finding {
+		s.finder, s.finding = reader.Ascending(key, s.end), reader
+	}
+	e, ok, err := s.finder.Find(ctx, key, uint64(at), segment.Void)
+	return entryVersion(e), ok, err
+}
+
+// reader is of the part that was reached and would have the key, nil if there is none.
+func (s *runSource) reader(key string) *segment.Reader {
 	i := sort.Search(len(s.opened), func(i int) bool { return s.opened[i].Summary().MaxKey >= key })
-	return i < len(s.opened) && s.opened[i].MayHold(key)
+	if i == len(s.opened) {
+		return nil
+	}
+	return s.opened[i]
 }
 
 func (s *runSource) open(ctx context.Context) (*segment.Reader, error) {

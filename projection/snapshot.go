@@ -207,7 +207,7 @@ func (r *part) KeepLocal(offset int64, b []byte) {
 
 func (s *segmentRef) matches(sum segment.Summary) error {
 	if s.Rows != sum.Rows || s.Size != sum.Size || !bytes.Equal(s.MinKey, []byte(sum.MinKey)) || !bytes.Equal(s.MaxKey, []byte(sum.MaxKey)) {
-		return &segment.CorruptError{File: s.Key, Part: "footer", Reason: "not the segment that the root names"}
+		return &segment.FormatError{File: s.Key, Part: "footer", Reason: "not the segment that the root names"}
 	}
 	return nil
 }

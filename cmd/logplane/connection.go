@@ -86,7 +86,7 @@ func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration,
 	flags.DurationVar(floor, "retention", time.Hour, "how far back a revision can be read or watched; older is 410")
 	*checkpoints = projection.DefaultCheckpoints
 	flags.Var((*checkpointRules)(checkpoints), "checkpoints", "snapshots kept for 'inspect get --at' and restores: one of every EVERY for KEEP; 'none'")
-	flags.DurationVar(history, "history", 0, "how long archived events are kept; 0 for none beyond --retention")
+	flags.DurationVar(history, "history", *history, "how long every version of every object is kept, for '/at/…' and history.logplane.dev; 0 for none beyond --retention and --checkpoints")
 }
 
 // requestDeadline is upstream's default and the longest that a request may take. Events stay in the log for longer.

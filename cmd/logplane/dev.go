@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -28,6 +29,9 @@ func newDev() *cobra.Command {
 			"account or --secure is given.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !cmd.Flags().Changed("history") {
+				c.History = max(c.History, c.Retention)
+			}
 			err := cmp.Or(checkRetention(c.LogRetention, c.Retention, c.History), checkAddress("--listen", c.Listen), atLeast("--max-watches-per-user", c.MaxWatches, 0))
 			if err != nil {
 				return err
@@ -55,9 +59,13 @@ func newDev() *cobra.Command {
 	cmd.Flags().IntVar(&c.MaxWatches, "max-watches-per-user", apiserver.DefaultWatchesPerUser, "watches that are served at once, 429 beyond: here everybody is one user; 0 for no limit")
 	registerMemory(cmd.Flags(), unlimitedDevMiB)
 	registerBodies(cmd.Flags(), &bodies)
+	c.History = devHistory
 	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History, &c.Checkpoints)
 	return cmd
 }
+
+// devHistory is how long 'dev' keeps the past by default. Its folder is one person's.
+const devHistory = 7 * 24 * time.Hour
 
 // waitAndStop ends the cell when the command is interrupted or a part of it fails.
 func waitAndStop(cmd *cobra.Command, dev *localstack.Dev) error {

@@ -207,7 +207,7 @@ func BenchmarkList(b *testing.B) {
 		}
 	}
 	for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
-		for _, encoding := range []string{"identity", "gzip"} {
+		for _, encoding := range []string{"identity", "gzip", "zstd"} {
 			for _, way := range []struct {
 				name string
 				*Server

@@ -3,11 +3,13 @@ package apiserver
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -60,7 +62,7 @@ func TestBootstrapOneEventPerObject(t *testing.T) {
 	require.Equal(t, map[string]int{
 		"namespaces":          4,
 		"serviceaccounts":     4,
-		"clusterroles":        len(bootstrappolicy.ClusterRoles()) + len(bootstrappolicy.ControllerRoles()),
+		"clusterroles":        len(bootstrappolicy.ClusterRoles()) + 1 + len(bootstrappolicy.ControllerRoles()),
 		"clusterrolebindings": len(bootstrappolicy.ClusterRoleBindings()) + len(bootstrappolicy.ControllerRoleBindings()),
 		"roles":               first["roles"],
 		"rolebindings":        first["rolebindings"],
@@ -204,6 +206,7 @@ func TestBootstrapAggregates(t *testing.T) {
 		role, err := s.client.RbacV1().ClusterRoles().Get(t.Context(), name, metav1.GetOptions{})
 		require.NoError(t, err)
 		require.NotEmpty(t, role.Rules, name)
+		require.True(t, slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, "versions") }), name)
 	}
 }
 

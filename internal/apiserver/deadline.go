@@ -24,16 +24,20 @@ type deadlineKey struct{}
 // lastWord is how long after its deadline a request may still be answered by its handler.
 const lastWord = 500 * time.Millisecond
 
-// answersLate lets the rest of the request answer by itself when its deadline passes. It must end with its context.
+// answersLate lets the rest of the request answer by itself when its deadline passes, and go on with its answer after
+// that. It must end with its context.
 func answersLate(ctx context.Context) {
 	if t, ok := ctx.Value(deadlineKey{}).(*timed); ok {
-		t.claim()
+		t.claimLate()
 	}
 }
 
 // withTimeout answers 504 when a request's deadline has passed and its handler does not answer. A handler that waits
 // for something when the deadline passes answers by itself, and has the time to. So this is for handlers that wait for
 // something else than their context. A body may take all of a request's time. Then the request is not served.
+//
+// An answer that has begun by then is cut off: a client that takes its time would hold the memory of the answer and the
+// place of the request.
 //
 // Upstream's filter runs every handler in a goroutine of its own and waits for it. To grow a second stack takes an
 // eighth of a get's processor. Here the handler keeps the request's goroutine, and a timer answers in its place.
@@ -58,7 +62,15 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 		asked = asked.WithContext(ctx)
 		timer := time.AfterFunc(time.Until(last)+lastWord, func() {
 			defer close(t.passed)
+			defer func() {
+				if reason := recover(); reason != nil { // nobody else would, and the process would end
+					t.broken = true
+					s.logPanic(asked, reason)
+					recordPanic(ctx, reason)
+				}
+			}()
 			if !t.pass() {
+				t.cut()
 				return
 			}
 			metrics.RecordRequestTermination(asked, info, metrics.APIServerComponent, http.StatusGatewayTimeout)
@@ -77,6 +89,7 @@ type timed struct {
 	header http.Header // the handler's
 	by     atomic.Int32
 	passed chan struct{} // closed when the timer has done its work
+	broken bool          // the timer has panicked; read once it has passed
 	begun  bool          // the handler has sent its header
 }
 
@@ -84,16 +97,34 @@ type timed struct {
 const (
 	nobody int32 = iota
 	byHandler
+	byLateHandler // whom no deadline cuts off
 	byDeadline
 )
 
 // claim says that the handler answers, and reports whether it may.
 func (t *timed) claim() bool {
-	return t.by.Load() == byHandler || t.by.CompareAndSwap(nobody, byHandler)
+	return t.by.CompareAndSwap(nobody, byHandler) || t.by.Load() != byDeadline
+}
+
+// claimLate is claim for a handler that may answer after the deadline.
+func (t *timed) claimLate() bool {
+	claimed := t.claim()
+	if claimed { // then nobody else changes it
+		t.by.Store(byLateHandler)
+	}
+	return claimed
 }
 
 // pass says that the deadline answers, and reports whether it may.
 func (t *timed) pass() bool { return t.by.CompareAndSwap(nobody, byDeadline) }
+
+// cut lets the handler's next write fail, and one that waits for the client. Not every writer has deadlines: one that
+// is in this process waits for nobody, and a Lambda function's ends with its invocation.
+func (t *timed) cut() {
+	if t.by.Load() == byHandler {
+		_ = http.NewResponseController(t.ResponseWriter).SetWriteDeadline(time.Now())
+	}
+}
 
 // answer sends all of an answer although the handler goes on. Then the connection is of no more use.
 func (t *timed) answer(r *http.Request, fail func(http.ResponseWriter)) {
@@ -118,6 +149,9 @@ func (t *timed) end(timer *time.Timer) {
 		return
 	}
 	<-t.passed
+	if t.broken {
+		panic(http.ErrAbortHandler) // else the client would take what was sent, or nothing, for the whole
+	}
 	if t.by.Load() == byDeadline {
 		metrics.RecordRequestPostTimeout(metrics.PostTimeoutSourceTimeoutHandler, metrics.PostTimeoutHandlerOK)
 	}
@@ -170,7 +204,7 @@ func (t *timed) CloseNotify() <-chan bool { return serving.CloseNotify(t.Respons
 
 // Hijack implements http.Hijacker.
 func (t *timed) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	if !t.claim() {
+	if !t.claimLate() {
 		return nil, nil, http.ErrHandlerTimeout
 	}
 	return http.NewResponseController(t.ResponseWriter).Hijack()

@@ -3,10 +3,14 @@ package apiserver
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -88,11 +92,7 @@ func TestStubbornHandler(t *testing.T) {
 				_, err := io.WriteString(w, "late")
 				ended <- err
 			}))
-			listener := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(r.Context(), &apirequest.RequestInfo{Verb: "get"}), time.Millisecond)
-				defer cancel()
-				stubborn.ServeHTTP(w, r.WithContext(ctx))
-			}))
+			listener := httptest.NewUnstartedServer(hurried(stubborn))
 			listener.EnableHTTP2 = c.http2
 			listener.StartTLS()
 			defer listener.Close()
@@ -111,6 +111,121 @@ func TestStubbornHandler(t *testing.T) {
 			require.ErrorIs(t, <-ended, http.ErrHandlerTimeout)
 		})
 	}
+}
+
+// broken is a writer that panics when an answer begins.
+type broken struct {
+	http.ResponseWriter
+	panics chan struct{}
+}
+
+func (b broken) WriteHeader(int) {
+	close(b.panics)
+	panic("no header can be written")
+}
+
+// TestPanicAtTheDeadline: a panic while a request is answered for its handler ends the request and not the process. It
+// is logged as any other.
+func TestPanicAtTheDeadline(t *testing.T) {
+	var logged lines
+	s := newServer(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&logged, nil)) })
+	for _, multiplexed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
+			panics := make(chan struct{})
+			h := s.withTimeout(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-panics }))
+			listener := httptest.NewUnstartedServer(hurried(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				h.ServeHTTP(broken{w, panics}, r)
+			})))
+			listener.EnableHTTP2 = multiplexed
+			listener.StartTLS()
+			defer listener.Close()
+			answer, err := listener.Client().Post(listener.URL+"/asked", "", nil) // which is not sent again
+			if err == nil {
+				_ = answer.Body.Close()
+			}
+			require.Error(t, err)
+		})
+	}
+	require.Equal(t, 2, strings.Count(logged.String(), `msg="a request panicked"`))
+	require.Equal(t, 2, strings.Count(logged.String(), "uri=/asked panic=\"no header can be written\""))
+}
+
+// TestSlowReaderOfAList: a client that does not take its list is cut off soon after the deadline that it has asked for.
+// Without that, the request would be served for as long as the connection lasts.
+func TestSlowReaderOfAList(t *testing.T) {
+	s := newServer(t)
+	for _, name := range []string{"x", "y"} { // more than buffers take
+		s.must(t, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":%q},"data":{"a":%q}}`, name, strings.Repeat("x", 900_000))})
+	}
+	for _, multiplexed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
+			served := make(chan struct{})
+			listener := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				defer close(served)
+				s.ServeHTTP(w, r)
+			}))
+			listener.Config.ConnState = func(c net.Conn, state http.ConnState) {
+				if encrypted, ok := c.(*tls.Conn); ok && state == http.StateNew {
+					_ = encrypted.NetConn().(*net.TCPConn).SetWriteBuffer(64 << 10)
+				}
+			}
+			listener.EnableHTTP2 = multiplexed
+			listener.StartTLS()
+			defer listener.Close()
+			transport := listener.Client().Transport.(*http.Transport)
+			transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+				if err == nil {
+					err = conn.(*net.TCPConn).SetReadBuffer(64 << 10)
+				}
+				return conn, err
+			}
+			transport.HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 10}
+			answer, err := listener.Client().Get(listener.URL + configMaps + "?timeout=1s")
+			require.NoError(t, err)
+			defer func() { _ = answer.Body.Close() }()
+			require.Equal(t, 200, answer.StatusCode)
+			require.Equal(t, multiplexed, answer.ProtoMajor == 2)
+			<-served
+			_, err = io.Copy(io.Discard, answer.Body)
+			require.Error(t, err, "a part of the list")
+		})
+	}
+}
+
+// TestLateAnswerGoesOn: no deadline cuts off an answer whose handler has said that it answers late.
+func TestLateAnswerGoesOn(t *testing.T) {
+	s := newServer(t)
+	for _, multiplexed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {
+			late := s.withTimeout(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				answersLate(r.Context())
+				_, _ = io.WriteString(w, "in time, ")
+				_ = http.NewResponseController(w).Flush()
+				<-r.Context().Value(deadlineKey{}).(*timed).passed
+				_, _ = io.WriteString(w, "late")
+			}))
+			listener := httptest.NewUnstartedServer(hurried(late))
+			listener.EnableHTTP2 = multiplexed
+			listener.StartTLS()
+			defer listener.Close()
+			answer, err := listener.Client().Get(listener.URL)
+			require.NoError(t, err)
+			defer func() { _ = answer.Body.Close() }()
+			body, err := io.ReadAll(answer.Body)
+			require.NoError(t, err)
+			require.Equal(t, "in time, late", string(body))
+		})
+	}
+}
+
+// hurried gives requests a deadline that passes soon.
+func hurried(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(r.Context(), &apirequest.RequestInfo{Verb: "get"}), 100*time.Millisecond)
+		defer cancel()
+		h.ServeHTTP(w, r.WithContext(ctx))
+	})
 }
 
 // TestHandlerHasTheLastWord: a handler that waits for its context answers by itself, with its own headers, and so does

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
 // Every group that kube-apiserver serves by default can be built. Everything in it
@@ -29,6 +31,9 @@ func TestEveryGroup(t *testing.T) {
 			for _, resource := range version.Resources {
 				if !slices.Contains(resource.Verbs, "list") {
 					continue
+				}
+				if b.name == history.GroupName && resource.Name == "versions" {
+					resource.Name += "?fieldSelector=object%3Dconfigmaps/default/x" // they are of one object
 				}
 				got := request{method: "GET", path: root + resource.Name}.do(t, s)
 				require.Equal(t, 200, got.code, "%s%s: %s", root, resource.Name, got.body)

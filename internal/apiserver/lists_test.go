@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/fields"
@@ -112,7 +113,7 @@ func TestListsOfPieces(t *testing.T) {
 		} {
 			for _, query := range []string{"", "?labelSelector=n%3D1", "?labelSelector=n%3D9", "?labelSelector=n!%3D2", "?labelSelector=!none,n+in+(0,1)", "?fieldSelector=spec.nodeName%3Dn1", "?fieldSelector=spec.nodeName!%3Dn1,status.phase%3DPending&labelSelector=n%3D2", "?fieldSelector=spec.nodeName%3D", "?fieldSelector=metadata.name%3Do-5", "?resourceVersion=0", "?pretty=1", "?limit=7&labelSelector=n%3D1"} {
 				for range 3 {
-					accept, encoding := accepted[random.IntN(len(accepted))], []string{"", "deflate, gzip"}[random.IntN(2)]
+					accept, encoding := accepted[random.IntN(len(accepted))], []string{"", "deflate, gzip", "zstd, gzip"}[random.IntN(3)]
 					compare(path+query, accept, http.Header{"Accept-Encoding": {encoding}})
 				}
 			}
@@ -250,10 +251,10 @@ func TestLargeLists(t *testing.T) {
 	} {
 		want := request{method: "GET", path: of.path, accept: of.accept}.do(t, whole)
 		require.Greater(t, len(want.body), 11<<20)
-		for _, encoding := range []string{"identity", "gzip"} {
+		for _, encoding := range []string{"identity", "gzip", "zstd"} {
 			got, err := get(of.path, of.accept, encoding)
 			require.NoError(t, err)
-			require.Equal(t, encoding == "gzip", got.header.Get("Content-Encoding") == "gzip")
+			require.Equal(t, strings.TrimPrefix(encoding, "identity"), got.header.Get("Content-Encoding"))
 			if of.accept == "application/cbor" {
 				require.True(t, reflect.DeepEqual(fromCBOR(t, want), fromCBOR(t, got)), encoding)
 			} else {
@@ -309,8 +310,16 @@ func fromCBOR(t testing.TB, a answer) (value any) {
 
 // plainOf is a body without its compression.
 func plainOf(t testing.TB, a answer) string {
-	if a.header.Get("Content-Encoding") == "" {
+	switch a.header.Get("Content-Encoding") {
+	case "":
 		return a.body
+	case "zstd":
+		r, err := zstd.NewReader(strings.NewReader(a.body))
+		require.NoError(t, err)
+		defer r.Close()
+		plain, err := io.ReadAll(r)
+		require.NoError(t, err)
+		return string(plain)
 	}
 	r, err := gzip.NewReader(bytes.NewReader([]byte(a.body)))
 	require.NoError(t, err)

@@ -235,12 +235,11 @@ func TestNothingAliasesTheCache(t *testing.T) {
 
 // TestObjectsBudget: the cache forgets the least recently used objects, and keeps to its budget.
 func TestObjectsBudget(t *testing.T) {
-	budget := cache.NewBudget(1 << 20)
-	o := NewObjects(budget)
 	at := func(n int) version { return version{rowKey: "r", revision: eventlog.Revision(n)} }
-	o.add(at(100), "ns", pod("ns", "0"))
-	one, _ := budget.Used()
-	budget.Hold(1<<20 - 10*one)
+	ample := cache.NewBudget(1 << 20)
+	NewObjects(ample).add(at(100), "ns", pod("ns", "0"))
+	one, _ := ample.Used()
+	o := NewObjects(cache.NewBudget(10 * one))
 	for n := range 20 {
 		o.add(at(n), "ns", pod("ns", fmt.Sprint(n)))
 		require.NotNil(t, o.get(at(min(n, 3))), "recently used")

@@ -173,7 +173,7 @@ func (w *watcher) stream(ctx context.Context) error {
 
 // passing says that what failed may succeed later.
 func passing(err error) bool {
-	for _, final := range []error{errEnded, projection.ErrExpired, projection.ErrDamaged, eventlog.ErrDiverged} {
+	for _, final := range []error{errEnded, projection.ErrExpired, projection.ErrDamaged, projection.ErrNewer, eventlog.ErrDiverged} {
 		if errors.Is(err, final) {
 			return false
 		}

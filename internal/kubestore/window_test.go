@@ -34,6 +34,42 @@ func TestWindowOfANewProcess(t *testing.T) {
 	watchFrom(t, fresh, floor.ResourceVersion).expect(append(want, "ADDED ns/last "+last.ResourceVersion)...)
 }
 
+// TestWatchOfAProcessThatWasCutOff: a watch of a process that could not reach the log, while the snapshot moved on by
+// more events than the process holds at once, gets every change.
+func TestWatchOfAProcessThatWasCutOff(t *testing.T) {
+	server := eventlogtest.Run(t, t.TempDir())
+	b := newBed(t, eventlogtest.Connect(t, server), memory.Strict(t))
+	s := newStore(b.Cell, pods(nil))
+	conn, link := eventlogtest.ConnectThrough(t, server)
+	config := eventlog.Config{Conn: conn, Stream: b.stream, Prefix: b.stream, InMemory: true}
+	cutOff := newStore(process(t, eventlogtest.Open(t, config), b.bucket), pods(nil))
+	first := create(t, s, pod("ns", "first"))
+	w := watchFrom(t, cutOff, first.ResourceVersion)
+	var want []string
+	add := func(name string) {
+		want = append(want, fmt.Sprintf("ADDED ns/%s %s", name, create(t, s, pod("ns", name)).ResourceVersion))
+	}
+	add("before")
+	w.expect(want...)
+	want = nil
+	link.Cut()
+	add("early")
+	for n := range 20 {
+		var steps []eventlog.Write
+		for i := range 1000 {
+			key := eventlog.Key{Cluster: "main", Resource: "steps", Prefix: "/steps", Name: fmt.Sprintf("%d-%d", n, i)}
+			steps = append(steps, eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "text/plain"})
+		}
+		_, err := b.Log.Append(t.Context(), eventlog.Basis{}, fmt.Sprint("steps-", n), steps...)
+		require.NoError(t, err)
+	}
+	add("late")
+	b.purge(t.Context())
+	link.Resume()
+	add("after")
+	w.expect(want...)
+}
+
 // TestEndComesBehindWhatWaits: a process that stops sends each watch what it has for it, and only then the last
 // bookmark: a client goes on elsewhere from the bookmark's revision.
 func TestEndComesBehindWhatWaits(t *testing.T) {

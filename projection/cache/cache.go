@@ -3,8 +3,9 @@
 //
 // Nouns. A budget is the bytes that all caches of a process have together. So the least recently used value of all
 // goes, in whichever cache it is. An owner is whom a value belongs to, in a cell the namespace of an object. A share is
-// the quarter of the budget that an owner may take from the others; alone it has all of it. A value is cold when nobody
-// has used it for a minute. Bytes that are held belong to no cache and cannot be let go: the caches have the rest.
+// the quarter of the caches' room that an owner may take from the others; alone it has all of it. A value is cold when
+// nobody has used it for a minute. Bytes that are held belong to no cache and cannot be let go: the caches have the
+// rest, and three eighths of the budget at least.
 package cache
 
 import (
@@ -15,7 +16,8 @@ import (
 	"unsafe"
 )
 
-// shares of a budget. An owner beyond one of them takes room from nobody but itself while the rest is in use.
+// shares of what the caches may keep. An owner beyond one of them takes room from nobody but itself while the rest is
+// in use.
 const shares = 4
 
 // cold is how long a value that nobody uses is safe from an owner beyond its share.
@@ -50,13 +52,16 @@ func (b *Budget) Hold(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.held += bytes
-	for b.bytes > b.room() && b.bytes > 0 {
+	for b.bytes > b.room() {
 		b.recent.Back().Value.(evictable).remove()
 	}
 }
 
 // room is what the caches may keep. It requires mu.
-func (b *Budget) room() int64 { return b.limit - b.held }
+//
+// A tail and a window of watches within their own bounds leave three eighths of a budget. But a tail may have 32 MiB
+// however small the budget is. It must not empty the caches: then each request would read and decode everything anew.
+func (b *Budget) room() int64 { return max(b.limit-b.held, b.limit*3/8) }
 
 // evictable is an entry of any cache. Its methods require mu.
 type evictable interface {
@@ -106,7 +111,7 @@ func (b *Budget) bound(o *owner) {
 // victim is what goes to make room for the owner's newest value, which it may be itself. It requires mu.
 func (b *Budget) victim(o *owner) evictable {
 	oldest := b.recent.Back().Value.(evictable)
-	if o.bytes > b.limit/shares && time.Since(oldest.at().used) < cold {
+	if o.bytes > b.room()/shares && time.Since(oldest.at().used) < cold {
 		return o.recent.Back().Value.(evictable)
 	}
 	return oldest
@@ -166,18 +171,23 @@ func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
 }
 
 // Add keeps a value of the owner's that takes so many bytes; what its entry takes is counted besides. A key that is
-// there keeps its value, and what is larger than the budget is not kept: it would cost everything else.
-func (c *Cache[K, V]) Add(key K, ownerName string, value V, bytes int64) {
+// there keeps its value, which is returned then: somebody else was faster. Else the new value is returned. What is
+// larger than the budget is not kept: it would cost everything else.
+func (c *Cache[K, V]) Add(key K, ownerName string, value V, bytes int64) V {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
+	if there, ok := c.entries[key]; ok {
+		return there.value
+	}
 	bytes += c.overhead
-	if _, ok := c.entries[key]; ok || bytes > c.of.room() {
-		return
+	if bytes > c.of.room() {
+		return value
 	}
 	e := &entry[K, V]{place: place{bytes: bytes}, cache: c, key: key, value: value}
 	c.entries[key] = e
 	c.bytes += bytes
 	c.of.add(ownerName, e)
+	return value
 }
 
 // Grow says that the value of a key takes more bytes than before.

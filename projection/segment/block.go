@@ -61,7 +61,7 @@ func intactBlock(sealed []byte) bool {
 }
 
 // openBlock is the inverse of sealBlock. rawSize is what the index promises.
-func openBlock(sealed []byte, rawSize int) ([]byte, *CorruptError) {
+func openBlock(sealed []byte, rawSize int) ([]byte, *FormatError) {
 	if len(sealed) < checksumSize {
 		return nil, corrupt("block", "cut short")
 	}
@@ -80,7 +80,7 @@ func openBlock(sealed []byte, rawSize int) ([]byte, *CorruptError) {
 }
 
 // decodeBlock parses the entries of a raw block and checks their order. The values alias raw.
-func decodeBlock(kind Kind, raw []byte, rows int) (*Block, *CorruptError) {
+func decodeBlock(kind Kind, raw []byte, rows int) (*Block, *FormatError) {
 	if rows < 1 || rows > len(raw)/4 {
 		return nil, corrupt("block", "%d entries cannot be in %d bytes", rows, len(raw))
 	}
@@ -96,8 +96,11 @@ func decodeBlock(kind Kind, raw []byte, rows int) (*Block, *CorruptError) {
 		e.Revision = d.Uvarint()
 		e.Flags = Flags(d.Byte())
 		e.Value = d.Sized()
-		if d.Failed || e.Flags&^knownFlags != 0 {
+		if d.Failed {
 			return nil, corrupt("block", "entry %d cannot be parsed", i)
+		}
+		if e.Flags&^knownFlags != 0 {
+			return nil, newer("block", "entry %d has flags %#x, which are not known", i, e.Flags)
 		}
 		keys.Write(key)
 		ends[i] = keys.Len()
@@ -118,7 +121,7 @@ func decodeBlock(kind Kind, raw []byte, rows int) (*Block, *CorruptError) {
 	return b, nil
 }
 
-func checkEntry(kind Kind, entries []Entry, i int) *CorruptError {
+func checkEntry(kind Kind, entries []Entry, i int) *FormatError {
 	if i > 0 && !before(&entries[i-1], &entries[i]) {
 		return corrupt("block", "entry %d is out of order", i)
 	}

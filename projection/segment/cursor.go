@@ -62,14 +62,24 @@ func (c *Cursor) Passed() string { return c.passed }
 
 // Next returns the next entry, false after the last. After an error the cursor may be asked again.
 func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
+	if ok, err := c.fill(ctx); !ok {
+		return Entry{}, false, err
+	}
+	e := c.entries[0]
+	c.entries = c.entries[1:]
+	return e, true, nil
+}
+
+// fill makes the next entry the first of entries. It returns false after the last.
+func (c *Cursor) fill(ctx context.Context) (bool, error) {
 	for len(c.entries) == 0 {
 		c.pass()
 		if !c.wanted(c.block) {
-			return Entry{}, false, nil
+			return false, nil
 		}
 		b, err := c.load(ctx)
 		if err != nil {
-			return Entry{}, false, err
+			return false, err
 		}
 		if c.filter != nil {
 			c.filter.Learn(c.block, b)
@@ -80,18 +90,19 @@ func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
 			c.entries = b.Entries[sort.Search(len(b.Entries), func(i int) bool { return b.Entries[i].Key >= c.start }):]
 		}
 	}
-	e := c.entries[0]
-	if c.end != "" && e.Key >= c.end {
+	if c.end != "" && c.entries[0].Key >= c.end {
 		c.entries, c.block = nil, len(c.r.footer.blocks)
-		return Entry{}, false, nil
+		return false, nil
 	}
-	c.entries = c.entries[1:]
-	return e, true, nil
+	return true, nil
 }
 
 // Skip moves past the entries of all keys up to the given one. Blocks that have no others are not decoded.
-func (c *Cursor) Skip(key string) {
-	after := func(i int) bool { return c.entries[i].Key > key }
+func (c *Cursor) Skip(key string) { c.seek(key, true) }
+
+// seek is Skip, or moves to the entries of the key if they are not to be skipped.
+func (c *Cursor) seek(key string, past bool) {
+	after := func(i int) bool { return reached(c.entries[i].Key, key, past) }
 	if n := len(c.entries); n > 0 && after(n-1) {
 		if !after(0) {
 			c.entries = c.entries[sort.Search(n, after):]
@@ -100,13 +111,38 @@ func (c *Cursor) Skip(key string) {
 	}
 	c.entries = nil
 	blocks := c.r.footer.blocks[c.block:]
-	n := sort.Search(len(blocks), func(i int) bool { return blocks[i].last > key })
+	n := sort.Search(len(blocks), func(i int) bool { return reached(blocks[i].last, key, past) })
 	c.block += n
-	if n < len(blocks) && blocks[n].first <= key {
-		c.start = key + "\x00"
+	if n < len(blocks) && !reached(blocks[n].first, key, past) {
+		c.start = key
+		if past {
+			c.start += "\x00"
+		}
 	}
 	decoded := min(n, len(c.decoded))
 	c.decoded, c.sealed = c.decoded[decoded:], c.sealed[min(n-decoded, len(c.sealed)):]
+}
+
+func reached(at, key string, past bool) bool { return at > key || !past && at == key }
+
+// Find is Reader.Find for who asks for many keys, each above the last one: it reads each block once at most, whatever
+// the cache has room for. It reads ahead where the keys lie close together.
+func (c *Cursor) Find(ctx context.Context, key string, revision uint64, skip Flags) (Entry, bool, error) {
+	blocks, unread := c.r.footer.blocks, c.block+len(c.decoded)+len(c.sealed)
+	c.seek(key, false)
+	if c.block > unread && c.block < len(blocks) && blocks[c.block].offset-blocks[unread].offset > firstRead {
+		c.ahead, c.batch = 1, 1 // one block is nearly always all
+	}
+	for {
+		if ok, err := c.fill(ctx); !ok || c.entries[0].Key != key {
+			return Entry{}, false, err
+		}
+		e := c.entries[0]
+		if e.Revision <= revision && e.Flags&skip == 0 {
+			return e, true, nil
+		}
+		c.entries = c.entries[1:]
+	}
 }
 
 // pass moves over blocks of which the filter wants nothing. Those that were read ahead are there already.
@@ -204,7 +240,11 @@ func (c *Cursor) cached(block int) (*Block, bool) {
 }
 
 // read fetches a run of blocks that are wanted and not in the cache, with one request. It ends before an excluded one.
+// Under a context that has ended it reads nothing, also where the source has a copy of its own on a disk.
 func (c *Cursor) read(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	blocks := c.r.footer.blocks
 	first, size, n := blocks[c.block].offset, blocks[c.block].size, 1
 	for ; c.wanted(c.block+n) && size+blocks[c.block+n].size <= c.ahead; n++ {
@@ -213,7 +253,7 @@ func (c *Cursor) read(ctx context.Context) error {
 		}
 		size += blocks[c.block+n].size
 	}
-	c.ahead = min(c.ahead*readGrows, maxRead)
+	c.ahead = min(max(c.ahead, size)*readGrows, maxRead)
 	local, keeps := c.r.source.(Local)
 	keeps = keeps && c.r.cache != nil
 	if keeps {

@@ -106,7 +106,7 @@ func appendFooter(dst []byte, f *footer) []byte {
 type trailer struct {
 	kind         Kind
 	hashes       int
-	counted      bool
+	flags        uint16
 	blocks       int
 	rows         uint64
 	min, max     uint64
@@ -116,24 +116,22 @@ type trailer struct {
 
 func (t *trailer) footerSize() int64 { return int64(t.index) + int64(t.bloom) + trailerSize }
 
-func parseTrailer(b []byte) (trailer, *CorruptError) {
+func parseTrailer(b []byte) (trailer, *FormatError) {
 	if len(b) != trailerSize || binary.LittleEndian.Uint32(b[48:]) != magic {
 		return trailer{}, corrupt("footer", "not a segment")
 	}
 	v := binary.LittleEndian.Uint32(b[44:])
 	if v != Version {
-		return trailer{}, corrupt("footer", "version %d is not known", v)
-	}
-	if b[2]&^flagCounted != 0 || b[3] != 0 {
-		return trailer{}, corrupt("footer", "bytes that must be 0 are not")
+		return trailer{}, newer("footer", "version %d is not known", v)
 	}
 	t := trailer{
 		kind:   Kind(b[0]),
-		hashes: int(b[1]), counted: b[2] == flagCounted,
-		rows: binary.LittleEndian.Uint64(b[8:]),
-		min:  binary.LittleEndian.Uint64(b[16:]),
-		max:  binary.LittleEndian.Uint64(b[24:]),
-		sum:  binary.LittleEndian.Uint32(b[40:]),
+		hashes: int(b[1]),
+		flags:  binary.LittleEndian.Uint16(b[2:]),
+		rows:   binary.LittleEndian.Uint64(b[8:]),
+		min:    binary.LittleEndian.Uint64(b[16:]),
+		max:    binary.LittleEndian.Uint64(b[24:]),
+		sum:    binary.LittleEndian.Uint32(b[40:]),
 	}
 	blocks, index, bloom := binary.LittleEndian.Uint32(b[4:]), binary.LittleEndian.Uint32(b[32:]), binary.LittleEndian.Uint32(b[36:])
 	if index > maxFooter || bloom > maxFooter || blocks > index {
@@ -144,7 +142,7 @@ func parseTrailer(b []byte) (trailer, *CorruptError) {
 }
 
 // parseFooter reads the last bytes of a file of the given size; b must be exactly the footer.
-func parseFooter(b []byte, size int64) (*footer, *CorruptError) {
+func parseFooter(b []byte, size int64) (*footer, *FormatError) {
 	if len(b) < trailerSize {
 		return nil, corrupt("footer", "cut short")
 	}
@@ -159,12 +157,15 @@ func parseFooter(b []byte, size int64) (*footer, *CorruptError) {
 		return nil, corrupt("footer", "checksum does not match")
 	}
 	if t.kind != Keys && t.kind != Events {
-		return nil, corrupt("footer", "kind %d is not known", t.kind)
+		return nil, newer("footer", "kind %d is not known", t.kind)
+	}
+	if t.flags&^flagCounted != 0 {
+		return nil, newer("footer", "flags %#x are not known", t.flags)
 	}
 	if t.bloom > 0 && t.hashes == 0 {
 		return nil, corrupt("footer", "a bloom filter without hashes")
 	}
-	f := &footer{bloom: b[t.index : t.index+t.bloom], hashes: t.hashes, counted: t.counted, Summary: Summary{
+	f := &footer{bloom: b[t.index : t.index+t.bloom], hashes: t.hashes, counted: t.flags&flagCounted != 0, Summary: Summary{
 		Kind: t.kind, Rows: t.rows, MinRevision: t.min, MaxRevision: t.max, Size: size, Footer: int64(len(b))}}
 	c = f.parseIndex(b[:t.index], t.blocks)
 	if c != nil {
@@ -173,7 +174,7 @@ func parseFooter(b []byte, size int64) (*footer, *CorruptError) {
 	return f, nil
 }
 
-func (f *footer) parseIndex(index []byte, blocks int) *CorruptError {
+func (f *footer) parseIndex(index []byte, blocks int) *FormatError {
 	f.blocks = make([]blockRef, 0, min(blocks, len(index)/7))
 	d := Decoder{Rest: index}
 	offset, rows := int64(headerSize), uint64(0)

@@ -103,7 +103,7 @@ func (m memory) ReadRange(_ context.Context, offset, length int64) ([]byte, erro
 	return m[start:min(start+length, int64(len(m)))], nil
 }
 
-func (e *CorruptError) in(file string) *CorruptError {
+func (e *FormatError) in(file string) *FormatError {
 	e.File = file
 	return e
 }
@@ -136,17 +136,14 @@ func (r *Reader) Find(ctx context.Context, key string, revision uint64, skip Fla
 	if !r.MayHold(key) {
 		return Entry{}, false, nil
 	}
-	c := r.Scan(key, key+"\x00")
+	return r.Ascending(key, key+"\x00").Find(ctx, key, revision, skip)
+}
+
+// Ascending is a cursor for Find. It begins with small reads.
+func (r *Reader) Ascending(start, end string) *Cursor {
+	c := r.Scan(start, end)
 	c.ahead = 1 // one block is nearly always all
-	for {
-		e, ok, err := c.Next(ctx)
-		if err != nil || !ok {
-			return Entry{}, false, err
-		}
-		if e.Revision <= revision && e.Flags&skip == 0 {
-			return e, true, nil
-		}
-	}
+	return c
 }
 
 // Verify reads the whole file and checks every byte and the order of all entries.

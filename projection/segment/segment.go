@@ -12,7 +12,8 @@
 //  3. Find asks the bloom filter, then the index, then reads one block.
 //  4. Scan reads runs of blocks ahead, ever longer, and never past the end asked for.
 //
-// Every byte is covered by a checksum; whatever does not match is a *CorruptError that names the place.
+// Every byte is covered by a checksum; whatever does not match is a *FormatError that names the place. So is whatever
+// matches and is not known here.
 package segment
 
 import (
@@ -67,26 +68,41 @@ func before(a, b *Entry) bool {
 	return a.Revision > b.Revision
 }
 
-// ErrCorrupt is matched by every CorruptError.
-var ErrCorrupt = errors.New("the bytes are not those that were written")
+// What a FormatError matches.
+var (
+	ErrCorrupt = errors.New("the bytes are not those that were written")
+	ErrNewer   = errors.New("a newer Logplane wrote it: run that version here, or a later one")
+)
 
-// CorruptError says that bytes of a segment are not what was written. It names the place.
-type CorruptError struct {
+// FormatError says why a segment cannot be read, and names the place. Either the bytes are not those that were written,
+// or they are, and mean something that this program does not know.
+type FormatError struct {
 	// File is the name given to Open.
 	File string
 	// Part is 'header', 'footer' or 'block N'.
 	Part string
 	// Reason says what does not match.
 	Reason string
+	// Newer says that nothing is damaged.
+	Newer bool
 }
 
-// Is implements errors.Is for ErrCorrupt.
-func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
+// Is implements errors.Is for ErrCorrupt and ErrNewer.
+func (e *FormatError) Is(target error) bool {
+	return target == ErrNewer && e.Newer || target == ErrCorrupt && !e.Newer
+}
 
-func (e *CorruptError) Error() string {
+func (e *FormatError) Error() string {
+	if e.Newer {
+		return fmt.Sprintf("segment %s cannot be read: %s: %s: %v", e.File, e.Part, e.Reason, ErrNewer)
+	}
 	return fmt.Sprintf("segment %s is corrupt: %s: %s", e.File, e.Part, e.Reason)
 }
 
-func corrupt(part, format string, args ...any) *CorruptError {
-	return &CorruptError{Part: part, Reason: fmt.Sprintf(format, args...)}
+func corrupt(part, format string, args ...any) *FormatError {
+	return &FormatError{Part: part, Reason: fmt.Sprintf(format, args...)}
+}
+
+func newer(part, format string, args ...any) *FormatError {
+	return &FormatError{Part: part, Reason: fmt.Sprintf(format, args...), Newer: true}
 }

@@ -149,11 +149,43 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 			if err == nil {
 				err = r.Verify(ctx)
 			}
-			var c *CorruptError
+			var c *FormatError
 			require.Truef(t, errors.As(err, &c), "bit %d of byte %d: %v", bit%8, bit/8, err)
 			require.NotEmpty(t, c.Part)
 			require.Equal(t, "f", c.File)
+			version := bit/8 >= len(file)-8 && bit/8 < len(file)-4
+			require.Equal(t, version, c.Newer, "bit %d of byte %d: %v", bit%8, bit/8, err)
 		}
+	}
+}
+
+// What is whole and not known here is not called damaged: a newer program wrote it.
+func TestWhatANewerLogplaneWrote(t *testing.T) {
+	file, _ := build(t, Keys, randomEntries(rand.New(rand.NewPCG(3, 4)), 30, 50))
+	end := len(file) - trailerSize
+	changed := func(at int, to byte) []byte {
+		b := bytes.Clone(file)
+		b[at] = to
+		return b
+	}
+	flagged, _ := build(t, Keys, []Entry{{Key: "k", Revision: 1, Flags: 4}})
+	for _, c := range []struct {
+		file []byte
+		want string
+	}{
+		{changed(end+44, 2), "footer: version 2 is not known"},
+		{segmenttest.Reseal(changed(end, 3)), "footer: kind 3 is not known"},
+		{segmenttest.Reseal(changed(end+2, 3)), "footer: flags 0x3 are not known"},
+		{segmenttest.Reseal(changed(end+3, 1)), "footer: flags 0x101 are not known"},
+		{flagged, "block 0 at offset 8: entry 0 has flags 0x4, which are not known"},
+	} {
+		r, err := OpenBytes("f", c.file)
+		if err == nil {
+			_, err = collect(t.Context(), r.Scan("", ""))
+		}
+		require.EqualError(t, err, "segment f cannot be read: "+c.want+": "+ErrNewer.Error())
+		require.ErrorIs(t, err, ErrNewer)
+		require.NotErrorIs(t, err, ErrCorrupt)
 	}
 }
 
@@ -448,6 +480,41 @@ func TestSkipIsAScan(t *testing.T) {
 			require.Equal(t, left[0].Revision, e.Revision)
 			left = left[1:]
 		}
+	}
+}
+
+// TestCursorFinds: a cursor finds of ascending keys what a reader finds of each, and reads no block twice.
+func TestCursorFinds(t *testing.T) {
+	ctx := t.Context()
+	rng := rand.New(rand.NewPCG(7, 7))
+	entries := randomEntries(rng, 400, 2000)
+	file, sum := build(t, Keys, entries)
+	for range 40 {
+		source := &countingSource{memory: file}
+		r, err := Open(ctx, "f", source, nil, sum.Size, sum.Footer)
+		require.NoError(t, err)
+		c, step := r.Ascending("", ""), 1+rng.IntN(200)
+		source.reads = 0
+		reads, last := 0, ""
+		for i := rng.IntN(step); i < len(entries); i += 1 + rng.IntN(step) {
+			key, revision := entries[i].Key, entries[rng.IntN(len(entries))].Revision
+			if rng.IntN(4) == 0 {
+				key += "-missing"
+			}
+			if key <= last {
+				continue
+			}
+			last = key
+			got, ok, err := c.Find(ctx, key, revision, Void)
+			require.NoError(t, err)
+			reads += source.reads
+			want, found, err := r.Find(ctx, key, revision, Void)
+			require.NoError(t, err)
+			source.reads = 0
+			require.Equal(t, found, ok, key)
+			require.Equal(t, want, got)
+		}
+		require.LessOrEqual(t, reads, len(r.footer.blocks))
 	}
 }
 

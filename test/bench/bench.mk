@@ -27,6 +27,10 @@ bench-peer-profiled: $(PEER)/peer $(PEER)/kube-apiserver $(PEER)/etcd ## a CPU p
 	@mkdir -p $(PEER)/profiles
 	@LOGPLANE_BINARY=$(PEER)/logplane PEER_BINARIES=$(PEER) $(PEER)/peer --only logplane --rounds 1 --profiles $(PEER)/profiles $(ARGS)
 
+.PHONY: bench-history
+bench-history: ## what the past costs in a cell that has seen a million changes (about 6 minutes)
+	@$(MEMORY) $(RELEASE) LOGPLANE_EVENTS=$${LOGPLANE_EVENTS:-1000000} go test ./internal/apiserver -run '^$$' -bench 'Past$$' -benchtime 1x -timeout 30m
+
 .PHONY: bench-functions
 bench-functions: build ## what an invocation of an emulated AWS Lambda takes, cold and warm, and what a million cost
 	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test ./test/serverless -run '^$$' -bench Invocation -benchtime 5x -count 1

@@ -53,6 +53,43 @@ func TestReadmeTour(t *testing.T) {
 	}
 }
 
+// TestHistoryTour executes every command of docs/history.md and what the README says of the past, in their order.
+func TestHistoryTour(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs all of docs/history.md")
+	}
+	t.Parallel()
+	readme, history := product.Snippets(t, "README.md"), product.Snippets(t, "docs/history.md")
+	require.Len(t, readme["sh past"], 1)
+	require.NotEmpty(t, history["sh history"])
+	home := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(home, "bin"), 0o755))
+	for _, name := range []string{"logplane", "kubectl-logplane"} {
+		require.NoError(t, os.Symlink(product.Logplane(t), filepath.Join(home, "bin", name)))
+	}
+	script := strings.Join([]string{
+		tourShell, "start",
+		"kubectl create namespace tour; kubectl create configmap greeting --namespace tour --from-literal=text=hello",
+		strings.Join(history["sh history"], "\n"),
+		"until kubectl get --raw /at/10s/api >/dev/null 2>&1; do kill -0 $SERVER; done", readme["sh past"][0],
+	}, "\n")
+	tour := exec.Command("bash", "-euxo", "pipefail", "-c", script)
+	tour.Dir = home
+	tour.Env = append(os.Environ(), "HOME="+home, "KUBECONFIG="+home+"/.logplane/kubeconfig",
+		"PATH="+filepath.Join(home, "bin")+":"+filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))+":"+os.Getenv("PATH"))
+	var out bytes.Buffer
+	tour.Stdout, tour.Stderr = &out, &out
+	err := tour.Run()
+	t.Log(out.String())
+	require.NoError(t, err)
+	for _, expected := range []string{
+		"spec.template.spec.containers[0].image", "data.coffee", `"type":"MODIFIED"`, "deployment.apps/web   0/2", "manager: kubectl-patch",
+		`"coffee":"40"`, "configmaps/greeting",
+	} {
+		require.Contains(t, out.String(), expected)
+	}
+}
+
 // tourShell starts a server on the same port each time, and waits until it is ready. await_commit waits until the
 // bucket has a root. A reader is slow enough to need no wait.
 const tourShell = `

@@ -156,20 +156,20 @@ var list = []mutant{
 	},
 	{
 		name: "passed-over-version-forgotten",
-		file: "projection/scan.go", old: "if hidden {", new: "if hidden && false {",
+		file: "projection/scan.go", old: "if ok && (!found ||", new: "if ok && false && (!found ||",
 		tests: "TestRandomHistories",
 		why:   "a list by a label has an object that has lost the label since, or lacks one whose last update is in the tail",
 	},
 	{
 		name: "versions-of-two-blocks-forgotten",
-		file: "projection/scan.go", old: "hidden || !found && h.source.hides(key)", new: "hidden || !found && (!h.ok || h.current.key != key) && h.source.hides(key)",
+		file: "projection/scan.go", old: "if !found && h.source.hides(key) {", new: "if !found && (!h.ok || h.current.key != key) && h.source.hides(key) {",
 		tests: "TestRandomHistories",
 		why:   "the same, where the newer version of an object ends one block and the older one begins the next",
 	},
 	// projection/segment
 	{
 		name: "newest-row-skipped",
-		file: "projection/segment/reader.go", old: "if e.Revision <= revision &&", new: "if e.Revision < revision &&",
+		file: "projection/segment/cursor.go", old: "if e.Revision <= revision &&", new: "if e.Revision < revision &&",
 		tests: "TestRoundTrip",
 		why:   "a get at the revision of a write does not see the write",
 	},
@@ -187,7 +187,7 @@ var list = []mutant{
 	},
 	{
 		name: "scan-beyond-its-end",
-		file: "projection/segment/cursor.go", old: "e.Key >= c.end {", new: "e.Key > c.end {",
+		file: "projection/segment/cursor.go", old: "Key >= c.end {", new: "Key > c.end {",
 		tests: "TestRoundTrip",
 		why:   "a list holds an object of the next namespace",
 	},
@@ -352,6 +352,12 @@ var list = []mutant{
 		tests: "TestHeadIsLocal", in: "eventlog/embedded",
 		why: "a reader sees half of a batch",
 	},
+	{
+		name: "unknown-batch-taken-for-ended",
+		file: "eventlog/append.go", old: "len(msgs) > 1 && !stillOpen(err) {", new: "len(msgs) > 1 {",
+		tests: "TestLocalHeadAfterABatch",
+		why:   "a reader sees half of a batch that comes late",
+	},
 	// internal/kubestore and its fanout: watches
 	{
 		name: "window-seeded-short",
@@ -388,6 +394,12 @@ var list = []mutant{
 		file: "internal/apiserver/deadline.go", old: "return 0, http.ErrHandlerTimeout", new: "_ = 0",
 		tests: "TestStubbornHandler",
 		why:   "two answers are written at once",
+	},
+	{
+		name: "late-answers-cut",
+		file: "internal/apiserver/deadline.go", old: "if t.by.Load() == byHandler {", new: "if true {",
+		tests: "TestLateAnswerGoesOn",
+		why:   "what another server answers through this one is cut off at the deadline",
 	},
 	{
 		name: "offered-before-what-waits",
@@ -445,7 +457,7 @@ var list = []mutant{
 	},
 	{
 		name: "state-before-is-the-state-after",
-		file: "internal/kubestore/watched.go", old: "v.Get(ctx, e.RowKey, e.Revision-1)", new: "v.Get(ctx, e.RowKey, min(e.Revision, v.Revision()))",
+		file: "internal/kubestore/watched.go", old: "read(ctx, e.RowKey, e.Revision-1)", new: "read(ctx, e.RowKey, min(e.Revision, s.Projection.Current().Revision()))",
 		tests: "TestWatchSelectors|TestVoidEvents",
 		why:   "a watch takes what entered its selection for what was always in it",
 	},
@@ -481,7 +493,7 @@ var list = []mutant{
 	},
 	{
 		name: "piece-of-another-version",
-		file: "internal/apiserver/lists/lists.go", old: "chosen.MediaType, k.Version, gzip)", new: "chosen.MediaType, k.Version.Group, gzip)",
+		file: "internal/apiserver/lists/lists.go", old: "chosen.MediaType, k.Version, encoding)", new: "chosen.MediaType, k.Version.Group, encoding)",
 		tests: "TestListsOfPieces",
 		why:   "a list of autoscaling/v1 has objects as autoscaling/v2 shows them",
 	},
@@ -616,7 +628,7 @@ var list = []mutant{
 	},
 	{
 		name: "large-block-costs-all-others",
-		file: "projection/cache/cache.go", old: "ok || bytes > c.of.room() {", new: "ok || c.of.limit < 0 {",
+		file: "projection/cache/cache.go", old: "bytes > c.of.room() {", new: "c.of.limit < 0 {",
 		in:    "projection",
 		tests: "TestABlockLargerThanTheCache",
 		why:   "one large object empties the cache, each time that it is read",

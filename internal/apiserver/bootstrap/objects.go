@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -32,6 +33,7 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
+	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/namespaces"
 	"github.com/logplane/logplane/internal/apiserver/roles"
 	"github.com/logplane/logplane/internal/apiserver/services"
@@ -94,11 +96,20 @@ func namespaceObjects(rootCA []byte) []object {
 	return objects
 }
 
-// policyObjects is upstream's RBAC policy. The rules of 'admin', 'edit' and 'view' are aggregated here, because no
+// readsThePast lets those who may 'view' a namespace see who changed the objects that they may get.
+func readsThePast() rbacv1.ClusterRole {
+	return rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "logplane:aggregate-to-view", Labels: map[string]string{
+			"kubernetes.io/bootstrapping": "rbac-defaults", "rbac.authorization.k8s.io/aggregate-to-view": "true"}},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{history.GroupName}, Resources: []string{"versions", "changes"}, Verbs: []string{"get", "list"}}},
+	}
+}
+
+// policyObjects is upstream's RBAC policy, and one role of ours. The rules of 'admin', 'edit' and 'view' are aggregated here, because no
 // controller does so before the first request needs them.
 func policyObjects() ([]object, error) {
 	var objects []object
-	clusterRoles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
+	clusterRoles := append(append(bootstrappolicy.ClusterRoles(), readsThePast()), bootstrappolicy.ControllerRoles()...)
 	if err := roles.AggregateAll(clusterRoles); err != nil {
 		return nil, err
 	}

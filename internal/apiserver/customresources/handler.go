@@ -46,8 +46,8 @@ import (
 // and takes some 15 ms to rebuild.
 const served = 256
 
-// servedPast is how many of them are for requests of the past.
-const servedPast = 32
+// servedPast is how many handlers are kept for requests of the past besides. Nothing bounds what one of them takes.
+const servedPast = 8
 
 // Config of a Handler.
 type Config struct {

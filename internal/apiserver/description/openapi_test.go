@@ -126,7 +126,7 @@ func TestOpenAPIV2IsBounded(t *testing.T) {
 // definitions is a set of CRDs that does not change.
 type definitions []*apiextensionsv1.CustomResourceDefinition
 
-func (d definitions) All() (customresources.Set, error) {
+func (d definitions) AllFor(context.Context) (customresources.Set, error) {
 	return customresources.Set{Definitions: d}, nil
 }
 

@@ -34,8 +34,8 @@ func (s *store) key(of found, namespace, name string) eventlog.Key {
 // below is the prefix of resources that are stored below their group: custom ones, their definitions, and APIServices.
 func below(r schema.GroupResource) string { return r.Group + "/" + r.Resource }
 
-// find looks for a resource by its name, such as 'deployments.apps', 'deployments', 'deployment' or 'deploy'. A name with
-// a group that nobody serves is that of custom resources whose definition is gone: their past is kept.
+// find looks for a resource by its name, such as 'deployments.apps', 'deployments', 'deployment' or 'deploy'. A name
+// with a group that nobody serves is that of custom resources whose definition is gone: their past is kept.
 func (s *store) find(ctx context.Context, name string) (found, error) {
 	want := schema.ParseGroupResource(name)
 	groups, err := spec.Groups()

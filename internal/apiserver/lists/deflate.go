@@ -13,12 +13,27 @@ import (
 // level is the fastest. The next ones take half as long again for a few per cent.
 const level = flate.BestSpeed
 
-// deflated is a part of a stream of RFC 1951 that ends at a byte's boundary and refers to nothing before it. So such
-// parts can be joined in any order.
-type deflated struct {
-	bytes  []byte
-	length int    // of what was compressed
-	crc    uint32 // of what was compressed
+// packed is compressed, and can be joined with others of its encoding in any order. For gzip it is a part of a stream
+// of RFC 1951 that ends at a byte's boundary and refers to nothing before it. For zstd it is a frame.
+type packed struct {
+	encoding encoding
+	bytes    []byte
+	length   int    // of what was compressed
+	crc      uint32 // of what was compressed, for gzip
+}
+
+func pack(e encoding, plain []byte) *packed {
+	if e == byZstd {
+		return frame(plain)
+	}
+	return deflate(plain)
+}
+
+func (p *packed) unpack() ([]byte, error) {
+	if p.encoding == byZstd {
+		return unframer().DecodeAll(p.bytes, make([]byte, 0, p.length))
+	}
+	return p.inflate()
 }
 
 type deflater struct {
@@ -31,25 +46,25 @@ var deflaters = sync.Pool{New: func() any {
 	return &deflater{Writer: w}
 }}
 
-func deflate(plain []byte) *deflated {
+func deflate(plain []byte) *packed {
 	d := deflaters.Get().(*deflater)
 	defer deflaters.Put(d)
 	d.out.Reset()
 	d.Reset(&d.out)
 	_, _ = d.Write(plain) // a buffer takes everything
 	_ = d.Flush()
-	return &deflated{bytes.Clone(d.out.Bytes()), len(plain), crc32.ChecksumIEEE(plain)}
+	return &packed{byGzip, bytes.Clone(d.out.Bytes()), len(plain), crc32.ChecksumIEEE(plain)}
 }
 
 var inflaters = sync.Pool{New: func() any { return flate.NewReader(nil) }}
 
-func (d *deflated) inflate() ([]byte, error) {
+func (p *packed) inflate() ([]byte, error) {
 	r := inflaters.Get().(io.ReadCloser)
 	defer inflaters.Put(r)
-	if err := r.(flate.Resetter).Reset(io.MultiReader(bytes.NewReader(d.bytes), bytes.NewReader(lastBlock)), nil); err != nil {
+	if err := r.(flate.Resetter).Reset(io.MultiReader(bytes.NewReader(p.bytes), bytes.NewReader(lastBlock)), nil); err != nil {
 		return nil, err
 	}
-	plain := make([]byte, d.length)
+	plain := make([]byte, p.length)
 	_, err := io.ReadFull(r, plain)
 	return plain, err
 }
@@ -73,7 +88,7 @@ func newJoiner(w io.Writer) (*joiner, error) {
 }
 
 // add adds a part that is compressed.
-func (j *joiner) add(d *deflated) error {
+func (j *joiner) add(d *packed) error {
 	j.crc = combine(j.crc, d.crc, d.length)
 	j.length += uint32(d.length)
 	_, err := j.w.Write(d.bytes)

@@ -6,9 +6,11 @@ import (
 	"hash/crc32"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 )
 
@@ -41,7 +43,7 @@ func TestJoiner(t *testing.T) {
 				continue
 			}
 			d := deflate(part)
-			inflated, err := d.inflate()
+			inflated, err := d.unpack()
 			require.NoError(t, err)
 			require.Equal(t, string(part), string(inflated))
 			require.NoError(t, j.add(d))
@@ -57,6 +59,43 @@ func TestJoiner(t *testing.T) {
 	}
 }
 
+// TestFrames: any parts in any order are what a decoder of zstd makes of them.
+func TestFrames(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 100 {
+		var out, want bytes.Buffer
+		f := frames{&out}
+		for range random.IntN(10) {
+			part := []byte(strings.Repeat("some text, ", random.IntN(20_000)))
+			want.Write(part)
+			if random.IntN(2) == 0 {
+				require.NoError(t, f.store(part))
+				continue
+			}
+			p := pack(byZstd, part)
+			plain, err := p.unpack()
+			require.NoError(t, err)
+			require.Equal(t, string(part), string(plain))
+			require.NoError(t, f.add(p))
+		}
+		r, err := zstd.NewReader(&out)
+		require.NoError(t, err)
+		plain, err := io.ReadAll(r)
+		require.NoError(t, err)
+		require.Equal(t, want.String(), string(plain))
+		r.Close()
+	}
+}
+
+func TestWantedEncoding(t *testing.T) {
+	for header, want := range map[string]encoding{
+		"": identity, "br": identity, "*": identity, "gzip": byGzip, "zstd": byZstd, "gzip, deflate, br, zstd": byGzip,
+		"zstd,gzip": byZstd, "gzip;q=0.5, zstd": byZstd, "zstd;q=0, gzip": byGzip,
+	} {
+		require.Equal(t, want, wanted(&http.Request{Header: http.Header{"Accept-Encoding": {header}}}), header)
+	}
+}
+
 // TestPiecesHoldWhatTheyCount: a piece that was made plain holds no more than it has counted once it is needed
 // deflated, also if its content cannot be compressed.
 func TestPiecesHoldWhatTheyCount(t *testing.T) {
@@ -66,14 +105,14 @@ func TestPiecesHoldWhatTheyCount(t *testing.T) {
 		p := &piece{plain: content, length: len(content), spare: len(content) / 4}
 		counted := p.Bytes()
 		d := p.compressed()
-		inflated, err := d.inflate()
+		inflated, err := d.unpack()
 		require.NoError(t, err)
 		require.Equal(t, content, inflated)
 		held := len(p.plain)
-		if d := p.deflated.Load(); d != nil {
+		if d := p.packed.Load(); d != nil {
 			held += len(d.bytes)
 		}
 		require.LessOrEqual(t, held, counted, name)
-		require.Equal(t, name == "repeated", p.deflated.Load() != nil, name)
+		require.Equal(t, name == "repeated", p.packed.Load() != nil, name)
 	}
 }

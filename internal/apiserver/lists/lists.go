@@ -44,14 +44,17 @@ type Kind struct {
 
 // Serve lets the handler answer a list. fail answers with an error.
 func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fail func(http.ResponseWriter, *http.Request, error)) {
-	a := &answer{ResponseWriter: w, gzip: acceptsGzip(r) && !local(r)}
-	if acceptsGzip(r) { // upstream would compress with the standard library, at twice the cost
+	a := &answer{ResponseWriter: w, encoding: wanted(r)}
+	if a.encoding != identity { // upstream would compress with the standard library, at twice the cost
 		r = r.WithContext(r.Context())
 		r.Header = r.Header.Clone()
 		r.Header.Del("Accept-Encoding")
 	}
+	if local(r) {
+		a.encoding = identity
+	}
 	asked := r
-	if made := kind.maker(r, a.gzip); made != nil {
+	if made := kind.maker(r, a.encoding); made != nil {
 		a.pieces, a.form = &made.Pieces, made.form
 		defer a.pieces.Close()
 		asked = r.WithContext(kubestore.WithPieces(r.Context(), a.pieces))
@@ -90,7 +93,7 @@ type maker struct {
 }
 
 // maker returns nil if the list must be encoded as a whole.
-func (k Kind) maker(r *http.Request, gzip bool) *maker {
+func (k Kind) maker(r *http.Request, encoding encoding) *maker {
 	if k.Serializer == nil {
 		return nil
 	}
@@ -104,12 +107,12 @@ func (k Kind) maker(r *http.Request, gzip bool) *maker {
 	}
 	m := &maker{form: form}
 	m.Resource, m.Sized = k.Resource, form.sized()
-	m.Form = fmt.Sprintf("%s %s %t", chosen.MediaType, k.Version, gzip)
+	m.Form = fmt.Sprintf("%s %s %s", chosen.MediaType, k.Version, encoding)
 	m.Encode = func(list runtime.Object, large bool) (kubestore.Piece, error) {
 		if m.encoder == nil {
 			m.encoder = k.Serializer.EncoderForVersion(chosen.Serializer, k.Version)
 		}
-		return m.make(list, large, gzip)
+		return m.make(list, large, encoding)
 	}
 	return m
 }
@@ -123,7 +126,7 @@ func (anyTransform) AllowsMediaTypeTransform(string, string, *schema.GroupVersio
 func (anyTransform) AllowsServerVersion(string) bool { return true }
 func (anyTransform) AllowsStreamSchema(string) bool  { return true }
 
-func (m *maker) make(list runtime.Object, large, gzip bool) (*piece, error) {
+func (m *maker) make(list runtime.Object, large bool, encoding encoding) (*piece, error) {
 	if m.empty == nil {
 		none := reflect.New(reflect.TypeOf(list).Elem()).Interface().(runtime.Object)
 		if u, ok := none.(*unstructured.UnstructuredList); ok {
@@ -145,33 +148,34 @@ func (m *maker) make(list runtime.Object, large, gzip bool) (*piece, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errShape, err)
 	}
-	p := &piece{count: meta.LenList(list), length: len(items)}
-	if large && gzip {
-		p.deflated.Store(deflate(items))
+	p := &piece{count: meta.LenList(list), length: len(items), encoding: encoding}
+	if large && encoding != identity {
+		p.packed.Store(pack(encoding, items))
 	} else {
 		p.plain = bytes.Clone(items)
-		if gzip {
+		if encoding != identity {
 			p.spare = len(items) / 4
 		}
 	}
 	return p, nil
 }
 
-// piece is plain or deflated, or both if it was made plain and is then needed deflated.
+// piece is plain or packed, or both if it was made plain and is then needed packed.
 type piece struct {
 	count  int // of items
 	length int // of the items
 	plain  []byte
-	// spare is how many bytes a deflated piece may take beside the plain one. It is counted from the beginning, because
+	// spare is how many bytes a packed piece may take beside the plain one. It is counted from the beginning, because
 	// what a piece takes is asked once.
 	spare    int
-	deflated atomic.Pointer[deflated]
+	encoding encoding
+	packed   atomic.Pointer[packed]
 }
 
 // Bytes implements kubestore.Piece.
 func (p *piece) Bytes() int {
 	if p.plain == nil {
-		return len(p.deflated.Load().bytes)
+		return len(p.packed.Load().bytes)
 	}
 	return len(p.plain) + p.spare
 }
@@ -179,35 +183,48 @@ func (p *piece) Bytes() int {
 // Size implements kubestore.Piece.
 func (p *piece) Size() (count, length int) { return p.count, p.length }
 
-func (p *piece) compressed() *deflated {
-	d := p.deflated.Load()
-	if d == nil {
-		d = deflate(p.plain)
-		if len(d.bytes) <= p.spare {
-			p.deflated.Store(d)
+func (p *piece) compressed() *packed {
+	c := p.packed.Load()
+	if c == nil {
+		c = pack(p.encoding, p.plain)
+		if len(c.bytes) <= p.spare {
+			p.packed.Store(c)
 		}
 	}
-	return d
+	return c
 }
 
 func (p *piece) bytes() ([]byte, error) {
 	if p.plain != nil {
 		return p.plain, nil
 	}
-	return p.deflated.Load().inflate()
+	return p.packed.Load().unpack()
 }
 
 // large is how many bytes of a list are compressed. The figure is upstream's.
 const large = 128 << 10
 
-// acceptsGzip is upstream's way to read the header.
-func acceptsGzip(r *http.Request) bool {
+// encoding is an answer's Content-Encoding.
+type encoding string
+
+const (
+	identity encoding = ""
+	byGzip   encoding = "gzip"
+	byZstd   encoding = "zstd"
+)
+
+// wanted is the first encoding known here that the client names without a weight. This is upstream's way to read the
+// header, but that upstream knows gzip alone.
+func wanted(r *http.Request) encoding {
+	if !utilfeature.DefaultFeatureGate.Enabled(features.APIResponseCompression) {
+		return identity
+	}
 	for _, accepted := range strings.Split(r.Header.Get("Accept-Encoding"), ",") {
-		if strings.TrimSpace(accepted) == "gzip" {
-			return utilfeature.DefaultFeatureGate.Enabled(features.APIResponseCompression)
+		if e := encoding(strings.TrimSpace(accepted)); e == byGzip || e == byZstd {
+			return e
 		}
 	}
-	return false
+	return identity
 }
 
 // local says that the client is on this machine, where compression costs both sides more than it saves. What a proxy
@@ -227,7 +244,8 @@ type answer struct {
 	http.ResponseWriter
 	pieces *kubestore.Pieces
 	form   form
-	gzip   bool
+	// encoding is that of a large answer.
+	encoding encoding
 
 	code int
 	// held says that the answer is a list without items, which waits in body. Otherwise the body waits for whether it
@@ -235,7 +253,13 @@ type answer struct {
 	held  bool
 	body  bytes.Buffer
 	begun bool
-	out   *gzip.Writer
+	out   compressor
+}
+
+// compressor compresses an answer that is not made of pieces.
+type compressor interface {
+	io.WriteCloser
+	Reset(io.Writer)
 }
 
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
@@ -245,22 +269,25 @@ func (a *answer) WriteHeader(code int) {
 	a.held = a.pieces != nil && a.pieces.Given() && code == http.StatusOK
 }
 
-var writers = sync.Pool{New: func() any {
-	w, _ := gzip.NewWriterLevel(nil, level) // fails only for an unknown level
-	return w
-}}
+var compressors = map[encoding]*sync.Pool{
+	byGzip: {New: func() any {
+		w, _ := gzip.NewWriterLevel(nil, level) // fails only for an unknown level
+		return w
+	}},
+	byZstd: &framers,
+}
 
 func (a *answer) Write(p []byte) (int, error) {
 	switch {
 	case a.code == 0:
 		a.WriteHeader(http.StatusOK)
 		return a.Write(p)
-	case a.held || a.gzip && !a.begun && a.body.Len()+len(p) <= large:
+	case a.held || a.encoding != identity && !a.begun && a.body.Len()+len(p) <= large:
 		return a.body.Write(p)
 	case !a.begun:
-		a.begin(a.gzip)
-		if a.gzip {
-			a.out = writers.Get().(*gzip.Writer)
+		a.begin(a.encoding)
+		if a.encoding != identity {
+			a.out = compressors[a.encoding].Get().(compressor)
 			a.out.Reset(a.ResponseWriter)
 		}
 		if _, err := a.write(a.body.Bytes()); err != nil {
@@ -277,9 +304,9 @@ func (a *answer) write(p []byte) (int, error) {
 	return a.ResponseWriter.Write(p)
 }
 
-func (a *answer) begin(compressed bool) {
-	if compressed {
-		a.Header().Set("Content-Encoding", "gzip")
+func (a *answer) begin(e encoding) {
+	if e != identity {
+		a.Header().Set("Content-Encoding", string(e))
 		a.Header().Add("Vary", "Accept-Encoding")
 	}
 	a.begun = true
@@ -292,9 +319,9 @@ func (a *answer) end() {
 	case a.out != nil:
 		_ = a.out.Close() // the client is gone
 		a.out.Reset(nil)
-		writers.Put(a.out)
+		compressors[a.encoding].Put(a.out)
 	case !a.begun && a.code != 0:
-		a.begin(false)
+		a.begin(identity)
 		_, _ = a.ResponseWriter.Write(a.body.Bytes())
 	}
 }
@@ -307,12 +334,19 @@ func (a *answer) splice() error {
 		return fmt.Errorf("%w: %w", errShape, err)
 	}
 	buffered := bufio.NewWriterSize(a.ResponseWriter, 64<<10)
-	var to sink = plainSink{buffered}
-	if compressed := a.gzip && total+a.body.Len() > large; compressed {
-		a.begin(true)
+	used := a.encoding
+	if total+a.body.Len() <= large {
+		used = identity
+	}
+	a.begin(used)
+	var to sink
+	switch used {
+	case byGzip:
 		to, err = newJoiner(buffered)
-	} else {
-		a.begin(false)
+	case byZstd:
+		to = frames{buffered}
+	default:
+		to = plainSink{buffered}
 	}
 	if err == nil {
 		err = a.spliceTo(to, before, after)

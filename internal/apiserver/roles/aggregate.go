@@ -1,19 +1,24 @@
 package roles
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/kubernetes/pkg/apis/rbac"
 	rbacv1convert "k8s.io/kubernetes/pkg/apis/rbac/v1"
+	clusterrolestore "k8s.io/kubernetes/pkg/registry/rbac/clusterrole/storage"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // aggregatedRoles gives a ClusterRole with an aggregation rule its rules when it is read: the rules of the selected
@@ -21,8 +26,9 @@ import (
 type aggregatedRoles struct{ rows *listers.Indexer }
 
 // all returns every ClusterRole by name. A role that cannot be decoded is left out, and grants nothing.
-func (a aggregatedRoles) all() ([]*rbacv1.ClusterRole, error) {
-	objects, err := a.rows.All()
+func (a aggregatedRoles) all() ([]*rbacv1.ClusterRole, error) { return rolesOf(a.rows.All()) }
+
+func rolesOf(objects []any, err error) ([]*rbacv1.ClusterRole, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list ClusterRoles: %w", err)
 	}
@@ -74,7 +80,9 @@ func aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole, seen map[str
 }
 
 // decorate fills in the rules of an internal ClusterRole, or of a list of them.
-func (a aggregatedRoles) decorate(obj runtime.Object) {
+func (a aggregatedRoles) decorate(obj runtime.Object) { fillIn(obj, a.all) }
+
+func fillIn(obj runtime.Object, read func() ([]*rbacv1.ClusterRole, error)) {
 	var all []*rbacv1.ClusterRole // read once, if any role needs it
 	fill := func(role *rbac.ClusterRole) {
 		if role.AggregationRule == nil {
@@ -82,7 +90,7 @@ func (a aggregatedRoles) decorate(obj runtime.Object) {
 		}
 		var err error
 		if all == nil {
-			all, err = a.all()
+			all, err = read()
 		}
 		if err == nil {
 			role.Rules, err = aggregatedInternal(role, all)
@@ -98,6 +106,50 @@ func (a aggregatedRoles) decorate(obj runtime.Object) {
 		for i := range o.Items {
 			fill(&o.Items[i])
 		}
+	}
+}
+
+// pastRoles are the registry of ClusterRoles, which gives those of the past the rules that they had then. Upstream's hook
+// does not know which request it serves.
+type pastRoles struct {
+	*clusterrolestore.REST
+	aggregated aggregatedRoles
+}
+
+// Get implements rest.Getter.
+func (p pastRoles) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
+	role, err := p.REST.Get(ctx, name, options)
+	if err == nil {
+		p.asOf(ctx, role)
+	}
+	return role, err
+}
+
+// List implements rest.Lister.
+func (p pastRoles) List(ctx context.Context, options *internalversion.ListOptions) (runtime.Object, error) {
+	list, err := p.REST.List(ctx, options)
+	if err == nil {
+		p.asOf(ctx, list)
+	}
+	return list, err
+}
+
+// Watch implements rest.Watcher.
+func (p pastRoles) Watch(ctx context.Context, options *internalversion.ListOptions) (watch.Interface, error) {
+	w, err := p.REST.Watch(ctx, options)
+	if err != nil || kubestore.PastFrom(ctx) == nil {
+		return w, err
+	}
+	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
+		p.asOf(ctx, e.Object)
+		return e, true
+	}), nil
+}
+
+func (p pastRoles) asOf(ctx context.Context, obj runtime.Object) {
+	past := kubestore.PastFrom(ctx)
+	if past != nil {
+		fillIn(obj, func() ([]*rbacv1.ClusterRole, error) { return rolesOf(p.aggregated.rows.AllAt(ctx, past)) })
 	}
 }
 

@@ -71,10 +71,10 @@ func (f *Feed) Run(ctx context.Context) error {
 
 // past returns the window that the feed must have when it follows the projection from the view's revision. After a
 // restart it is filled from the snapshot. Clients then come back all at once, each from another revision, and one scan
-// serves them.
+// serves them. A window that has fallen far behind begins anew: most of what it would read, it would let go again.
 func (f *Feed) past(ctx context.Context, v *projection.View) Window {
 	w, head := f.window, v.Revision() // only Run moves the end of the window
-	if w.To == 0 || w.To < v.Floor() || w.To > head {
+	if w.To == 0 || w.To < v.Floor() || w.To > head || head-w.To > windowEvents {
 		from := max(v.Floor(), head-min(head, windowEvents))
 		w = Window{From: from, To: from}
 	}
@@ -100,17 +100,30 @@ func (f *Feed) Start(w Window) {
 	}
 }
 
+// errBehind: the snapshot has passed the feed by more than a window holds.
+var errBehind = errors.New("the snapshot has more events that were not delivered than are held at once")
+
 // follow hands over what a newer view has. What has left the view's tail meanwhile, because the feed came late, is read
-// from the snapshot.
+// from the snapshot. No budget counts these events before they are in the window. So there are no more of them than a
+// window may have, else follow delivers nothing: Run then fills a new window, and each watch reads by itself what it
+// missed.
 func (f *Feed) follow(ctx context.Context, v *projection.View) error {
 	var events []*Event
 	after := f.window.To // only Run moves the end of the window
 	if after < v.Applied() {
+		if v.Applied()-after > windowEvents {
+			return errBehind
+		}
+		room := f.windowBytes()
 		for e, err := range v.EventsOf(ctx, projection.Keys{}, after, v.Applied()) {
 			if err != nil {
 				return err
 			}
 			events = append(events, NewPast(e))
+			room -= events[len(events)-1].size()
+			if room < 0 {
+				return errBehind
+			}
 		}
 	}
 	for rowKey, e := range v.Tail(after) {

@@ -1,0 +1,47 @@
+package lists
+
+import (
+	"io"
+	"sync"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// framers make frames of RFC 8878. A piece has 256 KiB at most, but for large objects, so a larger window would take
+// memory for nothing.
+var framers = sync.Pool{New: func() any {
+	e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))
+	if err != nil {
+		panic(err) // the options are constant
+	}
+	return e
+}}
+
+var unframer = sync.OnceValue(func() *zstd.Decoder {
+	d, err := zstd.NewReader(nil)
+	if err != nil {
+		panic(err) // the options are constant
+	}
+	return d
+})
+
+// frame makes a frame of what is plain, and nothing of nothing.
+func frame(plain []byte) *packed {
+	e := framers.Get().(*zstd.Encoder)
+	defer framers.Put(e)
+	return &packed{encoding: byZstd, bytes: e.EncodeAll(plain, nil), length: len(plain)}
+}
+
+// frames is what frames are written to: one after another, they are all that they hold.
+type frames struct{ io.Writer }
+
+func (f frames) store(plain []byte) error { return f.add(frame(plain)) }
+
+func (f frames) piece(p *piece) error { return f.add(p.compressed()) }
+
+func (f frames) add(p *packed) error {
+	_, err := f.Write(p.bytes)
+	return err
+}
+
+func (frames) end() error { return nil }

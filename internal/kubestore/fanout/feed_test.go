@@ -1,0 +1,79 @@
+package fanout
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
+)
+
+// TestFeedFarBehind: a feed that was cut off for long never gathers more than a window holds. It delivers nothing then,
+// so that each watch reads what it missed, and its new window is the newest past.
+func TestFeedFarBehind(t *testing.T) {
+	const share = 100 << 10 // bytes of a window
+	for _, c := range []struct {
+		name         string
+		events, body int
+		behind       bool
+	}{
+		{"few events", 10, 0, false},
+		{"more events", windowEvents, 0, true},
+		{"more bytes", 10, share / 5, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx := t.Context()
+			log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Start(t), InMemory: true})
+			budget := cache.NewBudget(windowShares * share)
+			p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), Budget: budget})
+			require.NoError(t, err)
+			written, body := 0, bytes.Repeat([]byte("x"), c.body)
+			write := func(n int) *projection.View {
+				var writes []eventlog.Write
+				for range n {
+					key := eventlog.Key{Cluster: "main", Resource: "pods", Prefix: "/pods", Namespace: "ns", Name: fmt.Sprint(written)}
+					writes = append(writes, eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "text/plain", Body: body})
+					written++
+				}
+				_, err := log.Append(ctx, eventlog.Basis{}, fmt.Sprint("until-", written), writes...)
+				require.NoError(t, err)
+				v, err := p.Latest(ctx)
+				require.NoError(t, err)
+				return v
+			}
+			feed := NewFeed(p)
+			v := write(1)
+			feed.Start(feed.past(ctx, v))
+			sub := &Subscription{Keys: projection.Keys{Start: "main/pods/", End: projection.PrefixEnd("main/pods/")}}
+			feed.Join(sub)
+			for left := c.events; left > 0; left -= 1000 {
+				write(min(left, 1000))
+			}
+			_, err = p.Commit(ctx)
+			require.NoError(t, err)
+			v = write(1)
+			require.Less(t, v.Applied(), v.Revision())
+
+			err = feed.follow(ctx, v)
+			if !c.behind {
+				require.NoError(t, err)
+				require.Len(t, sub.Queue(), c.events+1)
+				require.Equal(t, v.Revision(), feed.window.To)
+				return
+			}
+			require.ErrorIs(t, err, errBehind)
+			require.Empty(t, sub.Queue())
+			require.EqualValues(t, 1, feed.window.To)
+			w := feed.past(ctx, v)
+			require.Equal(t, v.Revision(), w.To)
+			require.LessOrEqual(t, w.bytes, int64(share))
+			require.Len(t, w.After(w.From), int(w.To-w.From), "events that the window says it has")
+		})
+	}
+}

@@ -1,0 +1,56 @@
+package projection
+
+import (
+	"iter"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/projection/cache"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// TestFactsCountOnce: lists that learn the facts of one segment at the same time keep them once, and the budget counts
+// them once. Facts that were let go count nowhere.
+func TestFactsCountOnce(t *testing.T) {
+	const blocks, learners = 50, 8
+	wanted := &Selection{Kind: "all alike", Facts: func(iter.Seq[Row]) ([]Fact, bool) { return []Fact{1, 2, 3}, true }}
+	learn := func(f segment.Filter) {
+		for block := range blocks {
+			f.Learn(block, &segment.Block{})
+		}
+	}
+	used := func(b *cache.Budget) int64 {
+		bytes, _ := b.Used()
+		return bytes
+	}
+	first := cache.NewBudget(1 << 20)
+	alone := newFactCache(first)
+	learn(alone.filter("segment", blocks, wanted))
+	want := used(first)
+	require.Greater(t, want, int64(segmentOverhead+blocks*(8+blockOverhead)))
+
+	for range 100 {
+		budget := cache.NewBudget(1 << 20)
+		c, filters := newFactCache(budget), [learners]segment.Filter{}
+		var learning sync.WaitGroup
+		for i := range learners {
+			learning.Go(func() {
+				filters[i] = c.filter("segment", blocks, wanted)
+				learn(filters[i])
+			})
+		}
+		learning.Wait()
+		for _, f := range filters {
+			require.Same(t, filters[0].(*filter).facts, f.(*filter).facts)
+		}
+		require.Equal(t, want, used(budget))
+	}
+
+	late := alone.filter("another", blocks, wanted)
+	alone.Remove(late.(*filter).id)
+	learn(alone.filter("another", blocks, wanted))
+	learn(late)
+	require.Equal(t, 2*want, used(first))
+}
