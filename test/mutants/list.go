@@ -580,7 +580,7 @@ var list = []mutant{
 	},
 	{
 		name: "half-a-batch-followed",
-		file: "eventlog/follow.go", old: "if e.Left > 0 {", new: "if e.Left > maxBatch {",
+		file: "eventlog/follow.go", old: "if e.Left > 0 {", new: "if e.Left > MaxBatch {",
 		tests: "TestFollowYieldsWholeAppends",
 		why:   "a reader sees a claim without its owner",
 	},
