@@ -1,0 +1,45 @@
+package apiserver
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// serveCaller serves a request of the user of the request in whose context it is, as an operation of a transaction. It
+// passes every filter, and what it may is what that user may. Its body is measured as a client's is.
+func (s *Server) serveCaller(r *http.Request) (*http.Response, error) {
+	user, ok := apirequest.UserFrom(r.Context())
+	if !ok {
+		return nil, errors.New("serve an operation: nobody asks for it")
+	}
+	if r.Body != nil {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		r.Body = newReceived(body)
+	}
+	return loopback{s, user}.RoundTrip(r)
+}
+
+// decides names the rows that decide about writes of other objects, which do not write to them: a namespace or a
+// definition may terminate, and a quota may come.
+func (s *Server) decides() func(rowKey string) bool {
+	prefixes := []string{s.definitions.Prefix()}
+	for _, resource := range []string{"namespaces", "resourcequotas"} {
+		prefixes = append(prefixes, s.stores.Key(corev1.Resource(resource), "", "").RowKey())
+	}
+	return func(rowKey string) bool {
+		for _, prefix := range prefixes {
+			if strings.HasPrefix(rowKey, prefix) {
+				return true
+			}
+		}
+		return false
+	}
+}
