@@ -27,11 +27,14 @@ type Pending struct {
 	// byKey and byRevision are places in keys.
 	byKey      map[string]int
 	byRevision map[Revision]int
+	bytes      int
 }
 
 // pendingKey is what was written to one key.
 type pendingKey struct {
 	last Write
+	// record is what the view shows of it.
+	record *record
 	// created says that the base has no such object.
 	created bool
 	// appended is the revision of the key's event, 0 if there is none.
@@ -40,9 +43,8 @@ type pendingKey struct {
 
 // Pending begins a batch on the view.
 func (v *View) Pending() *Pending {
-	shown, t := *v, *v.tail
-	t.records = t.records[:len(t.records):len(t.records)] // not to write into the array of the newest tail
-	shown.tail, shown.pending = &t, true
+	shown := *v
+	shown.pending = true
 	return &Pending{base: v, view: &shown, byKey: map[string]int{}, byRevision: map[Revision]int{}}
 }
 
@@ -63,6 +65,9 @@ func (p *Pending) Len() int {
 	return n
 }
 
+// Bytes is how much has been written, also what was replaced since.
+func (p *Pending) Bytes() int { return p.bytes }
+
 // nothing says that an object was made and deleted again, so that nothing has to be written.
 func (k *pendingKey) nothing() bool { return k.created && k.last.event.Op == eventlog.Deleted }
 
@@ -75,29 +80,35 @@ func (p *Pending) Deleted(key eventlog.Key) bool {
 // Add adds writes, which must be of the pending view, to what will be appended. It returns the provisional revision of
 // the last one.
 func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
-	events := make([]eventlog.Event, len(writes))
-	for i, w := range writes {
+	shown := *p.view
+	shown.tail = p.view.tail.clone()
+	for _, w := range writes {
 		if w.view != p.view {
 			return 0, fmt.Errorf("add %s to a batch: it was computed from another view", w.event.Key.RowKey())
 		}
-		events[i] = eventlog.Event{Write: w.event, Revision: Provisional + Revision(provisionals.Add(1)), Time: time.Now(),
-			RequestID: requestID, Epoch: p.base.tail.epoch}
-	}
-	for i, w := range writes {
-		rowKey := w.event.Key.RowKey()
-		place, known := p.byKey[rowKey]
+		r := newRecord(eventlog.Event{Write: w.event, Revision: Provisional + Revision(provisionals.Add(1)), Time: time.Now(),
+			RequestID: requestID, Epoch: p.base.tail.epoch})
+		if r.Op == eventlog.Deleted {
+			r.Body = nil // nobody reads it
+		}
+		place, known := p.byKey[r.key]
 		if !known {
 			place = len(p.keys)
-			p.byKey[rowKey] = place
-			p.keys = append(p.keys, pendingKey{created: w.event.Op == eventlog.Added})
+			p.byKey[r.key] = place
+			p.keys = append(p.keys, pendingKey{created: r.Op == eventlog.Added})
 		}
-		p.keys[place].last = w
-		p.byRevision[events[i].Revision] = place
+		k := &p.keys[place]
+		if k.record != nil && k.record.Op != eventlog.Deleted { // what follows it is valid without it
+			shown.tail.byKey.Delete(k.record)
+		}
+		k.last, k.record = w, r
+		p.byRevision[r.Revision] = place
+		p.bytes += len(w.event.Body)
+		shown.tail.byKey.ReplaceOrInsert(r)
+		shown.tail.last = r.Revision
 	}
-	shown := *p.view
-	shown.tail = p.view.tail.extend(events)
 	p.view = &shown
-	return p.view.Revision(), nil
+	return shown.Revision(), nil
 }
 
 // Rebase appends from a newer view what was computed from an older one. That is the same if nothing has changed since

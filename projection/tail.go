@@ -39,17 +39,22 @@ func newestFirst(a, b *record) bool {
 }
 
 // extend returns the tail with the events, which must follow its last and end with a batch. Only the newest tail may be
-// extended, by one caller at a time: records shares its array with the older ones. A Pending extends a tail whose records
-// end where its array does.
+// extended, by one caller at a time: records shares its array with the older ones.
 func (t *tail) extend(events []eventlog.Event) *tail {
-	next := *t
-	t.cloning.Lock()
-	next.byKey = t.byKey.Clone()
-	t.cloning.Unlock()
+	next := t.clone()
 	for i := range events {
 		next.add(newRecord(events[i]))
 		next.remember(&events[i])
 	}
+	return next
+}
+
+// clone returns a tail to which no reader has access yet. Its records are still those of the other one.
+func (t *tail) clone() *tail {
+	next := *t
+	t.cloning.Lock()
+	defer t.cloning.Unlock()
+	next.byKey = t.byKey.Clone()
 	return &next
 }
 
