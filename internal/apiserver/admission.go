@@ -325,9 +325,11 @@ func newNamespaceLifecycle(s *Server) (admission.Interface, error) {
 	return &namespaceLifecycle{l, s.listers.Core().V1().Namespaces().Lister(), s.listers.IndexerOf(&corev1.Namespace{}), s.uninitialized()}, err
 }
 
-// Admit decides about a create in a namespace that is missing or active, and leaves the rest to upstream.
+// Admit decides about a create in a namespace that is missing or active, and leaves the rest to upstream. In a
+// transaction, it also decides about what is made of an object that may be as new as its namespace.
 func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
-	if a.GetOperation() == admission.Create && a.GetNamespace() != "" && !isNamespace(a) && !isAccessReview(a) {
+	decides := a.GetOperation() == admission.Create || kubestore.InTransaction(ctx)
+	if decides && a.GetNamespace() != "" && !isNamespace(a) && !isAccessReview(a) {
 		namespace, err := l.get(ctx, a.GetNamespace())
 		switch {
 		case err == nil && namespace.Status.Phase == corev1.NamespaceActive:

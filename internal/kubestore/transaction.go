@@ -17,6 +17,10 @@ import (
 // transactionTries bounds how often a transaction is computed. Each time takes as long as all of its requests.
 const transactionTries = 5
 
+// transactionBytes bounds what a transaction may write, also what it replaces itself. A patch of a few bytes writes a
+// whole object.
+const transactionBytes = 16 << 20
+
 type transactionKey struct{}
 
 // Transaction is one attempt to write what several requests write, in one append. In its context, every write of a
@@ -41,6 +45,14 @@ func transactionOf(ctx context.Context) *Transaction {
 
 // InTransaction says whether the context's request is part of a transaction.
 func InTransaction(ctx context.Context) bool { return transactionOf(ctx) != nil }
+
+type guardedKey struct{}
+
+// WithGuard returns a context of an update, as a part of a transaction, that is written even if it changes nothing. Only
+// what is written is sure to be the same until the end, and somebody relies on that.
+func WithGuard(ctx context.Context) context.Context { return context.WithValue(ctx, guardedKey{}, true) }
+
+func guarded(ctx context.Context) bool { return ctx.Value(guardedKey{}) != nil }
 
 var errAttemptEnded = apierrors.NewTimeoutError("the request has outlived the transaction of which it was a part", 0)
 
@@ -150,6 +162,9 @@ func (t *Transaction) add(ctx context.Context, writes []projection.Write) (event
 	if n := t.pending.Len(); n > eventlog.MaxBatch {
 		return 0, fmt.Errorf("with this operation the transaction has %d events, of which it may have %d, those included that are written beside objects: %w",
 			n, eventlog.MaxBatch, eventlog.ErrTooLarge)
+	}
+	if n := t.pending.Bytes(); n > transactionBytes {
+		return 0, fmt.Errorf("with this operation the transaction writes %d bytes, of which it may write %d: %w", n, transactionBytes, eventlog.ErrTooLarge)
 	}
 	t.last = rev
 	return rev, nil

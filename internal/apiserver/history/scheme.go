@@ -151,7 +151,7 @@ func Definitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefiniti
 			"op": text(""), "path": text(""), "value": raw,
 		}),
 		here + "Transaction": object("Transaction is several writes that become true at once, or not at all. It is created and never stored. Webhooks are called before it is known whether it commits.",
-			[]string{"spec"}, map[string]spec.Schema{
+			nil, map[string]spec.Schema{
 				"kind": text(kind), "apiVersion": text(apiVersion), "metadata": to(objectMeta, ""),
 				"spec": to(here+"TransactionSpec", "What is done. It is not part of the answer."), "status": to(here+"TransactionStatus", "What was done."),
 			}, objectMeta, here+"TransactionSpec", here+"TransactionStatus"),

@@ -98,6 +98,8 @@ type call struct {
 	query        url.Values
 	contentType  string
 	body         []byte
+	// guarded says that the object must be what the client requires until the transaction is written.
+	guarded bool
 	// what names the operation in messages.
 	what string
 }
@@ -151,6 +153,7 @@ func (r *transactions) call(op *TransactionOperation, at *field.Path) (call, *fi
 	if op.Precondition != nil {
 		pre = *op.Precondition
 	}
+	required := pre != (TransactionPrecondition{})
 	of, where := op.Reference, at.Child("reference")
 	var err error
 	switch op.Verb {
@@ -166,17 +169,17 @@ func (r *transactions) call(op *TransactionOperation, at *field.Path) (call, *fi
 		of = &TransactionReference{APIVersion: object.APIVersion, Kind: object.Kind, Namespace: object.Namespace, Name: object.Name}
 		c.method, c.body = http.MethodPost, op.Object.Raw
 		if op.Verb == "create" {
-			if pre != (TransactionPrecondition{}) {
+			if required {
 				return c, field.Forbidden(at.Child("precondition"), "what is created is absent before")
 			}
 			break
 		}
-		c.method = http.MethodPut
+		c.method, c.guarded = http.MethodPut, object.ResourceVersion != ""
 		c.body, err = withPrecondition(c.body, pre)
 	case "delete":
 		c.method = http.MethodDelete
 		options := metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}}
-		if pre != (TransactionPrecondition{}) {
+		if required {
 			options.Preconditions = &metav1.Preconditions{}
 			if pre.UID != "" {
 				options.Preconditions.UID = (*types.UID)(&pre.UID)
@@ -208,6 +211,7 @@ func (r *transactions) call(op *TransactionOperation, at *field.Path) (call, *fi
 	if err != nil {
 		return c, field.Invalid(at, "", err.Error())
 	}
+	c.guarded = c.guarded || required
 	if of == nil {
 		return c, field.Required(where, "")
 	}
@@ -321,6 +325,9 @@ type identified struct {
 
 // do does one operation. The error is its Status if it is refused.
 func (r *transactions) do(ctx context.Context, c *call, result *TransactionResult) error {
+	if c.guarded {
+		ctx = kubestore.WithGuard(ctx)
+	}
 	u := url.URL{Scheme: "http", Host: "loopback", Path: c.path, RawQuery: c.query.Encode()}
 	request, err := http.NewRequestWithContext(ctx, c.method, u.String(), bytes.NewReader(c.body))
 	if err != nil {

@@ -142,14 +142,15 @@ func (l *VersionList) DeepCopyObject() runtime.Object {
 // one for the transaction, which says whether it was written.
 //
 // An object that is changed by two operations changes once: it has one event, with its last state. What one operation
-// deletes, another one cannot make again. One made and deleted leaves no trace.
+// deletes, another one cannot make again. One made and deleted leaves no trace. An operation with a precondition is
+// written even if it changes nothing, so that the precondition holds for all that is written.
 type Transaction struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// Spec is not part of the answer.
-	Spec   TransactionSpec   `json:"spec,omitempty"`
-	Status TransactionStatus `json:"status,omitempty"`
+	Spec   TransactionSpec   `json:"spec,omitzero"`
+	Status TransactionStatus `json:"status,omitzero"`
 }
 
 // TransactionSpec says what is done.
@@ -184,7 +185,9 @@ type TransactionReference struct {
 	Name       string `json:"name"`
 }
 
-// TransactionPrecondition is what the object must be before the operation. If it is not, the answer is 409.
+// TransactionPrecondition is what the object must be before the operation. If it is not, the answer is 409. A
+// `resourceVersion` in the object itself means the same. After a first operation on an object, nothing can be required of
+// its revision any more.
 type TransactionPrecondition struct {
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 	// UID cannot be the precondition of a patch.
