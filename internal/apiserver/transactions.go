@@ -1,12 +1,14 @@
 package apiserver
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/audit"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
@@ -24,7 +26,21 @@ func (s *Server) serveCaller(r *http.Request) (*http.Response, error) {
 		}
 		r.Body = newReceived(body)
 	}
-	return loopback{s, user}.RoundTrip(r)
+	id, _ := audit.AuditIDFrom(r.Context())
+	return loopback{s, user}.RoundTrip(r.WithContext(context.WithValue(r.Context(), partOfKey{}, string(id))))
+}
+
+type partOfKey struct{}
+
+// withPartOf lets the audit record of an operation name the transaction of which it is a part: that one's record says
+// whether anything was written.
+func withPartOf(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if id, ok := r.Context().Value(partOfKey{}).(string); ok {
+			audit.AddAuditAnnotation(r.Context(), "logplane.dev/transaction", id)
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // decides names the rows that decide about writes of other objects, which do not write to them: a namespace or a

@@ -181,6 +181,8 @@ func TestRefusedTransaction(t *testing.T) {
 		{422, "absent before", []string{`{"verb":"create","object":` + configMap("x", "1") + `,"precondition":{"uid":"u"}}`}},
 		{422, "name the resourceVersion", []string{`{"verb":"patch",` + reference + `,"patchType":"merge","patch":{},"precondition":{"uid":"u"}}`}},
 		{422, "patchType", []string{`{"verb":"patch",` + reference + `,"patchType":"x","patch":{}}`}},
+		{422, "only an apply is forced", []string{`{"verb":"patch","force":true,` + reference + `,"patchType":"merge","patch":{}}`}},
+		{422, "only a deletion has one", []string{`{"verb":"patch","propagationPolicy":"Orphan",` + reference + `,"patchType":"merge","patch":{}}`}},
 		{422, "the precondition names", []string{`{"verb":"update","object":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"old","namespace":"default","uid":"u"}},"precondition":{"uid":"v"}}`}},
 	} {
 		a := s.must(t, c.code, transaction(append([]string{creating(configMap("new", "1"))}, c.operation...)...))
@@ -274,6 +276,42 @@ func TestLargeTransaction(t *testing.T) {
 	}
 	s.transact(t, transaction(deleting("v1", "ConfigMap", "c-0"), deleting("v1", "ConfigMap", "c-1")))
 	require.Len(t, s.events(t, before), 1002)
+}
+
+// Fields are managed as if each operation were a request, and each has a record in the audit log that names the
+// transaction's.
+func TestTransactionManagersAndRecords(t *testing.T) {
+	change, records := recording(t)
+	s := newServer(t, change)
+	apply := func(name, value, more string) string {
+		return `{"verb":"patch","patchType":"apply","patch":` + configMap(name, value) + `,"reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"` + name + `"}` + more + `}`
+	}
+	as := func(manager string, operations ...string) request {
+		r := transaction(operations...)
+		r.path += "?fieldManager=" + manager
+		return r
+	}
+	s.transact(t, as("one", apply("a", "1", ""), apply("b", "1", "")))
+	require.Contains(t, s.must(t, 409, as("two", apply("b", "1", ""), apply("a", "2", ""))).body, "conflict with \\\"one\\\"")
+	records()
+	r := as("two", apply("b", "1", ""), apply("a", "2", `,"force":true`))
+	r = r.with("Audit-Id", "the-transaction")
+	s.transact(t, r)
+	all := records()
+	require.Len(t, all, 6, "when each came, and when it was answered")
+	for _, e := range all {
+		if e.ObjectRef.Resource == "configmaps" {
+			require.Equal(t, "the-transaction", e.Annotations["logplane.dev/transaction"])
+			require.NotEqual(t, "the-transaction", string(e.AuditID))
+		} else {
+			require.Equal(t, "the-transaction", string(e.AuditID))
+		}
+	}
+	var managers []any
+	for _, entry := range fieldOf(s.must(t, 200, request{method: "GET", path: configMaps + "/a"}).object(t), "metadata.managedFields").([]any) {
+		managers = append(managers, entry.(map[string]any)["manager"])
+	}
+	require.Equal(t, []any{"two"}, managers)
 }
 
 // What patches write counts, and not what they say.

@@ -50,7 +50,9 @@ type guardedKey struct{}
 
 // WithGuard returns a context of an update, as a part of a transaction, that is written even if it changes nothing. Only
 // what is written is sure to be the same until the end, and somebody relies on that.
-func WithGuard(ctx context.Context) context.Context { return context.WithValue(ctx, guardedKey{}, true) }
+func WithGuard(ctx context.Context) context.Context {
+	return context.WithValue(ctx, guardedKey{}, true)
+}
 
 func guarded(ctx context.Context) bool { return ctx.Value(guardedKey{}) != nil }
 
@@ -195,4 +197,6 @@ func (t *Transaction) Last() eventlog.Revision {
 
 // Appended is the revision of the event that a write with a provisional revision has become, once Transact has returned.
 // It is 0 for an object that was made and deleted again. A revision that is not provisional is what it is.
-func (t *Transaction) Appended(rev eventlog.Revision) eventlog.Revision { return t.pending.Appended(rev) }
+func (t *Transaction) Appended(rev eventlog.Revision) eventlog.Revision {
+	return t.pending.Appended(rev)
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -31,6 +32,9 @@ import (
 // transactions is the registry of transactions, of which none is stored.
 type transactions struct{ Config }
 
+// heavy is how many operations keep a processor busy for some milliseconds.
+const heavy = 16
+
 // New implements rest.Storage.
 func (*transactions) New() runtime.Object { return &Transaction{} }
 
@@ -55,8 +59,10 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 	if err != nil {
 		return nil, err
 	}
-	if err := kubestore.TakeTurn(ctx); err != nil {
-		return nil, err
+	if len(calls) > heavy {
+		if err := kubestore.TakeTurn(ctx); err != nil {
+			return nil, err
+		}
 	}
 	var results []TransactionResult
 	var last []eventlog.Revision
@@ -131,7 +137,10 @@ func (r *transactions) calls(ctx context.Context, t *Transaction, options *metav
 				faults = append(faults, fault)
 				continue
 			}
-			c.query = query
+			c.query = maps.Clone(query)
+			if t.Spec.Operations[i].Force {
+				c.query.Set("force", "true")
+			}
 			calls = append(calls, c)
 		}
 	}
@@ -179,6 +188,9 @@ func (r *transactions) call(op *TransactionOperation, at *field.Path) (call, *fi
 	case "delete":
 		c.method = http.MethodDelete
 		options := metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}}
+		if op.PropagationPolicy != "" {
+			options.PropagationPolicy = (*metav1.DeletionPropagation)(&op.PropagationPolicy)
+		}
 		if required {
 			options.Preconditions = &metav1.Preconditions{}
 			if pre.UID != "" {
@@ -212,6 +224,12 @@ func (r *transactions) call(op *TransactionOperation, at *field.Path) (call, *fi
 		return c, field.Invalid(at, "", err.Error())
 	}
 	c.guarded = c.guarded || required
+	if op.Force && op.PatchType != "apply" {
+		return c, field.Forbidden(at.Child("force"), "only an apply is forced")
+	}
+	if op.PropagationPolicy != "" && op.Verb != "delete" {
+		return c, field.Forbidden(at.Child("propagationPolicy"), "only a deletion has one")
+	}
 	if of == nil {
 		return c, field.Required(where, "")
 	}

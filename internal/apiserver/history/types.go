@@ -172,6 +172,10 @@ type TransactionOperation struct {
 	PatchType string `json:"patchType,omitempty"`
 	// Patch is that of the patch's type.
 	Patch *runtime.RawExtension `json:"patch,omitempty"`
+	// Force lets an apply take fields from other managers.
+	Force bool `json:"force,omitempty"`
+	// PropagationPolicy of a deletion: 'Background', 'Foreground' or 'Orphan'.
+	PropagationPolicy string `json:"propagationPolicy,omitempty"`
 	// Precondition of an update, a patch or a deletion. That of a create is that there is no such object.
 	Precondition *TransactionPrecondition `json:"precondition,omitempty"`
 }
