@@ -23,9 +23,9 @@ func values(ctx context.Context, v *View) (map[string]string, error) {
 	return got, err
 }
 
-// TestPending: a batch of random writes shows itself what an append of each would show, and becomes one append with each
-// key once. Nobody else sees it before, and none of it if it loses. Meanwhile other writers append, and a projector
-// commits and purges.
+// TestPending: a batch of random writes shows itself what an append of each would show, and becomes one append with
+// each key once. Nobody else sees it before, and none of it is there if it loses. Meanwhile others append, and a
+// projector commits.
 func TestPending(t *testing.T) {
 	rounds := 60
 	if testing.Short() {

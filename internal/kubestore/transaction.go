@@ -48,8 +48,8 @@ func InTransaction(ctx context.Context) bool { return transactionOf(ctx) != nil 
 
 type guardedKey struct{}
 
-// WithGuard returns a context of an update, as a part of a transaction, that is written even if it changes nothing. Only
-// what is written is sure to be the same until the end, and somebody relies on that.
+// WithGuard returns a context of an update, as a part of a transaction, that is written even if it changes nothing.
+// Only what is written is sure to be the same until the end, and somebody relies on that.
 func WithGuard(ctx context.Context) context.Context {
 	return context.WithValue(ctx, guardedKey{}, true)
 }
@@ -64,7 +64,8 @@ var errAttemptEnded = apierrors.NewTimeoutError("the request has outlived the tr
 // If another write of one of the keys came first, everything is computed again. An error of compute is returned, and
 // then nothing is written. Decides names the rows that decide about writes without being written: one that is there
 // may be gone when a long transaction ends.
-func (c Cell) Transact(ctx context.Context, decides func(rowKey string) bool, compute func(context.Context, *Transaction) error) (*Transaction, eventlog.Revision, error) {
+func (c Cell) Transact(ctx context.Context, decides func(rowKey string) bool,
+	compute func(context.Context, *Transaction) error) (*Transaction, eventlog.Revision, error) {
 	asked := time.Now()
 	v, fresh, err := c.consistent(ctx)
 	if err == nil && !fresh {
@@ -101,7 +102,8 @@ func (c Cell) Transact(ctx context.Context, decides func(rowKey string) bool, co
 
 // appendPending appends what a transaction has written. What decided about the writes may be no older than Staleness,
 // as with any write.
-func (c Cell) appendPending(ctx context.Context, pending *projection.Pending, asked time.Time, decides func(rowKey string) bool) (eventlog.Revision, error) {
+func (c Cell) appendPending(ctx context.Context, pending *projection.Pending, asked time.Time,
+	decides func(rowKey string) bool) (eventlog.Revision, error) {
 	if pending.Len() > 0 && time.Since(asked) >= Staleness {
 		v, err := c.latest(ctx)
 		if err != nil {
@@ -162,11 +164,12 @@ func (t *Transaction) add(ctx context.Context, writes []projection.Write) (event
 		return 0, err
 	}
 	if n := t.pending.Len(); n > eventlog.MaxBatch {
-		return 0, fmt.Errorf("with this operation the transaction has %d events, of which it may have %d, those included that are written beside objects: %w",
-			n, eventlog.MaxBatch, eventlog.ErrTooLarge)
+		return 0, fmt.Errorf("with this operation the transaction has %d events, of which it may have %d, "+
+			"those included that are written beside objects: %w", n, eventlog.MaxBatch, eventlog.ErrTooLarge)
 	}
 	if n := t.pending.Bytes(); n > transactionBytes {
-		return 0, fmt.Errorf("with this operation the transaction writes %d bytes, of which it may write %d: %w", n, transactionBytes, eventlog.ErrTooLarge)
+		return 0, fmt.Errorf("with this operation the transaction writes %d bytes, of which it may write %d: %w",
+			n, transactionBytes, eventlog.ErrTooLarge)
 	}
 	t.last = rev
 	return rev, nil
@@ -183,8 +186,10 @@ func (t *Transaction) mayCreate(creates bool, key eventlog.Key) error {
 	if t.ended || !t.pending.Deleted(key) {
 		return nil
 	}
-	refused := apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "create", schema.GroupResource{Group: key.Group, Resource: key.Resource}, key.Name, "", 0, false)
-	refused.ErrStatus.Message = fmt.Sprintf("%s '%s' is deleted by the same transaction: what takes its place can only be made after it", key.Resource, key.Name)
+	resource := schema.GroupResource{Group: key.Group, Resource: key.Resource}
+	refused := apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "create", resource, key.Name, "", 0, false)
+	refused.ErrStatus.Message = fmt.Sprintf("%s '%s' is deleted by the same transaction: "+
+		"what takes its place can only be made after it", resource, key.Name)
 	return refused
 }
 
@@ -195,8 +200,8 @@ func (t *Transaction) Last() eventlog.Revision {
 	return t.last
 }
 
-// Appended is the revision of the event that a write with a provisional revision has become, once Transact has returned.
-// It is 0 for an object that was made and deleted again. A revision that is not provisional is what it is.
+// Appended is the revision of the event that a write with a provisional revision has become, once Transact has
+// returned. It is 0 for an object that was made and deleted again. A revision that is not provisional is what it is.
 func (t *Transaction) Appended(rev eventlog.Revision) eventlog.Revision {
 	return t.pending.Appended(rev)
 }

@@ -5,23 +5,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
-	utiljson "k8s.io/apimachinery/pkg/util/json"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/warning"
 
@@ -48,14 +40,15 @@ func (*transactions) NamespaceScoped() bool { return false }
 func (*transactions) GetSingularName() string { return "transaction" }
 
 // Create implements rest.Creater: it does what the transaction says.
-func (r *transactions) Create(ctx context.Context, object runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+func (r *transactions) Create(ctx context.Context, object runtime.Object, validate rest.ValidateObjectFunc,
+	options *metav1.CreateOptions) (runtime.Object, error) {
 	transaction := object.(*Transaction)
 	if validate != nil {
 		if err := validate(ctx, transaction.DeepCopyObject()); err != nil {
 			return nil, err
 		}
 	}
-	calls, err := r.calls(ctx, transaction, options)
+	calls, err := r.calls(transaction, options)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +58,7 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 		}
 	}
 	var results []TransactionResult
-	var last []eventlog.Revision
+	var last []eventlog.Revision // which each operation has written, 0 for none
 	done, revision, err := r.Cell.Transact(ctx, r.Decides, func(ctx context.Context, t *kubestore.Transaction) error {
 		results, last = make([]TransactionResult, len(calls)), make([]eventlog.Revision, len(calls))
 		for i := range calls {
@@ -83,254 +76,23 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 		return nil, err
 	}
 	for i, rev := range last {
-		if rev == 0 { // it has written nothing
-			continue
-		}
-		results[i].ResourceVersion = ""
-		if of := done.Appended(rev); of > 0 {
-			results[i].ResourceVersion = fmt.Sprint(uint64(of))
+		if rev > 0 {
+			results[i].ResourceVersion = written(done.Appended(rev))
 		}
 	}
 	answer := &Transaction{ObjectMeta: metav1.ObjectMeta{Name: transaction.Name}, Status: TransactionStatus{Results: results}}
 	if done.Last() > 0 {
-		answer.Status.Revision = fmt.Sprint(uint64(revision))
+		answer.Status.Revision = written(revision)
 	}
 	return answer, nil
 }
 
-// call is an operation as a request.
-type call struct {
-	method, path string
-	query        url.Values
-	contentType  string
-	body         []byte
-	// guarded says that the object must be what the client requires until the transaction is written.
-	guarded bool
-	// what names the operation in messages.
-	what string
-}
-
-// calls makes the requests of the operations. Who is asked for them says what is wrong with the objects, so this only
-// looks at what it needs.
-func (r *transactions) calls(ctx context.Context, t *Transaction, options *metav1.CreateOptions) ([]call, error) {
-	var faults field.ErrorList
-	of := field.NewPath("spec", "operations")
-	switch n := len(t.Spec.Operations); {
-	case n == 0:
-		faults = append(faults, field.Required(of, "a transaction has an operation at least"))
-	case n > eventlog.MaxBatch:
-		faults = append(faults, field.TooMany(of, n, eventlog.MaxBatch))
+// written is a revision as clients see it, empty if nothing was written.
+func written(rev eventlog.Revision) string {
+	if rev == 0 {
+		return ""
 	}
-	query := url.Values{}
-	if options != nil {
-		for name, value := range map[string]string{"dryRun": strings.Join(options.DryRun, ","), "fieldManager": options.FieldManager, "fieldValidation": options.FieldValidation} {
-			if value != "" {
-				query.Set(name, value)
-			}
-		}
-	}
-	var calls []call
-	if len(faults) == 0 {
-		for i := range t.Spec.Operations {
-			c, fault := r.call(&t.Spec.Operations[i], of.Index(i))
-			if fault != nil {
-				faults = append(faults, fault)
-				continue
-			}
-			c.query = maps.Clone(query)
-			if t.Spec.Operations[i].Force {
-				c.query.Set("force", "true")
-			}
-			calls = append(calls, c)
-		}
-	}
-	if len(faults) > 0 {
-		return nil, apierrors.NewInvalid(GroupVersion.WithKind("Transaction").GroupKind(), t.Name, faults)
-	}
-	return calls, nil
-}
-
-// patchTypes are the content types of patches.
-var patchTypes = map[string]types.PatchType{
-	"json": types.JSONPatchType, "merge": types.MergePatchType, "strategic": types.StrategicMergePatchType, "apply": types.ApplyYAMLPatchType,
-}
-
-// call makes the request of one operation.
-func (r *transactions) call(op *TransactionOperation, at *field.Path) (call, *field.Error) {
-	c := call{contentType: runtime.ContentTypeJSON}
-	pre := TransactionPrecondition{}
-	if op.Precondition != nil {
-		pre = *op.Precondition
-	}
-	required := pre != (TransactionPrecondition{})
-	of, where := op.Reference, at.Child("reference")
-	var err error
-	switch op.Verb {
-	case "create", "update":
-		where = at.Child("object")
-		if op.Object == nil || len(op.Object.Raw) == 0 {
-			return c, field.Required(where, "")
-		}
-		var object metav1.PartialObjectMetadata
-		if err := json.Unmarshal(op.Object.Raw, &object); err != nil {
-			return c, field.Invalid(where, "", err.Error())
-		}
-		of = &TransactionReference{APIVersion: object.APIVersion, Kind: object.Kind, Namespace: object.Namespace, Name: object.Name}
-		c.method, c.body = http.MethodPost, op.Object.Raw
-		if op.Verb == "create" {
-			if required {
-				return c, field.Forbidden(at.Child("precondition"), "what is created is absent before")
-			}
-			break
-		}
-		c.method, c.guarded = http.MethodPut, object.ResourceVersion != ""
-		c.body, err = withPrecondition(c.body, pre)
-	case "delete":
-		c.method = http.MethodDelete
-		options := metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}}
-		if op.PropagationPolicy != "" {
-			options.PropagationPolicy = (*metav1.DeletionPropagation)(&op.PropagationPolicy)
-		}
-		if required {
-			options.Preconditions = &metav1.Preconditions{}
-			if pre.UID != "" {
-				options.Preconditions.UID = (*types.UID)(&pre.UID)
-			}
-			if pre.ResourceVersion != "" {
-				options.Preconditions.ResourceVersion = &pre.ResourceVersion
-			}
-		}
-		c.body, err = json.Marshal(options)
-	case "patch":
-		kind, known := patchTypes[op.PatchType]
-		switch {
-		case !known:
-			return c, field.NotSupported(at.Child("patchType"), op.PatchType, []string{"json", "merge", "strategic", "apply"})
-		case op.Patch == nil || len(op.Patch.Raw) == 0:
-			return c, field.Required(at.Child("patch"), "")
-		case pre.UID != "":
-			return c, field.Forbidden(at.Child("precondition", "uid"), "a patch has none: name the resourceVersion")
-		}
-		c.method, c.contentType, c.body = http.MethodPatch, string(kind), op.Patch.Raw
-		if kind == types.JSONPatchType {
-			c.body, err = withJSONPrecondition(c.body, pre)
-		} else {
-			c.body, err = withPrecondition(c.body, pre)
-		}
-	default:
-		return c, field.NotSupported(at.Child("verb"), op.Verb, []string{"create", "update", "patch", "delete"})
-	}
-	if err != nil {
-		return c, field.Invalid(at, "", err.Error())
-	}
-	c.guarded = c.guarded || required
-	if op.Force && op.PatchType != "apply" {
-		return c, field.Forbidden(at.Child("force"), "only an apply is forced")
-	}
-	if op.PropagationPolicy != "" && op.Verb != "delete" {
-		return c, field.Forbidden(at.Child("propagationPolicy"), "only a deletion has one")
-	}
-	if of == nil {
-		return c, field.Required(where, "")
-	}
-	resource, fault := r.resourceOf(of, where)
-	if fault != nil {
-		return c, fault
-	}
-	c.path = "/apis/" + resource.Group + "/" + resource.Version
-	if resource.Group == "" {
-		c.path = "/api/" + resource.Version
-	}
-	parts := []string{resource.Resource}
-	if of.Namespace != "" {
-		parts = []string{"namespaces", of.Namespace, resource.Resource}
-	}
-	c.what = op.Verb + " " + resource.GroupResource().String()
-	if op.Verb != "create" {
-		if of.Name == "" {
-			return c, field.Required(where.Child("name"), "")
-		}
-		parts = append(parts, of.Name)
-	}
-	if of.Name != "" {
-		c.what += "/" + of.Name
-	}
-	for _, part := range parts {
-		if faults := pathvalidation.IsValidPathSegmentName(part); len(faults) > 0 {
-			return c, field.Invalid(where, part, strings.Join(faults, ", "))
-		}
-		c.path += "/" + part
-	}
-	return c, nil
-}
-
-// resourceOf finds the resource of an object, and checks whether its namespace must be named.
-func (r *transactions) resourceOf(of *TransactionReference, at *field.Path) (schema.GroupVersionResource, *field.Error) {
-	version, err := schema.ParseGroupVersion(of.APIVersion)
-	switch {
-	case err != nil || of.APIVersion == "":
-		return schema.GroupVersionResource{}, field.Invalid(at.Child("apiVersion"), of.APIVersion, "must be GROUP/VERSION, or v1")
-	case version.Group == GroupName:
-		return schema.GroupVersionResource{}, field.Forbidden(at, "nothing of group "+GroupName+" is stored")
-	case (of.Kind == "") == (of.Resource == ""):
-		return schema.GroupVersionResource{}, field.Required(at.Child("kind"), "name the kind or the resource")
-	case of.Resource != "":
-		return version.WithResource(of.Resource), nil
-	}
-	resource, scope, err := r.ResourceOf(version.WithKind(of.Kind))
-	switch {
-	case meta.IsNoMatchError(err):
-		return resource, field.Invalid(at.Child("kind"), of.Kind, fmt.Sprintf("there is no such kind in %s here, before the transaction", of.APIVersion))
-	case err != nil:
-		return resource, field.InternalError(at, err)
-	case scope.Name() == meta.RESTScopeNameNamespace && of.Namespace == "":
-		return resource, field.Required(at.Child("namespace"), "an object of this kind is in a namespace")
-	case scope.Name() == meta.RESTScopeNameRoot && of.Namespace != "":
-		return resource, field.Forbidden(at.Child("namespace"), "an object of this kind is in no namespace")
-	}
-	return resource, nil
-}
-
-// withPrecondition writes the precondition into an object or a patch, where upstream looks for it.
-func withPrecondition(body []byte, pre TransactionPrecondition) ([]byte, error) {
-	if pre == (TransactionPrecondition{}) {
-		return body, nil
-	}
-	var object map[string]any
-	if err := utiljson.Unmarshal(body, &object); err != nil {
-		return nil, err
-	}
-	for name, value := range map[string]string{"resourceVersion": pre.ResourceVersion, "uid": pre.UID} {
-		had, _, err := unstructured.NestedString(object, "metadata", name)
-		switch {
-		case err != nil:
-			return nil, err
-		case value == "":
-			continue
-		case had != "" && had != value:
-			return nil, fmt.Errorf("the precondition names %s '%s', and the object '%s'", name, value, had)
-		}
-		if err := unstructured.SetNestedField(object, value, "metadata", name); err != nil {
-			return nil, err
-		}
-	}
-	return json.Marshal(object)
-}
-
-// withJSONPrecondition is withPrecondition for a JSON patch.
-func withJSONPrecondition(body []byte, pre TransactionPrecondition) ([]byte, error) {
-	if pre.ResourceVersion == "" {
-		return body, nil
-	}
-	var steps []json.RawMessage
-	if err := json.Unmarshal(body, &steps); err != nil {
-		return nil, err
-	}
-	step, err := json.Marshal(map[string]string{"op": "add", "path": "/metadata/resourceVersion", "value": pre.ResourceVersion})
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(append(steps, step))
+	return fmt.Sprint(uint64(rev))
 }
 
 // identified is what is read of an answer: an object or a Status.
@@ -340,6 +102,9 @@ type identified struct {
 		Name, Namespace, UID, ResourceVersion string
 	} `json:"metadata"`
 }
+
+// partial asks for an answer that says who the object is, and not all of what it is.
+const partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 // do does one operation. The error is its Status if it is refused.
 func (r *transactions) do(ctx context.Context, c *call, result *TransactionResult) error {
@@ -352,7 +117,7 @@ func (r *transactions) do(ctx context.Context, c *call, result *TransactionResul
 		return err
 	}
 	request.Header.Set("Content-Type", c.contentType)
-	request.Header.Set("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json")
+	request.Header.Set("Accept", partial)
 	if author, ok := kubestore.AuthorOf(ctx); ok {
 		request.Header.Set("User-Agent", author.Agent)
 	}
@@ -392,17 +157,17 @@ func refusal(c *call, i, n int, err error) error {
 		status = apierrors.NewInternalError(err)
 	}
 	refused := status.Status()
-	refused.Message = fmt.Sprintf("nothing was written: operation %s of %d, %s, was refused: %s", strconv.Itoa(i+1), n, c.what, refused.Message)
+	cause := metav1.StatusCause{Type: "OperationRefused", Message: refused.Message, Field: operationPath.Index(i).String()}
+	refused.Message = fmt.Sprintf("nothing was written: operation %d of %d, %s, was refused: %s", i+1, n, c.what, refused.Message)
 	details := metav1.StatusDetails{}
 	if refused.Details != nil {
 		details = *refused.Details.DeepCopy()
 	}
-	at := field.NewPath("spec", "operations").Index(i)
 	for k := range details.Causes {
-		details.Causes[k].Field = strings.TrimSuffix(at.Child("object").String()+"."+details.Causes[k].Field, ".")
+		details.Causes[k].Field = strings.TrimSuffix(cause.Field+".object."+details.Causes[k].Field, ".")
 	}
 	if len(details.Causes) == 0 {
-		details.Causes = []metav1.StatusCause{{Type: "OperationRefused", Message: status.Status().Message, Field: at.String()}}
+		details.Causes = []metav1.StatusCause{cause}
 	}
 	refused.Details = &details
 	return &apierrors.StatusError{ErrStatus: refused}

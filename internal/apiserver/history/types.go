@@ -139,7 +139,8 @@ func (l *VersionList) DeepCopyObject() runtime.Object {
 //
 // Webhooks are called before it is known whether the transaction commits, and again each time it is computed. One with
 // side effects must bear that. The audit log has a record for each operation, which says what was answered to it, and
-// one for the transaction, which says whether it was written.
+// one for the transaction, which says whether it was written. What an operation has written has a provisional
+// `resourceVersion` until the end: webhooks and records may show it, above four quintillion, and no answer does.
 //
 // An object that is changed by two operations changes once: it has one event, with its last state. What one operation
 // deletes, another one cannot make again. One made and deleted leaves no trace. An operation with a precondition is
@@ -155,8 +156,9 @@ type Transaction struct {
 
 // TransactionSpec says what is done.
 type TransactionSpec struct {
-	// Operations in their order, 1,000 at most. The log takes 1,000 events at once, and some objects come with others: a
-	// Service with its addresses, an object with a row for each owner, the first object under a quota with the quota.
+	// Operations in their order, 1,000 at most. The log takes 1,000 events at once, and some objects come with others:
+	// a Service with its addresses, an object with a row for each owner, the first object under a quota with the quota.
+	// All that operations write may have 16 MiB, which counts whole objects and not patches.
 	Operations []TransactionOperation `json:"operations"`
 }
 
@@ -190,8 +192,8 @@ type TransactionReference struct {
 }
 
 // TransactionPrecondition is what the object must be before the operation. If it is not, the answer is 409. A
-// `resourceVersion` in the object itself means the same. After a first operation on an object, nothing can be required of
-// its revision any more.
+// `resourceVersion` in the object itself means the same. After a first operation on an object, nothing can be required
+// of its revision any more.
 type TransactionPrecondition struct {
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 	// UID cannot be the precondition of a patch.
