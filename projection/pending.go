@@ -80,14 +80,16 @@ func (p *Pending) Deleted(key eventlog.Key) bool {
 // Add adds writes, which must be of the pending view, to what will be appended. It returns the provisional revision of
 // the last one.
 func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
-	shown := *p.view
-	shown.tail = p.view.tail.clone()
 	for _, w := range writes {
 		if w.view != p.view {
 			return 0, fmt.Errorf("add %s to a batch: it was computed from another view", w.event.Key.RowKey())
 		}
-		r := newRecord(eventlog.Event{Write: w.event, Revision: Provisional + Revision(provisionals.Add(1)), Time: time.Now(),
-			RequestID: requestID, Epoch: p.base.tail.epoch})
+	}
+	shown := *p.view
+	shown.tail = p.view.tail.clone()
+	for _, w := range writes {
+		r := newRecord(eventlog.Event{Write: w.event, Revision: Provisional + Revision(provisionals.Add(1)),
+			Time: time.Now(), RequestID: requestID, Epoch: p.base.tail.epoch})
 		if r.Op == eventlog.Deleted {
 			r.Body = nil // nobody reads it
 		}

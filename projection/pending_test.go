@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // values is the newest state of a view, by name.
@@ -195,4 +196,21 @@ func TestRebase(t *testing.T) {
 	require.False(t, p.Rebase(c.latest(), nothing))
 	_, err = p.Append(c.ctx, "lost")
 	require.ErrorIs(t, err, eventlog.ErrConflict)
+}
+
+// A pending view is never mixed with a newer root: its provisional revisions are above everything, and the root may have
+// what came after its base. Here all that the base's root names is collected while a batch is computed.
+func TestPendingIsNotRenewed(t *testing.T) {
+	quiet(t)
+	c, _ := spilling(t, runsPerLevel)
+	slow := c.over(lax{c.bucket}, func(c *Config) { c.Budget = cache.NewBudget(1) })
+	v, err := slow.Latest(c.ctx)
+	require.NoError(t, err)
+	p := v.Pending()
+	c.put("n1", "theirs")
+	replaced(t, c)
+	_, err = p.View().State(c.ctx, podKey("n1"))
+	require.ErrorIs(t, err, ErrExpired)
+	_, _, err = p.View().Get(c.ctx, podKey("n1").RowKey(), p.View().Revision())
+	require.ErrorIs(t, err, ErrExpired)
 }

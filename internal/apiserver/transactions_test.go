@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
@@ -69,6 +70,8 @@ func TestTransaction(t *testing.T) {
 	}
 	require.Equal(t, done.Status.Revision, done.Status.Results[1].ResourceVersion)
 	require.NotEqual(t, fieldOf(before.object(t), "metadata.resourceVersion"), done.Status.Results[1].ResourceVersion)
+
+	s.must(t, 200, request{method: "GET", path: configMaps + "?resourceVersion=0"}) // nothing waits for what is provisional
 
 	a := s.must(t, 409, transaction(updating(configMap("old", "3")), creating(configMap("new", "3"))))
 	require.Contains(t, a.body, "operation 2 of 2, create configmaps/new")
@@ -356,10 +359,14 @@ func TestTransactionKinds(t *testing.T) {
 	c := connect(t, s)
 	const widget = `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"NAME","namespace":"default"},"spec":{"size":5}}`
 	named := func(name string) string { return strings.Replace(widget, "NAME", name, 1) }
-	s.must(t, 422, transaction(creating(named("a"))))
-	c.createCRD(t, widgetCRD)
+	definition, err := yaml.YAMLToJSON([]byte(widgetCRD))
+	require.NoError(t, err)
+	a := s.must(t, 422, transaction(creating(string(definition)), creating(named("a"))))
+	require.Contains(t, a.body, "there is no such kind in example.com/v1 here, before the transaction")
+	s.transact(t, transaction(creating(string(definition)), creating(configMap("config-of-widgets", "1"))))
+	s.must(t, 409, transaction(creating(configMap("d", "1")), creating(string(definition))))
 	before := s.head(t)
-	a := s.must(t, 422, transaction(creating(named("a")), creating(strings.Replace(named("b"), "5", "50", 1))))
+	a = s.must(t, 422, transaction(creating(named("a")), creating(strings.Replace(named("b"), "5", "50", 1))))
 	require.Contains(t, a.body, "size must not exceed limit")
 	s.transact(t, transaction(creating(named("a")), creating(named("b")), creating(configMap("c", "1"))))
 	s.transact(t, transaction(deleting("example.com/v1", "Widget", "a"), creating(named("c")),

@@ -145,11 +145,16 @@ func (t *Transaction) view() *projection.View {
 func (t *Transaction) compute(try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
 	rev, err := try(t.view())
 	if lost(err) {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.lost = true
+		t.Lose()
 	}
 	return rev, err
+}
+
+// Lose says that what the attempt is computed from is no longer there, so that all of it must be computed again.
+func (t *Transaction) Lose() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lost = true
 }
 
 // add keeps writes.

@@ -64,6 +64,9 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 		for i := range calls {
 			before := t.Last()
 			if err := r.do(ctx, &calls[i], &results[i]); err != nil {
+				if apierrors.IsResourceExpired(err) {
+					t.Lose()
+				}
 				return refusal(&calls[i], i, len(calls), err)
 			}
 			if now := t.Last(); now != before {
