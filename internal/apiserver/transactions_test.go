@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"sigs.k8s.io/yaml"
 
 	"github.com/logplane/logplane/eventlog"
@@ -395,6 +396,41 @@ func TestTransactionKinds(t *testing.T) {
 	require.Len(t, claimed(t, s, "/logplane.dev/nodeports"), 30)
 	s.transact(t, transaction(deleting("v1", "Service", "s-0"), deleting("v1", "Service", "s-1")))
 	require.Len(t, claimed(t, s, "/ipaddresses"), 29)
+}
+
+// A transaction may be YAML or CBOR, and so may its answer. What warns of an operation warns of the transaction.
+func TestTransactionRepresentations(t *testing.T) {
+	s := newServer(t)
+	encode := map[string]func(v any) []byte{
+		"application/yaml": func(v any) []byte {
+			text, err := yaml.Marshal(v)
+			require.NoError(t, err)
+			return text
+		},
+		"application/cbor": func(v any) []byte {
+			encoded, err := direct.Marshal(v)
+			require.NoError(t, err)
+			return append([]byte("\xd9\xd9\xf7"), encoded...)
+		},
+	}
+	for media, encoded := range encode {
+		name := strings.ReplaceAll(media, "/", "-")
+		var body any
+		r := transaction(creating(strings.Replace(configMap(name, "1"), `"data"`, `"binaryData":{"b":"AAEC"},"data"`, 1)), updating(configMap(name, "2")),
+			`{"verb":"patch","reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"`+name+`"},"patchType":"json","patch":[{"op":"add","path":"/data/w","value":"1"}]}`)
+		require.NoError(t, json.Unmarshal([]byte(r.body), &body))
+		r.body, r.contentType, r.accept = string(encoded(body)), media, media
+		a := s.must(t, 201, r)
+		require.Equal(t, media, a.header.Get("Content-Type"))
+		require.Contains(t, a.body, "revision")
+		got := s.must(t, 200, request{method: "GET", path: configMaps + "/" + name}).object(t)
+		require.Equal(t, map[string]any{"v": "2", "w": "1"}, fieldOf(got, "data"))
+	}
+	r := transaction(creating(configMap("x", "1")))
+	r.accept = table // nothing of it is a row
+	s.must(t, 406, r)
+	a := s.must(t, 201, transaction(creating(`{"apiVersion":"flowcontrol.apiserver.k8s.io/v1","kind":"FlowSchema","metadata":{"name":"f"},"spec":{"priorityLevelConfiguration":{"name":"exempt"}}}`)))
+	require.Len(t, a.header["Warning"], 1)
 }
 
 // interrupting calls f at the end of each attempt of a transaction that creates 'last', before it is appended.
