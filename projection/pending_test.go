@@ -198,8 +198,8 @@ func TestRebase(t *testing.T) {
 	require.ErrorIs(t, err, eventlog.ErrConflict)
 }
 
-// A pending view is never mixed with a newer root: its provisional revisions are above everything, and the root may have
-// what came after its base. Here all that the base's root names is collected while a batch is computed.
+// A pending view is never mixed with a newer root: its provisional revisions are above everything, and the root may
+// have what came after its base. Here all that the base's root names is collected while a batch is computed.
 func TestPendingIsNotRenewed(t *testing.T) {
 	quiet(t)
 	c, _ := spilling(t, runsPerLevel)

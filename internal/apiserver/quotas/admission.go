@@ -62,7 +62,8 @@ func (p plugin) Validate(ctx context.Context, a admission.Attributes, _ admissio
 	return err
 }
 
-// limits are the quotas of a namespace. A request that is part of a transaction sees what the parts before it have used.
+// limits are the quotas of a namespace. A request that is part of a transaction sees what the parts before it have
+// used.
 func (p plugin) limits(ctx context.Context, namespace string) ([]any, error) {
 	if !kubestore.InTransaction(ctx) {
 		return p.rows.ByIndex("namespace", namespace)
