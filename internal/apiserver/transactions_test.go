@@ -433,6 +433,40 @@ func TestTransactionRepresentations(t *testing.T) {
 	require.Len(t, a.header["Warning"], 1)
 }
 
+// Webhooks and policies for everything are asked about the transaction, too, and about each operation.
+func TestTransactionsAreJudged(t *testing.T) {
+	s := newServer(t)
+	var mu sync.Mutex
+	var seen []string
+	hook := newWebhookServer(t)
+	hook.decides(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+		mu.Lock()
+		defer mu.Unlock()
+		seen = append(seen, r.Kind.Kind+" "+r.Name)
+		return &admissionv1.AdmissionResponse{Allowed: true}
+	})
+	everything := func(name string) string {
+		return strings.Replace(hook.configuration(name, ""), `"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["configmaps"]`,
+			`"apiGroups":["*"],"apiVersions":["*"],"operations":["*"],"resources":["*"]`, 1)
+	}
+	s.must(t, 201, request{method: "POST", path: validatingWebhooks, body: everything("judge")})
+	s.must(t, 201, request{method: "POST", path: mutatingWebhooks, body: everything("change")})
+	s.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicies", body: `{"metadata":{"name":"p"},"spec":{"failurePolicy":"Fail",
+		"matchConstraints":{"resourceRules":[{"apiGroups":["*"],"apiVersions":["*"],"operations":["*"],"resources":["*"]}]},
+		"validations":[{"expression":"!has(object.metadata.name) || object.metadata.name != 'bad'","message":"it is bad"}]}}`})
+	s.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicybindings", body: `{"metadata":{"name":"p"},"spec":{"policyName":"p","validationActions":["Deny"]}}`})
+	mu.Lock()
+	seen = nil
+	mu.Unlock()
+	s.transact(t, transaction(creating(configMap("a", "1")), creating(configMap("b", "1"))))
+	require.ElementsMatch(t, []string{"Transaction ", "Transaction ", "ConfigMap a", "ConfigMap a", "ConfigMap b", "ConfigMap b"}, seen)
+	require.Contains(t, s.must(t, 422, transaction(creating(configMap("c", "1")), creating(configMap("bad", "1")))).body, "it is bad")
+	r := transaction(creating(configMap("c", "1")))
+	r.body = strings.Replace(r.body, `"spec"`, `"metadata":{"name":"bad"},"spec"`, 1)
+	require.Contains(t, s.must(t, 422, r).body, "it is bad")
+	s.must(t, 404, request{method: "GET", path: configMaps + "/c"})
+}
+
 // interrupting calls f at the end of each attempt of a transaction that creates 'last', before it is appended.
 func interrupting(t *testing.T, s *Server, f func(attempt int)) {
 	t.Helper()
