@@ -520,6 +520,33 @@ func TestTransactionConflicts(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: configMaps + "/last"})
 }
 
+// Transactions of one process that contend for an object take turns once they have lost. Without that, more than half
+// of these would lose five times.
+func TestTransactionsTakeTurns(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("hot", "0")})
+	const clients, rounds = 16, 10
+	var writing sync.WaitGroup
+	var refused atomic.Int64
+	for client := range clients {
+		writing.Go(func() {
+			for i := range rounds {
+				name := fmt.Sprintf("c-%d-%d", client, i)
+				a := transaction(`{"verb":"patch","reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"hot"},"patchType":"merge",
+					"patch":{"data":{"v":"`+name+`"}}}`, creating(configMap(name, "1"))).do(t, s)
+				require.Contains(t, []int{201, 503}, a.code, a.body)
+				if a.code == 503 {
+					refused.Add(1)
+				}
+			}
+		})
+	}
+	writing.Wait()
+	require.Less(t, refused.Load(), int64(clients*rounds/10))
+	list := s.must(t, 200, request{method: "GET", path: configMaps}).object(t)
+	require.Len(t, fieldOf(list, "items"), clients*rounds+1-int(refused.Load()))
+}
+
 // A namespace that terminates while a transaction goes on for longer than a write may is known in the end. What has
 // nothing to do with the transaction does not make it begin again.
 func TestSlowTransaction(t *testing.T) {

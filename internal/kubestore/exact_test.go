@@ -176,7 +176,8 @@ func TestATransactionOutlivesTheFloor(t *testing.T) {
 	require.NoError(t, err)
 	cell.Objects = nil
 	slow, attempts := newStore(cell, pods(nil)), 0
-	done, rev, err := cell.Transact(t.Context(), func(string) bool { return false }, func(ctx context.Context, _ *Transaction) error {
+	transactions := &Transactions{Cell: cell, Decides: func(string) bool { return false }}
+	done, rev, err := transactions.Run(t.Context(), func(ctx context.Context, _ *Transaction) error {
 		attempts++
 		if attempts == 1 {
 			_, err := relabel(t.Context(), s, keyOf(p), "a", "theirs")

@@ -58,62 +58,78 @@ func guarded(ctx context.Context) bool { return ctx.Value(guardedKey{}) != nil }
 
 var errAttemptEnded = apierrors.NewTimeoutError("the request has outlived the transaction of which it was a part", 0)
 
-// Transact runs compute, and appends everything that was written with compute's context in one batch. It returns the
-// attempt that has succeeded, and the revision of the batch's last event.
+// Transactions are those of one process. They are safe for concurrent use.
+type Transactions struct {
+	Cell
+	// Decides names the rows that decide about writes without being written: one that is there may be gone when a long
+	// transaction ends.
+	Decides func(rowKey string) bool
+
+	turns turns
+}
+
+// Run runs compute, and appends everything that was written with compute's context in one batch. It returns the attempt
+// that has succeeded, and the revision of the batch's last event.
 //
-// If another write of one of the keys came first, everything is computed again. An error of compute is returned, and
-// then nothing is written. Decides names the rows that decide about writes without being written: one that is there
-// may be gone when a long transaction ends.
-func (c Cell) Transact(ctx context.Context, decides func(rowKey string) bool,
-	compute func(context.Context, *Transaction) error) (*Transaction, eventlog.Revision, error) {
+// If another write of one of the keys came first, everything is computed again. Those that have lost take turns, as
+// other writes do. An error of compute is returned, and then nothing is written.
+func (ts *Transactions) Run(ctx context.Context, compute func(context.Context, *Transaction) error) (*Transaction, eventlog.Revision, error) {
+	var turn chan struct{}
+	defer func() {
+		if turn != nil {
+			<-turn
+		}
+	}()
 	asked := time.Now()
-	v, fresh, err := c.consistent(ctx)
+	v, fresh, err := ts.consistent(ctx)
 	if err == nil && !fresh {
 		asked = requestViewOf(ctx).since()
 	}
 	for n := 1; err == nil; n++ {
 		t := &Transaction{pending: v.Pending()}
 		err = compute(context.WithValue(ctx, transactionKey{}, t), t)
-		broken := t.end()
-		if err == nil && !broken {
+		again := t.end()
+		if err == nil && !again {
 			var rev eventlog.Revision
-			rev, err = c.appendPending(ctx, t.pending, asked, decides)
+			rev, err = ts.append(ctx, t.pending, asked)
 			if err == nil {
 				return t, rev, nil
 			}
-			broken = lost(appendError{error: err})
+			again = lost(appendError{error: err})
 			err = appendAnswer(err, schema.GroupResource{}, eventlog.Key{})
 		}
-		if broken && err == nil {
+		if again && err == nil {
 			err = Unavailable("nothing was written: what the transaction was computed from is no longer there")
 		}
-		if !broken || n == transactionTries {
+		if !again || n == transactionTries {
 			break
 		}
 		writeConflicts.Inc()
+		if turn == nil {
+			turn = ts.turns.take(ctx, "")
+		}
 		err = backOff(ctx, n)
 		if err == nil {
 			asked = time.Now()
-			v, err = c.latest(ctx)
+			v, err = ts.latest(ctx)
 		}
 	}
 	return nil, 0, answer(err)
 }
 
-// appendPending appends what a transaction has written. What decided about the writes may be no older than Staleness,
-// as with any write.
-func (c Cell) appendPending(ctx context.Context, pending *projection.Pending, asked time.Time,
-	decides func(rowKey string) bool) (eventlog.Revision, error) {
+// append appends what a transaction has written. What decided about the writes may be no older than Staleness, as with
+// any write.
+func (ts *Transactions) append(ctx context.Context, pending *projection.Pending, asked time.Time) (eventlog.Revision, error) {
 	if pending.Len() > 0 && time.Since(asked) >= Staleness {
-		v, err := c.latest(ctx)
+		v, err := ts.latest(ctx)
 		if err != nil {
 			return 0, err
 		}
-		if !pending.Rebase(v, decides) {
+		if !pending.Rebase(v, ts.Decides) {
 			return 0, fmt.Errorf("%w: what the transaction was computed from has changed", eventlog.ErrConflict)
 		}
 	}
-	end, err := c.beginAppend(ctx)
+	end, err := ts.beginAppend(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -205,7 +221,7 @@ func (t *Transaction) Last() eventlog.Revision {
 	return t.last
 }
 
-// Appended is the revision of the event that a write with a provisional revision has become, once Transact has
+// Appended is the revision of the event that a write with a provisional revision has become, once Run has
 // returned. It is 0 for an object that was made and deleted again. A revision that is not provisional is what it is.
 func (t *Transaction) Appended(rev eventlog.Revision) eventlog.Revision {
 	return t.pending.Appended(rev)

@@ -63,7 +63,8 @@ func NewStorage(c Config) genericapiserver.APIGroupInfo {
 	info.NegotiatedSerializer = codecs
 	s := &store{c}
 	info.VersionedResourcesStorageMap[GroupVersion.Version] = map[string]rest.Storage{
-		"versions": &versions{table{}, s}, "changes": &changes{table{of: true}, s}, "transactions": &transactions{c},
+		"versions": &versions{table{}, s}, "changes": &changes{table{of: true}, s},
+		"transactions": &transactions{Config: c, running: kubestore.Transactions{Cell: c.Cell, Decides: c.Decides}},
 	}
 	return info
 }

@@ -140,7 +140,8 @@ func (l *VersionList) DeepCopyObject() runtime.Object {
 // Webhooks are called before it is known whether the transaction commits, and again each time it is computed. One with
 // side effects must bear that. The audit log has a record for each operation, which says what was answered to it, and
 // one for the transaction, which says whether it was written. What an operation has written has a provisional
-// `resourceVersion` until the end: webhooks and records may show it, above four quintillion, and no answer does.
+// `resourceVersion` until the end: webhooks and records may show it, above four quintillion, and no answer does. An
+// audit policy that leaves out the bodies of Secrets must leave out those of transactions too.
 //
 // An object that is changed by two operations changes once: it has one event, with its last state. What one operation
 // deletes, another one cannot make again. One made and deleted leaves no trace. An operation with a precondition is
