@@ -128,8 +128,8 @@ func (p *Pending) Rebase(v *View, decides func(rowKey string) bool) bool {
 }
 
 // Append appends all writes in one batch, each key once, with its base and its precondition in the base view. It
-// returns the revision of the last event. If there is nothing to append, that is the base's. Errors are those of
-// View.Append, and ErrExpired. Nothing may be added any more.
+// returns the revision of the last event, 0 if there is nothing to append. Errors are those of View.Append, and
+// ErrExpired. Nothing may be added any more.
 func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error) {
 	var writes []Write
 	for i := range p.keys {
@@ -149,7 +149,7 @@ func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error
 		k.appended = Revision(len(writes)) // its place
 	}
 	if len(writes) == 0 {
-		return p.base.Revision(), nil
+		return 0, nil
 	}
 	last, err := p.base.Append(ctx, requestID, writes...)
 	if err != nil {

@@ -184,6 +184,25 @@ func TestTransactionOfAnApplication(t *testing.T) {
 	s.must(t, 403, transaction(in("v1", "Pod", "p", pod))) // as alone
 }
 
+// What changes nothing has no revision, and what follows a change has that of the change.
+func TestTransactionThatChangesNothing(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")})
+	before := s.head(t)
+	done := s.transact(t, transaction(updating(configMap("a", "1"))))
+	require.Empty(t, done.Status.Revision)
+	require.Equal(t, fmt.Sprint(uint64(before)), done.Status.Results[0].ResourceVersion)
+	done = s.transact(t, transaction(creating(configMap("b", "1")), deleting("v1", "ConfigMap", "b")))
+	require.Empty(t, done.Status.Revision)
+	require.Equal(t, before, s.head(t))
+	done = s.transact(t, transaction(updating(configMap("a", "2")), updating(configMap("a", "2")), updating(configMap("a", "2")), deleting("v1", "ConfigMap", "a")))
+	require.Equal(t, before+1, s.head(t))
+	for _, r := range done.Status.Results {
+		require.Equal(t, done.Status.Revision, r.ResourceVersion)
+		require.Equal(t, "default/a", r.Namespace+"/"+r.Name)
+	}
+}
+
 // Whatever refuses the last operation, nothing of the others is there.
 func TestRefusedTransaction(t *testing.T) {
 	s := newServer(t)

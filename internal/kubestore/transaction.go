@@ -69,7 +69,7 @@ type Transactions struct {
 }
 
 // Run runs compute, and appends everything that was written with compute's context in one batch. It returns the attempt
-// that has succeeded, and the revision of the batch's last event.
+// that has succeeded, and the revision of the batch's last event, 0 if there was nothing to append.
 //
 // If another write of one of the keys came first, everything is computed again. Those that have lost take turns, as
 // other writes do. An error of compute is returned, and then nothing is written.

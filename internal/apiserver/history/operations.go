@@ -28,6 +28,7 @@ type call struct {
 	query        url.Values
 	contentType  string
 	body         []byte
+	namespace    string // of the object
 	// guarded says that the object must be what the client requires until the transaction is written.
 	guarded bool
 	// what names the operation in messages.
@@ -243,6 +244,7 @@ func (r *transactions) address(c *call, verb string, of *TransactionReference, a
 	if resource.Group == "" {
 		c.path = "/api/" + resource.Version
 	}
+	c.namespace = of.Namespace
 	var parts []string
 	if of.Namespace != "" {
 		parts = append(parts, "namespaces", of.Namespace)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -82,23 +83,22 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 		return nil, err
 	}
 	for i, rev := range last {
-		if rev > 0 {
-			results[i].ResourceVersion = written(done.Appended(rev))
+		if rev == 0 { // it has changed nothing, but an operation before it may have
+			known, _ := strconv.ParseUint(results[i].ResourceVersion, 10, 64)
+			rev = eventlog.Revision(known)
 		}
+		results[i].ResourceVersion = text(done.Appended(rev))
 	}
-	answer := &Transaction{ObjectMeta: metav1.ObjectMeta{Name: transaction.Name}, Status: TransactionStatus{Results: results}}
-	if done.Last() > 0 {
-		answer.Status.Revision = written(revision)
-	}
-	return answer, nil
+	return &Transaction{ObjectMeta: metav1.ObjectMeta{Name: transaction.Name},
+		Status: TransactionStatus{Revision: text(revision), Results: results}}, nil
 }
 
-// written is a revision as clients see it, empty if nothing was written.
-func written(rev eventlog.Revision) string {
+// text is a revision as clients see it, empty if there is none.
+func text(rev eventlog.Revision) string {
 	if rev == 0 {
 		return ""
 	}
-	return fmt.Sprint(uint64(rev))
+	return strconv.FormatUint(uint64(rev), 10)
 }
 
 // identified is what is read of an answer: an object or a Status.
@@ -149,7 +149,7 @@ func (r *transactions) do(ctx context.Context, c *call, result *TransactionResul
 	}
 	result.Name, result.Namespace, result.UID = got.Metadata.Name, got.Metadata.Namespace, got.Metadata.UID
 	if d := got.Details; d != nil && result.Name == "" { // it is gone
-		result.Name, result.UID = d.Name, string(d.UID)
+		result.Name, result.Namespace, result.UID = d.Name, c.namespace, string(d.UID)
 	}
 	result.ResourceVersion = got.Metadata.ResourceVersion
 	return nil
