@@ -109,7 +109,7 @@ func readsThePast() rbacv1.ClusterRole {
 // controller does so before the first request needs them.
 func policyObjects() ([]object, error) {
 	var objects []object
-	clusterRoles := append(append(bootstrappolicy.ClusterRoles(), readsThePast()), bootstrappolicy.ControllerRoles()...)
+	clusterRoles := slices.Concat(bootstrappolicy.ClusterRoles(), []rbacv1.ClusterRole{readsThePast()}, bootstrappolicy.ControllerRoles())
 	if err := roles.AggregateAll(clusterRoles); err != nil {
 		return nil, err
 	}
