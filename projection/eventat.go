@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// EventAt returns the version that the key's event of a revision made, a tombstone for a deletion; false if the event is
-// no longer kept. It reads one event, where GetAt below the floor may have to read many.
+// EventAt returns the version that the key's event of a revision made, a tombstone for a deletion; false if the event
+// is no longer kept. It reads one event, where GetAt below the floor may have to read many.
 func (p *Projection) EventAt(ctx context.Context, key string, at Revision) (row Row, found bool, err error) {
 	v, err := p.AtLeast(ctx, at)
 	if err != nil {
