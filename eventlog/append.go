@@ -29,7 +29,8 @@ const (
 )
 
 const (
-	maxBatch        = 1000 // JetStream's own bound
+	// MaxBatch is how many events one append may have. It is JetStream's own bound.
+	MaxBatch        = 1000
 	batchesInFlight = 16
 	// grace is by how much resolving an outcome may outlast the append's deadline.
 	grace = time.Second
@@ -96,8 +97,8 @@ func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes 
 }
 
 func (l *Log) encodeAll(epoch uint64, requestID string, writes []Write) ([]*nats.Msg, error) {
-	if len(writes) > maxBatch {
-		return nil, fmt.Errorf("append %d events at once, of which there may be %d: %w", len(writes), maxBatch, ErrTooLarge)
+	if len(writes) > MaxBatch {
+		return nil, fmt.Errorf("append %d events at once, of which there may be %d: %w", len(writes), MaxBatch, ErrTooLarge)
 	}
 	if requestID == "" || len(writes) == 0 {
 		return nil, fmt.Errorf("append %d events for request %q: must be some, with an id", len(writes), requestID)

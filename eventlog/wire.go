@@ -219,7 +219,7 @@ func batchPlace(h nats.Header) (place, size uint64, err error) {
 	a, b, _ := strings.Cut(v, "/")
 	place, errPlace := strconv.ParseUint(a, 10, 32)
 	size, errSize := strconv.ParseUint(b, 10, 32)
-	if errPlace != nil || errSize != nil || place < 1 || place > size || size > maxBatch {
+	if errPlace != nil || errSize != nil || place < 1 || place > size || size > MaxBatch {
 		return 0, 0, fmt.Errorf("'%s' %q is not a place in a batch", headerBatch, v)
 	}
 	return place, size, nil

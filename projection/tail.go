@@ -1,6 +1,8 @@
 package projection
 
 import (
+	"sync"
+
 	"github.com/google/btree"
 
 	"github.com/logplane/logplane/eventlog"
@@ -9,8 +11,10 @@ import (
 // tail is the events after the snapshot, as they came. Which of them are void is found out when a key is read, so
 // catching up asks the bucket nothing. A tail is immutable; extend shares what is there.
 type tail struct {
-	// byKey orders records by key ascending, revision descending.
-	byKey *btree.BTreeG[*record]
+	// byKey orders records by key ascending, revision descending. To clone it takes cloning, which all tails share: a
+	// clone writes to what it is made of.
+	byKey   *btree.BTreeG[*record]
+	cloning *sync.Mutex
 	// records is ascending by revision, barriers left out.
 	records []*record
 	// last is the newest revision, barriers included. Its event's request id and log time are compared when the tail is
@@ -24,7 +28,7 @@ type tail struct {
 }
 
 func emptyTail(r *root) *tail {
-	return &tail{byKey: btree.NewG(32, newestFirst), last: r.Applied, lastID: r.AppliedID, lastTime: r.AppliedTime, epoch: r.Epoch}
+	return &tail{byKey: btree.NewG(32, newestFirst), cloning: new(sync.Mutex), last: r.Applied, lastID: r.AppliedID, lastTime: r.AppliedTime, epoch: r.Epoch}
 }
 
 func newestFirst(a, b *record) bool {
@@ -37,12 +41,20 @@ func newestFirst(a, b *record) bool {
 // extend returns the tail with the events, which must follow its last and end with a batch. Only the newest tail may be
 // extended, by one caller at a time: records shares its array with the older ones.
 func (t *tail) extend(events []eventlog.Event) *tail {
-	next := *t
-	next.byKey = t.byKey.Clone()
+	next := t.clone()
 	for i := range events {
 		next.add(newRecord(events[i]))
 		next.remember(&events[i])
 	}
+	return next
+}
+
+// clone returns a tail to which no reader has access yet. Its records are still those of the other one.
+func (t *tail) clone() *tail {
+	next := *t
+	t.cloning.Lock()
+	defer t.cloning.Unlock()
+	next.byKey = t.byKey.Clone()
 	return &next
 }
 

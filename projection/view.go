@@ -30,6 +30,8 @@ type View struct {
 	archive *View
 	// superseded is closed when a view with a newer revision is there.
 	superseded chan struct{}
+	// pending says that the tail ends with writes that are not appended yet.
+	pending bool
 }
 
 // Revision is the newest revision the view holds: its head.
@@ -144,8 +146,12 @@ func (v *View) retry(ctx context.Context, read func(*View) error) error {
 	return err
 }
 
-// renew returns a view of the same revision on the newest root.
+// renew returns a view of the same revision on the newest root. A pending view has no such revision: the newest root
+// may have what came after its base, and nothing would tell that from what the base has.
 func (v *View) renew(ctx context.Context) (*View, error) {
+	if v.pending {
+		return nil, fmt.Errorf("read again what a pending batch is computed from: %w", ErrExpired)
+	}
 	if err := v.p.reading.enter(ctx); err != nil {
 		return nil, fmt.Errorf("read the root again: %w", err)
 	}

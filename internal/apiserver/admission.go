@@ -71,7 +71,9 @@ import (
 
 	dynamic "github.com/logplane/logplane/internal/apiserver/admission"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
+	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // admissionPlugin is a plugin of kube-apiserver.
@@ -312,19 +314,23 @@ func (s *Server) resourceOf(kind schema.GroupVersionKind) (schema.GroupVersionRe
 type namespaceLifecycle struct {
 	*lifecycle.Lifecycle
 	namespaces corelisters.NamespaceLister
+	// rows are the same namespaces, for a request that is part of a transaction, which may have made one.
+	rows *listers.Indexer
 	// uninitialized says why there is no namespace 'default', which nobody can delete.
 	uninitialized string
 }
 
 func newNamespaceLifecycle(s *Server) (admission.Interface, error) {
 	l, err := lifecycle.NewLifecycle(sets.New(metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic))
-	return &namespaceLifecycle{l, s.listers.Core().V1().Namespaces().Lister(), s.uninitialized()}, err
+	return &namespaceLifecycle{l, s.listers.Core().V1().Namespaces().Lister(), s.listers.IndexerOf(&corev1.Namespace{}), s.uninitialized()}, err
 }
 
-// Admit decides about a create in a namespace that is missing or active, and leaves the rest to upstream.
+// Admit decides about a create in a namespace that is missing or active, and leaves the rest to upstream. In a
+// transaction, it also decides about what is made of an object that may be as new as its namespace.
 func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
-	if a.GetOperation() == admission.Create && a.GetNamespace() != "" && !isNamespace(a) && !isAccessReview(a) {
-		namespace, err := l.namespaces.Get(a.GetNamespace())
+	decides := a.GetOperation() == admission.Create || kubestore.InTransaction(ctx)
+	if decides && a.GetNamespace() != "" && !isNamespace(a) && !isAccessReview(a) {
+		namespace, err := l.get(ctx, a.GetNamespace())
 		switch {
 		case err == nil && namespace.Status.Phase == corev1.NamespaceActive:
 			return nil
@@ -337,6 +343,16 @@ func (l *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, 
 		}
 	}
 	return l.Lifecycle.Admit(ctx, a, o)
+}
+
+func (l *namespaceLifecycle) get(ctx context.Context, name string) (*corev1.Namespace, error) {
+	if kubestore.InTransaction(ctx) {
+		object, found, err := l.rows.GetAt(ctx, kubestore.ViewFrom(ctx), name)
+		if err == nil && found {
+			return object.(*corev1.Namespace), nil
+		}
+	}
+	return l.namespaces.Get(name)
 }
 
 func isNamespace(a admission.Attributes) bool {

@@ -82,7 +82,7 @@ func (r request) do(t testing.TB, h http.Handler) answer {
 		in.Header.Set("Accept", r.accept)
 	}
 	if s, ok := h.(*Server); ok && r.loopback {
-		response, err := loopback{s}.RoundTrip(in)
+		response, err := loopback{s, itself}.RoundTrip(in)
 		require.NoError(t, err)
 		body, err := io.ReadAll(response.Body)
 		require.NoError(t, err)

@@ -139,7 +139,7 @@ func TestAuditOfLoopback(t *testing.T) {
 	records()
 	outer := s.withFilters(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		inner := httptest.NewRequestWithContext(r.Context(), "GET", "http://loopback"+configMaps, nil)
-		answer, err := loopback{s}.RoundTrip(inner)
+		answer, err := loopback{s, itself}.RoundTrip(inner)
 		if err != nil || answer.StatusCode != 200 {
 			t.Errorf("got %v, %v", answer, err)
 		}

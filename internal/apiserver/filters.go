@@ -60,6 +60,7 @@ func (s *Server) withFilters(h http.Handler) http.Handler {
 	}
 	h = s.watches.withOpen(h)
 	h = s.withRequestInfo(h)
+	h = withPartOf(h)
 	h = s.withMoment(h)
 	h = s.withShortQuery(h)
 	h = genericapifilters.WithRequestReceivedTimestamp(h)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apiserver/pkg/endpoints"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -108,7 +109,8 @@ func builtins() []struct {
 		{"events.k8s.io", static(eventsrest.RESTStorageProvider{TTL: eventTTL})},
 		{history.GroupName, func(s *Server) (genericapiserver.APIGroupInfo, error) {
 			return history.NewStorage(history.Config{Cell: s.config.Cell, Stores: s.stores, Definitions: s.definitions,
-				Authorizer: s.generic.Authorization.Authorizer, Moment: s.momentNamed}), nil
+				Authorizer: s.generic.Authorization.Authorizer, Moment: s.momentNamed,
+				Serve: s.serveCaller, ResourceOf: s.resourceOf, Decides: s.decides()}), nil
 		}},
 		{"resource.k8s.io", from(func(s *Server) storageProvider {
 			return resourcerest.RESTStorageProvider{NamespaceClient: s.client.CoreV1().Namespaces(), Authorizer: s.generic.Authorization.Authorizer}
@@ -165,6 +167,9 @@ func (s *Server) route(info *genericapiserver.APIGroupInfo, some func(resource s
 		}
 		v := s.groupVersion(info, root, version)
 		v.TypeConverter = resources.ConvertersOf(info.Scheme)
+		if info.Scheme == history.Scheme { // nothing of it is stored, so nobody manages a field
+			v.TypeConverter = managedfields.NewDeducedTypeConverter()
+		}
 		v.Storage = map[string]rest.Storage{}
 		for name, storage := range all {
 			if some(resourceOf(name)) {

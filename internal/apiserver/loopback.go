@@ -19,7 +19,7 @@ import (
 func newLoopback(s *Server) *rest.Config {
 	return &rest.Config{
 		Host:      "http://loopback",
-		Transport: loopback{s},
+		Transport: loopback{s, itself},
 		QPS:       -1, // a limiter would sleep in a request's path
 		ContentConfig: rest.ContentConfig{
 			ContentType:        runtime.ContentTypeProtobuf,
@@ -28,9 +28,16 @@ func newLoopback(s *Server) *rest.Config {
 	}
 }
 
-type loopback struct{ server *Server }
+// loopback sends requests of one user.
+type loopback struct {
+	server *Server
+	user   user.Info
+}
 
 type loopbackKey struct{}
+
+// itself is the user as whom the server sends requests to itself.
+var itself = &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 
 // RoundTrip calls the handler on the caller's goroutine and buffers the answer; a watch is refused.
 func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error) {
@@ -46,7 +53,7 @@ func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error
 	if r.URL.Query().Has("watch") {
 		return nil, errors.New("the loopback client does not watch")
 	}
-	in := r.Clone(context.WithValue(unaudited{r.Context()}, loopbackKey{}, true))
+	in := r.Clone(context.WithValue(unaudited{r.Context()}, loopbackKey{}, l.user))
 	in.RequestURI, in.RemoteAddr, in.Host = r.URL.RequestURI(), "127.0.0.1:0", r.URL.Host
 	if in.Body == nil {
 		in.Body = http.NoBody
@@ -70,10 +77,11 @@ func (c unaudited) Value(key any) any {
 
 // loopbackUser authenticates the requests that RoundTrip marked. No header can forge a value in a context.
 var loopbackUser = authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
-	if !isLoopback(r.Context()) {
+	as, ok := r.Context().Value(loopbackKey{}).(user.Info)
+	if !ok {
 		return nil, false, nil
 	}
-	return &authenticator.Response{User: &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}}, true, nil
+	return &authenticator.Response{User: as}, true, nil
 })
 
 func isLoopback(ctx context.Context) bool { return ctx.Value(loopbackKey{}) != nil }

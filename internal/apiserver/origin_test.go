@@ -60,7 +60,7 @@ func TestLoopbackWritesInTheCallersName(t *testing.T) {
 		r, err := http.NewRequestWithContext(ctx, "POST", "http://loopback"+configMaps, strings.NewReader(`{"metadata":{"name":"`+name+`"}}`))
 		require.NoError(t, err)
 		r.Header.Set("Content-Type", "application/json")
-		answer, err := loopback{s}.RoundTrip(r)
+		answer, err := loopback{s, itself}.RoundTrip(r)
 		require.NoError(t, err)
 		require.Equal(t, 201, answer.StatusCode)
 	}

@@ -32,6 +32,8 @@ func (s *Server) withRemote(h http.Handler) http.Handler {
 			s.fail(w, r, apierrors.NewInternalError(err))
 		case service == nil:
 			h.ServeHTTP(w, r)
+		case kubestore.InTransaction(r.Context()):
+			s.fail(w, r, notSupported(info, version.String()+" is served by another server, which takes no part in transactions"))
 		default:
 			relay(w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.aggregator.Forward(w, r, service) }))
 		}

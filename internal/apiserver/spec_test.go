@@ -131,7 +131,7 @@ func rebuildSchemas(t *testing.T) map[schema.GroupVersionKind]map[string]*openap
 				}
 				if all[kind] == nil {
 					if built.info.Scheme == history.Scheme {
-						continue // nobody writes its objects
+						continue // nothing of it is stored
 					}
 					schemas, err := resources.ConvertersOf(built.info.Scheme).Build(kind)
 					require.NoError(t, err, kind)

@@ -37,6 +37,10 @@ const attempts = 100
 // start. A write that adds or removes the object changes what its namespace counts, and waits for those that have lost
 // there already. Without that, each newcomer would make them lose once more.
 func (s *store) compute(ctx context.Context, path string, counts bool, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
+	if t := transactionOf(ctx); t != nil {
+		rev, err := t.compute(try)
+		return rev, s.writeFailed(err, path)
+	}
 	var turn chan struct{}
 	defer func() {
 		if turn != nil {
@@ -171,6 +175,10 @@ func (e appendError) Unwrap() error { return e.error }
 
 // append appends in one batch the write of an object, those of its claims, and those that belong beside it.
 func (s *store) append(ctx context.Context, v *projection.View, c Change, w projection.Write) (eventlog.Revision, error) {
+	t := transactionOf(ctx)
+	if err := t.mayCreate(c.Before == nil, c.Key); err != nil {
+		return 0, err
+	}
 	writes, err := s.claimWrites(ctx, v, c.Before, c.After)
 	if err != nil {
 		return 0, err
@@ -186,25 +194,31 @@ func (s *store) append(ctx context.Context, v *projection.View, c Change, w proj
 	if err != nil {
 		return 0, appendError{err, len(writes) > 0}
 	}
-	s.acknowledge(rev)
+	if t == nil {
+		s.acknowledge(rev)
+	}
 	return rev, nil
 }
 
 // Append appends writes in one batch and returns the revision of the last one. The writes are made by States of the
 // view, which give each its base and precondition. It serves requests and what writes without one. The context says who
 // writes (WithAuthor), and in which request (WithRequestID). Errors are those of View.Append. For a request that has
-// ended, and while the log is known to refuse, it writes nothing and fails with ErrNotPublished.
+// ended, and while the log is known to refuse, it writes nothing and fails with ErrNotPublished. In a transaction it
+// keeps the writes for the transaction's end, and the revision is provisional.
 func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projection.Write) (eventlog.Revision, error) {
-	end, err := c.beginAppend(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer end()
 	if author, ok := AuthorOf(ctx); ok {
 		for i, w := range writes {
 			writes[i] = w.By(author)
 		}
 	}
+	if t := transactionOf(ctx); t != nil {
+		return t.add(ctx, writes)
+	}
+	end, err := c.beginAppend(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer end()
 	rev, err := v.Append(ctx, requestID(ctx), writes...)
 	if err != nil {
 		return 0, err
@@ -219,6 +233,8 @@ func (s *store) writeFailed(err error, path string) error {
 	var no refused
 	var failed appendError
 	switch {
+	case err == nil:
+		return nil
 	case errors.As(err, &no):
 		return no.error
 	case errors.As(err, &failed):

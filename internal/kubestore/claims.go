@@ -111,6 +111,9 @@ func takeClaim(ctx context.Context, v *projection.View, c Claim) (projection.Wri
 	if live {
 		return projection.Write{}, &ClaimedError{Key: c.Key}
 	}
+	if err := transactionOf(ctx).mayCreate(true, c.Key); err != nil {
+		return projection.Write{}, err
+	}
 	return at.Put(c.ContentType, c.Body, 0), nil
 }
 

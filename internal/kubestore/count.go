@@ -66,6 +66,9 @@ type counted struct {
 // count is the number of objects of a span. Requests that ask for it at the same time share one count. A later count
 // starts from the last one and looks only at what has changed since.
 func (s *store) count(ctx context.Context, sp span) (int, error) {
+	if sp.at >= projection.Provisional { // no later count may start from it
+		return sp.view.Count(ctx, sp.keys.Start, sp.keys.End, sp.at)
+	}
 	last, known := s.counted.Get(sp.keys)
 	if known && last.at == sp.at {
 		return last.n, nil

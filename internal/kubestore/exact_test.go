@@ -159,6 +159,53 @@ func TestAWriteOutlivesTheFloor(t *testing.T) {
 	require.Equal(t, map[string]string{"a": "theirs", "b": "ours"}, out.Labels)
 }
 
+// A transaction begins again when what it was computed from is no longer there. It is written once.
+func TestATransactionOutlivesTheFloor(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.New())
+	var err error
+	b.Projection, err = projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket, InlineBytes: 1})
+	require.NoError(t, err)
+	s := newStore(b.Cell, pods(nil))
+	p := create(t, s, pod("ns", "a"))
+	for i := range 8 {
+		create(t, s, pod("ns", fmt.Sprint("n", i)))
+		b.commit(t.Context())
+	}
+	cell := b.Cell
+	cell.Projection, err = projection.Open(projection.Config{Log: b.Log, Bucket: b.bucket, Budget: cache.NewBudget(1)})
+	require.NoError(t, err)
+	cell.Objects = nil
+	slow, attempts := newStore(cell, pods(nil)), 0
+	transactions := &Transactions{Cell: cell, Decides: func(string) bool { return false }}
+	done, rev, err := transactions.Run(t.Context(), func(ctx context.Context, _ *Transaction) error {
+		attempts++
+		if attempts == 1 {
+			_, err := relabel(t.Context(), s, keyOf(p), "a", "theirs")
+			require.NoError(t, err)
+			b.commit(t.Context())
+			for more := true; more; {
+				more, err = b.Projection.Compact(t.Context())
+				require.NoError(t, err)
+			}
+			_, err = b.Projection.Collect(t.Context(), 0)
+			require.NoError(t, err)
+		}
+		for range 2 {
+			if _, err := relabel(ctx, slow, keyOf(p), "b", fmt.Sprint("ours", attempts)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, 2, attempts)
+	require.Equal(t, rev, done.Appended(done.Last()))
+	got := &example.Pod{}
+	require.NoError(t, s.Get(t.Context(), keyOf(p), storage.GetOptions{}, got))
+	require.Equal(t, map[string]string{"a": "theirs", "b": "ours2"}, got.Labels)
+	require.Equal(t, fmt.Sprint(uint64(rev)), got.ResourceVersion)
+}
+
 // failing fails its next reads.
 type failing struct {
 	value.Transformer

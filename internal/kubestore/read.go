@@ -94,6 +94,9 @@ func (s *store) any(ctx context.Context) (*projection.View, error) {
 	if past := PastFrom(ctx); past != nil {
 		return past, nil
 	}
+	if t := transactionOf(ctx); t != nil {
+		return t.view(), nil
+	}
 	v, err := s.Projection.Any(ctx)
 	if err != nil {
 		return nil, viewError(ctx, err)

@@ -57,6 +57,9 @@ func PastFrom(ctx context.Context) *projection.View {
 // ViewFrom returns the newest view that the context's request has used, nil if it has used none. It may be older than
 // the last write of the request.
 func ViewFrom(ctx context.Context) *projection.View {
+	if t := transactionOf(ctx); t != nil {
+		return t.view()
+	}
 	r := requestViewOf(ctx)
 	if r == nil {
 		return nil
@@ -75,6 +78,9 @@ func (c Cell) Consistent(ctx context.Context) (*projection.View, error) {
 
 // consistent says also whether the view is fresh, rather than from the request's start.
 func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, err error) {
+	if t := transactionOf(ctx); t != nil {
+		return t.view(), true, nil
+	}
 	r := requestViewOf(ctx)
 	if r != nil {
 		r.mu.Lock()
@@ -116,6 +122,9 @@ func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	if past := PastFrom(ctx); past != nil {
 		return past, nil
 	}
+	if t := transactionOf(ctx); t != nil {
+		return t.view(), nil
+	}
 	asked := time.Now()
 	v, err := c.Projection.Latest(ctx)
 	if err != nil {
@@ -140,7 +149,7 @@ const reachable = 30_000
 // request holds no place meanwhile.
 func (c Cell) AtLeast(ctx context.Context, rev eventlog.Revision) (*projection.View, error) {
 	v := ViewFrom(ctx)
-	if v != nil && v.Revision() >= rev {
+	if v != nil && (v.Revision() >= rev || transactionOf(ctx) != nil) {
 		return v, nil
 	}
 	if past := PastFrom(ctx); past != nil {

@@ -120,7 +120,7 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	if err != nil {
 		return 0, refused{st.revision, err}
 	}
-	if st.found && !st.stale && bytes.Equal(u.data, st.data) {
+	if st.found && !st.stale && bytes.Equal(u.data, st.data) && !guarded(ctx) {
 		return st.revision, nil
 	}
 	body, err := u.seal(ctx, u.rowKey(u.path), u.data)

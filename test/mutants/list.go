@@ -592,9 +592,21 @@ var list = []mutant{
 	},
 	{
 		name: "half-a-batch-followed",
-		file: "eventlog/follow.go", old: "if e.Left > 0 {", new: "if e.Left > maxBatch {",
+		file: "eventlog/follow.go", old: "if e.Left > 0 {", new: "if e.Left > MaxBatch {",
 		tests: "TestFollowYieldsWholeAppends",
 		why:   "a reader sees a claim without its owner",
+	},
+	{
+		name: "pending-view-renewed",
+		file: "projection/view.go", old: "if v.pending {", new: "if v.pending && false {",
+		tests: "TestPendingIsNotRenewed",
+		why:   "a transaction is computed from two states",
+	},
+	{
+		name: "rebased-over-a-change",
+		file: "projection/pending.go", old: "same && !written && !decides(rowKey)", new: "same && (!written || true) && !decides(rowKey)",
+		tests: "TestRebase",
+		why:   "a slow transaction undoes what was written meanwhile",
 	},
 	{
 		name: "tail-cut-in-a-batch",
@@ -607,6 +619,18 @@ var list = []mutant{
 		file: "projection/catchup.go", old: "bounds.First > v.Revision()+1 || v.behind(bounds)", new: "v.behind(bounds)",
 		tests: "TestAnOldRootProvesNoHole",
 		why:   "a healthy process fails for good because a request was cancelled while somebody committed and purged",
+	},
+	{
+		name: "requirement-not-held",
+		file: "internal/kubestore/write.go", old: "&& !guarded(ctx)", new: "",
+		tests: "TestTransactionConflicts", in: "internal/apiserver",
+		why: "a transaction is written although what its client required of an object is no longer true",
+	},
+	{
+		name: "provisional-revision-acknowledged",
+		file: "internal/kubestore/append.go", old: "if t == nil {", new: "if t == nil || t != nil {",
+		tests: "TestTransaction", in: "internal/apiserver",
+		why: "a list of any revision waits for one that will never come",
 	},
 	{
 		name: "passing-error-ends-a-watch",

@@ -1,4 +1,5 @@
-// Package history serves the group history.logplane.dev: the versions of an object, and the changes of a namespace.
+// Package history serves the group history.logplane.dev: the versions of an object, the changes of a namespace, and
+// transactions, which write several objects at once.
 //
 // Nouns. A version is what one event made of its object. 'versions' lists those of one object, newest first; 'changes'
 // lists those of all objects of a namespace or of the cluster between two moments, in the order of the log. Nothing is
@@ -17,6 +18,7 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -43,6 +45,12 @@ type Config struct {
 	Authorizer  authorizer.Authorizer
 	// Moment returns the revision that a text such as '2h' names.
 	Moment func(ctx context.Context, text string) (projection.Revision, error)
+	// Serve serves a request of the context's user in this process.
+	Serve func(*http.Request) (*http.Response, error)
+	// ResourceOf finds the resource of a kind that is served.
+	ResourceOf func(schema.GroupVersionKind) (schema.GroupVersionResource, meta.RESTScope, error)
+	// Decides names the rows that decide about writes of other objects.
+	Decides func(rowKey string) bool
 }
 
 // selectable are the fields by which versions can be selected.
@@ -56,6 +64,7 @@ func NewStorage(c Config) genericapiserver.APIGroupInfo {
 	s := &store{c}
 	info.VersionedResourcesStorageMap[GroupVersion.Version] = map[string]rest.Storage{
 		"versions": &versions{table{}, s}, "changes": &changes{table{of: true}, s},
+		"transactions": &transactions{Config: c, running: kubestore.Transactions{Cell: c.Cell, Decides: c.Decides}},
 	}
 	return info
 }

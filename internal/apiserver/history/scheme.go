@@ -21,7 +21,7 @@ var Scheme = newScheme()
 func newScheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, version := range []schema.GroupVersion{GroupVersion, {Group: GroupName, Version: runtime.APIVersionInternal}} {
-		s.AddKnownTypes(version, &Version{}, &VersionList{}, &Change{}, &ChangeList{})
+		s.AddKnownTypes(version, &Version{}, &VersionList{}, &Change{}, &ChangeList{}, &Transaction{})
 	}
 	metav1.AddToGroupVersion(s, GroupVersion)
 	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
@@ -77,6 +77,27 @@ func (Reference) OpenAPIModelName() string { return here + "Reference" }
 // OpenAPIModelName names the type in OpenAPI.
 func (Operation) OpenAPIModelName() string { return here + "Operation" }
 
+// OpenAPIModelName names the type in OpenAPI.
+func (Transaction) OpenAPIModelName() string { return here + "Transaction" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (TransactionSpec) OpenAPIModelName() string { return here + "TransactionSpec" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (TransactionOperation) OpenAPIModelName() string { return here + "TransactionOperation" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (TransactionReference) OpenAPIModelName() string { return here + "TransactionReference" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (TransactionPrecondition) OpenAPIModelName() string { return here + "TransactionPrecondition" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (TransactionStatus) OpenAPIModelName() string { return here + "TransactionStatus" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (TransactionResult) OpenAPIModelName() string { return here + "TransactionResult" }
+
 // Definitions describes the types for OpenAPI.
 func Definitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	text := func(d string) spec.Schema {
@@ -129,7 +150,45 @@ func Definitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefiniti
 		here + "Operation": object("Operation is one of a JSON patch (RFC 6902).", []string{"op", "path"}, map[string]spec.Schema{
 			"op": text(""), "path": text(""), "value": raw,
 		}),
+		here + "Transaction": object("Transaction is several writes that become true at once, or not at all. It is created and never stored. Webhooks are called before it is known whether it commits.",
+			nil, map[string]spec.Schema{
+				"kind": text(kind), "apiVersion": text(apiVersion), "metadata": to(objectMeta, ""),
+				"spec": to(here+"TransactionSpec", "What is done. It is not part of the answer."), "status": to(here+"TransactionStatus", "What was done."),
+			}, objectMeta, here+"TransactionSpec", here+"TransactionStatus"),
+		here + "TransactionSpec": object("TransactionSpec says what is done.", []string{"operations"}, map[string]spec.Schema{
+			"operations": list(to(here+"TransactionOperation", ""), "The writes in their order, 1,000 at most. Each sees what those before it have written."),
+		}, here+"TransactionOperation"),
+		here + "TransactionOperation": object("TransactionOperation is one write.", []string{"verb"}, map[string]spec.Schema{
+			"verb":              text("'create', 'update', 'patch' or 'delete'."),
+			"object":            described(raw, "Object to create, or to put in the place of the one with its name."),
+			"reference":         to(here+"TransactionReference", "The object to delete or to patch."),
+			"patchType":         text("'json', 'merge', 'strategic' or 'apply'."),
+			"patch":             described(raw, "Patch of the patch's type."),
+			"force":             {SchemaProps: spec.SchemaProps{Description: "Lets an apply take fields from other managers.", Type: []string{"boolean"}}},
+			"propagationPolicy": text("Of a deletion: 'Background', 'Foreground' or 'Orphan'."),
+			"precondition":      to(here+"TransactionPrecondition", "Precondition of an update, a patch or a deletion."),
+		}, here+"TransactionReference", here+"TransactionPrecondition"),
+		here + "TransactionReference": object("TransactionReference names an object by its kind or by its resource.", []string{"apiVersion", "name"}, map[string]spec.Schema{
+			"apiVersion": text(""), "kind": text(""), "resource": text(""), "namespace": text(""), "name": text(""),
+		}),
+		here + "TransactionPrecondition": object("TransactionPrecondition is what the object must be before the operation.", nil, map[string]spec.Schema{
+			"resourceVersion": text(""), "uid": text("Not of a patch."),
+		}),
+		here + "TransactionStatus": object("TransactionStatus says what was done.", nil, map[string]spec.Schema{
+			"revision": text("Revision of the transaction's last event, empty if nothing was written."),
+			"results":  list(to(here+"TransactionResult", ""), "Results of the operations, in their order."),
+		}, here+"TransactionResult"),
+		here + "TransactionResult": object("TransactionResult is the outcome of one operation.", []string{"code"}, map[string]spec.Schema{
+			"code":      {SchemaProps: spec.SchemaProps{Description: "What the same request would have been answered alone.", Type: []string{"integer"}, Format: "int32", Default: 0}},
+			"namespace": text(""), "name": text(""), "uid": text(""),
+			"resourceVersion": text("Revision of the object after the transaction. For an object that is gone, it is that of the deletion."),
+		}),
 	}
+}
+
+func described(s spec.Schema, description string) spec.Schema {
+	s.Description = description
+	return s
 }
 
 type includeKey struct{}

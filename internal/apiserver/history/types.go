@@ -121,3 +121,124 @@ func (l *VersionList) DeepCopyObject() runtime.Object {
 	}
 	return &out
 }
+
+// Transaction is several writes that become true at once, or not at all. It is created and never stored: the answer is
+// what it did. It needs the right to create transactions, and for each operation the right that the same request would
+// need alone.
+//
+// Operations are admitted one after another, as requests of the same user: authorization, admission, defaults,
+// validation, quotas. Each sees what those before it have written. Then all are appended to the log in one batch, so
+// that their revisions follow one another, and every reader and every watch sees all of them or none. If one operation
+// is refused, that is the answer, and nothing is written. If another writer changes one of the objects meanwhile, all
+// operations are computed again, five times at most.
+//
+// Some things look at what was there before the transaction, and not at what its operations have written: rights,
+// policies, and which custom resources are served. So do admission plugins other than those of namespaces and quotas.
+// A Pod, for example, cannot be made together with its namespace, because the plugin for service accounts does not see
+// the namespace's account. In a dry run no operation sees another one.
+//
+// Webhooks are called before it is known whether the transaction commits, and again each time it is computed. One with
+// side effects must bear that. The audit log has a record for each operation, which says what was answered to it, and
+// one for the transaction, which says whether it was written. What an operation has written has a provisional
+// `resourceVersion` until the end: webhooks and records may show it, above four quintillion, and no answer does. An
+// audit policy that leaves out the bodies of Secrets must leave out those of transactions too.
+//
+// An object that is changed by two operations changes once: it has one event, with its last state. What one operation
+// deletes, another one cannot make again. One made and deleted leaves no trace. An operation with a precondition is
+// written even if it changes nothing, so that the precondition holds for all that is written.
+type Transaction struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Spec is not part of the answer.
+	Spec   TransactionSpec   `json:"spec,omitzero"`
+	Status TransactionStatus `json:"status,omitzero"`
+}
+
+// TransactionSpec says what is done.
+type TransactionSpec struct {
+	// Operations in their order, 1,000 at most. The log takes 1,000 events at once, and some objects come with others:
+	// a Service with its addresses, an object with a row for each owner, the first object under a quota with the quota.
+	// All that operations write may have 16 MiB, which counts whole objects and not patches.
+	Operations []TransactionOperation `json:"operations"`
+}
+
+// TransactionOperation is one write.
+type TransactionOperation struct {
+	// Verb is 'create', 'update', 'patch' or 'delete'.
+	Verb string `json:"verb"`
+	// Object to create, or to put in the place of the one with its name.
+	Object *runtime.RawExtension `json:"object,omitempty"`
+	// Reference names the object to delete or to patch.
+	Reference *TransactionReference `json:"reference,omitempty"`
+	// PatchType is 'json', 'merge', 'strategic' or 'apply', which applies for the request's field manager.
+	PatchType string `json:"patchType,omitempty"`
+	// Patch is that of the patch's type.
+	Patch *runtime.RawExtension `json:"patch,omitempty"`
+	// Force lets an apply take fields from other managers.
+	Force bool `json:"force,omitempty"`
+	// PropagationPolicy of a deletion: 'Background', 'Foreground' or 'Orphan'.
+	PropagationPolicy string `json:"propagationPolicy,omitempty"`
+	// Precondition of an update, a patch or a deletion. That of a create is that there is no such object.
+	Precondition *TransactionPrecondition `json:"precondition,omitempty"`
+}
+
+// TransactionReference names an object by its kind or by its resource.
+type TransactionReference struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind,omitempty"`
+	Resource   string `json:"resource,omitempty"`
+	Namespace  string `json:"namespace,omitempty"`
+	Name       string `json:"name"`
+}
+
+// TransactionPrecondition is what the object must be before the operation. If it is not, the answer is 409. A
+// `resourceVersion` in the object itself means the same. After a first operation on an object, nothing can be required
+// of its revision any more.
+type TransactionPrecondition struct {
+	ResourceVersion string `json:"resourceVersion,omitempty"`
+	// UID cannot be the precondition of a patch.
+	UID string `json:"uid,omitempty"`
+}
+
+// TransactionStatus says what was done.
+type TransactionStatus struct {
+	// Revision of the transaction's last event. It is empty if nothing was written.
+	Revision string `json:"revision,omitempty"`
+	// Results are those of the operations, in their order.
+	Results []TransactionResult `json:"results,omitempty"`
+}
+
+// TransactionResult is the outcome of one operation.
+type TransactionResult struct {
+	// Code is what the same request would have been answered alone.
+	Code int32 `json:"code"`
+	// Namespace, Name and UID of the object.
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+	UID       string `json:"uid,omitempty"`
+	// ResourceVersion of the object after the transaction. For an object that is gone, it is that of the deletion.
+	ResourceVersion string `json:"resourceVersion,omitempty"`
+}
+
+// DeepCopyObject implements runtime.Object.
+func (t *Transaction) DeepCopyObject() runtime.Object {
+	out := *t
+	t.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
+	out.Spec.Operations = make([]TransactionOperation, len(t.Spec.Operations))
+	for i, op := range t.Spec.Operations {
+		op.Object, op.Patch = op.Object.DeepCopy(), op.Patch.DeepCopy()
+		op.Reference, op.Precondition = copied(op.Reference), copied(op.Precondition)
+		out.Spec.Operations[i] = op
+	}
+	out.Status.Results = append([]TransactionResult(nil), t.Status.Results...)
+	return &out
+}
+
+func copied[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	value := *p
+	return &value
+}

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
 	resourcequotaapi "k8s.io/apiserver/pkg/admission/plugin/resourcequota/apis/resourcequota"
 	"k8s.io/apiserver/pkg/admission/plugin/resourcequota/apis/resourcequota/validation"
+
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // plugin is upstream's ResourceQuota plugin, which charges nothing here. It refuses early what no quota allows, and it
@@ -37,7 +39,7 @@ func (q *Quotas) Register(plugins *admission.Plugins) {
 }
 
 // Validate implements admission.ValidationInterface.
-func (p plugin) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+func (p plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetNamespace() == "" || a.GetResource().GroupResource() == corev1.Resource("namespaces") {
 		return nil
 	}
@@ -45,7 +47,7 @@ func (p plugin) Validate(_ context.Context, a admission.Attributes, _ admission.
 	if e == nil || !e.Handles(a) {
 		return nil
 	}
-	objects, err := p.rows.ByIndex("namespace", a.GetNamespace())
+	objects, err := p.limits(ctx, a.GetNamespace())
 	if err != nil {
 		return fmt.Errorf("read the quotas of namespace '%s': %w", a.GetNamespace(), err)
 	}
@@ -58,4 +60,18 @@ func (p plugin) Validate(_ context.Context, a admission.Attributes, _ admission.
 	}
 	_, err = resourcequota.CheckRequest(limits, a, e, p.limited)
 	return err
+}
+
+// limits are the quotas of a namespace. A request that is part of a transaction sees what the parts before it have
+// used.
+func (p plugin) limits(ctx context.Context, namespace string) ([]any, error) {
+	if !kubestore.InTransaction(ctx) {
+		return p.rows.ByIndex("namespace", namespace)
+	}
+	objects, err := p.rows.ListAt(ctx, kubestore.ViewFrom(ctx), namespace)
+	all := make([]any, len(objects))
+	for i, object := range objects {
+		all[i] = object
+	}
+	return all, err
 }

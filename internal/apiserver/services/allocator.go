@@ -95,6 +95,9 @@ func (a *allocator) during(ctx context.Context, choose func() error) error {
 		return ctx.Err()
 	}
 	view := a.cell.Projection.Current()
+	if kubestore.InTransaction(ctx) { // what another part of it has taken is only there
+		view = kubestore.ViewFrom(ctx)
+	}
 	if view == nil {
 		var err error
 		if view, err = a.cell.Projection.Latest(ctx); err != nil {

@@ -1,0 +1,790 @@
+package apiserver
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+	"sigs.k8s.io/yaml"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+const transactionsPath = historyPath + "/transactions"
+
+// transaction is a request with operations.
+func transaction(operations ...string) request {
+	return request{method: "POST", path: transactionsPath,
+		body: `{"apiVersion":"history.logplane.dev/v1","kind":"Transaction","spec":{"operations":[` + strings.Join(operations, ",") + `]}}`}
+}
+
+// creating, updating and deleting are operations.
+func creating(object string) string { return `{"verb":"create","object":` + object + `}` }
+
+func updating(object string) string { return `{"verb":"update","object":` + object + `}` }
+
+func deleting(version, kind, name string) string {
+	return `{"verb":"delete","reference":{"apiVersion":"` + version + `","kind":"` + kind + `","namespace":"default","name":"` + name + `"}}`
+}
+
+// configMap is one with a value.
+func configMap(name, value string) string {
+	return `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"` + name + `","namespace":"default"},"data":{"v":"` + value + `"}}`
+}
+
+// transact returns what a transaction has done.
+func (s *Server) transact(t testing.TB, r request) (done history.Transaction) {
+	t.Helper()
+	a := s.must(t, 201, r)
+	require.NoError(t, json.Unmarshal([]byte(a.body), &done), a.body)
+	return done
+}
+
+func TestTransaction(t *testing.T) {
+	s := newServer(t)
+	before := s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("old", "1")})
+	done := s.transact(t, transaction(creating(configMap("new", "1")), updating(configMap("old", "2"))))
+	require.Len(t, done.Status.Results, 2)
+	for i, name := range []string{"new", "old"} {
+		got := s.must(t, 200, request{method: "GET", path: configMaps + "/" + name}).object(t)
+		require.Equal(t, fieldOf(got, "metadata.resourceVersion"), done.Status.Results[i].ResourceVersion)
+		require.Equal(t, fieldOf(got, "metadata.uid"), done.Status.Results[i].UID)
+		require.Equal(t, name, done.Status.Results[i].Name)
+	}
+	require.Equal(t, done.Status.Revision, done.Status.Results[1].ResourceVersion)
+	require.NotEqual(t, fieldOf(before.object(t), "metadata.resourceVersion"), done.Status.Results[1].ResourceVersion)
+
+	s.must(t, 200, request{method: "GET", path: configMaps + "?resourceVersion=0"}) // nothing waits for what is provisional
+
+	a := s.must(t, 409, transaction(updating(configMap("old", "3")), creating(configMap("new", "3"))))
+	require.Contains(t, a.body, "operation 2 of 2, create configmaps/new")
+	require.Equal(t, "2", fieldOf(s.must(t, 200, request{method: "GET", path: configMaps + "/old"}).object(t), "data.v"))
+}
+
+// head is the revision up to which there are events.
+func (s *Server) head(t testing.TB) projection.Revision {
+	t.Helper()
+	v, err := s.config.Cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	return v.Revision()
+}
+
+// events are those of the log after a revision.
+func (s *Server) events(t testing.TB, after projection.Revision) (events []eventlog.Event) {
+	t.Helper()
+	v, err := s.config.Cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	for _, e := range v.Tail(after) {
+		events = append(events, e)
+	}
+	return events
+}
+
+// Everything that a transaction writes is one append, whatever it is: objects, what belongs to a namespace, addresses,
+// charges. Each operation sees what those before it have written.
+func TestTransactionIsOneAppend(t *testing.T) {
+	s := newServer(t)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	before := s.head(t)
+	space := func(object string) string { return strings.ReplaceAll(object, `"default"`, `"space"`) }
+	done := s.transact(t, transaction(
+		creating(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"space"}}`),
+		creating(`{"apiVersion":"v1","kind":"ResourceQuota","metadata":{"name":"q","namespace":"space"},"spec":{"hard":{"count/configmaps":"3"}}}`),
+		creating(space(configMap("a", "1"))), creating(space(configMap("b", "1"))), updating(space(configMap("a", "2"))),
+		creating(space(strings.Replace(configMap("", "1"), `"name"`, `"generateName":"c-","x"`, 1))),
+		space(deleting("v1", "ConfigMap", "b")),
+		creating(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"s","namespace":"space"},"spec":{"ports":[{"port":80}]}}`),
+		`{"verb":"patch","reference":{"apiVersion":"v1","kind":"ServiceAccount","namespace":"space","name":"default"},"patchType":"merge","patch":{"metadata":{"labels":{"l":"1"}}}}`,
+		`{"verb":"patch","reference":{"apiVersion":"v1","resource":"configmaps","namespace":"space","name":"a"},"patchType":"json","patch":[{"op":"add","path":"/data/w","value":"1"}]}`,
+	))
+	events := s.events(t, before)
+	var keys []string
+	for i, e := range events {
+		require.Equal(t, before+projection.Revision(i)+1, e.Revision)
+		require.Equal(t, uint32(len(events)-i-1), e.Left, "one append")
+		require.Equal(t, eventlog.Added, e.Op, "all of it is new")
+		require.Equal(t, "system:admin", e.Author.User)
+		keys = append(keys, e.Key.Resource)
+	}
+	require.ElementsMatch(t, []string{"serviceaccounts", "namespaces", "resourcequotas", "recounts", "configmaps", "configmaps", "services", "ipaddresses"}, keys,
+		"each object once, and nothing of what was made and deleted")
+	require.Equal(t, fmt.Sprint(uint64(events[len(events)-1].Revision)), done.Status.Revision)
+	const in = "/api/v1/namespaces/space/"
+	a := s.must(t, 200, request{method: "GET", path: in + "configmaps/a"}).object(t)
+	require.Equal(t, "2", fieldOf(a, "data.v"))
+	require.Equal(t, "1", fieldOf(a, "data.w"))
+	for _, i := range []int{2, 4, 9} {
+		require.Equal(t, fieldOf(a, "metadata.resourceVersion"), done.Status.Results[i].ResourceVersion)
+	}
+	require.Empty(t, done.Status.Results[6].ResourceVersion, "it has left no trace")
+	require.Equal(t, "b", done.Status.Results[6].Name)
+	s.must(t, 404, request{method: "GET", path: in + "configmaps/b"})
+	s.must(t, 200, request{method: "GET", path: in + "configmaps/" + done.Status.Results[5].Name})
+	require.Contains(t, done.Status.Results[5].Name, "c-")
+	quota := s.must(t, 200, request{method: "GET", path: in + "resourcequotas/q"}).object(t)
+	require.Equal(t, "2", fieldOf(quota, "status.used").(map[string]any)["count/configmaps"])
+	list := s.must(t, 200, request{method: "GET", path: in + "configmaps"}).object(t)
+	require.Len(t, fieldOf(list, "items"), 2)
+	require.Equal(t, fmt.Sprint(uint64(s.head(t))), fieldOf(list, "metadata.resourceVersion"), "nothing provisional is left")
+}
+
+// What an application consists of is there at once, with its namespace. Only Pods are not: the plug-in for service
+// accounts does not see that of the new namespace.
+func TestTransactionOfAnApplication(t *testing.T) {
+	s := newServer(t)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	in := func(version, kind, name, more string) string {
+		return creating(fmt.Sprintf(`{"apiVersion":"%s","kind":"%s","metadata":{"name":"%s","namespace":"app"},%s}`, version, kind, name, more))
+	}
+	const pod = `"spec":{"containers":[{"name":"c","image":"i"}]}`
+	const template = `"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},` + pod + `}`
+	const rbac = "rbac.authorization.k8s.io/v1"
+	all := []string{
+		creating(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"app","labels":{"pod-security.kubernetes.io/enforce":"restricted","pod-security.kubernetes.io/warn":"restricted"}}}`),
+		in("v1", "LimitRange", "l", `"spec":{"limits":[{"type":"Container","default":{"cpu":"1"}}]}`),
+		in("v1", "ServiceAccount", "app", `"automountServiceAccountToken":false`),
+		in(rbac, "Role", "r", `"rules":[{"apiGroups":[""],"resources":["configmaps"],"verbs":["get"]}]`),
+		in(rbac, "RoleBinding", "r", `"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"r"},"subjects":[{"kind":"ServiceAccount","name":"app","namespace":"app"}]`),
+		in("v1", "Secret", "s", `"stringData":{"a":"b"}`),
+		in("v1", "PersistentVolumeClaim", "p", `"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}`),
+		in("apps/v1", "Deployment", "d", `"spec":{`+template+`}`),
+		in("apps/v1", "StatefulSet", "d", `"spec":{"serviceName":"d",`+template+`}`),
+		in("batch/v1", "CronJob", "c", `"spec":{"schedule":"* * * * *","jobTemplate":{"spec":{"template":{"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}}}}`),
+		in("v1", "Service", "d", `"spec":{"selector":{"a":"b"},"ports":[{"port":80}]}`),
+		in("networking.k8s.io/v1", "Ingress", "i", `"spec":{"defaultBackend":{"service":{"name":"d","port":{"number":80}}}}`),
+		in("networking.k8s.io/v1", "NetworkPolicy", "n", `"spec":{"podSelector":{}}`),
+		in("policy/v1", "PodDisruptionBudget", "b", `"spec":{"minAvailable":1,"selector":{"matchLabels":{"a":"b"}}}`),
+		in("autoscaling/v2", "HorizontalPodAutoscaler", "h", `"spec":{"maxReplicas":3,"scaleTargetRef":{"apiVersion":"apps/v1","kind":"Deployment","name":"d"}}`),
+	}
+	before := s.head(t)
+	a := s.must(t, 403, transaction(append(all, in("v1", "Pod", "p", pod))...))
+	require.Contains(t, a.body, "error looking up service account app/default")
+	require.Equal(t, before, s.head(t))
+	answered := s.must(t, 201, transaction(all...))
+	require.NotEmpty(t, answered.header["Warning"], "of what the namespace's labels say about Pods")
+	s.must(t, 200, request{method: "GET", path: "/apis/apps/v1/namespaces/app/deployments/d"})
+	s.must(t, 403, transaction(in("v1", "Pod", "p", pod))) // as alone
+}
+
+// What changes nothing has no revision, and what follows a change has that of the change.
+func TestTransactionThatChangesNothing(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")})
+	before := s.head(t)
+	done := s.transact(t, transaction(updating(configMap("a", "1"))))
+	require.Empty(t, done.Status.Revision)
+	require.Equal(t, fmt.Sprint(uint64(before)), done.Status.Results[0].ResourceVersion)
+	done = s.transact(t, transaction(creating(configMap("b", "1")), deleting("v1", "ConfigMap", "b")))
+	require.Empty(t, done.Status.Revision)
+	require.Equal(t, before, s.head(t))
+	done = s.transact(t, transaction(updating(configMap("a", "2")), updating(configMap("a", "2")), updating(configMap("a", "2")), deleting("v1", "ConfigMap", "a")))
+	require.Equal(t, before+1, s.head(t))
+	for _, r := range done.Status.Results {
+		require.Equal(t, done.Status.Revision, r.ResourceVersion)
+		require.Equal(t, "default/a", r.Namespace+"/"+r.Name)
+	}
+}
+
+// Whatever refuses the last operation, nothing of the others is there.
+func TestRefusedTransaction(t *testing.T) {
+	s := newServer(t)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("old", "1")})
+	s.must(t, 201, request{method: "POST", path: resourceQuotas, body: quotaOf("q", `"count/configmaps":"3"`)})
+	before := s.head(t)
+	const reference = `"reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"old"}`
+	for _, c := range []struct {
+		code      int
+		says      string
+		operation []string
+	}{
+		{409, "already exists", []string{creating(configMap("new", "2"))}},
+		{409, "already exists", []string{creating(configMap("old", "2"))}},
+		{404, "not found", []string{updating(configMap("missing", "2"))}},
+		{404, "not found", []string{deleting("v1", "ConfigMap", "missing")}},
+		{404, "namespaces \\\"missing\\\" not found", []string{creating(strings.ReplaceAll(configMap("c", "1"), `"default"`, `"missing"`))}},
+		{422, "Invalid value", []string{creating(configMap("No Name", "2"))}},
+		{403, "exceeded quota", []string{creating(configMap("c", "1")), creating(configMap("d", "1"))}},
+		{422, "is deleted by the same transaction", []string{deleting("v1", "ConfigMap", "old"), creating(configMap("old", "2"))}},
+		{422, "already allocated", []string{creating(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"s","namespace":"default"},"spec":{"clusterIP":"10.96.0.77","ports":[{"port":80}]}}`),
+			creating(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"t","namespace":"default"},"spec":{"clusterIP":"10.96.0.77","ports":[{"port":80}]}}`)}},
+		{409, "the object has been modified", []string{`{"verb":"update","object":` + configMap("old", "2") + `,"precondition":{"resourceVersion":"1"}}`}},
+		{409, "Precondition failed", []string{`{"verb":"update","object":` + configMap("old", "2") + `,"precondition":{"uid":"no"}}`}},
+		{409, "the ResourceVersion in the precondition (1)", []string{`{"verb":"delete",` + reference + `,"precondition":{"resourceVersion":"1"}}`}},
+		{409, "the UID in the precondition (no)", []string{`{"verb":"delete",` + reference + `,"precondition":{"uid":"no"}}`}},
+		{409, "the object has been modified", []string{`{"verb":"patch",` + reference + `,"patchType":"merge","patch":{},"precondition":{"resourceVersion":"1"}}`}},
+		{409, "the object has been modified", []string{`{"verb":"patch",` + reference + `,"patchType":"json","patch":[],"precondition":{"resourceVersion":"1"}}`}},
+		{422, "nothing of group history.logplane.dev is stored", []string{creating(`{"apiVersion":"history.logplane.dev/v1","kind":"Transaction"}`)}},
+		{422, "there is no such kind", []string{creating(`{"apiVersion":"v1","kind":"Nothing","metadata":{"name":"x"}}`)}},
+		{404, "could not find the requested resource", []string{`{"verb":"delete","reference":{"apiVersion":"v1","resource":"nothings","name":"x"}}`}},
+		{422, "in a namespace", []string{creating(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}`)}},
+		{422, "in no namespace", []string{creating(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"x","namespace":"default"}}`)}},
+		{422, "spec.operations[1].verb", []string{`{"verb":"list"}`}},
+		{422, "may not contain '/'", []string{`{"verb":"delete","reference":{"apiVersion":"v1","resource":"pods/status","namespace":"default","name":"old"}}`}},
+		{422, "absent before", []string{`{"verb":"create","object":` + configMap("x", "1") + `,"precondition":{"uid":"u"}}`}},
+		{422, "name the resourceVersion", []string{`{"verb":"patch",` + reference + `,"patchType":"merge","patch":{},"precondition":{"uid":"u"}}`}},
+		{422, "patchType", []string{`{"verb":"patch",` + reference + `,"patchType":"x","patch":{}}`}},
+		{422, "only an apply is forced", []string{`{"verb":"patch","force":true,` + reference + `,"patchType":"merge","patch":{}}`}},
+		{422, "only a deletion has one", []string{`{"verb":"patch","propagationPolicy":"Orphan",` + reference + `,"patchType":"merge","patch":{}}`}},
+		{422, "the precondition names", []string{`{"verb":"update","object":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"old","namespace":"default","uid":"u"}},"precondition":{"uid":"v"}}`}},
+	} {
+		a := s.must(t, c.code, transaction(append([]string{creating(configMap("new", "1"))}, c.operation...)...))
+		require.Contains(t, a.body, c.says)
+		require.Equal(t, "Status", fieldOf(a.object(t), "kind"))
+		require.Contains(t, a.body, "spec.operations[")
+		require.Equal(t, before, s.head(t), "nothing was written: %s", a.body)
+	}
+	s.must(t, 422, transaction())
+	s.must(t, 400, request{method: "POST", path: transactionsPath, body: `{"apiVersion":"history.logplane.dev/v1","kind":"Transaction","spec":{"operations":1}}`})
+	s.must(t, 405, request{method: "GET", path: transactionsPath})
+	s.must(t, 405, request{method: "POST", path: "/at/1" + transactionsPath, body: "{}"})
+	s.must(t, 404, request{method: "GET", path: configMaps + "/new"})
+	require.Equal(t, map[string]string{"count/configmaps": "1"}, usedOf(t, s, "q"))
+}
+
+// A transaction does for its user what the user may do alone.
+func TestTransactionsRights(t *testing.T) {
+	s := newGuarded(t)
+	rule := func(group, resource, verbs string) string {
+		return `{"apiGroups":["` + group + `"],"resources":["` + resource + `"],"verbs":[` + verbs + `]}`
+	}
+	grant := func(user, rules string) {
+		s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterroles", body: `{"metadata":{"name":"` + user + `"},"rules":[` + rules + `]}`}.as("root"))
+		s.must(t, 201, request{method: "POST", path: rbacPath + "/clusterrolebindings", body: `{"metadata":{"name":"` + user + `"},
+			"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"` + user + `"},"subjects":[{"kind":"User","name":"` + user + `","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
+	}
+	grant("ann", rule("", "configmaps", `"create"`)+","+rule("history.logplane.dev", "transactions", `"create"`))
+	grant("bob", rule("", "configmaps", `"*"`))
+	const secret = `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"s","namespace":"default"}}`
+	before := s.head(t)
+	s.must(t, 401, transaction(creating(configMap("a", "1"))))
+	a := s.must(t, 403, transaction(creating(configMap("a", "1"))).as("bob"))
+	require.Contains(t, a.body, "cannot create resource \\\"transactions\\\"")
+	a = s.must(t, 403, transaction(creating(configMap("a", "1")), creating(secret)).as("ann"))
+	require.Contains(t, a.body, "cannot create resource \\\"secrets\\\"")
+	require.Contains(t, a.body, "User \\\"ann\\\"")
+	s.must(t, 403, transaction(creating(configMap("a", "1")), updating(configMap("a", "2"))).as("ann"))
+	// A right that a transaction gives is none within it.
+	s.must(t, 403, transaction(creating(strings.ReplaceAll(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"x"}}`, "x", "mine"))).as("ann"))
+	require.Equal(t, before, s.head(t))
+	s.transact(t, transaction(creating(configMap("a", "1")), creating(configMap("b", "1"))).as("ann"))
+	s.transact(t, transaction(creating(secret), updating(configMap("a", "2"))).as("root"))
+	s.transact(t, transaction(creating(configMap("c", "1"))).as("root").with("Impersonate-User", "ann"))
+	s.must(t, 403, transaction(updating(configMap("c", "2"))).as("root").with("Impersonate-User", "ann"))
+	events := s.events(t, before)
+	require.Equal(t, "ann", events[0].Author.User)
+	last := events[len(events)-1]
+	require.Equal(t, "root as ann", last.Author.User+" as "+last.Author.As)
+}
+
+// A dry run is answered as the transaction would be, and appends nothing.
+func TestTransactionDryRun(t *testing.T) {
+	s := newServer(t)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("old", "1")})
+	before := s.head(t)
+	dry := transaction(creating(configMap("new", "1")), updating(configMap("old", "2")), creating(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"s","namespace":"default"},"spec":{"ports":[{"port":80}]}}`))
+	dry.path += "?dryRun=All"
+	done := s.transact(t, dry)
+	require.Len(t, done.Status.Results, 3)
+	require.Empty(t, done.Status.Revision)
+	refused := transaction(creating(configMap("new", "1")), creating(configMap("old", "2")))
+	refused.path += "?dryRun=All"
+	s.must(t, 409, refused)
+	require.Equal(t, before, s.head(t))
+	dry.path = transactionsPath + "?dryRun=Some"
+	s.must(t, 422, dry)
+}
+
+// As many objects as the log takes at once are written at once. One more is refused, whatever it is.
+func TestLargeTransaction(t *testing.T) {
+	s := newServer(t)
+	many := func(n int) (all []string) {
+		for i := range n {
+			all = append(all, creating(configMap(fmt.Sprintf("c-%d", i), "1")))
+		}
+		return all
+	}
+	before := s.head(t)
+	require.Contains(t, s.must(t, 422, transaction(many(1001)...)).body, "must have at most 1000 items")
+	a := s.must(t, 413, transaction(append(many(999), creating(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"x"}}`))...))
+	require.Contains(t, a.body, "has 1001 events, of which it may have 1000")
+	require.Equal(t, before, s.head(t))
+	done := s.transact(t, transaction(many(1000)...))
+	events := s.events(t, before)
+	require.Len(t, events, 1000)
+	for i, r := range done.Status.Results {
+		require.Equal(t, fmt.Sprint(uint64(before)+uint64(i)+1), r.ResourceVersion)
+		require.Equal(t, uint32(999-i), events[i].Left)
+	}
+	s.transact(t, transaction(deleting("v1", "ConfigMap", "c-0"), deleting("v1", "ConfigMap", "c-1")))
+	require.Len(t, s.events(t, before), 1002)
+}
+
+// Fields are managed as if each operation were a request, and each has a record in the audit log that names the
+// transaction's.
+func TestTransactionManagersAndRecords(t *testing.T) {
+	change, records := recording(t)
+	s := newServer(t, change)
+	apply := func(name, value, more string) string {
+		return `{"verb":"patch","patchType":"apply","patch":` + configMap(name, value) + `,"reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"` + name + `"}` + more + `}`
+	}
+	as := func(manager string, operations ...string) request {
+		r := transaction(operations...)
+		r.path += "?fieldManager=" + manager
+		return r
+	}
+	s.transact(t, as("one", apply("a", "1", ""), apply("b", "1", "")))
+	require.Contains(t, s.must(t, 409, as("two", apply("b", "1", ""), apply("a", "2", ""))).body, "conflict with \\\"one\\\"")
+	records()
+	r := as("two", apply("b", "1", ""), apply("a", "2", `,"force":true`))
+	r = r.with("Audit-Id", "the-transaction")
+	s.transact(t, r)
+	all := records()
+	require.Len(t, all, 6, "when each came, and when it was answered")
+	for _, e := range all {
+		if e.ObjectRef.Resource == "configmaps" {
+			require.Equal(t, "the-transaction", e.Annotations["logplane.dev/transaction"])
+			require.NotEqual(t, "the-transaction", string(e.AuditID))
+		} else {
+			require.Equal(t, "the-transaction", string(e.AuditID))
+		}
+	}
+	var managers []any
+	for _, entry := range fieldOf(s.must(t, 200, request{method: "GET", path: configMaps + "/a"}).object(t), "metadata.managedFields").([]any) {
+		managers = append(managers, entry.(map[string]any)["manager"])
+	}
+	require.Equal(t, []any{"two"}, managers)
+}
+
+// What patches write counts, and not what they say.
+func TestTransactionOfLargePatches(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("big", strings.Repeat("x", 900<<10))})
+	before := s.head(t)
+	var all []string
+	for i := range 20 {
+		all = append(all, fmt.Sprintf(`{"verb":"patch","reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"big"},"patchType":"merge","patch":{"data":{"i":"%d"}}}`, i))
+	}
+	require.Contains(t, s.must(t, 413, transaction(all...)).body, "bytes, of which it may write 16777216")
+	require.Equal(t, before, s.head(t))
+	s.transact(t, transaction(all[:10]...))
+	require.Equal(t, before+1, s.head(t))
+}
+
+// A deletion that something holds up is an update, and the rows beside objects follow every step.
+func TestTransactionOfDependents(t *testing.T) {
+	s := newServer(t)
+	owner := s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("owner", "1")}).object(t)
+	named := func(name, metadata string) string {
+		return strings.Replace(configMap(name, "1"), `"name"`, metadata+`,"name"`, 1)
+	}
+	owned := `"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"owner","uid":"` + fieldOf(owner, "metadata.uid").(string) + `"}]`
+	const references = "/logplane.dev/references"
+	s.transact(t, transaction(creating(named("held", `"finalizers":["a.b/c"]`)), creating(named("x", owned)), creating(named("y", owned))))
+	require.Len(t, claimed(t, s, references), 2)
+	done := s.transact(t, transaction(deleting("v1", "ConfigMap", "held"), updating(configMap("x", "2")), updating(named("x", owned)), deleting("v1", "ConfigMap", "y")))
+	held := s.must(t, 200, request{method: "GET", path: configMaps + "/held"}).object(t)
+	require.NotNil(t, fieldOf(held, "metadata.deletionTimestamp"))
+	require.Equal(t, fieldOf(held, "metadata.resourceVersion"), done.Status.Results[0].ResourceVersion)
+	require.Len(t, claimed(t, s, references), 1)
+	require.Len(t, fieldOf(s.must(t, 200, request{method: "GET", path: configMaps + "/x"}).object(t), "metadata.ownerReferences"), 1)
+}
+
+// Custom resources are written like others, but not together with their definition. Services in one transaction get
+// addresses of their own.
+func TestTransactionKinds(t *testing.T) {
+	s := newServer(t)
+	require.NoError(t, s.Bootstrap(t.Context()))
+	c := connect(t, s)
+	const widget = `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"NAME","namespace":"default"},"spec":{"size":5}}`
+	named := func(name string) string { return strings.Replace(widget, "NAME", name, 1) }
+	definition, err := yaml.YAMLToJSON([]byte(widgetCRD))
+	require.NoError(t, err)
+	a := s.must(t, 422, transaction(creating(string(definition)), creating(named("a"))))
+	require.Contains(t, a.body, "there is no such kind in example.com/v1 here, before the transaction")
+	s.transact(t, transaction(creating(string(definition)), creating(configMap("config-of-widgets", "1"))))
+	s.must(t, 409, transaction(creating(configMap("d", "1")), creating(string(definition))))
+	before := s.head(t)
+	a = s.must(t, 422, transaction(creating(named("a")), creating(strings.Replace(named("b"), "5", "50", 1))))
+	require.Contains(t, a.body, "size must not exceed limit")
+	s.transact(t, transaction(creating(named("a")), creating(named("b")), creating(configMap("c", "1"))))
+	s.transact(t, transaction(deleting("example.com/v1", "Widget", "a"), creating(named("c")),
+		`{"verb":"patch","reference":{"apiVersion":"example.com/v1","kind":"Widget","namespace":"default","name":"b"},"patchType":"merge","patch":{"spec":{"color":"red"}}}`))
+	got, err := c.Resource(widgets).Namespace("default").Get(t.Context(), "b", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "red", fieldOf(got.Object, "spec.color"))
+	require.Len(t, s.events(t, before), 6)
+
+	var all []string
+	for i := range 30 {
+		all = append(all, creating(fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"s-%d","namespace":"default"},"spec":{"type":"NodePort","ports":[{"port":80}]}}`, i)))
+	}
+	s.transact(t, transaction(all...))
+	services, err := servicesOf(s).List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	seen := map[any]bool{}
+	for _, service := range services.Items {
+		if service.Name == "kubernetes" {
+			continue
+		}
+		seen[service.Spec.ClusterIP], seen[service.Spec.Ports[0].NodePort] = true, true
+	}
+	require.Len(t, seen, 60)
+	require.Len(t, claimed(t, s, "/ipaddresses"), 31, "and that of 'kubernetes'")
+	require.Len(t, claimed(t, s, "/logplane.dev/nodeports"), 30)
+	s.transact(t, transaction(deleting("v1", "Service", "s-0"), deleting("v1", "Service", "s-1")))
+	require.Len(t, claimed(t, s, "/ipaddresses"), 29)
+}
+
+// A transaction may be YAML or CBOR, and so may its answer. What warns of an operation warns of the transaction.
+func TestTransactionRepresentations(t *testing.T) {
+	s := newServer(t)
+	encode := map[string]func(v any) []byte{
+		"application/yaml": func(v any) []byte {
+			text, err := yaml.Marshal(v)
+			require.NoError(t, err)
+			return text
+		},
+		"application/cbor": func(v any) []byte {
+			encoded, err := direct.Marshal(v)
+			require.NoError(t, err)
+			return append([]byte("\xd9\xd9\xf7"), encoded...)
+		},
+	}
+	for media, encoded := range encode {
+		name := strings.ReplaceAll(media, "/", "-")
+		var body any
+		r := transaction(creating(strings.Replace(configMap(name, "1"), `"data"`, `"binaryData":{"b":"AAEC"},"data"`, 1)), updating(configMap(name, "2")),
+			`{"verb":"patch","reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"`+name+`"},"patchType":"json","patch":[{"op":"add","path":"/data/w","value":"1"}]}`)
+		require.NoError(t, json.Unmarshal([]byte(r.body), &body))
+		r.body, r.contentType, r.accept = string(encoded(body)), media, media
+		a := s.must(t, 201, r)
+		require.Equal(t, media, a.header.Get("Content-Type"))
+		require.Contains(t, a.body, "revision")
+		got := s.must(t, 200, request{method: "GET", path: configMaps + "/" + name}).object(t)
+		require.Equal(t, map[string]any{"v": "2", "w": "1"}, fieldOf(got, "data"))
+	}
+	r := transaction(creating(configMap("x", "1")))
+	r.accept = table // nothing of it is a row
+	s.must(t, 406, r)
+	a := s.must(t, 201, transaction(creating(`{"apiVersion":"flowcontrol.apiserver.k8s.io/v1","kind":"FlowSchema","metadata":{"name":"f"},"spec":{"priorityLevelConfiguration":{"name":"exempt"}}}`)))
+	require.Len(t, a.header["Warning"], 1)
+}
+
+// Webhooks and policies for everything are asked about the transaction, too, and about each operation.
+func TestTransactionsAreJudged(t *testing.T) {
+	s := newServer(t)
+	var mu sync.Mutex
+	var seen []string
+	hook := newWebhookServer(t)
+	hook.decides(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+		mu.Lock()
+		defer mu.Unlock()
+		seen = append(seen, r.Kind.Kind+" "+r.Name)
+		return &admissionv1.AdmissionResponse{Allowed: true}
+	})
+	everything := func(name string) string {
+		return strings.Replace(hook.configuration(name, ""), `"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["configmaps"]`,
+			`"apiGroups":["*"],"apiVersions":["*"],"operations":["*"],"resources":["*"]`, 1)
+	}
+	s.must(t, 201, request{method: "POST", path: validatingWebhooks, body: everything("judge")})
+	s.must(t, 201, request{method: "POST", path: mutatingWebhooks, body: everything("change")})
+	s.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicies", body: `{"metadata":{"name":"p"},"spec":{"failurePolicy":"Fail",
+		"matchConstraints":{"resourceRules":[{"apiGroups":["*"],"apiVersions":["*"],"operations":["*"],"resources":["*"]}]},
+		"validations":[{"expression":"!has(object.metadata.name) || object.metadata.name != 'bad'","message":"it is bad"}]}}`})
+	s.must(t, 201, request{method: "POST", path: registration + "validatingadmissionpolicybindings", body: `{"metadata":{"name":"p"},"spec":{"policyName":"p","validationActions":["Deny"]}}`})
+	mu.Lock()
+	seen = nil
+	mu.Unlock()
+	s.transact(t, transaction(creating(configMap("a", "1")), creating(configMap("b", "1"))))
+	require.ElementsMatch(t, []string{"Transaction ", "Transaction ", "ConfigMap a", "ConfigMap a", "ConfigMap b", "ConfigMap b"}, seen)
+	require.Contains(t, s.must(t, 422, transaction(creating(configMap("c", "1")), creating(configMap("bad", "1")))).body, "it is bad")
+	r := transaction(creating(configMap("c", "1")))
+	r.body = strings.Replace(r.body, `"spec"`, `"metadata":{"name":"bad"},"spec"`, 1)
+	require.Contains(t, s.must(t, 422, r).body, "it is bad")
+	s.must(t, 404, request{method: "GET", path: configMaps + "/c"})
+}
+
+// interrupting calls f at the end of each attempt of a transaction that creates 'last', before it is appended.
+func interrupting(t *testing.T, s *Server, f func(attempt int)) {
+	t.Helper()
+	hook, attempt := newWebhookServer(t), 0
+	hook.decides(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+		if r.Name == "last" {
+			attempt++
+			f(attempt)
+		}
+		return &admissionv1.AdmissionResponse{Allowed: true}
+	})
+	s.must(t, 201, request{method: "POST", path: validatingWebhooks, body: hook.configuration("hook", "")})
+}
+
+// When another writer comes first, everything is computed again from what that one has written. What a client has
+// required is required of that too. A writer that always comes first is not fought for ever.
+func TestTransactionConflicts(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("old", "0")})
+	const old = configMaps + "/old"
+	var losses, attempts int
+	interrupting(t, s, func(attempt int) {
+		attempts++
+		if losses == 0 {
+			return
+		}
+		losses--
+		s.must(t, 200, request{method: "PATCH", path: old, body: fmt.Sprintf(`{"data":{"w":"%d"}}`, attempt), contentType: "application/merge-patch+json"})
+	})
+	patch := func(value, more string) string {
+		return `{"verb":"patch","reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"old"},"patchType":"merge","patch":{"data":{"v":"` + value + `"}}` + more + `}`
+	}
+	losses = 3
+	done := s.transact(t, transaction(patch("1", ""), creating(configMap("last", "1"))))
+	require.Equal(t, 4, attempts)
+	got := s.must(t, 200, request{method: "GET", path: old}).object(t)
+	require.Equal(t, map[string]any{"v": "1", "w": "3"}, fieldOf(got, "data"))
+	require.Equal(t, fieldOf(got, "metadata.resourceVersion"), done.Status.Results[0].ResourceVersion)
+
+	s.must(t, 200, request{method: "DELETE", path: configMaps + "/last"})
+	// The patch changes nothing, and its precondition holds for the other operation too.
+	losses, attempts = 1, 0
+	a := s.must(t, 409, transaction(patch("1", `,"precondition":{"resourceVersion":"`+fieldOf(got, "metadata.resourceVersion").(string)+`"}`), creating(configMap("last", "1"))))
+	require.Contains(t, a.body, "operation 1 of 2, patch configmaps/old, was refused")
+	require.Equal(t, 1, attempts, "the second time it is refused at once")
+
+	losses, attempts = 100, 0
+	a = s.must(t, 503, transaction(patch("2", ""), creating(configMap("last", "1"))))
+	require.Equal(t, 5, attempts)
+	require.Equal(t, "1", a.header.Get("Retry-After"))
+	s.must(t, 404, request{method: "GET", path: configMaps + "/last"})
+}
+
+// Transactions of one process that contend for an object take turns once they have lost. Without that, more than half
+// of these would lose five times.
+func TestTransactionsTakeTurns(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("hot", "0")})
+	const clients, rounds = 16, 10
+	var writing sync.WaitGroup
+	var refused atomic.Int64
+	for client := range clients {
+		writing.Go(func() {
+			for i := range rounds {
+				name := fmt.Sprintf("c-%d-%d", client, i)
+				a := transaction(`{"verb":"patch","reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"hot"},"patchType":"merge",
+					"patch":{"data":{"v":"`+name+`"}}}`, creating(configMap(name, "1"))).do(t, s)
+				require.Contains(t, []int{201, 503}, a.code, a.body)
+				if a.code == 503 {
+					refused.Add(1)
+				}
+			}
+		})
+	}
+	writing.Wait()
+	require.Less(t, refused.Load(), int64(clients*rounds/10))
+	list := s.must(t, 200, request{method: "GET", path: configMaps}).object(t)
+	require.Len(t, fieldOf(list, "items"), clients*rounds+1-int(refused.Load()))
+}
+
+// A namespace that terminates while a transaction goes on for longer than a write may is known in the end. What has
+// nothing to do with the transaction does not make it begin again.
+func TestSlowTransaction(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits")
+	}
+	s := newServer(t)
+	space := func(object string) string { return strings.ReplaceAll(object, `"default"`, `"space"`) }
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"space"}}`})
+	attempts, ends := 0, false
+	interrupting(t, s, func(attempt int) {
+		attempts = attempt
+		s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/events", body: fmt.Sprintf(`{"metadata":{"name":"e-%d"},"involvedObject":{"namespace":"default"}}`, attempt)})
+		time.Sleep(kubestore.Staleness) // a webhook may take that long
+		if ends {
+			s.must(t, 200, request{method: "DELETE", path: "/api/v1/namespaces/space"})
+		}
+	})
+	s.transact(t, transaction(creating(space(configMap("a", "1"))), creating(configMap("last", "1"))))
+	require.Equal(t, 1, attempts)
+	s.must(t, 200, request{method: "DELETE", path: configMaps + "/last"})
+	ends = true
+	a := s.must(t, 403, transaction(creating(space(configMap("b", "1"))), creating(configMap("last", "1"))))
+	require.Contains(t, a.body, "being terminated")
+	require.Equal(t, 2, attempts)
+	s.must(t, 404, request{method: "GET", path: configMaps + "/last"})
+}
+
+// An append whose outcome is not known is answered with 500 that says so, and clients do not send it again (row 61).
+// Then all of it is there, or nothing.
+func TestTransactionOfUnknownOutcome(t *testing.T) {
+	conn, link := eventlogtest.ConnectThrough(t, eventlogtest.Run(t, t.TempDir()))
+	log := eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: time.Second})
+	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
+	require.NoError(t, err)
+	s := newServer(t, func(c *Config) { c.Cell.Log, c.Cell.Projection = log, p })
+	interrupting(t, s, func(int) { link.Stall() })
+	a := s.must(t, 500, transaction(creating(configMap("a", "1")), creating(configMap("last", "1"))))
+	require.Contains(t, a.body, "read the object to learn whether it was written")
+	require.Empty(t, a.header.Get("Retry-After"))
+	link.Resume()
+	var list answer
+	eventlogtest.Eventually(t, "an answer", func() bool {
+		list = request{method: "GET", path: configMaps}.do(t, s)
+		return list.code == 200
+	})
+	require.Contains(t, []int{0, 2}, len(fieldOf(list.object(t), "items").([]any)), list.body)
+}
+
+// Two processes serve transactions that move an amount between two of four accounts, and others that read and watch
+// them, while a projector commits. Nobody ever sees another sum: no list, and no watch after all events of a revision's
+// append.
+func TestTransactionsAreAtomic(t *testing.T) {
+	rounds := 60
+	if testing.Short() {
+		rounds = 15
+	}
+	one, other, projector := twoServers(t, withFeed(t))
+	require.NoError(t, one.Bootstrap(t.Context()))
+	servers := []*Server{one, other}
+	const accounts, total = 4, 400
+	amounts := func(items []any) (sum, n int) {
+		for _, item := range items {
+			amount, ok := fieldOf(item.(map[string]any), "data.v").(string)
+			if ok {
+				value, err := strconv.Atoi(amount)
+				require.NoError(t, err)
+				sum, n = sum+value, n+1
+			}
+		}
+		return sum, n
+	}
+	var all []string
+	for i := range accounts {
+		all = append(all, creating(configMap(fmt.Sprintf("account-%d", i), fmt.Sprint(total/accounts))))
+	}
+	first := one.transact(t, transaction(all...))
+
+	// A watch has all events; those of one append come together.
+	listener := httptest.NewServer(other)
+	t.Cleanup(listener.Close)
+	watching, stop := context.WithCancel(t.Context())
+	r, err := http.NewRequestWithContext(watching, "GET", listener.URL+configMaps+"?watch=1&resourceVersion="+first.Status.Revision, nil)
+	require.NoError(t, err)
+	response, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	defer response.Body.Close()
+
+	var moving, reading sync.WaitGroup
+	var committed, last atomic.Int64
+	ended := make(chan struct{})
+	for client := range 4 {
+		moving.Go(func() {
+			for i := range rounds {
+				s := servers[(client+i)%2]
+				from, to := fmt.Sprintf("account-%d", client), fmt.Sprintf("account-%d", (client+1+i%3)%accounts)
+				read := func(name string) (amount int, version string) {
+					got := s.must(t, 200, request{method: "GET", path: configMaps + "/" + name}).object(t)
+					amount, err := strconv.Atoi(fieldOf(got, "data.v").(string))
+					require.NoError(t, err)
+					return amount, fieldOf(got, "metadata.resourceVersion").(string)
+				}
+				a, va := read(from)
+				b, vb := read(to)
+				put := func(name string, amount int, version string) string {
+					return `{"verb":"update","object":` + configMap(name, fmt.Sprint(amount)) + `,"precondition":{"resourceVersion":"` + version + `"}}`
+				}
+				answer := transaction(put(from, a-1, va), put(to, b+1, vb)).do(t, s)
+				require.Contains(t, []int{201, 409, 503}, answer.code, answer.body)
+				if answer.code == 201 {
+					committed.Add(1)
+					var done history.Transaction
+					require.NoError(t, json.Unmarshal([]byte(answer.body), &done))
+					revision, err := strconv.ParseInt(done.Status.Revision, 10, 64)
+					require.NoError(t, err)
+					for {
+						old := last.Load()
+						if revision <= old || last.CompareAndSwap(old, revision) {
+							break
+						}
+					}
+				}
+			}
+		})
+	}
+	for _, s := range servers {
+		reading.Go(func() {
+			for {
+				list := s.must(t, 200, request{method: "GET", path: configMaps}).object(t)
+				sum, n := amounts(fieldOf(list, "items").([]any))
+				require.Equal(t, accounts, n)
+				require.Equal(t, total, sum)
+				select {
+				case <-ended:
+					return
+				default:
+				}
+			}
+		})
+	}
+	reading.Go(func() {
+		for {
+			_, err := projector.Commit(t.Context())
+			require.NoError(t, err)
+			select {
+			case <-ended:
+				return
+			default:
+			}
+		}
+	})
+	moving.Wait()
+	close(ended)
+	reading.Wait()
+	require.Positive(t, committed.Load())
+
+	// The watch brings the events of each transaction one after another: after both the sum is what it was.
+	have := map[string]any{}
+	for i := range accounts {
+		have[fmt.Sprintf("account-%d", i)] = map[string]any{"data": map[string]any{"v": fmt.Sprint(total / accounts)}}
+	}
+	lines := bufio.NewReader(response.Body)
+	for n := 1; ; n++ {
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err)
+		var event map[string]any
+		require.NoError(t, json.Unmarshal([]byte(line), &event))
+		require.Equal(t, "MODIFIED", event["type"])
+		have[fieldOf(event, "object.metadata.name").(string)] = event["object"]
+		if n%2 == 0 {
+			var items []any
+			for _, item := range have {
+				items = append(items, item)
+			}
+			sum, _ := amounts(items)
+			require.Equal(t, total, sum)
+			require.Equal(t, int64(n/2) == committed.Load(), fieldOf(event, "object.metadata.resourceVersion") == fmt.Sprint(last.Load()))
+			if int64(n/2) == committed.Load() {
+				break
+			}
+		}
+	}
+	stop()
+}

@@ -1,0 +1,228 @@
+package kubestore
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
+)
+
+// transactionTries bounds how often a transaction is computed. Each time takes as long as all of its requests.
+const transactionTries = 5
+
+// transactionBytes bounds what a transaction may write, also what it replaces itself. A patch of a few bytes writes a
+// whole object.
+const transactionBytes = 16 << 20
+
+type transactionKey struct{}
+
+// Transaction is one attempt to write what several requests write, in one append. In its context, every write of a
+// store is kept until the end, and every read shows what was written before in the same attempt. Claims and what is
+// written beside objects are no exception: of two objects that one quota limits, the second is charged after the first.
+type Transaction struct {
+	mu      sync.Mutex // guards what follows
+	pending *projection.Pending
+	// ended says that nothing may be written any more.
+	ended bool
+	// lost says that a part could not be computed, because what it is computed from is no longer there.
+	lost bool
+	// last is the provisional revision of the last write.
+	last eventlog.Revision
+}
+
+// transactionOf is nil outside of a transaction.
+func transactionOf(ctx context.Context) *Transaction {
+	t, _ := ctx.Value(transactionKey{}).(*Transaction)
+	return t
+}
+
+// InTransaction says whether the context's request is part of a transaction.
+func InTransaction(ctx context.Context) bool { return transactionOf(ctx) != nil }
+
+type guardedKey struct{}
+
+// WithGuard returns a context of an update, as a part of a transaction, that is written even if it changes nothing.
+// Only what is written is sure to be the same until the end, and somebody relies on that.
+func WithGuard(ctx context.Context) context.Context {
+	return context.WithValue(ctx, guardedKey{}, true)
+}
+
+func guarded(ctx context.Context) bool { return ctx.Value(guardedKey{}) != nil }
+
+var errAttemptEnded = apierrors.NewTimeoutError("the request has outlived the transaction of which it was a part", 0)
+
+// Transactions are those of one process. They are safe for concurrent use.
+type Transactions struct {
+	Cell
+	// Decides names the rows that decide about writes without being written: one that is there may be gone when a long
+	// transaction ends.
+	Decides func(rowKey string) bool
+
+	turns turns
+}
+
+// Run runs compute, and appends everything that was written with compute's context in one batch. It returns the attempt
+// that has succeeded, and the revision of the batch's last event, 0 if there was nothing to append.
+//
+// If another write of one of the keys came first, everything is computed again. Those that have lost take turns, as
+// other writes do. An error of compute is returned, and then nothing is written.
+func (ts *Transactions) Run(ctx context.Context, compute func(context.Context, *Transaction) error) (*Transaction, eventlog.Revision, error) {
+	var turn chan struct{}
+	defer func() {
+		if turn != nil {
+			<-turn
+		}
+	}()
+	asked := time.Now()
+	v, fresh, err := ts.consistent(ctx)
+	if err == nil && !fresh {
+		asked = requestViewOf(ctx).since()
+	}
+	for n := 1; err == nil; n++ {
+		t := &Transaction{pending: v.Pending()}
+		err = compute(context.WithValue(ctx, transactionKey{}, t), t)
+		again := t.end()
+		if err == nil && !again {
+			var rev eventlog.Revision
+			rev, err = ts.append(ctx, t.pending, asked)
+			if err == nil {
+				return t, rev, nil
+			}
+			again = lost(appendError{error: err})
+			err = appendAnswer(err, schema.GroupResource{}, eventlog.Key{})
+		}
+		if again && err == nil {
+			err = Unavailable("nothing was written: what the transaction was computed from is no longer there")
+		}
+		if !again || n == transactionTries {
+			break
+		}
+		writeConflicts.Inc()
+		if turn == nil {
+			turn = ts.turns.take(ctx, "")
+		}
+		err = backOff(ctx, n)
+		if err == nil {
+			asked = time.Now()
+			v, err = ts.latest(ctx)
+		}
+	}
+	return nil, 0, answer(err)
+}
+
+// append appends what a transaction has written. What decided about the writes may be no older than Staleness, as with
+// any write.
+func (ts *Transactions) append(ctx context.Context, pending *projection.Pending, asked time.Time) (eventlog.Revision, error) {
+	if pending.Len() > 0 && time.Since(asked) >= Staleness {
+		v, err := ts.latest(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if !pending.Rebase(v, ts.Decides) {
+			return 0, fmt.Errorf("%w: what the transaction was computed from has changed", eventlog.ErrConflict)
+		}
+	}
+	end, err := ts.beginAppend(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer end()
+	rev, err := pending.Append(ctx, requestID(ctx))
+	if err == nil {
+		wrote(ctx, rev)
+	}
+	return rev, err
+}
+
+// end says whether the attempt has lost. A request that has outlived its deadline may still run.
+func (t *Transaction) end() (lost bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended = true
+	return t.lost
+}
+
+// view is what the transaction's requests read.
+func (t *Transaction) view() *projection.View {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.pending.View()
+}
+
+// compute is store.compute in a transaction. Nobody else sees what the transaction writes, so nothing is lost here to
+// another writer.
+func (t *Transaction) compute(try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
+	rev, err := try(t.view())
+	if lost(err) {
+		t.Lose()
+	}
+	return rev, err
+}
+
+// Lose says that what the attempt is computed from is no longer there, so that all of it must be computed again.
+func (t *Transaction) Lose() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lost = true
+}
+
+// add keeps writes.
+func (t *Transaction) add(ctx context.Context, writes []projection.Write) (eventlog.Revision, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended || ctx.Err() != nil {
+		return 0, errAttemptEnded
+	}
+	rev, err := t.pending.Add(requestID(ctx), writes...)
+	if err != nil {
+		return 0, err
+	}
+	if n := t.pending.Len(); n > eventlog.MaxBatch {
+		return 0, fmt.Errorf("with this operation the transaction has %d events, of which it may have %d, "+
+			"those included that are written beside objects: %w", n, eventlog.MaxBatch, eventlog.ErrTooLarge)
+	}
+	if n := t.pending.Bytes(); n > transactionBytes {
+		return 0, fmt.Errorf("with this operation the transaction writes %d bytes, of which it may write %d: %w",
+			n, transactionBytes, eventlog.ErrTooLarge)
+	}
+	t.last = rev
+	return rev, nil
+}
+
+// mayCreate refuses to make an object in the place of one that the transaction has deleted. A batch has one event of a
+// key, and an update may not change who an object is.
+func (t *Transaction) mayCreate(creates bool, key eventlog.Key) error {
+	if t == nil || !creates {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended || !t.pending.Deleted(key) {
+		return nil
+	}
+	resource := schema.GroupResource{Group: key.Group, Resource: key.Resource}
+	refused := apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "create", resource, key.Name, "", 0, false)
+	refused.ErrStatus.Message = fmt.Sprintf("%s '%s' is deleted by the same transaction: "+
+		"what takes its place can only be made after it", resource, key.Name)
+	return refused
+}
+
+// Last is the provisional revision of the last write, 0 if there is none.
+func (t *Transaction) Last() eventlog.Revision {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.last
+}
+
+// Appended is the revision of the event that a write with a provisional revision has become, once Run has
+// returned. It is 0 for an object that was made and deleted again. A revision that is not provisional is what it is.
+func (t *Transaction) Appended(rev eventlog.Revision) eventlog.Revision {
+	return t.pending.Appended(rev)
+}

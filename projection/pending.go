@@ -1,0 +1,174 @@
+package projection
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// Provisional is below the revisions that the writes of a Pending have until they are appended, and above those of any
+// log.
+const Provisional = Revision(1) << 62
+
+// provisionals counts them, so that no two are the same: decoded objects are cached by their revision.
+var provisionals atomic.Uint64
+
+// Pending is what one writer is going to append in one batch. Its writes are made one after another, each from a view
+// that shows those before it and that nobody else sees. It is not safe for concurrent use.
+type Pending struct {
+	base *View
+	// view is the base with the writes.
+	view *View
+	// keys are those of the writes, in the order of their first ones.
+	keys []pendingKey
+	// byKey and byRevision are places in keys.
+	byKey      map[string]int
+	byRevision map[Revision]int
+	bytes      int
+}
+
+// pendingKey is what was written to one key.
+type pendingKey struct {
+	last Write
+	// record is what the view shows of it.
+	record *record
+	// created says that the base has no such object.
+	created bool
+	// appended is the revision of the key's event, 0 if there is none.
+	appended Revision
+}
+
+// Pending begins a batch on the view.
+func (v *View) Pending() *Pending {
+	shown := *v
+	shown.pending = true
+	return &Pending{base: v, view: &shown, byKey: map[string]int{}, byRevision: map[Revision]int{}}
+}
+
+// View shows the base with all writes until now.
+func (p *Pending) View() *View { return p.view }
+
+// Base is the view from which the batch will be appended.
+func (p *Pending) Base() *View { return p.base }
+
+// Len is how many events the batch has.
+func (p *Pending) Len() int {
+	n := 0
+	for i := range p.keys {
+		if !p.keys[i].nothing() {
+			n++
+		}
+	}
+	return n
+}
+
+// Bytes is how much has been written, also what was replaced since.
+func (p *Pending) Bytes() int { return p.bytes }
+
+// nothing says that an object was made and deleted again, so that nothing has to be written.
+func (k *pendingKey) nothing() bool { return k.created && k.last.event.Op == eventlog.Deleted }
+
+// Deleted says whether the writes have deleted an object that the base has, and not made another one in its place.
+func (p *Pending) Deleted(key eventlog.Key) bool {
+	i, written := p.byKey[key.RowKey()]
+	return written && !p.keys[i].created && p.keys[i].last.event.Op == eventlog.Deleted
+}
+
+// Add adds writes, which must be of the pending view, to what will be appended. It returns the provisional revision of
+// the last one.
+func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
+	for _, w := range writes {
+		if w.view != p.view {
+			return 0, fmt.Errorf("add %s to a batch: it was computed from another view", w.event.Key.RowKey())
+		}
+	}
+	shown := *p.view
+	shown.tail = p.view.tail.clone()
+	for _, w := range writes {
+		r := newRecord(eventlog.Event{Write: w.event, Revision: Provisional + Revision(provisionals.Add(1)),
+			Time: time.Now(), RequestID: requestID, Epoch: p.base.tail.epoch})
+		if r.Op == eventlog.Deleted {
+			r.Body = nil // nobody reads it
+		}
+		place, known := p.byKey[r.key]
+		if !known {
+			place = len(p.keys)
+			p.byKey[r.key] = place
+			p.keys = append(p.keys, pendingKey{created: r.Op == eventlog.Added})
+		}
+		k := &p.keys[place]
+		if k.record != nil && k.record.Op != eventlog.Deleted { // what follows it is valid without it
+			shown.tail.byKey.Delete(k.record)
+		}
+		k.last, k.record = w, r
+		p.byRevision[r.Revision] = place
+		p.bytes += len(w.event.Body)
+		shown.tail.byKey.ReplaceOrInsert(r)
+		shown.tail.last = r.Revision
+	}
+	p.view = &shown
+	return shown.Revision(), nil
+}
+
+// Rebase appends from a newer view what was computed from an older one. That is the same if nothing has changed since
+// that the batch writes, or that decides about it. It returns false if something has.
+func (p *Pending) Rebase(v *View, decides func(rowKey string) bool) bool {
+	same := true
+	known := v.Since(p.base.Revision(), func(rowKey string) {
+		_, written := p.byKey[rowKey]
+		same = same && !written && !decides(rowKey)
+	})
+	if known && same {
+		p.base = v
+	}
+	return known && same
+}
+
+// Append appends all writes in one batch, each key once, with its base and its precondition in the base view. It
+// returns the revision of the last event, 0 if there is nothing to append. Errors are those of View.Append, and
+// ErrExpired. Nothing may be added any more.
+func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error) {
+	var writes []Write
+	for i := range p.keys {
+		k := &p.keys[i]
+		if k.nothing() {
+			continue
+		}
+		at, err := p.base.State(ctx, k.last.event.Key)
+		if err != nil {
+			return 0, err
+		}
+		w := at.Delete
+		if k.last.event.Op != eventlog.Deleted {
+			w = func() Write { return at.Put(k.last.event.ContentType, k.last.event.Body, k.last.event.TTL) }
+		}
+		writes = append(writes, w().By(k.last.event.Author))
+		k.appended = Revision(len(writes)) // its place
+	}
+	if len(writes) == 0 {
+		return 0, nil
+	}
+	last, err := p.base.Append(ctx, requestID, writes...)
+	if err != nil {
+		return 0, err
+	}
+	for i := range p.keys {
+		if k := &p.keys[i]; k.appended > 0 {
+			k.appended += last - Revision(len(writes))
+		}
+	}
+	return last, nil
+}
+
+// Appended is the revision of the event that an append has made of a write with a provisional revision. It is 0 if the
+// object was made and deleted again. Any other revision is what it is.
+func (p *Pending) Appended(revision Revision) Revision {
+	i, ok := p.byRevision[revision]
+	if !ok {
+		return revision
+	}
+	return p.keys[i].appended
+}

@@ -1,0 +1,216 @@
+package projection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/cache"
+)
+
+// values is the newest state of a view, by name.
+func values(ctx context.Context, v *View) (map[string]string, error) {
+	got, err := state(ctx, v, v.Revision())
+	for name, value := range got {
+		got[name], _, _ = strings.Cut(value, "@")
+	}
+	return got, err
+}
+
+// TestPending: a batch of random writes shows itself what an append of each would show, and becomes one append with
+// each key once. Nobody else sees it before, and none of it is there if it loses. Meanwhile others append, and a
+// projector commits.
+func TestPending(t *testing.T) {
+	rounds := 60
+	if testing.Short() {
+		rounds = 20
+	}
+	c := newCell(t, func(c *Config) { c.InlineBytes = 500 })
+	r := rand.New(rand.NewPCG(1, 2))
+	all := Keys{Start: "main/pods/ns/", End: "main/pods/ns0"}
+	for round := range rounds {
+		base := c.latest()
+		p := base.Pending()
+		require.Equal(t, base, p.Base())
+		before, err := values(c.ctx, base)
+		require.NoError(t, err)
+		model, touched := map[string]string{}, map[string]bool{}
+		for name, value := range before {
+			model[name] = value
+		}
+		for n := range 1 + r.IntN(30) {
+			name := fmt.Sprint("p", r.IntN(12))
+			at, err := p.View().State(c.ctx, podKey(name))
+			require.NoError(t, err)
+			row, live := at.Row()
+			value, known := model[name]
+			require.Equal(t, known, live)
+			require.Equal(t, value, string(row.Value))
+			w := at.Put("application/cbor", fmt.Append(nil, round, ".", n), 0)
+			switch {
+			case live && r.IntN(3) == 0:
+				w = at.Delete()
+				delete(model, name)
+			case !live && p.Deleted(podKey(name)):
+				continue // who asks Deleted makes none in its place
+			default:
+				model[name] = fmt.Sprint(round, ".", n)
+			}
+			rev, err := p.Add("request", w)
+			require.NoError(t, err)
+			require.Greater(t, rev, Provisional)
+			touched[name] = true
+			got, err := values(c.ctx, p.View())
+			require.NoError(t, err)
+			require.Equal(t, model, got)
+			count, err := p.View().Count(c.ctx, all.Start, all.End, p.View().Revision())
+			require.NoError(t, err)
+			require.Equal(t, len(model), count)
+		}
+		unseen, err := values(c.ctx, base)
+		require.NoError(t, err)
+		require.Equal(t, before, unseen)
+
+		loses := round%4 == 3
+		if loses { // another writer has one of the keys
+			other := c.latest().Pending()
+			for name := range touched {
+				at, err := other.View().State(c.ctx, podKey(name))
+				require.NoError(t, err)
+				_, err = other.Add("other", at.Put("application/cbor", []byte("other"), 0))
+				require.NoError(t, err)
+			}
+			_, err := other.Append(c.ctx, fmt.Sprint("other-", round))
+			require.NoError(t, err)
+		}
+		if round%5 == 1 {
+			c.put("elsewhere", fmt.Sprint(round))
+			model["elsewhere"] = fmt.Sprint(round)
+		}
+		if round%3 == 1 {
+			c.commit()
+		}
+		size := p.Len()
+		rev, err := p.Append(c.ctx, fmt.Sprint("pending-", round))
+		now := c.latest()
+		got, stateErr := values(c.ctx, now)
+		require.NoError(t, stateErr)
+		if loses && size > 0 {
+			require.ErrorIs(t, err, eventlog.ErrConflict)
+			for name := range touched {
+				require.Equal(t, "other", got[name])
+			}
+			continue
+		}
+		require.NoError(t, err)
+		if !loses {
+			require.Equal(t, model, got)
+		}
+		seen := 0
+		for key, e := range now.Tail(rev - Revision(size)) {
+			if e.Revision > rev {
+				break
+			}
+			require.Equal(t, uint32(size-seen-1), e.Left, key)
+			seen++
+		}
+		require.True(t, seen == size || now.Applied() >= rev-Revision(size), "%d of %d", seen, size)
+	}
+}
+
+// TestPendingTogether: writers of batches that share a log never see a write of another's that is not appended, and of
+// each batch all or nothing is there. Each adds one to two counters.
+func TestPendingTogether(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "0")
+	c.put("b", "0")
+	const writers, rounds = 8, 20
+	var writing sync.WaitGroup
+	for writer := range writers {
+		writing.Go(func() {
+			for n := 0; n < rounds; {
+				v, err := c.Latest(c.ctx)
+				require.NoError(t, err)
+				p := v.Pending()
+				var values []string
+				for _, name := range []string{"a", "b", "a"} {
+					at, err := p.View().State(c.ctx, podKey(name))
+					require.NoError(t, err)
+					row, _ := at.Row()
+					var value int
+					_, err = fmt.Sscan(string(row.Value), &value)
+					require.NoError(t, err)
+					values = append(values, string(row.Value))
+					_, err = p.Add("", at.Put("application/cbor", fmt.Append(nil, value+1), 0))
+					require.NoError(t, err)
+				}
+				var a, b int
+				_, err = fmt.Sscan(values[0]+" "+values[1], &a, &b)
+				require.NoError(t, err)
+				require.Equal(t, a, 2*b, "a is counted twice")
+				_, err = p.Append(c.ctx, fmt.Sprintf("%d-%d-%d", writer, n, v.Revision()))
+				if !errors.Is(err, eventlog.ErrConflict) {
+					require.NoError(t, err)
+					n++
+				}
+			}
+		})
+	}
+	writing.Wait()
+	v := c.latest()
+	got, err := values(c.ctx, v)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"a": fmt.Sprint(2 * writers * rounds), "b": fmt.Sprint(writers * rounds)}, got)
+}
+
+// TestRebase: a batch goes on from a newer view unless something has changed that it writes, or that decides about it.
+func TestRebase(t *testing.T) {
+	c := newCell(t)
+	c.put("mine", "1")
+	nothing := func(string) bool { return false }
+	begin := func() *Pending {
+		p := c.latest().Pending()
+		at, err := p.View().State(c.ctx, podKey("mine"))
+		require.NoError(t, err)
+		_, err = p.Add("", at.Put("application/cbor", []byte("2"), 0))
+		require.NoError(t, err)
+		return p
+	}
+	p := begin()
+	c.put("other", "1")
+	require.False(t, p.Rebase(c.latest(), func(key string) bool { return key == podKey("other").RowKey() }))
+	require.True(t, p.Rebase(c.latest(), nothing))
+	require.Equal(t, c.latest().Revision(), p.Base().Revision())
+	_, err := p.Append(c.ctx, "rebased")
+	require.NoError(t, err)
+	p = begin()
+	c.last["mine"] = lastEvent{c.latest().Revision(), true}
+	c.put("mine", "3")
+	require.False(t, p.Rebase(c.latest(), nothing))
+	_, err = p.Append(c.ctx, "lost")
+	require.ErrorIs(t, err, eventlog.ErrConflict)
+}
+
+// A pending view is never mixed with a newer root: its provisional revisions are above everything, and the root may
+// have what came after its base. Here all that the base's root names is collected while a batch is computed.
+func TestPendingIsNotRenewed(t *testing.T) {
+	quiet(t)
+	c, _ := spilling(t, runsPerLevel)
+	slow := c.over(lax{c.bucket}, func(c *Config) { c.Budget = cache.NewBudget(1) })
+	v, err := slow.Latest(c.ctx)
+	require.NoError(t, err)
+	p := v.Pending()
+	c.put("n1", "theirs")
+	replaced(t, c)
+	_, err = p.View().State(c.ctx, podKey("n1"))
+	require.ErrorIs(t, err, ErrExpired)
+	_, _, err = p.View().Get(c.ctx, podKey("n1").RowKey(), p.View().Revision())
+	require.ErrorIs(t, err, ErrExpired)
+}
