@@ -162,6 +162,9 @@ func (c *Client) pin(ctx context.Context, moment string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if answer.StatusCode == http.StatusNotFound {
+		return "", errNoPast
+	}
 	if answer.StatusCode != http.StatusOK {
 		status := metav1.Status{}
 		if json.Unmarshal(body, &status) == nil && status.Status == metav1.StatusFailure {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,7 +14,7 @@ import (
 
 // Explain says what to do next about an error of the API, or of the way to it.
 func (c *Client) Explain(err error) error {
-	var network *net.OpError
+	var transport *url.Error
 	var name *net.DNSError
 	var authority x509.UnknownAuthorityError
 	switch {
@@ -23,7 +24,7 @@ func (c *Client) Explain(err error) error {
 		return fmt.Errorf("%s has a certificate of an authority that is not known: give --certificate-authority", c.config.Host)
 	case errors.As(err, &name):
 		return fmt.Errorf("there is no host '%s': is --server, or the kubeconfig, right?", name.Name)
-	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded):
+	case errors.As(err, &transport), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%s cannot be reached: does the API server run, and is --server, or the kubeconfig, right? (%w)", c.config.Host, rootOf(err))
 	case apierrors.IsUnauthorized(err):
 		return errors.New("the API server does not know you: are the credentials of the kubeconfig, or --token, right and not expired?")
