@@ -49,7 +49,7 @@ func momentOf(ctx context.Context) (moment, bool) {
 	return m, ok
 }
 
-// withMoment takes '/at/MOMENT' from the beginning of the path. Everything after it sees a request like any other: it is
+// withMoment takes '/at/MOMENT' from the beginning of the path. What follows sees a request like any other: it is
 // authenticated, authorized and audited by what holds today. WithPast then gives it the moment's view, or refuses it.
 func (s *Server) withMoment(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

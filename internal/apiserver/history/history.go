@@ -86,8 +86,8 @@ func (*store) Destroy() {}
 // NamespaceScoped implements rest.Scoper.
 func (*store) NamespaceScoped() bool { return true }
 
-// A page ends after so many versions, or when it was made from so many bytes: each version may be as large as an object,
-// and is compared with the one before. It ends, too, after so many events that were looked at for nothing.
+// A page ends after so many versions, or when it was made from so many bytes: each version may be as large as an
+// object, and is compared with the one before. It ends, too, after so many events that were looked at for nothing.
 const (
 	mostVersions = 500
 	mostBytes    = 4 << 20
