@@ -15,8 +15,8 @@ import (
 // mostOperations is how many operations a patch may have. What is changed as a whole is looked at as a whole.
 const mostOperations = 200
 
-// difference is a JSON patch from one object to another, in the order of the fields' names. Libraries for that go by way
-// of JSON, where integers beyond 2^53 become others.
+// difference is a JSON patch from one object to another, in the order of the fields' names. Libraries for that go by
+// way of JSON, where integers beyond 2^53 become others.
 type difference struct {
 	operations []Operation
 	changed    []string

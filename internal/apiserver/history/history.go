@@ -99,8 +99,8 @@ const (
 // effort is what a page has taken.
 type effort struct{ bytes, events int }
 
-// spend counts bytes that were decoded or are answered, and waits for a turn if they have become many. It fails when the
-// request has ended.
+// spend counts bytes that were decoded or are answered, and waits for a turn if they have become many. It fails when
+// the request has ended.
 func (e *effort) spend(ctx context.Context, bytes int) error {
 	before := e.bytes
 	e.bytes += bytes
@@ -126,8 +126,8 @@ type question struct {
 	verb      string
 	labels    labels.Selector
 	limit     int
-	// after is the revision with which the page before ended, 0 for the first page. Upto is that up to which all pages of
-	// a list of changes read.
+	// after is the revision with which the page before ended, 0 for the first page. Upto is that up to which all pages
+	// of a list of changes read.
 	after, upto projection.Revision
 	include     map[string]bool
 }
