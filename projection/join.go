@@ -13,14 +13,14 @@ import (
 const (
 	// manyEvents is how many event segments a root lists before neighbours among them are joined. An archive of a busy
 	// cell would have tens of thousands, and every root and checkpoint lists them all. Checkpoints keep what was joined
-	// for as long as they last, so a cell that needs it not goes without.
+	// for as long as they last, so a small cell goes without.
 	manyEvents = 512
 	// joinAtLeast segments make one of at most joinedBytes.
 	joinAtLeast = 16
 	joinedBytes = 8 << 20
 )
 
-// neighbours are event segments to be joined, nil for none: of the archive, whose events only requests of the past read.
+// neighbours are event segments to be joined, nil for none. They are the archive's: only requests of the past read them.
 func (v *View) neighbours() run {
 	if len(v.snap.events) < v.p.manyEvents {
 		return nil
