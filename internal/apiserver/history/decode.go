@@ -132,17 +132,19 @@ func readable(pointer string) string {
 }
 
 // managerOf is the field manager that has made an object of the version before, empty if nothing says so. It is the one
-// of which an entry is new, or else the owner of a field that has changed: an entry stays as it is if its fields do.
+// whose entry is new, or has a new time or new fields, or else the owner of a field that has changed: an entry stays as
+// it is if its fields do. An entry that has only lost fields is that of somebody whose fields another one took.
 func managerOf(before, after *unstructured.Unstructured, patch []Operation) string {
-	known := map[string]bool{}
+	known := map[string]metav1.ManagedFieldsEntry{}
 	if before != nil {
 		for _, entry := range before.GetManagedFields() {
-			known[identityOf(entry)] = true
+			known[identityOf(entry)] = entry
 		}
 	}
 	var changed, owner metav1.ManagedFieldsEntry
 	for _, entry := range after.GetManagedFields() {
-		if !known[identityOf(entry)] && !newer(changed, entry) {
+		was, ok := known[identityOf(entry)]
+		if (!ok || !was.Time.Equal(entry.Time) || gained(fieldsOf(was), fieldsOf(entry))) && !newer(changed, entry) {
 			changed = entry
 		}
 		if owns(entry, patch) && !newer(owner, entry) {
@@ -153,7 +155,31 @@ func managerOf(before, after *unstructured.Unstructured, patch []Operation) stri
 }
 
 func identityOf(e metav1.ManagedFieldsEntry) string {
-	return fmt.Sprint(e.Manager, e.Operation, e.Subresource, e.Time, e.FieldsV1)
+	return fmt.Sprint(e.Manager, "/", e.Operation, "/", e.APIVersion, "/", e.Subresource)
+}
+
+// fieldsOf are those that an entry owns, nil if they cannot be read.
+func fieldsOf(e metav1.ManagedFieldsEntry) map[string]any {
+	var all map[string]any
+	if e.FieldsV1 == nil || json.Unmarshal(e.FieldsV1.GetRawBytes(), &all) != nil {
+		return nil
+	}
+	return all
+}
+
+// gained says whether there are fields that were not there before.
+func gained(before, after map[string]any) bool {
+	for name, value := range after {
+		was, ok := before[name]
+		if !ok {
+			return true
+		}
+		below, _ := value.(map[string]any)
+		if wasBelow, _ := was.(map[string]any); gained(wasBelow, below) {
+			return true
+		}
+	}
+	return false
 }
 
 func newer(a, b metav1.ManagedFieldsEntry) bool {
@@ -162,10 +188,7 @@ func newer(a, b metav1.ManagedFieldsEntry) bool {
 
 // owns says whether one of the fields is the entry's, down to the first list: items are not owned by their index.
 func owns(entry metav1.ManagedFieldsEntry, patch []Operation) bool {
-	var all map[string]any
-	if entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &all) != nil {
-		return false
-	}
+	all := fieldsOf(entry)
 	for _, op := range patch {
 		at, steps := all, 0
 		for _, part := range strings.Split(strings.TrimPrefix(op.Path, "/"), "/") {
