@@ -33,9 +33,9 @@ type merge struct {
 	generation   uint64
 }
 
-// Compact merges runs if there are enough of them, and reports whether it did. It may run beside commits, in any number
-// of processes. Its outcome is committed onto whatever root there is then, as long as that still lists its inputs.
-// Otherwise its work is lost, which is no error.
+// Compact merges runs if there are enough of them, else event segments of the archive, and reports whether it did. It
+// may run beside commits, in any number of processes. Its outcome is committed onto whatever root there is then, as
+// long as that still lists its inputs. Otherwise its work is lost, which is no error.
 //
 // If garbage was collected since it began, its outputs may have been taken for garbage. Then it writes them again under
 // new names.
@@ -50,7 +50,7 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	}
 	m := v.choose()
 	if m == nil {
-		return false, nil
+		return p.joinEvents(ctx, v)
 	}
 	out, err := p.merge(ctx, m)
 	if errors.Is(err, bucket.ErrNotFound) {

@@ -73,8 +73,9 @@ type Projection struct {
 	publishing sync.Mutex
 	// purgeLog and fenceLog are the log's; tests replace them by ones that fail.
 	purgeLog, fenceLog func(context.Context, Revision) error
-	// rootFooters is how many bytes of footers a root holds itself; tests lower it.
-	rootFooters int
+	// rootFooters is how many bytes of footers a root holds itself, manyEvents how many event segments it lists before
+	// some are joined; tests lower both.
+	rootFooters, manyEvents int
 	// pins has, by a checkpoint's key, the names that it pins. They never change.
 	pins sync.Map
 	// fatal is set once the log has turned out to be another one (invariant 9). Then failing is closed.
@@ -103,7 +104,7 @@ func Open(c Config) (*Projection, error) {
 	}
 	c.TailBytes = cmp.Or(c.TailBytes, max(int(c.Budget.Limit()/2), 32<<20))
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
-	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters,
+	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, rootFooters: rootFooters, manyEvents: manyEvents,
 		cache: newBlockCache(c.Budget), facts: newFactCache(cache.NewBudget(c.Budget.Limit() / factShare)),
 		pasts: cache.New[string, *snapshot](c.Budget), folded: cache.New[foldedKeys, *tail](c.Budget),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate(), failing: make(chan struct{})}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/history"
@@ -195,7 +196,8 @@ func TestThePastIsUnderTodaysRights(t *testing.T) {
 			require.Equal(t, revision == list.Items[0].Name, a.code == 200, a.body)
 		}
 	}
-	must(405, request{method: "DELETE", path: "/at/" + head + "/api/v1/namespaces/a/configmaps/c"}.as("ann"))
+	must(403, request{method: "DELETE", path: "/at/" + head + "/api/v1/namespaces/a/configmaps/c"}.as("ann"))
+	must(405, request{method: "DELETE", path: "/at/" + head + "/api/v1/namespaces/a/configmaps/c"}.as("root"))
 	must(401, request{method: "GET", path: "/at/" + head + "/api/v1/namespaces/a/configmaps", header: map[string][]string{"Authorization": {"Bearer wrong"}}})
 
 	// The right is gone today, so it is gone for the past, in which it was there.
@@ -203,4 +205,59 @@ func TestThePastIsUnderTodaysRights(t *testing.T) {
 	must(200, request{method: "DELETE", path: roles + "/reader"}.as("root"))
 	must(403, request{method: "GET", path: "/at/" + before + "/api/v1/namespaces/a/configmaps"}.as("ann"))
 	must(403, request{method: "GET", path: historyPath + "/namespaces/a/changes"}.as("ann"))
+}
+
+// What is stored below a name is not always of the group that a client names: rights are those to what is there.
+func TestVersionsOfAnotherGroup(t *testing.T) {
+	s := newArchive(t)
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"a"}}`}.as("root"))
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/a/secrets", body: `{"metadata":{"name":"s"},"stringData":{"k":"x"}}`}.as("root"))
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/a/services", body: `{"metadata":{"name":"s"},"spec":{"ports":[{"port":80}]}}`}.as("root"))
+	s.must(t, 201, request{method: "POST", path: "/apis/rbac.authorization.k8s.io/v1/namespaces/a/roles", body: `{"metadata":{"name":"reader"},"rules":[
+		{"apiGroups":["history.logplane.dev"],"resources":["versions","changes"],"verbs":["list"]},
+		{"apiGroups":["apps","services","x.example"],"resources":["*"],"verbs":["get"]}]}`}.as("root"))
+	s.must(t, 201, request{method: "POST", path: "/apis/rbac.authorization.k8s.io/v1/namespaces/a/rolebindings", body: `{"metadata":{"name":"ann"},
+		"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"reader"},"subjects":[{"kind":"User","name":"ann","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
+	for _, object := range []string{"secrets.apps/s", "secrets.services/s", "specs.services/s", "secrets.x.example/s", "pods.apps/s", "claims.logplane.dev/s"} {
+		for _, resource := range []string{"versions?include=object&fieldSelector=object%3D" + object, "changes?include=object&fieldSelector=object%3D" + object} {
+			a := request{method: "GET", path: historyPath + "/namespaces/a/" + resource}.as("ann").do(t, s)
+			require.NotContains(t, a.body, `"verb"`, resource)
+			require.Contains(t, []int{200, 400}, a.code, a.body)
+		}
+	}
+}
+
+// A page ends when it has become large, large numbers stay what they are, and what changes as a whole has no patch.
+func TestVersionsOfLargeObjects(t *testing.T) {
+	s := newArchive(t)
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/configmaps", body: `{"metadata":{"name":"large"}}`}.as("root"))
+	for n := range 8 {
+		data := map[string]string{}
+		for i := range 6000 {
+			data[fmt.Sprintf("key%05d", i)] = fmt.Sprintf("%d-%080d", n, i)
+		}
+		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"name": "large"}, "data": data})
+		require.NoError(t, err)
+		s.must(t, 200, request{method: "PUT", path: "/api/v1/namespaces/default/configmaps/large", body: string(body)}.as("root"))
+	}
+	path := historyPath + "/namespaces/default/versions?fieldSelector=object%3Dconfigmaps/large"
+	var all []history.Version
+	pages := 0
+	for next := ""; pages == 0 || next != ""; pages++ {
+		list := s.versions(t, 200, "root", path+"&continue="+next)
+		all, next = append(all, list.Items...), list.Continue
+	}
+	require.Greater(t, pages, 1)
+	require.Len(t, all, 9)
+	require.True(t, all[0].PatchOmitted)
+	require.Empty(t, all[0].Patch)
+	require.Equal(t, "data.key00000", all[0].Changed[0])
+
+	before := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"n": int64(9007199254740993), "l": []any{"a", "b", "c"}}}}
+	after := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"n": int64(9007199254740992), "l": []any{"x", "a", "b", "c"}}}}
+	operations, changed := history.Compare(before, after)
+	require.Equal(t, []string{"spec.l[0]", "spec.n"}, changed)
+	encoded, err := json.Marshal(operations)
+	require.NoError(t, err)
+	require.JSONEq(t, `[{"op":"add","path":"/spec/l/0","value":"x"},{"op":"replace","path":"/spec/n","value":9007199254740992}]`, string(encoded))
 }

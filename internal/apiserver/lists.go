@@ -17,8 +17,9 @@ import (
 // serveResource serves a request for objects.
 func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *apirequest.RequestInfo) {
 	h := s.resource(info)
-	if info.APIGroup == history.GroupName {
-		h = history.With(h)
+	if info.APIGroup == history.GroupName { // its lists are not made of objects
+		history.With(h).ServeHTTP(w, r)
+		return
 	}
 	if info.Verb != "list" || r.Method != http.MethodGet || info.Subresource != "" {
 		h.ServeHTTP(w, r)

@@ -35,8 +35,10 @@ const (
 // moment is what a path names: a revision, or a time.
 type moment struct {
 	text     string
-	revision eventlog.Revision
-	time     time.Time // zero if the moment is a revision
+	revision eventlog.Revision // 0 if the moment is a time
+	time     time.Time
+	// refused says why a request of this moment is not served. It is told only to who may ask, and audited.
+	refused error
 }
 
 type momentKey struct{}
@@ -47,26 +49,26 @@ func momentOf(ctx context.Context) (moment, bool) {
 	return m, ok
 }
 
-// withMoment takes '/at/MOMENT' from the beginning of the path. Everything after it sees a request that reads, as any
-// other: it is authenticated and authorized by what holds today. WithPast then gives it the moment's view.
+// withMoment takes '/at/MOMENT' from the beginning of the path. What follows sees a request like any other: it is
+// authenticated, authorized and audited by what holds today. WithPast then gives it the moment's view, or refuses it.
 func (s *Server) withMoment(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		text, rest, ok := cutMoment(r.URL.Path)
 		if !ok {
+			if _, nested := momentOf(r.Context()); nested { // one through the loopback
+				r = r.WithContext(context.WithValue(r.Context(), momentKey{}, nil))
+			}
 			h.ServeHTTP(w, r)
-			return
-		}
-		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			w.Header().Set("Allow", "GET, HEAD")
-			refused := apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false)
-			refused.ErrStatus.Message = "the past can only be read: send the request without '" + momentPrefix + text + "'"
-			s.fail(w, r, refused)
 			return
 		}
 		m, err := parseMoment(text, time.Now())
 		if err != nil {
-			s.fail(w, r, apierrors.NewBadRequest(err.Error()))
-			return
+			m.refused = apierrors.NewBadRequest(err.Error())
+		}
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			refused := apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, r.Method, schema.GroupResource{}, "", "", 0, false)
+			refused.ErrStatus.Message = "the past can only be read: send the request without '" + momentPrefix + text + "'"
+			m.refused = refused
 		}
 		audit.AddAuditAnnotation(r.Context(), "logplane.dev/moment", text)
 		u := *r.URL
@@ -142,6 +144,10 @@ func (s *Server) withPast(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
+		if m.refused != nil {
+			s.fail(w, r, m.refused)
+			return
+		}
 		info, _ := apirequest.RequestInfoFrom(r.Context())
 		if !info.IsResourceRequest && !hasPast(r.URL.Path) {
 			s.fail(w, r, nowhere(r))
@@ -196,7 +202,7 @@ func (s *Server) viewAt(r *http.Request, m moment) (*projection.View, error) {
 
 // revisionOf returns the revision that the moment names, which may not be there yet, or not be kept any more.
 func (s *Server) revisionOf(ctx context.Context, m moment) (eventlog.Revision, error) {
-	if m.time.IsZero() {
+	if m.revision > 0 {
 		return m.revision, nil
 	}
 	at, err := s.config.Cell.Projection.RevisionAt(ctx, m.time)
@@ -211,9 +217,21 @@ func (s *Server) revisionOf(ctx context.Context, m moment) (eventlog.Revision, e
 	return at, nil
 }
 
-// momentNamed returns the revision that a text names as it would in a path.
+// momentNamed returns the revision that a text names as it would in a path. In a request of the past an age is counted
+// from its moment.
 func (s *Server) momentNamed(ctx context.Context, text string) (eventlog.Revision, error) {
-	m, err := parseMoment(text, time.Now())
+	now := time.Now()
+	if past := kubestore.PastFrom(ctx); past != nil {
+		of, _ := momentOf(ctx)
+		now = of.time
+		if of.revision > 0 {
+			var err error
+			if now, err = s.config.Cell.Projection.TimeOf(ctx, past.Revision()); err != nil {
+				return 0, s.config.Cell.FutureError(ctx, err, past.Revision())
+			}
+		}
+	}
+	m, err := parseMoment(text, now)
 	if err != nil {
 		return 0, apierrors.NewBadRequest(err.Error())
 	}

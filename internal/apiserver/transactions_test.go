@@ -636,7 +636,7 @@ func TestSlowTransaction(t *testing.T) {
 // Then all of it is there, or nothing.
 func TestTransactionOfUnknownOutcome(t *testing.T) {
 	conn, link := eventlogtest.ConnectThrough(t, eventlogtest.Run(t, t.TempDir()))
-	log := eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: time.Second})
+	log := eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: time.Second, InMemory: true})
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
 	require.NoError(t, err)
 	s := newServer(t, func(c *Config) { c.Cell.Log, c.Cell.Projection = log, p })

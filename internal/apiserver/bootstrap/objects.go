@@ -105,11 +105,11 @@ func readsThePast() rbacv1.ClusterRole {
 	}
 }
 
-// policyObjects is upstream's RBAC policy, and one role of ours. The rules of 'admin', 'edit' and 'view' are aggregated here, because no
-// controller does so before the first request needs them.
+// policyObjects is upstream's RBAC policy, and one role of ours. The rules of 'admin', 'edit' and 'view' are aggregated
+// here, because no controller does so before the first request needs them.
 func policyObjects() ([]object, error) {
 	var objects []object
-	clusterRoles := append(append(bootstrappolicy.ClusterRoles(), readsThePast()), bootstrappolicy.ControllerRoles()...)
+	clusterRoles := slices.Concat(bootstrappolicy.ClusterRoles(), []rbacv1.ClusterRole{readsThePast()}, bootstrappolicy.ControllerRoles())
 	if err := roles.AggregateAll(clusterRoles); err != nil {
 		return nil, err
 	}

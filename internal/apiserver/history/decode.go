@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 
-	"gomodules.xyz/jsonpatch/v2"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -64,78 +63,11 @@ func resourceOf(row projection.Row) schema.GroupResource {
 	return schema.GroupResource{Group: row.ID.Group, Resource: row.ID.Resource}
 }
 
-// kept are fields of metadata that the server keeps for itself. They change with every write.
-var kept = []string{"managedFields", "resourceVersion", "generation"}
-
-// difference is a JSON patch from one object to another, and the fields in it for people to read.
-func difference(before, after *unstructured.Unstructured) (patch []Operation, changed []string, err error) {
-	from, err := comparable(before)
-	if err != nil {
-		return nil, nil, err
-	}
-	to, err := comparable(after)
-	if err != nil {
-		return nil, nil, err
-	}
-	operations, err := jsonpatch.CreatePatch(from, to)
-	if err != nil {
-		return nil, nil, fmt.Errorf("compare two versions: %w", err)
-	}
-	seen := map[string]bool{}
-	for _, o := range operations {
-		op := Operation{Op: o.Operation, Path: o.Path}
-		if o.Operation != "remove" {
-			value, err := json.Marshal(o.Value)
-			if err != nil {
-				return nil, nil, fmt.Errorf("encode a difference: %w", err)
-			}
-			op.Value = &runtime.RawExtension{Raw: value}
-		}
-		patch = append(patch, op)
-		if field := readable(o.Path); !seen[field] {
-			seen[field], changed = true, append(changed, field)
-		}
-	}
-	return patch, changed, nil
-}
-
-func comparable(u *unstructured.Unstructured) ([]byte, error) {
-	object := runtime.DeepCopyJSON(u.Object)
-	for _, name := range kept {
-		unstructured.RemoveNestedField(object, "metadata", name)
-	}
-	encoded, err := json.Marshal(object)
-	if err != nil {
-		return nil, fmt.Errorf("encode a version: %w", err)
-	}
-	return encoded, nil
-}
-
-// readable turns '/spec/containers/0/image' into 'spec.containers[0].image'.
-func readable(pointer string) string {
-	var b strings.Builder
-	for _, part := range strings.Split(strings.TrimPrefix(pointer, "/"), "/") {
-		part = unescape(part)
-		switch {
-		case part != "" && strings.Trim(part, "0123456789") == "":
-			fmt.Fprintf(&b, "[%s]", part)
-		case strings.ContainsAny(part, "./"):
-			fmt.Fprintf(&b, "[%q]", part)
-		default:
-			if b.Len() > 0 {
-				b.WriteByte('.')
-			}
-			b.WriteString(part)
-		}
-	}
-	return b.String()
-}
-
 // managerOf is the field manager that has made an object of the version before, empty if nothing says so. It is the one
 // whose entry is new, or has a new time or new fields, or else the owner of a field that has changed: an entry stays as
 // it is if its fields do. An entry that has only lost fields is that of somebody whose fields another one took.
 func managerOf(before, after *unstructured.Unstructured, patch []Operation) string {
-	known := map[string]metav1.ManagedFieldsEntry{}
+	known := map[managed]metav1.ManagedFieldsEntry{}
 	if before != nil {
 		for _, entry := range before.GetManagedFields() {
 			known[identityOf(entry)] = entry
@@ -144,7 +76,7 @@ func managerOf(before, after *unstructured.Unstructured, patch []Operation) stri
 	var changed, owner metav1.ManagedFieldsEntry
 	for _, entry := range after.GetManagedFields() {
 		was, ok := known[identityOf(entry)]
-		if (!ok || !was.Time.Equal(entry.Time) || gained(fieldsOf(was), fieldsOf(entry))) && !newer(changed, entry) {
+		if (!ok || !was.Time.Equal(entry.Time) || gained(was, entry)) && !newer(changed, entry) {
 			changed = entry
 		}
 		if owns(entry, patch) && !newer(owner, entry) {
@@ -154,8 +86,14 @@ func managerOf(before, after *unstructured.Unstructured, patch []Operation) stri
 	return cmp.Or(changed.Manager, owner.Manager)
 }
 
-func identityOf(e metav1.ManagedFieldsEntry) string {
-	return fmt.Sprint(e.Manager, "/", e.Operation, "/", e.APIVersion, "/", e.Subresource)
+// managed tells entries of managed fields apart.
+type managed struct {
+	manager, subresource, version string
+	operation                     metav1.ManagedFieldsOperationType
+}
+
+func identityOf(e metav1.ManagedFieldsEntry) managed {
+	return managed{e.Manager, e.Subresource, e.APIVersion, e.Operation}
 }
 
 // fieldsOf are those that an entry owns, nil if they cannot be read.
@@ -167,15 +105,22 @@ func fieldsOf(e metav1.ManagedFieldsEntry) map[string]any {
 	return all
 }
 
-// gained says whether there are fields that were not there before.
-func gained(before, after map[string]any) bool {
+// gained says whether an entry has fields that it did not have before.
+func gained(before, after metav1.ManagedFieldsEntry) bool {
+	if before.FieldsV1 != nil && after.FieldsV1 != nil && before.FieldsV1.GetRawString() == after.FieldsV1.GetRawString() {
+		return false
+	}
+	return hasMore(fieldsOf(before), fieldsOf(after))
+}
+
+func hasMore(before, after map[string]any) bool {
 	for name, value := range after {
 		was, ok := before[name]
 		if !ok {
 			return true
 		}
 		below, _ := value.(map[string]any)
-		if wasBelow, _ := was.(map[string]any); gained(wasBelow, below) {
+		if wasBelow, _ := was.(map[string]any); hasMore(wasBelow, below) {
 			return true
 		}
 	}
@@ -192,7 +137,7 @@ func owns(entry metav1.ManagedFieldsEntry, patch []Operation) bool {
 	for _, op := range patch {
 		at, steps := all, 0
 		for _, part := range strings.Split(strings.TrimPrefix(op.Path, "/"), "/") {
-			below, ok := at["f:"+unescape(part)].(map[string]any)
+			below, ok := at["f:"+unescape.Replace(part)].(map[string]any)
 			if !ok {
 				break
 			}
@@ -204,5 +149,3 @@ func owns(entry metav1.ManagedFieldsEntry, patch []Operation) bool {
 	}
 	return false
 }
-
-func unescape(part string) string { return strings.NewReplacer("~1", "/", "~0", "~").Replace(part) }

@@ -10,6 +10,7 @@
 package history
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,7 +55,7 @@ type Config struct {
 }
 
 // selectable are the fields by which versions can be selected.
-var selectable = []string{"object", "from", "to", "resource", "user", "manager", "verb", "metadata.name", "metadata.namespace"}
+var selectable = []string{"object", "from", "to", "resource", "user", "manager", "verb", "metadata.namespace"}
 
 // NewStorage makes the registries of the group.
 func NewStorage(c Config) genericapiserver.APIGroupInfo {
@@ -85,9 +86,34 @@ func (*store) Destroy() {}
 // NamespaceScoped implements rest.Scoper.
 func (*store) NamespaceScoped() bool { return true }
 
-// mostVersions is how many versions a list has without a limit, before it has another page: each may be as large as an
-// object, and is compared with the one before.
-const mostVersions = 500
+// A page ends after so many versions, or when it was made from so many bytes: each version may be as large as an
+// object, and is compared with the one before. It ends, too, after so many events that were looked at for nothing.
+const (
+	mostVersions = 500
+	mostBytes    = 4 << 20
+	mostEvents   = 50_000
+	// heavyPage is how many bytes keep a processor busy for some milliseconds. A page of more takes a turn.
+	heavyPage = 256 << 10
+)
+
+// effort is what a page has taken.
+type effort struct{ bytes, events int }
+
+// spend counts bytes that were decoded or are answered, and waits for a turn if they have become many. It fails when
+// the request has ended.
+func (e *effort) spend(ctx context.Context, bytes int) error {
+	before := e.bytes
+	e.bytes += bytes
+	if before <= heavyPage && e.bytes > heavyPage {
+		if err := kubestore.TakeTurn(ctx); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return apierrors.NewTimeoutError("the request ended before its page was made: ask for a smaller one with limit", 1)
+	}
+	return nil
+}
 
 // question is what a list asks.
 type question struct {
@@ -100,9 +126,10 @@ type question struct {
 	verb      string
 	labels    labels.Selector
 	limit     int
-	// after is the revision with which the page before ended, 0 for the first page.
-	after   projection.Revision
-	include map[string]bool
+	// after is the revision with which the page before ended, 0 for the first page. Upto is that up to which all pages
+	// of a list of changes read.
+	after, upto projection.Revision
+	include     map[string]bool
 }
 
 func ask(ctx context.Context, o *internalversion.ListOptions) (question, error) {
@@ -123,11 +150,15 @@ func ask(ctx context.Context, o *internalversion.ListOptions) (question, error) 
 		q.limit = int(min(o.Limit, mostVersions))
 	}
 	if o.Continue != "" {
-		after, err := strconv.ParseUint(o.Continue, 10, 64)
-		if err != nil {
-			return q, apierrors.NewBadRequest("the continue token is not one of this list's")
+		after, upto, both := strings.Cut(o.Continue, ".")
+		numbers := [2]uint64{}
+		for i, digits := range []string{after, upto} {
+			var err error
+			if numbers[i], err = strconv.ParseUint(digits, 10, 64); err != nil && (i == 0 || both) {
+				return q, apierrors.NewBadRequest("the continue token is not one of this list's")
+			}
 		}
-		q.after = projection.Revision(after)
+		q.after, q.upto = projection.Revision(numbers[0]), projection.Revision(numbers[1])
 	}
 	if o.FieldSelector == nil {
 		return q, nil
@@ -149,9 +180,15 @@ func ask(ctx context.Context, o *internalversion.ListOptions) (question, error) 
 	return q, nil
 }
 
-// wants says whether a version is among those that are selected.
+// mayWant says whether the version of a row may be among those that are selected, before it is decoded.
+func (q *question) mayWant(row *projection.Row) bool {
+	user := cmp.Or(row.Author.User, unknown)
+	return (q.user == "" || q.user == user || q.user == row.Author.As) && (q.verb == "" || q.verb == verbs[row.Op])
+}
+
+// wants says whether the version of such a row is.
 func (q *question) wants(v *Version, objects ...labels.Set) bool {
-	if q.user != "" && q.user != v.User && q.user != v.ActingAs || q.manager != "" && q.manager != v.Manager || q.verb != "" && q.verb != v.Verb {
+	if q.manager != "" && q.manager != v.Manager {
 		return false
 	}
 	if q.labels.Empty() {
@@ -215,7 +252,7 @@ func (r *versions) Get(ctx context.Context, name string, _ *metav1.GetOptions) (
 		if !allowed || e.Key.Cluster != r.Cell.Cluster || e.Key.Namespace != q.namespace || hidden(e.Key) {
 			return nil, missing // as if there were none, because the name says nothing of the object
 		}
-		v, _, err := r.describe(ctx, &q, rowOf(e), nil)
+		v, _, err := r.describe(ctx, &q, &effort{}, rowOf(e), nil)
 		return v, err
 	}
 	return nil, missing
@@ -260,17 +297,29 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 	if end > q.limit || next > 0 && end > 1 {
 		end, next = end-1, rows[end-2].Revision
 	}
+	rights, spent := rights{store: r.store}, effort{}
 	for i, row := range rows[:end] {
+		allowed, err := rights.get(ctx, row.ID) // what is stored there may be another group's
+		if err != nil {
+			return nil, err
+		}
+		if !allowed || hidden(row.ID) || !q.mayWant(&row) {
+			continue
+		}
 		var before *projection.Row
 		if i+1 < len(rows) {
 			before = &rows[i+1]
 		}
-		v, sets, err := r.describe(ctx, &q, row, before)
+		v, sets, err := r.describe(ctx, &q, &spent, row, before)
 		if err != nil {
 			return nil, err
 		}
 		if q.wants(v, sets...) {
 			list.Items = append(list.Items, *v)
+		}
+		if spent.bytes > mostBytes && i+1 < end {
+			next = row.Revision
+			break
 		}
 	}
 	if next > 0 {
@@ -312,42 +361,21 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	if err != nil {
 		return nil, err
 	}
-	rights := rights{store: r.store}
+	rights, spent := rights{store: r.store}, effort{}
 	list := &ChangeList{Items: []Change{}}
 	list.ResourceVersion = fmt.Sprint(uint64(upto))
 	last := map[string]projection.Row{}
-	seen := 0
 	for e, err := range r.Cell.Projection.Archived(ctx, keys, after, upto) {
 		if err != nil {
 			return nil, readError(err)
 		}
-		if e.Key.Cluster != r.Cell.Cluster || q.namespace != "" && e.Key.Namespace != q.namespace || hidden(e.Key) {
-			continue
-		}
-		allowed, err := rights.get(ctx, e.Key)
-		if err != nil {
+		spent.events++
+		if err := r.change(ctx, &q, &rights, &spent, e, last, list); err != nil {
 			return nil, err
 		}
-		if !allowed {
-			continue
-		}
-		row := rowOf(e)
-		var before *projection.Row
-		if known, ok := last[row.Key]; ok {
-			before = &known
-		}
-		v, sets, err := r.describe(ctx, &q, row, before)
-		if err != nil {
-			return nil, err
-		}
-		last[row.Key] = row
-		if q.wants(v, sets...) {
-			list.Items = append(list.Items, Change{*v})
-		}
-		seen++
-		if len(list.Items) >= q.limit || seen >= mostVersions {
+		if len(list.Items) >= q.limit || spent.bytes > mostBytes || spent.events >= mostEvents {
 			if e.Revision < upto {
-				list.Continue = fmt.Sprintf("%d", e.Revision)
+				list.Continue = fmt.Sprintf("%d.%d", e.Revision, upto)
 			}
 			break
 		}
@@ -355,27 +383,66 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	return list, nil
 }
 
+// change adds an event to the list if it is wanted. Last has the last version that was seen of each key.
+func (r *changes) change(ctx context.Context, q *question, rights *rights, spent *effort, e eventlog.Event,
+	last map[string]projection.Row, list *ChangeList) error {
+	if e.Key.Cluster != r.Cell.Cluster || q.namespace != "" && e.Key.Namespace != q.namespace || hidden(e.Key) {
+		return nil
+	}
+	row := rowOf(e)
+	if !q.mayWant(&row) {
+		return nil
+	}
+	allowed, err := rights.get(ctx, e.Key)
+	if err != nil || !allowed {
+		return err
+	}
+	var before *projection.Row
+	if known, ok := last[row.Key]; ok {
+		before = &known
+	}
+	v, sets, err := r.describe(ctx, q, spent, row, before)
+	if err != nil {
+		return err
+	}
+	last[row.Key] = row
+	if q.wants(v, sets...) {
+		list.Items = append(list.Items, Change{*v})
+	}
+	return nil
+}
+
 // span is the part of the log that the question is about: (after, upto].
 func (r *changes) span(ctx context.Context, q *question, head projection.Revision) (after, upto projection.Revision, err error) {
 	upto = head
-	if q.to != "" {
+	switch {
+	case q.upto > 0:
+		upto = min(q.upto, head)
+	case q.to != "":
 		if upto, err = r.Moment(ctx, q.to); err != nil {
 			return 0, 0, err
 		}
 		upto = min(upto, head)
 	}
-	if q.after > 0 {
+	switch {
+	case q.after > upto:
+		return 0, 0, apierrors.NewBadRequest("the continue token is not one of this list's")
+	case q.after > 0:
 		return q.after, upto, nil
+	case q.from == "0": // from the beginning
+		return 0, upto, nil
 	}
-	from := q.from
-	if from == "" {
-		from = "1h"
+	after, err = r.Moment(ctx, cmp.Or(q.from, "1h"))
+	if apierrors.IsResourceExpired(err) {
+		from, readErr := r.Cell.Projection.ArchivedFrom(ctx)
+		if readErr != nil {
+			return 0, 0, readError(readErr)
+		}
+		if from == 0 || q.from == "" { // everything since the beginning is kept, or nobody asked for more than there is
+			return from, upto, nil
+		}
 	}
-	after, err = r.Moment(ctx, from)
-	if apierrors.IsResourceExpired(err) && q.from == "" { // nothing is as old as that
-		after, err = r.Cell.Projection.ArchivedFrom(ctx)
-	}
-	return after, upto, err
+	return min(after, upto), upto, err
 }
 
 // keysOf are the keys that the question is about: all, or those of a resource.
@@ -406,8 +473,10 @@ func (s *store) keysOf(ctx context.Context, q *question) (projection.Keys, error
 }
 
 // hidden is true for the claims and accounts that Logplane keeps beside the objects of its clients.
-func hidden(k eventlog.Key) bool {
-	return k.Group == resources.OwnGroup || strings.HasSuffix(k.Group, "."+resources.OwnGroup)
+func hidden(k eventlog.Key) bool { return hiddenGroup(k.Group) }
+
+func hiddenGroup(name string) bool {
+	return name == resources.OwnGroup || strings.HasSuffix(name, "."+resources.OwnGroup)
 }
 
 // rowOf is the event as a row, with the last state of what it deletes.
@@ -416,70 +485,116 @@ func rowOf(e eventlog.Event) projection.Row {
 		RequestID: e.RequestID, ContentType: e.ContentType, Value: e.Body, Time: e.Time, Author: e.Author}
 }
 
+// unknown is the user of an event that names none.
+const unknown = "unknown"
+
 // describe makes the version of a row, and says which labels its object has and had. Before is the version before, nil
 // if it must be read.
-func (s *store) describe(ctx context.Context, q *question, row projection.Row, before *projection.Row) (*Version, []labels.Set, error) {
-	v := &Version{Verb: verbs[row.Op], User: row.Author.User, ActingAs: row.Author.As, UserAgent: row.Author.Agent, RequestID: row.RequestID,
-		Object: Reference{Group: row.ID.Group, Resource: row.ID.Resource, Namespace: row.ID.Namespace, Name: row.ID.Name}}
+func (s *store) describe(ctx context.Context, q *question, spent *effort, row projection.Row, before *projection.Row) (*Version, []labels.Set, error) {
+	v := &Version{Verb: verbs[row.Op], User: cmp.Or(row.Author.User, unknown), ActingAs: row.Author.As, UserAgent: row.Author.Agent,
+		RequestID: row.RequestID,
+		Object:    Reference{Group: row.ID.Group, Resource: row.ID.Resource, Namespace: row.ID.Namespace, Name: row.ID.Name}}
 	v.Name, v.Namespace, v.CreationTimestamp = fmt.Sprint(uint64(row.Revision)), row.ID.Namespace, metav1.NewTime(row.Time)
-	if v.User == "" {
-		v.User = "unknown"
+	before, err := s.before(ctx, v, row, before)
+	if err != nil {
+		return nil, nil, err
 	}
-	if row.Base > 0 {
-		v.Before = fmt.Sprint(uint64(row.Base))
-		if before == nil || before.Revision != row.Base {
-			found, ok, err := s.Cell.Projection.GetAt(ctx, row.Key, row.Revision-1)
-			switch {
-			case errors.Is(err, projection.ErrExpired):
-			case err != nil:
-				return nil, nil, readError(err)
-			case ok:
-				before = &found
-			}
-		}
+	size := len(row.Value)
+	if before != nil {
+		size += len(before.Value)
 	}
-	var was, is *unstructured.Unstructured
-	var err error
-	if row.Base > 0 && before != nil && before.Revision == row.Base && !before.Deleted {
-		was, err = s.decode(ctx, *before)
+	if err := spent.spend(ctx, size); err != nil {
+		return nil, nil, err
 	}
-	if err == nil && !row.Deleted {
-		is, err = s.decode(ctx, row)
-	}
+	was, is, err := s.both(ctx, row, before)
 	if err != nil {
 		v.Unreadable = err.Error()
 		return v, nil, ctx.Err()
 	}
-	shown := is
-	if shown == nil {
-		shown = was
-	}
 	var sets []labels.Set
+	shown := is
 	for _, object := range []*unstructured.Unstructured{is, was} {
 		if object != nil {
 			sets = append(sets, object.GetLabels())
 		}
 	}
 	if shown == nil {
+		shown = was
+	}
+	if shown == nil {
 		return v, sets, nil
 	}
 	v.Object.Kind, v.Object.UID = shown.GetKind(), string(shown.GetUID())
 	if is != nil && was != nil {
-		if v.Patch, v.Changed, err = difference(was, is); err != nil {
-			return nil, nil, err
+		d := compare(was, is)
+		if d.err != nil {
+			return nil, nil, d.err
 		}
+		v.Manager = managerOf(was, is, d.operations)
+		v.Patch, v.Changed = d.operations, d.changed
+		if d.cut {
+			v.Patch, v.PatchOmitted = nil, true
+		}
+	} else if is != nil {
+		v.Manager = managerOf(nil, is, nil)
 	}
-	if is != nil {
-		v.Manager = managerOf(was, is, v.Patch)
-	}
+	size = 0
 	if q.include["object"] {
 		encoded, err := shown.MarshalJSON()
 		if err != nil {
 			return nil, nil, fmt.Errorf("encode revision %d: %w", row.Revision, err)
 		}
 		v.Content = &runtime.RawExtension{Raw: encoded}
+		size = len(encoded)
 	}
-	return v, sets, nil
+	for _, o := range v.Patch {
+		size += 64 + len(o.Path)
+		if o.Value != nil {
+			size += len(o.Value.Raw)
+		}
+	}
+	return v, sets, spent.spend(ctx, size)
+}
+
+// both decodes the version before and the one of the row. Of a deletion it returns the last state only.
+func (s *store) both(ctx context.Context, row projection.Row, before *projection.Row) (was, is *unstructured.Unstructured, err error) {
+	switch {
+	case before != nil:
+		was, err = s.decode(ctx, *before)
+	case row.Deleted && len(row.Value) > 0: // the event has the last state
+		was, err = s.decode(ctx, row)
+	}
+	if err == nil && !row.Deleted {
+		is, err = s.decode(ctx, row)
+	}
+	return was, is, err
+}
+
+// before returns the version that the row replaced, nil if there is none or it is no longer kept.
+func (s *store) before(ctx context.Context, v *Version, row projection.Row, before *projection.Row) (*projection.Row, error) {
+	if row.Base == 0 {
+		return nil, nil
+	}
+	v.Before = fmt.Sprint(uint64(row.Base))
+	if before == nil || before.Revision != row.Base {
+		found, ok, err := s.Cell.Projection.EventAt(ctx, row.Key, row.Base)
+		if err == nil && !ok {
+			found, ok, err = s.Cell.Projection.GetAt(ctx, row.Key, row.Base)
+		}
+		switch {
+		case errors.Is(err, projection.ErrExpired):
+			return nil, nil
+		case err != nil:
+			return nil, readError(err)
+		case !ok || found.Revision != row.Base:
+			return nil, nil
+		}
+		before = &found
+	}
+	if before.Deleted {
+		return nil, nil
+	}
+	return before, nil
 }
 
 var verbs = map[eventlog.Op]string{eventlog.Added: "create", eventlog.Modified: "update", eventlog.Deleted: "delete"}
@@ -521,6 +636,8 @@ func (s *store) keyOf(ctx context.Context, object, namespace string) (eventlog.K
 type rights struct {
 	*store
 	known map[schema.GroupResource]map[string]bool
+	// each has single objects of kinds that the user may not get as a whole.
+	each map[eventlog.Key]bool
 }
 
 // get says whether the user may get an object: all of its kind in its namespace, or this one.
@@ -545,7 +662,18 @@ func (r *rights) get(ctx context.Context, k eventlog.Key) (bool, error) {
 	if all {
 		return true, nil
 	}
-	return r.mayGet(ctx, k)
+	allowed, known := r.each[k]
+	if !known {
+		var err error
+		if allowed, err = r.mayGet(ctx, k); err != nil {
+			return false, err
+		}
+		if r.each == nil {
+			r.each = map[eventlog.Key]bool{}
+		}
+		r.each[k] = allowed
+	}
+	return allowed, nil
 }
 
 // mayGet asks whether the request's user may get the object today, in any version.

@@ -70,8 +70,12 @@ func (s *store) find(ctx context.Context, name string) (found, error) {
 			return found{of, crd.Spec.Scope == apiextensionsv1.NamespaceScoped, below(of)}, nil
 		}
 	}
-	if want.Group == "" {
+	if want.Group == "" || isServed(groups, want.Group) || !strings.Contains(want.Group, ".") || hiddenGroup(want.Group) {
 		return found{}, apierrors.NewBadRequest(fmt.Sprintf("there is no resource '%s': write its plural and group, such as deployments.apps", name))
 	}
 	return found{want, true, below(want)}, nil
+}
+
+func isServed(groups []spec.Group, name string) bool {
+	return slices.ContainsFunc(groups, func(g spec.Group) bool { return g.Name == name })
 }

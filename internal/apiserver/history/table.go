@@ -79,6 +79,8 @@ func (v *Version) summary() string {
 		return "<unreadable>"
 	case v.Verb == "update" && len(v.Changed) == 0 && v.Manager != "":
 		return "<managed fields>"
+	case v.PatchOmitted:
+		return fmt.Sprintf("%s and many more", strings.Join(v.Changed[:min(shown, len(v.Changed))], ", "))
 	case len(v.Changed) > shown:
 		return fmt.Sprintf("%s and %d more", strings.Join(v.Changed[:shown], ", "), len(v.Changed)-shown)
 	}

@@ -37,6 +37,8 @@ type Version struct {
 	Changed []string `json:"changed,omitempty"`
 	// Patch is the same as a JSON patch, from the version before to this one.
 	Patch []Operation `json:"patch,omitempty"`
+	// PatchOmitted says that the patch would be too long. Changed then has only some of the fields.
+	PatchOmitted bool `json:"patchOmitted,omitempty"`
 	// Unreadable says why the object could not be decoded. Then there is no patch and no content.
 	Unreadable string `json:"unreadable,omitempty"`
 	// Content is the object, if it was asked for by '?include=object'. A deletion has the last state.

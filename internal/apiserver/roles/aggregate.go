@@ -109,8 +109,8 @@ func fillIn(obj runtime.Object, read func() ([]*rbacv1.ClusterRole, error)) {
 	}
 }
 
-// pastRoles are the registry of ClusterRoles, which gives those of the past the rules that they had then. Upstream's hook
-// does not know which request it serves.
+// pastRoles are the registry of ClusterRoles, which gives those of the past the rules that they had then. Upstream's
+// hook does not know which request it serves.
 type pastRoles struct {
 	*clusterrolestore.REST
 	aggregated aggregatedRoles

@@ -1,0 +1,153 @@
+package history
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// mostOperations is how many operations a patch may have. What is changed as a whole is looked at as a whole.
+const mostOperations = 200
+
+// difference is a JSON patch from one object to another, in the order of the fields' names. Libraries for that go by
+// way of JSON, where integers beyond 2^53 become others.
+type difference struct {
+	operations []Operation
+	changed    []string
+	err        error
+	// cut says that there are more operations.
+	cut bool
+}
+
+// compare looks for the difference of two versions, without what the server keeps for itself.
+func compare(before, after *unstructured.Unstructured) difference {
+	var d difference
+	d.values("", before.Object, after.Object)
+	return d
+}
+
+// Compare returns the difference of two versions as a JSON patch, and its fields for people to read. Both are cut after
+// 200 operations.
+func Compare(before, after *unstructured.Unstructured) (patch []Operation, changed []string) {
+	d := compare(before, after)
+	return d.operations, d.changed
+}
+
+// kept are fields that the server keeps for itself. They change with every write.
+var kept = []string{"/metadata/managedFields", "/metadata/resourceVersion", "/metadata/generation"}
+
+func (d *difference) values(at string, a, b any) {
+	if d.cut {
+		return
+	}
+	switch before := a.(type) {
+	case map[string]any:
+		if after, ok := b.(map[string]any); ok {
+			d.fields(at, before, after)
+			return
+		}
+	case []any:
+		if after, ok := b.([]any); ok {
+			d.items(at, before, after)
+			return
+		}
+	}
+	if !reflect.DeepEqual(a, b) {
+		d.add("replace", at, b)
+	}
+}
+
+func (d *difference) fields(at string, before, after map[string]any) {
+	names := slices.Collect(maps.Keys(before))
+	for name := range after {
+		if _, both := before[name]; !both {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		below := at + "/" + escape.Replace(name)
+		if slices.Contains(kept, below) {
+			continue
+		}
+		was, had := before[name]
+		is, has := after[name]
+		switch {
+		case !has:
+			d.add("remove", below, nil)
+		case !had:
+			d.add("add", below, is)
+		default:
+			d.values(below, was, is)
+		}
+	}
+}
+
+// items leaves alone what both lists begin and end with.
+func (d *difference) items(at string, before, after []any) {
+	start := 0
+	for start < min(len(before), len(after)) && reflect.DeepEqual(before[start], after[start]) {
+		start++
+	}
+	for len(before) > start && len(after) > start && reflect.DeepEqual(before[len(before)-1], after[len(after)-1]) {
+		before, after = before[:len(before)-1], after[:len(after)-1]
+	}
+	both := min(len(before), len(after))
+	for i := start; i < both; i++ {
+		d.values(fmt.Sprintf("%s/%d", at, i), before[i], after[i])
+	}
+	for i := len(before) - 1; i >= both && !d.cut; i-- {
+		d.add("remove", fmt.Sprintf("%s/%d", at, i), nil)
+	}
+	for i := both; i < len(after) && !d.cut; i++ {
+		d.add("add", fmt.Sprintf("%s/%d", at, i), after[i])
+	}
+}
+
+func (d *difference) add(op, at string, value any) {
+	if len(d.operations) == mostOperations {
+		d.cut = true
+		return
+	}
+	o := Operation{Op: op, Path: at}
+	if op != "remove" {
+		encoded, err := json.Marshal(value)
+		if err != nil {
+			d.err, d.cut = fmt.Errorf("encode a difference: %w", err), true
+			return
+		}
+		o.Value = &runtime.RawExtension{Raw: encoded}
+	}
+	d.operations, d.changed = append(d.operations, o), append(d.changed, readable(at))
+}
+
+var (
+	escape   = strings.NewReplacer("~", "~0", "/", "~1")
+	unescape = strings.NewReplacer("~1", "/", "~0", "~")
+)
+
+// readable turns '/spec/containers/0/image' into 'spec.containers[0].image'.
+func readable(pointer string) string {
+	var b strings.Builder
+	for part := range strings.SplitSeq(strings.TrimPrefix(pointer, "/"), "/") {
+		part = unescape.Replace(part)
+		switch {
+		case part != "" && strings.Trim(part, "0123456789") == "":
+			fmt.Fprintf(&b, "[%s]", part)
+		case strings.ContainsAny(part, "./"):
+			fmt.Fprintf(&b, "[%q]", part)
+		default:
+			if b.Len() > 0 {
+				b.WriteByte('.')
+			}
+			b.WriteString(part)
+		}
+	}
+	return b.String()
+}

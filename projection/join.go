@@ -1,0 +1,105 @@
+package projection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+const (
+	// manyEvents is how many event segments a root lists before neighbours among them are joined. An archive of a busy
+	// cell would have tens of thousands, and every root and checkpoint lists them all. Checkpoints keep what was joined
+	// for as long as they last, so a cell that needs it not goes without.
+	manyEvents = 512
+	// joinAtLeast segments make one of at most joinedBytes.
+	joinAtLeast = 16
+	joinedBytes = 8 << 20
+)
+
+// neighbours are event segments to be joined, nil for none: of the archive, whose events only requests of the past read.
+func (v *View) neighbours() run {
+	if len(v.snap.events) < v.p.manyEvents {
+		return nil
+	}
+	var picked run
+	for _, part := range v.snap.events {
+		if part.ref.MaxRevision > v.Floor() || len(picked) >= joinAtLeast {
+			break
+		}
+		if picked.bytes()+part.ref.Size > joinedBytes {
+			picked = nil
+		}
+		if part.ref.Size <= joinedBytes/2 {
+			picked = append(picked, part)
+		}
+	}
+	if len(picked) < joinAtLeast {
+		return nil
+	}
+	return picked
+}
+
+// joinEvents makes one event segment of neighbours, and reports whether it did. A segment that another projector has
+// joined or collected meanwhile is no error.
+func (p *Projection) joinEvents(ctx context.Context, v *View) (bool, error) {
+	picked := v.neighbours()
+	if picked == nil {
+		return false, nil
+	}
+	writer := segment.NewWriter(segment.Events)
+	for _, part := range picked {
+		if err := part.copyTo(ctx, writer); errors.Is(err, bucket.ErrNotFound) {
+			return false, nil
+		} else if err != nil {
+			return false, fmt.Errorf("join event segments: %w", err)
+		}
+	}
+	file, sum := writer.Finish()
+	sum.MinRevision = uint64(picked[0].ref.MinRevision)
+	_, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
+		next := v.snap.draft()
+		from := slices.IndexFunc(next.Events, func(s segmentRef) bool { return s.Key == picked[0].ref.Key })
+		end := from + len(picked)
+		if from < 0 || end > len(next.Events) {
+			return nil, errOvertaken
+		}
+		for i, part := range picked {
+			if next.Events[from+i].Key != part.ref.Key {
+				return nil, errOvertaken
+			}
+		}
+		// Under a name of this root's generation: a collector takes older ones for garbage.
+		joined, err := p.create(ctx, "events", 0, file, sum)
+		if err != nil {
+			return nil, err
+		}
+		written("compaction", len(file))
+		next.Events = slices.Concat(next.Events[:from], []segmentRef{joined}, next.Events[end:])
+		return next, nil
+	})
+	if errors.Is(err, errOvertaken) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// copyTo writes all entries of the segment.
+func (r *part) copyTo(ctx context.Context, w *segment.Writer) error {
+	reader, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	for cursor := reader.Uncached().Scan("", ""); ; {
+		e, ok, err := cursor.Next(ctx)
+		if err != nil || !ok {
+			return err
+		}
+		if err := w.Add(e); err != nil {
+			return err
+		}
+	}
+}
