@@ -74,6 +74,7 @@ func newHistory() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "history (KIND/NAME | KIND NAME)",
 		Short:   "List the versions of an object, newest first: who changed what and when",
+		Long:    "Lists the versions of an object that are kept, newest first, through deletions: who wrote each, when, by which\n" + "field manager, and which fields have changed.",
 		Example: "  logplane history deploy/web\n  logplane history configmap settings -n shop -o yaml",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: p.ofObject(func(cmd *cobra.Command, t *timetravel.Tool, object string) error {
@@ -144,6 +145,7 @@ func newBlame() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "blame (KIND/NAME | KIND NAME)",
 		Short:   "Print an object, and for each line who wrote it, when, and at which revision",
+		Long:    "Prints an object, and before each line the revision since which it is so, its time, and who wrote it. A revision\n" + "that begins with '<=' is the oldest that is kept: what was before it is not known.",
 		Example: "  logplane blame deploy/web",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: p.ofObject(func(cmd *cobra.Command, t *timetravel.Tool, object string) error {

@@ -64,17 +64,19 @@ func resourceOf(row projection.Row) schema.GroupResource {
 }
 
 // managerOf is the field manager that has made an object of the version before, empty if nothing says so. It is the one
-// of which an entry is new, or else the owner of a field that has changed: an entry stays as it is if its fields do.
+// whose entry is new, or has a new time or new fields, or else the owner of a field that has changed: an entry stays as
+// it is if its fields do. An entry that has only lost fields is that of somebody whose fields another one took.
 func managerOf(before, after *unstructured.Unstructured, patch []Operation) string {
-	known := map[managed]bool{}
+	known := map[managed]metav1.ManagedFieldsEntry{}
 	if before != nil {
 		for _, entry := range before.GetManagedFields() {
-			known[identityOf(entry)] = true
+			known[identityOf(entry)] = entry
 		}
 	}
 	var changed, owner metav1.ManagedFieldsEntry
 	for _, entry := range after.GetManagedFields() {
-		if !known[identityOf(entry)] && !newer(changed, entry) {
+		was, ok := known[identityOf(entry)]
+		if (!ok || !was.Time.Equal(entry.Time) || gained(was, entry)) && !newer(changed, entry) {
 			changed = entry
 		}
 		if owns(entry, patch) && !newer(owner, entry) {
@@ -86,20 +88,43 @@ func managerOf(before, after *unstructured.Unstructured, patch []Operation) stri
 
 // managed tells entries of managed fields apart.
 type managed struct {
-	manager, subresource, fields string
-	operation                    metav1.ManagedFieldsOperationType
-	time                         metav1.Time
+	manager, subresource, version string
+	operation                     metav1.ManagedFieldsOperationType
 }
 
 func identityOf(e metav1.ManagedFieldsEntry) managed {
-	m := managed{manager: e.Manager, subresource: e.Subresource, operation: e.Operation}
-	if e.Time != nil {
-		m.time = *e.Time
+	return managed{e.Manager, e.Subresource, e.APIVersion, e.Operation}
+}
+
+// fieldsOf are those that an entry owns, nil if they cannot be read.
+func fieldsOf(e metav1.ManagedFieldsEntry) map[string]any {
+	var all map[string]any
+	if e.FieldsV1 == nil || json.Unmarshal(e.FieldsV1.GetRawBytes(), &all) != nil {
+		return nil
 	}
-	if e.FieldsV1 != nil {
-		m.fields = e.FieldsV1.GetRawString()
+	return all
+}
+
+// gained says whether an entry has fields that it did not have before.
+func gained(before, after metav1.ManagedFieldsEntry) bool {
+	if before.FieldsV1 != nil && after.FieldsV1 != nil && before.FieldsV1.GetRawString() == after.FieldsV1.GetRawString() {
+		return false
 	}
-	return m
+	return hasMore(fieldsOf(before), fieldsOf(after))
+}
+
+func hasMore(before, after map[string]any) bool {
+	for name, value := range after {
+		was, ok := before[name]
+		if !ok {
+			return true
+		}
+		below, _ := value.(map[string]any)
+		if wasBelow, _ := was.(map[string]any); hasMore(wasBelow, below) {
+			return true
+		}
+	}
+	return false
 }
 
 func newer(a, b metav1.ManagedFieldsEntry) bool {
@@ -108,10 +133,7 @@ func newer(a, b metav1.ManagedFieldsEntry) bool {
 
 // owns says whether one of the fields is the entry's, down to the first list: items are not owned by their index.
 func owns(entry metav1.ManagedFieldsEntry, patch []Operation) bool {
-	var all map[string]any
-	if entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &all) != nil {
-		return false
-	}
+	all := fieldsOf(entry)
 	for _, op := range patch {
 		at, steps := all, 0
 		for _, part := range strings.Split(strings.TrimPrefix(op.Path, "/"), "/") {
