@@ -20,7 +20,7 @@ const (
 	joinedBytes = 8 << 20
 )
 
-// neighbours are event segments to be joined, nil for none. They are the archive's: only requests of the past read them.
+// neighbours are event segments to be joined, nil for none. They are of the archive: only requests of the past read it.
 func (v *View) neighbours() run {
 	if len(v.snap.events) < v.p.manyEvents {
 		return nil

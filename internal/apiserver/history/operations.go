@@ -10,7 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -261,7 +261,7 @@ func (r *transactions) address(c *call, verb string, of *TransactionReference, a
 		if part == "" {
 			return field.Required(at.Child("name"), "")
 		}
-		if faults := pathvalidation.IsValidPathSegmentName(part); len(faults) > 0 {
+		if faults := content.IsPathSegmentName(part); len(faults) > 0 {
 			return field.Invalid(at, part, strings.Join(faults, ", "))
 		}
 		c.path += "/" + part
