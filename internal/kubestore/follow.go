@@ -250,8 +250,6 @@ func (w *watcher) send(ctx context.Context, e watch.Event) error {
 	select {
 	case w.results <- e:
 		return nil
-	case <-w.cut:
-		return errAsked
 	case <-ctx.Done():
 		return ctx.Err()
 	}

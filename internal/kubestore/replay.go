@@ -13,35 +13,51 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// errAsked is a send that was given up because the watch was asked to end.
+// errAsked is why a replay stops that was asked to end.
 var errAsked = errors.New("the watch was asked to end")
 
 // replay sends the matching changes from the position to the end of the past, and ends with a bookmark. If it is asked
-// to end before, the bookmark is of the position that it has reached.
+// to end before, the bookmark is of the position that it has reached: neither a slow reader nor a long search for the
+// next event keeps it.
 func (w *watcher) replay(ctx context.Context) error {
 	utilflowcontrol.WatchInitialized(ctx)
+	running, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() {
+		select {
+		case <-w.end:
+			stop(errAsked)
+		case <-running.Done():
+		}
+	}()
+	err := w.replayEvents(running)
+	w.ending = true
+	switch {
+	case err == nil:
+		return w.sendProgress(ctx, w.past.Revision())
+	case errors.Is(err, errAsked), context.Cause(running) == errAsked:
+		return w.sendProgress(ctx, w.position)
+	}
+	return err
+}
+
+func (w *watcher) replayEvents(ctx context.Context) error {
 	seen := &replayed{store: w.store, keys: w.keys, from: w.position}
 	defer seen.forget()
-	w.cut = w.end
 	for e, err := range w.past.EventsOf(ctx, w.keys, w.position, w.past.Revision()) {
-		if err == nil {
-			err = w.sendReplayed(ctx, seen, e)
-		}
-		if errors.Is(err, errAsked) {
-			w.end, w.cut, w.ending = nil, nil, true
-			return w.sendProgress(ctx, w.position)
-		}
 		if err != nil {
 			return err
 		}
+		if err := w.sendReplayed(ctx, seen, e); err != nil {
+			return err
+		}
 	}
-	w.cut, w.ending = nil, true
-	return w.sendProgress(ctx, w.past.Revision())
+	return nil
 }
 
 func (w *watcher) sendReplayed(ctx context.Context, seen *replayed, e eventlog.Event) error {
 	select {
-	case <-w.cut:
+	case <-w.end:
 		return errAsked
 	default:
 	}

@@ -1,10 +1,13 @@
 package kubestore
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +33,8 @@ func leftSide() storage.SelectionPredicate {
 type gap struct {
 	*bed
 	counts *bucket.Counted
+	stuck  atomic.Pointer[chan struct{}]
+	once   sync.Once
 	start  string
 	head   projection.Revision
 	// want is what a watch from start of the left side has seen live.
@@ -39,7 +44,7 @@ type gap struct {
 // past is a store of a process with a budget, and the view of the gap's end.
 func (g *gap) past(budget int64) (*store, *projection.View) {
 	g.t.Helper()
-	g.counts = bucket.Count(g.bucket)
+	g.counts = bucket.Count(stalling{g.bucket, g})
 	c := projection.Config{Log: g.Log, Bucket: g.counts, InlineBytes: 1, History: 290 * 365 * 24 * time.Hour}
 	c.Budget = cache.NewBudget(budget)
 	p, err := projection.Open(c)
@@ -47,6 +52,30 @@ func (g *gap) past(budget int64) (*store, *projection.View) {
 	v, err := p.AsOf(g.t.Context(), g.head)
 	require.NoError(g.t, err)
 	return newStore(Cell{Log: g.Log, Projection: p, Cluster: "main"}, pods(nil)), v
+}
+
+// stall lets reads of archived events take until their context ends. The first closes stuck. Nil ends that.
+func (g *gap) stall(stuck chan struct{}) {
+	if stuck == nil {
+		g.stuck.Store(nil)
+		return
+	}
+	g.stuck.Store(&stuck)
+}
+
+// stalling is a bucket that a gap may stall.
+type stalling struct {
+	bucket.Bucket
+	of *gap
+}
+
+func (s stalling) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	if stuck := s.of.stuck.Load(); stuck != nil && strings.Contains(key, "/events/") {
+		s.of.once.Do(func() { close(*stuck) })
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return s.Bucket.GetRange(ctx, key, offset, length)
 }
 
 // reads are the requests to the bucket so far.
@@ -189,6 +218,17 @@ func TestAReplayEnds(t *testing.T) {
 	close(ended)
 	g.watch(s, v, all, ended).expect("BOOKMARK / "+g.start, "closed true")
 
+	// Nothing comes from the bucket any more.
+	s, v = g.past(1)
+	stuck, end := make(chan struct{}), make(chan struct{})
+	g.stall(stuck)
+	w := g.watch(s, v, all, end)
+	<-stuck
+	close(end)
+	w.expect("BOOKMARK / "+g.start, "closed true")
+	g.stall(nil)
+
+	s, v = g.past(64 << 20)
 	for _, selects := range []storage.SelectionPredicate{all, leftSide()} {
 		end := make(chan struct{})
 		w := g.watch(s, v, selects, end)

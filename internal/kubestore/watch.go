@@ -102,8 +102,6 @@ type watcher struct {
 	// end asks for a last bookmark and an end without an error. Once it has been heard it is nil, and ending is set.
 	end    <-chan struct{}
 	ending bool
-	// cut is end while the past is replayed: then a send waits for the reader until then only. Else it is nil.
-	cut <-chan struct{}
 }
 
 // Stop implements watch.Interface. Events that wait for the reader can still be read.
