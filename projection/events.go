@@ -194,8 +194,8 @@ func (r *part) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 	if *after >= upto { // a segment before has brought it there
 		return nil
 	}
-	last := min(upto, r.ref.MaxRevision)
-	cursor, decoder := reader.Scan(segment.EventKey(uint64(*after)+1), segment.EventKey(uint64(last)+1)), recordDecoder{}
+	from, end := segment.EventKey(uint64(*after)+1), segment.EventKey(uint64(min(upto, r.ref.MaxRevision))+1)
+	cursor, decoder := reader.Scan(from, end), recordDecoder{}
 	for {
 		e, ok, err := cursor.Next(ctx)
 		if err != nil || !ok {

@@ -28,8 +28,8 @@ func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, b
 //
 // Below the floor of the newest view it is that of a checkpoint that reaches back to the revision. If none does, it is
 // that of the checkpoint before, with the archived events up to the revision: then what is read of it costs one pass
-// over those events for each range of keys, and may be ErrTooMuch. It is ErrExpired if nothing covers the revision, and ErrFuture if the
-// revision does not come in 3 s.
+// over those events for each range of keys, and may be ErrTooMuch. AsOf is ErrExpired if nothing covers the revision,
+// and ErrFuture if the revision does not come in 3 s.
 func (p *Projection) AsOf(ctx context.Context, at Revision) (*View, error) {
 	newest, err := p.AtLeast(ctx, at)
 	if err != nil {
@@ -122,15 +122,20 @@ func (v *View) with(ctx context.Context, keys Keys, at Revision) (*View, error) 
 	return whole, nil
 }
 
-// foldShare is the part of the budget that one read may fold of archived events.
-const foldShare = 4
+// foldShare is the part of the budget that one read may hold of archived events. However little the budget is, it may
+// hold leastFolded bytes, and what one key has.
+const (
+	foldShare   = 4
+	leastFolded = 64 << 10
+)
 
 // foldArchived keeps the newest of the archived events of each key as of a revision. They are copies: a record as it is
-// read holds its whole block in memory. What one key has is always kept, however little the budget is.
+// read holds its whole block in memory.
 func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail, error) {
 	var (
 		newest  = map[string]*record{}
 		bytes   int64
+		most    = max(v.p.config.Budget.Limit()/foldShare, leastFolded)
 		decoder recordDecoder
 		failed  error
 	)
@@ -147,7 +152,7 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 			}
 			newest[r.key] = r
 			bytes += int64(r.size())
-			if bytes > v.p.config.Budget.Limit()/foldShare && len(newest) > 1 {
+			if bytes > most && len(newest) > 1 {
 				failed = ErrTooMuch
 			}
 			return failed == nil
@@ -160,7 +165,8 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 		return nil, fmt.Errorf("fold the events from %d to %d: %w", v.Applied(), at, err)
 	}
 	folded := emptyTail(v.snap.root)
-	for _, r := range slices.SortedFunc(maps.Values(newest), func(a, b *record) int { return cmp.Compare(a.Revision, b.Revision) }) {
+	ascending := func(a, b *record) int { return cmp.Compare(a.Revision, b.Revision) }
+	for _, r := range slices.SortedFunc(maps.Values(newest), ascending) {
 		folded.add(r)
 	}
 	folded.last, folded.moment = at, at

@@ -115,7 +115,8 @@ func (v *View) versions(ctx context.Context, key string, below Revision) iter.Se
 		}
 		heads := []*head{{at: upto, source: newInlineSource(v.snap.inline, key, key+"\x00")}}
 		for _, r := range v.snap.runs {
-			parts := slices.DeleteFunc(slices.Clone(r.overlapping(key, key+"\x00")), func(p *part) bool { return p.ref.MinRevision > upto })
+			parts := slices.Clone(r.overlapping(key, key+"\x00"))
+			parts = slices.DeleteFunc(parts, func(p *part) bool { return p.ref.MinRevision > upto })
 			if len(parts) > 0 {
 				heads = append(heads, &head{at: upto, source: &runSource{parts: parts, start: key, end: key + "\x00"}})
 			}

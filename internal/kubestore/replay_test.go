@@ -91,8 +91,8 @@ func (g *gap) watch(s *store, v *projection.View, selects storage.SelectionPredi
 	return &recorder{t: g.t, Interface: w}
 }
 
-// newGap relabels, deletes and makes again ten pods in turn, of 1 KiB each, which no compression makes smaller.
-func newGap(t *testing.T, rounds int) *gap {
+// newGap relabels, deletes and makes again ten pods in turn, of so many random bytes in hex each.
+func newGap(t *testing.T, rounds, bulk int) *gap {
 	t.Helper()
 	g := &gap{bed: newBed(t, eventlogtest.Start(t), memory.Strict(t))}
 	keeper, _ := g.past(64 << 20)
@@ -103,7 +103,7 @@ func newGap(t *testing.T, rounds int) *gap {
 	}
 	fresh := func(i int, side string) {
 		p := pod("ns", fmt.Sprint("p", i))
-		random := make([]byte, 512)
+		random := make([]byte, bulk)
 		_, _ = rand.Read(random)
 		p.Annotations, p.Labels = map[string]string{"bulk": hex.EncodeToString(random)}, map[string]string{"side": side}
 		create(t, s, p)
@@ -158,7 +158,7 @@ func newGap(t *testing.T, rounds int) *gap {
 // A watch of the past that selects sees what a watch had seen live. It costs a few passes over the archived events,
 // however many of them there are, and holds no more than its share of the budget.
 func TestAReplaySelectsInOnePass(t *testing.T) {
-	g := newGap(t, 20)
+	g := newGap(t, 20, 512)
 	want := append(g.want, fmt.Sprintf("BOOKMARK / %d", g.head), "closed true")
 	for _, budget := range []int64{256 << 10, 96 << 10} { // with the second, it must forget what it has seen
 		s, v := g.past(budget)
@@ -193,7 +193,7 @@ func TestAReplaySelectsInOnePass(t *testing.T) {
 
 // What would hold too much is an answer, and not an error of the server's.
 func TestAReplayThatHoldsTooMuch(t *testing.T) {
-	g := newGap(t, 3)
+	g := newGap(t, 3, 8<<10)
 	s, v := g.past(16 << 10)
 	w := g.watch(s, v, leftSide(), nil)
 	last := ""
@@ -210,7 +210,7 @@ func TestAReplayThatHoldsTooMuch(t *testing.T) {
 // A watch of the past ends when it is asked to: with a bookmark of the position that it has reached, and no error. It
 // does not matter whether its reader is slow.
 func TestAReplayEnds(t *testing.T) {
-	g := newGap(t, 4)
+	g := newGap(t, 4, 512)
 	s, v := g.past(64 << 20)
 	all := storage.Everything
 	all.AllowWatchBookmarks = true
