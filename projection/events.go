@@ -61,6 +61,9 @@ func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter
 
 // events yields the events in (*after, upto] and moves after along.
 func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+	if *after >= upto {
+		return nil
+	}
 	if v.archive != nil {
 		return v.archive.archived(ctx, of, after, upto, yield)
 	}
@@ -188,7 +191,11 @@ func (r *part) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 	if err != nil {
 		return err
 	}
-	cursor, decoder := reader.Scan(segment.EventKey(uint64(*after)+1), segment.EventKey(uint64(upto)+1)), recordDecoder{}
+	if *after >= upto { // a segment before has brought it there
+		return nil
+	}
+	from, end := segment.EventKey(uint64(*after)+1), segment.EventKey(uint64(min(upto, r.ref.MaxRevision))+1)
+	cursor, decoder := reader.Scan(from, end), recordDecoder{}
 	for {
 		e, ok, err := cursor.Next(ctx)
 		if err != nil || !ok {
@@ -216,6 +223,9 @@ func (r *part) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 
 // deliver yields records that must follow the revision without a hole.
 func deliver(records []*record, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+	if *after >= upto {
+		return nil
+	}
 	for _, r := range records[searchRevision(records, *after+1):] {
 		if r.Revision > upto {
 			return nil

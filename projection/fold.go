@@ -110,6 +110,14 @@ func (v *View) valid(ctx context.Context, e *eventlog.Event, key string) (bool, 
 	return valid(e, epoch, live), nil
 }
 
+// fold returns the newest version of a key at the end of its chain, as foldOver does.
+func (t *tail) fold(chain []*record, below func() (version, bool, error)) (version, bool, error) {
+	if t.moment > 0 && len(chain) > 0 {
+		return versionOf(chain[0]), true, nil
+	}
+	return foldOver(chain, t.epoch, below)
+}
+
 // foldOver folds a key's events, newest first, over what is below them. It returns the newest version, tombstones
 // included. below is called only if no event of the chain is certain.
 func foldOver(chain []*record, epoch uint64, below func() (version, bool, error)) (version, bool, error) {

@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/logplane/logplane/eventlog"
@@ -25,8 +28,8 @@ func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, b
 //
 // Below the floor of the newest view it is that of a checkpoint that reaches back to the revision. If none does, it is
 // that of the checkpoint before, with the archived events up to the revision: then what is read of it costs one pass
-// over those events for each range of keys. It is ErrExpired if nothing covers the revision, and ErrFuture if the
-// revision does not come in 3 s.
+// over those events for each range of keys, and may be ErrTooMuch. AsOf is ErrExpired if nothing covers the revision,
+// and ErrFuture if the revision does not come in 3 s.
 func (p *Projection) AsOf(ctx context.Context, at Revision) (*View, error) {
 	newest, err := p.AtLeast(ctx, at)
 	if err != nil {
@@ -86,32 +89,88 @@ func (v *View) over(snap *snapshot, t *tail) *View {
 	return &View{p: v.p, snap: snap, tail: t, first: v.first, asked: v.asked, proven: true, superseded: make(chan struct{})}
 }
 
-// with returns the view that has the archived events of the keys, if the view needs some.
-func (v *View) with(ctx context.Context, keys Keys) (*View, error) {
+// Of returns the view for who reads many of the keys one by one: archived events are folded once for all of them. Only
+// these keys may be read of what it returns, at the view's own revision.
+func (v *View) Of(ctx context.Context, keys Keys) (*View, error) {
+	return v.with(ctx, keys, v.Revision())
+}
+
+// with returns the view that has the archived events of the keys up to a revision, if the view needs some.
+func (v *View) with(ctx context.Context, keys Keys, at Revision) (*View, error) {
 	if v.archive == nil {
 		return v, nil
 	}
-	id := foldedKeys{keys, v.Applied(), v.Revision()}
+	if err := v.check(at); err != nil {
+		return nil, err
+	}
+	whole := v.upTo(at)
+	whole.archive = nil
+	if at <= v.Applied() {
+		return whole, nil
+	}
+	id := foldedKeys{Keys{strings.Clone(keys.Start), strings.Clone(keys.End)}, v.Applied(), at}
 	folded, known := v.p.folded.Get(id)
 	if !known {
-		folded = emptyTail(v.snap.root)
-		folded.epoch = 0 // archived events were judged when they were committed
-		after := v.Applied()
-		err := v.archive.retry(ctx, func(archive *View) error {
-			return archive.archived(ctx, keys, &after, v.Revision(), func(e eventlog.Event) bool {
-				folded.add(newRecord(e))
-				return true
-			})
-		})
+		var err error
+		folded, err = v.foldArchived(ctx, keys, at)
 		if err != nil {
 			return nil, err
 		}
-		folded.last = v.Revision()
 		v.p.folded.Add(id, "", folded, int64(folded.bytes))
 	}
-	whole := *v
-	whole.tail, whole.archive = folded, nil
-	return &whole, nil
+	whole.tail = folded
+	return whole, nil
+}
+
+// foldShare is the part of the budget that one read may hold of archived events. However little the budget is, it may
+// hold leastFolded bytes, and what one key has.
+const (
+	foldShare   = 4
+	leastFolded = 64 << 10
+)
+
+// foldArchived keeps the newest of the archived events of each key as of a revision. They are copies: a record as it is
+// read holds its whole block in memory.
+func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail, error) {
+	var (
+		newest  = map[string]*record{}
+		bytes   int64
+		most    = max(v.p.config.Budget.Limit()/foldShare, leastFolded)
+		decoder recordDecoder
+		failed  error
+	)
+	after := v.Applied()
+	err := v.archive.retry(ctx, func(archive *View) error {
+		return archive.archived(ctx, keys, &after, at, func(e eventlog.Event) bool {
+			var r *record
+			r, failed = decoder.keyed(newRecord(e).keyEntry())
+			if failed != nil {
+				return false
+			}
+			if before := newest[r.key]; before != nil {
+				bytes -= int64(before.size())
+			}
+			newest[r.key] = r
+			bytes += int64(r.size())
+			if bytes > most && len(newest) > 1 {
+				failed = ErrTooMuch
+			}
+			return failed == nil
+		})
+	})
+	if failed != nil {
+		err = failed
+	}
+	if err != nil {
+		return nil, fmt.Errorf("fold the events from %d to %d: %w", v.Applied(), at, err)
+	}
+	folded := emptyTail(v.snap.root)
+	ascending := func(a, b *record) int { return cmp.Compare(a.Revision, b.Revision) }
+	for _, r := range slices.SortedFunc(maps.Values(newest), ascending) {
+		folded.add(r)
+	}
+	folded.last, folded.moment = at, at
+	return folded, nil
 }
 
 // foldedKeys names what was folded of the archived events in (base, at].
@@ -156,8 +215,11 @@ func (v *View) archiveStart() Revision {
 }
 
 // archived yields the events of the keys in (*after, upto], whatever the floor is, and moves after along. It leaves out
-// void events and barriers. It is ErrExpired if the range begins below archiveStart.
+// void events and barriers. It is ErrExpired if the range begins below archiveStart, unless it is empty.
 func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+	if *after >= upto {
+		return nil
+	}
 	start := v.archiveStart()
 	if *after < start {
 		return fmt.Errorf("events after %d are no longer kept, but those after %d: %w", *after, start, ErrExpired)
@@ -183,7 +245,7 @@ func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, err
 	if err != nil {
 		return 0, err
 	}
-	nanos, start := t.UnixNano(), v.archiveStart()
+	nanos, start := logTime(t), v.archiveStart()
 	rev, known := start, start == 0 // before the first event there was nothing
 	beyond := v.Revision() + 1      // a revision after the time
 	mark := func(r Revision, at int64) {
@@ -217,6 +279,17 @@ func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, err
 		return 0, fmt.Errorf("nothing is kept from before %s: %w", t.Format(time.RFC3339), ErrExpired)
 	}
 	return rev, nil
+}
+
+// logTime is a time as the log's clock counts it. What no int64 of nanoseconds can say is before or after everything.
+func logTime(t time.Time) int64 {
+	switch {
+	case t.Before(time.Unix(0, 0)):
+		return -1
+	case t.After(time.Unix(0, math.MaxInt64)):
+		return math.MaxInt64
+	}
+	return t.UnixNano()
 }
 
 // eventFrom returns the first event in [from, upto] that is not void.

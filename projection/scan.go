@@ -15,7 +15,7 @@ import (
 func (v *View) live(ctx context.Context, start, end string, at Revision, wanted *Selection) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		last := ""
-		v, err := v.with(ctx, Keys{start, end})
+		v, err := v.with(ctx, Keys{start, end}, at)
 		if err != nil {
 			yield(version{}, err)
 			return
@@ -139,7 +139,7 @@ func (m *merged) next(ctx context.Context) (version, bool, error) {
 		if len(m.chain) > 0 && m.chain[0].key == key {
 			chain := m.chain
 			m.nextChain(key + "\x00")
-			newest, found, err = foldOver(chain, m.view.tail.epoch, below)
+			newest, found, err = m.view.tail.fold(chain, below)
 		} else {
 			newest, found, err = below()
 		}

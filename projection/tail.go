@@ -25,6 +25,9 @@ type tail struct {
 	bytes    int
 	// epoch is the root's: an event of an older one was written across a fence and is void (invariant 9).
 	epoch uint64
+	// moment is set if the tail was folded of archived events: it has only the newest event of each key as of that
+	// revision. All of them are valid: they were judged when they were committed.
+	moment Revision
 }
 
 func emptyTail(r *root) *tail {

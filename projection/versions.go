@@ -1,7 +1,6 @@
 package projection
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -46,13 +45,13 @@ type versionSearch struct {
 }
 
 func (s *versionSearch) run(ctx context.Context) error {
+	if s.limit <= 0 {
+		return nil
+	}
 	if s.below > s.view.Floor() {
-		rows, err := s.view.history(ctx, s.key)
-		if err != nil {
+		enough, err := s.takeFrom(ctx, s.view)
+		if enough || err != nil {
 			return err
-		}
-		if s.take(rows) {
-			return nil
 		}
 		s.below = min(s.below, s.view.Floor()+1)
 	}
@@ -79,20 +78,77 @@ func (s *versionSearch) run(ctx context.Context) error {
 	return nil
 }
 
-// take takes the rows below s.below, and reports whether there are enough.
-func (s *versionSearch) take(rows []Row) bool {
-	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.Revision, a.Revision) })
-	for _, r := range rows {
-		if r.Void || r.Revision >= s.below {
-			continue
-		}
-		if len(s.rows) >= s.limit {
-			return true
-		}
-		s.rows = append(s.rows, r)
-		s.below, s.before = r.Revision, r.Base
-	}
+// take takes the next row, and reports whether there are enough.
+func (s *versionSearch) take(r Row) (enough bool) {
+	s.rows = append(s.rows, r)
+	s.below, s.before = r.Revision, r.Base
 	return len(s.rows) >= s.limit
+}
+
+// takeFrom takes what the view alone has below s.below, and reports whether there are enough.
+func (s *versionSearch) takeFrom(ctx context.Context, v *View) (enough bool, err error) {
+	for row, err := range v.versions(ctx, s.key, s.below) {
+		if err != nil {
+			return false, err
+		}
+		if s.take(row) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// versions yields what this view alone has of the key below a revision, newest first, void events left out. A key may
+// have very many versions, so it reads as the caller goes on.
+func (v *View) versions(ctx context.Context, key string, below Revision) iter.Seq2[Row, error] {
+	return func(yield func(Row, error) bool) {
+		upto := min(below-1, v.Revision())
+		for _, r := range v.tail.chain(key, v.Applied(), upto) {
+			judged, err := v.judged(ctx, r)
+			if err != nil {
+				yield(Row{}, err)
+				return
+			}
+			if !judged.void && !yield(judged.row(), nil) {
+				return
+			}
+		}
+		heads := []*head{{at: upto, source: newInlineSource(v.snap.inline, key, key+"\x00")}}
+		for _, r := range v.snap.runs {
+			parts := slices.Clone(r.overlapping(key, key+"\x00"))
+			parts = slices.DeleteFunc(parts, func(p *part) bool { return p.ref.MinRevision > upto })
+			if len(parts) > 0 {
+				heads = append(heads, &head{at: upto, source: &runSource{parts: parts, start: key, end: key + "\x00"}})
+			}
+		}
+		err := firstOfAll(ctx, heads)
+		var decoder recordDecoder
+		for err == nil {
+			newest := heads[0]
+			for _, h := range heads[1:] {
+				if h.ok && (!newest.ok || h.current.revision > newest.current.revision) {
+					newest = h
+				}
+			}
+			if !newest.ok {
+				return
+			}
+			var row Row
+			row, err = newest.current.row(&decoder)
+			if err != nil {
+				break
+			}
+			if !yield(row, nil) {
+				return
+			}
+			for _, h := range heads {
+				for err == nil && h.ok && h.current.revision >= row.Revision {
+					err = h.advance(ctx)
+				}
+			}
+		}
+		yield(Row{}, err)
+	}
 }
 
 // linked takes the event before the last one, if that is known and still kept.
@@ -102,43 +158,44 @@ func (s *versionSearch) linked(ctx context.Context) (found bool, err error) {
 	if at == 0 || at >= s.below {
 		return false, nil
 	}
-	rows, err := s.view.eventAt(ctx, s.key, at)
-	if err == nil && len(rows) == 0 {
-		rows, err = s.checkpointed(ctx, s.view.snap.root.checkpointAt(at))
-		rows = slices.DeleteFunc(rows, func(r Row) bool { return r.Revision != at })
+	row, found, err := s.view.eventAt(ctx, s.key, at)
+	if err == nil && !found {
+		row, found, err = s.checkpointed(ctx, at)
 	}
-	if err != nil || len(rows) == 0 {
-		return false, err
+	if found && err == nil {
+		s.take(row)
 	}
-	s.take(rows)
-	return true, nil
+	return found, err
 }
 
-// eventAt returns the key's event at a revision, none if the event is not kept.
-func (v *View) eventAt(ctx context.Context, key string, at Revision) ([]Row, error) {
+// eventAt returns the key's event at a revision, if it is kept.
+func (v *View) eventAt(ctx context.Context, key string, at Revision) (row Row, found bool, err error) {
 	after := at - 1
 	if after < v.archiveStart() {
-		return nil, nil
+		return Row{}, false, nil
 	}
-	var rows []Row
-	err := v.archived(ctx, Keys{key, key + "\x00"}, &after, at, func(e eventlog.Event) bool {
-		rows = append(rows, newRecord(e).row())
+	err = v.archived(ctx, Keys{key, key + "\x00"}, &after, at, func(e eventlog.Event) bool {
+		row, found = newRecord(e).row(), true
 		return true
 	})
-	return rows, err
+	return row, found, err
 }
 
-// checkpointed returns what a checkpoint has of the key; there may be none with the index.
-func (s *versionSearch) checkpointed(ctx context.Context, index int) ([]Row, error) {
+// checkpointed returns the key's version of a revision, if the checkpoint at or above the revision has it.
+func (s *versionSearch) checkpointed(ctx context.Context, at Revision) (Row, bool, error) {
 	checkpoints := s.view.snap.root.Checkpoints
-	if index < 0 || index >= len(checkpoints) {
-		return nil, nil
+	index := s.view.snap.root.checkpointAt(at)
+	if index == len(checkpoints) {
+		return Row{}, false, nil
 	}
 	snap, err := s.view.p.pastSnapshot(ctx, checkpoints[index])
 	if err != nil {
-		return nil, err
+		return Row{}, false, err
 	}
-	return s.view.over(snap, emptyTail(snap.root)).history(ctx, s.key)
+	for row, err := range s.view.over(snap, emptyTail(snap.root)).versions(ctx, s.key, at+1) {
+		return row, row.Revision == at, err
+	}
+	return Row{}, false, nil
 }
 
 // older takes what the next checkpoint below has of the key, or the archived events that no checkpoint reaches back to.
@@ -152,16 +209,12 @@ func (s *versionSearch) older(ctx context.Context) error {
 			return err
 		}
 		if snap.root.Floor+1 < s.below {
-			rows, err := s.view.over(snap, emptyTail(snap.root)).history(ctx, s.key)
-			if err != nil {
-				return err
-			}
 			taken := len(s.rows)
-			s.take(rows)
-			if len(s.rows) == taken {
+			_, err := s.takeFrom(ctx, s.view.over(snap, emptyTail(snap.root)))
+			if err == nil && len(s.rows) == taken {
 				s.below = snap.root.Floor + 1
 			}
-			return nil
+			return err
 		}
 	}
 	start := Revision(0)
@@ -170,17 +223,21 @@ func (s *versionSearch) older(ctx context.Context) error {
 	}
 	after := max(start, s.view.archiveStart())
 	if after+1 < s.below { // else nothing is kept in between
-		var rows []Row
+		var last []Row // of all in between, as many as are wanted
 		err := s.view.archived(ctx, Keys{s.key, s.key + "\x00"}, &after, s.below-1, func(e eventlog.Event) bool {
-			rows = append(rows, newRecord(e).row())
+			if len(last) == s.limit-len(s.rows) {
+				last = slices.Delete(last, 0, 1)
+			}
+			last = append(last, newRecord(e).row())
 			return true
 		})
 		if err != nil {
 			return err
 		}
-		taken := len(s.rows)
-		s.take(rows)
-		if len(s.rows) > taken {
+		for _, row := range slices.Backward(last) {
+			s.take(row)
+		}
+		if len(last) > 0 {
 			return nil
 		}
 	}

@@ -38,7 +38,7 @@ type View struct {
 func (v *View) Revision() Revision { return v.tail.last }
 
 // Floor is the oldest revision that can be read.
-func (v *View) Floor() Revision { return v.snap.root.Floor }
+func (v *View) Floor() Revision { return max(v.snap.root.Floor, v.tail.moment) }
 
 // First is the log's first retained revision when the view was made.
 func (v *View) First() Revision { return v.first }
@@ -75,14 +75,14 @@ func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, err
 
 // newest is the newest valid version at the revision, tombstones included.
 func (v *View) newest(ctx context.Context, key string, at Revision) (n version, ok bool, err error) {
-	if v, err = v.with(ctx, Keys{key, key + "\x00"}); err != nil {
+	if v, err = v.with(ctx, Keys{key, key + "\x00"}, at); err != nil {
 		return version{}, false, err
 	}
 	err = v.retry(ctx, func(v *View) error {
 		if err := v.check(at); err != nil {
 			return err
 		}
-		n, ok, err = foldOver(v.tail.chain(key, v.Applied(), at), v.tail.epoch, func() (version, bool, error) {
+		n, ok, err = v.tail.fold(v.tail.chain(key, v.Applied(), at), func() (version, bool, error) {
 			return v.snap.newest(ctx, key, min(at, v.Applied()), segment.Void)
 		})
 		return err

@@ -96,6 +96,9 @@ func readAnswer(err error) error {
 	if errors.Is(err, projection.ErrExpired) { // of a moment, which has passed out of what is kept since it was looked up
 		return apierrors.NewResourceExpired(err.Error())
 	}
+	if errors.Is(err, projection.ErrTooMuch) {
+		return Unavailable(err.Error())
+	}
 	if errors.Is(err, projection.ErrDamaged) || errors.Is(err, bucket.ErrNotFound) ||
 		errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, eventlog.ErrFenced) || isContextError(err) {
 		return answer(fmt.Errorf("read the snapshot: %w", err))
@@ -170,6 +173,9 @@ func Unavailable(message string) *apierrors.StatusError {
 func watchError(err error) *metav1.Status {
 	if errors.Is(err, projection.ErrExpired) {
 		err = apierrors.NewResourceExpired(expiredWatch)
+	}
+	if errors.Is(err, projection.ErrTooMuch) {
+		err = Unavailable(err.Error())
 	}
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {

@@ -55,21 +55,6 @@ func (w *watcher) follow(ctx context.Context) error {
 	return w.sendLive(ctx, sub)
 }
 
-// replay sends the matching changes from the position to the end of the past, and ends with a bookmark.
-func (w *watcher) replay(ctx context.Context) error {
-	utilflowcontrol.WatchInitialized(ctx)
-	for e, err := range w.past.EventsOf(ctx, w.keys, w.position, w.past.Revision()) {
-		if err != nil {
-			return err
-		}
-		if err := w.sendEvent(ctx, fanout.NewDelivery(fanout.NewPast(e))); err != nil {
-			return err
-		}
-	}
-	w.ending = true
-	return w.sendProgress(ctx, w.past.Revision())
-}
-
 // sendPast sends the matching changes from the position to the end of the window. It reads from the snapshot and the
 // log what the window no longer holds.
 func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past fanout.Window) error {
@@ -198,7 +183,7 @@ func (w *watcher) sendEvent(ctx context.Context, d *fanout.Delivery) error {
 		return err
 	}
 	if valid {
-		if err := w.sendValid(ctx, d); err != nil {
+		if err := w.sendValid(ctx, d, w.store); err != nil {
 			return err
 		}
 	}
@@ -206,8 +191,8 @@ func (w *watcher) sendEvent(ctx context.Context, d *fanout.Delivery) error {
 	return nil
 }
 
-func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery) error {
-	event, found, err := d.For(ctx, w.store, w.selects)
+func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery, s fanout.Store) error {
+	event, found, err := d.For(ctx, s, w.selects)
 	if err != nil {
 		var corrupt *corruptError
 		if d.Event.Op == eventlog.Deleted && errors.As(err, &corrupt) {

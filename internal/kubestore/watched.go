@@ -21,15 +21,11 @@ func (s *store) ObjectBefore(ctx context.Context, e *fanout.Event) (runtime.Obje
 	if e.Revision <= 1 {
 		return nil, nil
 	}
-	read := s.Projection.GetAt
-	if PastFrom(ctx) == nil { // nothing below the floor is watched
-		v, err := s.Projection.AtLeast(ctx, e.Revision-1)
-		if err != nil {
-			return nil, err
-		}
-		read = v.Get
+	v, err := s.Projection.AtLeast(ctx, e.Revision-1)
+	if err != nil {
+		return nil, err
 	}
-	row, found, err := read(ctx, e.RowKey, e.Revision-1)
+	row, found, err := v.Get(ctx, e.RowKey, e.Revision-1)
 	if err != nil || !found || s.foreign(row.ContentType) {
 		return nil, err
 	}
