@@ -14,10 +14,7 @@ func (p *Projection) EventAt(ctx context.Context, key string, at Revision) (row 
 		return Row{}, false, err
 	}
 	err = v.retry(ctx, func(v *View) error {
-		rows, err := v.eventAt(ctx, key, at)
-		if len(rows) > 0 {
-			row, found = rows[0], true
-		}
+		row, found, err = v.eventAt(ctx, key, at)
 		return err
 	})
 	return row, found, err

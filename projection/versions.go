@@ -85,7 +85,8 @@ func (s *versionSearch) take(r Row) (enough bool) {
 	return len(s.rows) >= s.limit
 }
 
-// takeFrom takes what the view alone has below s.below, and reports whether there are enough.
+// takeFrom takes what the view alone has below s.below, and reports whether there are enough. It ends with the newest
+// version at or below the view's floor: of older ones only some may be left.
 func (s *versionSearch) takeFrom(ctx context.Context, v *View) (enough bool, err error) {
 	for row, err := range v.versions(ctx, s.key, s.below) {
 		if err != nil {
@@ -93,6 +94,9 @@ func (s *versionSearch) takeFrom(ctx context.Context, v *View) (enough bool, err
 		}
 		if s.take(row) {
 			return true, nil
+		}
+		if row.Revision <= v.Floor() {
+			break
 		}
 	}
 	return false, nil

@@ -457,7 +457,7 @@ var list = []mutant{
 	},
 	{
 		name: "state-before-is-the-state-after",
-		file: "internal/kubestore/watched.go", old: "read(ctx, e.RowKey, e.Revision-1)", new: "read(ctx, e.RowKey, min(e.Revision, s.Projection.Current().Revision()))",
+		file: "internal/kubestore/watched.go", old: "v.Get(ctx, e.RowKey, e.Revision-1)", new: "v.Get(ctx, e.RowKey, min(e.Revision, v.Revision()))",
 		tests: "TestWatchSelectors|TestVoidEvents",
 		why:   "a watch takes what entered its selection for what was always in it",
 	},
