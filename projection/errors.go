@@ -13,7 +13,7 @@ var (
 	ErrExpired = errors.New("the revision is older than retention")
 	// ErrBehind: too many events wait to be committed; the API answers 429.
 	ErrBehind = errors.New("too many events wait to be committed")
-	// ErrTooMuch: archived events would have to be held in memory, and are too many for it; the API answers 503.
+	// ErrTooMuch: archived events would have to be held in memory, and are too many for it; the API answers 410.
 	ErrTooMuch = errors.New("too much was written between two checkpoints to read a moment there: ask for fewer objects, or for a moment near a checkpoint")
 	// ErrFuture: the revision does not exist yet.
 	ErrFuture = errors.New("the revision does not exist yet")

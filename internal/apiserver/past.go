@@ -187,7 +187,10 @@ func (s *Server) viewAt(r *http.Request, m moment) (*projection.View, error) {
 			at = eventlog.Revision(of)
 		}
 	}
-	if _, err := s.config.Cell.AtLeast(ctx, at); err != nil {
+	if _, err := s.config.Cell.AtLeast(ctx, at); storage.IsTooLargeResourceVersion(err) {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("revision %d has not come yet, the newest is %d: name a revision up to that one",
+			at, p.Current().Revision())) // which clients do not send again, unlike the other
+	} else if err != nil {
 		return nil, err
 	}
 	v, err := p.AsOf(ctx, at)

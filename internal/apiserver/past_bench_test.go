@@ -129,7 +129,7 @@ func newDay(t testing.TB, events int) *day {
 }
 
 func (d *day) open(t testing.TB, change func(*projection.Config)) *projection.Projection {
-	c := projection.Config{Log: d.log, Bucket: d.bucket, History: 24 * time.Hour, Budget: cache.NewBudget(64 << 20)}
+	c := projection.Config{Log: d.log, Bucket: d.bucket, History: 24 * time.Hour, Budget: cache.NewBudget(256 << 20)}
 	change(&c)
 	p, err := projection.Open(c)
 	require.NoError(t, err)

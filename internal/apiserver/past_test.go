@@ -310,7 +310,7 @@ func TestPastRefusals(t *testing.T) {
 		{"GET", "/at/yesterday" + configMapsPath, 400, "name a revision such as"},
 		{"GET", "/at/-2h" + configMapsPath, 400, "is no moment"},
 		{"GET", "/at/0" + configMapsPath, 400, "name a later one"},
-		{"GET", "/at/99999999" + configMapsPath, 504, "Too large resource version"},
+		{"GET", "/at/99999999" + configMapsPath, 400, "has not come yet"},
 		{"GET", "/at/0001-01-01T00:00:00Z" + configMapsPath, 410, "this cell is younger"},
 		{"GET", "/at/2999-01-01T00:00:00Z" + configMapsPath, 400, "has not come yet"},
 		{"GET", "/at/1h" + configMapsPath, 410, "this cell is younger"},

@@ -93,11 +93,9 @@ func listError(err error, paging bool, continueKey, prefix string) error {
 // readAnswer is what a client is told about a row that a view could not read. Nothing was written. A bucket that fails
 // may not do so a second later. What is damaged, lost or of another epoch stays so.
 func readAnswer(err error) error {
-	if errors.Is(err, projection.ErrExpired) { // of a moment, which has passed out of what is kept since it was looked up
+	// A moment may have passed out of what is kept since it was looked up. To ask again does not help.
+	if errors.Is(err, projection.ErrExpired) || errors.Is(err, projection.ErrTooMuch) {
 		return apierrors.NewResourceExpired(err.Error())
-	}
-	if errors.Is(err, projection.ErrTooMuch) {
-		return Unavailable(err.Error())
 	}
 	if errors.Is(err, projection.ErrDamaged) || errors.Is(err, bucket.ErrNotFound) ||
 		errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, eventlog.ErrFenced) || isContextError(err) {
@@ -175,7 +173,7 @@ func watchError(err error) *metav1.Status {
 		err = apierrors.NewResourceExpired(expiredWatch)
 	}
 	if errors.Is(err, projection.ErrTooMuch) {
-		err = Unavailable(err.Error())
+		err = apierrors.NewResourceExpired(err.Error())
 	}
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {

@@ -200,10 +200,10 @@ func TestAReplayThatHoldsTooMuch(t *testing.T) {
 	for event := w.next(); event != "closed true"; event = w.next() {
 		last = event
 	}
-	require.Equal(t, "ERROR ServiceUnavailable", last)
+	require.Equal(t, "ERROR Expired", last)
 	list := s.NewListFunc()
 	err := s.GetList(WithPast(t.Context(), v), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, list)
-	require.Equal(t, "ServiceUnavailable", string(reason(t, err)), "%v", err)
+	require.Equal(t, "Expired", string(reason(t, err)), "%v", err)
 	require.ErrorContains(t, err, projection.ErrTooMuch.Error())
 }
 

@@ -30,8 +30,6 @@ func (c *Client) Explain(err error) error {
 		return errors.New("the API server does not know you: are the credentials of the kubeconfig, or --token, right and not expired?")
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%w: ask for a role that allows this", err)
-	case isFuture(err):
-		return fmt.Errorf("%s: name a revision up to that one", strings.TrimPrefix(err.Error(), "Timeout: "))
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
 		if strings.Contains(err.Error(), "can be read") || strings.Contains(err.Error(), "younger") {
 			return err
@@ -39,11 +37,6 @@ func (c *Client) Explain(err error) error {
 		return fmt.Errorf("%w: name a later moment", err)
 	}
 	return err
-}
-
-func isFuture(err error) bool {
-	_, ok := apierrors.StatusCause(err, "ResourceVersionTooLarge")
-	return ok
 }
 
 // rootOf is the last reason of an error, without the URL and the addresses that it is wrapped in.
