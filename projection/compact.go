@@ -303,17 +303,21 @@ func (o *output) cut(ctx context.Context) error {
 	return nil
 }
 
-// position is where the root names the inputs: its segments from up to end. It is errOvertaken if the root does not
-// name all of them, next to each other.
+// position is where the root names the inputs.
 func (m *merge) position(r *root) (from, end int, err error) {
-	inputs := slices.Concat(m.inputs...)
-	from = slices.IndexFunc(r.Segments, func(s segmentRef) bool { return s.Key == inputs[0].ref.Key })
-	end = from + len(inputs)
-	if from < 0 || end > len(r.Segments) {
+	return slices.Concat(m.inputs...).position(r.Segments)
+}
+
+// position is where a list names the parts: from up to end. It is errOvertaken if the list does not name all of them,
+// next to each other.
+func (r run) position(refs []segmentRef) (from, end int, err error) {
+	from = slices.IndexFunc(refs, func(s segmentRef) bool { return s.Key == r[0].ref.Key })
+	end = from + len(r)
+	if from < 0 || end > len(refs) {
 		return 0, 0, errOvertaken
 	}
-	for i, input := range inputs {
-		if r.Segments[from+i].Key != input.ref.Key {
+	for i, part := range r {
+		if refs[from+i].Key != part.ref.Key {
 			return 0, 0, errOvertaken
 		}
 	}

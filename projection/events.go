@@ -14,6 +14,9 @@ import (
 // Keys are the row keys from Start up to End, without End; an empty End is unbounded. The zero Keys are all.
 type Keys struct{ Start, End string }
 
+// OneKey are the Keys that have only the one.
+func OneKey(key string) Keys { return Keys{key, key + "\x00"} }
+
 // PrefixEnd is the first key after all keys with the prefix, which must not end with the byte 255.
 func PrefixEnd(prefix string) string {
 	end := []byte(prefix)

@@ -62,12 +62,12 @@ func (v *View) below(ctx context.Context, at Revision) (*View, error) {
 	r := v.snap.root
 	next := r.checkpointAt(at)
 	if next < len(r.Checkpoints) {
-		snap, err := v.p.pastSnapshot(ctx, r.Checkpoints[next])
+		past, err := v.checkpoint(ctx, r.Checkpoints[next])
 		if err != nil {
 			return nil, err
 		}
-		if snap.root.Floor <= at {
-			return v.over(snap, emptyTail(snap.root)).upTo(at), nil
+		if past.Floor() <= at {
+			return past.upTo(at), nil
 		}
 	}
 	base, err := v.p.newSnapshot(&root{}, "", nil)
@@ -83,6 +83,15 @@ func (v *View) below(ctx context.Context, at Revision) (*View, error) {
 	past := v.over(base, emptyTail(base.root)).upTo(at)
 	past.archive = v
 	return past, nil
+}
+
+// checkpoint returns the view of a checkpoint.
+func (v *View) checkpoint(ctx context.Context, c checkpoint) (*View, error) {
+	snap, err := v.p.pastSnapshot(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return v.over(snap, emptyTail(snap.root)), nil
 }
 
 func (v *View) over(snap *snapshot, t *tail) *View {
@@ -292,6 +301,19 @@ func logTime(t time.Time) int64 {
 	return t.UnixNano()
 }
 
+// TimeOf is the log's time of the first event from a revision on, or the zero time if there is none.
+func (p *Projection) TimeOf(ctx context.Context, at Revision) (time.Time, error) {
+	v, err := p.AtLeast(ctx, at)
+	if err != nil {
+		return time.Time{}, err
+	}
+	e, _, err := v.eventFrom(ctx, at, v.Revision())
+	if err != nil {
+		return time.Time{}, fmt.Errorf("look for the time of revision %d: %w", at, err)
+	}
+	return e.Time, nil
+}
+
 // eventFrom returns the first event in [from, upto] that is not void.
 func (v *View) eventFrom(ctx context.Context, from, upto Revision) (first eventlog.Event, found bool, err error) {
 	after := from - 1
@@ -327,18 +349,18 @@ func (v *View) allHistory(ctx context.Context, key string) ([]Row, error) {
 		return nil, err
 	}
 	for _, c := range v.snap.root.Checkpoints {
-		snap, err := v.p.pastSnapshot(ctx, c)
+		past, err := v.checkpoint(ctx, c)
 		if err != nil {
 			return nil, err
 		}
-		older, err := v.over(snap, emptyTail(snap.root)).history(ctx, key)
+		older, err := past.history(ctx, key)
 		if err != nil {
 			return nil, err
 		}
 		rows = append(rows, older...)
 	}
 	after := v.archiveStart()
-	err = v.archived(ctx, Keys{key, key + "\x00"}, &after, v.Floor(), func(e eventlog.Event) bool {
+	err = v.archived(ctx, OneKey(key), &after, v.Floor(), func(e eventlog.Event) bool {
 		rows = append(rows, newRecord(e).row())
 		return true
 	})

@@ -62,15 +62,9 @@ func (p *Projection) joinEvents(ctx context.Context, v *View) (bool, error) {
 	sum.MinRevision = uint64(picked[0].ref.MinRevision)
 	_, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		next := v.snap.draft()
-		from := slices.IndexFunc(next.Events, func(s segmentRef) bool { return s.Key == picked[0].ref.Key })
-		end := from + len(picked)
-		if from < 0 || end > len(next.Events) {
-			return nil, errOvertaken
-		}
-		for i, part := range picked {
-			if next.Events[from+i].Key != part.ref.Key {
-				return nil, errOvertaken
-			}
+		from, end, err := picked.position(next.Events)
+		if err != nil {
+			return nil, err
 		}
 		// Under a name of this root's generation: a collector takes older ones for garbage.
 		joined, err := p.create(ctx, "events", 0, file, sum)

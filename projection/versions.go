@@ -172,13 +172,27 @@ func (s *versionSearch) linked(ctx context.Context) (found bool, err error) {
 	return found, err
 }
 
+// EventAt returns the version that the key's event of a revision made, a tombstone for a deletion; false if the event
+// is no longer kept. It reads one event, where GetAt below the floor may have to read many.
+func (p *Projection) EventAt(ctx context.Context, key string, at Revision) (row Row, found bool, err error) {
+	v, err := p.AtLeast(ctx, at)
+	if err != nil {
+		return Row{}, false, err
+	}
+	err = v.retry(ctx, func(v *View) error {
+		row, found, err = v.eventAt(ctx, key, at)
+		return err
+	})
+	return row, found, err
+}
+
 // eventAt returns the key's event at a revision, if it is kept.
 func (v *View) eventAt(ctx context.Context, key string, at Revision) (row Row, found bool, err error) {
 	after := at - 1
 	if after < v.archiveStart() {
 		return Row{}, false, nil
 	}
-	err = v.archived(ctx, Keys{key, key + "\x00"}, &after, at, func(e eventlog.Event) bool {
+	err = v.archived(ctx, OneKey(key), &after, at, func(e eventlog.Event) bool {
 		row, found = newRecord(e).row(), true
 		return true
 	})
@@ -192,11 +206,11 @@ func (s *versionSearch) checkpointed(ctx context.Context, at Revision) (Row, boo
 	if index == len(checkpoints) {
 		return Row{}, false, nil
 	}
-	snap, err := s.view.p.pastSnapshot(ctx, checkpoints[index])
+	past, err := s.view.checkpoint(ctx, checkpoints[index])
 	if err != nil {
 		return Row{}, false, err
 	}
-	for row, err := range s.view.over(snap, emptyTail(snap.root)).versions(ctx, s.key, at+1) {
+	for row, err := range past.versions(ctx, s.key, at+1) {
 		return row, row.Revision == at, err
 	}
 	return Row{}, false, nil
@@ -208,15 +222,15 @@ func (s *versionSearch) older(ctx context.Context) error {
 	r := s.view.snap.root
 	index := r.checkpointAt(s.below - 1)
 	if index < len(r.Checkpoints) {
-		snap, err := s.view.p.pastSnapshot(ctx, r.Checkpoints[index])
+		past, err := s.view.checkpoint(ctx, r.Checkpoints[index])
 		if err != nil {
 			return err
 		}
-		if snap.root.Floor+1 < s.below {
+		if past.Floor()+1 < s.below {
 			taken := len(s.rows)
-			_, err := s.takeFrom(ctx, s.view.over(snap, emptyTail(snap.root)))
+			_, err := s.takeFrom(ctx, past)
 			if err == nil && len(s.rows) == taken {
-				s.below = snap.root.Floor + 1
+				s.below = past.Floor() + 1
 			}
 			return err
 		}
@@ -228,7 +242,7 @@ func (s *versionSearch) older(ctx context.Context) error {
 	after := max(start, s.view.archiveStart())
 	if after+1 < s.below { // else nothing is kept in between
 		var last []Row // of all in between, as many as are wanted
-		err := s.view.archived(ctx, Keys{s.key, s.key + "\x00"}, &after, s.below-1, func(e eventlog.Event) bool {
+		err := s.view.archived(ctx, OneKey(s.key), &after, s.below-1, func(e eventlog.Event) bool {
 			if len(last) == s.limit-len(s.rows) {
 				last = slices.Delete(last, 0, 1)
 			}

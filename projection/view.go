@@ -75,8 +75,10 @@ func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, err
 
 // newest is the newest valid version at the revision, tombstones included.
 func (v *View) newest(ctx context.Context, key string, at Revision) (n version, ok bool, err error) {
-	if v, err = v.with(ctx, Keys{key, key + "\x00"}, at); err != nil {
-		return version{}, false, err
+	if v.archive != nil {
+		if v, err = v.with(ctx, OneKey(key), at); err != nil {
+			return version{}, false, err
+		}
 	}
 	err = v.retry(ctx, func(v *View) error {
 		if err := v.check(at); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,7 +17,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
-	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/buckettest"
 	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/test/product"
@@ -104,22 +103,6 @@ func (c *cluster) deletions(after eventlog.Revision, n int) eventlog.Revision {
 	return after
 }
 
-// counting counts what is read of a bucket.
-type counting struct {
-	bucket.Bucket
-	reads atomic.Int64
-}
-
-func (c *counting) Get(ctx context.Context, key string) ([]byte, string, error) {
-	c.reads.Add(1)
-	return c.Bucket.Get(ctx, key)
-}
-
-func (c *counting) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
-	c.reads.Add(1)
-	return c.Bucket.GetRange(ctx, key, offset, length)
-}
-
 // crowd writes that many ConfigMaps around those of namespace n, and as many into other namespaces.
 func (c *cluster) crowd(unrelated int) {
 	c.Helper()
@@ -160,7 +143,7 @@ func TestGarbageReadsOnlyDependents(t *testing.T) {
 	cost := func(unrelated int) (reads, messages int64) {
 		server := eventlogtest.Run(t, t.TempDir())
 		log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, server)})
-		b := &counting{Bucket: memory.Strict(t)}
+		b := &buckettest.Counted{Bucket: memory.Strict(t)}
 		c := newClusterWith(t, log, b)
 		c.plant(p)
 		c.crowd(unrelated)
@@ -182,15 +165,15 @@ func TestGarbageReadsOnlyDependents(t *testing.T) {
 			require.NoError(t, err)
 			return stats.InMsgs
 		}
-		before, sent := b.reads.Load(), messagesNow()
+		before, sent := b.Reads.Load(), messagesNow()
 		view, err := c.cell.Projection.Latest(t.Context())
 		require.NoError(t, err)
 		_, err = c.tasksOfState(t.Context(), view)
 		require.NoError(t, err)
-		t.Logf("beside %d: %d reads of the bucket and %d messages to find what is to be done", unrelated, b.reads.Load()-before, messagesNow()-sent)
+		t.Logf("beside %d: %d reads of the bucket and %d messages to find what is to be done", unrelated, b.Reads.Load()-before, messagesNow()-sent)
 		began := time.Now()
 		left, err := c.Once(t.Context())
-		reads, messages = b.reads.Load()-before, messagesNow()-sent
+		reads, messages = b.Reads.Load()-before, messagesNow()-sent
 		require.NoError(t, err)
 		require.Empty(t, left)
 		require.Equal(t, p.fan, c.references())

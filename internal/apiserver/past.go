@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -251,7 +250,7 @@ func (s *Server) forgotten(ctx context.Context, m moment, at eventlog.Revision) 
 	if older > 0 {
 		nearest = fmt.Sprintf("%s%d and %s", momentPrefix, older, nearest)
 	}
-	return apierrors.NewResourceExpired(fmt.Sprintf("what was true at %s is no longer kept; the nearest moments that can be read: %s", cmp.Or(m.text, "then"), nearest))
+	return apierrors.NewResourceExpired(fmt.Sprintf("what was true at %s is no longer kept; the nearest moments that can be read: %s", m.text, nearest))
 }
 
 // pastResponse keeps a redirect in the past.

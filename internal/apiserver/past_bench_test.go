@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -10,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,42 +23,16 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
-	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/buckettest"
 	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/logplane/logplane/projection/cache"
 )
-
-// countedBucket counts what is read.
-type countedBucket struct {
-	bucket.Bucket
-	reads atomic.Int64
-}
-
-func (b *countedBucket) Get(ctx context.Context, key string) ([]byte, string, error) {
-	b.reads.Add(1)
-	return b.Bucket.Get(ctx, key)
-}
-
-func (b *countedBucket) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
-	b.reads.Add(1)
-	return b.Bucket.GetRange(ctx, key, offset, length)
-}
-
-func (b *countedBucket) Refresh(ctx context.Context, key, etag string) ([]byte, string, error) {
-	if r, ok := b.Bucket.(interface {
-		Refresh(context.Context, string, string) ([]byte, string, error)
-	}); ok {
-		b.reads.Add(1)
-		return r.Refresh(ctx, key, etag)
-	}
-	return b.Get(ctx, key)
-}
 
 // day is a cell of so many ConfigMaps of 1 KiB that were changed for 24 hours, as far as its checkpoints and floors can
 // tell: at the end of each hour a checkpoint was made, and the floor is an hour old.
 type day struct {
 	log    *eventlog.Log
-	bucket *countedBucket
+	bucket *buckettest.Counted
 	// hours are the revisions at the ends of the hours.
 	hours []projection.Revision
 }
@@ -68,7 +40,7 @@ type day struct {
 const pastObjects = 10_000
 
 func newDay(t testing.TB, events int) *day {
-	d := &day{log: eventlogtest.Log(t), bucket: &countedBucket{Bucket: memory.New()}}
+	d := &day{log: eventlogtest.Log(t), bucket: &buckettest.Counted{Bucket: memory.New()}}
 	p := d.open(t, func(c *projection.Config) {
 		c.Checkpoints, c.TailBytes = []projection.CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}, 1<<30
 	})
@@ -152,9 +124,9 @@ func (d *day) serve(t testing.TB, caches ...int64) *Server {
 
 // get asks, and says how long that took and what was read of the bucket.
 func (d *day) get(t testing.TB, s *Server, path string) (took time.Duration, reads int64, a answer) {
-	before, start := d.bucket.reads.Load(), time.Now()
+	before, start := d.bucket.Reads.Load(), time.Now()
 	a = request{method: "GET", path: path, header: http.Header{"User-Agent": {"kubectl/v1.36.3"}}}.do(t, s) // curl's JSON is made for people
-	took, reads = time.Since(start), d.bucket.reads.Load()-before
+	took, reads = time.Since(start), d.bucket.Reads.Load()-before
 	require.Equal(t, 200, a.code, a.body)
 	return took, reads, a
 }

@@ -22,7 +22,6 @@ func (s *Server) withRemote(h http.Handler) http.Handler {
 		info, _ := apirequest.RequestInfoFrom(r.Context())
 		version, ok := s.foreign(info)
 		if !ok || kubestore.PastFrom(r.Context()) != nil { // remote servers keep no past
-
 			h.ServeHTTP(w, r)
 			return
 		}

@@ -166,7 +166,7 @@ func (s *store) keys(path string, recursive bool) projection.Keys {
 	if recursive {
 		return projection.Keys{Start: start, End: projection.PrefixEnd(start)}
 	}
-	return projection.Keys{Start: start, End: start + "\x00"}
+	return projection.OneKey(start)
 }
 
 // owner is the cluster and namespace of a row key. A cache keeps the objects of one owner from pushing out those of the

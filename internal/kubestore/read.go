@@ -91,11 +91,8 @@ func (s *store) viewFor(ctx context.Context, resourceVersion string) (*projectio
 // any returns the view that this process has, if it is young enough. It returns none that is older than what this store
 // has acknowledged. It returns none from before the first event of the cell either, because a list needs a revision.
 func (s *store) any(ctx context.Context) (*projection.View, error) {
-	if past := PastFrom(ctx); past != nil {
-		return past, nil
-	}
-	if t := transactionOf(ctx); t != nil {
-		return t.view(), nil
+	if v := pinned(ctx); v != nil {
+		return v, nil
 	}
 	v, err := s.Projection.Any(ctx)
 	if err != nil {

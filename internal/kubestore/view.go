@@ -54,6 +54,15 @@ func PastFrom(ctx context.Context) *projection.View {
 	return r.view // never changes
 }
 
+// pinned is the view of a request that reads nothing newer: of its moment in the past, or of its transaction. It is nil
+// for any other request.
+func pinned(ctx context.Context) *projection.View {
+	if t := transactionOf(ctx); t != nil {
+		return t.view()
+	}
+	return PastFrom(ctx)
+}
+
 // ViewFrom returns the newest view that the context's request has used, nil if it has used none. It may be older than
 // the last write of the request.
 func ViewFrom(ctx context.Context) *projection.View {
@@ -119,11 +128,8 @@ func (r *requestView) since() time.Time {
 // tail has grown far too long, one request of the process, which may be a GET, commits the snapshot and purges the log.
 // That takes it 5 s at most.
 func (c Cell) latest(ctx context.Context) (*projection.View, error) {
-	if past := PastFrom(ctx); past != nil {
-		return past, nil
-	}
-	if t := transactionOf(ctx); t != nil {
-		return t.view(), nil
+	if v := pinned(ctx); v != nil {
+		return v, nil
 	}
 	asked := time.Now()
 	v, err := c.Projection.Latest(ctx)

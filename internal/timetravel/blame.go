@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -32,7 +33,7 @@ func (t *Tool) Blame(ctx context.Context, object string, managedFields, status b
 		return err
 	}
 	if versions[0].Verb == "delete" {
-		return fmt.Errorf("'%s' was deleted at revision %s by %s: 'undelete %s' makes it again", object, versions[0].Name, author(&versions[0]), object)
+		return fmt.Errorf("'%s' was deleted at revision %s by %s: 'undelete %s' makes it again", object, versions[0].Name, versions[0].Author(), object)
 	}
 	var tree *blamed
 	var last map[string]any
@@ -158,16 +159,9 @@ func (t *Tool) printBlame(object map[string]any, tree *blamed, versions []histor
 		if current == oldest && v.Verb != "create" { // what was before is no longer kept
 			revision = "<=" + revision
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t| %s\n", revision, v.CreationTimestamp.UTC().Format(time.RFC3339), t.Text(author(v)), t.Text(trimNewline(line)))
+		fmt.Fprintf(table, "%s\t%s\t%s\t| %s\n", revision, v.CreationTimestamp.UTC().Format(time.RFC3339), t.Text(v.Author()), t.Text(strings.TrimSuffix(line, "\n")))
 	}
 	return table.Flush()
-}
-
-func trimNewline(line string) string {
-	if n := len(line); n > 0 && line[n-1] == '\n' {
-		return line[:n-1]
-	}
-	return line
 }
 
 // place notes for each line that a node of the YAML begins the version that it is from.

@@ -30,17 +30,9 @@ func (t *Tool) History(ctx context.Context, object, output string) error {
 	for i := range list.Items {
 		v := &list.Items[i]
 		fmt.Fprintf(table, "%s\t%s (%s)\t%s\t%s\t%s\t%s\n", v.Name, v.CreationTimestamp.UTC().Format(time.RFC3339),
-			duration.HumanDuration(time.Since(v.CreationTimestamp.Time)), t.Text(author(v)), t.Text(cmp.Or(v.Manager, "-")), v.Verb, t.Text(changed(v)))
+			duration.HumanDuration(time.Since(v.CreationTimestamp.Time)), t.Text(v.Author()), t.Text(cmp.Or(v.Manager, "-")), v.Verb, t.Text(changed(v)))
 	}
 	return table.Flush()
-}
-
-// author is who wrote a version.
-func author(v *history.Version) string {
-	if v.ActingAs != "" {
-		return v.User + " as " + v.ActingAs
-	}
-	return v.User
 }
 
 // mostShown is how many fields a line names.

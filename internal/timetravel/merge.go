@@ -3,6 +3,7 @@ package timetravel
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -166,7 +167,7 @@ func (r *reversal) object(p path, before, after, now map[string]any) any {
 	for name := range after {
 		names[name] = true
 	}
-	for _, name := range sorted(names) {
+	for _, name := range slices.Sorted(maps.Keys(names)) {
 		value := r.value(p.with(step{field: name}), fieldOf(before, name), fieldOf(after, name), fieldOf(now, name))
 		if value == any(none{}) {
 			delete(out, name)
@@ -291,13 +292,4 @@ func fieldOf(object map[string]any, name string) any {
 		return value
 	}
 	return none{}
-}
-
-func sorted(set map[string]bool) []string {
-	var all []string
-	for name := range set {
-		all = append(all, name)
-	}
-	slices.Sort(all)
-	return all
 }

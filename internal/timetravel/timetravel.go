@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/term"
@@ -98,10 +99,8 @@ func (t *Tool) print(object any, output string) error {
 
 // checkOutput refuses an --output that a command does not have.
 func checkOutput(output string, known ...string) error {
-	for _, k := range known {
-		if output == k {
-			return nil
-		}
+	if slices.Contains(known, output) {
+		return nil
 	}
 	var named []string
 	for _, k := range known {

@@ -37,7 +37,7 @@ func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
 	if err != nil {
 		return err
 	}
-	t.line("create %s as it was before %s deleted it at revision %s, %s", name, author(last), last.Name, last.CreationTimestamp.UTC().Format(time.RFC3339))
+	t.line("create %s as it was before %s deleted it at revision %s, %s", name, last.Author(), last.Name, last.CreationTimestamp.UTC().Format(time.RFC3339))
 	t.notes(notes)
 	if err := t.confirm(ctx, yes); err != nil {
 		return err

@@ -393,7 +393,7 @@ func (u *undoing) mayGo(c *change, now, is any, live *unstructured.Unstructured,
 			return "" // only the control plane has written to it since
 		}
 		if !isStatus(v) && !ofControlPlane(v) && !isUndo(v) && !slices.ContainsFunc(u.changes, func(c change) bool { return c.version == v }) {
-			return fmt.Sprintf("it was changed since, at revision %s by %s, which would be lost", v.Name, author(v))
+			return fmt.Sprintf("it was changed since, at revision %s by %s, which would be lost", v.Name, v.Author())
 		}
 	}
 	return ""
@@ -424,7 +424,7 @@ func (u *undoing) blame(c *change, conflicts []path) string {
 		}
 		was, err := contentOf(&u.versions[i+1])
 		if err == nil && !reflect.DeepEqual(p.of(was.Object), p.of(is.Object)) {
-			return said + fmt.Sprintf(": %s changed it at revision %s", author(v), v.Name)
+			return said + fmt.Sprintf(": %s changed it at revision %s", v.Author(), v.Name)
 		}
 	}
 	return said

@@ -25,31 +25,16 @@ func TestReadmeTour(t *testing.T) {
 	require.Len(t, blocks["sh tour"], 3)
 	require.Len(t, blocks["sh tour restarted"], 1)
 	require.Len(t, blocks["sh tour stopped"], 1)
-	home := t.TempDir()
-	require.NoError(t, os.MkdirAll(filepath.Join(home, "bin"), 0o755))
-	require.NoError(t, os.Symlink(product.Logplane(t), filepath.Join(home, "bin/logplane")))
-	script := strings.Join([]string{
-		tourShell, "start",
-		strings.Join(blocks["sh tour"][:2], "\n"), "await_commit",
+	said := tour(t, strings.Join(blocks["sh tour"][:2], "\n"), "await_commit",
 		blocks["sh tour"][2], "wait $SERVER || true",
 		"start", blocks["sh tour restarted"][0],
-		"kill $SERVER; wait $SERVER", blocks["sh tour stopped"][0],
-	}, "\n")
-	tour := exec.Command("bash", "-euo", "pipefail", "-c", script)
-	tour.Dir = home
-	tour.Env = append(os.Environ(), "HOME="+home, "KUBECONFIG="+home+"/.logplane/kubeconfig",
-		"PATH="+filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))+":"+os.Getenv("PATH"))
-	var out bytes.Buffer
-	tour.Stdout, tour.Stderr = &out, &out
-	err := tour.Run()
-	t.Log(out.String())
-	require.NoError(t, err)
+		"kill $SERVER; wait $SERVER", blocks["sh tour stopped"][0])
 	for _, expected := range []string{
 		"namespace/tour created", "configmap/greeting patched", "/.logplane/bucket/logplane/root",
 		`"type":"MODIFIED"`, `"text":"before the kill"`, `"applied": "`,
 		"modified", "added", "main/configmaps/tour/greeting",
 	} {
-		require.Contains(t, out.String(), expected)
+		require.Contains(t, said, expected)
 	}
 }
 
@@ -62,32 +47,34 @@ func TestHistoryTour(t *testing.T) {
 	readme, history := product.Snippets(t, "README.md"), product.Snippets(t, "docs/history.md")
 	require.Len(t, readme["sh past"], 1)
 	require.NotEmpty(t, history["sh history"])
+	said := tour(t, "kubectl create namespace tour; kubectl create configmap greeting --namespace tour --from-literal=text=hello",
+		strings.Join(history["sh history"], "\n"),
+		"until kubectl get --raw /at/10s/api >/dev/null 2>&1; do kill -0 $SERVER; done", readme["sh past"][0])
+	for _, expected := range []string{
+		"spec.template.spec.containers[0].image", "data.coffee", `"type":"MODIFIED"`, "deployment.apps/web   0/2", "manager: kubectl-patch",
+		`"coffee":"40"`, "configmaps/greeting",
+	} {
+		require.Contains(t, said, expected)
+	}
+}
+
+// tour starts a server in a home of its own, runs the commands there, and returns all that they say.
+func tour(t *testing.T, commands ...string) string {
 	home := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(home, "bin"), 0o755))
 	for _, name := range []string{"logplane", "kubectl-logplane"} {
 		require.NoError(t, os.Symlink(product.Logplane(t), filepath.Join(home, "bin", name)))
 	}
-	script := strings.Join([]string{
-		tourShell, "start",
-		"kubectl create namespace tour; kubectl create configmap greeting --namespace tour --from-literal=text=hello",
-		strings.Join(history["sh history"], "\n"),
-		"until kubectl get --raw /at/10s/api >/dev/null 2>&1; do kill -0 $SERVER; done", readme["sh past"][0],
-	}, "\n")
-	tour := exec.Command("bash", "-euxo", "pipefail", "-c", script)
-	tour.Dir = home
-	tour.Env = append(os.Environ(), "HOME="+home, "KUBECONFIG="+home+"/.logplane/kubeconfig",
+	shell := exec.Command("bash", "-euo", "pipefail", "-c", tourShell+"start\n"+strings.Join(commands, "\n"))
+	shell.Dir = home
+	shell.Env = append(os.Environ(), "HOME="+home, "KUBECONFIG="+home+"/.logplane/kubeconfig",
 		"PATH="+filepath.Join(home, "bin")+":"+filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))+":"+os.Getenv("PATH"))
 	var out bytes.Buffer
-	tour.Stdout, tour.Stderr = &out, &out
-	err := tour.Run()
+	shell.Stdout, shell.Stderr = &out, &out
+	err := shell.Run()
 	t.Log(out.String())
 	require.NoError(t, err)
-	for _, expected := range []string{
-		"spec.template.spec.containers[0].image", "data.coffee", `"type":"MODIFIED"`, "deployment.apps/web   0/2", "manager: kubectl-patch",
-		`"coffee":"40"`, "configmaps/greeting",
-	} {
-		require.Contains(t, out.String(), expected)
-	}
+	return out.String()
 }
 
 // tourShell starts a server on the same port each time, and waits until it is ready. await_commit waits until the

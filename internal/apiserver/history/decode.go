@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
@@ -53,7 +54,7 @@ func decoderOf(group string) runtime.Decoder {
 	switch group {
 	case customresources.Resource.Group:
 		return crdserver.Codecs.UniversalDeserializer()
-	case "apiregistration.k8s.io":
+	case apiregistration.GroupName:
 		return aggregatorscheme.Codecs.UniversalDeserializer()
 	}
 	return legacyscheme.Codecs.UniversalDeserializer()

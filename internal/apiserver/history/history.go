@@ -297,7 +297,7 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 	if end > q.limit || next > 0 && end > 1 {
 		end, next = end-1, rows[end-2].Revision
 	}
-	rights, spent := rights{store: r.store}, effort{}
+	rights, spent := rights{r.store, map[eventlog.Key]bool{}}, effort{}
 	for i, row := range rows[:end] {
 		allowed, err := rights.get(ctx, row.ID) // what is stored there may be another group's
 		if err != nil {
@@ -361,7 +361,7 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	if err != nil {
 		return nil, err
 	}
-	rights, spent := rights{store: r.store}, effort{}
+	rights, spent := rights{r.store, map[eventlog.Key]bool{}}, effort{}
 	list := &ChangeList{Items: []Change{}}
 	list.ResourceVersion = fmt.Sprint(uint64(upto))
 	last := map[string]projection.Row{}
@@ -453,7 +453,7 @@ func (s *store) keysOf(ctx context.Context, q *question) (projection.Keys, error
 			return projection.Keys{}, err
 		}
 		q.namespace = key.Namespace
-		return projection.Keys{Start: key.RowKey(), End: key.RowKey() + "\x00"}, s.requireGet(ctx, key)
+		return projection.OneKey(key.RowKey()), s.requireGet(ctx, key)
 	}
 	start := s.Cell.Cluster + "/"
 	if q.resource != "" {
@@ -461,7 +461,7 @@ func (s *store) keysOf(ctx context.Context, q *question) (projection.Keys, error
 		if err != nil {
 			return projection.Keys{}, err
 		}
-		start = s.key(found, "", "").RowKey()
+		start = s.Stores.Key(found.GroupResource, "", "").RowKey()
 		if !strings.HasSuffix(start, "/") {
 			start += "/"
 		}
@@ -618,7 +618,7 @@ func (s *store) keyOf(ctx context.Context, object, namespace string) (eventlog.K
 		return eventlog.Key{}, err
 	}
 	if !found.namespaced {
-		return s.key(found, "", rest), nil
+		return s.Stores.Key(found.GroupResource, "", rest), nil
 	}
 	if of, name, ok := strings.Cut(rest, "/"); ok {
 		if namespace != "" && namespace != of {
@@ -629,51 +629,37 @@ func (s *store) keyOf(ctx context.Context, object, namespace string) (eventlog.K
 	if namespace == "" {
 		return eventlog.Key{}, apierrors.NewBadRequest(fmt.Sprintf("'%s' is in a namespace: name it with -n, or write %s/NAMESPACE/%s", object, name, rest))
 	}
-	return s.key(found, namespace, rest), nil
+	return s.Stores.Key(found.GroupResource, namespace, rest), nil
 }
 
-// rights remembers for one request what its user may get.
+// rights remembers for one request what its user may get. A key without a name stands for all objects of its kind in
+// its namespace.
 type rights struct {
 	*store
-	known map[schema.GroupResource]map[string]bool
-	// each has single objects of kinds that the user may not get as a whole.
-	each map[eventlog.Key]bool
+	known map[eventlog.Key]bool
 }
 
 // get says whether the user may get an object: all of its kind in its namespace, or this one.
 func (r *rights) get(ctx context.Context, k eventlog.Key) (bool, error) {
-	of := schema.GroupResource{Group: k.Group, Resource: k.Resource}
-	all, known := r.known[of][k.Namespace]
-	if !known {
-		any := k
-		any.Name = ""
-		var err error
-		if all, err = r.mayGet(ctx, any); err != nil {
-			return false, err
-		}
-		if r.known == nil {
-			r.known = map[schema.GroupResource]map[string]bool{}
-		}
-		if r.known[of] == nil {
-			r.known[of] = map[string]bool{}
-		}
-		r.known[of][k.Namespace] = all
+	all := k
+	all.Name = ""
+	allowed, err := r.ask(ctx, all)
+	if err != nil || allowed {
+		return allowed, err
 	}
-	if all {
-		return true, nil
+	return r.ask(ctx, k)
+}
+
+func (r *rights) ask(ctx context.Context, k eventlog.Key) (bool, error) {
+	allowed, known := r.known[k]
+	if known {
+		return allowed, nil
 	}
-	allowed, known := r.each[k]
-	if !known {
-		var err error
-		if allowed, err = r.mayGet(ctx, k); err != nil {
-			return false, err
-		}
-		if r.each == nil {
-			r.each = map[eventlog.Key]bool{}
-		}
-		r.each[k] = allowed
+	allowed, err := r.mayGet(ctx, k)
+	if err == nil {
+		r.known[k] = allowed
 	}
-	return allowed, nil
+	return allowed, err
 }
 
 // mayGet asks whether the request's user may get the object today, in any version.

@@ -9,10 +9,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 
-	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
 )
 
@@ -20,19 +17,7 @@ import (
 type found struct {
 	schema.GroupResource
 	namespaced bool
-	// prefix is where its objects are stored.
-	prefix string
 }
-
-// key is that of an object of the resource.
-func (s *store) key(of found, namespace, name string) eventlog.Key {
-	k := s.Stores.Key(of.GroupResource, namespace, name)
-	k.Prefix = "/" + of.prefix
-	return k
-}
-
-// below is the prefix of resources that are stored below their group: custom ones, their definitions, and APIServices.
-func below(r schema.GroupResource) string { return r.Group + "/" + r.Resource }
 
 // find looks for a resource by its name, such as 'deployments.apps', 'deployments', 'deployment' or 'deploy'. A name
 // with a group that nobody serves is that of custom resources whose definition is gone: their past is kept.
@@ -49,11 +34,7 @@ func (s *store) find(ctx context.Context, name string) (found, error) {
 		for _, v := range g.Versions {
 			for _, r := range v.Resources {
 				if !strings.Contains(r.Name, "/") && (r.Name == want.Resource || r.SingularName == want.Resource || slices.Contains(r.ShortNames, want.Resource)) {
-					of := found{schema.GroupResource{Group: g.Name, Resource: r.Name}, r.Namespaced, ""}
-					if of.prefix = s.Stores.Prefix(of.GroupResource); g.Name == customresources.Resource.Group || g.Name == apiregistration.GroupName {
-						of.prefix = below(of.GroupResource)
-					}
-					return of, nil
+					return found{schema.GroupResource{Group: g.Name, Resource: r.Name}, r.Namespaced}, nil
 				}
 			}
 		}
@@ -66,14 +47,13 @@ func (s *store) find(ctx context.Context, name string) (found, error) {
 		names := crd.Spec.Names
 		if (want.Group == "" || want.Group == crd.Spec.Group) &&
 			(names.Plural == want.Resource || names.Singular == want.Resource || slices.Contains(names.ShortNames, want.Resource)) {
-			of := schema.GroupResource{Group: crd.Spec.Group, Resource: names.Plural}
-			return found{of, crd.Spec.Scope == apiextensionsv1.NamespaceScoped, below(of)}, nil
+			return found{schema.GroupResource{Group: crd.Spec.Group, Resource: names.Plural}, crd.Spec.Scope == apiextensionsv1.NamespaceScoped}, nil
 		}
 	}
 	if want.Group == "" || isServed(groups, want.Group) || !strings.Contains(want.Group, ".") || hiddenGroup(want.Group) {
 		return found{}, apierrors.NewBadRequest(fmt.Sprintf("there is no resource '%s': write its plural and group, such as deployments.apps", name))
 	}
-	return found{want, true, below(want)}, nil
+	return found{want, true}, nil
 }
 
 func isServed(groups []spec.Group, name string) bool {

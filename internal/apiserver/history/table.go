@@ -51,11 +51,7 @@ func (t table) ConvertToTable(_ context.Context, object runtime.Object, options 
 	}
 	for i := range items {
 		v := &items[i]
-		user := v.User
-		if v.ActingAs != "" {
-			user += " as " + v.ActingAs
-		}
-		cells := []any{v.Name, duration.HumanDuration(time.Since(v.CreationTimestamp.Time)), user, v.Verb}
+		cells := []any{v.Name, duration.HumanDuration(time.Since(v.CreationTimestamp.Time)), v.Author(), v.Verb}
 		if t.of {
 			cells = append(cells, v.Object.String())
 		}
@@ -71,6 +67,14 @@ func (r Reference) String() string {
 		name += "." + r.Group
 	}
 	return name + "/" + r.Name
+}
+
+// Author is who wrote the version, for people.
+func (v *Version) Author() string {
+	if v.ActingAs != "" {
+		return v.User + " as " + v.ActingAs
+	}
+	return v.User
 }
 
 func (v *Version) summary() string {

@@ -265,7 +265,7 @@ func (q *Quotas) count(ctx context.Context, v *projection.View, limit *corev1.Re
 		if _, known := used[name]; known || !ok {
 			continue
 		}
-		prefix := q.prefix(schema.ParseGroupResource(counted)) + limit.Namespace + "/"
+		prefix := q.config.Stores.Key(schema.ParseGroupResource(counted), "", "").RowKey() + limit.Namespace + "/"
 		n, err := v.Count(ctx, prefix, projection.PrefixEnd(prefix), v.Revision())
 		if err != nil {
 			return nil, err
@@ -273,15 +273,6 @@ func (q *Quotas) count(ctx context.Context, v *projection.View, limit *corev1.Re
 		used[name] = *resource.NewQuantity(int64(n), resource.DecimalSI)
 	}
 	return used, nil
-}
-
-// prefix of the rows of a resource, built in or custom.
-func (q *Quotas) prefix(resource schema.GroupResource) string {
-	key := q.config.Stores.Key(resource, "", "")
-	if !legacyscheme.Scheme.IsGroupRegistered(resource.Group) {
-		key.Prefix = "/" + resource.Group + "/" + resource.Resource
-	}
-	return key.RowKey()
 }
 
 // Recounts is the resource of the rows that ask for a recount.

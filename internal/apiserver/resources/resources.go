@@ -161,8 +161,12 @@ func DecodesLabels(resource schema.GroupResource) bool {
 	return resource == schema.GroupResource{Resource: "replicationcontrollers"} || resource == schema.GroupResource{Group: "batch", Resource: "jobs"}
 }
 
-// Prefix is upstream's storage prefix of a built-in resource, for example 'services/specs'.
+// Prefix is upstream's storage prefix of a resource, for example 'services/specs'. Custom resources, their definitions
+// and APIServices, which have schemes of their own, are stored below their group.
 func (s *Stores) Prefix(resource schema.GroupResource) string {
+	if !legacyscheme.Scheme.IsGroupRegistered(resource.Group) {
+		return resource.Group + "/" + resource.Resource
+	}
 	return s.factory.ResourcePrefix(resource)
 }
 
@@ -180,7 +184,7 @@ var CustomCodec = sync.OnceValue(func() runtime.Codec {
 	return runtime.NewCodec(c, recognizer.NewDecoder(c, unstructured.UnstructuredJSONScheme))
 })
 
-// Key is the key of an object of a built-in resource.
+// Key is the key of an object, of a built-in resource or a custom one.
 func (s *Stores) Key(resource schema.GroupResource, namespace, name string) eventlog.Key {
 	return eventlog.Key{
 		Cluster: s.config.Cell.Cluster, Group: resource.Group, Resource: resource.Resource,
@@ -218,9 +222,7 @@ func hasNamespace(prefix string, example runtime.Object, keyFunc func(runtime.Ob
 // A group registers its own when its first request builds it. Events, which alone are in two groups, are known before,
 // or rules for one group would not hold for the other.
 func (s *Stores) Equivalents() runtime.EquivalentResourceRegistry {
-	r := runtime.NewEquivalentResourceRegistryWithIdentity(func(resource schema.GroupResource) string {
-		return s.Prefix(resource)
-	})
+	r := runtime.NewEquivalentResourceRegistryWithIdentity(s.factory.ResourcePrefix)
 	for _, version := range []schema.GroupVersion{corev1.SchemeGroupVersion, eventsv1.SchemeGroupVersion} {
 		r.RegisterKindFor(version.WithResource("events"), "", version.WithKind("Event"))
 	}
