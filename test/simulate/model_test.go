@@ -86,7 +86,7 @@ func (m *model) learn(msg *nats.Msg, revision uint64, at time.Time) {
 		of, _ := strconv.ParseUint(size, 10, 64)
 		e.batch = [2]uint64{revision - n + 1, revision - n + of}
 	}
-	e.size = 400 + 2*len(e.key) + len(msg.Data)
+	e.size = 450 + 2*len(e.key) + len(msg.Data) // as the projection counts, without authors
 	m.events[revision] = e
 	m.order = append(m.order, revision)
 	if kind != "added" && kind != "modified" && kind != "deleted" { // a barrier
