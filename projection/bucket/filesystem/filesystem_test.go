@@ -5,10 +5,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,12 +22,20 @@ import (
 	"github.com/logplane/logplane/projection/bucket/buckettest"
 )
 
-// A process of these tests that has this in its environment is one of several writers in a folder.
-const writerFolder = "BUCKET_TEST_WRITER_FOLDER"
+// A process of these tests that has the first in its environment is one of several writers in a folder. The second says
+// how often it writes.
+const (
+	writerFolder     = "BUCKET_TEST_WRITER_FOLDER"
+	writerIncrements = "BUCKET_TEST_WRITER_INCREMENTS"
+)
 
 func TestMain(m *testing.M) {
 	if folder := os.Getenv(writerFolder); folder != "" {
-		if err := increment(folder); err != nil {
+		increments, err := strconv.Atoi(os.Getenv(writerIncrements))
+		if err == nil {
+			err = increment(folder, increments)
+		}
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -47,10 +57,14 @@ func open(t *testing.T, folder string) *Bucket {
 	return b
 }
 
-const increments = 40
+const (
+	increments = 40
+	// endless is for a writer that is killed: the test may be late to see its first increments.
+	endless = math.MaxInt32
+)
 
 // increment is a writer's whole life: it adds to the count and says each time that it has.
-func increment(folder string) error {
+func increment(folder string, increments int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	b, err := Open(folder)
@@ -88,7 +102,7 @@ func TestTwoProcessesLoseNoReplacement(t *testing.T) {
 	require.NoError(t, err)
 	var writers []*exec.Cmd
 	for range 2 {
-		writers = append(writers, startWriter(t, folder))
+		writers = append(writers, startWriter(t, folder, increments))
 	}
 	for _, w := range writers {
 		require.NoError(t, w.Wait(), "%s", w.Stderr)
@@ -103,7 +117,7 @@ func TestKilledWriter(t *testing.T) {
 	b := open(t, folder)
 	_, err := b.Create(t.Context(), "cell/root", count(0))
 	require.NoError(t, err)
-	killed := startWriter(t, folder)
+	killed := startWriter(t, folder, endless)
 	for countIn(t, b) < 3 {
 		require.NoError(t, t.Context().Err())
 	}
@@ -113,17 +127,17 @@ func TestKilledWriter(t *testing.T) {
 	before := countIn(t, b)
 	require.LessOrEqual(t, acknowledged(killed), int(before))
 	require.LessOrEqual(t, int(before), acknowledged(killed)+1)
-	other := startWriter(t, folder)
+	other := startWriter(t, folder, increments)
 	require.NoError(t, other.Wait(), "%s", other.Stderr)
 	require.EqualValues(t, before+increments, countIn(t, b))
 }
 
-func startWriter(t *testing.T, folder string) *exec.Cmd {
+func startWriter(t *testing.T, folder string, increments int) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	w := exec.CommandContext(ctx, os.Args[0])
-	w.Env = append(os.Environ(), writerFolder+"="+folder)
+	w.Env = append(os.Environ(), writerFolder+"="+folder, writerIncrements+"="+strconv.Itoa(increments))
 	w.Stdout, w.Stderr = &strings.Builder{}, &strings.Builder{}
 	require.NoError(t, w.Start())
 	return w
