@@ -137,7 +137,8 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	return Bounds{First: first.First, Head: head}, err
 }
 
-// publishBarrier appends a barrier, with further headers and a body if they are given. Nobody reads the body.
+// publishBarrier appends a barrier, with further headers and a body if they are given. Nobody reads the body. The
+// context must have a deadline.
 func (l *Log) publishBarrier(ctx context.Context, headers nats.Header, body []byte) (Revision, error) {
 	for try := 0; ; try++ {
 		var ack acknowledgement

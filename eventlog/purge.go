@@ -46,7 +46,7 @@ func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
 	padding := make([]byte, fillMessage)
 	for range fills {
 		rand.Read(padding) // a stream that compresses would make nothing of zeroes
-		last, err = l.publishBarrier(ctx, nil, padding)
+		last, err = l.further(ctx, nil, padding)
 		if err != nil {
 			return 0, fmt.Errorf("fill the log's file: %w", err)
 		}
@@ -56,10 +56,17 @@ func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
 
 // Outdate appends a barrier that makes whoever reads it read the root again.
 func (l *Log) Outdate(ctx context.Context) error {
-	if _, err := l.publishBarrier(ctx, nats.Header{headerOutdates: {"root"}}, nil); err != nil {
+	if _, err := l.further(ctx, nats.Header{headerOutdates: {"root"}}, nil); err != nil {
 		return fmt.Errorf("outdate what processes know of the root: %w", err)
 	}
 	return nil
+}
+
+// further is publishBarrier within the log's timeout.
+func (l *Log) further(ctx context.Context, headers nats.Header, body []byte) (Revision, error) {
+	ctx, cancel := l.within(ctx)
+	defer cancel()
+	return l.publishBarrier(ctx, headers, body)
 }
 
 // FenceGap is how far a fence leaps at least. No request sees so many events between its view and its append. So a
