@@ -56,7 +56,9 @@ func restart(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // serverOf is where the script keeps its server.
-func serverOf(ts *testscript.TestScript) **product.Process { return ts.Value("server").(**product.Process) }
+func serverOf(ts *testscript.TestScript) **product.Process {
+	return ts.Value("server").(**product.Process)
+}
 
 func startAgain(ts *testscript.TestScript, more ...string) {
 	server := serverOf(ts)
