@@ -18,8 +18,8 @@ import (
 
 // TestScripts runs testdata/script/*.txtar. Each script has its own 'logplane dev' on an empty folder and drives it
 // with the real kubectl. Commands of ours: 'restart' kills the server (-9) and starts it again on the same folder and
-// port, 'finish' ends it well ('stop' would end the script); 'secure' starts it again with --secure; 'watching' waits until
-// a watch is open; 'objects N' prints a List of N ConfigMaps into objects.yaml.
+// port, 'finish' ends it well ('stop' would end the script); 'secure' starts it again with --secure; 'watching' waits
+// until a watch is open; 'objects N' prints a List of N ConfigMaps into objects.yaml.
 func TestScripts(t *testing.T) {
 	kubectl := filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))
 	logplane := filepath.Dir(product.Logplane(t))
