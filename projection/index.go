@@ -25,7 +25,7 @@ const (
 	// million events of 4 KiB. Those of older segments are read from them.
 	indexedEvents = 1 << 20
 	// unkept is how many footers are read from their segments at most when an idx object is written, so that a commit
-	// does not take long. There are some after an idx object was lost, or was not written by an earlier Logplane.
+	// does not take long. Some have to be after an idx object was lost, and where an earlier Logplane wrote none.
 	unkept = 64
 )
 
@@ -47,7 +47,7 @@ type index struct {
 	p       *Projection
 	reading gate
 	footers atomic.Pointer[map[string][]byte]
-	missed  bool // by reading; it was not there once
+	missed  bool // it was not there once; reading guards this
 }
 
 func (p *Projection) newIndex(key string) *index { return &index{key: key, p: p, reading: newGate()} }
