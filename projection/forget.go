@@ -239,8 +239,10 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint, s *snapshot) (
 func (w *rewriting) root(ctx context.Context, r *root, s *snapshot) (changed bool, err error) {
 	r.Segments, r.Events = w.refs(r.Segments), w.refs(r.Events)
 	r.Footers, _ = w.footers(r.Footers)
-	r.Index, err = w.index(ctx, s.index)
-	if err != nil {
+	if r.Index, err = w.index(ctx, s.index); err != nil {
+		return false, err
+	}
+	if r.EventIndex, err = w.index(ctx, s.eventIndex); err != nil {
 		return false, err
 	}
 	records, dropped := w.records(s.records)
@@ -250,7 +252,7 @@ func (w *rewriting) root(ctx context.Context, r *root, s *snapshot) (changed boo
 		}
 	}
 	same := func(a, b segmentRef) bool { return a.Key == b.Key }
-	return dropped || r.Index != s.root.Index || !slices.EqualFunc(r.Segments, s.root.Segments, same) || !slices.EqualFunc(r.Events, s.root.Events, same), nil
+	return dropped || r.Index != s.root.Index || r.EventIndex != s.root.EventIndex || !slices.EqualFunc(r.Segments, s.root.Segments, same) || !slices.EqualFunc(r.Events, s.root.Events, same), nil
 }
 
 func (w *rewriting) refs(refs []segmentRef) []segmentRef {
@@ -394,7 +396,7 @@ func (w *rewriting) segment(ctx context.Context, r *part) (*rewritten, error) {
 	}
 	written("forget", len(file))
 	w.objects++
-	return &rewritten{ref: ref, sealed: slices.Clone(file[sum.Size-sum.Footer:])}, nil
+	return &rewritten{ref: ref, sealed: footerOf(ref, file).Sealed}, nil
 }
 
 // heldUnnamed fails if an object that no root names has what was to be forgotten. Others may be at work: what they have

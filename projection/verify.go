@@ -156,7 +156,7 @@ func (v *verification) checkpoint(ctx context.Context, c checkpoint) {
 		v.report("%w", err)
 		return
 	}
-	v.named[copied.Index] = true
+	v.named[copied.Index], v.named[copied.EventIndex] = true, true
 	pinned := func(refs []segmentRef, kind segment.Kind) {
 		for _, ref := range refs {
 			if !v.named[ref.Key] {
@@ -172,12 +172,11 @@ func (v *verification) checkpoint(ctx context.Context, c checkpoint) {
 // index checks the footers that are kept beside their segments.
 func (v *verification) index(ctx context.Context) {
 	snap, err := v.p.newSnapshot(v.root, v.etag, nil)
-	if err == nil {
-		err = snap.verifyIndex(ctx, v.p, func(problem error) { v.report("%w", problem) })
-	}
 	if err != nil {
 		v.report("%w", err)
+		return
 	}
+	snap.verifyIndex(ctx, v.p, func(problem error) { v.report("%w", problem) })
 }
 
 // segment reads one segment whole and hands out its records.
