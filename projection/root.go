@@ -56,6 +56,8 @@ type root struct {
 	Checkpoints []checkpoint `cbor:"14,keyasint"`
 	// Archive is the log time up to which the archive is over. If there is an archive, it is below Horizon.
 	Archive int64 `cbor:"20,keyasint"`
+	// Trimmed says of which keys archive and checkpoints have a shorter past.
+	Trimmed []trim `cbor:"23,keyasint,omitempty"`
 	// Spilled is the last revision in the segments. Inline is an event segment with the rest, up to Applied.
 	Spilled Revision `cbor:"15,keyasint"`
 	Inline  []byte   `cbor:"16,keyasint"`
