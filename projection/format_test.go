@@ -185,7 +185,7 @@ func TestWhatANewerLogplaneWrote(t *testing.T) {
 	require.ErrorIs(t, err, ErrNewer)
 
 	body := bytes.Clone(frame[frameHeader:])
-	body[0]++                                                        // one pair more
+	body[0]++                                                              // one pair more
 	_, err = decodeRoot(resealFrame(rootMagic, append(body, 0x18, 24, 0))) // of the key 24
 	require.ErrorIs(t, err, ErrNewer)
 
