@@ -197,7 +197,7 @@ func newUndone(t *testing.T, server, which, name string, seed, round uint64) *un
 	_, _, client := clientsFor(t, server)
 	u.client = client
 	namespace := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": name}}}
-	_, err := client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}).Create(t.Context(), namespace, metav1.CreateOptions{})
+	_, err := client.Resource(namespaces).Create(t.Context(), namespace, metav1.CreateOptions{})
 	require.NoError(t, err)
 	authors := map[string]dynamic.Interface{}
 	for _, who := range []string{robot, alice} {
