@@ -136,8 +136,8 @@ type answer struct{ bytes.Buffer }
 func (*answer) Header() http.Header { return http.Header{} }
 func (*answer) WriteHeader(int)     {}
 
-// checkRoom is an error if there may be half a batch in the log, and no space for the rest. JetStream writes that when it
-// is started, from what it has staged; if it cannot, it forgets it.
+// checkRoom is an error if there may be half a batch in the log, and no space for the rest. JetStream writes that when
+// it is started, from what it has staged; if it cannot, it forgets it.
 func (s *Server) checkRoom() error {
 	staged, _ := filepath.Glob(filepath.Join(s.options.StoreDir, server.JetStreamStoreDir, "*", "streams", "*", "batches", "*")) // the pattern is well formed
 	if len(staged) == 0 {

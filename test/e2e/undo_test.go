@@ -39,9 +39,9 @@ const (
 	undoCopies = 2 // of each shape
 )
 
-// TestUndoThroughKills: an undo of one manager's changes takes back exactly those among the changes of others, and names
-// what stands against it. Killed at 50 random points and run again, it has the same result: it goes on with what it has
-// not done, and does nothing twice. So does one of a user's changes, which are deletions, too, at 25 points.
+// TestUndoThroughKills: an undo of one manager's changes takes back exactly those among the changes of others, and
+// names what stands against it. Killed at 50 random points and run again, it has the same result: it goes on with what
+// it has not done, and does nothing twice. So does one of a user's changes, which are deletions, too, at 25 points.
 //
 // A point is a request of the undo. It is killed before the request is sent on, on its way, or before its answer is.
 // LOGPLANE_UNDO_SEED sets other points than the usual ones.

@@ -39,10 +39,12 @@ const (
 )
 
 // TestTransactionsThroughFaults: transactions of up to 1,000 operations, which make, change and delete objects, are
-// written whole or not at all, while the API's processes, the log's servers and the projector are killed, and the log's
-// disk is full; also those that lose to each other. One that is acknowledged is whole, one that is refused is not there,
-// and one of unknown outcome is either. No list shows a part of one, on one page or on many, and a watch brings the
-// events of each one after another, with revisions that follow each other.
+// written whole or not at all, while the API's processes, the projector and the log's servers are killed, and the log's
+// disk is full; also those that lose to each other. What is acknowledged is there, what is refused is not, and what has
+// an unknown outcome is either. No list shows a part of one, on one page or on many. A watch brings the events of each
+// one after another, with revisions that follow each other.
+//
+// LOGPLANE_TRANSACTIONS_SEED repeats what happens, as far as the machine does.
 func TestTransactionsThroughFaults(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it kills processes again and again")
@@ -204,8 +206,8 @@ func (tr *transactions) disturb(ctx context.Context, random *rand.Rand) error {
 	return tr.cell.servers.whole(ctx)
 }
 
-// fill lets the log's disk be full until somebody has met that, and does then what docs/operations.md says. What is left
-// of the disk ends at some event of a large transaction: while it is sent, or while it is written.
+// fill lets the log's disk be full until somebody has met that, and does then what docs/operations.md says. The space
+// that is left ends at some event of a large transaction: while it is sent, or while it is written.
 func (tr *transactions) fill(ctx context.Context, disk eventlogtest.Disk, random *rand.Rand) error {
 	disk.Fill(tr.cell.t)
 	disk.Leave(tr.cell.t, random.Int64N(3<<20))
