@@ -281,7 +281,7 @@ func (c *transactor) write(ctx context.Context) {
 		if c.random.IntN(10) == 0 {
 			size = mostMade
 		}
-		outcome := Done
+		var outcome Outcome
 		switch what := c.random.IntN(10); {
 		case what < 4: // they contend for an object
 			outcome = c.post(ctx, name, &sent{verb: "make", size: size}, append(c.making(name, size), marking("busy", name)))
