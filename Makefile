@@ -20,7 +20,7 @@ MEMORY     := if [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)"
                 unset GOTMPDIR; export TMPDIR=/dev/shm/logplane-$$(id -u); mkdir -p $$TMPDIR; \
                 find $$TMPDIR -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} +; fi;
 # Tests that take long under the race detector do a part there (eventlogtest.Slowdown), and all without it.
-LONG       := ^(TestCrashTable|TestGarbage.*|TestInformers|TestKill|TestOptimisticIncrements|TestProcesses|TestRequestsOfAMillionObjects)$$
+LONG       := ^(TestCrashTable|TestGarbage.*|TestInformers|TestKill|TestOptimisticIncrements|TestProcesses|TestRequestsOfAMillionObjects|TestUndoThroughKills)$$
 # Counts the packages that 'go build -v' names, and lets everything else it says through.
 PROGRESS   := awk '/ / { print; next } { n++; if (n % 100 == 0) { print "  " n " packages compiled"; fflush() } }'
 

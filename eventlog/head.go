@@ -160,6 +160,9 @@ func (l *Log) publishBarrier(ctx context.Context, headers nats.Header, body []by
 
 // wholeBatch moves a head that stream info gave to the end of the batch that it lies in, since stream info also shows a
 // batch that is being written. A get waits until all of that batch is in the log.
+//
+// A single server whose disk is full, or whose stream cannot be written any more, shows the events of a batch that it
+// has written before that, and adds the rest when it is started again. Until then the head is before that batch.
 func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 	m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d}`, head))
 	if errors.Is(err, errNoMessage) { // fenced: the last revision is not in the log any more
@@ -173,10 +176,16 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 		return head, nil
 	}
 	end := head + Revision(size-place)
-	if b, err := l.info(ctx); err != nil || b.Head < end {
-		return head, err // nor is what claims a batch that is not there
+	b, err := l.info(ctx)
+	switch {
+	case err != nil:
+		return 0, err
+	case b.Head >= end:
+		return end, nil
+	case m.header.Get(headerBatchID) == "": // nor is what claims a batch that is not there
+		return head, nil
 	}
-	return end, nil
+	return head - Revision(place), nil
 }
 
 // state is what the stream's leader says of it. active says that it has a majority of its replicas, as far as it knows.

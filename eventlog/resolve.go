@@ -123,8 +123,8 @@ func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, befo
 		return nil
 	})
 	switch {
-	case found > 0: // a batch is in the log as a whole or not at all
-		return found, nil
+	case found > 0:
+		return l.foundWhole(ctx, found)
 	case errors.Is(err, ErrPurged):
 		return 0, errRangeGone
 	case err != nil:
@@ -132,6 +132,22 @@ func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, befo
 	}
 	return 0, broken
 }
+
+// foundWhole returns the revision of an append, of which some event was found, once all of it is in the log. A single
+// server whose disk is full may have written a part of a batch, of which the rest comes when it is started again.
+func (l *Log) foundWhole(ctx context.Context, rev Revision) (Revision, error) {
+	if l.replicated.Load() {
+		return rev, nil
+	}
+	b, err := l.info(ctx)
+	if err == nil && b.Head < rev {
+		err = errHalf
+	}
+	return rev, err
+}
+
+// errHalf: a part of a batch is in the log.
+var errHalf = errors.New("the log's server has written only a part of it: is its disk full?")
 
 // searchEnd proves from a refusal that a precondition of the append can never hold again. It returns the revision up to
 // which the log must be searched: if a copy of the append is in the log, it begins at or before that revision.

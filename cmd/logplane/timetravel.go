@@ -189,7 +189,8 @@ func newUndo() *cobra.Command {
 			"all changes of a field manager or user since a moment, in the namespace or in all of the cluster. What a change\n" +
 			"has created is deleted, what it has deleted is created again. If somebody else has changed one of the fields\n" +
 			"since, the object is left alone and named, and the exit code is 1. Changes of the status are not taken back.\n" +
-			"Deletions name no field manager: --by finds them. What was taken back already is left as it is.",
+			"What only removes, an object or fields, may name no field manager: --by finds it. What was taken back already is\n" +
+			"left as it is.",
 		Example: "  logplane undo deploy/web\n  logplane undo deploy/web --revision 1234 --yes\n" +
 			"  logplane undo --by alice --since 30m -A",
 		Args: cobra.MaximumNArgs(2),

@@ -100,6 +100,9 @@ func Start(c Config) (*Server, error) {
 }
 
 func (s *Server) start() error {
+	if err := s.checkRoom(); err != nil {
+		return err
+	}
 	started, err := server.NewServer(s.options.Clone())
 	if err != nil {
 		return fmt.Errorf("configure the embedded log server: %w", err)

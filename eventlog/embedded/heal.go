@@ -17,8 +17,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// room is what must fit on the disk before the log is opened again: the largest message, and as much again.
-const room = 2 * maxPayload
+// room is what must fit on the disk before the log is opened again: the rest of the largest batch, and as much again.
+const room = 4 * maxPayload
 
 // noRoom are the errors of a disk that took nothing of what was written and may take it later. Another error leaves
 // open what is on the disk.
@@ -135,6 +135,19 @@ type answer struct{ bytes.Buffer }
 
 func (*answer) Header() http.Header { return http.Header{} }
 func (*answer) WriteHeader(int)     {}
+
+// checkRoom is an error if there may be half a batch in the log, and no space for the rest. JetStream writes that when
+// it is started, from what it has staged; if it cannot, it forgets it.
+func (s *Server) checkRoom() error {
+	staged, _ := filepath.Glob(filepath.Join(s.options.StoreDir, server.JetStreamStoreDir, "*", "streams", "*", "batches", "*")) // the pattern is well formed
+	if len(staged) == 0 {
+		return nil
+	}
+	if err := s.tryRoom(); err != nil {
+		return fmt.Errorf("the log's disk is full, and the log may have half of a batch: make %d MiB of space in %s, then start again: %w", room>>20, s.options.StoreDir, err)
+	}
+	return nil
+}
 
 // tryRoom writes and syncs as much as the log will need soon. A crash leaves a file that the next try replaces.
 func (s *Server) tryRoom() error {

@@ -92,6 +92,44 @@ func TestHealAtANewFile(t *testing.T) {
 	b.requireWhole(t, head)
 }
 
+// Of a batch that was written in part nobody sees anything, and JetStream does not forget the rest: it is not started
+// where that does not fit.
+func TestStartWithHalfABatch(t *testing.T) {
+	b := newBed(t)
+	const size = 500
+	var before eventlog.Revision
+	for n := 8; ; n++ { // JetStream stages the batch on the disk before it writes it
+		require.Less(t, n, 40, "no batch was written in part")
+		head, err := b.log.Head(t.Context())
+		require.NoError(t, err)
+		before = head.Head
+		var writes []eventlog.Write
+		for i := range size {
+			key := eventlog.Key{Cluster: "main", Resource: "configmaps", Prefix: "/configmaps", Namespace: "default", Name: fmt.Sprintf("n%d-%d", n, i)}
+			writes = append(writes, eventlog.Write{Key: key, Op: eventlog.Added, ContentType: "application/cbor", Body: make([]byte, 2000)})
+		}
+		b.disk.Fill(t)
+		b.disk.Leave(t, int64(n)<<17)
+		_, err = b.log.Append(t.Context(), eventlog.Basis{}, fmt.Sprint("batch-", n), writes...)
+		shown, boundsErr := b.Bounds("logplane")
+		require.NoError(t, boundsErr)
+		if before < shown.Head && shown.Head < before+size {
+			require.Error(t, err)
+			break
+		}
+		b.disk.Free(t)
+	}
+	head, err := b.log.Head(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, before, head.Head)
+	b.Stop()
+	_, err = embedded.Start(embedded.Config{Folder: filepath.Join(b.disk.Folder, "log"), Prefix: "logplane", Listen: "127.0.0.1:0"})
+	require.ErrorContains(t, err, "the log may have half of a batch: make 32 MiB of space")
+	b.disk.Free(t)
+	b.open(t)
+	b.requireWhole(t, before+size)
+}
+
 // A process that ends while the disk is full leaves no hole either.
 func TestStopOnAFullDisk(t *testing.T) {
 	b := newBed(t)

@@ -47,6 +47,18 @@ func (d Disk) Fill(t testing.TB) {
 	}
 }
 
+// Leave gives back a part of what Fill took.
+func (d Disk) Leave(t testing.TB, size int64) {
+	t.Helper()
+	taken, err := os.Stat(d.ballast())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(d.ballast(), max(0, taken.Size()-size)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Free gives back what Fill took.
 func (d Disk) Free(t testing.TB) {
 	t.Helper()

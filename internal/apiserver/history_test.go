@@ -56,6 +56,49 @@ func summary(list history.VersionList) (lines []string) {
 	return lines
 }
 
+// Managers who write what is theirs again and again, within a second, are told apart: by items of one list, by its
+// values, and by whose field it has become.
+func TestVersionsNameManagers(t *testing.T) {
+	s := newArchive(t)
+	var want []string
+	step := func(manager, method, path, body string) {
+		a := request{method: method, path: path + "?fieldManager=" + manager, body: body, contentType: "application/strategic-merge-patch+json"}.as("root").do(t, s)
+		require.Less(t, a.code, 300, a.body)
+		want = append([]string{manager}, want...)
+	}
+	const web = deploymentPath + "/web"
+	image := func(container, image string) string {
+		return `{"spec":{"template":{"spec":{"containers":[{"name":"` + container + `","image":"` + image + `"}]}}}}`
+	}
+	a := request{method: "POST", path: deploymentPath + "?fieldManager=alice", body: `{"metadata":{"name":"web","finalizers":["example.com/a"]},
+		"spec":{"replicas":1,"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},
+		"spec":{"containers":[{"name":"one","image":"i:1"},{"name":"two","image":"i:1"}]}}}}`}.as("root").do(t, s)
+	require.Equal(t, 201, a.code, a.body)
+	want = append(want, "alice")
+	for n := range 5 {
+		step("robot", "PATCH", web, image("two", fmt.Sprintf("robot:%d", n)))
+		step("alice", "PATCH", web, image("one", fmt.Sprintf("alice:%d", n)))
+		step("alice", "PATCH", web, fmt.Sprintf(`{"spec":{"replicas":%d}}`, n+2))
+		step("robot", "PATCH", web, fmt.Sprintf(`{"metadata":{"labels":{"n":"%d"}}}`, n))
+		step("alice", "PATCH", web, fmt.Sprintf(`{"metadata":{"labels":{"n":"%d"}}}`, n+10))
+		step("robot", "PATCH", web, fmt.Sprintf(`{"metadata":{"labels":{"n":"%d"}}}`, n+20))
+		step("robot", "PATCH", web, fmt.Sprintf(`{"metadata":{"finalizers":["example.com/robot-%d"]}}`, n))
+	}
+	a = request{method: "POST", path: configMaps + "?fieldManager=alice", body: configMap("own", "1")}.as("root").do(t, s)
+	require.Equal(t, 201, a.code, a.body)
+	for n := range 3 {
+		step("robot", "PATCH", configMaps+"/own", fmt.Sprintf(`{"data":{"v":"robot-%d"}}`, n)) // of alice's there is only that there are data
+	}
+	var got []string
+	for _, v := range s.versions(t, 200, "root", historyPath+"/namespaces/default/versions?fieldSelector=object%3Dconfigmap/own").Items[:3] {
+		got = append(got, v.Manager)
+	}
+	for _, v := range s.versions(t, 200, "root", historyPath+"/namespaces/default/versions?fieldSelector=object%3Ddeploy/web").Items {
+		got = append(got, v.Manager)
+	}
+	require.Equal(t, want, got)
+}
+
 // Every version of an object is listed, newest first: who made it, of what, and what has changed, through deletions,
 // compactions, purges and pages.
 func TestVersions(t *testing.T) {

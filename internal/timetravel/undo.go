@@ -392,11 +392,16 @@ func (u *undoing) mayGo(c *change, now, is any, live *unstructured.Unstructured,
 		if v.Name == c.version.Name {
 			return "" // only the control plane has written to it since
 		}
-		if !isStatus(v) && !ofControlPlane(v) && !isUndo(v) && !slices.ContainsFunc(u.changes, func(c change) bool { return c.version == v }) {
+		if !isStatus(v) && !ofControlPlane(v) && !isUndo(v) && !u.takesBack(v) {
 			return fmt.Sprintf("it was changed since, at revision %s by %s, which would be lost", v.Name, v.Author())
 		}
 	}
 	return ""
+}
+
+// takesBack says that a version is one of the changes.
+func (u *undoing) takesBack(v *history.Version) bool {
+	return slices.ContainsFunc(u.changes, func(c change) bool { return c.version == v })
 }
 
 // ofControlPlane says that a controller has written a version.
@@ -405,7 +410,7 @@ func ofControlPlane(v *history.Version) bool {
 		strings.HasPrefix(v.User, "system:serviceaccount:kube-system:") || strings.HasPrefix(v.User, "system:logplane:")
 }
 
-// blame says which fields stand against an undo, and who has changed the first of them last.
+// blame says which fields stand against an undo, and who else has changed the first of them last.
 func (u *undoing) blame(c *change, conflicts []path) string {
 	var names []string
 	for _, p := range conflicts {
@@ -417,6 +422,9 @@ func (u *undoing) blame(c *change, conflicts []path) string {
 		v := &u.versions[i]
 		if v.Name == c.version.Name {
 			break
+		}
+		if u.takesBack(v) { // what came before it stands against this
+			continue
 		}
 		is, err := contentOf(v)
 		if err != nil || i+1 >= len(u.versions) {

@@ -42,15 +42,18 @@ func clientsFor(t testing.TB, url string) (*rest.Config, *kubernetes.Clientset, 
 }
 
 // defineWidgets creates the CRD that the tests use.
-func defineWidgets(t testing.TB, client dynamic.Interface) {
+func defineWidgets(t testing.TB, client dynamic.Interface) { define(t, client, "widget", "Widget") }
+
+// define creates a CRD in the group example.com.
+func define(t testing.TB, client dynamic.Interface, name, kind string) {
 	t.Helper()
 	schemaProps := map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
 	crd := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-		"metadata": map[string]any{"name": "widgets.example.com"},
+		"metadata": map[string]any{"name": name + "s.example.com"},
 		"spec": map[string]any{
 			"group": "example.com", "scope": "Namespaced",
-			"names": map[string]any{"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
+			"names": map[string]any{"plural": name + "s", "singular": name, "kind": kind, "listKind": kind + "List"},
 			"versions": []any{map[string]any{
 				"name": "v1", "served": true, "storage": true,
 				"subresources": map[string]any{"status": map[string]any{}},

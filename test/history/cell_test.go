@@ -106,9 +106,11 @@ var (
 	anything = regexp.MustCompile(`()`)
 )
 
-func newCell(t testing.TB, replicas int) *cell {
+// newCell makes one whose log has a server over each of the folders.
+func newCell(t testing.TB, folders ...string) *cell {
 	t.Helper()
-	c := &cell{t: t, binary: product.Logplane(t), servers: startServers(t, replicas), folder: t.TempDir(), excused: map[string]bool{}}
+	replicas := len(folders)
+	c := &cell{t: t, binary: product.Logplane(t), servers: startServers(t, folders...), folder: t.TempDir(), excused: map[string]bool{}}
 	t.Cleanup(func() {
 		for _, s := range c.slots {
 			if s.p != nil {

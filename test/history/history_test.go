@@ -43,7 +43,7 @@ type workload struct {
 
 func runHistory(t *testing.T, servers int, seed uint64, duration time.Duration) {
 	t.Logf("seed %d, %s", seed, duration)
-	c := newCell(t, servers)
+	c := newCell(t, folders(t, servers)...)
 	targets := make([]Target, apis)
 	for i := range targets {
 		targets[i] = c.slots[i]
@@ -80,6 +80,13 @@ func runHistory(t *testing.T, servers int, seed uint64, duration time.Duration) 
 	violations := Check(w.Record.Operations())
 	w.report(t, servers, seed, violations)
 	t.Logf("checked in %s", time.Since(began).Round(time.Millisecond))
+}
+
+func folders(t *testing.T, n int) (all []string) {
+	for range n {
+		all = append(all, t.TempDir())
+	}
+	return all
 }
 
 // report prints what happened, and keeps the history if something in it is wrong.

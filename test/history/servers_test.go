@@ -73,11 +73,13 @@ type serverProcess struct {
 	p *process
 }
 
-func startServers(t testing.TB, n int) *servers {
+// startServers runs as many servers as there are folders.
+func startServers(t testing.TB, folders ...string) *servers {
 	t.Helper()
+	n := len(folders)
 	s := &servers{}
-	for i := range n {
-		s.one = append(s.one, &serverProcess{part: serverPart{Name: fmt.Sprintf("s%d", i), Folder: t.TempDir()}, clients: eventlogtest.NewLink(t)})
+	for i, folder := range folders {
+		s.one = append(s.one, &serverProcess{part: serverPart{Name: fmt.Sprintf("s%d", i), Folder: folder}, clients: eventlogtest.NewLink(t)})
 	}
 	for i, from := range s.one {
 		for j, to := range s.one {

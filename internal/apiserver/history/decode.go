@@ -1,10 +1,13 @@
 package history
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -65,26 +68,38 @@ func resourceOf(row projection.Row) schema.GroupResource {
 }
 
 // managerOf is the field manager that has made an object of the version before, empty if nothing says so. It is the one
-// whose entry is new, or has a new time or new fields, or else the owner of a field that has changed: an entry stays as
-// it is if its fields do. An entry that has only lost fields is that of somebody whose fields another one took.
-func managerOf(before, after *unstructured.Unstructured, patch []Operation) string {
+// whose entry is new, or has a new time or new fields. An entry that has only lost fields is that of somebody whose
+// fields another one took.
+//
+// Times are whole seconds. Who writes what is already theirs twice in a second leaves their entry as it is. Then it is
+// the one who owns a field that has changed: whoever else owned it has lost it.
+func managerOf(before, after *unstructured.Unstructured) string {
 	known := map[managed]metav1.ManagedFieldsEntry{}
 	if before != nil {
 		for _, entry := range before.GetManagedFields() {
 			known[identityOf(entry)] = entry
 		}
 	}
-	var changed, owner metav1.ManagedFieldsEntry
+	var changed metav1.ManagedFieldsEntry
 	for _, entry := range after.GetManagedFields() {
 		was, ok := known[identityOf(entry)]
 		if (!ok || !was.Time.Equal(entry.Time) || gained(was, entry)) && !newer(changed, entry) {
 			changed = entry
 		}
-		if owns(entry, patch) && !newer(owner, entry) {
-			owner = entry
+	}
+	if changed.Manager != "" || before == nil {
+		return changed.Manager
+	}
+	all := map[string]any{}
+	for _, entry := range slices.Concat(before.GetManagedFields(), after.GetManagedFields()) {
+		merge(all, fieldsOf(entry))
+	}
+	for _, entry := range after.GetManagedFields() {
+		if differs(fieldsOf(entry), all, before.Object, after.Object) {
+			return entry.Manager
 		}
 	}
-	return cmp.Or(changed.Manager, owner.Manager)
+	return ""
 }
 
 // managed tells entries of managed fields apart.
@@ -132,21 +147,98 @@ func newer(a, b metav1.ManagedFieldsEntry) bool {
 	return a.Time != nil && (b.Time == nil || b.Time.Before(a.Time))
 }
 
-// owns says whether one of the fields is the entry's, down to the first list: items are not owned by their index.
-func owns(entry metav1.ManagedFieldsEntry, patch []Operation) bool {
-	all := fieldsOf(entry)
-	for _, op := range patch {
-		at, steps := all, 0
-		for _, part := range strings.Split(strings.TrimPrefix(op.Path, "/"), "/") {
-			below, ok := at["f:"+unescape.Replace(part)].(map[string]any)
-			if !ok {
-				break
-			}
-			at, steps = below, steps+1
+// merge adds fields to others.
+func merge(all, fields map[string]any) {
+	for step, value := range fields {
+		below, _ := all[step].(map[string]any)
+		if below == nil {
+			below = map[string]any{}
+			all[step] = below
 		}
-		if steps > 1 { // more than 'metadata' or 'spec'
+		more, _ := value.(map[string]any)
+		merge(below, more)
+	}
+}
+
+// differs says whether one of the fields is not what it was. What is not there is nil. A value of which somebody owns a
+// part is owned as far as it is there, and any other as a whole.
+func differs(fields, all map[string]any, was, is any) bool {
+	if reflect.DeepEqual(was, is) {
+		return false
+	}
+	_, itself := fields["."]
+	if len(all) == 0 || (itself || len(fields) == 0) && (was == nil) != (is == nil) {
+		return true
+	}
+	old, now := within(was), within(is)
+	for step, value := range fields {
+		below, _ := value.(map[string]any)
+		of, _ := all[step].(map[string]any)
+		if step != "." && differs(below, of, old(step), now(step)) {
 			return true
 		}
 	}
 	return false
+}
+
+// within returns what finds a part of a value as managed fields name it: a field, or an item by its keys, its value or
+// its place.
+func within(value any) func(step string) any {
+	list, _ := value.([]any)
+	var keys []string
+	var byKeys, byValue map[string]any
+	return func(step string) any {
+		how, name, _ := strings.Cut(step, ":")
+		switch how {
+		case "f":
+			fields, _ := value.(map[string]any)
+			return fields[name]
+		case "k":
+			var wanted map[string]any
+			if json.Unmarshal([]byte(name), &wanted) != nil {
+				return nil
+			}
+			if byKeys == nil { // those of one list have the same names
+				keys, byKeys = slices.Collect(maps.Keys(wanted)), map[string]any{}
+				for _, item := range list {
+					if fields, ok := item.(map[string]any); ok {
+						byKeys[encoded(only(fields, keys))] = item
+					}
+				}
+			}
+			return byKeys[encoded(wanted)]
+		case "v":
+			if byValue == nil {
+				byValue = map[string]any{}
+				for _, item := range list {
+					byValue[encoded(item)] = item
+				}
+			}
+			var wanted any
+			if json.Unmarshal([]byte(name), &wanted) != nil {
+				return nil
+			}
+			return byValue[encoded(wanted)]
+		case "i":
+			i, err := strconv.Atoi(name)
+			if err == nil && i >= 0 && i < len(list) {
+				return list[i]
+			}
+		}
+		return nil
+	}
+}
+
+func only(fields map[string]any, names []string) map[string]any {
+	out := map[string]any{}
+	for _, name := range names {
+		out[name] = fields[name]
+	}
+	return out
+}
+
+// encoded is a value as a key. JSON has one form for a number, whatever its type.
+func encoded(value any) string {
+	text, _ := json.Marshal(value) // what is in an object can be encoded
+	return string(text)
 }

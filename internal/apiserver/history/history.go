@@ -534,13 +534,13 @@ func (s *store) describe(ctx context.Context, q *question, spent *effort, row pr
 		if d.err != nil {
 			return nil, nil, d.err
 		}
-		v.Manager = managerOf(was, is, d.operations)
+		v.Manager = managerOf(was, is)
 		v.Patch, v.Changed = d.operations, d.changed
 		if d.cut {
 			v.Patch, v.PatchOmitted = nil, true
 		}
 	} else if is != nil {
-		v.Manager = managerOf(nil, is, nil)
+		v.Manager = managerOf(nil, is)
 	}
 	size = 0
 	if q.include["object"] {
