@@ -5,8 +5,11 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/bucket"
@@ -61,15 +64,16 @@ type Restored struct {
 	// Next is the first revision that the new cell's log will have, Epoch the new cell's.
 	Next  Revision
 	Epoch uint64
-	// Bytes were written to the new cell's bucket.
-	Bytes int64
+	// Copied are the bytes that the bucket has copied by itself, Written those that were sent to it.
+	Copied, Written int64
 }
 
 // restoreTries is how often a restore starts again because the source went on under it.
 const restoreTries = 3
 
-// Restore makes a new cell below a prefix of a bucket: all objects that are live at the revision, as they are there. It
-// is ErrCellExists if there is a cell. The source is only read.
+// Restore makes a new cell below a prefix of a bucket, or of the source's own if that is nil: all objects that are live
+// at the revision, as they are there. It is ErrCellExists if there is a cell. The source is only read, and the new cell
+// shares nothing with it.
 //
 //  1. Look for a root. If there is one, nothing is changed.
 //  2. Write the segments, under names that were never used before. A crash here leaves garbage, and a restore that
@@ -80,6 +84,9 @@ const restoreTries = 3
 // The root is that of a cell that was fenced: in the next epoch, far above every revision that a client of the source
 // may have seen. Its log is to begin right after it, see Begin.
 func (s *Source) Restore(ctx context.Context, at Revision, b bucket.Bucket, prefix string) (Restored, error) {
+	if b == nil {
+		b = s.p.config.Bucket
+	}
 	target, err := open(Config{Bucket: b, Prefix: prefix, Budget: s.p.config.Budget})
 	if err != nil {
 		return Restored{}, err
@@ -166,28 +173,201 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 	if err != nil {
 		return done, err
 	}
-	out := &output{p: target, merge: &merge{level: baseLevel}}
-	for n, err := range v.live(ctx, "", "", at, nil) {
-		if err == nil {
-			err = out.add(ctx, []segment.Entry{n.keyEntry()})
-		}
-		if err != nil {
-			return done, err
-		}
-		done.Objects++
-	}
-	if err := out.cut(ctx); err != nil {
+	filling := &filling{target: target, next: next, from: s.p.config.Bucket, at: at}
+	base, err := s.base(ctx, v, at, target)
+	switch {
+	case err != nil:
 		return done, err
+	case base != nil:
+		err = filling.copyBase(ctx, base, s.p.Current())
+	default:
+		err = filling.writeLive(ctx, v)
 	}
-	next.Segments, next.footers = out.refs, out.footers
-	for _, s := range out.refs {
-		done.Bytes += s.Size
+	if err != nil {
+		return done, err
 	}
 	if err := next.restored(newest, nanos); err != nil {
 		return done, err
 	}
+	if err := target.writeIndex(ctx, next); err != nil {
+		return done, err
+	}
+	done = filling.Restored
 	done.Revision, done.Time, done.Next, done.Epoch = at, unixTime(nanos), next.Applied+1, next.Epoch
-	return done, target.writeIndex(ctx, next)
+	if base != nil {
+		done.Objects, err = filling.count(ctx)
+	}
+	return done, err
+}
+
+// base is the snapshot at or below the revision that the new cell is copied from, nil if its live rows are read and
+// written instead. Within one bucket to copy is cheaper. Between two it is only done where the live rows would have to
+// be folded in memory: between two checkpoints.
+func (s *Source) base(ctx context.Context, v *View, at Revision, target *Projection) (*snapshot, error) {
+	if v.archive != nil {
+		return v.snap, nil
+	}
+	newest := s.p.Current()
+	r := newest.snap.root
+	switch below := r.checkpointAt(at + 1); {
+	case target.config.Bucket != s.p.config.Bucket:
+		return nil, nil
+	case at == r.Applied:
+		return newest.snap, nil
+	case below > 0 && newest.archiveStart() <= r.Checkpoints[below-1].Revision:
+		return s.p.pastSnapshot(ctx, r.Checkpoints[below-1])
+	}
+	return nil, nil
+}
+
+// filling is the segments of a new cell while they are written.
+type filling struct {
+	Restored
+	target *Projection
+	next   *draft
+	from   bucket.Bucket
+	at     Revision
+	// batch are events that no segment has yet, with about so many bytes.
+	batch []*record
+	bytes int
+}
+
+// writeLive writes the live rows of a view as a base, a part at a time.
+func (f *filling) writeLive(ctx context.Context, v *View) error {
+	out := &output{p: f.target, merge: &merge{level: baseLevel}}
+	for n, err := range v.live(ctx, "", "", f.at, nil) {
+		if err == nil {
+			err = out.add(ctx, []segment.Entry{n.keyEntry()})
+		}
+		if err != nil {
+			return err
+		}
+		f.Objects++
+	}
+	if err := out.cut(ctx); err != nil {
+		return err
+	}
+	f.next.Segments, f.next.footers = out.refs, out.footers
+	for _, ref := range out.refs {
+		f.Written += ref.Size
+	}
+	return nil
+}
+
+// copyBase copies the segments of a snapshot as they are, and folds what came after it up to the moment: as a projector
+// does, a segment of rows for each 16 MiB of events.
+func (f *filling) copyBase(ctx context.Context, base *snapshot, events *View) error {
+	f.next.Segments = slices.Clone(base.root.Segments)
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(copiesAtOnce)
+	for i := range f.next.Segments {
+		ref := &f.next.Segments[i]
+		group.Go(func() error { return f.copySegment(groupCtx, ref) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for _, ref := range f.next.Segments {
+		if f.target.config.Bucket == f.from {
+			f.Copied += ref.Size
+		} else {
+			f.Written += ref.Size
+		}
+	}
+	for _, r := range base.records {
+		if r.Op != eventlog.Barrier && !r.void {
+			if err := f.fold(ctx, r); err != nil {
+				return err
+			}
+		}
+	}
+	var failed error
+	after := base.root.Applied
+	err := events.retry(ctx, func(events *View) error {
+		return events.archived(ctx, Keys{}, &after, f.at, func(e eventlog.Event) bool {
+			failed = f.fold(ctx, newRecord(e))
+			return failed == nil
+		})
+	})
+	if failed != nil {
+		return failed
+	}
+	if err != nil {
+		return err
+	}
+	return f.spill(ctx)
+}
+
+const copiesAtOnce = 8
+
+// copySegment copies a segment under a name of the new cell's.
+func (f *filling) copySegment(ctx context.Context, ref *segmentRef) error {
+	from := ref.Key
+	ref.Key = f.target.segmentKey(fmt.Sprintf("seg/%d", ref.Level), ref.MinRevision, ref.MaxRevision)
+	if f.target.config.Bucket == f.from {
+		if err := f.from.Copy(ctx, from, ref.Key); err != nil {
+			return fmt.Errorf("copy segment %s: %w", from, err)
+		}
+		return nil
+	}
+	body, _, err := f.from.Get(ctx, from)
+	if err != nil {
+		return fmt.Errorf("read segment %s: %w", from, err)
+	}
+	if _, err := f.target.config.Bucket.Create(ctx, ref.Key, body); err != nil {
+		return fmt.Errorf("write segment %s: %w", ref.Key, err)
+	}
+	return nil
+}
+
+// fold adds an event that comes after all that were added before.
+func (f *filling) fold(ctx context.Context, r *record) error {
+	f.batch, f.bytes = append(f.batch, r), f.bytes+len(r.Body)
+	if f.bytes <= spillBytes && len(f.batch) < spillEvents {
+		return nil
+	}
+	return f.spill(ctx)
+}
+
+// spillEvents is how many events go into one segment at most, however small they are.
+const spillEvents = 1 << 16
+
+// spill writes the newest row of each key of the batch to a segment.
+func (f *filling) spill(ctx context.Context) error {
+	if len(f.batch) == 0 {
+		return nil
+	}
+	rows := keyOrdered(f.batch)
+	rows = slices.CompactFunc(rows, func(a, b *record) bool { return a.key == b.key })
+	w := segment.NewWriter(segment.Keys)
+	for _, r := range rows {
+		if err := w.Add(r.keyEntry()); err != nil {
+			return err
+		}
+	}
+	file, sum := w.Finish()
+	ref, err := f.target.create(ctx, "seg/0", 0, file, sum)
+	if err != nil {
+		return err
+	}
+	f.Written += ref.Size
+	f.next.footers = append(f.next.footers, footer{Key: ref.Key, Sealed: slices.Clone(file[sum.Size-sum.Footer:])})
+	f.next.Segments = append([]segmentRef{ref}, f.next.Segments...) // newest first
+	f.batch, f.bytes = nil, 0
+	return nil
+}
+
+// count reads the new cell as its readers will.
+func (f *filling) count(ctx context.Context) (live uint64, err error) {
+	snap := f.target.snapshotOf(f.next.root, nil, f.next.Footers, "", nil)
+	v := &View{p: f.target, snap: snap, tail: emptyTail(f.next.root), superseded: make(chan struct{})}
+	for _, err := range v.live(ctx, "", "", v.Revision(), nil) {
+		if err != nil {
+			return 0, err
+		}
+		live++
+	}
+	return live, nil
 }
 
 // keyEntry is the version as a row of a key-ordered segment.
