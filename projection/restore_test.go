@@ -1,7 +1,11 @@
 package projection
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,6 +15,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // rowsOf is every live row of a view, whole.
@@ -63,6 +68,10 @@ func TestRestoreIsExact(t *testing.T) {
 				if i%3 == 0 {
 					r.tend(r.Projection)
 				}
+				if i%5 == 0 { // so that no checkpoint reaches far back
+					v := r.latest()
+					require.NoError(t, r.Retain(r.ctx, v.Applied(), v.Applied()))
+				}
 				time.Sleep(time.Millisecond) // the log's clock goes on between two commits
 			}
 			v := r.latest()
@@ -77,7 +86,7 @@ func TestRestoreIsExact(t *testing.T) {
 			if seed%4 > 1 {
 				into = memory.Strict(t)
 			}
-			restored := map[Revision]Restored{}
+			restored, gaps := map[Revision]Restored{}, 0
 			want := map[Revision]map[string]Row{}
 			for at := Revision(0); at <= newest; at++ {
 				done, err := source.Restore(r.ctx, at, into, fmt.Sprint("new/", at))
@@ -89,10 +98,17 @@ func TestRestoreIsExact(t *testing.T) {
 				past, err := r.at(r.ctx, at)
 				require.NoError(t, err)
 				restored[at], want[at] = done, rowsOf(t, r.cell, past)
+				if past.archive != nil {
+					gaps++
+				}
+				require.Equal(t, at, done.Revision)
+				require.True(t, into == nil || done.Copied == 0, "two buckets")
 				require.EqualValues(t, len(want[at]), done.Objects)
 			}
-			require.Greater(t, len(restored), int(newest)/3)
-			t.Logf("%d of %d revisions were restored", len(restored), newest)
+			require.Greater(t, len(restored), int(newest)/8)
+			require.True(t, !archive || gaps > 10, "moments between two checkpoints")
+			require.True(t, into != nil || seed%3 != 0 || restored[newest].Copied > 0, "one bucket")
+			t.Logf("%d of %d revisions were restored, %d of which from archived events", len(restored), newest, gaps)
 
 			// The source is deleted.
 			for key := range keysOf(t, r.cell) {
@@ -120,4 +136,251 @@ func TestRestoreIsExact(t *testing.T) {
 			require.EqualValues(t, 1, fresh.log.Epoch())
 		})
 	}
+}
+
+// What was written between two checkpoints may be more than a process may hold.
+func TestRestoreOfAGapTakesLittleMemory(t *testing.T) {
+	const size, objects = 100 << 10, 400
+	c := newCell(t, archived)
+	c.put("a", "first")
+	c.commit()
+	want := map[string]string{"a": "first@1"}
+	for i := range objects {
+		name := fmt.Sprint("b", i)
+		want[name] = fmt.Sprintf("%s@%d", bulk(size)[:5], c.put(name, bulk(size)))
+	}
+	at := c.commit()
+	c.put("last", "x")
+	c.expire()
+	source, err := OpenSource(c.ctx, c.bucket, "logplane", cache.NewBudget(1<<20))
+	require.NoError(t, err)
+	v, err := source.p.AsOf(c.ctx, at)
+	require.NoError(t, err)
+	require.NotNil(t, v.archive)
+	_, err = state(c.ctx, v, at)
+	require.ErrorIs(t, err, ErrTooMuch)
+	done, err := source.Restore(c.ctx, at, memory.Strict(t), "new")
+	require.NoError(t, err)
+	require.EqualValues(t, objects+1, done.Objects)
+}
+
+// Restores that break off after any request, in one bucket and between two, leave nothing but garbage or the whole new
+// cell. The next restore makes it, or finds it made. Nothing is left once garbage was collected, and the source is as it
+// was.
+func TestARestoreThatBreaksOff(t *testing.T) {
+	quiet(t)
+	for _, apart := range []bool{false, true} {
+		t.Run(fmt.Sprint("two buckets ", apart), func(t *testing.T) {
+			r := newRandom(newCell(t, archived), 7, 10)
+			r.Projection = r.another(archived, func(c *Config) { c.InlineBytes = 1 })
+			for range 5 {
+				for range 5 {
+					r.step()
+				}
+				r.commit()
+			}
+			before := keysOf(t, r.cell)
+			at := r.latest().Applied() - 3
+			past, err := r.at(r.ctx, at)
+			require.NoError(t, err)
+			want := rowsOf(t, r.cell, past)
+			n := 0
+			try := func(step int, f fate) (*stepped, func() error, string) {
+				n++
+				life, kill := context.WithCancel(r.ctx)
+				t.Cleanup(kill)
+				s := &stepped{Bucket: r.bucket, at: -1, fate: f, kill: kill}
+				source, err := OpenSource(r.ctx, s, "logplane", nil)
+				require.NoError(t, err)
+				s.at, s.taken = step, nil
+				into := bucket.Bucket(nil)
+				if apart {
+					s = &stepped{Bucket: memory.Strict(t), at: step, fate: f, kill: kill}
+					into = s
+				}
+				prefix := fmt.Sprint("new/", n)
+				return s, func() error { _, err := source.Restore(life, at, into, prefix); return err }, prefix
+			}
+			clean, restore, _ := try(-1, fails)
+			require.NoError(t, restore())
+			t.Logf("%d steps: %s", len(clean.taken), strings.Join(clean.taken, ", "))
+			require.Contains(t, clean.taken, map[bool]string{false: "copy new", true: "create new"}[apart])
+			for step := 0; step < len(clean.taken); step += eventlogtest.Slowdown {
+				for f := range fates {
+					t.Run(fmt.Sprintf("%d %s", step, f), func(t *testing.T) {
+						s, restore, prefix := try(step, f)
+						broken := restore()
+						again, err := OpenSource(r.ctx, r.bucket, "logplane", nil)
+						require.NoError(t, err)
+						_, err = again.Restore(r.ctx, at, s.Bucket, prefix)
+						if errors.Is(err, ErrCellExists) {
+							t.Logf("it was there: %v", broken)
+						} else {
+							require.NoError(t, err)
+							require.Error(t, broken)
+						}
+						_, err = again.Restore(r.ctx, at, s.Bucket, prefix)
+						require.ErrorIs(t, err, ErrCellExists)
+						fresh := r.opened(s.Bucket, prefix)
+						require.Equal(t, want, rowsOf(t, r.cell, fresh.latest()))
+						fresh.put("another", "1")
+						fresh.commit()
+						_, err = fresh.Collect(r.ctx, 0)
+						require.NoError(t, err)
+						needed, err := fresh.needed(r.ctx, fresh.newest())
+						require.NoError(t, err)
+						require.NoError(t, s.Bucket.List(r.ctx, prefix+"/", func(a bucket.Attributes) error {
+							require.True(t, a.Key == prefix+"/root" || needed[a.Key], "%s is garbage", a.Key)
+							return nil
+						}))
+					})
+				}
+			}
+			require.Equal(t, before, keysOf(t, r.cell))
+		})
+	}
+}
+
+// Of two restores at once one wins, and the other changes nothing of what it made.
+func TestOneOfTwoRestoresWins(t *testing.T) {
+	c := newCell(t)
+	for i := range 5 {
+		c.put(fmt.Sprint("n", i), "x")
+	}
+	at := c.commit()
+	into := memory.Strict(t)
+	done, failed := make([]Restored, 6), make([]error, 6)
+	var all sync.WaitGroup
+	for i := range done {
+		all.Go(func() {
+			source, err := OpenSource(c.ctx, c.bucket, "logplane", nil)
+			if err == nil {
+				done[i], err = source.Restore(c.ctx, at-Revision(i%2), into, "new")
+			}
+			failed[i] = err
+		})
+	}
+	all.Wait()
+	won := -1
+	for i, err := range failed {
+		if err == nil {
+			require.Negative(t, won, "two have won")
+			won = i
+		} else {
+			require.ErrorIs(t, err, ErrCellExists)
+		}
+	}
+	require.GreaterOrEqual(t, won, 0)
+	fresh := c.opened(into, "new")
+	require.Len(t, rowsOf(t, c, fresh.latest()), int(done[won].Objects))
+	require.EqualValues(t, done[won].Objects, done[won].Revision)
+}
+
+// What the bucket does not have is named.
+func TestRestoreNamesWhatThereIs(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	into := memory.Strict(t)
+	_, err := OpenSource(c.ctx, c.bucket, "logplane", nil)
+	require.ErrorIs(t, err, ErrNoRoot)
+	for _, more := range []int{3, 2} {
+		for range more {
+			c.put("a", "x")
+		}
+		c.commit()
+	}
+	require.NoError(t, c.Retain(c.ctx, 4, 0))
+	c.put("a", "only the log has it")
+	source, err := OpenSource(c.ctx, c.bucket, "logplane", nil)
+	require.NoError(t, err)
+	_, err = source.Restore(c.ctx, 6, into, "new")
+	require.ErrorIs(t, err, ErrFuture)
+	require.ErrorContains(t, err, "the newest that the bucket has is 5, of 20")
+	_, err = source.Restore(c.ctx, 3, into, "new")
+	require.ErrorIs(t, err, ErrExpired)
+	require.ErrorContains(t, err, "the nearest that is kept is 4")
+	require.NoError(t, into.List(c.ctx, "", func(a bucket.Attributes) error { t.Error(a.Key); return nil }))
+	at, err := source.RevisionAt(c.ctx, time.Now())
+	require.NoError(t, err)
+	require.EqualValues(t, 5, at)
+	done, err := source.Restore(c.ctx, 4, into, "new")
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now(), done.Time, time.Minute)
+}
+
+// A source that is compacted, collected and expires while it is read is read again, or says what is left.
+func TestRestoreOfACellThatGoesOn(t *testing.T) {
+	quiet(t)
+	for _, apart := range []bool{false, true} {
+		c, _ := spilling(t, runsPerLevel)
+		at := c.latest().Applied()
+		source, err := OpenSource(c.ctx, lax{c.bucket}, "logplane", cache.NewBudget(1))
+		require.NoError(t, err)
+		want := rowsOf(t, c, c.latest())
+		for range 3 {
+			c.put("later", "x")
+		}
+		replaced(t, c)
+		into := bucket.Bucket(nil)
+		if apart {
+			into = memory.Strict(t)
+		}
+		done, err := source.Restore(c.ctx, at, into, "new")
+		require.NoError(t, err)
+		require.EqualValues(t, len(want), done.Objects)
+		require.NoError(t, c.Retain(c.ctx, at+1, 0))
+		for range runsPerLevel {
+			c.put("n2", "more")
+			c.commit()
+		}
+		replaced(t, c)
+		_, err = source.Restore(c.ctx, at, into, "newer")
+		require.ErrorIs(t, err, ErrExpired)
+	}
+}
+
+// Begin leaves alone what is no restored cell's empty log.
+func TestBeginIsForEmptyLogs(t *testing.T) {
+	c := newCell(t)
+	first, err := c.Begin(c.ctx)
+	require.NoError(t, err)
+	require.Zero(t, first)
+	c.put("a", "x")
+	at := c.commit()
+	first, err = c.Begin(c.ctx)
+	require.NoError(t, err)
+	require.Zero(t, first)
+	source, err := OpenSource(c.ctx, c.bucket, "logplane", nil)
+	require.NoError(t, err)
+	_, err = source.Restore(c.ctx, at, nil, "new")
+	require.NoError(t, err)
+	log := eventlogtest.Open(t, eventlog.Config{Conn: c.conn, InMemory: true})
+	wrong, err := Open(Config{Log: log, Bucket: c.bucket, Prefix: "new", Founded: true})
+	require.NoError(t, err)
+	first, err = wrong.Begin(c.ctx) // the log of the source, not of the new cell
+	require.NoError(t, err)
+	require.Zero(t, first)
+	_, err = wrong.Latest(c.ctx)
+	require.ErrorIs(t, err, eventlog.ErrDiverged)
+	c.require(map[string]string{"a": "x@1"})
+}
+
+// A restored cell is restored again, and ends below the last revision.
+func TestRestoreHasAnUpperBound(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "x")
+	c.commit()
+	source, err := OpenSource(c.ctx, c.bucket, "logplane", nil)
+	require.NoError(t, err)
+	done, err := source.Restore(c.ctx, 1, nil, "new")
+	require.NoError(t, err)
+	copied, err := OpenSource(c.ctx, c.bucket, "new", nil)
+	require.NoError(t, err)
+	again, err := copied.Restore(c.ctx, done.Next-1, nil, "newer")
+	require.NoError(t, err)
+	require.EqualValues(t, 1, again.Objects)
+	require.Equal(t, done.Time, again.Time)
+	require.EqualValues(t, 2, again.Epoch)
+	copied.p.Current().snap.root.Applied = lastFence - 5
+	_, err = copied.Restore(c.ctx, done.Next-1, nil, "newest")
+	require.ErrorContains(t, err, "at most")
 }
