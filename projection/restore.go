@@ -23,7 +23,7 @@ var ErrCellExists = errors.New("there is a cell already: give a folder or prefix
 // Source is a cell of which only the bucket is read. Its log is not asked, and may be gone.
 type Source struct{ p *Projection }
 
-// OpenSource reads a cell's newest root, and writes nothing. It is ErrNoRoot if there is none.
+// OpenSource reads a cell's newest root, and writes nothing.
 func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cache.Budget) (*Source, error) {
 	p, err := open(Config{Bucket: b, Prefix: prefix, Budget: budget, ReadOnly: true})
 	if err != nil {
@@ -34,7 +34,7 @@ func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cac
 		return nil, err
 	}
 	if snap.etag == "" {
-		return nil, fmt.Errorf("no '%s' in the bucket: %w", p.rootKey(), ErrNoRoot)
+		return nil, fmt.Errorf("no cell is there, whose root would be '%s': give the bucket and the prefix of one", p.rootKey())
 	}
 	p.publish(func(*View) *View {
 		return &View{p: p, snap: snap, tail: emptyTail(snap.root), superseded: make(chan struct{})}
@@ -52,6 +52,23 @@ func (s *Source) Newest() (Revision, time.Time) {
 // nothing is kept from so long ago.
 func (s *Source) RevisionAt(ctx context.Context, t time.Time) (Revision, error) {
 	return s.p.Current().revisionAt(ctx, t)
+}
+
+// Covers fails if the bucket does not have the revision, and names the nearest that it has.
+func (s *Source) Covers(ctx context.Context, at Revision) error {
+	_, err := s.asOf(ctx, at)
+	if errors.Is(err, ErrExpired) {
+		return s.nearest(ctx, at, err)
+	}
+	return err
+}
+
+func (s *Source) asOf(ctx context.Context, at Revision) (*View, error) {
+	newest, of := s.Newest()
+	if at > newest {
+		return nil, fmt.Errorf("the newest revision that the bucket has is %d, of %s: %w", newest, of.Format(time.RFC3339), ErrFuture)
+	}
+	return s.p.AsOf(ctx, at)
 }
 
 // Restored says what a restore has made.
@@ -162,10 +179,7 @@ func (s *Source) nearest(ctx context.Context, at Revision, expired error) error 
 // fill writes the rows of the draft that the new cell begins with, and completes it.
 func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at Revision) (done Restored, err error) {
 	newest := s.p.Current().snap.root
-	if at > newest.Applied {
-		return done, fmt.Errorf("the newest that the bucket has is %d, of %s: %w", newest.Applied, unixTime(newest.AppliedTime).Format(time.RFC3339), ErrFuture)
-	}
-	v, err := s.p.AsOf(ctx, at)
+	v, err := s.asOf(ctx, at)
 	if err != nil {
 		return done, err
 	}

@@ -281,7 +281,7 @@ func TestRestoreNamesWhatThereIs(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	into := memory.Strict(t)
 	_, err := OpenSource(c.ctx, c.bucket, "logplane", nil)
-	require.ErrorIs(t, err, ErrNoRoot)
+	require.ErrorContains(t, err, "no cell is there, whose root would be 'logplane/root'")
 	for _, more := range []int{3, 2} {
 		for range more {
 			c.put("a", "x")
@@ -294,7 +294,7 @@ func TestRestoreNamesWhatThereIs(t *testing.T) {
 	require.NoError(t, err)
 	_, err = source.Restore(c.ctx, 6, into, "new")
 	require.ErrorIs(t, err, ErrFuture)
-	require.ErrorContains(t, err, "the newest that the bucket has is 5, of 20")
+	require.ErrorContains(t, err, "the newest revision that the bucket has is 5, of 20")
 	_, err = source.Restore(c.ctx, 3, into, "new")
 	require.ErrorIs(t, err, ErrExpired)
 	require.ErrorContains(t, err, "the nearest that is kept is 4")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,7 +22,14 @@ import (
 )
 
 // copying is a 'restore' that makes a new cell of what a bucket has.
-type copying struct{ from, into connection }
+type copying struct {
+	from, into connection
+	// source is the cell that is copied, once it is open, and target the bucket of the new one, nil if it is the same.
+	source             *projection.Source
+	target             bucket.Bucket
+	prefix, intoPrefix string
+	counted            []bucket.Bucket // whose requests are counted
+}
 
 // copyingFlags are the flags of 'restore' that say which cell is copied, and where to.
 var copyingFlags = []string{"from", "into", "from-stream", "stream", "s3-endpoint", "s3-region", "s3-path-style", "s3-ca-file"}
@@ -64,24 +72,29 @@ func (c *copying) run(cmd *cobra.Command, to string) error {
 		return fmt.Errorf("--to: %w", err)
 	}
 	ctx := cmd.Context()
-	from, into, prefix, err := c.open(ctx)
-	if err != nil {
+	if err := c.openSource(ctx); err != nil {
 		return err
 	}
-	newest, _ := from.Newest()
+	newest, _ := c.source.Newest()
 	switch {
 	case revision > 0:
 	case !at.Before(now):
 		revision = newest
 	default:
-		if revision, err = from.RevisionAt(ctx, at); err != nil {
+		if revision, err = c.source.RevisionAt(ctx, at); err != nil {
 			return err
 		}
 		if revision == 0 {
 			return fmt.Errorf("there was nothing yet at %s: the cell in --from is younger", at.UTC().Format(time.RFC3339))
 		}
 	}
-	done, err := from.Restore(ctx, revision, into, prefix)
+	if err := c.source.Covers(ctx, revision); err != nil {
+		return fmt.Errorf("--to %s: %w", to, err)
+	}
+	if err := c.openTarget(ctx); err != nil {
+		return err
+	}
+	done, err := c.source.Restore(ctx, revision, c.target, c.intoPrefix)
 	if err != nil {
 		return err
 	}
@@ -89,31 +102,70 @@ func (c *copying) run(cmd *cobra.Command, to string) error {
 	return nil
 }
 
-// open opens both buckets. The one that is written to is made if it is missing.
-func (c *copying) open(ctx context.Context) (*projection.Source, bucket.Bucket, string, error) {
-	c.from.bucketFlag, c.into.bucketFlag, c.into.founds = "--from", "--into", true
-	c.into.s3Endpoint, c.into.s3Region, c.into.s3PathStyle, c.into.s3CA = c.from.s3Endpoint, c.from.s3Region, c.from.s3PathStyle, c.from.s3CA
+func (c *copying) openSource(ctx context.Context) error {
+	c.from.bucketFlag, c.into.bucketFlag = "--from", "--into"
 	b, prefix, err := c.from.openBucket(ctx)
 	if err != nil {
-		return nil, nil, "", err
+		return err
 	}
-	from, err := projection.OpenSource(ctx, b, prefix, cache.NewBudget(memory.Caches(unlimitedMiB)))
+	c.prefix, c.counted = prefix, []bucket.Bucket{b}
+	c.source, err = projection.OpenSource(ctx, b, prefix, cache.NewBudget(memory.Caches(unlimitedMiB)))
 	if err != nil {
-		return nil, nil, "", fmt.Errorf("--from is '%s': %w", c.from.bucket, err)
+		return fmt.Errorf("--from is '%s': %w", c.from.bucket, err)
 	}
-	into, intoPrefix, err := c.into.openBucket(ctx)
-	if err == nil {
-		err = bucket.Ensure(ctx, into)
+	return nil
+}
+
+// openTarget opens the bucket that is written to, and makes it if it is missing.
+func (c *copying) openTarget(ctx context.Context) error {
+	c.into.s3Endpoint, c.into.s3Region, c.into.s3PathStyle, c.into.s3CA = c.from.s3Endpoint, c.from.s3Region, c.from.s3PathStyle, c.from.s3CA
+	c.into.founds = true
+	b, into, err := c.into.openBucket(ctx)
+	if err != nil {
+		return err
 	}
-	return from, into, intoPrefix, err
+	c.intoPrefix = into
+	if !sameBucket(c.from.bucket, c.into.bucket) {
+		c.target, c.counted = b, append(c.counted, b)
+		return bucket.Ensure(ctx, b)
+	}
+	if from := c.prefix; from != into && (strings.HasPrefix(into+"/", from+"/") || strings.HasPrefix(from+"/", into+"/")) {
+		return fmt.Errorf("--into is '%s', and one of the prefixes '%s' and '%s' lies in the other: the two cells would take each other's objects for their own", c.into.bucket, from, into)
+	}
+	return nil
+}
+
+// sameBucket says whether two URLs that were opened name one bucket.
+func sameBucket(a, b string) bool {
+	one, err := url.Parse(a)
+	other, wrong := url.Parse(b)
+	if err != nil || wrong != nil || one.Scheme != other.Scheme || one.Host != other.Host {
+		return false
+	}
+	return one.Scheme == "s3" || filepath.Clean(one.Path) == filepath.Clean(other.Path)
+}
+
+// requests is how many the two buckets were asked.
+func (c *copying) requests() (n int64) {
+	for _, b := range c.counted {
+		if counted, ok := b.(*bucket.Counted); ok {
+			of := counted.Counts()
+			n += of.Get + of.GetRange + of.Create + of.Replace + of.Copy + of.List + of.Delete
+		}
+	}
+	return n
 }
 
 func (c *copying) report(w io.Writer, done projection.Restored) {
-	fmt.Fprintf(w, "made a cell of revision %d, of %s, in '%s': %d objects, %d bytes\n",
-		done.Revision, done.Time.Format(time.RFC3339), c.into.bucket, done.Objects, done.Bytes)
+	at := "before the first event"
+	if !done.Time.IsZero() {
+		at = "of " + done.Time.Format(time.RFC3339)
+	}
+	fmt.Fprintf(w, "made a cell with %d objects as of revision %d, %s: %d bytes copied by the bucket, %d written, %d requests\n",
+		done.Objects, done.Revision, at, done.Copied, done.Written, c.requests())
 	if folder, ok := strings.CutPrefix(c.into.bucket, "file://"); ok && filepath.Base(folder) == "bucket" && c.into.stream == "logplane" {
 		fmt.Fprintf(w, "serve it with 'logplane dev --data %s'\n", filepath.Dir(folder))
 		return
 	}
-	fmt.Fprintf(w, "give it a log that has never been used: 'logplane init --nats URL --stream %s --bucket %s'\n", c.into.stream, c.into.bucket)
+	fmt.Fprintf(w, "give it a log that was never used, with 'logplane init --nats URL --stream %s --bucket %s'\n", c.into.stream, c.into.bucket)
 }
