@@ -14,6 +14,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/filesystem"
 	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/logplane/logplane/projection/cache"
 )
@@ -383,4 +384,71 @@ func TestRestoreHasAnUpperBound(t *testing.T) {
 	copied.p.Current().snap.root.Applied = lastFence - 5
 	_, err = copied.Restore(c.ctx, done.Next-1, nil, "newest")
 	require.ErrorContains(t, err, "at most")
+}
+
+// Restores beside the source and elsewhere, in real buckets: what they made is whole after everything of the source was
+// deleted, and so is the source after what they made was.
+func TestRestoreInRealBuckets(t *testing.T) {
+	for name, open := range map[string]func(*testing.T) bucket.Bucket{"filesystem": folderBucket, "minio": minioBucket} {
+		t.Run(name, func(t *testing.T) {
+			b := bucket.Count(open(t))
+			c := newCell(t, func(c *Config) { c.Bucket, c.InlineBytes = b, 1 })
+			for i := range 2 * runsPerLevel {
+				for j := range 5 {
+					c.put(fmt.Sprint("n", (i+j)%12), fmt.Sprint("v", i))
+				}
+				c.remove(fmt.Sprint("n", i%12))
+				c.commit()
+			}
+			require.NoError(t, compactOnly(c.ctx, c.Projection))
+			source, err := OpenSource(c.ctx, b, "logplane", nil)
+			require.NoError(t, err)
+			newest, _ := source.Newest()
+			other := open(t)
+			want := map[string]map[string]Row{}
+			for i, at := range []Revision{newest, newest - 7, newest / 2, 1} {
+				past, err := c.at(c.ctx, at)
+				require.NoError(t, err)
+				beside, elsewhere := fmt.Sprint("beside/", i), fmt.Sprint("elsewhere/", i)
+				want[beside] = rowsOf(t, c, past)
+				want[elsewhere] = want[beside]
+				done, err := source.Restore(c.ctx, at, nil, beside)
+				require.NoError(t, err)
+				require.True(t, at < newest || done.Copied > 0 && done.Written == 0)
+				_, err = source.Restore(c.ctx, at, other, elsewhere)
+				require.NoError(t, err)
+			}
+			require.NotZero(t, b.Counts().Copy)
+			discard := func(prefix string) {
+				var keys []string
+				require.NoError(t, b.List(c.ctx, prefix, func(a bucket.Attributes) error { keys = append(keys, a.Key); return nil }))
+				require.NotEmpty(t, keys)
+				for _, key := range keys {
+					require.NoError(t, b.Delete(c.ctx, key))
+				}
+			}
+			discard("beside/3/")
+			delete(want, "beside/3")
+			requireClean(t, c.another(func(c *Config) { c.Bucket = b }))
+			discard("logplane/")
+			for prefix, rows := range want {
+				in := other
+				if strings.HasPrefix(prefix, "beside") {
+					in = b
+				}
+				fresh := c.opened(in, prefix)
+				require.Equal(t, rows, rowsOf(t, c, fresh.latest()))
+				fresh.put("another", "1")
+				fresh.commit()
+				require.NoError(t, compactOnly(c.ctx, fresh.Projection))
+				requireClean(t, fresh.Projection)
+			}
+		})
+	}
+}
+
+func folderBucket(t *testing.T) bucket.Bucket {
+	b, err := filesystem.Open(t.TempDir())
+	require.NoError(t, err)
+	return b
 }
