@@ -52,6 +52,9 @@ type Event struct {
 	// Trace is W3C's traceparent of the request that wrote it, empty where nobody traced that (Traced). It may be
 	// anything of that length: whoever may publish chooses it.
 	Trace string
+	// Outdates is set on a barrier whose writer has replaced the root by one that has less, although it has applied no
+	// more. Who reads the barrier must read the root again before it goes on.
+	Outdates bool
 	// Left is how many events of the same append follow this one: 0 for the last of them, and for a single one.
 	Left uint32
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -128,7 +129,7 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 		b, err := l.info(ctx)
 		asked <- answer{b, err}
 	}()
-	head, err := l.publishBarrier(ctx)
+	head, err := l.publishBarrier(ctx, nil, nil)
 	first := <-asked // bounded by ctx
 	if err == nil {
 		err = first.err
@@ -136,11 +137,16 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	return Bounds{First: first.First, Head: head}, err
 }
 
-func (l *Log) publishBarrier(ctx context.Context) (Revision, error) {
+// publishBarrier appends a barrier, with further headers and a body if they are given. Nobody reads the body. The
+// context must have a deadline.
+func (l *Log) publishBarrier(ctx context.Context, headers nats.Header, body []byte) (Revision, error) {
 	for try := 0; ; try++ {
 		var ack acknowledgement
 		attempt, cancel := context.WithTimeout(ctx, l.tryTime(try))
-		err := l.callOnce(attempt, "barrier", encodeBarrier(l.config.Prefix, l.Epoch(), nuid.Next(), time.Now()), decoded(&ack))
+		barrier := encodeBarrier(l.config.Prefix, l.Epoch(), nuid.Next(), time.Now())
+		maps.Copy(barrier.Header, headers)
+		barrier.Data = body
+		err := l.callOnce(attempt, "barrier", barrier, decoded(&ack))
 		cancel()
 		if err == nil && ack.Sequence > 0 {
 			return ack.Sequence, nil

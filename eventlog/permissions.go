@@ -44,7 +44,7 @@ func Roles(stream, prefix string) []Role {
 		role("watcher", "'watcher' behind a front that sends it watches only: it cannot write", barrier),
 		role("projector", "'projector': it purges the log, and cannot write", barrier, purge),
 		role("lifecycle", "'lifecycle' and 'expiry': they write", events),
-		role("operator", "'init', 'fence', 'doctor', 'inspect' and 'events', for people", operates...),
+		role("operator", "'init', 'fence', 'forget', 'doctor', 'inspect' and 'events', for people", operates...),
 	}
 }
 

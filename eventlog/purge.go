@@ -2,7 +2,10 @@ package eventlog
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
+
+	"github.com/nats-io/nats.go"
 )
 
 // purgeStep bounds one purge, since publishers wait for all of it: about 15 ms for 10,000 events.
@@ -26,6 +29,44 @@ func (l *Log) Purge(ctx context.Context, upto Revision) error {
 		}
 	}
 	return nil
+}
+
+const (
+	// fillMessage is how many bytes of padding one message of Fill has, and fills how many messages there are. Together
+	// they are more than two blocks of the server's files, which have 8 MiB at most.
+	fillMessage = 1 << 20
+	fills       = 18
+)
+
+// Fill appends so many bytes of barriers that the server's file with the log's last event is full, and returns the
+// revision of the last barrier. A purge removes whole files only: what lies in the newest stays on the disk, perhaps for
+// days where little is written. So once Purge has removed the events up to that revision, no file of the log has
+// their bytes, nor has the servers' own log of a replicated one, which they cut when it has grown by so much.
+func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
+	padding := make([]byte, fillMessage)
+	for range fills {
+		rand.Read(padding) // a stream that compresses would make nothing of zeroes
+		last, err = l.further(ctx, nil, padding)
+		if err != nil {
+			return 0, fmt.Errorf("fill the log's file: %w", err)
+		}
+	}
+	return last, nil
+}
+
+// Outdate appends a barrier that makes whoever reads it read the root again.
+func (l *Log) Outdate(ctx context.Context) error {
+	if _, err := l.further(ctx, nats.Header{headerOutdates: {"root"}}, nil); err != nil {
+		return fmt.Errorf("outdate what processes know of the root: %w", err)
+	}
+	return nil
+}
+
+// further is publishBarrier within the log's timeout.
+func (l *Log) further(ctx context.Context, headers nats.Header, body []byte) (Revision, error) {
+	ctx, cancel := l.within(ctx)
+	defer cancel()
+	return l.publishBarrier(ctx, headers, body)
 }
 
 // FenceGap is how far a fence leaps at least. No request sees so many events between its view and its append. So a

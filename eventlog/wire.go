@@ -37,6 +37,8 @@ const (
 	headerTrace = "ce-traceparent"
 	// headerBatch is an event's place in its batch, '2/5'; single events have none.
 	headerBatch = "Logplane-Batch"
+	// headerOutdates has any value on a barrier that outdates roots; others lack it.
+	headerOutdates = "Logplane-Outdates"
 
 	headerExpected = "Nats-Expected-Last-Subject-Sequence"
 )
@@ -117,7 +119,9 @@ func decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at
 		return Event{}, fmt.Errorf("decode event at revision %d: %w", rev, err)
 	}
 	e.Revision, e.Time = rev, at
-	e.Body = bytes.Clone(body) // a message holds its headers once more, for as long as its body is held
+	if e.Op != Barrier {
+		e.Body = bytes.Clone(body) // a message holds its headers once more, for as long as its body is held
+	}
 	return e, nil
 }
 
@@ -152,6 +156,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	var errs [6]error
 	e.Epoch, errs[0] = parseNumber(h, headerEpoch, 64)
 	if op == Barrier {
+		e.Outdates = h.Get(headerOutdates) != ""
 		return e, errs[0]
 	}
 	key, err := ParseSubject(prefix, subject)

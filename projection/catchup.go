@@ -132,7 +132,7 @@ func all(*View) bool { return false }
 // another log of the same length.
 func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	v := p.view.Load()
-	if v == nil || v.Revision() < bounds.Head || !v.proven && v.Revision() >= bounds.First {
+	if v == nil || v.Revision() < bounds.Head || v.outdated > 0 || !v.proven && v.Revision() >= bounds.First {
 		return nil
 	}
 	if v.first >= bounds.First && asked.Sub(v.asked) < time.Second {
@@ -151,7 +151,7 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 // step makes one read towards the bounds: of the root, or of a piece of the tail. It returns the bounds to go on with.
 func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
 	v := p.view.Load()
-	if v == nil || bounds.First > v.Revision()+1 || v.behind(bounds) {
+	if v == nil || bounds.First > v.Revision()+1 || v.outdated > 0 || v.behind(bounds) {
 		return p.stepRoot(ctx, bounds)
 	}
 	events, err := p.readTail(ctx, v, bounds)
@@ -180,6 +180,10 @@ func (v *View) behind(bounds eventlog.Bounds) bool {
 // if a root that is read afterwards ends before the log begins, there is a hole. A root that was read earlier proves
 // nothing.
 func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
+	outdated := Revision(0)
+	if known := p.view.Load(); known != nil {
+		outdated = known.outdated
+	}
 	snap, err := p.readRoot(ctx)
 	if err != nil {
 		return bounds, err
@@ -201,6 +205,9 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (even
 	v := p.publish(func(v *View) *View {
 		next := *v
 		next.rootRead, next.cutEvents, next.cutBytes = bounds.Head, len(v.tail.records), v.tail.bytes
+		if v.outdated == outdated { // else another barrier came after the root was read
+			next.outdated = 0
+		}
 		return &next
 	})
 	if bounds.First > v.Revision()+1 {
@@ -273,6 +280,11 @@ func (p *Projection) append(events []eventlog.Event) error {
 		next.proven = proven
 		if len(events) > 0 && events[0].Revision == t.last+1 {
 			next.tail = t.extend(events)
+			for _, e := range events {
+				if e.Outdates {
+					next.outdated = e.Revision
+				}
+			}
 		} else if proven == v.proven {
 			return v
 		}
@@ -371,7 +383,7 @@ func (p *Projection) Learn(b eventlog.Batch) {
 // s at most, and then returns ErrFuture.
 func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 	v := p.view.Load()
-	if v != nil && v.Revision() >= rev && p.failed() == nil {
+	if v != nil && v.Revision() >= rev && v.outdated == 0 && p.failed() == nil {
 		return v, nil
 	}
 	v, err := p.Latest(ctx)

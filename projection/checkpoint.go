@@ -48,19 +48,27 @@ func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	if !due(next.Checkpoints, next.Clock, rules) {
 		return nil
 	}
-	copied := *next.root
+	c, err := p.writeCheckpoint(ctx, next.root)
+	if err == nil {
+		next.Checkpoints = append(next.Checkpoints, c)
+	}
+	return err
+}
+
+// writeCheckpoint writes a copy of a root under a name that was never used before.
+func (p *Projection) writeCheckpoint(ctx context.Context, r *root) (checkpoint, error) {
+	copied := *r
 	copied.Checkpoints = nil
 	body, err := encodeRoot(&copied)
 	if err != nil {
-		return err
+		return checkpoint{}, err
 	}
-	c := checkpoint{Revision: next.Applied, Time: next.Clock, Key: fmt.Sprintf("%s/ckpt/%020d-%s", p.config.Prefix, next.Applied, rand.Text())}
+	c := checkpoint{Revision: r.Applied, Time: r.Clock, Key: fmt.Sprintf("%s/ckpt/%020d-%s", p.config.Prefix, r.Applied, rand.Text())}
 	if _, err := p.config.Bucket.Create(ctx, c.Key, body); err != nil {
-		return fmt.Errorf("write checkpoint %s: %w", c.Key, err)
+		return checkpoint{}, fmt.Errorf("write checkpoint %s: %w", c.Key, err)
 	}
 	written("checkpoint", len(body))
-	next.Checkpoints = append(next.Checkpoints, c)
-	return nil
+	return c, nil
 }
 
 // due reports whether a stretch of some rule has no checkpoint yet.

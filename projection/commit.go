@@ -84,34 +84,8 @@ func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error)
 		if v.Applied() >= goal || !v.dirty() { // somebody else has done it, or there is nothing to do
 			return nil, nil
 		}
-		next := v.snap.draft()
-
-		// 2. Fold the tail onto the root's own records, and find out which events are void. Nothing is written. A crash
-		//    here leaves the old root and the log, as if nothing had begun.
-		records, err := v.fold(ctx, next)
+		next, err := p.advance(ctx, v) // stages 2 to 6
 		if err != nil {
-			return nil, err
-		}
-
-		// 3. Let time pass: clock, floor and purge point follow the log time of the events. Nothing is written, and
-		//    nothing is purged before stage 8.
-		p.age(next.root)
-
-		// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments that no root
-		//    names.
-		if err := p.spill(ctx, next, records); err != nil {
-			return nil, err
-		}
-		p.forgetEvents(next.root)
-
-		// 5. Write a checkpoint if one is due: a copy of the draft. A crash here leaves a copy that no root names.
-		if err := p.checkpoint(ctx, next); err != nil {
-			return nil, err
-		}
-
-		// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves an index that no
-		//    root names.
-		if err := p.writeIndex(ctx, next); err != nil {
 			return nil, err
 		}
 
@@ -124,6 +98,41 @@ func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error)
 		return nil, false, err
 	}
 	return v, more, nil
+}
+
+// advance makes the draft that has all of the view.
+func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
+	next := v.snap.draft()
+
+	// 2. Fold the tail onto the root's own records, and find out which events are void. Nothing is written. A crash
+	//    here leaves the old root and the log, as if nothing had begun.
+	records, err := v.fold(ctx, next)
+	if err != nil {
+		return nil, err
+	}
+
+	// 3. Let time pass: clock, floor and purge point follow the log time of the events. Nothing is written, and
+	//    nothing is purged before stage 8.
+	p.age(next.root)
+
+	// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments that no root
+	//    names.
+	if err := p.spill(ctx, next, records); err != nil {
+		return nil, err
+	}
+	p.forgetEvents(next.root)
+
+	// 5. Write a checkpoint if one is due: a copy of the draft. A crash here leaves a copy that no root names.
+	if err := p.checkpoint(ctx, next); err != nil {
+		return nil, err
+	}
+
+	// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves an index that no
+	//    root names.
+	if err := p.writeIndex(ctx, next); err != nil {
+		return nil, err
+	}
+	return next, nil
 }
 
 // dirty reports whether there is something to commit.

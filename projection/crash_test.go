@@ -200,6 +200,12 @@ var crashScenes = []crashScene{
 	}, before: commitOnly, act: func(ctx context.Context, p *Projection) error {
 		return errors.Join(commitOnly(ctx, p), compactOnly(ctx, p), collectOnly(ctx, p))
 	}},
+	{name: "forget", config: func(c *Config) {
+		c.Checkpoints, c.History = []CheckpointRule{{Every: 1, Keep: time.Hour}}, time.Hour
+	}, before: nothing, act: func(ctx context.Context, p *Projection) error {
+		_, err := p.Forget(ctx, []string{podKey("n00").RowKey(), podKey("n01").RowKey()}, 0)
+		return err
+	}, indexed: true},
 	{name: "fence", config: plain, before: nothing, act: fenceIt, fence: true},
 }
 
@@ -235,6 +241,10 @@ func (scene *crashScene) run(t *testing.T, at int, f fate) (*random, *stepped) {
 	p := scene.over(r, s)
 	p.purgeLog = func(ctx context.Context, upto Revision) error {
 		return s.step("purge", func() error { return r.log.Purge(context.WithoutCancel(ctx), upto) })
+	}
+	p.fillLog = func(ctx context.Context) (last Revision, err error) {
+		err = s.step("fill", func() error { last = r.fill(); return nil })
+		return last, err
 	}
 	p.fenceLog = func(ctx context.Context, to Revision) error {
 		return s.step("fence", func() error { return r.log.Fence(context.WithoutCancel(ctx), to) })

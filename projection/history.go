@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/logplane/logplane/eventlog"
 )
 
@@ -117,7 +119,7 @@ func (v *View) with(ctx context.Context, keys Keys, at Revision) (*View, error) 
 	if at <= v.Applied() {
 		return whole, nil
 	}
-	id := foldedKeys{Keys{strings.Clone(keys.Start), strings.Clone(keys.End)}, v.Applied(), at}
+	id := foldedKeys{Keys{strings.Clone(keys.Start), strings.Clone(keys.End)}, v.Applied(), at, v.archive.archiveOf(v.Applied(), at)}
 	folded, known := v.p.folded.Get(id)
 	if !known {
 		var err error
@@ -182,10 +184,23 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 	return folded, nil
 }
 
-// foldedKeys names what was folded of the archived events in (base, at].
+// foldedKeys names what was folded of the archived events in (base, at]. The segments that had them are others once an
+// object was forgotten.
 type foldedKeys struct {
 	Keys
 	base, at Revision
+	segments uint64
+}
+
+// archiveOf is a hash of the names of the event segments that have the events in (after, upto].
+func (v *View) archiveOf(after, upto Revision) uint64 {
+	h := xxhash.New()
+	for _, part := range v.snap.events {
+		if part.ref.MaxRevision > after && part.ref.MinRevision <= upto {
+			_, _ = h.WriteString(part.ref.Key) // it never fails
+		}
+	}
+	return h.Sum64()
 }
 
 // Nearest returns the newest revision below the given one of which AsOf is sure to know, 0 if there is none, and the

@@ -145,18 +145,26 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 		}
 		footers = append(footers, f)
 	}
+	key, err := p.createIndex(ctx, footers)
+	if err == nil {
+		next.Index = key
+	}
+	return err
+}
+
+// createIndex writes an idx object under a name that was never used before.
+func (p *Projection) createIndex(ctx context.Context, footers []footer) (string, error) {
 	slices.SortFunc(footers, func(a, b footer) int { return cmp.Compare(a.Key, b.Key) })
 	body, err := encodeIndex(footers)
 	if err != nil {
-		return err
+		return "", err
 	}
 	key := p.config.Prefix + "/idx/" + rand.Text()
 	if _, err := p.config.Bucket.Create(ctx, key, body); err != nil {
-		return fmt.Errorf("write %s: %w", key, err)
+		return "", fmt.Errorf("write %s: %w", key, err)
 	}
 	written("index", len(body))
-	next.Index = key
-	return nil
+	return key, nil
 }
 
 // keepFooters lists the footers that are known in the root, and leaves the others to the idx object that the root

@@ -26,6 +26,8 @@ type View struct {
 	// reads of the root, and decide nothing else.
 	rootRead            Revision
 	cutEvents, cutBytes int
+	// outdated is the revision of a barrier that outdates the snapshot's root, 0 for none.
+	outdated Revision
 	// archive is set for a moment between two checkpoints: the view that has the events which come after the snapshot.
 	archive *View
 	// superseded is closed when a view with a newer revision is there.

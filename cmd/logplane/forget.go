@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/util/compatibility"
+	"k8s.io/kubernetes/pkg/controlplane"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// forgetting is one run of 'logplane forget'.
+type forgetting struct {
+	inspection
+	namespace    string
+	stopped, yes bool
+}
+
+func newForget() *cobra.Command {
+	f := &forgetting{inspection: inspection{where: connection{command: "forget"}}}
+	cmd := &cobra.Command{
+		Use:   "forget OBJECT...",
+		Short: "Remove every old version of objects from log and bucket for good",
+		Long: "Removes what an object was: all versions of a deleted object, and all but the newest of one that is there.\n" +
+			"They leave the log and every file of the bucket: segments, archive and checkpoints. OBJECT is RESOURCE/NAME, such\n" +
+			"as 'secrets/pasted' or 'deployments.apps/web', or a storage path as 'inspect history' takes it.\n\n" +
+			"All other objects, and all other versions, stay as they are, and the cell is served meanwhile. Revisions from\n" +
+			"before the object's last change cannot be listed or watched any more: such clients get 410 and list again.\n" +
+			"'/at/…' reads them without the object, as far as --history and --checkpoints reach.\n" +
+			"It waits until no stalled writer can be left, " + untilSettled.String() + ", unless all are stopped. It reads all of the bucket\n" +
+			"twice, the second time to see that nothing is left. If it is interrupted, run it again.\n\n" +
+			"Not forgotten is what has left the cell: copies and versions of the bucket, audit logs, what subscribers and\n" +
+			"clients have received, a stream of bodies ('init --events-bodies'), and block caches of processes that are stopped.\n" +
+			"'--data DIR' is the folder of a stopped 'logplane dev'; of any other cell --nats and --bucket say where it is.",
+		Example: "  kubectl delete secret pasted --namespace shop\n" +
+			"  logplane forget secrets/pasted --namespace shop --data ~/.logplane --yes",
+		Args: cobra.MinimumNArgs(1),
+		RunE: f.inspection.run(f.forget),
+	}
+	f.register(cmd)
+	cmd.Flags().StringVarP(&f.namespace, "namespace", "n", "", "namespace of the objects that are given as RESOURCE/NAME")
+	cmd.Flags().BoolVar(&f.stopped, "writers-stopped", false, "every process that writes is stopped: do not wait for one that may be stalled")
+	cmd.Flags().BoolVar(&f.yes, "yes", false, "do it")
+	return cmd
+}
+
+// untilSettled is how long after its view a writer may still append.
+var untilSettled = eventlog.MinRetention(requestDeadline)
+
+func (f *forgetting) forget(ctx context.Context, cell kubestore.Cell, w io.Writer, args []string) error {
+	var keys []string
+	for _, object := range args {
+		key, err := rowKey(cell, object, f.namespace)
+		if err != nil {
+			return err
+		}
+		if err := printForgotten(ctx, cell, w, object, key); err != nil {
+			return err
+		}
+		keys = append(keys, key)
+	}
+	if !f.yes {
+		return errors.New("nothing was forgotten: give --yes")
+	}
+	settled := untilSettled
+	if f.stopped || f.folder != "" {
+		settled = 0
+	} else {
+		fmt.Fprintf(w, "waiting %s, until no stalled writer can be left\n", settled)
+	}
+	done, err := cell.Projection.Forget(ctx, keys, settled)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "forgotten: %d versions; %d objects of the bucket were written anew and %d deleted, and none has such a version now\n", done.Versions, done.Objects, done.Collected)
+	fmt.Fprintf(w, "the oldest revision that can be listed or watched is %d\n", done.Floor)
+	return nil
+}
+
+// rowKey is the row key of an object that is given as RESOURCE/NAME or as a storage path.
+func rowKey(cell kubestore.Cell, object, namespace string) (string, error) {
+	if strings.HasPrefix(object, "/") {
+		return cell.Cluster + object, nil
+	}
+	resource, name, ok := strings.Cut(object, "/")
+	if !ok || resource == "" || name == "" || strings.Contains(name, "/") {
+		return "", fmt.Errorf("'%s' is no OBJECT: give RESOURCE/NAME, such as 'secrets/pasted' or 'deployments.apps/web'", object)
+	}
+	stores, err := resources.New(resources.Config{Cell: cell, Version: compatibility.DefaultBuildEffectiveVersion(), Served: controlplane.DefaultAPIResourceConfigSource()})
+	if err != nil {
+		return "", err
+	}
+	return stores.Key(schema.ParseGroupResource(resource), namespace, name).RowKey(), nil
+}
+
+// printForgotten says what would be forgotten of an object.
+func printForgotten(ctx context.Context, cell kubestore.Cell, w io.Writer, object, key string) error {
+	rows, err := cell.Projection.History(ctx, key)
+	if err != nil {
+		return err
+	}
+	if len(rows) == 0 {
+		fmt.Fprintf(w, "%s: no version of '%s' is kept. Its resource must be in the plural and with its group, and --namespace must be right.\n"+
+			"  If it was to be forgotten before, and that was interrupted, go on\n", printable(object), printable(strings.TrimPrefix(key, cell.Cluster)))
+		return nil
+	}
+	v, err := cell.Projection.Latest(ctx)
+	if err != nil {
+		return err
+	}
+	newest, live, err := v.Get(ctx, key, v.Revision())
+	if err != nil {
+		return err
+	}
+	oldest := rows[len(rows)-1]
+	if !live {
+		fmt.Fprintf(w, "%s: it is deleted, and all of its %d versions go, from revision %d of %s on\n", printable(object), len(rows), oldest.Revision, oldest.Time.UTC().Format(time.RFC3339))
+		return nil
+	}
+	fmt.Fprintf(w, "%s: it is there, so that revision %d stays: delete it first if it is to go. %d older versions go, from revision %d of %s on\n",
+		printable(object), newest.Revision, len(rows)-1, oldest.Revision, oldest.Time.UTC().Format(time.RFC3339))
+	return nil
+}
