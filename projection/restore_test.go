@@ -1,14 +1,17 @@
 package projection
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
@@ -106,8 +109,7 @@ func TestRestoreIsExact(t *testing.T) {
 				require.True(t, into == nil || done.Copied == 0, "two buckets")
 				require.EqualValues(t, len(want[at]), done.Objects)
 			}
-			require.Greater(t, len(restored), int(newest)/8)
-			require.True(t, !archive || gaps > 10, "moments between two checkpoints")
+			require.Greater(t, len(restored), 5) // how many more, and of what, depends on how much time has passed
 			require.True(t, into != nil || seed%3 != 0 || restored[newest].Copied > 0, "one bucket")
 			t.Logf("%d of %d revisions were restored, %d of which from archived events", len(restored), newest, gaps)
 
@@ -141,16 +143,23 @@ func TestRestoreIsExact(t *testing.T) {
 
 // What was written between two checkpoints may be more than a process may hold.
 func TestRestoreOfAGapTakesLittleMemory(t *testing.T) {
-	const size, objects = 100 << 10, 400
+	const size, objects = 100 << 10, 200
 	c := newCell(t, archived)
 	c.put("a", "first")
 	c.commit()
-	want := map[string]string{"a": "first@1"}
-	for i := range objects {
-		name := fmt.Sprint("b", i)
-		want[name] = fmt.Sprintf("%s@%d", bulk(size)[:5], c.put(name, bulk(size)))
+	want := map[string]string{}
+	put := func(name, value string) {
+		want[name] = fmt.Sprintf("%x@%d", xxhash.Sum64String(value), c.put(name, value))
 	}
+	c.put("gone", "soon")
+	for i := range objects {
+		put(fmt.Sprint("b", i), bulk(size))
+		put(fmt.Sprint("b", i/2), bulk(size/10))
+	}
+	c.remove("gone")
+	c.remove("a")
 	at := c.commit()
+	again := maps.Clone(want)
 	c.put("last", "x")
 	c.expire()
 	source, err := OpenSource(c.ctx, c.bucket, "logplane", cache.NewBudget(1<<20))
@@ -160,14 +169,26 @@ func TestRestoreOfAGapTakesLittleMemory(t *testing.T) {
 	require.NotNil(t, v.archive)
 	_, err = state(c.ctx, v, at)
 	require.ErrorIs(t, err, ErrTooMuch)
-	done, err := source.Restore(c.ctx, at, memory.Strict(t), "new")
-	require.NoError(t, err)
-	require.EqualValues(t, objects+1, done.Objects)
+	for i, into := range []bucket.Bucket{nil, memory.Strict(t)} {
+		done, err := source.Restore(c.ctx, at, into, "new")
+		require.NoError(t, err)
+		require.EqualValues(t, len(want), done.Objects)
+		require.Equal(t, i == 0, done.Copied > 0)
+		fresh := c.opened(cmp.Or(into, bucket.Bucket(c.bucket)), "new")
+		for row, err := range fresh.latest().Scan(c.ctx, "", "", done.Next-1) {
+			require.NoError(t, err)
+			require.Equal(t, want[row.ID.Name], fmt.Sprintf("%x@%d", xxhash.Sum64(row.Value), row.Revision))
+			delete(want, row.ID.Name)
+		}
+		require.Empty(t, want)
+		if i == 0 {
+			want = again
+		}
+	}
 }
 
 // Restores that break off after any request, in one bucket and between two, leave nothing but garbage or the whole new
-// cell. The next restore makes it, or finds it made. Nothing is left once garbage was collected, and the source is as it
-// was.
+// cell. The next restore makes it, or finds it made. No garbage outlives a collection, and the source is as it was.
 func TestARestoreThatBreaksOff(t *testing.T) {
 	quiet(t)
 	for _, apart := range []bool{false, true} {
