@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// ErrCellExists: there is a cell where a new one was to be made.
+// ErrCellExists says that there is a cell where a new one was to be made.
 var ErrCellExists = errors.New("there is a cell already: give a folder or prefix that holds none")
 
 // Source is a cell of which only the bucket is read. Its log is not asked, and may be gone.

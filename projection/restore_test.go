@@ -96,6 +96,8 @@ func TestRestoreIsExact(t *testing.T) {
 				done, err := source.Restore(r.ctx, at, into, fmt.Sprint("new/", at))
 				if err != nil {
 					require.ErrorIs(t, err, ErrExpired)
+					_, err = r.at(r.ctx, at)
+					require.ErrorIs(t, err, ErrExpired)
 					require.False(t, archive, "revision %d", at)
 					continue
 				}
@@ -401,6 +403,7 @@ func TestRestoreHasAnUpperBound(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, again.Objects)
 	require.Equal(t, done.Time, again.Time)
+	require.Equal(t, done.Next-1+fenceGap, again.Next)
 	require.EqualValues(t, 2, again.Epoch)
 	copied.p.Current().snap.root.Applied = lastFence - 5
 	_, err = copied.Restore(c.ctx, done.Next-1, nil, "newest")
