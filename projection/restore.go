@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -73,7 +74,7 @@ func (s *Source) asOf(ctx context.Context, at Revision) (*View, error) {
 
 // Restored says what a restore has made.
 type Restored struct {
-	// Revision and Time are the moment's: of the last event that the new cell has.
+	// Revision is the last that the new cell has events of, and Time its log time.
 	Revision Revision
 	Time     time.Time
 	// Objects are live in the new cell.
@@ -89,8 +90,8 @@ type Restored struct {
 const restoreTries = 3
 
 // Restore makes a new cell below a prefix of a bucket, or of the source's own if that is nil: all objects that are live
-// at the revision, as they are there. It is ErrCellExists if there is a cell. The source is only read, and the new cell
-// shares nothing with it.
+// at the revision, as they are there. A batch that the revision lies in is restored whole. It is ErrCellExists if there
+// is a cell. The source is only read, and the new cell shares nothing with it.
 //
 //  1. Look for a root. If there is one, nothing is changed.
 //  2. Write the segments, under names that were never used before. A crash here leaves garbage, and a restore that
@@ -180,6 +181,14 @@ func (s *Source) nearest(ctx context.Context, at Revision, expired error) error 
 func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at Revision) (done Restored, err error) {
 	newest := s.p.Current().snap.root
 	v, err := s.asOf(ctx, at)
+	if err != nil {
+		return done, err
+	}
+	end, err := v.batchEnd(ctx, at)
+	if err == nil && end > at {
+		at = end
+		v, err = s.asOf(ctx, at)
+	}
 	if err != nil {
 		return done, err
 	}
@@ -408,6 +417,39 @@ func (d *draft) restored(source *root, nanos int64) error {
 	d.Spilled, d.Floor, d.Purge = d.Applied, d.Applied, d.Applied
 	d.Ring = []mark{{Revision: d.Applied, Time: nanos}}
 	return nil
+}
+
+// batchEnd is the last revision of the atomic batch that a revision lies in, or the revision itself. A cell that began
+// with a part of a batch would lack for good what must be true together, such as a claim of an object that it has.
+func (v *View) batchEnd(ctx context.Context, at Revision) (Revision, error) {
+	if v.archive != nil {
+		v = v.archive
+	}
+	end := at
+	err := v.retry(ctx, func(v *View) error {
+		after := end
+		return v.archived(ctx, Keys{}, &after, v.snap.root.Applied, func(e eventlog.Event) bool {
+			if e.Revision-place(e) > end { // another append begins
+				return false
+			}
+			end = e.Revision
+			return true
+		})
+	})
+	if errors.Is(err, errEnough) {
+		err = nil
+	}
+	return end, err
+}
+
+// place is how many events of its batch come before an event: its id says so.
+func place(e eventlog.Event) Revision {
+	dot := strings.LastIndexByte(e.RequestID, '.')
+	n, err := strconv.ParseUint(e.RequestID[dot+1:], 10, 64)
+	if dot < 0 || err != nil || Revision(n) >= e.Revision {
+		return 0
+	}
+	return Revision(n)
 }
 
 // timeOf is the log time of the newest event up to the revision, as far as it is kept.

@@ -476,3 +476,37 @@ func folderBucket(t *testing.T) bucket.Bucket {
 	require.NoError(t, err)
 	return b
 }
+
+// A moment inside an atomic batch is the whole batch: above the floor, and between two checkpoints.
+func TestRestoreTakesWholeBatches(t *testing.T) {
+	c := newCell(t, archived)
+	c.put("a", "1")
+	c.commit()
+	c.put("b", "1")
+	bounds, err := c.log.Head(c.ctx)
+	require.NoError(t, err)
+	var batch []eventlog.Write
+	for _, name := range []string{"c", "d", "e"} {
+		batch = append(batch, eventlog.Write{Key: podKey(name), Op: eventlog.Added, Body: []byte("x"), ContentType: "application/cbor"})
+	}
+	last, err := c.log.Append(c.ctx, basis(c.log, bounds), "batch", batch...)
+	require.NoError(t, err)
+	c.put("f", "1")
+	c.put("g", "1")
+	restored := func(round string) {
+		for at, want := range map[Revision]int{1: 1, last - 3: 2, last - 2: 5, last - 1: 5, last: 5, last + 1: 6} {
+			source, err := OpenSource(c.ctx, c.bucket, "logplane", nil)
+			require.NoError(t, err)
+			for i, into := range []bucket.Bucket{nil, memory.Strict(t)} {
+				done, err := source.Restore(c.ctx, at, into, fmt.Sprint(round, at, "/", i))
+				require.NoError(t, err)
+				require.EqualValues(t, want, done.Objects, "at %d", at)
+			}
+		}
+	}
+	c.commit()
+	restored("above the floor/")
+	c.put("later", "1")
+	c.expire()
+	restored("in a gap/")
+}
