@@ -401,8 +401,8 @@ func (v *version) keyEntry() segment.Entry {
 	return v.record.keyEntry()
 }
 
-// restoredID is what the applied request id of a restored cell begins with, until its first commit: so far it has had no
-// log.
+// restoredID is what the applied request id of a restored cell begins with, until its first commit. So far it has had
+// no log.
 const restoredID = "restore-"
 
 // restored makes a draft with rows alone that of a cell which was fenced: as if barriers had followed, up to a revision
