@@ -39,8 +39,8 @@ const (
 )
 
 // Fill appends so many bytes of barriers that the server's file with the log's last event is full, and returns the
-// revision of the last barrier. A purge removes whole files only: what lies in the newest stays on the disk, perhaps for
-// days where little is written. So once Purge has removed the events up to that revision, no file of the log has
+// revision of the last barrier. A purge removes whole files only: what lies in the newest stays on the disk, perhaps
+// for days where little is written. So once Purge has removed the events up to that revision, no file of the log has
 // their bytes, nor has the servers' own log of a replicated one, which they cut when it has grown by so much.
 func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
 	padding := make([]byte, fillMessage)

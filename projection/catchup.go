@@ -185,6 +185,9 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (even
 		outdated = known.outdated
 	}
 	snap, err := p.readRoot(ctx)
+	if err == nil && outdated > 0 && p.folder != nil {
+		err = p.folder.clear() // the segments of the root before may have what was forgotten
+	}
 	if err != nil {
 		return bounds, err
 	}

@@ -238,6 +238,7 @@ func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*
 		return err
 	}
 	written("events", len(file))
+	next.footers = append(next.footers, footerOf(events, file))
 	next.Events = append(next.Events[:len(next.Events):len(next.Events)], events)
 	next.Spilled = records[len(records)-1].Revision
 	rows := keyOrdered(records)
@@ -256,7 +257,7 @@ func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*
 		return err
 	}
 	written("rows", len(file))
-	next.footers = append(next.footers, footer{Key: keys.Key, Sealed: slices.Clone(file[sum.Size-sum.Footer:])})
+	next.footers = append(next.footers, footerOf(keys, file))
 	next.Segments = append([]segmentRef{keys}, next.Segments...) // newest first
 	return nil
 }

@@ -299,7 +299,7 @@ func (o *output) cut(ctx context.Context) error {
 	}
 	written("compaction", len(file))
 	o.refs = append(o.refs, ref)
-	o.footers = append(o.footers, footer{Key: ref.Key, Sealed: slices.Clone(file[sum.Size-sum.Footer:])})
+	o.footers = append(o.footers, footerOf(ref, file))
 	return nil
 }
 

@@ -117,8 +117,8 @@ type crashScene struct {
 	before, act func(ctx context.Context, p *Projection) error
 	// fresh: nothing was committed before.
 	fresh bool
-	// indexed: footers go to an idx object at once.
-	indexed bool
+	// indexed: footers go to idx objects at once. joins: so many event segments were committed that some are joined.
+	indexed, joins bool
 	// fence: it ends the epoch of every process; the operator does it again, in a new one, until the cell opens.
 	fence bool
 }
@@ -190,6 +190,9 @@ var crashScenes = []crashScene{
 	{name: "age and purge", config: func(c *Config) { c.Retention, c.LogRetention = 2, 1 }, before: nothing, act: commitOnly},
 	{name: "retain and purge", config: plain, before: commitOnly, act: retainAll},
 	{name: "compaction", config: plain, before: commitOnly, act: compactOnly},
+	{name: "join", config: archived, before: func(ctx context.Context, p *Projection) error {
+		return errors.Join(commitOnly(ctx, p), retainAll(ctx, p))
+	}, act: compactOnly, indexed: true, joins: true},
 	{name: "renewal", config: plain, before: commitOnly, act: compactAgain},
 	{name: "collection", config: plain, before: func(ctx context.Context, p *Projection) error {
 		return errors.Join(commitOnly(ctx, p), retainAll(ctx, p), compactOnly(ctx, p))
@@ -216,6 +219,9 @@ func (scene *crashScene) over(r *random, b bucket.Bucket) *Projection {
 	if scene.indexed {
 		p.rootFooters = 0
 	}
+	if scene.joins {
+		p.manyEvents = 1
+	}
 	return p
 }
 
@@ -223,7 +229,11 @@ func (scene *crashScene) over(r *random, b bucket.Bucket) *Projection {
 func (scene *crashScene) run(t *testing.T, at int, f fate) (*random, *stepped) {
 	r := newRandom(newCell(t), 1, 10)
 	r.Projection = scene.over(r, r.bucket)
-	for range runsPerLevel {
+	commits := runsPerLevel
+	if scene.joins {
+		commits = joinAtLeast + 4
+	}
+	for range commits {
 		for range 3 {
 			r.step()
 		}

@@ -67,6 +67,9 @@ func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 	if *after >= upto {
 		return nil
 	}
+	if err := v.pastOf(of, *after); err != nil {
+		return err
+	}
 	if v.archive != nil {
 		return v.archive.archived(ctx, of, after, upto, yield)
 	}

@@ -121,6 +121,23 @@ func (f *folder) write(key string, offset int64, b []byte) (grown int64, err err
 	return max(0, offset+int64(len(b))-before.Size()), nil
 }
 
+// clear deletes all files.
+func (f *folder) clear() error {
+	f.mu.Lock()
+	f.grown, f.used = 0, make(map[string]time.Time)
+	f.mu.Unlock()
+	entries, err := os.ReadDir(f.path)
+	for _, e := range entries {
+		if !e.Type().IsRegular() {
+			continue
+		}
+		if removed := os.Remove(filepath.Join(f.path, e.Name())); !errors.Is(removed, os.ErrNotExist) {
+			err = errors.Join(err, removed) // another process was faster
+		}
+	}
+	return err
+}
+
 // sweep deletes files, those first that were not used for longest, until the folder may grow again.
 func (f *folder) sweep() error {
 	entries, err := os.ReadDir(f.path)

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
 )
@@ -71,7 +70,7 @@ func (p *Projection) forget(ctx context.Context, keys []string, settled time.Dur
 	}
 	// The last pass finds nothing. One more than two is needed if a compaction of another process came between.
 	for range forgetPasses {
-		w := &rewriting{p: p, gone: gone, versions: map[Revision]bool{}}
+		w := &rewriting{p: p, departing: gone, versions: map[Revision]bool{}}
 		v, err := p.swap(ctx, w.draft)
 		if err != nil {
 			return done, err
@@ -112,12 +111,16 @@ func (p *Projection) commitUpTo(ctx context.Context, upto Revision) error {
 // forgotten has by key the last revision that is to go. Void events of a key go up to there too.
 type forgotten map[string]Revision
 
-func (f forgotten) has(key string, rev Revision) bool { return rev <= f[key] }
+func (f forgotten) gone(key string, rev Revision) bool { return rev <= f[key] }
 
-// overlap reports whether one of the keys may be in a key-ordered segment.
-func (f forgotten) overlap(s segmentRef) bool {
+func (f forgotten) whole(*root) bool     { return true }
+func (f forgotten) skip(checkpoint) bool { return false }
+func (f forgotten) names() bool          { return true }
+
+// near reports whether one of the keys may be in a segment. An event segment may have any.
+func (f forgotten) near(s segmentRef, kind segment.Kind) bool {
 	for key := range f {
-		if key >= string(s.MinKey) && key <= string(s.MaxKey) {
+		if kind == segment.Events || key >= string(s.MinKey) && key <= string(s.MaxKey) {
 			return true
 		}
 	}
@@ -150,251 +153,6 @@ func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision)
 		return nil
 	})
 	return gone, last, err
-}
-
-// rewriting makes new objects of those that have what is to be forgotten. It remembers what it has made, so that it
-// makes it once, however many roots name it and however often the swap is tried.
-type rewriting struct {
-	p    *Projection
-	gone forgotten
-	// generation of the root for which it has written. In a later one, a collector may have taken it for garbage.
-	generation  uint64
-	segments    map[string]*rewritten
-	indexes     map[string]string
-	checkpoints map[string]checkpoint
-	// versions that were left out, and how many objects were written.
-	versions map[Revision]bool
-	objects  int
-}
-
-// rewritten is what has become of a segment. It is the same with the same key, and nothing is left if the key is empty.
-type rewritten struct {
-	ref    segmentRef
-	sealed []byte // the footer; nil if the segment is the same
-}
-
-// draft makes the next root: it and its checkpoints name nothing that has what is to be forgotten.
-func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
-	if w.segments == nil || w.generation != v.snap.root.Generation {
-		w.generation, w.objects = v.snap.root.Generation, 0
-		w.segments, w.indexes, w.checkpoints = map[string]*rewritten{}, map[string]string{}, map[string]checkpoint{}
-	}
-	// All segments come first: an idx object has footers of those that several roots name.
-	snaps := []*snapshot{v.snap}
-	for _, c := range v.snap.root.Checkpoints {
-		snap, err := w.p.pastSnapshot(ctx, c)
-		if err != nil {
-			return nil, err
-		}
-		snaps = append(snaps, snap)
-	}
-	for _, s := range snaps {
-		if err := w.readSegments(ctx, s); err != nil {
-			return nil, err
-		}
-	}
-	next := v.snap.draft()
-	for i, c := range next.Checkpoints {
-		renewed, err := w.checkpoint(ctx, c, snaps[i+1])
-		if err != nil {
-			return nil, err
-		}
-		if renewed != c {
-			next.Checkpoints = slices.Clone(next.Checkpoints)
-			next.Checkpoints[i] = renewed
-		}
-	}
-	changed, err := w.root(ctx, next.root, v.snap)
-	if err != nil {
-		return nil, err
-	}
-	if !changed && slices.Equal(next.Checkpoints, v.snap.root.Checkpoints) {
-		return nil, nil
-	}
-	next.records, err = next.inlineRecords()
-	return next, err
-}
-
-func (w *rewriting) checkpoint(ctx context.Context, c checkpoint, s *snapshot) (checkpoint, error) {
-	if known, ok := w.checkpoints[c.Key]; ok {
-		return known, nil
-	}
-	copied := *s.root
-	changed, err := w.root(ctx, &copied, s)
-	if err != nil {
-		return c, err
-	}
-	renewed := c
-	if changed {
-		if renewed, err = w.p.writeCheckpoint(ctx, &copied); err != nil {
-			return c, err
-		}
-		w.objects++
-	}
-	w.checkpoints[c.Key] = renewed
-	return renewed, nil
-}
-
-// root changes a copy of a snapshot's root, and reports whether it had to.
-func (w *rewriting) root(ctx context.Context, r *root, s *snapshot) (changed bool, err error) {
-	r.Segments, r.Events = w.refs(r.Segments), w.refs(r.Events)
-	r.Footers, _ = w.footers(r.Footers)
-	r.Index, err = w.index(ctx, s.index)
-	if err != nil {
-		return false, err
-	}
-	records, dropped := w.records(s.records)
-	if dropped {
-		if r.Inline, _, err = sealRecords(records); err != nil {
-			return false, err
-		}
-	}
-	same := func(a, b segmentRef) bool { return a.Key == b.Key }
-	return dropped || r.Index != s.root.Index || !slices.EqualFunc(r.Segments, s.root.Segments, same) || !slices.EqualFunc(r.Events, s.root.Events, same), nil
-}
-
-func (w *rewriting) refs(refs []segmentRef) []segmentRef {
-	out := make([]segmentRef, 0, len(refs))
-	for _, ref := range refs {
-		renewed := w.segments[ref.Key].ref
-		if renewed.Key != "" {
-			renewed.Level = ref.Level
-			out = append(out, renewed)
-		}
-	}
-	return out
-}
-
-// records replaces what is to go by barriers.
-func (w *rewriting) records(records []*record) (out []*record, dropped bool) {
-	for _, r := range records {
-		if r.Op != eventlog.Barrier && w.gone.has(r.key, r.Revision) {
-			w.versions[r.Revision], dropped = true, true
-			r = barrierFor(r)
-		}
-		out = append(out, r)
-	}
-	return out, dropped
-}
-
-// barrierFor stands for as many revisions as the record did, and says nothing else than when the last of them was.
-func barrierFor(r *record) *record {
-	return &record{Event: eventlog.Event{Revision: r.Revision, Time: r.Time}, span: r.span}
-}
-
-// footers replaces those of segments that were rewritten. Those of segments that no root names are left out: nobody has
-// looked into them.
-func (w *rewriting) footers(footers []footer) (out []footer, changed bool) {
-	for _, f := range footers {
-		renewed := w.segments[f.Key]
-		switch {
-		case renewed == nil || renewed.ref.Key == "":
-			changed = true
-		case renewed.sealed != nil:
-			changed = true
-			out = append(out, footer{Key: renewed.ref.Key, Sealed: renewed.sealed})
-		default:
-			out = append(out, f)
-		}
-	}
-	return out, changed
-}
-
-// index is the key of the idx object that takes the place of another.
-func (w *rewriting) index(ctx context.Context, x *index) (string, error) {
-	if renewed, known := w.indexes[x.key]; known || x.key == "" {
-		return renewed, nil
-	}
-	footers, err := x.read(ctx)
-	if err != nil {
-		return "", err
-	}
-	renewed := x.key
-	footers, changed := w.footers(footers)
-	if changed {
-		if renewed, err = w.p.createIndex(ctx, footers); err != nil {
-			return "", err
-		}
-		w.objects++
-	}
-	w.indexes[x.key] = renewed
-	return renewed, nil
-}
-
-// readSegments makes new segments of those that have what is to go.
-func (w *rewriting) readSegments(ctx context.Context, s *snapshot) error {
-	for _, r := range append(slices.Clone(s.runs), s.events) {
-		for _, part := range r {
-			if w.segments[part.ref.Key] != nil {
-				continue
-			}
-			renewed, err := w.segment(ctx, part)
-			if err != nil {
-				return fmt.Errorf("rewrite segment %s: %w", part.ref.Key, err)
-			}
-			w.segments[part.ref.Key] = renewed
-		}
-	}
-	return nil
-}
-
-func (w *rewriting) segment(ctx context.Context, r *part) (*rewritten, error) {
-	same := &rewritten{ref: r.ref}
-	reader, err := r.open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	kind := reader.Summary().Kind
-	if kind == segment.Keys && !w.gone.overlap(r.ref) {
-		return same, nil
-	}
-	writer, dropped := segment.NewWriter(kind), false
-	decoder := recordDecoder{}
-	for cursor := reader.Uncached().Scan("", ""); ; {
-		e, ok, err := cursor.Next(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if !ok {
-			break
-		}
-		key, err := keyOf(kind, e)
-		if err != nil {
-			return nil, err
-		}
-		if w.gone.has(key, Revision(e.Revision)) {
-			w.versions[Revision(e.Revision)], dropped = true, true
-			if kind == segment.Keys {
-				continue
-			}
-			r, err := decoder.event(e)
-			if err != nil {
-				return nil, err
-			}
-			e = barrierFor(r).eventEntry()
-		}
-		if err := writer.Add(e); err != nil {
-			return nil, err
-		}
-	}
-	if !dropped {
-		return same, nil
-	}
-	file, sum := writer.Finish()
-	if sum.Rows == 0 {
-		return &rewritten{}, nil
-	}
-	folder := fmt.Sprintf("seg/%d", r.ref.Level)
-	if kind == segment.Events { // the revisions that it covers are the same
-		folder, sum.MinRevision, sum.MaxRevision = "events", uint64(r.ref.MinRevision), uint64(r.ref.MaxRevision)
-	}
-	ref, err := w.p.create(ctx, folder, r.ref.Level, file, sum)
-	if err != nil {
-		return nil, err
-	}
-	written("forget", len(file))
-	w.objects++
-	return &rewritten{ref: ref, sealed: slices.Clone(file[sum.Size-sum.Footer:])}, nil
 }
 
 // heldUnnamed fails if an object that no root names has what was to be forgotten. Others may be at work: what they have
@@ -434,7 +192,7 @@ func (w *rewriting) holds(ctx context.Context, name string, body []byte) (bool, 
 			return false, err
 		}
 		records, err := r.inlineRecords()
-		return slices.ContainsFunc(records, func(r *record) bool { return w.gone.has(r.key, r.Revision) }), err
+		return slices.ContainsFunc(records, func(r *record) bool { return w.gone(r.key, r.Revision) }), err
 	}
 	reader, err := segment.OpenBytes(name, body)
 	if err != nil {
@@ -446,7 +204,7 @@ func (w *rewriting) holds(ctx context.Context, name string, body []byte) (bool, 
 			return false, err
 		}
 		key, err := keyOf(reader.Summary().Kind, e)
-		if err != nil || w.gone.has(key, Revision(e.Revision)) {
+		if err != nil || w.gone(key, Revision(e.Revision)) {
 			return err == nil, err
 		}
 	}

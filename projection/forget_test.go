@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -48,7 +50,8 @@ func TestForget(t *testing.T) {
 			require.NoError(t, err)
 
 			// Another process has read all of the past, and what it has read is warm.
-			reader := r.over(lax{r.bucket}, config)
+			folder := t.TempDir()
+			reader := r.over(lax{r.bucket}, config, func(c *Config) { c.CacheFolder = folder })
 			before := map[Revision]map[string]string{}
 			for at := Revision(0); at <= r.head; at++ {
 				if past, err := reader.at(r.ctx, at); err == nil {
@@ -118,6 +121,16 @@ func TestForget(t *testing.T) {
 					}
 					require.Equal(t, want, got, "at %d", at)
 				}
+			}
+
+			onDisk, err := os.ReadDir(folder)
+			require.NoError(t, err)
+			there := map[string]bool{}
+			for key := range keysOf(t, r.cell) {
+				there[path.Base(key)] = true
+			}
+			for _, file := range onDisk {
+				require.True(t, there[file.Name()], "%s is on the disk of a process", file.Name())
 			}
 
 			again, err := r.Forget(r.ctx, keys, 0)

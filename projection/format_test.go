@@ -50,6 +50,13 @@ func exampleRecords() []*record {
 	return []*record{added, deleted, lost, barriers, stray}
 }
 
+// indexedEventsRoot names an idx object of event segments, as roots may since there are such.
+func indexedEventsRoot() *root {
+	r := example()
+	r.EventIndex = "p/idx/y"
+	return r
+}
+
 // authoredRecords are some of them as the log has them since events name their author.
 func authoredRecords() []*record {
 	records := exampleRecords()[:3]
@@ -73,9 +80,13 @@ func fixtures(t testing.TB) map[string][]byte {
 	r.Applied, r.Inline = 16, events
 	encoded, err := encodeRoot(r)
 	require.NoError(t, err)
+	r = indexedEventsRoot()
+	r.Applied, r.Inline = 16, events
+	indexed, err := encodeRoot(r)
+	require.NoError(t, err)
 	index, err := encodeIndex(exampleIndex())
 	require.NoError(t, err)
-	return map[string][]byte{"index": index, "root": encoded, "events": events, "keys": keys, "authored": authored, "authored-keys": sealKeys(t, authoredRecords())}
+	return map[string][]byte{"index": index, "root": encoded, "root-of-indexed-events": indexed, "events": events, "keys": keys, "authored": authored, "authored-keys": sealKeys(t, authoredRecords())}
 }
 
 func sealKeys(t testing.TB, records []*record) []byte {
@@ -103,12 +114,14 @@ func TestFixturesAreRead(t *testing.T) {
 		}
 	}
 	read := func(name string) []byte { return readFixture(t, name) }
+	for name, want := range map[string]*root{"root": example(), "root-of-indexed-events": indexedEventsRoot()} {
+		r, err := decodeRoot(read(name))
+		require.NoError(t, err)
+		want.Applied, want.Inline = 16, read("events")
+		require.Equal(t, want, r)
+	}
 	r, err := decodeRoot(read("root"))
 	require.NoError(t, err)
-	want := example()
-	want.Applied, want.Inline = 16, r.Inline
-	require.Equal(t, want, r)
-	require.Equal(t, read("events"), r.Inline)
 	records, err := r.inlineRecords()
 	require.NoError(t, err)
 	require.Equal(t, exampleRecords(), records)
@@ -162,7 +175,7 @@ func TestWhatANewerLogplaneWrote(t *testing.T) {
 
 	body := bytes.Clone(frame[frameHeader:])
 	body[0]++                                                        // one pair more
-	_, err = decodeRoot(resealFrame(rootMagic, append(body, 22, 0))) // of the key 22
+	_, err = decodeRoot(resealFrame(rootMagic, append(body, 23, 0))) // of the key 23
 	require.ErrorIs(t, err, ErrNewer)
 
 	e := exampleRecords()[0].keyEntry()
@@ -205,6 +218,7 @@ func resealFrame(magic uint32, body []byte) []byte {
 // FuzzRoot recomputes the checksums, so that what is behind them is fuzzed: the CBOR, the inline rows, the footers.
 func FuzzRoot(f *testing.F) {
 	f.Add(fixtures(f)["root"][frameHeader:])
+	f.Add(fixtures(f)["root-of-indexed-events"][frameHeader:])
 	empty, err := encodeRoot(&root{})
 	require.NoError(f, err)
 	f.Add(empty[frameHeader:])

@@ -43,6 +43,9 @@ func (p *Projection) AsOf(ctx context.Context, at Revision) (*View, error) {
 	var past *View
 	err = newest.retry(ctx, func(newest *View) error {
 		past, err = newest.below(ctx, at)
+		if err == nil {
+			past.trimmed = newest.snap.root.Trimmed
+		}
 		return err
 	})
 	if err != nil {
@@ -108,6 +111,9 @@ func (v *View) Of(ctx context.Context, keys Keys) (*View, error) {
 
 // with returns the view that has the archived events of the keys up to a revision, if the view needs some.
 func (v *View) with(ctx context.Context, keys Keys, at Revision) (*View, error) {
+	if err := v.pastOf(keys, at); err != nil {
+		return nil, err
+	}
 	if v.archive == nil {
 		return v, nil
 	}

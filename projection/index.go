@@ -6,18 +6,27 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync/atomic"
+
+	"github.com/logplane/logplane/projection/bucket"
 )
 
 const (
 	indexMagic = 0x7869_504c // "LPix", little endian
-	// rootFooters is how many bytes of footers a root holds itself. Beyond it they go to an idx object, which so is
-	// written once for many spills.
+	// rootFooters is how many bytes of footers of a kind of segments a root holds itself. Beyond it they go to an idx
+	// object, which so is written once for many spills.
 	rootFooters = 32 << 10
 	// indexedBase is how many bytes of footers a base may have in the idx object: those of about 300,000 objects. A
 	// larger base keeps them in its segments, so that a cold reader does not read what it has no use for.
 	indexedBase = 1 << 20
+	// indexedEvents is how many bytes of footers of event segments an idx object has, the newest ones: those of about a
+	// million events of 4 KiB. Those of older segments are read from them.
+	indexedEvents = 1 << 20
+	// unkept is how many footers are read from their segments at most when an idx object is written, so that a commit
+	// does not take long. Some have to be after an idx object was lost, and where an earlier Logplane wrote none.
+	unkept = 64
 )
 
 // footer is a copy of a segment's footer, byte by byte. With it a reader goes straight to the segment's blocks.
@@ -27,12 +36,18 @@ type footer struct {
 	Sealed []byte
 }
 
+// footerOf is the footer of a finished file.
+func footerOf(ref segmentRef, file []byte) footer {
+	return footer{Key: ref.Key, Sealed: slices.Clone(file[ref.Size-ref.Footer:])}
+}
+
 // index is an idx object, read on first use. A footer that it lacks is read from the segment.
 type index struct {
 	key     string
 	p       *Projection
 	reading gate
 	footers atomic.Pointer[map[string][]byte]
+	missed  bool // it was not there once; reading guards this
 }
 
 func (p *Projection) newIndex(key string) *index { return &index{key: key, p: p, reading: newGate()} }
@@ -63,6 +78,8 @@ func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
 	return read[segment], nil
 }
 
+// read returns no footers if the object is lost or damaged: then they are read from the segments. An object that is
+// not there may have been collected since the root was read, so that only the second miss is a loss.
 func (x *index) read(ctx context.Context) ([]footer, error) {
 	local := x.p.folder
 	if local != nil {
@@ -71,12 +88,18 @@ func (x *index) read(ctx context.Context) ([]footer, error) {
 		}
 	}
 	body, _, err := x.p.config.Bucket.Get(ctx, x.key)
-	if err != nil {
+	missed := errors.Is(err, bucket.ErrNotFound)
+	if err != nil && (!missed || !x.missed) {
+		x.missed = missed
 		return nil, fmt.Errorf("read %s: %w", x.key, err)
 	}
-	footers, err := decodeIndex(body)
+	var footers []footer
+	if err == nil {
+		footers, err = decodeIndex(body)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("decode %s: %w", x.key, err)
+		slog.WarnContext(ctx, "an idx object cannot be read, segments are opened without it", "key", x.key, "error", err)
+		return nil, nil
 	}
 	if local != nil {
 		local.keep(x.key, 0, body)
@@ -122,34 +145,99 @@ func (r *root) indexed() []segmentRef {
 	return r.Segments
 }
 
-// writeIndex lets a reader get all footers of the draft in one piece. The root itself holds those of the newest
-// segments. Once they are too many, all footers go into a new idx object.
+// indexedEvents are the event segments whose footers are kept beside them: the newest.
+func (r *root) indexedEvents() []segmentRef {
+	first, size := len(r.Events), int64(0)
+	for first > 0 && size+r.Events[first-1].Footer <= indexedEvents {
+		first--
+		size += r.Events[first].Footer
+	}
+	return r.Events[first:]
+}
+
+func namesOf(refs []segmentRef) map[string]bool {
+	names := make(map[string]bool, len(refs))
+	for _, ref := range refs {
+		names[ref.Key] = true
+	}
+	return names
+}
+
+// writeIndex lets a reader get the footers of the draft in few pieces. The root itself holds those of the newest
+// segments. Once they are too many, all footers of their kind go into a new idx object. Event segments have one of their
+// own, since most readers of a cell read no events.
 func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
-	indexed := next.indexed()
 	known := bySegment(slices.Concat(next.over.root.Footers, next.footers))
-	if next.keepFooters(indexed, known, p.rootFooters) {
-		return nil
+	next.Footers = nil
+	err := p.keepFooters(ctx, next, known, (*root).indexed, &next.Index)
+	if err != nil {
+		return err
 	}
-	if len(indexed) < 2 { // to read the footer of one segment costs no more than to read an idx object
-		return nil
+	return p.keepFooters(ctx, next, known, (*root).indexedEvents, &next.EventIndex)
+}
+
+// keepFooters lists the footers of one kind that are known in the root, and leaves the others to the idx object that the
+// root already names. If one of the others was not there before, or the known ones take more bytes than the limit, a new
+// idx object gets all.
+func (p *Projection) keepFooters(ctx context.Context, next *draft, known map[string][]byte, kind func(*root) []segmentRef, index *string) error {
+	segments, inIndex := kind(next.root), map[string]bool{}
+	if *index != "" {
+		inIndex = namesOf(kind(next.over.root))
 	}
-	footers := make([]footer, 0, len(indexed))
-	for _, s := range indexed {
-		f := footer{Key: s.Key, Sealed: known[s.Key]}
-		if f.Sealed == nil {
-			reader, err := next.over.part(p, s).open(ctx)
-			if err != nil {
-				return err
-			}
-			f.Sealed = reader.Footer()
+	var held []footer
+	size, kept := 0, true
+	for _, s := range segments {
+		sealed := known[s.Key]
+		if sealed == nil {
+			kept = kept && inIndex[s.Key]
+			continue
 		}
-		footers = append(footers, f)
+		held, size = append(held, footer{Key: s.Key, Sealed: sealed}), size+len(sealed)
 	}
-	key, err := p.createIndex(ctx, footers)
+	if kept && size <= p.rootFooters {
+		if len(held) == len(segments) {
+			*index = ""
+		}
+		next.Footers = append(next.Footers, held...)
+		return nil
+	}
+	*index = ""
+	if len(segments) < 2 { // to read the footer of one segment costs no more than to read an idx object
+		return nil
+	}
+	footers, err := p.footersOf(ctx, next.over, segments, known)
 	if err == nil {
-		next.Index = key
+		*index, err = p.createIndex(ctx, footers)
 	}
 	return err
+}
+
+// footersOf gathers the footers of the segments. It leaves out what it cannot get.
+func (p *Projection) footersOf(ctx context.Context, over *snapshot, segments []segmentRef, known map[string][]byte) ([]footer, error) {
+	footers, unread := make([]footer, 0, len(segments)), unkept
+	for _, s := range slices.Backward(segments) {
+		sealed, part := known[s.Key], over.part(p, s)
+		if sealed == nil {
+			var err error
+			sealed, err = part.keptFooter(ctx)
+			if err != nil {
+				return nil, err
+			}
+		}
+		if sealed == nil && unread > 0 {
+			unread--
+			reader, err := part.open(ctx)
+			if err != nil {
+				unread = 0 // a segment that is lost, or a bucket that fails: a commit needs neither
+				continue
+			}
+			sealed = reader.Footer()
+		}
+		if sealed != nil {
+			footers = append(footers, footer{Key: s.Key, Sealed: sealed})
+		}
+	}
+	return footers, nil
 }
 
 // createIndex writes an idx object under a name that was never used before.
@@ -167,53 +255,28 @@ func (p *Projection) createIndex(ctx context.Context, footers []footer) (string,
 	return key, nil
 }
 
-// keepFooters lists the footers that are known in the root, and leaves the others to the idx object that the root
-// already names. If one of the others is not in that object, or the known ones take more bytes than the limit, it
-// clears both and returns false: a new idx object must hold all.
-func (d *draft) keepFooters(indexed []segmentRef, known map[string][]byte, limit int) (kept bool) {
-	before := d.over.root.indexed()
-	inIndex := func(s segmentRef) bool {
-		return d.Index != "" && slices.ContainsFunc(before, func(had segmentRef) bool { return had.Key == s.Key })
-	}
-	footers, size, left := []footer(nil), 0, 0 // left to the idx object
-	kept = true
-	for _, s := range indexed {
-		sealed := known[s.Key]
-		if sealed == nil {
-			left++
-			kept = kept && inIndex(s)
+// verifyIndex reports kept footers that are not those of their segments.
+func (s *snapshot) verifyIndex(ctx context.Context, p *Projection, report func(problem error)) {
+	kept := bySegment(s.root.Footers)
+	for _, key := range []string{s.root.Index, s.root.EventIndex} {
+		if key == "" {
 			continue
 		}
-		footers, size = append(footers, footer{Key: s.Key, Sealed: sealed}), size+len(sealed)
-	}
-	if !kept || size > limit {
-		d.Index, d.Footers = "", nil
-		return false
-	}
-	if left == 0 {
-		d.Index = ""
-	}
-	d.Footers = footers
-	return true
-}
-
-// verifyIndex reports kept footers that are not those of their segments.
-func (s *snapshot) verifyIndex(ctx context.Context, p *Projection, report func(problem error)) error {
-	kept := bySegment(s.root.Footers)
-	if s.root.Index != "" {
-		body, _, err := p.config.Bucket.Get(ctx, s.root.Index)
+		body, _, err := p.config.Bucket.Get(ctx, key)
 		if err != nil {
-			return fmt.Errorf("read %s: %w", s.root.Index, err)
+			report(fmt.Errorf("read %s: %w", key, err))
+			continue
 		}
 		footers, err := decodeIndex(body)
 		if err != nil {
-			return fmt.Errorf("decode %s: %w", s.root.Index, err)
+			report(fmt.Errorf("decode %s: %w", key, err))
+			continue
 		}
 		for _, f := range footers {
 			kept[f.Key] = f.Sealed
 		}
 	}
-	for _, r := range s.runs {
+	for _, r := range slices.Concat([]run{s.events}, s.runs) {
 		for _, part := range r {
 			sealed, ok := kept[part.ref.Key]
 			if !ok {
@@ -227,5 +290,4 @@ func (s *snapshot) verifyIndex(ctx context.Context, p *Projection, report func(p
 			}
 		}
 	}
-	return nil
 }

@@ -2,18 +2,20 @@ package projection
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/filesystem"
 	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/projection/segment"
 	"github.com/logplane/logplane/projection/segment/segmenttest"
@@ -154,7 +156,7 @@ func TestFootersOfSpills(t *testing.T) {
 	}
 	c, want := spilling(t, 3)
 	require.Empty(t, c.latest().snap.root.Index)
-	require.Len(t, c.latest().snap.root.Footers, 3)
+	require.Len(t, c.latest().snap.root.Footers, 3+3, "of rows, and of events")
 	indexes := map[string]bool{}
 	for i := range 40 {
 		for j := range 30 {
@@ -163,12 +165,13 @@ func TestFootersOfSpills(t *testing.T) {
 		}
 		c.commit()
 		indexes[c.latest().snap.root.Index] = true
-		size := 0
+		size := map[bool]int{}
 		for _, f := range c.latest().snap.root.Footers {
-			size += len(f.Sealed)
+			size[strings.Contains(f.Key, "/events/")] += len(f.Sealed)
 		}
-		require.LessOrEqual(t, size, rootFooters)
-		require.NoError(t, c.latest().snap.verifyIndex(c.ctx, c.Projection, func(err error) { t.Error(err) }))
+		require.LessOrEqual(t, size[true], rootFooters)
+		require.LessOrEqual(t, size[false], rootFooters)
+		c.latest().snap.verifyIndex(c.ctx, c.Projection, func(err error) { t.Error(err) })
 	}
 	require.Greater(t, len(indexes), 1)
 	require.Less(t, len(indexes), 10)
@@ -177,7 +180,7 @@ func TestFootersOfSpills(t *testing.T) {
 		var err error
 		more, err = c.Compact(c.ctx)
 		require.NoError(t, err)
-		require.NoError(t, c.latest().snap.verifyIndex(c.ctx, c.Projection, func(err error) { t.Error(err) }))
+		c.latest().snap.verifyIndex(c.ctx, c.Projection, func(err error) { t.Error(err) })
 	}
 	c.require(want)
 	_, err := c.Collect(c.ctx, 0)
@@ -185,7 +188,7 @@ func TestFootersOfSpills(t *testing.T) {
 	c.require(want)
 	for key := range keysOf(t, c) {
 		if strings.Contains(key, "/idx/") {
-			require.Equal(t, c.latest().snap.root.Index, key, "others are garbage")
+			require.True(t, c.latest().snap.root.names()[key], "%s is garbage", key)
 		}
 	}
 }
@@ -238,11 +241,10 @@ func TestACompactionOutlivesACollection(t *testing.T) {
 	c.require(want)
 }
 
-// A flipped bit anywhere in an idx object is detected and named.
-func TestADamagedIndexIsNotServed(t *testing.T) {
+// A flipped bit anywhere in an idx object is detected.
+func TestEveryFlippedBitOfAnIndexIsFound(t *testing.T) {
 	c := layered(t, upTo(50_000, 1), upTo(50_000, 10))
-	key := c.latest().snap.root.Index
-	body, _, err := c.bucket.Get(c.ctx, key)
+	body, _, err := c.bucket.Get(c.ctx, c.latest().snap.root.Index)
 	require.NoError(t, err)
 	for _, at := range []int{0, 5, 9, 20, len(body) / 2, len(body) - 1} {
 		damaged := slices.Clone(body)
@@ -250,10 +252,6 @@ func TestADamagedIndexIsNotServed(t *testing.T) {
 		_, err := decodeIndex(damaged)
 		require.Error(t, err, "byte %d", at)
 	}
-	x := c.newIndex(key)
-	x.p = c.over(damaging{c.bucket})
-	_, err = x.footer(c.ctx, "any")
-	require.ErrorContains(t, err, key)
 }
 
 // damaging flips a bit of every idx object.
@@ -268,22 +266,269 @@ func (d damaging) Get(ctx context.Context, key string) ([]byte, string, error) {
 	return b, etag, err
 }
 
-// An idx object that vanished makes a reader read the root again.
-func TestAVanishedIndex(t *testing.T) {
+// losing has no idx object.
+type losing struct{ bucket.Bucket }
+
+func (l losing) Get(ctx context.Context, key string) ([]byte, string, error) {
+	if strings.Contains(key, "/idx/") {
+		return nil, "", fmt.Errorf("get %s: %w", key, bucket.ErrNotFound)
+	}
+	return l.Bucket.Get(ctx, key)
+}
+
+// An idx object that is lost or damaged is reported, and costs the requests that it would have saved. Nothing else
+// depends on it.
+func TestALostIndex(t *testing.T) {
 	c := layered(t, upTo(50_000, 1), upTo(50_000, 10))
-	p := c.over(lax{c.bucket})
-	v, err := p.Latest(c.ctx)
+	require.NotEmpty(t, c.latest().snap.root.Index)
+	for name, broken := range map[string]bucket.Bucket{"damaged": damaging{c.bucket}, "lost": losing{c.bucket}} {
+		counted := bucket.Count(broken)
+		p := c.over(counted)
+		for i := range 3 {
+			v, err := p.Latest(c.ctx)
+			require.NoError(t, err)
+			row, ok, err := v.Get(c.ctx, benchKey(7).RowKey(), v.Revision())
+			require.NoError(t, err, name)
+			require.True(t, ok)
+			require.True(t, strings.HasPrefix(string(row.Value), "0"))
+			require.LessOrEqual(t, counted.Counts().GetRange, int64(3), "a footer, a block, and no more the %d. time", i)
+			require.LessOrEqual(t, counted.Counts().Get, int64(4), "the root and the idx object, twice at most")
+		}
+		found := false // among what the check says of a cell that no commits have made
+		_, err := p.Verify(c.ctx, func(problem error) {
+			found = found || strings.Contains(problem.Error(), c.latest().snap.root.Index)
+		})
+		require.NoError(t, err)
+		require.True(t, found, name)
+	}
+}
+
+// An idx object that was collected makes a reader read the root again, and no footer of the old segments.
+func TestACollectedIndex(t *testing.T) {
+	c := layered(t, upTo(50_000, 1), upTo(50_000, 10))
+	counted := bucket.Count(lax{c.bucket})
+	v, err := c.over(counted).Latest(c.ctx)
 	require.NoError(t, err)
-	key := v.snap.root.Index
-	require.NoError(t, c.bucket.Delete(c.ctx, key))
-	_, _, err = v.Get(c.ctx, benchKey(7).RowKey(), v.Revision())
-	require.True(t, errors.Is(err, bucket.ErrNotFound), "nothing else names it: %v", err)
+	require.NoError(t, c.bucket.Delete(c.ctx, v.snap.root.Index))
 	next := c.latest().snap.draft()
 	next.Index = ""
 	c.become(next)
+	require.NotEmpty(t, c.latest().snap.root.Index)
 	_, ok, err := v.Get(c.ctx, benchKey(7).RowKey(), v.Revision())
 	require.NoError(t, err)
 	require.True(t, ok)
+	require.EqualValues(t, 4, counted.Counts().Get, "root, idx, and both once more")
+	require.EqualValues(t, 1, counted.Counts().GetRange)
+}
+
+// versioned is a cell whose object 'a' was changed with each of so many commits. Each of them has spilled to segments,
+// and all are below the floor.
+func versioned(t *testing.T, commits int, change ...func(*Projection)) *cell {
+	c := newCell(t, archived)
+	c.rootFooters = 0
+	for _, f := range change {
+		f(c.Projection)
+	}
+	for i := range commits {
+		c.put("a", fmt.Sprint(i))
+		c.put(fmt.Sprint("other", i), bulk(1000))
+		c.commit()
+	}
+	c.expire()
+	c.compactAll()
+	return c
+}
+
+func (c *cell) compactAll() {
+	c.t.Helper()
+	for more := true; more; {
+		var err error
+		more, err = c.Compact(c.ctx)
+		require.NoError(c.t, err)
+	}
+}
+
+// besides is what the versions of 'a' cost besides one request for each event segment: the root, two idx objects, the
+// checkpoint where the archive begins, and a block of each run.
+func (c *cell) besides() int { return 4 + len(c.latest().snap.runs) }
+
+// versionsOf reads all versions of 'a' as a process that knows nothing, and says what that has cost.
+func (c *cell) versionsOf(b bucket.Bucket) (values []string, requests int) {
+	c.t.Helper()
+	counted := bucket.Count(b)
+	p := c.over(counted, archived)
+	rows, next, err := p.Versions(c.ctx, podKey("a").RowKey(), math.MaxUint64, 1000)
+	require.NoError(c.t, err)
+	require.Zero(c.t, next)
+	for _, r := range slices.Backward(rows) {
+		values = append(values, string(r.Value))
+	}
+	return values, int(counted.Counts().Get + counted.Counts().GetRange)
+}
+
+// An old version costs one request, for its block: the footers of event segments are in the root, or in one idx object,
+// also of those that were joined.
+func TestAnOldVersionCostsOneRequest(t *testing.T) {
+	const commits = 60
+	want := make([]string, commits)
+	for i := range want {
+		want[i] = fmt.Sprint(i)
+	}
+	for name, footers := range map[string]int{"in the root": rootFooters, "in the idx object": 0, "in both": 600} {
+		t.Run(name, func(t *testing.T) {
+			c := versioned(t, commits, func(p *Projection) { p.rootFooters = footers })
+			r := c.latest().snap.root
+			require.Equal(t, footers < rootFooters, r.EventIndex != "")
+			got, requests := c.versionsOf(c.bucket)
+			require.Equal(t, want, got)
+			require.LessOrEqual(t, requests, commits+c.besides())
+
+			c.manyEvents = 1
+			c.compactAll()
+			require.Less(t, len(c.latest().snap.root.Events), commits/2)
+			got, requests = c.versionsOf(c.bucket)
+			require.Equal(t, want, got)
+			require.LessOrEqual(t, requests, len(c.latest().snap.root.Events)+c.besides())
+			requireClean(t, c.another(archived))
+		})
+	}
+}
+
+// The same on the other buckets.
+func TestAnOldVersionOnOtherBuckets(t *testing.T) {
+	folder, err := filesystem.Open(t.TempDir())
+	require.NoError(t, err)
+	buckets := map[string]bucket.Bucket{"filesystem": folder}
+	if !testing.Short() {
+		buckets["minio"] = minioBucket(t)
+	}
+	for name, b := range buckets {
+		t.Run(name, func(t *testing.T) {
+			c := versioned(t, 20)
+			require.NoError(t, c.bucket.List(c.ctx, "", func(a bucket.Attributes) error {
+				body, _, err := c.bucket.Get(c.ctx, a.Key)
+				require.NoError(t, err)
+				_, err = b.Create(c.ctx, a.Key, body)
+				return err
+			}))
+			got, requests := c.versionsOf(b)
+			require.Len(t, got, 20)
+			require.LessOrEqual(t, requests, 20+c.besides())
+		})
+	}
+}
+
+// Without the idx object of event segments an old version costs two requests, and nothing else is lost. Who reads no
+// events does not read it. The next one has everything again.
+func TestALostIndexOfEvents(t *testing.T) {
+	const commits = 20
+	c := versioned(t, commits)
+	want, few := c.versionsOf(c.bucket)
+	for name, broken := range map[string]bucket.Bucket{"damaged": damaging{c.bucket}, "lost": losing{c.bucket}} {
+		got, requests := c.versionsOf(broken)
+		require.Equal(t, want, got, name)
+		require.Greater(t, requests, few, name)
+		require.LessOrEqual(t, requests, 2*commits+c.besides()+3, name)
+		var problems []string
+		_, err := c.over(broken, archived).Verify(c.ctx, func(problem error) { problems = append(problems, problem.Error()) })
+		require.NoError(t, err)
+		require.Contains(t, strings.Join(problems, "\n"), c.latest().snap.root.EventIndex, name)
+	}
+	c.reads(func(v *View) {
+		_, ok, err := v.Get(c.ctx, podKey("a").RowKey(), v.Revision())
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Nil(t, v.snap.eventIndex.footers.Load())
+	})
+	p := c.over(losing{c.bucket}, archived) // and a commit goes on
+	p.rootFooters = 0
+	c.put("a", "last")
+	_, err := p.Commit(c.ctx)
+	require.NoError(t, err)
+	c.latest()
+	c.expire()
+	got, requests := c.versionsOf(c.bucket)
+	require.Equal(t, append(want, "last"), got)
+	require.LessOrEqual(t, requests, commits+1+c.besides())
+}
+
+// A cell whose event segments were never in an idx object, and are many, gets one by and by: a commit reads a few
+// footers.
+func TestOldEventSegmentsAreIndexedByAndBy(t *testing.T) {
+	const commits = 2*unkept + 10
+	c := versioned(t, commits)
+	next := c.latest().snap.draft()
+	next.EventIndex, next.Footers = "", nil
+	_, err := c.swap(c.ctx, func(context.Context, *View) (*draft, error) { return next, nil })
+	require.NoError(t, err)
+	for i, footers := range []int{commits - unkept, commits - 2*unkept, 0} {
+		counted := bucket.Count(c.bucket)
+		p := c.over(counted, archived)
+		p.rootFooters = 0
+		_, err := p.Latest(c.ctx)
+		require.NoError(t, err)
+		start := counted.Counts()
+		c.put(fmt.Sprint("more", i), bulk(1000))
+		_, err = p.Commit(c.ctx)
+		require.NoError(t, err)
+		require.LessOrEqual(t, counted.Counts().GetRange-start.GetRange, int64(unkept+4), "what a commit reads")
+		c.latest()
+		_, requests := c.versionsOf(c.bucket)
+		require.LessOrEqual(t, requests, commits+max(footers, 0)+c.besides())
+	}
+}
+
+// A checkpoint pins the idx objects that its copy of the root names, for as long as it is kept.
+func TestCheckpointsPinIdxObjects(t *testing.T) {
+	rules := []CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}
+	config := func(c *Config) { c.InlineBytes, c.Checkpoints = 1, rules }
+	c := newCell(t, config)
+	c.rootFooters = 0
+	for i := range 5 {
+		c.put(fmt.Sprint("n", i), "x")
+		c.commit()
+	}
+	_, err := c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	indexes := 0
+	for _, past := range c.latest().snap.root.Checkpoints {
+		copied, err := c.checkpointed(c.ctx, past)
+		require.NoError(t, err)
+		for key := range copied.names() {
+			require.True(t, key == "" || keysOf(t, c)[key], "%s is named and not there", key)
+		}
+		if copied.EventIndex != "" {
+			indexes++
+		}
+	}
+	require.Greater(t, indexes, 2)
+	requireClean(t, c.another(config))
+	rules = []CheckpointRule{{Every: time.Hour, Keep: time.Nanosecond}}
+	c.Projection = c.another(config)
+	c.rootFooters = 0
+	c.put("last", "x")
+	c.commit()
+	_, err = c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	left := 0
+	for key := range keysOf(t, c) {
+		if strings.Contains(key, "/idx/") {
+			left++
+		}
+	}
+	require.LessOrEqual(t, left, 4, "those of the root and of one checkpoint")
+}
+
+// The newest event segments are indexed, up to a limit: an archive may be very long.
+func TestTheNewestEventSegmentsAreIndexed(t *testing.T) {
+	r := &root{}
+	require.Empty(t, r.indexedEvents())
+	for i := range 10 {
+		r.Events = append(r.Events, segmentRef{Key: fmt.Sprint(i), Footer: indexedEvents / 4})
+	}
+	require.Equal(t, r.Events[6:], r.indexedEvents())
+	r.Events[9].Footer = indexedEvents + 1
+	require.Empty(t, r.indexedEvents())
 }
 
 func FuzzIndex(f *testing.F) {

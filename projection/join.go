@@ -73,7 +73,8 @@ func (p *Projection) joinEvents(ctx context.Context, v *View) (bool, error) {
 		}
 		written("compaction", len(file))
 		next.Events = slices.Concat(next.Events[:from], []segmentRef{joined}, next.Events[end:])
-		return next, nil
+		next.footers = []footer{footerOf(joined, file)}
+		return next, p.writeIndex(ctx, next)
 	})
 	if errors.Is(err, errOvertaken) {
 		return false, nil

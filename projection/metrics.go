@@ -33,7 +33,7 @@ var (
 )
 
 // writings are all that a projection writes into the bucket.
-var writings = []string{"root", "rows", "events", "index", "checkpoint", "compaction", "renewal", "forget"}
+var writings = []string{"root", "rows", "events", "index", "checkpoint", "compaction", "renewal", "rewriting"}
 
 // Collectors are the package's metrics.
 func Collectors() []prometheus.Collector {

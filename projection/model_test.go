@@ -60,7 +60,9 @@ type random struct {
 	head  Revision
 	since map[bool]int // how often it was known what had changed since a revision, and how often not
 	pad   int          // bytes behind every value
-	left  int          // how many rows selections have left out
+	// prefix of an object's storage path, that of Pods by default.
+	prefix func(name string) string
+	left   int // how many rows selections have left out
 }
 
 func newRandom(c *cell, seed uint64, names int) *random {
@@ -71,6 +73,14 @@ func newRandom(c *cell, seed uint64, names int) *random {
 	return r
 }
 
+func (r *random) key(name string) eventlog.Key {
+	key := podKey(name)
+	if r.prefix != nil {
+		key.Prefix = r.prefix(name)
+	}
+	return key
+}
+
 // step appends one event: mostly a right one, sometimes one that the fold must find void.
 func (r *random) step() {
 	if r.IntN(12) == 0 {
@@ -78,7 +88,7 @@ func (r *random) step() {
 		return
 	}
 	name := r.names[r.IntN(len(r.names))]
-	w := eventlog.Write{Key: podKey(name), Body: []byte(fmt.Sprint("v", r.n, strings.Repeat(" ", r.pad))), Base: r.model.live[name], Precondition: r.model.last[name]}
+	w := eventlog.Write{Key: r.key(name), Body: []byte(fmt.Sprint("v", r.n, strings.Repeat(" ", r.pad))), Base: r.model.live[name], Precondition: r.model.last[name]}
 	switch {
 	case w.Base == 0:
 		w.Op = eventlog.Added

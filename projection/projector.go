@@ -122,6 +122,9 @@ func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error 
 		for more && err == nil {
 			more, err = p.Compact(ctx)
 		}
+		if err == nil {
+			_, err = p.Trim(ctx)
+		}
 		if err == nil && time.Since(swept) > p.config.Grace && p.sweepable() {
 			swept = time.Now()
 			_, err = p.Collect(ctx, p.config.Grace)
@@ -135,13 +138,16 @@ func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error 
 	}
 }
 
-// Once does what Run does, for a function that a timer calls: it commits, merges segments once if that is due, and
-// collects garbage if a grace period has passed. merged says that it was due, and that there may be more to merge.
+// Once does what Run does, for a function that a timer calls: it commits, merges segments once if that is due, trims
+// the past, and collects garbage if a grace period has passed. merged says that it was due, and that there may be more to merge.
 func (p *Projection) Once(ctx context.Context) (applied Revision, merged bool, err error) {
 	if applied, err = p.Commit(ctx); err != nil {
 		return applied, false, err
 	}
-	if merged, err = p.Compact(ctx); err == nil && p.sweepable() {
+	if merged, err = p.Compact(ctx); err == nil {
+		_, err = p.Trim(ctx)
+	}
+	if err == nil && p.sweepable() {
 		_, err = p.Collect(ctx, p.config.Grace)
 	}
 	return applied, merged, err

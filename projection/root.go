@@ -47,13 +47,17 @@ type root struct {
 	// Segments are key-ordered, newest first. Events are revision-ordered, oldest first, and contiguous.
 	Segments []segmentRef `cbor:"11,keyasint"`
 	Events   []segmentRef `cbor:"12,keyasint"`
-	// Index is the key of the idx object, empty for none. Footers are those of the segments that came after it.
-	Index   string   `cbor:"13,keyasint"`
-	Footers []footer `cbor:"21,keyasint,omitempty"`
+	// Index is the key of the idx object of key-ordered segments, EventIndex of that of event segments; empty for none.
+	// Footers are those of the segments that came after the idx object of their kind.
+	Index      string   `cbor:"13,keyasint"`
+	EventIndex string   `cbor:"22,keyasint,omitempty"`
+	Footers    []footer `cbor:"21,keyasint,omitempty"`
 	// Checkpoints pin what older roots name. They are ascending.
 	Checkpoints []checkpoint `cbor:"14,keyasint"`
 	// Archive is the log time up to which the archive is over. If there is an archive, it is below Horizon.
 	Archive int64 `cbor:"20,keyasint"`
+	// Trimmed says of which keys archive and checkpoints have a shorter past.
+	Trimmed []trim `cbor:"23,keyasint,omitempty"`
 	// Spilled is the last revision in the segments. Inline is an event segment with the rest, up to Applied.
 	Spilled Revision `cbor:"15,keyasint"`
 	Inline  []byte   `cbor:"16,keyasint"`

@@ -24,7 +24,8 @@ type snapshot struct {
 	// runs are the key-ordered segments, newest first; events the event segments, oldest first.
 	runs   []run
 	events run
-	index  *index
+	// index has footers of runs, eventIndex those of events.
+	index, eventIndex *index
 }
 
 // run is a sequence of segments that do not overlap, ascending.
@@ -55,11 +56,14 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 // snapshotOf is newSnapshot for a caller who has the inline records and the kept footers at hand.
 func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag string, previous *snapshot) *snapshot {
 	s := &snapshot{root: r, etag: etag, records: records, inline: keyOrdered(records)}
-	s.index = p.newIndex(r.Index)
+	s.index, s.eventIndex = p.newIndex(r.Index), p.newIndex(r.EventIndex)
 	known := make(map[string]*part)
 	if previous != nil {
 		if previous.index.key == r.Index {
 			s.index = previous.index
+		}
+		if previous.eventIndex.key == r.EventIndex {
+			s.eventIndex = previous.eventIndex
 		}
 		for _, r := range append([]run{previous.events}, previous.runs...) {
 			for _, opened := range r {
@@ -67,32 +71,40 @@ func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag 
 			}
 		}
 	}
-	footers, indexed := bySegment(kept), make(map[string]bool)
-	for _, ref := range r.indexed() {
-		indexed[ref.Key] = true
-	}
+	footers, indexed := bySegment(kept), namesOf(r.indexed())
 	for _, refs := range r.runs() {
 		parts := p.partsOf(refs, known)
 		for i, part := range parts {
-			if part.reader.Load() != nil || part.sealed != nil {
-				continue
+			if part.sealed == nil { // else it stays known, for as long as the segment is named
+				parts[i] = part.kept(footers, indexed, s.index)
 			}
-			fresh := p.newPart(part.ref) // not changed in place: an older snapshot may be opening it
-			fresh.sealed = footers[part.ref.Key]
-			if fresh.sealed == nil && indexed[part.ref.Key] {
-				fresh.index = s.index
-			}
-			parts[i] = fresh
 		}
 		s.runs = append(s.runs, parts)
 	}
-	s.events = p.partsOf(r.Events, known)
+	s.events, indexed = p.partsOf(r.Events, known), namesOf(r.indexedEvents())
+	for i, part := range s.events {
+		s.events[i] = part.kept(footers, indexed, s.eventIndex)
+	}
 	return s
 }
 
-// part is the key-ordered segment as the snapshot has it open, else a closed one.
+// kept is the part with what has its footer now, the root or the idx object. If it is open, nothing is asked any more.
+func (r *part) kept(footers map[string][]byte, indexed map[string]bool, x *index) *part {
+	sealed := footers[r.ref.Key]
+	if sealed != nil || !indexed[r.ref.Key] {
+		x = nil
+	}
+	if r.reader.Load() != nil || (r.sealed == nil) == (sealed == nil) && r.index == x {
+		return r
+	}
+	fresh := r.p.newPart(r.ref) // not changed in place: an older snapshot may be opening it
+	fresh.sealed, fresh.index = sealed, x
+	return fresh
+}
+
+// part is the segment as the snapshot has it open, else a closed one.
 func (s *snapshot) part(p *Projection, ref segmentRef) *part {
-	for _, r := range s.runs {
+	for _, r := range append([]run{s.events}, s.runs...) {
 		for _, known := range r {
 			if known.ref.Key == ref.Key {
 				return known
@@ -153,18 +165,24 @@ func (r *part) open(ctx context.Context) (*segment.Reader, error) {
 	return reader, nil
 }
 
-// openKept opens the segment with the footer that the root or the idx object keeps. It returns nil if neither does.
-func (r *part) openKept(ctx context.Context) (*segment.Reader, error) {
-	sealed := r.sealed
-	if sealed == nil && r.index != nil {
-		var err error
-		sealed, err = r.index.footer(ctx, r.ref.Key)
-		if err != nil {
-			return nil, err
-		}
+// keptFooter is the footer as it is known without the segment: from who has opened it, from the root, or from the idx
+// object. It is nil if none of them has it.
+func (r *part) keptFooter(ctx context.Context) ([]byte, error) {
+	reader := r.reader.Load()
+	switch {
+	case reader != nil:
+		return reader.Footer(), nil
+	case r.sealed != nil || r.index == nil:
+		return r.sealed, nil
 	}
-	if sealed == nil {
-		return nil, nil
+	return r.index.footer(ctx, r.ref.Key)
+}
+
+// openKept opens the segment with the footer that is kept. It returns nil if there is none.
+func (r *part) openKept(ctx context.Context) (*segment.Reader, error) {
+	sealed, err := r.keptFooter(ctx)
+	if sealed == nil || err != nil {
+		return nil, err
 	}
 	reader, err := segment.OpenFooter(r.ref.Key, r, r.p.cache, r.ref.Size, sealed)
 	if err != nil {

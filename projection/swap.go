@@ -29,7 +29,7 @@ type draft struct {
 	over *snapshot
 	// records are the events of Inline.
 	records []*record
-	// footers are those of the key-ordered segments that the draft adds.
+	// footers are those of the segments that the draft adds.
 	footers []footer
 	// voids are the events that the draft found void, traced those of traced requests, and bytes is the size of all
 	// events that it adds. They are reported once it has won.

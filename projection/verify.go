@@ -68,10 +68,13 @@ type fact struct {
 	flags    segment.Flags
 	// key, head and body are hashes: of the row key, of all but the body, and of the body.
 	key, head, body uint64
+	// trimmed: its event may be gone by a rule.
+	trimmed bool
 }
 
-func factOf(r *record) fact {
-	return fact{revision: r.Revision, flags: r.flags(), key: xxhash.Sum64String(r.key),
+func (v *verification) factOf(r *record) fact {
+	trimmed := slices.ContainsFunc(v.root.Trimmed, func(t trim) bool { return r.Revision <= t.Revision && below(t.Prefix, r.key) })
+	return fact{trimmed: trimmed, revision: r.Revision, flags: r.flags(), key: xxhash.Sum64String(r.key),
 		head: xxhash.Sum64(appendRecord(appendString(nil, r.key), r, nil)), body: xxhash.Sum64(r.Body)}
 }
 
@@ -106,7 +109,7 @@ func (v *verification) run(ctx context.Context) error {
 		v.report("read the root: %w", err)
 	}
 	for _, ref := range v.root.Segments {
-		v.segment(ctx, ref, segment.Keys, func(r *record) { v.rows = append(v.rows, factOf(r)) })
+		v.segment(ctx, ref, segment.Keys, func(r *record) { v.rows = append(v.rows, v.factOf(r)) })
 	}
 	last := Revision(0) // before the first event
 	follow := func(r *record) {
@@ -116,7 +119,7 @@ func (v *verification) run(ctx context.Context) error {
 		}
 		last = r.Revision
 		if r.Op != eventlog.Barrier {
-			v.events = append(v.events, factOf(r))
+			v.events = append(v.events, v.factOf(r))
 		}
 	}
 	for _, ref := range v.root.Events {
@@ -125,7 +128,7 @@ func (v *verification) run(ctx context.Context) error {
 	for _, r := range inline {
 		follow(r)
 		if r.Op != eventlog.Barrier {
-			v.rows = append(v.rows, factOf(r))
+			v.rows = append(v.rows, v.factOf(r))
 		}
 	}
 	v.Rows, v.Events = uint64(len(v.rows)), uint64(len(v.events))
@@ -158,7 +161,7 @@ func (v *verification) checkpoint(ctx context.Context, c checkpoint) {
 		v.report("%w", err)
 		return
 	}
-	v.named[copied.Index] = true
+	v.named[copied.Index], v.named[copied.EventIndex] = true, true
 	pinned := func(refs []segmentRef, kind segment.Kind) {
 		for _, ref := range refs {
 			if !v.named[ref.Key] {
@@ -174,12 +177,11 @@ func (v *verification) checkpoint(ctx context.Context, c checkpoint) {
 // index checks the footers that are kept beside their segments.
 func (v *verification) index(ctx context.Context) {
 	snap, err := v.p.newSnapshot(v.root, v.etag, nil)
-	if err == nil {
-		err = snap.verifyIndex(ctx, v.p, func(problem error) { v.report("%w", problem) })
-	}
 	if err != nil {
 		v.report("%w", err)
+		return
 	}
+	snap.verifyIndex(ctx, v.p, func(problem error) { v.report("%w", problem) })
 }
 
 // segment reads one segment whole and hands out its records.
@@ -243,7 +245,7 @@ func (v *verification) compareRows() {
 		}
 		e := find(v.events, r.revision)
 		switch {
-		case e == nil && (r.revision > v.root.Floor || first > 0 && r.revision > first):
+		case e == nil && !r.trimmed && (r.revision > v.root.Floor || first > 0 && r.revision > first):
 			v.report("the row at revision %d has no event", r.revision)
 		case e != nil && (!e.same(r) || e.flags != r.flags):
 			v.report("row and event at revision %d differ", r.revision)
@@ -312,8 +314,9 @@ func (v *verification) compareLog(ctx context.Context) {
 			}
 			return nil
 		}
-		logged := factOf(newRecord(e))
+		logged := v.factOf(newRecord(e))
 		switch {
+		case kept == nil && logged.trimmed:
 		case kept == nil:
 			v.report("the log's event at revision %d is not in the snapshot", e.Revision)
 		case !kept.same(&logged) || kept.flags&segment.Void == 0 && kept.flags != logged.flags:

@@ -55,7 +55,13 @@ func (s *versionSearch) run(ctx context.Context) error {
 		}
 		s.below = min(s.below, s.view.Floor()+1)
 	}
-	for visits := 0; s.below > 1; {
+	kept := Revision(1)
+	for _, t := range s.view.snap.root.Trimmed {
+		if below(t.Prefix, s.key) {
+			kept = max(kept, t.Revision) // what was there then is found from the checkpoint there
+		}
+	}
+	for visits := 0; s.below > kept; {
 		found, err := s.linked(ctx)
 		if err != nil {
 			return err

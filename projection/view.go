@@ -30,6 +30,8 @@ type View struct {
 	outdated Revision
 	// archive is set for a moment between two checkpoints: the view that has the events which come after the snapshot.
 	archive *View
+	// trimmed says, of a view of the past, which keys have a shorter one.
+	trimmed []trim
 	// superseded is closed when a view with a newer revision is there.
 	superseded chan struct{}
 	// pending says that the tail ends with writes that are not appended yet.
@@ -77,7 +79,7 @@ func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, err
 
 // newest is the newest valid version at the revision, tombstones included.
 func (v *View) newest(ctx context.Context, key string, at Revision) (n version, ok bool, err error) {
-	if v.archive != nil {
+	if v.archive != nil || len(v.trimmed) > 0 {
 		if v, err = v.with(ctx, OneKey(key), at); err != nil {
 			return version{}, false, err
 		}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver/history"
@@ -253,11 +252,34 @@ func TestVersionsOfLargeObjects(t *testing.T) {
 	require.Empty(t, all[0].Patch)
 	require.Equal(t, "data.key00000", all[0].Changed[0])
 
-	before := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"n": int64(9007199254740993), "l": []any{"a", "b", "c"}}}}
-	after := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"n": int64(9007199254740992), "l": []any{"x", "a", "b", "c"}}}}
-	operations, changed := history.Compare(before, after)
-	require.Equal(t, []string{"spec.l[0]", "spec.n"}, changed)
-	encoded, err := json.Marshal(operations)
+}
+
+// A patch between two objects keeps integers beyond 2^53, has all of their fields, and is not cut.
+func TestAPatchBetweenObjects(t *testing.T) {
+	object := func(n int64, manager string, list ...any) map[string]any {
+		return map[string]any{"metadata": map[string]any{"managedFields": manager}, "spec": map[string]any{"n": n, "l": list}}
+	}
+	between := func(before, after map[string]any) string {
+		operations, err := history.PatchBetween(before, after)
+		require.NoError(t, err)
+		encoded, err := json.Marshal(operations)
+		require.NoError(t, err)
+		return string(encoded)
+	}
+	one := object(9007199254740993, "m", "a", "b", "c")
+	require.JSONEq(t, `[{"op":"replace","path":"/spec/n","value":9007199254740992}]`, between(one, object(9007199254740992, "m", "a", "b", "c")))
+	require.JSONEq(t, `[{"op":"replace","path":"/metadata/managedFields","value":"n"},{"op":"add","path":"/spec/l/0","value":"x"}]`,
+		between(one, object(9007199254740993, "n", "x", "a", "b", "c")))
+	require.JSONEq(t, `[{"op":"add","path":"/spec","value":null}]`, between(map[string]any{}, map[string]any{"spec": nil}))
+	require.JSONEq(t, `[{"op":"remove","path":""}]`, between(one, nil))
+	require.JSONEq(t, `[{"op":"add","path":"","value":{"a":1}}]`, between(nil, map[string]any{"a": int64(1)}))
+	require.Equal(t, "null", between(nil, nil))
+	require.Equal(t, "null", between(one, one))
+	large := map[string]any{}
+	for i := range 1000 {
+		large[fmt.Sprint(i)] = "x"
+	}
+	operations, err := history.PatchBetween(map[string]any{}, large)
 	require.NoError(t, err)
-	require.JSONEq(t, `[{"op":"add","path":"/spec/l/0","value":"x"},{"op":"replace","path":"/spec/n","value":9007199254740992}]`, string(encoded))
+	require.Len(t, operations, 1000)
 }

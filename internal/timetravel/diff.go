@@ -13,7 +13,6 @@ import (
 
 	"github.com/pmezard/go-difflib/difflib"
 	"golang.org/x/sync/errgroup"
-	"gomodules.xyz/jsonpatch/v2"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -38,10 +37,10 @@ const atOnce = 8
 
 // difference is an object that is not the same at two revisions.
 type difference struct {
-	Object history.Reference     `json:"object"`
-	Before map[string]any        `json:"before,omitempty"`
-	After  map[string]any        `json:"after,omitempty"`
-	Patch  []jsonpatch.Operation `json:"patch"`
+	Object history.Reference   `json:"object"`
+	Before map[string]any      `json:"before,omitempty"`
+	After  map[string]any      `json:"after,omitempty"`
+	Patch  []history.Operation `json:"patch"`
 }
 
 // differences is the whole of a diff, for programs.
@@ -177,7 +176,7 @@ func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, si
 			*place = folded(found, d)
 		}
 	}
-	if one.Patch, err = patchBetween(one.Before, one.After); err != nil || len(one.Patch) == 0 {
+	if one.Patch, err = history.PatchBetween(one.Before, one.After); err != nil || len(one.Patch) == 0 {
 		return nil, err
 	}
 	return one, nil
@@ -219,27 +218,6 @@ func folded(object *unstructured.Unstructured, d Diff) map[string]any {
 		delete(out.Object, "status")
 	}
 	return out.Object
-}
-
-// patchBetween is a JSON patch from one object to another. One that is not there is an empty document.
-func patchBetween(before, after map[string]any) ([]jsonpatch.Operation, error) {
-	switch {
-	case before == nil && after == nil:
-		return nil, nil
-	case before == nil:
-		return []jsonpatch.Operation{jsonpatch.NewOperation("add", "", after)}, nil
-	case after == nil:
-		return []jsonpatch.Operation{jsonpatch.NewOperation("remove", "", nil)}, nil
-	}
-	from, err := json.Marshal(before)
-	if err != nil {
-		return nil, err
-	}
-	to, err := json.Marshal(after)
-	if err != nil {
-		return nil, err
-	}
-	return jsonpatch.CreatePatch(from, to)
 }
 
 func (t *Tool) printDifferences(found differences, output string) error {

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
-
-	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
 // History prints the versions of an object, newest first.
@@ -30,23 +28,13 @@ func (t *Tool) History(ctx context.Context, object, output string) error {
 	for i := range list.Items {
 		v := &list.Items[i]
 		fmt.Fprintf(table, "%s\t%s (%s)\t%s\t%s\t%s\t%s\n", v.Name, v.CreationTimestamp.UTC().Format(time.RFC3339),
-			duration.HumanDuration(time.Since(v.CreationTimestamp.Time)), t.Text(v.Author()), t.Text(cmp.Or(v.Manager, "-")), v.Verb, t.Text(changed(v)))
+			duration.HumanDuration(time.Since(v.CreationTimestamp.Time)), t.Text(v.Author()), t.Text(cmp.Or(v.Manager, "-")), v.Verb, t.Text(v.Summary()))
 	}
 	return table.Flush()
 }
 
 // mostShown is how many fields a line names.
 const mostShown = 4
-
-func changed(v *history.Version) string {
-	if v.Unreadable != "" {
-		return "<unreadable>"
-	}
-	if v.Verb == "update" && len(v.Changed) == 0 {
-		return "<managed fields>"
-	}
-	return shorten(v.Changed)
-}
 
 // shorten names the first of many.
 func shorten(all []string) string {

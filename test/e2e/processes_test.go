@@ -85,6 +85,7 @@ func (c *processCell) run(t *testing.T) {
 	t.Run("create after delete across purge points", c.purge)
 	t.Run("a watch is redirected", c.watchRedirect)
 	t.Run("a wrong bucket is refused", c.wrongBucket)
+	t.Run("what is forgotten no process tells", c.forget)
 	t.Run("a namespace goes with its contents", c.namespace)
 }
 
@@ -244,6 +245,51 @@ func (c *processCell) watchRedirect(t *testing.T) {
 	second := <-watch.ResultChan()
 	require.Equal(t, "MODIFIED", string(second.Type))
 	require.Equal(t, changed.ResourceVersion, second.Object.(*corev1.ConfigMap).ResourceVersion)
+}
+
+// forget: processes that have just read a version do not tell it once it is forgotten, and a watch goes on.
+func (c *processCell) forget(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	maps := c.client.CoreV1().ConfigMaps("default")
+	pasted, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "pasted"}, Data: map[string]string{"token": "hunter2"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	changed, err := maps.Patch(ctx, "pasted", "application/merge-patch+json", []byte(`{"data":{"token":"none"}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	watch, err := maps.Watch(ctx, metav1.ListOptions{ResourceVersion: changed.ResourceVersion, FieldSelector: "metadata.name=pasted"})
+	require.NoError(t, err)
+	defer watch.Stop()
+	told := func(client *kubernetes.Clientset) string {
+		var all strings.Builder
+		for _, path := range []string{
+			"/at/" + pasted.ResourceVersion + "/api/v1/namespaces/default/configmaps",
+			"/apis/history.logplane.dev/v1/namespaces/default/versions?include=object&fieldSelector=object=configmaps/pasted",
+			"/api/v1/namespaces/default/configmaps?resourceVersionMatch=Exact&resourceVersion=" + pasted.ResourceVersion,
+			"/api/v1/namespaces/default/configmaps?watch=true&timeoutSeconds=1&resourceVersion=" + pasted.ResourceVersion,
+		} {
+			answer, err := client.RESTClient().Get().RequestURI(path).DoRaw(ctx)
+			fmt.Fprintln(&all, path, string(answer), err)
+		}
+		return all.String()
+	}
+	for _, client := range []*kubernetes.Clientset{c.client, c.client2} {
+		require.Contains(t, told(client), "hunter2")
+	}
+	p := product.Run(t, c.with("forget", "configmaps/pasted", "--namespace", "default", "--yes", "--writers-stopped")...)
+	<-p.Exited
+	require.Zero(t, p.Cmd.ProcessState.ExitCode(), p.Output())
+	require.Contains(t, p.Output(), "forgotten: 1 versions")
+	for _, client := range []*kubernetes.Clientset{c.client, c.client2} {
+		require.NotContains(t, told(client), "hunter2")
+	}
+	now, err := maps.Get(ctx, "pasted", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Equal(t, changed.ResourceVersion, now.ResourceVersion)
+	again, err := maps.Patch(ctx, "pasted", "application/merge-patch+json", annotate("1"), metav1.PatchOptions{})
+	require.NoError(t, err)
+	event := <-watch.ResultChan()
+	require.Equal(t, "MODIFIED", string(event.Type))
+	require.Equal(t, again.ResourceVersion, event.Object.(*corev1.ConfigMap).ResourceVersion)
 }
 
 func (c *processCell) namespace(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 
 // TestScripts runs testdata/script/*.txtar. Each script has its own 'logplane dev' on an empty folder and drives it
 // with the real kubectl. Commands of ours: 'restart' kills the server (-9) and starts it again on the same folder and
-// port, 'stop' ends it well; 'secure' starts it again with --secure; 'watching' waits until a watch is open;
-// 'objects N' prints a List of N ConfigMaps into objects.yaml.
+// port, 'finish' ends it well ('stop' would end the script); 'secure' starts it again with --secure; 'watching' waits
+// until a watch is open; 'objects N' prints a List of N ConfigMaps into objects.yaml.
 func TestScripts(t *testing.T) {
 	kubectl := filepath.Dir(product.Binary(t, "KUBECTL", "kubectl"))
 	logplane := filepath.Dir(product.Logplane(t))
@@ -28,7 +28,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			folder := filepath.Join(env.WorkDir, "data")
 			server := product.Dev(env.T().(testing.TB), folder)
-			env.Values["t"], env.Values["server"] = env.T(), server
+			env.Values["t"], env.Values["server"] = env.T(), &server
 			env.Setenv("KUBECONFIG", kubeconfig(folder))
 			env.Setenv("DATA", folder)
 			env.Setenv("URL", server.URL())
@@ -41,7 +41,7 @@ func TestScripts(t *testing.T) {
 			"secure":   secure,
 			"objects":  objects,
 			"watching": watching,
-			"stop":     func(ts *testscript.TestScript, _ bool, _ []string) { ts.Value("server").(*product.Process).Stop() },
+			"finish":   func(ts *testscript.TestScript, _ bool, _ []string) { (*serverOf(ts)).Stop() },
 		},
 	}
 	if testing.Short() {
@@ -51,14 +51,24 @@ func TestScripts(t *testing.T) {
 }
 
 func restart(ts *testscript.TestScript, neg bool, args []string) {
-	old := ts.Value("server").(*product.Process)
-	old.Kill()
-	product.Serve(ts.Value("t").(testing.TB), "dev", "--data", ts.Getenv("DATA"), "--listen", old.Address)
+	(*serverOf(ts)).Kill()
+	startAgain(ts)
+}
+
+// serverOf is where the script keeps its server.
+func serverOf(ts *testscript.TestScript) **product.Process {
+	return ts.Value("server").(**product.Process)
+}
+
+func startAgain(ts *testscript.TestScript, more ...string) {
+	server := serverOf(ts)
+	args := append([]string{"dev", "--data", ts.Getenv("DATA"), "--listen", (*server).Address}, more...)
+	*server = product.Serve(ts.Value("t").(testing.TB), args...)
 }
 
 // secure starts a server that was stopped again on the same folder and port, with --secure.
 func secure(ts *testscript.TestScript, neg bool, args []string) {
-	product.Serve(ts.Value("t").(testing.TB), "dev", "--secure", "--data", ts.Getenv("DATA"), "--listen", ts.Value("server").(*product.Process).Address)
+	startAgain(ts, "--secure")
 }
 
 // watching returns when the server has a watch, so that the command in the background has begun.

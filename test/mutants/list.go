@@ -58,6 +58,12 @@ var list = []mutant{
 		why:   "what a commit named between the collection's list and its swap is deleted",
 	},
 	{
+		name: "index-of-events-collected",
+		file: "projection/collect.go", old: "r.EventIndex: true", new: "",
+		tests: "TestAnOldVersionCostsOneRequest",
+		why:   "the footers of old events are deleted as garbage, and each old version costs one request more",
+	},
+	{
 		name: "grace-by-the-process's-clock",
 		file: "projection/collect.go", old: "newest.Sub(a.Modified) >= grace", new: "time.Since(a.Modified) >= grace",
 		tests: "TestGraceIsOfTheBucketsTime",

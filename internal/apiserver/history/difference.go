@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -12,7 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// mostOperations is how many operations a patch may have. What is changed as a whole is looked at as a whole.
+// mostOperations is how many operations the patch of a version may have. What is changed as a whole is looked at as a
+// whole.
 const mostOperations = 200
 
 // difference is a JSON patch from one object to another, in the order of the fields' names. Libraries for that go by
@@ -21,22 +23,34 @@ type difference struct {
 	operations []Operation
 	changed    []string
 	err        error
-	// cut says that there are more operations.
-	cut bool
+	// skipped are fields that are not compared.
+	skipped []string
+	// most is how many operations there may be, and cut says that there are more.
+	most int
+	cut  bool
 }
 
 // compare looks for the difference of two versions, without what the server keeps for itself.
 func compare(before, after *unstructured.Unstructured) difference {
-	var d difference
+	d := difference{skipped: kept, most: mostOperations}
 	d.values("", before.Object, after.Object)
 	return d
 }
 
-// Compare returns the difference of two versions as a JSON patch, and its fields for people to read. Both are cut after
-// 200 operations.
-func Compare(before, after *unstructured.Unstructured) (patch []Operation, changed []string) {
-	d := compare(before, after)
-	return d.operations, d.changed
+// PatchBetween is the whole difference of two objects as a JSON patch, whatever fields they have. An object that is not
+// there is nil.
+func PatchBetween(before, after map[string]any) ([]Operation, error) {
+	d := difference{most: math.MaxInt}
+	switch {
+	case before == nil && after == nil:
+	case before == nil:
+		d.add("add", "", after)
+	case after == nil:
+		d.add("remove", "", nil)
+	default:
+		d.values("", before, after)
+	}
+	return d.operations, d.err
 }
 
 // kept are fields that the server keeps for itself. They change with every write.
@@ -73,7 +87,7 @@ func (d *difference) fields(at string, before, after map[string]any) {
 	slices.Sort(names)
 	for _, name := range names {
 		below := at + "/" + escape.Replace(name)
-		if slices.Contains(kept, below) {
+		if slices.Contains(d.skipped, below) {
 			continue
 		}
 		was, had := before[name]
@@ -111,7 +125,7 @@ func (d *difference) items(at string, before, after []any) {
 }
 
 func (d *difference) add(op, at string, value any) {
-	if len(d.operations) == mostOperations {
+	if len(d.operations) == d.most {
 		d.cut = true
 		return
 	}

@@ -55,7 +55,7 @@ func (t table) ConvertToTable(_ context.Context, object runtime.Object, options 
 		if t.of {
 			cells = append(cells, v.Object.String())
 		}
-		out.Rows = append(out.Rows, metav1.TableRow{Cells: append(cells, v.summary()), Object: runtime.RawExtension{Object: v}})
+		out.Rows = append(out.Rows, metav1.TableRow{Cells: append(cells, v.Summary()), Object: runtime.RawExtension{Object: v}})
 	}
 	return out, nil
 }
@@ -77,7 +77,8 @@ func (v *Version) Author() string {
 	return v.User
 }
 
-func (v *Version) summary() string {
+// Summary says what has changed, for people.
+func (v *Version) Summary() string {
 	switch {
 	case v.Unreadable != "":
 		return "<unreadable>"

@@ -1,0 +1,138 @@
+package projection
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// HistoryRule keeps the past of some objects for a shorter time than Config.History, by log time. What is above the
+// floor is kept whatever the rules say.
+type HistoryRule struct {
+	// Prefix of the objects' storage path, for example '/leases'. They are those of every cluster.
+	Prefix string
+	Keep   time.Duration
+}
+
+// trim says from which revision on the past of the keys with a prefix is kept.
+type trim struct {
+	_        struct{} `cbor:",toarray"`
+	Prefix   string
+	Revision Revision
+}
+
+// Trim removes from archive and checkpoints what rules do not keep any longer, and reports whether there was anything.
+// It reads and writes what has come to be too old since the last time, for each rule when a checkpoint has.
+//
+// What is too old is what came before a checkpoint that is as old as the rule says. That checkpoint stays whole, so
+// that each later moment can be read. The events before it, and the rows of older checkpoints, are written anew without
+// the objects, and the root names these and says from which revision on the objects have a past. A crash before the
+// swap leaves the old root and garbage. Others may commit, compact and trim meanwhile.
+func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
+	for _, rule := range p.config.HistoryRules {
+		before := p.view.Load()
+		if before == nil || before.snap.root.trimmable(rule, p.config.Retention) == nil {
+			continue
+		}
+		var w *rewriting
+		_, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
+			t := v.snap.root.trimmable(rule, p.config.Retention)
+			if t == nil {
+				return nil, nil
+			}
+			if w == nil || *w.departing.(*trimming) != *t {
+				w = &rewriting{p: p, departing: t, versions: map[Revision]bool{}}
+			}
+			next, err := w.draft(ctx, v)
+			if err != nil {
+				return nil, err
+			}
+			if next == nil { // nothing of these objects was there
+				next = v.snap.draft()
+			}
+			next.Trimmed = slices.DeleteFunc(slices.Clone(next.Trimmed), func(t trim) bool { return t.Prefix == rule.Prefix })
+			next.Trimmed = append(next.Trimmed, trim{Prefix: rule.Prefix, Revision: t.upto})
+			return next, nil
+		})
+		if err != nil {
+			return trimmed, fmt.Errorf("trim the past of '%s': %w", rule.Prefix, err)
+		}
+		trimmed = true
+	}
+	return trimmed, nil
+}
+
+// trimming is what a rule lets go: after 'since', and before 'upto' if it is rows, up to it if it is events.
+type trimming struct {
+	prefix      string
+	since, upto Revision
+}
+
+// trimmable is what a rule lets go by now, nil for nothing.
+func (r *root) trimmable(rule HistoryRule, retention time.Duration) *trimming {
+	t := &trimming{prefix: rule.Prefix, since: r.trimmedUpTo(rule.Prefix)}
+	t.upto = t.since
+	for _, c := range r.Checkpoints {
+		if c.Revision <= r.Floor && r.Clock-c.Time >= int64(max(rule.Keep, retention)) {
+			t.upto = max(t.upto, c.Revision)
+		}
+	}
+	if t.upto == t.since {
+		return nil
+	}
+	return t
+}
+
+func (r *root) trimmedUpTo(prefix string) Revision {
+	for _, t := range r.Trimmed {
+		if t.Prefix == prefix {
+			return t.Revision
+		}
+	}
+	return 0
+}
+
+func (t *trimming) gone(key string, rev Revision) bool { return rev <= t.upto && below(t.prefix, key) }
+
+func (t *trimming) near(s segmentRef, kind segment.Kind) bool {
+	if kind == segment.Events {
+		return s.MinRevision <= t.upto && s.MaxRevision > t.since
+	}
+	return overlaps(t.prefix, Keys{string(s.MinKey), string(s.MaxKey) + "\x00"})
+}
+
+// whole: the checkpoint that the rule reaches stays as it is, so that what comes after it can be folded onto it.
+func (t *trimming) whole(r *root) bool { return r.Applied < t.upto && r.Applied >= t.since }
+
+func (t *trimming) skip(c checkpoint) bool { return c.Revision < t.since }
+
+func (t *trimming) names() bool { return false }
+
+// below reports whether a row key is one with the prefix, in whichever cluster.
+func below(prefix, key string) bool {
+	_, path, _ := strings.Cut(key, "/")
+	rest, ok := strings.CutPrefix("/"+path, prefix)
+	return ok && strings.HasPrefix(rest, "/")
+}
+
+// overlaps reports whether some of the keys may have the prefix. Of more than one cluster it says so.
+func overlaps(prefix string, keys Keys) bool {
+	cluster, _, _ := strings.Cut(keys.Start, "/")
+	other, _, _ := strings.Cut(keys.End, "/")
+	start := cluster + prefix + "/"
+	return keys.End == "" || cluster != other || keys.Start < PrefixEnd(start) && keys.End > start
+}
+
+// pastOf fails if some of these keys have no past at the revision.
+func (v *View) pastOf(keys Keys, at Revision) error {
+	for _, t := range v.trimmed {
+		if at < t.Revision && overlaps(t.Prefix, keys) {
+			return fmt.Errorf("the past of what is stored in '%s' is kept from revision %d on: %w", t.Prefix, t.Revision, ErrExpired)
+		}
+	}
+	return nil
+}
