@@ -82,6 +82,8 @@ type Restored struct {
 	// Next is the first revision that the new cell's log will have, Epoch the new cell's.
 	Next  Revision
 	Epoch uint64
+	// Trimmed are the storage paths of what was left out: its past was not kept up to the moment.
+	Trimmed []string
 	// Copied are the bytes that the bucket has copied by itself, Written those that were sent to it.
 	Copied, Written int64
 }
@@ -197,6 +199,11 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 		return done, err
 	}
 	filling := &filling{target: target, next: next, from: s.p.config.Bucket, at: at}
+	for _, t := range v.trimmed {
+		if at < t.Revision {
+			filling.Trimmed = append(filling.Trimmed, t.Prefix)
+		}
+	}
 	base, err := s.base(ctx, v, at, target)
 	switch {
 	case err != nil:
@@ -258,7 +265,12 @@ type filling struct {
 // writeLive writes the live rows of a view as a base, a part at a time.
 func (f *filling) writeLive(ctx context.Context, v *View) error {
 	out := &output{p: f.target, merge: &merge{level: baseLevel}}
-	for n, err := range v.live(ctx, "", "", f.at, nil) {
+	whole := *v
+	whole.trimmed = nil
+	for n, err := range whole.live(ctx, "", "", f.at, nil) {
+		if err == nil && f.trims(n.key) {
+			continue
+		}
 		if err == nil {
 			err = out.add(ctx, []segment.Entry{n.keyEntry()})
 		}
@@ -298,7 +310,7 @@ func (f *filling) copyBase(ctx context.Context, base *snapshot, events *View) er
 		}
 	}
 	for _, r := range base.records {
-		if r.Op != eventlog.Barrier && !r.void {
+		if r.Op != eventlog.Barrier && !r.void && !f.trims(r.key) {
 			if err := f.fold(ctx, r); err != nil {
 				return err
 			}
@@ -308,7 +320,9 @@ func (f *filling) copyBase(ctx context.Context, base *snapshot, events *View) er
 	after := base.root.Applied
 	err := events.retry(ctx, func(events *View) error {
 		return events.archived(ctx, Keys{}, &after, f.at, func(e eventlog.Event) bool {
-			failed = f.fold(ctx, newRecord(e))
+			if r := newRecord(e); !f.trims(r.key) {
+				failed = f.fold(ctx, r)
+			}
 			return failed == nil
 		})
 	})
@@ -322,6 +336,12 @@ func (f *filling) copyBase(ctx context.Context, base *snapshot, events *View) er
 }
 
 const copiesAtOnce = 8
+
+// trims reports whether a key is left out. Segments that are copied have no rows of such keys: they were trimmed before
+// the root said so.
+func (f *filling) trims(key string) bool {
+	return slices.ContainsFunc(f.Trimmed, func(prefix string) bool { return below(prefix, key) })
+}
 
 // copySegment copies a segment under a name of the new cell's.
 func (f *filling) copySegment(ctx context.Context, ref *segmentRef) error {

@@ -510,3 +510,59 @@ func TestRestoreTakesWholeBatches(t *testing.T) {
 	c.expire()
 	restored("in a gap/")
 }
+
+// Objects whose past was trimmed by a rule are left out, and all others are there, at each moment. From the moment on
+// from which their past is kept, they are there, too.
+func TestRestoreOfATrimmedPast(t *testing.T) {
+	quiet(t)
+	for seed := range seeds(4) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			config := func(c *Config) {
+				c.InlineBytes = []int{1, 600}[seed%2]
+				c.Checkpoints = []CheckpointRule{{Every: 15 * time.Millisecond, Keep: time.Hour}}
+				c.History = time.Hour
+				c.HistoryRules = []HistoryRule{{Prefix: "/leases"}}
+			}
+			r := newRandom(newCell(t, config), 350+seed, 20)
+			r.prefix = func(name string) string { return []string{"/pods", "/leases"}[name[2]%2] }
+			r.Projection = r.over(lax{r.bucket}, config)
+			for i := range 40 {
+				for range 1 + r.IntN(6) {
+					r.step()
+				}
+				r.commit()
+				if i%4 == 0 {
+					v := r.latest()
+					require.NoError(t, r.Retain(r.ctx, v.Applied()-min(v.Applied(), 10), 0))
+					_, err := r.Trim(r.ctx)
+					require.NoError(t, err)
+				}
+				time.Sleep(4 * time.Millisecond) // the log's clock goes on between two commits
+			}
+			from := r.latest().snap.root.trimmedUpTo("/leases")
+			require.NotZero(t, from)
+			source, err := OpenSource(r.ctx, r.bucket, "logplane", nil)
+			require.NoError(t, err)
+			for at := Revision(0); at <= r.latest().Applied(); at++ {
+				for i, into := range []bucket.Bucket{nil, memory.Strict(t)} {
+					prefix := fmt.Sprint("new/", at, "/", i)
+					done, err := source.Restore(r.ctx, at, into, prefix)
+					require.NoError(t, err)
+					want := maps.Clone(r.model.states[min(int(at), len(r.model.states)-1)])
+					if at < from {
+						require.Equal(t, []string{"/leases"}, done.Trimmed)
+						maps.DeleteFunc(want, func(name, _ string) bool { return r.prefix(name) == "/leases" })
+					} else {
+						require.Empty(t, done.Trimmed)
+					}
+					made, err := OpenSource(r.ctx, cmp.Or(into, bucket.Bucket(r.bucket)), prefix, nil)
+					require.NoError(t, err)
+					got, err := state(r.ctx, made.p.Current(), done.Next-1)
+					require.NoError(t, err)
+					require.Equal(t, want, got, "at %d", at)
+				}
+			}
+		})
+	}
+}

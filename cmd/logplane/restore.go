@@ -163,6 +163,9 @@ func (c *copying) report(w io.Writer, done projection.Restored) {
 	}
 	fmt.Fprintf(w, "made a cell with %d objects as of revision %d, %s: %d bytes copied by the bucket, %d written, %d requests\n",
 		done.Objects, done.Revision, at, done.Copied, done.Written, c.requests())
+	for _, path := range done.Trimmed {
+		fmt.Fprintf(w, "left out what is stored in '%s': its past is not kept for so long\n", path)
+	}
 	if folder, ok := strings.CutPrefix(c.into.bucket, "file://"); ok && filepath.Base(folder) == "bucket" && c.into.stream == "logplane" {
 		fmt.Fprintf(w, "serve it with 'logplane dev --data %s'\n", filepath.Dir(folder))
 		return
