@@ -60,8 +60,9 @@ type Config struct {
 	EventsListen string
 	// EventsBodies are the resources of which subscribers receive bodies as well.
 	EventsBodies []eventlog.Resource
-	// LogRetention, Retention and History as in the projection's configuration.
+	// LogRetention, Retention, History and HistoryRules as in the projection's configuration.
 	LogRetention, Retention, History time.Duration
+	HistoryRules                     []projection.HistoryRule
 	Checkpoints                      []projection.CheckpointRule
 	// CacheBytes is what all caches may have together; 32 MiB by default.
 	CacheBytes int64
@@ -194,7 +195,7 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 	}
 	budget := cache.NewBudget(cmp.Or(c.CacheBytes, 32<<20))
 	p, err := projection.Open(projection.Config{
-		Log: log, Bucket: b, Budget: budget, LogRetention: c.LogRetention, Retention: c.Retention, History: c.History, Checkpoints: c.Checkpoints,
+		Log: log, Bucket: b, Budget: budget, LogRetention: c.LogRetention, Retention: c.Retention, History: c.History, HistoryRules: c.HistoryRules, Checkpoints: c.Checkpoints,
 		ReadOnly: c.readOnly,
 	})
 	if err != nil {

@@ -209,6 +209,18 @@ var crashScenes = []crashScene{
 		_, err := p.Forget(ctx, []string{podKey("n00").RowKey(), podKey("n01").RowKey()}, 0)
 		return err
 	}, indexed: true},
+	{name: "trim", config: func(c *Config) {
+		c.Checkpoints, c.History = []CheckpointRule{{Every: 1, Keep: time.Hour}}, time.Hour
+		c.HistoryRules = []HistoryRule{{Prefix: "/pods"}}
+	}, before: func(ctx context.Context, p *Projection) error {
+		return errors.Join(commitOnly(ctx, p), retainAll(ctx, p))
+	}, act: func(ctx context.Context, p *Projection) error {
+		if _, err := p.Latest(ctx); err != nil {
+			return err
+		}
+		_, err := p.Trim(ctx)
+		return err
+	}, indexed: true},
 	{name: "fence", config: plain, before: nothing, act: fenceIt, fence: true},
 }
 

@@ -15,6 +15,8 @@ var (
 	ErrBehind = errors.New("too many events wait to be committed")
 	// ErrTooMuch: archived events would have to be held in memory, and are too many for it; the API answers 410.
 	ErrTooMuch = errors.New("too much was written between two checkpoints to read a moment there: ask for fewer objects, or for a moment near a checkpoint")
+	// ErrTrimmed: a rule of history lets the past of these objects go sooner (HistoryRule); the API answers 410.
+	ErrTrimmed = errors.New("a rule of --history-rules keeps no more of it")
 	// ErrFuture: the revision does not exist yet.
 	ErrFuture = errors.New("the revision does not exist yet")
 	// ErrDamaged: a segment does not hold what was written to it. To read it again is of no use.

@@ -57,6 +57,13 @@ func indexedEventsRoot() *root {
 	return r
 }
 
+// trimmedRoot has rules of history that have let something go, as roots may since there are such.
+func trimmedRoot() *root {
+	r := example()
+	r.Trimmed = []trim{{Prefix: "/secrets", Revision: 7}}
+	return r
+}
+
 // authoredRecords are some of them as the log has them since events name their author.
 func authoredRecords() []*record {
 	records := exampleRecords()[:3]
@@ -84,9 +91,13 @@ func fixtures(t testing.TB) map[string][]byte {
 	r.Applied, r.Inline = 16, events
 	indexed, err := encodeRoot(r)
 	require.NoError(t, err)
+	r = trimmedRoot()
+	r.Applied, r.Inline = 16, events
+	trimmed, err := encodeRoot(r)
+	require.NoError(t, err)
 	index, err := encodeIndex(exampleIndex())
 	require.NoError(t, err)
-	return map[string][]byte{"index": index, "root": encoded, "root-of-indexed-events": indexed, "events": events, "keys": keys, "authored": authored, "authored-keys": sealKeys(t, authoredRecords())}
+	return map[string][]byte{"index": index, "root": encoded, "root-of-indexed-events": indexed, "root-of-a-trimmed-past": trimmed, "events": events, "keys": keys, "authored": authored, "authored-keys": sealKeys(t, authoredRecords())}
 }
 
 func sealKeys(t testing.TB, records []*record) []byte {
@@ -114,7 +125,7 @@ func TestFixturesAreRead(t *testing.T) {
 		}
 	}
 	read := func(name string) []byte { return readFixture(t, name) }
-	for name, want := range map[string]*root{"root": example(), "root-of-indexed-events": indexedEventsRoot()} {
+	for name, want := range map[string]*root{"root": example(), "root-of-indexed-events": indexedEventsRoot(), "root-of-a-trimmed-past": trimmedRoot()} {
 		r, err := decodeRoot(read(name))
 		require.NoError(t, err)
 		want.Applied, want.Inline = 16, read("events")
@@ -175,7 +186,7 @@ func TestWhatANewerLogplaneWrote(t *testing.T) {
 
 	body := bytes.Clone(frame[frameHeader:])
 	body[0]++                                                        // one pair more
-	_, err = decodeRoot(resealFrame(rootMagic, append(body, 23, 0))) // of the key 23
+	_, err = decodeRoot(resealFrame(rootMagic, append(body, 0x18, 24, 0))) // of the key 24
 	require.ErrorIs(t, err, ErrNewer)
 
 	e := exampleRecords()[0].keyEntry()
@@ -219,6 +230,7 @@ func resealFrame(magic uint32, body []byte) []byte {
 func FuzzRoot(f *testing.F) {
 	f.Add(fixtures(f)["root"][frameHeader:])
 	f.Add(fixtures(f)["root-of-indexed-events"][frameHeader:])
+	f.Add(fixtures(f)["root-of-a-trimmed-past"][frameHeader:])
 	empty, err := encodeRoot(&root{})
 	require.NoError(f, err)
 	f.Add(empty[frameHeader:])

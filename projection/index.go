@@ -164,8 +164,8 @@ func namesOf(refs []segmentRef) map[string]bool {
 }
 
 // writeIndex lets a reader get the footers of the draft in few pieces. The root itself holds those of the newest
-// segments. Once they are too many, all footers of their kind go into a new idx object. Event segments have one of their
-// own, since most readers of a cell read no events.
+// segments. Once they are too many, all footers of their kind go into a new idx object. Event segments have one of
+// their own, since most readers of a cell read no events.
 func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	known := bySegment(slices.Concat(next.over.root.Footers, next.footers))
 	next.Footers = nil
@@ -176,9 +176,9 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	return p.keepFooters(ctx, next, known, (*root).indexedEvents, &next.EventIndex)
 }
 
-// keepFooters lists the footers of one kind that are known in the root, and leaves the others to the idx object that the
-// root already names. If one of the others was not there before, or the known ones take more bytes than the limit, a new
-// idx object gets all.
+// keepFooters lists the footers of one kind that are known in the root, and leaves the others to the idx object that
+// the root already names. If one of the others was not there before, or the known ones take more bytes than the
+// limit, a new idx object gets all.
 func (p *Projection) keepFooters(ctx context.Context, next *draft, known map[string][]byte, kind func(*root) []segmentRef, index *string) error {
 	segments, inIndex := kind(next.root), map[string]bool{}
 	if *index != "" {

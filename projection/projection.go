@@ -44,8 +44,8 @@ type Config struct {
 	Founded bool
 	// LogRetention, Retention and History are of log time (architecture.md, vocabulary). 0 keeps everything.
 	LogRetention, Retention, History time.Duration
-	// HistoryRules keep the past of some objects for a shorter time than History. All processes of a cell should be given
-	// the same.
+	// HistoryRules keep the past of some objects for a shorter time than History. All processes of a cell should be
+	// given the same.
 	HistoryRules []HistoryRule
 	// Checkpoints say which roots are kept beside the newest one; none by default. All processes of a cell should be
 	// given the same rules, and the same retentions.

@@ -139,7 +139,8 @@ func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error 
 }
 
 // Once does what Run does, for a function that a timer calls: it commits, merges segments once if that is due, trims
-// the past, and collects garbage if a grace period has passed. merged says that it was due, and that there may be more to merge.
+// the past, and collects garbage if a grace period has passed. merged says that it was due, and that there may be
+// more to merge.
 func (p *Projection) Once(ctx context.Context) (applied Revision, merged bool, err error) {
 	if applied, err = p.Commit(ctx); err != nil {
 		return applied, false, err

@@ -127,11 +127,25 @@ func overlaps(prefix string, keys Keys) bool {
 	return keys.End == "" || cluster != other || keys.Start < PrefixEnd(start) && keys.End > start
 }
 
-// pastOf fails if some of these keys have no past at the revision.
+// Trimmed says which of the events of the keys after a revision a rule has let go: an ErrTrimmed for each rule.
+func (p *Projection) Trimmed(of Keys, after Revision) (missing []error) {
+	for _, t := range p.view.Load().snap.root.Trimmed {
+		if after < t.Revision && overlaps(t.Prefix, of) {
+			missing = append(missing, t.missing())
+		}
+	}
+	return missing
+}
+
+func (t *trim) missing() error {
+	return fmt.Errorf("the past of '%s' begins with revision %d: %w", t.Prefix, t.Revision, ErrTrimmed)
+}
+
+// pastOf is ErrTrimmed if some of these keys have no past at the revision.
 func (v *View) pastOf(keys Keys, at Revision) error {
 	for _, t := range v.trimmed {
 		if at < t.Revision && overlaps(t.Prefix, keys) {
-			return fmt.Errorf("the past of what is stored in '%s' is kept from revision %d on: %w", t.Prefix, t.Revision, ErrExpired)
+			return t.missing()
 		}
 	}
 	return nil

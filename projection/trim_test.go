@@ -14,7 +14,7 @@ import (
 )
 
 // Some objects of the model are of a resource with a rule: what the rule does not keep is in no archived event and in
-// no checkpoint that it has passed, and reading it is ErrExpired. From there on each moment of everything is as it was,
+// no checkpoint that it has passed, and reading it is ErrTrimmed. From there on each moment of everything is as it was,
 // and of all other objects each moment is, through compactions, further trims and collections.
 func TestTrim(t *testing.T) {
 	quiet(t)
@@ -84,7 +84,7 @@ func TestTrim(t *testing.T) {
 						got[row.ID.Name] = fmt.Sprintf("%s@%d", row.Value, row.Revision)
 					}
 					if at < keptFrom[prefix] {
-						require.ErrorIs(t, failed, ErrExpired, "%s at %d", prefix, at)
+						require.ErrorIs(t, failed, ErrTrimmed, "%s at %d", prefix, at)
 						continue
 					}
 					require.NoError(t, failed)
@@ -99,7 +99,7 @@ func TestTrim(t *testing.T) {
 				name := r.names[r.IntN(len(r.names))]
 				row, ok, err := p.GetAt(r.ctx, r.key(name).RowKey(), at)
 				if at < keptFrom[r.prefix(name)] {
-					require.ErrorIs(t, err, ErrExpired)
+					require.ErrorIs(t, err, ErrTrimmed)
 					continue
 				}
 				require.NoError(t, err)

@@ -41,6 +41,7 @@ type connection struct {
 	encryption, rootCA               string
 	cluster                          string
 	logRetention, retention, history time.Duration
+	historyRules                     []projection.HistoryRule
 	checkpoints                      []projection.CheckpointRule
 	blockCacheFolder                 string
 	blockCacheFolderMiB              int64
@@ -56,7 +57,7 @@ func (c *connection) register(flags *pflag.FlagSet) {
 	registerMemory(flags, unlimitedMiB)
 	flags.StringVar(&c.blockCacheFolder, "block-cache-folder", "", "folder of a local disk that keeps what was read of segments, also for the next start; none by default")
 	flags.Int64Var(&c.blockCacheFolderMiB, "block-cache-folder-mib", 1024, "budget of --block-cache-folder, in MiB")
-	registerRetention(flags, &c.logRetention, &c.retention, &c.history, &c.checkpoints)
+	registerRetention(flags, &c.logRetention, &c.retention, &c.history, &c.historyRules, &c.checkpoints)
 }
 
 // registerPlace adds the flags that say where the cell is.
@@ -87,12 +88,13 @@ func (c *connection) registerObjects(flags *pflag.FlagSet) {
 	flags.StringVar(&c.encryption, "encryption-provider-config", "", "encrypt resources at rest as this file says, as kube-apiserver reads it; the same for 'init', 'api', 'watcher' and 'lifecycle'")
 }
 
-func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration, checkpoints *[]projection.CheckpointRule) {
+func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration, rules *[]projection.HistoryRule, checkpoints *[]projection.CheckpointRule) {
 	flags.DurationVar(log, "log-retention", 10*time.Minute, "how long events stay in the log after a snapshot holds them")
 	flags.DurationVar(floor, "retention", time.Hour, "how far back a revision can be read or watched; older is 410")
 	*checkpoints = projection.DefaultCheckpoints
 	flags.Var((*checkpointRules)(checkpoints), "checkpoints", "snapshots kept for 'inspect get --at' and restores: one of every EVERY for KEEP; 'none'")
 	flags.DurationVar(history, "history", *history, "how long every version of every object is kept, for '/at/…' and history.logplane.dev; 0 for none beyond --retention and --checkpoints")
+	flags.Var(&historyRules{rules: rules}, "history-rules", "resources whose versions are kept for less than --history, in checkpoints too: 'secrets=24h,events=1h,leases.coordination.k8s.io=none'")
 }
 
 // requestDeadline is upstream's default and the longest that a request may take. Events stay in the log for longer.
@@ -100,7 +102,7 @@ const requestDeadline = time.Minute
 
 // checkRetention refuses values with which a stalled writer could meet
 // a purged precondition, and values that promise more than is kept.
-func checkRetention(log, floor, history time.Duration) error {
+func checkRetention(log, floor, history time.Duration, rules []projection.HistoryRule) error {
 	if shortest := eventlog.MinRetention(requestDeadline); log < shortest {
 		return fmt.Errorf("--log-retention is %s: it must be at least %s", log, shortest)
 	}
@@ -109,6 +111,11 @@ func checkRetention(log, floor, history time.Duration) error {
 	}
 	if history != 0 && history < floor {
 		return fmt.Errorf("--history is %s: it must be 0 or at least --retention, %s", history, floor)
+	}
+	for _, rule := range rules {
+		if rule.Keep >= history {
+			return fmt.Errorf("--history-rules keep '%s' for %s: it must be for less than --history, %s", rule.Prefix, rule.Keep, history)
+		}
 	}
 	return nil
 }
@@ -126,7 +133,7 @@ func (c *connection) check() error {
 	}
 	return cmp.Or(
 		atLeast("--block-cache-folder-mib", c.blockCacheFolderMiB, 1),
-		checkRetention(c.logRetention, c.retention, c.history),
+		checkRetention(c.logRetention, c.retention, c.history, c.historyRules),
 	)
 }
 
@@ -169,7 +176,7 @@ func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cel
 	p, err := projection.Open(projection.Config{
 		Log: log, Bucket: b, Prefix: prefix, Budget: budget,
 		CacheFolder: c.blockCacheFolder, CacheFolderBytes: c.blockCacheFolderMiB << 20, ReadOnly: c.readOnly,
-		LogRetention: c.logRetention, Retention: c.retention, History: c.history, Checkpoints: c.checkpoints,
+		LogRetention: c.logRetention, Retention: c.retention, History: c.history, HistoryRules: c.historyRules, Checkpoints: c.checkpoints,
 		Founded: !c.founds, Tracer: c.tracer,
 	})
 	if err != nil {

@@ -32,7 +32,7 @@ func newDev() *cobra.Command {
 			if !cmd.Flags().Changed("history") {
 				c.History = max(c.History, c.Retention)
 			}
-			err := cmp.Or(checkRetention(c.LogRetention, c.Retention, c.History), checkAddress("--listen", c.Listen), atLeast("--max-watches-per-user", c.MaxWatches, 0))
+			err := cmp.Or(checkRetention(c.LogRetention, c.Retention, c.History, c.HistoryRules), checkAddress("--listen", c.Listen), atLeast("--max-watches-per-user", c.MaxWatches, 0))
 			if err != nil {
 				return err
 			}
@@ -60,7 +60,7 @@ func newDev() *cobra.Command {
 	registerMemory(cmd.Flags(), unlimitedDevMiB)
 	registerBodies(cmd.Flags(), &bodies)
 	c.History = devHistory
-	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History, &c.Checkpoints)
+	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History, &c.HistoryRules, &c.Checkpoints)
 	return cmd
 }
 

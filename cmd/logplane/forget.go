@@ -10,8 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/util/compatibility"
-	"k8s.io/kubernetes/pkg/controlplane"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/resources"
@@ -95,11 +93,15 @@ func rowKey(cell kubestore.Cell, object, namespace string) (string, error) {
 	if !ok || resource == "" || name == "" || strings.Contains(name, "/") {
 		return "", fmt.Errorf("'%s' is no OBJECT: give RESOURCE/NAME, such as 'secrets/pasted' or 'deployments.apps/web'", object)
 	}
-	stores, err := resources.New(resources.Config{Cell: cell, Version: compatibility.DefaultBuildEffectiveVersion(), Served: controlplane.DefaultAPIResourceConfigSource()})
+	of := schema.ParseGroupResource(resource)
+	if err := checkResource(of); err != nil {
+		return "", err
+	}
+	stores, err := storesOf(resources.Config{Cell: cell})
 	if err != nil {
 		return "", err
 	}
-	return stores.Key(schema.ParseGroupResource(resource), namespace, name).RowKey(), nil
+	return stores.Key(of, namespace, name).RowKey(), nil
 }
 
 // printForgotten says what would be forgotten of an object.
@@ -109,7 +111,7 @@ func printForgotten(ctx context.Context, cell kubestore.Cell, w io.Writer, objec
 		return err
 	}
 	if len(rows) == 0 {
-		fmt.Fprintf(w, "%s: no version of '%s' is kept. Its resource must be in the plural and with its group, and --namespace must be right.\n"+
+		fmt.Fprintf(w, "%s: no version of '%s' is kept. Is it spelt right, with its --namespace?\n"+
 			"  If it was to be forgotten before, and that was interrupted, go on\n", printable(object), printable(strings.TrimPrefix(key, cell.Cluster)))
 		return nil
 	}

@@ -337,7 +337,11 @@ func TestPastRefusals(t *testing.T) {
 func TestPastWatch(t *testing.T) {
 	s := newServer(t)
 	send := func(method, path, body string) string {
-		a := request{method: method, path: path, body: body}.do(t, s)
+		q := request{method: method, path: path, body: body}
+		if method == "PATCH" {
+			q.contentType = "application/merge-patch+json"
+		}
+		a := q.do(t, s)
 		require.Less(t, a.code, 300, a.body)
 		revision, _ := fieldOf(a.object(t), "metadata.resourceVersion").(string)
 		return revision
@@ -392,4 +396,55 @@ func TestPastRoles(t *testing.T) {
 		require.Contains(t, got, "first", path)
 		require.NotContains(t, got, "second", path)
 	}
+}
+
+// What a rule of history lets go is 410 below '/at', and says so; everything else of that moment is there.
+func TestPastOfRules(t *testing.T) {
+	log := eventlogtest.Log(t)
+	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 1, History: time.Hour,
+		Checkpoints: []projection.CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}, HistoryRules: []projection.HistoryRule{{Prefix: "/secrets"}}})
+	require.NoError(t, err)
+	s := newServer(t, func(c *Config) {
+		c.Cell = kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(64 << 20))}
+	})
+	require.NoError(t, s.Bootstrap(t.Context()))
+	const secretsPath = "/api/v1/namespaces/default/secrets"
+	send := func(method, path, body string) answer {
+		q := request{method: method, path: path, body: body}
+		if method == "PATCH" {
+			q.contentType = "application/merge-patch+json"
+		}
+		a := q.do(t, s)
+		require.Less(t, a.code, 300, a.body)
+		_, err := p.Commit(t.Context())
+		require.NoError(t, err)
+		return a
+	}
+	send("POST", secretsPath, `{"metadata":{"name":"s"},"stringData":{"a":"first"}}`)
+	old := send("POST", configMapsPath, `{"metadata":{"name":"c"},"data":{"a":"first"}}`).object(t)["metadata"].(map[string]any)["resourceVersion"].(string)
+	send("PATCH", secretsPath+"/s", `{"stringData":{"a":"second"}}`)
+	send("PATCH", configMapsPath+"/c", `{"data":{"a":"second"}}`)
+	v, err := p.Latest(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, p.Retain(t.Context(), v.Applied(), v.Applied()))
+	trimmed, err := p.Trim(t.Context())
+	require.NoError(t, err)
+	require.True(t, trimmed)
+	get := func(path string) answer { return request{method: "GET", path: path}.do(t, s) }
+	for _, path := range []string{secretsPath, secretsPath + "/s", "/api/v1/secrets?limit=1", secretsPath + "?watch=true&resourceVersion=1"} {
+		a := get("/at/" + old + path)
+		require.Contains(t, a.body, "the past of '/secrets' begins with revision "+fmt.Sprint(v.Applied()), path)
+		require.Contains(t, a.body, `"code":410`, path)
+	}
+	require.Contains(t, get("/at/"+old+configMapsPath).body, "first")
+	require.Equal(t, 200, get("/at/0s"+secretsPath).code)
+	require.Equal(t, 200, get(secretsPath).code)
+	versions := get("/apis/history.logplane.dev/v1/namespaces/default/versions?fieldSelector=object%3Dsecrets/s")
+	require.Equal(t, 200, versions.code)
+	require.Len(t, versions.object(t)["items"], 1)
+	changes := get("/apis/history.logplane.dev/v1/namespaces/default/changes?fieldSelector=from%3D1,resource%3Dconfigmaps")
+	require.Len(t, changes.object(t)["items"], 2)
+	require.Empty(t, changes.header.Get("Warning"))
+	changes = get("/apis/history.logplane.dev/v1/namespaces/default/changes?fieldSelector=from%3D1")
+	require.Contains(t, changes.header.Get("Warning"), "the past of '/secrets' begins with revision")
 }

@@ -94,7 +94,7 @@ func listError(err error, paging bool, continueKey, prefix string) error {
 // may not do so a second later. What is damaged, lost or of another epoch stays so.
 func readAnswer(err error) error {
 	// A moment may have passed out of what is kept since it was looked up. To ask again does not help.
-	if errors.Is(err, projection.ErrExpired) || errors.Is(err, projection.ErrTooMuch) {
+	if errors.Is(err, projection.ErrExpired) || errors.Is(err, projection.ErrTooMuch) || errors.Is(err, projection.ErrTrimmed) {
 		return apierrors.NewResourceExpired(err.Error())
 	}
 	if errors.Is(err, projection.ErrDamaged) || errors.Is(err, bucket.ErrNotFound) ||
@@ -172,7 +172,7 @@ func watchError(err error) *metav1.Status {
 	if errors.Is(err, projection.ErrExpired) {
 		err = apierrors.NewResourceExpired(expiredWatch)
 	}
-	if errors.Is(err, projection.ErrTooMuch) {
+	if errors.Is(err, projection.ErrTooMuch) || errors.Is(err, projection.ErrTrimmed) {
 		err = apierrors.NewResourceExpired(err.Error())
 	}
 	var status apierrors.APIStatus

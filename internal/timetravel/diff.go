@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/pmezard/go-difflib/difflib"
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -74,12 +76,16 @@ func (t *Tool) Diff(ctx context.Context, d Diff) error {
 			return err
 		}
 	}
-	each := make([]*difference, len(objects))
+	each, missing := make([]*difference, len(objects)), make([]error, len(objects))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
 	for i, object := range objects {
 		group.Go(func() (err error) {
 			each[i], err = t.compare(ctx, d, object, sides)
+			if apierrors.IsResourceExpired(err) { // by a rule: the moments are kept
+				missing[i] = err
+				return nil
+			}
 			return err
 		})
 	}
@@ -91,7 +97,7 @@ func (t *Tool) Diff(ctx context.Context, d Diff) error {
 			found.Objects = append(found.Objects, *one)
 		}
 	}
-	if err := t.printDifferences(found, d.Output); err != nil {
+	if err := errors.Join(t.printDifferences(found, d.Output), errors.Join(missing...)); err != nil {
 		return err
 	}
 	if len(found.Objects) > 0 {

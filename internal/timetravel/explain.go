@@ -31,7 +31,8 @@ func (c *Client) Explain(err error) error {
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%w: ask for a role that allows this", err)
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
-		if strings.Contains(err.Error(), "can be read") || strings.Contains(err.Error(), "younger") {
+		if strings.Contains(err.Error(), "can be read") || strings.Contains(err.Error(), "younger") ||
+			strings.Contains(err.Error(), "--history-rules") {
 			return err
 		}
 		return fmt.Errorf("%w: name a later moment", err)

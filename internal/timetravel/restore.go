@@ -263,7 +263,7 @@ func (r *restoring) compare(ctx context.Context, selector labels.Selector) ([]*r
 // isAboutKind says that an error is no reason to give up the other kinds.
 func isAboutKind(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsServiceUnavailable(err) ||
-		apierrors.IsInternalError(err)
+		apierrors.IsInternalError(err) || apierrors.IsResourceExpired(err) // by a rule: the moment is kept
 }
 
 // read returns the objects of a kind, as they were and as they are.

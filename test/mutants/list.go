@@ -10,6 +10,42 @@ var list = []mutant{
 		why:   "a compaction above the base drops a tombstone, and the deleted object that lies below returns",
 	},
 	{
+		name: "forgotten-while-the-log-has-it",
+		file: "projection/forget.go", old: "p.Retain(ctx, last, filled)", new: "p.Retain(ctx, last, last)",
+		tests: "TestForget",
+		why:   "what was forgotten stays in the newest file of the log",
+	},
+	{
+		name: "forgotten-below-the-floor",
+		file: "projection/forget.go", old: "last = max(last, n.revision)", new: "last = max(last, 0)",
+		tests: "TestForget",
+		why:   "a watch from before a forgotten deletion never tells of it",
+	},
+	{
+		name: "forgotten-and-told-from-memory",
+		file: "projection/catchup.go", old: "next.outdated = e.Revision", new: "next.outdated = 0",
+		tests: "TestForget",
+		why:   "a process with a warm cache goes on to tell what was forgotten",
+	},
+	{
+		name: "folded-before-it-was-forgotten",
+		file: "projection/history.go", old: "_, _ = h.WriteString(part.ref.Key)", new: "_, _ = h.WriteString(part.ref.Key[:1])",
+		tests: "TestForget",
+		why:   "a moment that was folded before is told with what was forgotten since",
+	},
+	{
+		name: "trimmed-with-the-checkpoint-it-needs",
+		file: "projection/trim.go", old: "r.Applied < t.upto", new: "r.Applied <= t.upto",
+		tests: "TestTrim",
+		why:   "a moment after what a rule has let go lacks the objects that have not changed since",
+	},
+	{
+		name: "trimmed-and-not-refused",
+		file: "projection/trim.go", old: "at < t.Revision && overlaps", new: "at < 0*t.Revision && overlaps",
+		tests: "TestTrim",
+		why:   "a moment that a rule has let go looks as if the objects had not existed",
+	},
+	{
 		name: "block-counted-at-an-older-revision",
 		file: "projection/count.go", old: "if s.parts[0].ref.MaxRevision <= oldest.at {", new: "if s != nil {",
 		tests: "TestCountsOfBlocks",

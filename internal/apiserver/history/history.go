@@ -30,6 +30,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/warning"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
@@ -364,6 +365,9 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	rights, spent := rights{r.store, map[eventlog.Key]bool{}}, effort{}
 	list := &ChangeList{Items: []Change{}}
 	list.ResourceVersion = fmt.Sprint(uint64(upto))
+	for _, missing := range r.Cell.Projection.Trimmed(keys, after) {
+		warning.AddWarning(ctx, "", missing.Error())
+	}
 	last := map[string]projection.Row{}
 	for e, err := range r.Cell.Projection.Archived(ctx, keys, after, upto) {
 		if err != nil {
@@ -582,7 +586,7 @@ func (s *store) before(ctx context.Context, v *Version, row projection.Row, befo
 			found, ok, err = s.Cell.Projection.GetAt(ctx, row.Key, row.Base)
 		}
 		switch {
-		case errors.Is(err, projection.ErrExpired):
+		case errors.Is(err, projection.ErrExpired), errors.Is(err, projection.ErrTrimmed):
 			return nil, nil
 		case err != nil:
 			return nil, readError(err)
@@ -601,7 +605,7 @@ var verbs = map[eventlog.Op]string{eventlog.Added: "create", eventlog.Modified: 
 
 // readError answers a history that could not be read.
 func readError(err error) error {
-	if errors.Is(err, projection.ErrExpired) {
+	if errors.Is(err, projection.ErrExpired) || errors.Is(err, projection.ErrTrimmed) {
 		return apierrors.NewResourceExpired("a part of this is no longer kept: " + err.Error())
 	}
 	return kubestore.Unavailable(fmt.Sprintf("reading the past failed: %v", err))
