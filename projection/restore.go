@@ -204,12 +204,12 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 			filling.Trimmed = append(filling.Trimmed, t.Prefix)
 		}
 	}
-	base, err := s.base(ctx, v, at, target)
+	base, events, err := s.base(ctx, v, at, target)
 	switch {
 	case err != nil:
 		return done, err
 	case base != nil:
-		err = filling.copyBase(ctx, base, s.p.Current())
+		err = filling.copyBase(ctx, base, events)
 	default:
 		err = filling.writeLive(ctx, v)
 	}
@@ -230,24 +230,25 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 	return done, err
 }
 
-// base is the snapshot at or below the revision that the new cell is copied from, nil if its live rows are read and
-// written instead. Within one bucket to copy is cheaper. Between two it is only done where the live rows would have to
-// be folded in memory: between two checkpoints.
-func (s *Source) base(ctx context.Context, v *View, at Revision, target *Projection) (*snapshot, error) {
+// base is the snapshot at or below the revision that the new cell is copied from, and the view that has the events which
+// come after it. It is nil if the live rows are read and written instead. Within one bucket to copy is cheaper. Between
+// two it is only done where the live rows would have to be folded in memory: between two checkpoints.
+func (s *Source) base(ctx context.Context, v *View, at Revision, target *Projection) (base *snapshot, events *View, err error) {
 	if v.archive != nil {
-		return v.snap, nil
+		return v.snap, v.archive, nil
 	}
 	newest := s.p.Current()
 	r := newest.snap.root
 	switch below := r.checkpointAt(at + 1); {
 	case target.config.Bucket != s.p.config.Bucket:
-		return nil, nil
+		return nil, nil, nil
 	case at == r.Applied:
-		return newest.snap, nil
+		return newest.snap, newest, nil
 	case below > 0 && newest.archiveStart() <= r.Checkpoints[below-1].Revision:
-		return s.p.pastSnapshot(ctx, r.Checkpoints[below-1])
+		base, err = s.p.pastSnapshot(ctx, r.Checkpoints[below-1])
+		return base, newest, err
 	}
-	return nil, nil
+	return nil, nil, nil
 }
 
 // filling is the segments of a new cell while they are written.
@@ -318,13 +319,13 @@ func (f *filling) copyBase(ctx context.Context, base *snapshot, events *View) er
 	}
 	var failed error
 	after := base.root.Applied
-	err := events.retry(ctx, func(events *View) error {
-		return events.archived(ctx, Keys{}, &after, f.at, func(e eventlog.Event) bool {
-			if r := newRecord(e); !f.trims(r.key) {
-				failed = f.fold(ctx, r)
-			}
-			return failed == nil
-		})
+	// Base and events are of one root. A newer one may have forgotten or trimmed what the base still has: if an event
+	// segment is gone, all begins again.
+	err := events.archived(ctx, Keys{}, &after, f.at, func(e eventlog.Event) bool {
+		if r := newRecord(e); !f.trims(r.key) {
+			failed = f.fold(ctx, r)
+		}
+		return failed == nil
 	})
 	if failed != nil {
 		return failed
