@@ -230,9 +230,9 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 	return done, err
 }
 
-// base is the snapshot at or below the revision that the new cell is copied from, and the view that has the events which
-// come after it. It is nil if the live rows are read and written instead. Within one bucket to copy is cheaper. Between
-// two it is only done where the live rows would have to be folded in memory: between two checkpoints.
+// base is the snapshot at or below the revision that the new cell is copied from, and the view that has the events
+// after it. It is nil if the live rows are read and written instead. Within one bucket to copy is cheaper. Between two
+// it is only done where the live rows would have to be folded in memory: between two checkpoints.
 func (s *Source) base(ctx context.Context, v *View, at Revision, target *Projection) (base *snapshot, events *View, err error) {
 	if v.archive != nil {
 		return v.snap, v.archive, nil
