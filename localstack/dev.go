@@ -201,6 +201,11 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 	if err != nil {
 		return kubestore.Cell{}, err
 	}
+	if !c.readOnly {
+		if _, err := p.Begin(ctx); err != nil {
+			return kubestore.Cell{}, err
+		}
+	}
 	return kubestore.Cell{
 		Log: log, Projection: p, Cluster: cluster,
 		Objects: kubestore.NewObjects(budget),

@@ -197,6 +197,13 @@ func (b lax) GetRange(ctx context.Context, key string, offset, length int64) (pa
 	return part, err
 }
 
+func (b lax) Copy(ctx context.Context, from, to string) error {
+	if _, _, err := b.Get(ctx, from); err != nil {
+		return err
+	}
+	return b.Bucket.Copy(ctx, from, to)
+}
+
 // at is the cell as it was at the revision.
 func (p *Projection) at(ctx context.Context, rev Revision) (*View, error) {
 	return p.AsOf(ctx, rev)

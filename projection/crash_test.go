@@ -97,6 +97,10 @@ func (s *stepped) Replace(ctx context.Context, key string, body []byte, old stri
 	return etag, err
 }
 
+func (s *stepped) Copy(ctx context.Context, from, to string) error {
+	return s.step(stepName(memory.OpCopy, to), func() error { return s.Bucket.Copy(ctx, from, to) })
+}
+
 func (s *stepped) Delete(ctx context.Context, key string) error {
 	return s.step(stepName(memory.OpDelete, key), func() error { return s.Bucket.Delete(ctx, key) })
 }

@@ -19,6 +19,6 @@
 //
 // A commit's path is one function, commit in commit.go, with what a crash means at each stage: catch up, fold, let time
 // pass, spill, checkpoint, index, swap, purge. Compact (compact.go), Collect (collect.go), Retain (retention.go) and
-// Fence (fence.go) swap the root by the same loop (swap.go). Run (projector.go) commits, compacts and collects. The
-// bytes are described in docs/format.md.
+// Fence (fence.go) swap the root by the same loop (swap.go). Run (projector.go) commits, compacts and collects. Source
+// (restore.go) makes a new cell of what a bucket has, without a log. The bytes are described in docs/format.md.
 package projection

@@ -28,6 +28,9 @@ type FencePlan struct {
 // lastFence is the highest revision to fence at. Many clients keep revisions in numbers of 53 bits.
 const lastFence = 1 << 53
 
+// fenceGap is how far a fence leaps. What was lost beyond the head is at most what a cell writes in days.
+const fenceGap = 16 * eventlog.FenceGap
+
 // PlanFence says what Fence would do. If the log is the snapshot's, it first folds all of the log into the snapshot. If
 // 'to' is 0, the plan chooses a revision well above every one that a client may have seen.
 func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, error) {
@@ -51,8 +54,7 @@ func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, err
 	}
 	highest := max(plan.Log.Head, r.Applied)
 	if to == 0 {
-		// What was lost beyond both is at most what a cell writes in days.
-		plan.To = highest + 16*eventlog.FenceGap
+		plan.To = highest + fenceGap
 	}
 	if plan.To > lastFence || highest > lastFence {
 		return plan, fmt.Errorf("fence at %d: it must be at most %d, so that there are revisions left", plan.To, uint64(lastFence))

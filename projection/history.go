@@ -216,6 +216,10 @@ func (p *Projection) Nearest(ctx context.Context, at Revision) (older, newer Rev
 	if err != nil {
 		return 0, 0, err
 	}
+	return v.nearest(ctx, at)
+}
+
+func (v *View) nearest(ctx context.Context, at Revision) (older, newer Revision, err error) {
 	err = v.retry(ctx, func(v *View) error {
 		r := v.snap.root
 		next := r.checkpointAt(at)
@@ -224,7 +228,7 @@ func (p *Projection) Nearest(ctx context.Context, at Revision) (older, newer Rev
 			older = r.Checkpoints[next-1].Revision
 		}
 		if next < len(r.Checkpoints) {
-			copied, err := p.checkpointed(ctx, r.Checkpoints[next])
+			copied, err := v.p.checkpointed(ctx, r.Checkpoints[next])
 			if err != nil {
 				return err
 			}
@@ -275,6 +279,10 @@ func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, err
 	if err != nil {
 		return 0, err
 	}
+	return v.revisionAt(ctx, t)
+}
+
+func (v *View) revisionAt(ctx context.Context, t time.Time) (Revision, error) {
 	nanos, start := logTime(t), v.archiveStart()
 	rev, known := start, start == 0 // before the first event there was nothing
 	beyond := v.Revision() + 1      // a revision after the time

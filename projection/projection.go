@@ -102,6 +102,11 @@ func Open(c Config) (*Projection, error) {
 	if c.Retention > 0 && c.LogRetention > c.Retention {
 		return nil, errors.New("open a projection: log retention must not be longer than retention")
 	}
+	return open(c)
+}
+
+// open is Open for who may have only the bucket, and asks no log.
+func open(c Config) (*Projection, error) {
 	c.Prefix = cmp.Or(c.Prefix, "logplane")
 	c.InlineBytes = cmp.Or(c.InlineBytes, 256<<10)
 	if c.Budget == nil {

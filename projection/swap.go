@@ -116,7 +116,7 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 
 // final reports whether an error will be the same however often a swap is tried.
 func final(err error) bool {
-	for _, last := range []error{eventlog.ErrDiverged, ErrNoRoot, ErrHole, ErrFuture, errOvertaken, errFenceRaced} {
+	for _, last := range []error{eventlog.ErrDiverged, ErrNoRoot, ErrHole, ErrFuture, ErrCellExists, errOvertaken, errFenceRaced} {
 		if errors.Is(err, last) {
 			return true
 		}

@@ -34,6 +34,7 @@ type connection struct {
 	replicas                         int
 	reads                            string
 	bucket                           string
+	bucketFlag                       string // what bucket was given by, '--bucket' if it is empty
 	s3Endpoint, s3Region             string
 	s3PathStyle                      bool
 	s3CA                             string
@@ -69,11 +70,16 @@ func (c *connection) registerPlace(flags *pflag.FlagSet) {
 	flags.StringVar(&c.subjectPrefix, "subject-prefix", "logplane", "first part of every subject")
 	flags.StringVar(&c.reads, "reads", "quorum", "'quorum' proves the head of a replicated log; 'leader' trusts its leader (docs/guarantees.md)")
 	flags.StringVar(&c.bucket, "bucket", "", "'s3://BUCKET/PREFIX' or 'file:///FOLDER'")
+	c.registerS3(flags)
+	flags.StringVar(&c.cluster, "cluster", "main", "logical cluster to serve")
+}
+
+// registerS3 adds the flags that say how an S3 server is reached.
+func (c *connection) registerS3(flags *pflag.FlagSet) {
 	flags.StringVar(&c.s3Endpoint, "s3-endpoint", "", "URL of an S3-compatible server; empty for AWS")
 	flags.StringVar(&c.s3Region, "s3-region", "us-east-1", "region of the bucket")
 	flags.BoolVar(&c.s3PathStyle, "s3-path-style", false, "address the bucket in the path, as MinIO wants it")
 	flags.StringVar(&c.s3CA, "s3-ca-file", "", "CA certificates that the bucket's server must be signed by, instead of the system's")
-	flags.StringVar(&c.cluster, "cluster", "main", "logical cluster to serve")
 }
 
 // registerObjects adds the flags that must be the same for every command that writes objects.
@@ -213,10 +219,11 @@ func (c *connection) inProcess(opened *cell, change ...func(*apiserver.Config)) 
 
 // openBucket opens what --bucket names and returns the cell's prefix in it.
 func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, error) {
+	flag := cmp.Or(c.bucketFlag, "--bucket")
 	if c.bucket == "" {
-		return nil, "", errors.New("--bucket is missing: give 's3://BUCKET/PREFIX' or 'file:///FOLDER'")
+		return nil, "", fmt.Errorf("%s is missing: give 's3://BUCKET/PREFIX' or 'file:///FOLDER'", flag)
 	}
-	u, err := parseURL("--bucket", c.bucket)
+	u, err := parseURL(flag, c.bucket)
 	if err != nil {
 		return nil, "", err
 	}
@@ -226,17 +233,17 @@ func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, err
 	switch u.Scheme {
 	case "file":
 		if !strings.HasPrefix(c.bucket, "file:///") || u.Path == "/" {
-			return nil, "", fmt.Errorf("--bucket is '%s': a folder must be 'file://' and its absolute path, for example 'file:///var/lib/logplane'", c.bucket)
+			return nil, "", fmt.Errorf("%s is '%s': a folder must be 'file://' and its absolute path, for example 'file:///var/lib/logplane'", flag, c.bucket)
 		}
 		folder := filepath.FromSlash(u.Path)
 		if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) && !c.founds { // opening it would make it
-			return nil, "", fmt.Errorf("--bucket is '%s', and there is no such folder: give the cell's own, or make a cell there with 'logplane init'", c.bucket)
+			return nil, "", fmt.Errorf("%s is '%s', and there is no such folder: give the cell's own, or make a cell there with 'logplane init'", flag, c.bucket)
 		}
 		b, err := filesystem.Open(folder)
 		return bucket.Count(b), c.stream, err
 	case "s3":
 		if u.Host == "" {
-			return nil, "", fmt.Errorf("--bucket is '%s': it must name a bucket, as 's3://BUCKET/PREFIX' does", c.bucket)
+			return nil, "", fmt.Errorf("%s is '%s': it must name a bucket, as 's3://BUCKET/PREFIX' does", flag, c.bucket)
 		}
 		b, err := s3.Open(ctx, s3.Config{
 			Endpoint: c.s3Endpoint, Region: c.s3Region, Bucket: u.Host, PathStyle: c.s3PathStyle, CAFile: c.s3CA,
@@ -247,5 +254,5 @@ func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, err
 		}
 		return bucket.Count(b), prefix, err
 	}
-	return nil, "", fmt.Errorf("--bucket is '%s': it must start with 's3://' or 'file:///'", c.bucket)
+	return nil, "", fmt.Errorf("%s is '%s': it must start with 's3://' or 'file:///'", flag, c.bucket)
 }

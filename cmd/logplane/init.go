@@ -98,6 +98,11 @@ func newInit() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if first, err := opened.Projection.Begin(ctx); err != nil {
+				return err
+			} else if first > 0 {
+				fmt.Fprintf(cmd.OutOrStdout(), "the cell was restored: its log begins at revision %d\n", first)
+			}
 			if err := found(ctx, cmd.OutOrStdout(), &where, opened, prefix); err != nil {
 				return err
 			}

@@ -215,20 +215,36 @@ func newUndo() *cobra.Command {
 }
 
 func newRestore() *cobra.Command {
-	p, r := &past{}, timetravel.Restore{}
+	p, r, c := &past{}, timetravel.Restore{}, copying{}
+	inPlace := p.run(func(cmd *cobra.Command, t *timetravel.Tool, _ []string) error {
+		return t.Restore(cmd.Context(), r)
+	})
 	cmd := &cobra.Command{
-		Use:   "restore --to MOMENT",
-		Short: "Make everything in a namespace, or in the cluster, as it was at a moment",
+		Use:   "restore --to MOMENT [--from BUCKET --into NEW]",
+		Short: "Make everything in a namespace, or in the cluster, as it was at a moment; or make a new cell of a bucket",
 		Long: "Compares all objects at a moment with those of now, and creates, updates and with --prune deletes what differs.\n" +
 			"Objects that are created again have new uids, which the references of what they own get, too. A status is not\n" +
 			"restored, and what the control plane makes by itself is left to it. What was changed since the plan was made\n" +
 			"is left alone. Run it again to go on: what is as it was is not written. The exit code is 1 if something could\n" +
-			"not be restored, and the last line says what and why.",
-		Example: "  logplane restore --to 2h -n shop\n  logplane restore --to 1234 -A --prune --yes",
-		Args:    cobra.NoArgs,
-		RunE: p.run(func(cmd *cobra.Command, t *timetravel.Tool, _ []string) error {
-			return t.Restore(cmd.Context(), r)
-		}),
+			"not be restored, and the last line says what and why.\n\n" +
+			"With --from and --into it makes a new cell instead, of what a cell's bucket has: for when the log is lost, or for\n" +
+			"a copy to try things on. No API is asked and no log, and the cell in --from is only read. --into must hold none.\n" +
+			"All objects are as they were at the moment, with uids and resourceVersions. The new cell is then given a log by\n" +
+			"'logplane init', or served by 'logplane dev' if --into is the folder 'bucket' below its --data. MOMENT 0s is the\n" +
+			"newest that the bucket has.",
+		Example: "  logplane restore --to 2h -n shop\n  logplane restore --to 1234 -A --prune --yes\n" +
+			"  logplane restore --to 2h --from s3://cells/production --into s3://cells/staging\n" +
+			"  logplane restore --to 0s --from file:///home/me/.logplane/bucket --into file:///tmp/copy/bucket",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := c.check(cmd.Flags()); err != nil {
+				return err
+			}
+			if c.from.bucket != "" {
+				return c.run(cmd, r.To)
+			}
+			return inPlace(cmd, args)
+		},
 	}
 	p.register(cmd.Flags())
 	flags := cmd.Flags()
@@ -237,5 +253,6 @@ func newRestore() *cobra.Command {
 	flags.StringVarP(&r.Selector, "selector", "l", "", "restore only objects that have these labels, or had them")
 	flags.BoolVar(&r.Prune, "prune", false, "also delete what came later")
 	registerYes(flags, &r.Yes)
+	c.register(flags)
 	return cmd
 }

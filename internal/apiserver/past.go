@@ -91,6 +91,12 @@ func cutMoment(path string) (text, rest string, ok bool) {
 	return text, "/" + rest, true
 }
 
+// ParseMoment understands a moment as requests name it, for who asks no server. It returns a revision, or a time.
+func ParseMoment(text string, now time.Time) (eventlog.Revision, time.Time, error) {
+	m, err := parseMoment(text, now)
+	return m.revision, m.time, err
+}
+
 // parseMoment understands a revision, an RFC 3339 time, and an age such as '90s', '2h30m' or '7d'. An age is counted
 // from this process's clock: the log has none between two events.
 func parseMoment(text string, now time.Time) (moment, error) {

@@ -44,6 +44,10 @@ type Bucket interface {
 	Create(ctx context.Context, key string, body []byte) (etag string, err error)
 	// Replace writes an object that must exist with this ETag, else ErrPrecondition (ErrNotFound when it is gone).
 	Replace(ctx context.Context, key string, body []byte, etag string) (newETag string, err error)
+	// Copy makes an object with the content of another, without sending it to and fro; ErrNotFound if that is missing.
+	// Neither is harmed when the other is deleted. The new key must be one that was never used: some buckets cannot
+	// refuse a taken one (ErrPrecondition). The copy may be listed as being as old as the original.
+	Copy(ctx context.Context, from, to string) error
 	// List yields the objects under a prefix, ascending by key, until yield fails.
 	List(ctx context.Context, prefix string, yield func(Attributes) error) error
 	// Delete removes an object; a missing one is no error.

@@ -18,13 +18,13 @@ func Collectors() []prometheus.Collector { return []prometheus.Collector{request
 
 // Counts are requests made through one Counted, by kind, failed ones included.
 type Counts struct {
-	Get, GetRange, Create, Replace, List, Delete int64
+	Get, GetRange, Create, Replace, Copy, List, Delete int64
 }
 
 // Counted is a Bucket that counts the requests made through it, for this instance and for the process's metrics.
 type Counted struct {
 	Bucket
-	get, getRange, create, replace, list, delete atomic.Int64
+	get, getRange, create, replace, copy, list, delete atomic.Int64
 }
 
 // Count wraps a bucket.
@@ -34,7 +34,7 @@ func Count(b Bucket) *Counted { return &Counted{Bucket: b} }
 func (c *Counted) Counts() Counts {
 	return Counts{
 		Get: c.get.Load(), GetRange: c.getRange.Load(), Create: c.create.Load(),
-		Replace: c.replace.Load(), List: c.list.Load(), Delete: c.delete.Load(),
+		Replace: c.replace.Load(), Copy: c.copy.Load(), List: c.list.Load(), Delete: c.delete.Load(),
 	}
 }
 
@@ -64,6 +64,13 @@ func (c *Counted) Replace(ctx context.Context, key string, body []byte, etag str
 	ctx, span := count(ctx, &c.replace, "replace")
 	defer span.End()
 	return c.Bucket.Replace(ctx, key, body, etag)
+}
+
+// Copy implements Bucket.
+func (c *Counted) Copy(ctx context.Context, from, to string) error {
+	ctx, span := count(ctx, &c.copy, "copy")
+	defer span.End()
+	return c.Bucket.Copy(ctx, from, to)
 }
 
 // List implements Bucket.

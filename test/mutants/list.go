@@ -106,6 +106,24 @@ var list = []mutant{
 		why:   "a process whose clock is ahead deletes what a commit in flight is about to name",
 	},
 	{
+		name: "restored-among-the-source's-revisions",
+		file: "projection/restore.go", old: "next := source.Applied + fenceGap", new: "next := source.Applied + 1",
+		tests: "TestRestoreHasAnUpperBound",
+		why:   "the log of a restored cell gives out revisions that clients of the old one have seen",
+	},
+	{
+		name: "void-event-restored",
+		file: "projection/restore.go", old: "r.Op != eventlog.Barrier && !r.void &&", new: "r.Op != eventlog.Barrier &&",
+		tests: "TestRestoreIsExact",
+		why:   "a restored cell lacks an object because somebody lost a race for it",
+	},
+	{
+		name: "log-in-use-begun",
+		file: "projection/restore.go", old: "err != nil || log.Head > 0 {", new: "err != nil || log.Head > lastFence {",
+		tests: "TestBeginIsForEmptyLogs",
+		why:   "'init' on a restored bucket wipes the log of another cell",
+	},
+	{
 		name: "nonce-not-compared",
 		file: "projection/swap.go", old: "bytes.Equal(won.root.Nonce, tried.Nonce)", new: "bytes.Equal(nil, nil) && won.root.Serial == tried.Serial",
 		tests: "TestASwapIsWonByItsNonceAlone",

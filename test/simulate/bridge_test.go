@@ -79,6 +79,11 @@ func (b *bridge) Replace(ctx context.Context, key string, body []byte, old strin
 	return etag, err
 }
 
+func (b *bridge) Copy(ctx context.Context, from, to string) (err error) {
+	b.cross(func() { err = b.inner.Copy(detached, from, to) })
+	return err
+}
+
 func (b *bridge) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) (err error) {
 	b.cross(func() { err = b.inner.List(detached, prefix, yield) })
 	return err

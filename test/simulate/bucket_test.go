@@ -66,6 +66,10 @@ func (b *remote) Replace(ctx context.Context, key string, body []byte, old strin
 	return etag, err
 }
 
+func (b *remote) Copy(ctx context.Context, from, to string) error {
+	return b.pass(ctx, "copy", to, func() error { return b.Bucket.Copy(detached, from, to) })
+}
+
 func (b *remote) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) error {
 	var listed []bucket.Attributes
 	err := b.pass(ctx, "list", prefix, func() error {

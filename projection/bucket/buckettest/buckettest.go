@@ -32,6 +32,7 @@ func Run(t *testing.T, open func(t *testing.T) bucket.Bucket) {
 		"CreateOfATakenKey":        createOfATakenKey,
 		"Replace":                  replace,
 		"ReplaceOfAMissingKey":     replaceOfAMissingKey,
+		"Copy":                     copies,
 		"MissingKeys":              missingKeys,
 		"DeleteThenCreate":         deleteThenCreate,
 		"Ranges":                   ranges,
@@ -127,6 +128,37 @@ func replace(t *testing.T, s *suite) {
 	third, err := s.Replace(s.ctx, s.key("root"), []byte("a longer third"), second)
 	require.NoError(t, err)
 	s.requireObject(t, "root", "a longer third", third)
+}
+
+// A copy has the content, and lives on when the original is replaced or deleted, and the other way round.
+func copies(t *testing.T, s *suite) {
+	original := s.create(t, "root", "content")
+	require.NoError(t, s.Copy(s.ctx, s.key("root"), s.key("seg/deep/copy")))
+	require.NoError(t, s.Copy(s.ctx, s.key("seg/deep/copy"), s.key("seg/another")))
+	content := func(name string) string {
+		body, etag, err := s.Get(s.ctx, s.key(name))
+		require.NoError(t, err)
+		require.NotEmpty(t, etag)
+		return string(body)
+	}
+	_, err := s.Replace(s.ctx, s.key("root"), []byte("changed"), original)
+	require.NoError(t, err)
+	require.Equal(t, "content", content("seg/deep/copy"))
+	require.NoError(t, s.Delete(s.ctx, s.key("root")))
+	require.NoError(t, s.Delete(s.ctx, s.key("seg/another")))
+	require.Equal(t, "content", content("seg/deep/copy"))
+	part, err := s.GetRange(s.ctx, s.key("seg/deep/copy"), 3, 2)
+	require.NoError(t, err)
+	require.Equal(t, "te", string(part))
+	require.Equal(t, []string{"seg/deep/copy"}, s.names(t, ""))
+
+	for _, missing := range []string{"root", "seg/deep", "seg/deep/copy/below"} {
+		require.ErrorIs(t, s.Copy(s.ctx, s.key(missing), s.key("never")), bucket.ErrNotFound)
+	}
+	require.Equal(t, []string{"seg/deep/copy"}, s.names(t, ""))
+	s.create(t, "empty", "")
+	require.NoError(t, s.Copy(s.ctx, s.key("empty"), s.key("void")))
+	require.Empty(t, content("void"))
 }
 
 func replaceOfAMissingKey(t *testing.T, s *suite) {
@@ -297,6 +329,11 @@ func oddKeys(t *testing.T, s *suite) {
 	slices.Sort(keys)
 	require.Equal(t, keys, s.names(t, ""))
 	for _, key := range keys {
+		require.NoError(t, s.Copy(s.ctx, s.key(key), s.key("copied/"+key)), key)
+		got, _, err := s.Get(s.ctx, s.key("copied/"+key))
+		require.NoError(t, err, key)
+		require.Equal(t, "new"+key, string(got))
+		require.NoError(t, s.Delete(s.ctx, s.key("copied/"+key)), key)
 		require.NoError(t, s.Delete(s.ctx, s.key(key)), key)
 	}
 	require.Empty(t, s.names(t, ""))
@@ -316,6 +353,8 @@ func invalidKeys(t *testing.T, s *suite) {
 		_, err = s.GetRange(s.ctx, key, 0, 1)
 		require.ErrorIs(t, err, bucket.ErrInvalidKey, "%q", key)
 		require.ErrorIs(t, s.Delete(s.ctx, key), bucket.ErrInvalidKey, "%q", key)
+		require.ErrorIs(t, s.Copy(s.ctx, key, s.key("to")), bucket.ErrInvalidKey, "%q", key)
+		require.ErrorIs(t, s.Copy(s.ctx, s.key("from"), key), bucket.ErrInvalidKey, "%q", key)
 	}
 	err := s.List(s.ctx, "../", func(bucket.Attributes) error { return nil })
 	require.ErrorIs(t, err, bucket.ErrInvalidKey)
@@ -348,6 +387,7 @@ func cancelledContext(t *testing.T, s *suite) {
 	_, err = s.Replace(ctx, s.key("a"), []byte("2"), etag)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, s.Delete(ctx, s.key("a")), context.Canceled)
+	require.ErrorIs(t, s.Copy(ctx, s.key("a"), s.key("b")), context.Canceled)
 	require.ErrorIs(t, s.List(ctx, s.prefix, func(bucket.Attributes) error { return nil }), context.Canceled)
 	s.requireObject(t, "a", "1", etag)
 	require.Equal(t, []string{"a"}, s.names(t, ""))
@@ -504,6 +544,7 @@ func countedByKind(t *testing.T, s *suite) {
 	require.ErrorIs(t, err, bucket.ErrPrecondition)
 	_, _, err = c.Get(s.ctx, s.key("a"))
 	require.NoError(t, err)
+	require.NoError(t, c.Copy(s.ctx, s.key("a"), s.key("b")))
 	require.NoError(t, c.Delete(s.ctx, s.key("a")))
-	require.Equal(t, bucket.Counts{Get: 1, Create: 2, Delete: 1}, c.Counts())
+	require.Equal(t, bucket.Counts{Get: 1, Create: 2, Copy: 1, Delete: 1}, c.Counts())
 }

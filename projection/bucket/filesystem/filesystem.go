@@ -138,16 +138,40 @@ func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64)
 
 // Create implements bucket.Bucket.
 func (b *Bucket) Create(ctx context.Context, key string, body []byte) (string, error) {
-	err := b.write(ctx, "create", key, body, func(staged, path string) error {
-		if err := os.Link(staged, path); !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-		return bucket.ErrPrecondition
-	})
+	err := b.write(ctx, "create", key, body, link)
 	if err != nil {
 		return "", err
 	}
 	return etagOf(body), nil
+}
+
+func link(from, to string) error {
+	err := os.Link(from, to)
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return bucket.ErrPrecondition
+	case missing(err):
+		return bucket.ErrNotFound
+	}
+	return err
+}
+
+// Copy implements bucket.Bucket: the file gets another name. A file is never changed, so the two are two objects.
+func (b *Bucket) Copy(ctx context.Context, from, to string) error {
+	original, err := b.path(ctx, from)
+	if err != nil {
+		return err
+	}
+	path, err := b.path(ctx, to)
+	if err != nil {
+		return err
+	}
+	return b.publish(ctx, "copy", from, path, func() error {
+		if stat, err := os.Stat(original); err == nil && stat.IsDir() {
+			return bucket.ErrNotFound
+		}
+		return link(original, path)
+	})
 }
 
 // Replace implements bucket.Bucket.
@@ -189,6 +213,11 @@ func (b *Bucket) write(ctx context.Context, op, key string, body []byte, publish
 		return failure(op, key, err)
 	}
 	defer os.Remove(staged) // another name of the object after a link, gone after a rename
+	return b.publish(ctx, op, key, path, func() error { return publish(staged, path) })
+}
+
+// publish is the second to the fourth of these steps.
+func (b *Bucket) publish(ctx context.Context, op, key, path string, publish func() error) error {
 	unlock, err := b.lock.exclusive(ctx)
 	if err != nil {
 		return failure(op, key, err)
@@ -197,7 +226,7 @@ func (b *Bucket) write(ctx context.Context, op, key string, body []byte, publish
 	if err := b.makeFolder(filepath.Dir(path)); err != nil {
 		return failure(op, key, err)
 	}
-	if err := publish(staged, path); err != nil {
+	if err := publish(); err != nil {
 		return failure(op, key, err)
 	}
 	if err := syncFolder(filepath.Dir(path)); err != nil {

@@ -11,7 +11,9 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/url"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -252,6 +254,22 @@ func (b *Bucket) put(ctx context.Context, op string, in *awss3.PutObjectInput, b
 		return "", failure(op, *in.Key, errors.New("the server sent no ETag"))
 	}
 	return *out.ETag, nil
+}
+
+// Copy implements bucket.Bucket. It is sent once, as every write. Not every server refuses a taken key.
+func (b *Bucket) Copy(ctx context.Context, from, to string) error {
+	for _, key := range []string{from, to} {
+		if err := bucket.CheckKey(key); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	// Of what a path may hold as it is, servers take '+' for a space.
+	source := strings.NewReplacer("%2F", "/", "+", "%20").Replace(url.QueryEscape(b.name + "/" + from))
+	_, err := b.client.Load().CopyObject(ctx, &awss3.CopyObjectInput{Bucket: &b.name, Key: &to, CopySource: &source, IfNoneMatch: aws.String("*")},
+		func(o *awss3.Options) { o.Retryer = aws.NopRetryer{} })
+	return failure("copy", from, err)
 }
 
 // List implements bucket.Bucket.

@@ -1,0 +1,539 @@
+package projection
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/cache"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// ErrCellExists says that there is a cell where a new one was to be made.
+var ErrCellExists = errors.New("there is a cell already: give a folder or prefix that holds none")
+
+// Source is a cell of which only the bucket is read. Its log is not asked, and may be gone.
+type Source struct{ p *Projection }
+
+// OpenSource reads a cell's newest root, and writes nothing.
+func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cache.Budget) (*Source, error) {
+	p, err := open(Config{Bucket: b, Prefix: prefix, Budget: budget, ReadOnly: true})
+	if err != nil {
+		return nil, err
+	}
+	snap, err := p.readRoot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if snap.etag == "" {
+		return nil, fmt.Errorf("no cell is there, whose root would be '%s': give the bucket and the prefix of one", p.rootKey())
+	}
+	p.publish(func(*View) *View {
+		return &View{p: p, snap: snap, tail: emptyTail(snap.root), superseded: make(chan struct{})}
+	})
+	return &Source{p}, nil
+}
+
+// Newest is the newest revision that the bucket has, and its log time.
+func (s *Source) Newest() (Revision, time.Time) {
+	r := s.p.Current().snap.root
+	return r.Applied, unixTime(r.AppliedTime)
+}
+
+// RevisionAt is the newest revision that the bucket has of a time or before, by the log's clock. It is ErrExpired if
+// nothing is kept from so long ago.
+func (s *Source) RevisionAt(ctx context.Context, t time.Time) (Revision, error) {
+	return s.p.Current().revisionAt(ctx, t)
+}
+
+// Covers fails if the bucket does not have the revision, and names the nearest that it has.
+func (s *Source) Covers(ctx context.Context, at Revision) error {
+	_, err := s.asOf(ctx, at)
+	if errors.Is(err, ErrExpired) {
+		return s.nearest(ctx, at, err)
+	}
+	return err
+}
+
+func (s *Source) asOf(ctx context.Context, at Revision) (*View, error) {
+	newest, of := s.Newest()
+	if at > newest {
+		return nil, fmt.Errorf("the newest revision that the bucket has is %d, of %s: %w", newest, of.Format(time.RFC3339), ErrFuture)
+	}
+	return s.p.AsOf(ctx, at)
+}
+
+// Restored says what a restore has made.
+type Restored struct {
+	// Revision is the last that the new cell has events of, and Time its log time.
+	Revision Revision
+	Time     time.Time
+	// Objects are live in the new cell.
+	Objects uint64
+	// Next is the first revision that the new cell's log will have, Epoch the new cell's.
+	Next  Revision
+	Epoch uint64
+	// Trimmed are the storage paths of what was left out: its past was not kept up to the moment.
+	Trimmed []string
+	// Copied are the bytes that the bucket has copied by itself, Written those that were sent to it.
+	Copied, Written int64
+}
+
+// restoreTries is how often a restore starts again because the source went on under it.
+const restoreTries = 3
+
+// Restore makes a new cell below a prefix of a bucket, or of the source's own if that is nil: all objects that are live
+// at the revision, as they are there. A batch that the revision lies in is restored whole. It is ErrCellExists if there
+// is a cell. The source is only read, and the new cell shares nothing with it.
+//
+//  1. Look for a root. If there is one, nothing is changed.
+//  2. Write the segments, under names that were never used before. A crash here leaves garbage, and a restore that
+//     begins again writes its own. The first collection of the new cell takes what is left.
+//  3. Write the root, by Create. Of several restores at once one wins.
+//  4. Read all of it back, and check it.
+//
+// The root is that of a cell that was fenced: in the next epoch, far above every revision that a client of the source
+// may have seen. Its log is to begin right after it, see Begin.
+func (s *Source) Restore(ctx context.Context, at Revision, b bucket.Bucket, prefix string) (Restored, error) {
+	if b == nil {
+		b = s.p.config.Bucket
+	}
+	target, err := open(Config{Bucket: b, Prefix: prefix, Budget: s.p.config.Budget})
+	if err != nil {
+		return Restored{}, err
+	}
+	done, err := s.restore(ctx, at, target)
+	if err != nil {
+		return done, fmt.Errorf("restore revision %d: %w", at, err)
+	}
+	return done, nil
+}
+
+func (s *Source) restore(ctx context.Context, at Revision, target *Projection) (Restored, error) {
+	nothing, err := target.absent(ctx)
+	if err != nil {
+		return Restored{}, err
+	}
+	var next *draft
+	var done Restored
+	for try := 1; ; try++ {
+		next = nothing.draft()
+		done, err = s.fill(ctx, target, next, at)
+		// What was compacted, collected or expired meanwhile is found in the newest root, if it is still kept.
+		overtaken := errors.Is(err, ErrExpired) || errors.Is(err, bucket.ErrNotFound)
+		if !overtaken || try == restoreTries {
+			break
+		}
+		if _, again := s.p.reload(ctx); again != nil {
+			return Restored{}, again
+		}
+	}
+	if errors.Is(err, ErrExpired) {
+		return Restored{}, s.nearest(ctx, at, err)
+	}
+	if err != nil {
+		return Restored{}, err
+	}
+	_, err = target.swapRoot(ctx, target.rootNow, func(ctx context.Context) (*draft, error) {
+		if _, err := target.absent(ctx); err != nil {
+			return nil, err
+		}
+		return next, nil
+	})
+	if err != nil {
+		return Restored{}, err
+	}
+	return done, target.proven(ctx)
+}
+
+// absent is the empty snapshot of a cell that is not there.
+func (p *Projection) absent(ctx context.Context) (*snapshot, error) {
+	now, err := p.rootNow(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if now.etag != "" {
+		return nil, fmt.Errorf("'%s' is there: %w", p.rootKey(), ErrCellExists)
+	}
+	return now, nil
+}
+
+// nearest says which revisions can be read instead.
+func (s *Source) nearest(ctx context.Context, at Revision, expired error) error {
+	older, newer, err := s.p.Current().nearest(ctx, at)
+	if err != nil {
+		return err
+	}
+	if older > 0 {
+		return fmt.Errorf("the nearest that are kept are %d and %d: %w", older, newer, expired)
+	}
+	return fmt.Errorf("the nearest that is kept is %d: %w", newer, expired)
+}
+
+// fill writes the rows of the draft that the new cell begins with, and completes it.
+func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at Revision) (done Restored, err error) {
+	newest := s.p.Current().snap.root
+	v, err := s.asOf(ctx, at)
+	if err != nil {
+		return done, err
+	}
+	end, err := v.batchEnd(ctx, at)
+	if err == nil && end > at {
+		at = end
+		v, err = s.asOf(ctx, at)
+	}
+	if err != nil {
+		return done, err
+	}
+	nanos, err := v.timeOf(ctx, at)
+	if err != nil {
+		return done, err
+	}
+	filling := &filling{target: target, next: next, from: s.p.config.Bucket, at: at}
+	for _, t := range v.trimmed {
+		if at < t.Revision {
+			filling.Trimmed = append(filling.Trimmed, t.Prefix)
+		}
+	}
+	base, events, err := s.base(ctx, v, at, target)
+	switch {
+	case err != nil:
+		return done, err
+	case base != nil:
+		err = filling.copyBase(ctx, base, events)
+	default:
+		err = filling.writeLive(ctx, v)
+	}
+	if err != nil {
+		return done, err
+	}
+	if err := next.restored(newest, nanos); err != nil {
+		return done, err
+	}
+	if err := target.writeIndex(ctx, next); err != nil {
+		return done, err
+	}
+	done = filling.Restored
+	done.Revision, done.Time, done.Next, done.Epoch = at, unixTime(nanos), next.Applied+1, next.Epoch
+	if base != nil {
+		done.Objects, err = filling.count(ctx)
+	}
+	return done, err
+}
+
+// base is the snapshot at or below the revision that the new cell is copied from, and the view that has the events
+// after it. It is nil if the live rows are read and written instead. Within one bucket to copy is cheaper. Between two
+// it is only done where the live rows would have to be folded in memory: between two checkpoints.
+func (s *Source) base(ctx context.Context, v *View, at Revision, target *Projection) (base *snapshot, events *View, err error) {
+	if v.archive != nil {
+		return v.snap, v.archive, nil
+	}
+	newest := s.p.Current()
+	r := newest.snap.root
+	switch below := r.checkpointAt(at + 1); {
+	case target.config.Bucket != s.p.config.Bucket:
+		return nil, nil, nil
+	case at == r.Applied:
+		return newest.snap, newest, nil
+	case below > 0 && newest.archiveStart() <= r.Checkpoints[below-1].Revision:
+		base, err = s.p.pastSnapshot(ctx, r.Checkpoints[below-1])
+		return base, newest, err
+	}
+	return nil, nil, nil
+}
+
+// filling is the segments of a new cell while they are written.
+type filling struct {
+	Restored
+	target *Projection
+	next   *draft
+	from   bucket.Bucket
+	at     Revision
+	// batch are events that no segment has yet, with about so many bytes.
+	batch []*record
+	bytes int
+}
+
+// writeLive writes the live rows of a view as a base, a part at a time.
+func (f *filling) writeLive(ctx context.Context, v *View) error {
+	out := &output{p: f.target, merge: &merge{level: baseLevel}}
+	whole := *v
+	whole.trimmed = nil
+	for n, err := range whole.live(ctx, "", "", f.at, nil) {
+		if err == nil && f.trims(n.key) {
+			continue
+		}
+		if err == nil {
+			err = out.add(ctx, []segment.Entry{n.keyEntry()})
+		}
+		if err != nil {
+			return err
+		}
+		f.Objects++
+	}
+	if err := out.cut(ctx); err != nil {
+		return err
+	}
+	f.next.Segments, f.next.footers = out.refs, out.footers
+	for _, ref := range out.refs {
+		f.Written += ref.Size
+	}
+	return nil
+}
+
+// copyBase copies the segments of a snapshot as they are, and folds what came after it up to the moment: as a projector
+// does, a segment of rows for each 16 MiB of events.
+func (f *filling) copyBase(ctx context.Context, base *snapshot, events *View) error {
+	f.next.Segments = slices.Clone(base.root.Segments)
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(copiesAtOnce)
+	for i := range f.next.Segments {
+		ref := &f.next.Segments[i]
+		group.Go(func() error { return f.copySegment(groupCtx, ref) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for _, ref := range f.next.Segments {
+		if f.target.config.Bucket == f.from {
+			f.Copied += ref.Size
+		} else {
+			f.Written += ref.Size
+		}
+	}
+	for _, r := range base.records {
+		if r.Op != eventlog.Barrier && !r.void && !f.trims(r.key) {
+			if err := f.fold(ctx, r); err != nil {
+				return err
+			}
+		}
+	}
+	var failed error
+	after := base.root.Applied
+	// Base and events are of one root. A newer one may have forgotten or trimmed what the base still has: if an event
+	// segment is gone, all begins again.
+	err := events.archived(ctx, Keys{}, &after, f.at, func(e eventlog.Event) bool {
+		if r := newRecord(e); !f.trims(r.key) {
+			failed = f.fold(ctx, r)
+		}
+		return failed == nil
+	})
+	if failed != nil {
+		return failed
+	}
+	if err != nil {
+		return err
+	}
+	return f.spill(ctx)
+}
+
+const copiesAtOnce = 8
+
+// trims reports whether a key is left out. Segments that are copied have no rows of such keys: they were trimmed before
+// the root said so.
+func (f *filling) trims(key string) bool {
+	return slices.ContainsFunc(f.Trimmed, func(prefix string) bool { return below(prefix, key) })
+}
+
+// copySegment copies a segment under a name of the new cell's.
+func (f *filling) copySegment(ctx context.Context, ref *segmentRef) error {
+	from := ref.Key
+	ref.Key = f.target.segmentKey(fmt.Sprintf("seg/%d", ref.Level), ref.MinRevision, ref.MaxRevision)
+	if f.target.config.Bucket == f.from {
+		if err := f.from.Copy(ctx, from, ref.Key); err != nil {
+			return fmt.Errorf("copy segment %s: %w", from, err)
+		}
+		return nil
+	}
+	body, _, err := f.from.Get(ctx, from)
+	if err != nil {
+		return fmt.Errorf("read segment %s: %w", from, err)
+	}
+	if _, err := f.target.config.Bucket.Create(ctx, ref.Key, body); err != nil {
+		return fmt.Errorf("write segment %s: %w", ref.Key, err)
+	}
+	return nil
+}
+
+// fold adds an event that comes after all that were added before.
+func (f *filling) fold(ctx context.Context, r *record) error {
+	f.batch, f.bytes = append(f.batch, r), f.bytes+len(r.Body)
+	if f.bytes <= spillBytes && len(f.batch) < spillEvents {
+		return nil
+	}
+	return f.spill(ctx)
+}
+
+// spillEvents is how many events go into one segment at most, however small they are.
+const spillEvents = 1 << 16
+
+// spill writes the newest row of each key of the batch to a segment.
+func (f *filling) spill(ctx context.Context) error {
+	if len(f.batch) == 0 {
+		return nil
+	}
+	rows := keyOrdered(f.batch)
+	rows = slices.CompactFunc(rows, func(a, b *record) bool { return a.key == b.key })
+	w := segment.NewWriter(segment.Keys)
+	for _, r := range rows {
+		if err := w.Add(r.keyEntry()); err != nil {
+			return err
+		}
+	}
+	file, sum := w.Finish()
+	ref, err := f.target.create(ctx, "seg/0", 0, file, sum)
+	if err != nil {
+		return err
+	}
+	f.Written += ref.Size
+	f.next.footers = append(f.next.footers, footer{Key: ref.Key, Sealed: slices.Clone(file[sum.Size-sum.Footer:])})
+	f.next.Segments = append([]segmentRef{ref}, f.next.Segments...) // newest first
+	f.batch, f.bytes = nil, 0
+	return nil
+}
+
+// count reads the new cell as its readers will.
+func (f *filling) count(ctx context.Context) (live uint64, err error) {
+	snap := f.target.snapshotOf(f.next.root, nil, f.next.Footers, "", nil)
+	v := &View{p: f.target, snap: snap, tail: emptyTail(f.next.root), superseded: make(chan struct{})}
+	for _, err := range v.live(ctx, "", "", v.Revision(), nil) {
+		if err != nil {
+			return 0, err
+		}
+		live++
+	}
+	return live, nil
+}
+
+// keyEntry is the version as a row of a key-ordered segment.
+func (v *version) keyEntry() segment.Entry {
+	if v.record == nil {
+		return v.entry
+	}
+	return v.record.keyEntry()
+}
+
+// restoredID is what the applied request id of a restored cell begins with, until its first commit. So far it has had
+// no log.
+const restoredID = "restore-"
+
+// restored makes a draft with rows alone that of a cell which was fenced: as if barriers had followed, up to a revision
+// well above the newest of the source.
+func (d *draft) restored(source *root, nanos int64) error {
+	next := source.Applied + fenceGap
+	if next > lastFence {
+		return fmt.Errorf("the new cell would begin at revision %d: it must be at most %d, so that there are revisions left", next, uint64(lastFence))
+	}
+	d.Epoch = source.Epoch + 1
+	d.Applied, d.AppliedTime, d.AppliedID, d.Clock = next-1, nanos, restoredID+rand.Text(), nanos
+	d.Spilled, d.Floor, d.Purge = d.Applied, d.Applied, d.Applied
+	d.Ring = []mark{{Revision: d.Applied, Time: nanos}}
+	return nil
+}
+
+// batchEnd is the last revision of the atomic batch that a revision lies in, or the revision itself. A cell that began
+// with a part of a batch would lack for good what must be true together, such as a claim of an object that it has.
+func (v *View) batchEnd(ctx context.Context, at Revision) (Revision, error) {
+	if v.archive != nil {
+		v = v.archive
+	}
+	end := at
+	err := v.retry(ctx, func(v *View) error {
+		after := end
+		return v.archived(ctx, Keys{}, &after, v.snap.root.Applied, func(e eventlog.Event) bool {
+			if e.Revision-place(e) > end { // another append begins
+				return false
+			}
+			end = e.Revision
+			return true
+		})
+	})
+	if errors.Is(err, errEnough) {
+		err = nil
+	}
+	return end, err
+}
+
+// place is how many events of its batch come before an event: its id says so.
+func place(e eventlog.Event) Revision {
+	dot := strings.LastIndexByte(e.RequestID, '.')
+	n, err := strconv.ParseUint(e.RequestID[dot+1:], 10, 64)
+	if dot < 0 || err != nil || Revision(n) >= e.Revision {
+		return 0
+	}
+	return Revision(n)
+}
+
+// timeOf is the log time of the newest event up to the revision, as far as it is kept.
+func (v *View) timeOf(ctx context.Context, at Revision) (nanos int64, err error) {
+	if v.archive != nil {
+		v = v.archive
+	}
+	r := v.snap.root
+	if at == r.Applied {
+		return r.AppliedTime, nil
+	}
+	start := v.archiveStart()
+	for width := Revision(16); at > start && nanos == 0; width *= 16 {
+		after := max(start, at-min(at, width))
+		from := after
+		err := v.retry(ctx, func(v *View) error {
+			return v.archived(ctx, Keys{}, &after, at, func(e eventlog.Event) bool {
+				nanos = e.Time.UnixNano()
+				return true
+			})
+		})
+		if err != nil {
+			return 0, err
+		}
+		if from == start {
+			break
+		}
+	}
+	for _, m := range r.Ring {
+		if m.Revision <= at {
+			nanos = max(nanos, m.Time)
+		}
+	}
+	return nanos, nil
+}
+
+// proven reads all of a new cell and fails if anything is wrong.
+func (p *Projection) proven(ctx context.Context) error {
+	var problems []error
+	if _, err := p.Verify(ctx, func(problem error) { problems = append(problems, problem) }); err != nil {
+		return err
+	}
+	if len(problems) > 0 {
+		return fmt.Errorf("the new cell is damaged, give it up: %w", errors.Join(problems...))
+	}
+	return nil
+}
+
+// Begin lets the log of a restored cell begin where the root ends, and returns the log's first revision. It does
+// nothing, and returns 0, unless the root is a restore's and the log has never had an event. A crash before or after it
+// is no harm: the next Begin does it, or finds it done.
+func (p *Projection) Begin(ctx context.Context) (first Revision, err error) {
+	now, err := p.rootNow(ctx)
+	if err != nil || !strings.HasPrefix(now.root.AppliedID, restoredID) {
+		return 0, err
+	}
+	log, err := p.config.Log.Extent(ctx)
+	if err != nil || log.Head > 0 {
+		return 0, err
+	}
+	first = now.root.Applied + 1
+	if err := p.fenceLog(ctx, first); err != nil {
+		return 0, fmt.Errorf("begin the log of a restored cell: %w", err)
+	}
+	return first, nil
+}
