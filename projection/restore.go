@@ -395,7 +395,7 @@ func (f *filling) spill(ctx context.Context) error {
 		return err
 	}
 	f.Written += ref.Size
-	f.next.footers = append(f.next.footers, footer{Key: ref.Key, Sealed: slices.Clone(file[sum.Size-sum.Footer:])})
+	f.next.footers = append(f.next.footers, footerOf(ref, file))
 	f.next.Segments = append([]segmentRef{ref}, f.next.Segments...) // newest first
 	f.batch, f.bytes = nil, 0
 	return nil
