@@ -44,7 +44,8 @@ func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	if len(rules) == 0 {
 		return nil // a process without rules leaves the others' checkpoints alone
 	}
-	next.Checkpoints = kept(next.Checkpoints, next.Clock, rules, next.archiveBase())
+	next.Checkpoints = kept(next.Checkpoints, next.Clock, rules, next.bases())
+	next.forgetTrims()
 	if !due(next.Checkpoints, next.Clock, rules) {
 		return nil
 	}
@@ -82,10 +83,25 @@ func due(ascending []checkpoint, clock int64, rules []CheckpointRule) bool {
 
 func (r CheckpointRule) stretch(nanos int64) int64 { return nanos / max(1, int64(r.Every)) }
 
-// kept are the checkpoints that some rule keeps, each the first of its stretch, and the archive's base.
-func kept(ascending []checkpoint, clock int64, rules []CheckpointRule, base string) (out []checkpoint) {
+// bases are the revisions of the checkpoints onto which archived events are folded: the archive's, and those from which
+// on something that was trimmed has a past.
+func (r *root) bases() (bases []Revision) {
+	base := r.archiveBase()
+	for _, c := range r.Checkpoints {
+		if c.Key == base {
+			bases = append(bases, c.Revision)
+		}
+	}
+	for _, t := range r.Trimmed {
+		bases = append(bases, t.Revision)
+	}
+	return bases
+}
+
+// kept are the checkpoints that some rule keeps, each the first of its stretch, and the bases.
+func kept(ascending []checkpoint, clock int64, rules []CheckpointRule, bases []Revision) (out []checkpoint) {
 	for i, c := range ascending {
-		wanted := c.Key == base
+		wanted := slices.Contains(bases, c.Revision)
 		for _, r := range rules {
 			first := i == 0 || r.stretch(ascending[i-1].Time) < r.stretch(c.Time)
 			wanted = wanted || first && clock-c.Time <= int64(r.Keep)

@@ -198,13 +198,16 @@ type foldedKeys struct {
 	segments uint64
 }
 
-// archiveOf is a hash of the names of the event segments that have the events in (after, upto].
+// archiveOf is a hash of what has the events in (after, upto]: of the names of event segments, and of the inline part.
 func (v *View) archiveOf(after, upto Revision) uint64 {
 	h := xxhash.New()
 	for _, part := range v.snap.events {
 		if part.ref.MaxRevision > after && part.ref.MinRevision <= upto {
 			_, _ = h.WriteString(part.ref.Key) // it never fails
 		}
+	}
+	if upto > v.snap.root.Spilled {
+		_, _ = h.Write(v.snap.root.Inline)
 	}
 	return h.Sum64()
 }
@@ -253,6 +256,17 @@ func (v *View) archiveStart() Revision {
 func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
 	if *after >= upto {
 		return nil
+	}
+	if trimmed := v.snap.root.Trimmed; len(trimmed) > 0 { // what is inline, or was just written, may be there yet
+		all := yield
+		yield = func(e eventlog.Event) bool {
+			for i := range trimmed {
+				if e.Revision <= trimmed[i].Revision && below(trimmed[i].Prefix, e.Key.RowKey()) {
+					return true
+				}
+			}
+			return all(e)
+		}
 	}
 	start := v.archiveStart()
 	if *after < start {

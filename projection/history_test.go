@@ -19,7 +19,7 @@ func TestCheckpointsAreKeptByRule(t *testing.T) {
 	var marks []checkpoint
 	for h := range int64(24 * 60) {
 		clock := h*hour + 5
-		marks = kept(marks, clock, DefaultCheckpoints, "")
+		marks = kept(marks, clock, DefaultCheckpoints, nil)
 		if due(marks, clock, DefaultCheckpoints) {
 			marks = append(marks, checkpoint{Revision: Revision(h), Time: clock, Key: fmt.Sprint(h)})
 		}
@@ -37,7 +37,7 @@ func TestCheckpointsAreKeptByRule(t *testing.T) {
 	require.Equal(t, 24, hourly)
 	require.Equal(t, 30, daily)
 	require.LessOrEqual(t, len(marks), 24+31)
-	require.Equal(t, "3", kept([]checkpoint{{Key: "3"}, {Key: "4"}}, 100*day, DefaultCheckpoints, "3")[0].Key)
+	require.Equal(t, "3", kept([]checkpoint{{Key: "3", Revision: 3}, {Key: "4", Revision: 4}}, 100*day, DefaultCheckpoints, []Revision{3})[0].Key)
 }
 
 // A wrong setting cannot throw an archive away at once, and none is kept unless wished.

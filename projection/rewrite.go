@@ -60,16 +60,15 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	if err := w.readSegments(ctx, v.snap); err != nil {
 		return nil, err
 	}
-	snaps := make([]*snapshot, len(v.snap.root.Checkpoints))
-	for i, c := range v.snap.root.Checkpoints {
-		if w.skip(c) {
+	for _, c := range v.snap.root.Checkpoints {
+		if _, known := w.checkpoints[c.Key]; known || w.skip(c) {
 			continue
 		}
-		var err error
-		if snaps[i], err = w.p.pastSnapshot(ctx, c); err != nil {
+		snap, err := w.p.pastSnapshot(ctx, c)
+		if err != nil {
 			return nil, err
 		}
-		if err := w.readSegments(ctx, snaps[i]); err != nil {
+		if err := w.readSegments(ctx, snap); err != nil {
 			return nil, err
 		}
 	}
@@ -80,7 +79,7 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 			continue
 		}
 		var err error
-		if next.Checkpoints[i], err = w.checkpoint(ctx, c, snaps[i]); err != nil {
+		if next.Checkpoints[i], err = w.checkpoint(ctx, c); err != nil {
 			return nil, err
 		}
 	}
@@ -95,9 +94,13 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	return next, err
 }
 
-func (w *rewriting) checkpoint(ctx context.Context, c checkpoint, s *snapshot) (checkpoint, error) {
+func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, error) {
 	if known, ok := w.checkpoints[c.Key]; ok {
 		return known, nil
+	}
+	s, err := w.p.pastSnapshot(ctx, c)
+	if err != nil {
+		return c, err
 	}
 	copied := *s.root
 	changed, err := w.root(ctx, &copied, s)

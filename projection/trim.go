@@ -2,11 +2,13 @@ package projection
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
 )
 
@@ -38,13 +40,17 @@ func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 		if before == nil || before.snap.root.trimmable(rule, p.config.Retention) == nil {
 			continue
 		}
-		var w *rewriting
+		// Most is read and written here, so that commits go on. What came between is added in the swap.
+		w := &rewriting{p: p, departing: before.snap.root.trimmable(rule, p.config.Retention), versions: map[Revision]bool{}}
+		if _, err := w.draft(ctx, before); err != nil && !errors.Is(err, bucket.ErrNotFound) {
+			return trimmed, fmt.Errorf("trim the past of '%s': %w", rule.Prefix, err)
+		}
 		_, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 			t := v.snap.root.trimmable(rule, p.config.Retention)
 			if t == nil {
 				return nil, nil
 			}
-			if w == nil || *w.departing.(*trimming) != *t {
+			if *w.departing.(*trimming) != *t {
 				w = &rewriting{p: p, departing: t, versions: map[Revision]bool{}}
 			}
 			next, err := w.draft(ctx, v)
@@ -64,6 +70,13 @@ func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 		trimmed = true
 	}
 	return trimmed, nil
+}
+
+// forgetTrims drops what says of a past that nobody can read any more where it begins.
+func (d *draft) forgetTrims() {
+	if len(d.Checkpoints) > 0 && len(d.Trimmed) > 0 {
+		d.Trimmed = slices.DeleteFunc(slices.Clone(d.Trimmed), func(t trim) bool { return d.Checkpoints[0].Revision >= t.Revision })
+	}
 }
 
 // trimming is what a rule lets go: after 'since', and before 'upto' if it is rows, up to it if it is events.
@@ -144,7 +157,9 @@ func (t *trim) missing() error {
 // pastOf is ErrTrimmed if some of these keys have no past at the revision.
 func (v *View) pastOf(keys Keys, at Revision) error {
 	for _, t := range v.trimmed {
-		if at < t.Revision && overlaps(t.Prefix, keys) {
+		// A moment that is folded onto a checkpoint from before would lack what has not changed since.
+		folded := v.archive != nil && v.Applied() < t.Revision
+		if (at < t.Revision || folded) && overlaps(t.Prefix, keys) {
 			return t.missing()
 		}
 	}
