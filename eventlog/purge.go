@@ -43,6 +43,9 @@ const (
 // for days where little is written. So once Purge has removed the events up to that revision, no file of the log has
 // their bytes, nor has the servers' own log of a replicated one, which they cut when it has grown by so much.
 func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
+	if err := l.room(ctx, fills*(fillMessage+1024)); err != nil {
+		return 0, err
+	}
 	padding := make([]byte, fillMessage)
 	for range fills {
 		rand.Read(padding) // a stream that compresses would make nothing of zeroes
@@ -52,6 +55,28 @@ func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
 		}
 	}
 	return last, nil
+}
+
+// room fails if the stream's limit leaves less than so many bytes.
+func (l *Log) room(ctx context.Context, bytes int64) error {
+	ctx, cancel := l.within(ctx)
+	defer cancel()
+	var answer struct {
+		refusal
+		Config struct {
+			MaxBytes int64 `json:"max_bytes"`
+		} `json:"config"`
+		State struct {
+			Bytes int64 `json:"bytes"`
+		} `json:"state"`
+	}
+	if err := l.call(ctx, "head", "STREAM.INFO."+l.config.Stream, nil, decoded(&answer)); err != nil {
+		return fmt.Errorf("ask for the log's size: %w", err)
+	}
+	if limit := answer.Config.MaxBytes; limit > 0 && answer.State.Bytes+bytes > limit {
+		return fmt.Errorf("the log has %d bytes of the %d that its 'max_bytes' allows, and %d more are needed for a while: raise it", answer.State.Bytes, limit, bytes)
+	}
+	return nil
 }
 
 // Outdate appends a barrier that makes whoever reads it read the root again.

@@ -185,9 +185,6 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (even
 		outdated = known.outdated
 	}
 	snap, err := p.readRoot(ctx)
-	if err == nil && outdated > 0 && p.folder != nil {
-		err = p.folder.clear() // the segments of the root before may have what was forgotten
-	}
 	if err != nil {
 		return bounds, err
 	}
@@ -317,6 +314,11 @@ func (t *tail) compare(e *eventlog.Event) error {
 
 // install publishes a view on the snapshot if that is newer than the current one.
 func (p *Projection) install(snap *snapshot) error {
+	if p.folder != nil {
+		if err := p.folder.obey(snap.root.Forgets); err != nil {
+			return err
+		}
+	}
 	var diverged error
 	p.publish(func(v *View) *View {
 		diverged = p.joinEpoch(v, snap)
@@ -450,6 +452,9 @@ func (p *Projection) readLog(ctx context.Context) error {
 	for {
 		err := p.config.Log.Follow(ctx, p.known(), func(b eventlog.Batch) error {
 			p.Learn(b)
+			if v := p.view.Load(); v != nil && v.outdated > 0 {
+				_, _ = p.Latest(ctx) // reads the root; if it cannot, the next request does
+			}
 			return p.failed()
 		})
 		switch {

@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -27,6 +28,8 @@ type folder struct {
 	// mu guards both.
 	grown int64
 	used  map[string]time.Time
+	// forgets is up to what this process knows the folder to be emptied; mu guards it.
+	forgets uint64
 }
 
 const (
@@ -121,11 +124,34 @@ func (f *folder) write(key string, offset int64, b []byte) (grown int64, err err
 	return max(0, offset+int64(len(b))-before.Size()), nil
 }
 
+// obeyed is the name of the file that says up to what the folder was emptied.
+const obeyed = "forgets"
+
+// obey empties the folder if something was forgotten since it was emptied last: the number rises with each time. The
+// folder remembers it, since processes come and go.
+func (f *folder) obey(forgets uint64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.forgets >= forgets {
+		return nil
+	}
+	name := filepath.Join(f.path, obeyed)
+	known, _ := os.ReadFile(name) // none is 0
+	if n, _ := strconv.ParseUint(string(known), 10, 64); n < forgets {
+		f.grown, f.used = 0, make(map[string]time.Time)
+		if err := f.clear(); err != nil {
+			return fmt.Errorf("empty the block cache of what was forgotten: %w", err)
+		}
+		if err := os.WriteFile(name, strconv.AppendUint(nil, forgets, 10), 0o600); err != nil {
+			return fmt.Errorf("empty the block cache of what was forgotten: %w", err)
+		}
+	}
+	f.forgets = forgets
+	return nil
+}
+
 // clear deletes all files.
 func (f *folder) clear() error {
-	f.mu.Lock()
-	f.grown, f.used = 0, make(map[string]time.Time)
-	f.mu.Unlock()
 	entries, err := os.ReadDir(f.path)
 	for _, e := range entries {
 		if !e.Type().IsRegular() {
@@ -147,7 +173,7 @@ func (f *folder) sweep() error {
 	var files []os.FileInfo
 	size := int64(0)
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() && e.Name() != obeyed {
 			files = append(files, info)
 			size += info.Size()
 		}

@@ -71,7 +71,13 @@ func (p *Projection) forget(ctx context.Context, keys []string, settled time.Dur
 	// The last pass finds nothing. One more than two is needed if a compaction of another process came between.
 	for range forgetPasses {
 		w := &rewriting{p: p, departing: gone, versions: map[Revision]bool{}}
-		v, err := p.swap(ctx, w.draft)
+		v, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
+			next, err := w.draft(ctx, v)
+			if next != nil {
+				next.Forgets++
+			}
+			return next, err
+		})
 		if err != nil {
 			return done, err
 		}

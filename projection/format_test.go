@@ -57,10 +57,11 @@ func indexedEventsRoot() *root {
 	return r
 }
 
-// trimmedRoot has rules of history that have let something go, as roots may since there are such.
+// trimmedRoot has rules of history that have let something go, and things that were forgotten, as roots may since there
+// are such.
 func trimmedRoot() *root {
 	r := example()
-	r.Trimmed = []trim{{Prefix: "/secrets", Revision: 7}}
+	r.Trimmed, r.Forgets = []trim{{Prefix: "/secrets", Revision: 7}}, 2
 	return r
 }
 
@@ -186,7 +187,7 @@ func TestWhatANewerLogplaneWrote(t *testing.T) {
 
 	body := bytes.Clone(frame[frameHeader:])
 	body[0]++                                                              // one pair more
-	_, err = decodeRoot(resealFrame(rootMagic, append(body, 0x18, 24, 0))) // of the key 24
+	_, err = decodeRoot(resealFrame(rootMagic, append(body, 0x18, 25, 0))) // of the key 25
 	require.ErrorIs(t, err, ErrNewer)
 
 	e := exampleRecords()[0].keyEntry()

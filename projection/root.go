@@ -58,6 +58,8 @@ type root struct {
 	Archive int64 `cbor:"20,keyasint"`
 	// Trimmed says of which keys archive and checkpoints have a shorter past.
 	Trimmed []trim `cbor:"23,keyasint,omitempty"`
+	// Forgets counts what was forgotten: a reader empties its folder if that has risen.
+	Forgets uint64 `cbor:"24,keyasint,omitempty"`
 	// Spilled is the last revision in the segments. Inline is an event segment with the rest, up to Applied.
 	Spilled Revision `cbor:"15,keyasint"`
 	Inline  []byte   `cbor:"16,keyasint"`

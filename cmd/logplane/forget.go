@@ -19,8 +19,8 @@ import (
 // forgetting is one run of 'logplane forget'.
 type forgetting struct {
 	inspection
-	namespace    string
-	stopped, yes bool
+	namespace           string
+	stopped, again, yes bool
 }
 
 func newForget() *cobra.Command {
@@ -47,6 +47,7 @@ func newForget() *cobra.Command {
 	f.register(cmd)
 	cmd.Flags().StringVarP(&f.namespace, "namespace", "n", "", "namespace of the objects that are given as RESOURCE/NAME")
 	cmd.Flags().BoolVar(&f.stopped, "writers-stopped", false, "every process that writes is stopped: do not wait for one that may be stalled")
+	cmd.Flags().BoolVar(&f.again, "again", false, "also if no version is found: what was to be forgotten before is removed wherever it is left")
 	cmd.Flags().BoolVar(&f.yes, "yes", false, "do it")
 	return cmd
 }
@@ -61,7 +62,7 @@ func (f *forgetting) forget(ctx context.Context, cell kubestore.Cell, w io.Write
 		if err != nil {
 			return err
 		}
-		if err := printForgotten(ctx, cell, w, object, key); err != nil {
+		if err := f.print(ctx, cell, w, object, key); err != nil {
 			return err
 		}
 		keys = append(keys, key)
@@ -104,15 +105,18 @@ func rowKey(cell kubestore.Cell, object, namespace string) (string, error) {
 	return stores.Key(of, namespace, name).RowKey(), nil
 }
 
-// printForgotten says what would be forgotten of an object.
-func printForgotten(ctx context.Context, cell kubestore.Cell, w io.Writer, object, key string) error {
+// print says what would be forgotten of an object.
+func (f *forgetting) print(ctx context.Context, cell kubestore.Cell, w io.Writer, object, key string) error {
 	rows, err := cell.Projection.History(ctx, key)
 	if err != nil {
 		return err
 	}
+	if len(rows) == 0 && !f.again {
+		return fmt.Errorf("no version of '%s' is kept: is it spelt right, with its --namespace, or without one if it has none? If it was to be forgotten before, and that was interrupted, give --again",
+			strings.TrimPrefix(key, cell.Cluster))
+	}
 	if len(rows) == 0 {
-		fmt.Fprintf(w, "%s: no version of '%s' is kept. Is it spelt right, with its --namespace?\n"+
-			"  If it was to be forgotten before, and that was interrupted, go on\n", printable(object), printable(strings.TrimPrefix(key, cell.Cluster)))
+		fmt.Fprintf(w, "%s: no version of it is found; what may be left of it goes\n", printable(object))
 		return nil
 	}
 	v, err := cell.Projection.Latest(ctx)

@@ -108,6 +108,10 @@ func (t *Tool) Restore(ctx context.Context, o Restore) error {
 		return err
 	}
 	plan, later := r.plan(all)
+	plan, err = r.surelyLater(ctx, plan, revision)
+	if err != nil {
+		return err
+	}
 	t.printPlan(revision, plan, len(all)-len(plan)-later, later)
 	for _, failure := range r.failures {
 		t.line("cannot compare %s", failure)
@@ -358,6 +362,31 @@ func (r *restoring) plan(all []*restored) (plan []*restored, later int) {
 	deletes = order(deletes)
 	slices.Reverse(deletes)
 	return append(order(plan), deletes...), later
+}
+
+// surelyLater leaves out the deletion of what may have been there at the moment: an object that is not known to be made
+// after it. What it was before is forgotten ('logplane forget').
+func (r *restoring) surelyLater(ctx context.Context, plan []*restored, revision string) (sure []*restored, err error) {
+	for _, one := range plan {
+		if one.verb == "delete" {
+			object := one.kind.GroupResource().String() + "/" + one.now.GetName()
+			list, err := r.versions(ctx, object, one.now.GetNamespace())
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if err != nil {
+				r.fail("%s: whether it came later: %s", r.titleOf(one), reason(err))
+				continue
+			}
+			made := slices.IndexFunc(list.Items, func(v history.Version) bool { return v.Verb == "create" }) // the newest first
+			if made < 0 || !isAfter(list.Items[made].Name, revision) {
+				r.fail("%s: what it was is not kept, and it may have been there: it is left alone", r.titleOf(one))
+				continue
+			}
+		}
+		sure = append(sure, one)
+	}
+	return sure, nil
 }
 
 // wanted is what an object shall be that is there. What it had then and cannot have now stays as it is now.
