@@ -94,7 +94,7 @@ func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration,
 	*checkpoints = projection.DefaultCheckpoints
 	flags.Var((*checkpointRules)(checkpoints), "checkpoints", "snapshots kept for 'inspect get --at' and restores: one of every EVERY for KEEP; 'none'")
 	flags.DurationVar(history, "history", *history, "how long every version of every object is kept, for '/at/…' and history.logplane.dev; 0 for none beyond --retention and --checkpoints")
-	flags.Var(&historyRules{rules: rules}, "history-rules", "resources whose versions are kept for less than --history, in checkpoints too: 'secrets=24h,events=1h,leases.coordination.k8s.io=none'")
+	flags.Var(&historyRules{rules: rules}, "history-rules", "resources whose versions are kept for less than --history, in checkpoints too, but not for less than --retention and a 168th of --history: 'secrets=24h,events=1h,leases.coordination.k8s.io=none'")
 }
 
 // requestDeadline is upstream's default and the longest that a request may take. Events stay in the log for longer.

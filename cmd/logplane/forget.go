@@ -31,13 +31,13 @@ func newForget() *cobra.Command {
 		Long: "Removes what an object was: all versions of a deleted object, and all but the newest of one that is there.\n" +
 			"They leave the log and every file of the bucket: segments, archive and checkpoints. OBJECT is RESOURCE/NAME, such\n" +
 			"as 'secrets/pasted' or 'deployments.apps/web', or a storage path as 'inspect history' takes it.\n\n" +
-			"All other objects, and all other versions, stay as they are, and the cell is served meanwhile. Revisions from\n" +
-			"before the object's last change cannot be listed or watched any more: such clients get 410 and list again.\n" +
-			"'/at/…' reads them without the object, as far as --history and --checkpoints reach.\n" +
+			"All other objects stay as they are, and the cell is served meanwhile. Revisions from before the object's last\n" +
+			"change cannot be listed or watched any more: such clients get 410 and list again. '/at/…' reads them without the\n" +
+			"object, as far as --history and --checkpoints reach; without --history, older versions of all objects go there.\n" +
 			"It waits until no stalled writer can be left, " + untilSettled.String() + ", unless all are stopped. It reads all of the bucket\n" +
 			"twice, the second time to see that nothing is left. If it is interrupted, run it again.\n\n" +
 			"Not forgotten is what has left the cell: copies and versions of the bucket, audit logs, what subscribers and\n" +
-			"clients have received, a stream of bodies ('init --events-bodies'), and block caches of processes that are stopped.\n" +
+			"clients have received, and a stream of bodies ('init --events-bodies').\n" +
 			"'--data DIR' is the folder of a stopped 'logplane dev'; of any other cell --nats and --bucket say where it is.",
 		Example: "  kubectl delete secret pasted --namespace shop\n" +
 			"  logplane forget secrets/pasted --namespace shop --data ~/.logplane --yes",

@@ -214,8 +214,16 @@ func (t *Tool) kindAt(object history.Reference, sides [2]*side) (kind, error) {
 // folded is an object without what a diff does not compare.
 func folded(object *unstructured.Unstructured, d Diff) map[string]any {
 	out := object.DeepCopy()
-	for _, name := range []string{"resourceVersion", "generation"} {
+	// What an object gets anew when it is made again is no difference.
+	for _, name := range []string{"resourceVersion", "generation", "uid", "creationTimestamp"} {
 		unstructured.RemoveNestedField(out.Object, "metadata", name)
+	}
+	owners := out.GetOwnerReferences()
+	for i := range owners {
+		owners[i].UID = ""
+	}
+	if len(owners) > 0 {
+		out.SetOwnerReferences(owners)
 	}
 	if !d.ManagedFields {
 		out.SetManagedFields(nil)
@@ -308,7 +316,7 @@ func linesOf(object map[string]any) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("print as YAML: %w", err)
 	}
-	return strings.SplitAfter(strings.TrimSuffix(string(text), "\n"), "\n"), nil
+	return slices.Collect(strings.Lines(string(text))), nil
 }
 
 // diffLine prints a line as its first characters say. Tabs stay, the headers have some.

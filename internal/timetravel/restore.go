@@ -420,15 +420,22 @@ func (r *restoring) wanted(one *restored, now *unstructured.Unstructured) *unstr
 		keep("spec", "claimRef", "uid")
 		keep("spec", "claimRef", "resourceVersion")
 	}
-	r.adoptKnown(out)
+	r.adoptKnown(out, now)
 	return out
 }
 
-// adoptKnown gives owner references the uids that are known, without asking for others. References that were dropped
-// before are no difference.
-func (r *restoring) adoptKnown(object *unstructured.Unstructured) {
+// adoptKnown gives owner references the uids that are known, without asking for others. One to an owner that was not
+// compared stays as it is now. References that were dropped before are no difference.
+func (r *restoring) adoptKnown(object, now *unstructured.Unstructured) {
 	var references []metav1.OwnerReference
 	for _, reference := range object.GetOwnerReferences() {
+		same := slices.IndexFunc(now.GetOwnerReferences(), func(n metav1.OwnerReference) bool {
+			return n.Kind == reference.Kind && n.Name == reference.Name && groupOf(n.APIVersion) == groupOf(reference.APIVersion)
+		})
+		if same >= 0 && !r.compared(reference, object.GetNamespace()) {
+			references = append(references, now.GetOwnerReferences()[same])
+			continue
+		}
 		for _, id := range ownerIDs(reference, object.GetNamespace()) {
 			uid, known := r.owners.known[id]
 			if known && uid != "" {
@@ -445,6 +452,22 @@ func (r *restoring) adoptKnown(object *unstructured.Unstructured) {
 		return
 	}
 	object.SetOwnerReferences(references)
+}
+
+// compared reports whether it is known what becomes of an owner.
+func (r *restoring) compared(reference metav1.OwnerReference, namespace string) bool {
+	return slices.ContainsFunc(ownerIDs(reference, namespace), func(id objectID) bool {
+		_, known := r.owners.known[id]
+		return known || r.owners.pending[id]
+	})
+}
+
+func groupOf(apiVersion string) string {
+	group, _, found := strings.Cut(apiVersion, "/")
+	if !found {
+		return ""
+	}
+	return group
 }
 
 func (t *Tool) printPlan(revision string, plan []*restored, same, later int) {

@@ -20,13 +20,16 @@ func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
 	}
 	last := &newest
 	name := t.title(last.Object)
-	if last.Verb != "delete" {
-		t.line("%s is there: nothing to do", name)
-		return nil
-	}
 	content, err := contentOf(last)
 	if err != nil {
 		return err
+	}
+	if last.Verb != "delete" {
+		if content != nil && content.GetDeletionTimestamp() != nil {
+			return fmt.Errorf("%s is being deleted: wait until it is gone, then run this again", name)
+		}
+		t.line("%s is there: nothing to do", name)
+		return nil
 	}
 	k, err := t.servedNow(last.Object, content.GroupVersionKind().Version)
 	if err != nil {
@@ -47,7 +50,18 @@ func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
 		return t.whyNotMade(last.Object, err)
 	}
 	t.line("%s was created, revision %s", name, made.GetResourceVersion())
-	t.notes(notes)
+	t.notes(append(notes, contentsOf(k, made.GetName())...))
+	return nil
+}
+
+// contentsOf says what went with a namespace or a definition, and is not back with it.
+func contentsOf(k kind, name string) []string {
+	switch k.GroupResource() {
+	case namespaces:
+		return []string{fmt.Sprintf("what was in it is not back: 'restore --namespace %s --to' a moment before brings it back", name)}
+	case definitions:
+		return []string{"its objects are not back: 'restore --to' a moment before brings them back"}
+	}
 	return nil
 }
 

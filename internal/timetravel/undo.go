@@ -190,6 +190,9 @@ func changeOf(versions []history.Version, revision string) int {
 func (t *Tool) ofOne(versions []history.Version, revision string) ([]*undoing, error) {
 	object := versions[0].Object
 	if i := changeOf(versions, revision); i >= 0 {
+		if revision == "" && versions[i].Verb == "create" {
+			return nil, fmt.Errorf("the last change of %s is that it was made, and to take that back is to delete it: give --revision %s", t.title(object), versions[i].Name)
+		}
 		one, err := t.undoingOf(object, versions, []string{versions[i].Name})
 		return []*undoing{one}, err
 	}
@@ -500,7 +503,7 @@ func (t *Tool) carryOut(ctx context.Context, u *undoing) (string, error) {
 			}
 			made, more, err := t.create(ctx, u.kind, o.wanted)
 			if err == nil {
-				return strings.Join(append([]string{fmt.Sprintf("%s was created, revision %s", name, made.GetResourceVersion())}, append(notes, more...)...), "; "), nil
+				return strings.Join(append([]string{fmt.Sprintf("%s was created, revision %s", name, made.GetResourceVersion())}, append(append(notes, more...), contentsOf(u.kind, made.GetName())...)...), "; "), nil
 			}
 			if !apierrors.IsAlreadyExists(err) {
 				return "", t.whyNotMade(u.object, err)

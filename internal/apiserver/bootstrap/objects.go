@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/rest"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kube-aggregator/pkg/registry/apiservice"
@@ -105,11 +106,22 @@ func readsThePast() rbacv1.ClusterRole {
 	}
 }
 
-// policyObjects is upstream's RBAC policy, and one role of ours. The rules of 'admin', 'edit' and 'view' are aggregated
-// here, because no controller does so before the first request needs them.
+// writesTransactions lets everybody who is authenticated send transactions: each operation is judged as a request of
+// its own.
+func writesTransactions() (rbacv1.ClusterRole, rbacv1.ClusterRoleBinding) {
+	meta := metav1.ObjectMeta{Name: "logplane:transactions", Labels: map[string]string{"kubernetes.io/bootstrapping": "rbac-defaults"}}
+	return rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{history.GroupName}, Resources: []string{"transactions"}, Verbs: []string{"create"}}}},
+		rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: user.AllAuthenticated}}}
+}
+
+// policyObjects is upstream's RBAC policy, and two roles of ours. The rules of 'admin', 'edit' and 'view' are
+// aggregated here, because no controller does so before the first request needs them.
 func policyObjects() ([]object, error) {
 	var objects []object
-	clusterRoles := slices.Concat(bootstrappolicy.ClusterRoles(), []rbacv1.ClusterRole{readsThePast()}, bootstrappolicy.ControllerRoles())
+	transactions, binding := writesTransactions()
+	clusterRoles := slices.Concat(bootstrappolicy.ClusterRoles(), []rbacv1.ClusterRole{readsThePast(), transactions}, bootstrappolicy.ControllerRoles())
 	if err := roles.AggregateAll(clusterRoles); err != nil {
 		return nil, err
 	}
@@ -117,6 +129,7 @@ func policyObjects() ([]object, error) {
 		objects = append(objects, object{rbac.Resource("clusterroles"), clusterrole.Strategy, &clusterRoles[i]})
 	}
 	bindings := append(bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()...)
+	bindings = append(bindings, binding)
 	for i := range bindings {
 		objects = append(objects, object{rbac.Resource("clusterrolebindings"), clusterrolebinding.Strategy, &bindings[i]})
 	}
