@@ -62,8 +62,8 @@ func TestBootstrapOneEventPerObject(t *testing.T) {
 	require.Equal(t, map[string]int{
 		"namespaces":          4,
 		"serviceaccounts":     4,
-		"clusterroles":        len(bootstrappolicy.ClusterRoles()) + 1 + len(bootstrappolicy.ControllerRoles()),
-		"clusterrolebindings": len(bootstrappolicy.ClusterRoleBindings()) + len(bootstrappolicy.ControllerRoleBindings()),
+		"clusterroles":        len(bootstrappolicy.ClusterRoles()) + 2 + len(bootstrappolicy.ControllerRoles()),
+		"clusterrolebindings": len(bootstrappolicy.ClusterRoleBindings()) + 1 + len(bootstrappolicy.ControllerRoleBindings()),
 		"roles":               first["roles"],
 		"rolebindings":        first["rolebindings"],
 		"priorityclasses":     2,
