@@ -16,7 +16,8 @@ type Role struct {
 // Roles are the users of a cell's processes. Whoever may write, purge and make the log are three.
 //
 // Every role may read all of the log, and append barriers, which change no object: a barrier proves the head of a
-// replicated log, or makes processes read the root again (Outdate). Nobody may delete or change the log's stream, and nobody may publish to an inbox.
+// replicated log, or makes processes read the root again (Outdate). Nobody may delete or change the log's stream, and
+// nobody may publish to an inbox.
 //
 // This holds back mistakes. nats-server does not check the subject that a request wants its answer on, so that a thief
 // of any role's password has the log answered to where that role may not publish.
