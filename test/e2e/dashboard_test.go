@@ -6,7 +6,9 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -32,11 +34,15 @@ func TestDashboard(t *testing.T) {
 	_, err = client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	<-watch.ResultChan()
-	answer, err := http.Get(server.URL() + "/metrics")
-	require.NoError(t, err)
-	defer answer.Body.Close()
-	metrics, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
+	var metrics []byte
+	require.Eventually(t, func() bool { // the first commit comes within a second
+		answer, err := http.Get(server.URL() + "/metrics")
+		require.NoError(t, err)
+		defer answer.Body.Close()
+		metrics, err = io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		return strings.Contains(string(metrics), "\nlogplane_projection_written_bytes_total")
+	}, startTimeout, 50*time.Millisecond)
 
 	var dashboard struct {
 		Panels []struct {

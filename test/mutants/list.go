@@ -41,7 +41,7 @@ var list = []mutant{
 	},
 	{
 		name: "trimmed-and-not-refused",
-		file: "projection/trim.go", old: "at < t.Revision && overlaps", new: "at < 0*t.Revision && overlaps",
+		file: "projection/trim.go", old: "(at < t.Revision || folded) && overlaps", new: "folded && overlaps",
 		tests: "TestTrim",
 		why:   "a moment that a rule has let go looks as if the objects had not existed",
 	},
