@@ -85,13 +85,8 @@ func (r CheckpointRule) stretch(nanos int64) int64 { return nanos / max(1, int64
 
 // bases are the revisions of the checkpoints onto which archived events are folded: the archive's, and those from which
 // on something that was trimmed has a past.
-func (r *root) bases() (bases []Revision) {
-	base := r.archiveBase()
-	for _, c := range r.Checkpoints {
-		if c.Key == base {
-			bases = append(bases, c.Revision)
-		}
-	}
+func (r *root) bases() []Revision {
+	bases := []Revision{r.archiveBase()}
 	for _, t := range r.Trimmed {
 		bases = append(bases, t.Revision)
 	}

@@ -242,24 +242,29 @@ func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*
 	next.Events = append(next.Events[:len(next.Events):len(next.Events)], events)
 	next.Spilled = records[len(records)-1].Revision
 	rows := keyOrdered(records)
-	if len(rows) == 0 {
-		return nil
+	if len(rows) > 0 {
+		_, err = p.writeRows(ctx, next, rows)
 	}
+	return err
+}
+
+// writeRows writes key-ordered rows to a segment, and lists it in the draft as the newest.
+func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record) (segmentRef, error) {
 	w := segment.NewWriter(segment.Keys)
 	for _, r := range rows {
 		if err := w.Add(r.keyEntry()); err != nil {
-			return err
+			return segmentRef{}, err
 		}
 	}
-	file, sum = w.Finish()
+	file, sum := w.Finish()
 	keys, err := p.create(ctx, "seg/0", 0, file, sum)
 	if err != nil {
-		return err
+		return segmentRef{}, err
 	}
 	written("rows", len(file))
 	next.footers = append(next.footers, footerOf(keys, file))
 	next.Segments = append([]segmentRef{keys}, next.Segments...) // newest first
-	return nil
+	return keys, nil
 }
 
 // create writes a segment under a name that was never used before.

@@ -36,8 +36,8 @@ type Forgotten struct {
 //     read a forgotten version, from memory, until they meet a newer root.
 //  6. Everything that no root names is deleted, however young it is.
 //
-// It ends once all of the bucket was read and has none of the versions. After a crash, call it again. Caches on the
-// disks of other processes, subscribers and copies of the bucket are not its business.
+// It ends once all of the bucket was read and has none of the versions. After a crash, call it again. Subscribers and
+// copies of the bucket are not its business.
 func (p *Projection) Forget(ctx context.Context, keys []string, settled time.Duration) (Forgotten, error) {
 	done, err := p.forget(ctx, keys, settled)
 	if err != nil {
@@ -70,7 +70,7 @@ func (p *Projection) forget(ctx context.Context, keys []string, settled time.Dur
 	}
 	// The last pass finds nothing. One more than two is needed if a compaction of another process came between.
 	for range forgetPasses {
-		w := &rewriting{p: p, departing: gone, versions: map[Revision]bool{}}
+		w := p.rewrite(gone)
 		v, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 			next, err := w.draft(ctx, v)
 			if next != nil {
@@ -81,7 +81,7 @@ func (p *Projection) forget(ctx context.Context, keys []string, settled time.Dur
 		if err != nil {
 			return done, err
 		}
-		if err := p.outdateLog(ctx); err != nil {
+		if err := p.config.Log.Outdate(ctx); err != nil {
 			return done, err
 		}
 		collected, err := p.Collect(ctx, 0)
@@ -204,23 +204,10 @@ func (w *rewriting) holds(ctx context.Context, name string, body []byte) (bool, 
 	if err != nil {
 		return false, err
 	}
-	for cursor := reader.Scan("", ""); ; {
-		e, ok, err := cursor.Next(ctx)
-		if err != nil || !ok {
-			return false, err
-		}
-		key, err := keyOf(reader.Summary().Kind, e)
-		if err != nil || w.gone(key, Revision(e.Revision)) {
+	for r, err := range recordsOf(ctx, reader) {
+		if err != nil || w.gone(r.key, r.Revision) {
 			return err == nil, err
 		}
 	}
-}
-
-// keyOf is the row key of an entry, empty for a barrier.
-func keyOf(kind segment.Kind, e segment.Entry) (string, error) {
-	if kind == segment.Keys {
-		return e.Key, nil
-	}
-	key, _, err := eventKey(e)
-	return key, err
+	return false, nil
 }

@@ -257,16 +257,9 @@ func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revi
 	if *after >= upto {
 		return nil
 	}
-	if trimmed := v.snap.root.Trimmed; len(trimmed) > 0 { // what is inline, or was just written, may be there yet
+	if len(v.snap.root.Trimmed) > 0 { // what is inline, or was just written, may be there yet
 		all := yield
-		yield = func(e eventlog.Event) bool {
-			for i := range trimmed {
-				if e.Revision <= trimmed[i].Revision && below(trimmed[i].Prefix, e.Key.RowKey()) {
-					return true
-				}
-			}
-			return all(e)
-		}
+		yield = func(e eventlog.Event) bool { return e.Revision <= v.snap.root.keptFrom(e.Key.RowKey()) || all(e) }
 	}
 	start := v.archiveStart()
 	if *after < start {

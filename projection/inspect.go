@@ -106,17 +106,7 @@ func (p *Projection) Dump(ctx context.Context, key string, yield func(Row) error
 	if err != nil {
 		return err
 	}
-	var decoder recordDecoder
-	decode := decoder.keyed
-	if reader.Summary().Kind == segment.Events {
-		decode = decoder.event
-	}
-	for cursor := reader.Scan("", ""); ; {
-		e, ok, err := cursor.Next(ctx)
-		if err != nil || !ok {
-			return err
-		}
-		r, err := decode(e)
+	for r, err := range recordsOf(ctx, reader) {
 		if err != nil {
 			return err
 		}
@@ -128,4 +118,5 @@ func (p *Projection) Dump(ctx context.Context, key string, yield func(Row) error
 			return err
 		}
 	}
+	return nil
 }

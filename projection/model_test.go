@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -79,6 +80,19 @@ func (r *random) key(name string) eventlog.Key {
 		key.Prefix = r.prefix(name)
 	}
 	return key
+}
+
+// live appends some events and commits, so many times, with a pause in which the log's clock goes on. Each is called
+// before the pause.
+func (r *random) live(rounds int, pause time.Duration, each func(i int)) {
+	for i := range rounds {
+		for range 1 + r.IntN(6) {
+			r.step()
+		}
+		r.commit()
+		each(i)
+		time.Sleep(pause)
+	}
 }
 
 // step appends one event: mostly a right one, sometimes one that the fold must find void.

@@ -74,10 +74,9 @@ type Projection struct {
 	// view is the newest one. publishing is held while it is replaced, and never across a request.
 	view       atomic.Pointer[View]
 	publishing sync.Mutex
-	// purgeLog, fenceLog, fillLog and outdateLog are the log's; tests replace them by ones that fail, or write less.
+	// purgeLog, fenceLog and fillLog are the log's; tests replace them by ones that fail, or write less.
 	purgeLog, fenceLog func(context.Context, Revision) error
 	fillLog            func(context.Context) (Revision, error)
-	outdateLog         func(context.Context) error
 	// rootFooters is how many bytes of footers a root holds itself, manyEvents how many event segments it lists before
 	// some are joined; tests lower both.
 	rootFooters, manyEvents int
@@ -114,7 +113,7 @@ func open(c Config) (*Projection, error) {
 	}
 	c.TailBytes = cmp.Or(c.TailBytes, max(int(c.Budget.Limit()/2), 32<<20))
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
-	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, fillLog: c.Log.Fill, outdateLog: c.Log.Outdate, rootFooters: rootFooters, manyEvents: manyEvents,
+	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, fillLog: c.Log.Fill, rootFooters: rootFooters, manyEvents: manyEvents,
 		cache: newBlockCache(c.Budget), facts: newFactCache(cache.NewBudget(c.Budget.Limit() / factShare)),
 		pasts: cache.New[string, *snapshot](c.Budget), folded: cache.New[foldedKeys, *tail](c.Budget),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate(), failing: make(chan struct{})}

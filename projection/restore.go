@@ -383,20 +383,11 @@ func (f *filling) spill(ctx context.Context) error {
 	}
 	rows := keyOrdered(f.batch)
 	rows = slices.CompactFunc(rows, func(a, b *record) bool { return a.key == b.key })
-	w := segment.NewWriter(segment.Keys)
-	for _, r := range rows {
-		if err := w.Add(r.keyEntry()); err != nil {
-			return err
-		}
-	}
-	file, sum := w.Finish()
-	ref, err := f.target.create(ctx, "seg/0", 0, file, sum)
+	ref, err := f.target.writeRows(ctx, f.next, rows)
 	if err != nil {
 		return err
 	}
 	f.Written += ref.Size
-	f.next.footers = append(f.next.footers, footerOf(ref, file))
-	f.next.Segments = append([]segmentRef{ref}, f.next.Segments...) // newest first
 	f.batch, f.bytes = nil, 0
 	return nil
 }

@@ -64,11 +64,7 @@ func TestRestoreIsExact(t *testing.T) {
 			}
 			r := newRandom(newCell(t, config), 70+seed, 20)
 			r.Projection = r.over(lax{r.bucket}, config)
-			for i := range 40 {
-				for range 1 + r.IntN(6) {
-					r.step()
-				}
-				r.commit()
+			r.live(40, time.Millisecond, func(i int) {
 				if i%3 == 0 {
 					r.tend(r.Projection)
 				}
@@ -76,8 +72,7 @@ func TestRestoreIsExact(t *testing.T) {
 					v := r.latest()
 					require.NoError(t, r.Retain(r.ctx, v.Applied(), v.Applied()))
 				}
-				time.Sleep(time.Millisecond) // the log's clock goes on between two commits
-			}
+			})
 			v := r.latest()
 			require.NoError(t, r.Retain(r.ctx, v.Applied()-5, v.Applied()-5))
 			_, err := r.Collect(r.ctx, 0)
@@ -527,19 +522,14 @@ func TestRestoreOfATrimmedPast(t *testing.T) {
 			r := newRandom(newCell(t, config), 350+seed, 20)
 			r.prefix = func(name string) string { return []string{"/pods", "/leases"}[name[2]%2] }
 			r.Projection = r.over(lax{r.bucket}, config)
-			for i := range 40 {
-				for range 1 + r.IntN(6) {
-					r.step()
-				}
-				r.commit()
+			r.live(40, 4*time.Millisecond, func(i int) {
 				if i%4 == 0 {
 					v := r.latest()
 					require.NoError(t, r.Retain(r.ctx, v.Applied()-min(v.Applied(), 10), 0))
 					_, err := r.Trim(r.ctx)
 					require.NoError(t, err)
 				}
-				time.Sleep(4 * time.Millisecond) // the log's clock goes on between two commits
-			}
+			})
 			from := r.latest().snap.root.trimmedUpTo("/leases")
 			require.NotZero(t, from)
 			source, err := OpenSource(r.ctx, r.bucket, "logplane", nil)

@@ -74,15 +74,14 @@ func (p *Projection) ageArchive(next *root, before int64) {
 	next.Archive = max(next.Archive, end)
 }
 
-// archiveBase is the key of the checkpoint from which the archive's oldest events are folded, empty for none.
-func (r *root) archiveBase() string {
+// archiveBase is the revision of the checkpoint from which the archive's oldest events are folded, 0 for none.
+func (r *root) archiveBase() (base Revision) {
 	if r.Archive >= r.Horizon {
-		return ""
+		return 0
 	}
-	base := ""
 	for _, c := range r.Checkpoints {
 		if c.Time <= r.Archive {
-			base = c.Key
+			base = c.Revision
 		}
 	}
 	return base
@@ -93,13 +92,7 @@ func (r *root) archiveBase() string {
 func (p *Projection) forgetEvents(next *root) {
 	upto := next.Floor
 	if p.config.History > 0 || next.Archive < next.Horizon {
-		base, below := next.archiveBase(), Revision(0)
-		for _, c := range next.Checkpoints {
-			if c.Key == base {
-				below = c.Revision
-			}
-		}
-		upto = min(upto, below)
+		upto = min(upto, next.archiveBase())
 	}
 	for len(next.Events) > 0 && next.Events[0].MaxRevision <= upto {
 		next.Events = next.Events[1:]

@@ -38,6 +38,10 @@ type departing interface {
 	names() bool
 }
 
+func (p *Projection) rewrite(what departing) *rewriting {
+	return &rewriting{p: p, departing: what, versions: map[Revision]bool{}}
+}
+
 // indexOf is an idx object, of roots whose rows go, or of others.
 type indexOf struct {
 	key   string
@@ -298,4 +302,13 @@ func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (*r
 	written("rewriting", len(file))
 	w.objects++
 	return &rewritten{ref: ref, sealed: footerOf(ref, file).Sealed}, nil
+}
+
+// keyOf is the row key of an entry, empty for a barrier.
+func keyOf(kind segment.Kind, e segment.Entry) (string, error) {
+	if kind == segment.Keys {
+		return e.Key, nil
+	}
+	key, _, err := eventKey(e)
+	return key, err
 }

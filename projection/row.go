@@ -1,8 +1,10 @@
 package projection
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"time"
 	"unsafe"
 
@@ -249,6 +251,30 @@ func splitKey(k *eventlog.Key, rowKey string, cluster, prefix, namespace uint64)
 	}
 	k.Name = rest
 	return true
+}
+
+// recordsOf yields every record of a segment, of either kind, in its order.
+func recordsOf(ctx context.Context, reader *segment.Reader) iter.Seq2[*record, error] {
+	return func(yield func(*record, error) bool) {
+		decoder := recordDecoder{}
+		decode := decoder.keyed
+		if reader.Summary().Kind == segment.Events {
+			decode = decoder.event
+		}
+		for cursor := reader.Scan("", ""); ; {
+			e, ok, err := cursor.Next(ctx)
+			if err == nil && !ok {
+				return
+			}
+			var r *record
+			if err == nil {
+				r, err = decode(e)
+			}
+			if !yield(r, err) || err != nil {
+				return
+			}
+		}
+	}
 }
 
 // string aliases the entry, whose bytes nobody changes. The body beside it aliases them too.

@@ -37,11 +37,15 @@ type trim struct {
 func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 	for _, rule := range p.config.HistoryRules {
 		before := p.view.Load()
-		if before == nil || before.snap.root.trimmable(rule, p.config.Retention) == nil {
+		if before == nil {
+			continue
+		}
+		known := before.snap.root.trimmable(rule, p.config.Retention)
+		if known == nil {
 			continue
 		}
 		// Most is read and written here, so that commits go on. What came between is added in the swap.
-		w := &rewriting{p: p, departing: before.snap.root.trimmable(rule, p.config.Retention), versions: map[Revision]bool{}}
+		w := p.rewrite(known)
 		if _, err := w.draft(ctx, before); err != nil && !errors.Is(err, bucket.ErrNotFound) {
 			return trimmed, fmt.Errorf("trim the past of '%s': %w", rule.Prefix, err)
 		}
@@ -50,8 +54,8 @@ func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 			if t == nil {
 				return nil, nil
 			}
-			if *w.departing.(*trimming) != *t {
-				w = &rewriting{p: p, departing: t, versions: map[Revision]bool{}}
+			if *known != *t {
+				known, w = t, p.rewrite(t)
 			}
 			next, err := w.draft(ctx, v)
 			if err != nil {
@@ -98,6 +102,16 @@ func (r *root) trimmable(rule HistoryRule, retention time.Duration) *trimming {
 		return nil
 	}
 	return t
+}
+
+// keptFrom is the revision after which all of a key's past is kept, as far as rules go.
+func (r *root) keptFrom(key string) (from Revision) {
+	for _, t := range r.Trimmed {
+		if below(t.Prefix, key) {
+			from = max(from, t.Revision)
+		}
+	}
+	return from
 }
 
 func (r *root) trimmedUpTo(prefix string) Revision {

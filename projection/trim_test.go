@@ -32,12 +32,7 @@ func TestTrim(t *testing.T) {
 			r.Projection = r.over(lax{r.bucket}, config)
 			r.rootFooters = int(seed) * 100
 			trims := 0
-			for i := range 120 {
-				for range 1 + r.IntN(6) {
-					r.step()
-				}
-				_, err := r.Commit(r.ctx)
-				require.NoError(t, err)
+			r.live(120, 4*time.Millisecond, func(i int) {
 				if i%3 == 0 {
 					r.tend(r.Projection)
 				}
@@ -50,8 +45,7 @@ func TestTrim(t *testing.T) {
 						trims++
 					}
 				}
-				time.Sleep(4 * time.Millisecond) // the log's clock goes on between two commits
-			}
+			})
 			require.Greater(t, trims, 2)
 			trimmed, err := r.Trim(r.ctx)
 			require.NoError(t, err)
@@ -142,14 +136,7 @@ func requireTrimmed(t *testing.T, r *random, keptFrom map[string]Revision) {
 		require.NoError(t, err)
 		reader, err := segment.OpenBytes(ref.Key, body)
 		require.NoError(t, err)
-		decoder := recordDecoder{}
-		for cursor := reader.Scan("", ""); ; {
-			e, ok, err := cursor.Next(r.ctx)
-			require.NoError(t, err)
-			if !ok {
-				break
-			}
-			rec, err := decoder.event(e)
+		for rec, err := range recordsOf(r.ctx, reader) {
 			require.NoError(t, err)
 			if rec.Op != eventlog.Barrier {
 				require.Greater(t, rec.Revision, keptFrom[rec.Key.Prefix], rec.key)

@@ -73,8 +73,7 @@ type fact struct {
 }
 
 func (v *verification) factOf(r *record) fact {
-	trimmed := slices.ContainsFunc(v.root.Trimmed, func(t trim) bool { return r.Revision <= t.Revision && below(t.Prefix, r.key) })
-	return fact{trimmed: trimmed, revision: r.Revision, flags: r.flags(), key: xxhash.Sum64String(r.key),
+	return fact{trimmed: r.Revision <= v.root.keptFrom(r.key), revision: r.Revision, flags: r.flags(), key: xxhash.Sum64String(r.key),
 		head: xxhash.Sum64(appendRecord(appendString(nil, r.key), r, nil)), body: xxhash.Sum64(r.Body)}
 }
 
@@ -212,22 +211,13 @@ func (v *verification) readSegment(ctx context.Context, ref segmentRef, kind seg
 	if err := reader.Verify(ctx); err != nil {
 		return err
 	}
-	decoder := recordDecoder{}
-	decode := decoder.keyed
-	if kind == segment.Events {
-		decode = decoder.event
-	}
-	for cursor := reader.Scan("", ""); ; {
-		e, ok, err := cursor.Next(ctx)
-		if err != nil || !ok {
-			return err
-		}
-		r, err := decode(e)
+	for r, err := range recordsOf(ctx, reader) {
 		if err != nil {
 			return err
 		}
 		each(r)
 	}
+	return nil
 }
 
 // compareRows checks that rows and events are one history. Above the floor each row has its event, and each event its

@@ -55,12 +55,7 @@ func (s *versionSearch) run(ctx context.Context) error {
 		}
 		s.below = min(s.below, s.view.Floor()+1)
 	}
-	kept := Revision(1)
-	for _, t := range s.view.snap.root.Trimmed {
-		if below(t.Prefix, s.key) {
-			kept = max(kept, t.Revision) // what was there then is found from the checkpoint there
-		}
-	}
+	kept := max(1, s.view.snap.root.keptFrom(s.key)) // what was there then is found from the checkpoint there
 	for visits := 0; s.below > kept; {
 		found, err := s.linked(ctx)
 		if err != nil {

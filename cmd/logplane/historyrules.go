@@ -27,6 +27,10 @@ func (r *historyRules) String() string { return r.text }
 
 // Set implements pflag.Value.
 func (r *historyRules) Set(text string) error {
+	stores, err := storesOf(resources.Config{})
+	if err != nil {
+		return err
+	}
 	var rules []projection.HistoryRule
 	for _, part := range strings.Split(text, ",") {
 		name, age, _ := strings.Cut(part, "=")
@@ -40,10 +44,6 @@ func (r *historyRules) Set(text string) error {
 		}
 		if err != nil || keep < 0 {
 			return fmt.Errorf("'%s' must be RESOURCE=AGE, of which AGE is a duration such as '24h', or 'none'", part)
-		}
-		stores, err := storesOf(resources.Config{})
-		if err != nil {
-			return err
 		}
 		prefix := "/" + stores.Prefix(resource)
 		if slices.ContainsFunc(rules, func(r projection.HistoryRule) bool { return r.Prefix == prefix }) {

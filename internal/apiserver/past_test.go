@@ -51,12 +51,17 @@ const (
 	deploymentPath = "/apis/apps/v1/namespaces/default/deployments"
 )
 
-func (r *randomPast) send(method, path, body string) {
+// merging is a request of which a patch is a merge patch.
+func merging(method, path, body string) request {
 	q := request{method: method, path: path, body: body}
 	if method == "PATCH" {
 		q.contentType = "application/merge-patch+json"
 	}
-	a := q.do(r.t, r.s)
+	return q
+}
+
+func (r *randomPast) send(method, path, body string) {
+	a := merging(method, path, body).do(r.t, r.s)
 	require.Contains(r.t, []int{200, 201, 403, 404, 409, 422}, a.code, a.body)
 }
 
@@ -337,11 +342,7 @@ func TestPastRefusals(t *testing.T) {
 func TestPastWatch(t *testing.T) {
 	s := newServer(t)
 	send := func(method, path, body string) string {
-		q := request{method: method, path: path, body: body}
-		if method == "PATCH" {
-			q.contentType = "application/merge-patch+json"
-		}
-		a := q.do(t, s)
+		a := merging(method, path, body).do(t, s)
 		require.Less(t, a.code, 300, a.body)
 		revision, _ := fieldOf(a.object(t), "metadata.resourceVersion").(string)
 		return revision
@@ -410,11 +411,7 @@ func TestPastOfRules(t *testing.T) {
 	require.NoError(t, s.Bootstrap(t.Context()))
 	const secretsPath = "/api/v1/namespaces/default/secrets"
 	send := func(method, path, body string) answer {
-		q := request{method: method, path: path, body: body}
-		if method == "PATCH" {
-			q.contentType = "application/merge-patch+json"
-		}
-		a := q.do(t, s)
+		a := merging(method, path, body).do(t, s)
 		require.Less(t, a.code, 300, a.body)
 		_, err := p.Commit(t.Context())
 		require.NoError(t, err)

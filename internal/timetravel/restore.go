@@ -430,7 +430,7 @@ func (r *restoring) adoptKnown(object, now *unstructured.Unstructured) {
 	var references []metav1.OwnerReference
 	for _, reference := range object.GetOwnerReferences() {
 		same := slices.IndexFunc(now.GetOwnerReferences(), func(n metav1.OwnerReference) bool {
-			return n.Kind == reference.Kind && n.Name == reference.Name && groupOf(n.APIVersion) == groupOf(reference.APIVersion)
+			return slices.Equal(ownerIDs(n, now.GetNamespace()), ownerIDs(reference, now.GetNamespace()))
 		})
 		if same >= 0 && !r.compared(reference, object.GetNamespace()) {
 			references = append(references, now.GetOwnerReferences()[same])
@@ -460,14 +460,6 @@ func (r *restoring) compared(reference metav1.OwnerReference, namespace string) 
 		_, known := r.owners.known[id]
 		return known || r.owners.pending[id]
 	})
-}
-
-func groupOf(apiVersion string) string {
-	group, _, found := strings.Cut(apiVersion, "/")
-	if !found {
-		return ""
-	}
-	return group
 }
 
 func (t *Tool) printPlan(revision string, plan []*restored, same, later int) {
