@@ -100,7 +100,8 @@ func (d *day) append(writes []eventlog.Write) {
 }
 
 // TestDayOfHistory keeps a day of a cell's history, LOGPLANE_DAY_HOURS hours of LOGPLANE_DAY_NODES nodes, and prints
-// what it takes in the bucket: without, with, and with rules (docs/operations.md). A short one holds that rules spare events.
+// what it takes in the bucket: without, with, and with rules (docs/operations.md). A short one holds that rules spare
+// events.
 func TestDayOfHistory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")

@@ -47,7 +47,7 @@ type index struct {
 	p       *Projection
 	reading gate
 	footers atomic.Pointer[map[string][]byte]
-	missed  bool // it was not there once; reading guards this
+	missed  atomic.Bool // it was not there once
 }
 
 func (p *Projection) newIndex(key string) *index { return &index{key: key, p: p, reading: newGate()} }
@@ -61,6 +61,7 @@ func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
 	if kept != nil {
 		return (*kept)[segment], nil
 	}
+	missed := x.missed.Load()
 	if err := x.reading.enter(ctx); err != nil {
 		return nil, err
 	}
@@ -68,6 +69,9 @@ func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
 	kept = x.footers.Load()
 	if kept != nil { // somebody else read them meanwhile
 		return (*kept)[segment], nil
+	}
+	if !missed && x.missed.Load() { // or missed them: this caller has not read the root since either
+		return nil, fmt.Errorf("read %s: %w", x.key, bucket.ErrNotFound)
 	}
 	footers, err := x.read(ctx)
 	if err != nil {
@@ -89,8 +93,8 @@ func (x *index) read(ctx context.Context) ([]footer, error) {
 	}
 	body, _, err := x.p.config.Bucket.Get(ctx, x.key)
 	missed := errors.Is(err, bucket.ErrNotFound)
-	if err != nil && (!missed || !x.missed) {
-		x.missed = missed
+	if err != nil && (!missed || !x.missed.Load()) {
+		x.missed.Store(missed)
 		return nil, fmt.Errorf("read %s: %w", x.key, err)
 	}
 	var footers []footer
