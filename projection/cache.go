@@ -1,15 +1,18 @@
 package projection
 
 import (
+	"slices"
+	"unsafe"
+
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// blockCache keeps decoded blocks within the budget. Segments are immutable, so nothing is ever invalidated. It
-// is safe for concurrent use.
+// blockCache keeps decoded blocks within the budget, and outlines of those that lists have read. Segments are
+// immutable, so nothing is ever invalidated. It is safe for concurrent use.
 type blockCache struct {
-	blocks *cache.Cache[blockID, *segment.Block]
+	blocks, outlines *cache.Cache[blockID, *segment.Block]
 }
 
 type blockID struct {
@@ -18,7 +21,7 @@ type blockID struct {
 }
 
 func newBlockCache(of *cache.Budget) *blockCache {
-	return &blockCache{cache.New[blockID, *segment.Block](of)}
+	return &blockCache{cache.New[blockID, *segment.Block](of), cache.New[blockID, *segment.Block](of)}
 }
 
 // Block implements segment.Cache.
@@ -29,6 +32,73 @@ func (c *blockCache) Block(file string, block int) (*segment.Block, bool) {
 // Keep implements segment.Cache.
 func (c *blockCache) Keep(file string, block int, b *segment.Block) {
 	c.blocks.Add(blockID{file, block}, ownerOf(b), b, int64(b.Bytes))
+}
+
+// through is how blocks are read.
+type through int
+
+const (
+	// cached is by the cache of blocks.
+	cached through = iota
+	// outlines is for who needs no values (View.Outline).
+	outlines
+	// past is past all caches, for who reads everything once.
+	past
+)
+
+// outlineCache gives the outline of a block if it is kept, and makes it of each block that is read. Blocks that only
+// lists need are kept where there is room for them: they push out nothing, least of all outlines.
+type outlineCache struct{ *blockCache }
+
+// Block implements segment.Cache.
+func (c outlineCache) Block(file string, block int) (*segment.Block, bool) {
+	if o, ok := c.outlines.Get(blockID{file, block}); ok {
+		return o, true
+	}
+	b, ok := c.blockCache.Block(file, block)
+	if ok {
+		c.keepOutline(file, block, b)
+	}
+	return b, ok
+}
+
+// Keep implements segment.Cache.
+func (c outlineCache) Keep(file string, block int, b *segment.Block) {
+	c.blocks.Offer(blockID{file, block}, ownerOf(b), b, int64(b.Bytes))
+	c.keepOutline(file, block, b)
+}
+
+func (c outlineCache) keepOutline(file string, block int, b *segment.Block) {
+	o := outlineOf(b)
+	c.outlines.Add(blockID{file, block}, ownerOf(b), o, int64(o.Bytes))
+}
+
+// outlineOf is the block without bodies, and without what of a row is long and in no list: who asked for it, and how.
+func outlineOf(b *segment.Block) *segment.Block {
+	o := &segment.Block{Entries: slices.Clone(b.Entries)}
+	var decoder recordDecoder
+	var values []byte
+	ends := make([]int, len(o.Entries))
+	keys := 0
+	for i, e := range o.Entries {
+		keys += len(e.Key)
+		if r, err := decoder.brief(e); err == nil { // else who reads it meets the error
+			o.Entries[i].Omitted = len(r.Body)
+			r.RequestID, r.Author = "", eventlog.Author{}
+			values = appendRecord(values, r, nil)
+		} else {
+			values = append(values, e.Value...)
+		}
+		ends[i] = len(values)
+	}
+	values = slices.Clip(values)
+	start := 0
+	for i, end := range ends {
+		o.Entries[i].Value = values[start:end:end]
+		start = end
+	}
+	o.Bytes = len(values) + keys + len(o.Entries)*int(unsafe.Sizeof(segment.Entry{}))
+	return o
 }
 
 // ownerOf is the cluster and namespace of a block's first row; its neighbours mostly have the same. For a block of

@@ -209,7 +209,7 @@ type raw struct {
 
 // headOf is a run at its first version.
 func headOf(ctx context.Context, r run) (*raw, error) {
-	h := &raw{source: &runSource{parts: r, uncached: true}}
+	h := &raw{source: &runSource{parts: r, through: past}}
 	return h, h.advance(ctx)
 }
 

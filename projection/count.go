@@ -18,7 +18,7 @@ func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int
 		if err := v.check(at); err != nil {
 			return err
 		}
-		m, err := v.merge(ctx, start, end, at, nil)
+		m, err := v.merge(ctx, start, end, at, nil, cached)
 		if err != nil {
 			return err
 		}

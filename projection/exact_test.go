@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -338,6 +339,33 @@ func TestABlockLargerThanTheCache(t *testing.T) {
 	require.True(t, ok)
 	_, ok = c.Block("b", 0)
 	require.False(t, ok)
+}
+
+// An outline holds what it counts, and no value of the block.
+func TestOutlinesTakeLittle(t *testing.T) {
+	var entries []segment.Entry
+	for i := range 50 {
+		r := newRecord(eventlog.Event{RequestID: strings.Repeat("r", 36), Write: eventlog.Write{
+			Key: podKey(fmt.Sprint("pod-", i)), Op: eventlog.Added, Body: make([]byte, 1<<10), ContentType: "application/x-other",
+			Author: eventlog.Author{User: "system:serviceaccount:kube-system:replicaset-controller"}}})
+		r.Revision = Revision(i + 1)
+		entries = append(entries, r.keyEntry())
+	}
+	o := outlineOf(&segment.Block{Entries: entries})
+	require.Less(t, o.Bytes, 50*200)
+	held, decoder := len(o.Entries)*int(unsafe.Sizeof(segment.Entry{})), recordDecoder{}
+	for i, e := range o.Entries {
+		held += len(e.Key) + cap(e.Value)
+		row, err := decoder.row(e)
+		require.NoError(t, err)
+		require.Equal(t, 1<<10, row.Size)
+		require.Empty(t, row.Value)
+		require.Equal(t, "application/x-other", row.ContentType)
+		require.Equal(t, fmt.Sprint("pod-", i), row.ID.Name)
+	}
+	require.Equal(t, o.Bytes, held)
+	first := unsafe.SliceData(entries[0].Value)
+	require.NotSame(t, first, unsafe.SliceData(o.Entries[0].Value))
 }
 
 // A projector that starts while the bucket takes nothing goes on trying, and readers go on meanwhile. A fault that an

@@ -88,7 +88,7 @@ func (r *part) copyTo(ctx context.Context, w *segment.Writer) error {
 	if err != nil {
 		return err
 	}
-	for cursor := reader.Uncached().Scan("", ""); ; {
+	for cursor := reader.Through(nil).Scan("", ""); ; {
 		e, ok, err := cursor.Next(ctx)
 		if err != nil || !ok {
 			return err

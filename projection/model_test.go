@@ -64,6 +64,7 @@ type random struct {
 	// prefix of an object's storage path, that of Pods by default.
 	prefix func(name string) string
 	left   int // how many rows selections have left out
+	bare   int // how many rows of outlines had no value
 }
 
 func newRandom(c *cell, seed uint64, names int) *random {
@@ -186,7 +187,33 @@ func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
 		require.Equal(r.t, inside(want), n, "at %d from %d", at, since)
 		r.since[r.checkSince(v, at)]++
 		r.checkSelection(ctx, v, at, want, rng)
+		r.checkOutline(ctx, v, at)
 	}
+}
+
+// checkOutline checks that an outline has the rows of a scan, and nothing else but values in them, or none.
+func (r *random) checkOutline(ctx context.Context, v *View, at Revision) {
+	var rows []Row
+	for row, err := range v.Scan(ctx, "", "", at) {
+		require.NoError(r.t, err)
+		require.Len(r.t, row.Value, row.Size)
+		row.RequestID, row.Author = "", eventlog.Author{}
+		rows = append(rows, row)
+	}
+	n := 0
+	for row, err := range v.Outline(ctx, "", "", at) {
+		require.NoError(r.t, err)
+		require.Less(r.t, n, len(rows))
+		want := rows[n]
+		if row.Value == nil && want.Size > 0 {
+			r.bare++
+			want.Value = nil
+		}
+		row.RequestID, row.Author = "", eventlog.Author{}
+		require.Equal(r.t, want, row)
+		n++
+	}
+	require.Len(r.t, rows, n)
 }
 
 // numbered is the fact of a value, false if it is one of those whose facts nobody can tell.
@@ -329,6 +356,7 @@ func TestRandomHistories(t *testing.T) {
 			require.Less(t, len(v.snap.runs), 3*runsPerLevel)
 			require.Greater(t, r.since[true], 10)
 			require.Greater(t, r.since[false], 10)
+			require.Greater(t, r.bare, 100)
 			if r.pad > 0 {
 				require.Greater(t, r.left, 100)
 			}

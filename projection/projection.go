@@ -133,6 +133,7 @@ func (p *Projection) Budget() *cache.Budget { return p.config.Budget }
 // Shrink drops most of the decoded blocks, those first that were not used for longest.
 func (p *Projection) Shrink() {
 	p.cache.blocks.Shrink()
+	p.cache.outlines.Shrink()
 	p.facts.Shrink()
 }
 

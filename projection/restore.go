@@ -268,7 +268,7 @@ func (f *filling) writeLive(ctx context.Context, v *View) error {
 	out := &output{p: f.target, merge: &merge{level: baseLevel}}
 	whole := *v
 	whole.trimmed = nil
-	for n, err := range whole.live(ctx, "", "", f.at, nil) {
+	for n, err := range whole.live(ctx, "", "", f.at, nil, cached) {
 		if err == nil && f.trims(n.key) {
 			continue
 		}
@@ -396,7 +396,7 @@ func (f *filling) spill(ctx context.Context) error {
 func (f *filling) count(ctx context.Context) (live uint64, err error) {
 	snap := f.target.snapshotOf(f.next.root, nil, f.next.Footers, "", nil)
 	v := &View{p: f.target, snap: snap, tail: emptyTail(f.next.root), superseded: make(chan struct{})}
-	for _, err := range v.live(ctx, "", "", v.Revision(), nil) {
+	for _, err := range v.live(ctx, "", "", v.Revision(), nil, cached) {
 		if err != nil {
 			return 0, err
 		}

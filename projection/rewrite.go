@@ -257,7 +257,7 @@ func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (*r
 	}
 	writer, dropped := segment.NewWriter(kind), false
 	decoder := recordDecoder{}
-	for cursor := reader.Uncached().Scan("", ""); ; {
+	for cursor := reader.Through(nil).Scan("", ""); ; {
 		e, ok, err := cursor.Next(ctx)
 		if err != nil {
 			return nil, err

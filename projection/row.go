@@ -32,6 +32,8 @@ type Row struct {
 	ContentType string
 	// Value must not be changed: it is shared by every reader.
 	Value []byte
+	// Size of the value, which an outline may lack.
+	Size int
 	// Time is the log's timestamp of the event.
 	Time time.Time
 	// TTL in seconds as written, 0 for ever.
@@ -64,7 +66,7 @@ func (r *record) row() Row {
 	row := Row{Key: r.key, ID: r.Key, Revision: r.Revision, Deleted: r.Op == eventlog.Deleted, Void: r.void, Op: r.Op, Base: r.Base,
 		RequestID: r.RequestID, ContentType: r.ContentType, Time: r.Time, TTL: r.TTL, Author: r.Author}
 	if !row.Deleted {
-		row.Value = r.Body
+		row.Value, row.Size = r.Body, len(r.Body)
 	}
 	return row
 }
@@ -157,14 +159,21 @@ type recordDecoder struct {
 	scratch         record
 }
 
+// brief decodes an entry of a key-ordered segment into a record that is the decoder's, until the next.
+func (d *recordDecoder) brief(e segment.Entry) (*record, error) {
+	d.Decoder, d.scratch = segment.Decoder{Rest: e.Value}, record{key: e.Key, span: 1}
+	return d.record(&d.scratch, e)
+}
+
 // row decodes an entry of a key-ordered segment without keeping its record.
 func (d *recordDecoder) row(e segment.Entry) (Row, error) {
-	d.Decoder, d.scratch = segment.Decoder{Rest: e.Value}, record{key: e.Key, span: 1}
-	r, err := d.record(&d.scratch, e)
+	r, err := d.brief(e)
 	if err != nil {
 		return Row{}, err
 	}
-	return r.row(), nil
+	row := r.row()
+	row.Size += e.Omitted
+	return row, nil
 }
 
 // keyed decodes an entry of a key-ordered segment.

@@ -12,7 +12,7 @@ import (
 
 // live yields the live versions in key order. If a segment was collected meanwhile, it goes on after the last key, on a
 // new root. It may leave out what a selection excludes; nil wants everything.
-func (v *View) live(ctx context.Context, start, end string, at Revision, wanted *Selection) iter.Seq2[version, error] {
+func (v *View) live(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		last := ""
 		v, err := v.with(ctx, Keys{start, end}, at)
@@ -27,7 +27,7 @@ func (v *View) live(ctx context.Context, start, end string, at Revision, wanted 
 			if last != "" {
 				start = last + "\x00"
 			}
-			m, err := v.merge(ctx, start, end, at, wanted)
+			m, err := v.merge(ctx, start, end, at, wanted, how)
 			if err != nil {
 				return err
 			}
@@ -80,7 +80,7 @@ type head struct {
 	ok      bool
 }
 
-func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted *Selection) (*merged, error) {
+func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) (*merged, error) {
 	m := &merged{view: v, at: at, start: start, end: end}
 	below := m.below()
 	inline := &head{at: below, source: newInlineSource(v.snap.inline, start, end)}
@@ -91,7 +91,8 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted
 	for _, r := range v.snap.runs {
 		parts := r.overlapping(start, end)
 		if len(parts) > 0 {
-			m.heads = append(m.heads, &head{at: below, source: &runSource{parts: parts, start: start, end: end, wanted: wanted}})
+			source := &runSource{parts: parts, start: start, end: end, wanted: wanted, through: how}
+			m.heads = append(m.heads, &head{at: below, source: source})
 		}
 	}
 	if err := firstOfAll(ctx, m.heads[1:]); err != nil {
@@ -253,8 +254,9 @@ type runSource struct {
 	skipped    string // nothing up to this key is wanted any more
 	cursor     *segment.Cursor
 	// before is the cursor of the part before.
-	before   *segment.Cursor
-	uncached bool
+	before *segment.Cursor
+	// through is how the blocks are read.
+	through through
 	// wanted is nil if every block is read. opened are the segments of the parts that were reached then.
 	wanted *Selection
 	opened []*segment.Reader
@@ -338,8 +340,14 @@ func (s *runSource) reader(key string) *segment.Reader {
 
 func (s *runSource) open(ctx context.Context) (*segment.Reader, error) {
 	reader, err := s.parts[0].open(ctx)
-	if err == nil && s.uncached {
-		reader = reader.Uncached()
+	if err != nil {
+		return nil, err
 	}
-	return reader, err
+	switch s.through {
+	case past:
+		return reader.Through(nil), nil
+	case outlines:
+		return reader.Through(outlineCache{s.parts[0].p.cache}), nil
+	}
+	return reader, nil
 }

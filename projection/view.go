@@ -179,9 +179,19 @@ func (v *View) Scan(ctx context.Context, start, end string, at Revision) iter.Se
 // Select is Scan for who wants some rows only. It may leave out any others, and leaves out those of most blocks that
 // have none that is wanted. It yields no other version of a row than Scan.
 func (v *View) Select(ctx context.Context, start, end string, at Revision, wanted *Selection) iter.Seq2[Row, error] {
+	return v.rows(ctx, start, end, at, wanted, cached)
+}
+
+// Outline is Scan for who mostly needs no values, and asks for these again by Scan. A row may lack its Value, its
+// RequestID and its Author. So what is kept of many objects takes a tenth of the memory.
+func (v *View) Outline(ctx context.Context, start, end string, at Revision) iter.Seq2[Row, error] {
+	return v.rows(ctx, start, end, at, nil, outlines)
+}
+
+func (v *View) rows(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
 		var decoder recordDecoder
-		for n, err := range v.live(ctx, start, end, at, wanted) {
+		for n, err := range v.live(ctx, start, end, at, wanted, how) {
 			var row Row
 			if err == nil {
 				row, err = n.row(&decoder)

@@ -2,6 +2,7 @@ package kubestore
 
 import (
 	"context"
+	"fmt"
 	"hash/maphash"
 	"iter"
 	"reflect"
@@ -142,7 +143,11 @@ func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error]
 	all := l.opts.Predicate.Empty() && !sharded(&l.opts.Predicate)
 	return func(yield func(Piece, error) bool) {
 		c := cut{rows: make([]projection.Row, 0, 2*aroundItems), revisions: make([]projection.Revision, 0, 2*aroundItems)}
-		for row, err := range l.scan(ctx) {
+		rows := l.scan(ctx)
+		if all {
+			rows = l.upToLimit(ctx, l.outline(ctx, &c))
+		}
+		for row, err := range rows {
 			var object runtime.Object
 			if err == nil && !all {
 				object, err = l.match(ctx, row)
@@ -169,12 +174,61 @@ func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error]
 	}
 }
 
+// outline yields the rows of a list of which all match. Where their values are not at hand it leaves them out, until
+// more than one piece in a row had to be made: then the rest is read in one go, as of a list that nobody keeps.
+func (l *listing) outline(ctx context.Context, c *cut) iter.Seq2[projection.Row, error] {
+	return func(yield func(projection.Row, error) bool) {
+		start := l.keys.Start
+		for row, err := range l.view.Outline(ctx, start, l.keys.End, l.at) {
+			if !yield(row, err) {
+				return
+			}
+			if start = row.Key + "\x00"; c.missing > 1 {
+				break
+			}
+		}
+		if c.missing <= 1 {
+			return
+		}
+		for row, err := range l.view.Scan(ctx, start, l.keys.End, l.at) {
+			if !yield(row, err) {
+				return
+			}
+		}
+	}
+}
+
+// values reads the values of a piece's rows that an outline has left out.
+func (l *listing) values(ctx context.Context, c *cut) error {
+	if !slices.ContainsFunc(c.rows, func(r projection.Row) bool { return len(r.Value) < r.Size }) {
+		c.missing = 0
+		return nil
+	}
+	c.missing++
+	read := make([]projection.Row, 0, len(c.rows))
+	for row, err := range l.view.Scan(ctx, c.rows[0].Key, c.rows[len(c.rows)-1].Key+"\x00", l.at) {
+		if err != nil {
+			return l.failed(err)
+		}
+		if !l.store.foreign(row.ContentType) {
+			read = append(read, row)
+		}
+	}
+	if !slices.EqualFunc(read, c.revisions, func(r projection.Row, rev projection.Revision) bool { return r.Revision == rev }) {
+		return fmt.Errorf("list %q: rows as of revision %d are not those of a moment ago", c.rows[0].Key, l.at)
+	}
+	copy(c.rows, read)
+	return nil
+}
+
 // cut is the rows of one piece, with their objects unless all match.
 type cut struct {
 	rows      []projection.Row
 	objects   []runtime.Object
 	revisions []projection.Revision
 	bytes     int
+	// missing is how many pieces in a row had to be made of rows without values.
+	missing int
 }
 
 var cutSeed = maphash.MakeSeed()
@@ -185,7 +239,7 @@ func (c *cut) add(row projection.Row, object runtime.Object) bool {
 	if object != nil {
 		c.objects = append(c.objects, object)
 	}
-	c.bytes += len(row.Value)
+	c.bytes += row.Size
 	return len(c.rows) >= mostItems || c.bytes >= mostBytes || maphash.String(cutSeed, row.Key)%aroundItems == 0
 }
 
@@ -200,7 +254,11 @@ func (l *listing) piece(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
 	s := l.store
 	id := version{store: s.id, rowKey: c.rows[0].Key, revision: hash(c.revisions), kind: p.Form}
 	if piece := s.Objects.piece(id, c.revisions); piece != nil {
+		c.missing = 0
 		return piece, nil
+	}
+	if err := l.values(ctx, c); err != nil {
+		return nil, err
 	}
 	list := reflect.New(reflect.TypeOf(l.list).Elem()).Interface().(runtime.Object)
 	if u, ok := list.(*unstructured.UnstructuredList); ok {

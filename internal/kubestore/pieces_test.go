@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"testing"
 	"weak"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/apis/example"
@@ -128,3 +130,68 @@ func TestAListThatCannotBeReadAgain(t *testing.T) {
 	require.GreaterOrEqual(t, got, firstBytes>>20)
 	require.Less(t, got, 20)
 }
+
+// TestWarmListsReadNoValues: a list whose pieces are kept does without the values, where the cache has no room for
+// them. A piece that must be made again reads its own; a list of which all must be made reads as much as any scan.
+func TestWarmListsReadNoValues(t *testing.T) {
+	const n, bytes = 2000, 3000
+	log, counted := manyPods(t, n, bytes)
+	budget := cache.NewBudget(1 << 20) // the outlines have room, the values do not
+	p, err := projection.Open(projection.Config{Log: log, Bucket: counted, Budget: budget})
+	require.NoError(t, err)
+	objects := NewObjects(cache.NewBudget(1 << 20))
+	s := newStore(Cell{Log: log, Projection: p, Cluster: "main", Objects: objects}, corePods())
+	list := func(form string) (read int64, names []string, made int) {
+		p := &Pieces{Resource: s.GroupResource, Form: form, Encode: func(list runtime.Object, _ bool) (Piece, error) {
+			made++
+			piece := &naming{}
+			for _, pod := range list.(*corev1.PodList).Items {
+				require.Contains(t, pod.Annotations, "noise")
+				piece.names = append(piece.names, pod.Name+"@"+pod.ResourceVersion)
+			}
+			return piece, nil
+		}}
+		defer p.Close()
+		before := counted.Counts().GetRange
+		require.NoError(t, s.GetList(context.WithValue(t.Context(), piecesKey{}, p), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, &corev1.PodList{}))
+		for piece, err := range p.All() {
+			require.NoError(t, err)
+			names = append(names, piece.(*naming).names...)
+		}
+		return counted.Counts().GetRange - before, names, made
+	}
+	_, first, pieces := list("a")
+	require.Len(t, first, n)
+	require.Greater(t, pieces, n/mostItems)
+	read, again, made := list("a")
+	require.Zero(t, read)
+	require.Zero(t, made)
+	require.Equal(t, first, again)
+
+	changed := &corev1.Pod{}
+	require.NoError(t, s.GuaranteedUpdate(t.Context(), "/pods/ns-0001/pod-0001500", changed, false, nil, storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
+		obj.(*corev1.Pod).Labels["tier"] = "other"
+		return obj, nil
+	}), nil))
+	read, again, made = list("a")
+	require.Equal(t, 1, made)
+	require.LessOrEqual(t, read, int64(2))
+	want := slices.Clone(first)
+	want[1500] = "pod-0001500@" + changed.ResourceVersion
+	require.Equal(t, want, again)
+
+	before := counted.Counts().GetRange
+	selected(t, s, storage.ListOptions{Predicate: storage.Everything})
+	scan := counted.Counts().GetRange - before
+	read, again, made = list("b")
+	require.Equal(t, want, again)
+	require.Equal(t, pieces, made)
+	require.Greater(t, pieces, 25)
+	require.LessOrEqual(t, read, int64(pieces/2), "two pieces read for themselves, and then all of the rest is (%d)", scan)
+}
+
+// naming is a piece with the names of its items.
+type naming struct{ names []string }
+
+func (*naming) Bytes() int               { return 100 }
+func (n *naming) Size() (count, sum int) { return len(n.names), len(n.names) }

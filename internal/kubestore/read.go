@@ -225,12 +225,17 @@ const heavyList = 256 << 10
 // maxCorrupt is how many corrupt objects a list names before it gives up. The figure is upstream's.
 const maxCorrupt = 100
 
-// scan yields the rows to look at until the limit is reached. It looks at one more row to learn whether there is
-// another page.
+// scan yields the rows to look at.
 func (l *listing) scan(ctx context.Context) iter.Seq2[projection.Row, error] {
+	return l.upToLimit(ctx, l.view.Select(ctx, l.keys.Start, l.keys.End, l.at, l.wanted))
+}
+
+// upToLimit yields the rows until the limit is reached. It looks at one more row to learn whether there is another
+// page.
+func (l *listing) upToLimit(ctx context.Context, rows iter.Seq2[projection.Row, error]) iter.Seq2[projection.Row, error] {
 	return func(yield func(projection.Row, error) bool) {
 		limit := l.opts.Predicate.Limit
-		for row, err := range l.view.Select(ctx, l.keys.Start, l.keys.End, l.at, l.wanted) {
+		for row, err := range rows {
 			if err != nil {
 				yield(row, l.failed(err))
 				return
@@ -244,7 +249,7 @@ func (l *listing) scan(ctx context.Context) iter.Seq2[projection.Row, error] {
 				return
 			}
 			l.last = row.Key
-			l.bytes += len(row.Value)
+			l.bytes += row.Size
 			if l.bytes > heavyList {
 				if err := TakeTurn(ctx); err != nil {
 					yield(row, err)

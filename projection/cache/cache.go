@@ -86,16 +86,20 @@ type owner struct {
 	recent list.List // of evictable, most recently used first
 }
 
-// add requires mu.
-func (b *Budget) add(ownerName string, e evictable) {
+// add requires mu. An unused value is at the end of those that were used.
+func (b *Budget) add(ownerName string, e evictable, unused bool) {
 	o := b.owners[ownerName]
 	if o == nil {
 		o = &owner{name: strings.Clone(ownerName)} // it may be part of something large
 		b.owners[o.name] = o
 	}
 	p := e.at()
-	p.used, p.owner = time.Now(), o
-	p.all, p.own = b.recent.PushFront(e), o.recent.PushFront(e)
+	p.owner = o
+	if unused {
+		p.all, p.own = b.recent.PushBack(e), o.recent.PushBack(e)
+	} else {
+		p.used, p.all, p.own = time.Now(), b.recent.PushFront(e), o.recent.PushFront(e)
+	}
 	b.bytes += p.bytes
 	o.bytes += p.bytes
 	b.bound(o)
@@ -176,6 +180,21 @@ func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
 func (c *Cache[K, V]) Add(key K, ownerName string, value V, bytes int64) V {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
+	return c.add(key, ownerName, value, bytes, false)
+}
+
+// Offer is Add of what is not worth another value. It is kept if there is room, and is the first to go unless it is
+// used.
+func (c *Cache[K, V]) Offer(key K, ownerName string, value V, bytes int64) {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	if c.of.bytes+bytes+c.overhead <= c.of.room() {
+		c.add(key, ownerName, value, bytes, true)
+	}
+}
+
+// add requires mu of the budget.
+func (c *Cache[K, V]) add(key K, ownerName string, value V, bytes int64, unused bool) V {
 	if there, ok := c.entries[key]; ok {
 		return there.value
 	}
@@ -186,7 +205,7 @@ func (c *Cache[K, V]) Add(key K, ownerName string, value V, bytes int64) V {
 	e := &entry[K, V]{place: place{bytes: bytes}, cache: c, key: key, value: value}
 	c.entries[key] = e
 	c.bytes += bytes
-	c.of.add(ownerName, e)
+	c.of.add(ownerName, e, unused)
 	return value
 }
 

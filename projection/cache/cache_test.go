@@ -62,6 +62,25 @@ func TestAddReturnsWhatIsKept(t *testing.T) {
 	require.False(t, ok)
 }
 
+// What is offered takes nobody's room, and is the first to go until it is used.
+func TestOffer(t *testing.T) {
+	c := newCache[int, int](5)
+	c.Add(1, "a", 1, 1)
+	c.Offer(2, "a", 2, 1)
+	c.Offer(3, "b", 3, 1)
+	c.Add(4, "b", 4, 1)
+	c.Offer(5, "b", 5, 2)
+	require.Equal(t, []int{3, 4}, c.kept("b"), "no room for 5")
+	_, ok := c.Get(2)
+	require.True(t, ok)
+	c.Add(6, "a", 6, 2)
+	require.Equal(t, []int{1, 2, 6}, c.kept("a"))
+	require.Equal(t, []int{4}, c.kept("b"))
+	c.Offer(4, "b", 7, 0)
+	got, _ := c.Get(4)
+	require.Equal(t, 4, got)
+}
+
 // An owner takes a quarter of a full cache from the others, and then only from itself and what is cold.
 func TestOwnersBeyondTheirShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -84,11 +84,11 @@ func OpenFooter(name string, source Source, cache Cache, size int64, sealed []by
 // Footer is the segment's footer, to be kept for OpenFooter. It must not be changed.
 func (r *Reader) Footer() []byte { return r.sealed }
 
-// Uncached is the same segment, read past the cache: for who reads all of it once.
-func (r *Reader) Uncached() *Reader {
-	uncached := *r
-	uncached.cache = nil
-	return &uncached
+// Through is the same segment, read through another cache; nil is none, for who reads all of it once.
+func (r *Reader) Through(c Cache) *Reader {
+	through := *r
+	through.cache = c
+	return &through
 }
 
 // OpenBytes is Open of a file in memory.
@@ -155,7 +155,7 @@ func (r *Reader) Verify(ctx context.Context) error {
 	if !bytes.Equal(b, header(r.footer.Kind)) {
 		return corrupt("header", "not the footer's kind and version").in(r.file)
 	}
-	c := r.Uncached().Scan("", "")
+	c := r.Through(nil).Scan("", "")
 	var last Entry
 	for rows := uint64(0); ; rows++ {
 		e, ok, err := c.Next(ctx)

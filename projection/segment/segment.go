@@ -51,6 +51,8 @@ type Entry struct {
 	Flags    Flags
 	// Value is opaque here. It is shared by every reader of the block and must not be changed.
 	Value []byte
+	// Omitted is how many bytes of the value a Cache has left out. No entry of a file has any.
+	Omitted int
 }
 
 // EventKey is the key of an entry in a segment of kind Events.
