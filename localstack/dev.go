@@ -76,6 +76,7 @@ type Config struct {
 // Dev is a running embedded cell: log, bucket, projector, request functions, watcher and lifecycle.
 type Dev struct {
 	log        *embedded.Server
+	budget     *cache.Budget
 	server     *apiserver.Server
 	address    string
 	kubeconfig string
@@ -193,9 +194,9 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 	if err != nil {
 		return kubestore.Cell{}, err
 	}
-	budget := cache.NewBudget(cmp.Or(c.CacheBytes, 32<<20))
+	d.budget = cache.NewBudget(cmp.Or(c.CacheBytes, 32<<20))
 	p, err := projection.Open(projection.Config{
-		Log: log, Bucket: b, Budget: budget, LogRetention: c.LogRetention, Retention: c.Retention, History: c.History, HistoryRules: c.HistoryRules, Checkpoints: c.Checkpoints,
+		Log: log, Bucket: b, Budget: d.budget, LogRetention: c.LogRetention, Retention: c.Retention, History: c.History, HistoryRules: c.HistoryRules, Checkpoints: c.Checkpoints,
 		ReadOnly: c.readOnly,
 	})
 	if err != nil {
@@ -208,7 +209,7 @@ func (d *Dev) openCell(ctx context.Context, c Config) (kubestore.Cell, error) {
 	}
 	return kubestore.Cell{
 		Log: log, Projection: p, Cluster: cluster,
-		Objects: kubestore.NewObjects(budget),
+		Objects: kubestore.NewObjects(d.budget),
 	}, nil
 }
 
@@ -338,6 +339,9 @@ func (d *Dev) EventsURL() string { return d.events }
 func (d *Dev) RESTConfig() *rest.Config {
 	return &rest.Config{Host: d.URL(), TLSClientConfig: d.client}
 }
+
+// Rest lets go of the blocks that only lists have read, which are on this machine's disk.
+func (d *Dev) Rest() { d.budget.DropUnused() }
 
 // Shrink lets go of most of what is kept to save time: the cell has nothing to do.
 func (d *Dev) Shrink() { d.server.Shrink() }

@@ -56,7 +56,7 @@ func newAPI() *cobra.Command {
 				return lambda.ServeHTTP(cmd.Context(), handler, onLambda(cmd, opened, invokeMode == "BUFFERED"))
 			}
 			defer server.StopTracing()
-			defer memory.GiveBack(server.Shrink)()
+			defer memory.GiveBack(nil, server.Shrink)()
 			return how.serve(cmd.Context(), serve.AfterRest(handler, opened.thawed), serve.Config{})
 		},
 	}

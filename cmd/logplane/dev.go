@@ -46,7 +46,7 @@ func newDev() *cobra.Command {
 				return err
 			}
 			coldstart.Over()
-			defer memory.GiveBack(dev.Shrink)()
+			defer memory.GiveBack(dev.Rest, dev.Shrink)()
 			greet(cmd.OutOrStdout(), dev)
 			return waitAndStop(cmd, dev)
 		},

@@ -57,7 +57,7 @@ func newLifecycle() *cobra.Command {
 					return map[string][]string{"left": left}, err
 				})
 			}
-			defer memory.GiveBack(server.Shrink)()
+			defer memory.GiveBack(nil, server.Shrink)()
 			slog.Info("finishing what requests begin", "bucket", where.bucket)
 			return watched.beside(cmd.Context(), opened.connected, finisher.Run)
 		},

@@ -13,7 +13,7 @@ import (
 // work of its user, as one of unlimitedDevMiB. leastMiB is what a process needs for itself.
 const (
 	unlimitedMiB    = 512
-	unlimitedDevMiB = 384
+	unlimitedDevMiB = 256
 	leastMiB        = 128
 )
 

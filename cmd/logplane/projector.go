@@ -46,7 +46,7 @@ func newProjector() *cobra.Command {
 					return map[string]any{"applied": applied, "merged": merged}, err
 				})
 			}
-			defer memory.GiveBack(opened.Shrink)()
+			defer memory.GiveBack(nil, opened.Shrink)()
 			slog.Info("committing what the log adds", "bucket", where.bucket, "cadence", cadence)
 			return watched.beside(cmd.Context(), opened.connected, func(ctx context.Context) error { return opened.Projection.Run(ctx, cadence) })
 		},

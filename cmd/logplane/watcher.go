@@ -99,7 +99,7 @@ func newWatcher() *cobra.Command {
 			}
 			publish(cmd.Context(), w, how.trust)
 			defer w.StopTracing()
-			defer memory.GiveBack(w.Shrink)()
+			defer memory.GiveBack(nil, w.Shrink)()
 			return runWatcher(cmd.Context(), w, bell, how, what)
 		},
 	}

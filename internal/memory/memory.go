@@ -94,15 +94,16 @@ const (
 	light = 256
 )
 
-// GiveBack gives memory back to the system. It gives back garbage a second after work has become little, compared
-// with what is held. When there was nothing to do for a whole pause, it also gives back what shrink drops. Without it
-// the runtime would collect only after two minutes, give back slowly, and never drop a cache.
+// GiveBack gives memory back to the system. A second after work has become little, compared with what is held, it
+// gives back garbage, and what rest drops, which may be nil. When there was nothing to do for a whole pause, it also
+// gives back what shrink drops. Without it the runtime would collect only after two minutes, give back slowly, and never
+// drop a cache.
 //
 // Only garbage collections set the timer. It goes off when they have become rare,
 // and a process that does nothing has no timer. If the process is frozen meanwhile,
 // as a function is between two requests, it only keeps the memory for longer.
-func GiveBack(shrink func()) (stop func()) {
-	k := &keeper{shrink: shrink}
+func GiveBack(rest, shrink func()) (stop func()) {
+	k := &keeper{rest: rest, shrink: shrink}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.timer = time.AfterFunc(tick, k.look)
@@ -111,7 +112,7 @@ func GiveBack(shrink func()) (stop func()) {
 }
 
 type keeper struct {
-	shrink func()
+	rest, shrink func()
 
 	mu      sync.Mutex // guards what follows
 	timer   *time.Timer
@@ -167,6 +168,9 @@ func (k *keeper) look() {
 		}
 	}
 	if recently <= held/light && more(held, k.given) {
+		if k.rest != nil {
+			k.rest()
+		}
 		k.free()
 	}
 	k.timer.Reset(tick)
@@ -175,7 +179,9 @@ func (k *keeper) look() {
 func more(held, before uint64) bool { return held > before+before/8+worth }
 
 func (k *keeper) free() {
-	runtime.GC() // what pools held before this is garbage for the next
+	for range 3 { // the log's server gives a buffer that is garbage to a pool, which keeps it for two collections more
+		runtime.GC()
+	}
 	debug.FreeOSMemory()
 	k.allocated, k.given = usage()
 }

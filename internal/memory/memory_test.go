@@ -34,8 +34,8 @@ func waste(bytes int) {
 // nothing to do for a whole pause, caches shrink once and the memory that they held goes back, too.
 func TestGivesBackWhenIdle(t *testing.T) {
 	defer func() { kept = nil }()
-	shrunk := 0
-	k := &keeper{shrink: func() { shrunk++; kept = nil }, timer: stoppedTimer()}
+	rested, shrunk := 0, 0
+	k := &keeper{rest: func() { rested++ }, shrink: func() { shrunk++; kept = nil }, timer: stoppedTimer()}
 	rest := func() {
 		for range pause {
 			k.look()
@@ -63,11 +63,14 @@ func TestGivesBackWhenIdle(t *testing.T) {
 	// A little work, beside much garbage.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	waste(300 << 20)
+	before := rested
 	k.look()
 	_, held = usage()
 	require.Greater(t, held, uint64(250<<20), "it works")
+	require.Equal(t, before, rested)
 	waste(1 << 20)
 	k.look()
+	require.Equal(t, before+1, rested)
 	require.Equal(t, 2, shrunk)
 	_, held = usage()
 	require.Less(t, held, start+start/4+30<<20)

@@ -121,6 +121,15 @@ func (b *Budget) victim(o *owner) evictable {
 	return oldest
 }
 
+// DropUnused lets go of what was offered and that nobody has used.
+func (b *Budget) DropUnused() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for last := b.recent.Back(); last != nil && last.Value.(evictable).at().used.IsZero(); last = b.recent.Back() {
+		last.Value.(evictable).remove()
+	}
+}
+
 // use requires mu.
 func (b *Budget) use(p *place) {
 	p.used = time.Now()

@@ -79,6 +79,12 @@ func TestOffer(t *testing.T) {
 	c.Offer(4, "b", 7, 0)
 	got, _ := c.Get(4)
 	require.Equal(t, 4, got)
+
+	c.Remove(6)
+	c.Offer(8, "a", 8, 1)
+	c.of.DropUnused()
+	require.Equal(t, []int{1, 2}, c.kept("a"))
+	require.Equal(t, []int{4}, c.kept("b"))
 }
 
 // An owner takes a quarter of a full cache from the others, and then only from itself and what is cold.
