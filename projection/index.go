@@ -54,12 +54,18 @@ func (p *Projection) newIndex(key string) *index { return &index{key: key, p: p,
 
 // footer is the kept footer of a segment, nil if there is none.
 func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
+	kept, err := x.all(ctx)
+	return kept[segment], err
+}
+
+// all are the footers by segment.
+func (x *index) all(ctx context.Context) (map[string][]byte, error) {
 	if x.key == "" {
 		return nil, nil
 	}
 	kept := x.footers.Load()
 	if kept != nil {
-		return (*kept)[segment], nil
+		return *kept, nil
 	}
 	missed := x.missed.Load()
 	if err := x.reading.enter(ctx); err != nil {
@@ -68,7 +74,7 @@ func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
 	defer x.reading.leave()
 	kept = x.footers.Load()
 	if kept != nil { // somebody else read them meanwhile
-		return (*kept)[segment], nil
+		return *kept, nil
 	}
 	if !missed && x.missed.Load() { // or missed them: this caller has not read the root since either
 		return nil, fmt.Errorf("read %s: %w", x.key, bucket.ErrNotFound)
@@ -79,7 +85,7 @@ func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
 	}
 	read := bySegment(footers)
 	x.footers.Store(&read)
-	return read[segment], nil
+	return read, nil
 }
 
 // read returns no footers if the object is lost or damaged: then they are read from the segments. An object that is

@@ -284,6 +284,11 @@ func openAll(ctx context.Context, runs []run) error {
 	if closed < 2 {
 		return nil
 	}
+	for _, r := range runs {
+		if err := r[0].readIndex(ctx); err != nil {
+			return err
+		}
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, r := range runs {
 		group.Go(func() error {
@@ -292,6 +297,17 @@ func openAll(ctx context.Context, runs []run) error {
 		})
 	}
 	return group.Wait()
+}
+
+// readIndex reads the idx object that the part needs, if it does. Who opens several parts at the same time reads it
+// before: were it missed by one of them, another could take that for the miss of a reader who has read the root again
+// since.
+func (r *part) readIndex(ctx context.Context) error {
+	if r.index == nil || r.sealed != nil || r.reader.Load() != nil {
+		return nil
+	}
+	_, err := r.index.all(ctx)
+	return err
 }
 
 // overlapping are the parts that may have keys with start <= key < end; an empty end is unbounded.
