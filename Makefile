@@ -186,8 +186,8 @@ bench-watch: build ## ten thousand watches: rolling restarts, fan-out, a million
 	@$(RELEASE) go test -run '^$$' -bench FanOut -benchtime 100x ./internal/kubestore
 
 .PHONY: bench-memory
-bench-memory: build ## resident memory at the start, at the peak of a load and after it (about 10 minutes)
-	@set -o pipefail; $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench MemoryAfterLoad -benchtime 1x -v -timeout 60m ./test/bench | grep -vE '^=== '
+bench-memory: build ## resident memory at the start, at the peak of a load and after it (about 12 minutes)
+	@set -o pipefail; $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench 'MemoryAfterLoad|ManyPods' -benchtime 1x -v -timeout 60m ./test/bench | grep -vE '^=== '
 
 .PHONY: bench-scale
 bench-scale: build ## a cell as large as the largest clusters, and what each thing costs as it grows (about 13 minutes, 3 GB of disk)

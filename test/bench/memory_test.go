@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -63,6 +64,57 @@ func BenchmarkMemoryAfterLoad(b *testing.B) {
 	}
 }
 
+// BenchmarkManyPods creates 100,000 Pods of 4 KB, or LOGPLANE_BENCH_OBJECTS of LOGPLANE_BENCH_BYTES, in 'dev' that is
+// told to stay within 256 MiB, and reads them in several ways. It prints the peak of resident memory during each.
+func BenchmarkManyPods(b *testing.B) {
+	n, bytes := fromEnvironment("LOGPLANE_BENCH_OBJECTS", 100_000), fromEnvironment("LOGPLANE_BENCH_BYTES", 4<<10)
+	for b.Loop() {
+		l := &load{b: b, process: product.Dev(b, b.TempDir(), "--memory-mib", "256"), client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}}}
+		step := func(name string, do func()) {
+			if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", l.process.Cmd.Process.Pid), []byte("5"), 0); err != nil { // VmHWM begins anew
+				b.Fatal(err)
+			}
+			start := time.Now()
+			do()
+			b.ReportMetric(l.status("VmHWM"), name+"-MiB")
+			b.ReportMetric(time.Since(start).Seconds(), name+"-s")
+		}
+		list := func(accept, query string) func() {
+			return func() { _ = l.send("GET", "/api/v1/pods"+query, "", accept) }
+		}
+		const json, protobuf = "application/json", "application/vnd.kubernetes.protobuf"
+		step("create", func() { l.each(n, func(i int) { l.call("POST", "/api/v1/namespaces/default/pods", pod(i, bytes)) }) })
+		step("json", list(json, ""))
+		step("protobuf", func() { b.ReportMetric(float64(l.send("GET", "/api/v1/pods", "", protobuf))/float64(n), "B/Pod") })
+		step("label", list(json, "?labelSelector=none=none"))
+		step("page", list(json, "?limit=500"))
+		step("table", list(json+";as=Table;v=v1;g=meta.k8s.io", ""))
+		step("metadata", list(protobuf+";as=PartialObjectMetadataList;v=v1;g=meta.k8s.io", ""))
+		step("indented", list(json, "?pretty=true"))
+		step("three-json", func() { l.each(3, func(int) { list(json, "")() }) })
+		step("three-protobuf", func() { l.each(3, func(int) { list(protobuf, "")() }) })
+		time.Sleep(3 * time.Second)
+		b.ReportMetric(l.resident(), "after-3s-MiB")
+		time.Sleep(27 * time.Second)
+		b.ReportMetric(l.resident(), "after-30s-MiB")
+		l.process.Kill()
+	}
+}
+
+func fromEnvironment(name string, otherwise int) int {
+	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
+		return n
+	}
+	return otherwise
+}
+
+// pod has about so many bytes as it is stored, and is not compressed to nothing.
+func pod(i, bytes int) string {
+	random := make([]byte, max(0, bytes-1130)/2)
+	_, _ = rand.Read(random) // never fails
+	return fmt.Sprintf(`{"metadata":{"name":"pod-%06d","labels":{"app":"app-%d"},"annotations":{"noise":"%x"}},"spec":{"containers":[{"name":"c","image":"i"}]}}`, i, i/10, random)
+}
+
 // load is one client of a process.
 type load struct {
 	b       *testing.B
@@ -93,10 +145,16 @@ func (l *load) status(name string) float64 {
 func (l *load) resident() float64 { return l.status("VmRSS") }
 
 // call sends a request, which must succeed, and drops the answer.
-func (l *load) call(method, path, body string) {
+func (l *load) call(method, path, body string) { _ = l.send(method, path, body, "") }
+
+// send returns how many bytes the answer has.
+func (l *load) send(method, path, body, accept string) int64 {
 	r, err := http.NewRequest(method, l.process.URL()+path, strings.NewReader(body))
 	if err != nil {
 		l.b.Fatal(err)
+	}
+	if accept != "" {
+		r.Header.Set("Accept", accept)
 	}
 	if body != "" {
 		r.Header.Set("Content-Type", "application/json")
@@ -104,18 +162,18 @@ func (l *load) call(method, path, body string) {
 	answer, err := l.client.Do(r)
 	if err != nil {
 		l.b.Error(err)
-		return
+		return 0
 	}
 	defer answer.Body.Close()
-	_, err = io.Copy(io.Discard, answer.Body)
+	n, err := io.Copy(io.Discard, answer.Body)
 	if err == nil && answer.StatusCode == http.StatusTooManyRequests { // the projector is behind
 		time.Sleep(time.Second)
-		l.call(method, path, body)
-		return
+		return l.send(method, path, body, accept)
 	}
 	if err != nil || answer.StatusCode >= 300 {
 		l.b.Errorf("%s %s: %s %v", method, path, answer.Status, err)
 	}
+	return n
 }
 
 // each calls do for 0 to n-1 from a few goroutines.
