@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -206,15 +205,20 @@ func BenchmarkList(b *testing.B) {
 			require.NoError(b, err)
 		}
 	}
-	for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
+	const of, metadata, table = ";g=meta.k8s.io;v=v1;as=", "PartialObjectMetadataList", "Table"
+	for _, form := range []struct{ name, accept string }{
+		{"json", "application/json"}, {"vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf"},
+		{"table", "application/json" + of + table}, {"metadata", "application/vnd.kubernetes.protobuf" + of + metadata}, {"metadata-json", "application/json" + of + metadata},
+		{"pretty", "application/json;pretty=1"}, {"yaml", "application/yaml"},
+	} {
 		for _, encoding := range []string{"identity", "gzip", "zstd"} {
 			for _, way := range []struct {
 				name string
 				*Server
 			}{{"kept", pieces}, {"made", made}, {"whole", whole}} {
-				b.Run(strings.TrimPrefix(accept, "application/")+"/"+encoding+"/"+way.name, func(b *testing.B) {
+				b.Run(form.name+"/"+encoding+"/"+way.name, func(b *testing.B) {
 					b.ReportAllocs()
-					list := request{method: "GET", path: configMaps, accept: accept, header: http.Header{"Accept-Encoding": {encoding}}}
+					list := request{method: "GET", path: configMaps, accept: form.accept, header: http.Header{"Accept-Encoding": {encoding}}}
 					list.do(b, way)
 					for b.Loop() {
 						require.Equal(b, 200, list.do(b, way).code)

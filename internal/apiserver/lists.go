@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"net/http"
 	"reflect"
 
@@ -8,6 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/audit"
 	apiaudit "k8s.io/apiserver/pkg/audit"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
@@ -32,7 +34,7 @@ func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *api
 	case builtin:
 		g.describe(&kind)
 	default:
-		kind.Serializer = customresources.ListSerializer()
+		kind.Serializer, kind.Tables = customresources.ListSerializer(), customresources.TableConvertor
 	}
 	lists.Serve(w, r, kind, h, s.fail)
 }
@@ -43,9 +45,14 @@ func (g *group) describe(kind *lists.Kind) {
 	if err != nil {
 		return // ServeHTTP says why
 	}
-	stores := storesIn(reflect.ValueOf(built.info.VersionedResourcesStorageMap[kind.Version.Version][kind.Resource.Resource]))
-	if len(stores) == 1 && stores[0].Decorator == nil {
-		kind.Resource = stores[0].DefaultQualifiedResource // that of the objects, which several groups may serve
-		kind.Serializer = built.info.NegotiatedSerializer
+	registry := built.info.VersionedResourcesStorageMap[kind.Version.Version][kind.Resource.Resource]
+	stores := storesIn(reflect.ValueOf(registry))
+	if len(stores) != 1 || stores[0].Decorator != nil {
+		return
+	}
+	kind.Resource = stores[0].DefaultQualifiedResource // that of the objects, which several groups may serve
+	kind.Serializer, kind.Convertor = built.info.NegotiatedSerializer, built.info.Scheme
+	if tables, ok := registry.(rest.TableConvertor); ok {
+		kind.Tables = func(context.Context) rest.TableConvertor { return tables }
 	}
 }

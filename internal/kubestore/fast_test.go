@@ -64,7 +64,7 @@ func (l wholePiece) Size() (count, length int) { return l.items.Len(), 1000 * l.
 
 // listInPieces lists in pieces, and puts them together.
 func listInPieces(ctx context.Context, s *store, key string, opts storage.ListOptions, list runtime.Object) error {
-	p := &Pieces{Resource: s.GroupResource, Form: "objects", Sized: opts.Recursive, Encode: func(piece runtime.Object, _ bool) (Piece, error) {
+	p := &Pieces{Resource: s.GroupResource, Form: "objects", Sized: opts.Recursive, Encode: func(_ context.Context, piece runtime.Object, _ bool) (Piece, error) {
 		items, err := itemsOf(piece.DeepCopyObject())
 		return wholePiece{items}, err
 	}}

@@ -27,9 +27,11 @@ type Pieces struct {
 	// Form names the encoding that Encode makes.
 	Form string
 	// Encode makes a piece of the items of a list. It must not write to them. Large says that the whole list is.
-	Encode func(list runtime.Object, large bool) (Piece, error)
+	Encode func(ctx context.Context, list runtime.Object, large bool) (Piece, error)
 	// Sized says that the answer begins with the size of the whole list.
 	Sized bool
+	// Fleeting says that a piece depends on more than its items, so that none is kept. The decoded items are, then.
+	Fleeting bool
 
 	first         []Piece
 	rest          func() (Piece, error, bool)
@@ -140,7 +142,7 @@ func (l *listing) fillPieces(ctx context.Context, p *Pieces) error {
 
 // pieces cuts the rows that match into pieces.
 func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error] {
-	all := l.opts.Predicate.Empty() && !sharded(&l.opts.Predicate)
+	all := !p.Fleeting && l.opts.Predicate.Empty() && !sharded(&l.opts.Predicate)
 	return func(yield func(Piece, error) bool) {
 		c := cut{rows: make([]projection.Row, 0, 2*aroundItems), revisions: make([]projection.Revision, 0, 2*aroundItems)}
 		rows := l.scan(ctx)
@@ -253,9 +255,11 @@ type kept struct {
 func (l *listing) piece(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
 	s := l.store
 	id := version{store: s.id, rowKey: c.rows[0].Key, revision: hash(c.revisions), kind: p.Form}
-	if piece := s.Objects.piece(id, c.revisions); piece != nil {
-		c.missing = 0
-		return piece, nil
+	if !p.Fleeting {
+		if piece := s.Objects.piece(id, c.revisions); piece != nil {
+			c.missing = 0
+			return piece, nil
+		}
 	}
 	if err := l.values(ctx, c); err != nil {
 		return nil, err
@@ -278,9 +282,9 @@ func (l *listing) piece(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
 		}
 		items.Index(i).Set(reflect.ValueOf(object).Elem())
 	}
-	piece, err := p.Encode(list, l.bytes > heavyList)
-	if err != nil {
-		return nil, err
+	piece, err := p.Encode(ctx, list, l.bytes > heavyList)
+	if err != nil || p.Fleeting {
+		return piece, err
 	}
 	s.Objects.addPiece(id, s.owner(id.rowKey), kept{piece, slices.Clone(c.revisions)})
 	return piece, nil

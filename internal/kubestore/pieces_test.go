@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"reflect"
 	goruntime "runtime"
 	"slices"
 	"strings"
@@ -76,11 +78,14 @@ func TestListsHoldFewPieces(t *testing.T) {
 	for _, n := range []int{20, 40} {
 		s, _ := bulky(t, n)
 		for _, c := range []struct {
-			name  string
-			sized bool
-			limit int64
-			want  int // pieces
-		}{{"streamed", false, 0, n}, {"sized", true, 0, n}, {"page", false, 15, 15}, {"page, sized", true, 15, 15}} {
+			name            string
+			sized, fleeting bool
+			limit           int64
+			want            int // pieces
+		}{
+			{"streamed", false, false, 0, n}, {"sized", true, false, 0, n}, {"page", false, false, 15, 15}, {"page, sized", true, false, 15, 15},
+			{"fleeting", false, true, 0, n}, {"page, fleeting", false, true, 15, 15},
+		} {
 			var made []weak.Pointer[megabyte]
 			most := 0
 			look := func(n int) {
@@ -96,7 +101,7 @@ func TestListsHoldFewPieces(t *testing.T) {
 				}
 				most = max(most, live)
 			}
-			p := &Pieces{Form: c.name, Sized: c.sized, Encode: func(list runtime.Object, _ bool) (Piece, error) {
+			p := &Pieces{Form: c.name, Sized: c.sized, Fleeting: c.fleeting, Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) {
 				look(len(made))
 				m := &megabyte{meta.LenList(list)}
 				made = append(made, weak.Make(m))
@@ -116,10 +121,32 @@ func TestListsHoldFewPieces(t *testing.T) {
 	}
 }
 
+// TestFleetingPieces: a piece that depends on more than its items is made for each list, of items that are kept.
+func TestFleetingPieces(t *testing.T) {
+	s := newStore(newBed(t, eventlogtest.Start(t), memory.Strict(t)).Cell, pods(nil))
+	s.Objects = NewObjects(cache.NewBudget(64 << 20)) // a megabyte has room
+	p := pod("ns", "a")
+	p.Labels = map[string]string{"a": "b"}
+	create(t, s, p)
+	labels := map[uintptr]int{} // an item that is kept has the same map each time
+	for range 3 {
+		p := &Pieces{Fleeting: true, Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) {
+			labels[reflect.ValueOf(list.(*example.PodList).Items[0].Labels).Pointer()]++
+			return &megabyte{1}, nil
+		}}
+		got, err := inPieces(t, s, p, 0, func(int) {})
+		require.NoError(t, err)
+		require.Equal(t, 1, got)
+	}
+	require.Equal(t, []int{3}, slices.Collect(maps.Values(labels)))
+}
+
 // TestAListThatCannotBeReadAgain: what fails while a list is read again is an error.
 func TestAListThatCannotBeReadAgain(t *testing.T) {
 	s, bucket := bulky(t, 20)
-	p := &Pieces{Sized: true, Encode: func(list runtime.Object, _ bool) (Piece, error) { return &megabyte{meta.LenList(list)}, nil }}
+	p := &Pieces{Sized: true, Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) {
+		return &megabyte{meta.LenList(list)}, nil
+	}}
 	got, err := inPieces(t, s, p, 0, func(n int) {
 		if n == 4 {
 			bucket.Inject(func(memory.Op, string) memory.Fault { return memory.Fails })
@@ -142,7 +169,7 @@ func TestWarmListsReadNoValues(t *testing.T) {
 	objects := NewObjects(cache.NewBudget(1 << 20))
 	s := newStore(Cell{Log: log, Projection: p, Cluster: "main", Objects: objects}, corePods())
 	list := func(form string) (read int64, names []string, made int) {
-		p := &Pieces{Resource: s.GroupResource, Form: form, Encode: func(list runtime.Object, _ bool) (Piece, error) {
+		p := &Pieces{Resource: s.GroupResource, Form: form, Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) {
 			made++
 			piece := &naming{}
 			for _, pod := range list.(*corev1.PodList).Items {

@@ -553,9 +553,27 @@ var list = []mutant{
 	},
 	{
 		name: "piece-of-another-version",
-		file: "internal/apiserver/lists/lists.go", old: "chosen.MediaType, k.Version, encoding)", new: "chosen.MediaType, k.Version.Group, encoding)",
-		tests: "TestListsOfPieces",
-		why:   "a list of autoscaling/v1 has objects as autoscaling/v2 shows them",
+		file: "internal/apiserver/lists/lists.go", old: "wanted.Convert, k.Version, encoding)", new: "wanted.Convert, k.Version.Group, encoding)",
+		tests: "TestListsOfPieces", in: "internal/apiserver",
+		why: "a list of autoscaling/v1 has objects as autoscaling/v2 shows them",
+	},
+	{
+		name: "piece-of-another-form",
+		file: "internal/apiserver/lists/lists.go", old: "pretty, wanted.Convert, k.Version,", new: "pretty, wanted.Convert != nil, k.Version,",
+		tests: "TestListsOfPieces", in: "internal/apiserver",
+		why: "metadata asked for as v1 is answered as v1beta1",
+	},
+	{
+		name: "piece-of-a-table-kept",
+		file: "internal/apiserver/lists/lists.go", old: "m.Fleeting, m.changed = \"rows\", true,", new: "m.Fleeting, m.changed = \"rows\", false,",
+		tests: "TestListsHavePieces", in: "internal/apiserver",
+		why: "kubectl says all day that a Pod is five minutes old",
+	},
+	{
+		name: "columns-of-another-version",
+		file: "internal/apiserver/customresources/lists.go", old: "v.Name == info.APIVersion", new: "v.Name != info.APIVersion",
+		tests: "TestListsOfPieces", in: "internal/apiserver",
+		why: "kubectl shows the cells of one version below the headers of another",
 	},
 	// the watcher's watches
 	{

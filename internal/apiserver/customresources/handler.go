@@ -137,6 +137,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		r = r.WithContext(ctx)
 	}
+	if info.Verb == "list" {
+		r = r.WithContext(context.WithValue(r.Context(), servedKey{}, one))
+	}
 	one.ServeHTTP(w, r)
 }
 

@@ -1,17 +1,21 @@
 package customresources
 
 import (
+	"context"
 	"sync"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/registry/customresource/tableconvertor"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
 )
 
 // ListSerializer encodes lists of custom resources as upstream's handler does, which keeps its own to itself. Here the
-// objects have the version that is asked for. A media type without a serializer is one whose lists are left to
-// upstream's.
+// objects have the version that is asked for.
 var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 	creator, typer := unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper()
 	return listSerializer{{
@@ -19,9 +23,10 @@ var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 		Serializer:       json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{}),
 		PrettySerializer: json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{Pretty: true}),
 	}, {
-		// So that no list that upstream writes as YAML, or as metadata in protobuf, is taken for one in JSON.
 		MediaType: runtime.ContentTypeYAML, MediaTypeType: "application", MediaTypeSubType: "yaml", EncodesAsText: true,
+		Serializer: json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{Yaml: true}),
 	}, {
+		// Only metadata is served as protobuf, by another serializer. So a list is left to upstream's.
 		MediaType: runtime.ContentTypeProtobuf, MediaTypeType: "application", MediaTypeSubType: "vnd.kubernetes.protobuf",
 	}, cbor.NewSerializerInfo(creator, typer)}
 })
@@ -39,4 +44,23 @@ func (listSerializer) EncoderForVersion(encoder runtime.Encoder, _ runtime.Group
 // DecoderToVersion implements runtime.NegotiatedSerializer.
 func (listSerializer) DecoderToVersion(decoder runtime.Decoder, _ runtime.GroupVersioner) runtime.Decoder {
 	return decoder
+}
+
+// servedKey is that of the definitionHandler that serves a list.
+type servedKey struct{}
+
+// age is the column of versions that name none, as in upstream.
+var age = []apiextensionsv1.CustomResourceColumnDefinition{{Name: "Age", Type: "date", JSONPath: ".metadata.creationTimestamp"}}
+
+// TableConvertor makes Tables of a list that is being served, by the CRD as its handler knows it.
+func TableConvertor(ctx context.Context) rest.TableConvertor {
+	info, _ := apirequest.RequestInfoFrom(ctx)
+	columns := age
+	for _, v := range ctx.Value(servedKey{}).(*definitionHandler).crd.Load().Spec.Versions {
+		if v.Name == info.APIVersion && len(v.AdditionalPrinterColumns) > 0 {
+			columns = v.AdditionalPrinterColumns
+		}
+	}
+	convertor, _ := tableconvertor.New(columns) // as in upstream, a Table ends with the column before one that is invalid
+	return convertor
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -21,42 +22,62 @@ type form interface {
 	sized() bool
 }
 
-// forms by media type.
-var forms = map[string]form{
-	runtime.ContentTypeJSON:     jsonForm{},
-	runtime.ContentTypeProtobuf: protobufForm{},
-	runtime.ContentTypeCBOR:     cborForm{},
-}
-
-type jsonForm struct{}
-
-// noItems has no other meaning in a list without items: its kind, version, revision and continue token hold no quotes.
-var noItems = []byte(`"items":[]`)
-
-func (jsonForm) split(empty []byte, _, _ int) (before, after []byte, err error) {
-	end, err := endOf(noItems, empty)
-	return empty[:max(0, end-1)], empty[max(0, end-1):], err
-}
-
-// endOf is where the one occurrence of none in a list without items ends.
-func endOf(none, empty []byte) (int, error) {
-	before, after, found := bytes.Cut(empty, none)
-	if !found || bytes.Contains(after, none) {
-		return 0, fmt.Errorf("a list without items is '%.200q'", empty)
+// formOf returns the form of a media type, nil if it has none. The key is that of the items.
+func formOf(mediaType string, pretty bool, key string) form {
+	switch mediaType {
+	case runtime.ContentTypeJSON:
+		if pretty {
+			return textForm{none: [...]string{`"` + key + `": []`, `"` + key + `": null`}, open: `"` + key + `": [`, end: "\n  ]", by: ","}
+		}
+		return textForm{none: [...]string{`"` + key + `":[]`, `"` + key + `":null`}, open: `"` + key + `":[`, end: "]", by: ","}
+	case runtime.ContentTypeYAML:
+		return textForm{none: [...]string{"\n" + key + ": []\n", "\n" + key + ": null\n"}, open: "\n" + key + ":\n"}
+	case runtime.ContentTypeProtobuf:
+		return protobufForm{}
+	case runtime.ContentTypeCBOR:
+		return cborForm{}
 	}
-	return len(before) + len(none), nil
+	return nil
 }
 
-func (f jsonForm) items(list, empty []byte) ([]byte, error) {
-	before, after, err := f.split(empty, 0, 0)
+// textForm is an encoding in which the items stand between two marks, and do not depend on their number or place.
+type textForm struct {
+	// none is what a list without items has in their place. It has no other meaning there: neither the kind, version,
+	// revision and continue token nor, once they are encoded, the columns of a Table hold it.
+	none [2]string
+	// open and end are around items, and by is between them.
+	open, end, by string
+}
+
+func (f textForm) split(empty []byte, count, _ int) (before, after []byte, err error) {
+	start, end, err := place(empty, f.none)
+	if err != nil || count == 0 {
+		return empty, nil, err
+	}
+	return slices.Concat(empty[:start], []byte(f.open)), slices.Concat([]byte(f.end), empty[end:]), nil
+}
+
+// place is that of none, in the one of its ways that a list without items has.
+func place(empty []byte, none [2]string) (start, end int, err error) {
+	for _, way := range none {
+		before, after, found := bytes.Cut(empty, []byte(way))
+		if found && !bytes.Contains(after, []byte(way)) {
+			return len(before), len(before) + len(way), nil
+		}
+	}
+	return 0, 0, fmt.Errorf("a list without items is '%.200q'", empty)
+}
+
+func (f textForm) items(list, empty []byte) ([]byte, error) {
+	before, after, err := f.split(empty, 1, 0)
 	if err != nil {
 		return nil, err
 	}
 	return within(list, before, after)
 }
 
-func (jsonForm) separator() []byte { return []byte(",") }
-func (jsonForm) sized() bool       { return false }
+func (f textForm) separator() []byte { return []byte(f.by) }
+func (textForm) sized() bool         { return false }
 
 func within(list, before, after []byte) ([]byte, error) {
 	items, begins := bytes.CutPrefix(list, before)
@@ -116,13 +137,13 @@ func (protobufForm) sized() bool       { return true }
 // are encoded in a fixed order, may differ in that from those that upstream's handler encodes.
 type cborForm struct{}
 
-// noCBORItems is the key 'items', which upstream writes as a byte string, and an empty array.
-var noCBORItems = []byte("\x45items\x80")
+// noCBORItems is the key 'items', which upstream writes as a byte string, and an empty array or null.
+var noCBORItems = [...]string{"\x45items\x80", "\x45items\xf6"}
 
 const arrayOfCBOR = 4 << 5
 
 func (cborForm) items(list, empty []byte) ([]byte, error) {
-	end, err := endOf(noCBORItems, empty)
+	_, end, err := place(empty, noCBORItems)
 	if err != nil {
 		return nil, err
 	}
@@ -138,9 +159,9 @@ func (cborForm) items(list, empty []byte) ([]byte, error) {
 }
 
 func (cborForm) split(empty []byte, count, _ int) (before, after []byte, err error) {
-	end, err := endOf(noCBORItems, empty)
-	if err != nil {
-		return nil, nil, err
+	_, end, err := place(empty, noCBORItems)
+	if err != nil || count == 0 {
+		return empty, nil, err
 	}
 	before = bytes.Clone(empty[:end-1])
 	switch {

@@ -3,12 +3,13 @@
 // Upstream's handler serves the list as ever: options, validation, errors, headers, metadata. Only, the store leaves
 // the items to us, and the handler answers with a list that has none. The items are spliced into that. A piece is made
 // by upstream's own encoder, out of a list that has no other items, so the answer is the one upstream would give, byte
-// for byte. A representation that depends on more than the objects goes without pieces: a Table says how old they are.
+// for byte. Pieces of a Table are not kept, because it says how old the objects are.
 package lists
 
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -22,12 +23,16 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/util/apihelpers"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/logplane/logplane/internal/kubestore"
@@ -40,6 +45,10 @@ type Kind struct {
 	Version schema.GroupVersion
 	// Serializer is what upstream's handler negotiates with. It is nil for a kind whose lists are not made of pieces.
 	Serializer runtime.NegotiatedSerializer
+	// Convertor makes objects of the version. It is nil if they have it.
+	Convertor runtime.ObjectConvertor
+	// Tables returns what makes Tables, for the context in which the store answers. It is nil for a kind that has none.
+	Tables func(context.Context) rest.TableConvertor
 }
 
 // Serve lets the handler answer a list. fail answers with an error.
@@ -86,7 +95,9 @@ var errShape = errors.New("unexpected encoding of a list")
 // maker makes the pieces of one list.
 type maker struct {
 	kubestore.Pieces
-	form    form
+	form form
+	// changed makes what is encoded of a list. It is nil if that is the list itself.
+	changed func(context.Context, runtime.Object) (runtime.Object, error)
 	encoder runtime.Encoder // nil until the first piece is made
 	empty   []byte          // an encoded list without items
 	buffer  bytes.Buffer
@@ -98,35 +109,57 @@ func (k Kind) maker(r *http.Request, encoding encoding) *maker {
 		return nil
 	}
 	wanted, chosen, err := negotiation.NegotiateOutputMediaType(r, k.Serializer, anyTransform{})
-	if err != nil || wanted.Convert != nil || wanted.Stream != "" || wanted.Profile != "" || chosen.Serializer == chosen.PrettySerializer {
+	if err != nil || wanted.Stream != "" || wanted.Profile != "" {
 		return nil
 	}
-	form, known := forms[chosen.MediaType]
-	if !known || chosen.Serializer == nil {
-		return nil
-	}
-	m := &maker{form: form}
-	m.Resource, m.Sized = k.Resource, form.sized()
-	m.Form = fmt.Sprintf("%s %s %s", chosen.MediaType, k.Version, encoding)
-	m.Encode = func(list runtime.Object, large bool) (kubestore.Piece, error) {
-		if m.encoder == nil {
-			m.encoder = k.Serializer.EncoderForVersion(chosen.Serializer, k.Version)
+	m, key, serializer, version := &maker{}, "items", k.Serializer, k.Version
+	if to := wanted.Convert; to != nil {
+		serializer, version = apihelpers.GetMetaInternalVersionCodecs(), to.GroupVersion()
+		_, as, err := negotiation.NegotiateOutputMediaType(r, serializer, anyTransform{})
+		if err != nil || as.MediaType != chosen.MediaType || version != metav1.SchemeGroupVersion && version != metav1beta1.SchemeGroupVersion {
+			return nil
 		}
-		return m.make(list, large, encoding)
+		chosen = as
+		switch to.Kind {
+		case "PartialObjectMetadataList":
+			if version == metav1beta1.SchemeGroupVersion && chosen.MediaType == runtime.ContentTypeProtobuf {
+				return nil // its items come before its metadata
+			}
+			m.changed = func(_ context.Context, list runtime.Object) (runtime.Object, error) { return metadataOf(list, version) }
+		case "Table":
+			key, m.Fleeting, m.changed = "rows", true, k.tables(r, version)
+		}
+		if m.changed == nil {
+			return nil
+		}
+	}
+	pretty := chosen.Serializer == chosen.PrettySerializer
+	m.form = formOf(chosen.MediaType, pretty, key)
+	if m.form == nil || chosen.Serializer == nil {
+		return nil
+	}
+	m.Resource, m.Sized = k.Resource, m.form.sized()
+	m.Form = fmt.Sprintf("%s %t %v %s %s", chosen.MediaType, pretty, wanted.Convert, k.Version, encoding)
+	m.Encode = func(ctx context.Context, list runtime.Object, large bool) (kubestore.Piece, error) {
+		if m.encoder == nil {
+			m.encoder = serializer.EncoderForVersion(chosen.Serializer, version)
+		}
+		return m.make(ctx, list, large, encoding)
 	}
 	return m
 }
 
-// anyTransform lets a request ask for any other representation, which then has no pieces.
+// anyTransform lets a request ask for any other representation, but for Tables only as text, as upstream does. One that
+// is unknown here has no pieces.
 type anyTransform struct{}
 
-func (anyTransform) AllowsMediaTypeTransform(string, string, *schema.GroupVersionKind) bool {
-	return true
+func (anyTransform) AllowsMediaTypeTransform(_, subtype string, to *schema.GroupVersionKind) bool {
+	return to == nil || to.Kind != "Table" || subtype == "json" || subtype == "yaml"
 }
 func (anyTransform) AllowsServerVersion(string) bool { return true }
 func (anyTransform) AllowsStreamSchema(string) bool  { return true }
 
-func (m *maker) make(list runtime.Object, large bool, encoding encoding) (*piece, error) {
+func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encoding encoding) (*piece, error) {
 	if m.empty == nil {
 		none := reflect.New(reflect.TypeOf(list).Elem()).Interface().(runtime.Object)
 		if u, ok := none.(*unstructured.UnstructuredList); ok {
@@ -135,16 +168,17 @@ func (m *maker) make(list runtime.Object, large bool, encoding encoding) (*piece
 		if items := reflect.ValueOf(none).Elem().FieldByName("Items"); items.IsValid() {
 			items.Set(reflect.MakeSlice(items.Type(), 0, 0))
 		}
-		var err error
-		if m.empty, err = runtime.Encode(m.encoder, none); err != nil {
+		empty, err := m.encode(ctx, none)
+		if err != nil {
 			return nil, err
 		}
+		m.empty = bytes.Clone(empty)
 	}
-	m.buffer.Reset()
-	if err := m.encoder.Encode(list, &m.buffer); err != nil {
+	encoded, err := m.encode(ctx, list)
+	if err != nil {
 		return nil, err
 	}
-	items, err := m.form.items(m.buffer.Bytes(), m.empty)
+	items, err := m.form.items(encoded, m.empty)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errShape, err)
 	}
@@ -158,6 +192,19 @@ func (m *maker) make(list runtime.Object, large bool, encoding encoding) (*piece
 		}
 	}
 	return p, nil
+}
+
+// encode returns bytes that the next call overwrites.
+func (m *maker) encode(ctx context.Context, list runtime.Object) (encoded []byte, err error) {
+	if m.changed != nil {
+		list, err = m.changed(ctx, list)
+		if err != nil {
+			return nil, err
+		}
+	}
+	m.buffer.Reset()
+	err = m.encoder.Encode(list, &m.buffer)
+	return m.buffer.Bytes(), err
 }
 
 // piece is plain or packed, or both if it was made plain and is then needed packed.
