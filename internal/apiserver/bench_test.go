@@ -94,16 +94,21 @@ func BenchmarkRequest(b *testing.B) {
 			s.must(b, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"c%d"},"data":{"a":"%01000d"}}`, made, made)})
 		}
 	})
-	b.Run("Update", func(b *testing.B) { // of all that was read, as clients do it
-		made++
+	b.Run("Update", func(b *testing.B) { // of all that was read, as clients do it, and of many objects in turn
 		texts := [2]string{strings.Repeat("some text ", 90), strings.Repeat("SOME TEXT ", 90)}
-		object := s.must(b, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"u%d","labels":{"app":"bench"}},"data":{"text":%q}}`, made, texts[0])}).body
-		path := fmt.Sprintf("%s/u%d", configMaps, made)
+		objects := make([]string, 200)
+		for i := range objects {
+			made++
+			objects[i] = s.must(b, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"u%d","labels":{"app":"bench"}},"data":{"text":%q}}`, made, texts[0])}).body
+		}
+		first := made - len(objects) + 1
 		b.ReportAllocs()
-		i := 0
+		n := 0
 		for b.Loop() {
-			object = s.must(b, 200, request{method: "PUT", path: path, body: strings.Replace(object, texts[i%2], texts[(i+1)%2], 1)}).body
-			i++
+			i, turn := n%len(objects), n/len(objects)
+			body := strings.Replace(objects[i], texts[turn%2], texts[(turn+1)%2], 1)
+			objects[i] = s.must(b, 200, request{method: "PUT", path: fmt.Sprintf("%s/u%d", configMaps, first+i), body: body}).body
+			n++
 		}
 	})
 	b.Run("Patch", func(b *testing.B) {
