@@ -872,4 +872,16 @@ var list = []mutant{
 		tests: "TestWebhooksOfEquivalentResources", in: "internal/apiserver",
 		why: "until somebody asks for one of their groups, Events get by the rules for it",
 	},
+	{
+		name: "object-left-unread",
+		file: "internal/apiserver/resources/unread.go", old: "in, err := read(in)", new: "in, err := in, error(nil)",
+		tests: "TestManagedFieldsAreUpstreams",
+		why:   "a write of an object that others manage in another version takes their fields from them, or fails",
+	},
+	{
+		name: "number-behind-an-escape",
+		file: "internal/apiserver/shape/number.go", old: "!bytes.Contains(text, []byte(`\\u`))", new: "true",
+		tests: "TestNumbers",
+		why:   "a quantity in an annotation takes a processor for minutes",
+	},
 }
