@@ -874,9 +874,15 @@ var list = []mutant{
 	},
 	{
 		name: "object-left-unread",
-		file: "internal/apiserver/resources/unread.go", old: "in, err := read(in)", new: "in, err := in, error(nil)",
+		file: "internal/apiserver/resources/managedby.go", old: "in, err := read(in)", new: "in, err := in, error(nil)",
 		tests: "TestManagedFieldsAreUpstreams",
 		why:   "a write of an object that others manage in another version takes their fields from them, or fails",
+	},
+	{
+		name: "managed-fields-that-were-not-there",
+		file: "internal/apiserver/resources/managedby.go", old: "m.SetManagedFields(emptyManager)", new: "m.SetManagedFields(nil)",
+		tests: "TestManagedFieldsAreUpstreams",
+		why:   "who claims the list of managers keeps it, and nobody can take it from them",
 	},
 	{
 		name: "number-behind-an-escape",
