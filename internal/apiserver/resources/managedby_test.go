@@ -104,7 +104,7 @@ func claim(t testing.TB, object runtime.Object, fields string) {
 		return
 	}
 	m.SetManagedFields(append(m.GetManagedFields()[:len(m.GetManagedFields()):len(m.GetManagedFields())], metav1.ManagedFieldsEntry{
-		Manager: "claimer", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "apps/v1", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)},
+		Manager: "claimer", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "apps/v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
 	}))
 }
 
