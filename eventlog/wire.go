@@ -43,6 +43,9 @@ const (
 	headerExpected = "Nats-Expected-Last-Subject-Sequence"
 )
 
+// mostHeaders is how many headers an event has, unless it is of a batch or traced.
+const mostHeaders = 16
+
 const specVersion = "1.0"
 
 const barrierType = "dev.logplane.barrier"
@@ -70,27 +73,32 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 	if err != nil {
 		return nil, err
 	}
-	msg := &nats.Msg{Subject: subject, Data: w.Body, Header: nats.Header{
-		headerSpec:         {specVersion},
-		headerID:           {id},
-		headerTime:         {now.UTC().Format(time.RFC3339Nano)},
-		headerType:         {typeOfOp[w.Op]},
-		headerSource:       {"/clusters/" + w.Key.Cluster},
-		headerSubject:      {w.Key.Path()},
-		headerContentType:  {w.ContentType},
-		headerPrefix:       {w.Key.Prefix},
-		headerBase:         {formatRevision(w.Base)},
-		headerPrecondition: {formatRevision(w.Precondition)},
-		headerEpoch:        {strconv.FormatUint(epoch, 10)},
-		headerTTL:          {strconv.FormatUint(uint64(w.TTL), 10)},
-		headerExpected:     {formatRevision(w.Precondition)},
-	}}
+	header := make(nats.Header, mostHeaders)
+	values := make([]string, 0, mostHeaders) // of all headers, so that each needs no array of its own
+	set := func(name, value string) {
+		values = append(values, value)
+		header[name] = values[len(values)-1 : len(values) : len(values)]
+	}
+	set(headerSpec, specVersion)
+	set(headerID, id)
+	set(headerTime, now.UTC().Format(time.RFC3339Nano))
+	set(headerType, typeOfOp[w.Op])
+	set(headerSource, "/clusters/"+w.Key.Cluster)
+	set(headerSubject, w.Key.Path())
+	set(headerContentType, w.ContentType)
+	set(headerPrefix, w.Key.Prefix)
+	set(headerBase, formatRevision(w.Base))
+	set(headerPrecondition, formatRevision(w.Precondition))
+	set(headerEpoch, strconv.FormatUint(epoch, 10))
+	set(headerTTL, strconv.FormatUint(uint64(w.TTL), 10))
+	set(headerExpected, formatRevision(w.Precondition))
 	by := w.Author.clean()
 	for _, named := range [...]struct{ header, value string }{{headerUser, by.User}, {headerAs, by.As}, {headerAgent, by.Agent}} {
 		if named.value != "" {
-			msg.Header[named.header] = []string{named.value}
+			set(named.header, named.value)
 		}
 	}
+	msg := &nats.Msg{Subject: subject, Data: w.Body, Header: header}
 	if _, err := decodeHeaders(prefix, subject, msg.Header); err != nil { // never publish what nobody could read
 		return nil, fmt.Errorf("encode event of %s: %w", w.Key.RowKey(), err)
 	}

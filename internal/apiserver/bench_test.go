@@ -85,11 +85,29 @@ func BenchmarkRequest(b *testing.B) {
 			request{method: "GET", path: configMaps + "/x"}.do(b, s)
 		}
 	})
+	made := 0 // names are not used again where a benchmark runs more than once
 	b.Run("Create", func(b *testing.B) {
-		i := 0
+		b.ReportAllocs()
 		for b.Loop() {
-			i++
-			s.must(b, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"c%d-%d"},"data":{"a":"%01000d"}}`, b.N, i, i)})
+			made++
+			s.must(b, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"c%d"},"data":{"a":"%01000d"}}`, made, made)})
+		}
+	})
+	b.Run("Update", func(b *testing.B) { // of all that was read, as clients do it, and of many objects in turn
+		texts := [2]string{strings.Repeat("some text ", 90), strings.Repeat("SOME TEXT ", 90)}
+		objects := make([]string, 200)
+		for i := range objects {
+			made++
+			objects[i] = s.must(b, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"u%d","labels":{"app":"bench"}},"data":{"text":%q}}`, made, texts[0])}).body
+		}
+		first := made - len(objects) + 1
+		b.ReportAllocs()
+		n := 0
+		for b.Loop() {
+			i, turn := n%len(objects), n/len(objects)
+			body := strings.Replace(objects[i], texts[turn%2], texts[(turn+1)%2], 1)
+			objects[i] = s.must(b, 200, request{method: "PUT", path: fmt.Sprintf("%s/u%d", configMaps, first+i), body: body}).body
+			n++
 		}
 	})
 	b.Run("Patch", func(b *testing.B) {

@@ -56,11 +56,10 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 			return
 		}
 		t := &timed{ResponseWriter: w, header: w.Header().Clone(), passed: make(chan struct{})}
-		// The handler may change its request, so the timer has its own.
-		url := *r.URL
-		asked := &http.Request{Method: r.Method, URL: &url, ProtoMajor: r.ProtoMajor, Header: http.Header{"Accept": r.Header["Accept"]}}
-		asked = asked.WithContext(ctx)
+		// The handler may change its request, so the timer makes one of its own. Nearly none does.
+		method, url, version, accept := r.Method, *r.URL, r.ProtoMajor, r.Header["Accept"]
 		timer := time.AfterFunc(time.Until(last)+lastWord, func() {
+			asked := (&http.Request{Method: method, URL: &url, ProtoMajor: version, Header: http.Header{"Accept": accept}}).WithContext(ctx)
 			defer close(t.passed)
 			defer func() {
 				if reason := recover(); reason != nil { // nobody else would, and the process would end
@@ -74,7 +73,7 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 				return
 			}
 			metrics.RecordRequestTermination(asked, info, metrics.APIServerComponent, http.StatusGatewayTimeout)
-			s.config.Logger.ErrorContext(ctx, "a request runs on after its deadline", "request", requestID(asked), "method", r.Method, "uri", url.RequestURI())
+			s.config.Logger.ErrorContext(ctx, "a request runs on after its deadline", "request", requestID(asked), "method", method, "uri", url.RequestURI())
 			t.answer(asked, func(w http.ResponseWriter) { s.fail(w, asked, late) })
 		})
 		defer t.end(timer)

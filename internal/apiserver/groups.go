@@ -166,7 +166,7 @@ func (s *Server) route(info *genericapiserver.APIGroupInfo, some func(resource s
 			root = "/api"
 		}
 		v := s.groupVersion(info, root, version)
-		v.TypeConverter = resources.ConvertersOf(info.Scheme)
+		v.TypeConverter, v.UnsafeConvertor = resources.ManagedBy(info.Scheme)
 		if info.Scheme == history.Scheme { // nothing of it is stored, so nobody manages a field
 			v.TypeConverter = managedfields.NewDeducedTypeConverter()
 		}
@@ -218,10 +218,9 @@ func (s *Server) groupVersion(info *genericapiserver.APIGroupInfo, root string, 
 		MetaGroupVersion:            info.MetaGroupVersion,
 		ParameterCodec:              info.ParameterCodec,
 		Serializer:                  info.NegotiatedSerializer,
-		Creater:                     info.Scheme,
+		Creater:                     deepening{info.Scheme},
 		Convertor:                   info.Scheme,
 		ConvertabilityChecker:       info.Scheme,
-		UnsafeConvertor:             runtime.UnsafeObjectConvertor(info.Scheme),
 		Defaulter:                   info.Scheme,
 		Typer:                       info.Scheme,
 		Namer:                       runtime.Namer(meta.NewAccessor()),

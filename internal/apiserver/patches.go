@@ -190,5 +190,6 @@ func (s *Server) withPatches(store storage.Interface) storage.Interface {
 
 // GuaranteedUpdate implements storage.Interface.
 func (p patchable) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool, preconditions *storage.Preconditions, update storage.UpdateFunc, suggestion runtime.Object) error {
+	deepen(0)
 	return p.Interface.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, patched(ctx, update, p.logger), suggestion)
 }

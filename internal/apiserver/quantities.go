@@ -42,20 +42,24 @@ func (s *Server) checkQuantities(r *http.Request, body []byte) error {
 	if media == string(types.JSONPatchType) {
 		return s.checkPatchQuantities(info, body)
 	}
-	if strings.Contains(media, "cbor") {
+	switch {
+	case strings.Contains(media, "cbor"):
 		var v any
 		if !shape.HasLongNumber(body) || direct.Unmarshal(body, &v) != nil {
 			return nil
 		}
 		body, _ = json.Marshal(v) // what cannot be JSON is none of upstream's objects
-	} else if !shape.HasLongNumber(body) {
-		return nil
-	} else if strings.Contains(media, "yaml") {
+	case strings.Contains(media, "yaml"):
+		if !shape.HasLongNumber(body) {
+			return nil
+		}
 		converted, err := yaml.YAMLToJSON(body)
 		if err != nil {
 			return nil // upstream says so
 		}
 		body = converted
+	case !shape.HasLongNumberInJSON(body):
+		return nil
 	}
 	root, err := s.rootTypes(info, kindsAt(body))
 	if err != nil {

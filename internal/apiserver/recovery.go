@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"regexp"
 	"runtime/debug"
@@ -105,11 +106,14 @@ func (s *Server) withLog(h http.Handler) http.Handler {
 		start := time.Now()
 		sent, wrapped := newResponse(w)
 		defer func() {
-			log := s.config.Logger.DebugContext
-			if sent.code >= http.StatusInternalServerError && !errors.Is(r.Context().Err(), context.Canceled) {
-				log = s.config.Logger.WarnContext
+			ctx, level := r.Context(), slog.LevelDebug
+			if sent.code >= http.StatusInternalServerError && !errors.Is(ctx.Err(), context.Canceled) {
+				level = slog.LevelWarn
 			}
-			log(r.Context(), "request", "request", requestID(r), "method", r.Method, "uri", r.URL.RequestURI(), "code", sent.code,
+			if !s.config.Logger.Enabled(ctx, level) { // before a line is put together
+				return
+			}
+			s.config.Logger.Log(ctx, level, "request", "request", requestID(r), "method", r.Method, "uri", r.URL.RequestURI(), "code", sent.code,
 				"bytes", sent.bytes, "milliseconds", time.Since(start).Milliseconds(), "agent", r.UserAgent())
 		}()
 		h.ServeHTTP(wrapped, r)
@@ -124,7 +128,8 @@ var requestIDs = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 // characters which an id does not need. Upstream's filter then makes a new one.
 func withRequestID(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !requestIDs.MatchString(r.Header.Get(auditinternal.HeaderAuditID)) {
+		id := r.Header.Get(auditinternal.HeaderAuditID)
+		if id != "" && !requestIDs.MatchString(id) {
 			r.Header.Del(auditinternal.HeaderAuditID)
 		}
 		h.ServeHTTP(w, r)

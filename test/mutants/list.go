@@ -890,4 +890,22 @@ var list = []mutant{
 		tests: "TestWebhooksOfEquivalentResources", in: "internal/apiserver",
 		why: "until somebody asks for one of their groups, Events get by the rules for it",
 	},
+	{
+		name: "object-left-unread",
+		file: "internal/apiserver/resources/managedby.go", old: "in, err := read(in)", new: "in, err := in, error(nil)",
+		tests: "TestManagedFieldsAreUpstreams",
+		why:   "a write of an object that others manage in another version takes their fields from them, or fails",
+	},
+	{
+		name: "managed-fields-that-were-not-there",
+		file: "internal/apiserver/resources/managedby.go", old: "m.SetManagedFields(emptyManager)", new: "m.SetManagedFields(nil)",
+		tests: "TestManagedFieldsAreUpstreams",
+		why:   "who claims the list of managers keeps it, and nobody can take it from them",
+	},
+	{
+		name: "number-behind-an-escape",
+		file: "internal/apiserver/shape/number.go", old: "!bytes.Contains(text, []byte(`\\u`))", new: "true",
+		tests: "TestNumbers",
+		why:   "a quantity in an annotation takes a processor for minutes",
+	},
 }

@@ -29,7 +29,16 @@ func exponentAt(text []byte) (digits int) {
 
 // HasLongNumber reports whether the text may contain a number that IsQuantity refuses, or an escape that may stand for
 // part of a number. It is a quick look at bytes: a caller that gets true looks closer.
-func HasLongNumber(text []byte) bool {
+func HasLongNumber(text []byte) bool { return hasLongNumber(text, false) }
+
+// HasLongNumberInJSON is HasLongNumber of a JSON text. It passes over what is inside of a word, since a quantity is all
+// of a string or a number. One uid in twelve looks like a number: '5e48230' is in it. If any character is escaped by its
+// code, a word may be none.
+func HasLongNumberInJSON(text []byte) bool {
+	return hasLongNumber(text, !bytes.Contains(text, []byte(`\u`)))
+}
+
+func hasLongNumber(text []byte, words bool) bool {
 	digits := 0
 	for i, c := range text {
 		switch {
@@ -40,7 +49,7 @@ func HasLongNumber(text []byte) bool {
 			}
 			continue
 		case c == 'e' || c == 'E':
-			if digits > 0 && exponentAt(text[i+1:]) > maxExponent {
+			if digits > 0 && exponentAt(text[i+1:]) > maxExponent && !(words && endsInWord(text[:i-digits])) {
 				return true
 			}
 		case c == '\\' && isNumberEscape(text[i+1:]):
@@ -50,6 +59,26 @@ func HasLongNumber(text []byte) bool {
 	}
 	return false
 }
+
+// endsInWord reports whether what follows the text, or a sign at its end, goes on with a word. The letter of an escape
+// such as '\n' is none.
+func endsInWord(text []byte) bool {
+	n := len(text) - 1
+	if n > 0 && (text[n] == '-' || text[n] == '+') {
+		n--
+	}
+	if n < 0 || !isWord[text[n]] {
+		return false
+	}
+	return n == 0 || text[n-1] != '\\'
+}
+
+var isWord = func() (is [256]bool) {
+	for _, c := range "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" {
+		is[c] = true
+	}
+	return is
+}()
 
 // isNumberEscape reports whether the text after a backslash begins with the escape of a digit, or of another character
 // of numbers.

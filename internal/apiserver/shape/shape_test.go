@@ -522,19 +522,52 @@ func TestNumbers(t *testing.T) {
 	} {
 		require.Equal(t, ok, IsQuantity([]byte(text)), text)
 		require.Equal(t, !ok, HasLongNumber([]byte(`{"a":"`+text+`"}`)) && len(text) != maxDigits, text)
+		require.Equal(t, !ok, HasLongNumberInJSON([]byte(`{"a":"`+text+`"}`)) && len(text) != maxDigits, text)
 	}
 	for text, has := range map[string]bool{`1\u0065-99999`: true, `\u003c`: false, `\u0031e`: true, `é\u00e9`: false, `abcde9999`: false, `\`: false, `\u00`: false, "1e": false, "6e8912": true} {
 		require.Equal(t, has, HasLongNumber([]byte(text)), text)
 	}
+	for text, has := range map[string]bool{
+		`"7a5e48230-0"`: false, `"07-1e45-5e48230"`: false, `"a5e48230"`: false, `"a.-5e48230"`: true, `"5e48230"`: true, `"-5e48230"`: true, `" 5e48230"`: true,
+		`{"a":5e48230}`: true, `[1,-5e48230]`: true, `[1,+5e48230]`: true, "5e48230": true, "-5e48230": true, `"{\"a\":\n5e48230}"`: true, `"{\"a\":\"5e48230\"}"`: true,
+		`"{\"a\"\u003a5e48230}"`: true, `"\u000a5e48230"`: true, `"a` + long + `"`: true,
+	} {
+		require.Equal(t, has, HasLongNumberInJSON([]byte(text)), text)
+	}
 }
 
-// FuzzNumbers: if HasLongNumber is false for a text, IsQuantity holds for every number in it.
+// FuzzNumbers: if HasLongNumber is false for a text, IsQuantity holds for every number in it. If HasLongNumberInJSON is
+// false for a JSON text, IsQuantity holds for every number and string in it that begins like a number, also for those
+// in a string that is JSON itself.
 func FuzzNumbers(f *testing.F) {
 	for _, seed := range []string{"1e-2000000000", "1.5E+0001000", `{"a":"1e9999"}`, "12345678901234567890"} {
 		f.Add([]byte(seed))
 	}
+	for _, seed := range []string{`"7a5e48230-0"`, `{"a":"[{\"b\":\n-5e48230}]"}`, `{"a":"{\"b\"\u003a5e48230}"}`, `{"a":"\\u000a5e48230"}`} {
+		f.Add([]byte(seed))
+	}
 	number := regexp.MustCompile(`[0-9.]+(?:[eE][+-]?[0-9]+)?`)
+	begins := regexp.MustCompile(`^\s*[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?`)
+	var look func(t *testing.T, text string, nested bool)
+	look = func(t *testing.T, text string, nested bool) {
+		tokens := json.NewDecoder(strings.NewReader(text))
+		tokens.UseNumber()
+		for token, err := tokens.Token(); err == nil; token, err = tokens.Token() {
+			switch token := token.(type) {
+			case json.Number:
+				require.True(t, IsQuantity([]byte(token)), "%s", token)
+			case string:
+				require.True(t, IsQuantity([]byte(begins.FindString(token))), "%s", token)
+				if !nested {
+					look(t, token, true)
+				}
+			}
+		}
+	}
 	f.Fuzz(func(t *testing.T, text []byte) {
+		if !HasLongNumberInJSON(text) {
+			look(t, string(text), false)
+		}
 		if HasLongNumber(text) {
 			return
 		}
