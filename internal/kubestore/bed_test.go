@@ -87,8 +87,10 @@ func (b *bed) expire(ctx context.Context) {
 	ctx, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() {
-		_ = b.Log.Follow(ctx, 0, func(batch eventlog.Batch) error {
+		var seen eventlog.Revision
+		follow := func(batch eventlog.Batch) error {
 			e := batch[0] // objects with a time to live have no claims
+			seen = batch[len(batch)-1].Revision
 			if e.TTL == 0 || e.Op == eventlog.Deleted {
 				return nil
 			}
@@ -107,7 +109,12 @@ func (b *bed) expire(ctx context.Context) {
 				}
 			})
 			return nil
-		})
+		}
+		for ctx.Err() == nil { // a busy machine may break it off
+			if err := b.Log.Follow(ctx, seen, follow); ctx.Err() == nil {
+				b.t.Logf("following the log for what expires: %v", err)
+			}
+		}
 	})
 	b.t.Cleanup(func() { stop(); running.Wait() })
 }
