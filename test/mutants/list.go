@@ -552,6 +552,24 @@ var list = []mutant{
 		why:   "a watch that a stopping process cuts off is not told to come again, and its client lists",
 	},
 	{
+		name: "outline-without-sizes",
+		file: "projection/cache.go", old: "o.Entries[i].Omitted = len(r.Body)", new: "o.Entries[i].Omitted = 0",
+		tests: "TestOutlinesTakeLittle", in: "projection",
+		why: "a list takes a row whose value was left out for one without a value",
+	},
+	{
+		name: "values-read-piece-by-piece",
+		file: "internal/kubestore/pieces.go", old: "start = row.Key + \"\\x00\"; c.missing > 1 {", new: "start = row.Key + \"\\x00\"; c.missing > 1<<30 {",
+		tests: "TestWarmListsReadNoValues", in: "internal/kubestore",
+		why: "a list of a hundred thousand objects, of which no piece is kept, sends thousands of requests to the bucket",
+	},
+	{
+		name: "offered-for-used",
+		file: "projection/cache/cache.go", old: "c.add(key, ownerName, value, bytes, true)", new: "c.add(key, ownerName, value, bytes, false)",
+		tests: "TestOffer", in: "projection/cache",
+		why: "blocks that a list has passed push out what others use",
+	},
+	{
 		name: "piece-of-another-version",
 		file: "internal/apiserver/lists/lists.go", old: "wanted.Convert, k.Version, encoding)", new: "wanted.Convert, k.Version.Group, encoding)",
 		tests: "TestListsOfPieces", in: "internal/apiserver",
