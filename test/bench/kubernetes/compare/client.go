@@ -254,6 +254,12 @@ func (c *client) delete(path, body string) answer {
 	return c.do(request{method: "DELETE", path: path, body: body})
 }
 
+// vanish makes an object go that may have finalizers.
+func (c *client) vanish(path string) {
+	c.do(request{method: "PATCH", path: path, body: `{"metadata":{"finalizers":null}}`, contentType: mergePatch, quiet: true})
+	c.do(request{method: "DELETE", path: path, quiet: true})
+}
+
 // The forms of PATCH.
 const (
 	jsonPatch      = "application/json-patch+json"
@@ -295,13 +301,17 @@ func (c *client) watch(path string) answer {
 	return c.get(path + join + "watch=1&timeoutSeconds=1")
 }
 
-// until sends a request until it is answered as wanted, for what happens behind both servers, and records
-// the last answer.
+// until sends a request until it is answered with the status.
 func (c *client) until(status int, r request) answer {
+	return c.await(r, func(a answer) bool { return a.status == status })
+}
+
+// await sends a request until the answer is as wanted, for what happens behind both servers, and records the last one.
+func (c *client) await(r request, wanted func(answer) bool) answer {
 	quiet := r
 	quiet.quiet = true
 	for range 1000 {
-		if c.do(quiet).status == status || pause(c.ctx) != nil {
+		if wanted(c.do(quiet)) || pause(c.ctx) != nil {
 			break
 		}
 	}

@@ -98,6 +98,8 @@ func bootstrap(c *client) {
 		c.get(path)
 	}
 	c.post("/api/v1/namespaces", `{"metadata":{"name":"compare"}}`)
+	// Nobody admits a Pod without it. Logplane makes it with its namespace, kube-controller-manager afterwards.
+	c.do(request{method: "POST", path: home + "/serviceaccounts", body: `{"metadata":{"name":"default"}}`, quiet: true})
 }
 
 // everyResource asks the same of each resource that discovery knows: what an empty collection answers, and what
