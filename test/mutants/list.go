@@ -768,6 +768,12 @@ var list = []mutant{
 		why:   "a key that its issuer has withdrawn verifies tokens for as long as the process runs",
 	},
 	{
+		name: "issuer-that-nobody-finds",
+		file: "internal/apiserver/apiserver.go", old: "append(s.processPaths(), s.tokens.Paths()...)", new: "s.processPaths()",
+		tests: "TestSigningKeysRotate",
+		why:   "the list of paths lacks those by which clients verify tokens",
+	},
+	{
 		name: "strangers-make-questions",
 		file: "internal/apiserver/access/keys.go", old: "time.Since(known.asked) < keyPause", new: "false",
 		tests: "TestTokensOfAnIssuer",

@@ -166,7 +166,7 @@ func decode(contentType string, body []byte, stream bool) any {
 		return decodeStream(body)
 	case stream && strings.Contains(media, "kubernetes.protobuf") || stream && strings.Contains(media, "cbor"):
 		return "a stream" // not decoded
-	case media == "application/json":
+	case media == "application/json", media == "application/jwk-set+json", media == "text/plain" && body[0] == '{': // upstream's index of OpenAPI v3
 		err = json.Unmarshal(body, &document)
 	case media == "application/yaml":
 		err = yaml.Unmarshal(body, &document)
@@ -220,6 +220,14 @@ func (a answer) at(path string) string {
 	}
 	text, _ := v.(string)
 	return text
+}
+
+// conditions are those in its status.
+func (a answer) conditions() []any {
+	object, _ := a.document.(map[string]any)
+	status, _ := object["status"].(map[string]any)
+	all, _ := status["conditions"].([]any)
+	return all
 }
 
 // json is the document as a body of another request, after a change.

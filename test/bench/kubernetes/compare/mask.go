@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"reflect"
 	"regexp"
 	"slices"
@@ -14,7 +13,7 @@ import (
 var masked = map[string]bool{
 	"uid": true, "resourceVersion": true, "creationTimestamp": true, "deletionTimestamp": true, "time": true,
 	"lastTransitionTime": true, "lastUpdateTime": true, "continue": true, "nodePort": true, "healthCheckNodePort": true,
-	"observedTime": true, "goVersion": true, "serverAddress": true, "hash": true, "storageVersion": true,
+	"observedTime": true, "goVersion": true, "token": true, "serverAddress": true, "hash": true, "storageVersion": true,
 	"serverRelativeURL": true,
 }
 
@@ -100,7 +99,12 @@ func sameEvent(a, b any) bool {
 
 func managerOf(entry any) string {
 	e, _ := entry.(map[string]any)
-	return fmt.Sprint(e["manager"], e["operation"], e["subresource"], e["apiVersion"])
+	var words []string
+	for _, name := range []string{"manager", "operation", "subresource", "apiVersion"} {
+		word, _ := e[name].(string)
+		words = append(words, word)
+	}
+	return strings.Join(words, " ")
 }
 
 func shorten(s string) string {

@@ -109,10 +109,7 @@ func customResources(c *client) {
 // condition wants one of a definition's conditions to be so.
 func condition(kind, status string) func(answer) bool {
 	return func(a answer) bool {
-		definition, _ := a.document.(map[string]any)
-		inner, _ := definition["status"].(map[string]any)
-		all, _ := inner["conditions"].([]any)
-		for _, one := range all {
+		for _, one := range a.conditions() {
 			if c, _ := one.(map[string]any); c["type"] == kind {
 				return c["status"] == status
 			}
