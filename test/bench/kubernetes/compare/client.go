@@ -80,7 +80,7 @@ func (r request) key() string {
 	}
 	sortWords(words[2:])
 	for name, value := range r.header {
-		words = append(words, name+": "+value)
+		words = append(words, name+": "+r.withoutSecret(value))
 	}
 	sortWords(words[2:])
 	if r.body != "" {

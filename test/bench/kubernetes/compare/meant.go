@@ -27,6 +27,7 @@ var intentions = []intention{
 	{request: `GET /(openid|\.well-known)/`, at: `status|header\.(Content-Type|Cache-Control)|body.*`, ours: 200, theirs: 406, why: "public keys and their issuer are JSON, whatever kind of JSON is asked for"},
 	{request: `(GET|HEAD) /openapi`, at: `header\.(Vary|Last-Modified)`, why: "documents do not change while a process runs; compressed ones are told apart in Vary"},
 	{request: `GET /openapi/v3$`, at: `header\.(Content-Type|Etag)`, ours: 200, theirs: 200, why: "the index of documents is JSON and says so"},
+	{request: `GET /openapi/v3/(api/v1/)?$`, at: `status|header\..*`, ours: 200, theirs: 404, why: "a slash at the end is forgiven; upstream lists '/openapi/v3/' and does not serve it"},
 	{at: `header\.X-Content-Type-Options|header\.Content-Type|body|body\.details\.causes`, ours: 404, theirs: 404, why: "an unknown path is a Status here (row 55), upstream a text"},
 
 	// The past and transactions (rows 73 and 74) are served by us alone.
@@ -48,7 +49,8 @@ var intentions = []intention{
 	{request: `/apiservices\?.*watch=1`, at: `body.*`, ours: 200, theirs: 200, why: "the same, between two writes of the script", maybe: true},
 	{request: `/flowschemas\?.*watch=1`, at: `body.*`, ours: 200, theirs: 200, why: "that controller writes between two writes of the script", maybe: true},
 	{request: `(bootstrap|every resource): GET .*/(flowschemas|prioritylevelconfigurations)\b`, at: `body\.(items|rows)(\[.*\])?`, theirs: 200, why: "upstream's controllers make these"},
-	{request: `/resourcequotas`, at: `.*\.status\.(hard|used)|body\.rows\[compare/sample\]\.cells\[1\]`, why: "a quota's status is of its own write (docs/decisions/batches.md), there of kube-controller-manager"},
+	{request: `/resourcequotas`, at: `.*\.status\.(hard|used)|body\.rows\[compare/(sample|updated)\]\.cells\[1\]`, why: "a quota's status is of its own write (docs/decisions/batches.md), there of kube-controller-manager"},
+	{request: `tokenreviews .*"elsewhere"`, at: `body\.status\.error`, why: "tokens of Secrets are not accepted, so that one authenticator fewer says why"},
 	{request: `bootstrap: GET /api/v1/serviceaccounts$`, at: `body\.items\[.*/default\]`, why: "made here at the start, there by kube-controller-manager"},
 	{request: `/leases`, at: `body\.items\[kube-system/apiserver-.*\]`, why: "the identity of a process of kube-apiserver"},
 	{at: `body\.(items|rows)\[kube-system/kube-apiserver-legacy-service-account-token-tracking\]`, why: "tokens of Secrets are not accepted, so that there is no use of them to track"},
@@ -61,7 +63,7 @@ var intentions = []intention{
 	// Where upstream answers 500 to a request that is wrong (internal/apiserver/corrections.go), and other errors.
 	{request: `resourceVersion=(1?x|-1)$`, at: `status|body(\[0\])?\.(code|reason|message)`, ours: 400, theirs: 500, why: "not a revision"},
 	{request: `sending application/apply-patch\+yaml .*("observedGeneration":1|"nothing":1)`, at: `status|body\.(code|reason)`, ours: 400, theirs: 500, why: "not a field of the schema"},
-	{request: `bindings \{\}$`, at: `status|body\.(code|reason)`, ours: 400, theirs: 500, why: "a name is missing"},
+	{request: `bindings \{(\}$|.*"target":)`, at: `status|body\.(code|reason)`, ours: 400, theirs: 500, why: "a name is missing, or a target that is no node"},
 	{request: `POST /api/v1/namespaces/compare/configmaps .*"resourceVersion"`, at: `status|body\.(code|reason)`, ours: 400, theirs: 500, why: "a new object has no revision"},
 	{request: `strategic-merge-patch.*"nameless"`, at: `status|body\.(code|reason)`, ours: 400, theirs: 500, why: "the key that merges lists is missing"},
 	{request: ` /api/v1/watch/?( |$)`, at: `status|header\..*|body`, ours: 400, theirs: 500, why: "a path without a resource"},

@@ -104,6 +104,7 @@ func customResources(c *client) {
 	c.await(request{method: "GET", path: crds + "/gadgets.compare.example"}, condition("Established", "True"))
 	c.until(200, request{method: "GET", path: objects})
 	c.delete(crds+"/gadgets.compare.example", "")
+	c.until(404, request{method: "GET", path: crds + "/gadgets.compare.example"})
 }
 
 // condition wants one of a definition's conditions to be so.
