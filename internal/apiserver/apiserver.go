@@ -46,7 +46,7 @@ func New(c Config) (*Server, error) {
 	}
 	s.health, s.zpages = newHealth(s), newZPages(s)
 	d := description.Config{
-		Definitions: s.definitions, Remotes: s.aggregator, ExternalAddress: s.generic.ExternalAddress, Paths: s.processPaths(),
+		Definitions: s.definitions, Remotes: s.aggregator, ExternalAddress: s.generic.ExternalAddress, Paths: append(s.processPaths(), s.tokens.Paths()...),
 		NotServed: s.unknown(), Fail: s.fail, Logger: s.config.Logger,
 	}
 	if s.discovery, err = description.NewDiscovery(d); err != nil {

@@ -77,6 +77,11 @@ func TestEvictionRespectsBudgets(t *testing.T) {
 	require.NoError(t, err)
 
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
+	another := eviction.DeepCopy()
+	another.DeleteOptions = metav1.NewPreconditionDeleteOptions("another")
+	err = pods.EvictV1(t.Context(), another)
+	require.True(t, apierrors.IsConflict(err), err)
+	require.ErrorContains(t, err, `Operation cannot be fulfilled on Pod "p": the UID in the precondition (another)`)
 	require.True(t, apierrors.IsTooManyRequests(pods.EvictV1(t.Context(), eviction)))
 	budget.Status.DisruptionsAllowed = 1
 	_, err = budgets.UpdateStatus(t.Context(), budget, metav1.UpdateOptions{})

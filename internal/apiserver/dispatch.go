@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -34,6 +35,8 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(path, "/openapi/"):
 		s.openapi.ServeHTTP(w, r)
 	case s.tokens.ServeDiscovery(w, r):
+	case slices.Contains(s.tokens.Paths(), path):
+		s.fail(w, r, methodNotAllowed(r))
 	case path == "/version" && r.Method == http.MethodGet:
 		serveVersion(w, r)
 	case path == flagz.DefaultFlagzPath || path == statusz.DefaultStatuszPath:

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/policy"
 	podstore "k8s.io/kubernetes/pkg/registry/core/pod/storage"
 )
@@ -34,7 +34,7 @@ func (e evictionREST) Create(ctx context.Context, name string, obj runtime.Objec
 			return nil, err
 		}
 		if want := *eviction.DeleteOptions.Preconditions.UID; want != m.GetUID() { // in upstream's words
-			return nil, apierrors.NewConflict(core.Resource("pods"), name, fmt.Errorf(
+			return nil, apierrors.NewConflict(schema.GroupResource{Resource: "Pod"}, name, fmt.Errorf(
 				"the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", want, m.GetUID()))
 		}
 	}

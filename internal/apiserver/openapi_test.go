@@ -54,9 +54,15 @@ func TestOpenAPIServing(t *testing.T) {
 			require.NotEmpty(t, etag)
 			require.Contains(t, plain.header.Get("Vary"), "Accept")
 
-			same := request{method: "GET", path: path, header: http.Header{"If-None-Match": {etag}}}.do(t, s)
-			require.Equal(t, 304, same.code)
-			require.Empty(t, same.body)
+			for _, tags := range []string{etag, "W/" + etag, `"other", ` + etag, "*"} {
+				same := request{method: "GET", path: path, header: http.Header{"If-None-Match": {tags}}}.do(t, s)
+				require.Equal(t, 304, same.code, tags)
+				require.Empty(t, same.body)
+				require.Empty(t, same.header.Get("Content-Type"))
+			}
+			for _, tags := range []string{`"other"`, strings.Trim(etag, `"`)} {
+				require.Equal(t, 200, request{method: "GET", path: path, header: http.Header{"If-None-Match": {tags}}}.do(t, s).code, tags)
+			}
 
 			zipped := request{method: "GET", path: path, header: http.Header{"Accept-Encoding": {"deflate, gzip"}}}.do(t, s)
 			require.Equal(t, "gzip", zipped.header.Get("Content-Encoding"))
@@ -108,6 +114,8 @@ func TestOpenAPIIndex(t *testing.T) {
 		require.NoError(t, proto.Unmarshal([]byte(a.body), &openapi_v3.Document{}), path)
 		stale := request{method: "GET", path: "/openapi/v3/" + path + "?hash=OLD"}.do(t, s)
 		require.Equal(t, 301, stale.code)
+		require.Equal(t, "application/json", stale.header.Get("Content-Type"))
+		require.Empty(t, stale.body)
 		require.Equal(t, document.ServerRelativeURL, stale.header.Get("Location"))
 	}
 }

@@ -278,6 +278,11 @@ func TestSigningKeysRotate(t *testing.T) {
 	document := both.must(t, 200, request{method: "GET", path: "/.well-known/openid-configuration"}.as("root")).object(t)
 	require.Equal(t, "https://new.example", document["issuer"])
 	require.Equal(t, "https://localhost:443/openid/v1/jwks", document["jwks_uri"])
+	require.Equal(t, keys.body, both.must(t, 200, request{method: "GET", path: "/openid/v1/jwks/"}.as("root")).body)
+	for _, method := range []string{"HEAD", "POST"} {
+		both.must(t, 405, request{method: method, path: "/openid/v1/jwks"}.as("root"))
+	}
+	require.Subset(t, both.must(t, 200, request{method: "GET", path: "/"}.as("root")).object(t)["paths"], []any{"/.well-known/openid-configuration", "/openid/v1/jwks"})
 }
 
 // TestTokenReviews: a review says whose a token is and for whom, and takes no token for good because the server asks

@@ -804,6 +804,18 @@ var list = []mutant{
 		why:   "a key that its issuer has withdrawn verifies tokens for as long as the process runs",
 	},
 	{
+		name: "weak-tags-are-strangers",
+		file: "internal/apiserver/description/openapi.go", old: `strings.TrimPrefix(strings.TrimSpace(tag), "W/")`, new: "strings.TrimSpace(tag)",
+		tests: "TestOpenAPIServing",
+		why:   "a client behind a proxy that compresses fetches OpenAPI documents again that have not changed",
+	},
+	{
+		name: "issuer-that-nobody-finds",
+		file: "internal/apiserver/apiserver.go", old: "append(s.processPaths(), s.tokens.Paths()...)", new: "s.processPaths()",
+		tests: "TestSigningKeysRotate",
+		why:   "the list of paths lacks those by which clients verify tokens",
+	},
+	{
 		name: "strangers-make-questions",
 		file: "internal/apiserver/access/keys.go", old: "time.Since(known.asked) < keyPause", new: "false",
 		tests: "TestTokensOfAnIssuer",

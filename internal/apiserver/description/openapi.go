@@ -136,6 +136,8 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 		w.WriteHeader(http.StatusNotAcceptable)
 		return nil
 	}
+	w.Header().Set("Content-Type", contentType(format, path)) // of a redirect too, which is a page otherwise
+	w.Header().Set("Etag", strconv.Quote(d.etag))
 	if hash := r.URL.Query().Get("hash"); hash != "" && strings.HasPrefix(path, "v3/") {
 		if hash != d.etag {
 			http.Redirect(w, r, hashed(path, d.etag), http.StatusMovedPermanently)
@@ -144,8 +146,8 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 		w.Header().Set("Cache-Control", "public, immutable")
 		w.Header().Set("Expires", time.Now().AddDate(1, 0, 0).UTC().Format(http.TimeFormat))
 	}
-	w.Header().Set("Etag", strconv.Quote(d.etag))
-	if r.Header.Get("If-None-Match") == strconv.Quote(d.etag) {
+	if known(r.Header.Values("If-None-Match"), d.etag) {
+		w.Header().Del("Content-Type")
 		w.WriteHeader(http.StatusNotModified)
 		return nil
 	}
@@ -153,7 +155,6 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 	if err != nil {
 		return err
 	}
-	w.Header().Set("Content-Type", contentType(format, path))
 	body := document.Gzip
 	if acceptsGzip(r.Header.Get("Accept-Encoding")) {
 		w.Header().Set("Content-Encoding", "gzip")
@@ -166,6 +167,18 @@ func (d *described) serve(w http.ResponseWriter, r *http.Request, path string) e
 		_, _ = w.Write(body) // fails when the client is gone, and then nobody can be told
 	}
 	return nil
+}
+
+// known reports whether a client says that it has the document (RFC 9110, section 13.1.2). A proxy that compresses what
+// it passes on makes a tag weak.
+func known(ifNoneMatch []string, etag string) bool {
+	for tag := range strings.SplitSeq(strings.Join(ifNoneMatch, ","), ",") {
+		tag = strings.TrimPrefix(strings.TrimSpace(tag), "W/")
+		if tag == "*" || tag == strconv.Quote(etag) {
+			return true
+		}
+	}
+	return false
 }
 
 // generation is 'v2' or 'v3'.

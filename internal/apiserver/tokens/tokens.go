@@ -233,6 +233,14 @@ func (o Objects) GetNode(_ context.Context, name string) (*corev1.Node, error) {
 	return o.Nodes.Get(name)
 }
 
+// Paths are those that ServeDiscovery answers.
+func (t *Tokens) Paths() []string {
+	if t == nil || t.keys.Get().discovery == nil {
+		return nil
+	}
+	return []string{serviceaccount.OpenIDConfigPath, serviceaccount.JWKSPath}
+}
+
 // ServeDiscovery answers '/.well-known/openid-configuration' and '/openid/v1/jwks', which say how clients can verify
 // tokens by themselves. It reports false, and answers nothing, for any other path and for an issuer without discovery.
 func (t *Tokens) ServeDiscovery(w http.ResponseWriter, r *http.Request) bool {
@@ -246,7 +254,7 @@ func (t *Tokens) ServeDiscovery(w http.ResponseWriter, r *http.Request) bool {
 	var body []byte
 	var maxAge int
 	kind := "application/json"
-	switch r.URL.Path {
+	switch strings.TrimSuffix(r.URL.Path, "/") {
 	case serviceaccount.OpenIDConfigPath:
 		body, maxAge = discovery.GetConfigJSON()
 	case serviceaccount.JWKSPath:

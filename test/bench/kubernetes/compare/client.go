@@ -80,7 +80,7 @@ func (r request) key() string {
 	}
 	sortWords(words[2:])
 	for name, value := range r.header {
-		words = append(words, name+": "+value)
+		words = append(words, name+": "+r.withoutSecret(value))
 	}
 	sortWords(words[2:])
 	if r.body != "" {
@@ -166,7 +166,7 @@ func decode(contentType string, body []byte, stream bool) any {
 		return decodeStream(body)
 	case stream && strings.Contains(media, "kubernetes.protobuf") || stream && strings.Contains(media, "cbor"):
 		return "a stream" // not decoded
-	case media == "application/json":
+	case media == "application/json", media == "application/jwk-set+json", media == "text/plain" && body[0] == '{': // upstream's index of OpenAPI v3
 		err = json.Unmarshal(body, &document)
 	case media == "application/yaml":
 		err = yaml.Unmarshal(body, &document)
@@ -222,6 +222,14 @@ func (a answer) at(path string) string {
 	return text
 }
 
+// conditions are those in its status.
+func (a answer) conditions() []any {
+	object, _ := a.document.(map[string]any)
+	status, _ := object["status"].(map[string]any)
+	all, _ := status["conditions"].([]any)
+	return all
+}
+
 // json is the document as a body of another request, after a change.
 func (a answer) json(change func(map[string]any)) string {
 	document, _ := roundTrip(a.document)
@@ -252,6 +260,12 @@ func (c *client) put(path, body string) answer {
 
 func (c *client) delete(path, body string) answer {
 	return c.do(request{method: "DELETE", path: path, body: body})
+}
+
+// vanish makes an object go that may have finalizers.
+func (c *client) vanish(path string) {
+	c.do(request{method: "PATCH", path: path, body: `{"metadata":{"finalizers":null}}`, contentType: mergePatch, quiet: true})
+	c.do(request{method: "DELETE", path: path, quiet: true})
 }
 
 // The forms of PATCH.
@@ -295,13 +309,17 @@ func (c *client) watch(path string) answer {
 	return c.get(path + join + "watch=1&timeoutSeconds=1")
 }
 
-// until sends a request until it is answered as wanted, for what happens behind both servers, and records
-// the last answer.
+// until sends a request until it is answered with the status.
 func (c *client) until(status int, r request) answer {
+	return c.await(r, func(a answer) bool { return a.status == status })
+}
+
+// await sends a request until the answer is as wanted, for what happens behind both servers, and records the last one.
+func (c *client) await(r request, wanted func(answer) bool) answer {
 	quiet := r
 	quiet.quiet = true
 	for range 1000 {
-		if c.do(quiet).status == status || pause(c.ctx) != nil {
+		if wanted(c.do(quiet)) || pause(c.ctx) != nil {
 			break
 		}
 	}

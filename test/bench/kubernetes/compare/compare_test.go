@@ -16,6 +16,10 @@ func object(name, uid, color string) map[string]any {
 	return map[string]any{"metadata": map[string]any{"name": name, "uid": uid}, "color": color}
 }
 
+func manager(name string) map[string]any {
+	return map[string]any{"manager": name, "operation": "Update"}
+}
+
 // What no two servers share is no difference; a value, a missing element and an order are.
 func TestDifferences(t *testing.T) {
 	one, two, three := object("a", "1", "red"), object("b", "2", "red"), object("c", "3", "red")
@@ -31,6 +35,7 @@ func TestDifferences(t *testing.T) {
 		"an element":      {recordOf(200, []any{one, two}), recordOf(200, []any{one}), []string{"body[b]"}},
 		"an order":        {recordOf(200, []any{one, two, three}), recordOf(200, []any{one, three, two}), []string{"body.order"}},
 		"nameless":        {recordOf(200, []any{1.0, 2.0}), recordOf(200, []any{1.0, 3.0, 4.0}), []string{"body.length", "body[1]"}},
+		"a manager":       {recordOf(200, []any{manager("a"), manager("b")}), recordOf(200, []any{manager("b")}), []string{"body[a Update  ]"}},
 		"another request": {recordOf(200, nil), &record{answers: map[string]answer{}}, []string{"request"}},
 	} {
 		var got []string
@@ -55,7 +60,7 @@ func TestReport(t *testing.T) {
 	if !report(unexplained, unexplained, true, false) {
 		t.Error("explanations that explain nothing pass")
 	}
-	if report(recordOf(400, nil), recordOf(500, nil), false, false) {
-		t.Error("a mistake of the client that upstream answers with 500 is not meant")
+	if report(recordOf(404, object("a", "1", "red")), recordOf(404, "not found"), false, false) {
+		t.Error("a Status for an unknown path is not meant")
 	}
 }

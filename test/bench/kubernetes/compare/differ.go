@@ -198,6 +198,12 @@ func nameOf(element any) string {
 	if name, ok := object["name"].(string); ok {
 		return name
 	}
+	if _, ok := object["manager"]; ok {
+		return managerOf(object)
+	}
+	if kind, ok := object["type"].(string); ok && object["status"] != nil { // a condition
+		return kind
+	}
 	name, _ := object["groupVersion"].(string)
 	return name
 }

@@ -27,7 +27,6 @@ import (
 // kubernetesArgs make of kube-apiserver what Logplane is by default.
 var kubernetesArgs = []string{
 	"--anonymous-auth=false",
-	"--feature-gates=CBORServingAndStorage=true", // Logplane serves CBOR by default
 }
 
 func main() {

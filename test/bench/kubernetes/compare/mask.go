@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"reflect"
 	"regexp"
 	"slices"
@@ -14,7 +13,7 @@ import (
 var masked = map[string]bool{
 	"uid": true, "resourceVersion": true, "creationTimestamp": true, "deletionTimestamp": true, "time": true,
 	"lastTransitionTime": true, "lastUpdateTime": true, "continue": true, "nodePort": true, "healthCheckNodePort": true,
-	"observedTime": true, "goVersion": true, "serverAddress": true, "hash": true, "storageVersion": true,
+	"observedTime": true, "goVersion": true, "token": true, "serverAddress": true, "hash": true, "storageVersion": true,
 	"serverRelativeURL": true,
 }
 
@@ -27,7 +26,7 @@ var replacements = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?( ?\+0000 UTC|Z)?`), "<time>"},
 	{regexp.MustCompile(`\b10\.(9[6-9]|1(0\d|1[01]))\.\d+\.\d+\b`), "<address>"},
 	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "<server>"},
-	{regexp.MustCompile(`\bgenerated-[a-z0-9]{5}\b`), "generated-<suffix>"},
+	{regexp.MustCompile(`\b(generated|kube-api-access)-[a-z0-9]{5}\b`), "$1-<suffix>"},
 	{regexp.MustCompile(`(Too large resource version: \d+, current: )\d+`), "$1<revision>"},
 	{regexp.MustCompile(`(too old resource version: \d+ \()\d+\)`), "$1<revision>)"},
 	{regexp.MustCompile(`^\d+(m?s|m\d+s)$`), "<age>"},
@@ -42,7 +41,7 @@ var replacements = []struct {
 }
 
 func maskText(s string) string {
-	if !strings.ContainsAny(s, "0123456789") && !strings.Contains(s, "generated-") && !strings.Contains(s, "Bad_") && !strings.Contains(s, "Key: ") {
+	if !strings.ContainsAny(s, "0123456789") && !strings.Contains(s, "generated-") && !strings.Contains(s, "kube-api-access-") && !strings.Contains(s, "Bad_") && !strings.Contains(s, "Key: ") {
 		return s
 	}
 	for _, r := range replacements {
@@ -67,7 +66,7 @@ func mask(v any, text func(string) string) any {
 					continue
 				}
 			}
-			out[name] = mask(value, text)
+			out[maskText(name)] = mask(value, text) // managed fields name owners by their uids
 		}
 		for name := range unordered {
 			if list, ok := out[name].([]any); ok {
@@ -100,7 +99,12 @@ func sameEvent(a, b any) bool {
 
 func managerOf(entry any) string {
 	e, _ := entry.(map[string]any)
-	return fmt.Sprint(e["manager"], e["operation"], e["subresource"], e["apiVersion"])
+	var words []string
+	for _, name := range []string{"manager", "operation", "subresource", "apiVersion"} {
+		word, _ := e[name].(string)
+		words = append(words, word)
+	}
+	return strings.Join(words, " ")
 }
 
 func shorten(s string) string {

@@ -21,6 +21,12 @@ var script = []part{
 	{"custom resources", customResources},
 	{"namespaces", namespaces},
 	{"access", access},
+	{"admission", admission},
+	{"tokens", tokens},
+	{"selecting", selecting},
+	{"caching", caching},
+	{"pods", pods},
+	{"updates", updates},
 }
 
 // A namespace of the script's own.

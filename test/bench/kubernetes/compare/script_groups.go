@@ -95,11 +95,28 @@ func customResources(c *client) {
 	c.until(404, request{method: "GET", path: crds + "/gadgets.compare.example"})
 	c.until(404, request{method: "GET", path: objects + "/from-yaml"})
 	c.until(404, request{method: "GET", path: "/apis/compare.example/v2", quiet: true})
+	// The names are free for the other definition, and then again for this one.
+	c.await(request{method: "GET", path: crds + "/clashes.compare.example"}, condition("Established", "True"))
 	c.post(crds, crd("gadgets", "Gadget", "", v1))
-	c.until(200, request{method: "GET", path: objects})
-	c.get(crds + "/clashes.compare.example")
+	c.await(request{method: "GET", path: crds + "/gadgets.compare.example"}, condition("NamesAccepted", "False"))
+	c.get(objects)
 	c.delete(crds+"/clashes.compare.example", "")
+	c.await(request{method: "GET", path: crds + "/gadgets.compare.example"}, condition("Established", "True"))
+	c.until(200, request{method: "GET", path: objects})
 	c.delete(crds+"/gadgets.compare.example", "")
+	c.until(404, request{method: "GET", path: crds + "/gadgets.compare.example"})
+}
+
+// condition wants one of a definition's conditions to be so.
+func condition(kind, status string) func(answer) bool {
+	return func(a answer) bool {
+		for _, one := range a.conditions() {
+			if c, _ := one.(map[string]any); c["type"] == kind {
+				return c["status"] == status
+			}
+		}
+		return false
+	}
 }
 
 // namespaces end with what is in them; kube-apiserver by itself has nobody who empties them.

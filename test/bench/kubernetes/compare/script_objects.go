@@ -104,6 +104,9 @@ func live(c *client, s sample) {
 	one := s.path + "/" + s.name()
 	c.post(s.path+"?dryRun=All", s.object(s.name()))
 	created := c.post(s.path+"?fieldManager=creator", s.object(s.name()))
+	if s.kind == "APIService" || s.kind == "FlowSchema" { // somebody says in time whether it works
+		created = c.await(request{method: "GET", path: one, quiet: true}, func(a answer) bool { return len(a.conditions()) > 0 })
+	}
 	revision := created.at("metadata.resourceVersion")
 	c.post(s.path, s.object(s.name()))
 	for _, accept := range []string{"", asYAML, asProtobuf, asCBOR, asTable, asPartial, strings.Replace(asTable, "v=v1", "v=v1beta1", 1)} {

@@ -95,7 +95,8 @@ func writing(c *client) {
 	c.post(maps+"?dryRun=Some", configMap("w", ""))
 	c.post(maps+"?dryRun=", configMap("dry-empty", ""))
 	c.post(maps+"?fieldManager="+strings.Repeat("x", 200), configMap("w", ""))
-	c.post(maps+"?pretty=true", configMap("w", `,"finalizers":["example.com/keep"],"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"o","uid":"11111111-2222-3333-4444-555555555555"}]`))
+	owner := c.post(maps, configMap("owner", "")).at("metadata.uid") // it must be there: who has no owner left is collected
+	c.post(maps+"?pretty=true", configMap("w", `,"finalizers":["example.com/keep"],"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"owner","uid":"`+owner+`"}]`))
 	c.put(maps+"/created-by-put", configMap("created-by-put", ""))
 	c.put("/apis/coordination.k8s.io/v1/namespaces/compare/leases/by-put", `{"metadata":{"name":"by-put"},"spec":{}}`)
 	c.put(one, configMap("other", ""))
@@ -137,6 +138,8 @@ func writing(c *client) {
 		c.patch(strategicPatch, appHome+"/deployments/patched", body)
 		c.patch(mergePatch, appHome+"/deployments/patched?fieldValidation=Strict", body)
 	}
+	// Who collects garbage waits for this one, which does not go.
+	c.do(request{method: "POST", path: maps, quiet: true, body: configMap("dependent", `,"finalizers":["example.com/keep"],"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"w","blockOwnerDeletion":true,"uid":"`+c.get(one).at("metadata.uid")+`"}]`)})
 	c.delete(one, `{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"Foreground"}`)
 	c.get(one)
 	c.put(one, configMap("w", `,"finalizers":["example.com/keep","example.com/late"]`))
@@ -144,12 +147,14 @@ func writing(c *client) {
 	c.delete(one, "")
 	c.patch(mergePatch, one, `{"metadata":{"finalizers":null}}`)
 	c.get(one)
+	c.vanish(maps + "/dependent")
 	for _, body := range []string{`{"orphanDependents":true,"propagationPolicy":"Orphan"}`, `{"orphanDependents":true}`, `{"gracePeriodSeconds":-1}`, `{"gracePeriodSeconds":"x"}`, `{"dryRun":["All"]}`, `{"dryRun":["Some"]}`, `{"unknown":1}`, `nonsense`, `{"kind":"ConfigMap","apiVersion":"v1"}`, `{"ignoreStoreReadErrorWithClusterBreakingPotential":true}`} {
 		c.post(maps, configMap("d", ""))
 		c.delete(maps+"/d", body)
-		c.get(maps + "/d")
-		c.do(request{method: "PATCH", path: maps + "/d", body: `{"metadata":{"finalizers":null}}`, contentType: mergePatch, quiet: true})
-		c.do(request{method: "DELETE", path: maps + "/d", quiet: true})
+		if !strings.Contains(body, "orphan") { // kube-apiserver by itself has nobody who orphans, and ours is soon done
+			c.get(maps + "/d")
+		}
+		c.vanish(maps + "/d")
 	}
 	c.post(home+"/pods", `{"metadata":{"name":"graceful"},"spec":{"nodeName":"n","containers":[{"name":"c","image":"i"}]}}`)
 	c.delete(home+"/pods/graceful", "")

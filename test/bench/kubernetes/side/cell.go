@@ -56,7 +56,9 @@ func (s *System) startCell(ctx context.Context, folder, nats, binary, log string
 	address := strings.TrimPrefix(s.Config.Host, "https://")
 	return errors.Join(
 		s.exec(ctx, folder, binary, append([]string{"watcher", "--listen", address, "--token-auth-file", files.tokens,
-			"--tls-cert-file", files.certificate, "--tls-private-key-file", files.key}, where...)...),
+			"--tls-cert-file", files.certificate, "--tls-private-key-file", files.key,
+			"--service-account-issuer", issuer, "--service-account-signing-key-file", files.key,
+			"--kubelet-client-certificate", files.certificate, "--kubelet-client-key", files.key}, where...)...),
 		s.exec(ctx, folder, binary, append([]string{"projector"}, where...)...),
 		s.exec(ctx, folder, binary, append([]string{"lifecycle", "--settle", "1s"}, where...)...),
 		s.await(ctx, begun),

@@ -22,6 +22,9 @@ type credentials struct {
 	stranger                 string // of a user without rights
 }
 
+// issuer of the tokens of service accounts.
+const issuer = "https://kubernetes.default.svc"
+
 // generateCredentials writes them into the folder: one key for TLS and for service accounts.
 func generateCredentials(folder string) (credentials, error) {
 	c := credentials{filepath.Join(folder, "certificate.pem"), filepath.Join(folder, "key.pem"), filepath.Join(folder, "tokens.csv"), rand.Text(), rand.Text()}

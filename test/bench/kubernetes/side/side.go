@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -105,10 +104,6 @@ func Dev(binary string) Side {
 	}}
 }
 
-// lacking are kube-apiserver's default admission plugins that Logplane does not have either, and the one that refuses
-// every Pod where no controller manager has given its namespace an account.
-var lacking = []string{"ServiceAccount", "PodGroupProtection", "PodGroupWorkloadExists", "JobValidation"}
-
 // Kubernetes is kube-apiserver on an etcd of one member, everything else at its defaults.
 func Kubernetes(etcd, apiserver string, more ...string) Side {
 	return Side{"kubernetes", func(ctx context.Context, folder string) (*System, error) {
@@ -157,11 +152,10 @@ func apiserverArgs(files credentials, etcd, address string) []string {
 		"--etcd-servers=http://" + etcd, "--bind-address=127.0.0.1", "--secure-port=" + port, "--advertise-address=127.0.0.1",
 		"--endpoint-reconciler-type=none", // its lease would be a write of its own now and then
 		"--tls-cert-file=" + files.certificate, "--tls-private-key-file=" + files.key, "--token-auth-file=" + files.tokens,
-		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-issuer=" + issuer,
 		"--service-account-key-file=" + files.key, "--service-account-signing-key-file=" + files.key,
 		"--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=RBAC",
 		"--feature-gates=CBORServingAndStorage=true",
-		"--disable-admission-plugins=" + strings.Join(lacking, ","),
 	}
 }
 
