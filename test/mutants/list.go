@@ -806,8 +806,8 @@ var list = []mutant{
 	{
 		name: "weak-tags-are-strangers",
 		file: "internal/apiserver/description/openapi.go", old: `strings.TrimPrefix(strings.TrimSpace(tag), "W/")`, new: "strings.TrimSpace(tag)",
-		tests: "TestOpenAPIServing",
-		why:   "a client behind a proxy that compresses fetches OpenAPI documents again that have not changed",
+		tests: "TestOpenAPIServing", in: "internal/apiserver",
+		why: "a client behind a proxy that compresses fetches OpenAPI documents again that have not changed",
 	},
 	{
 		name: "issuer-that-nobody-finds",
