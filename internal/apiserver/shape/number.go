@@ -49,7 +49,7 @@ func hasLongNumber(text []byte, words bool) bool {
 			}
 			continue
 		case c == 'e' || c == 'E':
-			if digits > 0 && exponentAt(text[i+1:]) > maxExponent && !(words && endsInWord(text[:i-digits])) {
+			if digits > 0 && exponentAt(text[i+1:]) > maxExponent && (!words || !endsInWord(text[:i-digits])) {
 				return true
 			}
 		case c == '\\' && isNumberEscape(text[i+1:]):
