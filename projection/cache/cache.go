@@ -4,7 +4,7 @@
 // Nouns. A budget is the bytes that all caches of a process have together. So the least recently used value of all
 // goes, in whichever cache it is. An owner is whom a value belongs to, in a cell the namespace of an object. A share is
 // the quarter of the caches' room that an owner may take from the others; alone it has all of it. A value is cold when
-// nobody has used it for a minute. Bytes that are held belong to no cache and cannot be let go: the caches have the
+// nobody has used it for 15 seconds. Bytes that are held belong to no cache and cannot be let go: the caches have the
 // rest, and three eighths of the budget at least.
 package cache
 
@@ -21,7 +21,7 @@ import (
 const shares = 4
 
 // cold is how long a value that nobody uses is safe from an owner beyond its share.
-const cold = time.Minute
+const cold = 15 * time.Second
 
 // Budget is shared by caches. It is safe for concurrent use.
 type Budget struct {

@@ -8,10 +8,11 @@ import (
 )
 
 // One encoder and one decoder serve the process: both are safe for concurrent use through EncodeAll and DecodeAll and
-// hold no goroutine. They are made on first use, so that a start does not pay for them.
+// hold no goroutine. They are made on first use, so that a start does not pay for them. The encoder takes one block at a
+// time: commits, compactions and restores write one after the other, or wait for the bucket.
 var (
 	encoder = sync.OnceValue(func() *zstd.Encoder {
-		e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(2), zstd.WithEncoderCRC(false),
+		e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(false),
 			zstd.WithWindowSize(1<<20), zstd.WithLowerEncoderMem(true))
 		if err != nil {
 			panic(err) // the options are constant
