@@ -8,8 +8,8 @@ import (
 // deepStack is what grows a stack to the 32 KiB that a write needs.
 const deepStack = 16 << 10
 
-// deepen grows the goroutine's stack at once, while there is little on it. Upstream runs each write in a goroutine of its
-// own, whose stack would double again and again, and each time be copied with all that is on it by then.
+// deepen grows the goroutine's stack at once, while there is little on it. Upstream runs each write in a goroutine of
+// its own, whose stack would double again and again, and each time be copied with all that is on it by then.
 //
 //go:noinline
 func deepen(i int) byte {

@@ -96,8 +96,8 @@ const (
 
 // GiveBack gives memory back to the system. A second after work has become little, compared with what is held, it
 // gives back garbage, and what rest drops, which may be nil. When there was nothing to do for a whole pause, it also
-// gives back what shrink drops. Without it the runtime would collect only after two minutes, give back slowly, and never
-// drop a cache.
+// gives back what shrink drops. Without it the runtime would collect only after two minutes, give back slowly, and
+// never drop a cache.
 //
 // Only garbage collections set the timer. It goes off when they have become rare,
 // and a process that does nothing has no timer. If the process is frozen meanwhile,

@@ -14,8 +14,8 @@ import (
 // a converter of versions, which both know the scheme's types. TypeConverter is nil for a scheme that has none.
 //
 // They do less than upstream's, with the same outcome:
-//   - For each manager of an object, upstream makes a whole unstructured object of the typed one, and then looks only at
-//     its version, which is nearly always the one it wants. Here an object is read when it is converted.
+//   - For each manager of an object, upstream makes a whole unstructured object of the typed one, and then looks only
+//     at its version, which is nearly always the one it wants. Here an object is read when it is converted.
 //   - Nobody looks at the managed fields of a typed object, but upstream parses all of them. Here there is one empty
 //     entry in their place.
 func ManagedBy(scheme *runtime.Scheme) (managedfields.TypeConverter, runtime.ObjectConvertor) {

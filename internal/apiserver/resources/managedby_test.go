@@ -138,7 +138,8 @@ func internalOf(t testing.TB, text string, live runtime.Object) runtime.Object {
 	return object
 }
 
-// TestUnread: what a field manager leaves unread is the object once it is converted, and says before of which kind it is.
+// TestUnread: what a field manager leaves unread is the object once it is converted, and says before of which kind it
+// is.
 func TestUnread(t *testing.T) {
 	kind := corev1.SchemeGroupVersion.WithKind("ConfigMap")
 	types, versions := ManagedBy(legacyscheme.Scheme)

@@ -31,9 +31,9 @@ func exponentAt(text []byte) (digits int) {
 // part of a number. It is a quick look at bytes: a caller that gets true looks closer.
 func HasLongNumber(text []byte) bool { return hasLongNumber(text, false) }
 
-// HasLongNumberInJSON is HasLongNumber of a JSON text. It passes over what is inside of a word, since a quantity is all
-// of a string or a number. One uid in twelve looks like a number: '5e48230' is in it. If any character is escaped by its
-// code, a word may be none.
+// HasLongNumberInJSON is HasLongNumber of a JSON text. It passes over what is inside of a word, since a quantity is
+// all of a string or a number. One uid in twelve looks like a number: '5e48230' is in it. If any character is escaped
+// by its code, a word may be none.
 func HasLongNumberInJSON(text []byte) bool {
 	return hasLongNumber(text, !bytes.Contains(text, []byte(`\u`)))
 }
