@@ -42,23 +42,26 @@ func (s *Server) checkQuantities(r *http.Request, body []byte) error {
 	if media == string(types.JSONPatchType) {
 		return s.checkPatchQuantities(info, body)
 	}
+	// YAML and CBOR have many ways to write a text: escapes, folded lines, base64, chunks. So they are decoded as
+	// upstream decodes them before anybody looks for numbers.
 	switch {
 	case strings.Contains(media, "cbor"):
 		var v any
-		if !shape.HasLongNumber(body) || direct.Unmarshal(body, &v) != nil {
-			return nil
+		err := direct.Unmarshal(body, &v)
+		if err == nil {
+			body, err = json.Marshal(v)
 		}
-		body, _ = json.Marshal(v) // what cannot be JSON is none of upstream's objects
-	case strings.Contains(media, "yaml"):
-		if !shape.HasLongNumber(body) {
-			return nil
+		if err != nil { // upstream may decode it nevertheless, and pass over what is wrong with it
+			return apierrors.NewBadRequest(fmt.Sprintf("the body cannot be read as CBOR: %v", err))
 		}
+	case strings.Contains(media, "yaml") && !json.Valid(body): // clients send apply patches as JSON
 		converted, err := yaml.YAMLToJSON(body)
 		if err != nil {
 			return nil // upstream says so
 		}
 		body = converted
-	case !shape.HasLongNumberInJSON(body):
+	}
+	if !shape.HasLongNumberInJSON(body) {
 		return nil
 	}
 	root, err := s.rootTypes(info, kindsAt(body))

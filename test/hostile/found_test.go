@@ -255,26 +255,40 @@ func TestQuantitiesAreShort(t *testing.T) {
 	s.must(owner, http.MethodPost, core+"/pods", `{"metadata":{"name":"a"},"spec":{"containers":[{"name":"a","image":"a","env":[{"name":"REVISION","value":"1e2000000000"}],"resources":{"limits":{"cpu":"1e3","memory":"1e009"}}}]}}`)
 	const long = `"storage":"1e-2000000000"`
 	const one = core + "/persistentvolumeclaims/a"
+	yaml := func(quantity string) string {
+		return "kind: PersistentVolumeClaim\napiVersion: v1\nmetadata: {name: b}\nspec: {resources: {requests: {storage: " + quantity + "}}}"
+	}
+	cbor := func(besides string) string { // the quantity is a text in chunks
+		text := func(s string) string { return string([]byte{byte(0x60 + len(s))}) + s }
+		return "\xd9\xd9\xf7" + besides + text("kind") + text("PersistentVolumeClaim") + text("apiVersion") + text("v1") + text("metadata") + "\xa1" + text("name") + text("b") +
+			text("spec") + "\xa1" + text("resources") + "\xa1" + text("requests") + "\xa1" + text("storage") + "\x7f" + text("1e-") + text("2000000000") + "\xff"
+	}
 	for name, c := range map[string]struct{ method, path, kind, body string }{
-		"negative":              {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, long)},
-		"positive":              {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, `"storage":"1e2000000000"`)},
-		"a number":              {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, `"storage":1e-2000000000`)},
-		"an escape":             {http.MethodPut, one, "application/json", claim(`{"name":"a"}`, `"storage":"1\u0065-2000000000"`)},
-		"digits":                {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, `"storage":"`+strings.Repeat("9", 2_000_000)+`.1"`)},
-		"no kind":               {http.MethodPost, core + "/persistentvolumeclaims", "application/json", strings.Replace(claim(`{"name":"b"}`, long), `"kind":"PersistentVolumeClaim","apiVersion":"v1",`, "", 1)},
-		"another kind's path":   {http.MethodPost, core + "/configmaps", "application/json", claim(`{"name":"b"}`, long)},
-		"given twice":           {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, long+`,"storage":"1"`)},
-		"YAML":                  {http.MethodPost, core + "/persistentvolumeclaims", "application/yaml", "kind: PersistentVolumeClaim\napiVersion: v1\nmetadata: {name: b}\nspec: {resources: {requests: {storage: '1e-2000000000'}}}"},
-		"a merge patch":         {http.MethodPatch, one, "application/merge-patch+json", `{"spec":{"resources":{"requests":{` + long + `}}}}`},
-		"a strategic patch":     {http.MethodPatch, one, "application/strategic-merge-patch+json", `{"spec":{"resources":{"requests":{` + long + `}}}}`},
-		"an apply patch":        {http.MethodPatch, one + "?fieldManager=a&force=true", "application/apply-patch+yaml", "kind: PersistentVolumeClaim\napiVersion: v1\nspec: {resources: {requests: {storage: '1e-2000000000'}}}"},
-		"a JSON patch":          {http.MethodPatch, one, "application/json-patch+json", `[{"op":"add","path":"/spec/resources/requests/storage","value":"1e-2000000000"}]`},
-		"a JSON patch of more":  {http.MethodPatch, one, "application/json-patch+json", `[{"op":"replace","path":"/spec","value":{"resources":{"requests":{` + long + `}}}}]`},
-		"a JSON patch's copy":   {http.MethodPatch, one, "application/json-patch+json", `[{"op":"copy","from":"/metadata/annotations/a","path":"/spec/resources/requests/storage"}]`},
-		"a JSON patch's detour": {http.MethodPatch, one, "application/json-patch+json", `[{"op":"add","path":"/x","value":{` + long + `}},{"op":"move","from":"/x","path":"/spec/resources/requests"}]`},
-		"a merge patch's kind":  {http.MethodPatch, one, "application/merge-patch+json", `{"kind":"Pod","spec":{"overhead":{"cpu":"1e-2000000000"}}}`},
-		"a JSON patch's kind":   {http.MethodPatch, one, "application/json-patch+json", `[{"op":"add","path":"/spec/overhead","value":{"cpu":"1e-2000000000"}},{"op":"replace","path":"/kind","value":"Pod"}]`},
-		"a volume's size":       {http.MethodPost, core + "/pods", "application/json", `{"metadata":{"name":"b"},"spec":{"containers":[{"name":"a","image":"a"}],"volumes":[{"name":"a","emptyDir":{"sizeLimit":"1e10000000"}}]}}`},
+		"negative":                  {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, long)},
+		"positive":                  {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, `"storage":"1e2000000000"`)},
+		"a number":                  {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, `"storage":1e-2000000000`)},
+		"an escape":                 {http.MethodPut, one, "application/json", claim(`{"name":"a"}`, `"storage":"1\u0065-2000000000"`)},
+		"digits":                    {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, `"storage":"`+strings.Repeat("9", 2_000_000)+`.1"`)},
+		"no kind":                   {http.MethodPost, core + "/persistentvolumeclaims", "application/json", strings.Replace(claim(`{"name":"b"}`, long), `"kind":"PersistentVolumeClaim","apiVersion":"v1",`, "", 1)},
+		"another kind's path":       {http.MethodPost, core + "/configmaps", "application/json", claim(`{"name":"b"}`, long)},
+		"given twice":               {http.MethodPost, core + "/persistentvolumeclaims", "application/json", claim(`{"name":"b"}`, long+`,"storage":"1"`)},
+		"YAML":                      {http.MethodPost, core + "/persistentvolumeclaims", "application/yaml", yaml("'1e-2000000000'")},
+		"an escape of YAML":         {http.MethodPost, core + "/persistentvolumeclaims", "application/yaml", yaml(`"1\x65-2000000000"`)},
+		"lines that are joined":     {http.MethodPost, core + "/persistentvolumeclaims", "application/yaml", yaml("\"1e\\\n  -2000000000\"")},
+		"base64 in YAML":            {http.MethodPost, core + "/persistentvolumeclaims", "application/yaml", yaml("!!binary MWUtMjAwMDAwMDAwMA==")},
+		"a tag by its name":         {http.MethodPost, core + "/persistentvolumeclaims", "application/yaml", yaml("!<tag:yaml.org,2002:binary> MWUtMjAwMDAwMDAwMA==")},
+		"chunks of CBOR":            {http.MethodPost, core + "/persistentvolumeclaims", "application/cbor", cbor("\xa4")},
+		"a merge patch":             {http.MethodPatch, one, "application/merge-patch+json", `{"spec":{"resources":{"requests":{` + long + `}}}}`},
+		"a strategic patch":         {http.MethodPatch, one, "application/strategic-merge-patch+json", `{"spec":{"resources":{"requests":{` + long + `}}}}`},
+		"an apply patch":            {http.MethodPatch, one + "?fieldManager=a&force=true", "application/apply-patch+yaml", "kind: PersistentVolumeClaim\napiVersion: v1\nspec: {resources: {requests: {storage: '1e-2000000000'}}}"},
+		"an escape that is applied": {http.MethodPatch, core + "/persistentvolumeclaims/b?fieldManager=a&force=true", "application/apply-patch+yaml", yaml(`"1\x65-2000000000"`)},
+		"a JSON patch":              {http.MethodPatch, one, "application/json-patch+json", `[{"op":"add","path":"/spec/resources/requests/storage","value":"1e-2000000000"}]`},
+		"a JSON patch of more":      {http.MethodPatch, one, "application/json-patch+json", `[{"op":"replace","path":"/spec","value":{"resources":{"requests":{` + long + `}}}}]`},
+		"a JSON patch's copy":       {http.MethodPatch, one, "application/json-patch+json", `[{"op":"copy","from":"/metadata/annotations/a","path":"/spec/resources/requests/storage"}]`},
+		"a JSON patch's detour":     {http.MethodPatch, one, "application/json-patch+json", `[{"op":"add","path":"/x","value":{` + long + `}},{"op":"move","from":"/x","path":"/spec/resources/requests"}]`},
+		"a merge patch's kind":      {http.MethodPatch, one, "application/merge-patch+json", `{"kind":"Pod","spec":{"overhead":{"cpu":"1e-2000000000"}}}`},
+		"a JSON patch's kind":       {http.MethodPatch, one, "application/json-patch+json", `[{"op":"add","path":"/spec/overhead","value":{"cpu":"1e-2000000000"}},{"op":"replace","path":"/kind","value":"Pod"}]`},
+		"a volume's size":           {http.MethodPost, core + "/pods", "application/json", `{"metadata":{"name":"b"},"spec":{"containers":[{"name":"a","image":"a"}],"volumes":[{"name":"a","emptyDir":{"sizeLimit":"1e10000000"}}]}}`},
 		"an annotation that is parsed": {http.MethodPost, "/apis/autoscaling/v1/namespaces/" + owner + "/horizontalpodautoscalers", "application/json", `{"metadata":{"name":"a","annotations":{"autoscaling.alpha.kubernetes.io/metrics":` +
 			`"[{\"type\":\"Resource\",\"resource\":{\"name\":\"cpu\",\"targetAverageValue\":\"1e-2000000000\"}}]"}},"spec":{"maxReplicas":1,"scaleTargetRef":{"kind":"a","name":"a"}}}`},
 	} {
@@ -284,11 +298,13 @@ func TestQuantitiesAreShort(t *testing.T) {
 		require.Contains(t, string(a.Body), "quantit", name)
 		require.Less(t, time.Since(begun), 20*time.Second, name)
 	}
+	a := s.do(owner, http.MethodPost, core+"/persistentvolumeclaims", "application/cbor", cbor("\xa5\x61x\xf9\x7e\x00")) // beside what is no number
+	require.Equal(t, http.StatusBadRequest, a.Code, "%.300s", a.Body)
 	kinds := strings.Builder{}
 	for i := range 10_000 { // each was looked for in each member
 		fmt.Fprintf(&kinds, `"kind":"Pod","kind":"Kind%d",`, i)
 	}
-	a := s.do(owner, http.MethodPost, core+"/pods", "application/json", `{`+kinds.String()+`"metadata":{"name":"1e-2000000000"}}`)
+	a = s.do(owner, http.MethodPost, core+"/pods", "application/json", `{`+kinds.String()+`"metadata":{"name":"1e-2000000000"}}`)
 	require.Equal(t, http.StatusUnprocessableEntity, a.Code, "%.300s", a.Body)
 	require.Contains(t, string(a.Body), "names 10001 kinds")
 	for _, kind := range []string{"application/cbor", "application/vnd.kubernetes.protobuf"} {
