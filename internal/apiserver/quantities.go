@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/fxamacker/cbor/v2"
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -48,6 +50,9 @@ func (s *Server) checkQuantities(r *http.Request, body []byte) error {
 	case strings.Contains(media, "cbor"):
 		var v any
 		err := direct.Unmarshal(body, &v)
+		if malformed(err) {
+			return nil // upstream says so
+		}
 		if err == nil {
 			body, err = json.Marshal(v)
 		}
@@ -69,6 +74,13 @@ func (s *Server) checkQuantities(r *http.Request, body []byte) error {
 		return err
 	}
 	return walkQuantities(body, root)
+}
+
+// malformed says that nobody can decode a part of the CBOR either: all of it is looked at first.
+func malformed(err error) bool {
+	var syntax *cbor.SyntaxError
+	var extraneous *cbor.ExtraneousDataError
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &syntax) || errors.As(err, &extraneous)
 }
 
 // maxKinds bounds how many kinds one body may name. It needs one; a merge patch may name it in two ways.
