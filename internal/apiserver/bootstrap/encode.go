@@ -120,8 +120,9 @@ func newFieldManager(scheme *runtime.Scheme, strategy any, kind schema.GroupVers
 	if s, ok := strategy.(rest.ResetFieldsStrategy); ok {
 		reset = fieldpath.NewExcludeFilterSetMap(s.GetResetFields())
 	}
-	return managedfields.NewDefaultFieldManager(resources.ConvertersOf(scheme), runtime.UnsafeObjectConvertor(scheme),
-		scheme, scheme, kind, schema.GroupVersion{Group: kind.Group, Version: runtime.APIVersionInternal}, subresource, reset)
+	types, versions := resources.ManagedBy(scheme)
+	return managedfields.NewDefaultFieldManager(types, versions, scheme, scheme, kind,
+		schema.GroupVersion{Group: kind.Group, Version: runtime.APIVersionInternal}, subresource, reset)
 }
 
 // complete does what the registry of services does during a create, and what a controller of kube-apiserver does right
