@@ -10,6 +10,7 @@ import (
 	apiaudit "k8s.io/apiserver/pkg/audit"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
+	namespacestore "k8s.io/kubernetes/pkg/registry/core/namespace/storage"
 
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
@@ -39,7 +40,7 @@ func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *api
 	lists.Serve(w, r, kind, h, s.fail)
 }
 
-// describe says how lists of a built-in kind are encoded, if nothing is added to their objects as they are read.
+// describe says how lists of a built-in kind are encoded.
 func (g *group) describe(kind *lists.Kind) {
 	built, err := g.get()
 	if err != nil {
@@ -47,10 +48,14 @@ func (g *group) describe(kind *lists.Kind) {
 	}
 	registry := built.info.VersionedResourcesStorageMap[kind.Version.Version][kind.Resource.Resource]
 	stores := storesIn(reflect.ValueOf(registry))
-	if len(stores) != 1 || stores[0].Decorator != nil {
+	switch _, hides := registry.(*namespacestore.REST); {
+	case hides: // its store, which decorates nothing
+	case len(stores) != 1:
 		return
+	default:
+		kind.Resource = stores[0].DefaultQualifiedResource // that of the objects, which several groups may serve
+		kind.Decorate = stores[0].Decorator
 	}
-	kind.Resource = stores[0].DefaultQualifiedResource // that of the objects, which several groups may serve
 	kind.Serializer, kind.Convertor = built.info.NegotiatedSerializer, built.info.Scheme
 	if tables, ok := registry.(rest.TableConvertor); ok {
 		kind.Tables = func(context.Context) rest.TableConvertor { return tables }

@@ -20,13 +20,19 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	cbor "k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
+	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/lists"
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -63,6 +69,7 @@ func TestListsOfPieces(t *testing.T) {
 			"/api/v1/namespaces/" + namespace + "/configmaps":                            `{` + metadata + `,"data":{"v":` + value + `},"binaryData":{"b":"AAEC"}}`,
 			"/api/v1/namespaces/" + namespace + "/pods":                                  `{` + metadata + `,"spec":{"nodeName":"` + []string{"", "n1", "n2"}[n%3] + `","containers":[{"name":"c","image":"i"}]}}`,
 			"/api/v1/namespaces/" + namespace + "/services":                              `{` + metadata + `,"spec":{"clusterIP":"None"}}`,
+			"/api/v1/namespaces":                                                         `{` + metadata + `}`,
 			"/apis/autoscaling/v2/namespaces/" + namespace + "/horizontalpodautoscalers": `{` + metadata + `,"spec":{"maxReplicas":3,"scaleTargetRef":{"apiVersion":"apps/v1","kind":"Deployment","name":"x"}}}`,
 			strings.Replace(customs, "default", namespace, 1):                            `{"apiVersion":"example.com/v1","kind":"Widget",` + metadata + `,"spec":{"size":1}}`,
 		} {
@@ -136,7 +143,7 @@ func TestListsOfPieces(t *testing.T) {
 		}
 		for _, path := range []string{
 			"/api/v1/configmaps", "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/none/configmaps", "/api/v1/pods", "/api/v1/services",
-			"/apis/autoscaling/v1/horizontalpodautoscalers", "/apis/autoscaling/v2/horizontalpodautoscalers",
+			"/api/v1/namespaces", "/apis/autoscaling/v1/horizontalpodautoscalers", "/apis/autoscaling/v2/horizontalpodautoscalers",
 			"/apis/example.com/v1/widgets", "/apis/example.com/v2/widgets", customs, "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/api/v1/events", "/apis/events.k8s.io/v1/events",
 		} {
 			for _, query := range []string{"", "?labelSelector=n%3D1", "?labelSelector=n%3D9", "?labelSelector=n!%3D2", "?labelSelector=!none,n+in+(0,1)", "?fieldSelector=spec.nodeName%3Dn1", "?fieldSelector=spec.nodeName!%3Dn1,status.phase%3DPending&labelSelector=n%3D2", "?fieldSelector=spec.nodeName%3D", "?fieldSelector=metadata.name%3Do-5", "?resourceVersion=0", "?pretty=1", "?limit=7&labelSelector=n%3D1"} {
@@ -263,6 +270,64 @@ func TestListsHavePieces(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestListsAreDecorated: what upstream's stores add to objects of older versions as they are read is in a list of pieces
+// too.
+func TestListsAreDecorated(t *testing.T) {
+	pieces, whole := bothWays(t)
+	stored := protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme)
+	named := metav1.ObjectMeta{Name: "old", Namespace: "default"}
+	source := &corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "x"}
+	for resource, old := range map[string]struct {
+		object runtime.Object
+		added  string
+	}{
+		"services": {&corev1.Service{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: named, Spec: corev1.ServiceSpec{ClusterIP: "10.0.0.9"},
+		}, "ipFamilies"},
+		"persistentvolumeclaims": {&corev1.PersistentVolumeClaim{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolumeClaim"}, ObjectMeta: named, Spec: corev1.PersistentVolumeClaimSpec{DataSource: source},
+		}, "dataSourceRef"},
+	} {
+		body, err := runtime.Encode(stored, old.object)
+		require.NoError(t, err)
+		of := schema.GroupResource{Resource: resource}
+		pieces.store(t, of, "/"+pieces.stores.Prefix(of)+"/default", "old", runtime.ContentTypeProtobuf, body)
+		for _, accept := range []string{
+			"application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "application/json;as=Table;g=meta.k8s.io;v=v1",
+			"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+		} {
+			for range 2 {
+				list := request{method: "GET", path: "/api/v1/" + resource + "?includeObject=Object", accept: accept}
+				want, got := list.do(t, whole), list.do(t, pieces)
+				require.Equal(t, ageless(want.body), ageless(got.body), "%s as %s", resource, accept)
+				require.Equal(t, !strings.Contains(accept, "Metadata") && !strings.Contains(accept, "protobuf"), strings.Contains(got.body, old.added), got.body)
+			}
+		}
+	}
+}
+
+// TestAllListsHavePieces: no kind is encoded as a whole, and takes memory by its size, unless this test says so.
+func TestAllListsHavePieces(t *testing.T) {
+	s := newServer(t)
+	described := 0
+	for name, g := range s.groups {
+		built, err := g.get()
+		require.NoError(t, err)
+		for version, resources := range built.info.VersionedResourcesStorageMap {
+			for resource, registry := range resources {
+				if _, lists := registry.(rest.Lister); !lists || name == history.GroupName || resource == "componentstatuses" { // they are not stored
+					continue
+				}
+				kind := lists.Kind{Resource: schema.GroupResource{Group: name, Resource: resource}, Version: schema.GroupVersion{Group: name, Version: version}}
+				g.describe(&kind)
+				require.NotNil(t, kind.Serializer, "%s of %s/%s", resource, name, version)
+				described++
+			}
+		}
+	}
+	require.Greater(t, described, 50)
 }
 
 // TestLargeLists: a list that is larger than what a process holds of it is made while it is sent. An object that cannot

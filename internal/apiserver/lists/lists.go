@@ -45,6 +45,8 @@ type Kind struct {
 	Version schema.GroupVersion
 	// Serializer is what upstream's handler negotiates with. It is nil for a kind whose lists are not made of pieces.
 	Serializer runtime.NegotiatedSerializer
+	// Decorate adds to a list what is not stored, as upstream's store does when it reads. It is nil if that is nothing.
+	Decorate func(list runtime.Object)
 	// Convertor makes objects of the version. It is nil if they have it.
 	Convertor runtime.ObjectConvertor
 	// Tables returns what makes Tables, for the context in which the store answers. It is nil for a kind that has none.
@@ -96,6 +98,8 @@ var errShape = errors.New("unexpected encoding of a list")
 type maker struct {
 	kubestore.Pieces
 	form form
+	// decorate is the kind's.
+	decorate func(runtime.Object)
 	// changed makes what is encoded of a list. It is nil if that is the list itself.
 	changed func(context.Context, runtime.Object) (runtime.Object, error)
 	encoder runtime.Encoder // nil until the first piece is made
@@ -112,7 +116,7 @@ func (k Kind) maker(r *http.Request, encoding encoding) *maker {
 	if err != nil || wanted.Stream != "" || wanted.Profile != "" {
 		return nil
 	}
-	m, key, serializer, version := &maker{}, "items", k.Serializer, k.Version
+	m, key, serializer, version := &maker{decorate: k.Decorate}, "items", k.Serializer, k.Version
 	if to := wanted.Convert; to != nil {
 		serializer, version = apihelpers.GetMetaInternalVersionCodecs(), to.GroupVersion()
 		_, as, err := negotiation.NegotiateOutputMediaType(r, serializer, anyTransform{})
@@ -196,6 +200,10 @@ func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encod
 
 // encode returns bytes that the next call overwrites.
 func (m *maker) encode(ctx context.Context, list runtime.Object) (encoded []byte, err error) {
+	if m.decorate != nil {
+		list = list.DeepCopyObject() // others read the items, too
+		m.decorate(list)
+	}
 	if m.changed != nil {
 		list, err = m.changed(ctx, list)
 		if err != nil {
