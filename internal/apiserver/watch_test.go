@@ -3,14 +3,18 @@ package apiserver
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
@@ -138,4 +142,71 @@ func TestStartsOfWatches(t *testing.T) {
 		defer s.starts.mu.Unlock()
 		return len(s.starts.users) == 0
 	})
+}
+
+// TestWatchesOfLargeObjects: events of which a watch holds one at a time come in every form, of kinds whose objects are
+// decorated too, at the start and later.
+func TestWatchesOfLargeObjects(t *testing.T) {
+	s := newServer(t, withFeed(t))
+	listener := httptest.NewServer(s)
+	t.Cleanup(listener.Close)
+	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
+	const before, after = 20, 20
+	large := strings.Repeat("x", 100<<10)
+	write := func(path, rest string, n int) {
+		body := fmt.Sprintf(`{"metadata":{"name":"o%02d","annotations":{"v":%q}}%s}`, n, large, rest)
+		s.must(t, 201, request{method: "POST", path: path, body: body})
+	}
+	for path, rest := range map[string]string{
+		"/api/v1/namespaces/default/services": `,"spec":{"clusterIP":"None"}`, configMaps: "",
+		customs: `,"apiVersion":"example.com/v1","kind":"Widget","spec":{"size":1}`,
+	} {
+		for n := range before {
+			write(path, rest, n)
+		}
+		var reading sync.WaitGroup
+		for _, accept := range []string{
+			"application/json", "application/json", "application/json", "application/vnd.kubernetes.protobuf,application/json",
+			"application/json;as=Table;g=meta.k8s.io;v=v1", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+		} {
+			r, err := http.NewRequestWithContext(t.Context(), "GET", listener.URL+path+"?watch=1&timeoutSeconds=30", nil)
+			require.NoError(t, err)
+			r.Header.Set("Accept", accept)
+			response, err := http.DefaultClient.Do(r)
+			require.NoError(t, err)
+			require.Equal(t, 200, response.StatusCode)
+			reading.Go(func() {
+				defer response.Body.Close()
+				events := bufio.NewReader(response.Body)
+				for n := 0; n < before+after; {
+					event, err := next(events, response.Header.Get("Content-Type"))
+					if !assert.NoError(t, err, "%s as %s", path, accept) {
+						return
+					}
+					if strings.Contains(event, large) { // else the server itself has made it
+						assert.Contains(t, event, fmt.Sprintf("o%02d", n), "%s as %s", path, accept)
+						n++
+					}
+				}
+			})
+		}
+		for n := range after {
+			write(path, rest, before+n)
+		}
+		reading.Wait()
+	}
+}
+
+// next reads an event of a watch.
+func next(events *bufio.Reader, contentType string) (string, error) {
+	if strings.HasPrefix(contentType, "application/json") {
+		return events.ReadString('\n')
+	}
+	var length [4]byte
+	if _, err := io.ReadFull(events, length[:]); err != nil {
+		return "", err
+	}
+	frame := make([]byte, binary.BigEndian.Uint32(length[:]))
+	_, err := io.ReadFull(events, frame)
+	return string(frame), err
 }

@@ -132,8 +132,13 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 			if err != nil || !found {
 				return false // the watch itself says what is wrong
 			}
+			w.taken()
+			if w.waiting+len(e.Body) > bufferedBytes {
+				return false
+			}
 			select {
 			case w.results <- event:
+				w.waiting += len(e.Body)
 			default:
 				return false
 			}
@@ -203,7 +208,7 @@ func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery, s fanout.St
 	if !found {
 		return nil
 	}
-	return w.send(ctx, event)
+	return w.send(ctx, event, len(d.Event.Body))
 }
 
 // sendProgress sends a bookmark if the watch wants bookmarks. A watch that was asked to end has now sent everything, so
@@ -239,18 +244,40 @@ func (w *watcher) sendBookmark(ctx context.Context, rev eventlog.Revision, annot
 			return fmt.Errorf("annotate a bookmark: %w", err)
 		}
 	}
-	return w.send(ctx, watch.Event{Type: watch.Bookmark, Object: obj})
+	return w.send(ctx, watch.Event{Type: watch.Bookmark, Object: obj}, 0)
 }
 
-// send waits for the reader of the watch. The reader may be slow, and nobody else waits for it.
-func (w *watcher) send(ctx context.Context, e watch.Event) error {
+// send waits for the reader of the watch. The reader may be slow, and nobody else waits for it. An event whose stored
+// value has so many bytes that too many would wait is sent alone: send returns when the reader has encoded it.
+func (w *watcher) send(ctx context.Context, e watch.Event, bytes int) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	w.taken()
+	w.waiting += bytes
+	var encoded <-chan struct{}
+	if w.waiting > bufferedBytes && w.encodes {
+		e.Object, encoded = fanout.Announce(e.Object)
+	}
 	select {
 	case w.results <- e:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if encoded == nil {
+		return nil
+	}
+	select {
+	case <-encoded:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// taken notices that the reader has taken all that waited for it.
+func (w *watcher) taken() {
+	if len(w.results) == 0 {
+		w.waiting = 0
 	}
 }

@@ -1,14 +1,18 @@
 package kubestore
 
 import (
+	"context"
+	"io"
 	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
@@ -106,4 +110,41 @@ func TestManyWatchesInOrder(t *testing.T) {
 		close(written[i])
 	}
 	reading.Wait()
+}
+
+// TestLargeEventsWaitAlone: a watch whose reader is slow holds one large event, and of small ones no more than are
+// large together. What a reader has not encoded counts, as its client may not have received it.
+func TestLargeEventsWaitAlone(t *testing.T) {
+	for _, size := range []int{bufferedBytes + 1, bufferedBytes/2 + 1, bufferedBytes / 8, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			w := &watcher{results: make(chan watch.Event, bufferedEvents), encodes: true}
+			ctx, cancel := context.WithCancel(t.Context())
+			sent := 0
+			var sending sync.WaitGroup
+			sending.Go(func() {
+				for w.send(ctx, watch.Event{Type: watch.Added, Object: pod("ns", "a")}, size) == nil {
+					sent++
+				}
+			})
+			synctest.Wait()
+			fit := min(bufferedBytes/size+1, bufferedEvents)
+			require.Len(t, w.results, fit)
+			held := sent
+			for range fit {
+				e := <-w.results
+				synctest.Wait()
+				shared, announced := e.Object.(runtime.CacheableObject)
+				if !announced {
+					continue
+				}
+				require.Equal(t, held, sent, "the next one waits for this one to be encoded")
+				encode := func(o runtime.Object, _ io.Writer) error { require.Equal(t, pod("ns", "a"), o); return nil }
+				require.NoError(t, shared.CacheEncode("id", encode, nil))
+				synctest.Wait()
+				require.Greater(t, sent, held)
+			}
+			cancel()
+			sending.Wait()
+		})
+	}
 }

@@ -19,6 +19,9 @@ import (
 const (
 	// bufferedEvents is how many events wait for the reader of a watch.
 	bufferedEvents = 16
+	// bufferedBytes is how many bytes of stored values they may have together, unless it is one event. A decoded value
+	// takes some times as many.
+	bufferedBytes = 64 << 10
 	// progressInterval is how often an internal watch (the cacher's) hears of the head.
 	progressInterval = 5 * time.Second
 	// bookmarkInterval is how often a client's watch does. The last time is bookmarkBeforeEnd before its request ends.
@@ -68,6 +71,7 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		w.past = past
 	}
 	w.end = EndOf(ctx)
+	w.encodes = w.end != nil // others read on at once
 	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)
 	return w, nil
@@ -96,7 +100,11 @@ type watcher struct {
 	// position is a revision up to which every matching change was sent.
 	position eventlog.Revision
 	results  chan watch.Event
-	cancel   context.CancelFunc
+	// waiting is at least how many bytes of stored values wait in results.
+	waiting int
+	// encodes says that the reader encodes each object for a client, which may be slow.
+	encodes bool
+	cancel  context.CancelFunc
 	// past is the view with which a watch of the past ends, nil for one of the present.
 	past *projection.View
 	// end asks for a last bookmark and an end without an error. Once it has been heard it is nil, and ending is set.
@@ -122,7 +130,7 @@ func (w *watcher) run(ctx context.Context) {
 	if ctx.Err() != nil || errors.Is(err, errEnded) || isContextError(err) {
 		return
 	}
-	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(err)})
+	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(err)}, 0)
 }
 
 // rejoinAttempts bounds how often a watch that gets nowhere joins the feed again. Together that takes it about a second
@@ -226,7 +234,7 @@ func (w *watcher) sendState(ctx context.Context) error {
 		if err != nil || !matched {
 			continue
 		}
-		if err := w.send(ctx, watch.Event{Type: watch.Added, Object: obj.DeepCopyObject()}); err != nil {
+		if err := w.send(ctx, watch.Event{Type: watch.Added, Object: obj.DeepCopyObject()}, len(data)); err != nil {
 			return err
 		}
 	}

@@ -29,6 +29,48 @@ type Shared interface {
 	Decorate(func(runtime.Object))
 }
 
+// announced is an object that one watch sends. Upstream's encoders recognise it as a CacheableObject.
+type announced struct {
+	runtime.Object
+	encoded chan struct{}
+	once    sync.Once // closes encoded
+}
+
+var (
+	_ runtime.CacheableObject = (*announced)(nil)
+	_ Shared                  = (*announced)(nil)
+)
+
+// Announce returns the object as one watch sends it, and a channel that is closed when it was encoded, for which its
+// client may have let the watch wait.
+func Announce(object runtime.Object) (runtime.Object, <-chan struct{}) {
+	a := &announced{Object: object, encoded: make(chan struct{})}
+	return a, a.encoded
+}
+
+// CacheEncode implements runtime.CacheableObject. What is encoded goes to the client.
+func (a *announced) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
+	defer a.once.Do(func() { close(a.encoded) })
+	shared, ok := a.Object.(runtime.CacheableObject)
+	if ok {
+		return shared.CacheEncode(id, encode, w)
+	}
+	return encode(a.Object, w)
+}
+
+// GetObject implements runtime.CacheableObject.
+func (a *announced) GetObject() runtime.Object { return a.DeepCopyObject() }
+
+// Decorate implements Shared.
+func (a *announced) Decorate(change func(runtime.Object)) {
+	shared, ok := a.Object.(Shared)
+	if ok {
+		shared.Decorate(change)
+		return
+	}
+	change(a.Object)
+}
+
 type encoding struct {
 	once sync.Once
 	data []byte
