@@ -55,6 +55,7 @@ var intentions = []intention{
 	{request: `/leases`, at: `body\.items\[kube-system/apiserver-.*\]`, why: "the identity of a process of kube-apiserver"},
 	{at: `body\.(items|rows)\[kube-system/kube-apiserver-legacy-service-account-token-tracking\]`, why: "tokens of Secrets are not accepted, so that there is no use of them to track"},
 	{at: `body\.(items|rows)\[(admin|edit|view)\].*(f:rules.*|rules)`, why: "aggregated here when they are read, there by kube-controller-manager"},
+	{request: `services: POST .*/services\?dryRun=All .*"dry-taken"`, at: `status|body.*`, ours: 422, theirs: 201, why: "a dry run is refused an address that is taken, as the request itself would be (row 41)"},
 	{request: `(services|DELETE /api/v1/namespaces/default/services/kubernetes)`, at: `.*\.targetPort`, why: "a function has no port"},
 	{request: `/ipaddresses`, at: `.*managedFields`, why: "an address that a Service holds is a claim of its: nobody else manages its fields"},
 	{request: `customresourcedefinitions`, at: `body\.(rows\[.*\]\.object\.)?metadata\.managedFields\[kube-apiserver Update status apiextensions.k8s.io/v1\]`, why: "names are accepted in the write itself, by nobody else"},
