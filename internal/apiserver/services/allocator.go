@@ -167,8 +167,8 @@ func (a *allocator) propose(key eventlog.Key) (bool, error) {
 	return true, nil
 }
 
-// addresses is upstream's view of the allocator for cluster IPs. Choosing writes nothing, so a dry run is answered as the
-// request itself would be. Only the words for an address that is in no range are upstream's for a dry run.
+// addresses is upstream's view of the allocator for cluster IPs. Choosing writes nothing, so a dry run is answered as
+// the request itself would be. Only the words for an address that is in no range are upstream's for a dry run.
 type addresses struct {
 	*allocator
 	dryRun bool
