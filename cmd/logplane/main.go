@@ -132,7 +132,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 func logTo(w io.Writer, level slog.Level) {
 	logger := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: shorten}))
 	slog.SetDefault(logger)
-	klog.SetSlogLogger(logger)
+	klog.SetSlogLogger(slog.New(upstreamLines{logger.Handler()}))
 	utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{logUnhandled}
 }
 

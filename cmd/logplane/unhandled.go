@@ -28,3 +28,33 @@ func clientGone(err error) bool {
 	}
 	return false
 }
+
+// forDebugging are lines of upstream's that tell an operator nothing.
+var forDebugging = map[string]bool{
+	"Couldn't parse request": true, // an ERROR upstream, though the client is wrong and its answer says so
+	"allocated clusterIPs":   true, // an INFO upstream, for every Service
+}
+
+// upstreamLines hands on what the Kubernetes libraries log, each line at the level that it deserves.
+type upstreamLines struct{ slog.Handler }
+
+// Handle implements slog.Handler. Klog has not asked whether debugging is on.
+func (h upstreamLines) Handle(ctx context.Context, line slog.Record) error {
+	if forDebugging[line.Message] {
+		line.Level = slog.LevelDebug
+		if !h.Enabled(ctx, line.Level) {
+			return nil
+		}
+	}
+	return h.Handler.Handle(ctx, line)
+}
+
+// WithAttrs implements slog.Handler.
+func (h upstreamLines) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return upstreamLines{h.Handler.WithAttrs(attrs)}
+}
+
+// WithGroup implements slog.Handler.
+func (h upstreamLines) WithGroup(name string) slog.Handler {
+	return upstreamLines{h.Handler.WithGroup(name)}
+}

@@ -5,10 +5,17 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/logplane/logplane/logplanetest"
 )
 
 // TestClientsThatLeaveAreNoErrors: what upstream cannot tell a client that has left is not logged as a fault.
@@ -20,4 +27,50 @@ func TestClientsThatLeaveAreNoErrors(t *testing.T) {
 	require.Empty(t, said.String())
 	utilruntime.HandleErrorWithContext(t.Context(), errors.New("no such kind"), "Failed to encode watch event")
 	require.Contains(t, said.String(), `level=ERROR msg="Failed to encode watch event" error="no such kind"`)
+}
+
+// TestOrdinaryRequestsAreForDebugging: what upstream logs of a client's mistake and of every Service is no fault and no
+// news. It is there when it is looked for.
+func TestOrdinaryRequestsAreForDebugging(t *testing.T) {
+	for _, level := range []slog.Level{slog.LevelInfo, slog.LevelDebug} {
+		t.Run(level.String(), func(t *testing.T) {
+			said := &lines{}
+			logTo(said, level)
+			t.Cleanup(func() { logTo(os.Stderr, slog.LevelInfo) })
+			clients, err := kubernetes.NewForConfig(logplanetest.Start(t))
+			require.NoError(t, err)
+			err = clients.CoreV1().RESTClient().Get().Resource("pods").Param("limit", "abc").Do(t.Context()).Error()
+			require.True(t, apierrors.IsBadRequest(err), err)
+			_, err = clients.CoreV1().Services("default").Create(t.Context(), &corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+			}, metav1.CreateOptions{})
+			require.NoError(t, err)
+			for _, line := range []string{`msg="Couldn't parse request"`, `msg="allocated clusterIPs"`} {
+				if level == slog.LevelInfo {
+					require.NotContains(t, said.text(), line)
+				} else {
+					require.Contains(t, said.text(), "level=DEBUG "+line)
+				}
+			}
+			require.NotContains(t, said.text(), "level=ERROR")
+		})
+	}
+}
+
+// lines are written by a server while a test reads them.
+type lines struct {
+	mu   sync.Mutex
+	said bytes.Buffer // by mu
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.said.Write(b)
+}
+
+func (l *lines) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.said.String()
 }

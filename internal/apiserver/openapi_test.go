@@ -43,6 +43,7 @@ func TestOpenAPIServing(t *testing.T) {
 	createWidgetCRD(t, s)
 	for path, proto := range map[string]string{
 		"/openapi/v2": protoV2, "/openapi/v3/apis/apps/v1": protoV3, "/openapi/v3/api/v1": protoV3, "/openapi/v3/version": protoV3,
+		"/openapi/v3/.well-known/openid-configuration": protoV3, "/openapi/v3/openid/v1/jwks": protoV3,
 		"/openapi/v3/apis/example.com/v1": protoV3,
 	} {
 		t.Run(path, func(t *testing.T) {

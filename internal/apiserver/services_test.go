@@ -163,6 +163,30 @@ func TestServiceAddressConflicts(t *testing.T) {
 	create(t, s, serviceNamed("second", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.7" }))
 }
 
+// TestServiceAddressOutsideOfTheRange: the first and the last address of an IPv4 range are as foreign as any other. The
+// words are upstream's, which has others for a dry run.
+func TestServiceAddressOutsideOfTheRange(t *testing.T) {
+	for cidr, c := range map[string]struct{ outside, inside []string }{
+		"10.0.0.0/24":  {[]string{"10.0.0.0", "10.0.0.255", "10.0.1.0", "192.168.0.7"}, []string{"10.0.0.254"}},
+		"fd00:1::/120": {[]string{"fd00:1::", "fd00:1::100", "fd00:2::7"}, []string{"fd00:1::fe", "fd00:1::ff"}},
+	} {
+		s := bootstrapped(t, func(c *Config) { c.Services.CIDR = cidr })
+		ask := func(ip, query string, code int) string {
+			body := fmt.Sprintf(`{"metadata":{"generateName":"x-"},"spec":{"clusterIP":%q,"ports":[{"port":80}]}}`, ip)
+			return s.must(t, code, request{method: "POST", path: "/api/v1/namespaces/default/services" + query, body: body}).body
+		}
+		for _, ip := range c.outside {
+			refused := "failed to allocate IP " + ip + ": "
+			require.Contains(t, ask(ip, "", 422), refused+"the provided network does not match the current range")
+			require.Contains(t, ask(ip, "?dryRun=All", 422), refused+"the provided IP ("+ip+") is not in the valid range. The range of valid IPs is "+cidr)
+		}
+		for _, ip := range c.inside {
+			ask(ip, "?dryRun=All", 201)
+			ask(ip, "", 201)
+		}
+	}
+}
+
 // TestServiceAddressRace: if many ask for one address, one gets it and the others are told why.
 func TestServiceAddressRace(t *testing.T) {
 	s := bootstrapped(t)
@@ -257,7 +281,7 @@ func TestServiceDryRunClaimsNothing(t *testing.T) {
 	require.NotEmpty(t, service.Spec.ClusterIP)
 	require.NotZero(t, service.Spec.Ports[0].NodePort)
 	_, err = servicesOf(s).Create(t.Context(), serviceNamed("taken", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.1" }), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	require.ErrorContains(t, err, "provided IP is already allocated")
+	require.ErrorContains(t, err, "provided IP is already allocated", "upstream does not look")
 	require.Equal(t, before, eventsOf(t, s))
 }
 
@@ -325,14 +349,19 @@ func TestServicesByServiceCIDR(t *testing.T) {
 	s := bootstrapped(t, func(c *Config) { c.Services.CIDR = "10.0.0.0/30" })
 	only := create(t, s, serviceNamed("only"))
 	require.Equal(t, "10.0.0.2", only.Spec.ClusterIP)
-	_, err := servicesOf(s).Create(t.Context(), serviceNamed("more"), metav1.CreateOptions{})
-	require.ErrorContains(t, err, "range is full")
-	_, err = s.client.NetworkingV1().ServiceCIDRs().Create(t.Context(), &networkingv1.ServiceCIDR{
+	for _, dryRun := range [][]string{nil, {metav1.DryRunAll}} { // upstream's dry run does not look
+		_, err := servicesOf(s).Create(t.Context(), serviceNamed("more"), metav1.CreateOptions{DryRun: dryRun})
+		require.ErrorContains(t, err, "range is full")
+	}
+	_, err := s.client.NetworkingV1().ServiceCIDRs().Create(t.Context(), &networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.1.0.0/30"}},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	more := create(t, s, serviceNamed("more"))
 	require.True(t, netip.MustParsePrefix("10.1.0.0/30").Contains(netip.MustParseAddr(more.Spec.ClusterIP)))
+	outside := serviceNamed("outside", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.2.0.1" })
+	_, err = servicesOf(s).Create(t.Context(), outside, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	require.ErrorContains(t, err, "The range of valid IPs is 10.0.0.0/30, 10.1.0.0/30")
 }
 
 func TestServicesOfIPv6(t *testing.T) {

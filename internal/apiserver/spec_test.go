@@ -44,6 +44,7 @@ import (
 	openapispec "k8s.io/kube-openapi/pkg/validation/spec"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
+	kuberoutes "k8s.io/kubernetes/pkg/routes"
 	smdschema "sigs.k8s.io/structured-merge-diff/v6/schema"
 
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
@@ -193,8 +194,8 @@ func servedGroups(t *testing.T) ([]spec.Group, []*restful.WebService) {
 	services := []*restful.WebService{
 		legacy.GenerateWebService("/api", metav1.APIVersions{}),
 		root.GenerateWebService("/apis", metav1.APIGroupList{}),
-		versionService(),
 	}
+	services = append(services, unversionedServices()...)
 	for name := range s.groups {
 		require.Contains(t, groupOrder, name)
 	}
@@ -220,10 +221,13 @@ func servedGroups(t *testing.T) ([]spec.Group, []*restful.WebService) {
 	return groups, services
 }
 
-func versionService() *restful.WebService {
+// unversionedServices are described in every process, as in kube-apiserver, also where there is no issuer of tokens: a
+// client may keep what one process has said and ask another.
+func unversionedServices() []*restful.WebService {
 	c := restful.NewContainer()
 	routes.Version{Version: &kubeversion.Info{}}.Install(c)
-	return c.RegisteredWebServices()[0]
+	kuberoutes.NewOpenIDMetadataServer(nil).Install(c)
+	return c.RegisteredWebServices()
 }
 
 func discoveryOf(t *testing.T, name string, c *restful.Container) spec.Group {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"sort"
 	"strconv"
+	"strings"
 	"sync"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -166,8 +167,12 @@ func (a *allocator) propose(key eventlog.Key) (bool, error) {
 	return true, nil
 }
 
-// addresses is upstream's view of the allocator for cluster IPs. Choosing writes nothing, so a dry run is no different.
-type addresses struct{ *allocator }
+// addresses is upstream's view of the allocator for cluster IPs. Choosing writes nothing, so a dry run is answered as
+// the request itself would be. Only the words for an address that is in no range are upstream's for a dry run.
+type addresses struct {
+	*allocator
+	dryRun bool
+}
 
 var _ ipallocator.Interface = addresses{}
 
@@ -187,7 +192,15 @@ func (a addresses) Allocate(ip net.IP) error {
 			return a.take(addressKey(a.cell.Cluster, address), ipallocator.ErrAllocated)
 		}
 	}
-	return ipallocator.ErrMismatchedNetwork
+	if !a.dryRun {
+		return ipallocator.ErrMismatchedNetwork
+	}
+	// Upstream asks a single ServiceCIDR here, any of them, which names itself.
+	ranges := make([]string, len(prefixes))
+	for i, prefix := range prefixes {
+		ranges[i] = prefix.String()
+	}
+	return &ipallocator.ErrNotInRange{IP: ip, ValidRange: strings.Join(ranges, ", ")}
 }
 
 // AllocateNext chooses an address of any ready ServiceCIDR.
@@ -260,8 +273,8 @@ func (a addresses) IPFamily() api.IPFamily { return a.family }
 // Has is called only by upstream's tests.
 func (a addresses) Has(net.IP) bool { return false }
 
-// DryRun is the allocator itself.
-func (a addresses) DryRun() ipallocator.Interface { return a }
+// DryRun is the same allocator.
+func (a addresses) DryRun() ipallocator.Interface { return addresses{a.allocator, true} }
 
 // Destroy has nothing to do.
 func (a addresses) Destroy() {}

@@ -37,7 +37,7 @@ func NewREST(c Config, opts generic.RESTOptionsGetter, endpoints servicestore.En
 		return nil, nil, nil, fmt.Errorf("configure service addresses: %w", err)
 	}
 	services, status, proxied, err := servicestore.NewREST(opts, alloc.family,
-		map[api.IPFamily]ipallocator.Interface{alloc.family: addresses{alloc}}, ports{alloc}, endpoints, pods, proxy)
+		map[api.IPFamily]ipallocator.Interface{alloc.family: addresses{allocator: alloc}}, ports{alloc}, endpoints, pods, proxy)
 	if err != nil {
 		return nil, nil, nil, err
 	}

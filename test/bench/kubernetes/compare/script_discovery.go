@@ -70,6 +70,9 @@ func openapi(c *client) {
 			c.do(request{method: "GET", path: "/openapi/v3" + path, summarize: hashed})
 		}
 	}
+	for _, path := range []string{"/.well-known/openid-configuration", "/openid/v1/jwks", "/version"} {
+		c.do(request{method: "GET", path: "/openapi/v3" + path, summarize: hashed})
+	}
 	c.do(request{method: "GET", path: "/openapi/v3", summarize: hashed})
 	c.do(request{method: "GET", path: "/openapi/v3/apis/none/v1"})
 	c.do(request{method: "GET", path: "/openapi/v2", summarize: hashed})

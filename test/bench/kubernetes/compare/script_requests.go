@@ -240,6 +240,12 @@ func services(c *client) {
 	post("fixed", `"clusterIP":"10.96.0.77","ports":[{"port":80}]`)
 	post("same", `"clusterIP":"10.96.0.77","ports":[{"port":80}]`)
 	post("outside", `"clusterIP":"10.200.0.1","ports":[{"port":80}]`)
+	for i, ip := range []string{"10.96.0.0", "10.111.255.255", "10.112.0.0", "10.95.255.255", "::ffff:10.96.0.81", "fd00::7"} {
+		post(fmt.Sprint("foreign-", i), fmt.Sprintf(`"clusterIP":%q,"ports":[{"port":80}]`, ip))
+	}
+	for _, dry := range [][2]string{{"first", "10.96.0.0"}, {"last", "10.111.255.255"}, {"beyond", "10.112.0.0"}, {"far", "10.200.0.1"}, {"six", "fd00::7"}, {"free", "10.96.0.80"}, {"taken", "10.96.0.77"}, {"any", ""}} {
+		c.post(all+"?dryRun=All", fmt.Sprintf(`{"metadata":{"name":"dry-%s"},"spec":{"clusterIP":%q,"ports":[{"port":80}]}}`, dry[0], dry[1]))
+	}
 	post("nonsense", `"clusterIP":"nonsense","ports":[{"port":80}]`)
 	post("headless", `"clusterIP":"None","ports":[{"port":80}]`)
 	post("none", `"clusterIP":"None"`)
