@@ -94,7 +94,7 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 	if w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks {
 		tick = bookmarks.C
 	}
-	sub.Done()
+	sub.Done(nil)
 	for {
 		select {
 		case d, ok := <-sub.Queue():
@@ -105,7 +105,7 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 			if err := w.sendDelivery(ctx, d); err != nil {
 				return err
 			}
-			sub.Done()
+			sub.Done(d)
 		case <-tick:
 			w.Feed.Bookmark(sub)
 			bookmarks.Reset(w.untilBookmark(ctx))

@@ -78,6 +78,14 @@ const sharedFrom = 3
 // promptBytes is how large an event may be that the feed lets watches decode in its own goroutine: some 0.3 ms.
 const promptBytes = 64 << 10
 
+// size is about what the delivery holds in memory as long as it waits. That of none is 0.
+func (d *Delivery) size() int64 {
+	if d == nil || d.Event == nil {
+		return 0
+	}
+	return d.Event.size()
+}
+
 // NewDelivery returns a delivery of an event.
 func NewDelivery(e *Event) *Delivery { return &Delivery{Event: e} }
 

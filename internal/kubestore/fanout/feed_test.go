@@ -77,3 +77,35 @@ func TestFeedFarBehind(t *testing.T) {
 		})
 	}
 }
+
+// TestSlowWatchHoldsLittle: a watch that is behind by many bytes leaves the feed, with what it has and no gap; one that
+// keeps up gets as many.
+func TestSlowWatchHoldsLittle(t *testing.T) {
+	log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Start(t), InMemory: true})
+	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t)})
+	require.NoError(t, err)
+	feed := NewFeed(p)
+	feed.Start(Window{})
+	slow, fast := &Subscription{Keys: projection.OneKey("main/pods/ns/a")}, &Subscription{Keys: projection.OneKey("main/pods/ns/a")}
+	for _, s := range []*Subscription{slow, fast} {
+		feed.Join(s)
+		s.Done(nil)
+	}
+	const events = 20
+	for rev := range eventlog.Revision(events) {
+		key := eventlog.Key{Cluster: "main", Resource: "pods", Prefix: "/pods", Namespace: "ns", Name: "a"}
+		e := eventlog.Event{Write: eventlog.Write{Key: key, Op: eventlog.Modified, Body: make([]byte, 1<<20)}, Revision: rev + 1}
+		feed.Deliver([]*Event{NewPast(e)}, e.Revision)
+		d := <-fast.Queue()
+		require.Equal(t, e.Revision, d.Event.Revision)
+		fast.Done(d)
+	}
+	var got eventlog.Revision
+	for d := range slow.Queue() {
+		got++
+		require.Equal(t, got, d.Event.Revision)
+	}
+	require.EqualValues(t, queueBytes>>20-1, got, "each event has a little more than its body")
+	require.Equal(t, got, slow.Complete())
+	require.Equal(t, 1, feed.Subscriptions("main/pods/ns/a"))
+}

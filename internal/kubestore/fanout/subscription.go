@@ -7,8 +7,12 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// QueueLength is how far a watch may fall behind the feed before it leaves it.
-const QueueLength = 64
+// QueueLength is how many events a watch may fall behind the feed before it leaves it. Several have queueBytes together
+// at most, since no budget counts what waits for a slow watch.
+const (
+	QueueLength = 64
+	queueBytes  = 4 << 20
+)
 
 // Subscription is the place of one watch in the feed.
 type Subscription struct {
@@ -25,8 +29,10 @@ type Subscription struct {
 	// that many watches get does not wake a goroutine for each of them.
 	Offer func(*Delivery) bool
 
-	// busy counts the deliveries that the watch has not dealt with, and one for the past.
+	// busy counts the deliveries that the watch has not dealt with, and one for the past. Waiting is the size of their
+	// events.
 	busy     atomic.Int32
+	waiting  atomic.Int64
 	joined   chan Window
 	queue    chan *Delivery
 	complete eventlog.Revision
@@ -40,8 +46,11 @@ func (s *Subscription) Joined() <-chan Window { return s.joined }
 // stopped.
 func (s *Subscription) Queue() <-chan *Delivery { return s.queue }
 
-// Done says that the watch has dealt with the past, or with one more delivery of the queue.
-func (s *Subscription) Done() { s.busy.Add(-1) }
+// Done says that the watch has dealt with one more delivery of the queue, or, if it is nil, with the past.
+func (s *Subscription) Done(d *Delivery) {
+	s.waiting.Add(-d.size())
+	s.busy.Add(-1)
+}
 
 // Complete may be called when the queue is closed: every event up to that revision was in it.
 func (s *Subscription) Complete() eventlog.Revision { return s.complete }
@@ -112,12 +121,16 @@ func (f *Feed) Subscriptions(first string) int {
 	return len(a.members)
 }
 
-// push never waits. A subscription whose queue is full leaves the feed, complete up to a revision. It requires mu.
+// push never waits. A subscription whose queue has no room leaves the feed, complete up to a revision. It requires mu.
 func (f *Feed) push(s *Subscription, d *Delivery, complete eventlog.Revision) {
 	if d.prompt && s.Offer != nil && s.busy.Load() == 0 && s.Offer(d) {
 		return
 	}
-	s.busy.Add(1)
+	before := s.busy.Add(1) - 1
+	if s.waiting.Add(d.size()) > queueBytes && before > 0 {
+		f.drop(s, complete)
+		return
+	}
 	select {
 	case s.queue <- d:
 	default:
