@@ -26,10 +26,6 @@ func heap(told uint64) uint64 {
 	return min(uint64(float64(told)*usable), max(told/2, told-min(told, binary)))
 }
 
-// percent is how much garbage there may be for what lives, GOGC, by default. Collecting it takes a tenth of a write's
-// processor at 100, the runtime's default. A limit bounds it earlier.
-const percent = 150
-
 // Limited is a limit that is in force. From is where it comes from: '--memory-mib', 'function', 'container', or
 // 'GOMEMLIMIT', which limits the heap alone. It is empty if there is none.
 type Limited struct {
@@ -38,12 +34,8 @@ type Limited struct {
 }
 
 // Limit makes the runtime collect garbage before the process takes more than so many MiB, or if they are 0, more than
-// its container (cgroup v1 or v2) or its function on AWS Lambda may take. It leaves a user's own GOMEMLIMIT
-// and GOGC alone.
+// its container (cgroup v1 or v2) or its function on AWS Lambda may take. It leaves a user's own GOMEMLIMIT alone.
 func Limit(mebibytes int64) (Limited, error) {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(percent)
-	}
 	found := Limited{From: "GOMEMLIMIT"} // if nobody else is asked
 	_, err := memlimit.Set(memlimit.WithRatio(1), memlimit.WithProvider(func() (uint64, error) {
 		var err error
