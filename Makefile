@@ -169,8 +169,8 @@ simulate: ## what clients are told, in cells simulated for SIMULATE on a BUCKET 
 	done; for run in $${runs[@]}; do wait $$run || failed=1; done; exit $${failed:-0}
 
 .PHONY: bench
-bench: build ## benchmarks, in the form benchstat reads
-	@$(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench . -benchmem -timeout 60m ./eventlog/... ./projection/... ./internal/... ./test/bench/...
+bench: build ## benchmarks, in the form benchstat reads; not those of 'make bench-memory'
+	@$(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench . -skip '^Benchmark(MemoryAfterLoad|ManyPods)$$' -benchmem -timeout 60m ./eventlog/... ./projection/... ./internal/... ./test/bench/...
 
 .PHONY: replay
 replay: ## a million events at 1,000 a second of simulated time: requests, write amplification, what it costs
@@ -190,7 +190,7 @@ bench-memory: build ## resident memory at the start, at the peak of a load and a
 	@set -o pipefail; $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane go test -run '^$$' -bench 'MemoryAfterLoad|ManyPods' -benchtime 1x -v -timeout 60m ./test/bench | grep -vE '^=== '
 
 .PHONY: bench-scale
-bench-scale: build ## a cell as large as the largest clusters, and what each thing costs as it grows (about 13 minutes, 3 GB of disk)
+bench-scale: build ## a cell as large as the largest clusters, and what each thing costs as it grows (about 13 minutes, 3 GB of disk; some 5 with LOGPLANE_SCALE=8000)
 	@set -o pipefail; $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane LOGPLANE_SCALE=$${LOGPLANE_SCALE:-100000} go test -run '^$$' -bench '^BenchmarkScale$$' -benchtime 1x -v -timeout 30m ./test/bench | grep -vE '^=== '
 	@$(RELEASE) go test -run '^$$' -bench AppendByMany -benchtime 3s ./eventlog
 

@@ -2,9 +2,12 @@ package projection
 
 import (
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/logplane/logplane/projection/cache"
 )
 
 var (
@@ -30,7 +33,28 @@ var (
 		Help: "Bytes of them. Compaction over rows is the write amplification of compacting."}, []string{"what"})
 	collectedObjects = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_collected_objects_total",
 		Help: "Objects that this process deleted from the bucket as garbage."})
+	budgetBytes = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "logplane_cache_budget_bytes",
+		Help: "Memory that all caches of this process may take together with what is held beside them."},
+		ofBudget(func(b *cache.Budget) int64 { return b.Limit() }))
+	cachedBytes = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "logplane_cache_bytes",
+		Help: "Memory that the caches of this process take: blocks, objects, pieces of lists, tables of RBAC."},
+		ofBudget(func(b *cache.Budget) int64 { cached, _ := b.Used(); return cached }))
+	heldBytes = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "logplane_cache_held_bytes",
+		Help: "Memory of the same budget that no cache can let go: the tail, and the newest events for watches."},
+		ofBudget(func(b *cache.Budget) int64 { _, held := b.Used(); return held }))
 )
+
+// lastBudget is that of the projection that was opened last. A process has one.
+var lastBudget atomic.Pointer[cache.Budget]
+
+func ofBudget(read func(*cache.Budget) int64) func() float64 {
+	return func() float64 {
+		if b := lastBudget.Load(); b != nil {
+			return float64(read(b))
+		}
+		return 0
+	}
+}
 
 // writings are all that a projection writes into the bucket.
 var writings = []string{"root", "rows", "events", "index", "checkpoint", "compaction", "renewal", "rewriting"}
@@ -38,7 +62,7 @@ var writings = []string{"root", "rows", "events", "index", "checkpoint", "compac
 // Collectors are the package's metrics.
 func Collectors() []prometheus.Collector {
 	return []prometheus.Collector{tailEvents, tailBytes, lagRevisions, lagSeconds, voidEvents, commits,
-		relieved, foldedBytes, writes, writtenBytes, collectedObjects}
+		relieved, foldedBytes, writes, writtenBytes, collectedObjects, budgetBytes, cachedBytes, heldBytes}
 }
 
 // measure reports the newest view.

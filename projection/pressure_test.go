@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
@@ -208,8 +209,18 @@ func TestTheTailIsHeld(t *testing.T) {
 	require.Less(t, held, int64(1000))
 	_, err := state(c.ctx, v, v.Revision())
 	require.NoError(t, err)
-	cached, _ = budget.Used()
+	cached, held = budget.Used()
 	require.Positive(t, cached, "blocks")
+
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(budgetBytes, cachedBytes, heldBytes)
+	metrics, err := registry.Gather()
+	require.NoError(t, err)
+	told := map[string]float64{}
+	for _, m := range metrics {
+		told[m.GetName()] = m.GetMetric()[0].GetGauge().GetValue()
+	}
+	require.Equal(t, map[string]float64{"logplane_cache_budget_bytes": 1 << 20, "logplane_cache_bytes": float64(cached), "logplane_cache_held_bytes": float64(held)}, told)
 }
 
 // A tail that is longer than the whole budget leaves room for blocks: what was read once is not read again.

@@ -101,7 +101,11 @@ func Open(c Config) (*Projection, error) {
 	if c.Retention > 0 && c.LogRetention > c.Retention {
 		return nil, errors.New("open a projection: log retention must not be longer than retention")
 	}
-	return open(c)
+	p, err := open(c)
+	if err == nil {
+		lastBudget.Store(p.config.Budget)
+	}
+	return p, err
 }
 
 // open is Open for who may have only the bucket, and asks no log.

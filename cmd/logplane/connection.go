@@ -43,6 +43,7 @@ type connection struct {
 	logRetention, retention, history time.Duration
 	historyRules                     []projection.HistoryRule
 	checkpoints                      []projection.CheckpointRule
+	memory                           memoryLimit
 	blockCacheFolder                 string
 	blockCacheFolderMiB              int64
 	command                          string // as the log's servers are told
@@ -54,7 +55,7 @@ type connection struct {
 // register adds all flags of a process that serves or writes.
 func (c *connection) register(flags *pflag.FlagSet) {
 	c.registerPlace(flags)
-	registerMemory(flags, unlimitedMiB)
+	c.memory.register(flags, unlimitedMiB)
 	flags.StringVar(&c.blockCacheFolder, "block-cache-folder", "", "folder of a local disk that keeps what was read of segments, also for the next start; none by default")
 	flags.Int64Var(&c.blockCacheFolderMiB, "block-cache-folder-mib", 1024, "budget of --block-cache-folder, in MiB")
 	registerRetention(flags, &c.logRetention, &c.retention, &c.history, &c.historyRules, &c.checkpoints)
@@ -173,6 +174,9 @@ func (c *connection) openWith(ctx context.Context, config eventlog.Config) (*cel
 		return nil, err
 	}
 	budget := cache.NewBudget(memory.Caches(unlimitedMiB))
+	if !c.readOnly { // the flag is there
+		c.memory.say(ctx, c.command, budget.Limit())
+	}
 	p, err := projection.Open(projection.Config{
 		Log: log, Bucket: b, Prefix: prefix, Budget: budget,
 		CacheFolder: c.blockCacheFolder, CacheFolderBytes: c.blockCacheFolderMiB << 20, ReadOnly: c.readOnly,

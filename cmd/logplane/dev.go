@@ -19,6 +19,7 @@ import (
 func newDev() *cobra.Command {
 	var (
 		c      localstack.Config
+		limit  memoryLimit
 		bodies []string
 	)
 	cmd := &cobra.Command{
@@ -38,6 +39,7 @@ func newDev() *cobra.Command {
 			}
 			c.Flagz = flagzOf(cmd.Flags())
 			c.CacheBytes = memory.Caches(unlimitedDevMiB)
+			limit.say(cmd.Context(), cmd.Name(), c.CacheBytes)
 			if c.EventsBodies, err = parseBodies(bodies); err != nil {
 				return err
 			}
@@ -57,7 +59,7 @@ func newDev() *cobra.Command {
 	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: the log and the bucket live in memory, only the kubeconfig is in the folder")
 	cmd.Flags().StringVar(&c.EventsListen, "events-listen", "", "loopback address where NATS subscribers receive events and can do nothing else; empty for none")
 	cmd.Flags().IntVar(&c.MaxWatches, "max-watches-per-user", apiserver.DefaultWatchesPerUser, "watches that are served at once, 429 beyond: here everybody is one user; 0 for no limit")
-	registerMemory(cmd.Flags(), unlimitedDevMiB)
+	limit.register(cmd.Flags(), unlimitedDevMiB)
 	registerBodies(cmd.Flags(), &bodies)
 	c.History = devHistory
 	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History, &c.HistoryRules, &c.Checkpoints)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -18,8 +17,8 @@ func flagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, boo
 		if f.Changed || !found {
 			return
 		}
-		if err := flags.Set(f.Name, value); err != nil {
-			failures = append(failures, fmt.Errorf("%s: %w", name, err))
+		if invalid := (*pflag.InvalidValueError)(nil); errors.As(flags.Set(f.Name, value), &invalid) {
+			failures = append(failures, misread(name, invalid))
 		}
 		f.Changed = false // it still says whether the flag is on the command line
 	})

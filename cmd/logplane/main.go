@@ -100,9 +100,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 				return err
 			}
 			logTo(stderr, level.Level)
-			if err := limitMemory(cmd.Flags()); err != nil {
-				return err
-			}
+			limitMemory(cmd.Flags())
 			if cmd.Name() != "api" && cmd.Name() != "dev" && lambda.Address() == "" {
 				coldstart.Over() // nobody waits for a first answer
 			}
@@ -122,6 +120,9 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
 			return fmt.Errorf("%w: '%s --help' lists those there are", err, cmd.CommandPath())
+		}
+		if invalid := (*pflag.InvalidValueError)(nil); errors.As(err, &invalid) {
+			return misread("--"+invalid.GetFlag().Name, invalid)
 		}
 		return err
 	})

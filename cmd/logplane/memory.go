@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
+	"strconv"
 
 	"github.com/spf13/pflag"
 
@@ -19,18 +22,55 @@ const (
 
 const memoryFlag = "memory-mib"
 
-func registerMemory(flags *pflag.FlagSet, unlimited int) {
-	flags.Int64(memoryFlag, 0, fmt.Sprintf("what this process may take, in MiB; GOMEMLIMIT wins. 0 is the limit of its container or function; without one, caches as with %d", unlimited))
+// memoryLimit is what a process may take: the value of --memory-mib, and what came of it.
+type memoryLimit struct {
+	mebibytes int64
+	found     memory.Limited
+}
+
+func (m *memoryLimit) register(flags *pflag.FlagSet, unlimited int) {
+	flags.Var(m, memoryFlag, fmt.Sprintf("memory that this process may take, in MiB: at least %d, or 0 for what its container or function has. "+
+		"Without any limit its caches are as large as with %d. GOMEMLIMIT, where it is set, counts instead", leastMiB, unlimited))
+}
+
+// String implements pflag.Value.
+func (m *memoryLimit) String() string { return strconv.FormatInt(m.mebibytes, 10) }
+
+// Type implements pflag.Value.
+func (m *memoryLimit) Type() string { return "MiB" }
+
+// Set implements pflag.Value.
+func (m *memoryLimit) Set(text string) error {
+	n, err := strconv.ParseInt(text, 10, 32)
+	if err != nil || n != 0 && n < leastMiB {
+		return fmt.Errorf("it must be a whole number of MiB, 0 or at least %d", leastMiB)
+	}
+	m.mebibytes = n
+	return nil
 }
 
 // limitMemory keeps the process below its limit, before anything sizes its caches.
-func limitMemory(flags *pflag.FlagSet) error {
-	mebibytes, err := flags.GetInt64(memoryFlag)
-	if err == nil && mebibytes != 0 && mebibytes < leastMiB {
-		return fmt.Errorf("--memory-mib is %d: it must be 0 or at least %d", mebibytes, leastMiB)
+func limitMemory(flags *pflag.FlagSet) {
+	m := &memoryLimit{}
+	if f := flags.Lookup(memoryFlag); f != nil {
+		m = f.Value.(*memoryLimit)
 	}
-	if err := memory.Limit(mebibytes); err != nil { // 0 where there is no such flag
+	var err error
+	if m.found, err = memory.Limit(m.mebibytes); err != nil {
 		slog.Warn("the container's memory limit cannot be read: give --memory-mib, or set GOMEMLIMIT", "error", err)
 	}
-	return nil
+}
+
+// say tells which limit is in force and what the caches have of it: where people read what a process says, only if they
+// ask for more.
+func (m *memoryLimit) say(ctx context.Context, command string, caches int64) {
+	level := slog.LevelInfo
+	if command == "dev" || command == "init" {
+		level = slog.LevelDebug
+	}
+	if m.found.From == "" {
+		slog.Log(ctx, level, "no memory limit is set", "cachesMiB", caches>>20)
+		return
+	}
+	slog.Log(ctx, level, "keeping below a memory limit", "from", m.found.From, "limitMiB", m.found.Bytes>>20, "heapMiB", debug.SetMemoryLimit(-1)>>20, "cachesMiB", caches>>20)
 }

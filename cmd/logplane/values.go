@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"net"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 // atLeast refuses a flag's value below the least that means something.
@@ -21,6 +23,22 @@ func together(flag, value, other, otherValue string) error {
 		return fmt.Errorf("%s and %s must be given together", flag, other)
 	}
 	return nil
+}
+
+// misread says what to give in place of a value that cannot be read, which came by a flag or a variable of this name.
+func misread(name string, invalid *pflag.InvalidValueError) error {
+	why := invalid.Unwrap().Error()
+	switch invalid.GetFlag().Value.Type() {
+	case "int", "int64", "uint64":
+		why = "it must be a whole number"
+	case "float64":
+		why = "it must be a number"
+	case "bool":
+		why = "it must be 'true' or 'false'"
+	case "duration":
+		why = "it must be a duration such as '90s' or '1h30m'"
+	}
+	return fmt.Errorf("%s is '%s': %s", name, invalid.GetValue(), why)
 }
 
 // checkAddress refuses what is no host and port. An empty host is every one of this machine.

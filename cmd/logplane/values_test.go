@@ -29,9 +29,15 @@ func TestValuesAreChecked(t *testing.T) {
 	for line, why := range map[string]string{
 		"projector --cadence 0":                            "--cadence is 0s: it must be at least 1ms",
 		"projector --cadence -1s":                          "--cadence is -1s: it must be at least 1ms",
-		"projector --memory-mib 127":                       "--memory-mib is 127: it must be 0 or at least 128",
-		"api --memory-mib -1":                              "--memory-mib is -1: it must be 0 or at least 128",
-		"dev --memory-mib 1":                               "--memory-mib is 1: it must be 0 or at least 128",
+		"projector --memory-mib 127":                       "--memory-mib is '127': it must be a whole number of MiB, 0 or at least 128",
+		"api --memory-mib -1":                              "--memory-mib is '-1': it must be a whole number of MiB, 0 or at least 128",
+		"dev --memory-mib 256Mi":                           "--memory-mib is '256Mi': it must be a whole number of MiB, 0 or at least 128",
+		"lifecycle --memory-mib abc":                       "--memory-mib is 'abc': it must be a whole number of MiB, 0 or at least 128",
+		"watcher --memory-mib 99999999999999":              "--memory-mib is '99999999999999': it must be a whole number of MiB, 0 or at least 128",
+		"api --block-cache-folder-mib 1Gi":                 "--block-cache-folder-mib is '1Gi': it must be a whole number",
+		"api --goaway-chance much":                         "--goaway-chance is 'much': it must be a number",
+		"projector --once=maybe":                           "--once is 'maybe': it must be 'true' or 'false'",
+		"projector --cadence 1":                            "--cadence is '1': it must be a duration such as '90s' or '1h30m'",
 		"api --block-cache-folder-mib -1":                  "--block-cache-folder-mib is -1: it must be at least 1",
 		"api --cluster A/B":                                "--cluster is 'A/B': ",
 		"inspect head --cluster A/B":                       "--cluster is 'A/B': ",
@@ -58,6 +64,8 @@ func TestValuesAreChecked(t *testing.T) {
 	} {
 		require.Contains(t, said(t, strings.Fields(line)...), why, line)
 	}
+	t.Setenv("LOGPLANE_MEMORY_MIB", "256Mi")
+	require.Contains(t, said(t, "api"), "LOGPLANE_MEMORY_MIB is '256Mi': it must be a whole number of MiB, 0 or at least 128")
 }
 
 // TestBucketFolders: a folder's URL that looks relative would mean another folder than the one that was meant.

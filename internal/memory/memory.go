@@ -26,29 +26,44 @@ func heap(told uint64) uint64 {
 	return min(uint64(float64(told)*usable), max(told/2, told-min(told, binary)))
 }
 
-// percent is how much garbage there may be for what lives, GOGC, by default. Collecting it takes a tenth of a write's
-// processor at 100, the runtime's default. A limit bounds it earlier.
-const percent = 150
+// Limited is a limit that is in force. From is where it comes from: '--memory-mib', 'function', 'container', or
+// 'GOMEMLIMIT', which limits the heap alone. It is empty if there is none.
+type Limited struct {
+	From  string
+	Bytes uint64
+}
 
 // Limit makes the runtime collect garbage before the process takes more than so many MiB, or if they are 0, more than
-// its container (cgroup v1 or v2) or its function on AWS Lambda may take. It leaves a user's own GOMEMLIMIT
-// and GOGC alone.
-func Limit(mebibytes int64) error {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(percent)
-	}
-	told := memlimit.ApplyFallback(lambda, memlimit.FromCgroup)
-	if mebibytes > 0 {
-		told = func() (uint64, error) { return uint64(mebibytes) << 20, nil }
-	}
+// its container (cgroup v1 or v2) or its function on AWS Lambda may take. It leaves a user's own GOMEMLIMIT alone.
+func Limit(mebibytes int64) (Limited, error) {
+	found := Limited{From: "GOMEMLIMIT"} // if nobody else is asked
 	_, err := memlimit.Set(memlimit.WithRatio(1), memlimit.WithProvider(func() (uint64, error) {
-		bytes, err := told()
-		return heap(bytes), err
+		var err error
+		found, err = told(mebibytes)
+		return heap(found.Bytes), err
 	}))
 	if errors.Is(err, memlimit.ErrNoCgroup) || errors.Is(err, memlimit.ErrCgroupsNotSupported) {
-		return nil
+		err = nil
 	}
-	return err
+	switch limit := debug.SetMemoryLimit(-1); {
+	case limit > none:
+		return Limited{}, err
+	case found.From == "GOMEMLIMIT":
+		found.Bytes = uint64(limit)
+	}
+	return found, err
+}
+
+// told is the limit that somebody but the user's GOMEMLIMIT has set.
+func told(mebibytes int64) (Limited, error) {
+	if mebibytes > 0 {
+		return Limited{"--memory-mib", uint64(mebibytes) << 20}, nil
+	}
+	if bytes, err := lambda(); err == nil {
+		return Limited{"function", bytes}, nil
+	}
+	bytes, err := memlimit.FromCgroup()
+	return Limited{"container", bytes}, err
 }
 
 // A process has own bytes of heap when it has started. Of the rest the caches have one of shares: as much again may be

@@ -97,22 +97,30 @@ func TestCollectionsSetTheTimer(t *testing.T) {
 	require.False(t, k.timer.Stop())
 }
 
-func TestLambda(t *testing.T) {
+// TestLimit: the process knows who limits it, and what its caches may have.
+func TestLimit(t *testing.T) {
 	t.Setenv("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "512")
 	was := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(was)
-	require.NoError(t, Limit(0))
+	limit := func(mebibytes int64) Limited {
+		limited, err := Limit(mebibytes)
+		require.NoError(t, err)
+		return limited
+	}
+	require.Equal(t, Limited{"function", 512 << 20}, limit(0))
 	require.EqualValues(t, 432<<20, debug.SetMemoryLimit(-1))
 	require.EqualValues(t, 96<<20, Caches(0))
-	require.NoError(t, Limit(256))
+	require.Equal(t, Limited{"--memory-mib", 256 << 20}, limit(256))
 	require.EqualValues(t, 176<<20, debug.SetMemoryLimit(-1), "told otherwise")
 	require.EqualValues(t, 32<<20, Caches(0))
 	t.Setenv("GOMEMLIMIT", "100MiB")
 	debug.SetMemoryLimit(100 << 20)
-	require.NoError(t, Limit(256))
+	require.Equal(t, Limited{"GOMEMLIMIT", 100 << 20}, limit(256))
 	require.EqualValues(t, 100<<20, debug.SetMemoryLimit(-1))
 	require.EqualValues(t, 13<<20, Caches(0))
+	t.Setenv("GOMEMLIMIT", "off")
 	debug.SetMemoryLimit(math.MaxInt64)
+	require.Equal(t, Limited{}, limit(256))
 	require.EqualValues(t, 32<<20, Caches(256))
 }
 

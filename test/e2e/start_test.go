@@ -60,5 +60,6 @@ func TestStartStaysSmall(t *testing.T) {
 	require.Less(t, len(packages), mostPackages, said)
 	require.Less(t, allocations, mostAllocations, said)
 	require.Less(t, toFirst, float64(mostToFirstAnswer), said)
+	require.Contains(t, get("/metrics"), "\ngo_gc_gogc_percent 150\n", "after the first answer")
 	require.Greater(t, len(packages), mostPackages/2, "the trace of initialization is read wrongly: "+strings.SplitN(api.Output(), "\n", 2)[0])
 }
