@@ -88,12 +88,18 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted
 		return nil, err
 	}
 	m.heads = append(m.heads, inline)
+	var beside []*runSource
+	var all int64
 	for _, r := range v.snap.runs {
 		parts := r.overlapping(start, end)
 		if len(parts) > 0 {
-			source := &runSource{parts: parts, start: start, end: end, wanted: wanted, through: how}
-			m.heads = append(m.heads, &head{at: below, source: source})
+			source := &runSource{parts: parts, bytes: parts.bytes(), start: start, end: end, wanted: wanted, through: how}
+			m.heads, beside = append(m.heads, &head{at: below, source: source}), append(beside, source)
+			all += source.bytes
 		}
+	}
+	for _, source := range beside {
+		source.ofAll = all
 	}
 	if err := firstOfAll(ctx, m.heads[1:]); err != nil {
 		return nil, err
@@ -256,10 +262,12 @@ func (s *inlineSource) find(context.Context, string, Revision) (version, bool, e
 
 // runSource walks over the parts of a run, opening each when it is reached.
 type runSource struct {
-	parts      run
-	start, end string
-	skipped    string // nothing up to this key is wanted any more
-	cursor     *segment.Cursor
+	parts run
+	// bytes are those of the parts, of so many in all runs that are read side by side. For a run alone both are 0.
+	bytes, ofAll int64
+	start, end   string
+	skipped      string // nothing up to this key is wanted any more
+	cursor       *segment.Cursor
 	// before is the cursor of the part before.
 	before *segment.Cursor
 	// through is how the blocks are read.
@@ -283,6 +291,9 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 				return version{}, false, err
 			}
 			s.cursor = reader.Scan(s.start, s.end)
+			if s.ofAll > 0 {
+				s.cursor.Share(s.bytes, s.ofAll)
+			}
 			if s.wanted != nil {
 				s.opened = append(s.opened, reader)
 				s.cursor.Filter(s.parts[0].p.facts.filter(s.parts[0].ref.Key, reader.Blocks(), s.wanted))

@@ -211,8 +211,7 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 			return
 		}
 		if isWatch { // it is served after this function returns, and gives its place back by itself
-			open.start(p)
-			ctx = flowcontrol.WithInitializationSignal(kubestore.WithPlace(ctx, &work{place: p}), started{p})
+			ctx = flowcontrol.WithInitializationSignal(kubestore.WithPlace(ctx, open.start(p)), started{p})
 		} else {
 			working := &work{place: p, heavy: s.heavy}
 			if !mutating {

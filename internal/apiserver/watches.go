@@ -80,10 +80,24 @@ func openWatchOf(ctx context.Context) (*openWatch, bool) {
 // startTime is how long the start of a watch may hold its place. A client may take longer to receive the first events.
 const startTime = time.Second
 
-// start lets the watch hold a place until its first events are made, but not for long.
-func (o *openWatch) start(p *place) {
-	over := time.AfterFunc(startTime, p.end)
-	o.endStart = func() { over.Stop(); p.end() }
+// start lets the watch hold a place until its first events are made, but not for long without giving it back meanwhile.
+func (o *openWatch) start(p *place) kubestore.Place {
+	s := &start{&work{place: p}, time.AfterFunc(startTime, p.end)}
+	o.endStart = func() { s.over.Stop(); p.end() }
+	return s
+}
+
+// start is the place of a watch that starts.
+type start struct {
+	*work
+	over *time.Timer
+}
+
+// Wait implements kubestore.Place.
+func (s *start) Wait(ctx context.Context, wait func() error) error {
+	s.over.Stop()
+	defer s.over.Reset(startTime)
+	return s.work.Wait(ctx, wait)
 }
 
 func newWatches(limits WatchLimits) *watches {

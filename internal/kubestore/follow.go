@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -60,11 +61,15 @@ func (w *watcher) follow(ctx context.Context) error {
 func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past fanout.Window) error {
 	if w.position < past.From {
 		watchReads.Inc()
-		for e, err := range w.Projection.EventsOf(ctx, w.keys, w.position, past.From) {
+		events := &resumable[eventlog.Event]{open: func() iter.Seq2[eventlog.Event, error] {
+			return w.Projection.EventsOf(ctx, w.keys, w.position, past.From)
+		}}
+		for e, err := range events.all() {
 			if err != nil {
 				return err
 			}
-			if err := w.sendEvent(ctx, fanout.NewDelivery(fanout.NewPast(e))); err != nil {
+			err := events.during(func() error { return w.sendEvent(ctx, fanout.NewDelivery(fanout.NewPast(e))) })
+			if err != nil {
 				return err
 			}
 		}
@@ -273,6 +278,12 @@ func (w *watcher) send(ctx context.Context, e watch.Event, bytes int) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// room says that send would not wait for the reader.
+func (w *watcher) room(bytes int) bool {
+	w.taken()
+	return len(w.results) < cap(w.results) && (w.waiting+bytes <= bufferedBytes || !w.encodes)
 }
 
 // taken notices that the reader has taken all that waited for it.

@@ -29,6 +29,11 @@ func WithoutPlace(ctx context.Context, wait func() error) error {
 	return wait()
 }
 
+// yieldPlace lets others have the place of the context's request, and returns when it has one again.
+func yieldPlace(ctx context.Context) error {
+	return WithoutPlace(ctx, func() error { return nil })
+}
+
 // TakeTurn waits for the turn of the context's request, if the request holds a place. It comes before work that keeps a
 // processor busy for milliseconds.
 func TakeTurn(ctx context.Context) error {

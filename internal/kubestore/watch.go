@@ -3,6 +3,7 @@ package kubestore
 import (
 	"context"
 	"errors"
+	"iter"
 	"log/slog"
 	"time"
 
@@ -200,6 +201,9 @@ func sealed(err error) bool {
 	return errors.As(err, &corrupt) && corrupt.sealed
 }
 
+// stateTurn is for how long a watch reads its state before others that start have their turn.
+const stateTurn = 100 * time.Millisecond
+
 // sendState sends all matching objects as of one revision, from which the watch then goes on.
 func (w *watcher) sendState(ctx context.Context) error {
 	v, err := w.viewFor(ctx, w.opts.ResourceVersion)
@@ -211,9 +215,20 @@ func (w *watcher) sendState(ctx context.Context) error {
 	if !w.unstructured { // the version to which a custom resource is decoded here is the codec's
 		judge = w.judge(&w.opts.Predicate, "")
 	}
-	for row, err := range v.Select(ctx, w.keys.Start, w.keys.End, w.position, judge.wanted()) {
+	from, turn := w.keys.Start, time.Now()
+	rows := &resumable[projection.Row]{open: func() iter.Seq2[projection.Row, error] {
+		return v.Select(ctx, from, w.keys.End, w.position, judge.wanted())
+	}}
+	for row, err := range rows.all() {
 		if err != nil {
 			return readAnswer(err)
+		}
+		from = row.Key + "\x00"
+		if time.Since(turn) > stateTurn {
+			if err := rows.during(func() error { return yieldPlace(ctx) }); err != nil {
+				return err
+			}
+			turn = time.Now()
 		}
 		if w.foreign(row.ContentType) {
 			continue
@@ -234,7 +249,15 @@ func (w *watcher) sendState(ctx context.Context) error {
 		if err != nil || !matched {
 			continue
 		}
-		if err := w.send(ctx, watch.Event{Type: watch.Added, Object: obj.DeepCopyObject()}, len(data)); err != nil {
+		added, size := watch.Event{Type: watch.Added, Object: obj.DeepCopyObject()}, len(data)
+		if w.room(size) {
+			err = w.send(ctx, added, size)
+		} else { // nobody waits for a place because this reader is slow
+			err = rows.during(func() error {
+				return WithoutPlace(ctx, func() error { return w.send(ctx, added, size) })
+			})
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -13,8 +13,10 @@ const (
 	firstRead = 512 << 10
 	maxRead   = 8 << 20
 	readGrows = 4
-	// maxBatch is how many blocks are decoded at the same time, at most. A scan begins with one.
-	maxBatch = 8
+	// maxBatch is how many blocks are decoded at the same time, at most, and maxDecoded how many bytes they have unless
+	// it is one. A scan begins with one.
+	maxBatch   = 8
+	maxDecoded = 512 << 10
 )
 
 // Cursor walks over entries in order. It is not safe for concurrent use.
@@ -25,8 +27,8 @@ type Cursor struct {
 	block int
 	// entries are what is left of the block loaded last.
 	entries []Entry
-	// ahead is how many bytes the next read may have.
-	ahead int
+	// ahead is how many bytes the next read may have, and most how many the last ones may.
+	ahead, most int
 	// decoded are blocks from block on; sealed are those after them that were read but not decoded yet.
 	decoded []*Block
 	sealed  [][]byte
@@ -46,12 +48,19 @@ type Filter interface {
 
 // Scan returns a cursor over the entries with start <= key < end; an empty end is unbounded.
 func (r *Reader) Scan(start, end string) *Cursor {
-	return &Cursor{r: r, start: start, end: end, block: r.seek(start), ahead: firstRead, batch: 1}
+	return &Cursor{r: r, start: start, end: end, block: r.seek(start), ahead: firstRead, most: maxRead, batch: 1}
 }
 
 // Continue lets the cursor read as far ahead as one that was before it in the same scan.
 func (c *Cursor) Continue(before *Cursor) {
 	c.ahead, c.batch, c.passed = before.ahead, before.batch, before.passed
+}
+
+// Share lets cursors that are read side by side read no further ahead together than one alone would. This one is of so
+// many of their bytes.
+func (c *Cursor) Share(bytes, ofAll int64) {
+	c.most = max(firstRead, int(maxRead*bytes/max(ofAll, 1)))
+	c.ahead = min(c.ahead, c.most)
 }
 
 // Filter lets the cursor pass over blocks.
@@ -204,7 +213,10 @@ func (c *Cursor) load(ctx context.Context) (*Block, error) {
 
 // decode opens the next blocks, each by a goroutine of its own: decompression is most of a scan's time.
 func (c *Cursor) decode() error {
-	n := min(c.batch, len(c.sealed))
+	n, size := 1, len(c.sealed[0])
+	for ; n < min(c.batch, len(c.sealed)) && size+len(c.sealed[n]) <= maxDecoded; n++ {
+		size += len(c.sealed[n])
+	}
 	blocks := make([]*Block, n)
 	var group errgroup.Group
 	for i := range n {
@@ -253,7 +265,7 @@ func (c *Cursor) read(ctx context.Context) error {
 		}
 		size += blocks[c.block+n].size
 	}
-	c.ahead = min(max(c.ahead, size)*readGrows, maxRead)
+	c.ahead = min(max(c.ahead, size)*readGrows, c.most)
 	local, keeps := c.r.source.(Local)
 	keeps = keeps && c.r.cache != nil
 	if keeps {

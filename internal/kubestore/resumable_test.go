@@ -1,0 +1,102 @@
+package kubestore
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// TestResumable: what is read is let go of while its reader waits for long, and goes on behind what was read, without a
+// gap. In a short wait it is kept.
+func TestResumable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failure := errors.New("no more")
+		opened, at := 0, 0
+		var open atomic.Int32 // a timer lets go
+		r := &resumable[int]{open: func() iter.Seq2[int, error] {
+			opened++
+			return func(yield func(int, error) bool) {
+				open.Add(1)
+				defer open.Add(-1)
+				for n := at; n < 10; n++ {
+					if !yield(n, nil) {
+						return
+					}
+				}
+				yield(0, failure)
+			}
+		}}
+		for n, err := range r.all() {
+			if at == 10 {
+				require.Equal(t, failure, err)
+				break
+			}
+			require.NoError(t, err)
+			require.Equal(t, at, n)
+			at++
+			wait := heldFor / 2
+			if n%3 == 0 {
+				wait = 2 * heldFor
+			}
+			require.Equal(t, failure, r.during(func() error {
+				time.Sleep(wait)
+				if n%3 == 0 {
+					require.Zero(t, open.Load(), "scans that are held meanwhile")
+				} else {
+					require.EqualValues(t, 1, open.Load())
+				}
+				return failure
+			}))
+		}
+		require.Equal(t, 10, at)
+		require.Equal(t, 1+4, opened)
+		require.Zero(t, open.Load())
+	})
+}
+
+// TestSlowStarts: watches that begin with the state, or from a revision that only segments have, tell a slow reader of
+// each object once and in order.
+func TestSlowStarts(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	s := newStore(b.Cell, pods(nil))
+	start, err := s.GetCurrentResourceVersion(t.Context())
+	require.NoError(t, err)
+	const objects = 20 * bufferedEvents // more than are left of a window that shrinks
+	for n := range objects {
+		create(t, s, pod("ns", fmt.Sprintf("p%03d", n)))
+		if n%(objects/4) == 0 {
+			b.commit(t.Context())
+		}
+	}
+	b.commit(t.Context())
+	s.Feed.Shrink()
+	for _, from := range []string{"", fmt.Sprint(start)} {
+		read := testutil.ToFloat64(watchReads)
+		ctx := WithEnd(t.Context(), make(chan struct{}))
+		w, err := s.Watch(ctx, "/pods/", storage.ListOptions{ResourceVersion: from, Recursive: true, Predicate: storage.Everything})
+		require.NoError(t, err)
+		for n := range objects {
+			if n%(5*bufferedEvents) == 0 {
+				time.Sleep(2 * heldFor) // the slow reader
+			}
+			e := <-w.ResultChan()
+			require.Equal(t, watch.Added, e.Type)
+			require.Equal(t, fmt.Sprintf("p%03d", n), e.Object.(*example.Pod).Name)
+		}
+		w.Stop()
+		require.Equal(t, from != "", testutil.ToFloat64(watchReads) > read)
+	}
+}
