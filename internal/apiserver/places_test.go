@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
@@ -316,4 +317,66 @@ func TestIsAhead(t *testing.T) {
 	} {
 		require.Equal(t, ahead, s.isAhead(httptest.NewRequest("GET", configMaps+"?"+query, nil)), query)
 	}
+}
+
+// TestStartsHaveTurns: a watch that reads for long gives its place to others again and again, and is not refused when
+// it has to wait for one for longer than a request may. Whoever stays in its place loses it after a second.
+func TestStartsHaveTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		starts := newPlaces("watch", 1, 1, 15*time.Second)
+		p, err := starts.take(t.Context(), "a")
+		require.NoError(t, err)
+		o := &openWatch{}
+		a := o.start(p)
+		begun, turn := time.Now(), make(chan *place)
+		go func() {
+			other, err := starts.take(t.Context(), "a")
+			assert.NoError(t, err)
+			turn <- other
+		}()
+		synctest.Wait()
+		waited := make(chan error)
+		go func() { waited <- a.Wait(t.Context(), func() error { return nil }) }()
+		other := <-turn
+		require.Zero(t, time.Since(begun), "who waits has its turn at once")
+		time.Sleep(3*starts.patience + time.Second)
+		require.Empty(t, waited)
+		other.end()
+		require.NoError(t, <-waited)
+		held := func() int { starts.mu.Lock(); defer starts.mu.Unlock(); return starts.taken }
+		require.Equal(t, 1, held(), "it has a place again")
+		time.Sleep(startTime)
+		synctest.Wait()
+		require.Zero(t, held(), "it stayed there for a second")
+		require.NoError(t, a.Wait(t.Context(), func() error { return nil }), "it goes on without a place")
+		o.endStart()
+		require.Empty(t, starts.users)
+	})
+}
+
+// TestStartsThatCannotLeave: where too many of a user wait already, a watch that begins keeps its place meanwhile.
+func TestStartsThatCannotLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		starts := newPlaces("watch", 1, 1, 15*time.Second)
+		starts.queue = 1
+		p, err := starts.take(t.Context(), "a")
+		require.NoError(t, err)
+		o := &openWatch{}
+		a := o.start(p)
+		go func() {
+			p, err := starts.take(t.Context(), "a")
+			if err == nil {
+				p.end()
+			}
+		}()
+		synctest.Wait()
+		called := false
+		require.NoError(t, a.Wait(t.Context(), func() error {
+			called = true
+			require.Equal(t, 1, starts.taken)
+			return nil
+		}))
+		require.True(t, called)
+		o.endStart()
+	})
 }

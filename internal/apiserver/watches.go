@@ -93,11 +93,27 @@ type start struct {
 	over *time.Timer
 }
 
-// Wait implements kubestore.Place.
+// Wait implements kubestore.Place. A watch that has begun is not refused: its client would begin anew. It waits for as
+// long as it takes to have a place again. If it cannot leave its place, since too many wait already, it keeps that for
+// a second more.
 func (s *start) Wait(ctx context.Context, wait func() error) error {
-	s.over.Stop()
+	var asked time.Time // for the place, zero before the watch has left it
+	err := s.work.Wait(ctx, func() error {
+		s.over.Stop()
+		defer func() { asked = time.Now() }()
+		return wait()
+	})
+	if asked.IsZero() && apierrors.IsTooManyRequests(err) {
+		return wait()
+	}
 	defer s.over.Reset(startTime)
-	return s.work.Wait(ctx, wait)
+	for apierrors.IsTooManyRequests(err) && time.Since(asked) >= s.of.patience {
+		asked = time.Now()
+		s.of.mu.Lock()
+		s.guest = s.of.guest(s.guest.name) // who may have been forgotten
+		err = s.take(ctx)
+	}
+	return err
 }
 
 func newWatches(limits WatchLimits) *watches {
