@@ -272,8 +272,8 @@ func TestListsHavePieces(t *testing.T) {
 	}
 }
 
-// TestListsAreDecorated: what upstream's stores add to objects of older versions as they are read is in a list of pieces
-// too.
+// TestListsAreDecorated: what upstream's stores add to objects of older versions as they are read is in a list of
+// pieces too.
 func TestListsAreDecorated(t *testing.T) {
 	pieces, whole := bothWays(t)
 	stored := protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme)
