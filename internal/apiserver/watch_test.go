@@ -210,3 +210,40 @@ func next(events *bufio.Reader, contentType string) (string, error) {
 	_, err := io.ReadFull(events, frame)
 	return string(frame), err
 }
+
+// TestStartsOfCustomResources: a watch of custom resources, too, has the place of its start for as long as it reads its
+// state, and leaves it while its client is slow.
+func TestStartsOfCustomResources(t *testing.T) {
+	s := newServer(t, withTokens(t), withFeed(t))
+	listener := httptest.NewServer(s)
+	t.Cleanup(listener.Close)
+	ann := http.Header{"Authorization": {"Bearer ann-token"}}
+	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml", header: ann})
+	large := strings.Repeat("x", 250<<10)
+	for n := range 80 { // more than the kernel takes
+		body := fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"o%02d","annotations":{"v":%q}}}`, n, large)
+		s.must(t, 201, request{method: "POST", path: customs, body: body, header: ann})
+	}
+	r, err := http.NewRequestWithContext(t.Context(), "GET", listener.URL+customs+"?watch=1", nil)
+	require.NoError(t, err)
+	r.Header = ann
+	response, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	require.Equal(t, 200, response.StatusCode)
+	away := func() int {
+		s.starts.mu.Lock()
+		defer s.starts.mu.Unlock()
+		if g := s.starts.users["ann"]; g != nil {
+			return g.away
+		}
+		return 0
+	}
+	eventlogtest.Eventually(t, "it waits for its client", func() bool { return away() == 1 })
+	go func() { _, _ = io.Copy(io.Discard, response.Body) }()
+	eventlogtest.Eventually(t, "it has started", func() bool {
+		s.starts.mu.Lock()
+		defer s.starts.mu.Unlock()
+		return len(s.starts.users) == 0
+	})
+}

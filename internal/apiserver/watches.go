@@ -104,6 +104,7 @@ func (s *start) Wait(ctx context.Context, wait func() error) error {
 		return wait()
 	})
 	if asked.IsZero() && apierrors.IsTooManyRequests(err) {
+		s.over.Reset(startTime)
 		return wait()
 	}
 	defer s.over.Reset(startTime)

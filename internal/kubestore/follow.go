@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -61,15 +60,11 @@ func (w *watcher) follow(ctx context.Context) error {
 func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past fanout.Window) error {
 	if w.position < past.From {
 		watchReads.Inc()
-		events := &resumable[eventlog.Event]{open: func() iter.Seq2[eventlog.Event, error] {
-			return w.Projection.EventsOf(ctx, w.keys, w.position, past.From)
-		}}
-		for e, err := range events.all() {
+		for e, err := range w.Projection.EventsOf(ctx, w.keys, w.position, past.From) {
 			if err != nil {
 				return err
 			}
-			err := events.during(func() error { return w.sendEvent(ctx, fanout.NewDelivery(fanout.NewPast(e))) })
-			if err != nil {
+			if err := w.sendEvent(ctx, fanout.NewDelivery(fanout.NewPast(e))); err != nil {
 				return err
 			}
 		}
@@ -253,7 +248,8 @@ func (w *watcher) sendBookmark(ctx context.Context, rev eventlog.Revision, annot
 }
 
 // send waits for the reader of the watch. The reader may be slow, and nobody else waits for it. An event whose stored
-// value has so many bytes that too many would wait is sent alone: send returns when the reader has encoded it.
+// value has so many bytes that too many would wait is sent alone: send returns when the reader has encoded it. It fails
+// only if the event was not sent.
 func (w *watcher) send(ctx context.Context, e watch.Event, bytes int) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -261,7 +257,7 @@ func (w *watcher) send(ctx context.Context, e watch.Event, bytes int) error {
 	w.taken()
 	w.waiting += bytes
 	var encoded <-chan struct{}
-	if w.waiting > bufferedBytes && w.encodes {
+	if bytes > 0 && w.waiting > bufferedBytes && w.encodes {
 		e.Object, encoded = fanout.Announce(e.Object)
 	}
 	select {
@@ -274,10 +270,9 @@ func (w *watcher) send(ctx context.Context, e watch.Event, bytes int) error {
 	}
 	select {
 	case <-encoded:
-		return nil
 	case <-ctx.Done():
-		return ctx.Err()
 	}
+	return nil
 }
 
 // room says that send would not wait for the reader.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"iter"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
@@ -45,14 +44,11 @@ func (w *watcher) replay(ctx context.Context) error {
 func (w *watcher) replayEvents(ctx context.Context) error {
 	seen := &replayed{store: w.store, keys: w.keys, from: w.position}
 	defer seen.forget()
-	events := &resumable[eventlog.Event]{open: func() iter.Seq2[eventlog.Event, error] {
-		return w.past.EventsOf(ctx, w.keys, w.position, w.past.Revision())
-	}}
-	for e, err := range events.all() {
+	for e, err := range w.past.EventsOf(ctx, w.keys, w.position, w.past.Revision()) {
 		if err != nil {
 			return err
 		}
-		if err := events.during(func() error { return w.sendReplayed(ctx, seen, e) }); err != nil {
+		if err := w.sendReplayed(ctx, seen, e); err != nil {
 			return err
 		}
 	}

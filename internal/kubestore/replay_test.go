@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
@@ -247,4 +249,40 @@ func TestAReplayEnds(t *testing.T) {
 		require.GreaterOrEqual(t, marked, reached)
 		require.Less(t, marked, uint64(g.head))
 	}
+}
+
+// TestReplayEndsBehindWhatItSent: a replay that is asked to end while its reader has yet to encode an event ends with a
+// bookmark that is not before that event.
+func TestReplayEndsBehindWhatItSent(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	s := newStore(b.Cell, pods(nil))
+	start, err := s.GetCurrentResourceVersion(t.Context())
+	require.NoError(t, err)
+	for n := range 3 {
+		large := pod("ns", fmt.Sprint("p", n))
+		large.Annotations = map[string]string{"large": strings.Repeat("x", bufferedBytes)}
+		create(t, s, large)
+	}
+	v, err := b.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	end := make(chan struct{})
+	ctx := WithPast(WithEnd(t.Context(), end), v)
+	everything := storage.Everything
+	everything.AllowWatchBookmarks = true
+	w, err := s.Watch(ctx, "/pods/", storage.ListOptions{ResourceVersion: fmt.Sprint(start), Recursive: true, Predicate: everything})
+	require.NoError(t, err)
+	first := <-w.ResultChan()
+	_, announced := first.Object.(runtime.CacheableObject)
+	require.True(t, announced)
+	close(end)
+	last, ok := <-w.ResultChan()
+	require.True(t, ok)
+	require.Equal(t, watch.Bookmark, last.Type)
+	sent, err := storage.APIObjectVersioner{}.ObjectResourceVersion(first.Object.(runtime.CacheableObject).GetObject())
+	require.NoError(t, err)
+	reached, err := storage.APIObjectVersioner{}.ObjectResourceVersion(last.Object)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, reached, sent)
+	_, ok = <-w.ResultChan()
+	require.False(t, ok)
 }

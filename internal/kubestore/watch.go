@@ -211,11 +211,15 @@ func (w *watcher) sendState(ctx context.Context) error {
 		return err
 	}
 	w.position = v.Revision()
+	v, err = v.Of(ctx, w.keys) // what is archived is folded once, however often the scan begins anew
+	if err != nil {
+		return readAnswer(err)
+	}
 	var judge *judge
 	if !w.unstructured { // the version to which a custom resource is decoded here is the codec's
 		judge = w.judge(&w.opts.Predicate, "")
 	}
-	from, turn := w.keys.Start, time.Now()
+	from, turn := w.keys.Start, time.Time{}
 	rows := &resumable[projection.Row]{open: func() iter.Seq2[projection.Row, error] {
 		return v.Select(ctx, from, w.keys.End, w.position, judge.wanted())
 	}}
@@ -224,11 +228,14 @@ func (w *watcher) sendState(ctx context.Context) error {
 			return readAnswer(err)
 		}
 		from = row.Key + "\x00"
-		if time.Since(turn) > stateTurn {
+		switch {
+		case turn.IsZero(): // to begin the scan anew may have taken longer than a turn
+			turn = time.Now()
+		case time.Since(turn) > stateTurn:
 			if err := rows.during(func() error { return yieldPlace(ctx) }); err != nil {
 				return err
 			}
-			turn = time.Now()
+			turn = time.Time{}
 		}
 		if w.foreign(row.ContentType) {
 			continue
@@ -256,6 +263,7 @@ func (w *watcher) sendState(ctx context.Context) error {
 			err = rows.during(func() error {
 				return WithoutPlace(ctx, func() error { return w.send(ctx, added, size) })
 			})
+			turn = time.Time{}
 		}
 		if err != nil {
 			return err

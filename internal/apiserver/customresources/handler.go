@@ -31,6 +31,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/apiserver/pkg/util/webhook"
 	clientrest "k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -161,7 +162,9 @@ func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *a
 	if err != nil {
 		return err
 	}
-	ctx = kubestore.WithEnd(ctx, nil) // must outlast the client's watch, which ends with a last bookmark
+	ctx = kubestore.WithEnd(ctx, nil)                    // must outlast the client's watch, which ends with a last bookmark
+	ctx = flowcontrol.WithInitializationSignal(ctx, nil) // the client's watch keeps its place until it has started itself
+	ctx = kubestore.WithPlace(ctx, nil)
 	changes, err := registry.Watch(ctx, &internalversion.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", crd.Name), ResourceVersion: strconv.FormatUint(uint64(since), 10),
 	})
