@@ -40,7 +40,11 @@ func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *api
 	lists.Serve(w, r, kind, h, s.fail)
 }
 
-// describe says how lists of a built-in kind are encoded.
+// decoratesAlone are the kinds whose stores add something to an object as they read it that depends on this object
+// alone. A ClusterRole, for one, gets rules of others.
+var decoratesAlone = map[schema.GroupResource]bool{{Resource: "services"}: true, {Resource: "persistentvolumeclaims"}: true}
+
+// describe says how lists of a built-in kind are encoded, if pieces of them depend on their own objects alone.
 func (g *group) describe(kind *lists.Kind) {
 	built, err := g.get()
 	if err != nil {
@@ -50,7 +54,7 @@ func (g *group) describe(kind *lists.Kind) {
 	stores := storesIn(reflect.ValueOf(registry))
 	switch _, hides := registry.(*namespacestore.REST); {
 	case hides: // its store, which decorates nothing
-	case len(stores) != 1:
+	case len(stores) != 1 || stores[0].Decorator != nil && !decoratesAlone[stores[0].DefaultQualifiedResource]:
 		return
 	default:
 		kind.Resource = stores[0].DefaultQualifiedResource // that of the objects, which several groups may serve
