@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/logplane/logplane/logplanetest"
+	"github.com/logplane/logplane/test/product"
 )
 
 // TestClientsThatLeaveAreNoErrors: what upstream cannot tell a client that has left is not logged as a fault.
@@ -34,7 +34,7 @@ func TestClientsThatLeaveAreNoErrors(t *testing.T) {
 func TestOrdinaryRequestsAreForDebugging(t *testing.T) {
 	for _, level := range []slog.Level{slog.LevelInfo, slog.LevelDebug} {
 		t.Run(level.String(), func(t *testing.T) {
-			said := &lines{}
+			said := &product.Output{}
 			logTo(said, level)
 			t.Cleanup(func() { logTo(os.Stderr, slog.LevelInfo) })
 			clients, err := kubernetes.NewForConfig(logplanetest.Start(t))
@@ -47,30 +47,12 @@ func TestOrdinaryRequestsAreForDebugging(t *testing.T) {
 			require.NoError(t, err)
 			for _, line := range []string{`msg="Couldn't parse request"`, `msg="allocated clusterIPs"`} {
 				if level == slog.LevelInfo {
-					require.NotContains(t, said.text(), line)
+					require.NotContains(t, said.String(), line)
 				} else {
-					require.Contains(t, said.text(), "level=DEBUG "+line)
+					require.Contains(t, said.String(), "level=DEBUG "+line)
 				}
 			}
-			require.NotContains(t, said.text(), "level=ERROR")
+			require.NotContains(t, said.String(), "level=ERROR")
 		})
 	}
-}
-
-// lines are written by a server while a test reads them.
-type lines struct {
-	mu   sync.Mutex
-	said bytes.Buffer // by mu
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.said.Write(b)
-}
-
-func (l *lines) text() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.said.String()
 }

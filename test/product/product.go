@@ -3,7 +3,6 @@ package product
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -13,7 +12,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -53,9 +51,7 @@ type Process struct {
 
 	t      testing.TB
 	secure bool
-
-	mu  sync.Mutex
-	out bytes.Buffer // guarded by mu
+	out    Output
 }
 
 var serving = regexp.MustCompile(`(?:Kubernetes API on https?://|msg=serving address=)((?:[0-9.]+|\[::\]):[0-9]+)`)
@@ -124,9 +120,7 @@ func (p *Process) collect(r *os.File, address chan<- string) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		p.mu.Lock()
-		p.out.Write(append(lines.Bytes(), '\n'))
-		p.mu.Unlock()
+		_, _ = p.out.Write(append(lines.Bytes(), '\n')) // never fails
 		if found := serving.FindSubmatch(lines.Bytes()); found != nil {
 			p.secure = strings.Contains(lines.Text(), "https=true") || strings.Contains(lines.Text(), "API on https://") // set before the address is sent
 			select {
@@ -146,11 +140,7 @@ func (p *Process) URL() string {
 }
 
 // Output is what it has printed.
-func (p *Process) Output() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.out.String()
-}
+func (p *Process) Output() string { return p.out.String() }
 
 // waitReady returns when /readyz answers 200.
 func (p *Process) waitReady() {

@@ -80,7 +80,7 @@ func TestFronts(t *testing.T) {
 func (c *cell) watches(t *testing.T, f emulator.Front, url string) {
 	t.Helper()
 	watch := exec.CommandContext(t.Context(), product.Binary(t, "KUBECTL", "kubectl"), c.kubectlArgs(url, "get", "configmaps", "--field-selector", "metadata.name=greeting", "--watch", "-o", `jsonpath={.data.text}{"\n"}`)...)
-	var out lockedBuffer
+	var out product.Output
 	watch.Stdout, watch.Stderr = &out, &out
 	require.NoError(t, watch.Start())
 	defer func() {
@@ -92,25 +92,6 @@ func (c *cell) watches(t *testing.T, f emulator.Front, url string) {
 	require.NoError(t, err, said)
 	eventlogtest.Eventually(t, "kubectl shows the change", func() bool { return strings.Contains(out.String(), "while it watches\n") })
 	eventlogtest.Eventually(t, "every sandbox is idle", func() bool { return f.Function.Resting() == f.Function.Started() })
-}
-
-// lockedBuffer is what a process has printed so far.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	all bytes.Buffer // by mu
-}
-
-// Write implements io.Writer.
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.String()
 }
 
 // TestTour executes the README's tour through each front. What it kills there, by the process in the lock of its
