@@ -5,11 +5,13 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -313,4 +315,45 @@ func (c *narrowConn) Read(p []byte) (int, error) {
 func (c *narrowConn) Close() error {
 	c.end()
 	return c.Conn.Close()
+}
+
+// TestManyClientsInOrder: small and large changes come to many clients, some of which are slow, each once and in order,
+// whether they come past the handlers or through them.
+func TestManyClientsInOrder(t *testing.T) { overEach(t, manyClientsInOrder) }
+
+func manyClientsInOrder(t *testing.T, c cell) {
+	s := c.start(t)
+	s.client = &http.Client{Transport: newNarrow(s)}
+	const clients = 12
+	count := 400 / min(4, eventlogtest.Slowdown)
+	from := s.create("a", "").revision()
+	written := make([]chan struct{}, count)
+	for i := range written {
+		written[i] = make(chan struct{})
+	}
+	var reading sync.WaitGroup
+	for n := range clients {
+		w, rng := s.watch("resourceVersion="+from), rand.New(rand.NewPCG(uint64(n), 1))
+		reading.Go(func() {
+			for i := range count {
+				if n%2 == 0 && rng.IntN(40) == 0 { // falls behind
+					<-written[min(i+rng.IntN(150), count-1)]
+				}
+				var e object
+				if !assert.NoError(t, w.events.Decode(&e), "client %d, change %d", n, i) {
+					return
+				}
+				got, _, _ := strings.Cut(fmt.Sprint(e.field("object.data.k")), " ")
+				if !assert.Equal(t, strconv.Itoa(i), got, "client %d", n) {
+					return
+				}
+			}
+		})
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	for i := range count {
+		s.patch(configMaps+"/a", fmt.Sprintf(`{"data":{"k":"%d %s"}}`, i, strings.Repeat("x", rng.IntN(80<<10))))
+		close(written[i])
+	}
+	reading.Wait()
 }

@@ -31,6 +31,7 @@ type builtGroup struct {
 
 	mu     sync.Mutex
 	routes map[string]*restful.Container // by mu; by resource
+	forms  map[formOf]*form              // by mu; of watches
 }
 
 // get builds the group if it is not built yet. A failed build is tried again by the next request.

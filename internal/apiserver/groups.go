@@ -150,7 +150,7 @@ func (s *Server) install(name string, build storageBuilder) (*builtGroup, error)
 	route := func(resource string) (*restful.Container, error) {
 		return s.route(&info, func(name string) bool { return name == resource })
 	}
-	return &builtGroup{info: info, route: route, routes: map[string]*restful.Container{}}, nil
+	return &builtGroup{info: info, route: route, routes: map[string]*restful.Container{}, forms: map[formOf]*form{}}, nil
 }
 
 // route makes the routes to some resources of a group in all versions.

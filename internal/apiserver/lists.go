@@ -24,12 +24,16 @@ func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *api
 		history.With(h).ServeHTTP(w, r)
 		return
 	}
+	g, builtin := h.(*group)
+	if info.Verb == "watch" && builtin && info.Subresource == "" {
+		r = g.withLine(r, info)
+	}
 	if info.Verb != "list" || r.Method != http.MethodGet || info.Subresource != "" {
 		h.ServeHTTP(w, r)
 		return
 	}
 	kind := lists.Kind{Resource: schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, Version: schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}}
-	switch g, builtin := h.(*group); {
+	switch {
 	case s.recorded() && apiaudit.AuditContextFrom(r.Context()).GetEventLevel().GreaterOrEqual(audit.LevelRequestResponse):
 		// the record has the answer as upstream's handler gives it
 	case builtin:

@@ -50,7 +50,8 @@ type watches struct {
 
 // openWatch is one request to watch. It counts once it is admitted.
 type openWatch struct {
-	user string
+	user   string
+	stream *serving.Stream
 	// weight is how many watches it counts as for its user.
 	weight int
 	// end is closed to end the watch with a last bookmark.
@@ -134,12 +135,13 @@ func (w *watches) withOpen(h http.Handler) http.Handler {
 			h.ServeHTTP(response, r)
 			return
 		}
-		o := &openWatch{end: make(chan struct{}), weight: 1 + len(r.URL.RawQuery)/watchQuery}
+		o := &openWatch{
+			stream: serving.NewStream(response, r, w.limits.Patience), weight: 1 + len(r.URL.RawQuery)/watchQuery, end: make(chan struct{}),
+		}
 		defer w.leave(o)
-		stream := serving.NewStream(response, r, w.limits.Patience)
-		defer stream.End()
+		defer o.stream.End()
 		ctx := context.WithValue(r.Context(), openWatchKey{}, o)
-		h.ServeHTTP(stream, r.WithContext(kubestore.WithEnd(ctx, o.end)))
+		h.ServeHTTP(o.stream, r.WithContext(kubestore.WithEnd(ctx, o.end)))
 	})
 }
 

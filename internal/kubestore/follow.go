@@ -118,8 +118,8 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 	}
 }
 
-// offer sends the event of a delivery if its reader has room for it. It runs in the feed's goroutine, while the watch's
-// own waits for the queue.
+// offer sends the event of a delivery if its reader or its client has room for it. It runs while the watch's own
+// goroutine waits for the queue.
 func (w *watcher) offer(d *fanout.Delivery) bool {
 	e := d.Event
 	if e.Revision > w.position && !w.foreign(e.ContentType) {
@@ -132,19 +132,35 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 			if err != nil || !found {
 				return false // the watch itself says what is wrong
 			}
-			w.taken()
-			if w.waiting+len(e.Body) > bufferedBytes {
-				return false
-			}
-			select {
-			case w.results <- event:
-				w.waiting += len(e.Body)
-			default:
+			if !w.call(event) && !w.hand(event, len(e.Body)) {
 				return false
 			}
 		}
 	}
 	w.position = max(w.position, e.Revision)
+	return true
+}
+
+// call sends an event over the line if the reader has encoded, and so sent, all that was in results.
+func (w *watcher) call(e watch.Event) bool {
+	if w.line == nil || w.latest == nil || !w.latest.EncodedAsIs() {
+		return false
+	}
+	frame, ok := fanout.Frame(e, w.line.Form())
+	return ok && w.line.Send(frame)
+}
+
+// hand puts an event into results if there is room for it.
+func (w *watcher) hand(e watch.Event, bytes int) bool {
+	w.taken()
+	if w.waiting+bytes > bufferedBytes || len(w.results) == cap(w.results) {
+		return false
+	}
+	if w.line != nil {
+		e.Object, w.latest = fanout.Announce(e.Object)
+	}
+	w.results <- e
+	w.waiting += bytes
 	return true
 }
 
@@ -256,20 +272,20 @@ func (w *watcher) send(ctx context.Context, e watch.Event, bytes int) error {
 	}
 	w.taken()
 	w.waiting += bytes
-	var encoded <-chan struct{}
+	w.latest = nil // only offers go on over the line
 	if bytes > 0 && w.waiting > bufferedBytes && w.encodes {
-		e.Object, encoded = fanout.Announce(e.Object)
+		e.Object, w.latest = fanout.Announce(e.Object)
 	}
 	select {
 	case w.results <- e:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if encoded == nil {
+	if w.latest == nil {
 		return nil
 	}
 	select {
-	case <-encoded:
+	case <-w.latest.Encoded():
 	case <-ctx.Done():
 	}
 	return nil

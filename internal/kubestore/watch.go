@@ -14,6 +14,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -73,6 +74,7 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	}
 	w.end = EndOf(ctx)
 	w.encodes = w.end != nil // others read on at once
+	w.line = lineOf(ctx)
 	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)
 	return w, nil
@@ -105,7 +107,11 @@ type watcher struct {
 	waiting int
 	// encodes says that the reader encodes each object for a client, which may be slow.
 	encodes bool
-	cancel  context.CancelFunc
+	// line leads to that client, nil if all events must go through results.
+	line Line
+	// latest is the receipt of the newest event in results, nil if that has none.
+	latest *fanout.Receipt
+	cancel context.CancelFunc
 	// past is the view with which a watch of the past ends, nil for one of the present.
 	past *projection.View
 	// end asks for a last bookmark and an end without an error. Once it has been heard it is nil, and ending is set.

@@ -2,13 +2,17 @@ package serving
 
 import (
 	"bufio"
+	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 )
 
 // Stream is the writer of an answer that lasts for as long as its client likes. The deadline of other answers does not
 // end it. Instead it bounds how long the client may take to receive what is written.
+//
+// Its handler writes to it. While the handler has nothing to write, others may call Send.
 type Stream struct {
 	http.ResponseWriter
 	control  *http.ResponseController
@@ -16,26 +20,45 @@ type Stream struct {
 	// multiplexed is true for HTTP/2. There a deadline must not stay between two writes, because it would end an idle
 	// stream. A deadline of HTTP/1 ends only what is written after it.
 	multiplexed bool
+
+	// mu is held while anything is written, which may be for as long as patience. It guards what follows.
+	mu sync.Mutex
 	// extended is when the deadline was set last; zero if there is none.
 	extended time.Time
+	// flushed says that net/http holds nothing back of what the handler wrote.
+	flushed bool
+	// direct is nil if only the handler can write.
+	direct *direct
 }
 
 // NewStream returns the writer of the answer to the request. Whoever serves the request calls End when it was served.
+// Between net/http and the stream, nothing may change the bytes of an answer: Send passes it by.
 func NewStream(w http.ResponseWriter, r *http.Request, patience time.Duration) *Stream {
 	s := &Stream{ResponseWriter: w, control: http.NewResponseController(w), patience: patience, multiplexed: r.ProtoMajor >= 2}
 	s.forever()
+	if r.ProtoAtLeast(1, 1) && !s.multiplexed { // HTTP/1.0 has no chunks
+		s.direct = directTo(r.Context())
+	}
 	return s
 }
 
-// End lets net/http write the end of the answer.
-func (w *Stream) End() { w.allow() }
+// End lets net/http write the end of the answer. After it, Send sends nothing.
+func (w *Stream) End() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.direct = nil
+	w.allow()
+}
 
 // Unwrap is for http.ResponseController.
 func (w *Stream) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Write implements io.Writer.
 func (w *Stream) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.extend()
+	w.flushed = false
 	return w.ResponseWriter.Write(p)
 }
 
@@ -62,17 +85,61 @@ func (w *Stream) forever() {
 // Flush implements http.Flusher.
 func (w *Stream) Flush() { _ = w.FlushError() }
 
-// FlushError is what http.ResponseController looks for.
+// FlushError is for http.ResponseController.
 func (w *Stream) FlushError() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.extend()
 	err := w.control.Flush()
+	w.flushed = err == nil
 	if err == nil {
 		w.forever()
 	}
 	return err
 }
 
-// CloseNotify is what upstream's wrappers look for.
+// Sends says that Send can send something, at times: neither HTTP/2 nor TLS is between the process and its client.
+func (w *Stream) Sends() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.direct != nil
+}
+
+// Send writes a chunk that Chunk has made, in place of the handler, and never waits. It reports false if it sent
+// nothing: the client has not made room, the handler is writing, or the stream has ended. The handler must have begun a
+// chunked answer. What it writes later comes after the chunk.
+func (w *Stream) Send(chunk []byte) bool {
+	if !w.mu.TryLock() {
+		return false
+	}
+	if w.direct == nil || !w.flushed {
+		w.mu.Unlock()
+		return false
+	}
+	w.extend()
+	sent := w.direct.write(chunk)
+	if 0 < sent && sent < len(chunk) {
+		go w.sendRest(chunk[sent:])
+		return true
+	}
+	w.mu.Unlock()
+	return sent > 0
+}
+
+// sendRest waits for the client to make room for the rest of a chunk, and then unlocks mu. Without the rest the
+// connection is of no use: to close it ends the handler.
+func (w *Stream) sendRest(rest []byte) {
+	defer w.mu.Unlock()
+	if _, err := w.direct.conn.Write(rest); err != nil {
+		_ = w.direct.conn.Close()
+		w.direct = nil
+	}
+}
+
+// Chunk is one of a chunked answer of HTTP/1.1.
+func Chunk(data []byte) []byte { return fmt.Appendf(nil, "%x\r\n%s\r\n", len(data), data) }
+
+// CloseNotify implements http.CloseNotifier, which upstream's deadline filter asks for.
 func (w *Stream) CloseNotify() <-chan bool { return CloseNotify(w.ResponseWriter) }
 
 // CloseNotify is that of the writer, or a channel on which nothing comes.
@@ -85,6 +152,9 @@ func CloseNotify(w http.ResponseWriter) <-chan bool {
 
 // Hijack implements http.Hijacker, for WebSocket.
 func (w *Stream) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.direct = nil
 	conn, buffered, err := w.control.Hijack()
 	if err != nil {
 		return nil, nil, err

@@ -463,7 +463,7 @@ var list = []mutant{
 	},
 	{
 		name: "offered-before-what-waits",
-		file: "internal/kubestore/fanout/subscription.go", old: "s.busy.Load() == 0 && s.Offer(d)", new: "s.Offer(d)",
+		file: "internal/kubestore/fanout/feed.go", old: "s.busy.Load() == 0 && s.Offer(d)", new: "s.Offer(d)",
 		tests: "TestManyWatchesInOrder", in: "internal/kubestore",
 		why: "a watch that is behind misses an event",
 	},
@@ -472,6 +472,36 @@ var list = []mutant{
 		file: "internal/kubestore/follow.go", old: "sub.Offer = w.offer", new: "",
 		tests: "TestPromptWatches",
 		why:   "a change wakes two goroutines for each watch in place of one",
+	},
+	{
+		name: "line-before-results",
+		file: "internal/kubestore/follow.go", old: "w.latest == nil || !w.latest.EncodedAsIs()", new: "w.latest == nil",
+		tests: "TestLine$", in: "internal/kubestore",
+		why: "an event overtakes those that wait for the handler",
+	},
+	{
+		name: "line-after-send",
+		file: "internal/kubestore/follow.go", old: "\tw.latest = nil //", new: "\t//",
+		tests: "TestLine$", in: "internal/kubestore",
+		why: "an event overtakes one that has no receipt",
+	},
+	{
+		name: "line-undecorated",
+		file: "internal/kubestore/fanout/encoded.go", old: "return !r.decorated", new: "return true",
+		tests: "TestLine$", in: "internal/kubestore",
+		why: "a watch shows a Service without what a get adds to it",
+	},
+	{
+		name: "sent-inside-a-chunk",
+		file: "internal/serving/stream.go", old: "w.direct == nil || !w.flushed", new: "w.direct == nil",
+		tests: "TestSend$", in: "internal/serving",
+		why: "an event overtakes what net/http holds back",
+	},
+	{
+		name: "rest-of-a-chunk-dropped",
+		file: "internal/serving/stream.go", old: "w.direct.conn.Write(rest)", new: "w.direct.conn.Write(rest[:0])",
+		tests: "TestManyClientsInOrder", in: "watcher",
+		why: "a slow client gets half an event",
 	},
 	{
 		name: "change-sent-twice",

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 // encodedOnce is an object that many watches send. Each representation of it is encoded for the first watch that needs
@@ -19,7 +20,7 @@ type encodedOnce struct {
 	mu        sync.Mutex // guards what follows, but not the inside of an encoding
 	object    runtime.Object
 	decorated bool
-	encodings map[runtime.Identifier]*encoding
+	encodings map[any]*encoding // by runtime.Identifier of upstream's encoders, or frameOf
 }
 
 // Shared is an object that many watches send, as they get it.
@@ -32,8 +33,14 @@ type Shared interface {
 // announced is an object that one watch sends. Upstream's encoders recognise it as a CacheableObject.
 type announced struct {
 	runtime.Object
-	encoded chan struct{}
-	once    sync.Once // closes encoded
+	receipt *Receipt
+}
+
+// Receipt tells when an object was encoded. Its client may have let the watch wait for that.
+type Receipt struct {
+	encoded   chan struct{}
+	once      sync.Once // closes encoded
+	decorated bool      // before it was encoded
 }
 
 var (
@@ -41,16 +48,28 @@ var (
 	_ Shared                  = (*announced)(nil)
 )
 
-// Announce returns the object as one watch sends it, and a channel that is closed when it was encoded, for which its
-// client may have let the watch wait.
-func Announce(object runtime.Object) (runtime.Object, <-chan struct{}) {
-	a := &announced{Object: object, encoded: make(chan struct{})}
-	return a, a.encoded
+// Announce returns the object as one watch sends it.
+func Announce(object runtime.Object) (runtime.Object, *Receipt) {
+	r := &Receipt{encoded: make(chan struct{})}
+	return &announced{object, r}, r
+}
+
+// Encoded is closed when the object was encoded.
+func (r *Receipt) Encoded() <-chan struct{} { return r.encoded }
+
+// EncodedAsIs says that the object was encoded, and that nobody had changed it.
+func (r *Receipt) EncodedAsIs() bool {
+	select {
+	case <-r.encoded:
+		return !r.decorated
+	default:
+		return false
+	}
 }
 
 // CacheEncode implements runtime.CacheableObject. What is encoded goes to the client.
 func (a *announced) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
-	defer a.once.Do(func() { close(a.encoded) })
+	defer a.receipt.once.Do(func() { close(a.receipt.encoded) })
 	shared, ok := a.Object.(runtime.CacheableObject)
 	if ok {
 		return shared.CacheEncode(id, encode, w)
@@ -63,12 +82,36 @@ func (a *announced) GetObject() runtime.Object { return a.DeepCopyObject() }
 
 // Decorate implements Shared.
 func (a *announced) Decorate(change func(runtime.Object)) {
+	a.receipt.decorated = true
 	shared, ok := a.Object.(Shared)
 	if ok {
 		shared.Decorate(change)
 		return
 	}
 	change(a.Object)
+}
+
+// Form is an encoding of events for clients. Forms are compared with ==. It is safe for concurrent use.
+type Form interface {
+	// Frame encodes an event of an object, to which it may write.
+	Frame(t watch.EventType, object runtime.Object) ([]byte, error)
+}
+
+type frameOf struct {
+	form Form
+	t    watch.EventType
+}
+
+// Frame is the event in a form, which is encoded for the first of many watches that needs it. It is not made if the
+// event is not shared by many, or cannot be encoded.
+func Frame(e watch.Event, f Form) (frame []byte, ok bool) {
+	shared, ok := e.Object.(*encodedOnce)
+	if !ok {
+		return nil, false
+	}
+	made := shared.encoding(frameOf{f, e.Type})
+	made.once.Do(func() { made.data, made.err = f.Frame(e.Type, shared.GetObject()) })
+	return made.data, made.err == nil
 }
 
 type encoding struct {
@@ -85,18 +128,12 @@ func newEncodedOnce(object runtime.Object) *encodedOnce {
 	if !ok {
 		return nil
 	}
-	return &encodedOnce{Object: about, object: object, encodings: map[runtime.Identifier]*encoding{}}
+	return &encodedOnce{Object: about, object: object, encodings: map[any]*encoding{}}
 }
 
 // CacheEncode implements runtime.CacheableObject.
 func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
-	o.mu.Lock()
-	e, ok := o.encodings[id]
-	if !ok {
-		e = &encoding{}
-		o.encodings[id] = e
-	}
-	o.mu.Unlock()
+	e := o.encoding(id)
 	e.once.Do(func() {
 		var buffer bytes.Buffer
 		// It encodes a copy, because conversion may write to the object.
@@ -112,6 +149,18 @@ func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Obj
 	}
 	_, err := w.Write(e.data)
 	return err
+}
+
+// encoding returns what one of the encodings is kept in, whether it has been made or not.
+func (o *encodedOnce) encoding(of any) *encoding {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	e := o.encodings[of]
+	if e == nil {
+		e = &encoding{}
+		o.encodings[of] = e
+	}
+	return e
 }
 
 // Decorate implements Shared.

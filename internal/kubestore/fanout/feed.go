@@ -6,6 +6,8 @@ import (
 	"iter"
 	"log/slog"
 	"math/rand/v2"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -173,9 +175,38 @@ func (f *Feed) fanOut(e *Event) {
 	}
 	d.many = len(f.concerned) >= sharedFrom
 	d.prompt = d.many && len(e.Body) <= promptBytes && e.judge(f.projection.Current())
-	for _, s := range f.concerned {
+	left := f.concerned
+	if d.prompt {
+		left = offer(d, left)
+	}
+	for _, s := range left {
 		f.push(s, d, e.Revision-1)
 	}
+}
+
+// offeredAlone is how many subscriptions are offered a delivery before a second goroutine helps.
+const offeredAlone = 32
+
+// offer returns the subscriptions that have not taken the delivery. It writes to the list. None of them makes it wait,
+// so all processors are of use to it.
+func offer(d *Delivery, list []*Subscription) []*Subscription {
+	each := max(offeredAlone, (len(list)-1)/runtime.GOMAXPROCS(0)+1)
+	parts := slices.Collect(slices.Chunk(list, each))
+	var offering sync.WaitGroup
+	for i, part := range parts[1:] {
+		offering.Go(func() { parts[i+1] = offerEach(d, part) })
+	}
+	parts[0] = offerEach(d, parts[0])
+	offering.Wait()
+	left := parts[0]
+	for _, part := range parts[1:] {
+		left = append(left, part...)
+	}
+	return left
+}
+
+func offerEach(d *Delivery, list []*Subscription) []*Subscription {
+	return slices.DeleteFunc(list, func(s *Subscription) bool { return s.Offer != nil && s.busy.Load() == 0 && s.Offer(d) })
 }
 
 // notify gives a bookmark at the head to the subscriptions that RequestProgress is for.

@@ -25,7 +25,7 @@ type Subscription struct {
 	// Progress says that the bookmarks of RequestProgress are for this watch.
 	Progress bool
 	// Offer, if it is set, takes a delivery of an event at once, in place of the queue, and says whether it did. It
-	// must not wait. It is called in the feed's goroutine, while the watch has nothing else to do, so that a change
+	// must not wait. It is called while the watch has nothing else to do and the feed waits for it, so that a change
 	// that many watches get does not wake a goroutine for each of them.
 	Offer func(*Delivery) bool
 
@@ -123,9 +123,6 @@ func (f *Feed) Subscriptions(first string) int {
 
 // push never waits. A subscription whose queue has no room leaves the feed, complete up to a revision. It requires mu.
 func (f *Feed) push(s *Subscription, d *Delivery, complete eventlog.Revision) {
-	if d.prompt && s.Offer != nil && s.busy.Load() == 0 && s.Offer(d) {
-		return
-	}
 	before := s.busy.Add(1) - 1
 	if s.waiting.Add(d.size()) > queueBytes && before > 0 {
 		f.drop(s, complete)

@@ -1,0 +1,155 @@
+package kubestore
+
+import (
+	"io"
+	"math/rand/v2"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket/memory"
+)
+
+// client of a watch reads as upstream's handler does, in steps. Its log is what it was sent, by labels.
+type client struct {
+	watch.Interface
+	t         *testing.T
+	decorates bool
+	held      *watch.Event // taken, and not encoded yet
+	refuses   bool
+	pace      int // steps between two changes
+	log       []string
+	called    int // over the line
+}
+
+func (c *client) Form() fanout.Form { return asLabel{} }
+
+func (c *client) Send(frame []byte) bool {
+	require.Nil(c.t, c.held, "the handler has begun an event")
+	if c.refuses {
+		return false
+	}
+	c.log = append(c.log, string(frame))
+	c.called++
+	return true
+}
+
+func (c *client) take() {
+	if c.held != nil {
+		return
+	}
+	select {
+	case e := <-c.ResultChan():
+		c.held = &e
+	default:
+	}
+}
+
+func (c *client) encode() {
+	if c.held == nil {
+		return
+	}
+	e := *c.held
+	c.held = nil
+	if shared, ok := e.Object.(fanout.Shared); ok && c.decorates {
+		shared.Decorate(func(runtime.Object) {})
+	}
+	encode := func(o runtime.Object, to io.Writer) error {
+		frame, err := asLabel{}.Frame(e.Type, o)
+		require.NoError(c.t, err)
+		_, err = to.Write(frame)
+		return err
+	}
+	if cacheable, ok := e.Object.(runtime.CacheableObject); ok {
+		require.NoError(c.t, cacheable.CacheEncode("id", encode, c))
+		return
+	}
+	require.NoError(c.t, encode(e.Object, c))
+}
+
+// Write implements io.Writer.
+func (c *client) Write(p []byte) (int, error) {
+	c.log = append(c.log, string(p))
+	return len(p), nil
+}
+
+// asLabel encodes an event as what the object's label says.
+type asLabel struct{}
+
+// Frame implements fanout.Form.
+func (asLabel) Frame(_ watch.EventType, o runtime.Object) ([]byte, error) {
+	return []byte(o.(*example.Pod).Labels["n"]), nil
+}
+
+// TestLine: whatever its handler and its socket are doing, a client is sent each change once and in order, the more of
+// them over its line the less its handler has to do, and none if what the handler sends is decorated.
+func TestLine(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	cell := b.Cell
+	cell.Feed = fanout.NewFeed(b.Projection) // which the test runs
+	s := newStore(cell, pods(nil))
+	p := create(t, s, pod("ns", "a"))
+	head := b.Projection.Current().Revision()
+	cell.Feed.Start(fanout.Window{From: head, To: head})
+	const changes = 800
+	var clients []*client
+	for n := range 4 {
+		c := &client{t: t, decorates: n == 3}
+		ctx := WithLine(WithEnd(t.Context(), make(chan struct{})), c)
+		w, err := s.Watch(ctx, "/pods", storage.ListOptions{ResourceVersion: p.ResourceVersion, Recursive: true, Predicate: storage.Everything})
+		require.NoError(t, err)
+		t.Cleanup(w.Stop)
+		c.Interface = w
+		clients = append(clients, c)
+	}
+	waitForMembers(t, s, len(clients))
+	rng := rand.New(rand.NewPCG(1, 2))
+	var want []string
+	for i := range changes {
+		want = append(want, strconv.Itoa(i))
+		_, err := relabel(t.Context(), s, keyOf(p), "n", want[i])
+		require.NoError(t, err)
+		v, err := b.Projection.Latest(t.Context())
+		require.NoError(t, err)
+		var events []*fanout.Event
+		for e, err := range v.EventsOf(t.Context(), projection.Keys{}, head, v.Revision()) {
+			require.NoError(t, err)
+			events = append(events, fanout.NewPast(e))
+		}
+		head = v.Revision()
+		cell.Feed.Deliver(events, head)
+		for _, c := range clients {
+			c.refuses = rng.IntN(10) == 0
+			if i%40 == 0 {
+				c.pace = rng.IntN(8)
+			}
+			for range c.pace {
+				c.take()
+				if rng.IntN(2) == 0 {
+					c.encode()
+				}
+			}
+		}
+	}
+	for n, c := range clients {
+		eventlogtest.Eventually(t, "the client has everything", func() bool {
+			c.take()
+			c.encode()
+			return len(c.log) >= changes
+		})
+		require.Equal(t, want, c.log)
+		if c.decorates {
+			require.Zero(t, c.called)
+		} else {
+			require.Positive(t, c.called, "client %d", n)
+		}
+	}
+}

@@ -1,0 +1,159 @@
+package serving_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/internal/serving"
+)
+
+// withStream serves with a stream over plain HTTP.
+func withStream(t *testing.T, patience time.Duration, handle func(*serving.Stream, *http.Request)) *httptest.Server {
+	t.Helper()
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s := serving.NewStream(w, r, patience)
+		defer s.End()
+		handle(s, r)
+	}))
+	server.Config.ConnContext = serving.WithConnection
+	server.Start()
+	t.Cleanup(server.Close)
+	return server
+}
+
+// TestSend: what is sent stands between what the handler wrote before it and what it writes after it. While the handler
+// holds something back, and after the end, nothing can be sent.
+func TestSend(t *testing.T) {
+	var s *serving.Stream
+	server := withStream(t, time.Minute, func(stream *serving.Stream, _ *http.Request) {
+		s = stream
+		write := func(text string) {
+			_, err := io.WriteString(s, text)
+			assert.NoError(t, err)
+		}
+		write("a")
+		assert.False(t, s.Send(serving.Chunk([]byte("nothing"))), "net/http holds 'a' back")
+		s.Flush()
+		sent := make(chan bool)
+		go func() { sent <- s.Send(serving.Chunk([]byte("b"))) && s.Send(serving.Chunk([]byte("c"))) }()
+		assert.True(t, <-sent)
+		write("d")
+		s.Flush()
+		assert.True(t, s.Send(serving.Chunk([]byte(strings.Repeat("e", 20)))))
+	})
+	for range 2 { // over one connection
+		response, err := server.Client().Get(server.URL)
+		require.NoError(t, err)
+		body, err := io.ReadAll(response.Body)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, "abcd"+strings.Repeat("e", 20), string(body))
+		require.False(t, s.Send(serving.Chunk([]byte("nothing"))), "the stream has ended")
+	}
+}
+
+// TestSendsOnlyChunks: who asks by HTTP/1.0, HTTP/2 or TLS is sent nothing past the handler.
+func TestSendsOnlyChunks(t *testing.T) {
+	sends := make(chan bool, 1)
+	handler := func(w http.ResponseWriter, r *http.Request) {
+		s := serving.NewStream(w, r, time.Minute)
+		defer s.End()
+		s.Flush()
+		sends <- s.Sends() || s.Send(serving.Chunk([]byte("x")))
+	}
+	url, client := serve(t, handler, serving.Config{})
+	for _, multiplexed := range []bool{false, true} {
+		transport := client.Transport.(*http.Transport).Clone()
+		transport.ForceAttemptHTTP2 = multiplexed
+		if !multiplexed {
+			transport.TLSClientConfig.NextProtos = nil
+		}
+		response, err := (&http.Client{Transport: transport}).Get(url)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, multiplexed, response.ProtoMajor == 2)
+		require.False(t, <-sends)
+		transport.CloseIdleConnections()
+	}
+	server := withStream(t, time.Minute, func(s *serving.Stream, r *http.Request) { handler(s, r) })
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n")
+	require.NoError(t, err)
+	require.False(t, <-sends)
+}
+
+// TestSendDoesNotWait: a client that reads nothing is sent what there is room for. The rest of a chunk of which it had
+// room for a part comes before anything else, once it reads.
+func TestSendDoesNotWait(t *testing.T) {
+	sent := make(chan string, 1)
+	server := withStream(t, time.Minute, func(s *serving.Stream, _ *http.Request) {
+		s.Flush()
+		var all strings.Builder
+		for n := 0; ; n++ {
+			text := fmt.Sprintf("%d %s\n", n, strings.Repeat("x", 1<<20))
+			if !s.Send(serving.Chunk([]byte(text))) {
+				break
+			}
+			all.WriteString(text)
+		}
+		assert.Positive(t, all.Len())
+		all.WriteString("end")
+		sent <- all.String()
+		_, err := io.WriteString(s, "end") // waits for the client
+		assert.NoError(t, err)
+	})
+	response, err := server.Client().Get(server.URL)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	want := <-sent
+	body, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	require.True(t, want == string(body))
+}
+
+// TestRestOfAChunk: a client that never makes room for the rest of a chunk is cut off, which ends its handler, although
+// the handler has nothing to write.
+func TestRestOfAChunk(t *testing.T) {
+	ended := make(chan error, 1)
+	server := withStream(t, 100*time.Millisecond, func(s *serving.Stream, r *http.Request) {
+		s.Flush()
+		chunk := serving.Chunk(bytes.Repeat([]byte("x"), 64<<20))
+		assert.True(t, s.Send(chunk))
+		assert.False(t, s.Send(chunk))
+		<-r.Context().Done()
+		ended <- context.Cause(r.Context())
+	})
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	require.NoError(t, err)
+	require.ErrorIs(t, <-ended, context.Canceled)
+}
+
+// TestSendAllocatesNothing: a chunk costs each of its receivers a write, and no memory.
+func TestSendAllocatesNothing(t *testing.T) {
+	allocated := make(chan float64, 1)
+	server := withStream(t, time.Minute, func(s *serving.Stream, _ *http.Request) {
+		s.Flush()
+		chunk := serving.Chunk([]byte("x"))
+		allocated <- testing.AllocsPerRun(1000, func() { assert.True(t, s.Send(chunk)) })
+	})
+	response, err := server.Client().Get(server.URL)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Zero(t, <-allocated)
+}
