@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -31,8 +32,8 @@ func (c throughHandler) Write(p []byte) (int, error) {
 func (c throughHandler) Flush()                   { _ = http.NewResponseController(c.ResponseWriter).Flush() }
 func (c throughHandler) CloseNotify() <-chan bool { return serving.CloseNotify(c.ResponseWriter) }
 
-// TestLines: events that many watches get pass upstream's handler by where its client asked for plain objects over
-// plain HTTP/1.1, and are then, byte for byte, those that the handler sends over HTTP/2. Nothing else passes it by.
+// TestLines: events with which watches begin come in pieces, and changes that many watches get pass upstream's handler
+// by where the client asked for plain objects over plain HTTP/1.1. Both are, byte for byte, what the handler sends.
 func TestLines(t *testing.T) {
 	s := newServer(t, withFeed(t))
 	var handled atomic.Int64
@@ -47,8 +48,14 @@ func TestLines(t *testing.T) {
 	const (
 		watches  = 4
 		rounds   = 20
+		state    = 150 // some pieces
 		services = "/api/v1/namespaces/default/services"
+
+		clusterRoles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 	)
+	for i, rules := range []string{"", `,"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]`} {
+		s.must(t, 201, request{method: "POST", path: clusterRoles, body: fmt.Sprintf(`{"metadata":{"name":"part%d","labels":{"part":"yes"}}%s}`, i, rules)})
+	}
 	for n, c := range []struct {
 		path, accept, spec string
 		past               bool
@@ -57,14 +64,21 @@ func TestLines(t *testing.T) {
 		{configMaps, "application/vnd.kubernetes.protobuf", "", true},
 		{configMaps, "application/cbor", "", true},
 		{configMaps, "application/yaml;q=0.1,application/json;q=0.9,*/*;q=0.1", "", true},
+		{configMaps, "application/json;stream=x,application/vnd.kubernetes.protobuf;stream=watch", "", true},
+		{configMaps, "application/json;sv=v2,application/vnd.kubernetes.protobuf", "", true},
 		{configMaps, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json", "", false},
 		{configMaps, "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", "", false},
 		{services, "application/json", `,"spec":{"ports":[{"port":80}],"clusterIP":"None"}`, false}, // they are decorated
+		{clusterRoles, "application/json", `,"aggregationRule":{"clusterRoleSelectors":[{"matchLabels":{"part":"yes"}}]}`, false},
 	} {
 		t.Run(fmt.Sprintf("%d %s", n, c.accept), func(t *testing.T) {
-			revision := fieldOf(s.must(t, 200, request{method: "GET", path: c.path}).object(t), "metadata.resourceVersion")
-			watch := func(server *httptest.Server) func() (string, error) {
-				r, err := http.NewRequestWithContext(t.Context(), "GET", fmt.Sprintf("%s%s?watch=1&resourceVersion=%v&timeoutSeconds=60", server.URL, c.path, revision), nil)
+			about := func(i int) string { return fmt.Sprintf(`{"metadata":{"name":"o%d-%03d"}%s}`, n, i, c.spec) }
+			for i := range state {
+				s.must(t, 201, request{method: "POST", path: c.path, body: about(rounds + i)})
+			}
+			watch := func(server *httptest.Server, selector string) func() (string, error) {
+				const initial = "?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=60"
+				r, err := http.NewRequestWithContext(t.Context(), "GET", server.URL+c.path+initial+selector, nil)
 				require.NoError(t, err)
 				r.Header.Set("Accept", c.accept)
 				response, err := server.Client().Do(r)
@@ -73,37 +87,50 @@ func TestLines(t *testing.T) {
 				require.Equal(t, 200, response.StatusCode)
 				return eventsIn(response)
 			}
-			want := watch(reference)
-			var all []func() (string, error)
+			want := watch(reference, "&labelSelector=!none") // which the handler serves
+			all := []func() (string, error){watch(reference, "")}
 			for range watches {
-				all = append(all, watch(plain))
+				all = append(all, watch(plain, ""))
 			}
-			before, sent := handled.Load(), int64(0)
-			expect := func() {
+			sent := 0
+			expect := func() string {
 				t.Helper()
 				event, err := want()
 				require.NoError(t, err)
-				for _, next := range all {
+				for i, next := range all {
 					got, err := next()
 					require.NoError(t, err)
 					require.Equal(t, event, got)
-					sent += int64(len(got))
+					if i > 0 {
+						sent += len(got)
+					}
 				}
+				return event
 			}
+			for range state {
+				require.Contains(t, expect(), "ADDED")
+			}
+			for !strings.Contains(expect(), "BOOKMARK") { // of what was there before
+			}
+			sent = 0
+			before := handled.Load()
 			for i := range rounds {
-				at, about := fmt.Sprintf("%s/o%d-%d", c.path, n, i), fmt.Sprintf(`{"metadata":{"name":"o%d-%d"`, n, i)
-				s.must(t, 201, request{method: "POST", path: c.path, body: about + "}" + c.spec + "}"})
+				at := fmt.Sprintf("%s/o%d-%03d", c.path, n, i)
+				s.must(t, 201, request{method: "POST", path: c.path, body: about(i)})
 				expect()
 				s.must(t, 200, request{method: "PATCH", path: at, body: `{"metadata":{"annotations":{"a":"é<&"}}}`, contentType: "application/merge-patch+json"})
 				expect()
 				s.must(t, 200, request{method: "DELETE", path: at})
 				expect()
 			}
-			past := sent - (handled.Load() - before)
+			past := sent - int(handled.Load()-before)
 			if c.past {
 				require.Greater(t, past, sent/2, "%d bytes were sent", sent)
 			} else {
-				require.LessOrEqual(t, past, int64(0))
+				require.LessOrEqual(t, past, 0)
+			}
+			for i := range state {
+				s.must(t, 200, request{method: "DELETE", path: fmt.Sprintf("%s/o%d-%03d", c.path, n, rounds+i)})
 			}
 		})
 	}
@@ -123,7 +150,7 @@ func eventsIn(response *http.Response) func() (string, error) {
 	return func() (string, error) {
 		var event map[any]any
 		err := events.Decode(&event)
-		return fmt.Sprint(event), err // upstream encodes maps in no order
+		return fmt.Sprintf("%s", event), err // upstream encodes maps in no order
 	}
 }
 

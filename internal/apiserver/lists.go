@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"reflect"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/apis/audit"
 	apiaudit "k8s.io/apiserver/pkg/audit"
@@ -48,6 +49,26 @@ func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *api
 // alone. A ClusterRole, for one, gets rules of others.
 var decoratesAlone = map[schema.GroupResource]bool{{Resource: "services"}: true, {Resource: "persistentvolumeclaims"}: true}
 
+// shown is how a registry shows its objects.
+type shown struct {
+	known bool
+	// decorator is nil if objects are shown as they are stored.
+	decorator func(runtime.Object)
+	// resource is that of the objects, which several groups may serve. It is empty for that of the registry.
+	resource schema.GroupResource
+}
+
+func shownBy(registry rest.Storage) shown {
+	stores := storesIn(reflect.ValueOf(registry))
+	switch _, hides := registry.(*namespacestore.REST); {
+	case hides: // its store, which decorates nothing
+		return shown{known: true}
+	case len(stores) != 1:
+		return shown{}
+	}
+	return shown{true, stores[0].Decorator, stores[0].DefaultQualifiedResource}
+}
+
 // describe says how lists of a built-in kind are encoded, if pieces of them depend on their own objects alone.
 func (g *group) describe(kind *lists.Kind) {
 	built, err := g.get()
@@ -55,15 +76,14 @@ func (g *group) describe(kind *lists.Kind) {
 		return // ServeHTTP says why
 	}
 	registry := built.info.VersionedResourcesStorageMap[kind.Version.Version][kind.Resource.Resource]
-	stores := storesIn(reflect.ValueOf(registry))
-	switch _, hides := registry.(*namespacestore.REST); {
-	case hides: // its store, which decorates nothing
-	case len(stores) != 1 || stores[0].Decorator != nil && !decoratesAlone[stores[0].DefaultQualifiedResource]:
+	shown := shownBy(registry)
+	if !shown.known || shown.decorator != nil && !decoratesAlone[shown.resource] {
 		return
-	default:
-		kind.Resource = stores[0].DefaultQualifiedResource // that of the objects, which several groups may serve
-		kind.Decorate = stores[0].Decorator
 	}
+	if !shown.resource.Empty() {
+		kind.Resource = shown.resource
+	}
+	kind.Decorate = shown.decorator
 	kind.Serializer, kind.Convertor = built.info.NegotiatedSerializer, built.info.Scheme
 	if tables, ok := registry.(rest.TableConvertor); ok {
 		kind.Tables = func(context.Context) rest.TableConvertor { return tables }

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/internal/serving"
 )
 
 // newLoopback configures a client of this server in its own process. Its requests never leave the process and are
@@ -53,7 +55,8 @@ func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error
 	if r.URL.Query().Has("watch") {
 		return nil, errors.New("the loopback client does not watch")
 	}
-	in := r.Clone(context.WithValue(unaudited{r.Context()}, loopbackKey{}, l.user))
+	ctx := serving.WithConnection(unaudited{r.Context()}, nil) // the caller's client is not its
+	in := r.Clone(context.WithValue(ctx, loopbackKey{}, l.user))
 	in.RequestURI, in.RemoteAddr, in.Host = r.URL.RequestURI(), "127.0.0.1:0", r.URL.Host
 	if in.Body == nil {
 		in.Body = http.NoBody

@@ -3,6 +3,9 @@ package kubestore
 import (
 	"context"
 
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
@@ -20,12 +23,25 @@ func EndOf(ctx context.Context) <-chan struct{} {
 	return end
 }
 
-// Line is the way of events to a watch's client past the goroutines that serve it, for while these have nothing to do.
+// Line is the way of events to a watch's client past the goroutine that serves it, for while that has nothing to do.
 type Line interface {
 	// Form is how events are encoded for the client.
-	Form() fanout.Form
-	// Send sends what Form has encoded, and never waits. It reports false if it sent nothing.
-	Send(frame []byte) bool
+	Form() Form
+	// Sends says that Send can send something, at times.
+	Sends() bool
+	// Send sends a chunk that Form has made, and never waits. It reports false if it sent nothing.
+	Send(chunk []byte) bool
+	// SendAll sends frames of so many events, and waits for the client.
+	SendAll(frames []byte, events int) error
+}
+
+// Form is how events are encoded for a client.
+type Form interface {
+	fanout.Form
+	// Name tells the form from others of the resource.
+	Name() string
+	// Frame encodes an event of an object, to which it may write. Frames of several events may follow one another.
+	Frame(t watch.EventType, object runtime.Object) ([]byte, error)
 }
 
 type lineKey struct{}

@@ -132,7 +132,7 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 			if err != nil || !found {
 				return false // the watch itself says what is wrong
 			}
-			if !w.call(event) && !w.hand(event, len(e.Body)) {
+			if !(d.Few && w.call(event)) && !w.hand(event, len(e.Body)) {
 				return false
 			}
 		}
@@ -141,13 +141,13 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 	return true
 }
 
-// call sends an event over the line if the reader has encoded, and so sent, all that was in results.
+// call sends an event over the line if the reader has sent all that was in results.
 func (w *watcher) call(e watch.Event) bool {
-	if w.line == nil || w.latest == nil || !w.latest.EncodedAsIs() {
+	if !w.sends || w.latest == nil || !w.latest.SentAsIs() {
 		return false
 	}
-	frame, ok := fanout.Frame(e, w.line.Form())
-	return ok && w.line.Send(frame)
+	chunk, ok := fanout.Chunk(e, w.line.Form())
+	return ok && w.line.Send(chunk)
 }
 
 // hand puts an event into results if there is room for it.
@@ -156,7 +156,7 @@ func (w *watcher) hand(e watch.Event, bytes int) bool {
 	if w.waiting+bytes > bufferedBytes || len(w.results) == cap(w.results) {
 		return false
 	}
-	if w.line != nil {
+	if w.sends {
 		e.Object, w.latest = fanout.Announce(e.Object)
 	}
 	w.results <- e

@@ -1,6 +1,7 @@
 package kubestore
 
 import (
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"strconv"
@@ -30,7 +31,13 @@ type client struct {
 	called    int // over the line
 }
 
-func (c *client) Form() fanout.Form { return asLabel{} }
+func (c *client) Form() Form  { return asLabel{} }
+func (c *client) Sends() bool { return true }
+
+func (c *client) SendAll(frames []byte, events int) error {
+	c.log = append(c.log, fmt.Sprintf("%s: %d", frames, events))
+	return nil
+}
 
 func (c *client) Send(frame []byte) bool {
 	require.Nil(c.t, c.held, "the handler has begun an event")
@@ -84,7 +91,10 @@ func (c *client) Write(p []byte) (int, error) {
 // asLabel encodes an event as what the object's label says.
 type asLabel struct{}
 
-// Frame implements fanout.Form.
+func (asLabel) Name() string { return "label" }
+
+func (a asLabel) Chunk(t watch.EventType, o runtime.Object) ([]byte, error) { return a.Frame(t, o) }
+
 func (asLabel) Frame(_ watch.EventType, o runtime.Object) ([]byte, error) {
 	return []byte(o.(*example.Pod).Labels["n"]), nil
 }
@@ -113,10 +123,8 @@ func TestLine(t *testing.T) {
 	waitForMembers(t, s, len(clients))
 	rng := rand.New(rand.NewPCG(1, 2))
 	var want []string
-	for i := range changes {
-		want = append(want, strconv.Itoa(i))
-		_, err := relabel(t.Context(), s, keyOf(p), "n", want[i])
-		require.NoError(t, err)
+	deliver := func() {
+		t.Helper()
 		v, err := b.Projection.Latest(t.Context())
 		require.NoError(t, err)
 		var events []*fanout.Event
@@ -126,6 +134,12 @@ func TestLine(t *testing.T) {
 		}
 		head = v.Revision()
 		cell.Feed.Deliver(events, head)
+	}
+	for i := range changes {
+		want = append(want, strconv.Itoa(i))
+		_, err := relabel(t.Context(), s, keyOf(p), "n", want[i])
+		require.NoError(t, err)
+		deliver()
 		for _, c := range clients {
 			c.refuses = rng.IntN(10) == 0
 			if i%40 == 0 {
@@ -139,12 +153,16 @@ func TestLine(t *testing.T) {
 			}
 		}
 	}
-	for n, c := range clients {
+	drain := func(c *client, until int) {
+		t.Helper()
 		eventlogtest.Eventually(t, "the client has everything", func() bool {
 			c.take()
 			c.encode()
-			return len(c.log) >= changes
+			return len(c.log) >= until
 		})
+	}
+	for n, c := range clients {
+		drain(c, changes)
 		require.Equal(t, want, c.log)
 		if c.decorates {
 			require.Zero(t, c.called)
@@ -152,4 +170,26 @@ func TestLine(t *testing.T) {
 			require.Positive(t, c.called, "client %d", n)
 		}
 	}
+
+	// What comes together is left to the handlers, which send it together.
+	c := clients[0]
+	change := func(label string) {
+		t.Helper()
+		want = append(want, label)
+		_, err := relabel(t.Context(), s, keyOf(p), "n", label)
+		require.NoError(t, err)
+	}
+	c.refuses = false
+	for called := c.called; c.called == called; drain(c, len(want)) { // the first one may pass through the handler
+		change(fmt.Sprint("alone ", len(want)))
+		deliver()
+	}
+	called := c.called
+	for i := range 10 {
+		change(fmt.Sprint("together ", i))
+	}
+	deliver()
+	require.Equal(t, called, c.called)
+	drain(c, len(want))
+	require.Equal(t, want, c.log)
 }

@@ -87,15 +87,18 @@ func (p *Pieces) Close() {
 	}
 }
 
-// piecesFor returns what the request asks of this store, or nil. Values that are encrypted or padded are transformed on
-// every read, so that nothing outlives its key. While corrupt objects may be deleted, a list names them all.
+// piecesFor returns what the request asks of this store, or nil.
 func (s *store) piecesFor(ctx context.Context) *Pieces {
 	p, _ := ctx.Value(piecesKey{}).(*Pieces)
-	if p == nil || p.Given() || p.Resource != s.GroupResource || !s.plain || s.Objects == nil || unsafeDeletion() {
+	if p == nil || p.Given() || p.Resource != s.GroupResource || !s.keepsPieces() {
 		return nil
 	}
 	return p
 }
+
+// keepsPieces says that pieces may be made. Values that are encrypted or padded are transformed on every read, so that
+// nothing outlives its key. While corrupt objects may be deleted, a list names them all.
+func (s *store) keepsPieces() bool { return s.plain && s.Objects != nil && !unsafeDeletion() }
 
 const (
 	// aroundItems is how many items a piece has on average, mostItems and mostBytes (of stored values) at most.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
@@ -99,4 +101,80 @@ func TestSlowStarts(t *testing.T) {
 		w.Stop()
 		require.Equal(t, from != "", testutil.ToFloat64(watchReads) > read)
 	}
+}
+
+// stateLine is a client who takes its time for some pieces of the state.
+type stateLine struct {
+	*nameForm
+	slow   int // each so many pieces
+	pieces int
+	names  string
+	events int
+}
+
+func (l *stateLine) Form() Form       { return l.nameForm }
+func (l *stateLine) Sends() bool      { return false }
+func (l *stateLine) Send([]byte) bool { return false }
+
+func (l *stateLine) SendAll(frames []byte, events int) error {
+	if l.pieces++; l.pieces%l.slow == 0 {
+		time.Sleep(2 * heldFor)
+	}
+	l.names += string(frames)
+	l.events += events
+	return nil
+}
+
+// nameForm encodes an event as the object's name, and counts.
+type nameForm struct{ encoded atomic.Int32 }
+
+func (f *nameForm) Name() string { return "names" }
+
+func (f *nameForm) Chunk(t watch.EventType, o runtime.Object) ([]byte, error) { return f.Frame(t, o) }
+
+func (f *nameForm) Frame(_ watch.EventType, o runtime.Object) ([]byte, error) {
+	f.encoded.Add(1)
+	return []byte(o.(*example.Pod).Name + " "), nil
+}
+
+// TestStateInPieces: a state that is sent over lines is encoded once for all watches, also for clients so slow that the
+// scan is let go of. A change makes one piece anew. The bookmark comes behind the state.
+func TestStateInPieces(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	s := newStore(b.Cell, pods(nil))
+	const objects = 400
+	want := ""
+	for n := range objects {
+		p := create(t, s, pod("ns", fmt.Sprintf("p%03d", n)))
+		want += p.Name + " "
+		if n == objects/2 {
+			b.commit(t.Context())
+		}
+	}
+	form := &nameForm{}
+	selection := storage.Everything
+	selection.AllowWatchBookmarks = true
+	begin := func(slow int) (pieces int) {
+		t.Helper()
+		line := &stateLine{nameForm: form, slow: slow}
+		ctx := WithLine(WithEnd(t.Context(), make(chan struct{})), line)
+		w, err := s.Watch(ctx, "/pods/", storage.ListOptions{Recursive: true, Predicate: selection, SendInitialEvents: new(true)})
+		require.NoError(t, err)
+		defer w.Stop()
+		e := <-w.ResultChan()
+		require.Equal(t, watch.Bookmark, e.Type)
+		require.Equal(t, want, line.names)
+		require.Equal(t, objects, line.events)
+		return line.pieces
+	}
+	pieces := begin(math.MaxInt)
+	require.Greater(t, pieces, 3)
+	require.EqualValues(t, objects, form.encoded.Load())
+	require.Equal(t, pieces, begin(2))
+	require.EqualValues(t, objects, form.encoded.Load(), "all pieces were kept")
+	_, err := relabel(t.Context(), s, keyOf(pod("ns", "p123")), "n", "1")
+	require.NoError(t, err)
+	require.Equal(t, pieces, begin(3))
+	require.Less(t, form.encoded.Load(), int32(objects+mostItems))
+	require.Greater(t, form.encoded.Load(), int32(objects))
 }

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"iter"
 	"log/slog"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
@@ -75,6 +78,7 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	w.end = EndOf(ctx)
 	w.encodes = w.end != nil // others read on at once
 	w.line = lineOf(ctx)
+	w.sends = w.line != nil && w.line.Sends()
 	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)
 	return w, nil
@@ -107,8 +111,9 @@ type watcher struct {
 	waiting int
 	// encodes says that the reader encodes each object for a client, which may be slow.
 	encodes bool
-	// line leads to that client, nil if all events must go through results.
-	line Line
+	// line leads to that client, nil if all events must go through results. Sends says that changes may go over it.
+	line  Line
+	sends bool
 	// latest is the receipt of the newest event in results, nil if that has none.
 	latest *fanout.Receipt
 	cancel context.CancelFunc
@@ -221,6 +226,74 @@ func (w *watcher) sendState(ctx context.Context) error {
 	if err != nil {
 		return readAnswer(err)
 	}
+	if w.line != nil && w.selects == nil && w.opts.Recursive && w.keepsPieces() {
+		err = w.sendPieces(ctx, v)
+	} else {
+		err = w.sendRows(ctx, v)
+	}
+	if err != nil || w.opts.SendInitialEvents == nil || !w.opts.Predicate.AllowWatchBookmarks {
+		return err
+	}
+	return w.sendBookmark(ctx, w.position, storage.AnnotateInitialEventsEndBookmark)
+}
+
+// sendPieces sends all objects of a view over the line. Neighbours are in one piece, as in a list, which is kept while
+// none of them changes: many informers that start together cost what one does.
+func (w *watcher) sendPieces(ctx context.Context, v *projection.View) error {
+	list := w.NewListFunc()
+	items, err := itemsOf(list)
+	if err != nil {
+		return err
+	}
+	form := w.line.Form()
+	kept := &Pieces{Form: form.Name(), Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) { return addedIn(form, list) }}
+	l := &listing{store: w.store, span: span{view: v, at: w.position, keys: w.keys}, list: list, newItem: itemFunc(list, items)}
+	l.opts.Predicate = storage.Everything
+	pieces := &resumable[Piece]{open: func() iter.Seq2[Piece, error] {
+		l.keys.Start = max(l.keys.Start, l.last+"\x00")
+		return l.pieces(ctx, kept)
+	}}
+	for piece, err := range pieces.all() {
+		if err != nil {
+			return err
+		}
+		added := piece.(added)
+		err := pieces.during(func() error { // nobody waits for a place because this client is slow
+			return WithoutPlace(ctx, func() error { return w.line.SendAll(added.frames, added.count) })
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// added is the first events of some objects.
+type added struct {
+	frames []byte
+	count  int
+}
+
+// Bytes implements Piece.
+func (a added) Bytes() int { return cap(a.frames) }
+
+// Size implements Piece.
+func (a added) Size() (count, length int) { return a.count, len(a.frames) }
+
+func addedIn(form Form, list runtime.Object) (Piece, error) {
+	var a added
+	err := meta.EachListItem(list, func(object runtime.Object) error {
+		frame, err := form.Frame(watch.Added, object.DeepCopyObject())
+		a.frames = append(a.frames, frame...)
+		a.count++
+		return err
+	})
+	a.frames = slices.Clip(slices.Clone(a.frames))
+	return a, err
+}
+
+// sendRows sends the objects of a view that match, one by one.
+func (w *watcher) sendRows(ctx context.Context, v *projection.View) error {
 	var judge *judge
 	if !w.unstructured { // the version to which a custom resource is decoded here is the codec's
 		judge = w.judge(&w.opts.Predicate, "")
@@ -275,8 +348,5 @@ func (w *watcher) sendState(ctx context.Context) error {
 			return err
 		}
 	}
-	if w.opts.SendInitialEvents == nil || !w.opts.Predicate.AllowWatchBookmarks {
-		return nil
-	}
-	return w.sendBookmark(ctx, w.position, storage.AnnotateInitialEventsEndBookmark)
+	return nil
 }

@@ -2,9 +2,12 @@ package serving
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 )
@@ -12,14 +15,19 @@ import (
 // Stream is the writer of an answer that lasts for as long as its client likes. The deadline of other answers does not
 // end it. Instead it bounds how long the client may take to receive what is written.
 //
-// Its handler writes to it. While the handler has nothing to write, others may call Send.
+// Its handler writes to it. While the handler has nothing to write, others may call Send and SendAll.
 type Stream struct {
 	http.ResponseWriter
-	control  *http.ResponseController
+	control *http.ResponseController
+	// over is the request's context. When net/http fails to write, it ends that first: to flush reports no error through
+	// writers that only implement http.Flusher.
+	over     context.Context
 	patience time.Duration
 	// multiplexed is true for HTTP/2. There a deadline must not stay between two writes, because it would end an idle
 	// stream. A deadline of HTTP/1 ends only what is written after it.
 	multiplexed bool
+	// begun is closed when the handler has flushed for the first time, or the stream has ended.
+	begun chan struct{}
 
 	// mu is held while anything is written, which may be for as long as patience. It guards what follows.
 	mu sync.Mutex
@@ -27,6 +35,8 @@ type Stream struct {
 	extended time.Time
 	// flushed says that net/http holds nothing back of what the handler wrote.
 	flushed bool
+	// began says that begun is closed, ended that nobody may write any more.
+	began, ended bool
 	// direct is nil if only the handler can write.
 	direct *direct
 }
@@ -34,7 +44,7 @@ type Stream struct {
 // NewStream returns the writer of the answer to the request. Whoever serves the request calls End when it was served.
 // Between net/http and the stream, nothing may change the bytes of an answer: Send passes it by.
 func NewStream(w http.ResponseWriter, r *http.Request, patience time.Duration) *Stream {
-	s := &Stream{ResponseWriter: w, control: http.NewResponseController(w), patience: patience, multiplexed: r.ProtoMajor >= 2}
+	s := &Stream{ResponseWriter: w, over: r.Context(), control: http.NewResponseController(w), patience: patience, multiplexed: r.ProtoMajor >= 2, begun: make(chan struct{})}
 	s.forever()
 	if r.ProtoAtLeast(1, 1) && !s.multiplexed { // HTTP/1.0 has no chunks
 		s.direct = directTo(r.Context())
@@ -42,12 +52,21 @@ func NewStream(w http.ResponseWriter, r *http.Request, patience time.Duration) *
 	return s
 }
 
-// End lets net/http write the end of the answer. After it, Send sends nothing.
+// End lets net/http write the end of the answer. After it, Send and SendAll send nothing.
 func (w *Stream) End() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.direct = nil
+	w.direct, w.ended = nil, true
+	w.begin()
 	w.allow()
+}
+
+// begin requires mu.
+func (w *Stream) begin() {
+	if !w.began {
+		w.began = true
+		close(w.begun)
+	}
 }
 
 // Unwrap is for http.ResponseController.
@@ -57,6 +76,11 @@ func (w *Stream) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func (w *Stream) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.write(p)
+}
+
+// write requires mu.
+func (w *Stream) write(p []byte) (int, error) {
 	w.extend()
 	w.flushed = false
 	return w.ResponseWriter.Write(p)
@@ -89,14 +113,42 @@ func (w *Stream) Flush() { _ = w.FlushError() }
 func (w *Stream) FlushError() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.flush()
+}
+
+// flush requires mu.
+func (w *Stream) flush() error {
 	w.extend()
-	err := w.control.Flush()
+	err := errors.Join(w.control.Flush(), w.over.Err())
 	w.flushed = err == nil
 	if err == nil {
+		w.begin()
 		w.forever()
 	}
 	return err
 }
+
+// errEnded is of a stream whose request is over.
+var errEnded = errors.New("the request is over")
+
+// SendAll writes in place of the handler once that has begun its answer, and waits for the client.
+func (w *Stream) SendAll(p []byte) error {
+	<-w.begun
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended {
+		return errEnded
+	}
+	for part := range slices.Chunk(p, atOnce) {
+		if _, err := w.write(part); err != nil {
+			return err
+		}
+	}
+	return w.flush()
+}
+
+// atOnce is how many bytes of SendAll's a client must receive within its patience.
+const atOnce = 16 << 10
 
 // Sends says that Send can send something, at times: neither HTTP/2 nor TLS is between the process and its client.
 func (w *Stream) Sends() bool {
@@ -127,7 +179,7 @@ func (w *Stream) Send(chunk []byte) bool {
 }
 
 // sendRest waits for the client to make room for the rest of a chunk, and then unlocks mu. Without the rest the
-// connection is of no use: to close it ends the handler.
+// connection is of no use. To close it ends the handler, or what that writes next does.
 func (w *Stream) sendRest(rest []byte) {
 	defer w.mu.Unlock()
 	if _, err := w.direct.conn.Write(rest); err != nil {

@@ -63,6 +63,41 @@ func TestSend(t *testing.T) {
 	}
 }
 
+// TestNothingAfterAFailure: what the handler could not send is missing, so nothing may be sent after it, even if the
+// client reads on. The writers in between need not tell of a failed flush.
+func TestNothingAfterAFailure(t *testing.T) {
+	failed, reads, sent := make(chan struct{}), make(chan struct{}), make(chan bool, 1)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s := serving.NewStream(silent{w}, r, 100*time.Millisecond)
+		defer s.End()
+		for s.FlushError() == nil && r.Context().Err() == nil { // until there is no more room
+			_, _ = s.Write(bytes.Repeat([]byte("y"), 1<<10))
+		}
+		close(failed)
+		<-reads
+		sent <- s.Send(serving.Chunk([]byte("z")))
+	}))
+	server.Config.ConnContext = serving.WithConnection
+	server.Start()
+	t.Cleanup(server.Close)
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	require.NoError(t, err)
+	<-failed
+	_, err = io.CopyN(io.Discard, conn, 64<<10)
+	close(reads)
+	require.NoError(t, err)
+	require.False(t, <-sent)
+}
+
+// silent is a writer as upstream's are.
+type silent struct{ http.ResponseWriter }
+
+func (s silent) Flush()                      { s.ResponseWriter.(http.Flusher).Flush() }
+func (s silent) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
 // TestSendsOnlyChunks: who asks by HTTP/1.0, HTTP/2 or TLS is sent nothing past the handler.
 func TestSendsOnlyChunks(t *testing.T) {
 	sends := make(chan bool, 1)
@@ -124,6 +159,36 @@ func TestSendDoesNotWait(t *testing.T) {
 	require.True(t, want == string(body))
 }
 
+// TestSendAll: it begins after the handler has, its bytes stay together whatever else is written, and a client that
+// takes long for all of it, but not for a part, is not cut off. Nothing is sent after the end.
+func TestSendAll(t *testing.T) {
+	const patience = 500 * time.Millisecond
+	text := strings.Repeat("x", 8<<20)
+	var stream *serving.Stream
+	sent := make(chan error, 1)
+	server := withStream(t, patience, func(s *serving.Stream, _ *http.Request) {
+		stream = s
+		go func() { sent <- s.SendAll([]byte(text)) }()
+		_, err := io.WriteString(s, "a") // what is held back comes first
+		assert.NoError(t, err)
+		s.Flush()
+		assert.NoError(t, <-sent)
+		_, err = io.WriteString(s, "b")
+		assert.NoError(t, err)
+	})
+	response, err := server.Client().Get(server.URL)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	var got strings.Builder
+	for err == nil {
+		_, err = io.CopyN(&got, response.Body, 1<<20)
+		time.Sleep(patience / 4) // the slow client
+	}
+	require.Equal(t, io.EOF, err)
+	require.True(t, "a"+text+"b" == got.String())
+	require.Error(t, stream.SendAll([]byte("nothing")))
+}
+
 // TestRestOfAChunk: a client that never makes room for the rest of a chunk is cut off, which ends its handler, although
 // the handler has nothing to write.
 func TestRestOfAChunk(t *testing.T) {
@@ -154,6 +219,6 @@ func TestSendAllocatesNothing(t *testing.T) {
 	})
 	response, err := server.Client().Get(server.URL)
 	require.NoError(t, err)
-	require.NoError(t, response.Body.Close())
+	defer response.Body.Close()
 	require.Zero(t, <-allocated)
 }

@@ -475,7 +475,7 @@ var list = []mutant{
 	},
 	{
 		name: "line-before-results",
-		file: "internal/kubestore/follow.go", old: "w.latest == nil || !w.latest.EncodedAsIs()", new: "w.latest == nil",
+		file: "internal/kubestore/follow.go", old: "w.latest == nil || !w.latest.SentAsIs()", new: "w.latest == nil",
 		tests: "TestLine$", in: "internal/kubestore",
 		why: "an event overtakes those that wait for the handler",
 	},
@@ -487,7 +487,7 @@ var list = []mutant{
 	},
 	{
 		name: "line-undecorated",
-		file: "internal/kubestore/fanout/encoded.go", old: "return !r.decorated", new: "return true",
+		file: "internal/kubestore/fanout/encoded.go", old: "return r.sent && !r.decorated", new: "return r.sent",
 		tests: "TestLine$", in: "internal/kubestore",
 		why: "a watch shows a Service without what a get adds to it",
 	},
@@ -502,6 +502,36 @@ var list = []mutant{
 		file: "internal/serving/stream.go", old: "w.direct.conn.Write(rest)", new: "w.direct.conn.Write(rest[:0])",
 		tests: "TestManyClientsInOrder", in: "watcher",
 		why: "a slow client gets half an event",
+	},
+	{
+		name: "line-while-behind",
+		file: "internal/kubestore/follow.go", old: "!(d.Few && w.call(event))", new: "!w.call(event)",
+		tests: "TestLine$", in: "internal/kubestore",
+		why: "the feed of a process that is behind writes each event to each client by itself",
+	},
+	{
+		name: "sent-after-a-failure",
+		file: "internal/serving/stream.go", old: "errors.Join(w.control.Flush(), w.over.Err())", new: "w.control.Flush()",
+		tests: "TestNothingAfterAFailure", in: "internal/serving",
+		why: "a client misses an event and goes on from a later one",
+	},
+	{
+		name: "one-deadline-for-a-piece",
+		file: "internal/serving/stream.go", old: "const atOnce = 16 << 10", new: "const atOnce = 16 << 20",
+		tests: "TestSendAll$", in: "internal/serving",
+		why: "a client that receives slowly never gets the state",
+	},
+	{
+		name: "state-encoded-again",
+		file: "internal/kubestore/pieces.go", old: "if piece := s.Objects.piece(id, c.revisions); piece != nil {", new: "if piece := s.Objects.piece(id, c.revisions); false {",
+		tests: "TestStateInPieces", in: "internal/kubestore",
+		why: "each informer that starts has all objects encoded for it",
+	},
+	{
+		name: "line-of-what-is-decorated",
+		file: "internal/apiserver/lines.go", old: "if !shown.known || shown.decorator != nil {", new: "if !shown.known {",
+		tests: "TestLines$", in: "internal/apiserver",
+		why: "a watch begins with Services that lack what a get adds to them",
 	},
 	{
 		name: "change-sent-twice",

@@ -164,7 +164,7 @@ func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *a
 	}
 	ctx = kubestore.WithEnd(ctx, nil)                    // must outlast the client's watch, which ends with a last bookmark
 	ctx = flowcontrol.WithInitializationSignal(ctx, nil) // the client's watch keeps its place until it has started itself
-	ctx = kubestore.WithPlace(ctx, nil)
+	ctx = kubestore.WithLine(kubestore.WithPlace(ctx, nil), nil)
 	changes, err := registry.Watch(ctx, &internalversion.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", crd.Name), ResourceVersion: strconv.FormatUint(uint64(since), 10),
 	})

@@ -2,6 +2,7 @@ package fanout
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"sync"
 
@@ -20,7 +21,7 @@ type encodedOnce struct {
 	mu        sync.Mutex // guards what follows, but not the inside of an encoding
 	object    runtime.Object
 	decorated bool
-	encodings map[any]*encoding // by runtime.Identifier of upstream's encoders, or frameOf
+	encodings map[any]*encoding // by runtime.Identifier of upstream's encoders, or chunkOf
 }
 
 // Shared is an object that many watches send, as they get it.
@@ -38,9 +39,10 @@ type announced struct {
 
 // Receipt tells when an object was encoded. Its client may have let the watch wait for that.
 type Receipt struct {
-	encoded   chan struct{}
-	once      sync.Once // closes encoded
-	decorated bool      // before it was encoded
+	encoded chan struct{}
+	once    sync.Once // closes encoded
+	// decorated and sent are set before that. Decorated says that the object was changed, sent that nothing failed.
+	decorated, sent bool
 }
 
 var (
@@ -57,11 +59,11 @@ func Announce(object runtime.Object) (runtime.Object, *Receipt) {
 // Encoded is closed when the object was encoded.
 func (r *Receipt) Encoded() <-chan struct{} { return r.encoded }
 
-// EncodedAsIs says that the object was encoded, and that nobody had changed it.
-func (r *Receipt) EncodedAsIs() bool {
+// SentAsIs says that the object was encoded and written, and that nobody had changed it.
+func (r *Receipt) SentAsIs() bool {
 	select {
 	case <-r.encoded:
-		return !r.decorated
+		return r.sent && !r.decorated
 	default:
 		return false
 	}
@@ -69,12 +71,15 @@ func (r *Receipt) EncodedAsIs() bool {
 
 // CacheEncode implements runtime.CacheableObject. What is encoded goes to the client.
 func (a *announced) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
-	defer a.receipt.once.Do(func() { close(a.receipt.encoded) })
-	shared, ok := a.Object.(runtime.CacheableObject)
-	if ok {
-		return shared.CacheEncode(id, encode, w)
+	var err error
+	defer func() { a.receipt.once.Do(func() { close(a.receipt.encoded) }) }() // also if it panics
+	if shared, ok := a.Object.(runtime.CacheableObject); ok {
+		err = shared.CacheEncode(id, encode, w)
+	} else {
+		err = encode(a.Object, w)
 	}
-	return encode(a.Object, w)
+	a.receipt.sent = err == nil
+	return err
 }
 
 // GetObject implements runtime.CacheableObject.
@@ -93,26 +98,32 @@ func (a *announced) Decorate(change func(runtime.Object)) {
 
 // Form is an encoding of events for clients. Forms are compared with ==. It is safe for concurrent use.
 type Form interface {
-	// Frame encodes an event of an object, to which it may write.
-	Frame(t watch.EventType, object runtime.Object) ([]byte, error)
+	// Chunk encodes an event of an object, to which it may write.
+	Chunk(t watch.EventType, object runtime.Object) ([]byte, error)
 }
 
-type frameOf struct {
+type chunkOf struct {
 	form Form
 	t    watch.EventType
 }
 
-// Frame is the event in a form, which is encoded for the first of many watches that needs it. It is not made if the
+// Chunk is the event in a form, which is encoded for the first of many watches that needs it. It is not made if the
 // event is not shared by many, or cannot be encoded.
-func Frame(e watch.Event, f Form) (frame []byte, ok bool) {
+func Chunk(e watch.Event, f Form) (chunk []byte, ok bool) {
 	shared, ok := e.Object.(*encodedOnce)
 	if !ok {
 		return nil, false
 	}
-	made := shared.encoding(frameOf{f, e.Type})
-	made.once.Do(func() { made.data, made.err = f.Frame(e.Type, shared.GetObject()) })
+	made := shared.encoding(chunkOf{f, e.Type})
+	made.once.Do(func() {
+		made.err = errPanicked
+		made.data, made.err = f.Chunk(e.Type, shared.GetObject())
+	})
 	return made.data, made.err == nil
 }
+
+// errPanicked is of an encoding whose encoder did not return: nobody else may take it for an empty one.
+var errPanicked = errors.New("the object could not be encoded")
 
 type encoding struct {
 	once sync.Once
@@ -135,6 +146,7 @@ func newEncodedOnce(object runtime.Object) *encodedOnce {
 func (o *encodedOnce) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
 	e := o.encoding(id)
 	e.once.Do(func() {
+		e.err = errPanicked
 		var buffer bytes.Buffer
 		// It encodes a copy, because conversion may write to the object.
 		e.err = encode(o.GetObject(), &buffer)

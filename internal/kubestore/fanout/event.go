@@ -63,6 +63,9 @@ type Delivery struct {
 	Event *Event
 	// Bookmark is the revision of a bookmark: every event up to it was delivered before.
 	Bookmark eventlog.Revision
+	// Few says that few events come with it, so that the feed has the time to do more for each. If there are many, what
+	// waits for a client is better sent together.
+	Few bool
 	// many says that enough watches get the event for an encoding to be worth keeping.
 	many bool
 	// prompt says that what the event is can be found out without waiting, and soon.

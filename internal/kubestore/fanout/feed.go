@@ -145,7 +145,7 @@ func (f *Feed) Deliver(events []*Event, upTo eventlog.Revision) {
 	defer f.mu.Unlock()
 	for _, e := range events {
 		f.window.add(e, f.windowBytes())
-		f.fanOut(e)
+		f.fanOut(e, len(events) <= few)
 	}
 	f.window.To = upTo
 	f.hold()
@@ -164,8 +164,9 @@ func (f *Feed) changed() {
 
 // fanOut looks under each key that a subscription to the event can begin with: the row key, and each prefix of it that
 // ends with a slash.
-func (f *Feed) fanOut(e *Event) {
+func (f *Feed) fanOut(e *Event, few bool) {
 	d := NewDelivery(e)
+	d.Few = few
 	f.concerned = f.concerned[:0]
 	for first := e.RowKey; first != ""; first = first[:strings.LastIndexByte(first[:len(first)-1], '/')+1] {
 		a := f.audiences[first]
@@ -183,6 +184,9 @@ func (f *Feed) fanOut(e *Event) {
 		f.push(s, d, e.Revision-1)
 	}
 }
+
+// few is how many events the feed has at once while it keeps up with the log.
+const few = 4
 
 // offeredAlone is how many subscriptions are offered a delivery before a second goroutine helps.
 const offeredAlone = 32
