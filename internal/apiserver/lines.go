@@ -119,7 +119,7 @@ func (g *group) withLine(r *http.Request, info *apirequest.RequestInfo) *http.Re
 	return r.WithContext(kubestore.WithLine(r.Context(), line{f, open.stream}))
 }
 
-// anyTransform is what upstream's endpoints allow, except that it allows all transformations: what wants one is recognised.
+// anyTransform is what upstream allows, except that it allows all transformations: what wants one is recognised.
 type anyTransform struct{}
 
 // AllowsMediaTypeTransform implements negotiation.EndpointRestrictions.

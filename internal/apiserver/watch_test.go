@@ -48,14 +48,14 @@ func TestWatch(t *testing.T) {
 }
 
 // withFeed lets a server serve watches.
-func withFeed(t *testing.T) func(*Config) {
+func withFeed(t testing.TB) func(*Config) {
 	return func(c *Config) {
 		c.Cell.Feed = fanout.NewFeed(c.Cell.Projection)
 		runFeed(t, c.Cell.Feed)
 	}
 }
 
-func runFeed(t *testing.T, feed *fanout.Feed) {
+func runFeed(t testing.TB, feed *fanout.Feed) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- feed.Run(ctx) }()

@@ -132,7 +132,8 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 			if err != nil || !found {
 				return false // the watch itself says what is wrong
 			}
-			if !(d.Few && w.call(event)) && !w.hand(event, len(e.Body)) {
+			sent := d.Few && w.call(event) || w.hand(event, len(e.Body))
+			if !sent {
 				return false
 			}
 		}

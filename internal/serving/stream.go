@@ -19,7 +19,7 @@ import (
 type Stream struct {
 	http.ResponseWriter
 	control *http.ResponseController
-	// over is the request's context. When net/http fails to write, it ends that first: to flush reports no error through
+	// over is the request's context, which net/http ends when it fails to write. To flush tells of no error through
 	// writers that only implement http.Flusher.
 	over     context.Context
 	patience time.Duration

@@ -505,7 +505,7 @@ var list = []mutant{
 	},
 	{
 		name: "line-while-behind",
-		file: "internal/kubestore/follow.go", old: "!(d.Few && w.call(event))", new: "!w.call(event)",
+		file: "internal/kubestore/follow.go", old: "d.Few && w.call(event)", new: "w.call(event)",
 		tests: "TestLine$", in: "internal/kubestore",
 		why: "the feed of a process that is behind writes each event to each client by itself",
 	},
