@@ -125,7 +125,7 @@ func TestLines(t *testing.T) {
 			}
 			past := sent - int(handled.Load()-before)
 			if c.past {
-				require.Greater(t, past, sent/2, "%d bytes were sent", sent)
+				require.Greater(t, past, sent/4, "%d bytes were sent", sent)
 			} else {
 				require.LessOrEqual(t, past, 0)
 			}

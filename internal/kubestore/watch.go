@@ -259,7 +259,12 @@ func (w *watcher) sendPieces(ctx context.Context, v *projection.View) error {
 		}
 		added := piece.(added)
 		err := pieces.during(func() error { // nobody waits for a place because this client is slow
-			return WithoutPlace(ctx, func() error { return w.line.SendAll(added.frames, added.count) })
+			return WithoutPlace(ctx, func() error {
+				if w.line.SendAll(added.frames, added.count) != nil {
+					return errEnded // nothing may follow what was not sent whole
+				}
+				return nil
+			})
 		})
 		if err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -28,6 +29,9 @@ type Stream struct {
 	multiplexed bool
 	// begun is closed when the handler has flushed for the first time, or the stream has ended.
 	begun chan struct{}
+
+	// ending says that End waits for mu. What is written then has no more than one patience.
+	ending atomic.Bool
 
 	// mu is held while anything is written, which may be for as long as patience. It guards what follows.
 	mu sync.Mutex
@@ -54,6 +58,7 @@ func NewStream(w http.ResponseWriter, r *http.Request, patience time.Duration) *
 
 // End lets net/http write the end of the answer. After it, Send and SendAll send nothing.
 func (w *Stream) End() {
+	w.ending.Store(true)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.direct, w.ended = nil, true
@@ -81,7 +86,9 @@ func (w *Stream) Write(p []byte) (int, error) {
 
 // write requires mu.
 func (w *Stream) write(p []byte) (int, error) {
-	w.extend()
+	if !w.ending.Load() {
+		w.extend()
+	}
 	w.flushed = false
 	return w.ResponseWriter.Write(p)
 }

@@ -162,7 +162,10 @@ func TestSendDoesNotWait(t *testing.T) {
 // TestSendAll: it begins after the handler has, its bytes stay together whatever else is written, and a client that
 // takes long for all of it, but not for a part, is not cut off. Nothing is sent after the end.
 func TestSendAll(t *testing.T) {
-	const patience = 500 * time.Millisecond
+	if testing.Short() {
+		t.Skip("its client is slow")
+	}
+	const patience = 2 * time.Second
 	text := strings.Repeat("x", 8<<20)
 	var stream *serving.Stream
 	sent := make(chan error, 1)
@@ -187,6 +190,32 @@ func TestSendAll(t *testing.T) {
 	require.Equal(t, io.EOF, err)
 	require.True(t, "a"+text+"b" == got.String())
 	require.Error(t, stream.SendAll([]byte("nothing")))
+}
+
+// TestEndDoesNotWaitForAll: once the handler is done, a client that receives slowly gets no more than one patience for
+// what is being sent.
+func TestEndDoesNotWaitForAll(t *testing.T) {
+	const patience = 200 * time.Millisecond
+	sent := make(chan error, 1)
+	server := withStream(t, patience, func(s *serving.Stream, _ *http.Request) {
+		s.Flush()
+		began := make(chan struct{})
+		go func() {
+			close(began)
+			sent <- s.SendAll(bytes.Repeat([]byte("x"), 64<<20))
+		}()
+		<-began
+		for s.Send(serving.Chunk([]byte("y"))) { // until SendAll has begun
+		}
+	})
+	response, err := server.Client().Get(server.URL)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	for err == nil {
+		_, err = io.CopyN(io.Discard, response.Body, 64<<10)
+		time.Sleep(patience / 8) // the slow client
+	}
+	require.Error(t, <-sent)
 }
 
 // TestRestOfAChunk: a client that never makes room for the rest of a chunk is cut off, which ends its handler, although

@@ -19,7 +19,6 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/kubestore"
-	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
 // aggregatedRoles gives a ClusterRole with an aggregation rule its rules when it is read: the rules of the selected
@@ -80,14 +79,8 @@ func aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole, seen map[str
 	return rules, nil
 }
 
-// decorate fills in the rules of an internal ClusterRole, or of a list of them, also of one that many watches share.
-func (a aggregatedRoles) decorate(obj runtime.Object) {
-	if shared, ok := obj.(fanout.Shared); ok {
-		shared.Decorate(a.decorate)
-		return
-	}
-	fillIn(obj, a.all)
-}
+// decorate fills in the rules of an internal ClusterRole, or of a list of them.
+func (a aggregatedRoles) decorate(obj runtime.Object) { fillIn(obj, a.all) }
 
 func fillIn(obj runtime.Object, read func() ([]*rbacv1.ClusterRole, error)) {
 	var all []*rbacv1.ClusterRole // read once, if any role needs it
