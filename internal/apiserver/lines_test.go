@@ -155,5 +155,5 @@ func eventsIn(response *http.Response) func() (string, error) {
 }
 
 // columns of a Table come with the first event, and with those after it until the watch happens to be the one for which
-// upstream encodes an event.
-var columns = regexp.MustCompile(`"columnDefinitions":.*"rows"`)
+// upstream encodes an event. Its cells say how old the object is.
+var columns = regexp.MustCompile(`"columnDefinitions":.*"cells":\[[^]]*\]`)
