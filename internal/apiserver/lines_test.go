@@ -12,6 +12,7 @@ import (
 
 	"github.com/fxamacker/cbor/v2"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 
 	"github.com/logplane/logplane/internal/serving"
 )
@@ -29,15 +30,14 @@ func (c throughHandler) Write(p []byte) (int, error) {
 	return c.ResponseWriter.Write(p)
 }
 
-func (c throughHandler) Flush()                   { _ = http.NewResponseController(c.ResponseWriter).Flush() }
-func (c throughHandler) CloseNotify() <-chan bool { return serving.CloseNotify(c.ResponseWriter) }
-
 // TestLines: events with which watches begin come in pieces, and changes that many watches get pass upstream's handler
 // by where the client asked for plain objects over plain HTTP/1.1. Both are, byte for byte, what the handler sends.
 func TestLines(t *testing.T) {
 	s := newServer(t, withFeed(t))
 	var handled atomic.Int64
-	plain := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.ServeHTTP(throughHandler{w, &handled}, r) }))
+	plain := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.ServeHTTP(responsewriter.WrapForHTTP1Or2(throughHandler{w, &handled}), r)
+	}))
 	plain.Config.ConnContext = serving.WithConnection
 	plain.Start()
 	t.Cleanup(plain.Close)

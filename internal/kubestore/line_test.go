@@ -15,8 +15,6 @@ import (
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
-	"github.com/logplane/logplane/projection"
-	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
 // client of a watch reads as upstream's handler does, in steps. Its log is what it was sent, by labels.
@@ -102,13 +100,7 @@ func (asLabel) Frame(_ watch.EventType, o runtime.Object) ([]byte, error) {
 // TestLine: whatever its handler and its socket are doing, a client is sent each change once and in order, the more of
 // them over its line the less its handler has to do, and none if what the handler sends is decorated.
 func TestLine(t *testing.T) {
-	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
-	cell := b.Cell
-	cell.Feed = fanout.NewFeed(b.Projection) // which the test runs
-	s := newStore(cell, pods(nil))
-	p := create(t, s, pod("ns", "a"))
-	head := b.Projection.Current().Revision()
-	cell.Feed.Start(fanout.Window{From: head, To: head})
+	s, p, deliver := startStepped(t)
 	const changes = 800
 	var clients []*client
 	for n := range 4 {
@@ -123,18 +115,6 @@ func TestLine(t *testing.T) {
 	waitForMembers(t, s, len(clients))
 	rng := rand.New(rand.NewPCG(1, 2))
 	var want []string
-	deliver := func() {
-		t.Helper()
-		v, err := b.Projection.Latest(t.Context())
-		require.NoError(t, err)
-		var events []*fanout.Event
-		for e, err := range v.EventsOf(t.Context(), projection.Keys{}, head, v.Revision()) {
-			require.NoError(t, err)
-			events = append(events, fanout.NewPast(e))
-		}
-		head = v.Revision()
-		cell.Feed.Deliver(events, head)
-	}
 	for i := range changes {
 		want = append(want, strconv.Itoa(i))
 		_, err := relabel(t.Context(), s, keyOf(p), "n", want[i])

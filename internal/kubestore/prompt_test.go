@@ -22,16 +22,34 @@ import (
 	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
+// startStepped returns a store with one pod, whose feed brings what was written when deliver is called, all at once.
+func startStepped(t *testing.T) (s *store, p *example.Pod, deliver func()) {
+	t.Helper()
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	cell := b.Cell
+	cell.Feed = fanout.NewFeed(b.Projection)
+	s = newStore(cell, pods(nil))
+	p = create(t, s, pod("ns", "a"))
+	head := b.Projection.Current().Revision()
+	cell.Feed.Start(fanout.Window{From: head, To: head})
+	return s, p, func() {
+		t.Helper()
+		v, err := b.Projection.Latest(t.Context())
+		require.NoError(t, err)
+		var events []*fanout.Event
+		for e, err := range v.EventsOf(t.Context(), projection.Keys{}, head, v.Revision()) {
+			require.NoError(t, err)
+			events = append(events, fanout.NewPast(e))
+		}
+		head = v.Revision()
+		cell.Feed.Deliver(events, head)
+	}
+}
+
 // TestPromptWatches: what many idle watches get is with their readers before the feed goes on. No goroutine is woken in
 // between.
 func TestPromptWatches(t *testing.T) {
-	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
-	cell := b.Cell
-	cell.Feed = fanout.NewFeed(b.Projection) // which the test runs
-	s := newStore(cell, pods(nil))
-	p := create(t, s, pod("ns", "a"))
-	head := b.Projection.Current().Revision()
-	cell.Feed.Start(fanout.Window{From: head, To: head})
+	s, p, deliver := startStepped(t)
 	const watches = 200
 	var all []*recorder
 	for range watches {
@@ -43,15 +61,7 @@ func TestPromptWatches(t *testing.T) {
 		tries++
 		_, err := relabel(t.Context(), s, keyOf(p), "n", strconv.Itoa(tries))
 		require.NoError(t, err)
-		v, err := b.Projection.Latest(t.Context())
-		require.NoError(t, err)
-		var events []*fanout.Event
-		for e, err := range v.EventsOf(t.Context(), projection.Keys{}, head, v.Revision()) {
-			require.NoError(t, err)
-			events = append(events, fanout.NewPast(e))
-		}
-		head = v.Revision()
-		cell.Feed.Deliver(events, head)
+		deliver()
 		prompt := 0
 		for _, w := range all {
 			prompt += len(w.ResultChan())

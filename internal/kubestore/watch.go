@@ -293,7 +293,7 @@ func addedIn(form Form, list runtime.Object) (Piece, error) {
 		a.count++
 		return err
 	})
-	a.frames = slices.Clip(slices.Clone(a.frames))
+	a.frames = slices.Clone(a.frames) // which has little room to spare
 	return a, err
 }
 

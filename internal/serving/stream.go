@@ -27,10 +27,10 @@ type Stream struct {
 	// multiplexed is true for HTTP/2. There a deadline must not stay between two writes, because it would end an idle
 	// stream. A deadline of HTTP/1 ends only what is written after it.
 	multiplexed bool
-	// begun is closed when the handler has flushed for the first time, or the stream has ended.
+	// begun is closed, by begin, when the handler has flushed for the first time, or the stream has ended.
 	begun chan struct{}
-
-	// ending says that End waits for mu. What is written then has no more than one patience.
+	begin sync.Once
+	// ending says that End was called. What is being written then has no more than one patience.
 	ending atomic.Bool
 
 	// mu is held while anything is written, which may be for as long as patience. It guards what follows.
@@ -39,8 +39,6 @@ type Stream struct {
 	extended time.Time
 	// flushed says that net/http holds nothing back of what the handler wrote.
 	flushed bool
-	// began says that begun is closed, ended that nobody may write any more.
-	began, ended bool
 	// direct is nil if only the handler can write.
 	direct *direct
 }
@@ -61,17 +59,9 @@ func (w *Stream) End() {
 	w.ending.Store(true)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.direct, w.ended = nil, true
-	w.begin()
+	w.direct = nil
+	w.begin.Do(func() { close(w.begun) })
 	w.allow()
-}
-
-// begin requires mu.
-func (w *Stream) begin() {
-	if !w.began {
-		w.began = true
-		close(w.begun)
-	}
 }
 
 // Unwrap is for http.ResponseController.
@@ -116,7 +106,7 @@ func (w *Stream) forever() {
 // Flush implements http.Flusher.
 func (w *Stream) Flush() { _ = w.FlushError() }
 
-// FlushError is for http.ResponseController.
+// FlushError is what http.ResponseController looks for.
 func (w *Stream) FlushError() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,7 +119,7 @@ func (w *Stream) flush() error {
 	err := errors.Join(w.control.Flush(), w.over.Err())
 	w.flushed = err == nil
 	if err == nil {
-		w.begin()
+		w.begin.Do(func() { close(w.begun) })
 		w.forever()
 	}
 	return err
@@ -143,7 +133,7 @@ func (w *Stream) SendAll(p []byte) error {
 	<-w.begun
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.ended {
+	if w.ending.Load() {
 		return errEnded
 	}
 	for part := range slices.Chunk(p, atOnce) {
@@ -198,7 +188,7 @@ func (w *Stream) sendRest(rest []byte) {
 // Chunk is one of a chunked answer of HTTP/1.1.
 func Chunk(data []byte) []byte { return fmt.Appendf(nil, "%x\r\n%s\r\n", len(data), data) }
 
-// CloseNotify implements http.CloseNotifier, which upstream's deadline filter asks for.
+// CloseNotify is what upstream's wrappers look for.
 func (w *Stream) CloseNotify() <-chan bool { return CloseNotify(w.ResponseWriter) }
 
 // CloseNotify is that of the writer, or a channel on which nothing comes.

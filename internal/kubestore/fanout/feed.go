@@ -202,11 +202,7 @@ func offer(d *Delivery, list []*Subscription) []*Subscription {
 	}
 	parts[0] = offerEach(d, parts[0])
 	offering.Wait()
-	left := parts[0]
-	for _, part := range parts[1:] {
-		left = append(left, part...)
-	}
-	return left
+	return slices.Concat(parts...)
 }
 
 func offerEach(d *Delivery, list []*Subscription) []*Subscription {
