@@ -1,14 +1,24 @@
 package apiserver
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/bucket/memory"
 )
 
 // as sends the request as a user of the test's token file. A user's token is the user's name and '-token'.
@@ -101,6 +111,59 @@ func TestWhoAmI(t *testing.T) {
 	require.Equal(t, "system:admin", fieldOf(got.object(t), "status.userInfo.username"))
 	rules := s.must(t, 201, request{method: "POST", path: "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", body: `{"spec":{"namespace":"default"}}`})
 	require.NotNil(t, fieldOf(rules.object(t), "status.resourceRules"))
+}
+
+// TestWatchOfUnreadableRules: a watch ends, and neither shows stored rules nor harms the process, when it cannot read
+// the rules that a ClusterRole gets of others. Its client goes on elsewhere.
+func TestWatchOfUnreadableRules(t *testing.T) {
+	log, shared := eventlogtest.Log(t), memory.Strict(t)
+	process := func(bucket bucket.Bucket) *Server {
+		p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, InlineBytes: 1})
+		require.NoError(t, err)
+		c := Config{Cell: kubestore.Cell{Log: log, Projection: p, Cluster: "main"}}
+		withFeed(t)(&c)
+		s, err := New(c)
+		require.NoError(t, err)
+		return s
+	}
+	writer := process(shared)
+	const roles = rbacPath + "/clusterroles"
+	writer.must(t, 201, request{method: "POST", path: roles, body: `{"metadata":{"name":"part","labels":{"part":"yes"}},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`})
+	whole := writer.must(t, 201, request{method: "POST", path: roles, body: `{"metadata":{"name":"whole"},"aggregationRule":{"clusterRoleSelectors":[{"matchLabels":{"part":"yes"}}]}}`})
+	_, err := writer.config.Cell.Projection.Commit(t.Context())
+	require.NoError(t, err)
+
+	open := func() int { return int(measured(t, "logplane_watches").GetGauge().GetValue()) }
+	for _, watches := range []int{1, 4} { // 4 share what they send
+		unreadable := &unreadableBucket{Bucket: shared}
+		cold, others := process(unreadable), open()
+		ended := make(chan string, watches)
+		for range watches {
+			go func() {
+				ended <- request{method: "GET", path: roles + "?watch=true&timeoutSeconds=60&resourceVersion=" + fieldOf(whole.object(t), "metadata.resourceVersion").(string)}.do(t, cold).body
+			}()
+		}
+		require.Eventually(t, func() bool { return open() == others+watches }, time.Minute, time.Millisecond)
+		unreadable.fails.Store(true)
+		whole = writer.must(t, 200, request{method: "PATCH", path: roles + "/whole", body: `{"metadata":{"annotations":{"a":"` + fmt.Sprint(watches) + `"}}}`, contentType: "application/merge-patch+json"})
+		for range watches {
+			require.Empty(t, <-ended)
+		}
+	}
+}
+
+// unreadableBucket refuses ranges while it fails.
+type unreadableBucket struct {
+	bucket.Bucket
+	fails atomic.Bool
+}
+
+// GetRange implements bucket.Bucket.
+func (u *unreadableBucket) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	if u.fails.Load() {
+		return nil, errors.New("injected fault")
+	}
+	return u.Bucket.GetRange(ctx, key, offset, length)
 }
 
 // A ClusterRole has the rules of the roles that it selects as soon as

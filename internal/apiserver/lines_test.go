@@ -97,6 +97,9 @@ func TestLines(t *testing.T) {
 				t.Helper()
 				event, err := want()
 				require.NoError(t, err)
+				if strings.Contains(event, "aggregationRule") {
+					require.Contains(t, event, "pods", "the rule that it gets of another")
+				}
 				for i, next := range all {
 					got, err := next()
 					require.NoError(t, err)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -231,20 +232,23 @@ func selects(t *testing.T, s *Server, path, query string) {
 }
 
 // lookedForPieces is how many pieces this process has found and how many made, whichever test they were of.
-func lookedForPieces(t *testing.T) (found, made float64) {
+func lookedForPieces(t testing.TB) (found, made float64) {
+	return measured(t, "logplane_list_piece_hits_total").GetCounter().GetValue(), measured(t, "logplane_list_piece_misses_total").GetCounter().GetValue()
+}
+
+// measured is a metric of this process, whichever test it is of.
+func measured(t testing.TB, name string) *dto.Metric {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(kubestore.Collectors()...)
 	all, err := registry.Gather()
 	require.NoError(t, err)
 	for _, metric := range all {
-		switch metric.GetName() {
-		case "logplane_list_piece_hits_total":
-			found = metric.GetMetric()[0].GetCounter().GetValue()
-		case "logplane_list_piece_misses_total":
-			made = metric.GetMetric()[0].GetCounter().GetValue()
+		if metric.GetName() == name {
+			return metric.GetMetric()[0]
 		}
 	}
-	return found, made
+	require.Fail(t, "no such metric", name)
+	return nil
 }
 
 // TestListsHavePieces: each of these lists is made of a piece, which is made once and then found. Those of Tables are

@@ -65,7 +65,7 @@ func (c *client) encode() {
 	e := *c.held
 	c.held = nil
 	if shared, ok := e.Object.(fanout.Shared); ok && c.decorates {
-		shared.Decorate(func(runtime.Object) {})
+		require.NoError(c.t, shared.Decorate(func(runtime.Object) error { return nil }))
 	}
 	encode := func(o runtime.Object, to io.Writer) error {
 		frame, err := asLabel{}.Frame(e.Type, o)

@@ -834,6 +834,12 @@ var list = []mutant{
 		why:   "a role that others are made of loses a rule, and they keep it",
 	},
 	{
+		name: "stored-rules-watched",
+		file: "internal/apiserver/roles/aggregate.go", old: "if err != nil {\n\t\t\tslog.", new: "if err != nil && false {\n\t\t\tslog.",
+		tests: "TestWatchOfUnreadableRules", in: "internal/apiserver",
+		why: "a watch shows a role with the rules it has stored, where those that it gets of others cannot be read",
+	},
+	{
 		name: "index-not-forgotten",
 		file: "internal/apiserver/listers/changes.go", old: "!v.Since(c.seen, mark)", new: "!v.Since(c.seen, mark) && false",
 		tests: "TestIndexIsExact", in: "internal/apiserver/roles",

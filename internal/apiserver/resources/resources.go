@@ -236,7 +236,7 @@ func DecorateShared(store *genericregistry.Store) {
 	store.Decorator = func(obj runtime.Object) {
 		shared, ok := obj.(fanout.Shared)
 		if ok {
-			shared.Decorate(decorate)
+			_ = shared.Decorate(func(obj runtime.Object) error { decorate(obj); return nil })
 			return
 		}
 		decorate(obj)

@@ -3,6 +3,7 @@ package roles
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -19,6 +20,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/kubestore/fanout"
 )
 
 // aggregatedRoles gives a ClusterRole with an aggregation rule its rules when it is read: the rules of the selected
@@ -79,77 +81,125 @@ func aggregate(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole, seen map[str
 	return rules, nil
 }
 
-// decorate fills in the rules of an internal ClusterRole, or of a list of them.
-func (a aggregatedRoles) decorate(obj runtime.Object) { fillIn(obj, a.all) }
-
-func fillIn(obj runtime.Object, read func() ([]*rbacv1.ClusterRole, error)) {
-	var all []*rbacv1.ClusterRole // read once, if any role needs it
-	fill := func(role *rbac.ClusterRole) {
-		if role.AggregationRule == nil {
-			return
-		}
-		var err error
-		if all == nil {
-			all, err = read()
-		}
-		if err == nil {
-			role.Rules, err = aggregatedInternal(role, all)
-		}
-		if err != nil {
-			panic(listers.Unreadable{Err: err}) // upstream's hook has no place for an error
-		}
-	}
-	switch o := obj.(type) {
-	case *rbac.ClusterRole:
-		fill(o)
-	case *rbac.ClusterRoleList:
-		for i := range o.Items {
-			fill(&o.Items[i])
-		}
+// decorate fills in the rules of an internal ClusterRole, or of a list of them, for the request that upstream's hook
+// serves. The hook has no place for an error.
+func (a aggregatedRoles) decorate(obj runtime.Object) {
+	if err := fillIn(obj, a.all); err != nil {
+		panic(listers.Unreadable{Err: err})
 	}
 }
 
-// pastRoles are the registry of ClusterRoles, which gives those of the past the rules that they had then. Upstream's
-// hook does not know which request it serves.
-type pastRoles struct {
+func fillIn(obj runtime.Object, read func() ([]*rbacv1.ClusterRole, error)) error {
+	var all []*rbacv1.ClusterRole // read once, if any role needs it
+	fill := func(role *rbac.ClusterRole) (err error) {
+		if role.AggregationRule == nil {
+			return nil
+		}
+		if all == nil {
+			if all, err = read(); err != nil {
+				return err
+			}
+		}
+		role.Rules, err = aggregatedInternal(role, all)
+		return err
+	}
+	switch o := obj.(type) {
+	case *rbac.ClusterRole:
+		return fill(o)
+	case *rbac.ClusterRoleList:
+		for i := range o.Items {
+			if err := fill(&o.Items[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// registry is that of ClusterRoles. It gives those of the past the rules that they had then, and fills in what a watch
+// sends. Upstream's hook does neither: it does not know which request it serves, it does not see into an object that
+// many watches share, and a watch calls it in a goroutine where nothing recovers a panic.
+type registry struct {
 	*clusterrolestore.REST
 	aggregated aggregatedRoles
 }
 
 // Get implements rest.Getter.
-func (p pastRoles) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
-	role, err := p.REST.Get(ctx, name, options)
-	if err == nil {
-		p.asOf(ctx, role)
+func (r registry) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
+	role, err := r.REST.Get(ctx, name, options)
+	if err != nil || kubestore.PastFrom(ctx) == nil {
+		return role, err
 	}
-	return role, err
+	return role, r.fillIn(ctx, role)
 }
 
 // List implements rest.Lister.
-func (p pastRoles) List(ctx context.Context, options *internalversion.ListOptions) (runtime.Object, error) {
-	list, err := p.REST.List(ctx, options)
-	if err == nil {
-		p.asOf(ctx, list)
-	}
-	return list, err
-}
-
-// Watch implements rest.Watcher.
-func (p pastRoles) Watch(ctx context.Context, options *internalversion.ListOptions) (watch.Interface, error) {
-	w, err := p.REST.Watch(ctx, options)
+func (r registry) List(ctx context.Context, options *internalversion.ListOptions) (runtime.Object, error) {
+	list, err := r.REST.List(ctx, options)
 	if err != nil || kubestore.PastFrom(ctx) == nil {
-		return w, err
+		return list, err
 	}
-	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
-		p.asOf(ctx, e.Object)
-		return e, true
-	}), nil
+	return list, r.fillIn(ctx, list)
 }
 
-func (p pastRoles) asOf(ctx context.Context, obj runtime.Object) {
+// Watch implements rest.Watcher. A watch ends when rules cannot be read. Its client goes on from its last revision.
+func (r registry) Watch(ctx context.Context, options *internalversion.ListOptions) (watch.Interface, error) {
+	store := *r.Store
+	store.Decorator = nil
+	stored, err := store.Watch(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	w := &filledWatch{stored, cancel, make(chan watch.Event)}
+	go w.run(ctx, func(obj runtime.Object) error { return r.fillIn(ctx, obj) })
+	return w, nil
+}
+
+// fillIn fills in the rules as of the request's moment.
+func (r registry) fillIn(ctx context.Context, obj runtime.Object) error {
 	past := kubestore.PastFrom(ctx)
-	if past != nil {
-		fillIn(obj, func() ([]*rbacv1.ClusterRole, error) { return rolesOf(p.aggregated.rows.AllAt(ctx, past)) })
+	if past == nil {
+		return fillIn(obj, r.aggregated.all)
+	}
+	return fillIn(obj, func() ([]*rbacv1.ClusterRole, error) { return rolesOf(r.aggregated.rows.AllAt(ctx, past)) })
+}
+
+// filledWatch is a watch of stored ClusterRoles that fills in their rules.
+type filledWatch struct {
+	watch.Interface
+	cancel  context.CancelFunc
+	results chan watch.Event
+}
+
+// Stop implements watch.Interface.
+func (w *filledWatch) Stop() {
+	w.Interface.Stop()
+	w.cancel()
+}
+
+// ResultChan implements watch.Interface.
+func (w *filledWatch) ResultChan() <-chan watch.Event { return w.results }
+
+func (w *filledWatch) run(ctx context.Context, fill func(runtime.Object) error) {
+	defer close(w.results)
+	defer w.Stop()
+	for e := range w.Interface.ResultChan() {
+		var err error
+		if shared, ok := e.Object.(fanout.Shared); ok {
+			err = shared.Decorate(fill)
+		} else {
+			err = fill(e.Object)
+		}
+		if err != nil {
+			slog.WarnContext(ctx, "a watch of ClusterRoles ends, because the rules of one cannot be read", "error", err)
+			return
+		}
+		select {
+		case w.results <- e:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

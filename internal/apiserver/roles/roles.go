@@ -80,7 +80,7 @@ func (i *Index) NewStorage(granted authorizer.Authorizer, enabled serverstorage.
 				return info, fmt.Errorf("find the store of clusterroles: %T", checked.StandardStorage)
 			}
 			store.Decorator = i.aggregated.decorate
-			resources[name] = clusterrolepolicybased.NewStorage(pastRoles{store, i.aggregated}, granted, resolver)
+			resources[name] = clusterrolepolicybased.NewStorage(registry{store, i.aggregated}, granted, resolver)
 		default:
 			return info, fmt.Errorf("find the store of %s: %T", name, storage)
 		}

@@ -21,14 +21,15 @@ type encodedOnce struct {
 	mu        sync.Mutex // guards what follows, but not the inside of an encoding
 	object    runtime.Object
 	decorated bool
+	failed    error             // of the function that decorated it
 	encodings map[any]*encoding // by runtime.Identifier of upstream's encoders, or chunkOf
 }
 
 // Shared is an object that many watches send, as they get it.
 type Shared interface {
 	// Decorate lets a function change what all of them send, except for metadata. Each watch must call Decorate before
-	// anything else and with the same function, which is called once.
-	Decorate(func(runtime.Object))
+	// anything else and with the same function. It is called once, and its error is returned to each of them.
+	Decorate(func(runtime.Object) error) error
 }
 
 // announced is an object that one watch sends. Upstream's encoders recognise it as a CacheableObject.
@@ -86,14 +87,13 @@ func (a *announced) CacheEncode(id runtime.Identifier, encode func(runtime.Objec
 func (a *announced) GetObject() runtime.Object { return a.DeepCopyObject() }
 
 // Decorate implements Shared.
-func (a *announced) Decorate(change func(runtime.Object)) {
+func (a *announced) Decorate(change func(runtime.Object) error) error {
 	a.receipt.decorated = true
 	shared, ok := a.Object.(Shared)
 	if ok {
-		shared.Decorate(change)
-		return
+		return shared.Decorate(change)
 	}
-	change(a.Object)
+	return change(a.Object)
 }
 
 // Form is an encoding of events for clients. Forms are compared with ==. It is safe for concurrent use.
@@ -176,15 +176,15 @@ func (o *encodedOnce) encoding(of any) *encoding {
 }
 
 // Decorate implements Shared.
-func (o *encodedOnce) Decorate(change func(runtime.Object)) {
+func (o *encodedOnce) Decorate(change func(runtime.Object) error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.decorated {
-		return
+	if !o.decorated {
+		o.decorated = true
+		o.object = o.object.DeepCopyObject() // the original is the change's
+		o.failed = change(o.object)
 	}
-	o.decorated = true
-	o.object = o.object.DeepCopyObject() // the original is the change's
-	change(o.object)
+	return o.failed
 }
 
 func (o *encodedOnce) sent() runtime.Object {

@@ -27,7 +27,7 @@ func TestReceipt(t *testing.T) {
 	require.False(t, failed.SentAsIs())
 
 	object, decorated := Announce(&example.Pod{})
-	object.(Shared).Decorate(func(runtime.Object) {})
+	require.NoError(t, object.(Shared).Decorate(func(runtime.Object) error { return nil }))
 	require.NoError(t, object.(runtime.CacheableObject).CacheEncode("id", encode(nil), io.Discard))
 	require.False(t, decorated.SentAsIs())
 }
