@@ -204,31 +204,36 @@ func liveBytes() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// BenchmarkList is a list of 10,000 ConfigMaps of 1 KiB: by pieces that are kept, by pieces that are not, and encoded
-// as a whole.
+// BenchmarkList is a list of 10,000 objects of 1 KiB: by pieces that are kept, by pieces that are not, and encoded as a
+// whole.
 func BenchmarkList(b *testing.B) {
 	pieces, whole := bothWays(b)
 	cell := pieces.config.Cell
 	cell.Objects = kubestore.NewObjects(cache.NewBudget(0))
 	made, err := New(Config{Cell: cell})
 	require.NoError(b, err)
+	pieces.must(b, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
 	for n := range 10_000 {
 		value := make([]byte, 384)
 		for i := range value {
 			value[i] = byte(n * (i + 7) >> 3)
 		}
-		body := fmt.Sprintf(`{"metadata":{"name":"map-%05d"},"data":{"k":"%x"}}`, n, value)
-		pieces.must(b, 201, request{method: "POST", path: configMaps, body: body})
+		metadata := fmt.Sprintf(`"metadata":{"name":"o-%05d"}`, n)
+		pieces.must(b, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{%s,"data":{"k":"%x"}}`, metadata, value)})
+		widget := fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget",%s,"spec":{"free":{"k":"%x"}}}`, metadata, value)
+		pieces.must(b, 201, request{method: "POST", path: customs, body: widget})
 		if n%1000 == 999 {
 			_, err := pieces.config.Cell.Projection.Commit(b.Context())
 			require.NoError(b, err)
 		}
 	}
 	const of, metadata, table = ";g=meta.k8s.io;v=v1;as=", "PartialObjectMetadataList", "Table"
-	for _, form := range []struct{ name, accept string }{
-		{"json", "application/json"}, {"vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf"},
-		{"table", "application/json" + of + table}, {"metadata", "application/vnd.kubernetes.protobuf" + of + metadata}, {"metadata-json", "application/json" + of + metadata},
-		{"pretty", "application/json;pretty=1"}, {"yaml", "application/yaml"},
+	for _, form := range []struct{ name, path, accept string }{
+		{"json", configMaps, "application/json"}, {"vnd.kubernetes.protobuf", configMaps, "application/vnd.kubernetes.protobuf"},
+		{"table", configMaps, "application/json" + of + table}, {"metadata", configMaps, "application/vnd.kubernetes.protobuf" + of + metadata},
+		{"metadata-json", configMaps, "application/json" + of + metadata},
+		{"pretty", configMaps, "application/json;pretty=1"}, {"yaml", configMaps, "application/yaml"},
+		{"custom-json", customs, "application/json"}, {"custom-cbor", customs, "application/cbor"}, {"custom-table", customs, "application/json" + of + table},
 	} {
 		for _, encoding := range []string{"identity", "gzip", "zstd"} {
 			for _, way := range []struct {
@@ -237,7 +242,7 @@ func BenchmarkList(b *testing.B) {
 			}{{"kept", pieces}, {"made", made}, {"whole", whole}} {
 				b.Run(form.name+"/"+encoding+"/"+way.name, func(b *testing.B) {
 					b.ReportAllocs()
-					list := request{method: "GET", path: configMaps, accept: form.accept, header: http.Header{"Accept-Encoding": {encoding}}}
+					list := request{method: "GET", path: form.path, accept: form.accept, header: http.Header{"Accept-Encoding": {encoding}}}
 					list.do(b, way)
 					for b.Loop() {
 						require.Equal(b, 200, list.do(b, way).code)

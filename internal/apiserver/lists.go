@@ -41,6 +41,7 @@ func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *api
 		g.describe(&kind)
 	default:
 		kind.Serializer, kind.Tables = customresources.ListSerializer(), customresources.TableConvertor
+		kind.Verbatim = customresources.Verbatim
 	}
 	lists.Serve(w, r, kind, h, s.fail)
 }

@@ -28,6 +28,8 @@ type Pieces struct {
 	Form string
 	// Encode makes a piece of the items of a list. It must not write to them. Large says that the whole list is.
 	Encode func(ctx context.Context, list runtime.Object, large bool) (Piece, error)
+	// Verbatim makes a piece of items as they are stored. It returns nil if they must be decoded, and is nil if all must.
+	Verbatim func(ctx context.Context, items []projection.Row, large bool) Piece
 	// Sized says that the answer begins with the size of the whole list.
 	Sized bool
 	// Fleeting says that a piece depends on more than its items, so that none is kept. The decoded items are, then.
@@ -267,6 +269,22 @@ func (l *listing) piece(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
 	if err := l.values(ctx, c); err != nil {
 		return nil, err
 	}
+	piece, err := l.encode(ctx, p, c)
+	if err != nil || p.Fleeting {
+		return piece, err
+	}
+	s.Objects.addPiece(id, s.owner(id.rowKey), kept{piece, slices.Clone(c.revisions)})
+	return piece, nil
+}
+
+// encode makes a piece of rows that have their values.
+func (l *listing) encode(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
+	large := l.bytes > heavyList
+	if p.Verbatim != nil && len(c.objects) == 0 {
+		if piece := p.Verbatim(ctx, c.rows, large); piece != nil {
+			return piece, nil
+		}
+	}
 	list := reflect.New(reflect.TypeOf(l.list).Elem()).Interface().(runtime.Object)
 	if u, ok := list.(*unstructured.UnstructuredList); ok {
 		u.SetGroupVersionKind(l.list.GetObjectKind().GroupVersionKind())
@@ -285,12 +303,7 @@ func (l *listing) piece(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
 		}
 		items.Index(i).Set(reflect.ValueOf(object).Elem())
 	}
-	piece, err := p.Encode(ctx, list, l.bytes > heavyList)
-	if err != nil || p.Fleeting {
-		return piece, err
-	}
-	s.Objects.addPiece(id, s.owner(id.rowKey), kept{piece, slices.Clone(c.revisions)})
-	return piece, nil
+	return p.Encode(ctx, list, large)
 }
 
 func hash(revisions []projection.Revision) projection.Revision {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"slices"
 	"testing"
 
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
@@ -28,11 +29,14 @@ func (l *links) link(name, to string) *link {
 	proxy := toxiproxy.NewProxy(l.server, name, "127.0.0.1:0", to)
 	require.NoError(l.t, proxy.Start())
 	l.t.Cleanup(proxy.Stop)
-	return &link{proxy}
+	return &link{proxy: proxy}
 }
 
 // link is one of them.
-type link struct{ proxy *toxiproxy.Proxy }
+type link struct {
+	proxy  *toxiproxy.Proxy
+	toxics []string // names, in their order on the way
+}
 
 // address is where the link begins. It stays, also over cuts.
 func (l *link) address() string { return l.proxy.Listen }
@@ -56,17 +60,25 @@ func (l *link) poison(toxics []toxic) error {
 			if err != nil {
 				return err
 			}
-			if _, err := l.proxy.Toxics.AddToxicJson(bytes.NewReader(encoded)); err != nil {
+			added, err := l.proxy.Toxics.AddToxicJson(bytes.NewReader(encoded))
+			if err != nil {
 				return err
 			}
+			l.toxics = append(l.toxics, added.Name)
 		}
 	}
 	return nil
 }
 
-// heal takes all toxics away.
+// heal takes all toxics away, the last one first: what a toxic holds goes through those that are left, and toxiproxy
+// waits for that, minutes where a narrow one is among them.
 func (l *link) heal() error {
-	l.proxy.Toxics.ResetToxics(context.Background())
+	for _, name := range slices.Backward(l.toxics) {
+		if err := l.proxy.Toxics.RemoveToxic(context.Background(), name); err != nil {
+			return err
+		}
+	}
+	l.toxics = nil
 	return nil
 }
 

@@ -13,8 +13,10 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"go.opentelemetry.io/otel/trace/noop"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	crdlisters "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -37,6 +39,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
+	"github.com/logplane/logplane/internal/apiserver/customresources/verbatim"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -249,16 +252,19 @@ func (h *Handler) Shrink() {
 type definitionHandler struct {
 	http.Handler
 	crd atomic.Pointer[apiextensionsv1.CustomResourceDefinition]
+	// schemas are those of the versions, by apiVersion. A version is missing if its objects must be decoded.
+	schemas func() map[string]*verbatim.Schema
 }
 
 func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*definitionHandler, error) {
 	c, one := h.config, &definitionHandler{}
 	one.crd.Store(established(crd))
+	one.schemas = sync.OnceValue(func() map[string]*verbatim.Schema { return schemasOf(crd) })
 	upstream, err := crdserver.NewCustomResourceDefinitionHandler(
 		nil, nil, // discovery is ours
 		one,
 		c.NotServed,
-		instanceOptions{c.Stores},
+		instanceOptions{c.Stores, one.schemaOf},
 		c.Admission,
 		nil, // nothing is left to establish
 		webhook.NewDefaultServiceResolver(),
@@ -276,6 +282,33 @@ func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*de
 	}
 	one.Handler = upstream
 	return one, nil
+}
+
+func (h *definitionHandler) schemaOf(apiVersion string) *verbatim.Schema {
+	return h.schemas()[apiVersion]
+}
+
+// schemasOf compiles the schemas of a CRD. What upstream does with them, it does by schemas that nobody else can have.
+func schemasOf(crd *apiextensionsv1.CustomResourceDefinition) map[string]*verbatim.Schema {
+	schemas := map[string]*verbatim.Schema{}
+	if crd.Spec.PreserveUnknownFields {
+		return schemas
+	}
+	for _, v := range crd.Spec.Versions {
+		var internal apiextensions.JSONSchemaProps
+		if v.Schema == nil || apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(v.Schema.OpenAPIV3Schema, &internal, nil) != nil {
+			continue
+		}
+		structural, err := structuralschema.NewStructural(&internal)
+		if err != nil {
+			continue // the handler says so
+		}
+		apiVersion := crd.Spec.Group + "/" + v.Name
+		if s, err := verbatim.New(apiVersion, crd.Status.AcceptedNames.Kind, structural); err == nil {
+			schemas[apiVersion] = s
+		}
+	}
+	return schemas
 }
 
 // established back-dates the condition. Upstream delays creates for two seconds after it, because other servers may not

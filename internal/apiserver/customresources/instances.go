@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -12,11 +13,15 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/logplane/logplane/internal/apiserver/customresources/verbatim"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 )
 
 // instanceOptions makes the stores of custom resources.
-type instanceOptions struct{ stores *resources.Stores }
+type instanceOptions struct {
+	stores   *resources.Stores
+	schemaOf func(apiVersion string) *verbatim.Schema
+}
 
 // GetRESTOptions implements generic.RESTOptionsGetter.
 func (o instanceOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
@@ -29,18 +34,28 @@ func (o instanceOptions) GetRESTOptions(resource schema.GroupResource, _ runtime
 	options.Decorator = func(config *storagebackend.ConfigForResource, prefix string, keyFunc func(runtime.Object) (string, error),
 		newFunc, newListFunc func() runtime.Object, attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 	) (storage.Interface, factory.DestroyFunc, error) {
-		explained := *config
-		explained.Codec = storedVersions{config.Codec} // upstream's, which converts
-		return store(&explained, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
+		own := *config
+		own.Codec = codec{config.Codec, o.schemaOf} // upstream's, which converts
+		return store(&own, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
 	}
 	return options, nil
 }
 
-// storedVersions explains what to do about an object that is stored in a version its CRD no longer has. Upstream
-// refuses to drop a version that `status.storedVersions` names, but lets a user remove the version from that list.
-type storedVersions struct{ runtime.Codec }
+// codec is upstream's codec of one CRD. It decodes without the schema what the schema leaves as it is.
+//
+// It also explains what to do about an object that is stored in a version its CRD no longer has. Upstream refuses to
+// drop a version that `status.storedVersions` names, but lets a user remove the version from that list.
+type codec struct {
+	runtime.Codec
+	schemaOf func(apiVersion string) *verbatim.Schema
+}
 
-func (c storedVersions) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+func (c codec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	if u, ok := into.(*unstructured.Unstructured); ok {
+		if s := c.schemaOf(u.GetAPIVersion()); s != nil && s.Leaves(data) {
+			return resources.CustomCodec().Decode(data, defaults, into)
+		}
+	}
 	object, kind, err := c.Codec.Decode(data, defaults, into)
 	if err != nil && strings.HasPrefix(err.Error(), "request to convert CR from an invalid group/version") {
 		err = fmt.Errorf("%w: the object is stored in a version that was dropped: add it to the `spec.versions` of the CustomResourceDefinition "+

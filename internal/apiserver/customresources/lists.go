@@ -12,6 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/logplane/logplane/internal/apiserver/customresources/verbatim"
+	"github.com/logplane/logplane/internal/apiserver/lists"
+	"github.com/logplane/logplane/projection"
 )
 
 // ListSerializer encodes lists of custom resources as upstream's handler does, which keeps its own to itself. Here the
@@ -63,4 +67,27 @@ func TableConvertor(ctx context.Context) rest.TableConvertor {
 	}
 	convertor, _ := tableconvertor.New(columns) // as in upstream, a Table ends with the column before one that is invalid
 	return convertor
+}
+
+// Verbatim encodes stored objects of a list that is being served, where their schema leaves them as they are.
+func Verbatim(ctx context.Context, mediaType string) lists.Append {
+	encode := verbatim.AppendJSON
+	switch mediaType {
+	case runtime.ContentTypeJSON:
+	case runtime.ContentTypeCBOR:
+		encode = verbatim.AppendCBOR
+	default:
+		return nil
+	}
+	info, _ := apirequest.RequestInfoFrom(ctx)
+	s := ctx.Value(servedKey{}).(*definitionHandler).schemaOf(info.APIGroup + "/" + info.APIVersion)
+	if s == nil {
+		return nil
+	}
+	return func(to, stored []byte, revision projection.Revision) []byte {
+		if !s.Leaves(stored) {
+			return nil
+		}
+		return encode(to, stored, uint64(revision))
+	}
 }

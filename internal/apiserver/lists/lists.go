@@ -36,6 +36,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 // Kind of objects that are listed.
@@ -51,7 +52,13 @@ type Kind struct {
 	Convertor runtime.ObjectConvertor
 	// Tables returns what makes Tables, for the context in which the store answers. It is nil for a kind that has none.
 	Tables func(context.Context) rest.TableConvertor
+	// Verbatim returns what encodes stored objects as a media type, for the context in which the store answers. It is nil
+	// for a kind whose objects must be decoded.
+	Verbatim func(ctx context.Context, mediaType string) Append
 }
+
+// Append appends a stored object as a client gets it. It returns nil if the object must be decoded.
+type Append func(to, stored []byte, revision projection.Revision) []byte
 
 // Serve lets the handler answer a list. fail answers with an error.
 func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fail func(http.ResponseWriter, *http.Request, error)) {
@@ -150,6 +157,11 @@ func (k Kind) maker(r *http.Request, encoding encoding) *maker {
 		}
 		return m.make(ctx, list, large, encoding)
 	}
+	if k.Verbatim != nil && wanted.Convert == nil && !pretty {
+		m.Verbatim = func(ctx context.Context, items []projection.Row, large bool) kubestore.Piece {
+			return m.verbatim(k.Verbatim(ctx, chosen.MediaType), items, large, encoding)
+		}
+	}
 	return m
 }
 
@@ -186,7 +198,30 @@ func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encod
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errShape, err)
 	}
-	p := &piece{count: meta.LenList(list), length: len(items), encoding: encoding}
+	return newPiece(meta.LenList(list), items, large, encoding), nil
+}
+
+// verbatim returns nil if any of the items must be decoded.
+func (m *maker) verbatim(add Append, items []projection.Row, large bool, encoding encoding) kubestore.Piece {
+	if add == nil {
+		return nil
+	}
+	encoded := m.buffer.AvailableBuffer()
+	for i, item := range items {
+		if i > 0 {
+			encoded = append(encoded, m.form.separator()...)
+		}
+		if encoded = add(encoded, item.Value, item.Revision); encoded == nil {
+			return nil
+		}
+	}
+	m.buffer = *bytes.NewBuffer(encoded[:0])
+	return newPiece(len(items), encoded, large, encoding)
+}
+
+// newPiece keeps none of the encoded items.
+func newPiece(count int, items []byte, large bool, encoding encoding) *piece {
+	p := &piece{count: count, length: len(items), encoding: encoding}
 	if large && encoding != identity {
 		p.packed.Store(pack(encoding, items))
 	} else {
@@ -195,7 +230,7 @@ func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encod
 			p.spare = len(items) / 4
 		}
 	}
-	return p, nil
+	return p
 }
 
 // encode returns bytes that the next call overwrites.

@@ -1,0 +1,167 @@
+package verbatim
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"unicode/utf8"
+
+	"github.com/fxamacker/cbor/v2"
+)
+
+// The major types of CBOR (RFC 8949, section 3.1).
+const (
+	ofPositive = iota
+	ofNegative
+	ofBytes // upstream writes text as byte strings
+	ofText
+	ofList
+	ofMap
+	ofTag
+	ofSimple
+)
+
+const simpleFalse, simpleTrue, simpleNull = 20, 21, 22
+
+// maxDepth is more than a request may bring.
+const maxDepth = 128
+
+// reader reads a value as upstream's encoder writes it: without indefinite lengths or inner tags, with the members of
+// maps in the order of their encoded names. Whatever it reads says whether it could.
+type reader struct {
+	rest  []byte
+	depth int
+}
+
+// untagged is a stored value without the tag that says it is CBOR.
+func untagged(stored []byte) []byte { return bytes.TrimPrefix(stored, []byte("\xd9\xd9\xf7")) }
+
+func (r *reader) deeper() bool { r.depth++; return r.depth <= maxDepth }
+func (r *reader) higher()      { r.depth-- }
+
+// peek returns the head of the next value and its length, which is 0 if there is none that upstream would write.
+func (r *reader) peek() (major byte, argument uint64, size int) {
+	if len(r.rest) == 0 {
+		return ofTag, 0, 0
+	}
+	major = r.rest[0] >> 5
+	low := r.rest[0] & 31
+	if low < 24 {
+		return major, uint64(low), 1
+	}
+	if size = 1 + 1<<(low-24); low > 27 || len(r.rest) < size {
+		return ofTag, 0, 0
+	}
+	switch b := r.rest[1:]; low {
+	case 24:
+		argument = uint64(b[0])
+	case 25:
+		argument = uint64(binary.BigEndian.Uint16(b))
+	case 26:
+		argument = uint64(binary.BigEndian.Uint32(b))
+	case 27:
+		argument = binary.BigEndian.Uint64(b)
+	}
+	return major, argument, size
+}
+
+// text reads a string.
+func (r *reader) text() ([]byte, bool) {
+	major, length, size := r.peek()
+	if size == 0 || major != ofBytes && major != ofText || length > uint64(len(r.rest)-size) {
+		return nil, false
+	}
+	s := r.rest[size : size+int(length)]
+	r.rest = r.rest[size+int(length):]
+	return s, utf8.Valid(s)
+}
+
+func (r *reader) is(wanted string) bool {
+	s, ok := r.text()
+	return ok && string(s) == wanted
+}
+
+// null reads a null if that is next.
+func (r *reader) null() bool {
+	if major, which, size := r.peek(); major != ofSimple || size != 1 || which != simpleNull {
+		return false
+	}
+	r.rest = r.rest[1:]
+	return true
+}
+
+// members reads a map, of which each must read one value or none. Names may not repeat, which their order tells.
+func (r *reader) members(each func(name []byte, value *reader) bool) bool {
+	major, count, size := r.peek()
+	if size == 0 || major != ofMap {
+		return false
+	}
+	r.rest = r.rest[size:]
+	var last []byte
+	for range count {
+		before := r.rest
+		name, ok := r.text()
+		encoded := before[:len(before)-len(r.rest)]
+		if !ok || bytes.Compare(last, encoded) >= 0 {
+			return false
+		}
+		last = encoded
+		unread := len(r.rest)
+		if !each(name, r) || len(r.rest) == unread && !r.skip() {
+			return false
+		}
+	}
+	return true
+}
+
+// elements reads a list.
+func (r *reader) elements(each func(value *reader) bool) bool {
+	major, count, size := r.peek()
+	if size == 0 || major != ofList {
+		return false
+	}
+	r.rest = r.rest[size:]
+	for range count {
+		if !each(r) {
+			return false
+		}
+	}
+	return true
+}
+
+// skip reads a value.
+func (r *reader) skip() bool {
+	if !r.deeper() {
+		return false
+	}
+	defer r.higher()
+	switch major, argument, size := r.peek(); {
+	case size == 0:
+		return false
+	case major == ofBytes || major == ofText:
+		_, ok := r.text()
+		return ok
+	case major == ofMap:
+		return r.members(func([]byte, *reader) bool { return true })
+	case major == ofList:
+		return r.elements((*reader).skip)
+	case major == ofPositive || major == ofNegative:
+		r.rest = r.rest[size:]
+		return argument <= math.MaxInt64
+	case major == ofSimple && size == 1:
+		r.rest = r.rest[1:]
+		return argument == simpleFalse || argument == simpleTrue || argument == simpleNull
+	case major == ofSimple && size > 2:
+		_, ok := r.float()
+		return ok
+	}
+	return false
+}
+
+// float reads a number with a fraction or an exponent.
+func (r *reader) float() (f float64, ok bool) {
+	_, _, size := r.peek()
+	err := cbor.Unmarshal(r.rest[:size], &f)
+	r.rest = r.rest[size:]
+	return f, err == nil && !math.IsNaN(f) && !math.IsInf(f, 0)
+}

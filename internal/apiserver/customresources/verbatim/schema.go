@@ -1,0 +1,156 @@
+// Package verbatim encodes stored custom resources for clients without decoding them, where that is what decoding and
+// encoding them would give.
+//
+// Upstream decodes a custom resource into maps, prunes and completes it by its schema, twice, and takes its metadata
+// through JSON each time. An object that was written under the same schema comes out as it went in. Schema.Leaves tells
+// so from the stored bytes. It may say no about any object: then upstream's way is the way.
+package verbatim
+
+import (
+	"fmt"
+
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+)
+
+// Schema of one version of a custom resource. It is immutable.
+type Schema struct {
+	apiVersion, kind string
+	root             *node
+}
+
+// New returns the schema of a version: 'example.com/v1', and the kind that its objects have. A schema that changes what
+// it must not, metadata or embedded objects, is refused.
+func New(apiVersion, kind string, s *schema.Structural) (*Schema, error) {
+	if s == nil {
+		return nil, fmt.Errorf("%s of %s has no schema", kind, apiVersion)
+	}
+	root := compile(s)
+	if metadata := root.fields["metadata"]; root.embeds || metadata != nil && metadata.changes() {
+		return nil, fmt.Errorf("the schema of %s of %s is about metadata", kind, apiVersion)
+	}
+	return &Schema{apiVersion, kind, root}, nil
+}
+
+// node is what a schema says of one value.
+type node struct {
+	// fields are the members that have a schema of their own, and others is that of all others. Without one, a member is
+	// pruned, or left alone if the node is open.
+	fields map[string]*node
+	others *node
+	items  *node
+	// defaults is how many of the fields have a default, so must be there.
+	defaults  int
+	defaulted bool
+	nullable  bool
+	open      bool
+	embeds    bool
+}
+
+var (
+	// anything is left alone.
+	anything = &node{open: true, nullable: true}
+	// scalar is of a value without a schema in a place where all is pruned that has none.
+	scalar = &node{}
+)
+
+func init() { anything.others, anything.items = anything, anything }
+
+func compile(s *schema.Structural) *node {
+	n := &node{
+		defaulted: s.Default.Object != nil, nullable: s.Nullable, open: s.XPreserveUnknownFields, embeds: s.XEmbeddedResource,
+		fields: make(map[string]*node, len(s.Properties)), items: scalar,
+	}
+	for name, property := range s.Properties {
+		field := compile(&property)
+		n.fields[name] = field
+		if field.defaulted {
+			n.defaults++
+		}
+	}
+	switch {
+	case s.AdditionalProperties != nil:
+		n.others = scalar
+		if s.AdditionalProperties.Structural != nil {
+			n.others = compile(s.AdditionalProperties.Structural)
+		}
+	case n.open:
+		n.others = anything
+	}
+	switch {
+	case s.Items != nil:
+		n.items = compile(s.Items)
+	case n.open:
+		n.items = anything
+	}
+	return n
+}
+
+// changes says that the schema may change a value that has no nulls.
+func (n *node) changes() bool {
+	if n == anything || n == scalar {
+		return false
+	}
+	if n.defaulted || n.embeds || n.others != nil && n.others.changes() || n.items.changes() {
+		return true
+	}
+	for _, field := range n.fields {
+		if field.changes() {
+			return true
+		}
+	}
+	return false
+}
+
+// Leaves says that upstream decodes the stored value into an object of this version and leaves everything as it is, and
+// that it can be encoded here.
+func (s *Schema) Leaves(stored []byte) bool {
+	r := reader{rest: untagged(stored)}
+	about, defaults := 0, 0
+	ok := r.members(func(name []byte, value *reader) bool {
+		switch string(name) {
+		case "apiVersion":
+			about++
+			return value.is(s.apiVersion)
+		case "kind":
+			about++
+			return value.is(s.kind)
+		case "metadata":
+			about++
+			return value.metadata()
+		}
+		return value.member(s.root, name, &defaults)
+	})
+	return ok && about == 3 && defaults == s.root.defaults && len(r.rest) == 0
+}
+
+// member reads a member of a map, and says that the map's schema leaves it as it is. It counts those that have defaults.
+func (r *reader) member(n *node, name []byte, defaults *int) bool {
+	field := n.fields[string(name)]
+	if field == nil {
+		field = n.others
+	} else if field.defaulted {
+		*defaults++
+	}
+	return field != nil && r.fits(field)
+}
+
+// fits reads a value, and says that its schema leaves it as it is.
+func (r *reader) fits(n *node) bool {
+	if n.embeds || !r.deeper() {
+		return false
+	}
+	defer r.higher()
+	switch major, _, _ := r.peek(); major {
+	case ofMap:
+		defaults := 0
+		return n != scalar && r.members(func(name []byte, value *reader) bool { return value.member(n, name, &defaults) }) &&
+			defaults == n.defaults
+	case ofList:
+		return n != scalar && r.elements(func(value *reader) bool { return value.fits(n.items) })
+	case ofSimple:
+		if r.null() {
+			return n.nullable
+		}
+	}
+	return r.skip()
+}
