@@ -89,6 +89,7 @@ func newCustomResources(s *Server) (*customresources.Handler, error) {
 			}
 			return built.info.VersionedResourcesStorageMap["v1"][customresources.Resource.Resource].(restregistry.Watcher), nil
 		},
+		WithLine:            withLine,
 		Admission:           s.generic.AdmissionControl,
 		Authorizer:          s.generic.Authorization.Authorizer,
 		Loopback:            s.loopback,

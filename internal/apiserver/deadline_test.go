@@ -20,19 +20,19 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// lines is what was logged.
-type lines struct {
+// logLines is what was logged.
+type logLines struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *lines) Write(p []byte) (int, error) {
+func (l *logLines) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *lines) String() string {
+func (l *logLines) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
@@ -40,7 +40,7 @@ func (l *lines) String() string {
 
 // A client that goes away is no timeout, and is logged for debugging only.
 func TestClientGoesAway(t *testing.T) {
-	var logged lines
+	var logged logLines
 	logger := slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	klog.SetSlogLogger(logger)
 	t.Cleanup(func() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) })
@@ -82,7 +82,7 @@ func TestStubbornHandler(t *testing.T) {
 		http2 bool
 	}{{"HTTP/1.1", false}, {"HTTP/2", true}} {
 		t.Run(c.name, func(t *testing.T) {
-			var logged lines
+			var logged logLines
 			s := newServer(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&logged, nil)) })
 			release, ended := make(chan struct{}), make(chan error, 1)
 			stubborn := s.withTimeout(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -127,7 +127,7 @@ func (b broken) WriteHeader(int) {
 // TestPanicAtTheDeadline: a panic while a request is answered for its handler ends the request and not the process. It
 // is logged as any other.
 func TestPanicAtTheDeadline(t *testing.T) {
-	var logged lines
+	var logged logLines
 	s := newServer(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&logged, nil)) })
 	for _, multiplexed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("multiplexed=%v", multiplexed), func(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"github.com/emicklei/go-restful/v3"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"github.com/logplane/logplane/internal/apiserver/lines"
 )
 
 // group is one built-in API group. It is built by its first request; until then it costs nothing. It is safe for
@@ -31,7 +33,7 @@ type builtGroup struct {
 
 	mu     sync.Mutex
 	routes map[string]*restful.Container // by mu; by resource
-	forms  map[formOf]*form              // by mu; of watches
+	forms  map[formOf]*lines.Form        // by mu; of watches; nil if there is none
 }
 
 // get builds the group if it is not built yet. A failed build is tried again by the next request.

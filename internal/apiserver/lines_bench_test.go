@@ -16,28 +16,33 @@ import (
 	"github.com/logplane/logplane/projection/cache"
 )
 
-// BenchmarkInformers starts watches of 10,000 ConfigMaps of 1 KiB at once, as client-go's informers start, and reads
-// each up to the bookmark behind the state: in pieces, and one event after the other, as for watches that select.
+// BenchmarkInformers starts watches of 10,000 objects of 1 KiB at once, as client-go's informers start, and reads each up
+// to the bookmark behind the state: in pieces, and one event after the other, as for watches that select.
 func BenchmarkInformers(b *testing.B) {
 	s := newServer(b, withFeed(b), func(c *Config) { c.Cell.Objects = kubestore.NewObjects(cache.NewBudget(96 << 20)) })
+	s.must(b, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
 	listener := httptest.NewServer(s)
 	b.Cleanup(listener.Close)
 	for n := range 10_000 {
-		body := fmt.Sprintf(`{"metadata":{"name":"map-%05d"},"data":{"k":"%s"}}`, n, strings.Repeat("x", 900))
-		s.must(b, 201, request{method: "POST", path: configMaps, body: body})
+		value := strings.Repeat("x", 900)
+		s.must(b, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"map-%05d"},"data":{"k":"%s"}}`, n, value)})
+		widget := `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"widget-%05d"},"spec":{"free":{"k":"%s"}}}`
+		s.must(b, 201, request{method: "POST", path: customs, body: fmt.Sprintf(widget, n, value)})
 	}
 	const initial = "?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
-	for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
+	for _, of := range []struct{ name, path, accept string }{
+		{"json", configMaps, "application/json"}, {"protobuf", configMaps, "application/vnd.kubernetes.protobuf"}, {"custom-json", customs, "application/json"},
+	} {
 		for _, way := range []struct{ name, selector string }{{"pieces", ""}, {"each", "&labelSelector=!none"}} {
 			for _, informers := range []int{1, 20} {
-				b.Run(fmt.Sprintf("%s/%s/%d", accept, way.name, informers), func(b *testing.B) {
+				b.Run(fmt.Sprintf("%s/%s/%d", of.name, way.name, informers), func(b *testing.B) {
 					before := processorUsed(b)
 					for b.Loop() {
 						var reading sync.WaitGroup
 						for range informers {
-							r, err := http.NewRequestWithContext(b.Context(), "GET", listener.URL+configMaps+initial+way.selector, nil)
+							r, err := http.NewRequestWithContext(b.Context(), "GET", listener.URL+of.path+initial+way.selector, nil)
 							require.NoError(b, err)
-							r.Header.Set("Accept", accept)
+							r.Header.Set("Accept", of.accept)
 							response, err := http.DefaultClient.Do(r)
 							require.NoError(b, err)
 							reading.Go(func() {

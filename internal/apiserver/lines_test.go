@@ -51,11 +51,15 @@ func TestLines(t *testing.T) {
 		state    = 150 // some pieces
 		services = "/api/v1/namespaces/default/services"
 
+		widget = `,"apiVersion":"example.com/v1","kind":"Widget","spec":{"size":1}`
+
 		clusterRoles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 	)
 	for i, rules := range []string{"", `,"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]`} {
 		s.must(t, 201, request{method: "POST", path: clusterRoles, body: fmt.Sprintf(`{"metadata":{"name":"part%d","labels":{"part":"yes"}}%s}`, i, rules)})
 	}
+	const v2 = "  versions:\n  - {name: v2, served: true, storage: false, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}\n"
+	s.must(t, 201, request{method: "POST", path: crdsPath, body: strings.Replace(widgetCRD, "  versions:\n", v2, 1), contentType: "application/yaml"})
 	for n, c := range []struct {
 		path, accept, spec string
 		past               bool
@@ -66,6 +70,10 @@ func TestLines(t *testing.T) {
 		{configMaps, "application/yaml;q=0.1,application/json;q=0.9,*/*;q=0.1", "", true},
 		{configMaps, "application/json;stream=x,application/vnd.kubernetes.protobuf;stream=watch", "", true},
 		{configMaps, "application/json;sv=v2,application/vnd.kubernetes.protobuf", "", true},
+		{customs, "application/json", widget, true},
+		{customs, "application/cbor", widget, true},
+		{strings.Replace(customs, "v1", "v2", 1), "application/json", strings.Replace(widget, "v1", "v2", 1), false}, // they are converted
+		{customs, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json", widget, false},
 		{configMaps, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json", "", false},
 		{configMaps, "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", "", false},
 		{services, "application/json", `,"spec":{"ports":[{"port":80}],"clusterIP":"None"}`, false}, // they are decorated

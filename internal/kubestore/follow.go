@@ -23,9 +23,8 @@ func (w *watcher) follow(ctx context.Context) error {
 	}
 	sub := &fanout.Subscription{Keys: w.keys, Progress: w.opts.ProgressNotify}
 	sub.Index, sub.Value = w.indexFor(&w.opts.Predicate)
-	// What a watch selects may have to be compared with the object before, and a custom resource may have to be
-	// converted by a webhook: that takes time. So does a key service.
-	if w.selects == nil && w.plain && !w.unstructured {
+	// What a watch selects may have to be compared with the object before: that takes time. So does a key service.
+	if w.selects == nil && w.plain {
 		sub.Offer = w.offer
 	}
 	w.Feed.Join(sub)
@@ -128,6 +127,9 @@ func (w *watcher) offer(d *fanout.Delivery) bool {
 			return false
 		}
 		if valid {
+			if !d.Prompt(w.store) {
+				return false
+			}
 			event, found, err := d.For(context.Background(), w.store, nil)
 			if err != nil || !found {
 				return false // the watch itself says what is wrong

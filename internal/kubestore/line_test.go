@@ -1,6 +1,7 @@
 package kubestore
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -88,6 +89,8 @@ func (c *client) Write(p []byte) (int, error) {
 
 // asLabel encodes an event as what the object's label says.
 type asLabel struct{}
+
+func (asLabel) Verbatim(context.Context) Append { return nil }
 
 func (asLabel) Name() string { return "label" }
 

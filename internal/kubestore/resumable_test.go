@@ -1,6 +1,7 @@
 package kubestore
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"iter"
@@ -127,6 +128,8 @@ func (l *stateLine) SendAll(frames []byte, events int) error {
 
 // nameForm encodes an event as the object's name, and counts.
 type nameForm struct{ encoded atomic.Int32 }
+
+func (*nameForm) Verbatim(context.Context) Append { return nil }
 
 func (f *nameForm) Name() string { return "names" }
 

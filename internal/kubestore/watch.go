@@ -247,6 +247,9 @@ func (w *watcher) sendPieces(ctx context.Context, v *projection.View) error {
 	}
 	form := w.line.Form()
 	kept := &Pieces{Form: form.Name(), Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) { return addedIn(form, list) }}
+	if add := form.Verbatim(ctx); add != nil {
+		kept.Verbatim = func(_ context.Context, items []projection.Row, _ bool) Piece { return addedVerbatim(add, items) }
+	}
 	l := &listing{store: w.store, span: span{view: v, at: w.position, keys: w.keys}, list: list, newItem: itemFunc(list, items)}
 	l.opts.Predicate = storage.Everything
 	pieces := &resumable[Piece]{open: func() iter.Seq2[Piece, error] {
@@ -295,6 +298,17 @@ func addedIn(form Form, list runtime.Object) (Piece, error) {
 	})
 	a.frames = slices.Clone(a.frames) // which has little room to spare
 	return a, err
+}
+
+// addedVerbatim returns nil if any of the items must be decoded.
+func addedVerbatim(add Append, items []projection.Row) Piece {
+	var frames []byte
+	for _, item := range items {
+		if frames = add(frames, item.Value, uint64(item.Revision)); frames == nil {
+			return nil
+		}
+	}
+	return added{slices.Clone(frames), len(items)}
 }
 
 // sendRows sends the objects of a view that match, one by one.

@@ -55,6 +55,18 @@ func (s *store) indexFor(p *storage.SelectionPredicate) (fanout.Index, string) {
 	return fanout.Index{}, ""
 }
 
+// Local is a codec of custom resources that knows which values it decodes without a webhook.
+type Local interface{ Local(data []byte) bool }
+
+// Prompt implements fanout.Store. A custom resource may have to be converted, and a key service may be asked.
+func (s *store) Prompt(e *fanout.Event) bool {
+	if !s.plain || !s.unstructured {
+		return s.plain
+	}
+	codec, ok := s.Codec.(Local)
+	return ok && codec.Local(e.Body)
+}
+
 // object decodes a stored version. It may be the cache's: nobody may write to it.
 func (s *store) object(ctx context.Context, v stored) (runtime.Object, error) {
 	data, _, err := s.unseal(ctx, v)

@@ -40,6 +40,7 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/logplane/logplane/internal/apiserver/customresources/verbatim"
+	"github.com/logplane/logplane/internal/apiserver/lines"
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -60,6 +61,8 @@ type Config struct {
 	Definitions *Reader
 	// Registry returns the registry of CustomResourceDefinitions, on which a watch of custom resources depends.
 	Registry func() (rest.Watcher, error)
+	// WithLine gives a watch a line to its client, if it has a form.
+	WithLine func(*http.Request, *lines.Form) *http.Request
 	// The fields from here to MaxRequestBodyBytes are those of upstream's configuration.
 	Admission           admission.Interface
 	Authorizer          authorizer.Authorizer
@@ -141,8 +144,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		r = r.WithContext(ctx)
 	}
-	if info.Verb == "list" {
+	if info.Verb == "list" || info.Verb == "watch" {
 		r = r.WithContext(context.WithValue(r.Context(), servedKey{}, one))
+	}
+	if info.Verb == "watch" && info.Subresource == "" {
+		r = h.config.WithLine(r, one.form(r, info))
 	}
 	one.ServeHTTP(w, r)
 }
@@ -254,6 +260,7 @@ type definitionHandler struct {
 	crd atomic.Pointer[apiextensionsv1.CustomResourceDefinition]
 	// schemas are those of the versions, by apiVersion. A version is missing if its objects must be decoded.
 	schemas func() map[string]*verbatim.Schema
+	forms   sync.Map // of watches, by formOf
 }
 
 func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*definitionHandler, error) {

@@ -35,7 +35,8 @@ func (o instanceOptions) GetRESTOptions(resource schema.GroupResource, _ runtime
 		newFunc, newListFunc func() runtime.Object, attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 	) (storage.Interface, factory.DestroyFunc, error) {
 		own := *config
-		own.Codec = codec{config.Codec, o.schemaOf} // upstream's, which converts
+		version := newFunc().GetObjectKind().GroupVersionKind().GroupVersion().String()
+		own.Codec = codec{config.Codec, o.schemaOf, version} // upstream's, which converts
 		return store(&own, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
 	}
 	return options, nil
@@ -48,13 +49,27 @@ func (o instanceOptions) GetRESTOptions(resource schema.GroupResource, _ runtime
 type codec struct {
 	runtime.Codec
 	schemaOf func(apiVersion string) *verbatim.Schema
+	// version is what objects are decoded to where nothing else is asked for.
+	version string
+}
+
+// Local implements kubestore.Local.
+func (c codec) Local(data []byte) bool { return c.leaves(data, nil) }
+
+func (c codec) leaves(data []byte, into runtime.Object) bool {
+	version := c.version
+	if u, ok := into.(*unstructured.Unstructured); ok {
+		version = u.GetAPIVersion()
+	} else if into != nil {
+		return false
+	}
+	s := c.schemaOf(version)
+	return s != nil && s.Leaves(data)
 }
 
 func (c codec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
-	if u, ok := into.(*unstructured.Unstructured); ok {
-		if s := c.schemaOf(u.GetAPIVersion()); s != nil && s.Leaves(data) {
-			return resources.CustomCodec().Decode(data, defaults, into)
-		}
+	if c.leaves(data, into) {
+		return resources.CustomCodec().Decode(data, defaults, into)
 	}
 	object, kind, err := c.Codec.Decode(data, defaults, into)
 	if err != nil && strings.HasPrefix(err.Error(), "request to convert CR from an invalid group/version") {

@@ -2,23 +2,25 @@ package customresources
 
 import (
 	"context"
+	"net/http"
 	"sync"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/registry/customresource/tableconvertor"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/customresources/verbatim"
-	"github.com/logplane/logplane/internal/apiserver/lists"
-	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/internal/apiserver/lines"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// ListSerializer encodes lists of custom resources as upstream's handler does, which keeps its own to itself. Here the
+// ListSerializer encodes lists and events of custom resources as upstream's handler does, which keeps its own to itself. Here the
 // objects have the version that is asked for.
 var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 	creator, typer := unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper()
@@ -26,6 +28,11 @@ var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 		MediaType: runtime.ContentTypeJSON, MediaTypeType: "application", MediaTypeSubType: "json", EncodesAsText: true,
 		Serializer:       json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{}),
 		PrettySerializer: json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{Pretty: true}),
+		StreamSerializer: &runtime.StreamSerializerInfo{
+			EncodesAsText: true,
+			Serializer:    json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{}),
+			Framer:        json.Framer,
+		},
 	}, {
 		MediaType: runtime.ContentTypeYAML, MediaTypeType: "application", MediaTypeSubType: "yaml", EncodesAsText: true,
 		Serializer: json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{Yaml: true}),
@@ -69,8 +76,8 @@ func TableConvertor(ctx context.Context) rest.TableConvertor {
 	return convertor
 }
 
-// Verbatim encodes stored objects of a list that is being served, where their schema leaves them as they are.
-func Verbatim(ctx context.Context, mediaType string) lists.Append {
+// Verbatim encodes stored objects of a list or a watch that is being served, where their schema leaves them as they are.
+func Verbatim(ctx context.Context, mediaType string) kubestore.Append {
 	encode := verbatim.AppendJSON
 	switch mediaType {
 	case runtime.ContentTypeJSON:
@@ -84,10 +91,32 @@ func Verbatim(ctx context.Context, mediaType string) lists.Append {
 	if s == nil {
 		return nil
 	}
-	return func(to, stored []byte, revision projection.Revision) []byte {
+	return func(to, stored []byte, revision uint64) []byte {
 		if !s.Leaves(stored) {
 			return nil
 		}
-		return encode(to, stored, uint64(revision))
+		return encode(to, stored, revision)
 	}
 }
+
+// form returns the form of a watch's events, nil if it asks for something else than objects.
+func (h *definitionHandler) form(r *http.Request, info *apirequest.RequestInfo) *lines.Form {
+	accepted, ok := lines.Wanted(r, ListSerializer())
+	if !ok {
+		return nil
+	}
+	of := formOf{info.APIVersion, accepted.MediaType}
+	if f, ok := h.forms.Load(of); ok {
+		return f.(*lines.Form)
+	}
+	resource := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}
+	f := lines.NewForm(resource, ListSerializer(), accepted)
+	if accepted.MediaType == runtime.ContentTypeJSON {
+		f = f.WithVerbatim(func(ctx context.Context) kubestore.Append { return Verbatim(ctx, runtime.ContentTypeJSON) })
+	}
+	kept, _ := h.forms.LoadOrStore(of, f)
+	return kept.(*lines.Form)
+}
+
+// formOf names a form of a CRD's objects.
+type formOf struct{ version, mediaType string }

@@ -54,11 +54,8 @@ type Kind struct {
 	Tables func(context.Context) rest.TableConvertor
 	// Verbatim returns what encodes stored objects as a media type, for the context in which the store answers. It is nil
 	// for a kind whose objects must be decoded.
-	Verbatim func(ctx context.Context, mediaType string) Append
+	Verbatim func(ctx context.Context, mediaType string) kubestore.Append
 }
-
-// Append appends a stored object as a client gets it. It returns nil if the object must be decoded.
-type Append func(to, stored []byte, revision projection.Revision) []byte
 
 // Serve lets the handler answer a list. fail answers with an error.
 func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fail func(http.ResponseWriter, *http.Request, error)) {
@@ -202,7 +199,7 @@ func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encod
 }
 
 // verbatim returns nil if any of the items must be decoded.
-func (m *maker) verbatim(add Append, items []projection.Row, large bool, encoding encoding) kubestore.Piece {
+func (m *maker) verbatim(add kubestore.Append, items []projection.Row, large bool, encoding encoding) kubestore.Piece {
 	if add == nil {
 		return nil
 	}
@@ -211,7 +208,7 @@ func (m *maker) verbatim(add Append, items []projection.Row, large bool, encodin
 		if i > 0 {
 			encoded = append(encoded, m.form.separator()...)
 		}
-		if encoded = add(encoded, item.Value, item.Revision); encoded == nil {
+		if encoded = add(encoded, item.Value, uint64(item.Revision)); encoded == nil {
 			return nil
 		}
 	}

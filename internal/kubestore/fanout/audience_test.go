@@ -20,6 +20,8 @@ type moved struct {
 func (m *moved) ObjectAfter(context.Context, *Event) (runtime.Object, error)  { return m.to, nil }
 func (m *moved) ObjectBefore(context.Context, *Event) (runtime.Object, error) { return m.from, nil }
 
+func (m *moved) Prompt(*Event) bool { return true }
+
 func (m *moved) CachedBefore(*Event) runtime.Object {
 	if !m.cached {
 		return nil

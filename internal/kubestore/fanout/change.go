@@ -2,6 +2,7 @@ package fanout
 
 import (
 	"context"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -15,6 +16,8 @@ import (
 type Store interface {
 	// ObjectAfter returns the object that the event left, for a deletion the object that it deleted.
 	ObjectAfter(ctx context.Context, e *Event) (runtime.Object, error)
+	// Prompt says that ObjectAfter waits for nobody.
+	Prompt(e *Event) bool
 	// ObjectBefore returns the object that the event found, nil if there was none.
 	ObjectBefore(ctx context.Context, e *Event) (runtime.Object, error)
 	// CachedBefore returns what ObjectBefore does if that needs no waiting, else nil.
@@ -31,6 +34,14 @@ type change struct {
 	next  *change
 	// left is the object before the change, at the change's revision.
 	before, after, left object
+	// isPrompt is what the store says of the event. It is set by asked.
+	asked    sync.Once
+	isPrompt bool
+}
+
+func (c *change) prompt() bool {
+	c.asked.Do(func() { c.isPrompt = c.store.Prompt(c.event) })
+	return c.isPrompt
 }
 
 // to returns what the change is to a watch that selects objects, nil for all of them. The object is nil if the change

@@ -103,6 +103,9 @@ func (d *Delivery) For(ctx context.Context, s Store, selects *storage.SelectionP
 	return watch.Event{Type: t, Object: o.sendable(d.many)}, true, nil
 }
 
+// Prompt says that For waits for nobody to find out what the event is to a watch of the store that selects nothing.
+func (d *Delivery) Prompt(s Store) bool { return d.change(s).prompt() }
+
 // change returns the delivery as the store sees it.
 func (d *Delivery) change(s Store) *change {
 	d.mu.Lock()

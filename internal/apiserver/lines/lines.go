@@ -1,0 +1,169 @@
+// Package lines is the way of events to the client of a watch past upstream's handler. To wake that handler's goroutine
+// and the watch's own, and to go through its writers, costs more than to write an event to the connection. And the events
+// with which watches begin are encoded once for all.
+package lines
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/metrics"
+	compbasemetrics "k8s.io/component-base/metrics"
+	"k8s.io/streaming/pkg/httpstream"
+
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/serving"
+)
+
+// Wanted returns the encoding in which a watch asks for objects. It is false for one that asks for something else, a
+// Table for one.
+func Wanted(r *http.Request, s runtime.NegotiatedSerializer) (runtime.SerializerInfo, bool) {
+	if httpstream.IsUpgradeRequest(r) {
+		return runtime.SerializerInfo{}, false
+	}
+	wanted, ok := negotiation.NegotiateMediaTypeOptions(r.Header.Get("Accept"), s.SupportedMediaTypes(), anyTransform{})
+	if !ok || wanted.Convert != nil || wanted.Accepted.StreamSerializer == nil {
+		return runtime.SerializerInfo{}, false
+	}
+	return wanted.Accepted, true
+}
+
+// anyTransform is what upstream allows, except that it allows all transformations: what wants one is recognised.
+type anyTransform struct{}
+
+// AllowsMediaTypeTransform implements negotiation.EndpointRestrictions.
+func (anyTransform) AllowsMediaTypeTransform(string, string, *schema.GroupVersionKind) bool {
+	return true
+}
+
+// AllowsServerVersion implements negotiation.EndpointRestrictions.
+func (anyTransform) AllowsServerVersion(version string) bool {
+	return version == metav1.SchemeGroupVersion.Version
+}
+
+// AllowsStreamSchema implements negotiation.EndpointRestrictions.
+func (anyTransform) AllowsStreamSchema(schema string) bool { return schema == "watch" }
+
+// line leads to the client of one watch.
+type line struct {
+	form   *Form
+	stream *serving.Stream
+}
+
+// New returns the line to the client of a stream.
+func New(f *Form, s *serving.Stream) kubestore.Line { return line{f, s} }
+
+// Form implements kubestore.Line.
+func (l line) Form() kubestore.Form { return l.form }
+
+// Sends implements kubestore.Line.
+func (l line) Sends() bool { return l.stream.Sends() }
+
+// Send implements kubestore.Line. It counts as upstream's handler does, except that sizes include the frame.
+func (l line) Send(chunk []byte) bool {
+	if !l.stream.Send(chunk) {
+		return false
+	}
+	l.form.events.Inc()
+	l.form.sizes.Observe(float64(len(chunk)))
+	return true
+}
+
+// SendAll implements kubestore.Line. It counts each event with the mean size of all.
+func (l line) SendAll(frames []byte, events int) error {
+	if err := l.stream.SendAll(frames); err != nil {
+		return err
+	}
+	l.form.events.Add(float64(events))
+	for range events {
+		l.form.sizes.Observe(float64(len(frames) / events))
+	}
+	return nil
+}
+
+// Form is the encoding of a resource's events in one media type, as upstream's handler encodes them. It is safe for
+// concurrent use.
+type Form struct {
+	name          string
+	object, event runtime.Encoder
+	framer        runtime.Framer
+	events        compbasemetrics.CounterMetric
+	sizes         compbasemetrics.ObserverMetric
+	verbatim      func(context.Context) kubestore.Append
+}
+
+// NewForm returns the form of the resource's objects, which are encoded by accepted, an encoding of s.
+func NewForm(resource schema.GroupVersionResource, s runtime.NegotiatedSerializer, accepted runtime.SerializerInfo) *Form {
+	version := resource.GroupVersion()
+	encoder := func(one runtime.Serializer) runtime.Encoder {
+		return s.EncoderForVersion(runtime.UseNondeterministicEncoding(one), version)
+	}
+	return &Form{
+		name:   fmt.Sprintf("events of %s as %s", version, accepted.MediaType),
+		object: encoder(accepted.Serializer), event: encoder(accepted.StreamSerializer.Serializer), framer: accepted.StreamSerializer.Framer,
+		events: metrics.WatchEvents.WithLabelValues(resource.Group, resource.Version, resource.Resource),
+		sizes:  metrics.WatchEventsSizes.WithLabelValues(resource.Group, resource.Version, resource.Resource),
+	}
+}
+
+// WithVerbatim returns a form of JSON that encodes objects as they are stored by what verbatim returns for the context of
+// a watch. That may be nil.
+func (f *Form) WithVerbatim(verbatim func(context.Context) kubestore.Append) *Form {
+	g := *f
+	g.verbatim = verbatim
+	return &g
+}
+
+// Name implements kubestore.Form.
+func (f *Form) Name() string { return f.name }
+
+// Chunk implements kubestore.Form.
+func (f *Form) Chunk(t watch.EventType, object runtime.Object) ([]byte, error) {
+	frame, err := f.Frame(t, object)
+	return serving.Chunk(frame), err
+}
+
+// Frame implements kubestore.Form. No request waits for it, which would answer for a panic of upstream's.
+func (f *Form) Frame(t watch.EventType, object runtime.Object) (_ []byte, err error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			err = fmt.Errorf("encode an event: %v", reason)
+		}
+	}()
+	var raw, event, frame bytes.Buffer
+	if err := f.object.Encode(object, &raw); err != nil {
+		return nil, fmt.Errorf("encode the object of an event: %w", err)
+	}
+	if err := f.event.Encode(&metav1.WatchEvent{Type: string(t), Object: runtime.RawExtension{Raw: raw.Bytes()}}, &event); err != nil {
+		return nil, fmt.Errorf("encode an event: %w", err)
+	}
+	if _, err := f.framer.NewFrameWriter(&frame).Write(event.Bytes()); err != nil {
+		return nil, fmt.Errorf("frame an event: %w", err)
+	}
+	return frame.Bytes(), nil
+}
+
+// Verbatim implements kubestore.Form.
+func (f *Form) Verbatim(ctx context.Context) kubestore.Append {
+	if f.verbatim == nil {
+		return nil
+	}
+	add := f.verbatim(ctx)
+	if add == nil {
+		return nil
+	}
+	return func(to, stored []byte, revision uint64) []byte {
+		to = add(append(to, `{"type":"ADDED","object":`...), stored, revision)
+		if to == nil {
+			return nil
+		}
+		return append(to, "}\n"...)
+	}
+}
