@@ -42,8 +42,8 @@ type Form interface {
 	Name() string
 	// Frame encodes an event of an object, to which it may write. Frames of several events may follow one another.
 	Frame(t watch.EventType, object runtime.Object) ([]byte, error)
-	// Verbatim returns what appends the frame of the first event of an object, for the context of a watch. It is nil if all
-	// objects must be decoded.
+	// Verbatim returns what appends the frame of the first event of an object, for the context of a watch. It is nil if
+	// all objects must be decoded.
 	Verbatim(ctx context.Context) Append
 }
 

@@ -28,7 +28,8 @@ type Pieces struct {
 	Form string
 	// Encode makes a piece of the items of a list. It must not write to them. Large says that the whole list is.
 	Encode func(ctx context.Context, list runtime.Object, large bool) (Piece, error)
-	// Verbatim makes a piece of items as they are stored. It returns nil if they must be decoded. It is nil if all must.
+	// Verbatim makes a piece of items as they are stored. It returns nil if they must be decoded. It is nil if all
+	// must.
 	Verbatim func(ctx context.Context, items []projection.Row, large bool) Piece
 	// Sized says that the answer begins with the size of the whole list.
 	Sized bool

@@ -87,7 +87,8 @@ func wanted() *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Widget"}}
 }
 
-// decode is Decode, but that a panic is an error. Upstream has one for an object without metadata, which nobody can store.
+// decode is Decode, but that a panic is an error. Upstream has one for an object without metadata, which nobody can
+// store.
 func decode(c runtime.Codec, stored []byte, into runtime.Object) (object runtime.Object, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -98,8 +99,8 @@ func decode(c runtime.Codec, stored []byte, into runtime.Object) (object runtime
 	return object, err
 }
 
-// compare reports whether the schema leaves the object as it is. Then both codecs must decode it to the same, and it must
-// be encoded as upstream encodes that.
+// compare reports whether the schema leaves the object as it is. Then both codecs must decode it to the same, and it
+// must be encoded as upstream encodes that.
 func (c codecs) compare(t testing.TB, stored []byte) bool {
 	leaves := c.schema.Leaves(stored)
 	expected, failed := decode(c.upstream, stored, wanted())

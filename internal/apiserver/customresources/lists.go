@@ -20,8 +20,8 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 )
 
-// ListSerializer encodes lists and events of custom resources as upstream's handler does, which keeps its own to itself. Here the
-// objects have the version that is asked for.
+// ListSerializer encodes lists and events of custom resources as upstream's handler does, which keeps its own to
+// itself. Here the objects have the version that is asked for.
 var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 	creator, typer := unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper()
 	return listSerializer{{
@@ -76,7 +76,8 @@ func TableConvertor(ctx context.Context) rest.TableConvertor {
 	return convertor
 }
 
-// Verbatim encodes stored objects of a list or a watch that is being served, where their schema leaves them as they are.
+// Verbatim encodes stored objects of a list or a watch that is being served, where their schema leaves them as they
+// are.
 func Verbatim(ctx context.Context, mediaType string) kubestore.Append {
 	encode := verbatim.AppendJSON
 	switch mediaType {

@@ -1,6 +1,6 @@
 // Package lines is the way of events to the client of a watch past upstream's handler. To wake that handler's goroutine
-// and the watch's own, and to go through its writers, costs more than to write an event to the connection. And the events
-// with which watches begin are encoded once for all.
+// and the watch's own, and to go through its writers, costs more than to write an event to the connection. And the
+// events with which watches begin are encoded once for all.
 package lines
 
 import (
@@ -113,8 +113,8 @@ func NewForm(resource schema.GroupVersionResource, s runtime.NegotiatedSerialize
 	}
 }
 
-// WithVerbatim returns a form of JSON that encodes objects as they are stored by what verbatim returns for the context of
-// a watch. That may be nil.
+// WithVerbatim returns a form of JSON that encodes objects as they are stored by what verbatim returns for the context
+// of a watch. That may be nil.
 func (f *Form) WithVerbatim(verbatim func(context.Context) kubestore.Append) *Form {
 	g := *f
 	g.verbatim = verbatim

@@ -52,8 +52,8 @@ type Kind struct {
 	Convertor runtime.ObjectConvertor
 	// Tables returns what makes Tables, for the context in which the store answers. It is nil for a kind that has none.
 	Tables func(context.Context) rest.TableConvertor
-	// Verbatim returns what encodes stored objects as a media type, for the context in which the store answers. It is nil
-	// for a kind whose objects must be decoded.
+	// Verbatim returns what encodes stored objects as a media type, for the context in which the store answers. It is
+	// nil for a kind whose objects must be decoded.
 	Verbatim func(ctx context.Context, mediaType string) kubestore.Append
 }
 

@@ -40,8 +40,8 @@ type member struct {
 
 func byName(a, b member) int { return bytes.Compare(a.name, b.name) }
 
-// object writes a map with its members in the order of their names; in CBOR shorter names come first. A revision becomes
-// a member if it is not 0.
+// object writes a map with its members in the order of their names; in CBOR shorter names come first. A revision
+// becomes a member if it is not 0.
 func (e *encoder) object(value func(name []byte), revision uint64) {
 	e.out = append(e.out, '{')
 	base, from := len(e.open), len(e.out)
@@ -132,8 +132,8 @@ func (e *encoder) json(value any) {
 	e.out = append(e.out, encoded...)
 }
 
-// AppendCBOR appends an object that Leaves has said yes to as it is stored, with its resourceVersion. That is the last of
-// its metadata: the order of members has no meaning, and upstream shuffles them.
+// AppendCBOR appends an object that Leaves has said yes to as it is stored, with its resourceVersion. That is the last
+// of its metadata: the order of members has no meaning, and upstream shuffles them.
 func AppendCBOR(to, stored []byte, revision uint64) []byte {
 	whole := untagged(stored)
 	r := reader{rest: whole}

@@ -33,8 +33,8 @@ func New(apiVersion, kind string, s *schema.Structural) (*Schema, error) {
 
 // node is what a schema says of one value.
 type node struct {
-	// fields are the members that have a schema of their own, and others is that of all others. Without one, a member is
-	// pruned, or left alone if the node is open.
+	// fields are the members that have a schema of their own, and others is that of all others. Without one, a member
+	// is pruned, or left alone if the node is open.
 	fields map[string]*node
 	others *node
 	items  *node
@@ -123,7 +123,8 @@ func (s *Schema) Leaves(stored []byte) bool {
 	return ok && about == 3 && defaults == s.root.defaults && len(r.rest) == 0
 }
 
-// member reads a member of a map, and says that the map's schema leaves it as it is. It counts those that have defaults.
+// member reads a member of a map, and says that the map's schema leaves it as it is. It counts those that have
+// defaults.
 func (r *reader) member(n *node, name []byte, defaults *int) bool {
 	field := n.fields[string(name)]
 	if field == nil {
