@@ -820,6 +820,44 @@ var list = []mutant{
 		why:   "a client that reads its shard is told the count of all",
 	},
 
+	// apiserver: custom resources that are not decoded
+	{
+		name: "defaults-not-missed",
+		file: "internal/apiserver/customresources/verbatim/schema.go", old: "about == 3 && defaults == s.root.defaults", new: "about == 3",
+		tests: "TestVerbatim", in: "internal/apiserver/customresources",
+		why: "a list shows an object without a field that its schema gives it",
+	},
+	{
+		name: "nulls-not-pruned",
+		file: "internal/apiserver/customresources/verbatim/schema.go", old: "return n.nullable", new: "return true",
+		tests: "TestVerbatim", in: "internal/apiserver/customresources",
+		why: "a list shows a null that a get does not show",
+	},
+	{
+		name: "embedded-not-completed",
+		file: "internal/apiserver/customresources/verbatim/schema.go", old: "if n.embeds || !r.deeper()", new: "if !r.deeper()",
+		tests: "TestVerbatim", in: "internal/apiserver/customresources",
+		why: "an embedded object keeps metadata that it may not have",
+	},
+	{
+		name: "zero-generation",
+		file: "internal/apiserver/customresources/verbatim/metadata.go", old: "return ok && n > 0", new: "return ok && n >= 0",
+		tests: "TestVerbatim", in: "internal/apiserver/customresources",
+		why: "an object of old times is listed without a generation",
+	},
+	{
+		name: "members-as-stored",
+		file: "internal/apiserver/customresources/verbatim/encode.go", old: "if !slices.IsSortedFunc(members, byName)", new: "if false",
+		tests: "TestVerbatim", in: "internal/apiserver/customresources",
+		why: "a list made of pieces is not what upstream encodes",
+	},
+	{
+		name: "converted-by-the-feed",
+		file: "internal/apiserver/customresources/instances.go", old: "{ return c.leaves(data, nil) }", new: "{ return true }",
+		tests: "TestLines", in: "internal/apiserver",
+		why: "all watches of a process wait for a conversion webhook",
+	},
+
 	// apiserver: the index of RBAC's rules
 	{
 		name: "since-the-last-spill-only",

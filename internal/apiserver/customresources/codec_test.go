@@ -224,7 +224,7 @@ func TestVerbatim(t *testing.T) {
 	// Whatever upstream has decoded once and stored again, it leaves. These have no nulls and nothing embedded.
 	random := rand.New(rand.NewPCG(1, 2))
 	left := 0
-	for range 20_000 {
+	for range 5_000 {
 		c := all[random.IntN(len(all))]
 		first := stored(t, plainMetadata, `,"spec":`+randomJSON(random, 4)+`,"a":`+randomJSON(random, 2))
 		c.compare(t, first)
@@ -238,7 +238,7 @@ func TestVerbatim(t *testing.T) {
 			left++
 		}
 	}
-	require.Greater(t, left, 15_000)
+	require.Greater(t, left, 3_500)
 }
 
 func randomJSON(random *rand.Rand, depth int) string {
