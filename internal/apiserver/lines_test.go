@@ -74,6 +74,7 @@ func TestLines(t *testing.T) {
 		{customs, "application/cbor", widget, true},
 		{strings.Replace(customs, "v1", "v2", 1), "application/json", strings.Replace(widget, "v1", "v2", 1), false}, // they are converted
 		{customs, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json", widget, false},
+		{customs, "application/vnd.kubernetes.protobuf;stream=watch;as=PartialObjectMetadata;v=v1;g=meta.k8s.io,application/json", widget, false},
 		{configMaps, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json", "", false},
 		{configMaps, "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", "", false},
 		{services, "application/json", `,"spec":{"ports":[{"port":80}],"clusterIP":"None"}`, false}, // they are decorated
@@ -145,6 +146,24 @@ func TestLines(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestUnknownVersionsLeaveNothing: who asks for versions that nobody serves leaves no metrics behind.
+func TestUnknownVersionsLeaveNothing(t *testing.T) {
+	s := newServer(t, withFeed(t))
+	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
+	listener := httptest.NewServer(s)
+	t.Cleanup(listener.Close)
+	const unserved = "v9unserved"
+	for path, code := range map[string]int{customs: 200, strings.Replace(customs, "v1", unserved, 1): 404} {
+		response, err := http.Get(listener.URL + path + "?watch=1&timeoutSeconds=1")
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, code, response.StatusCode)
+	}
+	metrics := s.must(t, 200, request{method: "GET", path: "/metrics"}).body
+	require.Contains(t, metrics, `apiserver_watch_events_total{group="example.com"`)
+	require.NotContains(t, metrics, unserved)
 }
 
 // eventsIn reads one event of a watch after the other, also as CBOR.

@@ -341,12 +341,15 @@ func (l *listing) match(ctx context.Context, row projection.Row) (runtime.Object
 	return object, nil
 }
 
-// decode returns the row's object, which nobody needs again soon.
+// decode returns the row's object. Nobody needs it again soon, but what a webhook has converted is kept all the same.
 func (l *listing) decode(ctx context.Context, row projection.Row) (runtime.Object, error) {
 	v := storedRow(row)
 	data, _, err := l.store.unseal(ctx, v)
 	if err != nil {
 		return nil, err
+	}
+	if local, _ := l.store.local(data); !local {
+		return l.store.shared(v, data, l.newItem())
 	}
 	return l.store.once(v, data, l.newItem())
 }

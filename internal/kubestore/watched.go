@@ -55,16 +55,30 @@ func (s *store) indexFor(p *storage.SelectionPredicate) (fanout.Index, string) {
 	return fanout.Index{}, ""
 }
 
-// Local is a codec of custom resources that knows which values it decodes without a webhook.
-type Local interface{ Local(data []byte) bool }
+// Local is a codec of custom resources that knows which values it decodes without a webhook, and which of these soon.
+type Local interface {
+	Local(data []byte) (local, soon bool)
+}
+
+// local says that a value is decoded without a webhook, and soon that this is quick.
+func (s *store) local(data []byte) (local, soon bool) {
+	if !s.unstructured {
+		return true, true
+	}
+	codec, ok := s.Codec.(Local)
+	if !ok {
+		return false, false
+	}
+	return codec.Local(data)
+}
 
 // Prompt implements fanout.Store. A custom resource may have to be converted, and a key service may be asked.
 func (s *store) Prompt(e *fanout.Event) bool {
-	if !s.plain || !s.unstructured {
-		return s.plain
+	if !s.plain {
+		return false
 	}
-	codec, ok := s.Codec.(Local)
-	return ok && codec.Local(e.Body)
+	_, soon := s.local(e.Body)
+	return soon
 }
 
 // object decodes a stored version. It may be the cache's: nobody may write to it.

@@ -102,7 +102,7 @@ func decode(c runtime.Codec, stored []byte, into runtime.Object) (object runtime
 // compare reports whether the schema leaves the object as it is. Then both codecs must decode it to the same, and it
 // must be encoded as upstream encodes that.
 func (c codecs) compare(t testing.TB, stored []byte) bool {
-	leaves := c.schema.Leaves(stored)
+	_, leaves := c.schema.Leaves(stored)
 	expected, failed := decode(c.upstream, stored, wanted())
 	decoded, err := decode(c.ours, stored, wanted())
 	if failed != nil {
@@ -140,6 +140,9 @@ func stored(t testing.TB, metadata, rest string) []byte {
 	require.NoError(t, err)
 	return data
 }
+
+// deep are so many objects, one in the other.
+func deep(n int) string { return strings.Repeat(`{"a":`, n-1) + "{}" + strings.Repeat("}", n-1) }
 
 // numbers makes integers of what JSON does not tell from them.
 func numbers(object map[string]any) {
@@ -212,6 +215,9 @@ func TestVerbatim(t *testing.T) {
 		{3, plainMetadata, `,"spec":{"x":{"a":"1","b":1},"y":null}`, true},
 		{3, plainMetadata, `,"spec":{"x":{"a":"1"}}`, false}, // b has a default
 		{4, plainMetadata, `,"spec":{"b":[["x"],[]]}`, true},
+		{1, plainMetadata + `,"managedFields":[{"fieldsV1":` + deep(124) + `}]`, `,"spec":` + deep(127), true},
+		{1, plainMetadata + `,"managedFields":[{"fieldsV1":` + deep(125) + `}]`, ``, false},
+		{1, plainMetadata, `,"spec":` + deep(128), false},
 		{4, plainMetadata, `,"spec":{"a":{"apiVersion":"v1","kind":"K"}}`, false}, // embedded
 		{4, plainMetadata, `,"spec":{"b":[null]}`, false},
 		{5, plainMetadata, `,"a":"x","spec":{"y":1}`, true},
@@ -220,6 +226,18 @@ func TestVerbatim(t *testing.T) {
 	} {
 		require.Equal(t, c.leaves, all[c.schema].compare(t, stored(t, c.metadata, c.rest)), "schema %d: %s %s", c.schema, c.metadata, c.rest)
 	}
+
+	// What upstream would not write it does not read, or it is read by upstream.
+	plain := stored(t, plainMetadata, `,"spec":{"b":1}`)
+	for old, other := range map[string]string{
+		"\xd9\xd9\xf7": "", "\x44kind": "\x64kind", "\x44spec\xa1": "\x58\x04spec\xa1", "\x41b\x01": "\x41b\x18\x01",
+	} {
+		require.Contains(t, string(plain), old)
+		other := strings.Replace(string(plain), old, other, 1)
+		require.Equal(t, old == "\x41b\x01", all[0].compare(t, []byte(other)), "%q", old)
+	}
+	twice := strings.Replace(string(plain), "\x44spec\xa1\x41b\x01", "\x44spec\xa2\x41b\x01\x61b\x02", 1)
+	require.False(t, all[0].compare(t, []byte(twice)))
 
 	// Whatever upstream has decoded once and stored again, it leaves. These have no nulls and nothing embedded.
 	random := rand.New(rand.NewPCG(1, 2))

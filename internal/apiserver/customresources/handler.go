@@ -148,6 +148,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r = r.WithContext(context.WithValue(r.Context(), servedKey{}, one))
 	}
 	if info.Verb == "watch" && info.Subresource == "" {
+		one.schemas() // or the feed would wait for them
 		r = h.config.WithLine(r, one.form(r, info))
 	}
 	one.ServeHTTP(w, r)
@@ -303,7 +304,7 @@ func schemasOf(crd *apiextensionsv1.CustomResourceDefinition) map[string]*verbat
 	}
 	for _, v := range crd.Spec.Versions {
 		var internal apiextensions.JSONSchemaProps
-		if v.Schema == nil || apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(v.Schema.OpenAPIV3Schema, &internal, nil) != nil {
+		if v.Schema == nil || v.Schema.OpenAPIV3Schema == nil || apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(v.Schema.OpenAPIV3Schema, &internal, nil) != nil {
 			continue
 		}
 		structural, err := structuralschema.NewStructural(&internal)

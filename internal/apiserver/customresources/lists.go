@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"sync"
 
+	apiextensionshelpers "k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/registry/customresource/tableconvertor"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
@@ -37,8 +38,9 @@ var ListSerializer = sync.OnceValue(func() runtime.NegotiatedSerializer {
 		MediaType: runtime.ContentTypeYAML, MediaTypeType: "application", MediaTypeSubType: "yaml", EncodesAsText: true,
 		Serializer: json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, json.SerializerOptions{Yaml: true}),
 	}, {
-		// Only metadata is served as protobuf, by another serializer. So a list is left to upstream's.
+		// Only metadata is served as protobuf, by another serializer. So these are left to upstream's.
 		MediaType: runtime.ContentTypeProtobuf, MediaTypeType: "application", MediaTypeSubType: "vnd.kubernetes.protobuf",
+		StreamSerializer: &runtime.StreamSerializerInfo{},
 	}, cbor.NewSerializerInfo(creator, typer)}
 })
 
@@ -93,17 +95,18 @@ func Verbatim(ctx context.Context, mediaType string) kubestore.Append {
 		return nil
 	}
 	return func(to, stored []byte, revision uint64) []byte {
-		if !s.Leaves(stored) {
+		if _, leaves := s.Leaves(stored); !leaves {
 			return nil
 		}
 		return encode(to, stored, revision)
 	}
 }
 
-// form returns the form of a watch's events, nil if it asks for something else than objects.
+// form returns the form of a watch's events, nil if it asks for something else than objects. Nothing is kept for every
+// version that somebody thinks of.
 func (h *definitionHandler) form(r *http.Request, info *apirequest.RequestInfo) *lines.Form {
 	accepted, ok := lines.Wanted(r, ListSerializer())
-	if !ok {
+	if !ok || !apiextensionshelpers.HasServedCRDVersion(h.crd.Load(), info.APIVersion) {
 		return nil
 	}
 	of := formOf{info.APIVersion, accepted.MediaType}

@@ -29,7 +29,7 @@ func Wanted(r *http.Request, s runtime.NegotiatedSerializer) (runtime.Serializer
 		return runtime.SerializerInfo{}, false
 	}
 	wanted, ok := negotiation.NegotiateMediaTypeOptions(r.Header.Get("Accept"), s.SupportedMediaTypes(), anyTransform{})
-	if !ok || wanted.Convert != nil || wanted.Accepted.StreamSerializer == nil {
+	if !ok || wanted.Convert != nil || wanted.Accepted.StreamSerializer == nil || wanted.Accepted.StreamSerializer.Serializer == nil {
 		return runtime.SerializerInfo{}, false
 	}
 	return wanted.Accepted, true

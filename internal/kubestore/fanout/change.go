@@ -16,7 +16,7 @@ import (
 type Store interface {
 	// ObjectAfter returns the object that the event left, for a deletion the object that it deleted.
 	ObjectAfter(ctx context.Context, e *Event) (runtime.Object, error)
-	// Prompt says that ObjectAfter waits for nobody.
+	// Prompt says that ObjectAfter waits for nobody, and is quick.
 	Prompt(e *Event) bool
 	// ObjectBefore returns the object that the event found, nil if there was none.
 	ObjectBefore(ctx context.Context, e *Event) (runtime.Object, error)

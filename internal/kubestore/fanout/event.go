@@ -103,7 +103,8 @@ func (d *Delivery) For(ctx context.Context, s Store, selects *storage.SelectionP
 	return watch.Event{Type: t, Object: o.sendable(d.many)}, true, nil
 }
 
-// Prompt says that For waits for nobody to find out what the event is to a watch of the store that selects nothing.
+// Prompt says that For soon finds out what the event is to a watch of the store that selects nothing, and waits for
+// nobody.
 func (d *Delivery) Prompt(s Store) bool { return d.change(s).prompt() }
 
 // change returns the delivery as the store sees it.

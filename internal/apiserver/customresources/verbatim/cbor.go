@@ -29,15 +29,19 @@ const maxDepth = 128
 // reader reads a value as upstream's encoder writes it: without indefinite lengths or inner tags, with the members of
 // maps in the order of their encoded names. Whatever it reads says whether it could.
 type reader struct {
-	rest  []byte
-	depth int
+	rest   []byte
+	depth  int
+	values int // that were read
 }
 
-// untagged is a stored value without the tag that says it is CBOR.
-func untagged(stored []byte) []byte { return bytes.TrimPrefix(stored, []byte("\xd9\xd9\xf7")) }
-
-func (r *reader) deeper() bool { r.depth++; return r.depth <= maxDepth }
-func (r *reader) higher()      { r.depth-- }
+// untagged is a stored value without the tag that says it is CBOR. It is nothing if the value has no such tag.
+func untagged(stored []byte) []byte {
+	value, tagged := bytes.CutPrefix(stored, []byte("\xd9\xd9\xf7"))
+	if !tagged {
+		return nil
+	}
+	return value
+}
 
 // peek returns the head of the next value and its length, which is 0 if there is none that upstream would write.
 func (r *reader) peek() (major byte, argument uint64, size int) {
@@ -76,6 +80,15 @@ func (r *reader) text() ([]byte, bool) {
 	return s, utf8.Valid(s)
 }
 
+// name reads the name of a member. There is one way to write each.
+func (r *reader) name() ([]byte, bool) {
+	major, length, size := r.peek()
+	if major != ofBytes || size != headSize(length) {
+		return nil, false
+	}
+	return r.text()
+}
+
 func (r *reader) is(wanted string) bool {
 	s, ok := r.text()
 	return ok && string(s) == wanted
@@ -93,14 +106,17 @@ func (r *reader) null() bool {
 // members reads a map, of which each must read one value or none. Names may not repeat, which their order tells.
 func (r *reader) members(each func(name []byte, value *reader) bool) bool {
 	major, count, size := r.peek()
-	if size == 0 || major != ofMap {
+	if size == 0 || major != ofMap || r.depth >= maxDepth {
 		return false
 	}
+	r.depth++
+	defer func() { r.depth-- }()
 	r.rest = r.rest[size:]
+	r.values += int(min(count, uint64(len(r.rest))))
 	var last []byte
 	for range count {
 		before := r.rest
-		name, ok := r.text()
+		name, ok := r.name()
 		encoded := before[:len(before)-len(r.rest)]
 		if !ok || bytes.Compare(last, encoded) >= 0 {
 			return false
@@ -117,10 +133,13 @@ func (r *reader) members(each func(name []byte, value *reader) bool) bool {
 // elements reads a list.
 func (r *reader) elements(each func(value *reader) bool) bool {
 	major, count, size := r.peek()
-	if size == 0 || major != ofList {
+	if size == 0 || major != ofList || r.depth >= maxDepth {
 		return false
 	}
+	r.depth++
+	defer func() { r.depth-- }()
 	r.rest = r.rest[size:]
+	r.values += int(min(count, uint64(len(r.rest))))
 	for range count {
 		if !each(r) {
 			return false
@@ -131,10 +150,6 @@ func (r *reader) elements(each func(value *reader) bool) bool {
 
 // skip reads a value.
 func (r *reader) skip() bool {
-	if !r.deeper() {
-		return false
-	}
-	defer r.higher()
 	switch major, argument, size := r.peek(); {
 	case size == 0:
 		return false

@@ -138,14 +138,18 @@ func AppendCBOR(to, stored []byte, revision uint64) []byte {
 	whole := untagged(stored)
 	r := reader{rest: whole}
 	var start, end int
-	r.members(func(name []byte, value *reader) bool {
-		if string(name) == "metadata" {
-			start = len(whole) - len(value.rest)
-			value.skip()
-			end = len(whole) - len(value.rest)
+	ok := r.members(func(name []byte, value *reader) bool {
+		if string(name) != "metadata" {
+			return true
 		}
-		return true
+		start = len(whole) - len(value.rest)
+		read := value.skip()
+		end = len(whole) - len(value.rest)
+		return read
 	})
+	if !ok || end == 0 {
+		return nil
+	}
 	metadata := reader{rest: whole[start:end]}
 	_, count, size := metadata.peek()
 	to = append(to, whole[:start]...)
@@ -155,6 +159,19 @@ func AppendCBOR(to, stored []byte, revision uint64) []byte {
 	to = append(appendHead(to, ofBytes, uint64(len(resourceVersion))), resourceVersion...)
 	to = append(appendHead(to, ofBytes, uint64(len(version))), version...)
 	return append(to, whole[end:]...)
+}
+
+// headSize is how many bytes appendHead appends.
+func headSize(argument uint64) int {
+	switch {
+	case argument < 24:
+		return 1
+	case argument <= math.MaxUint8:
+		return 2
+	case argument <= math.MaxUint16:
+		return 3
+	}
+	return 5
 }
 
 func appendHead(to []byte, major byte, argument uint64) []byte {

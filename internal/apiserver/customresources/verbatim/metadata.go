@@ -80,10 +80,6 @@ func (r *reader) managed() bool {
 
 // set reads a set of fields: maps of maps.
 func (r *reader) set() bool {
-	if !r.deeper() {
-		return false
-	}
-	defer r.higher()
 	return r.members(func(_ []byte, value *reader) bool { return value.set() })
 }
 

@@ -103,10 +103,12 @@ func (n *node) changes() bool {
 
 // Leaves says that upstream decodes the stored value into an object of this version and leaves everything as it is, and
 // that it can be encoded here.
-func (s *Schema) Leaves(stored []byte) bool {
+//
+// Values is how many values the object has.
+func (s *Schema) Leaves(stored []byte) (values int, ok bool) {
 	r := reader{rest: untagged(stored)}
 	about, defaults := 0, 0
-	ok := r.members(func(name []byte, value *reader) bool {
+	ok = r.members(func(name []byte, value *reader) bool {
 		switch string(name) {
 		case "apiVersion":
 			about++
@@ -120,7 +122,7 @@ func (s *Schema) Leaves(stored []byte) bool {
 		}
 		return value.member(s.root, name, &defaults)
 	})
-	return ok && about == 3 && defaults == s.root.defaults && len(r.rest) == 0
+	return r.values, ok && about == 3 && defaults == s.root.defaults && len(r.rest) == 0
 }
 
 // member reads a member of a map, and says that the map's schema leaves it as it is. It counts those that have
@@ -137,10 +139,9 @@ func (r *reader) member(n *node, name []byte, defaults *int) bool {
 
 // fits reads a value, and says that its schema leaves it as it is.
 func (r *reader) fits(n *node) bool {
-	if n.embeds || !r.deeper() {
+	if n.embeds {
 		return false
 	}
-	defer r.higher()
 	switch major, _, _ := r.peek(); major {
 	case ofMap:
 		defaults := 0
