@@ -166,7 +166,7 @@ func TestSendAll(t *testing.T) {
 		t.Skip("its client is slow")
 	}
 	const patience = 2 * time.Second
-	text := strings.Repeat("x", 8<<20)
+	text := strings.Repeat("x", 24<<20)
 	var stream *serving.Stream
 	sent := make(chan error, 1)
 	server := withStream(t, patience, func(s *serving.Stream, _ *http.Request) {
@@ -184,7 +184,7 @@ func TestSendAll(t *testing.T) {
 	defer response.Body.Close()
 	var got strings.Builder
 	for err == nil {
-		_, err = io.CopyN(&got, response.Body, 1<<20)
+		_, err = io.CopyN(&got, response.Body, 2<<20)
 		time.Sleep(patience / 4) // the slow client
 	}
 	require.Equal(t, io.EOF, err)

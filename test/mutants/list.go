@@ -529,7 +529,7 @@ var list = []mutant{
 	},
 	{
 		name: "line-of-what-is-decorated",
-		file: "internal/apiserver/lines.go", old: "if !shown.known || shown.decorator != nil {", new: "if !shown.known {",
+		file: "internal/apiserver/lines.go", old: "shown.known && shown.decorator == nil {", new: "shown.known {",
 		tests: "TestLines$", in: "internal/apiserver",
 		why: "a watch begins with Services that lack what a get adds to them",
 	},
@@ -853,7 +853,7 @@ var list = []mutant{
 	},
 	{
 		name: "converted-by-the-feed",
-		file: "internal/apiserver/customresources/instances.go", old: "return local, local && values <= fewValues", new: "return true, true",
+		file: "internal/apiserver/customresources/instances.go", old: "return local, local && values <= fewValues", new: "return true, values >= 0",
 		tests: "TestLines", in: "internal/apiserver",
 		why: "all watches of a process wait for a conversion webhook",
 	},
