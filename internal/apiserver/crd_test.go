@@ -715,3 +715,18 @@ func TestCRDConditions(t *testing.T) {
 	wet := c.createCRD(t, clashingCRD("wet", "Dry", "dr"))
 	require.Equal(t, "True", condition(wet, "NamesAccepted"))
 }
+
+// TestWholeNumbers: what a client gets of a custom resource changes nothing when it is sent back, however the numbers were
+// written at first.
+func TestWholeNumbers(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
+	const numbers = `{"a":1.0,"b":-0.0,"c":1e3,"d":9007199254740993.0,"e":[1.0,{"f":100.00}],"g":1.5,"h":1e30,"i":9223372036854775808,"j":-5,"k":1234567890123456800.0}`
+	created := s.must(t, 201, request{method: "POST", path: customs, body: `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"},"spec":{"free":` + numbers + `}}`})
+	const read = `"free":{"a":1,"b":0,"c":1000,"d":9007199254740992,"e":[1,{"f":100}],"g":1.5,"h":1e+30,"i":9223372036854776000,"j":-5,"k":1234567890123456800}`
+	require.Contains(t, created.body, read)
+	got := s.must(t, 200, request{method: "GET", path: customs + "/a"})
+	require.Equal(t, created.body, got.body)
+	require.Equal(t, got.body, s.must(t, 200, request{method: "PUT", path: customs + "/a", body: got.body}).body)
+	require.Contains(t, s.must(t, 200, request{method: "GET", path: customs}).body, read)
+}

@@ -178,10 +178,10 @@ func (s *Stores) Transformer(resource schema.GroupResource) value.Transformer {
 // coreCodec encodes objects of core/v1 as their registries store them.
 var coreCodec = legacyscheme.Codecs.EncoderForVersion(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), corev1.SchemeGroupVersion)
 
-// CustomCodec is upstream's codec of custom resources: it writes CBOR, and reads CBOR and JSON.
+// CustomCodec is upstream's codec of custom resources, but for whole numbers: it writes CBOR, and reads CBOR and JSON.
 var CustomCodec = sync.OnceValue(func() runtime.Codec {
 	c := cbor.NewSerializer(unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper())
-	return runtime.NewCodec(c, recognizer.NewDecoder(c, unstructured.UnstructuredJSONScheme))
+	return runtime.NewCodec(wholeNumbers{c}, recognizer.NewDecoder(c, unstructured.UnstructuredJSONScheme))
 })
 
 // Key is the key of an object, of a built-in resource or a custom one.

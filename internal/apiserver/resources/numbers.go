@@ -1,0 +1,71 @@
+package resources
+
+import (
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// wholeNumbers stores a number that clients get without a fraction as an integer, as JSON in etcd does. A client that sent
+// 1.0 gets 1, and when it sends that back, nothing changes (row 48).
+type wholeNumbers struct{ runtime.Encoder }
+
+// Encode implements runtime.Encoder.
+func (e wholeNumbers) Encode(obj runtime.Object, w io.Writer) error {
+	if u, ok := obj.(*unstructured.Unstructured); ok {
+		if whole, changed := wholeIn(u.Object); changed {
+			obj = &unstructured.Unstructured{Object: whole.(map[string]any)}
+		}
+	}
+	return e.Encoder.Encode(obj, w)
+}
+
+// wholeIn returns the value with integers for whole numbers. It copies what it changes.
+func wholeIn(value any) (_ any, changed bool) {
+	switch v := value.(type) {
+	case float64:
+		if v != math.Trunc(v) || math.Abs(v) >= 1e21 { // JSON has an exponent from there on
+			return v, false
+		}
+		whole, err := strconv.ParseInt(strconv.FormatFloat(v, 'f', -1, 64), 10, 64)
+		if err == nil { // what no int64 holds is read as a float64 again
+			return whole, true
+		}
+	case map[string]any:
+		var whole map[string]any
+		for name, member := range v {
+			one, changed := wholeIn(member)
+			if !changed {
+				continue
+			}
+			if whole == nil {
+				whole = maps.Clone(v)
+			}
+			whole[name] = one
+		}
+		if whole != nil {
+			return whole, true
+		}
+	case []any:
+		var whole []any
+		for i, element := range v {
+			one, changed := wholeIn(element)
+			if !changed {
+				continue
+			}
+			if whole == nil {
+				whole = slices.Clone(v)
+			}
+			whole[i] = one
+		}
+		if whole != nil {
+			return whole, true
+		}
+	}
+	return value, false
+}
