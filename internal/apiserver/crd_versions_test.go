@@ -10,7 +10,7 @@ import (
 // A version in which objects are stored cannot be dropped, unless somebody says in the status that there are none.
 // Whoever then asks for such an object learns which one it is and what to do about it. kube-apiserver answers 500, too.
 func TestDroppedStoredVersion(t *testing.T) {
-	s := newServer(t)
+	s := newServer(t, withFeed(t))
 	const crds, name = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "things.example.com"
 	const v1, v2 = "/apis/example.com/v1/namespaces/default/things", "/apis/example.com/v2/namespaces/default/things"
 	version := func(name string, served, stored bool) string {
@@ -36,10 +36,19 @@ func TestDroppedStoredVersion(t *testing.T) {
 		}
 	}
 
+	before := fieldOf(s.must(t, 200, request{method: "GET", path: crds + "/" + name}).object(t), "metadata.resourceVersion").(string)
+
 	// The message's advice works.
 	s.must(t, 200, merge(crds+"/"+name, `{"spec":{"versions":[`+version("v1", false, false)+`,`+version("v2", true, true)+`]}}`))
 	s.must(t, 200, merge(v2+"/x", `{"a":1}`))
 	s.must(t, 200, merge(crds+"/"+name+"/status", `{"status":{"storedVersions":["v2"]}}`))
 	s.must(t, 200, drop)
 	require.Len(t, fieldOf(s.must(t, 200, request{method: "GET", path: v2}).object(t), "items"), 1)
+
+	// As the objects were then, nobody can show them any more. Clients that want to go on from there list again.
+	s.must(t, 410, request{method: "GET", path: v2 + "?resourceVersionMatch=Exact&resourceVersion=" + before})
+	for _, query := range []string{"", "&labelSelector=x%3Dy"} {
+		ended := s.must(t, 200, request{method: "GET", path: v2 + "?watch=1&timeoutSeconds=60&resourceVersion=1" + query}).body
+		require.Contains(t, ended, `"code":410`)
+	}
 }

@@ -48,6 +48,9 @@ func (w *watcher) follow(ctx context.Context) error {
 		return fmt.Errorf("watch from revision %d, the floor is %d: %w", w.position, v.Floor(), projection.ErrExpired)
 	}
 	if err := w.sendPast(ctx, sub, past); err != nil {
+		if errors.Is(err, ErrDropped) { // the objects may be stored in another version now: the client lists
+			return fmt.Errorf("%w: %w", projection.ErrExpired, err)
+		}
 		return err
 	}
 	utilflowcontrol.WatchInitialized(ctx) // the costly part, its start, is over

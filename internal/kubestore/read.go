@@ -124,6 +124,7 @@ type span struct {
 	at     eventlog.Revision
 	keys   projection.Keys
 	prefix string // of the whole list, of which this may be a page
+	exact  bool   // the client has named the revision
 }
 
 // GetList implements storage.Interface. Everything in the list is true at the list's resourceVersion.
@@ -147,6 +148,9 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 		err = l.fillPieces(ctx, p)
 	} else {
 		err = l.fill(ctx, items)
+	}
+	if err != nil && l.exact && errors.Is(err, ErrDropped) {
+		return l.failed(fmt.Errorf("%w: %w", projection.ErrExpired, err))
 	}
 	if err != nil {
 		return err
@@ -181,7 +185,7 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 	case exact < 0: // upstream's parser lets a revision beyond int64 wrap around
 		return sp, storage.NewTooLargeResourceVersionError(math.MaxUint64, 0, retryAfterSeconds)
 	case exact > 0:
-		sp.at = eventlog.Revision(exact)
+		sp.at, sp.exact = eventlog.Revision(exact), true
 		sp.view, err = s.AtLeast(ctx, sp.at)
 	case start != "": // an inconsistent token, which goes on at a new revision
 		sp.view, err = s.Consistent(ctx)

@@ -2,6 +2,7 @@ package kubestore
 
 import (
 	"context"
+	"errors"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
@@ -54,6 +55,9 @@ func (s *store) indexFor(p *storage.SelectionPredicate) (fanout.Index, string) {
 	}
 	return fanout.Index{}, ""
 }
+
+// ErrDropped is what a codec of custom resources returns for an object in a version that its CRD no longer has.
+var ErrDropped = errors.New("the object is stored in a version that was dropped")
 
 // Local is a codec of custom resources that knows which values it decodes without a webhook, and which of these soon.
 type Local interface {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/logplane/logplane/internal/apiserver/customresources/verbatim"
 	"github.com/logplane/logplane/internal/apiserver/resources"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // instanceOptions makes the stores of custom resources.
@@ -83,8 +84,8 @@ func (c codec) Decode(data []byte, defaults *schema.GroupVersionKind, into runti
 	}
 	object, kind, err := c.Codec.Decode(data, defaults, into)
 	if err != nil && strings.HasPrefix(err.Error(), "request to convert CR from an invalid group/version") {
-		err = fmt.Errorf("%w: the object is stored in a version that was dropped: add it to the `spec.versions` of the CustomResourceDefinition "+
-			"again, where it need not be served, and update every object before you drop it", err)
+		err = fmt.Errorf("%w: %w: add it to the `spec.versions` of the CustomResourceDefinition "+
+			"again, where it need not be served, and update every object before you drop it", err, kubestore.ErrDropped)
 	}
 	return object, kind, err
 }
