@@ -20,6 +20,10 @@ import (
 
 // serveResource serves a request for objects.
 func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *apirequest.RequestInfo) {
+	if wantsCSV(r, info) {
+		s.serveCSV(w, r, info)
+		return
+	}
 	h := s.resource(info)
 	if info.APIGroup == history.GroupName { // its lists are not made of objects
 		history.With(h).ServeHTTP(w, r)

@@ -2,8 +2,10 @@ package apiserver
 
 import (
 	"bytes"
+	"encoding/csv"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -277,4 +279,37 @@ func TestEventTTL(t *testing.T) {
 	require.EqualValues(t, 3600, row.TTL)
 	other := request{method: "GET", path: "/apis/events.k8s.io/v1/namespaces/default/events/x"}.do(t, s)
 	require.Equal(t, 200, other.code, "both groups serve the one object: "+other.body)
+}
+
+// Row 52: the columns and rows of a Table as comma-separated values.
+func TestCSV(t *testing.T) {
+	s := newServer(t, withFeed(t))
+	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"a"},"data":{"x":"1","y":"2"}}`})
+	for i := range 300 {
+		s.must(t, 201, request{method: "POST", path: customs, body: fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%03d"},"spec":{"size":%d}}`, i, i%10)})
+	}
+	read := func(path, accept string) (answer, [][]string) {
+		got := s.must(t, 200, request{method: "GET", path: path, accept: accept, header: http.Header{"Accept-Encoding": {"gzip"}}})
+		require.Equal(t, "text/csv;charset=utf-8", got.header.Get("Content-Type"))
+		rows, err := csv.NewReader(strings.NewReader(got.body)).ReadAll()
+		require.NoError(t, err)
+		return got, rows
+	}
+	got, rows := read(configMaps+"/a", "text/csv")
+	require.True(t, strings.HasPrefix(got.body, "Name,Data,Age\r\na,2,"), got.body)
+	require.Len(t, rows, 2)
+	_, rows = read(customs, "image/png,text/csv,application/json;q=0.9")
+	require.Len(t, rows, 301)
+	require.Equal(t, []string{"Name", "Size", "Color"}, rows[0])
+	require.Equal(t, []string{"w299", "9", ""}, rows[300])
+	_, rows = read(customs+"?limit=7&labelSelector=a%3Db", "text/csv")
+	require.Equal(t, [][]string{{"Name", "Size", "Color"}}, rows)
+	_, rows = read("/at/0s"+customs+"?limit=7", "text/csv")
+	require.Len(t, rows, 8)
+
+	require.Equal(t, "NotFound", s.must(t, 404, request{method: "GET", path: configMaps + "/none", accept: "text/csv"}).object(t)["reason"])
+	s.must(t, 400, request{method: "GET", path: configMaps + "?labelSelector=(", accept: "text/csv"})
+	s.must(t, 406, request{method: "GET", path: configMaps + "?watch=1", accept: "text/csv"})
+	require.Contains(t, s.must(t, 200, request{method: "GET", path: configMaps, accept: "application/json,text/csv"}).body, `"kind":"ConfigMapList"`)
 }
