@@ -716,8 +716,8 @@ func TestCRDConditions(t *testing.T) {
 	require.Equal(t, "True", condition(wet, "NamesAccepted"))
 }
 
-// TestWholeNumbers: what a client gets of a custom resource changes nothing when it is sent back, however the numbers were
-// written at first.
+// TestWholeNumbers: what a client gets of a custom resource changes nothing when it is sent back, however the numbers
+// were written at first.
 func TestWholeNumbers(t *testing.T) {
 	s := newServer(t)
 	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})

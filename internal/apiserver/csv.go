@@ -51,8 +51,8 @@ func (s *Server) serveCSV(w http.ResponseWriter, r *http.Request, info *apireque
 	}
 }
 
-// csvAnswer is what a handler writes a Table to, or why there is none. The handler cannot flush it: somebody else writes
-// to the client.
+// csvAnswer is what a handler writes a Table to, or why there is none. The handler cannot flush it: somebody else
+// writes to the client.
 type csvAnswer struct {
 	http.ResponseWriter
 	table     *io.PipeWriter

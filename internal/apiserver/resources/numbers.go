@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// wholeNumbers stores a number that clients get without a fraction as an integer, as JSON in etcd does. A client that sent
-// 1.0 gets 1, and when it sends that back, nothing changes (row 48).
+// wholeNumbers stores a number that clients get without a fraction as an integer, as JSON in etcd does. A client that
+// sent 1.0 gets 1, and when it sends that back, nothing changes (row 48).
 type wholeNumbers struct{ runtime.Encoder }
 
 // Encode implements runtime.Encoder.
