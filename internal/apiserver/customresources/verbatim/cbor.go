@@ -23,7 +23,7 @@ const (
 
 const simpleFalse, simpleTrue, simpleNull = 20, 21, 22
 
-// maxDepth is more than a request may bring.
+// maxDepth bounds the recursion. What nests deeper, as managed fields may that a request did not bring, is decoded.
 const maxDepth = 128
 
 // reader reads a value as upstream's encoder writes it: without indefinite lengths or inner tags, with the members of

@@ -7,18 +7,18 @@ import (
 
 const utc = "2006-01-02T15:04:05Z"
 
-// metadata reads the metadata of an object, and says that it is what upstream writes: metadata that it reads into
-// metav1.ObjectMeta and back do not change.
+// metadata reads the metadata of an object, and says that they do not change when they are read into metav1.ObjectMeta
+// and written again.
 func (r *reader) metadata() bool {
 	found := 0
 	ok := r.members(func(name []byte, value *reader) bool {
 		switch string(name) {
-		case "creationTimestamp", "generation":
+		case "generation":
 			found++
-			if string(name) == "generation" {
-				n, ok := value.natural()
-				return ok && n > 0
-			}
+			n, ok := value.natural()
+			return ok && n > 0
+		case "creationTimestamp":
+			found++
 			return value.moment()
 		case "deletionTimestamp":
 			return value.moment()
