@@ -22,6 +22,9 @@ func TestDroppedStoredVersion(t *testing.T) {
 	s.must(t, 201, request{method: "POST", path: crds, body: `{"metadata":{"name":"` + name + `"},"spec":{"group":"example.com","scope":"Namespaced",
 		"names":{"plural":"things","kind":"Thing"},"versions":[` + version("v1", true, true) + `]}}`})
 	s.must(t, 201, request{method: "POST", path: v1, body: `{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"name":"x"}}`})
+	s.must(t, 201, request{method: "POST", path: v1, body: `{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"name":"gone"}}`})
+	created := fieldOf(s.must(t, 200, request{method: "GET", path: v1}).object(t), "metadata.resourceVersion").(string)
+	s.must(t, 200, request{method: "DELETE", path: v1 + "/gone"})
 	s.must(t, 200, merge(crds+"/"+name, `{"spec":{"versions":[`+version("v1", true, false)+`,`+version("v2", true, true)+`]}}`))
 
 	drop := merge(crds+"/"+name, `{"spec":{"versions":[`+version("v2", true, true)+`]}}`)
@@ -47,8 +50,8 @@ func TestDroppedStoredVersion(t *testing.T) {
 
 	// As the objects were then, nobody can show them any more. Clients that want to go on from there list again.
 	s.must(t, 410, request{method: "GET", path: v2 + "?resourceVersionMatch=Exact&resourceVersion=" + before})
-	for _, query := range []string{"", "&labelSelector=x%3Dy"} {
-		ended := s.must(t, 200, request{method: "GET", path: v2 + "?watch=1&timeoutSeconds=60&resourceVersion=1" + query}).body
+	for _, query := range []string{"1", "1&labelSelector=x%3Dy", created} {
+		ended := s.must(t, 200, request{method: "GET", path: v2 + "?watch=1&timeoutSeconds=60&resourceVersion=" + query}).body
 		require.Contains(t, ended, `"code":410`)
 	}
 }

@@ -1,8 +1,10 @@
 package apiserver
 
 import (
+	"bytes"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,17 +12,20 @@ import (
 	"github.com/munnerz/goautoneg"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
 // wantsCSV says that a get or a list asks for comma-separated values before anything else that is served (row 52).
+// Lists of history end where they like, which only a continue token tells.
 func wantsCSV(r *http.Request, info *apirequest.RequestInfo) bool {
-	if r.Method != http.MethodGet || info.Verb != "get" && info.Verb != "list" || info.Subresource != "" {
+	if r.Method != http.MethodGet || info.Verb != "get" && info.Verb != "list" || info.Subresource != "" || info.APIGroup == history.GroupName {
 		return false
 	}
 	for _, clause := range goautoneg.ParseAccept(r.Header.Get("Accept")) {
 		switch clause.Type + "/" + clause.SubType {
 		case "text/csv":
-			return true
+			return clause.Q > 0
 		case "application/json", "application/yaml", "application/cbor", "application/vnd.kubernetes.protobuf", "application/*", "*/*":
 			return false
 		}
@@ -36,28 +41,52 @@ func (s *Server) serveCSV(w http.ResponseWriter, r *http.Request, info *apireque
 	query := asked.URL.Query()
 	query.Set("includeObject", string(metav1.IncludeNone))
 	asked.URL.RawQuery = query.Encode()
-	reader, writer := io.Pipe()
-	a := &csvAnswer{ResponseWriter: w, table: writer, converted: make(chan error, 1)}
+	reader, table := io.Pipe()
+	client := &csvClient{ResponseWriter: w}
+	converted := make(chan error, 1)
 	go func() { // ends with the answer
-		err := convertTable(reader, w)
-		reader.CloseWithError(err)
-		a.converted <- err
+		err := errors.New("a table could not be converted")
+		defer func() {
+			_ = recover() // no request is here to answer for it
+			reader.CloseWithError(err)
+			converted <- err
+		}()
+		err = convertTable(reader, client)
 	}()
-	defer writer.CloseWithError(http.ErrAbortHandler) // if the handler panics
+	a := &csvAnswer{ResponseWriter: w, table: table}
+	failed := error(http.ErrAbortHandler) // if the handler panics
+	defer func() {
+		table.CloseWithError(failed)
+		err := <-converted // nobody may write once this returns
+		if failed == nil && err != nil && a.code == http.StatusOK && client.gone == nil {
+			panic(http.ErrAbortHandler) // nobody must take this for the whole answer
+		}
+	}()
 	s.serveResource(a, asked, info)
-	writer.Close()
-	if err := <-a.converted; err != nil && a.code == http.StatusOK {
-		panic(http.ErrAbortHandler) // nobody must take this for the whole answer
+	failed = nil
+}
+
+// csvClient is the client, as who converts writes to it. Gone is why nothing can be written.
+type csvClient struct {
+	http.ResponseWriter
+	gone error
+}
+
+// Write implements io.Writer.
+func (c *csvClient) Write(p []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(p)
+	if err != nil {
+		c.gone = err
 	}
+	return n, err
 }
 
 // csvAnswer is what a handler writes a Table to, or why there is none. The handler cannot flush it: somebody else
 // writes to the client.
 type csvAnswer struct {
 	http.ResponseWriter
-	table     *io.PipeWriter
-	converted chan error
-	code      int
+	table *io.PipeWriter
+	code  int
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -83,8 +112,7 @@ func (a *csvAnswer) Write(p []byte) (int, error) {
 
 // convertTable writes a Table in JSON as comma-separated values, row by row (RFC 4180).
 func convertTable(from io.Reader, to io.Writer) error {
-	table, values := json.NewDecoder(from), csv.NewWriter(to)
-	values.UseCRLF = true
+	table, rows := json.NewDecoder(from), newCSVRows(to)
 	table.UseNumber()
 	if _, err := table.Token(); err != nil { // it opens
 		return err
@@ -104,9 +132,9 @@ func convertTable(from io.Reader, to io.Writer) error {
 			for _, c := range columns {
 				names = append(names, c.Name)
 			}
-			err = values.Write(names)
+			err = rows.write(names)
 		case "rows":
-			err = convertRows(table, values)
+			err = convertRows(table, rows)
 		default:
 			err = table.Decode(&json.RawMessage{})
 		}
@@ -114,11 +142,17 @@ func convertTable(from io.Reader, to io.Writer) error {
 			return err
 		}
 	}
-	values.Flush()
-	return values.Error()
+	if _, err := table.Token(); err != nil { // it closes
+		return err
+	}
+	if err := rows.flush(); err != nil {
+		return err
+	}
+	_, err := io.Copy(io.Discard, from)
+	return err
 }
 
-func convertRows(table *json.Decoder, values *csv.Writer) error {
+func convertRows(table *json.Decoder, rows *csvRows) error {
 	if open, err := table.Token(); err != nil || open == nil { // null has none
 		return err
 	}
@@ -135,10 +169,43 @@ func convertRows(table *json.Decoder, values *csv.Writer) error {
 				cells[i] = fmt.Sprint(cell)
 			}
 		}
-		if err := values.Write(cells); err != nil {
+		if err := rows.write(cells); err != nil {
 			return err
 		}
 	}
 	_, err := table.Token() // it closes
+	return err
+}
+
+// csvRows writes rows that end with CRLF. encoding/csv can do that too, but then it changes line ends inside of cells.
+type csvRows struct {
+	to     io.Writer
+	values *csv.Writer // to row
+	row    bytes.Buffer
+	all    bytes.Buffer
+}
+
+func newCSVRows(to io.Writer) *csvRows {
+	c := &csvRows{to: to}
+	c.values = csv.NewWriter(&c.row)
+	return c
+}
+
+func (c *csvRows) write(cells []string) error {
+	c.row.Reset()
+	if err := c.values.Write(cells); err != nil {
+		return err
+	}
+	c.values.Flush()
+	c.all.Write(bytes.TrimSuffix(c.row.Bytes(), []byte("\n")))
+	c.all.WriteString("\r\n")
+	if c.all.Len() < 32<<10 {
+		return nil
+	}
+	return c.flush()
+}
+
+func (c *csvRows) flush() error {
+	_, err := c.all.WriteTo(c.to)
 	return err
 }

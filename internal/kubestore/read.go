@@ -345,7 +345,8 @@ func (l *listing) match(ctx context.Context, row projection.Row) (runtime.Object
 	return object, nil
 }
 
-// decode returns the row's object. Nobody needs it again soon, but what a webhook has converted is kept all the same.
+// decode returns the row's object. Nobody needs it again soon, but what a webhook may have converted is kept all the
+// same.
 func (l *listing) decode(ctx context.Context, row projection.Row) (runtime.Object, error) {
 	v := storedRow(row)
 	data, _, err := l.store.unseal(ctx, v)

@@ -822,6 +822,12 @@ var list = []mutant{
 
 	// apiserver: custom resources that are not decoded
 	{
+		name: "numbers-compared-as-sent",
+		file: "internal/apiserver/customresources/handler.go", old: "wholeNumbers{c.Admission},", new: "c.Admission,",
+		tests: "TestWholeNumbers", in: "internal/apiserver",
+		why: "a client that says 1.0 changes its object with each update",
+	},
+	{
 		name: "defaults-not-missed",
 		file: "internal/apiserver/customresources/verbatim/schema.go", old: "about == 3 && defaults == s.root.defaults", new: "about == 3",
 		tests: "TestVerbatim", in: "internal/apiserver/customresources",

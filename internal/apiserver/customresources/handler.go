@@ -273,7 +273,7 @@ func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*de
 		one,
 		c.NotServed,
 		instanceOptions{c.Stores, one.schemaOf},
-		c.Admission,
+		wholeNumbers{c.Admission},
 		nil, // nothing is left to establish
 		webhook.NewDefaultServiceResolver(),
 		webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.Loopback, noop.NewTracerProvider()),

@@ -18,15 +18,15 @@ type wholeNumbers struct{ runtime.Encoder }
 // Encode implements runtime.Encoder.
 func (e wholeNumbers) Encode(obj runtime.Object, w io.Writer) error {
 	if u, ok := obj.(*unstructured.Unstructured); ok {
-		if whole, changed := wholeIn(u.Object); changed {
+		if whole, changed := Whole(u.Object); changed {
 			obj = &unstructured.Unstructured{Object: whole.(map[string]any)}
 		}
 	}
 	return e.Encoder.Encode(obj, w)
 }
 
-// wholeIn returns the value with integers for whole numbers. It copies what it changes.
-func wholeIn(value any) (_ any, changed bool) {
+// Whole returns a value of JSON with integers for whole numbers. It copies what it changes.
+func Whole(value any) (_ any, changed bool) {
 	switch v := value.(type) {
 	case float64:
 		if v != math.Trunc(v) || math.Abs(v) >= 1e21 { // JSON has an exponent from there on
@@ -39,7 +39,7 @@ func wholeIn(value any) (_ any, changed bool) {
 	case map[string]any:
 		var whole map[string]any
 		for name, member := range v {
-			one, changed := wholeIn(member)
+			one, changed := Whole(member)
 			if !changed {
 				continue
 			}
@@ -54,7 +54,7 @@ func wholeIn(value any) (_ any, changed bool) {
 	case []any:
 		var whole []any
 		for i, element := range v {
-			one, changed := wholeIn(element)
+			one, changed := Whole(element)
 			if !changed {
 				continue
 			}
