@@ -33,8 +33,8 @@ func wantsCSV(r *http.Request, info *apirequest.RequestInfo) bool {
 	return false
 }
 
-// serveCSV answers with the columns and rows of the Table that a request for one would get.
-func (s *Server) serveCSV(w http.ResponseWriter, r *http.Request, info *apirequest.RequestInfo) {
+// serveCSV answers with the columns and rows of the Table with which the handler answers a request for one.
+func serveCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	asked := r.Clone(r.Context())
 	asked.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
 	asked.Header.Del("Accept-Encoding")
@@ -62,7 +62,7 @@ func (s *Server) serveCSV(w http.ResponseWriter, r *http.Request, info *apireque
 			panic(http.ErrAbortHandler) // nobody must take this for the whole answer
 		}
 	}()
-	s.serveResource(a, asked, info)
+	h.ServeHTTP(a, asked)
 	failed = nil
 }
 

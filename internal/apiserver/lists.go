@@ -21,7 +21,7 @@ import (
 // serveResource serves a request for objects.
 func (s *Server) serveResource(w http.ResponseWriter, r *http.Request, info *apirequest.RequestInfo) {
 	if wantsCSV(r, info) {
-		s.serveCSV(w, r, info)
+		serveCSV(w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serveResource(w, r, info) }))
 		return
 	}
 	h := s.resource(info)

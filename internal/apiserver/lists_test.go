@@ -418,7 +418,7 @@ func TestLargeLists(t *testing.T) {
 		require.Equal(t, http.StatusOK, broken.code)
 		require.Greater(t, len(broken.body), 8<<20)
 	}
-	for _, part := range []struct{ from, accept string }{{"", "application/vnd.kubernetes.protobuf"}, {"?fieldSelector=metadata.name%3Dzzz", "application/json"}, {"?fieldSelector=metadata.name%3Dzzz", table}} {
+	for _, part := range []struct{ from, accept string }{{"", "application/vnd.kubernetes.protobuf"}, {"", "text/csv"}, {"?fieldSelector=metadata.name%3Dzzz", "application/json"}, {"?fieldSelector=metadata.name%3Dzzz", table}} {
 		refused, err := list(part.from, part.accept, "identity")
 		require.NoError(t, err)
 		require.Equal(t, http.StatusInternalServerError, refused.code, part)
