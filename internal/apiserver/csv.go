@@ -54,7 +54,7 @@ func serveCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
 		err = convertTable(reader, client)
 	}()
 	a := &csvAnswer{ResponseWriter: w, table: table}
-	failed := error(http.ErrAbortHandler) // if the handler panics
+	failed := http.ErrAbortHandler // if the handler panics
 	defer func() {
 		table.CloseWithError(failed)
 		err := <-converted // nobody may write once this returns
