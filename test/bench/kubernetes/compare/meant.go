@@ -37,6 +37,8 @@ var intentions = []intention{
 	{request: `/clusterrole(binding)?s`, at: `body\.(items|rows)\[logplane:transactions\]`, why: "a role for our group"},
 	{request: `selfsubjectrulesreviews by stranger`, at: `body\.status\.resourceRules\.length`, why: "everybody may send a transaction"},
 
+	{request: `reading: GET .* as text/csv$`, at: `status|header\.Content-Type|body`, ours: 200, theirs: 406, why: "a representation of ours (row 52)"},
+
 	// What is behind the API.
 	{request: `componentstatuses`, at: `.*`, why: "there is no etcd, scheduler or controller manager whose health could be asked for"},
 	{request: `/apiservices`, at: `.*managedFields\[(logplane|kube-apiserver) Update status apiregistration.k8s.io/v1\]`, why: "written here by init and the lifecycle, there by controllers of kube-apiserver (row 65)"},
