@@ -42,7 +42,7 @@ func serveCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
 	query.Set("includeObject", string(metav1.IncludeNone))
 	asked.URL.RawQuery = query.Encode()
 	reader, table := io.Pipe()
-	client := &csvClient{ResponseWriter: w}
+	client := &csvClient{Writer: w}
 	converted := make(chan error, 1)
 	go func() { // ends with the answer
 		err := errors.New("a table could not be converted")
@@ -68,13 +68,13 @@ func serveCSV(w http.ResponseWriter, r *http.Request, h http.Handler) {
 
 // csvClient is the client, as who converts writes to it. Gone is why nothing can be written.
 type csvClient struct {
-	http.ResponseWriter
+	io.Writer
 	gone error
 }
 
 // Write implements io.Writer.
 func (c *csvClient) Write(p []byte) (int, error) {
-	n, err := c.ResponseWriter.Write(p)
+	n, err := c.Writer.Write(p)
 	if err != nil {
 		c.gone = err
 	}
@@ -180,32 +180,30 @@ func convertRows(table *json.Decoder, rows *csvRows) error {
 // csvRows writes rows that end with CRLF. encoding/csv can do that too, but then it changes line ends inside of cells.
 type csvRows struct {
 	to     io.Writer
-	values *csv.Writer // to row
-	row    bytes.Buffer
-	all    bytes.Buffer
+	values *csv.Writer // to rows
+	rows   bytes.Buffer
 }
 
 func newCSVRows(to io.Writer) *csvRows {
 	c := &csvRows{to: to}
-	c.values = csv.NewWriter(&c.row)
+	c.values = csv.NewWriter(&c.rows)
 	return c
 }
 
 func (c *csvRows) write(cells []string) error {
-	c.row.Reset()
 	if err := c.values.Write(cells); err != nil {
 		return err
 	}
 	c.values.Flush()
-	c.all.Write(bytes.TrimSuffix(c.row.Bytes(), []byte("\n")))
-	c.all.WriteString("\r\n")
-	if c.all.Len() < 32<<10 {
+	c.rows.Truncate(c.rows.Len() - len("\n"))
+	c.rows.WriteString("\r\n")
+	if c.rows.Len() < 32<<10 {
 		return nil
 	}
 	return c.flush()
 }
 
 func (c *csvRows) flush() error {
-	_, err := c.all.WriteTo(c.to)
+	_, err := c.rows.WriteTo(c.to)
 	return err
 }

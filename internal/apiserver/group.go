@@ -27,13 +27,13 @@ type group struct {
 // builtGroup has the registries of a group, and the routes to those of its resources that were asked for. Upstream
 // compiles an expression for each route, and the core group has hundreds.
 type builtGroup struct {
-	info genericapiserver.APIGroupInfo
+	info  genericapiserver.APIGroupInfo
+	forms lines.Forms // of watches
 	// route makes the routes to one resource, in all versions.
 	route func(resource string) (*restful.Container, error)
 
 	mu     sync.Mutex
 	routes map[string]*restful.Container // by mu; by resource
-	forms  map[formOf]*lines.Form        // by mu; of watches; nil if there is none
 }
 
 // get builds the group if it is not built yet. A failed build is tried again by the next request.

@@ -38,7 +38,6 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
-	"github.com/logplane/logplane/internal/apiserver/lines"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
 )
@@ -151,7 +150,7 @@ func (s *Server) install(name string, build storageBuilder) (*builtGroup, error)
 	route := func(resource string) (*restful.Container, error) {
 		return s.route(&info, func(name string) bool { return name == resource })
 	}
-	return &builtGroup{info: info, route: route, routes: map[string]*restful.Container{}, forms: map[formOf]*lines.Form{}}, nil
+	return &builtGroup{info: info, route: route, routes: map[string]*restful.Container{}}, nil
 }
 
 // route makes the routes to some resources of a group in all versions.

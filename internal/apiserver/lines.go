@@ -20,9 +20,6 @@ func withLine(r *http.Request, f *lines.Form) *http.Request {
 	return r.WithContext(kubestore.WithLine(r.Context(), lines.New(f, open.stream)))
 }
 
-// formOf names a form of a group.
-type formOf struct{ version, resource, mediaType string }
-
 // withLine gives a watch its line. One that wants something else than objects as they are stored, a Table for one or
 // Services, has none.
 func (g *group) withLine(r *http.Request, info *apirequest.RequestInfo) *http.Request {
@@ -43,16 +40,11 @@ func (b *builtGroup) form(info *apirequest.RequestInfo, accepted runtime.Seriali
 	if !served { // nothing is kept for every name that somebody thinks of
 		return nil
 	}
-	of := formOf{info.APIVersion, info.Resource, accepted.MediaType}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	f, ok := b.forms[of]
-	if !ok {
-		if shown := shownBy(registry); shown.known && shown.decorator == nil {
-			resource := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}
-			f = lines.NewForm(resource, b.info.NegotiatedSerializer, accepted)
+	resource := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}
+	return b.forms.Of(resource, accepted.MediaType, func() *lines.Form {
+		if shown := shownBy(registry); !shown.known || shown.decorator != nil {
+			return nil
 		}
-		b.forms[of] = f
-	}
-	return f
+		return lines.NewForm(resource, b.info.NegotiatedSerializer, accepted, nil)
+	})
 }

@@ -45,6 +45,19 @@ type Pieces struct {
 // Append appends an object as a client gets it, given how it is stored. It returns nil if the object must be decoded.
 type Append func(to, stored []byte, revision uint64) []byte
 
+// All appends items, with a separator between them. It returns nil if any must be decoded.
+func (add Append) All(to []byte, items []projection.Row, separator []byte) []byte {
+	for i, item := range items {
+		if i > 0 {
+			to = append(to, separator...)
+		}
+		if to = add(to, item.Value, uint64(item.Revision)); to == nil {
+			return nil
+		}
+	}
+	return to
+}
+
 // Piece is encoded items. It is immutable.
 type Piece interface {
 	// Bytes is how much memory it takes.

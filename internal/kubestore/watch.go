@@ -302,11 +302,9 @@ func addedIn(form Form, list runtime.Object) (Piece, error) {
 
 // addedVerbatim returns nil if any of the items must be decoded.
 func addedVerbatim(add Append, items []projection.Row) Piece {
-	var frames []byte
-	for _, item := range items {
-		if frames = add(frames, item.Value, uint64(item.Revision)); frames == nil {
-			return nil
-		}
+	frames := add.All(nil, items, nil)
+	if frames == nil {
+		return nil
 	}
 	return added{slices.Clone(frames), len(items)}
 }

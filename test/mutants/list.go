@@ -529,7 +529,7 @@ var list = []mutant{
 	},
 	{
 		name: "line-of-what-is-decorated",
-		file: "internal/apiserver/lines.go", old: "shown.known && shown.decorator == nil {", new: "shown.known {",
+		file: "internal/apiserver/lines.go", old: "!shown.known || shown.decorator != nil {", new: "!shown.known {",
 		tests: "TestLines$", in: "internal/apiserver",
 		why: "a watch begins with Services that lack what a get adds to them",
 	},
@@ -879,7 +879,7 @@ var list = []mutant{
 	},
 	{
 		name: "stored-rules-watched",
-		file: "internal/apiserver/roles/aggregate.go", old: "if err != nil {\n\t\t\tslog.", new: "if err != nil && false {\n\t\t\tslog.",
+		file: "internal/apiserver/roles/aggregate.go", old: "fill); err != nil {\n\t\t\tslog.", new: "fill); err != nil && false {\n\t\t\tslog.",
 		tests: "TestWatchOfUnreadableRules", in: "internal/apiserver",
 		why: "a watch shows a role with the rules it has stored, where those that it gets of others cannot be read",
 	},

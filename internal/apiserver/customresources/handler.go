@@ -261,7 +261,7 @@ type definitionHandler struct {
 	crd atomic.Pointer[apiextensionsv1.CustomResourceDefinition]
 	// schemas are those of the versions, by apiVersion. A version is missing if its objects must be decoded.
 	schemas func() map[string]*verbatim.Schema
-	forms   sync.Map // of watches, by formOf
+	forms   lines.Forms // of watches
 }
 
 func (h *Handler) newHandler(crd *apiextensionsv1.CustomResourceDefinition) (*definitionHandler, error) {

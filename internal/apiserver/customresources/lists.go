@@ -109,18 +109,8 @@ func (h *definitionHandler) form(r *http.Request, info *apirequest.RequestInfo) 
 	if !ok || !apiextensionshelpers.HasServedCRDVersion(h.crd.Load(), info.APIVersion) {
 		return nil
 	}
-	of := formOf{info.APIVersion, accepted.MediaType}
-	if f, ok := h.forms.Load(of); ok {
-		return f.(*lines.Form)
-	}
 	resource := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}
-	f := lines.NewForm(resource, ListSerializer(), accepted)
-	if accepted.MediaType == runtime.ContentTypeJSON {
-		f = f.WithVerbatim(func(ctx context.Context) kubestore.Append { return Verbatim(ctx, runtime.ContentTypeJSON) })
-	}
-	kept, _ := h.forms.LoadOrStore(of, f)
-	return kept.(*lines.Form)
+	return h.forms.Of(resource, accepted.MediaType, func() *lines.Form {
+		return lines.NewForm(resource, ListSerializer(), accepted, Verbatim)
+	})
 }
-
-// formOf names a form of a CRD's objects.
-type formOf struct{ version, mediaType string }

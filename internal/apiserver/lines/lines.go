@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -96,11 +97,15 @@ type Form struct {
 	framer        runtime.Framer
 	events        compbasemetrics.CounterMetric
 	sizes         compbasemetrics.ObserverMetric
-	verbatim      func(context.Context) kubestore.Append
+	mediaType     string
+	verbatim      func(ctx context.Context, mediaType string) kubestore.Append
 }
 
-// NewForm returns the form of the resource's objects, which are encoded by accepted, an encoding of s.
-func NewForm(resource schema.GroupVersionResource, s runtime.NegotiatedSerializer, accepted runtime.SerializerInfo) *Form {
+// NewForm returns the form of the resource's objects, which are encoded by accepted, an encoding of s. Verbatim returns
+// what encodes objects as they are stored as a media type, for the context of a watch. It may be nil, and return nil.
+func NewForm(resource schema.GroupVersionResource, s runtime.NegotiatedSerializer, accepted runtime.SerializerInfo,
+	verbatim func(ctx context.Context, mediaType string) kubestore.Append,
+) *Form {
 	version := resource.GroupVersion()
 	encoder := func(one runtime.Serializer) runtime.Encoder {
 		return s.EncoderForVersion(runtime.UseNondeterministicEncoding(one), version)
@@ -108,17 +113,37 @@ func NewForm(resource schema.GroupVersionResource, s runtime.NegotiatedSerialize
 	return &Form{
 		name:   fmt.Sprintf("events of %s as %s", version, accepted.MediaType),
 		object: encoder(accepted.Serializer), event: encoder(accepted.StreamSerializer.Serializer), framer: accepted.StreamSerializer.Framer,
-		events: metrics.WatchEvents.WithLabelValues(resource.Group, resource.Version, resource.Resource),
-		sizes:  metrics.WatchEventsSizes.WithLabelValues(resource.Group, resource.Version, resource.Resource),
+		events:    metrics.WatchEvents.WithLabelValues(resource.Group, resource.Version, resource.Resource),
+		sizes:     metrics.WatchEventsSizes.WithLabelValues(resource.Group, resource.Version, resource.Resource),
+		mediaType: accepted.MediaType, verbatim: verbatim,
 	}
 }
 
-// WithVerbatim returns a form of JSON that encodes objects as they are stored by what verbatim returns for the context
-// of a watch. That may be nil.
-func (f *Form) WithVerbatim(verbatim func(context.Context) kubestore.Append) *Form {
-	g := *f
-	g.verbatim = verbatim
-	return &g
+// Forms keeps the forms of some resources. Its zero value is ready, and it is safe for concurrent use.
+type Forms struct {
+	mu    sync.Mutex
+	forms map[formOf]*Form // by mu
+}
+
+type formOf struct {
+	resource  schema.GroupVersionResource
+	mediaType string
+}
+
+// Of returns the form of a resource in a media type, which it makes if it has none yet. That may be nil.
+func (f *Forms) Of(resource schema.GroupVersionResource, mediaType string, newForm func() *Form) *Form {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	of := formOf{resource, mediaType}
+	form, ok := f.forms[of]
+	if !ok {
+		if f.forms == nil {
+			f.forms = map[formOf]*Form{}
+		}
+		form = newForm()
+		f.forms[of] = form
+	}
+	return form
 }
 
 // Name implements kubestore.Form.
@@ -152,10 +177,10 @@ func (f *Form) Frame(t watch.EventType, object runtime.Object) (_ []byte, err er
 
 // Verbatim implements kubestore.Form.
 func (f *Form) Verbatim(ctx context.Context) kubestore.Append {
-	if f.verbatim == nil {
+	if f.verbatim == nil || f.mediaType != runtime.ContentTypeJSON {
 		return nil
 	}
-	add := f.verbatim(ctx)
+	add := f.verbatim(ctx, f.mediaType)
 	if add == nil {
 		return nil
 	}

@@ -203,16 +203,12 @@ func (m *maker) verbatim(add kubestore.Append, items []projection.Row, large boo
 	if add == nil {
 		return nil
 	}
-	encoded := m.buffer.AvailableBuffer()
-	for i, item := range items {
-		if i > 0 {
-			encoded = append(encoded, m.form.separator()...)
-		}
-		if encoded = add(encoded, item.Value, uint64(item.Revision)); encoded == nil {
-			return nil
-		}
+	m.buffer.Reset()
+	encoded := add.All(m.buffer.AvailableBuffer(), items, m.form.separator())
+	if encoded == nil {
+		return nil
 	}
-	m.buffer = *bytes.NewBuffer(encoded[:0])
+	m.buffer.Write(encoded) // its next one has that room
 	return newPiece(len(items), encoded, large, encoding)
 }
 

@@ -234,11 +234,6 @@ func (s *Stores) Equivalents() runtime.EquivalentResourceRegistry {
 func DecorateShared(store *genericregistry.Store) {
 	decorate := store.Decorator
 	store.Decorator = func(obj runtime.Object) {
-		shared, ok := obj.(fanout.Shared)
-		if ok {
-			_ = shared.Decorate(func(obj runtime.Object) error { decorate(obj); return nil })
-			return
-		}
-		decorate(obj)
+		_ = fanout.Decorate(obj, func(obj runtime.Object) error { decorate(obj); return nil })
 	}
 }

@@ -185,13 +185,7 @@ func (w *filledWatch) run(ctx context.Context, fill func(runtime.Object) error) 
 	defer close(w.results)
 	defer w.Stop()
 	for e := range w.Interface.ResultChan() {
-		var err error
-		if shared, ok := e.Object.(fanout.Shared); ok {
-			err = shared.Decorate(fill)
-		} else {
-			err = fill(e.Object)
-		}
-		if err != nil {
+		if err := fanout.Decorate(e.Object, fill); err != nil {
 			slog.WarnContext(ctx, "a watch of ClusterRoles ends, because the rules of one cannot be read", "error", err)
 			return
 		}

@@ -32,6 +32,14 @@ type Shared interface {
 	Decorate(func(runtime.Object) error) error
 }
 
+// Decorate lets a function change an object that a watch sends, which may be Shared.
+func Decorate(o runtime.Object, change func(runtime.Object) error) error {
+	if shared, ok := o.(Shared); ok {
+		return shared.Decorate(change)
+	}
+	return change(o)
+}
+
 // announced is an object that one watch sends. Upstream's encoders recognise it as a CacheableObject.
 type announced struct {
 	runtime.Object
@@ -89,11 +97,7 @@ func (a *announced) GetObject() runtime.Object { return a.DeepCopyObject() }
 // Decorate implements Shared.
 func (a *announced) Decorate(change func(runtime.Object) error) error {
 	a.receipt.decorated = true
-	shared, ok := a.Object.(Shared)
-	if ok {
-		return shared.Decorate(change)
-	}
-	return change(a.Object)
+	return Decorate(a.Object, change)
 }
 
 // Form is an encoding of events for clients. Forms are compared with ==. It is safe for concurrent use.

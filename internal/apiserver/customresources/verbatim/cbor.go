@@ -103,16 +103,27 @@ func (r *reader) null() bool {
 	return true
 }
 
-// members reads a map, of which each must read one value or none. Names may not repeat, which their order tells.
-func (r *reader) members(each func(name []byte, value *reader) bool) bool {
+// enter reads the head of a map or a list, and returns how many members or elements follow. Then leave must come.
+func (r *reader) enter(wanted byte) (count uint64, ok bool) {
 	major, count, size := r.peek()
-	if size == 0 || major != ofMap || r.depth >= maxDepth {
-		return false
+	if size == 0 || major != wanted || r.depth >= maxDepth {
+		return 0, false
 	}
 	r.depth++
-	defer func() { r.depth-- }()
 	r.rest = r.rest[size:]
 	r.values += int(min(count, uint64(len(r.rest))))
+	return count, true
+}
+
+func (r *reader) leave() { r.depth-- }
+
+// members reads a map, of which each must read one value or none. Names may not repeat, which their order tells.
+func (r *reader) members(each func(name []byte, value *reader) bool) bool {
+	count, ok := r.enter(ofMap)
+	if !ok {
+		return false
+	}
+	defer r.leave()
 	var last []byte
 	for range count {
 		before := r.rest
@@ -132,14 +143,11 @@ func (r *reader) members(each func(name []byte, value *reader) bool) bool {
 
 // elements reads a list.
 func (r *reader) elements(each func(value *reader) bool) bool {
-	major, count, size := r.peek()
-	if size == 0 || major != ofList || r.depth >= maxDepth {
+	count, ok := r.enter(ofList)
+	if !ok {
 		return false
 	}
-	r.depth++
-	defer func() { r.depth-- }()
-	r.rest = r.rest[size:]
-	r.values += int(min(count, uint64(len(r.rest))))
+	defer r.leave()
 	for range count {
 		if !each(r) {
 			return false
