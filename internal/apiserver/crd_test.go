@@ -736,4 +736,13 @@ func TestWholeNumbers(t *testing.T) {
 	require.Equal(t, got.body, s.must(t, 200, request{method: "PUT", path: customs + "/a", body: again}).body)
 	patch := request{method: "PATCH", path: customs + "/a", body: `{"spec":{"free":{"c":1e3}}}`, contentType: "application/merge-patch+json"}
 	require.Equal(t, got.body, s.must(t, 200, patch).body)
+
+	// And what a webhook adds each time.
+	w := newWebhookServer(t)
+	w.decides(patching(`[{"op":"add","path":"/spec/free/w","value":1.0}]`))
+	about := strings.NewReplacer(`"apiGroups":[""]`, `"apiGroups":["example.com"]`, `"configmaps"`, `"widgets"`, `"CREATE"`, `"CREATE","UPDATE"`)
+	s.must(t, 201, request{method: "POST", path: mutatingWebhooks, body: about.Replace(w.configuration("w", ""))})
+	added := s.must(t, 200, request{method: "PUT", path: customs + "/a", body: got.body}).body
+	require.Contains(t, added, `"w":1}`)
+	require.Equal(t, added, s.must(t, 200, request{method: "PUT", path: customs + "/a", body: added}).body)
 }

@@ -25,16 +25,17 @@ func (w wholeNumbers) Handles(operation admission.Operation) bool {
 
 // Admit implements admission.MutationInterface.
 func (w wholeNumbers) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
-	if u, ok := a.GetObject().(*unstructured.Unstructured); ok {
+	if inner, mutates := w.Interface.(admission.MutationInterface); mutates && inner.Handles(a.GetOperation()) {
+		if err := inner.Admit(ctx, a, o); err != nil {
+			return err
+		}
+	}
+	if u, ok := a.GetObject().(*unstructured.Unstructured); ok { // with what the plug-ins have added
 		if whole, changed := resources.Whole(u.Object); changed {
 			u.Object = whole.(map[string]any)
 		}
 	}
-	inner, mutates := w.Interface.(admission.MutationInterface)
-	if !mutates || !inner.Handles(a.GetOperation()) {
-		return nil
-	}
-	return inner.Admit(ctx, a, o)
+	return nil
 }
 
 // Validate implements admission.ValidationInterface.
