@@ -47,7 +47,7 @@ func newDev() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			coldstart.Over()
+			go func() { <-dev.Settled(); coldstart.Over() }()
 			defer memory.GiveBack(dev.Rest, dev.Shrink)()
 			greet(cmd.OutOrStdout(), dev)
 			return waitAndStop(cmd, dev)
