@@ -6,20 +6,13 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
-	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
-	applynetworkingv1 "k8s.io/client-go/applyconfigurations/networking/v1"
-	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/networking"
-	"k8s.io/kubernetes/pkg/registry/networking/servicecidr"
 	netutils "k8s.io/utils/net"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/resources"
@@ -45,15 +38,8 @@ type encoder struct {
 func (e encoder) encode(ctx context.Context, o object, options generic.RESTOptions) ([]stored, error) {
 	scheme := o.scheme()
 	scheme.Default(o.object)
-	kinds, _, err := scheme.ObjectKinds(o.object)
-	if err != nil {
-		return nil, err
-	}
 	internal, err := scheme.UnsafeConvertToVersion(o.object, runtime.InternalGroupVersioner)
 	if err != nil {
-		return nil, err
-	}
-	if internal, err = manage(scheme, o.strategy, kinds[0], internal); err != nil {
 		return nil, err
 	}
 	accessor, err := meta.Accessor(internal)
@@ -62,11 +48,12 @@ func (e encoder) encode(ctx context.Context, o object, options generic.RESTOptio
 	}
 	rest.FillObjectMetaSystemFields(accessor)
 	accessor.SetCreationTimestamp(e.now)
-	o.strategy.PrepareForCreate(ctx, internal)
-	o.strategy.Canonicalize(internal)
-	if internal, err = complete(internal, e.now); err != nil {
+	if err := manage(o.resource, accessor, e.now); err != nil {
 		return nil, err
 	}
+	o.strategy.PrepareForCreate(ctx, internal)
+	o.strategy.Canonicalize(internal)
+	complete(internal, e.now)
 	key := eventlog.Key{
 		Cluster: e.cluster, Group: o.resource.Group, Resource: o.resource.Resource,
 		Prefix: "/" + options.ResourcePrefix, Namespace: accessor.GetNamespace(), Name: accessor.GetName(),
@@ -99,35 +86,9 @@ func (e encoder) claims(ctx context.Context, resource schema.GroupResource, obje
 	return all, nil
 }
 
-// managerName is the name under which kube-apiserver manages the fields of the objects that it makes.
-const managerName = "kube-apiserver"
-
-// manage records in a new object who manages its fields, as the create handler does.
-func manage(scheme *runtime.Scheme, strategy rest.RESTCreateStrategy, kind schema.GroupVersionKind, object runtime.Object) (runtime.Object, error) {
-	fields, err := newFieldManager(scheme, strategy, kind, "")
-	if err != nil {
-		return nil, err
-	}
-	empty, err := scheme.New(kind.GroupKind().WithVersion(runtime.APIVersionInternal))
-	if err != nil {
-		return nil, err
-	}
-	return fields.Update(empty, object, managerName)
-}
-
-func newFieldManager(scheme *runtime.Scheme, strategy any, kind schema.GroupVersionKind, subresource string) (*managedfields.FieldManager, error) {
-	var reset map[fieldpath.APIVersion]fieldpath.Filter
-	if s, ok := strategy.(rest.ResetFieldsStrategy); ok {
-		reset = fieldpath.NewExcludeFilterSetMap(s.GetResetFields())
-	}
-	types, versions := resources.ManagedBy(scheme)
-	return managedfields.NewDefaultFieldManager(types, versions, scheme, scheme, kind,
-		schema.GroupVersion{Group: kind.Group, Version: runtime.APIVersionInternal}, subresource, reset)
-}
-
 // complete does what the registry of services does during a create, and what a controller of kube-apiserver does right
 // after one.
-func complete(object runtime.Object, now metav1.Time) (runtime.Object, error) {
+func complete(object runtime.Object, now metav1.Time) {
 	switch o := object.(type) {
 	case *api.Service:
 		o.Spec.ClusterIPs, o.Spec.IPFamilies = []string{o.Spec.ClusterIP}, []api.IPFamily{api.IPv4Protocol}
@@ -135,23 +96,9 @@ func complete(object runtime.Object, now metav1.Time) (runtime.Object, error) {
 			o.Spec.IPFamilies[0] = api.IPv6Protocol
 		}
 	case *networking.ServiceCIDR:
-		return applyReady(o, now)
+		o.Status.Conditions = []metav1.Condition{{
+			Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue, LastTransitionTime: now,
+			Message: "Kubernetes default Service CIDR is ready",
+		}}
 	}
-	return object, nil
-}
-
-func applyReady(cidr *networking.ServiceCIDR, now metav1.Time) (runtime.Object, error) {
-	kind := networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR")
-	manager, err := newFieldManager(legacyscheme.Scheme, servicecidr.StatusStrategy, kind, "status")
-	if err != nil {
-		return nil, err
-	}
-	applied, err := runtime.DefaultUnstructuredConverter.ToUnstructured(applynetworkingv1.ServiceCIDR(cidr.Name).WithStatus(
-		applynetworkingv1.ServiceCIDRStatus().WithConditions(applymetav1.Condition().
-			WithType(networkingv1.ServiceCIDRConditionReady).WithStatus(metav1.ConditionTrue).WithLastTransitionTime(now).
-			WithMessage("Kubernetes default Service CIDR is ready"))))
-	if err != nil {
-		return nil, err
-	}
-	return manager.Apply(cidr, &unstructured.Unstructured{Object: applied}, "kubernetes-service-cidr-controller", true)
 }
