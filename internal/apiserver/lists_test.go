@@ -36,6 +36,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/lists"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection/cache"
 )
 
 // bothWays are two servers of one cell, of which the second encodes each list as a whole.
@@ -249,6 +250,38 @@ func measured(t testing.TB, name string) *dto.Metric {
 	}
 	require.Fail(t, "no such metric", name)
 	return nil
+}
+
+// TestListsInATightCache: pieces that have no room as they are sent are kept shorter. Else lists that take turns would
+// find nothing, because each pushes out what the next one needs.
+func TestListsInATightCache(t *testing.T) {
+	const room = 4 << 20
+	s := newServer(t, func(c *Config) { c.Cell.Objects = kubestore.NewObjects(cache.NewBudget(room)) })
+	cell := s.config.Cell
+	cell.Objects = nil
+	whole, err := New(Config{Cell: cell})
+	require.NoError(t, err)
+	whole.initialized.Store(true)
+	for n := range 700 {
+		text := strings.Repeat(fmt.Sprintf("line %d ", n), 500)
+		s.must(t, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"c-%03d"},"data":{"text":%q}}`, n, text)})
+	}
+	forms := []string{"application/json", "application/vnd.kubernetes.protobuf"}
+	for round := range 4 {
+		_, madeBefore := lookedForPieces(t)
+		sum := 0
+		for _, form := range forms {
+			list := request{method: "GET", path: configMaps, accept: form}
+			got := list.do(t, s)
+			require.Equal(t, 200, got.code)
+			require.Equal(t, list.do(t, whole).body, got.body, form)
+			sum += len(got.body)
+		}
+		require.Greater(t, sum, room*5/4)
+		if _, made := lookedForPieces(t); round > 1 { // in the second, what was pushed out meanwhile is made again
+			require.Zero(t, made-madeBefore, "pieces made in round %d", round)
+		}
+	}
 }
 
 // TestListsHavePieces: each of these lists is made of a piece, which is made once and then found. Those of Tables are

@@ -59,6 +59,7 @@ func storedPods() Resource {
 // wholePiece is a piece that keeps its list.
 type wholePiece struct{ items reflect.Value }
 
+func (l wholePiece) Denser() Piece             { return nil }
 func (l wholePiece) Bytes() int                { return 1000 * l.items.Len() }
 func (l wholePiece) Size() (count, length int) { return l.items.Len(), 1000 * l.items.Len() }
 

@@ -16,6 +16,7 @@ import (
 // the process's budget, of which no namespace takes what others need. It is safe for concurrent use. Nobody may write
 // to the objects.
 type Objects struct {
+	budget  *cache.Budget
 	decoded *cache.Cache[version, any]
 }
 
@@ -31,7 +32,7 @@ type version struct {
 
 // NewObjects returns a cache that takes its bytes of the budget.
 func NewObjects(of *cache.Budget) *Objects {
-	return &Objects{cache.New[version, any](of)}
+	return &Objects{of, cache.New[version, any](of)}
 }
 
 // get returns nil if the object is not cached.
@@ -54,6 +55,10 @@ func (o *Objects) piece(v version, revisions []projection.Revision) Piece {
 	if !ok {
 		return nil
 	}
+	if dense := o.denser(k.Piece); dense != nil {
+		k := kept{dense, k.revisions}
+		o.decoded.Replace(v, k, k.bytes()+int64(len(v.rowKey)))
+	}
 	return k.Piece
 }
 
@@ -74,7 +79,19 @@ func (o *Objects) add(v version, owner string, object runtime.Object) {
 
 // addPiece keeps a piece for the owner of its first item.
 func (o *Objects) addPiece(v version, owner string, k kept) {
-	o.keep(v, owner, k, int64(k.Bytes()+len(k.revisions)*8))
+	if dense := o.denser(k.Piece); dense != nil {
+		k.Piece = dense
+	}
+	o.keep(v, owner, k, k.bytes())
+}
+
+// denser returns a piece to keep in place of this one, nil for none. It takes time to make and to read, so that is done
+// only when the caches have little room.
+func (o *Objects) denser(p Piece) Piece {
+	if !o.budget.Tight() {
+		return nil
+	}
+	return p.Denser()
 }
 
 func (o *Objects) keep(v version, owner string, value any, bytes int64) {

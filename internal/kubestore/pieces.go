@@ -64,6 +64,9 @@ type Piece interface {
 	Bytes() int
 	// Size is how many items it has, and how many bytes they have in the answer.
 	Size() (count, length int)
+	// Denser is the same piece in less memory, which takes longer to read. It is nil if there is none, and once it was
+	// asked for.
+	Denser() Piece
 }
 
 type piecesKey struct{}
@@ -272,6 +275,8 @@ type kept struct {
 	Piece
 	revisions []projection.Revision
 }
+
+func (k kept) bytes() int64 { return int64(k.Bytes() + len(k.revisions)*8) }
 
 // piece returns the kept piece of these rows, or makes it.
 func (l *listing) piece(ctx context.Context, p *Pieces, c *cut) (Piece, error) {

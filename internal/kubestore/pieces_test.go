@@ -29,6 +29,7 @@ import (
 // megabyte is a piece that says it takes so much.
 type megabyte struct{ items int }
 
+func (*megabyte) Denser() Piece            { return nil }
 func (*megabyte) Bytes() int               { return 1 << 20 }
 func (m *megabyte) Size() (count, sum int) { return m.items, 1 << 20 }
 
@@ -217,5 +218,6 @@ func TestWarmListsReadNoValues(t *testing.T) {
 // naming is a piece with the names of its items.
 type naming struct{ names []string }
 
+func (*naming) Denser() Piece            { return nil }
 func (*naming) Bytes() int               { return 100 }
 func (n *naming) Size() (count, sum int) { return len(n.names), len(n.names) }

@@ -288,6 +288,9 @@ func (a added) Bytes() int { return cap(a.frames) }
 // Size implements Piece.
 func (a added) Size() (count, length int) { return a.count, len(a.frames) }
 
+// Denser implements Piece. A state is used by watches that start together, and hardly later.
+func (added) Denser() Piece { return nil }
+
 func addedIn(form Form, list runtime.Object) (Piece, error) {
 	var a added
 	err := meta.EachListItem(list, func(object runtime.Object) error {

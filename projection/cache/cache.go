@@ -121,6 +121,15 @@ func (b *Budget) victim(o *owner) evictable {
 	return oldest
 }
 
+// Tight says that more than three quarters of the room are taken, by values that were used. What is added will soon
+// cost others.
+func (b *Budget) Tight() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	oldest := b.recent.Back()
+	return b.bytes > b.room()*3/4 && oldest != nil && !oldest.Value.(evictable).at().used.IsZero()
+}
+
 // DropUnused lets go of what was offered and that nobody has used.
 func (b *Budget) DropUnused() {
 	b.mu.Lock()
@@ -218,14 +227,28 @@ func (c *Cache[K, V]) add(key K, ownerName string, value V, bytes int64, unused 
 	return value
 }
 
+// Replace keeps a value in the place of another, if the key is still there. It does not count as a use.
+func (c *Cache[K, V]) Replace(key K, value V, bytes int64) {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	if e, ok := c.entries[key]; ok {
+		e.value = value
+		e.grow(bytes + c.overhead - e.bytes)
+	}
+}
+
 // Grow says that the value of a key takes more bytes than before.
 func (c *Cache[K, V]) Grow(key K, bytes int64) {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
-	e, ok := c.entries[key]
-	if !ok {
-		return
+	if e, ok := c.entries[key]; ok {
+		e.grow(bytes)
 	}
+}
+
+// grow requires mu of the budget.
+func (e *entry[K, V]) grow(bytes int64) {
+	c := e.cache
 	e.bytes += bytes
 	e.owner.bytes += bytes
 	c.bytes += bytes

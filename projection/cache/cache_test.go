@@ -250,6 +250,41 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
+// What nobody has used makes no budget tight: it goes first.
+func TestTight(t *testing.T) {
+	b := NewBudget(1000)
+	c := New[int, int](b)
+	require.False(t, b.Tight())
+	c.overhead = 0
+	c.Add(1, "a", 1, 750)
+	require.False(t, b.Tight())
+	c.Offer(2, "a", 2, 200)
+	require.False(t, b.Tight())
+	c.Get(2)
+	require.True(t, b.Tight())
+	c.Remove(2)
+	require.False(t, b.Tight())
+	b.Hold(10)
+	require.True(t, b.Tight(), "the caches' room is what is not held")
+}
+
+// What replaces a value counts in its stead, for its owner, and is as old.
+func TestReplace(t *testing.T) {
+	c := newCache[int, string](10)
+	c.Add(1, "a", "long", 6)
+	c.Add(2, "a", "other", 3)
+	c.Replace(1, "short", 2)
+	c.Replace(3, "nobody", 1)
+	got, _ := c.Get(1)
+	require.Equal(t, "short", got)
+	require.Equal(t, []int{2, 1}, c.kept("a"))
+	require.EqualValues(t, 5, c.sum())
+	require.EqualValues(t, 5, c.bytes)
+	c.Get(2)
+	c.Replace(1, "longer", 8)
+	require.Equal(t, []int{2}, c.kept("a"), "it was used longer ago")
+}
+
 // A value that grows makes room for itself, and goes if there is none.
 func TestGrow(t *testing.T) {
 	c := newCache[int, int](10)

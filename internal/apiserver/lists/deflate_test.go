@@ -96,23 +96,58 @@ func TestWantedEncoding(t *testing.T) {
 	}
 }
 
-// TestPiecesHoldWhatTheyCount: a piece that was made plain holds no more than it has counted once it is needed
+// TestPiecesHoldWhatTheyCount: a piece that was made without holds no more than it has counted once it is needed
 // deflated, also if its content cannot be compressed.
 func TestPiecesHoldWhatTheyCount(t *testing.T) {
 	random := make([]byte, 64<<10)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(random)
 	for name, content := range map[string][]byte{"random": random, "repeated": bytes.Repeat([]byte("logplane "), 8<<10)} {
-		p := &piece{plain: content, length: len(content), spare: len(content) / 4}
+		p := newPiece(1, content, false, byGzip)
 		counted := p.Bytes()
-		d := p.compressed()
+		d, err := p.compressed()
+		require.NoError(t, err)
 		inflated, err := d.unpack()
 		require.NoError(t, err)
 		require.Equal(t, content, inflated)
-		held := len(p.plain)
+		held := len(p.kept)
 		if d := p.packed.Load(); d != nil {
 			held += len(d.bytes)
 		}
 		require.LessOrEqual(t, held, counted, name)
 		require.Equal(t, name == "repeated", p.packed.Load() != nil, name)
+	}
+}
+
+// TestPiecesBecomeDense: what is long and can be shorter is kept so if that is asked for, and read as it was, whatever
+// room the reader gives.
+func TestPiecesBecomeDense(t *testing.T) {
+	random := make([]byte, 64<<10)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(random)
+	repeated := bytes.Repeat([]byte("logplane "), 8<<10)
+	for name, c := range map[string]struct {
+		items []byte
+		dense bool
+	}{"long": {repeated, true}, "short": {repeated[:worthDense-1], false}, "random": {random, false}, "empty": {[]byte{}, false}} {
+		p := newPiece(3, c.items, false, byGzip)
+		d, _ := p.Denser().(*piece)
+		require.Equal(t, c.dense, d != nil, name)
+		require.Nil(t, p.Denser(), "it is compressed once")
+		if d == nil {
+			continue
+		}
+		require.Less(t, d.Bytes(), p.Bytes())
+		require.Nil(t, d.Denser())
+		for _, room := range [][]byte{nil, make([]byte, 1), make([]byte, len(c.items)), make([]byte, 2*len(c.items))} {
+			plain, err := d.plain(room)
+			require.NoError(t, err, name)
+			require.Equal(t, c.items, plain, name)
+		}
+		packed, err := d.compressed()
+		require.NoError(t, err)
+		plain, err := packed.unpack()
+		require.NoError(t, err)
+		require.Equal(t, c.items, plain)
+		count, length := d.Size()
+		require.Equal(t, []int{3, len(c.items)}, []int{count, length})
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"sync/atomic"
 
 	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/s2"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -218,7 +219,7 @@ func newPiece(count int, items []byte, large bool, encoding encoding) *piece {
 	if large && encoding != identity {
 		p.packed.Store(pack(encoding, items))
 	} else {
-		p.plain = bytes.Clone(items)
+		p.kept = bytes.Clone(items)
 		if encoding != identity {
 			p.spare = len(items) / 4
 		}
@@ -243,45 +244,74 @@ func (m *maker) encode(ctx context.Context, list runtime.Object) (encoded []byte
 	return m.buffer.Bytes(), err
 }
 
-// piece is plain or packed, or both if it was made plain and is then needed packed.
+// piece is kept or packed, or both if it was made without and is then needed packed.
 type piece struct {
 	count  int // of items
 	length int // of the items
-	plain  []byte
-	// spare is how many bytes a packed piece may take beside the plain one. It is counted from the beginning, because
+	// kept are the items, or if that is shorter, a block of S2 that holds them.
+	kept []byte
+	// spare is how many bytes a packed piece may take beside the kept one. It is counted from the beginning, because
 	// what a piece takes is asked once.
 	spare    int
 	encoding encoding
 	packed   atomic.Pointer[packed]
+	// dense says that kept is as short as it can be.
+	dense atomic.Bool
+}
+
+// worthDense is how many bytes of items may be kept as they are sent. Small lists are asked for often.
+const worthDense = 16 << 10
+
+// Denser implements kubestore.Piece.
+func (p *piece) Denser() kubestore.Piece {
+	if len(p.kept) < worthDense || p.dense.Swap(true) {
+		return nil
+	}
+	short := s2.Encode(nil, p.kept)
+	if len(short) > len(p.kept)/2 {
+		return nil
+	}
+	d := &piece{count: p.count, length: p.length, kept: bytes.Clone(short), spare: p.spare, encoding: p.encoding}
+	d.packed.Store(p.packed.Load())
+	d.dense.Store(true)
+	return d
 }
 
 // Bytes implements kubestore.Piece.
 func (p *piece) Bytes() int {
-	if p.plain == nil {
+	if p.kept == nil {
 		return len(p.packed.Load().bytes)
 	}
-	return len(p.plain) + p.spare
+	return len(p.kept) + p.spare
 }
 
 // Size implements kubestore.Piece.
 func (p *piece) Size() (count, length int) { return p.count, p.length }
 
-func (p *piece) compressed() *packed {
+func (p *piece) compressed() (*packed, error) {
 	c := p.packed.Load()
 	if c == nil {
-		c = pack(p.encoding, p.plain)
+		plain, err := p.plain(nil)
+		if err != nil {
+			return nil, err
+		}
+		c = pack(p.encoding, plain)
 		if len(c.bytes) <= p.spare {
 			p.packed.Store(c)
 		}
 	}
-	return c
+	return c, nil
 }
 
-func (p *piece) bytes() ([]byte, error) {
-	if p.plain != nil {
-		return p.plain, nil
+// plain returns the items, perhaps in the room given.
+func (p *piece) plain(room []byte) ([]byte, error) {
+	switch {
+	case p.kept == nil:
+		return p.packed.Load().unpack()
+	case len(p.kept) == p.length:
+		return p.kept, nil
 	}
-	return p.packed.Load().unpack()
+	return s2.Decode(room, p.kept)
 }
 
 // large is how many bytes of a list are compressed. The figure is upstream's.
@@ -429,7 +459,7 @@ func (a *answer) splice() error {
 	case byZstd:
 		to = frames{buffered}
 	default:
-		to = plainSink{buffered}
+		to = &plainSink{Writer: buffered}
 	}
 	if err == nil {
 		err = a.spliceTo(to, before, after)
@@ -477,22 +507,34 @@ func (a *answer) spliceTo(to sink, before, after []byte) error {
 	return to.end()
 }
 
-type plainSink struct{ io.Writer }
+type plainSink struct {
+	io.Writer
+	room []byte // for items that are kept denser
+}
 
-func (s plainSink) store(plain []byte) error {
+func (s *plainSink) store(plain []byte) error {
 	_, err := s.Write(plain)
 	return err
 }
 
-func (s plainSink) piece(p *piece) error {
-	plain, err := p.bytes()
+func (s *plainSink) piece(p *piece) error {
+	if len(s.room) < p.length {
+		s.room = make([]byte, p.length)
+	}
+	plain, err := p.plain(s.room)
 	if err != nil {
 		return err
 	}
 	return s.store(plain)
 }
 
-func (plainSink) end() error { return nil }
+func (*plainSink) end() error { return nil }
 
 // piece adds a piece in its compressed form.
-func (j *joiner) piece(p *piece) error { return j.add(p.compressed()) }
+func (j *joiner) piece(p *piece) error {
+	packed, err := p.compressed()
+	if err != nil {
+		return err
+	}
+	return j.add(packed)
+}
