@@ -371,8 +371,9 @@ func (d *Dev) RESTConfig() *rest.Config {
 	return &rest.Config{Host: d.URL(), TLSClientConfig: d.client}
 }
 
-// Rest lets go of the blocks that only lists have read, which are on this machine's disk.
-func (d *Dev) Rest() { d.budget.DropUnused() }
+// Rest lets go of what nobody has used lately, and of the blocks that only lists have read: they are on this machine's
+// disk.
+func (d *Dev) Rest() { d.budget.DropCold() }
 
 // Shrink lets go of most of what is kept to save time: the cell has nothing to do.
 func (d *Dev) Shrink() { d.server.Shrink() }

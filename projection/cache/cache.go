@@ -130,11 +130,11 @@ func (b *Budget) Tight() bool {
 	return b.bytes > b.room()*3/4 && oldest != nil && !oldest.Value.(evictable).at().used.IsZero()
 }
 
-// DropUnused lets go of what was offered and that nobody has used.
-func (b *Budget) DropUnused() {
+// DropCold lets go of what is cold, and of what was offered and nobody has used.
+func (b *Budget) DropCold() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for last := b.recent.Back(); last != nil && last.Value.(evictable).at().used.IsZero(); last = b.recent.Back() {
+	for last := b.recent.Back(); last != nil && time.Since(last.Value.(evictable).at().used) >= cold; last = b.recent.Back() {
 		last.Value.(evictable).remove()
 	}
 }

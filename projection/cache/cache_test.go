@@ -79,12 +79,29 @@ func TestOffer(t *testing.T) {
 	c.Offer(4, "b", 7, 0)
 	got, _ := c.Get(4)
 	require.Equal(t, 4, got)
+}
 
-	c.Remove(6)
-	c.Offer(8, "a", 8, 1)
-	c.of.DropUnused()
-	require.Equal(t, []int{1, 2}, c.kept("a"))
-	require.Equal(t, []int{4}, c.kept("b"))
+// A process that rests keeps what was used lately.
+func TestDropCold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCache[int, int](10)
+		c.Add(1, "a", 1, 1)
+		c.Add(2, "a", 2, 1)
+		time.Sleep(cold - time.Second)
+		c.Get(1)
+		c.Add(3, "b", 3, 1)
+		c.Offer(4, "a", 4, 1)
+		c.of.DropCold()
+		require.Equal(t, []int{2, 1}, c.kept("a"), "what was offered is gone")
+		time.Sleep(time.Second)
+		c.of.DropCold()
+		require.Equal(t, []int{1}, c.kept("a"))
+		require.Equal(t, []int{3}, c.kept("b"))
+		time.Sleep(cold)
+		c.of.DropCold()
+		require.Empty(t, c.kept("a"))
+		require.Zero(t, c.sum())
+	})
 }
 
 // An owner takes a quarter of a full cache from the others, and then only from itself and what is cold.

@@ -522,6 +522,18 @@ var list = []mutant{
 		why: "a client that receives slowly never gets the state",
 	},
 	{
+		name: "pieces-never-denser",
+		file: "internal/kubestore/objects.go", old: "if !o.budget.Tight() {", new: "if true {",
+		tests: "TestListsInATightCache", in: "internal/apiserver",
+		why: "lists that take turns in tight caches encode everything each time",
+	},
+	{
+		name: "replaced-and-counted-twice",
+		file: "projection/cache/cache.go", old: "e.grow(bytes + c.overhead - e.bytes)", new: "e.grow(bytes)",
+		tests: "TestReplace", in: "projection/cache",
+		why: "the budget fills with bytes that nobody holds",
+	},
+	{
 		name: "state-encoded-again",
 		file: "internal/kubestore/pieces.go", old: "if piece := s.Objects.piece(id, c.revisions); piece != nil {", new: "if piece := s.Objects.piece(id, c.revisions); false {",
 		tests: "TestStateInPieces", in: "internal/kubestore",
