@@ -195,5 +195,5 @@ bench-scale: build ## a cell as large as the largest clusters, and what each thi
 	@$(RELEASE) go test -run '^$$' -bench AppendByMany -benchtime 3s ./eventlog
 
 .PHONY: generate
-generate: ## rebuild the embedded OpenAPI and discovery of the built-ins
+generate: ## rebuild what is embedded: OpenAPI and discovery of the built-ins, and who manages what a new cluster has
 	@$(RELEASE) go generate ./...

@@ -95,7 +95,8 @@ type Dev struct {
 	running    *errgroup.Group
 }
 
-// Start starts a cell and returns when it serves requests. The caller must Stop it.
+// Start starts a cell and returns when it serves requests. The projector and the lifecycle begin a little later
+// (Settled). The caller must Stop it.
 func Start(ctx context.Context, c Config) (*Dev, error) {
 	d := &Dev{}
 	if err := d.start(ctx, c); err != nil {
@@ -174,6 +175,9 @@ func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.
 	d.running.Go(func() error {
 		settle(ctx, answered)
 		close(d.settled)
+		if ctx.Err() != nil {
+			return nil
+		}
 		d.running.Go(func() error { return cell.Projection.Run(ctx, commitCadence) })
 		d.running.Go(func() error { return finisher.Run(ctx) })
 		return d.healLog(ctx)
@@ -371,9 +375,9 @@ func (d *Dev) RESTConfig() *rest.Config {
 	return &rest.Config{Host: d.URL(), TLSClientConfig: d.client}
 }
 
-// Rest lets go of what nobody has used lately, and of the blocks that only lists have read: they are on this machine's
-// disk.
-func (d *Dev) Rest() { d.budget.DropCold() }
+// Rest lets go of what nobody has used lately, and of the blocks that only lists have read. It returns how many bytes
+// that was.
+func (d *Dev) Rest() int64 { return d.budget.DropCold() }
 
 // Shrink lets go of most of what is kept to save time: the cell has nothing to do.
 func (d *Dev) Shrink() { d.server.Shrink() }

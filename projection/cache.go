@@ -42,9 +42,19 @@ const (
 	cached through = iota
 	// outlines is for who needs no values (View.Outline).
 	outlines
+	// once is for who needs values a single time (View.ScanOnce).
+	once
 	// past is past all caches, for who reads everything once.
 	past
 )
+
+// onceCache keeps what is read where there is room for it.
+type onceCache struct{ *blockCache }
+
+// Keep implements segment.Cache.
+func (c onceCache) Keep(file string, block int, b *segment.Block) {
+	c.blocks.Offer(blockID{file, block}, ownerOf(b), b, int64(b.Bytes))
+}
 
 // outlineCache gives the outline of a block if it is kept, and makes it of each block that is read. Blocks that only
 // lists need are kept where there is room for them: they push out nothing, least of all outlines.
@@ -64,7 +74,7 @@ func (c outlineCache) Block(file string, block int) (*segment.Block, bool) {
 
 // Keep implements segment.Cache.
 func (c outlineCache) Keep(file string, block int, b *segment.Block) {
-	c.blocks.Offer(blockID{file, block}, ownerOf(b), b, int64(b.Bytes))
+	onceCache{c.blockCache}.Keep(file, block, b)
 	c.keepOutline(file, block, b)
 }
 

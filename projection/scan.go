@@ -366,6 +366,8 @@ func (s *runSource) open(ctx context.Context) (*segment.Reader, error) {
 		return reader.Through(nil), nil
 	case outlines:
 		return reader.Through(outlineCache{s.parts[0].p.cache}), nil
+	case once:
+		return reader.Through(onceCache{s.parts[0].p.cache}), nil
 	}
 	return reader, nil
 }

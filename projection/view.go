@@ -188,6 +188,11 @@ func (v *View) Outline(ctx context.Context, start, end string, at Revision) iter
 	return v.rows(ctx, start, end, at, nil, outlines)
 }
 
+// ScanOnce is Scan for who keeps what it makes of the values. What it reads pushes out nothing.
+func (v *View) ScanOnce(ctx context.Context, start, end string, at Revision) iter.Seq2[Row, error] {
+	return v.rows(ctx, start, end, at, nil, once)
+}
+
 func (v *View) rows(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
 		var decoder recordDecoder

@@ -6,6 +6,7 @@ import (
 	"hash/maphash"
 	"iter"
 	"reflect"
+	goruntime "runtime"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -26,7 +27,8 @@ type Pieces struct {
 	Resource schema.GroupResource
 	// Form names the encoding that Encode makes.
 	Form string
-	// Encode makes a piece of the items of a list. It must not write to them. Large says that the whole list is.
+	// Encode makes a piece of the items of a list. It must not write to them. Large says that the whole list is. Unless
+	// pieces are Fleeting, several are made at once.
 	Encode func(ctx context.Context, list runtime.Object, large bool) (Piece, error)
 	// Verbatim makes a piece of items as they are stored. It returns nil if they must be decoded. It is nil if all
 	// must.
@@ -58,14 +60,14 @@ func (add Append) All(to []byte, items []projection.Row, separator []byte) []byt
 	return to
 }
 
-// Piece is encoded items. It is immutable.
+// Piece is encoded items. It is safe for concurrent use.
 type Piece interface {
 	// Bytes is how much memory it takes.
 	Bytes() int
 	// Size is how many items it has, and how many bytes they have in the answer.
 	Size() (count, length int)
-	// Denser is the same piece in less memory, which takes longer to read. It is nil if there is none, and once it was
-	// asked for.
+	// Denser makes the same piece in less memory, which takes longer to read. It is nil if there is none, or if it was
+	// asked for before.
 	Denser() Piece
 }
 
@@ -165,10 +167,28 @@ func (l *listing) fillPieces(ctx context.Context, p *Pieces) error {
 	return nil
 }
 
-// pieces cuts the rows that match into pieces.
+// pieces cuts the rows that match into pieces. Those that are not kept are made by all processors, as far as the reader
+// lets them be ahead. While it looks at one, the listing stands behind the last row of that.
 func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error] {
 	all := !p.Fleeting && l.opts.Predicate.Empty() && !sharded(&l.opts.Predicate)
 	return func(yield func(Piece, error) bool) {
+		var ahead makings
+		defer ahead.wait()
+		give := func(left int) bool {
+			for len(ahead.queue) > left || ahead.ready() {
+				m, at := ahead.first(), *l
+				*l = m.behind
+				if !yield(m.result()) || m.err != nil {
+					return false
+				}
+				*l = at
+			}
+			return true
+		}
+		most := 1
+		if !p.Fleeting {
+			most = min(goruntime.GOMAXPROCS(0), mostAhead)
+		}
 		c := cut{rows: make([]projection.Row, 0, 2*aroundItems), revisions: make([]projection.Revision, 0, 2*aroundItems)}
 		rows := l.scan(ctx)
 		if all {
@@ -183,21 +203,25 @@ func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error]
 				}
 			}
 			if err != nil {
-				yield(nil, err)
+				if give(0) {
+					yield(nil, err)
+				}
 				return
 			}
 			l.taken++
 			if !c.add(row, object) {
 				continue
 			}
-			if !yield(l.piece(ctx, p, &c)) {
+			ahead.queue = append(ahead.queue, l.piece(ctx, p, &c, most > 1))
+			if !give(most - 1) {
 				return
 			}
 			c.rows, c.objects, c.revisions, c.bytes = c.rows[:0], c.objects[:0], c.revisions[:0], 0
 		}
 		if len(c.rows) > 0 {
-			yield(l.piece(ctx, p, &c))
+			ahead.queue = append(ahead.queue, l.piece(ctx, p, &c, most > 1))
 		}
+		give(0)
 	}
 }
 
@@ -217,7 +241,7 @@ func (l *listing) outline(ctx context.Context, c *cut) iter.Seq2[projection.Row,
 		if c.missing <= 1 {
 			return
 		}
-		for row, err := range l.view.Scan(ctx, start, l.keys.End, l.at) {
+		for row, err := range l.view.ScanOnce(ctx, start, l.keys.End, l.at) {
 			if !yield(row, err) {
 				return
 			}
@@ -233,7 +257,7 @@ func (l *listing) values(ctx context.Context, c *cut) error {
 	}
 	c.missing++
 	read := make([]projection.Row, 0, len(c.rows))
-	for row, err := range l.view.Scan(ctx, c.rows[0].Key, c.rows[len(c.rows)-1].Key+"\x00", l.at) {
+	for row, err := range l.view.ScanOnce(ctx, c.rows[0].Key, c.rows[len(c.rows)-1].Key+"\x00", l.at) {
 		if err != nil {
 			return l.failed(err)
 		}
@@ -278,25 +302,95 @@ type kept struct {
 
 func (k kept) bytes() int64 { return int64(k.Bytes() + len(k.revisions)*8) }
 
-// piece returns the kept piece of these rows, or makes it.
-func (l *listing) piece(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
-	s := l.store
-	id := version{store: s.id, rowKey: c.rows[0].Key, revision: hash(c.revisions), kind: p.Form}
-	if !p.Fleeting {
-		if piece := s.Objects.piece(id, c.revisions); piece != nil {
-			c.missing = 0
-			return piece, nil
+// making is a piece that is kept or being made.
+type making struct {
+	// behind is the listing as it stands behind the piece's last row.
+	behind listing
+	piece  Piece
+	err    error
+	// panicked is what Encode has panicked with. It is the reader's, whose request must end with it.
+	panicked any
+	done     chan struct{} // nil if there was nothing to make
+}
+
+func (m *making) ready() bool {
+	if m.done == nil {
+		return true
+	}
+	select {
+	case <-m.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (m *making) result() (Piece, error) {
+	if m.done != nil {
+		<-m.done
+	}
+	if m.panicked != nil {
+		panic(m.panicked)
+	}
+	return m.piece, m.err
+}
+
+// makings are pieces in the order of their rows.
+type makings struct {
+	queue []*making
+}
+
+func (q *makings) ready() bool { return len(q.queue) > 0 && q.queue[0].ready() }
+
+func (q *makings) first() *making {
+	m := q.queue[0]
+	q.queue = q.queue[1:]
+	return m
+}
+
+// wait returns when nothing is being made any more.
+func (q *makings) wait() {
+	for _, m := range q.queue {
+		if m.done != nil {
+			<-m.done
 		}
 	}
-	if err := l.values(ctx, c); err != nil {
-		return nil, err
+}
+
+// mostAhead is how many pieces of one list are made at once at most.
+const mostAhead = 4
+
+// piece finds the piece of these rows, or begins to make it. With others at once, it is made beside the caller.
+func (l *listing) piece(ctx context.Context, p *Pieces, c *cut, beside bool) *making {
+	s, m := l.store, &making{behind: *l}
+	id := version{store: s.id, rowKey: c.rows[0].Key, revision: hash(c.revisions), kind: p.Form}
+	if !p.Fleeting {
+		if m.piece = s.Objects.piece(id, c.revisions); m.piece != nil {
+			c.missing = 0
+			return m
+		}
 	}
-	piece, err := l.encode(ctx, p, c)
-	if err != nil || p.Fleeting {
-		return piece, err
+	if m.err = l.values(ctx, c); m.err != nil {
+		return m
 	}
-	s.Objects.addPiece(id, s.owner(id.rowKey), kept{piece, slices.Clone(c.revisions)})
-	return piece, nil
+	encode := func(c *cut) {
+		m.piece, m.err = m.behind.encode(ctx, p, c)
+		if m.err == nil && !p.Fleeting {
+			s.Objects.addPiece(id, s.owner(id.rowKey), kept{m.piece, slices.Clone(c.revisions)})
+		}
+	}
+	if !beside {
+		encode(c)
+		return m
+	}
+	own := &cut{rows: slices.Clone(c.rows), objects: slices.Clone(c.objects), revisions: slices.Clone(c.revisions)}
+	m.done = make(chan struct{})
+	go func() {
+		defer close(m.done)
+		defer func() { m.panicked = recover() }()
+		encode(own)
+	}()
+	return m
 }
 
 // encode makes a piece of rows that have their values.

@@ -9,9 +9,13 @@ import (
 	goruntime "runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 	"weak"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -74,7 +78,8 @@ func inPieces(t *testing.T, s *store, p *Pieces, limit int64, look func(int)) (p
 	return pieces, nil
 }
 
-// TestListsHoldFewPieces: however long a list is, it holds as many pieces: those of which an answer is sure, and one.
+// TestListsHoldFewPieces: however long a list is, it holds as many pieces: those of which an answer is sure, one, and
+// those that are made ahead.
 func TestListsHoldFewPieces(t *testing.T) {
 	for _, n := range []int{20, 40} {
 		s, _ := bulky(t, n)
@@ -87,13 +92,16 @@ func TestListsHoldFewPieces(t *testing.T) {
 			{"streamed", false, false, 0, n}, {"sized", true, false, 0, n}, {"page", false, false, 15, 15}, {"page, sized", true, false, 15, 15},
 			{"fleeting", false, true, 0, n}, {"page, fleeting", false, true, 15, 15},
 		} {
-			var made []weak.Pointer[megabyte]
+			var mu sync.Mutex
+			var made []weak.Pointer[megabyte] // by mu, as is what follows
 			most := 0
 			look := func(n int) {
 				if n%5 > 0 {
 					return
 				}
 				goruntime.GC()
+				mu.Lock()
+				defer mu.Unlock()
 				live := 0
 				for _, m := range made {
 					if m.Value() != nil {
@@ -103,9 +111,12 @@ func TestListsHoldFewPieces(t *testing.T) {
 				most = max(most, live)
 			}
 			p := &Pieces{Form: c.name, Sized: c.sized, Fleeting: c.fleeting, Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) {
-				look(len(made))
 				m := &megabyte{meta.LenList(list)}
+				mu.Lock()
+				before := len(made)
 				made = append(made, weak.Make(m))
+				mu.Unlock()
+				look(before)
 				return m, nil
 			}}
 			got, err := inPieces(t, s, p, c.limit, look)
@@ -117,7 +128,77 @@ func TestListsHoldFewPieces(t *testing.T) {
 				require.Equal(t, c.want<<20, length)
 				require.Len(t, made, c.want+c.want-firstBytes>>20, "those that are not held are made twice")
 			}
-			require.LessOrEqual(t, most, firstBytes>>20+2, "%s of %d", c.name, n)
+			require.LessOrEqual(t, most, firstBytes>>20+2+mostAhead, "%s of %d", c.name, n)
+		}
+	}
+}
+
+// TestPiecesAreMadeBesideEachOther: pieces that are made at once come in the order of their rows. When a list ends, early
+// or not, nothing of it goes on. A panic is that of the list's own goroutine, whose request it ends.
+func TestPiecesAreMadeBesideEachOther(t *testing.T) {
+	defer goruntime.GOMAXPROCS(goruntime.GOMAXPROCS(4))
+	const n = 30
+	s, _ := bulky(t, n)
+	for name, c := range map[string]struct {
+		sized  bool
+		stop   int
+		panics string
+	}{"whole": {false, n, ""}, "sized": {true, n, ""}, "stops": {false, 11, ""}, "panics": {false, n, "p0020"}, "panics before the answer": {true, n, "p0020"}} {
+		var mu sync.Mutex
+		running, most := 0, 0 // by mu
+		first, second := make(chan struct{}), make(chan struct{})
+		meet := map[string]func() <-chan struct{}{
+			"p0000": func() <-chan struct{} { close(first); return second },
+			"p0001": func() <-chan struct{} { close(second); return first },
+		}
+		p := &Pieces{Resource: s.GroupResource, Sized: c.sized, Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) {
+			mu.Lock()
+			running++
+			most = max(most, running)
+			mu.Unlock()
+			defer func() {
+				mu.Lock()
+				defer mu.Unlock()
+				running--
+			}()
+			one := list.(*example.PodList).Items[0].Name
+			if meet[one] != nil {
+				select {
+				case <-meet[one]():
+				case <-time.After(time.Minute):
+					assert.Fail(t, "the first two pieces are not made at once")
+				}
+			}
+			if one == c.panics {
+				panic(one)
+			}
+			return &naming{[]string{one}}, nil
+		}}
+		var names []string
+		list := func() {
+			defer p.Close()
+			require.NoError(t, s.GetList(WithPieces(t.Context(), p), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, &example.PodList{}))
+			for piece, err := range p.All() {
+				require.NoError(t, err)
+				if names = append(names, piece.(*naming).names...); len(names) == c.stop {
+					break
+				}
+			}
+		}
+		if c.panics == "" {
+			list()
+			require.Len(t, names, c.stop, name)
+		} else {
+			require.PanicsWithValue(t, c.panics, list, name)
+			require.Less(t, len(names), n, name)
+		}
+		mu.Lock()
+		require.Zero(t, running, name)
+		require.Greater(t, most, 1, name)
+		require.LessOrEqual(t, most, mostAhead, name)
+		mu.Unlock()
+		for i, one := range names {
+			require.Equal(t, fmt.Sprintf("p%04d", i), one, name)
 		}
 	}
 }
@@ -169,12 +250,13 @@ func TestWarmListsReadNoValues(t *testing.T) {
 	require.NoError(t, err)
 	objects := NewObjects(cache.NewBudget(1 << 20))
 	s := newStore(Cell{Log: log, Projection: p, Cluster: "main", Objects: objects}, corePods())
-	list := func(form string) (read int64, names []string, made int) {
+	list := func(form string) (read int64, names []string, pieces int) {
+		var made atomic.Int32
 		p := &Pieces{Resource: s.GroupResource, Form: form, Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) {
-			made++
+			made.Add(1)
 			piece := &naming{}
 			for _, pod := range list.(*corev1.PodList).Items {
-				require.Contains(t, pod.Annotations, "noise")
+				assert.Contains(t, pod.Annotations, "noise")
 				piece.names = append(piece.names, pod.Name+"@"+pod.ResourceVersion)
 			}
 			return piece, nil
@@ -186,7 +268,7 @@ func TestWarmListsReadNoValues(t *testing.T) {
 			require.NoError(t, err)
 			names = append(names, piece.(*naming).names...)
 		}
-		return counted.Counts().GetRange - before, names, made
+		return counted.Counts().GetRange - before, names, int(made.Load())
 	}
 	_, first, pieces := list("a")
 	require.Len(t, first, n)

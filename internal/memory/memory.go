@@ -110,14 +110,18 @@ const (
 )
 
 // GiveBack gives memory back to the system. A second after work has become little, compared with what is held, it
-// gives back garbage, and what rest drops, which may be nil. When there was nothing to do for a whole pause, it also
-// gives back what shrink drops. Without it the runtime would collect only after two minutes, give back slowly, and
+// gives back garbage, and what rest drops, which returns how many bytes that was, and may be nil. Rest is called again
+// after each pause with little work. When there was nothing to do for a whole pause, it also gives back what shrink
+// drops. Without it the runtime would collect only after two minutes, give back slowly, and
 // never drop a cache.
 //
 // Only garbage collections set the timer. It goes off when they have become rare,
 // and a process that does nothing has no timer. If the process is frozen meanwhile,
 // as a function is between two requests, it only keeps the memory for longer.
-func GiveBack(rest, shrink func()) (stop func()) {
+func GiveBack(rest func() int64, shrink func()) (stop func()) {
+	if rest == nil {
+		rest = func() int64 { return 0 }
+	}
 	k := &keeper{rest: rest, shrink: shrink}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -127,7 +131,8 @@ func GiveBack(rest, shrink func()) (stop func()) {
 }
 
 type keeper struct {
-	rest, shrink func()
+	rest   func() int64
+	shrink func()
 
 	mu      sync.Mutex // guards what follows
 	timer   *time.Timer
@@ -177,16 +182,15 @@ func (k *keeper) look() {
 		case quiet && more(held, k.shrunk):
 			k.shrink()
 			k.free()
-			k.shrunk = k.given
+			k.shrunk, held = k.given, k.given
 		case quiet: // until the next collection
 			return
 		}
 	}
-	if recently <= held/light && more(held, k.given) {
-		if k.rest != nil {
-			k.rest()
+	if grown := more(held, k.given); recently <= held/light && (grown || k.looks%pause == 0) {
+		if k.rest() > worth || grown {
+			k.free()
 		}
-		k.free()
 	}
 	k.timer.Reset(tick)
 }

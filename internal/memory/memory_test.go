@@ -34,8 +34,8 @@ func waste(bytes int) {
 // nothing to do for a whole pause, caches shrink once and the memory that they held goes back, too.
 func TestGivesBackWhenIdle(t *testing.T) {
 	defer func() { kept = nil }()
-	rested, shrunk := 0, 0
-	k := &keeper{rest: func() { rested++ }, shrink: func() { shrunk++; kept = nil }, timer: stoppedTimer()}
+	rested, shrunk, dropped := 0, 0, int64(0)
+	k := &keeper{rest: func() int64 { rested++; return dropped }, shrink: func() { shrunk++; kept = nil }, timer: stoppedTimer()}
 	rest := func() {
 		for range pause {
 			k.look()
@@ -74,6 +74,28 @@ func TestGivesBackWhenIdle(t *testing.T) {
 	require.Equal(t, 2, shrunk)
 	_, held = usage()
 	require.Less(t, held, start+start/4+30<<20)
+
+	// With little work on and on, it looks again after each pause, and gives back if that is worth it.
+	fill(200)
+	littleWork := func() {
+		for range pause {
+			_, held := usage()
+			runtime.KeepAlive(make([]byte, held/600))
+			k.look()
+		}
+	}
+	littleWork()
+	before, given := rested, k.given
+	littleWork()
+	require.Equal(t, before+1, rested)
+	_, held = usage()
+	require.Greater(t, held, given+given/60, "not worth it")
+	dropped = worth + 1
+	littleWork()
+	require.Equal(t, before+2, rested)
+	_, held = usage()
+	require.Less(t, held, given+given/60)
+	require.Equal(t, 2, shrunk)
 
 	k.stop()
 	fill(100)

@@ -29,6 +29,7 @@ type Budget struct {
 
 	mu     sync.Mutex // guards what follows, and all caches of the budget
 	bytes  int64      // of all entries
+	unused int64      // of those among them that were offered and not used
 	held   int64
 	recent list.List // of evictable, most recently used first
 	owners map[string]*owner
@@ -97,6 +98,7 @@ func (b *Budget) add(ownerName string, e evictable, unused bool) {
 	p.owner = o
 	if unused {
 		p.all, p.own = b.recent.PushBack(e), o.recent.PushBack(e)
+		b.unused += p.bytes
 	} else {
 		p.used, p.all, p.own = time.Now(), b.recent.PushFront(e), o.recent.PushFront(e)
 	}
@@ -121,26 +123,34 @@ func (b *Budget) victim(o *owner) evictable {
 	return oldest
 }
 
-// Tight says that more than three quarters of the room are taken, by values that were used. What is added will soon
-// cost others.
+// Tight says that values that were used have more than three quarters of the room, and none of them is cold. So what is
+// added will soon cost another that somebody needs.
 func (b *Budget) Tight() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	oldest := b.recent.Back()
-	return b.bytes > b.room()*3/4 && oldest != nil && !oldest.Value.(evictable).at().used.IsZero()
+	if b.bytes-b.unused <= b.room()*3/4 {
+		return false
+	}
+	oldest := b.recent.Back().Value.(evictable).at().used
+	return oldest.IsZero() || time.Since(oldest) < cold
 }
 
-// DropCold lets go of what is cold, and of what was offered and nobody has used.
-func (b *Budget) DropCold() {
+// DropCold lets go of what is cold, and of what was offered and nobody has used. It returns how many bytes that was.
+func (b *Budget) DropCold() (dropped int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	before := b.bytes
 	for last := b.recent.Back(); last != nil && time.Since(last.Value.(evictable).at().used) >= cold; last = b.recent.Back() {
 		last.Value.(evictable).remove()
 	}
+	return before - b.bytes
 }
 
 // use requires mu.
 func (b *Budget) use(p *place) {
+	if p.used.IsZero() {
+		b.unused -= p.bytes
+	}
 	p.used = time.Now()
 	b.recent.MoveToFront(p.all)
 	p.owner.recent.MoveToFront(p.own)
@@ -150,6 +160,9 @@ func (b *Budget) use(p *place) {
 func (b *Budget) remove(p *place) {
 	b.recent.Remove(p.all)
 	b.bytes -= p.bytes
+	if p.used.IsZero() {
+		b.unused -= p.bytes
+	}
 	p.owner.recent.Remove(p.own)
 	p.owner.bytes -= p.bytes
 	if p.owner.recent.Len() == 0 {
@@ -253,6 +266,9 @@ func (e *entry[K, V]) grow(bytes int64) {
 	e.owner.bytes += bytes
 	c.bytes += bytes
 	c.of.bytes += bytes
+	if e.used.IsZero() {
+		c.of.unused += bytes
+	}
 	c.of.bound(e.owner)
 }
 

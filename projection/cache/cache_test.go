@@ -269,20 +269,36 @@ func BenchmarkGet(b *testing.B) {
 
 // What nobody has used makes no budget tight: it goes first.
 func TestTight(t *testing.T) {
-	b := NewBudget(1000)
-	c := New[int, int](b)
-	require.False(t, b.Tight())
-	c.overhead = 0
-	c.Add(1, "a", 1, 750)
-	require.False(t, b.Tight())
-	c.Offer(2, "a", 2, 200)
-	require.False(t, b.Tight())
-	c.Get(2)
-	require.True(t, b.Tight())
-	c.Remove(2)
-	require.False(t, b.Tight())
-	b.Hold(10)
-	require.True(t, b.Tight(), "the caches' room is what is not held")
+	synctest.Test(t, func(t *testing.T) {
+		b := NewBudget(1000)
+		c := New[int, int](b)
+		require.False(t, b.Tight())
+		c.overhead = 0
+		c.Add(1, "a", 1, 750)
+		require.False(t, b.Tight())
+		c.Offer(2, "a", 2, 200)
+		c.Grow(2, 10)
+		require.False(t, b.Tight())
+		c.Get(2)
+		c.Get(2)
+		require.True(t, b.Tight())
+		c.Remove(2)
+		c.Offer(3, "a", 3, 100)
+		c.Remove(3)
+		require.False(t, b.Tight())
+		b.Hold(10)
+		require.True(t, b.Tight(), "the caches' room is what is not held")
+		c.Offer(4, "a", 4, 100)
+		require.True(t, b.Tight(), "what was offered makes no room")
+		c.Remove(4)
+		time.Sleep(cold)
+		c.Add(5, "a", 5, 100)
+		require.False(t, b.Tight(), "what is cold goes first")
+		c.Get(1)
+		require.True(t, b.Tight())
+		c.of.DropCold()
+		require.Zero(t, b.unused)
+	})
 }
 
 // What replaces a value counts in its stead, for its owner, and is as old.

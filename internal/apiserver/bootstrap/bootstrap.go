@@ -149,7 +149,7 @@ func (c Config) writes(ctx context.Context, view *projection.View) ([]projection
 	return writes, nil
 }
 
-// encodeAll encodes each object with its claims. All processors do: it is a sixth of the first start of 'dev'.
+// encodeAll encodes each object with its claims. All processors do: 'dev' waits for it in its first start.
 func (c Config) encodeAll(ctx context.Context, all []object) ([][]stored, error) {
 	encoder := encoder{c.Cell.Cluster, c.Stores, metav1.NewTime(time.Now().UTC().Truncate(time.Second))}
 	resources := map[schema.GroupResource]generic.RESTOptions{}

@@ -99,7 +99,7 @@ func Serve(w http.ResponseWriter, r *http.Request, kind Kind, h http.Handler, fa
 // errShape says that a list does not look as expected.
 var errShape = errors.New("unexpected encoding of a list")
 
-// maker makes the pieces of one list.
+// maker makes the pieces of one list, several at once.
 type maker struct {
 	kubestore.Pieces
 	form form
@@ -107,9 +107,27 @@ type maker struct {
 	decorate func(runtime.Object)
 	// changed makes what is encoded of a list. It is nil if that is the list itself.
 	changed func(context.Context, runtime.Object) (runtime.Object, error)
-	encoder runtime.Encoder // nil until the first piece is made
-	empty   []byte          // an encoded list without items
-	buffer  bytes.Buffer
+	encoder func() runtime.Encoder // made with the first piece
+
+	emptied  sync.Once
+	empty    []byte // an encoded list without items
+	emptyErr error
+}
+
+// buffers are what pieces are encoded in.
+var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// mostBuffered is how large a buffer is used again. Most pieces have 256 KiB at most.
+const mostBuffered = 1 << 20
+
+func buffer() (b *bytes.Buffer, done func()) {
+	b = buffers.Get().(*bytes.Buffer)
+	b.Reset()
+	return b, func() {
+		if b.Cap() <= mostBuffered {
+			buffers.Put(b)
+		}
+	}
 }
 
 // maker returns nil if the list must be encoded as a whole.
@@ -149,15 +167,13 @@ func (k Kind) maker(r *http.Request, encoding encoding) *maker {
 	}
 	m.Resource, m.Sized = k.Resource, m.form.sized()
 	m.Form = fmt.Sprintf("%s %t %v %s %s", chosen.MediaType, pretty, wanted.Convert, k.Version, encoding)
+	m.encoder = sync.OnceValue(func() runtime.Encoder { return serializer.EncoderForVersion(chosen.Serializer, version) })
 	m.Encode = func(ctx context.Context, list runtime.Object, large bool) (kubestore.Piece, error) {
-		if m.encoder == nil {
-			m.encoder = serializer.EncoderForVersion(chosen.Serializer, version)
-		}
 		return m.make(ctx, list, large, encoding)
 	}
 	if k.Verbatim != nil && wanted.Convert == nil && !pretty {
 		m.Verbatim = func(ctx context.Context, items []projection.Row, large bool) kubestore.Piece {
-			return m.verbatim(k.Verbatim(ctx, chosen.MediaType), items, large, encoding)
+			return verbatim(k.Verbatim(ctx, chosen.MediaType), items, m.form.separator(), large, encoding)
 		}
 	}
 	return m
@@ -173,43 +189,49 @@ func (anyTransform) AllowsMediaTypeTransform(_, subtype string, to *schema.Group
 func (anyTransform) AllowsServerVersion(string) bool { return true }
 func (anyTransform) AllowsStreamSchema(string) bool  { return true }
 
-func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encoding encoding) (*piece, error) {
-	if m.empty == nil {
-		none := reflect.New(reflect.TypeOf(list).Elem()).Interface().(runtime.Object)
-		if u, ok := none.(*unstructured.UnstructuredList); ok {
-			u.SetGroupVersionKind(list.GetObjectKind().GroupVersionKind())
-		}
-		if items := reflect.ValueOf(none).Elem().FieldByName("Items"); items.IsValid() {
-			items.Set(reflect.MakeSlice(items.Type(), 0, 0))
-		}
-		empty, err := m.encode(ctx, none)
-		if err != nil {
-			return nil, err
-		}
-		m.empty = bytes.Clone(empty)
+func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encoding encoding) (kubestore.Piece, error) {
+	m.emptied.Do(func() { m.empty, m.emptyErr = m.encodeEmpty(ctx, list) })
+	if m.emptyErr != nil {
+		return nil, m.emptyErr
 	}
-	encoded, err := m.encode(ctx, list)
-	if err != nil {
+	encoded, done := buffer()
+	defer done()
+	if err := m.encode(ctx, list, encoded); err != nil {
 		return nil, err
 	}
-	items, err := m.form.items(encoded, m.empty)
+	items, err := m.form.items(encoded.Bytes(), m.empty)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errShape, err)
 	}
 	return newPiece(meta.LenList(list), items, large, encoding), nil
 }
 
+// encodeEmpty encodes such a list without items.
+func (m *maker) encodeEmpty(ctx context.Context, list runtime.Object) ([]byte, error) {
+	none := reflect.New(reflect.TypeOf(list).Elem()).Interface().(runtime.Object)
+	if u, ok := none.(*unstructured.UnstructuredList); ok {
+		u.SetGroupVersionKind(list.GetObjectKind().GroupVersionKind())
+	}
+	if items := reflect.ValueOf(none).Elem().FieldByName("Items"); items.IsValid() {
+		items.Set(reflect.MakeSlice(items.Type(), 0, 0))
+	}
+	var encoded bytes.Buffer
+	err := m.encode(ctx, none, &encoded)
+	return encoded.Bytes(), err
+}
+
 // verbatim returns nil if any of the items must be decoded.
-func (m *maker) verbatim(add kubestore.Append, items []projection.Row, large bool, encoding encoding) kubestore.Piece {
+func verbatim(add kubestore.Append, items []projection.Row, separator []byte, large bool, encoding encoding) kubestore.Piece {
 	if add == nil {
 		return nil
 	}
-	m.buffer.Reset()
-	encoded := add.All(m.buffer.AvailableBuffer(), items, m.form.separator())
+	b, done := buffer()
+	defer done()
+	encoded := add.All(b.AvailableBuffer(), items, separator)
 	if encoded == nil {
 		return nil
 	}
-	m.buffer.Write(encoded) // its next one has that room
+	b.Write(encoded) // its next user has that room
 	return newPiece(len(items), encoded, large, encoding)
 }
 
@@ -227,8 +249,7 @@ func newPiece(count int, items []byte, large bool, encoding encoding) *piece {
 	return p
 }
 
-// encode returns bytes that the next call overwrites.
-func (m *maker) encode(ctx context.Context, list runtime.Object) (encoded []byte, err error) {
+func (m *maker) encode(ctx context.Context, list runtime.Object, to *bytes.Buffer) (err error) {
 	if m.decorate != nil {
 		list = list.DeepCopyObject() // others read the items, too
 		m.decorate(list)
@@ -236,35 +257,36 @@ func (m *maker) encode(ctx context.Context, list runtime.Object) (encoded []byte
 	if m.changed != nil {
 		list, err = m.changed(ctx, list)
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
-	m.buffer.Reset()
-	err = m.encoder.Encode(list, &m.buffer)
-	return m.buffer.Bytes(), err
+	return m.encoder().Encode(list, to)
 }
 
-// piece is kept or packed, or both if it was made without and is then needed packed.
+// piece is kept or packed, or both if it was kept and is then needed packed.
 type piece struct {
 	count  int // of items
 	length int // of the items
-	// kept are the items, or if that is shorter, a block of S2 that holds them.
+	// kept are the items, or a shorter block of S2 that holds them.
 	kept []byte
 	// spare is how many bytes a packed piece may take beside the kept one. It is counted from the beginning, because
 	// what a piece takes is asked once.
 	spare    int
 	encoding encoding
 	packed   atomic.Pointer[packed]
-	// dense says that kept is as short as it can be.
-	dense atomic.Bool
+	// tried says that kept was to be made shorter.
+	tried atomic.Bool
 }
 
-// worthDense is how many bytes of items may be kept as they are sent. Small lists are asked for often.
+func (p *piece) isDense() bool { return p.kept != nil && len(p.kept) < p.length }
+
+// worthDense is how many bytes of items are worth to be kept shorter, if that halves them. Small lists are asked for
+// often.
 const worthDense = 16 << 10
 
 // Denser implements kubestore.Piece.
 func (p *piece) Denser() kubestore.Piece {
-	if len(p.kept) < worthDense || p.dense.Swap(true) {
+	if len(p.kept) < worthDense || p.tried.Swap(true) {
 		return nil
 	}
 	short := s2.Encode(nil, p.kept)
@@ -273,7 +295,7 @@ func (p *piece) Denser() kubestore.Piece {
 	}
 	d := &piece{count: p.count, length: p.length, kept: bytes.Clone(short), spare: p.spare, encoding: p.encoding}
 	d.packed.Store(p.packed.Load())
-	d.dense.Store(true)
+	d.tried.Store(true)
 	return d
 }
 
@@ -308,10 +330,10 @@ func (p *piece) plain(room []byte) ([]byte, error) {
 	switch {
 	case p.kept == nil:
 		return p.packed.Load().unpack()
-	case len(p.kept) == p.length:
-		return p.kept, nil
+	case p.isDense():
+		return s2.Decode(room, p.kept)
 	}
-	return s2.Decode(room, p.kept)
+	return p.kept, nil
 }
 
 // large is how many bytes of a list are compressed. The figure is upstream's.
@@ -518,8 +540,8 @@ func (s *plainSink) store(plain []byte) error {
 }
 
 func (s *plainSink) piece(p *piece) error {
-	if len(s.room) < p.length {
-		s.room = make([]byte, p.length)
+	if p.isDense() && len(s.room) < p.length {
+		s.room = make([]byte, 2*p.length) // the next ones may be larger
 	}
 	plain, err := p.plain(s.room)
 	if err != nil {
