@@ -48,8 +48,14 @@ const (
 	past
 )
 
-// onceCache keeps what is read where there is room for it.
+// onceCache keeps what is read where there is room for it. To read a block again does not make it worth more: what was
+// made of it is kept.
 type onceCache struct{ *blockCache }
+
+// Block implements segment.Cache.
+func (c onceCache) Block(file string, block int) (*segment.Block, bool) {
+	return c.blocks.Peek(blockID{file, block})
+}
 
 // Keep implements segment.Cache.
 func (c onceCache) Keep(file string, block int, b *segment.Block) {
@@ -65,7 +71,7 @@ func (c outlineCache) Block(file string, block int) (*segment.Block, bool) {
 	if o, ok := c.outlines.Get(blockID{file, block}); ok {
 		return o, true
 	}
-	b, ok := c.blockCache.Block(file, block)
+	b, ok := onceCache{c.blockCache}.Block(file, block)
 	if ok {
 		c.keepOutline(file, block, b)
 	}

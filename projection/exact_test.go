@@ -368,6 +368,28 @@ func TestOutlinesTakeLittle(t *testing.T) {
 	require.NotSame(t, first, unsafe.SliceData(o.Entries[0].Value))
 }
 
+// What is read once, or for an outline, is the first to go, however often that happens.
+func TestReadOncePushesOutNothing(t *testing.T) {
+	budget := cache.NewBudget(1 << 20)
+	c := newBlockCache(budget)
+	c.Keep("used", 0, &segment.Block{Bytes: 100})
+	for range 2 {
+		for _, through := range []segment.Cache{onceCache{c}, outlineCache{c}} {
+			_, ok := through.Block("once", 0)
+			if !ok {
+				through.Keep("once", 0, &segment.Block{Bytes: 100})
+			}
+		}
+	}
+	_, found := onceCache{c}.Block("once", 0)
+	require.True(t, found)
+	budget.DropCold()
+	_, found = onceCache{c}.Block("once", 0)
+	require.False(t, found)
+	_, found = c.Block("used", 0)
+	require.True(t, found)
+}
+
 // A projector that starts while the bucket takes nothing goes on trying, and readers go on meanwhile. A fault that an
 // operator must mend ends the projector.
 func TestAProjectorOutlivesABucketThatFails(t *testing.T) {

@@ -205,6 +205,17 @@ func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
 	return e.value, true
 }
 
+// Peek returns the value of a key, and does not count as its use.
+func (c *Cache[K, V]) Peek(key K) (value V, ok bool) {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	e, ok := c.entries[key]
+	if !ok {
+		return value, false
+	}
+	return e.value, true
+}
+
 // Add keeps a value of the owner's that takes so many bytes; what its entry takes is counted besides. A key that is
 // there keeps its value, which is returned then: somebody else was faster. Else the new value is returned. What is
 // larger than the budget is not kept: it would cost everything else.

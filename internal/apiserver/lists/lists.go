@@ -289,7 +289,7 @@ func (p *piece) Denser() kubestore.Piece {
 	if len(p.kept) < worthDense || p.tried.Swap(true) {
 		return nil
 	}
-	short := s2.Encode(nil, p.kept)
+	short := s2.EncodeBetter(nil, p.kept)
 	if len(short) > len(p.kept)/2 {
 		return nil
 	}
