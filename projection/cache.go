@@ -71,7 +71,7 @@ func (c outlineCache) Block(file string, block int) (*segment.Block, bool) {
 	if o, ok := c.outlines.Get(blockID{file, block}); ok {
 		return o, true
 	}
-	b, ok := onceCache{c.blockCache}.Block(file, block)
+	b, ok := onceCache(c).Block(file, block)
 	if ok {
 		c.keepOutline(file, block, b)
 	}
@@ -80,7 +80,7 @@ func (c outlineCache) Block(file string, block int) (*segment.Block, bool) {
 
 // Keep implements segment.Cache.
 func (c outlineCache) Keep(file string, block int, b *segment.Block) {
-	onceCache{c.blockCache}.Keep(file, block, b)
+	onceCache(c).Keep(file, block, b)
 	c.keepOutline(file, block, b)
 }
 

@@ -133,8 +133,8 @@ func TestListsHoldFewPieces(t *testing.T) {
 	}
 }
 
-// TestPiecesAreMadeBesideEachOther: pieces that are made at once come in the order of their rows. When a list ends, early
-// or not, nothing of it goes on. A panic is that of the list's own goroutine, whose request it ends.
+// TestPiecesAreMadeBesideEachOther: pieces that are made at once come in the order of their rows. When a list ends,
+// early or not, nothing of it goes on. A panic is that of the list's own goroutine, whose request it ends.
 func TestPiecesAreMadeBesideEachOther(t *testing.T) {
 	defer goruntime.GOMAXPROCS(goruntime.GOMAXPROCS(4))
 	const n = 30
@@ -150,6 +150,11 @@ func TestPiecesAreMadeBesideEachOther(t *testing.T) {
 		meet := map[string]func() <-chan struct{}{
 			"p0000": func() <-chan struct{} { close(first); return second },
 			"p0001": func() <-chan struct{} { close(second); return first },
+		}
+		last, beyond := fmt.Sprintf("p%04d", c.stop-1), fmt.Sprintf("p%04d", c.stop)
+		ahead := make(chan struct{})
+		if c.stop < n {
+			meet[last] = func() <-chan struct{} { return ahead }
 		}
 		p := &Pieces{Resource: s.GroupResource, Sized: c.sized, Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) {
 			mu.Lock()
@@ -169,8 +174,12 @@ func TestPiecesAreMadeBesideEachOther(t *testing.T) {
 					assert.Fail(t, "the first two pieces are not made at once")
 				}
 			}
-			if one == c.panics {
+			switch one {
+			case c.panics:
 				panic(one)
+			case beyond:
+				close(ahead)
+				time.Sleep(50 * time.Millisecond) // longer than the list
 			}
 			return &naming{[]string{one}}, nil
 		}}

@@ -522,6 +522,18 @@ var list = []mutant{
 		why: "a client that receives slowly never gets the state",
 	},
 	{
+		name: "a-listing-ahead-of-its-piece",
+		file: "internal/kubestore/pieces.go", old: "m, at := ahead.first(), *l\n\t\t\t\t*l = m.behind", new: "m, at := ahead.first(), *l",
+		tests: "TestStateInPieces|TestListsHoldFewPieces", in: "internal/kubestore",
+		why: "a list that is read on from a piece lacks the objects of those that were being made",
+	},
+	{
+		name: "a-list-that-is-gone-goes-on",
+		file: "internal/kubestore/pieces.go", old: "defer ahead.wait()", new: "_ = ahead.wait",
+		tests: "TestPiecesAreMadeBesideEachOther", in: "internal/kubestore",
+		why: "what a request does outlives it",
+	},
+	{
 		name: "pieces-never-denser",
 		file: "internal/kubestore/objects.go", old: "if !o.budget.Tight() {", new: "if true {",
 		tests: "TestListsInATightCache", in: "internal/apiserver",
@@ -535,7 +547,7 @@ var list = []mutant{
 	},
 	{
 		name: "state-encoded-again",
-		file: "internal/kubestore/pieces.go", old: "if piece := s.Objects.piece(id, c.revisions); piece != nil {", new: "if piece := s.Objects.piece(id, c.revisions); false {",
+		file: "internal/kubestore/pieces.go", old: "if m.piece = s.Objects.piece(id, c.revisions); m.piece != nil {", new: "if m.piece = s.Objects.piece(id, c.revisions); false {",
 		tests: "TestStateInPieces", in: "internal/kubestore",
 		why: "each informer that starts has all objects encoded for it",
 	},

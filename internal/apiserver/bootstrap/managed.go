@@ -48,8 +48,8 @@ func inManaged(resource schema.GroupResource, o metav1.Object) string {
 	return fmt.Sprintf("%s %s/%s", resource, o.GetNamespace(), o.GetName())
 }
 
-// manage records in a new object who manages its fields, as kube-apiserver would have it. An object that is unknown here
-// has no managers: upstream has more roles behind feature gates, which a program that embeds this one may open.
+// manage records in a new object who manages its fields, as kube-apiserver would have it. An object that is unknown
+// here has no managers: upstream has more roles behind feature gates, which a program that embeds this one may open.
 func manage(resource schema.GroupResource, o metav1.Object, now metav1.Time) error {
 	all, err := managed()
 	if err != nil {
