@@ -146,42 +146,42 @@ func TestPiecesAreMadeBesideEachOther(t *testing.T) {
 	}{"whole": {false, n, ""}, "sized": {true, n, ""}, "stops": {false, 11, ""}, "panics": {false, n, "p0020"}, "panics before the answer": {true, n, "p0020"}} {
 		var mu sync.Mutex
 		running, most := 0, 0 // by mu
-		first, second := make(chan struct{}), make(chan struct{})
-		meet := map[string]func() <-chan struct{}{
-			"p0000": func() <-chan struct{} { close(first); return second },
-			"p0001": func() <-chan struct{} { close(second); return first },
+		begun := map[string]chan struct{}{}
+		for i := range n {
+			begun[fmt.Sprintf("p%04d", i)] = make(chan struct{})
 		}
 		last, beyond := fmt.Sprintf("p%04d", c.stop-1), fmt.Sprintf("p%04d", c.stop)
-		ahead := make(chan struct{})
-		if c.stop < n {
-			meet[last] = func() <-chan struct{} { return ahead }
-		}
+		awaits := map[string]chan struct{}{"p0000": begun["p0001"], "p0001": begun["p0000"], last: begun[beyond]}
 		p := &Pieces{Resource: s.GroupResource, Sized: c.sized, Encode: func(_ context.Context, list runtime.Object, _ bool) (Piece, error) {
 			mu.Lock()
 			running++
 			most = max(most, running)
+			one := list.(*example.PodList).Items[0].Name
+			select {
+			case <-begun[one]: // it is made again
+			default:
+				close(begun[one])
+			}
 			mu.Unlock()
 			defer func() {
 				mu.Lock()
 				defer mu.Unlock()
 				running--
 			}()
-			one := list.(*example.PodList).Items[0].Name
-			if meet[one] != nil {
+			if awaits[one] != nil {
 				select {
-				case <-meet[one]():
+				case <-awaits[one]:
 				case <-time.After(time.Minute):
-					assert.Fail(t, "the first two pieces are not made at once")
+					assert.Fail(t, "a piece is not made at once with its neighbour")
 				}
 			}
 			switch one {
 			case c.panics:
 				panic(one)
 			case beyond:
-				close(ahead)
 				time.Sleep(50 * time.Millisecond) // longer than the list
 			}
-			return &naming{[]string{one}}, nil
+			return &bulkyNaming{naming{[]string{one}}}, nil
 		}}
 		var names []string
 		list := func() {
@@ -189,7 +189,7 @@ func TestPiecesAreMadeBesideEachOther(t *testing.T) {
 			require.NoError(t, s.GetList(WithPieces(t.Context(), p), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, &example.PodList{}))
 			for piece, err := range p.All() {
 				require.NoError(t, err)
-				if names = append(names, piece.(*naming).names...); len(names) == c.stop {
+				if names = append(names, piece.(*bulkyNaming).names...); len(names) == c.stop {
 					break
 				}
 			}
@@ -305,6 +305,11 @@ func TestWarmListsReadNoValues(t *testing.T) {
 	require.Greater(t, pieces, 25)
 	require.LessOrEqual(t, read, int64(6), "two pieces are read for themselves, and the rest at once")
 }
+
+// bulkyNaming is one of which a list holds few.
+type bulkyNaming struct{ naming }
+
+func (*bulkyNaming) Bytes() int { return 1 << 20 }
 
 // naming is a piece with the names of its items.
 type naming struct{ names []string }
