@@ -163,7 +163,7 @@ func newAggregator(s *Server) (*aggregation.Aggregator, error) {
 
 const (
 	// sharePart is into how many parts the places of one kind are divided where there are several users. A user may
-	// have one part. So nobody waits for a user who has all places, nor for the processor.
+	// have one part. So nobody waits for a user who has all places, nor long for the processor.
 	sharePart = 8
 	// readsPerProcessor is how many places for reads a user may have for each processor. A read hardly ever waits.
 	readsPerProcessor = 8

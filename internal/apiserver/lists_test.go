@@ -303,6 +303,28 @@ func listInATightCache(t *testing.T, committed bool) {
 	}
 }
 
+// TestLargeSelectedListOfCustomResources: its pieces are made of maps by several goroutines, while the answer's
+// metadata are written.
+func TestLargeSelectedListOfCustomResources(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: crdsPath, body: widgetCRD, contentType: "application/yaml"})
+	const n = 100
+	for i := range n {
+		s.must(t, 201, request{method: "POST", path: customs, body: fmt.Sprintf(
+			`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w-%03d","labels":{"a":"b"},"annotations":{"v":%q}}}`, i, strings.Repeat("x", 120<<10))})
+	}
+	for range 5 {
+		s.Shrink() // nothing is kept
+		got := request{method: "GET", path: customs + "?labelSelector=a%3Db", accept: "application/json"}.do(t, s)
+		require.Equal(t, 200, got.code)
+		items := got.object(t)["items"].([]any)
+		require.Len(t, items, n)
+		for i, item := range items {
+			require.Equal(t, fmt.Sprintf("w-%03d", i), fieldOf(item.(map[string]any), "metadata.name"))
+		}
+	}
+}
+
 // TestListsHavePieces: each of these lists is made of a piece, which is made once and then found. Those of Tables are
 // neither.
 func TestListsHavePieces(t *testing.T) {

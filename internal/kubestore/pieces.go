@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"hash/maphash"
 	"iter"
+	"log/slog"
 	"reflect"
 	goruntime "runtime"
+	"runtime/debug"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -28,7 +30,7 @@ type Pieces struct {
 	// Form names the encoding that Encode makes.
 	Form string
 	// Encode makes a piece of the items of a list. It must not write to them. Large says that the whole list is. Unless
-	// pieces are Fleeting, several are made at once.
+	// pieces are Fleeting, it is called for several at once, as Verbatim is.
 	Encode func(ctx context.Context, list runtime.Object, large bool) (Piece, error)
 	// Verbatim makes a piece of items as they are stored. It returns nil if they must be decoded. It is nil if all
 	// must.
@@ -167,13 +169,16 @@ func (l *listing) fillPieces(ctx context.Context, p *Pieces) error {
 	return nil
 }
 
-// pieces cuts the rows that match into pieces. Those that are not kept are made by all processors, as far as the reader
-// lets them be ahead. While it looks at one, the listing stands behind the last row of that.
+// pieces cuts the rows that match into pieces. Those that are not kept are made ahead of the caller, some of them by
+// helpers. While the caller has one, the listing stands behind the last row of that, so that it can be read on from
+// there.
 func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error] {
 	all := !p.Fleeting && l.opts.Predicate.Empty() && !sharded(&l.opts.Predicate)
 	return func(yield func(Piece, error) bool) {
 		var ahead makings
 		defer ahead.wait()
+		beside, cancel := context.WithCancel(ctx)
+		defer cancel()
 		give := func(left int) bool {
 			for len(ahead.queue) > left || ahead.ready() {
 				m, at := ahead.first(), *l
@@ -184,10 +189,6 @@ func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error]
 				*l = at
 			}
 			return true
-		}
-		most := 1
-		if !p.Fleeting {
-			most = min(goruntime.GOMAXPROCS(0), mostAhead)
 		}
 		c := cut{rows: make([]projection.Row, 0, 2*aroundItems), revisions: make([]projection.Revision, 0, 2*aroundItems)}
 		rows := l.scan(ctx)
@@ -212,14 +213,14 @@ func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error]
 			if !c.add(row, object) {
 				continue
 			}
-			ahead.queue = append(ahead.queue, l.piece(ctx, p, &c, most > 1))
-			if !give(most - 1) {
+			ahead.queue = append(ahead.queue, l.piece(beside, p, &c, true))
+			if !give(mostAhead - 1) {
 				return
 			}
 			c.rows, c.objects, c.revisions, c.bytes = c.rows[:0], c.objects[:0], c.revisions[:0], 0
 		}
 		if len(c.rows) > 0 {
-			ahead.queue = append(ahead.queue, l.piece(ctx, p, &c, most > 1))
+			ahead.queue = append(ahead.queue, l.piece(beside, p, &c, false))
 		}
 		give(0)
 	}
@@ -304,7 +305,7 @@ func (k kept) bytes() int64 { return int64(k.Bytes() + len(k.revisions)*8) }
 
 // making is a piece that is kept or being made.
 type making struct {
-	// behind is the listing as it stands behind the piece's last row.
+	// behind is the listing as it stands behind the piece's last row. Nobody writes to it.
 	behind listing
 	piece  Piece
 	err    error
@@ -344,6 +345,7 @@ func (q *makings) ready() bool { return len(q.queue) > 0 && q.queue[0].ready() }
 
 func (q *makings) first() *making {
 	m := q.queue[0]
+	q.queue[0] = nil
 	q.queue = q.queue[1:]
 	return m
 }
@@ -357,11 +359,26 @@ func (q *makings) wait() {
 	}
 }
 
-// mostAhead is how many pieces of one list are made at once at most.
+// mostAhead is how many pieces of one list are made, or wait for one before them, at most.
 const mostAhead = 4
 
-// piece finds the piece of these rows, or begins to make it. With others at once, it is made beside the caller.
-func (l *listing) piece(ctx context.Context, p *Pieces, c *cut, beside bool) *making {
+// helpers has a place for each goroutine that makes pieces beside their lists. All lists have them together, so that
+// half of the processors stay with who has the turn.
+var helpers = make(chan struct{}, goruntime.GOMAXPROCS(0)/2)
+
+// helped reports whether there was a free place, which is taken then.
+func helped() bool {
+	select {
+	case helpers <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// piece finds the piece of these rows, or makes it, or has it made by a helper if one is free. The last piece is waited
+// for anyway.
+func (l *listing) piece(ctx context.Context, p *Pieces, c *cut, more bool) *making {
 	s, m := l.store, &making{behind: *l}
 	id := version{store: s.id, rowKey: c.rows[0].Key, revision: hash(c.revisions), kind: p.Form}
 	if !p.Fleeting {
@@ -373,27 +390,34 @@ func (l *listing) piece(ctx context.Context, p *Pieces, c *cut, beside bool) *ma
 	if m.err = l.values(ctx, c); m.err != nil {
 		return m
 	}
-	encode := func(c *cut) {
+	encode := func(c *cut, revisions []projection.Revision) {
 		m.piece, m.err = m.behind.encode(ctx, p, c)
 		if m.err == nil && !p.Fleeting {
-			s.Objects.addPiece(id, s.owner(id.rowKey), kept{m.piece, slices.Clone(c.revisions)})
+			s.Objects.addPiece(id, s.owner(id.rowKey), kept{m.piece, revisions})
 		}
 	}
-	if !beside {
-		encode(c)
+	if !more || p.Fleeting || !helped() {
+		encode(c, slices.Clone(c.revisions))
 		return m
 	}
-	own := &cut{rows: slices.Clone(c.rows), objects: slices.Clone(c.objects), revisions: slices.Clone(c.revisions)}
+	own := &cut{rows: slices.Clone(c.rows), objects: slices.Clone(c.objects)}
+	revisions := slices.Clone(c.revisions)
 	m.done = make(chan struct{})
 	go func() {
 		defer close(m.done)
-		defer func() { m.panicked = recover() }()
-		encode(own)
+		defer func() {
+			<-helpers
+			if m.panicked = recover(); m.panicked != nil {
+				slog.ErrorContext(ctx, "making a piece of a list panicked", "panic", m.panicked, "stack", string(debug.Stack()))
+			}
+		}()
+		encode(own, revisions)
 	}()
 	return m
 }
 
-// encode makes a piece of rows that have their values.
+// encode makes a piece of rows that have their values. It reads nothing of the list that the request gets, which others
+// write to meanwhile.
 func (l *listing) encode(ctx context.Context, p *Pieces, c *cut) (Piece, error) {
 	large := l.bytes > heavyList
 	if p.Verbatim != nil && len(c.objects) == 0 {
@@ -403,7 +427,7 @@ func (l *listing) encode(ctx context.Context, p *Pieces, c *cut) (Piece, error) 
 	}
 	list := reflect.New(reflect.TypeOf(l.list).Elem()).Interface().(runtime.Object)
 	if u, ok := list.(*unstructured.UnstructuredList); ok {
-		u.SetGroupVersionKind(l.list.GetObjectKind().GroupVersionKind())
+		u.SetGroupVersionKind(l.kind)
 	}
 	items, err := itemsOf(list)
 	if err != nil {
@@ -411,6 +435,9 @@ func (l *listing) encode(ctx context.Context, p *Pieces, c *cut) (Piece, error) 
 	}
 	items.Set(reflect.MakeSlice(items.Type(), len(c.rows), len(c.rows)))
 	for i, row := range c.rows {
+		if err := ctx.Err(); err != nil { // to decode an object may take a webhook
+			return nil, err
+		}
 		var object runtime.Object
 		if len(c.objects) > 0 {
 			object = c.objects[i]

@@ -136,7 +136,8 @@ func TestListsHoldFewPieces(t *testing.T) {
 // TestPiecesAreMadeBesideEachOther: pieces that are made at once come in the order of their rows. When a list ends,
 // early or not, nothing of it goes on. A panic is that of the list's own goroutine, whose request it ends.
 func TestPiecesAreMadeBesideEachOther(t *testing.T) {
-	defer goruntime.GOMAXPROCS(goruntime.GOMAXPROCS(4))
+	defer func(before chan struct{}) { helpers = before }(helpers)
+	helpers = make(chan struct{}, mostAhead)
 	const n = 30
 	s, _ := bulky(t, n)
 	for name, c := range map[string]struct {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
@@ -141,7 +142,7 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 	if err != nil {
 		return err
 	}
-	l := &listing{store: s, span: sp, opts: opts, list: listObj, newItem: itemFunc(listObj, items)}
+	l := &listing{store: s, span: sp, opts: opts, list: listObj, kind: listObj.GetObjectKind().GroupVersionKind(), newItem: itemFunc(listObj, items)}
 	l.judge = s.judge(&l.opts.Predicate, listObj.GetObjectKind().GroupVersionKind().GroupVersion().String())
 	l.wanted = l.judge.wanted()
 	if p := s.piecesFor(ctx); p != nil {
@@ -207,6 +208,7 @@ type listing struct {
 	span
 	opts    storage.ListOptions
 	list    runtime.Object
+	kind    schema.GroupVersionKind // of list
 	newItem func() runtime.Object
 	// taken is how many objects the list has until now.
 	taken int
@@ -375,8 +377,9 @@ func itemsOf(listObj runtime.Object) (reflect.Value, error) {
 // the codec then converts.
 func itemFunc(listObj runtime.Object, items reflect.Value) func() runtime.Object {
 	if list, ok := listObj.(*unstructured.UnstructuredList); ok && list.GetAPIVersion() != "" {
+		version := list.GetAPIVersion()
 		return func() runtime.Object {
-			return &unstructured.Unstructured{Object: map[string]any{"apiVersion": list.GetAPIVersion()}}
+			return &unstructured.Unstructured{Object: map[string]any{"apiVersion": version}}
 		}
 	}
 	return func() runtime.Object { return reflect.New(items.Type().Elem()).Interface().(runtime.Object) }

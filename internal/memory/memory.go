@@ -109,11 +109,10 @@ const (
 	light = 256
 )
 
-// GiveBack gives memory back to the system. A second after work has become little, compared with what is held, it
-// gives back garbage, and what rest drops, which returns how many bytes that was, and may be nil. Rest is called again
-// after each pause with little work. When there was nothing to do for a whole pause, it also gives back what shrink
-// drops. Without it the runtime would collect only after two minutes, give back slowly, and
-// never drop a cache.
+// GiveBack gives memory back to the system. A second after work has become little, compared with what is held, it gives
+// back garbage, and what rest drops. Rest returns how many bytes it has dropped, or is nil. It is called again after
+// each pause with little work. When there was nothing to do for a whole pause, it also gives back what shrink drops.
+// Without it the runtime would collect only after two minutes, give back slowly, and never drop a cache.
 //
 // Only garbage collections set the timer. It goes off when they have become rare,
 // and a process that does nothing has no timer. If the process is frozen meanwhile,
@@ -182,7 +181,9 @@ func (k *keeper) look() {
 		case quiet && more(held, k.shrunk):
 			k.shrink()
 			k.free()
-			k.shrunk, held = k.given, k.given
+			k.shrunk = k.given
+			k.timer.Reset(tick)
+			return
 		case quiet: // until the next collection
 			return
 		}

@@ -131,8 +131,11 @@ func (b *Budget) Tight() bool {
 	if b.bytes-b.unused <= b.room()*3/4 {
 		return false
 	}
-	oldest := b.recent.Back().Value.(evictable).at().used
-	return oldest.IsZero() || time.Since(oldest) < cold
+	oldest := b.recent.Back()
+	for oldest.Value.(evictable).at().used.IsZero() { // few, and before all that were used
+		oldest = oldest.Prev()
+	}
+	return time.Since(oldest.Value.(evictable).at().used) < cold
 }
 
 // DropCold lets go of what is cold, and of what was offered and nobody has used. It returns how many bytes that was.

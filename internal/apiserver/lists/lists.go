@@ -190,7 +190,10 @@ func (anyTransform) AllowsServerVersion(string) bool { return true }
 func (anyTransform) AllowsStreamSchema(string) bool  { return true }
 
 func (m *maker) make(ctx context.Context, list runtime.Object, large bool, encoding encoding) (kubestore.Piece, error) {
-	m.emptied.Do(func() { m.empty, m.emptyErr = m.encodeEmpty(ctx, list) })
+	m.emptied.Do(func() {
+		m.emptyErr = errShape // for the others, if this panics
+		m.empty, m.emptyErr = m.encodeEmpty(ctx, list)
+	})
 	if m.emptyErr != nil {
 		return nil, m.emptyErr
 	}
