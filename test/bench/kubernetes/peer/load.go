@@ -132,21 +132,28 @@ func (l load) measure(ctx context.Context, step step) error {
 	return profile()
 }
 
-// counted sends n requests and reports the processor time that the side's processes took for one of them.
+// counted sends n requests and reports the processor time that the side's processes took for one of them, and that of
+// this process, their client.
 func (l load) counted(name string, n int, send func() error) error {
-	before, err := l.system.CPU()
+	server, client, err := l.processorTime()
 	if err != nil {
 		return err
 	}
 	if err := send(); err != nil {
 		return err
 	}
-	after, err := l.system.CPU()
-	if err != nil {
-		return err
+	serverAfter, clientAfter, err := l.processorTime()
+	l.report(name+": server CPU", "ms", milliseconds(serverAfter-server)/float64(n))
+	l.report(name+": client CPU", "ms", milliseconds(clientAfter-client)/float64(n))
+	return err
+}
+
+func (l load) processorTime() (server, client time.Duration, err error) {
+	if server, err = l.system.CPU(); err != nil {
+		return 0, 0, err
 	}
-	l.report(name+": server CPU", "ms", milliseconds(after-before)/float64(n))
-	return nil
+	client, err = side.OwnCPU()
+	return server, client, err
 }
 
 func (l load) memory(name string) error {

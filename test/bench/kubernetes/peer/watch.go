@@ -52,18 +52,9 @@ func (l load) watch(n, perSecond int, open open) func(context.Context, string) e
 		if err := w.encode(); err != nil {
 			return err
 		}
-		before, err := side.OwnCPU()
-		if err != nil {
-			return err
-		}
 		if err := l.counted(name, len(w.sent), func() error { return l.write(ctx, w, cadence, viewers) }); err != nil {
 			return err
 		}
-		after, err := side.OwnCPU()
-		if err != nil {
-			return err
-		}
-		l.report(name+": client CPU", "ms", milliseconds(after-before)/float64(len(w.sent)))
 		l.report(name+": between two creates", "ms", milliseconds(w.took)/float64(len(w.sent)))
 		return l.reportLags(name, w, viewers)
 	}
