@@ -10,10 +10,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -165,7 +163,7 @@ func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.
 	answered := make(chan struct{})
 	d.running.Go(func() error {
 		defer stopFeed()
-		return serving.Serve(ctx, listener, tellFirst(server, answered), serving.Config{TLS: d.tls, Drain: func(ctx context.Context) {
+		return serving.Serve(ctx, listener, serving.AfterFirst(server, func() { close(answered) }), serving.Config{TLS: d.tls, Drain: func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 			defer cancel()
 			server.Drain(ctx, 0)
@@ -173,7 +171,11 @@ func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.
 	})
 	d.settled = make(chan struct{})
 	d.running.Go(func() error {
-		settle(ctx, answered)
+		select {
+		case <-ctx.Done():
+		case <-answered:
+		case <-time.After(settleTimeout):
+		}
 		close(d.settled)
 		if ctx.Err() != nil {
 			return nil
@@ -183,24 +185,6 @@ func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.
 		return d.healLog(ctx)
 	})
 	return nil
-}
-
-// tellFirst closes the channel after the handler's first answer.
-func tellFirst(h http.Handler, answered chan<- struct{}) http.Handler {
-	tell := sync.OnceFunc(func() { close(answered) })
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer tell()
-		h.ServeHTTP(w, r)
-	})
-}
-
-func settle(ctx context.Context, answered <-chan struct{}) {
-	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
-	defer cancel()
-	select {
-	case <-ctx.Done():
-	case <-answered:
-	}
 }
 
 // healLog opens the log again after its disk was full, until ctx ends.

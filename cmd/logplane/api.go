@@ -51,7 +51,7 @@ func newAPI() *cobra.Command {
 				return err
 			}
 			publish(cmd.Context(), server, how.trust)
-			handler := coldstart.UntilFirst(server)
+			handler := serve.AfterFirst(server, coldstart.Over)
 			if how.lambda {
 				return lambda.ServeHTTP(cmd.Context(), handler, onLambda(cmd, opened, invokeMode == "BUFFERED"))
 			}

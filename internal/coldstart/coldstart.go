@@ -4,7 +4,6 @@
 package coldstart
 
 import (
-	"net/http"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -37,11 +36,3 @@ var Over = sync.OnceFunc(func() {
 		debug.SetGCPercent(later)
 	}
 })
-
-// UntilFirst returns a handler that calls Over after its first answer.
-func UntilFirst(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer Over()
-		h.ServeHTTP(w, r)
-	})
-}

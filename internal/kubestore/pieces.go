@@ -180,7 +180,7 @@ func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error]
 		beside, cancel := context.WithCancel(ctx)
 		defer cancel()
 		give := func(left int) bool {
-			for len(ahead.queue) > left || ahead.ready() {
+			for len(ahead) > left || ahead.ready() {
 				m, at := ahead.first(), *l
 				*l = m.behind
 				if !yield(m.result()) || m.err != nil {
@@ -213,14 +213,14 @@ func (l *listing) pieces(ctx context.Context, p *Pieces) iter.Seq2[Piece, error]
 			if !c.add(row, object) {
 				continue
 			}
-			ahead.queue = append(ahead.queue, l.piece(beside, p, &c, true))
+			ahead = append(ahead, l.piece(beside, p, &c, true))
 			if !give(mostAhead - 1) {
 				return
 			}
 			c.rows, c.objects, c.revisions, c.bytes = c.rows[:0], c.objects[:0], c.revisions[:0], 0
 		}
 		if len(c.rows) > 0 {
-			ahead.queue = append(ahead.queue, l.piece(beside, p, &c, false))
+			ahead = append(ahead, l.piece(beside, p, &c, false))
 		}
 		give(0)
 	}
@@ -326,10 +326,14 @@ func (m *making) ready() bool {
 	}
 }
 
-func (m *making) result() (Piece, error) {
+func (m *making) wait() {
 	if m.done != nil {
 		<-m.done
 	}
+}
+
+func (m *making) result() (Piece, error) {
+	m.wait()
 	if m.panicked != nil {
 		panic(m.panicked)
 	}
@@ -337,25 +341,22 @@ func (m *making) result() (Piece, error) {
 }
 
 // makings are pieces in the order of their rows.
-type makings struct {
-	queue []*making
-}
+type makings []*making
 
-func (q *makings) ready() bool { return len(q.queue) > 0 && q.queue[0].ready() }
+func (q *makings) ready() bool { return len(*q) > 0 && (*q)[0].ready() }
 
+// first takes the first one out.
 func (q *makings) first() *making {
-	m := q.queue[0]
-	q.queue[0] = nil
-	q.queue = q.queue[1:]
+	m := (*q)[0]
+	(*q)[0] = nil
+	*q = (*q)[1:]
 	return m
 }
 
 // wait returns when nothing is being made any more.
 func (q *makings) wait() {
-	for _, m := range q.queue {
-		if m.done != nil {
-			<-m.done
-		}
+	for _, m := range *q {
+		m.wait()
 	}
 }
 
@@ -380,28 +381,30 @@ func helped() bool {
 // for anyway.
 func (l *listing) piece(ctx context.Context, p *Pieces, c *cut, more bool) *making {
 	s, m := l.store, &making{behind: *l}
+	if p.Fleeting { // it is not kept, and its rows have their values
+		m.piece, m.err = l.encode(ctx, p, c)
+		return m
+	}
 	id := version{store: s.id, rowKey: c.rows[0].Key, revision: hash(c.revisions), kind: p.Form}
-	if !p.Fleeting {
-		if m.piece = s.Objects.piece(id, c.revisions); m.piece != nil {
-			c.missing = 0
-			return m
-		}
+	if m.piece = s.Objects.piece(id, c.revisions); m.piece != nil {
+		c.missing = 0
+		return m
 	}
 	if m.err = l.values(ctx, c); m.err != nil {
 		return m
 	}
-	encode := func(c *cut, revisions []projection.Revision) {
+	revisions := slices.Clone(c.revisions) // the caller goes on to use its own
+	encode := func(c *cut) {
 		m.piece, m.err = m.behind.encode(ctx, p, c)
-		if m.err == nil && !p.Fleeting {
+		if m.err == nil {
 			s.Objects.addPiece(id, s.owner(id.rowKey), kept{m.piece, revisions})
 		}
 	}
-	if !more || p.Fleeting || !helped() {
-		encode(c, slices.Clone(c.revisions))
+	if !more || !helped() {
+		encode(c)
 		return m
 	}
 	own := &cut{rows: slices.Clone(c.rows), objects: slices.Clone(c.objects)}
-	revisions := slices.Clone(c.revisions)
 	m.done = make(chan struct{})
 	go func() {
 		defer close(m.done)
@@ -411,7 +414,7 @@ func (l *listing) piece(ctx context.Context, p *Pieces, c *cut, more bool) *maki
 				slog.ErrorContext(ctx, "making a piece of a list panicked", "panic", m.panicked, "stack", string(debug.Stack()))
 			}
 		}()
-		encode(own, revisions)
+		encode(own)
 	}()
 	return m
 }

@@ -142,8 +142,8 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 	if err != nil {
 		return err
 	}
-	l := &listing{store: s, span: sp, opts: opts, list: listObj, kind: listObj.GetObjectKind().GroupVersionKind(), newItem: itemFunc(listObj, items)}
-	l.judge = s.judge(&l.opts.Predicate, listObj.GetObjectKind().GroupVersionKind().GroupVersion().String())
+	l := s.listing(sp, opts, listObj, items)
+	l.judge = s.judge(&l.opts.Predicate, l.kind.GroupVersion().String())
 	l.wanted = l.judge.wanted()
 	if p := s.piecesFor(ctx); p != nil {
 		err = l.fillPieces(ctx, p)
@@ -222,6 +222,10 @@ type listing struct {
 	// judge and wanted are nil if every row must be decoded.
 	judge  *judge
 	wanted *projection.Selection
+}
+
+func (s *store) listing(sp span, opts storage.ListOptions, list runtime.Object, items reflect.Value) *listing {
+	return &listing{store: s, span: sp, opts: opts, list: list, kind: list.GetObjectKind().GroupVersionKind(), newItem: itemFunc(list, items)}
 }
 
 // heavyList is how many bytes of rows keep a processor busy for some ten milliseconds, most of them to encode the

@@ -250,8 +250,7 @@ func (w *watcher) sendPieces(ctx context.Context, v *projection.View) error {
 	if add := form.Verbatim(ctx); add != nil {
 		kept.Verbatim = func(_ context.Context, items []projection.Row, _ bool) Piece { return addedVerbatim(add, items) }
 	}
-	l := &listing{store: w.store, span: span{view: v, at: w.position, keys: w.keys}, list: list, kind: list.GetObjectKind().GroupVersionKind(), newItem: itemFunc(list, items)}
-	l.opts.Predicate = storage.Everything
+	l := w.listing(span{view: v, at: w.position, keys: w.keys}, storage.ListOptions{Predicate: storage.Everything}, list, items)
 	pieces := &resumable[Piece]{open: func() iter.Seq2[Piece, error] {
 		l.keys.Start = max(l.keys.Start, l.last+"\x00")
 		return l.pieces(ctx, kept)

@@ -34,3 +34,12 @@ func AfterRest(h http.Handler, thawed func(context.Context)) http.Handler {
 		h.ServeHTTP(w, r)
 	})
 }
+
+// AfterFirst calls then after the handler's first answer, once.
+func AfterFirst(h http.Handler, then func()) http.Handler {
+	then = sync.OnceFunc(then)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer then()
+		h.ServeHTTP(w, r)
+	})
+}

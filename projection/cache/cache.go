@@ -197,24 +197,20 @@ func New[K comparable, V any](of *Budget) *Cache[K, V] {
 }
 
 // Get returns the value of a key and counts as its use.
-func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
+func (c *Cache[K, V]) Get(key K) (value V, ok bool) { return c.get(key, true) }
+
+// Peek returns the value of a key, and does not count as its use.
+func (c *Cache[K, V]) Peek(key K) (value V, ok bool) { return c.get(key, false) }
+
+func (c *Cache[K, V]) get(key K, use bool) (value V, ok bool) {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
 	e, ok := c.entries[key]
 	if !ok {
 		return value, false
 	}
-	c.of.use(&e.place)
-	return e.value, true
-}
-
-// Peek returns the value of a key, and does not count as its use.
-func (c *Cache[K, V]) Peek(key K) (value V, ok bool) {
-	c.of.mu.Lock()
-	defer c.of.mu.Unlock()
-	e, ok := c.entries[key]
-	if !ok {
-		return value, false
+	if use {
+		c.of.use(&e.place)
 	}
 	return e.value, true
 }

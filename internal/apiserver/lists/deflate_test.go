@@ -96,8 +96,8 @@ func TestWantedEncoding(t *testing.T) {
 	}
 }
 
-// TestPiecesHoldWhatTheyCount: a piece that was made without holds no more than it has counted once it is needed
-// deflated, also if its content cannot be compressed.
+// TestPiecesHoldWhatTheyCount: a piece that was made unpacked holds no more than it has counted once it is
+// needed deflated, also if its content cannot be compressed.
 func TestPiecesHoldWhatTheyCount(t *testing.T) {
 	random := make([]byte, 64<<10)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(random)

@@ -328,6 +328,15 @@ func (p *piece) compressed() (*packed, error) {
 	return c, nil
 }
 
+// addTo adds the piece in its compressed form.
+func (p *piece) addTo(add func(*packed) error) error {
+	c, err := p.compressed()
+	if err != nil {
+		return err
+	}
+	return add(c)
+}
+
 // plain returns the items, perhaps in the room given.
 func (p *piece) plain(room []byte) ([]byte, error) {
 	switch {
@@ -556,10 +565,4 @@ func (s *plainSink) piece(p *piece) error {
 func (*plainSink) end() error { return nil }
 
 // piece adds a piece in its compressed form.
-func (j *joiner) piece(p *piece) error {
-	packed, err := p.compressed()
-	if err != nil {
-		return err
-	}
-	return j.add(packed)
-}
+func (j *joiner) piece(p *piece) error { return p.addTo(j.add) }

@@ -37,13 +37,7 @@ type frames struct{ io.Writer }
 
 func (f frames) store(plain []byte) error { return f.add(frame(plain)) }
 
-func (f frames) piece(p *piece) error {
-	packed, err := p.compressed()
-	if err != nil {
-		return err
-	}
-	return f.add(packed)
-}
+func (f frames) piece(p *piece) error { return p.addTo(f.add) }
 
 func (f frames) add(p *packed) error {
 	_, err := f.Write(p.bytes)
