@@ -159,7 +159,7 @@ func (l *Log) publish(ctx context.Context, msgs []*nats.Msg) (Revision, error) {
 		defer func() { <-l.batches }()
 		return l.publishBatch(ctx, msgs)
 	case <-ctx.Done():
-		return 0, ErrNotPublished
+		return 0, fmt.Errorf("%w: %w", ErrNotPublished, ctx.Err())
 	}
 }
 
@@ -174,8 +174,8 @@ func (l *Log) publishBatch(ctx context.Context, msgs []*nats.Msg) (Revision, err
 	last := len(msgs) - 1
 	msgs[last].Header[headerBatchCommit] = []string{"1"}
 	for _, msg := range msgs[:last] {
-		if ctx.Err() != nil {
-			return 0, ErrNotPublished
+		if err := ctx.Err(); err != nil {
+			return 0, fmt.Errorf("%w: %w", ErrNotPublished, err)
 		}
 		if err := l.config.Conn.PublishMsg(msg); err != nil {
 			return 0, fmt.Errorf("%w: %w", ErrNotPublished, err) // without the commit, nothing is published

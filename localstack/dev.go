@@ -94,11 +94,11 @@ type Dev struct {
 }
 
 // Start starts a cell and returns when it serves requests. The projector and the lifecycle begin a little later
-// (Settled). The caller must Stop it.
+// (Settled). The caller must Stop it. An error is also ctx's if ctx has ended.
 func Start(ctx context.Context, c Config) (*Dev, error) {
 	d := &Dev{}
 	if err := d.start(ctx, c); err != nil {
-		return nil, errors.Join(err, d.Stop())
+		return nil, errors.Join(ctx.Err(), err, d.Stop()) // a write that ctx cut off says only that it was not published
 	}
 	return d, nil
 }

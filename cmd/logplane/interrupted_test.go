@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -27,4 +28,15 @@ func TestInterrupted(t *testing.T) {
 		require.Zero(t, run(ctx, append([]string{command}, where...), io.Discard, io.Discard), command)
 	}
 	require.Zero(t, run(ctx, []string{"dev", "--in-memory", "--listen", "127.0.0.1:0"}, io.Discard, io.Discard))
+}
+
+// Most of the start of 'dev' is writes. One that is cut off is no fault, and nothing to tell of.
+func TestInterruptedStart(t *testing.T) {
+	for step := range 30 {
+		ctx, interrupt := context.WithCancel(t.Context())
+		time.AfterFunc(time.Duration(step)*5*time.Millisecond, interrupt)
+		var said bytes.Buffer
+		require.Zero(t, run(ctx, []string{"dev", "--data", t.TempDir(), "--log-level", "error", "--listen", "127.0.0.1:0"}, io.Discard, &said), said.String())
+		require.Empty(t, said.String())
+	}
 }

@@ -33,7 +33,7 @@ func checkLoopbackHost(r *http.Request) error {
 	}
 	for _, from := range strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",") {
 		if from = strings.TrimSpace(from); from != "" && !isLoopbackHost(from) {
-			return errors.New("this server asks nobody for credentials, and only answers to this machine")
+			return errors.New("this server only answers to this machine, and a proxy has passed this request on from another")
 		}
 	}
 	for _, origin := range r.Header.Values("Origin") {
