@@ -14,7 +14,7 @@ import (
 const (
 	// expiryInterval is how often the lifecycle looks at objects with a TTL.
 	expiryInterval = 30 * time.Second
-	// expiryBatch is how many deletions one atomic batch holds.
+	// expiryBatch is how many objects one atomic batch deletes.
 	expiryBatch = 100
 )
 
@@ -43,18 +43,44 @@ func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("ask for the log's time: %w", err)
 	}
-	var writes []projection.Write
+	deleted := 0
+	var failed []error
+	var batch []projection.Write
+	objects := 0
+	flush := func() {
+		n, err := l.deleteExpired(ctx, view, batch, objects)
+		deleted, failed = deleted+n, append(failed, err)
+		batch, objects = nil, 0
+	}
 	for _, row := range mortal {
 		if now.Sub(row.Time) < time.Duration(row.TTL)*time.Second {
 			continue
 		}
-		object, err := view.State(ctx, row.ID)
+		writes, err := l.deletion(ctx, view, row)
 		if err != nil {
-			return 0, err
+			failed = append(failed, err)
+			continue
 		}
-		writes = append(writes, object.Delete())
+		if objects == expiryBatch || len(batch)+len(writes) > eventlog.MaxBatch {
+			flush()
+		}
+		batch, objects = append(batch, writes...), objects+1
 	}
-	return l.deleteExpired(ctx, view, writes)
+	flush()
+	return deleted, errors.Join(failed...)
+}
+
+// deletion is the deletion of an object and what must go with it, such as the references to its owners.
+func (l *Lifecycle) deletion(ctx context.Context, view *projection.View, row projection.Row) ([]projection.Write, error) {
+	writes, err := l.config.BesideDeletion(ctx, view, row)
+	if err != nil {
+		return nil, fmt.Errorf("delete '%s', which has expired: %w", row.Key, err)
+	}
+	object, err := view.State(ctx, row.ID)
+	if err != nil {
+		return nil, err
+	}
+	return append(writes, object.Delete()), nil
 }
 
 // mortal returns the rows whose TTL has passed by the clock of this process. That
@@ -74,23 +100,19 @@ func (l *Lifecycle) mortal(ctx context.Context, view *projection.View) ([]projec
 	return rows, nil
 }
 
-// deleteExpired appends the deletions in batches. If a batch loses to another write, its objects are found again the
-// next time.
-func (l *Lifecycle) deleteExpired(ctx context.Context, view *projection.View, writes []projection.Write) (int, error) {
-	deleted := 0
-	var failed []error
-	for len(writes) > 0 {
-		n := min(len(writes), expiryBatch)
-		_, err := l.config.Cell.Append(ctx, view, writes[:n]...)
-		switch {
-		case err == nil:
-			deleted += n
-			expired.Add(float64(n))
-		case errors.Is(err, eventlog.ErrConflict):
-		default:
-			failed = append(failed, err)
-		}
-		writes = writes[n:]
+// deleteExpired appends a batch of deletions and returns how many objects it deleted. If the batch loses to another
+// write, its objects are found again the next time.
+func (l *Lifecycle) deleteExpired(ctx context.Context, view *projection.View, batch []projection.Write, objects int) (int, error) {
+	if len(batch) == 0 {
+		return 0, nil
 	}
-	return deleted, errors.Join(failed...)
+	_, err := l.config.Cell.Append(ctx, view, batch...)
+	switch {
+	case errors.Is(err, eventlog.ErrConflict):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	expired.Add(float64(objects))
+	return objects, nil
 }

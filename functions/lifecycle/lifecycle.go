@@ -40,8 +40,10 @@ type Config struct {
 	// apiserver.Server's.
 	Instances func(*apiextensionsv1.CustomResourceDefinition) (finalizer.ListerCollectionDeleter, error)
 	// UID is the uid of a stored object. It is apiserver.Server's.
-	UID    func(context.Context, projection.Row) (types.UID, error)
-	Logger *slog.Logger
+	UID func(context.Context, projection.Row) (types.UID, error)
+	// BesideDeletion returns what goes into the batch of a stored object's deletion. It is apiserver.Server's.
+	BesideDeletion func(context.Context, *projection.View, projection.Row) ([]projection.Write, error)
+	Logger         *slog.Logger
 	// RootCA is what every namespace has in a ConfigMap, empty for none (apiserver.Config).
 	RootCA []byte
 	// Settle is how long a create may still land in a namespace that it saw alive, 2 s by default. A create looks at

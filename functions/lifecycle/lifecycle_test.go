@@ -34,6 +34,7 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/apiserver"
+	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
@@ -83,7 +84,7 @@ func newClusterWith(t *testing.T, log *eventlog.Log, b bucket.Bucket, change ...
 
 // restart makes a Lifecycle that remembers nothing.
 func (c *cluster) restart(change ...func(*Config)) {
-	config := Config{Cell: c.cell, Client: c.server.Loopback(), Instances: c.server.Instances, UID: c.server.UID, AwaitWriters: new(kubestore.Writers).Wait}
+	config := Config{Cell: c.cell, Client: c.server.Loopback(), Instances: c.server.Instances, UID: c.server.UID, BesideDeletion: c.server.BesideDeletion, AwaitWriters: new(kubestore.Writers).Wait}
 	for _, f := range change {
 		f(&config)
 	}
@@ -745,4 +746,51 @@ func TestExpiry(t *testing.T) {
 	require.Equal(t, expiryBatch+5, deleted)
 	require.Equal(t, 2+1, c.rows("default"), "two events and the service stay")
 	require.Equal(t, map[eventlog.Author]int{kubestore.PartOf("expiry"): expiryBatch + 5}, c.authors("default", eventlog.Deleted))
+}
+
+// The references to an object's owners go with it, or a foreground deletion of an owner would wait for ever.
+func TestExpiryTakesReferences(t *testing.T) {
+	c := newCluster(t)
+	owner, err := c.client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	blocks := true
+	for i := range 12 { // each with a hundred owners is more than one batch
+		event := &corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("e%d", i)}, InvolvedObject: corev1.ObjectReference{Namespace: "default"}}
+		for j := range dependents.MaxOwners {
+			reference := metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: owner.UID, BlockOwnerDeletion: &blocks}
+			if j > 0 {
+				reference.UID = types.UID(fmt.Sprintf("%s-%d", owner.UID, j))
+			}
+			event.OwnerReferences = append(event.OwnerReferences, reference)
+		}
+		_, err = c.client.CoreV1().Events("default").Create(t.Context(), event, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	references := func() (n int) {
+		view, err := c.cell.Projection.Latest(t.Context())
+		require.NoError(t, err)
+		for _, err := range dependents.All(t.Context(), view, "main") {
+			require.NoError(t, err)
+			n++
+		}
+		return n
+	}
+	require.Equal(t, 12*dependents.MaxOwners, references())
+	view, err := c.cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	for row, err := range view.Scan(t.Context(), "main/events/", projection.PrefixEnd("main/events/"), view.Revision()) { // as if the hour were over
+		require.NoError(t, err)
+		_, err = c.cell.Log.Append(t.Context(), eventlog.Basis{}, "age-"+row.ID.Name, eventlog.Write{
+			Key: row.ID, Op: eventlog.Modified, Base: row.Revision, Precondition: row.Revision, ContentType: row.ContentType, Body: row.Value, TTL: 1,
+		})
+		require.NoError(t, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for deleted := 0; deleted < 12; {
+		n, err := c.Expire(ctx)
+		require.NoError(t, err)
+		deleted += n
+	}
+	require.Zero(t, references())
 }

@@ -44,9 +44,31 @@ func (s *Server) complete(resource schema.GroupResource) resources.CompleteFunc 
 
 // UID is the uid of a stored object. The lifecycle finds the dependents of a deleted object by it.
 func (s *Server) UID(ctx context.Context, row projection.Row) (types.UID, error) {
-	plain, err := kubestore.Plain(ctx, s.stores.Transformer(schema.GroupResource{Group: row.ID.Group, Resource: row.ID.Resource}), row)
+	plain, err := s.plain(ctx, row)
 	if err != nil {
 		return "", err
 	}
-	return dependents.UIDOf(row.ContentType, plain)
+	object, err := dependents.MetadataOf(row.ContentType, plain)
+	if err != nil {
+		return "", err
+	}
+	return object.UID, nil
+}
+
+// BesideDeletion returns the writes that go into the batch of a stored object's deletion. The lifecycle deletes what has
+// expired without a request. The object must be of a kind that no quota measures.
+func (s *Server) BesideDeletion(ctx context.Context, v *projection.View, row projection.Row) ([]projection.Write, error) {
+	plain, err := s.plain(ctx, row)
+	if err != nil {
+		return nil, err
+	}
+	change := kubestore.Change{Key: row.ID}
+	if object, err := dependents.MetadataOf(row.ContentType, plain); err == nil { // what nobody can decode goes, too
+		change.Before = object
+	}
+	return s.beside(ctx, v, change)
+}
+
+func (s *Server) plain(ctx context.Context, row projection.Row) ([]byte, error) {
+	return kubestore.Plain(ctx, s.stores.Transformer(schema.GroupResource{Group: row.ID.Group, Resource: row.ID.Resource}), row)
 }

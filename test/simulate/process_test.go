@@ -53,7 +53,8 @@ const (
 )
 
 func lifecycleOf(cell kubestore.Cell) (*lifecycle.Lifecycle, error) {
-	return lifecycle.New(lifecycle.Config{Cell: cell, Client: &rest.Config{Host: "127.0.0.1:1"}}) // Expire calls nobody
+	beside := func(context.Context, *projection.View, projection.Row) ([]projection.Write, error) { return nil, nil }
+	return lifecycle.New(lifecycle.Config{Cell: cell, BesideDeletion: beside, Client: &rest.Config{Host: "127.0.0.1:1"}}) // Expire calls nobody
 }
 
 func resource(name string) kubestore.Resource {

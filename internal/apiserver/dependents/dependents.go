@@ -271,27 +271,27 @@ func ObjectOf(value []byte) (o Object, err error) {
 // protobufMagic begins each object that Kubernetes stores as protobuf.
 var protobufMagic = []byte("k8s\x00")
 
-// UIDOf is the uid of an object as it was encoded, whatever its kind.
-func UIDOf(contentType string, encoded []byte) (types.UID, error) {
+// MetadataOf decodes the metadata of an object as it was encoded, whatever its kind.
+func MetadataOf(contentType string, encoded []byte) (*metav1.PartialObjectMetadata, error) {
 	if contentType != runtime.ContentTypeProtobuf {
 		object, err := runtime.Decode(resources.CustomCodec(), encoded)
 		if err != nil {
-			return "", err
+			return nil, err
 		}
-		return accessorOf(object).GetUID(), nil
+		return meta.AsPartialObjectMetadata(accessorOf(object)), nil
 	}
 	raw, ok := bytes.CutPrefix(encoded, protobufMagic)
 	if !ok {
-		return "", fmt.Errorf("an object that should be protobuf is not")
+		return nil, fmt.Errorf("an object that should be protobuf is not")
 	}
 	var envelope runtime.Unknown
 	if err := envelope.Unmarshal(raw); err != nil {
-		return "", err
+		return nil, err
 	}
 	// Every built-in kind has its metadata in field 1, as this one has. It skips the others.
 	var object metav1.PartialObjectMetadata
 	if err := object.Unmarshal(envelope.Raw); err != nil {
-		return "", err
+		return nil, err
 	}
-	return object.UID, nil
+	return &object, nil
 }
