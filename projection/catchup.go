@@ -250,6 +250,9 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 		}
 		next++
 		events = append(events, e)
+		if e.Revision <= v.tail.last { // known, and read to be compared: alone it would lead nowhere
+			return nil
+		}
 		bytes += len(e.Body)
 		if bytes > enough && e.Left == 0 { // never in the middle of a batch
 			return errEnough

@@ -276,3 +276,19 @@ func TestFarBehindReadsTheRootFirst(t *testing.T) {
 	require.Equal(t, last-1, v.Applied())
 	require.Len(t, v.tail.records, 1)
 }
+
+// The last event of a root is read again to be compared. If it is larger than what is read at once before the root is
+// read again, what follows must still be read.
+func TestTailBehindALargeEvent(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "1")
+	c.put("large", strings.Repeat("x", behindBytes+1))
+	c.commit()
+	reader := c.another()
+	_, err := reader.Latest(c.ctx)
+	require.NoError(t, err)
+	last := c.put("a", "2")
+	v, err := reader.Latest(c.ctx)
+	require.NoError(t, err)
+	require.Equal(t, last, v.Revision())
+}

@@ -2,8 +2,10 @@ package projection
 
 import (
 	"crypto/rand"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -76,4 +78,67 @@ func TestEventsOfFewKeys(t *testing.T) {
 			require.Equal(t, want, got, "%v after %d up to %d", all.keys, all.after, upto)
 		}
 	}
+}
+
+// The events of a moment between two checkpoints are in the newest root's archive. Where its segments were joined and
+// collected since, that root is read again.
+func TestEventsOfThePastAfterAJoin(t *testing.T) {
+	keeping := func(c *Config) { c.InlineBytes, c.History, c.Retention = 1, 24*time.Hour, 0 }
+	c := newCell(t, keeping)
+	var moment Revision
+	for i := range 40 {
+		r := c.put("a", fmt.Sprint(i))
+		if i == 20 {
+			moment = r
+		}
+		c.commit()
+	}
+	require.NoError(t, c.Retain(c.ctx, c.latest().Applied(), 0))
+	past, err := c.over(lax{c.bucket}, keeping).AsOf(c.ctx, moment)
+	require.NoError(t, err)
+	require.NotNil(t, past.archive)
+	c.manyEvents = 1
+	for more := true; more; {
+		more, err = c.Compact(c.ctx)
+		require.NoError(t, err)
+	}
+	_, err = c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	next := past.Applied()
+	for e, err := range past.EventsOf(c.ctx, Keys{}, past.Applied(), moment) {
+		require.NoError(t, err)
+		next++
+		require.Equal(t, next, e.Revision)
+	}
+	require.Equal(t, moment, next)
+}
+
+// A large event segment is not joined, and those around it are not joined across it.
+func TestJoinAroundALargeSegment(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes, c.History, c.Retention = 1, 24*time.Hour, 0 })
+	small := func(n int) {
+		for i := range n {
+			c.put(fmt.Sprint("a", i), "v")
+			c.commit()
+		}
+	}
+	small(joinAtLeast / 4)
+	noise := make([]byte, joinedBytes/3)
+	for i := range 2 { // in one commit
+		_, err := rand.Read(noise)
+		require.NoError(t, err)
+		c.put(fmt.Sprint("large", i), string(noise))
+	}
+	c.commit()
+	small(2 * joinAtLeast)
+	require.NoError(t, c.Retain(c.ctx, c.latest().Applied(), 0))
+	before := len(c.latest().snap.root.Events)
+	c.manyEvents = 1
+	for more := true; more; {
+		var err error
+		more, err = c.Compact(c.ctx)
+		require.NoError(t, err)
+	}
+	require.Less(t, len(c.latest().snap.root.Events), before-joinAtLeast/2)
+	require.Empty(t, c.latest().neighbours())
 }

@@ -30,10 +30,11 @@ func (v *View) neighbours() run {
 		if part.ref.MaxRevision > v.Floor() || len(picked) >= joinAtLeast {
 			break
 		}
-		if picked.bytes()+part.ref.Size > joinedBytes {
+		large := part.ref.Size > joinedBytes/2 // and stays as it is, between those before it and after it
+		if large || picked.bytes()+part.ref.Size > joinedBytes {
 			picked = nil
 		}
-		if part.ref.Size <= joinedBytes/2 {
+		if !large {
 			picked = append(picked, part)
 		}
 	}

@@ -73,7 +73,7 @@ func (s *store) count(ctx context.Context, sp span) (int, error) {
 	if known && last.at == sp.at {
 		return last.n, nil
 	}
-	shared, err, _ := s.counting.Do(fmt.Sprintf("%d %s", sp.at, sp.keys.Start), func() (any, error) {
+	shared, err, _ := s.counting.Do(fmt.Sprintf("%d %s %s", sp.at, sp.keys.Start, sp.keys.End), func() (any, error) {
 		if known {
 			return sp.view.CountFrom(ctx, sp.keys, sp.at, last.n, last.at)
 		}
