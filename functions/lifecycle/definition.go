@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -131,6 +132,7 @@ func (l *Lifecycle) namespacesOf(ctx context.Context, definition *apiextensionsv
 }
 
 func (l *Lifecycle) deleteFrom(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition, namespaces map[string]bool) error {
+	ctx = customresources.Emptying(ctx, definition.UID) // another lifecycle may be ahead
 	instances, err := l.config.Instances(definition)
 	if err != nil {
 		return err

@@ -766,16 +766,7 @@ func TestExpiryTakesReferences(t *testing.T) {
 		_, err = c.client.CoreV1().Events("default").Create(t.Context(), event, metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
-	references := func() (n int) {
-		view, err := c.cell.Projection.Latest(t.Context())
-		require.NoError(t, err)
-		for _, err := range dependents.All(t.Context(), view, "main") {
-			require.NoError(t, err)
-			n++
-		}
-		return n
-	}
-	require.Equal(t, 12*dependents.MaxOwners, references())
+	require.Equal(t, 12*dependents.MaxOwners, c.references())
 	view, err := c.cell.Projection.Latest(t.Context())
 	require.NoError(t, err)
 	for row, err := range view.Scan(t.Context(), "main/events/", projection.PrefixEnd("main/events/"), view.Revision()) { // as if the hour were over
@@ -792,5 +783,5 @@ func TestExpiryTakesReferences(t *testing.T) {
 		require.NoError(t, err)
 		deleted += n
 	}
-	require.Zero(t, references())
+	require.Zero(t, c.references())
 }

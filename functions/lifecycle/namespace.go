@@ -12,6 +12,8 @@ import (
 	"k8s.io/client-go/discovery"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/kubernetes/pkg/controller/namespace/deletion"
+
+	"github.com/logplane/logplane/internal/apiserver/namespaces"
 )
 
 // remainingInterval is how often a task looks again at content that stays, in case no event reports its end.
@@ -50,6 +52,7 @@ func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 			return errRemote
 		}
 	}
+	ctx = namespaces.Emptying(ctx, namespace.UID) // another lifecycle may be ahead
 	resources := func() ([]*metav1.APIResourceList, error) { return served, incomplete }
 	deleter := deletion.NewNamespacedResourcesDeleter(ctx, settledNamespaces{l.client.CoreV1().Namespaces(), unsettled},
 		l.metadata, l.client.CoreV1(), resources, corev1.FinalizerKubernetes)

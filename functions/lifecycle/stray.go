@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/discovery"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/namespaces"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -84,6 +85,7 @@ func (l *Lifecycle) deleteStrays(ctx context.Context, t task) error {
 	if err != nil {
 		return err
 	}
+	ctx = namespaces.Emptying(ctx, "")
 	failed := []error{incomplete}
 	resources, err := discovery.GroupVersionResources(discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"deletecollection"}}, lists))
 	failed = append(failed, err)

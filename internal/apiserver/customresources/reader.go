@@ -9,6 +9,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -59,19 +60,36 @@ func (c *Reader) Get(ctx context.Context, name string) (*apiextensionsv1.CustomR
 	return crd, nil
 }
 
+type emptyingKey struct{}
+
+// Emptying is for whoever deletes all instances of a definition, as namespaces.Emptying is for the content of a
+// namespace.
+func Emptying(ctx context.Context, uid types.UID) context.Context {
+	return context.WithValue(ctx, emptyingKey{}, uid)
+}
+
 // Check refuses a create of a custom resource whose CRD is gone or terminates. Upstream's handler has refused it
 // before, if the CRD was so at the beginning of the request.
 func (c *Reader) Check(ctx context.Context, v *projection.View, change kubestore.Change) error {
 	resource := change.Resource()
-	if change.Before != nil || change.After == nil || Reserved(resource.Group, resource.Resource) {
+	uid, emptying := ctx.Value(emptyingKey{}).(types.UID)
+	create := change.Before == nil && change.After != nil
+	if !create && !emptying || Reserved(resource.Group, resource.Resource) {
 		return nil
 	}
 	object, found, err := c.rows.GetAt(ctx, v, resource.String())
 	if err != nil {
 		return fmt.Errorf("read CustomResourceDefinition '%s': %w", resource, err)
 	}
-	if found && object.(*apiextensionsv1.CustomResourceDefinition).DeletionTimestamp == nil {
+	var definition apiextensionsv1.CustomResourceDefinition
+	if found {
+		definition = *object.(*apiextensionsv1.CustomResourceDefinition)
+	}
+	switch terminates := definition.DeletionTimestamp != nil; {
+	case emptying && terminates && definition.UID == uid, !emptying && found && !terminates:
 		return nil
+	case emptying:
+		return apierrors.NewConflict(resource, change.Key.Name, fmt.Errorf("CustomResourceDefinition '%s' is another one now", resource))
 	}
 	refused := apierrors.NewMethodNotSupported(resource, "create")
 	refused.ErrStatus.Message = "create not allowed while custom resource definition is terminating"

@@ -50,9 +50,44 @@ func New(c Config) *Namespaces {
 	return &Namespaces{c, c.Listers.IndexerOf(&corev1.Namespace{})}
 }
 
+type emptyingKey struct{}
+
+// Emptying is for whoever deletes all content of a namespace, which he knows by its name only. Somebody else may have
+// ended that namespace meanwhile, and made it again. With the context, a write in a namespace is a conflict unless the
+// view from which it is computed has the namespace with that uid, terminating; for no uid, unless it has none.
+func Emptying(ctx context.Context, uid types.UID) context.Context {
+	return context.WithValue(ctx, emptyingKey{}, uid)
+}
+
+// checkEmptied is exact: what is in the namespace that was made again was written after that view, so a deletion of it
+// loses and is computed anew.
+func (n *Namespaces) checkEmptied(ctx context.Context, v *projection.View, c kubestore.Change) error {
+	uid, emptying := ctx.Value(emptyingKey{}).(types.UID)
+	if !emptying || c.Key.Namespace == "" {
+		return nil
+	}
+	object, found, err := n.rows.GetAt(ctx, v, c.Key.Namespace)
+	if err != nil {
+		return fmt.Errorf("read namespace '%s': %w", c.Key.Namespace, err)
+	}
+	if uid == "" && !found {
+		return nil
+	}
+	if found {
+		namespace := object.(*corev1.Namespace)
+		if namespace.UID == uid && namespace.DeletionTimestamp != nil {
+			return nil
+		}
+	}
+	return apierrors.NewConflict(c.Resource(), c.Key.Name, fmt.Errorf("namespace '%s' is another one now", c.Key.Namespace))
+}
+
 // Beside refuses a create in a namespace that is not there or terminates. For a new namespace it returns the writes of
 // what every namespace has.
 func (n *Namespaces) Beside(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
+	if err := n.checkEmptied(ctx, v, c); err != nil {
+		return nil, err
+	}
 	switch {
 	case c.Before != nil || c.After == nil:
 		return nil, nil

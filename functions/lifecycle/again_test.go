@@ -1,0 +1,104 @@
+package lifecycle
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+// before runs f right before the first deletion of the lifecycle in a namespace. Other clients are not of the lifecycle.
+func (c *cluster) before(namespace string, f func()) {
+	var once sync.Once
+	c.restart(func(config *Config) {
+		config.Client = rest.CopyConfig(config.Client)
+		config.Client.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return tripper(func(r *http.Request) (*http.Response, error) {
+				if r.Method == http.MethodDelete && strings.Contains(r.URL.Path, "/namespaces/"+namespace+"/") {
+					once.Do(f)
+				}
+				return next.RoundTrip(r)
+			})
+		})
+	})
+}
+
+// fill makes a namespace and what somebody relies on in it.
+func (c *cluster) fill(client *Lifecycle, namespace string) {
+	_, err := client.client.CoreV1().Namespaces().Create(c.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	require.NoError(c, err)
+	for _, name := range []string{"a", "b"} {
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{"example.com/" + name}}}
+		_, err = client.client.CoreV1().ConfigMaps(namespace).Create(c.Context(), object, metav1.CreateOptions{})
+		require.NoError(c, err)
+	}
+}
+
+// untouched requires that all of it lives.
+func (c *cluster) untouched(namespace string) {
+	maps, err := c.client.CoreV1().ConfigMaps(namespace).List(c.Context(), metav1.ListOptions{})
+	require.NoError(c, err)
+	require.Len(c, maps.Items, 2)
+	for _, m := range maps.Items {
+		require.Nil(c, m.DeletionTimestamp, m.Name)
+	}
+	_, err = c.client.CoreV1().ServiceAccounts(namespace).Get(c.Context(), "default", metav1.GetOptions{})
+	require.NoError(c, err)
+}
+
+// Any number of lifecycles may run. One that empties a namespace while another has finished it must not empty the
+// namespace of that name which a client has made since.
+func TestNamespaceIsMadeAgain(t *testing.T) {
+	c := newCluster(t)
+	other := c.Lifecycle
+	c.before("again", func() {
+		require.NoError(t, other.emptyNamespace(t.Context(), task{namespaceTask, "again"}))
+		c.fill(other, "again")
+	})
+	c.createNamespace("again")
+	c.createConfigMap("again", "old")
+	c.deleteNamespace("again")
+	require.Error(t, c.emptyNamespace(t.Context(), task{namespaceTask, "again"}))
+	c.untouched("again")
+	require.NoError(t, c.emptyNamespace(t.Context(), task{namespaceTask, "again"}))
+	c.untouched("again")
+}
+
+// So it is with objects that came after their namespace was gone.
+func TestNamespaceOfStraysIsMadeAgain(t *testing.T) {
+	c := newCluster(t)
+	other := c.Lifecycle
+	c.before("again", func() { c.fill(other, "again") })
+	require.Error(t, c.deleteStrays(t.Context(), task{strayTask, "again"}))
+	c.untouched("again")
+	require.NoError(t, c.deleteStrays(t.Context(), task{strayTask, "again"}))
+	c.untouched("again")
+}
+
+// So it is with the instances of a definition.
+func TestDefinitionIsMadeAgain(t *testing.T) {
+	c := newCluster(t)
+	c.createDefinition()
+	c.createWidget("default", "old")
+	old, err := c.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(t.Context(), "widgets.example.com", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.NoError(t, c.extensions.ApiextensionsV1().CustomResourceDefinitions().Delete(t.Context(), old.Name, metav1.DeleteOptions{}))
+	require.NoError(t, c.emptyDefinition(t.Context(), task{definitionTask, old.Name}))
+	_, err = c.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(t.Context(), old.Name, metav1.GetOptions{})
+	require.True(t, apierrors.IsNotFound(err))
+	c.createDefinition()
+	c.createWidget("default", "new")
+	namespaces, err := c.namespacesOf(t.Context(), old)
+	require.NoError(t, err)
+	require.True(t, namespaces["default"])
+	require.Error(t, c.deleteFrom(t.Context(), old, namespaces)) // as the slower lifecycle goes on
+	namespaces, err = c.namespacesOf(t.Context(), old)
+	require.NoError(t, err)
+	require.True(t, namespaces["default"], "the new instance lives")
+}
