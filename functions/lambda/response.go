@@ -42,13 +42,17 @@ func (f front) invoke(ctx context.Context, i *invocation) error {
 		return f.stream(ctx, i, r)
 	}
 	w := &whole{header: http.Header{}, head: r.Method == http.MethodHead}
-	if f.serve(w, r) {
+	givenUp := f.serve(w, r)
+	if givenUp && !w.large {
 		return i.fail(ctx, errors.New("the response was given up after it had begun"))
 	}
-	encoded := encode(k, w)
-	if len(encoded) > mostAnswer {
-		encoded = encode(k, refusal(http.StatusRequestEntityTooLarge, fmt.Sprintf("the answer has %d bytes, and what is in front of this function passes on %d MiB: "+
-			"ask for pages with `limit`, or use a function URL that streams", w.body.Len(), mostAnswer>>20)))
+	var encoded []byte
+	if !w.large {
+		encoded = encode(k, w)
+	}
+	if w.large || len(encoded) > mostAnswer {
+		encoded = encode(k, refusal(http.StatusRequestEntityTooLarge, fmt.Sprintf("the answer is larger than the %d MiB that what is in front of this function passes on: "+
+			"ask for pages with `limit`, or use a function URL that streams", mostAnswer>>20)))
 	}
 	return i.answer(ctx, encoded)
 }
@@ -109,7 +113,11 @@ type whole struct {
 	head   bool // the request's method is HEAD
 	code   int
 	body   bytes.Buffer
+	large  bool // it had more than can be passed on, and is not held
 }
+
+// errLarge ends a handler whose answer nobody will get.
+var errLarge = errors.New("the answer is larger than can be passed on")
 
 // Header implements http.ResponseWriter.
 func (w *whole) Header() http.Header { return w.header }
@@ -126,6 +134,10 @@ func (w *whole) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
 	if w.head || bodiless(w.code) {
 		return len(p), nil
+	}
+	if w.large = w.large || w.body.Len()+len(p) > mostAnswer; w.large {
+		w.body = bytes.Buffer{}
+		return 0, errLarge
 	}
 	return w.body.Write(p)
 }

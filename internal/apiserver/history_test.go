@@ -3,6 +3,7 @@ package apiserver
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/apiserver/access/accesstest"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
@@ -202,7 +204,7 @@ func TestThePastIsUnderTodaysRights(t *testing.T) {
 		return `{"metadata":{"name":"reader"},"rules":[{"apiGroups":["","history.logplane.dev"],"resources":[` + resources + `],"verbs":["get","list","watch"]}]}`
 	}
 	const roles = "/apis/rbac.authorization.k8s.io/v1/namespaces/a/roles"
-	must(201, request{method: "POST", path: roles, body: role(`"configmaps","versions","changes"`)}.as("root"))
+	must(201, request{method: "POST", path: roles, body: role(`"configmaps","versions","changes","namespaces"`)}.as("root"))
 	must(201, request{method: "POST", path: "/apis/rbac.authorization.k8s.io/v1/namespaces/a/rolebindings", body: `{"metadata":{"name":"ann"},
 		"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"reader"},"subjects":[{"kind":"User","name":"ann","apiGroup":"rbac.authorization.k8s.io"}]}`}.as("root"))
 	head := fieldOf(must(200, request{method: "GET", path: "/api/v1/namespaces"}.as("root")).object(t), "metadata.resourceVersion").(string)
@@ -217,6 +219,8 @@ func TestThePastIsUnderTodaysRights(t *testing.T) {
 			"/api/v1/namespaces/a/secrets":                                                               403,
 			historyPath + "/namespaces/a/versions?fieldSelector=object%3Dconfigmaps/c":                   200,
 			historyPath + "/namespaces/a/versions?fieldSelector=object%3Dsecrets/s":                      403,
+			historyPath + "/namespaces/a/versions?fieldSelector=object%3Dnamespaces/a":                   200,
+			historyPath + "/namespaces/a/versions?fieldSelector=object%3Dnamespaces/b":                   403,
 			historyPath + "/namespaces/b/versions?fieldSelector=object%3Dconfigmaps/c":                   403,
 			historyPath + "/namespaces/a/versions?fieldSelector=object%3Dconfigmaps/b/c":                 400,
 			historyPath + "/versions?fieldSelector=object%3Dconfigmaps/b/c":                              403,
@@ -247,6 +251,23 @@ func TestThePastIsUnderTodaysRights(t *testing.T) {
 	must(200, request{method: "DELETE", path: roles + "/reader"}.as("root"))
 	must(403, request{method: "GET", path: "/at/" + before + "/api/v1/namespaces/a/configmaps"}.as("ann"))
 	must(403, request{method: "GET", path: historyPath + "/namespaces/a/changes"}.as("ann"))
+}
+
+// A webhook may deny one object by its name and allow all others. History shows no version of it either.
+func TestThePastAsksByName(t *testing.T) {
+	kubeconfig := accesstest.NewWebhook(t, func(_ *http.Request, review map[string]any) bool {
+		attributes, _ := review["spec"].(map[string]any)["resourceAttributes"].(map[string]any)
+		review["status"] = map[string]any{"allowed": attributes["name"] != "closed", "denied": attributes["name"] == "closed"}
+		return true
+	})
+	s := newServer(t, withTokens(t), func(c *Config) { c.Authorization.ConfigFile = authorizationOf(t, kubeconfig) })
+	for _, name := range []string{"open", "closed"} {
+		s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"` + name + `"},"data":{"k":"in ` + name + `"}}`}.as("root"))
+	}
+	s.must(t, 403, request{method: "GET", path: configMaps + "/closed"}.as("ann"))
+	list := s.must(t, 200, request{method: "GET", path: historyPath + "/namespaces/default/changes?include=object"}.as("ann")).body
+	require.Contains(t, list, "in open")
+	require.NotContains(t, list, "in closed")
 }
 
 // What is stored below a name is not always of the group that a client names: rights are those to what is there.
