@@ -16,6 +16,8 @@ const (
 	expiryInterval = 30 * time.Second
 	// expiryBatch is how many objects one atomic batch deletes.
 	expiryBatch = 100
+	// viewTimeout is for how long deletions are computed from one view. What is left then is deleted the next time.
+	viewTimeout = time.Minute
 )
 
 // expire deletes objects that have outlived their TTL, now and then until ctx ends. No request waits for it.
@@ -30,7 +32,9 @@ func (l *Lifecycle) expire(ctx context.Context) {
 // Expire deletes every object whose TTL has passed by the log's time, and returns how many. It spares an object that
 // was renewed meanwhile, because the deletion is based on the revision that was seen.
 func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
-	ctx = kubestore.WithAuthor(ctx, kubestore.PartOf("expiry"))
+	// All deletions are computed from one view, and none may be sent later than a request would send it (MinRetention).
+	ctx, cancel := context.WithTimeout(kubestore.WithAuthor(ctx, kubestore.PartOf("expiry")), viewTimeout)
+	defer cancel()
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return 0, err

@@ -2,6 +2,7 @@ package kubestore
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,5 +52,45 @@ func TestBookmarkInterval(t *testing.T) {
 			t.Error("an event that nobody asked for")
 		}
 		require.Equal(t, 150*time.Second, time.Since(start))
+	})
+}
+
+// A watch that leaves the feed and joins it again, because there is more at once than its queue holds, hears of the head
+// as often as others.
+func TestBookmarksOfAWatchThatRejoins(t *testing.T) {
+	cell := newBed(t, eventlogtest.Start(t), memory.Strict(t)).Cell
+	synctest.Test(t, func(t *testing.T) {
+		cell.Feed = fanout.NewFeed(cell.Projection)
+		cell.Feed.Start(fanout.Window{From: 7, To: 7})
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		all := storage.Everything
+		all.AllowWatchBookmarks = true
+		w, err := newStore(cell, pods(nil)).Watch(ctx, "/pods/", storage.ListOptions{ResourceVersion: "7", Recursive: true, Predicate: all})
+		require.NoError(t, err)
+		var writing sync.WaitGroup
+		writing.Go(func() {
+			key := eventlog.Key{Cluster: "main", Resource: "pods", Prefix: "/pods", Namespace: "ns", Name: "a"}
+			for rev := eventlog.Revision(8); ctx.Err() == nil; {
+				var burst []*fanout.Event
+				for range 1000 { // of nothing that the watch has to send
+					e := eventlog.Event{Write: eventlog.Write{Key: key, Op: eventlog.Modified, ContentType: "text/plain"}, Revision: rev}
+					burst = append(burst, fanout.NewPast(e))
+					rev++
+				}
+				cell.Feed.Deliver(burst, rev-1)
+				select {
+				case <-time.After(25 * time.Second):
+				case <-ctx.Done():
+				}
+			}
+		})
+		bookmarks := 0
+		for e := range w.ResultChan() {
+			require.Equal(t, watch.Bookmark, e.Type)
+			bookmarks++
+		}
+		writing.Wait()
+		require.GreaterOrEqual(t, bookmarks, 7) // a burst at the same time may take one
 	})
 }

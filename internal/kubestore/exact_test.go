@@ -2,6 +2,8 @@ package kubestore
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"runtime"
@@ -272,6 +274,93 @@ func TestAPassingErrorEndsNoWatch(t *testing.T) {
 	}
 }
 
+// collected is a line that collects what is sent over it.
+type collected struct{ frames []byte }
+
+func (*collected) Form() Form       { return asLabel{} }
+func (*collected) Sends() bool      { return true }
+func (*collected) Send([]byte) bool { return false }
+func (c *collected) SendAll(frames []byte, _ int) error {
+	c.frames = append(c.frames, frames...)
+	return nil
+}
+
+// Nor does it end the state with which a watch begins: each object is sent once.
+func TestAPassingErrorEndsNoState(t *testing.T) {
+	for _, how := range []string{"bucket, events", "key service, events", "bucket, pieces"} {
+		t.Run(how, func(t *testing.T) {
+			bucket, keys := memory.New(), &failing{Transformer: identity.NewEncryptCheckTransformer()}
+			b := newBed(t, eventlogtest.Start(t), bucket)
+			writer := newStore(b.Cell, pods(nil))
+			var want []string
+			for i := range 500 {
+				p := pod("ns", fmt.Sprintf("p%03d", i))
+				p.Labels = map[string]string{"n": p.Name + ";"}
+				noise := make([]byte, 8<<10)
+				_, _ = rand.Read(noise)
+				p.Annotations = map[string]string{"bulk": hex.EncodeToString(noise)} // of more than one read
+				create(t, writer, p)
+				want = append(want, p.Name)
+			}
+			c := projection.Config{Log: b.Log, Bucket: bucket, InlineBytes: 1, Budget: cache.NewBudget(1)}
+			_, err := must(projection.Open(c)).Commit(t.Context())
+			require.NoError(t, err)
+			cell := Cell{Log: b.Log, Projection: must(projection.Open(c)), Cluster: "main", Objects: NewObjects(cache.NewBudget(1 << 20))}
+			cell.Feed = fanout.NewFeed(cell.Projection)
+			_, err = cell.Projection.Latest(t.Context())
+			require.NoError(t, err)
+			ctx, stop := context.WithCancel(context.Background())
+			var running sync.WaitGroup
+			running.Go(func() { _ = cell.Feed.Run(ctx) })
+			t.Cleanup(func() { stop(); running.Wait() })
+			resource := pods(nil)
+			var reads, failed atomic.Int64
+			if strings.HasPrefix(how, "bucket") {
+				bucket.Inject(func(_ memory.Op, key string) memory.Fault {
+					if strings.Contains(key, "/seg/") && reads.Add(1)%3 == 2 {
+						failed.Add(1)
+						return memory.Fails
+					}
+					return memory.Works
+				})
+			} else {
+				resource = pods(keys)
+				keys.left.Store(1)
+			}
+			opts := storage.ListOptions{Recursive: true, Predicate: storage.Everything, SendInitialEvents: new(bool)}
+			*opts.SendInitialEvents, opts.Predicate.AllowWatchBookmarks = true, true
+			line, watching := &collected{}, t.Context()
+			if strings.HasSuffix(how, "pieces") {
+				watching = WithLine(watching, line)
+			}
+			w, err := newStore(cell, resource).Watch(watching, "/pods", opts)
+			require.NoError(t, err)
+			t.Cleanup(w.Stop)
+			var got []string
+			for e := range w.ResultChan() {
+				if e.Type == watch.Bookmark {
+					break
+				}
+				require.Equal(t, watch.Added, e.Type, "%v", e.Object)
+				got = append(got, e.Object.(*example.Pod).Name)
+			}
+			if strings.HasSuffix(how, "pieces") {
+				got = strings.Split(strings.TrimSuffix(string(line.frames), ";"), ";")
+			}
+			require.Equal(t, want, got)
+			require.True(t, failed.Load() > 0 || keys.left.Load() < 0, "nothing has failed")
+			t.Log(failed.Load(), "failures")
+		})
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
 // A bucket that goes on failing ends a watch well: with a bookmark where it stands, and without an error event, after
 // which clients would list. A key that is gone is an error that the client must see.
 func TestALastingErrorEndsAWatchWell(t *testing.T) {
@@ -377,4 +466,21 @@ func TestShardsAreNotCounted(t *testing.T) {
 	all.ShardSelector = nil
 	require.NoError(t, s.GetList(t.Context(), "/pods", storage.ListOptions{Recursive: true, Predicate: all}, &list))
 	require.EqualValues(t, 4, *list.RemainingItemCount)
+}
+
+// panics panics.
+type panics struct{ value.Transformer }
+
+func (panics) TransformFromStorage(context.Context, []byte, value.Context) ([]byte, bool, error) {
+	panic("a fault")
+}
+
+// A panic ends the watch that met it, not the process.
+func TestAPanicEndsOneWatch(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	create(t, newStore(b.Cell, pods(nil)), pod("ns", "a"))
+	w := record(t, newStore(b.Cell, pods(panics{})), storage.ListOptions{})
+	require.Equal(t, "ERROR InternalError", w.next())
+	_, open := <-w.ResultChan()
+	require.False(t, open)
 }

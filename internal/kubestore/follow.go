@@ -91,7 +91,10 @@ func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past f
 // sendLive sends what the feed brings until the subscription leaves the feed.
 func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error {
 	var tick <-chan time.Time
-	bookmarks := time.NewTimer(w.untilBookmark(ctx))
+	if w.bookmark.IsZero() { // else it has left the feed and joined it again
+		w.bookmark = time.Now().Add(w.untilBookmark(ctx))
+	}
+	bookmarks := time.NewTimer(time.Until(w.bookmark))
 	defer bookmarks.Stop()
 	if w.opts.ProgressNotify || w.opts.Predicate.AllowWatchBookmarks {
 		tick = bookmarks.C
@@ -104,13 +107,18 @@ func (w *watcher) sendLive(ctx context.Context, sub *fanout.Subscription) error 
 				w.position = max(w.position, sub.Complete())
 				return nil
 			}
+			if d.Event != nil { // all before it was delivered, if it was this watch's
+				w.position = max(w.position, d.Event.Revision-1)
+			}
 			if err := w.sendDelivery(ctx, d); err != nil {
 				return err
 			}
 			sub.Done(d)
 		case <-tick:
 			w.Feed.Bookmark(sub)
-			bookmarks.Reset(w.untilBookmark(ctx))
+			wait := w.untilBookmark(ctx)
+			w.bookmark = time.Now().Add(wait)
+			bookmarks.Reset(wait)
 		case <-w.end:
 			w.end, w.ending = nil, true
 			w.Feed.Bookmark(sub)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
@@ -30,12 +31,19 @@ func (w *watcher) replay(ctx context.Context) error {
 		case <-running.Done():
 		}
 	}()
-	err := w.replayEvents(running)
+	err := again(running, func() (bool, error) {
+		before := w.position
+		err := w.replayEvents(running)
+		return w.position > before, err
+	})
 	w.ending = true
 	switch {
 	case err == nil:
 		return w.sendProgress(ctx, w.past.Revision())
 	case errors.Is(err, errAsked), context.Cause(running) == errAsked:
+		return w.sendProgress(ctx, w.position)
+	case ctx.Err() == nil && passing(err) && !sealed(err):
+		slog.WarnContext(ctx, "a watch of the past ends, its client goes on from its last revision", "key", w.keys.Start, "revision", w.position, "error", err)
 		return w.sendProgress(ctx, w.position)
 	}
 	return err

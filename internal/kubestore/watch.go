@@ -5,6 +5,7 @@ import (
 	"errors"
 	"iter"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -119,6 +120,8 @@ type watcher struct {
 	cancel context.CancelFunc
 	// past is the view with which a watch of the past ends, nil for one of the present.
 	past *projection.View
+	// bookmark is when the next one is asked for.
+	bookmark time.Time
 	// end asks for a last bookmark and an end without an error. Once it has been heard it is nil, and ending is set.
 	end    <-chan struct{}
 	ending bool
@@ -138,6 +141,12 @@ func (w *watcher) run(ctx context.Context) {
 	defer watches.Dec()
 	defer w.cancel()
 	defer close(w.results)
+	defer func() { // as of a request: one object must not end the process, with all watches in it
+		if p := recover(); p != nil {
+			slog.ErrorContext(ctx, "a watch panicked", "key", w.keys.Start, "revision", w.position, "panic", p, "stack", string(debug.Stack()))
+			_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(errors.New("a fault of the server, which its log describes"))}, 0)
+		}
+	}()
 	err := w.stream(ctx)
 	if ctx.Err() != nil || errors.Is(err, errEnded) || isContextError(err) {
 		return
@@ -193,7 +202,7 @@ func (w *watcher) stream(ctx context.Context) error {
 
 // passing says that what failed may succeed later.
 func passing(err error) bool {
-	for _, final := range []error{errEnded, projection.ErrExpired, projection.ErrDamaged, projection.ErrNewer, eventlog.ErrDiverged} {
+	for _, final := range []error{errEnded, projection.ErrExpired, projection.ErrTooMuch, projection.ErrTrimmed, projection.ErrDamaged, projection.ErrNewer, eventlog.ErrDiverged} {
 		if errors.Is(err, final) {
 			return false
 		}
@@ -231,10 +240,40 @@ func (w *watcher) sendState(ctx context.Context) error {
 	} else {
 		err = w.sendRows(ctx, v)
 	}
+	var unread *unreadError
+	if errors.As(err, &unread) {
+		return readAnswer(unread.error)
+	}
 	if err != nil || w.opts.SendInitialEvents == nil || !w.opts.Predicate.AllowWatchBookmarks {
 		return err
 	}
 	return w.sendBookmark(ctx, w.position, storage.AnnotateInitialEventsEndBookmark)
+}
+
+// unreadError is of rows that could not be read.
+type unreadError struct{ error }
+
+func (e *unreadError) Unwrap() error { return e.error }
+
+// again reads on behind what was read, if that has failed and may not do so the next time. Read returns whether it got
+// somewhere.
+func again(ctx context.Context, read func() (bool, error)) error {
+	for failures := 0; ; {
+		further, err := read()
+		if err == nil || ctx.Err() != nil || !passing(err) && !apierrors.IsServiceUnavailable(err) { // the answer of a list
+			return err
+		}
+		if further {
+			failures = 0
+		}
+		if failures == rejoinAttempts {
+			return err
+		}
+		failures++
+		if backOff(ctx, failures) != nil {
+			return err
+		}
+	}
 }
 
 // sendPieces sends all objects of a view over the line. Neighbours are in one piece, as in a list, which is kept while
@@ -251,14 +290,25 @@ func (w *watcher) sendPieces(ctx context.Context, v *projection.View) error {
 		kept.Verbatim = func(_ context.Context, items []projection.Row, _ bool) Piece { return addedVerbatim(add, items) }
 	}
 	l := w.listing(span{view: v, at: w.position, keys: w.keys}, storage.ListOptions{Predicate: storage.Everything}, list, items)
-	pieces := &resumable[Piece]{open: func() iter.Seq2[Piece, error] {
-		l.keys.Start = max(l.keys.Start, l.last+"\x00")
-		return l.pieces(ctx, kept)
-	}}
+	sent := *l
+	return again(ctx, func() (further bool, err error) {
+		*l = sent
+		pieces := &resumable[Piece]{open: func() iter.Seq2[Piece, error] {
+			l.keys.Start = max(l.keys.Start, l.last+"\x00")
+			return l.pieces(ctx, kept)
+		}}
+		err = w.sendEach(ctx, pieces, func() { sent, further = *l, true })
+		return further, err
+	})
+}
+
+// sendEach sends pieces, and calls before for each of them.
+func (w *watcher) sendEach(ctx context.Context, pieces *resumable[Piece], before func()) error {
 	for piece, err := range pieces.all() {
 		if err != nil {
 			return err
 		}
+		before()
 		added := piece.(added)
 		err := pieces.during(func() error { // nobody waits for a place because this client is slow
 			return WithoutPlace(ctx, func() error {
@@ -317,15 +367,26 @@ func (w *watcher) sendRows(ctx context.Context, v *projection.View) error {
 	if !w.unstructured { // the version to which a custom resource is decoded here is the codec's
 		judge = w.judge(&w.opts.Predicate, "")
 	}
-	from, turn := w.keys.Start, time.Time{}
+	from := w.keys.Start
+	return again(ctx, func() (bool, error) {
+		before := from
+		err := w.sendFrom(ctx, v, &from, judge)
+		return from > before, err
+	})
+}
+
+// sendFrom is sendRows from a key on, which it moves behind what it has sent.
+func (w *watcher) sendFrom(ctx context.Context, v *projection.View, from *string, judge *judge) error {
+	next, turn := *from, time.Time{}
 	rows := &resumable[projection.Row]{open: func() iter.Seq2[projection.Row, error] {
-		return v.Select(ctx, from, w.keys.End, w.position, judge.wanted())
+		return v.Select(ctx, next, w.keys.End, w.position, judge.wanted())
 	}}
 	for row, err := range rows.all() {
+		*from = next // what came before is sent
 		if err != nil {
-			return readAnswer(err)
+			return &unreadError{err}
 		}
-		from = row.Key + "\x00"
+		next = row.Key + "\x00"
 		switch {
 		case turn.IsZero(): // to begin the scan anew may have taken longer than a turn
 			turn = time.Now()

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -71,7 +70,22 @@ func (w *Stream) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func (w *Stream) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.write(p)
+	return inParts(p, w.write)
+}
+
+// inParts writes parts that each have the client's patience: one of many bytes would be cut off, and sent again from
+// its first byte, by a client that receives all the time.
+func inParts(p []byte, write func([]byte) (int, error)) (written int, err error) {
+	for err == nil {
+		part := p[written:min(len(p), written+atOnce)]
+		n := 0
+		n, err = write(part)
+		written += n
+		if written == len(p) {
+			break
+		}
+	}
+	return written, err
 }
 
 // write requires mu.
@@ -136,15 +150,13 @@ func (w *Stream) SendAll(p []byte) error {
 	if w.ending.Load() {
 		return errEnded
 	}
-	for part := range slices.Chunk(p, atOnce) {
-		if _, err := w.write(part); err != nil {
-			return err
-		}
+	if _, err := inParts(p, w.write); err != nil {
+		return err
 	}
 	return w.flush()
 }
 
-// atOnce is how many bytes of SendAll's a client must receive within its patience.
+// atOnce is how many bytes a client must receive within its patience.
 const atOnce = 16 << 10
 
 // Sends says that Send can send something, at times: neither HTTP/2 nor TLS is between the process and its client.
@@ -221,6 +233,8 @@ type streamConn struct {
 
 // Write implements io.Writer.
 func (c *streamConn) Write(p []byte) (int, error) {
-	_ = c.SetWriteDeadline(time.Now().Add(c.patience))
-	return c.Conn.Write(p)
+	return inParts(p, func(part []byte) (int, error) {
+		_ = c.SetWriteDeadline(time.Now().Add(c.patience))
+		return c.Conn.Write(part)
+	})
 }

@@ -176,7 +176,7 @@ func TestSendAll(t *testing.T) {
 		assert.NoError(t, err)
 		s.Flush()
 		assert.NoError(t, <-sent)
-		_, err = io.WriteString(s, "b")
+		_, err = io.WriteString(s, "b"+text) // so it is with what the handler writes at once
 		assert.NoError(t, err)
 	})
 	response, err := server.Client().Get(server.URL)
@@ -188,7 +188,7 @@ func TestSendAll(t *testing.T) {
 		time.Sleep(patience / 4) // the slow client
 	}
 	require.Equal(t, io.EOF, err)
-	require.True(t, "a"+text+"b" == got.String())
+	require.True(t, "a"+text+"b"+text == got.String())
 	require.Error(t, stream.SendAll([]byte("nothing")))
 }
 

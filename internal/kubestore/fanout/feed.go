@@ -183,6 +183,7 @@ func (f *Feed) fanOut(e *Event, few bool) {
 	for _, s := range left {
 		f.push(s, d, e.Revision-1)
 	}
+	clear(f.concerned) // a watch that has left holds what it has not read
 }
 
 // few is how many events the feed has at once while it keeps up with the log.
