@@ -55,8 +55,8 @@ func TestBookmarkInterval(t *testing.T) {
 	})
 }
 
-// A watch that leaves the feed and joins it again, because there is more at once than its queue holds, hears of the head
-// as often as others.
+// A watch that leaves the feed and joins it again, as there is more at once than its queue holds, hears of the head as
+// often as others.
 func TestBookmarksOfAWatchThatRejoins(t *testing.T) {
 	cell := newBed(t, eventlogtest.Start(t), memory.Strict(t)).Cell
 	synctest.Test(t, func(t *testing.T) {
