@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// before runs f right before the first deletion of the lifecycle in a namespace. Other clients are not of the lifecycle.
+// before runs f right before the first deletion of the lifecycle in a namespace. Other clients are others'.
 func (c *cluster) before(namespace string, f func()) {
 	var once sync.Once
 	c.restart(func(config *Config) {

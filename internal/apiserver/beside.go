@@ -55,8 +55,8 @@ func (s *Server) UID(ctx context.Context, row projection.Row) (types.UID, error)
 	return object.UID, nil
 }
 
-// BesideDeletion returns the writes that go into the batch of a stored object's deletion. The lifecycle deletes what has
-// expired without a request. The object must be of a kind that no quota measures.
+// BesideDeletion returns the writes that go into the batch of a stored object's deletion. The lifecycle deletes what
+// has expired without a request. The object must be of a kind that no quota measures.
 func (s *Server) BesideDeletion(ctx context.Context, v *projection.View, row projection.Row) ([]projection.Write, error) {
 	plain, err := s.plain(ctx, row)
 	if err != nil {
