@@ -115,6 +115,9 @@ func (s *start) Wait(ctx context.Context, wait func() error) error {
 		s.guest = s.of.guest(s.guest.name) // who may have been forgotten
 		err = s.take(ctx)
 	}
+	if apierrors.IsTooManyRequests(err) && ctx.Err() == nil { // refused at once: it goes on without a place
+		return nil
+	}
 	return err
 }
 
