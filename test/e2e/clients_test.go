@@ -87,9 +87,8 @@ func asJSON(t testing.TB, object runtime.Object) string {
 }
 
 // TestRepresentationsAgree reads the same objects through the typed client in protobuf and the dynamic one
-// in JSON and in CBOR.
+// in JSON and in CBOR. It runs alone: what it switches on is for all clients of the process.
 func TestRepresentationsAgree(t *testing.T) {
-	t.Parallel()
 	server := product.Dev(t, t.TempDir(), "--in-memory")
 	config, typed, asDynamic := clientsFor(t, server.URL())
 	protobuf := rest.CopyConfig(config)
