@@ -192,11 +192,7 @@ func TestTombstonesGoLast(t *testing.T) {
 			c.put(fmt.Sprint("c", i), fmt.Sprint(i))
 			c.commit()
 		}
-		for more := true; more; {
-			var err error
-			more, err = c.Compact(c.ctx)
-			require.NoError(t, err)
-		}
+		c.compactAll()
 		return c.latest()
 	}
 	_, ok, err := compact().last(c.ctx, podKey("a"))

@@ -34,11 +34,7 @@ func TestEventsOfFewKeys(t *testing.T) {
 		}
 		c.commit()
 	}
-	for more := true; more; {
-		var err error
-		more, err = c.Compact(c.ctx)
-		require.NoError(t, err)
-	}
+	c.compactAll()
 	require.Greater(t, len(c.latest().snap.events), 15)
 	z := podKey("z").RowKey()
 	for _, all := range []struct {
@@ -98,10 +94,7 @@ func TestEventsOfThePastAfterAJoin(t *testing.T) {
 	require.NoError(t, err)
 	require.NotNil(t, past.archive)
 	c.manyEvents = 1
-	for more := true; more; {
-		more, err = c.Compact(c.ctx)
-		require.NoError(t, err)
-	}
+	c.compactAll()
 	_, err = c.Collect(c.ctx, 0)
 	require.NoError(t, err)
 	next := past.Applied()
@@ -134,11 +127,7 @@ func TestJoinAroundALargeSegment(t *testing.T) {
 	require.NoError(t, c.Retain(c.ctx, c.latest().Applied(), 0))
 	before := len(c.latest().snap.root.Events)
 	c.manyEvents = 1
-	for more := true; more; {
-		var err error
-		more, err = c.Compact(c.ctx)
-		require.NoError(t, err)
-	}
+	c.compactAll()
 	require.Less(t, len(c.latest().snap.root.Events), before-joinAtLeast/2)
 	require.Empty(t, c.latest().neighbours())
 }

@@ -97,11 +97,7 @@ func TestThePastIsExact(t *testing.T) {
 			require.NoError(t, r.Retain(r.ctx, v.Applied()-5, v.Applied()-5))
 			segments := len(r.latest().snap.root.Events)
 			r.manyEvents = 1
-			for merged := true; merged; {
-				var err error
-				merged, err = r.Compact(r.ctx)
-				require.NoError(t, err)
-			}
+			r.compactAll()
 			if archive && seed%3 == 0 {
 				require.LessOrEqual(t, len(r.latest().snap.root.Events), segments/joinAtLeast+2*joinAtLeast, "joined")
 				require.Greater(t, segments, 3*joinAtLeast)

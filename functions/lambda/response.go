@@ -46,10 +46,7 @@ func (f front) invoke(ctx context.Context, i *invocation) error {
 	if givenUp && !w.large {
 		return i.fail(ctx, errors.New("the response was given up after it had begun"))
 	}
-	var encoded []byte
-	if !w.large {
-		encoded = encode(k, w)
-	}
+	encoded := encode(k, w)
 	if w.large || len(encoded) > mostAnswer {
 		encoded = encode(k, refusal(http.StatusRequestEntityTooLarge, fmt.Sprintf("the answer is larger than the %d MiB that what is in front of this function passes on: "+
 			"ask for pages with `limit`, or use a function URL that streams", mostAnswer>>20)))

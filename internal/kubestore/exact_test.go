@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -274,17 +275,6 @@ func TestAPassingErrorEndsNoWatch(t *testing.T) {
 	}
 }
 
-// collected is a line that collects what is sent over it.
-type collected struct{ frames []byte }
-
-func (*collected) Form() Form       { return asLabel{} }
-func (*collected) Sends() bool      { return true }
-func (*collected) Send([]byte) bool { return false }
-func (c *collected) SendAll(frames []byte, _ int) error {
-	c.frames = append(c.frames, frames...)
-	return nil
-}
-
 // Nor does it end the state with which a watch begins: each object is sent once.
 func TestAPassingErrorEndsNoState(t *testing.T) {
 	for _, how := range []string{"bucket, events", "key service, events", "bucket, pieces"} {
@@ -295,7 +285,6 @@ func TestAPassingErrorEndsNoState(t *testing.T) {
 			var want []string
 			for i := range 500 {
 				p := pod("ns", fmt.Sprintf("p%03d", i))
-				p.Labels = map[string]string{"n": p.Name + ";"}
 				noise := make([]byte, 8<<10)
 				_, _ = rand.Read(noise)
 				p.Annotations = map[string]string{"bulk": hex.EncodeToString(noise)} // of more than one read
@@ -329,7 +318,7 @@ func TestAPassingErrorEndsNoState(t *testing.T) {
 			}
 			opts := storage.ListOptions{Recursive: true, Predicate: storage.Everything, SendInitialEvents: new(bool)}
 			*opts.SendInitialEvents, opts.Predicate.AllowWatchBookmarks = true, true
-			line, watching := &collected{}, t.Context()
+			line, watching := &stateLine{nameForm: &nameForm{}, slow: math.MaxInt}, t.Context()
 			if strings.HasSuffix(how, "pieces") {
 				watching = WithLine(watching, line)
 			}
@@ -345,7 +334,7 @@ func TestAPassingErrorEndsNoState(t *testing.T) {
 				got = append(got, e.Object.(*example.Pod).Name)
 			}
 			if strings.HasSuffix(how, "pieces") {
-				got = strings.Split(strings.TrimSuffix(string(line.frames), ";"), ";")
+				got = strings.Fields(line.names)
 			}
 			require.Equal(t, want, got)
 			require.True(t, failed.Load() > 0 || keys.left.Load() < 0, "nothing has failed")

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"log/slog"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
@@ -43,8 +42,7 @@ func (w *watcher) replay(ctx context.Context) error {
 	case errors.Is(err, errAsked), context.Cause(running) == errAsked:
 		return w.sendProgress(ctx, w.position)
 	case ctx.Err() == nil && passing(err) && !sealed(err):
-		slog.WarnContext(ctx, "a watch of the past ends, its client goes on from its last revision", "key", w.keys.Start, "revision", w.position, "error", err)
-		return w.sendProgress(ctx, w.position)
+		return w.endWell(ctx, err)
 	}
 	return err
 }

@@ -185,9 +185,7 @@ func (w *watcher) stream(ctx context.Context) error {
 		case failures == rejoinAttempts && sealed(err):
 			return err // a key that is gone does not come back, and the client must see that
 		case failures == rejoinAttempts:
-			slog.WarnContext(ctx, "a watch ends, its client goes on from its last revision", "key", w.keys.Start, "revision", w.position, "error", err)
-			w.ending = true
-			return w.sendProgress(ctx, w.position)
+			return w.endWell(ctx, err)
 		}
 		if err == nil || w.position > before { // it got somewhere
 			failures = 0
@@ -198,6 +196,13 @@ func (w *watcher) stream(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// endWell ends the watch with a bookmark where it stands, after an error that has lasted.
+func (w *watcher) endWell(ctx context.Context, lasting error) error {
+	slog.WarnContext(ctx, "a watch ends, its client goes on from its last revision", "key", w.keys.Start, "revision", w.position, "error", lasting)
+	w.ending = true
+	return w.sendProgress(ctx, w.position)
 }
 
 // passing says that what failed may succeed later.

@@ -76,16 +76,13 @@ func (w *Stream) Write(p []byte) (int, error) {
 // inParts writes parts that each have the client's patience: one of many bytes would be cut off, and sent again from
 // its first byte, by a client that receives all the time.
 func inParts(p []byte, write func([]byte) (int, error)) (written int, err error) {
-	for err == nil {
-		part := p[written:min(len(p), written+atOnce)]
-		n := 0
-		n, err = write(part)
+	for {
+		n, err := write(p[written:min(len(p), written+atOnce)])
 		written += n
-		if written == len(p) {
-			break
+		if err != nil || written == len(p) {
+			return written, err
 		}
 	}
-	return written, err
 }
 
 // write requires mu.

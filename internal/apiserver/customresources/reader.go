@@ -81,11 +81,8 @@ func (c *Reader) Check(ctx context.Context, v *projection.View, change kubestore
 	if err != nil {
 		return fmt.Errorf("read CustomResourceDefinition '%s': %w", resource, err)
 	}
-	var definition apiextensionsv1.CustomResourceDefinition
-	if found {
-		definition = *object.(*apiextensionsv1.CustomResourceDefinition)
-	}
-	switch terminates := definition.DeletionTimestamp != nil; {
+	definition, _ := object.(*apiextensionsv1.CustomResourceDefinition) // nil if it is not found
+	switch terminates := found && definition.DeletionTimestamp != nil; {
 	case emptying && terminates && definition.UID == uid, !emptying && found && !terminates:
 		return nil
 	case emptying:

@@ -70,14 +70,9 @@ func (n *Namespaces) checkEmptied(ctx context.Context, v *projection.View, c kub
 	if err != nil {
 		return fmt.Errorf("read namespace '%s': %w", c.Key.Namespace, err)
 	}
-	if uid == "" && !found {
+	namespace, _ := object.(*corev1.Namespace) // nil if it is not found
+	if !found && uid == "" || found && namespace.UID == uid && namespace.DeletionTimestamp != nil {
 		return nil
-	}
-	if found {
-		namespace := object.(*corev1.Namespace)
-		if namespace.UID == uid && namespace.DeletionTimestamp != nil {
-			return nil
-		}
 	}
 	return apierrors.NewConflict(c.Resource(), c.Key.Name, fmt.Errorf("namespace '%s' is another one now", c.Key.Namespace))
 }
