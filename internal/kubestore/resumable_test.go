@@ -178,6 +178,6 @@ func TestStateInPieces(t *testing.T) {
 	_, err := relabel(t.Context(), s, keyOf(pod("ns", "p123")), "n", "1")
 	require.NoError(t, err)
 	require.Equal(t, pieces, begin(3))
-	require.Less(t, form.encoded.Load(), int32(objects+mostItems))
+	require.LessOrEqual(t, form.encoded.Load(), int32(objects+mostItems), "one piece, which may be the largest")
 	require.Greater(t, form.encoded.Load(), int32(objects))
 }
