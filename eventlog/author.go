@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// Author says who wrote an event. It decides nothing: it is for people who ask who did something.
+// Author says who wrote an event. It is for people who ask who did something, and decides nothing about the state.
 type Author struct {
 	// User who was authenticated, or the part of Logplane that wrote without a request. Empty if it is not known.
 	User string

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -162,9 +161,6 @@ func (l *Lifecycle) lookAtOwner(ctx context.Context, uid types.UID) ([]task, err
 	return tasks, nil
 }
 
-// collectAgain is how long a task waits that has lost to another write of its object, perhaps of another collector.
-const collectAgain = 50 * time.Millisecond
-
 // collect does to one object what its owners, or its own deletion, ask for. It returns the tasks of objects to which
 // that leads.
 func (l *Lifecycle) collect(ctx context.Context, t task) ([]task, error) {
@@ -172,12 +168,9 @@ func (l *Lifecycle) collect(ctx context.Context, t task) ([]task, error) {
 	if errors.Is(err, errUnknown) && l.awaitKinds(t) {
 		more, err = l.look(ctx, t) // the kind may have come before anybody waited for it
 	}
-	switch {
-	case apierrors.IsConflict(err):
-		err = &NotYetError{After: collectAgain, Reason: err.Error()}
-	case errors.Is(err, errUnknown):
+	if errors.Is(err, errUnknown) {
 		l.config.Logger.DebugContext(ctx, "an object waits for a kind", "task", t.String(), "error", err)
-		err = nil
+		return more, nil
 	}
 	return more, err
 }

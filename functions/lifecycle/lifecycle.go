@@ -15,6 +15,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery/cached/memory"
@@ -275,6 +276,9 @@ func (l *Lifecycle) run(ctx context.Context, q queue, all queues, t task) {
 		l.config.Logger.DebugContext(ctx, "a task waits", "task", t.String(), "reason", notYet.Reason)
 		q.Forget(t)
 		q.AddAfter(t, pause(notYet.After))
+	case apierrors.IsConflict(err) && q.NumRequeues(t) < onceTries: // with another write, perhaps of another collector
+		l.config.Logger.DebugContext(ctx, "a task lost to another write", "task", t.String(), "error", err)
+		q.AddRateLimited(t)
 	default:
 		l.config.Logger.WarnContext(ctx, "a task failed and will be tried again", "task", t.String(), "failures", q.NumRequeues(t)+1, "error", err)
 		taskFailures.WithLabelValues(string(t.kind)).Inc()

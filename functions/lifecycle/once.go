@@ -17,15 +17,19 @@ import (
 )
 
 const (
-	// onceTries is how often Once runs a task that fails.
+	// onceTries is how often Once runs a task that fails, and how often a task of Run may lose to others unsaid.
 	onceTries = 5
+	// onceAgain is how long Once waits after a task's first failure. The wait doubles after each further one.
+	onceAgain = 50 * time.Millisecond
 	// onceWaits is how long Once waits at least for a task that asks for it. A namespace may settle for longer.
 	onceWaits = time.Second
 )
 
 // Once does all the work that there is, and what follows from it, as a function does that a timer or a queue calls. It
 // returns what is left: what waits for others, such as a namespace for the finalizer of an object. For a namespace
-// that must settle it waits. The error is that of tasks that failed again and again, or that the cell cannot be read.
+// that must settle it waits. What others ask for after it has run each task of the state is left to the next call, so
+// that a busy cell does not keep it. The error is that of tasks that failed again and again, or that the cell cannot be
+// read.
 func (l *Lifecycle) Once(ctx context.Context) (left []string, err error) {
 	ctx = withRemotes(ctx)
 	view, err := l.config.Cell.Projection.Latest(ctx)
@@ -40,11 +44,11 @@ func (l *Lifecycle) Once(ctx context.Context) (left []string, err error) {
 	for _, t := range tasks {
 		o.next[t] = true
 	}
-	for more := true; more; {
+	for more, everybody := true, true; more; everybody = false {
 		if err := o.round(ctx); err != nil {
 			return nil, err
 		}
-		if view, err = o.follow(ctx, view); err != nil {
+		if view, err = o.follow(ctx, view, everybody); err != nil {
 			return nil, err
 		}
 		if more, err = o.wait(ctx); err != nil {
@@ -106,7 +110,7 @@ func (o *once) run(ctx context.Context, t task) error {
 	case errors.As(err, &notYet):
 		o.waiting[t] = notYet
 	case o.failures[t] < onceTries-1:
-		o.waiting[t] = &NotYetError{After: collectAgain << o.failures[t], Reason: err.Error()}
+		o.waiting[t] = &NotYetError{After: onceAgain << o.failures[t], Reason: err.Error()}
 		o.failures[t]++
 	default:
 		taskFailures.WithLabelValues(string(t.kind)).Inc()
@@ -115,9 +119,9 @@ func (o *once) run(ctx context.Context, t task) error {
 	return nil
 }
 
-// follow takes the tasks of the events since the view, which other processes may have written too. It returns the view
-// that it has reached.
-func (o *once) follow(ctx context.Context, view *projection.View) (*projection.View, error) {
+// follow takes the tasks of the events since the view, of everybody's or of lifecycles' only. It returns the view that
+// it has reached.
+func (o *once) follow(ctx context.Context, view *projection.View, everybody bool) (*projection.View, error) {
 	to, err := o.config.Cell.Projection.Latest(ctx)
 	if err != nil {
 		return nil, err
@@ -126,7 +130,7 @@ func (o *once) follow(ctx context.Context, view *projection.View) (*projection.V
 		if err != nil {
 			return nil, fmt.Errorf("read the events after revision %d: %w", view.Revision(), err)
 		}
-		if e.Key.Cluster != o.config.Cell.Cluster {
+		if e.Key.Cluster != o.config.Cell.Cluster || !everybody && e.Author.User != author.User {
 			continue
 		}
 		if err := o.queueEvent(ctx, e, func(t task, _ time.Duration) { o.next[t] = true }); err != nil {

@@ -1,8 +1,14 @@
 package lifecycle
 
 import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -119,4 +125,49 @@ func TestGarbageBesideABrokenKind(t *testing.T) {
 	require.ErrorContains(t, err, "collect example.com/widgets/n/b: ")
 	require.False(t, c.has("n", "child"))
 	require.Equal(t, 2, c.references())
+}
+
+// TestOnceEnds: neither others, who go on meanwhile, keep it for ever, nor a webhook that calls each deletion a
+// conflict. What follows from its own work it does.
+func TestOnceEnds(t *testing.T) {
+	c := newCluster(t)
+	c.createNamespace("n")
+	gone := metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "gone", UID: "gone"}
+	others := c.Lifecycle
+	n := 0
+	var mu sync.Mutex
+	litter := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		n++
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("litter-%d", n), OwnerReferences: []metav1.OwnerReference{gone}}}
+		_, err := others.client.CoreV1().ConfigMaps("n").Create(c.Context(), object, metav1.CreateOptions{})
+		assert.NoError(c, err)
+	}
+	refused := 0
+	c.restart(through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		switch {
+		case r.Method != http.MethodDelete:
+		case strings.HasSuffix(r.URL.Path, "/refused"):
+			refused++
+			body := `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Conflict","code":409}`
+			return &http.Response{StatusCode: http.StatusConflict, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+		case strings.Contains(r.URL.Path, "/litter-"):
+			litter()
+		}
+		return next.RoundTrip(r)
+	}))
+	c.own("n", "refused", gone)
+	first := gone
+	for _, name := range []string{"a", "b", "c", "d"} {
+		first = ownerOf(c.own("n", name, first), false)
+	}
+	litter()
+	_, err := c.Once(t.Context())
+	require.ErrorContains(t, err, "collect /configmaps/n/refused: ")
+	require.Equal(t, onceTries, refused)
+	require.Equal(t, 3, n, "one of the state, one that came meanwhile, and what that led to")
+	for _, name := range []string{"a", "b", "c", "d"} {
+		require.False(t, c.has("n", name), name)
+	}
 }

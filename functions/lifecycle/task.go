@@ -180,9 +180,12 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 	return tasks, nil
 }
 
+// author of all that tasks write.
+var author = kubestore.PartOf("lifecycle")
+
 // do runs a task once. It returns the tasks to which that leads.
 func (l *Lifecycle) do(ctx context.Context, t task) ([]task, error) {
-	ctx = kubestore.WithAuthor(ctx, kubestore.PartOf("lifecycle"))
+	ctx = kubestore.WithAuthor(ctx, author)
 	switch t.kind {
 	case namespaceTask:
 		return nil, l.emptyNamespace(ctx, t)

@@ -252,6 +252,9 @@ func (l load) update(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	if len(list.Items) < l.singles {
+		return fmt.Errorf("%d objects to update, want %d: create them in the same run", len(list.Items), l.singles)
+	}
 	return l.singly(name, func(i int) error {
 		object := &list.Items[i]
 		object.Data["text"] = strings.ToUpper(object.Data["text"])
