@@ -59,13 +59,37 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	if err == nil {
 		err = out.commit(ctx)
 	}
-	if errors.Is(err, errOvertaken) {
-		return false, nil
+	overtaken := errors.Is(err, errOvertaken)
+	if overtaken {
+		err = p.discard(ctx, out.made)
 	}
 	if err != nil {
 		return false, fmt.Errorf("compact: %w", err)
 	}
-	return true, nil
+	return !overtaken, nil
+}
+
+// discard deletes what a compaction has made in vain. Otherwise that would keep until garbage is collected what was
+// forgotten while the compaction ran. A crash before leaves it for that long. An object that a root names stays: a swap
+// may have won although its answer was lost, and others may have gone on from there.
+func (p *Projection) discard(ctx context.Context, made []string) error {
+	if len(made) == 0 {
+		return nil
+	}
+	snap, err := p.reload(ctx)
+	if err != nil {
+		return fmt.Errorf("discard what another projector has overtaken: %w", err)
+	}
+	named, err := p.needed(ctx, snap.root)
+	for _, key := range made {
+		if err == nil && !named[key] {
+			err = p.config.Bucket.Delete(ctx, key)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("discard what another projector has overtaken: %w", err)
+	}
+	return nil
 }
 
 // missing says why an input could not be found. Either another projector has collected it, or the newest root still
@@ -130,19 +154,20 @@ func (r run) bytes() (n int64) {
 	return n
 }
 
-// merge writes the outputs. A part of the base stays as it is if nothing new lies between its keys.
+// merge writes the outputs. A part of the base stays as it is if nothing new lies between its keys. With an error too
+// it returns what it has made.
 func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
+	out := &output{p: p, merge: m}
 	upper, base := splitBase(m.inputs)
 	var heads []*raw
 	for _, r := range upper {
 		h, err := headOf(ctx, r)
 		if err != nil {
-			return nil, err
+			return out, err
 		}
 		heads = append(heads, h)
 	}
 	// The base's parts cut the keys into ranges; without one there is one range.
-	out := &output{p: p, merge: m}
 	for i := range max(1, len(base)) {
 		end := ""
 		if i+1 < len(base) {
@@ -153,7 +178,7 @@ func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 			below = base[i : i+1]
 		}
 		if err := out.mergeRange(ctx, heads, below, end); err != nil {
-			return nil, err
+			return out, err
 		}
 	}
 	return out, out.cut(ctx)
@@ -167,6 +192,8 @@ type output struct {
 	refs   []segmentRef
 	// footers of the segments that were written.
 	footers []footer
+	// made are the keys of all objects that were written.
+	made []string
 }
 
 // mergeRange merges what the runs and a part of the base have up to a key, without that. The entries' values are copied
@@ -298,7 +325,7 @@ func (o *output) cut(ctx context.Context) error {
 		return err
 	}
 	written("compaction", len(file))
-	o.refs = append(o.refs, ref)
+	o.refs, o.made = append(o.refs, ref), append(o.made, ref.Key)
 	o.footers = append(o.footers, footerOf(ref, file))
 	return nil
 }
@@ -364,6 +391,7 @@ func (o *output) renew(ctx context.Context, generation uint64) error {
 			return fmt.Errorf("write %s again: %w", ref.Key, err)
 		}
 		written("renewal", len(body))
+		o.made = append(o.made, ref.Key)
 		o.refs[at], o.footers[i].Key = ref, ref.Key
 	}
 	o.merge.generation = generation

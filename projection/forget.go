@@ -162,7 +162,7 @@ func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision)
 }
 
 // heldUnnamed fails if an object that no root names has what was to be forgotten. Others may be at work: what they have
-// begun to write before the root was swapped is garbage once they notice.
+// begun to write before the root was swapped they delete once they notice.
 func (w *rewriting) heldUnnamed(ctx context.Context) error {
 	names, err := w.p.garbage(ctx, 0)
 	if err != nil {

@@ -61,6 +61,7 @@ func (p *Projection) joinEvents(ctx context.Context, v *View) (bool, error) {
 	}
 	file, sum := writer.Finish()
 	sum.MinRevision = uint64(picked[0].ref.MinRevision)
+	var made []string
 	_, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		next := v.snap.draft()
 		from, end, err := picked.position(next.Events)
@@ -73,12 +74,13 @@ func (p *Projection) joinEvents(ctx context.Context, v *View) (bool, error) {
 			return nil, err
 		}
 		written("compaction", len(file))
+		made = append(made, joined.Key)
 		next.Events = slices.Concat(next.Events[:from], []segmentRef{joined}, next.Events[end:])
 		next.footers = []footer{footerOf(joined, file)}
 		return next, p.writeIndex(ctx, next)
 	})
 	if errors.Is(err, errOvertaken) {
-		return false, nil
+		return false, p.discard(ctx, made)
 	}
 	return err == nil, err
 }
