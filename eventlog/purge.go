@@ -3,6 +3,7 @@ package eventlog
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 
 	"github.com/nats-io/nats.go"
@@ -108,6 +109,28 @@ func (l *Log) Extent(ctx context.Context) (Bounds, error) {
 		return Bounds{}, fmt.Errorf("learn the log's extent: %w", err)
 	}
 	return b, nil
+}
+
+// errUsed ends a look for an event.
+var errUsed = errors.New("the log has had an event")
+
+// Unused says whether the log has never had an event. Barriers are none: whoever waits for a cell appends them to a
+// replicated log, and so does this question.
+func (l *Log) Unused(ctx context.Context) (bool, error) {
+	b, err := l.Extent(ctx)
+	if err != nil || b.First > 1 {
+		return false, err
+	}
+	err = l.Tail(ctx, 0, b.Head, func(e Event) error {
+		if e.Op != Barrier {
+			return errUsed
+		}
+		return nil
+	})
+	if errors.Is(err, errUsed) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // Fence wipes the log and makes 'to' its next revision (invariant 9). All that is in the log is lost. Only an operator

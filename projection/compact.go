@@ -189,6 +189,7 @@ type output struct {
 	p      *Projection
 	merge  *merge
 	writer *segment.Writer
+	last   string // the key that was written last
 	refs   []segmentRef
 	// footers of the segments that were written.
 	footers []footer
@@ -216,12 +217,21 @@ func (o *output) mergeRange(ctx context.Context, upper []*raw, below run, end st
 		}
 		heads = append(slices.Clone(upper), h)
 	}
+	var of chain
 	for {
-		versions, err := nextKey(ctx, heads, end)
-		if err != nil || len(versions) == 0 {
-			return err
+		h := first(heads, end)
+		if h == nil {
+			return nil
 		}
-		if err := o.add(ctx, o.merge.survivors(versions)); err != nil {
+		if h.current.key != of.key {
+			of = chain{key: h.current.key}
+		}
+		if o.merge.survives(&of, h.current.entry) {
+			if err := o.add(ctx, h.current.entry); err != nil {
+				return err
+			}
+		}
+		if err := h.advance(ctx); err != nil {
 			return err
 		}
 	}
@@ -248,67 +258,56 @@ func (h *raw) advance(ctx context.Context) (err error) {
 	return err
 }
 
-// nextKey takes all versions of the least key before the end, newest first.
-func nextKey(ctx context.Context, heads []*raw, end string) (versions []segment.Entry, err error) {
-	key, ok := "", false
+// first is the one with the newest version of the least key before the end, nil for none. A key may have any number of
+// versions, so they are taken one at a time.
+func first(heads []*raw, end string) (least *raw) {
 	for _, h := range heads {
-		if h.before(end) && (!ok || h.current.key < key) {
-			key, ok = h.current.key, true
-		}
-	}
-	for _, h := range heads {
-		for ok && h.ok && h.current.key == key {
-			versions = append(versions, h.current.entry)
-			if err := h.advance(ctx); err != nil {
-				return nil, err
-			}
-		}
-	}
-	slices.SortFunc(versions, func(a, b segment.Entry) int { return int(b.Revision) - int(a.Revision) })
-	return versions, nil
-}
-
-// survivors returns which of a key's versions, newest first, are kept: every one above the floor, and the newest one at
-// or below it. That one is dropped too if it is a tombstone, nothing lies below it, and the log no longer has its
-// event. A void row is kept as long as the log has its event (invariant 11).
-func (m *merge) survivors(versions []segment.Entry) []segment.Entry {
-	kept, atFloor := versions[:0], false // atFloor: the newest version at or below the floor was met
-	for _, e := range versions {
-		rev := Revision(e.Revision)
-		switch {
-		case e.Flags&segment.Void != 0:
-			if rev <= m.purge {
-				continue
-			}
-		case rev <= m.floor && atFloor:
+		if !h.before(end) {
 			continue
-		case rev <= m.floor:
-			atFloor = true
-			if e.Flags&segment.Tombstone != 0 && m.level == baseLevel && rev <= m.purge {
-				continue
-			}
 		}
-		kept = append(kept, e)
+		if least == nil || h.current.key < least.current.key || h.current.key == least.current.key && h.current.entry.Revision > least.current.entry.Revision {
+			least = h
+		}
 	}
-	return kept
+	return least
 }
 
-// add writes a key's versions, all to the same segment.
-func (o *output) add(ctx context.Context, versions []segment.Entry) error {
-	if o.writer != nil && o.merge.level == baseLevel && o.writer.Len() >= partBytes {
+// chain is what is known of a key's versions, newest first, up to one of them.
+type chain struct {
+	key string
+	// atFloor: the newest version at or below the floor was met.
+	atFloor bool
+}
+
+// survives says whether the next version of a chain is kept. So is every one above the floor, and the newest one at or
+// below it. That one is dropped too if it is a tombstone, nothing lies below it, and the log no longer has its event. A
+// void row is kept as long as the log has its event (invariant 11).
+func (m *merge) survives(of *chain, e segment.Entry) bool {
+	rev := Revision(e.Revision)
+	switch {
+	case e.Flags&segment.Void != 0:
+		return rev > m.purge
+	case rev > m.floor:
+		return true
+	case of.atFloor:
+		return false
+	}
+	of.atFloor = true
+	return e.Flags&segment.Tombstone == 0 || m.level != baseLevel || rev > m.purge
+}
+
+// add writes a version. All of a key go to the same segment.
+func (o *output) add(ctx context.Context, e segment.Entry) error {
+	if o.writer != nil && o.merge.level == baseLevel && o.writer.Len() >= partBytes && o.last != e.Key {
 		if err := o.cut(ctx); err != nil {
 			return err
 		}
 	}
-	for _, e := range versions {
-		if o.writer == nil {
-			o.writer = segment.NewWriter(segment.Keys)
-		}
-		if err := o.writer.Add(e); err != nil {
-			return err
-		}
+	if o.writer == nil {
+		o.writer = segment.NewWriter(segment.Keys)
 	}
-	return nil
+	o.last = e.Key
+	return o.writer.Add(e)
 }
 
 func (o *output) folder() string { return fmt.Sprintf("seg/%d", o.merge.level) }

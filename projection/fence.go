@@ -20,10 +20,13 @@ type FencePlan struct {
 	// Lost says why the log's events above Applied cannot be kept: the log is not the snapshot's. It is nil if all of
 	// them were folded into the snapshot first.
 	Lost error
-	// To is the next revision after the fence, Epoch the cell's from then on.
-	To    Revision
-	Epoch uint64
+	// To is the next revision after the fence.
+	To Revision
 }
+
+// Epoch is the cell's from then on. It is the revision with which it begins, so that it never comes again, whichever
+// root is there before the next fence: that leaps over all that the log has ever had.
+func (p FencePlan) Epoch() uint64 { return uint64(p.To) }
 
 // lastFence is the highest revision to fence at. Many clients keep revisions in numbers of 53 bits.
 const lastFence = 1 << 53
@@ -48,10 +51,7 @@ func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, err
 		return plan, fmt.Errorf("fence: %w", err)
 	}
 	r := now.root
-	plan.Applied, plan.Epoch = r.Applied, r.Epoch+1
-	if last, err := p.config.Log.EventAt(ctx, plan.Log.Head); err == nil {
-		plan.Epoch = max(plan.Epoch, last.Epoch+1) // the bucket may be older than the last fence
-	}
+	plan.Applied = r.Applied
 	highest := max(plan.Log.Head, r.Applied)
 	if to == 0 {
 		plan.To = highest + fenceGap
@@ -81,7 +81,7 @@ func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 		if err != nil {
 			return nil, err
 		}
-		if newest.root.Epoch >= plan.Epoch || newest.root.Applied != plan.Applied {
+		if newest.root.Epoch >= plan.Epoch() || newest.root.Applied != plan.Applied {
 			return nil, errFenceRaced
 		}
 		return newest.fenced(plan)
@@ -102,7 +102,7 @@ func (s *snapshot) fenced(plan FencePlan) (*draft, error) {
 	next := s.draft()
 	last := &record{Event: eventlog.Event{Revision: plan.To - 1, Time: time.Unix(0, next.Clock)}}
 	next.records = appendRun(slices.Clone(s.records), next.Applied, last)
-	next.Epoch = plan.Epoch
+	next.Epoch = plan.Epoch()
 	next.Applied, next.AppliedTime, next.AppliedID = plan.To-1, next.Clock, "fence-"+rand.Text()
 	next.Floor, next.Purge = next.Applied, next.Applied
 	var err error

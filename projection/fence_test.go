@@ -120,7 +120,7 @@ func TestALostTailIsFenced(t *testing.T) {
 			c.commit()
 			c.require(want)
 			requireClean(t, c.another())
-			require.EqualValues(t, 1, c.log.Epoch())
+			require.EqualValues(t, plan.To, c.log.Epoch())
 			_ = s
 		})
 	}
@@ -215,7 +215,7 @@ func TestAFenceThatBreaksOff(t *testing.T) {
 		}
 		c.Projection = c.another()
 		c.require(map[string]string{"a": "1@1"})
-		require.EqualValues(t, 1, c.latest().snap.root.Epoch)
+		require.EqualValues(t, plan.To, c.latest().snap.root.Epoch)
 		_, err = c.another().PlanFence(c.ctx, 7)
 		require.Error(t, err)
 		requireClean(t, c.another())
@@ -253,6 +253,45 @@ func TestAReplicatedLogIsFenced(t *testing.T) {
 	c.commit()
 	c.require(want)
 	requireClean(t, c.another())
+}
+
+// An epoch never comes again, also if the bucket is put back to what it was before a fence, and the cell is fenced once
+// more: what a process of the epoch between still writes is void.
+func TestEpochsNeverComeAgain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts a cluster")
+	}
+	servers := eventlogtest.Cluster(t)
+	c := newCell(t)
+	c.log = servers.Log(0)
+	c.Projection = c.another()
+	c.put("a", "1")
+	c.commit()
+	kept, _, err := c.bucket.Get(c.ctx, c.rootKey())
+	require.NoError(t, err)
+	fence := func(log int) FencePlan {
+		c.log = servers.Log(log)
+		operator := c.another()
+		plan, err := operator.PlanFence(c.ctx, 0)
+		require.NoError(t, err)
+		require.NoError(t, operator.Fence(c.ctx, plan))
+		c.log = servers.Log(log)
+		c.Projection = c.another()
+		return plan
+	}
+	first := fence(1)
+	between := c.latest()
+	_, etag, err := c.bucket.Get(c.ctx, c.rootKey())
+	require.NoError(t, err)
+	_, err = c.bucket.Replace(c.ctx, c.rootKey(), kept, etag)
+	require.NoError(t, err)
+	second := fence(2)
+	require.Greater(t, second.Epoch(), first.Epoch())
+	late, err := between.State(c.ctx, podKey("late"))
+	require.NoError(t, err)
+	_, err = between.Append(c.ctx, "late", late.Put("application/json", []byte("x"), 0))
+	require.ErrorIs(t, err, eventlog.ErrFenced)
+	c.require(map[string]string{"a": fmt.Sprintf("1@%d", c.last["a"].revision)})
 }
 
 // A fence leaves revisions for what comes after it.

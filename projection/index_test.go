@@ -41,7 +41,7 @@ func layered(t testing.TB, layers ...[]int) *cell {
 			value := fmt.Appendf(nil, "%d %x", depth, rng.Uint64())
 			r := newRecord(eventlog.Event{Revision: Revision(depth + 1), RequestID: "r",
 				Write: eventlog.Write{Key: benchKey(i), Op: eventlog.Added, ContentType: "application/cbor", Body: value}})
-			require.NoError(t, o.add(c.ctx, []segment.Entry{r.keyEntry()}))
+			require.NoError(t, o.add(c.ctx, r.keyEntry()))
 		}
 		require.NoError(t, o.cut(c.ctx))
 		next.Segments = slices.Concat(o.refs, next.Segments)

@@ -273,7 +273,7 @@ func (f *filling) writeLive(ctx context.Context, v *View) error {
 			continue
 		}
 		if err == nil {
-			err = out.add(ctx, []segment.Entry{n.keyEntry()})
+			err = out.add(ctx, n.keyEntry())
 		}
 		if err != nil {
 			return err
@@ -424,7 +424,7 @@ func (d *draft) restored(source *root, nanos int64) error {
 	if next > lastFence {
 		return fmt.Errorf("the new cell would begin at revision %d: it must be at most %d, so that there are revisions left", next, uint64(lastFence))
 	}
-	d.Epoch = source.Epoch + 1
+	d.Epoch = FencePlan{To: next}.Epoch()
 	d.Applied, d.AppliedTime, d.AppliedID, d.Clock = next-1, nanos, restoredID+rand.Text(), nanos
 	d.Spilled, d.Floor, d.Purge = d.Applied, d.Applied, d.Applied
 	d.Ring = []mark{{Revision: d.Applied, Time: nanos}}
@@ -511,15 +511,15 @@ func (p *Projection) proven(ctx context.Context) error {
 }
 
 // Begin lets the log of a restored cell begin where the root ends, and returns the log's first revision. It does
-// nothing, and returns 0, unless the root is a restore's and the log has never had an event. A crash before or after it
+// nothing, and returns 0, unless the root is a restore's and the log has had barriers alone. A crash before or after it
 // is no harm: the next Begin does it, or finds it done.
 func (p *Projection) Begin(ctx context.Context) (first Revision, err error) {
 	now, err := p.rootNow(ctx)
 	if err != nil || !strings.HasPrefix(now.root.AppliedID, restoredID) {
 		return 0, err
 	}
-	log, err := p.config.Log.Extent(ctx)
-	if err != nil || log.Head > 0 {
+	unused, err := p.config.Log.Unused(ctx)
+	if err != nil || !unused {
 		return 0, err
 	}
 	first = now.root.Applied + 1

@@ -133,7 +133,7 @@ func TestRestoreIsExact(t *testing.T) {
 			require.Equal(t, restored[at].Next, fresh.put("another", "1"))
 			fresh.commit()
 			requireClean(t, fresh.another(func(c *Config) { c.Bucket, c.Prefix = into, fmt.Sprint("new/", at) }))
-			require.EqualValues(t, 1, fresh.log.Epoch())
+			require.EqualValues(t, restored[at].Next, fresh.log.Epoch())
 		})
 	}
 }
@@ -357,6 +357,37 @@ func TestRestoreOfACellThatGoesOn(t *testing.T) {
 	}
 }
 
+// The log of a restored cell may have barriers of those who wait for it, and on three servers it has.
+func TestBeginOnAReplicatedLog(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts a cluster")
+	}
+	c := newCell(t)
+	c.put("a", "x")
+	c.commit()
+	source, err := OpenSource(c.ctx, c.bucket, "logplane", nil)
+	require.NoError(t, err)
+	done, err := source.Restore(c.ctx, 1, nil, "new")
+	require.NoError(t, err)
+	servers := eventlogtest.Cluster(t)
+	for range 3 {
+		_, err := servers.Log(1).Head(c.ctx)
+		require.NoError(t, err)
+	}
+	c.log = servers.Log(0)
+	p := c.another(func(c *Config) { c.Prefix, c.Founded = "new", true })
+	for _, want := range []Revision{done.Next, 0} {
+		first, err := p.Begin(c.ctx)
+		require.NoError(t, err)
+		require.Equal(t, want, first)
+	}
+	v, err := p.Latest(c.ctx)
+	require.NoError(t, err)
+	_, found, err := v.Get(c.ctx, podKey("a").RowKey(), v.Revision())
+	require.NoError(t, err)
+	require.True(t, found)
+}
+
 // Begin leaves alone what is no restored cell's empty log.
 func TestBeginIsForEmptyLogs(t *testing.T) {
 	c := newCell(t)
@@ -399,7 +430,7 @@ func TestRestoreHasAnUpperBound(t *testing.T) {
 	require.EqualValues(t, 1, again.Objects)
 	require.Equal(t, done.Time, again.Time)
 	require.Equal(t, done.Next-1+fenceGap, again.Next)
-	require.EqualValues(t, 2, again.Epoch)
+	require.EqualValues(t, again.Next, again.Epoch)
 	copied.p.Current().snap.root.Applied = lastFence - 5
 	_, err = copied.Restore(c.ctx, done.Next-1, nil, "newest")
 	require.ErrorContains(t, err, "at most")

@@ -56,5 +56,5 @@ func printPlan(w io.Writer, plan projection.FencePlan) {
 		fmt.Fprintf(w, "the log is not the snapshot's: %s\n", printableError(plan.Lost))
 		fmt.Fprintf(w, "revisions %d to %d of the log would be given up, with what was written in them; if they are another cell's, do not fence\n", plan.Log.First, plan.Log.Head)
 	}
-	fmt.Fprintf(w, "the next revision is %d, in epoch %d\n", plan.To, plan.Epoch)
+	fmt.Fprintf(w, "the next revision is %d, with which a new epoch begins\n", plan.To)
 }

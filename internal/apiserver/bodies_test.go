@@ -146,6 +146,21 @@ func TestHeavyWritesTakeTurns(t *testing.T) {
 	s.must(t, 404, copying.as("bob"))
 }
 
+// TestTurnsOfRequestsThatEnded: a transaction whose deadline passes before it takes its turn has none afterwards.
+func TestTurnsOfRequestsThatEnded(t *testing.T) {
+	s := newServer(t, withTokens(t))
+	var all []string
+	for i := range 900 {
+		all = append(all, creating(configMap(fmt.Sprint("x-", i), "1")))
+	}
+	late := transaction(all...)
+	for n := range 10 {
+		late.path = fmt.Sprintf("%s?timeout=%dms", transactionsPath, n+1)
+		late.as("root").do(t, s)
+	}
+	require.Eventually(t, func() bool { return taken(s.heavy) == 0 }, 30*time.Second, time.Millisecond)
+}
+
 func TestHeavyListsTakeTurns(t *testing.T) {
 	s := newServer(t, withTokens(t), func(c *Config) { c.Requests = RequestLimits{Timeout: time.Second} })
 	for range 4 {

@@ -23,6 +23,35 @@ const minute = 60 * time.Millisecond
 // A list that began nine minutes ago continues at exactly its revision, on another process. Meanwhile objects are
 // written, deleted and created again, rows are compacted, and garbage is collected. The list still continues half an
 // hour later, when its events have left the log. Below the floor it is 410 with a token that goes on inconsistently.
+// TestPagesOfASelectedNamespace: the pages of a list of all namespaces that selects one have all of its objects, once.
+// Upstream asks for the first of them in another way than for the others.
+func TestPagesOfASelectedNamespace(t *testing.T) {
+	s := newServer(t)
+	for _, namespace := range []string{"aaa", "mmm", "zzz"} {
+		s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"` + namespace + `"}}`})
+		for _, name := range []string{"a1", "a2", "m1", "m2", "z1", "z2"} {
+			s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/" + namespace + "/configmaps", body: `{"metadata":{"name":"` + name + `"}}`})
+		}
+	}
+	for _, namespace := range []string{"aaa", "mmm", "zzz"} {
+		for limit := 1; limit < 8; limit++ {
+			var got []string
+			for token := ""; ; {
+				a := s.must(t, 200, request{method: "GET", path: fmt.Sprintf("/api/v1/configmaps?fieldSelector=metadata.namespace%%3D%s&limit=%d&continue=%s", namespace, limit, token)}).object(t)
+				items, _ := fieldOf(a, "items").([]any)
+				for _, item := range items {
+					require.Equal(t, namespace, fieldOf(item.(map[string]any), "metadata.namespace"))
+					got = append(got, fieldOf(item.(map[string]any), "metadata.name").(string))
+				}
+				if token, _ = fieldOf(a, "metadata.continue").(string); token == "" {
+					break
+				}
+			}
+			require.Equal(t, []string{"a1", "a2", "m1", "m2", "z1", "z2"}, got)
+		}
+	}
+}
+
 func TestContinueAfterNineMinutes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of objects")

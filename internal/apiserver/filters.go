@@ -11,6 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	"k8s.io/apiserver/pkg/endpoints/metrics"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/routine"
@@ -214,7 +215,9 @@ func (s *Server) withPlaces(h http.Handler) http.Handler {
 			ctx = flowcontrol.WithInitializationSignal(kubestore.WithPlace(ctx, open.start(p)), started{p})
 		} else {
 			working := &work{place: p, heavy: s.heavy}
-			if !mutating {
+			if mutating { // a client may take long to receive the answer
+				w = responsewriter.WrapForHTTP1Or2(&answering{w, func() { working.endTurn() }})
+			} else {
 				working.longest = turnTime
 			}
 			defer working.end()

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/emicklei/go-restful/v3"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -90,7 +91,7 @@ func builtins() []struct {
 		{"discovery.k8s.io", static(discoveryrest.StorageProvider{})},
 		{"networking.k8s.io", func(s *Server) (genericapiserver.APIGroupInfo, error) {
 			info, err := networkingrest.RESTStorageProvider{}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
-			services.GuardAddresses(&info, s.listers.Core().V1().Services().Lister())
+			services.GuardAddresses(&info, s.listers.IndexerOf(&corev1.Service{}))
 			return info, err
 		}},
 		{"node.k8s.io", static(noderest.RESTStorageProvider{})},

@@ -62,19 +62,24 @@ type work struct {
 	// longest is how long it may have its turn; 0 is for as long as it takes.
 	longest time.Duration
 
-	mu   sync.Mutex
-	turn *place
-	over *time.Timer
+	mu    sync.Mutex
+	turn  *place
+	over  *time.Timer
+	ended bool
 }
 
-// Turn implements kubestore.Place.
+// Turn implements kubestore.Place. A request that has ended takes none. Upstream may still be at work for it, and nobody
+// would give the turn back.
 func (w *work) Turn(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.turn != nil || w.heavy == nil {
+	switch {
+	case w.turn != nil || w.heavy == nil:
 		return nil
+	case w.ended:
+		return ctx.Err()
 	}
-	return w.Wait(ctx, func() (err error) {
+	return w.place.Wait(ctx, func() (err error) {
 		turn, err := w.heavy.take(ctx, w.guest.name)
 		if err != nil {
 			return err
@@ -87,16 +92,39 @@ func (w *work) Turn(ctx context.Context) error {
 	})
 }
 
-// end gives back what the request holds.
-func (w *work) end() {
+// Wait implements kubestore.Place. A turn without a limit is given back with the place, and taken again.
+func (w *work) Wait(ctx context.Context, wait func() error) error {
+	if w.longest > 0 || !w.endTurn() {
+		return w.place.Wait(ctx, wait)
+	}
+	if err := w.place.Wait(ctx, wait); err != nil {
+		return err
+	}
+	return w.Turn(ctx)
+}
+
+// endTurn gives back the turn, and reports whether there was one.
+func (w *work) endTurn() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	turn := w.turn
+	if turn == nil {
+		return false
+	}
+	w.turn = nil
+	turn.end()
 	if w.over != nil {
 		w.over.Stop()
 	}
-	if w.turn != nil {
-		w.turn.end()
-	}
+	return true
+}
+
+// end gives back what the request holds.
+func (w *work) end() {
+	w.endTurn()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = true
 	w.place.end()
 }
 

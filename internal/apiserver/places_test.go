@@ -253,6 +253,30 @@ func TestATurn(t *testing.T) {
 }
 
 // TestPlacesAtRandom: however requests come, wait, give up and end, no bound is exceeded and nothing is left.
+// TestTurnsComeBack: a request has no turn while it waits for others, once its answer has begun, or once it has ended.
+// Upstream may still be at work for it then.
+func TestTurnsComeBack(t *testing.T) {
+	places, heavy := newPlaces("", 4, 4, time.Second), newPlaces("", 2, 2, time.Second)
+	own, err := places.take(t.Context(), "ann")
+	require.NoError(t, err)
+	w := &work{place: own, heavy: heavy}
+	require.NoError(t, w.Turn(t.Context()))
+	require.Equal(t, 1, taken(heavy))
+	require.NoError(t, w.Wait(t.Context(), func() error {
+		require.Zero(t, taken(heavy))
+		return nil
+	}))
+	require.Equal(t, 1, taken(heavy))
+	require.True(t, w.endTurn())
+	require.Zero(t, taken(heavy))
+	require.NoError(t, w.Turn(t.Context()))
+	w.end()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, w.Turn(ctx), context.Canceled)
+	require.Zero(t, taken(heavy)+taken(places))
+}
+
 func TestPlacesAtRandom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit, share = 5, 3

@@ -455,6 +455,36 @@ func TestTransactionKinds(t *testing.T) {
 	require.Len(t, claimed(t, s, "/ipaddresses"), 29)
 }
 
+// What an operation relies on, the operations before it have written.
+func TestTransactionOfWhatBelongsTogether(t *testing.T) {
+	s := newServer(t)
+	require.NoError(t, s.Bootstrap(t.Context()))
+
+	const service = `{"apiVersion":"v1","kind":"Service","metadata":{"name":"NAME","namespace":"default"},"spec":{"clusterIP":"10.96.0.77","ports":[{"port":80}]}}`
+	address := `{"verb":"delete","reference":{"apiVersion":"networking.k8s.io/v1","kind":"IPAddress","name":"10.96.0.77"}}`
+	one := creating(strings.Replace(service, "NAME", "one", 1))
+	require.Contains(t, s.must(t, 403, transaction(one, address)).body, "has this address")
+	s.transact(t, transaction(one))
+	s.must(t, 422, transaction(creating(strings.Replace(service, "NAME", "two", 1))))
+
+	limit := func(n int, label string) string {
+		return fmt.Sprintf(`{"apiVersion":"v1","kind":"ResourceQuota","metadata":{"name":"q","namespace":"default","labels":{"l":%q}},"spec":{"hard":{"count/configmaps":"%d"}}}`, label, n)
+	}
+	s.transact(t, transaction(creating(limit(3, "a"))))
+	s.transact(t, transaction(creating(configMap("a", "1")), creating(configMap("b", "1")), updating(limit(5, "b"))))
+	require.Equal(t, map[string]string{"count/configmaps": "2"}, usedOf(t, s, "q"))
+	s.transact(t, transaction(deleting("v1", "ConfigMap", "a"), updating(limit(2, "c"))))
+	require.Equal(t, map[string]string{"count/configmaps": "1"}, usedOf(t, s, "q"))
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("c", "1")})
+	s.must(t, 403, request{method: "POST", path: configMaps, body: configMap("d", "1")})
+
+	definition, err := yaml.YAMLToJSON([]byte(widgetCRD))
+	require.NoError(t, err)
+	other := strings.NewReplacer("widgets", "gadgets").Replace(string(definition)) // of the same kind
+	clash := s.must(t, 409, transaction(creating(string(definition)), creating(other)))
+	require.Contains(t, clash.body, "write one of the two after the transaction")
+}
+
 // A transaction may be YAML or CBOR, and so may its answer. What warns of an operation warns of the transaction.
 func TestTransactionRepresentations(t *testing.T) {
 	s := newServer(t)

@@ -9,6 +9,7 @@ import (
 	"reflect"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -174,6 +175,7 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 
 // span decides what a list reads, by its resourceVersion, match, limit and continue token.
 func (s *store) span(ctx context.Context, path string, opts storage.ListOptions) (span, error) {
+	path = s.narrowed(path, &opts.Predicate)
 	sp := span{keys: s.keys(path, opts.Recursive), prefix: s.rowKey(path)}
 	exact, start, err := storage.ValidateListOptions(sp.prefix, s.versioner, opts)
 	if err != nil {
@@ -200,6 +202,20 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 		sp.at = sp.view.Revision()
 	}
 	return sp, nil
+}
+
+// narrowed is the path of a page. Of a list of all namespaces that selects one, upstream asks for the first page as for
+// that namespace's, and for the others as for all. A token is relative to what its page has read, so they would skip
+// objects, or tell them again.
+func (s *store) narrowed(path string, p *storage.SelectionPredicate) string {
+	if p.Continue == "" || p.Field == nil || !s.Namespaced || path != s.Prefix+"/" {
+		return path
+	}
+	namespace, ok := p.Field.RequiresExactMatch("metadata.namespace")
+	if !ok || len(validation.ValidateNamespaceName(namespace, false)) > 0 {
+		return path
+	}
+	return path + namespace + "/"
 }
 
 // listing fills one list.

@@ -5,7 +5,7 @@ var list = []mutant{
 	// projection: compaction, collection, commit
 	{
 		name: "tombstone-dropped-above-the-base",
-		file: "projection/compact.go", old: "m.level == baseLevel && rev <= m.purge", new: "rev <= m.purge",
+		file: "projection/compact.go", old: "m.level != baseLevel || rev > m.purge", new: "rev > m.purge",
 		tests: "TestTombstonesHideWhatLiesBelow",
 		why:   "a compaction above the base drops a tombstone, and the deleted object that lies below returns",
 	},

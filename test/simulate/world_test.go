@@ -377,11 +377,11 @@ func (w *world) fence() {
 	if plan.Lost != nil {
 		w.violated("fence", "a healthy cell's fence would lose events: %v", plan.Lost)
 	}
-	w.model.fences = append(w.model.fences, fence{uint64(plan.To), plan.Epoch})
-	w.epoch = plan.Epoch
+	w.model.fences = append(w.model.fences, fence{uint64(plan.To), plan.Epoch()})
+	w.epoch = plan.Epoch()
 	w.model.head = uint64(plan.To) - 1
 	w.counted.fences.Add(1)
-	w.say("fenced at %d, epoch %d", plan.To, plan.Epoch)
+	w.say("fenced at %d, epoch %d", plan.To, plan.Epoch())
 }
 
 // operator opens the cell undisturbed.

@@ -49,19 +49,22 @@ func (k *kept[T]) isFresh() bool {
 // errImpatient says that the server took too long, rather than that a client gave up.
 var errImpatient = fmt.Errorf("the server did not answer within %s", patience)
 
-// ask asks the server with f, which gets the last answer. One request asks; others that need the answer wait for it.
+// ask asks the server with f, which gets the last answer. One request asks; others that need the answer wait for it, and
+// ask themselves if its client gives up.
 func (k *kept[T]) ask(ctx context.Context, f func(context.Context, T) (T, error)) {
 	k.mu.Lock()
-	if !k.at.IsZero() && time.Since(k.at) < keptFor { // since the caller looked
-		k.mu.Unlock()
-		return
-	}
-	if asking := k.asking; asking != nil {
+	for k.asking != nil {
+		asking := k.asking
 		k.mu.Unlock()
 		select {
 		case <-asking:
 		case <-ctx.Done():
+			return
 		}
+		k.mu.Lock()
+	}
+	if !k.at.IsZero() && time.Since(k.at) < keptFor { // since the caller looked
+		k.mu.Unlock()
 		return
 	}
 	asking, before := make(chan struct{}), k.value

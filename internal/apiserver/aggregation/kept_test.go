@@ -47,6 +47,29 @@ func TestKeptIsAskedOnce(t *testing.T) {
 	})
 }
 
+// TestAClientThatLeavesHoldsUpNobody: who waits for its answer asks then.
+func TestAClientThatLeavesHoldsUpNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &kept[int]{}
+		slow := func(ctx context.Context, _ int) (int, error) {
+			select {
+			case <-time.After(patience / 2):
+				return 7, nil
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience/4)
+		defer cancel()
+		go func() { _ = askAll(ctx, unfresh(k, slow)) }()
+		synctest.Wait()
+		require.NoError(t, askAll(t.Context(), unfresh(k, slow)))
+		value, err := k.last()
+		require.NoError(t, err)
+		require.Equal(t, 7, value)
+	})
+}
+
 // TestAClientThatLeavesSaysNothingOfAServer: its request is no reason to think that the server does not answer. A
 // server that takes too long is one.
 func TestAClientThatLeavesSaysNothingOfAServer(t *testing.T) {

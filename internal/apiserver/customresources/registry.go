@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -83,14 +84,14 @@ type REST struct{ *customresourcedefinition.REST }
 
 // Create implements rest.Creater.
 func (r REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, o *metav1.CreateOptions) (runtime.Object, error) {
-	return retryClaimed(func() (runtime.Object, error) {
+	return retryClaimed(ctx, func() (runtime.Object, error) {
 		return r.REST.Create(ctx, obj.DeepCopyObject(), validate, o)
 	})
 }
 
 // Update implements rest.Updater.
 func (r REST) Update(ctx context.Context, name string, obj rest.UpdatedObjectInfo, create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, force bool, o *metav1.UpdateOptions) (updated runtime.Object, created bool, err error) {
-	updated, err = retryClaimed(func() (out runtime.Object, err error) {
+	updated, err = retryClaimed(ctx, func() (out runtime.Object, err error) {
 		out, created, err = r.REST.Update(ctx, name, obj, create, update, force, o)
 		return out, err
 	})
@@ -115,7 +116,7 @@ func (r statusREST) Get(ctx context.Context, name string, o *metav1.GetOptions) 
 
 // Update implements rest.Updater; a subresource never creates.
 func (r statusREST) Update(ctx context.Context, name string, obj rest.UpdatedObjectInfo, create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, _ bool, o *metav1.UpdateOptions) (updated runtime.Object, created bool, err error) {
-	updated, err = retryClaimed(func() (out runtime.Object, err error) {
+	updated, err = retryClaimed(ctx, func() (out runtime.Object, err error) {
 		out, created, err = r.store.Update(ctx, name, obj, create, update, false, o)
 		return out, err
 	})
@@ -131,13 +132,18 @@ func (r statusREST) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 const claimRetries = 5
 
 // retryClaimed writes again after it lost a race for a name. The lost attempt wrote nothing, and the view holds the
-// winner, so the next attempt sees the clash. It can only lose a race for another name.
-func retryClaimed(write func() (runtime.Object, error)) (runtime.Object, error) {
+// winner, so the next attempt sees the clash. It can only lose a race for another name. In a transaction the winner may
+// be in that, where no attempt sees it.
+func retryClaimed(ctx context.Context, write func() (runtime.Object, error)) (runtime.Object, error) {
 	var claimed *kubestore.ClaimedError
 	for range claimRetries {
 		obj, err := write()
 		if !errors.As(err, &claimed) {
 			return obj, err
+		}
+		if kubestore.InTransaction(ctx) {
+			return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: metav1.StatusReasonConflict,
+				Message: claimed.Error() + ": write one of the two after the transaction"}}
 		}
 	}
 	return nil, apierrors.NewTooManyRequests(claimed.Error(), 1)

@@ -235,6 +235,14 @@ func (q *Quotas) Complete(ctx context.Context, v *projection.View, before, after
 	if err != nil {
 		return fmt.Errorf("count what quota '%s' limits: %w", limit.Name, err)
 	}
+	if known, ok := before.(*core.ResourceQuota); ok && kubestore.InTransaction(ctx) {
+		// What is counted lacks what the transaction has written before. That was charged.
+		for name, amount := range known.Status.Used {
+			if _, limited := used[corev1.ResourceName(name)]; limited {
+				used[corev1.ResourceName(name)] = amount
+			}
+		}
+	}
 	if before == nil { // it counts itself, too
 		external.Status.Hard = external.Spec.Hard
 		itself, err := usage(&external, q.evaluator(own), after)

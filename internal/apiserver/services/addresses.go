@@ -5,20 +5,23 @@ import (
 	"fmt"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/kubernetes/pkg/apis/networking"
 	ipaddressstore "k8s.io/kubernetes/pkg/registry/networking/ipaddress/storage"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // GuardAddresses makes the registry of IPAddresses, in the storage of networking.k8s.io, keep the addresses that
-// Services have. The lister must be exact at the time of the request.
-func GuardAddresses(info *genericapiserver.APIGroupInfo, services corelisters.ServiceLister) {
+// Services have. The rows are those of Services.
+func GuardAddresses(info *genericapiserver.APIGroupInfo, services *listers.Indexer) {
 	for _, storage := range info.VersionedResourcesStorageMap {
 		addresses, ok := storage["ipaddresses"].(*ipaddressstore.REST)
 		if ok {
@@ -31,7 +34,7 @@ func GuardAddresses(info *genericapiserver.APIGroupInfo, services corelisters.Se
 // Service could get the same address. Upstream deletes it, and a loop restores it later.
 type addressREST struct {
 	*ipaddressstore.REST
-	services corelisters.ServiceLister
+	services *listers.Indexer
 }
 
 // Delete implements rest.GracefulDeleter.
@@ -44,12 +47,12 @@ func (r *addressREST) DeleteCollection(ctx context.Context, validate rest.Valida
 	return r.REST.DeleteCollection(ctx, r.unused(validate), options, list)
 }
 
-// unused refuses addresses that Services have, and then asks validate. The lister's view is no older than the view that
-// the deletion is computed on. A change newer than both makes the deletion's precondition fail.
+// unused refuses addresses that Services have, and then asks validate. A Service that gets the address after the view
+// that was asked makes the deletion's precondition fail.
 func (r *addressREST) unused(validate rest.ValidateObjectFunc) rest.ValidateObjectFunc {
 	return func(ctx context.Context, obj runtime.Object) error {
 		if address, ok := obj.(*networking.IPAddress); ok {
-			if err := r.refuse(address); err != nil {
+			if err := r.refuse(ctx, address); err != nil {
 				return err
 			}
 		}
@@ -60,18 +63,23 @@ func (r *addressREST) unused(validate rest.ValidateObjectFunc) rest.ValidateObje
 	}
 }
 
-func (r *addressREST) refuse(address *networking.IPAddress) error {
+func (r *addressREST) refuse(ctx context.Context, address *networking.IPAddress) error {
 	parent := address.Spec.ParentRef
 	if parent == nil || parent.Group != "" || parent.Resource != "services" {
 		return nil
 	}
-	service, err := r.services.Services(parent.Namespace).Get(parent.Name)
-	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(service.Spec.ClusterIPs, address.Name) {
-		return nil
-	}
-	if err != nil {
+	object, found, err := r.service(ctx, parent.Namespace+"/"+parent.Name)
+	if err != nil || !found || !slices.Contains(object.(*corev1.Service).Spec.ClusterIPs, address.Name) {
 		return err
 	}
 	return apierrors.NewForbidden(networking.Resource("ipaddresses"), address.Name,
 		fmt.Errorf("service '%s/%s' has this address; delete the service instead", parent.Namespace, parent.Name))
+}
+
+// service is that of the newest view, or of what the request's transaction has written so far.
+func (r *addressREST) service(ctx context.Context, key string) (any, bool, error) {
+	if kubestore.InTransaction(ctx) {
+		return r.services.GetAt(ctx, kubestore.ViewFrom(ctx), key)
+	}
+	return r.services.GetByKey(key)
 }
