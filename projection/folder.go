@@ -28,8 +28,9 @@ type folder struct {
 	// mu guards both.
 	grown int64
 	used  map[string]time.Time
-	// forgets is up to what this process knows the folder to be emptied; mu guards it.
+	// forgets is up to what this process has emptied the folder, or found it emptied when it joined; mu guards both.
 	forgets uint64
+	joined  bool
 }
 
 const (
@@ -128,16 +129,19 @@ func (f *folder) write(key string, offset int64, b []byte) (grown int64, err err
 const obeyed = "forgets"
 
 // obey empties the folder if something was forgotten since it was emptied last: the number rises with each time. The
-// folder remembers it, since processes come and go.
+// folder remembers it, since processes come and go. That counts only for a process that joins: one that was there may
+// have kept something since another has emptied the folder.
 func (f *folder) obey(forgets uint64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	joins := !f.joined
+	f.joined = true
 	if f.forgets >= forgets {
 		return nil
 	}
 	name := filepath.Join(f.path, obeyed)
 	known, _ := os.ReadFile(name) // none is 0
-	if n, _ := strconv.ParseUint(string(known), 10, 64); n < forgets {
+	if n, _ := strconv.ParseUint(string(known), 10, 64); n < forgets || !joins {
 		f.grown, f.used = 0, make(map[string]time.Time)
 		if err := f.clear(); err != nil {
 			return fmt.Errorf("empty the block cache of what was forgotten: %w", err)

@@ -118,6 +118,26 @@ func TestValidNowReadsNoDisk(t *testing.T) {
 }
 
 // What was not used for longest goes first, and the budget holds.
+// What one process keeps after another has emptied their folder of what was forgotten goes when it hears of that.
+func TestAFolderOfTwoProcesses(t *testing.T) {
+	name := t.TempDir()
+	open := func() *folder {
+		f, err := openFolder(name, 1<<20)
+		require.NoError(t, err)
+		return f
+	}
+	one, other := open(), open()
+	require.NoError(t, one.obey(0))
+	require.NoError(t, other.obey(0))
+	require.NoError(t, one.obey(1))
+	other.keep("seg/old", 0, []byte("secret"))
+	require.NoError(t, other.obey(1))
+	require.Nil(t, other.whole("seg/old"))
+	other.keep("seg/new", 0, []byte("kept"))
+	require.NoError(t, open().obey(1))
+	require.Equal(t, []byte("kept"), one.whole("seg/new"))
+}
+
 func TestAFolderHasABudget(t *testing.T) {
 	f, err := openFolder(t.TempDir(), 80_000)
 	require.NoError(t, err)

@@ -243,12 +243,13 @@ func (v *View) nearest(ctx context.Context, at Revision) (older, newer Revision,
 }
 
 // archiveStart is the revision after which all events up to the head are still kept.
-func (v *View) archiveStart() Revision {
-	events := v.snap.root.Events
-	if len(events) > 0 {
-		return events[0].MinRevision - 1
+func (v *View) archiveStart() Revision { return v.snap.root.archiveStart() }
+
+func (r *root) archiveStart() Revision {
+	if len(r.Events) > 0 {
+		return r.Events[0].MinRevision - 1
 	}
-	return v.snap.root.Spilled
+	return r.Spilled
 }
 
 // archived yields the events of the keys in (*after, upto], whatever the floor is, and moves after along. It leaves out

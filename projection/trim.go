@@ -79,7 +79,8 @@ func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 // forgetTrims drops what says of a past that nobody can read any more where it begins.
 func (d *draft) forgetTrims() {
 	if len(d.Checkpoints) > 0 && len(d.Trimmed) > 0 {
-		d.Trimmed = slices.DeleteFunc(slices.Clone(d.Trimmed), func(t trim) bool { return d.Checkpoints[0].Revision >= t.Revision })
+		start := min(d.Checkpoints[0].Revision, d.archiveStart())
+		d.Trimmed = slices.DeleteFunc(slices.Clone(d.Trimmed), func(t trim) bool { return start >= t.Revision })
 	}
 }
 

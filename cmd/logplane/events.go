@@ -91,8 +91,8 @@ func (s *eventSource) runningFolder() (string, error) {
 		return "", err
 	}
 	if folder == "" {
-		return "", errors.New("the kubeconfig is not of a 'logplane dev', and the API does not tell the log's events: " +
-			"give --data with the folder of a running 'logplane dev', or --nats and --bucket")
+		return "", errors.New("no kubeconfig of a 'logplane dev' is there, and the API does not tell the log's events: set KUBECONFIG as 'logplane dev' " +
+			"prints it, or give --data with the folder of a running one, or --nats and --bucket")
 	}
 	return folder, nil
 }

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -15,6 +18,33 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
+// paired refuses a log that was used and a folder that is not there, before a mistake has made one. What else may be
+// wrong with the two is said later.
+func paired(ctx context.Context, where *connection, config eventlog.Config) error {
+	folder, found := strings.CutPrefix(where.bucket, "file://")
+	if _, err := os.Stat(folder); !found || !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	log, err := eventlog.Open(ctx, config)
+	if err != nil {
+		return nil
+	}
+	unused, err := log.Unused(ctx)
+	if err != nil || unused {
+		return err
+	}
+	bounds, err := log.Extent(ctx)
+	if err != nil {
+		return err
+	}
+	return notPaired(where, bounds, where.stream)
+}
+
+func notPaired(where *connection, log eventlog.Bounds, prefix string) error {
+	return fmt.Errorf("the log '%s' holds revisions %d to %d of a cell, and '%s' has no cell below '%s', so the two do not belong together: "+
+		"give the --bucket of that cell, or another --stream or --nats; if the bucket was lost, restore it", where.stream, log.First, log.Head, where.bucket, prefix)
+}
+
 // found makes the cell's first root, or says what is there already: somebody may have meant another log or bucket.
 func found(ctx context.Context, w io.Writer, where *connection, opened *cell, prefix string) error {
 	before, err := opened.Log.Extent(ctx)
@@ -23,8 +53,7 @@ func found(ctx context.Context, w io.Writer, where *connection, opened *cell, pr
 	}
 	made, err := opened.Projection.Found(ctx)
 	if errors.Is(err, projection.ErrNoRoot) {
-		return fmt.Errorf("the log '%s' holds revisions %d to %d of a cell, and '%s' has no cell below '%s', so the two do not belong together: "+
-			"give the --bucket of that cell, or another --stream or --nats; if the bucket was lost, restore it", where.stream, before.First, before.Head, where.bucket, prefix)
+		return notPaired(where, before, prefix)
 	}
 	if err != nil {
 		return err
@@ -78,6 +107,9 @@ func newInit() *cobra.Command {
 				return err
 			}
 			defer config.Conn.Close()
+			if err := paired(ctx, &where, config); err != nil {
+				return err
+			}
 			b, prefix, err := where.openBucket(ctx)
 			if err != nil {
 				return err

@@ -133,8 +133,14 @@ func listenOn(options *server.Options, address string) error {
 	}
 	if options.Port == 0 {
 		options.Port = server.RANDOM_PORT
+		return nil
 	}
-	return nil
+	// The server says nothing of an address that it cannot have, and goes on trying.
+	probe, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("listen for subscribers: %w (if the address is in use: stop what uses it, or name another one)", err)
+	}
+	return probe.Close()
 }
 
 // URL is where subscribers connect, empty if they are not let in.

@@ -2,6 +2,7 @@ package embedded_test
 
 import (
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -131,6 +132,17 @@ func BenchmarkBounds(b *testing.B) {
 }
 
 // start returns a server, and how a log is asked over a connection to it.
+// An address that somebody else has is refused at once, with what is wrong.
+func TestABusyAddress(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer busy.Close()
+	for _, address := range []string{busy.Addr().String(), "127.0.0.1:99999"} {
+		_, err := embedded.Start(embedded.Config{Folder: t.TempDir(), Prefix: "logplane", Listen: address})
+		require.ErrorContains(t, err, "listen for subscribers: listen tcp")
+	}
+}
+
 func start(t testing.TB) (*embedded.Server, eventlog.Config) {
 	t.Helper()
 	s, err := embedded.Start(embedded.Config{Folder: t.TempDir(), Prefix: "logplane"})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/audit"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -220,7 +222,10 @@ func (s *Server) revisionOf(ctx context.Context, m moment) (eventlog.Revision, e
 	case err != nil:
 		return 0, s.config.Cell.FutureError(ctx, err, 0)
 	case at == 0:
-		return 0, apierrors.NewResourceExpired(fmt.Sprintf("there was nothing yet at %s: this cell is younger", m.time.UTC().Format(time.RFC3339)))
+		younger := apierrors.NewResourceExpired(fmt.Sprintf("there was nothing yet at %s: this cell is younger; the oldest moment that can be read: %s1",
+			m.time.UTC().Format(time.RFC3339), momentPrefix))
+		younger.ErrStatus.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: history.CauseYounger}}}
+		return 0, younger
 	}
 	return at, nil
 }

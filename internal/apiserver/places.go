@@ -68,8 +68,8 @@ type work struct {
 	ended bool
 }
 
-// Turn implements kubestore.Place. A request that has ended takes none. Upstream may still be at work for it, and nobody
-// would give the turn back.
+// Turn implements kubestore.Place. A request that has ended takes none. Upstream may still be at work for it, and then
+// nobody would give the turn back.
 func (w *work) Turn(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -64,8 +64,8 @@ func (v *Value[T]) Get() T {
 	return *v.value.Load()
 }
 
-// look builds the value again if the files have changed since the last build. If
-// the files are invalid, the value stays, and the same content is not tried again.
+// look builds the value again if the files have changed since the last build. If that fails, the value stays, and the
+// next look tries again: the files may name others, which are not there yet.
 func (v *Value[T]) look() {
 	contents, atRest, err := read(v.files)
 	if err == nil && (!atRest || slices.EqualFunc(contents, v.seen, bytes.Equal)) {
@@ -73,7 +73,6 @@ func (v *Value[T]) look() {
 	}
 	var value T
 	if err == nil {
-		v.seen = contents
 		value, err = v.build()
 	}
 	if err != nil {
@@ -83,7 +82,7 @@ func (v *Value[T]) look() {
 		v.failed = err.Error()
 		return
 	}
-	v.failed = ""
+	v.failed, v.seen = "", contents
 	v.value.Store(&value)
 	slog.Info("files were changed and read again", "files", v.files)
 }

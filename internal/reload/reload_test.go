@@ -106,6 +106,32 @@ func TestValueOutlivesABadFile(t *testing.T) {
 }
 
 // TestValueForMany is for the race detector.
+// TestValueOfAFileThatNamesAnother: the other one may come later, and is not watched.
+func TestValueOfAFileThatNamesAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		folder := t.TempDir()
+		file, missing := filepath.Join(folder, "file"), filepath.Join(folder, "missing")
+		other := filepath.Join(folder, "other")
+		require.NoError(t, os.WriteFile(other, []byte("1"), 0o600))
+		require.NoError(t, os.WriteFile(file, []byte(other), 0o600))
+		v, err := New(func() (string, error) {
+			name, err := os.ReadFile(file)
+			if err != nil {
+				return "", err
+			}
+			content, err := os.ReadFile(string(name))
+			return string(content), err
+		}, file)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(file, []byte(missing), 0o600))
+		time.Sleep(2 * pause)
+		require.Equal(t, "1", v.Get())
+		require.NoError(t, os.WriteFile(missing, []byte("2"), 0o600))
+		time.Sleep(2 * pause)
+		require.Equal(t, "2", v.Get())
+	})
+}
+
 func TestValueForMany(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	write(t, path, "one")

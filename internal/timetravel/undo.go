@@ -159,6 +159,9 @@ func (t *Tool) toUndo(ctx context.Context, u Undo) ([]*undoing, error) {
 		return nil, errors.New("--revision names a change of an object: name the object, too")
 	}
 	since, err := t.pin(ctx, u.Since)
+	if apierrors.HasStatusCause(err, history.CauseYounger) {
+		since, err = u.Since, nil // from the cell's beginning on
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -57,6 +57,9 @@ type Config struct {
 	Decides func(rowKey string) bool
 }
 
+// CauseYounger is a cause of the answer for a moment at which the cell had no event yet.
+const CauseYounger metav1.CauseType = "CellIsYounger"
+
 // selectable are the fields by which versions can be selected.
 var selectable = []string{"object", "from", "to", "resource", "user", "manager", "verb", "metadata.namespace"}
 
