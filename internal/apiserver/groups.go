@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -41,6 +42,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 //go:generate go test . -run TestSpecIsCurrent -update
@@ -91,7 +93,7 @@ func builtins() []struct {
 		{"discovery.k8s.io", static(discoveryrest.StorageProvider{})},
 		{"networking.k8s.io", func(s *Server) (genericapiserver.APIGroupInfo, error) {
 			info, err := networkingrest.RESTStorageProvider{}.NewRESTStorage(s.generic.MergedResourceConfig, s.stores)
-			services.GuardAddresses(&info, s.listers.IndexerOf(&corev1.Service{}))
+			services.GuardAddresses(&info, s.serviceNamed)
 			return info, err
 		}},
 		{"node.k8s.io", static(noderest.RESTStorageProvider{})},
@@ -243,4 +245,21 @@ func newContainer() *restful.Container {
 		responsewriters.ErrorNegotiated(err, codecs(), schema.GroupVersion{}, w, r.Request)
 	})
 	return c
+}
+
+// serviceNamed is the service of the newest view, or of what the request's transaction has written so far. It is nil if
+// there is none.
+func (s *Server) serviceNamed(ctx context.Context, namespace, name string) (*corev1.Service, error) {
+	if !kubestore.InTransaction(ctx) {
+		service, err := s.listers.Core().V1().Services().Lister().Services(namespace).Get(name)
+		if apierrors.IsNotFound(err) {
+			return nil, nil
+		}
+		return service, err
+	}
+	object, found, err := s.listers.IndexerOf(&corev1.Service{}).GetAt(ctx, kubestore.ViewFrom(ctx), namespace+"/"+name)
+	if err != nil || !found {
+		return nil, err
+	}
+	return object.(*corev1.Service), nil
 }

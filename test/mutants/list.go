@@ -71,13 +71,13 @@ var list = []mutant{
 	},
 	{
 		name: "tombstone-dropped-above-the-floor",
-		file: "projection/compact.go", old: "case rev <= m.floor:", new: "case !atFloor:",
+		file: "projection/compact.go", old: "case rev > m.floor:", new: "case rev > m.floor && !of.atFloor:",
 		tests: "TestRandomHistories",
 		why:   "a reader of an older revision finds what was deleted since, or misses what was alive",
 	},
 	{
 		name: "void-row-dropped-before-its-event",
-		file: "projection/compact.go", old: "if rev <= m.purge {", new: "if rev <= m.floor {",
+		file: "projection/compact.go", old: "return rev > m.purge\n\tcase rev", new: "return rev > m.floor\n\tcase rev",
 		tests: "TestVoidRowsOutliveTheirEvents",
 		why:   "nobody can write the object again: the log expects an event that no reader knows any more",
 	},
@@ -119,7 +119,7 @@ var list = []mutant{
 	},
 	{
 		name: "log-in-use-begun",
-		file: "projection/restore.go", old: "err != nil || log.Head > 0 {", new: "err != nil || log.Head > lastFence {",
+		file: "projection/restore.go", old: "err != nil || !unused {", new: "err != nil {",
 		tests: "TestBeginIsForEmptyLogs",
 		why:   "'init' on a restored bucket wipes the log of another cell",
 	},

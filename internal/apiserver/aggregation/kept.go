@@ -49,8 +49,8 @@ func (k *kept[T]) isFresh() bool {
 // errImpatient says that the server took too long, rather than that a client gave up.
 var errImpatient = fmt.Errorf("the server did not answer within %s", patience)
 
-// ask asks the server with f, which gets the last answer. One request asks; others that need the answer wait for it, and
-// ask themselves if its client gives up.
+// ask asks the server with f, which gets the last answer. One request asks. Others that need the answer wait for it,
+// and ask themselves if its client gives up.
 func (k *kept[T]) ask(ctx context.Context, f func(context.Context, T) (T, error)) {
 	k.mu.Lock()
 	for k.asking != nil {

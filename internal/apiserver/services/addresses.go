@@ -14,18 +14,16 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/kubernetes/pkg/apis/networking"
 	ipaddressstore "k8s.io/kubernetes/pkg/registry/networking/ipaddress/storage"
-
-	"github.com/logplane/logplane/internal/apiserver/listers"
-	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // GuardAddresses makes the registry of IPAddresses, in the storage of networking.k8s.io, keep the addresses that
-// Services have. The rows are those of Services.
-func GuardAddresses(info *genericapiserver.APIGroupInfo, services *listers.Indexer) {
+// Services have. The service is nil if there is none. It must be of the view that the request's writes are computed on,
+// or of a newer one.
+func GuardAddresses(info *genericapiserver.APIGroupInfo, service func(ctx context.Context, namespace, name string) (*corev1.Service, error)) {
 	for _, storage := range info.VersionedResourcesStorageMap {
 		addresses, ok := storage["ipaddresses"].(*ipaddressstore.REST)
 		if ok {
-			storage["ipaddresses"] = &addressREST{addresses, services}
+			storage["ipaddresses"] = &addressREST{addresses, service}
 		}
 	}
 }
@@ -34,7 +32,7 @@ func GuardAddresses(info *genericapiserver.APIGroupInfo, services *listers.Index
 // Service could get the same address. Upstream deletes it, and a loop restores it later.
 type addressREST struct {
 	*ipaddressstore.REST
-	services *listers.Indexer
+	service func(ctx context.Context, namespace, name string) (*corev1.Service, error)
 }
 
 // Delete implements rest.GracefulDeleter.
@@ -68,18 +66,10 @@ func (r *addressREST) refuse(ctx context.Context, address *networking.IPAddress)
 	if parent == nil || parent.Group != "" || parent.Resource != "services" {
 		return nil
 	}
-	object, found, err := r.service(ctx, parent.Namespace+"/"+parent.Name)
-	if err != nil || !found || !slices.Contains(object.(*corev1.Service).Spec.ClusterIPs, address.Name) {
+	service, err := r.service(ctx, parent.Namespace, parent.Name)
+	if err != nil || service == nil || !slices.Contains(service.Spec.ClusterIPs, address.Name) {
 		return err
 	}
 	return apierrors.NewForbidden(networking.Resource("ipaddresses"), address.Name,
 		fmt.Errorf("service '%s/%s' has this address; delete the service instead", parent.Namespace, parent.Name))
-}
-
-// service is that of the newest view, or of what the request's transaction has written so far.
-func (r *addressREST) service(ctx context.Context, key string) (any, bool, error) {
-	if kubestore.InTransaction(ctx) {
-		return r.services.GetAt(ctx, kubestore.ViewFrom(ctx), key)
-	}
-	return r.services.GetByKey(key)
 }
