@@ -144,11 +144,19 @@ func (l *Log) Fence(ctx context.Context, to Revision) error {
 	if to < b.Head+FenceGap {
 		return fmt.Errorf("fence at %d: it must be at least %d, well above the head", to, b.Head+FenceGap)
 	}
-	if err := l.purgeBelow(ctx, to); err != nil {
+	for range fenceTries {
+		if err = l.purgeBelow(ctx, to); conclusive(err) || ctx.Err() != nil {
+			break
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("fence at %d: %w", to, err)
 	}
 	return nil
 }
+
+// fenceTries is for how many timeouts a fence waits for a leader: the operator would only do the same again.
+const fenceTries = 3
 
 // purgeBelow makes first the first retained revision.
 func (l *Log) purgeBelow(ctx context.Context, first Revision) error {
