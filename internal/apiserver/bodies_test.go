@@ -156,7 +156,7 @@ func TestTurnsOfRequestsThatEnded(t *testing.T) {
 	late := transaction(all...)
 	for n := range 10 {
 		late.path = fmt.Sprintf("%s?timeout=%dms", transactionsPath, n+1)
-		late.as("root").do(t, s)
+		late.as("ann").do(t, s)
 	}
 	require.Eventually(t, func() bool { return taken(s.heavy) == 0 }, 30*time.Second, time.Millisecond)
 }
