@@ -35,19 +35,28 @@ func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted 
 	if err != nil {
 		return 0, fmt.Errorf("collect garbage: %w", err)
 	}
-	named, err := p.needed(ctx, v.snap.root)
+	deleted, err = p.deleteUnnamed(ctx, v.snap.root, candidates) // some were committed between the list and the swap
+	collectedObjects.Add(float64(deleted))
 	if err != nil {
-		return 0, fmt.Errorf("collect garbage: %w", err)
+		return deleted, fmt.Errorf("collect garbage: %w", err)
 	}
-	for _, key := range candidates {
+	return deleted, nil
+}
+
+// deleteUnnamed deletes those objects that the root does not need, and returns how many.
+func (p *Projection) deleteUnnamed(ctx context.Context, r *root, keys []string) (deleted int, err error) {
+	named, err := p.needed(ctx, r)
+	if err != nil {
+		return 0, err
+	}
+	for _, key := range keys {
 		if named[key] {
-			continue // committed between the list and the swap
+			continue
 		}
 		if err := p.config.Bucket.Delete(ctx, key); err != nil {
-			return deleted, fmt.Errorf("collect garbage: delete %s: %w", key, err)
+			return deleted, fmt.Errorf("delete %s: %w", key, err)
 		}
 		deleted++
-		collectedObjects.Inc()
 	}
 	return deleted, nil
 }

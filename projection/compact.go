@@ -77,14 +77,8 @@ func (p *Projection) discard(ctx context.Context, made []string) error {
 		return nil
 	}
 	snap, err := p.reload(ctx)
-	if err != nil {
-		return fmt.Errorf("discard what another projector has overtaken: %w", err)
-	}
-	named, err := p.needed(ctx, snap.root)
-	for _, key := range made {
-		if err == nil && !named[key] {
-			err = p.config.Bucket.Delete(ctx, key)
-		}
+	if err == nil {
+		_, err = p.deleteUnnamed(ctx, snap.root, made)
 	}
 	if err != nil {
 		return fmt.Errorf("discard what another projector has overtaken: %w", err)
@@ -219,7 +213,7 @@ func (o *output) mergeRange(ctx context.Context, upper []*raw, below run, end st
 	}
 	var of chain
 	for {
-		h := first(heads, end)
+		h := least(heads, end)
 		if h == nil {
 			return nil
 		}
@@ -258,18 +252,18 @@ func (h *raw) advance(ctx context.Context) (err error) {
 	return err
 }
 
-// first is the one with the newest version of the least key before the end, nil for none. A key may have any number of
+// least is the one with the newest version of the least key before the end, nil for none. A key may have any number of
 // versions, so they are taken one at a time.
-func first(heads []*raw, end string) (least *raw) {
+func least(heads []*raw, end string) (found *raw) {
 	for _, h := range heads {
 		if !h.before(end) {
 			continue
 		}
-		if least == nil || h.current.key < least.current.key || h.current.key == least.current.key && h.current.entry.Revision > least.current.entry.Revision {
-			least = h
+		if found == nil || h.current.key < found.current.key || h.current.key == found.current.key && h.current.entry.Revision > found.current.entry.Revision {
+			found = h
 		}
 	}
-	return least
+	return found
 }
 
 // chain is what is known of a key's versions, newest first, up to one of them.

@@ -223,8 +223,8 @@ func TestAFenceThatBreaksOff(t *testing.T) {
 	require.False(t, errors.Is(eventlog.ErrDiverged, eventlog.ErrFenced))
 }
 
-// A fence of three servers, and what follows it, as on one.
-func TestAReplicatedLogIsFenced(t *testing.T) {
+// replicated is a cell on three servers that has one object.
+func replicated(t *testing.T) (*eventlogtest.Servers, *cell) {
 	if testing.Short() {
 		t.Skip("it starts a cluster")
 	}
@@ -234,6 +234,12 @@ func TestAReplicatedLogIsFenced(t *testing.T) {
 	c.Projection = c.another()
 	c.put("a", "1")
 	c.commit()
+	return servers, c
+}
+
+// A fence of three servers, and what follows it, as on one.
+func TestAReplicatedLogIsFenced(t *testing.T) {
+	servers, c := replicated(t)
 	want := map[string]string{"a": fmt.Sprintf("1@%d", c.last["a"].revision)}
 	old := c.Projection
 	c.log = servers.Log(1)
@@ -258,15 +264,7 @@ func TestAReplicatedLogIsFenced(t *testing.T) {
 // An epoch never comes again, also if the bucket is put back to what it was before a fence, and the cell is fenced once
 // more: what a process of the epoch between still writes is void.
 func TestEpochsNeverComeAgain(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it starts a cluster")
-	}
-	servers := eventlogtest.Cluster(t)
-	c := newCell(t)
-	c.log = servers.Log(0)
-	c.Projection = c.another()
-	c.put("a", "1")
-	c.commit()
+	servers, c := replicated(t)
 	kept, _, err := c.bucket.Get(c.ctx, c.rootKey())
 	require.NoError(t, err)
 	fence := func(log int) FencePlan {

@@ -117,7 +117,6 @@ func TestValidNowReadsNoDisk(t *testing.T) {
 	}
 }
 
-// What was not used for longest goes first, and the budget holds.
 // What one process keeps after another has emptied their folder of what was forgotten goes when it hears of that.
 func TestAFolderOfTwoProcesses(t *testing.T) {
 	name := t.TempDir()
@@ -138,6 +137,7 @@ func TestAFolderOfTwoProcesses(t *testing.T) {
 	require.Equal(t, []byte("kept"), one.whole("seg/new"))
 }
 
+// What was not used for longest goes first, and the budget holds.
 func TestAFolderHasABudget(t *testing.T) {
 	f, err := openFolder(t.TempDir(), 80_000)
 	require.NoError(t, err)

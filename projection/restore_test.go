@@ -357,11 +357,8 @@ func TestRestoreOfACellThatGoesOn(t *testing.T) {
 	}
 }
 
-// The log of a restored cell may have barriers of those who wait for it, and on three servers it has.
-func TestBeginOnAReplicatedLog(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it starts a cluster")
-	}
+// restoredOnce is a cell with one object that was restored below 'new', and what that has done.
+func restoredOnce(t *testing.T) (*cell, Restored) {
 	c := newCell(t)
 	c.put("a", "x")
 	c.commit()
@@ -369,6 +366,15 @@ func TestBeginOnAReplicatedLog(t *testing.T) {
 	require.NoError(t, err)
 	done, err := source.Restore(c.ctx, 1, nil, "new")
 	require.NoError(t, err)
+	return c, done
+}
+
+// The log of a restored cell may have barriers of those who wait for it, and on three servers it has.
+func TestBeginOnAReplicatedLog(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts a cluster")
+	}
+	c, done := restoredOnce(t)
 	servers := eventlogtest.Cluster(t)
 	for range 3 {
 		_, err := servers.Log(1).Head(c.ctx)
@@ -416,13 +422,7 @@ func TestBeginIsForEmptyLogs(t *testing.T) {
 
 // A restored cell is restored again, and ends below the last revision.
 func TestRestoreHasAnUpperBound(t *testing.T) {
-	c := newCell(t)
-	c.put("a", "x")
-	c.commit()
-	source, err := OpenSource(c.ctx, c.bucket, "logplane", nil)
-	require.NoError(t, err)
-	done, err := source.Restore(c.ctx, 1, nil, "new")
-	require.NoError(t, err)
+	c, done := restoredOnce(t)
 	copied, err := OpenSource(c.ctx, c.bucket, "new", nil)
 	require.NoError(t, err)
 	again, err := copied.Restore(c.ctx, done.Next-1, nil, "newer")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -221,6 +222,12 @@ func (c *connection) inProcess(opened *cell, change ...func(*apiserver.Config)) 
 	return apiserver.New(config)
 }
 
+// lacksFolder says that the URL is of a folder that is not there. To open it as a bucket would make it.
+func lacksFolder(u *url.URL) bool {
+	_, err := os.Stat(filepath.FromSlash(u.Path))
+	return u.Scheme == "file" && errors.Is(err, fs.ErrNotExist)
+}
+
 // openBucket opens what --bucket names and returns the cell's prefix in it.
 func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, error) {
 	flag := cmp.Or(c.bucketFlag, "--bucket")
@@ -240,7 +247,7 @@ func (c *connection) openBucket(ctx context.Context) (bucket.Bucket, string, err
 			return nil, "", fmt.Errorf("%s is '%s': a folder must be 'file://' and its absolute path, for example 'file:///var/lib/logplane'", flag, c.bucket)
 		}
 		folder := filepath.FromSlash(u.Path)
-		if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) && !c.founds { // opening it would make it
+		if lacksFolder(u) && !c.founds {
 			return nil, "", fmt.Errorf("%s is '%s', and there is no such folder: give the cell's own, or make a cell there with 'logplane init'", flag, c.bucket)
 		}
 		b, err := filesystem.Open(folder)

@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -21,8 +18,8 @@ import (
 // paired refuses a log that was used and a folder that is not there, before a mistake has made one. What else may be
 // wrong with the two is said later.
 func paired(ctx context.Context, where *connection, config eventlog.Config) error {
-	folder, found := strings.CutPrefix(where.bucket, "file://")
-	if _, err := os.Stat(folder); !found || !errors.Is(err, fs.ErrNotExist) {
+	u, err := parseURL("--bucket", where.bucket)
+	if err != nil || !lacksFolder(u) {
 		return nil
 	}
 	log, err := eventlog.Open(ctx, config)

@@ -139,10 +139,13 @@ func (i *inspection) newHistory() *cobra.Command {
 			"replication controllers '/controllers/…'. A KEY of the output is a PATH, too.",
 		Example: "  logplane inspect history /configmaps/default/greeting --data ~/.logplane --output yaml",
 		Args:    cobra.ExactArgs(1),
-		RunE: i.run(func(ctx context.Context, c kubestore.Cell, w io.Writer, args []string) error {
+		PreRunE: func(*cobra.Command, []string) error {
 			if output != "" && output != "yaml" {
 				return fmt.Errorf("--output is '%s': it must be 'yaml' or empty", output)
 			}
+			return nil
+		},
+		RunE: i.run(func(ctx context.Context, c kubestore.Cell, w io.Writer, args []string) error {
 			path := storagePath(c.Cluster, args[0])
 			rows, err := c.Projection.History(ctx, c.Cluster+path)
 			if err != nil {

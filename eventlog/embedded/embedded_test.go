@@ -131,7 +131,6 @@ func BenchmarkBounds(b *testing.B) {
 	}
 }
 
-// start returns a server, and how a log is asked over a connection to it.
 // An address that somebody else has is refused at once, with what is wrong.
 func TestABusyAddress(t *testing.T) {
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
@@ -143,6 +142,7 @@ func TestABusyAddress(t *testing.T) {
 	}
 }
 
+// start returns a server, and how a log is asked over a connection to it.
 func start(t testing.TB) (*embedded.Server, eventlog.Config) {
 	t.Helper()
 	s, err := embedded.Start(embedded.Config{Folder: t.TempDir(), Prefix: "logplane"})

@@ -20,9 +20,6 @@ import (
 // minute is a scaled-down minute of log time. The log keeps 10 of them, and a revision can be read for 60.
 const minute = 60 * time.Millisecond
 
-// A list that began nine minutes ago continues at exactly its revision, on another process. Meanwhile objects are
-// written, deleted and created again, rows are compacted, and garbage is collected. The list still continues half an
-// hour later, when its events have left the log. Below the floor it is 410 with a token that goes on inconsistently.
 // TestPagesOfASelectedNamespace: the pages of a list of all namespaces that selects one have all of its objects, once.
 // Upstream asks for the first of them in another way than for the others.
 func TestPagesOfASelectedNamespace(t *testing.T) {
@@ -52,6 +49,9 @@ func TestPagesOfASelectedNamespace(t *testing.T) {
 	}
 }
 
+// A list that began nine minutes ago continues at exactly its revision, on another process. Meanwhile objects are
+// written, deleted and created again, rows are compacted, and garbage is collected. The list still continues half an
+// hour later, when its events have left the log. Below the floor it is 410 with a token that goes on inconsistently.
 func TestContinueAfterNineMinutes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of objects")

@@ -121,10 +121,10 @@ func (w *work) endTurn() bool {
 
 // end gives back what the request holds.
 func (w *work) end() {
-	w.endTurn()
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.ended = true
+	w.ended = true // first, so that no turn is taken afterwards
+	w.mu.Unlock()
+	w.endTurn()
 	w.place.end()
 }
 

@@ -252,7 +252,6 @@ func TestATurn(t *testing.T) {
 	})
 }
 
-// TestPlacesAtRandom: however requests come, wait, give up and end, no bound is exceeded and nothing is left.
 // TestTurnsComeBack: a request has no turn while it waits for others, once its answer has begun, or once it has ended.
 // Upstream may still be at work for it then.
 func TestTurnsComeBack(t *testing.T) {
@@ -277,6 +276,7 @@ func TestTurnsComeBack(t *testing.T) {
 	require.Zero(t, taken(heavy)+taken(places))
 }
 
+// TestPlacesAtRandom: however requests come, wait, give up and end, no bound is exceeded and nothing is left.
 func TestPlacesAtRandom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit, share = 5, 3

@@ -105,7 +105,6 @@ func TestValueOutlivesABadFile(t *testing.T) {
 	})
 }
 
-// TestValueForMany is for the race detector.
 // TestValueOfAFileThatNamesAnother: the other one may come later, and is not watched.
 func TestValueOfAFileThatNamesAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -132,6 +131,7 @@ func TestValueOfAFileThatNamesAnother(t *testing.T) {
 	})
 }
 
+// TestValueForMany is for the race detector.
 func TestValueForMany(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	write(t, path, "one")
