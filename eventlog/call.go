@@ -190,6 +190,10 @@ func newLink() *link {
 	return &link{ctx, end}
 }
 
+// Connection counts the connections of this process to the log's servers, from 1 on. What was read of the log may be of
+// another one after the connection broke.
+func (l *Log) Connection() uint64 { return l.config.Conn.Stats().Reconnects + 1 }
+
 // whileConnected is ctx until the connection breaks, with errBroken as the cause. What is sent to a consumer's inbox
 // meanwhile is lost, and an idle consumer would show that only by missed heartbeats.
 func (l *Log) whileConnected(ctx context.Context) (connected context.Context, stop func()) {

@@ -63,11 +63,8 @@ type Event struct {
 // batches ever holds half of one. A barrier is a batch of its own.
 type Batch []Event
 
-// continues reports whether the event is the next one of the append that the batch began with.
-func (b Batch) continues(e Event) bool {
-	last := b[len(b)-1]
-	return last.Left > 0 && e.Left == last.Left-1
-}
+// Continues reports whether the event is of the same append as the one before it in the log.
+func (e *Event) Continues(before *Event) bool { return before.Left > 0 && e.Left == before.Left-1 }
 
 // Basis is what a write was computed from. Head and Epoch come from one view: the one that showed the write's base. A
 // projection.View makes it; the linter keeps others from calling Append.

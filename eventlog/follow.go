@@ -205,7 +205,7 @@ func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {
 // gather yields an append once all of it has come. An event may claim to belong to a batch that never comes; it was
 // published past this package. It is yielded alone as soon as the next event shows that.
 func (f *follower) gather(e Event) error {
-	if len(f.batch) > 0 && !f.batch.continues(e) {
+	if len(f.batch) > 0 && !e.Continues(&f.batch[len(f.batch)-1]) {
 		if err := f.flush(); err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -15,7 +16,7 @@ const (
 	// behindEvents and behindBytes: a view that is further behind reads the root before the tail.
 	behindEvents = 2000
 	behindBytes  = 2 << 20
-	// longEvents and longBytes: each time the tail has grown by so much, the root is read again, to cut the tail.
+	// longEvents and longBytes: each time so much has come since the root was read, it is read again, to cut the tail.
 	longEvents = 1000
 	longBytes  = 1 << 20
 	// readBytes is how much of the tail is read before a view on it is published. gatherBytes is how much of it one
@@ -27,6 +28,8 @@ const (
 	catchUpSteps = 8
 	// futureWait bounds the wait for a revision that does not exist yet.
 	futureWait = 3 * time.Second
+	// spareTime bounds a reading of the root that a request could do without.
+	spareTime = time.Second
 )
 
 // Latest returns a view at least as new as every write acknowledged before the call began (invariant 4). Concurrent
@@ -128,11 +131,11 @@ func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked 
 func all(*View) bool { return false }
 
 // reached returns the current view, with the bounds' first revision, if it is not older than the bounds; else nil. A
-// view without a tail must also be proven: the log was seen to hold the root's last event. Without that it might be
+// view must also be proven: on this connection, the log was seen to hold its last event. Without that it might be
 // another log of the same length.
 func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	v := p.view.Load()
-	if v == nil || v.Revision() < bounds.Head || v.outdated > 0 || !v.proven && v.Revision() >= bounds.First {
+	if v == nil || v.Revision() < bounds.Head || v.outdated() || v.Revision() >= bounds.First && v.proven != p.config.Log.Connection() {
 		return nil
 	}
 	if v.first >= bounds.First && asked.Sub(v.asked) < time.Second {
@@ -151,9 +154,20 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 // step makes one read towards the bounds: of the root, or of a piece of the tail. It returns the bounds to go on with.
 func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
 	v := p.view.Load()
-	if v == nil || bounds.First > v.Revision()+1 || v.outdated > 0 || v.behind(bounds) {
+	switch {
+	case v == nil, bounds.First > v.Revision()+1, v.outdated():
 		return p.stepRoot(ctx, bounds)
+	case v.behind(bounds) && p.mayAskBucket():
+		spare, cancel := context.WithTimeout(ctx, spareTime)
+		next, err := p.stepRoot(spare, bounds)
+		cancel()
+		if err == nil || p.failed() != nil || ctx.Err() != nil {
+			return next, err
+		}
+		p.spareBucket()
+		slog.WarnContext(ctx, "the root cannot be read, reading goes on without", "error", err)
 	}
+	on := p.config.Log.Connection()
 	events, err := p.readTail(ctx, v, bounds)
 	if errors.Is(err, eventlog.ErrPurged) {
 		return p.head(ctx, v.Revision())
@@ -164,26 +178,27 @@ func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog
 	if err != nil {
 		return bounds, err
 	}
-	return bounds, p.append(events)
+	return bounds, p.append(events, on)
 }
 
-// behind reports whether the root should be read before the tail, although the tail would do: the view is far behind,
-// or its tail has grown long. For one head it says so only once, as the root may have nothing newer.
+// behind reports whether the root should be read before the tail, although the tail would do: much has come since it
+// was read last. For one head it says so only once, as the root may have nothing newer.
 func (v *View) behind(bounds eventlog.Bounds) bool {
 	if v.rootRead >= bounds.Head || v.Revision() >= bounds.Head {
 		return false
 	}
-	return bounds.Head-v.Revision() > behindEvents || v.long()
+	since, bytes := v.tailAfter(v.rootRead), 0
+	for _, r := range since {
+		bytes += r.size()
+	}
+	return bounds.Head-max(v.Revision(), v.rootRead) > behindEvents || len(since) > longEvents || bytes > longBytes
 }
 
 // stepRoot reads the root. Whatever the log had purged when it gave the bounds was in a root by then (invariant 5). So
 // if a root that is read afterwards ends before the log begins, there is a hole. A root that was read earlier proves
 // nothing.
 func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
-	outdated := Revision(0)
-	if known := p.view.Load(); known != nil {
-		outdated = known.outdated
-	}
+	known := max(bounds.Head, p.known())
 	snap, err := p.readRoot(ctx)
 	if err != nil {
 		return bounds, err
@@ -199,17 +214,10 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (even
 			return bounds, err
 		}
 	}
-	if err := p.install(snap); err != nil {
+	if err := p.install(ctx, snap, known); err != nil {
 		return bounds, err
 	}
-	v := p.publish(func(v *View) *View {
-		next := *v
-		next.rootRead, next.cutEvents, next.cutBytes = bounds.Head, len(v.tail.records), v.tail.bytes
-		if v.outdated == outdated { // else another barrier came after the root was read
-			next.outdated = 0
-		}
-		return &next
-	})
+	v := p.view.Load()
 	if bounds.First > v.Revision()+1 {
 		return bounds, fmt.Errorf("the log begins at %d, the snapshot ends at %d: %w", bounds.First, v.Revision(), ErrHole)
 	}
@@ -218,11 +226,12 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (even
 
 // reload reads the root and publishes a view on it, if it is newer than the one at hand.
 func (p *Projection) reload(ctx context.Context) (*snapshot, error) {
+	known := p.known()
 	snap, err := p.readRoot(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return snap, p.install(snap)
+	return snap, p.install(ctx, snap, known)
 }
 
 // errEnough stops a read that has seen enough.
@@ -266,8 +275,9 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 }
 
 // append publishes a view with the events. They must be contiguous and end with a batch. Those that are known already
-// are compared, where they are remembered. Events that do not follow the view are ignored.
-func (p *Projection) append(events []eventlog.Event) error {
+// are compared, where they are remembered: if the last one is among them, the view is proven on the connection that
+// they came on. Events that do not follow the view are ignored.
+func (p *Projection) append(events []eventlog.Event, on uint64) error {
 	var diverged error
 	p.publish(func(v *View) *View {
 		t, proven := v.tail, v.proven
@@ -276,18 +286,15 @@ func (p *Projection) append(events []eventlog.Event) error {
 			if diverged != nil {
 				return v
 			}
-			proven = proven || events[0].Revision == t.last
+			if events[0].Revision == t.last {
+				proven = on
+			}
 			events = events[1:]
 		}
 		next := *v
 		next.proven = proven
 		if len(events) > 0 && events[0].Revision == t.last+1 {
 			next.tail = t.extend(events)
-			for _, e := range events {
-				if e.Outdates {
-					next.outdated = e.Revision
-				}
-			}
 		} else if proven == v.proven {
 			return v
 		}
@@ -315,8 +322,12 @@ func (t *tail) compare(e *eventlog.Event) error {
 	return nil
 }
 
-// install publishes a view on the snapshot if that is newer than the current one.
-func (p *Projection) install(snap *snapshot) error {
+// install publishes a view on the snapshot if that is newer than the current one. known is the newest revision that was
+// known before the snapshot's root was read.
+func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision) error {
+	if err := p.compareBelow(ctx, snap); err != nil {
+		return err
+	}
 	if p.folder != nil {
 		if err := p.folder.obey(snap.root.Forgets); err != nil {
 			return err
@@ -329,28 +340,49 @@ func (p *Projection) install(snap *snapshot) error {
 			return v
 		}
 		if v == nil {
-			return &View{p: p, snap: snap, tail: emptyTail(snap.root), superseded: make(chan struct{})}
-		}
-		if snap.etag == v.snap.etag || snap.root.Serial < v.snap.root.Serial {
-			return v
+			return &View{p: p, snap: snap, tail: emptyTail(snap.root), rootRead: known, superseded: make(chan struct{}), again: p.renew}
 		}
 		next := *v
-		next.snap, next.tail = snap, emptyTail(snap.root)
-		next.proven = v.proven && v.tail.last >= snap.root.Applied
-		if v.tail.last >= snap.root.Applied {
-			diverged = v.tail.compare(snap.root.appliedEvent())
-			if diverged != nil {
-				return v
-			}
-			next.tail = v.tail.above(snap.root)
+		next.rootRead = max(v.rootRead, known)
+		if snap.etag == v.snap.etag || snap.root.Serial < v.snap.root.Serial {
+			return &next
 		}
-		next.cutEvents, next.cutBytes = len(next.tail.records), next.tail.bytes
+		next.snap, next.tail = snap, emptyTail(snap.root)
+		if v.tail.last < snap.root.Applied {
+			next.proven = 0
+			return &next
+		}
+		diverged = v.tail.compare(snap.root.appliedEvent())
+		if diverged != nil {
+			return v
+		}
+		next.tail = v.tail.above(snap.root)
 		return &next
 	})
 	if diverged != nil {
 		return p.fail(diverged)
 	}
 	return nil
+}
+
+// compareBelow fails if the log holds another event where the view ends than the view does, and the root is ahead of
+// that: what the root has applied is then not what comes after the view.
+func (p *Projection) compareBelow(ctx context.Context, snap *snapshot) error {
+	v := p.view.Load()
+	if v == nil || v.tail.last == 0 || v.tail.last >= snap.root.Applied {
+		return nil
+	}
+	e, err := p.config.Log.EventAt(ctx, v.tail.last)
+	if errors.Is(err, eventlog.ErrPurged) {
+		return nil
+	}
+	if err == nil {
+		err = v.tail.compare(&e)
+	}
+	if errors.Is(err, eventlog.ErrDiverged) {
+		return p.fail(err)
+	}
+	return err
 }
 
 // publish replaces the current view, holds its tail in the budget, and wakes those who wait for a newer revision.
@@ -384,14 +416,14 @@ func (p *Projection) Learn(b eventlog.Batch) {
 	if p.failed() != nil || p.view.Load() == nil {
 		return
 	}
-	_ = p.append(b) // a log that went back is remembered and returned by the next call
+	_ = p.append(b, p.view.Load().proven) // a log that went back is remembered and returned by the next call
 }
 
 // AtLeast returns a view that is not older than rev. For a revision that does not exist yet it waits until ctx ends, 3
 // s at most, and then returns ErrFuture.
 func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 	v := p.view.Load()
-	if v != nil && v.Revision() >= rev && v.outdated == 0 && p.failed() == nil {
+	if v != nil && v.Revision() >= rev && !v.outdated() && p.failed() == nil {
 		return v, nil
 	}
 	v, err := p.Latest(ctx)
@@ -455,7 +487,7 @@ func (p *Projection) readLog(ctx context.Context) error {
 	for {
 		err := p.config.Log.Follow(ctx, p.known(), func(b eventlog.Batch) error {
 			p.Learn(b)
-			if v := p.view.Load(); v != nil && v.outdated > 0 {
+			if v := p.view.Load(); v != nil && v.outdated() {
 				_, _ = p.Latest(ctx) // reads the root; if it cannot, the next request does
 			}
 			return p.failed()

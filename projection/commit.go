@@ -106,7 +106,7 @@ func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 
 	// 2. Fold the tail onto the root's own records, and find out which events are void. Nothing is written. A crash
 	//    here leaves the old root and the log, as if nothing had begun.
-	records, err := v.fold(ctx, next)
+	records, err := v.foldTail(ctx, next)
 	if err != nil {
 		return nil, err
 	}
@@ -140,9 +140,9 @@ func (v *View) dirty() bool {
 	return len(v.tail.records) > 0 || v.Revision()-v.Applied() >= quietBarriers
 }
 
-// fold applies the tail to the draft. It returns all records that no segment has yet: the root's own, and those of the
-// tail.
-func (v *View) fold(ctx context.Context, next *draft) ([]*record, error) {
+// foldTail applies the tail to the draft. It returns all records that no segment has yet: the root's own, and those of
+// the tail.
+func (v *View) foldTail(ctx context.Context, next *draft) ([]*record, error) {
 	records := slices.Grow(slices.Clone(v.snap.records), len(v.tail.records))
 	for _, r := range v.tail.records {
 		folded, err := v.judged(ctx, r)
@@ -170,8 +170,8 @@ func (v *View) fold(ctx context.Context, next *draft) ([]*record, error) {
 // judged returns a copy of a tail record with its validity.
 func (v *View) judged(ctx context.Context, r *record) (*record, error) {
 	c := *r
-	isValid, err := v.valid(ctx, &r.Event, r.key)
-	c.void = !isValid
+	isValid, err := v.judge(ctx, r)
+	c.void, c.append = !isValid, nil
 	return &c, err
 }
 

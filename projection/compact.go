@@ -89,7 +89,7 @@ func (p *Projection) discard(ctx context.Context, made []string) error {
 // missing says why an input could not be found. Either another projector has collected it, or the newest root still
 // names it, and then it is lost.
 func (m *merge) missing(ctx context.Context, v *View, notFound error) error {
-	renewed, err := v.renew(ctx)
+	renewed, err := v.again(ctx, v)
 	if err != nil {
 		return err
 	}

@@ -10,14 +10,8 @@ import (
 // Count is the number of rows that Scan would yield. No row is decoded. Blocks of the oldest run are not even read if
 // they lie between the keys that the newer runs and the tail have, since each says how many live keys it has.
 func (v *View) Count(ctx context.Context, start, end string, at Revision) (n int, err error) {
-	if v, err = v.with(ctx, Keys{start, end}, at); err != nil {
-		return 0, err
-	}
-	err = v.retry(ctx, func(v *View) error {
+	err = v.at(ctx, Keys{start, end}, at, func(v *View) error {
 		n = 0
-		if err := v.check(at); err != nil {
-			return err
-		}
 		m, err := v.merge(ctx, start, end, at, nil, cached)
 		if err != nil {
 			return err

@@ -67,11 +67,8 @@ func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 	if *after >= upto {
 		return nil
 	}
-	if err := v.pastOf(of, *after); err != nil {
-		return err
-	}
-	if v.archive != nil { // whose own root lists them, so it is that root which is read again
-		return v.archive.retry(ctx, func(archive *View) error { return archive.archived(ctx, of, after, upto, yield) })
+	if v.past != nil {
+		return v.pastEvents(ctx, of, after, upto, yield)
 	}
 	if *after < v.Floor() {
 		return fmt.Errorf("events after %d are below the floor %d: %w", *after, v.Floor(), ErrExpired)

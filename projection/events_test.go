@@ -92,7 +92,7 @@ func TestEventsOfThePastAfterAJoin(t *testing.T) {
 	require.NoError(t, c.Retain(c.ctx, c.latest().Applied(), 0))
 	past, err := c.over(lax{c.bucket}, keeping).AsOf(c.ctx, moment)
 	require.NoError(t, err)
-	require.NotNil(t, past.archive)
+	require.NotNil(t, past.past)
 	c.manyEvents = 1
 	c.compactAll()
 	_, err = c.Collect(c.ctx, 0)

@@ -300,21 +300,6 @@ func TestRevisionAtExpires(t *testing.T) {
 	require.ErrorIs(t, err, ErrExpired)
 }
 
-// After a commit has cut the tail, a reader still notices, by the tail's new length, when the tail has grown again.
-func TestACutTailGrowsFromItsNewLength(t *testing.T) {
-	c := newCell(t)
-	for i := range 20 {
-		c.put(fmt.Sprint("n", i), "1")
-	}
-	c.latest()
-	c.publish(func(v *View) *View { next := *v; next.cutEvents, next.cutBytes = 20, v.tail.bytes; return &next })
-	c.commit()
-	v := c.Current()
-	require.Empty(t, v.tail.records)
-	require.Zero(t, v.cutEvents)
-	require.Zero(t, v.cutBytes)
-}
-
 // The names that an expired checkpoint pinned are forgotten with it.
 func TestPinsEndWithTheirCheckpoint(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.Checkpoints = []CheckpointRule{{Every: time.Nanosecond, Keep: time.Nanosecond}} })

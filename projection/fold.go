@@ -2,6 +2,8 @@ package projection
 
 import (
 	"context"
+	"slices"
+	"sync/atomic"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/segment"
@@ -34,9 +36,8 @@ func (v *version) row(d *recordDecoder) (Row, error) {
 	return v.record.row(), nil
 }
 
-// valid is the fold's rule (invariant 13), and the same for tails, commits, watches and subscribers. epoch is the
-// root's. live is the key's live revision before the event, 0 for none. The rule must never change: that would change
-// what old events mean.
+// valid is the fold's rule for one event (invariant 13). epoch is the root's. live is the key's live revision before
+// the event's append, 0 for none. The rule must never change: that would change what old events mean.
 func valid(e *eventlog.Event, epoch uint64, live Revision) bool {
 	if e.Epoch < epoch { // written across a fence (invariant 9)
 		return false
@@ -61,18 +62,67 @@ func certain(e *eventlog.Event, epoch uint64) bool { return valid(e, epoch, nowh
 // hopeless reports that an event is void whatever the state before it: it would be void even over its own base.
 func hopeless(e *eventlog.Event, epoch uint64) bool { return !valid(e, epoch, e.Base) }
 
-// Valid reports whether an event of the log is part of the history (invariant 13), for those who read the log
-// themselves. The state before the event is looked up only if it decides.
-func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error) {
-	v, err := p.AtLeast(ctx, 0) // any view knows the epoch
-	if err != nil {
-		return false, err
+// appended is the several events of one append, with the verdict on all of them: an append is valid only if each of its
+// events is (invariant 13). Otherwise an object could be there without its charge.
+type appended struct {
+	records []*record
+	// verdict is found when it is first needed. Whoever finds it finds the same: it follows from what the log has
+	// before.
+	verdict atomic.Pointer[bool]
+}
+
+// decided is the append of records whose verdict somebody has found before.
+var decided = func() *appended {
+	a, valid := new(appended), true
+	a.verdict.Store(&valid)
+	return a
+}()
+
+// judge reports whether a record of the tail is valid. The state before its append is looked up only where it decides.
+func (v *View) judge(ctx context.Context, r *record) (bool, error) {
+	if r.append == nil {
+		return v.allValid(ctx, []*record{r})
 	}
+	if known := r.append.verdict.Load(); known != nil {
+		return *known, nil
+	}
+	valid, err := v.allValid(ctx, r.append.records)
+	if err == nil {
+		r.append.verdict.Store(&valid)
+	}
+	return valid, err
+}
+
+// allValid reports whether all events of an append are valid.
+func (v *View) allValid(ctx context.Context, records []*record) (bool, error) {
 	epoch := v.tail.epoch
-	if certain(e, epoch) || hopeless(e, epoch) {
-		return certain(e, epoch), nil
+	if slices.ContainsFunc(records, func(r *record) bool { return hopeless(&r.Event, epoch) }) {
+		return false, nil
 	}
-	v, err = p.AtLeast(ctx, e.Revision-1)
+	for _, r := range records {
+		if certain(&r.Event, epoch) {
+			continue
+		}
+		below, found, err := v.newest(ctx, r.key, records[0].Revision-1)
+		if err != nil || !valid(&r.Event, epoch, live(below, found)) {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// live is the revision of a version that is live, else 0.
+func live(newest version, found bool) Revision {
+	if !found || newest.dead() {
+		return 0
+	}
+	return newest.revision
+}
+
+// Valid reports whether an event of the log is part of the history (invariant 13), for those who read the log
+// themselves.
+func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error) {
+	v, err := p.AtLeast(ctx, e.Revision)
 	if err != nil {
 		return false, err
 	}
@@ -93,56 +143,45 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// valid is Projection.Valid for an event at most one revision above the view.
-func (v *View) valid(ctx context.Context, e *eventlog.Event, key string) (bool, error) {
-	epoch := v.tail.epoch
-	if certain(e, epoch) || hopeless(e, epoch) {
-		return certain(e, epoch), nil
+// valid is Projection.Valid for an event that the view has. Of what is above the floor, the snapshot has every version
+// that is valid (invariant 11).
+func (v *View) valid(ctx context.Context, e *eventlog.Event, key string) (found bool, err error) {
+	if r := v.tail.contains(e.Revision); r != nil && e.Revision > v.Applied() {
+		return v.judge(ctx, r)
 	}
-	below, found, err := v.newest(ctx, key, e.Revision-1)
-	if err != nil {
-		return false, err
-	}
-	live := below.revision
-	if !found || below.dead() {
-		live = 0
-	}
-	return valid(e, epoch, live), nil
+	err = v.at(ctx, OneKey(key), e.Revision-1, func(v *View) error {
+		var n version
+		n, found, err = v.snap.newest(ctx, key, e.Revision, segment.Void)
+		found = found && n.revision == e.Revision
+		return err
+	})
+	return found, err
 }
 
-// fold returns the newest version of a key at the end of its chain, as foldOver does.
-func (t *tail) fold(chain []*record, below func() (version, bool, error)) (version, bool, error) {
-	if t.moment > 0 && len(chain) > 0 {
-		return versionOf(chain[0]), true, nil
+// fold folds a key's events of the tail, newest first, over what is below them. It returns the newest version,
+// tombstones included. below is called only if none of the events is valid whatever is there.
+func (v *View) fold(ctx context.Context, chain []*record, below func() (version, bool, error)) (newest version, found bool, err error) {
+	uncertain := chain
+	for i, r := range chain {
+		found = certain(&r.Event, v.tail.epoch)
+		if r.append != nil {
+			if found, err = v.judge(ctx, r); err != nil {
+				return version{}, false, err
+			}
+		}
+		if found {
+			newest, uncertain = versionOf(r), chain[:i]
+			break
+		}
 	}
-	return foldOver(chain, t.epoch, below)
-}
-
-// foldOver folds a key's events, newest first, over what is below them. It returns the newest version, tombstones
-// included. below is called only if no event of the chain is certain.
-func foldOver(chain []*record, epoch uint64, below func() (version, bool, error)) (version, bool, error) {
-	anchor := 0
-	for anchor < len(chain) && !certain(&chain[anchor].Event, epoch) {
-		anchor++
-	}
-	var newest version
-	found := anchor < len(chain)
-	if found {
-		newest = versionOf(chain[anchor])
-	} else {
-		var err error
-		newest, found, err = below()
-		if err != nil {
+	if !found {
+		if newest, found, err = below(); err != nil {
 			return version{}, false, err
 		}
 	}
-	for i := anchor - 1; i >= 0; i-- {
-		live := newest.revision
-		if !found || newest.dead() {
-			live = 0
-		}
-		if valid(&chain[i].Event, epoch, live) {
-			newest, found = versionOf(chain[i]), true
+	for _, r := range slices.Backward(uncertain) { // no append of several events among them is valid
+		if r.append == nil && valid(&r.Event, v.tail.epoch, live(newest, found)) {
+			newest, found = versionOf(r), true
 		}
 	}
 	return newest, found, nil

@@ -181,7 +181,7 @@ func TestEveryFlippedBitOfAFrameIsFound(t *testing.T) {
 func TestWhatANewerLogplaneWrote(t *testing.T) {
 	frame := fixtures(t)["root"]
 	version := bytes.Clone(frame)
-	version[4] = 2
+	version[4] = frameVersion + 1
 	_, err := decodeRoot(version)
 	require.ErrorIs(t, err, ErrNewer)
 

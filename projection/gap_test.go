@@ -91,7 +91,7 @@ func TestAGapIsReadExactly(t *testing.T) {
 	p := c.another(archived)
 	moment, err := p.AsOf(c.ctx, head)
 	require.NoError(t, err)
-	require.NotNil(t, moment.archive)
+	require.NotNil(t, moment.past)
 	for at := base; at <= head; at++ {
 		own, err := p.AsOf(c.ctx, at)
 		require.NoError(t, err)
@@ -155,7 +155,7 @@ func TestAGapIsReadWithinTheBudget(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, found)
 	require.Len(t, row.Value, size)
-	folded, known := p.folded.Get(foldedKeys{Keys{key, key + "\x00"}, v.Applied(), at, v.archive.archiveOf(v.Applied(), at)})
+	folded, known := p.folded.Get(foldedKeys{Keys{key, key + "\x00"}, v.Applied(), at, v.past.archiveOf(v.Applied(), at)})
 	require.True(t, known)
 	require.Len(t, folded.records, 1)
 	require.Less(t, folded.bytes, size+1000)

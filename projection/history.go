@@ -37,21 +37,38 @@ func (p *Projection) AsOf(ctx context.Context, at Revision) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	if at >= newest.Floor() {
-		return newest.upTo(at), nil
-	}
 	var past *View
 	err = newest.retry(ctx, func(newest *View) error {
-		past, err = newest.below(ctx, at)
-		if err == nil {
-			past.trimmed = newest.snap.root.Trimmed
-		}
+		past, err = newest.asOf(ctx, at)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read revision %d: %w", at, err)
 	}
 	return past, nil
+}
+
+// asOf returns the view that ends with a revision, which the view must not be older than.
+func (v *View) asOf(ctx context.Context, at Revision) (*View, error) {
+	moment := v.upTo(at)
+	if at < v.Floor() {
+		base, err := v.baseOf(ctx, at)
+		if err != nil {
+			return nil, err
+		}
+		moment = v.over(base).upTo(at)
+		moment.past = v.snap
+	}
+	if v.again != nil {
+		moment.again = func(ctx context.Context, _ *View) (*View, error) {
+			newest, err := v.again(ctx, v)
+			if err != nil {
+				return nil, err
+			}
+			return newest.asOf(ctx, at)
+		}
+	}
+	return moment, nil
 }
 
 // upTo returns the view without what came after the revision, which it must have.
@@ -62,32 +79,25 @@ func (v *View) upTo(at Revision) *View {
 	return &shorter
 }
 
-// below makes the view of a revision below the floor.
-func (v *View) below(ctx context.Context, at Revision) (*View, error) {
+// baseOf is the checkpoint that a revision below the floor is read from: the one that reaches back to it, else the one
+// before, onto which archived events are folded.
+func (v *View) baseOf(ctx context.Context, at Revision) (*snapshot, error) {
 	r := v.snap.root
 	next := r.checkpointAt(at)
 	if next < len(r.Checkpoints) {
-		past, err := v.checkpoint(ctx, r.Checkpoints[next])
-		if err != nil {
-			return nil, err
-		}
-		if past.Floor() <= at {
-			return past.upTo(at), nil
+		reaching, err := v.p.pastSnapshot(ctx, r.Checkpoints[next])
+		if err != nil || reaching.root.Floor <= at {
+			return reaching, err
 		}
 	}
 	base, err := v.p.newSnapshot(&root{}, "", nil)
 	if next > 0 {
 		base, err = v.p.pastSnapshot(ctx, r.Checkpoints[next-1])
 	}
-	if err != nil {
-		return nil, err
+	if err == nil && r.archiveStart() > base.root.Applied {
+		err = fmt.Errorf("the floor is %d, and neither a checkpoint nor archived events cover it: %w", v.Floor(), ErrExpired)
 	}
-	if v.archiveStart() > base.root.Applied {
-		return nil, fmt.Errorf("the floor is %d, and neither a checkpoint nor archived events cover it: %w", v.Floor(), ErrExpired)
-	}
-	past := v.over(base, emptyTail(base.root)).upTo(at)
-	past.archive = v
-	return past, nil
+	return base, err
 }
 
 // checkpoint returns the view of a checkpoint.
@@ -96,47 +106,55 @@ func (v *View) checkpoint(ctx context.Context, c checkpoint) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	return v.over(snap, emptyTail(snap.root)), nil
+	return v.over(snap), nil
 }
 
-func (v *View) over(snap *snapshot, t *tail) *View {
-	return &View{p: v.p, snap: snap, tail: t, first: v.first, asked: v.asked, proven: true, superseded: make(chan struct{})}
+// over is the view of a snapshot alone.
+func (v *View) over(snap *snapshot) *View {
+	return &View{p: v.p, snap: snap, tail: emptyTail(snap.root), first: v.first, asked: v.asked, superseded: make(chan struct{})}
 }
 
 // Of returns the view for who reads many of the keys one by one: archived events are folded once for all of them. Only
 // these keys may be read of what it returns, at the view's own revision.
-func (v *View) Of(ctx context.Context, keys Keys) (*View, error) {
-	return v.with(ctx, keys, v.Revision())
+func (v *View) Of(ctx context.Context, keys Keys) (of *View, err error) {
+	err = v.at(ctx, keys, v.Revision(), func(v *View) error {
+		of = v
+		return nil
+	})
+	return of, err
 }
 
-// with returns the view that has the archived events of the keys up to a revision, if the view needs some.
+// with returns the view that has the keys at a revision: where archived events come after its snapshot, with those of
+// the keys. A retry of what it returns is again with them.
 func (v *View) with(ctx context.Context, keys Keys, at Revision) (*View, error) {
-	if err := v.pastOf(keys, at); err != nil {
-		return nil, err
+	if err := v.check(at); err != nil || v.past == nil || v.folded != nil {
+		return v, err
 	}
-	if v.archive == nil {
-		return v, nil
+	if err := v.past.root.pastOf(keys, min(at, v.Applied())); err != nil || at <= v.Applied() {
+		return v, err
 	}
-	if err := v.check(at); err != nil {
-		return nil, err
-	}
-	whole := v.upTo(at)
-	whole.archive = nil
-	if at <= v.Applied() {
-		return whole, nil
-	}
-	id := foldedKeys{Keys{strings.Clone(keys.Start), strings.Clone(keys.End)}, v.Applied(), at, v.archive.archiveOf(v.Applied(), at)}
-	folded, known := v.p.folded.Get(id)
+	id := foldedKeys{Keys{strings.Clone(keys.Start), strings.Clone(keys.End)}, v.Applied(), at, v.past.archiveOf(v.Applied(), at)}
+	events, known := v.p.folded.Get(id)
 	if !known {
 		var err error
-		folded, err = v.foldArchived(ctx, keys, at)
+		events, err = v.foldArchived(ctx, keys, at)
 		if err != nil {
 			return nil, err
 		}
-		v.p.folded.Add(id, "", folded, int64(folded.bytes))
+		v.p.folded.Add(id, "", events, int64(events.bytes))
 	}
-	whole.tail = folded
-	return whole, nil
+	whole := *v
+	whole.tail, whole.folded = events, &id.Keys
+	if v.again != nil {
+		whole.again = func(ctx context.Context, _ *View) (*View, error) {
+			renewed, err := v.again(ctx, v)
+			if err == nil {
+				renewed, err = renewed.with(ctx, id.Keys, at)
+			}
+			return renewed, err
+		}
+	}
+	return &whole, nil
 }
 
 // foldShare is the part of the budget that one read may hold of archived events. However little the budget is, it may
@@ -157,23 +175,22 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 		failed  error
 	)
 	after := v.Applied()
-	err := v.archive.retry(ctx, func(archive *View) error {
-		return archive.archived(ctx, keys, &after, at, func(e eventlog.Event) bool {
-			var r *record
-			r, failed = decoder.keyed(newRecord(e).keyEntry())
-			if failed != nil {
-				return false
-			}
-			if before := newest[r.key]; before != nil {
-				bytes -= int64(before.size())
-			}
-			newest[r.key] = r
-			bytes += int64(r.size())
-			if bytes > most && len(newest) > 1 {
-				failed = ErrTooMuch
-			}
-			return failed == nil
-		})
+	err := v.past.archived(ctx, keys, &after, at, func(e eventlog.Event) bool {
+		var r *record
+		r, failed = decoder.keyed(newRecord(e).keyEntry())
+		if failed != nil {
+			return false
+		}
+		r.append = decided // when it was committed
+		if before := newest[r.key]; before != nil {
+			bytes -= int64(before.size())
+		}
+		newest[r.key] = r
+		bytes += int64(r.size())
+		if bytes > most && len(newest) > 1 {
+			failed = ErrTooMuch
+		}
+		return failed == nil
 	})
 	if failed != nil {
 		err = failed
@@ -186,7 +203,7 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 	for _, r := range slices.SortedFunc(maps.Values(newest), ascending) {
 		folded.add(r)
 	}
-	folded.last, folded.moment = at, at
+	folded.last = at
 	return folded, nil
 }
 
@@ -199,15 +216,15 @@ type foldedKeys struct {
 }
 
 // archiveOf is a hash of what has the events in (after, upto]: of the names of event segments, and of the inline part.
-func (v *View) archiveOf(after, upto Revision) uint64 {
+func (s *snapshot) archiveOf(after, upto Revision) uint64 {
 	h := xxhash.New()
-	for _, part := range v.snap.events {
+	for _, part := range s.events {
 		if part.ref.MaxRevision > after && part.ref.MinRevision <= upto {
 			_, _ = h.WriteString(part.ref.Key) // it never fails
 		}
 	}
-	if upto > v.snap.root.Spilled {
-		_, _ = h.Write(v.snap.root.Inline)
+	if upto > s.root.Spilled {
+		_, _ = h.Write(s.root.Inline)
 	}
 	return h.Sum64()
 }
@@ -253,20 +270,21 @@ func (r *root) archiveStart() Revision {
 }
 
 // archived yields the events of the keys in (*after, upto], whatever the floor is, and moves after along. It leaves out
-// void events and barriers. It is ErrExpired if the range begins below archiveStart, unless it is empty.
-func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+// void events, barriers, and what a rule has let go (pastOf). It is ErrExpired if the range begins below archiveStart,
+// unless it is empty.
+func (s *snapshot) archived(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
 	if *after >= upto {
 		return nil
 	}
-	if len(v.snap.root.Trimmed) > 0 { // what is inline, or was just written, may be there yet
+	if len(s.root.Trimmed) > 0 { // what is inline, or was just written, may be there yet
 		all := yield
-		yield = func(e eventlog.Event) bool { return e.Revision <= v.snap.root.keptFrom(e.Key.RowKey()) || all(e) }
+		yield = func(e eventlog.Event) bool { return e.Revision <= s.root.keptFrom(e.Key.RowKey()) || all(e) }
 	}
-	start := v.archiveStart()
+	start := s.root.archiveStart()
 	if *after < start {
 		return fmt.Errorf("events after %d are no longer kept, but those after %d: %w", *after, start, ErrExpired)
 	}
-	for _, part := range v.snap.events {
+	for _, part := range s.events {
 		if part.ref.MaxRevision <= *after || part.ref.MinRevision > upto {
 			continue
 		}
@@ -274,20 +292,41 @@ func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revi
 			return err
 		}
 	}
-	if err := deliver(v.snap.records, of, after, upto, yield); err != nil {
+	return deliver(s.records, of, after, upto, yield)
+}
+
+// archived yields what the snapshot has, and then the tail's.
+func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+	if err := v.snap.archived(ctx, of, after, upto, yield); err != nil || *after >= upto {
 		return err
 	}
 	return v.tailEvents(ctx, of, after, upto, yield)
 }
 
+// pastEvents yields the events of a moment below the floor. The root has those after the checkpoint.
+func (v *View) pastEvents(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+	if err := v.past.root.pastOf(of, *after); err != nil {
+		return err
+	}
+	from := v.snap
+	if upto > v.Applied() {
+		from = v.past
+	}
+	return from.archived(ctx, of, after, upto, yield)
+}
+
 // RevisionAt is the newest revision that the log had at the time, by the log's own clock. It is ErrExpired if nothing
 // is kept from so long ago.
-func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, error) {
+func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (rev Revision, err error) {
 	v, err := p.Latest(ctx)
 	if err != nil {
 		return 0, err
 	}
-	return v.revisionAt(ctx, t)
+	err = v.retry(ctx, func(v *View) error {
+		rev, err = v.revisionAt(ctx, t)
+		return err
+	})
+	return rev, err
 }
 
 func (v *View) revisionAt(ctx context.Context, t time.Time) (Revision, error) {
@@ -344,7 +383,11 @@ func (p *Projection) TimeOf(ctx context.Context, at Revision) (time.Time, error)
 	if err != nil {
 		return time.Time{}, err
 	}
-	e, _, err := v.eventFrom(ctx, at, v.Revision())
+	var e eventlog.Event
+	err = v.retry(ctx, func(v *View) error {
+		e, _, err = v.eventFrom(ctx, at, v.Revision())
+		return err
+	})
 	if err != nil {
 		return time.Time{}, fmt.Errorf("look for the time of revision %d: %w", at, err)
 	}
@@ -354,11 +397,9 @@ func (p *Projection) TimeOf(ctx context.Context, at Revision) (time.Time, error)
 // eventFrom returns the first event in [from, upto] that is not void.
 func (v *View) eventFrom(ctx context.Context, from, upto Revision) (first eventlog.Event, found bool, err error) {
 	after := from - 1
-	err = v.retry(ctx, func(v *View) error {
-		return v.archived(ctx, Keys{}, &after, upto, func(e eventlog.Event) bool {
-			first, found = e, true
-			return false
-		})
+	err = v.archived(ctx, Keys{}, &after, upto, func(e eventlog.Event) bool {
+		first, found = e, true
+		return false
 	})
 	if errors.Is(err, errEnough) {
 		err = nil

@@ -44,7 +44,10 @@ type pendingKey struct {
 // Pending begins a batch on the view.
 func (v *View) Pending() *Pending {
 	shown := *v
-	shown.pending = true
+	// The newest root may have what came after the base, and nothing would tell that from what the base has.
+	shown.again = func(context.Context, *View) (*View, error) {
+		return nil, fmt.Errorf("read again what a pending batch is computed from: %w", ErrExpired)
+	}
 	return &Pending{base: v, view: &shown, byKey: map[string]int{}, byRevision: map[Revision]int{}}
 }
 

@@ -14,10 +14,9 @@ const (
 	// relieveShare: a process whose tail has 1/relieveShare of its budget commits by itself. The projector is down, or
 	// does not keep up.
 	relieveShare = 4
-	// relieveTime bounds what relief costs the request that gives it. After a failure no request tries for
-	// relievePause.
-	relieveTime  = 5 * time.Second
-	relievePause = 5 * time.Second
+	// relieveTime bounds what relief costs the request that gives it. After a failure no request tries for sparePause.
+	relieveTime = 5 * time.Second
+	sparePause  = 5 * time.Second
 )
 
 // pressed is ErrBehind if the tail has outgrown its budget: nothing may be written until a commit has succeeded.
@@ -56,7 +55,7 @@ func (v *View) pressing() bool {
 // good as before.
 func (p *Projection) relieve(ctx context.Context, v *View) *View {
 	limit := p.config.TailBytes / relieveShare
-	if p.config.ReadOnly || v.tail.bytes <= limit || time.Now().UnixNano() < p.relieveAfter.Load() {
+	if p.config.ReadOnly || v.tail.bytes <= limit || !p.mayAskBucket() {
 		return v
 	}
 	select {
@@ -73,8 +72,14 @@ func (p *Projection) relieve(ctx context.Context, v *View) *View {
 		_, _, err = p.commit(ctx)
 	}
 	if err != nil && !errors.Is(err, eventlog.ErrDiverged) {
-		p.relieveAfter.Store(time.Now().Add(relievePause).UnixNano())
+		p.spareBucket()
 		slog.WarnContext(ctx, "the tail is long, and committing it failed", "bytes", v.tail.bytes, "error", err)
 	}
 	return p.view.Load()
 }
+
+// mayAskBucket reports whether a request may ask the bucket for what it can do without. It does not for a while after
+// the bucket has failed one.
+func (p *Projection) mayAskBucket() bool { return time.Now().UnixNano() >= p.sparing.Load() }
+
+func (p *Projection) spareBucket() { p.sparing.Store(time.Now().Add(sparePause).UnixNano()) }

@@ -89,8 +89,8 @@ type Projection struct {
 	// reading lets one caller read root and tail for all who wait. committing lets one commit. following lets one wait
 	// for the log. relieving lets one shorten a long tail.
 	reading, committing, following, relieving gate
-	// relieveAfter is when a request may relieve again, in nanoseconds since 1970.
-	relieveAfter atomic.Int64
+	// sparing is until when requests ask the bucket for nothing that they can do without, in nanoseconds since 1970.
+	sparing atomic.Int64
 }
 
 // Open returns a Projection. It reads nothing; the first view does.
@@ -151,7 +151,7 @@ func (p *Projection) Any(ctx context.Context) (*View, error) {
 		return nil, err
 	}
 	v := p.view.Load()
-	if v != nil && v.outdated == 0 && time.Since(v.asked) < 10*time.Second {
+	if v != nil && !v.outdated() && time.Since(v.asked) < 10*time.Second {
 		return v, nil
 	}
 	return p.Latest(ctx)

@@ -21,8 +21,12 @@ import (
 // ErrCellExists says that there is a cell where a new one was to be made.
 var ErrCellExists = errors.New("there is a cell already: give a folder or prefix that holds none")
 
-// Source is a cell of which only the bucket is read. Its log is not asked, and may be gone.
-type Source struct{ p *Projection }
+// Source is a cell of which only the bucket is read. Its log is not asked, and may be gone. All that one call reads is
+// of one root. It is not safe for concurrent use.
+type Source struct {
+	p      *Projection
+	newest *snapshot
+}
 
 // OpenSource reads a cell's newest root, and writes nothing.
 func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cache.Budget) (*Source, error) {
@@ -30,34 +34,60 @@ func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cac
 	if err != nil {
 		return nil, err
 	}
-	snap, err := p.readRoot(ctx)
+	newest, err := p.rootNow(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if snap.etag == "" {
+	if newest.etag == "" {
 		return nil, fmt.Errorf("no cell is there, whose root would be '%s': give the bucket and the prefix of one", p.rootKey())
 	}
-	p.publish(func(*View) *View {
-		return &View{p: p, snap: snap, tail: emptyTail(snap.root), superseded: make(chan struct{})}
-	})
-	return &Source{p}, nil
+	return &Source{p, newest}, nil
 }
+
+// view is that of the newest root. Nothing that is read of it is of another one.
+func (s *Source) view() *View {
+	return &View{p: s.p, snap: s.newest, tail: emptyTail(s.newest.root), superseded: make(chan struct{})}
+}
+
+// retry reads the root again, and what comes after, if the source has gone on under a read: what was compacted,
+// collected or expired is found in the newest root, if it is still kept.
+func (s *Source) retry(ctx context.Context, read func() error) error {
+	err := read()
+	for n := 1; n < sourceTries && (errors.Is(err, ErrExpired) || errors.Is(err, bucket.ErrNotFound)); n++ {
+		newest, failed := s.p.rootNow(ctx)
+		if failed != nil {
+			return failed
+		}
+		s.newest = newest
+		err = read()
+	}
+	return err
+}
+
+// sourceTries bounds how often one read of a source begins again.
+const sourceTries = 3
 
 // Newest is the newest revision that the bucket has, and its log time.
 func (s *Source) Newest() (Revision, time.Time) {
-	r := s.p.Current().snap.root
-	return r.Applied, unixTime(r.AppliedTime)
+	return s.newest.root.Applied, unixTime(s.newest.root.AppliedTime)
 }
 
 // RevisionAt is the newest revision that the bucket has of a time or before, by the log's clock. It is ErrExpired if
 // nothing is kept from so long ago.
-func (s *Source) RevisionAt(ctx context.Context, t time.Time) (Revision, error) {
-	return s.p.Current().revisionAt(ctx, t)
+func (s *Source) RevisionAt(ctx context.Context, t time.Time) (rev Revision, err error) {
+	err = s.retry(ctx, func() error {
+		rev, err = s.view().revisionAt(ctx, t)
+		return err
+	})
+	return rev, err
 }
 
 // Covers fails if the bucket does not have the revision, and names the nearest that it has.
 func (s *Source) Covers(ctx context.Context, at Revision) error {
-	_, err := s.asOf(ctx, at)
+	err := s.retry(ctx, func() error {
+		_, err := s.asOf(ctx, at)
+		return err
+	})
 	if errors.Is(err, ErrExpired) {
 		return s.nearest(ctx, at, err)
 	}
@@ -69,7 +99,7 @@ func (s *Source) asOf(ctx context.Context, at Revision) (*View, error) {
 	if at > newest {
 		return nil, fmt.Errorf("the newest revision that the bucket has is %d, of %s: %w", newest, of.Format(time.RFC3339), ErrFuture)
 	}
-	return s.p.AsOf(ctx, at)
+	return s.view().asOf(ctx, at)
 }
 
 // Restored says what a restore has made.
@@ -87,9 +117,6 @@ type Restored struct {
 	// Copied are the bytes that the bucket has copied by itself, Written those that were sent to it.
 	Copied, Written int64
 }
-
-// restoreTries is how often a restore starts again because the source went on under it.
-const restoreTries = 3
 
 // Restore makes a new cell below a prefix of a bucket, or of the source's own if that is nil: all objects that are live
 // at the revision, as they are there. A batch that the revision lies in is restored whole. It is ErrCellExists if there
@@ -125,18 +152,11 @@ func (s *Source) restore(ctx context.Context, at Revision, target *Projection) (
 	}
 	var next *draft
 	var done Restored
-	for try := 1; ; try++ {
+	err = s.retry(ctx, func() error {
 		next = nothing.draft()
 		done, err = s.fill(ctx, target, next, at)
-		// What was compacted, collected or expired meanwhile is found in the newest root, if it is still kept.
-		overtaken := errors.Is(err, ErrExpired) || errors.Is(err, bucket.ErrNotFound)
-		if !overtaken || try == restoreTries {
-			break
-		}
-		if _, again := s.p.reload(ctx); again != nil {
-			return Restored{}, again
-		}
-	}
+		return err
+	})
 	if errors.Is(err, ErrExpired) {
 		return Restored{}, s.nearest(ctx, at, err)
 	}
@@ -169,7 +189,7 @@ func (p *Projection) absent(ctx context.Context) (*snapshot, error) {
 
 // nearest says which revisions can be read instead.
 func (s *Source) nearest(ctx context.Context, at Revision, expired error) error {
-	older, newer, err := s.p.Current().nearest(ctx, at)
+	older, newer, err := s.view().nearest(ctx, at)
 	if err != nil {
 		return err
 	}
@@ -181,42 +201,39 @@ func (s *Source) nearest(ctx context.Context, at Revision, expired error) error 
 
 // fill writes the rows of the draft that the new cell begins with, and completes it.
 func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at Revision) (done Restored, err error) {
-	newest := s.p.Current().snap.root
 	v, err := s.asOf(ctx, at)
 	if err != nil {
 		return done, err
 	}
-	end, err := v.batchEnd(ctx, at)
-	if err == nil && end > at {
-		at = end
-		v, err = s.asOf(ctx, at)
-	}
-	if err != nil {
+	if at, err = s.events(v).batchEnd(ctx, at); err != nil {
 		return done, err
 	}
-	nanos, err := v.timeOf(ctx, at)
+	if v, err = s.asOf(ctx, at); err != nil {
+		return done, err
+	}
+	nanos, err := s.events(v).timeOf(ctx, at)
 	if err != nil {
 		return done, err
 	}
 	filling := &filling{target: target, next: next, from: s.p.config.Bucket, at: at}
-	for _, t := range v.trimmed {
+	for _, t := range s.newest.root.Trimmed {
 		if at < t.Revision {
 			filling.Trimmed = append(filling.Trimmed, t.Prefix)
 		}
 	}
-	base, events, err := s.base(ctx, v, at, target)
+	base, err := s.base(ctx, v, at, target)
 	switch {
 	case err != nil:
 		return done, err
 	case base != nil:
-		err = filling.copyBase(ctx, base, events)
+		err = filling.copyBase(ctx, base, s.newest)
 	default:
 		err = filling.writeLive(ctx, v)
 	}
 	if err != nil {
 		return done, err
 	}
-	if err := next.restored(newest, nanos); err != nil {
+	if err := next.restored(s.newest.root, nanos); err != nil {
 		return done, err
 	}
 	if err := target.writeIndex(ctx, next); err != nil {
@@ -230,25 +247,31 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 	return done, err
 }
 
-// base is the snapshot at or below the revision that the new cell is copied from, and the view that has the events
-// after it. It is nil if the live rows are read and written instead. Within one bucket to copy is cheaper. Between two
-// it is only done where the live rows would have to be folded in memory: between two checkpoints.
-func (s *Source) base(ctx context.Context, v *View, at Revision, target *Projection) (base *snapshot, events *View, err error) {
-	if v.archive != nil {
-		return v.snap, v.archive, nil
+// events is the snapshot that has the events around a view's revision.
+func (s *Source) events(v *View) *snapshot {
+	if v.Revision() > v.Applied() {
+		return s.newest
 	}
-	newest := s.p.Current()
-	r := newest.snap.root
+	return v.snap
+}
+
+// base is the snapshot at or below the revision that the new cell is copied from. The newest root has the events after
+// it. It is nil if the live rows are read and written instead. Within one bucket to copy is cheaper. Between two it is
+// only done where the live rows would have to be folded in memory: between two checkpoints.
+func (s *Source) base(ctx context.Context, v *View, at Revision, target *Projection) (*snapshot, error) {
+	if v.Revision() > v.Applied() {
+		return v.snap, nil
+	}
+	r := s.newest.root
 	switch below := r.checkpointAt(at + 1); {
 	case target.config.Bucket != s.p.config.Bucket:
-		return nil, nil, nil
+		return nil, nil
 	case at == r.Applied:
-		return newest.snap, newest, nil
-	case below > 0 && newest.archiveStart() <= r.Checkpoints[below-1].Revision:
-		base, err = s.p.pastSnapshot(ctx, r.Checkpoints[below-1])
-		return base, newest, err
+		return s.newest, nil
+	case below > 0 && r.archiveStart() <= r.Checkpoints[below-1].Revision:
+		return s.p.pastSnapshot(ctx, r.Checkpoints[below-1])
 	}
-	return nil, nil, nil
+	return nil, nil
 }
 
 // filling is the segments of a new cell while they are written.
@@ -267,7 +290,7 @@ type filling struct {
 func (f *filling) writeLive(ctx context.Context, v *View) error {
 	out := &output{p: f.target, merge: &merge{level: baseLevel}}
 	whole := *v
-	whole.trimmed = nil
+	whole.past = nil // which would refuse all of them if a rule has let some go
 	for n, err := range whole.live(ctx, "", "", f.at, nil, cached) {
 		if err == nil && f.trims(n.key) {
 			continue
@@ -292,7 +315,7 @@ func (f *filling) writeLive(ctx context.Context, v *View) error {
 
 // copyBase copies the segments of a snapshot as they are, and folds what came after it up to the moment: as a projector
 // does, a segment of rows for each 16 MiB of events.
-func (f *filling) copyBase(ctx context.Context, base *snapshot, events *View) error {
+func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	f.next.Segments = slices.Clone(base.root.Segments)
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(copiesAtOnce)
@@ -321,7 +344,7 @@ func (f *filling) copyBase(ctx context.Context, base *snapshot, events *View) er
 	after := base.root.Applied
 	// Base and events are of one root. A newer one may have forgotten or trimmed what the base still has: if an event
 	// segment is gone, all begins again.
-	err := events.archived(ctx, Keys{}, &after, f.at, func(e eventlog.Event) bool {
+	err := newest.archived(ctx, Keys{}, &after, f.at, func(e eventlog.Event) bool {
 		if r := newRecord(e); !f.trims(r.key) {
 			failed = f.fold(ctx, r)
 		}
@@ -433,20 +456,14 @@ func (d *draft) restored(source *root, nanos int64) error {
 
 // batchEnd is the last revision of the atomic batch that a revision lies in, or the revision itself. A cell that began
 // with a part of a batch would lack for good what must be true together, such as a claim of an object that it has.
-func (v *View) batchEnd(ctx context.Context, at Revision) (Revision, error) {
-	if v.archive != nil {
-		v = v.archive
-	}
-	end := at
-	err := v.retry(ctx, func(v *View) error {
-		after := end
-		return v.archived(ctx, Keys{}, &after, v.snap.root.Applied, func(e eventlog.Event) bool {
-			if e.Revision-place(e) > end { // another append begins
-				return false
-			}
-			end = e.Revision
-			return true
-		})
+func (s *snapshot) batchEnd(ctx context.Context, at Revision) (Revision, error) {
+	end, after := at, at
+	err := s.archived(ctx, Keys{}, &after, s.root.Applied, func(e eventlog.Event) bool {
+		if e.Revision-place(e) > end { // another append begins
+			return false
+		}
+		end = e.Revision
+		return true
 	})
 	if errors.Is(err, errEnough) {
 		err = nil
@@ -465,23 +482,18 @@ func place(e eventlog.Event) Revision {
 }
 
 // timeOf is the log time of the newest event up to the revision, as far as it is kept.
-func (v *View) timeOf(ctx context.Context, at Revision) (nanos int64, err error) {
-	if v.archive != nil {
-		v = v.archive
-	}
-	r := v.snap.root
+func (s *snapshot) timeOf(ctx context.Context, at Revision) (nanos int64, err error) {
+	r := s.root
 	if at == r.Applied {
 		return r.AppliedTime, nil
 	}
-	start := v.archiveStart()
+	start := r.archiveStart()
 	for width := Revision(16); at > start && nanos == 0; width *= 16 {
 		after := max(start, at-min(at, width))
 		from := after
-		err := v.retry(ctx, func(v *View) error {
-			return v.archived(ctx, Keys{}, &after, at, func(e eventlog.Event) bool {
-				nanos = e.Time.UnixNano()
-				return true
-			})
+		err := s.archived(ctx, Keys{}, &after, at, func(e eventlog.Event) bool {
+			nanos = e.Time.UnixNano()
+			return true
 		})
 		if err != nil {
 			return 0, err

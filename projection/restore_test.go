@@ -99,7 +99,7 @@ func TestRestoreIsExact(t *testing.T) {
 				past, err := r.at(r.ctx, at)
 				require.NoError(t, err)
 				restored[at], want[at] = done, rowsOf(t, r.cell, past)
-				if past.archive != nil {
+				if past.past != nil && at > past.Applied() {
 					gaps++
 				}
 				require.Equal(t, at, done.Revision)
@@ -122,7 +122,7 @@ func TestRestoreIsExact(t *testing.T) {
 			for at, done := range restored {
 				copied, err := OpenSource(r.ctx, into, fmt.Sprint("new/", at), nil)
 				require.NoError(t, err)
-				v := copied.p.Current()
+				v := copied.view()
 				require.Equal(t, want[at], rowsOf(t, r.cell, v), "at %d", at)
 				require.Equal(t, done.Next-1, v.Revision())
 				require.Equal(t, v.Revision(), v.Floor())
@@ -161,9 +161,9 @@ func TestRestoreOfAGapTakesLittleMemory(t *testing.T) {
 	c.expire()
 	source, err := OpenSource(c.ctx, c.bucket, "logplane", cache.NewBudget(1<<20))
 	require.NoError(t, err)
-	v, err := source.p.AsOf(c.ctx, at)
+	v, err := source.asOf(c.ctx, at)
 	require.NoError(t, err)
-	require.NotNil(t, v.archive)
+	require.NotNil(t, v.past)
 	_, err = state(c.ctx, v, at)
 	require.ErrorIs(t, err, ErrTooMuch)
 	for i, into := range []bucket.Bucket{nil, memory.Strict(t)} {
@@ -431,7 +431,7 @@ func TestRestoreHasAnUpperBound(t *testing.T) {
 	require.Equal(t, done.Time, again.Time)
 	require.Equal(t, done.Next-1+fenceGap, again.Next)
 	require.EqualValues(t, again.Next, again.Epoch)
-	copied.p.Current().snap.root.Applied = lastFence - 5
+	copied.view().snap.root.Applied = lastFence - 5
 	_, err = copied.Restore(c.ctx, done.Next-1, nil, "newest")
 	require.ErrorContains(t, err, "at most")
 }
@@ -579,7 +579,7 @@ func TestRestoreOfATrimmedPast(t *testing.T) {
 					}
 					made, err := OpenSource(r.ctx, cmp.Or(into, bucket.Bucket(r.bucket)), prefix, nil)
 					require.NoError(t, err)
-					got, err := state(r.ctx, made.p.Current(), done.Next-1)
+					got, err := state(r.ctx, made.view(), done.Next-1)
 					require.NoError(t, err)
 					require.Equal(t, want, got, "at %d", at)
 				}

@@ -108,7 +108,7 @@ func must[T any](v T, err error) T {
 
 const (
 	rootMagic    = 0x7472_504c // "LPrt", little endian
-	frameVersion = 1
+	frameVersion = 2
 	frameHeader  = 12
 )
 
@@ -137,7 +137,7 @@ func decodeFrame(magic uint32, b []byte, v any) error {
 		return errors.New("it does not begin as one")
 	}
 	version := binary.LittleEndian.Uint32(b[4:])
-	if version != frameVersion {
+	if version == 0 || version > frameVersion {
 		return fmt.Errorf("version %d is not known: %w", version, ErrNewer)
 	}
 	if binary.LittleEndian.Uint32(b[8:]) != segment.Checksum(b[:8], b[frameHeader:]) {

@@ -53,6 +53,8 @@ type record struct {
 	span uint64
 	// void marks an event that lost (invariant 13).
 	void bool
+	// append is set in the tail if the event's append has several.
+	append *appended
 }
 
 func newRecord(e eventlog.Event) *record { return &record{Event: e, key: e.Key.RowKey(), span: 1} }

@@ -15,15 +15,7 @@ import (
 func (v *View) live(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		last := ""
-		v, err := v.with(ctx, Keys{start, end}, at)
-		if err != nil {
-			yield(version{}, err)
-			return
-		}
-		err = v.retry(ctx, func(v *View) error {
-			if err := v.check(at); err != nil {
-				return err
-			}
+		err := v.at(ctx, Keys{start, end}, at, func(v *View) error {
 			if last != "" {
 				start = last + "\x00"
 			}
@@ -153,7 +145,7 @@ func (m *merged) next(ctx context.Context) (version, bool, error) {
 		if len(m.chain) > 0 && m.chain[0].key == key {
 			chain := m.chain
 			m.nextChain(key + "\x00")
-			newest, found, err = m.view.tail.fold(chain, below)
+			newest, found, err = m.view.fold(ctx, chain, below)
 		} else {
 			newest, found, err = below()
 		}

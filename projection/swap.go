@@ -59,7 +59,7 @@ func (p *Projection) swap(ctx context.Context, change func(context.Context, *Vie
 	if err != nil || won == nil {
 		return v, err
 	}
-	if err := p.install(won); err != nil {
+	if err := p.install(ctx, won, 0); err != nil {
 		return nil, err
 	}
 	return p.view.Load(), nil

@@ -23,11 +23,10 @@ type tail struct {
 	lastID   string
 	lastTime int64
 	bytes    int
+	// outdates is the last barrier that outdates older roots, 0 for none.
+	outdates Revision
 	// epoch is the root's: an event of an older one was written across a fence and is void (invariant 9).
 	epoch uint64
-	// moment is set if the tail was folded of archived events: it has only the newest event of each key as of that
-	// revision. All of them are valid: they were judged when they were committed.
-	moment Revision
 }
 
 func emptyTail(r *root) *tail {
@@ -45,9 +44,19 @@ func newestFirst(a, b *record) bool {
 // extended, by one caller at a time: records shares its array with the older ones.
 func (t *tail) extend(events []eventlog.Event) *tail {
 	next := t.clone()
+	var before *record
 	for i := range events {
-		next.add(newRecord(events[i]))
+		r := newRecord(events[i])
+		if i > 0 && events[i].Continues(&events[i-1]) {
+			if before.append == nil {
+				before.append = &appended{records: []*record{before}}
+			}
+			r.append = before.append
+			r.append.records = append(r.append.records, r)
+		}
+		next.add(r)
 		next.remember(&events[i])
+		before = r
 	}
 	return next
 }
@@ -72,6 +81,9 @@ func (t *tail) add(r *record) {
 
 func (t *tail) remember(e *eventlog.Event) {
 	t.last, t.lastID, t.lastTime = e.Revision, e.RequestID, e.Time.UnixNano()
+	if e.Outdates {
+		t.outdates = e.Revision
+	}
 }
 
 // above returns the tail without what the root has applied. The root must not be ahead of the tail.
@@ -82,7 +94,7 @@ func (t *tail) above(r *root) *tail {
 			next.add(rec)
 		}
 	}
-	next.last, next.lastID, next.lastTime = t.last, t.lastID, t.lastTime
+	next.last, next.lastID, next.lastTime, next.outdates = t.last, t.lastID, t.lastTime, t.outdates
 	return next
 }
 

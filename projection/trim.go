@@ -155,26 +155,14 @@ func overlaps(prefix string, keys Keys) bool {
 	return keys.End == "" || cluster != other || keys.Start < PrefixEnd(start) && keys.End > start
 }
 
-// Trimmed says which of the events of the keys after a revision a rule has let go: an ErrTrimmed for each rule.
-func (p *Projection) Trimmed(of Keys, after Revision) (missing []error) {
-	for _, t := range p.view.Load().snap.root.Trimmed {
-		if after < t.Revision && overlaps(t.Prefix, of) {
-			missing = append(missing, t.missing())
-		}
-	}
-	return missing
-}
-
 func (t *trim) missing() error {
 	return fmt.Errorf("the past of '%s' begins with revision %d: %w", t.Prefix, t.Revision, ErrTrimmed)
 }
 
-// pastOf is ErrTrimmed if some of these keys have no past at the revision.
-func (v *View) pastOf(keys Keys, at Revision) error {
-	for _, t := range v.trimmed {
-		// A moment that is folded onto a checkpoint from before would lack what has not changed since.
-		folded := v.archive != nil && v.Applied() < t.Revision
-		if (at < t.Revision || folded) && overlaps(t.Prefix, keys) {
+// pastOf is ErrTrimmed if rules have let go of some of these keys' past at a revision.
+func (r *root) pastOf(keys Keys, at Revision) error {
+	for _, t := range r.Trimmed {
+		if at < t.Revision && overlaps(t.Prefix, keys) {
 			return t.missing()
 		}
 	}

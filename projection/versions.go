@@ -265,12 +265,22 @@ func (s *versionSearch) older(ctx context.Context) error {
 }
 
 // Archived yields every event of the keys in (after, upto] that is not void, in order, wherever it is still kept: below
-// the floor, too. It is ErrExpired if the range begins below what is kept, and fails if upto is above the head.
+// the floor, too. Before events of which a rule has let some go, it yields ErrTrimmed without an event, and goes on. It
+// is ErrExpired if the range begins below what is kept, and fails if upto is above the head.
 func (p *Projection) Archived(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {
+		said := map[trim]bool{}
 		v, err := p.AtLeast(ctx, upto)
 		if err == nil {
 			err = v.retry(ctx, func(v *View) error {
+				for _, t := range v.snap.root.Trimmed {
+					if after < t.Revision && overlaps(t.Prefix, of) && !said[t] {
+						said[t] = true
+						if !yield(eventlog.Event{}, t.missing()) {
+							return errEnough
+						}
+					}
+				}
 				return v.archived(ctx, of, &after, upto, func(e eventlog.Event) bool { return yield(e, nil) })
 			})
 		}

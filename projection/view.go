@@ -20,29 +20,33 @@ type View struct {
 	// first is the log's first revision, asked when the head was last learned.
 	first Revision
 	asked time.Time
-	// proven says that the log was seen to hold the last event that the root or the tail knows.
-	proven bool
-	// rootRead is the head for which the root was read last. cutEvents and cutBytes are the tail's size then. They save
-	// reads of the root, and decide nothing else.
-	rootRead            Revision
-	cutEvents, cutBytes int
-	// outdated is the revision of a barrier that outdates the snapshot's root, 0 for none.
-	outdated Revision
-	// archive is set for a moment between two checkpoints: the view that has the events which come after the snapshot.
-	archive *View
-	// trimmed says, of a view of the past, which keys have a shorter one.
-	trimmed []trim
+	// proven is the connection on which the log was seen to hold the last event that the root or the tail knows. On
+	// another one it may be another log of the same length.
+	proven uint64
+	// rootRead is the newest revision that was known when the root was read last.
+	rootRead Revision
+	// past is set for a moment below the floor: the root that the moment is read from, whatever comes after it. The
+	// snapshot is then that of a checkpoint.
+	past *snapshot
+	// folded, of a moment after its checkpoint, are the keys whose archived events the tail has; nil before they are
+	// read.
+	folded *Keys
 	// superseded is closed when a view with a newer revision is there.
 	superseded chan struct{}
-	// pending says that the tail ends with writes that are not appended yet.
-	pending bool
+	// again makes the same view of the newest root. It is nil for who reads one root and no other.
+	again func(ctx context.Context, v *View) (*View, error)
 }
 
 // Revision is the newest revision the view holds: its head.
 func (v *View) Revision() Revision { return v.tail.last }
 
 // Floor is the oldest revision that can be read.
-func (v *View) Floor() Revision { return max(v.snap.root.Floor, v.tail.moment) }
+func (v *View) Floor() Revision {
+	if v.folded != nil {
+		return v.Revision()
+	}
+	return v.snap.root.Floor
+}
 
 // First is the log's first retained revision when the view was made.
 func (v *View) First() Revision { return v.first }
@@ -50,10 +54,8 @@ func (v *View) First() Revision { return v.first }
 // Applied is the revision up to which the view's snapshot reaches; after it begins the tail.
 func (v *View) Applied() Revision { return v.snap.root.Applied }
 
-// long reports whether the tail has grown enough since the root was read to read it again.
-func (v *View) long() bool {
-	return len(v.tail.records)-v.cutEvents > longEvents || v.tail.bytes-v.cutBytes > longBytes
-}
+// outdated reports whether a barrier has come that outdates the snapshot's root.
+func (v *View) outdated() bool { return v.tail.outdates > v.rootRead }
 
 // check says whether the revision can be read.
 func (v *View) check(at Revision) error {
@@ -79,16 +81,8 @@ func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, err
 
 // newest is the newest valid version at the revision, tombstones included.
 func (v *View) newest(ctx context.Context, key string, at Revision) (n version, ok bool, err error) {
-	if v.archive != nil || len(v.trimmed) > 0 {
-		if v, err = v.with(ctx, OneKey(key), at); err != nil {
-			return version{}, false, err
-		}
-	}
-	err = v.retry(ctx, func(v *View) error {
-		if err := v.check(at); err != nil {
-			return err
-		}
-		n, ok, err = v.tail.fold(v.tail.chain(key, v.Applied(), at), func() (version, bool, error) {
+	err = v.at(ctx, OneKey(key), at, func(v *View) error {
+		n, ok, err = v.fold(ctx, v.tail.chain(key, v.Applied(), at), func() (version, bool, error) {
 			return v.snap.newest(ctx, key, min(at, v.Applied()), segment.Void)
 		})
 		return err
@@ -141,9 +135,9 @@ const retries = 5
 // the revision that it reads, and checks it against the view that it is given.
 func (v *View) retry(ctx context.Context, read func(*View) error) error {
 	err := read(v)
-	for n := 0; n < retries && errors.Is(err, bucket.ErrNotFound); n++ {
+	for n := 0; n < retries && v.again != nil && errors.Is(err, bucket.ErrNotFound); n++ {
 		var renewed *View
-		renewed, err = v.renew(ctx)
+		renewed, err = v.again(ctx, v)
 		if err == nil {
 			v = renewed
 			err = read(v)
@@ -152,21 +146,28 @@ func (v *View) retry(ctx context.Context, read func(*View) error) error {
 	return err
 }
 
-// renew returns a view of the same revision on the newest root. A pending view has no such revision: the newest root
-// may have what came after its base, and nothing would tell that from what the base has.
-func (v *View) renew(ctx context.Context) (*View, error) {
-	if v.pending {
-		return nil, fmt.Errorf("read again what a pending batch is computed from: %w", ErrExpired)
-	}
-	if err := v.p.reading.enter(ctx); err != nil {
+// at runs a read of some keys at a revision, with a view that has both.
+func (v *View) at(ctx context.Context, keys Keys, at Revision, read func(*View) error) error {
+	return v.retry(ctx, func(v *View) error {
+		v, err := v.with(ctx, keys, at)
+		if err != nil {
+			return err
+		}
+		return read(v)
+	})
+}
+
+// renew is View.again of a view of the present.
+func (p *Projection) renew(ctx context.Context, v *View) (*View, error) {
+	if err := p.reading.enter(ctx); err != nil {
 		return nil, fmt.Errorf("read the root again: %w", err)
 	}
-	defer v.p.reading.leave()
-	if _, err := v.p.reload(ctx); err != nil {
+	defer p.reading.leave()
+	if _, err := p.reload(ctx); err != nil {
 		return nil, err
 	}
 	next := *v
-	next.snap = v.p.view.Load().snap
+	next.snap = p.view.Load().snap
 	return &next, nil
 }
 

@@ -26,10 +26,7 @@ type State struct {
 func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 	s := State{view: v, key: key}
 	rowKey, at := key.RowKey(), v.Revision()
-	err := v.retry(ctx, func(v *View) error {
-		if err := v.check(at); err != nil {
-			return err
-		}
+	err := v.at(ctx, OneKey(rowKey), at, func(v *View) error {
 		newest, last, err := v.newestAndLast(ctx, rowKey, at)
 		if err != nil {
 			return err
@@ -56,7 +53,7 @@ func (v *View) newestAndLast(ctx context.Context, key string, at Revision) (newe
 	valid := func() (version, bool, error) { return below(segment.Void) }
 	chain := v.tail.chain(key, v.Applied(), at)
 	if len(chain) > 0 {
-		newest, _, err = foldOver(chain, v.tail.epoch, valid)
+		newest, _, err = v.fold(ctx, chain, valid)
 		return newest, chain[0].Revision, err
 	}
 	newest, _, err = below(0)

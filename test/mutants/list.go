@@ -23,7 +23,7 @@ var list = []mutant{
 	},
 	{
 		name: "forgotten-and-told-from-memory",
-		file: "projection/catchup.go", old: "next.outdated = e.Revision", new: "next.outdated = 0",
+		file: "projection/tail.go", old: "t.outdates = e.Revision", new: "t.outdates = 0",
 		tests: "TestForget",
 		why:   "a process with a warm cache goes on to tell what was forgotten",
 	},
@@ -41,7 +41,7 @@ var list = []mutant{
 	},
 	{
 		name: "trimmed-and-not-refused",
-		file: "projection/trim.go", old: "(at < t.Revision || folded) && overlaps", new: "folded && overlaps",
+		file: "projection/trim.go", old: "at < t.Revision && overlaps(t.Prefix, keys)", new: "false && overlaps(t.Prefix, keys)",
 		tests: "TestTrim",
 		why:   "a moment that a rule has let go looks as if the objects had not existed",
 	},
@@ -174,7 +174,7 @@ var list = []mutant{
 	},
 	{
 		name: "floor-ignored-by-a-renewed-view",
-		file: "projection/view.go", old: "err = v.retry(ctx, func(v *View) error {\n\t\tif err := v.check(at); err != nil {", new: "root := v\n\terr = v.retry(ctx, func(v *View) error {\n\t\tif err := root.check(at); err != nil {",
+		file: "projection/view.go", old: "return v.retry(ctx, func(v *View) error {\n\t\tv, err := v.with", new: "root := v\n\treturn v.retry(ctx, func(v *View) error {\n\t\tif v.past == nil && root.check(at) == nil {\n\t\t\treturn read(v)\n\t\t}\n\t\tv, err := v.with",
 		tests: "TestAReaderIsOvertakenByTheFloor|TestAScanIsOvertakenByTheFloor",
 		why:   "a list of an older revision goes on with segments from which that revision was dropped: objects are missing",
 	},
@@ -207,6 +207,42 @@ var list = []mutant{
 		file: "projection/fold.go", old: "e.Base == e.Precondition || e.Base == live", new: "e.Base == e.Precondition || live != 0",
 		tests: "TestRandomHistories",
 		why:   "an update overwrites one that it never saw",
+	},
+	{
+		name: "half-of-an-append-valid",
+		file: "projection/fold.go", old: "v.allValid(ctx, r.append.records)", new: "v.allValid(ctx, []*record{r})",
+		tests: "TestAnAppendIsValidAsAWhole",
+		why:   "an object is there without its charge",
+	},
+	{
+		name: "another-log-on-a-new-connection",
+		file: "projection/catchup.go", old: "v.proven != p.config.Log.Connection()", new: "v.proven == 0",
+		tests: "TestALogThatWasFilledAgainIsNoticed",
+		why:   "a log that lost its end and was filled again is taken for the old one, and the next commit folds the mixture",
+	},
+	{
+		name: "root-of-another-log",
+		file: "projection/catchup.go", old: "v == nil || v.tail.last == 0 ||", new: "true || v == nil || v.tail.last == 0 ||",
+		tests: "TestALogThatWasFilledAgainIsNoticed",
+		why:   "the same, by a process that is far behind",
+	},
+	{
+		name: "reads-end-with-the-bucket",
+		file: "projection/catchup.go", old: "if err == nil || p.failed() != nil ||", new: "if true || err == nil || p.failed() != nil ||",
+		tests: "TestReadsGoOnWithoutTheBucket",
+		why:   "while the bucket is away, a process fails requests whose answers it has",
+	},
+	{
+		name: "moment-renewed-as-the-present",
+		file: "projection/history.go", old: "return newest.asOf(ctx, at)", new: "return newest.upTo(at), nil",
+		tests: "TestAMomentIsOfOneRoot|TestAMomentIsFoundInTheNewestRoot",
+		why:   "a moment that is still kept is refused once a segment of it was collected",
+	},
+	{
+		name: "trimmed-without-a-word",
+		file: "projection/versions.go", old: "overlaps(t.Prefix, of) && !said[t]", new: "overlaps(t.Prefix, of) && !said[t] && len(said) > 0",
+		tests: "TestAMomentIsOfOneRoot",
+		why:   "what a rule has let go is missing among the changes, and nothing says so",
 	},
 	{
 		name: "creation-over-a-tombstone-void",
@@ -754,7 +790,7 @@ var list = []mutant{
 	},
 	{
 		name: "floor-ignored-by-a-write",
-		file: "projection/write.go", old: "if err := v.check(at); err != nil {", new: "if err := v.check(at); err != nil && false {",
+		file: "projection/write.go", old: "v.at(ctx, OneKey(rowKey), at, func(", new: "v.retry(ctx, func(",
 		tests: "TestStateComesFromOneView",
 		why:   "a write takes an object for absent whose old version was dropped",
 	},
@@ -778,7 +814,7 @@ var list = []mutant{
 	},
 	{
 		name: "pending-view-renewed",
-		file: "projection/view.go", old: "if v.pending {", new: "if v.pending && false {",
+		file: "projection/pending.go", old: "shown.again = func(", new: "_ = func(",
 		tests: "TestPendingIsNotRenewed",
 		why:   "a transaction is computed from two states",
 	},
@@ -796,7 +832,7 @@ var list = []mutant{
 	},
 	{
 		name: "hole-by-an-old-root",
-		file: "projection/catchup.go", old: "bounds.First > v.Revision()+1 || v.outdated > 0", new: "v.outdated > 0",
+		file: "projection/catchup.go", old: "case v == nil, bounds.First > v.Revision()+1, v.outdated():", new: "case v == nil, v.outdated():",
 		tests: "TestAnOldRootProvesNoHole",
 		why:   "a healthy process fails for good because a request was cancelled while somebody committed and purged",
 	},

@@ -248,6 +248,9 @@ func (r *versions) Get(ctx context.Context, name string, _ *metav1.GetOptions) (
 		return nil, missing
 	}
 	for e, err := range r.Cell.Projection.Archived(ctx, projection.Keys{}, projection.Revision(at)-1, projection.Revision(at)) {
+		if errors.Is(err, projection.ErrTrimmed) { // perhaps of other objects
+			continue
+		}
 		if err != nil {
 			return nil, readError(err)
 		}
@@ -370,11 +373,12 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	rights, spent := rights{r.store, map[eventlog.Key]bool{}}, effort{}
 	list := &ChangeList{Items: []Change{}}
 	list.ResourceVersion = fmt.Sprint(uint64(upto))
-	for _, missing := range r.Cell.Projection.Trimmed(keys, after) {
-		warning.AddWarning(ctx, "", missing.Error())
-	}
 	last := map[string]projection.Row{}
 	for e, err := range r.Cell.Projection.Archived(ctx, keys, after, upto) {
+		if errors.Is(err, projection.ErrTrimmed) { // of some of the keys: the others' events follow
+			warning.AddWarning(ctx, "", err.Error())
+			continue
+		}
 		if err != nil {
 			return nil, readError(err)
 		}
