@@ -132,7 +132,7 @@ func BenchmarkFollow(b *testing.B) {
 	head := mustAppend(b, l, "batch", writes...)
 	end := fmt.Errorf("the end")
 	for b.Loop() {
-		err := l.Follow(b.Context(), 0, each(func(e eventlog.Event) error {
+		err := l.Follow(b.Context(), eventlog.Position{}, each(func(e eventlog.Event) error {
 			if e.Revision == head {
 				return end
 			}

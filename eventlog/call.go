@@ -178,6 +178,10 @@ func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read rea
 	return read(got)
 }
 
+// Connection changes whenever the connection to the server is made anew. What was proven of the log on one connection
+// may not be true on the next: the log may have gone back between them. Ask for it before the log.
+func (l *Log) Connection() uint64 { return l.config.Conn.Stats().Reconnects }
+
 // link is a connection to a server, from when it was made until it breaks. The client of NATS keeps the requests of a
 // broken connection waiting, though nobody will answer them.
 type link struct {

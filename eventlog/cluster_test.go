@@ -374,7 +374,7 @@ func TestLeaderChangesAmidWrites(t *testing.T) {
 	following := make(chan error, 1)
 	end := errors.New("the end")
 	go func() {
-		following <- c.Log(1).Follow(bounded(t), 0, each(func(e eventlog.Event) error {
+		following <- c.Log(1).Follow(bounded(t), eventlog.Position{}, each(func(e eventlog.Event) error {
 			seen = append(seen, e)
 			if e.RequestID == "end" {
 				return end

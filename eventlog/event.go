@@ -1,6 +1,7 @@
 package eventlog
 
 import (
+	"fmt"
 	"time"
 )
 
@@ -57,6 +58,27 @@ type Event struct {
 	Outdates bool
 	// Left is how many events of the same append follow this one: 0 for the last of them, and for a single one.
 	Left uint32
+}
+
+// Position is a place in the log and what tells its event from any other that was ever there. A log that went back gives
+// revisions again (invariant 9), so who resumes compares the event at the last position that it knows.
+type Position struct {
+	Revision  Revision
+	RequestID string
+	// Time is the event's log time, in nanoseconds since 1970.
+	Time int64
+}
+
+// Position of the event.
+func (e *Event) Position() Position { return Position{e.Revision, e.RequestID, e.Time.UnixNano()} }
+
+// Compare is ErrDiverged unless the event, which must be of the position's revision, is the one that was there. Without
+// a request id, only a revision is known, such as one that a user gave: then any event will do.
+func (p Position) Compare(e *Event) error {
+	if now := e.Position(); p.RequestID != "" && now != p {
+		return fmt.Errorf("revision %d was request %q and is now request %q: %w", p.Revision, p.RequestID, now.RequestID, ErrDiverged)
+	}
+	return nil
 }
 
 // Batch is all events of one append, in order and contiguous. Only Follow makes it, so nobody who reads the log by

@@ -104,7 +104,7 @@ func ExampleLog_Follow() {
 	must(err)
 
 	enough := errors.New("enough")
-	err = log.Follow(ctx, 0, func(batch eventlog.Batch) error {
+	err = log.Follow(ctx, eventlog.Position{}, func(batch eventlog.Batch) error {
 		for _, e := range batch {
 			fmt.Println(e.Revision, e.Key.Name, e.Op == eventlog.Deleted)
 			if e.Op == eventlog.Deleted {

@@ -15,18 +15,19 @@ import (
 // anew.
 const heartbeat = time.Second
 
-// Follow calls yield for every append after the revision, with all of its events at once, in order and without gaps. It
-// reconnects as needed, until ctx ends or yield fails. It is ErrPurged if the next event has left the log, and
-// ErrDiverged if the log ends before the last event that was seen.
+// Follow calls yield for every append after the position, with all of its events at once, in order and without gaps. It
+// reconnects as needed, until ctx ends or yield fails. It is ErrPurged if the next event has left the log. It is
+// ErrDiverged if the log ends before the last event that was seen, or has another one in its place: Follow reads that
+// event again whenever it begins to read, if the log still has it (invariant 9).
 //
 // It returns ctx's error when ctx ends, and yield's own when yield fails. That the server cannot be reached for a while
 // is no error.
-func (l *Log) Follow(ctx context.Context, after Revision, yield func(Batch) error) error {
-	f := follower{log: l, next: after + 1, yield: yield}
+func (l *Log) Follow(ctx context.Context, after Position, yield func(Batch) error) error {
+	f := follower{log: l, at: after, yield: yield}
 	for try := 0; ; try++ {
-		before := f.next
+		before := f.at.Revision
 		err := f.open(ctx)
-		if f.next > before {
+		if f.at.Revision > before {
 			try = 0
 		}
 		var fatal *fatal
@@ -34,10 +35,10 @@ func (l *Log) Follow(ctx context.Context, after Revision, yield func(Batch) erro
 			return fatal.cause
 		}
 		if errors.Is(err, nats.ErrConnectionClosed) {
-			return fmt.Errorf("follow the log from %d: %w", f.next, err)
+			return fmt.Errorf("follow the log after %d: %w", f.at.Revision, err)
 		}
 		if ctx.Err() == nil && try == 0 {
-			slog.Warn("reading the log broke off; trying again", "next", f.next, "error", err)
+			slog.Warn("reading the log broke off; trying again", "after", f.at.Revision, "error", err)
 		}
 		if backOff(ctx, try) != nil {
 			return ctx.Err()
@@ -52,21 +53,23 @@ func (f *fatal) Error() string { return f.cause.Error() }
 
 // follower is one unfiltered reader of the log.
 type follower struct {
-	log   *Log
+	log *Log
+	// at is where the last event was that was read.
+	at Position
+	// next is what the consumer must deliver next: first the event that was read last, and then those after it.
 	next  Revision
 	yield func(Batch) error
 	batch Batch // what has come of an append whose last event has not
 	gaps  int   // how often in a row something else than next came
 }
 
-// open reads from one consumer until that breaks. It checks the log's first revision before and after it makes the
-// consumer: a consumer behind a purge jumps forward without a word.
+// open reads from one consumer until that breaks. The consumer begins with the event that was read last. So what it
+// delivers is proven to follow what was delivered before, whatever became of the log and the connection meanwhile. A
+// consumer behind a purge jumps forward without a word: check, once the consumer is made, says how far.
 func (f *follower) open(ctx context.Context) error {
 	ctx, stop := f.log.whileConnected(ctx)
 	defer stop()
-	if err := f.check(ctx); err != nil {
-		return err
-	}
+	f.next = max(f.at.Revision, 1)
 	conn := f.log.config.Conn
 	inbox := conn.NewInbox()
 	sub, err := conn.SubscribeSync(inbox)
@@ -108,23 +111,24 @@ func (f *follower) consume(ctx context.Context, inbox string) (name string, err 
 	return answer.Name, err
 }
 
-// check learns whether the next event can still come.
+// check learns whether the next event can still come. The event that was read last may have left the log.
 func (f *follower) check(ctx context.Context) error {
 	b, err := f.log.info(ctx)
 	switch {
 	case err != nil:
 		return err
-	case b.First > f.next:
-		return &fatal{fmt.Errorf("follow the log: revision %d is before the first, %d: %w", f.next, b.First, ErrPurged)}
-	case b.Head+1 < f.next && f.log.replicated.Load(): // perhaps a deposed leader: a quorum knows
+	case b.First > f.at.Revision+1:
+		return &fatal{fmt.Errorf("follow the log: revision %d is before the first, %d: %w", f.at.Revision+1, b.First, ErrPurged)}
+	case b.Head < f.at.Revision && f.log.replicated.Load(): // perhaps a deposed leader: a quorum knows
 		b.Bounds, err = f.log.Head(ctx)
 		if err != nil && !errors.Is(err, ErrDiverged) {
 			return err
 		}
 	}
-	if b.Head+1 < f.next {
-		return &fatal{fmt.Errorf("follow the log: the head is %d, and %d was seen: %w", b.Head, f.next-1, ErrDiverged)}
+	if b.Head < f.at.Revision {
+		return &fatal{fmt.Errorf("follow the log: the head is %d, and %d was seen: %w", b.Head, f.at.Revision, ErrDiverged)}
 	}
+	f.next = max(f.next, b.First)
 	return nil
 }
 
@@ -195,10 +199,17 @@ func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {
 		return f.gap(ctx, m.revision)
 	}
 	f.next++
-	f.gaps = 0
-	if err := f.gather(m.event(f.log.config.Prefix)); err != nil {
+	e := m.event(f.log.config.Prefix)
+	if e.Revision == f.at.Revision {
+		err = f.at.Compare(&e)
+	} else {
+		f.gaps = 0
+		err = f.gather(e)
+	}
+	if err != nil {
 		return &fatal{err}
 	}
+	f.at = e.Position()
 	return nil
 }
 

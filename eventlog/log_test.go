@@ -68,7 +68,7 @@ func TestFollowSeesWhatComes(t *testing.T) {
 	got := make(chan eventlog.Revision, 100)
 	result := make(chan error, 1)
 	go func() {
-		result <- l.Follow(ctx, 2, each(func(e eventlog.Event) error {
+		result <- l.Follow(ctx, eventlog.Position{Revision: 2}, each(func(e eventlog.Event) error {
 			got <- e.Revision
 			if e.Revision == 8 {
 				return done
@@ -100,7 +100,7 @@ func TestPurgeIsClampedBelowTheHead(t *testing.T) {
 	if !errors.Is(err, eventlog.ErrPurged) {
 		t.Fatalf("got %v", err)
 	}
-	err = l.Follow(bounded(t), 2, each(func(eventlog.Event) error { return nil }))
+	err = l.Follow(bounded(t), eventlog.Position{Revision: 2}, each(func(eventlog.Event) error { return nil }))
 	if !errors.Is(err, eventlog.ErrPurged) {
 		t.Fatalf("got %v", err)
 	}
@@ -146,7 +146,7 @@ func TestFollowYieldsWholeAppends(t *testing.T) {
 	end := errors.New("the end")
 	for after, want := range map[eventlog.Revision][]int{0: {1, 3, 1, 2}, 2: {2, 1, 2}, 4: {1, 2}} {
 		var got []int
-		err := l.Follow(bounded(t), after, func(b eventlog.Batch) error {
+		err := l.Follow(bounded(t), eventlog.Position{Revision: after}, func(b eventlog.Batch) error {
 			got = append(got, len(b))
 			if b[len(b)-1].Revision == 7 {
 				return end

@@ -3,6 +3,8 @@ package eventlog_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -95,7 +97,7 @@ func TestLostTailIsDiverged(t *testing.T) {
 	arrived := make(chan eventlog.Revision, 10)
 	go func() {
 		defer close(followed)
-		following = l.Follow(bounded(t), 0, each(func(e eventlog.Event) error { arrived <- e.Revision; return nil }))
+		following = l.Follow(bounded(t), eventlog.Position{}, each(func(e eventlog.Event) error { arrived <- e.Revision; return nil }))
 	}()
 	for range 5 {
 		<-arrived
@@ -127,7 +129,7 @@ func TestFollowAcrossRestarts(t *testing.T) {
 	arrived := make(chan eventlog.Revision, 100)
 	followed := make(chan error, 1)
 	go func() {
-		followed <- l.Follow(ctx, 0, each(func(e eventlog.Event) error { arrived <- e.Revision; return nil }))
+		followed <- l.Follow(ctx, eventlog.Position{}, each(func(e eventlog.Event) error { arrived <- e.Revision; return nil }))
 	}()
 	next := eventlog.Revision(1)
 	for range 3 {
@@ -148,6 +150,81 @@ func TestFollowAcrossRestarts(t *testing.T) {
 	}
 }
 
+// A log that lost its end and was filled again holds other events in the place of those that were lost. A follow that
+// was away meanwhile notices, whether the log ends where it ended before or above, and delivers none of them.
+func TestFollowNoticesAnotherEnd(t *testing.T) {
+	for _, more := range []int{0, 3} {
+		t.Run(fmt.Sprint(more), func(t *testing.T) {
+			l, r := startRestartable(t)
+			fill(t, l, 3)
+			r.stop()
+			backup := t.TempDir()
+			if err := os.CopyFS(backup, os.DirFS(r.dir)); err != nil {
+				t.Fatal(err)
+			}
+			r.start(r.dir)
+			headAgain(t, l)
+			head := fill(t, l, 2)
+			arrived, followed := make(chan eventlog.Revision, 10), make(chan error, 1)
+			go func() {
+				followed <- l.Follow(bounded(t), eventlog.Position{}, each(func(e eventlog.Event) error { arrived <- e.Revision; return nil }))
+			}()
+			for range head {
+				<-arrived
+			}
+			before := l.Connection()
+			r.link.Cut()
+			r.stop()
+			r.start(backup)
+			fill(t, eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, r.server)}), 2+more)
+			r.link.Resume()
+			if err := <-followed; !errors.Is(err, eventlog.ErrDiverged) {
+				t.Errorf("got %v", err)
+			}
+			if len(arrived) != 0 {
+				t.Errorf("revision %d was delivered of another log", <-arrived)
+			}
+			if l.Connection() == before {
+				t.Error("the connection is still the same")
+			}
+		})
+	}
+}
+
+// A follow compares the event at its position from the beginning, if more than the revision is known of it and the log
+// still has it.
+func TestFollowBeginsAtAPosition(t *testing.T) {
+	l := eventlogtest.Log(t)
+	fill(t, l, 5)
+	events := mustTail(t, l, 0, 5)
+	end := errors.New("the end")
+	follow := func(after eventlog.Position) error {
+		return l.Follow(bounded(t), after, each(func(e eventlog.Event) error {
+			if e.Revision != after.Revision+1 {
+				t.Errorf("after %d came %d", after.Revision, e.Revision)
+			}
+			return end
+		}))
+	}
+	third := events[2].Position()
+	other := third
+	other.Time++
+	for after, want := range map[eventlog.Position]error{{}: end, {Revision: 3}: end, third: end, other: eventlog.ErrDiverged,
+		{Revision: 3, RequestID: "other", Time: third.Time}: eventlog.ErrDiverged} {
+		if err := follow(after); !errors.Is(err, want) {
+			t.Errorf("after %+v: %v", after, err)
+		}
+	}
+	mustPurge(t, l, 3)
+	if err := follow(third); !errors.Is(err, end) {
+		t.Errorf("the event at the position was purged: %v", err)
+	}
+	mustPurge(t, l, 4)
+	if err := follow(third); !errors.Is(err, eventlog.ErrPurged) {
+		t.Errorf("the next event was purged: %v", err)
+	}
+}
+
 // A purge past a reader is noticed before anything is delivered out of order.
 func TestFollowBehindAPurge(t *testing.T) {
 	l, link, direct := stallable(t, 2*time.Second)
@@ -155,7 +232,7 @@ func TestFollowBehindAPurge(t *testing.T) {
 	arrived := make(chan eventlog.Revision, 100)
 	followed := make(chan error, 1)
 	go func() {
-		followed <- l.Follow(bounded(t), 0, each(func(e eventlog.Event) error { arrived <- e.Revision; return nil }))
+		followed <- l.Follow(bounded(t), eventlog.Position{}, each(func(e eventlog.Event) error { arrived <- e.Revision; return nil }))
 	}()
 	for range 3 {
 		<-arrived
@@ -193,7 +270,7 @@ func TestFence(t *testing.T) {
 	}
 	skip := func(eventlog.Event) error { return nil }
 	_, at := l.EventAt(bounded(t), 3)
-	for _, err := range []error{l.Tail(bounded(t), 2, head, skip), l.Follow(bounded(t), 2, each(skip)), at} {
+	for _, err := range []error{l.Tail(bounded(t), 2, head, skip), l.Follow(bounded(t), eventlog.Position{Revision: 2}, each(skip)), at} {
 		if !errors.Is(err, eventlog.ErrPurged) {
 			t.Errorf("got %v", err)
 		}
@@ -246,7 +323,7 @@ func TestNoGoroutineStays(t *testing.T) {
 		rev := fill(t, l, 2)
 		mustAppend(t, l, "batch", batch(int(rev), 3)...)
 		mustTail(t, l, 0, mustHead(t, l).Head)
-		if err := l.Follow(bounded(t), 0, each(func(eventlog.Event) error { return end })); !errors.Is(err, end) {
+		if err := l.Follow(bounded(t), eventlog.Position{}, each(func(eventlog.Event) error { return end })); !errors.Is(err, end) {
 			t.Error(err)
 		}
 	}

@@ -144,7 +144,7 @@ func TestHoleIsDiverged(t *testing.T) {
 	if err := l.Tail(bounded(t), 2, 5, unread); !errors.Is(err, eventlog.ErrDiverged) {
 		t.Errorf("tail: %v", err)
 	}
-	if err := l.Follow(bounded(t), 2, each(unread)); !errors.Is(err, eventlog.ErrDiverged) {
+	if err := l.Follow(bounded(t), eventlog.Position{Revision: 2}, each(unread)); !errors.Is(err, eventlog.ErrDiverged) {
 		t.Errorf("follow: %v", err)
 	}
 }
@@ -188,7 +188,7 @@ func TestForeignMessage(t *testing.T) {
 	}
 	check(at)
 	end := errors.New("the end")
-	err = l.Follow(bounded(t), 0, each(func(e eventlog.Event) error {
+	err = l.Follow(bounded(t), eventlog.Position{}, each(func(e eventlog.Event) error {
 		check(e)
 		if e.Revision == 8 {
 			return end

@@ -485,7 +485,8 @@ func (p *Projection) readLog(ctx context.Context) error {
 	}
 	defer p.following.leave()
 	for {
-		err := p.config.Log.Follow(ctx, p.known(), func(b eventlog.Batch) error {
+		t := p.view.Load().tail
+		err := p.config.Log.Follow(ctx, eventlog.Position{Revision: t.last, RequestID: t.lastID, Time: t.lastTime}, func(b eventlog.Batch) error {
 			p.Learn(b)
 			if v := p.view.Load(); v != nil && v.outdated() {
 				_, _ = p.Latest(ctx) // reads the root; if it cannot, the next request does

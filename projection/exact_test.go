@@ -125,7 +125,7 @@ func TestViewsHoldWholeBatches(t *testing.T) {
 	}
 	for range 2 {
 		all.Go(func() {
-			_ = c.log.Follow(ctx, 0, func(b eventlog.Batch) error {
+			_ = c.log.Follow(ctx, eventlog.Position{}, func(b eventlog.Batch) error {
 				c.Learn(b)
 				if len(b) != size {
 					t.Errorf("a batch of %d", len(b))

@@ -115,7 +115,7 @@ func printEvents(ctx context.Context, cell kubestore.Cell, from eventlog.Revisio
 			return err
 		}
 		from = max(from, v.Revision())
-		err = cell.Log.Follow(ctx, from, func(b eventlog.Batch) error {
+		err = cell.Log.Follow(ctx, eventlog.Position{Revision: from}, func(b eventlog.Batch) error {
 			for _, e := range b {
 				from = e.Revision
 				if err := p.printValid(ctx, cell.Projection, e); err != nil {

@@ -82,7 +82,7 @@ func TestDoor(t *testing.T) {
 	require.NoError(t, reading.Tail(ctx, 0, first, func(e eventlog.Event) error { require.Equal(t, "first", e.RequestID); return nil }))
 	followed := make(chan eventlog.Revision, 10)
 	go func() {
-		_ = reading.Follow(ctx, 0, func(b eventlog.Batch) error { followed <- b[0].Revision; return nil })
+		_ = reading.Follow(ctx, eventlog.Position{}, func(b eventlog.Batch) error { followed <- b[0].Revision; return nil })
 	}()
 	require.Equal(t, first, <-followed)
 

@@ -153,7 +153,7 @@ func TestHeal(t *testing.T) {
 
 	followed := make(chan eventlog.Event, 1000)
 	go func() {
-		_ = b.log.Follow(ctx, 0, func(batch eventlog.Batch) error { followed <- batch[0]; return nil })
+		_ = b.log.Follow(ctx, eventlog.Position{}, func(batch eventlog.Batch) error { followed <- batch[0]; return nil })
 	}()
 	require.NoError(t, b.Heal(), "nothing is wrong")
 	var acknowledged []eventlog.Revision

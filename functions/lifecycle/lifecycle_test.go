@@ -134,7 +134,7 @@ func (c *cluster) eventually(condition func() bool, message string) {
 		return
 	}
 	held := fmt.Errorf("the condition holds")
-	err = c.cell.Log.Follow(ctx, view.Revision(), func(eventlog.Batch) error {
+	err = c.cell.Log.Follow(ctx, eventlog.Position{Revision: view.Revision()}, func(eventlog.Batch) error {
 		if condition() {
 			return held
 		}

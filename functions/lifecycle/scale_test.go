@@ -87,7 +87,7 @@ func (c *cluster) deletions(after eventlog.Revision, n int) eventlog.Revision {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
 	defer cancel()
 	enough := errors.New("that many are gone")
-	err := c.cell.Log.Follow(ctx, after, func(b eventlog.Batch) error {
+	err := c.cell.Log.Follow(ctx, eventlog.Position{Revision: after}, func(b eventlog.Batch) error {
 		for _, e := range b {
 			after = e.Revision
 			if e.Op == eventlog.Deleted && e.Key.Namespace == "n" {

@@ -111,7 +111,7 @@ func (b *bed) expire(ctx context.Context) {
 			return nil
 		}
 		for ctx.Err() == nil { // a busy machine may break it off
-			if err := b.Log.Follow(ctx, seen, follow); ctx.Err() == nil {
+			if err := b.Log.Follow(ctx, eventlog.Position{Revision: seen}, follow); ctx.Err() == nil {
 				b.t.Logf("following the log for what expires: %v", err)
 			}
 		}

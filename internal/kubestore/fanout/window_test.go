@@ -77,7 +77,7 @@ func TestEventsTakeWhatTheyCount(t *testing.T) {
 	}
 	enough := errors.New("enough")
 	read := func() (w Window) {
-		require.ErrorIs(t, log.Follow(t.Context(), 0, func(b eventlog.Batch) error {
+		require.ErrorIs(t, log.Follow(t.Context(), eventlog.Position{}, func(b eventlog.Batch) error {
 			for _, e := range b {
 				w.add(newEvent("", e), 1<<30)
 			}
