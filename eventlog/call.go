@@ -178,10 +178,6 @@ func (l *Log) callOnce(ctx context.Context, kind string, msg *nats.Msg, read rea
 	return read(got)
 }
 
-// Connection changes whenever the connection to the server is made anew. What was proven of the log on one connection
-// may not be true on the next: the log may have gone back between them. Ask for it before the log.
-func (l *Log) Connection() uint64 { return l.config.Conn.Stats().Reconnects }
-
 // link is a connection to a server, from when it was made until it breaks. The client of NATS keeps the requests of a
 // broken connection waiting, though nobody will answer them.
 type link struct {
@@ -194,8 +190,8 @@ func newLink() *link {
 	return &link{ctx, end}
 }
 
-// Connection counts the connections of this process to the log's servers, from 1 on. What was read of the log may be of
-// another one after the connection broke.
+// Connection counts the connections of this process to the log's servers, from 1 on. What was proven of the log on one
+// may not be true on the next: the log may have gone back between them. Ask for it before the log.
 func (l *Log) Connection() uint64 { return l.config.Conn.Stats().Reconnects + 1 }
 
 // whileConnected is ctx until the connection breaks, with errBroken as the cause. What is sent to a consumer's inbox

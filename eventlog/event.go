@@ -60,8 +60,8 @@ type Event struct {
 	Left uint32
 }
 
-// Position is a place in the log and what tells its event from any other that was ever there. A log that went back gives
-// revisions again (invariant 9), so who resumes compares the event at the last position that it knows.
+// Position is a place in the log and what tells its event from any other that was ever there. A log that went back
+// gives revisions again (invariant 9), so who resumes compares the event at the last position that it knows.
 type Position struct {
 	Revision  Revision
 	RequestID string
@@ -72,10 +72,10 @@ type Position struct {
 // Position of the event.
 func (e *Event) Position() Position { return Position{e.Revision, e.RequestID, e.Time.UnixNano()} }
 
-// Compare is ErrDiverged unless the event, which must be of the position's revision, is the one that was there. Without
-// a request id, only a revision is known, such as one that a user gave: then any event will do.
-func (p Position) Compare(e *Event) error {
-	if now := e.Position(); p.RequestID != "" && now != p {
+// Compare is ErrDiverged unless the event that is now at the position's revision is the one that was there. Without a
+// request id, only a revision is known, such as one that a user gave: then any event will do.
+func (p Position) Compare(now Position) error {
+	if p.RequestID != "" && now != p {
 		return fmt.Errorf("revision %d was request %q and is now request %q: %w", p.Revision, p.RequestID, now.RequestID, ErrDiverged)
 	}
 	return nil

@@ -201,7 +201,7 @@ func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {
 	f.next++
 	e := m.event(f.log.config.Prefix)
 	if e.Revision == f.at.Revision {
-		err = f.at.Compare(&e)
+		err = f.at.Compare(e.Position())
 	} else {
 		f.gaps = 0
 		err = f.gather(e)

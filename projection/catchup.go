@@ -243,7 +243,7 @@ var errEnough = errors.New("enough of the tail")
 // If the log still has the last event that is known, readTail begins with that, so that it can be compared (invariant
 // 9).
 func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Bounds) ([]eventlog.Event, error) {
-	after := v.tail.last
+	after := v.tail.at.Revision
 	if after > 0 && bounds.First <= after {
 		after--
 	}
@@ -259,7 +259,7 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 		}
 		next++
 		events = append(events, e)
-		if e.Revision <= v.tail.last { // known, and read to be compared: alone it would lead nowhere
+		if e.Revision <= v.tail.at.Revision { // known, and read to be compared: alone it would lead nowhere
 			return nil
 		}
 		bytes += len(e.Body)
@@ -281,19 +281,19 @@ func (p *Projection) append(events []eventlog.Event, on uint64) error {
 	var diverged error
 	p.publish(func(v *View) *View {
 		t, proven := v.tail, v.proven
-		for len(events) > 0 && events[0].Revision <= t.last {
-			diverged = t.compare(&events[0])
+		for len(events) > 0 && events[0].Revision <= t.at.Revision {
+			diverged = t.compare(events[0].Position())
 			if diverged != nil {
 				return v
 			}
-			if events[0].Revision == t.last {
+			if events[0].Revision == t.at.Revision {
 				proven = on
 			}
 			events = events[1:]
 		}
 		next := *v
 		next.proven = proven
-		if len(events) > 0 && events[0].Revision == t.last+1 {
+		if len(events) > 0 && events[0].Revision == t.at.Revision+1 {
 			next.tail = t.extend(events)
 		} else if proven == v.proven {
 			return v
@@ -306,20 +306,17 @@ func (p *Projection) append(events []eventlog.Event, on uint64) error {
 	return nil
 }
 
-// compare fails if the event is not the one remembered at its revision.
-func (t *tail) compare(e *eventlog.Event) error {
-	id, nanos := t.lastID, t.lastTime
-	if e.Revision != t.last {
-		r := t.contains(e.Revision)
+// compare is ErrDiverged if the event at a position that the tail remembers was another one.
+func (t *tail) compare(now eventlog.Position) error {
+	known := t.at
+	if now.Revision != t.at.Revision {
+		r := t.contains(now.Revision)
 		if r == nil {
 			return nil
 		}
-		id, nanos = r.RequestID, r.Time.UnixNano()
+		known = r.Position()
 	}
-	if e.RequestID != id || e.Time.UnixNano() != nanos {
-		return fmt.Errorf("revision %d was request %q and is now request %q: %w", e.Revision, id, e.RequestID, eventlog.ErrDiverged)
-	}
-	return nil
+	return known.Compare(now)
 }
 
 // install publishes a view on the snapshot if that is newer than the current one. known is the newest revision that was
@@ -348,11 +345,11 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 			return &next
 		}
 		next.snap, next.tail = snap, emptyTail(snap.root)
-		if v.tail.last < snap.root.Applied {
+		if v.tail.at.Revision < snap.root.Applied {
 			next.proven = 0
 			return &next
 		}
-		diverged = v.tail.compare(snap.root.appliedEvent())
+		diverged = v.tail.compare(snap.root.position())
 		if diverged != nil {
 			return v
 		}
@@ -369,15 +366,15 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 // that: what the root has applied is then not what comes after the view.
 func (p *Projection) compareBelow(ctx context.Context, snap *snapshot) error {
 	v := p.view.Load()
-	if v == nil || v.tail.last == 0 || v.tail.last >= snap.root.Applied {
+	if v == nil || v.tail.at.Revision == 0 || v.tail.at.Revision >= snap.root.Applied {
 		return nil
 	}
-	e, err := p.config.Log.EventAt(ctx, v.tail.last)
+	e, err := p.config.Log.EventAt(ctx, v.tail.at.Revision)
 	if errors.Is(err, eventlog.ErrPurged) {
 		return nil
 	}
 	if err == nil {
-		err = v.tail.compare(&e)
+		err = v.tail.compare(e.Position())
 	}
 	if errors.Is(err, eventlog.ErrDiverged) {
 		return p.fail(err)
@@ -485,8 +482,7 @@ func (p *Projection) readLog(ctx context.Context) error {
 	}
 	defer p.following.leave()
 	for {
-		t := p.view.Load().tail
-		err := p.config.Log.Follow(ctx, eventlog.Position{Revision: t.last, RequestID: t.lastID, Time: t.lastTime}, func(b eventlog.Batch) error {
+		err := p.config.Log.Follow(ctx, p.view.Load().tail.at, func(b eventlog.Batch) error {
 			p.Learn(b)
 			if v := p.view.Load(); v != nil && v.outdated() {
 				_, _ = p.Latest(ctx) // reads the root; if it cannot, the next request does

@@ -159,11 +159,11 @@ func (v *View) foldTail(ctx context.Context, next *draft) ([]*record, error) {
 		next.Applied = r.Revision
 		next.bytes += len(r.Body)
 	}
-	if v.tail.last > next.Applied {
-		barriers := &record{Event: eventlog.Event{Revision: v.tail.last, Time: time.Unix(0, v.tail.lastTime)}}
+	if v.tail.at.Revision > next.Applied {
+		barriers := &record{Event: eventlog.Event{Revision: v.tail.at.Revision, Time: time.Unix(0, v.tail.at.Time)}}
 		records = appendRun(records, next.Applied, barriers)
 	}
-	next.Applied, next.AppliedID, next.AppliedTime = v.tail.last, v.tail.lastID, v.tail.lastTime
+	next.Applied, next.AppliedID, next.AppliedTime = v.tail.at.Revision, v.tail.at.RequestID, v.tail.at.Time
 	return records, nil
 }
 

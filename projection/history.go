@@ -74,7 +74,7 @@ func (v *View) asOf(ctx context.Context, at Revision) (*View, error) {
 // upTo returns the view without what came after the revision, which it must have.
 func (v *View) upTo(at Revision) *View {
 	shorter, t := *v, *v.tail
-	t.records, t.last = t.records[:searchRevision(t.records, at+1)], at
+	t.records, t.at.Revision = t.records[:searchRevision(t.records, at+1)], at
 	shorter.tail = &t
 	return &shorter
 }
@@ -203,7 +203,7 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 	for _, r := range slices.SortedFunc(maps.Values(newest), ascending) {
 		folded.add(r)
 	}
-	folded.last = at
+	folded.at = eventlog.Position{Revision: at}
 	return folded, nil
 }
 

@@ -72,7 +72,7 @@ func (v *View) measure() {
 	lagRevisions.Set(float64(v.Revision() - v.Applied()))
 	lag := time.Duration(0)
 	if len(v.tail.records) > 0 {
-		lag = time.Duration(v.tail.lastTime - v.tail.records[0].Time.UnixNano())
+		lag = time.Duration(v.tail.at.Time - v.tail.records[0].Time.UnixNano())
 	}
 	lagSeconds.Set(lag.Seconds())
 }

@@ -110,7 +110,7 @@ func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
 		p.byRevision[r.Revision] = place
 		p.bytes += len(w.event.Body)
 		shown.tail.byKey.ReplaceOrInsert(r)
-		shown.tail.last = r.Revision
+		shown.tail.at.Revision = r.Revision
 	}
 	p.view = &shown
 	return shown.Revision(), nil

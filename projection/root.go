@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/fxamacker/cbor/v2"
 
@@ -209,9 +208,9 @@ func (r *root) clone() *root {
 	return &c
 }
 
-// appliedEvent is what the root knows of the last event that it has applied.
-func (r *root) appliedEvent() *eventlog.Event {
-	return &eventlog.Event{Revision: r.Applied, RequestID: r.AppliedID, Time: time.Unix(0, r.AppliedTime)}
+// position is that of the last event that the root has applied.
+func (r *root) position() eventlog.Position {
+	return eventlog.Position{Revision: r.Applied, RequestID: r.AppliedID, Time: r.AppliedTime}
 }
 
 // sealRecords encodes records, in order, as the inline part or an event segment.

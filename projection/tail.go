@@ -17,12 +17,9 @@ type tail struct {
 	cloning *sync.Mutex
 	// records is ascending by revision, barriers left out.
 	records []*record
-	// last is the newest revision, barriers included. Its event's request id and log time are compared when the tail is
-	// resumed (invariant 9).
-	last     Revision
-	lastID   string
-	lastTime int64
-	bytes    int
+	// at is the newest event's, barriers included. It is compared when the tail is resumed (invariant 9).
+	at    eventlog.Position
+	bytes int
 	// outdates is the last barrier that outdates older roots, 0 for none.
 	outdates Revision
 	// epoch is the root's: an event of an older one was written across a fence and is void (invariant 9).
@@ -30,7 +27,7 @@ type tail struct {
 }
 
 func emptyTail(r *root) *tail {
-	return &tail{byKey: btree.NewG(32, newestFirst), cloning: new(sync.Mutex), last: r.Applied, lastID: r.AppliedID, lastTime: r.AppliedTime, epoch: r.Epoch}
+	return &tail{byKey: btree.NewG(32, newestFirst), cloning: new(sync.Mutex), at: r.position(), epoch: r.Epoch}
 }
 
 func newestFirst(a, b *record) bool {
@@ -55,7 +52,10 @@ func (t *tail) extend(events []eventlog.Event) *tail {
 			r.append.records = append(r.append.records, r)
 		}
 		next.add(r)
-		next.remember(&events[i])
+		next.at = events[i].Position()
+		if events[i].Outdates {
+			next.outdates = events[i].Revision
+		}
 		before = r
 	}
 	return next
@@ -79,13 +79,6 @@ func (t *tail) add(r *record) {
 	t.bytes += r.size()
 }
 
-func (t *tail) remember(e *eventlog.Event) {
-	t.last, t.lastID, t.lastTime = e.Revision, e.RequestID, e.Time.UnixNano()
-	if e.Outdates {
-		t.outdates = e.Revision
-	}
-}
-
 // above returns the tail without what the root has applied. The root must not be ahead of the tail.
 func (t *tail) above(r *root) *tail {
 	next := emptyTail(r)
@@ -94,7 +87,7 @@ func (t *tail) above(r *root) *tail {
 			next.add(rec)
 		}
 	}
-	next.last, next.lastID, next.lastTime, next.outdates = t.last, t.lastID, t.lastTime, t.outdates
+	next.at, next.outdates = t.at, t.outdates
 	return next
 }
 

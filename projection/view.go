@@ -38,7 +38,7 @@ type View struct {
 }
 
 // Revision is the newest revision the view holds: its head.
-func (v *View) Revision() Revision { return v.tail.last }
+func (v *View) Revision() Revision { return v.tail.at.Revision }
 
 // Floor is the oldest revision that can be read.
 func (v *View) Floor() Revision {
