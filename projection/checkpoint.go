@@ -16,7 +16,8 @@ type CheckpointRule struct{ Every, Keep time.Duration }
 var DefaultCheckpoints = []CheckpointRule{{Every: time.Hour, Keep: 24 * time.Hour}, {Every: 24 * time.Hour, Keep: 30 * 24 * time.Hour}}
 
 // checkpoint names an immutable copy of a root: its applied revision, its clock, and the copy's key. As long as the
-// newest root lists the checkpoint, nothing that the copy names is garbage.
+// newest root lists the checkpoint, nothing that the copy names is garbage. It names no event segment that ends at or
+// below its own floor: else it would keep the archive for as long again as History says.
 type checkpoint struct {
 	_        struct{} `cbor:",toarray"`
 	Revision Revision
@@ -56,10 +57,11 @@ func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	return err
 }
 
-// writeCheckpoint writes a copy of a root under a name that was never used before.
+// writeCheckpoint writes a copy of a root under a name that was never used before. It leaves out the archive.
 func (p *Projection) writeCheckpoint(ctx context.Context, r *root) (checkpoint, error) {
 	copied := *r
 	copied.Checkpoints = nil
+	copied.dropEvents(r.Floor)
 	body, err := encodeRoot(&copied)
 	if err != nil {
 		return checkpoint{}, err
@@ -121,6 +123,7 @@ func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, err
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoint %s: %w", c.Key, err)
 	}
+	r.dropEvents(r.Floor) // earlier versions copied the archive too
 	return r, nil
 }
 

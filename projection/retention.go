@@ -94,8 +94,13 @@ func (p *Projection) forgetEvents(next *root) {
 	if p.config.History > 0 || next.Archive < next.Horizon {
 		upto = min(upto, next.archiveBase())
 	}
-	for len(next.Events) > 0 && next.Events[0].MaxRevision <= upto {
-		next.Events = next.Events[1:]
+	next.dropEvents(upto)
+}
+
+// dropEvents drops the event segments that have nothing after the revision.
+func (r *root) dropEvents(upto Revision) {
+	for len(r.Events) > 0 && r.Events[0].MaxRevision <= upto {
+		r.Events = r.Events[1:]
 	}
 }
 

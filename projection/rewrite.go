@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/segment"
@@ -16,10 +15,12 @@ type rewriting struct {
 	p *Projection
 	departing
 	// generation of the root for which it has written. In a later one, a collector may have taken it for garbage.
-	generation  uint64
-	segments    map[string]*rewritten
-	indexes     map[indexOf]string
+	generation uint64
+	// segments says what has become of a segment: one with the same key, another, or nothing if the key is empty.
+	segments    map[string]segmentRef
 	checkpoints map[string]checkpoint
+	// footers of the segments that were written.
+	footers []footer
 	// versions that were left out, and how many objects were written.
 	versions map[Revision]bool
 	objects  int
@@ -27,59 +28,30 @@ type rewriting struct {
 
 // departing says what is to go.
 type departing interface {
-	// gone says of a version that it goes, near of a segment that it may have such a version.
+	// gone says of a version that it goes, near of a segment and in of a checkpoint that they may have such a version.
 	gone(key string, rev Revision) bool
 	near(s segmentRef, kind segment.Kind) bool
-	// whole says of a root that rows go too. Of any other only events go.
-	whole(r *root) bool
-	// skip says of a checkpoint that it has nothing that is to go.
-	skip(c checkpoint) bool
-	// names says that no footer may stay of a segment that no root names any more: it has the names of objects.
-	names() bool
+	in(c checkpoint) bool
+	// archivedAfter is the revision up to which the newest root's events have none.
+	archivedAfter() Revision
+	// rows says that rows of the newest root go too. Then no name of a key that is gone may stay in an idx object.
+	rows() bool
 }
 
 func (p *Projection) rewrite(what departing) *rewriting {
 	return &rewriting{p: p, departing: what, versions: map[Revision]bool{}}
 }
 
-// indexOf is an idx object, of roots whose rows go, or of others.
-type indexOf struct {
-	key   string
-	whole bool
-}
-
-// rewritten is what has become of a segment. It is the same with the same key, and nothing is left if the key is empty.
-type rewritten struct {
-	ref    segmentRef
-	sealed []byte // the footer; nil if the segment is the same
-}
-
-// draft makes the next root: it and its checkpoints name nothing that has what is to be forgotten.
+// draft makes the next root: it and its checkpoints name nothing that has what is to go. It is nil if nothing has.
 func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	if w.segments == nil || w.generation != v.snap.root.Generation {
-		w.generation, w.objects = v.snap.root.Generation, 0
-		w.segments, w.indexes, w.checkpoints = map[string]*rewritten{}, map[indexOf]string{}, map[string]checkpoint{}
-	}
-	// All segments come first: an idx object has footers of those that several roots name.
-	if err := w.readSegments(ctx, v.snap); err != nil {
-		return nil, err
-	}
-	for _, c := range v.snap.root.Checkpoints {
-		if _, known := w.checkpoints[c.Key]; known || w.skip(c) {
-			continue
-		}
-		snap, err := w.p.pastSnapshot(ctx, c)
-		if err != nil {
-			return nil, err
-		}
-		if err := w.readSegments(ctx, snap); err != nil {
-			return nil, err
-		}
+		w.generation, w.objects, w.footers = v.snap.root.Generation, 0, nil
+		w.segments, w.checkpoints = map[string]segmentRef{}, map[string]checkpoint{}
 	}
 	next := v.snap.draft()
 	next.Checkpoints = slices.Clone(next.Checkpoints)
 	for i, c := range next.Checkpoints {
-		if w.skip(c) {
+		if !w.in(c) {
 			continue
 		}
 		var err error
@@ -87,15 +59,18 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 			return nil, err
 		}
 	}
-	changed, err := w.root(ctx, next.root, v.snap)
+	changed, err := w.root(ctx, next.root, v.snap, w.archivedAfter(), w.rows())
 	if err != nil {
 		return nil, err
 	}
 	if !changed && slices.Equal(next.Checkpoints, v.snap.root.Checkpoints) {
 		return nil, nil
 	}
-	next.records, err = next.inlineRecords()
-	return next, err
+	if next.records, err = next.inlineRecords(); err != nil {
+		return nil, err
+	}
+	next.footers = w.footers
+	return next, w.p.writeIndex(ctx, next)
 }
 
 func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, error) {
@@ -107,7 +82,7 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 		return c, err
 	}
 	copied := *s.root
-	changed, err := w.root(ctx, &copied, s)
+	changed, err := w.root(ctx, &copied, s, 0, true)
 	if err != nil {
 		return c, err
 	}
@@ -122,43 +97,44 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 	return renewed, nil
 }
 
-// root changes a copy of a snapshot's root, and reports whether it had to.
-func (w *rewriting) root(ctx context.Context, r *root, s *snapshot) (changed bool, err error) {
-	whole := w.whole(s.root)
-	r.Events = w.refs(r.Events)
-	if whole {
-		r.Segments = w.refs(r.Segments)
-	}
-	r.Footers, _ = w.footers(r.Footers, whole)
-	if r.Index, err = w.index(ctx, s.index, whole); err != nil {
+// root changes a copy of a snapshot's root, and reports whether it had to. Events up to a revision stay as they are.
+func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, after Revision, rows bool) (changed bool, err error) {
+	r.Events, err = w.refs(ctx, s.events, segment.Events, after)
+	if err != nil {
 		return false, err
 	}
-	if r.EventIndex, err = w.index(ctx, s.eventIndex, whole); err != nil {
-		return false, err
+	if rows {
+		if r.Segments, err = w.refs(ctx, slices.Concat(s.runs...), segment.Keys, 0); err != nil {
+			return false, err
+		}
+		if records, dropped := w.records(s.records); dropped {
+			if r.Inline, _, err = sealRecords(records); err != nil {
+				return false, err
+			}
+			changed = true
+		}
 	}
-	records, dropped := s.records, false
-	if whole { // they are rows, too
-		records, dropped = w.records(records)
-	}
-	if dropped {
-		if r.Inline, _, err = sealRecords(records); err != nil {
+	if w.rows() {
+		if err := w.dropIndex(ctx, r, s.index); err != nil {
 			return false, err
 		}
 	}
+	named := r.names()
+	r.Footers = slices.DeleteFunc(slices.Clone(r.Footers), func(f footer) bool { return !named[f.Key] })
 	same := func(a, b segmentRef) bool { return a.Key == b.Key }
-	return dropped || r.Index != s.root.Index || r.EventIndex != s.root.EventIndex || !slices.EqualFunc(r.Segments, s.root.Segments, same) || !slices.EqualFunc(r.Events, s.root.Events, same), nil
+	return changed || r.Index != s.root.Index || !slices.EqualFunc(r.Segments, s.root.Segments, same) || !slices.EqualFunc(r.Events, s.root.Events, same), nil
 }
 
-func (w *rewriting) refs(refs []segmentRef) []segmentRef {
-	out := make([]segmentRef, 0, len(refs))
-	for _, ref := range refs {
-		renewed := w.segments[ref.Key].ref
-		if renewed.Key != "" {
-			renewed.Level = ref.Level
-			out = append(out, renewed)
+// dropIndex drops a root's idx object if that has a footer of a segment which does not stay: it has the names of
+// objects. Those of event segments have none.
+func (w *rewriting) dropIndex(ctx context.Context, r *root, x *index) error {
+	kept, err := x.all(ctx)
+	for key := range kept {
+		if w.segments[key].Key != key {
+			r.Index = ""
 		}
 	}
-	return out
+	return err
 }
 
 // records replaces what is to go by barriers.
@@ -178,96 +154,46 @@ func barrierFor(r *record) *record {
 	return &record{Event: eventlog.Event{Revision: r.Revision, Time: r.Time}, span: r.span}
 }
 
-// footers replaces those of segments that were rewritten.
-func (w *rewriting) footers(footers []footer, whole bool) (out []footer, changed bool) {
-	for _, f := range footers {
-		renewed := w.segments[f.Key]
-		switch {
-		case renewed == nil && !w.names(), !whole && !strings.HasPrefix(f.Key, w.p.config.Prefix+"/events/"):
-			out = append(out, f)
-		case renewed == nil, renewed.ref.Key == "":
-			changed = true
-		case renewed.sealed != nil:
-			changed = true
-			out = append(out, footer{Key: renewed.ref.Key, Sealed: renewed.sealed})
-		default:
-			out = append(out, f)
-		}
-	}
-	return out, changed
-}
-
-// index is the key of the idx object that takes the place of another.
-func (w *rewriting) index(ctx context.Context, x *index, whole bool) (string, error) {
-	of := indexOf{x.key, whole}
-	if renewed, known := w.indexes[of]; known || x.key == "" {
-		return renewed, nil
-	}
-	footers, err := x.read(ctx)
-	if err != nil {
-		return "", err
-	}
-	renewed := x.key
-	footers, changed := w.footers(footers, whole)
-	if changed {
-		if renewed, err = w.p.createIndex(ctx, footers); err != nil {
-			return "", err
-		}
-		w.objects++
-	}
-	w.indexes[of] = renewed
-	return renewed, nil
-}
-
-// readSegments makes new segments of those that have what is to go.
-func (w *rewriting) readSegments(ctx context.Context, s *snapshot) error {
-	if err := w.readRun(ctx, s.events, segment.Events); err != nil || !w.whole(s.root) {
-		return err
-	}
-	for _, r := range s.runs {
-		if err := w.readRun(ctx, r, segment.Keys); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (w *rewriting) readRun(ctx context.Context, r run, kind segment.Kind) error {
-	for _, part := range r {
-		if w.segments[part.ref.Key] != nil {
-			continue
-		}
-		renewed := &rewritten{ref: part.ref}
-		if w.near(part.ref, kind) {
-			var err error
-			renewed, err = w.segment(ctx, part, kind)
-			if err != nil {
-				return fmt.Errorf("rewrite segment %s: %w", part.ref.Key, err)
+// refs names what has become of segments, and makes new ones of those that have what is to go.
+func (w *rewriting) refs(ctx context.Context, parts run, kind segment.Kind, after Revision) (refs []segmentRef, err error) {
+	for _, part := range parts {
+		renewed, known := w.segments[part.ref.Key]
+		if !known {
+			renewed = part.ref
+			if part.ref.MaxRevision > after && w.near(part.ref, kind) {
+				if renewed, err = w.segment(ctx, part, kind); err != nil {
+					return nil, fmt.Errorf("rewrite segment %s: %w", part.ref.Key, err)
+				}
 			}
+			w.segments[part.ref.Key] = renewed
 		}
-		w.segments[part.ref.Key] = renewed
+		if renewed.Key != "" {
+			renewed.Level = part.ref.Level
+			refs = append(refs, renewed)
+		}
 	}
-	return nil
+	return refs, nil
 }
 
-func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (*rewritten, error) {
+// segment writes a segment without what is to go. It returns the same one if that has nothing of it.
+func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (segmentRef, error) {
 	reader, err := r.open(ctx)
 	if err != nil {
-		return nil, err
+		return segmentRef{}, err
 	}
 	writer, dropped := segment.NewWriter(kind), false
 	decoder := recordDecoder{}
 	for cursor := reader.Through(nil).Scan("", ""); ; {
 		e, ok, err := cursor.Next(ctx)
 		if err != nil {
-			return nil, err
+			return segmentRef{}, err
 		}
 		if !ok {
 			break
 		}
 		key, err := keyOf(kind, e)
 		if err != nil {
-			return nil, err
+			return segmentRef{}, err
 		}
 		if w.gone(key, Revision(e.Revision)) {
 			w.versions[Revision(e.Revision)], dropped = true, true
@@ -276,20 +202,20 @@ func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (*r
 			}
 			r, err := decoder.event(e)
 			if err != nil {
-				return nil, err
+				return segmentRef{}, err
 			}
 			e = barrierFor(r).eventEntry()
 		}
 		if err := writer.Add(e); err != nil {
-			return nil, err
+			return segmentRef{}, err
 		}
 	}
 	if !dropped {
-		return &rewritten{ref: r.ref}, nil
+		return r.ref, nil
 	}
 	file, sum := writer.Finish()
 	if sum.Rows == 0 {
-		return &rewritten{}, nil
+		return segmentRef{}, nil
 	}
 	folder := fmt.Sprintf("seg/%d", r.ref.Level)
 	if kind == segment.Events { // the revisions that it covers are the same
@@ -297,11 +223,12 @@ func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (*r
 	}
 	ref, err := w.p.create(ctx, folder, r.ref.Level, file, sum)
 	if err != nil {
-		return nil, err
+		return segmentRef{}, err
 	}
 	written("rewriting", len(file))
 	w.objects++
-	return &rewritten{ref: ref, sealed: footerOf(ref, file).Sealed}, nil
+	w.footers = append(w.footers, footerOf(ref, file))
+	return ref, nil
 }
 
 // keyOf is the row key of an entry, empty for a barrier.

@@ -31,7 +31,7 @@ type trim struct {
 // It reads and writes what has come to be too old since the last time, for each rule when a checkpoint has.
 //
 // What is too old is what came before a checkpoint that is as old as the rule says. That checkpoint stays whole, so
-// that each later moment can be read. The events before it, and the rows of older checkpoints, are written anew without
+// that each later moment can be read. The archived events before it, and older checkpoints, are written anew without
 // the objects, and the root names these and says from which revision on the objects have a past. A crash before the
 // swap leaves the old root and garbage. Others may commit, compact and trim meanwhile.
 func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
@@ -128,17 +128,17 @@ func (t *trimming) gone(key string, rev Revision) bool { return rev <= t.upto &&
 
 func (t *trimming) near(s segmentRef, kind segment.Kind) bool {
 	if kind == segment.Events {
-		return s.MinRevision <= t.upto && s.MaxRevision > t.since
+		return s.MinRevision <= t.upto
 	}
 	return overlaps(t.prefix, Keys{string(s.MinKey), string(s.MaxKey) + "\x00"})
 }
 
-// whole: the checkpoint that the rule reaches stays as it is, so that what comes after it can be folded onto it.
-func (t *trimming) whole(r *root) bool { return r.Applied < t.upto && r.Applied >= t.since }
+// in: the checkpoint that the rule reaches stays as it is, so that what comes after it can be folded onto it.
+func (t *trimming) in(c checkpoint) bool { return c.Revision >= t.since && c.Revision < t.upto }
 
-func (t *trimming) skip(c checkpoint) bool { return c.Revision < t.since }
+func (t *trimming) archivedAfter() Revision { return t.since }
 
-func (t *trimming) names() bool { return false }
+func (t *trimming) rows() bool { return false }
 
 // below reports whether a row key is one with the prefix, in whichever cluster.
 func below(prefix, key string) bool {

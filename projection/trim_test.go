@@ -152,6 +152,14 @@ func requireTrimmed(t *testing.T, r *random, keptFrom map[string]Revision) {
 				continue
 			}
 			dropped++
+			for _, part := range snap.events {
+				reader, err := part.open(r.ctx)
+				require.NoError(t, err)
+				for rec, err := range recordsOf(r.ctx, reader) {
+					require.NoError(t, err)
+					require.NotEqual(t, prefix, rec.Key.Prefix, "an event in a checkpoint of revision %d", c.Revision)
+				}
+			}
 			view := &View{p: r.Projection, snap: snap, tail: emptyTail(snap.root), superseded: make(chan struct{})}
 			for row, err := range view.Scan(r.ctx, "", "", snap.root.Applied) {
 				require.NoError(t, err)

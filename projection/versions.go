@@ -227,13 +227,16 @@ func (s *versionSearch) older(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if past.Floor()+1 < s.below {
-			taken := len(s.rows)
+		if past.Floor() < s.below {
+			taken, above := len(s.rows), past.Floor()+1 < s.below
 			_, err := s.takeFrom(ctx, past)
-			if err == nil && len(s.rows) == taken {
-				s.below = past.Floor() + 1
+			if err != nil || len(s.rows) > taken {
+				return err
 			}
-			return err
+			s.below = past.Floor() + 1
+			if above {
+				return nil
+			}
 		}
 	}
 	start := Revision(0)

@@ -35,9 +35,27 @@ var list = []mutant{
 	},
 	{
 		name: "trimmed-with-the-checkpoint-it-needs",
-		file: "projection/trim.go", old: "r.Applied < t.upto", new: "r.Applied <= t.upto",
+		file: "projection/trim.go", old: "c.Revision < t.upto", new: "c.Revision <= t.upto",
 		tests: "TestTrim",
 		why:   "a moment after what a rule has let go lacks the objects that have not changed since",
+	},
+	{
+		name: "archive-pinned-by-checkpoints",
+		file: "projection/checkpoint.go", old: "copied.dropEvents(r.Floor)", new: "copied.dropEvents(0)",
+		tests: "TestCheckpointsPinNoArchive",
+		why:   "every checkpoint holds a list of the whole archive",
+	},
+	{
+		name: "archive-pinned-by-old-checkpoints",
+		file: "projection/checkpoint.go", old: "r.dropEvents(r.Floor) //", new: "r.dropEvents(0) //",
+		tests: "TestCheckpointsPinNoArchive",
+		why:   "what history has let go stays in the bucket for as long again",
+	},
+	{
+		name: "events-of-a-checkpoint-not-trimmed",
+		file: "projection/rewrite.go", old: "copied, s, 0, true)", new: "copied, s, w.archivedAfter(), true)",
+		tests: "TestTrim",
+		why:   "a checkpoint keeps the events between its floor and the last trim",
 	},
 	{
 		name: "trimmed-and-not-refused",
