@@ -23,7 +23,7 @@ var list = []mutant{
 	},
 	{
 		name: "forgotten-and-told-from-memory",
-		file: "projection/tail.go", old: "t.outdates = e.Revision", new: "t.outdates = 0",
+		file: "projection/tail.go", old: "next.outdates = events[i].Revision", new: "next.outdates = 0",
 		tests: "TestForget",
 		why:   "a process with a warm cache goes on to tell what was forgotten",
 	},
@@ -240,7 +240,7 @@ var list = []mutant{
 	},
 	{
 		name: "root-of-another-log",
-		file: "projection/catchup.go", old: "v == nil || v.tail.last == 0 ||", new: "true || v == nil || v.tail.last == 0 ||",
+		file: "projection/catchup.go", old: "v == nil || v.tail.at.Revision == 0 ||", new: "true || v == nil || v.tail.at.Revision == 0 ||",
 		tests: "TestALogThatWasFilledAgainIsNoticed",
 		why:   "the same, by a process that is far behind",
 	},
@@ -352,7 +352,7 @@ var list = []mutant{
 	},
 	{
 		name: "purge-followed",
-		file: "eventlog/follow.go", old: "case b.First > f.next:", new: "case b.First > f.next && f.next == 0:",
+		file: "eventlog/follow.go", old: "case b.First > f.at.Revision+1:", new: "case b.First > f.at.Revision+1 && f.at.Revision == 0:",
 		tests: "TestPurgeIsClampedBelowTheHead|TestFollowBehindAPurge",
 		why:   "every watch misses what was purged before it was read",
 	},
