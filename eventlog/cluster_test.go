@@ -205,22 +205,22 @@ func TestReplicatedConflicts(t *testing.T) {
 	c := eventlogtest.Cluster(t)
 	l := c.Log(0)
 	purged := mustAppend(t, l, "1", added("purged", "1"))
-	claim := mustAppend(t, l, "2", added("claim", "1"))
-	object := mustAppend(t, l, "3", added("object", "1"))
+	object := mustAppend(t, l, "2", added("object", "1"))
+	view := l.Basis()
+	mustAppend(t, l, "3", added("claim", "1"))
+	mustAppend(t, l, "4", modified("object", "2", object))
 	head := fill(t, l, 5)
-	if err := l.Purge(bounded(t), purged); err != nil {
-		t.Fatal(err)
-	}
+	mustPurge(t, l, purged)
 	for name, writes := range map[string][]eventlog.Write{
-		"exists":         {added("object", "2")},
-		"changed":        {modified("object", "2", claim)},
+		"exists":         {added("claim", "2")},
+		"changed":        {modified("object", "3", object)},
 		"purged":         {modified("purged", "2", purged)},
-		"claimed":        {added("claim", "2"), modified("object", "2", object)},
-		"claim purged":   {modified("purged", "2", purged), modified("object", "2", object)},
-		"object changed": {added("fresh", "1"), modified("object", "2", claim)},
+		"claimed":        {added("claim", "2"), added("fresh", "1")},
+		"claim purged":   {modified("purged", "2", purged), added("fresh", "1")},
+		"object changed": {added("fresh", "1"), modified("object", "3", object)},
 	} {
 		mustHead(t, l)
-		if rev, err := l.Append(bounded(t), l.Basis(), requestID("lost", name), writes...); !errors.Is(err, eventlog.ErrConflict) {
+		if rev, err := l.Append(bounded(t), view, requestID("lost", name), writes...); !errors.Is(err, eventlog.ErrConflict) {
 			t.Errorf("%s: %d, %v", name, rev, err)
 		}
 	}

@@ -91,7 +91,7 @@ func (e *Event) Continues(before *Event) bool { return before.Left > 0 && e.Left
 // Basis is what a write was computed from. Head and Epoch come from one view: the one that showed the write's base. A
 // projection.View makes it; the linter keeps others from calling Append.
 type Basis struct {
-	// Head is the view's revision: the log held it, with all of its batch.
+	// Head is the view's revision: the log held it, with all of its batch. No write has a precondition above it.
 	Head Revision
 	// Epoch is that of the view's root; the log writes it into the events (invariant 9).
 	Epoch uint64

@@ -32,17 +32,13 @@ func (l *Log) Info(ctx context.Context) (Bounds, error) {
 	return s.Bounds, err
 }
 
-// Search is what follows when writes are refused by a server that knows last as a key's last revision.
-func (l *Log) Search(ctx context.Context, id string, last Revision, writes ...Write) (Revision, error) {
+// Search is what follows when writes of a view are refused by a server that knows last as a key's last revision.
+func (l *Log) Search(ctx context.Context, id string, view, last Revision, writes ...Write) (Revision, error) {
 	msgs, err := l.encodeAll(0, id, writes)
 	if err != nil {
 		return 0, err
 	}
-	bounds, err := l.info(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return l.search(ctx, msgs, writes, bounds.First-1, &conflict{last, errors.New("refused")})
+	return l.search(ctx, msgs, writes, view, &conflict{last, errors.New("refused")})
 }
 
 // Conn is the log's connection.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -20,9 +21,8 @@ import (
 //
 //   - The log acknowledges the copy. It is the only one: had another entered before, this one's preconditions would not
 //     have held, and now none can enter after it.
-//   - The log refuses the copy, and the refusal proves that a precondition is broken for good (searchEnd). From now on
-//     no copy can enter. Only now is what the log holds final: either one copy is there, or the append has lost
-//     (search).
+//   - The log refuses the copy, and a copy is in the log, or the refusal proves that a precondition is broken for good.
+//     From then on no copy can enter, so what the log holds is final: if no copy is there, the append has lost (search).
 //   - Anything else proves nothing. resolve tries again.
 //
 // The same steps decide a write that was refused because another write of its key is under way (errOpen).
@@ -95,27 +95,39 @@ func (l *Log) checkRetained(ctx context.Context, before, rev Revision, slow bool
 	return errRangeGone
 }
 
-// errStaleRefusal: a server that is behind refused the precondition.
-var errStaleRefusal = errors.New("the refusal came from a server that is behind")
+// errStaleRefusal: a server that is behind may have refused the precondition.
+var errStaleRefusal = errors.New("the refusal may be of a server that is behind")
 
-// search looks for the append among all events since it began, once no further copy of it can enter the log. It returns
-// the append's revision, or ErrConflict if the append is not there. If the refusal does not prove that no copy can
-// enter, the error is errStaleRefusal.
+// search looks for the append among all events since the view of which it was computed. It returns the append's
+// revision, or ErrConflict if the append is not there and no further copy of it can enter the log. If the refusal does
+// not prove that, the error is errStaleRefusal.
+//
+// The refusal names the last event of one of the keys, as the refusing server knows it. A server may be behind, for
+// example a deposed leader, or lack a purge. It then names too old an event, or none, but never one that is not the
+// key's: every event that a server holds, a quorum holds too. There are two proofs:
+//
+//   - The event came after the view, and therefore after what any precondition names. It stays in the log for longer
+//     than any append takes. If a copy of the append is in the log, the event is of that copy or came after it.
+//   - The event that a precondition names has left the log. JetStream then takes the key for one without events, and
+//     expects 0. A precondition of that revision can never hold again.
 func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, before Revision, broken *conflict) (Revision, error) {
-	highest := Revision(0)
-	for _, w := range writes {
-		highest = max(highest, w.Precondition)
-	}
-	upto, err := l.searchEnd(ctx, msgs, writes, broken.last, highest)
-	if err != nil {
-		return 0, err
+	upto, final := broken.last, broken.last > before
+	if !final {
+		b, err := l.info(ctx) // asked before the head: a copy that came before the purge is below it
+		if err == nil {
+			final = slices.ContainsFunc(writes, func(w Write) bool { return 0 < w.Precondition && w.Precondition < b.First })
+			upto, err = l.provenHead(ctx)
+		}
+		if err != nil {
+			return 0, err
+		}
 	}
 	remaining := make(map[string]Revision, len(msgs))
 	for i, msg := range msgs {
 		remaining[msg.Header.Get(headerID)] = Revision(len(msgs) - 1 - i)
 	}
 	var found Revision
-	err = l.Tail(ctx, max(before, highest), upto, func(e Event) error {
+	err := l.Tail(ctx, before, upto, func(e Event) error {
 		n, ours := remaining[e.RequestID]
 		if ours {
 			found = e.Revision + n
@@ -125,10 +137,12 @@ func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, befo
 	switch {
 	case found > 0:
 		return l.foundWhole(ctx, found)
-	case errors.Is(err, ErrPurged):
-		return 0, errRangeGone
-	case err != nil:
+	case err != nil && !errors.Is(err, ErrPurged):
 		return 0, err
+	case !final:
+		return 0, errStaleRefusal
+	case err != nil:
+		return 0, errRangeGone
 	}
 	return 0, broken
 }
@@ -149,51 +163,13 @@ func (l *Log) foundWhole(ctx context.Context, rev Revision) (Revision, error) {
 // errHalf: a part of a batch is in the log.
 var errHalf = errors.New("the log's server has written only a part of it: is its disk full?")
 
-// searchEnd proves from a refusal that a precondition of the append can never hold again. It returns the revision up to
-// which the log must be searched: if a copy of the append is in the log, it begins at or before that revision.
-//
-// last is the revision of the last event of one of the keys, as the refusing server knows it. A server may be behind,
-// for example a deposed leader. It then names too low a revision, or 0, but never one that is not the key's: every
-// event that a server holds, a quorum holds too.
-//
-// There are two proofs:
-//
-//   - last is above the precondition. The key has a newer event than the one that the precondition names, and always
-//     will.
-//   - The event that the precondition names has left the log. JetStream then takes the key for one without events, and
-//     expects 0. A precondition of that revision can never hold again.
-func (l *Log) searchEnd(ctx context.Context, msgs []*nats.Msg, writes []Write, last, highest Revision) (Revision, error) {
-	if last > highest {
-		return last, nil
-	}
-	if last > 0 && len(writes) > 1 { // the refusal does not say which of the keys it is about
-		m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d}`, last))
-		if err != nil && !errors.Is(err, errNoMessage) {
-			return 0, err
-		}
-		for i, w := range writes {
-			if msgs[i].Subject == m.subject && last > w.Precondition {
-				return last, nil
-			}
-		}
-	}
-	bounds, err := l.provenHead(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for _, w := range writes {
-		if 0 < w.Precondition && w.Precondition < bounds.First { // the event has left the log
-			return bounds.Head, nil
-		}
-	}
-	return 0, errStaleRefusal
-}
-
 // provenHead is Head without the staleness that LeaderReads allows. Here a head that is too low would turn a write that
 // is in the log into a conflict.
-func (l *Log) provenHead(ctx context.Context) (Bounds, error) {
+func (l *Log) provenHead(ctx context.Context) (Revision, error) {
 	if l.replicated.Load() && l.config.LeaderReads {
-		return l.barrier(ctx)
+		b, err := l.barrier(ctx)
+		return b.Head, err
 	}
-	return l.Head(ctx)
+	b, err := l.Head(ctx)
+	return b.Head, err
 }

@@ -198,28 +198,54 @@ func TestRefusalOfAServerThatIsBehind(t *testing.T) {
 	known := mustAppend(t, l, "2", modified("a", "2", old))
 	mine := modified("a", "mine", known)
 	for _, last := range []eventlog.Revision{0, old} {
-		if rev, err := l.Search(bounded(t), "mine", last, mine); err == nil || errors.Is(err, eventlog.ErrConflict) {
+		if rev, err := l.Search(bounded(t), "mine", known, last, mine); err == nil || errors.Is(err, eventlog.ErrConflict) {
 			t.Errorf("refused with %d: %d, %v", last, rev, err)
 		}
 	}
 	theirs := mustAppend(t, l, "3", modified("a", "3", known))
-	if _, err := l.Search(bounded(t), "mine", theirs, mine); !errors.Is(err, eventlog.ErrConflict) {
+	if _, err := l.Search(bounded(t), "mine", known, theirs, mine); !errors.Is(err, eventlog.ErrConflict) {
 		t.Errorf("after another write: %v", err)
 	}
-	if rev, err := l.Search(bounded(t), "3", theirs, mine); err != nil || rev != theirs {
-		t.Errorf("after it landed: %d, %v", rev, err)
+	for _, last := range []eventlog.Revision{0, old, theirs} {
+		if rev, err := l.Search(bounded(t), "3", known, last, mine); err != nil || rev != theirs {
+			t.Errorf("after it landed, refused with %d: %d, %v", last, rev, err)
+		}
+	}
+}
+
+// A server that has not applied a purge yet refuses what expects no event. It proves nothing: the leader of now may
+// have taken the very same message, a single one or a batch.
+func TestRefusalFromBeforeThePurge(t *testing.T) {
+	l := eventlogtest.Log(t)
+	claim := mustAppend(t, l, "1", added("claim", "1"))
+	object := mustAppend(t, l, "2", added("object", "1"))
+	view := fill(t, l, 1)
+	mustPurge(t, l, claim)
+	again := modified("claim", "2", claim)
+	again.Precondition = 0 // the view knows of the purge
+	for id, writes := range map[string][]eventlog.Write{"single": {again}, "batch": {again, modified("object", "2", object)}} {
+		if rev, err := l.Search(bounded(t), id, view, claim, writes...); err == nil || errors.Is(err, eventlog.ErrConflict) {
+			t.Errorf("%s, which has not landed: %d, %v", id, rev, err)
+		}
+	}
+	landed := mustAppend(t, l, "batch", again, modified("object", "2", object))
+	if rev, err := l.Search(bounded(t), "batch", view, claim, again, modified("object", "2", object)); rev != landed {
+		t.Errorf("a batch that landed at %d: %d, %v", landed, rev, err)
+	}
+	if _, err := l.Search(bounded(t), "single", view, landed-1, again); !errors.Is(err, eventlog.ErrConflict) {
+		t.Errorf("after the batch of another: %v", err)
 	}
 }
 
 // What breaks a precondition may be a copy of the append itself, and another write may follow it.
 func TestBrokenByItself(t *testing.T) {
 	l := eventlogtest.Log(t)
-	fill(t, l, 2)
+	view := fill(t, l, 2)
 	batch := []eventlog.Write{added("a", "1"), added("b", "1"), added("c", "1")}
 	landed := mustAppend(t, l, "mine", batch...)
 	later := mustAppend(t, l, "theirs", modified("b", "2", landed-1))
 	for _, last := range []eventlog.Revision{landed - 2, landed - 1, landed, later} {
-		if rev, err := l.Search(bounded(t), "mine", last, batch...); err != nil || rev != landed {
+		if rev, err := l.Search(bounded(t), "mine", view, last, batch...); err != nil || rev != landed {
 			t.Errorf("refused with %d: %d, %v; it landed at %d", last, rev, err, landed)
 		}
 	}
@@ -229,18 +255,17 @@ func TestBrokenByItself(t *testing.T) {
 func TestBrokenInABatch(t *testing.T) {
 	l := eventlogtest.Log(t)
 	purged := mustAppend(t, l, "1", added("purged", "1"))
-	claim := mustAppend(t, l, "2", added("claim", "1"))
-	object := mustAppend(t, l, "3", added("object", "1"))
-	if err := l.Purge(bounded(t), purged); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.Search(bounded(t), "mine", claim, added("claim", "2"), modified("object", "2", object)); !errors.Is(err, eventlog.ErrConflict) {
+	view := mustAppend(t, l, "2", added("object", "1"))
+	claim := mustAppend(t, l, "3", added("claim", "1"))
+	mustPurge(t, l, purged)
+	object := modified("object", "2", view)
+	if _, err := l.Search(bounded(t), "mine", view, claim, added("claim", "2"), object); !errors.Is(err, eventlog.ErrConflict) {
 		t.Errorf("another has the claim: %v", err)
 	}
-	if _, err := l.Search(bounded(t), "mine", 0, modified("purged", "2", purged), modified("object", "2", object)); !errors.Is(err, eventlog.ErrConflict) {
+	if _, err := l.Search(bounded(t), "mine", view, 0, modified("purged", "2", purged), object); !errors.Is(err, eventlog.ErrConflict) {
 		t.Errorf("an event of a precondition has left the log: %v", err)
 	}
-	if rev, err := l.Search(bounded(t), "mine", claim, added("fresh", "1"), modified("object", "2", object)); err == nil || errors.Is(err, eventlog.ErrConflict) {
-		t.Errorf("a revision of another object: %d, %v", rev, err)
+	if rev, err := l.Search(bounded(t), "mine", claim, claim, added("fresh", "1"), object); err == nil || errors.Is(err, eventlog.ErrConflict) {
+		t.Errorf("a revision that the view knew: %d, %v", rev, err)
 	}
 }
