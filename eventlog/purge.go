@@ -95,9 +95,13 @@ func (l *Log) further(ctx context.Context, headers nats.Header, body []byte) (Re
 	return l.publishBarrier(ctx, headers, body)
 }
 
-// FenceGap is how far a fence leaps at least. No request sees so many events between its view and its append. So a
-// writer that began before the fence notices it.
-const FenceGap = 1 << 20
+const (
+	// FenceGap is how far a fence leaps. What was lost beyond the head is at most what a cell writes in days.
+	FenceGap = 16 * leap
+	// leap is more than a request sees between its view and its append. So a writer that began before the fence notices
+	// it, even if its view is of what was lost.
+	leap = 1 << 20
+)
 
 // Extent is what the log says of itself, whatever this process has seen before. It is for an operator who fences a log
 // that went back; all others ask Head.
@@ -141,8 +145,8 @@ func (l *Log) Fence(ctx context.Context, to Revision) error {
 	if err != nil {
 		return fmt.Errorf("fence at %d: %w", to, err)
 	}
-	if to < b.Head+FenceGap {
-		return fmt.Errorf("fence at %d: it must be at least %d, well above the head", to, b.Head+FenceGap)
+	if least := b.Head + FenceGap - leap; to < least { // barriers may have come since it was chosen
+		return fmt.Errorf("fence at %d: it must be at least %d, well above the head", to, least)
 	}
 	for range fenceTries {
 		if err = l.purgeBelow(ctx, to); conclusive(err) || ctx.Err() != nil {

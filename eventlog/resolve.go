@@ -77,7 +77,7 @@ func stillOpen(err error) bool { return errors.Is(err, ErrUnknown) && !errors.Is
 //   - It is errRangeGone if the append was slow, as it is when it was published late, or again. Another write of the
 //     key may have come first. That takes a process that was frozen for as long as events stay in the log.
 func (l *Log) checkRetained(ctx context.Context, before, rev Revision, slow bool) error {
-	leapt := rev-before >= FenceGap
+	leapt := rev-before >= leap
 	if !leapt && !slow {
 		return nil
 	}

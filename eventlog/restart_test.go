@@ -261,7 +261,7 @@ func TestFence(t *testing.T) {
 	head := fill(t, l, 5)
 	stalled := eventlogtest.Open(t, eventlog.Config{Conn: conn})
 	mustHead(t, stalled)
-	const to = 3 << 20
+	const to = 20 << 20
 	if err := l.Fence(bounded(t), head); err == nil {
 		t.Error("a fence below the head was made")
 	}

@@ -31,11 +31,8 @@ func (p FencePlan) Epoch() uint64 { return uint64(p.To) }
 // lastFence is the highest revision to fence at. Many clients keep revisions in numbers of 53 bits.
 const lastFence = 1 << 53
 
-// fenceGap is how far a fence leaps. What was lost beyond the head is at most what a cell writes in days.
-const fenceGap = 16 * eventlog.FenceGap
-
 // PlanFence says what Fence would do. If the log is the snapshot's, it first folds all of the log into the snapshot. If
-// 'to' is 0, the plan chooses a revision well above every one that a client may have seen.
+// 'to' is 0, the plan chooses the least that is well above every one that a client may have seen.
 func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, error) {
 	plan := FencePlan{To: to}
 	if _, err := p.Commit(ctx); errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, ErrHole) {
@@ -52,15 +49,15 @@ func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, err
 	}
 	r := now.root
 	plan.Applied = r.Applied
-	highest := max(plan.Log.Head, r.Applied)
+	least := max(plan.Log.Head, r.Applied) + eventlog.FenceGap
 	if to == 0 {
-		plan.To = highest + fenceGap
+		plan.To = least
 	}
-	if plan.To > lastFence || highest > lastFence {
+	if plan.To > lastFence || least > lastFence {
 		return plan, fmt.Errorf("fence at %d: it must be at most %d, so that there are revisions left", plan.To, uint64(lastFence))
 	}
-	if plan.To < highest+eventlog.FenceGap {
-		return plan, fmt.Errorf("fence at %d: it must be at least %d, well above the log's head %d and the snapshot's %d", plan.To, highest+eventlog.FenceGap, plan.Log.Head, r.Applied)
+	if plan.To < least {
+		return plan, fmt.Errorf("fence at %d: it must be at least %d, well above the log's head %d and the snapshot's %d", plan.To, least, plan.Log.Head, r.Applied)
 	}
 	return plan, nil
 }

@@ -148,7 +148,7 @@ func TestOldEpochsEnd(t *testing.T) {
 	require.NoError(t, err)
 
 	operator := c.another()
-	plan, err := operator.PlanFence(c.ctx, 5<<20)
+	plan, err := operator.PlanFence(c.ctx, 2*eventlog.FenceGap)
 	require.NoError(t, err)
 	require.NoError(t, plan.Lost)
 	require.NoError(t, operator.Fence(c.ctx, plan))
@@ -290,6 +290,29 @@ func TestEpochsNeverComeAgain(t *testing.T) {
 	_, err = between.Append(c.ctx, "late", late.Put("application/json", []byte("x"), 0))
 	require.ErrorIs(t, err, eventlog.ErrFenced)
 	c.require(map[string]string{"a": fmt.Sprintf("1@%d", c.last["a"].revision)})
+}
+
+// A fence is made for a log that lost its end. A writer whose view is of the lost end notices the least leap that an
+// operator may choose, however much was lost: its view stands for one of 15 million events above the log's head.
+func TestTheLeastFenceIsNoticed(t *testing.T) {
+	c := newCell(t)
+	c.put("a", "1")
+	c.commit()
+	v := c.latest()
+	at, err := v.State(c.ctx, podKey("b"))
+	require.NoError(t, err)
+	const lost = 15 << 20
+	_, err = c.another().PlanFence(c.ctx, v.Revision()+lost)
+	require.ErrorContains(t, err, fmt.Sprint("at least ", v.Revision()+eventlog.FenceGap))
+	plan, err := c.another().PlanFence(c.ctx, v.Revision()+eventlog.FenceGap)
+	require.NoError(t, err)
+	frozen, tail := *v, *v.tail
+	tail.last += lost
+	frozen.tail = &tail
+	require.NoError(t, c.another().Fence(c.ctx, plan))
+	at.view = &frozen
+	_, err = frozen.Append(c.ctx, "late", at.Put("application/cbor", []byte("x"), 0))
+	require.ErrorIs(t, err, eventlog.ErrFenced)
 }
 
 // A fence leaves revisions for what comes after it.

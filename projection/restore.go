@@ -443,7 +443,7 @@ const restoredID = "restore-"
 // restored makes a draft with rows alone that of a cell which was fenced: as if barriers had followed, up to a revision
 // well above the newest of the source.
 func (d *draft) restored(source *root, nanos int64) error {
-	next := source.Applied + fenceGap
+	next := source.Applied + eventlog.FenceGap
 	if next > lastFence {
 		return fmt.Errorf("the new cell would begin at revision %d: it must be at most %d, so that there are revisions left", next, uint64(lastFence))
 	}

@@ -429,7 +429,7 @@ func TestRestoreHasAnUpperBound(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, again.Objects)
 	require.Equal(t, done.Time, again.Time)
-	require.Equal(t, done.Next-1+fenceGap, again.Next)
+	require.Equal(t, done.Next-1+eventlog.FenceGap, again.Next)
 	require.EqualValues(t, again.Next, again.Epoch)
 	copied.view().snap.root.Applied = lastFence - 5
 	_, err = copied.Restore(c.ctx, done.Next-1, nil, "newest")

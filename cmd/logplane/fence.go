@@ -45,7 +45,7 @@ func newFence() *cobra.Command {
 		}),
 	}
 	i.register(cmd)
-	cmd.Flags().Uint64Var(&to, "to", 0, "the log's next revision; 0 for one well above the head")
+	cmd.Flags().Uint64Var(&to, "to", 0, "the log's next revision; 0 for the least that is well above the head")
 	cmd.Flags().BoolVar(&yes, "yes", false, "do it: every process of the cell is stopped")
 	return cmd
 }

@@ -36,7 +36,7 @@ func TestBounds(t *testing.T) {
 			require.Equal(t, eventlog.Bounds{First: first, Head: head}, b)
 		}
 	}
-	const fence = 2 << 20
+	const fence = 2 * eventlog.FenceGap
 	written := 0
 	write := func() eventlog.Write {
 		written++

@@ -61,7 +61,7 @@ func fenceUnder(t *testing.T) *fencedCell {
 	f.stalled = WithView(t.Context(), view)
 	operator, err := projection.Open(projection.Config{Log: open(), Bucket: b.bucket})
 	require.NoError(t, err)
-	plan, err := operator.PlanFence(t.Context(), 5<<20)
+	plan, err := operator.PlanFence(t.Context(), 2*eventlog.FenceGap)
 	require.NoError(t, err)
 	require.NoError(t, operator.Fence(t.Context(), plan))
 	f.process = process(t, open(), b.bucket)
