@@ -420,6 +420,30 @@ func TestBeginIsForEmptyLogs(t *testing.T) {
 	c.require(map[string]string{"a": "x@1"})
 }
 
+// A client begins the request ids of its writes with what it likes. A cell whose last applied event is such a write is
+// no restored one: if its log is lost and made again, its revisions are not given again, but everybody stops.
+func TestBeginIsForNoClient(t *testing.T) {
+	c := newCell(t)
+	plan, err := c.PlanFence(c.ctx, 0) // stands for a cell with many events
+	require.NoError(t, err)
+	require.NoError(t, c.Fence(c.ctx, plan))
+	c.Projection = c.another()
+	c.latest()
+	head, err := c.log.Head(c.ctx)
+	require.NoError(t, err)
+	_, err = c.log.Append(c.ctx, basis(c.log, head), restoredID+"mine/8d0b7dd3-a0b0-4a93-9d26-1f3a5e4f0f5e", eventlog.Write{Key: podKey("a"), Op: eventlog.Added, ContentType: "application/cbor"})
+	require.NoError(t, err)
+	c.commit()
+	c.put("b", "acknowledged, and not committed")
+	c.log = eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Start(t), InMemory: true})
+	again := c.another(func(c *Config) { c.Founded = true })
+	first, err := again.Begin(c.ctx)
+	require.NoError(t, err)
+	require.Zero(t, first)
+	_, err = again.Latest(c.ctx)
+	require.ErrorIs(t, err, eventlog.ErrDiverged)
+}
+
 // A restored cell is restored again, and ends below the last revision.
 func TestRestoreHasAnUpperBound(t *testing.T) {
 	c, done := restoredOnce(t)
