@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/logplane/logplane/eventlog"
@@ -16,8 +17,8 @@ const (
 	expiryInterval = 30 * time.Second
 	// expiryBatch is how many objects one atomic batch deletes.
 	expiryBatch = 100
-	// viewTimeout is for how long deletions are computed from one view. What is left then is deleted the next time.
-	viewTimeout = time.Minute
+	// expiryTimeout bounds the deletion of what has expired. What is left then is deleted the next time.
+	expiryTimeout = time.Minute
 )
 
 // expire deletes objects that have outlived their TTL, now and then until ctx ends. No request waits for it.
@@ -32,8 +33,8 @@ func (l *Lifecycle) expire(ctx context.Context) {
 // Expire deletes every object whose TTL has passed by the log's time, and returns how many. It spares an object that
 // was renewed meanwhile, because the deletion is based on the revision that was seen.
 func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
-	// All deletions are computed from one view, and none may be sent later than a request would send it (MinRetention).
-	ctx, cancel := context.WithTimeout(kubestore.WithAuthor(ctx, kubestore.PartOf("expiry")), viewTimeout)
+	// None of them may be sent later than a request would send it (MinRetention).
+	ctx, cancel := context.WithTimeout(kubestore.WithAuthor(ctx, kubestore.PartOf("expiry")), expiryTimeout)
 	defer cancel()
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
@@ -47,42 +48,64 @@ func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("ask for the log's time: %w", err)
 	}
+	mortal = slices.DeleteFunc(mortal, func(row projection.Row) bool { return now.Sub(row.Time) < time.Duration(row.TTL)*time.Second })
 	deleted := 0
 	var failed []error
-	var batch []projection.Write
-	objects := 0
-	flush := func() {
-		n, err := l.deleteExpired(ctx, view, batch, objects)
+	for len(mortal) > 0 {
+		var n int
+		n, mortal, err = l.deleteSome(ctx, mortal)
 		deleted, failed = deleted+n, append(failed, err)
-		batch, objects = nil, 0
 	}
-	for _, row := range mortal {
-		if now.Sub(row.Time) < time.Duration(row.TTL)*time.Second {
-			continue
-		}
-		writes, err := l.deletion(ctx, view, row)
-		if err != nil {
-			failed = append(failed, err)
-			continue
-		}
-		if objects == expiryBatch || len(batch)+len(writes) > eventlog.MaxBatch {
-			flush()
-		}
-		batch, objects = append(batch, writes...), objects+1
-	}
-	flush()
 	return deleted, errors.Join(failed...)
 }
 
-// deletion is the deletion of an object and what must go with it, such as the references to its owners.
-func (l *Lifecycle) deletion(ctx context.Context, view *projection.View, row projection.Row) ([]projection.Write, error) {
-	writes, err := l.config.BesideDeletion(ctx, view, row)
+// deleteSome deletes the first of the rows in one batch, and returns how many it deleted and the other rows. The batch is
+// computed from a view of its own, since none is appended from an old one. If it loses to another write, its objects are
+// found again the next time.
+func (l *Lifecycle) deleteSome(ctx context.Context, rows []projection.Row) (deleted int, rest []projection.Row, err error) {
+	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("delete '%s', which has expired: %w", row.Key, err)
+		return 0, nil, err
 	}
+	var failed []error
+	var batch []projection.Write
+	objects := 0
+	for ; len(rows) > 0 && objects < expiryBatch; rows = rows[1:] {
+		writes, err := l.deletion(ctx, view, rows[0])
+		if len(batch) > 0 && len(batch)+len(writes) > eventlog.MaxBatch {
+			break
+		}
+		failed = append(failed, err)
+		if len(writes) > 0 {
+			batch, objects = append(batch, writes...), objects+1
+		}
+	}
+	if len(batch) == 0 {
+		return 0, rows, errors.Join(failed...)
+	}
+	switch _, err := l.config.Cell.Append(ctx, view, batch...); {
+	case err == nil:
+		expired.Add(float64(objects))
+		deleted = objects
+	case !errors.Is(err, eventlog.ErrConflict):
+		failed = append(failed, err)
+	}
+	return deleted, rows, errors.Join(failed...)
+}
+
+// deletion is the deletion of an object and what must go with it, such as the references to its owners. It is none if
+// the object is not the row's any more.
+func (l *Lifecycle) deletion(ctx context.Context, view *projection.View, row projection.Row) ([]projection.Write, error) {
 	object, err := view.State(ctx, row.ID)
 	if err != nil {
 		return nil, err
+	}
+	if now, _ := object.Row(); now.Revision != row.Revision {
+		return nil, nil
+	}
+	writes, err := l.config.BesideDeletion(ctx, view, row)
+	if err != nil {
+		return nil, fmt.Errorf("delete '%s', which has expired: %w", row.Key, err)
 	}
 	return append(writes, object.Delete()), nil
 }
@@ -102,21 +125,4 @@ func (l *Lifecycle) mortal(ctx context.Context, view *projection.View) ([]projec
 		}
 	}
 	return rows, nil
-}
-
-// deleteExpired appends a batch of deletions and returns how many objects it deleted. If the batch loses to another
-// write, its objects are found again the next time.
-func (l *Lifecycle) deleteExpired(ctx context.Context, view *projection.View, batch []projection.Write, objects int) (int, error) {
-	if len(batch) == 0 {
-		return 0, nil
-	}
-	_, err := l.config.Cell.Append(ctx, view, batch...)
-	switch {
-	case errors.Is(err, eventlog.ErrConflict):
-		return 0, nil
-	case err != nil:
-		return 0, err
-	}
-	expired.Add(float64(objects))
-	return objects, nil
 }

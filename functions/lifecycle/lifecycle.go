@@ -48,7 +48,7 @@ type Config struct {
 	// RootCA is what every namespace has in a ConfigMap, empty for none (apiserver.Config).
 	RootCA []byte
 	// Settle is how long a create may still land in a namespace that it saw alive, 2 s by default. A create looks at
-	// the namespace on the view from which it is computed, and that view is no older than kubestore.Staleness; the rest
+	// the namespace on the view from which it is appended, and that view is no older than kubestore.Staleness; the rest
 	// is for the message. A namespace is finalized only if it is empty this much log time after it began to terminate.
 	// A message that was stuck in a stalled log may land even later. Its object is deleted then (stray.go).
 	Settle time.Duration

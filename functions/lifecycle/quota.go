@@ -35,12 +35,9 @@ func (l *Lifecycle) recount(ctx context.Context, t task) error {
 	if err != nil {
 		return err
 	}
-	mark, err := view.State(ctx, key)
-	if err != nil {
+	mark, marked, err := view.Get(ctx, key.RowKey(), view.Revision())
+	if err != nil || !marked {
 		return err
-	}
-	if _, marked := mark.Row(); !marked {
-		return nil
 	}
 	unsettled, err := l.settle(ctx, key)
 	switch {
@@ -57,9 +54,20 @@ func (l *Lifecycle) recount(ctx context.Context, t task) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("recount quota '%s' of namespace '%s': %w", name, namespace, err)
 	}
-	_, err = l.config.Cell.Append(ctx, view, mark.Delete())
-	if errors.Is(err, eventlog.ErrConflict) {
+	view, err = l.config.Cell.Projection.Latest(ctx) // the other one is old by now
+	if err != nil {
+		return err
+	}
+	at, err := view.State(ctx, key)
+	if err != nil {
+		return err
+	}
+	if now, _ := at.Row(); now.Revision != mark.Revision {
 		return nil // somebody marked it again, or has removed the mark; an event tells
+	}
+	_, err = l.config.Cell.Append(ctx, view, at.Delete())
+	if errors.Is(err, eventlog.ErrConflict) {
+		return nil
 	}
 	return err
 }

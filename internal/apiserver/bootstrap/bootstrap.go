@@ -86,11 +86,19 @@ func (c Config) write(ctx context.Context) error {
 		if err := c.reconcilePolicy(ctx); err != nil {
 			return err
 		}
-		if view, err = c.Cell.Projection.Latest(ctx); err != nil {
-			return err
-		}
 	}
-	writes, err := c.writes(ctx, view)
+	all, err := objects(c.Ranges, c.RootCA)
+	if err != nil {
+		return err
+	}
+	wanted, err := c.encodeAll(ctx, all)
+	if err != nil {
+		return err
+	}
+	if view, err = c.Cell.Projection.Latest(ctx); err != nil { // nothing is appended from an old one
+		return err
+	}
+	writes, err := c.writes(ctx, view, wanted)
 	if err != nil {
 		return err
 	}
@@ -120,16 +128,8 @@ func Written(ctx context.Context, view *projection.View, cluster string) (bool, 
 	return found, err
 }
 
-// writes returns the writes of every object that the view lacks, each with its claims.
-func (c Config) writes(ctx context.Context, view *projection.View) ([]projection.Write, error) {
-	all, err := objects(c.Ranges, c.RootCA)
-	if err != nil {
-		return nil, err
-	}
-	wanted, err := c.encodeAll(ctx, all)
-	if err != nil {
-		return nil, err
-	}
+// writes returns the writes of every wanted object that the view lacks, each with its claims.
+func (c Config) writes(ctx context.Context, view *projection.View, wanted [][]stored) ([]projection.Write, error) {
 	var writes []projection.Write
 	for _, one := range wanted {
 		if _, found, err := view.Get(ctx, one[0].key.RowKey(), view.Revision()); err != nil || found {
