@@ -89,7 +89,7 @@ func (l *Log) Append(ctx context.Context, basis Basis, requestID string, writes 
 	if rev <= seen {
 		return 0, fmt.Errorf("append %s: acknowledged as %d after %d was seen: %w", writes[0].Key.RowKey(), rev, seen, ErrDiverged)
 	}
-	if err := l.checkRetained(ctx, basis.Head, rev, elapsed(began) > l.tryTime(0)); err != nil {
+	if err := l.checkRetained(ctx, basis.Head, rev, Elapsed(began) > l.tryTime(0)); err != nil {
 		return 0, fmt.Errorf("append %s: %w", writes[0].Key.RowKey(), err)
 	}
 	l.See(rev)
@@ -217,12 +217,6 @@ func over(ctx context.Context) error {
 		return context.DeadlineExceeded
 	}
 	return ctx.Err()
-}
-
-// elapsed is how long ago something was, by the clock that says more.
-func elapsed(since time.Time) time.Duration {
-	now := time.Now()
-	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))
 }
 
 // acknowledgement is JetStream's answer to a published message.

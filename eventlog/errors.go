@@ -5,7 +5,7 @@ import "errors"
 // Errors of Append, Head, Tail and Follow. They are matched with errors.Is.
 var (
 	// ErrConflict: the precondition does not hold, and never will again; another event of the key was appended. Nothing
-	// was and nothing will be written.
+	// was and nothing will be written. Whoever tries again does it from a newer view.
 	ErrConflict = errors.New("the object was changed by another write")
 	// ErrUnknown: whether the event was appended could not be learned before the deadline.
 	ErrUnknown = errors.New("the outcome of the write is unknown")

@@ -138,7 +138,7 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	if v == nil || v.Revision() < bounds.Head || v.outdated() || v.Revision() >= bounds.First && v.proven != p.config.Log.Connection() {
 		return nil
 	}
-	if v.first >= bounds.First && asked.Sub(v.asked) < time.Second {
+	if v.first >= bounds.First && asked.Sub(v.asked) < time.Second/10 {
 		return v
 	}
 	return p.publish(func(v *View) *View {

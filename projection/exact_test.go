@@ -82,6 +82,33 @@ func TestAppendTakesOneView(t *testing.T) {
 	require.ErrorContains(t, err, "another view")
 }
 
+// Nothing is appended from an old view, by whichever clock: what came after it may have left the log, and then no
+// precondition tells that the write has lost.
+func TestNothingIsAppendedFromAnOldView(t *testing.T) {
+	quiet(t)
+	c := newCell(t)
+	c.put("a", "old")
+	c.put("z", "1")
+	applied := c.commit()
+	require.NoError(t, c.Retain(c.ctx, 0, applied-1))
+	v := c.latest()
+	long := time.Now().Add(-11 * time.Second)
+	for _, asked := range []time.Time{long, long.Round(0)} {
+		old := *v
+		old.asked = asked
+		at, err := old.State(c.ctx, podKey("a"))
+		require.NoError(t, err)
+		require.Zero(t, at.expected)
+		other := c.put("a", "another's, acknowledged first")
+		c.put("z", "2")
+		c.commit()
+		require.NoError(t, c.Retain(c.ctx, 0, other))
+		_, err = old.Append(c.ctx, "late", at.Put("application/cbor", []byte("late"), 0))
+		require.ErrorIs(t, err, eventlog.ErrConflict)
+		require.Equal(t, other+1, c.latest().Revision())
+	}
+}
+
 // The precondition is the revision of the key's last event, even if that event is void, and only as long as the log has
 // it.
 func TestStateExpectsVoidEvents(t *testing.T) {

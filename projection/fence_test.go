@@ -307,7 +307,7 @@ func TestTheLeastFenceIsNoticed(t *testing.T) {
 	plan, err := c.another().PlanFence(c.ctx, v.Revision()+eventlog.FenceGap)
 	require.NoError(t, err)
 	frozen, tail := *v, *v.tail
-	tail.last += lost
+	tail.at.Revision += lost
 	frozen.tail = &tail
 	require.NoError(t, c.another().Fence(c.ctx, plan))
 	at.view = &frozen

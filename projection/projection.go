@@ -151,7 +151,7 @@ func (p *Projection) Any(ctx context.Context) (*View, error) {
 		return nil, err
 	}
 	v := p.view.Load()
-	if v != nil && !v.outdated() && time.Since(v.asked) < 10*time.Second {
+	if v != nil && !v.outdated() && v.Age() < 10*time.Second {
 		return v, nil
 	}
 	return p.Latest(ctx)

@@ -51,6 +51,9 @@ func (v *View) Floor() Revision {
 // First is the log's first retained revision when the view was made.
 func (v *View) First() Revision { return v.first }
 
+// Age is how long ago the log was asked what the view has at least.
+func (v *View) Age() time.Duration { return eventlog.Elapsed(v.asked) }
+
 // Applied is the revision up to which the view's snapshot reaches; after it begins the tail.
 func (v *View) Applied() Revision { return v.snap.root.Applied }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/segment"
@@ -95,8 +96,14 @@ func (w Write) By(author eventlog.Author) Write {
 	return w
 }
 
-// Append appends the writes in one batch, and returns the revision of the last one. All of them must be of this view.
-// Errors are those of eventlog.Log.Append, and ErrBehind; then nothing was written.
+// oldest is the age of a view from which nothing is appended any more. It is far less than events stay in the log
+// (eventlog.MinRetention). So if another write of a key came after the view, the log has it when the append arrives:
+// without it, JetStream would take the key for one without events.
+const oldest = 10 * time.Second
+
+// Append appends the writes in one batch, and returns the revision of the last one. All of them must be of this view. If
+// that is older than 10 s, Append is ErrConflict. Errors are those of eventlog.Log.Append, and ErrBehind; then nothing
+// was written.
 //
 // Once a process has learned that its cell was fenced, it acknowledges nothing more, whichever of its requests learned
 // it. The event may be in the log, and is void (invariant 9).
@@ -108,9 +115,14 @@ func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (R
 		}
 		events[i] = w.event
 	}
-	if err := v.mayWrite(ctx); err != nil {
+	if err := v.mayWrite(ctx); err != nil { // which may wait
 		return 0, err
 	}
+	if age := v.Age(); age > oldest {
+		return 0, fmt.Errorf("append what was computed from a view that is %s old: %w", age, eventlog.ErrConflict)
+	}
+	ctx, cancel := context.WithDeadline(ctx, v.asked.Add(oldest)) // which is asked for again right before publishing
+	defer cancel()
 	if err := v.p.failed(); err != nil {
 		return 0, err
 	}

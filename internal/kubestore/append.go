@@ -3,6 +3,7 @@ package kubestore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -173,9 +174,24 @@ type appendError struct {
 
 func (e appendError) Unwrap() error { return e.error }
 
-// append appends in one batch the write of an object, those of its claims, and those that belong beside it.
-func (s *store) append(ctx context.Context, v *projection.View, c Change, w projection.Write) (eventlog.Revision, error) {
+// append appends in one batch the write of an object, those of its claims, and those that belong beside it. To compute
+// the object may have taken long, as webhooks are asked for it. What decides now about the write is therefore no older
+// than Staleness: the newest view, if the object is in it as it was. Else the object must be computed again.
+func (s *store) append(ctx context.Context, v *projection.View, c Change, at projection.State, write func(*projection.State) projection.Write) (eventlog.Revision, error) {
 	t := transactionOf(ctx)
+	if t == nil && v.Age() >= Staleness {
+		had, _ := at.Row()
+		var err error
+		if v, err = s.latest(ctx); err == nil {
+			at, err = stateOf(ctx, v, c.Key)
+		}
+		if err != nil {
+			return 0, err
+		}
+		if has, _ := at.Row(); has.Revision != had.Revision {
+			return 0, appendError{error: fmt.Errorf("%w while this one was decided about", eventlog.ErrConflict)}
+		}
+	}
 	if err := t.mayCreate(c.Before == nil, c.Key); err != nil {
 		return 0, err
 	}
@@ -190,7 +206,7 @@ func (s *store) append(ctx context.Context, v *projection.View, c Change, w proj
 		}
 		writes = append(writes, beside...)
 	}
-	rev, err := s.Append(ctx, v, append(writes, w)...)
+	rev, err := s.Append(ctx, v, append(writes, write(&at))...)
 	if err != nil {
 		return 0, appendError{err, len(writes) > 0}
 	}

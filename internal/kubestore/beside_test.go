@@ -145,21 +145,83 @@ func TestWritesStartFromRecentViews(t *testing.T) {
 		return nil
 	}
 	s := New(b.Cell, r)
-	v, err := b.Projection.Latest(t.Context())
-	require.NoError(t, err)
-	for _, age := range []time.Duration{0, 2 * Staleness} {
+	for _, old := range []bool{false, true} {
+		v, err := b.Projection.Latest(t.Context())
+		require.NoError(t, err)
 		ctx := WithView(t.Context(), v)
-		requestViewOf(ctx).asked = time.Now().Add(-age)
 		head := eventlog.Revision(b.barrier())
-		p := pod("ns", fmt.Sprint("a", int(age)))
+		if old {
+			time.Sleep(Staleness)
+		}
+		p := pod("ns", fmt.Sprint("a", old))
 		out := &example.Pod{}
 		require.NoError(t, s.Create(ctx, keyOf(p), p, out, 0))
 		require.Equal(t, "yes", out.Labels["completed"])
 		require.Equal(t, from, completed)
-		if age == 0 {
+		if !old {
 			require.Equal(t, v.Revision(), from)
 		} else {
 			require.GreaterOrEqual(t, from, head)
 		}
 	}
+}
+
+// TestSlowWritesAreDecidedAnew: upstream asks webhooks while an object is computed. If they take long, what stands
+// beside it is decided on a view from after them. The object is computed again only if it has changed meanwhile.
+func TestSlowWritesAreDecidedAnew(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
+	r := pods(nil)
+	var from eventlog.Revision
+	r.Beside = func(_ context.Context, v *projection.View, _ Change) ([]projection.Write, error) {
+		from = v.Revision()
+		return nil, nil
+	}
+	s, other := New(b.Cell, r), New(b.Cell, pods(nil))
+	p := pod("ns", "a")
+	calls, since := 0, eventlog.Revision(0)
+	slow := func(meanwhile func()) {
+		calls++
+		if calls == 1 {
+			meanwhile()
+			since = eventlog.Revision(b.barrier()) // such as the end of a namespace
+			time.Sleep(Staleness)
+		}
+	}
+	update := func(label string, meanwhile func()) {
+		t.Helper()
+		calls = 0
+		require.NoError(t, s.GuaranteedUpdate(t.Context(), keyOf(p), &example.Pod{}, true, nil, func(obj runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
+			slow(meanwhile)
+			next := obj.(*example.Pod)
+			if next.Name == "" {
+				next = pod("ns", "a")
+			}
+			if next.Labels == nil {
+				next.Labels = map[string]string{}
+			}
+			next.Labels[label] = "yes"
+			return next, nil, nil
+		}, nil))
+		require.GreaterOrEqual(t, from, since)
+	}
+	nothing := func() {}
+	update("created", nothing)
+	require.Equal(t, 1, calls)
+	update("updated", nothing)
+	require.Equal(t, 1, calls)
+	update("again", func() {
+		_, err := relabel(t.Context(), other, keyOf(p), "other", "yes")
+		require.NoError(t, err)
+	})
+	require.Equal(t, 2, calls)
+	got := &example.Pod{}
+	require.NoError(t, s.Get(t.Context(), keyOf(p), storage.GetOptions{}, got))
+	require.Equal(t, map[string]string{"created": "yes", "updated": "yes", "other": "yes", "again": "yes"}, got.Labels)
+	calls = 0
+	require.NoError(t, s.Delete(t.Context(), keyOf(p), &example.Pod{}, nil, func(context.Context, runtime.Object) error {
+		slow(nothing)
+		return nil
+	}, nil, storage.DeleteOptions{}))
+	require.Equal(t, 1, calls)
+	require.GreaterOrEqual(t, from, since)
 }

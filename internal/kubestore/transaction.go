@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -80,18 +79,14 @@ func (ts *Transactions) Run(ctx context.Context, compute func(context.Context, *
 			<-turn
 		}
 	}()
-	asked := time.Now()
-	v, fresh, err := ts.consistent(ctx)
-	if err == nil && !fresh {
-		asked = requestViewOf(ctx).since()
-	}
+	v, err := ts.Consistent(ctx)
 	for n := 1; err == nil; n++ {
 		t := &Transaction{pending: v.Pending()}
 		err = compute(context.WithValue(ctx, transactionKey{}, t), t)
 		again := t.end()
 		if err == nil && !again {
 			var rev eventlog.Revision
-			rev, err = ts.append(ctx, t.pending, asked)
+			rev, err = ts.append(ctx, t.pending)
 			if err == nil {
 				return t, rev, nil
 			}
@@ -110,7 +105,6 @@ func (ts *Transactions) Run(ctx context.Context, compute func(context.Context, *
 		}
 		err = backOff(ctx, n)
 		if err == nil {
-			asked = time.Now()
 			v, err = ts.latest(ctx)
 		}
 	}
@@ -119,8 +113,8 @@ func (ts *Transactions) Run(ctx context.Context, compute func(context.Context, *
 
 // append appends what a transaction has written. What decided about the writes may be no older than Staleness, as with
 // any write.
-func (ts *Transactions) append(ctx context.Context, pending *projection.Pending, asked time.Time) (eventlog.Revision, error) {
-	if pending.Len() > 0 && time.Since(asked) >= Staleness {
+func (ts *Transactions) append(ctx context.Context, pending *projection.Pending) (eventlog.Revision, error) {
+	if pending.Len() > 0 && pending.Base().Age() >= Staleness {
 		v, err := ts.latest(ctx)
 		if err != nil {
 			return 0, err

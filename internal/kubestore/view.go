@@ -14,10 +14,8 @@ type viewKey struct{}
 // requestView is the newest view that one request has used. A request reads its own writes: once it has written, it
 // needs a view that has the write.
 type requestView struct {
-	mu   sync.Mutex // guards what follows
-	view *projection.View
-	// asked is when the log was asked for the view's head, or soon after.
-	asked time.Time
+	mu    sync.Mutex // guards what follows
+	view  *projection.View
 	wrote eventlog.Revision
 	// past says that the request reads the view and nothing newer.
 	past bool
@@ -32,7 +30,7 @@ func requestViewOf(ctx context.Context) *requestView {
 // WithView returns a context whose consistent reads use the view, so that one request asks the log once. The view must
 // be no older than the request's start. A write that meets a conflict catches up again.
 func WithView(ctx context.Context, v *projection.View) context.Context {
-	return context.WithValue(ctx, viewKey{}, &requestView{view: v, asked: time.Now()})
+	return context.WithValue(ctx, viewKey{}, &requestView{view: v})
 }
 
 // WithoutView returns a context of a request that keeps no view: it asks the log each time.
@@ -103,25 +101,20 @@ func (c Cell) consistent(ctx context.Context) (v *projection.View, fresh bool, e
 	return v, true, err
 }
 
-// Staleness bounds the age of the view that a write starts from. So once nothing may be written any more, because a
-// namespace terminates, it is known when the last write was computed that could not know so.
+// Staleness bounds the age of the view that a write starts from, and that decides about it when it is appended. So once
+// nothing may be written any more, because a namespace terminates, it is known when the last write was decided that
+// could not know so.
 const Staleness = time.Second
 
 // recent is consistent, but no older than Staleness. Only the view of a slow request is older, such as one that has
 // waited for a webhook.
 func (c Cell) recent(ctx context.Context) (v *projection.View, fresh bool, err error) {
 	v, fresh, err = c.consistent(ctx)
-	if err != nil || fresh || time.Since(requestViewOf(ctx).since()) < Staleness {
+	if err != nil || fresh || v.Age() < Staleness {
 		return v, fresh, err
 	}
 	v, err = c.latest(ctx)
 	return v, true, err
-}
-
-func (r *requestView) since() time.Time {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.asked
 }
 
 // latest catches up with the log, and so does the request's view. Projection.Latest may do more than read: when the
@@ -131,7 +124,6 @@ func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	if v := pinned(ctx); v != nil {
 		return v, nil
 	}
-	asked := time.Now()
 	v, err := c.Projection.Latest(ctx)
 	if err != nil {
 		return nil, viewError(ctx, err)
@@ -141,7 +133,7 @@ func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.view == nil || r.view.Revision() <= v.Revision() {
-			r.view, r.asked = v, asked
+			r.view = v
 		}
 	}
 	return v, nil

@@ -41,7 +41,7 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 				return 0, err
 			}
 		}
-		return s.append(ctx, v, Change{Key: s.key(path), After: obj}, at.Put(s.ContentType, body, lifetime(ttl)))
+		return s.append(ctx, v, Change{Key: s.key(path), After: obj}, at, s.put(body, lifetime(ttl)))
 	})
 	if err != nil || out == nil {
 		return err
@@ -131,7 +131,7 @@ func (u *update) attempt(ctx context.Context, v *projection.View) (eventlog.Revi
 	if ttl != nil {
 		seconds = lifetime(*ttl)
 	}
-	return u.append(ctx, v, Change{Key: u.key(u.path), Before: st.kept, After: ret}, st.at.Put(u.ContentType, body, seconds))
+	return u.append(ctx, v, Change{Key: u.key(u.path), Before: st.kept, After: ret}, st.at, u.put(body, seconds))
 }
 
 // Delete implements storage.Interface. It ignores the suggestion, as GuaranteedUpdate does.
@@ -163,7 +163,7 @@ func (s *store) Delete(ctx context.Context, key string, out runtime.Object, prec
 			return 0, refused{st.revision, err}
 		}
 		data = st.data
-		return s.append(ctx, v, Change{Key: s.key(path), Before: st.kept}, st.at.Delete())
+		return s.append(ctx, v, Change{Key: s.key(path), Before: st.kept}, st.at, (*projection.State).Delete)
 	})
 	if err != nil || raw {
 		return err
@@ -215,6 +215,11 @@ func emptyLike(obj runtime.Object) runtime.Object {
 		return u.NewEmptyInstance()
 	}
 	return reflect.New(reflect.TypeOf(obj).Elem()).Interface().(runtime.Object)
+}
+
+// put makes the write of a body from the state of its key.
+func (s *store) put(body []byte, seconds uint32) func(*projection.State) projection.Write {
+	return func(at *projection.State) projection.Write { return at.Put(s.ContentType, body, seconds) }
 }
 
 // lifetime is upstream's time to live in the log's seconds.

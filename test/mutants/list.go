@@ -125,9 +125,21 @@ var list = []mutant{
 	},
 	{
 		name: "restored-among-the-source's-revisions",
-		file: "projection/restore.go", old: "next := source.Applied + fenceGap", new: "next := source.Applied + 1",
+		file: "projection/restore.go", old: "next := source.Applied + eventlog.FenceGap", new: "next := source.Applied + 1",
 		tests: "TestRestoreHasAnUpperBound",
 		why:   "the log of a restored cell gives out revisions that clients of the old one have seen",
+	},
+	{
+		name: "begun-by-a-client",
+		file: "projection/restore.go", old: "uint64(first) != now.root.Epoch || ", new: "",
+		tests: "TestBeginIsForNoClient",
+		why:   "a lost log begins again without a fence, and gives acknowledged revisions to other writes",
+	},
+	{
+		name: "fenced-among-lost-revisions",
+		file: "projection/fence.go", old: "if plan.To < least {", new: "if plan.To < least-eventlog.FenceGap/16*15 {",
+		tests: "TestTheLeastFenceIsNoticed",
+		why:   "a writer that saw the lost end of the log acknowledges a void write after the fence",
 	},
 	{
 		name: "void-event-restored",
@@ -357,6 +369,18 @@ var list = []mutant{
 		why:   "every watch misses what was purged before it was read",
 	},
 	{
+		name: "another-log-followed",
+		file: "eventlog/follow.go", old: "err = f.at.Compare(&e)", new: "err = nil",
+		tests: "TestFollowBeginsAtAPosition|TestFollowNoticesAnotherEnd/3",
+		why:   "a watcher goes on in a log that went back, and its commit loses an acknowledged write for good",
+	},
+	{
+		name: "followed-without-looking-back",
+		file: "eventlog/follow.go", old: "f.next = max(f.at.Revision, 1)", new: "f.next = f.at.Revision + 1",
+		tests: "TestFollowBeginsAtAPosition|TestFollowNoticesAnotherEnd/3",
+		why:   "a watcher goes on in a log that went back, and its commit loses an acknowledged write for good",
+	},
+	{
 		name: "head-purged",
 		file: "eventlog/purge.go", old: "min(upto+1, b.Head)", new: "upto+1",
 		tests: "TestPurgeIsClampedBelowTheHead",
@@ -373,6 +397,12 @@ var list = []mutant{
 		file: "eventlog/resolve.go", old: "found = e.Revision + n", new: "found = e.Revision + 0*n",
 		tests: "TestUnansweredAppendIsFound|TestBrokenInABatch|TestBrokenByItself",
 		why:   "an object is answered with the revision of its claim",
+	},
+	{
+		name: "refusal-from-before-a-purge-believed",
+		file: "eventlog/resolve.go", old: "broken.last > before", new: "broken.last > 0",
+		tests: "TestRefusalFromBeforeThePurge",
+		why:   "a write that is in the log is called a conflict, and computed a second time on itself",
 	},
 	{
 		name: "one-server's-refusal-believed",
@@ -392,6 +422,12 @@ var list = []mutant{
 		file: "projection/write.go", old: "v.mayWrite(ctx); err != nil", new: "v.mayWrite(ctx); err != nil && false",
 		tests: "TestNothingIsWrittenBehind", in: "internal/kubestore",
 		why: "while nothing can be committed the tail grows until processes run out of memory",
+	},
+	{
+		name: "appended-from-an-old-view",
+		file: "projection/write.go", old: "oldest = 10 * time.Second", new: "oldest = 10 * time.Minute",
+		tests: "TestNothingIsAppendedFromAnOldView",
+		why:   "a write is acknowledged and void, because what it lost to has left the log",
 	},
 	{
 		name: "stale-refusal-answered",
@@ -422,6 +458,18 @@ var list = []mutant{
 		file: "internal/kubestore/view.go", old: "err != nil || fresh ||", new: "err != nil || true || fresh ||",
 		tests: "TestWritesStartFromRecentViews",
 		why:   "a slow request creates in a namespace that was finalized long after its view",
+	},
+	{
+		name: "decided-before-the-webhooks",
+		file: "internal/kubestore/append.go", old: "t == nil && v.Age() >= Staleness {", new: "t == nil && v == nil {",
+		tests: "TestSlowWritesAreDecidedAnew",
+		why:   "a slow webhook lets an object into a namespace that was finalized meanwhile",
+	},
+	{
+		name: "slow-update-undoes-another",
+		file: "internal/kubestore/append.go", old: "has.Revision != had.Revision {", new: "has.Revision < had.Revision {",
+		tests: "TestSlowWritesAreDecidedAnew",
+		why:   "what was written while webhooks decided is lost",
 	},
 	// internal/apiserver: what is written together
 	{
