@@ -3,6 +3,9 @@ package eventlog
 import (
 	"context"
 	"errors"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	dto "github.com/prometheus/client_model/go"
@@ -22,6 +25,32 @@ var (
 	Decode = decode
 	Encode = encode
 )
+
+// ParseSubject is the inverse of Key.Subject.
+func ParseSubject(prefix, subject string) (Key, error) {
+	return parseSubject(prefix, subject, unescapeToken)
+}
+
+// Pattern is what Allowed makes of a key.
+func Pattern(start string, k Key) (string, error) { return k.subject(start, escapeTokenOrAny) }
+
+// DecodeRepublished reads a message that was republished, as a subscriber does. Its Body is empty if only headers were.
+func DecodeRepublished(prefix string, m *nats.Msg) (Event, error) {
+	sequence := m.Header.Get(headerSequence)
+	// One that carries a body came by way of another stream with sequences of its own, and names the log's beside them.
+	if source := strings.Fields(m.Header.Get("Nats-Stream-Source")); len(source) >= 2 {
+		sequence = source[1]
+	}
+	rev, err := strconv.ParseUint(sequence, 10, 64)
+	if err != nil {
+		return Event{}, err
+	}
+	at, err := time.Parse(time.RFC3339Nano, m.Header.Get(headerTimestamp))
+	if err != nil {
+		return Event{}, err
+	}
+	return decode(prefix, m.Header.Get(headerStored), m.Header, m.Data, Revision(rev), at)
+}
 
 // Join enters the next question for the head at once, and returns what waits for its answer.
 func (l *Log) Join() func(context.Context) (Bounds, error) { return l.join().wait }

@@ -18,7 +18,7 @@ const (
 )
 
 // Key names one object. From it come the subject of its events in the log (Subject) and the key of its rows in the
-// projection (RowKey). ParseSubject gives it back, but for the prefix, which the event carries.
+// projection (RowKey). The subject gives it back, but for the prefix, which the event carries.
 type Key struct {
 	// Cluster is the logical cluster (tenant), 'main' by default. Never empty.
 	Cluster string
@@ -76,13 +76,8 @@ func (k Key) subject(start string, write func(b *strings.Builder, part, empty st
 	return b.String(), nil
 }
 
-// ParseSubject is the inverse of Subject; the Key's Prefix is left empty, as the subject does not hold it. Only what
-// Subject can produce is accepted, so that one object has exactly one subject.
-func ParseSubject(prefix, subject string) (Key, error) {
-	return parseSubject(prefix, subject, unescapeToken)
-}
-
-// parseSubject is the inverse of subject below '<prefix>.log.'; read is that of write.
+// parseSubject is the inverse of subject below '<prefix>.log.'; read is that of write. The Key's Prefix is left empty, as
+// the subject does not hold it. Only what subject can produce is accepted, so that one object has exactly one subject.
 func parseSubject(prefix, subject string, read func(token, empty string) (string, error)) (Key, error) {
 	rest, ok := strings.CutPrefix(subject, prefix+".log.")
 	if !ok {

@@ -167,7 +167,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 		e.Outdates = h.Get(headerOutdates) != ""
 		return e, errs[0]
 	}
-	key, err := ParseSubject(prefix, subject)
+	key, err := parseSubject(prefix, subject, unescapeToken)
 	if err != nil {
 		return Event{}, err
 	}
