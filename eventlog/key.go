@@ -76,8 +76,9 @@ func (k Key) subject(start string, write func(b *strings.Builder, part, empty st
 	return b.String(), nil
 }
 
-// parseSubject is the inverse of subject below '<prefix>.log.'; read is that of write. The Key's Prefix is left empty, as
-// the subject does not hold it. Only what subject can produce is accepted, so that one object has exactly one subject.
+// parseSubject is the inverse of subject below '<prefix>.log.'; read is that of write. The Key's Prefix is left empty,
+// as the subject does not hold it. Only what subject can produce is accepted, so that one object has exactly one
+// subject.
 func parseSubject(prefix, subject string, read func(token, empty string) (string, error)) (Key, error) {
 	rest, ok := strings.CutPrefix(subject, prefix+".log.")
 	if !ok {

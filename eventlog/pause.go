@@ -25,8 +25,8 @@ func backOff(ctx context.Context, try int) error {
 	return Pause(ctx, time.Millisecond+rand.N(10*time.Millisecond<<min(try, 5)))
 }
 
-// Elapsed is how long ago something was, by the clock that says more: while a process is frozen, the one that only moves
-// forward may stand still.
+// Elapsed is how long ago something was, by the clock that says more: while a process is frozen, the one that only
+// moves forward may stand still.
 func Elapsed(since time.Time) time.Duration {
 	now := time.Now()
 	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))

@@ -523,8 +523,8 @@ func (p *Projection) proven(ctx context.Context) error {
 }
 
 // Begin lets the log of a restored cell begin where the root ends, and returns the log's first revision. It does
-// nothing, and returns 0, unless the root is a restore's, nothing was applied since, and the log has had barriers alone.
-// A crash before or after it is no harm: the next Begin does it, or finds it done.
+// nothing, and returns 0, unless the root is a restore's, nothing was applied since, and the log has had barriers
+// alone. A crash before or after it is no harm: the next Begin does it, or finds it done.
 //
 // No client can make a root look like a restore's. An epoch's number is its first revision, so right below that is a
 // fence or a restore, and never an event, whose request id a client begins.

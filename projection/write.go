@@ -101,9 +101,9 @@ func (w Write) By(author eventlog.Author) Write {
 // without it, JetStream would take the key for one without events.
 const oldest = 10 * time.Second
 
-// Append appends the writes in one batch, and returns the revision of the last one. All of them must be of this view. If
-// that is older than 10 s, Append is ErrConflict. Errors are those of eventlog.Log.Append, and ErrBehind; then nothing
-// was written.
+// Append appends the writes in one batch, and returns the revision of the last one. All of them must be of this view.
+// If that is older than 10 s, Append is ErrConflict. Errors are those of eventlog.Log.Append, and ErrBehind; then
+// nothing was written.
 //
 // Once a process has learned that its cell was fenced, it acknowledges nothing more, whichever of its requests learned
 // it. The event may be in the log, and is void (invariant 9).

@@ -59,9 +59,9 @@ func (l *Lifecycle) Expire(ctx context.Context) (int, error) {
 	return deleted, errors.Join(failed...)
 }
 
-// deleteSome deletes the first of the rows in one batch, and returns how many it deleted and the other rows. The batch is
-// computed from a view of its own, since none is appended from an old one. If it loses to another write, its objects are
-// found again the next time.
+// deleteSome deletes the first of the rows in one batch, and returns how many it deleted and the other rows. The batch
+// is computed from a view of its own, since none is appended from an old one. If it loses to another write, its objects
+// are found again the next time.
 func (l *Lifecycle) deleteSome(ctx context.Context, rows []projection.Row) (deleted int, rest []projection.Row, err error) {
 	view, err := l.config.Cell.Projection.Latest(ctx)
 	if err != nil {
