@@ -1,6 +1,7 @@
 package projection
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +14,10 @@ import (
 const (
 	// runsPerLevel is how many runs of one level are merged into one of the next.
 	runsPerLevel = 8
-	// baseLevel is the level of the base, which has parts of at most partBytes.
+	// baseLevel is the level of the base.
 	baseLevel = 9
+	// partBytes is how many bytes a part of a run has before it is cut at the next key, and 5/4 of them before it is cut
+	// between two versions of a key. So what a compaction holds, and one PUT of it, is bounded.
 	partBytes = 8 << 20
 	// baseShare: the runs above the base are merged into it once they have 1/baseShare of its bytes.
 	baseShare = 4
@@ -139,7 +142,7 @@ func splitBase(runs []run) (upper []run, base run) {
 	return runs[:last], runs[last]
 }
 
-func (r run) level() uint8 { return r[0].ref.Level }
+func (r run) level() uint8 { return r[0].ref.level() }
 
 func (r run) bytes() (n int64) {
 	for _, s := range r {
@@ -154,28 +157,33 @@ func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 	out := &output{p: p, merge: m}
 	upper, base := splitBase(m.inputs)
 	var heads []*raw
+	all := slices.Concat(upper...).bytes()
 	for _, r := range upper {
-		h, err := headOf(ctx, r)
+		h, err := headOf(ctx, r, all)
 		if err != nil {
 			return out, err
 		}
 		heads = append(heads, h)
 	}
-	// The base's parts cut the keys into ranges; without one there is one range.
-	for i := range max(1, len(base)) {
-		end := ""
-		if i+1 < len(base) {
-			end = string(base[i+1].ref.MinKey)
+	// The base's parts cut the keys into ranges; those that share a key are of one. Without a base there is one range.
+	for {
+		below, end := base, ""
+		for i := 1; i < len(base) && end == ""; i++ {
+			if !bytes.Equal(base[i-1].ref.MaxKey, base[i].ref.MinKey) {
+				below, end = base[:i], string(base[i].ref.MinKey)
+			}
 		}
-		var below run
-		if len(base) > 0 {
-			below = base[i : i+1]
-		}
+		base = base[len(below):]
 		if err := out.mergeRange(ctx, heads, below, end); err != nil {
 			return out, err
 		}
+		if end == "" {
+			break
+		}
 	}
-	return out, out.cut(ctx)
+	err := out.cut(ctx)
+	out.refs = oneRun(out.refs)
+	return out, err
 }
 
 // output collects the segments that a compaction writes.
@@ -191,7 +199,7 @@ type output struct {
 	made []string
 }
 
-// mergeRange merges what the runs and a part of the base have up to a key, without that. The entries' values are copied
+// mergeRange merges what the runs and some parts of the base have up to a key, without that. The entries' values are copied
 // as they are. The runs are read on from range to range: otherwise each would be asked for every part that it does not
 // touch, and a large base has many.
 func (o *output) mergeRange(ctx context.Context, upper []*raw, below run, end string) error {
@@ -200,12 +208,14 @@ func (o *output) mergeRange(ctx context.Context, upper []*raw, below run, end st
 		if err := o.cut(ctx); err != nil {
 			return err
 		}
-		o.refs = append(o.refs, below[0].ref)
+		for _, part := range below {
+			o.refs = append(o.refs, part.ref)
+		}
 		return nil
 	}
 	heads := upper
 	if len(below) > 0 {
-		h, err := headOf(ctx, below)
+		h, err := headOf(ctx, below, 0)
 		if err != nil {
 			return err
 		}
@@ -238,9 +248,9 @@ type raw struct {
 	ok      bool
 }
 
-// headOf is a run at its first version.
-func headOf(ctx context.Context, r run) (*raw, error) {
-	h := &raw{source: &runSource{parts: r, through: past}}
+// headOf is a run at its first version. It is read beside others that have so many bytes together with it, or alone.
+func headOf(ctx context.Context, r run, ofAll int64) (*raw, error) {
+	h := &raw{source: &runSource{parts: r, bytes: r.bytes(), ofAll: ofAll, through: past}}
 	return h, h.advance(ctx)
 }
 
@@ -290,11 +300,17 @@ func (m *merge) survives(of *chain, e segment.Entry) bool {
 	return e.Flags&segment.Tombstone == 0 || m.level != baseLevel || rev > m.purge
 }
 
-// add writes a version. All of a key go to the same segment.
+// add writes a version.
 func (o *output) add(ctx context.Context, e segment.Entry) error {
-	if o.writer != nil && o.merge.level == baseLevel && o.writer.Len() >= partBytes && o.last != e.Key {
-		if err := o.cut(ctx); err != nil {
-			return err
+	if o.writer != nil {
+		most := o.p.partBytes
+		if o.last == e.Key {
+			most += most / 4
+		}
+		if o.writer.Len() >= most {
+			if err := o.cut(ctx); err != nil {
+				return err
+			}
 		}
 	}
 	if o.writer == nil {

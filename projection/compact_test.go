@@ -61,6 +61,47 @@ func TestTombstonesHideWhatLiesBelow(t *testing.T) {
 	require.False(t, found, "a deleted object has returned")
 }
 
+// Whatever is merged, a part has about as many bytes as it may: runs above the base, and the versions of one key, too. So
+// what a compaction holds and sends at once does not grow.
+func TestEveryRunIsCut(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	c.partBytes = 64 << 10
+	const value = 12 << 10
+	n := 0
+	fill := func(runs, each int, name func() string) *View {
+		for range runs {
+			for range each {
+				n++
+				c.put(name(), incompressible(value+n))
+			}
+			c.commit()
+		}
+		v := c.compacted()
+		for _, s := range v.snap.root.Segments {
+			if s.level() > 0 {
+				require.Less(t, int(s.Size), c.partBytes*5/4+value+64<<10, "with the block at hand")
+			}
+		}
+		return v
+	}
+	v := fill(runsPerLevel, 24, func() string { return fmt.Sprintf("n%03d", n) })
+	require.Len(t, v.snap.runs, 1)
+	v = fill(runsPerLevel, 4, func() string { return fmt.Sprintf("o%03d", n) })
+	require.Len(t, v.snap.runs, 2)
+	require.EqualValues(t, 1, v.snap.runs[0].level())
+	require.Greater(t, len(v.snap.runs[0]), 4, "a run above the base is one segment")
+	v = fill(runsPerLevel, 8, func() string { return "hot" })
+	hot := v.snap.runs[len(v.snap.runs)-1].overlapping(podKey("hot").RowKey(), podKey("hot").RowKey()+"\x00")
+	require.Greater(t, len(hot), 4, "the versions of one key are one segment")
+	for at := v.Revision(); at > v.Revision()-8*runsPerLevel; at-- {
+		row, found, err := v.Get(c.ctx, podKey("hot").RowKey(), at)
+		require.NoError(t, err)
+		require.True(t, found)
+		require.Equal(t, at, row.Revision)
+	}
+	requireClean(t, c.another())
+}
+
 // A tombstone stays for as long as the log has its event: a writer that does not know of it could never create the
 // object again. The root gives leave to purge, but that the log was purged only the log can say.
 func TestTombstonesOutliveTheirEvents(t *testing.T) {

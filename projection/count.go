@@ -42,11 +42,17 @@ func (m *merged) passBlocks() *int {
 		return passed
 	}
 	oldest := m.heads[len(m.heads)-1]
+	source := oldest.source.(*runSource)
 	limit := func() string {
-		key, _ := m.leastKey(oldest)
+		key, others := m.leastKey(oldest)
+		if len(source.parts) > 1 { // the next part may go on with the last key of this one
+			if next := string(source.parts[1].ref.MinKey); !others || next < key {
+				return next
+			}
+		}
 		return key
 	}
-	oldest.source.(*runSource).pass = func(s *runSource) {
+	source.pass = func(s *runSource) {
 		if s.parts[0].ref.MaxRevision <= oldest.at { // each block's newest versions are those to be counted
 			*passed += s.cursor.CountBlocks(limit)
 		}

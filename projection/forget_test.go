@@ -39,6 +39,7 @@ func TestForget(t *testing.T) {
 			r := newRandom(newCell(t, config), 150+seed, 20)
 			r.Projection = r.over(lax{r.bucket}, config)
 			r.rootFooters = int(seed) * 100
+			r.partBytes = []int{partBytes, 100}[seed%2]
 			r.live(60, time.Millisecond, func(i int) {
 				if i%3 == 0 {
 					r.tend(r.Projection)

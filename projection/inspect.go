@@ -54,7 +54,7 @@ func (p *Projection) Root(ctx context.Context) (Root, error) {
 func listed(refs []segmentRef, keyed bool) []Segment {
 	out := make([]Segment, len(refs))
 	for i, s := range refs {
-		out[i] = Segment{Key: s.Key, Level: int(s.Level), Bytes: s.Size, Rows: s.Rows, MinRevision: s.MinRevision, MaxRevision: s.MaxRevision}
+		out[i] = Segment{Key: s.Key, Level: int(s.level()), Bytes: s.Size, Rows: s.Rows, MinRevision: s.MinRevision, MaxRevision: s.MaxRevision}
 		if keyed {
 			out[i].MinKey, out[i].MaxKey = string(s.MinKey), string(s.MaxKey)
 		}

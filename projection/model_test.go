@@ -7,6 +7,7 @@ import (
 	"iter"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -360,6 +361,76 @@ func TestRandomHistories(t *testing.T) {
 			if r.pad > 0 {
 				require.Greater(t, r.left, 100)
 			}
+		})
+	}
+}
+
+// The same holds if runs of every level are cut into small parts, and the versions of a key lie in several of them.
+func TestRandomHistoriesOfSmallParts(t *testing.T) {
+	quiet(t)
+	for seed := range seeds(6) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			config := func(c *Config) { c.InlineBytes = []int{1, 600}[seed%2] }
+			r := newRandom(newCell(t, config), 400+seed, []int{2, 6, 25}[seed%3])
+			r.pad = []int{40_000, 0, 0}[seed/2%3]
+			cold := func() *Projection {
+				p := r.over(lax{r.bucket}, config)
+				p.partBytes = 100 + int(seed)*20
+				return p
+			}
+			p, back := cold(), Revision(0)
+			spanning := map[bool]int{} // by whether it is the base
+			for i := range 90 {
+				for range 1 + r.IntN(6) {
+					r.step()
+				}
+				_, err := p.Commit(r.ctx)
+				require.NoError(t, err)
+				if i%3 > 0 {
+					continue
+				}
+				if v, keep := p.Current(), Revision(20+r.IntN(100)); v.Applied() > keep {
+					back = max(back, v.Applied()-keep)
+					require.NoError(t, p.Retain(r.ctx, back, back))
+				}
+				v := p.Current()
+				m := &merge{inputs: v.snap.runs, level: baseLevel, floor: v.Floor(), generation: v.snap.root.Generation}
+				if i%9 > 0 { // only those above the base
+					m.inputs, _ = splitBase(m.inputs)
+					m.level--
+				}
+				if len(m.inputs) > 0 {
+					out, err := p.merge(r.ctx, m)
+					require.NoError(t, err)
+					require.NoError(t, out.commit(r.ctx))
+				}
+				for _, run := range p.Current().snap.runs {
+					for n := range len(run) - 1 {
+						if string(run[n].ref.MaxKey) == string(run[n+1].ref.MinKey) {
+							spanning[run.level() == baseLevel]++
+						}
+						require.Less(t, run[n].ref.Rows, uint64(100))
+					}
+				}
+				if i%4 == 0 {
+					p = cold()
+				}
+				r.check(r.ctx, p, r.Rand)
+				r.checkPreconditions(r.ctx, p.Current())
+				name := r.names[r.IntN(len(r.names))]
+				rows, err := p.History(r.ctx, podKey(name).RowKey())
+				require.NoError(t, err)
+				rows = slices.DeleteFunc(rows, func(row Row) bool { return row.Void || row.Revision <= p.Current().Floor() })
+				versions, _, err := p.Versions(r.ctx, podKey(name).RowKey(), ^Revision(0), len(rows))
+				require.NoError(t, err)
+				require.Equal(t, revisionsOf(rows), revisionsOf(versions), name)
+			}
+			if seed%3 == 0 {
+				require.NotZero(t, spanning[true])
+				require.NotZero(t, spanning[false])
+			}
+			requireClean(t, cold())
 		})
 	}
 }

@@ -78,8 +78,8 @@ type Projection struct {
 	purgeLog, fenceLog func(context.Context, Revision) error
 	fillLog            func(context.Context) (Revision, error)
 	// rootFooters is how many bytes of footers a root holds itself, manyEvents how many event segments it lists before
-	// some are joined; tests lower both.
-	rootFooters, manyEvents int
+	// some are joined, partBytes how many bytes a part of a run has; tests lower them.
+	rootFooters, manyEvents, partBytes int
 	// pins has, by a checkpoint's key, the names that it pins. They never change.
 	pins sync.Map
 	// fatal is set once the log has turned out to be another one (invariant 9). Then failing is closed.
@@ -117,7 +117,7 @@ func open(c Config) (*Projection, error) {
 	}
 	c.TailBytes = cmp.Or(c.TailBytes, max(int(c.Budget.Limit()/2), 32<<20))
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
-	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, fillLog: c.Log.Fill, rootFooters: rootFooters, manyEvents: manyEvents,
+	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, fillLog: c.Log.Fill, rootFooters: rootFooters, manyEvents: manyEvents, partBytes: partBytes,
 		cache: newBlockCache(c.Budget), facts: newFactCache(cache.NewBudget(c.Budget.Limit() / factShare)),
 		pasts: cache.New[string, *snapshot](c.Budget), folded: cache.New[foldedKeys, *tail](c.Budget),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate(), failing: make(chan struct{})}

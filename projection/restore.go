@@ -370,7 +370,7 @@ func (f *filling) trims(key string) bool {
 // copySegment copies a segment under a name of the new cell's.
 func (f *filling) copySegment(ctx context.Context, ref *segmentRef) error {
 	from := ref.Key
-	ref.Key = f.target.segmentKey(fmt.Sprintf("seg/%d", ref.Level), ref.MinRevision, ref.MaxRevision)
+	ref.Key = f.target.segmentKey(fmt.Sprintf("seg/%d", ref.level()), ref.MinRevision, ref.MaxRevision)
 	if f.target.config.Bucket == f.from {
 		if err := f.from.Copy(ctx, from, ref.Key); err != nil {
 			return fmt.Errorf("copy segment %s: %w", from, err)

@@ -104,8 +104,13 @@ func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, after Revisi
 		return false, err
 	}
 	if rows {
-		if r.Segments, err = w.refs(ctx, slices.Concat(s.runs...), segment.Keys, 0); err != nil {
-			return false, err
+		r.Segments = nil
+		for _, parts := range s.runs {
+			refs, err := w.refs(ctx, parts, segment.Keys, 0)
+			if err != nil {
+				return false, err
+			}
+			r.Segments = append(r.Segments, oneRun(refs)...)
 		}
 		if records, dropped := w.records(s.records); dropped {
 			if r.Inline, _, err = sealRecords(records); err != nil {
@@ -168,7 +173,6 @@ func (w *rewriting) refs(ctx context.Context, parts run, kind segment.Kind, afte
 			w.segments[part.ref.Key] = renewed
 		}
 		if renewed.Key != "" {
-			renewed.Level = part.ref.Level
 			refs = append(refs, renewed)
 		}
 	}
@@ -217,7 +221,7 @@ func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (se
 	if sum.Rows == 0 {
 		return segmentRef{}, nil
 	}
-	folder := fmt.Sprintf("seg/%d", r.ref.Level)
+	folder := fmt.Sprintf("seg/%d", r.ref.level())
 	if kind == segment.Events { // the revisions that it covers are the same
 		folder, sum.MinRevision, sum.MaxRevision = "events", uint64(r.ref.MinRevision), uint64(r.ref.MaxRevision)
 	}

@@ -79,8 +79,25 @@ type segmentRef struct {
 	Rows                     uint64
 	MinKey, MaxKey           []byte
 	MinRevision, MaxRevision Revision
-	// Level is 0 for what a commit wrote, and rises with every merge. That of the base is baseLevel.
+	// Level is 0 for what a commit wrote, and rises with every merge. That of the base is baseLevel. To it goesOn is added
+	// if the segment goes on with the run of the one before.
 	Level uint8
+}
+
+// goesOn is added to the levels of a run's segments but the first. Those of the base need none: there is one base.
+const goesOn = 1 << 7
+
+func (s *segmentRef) level() uint8 { return s.Level &^ goesOn }
+
+// oneRun says of segments of one level that they are a run.
+func oneRun(refs []segmentRef) []segmentRef {
+	for i := range refs {
+		refs[i].Level = refs[i].level()
+		if i > 0 && refs[i].Level != baseLevel {
+			refs[i].Level |= goesOn
+		}
+	}
+	return refs
 }
 
 // The root's dialect of CBOR is deterministic. What no writer of ours would write is not read.
@@ -185,8 +202,8 @@ func (r *root) check() error {
 	}
 	for _, refs := range r.runs() {
 		for i := 1; i < len(refs); i++ {
-			if bytes.Compare(refs[i-1].MaxKey, refs[i].MinKey) >= 0 {
-				return fmt.Errorf("segments %s and %s of one run overlap", refs[i-1].Key, refs[i].Key)
+			if bytes.Compare(refs[i-1].MaxKey, refs[i].MinKey) > 0 || refs[i].level() != refs[i-1].level() {
+				return fmt.Errorf("segments %s and %s are no run", refs[i-1].Key, refs[i].Key)
 			}
 		}
 	}

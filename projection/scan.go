@@ -277,6 +277,10 @@ type runSource struct {
 
 func (s *runSource) next(ctx context.Context) (version, bool, error) {
 	for len(s.parts) > 0 {
+		if s.cursor == nil && s.skipped != "" && string(s.parts[0].ref.MaxKey) <= s.skipped {
+			s.parts = s.parts[1:] // a key that was skipped has more parts
+			continue
+		}
 		if s.cursor == nil {
 			reader, err := s.open(ctx)
 			if err != nil {
@@ -327,25 +331,29 @@ func (s *runSource) hides(key string) bool {
 	if last == nil || key > last.Passed() {
 		return false
 	}
-	reader := s.reader(key)
-	return reader != nil && reader.MayHold(key)
+	i := s.reached(key)
+	return i < len(s.opened) && s.opened[i].MayHold(key)
 }
 
 func (s *runSource) find(ctx context.Context, key string, at Revision) (version, bool, error) {
-	if reader := s.reader(key); reader != s.finding {
-		s.finder, s.finding = reader.Ascending(key, s.end), reader
+	for _, reader := range s.opened[s.reached(key):] {
+		if reader.Summary().MinKey > key {
+			break
+		}
+		if reader != s.finding {
+			s.finder, s.finding = reader.Ascending(key, s.end), reader
+		}
+		e, ok, err := s.finder.Find(ctx, key, uint64(at), segment.Void)
+		if ok || err != nil {
+			return entryVersion(e), ok, err
+		}
 	}
-	e, ok, err := s.finder.Find(ctx, key, uint64(at), segment.Void)
-	return entryVersion(e), ok, err
+	return version{}, false, nil
 }
 
-// reader is of the part that was reached and would have the key, nil if there is none.
-func (s *runSource) reader(key string) *segment.Reader {
-	i := sort.Search(len(s.opened), func(i int) bool { return s.opened[i].Summary().MaxKey >= key })
-	if i == len(s.opened) {
-		return nil
-	}
-	return s.opened[i]
+// reached is the first part that was opened and would have the key.
+func (s *runSource) reached(key string) int {
+	return sort.Search(len(s.opened), func(i int) bool { return s.opened[i].Summary().MaxKey >= key })
 }
 
 func (s *runSource) open(ctx context.Context) (*segment.Reader, error) {

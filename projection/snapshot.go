@@ -28,7 +28,8 @@ type snapshot struct {
 	index, eventIndex *index
 }
 
-// run is a sequence of segments that do not overlap, ascending.
+// run is a sequence of segments, ascending by key. The last key of one may be the first of the next, which has older
+// versions of it then.
 type run []*part
 
 // part is a segment that is opened on first use and stays open for as long as a snapshot names it.
@@ -114,11 +115,11 @@ func (s *snapshot) part(p *Projection, ref segmentRef) *part {
 	return p.newPart(ref)
 }
 
-// runs groups the key-ordered segments: those of the base are one run, every other is its own.
+// runs groups the key-ordered segments.
 func (r *root) runs() (runs [][]segmentRef) {
 	for i, ref := range r.Segments {
 		last := len(runs) - 1
-		if last >= 0 && ref.Level == baseLevel && r.Segments[i-1].Level == baseLevel {
+		if last >= 0 && (ref.Level&goesOn != 0 || ref.Level == baseLevel && r.Segments[i-1].Level == baseLevel) {
 			runs[last] = append(runs[last], ref)
 		} else {
 			runs = append(runs, []segmentRef{ref})
@@ -244,29 +245,39 @@ func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip seg
 		return version{}, false, err
 	}
 	for _, parts := range runs {
-		if found && parts[0].ref.MaxRevision < best.revision {
-			continue
-		}
-		reader, err := parts[0].open(ctx)
-		if err != nil {
-			return version{}, false, err
-		}
-		e, ok, err := reader.Find(ctx, key, uint64(at), skip)
-		if err != nil {
-			return version{}, false, err
-		}
-		if ok && (!found || Revision(e.Revision) > best.revision) {
-			best, found = entryVersion(e), true
+		for _, part := range parts {
+			if part.ref.MinRevision > at || found && part.ref.MaxRevision < best.revision {
+				continue
+			}
+			reader, err := part.open(ctx)
+			if err != nil {
+				return version{}, false, err
+			}
+			e, ok, err := reader.Find(ctx, key, uint64(at), skip)
+			if err != nil {
+				return version{}, false, err
+			}
+			if !ok {
+				continue
+			}
+			if !found || Revision(e.Revision) > best.revision {
+				best, found = entryVersion(e), true
+			}
+			break // what the next parts have of the key is older
 		}
 	}
 	return best, found, nil
 }
 
-// candidates are the runs that may have the key at or below the revision, each cut down to the one part.
+// candidates are the runs that may have the key at or below the revision, each cut down to the parts that may: nearly
+// always one.
 func (s *snapshot) candidates(key string, at Revision) (runs []run) {
 	for _, r := range s.runs {
 		parts := r.overlapping(key, key+"\x00")
-		if len(parts) > 0 && parts[0].ref.MinRevision <= at {
+		for len(parts) > 0 && parts[0].ref.MinRevision > at {
+			parts = parts[1:]
+		}
+		if len(parts) > 0 {
 			runs = append(runs, parts)
 		}
 	}

@@ -31,6 +31,7 @@ func TestTrim(t *testing.T) {
 			r.prefix = func(name string) string { return []string{"/pods", "/leases", "/events", "/leasesbeyond"}[name[2]%4] }
 			r.Projection = r.over(lax{r.bucket}, config)
 			r.rootFooters = int(seed) * 100
+			r.partBytes = []int{partBytes, 100}[seed%2]
 			trims := 0
 			r.live(120, 4*time.Millisecond, func(i int) {
 				if i%3 == 0 {

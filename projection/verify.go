@@ -107,8 +107,17 @@ func (v *verification) run(ctx context.Context) error {
 		v.unread = true
 		v.report("read the root: %w", err)
 	}
-	for _, ref := range v.root.Segments {
-		v.segment(ctx, ref, segment.Keys, func(r *record) { v.rows = append(v.rows, v.factOf(r)) })
+	for _, refs := range v.root.runs() {
+		last := new(record)
+		for _, ref := range refs {
+			v.segment(ctx, ref, segment.Keys, func(r *record) {
+				if last.key > r.key || last.key == r.key && last.Revision <= r.Revision {
+					v.report("segment %s does not follow the one before it in its run", ref.Key)
+				}
+				last = r
+				v.rows = append(v.rows, v.factOf(r))
+			})
+		}
 	}
 	last := Revision(0) // before the first event
 	follow := func(r *record) {

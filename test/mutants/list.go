@@ -10,6 +10,30 @@ var list = []mutant{
 		why:   "a compaction above the base drops a tombstone, and the deleted object that lies below returns",
 	},
 	{
+		name: "key-cut-from-its-newest-versions",
+		file: "projection/compact.go", old: "if !bytes.Equal(base[i-1].ref.MaxKey, base[i].ref.MinKey) {", new: "if len(base) > 0 {",
+		tests: "TestRandomHistoriesOfSmallParts",
+		why:   "a compaction loses the versions of a key that lie in the part before",
+	},
+	{
+		name: "key-sought-in-one-part",
+		file: "projection/snapshot.go", old: "if !ok {\n\t\t\t\tcontinue\n\t\t\t}\n\t\t\tif !found", new: "if !ok {\n\t\t\t\tbreak\n\t\t\t}\n\t\t\tif !found",
+		tests: "TestRandomHistoriesOfSmallParts",
+		why:   "an older version of a busy object is not found",
+	},
+	{
+		name: "key-of-two-parts-counted-twice",
+		file: "projection/count.go", old: "!others || next < key {", new: "next == key {",
+		tests: "TestRandomHistoriesOfSmallParts",
+		why:   "a list says that there are more objects than there are",
+	},
+	{
+		name: "upper-runs-in-one-piece",
+		file: "projection/compact.go", old: "if o.writer.Len() >= most {", new: "if o.merge.level == baseLevel && o.writer.Len() >= most {",
+		tests: "TestEveryRunIsCut",
+		why:   "a merge of large runs is held in memory as a whole, and sent by one PUT",
+	},
+	{
 		name: "forgotten-while-the-log-has-it",
 		file: "projection/forget.go", old: "p.Retain(ctx, last, filled)", new: "p.Retain(ctx, last, last)",
 		tests: "TestForget",
