@@ -22,7 +22,8 @@ import (
 //   - The log acknowledges the copy. It is the only one: had another entered before, this one's preconditions would not
 //     have held, and now none can enter after it.
 //   - The log refuses the copy, and a copy is in the log, or the refusal proves that a precondition is broken for good.
-//     From then on no copy can enter, so what the log holds is final: if no copy is there, the append has lost (search).
+//     From then on no copy can enter, so what the log holds is final: if no copy is there, the append has lost
+//     (search).
 //   - Anything else proves nothing. resolve tries again.
 //
 // The same steps decide a write that was refused because another write of its key is under way (errOpen).
