@@ -118,6 +118,7 @@ func (l *Log) encodeAll(epoch uint64, requestID string, writes []Write) ([]*nats
 		if len(writes) > 1 {
 			msg.Header[headerBatch] = []string{fmt.Sprintf("%d/%d", i+1, len(writes))}
 		}
+		seal(msg)
 		if int64(msg.Size()) > min(maxMessage, l.config.Conn.MaxPayload()) {
 			return nil, fmt.Errorf("append %s: %w", w.Key.RowKey(), ErrTooLarge)
 		}

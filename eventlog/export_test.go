@@ -1,10 +1,13 @@
 package eventlog
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -75,3 +78,46 @@ func (l *Log) Conn() *nats.Conn { return l.config.Conn }
 
 // Basis is the basis of a writer who knows what this process has seen.
 func (l *Log) Basis() Basis { return Basis{Head: Revision(l.seen.Load()), Epoch: l.Epoch()} }
+
+// Damaged is how often this process has read a damaged event from another server.
+func Damaged() float64 {
+	var m dto.Metric
+	if err := damaged.Write(&m); err != nil {
+		panic(err)
+	}
+	return m.GetCounter().GetValue()
+}
+
+// Sealed is a write as it is on the wire: subject, headers and body. Its headers end with the last one, and the client of
+// NATS writes them in any order.
+func Sealed(t testing.TB, prefix string, w Write, last string) (subject string, header, body []byte) {
+	t.Helper()
+	msg, err := encode(prefix, 1, "id", time.Unix(1, 0), w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seal(msg)
+	var b bytes.Buffer
+	b.WriteString("NATS/1.0\r\n")
+	for name, values := range msg.Header {
+		if name != last {
+			fmt.Fprintf(&b, "%s: %s\r\n", name, values[0])
+		}
+	}
+	fmt.Fprintf(&b, "%s: %s\r\n\r\n", last, msg.Header[last][0])
+	return msg.Subject, b.Bytes(), msg.Data
+}
+
+// ErrForeign says that a message would be taken for one that was never an event.
+var ErrForeign = errors.New("foreign")
+
+// Whole reads a message as the leader answers it.
+func Whole(prefix, subject string, header, body []byte) (Event, error) {
+	h, _ := nats.DecodeHeadersMsg(header)
+	m := stored{subject: subject, header: h, body: body, raw: header}
+	e, err := m.event(prefix)
+	if m.foreign(err) {
+		err = fmt.Errorf("%w: %w", ErrForeign, err)
+	}
+	return e, err
+}

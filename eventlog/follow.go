@@ -60,7 +60,6 @@ type follower struct {
 	next  Revision
 	yield func(Batch) error
 	batch Batch // what has come of an append whose last event has not
-	gaps  int   // how often in a row something else than next came
 }
 
 // open reads from one consumer until that breaks. The consumer begins with the event that was read last. So what it
@@ -150,7 +149,7 @@ func (f *follower) read(ctx context.Context, sub *nats.Subscription) error {
 			quiet = time.Now()
 			continue
 		}
-		if err := f.answer(msg); err != nil {
+		if err := f.answer(ctx, msg); err != nil {
 			return err
 		}
 		if time.Since(quiet) > f.log.config.Timeout {
@@ -164,7 +163,7 @@ func (f *follower) read(ctx context.Context, sub *nats.Subscription) error {
 
 // answer handles what a consumer says beside events: flow control, which it wants answered, and heartbeats, which say
 // how far it has delivered.
-func (f *follower) answer(msg *nats.Msg) error {
+func (f *follower) answer(ctx context.Context, msg *nats.Msg) error {
 	if msg.Header.Get("Status") != "100" {
 		return fmt.Errorf("the consumer ended: %s %s", msg.Header.Get("Status"), msg.Header.Get("Description"))
 	}
@@ -176,7 +175,7 @@ func (f *follower) answer(msg *nats.Msg) error {
 		return f.log.config.Conn.Publish(stalled, nil)
 	}
 	if last, err := parseNumber(msg.Header, "Nats-Last-Stream", 64); err == nil && Revision(last) >= f.next {
-		return fmt.Errorf("the consumer has delivered up to %d, and %d never came", last, f.next)
+		return f.missed(ctx, Revision(last))
 	}
 	return nil
 }
@@ -195,15 +194,42 @@ func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {
 	if err != nil {
 		return err
 	}
-	if m.revision != f.next {
-		return f.gap(ctx, m.revision)
+	if m.revision < f.next {
+		return fmt.Errorf("revision %d came in place of %d", m.revision, f.next)
+	}
+	if err := f.missed(ctx, m.revision-1); err != nil {
+		return err
+	}
+	return f.accept(f.log.whole(ctx, m))
+}
+
+// missed reads the events up to a revision that did not come: they were lost on the way, purged, or are damaged where
+// the consumer is.
+func (f *follower) missed(ctx context.Context, upto Revision) error {
+	for f.next <= upto {
+		if err := f.accept(f.log.fromLeader(ctx, f.next)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// accept takes what was read as the next event.
+func (f *follower) accept(e Event, err error) error {
+	if errors.Is(err, ErrPurged) && f.next == f.at.Revision { // it was read before
+		f.next++
+		return nil
+	}
+	if errors.Is(err, ErrPurged) || errors.Is(err, ErrDiverged) || errors.Is(err, errNowhere) {
+		return &fatal{fmt.Errorf("follow the log: %w", err)}
+	}
+	if err != nil {
+		return err
 	}
 	f.next++
-	e := m.event(f.log.config.Prefix)
 	if e.Revision == f.at.Revision {
 		err = f.at.Compare(e.Position())
 	} else {
-		f.gaps = 0
 		err = f.gather(e)
 	}
 	if err != nil {
@@ -232,17 +258,4 @@ func (f *follower) flush() error {
 	whole := f.batch
 	f.batch = nil
 	return f.yield(whole)
-}
-
-// gap finds out why another event came than the next one. If the next one was purged, check says so. If a message was
-// lost on the way, opening anew repairs it. If that does not help, the log has a hole.
-func (f *follower) gap(ctx context.Context, got Revision) error {
-	if err := f.check(ctx); err != nil {
-		return err
-	}
-	f.gaps++
-	if f.gaps > gapTries {
-		return &fatal{fmt.Errorf("follow the log: revision %d is missing: %w", f.next, ErrDiverged)}
-	}
-	return fmt.Errorf("revision %d came in place of %d", got, f.next)
 }

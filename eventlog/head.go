@@ -146,6 +146,7 @@ func (l *Log) publishBarrier(ctx context.Context, headers nats.Header, body []by
 		barrier := encodeBarrier(l.config.Prefix, l.Epoch(), nuid.Next(), time.Now())
 		maps.Copy(barrier.Header, headers)
 		barrier.Data = body
+		seal(barrier)
 		err := l.callOnce(attempt, "barrier", barrier, decoded(&ack))
 		cancel()
 		if err == nil && ack.Sequence > 0 {

@@ -12,5 +12,12 @@ var malformed = prometheus.NewCounter(prometheus.CounterOpts{
 	Help: "Messages read from the log that are not events; each is skipped.",
 })
 
+var damaged = prometheus.NewCounter(prometheus.CounterOpts{
+	Name: "logplane_log_damaged_total",
+	Help: "Events of which a server of the log had a damaged copy or none; each was read from another server.",
+})
+
 // Collectors returns the package's metrics.
-func Collectors() []prometheus.Collector { return []prometheus.Collector{roundTrips, malformed} }
+func Collectors() []prometheus.Collector {
+	return []prometheus.Collector{roundTrips, malformed, damaged}
+}

@@ -2,7 +2,6 @@ package eventlog
 
 import (
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"strconv"
@@ -23,6 +22,7 @@ type stored struct {
 	time     time.Time
 	header   nats.Header
 	body     []byte
+	raw      []byte // the headers as the leader has them; nil from elsewhere
 }
 
 // get asks the stream's leader for one message, and is errNoMessage if it has none. While a batch is being written, the
@@ -48,7 +48,7 @@ func quoted(m *stored) reading {
 		Message struct {
 			Subject  string    `json:"subject"`
 			Revision Revision  `json:"seq"`
-			Header   string    `json:"hdrs"`
+			Header   []byte    `json:"hdrs"`
 			Body     []byte    `json:"data"`
 			Time     time.Time `json:"time"`
 		} `json:"message"`
@@ -59,17 +59,8 @@ func quoted(m *stored) reading {
 			return err
 		}
 		got := answer.Message
-		header := nats.Header{}
-		if got.Header != "" {
-			raw, err := base64.StdEncoding.DecodeString(got.Header)
-			if err == nil {
-				header, err = nats.DecodeHeadersMsg(raw)
-			}
-			if err != nil {
-				return fmt.Errorf("read the headers at revision %d: %w", got.Revision, err)
-			}
-		}
-		*m = stored{got.Subject, got.Revision, got.Time, header, got.Body}
+		header, _ := nats.DecodeHeadersMsg(got.Header) // damaged ones are none
+		*m = stored{got.Subject, got.Revision, got.Time, header, got.Body, got.Header}
 		return nil
 	}
 }
@@ -83,7 +74,7 @@ func plain(m *stored) reading {
 		case lastOf(msg.Header, headerSequence) != "":
 			*m, err = direct(msg)
 			return err
-		case status == "404":
+		case status == "404", status == "": // without a status, its headers are damaged: then another copy must be read
 			return &serverError{Status: 404, Code: codeMessageNotFound, Description: msg.Header.Get("Description")}
 		default:
 			return fmt.Errorf("read the answer of the log's server: status '%s', %s", status, msg.Header.Get("Description"))
@@ -102,7 +93,7 @@ func direct(msg *nats.Msg) (stored, error) {
 	if err != nil {
 		return stored{}, fmt.Errorf("read the message at revision %d: %w", revision, err)
 	}
-	return stored{lastOf(msg.Header, headerStored), Revision(revision), at, msg.Header, msg.Data}, nil
+	return stored{lastOf(msg.Header, headerStored), Revision(revision), at, msg.Header, msg.Data, nil}, nil
 }
 
 // delivered reads a message that a consumer delivers: its place in the log is in its reply subject.
@@ -111,7 +102,7 @@ func delivered(msg *nats.Msg) (stored, error) {
 	if err != nil {
 		return stored{}, fmt.Errorf("read a message of the log: %w", err)
 	}
-	return stored{msg.Subject, Revision(place.Sequence.Stream), place.Timestamp, msg.Header, msg.Data}, nil
+	return stored{msg.Subject, Revision(place.Sequence.Stream), place.Timestamp, msg.Header, msg.Data, nil}, nil
 }
 
 func lastOf(h nats.Header, name string) string {

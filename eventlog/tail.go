@@ -28,8 +28,9 @@ const (
 //
 // upto must be a revision that Head or Append returned. If the log does not hold it, Tail fails after the timeout. Any
 // replica may answer. What proves completeness is the unbroken sequence up to upto, and never what a replica takes for
-// the end. A hole above the first revision is ErrDiverged, as no setting of the log allows one. A message that is not
-// an event is counted, logged and delivered as a Barrier: it changes nothing.
+// the end. A hole above the first revision is ErrDiverged, as no setting of the log allows one. An event of which a copy
+// is damaged or missing is read from another server; if none has it whole, Tail fails. A message that was never an event
+// is counted, logged and delivered as a Barrier: it changes nothing.
 func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) error) error {
 	ctx, s := span(ctx, "log tail")
 	defer s.End()
@@ -125,7 +126,7 @@ func (r *reader) page(ctx context.Context) (silent bool, err error) {
 	for r.next < end {
 		select {
 		case msg := <-answers:
-			if more, err := r.take(msg); err != nil || !more {
+			if more, err := r.take(ctx, msg); err != nil || !more {
 				return false, err
 			}
 			timer.Reset(patience)
@@ -156,18 +157,19 @@ func (r *reader) ask(inbox string, end Revision) error {
 }
 
 // take delivers one message of a page. more is false at the page's end.
-func (r *reader) take(msg *nats.Msg) (more bool, err error) {
+func (r *reader) take(ctx context.Context, msg *nats.Msg) (more bool, err error) {
 	if msg == nil || msg.Header.Get("Status") != "" { // end of batch, it has no more, or the connection was closed
 		return false, nil
 	}
 	m, err := direct(msg)
+	if err != nil || m.revision != r.next { // damaged, purged, or a replica that is catching up: the leader knows
+		return false, nil
+	}
+	e, err := r.log.whole(ctx, m)
 	if err != nil {
 		return false, err
 	}
-	if m.revision != r.next { // purged, or a replica that is catching up: the leader knows
-		return false, nil
-	}
-	return true, r.deliver(m.event(r.log.config.Prefix))
+	return true, r.deliver(e)
 }
 
 // fromLeader reads one revision from the stream's leader. During a change of leaders the one that answers may not have
@@ -180,26 +182,26 @@ func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 		m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d,"next_by_subj":">"}`, rev))
 		switch {
 		case err == nil && m.revision == rev:
-			return m.event(l.config.Prefix), nil
+			return l.whole(ctx, m)
 		case err == nil:
-			err = l.explainGap(ctx, rev, try)
-		case errors.Is(err, errNoMessage):
-			err = l.checkFirst(ctx, rev) // a fence may have purged all of the log
+			if err = l.checkFirst(ctx, rev); errors.Is(err, errLacking) && try >= gapTries {
+				return l.otherCopy(ctx, rev, errMissing)
+			}
+		case errors.Is(err, errNoMessage): // of all that follow either: a fence may have purged them, or they are damaged
+			if err = l.checkFirst(ctx, rev); errors.Is(err, errLacking) && try >= gapTries && l.replicated.Load() {
+				return l.otherCopy(ctx, rev, err)
+			}
 		}
-		if errors.Is(err, ErrPurged) || errors.Is(err, ErrDiverged) || backOff(ctx, try) != nil {
+		if errors.Is(err, ErrPurged) || backOff(ctx, try) != nil {
 			return Event{}, err
 		}
 	}
 }
 
-func (l *Log) explainGap(ctx context.Context, missing Revision, try int) error {
-	if err := l.checkFirst(ctx, missing); errors.Is(err, ErrPurged) || try < gapTries {
-		return err
-	}
-	return fmt.Errorf("revision %d is missing: %w", missing, ErrDiverged)
-}
+// errLacking: the leader does not have an event though the log reaches there.
+var errLacking = errors.New("the leader lacks it")
 
-// checkFirst is ErrPurged if the revision is before the log's first.
+// checkFirst says why the leader does not have a revision: it is ErrPurged if that is before the log's first.
 func (l *Log) checkFirst(ctx context.Context, rev Revision) error {
 	b, err := l.info(ctx)
 	if err != nil {
@@ -207,6 +209,9 @@ func (l *Log) checkFirst(ctx context.Context, rev Revision) error {
 	}
 	if b.First > rev {
 		return fmt.Errorf("revision %d is before the first, %d: %w", rev, b.First, ErrPurged)
+	}
+	if b.Head >= rev {
+		return fmt.Errorf("the log ends at %d and revision %d is not there: %w", b.Head, rev, errLacking)
 	}
 	return fmt.Errorf("revision %d is not in the log, which ends at %d", rev, b.Head)
 }

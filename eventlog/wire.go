@@ -4,9 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"log/slog"
+	"hash/crc32"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unique"
 
@@ -39,12 +40,14 @@ const (
 	headerBatch = "Logplane-Batch"
 	// headerOutdates has any value on a barrier that outdates roots; others lack it.
 	headerOutdates = "Logplane-Outdates"
+	// headerChecksum is that of what the event says. Events from before there was one have none.
+	headerChecksum = "Logplane-Checksum"
 
 	headerExpected = "Nats-Expected-Last-Subject-Sequence"
 )
 
 // mostHeaders is how many headers an event has, unless it is of a batch or traced.
-const mostHeaders = 16
+const mostHeaders = 17
 
 const specVersion = "1.0"
 
@@ -89,7 +92,7 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 	set(headerPrefix, w.Key.Prefix)
 	set(headerBase, formatRevision(w.Base))
 	set(headerPrecondition, formatRevision(w.Precondition))
-	set(headerEpoch, strconv.FormatUint(epoch, 10))
+	set(headerEpoch, formatEpoch(epoch))
 	set(headerTTL, strconv.FormatUint(uint64(w.TTL), 10))
 	set(headerExpected, formatRevision(w.Precondition))
 	by := w.Author.clean()
@@ -113,7 +116,7 @@ func encodeBarrier(prefix string, epoch uint64, id string, now time.Time) *nats.
 		headerTime:   {now.UTC().Format(time.RFC3339Nano)},
 		headerType:   {barrierType},
 		headerSource: {"/barrier"},
-		headerEpoch:  {strconv.FormatUint(epoch, 10)},
+		headerEpoch:  {formatEpoch(epoch)},
 	}}
 }
 
@@ -133,16 +136,52 @@ func decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at
 	return e, nil
 }
 
-// event is what readers deliver for a message. One that cannot be decoded changes nothing, like a barrier: somebody
-// published past this package, which must be seen and must not stop all readers for good.
-func (m stored) event(prefix string) Event {
-	e, err := decode(prefix, m.subject, m.header, m.body, m.revision, m.time)
-	if err != nil {
-		malformed.Inc()
-		slog.Warn("skipped a message of the log that is not an event", "revision", m.revision, "subject", m.subject, "error", err)
-		e = Event{Revision: m.revision, Time: m.time, RequestID: m.header.Get(headerID)}
+// summed are the headers that decide something, or that somebody is told, in the order of the checksum.
+var summed = [...]string{
+	headerSpec, headerID, headerType, headerContentType, headerPrefix, headerBase, headerPrecondition, headerEpoch, headerTTL,
+	headerUser, headerAs, headerAgent, headerBatch, headerOutdates,
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// seal gives a message that is whole its checksum.
+func seal(m *nats.Msg) {
+	m.Header[headerChecksum] = []string{strconv.FormatUint(uint64(checksum(m.Subject, m.Header, m.Data)), 16)}
+}
+
+// scratch is for the parts that a checksum begins with.
+var scratch = sync.Pool{New: func() any { return new([]byte) }}
+
+// checksum is of the subject, the headers and the body, each with a zero byte before it that none can have.
+func checksum(subject string, h nats.Header, body []byte) uint32 {
+	parts := scratch.Get().(*[]byte)
+	defer scratch.Put(parts)
+	*parts = append((*parts)[:0], subject...)
+	for _, name := range summed {
+		*parts = append(append(*parts, 0), h.Get(name)...)
 	}
-	return e
+	return crc32.Update(crc32.Checksum(append(*parts, 0), castagnoli), castagnoli, body)
+}
+
+// formatEpoch puts a zero before the epoch, as a mark: an event that lacks its checksum and has that is not from before
+// there were checksums. Its headers came to seem shorter than they are.
+func formatEpoch(epoch uint64) string { return "0" + strconv.FormatUint(epoch, 10) }
+
+func mustBeSealed(epoch string) bool { return len(epoch) > 1 && epoch[0] == '0' }
+
+// errDamaged: a copy of an event is not what was appended.
+var errDamaged = errors.New("its checksum is wrong")
+
+// event reads a message. If it is no event this copy of it may be damaged, or somebody published past this package.
+func (m stored) event(prefix string) (Event, error) {
+	_, sealed := m.header[headerChecksum]
+	if sealed || mustBeSealed(m.header.Get(headerEpoch)) {
+		said, err := strconv.ParseUint(m.header.Get(headerChecksum), 16, 32)
+		if err != nil || uint32(said) != checksum(m.subject, m.header, m.body) {
+			return Event{}, fmt.Errorf("decode event at revision %d: %w", m.revision, errDamaged)
+		}
+	}
+	return decode(prefix, m.subject, m.header, m.body, m.revision, m.time)
 }
 
 func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {

@@ -2,8 +2,10 @@ package eventlogtest
 
 import (
 	"context"
+	"fmt"
 	"net/url"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,13 +34,7 @@ func Cluster(t testing.TB) *Servers {
 	c := &Servers{t: t}
 	c.route()
 	for i := range size {
-		c.Server[i] = run(t, c.options[i])
-		c.Conn[i] = Connect(t, c.Server[i])
-		for j := range size {
-			if j != i {
-				c.links[j][i].ToAddress(c.Server[i].ClusterAddr().String())
-			}
-		}
+		c.start(i)
 	}
 	Eventually(t, "the servers agree on a leader and know each other", func() bool {
 		leaders := 0
@@ -50,6 +46,55 @@ func Cluster(t testing.TB) *Servers {
 		return leaders == 1
 	})
 	return c
+}
+
+func (c *Servers) start(i int) {
+	c.Server[i] = run(c.t, c.options[i])
+	c.Conn[i] = Connect(c.t, c.Server[i])
+	for j := range size {
+		if j != i {
+			c.links[j][i].ToAddress(c.Server[i].ClusterAddr().String())
+		}
+	}
+}
+
+// Restart stops server i, does something to the folder that it stores in, and starts it again. It returns when the
+// server has all of the log. Conn[i] is another connection then.
+func (c *Servers) Restart(i int, meanwhile func(folder string)) {
+	c.t.Helper()
+	c.Server[i].Shutdown()
+	c.Server[i].WaitForShutdown()
+	meanwhile(c.options[i].StoreDir)
+	c.start(i)
+	Eventually(c.t, "the server that was restarted keeps up", func() bool { return c.Current(i) })
+}
+
+// Lead makes server i the log's leader.
+func (c *Servers) Lead(i int) {
+	c.t.Helper()
+	ask := fmt.Appendf(nil, `{"placement":{"preferred":%q}}`, c.Server[i].Name())
+	Eventually(c.t, "the server leads the log", func() bool {
+		if c.Leads(i) {
+			return true
+		}
+		_, _ = c.Conn[i].Request("$JS.API.STREAM.LEADER.STEPDOWN.logplane", ask, time.Second)
+		return false
+	})
+}
+
+// ConnectFirst returns a connection to server i that knows the others, too. It ends with the test.
+func (c *Servers) ConnectFirst(i int) *nats.Conn {
+	c.t.Helper()
+	var urls []string
+	for j := range size {
+		urls = append(urls, c.Server[(i+j)%size].ClientURL())
+	}
+	conn, err := nats.Connect(strings.Join(urls, ","), nats.DontRandomize(), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(conn.Close)
+	return conn
 }
 
 // route makes the options of all servers, so that each knows the others by links only.

@@ -1,0 +1,138 @@
+package eventlog
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Each server of a replicated log has a copy of each event, and a disk or a memory may flip its bits. The server finds
+// out most of that by a checksum of its own, and then passes over the event as if it had been deleted. Where it does
+// not, the event's checksum tells. Either way other copies are read, and nothing is folded that nobody has appended.
+
+var (
+	// errNowhere: every copy that could be asked for is damaged, and so the event cannot be read.
+	errNowhere = errors.New("start those that are down, so that they are asked too; if its last copy is lost, stop all writers and run 'logplane fence'")
+	// errMissing: the log goes on after the event. If no server has it, the log has a hole.
+	errMissing = errors.New("it is missing")
+)
+
+// whole is the event of a message, or that of another copy if this one is no event.
+func (l *Log) whole(ctx context.Context, m stored) (Event, error) {
+	e, err := m.event(l.config.Prefix)
+	if err != nil {
+		return l.otherCopy(ctx, m.revision, err)
+	}
+	return e, nil
+}
+
+// otherCopy reads an event of which one copy is no event, or missing: it asks the leader, and then all servers that the
+// connection knows of, copyRounds times. If none has it whole, that is final.
+//
+// What the leader has may never have been an event. It then changes nothing, like a barrier: somebody published past
+// this package, which must be seen and must not stop all readers for good.
+func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, err error) {
+	ctx, cancel := l.within(ctx)
+	defer cancel()
+	request := fmt.Appendf(nil, `{"seq":%d}`, rev)
+	var m stored
+	err = l.call(ctx, "tail", "STREAM.MSG.GET."+l.config.Stream, request, quoted(&m))
+	if err == nil {
+		e, err = m.event(l.config.Prefix)
+		if m.foreign(err) {
+			malformed.Inc()
+			slog.Warn("skipped a message of the log that is not an event", "revision", rev, "subject", m.subject, "error", err)
+			return Event{Revision: rev, Time: m.time, RequestID: m.header.Get(headerID)}, nil
+		}
+	}
+	var asked []string
+	for round := 0; err != nil && l.replicated.Load() && round < copyRounds; round++ {
+		if round > 0 && Pause(ctx, l.tryTime(0)) != nil {
+			break
+		}
+		asked = nil
+		eachServer(ctx, l.config.Conn, func(one *nats.Conn) (more bool) {
+			asked = append(asked, one.ConnectedServerName())
+			attempt, cancel := context.WithTimeout(ctx, l.tryTime(0))
+			defer cancel()
+			var got *nats.Msg
+			if got, err = one.RequestWithContext(attempt, "$JS.API.DIRECT.GET."+l.config.Stream, request); err == nil {
+				m, err = direct(got)
+			}
+			if err == nil {
+				e, err = m.event(l.config.Prefix)
+			}
+			return err != nil
+		})
+	}
+	switch {
+	case err == nil:
+		damaged.Inc()
+		slog.Warn("a copy of an event is damaged, and another was read: see 'Damaged copies' in docs/operations.md", "revision", rev,
+			"connected to", l.config.Conn.ConnectedServerName(), "error", why)
+		return e, nil
+	case errors.Is(l.checkFirst(ctx, rev), ErrPurged):
+		return Event{}, fmt.Errorf("revision %d was damaged: %w", rev, ErrPurged)
+	case why == errMissing:
+		return Event{}, fmt.Errorf("revision %d is missing at the leader%s: %w", rev, listed(asked), ErrDiverged)
+	}
+	return Event{}, fmt.Errorf("no server has the event at revision %d whole, not the leader%s: %w (%w)", rev, listed(asked), errNowhere, why)
+}
+
+func listed(servers []string) string {
+	if len(servers) == 0 {
+		return ""
+	}
+	return " and " + strings.Join(servers, ", ")
+}
+
+// copyRounds is how often all servers are asked for an event, a second apart. A server that does not lead hands what it
+// is asked on to another for the first two seconds.
+const copyRounds = 4
+
+// foreign says that what the leader has, and what err says that it is no event, never was one. Of an event the checksum
+// stands somewhere, even if it cannot be told any more where the headers end.
+func (m stored) foreign(err error) bool {
+	return err != nil && !errors.Is(err, errDamaged) && !bytes.Contains(append(bytes.Clone(m.raw), m.body...), []byte(headerChecksum))
+}
+
+// serverTime bounds connecting to one server.
+const serverTime = time.Second
+
+// eachServer calls ask with a connection to each server that conn knows of, one after the other, while ask returns true.
+// It leaves out those that cannot be reached.
+func eachServer(ctx context.Context, conn *nats.Conn, ask func(*nats.Conn) (more bool)) {
+	options := conn.Opts
+	options.AllowReconnect, options.RetryOnFailedConnect, options.Timeout = false, false, serverTime
+	options.DisconnectedErrCB, options.ReconnectedCB, options.AsyncErrorCB, options.ClosedCB = nil, nil, nil, nil
+	var user *url.Userinfo // which conn.Servers leaves out
+	if len(options.Servers) > 0 {
+		if u, err := url.Parse(options.Servers[0]); err == nil {
+			user = u.User
+		}
+	}
+	for _, server := range conn.Servers() {
+		to, err := url.Parse(server)
+		if err != nil || ctx.Err() != nil {
+			continue
+		}
+		to.User = user
+		options.Servers = []string{to.String()}
+		one, err := options.Connect()
+		if err != nil {
+			continue
+		}
+		more := ask(one)
+		one.Close()
+		if !more {
+			return
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package eventlog_test
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/eventlog/eventlogtest"
+)
+
+// deliveries are all ways to read events after a revision up to another.
+func deliveries(t *testing.T, l *eventlog.Log, after, upto eventlog.Revision) map[string]func(func(eventlog.Event) error) error {
+	t.Helper()
+	end := errors.New("the end")
+	return map[string]func(func(eventlog.Event) error) error{
+		"tail": func(yield func(eventlog.Event) error) error { return l.Tail(bounded(t), after, upto, yield) },
+		"at": func(yield func(eventlog.Event) error) error {
+			for rev := after + 1; rev <= upto; rev++ {
+				e, err := l.EventAt(bounded(t), rev)
+				if err == nil {
+					err = yield(e)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"follow": func(yield func(eventlog.Event) error) error {
+			err := l.Follow(bounded(t), eventlog.Position{Revision: after}, each(func(e eventlog.Event) error {
+				if err := yield(e); err != nil {
+					return err
+				}
+				if e.Revision == upto {
+					return end
+				}
+				return nil
+			}))
+			if errors.Is(err, end) {
+				return nil
+			}
+			return err
+		},
+	}
+}
+
+// A server of three has bits flipped in its file, some where it notices and some where it cannot. Whether it leads or
+// not, all that was acknowledged is read through it as it was.
+func TestFlippedBitsOfAMinority(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it restarts a server")
+	}
+	t.Parallel()
+	c := eventlogtest.Cluster(t)
+	writer := c.Log(0)
+	head := fill(t, writer, 20)
+	want := mustTail(t, writer, 0, head)
+	spoilt := follower(c.Leader())
+	c.Restart(spoilt, func(folder string) {
+		eventlogtest.Flip(t, folder, 5, false)
+		eventlogtest.Flip(t, folder, 10, true)
+		eventlogtest.Flip(t, folder, 11, false)
+		eventlogtest.Flip(t, folder, head, false)
+	})
+	for _, leads := range []bool{false, true} {
+		if leads {
+			c.Lead(spoilt)
+		}
+		l, err := eventlog.Open(bounded(t), eventlog.Config{Conn: c.ConnectFirst(spoilt)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, deliver := range deliveries(t, l, 0, head) {
+			eventlogtest.Eventually(t, "the damaged copies are met", func() bool {
+				before, n := eventlog.Damaged(), 0
+				err := deliver(func(e eventlog.Event) error {
+					if w := want[n]; e.Revision != w.Revision || e.Op != w.Op || e.RequestID != w.RequestID || string(e.Body) != string(w.Body) {
+						return fmt.Errorf("got %+v in place of %+v", e, w)
+					}
+					n++
+					return nil
+				})
+				if err != nil || n != len(want) {
+					t.Fatalf("leads %v, %s: %d of %d events, %v", leads, name, n, len(want), err)
+				}
+				return !leads || eventlog.Damaged() >= before+3
+			})
+		}
+	}
+}
+
+// The only copy of an event is damaged where the server does not notice. Every reader stops there and says so: what was
+// acknowledged is not taken for a message that never was an event.
+func TestFlippedBitsOfTheOnlyCopy(t *testing.T) {
+	folder := t.TempDir()
+	s := eventlogtest.Run(t, folder)
+	head := fill(t, eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, s)}), 5)
+	s.Shutdown()
+	s.WaitForShutdown()
+	eventlogtest.Flip(t, folder, 3, true)
+	l := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, eventlogtest.Run(t, folder))})
+	for name, deliver := range deliveries(t, l, 0, head) {
+		n := 0
+		err := deliver(func(eventlog.Event) error { n++; return nil })
+		if n != 2 || err == nil || errors.Is(err, eventlog.ErrDiverged) || !strings.Contains(err.Error(), "no server has the event at revision 3 whole, not the leader: start") {
+			t.Errorf("%s: %d events, %v", name, n, err)
+		}
+	}
+}
+
+// Whatever bit of an event is flipped, and wherever its headers seem to end, it is not taken for another event, nor for a
+// message that never was one.
+func TestEveryBitCounts(t *testing.T) {
+	const prefix = "p"
+	modified := added("a", "body")
+	modified.Op, modified.Base, modified.TTL, modified.Author = eventlog.Modified, 7, 60, eventlog.Author{User: "user", As: "as", Agent: "agent"}
+	for _, last := range []string{"Logplane-Checksum", "Logplane-Agent", "Logplane-Epoch", "ce-id"} {
+		everyBit(t, prefix, modified, last)
+	}
+}
+
+func everyBit(t *testing.T, prefix string, w eventlog.Write, last string) {
+	subject, raw, body := eventlog.Sealed(t, prefix, w, last)
+	want, err := eventlog.Whole(prefix, subject, raw, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range len(subject) + len(raw) + len(body) {
+		for bit := range 8 {
+			all := []byte(subject + string(raw) + string(body))
+			all[i] ^= 1 << bit
+			checkBits(t, fmt.Sprintf("bit %d of byte %d", bit, i), prefix, string(all[:len(subject)]), all[len(subject):len(all)-len(body)], all[len(all)-len(body):], want)
+		}
+	}
+	both := []byte(string(raw) + string(body))
+	for end := range len(both) {
+		if end != len(raw) {
+			checkBits(t, fmt.Sprintf("headers end at %d", end), prefix, subject, both[:end], both[end:], want)
+		}
+	}
+}
+
+func checkBits(t *testing.T, what, prefix, subject string, raw, body []byte, want eventlog.Event) {
+	t.Helper()
+	e, err := eventlog.Whole(prefix, subject, raw, body)
+	if errors.Is(err, eventlog.ErrForeign) {
+		t.Errorf("%s: it is taken for a message that never was an event: %v", what, err)
+	}
+	if err == nil && !reflect.DeepEqual(e, want) {
+		t.Errorf("%s: it is taken for %+v", what, e)
+	}
+}
