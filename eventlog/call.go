@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
@@ -205,9 +206,23 @@ func (l *Log) whileConnected(ctx context.Context) (connected context.Context, st
 	}
 }
 
-// watchLink lets whoever waits for an answer know that the connection has broken.
+// watchLink lets whoever waits for an answer know that the connection has broken, and warns of each server that it
+// leads to and that may not keep the log.
 func (l *Log) watchLink() {
 	l.link.Store(newLink())
+	warn := func(conn *nats.Conn) {
+		if err := checkVersion(conn.ConnectedServerVersion()); err != nil {
+			slog.Warn("the log's server is not safe", "server", conn.ConnectedServerName(), "error", err)
+		}
+	}
+	warn(l.config.Conn)
+	then := l.config.Conn.ReconnectHandler()
+	l.config.Conn.SetReconnectHandler(func(conn *nats.Conn) {
+		warn(conn)
+		if then != nil {
+			then(conn)
+		}
+	})
 	other := l.config.Conn.DisconnectErrHandler()
 	l.config.Conn.SetDisconnectErrHandler(func(conn *nats.Conn, err error) {
 		l.link.Swap(newLink()).end()

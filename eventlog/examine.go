@@ -28,6 +28,10 @@ type Examination struct {
 	Leader   string
 	// Lagging names the copies that are not up to date, and says why.
 	Lagging []string
+	// Unsafe says which servers have a version that does not sync what it acknowledges, nil for none.
+	Unsafe error
+	// Unasked names the servers that keep the log and could not be asked for their version.
+	Unasked []string
 }
 
 // samples is how often what takes time is measured.
@@ -50,17 +54,22 @@ func Examine(ctx context.Context, c Config) (Examination, error) {
 			e.RoundTrip = took
 		}
 	}
-	asked := time.Now()
+	began := time.Now()
 	_, info, err := lookUp(ctx, c)
 	if err != nil {
 		return e, fmt.Errorf("examine the log: %w", err)
 	}
-	e.Ahead = info.TimeStamp.Sub(asked.Add(time.Since(asked) / 2))
+	e.Ahead = info.TimeStamp.Sub(began.Add(time.Since(began) / 2))
 	e.Bounds = Bounds{First: Revision(info.State.FirstSeq), Head: Revision(info.State.LastSeq)}
 	e.Bytes, e.Replicas = info.State.Bytes, info.Config.Replicas
+	asked, err := checkVersions(ctx, c.Conn)
+	e.Unsafe = err
 	if info.Cluster != nil {
 		e.Leader = info.Cluster.Leader
-		for _, peer := range info.Cluster.Replicas {
+		for _, peer := range append(info.Cluster.Replicas, &jetstream.PeerInfo{Name: e.Leader, Current: true}) {
+			if !asked[peer.Name] {
+				e.Unasked = append(e.Unasked, peer.Name)
+			}
 			switch {
 			case peer.Offline:
 				e.Lagging = append(e.Lagging, peer.Name+" is offline")

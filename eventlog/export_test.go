@@ -25,8 +25,9 @@ func RoundTrips(kind string) float64 {
 
 // Decode is decode, for fuzzing; Encode is encode, for forging.
 var (
-	Decode = decode
-	Encode = encode
+	Decode       = decode
+	Encode       = encode
+	CheckVersion = checkVersion
 )
 
 // ParseSubject is the inverse of Key.Subject.

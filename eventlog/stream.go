@@ -4,13 +4,54 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
 // maxMessage is the largest event, headers included, in bytes.
 const maxMessage = 8 << 20
+
+// firstSafe are the first versions of nats-server, in each of its lines, that sync the file which a purge or a compaction
+// writes anew (its #8475 and #8629): before them a power cut could take with it what was acknowledged.
+var firstSafe = [...][3]int{{2, 14, 8}, {2, 15, 1}}
+
+// checkVersion says why a server of that version may not keep the log, and which may.
+func checkVersion(version string) error {
+	var v [3]int
+	var rest string
+	n, _ := fmt.Sscanf(version+" ", "%d.%d.%d%s", &v[0], &v[1], &v[2], &rest)
+	for _, safe := range firstSafe {
+		if v[0] == safe[0] && v[1] == safe[1] && (v[2] > safe[2] || v[2] == safe[2] && rest == "") {
+			return nil
+		}
+	}
+	newest := firstSafe[len(firstSafe)-1]
+	if n >= 3 && slices.Compare(v[:2], newest[:2]) > 0 {
+		return nil
+	}
+	return fmt.Errorf("nats-server %q may lose what it has acknowledged when the power fails, whatever its 'sync_interval': upgrade it to 2.15.1 or later, or 2.14.8 or later of its line", version)
+}
+
+// checkVersions says which of the servers that the connection leads to may not keep the log, and returns the names of
+// all that could be asked.
+func checkVersions(ctx context.Context, conn *nats.Conn) (asked map[string]bool, err error) {
+	asked = map[string]bool{}
+	var wrong []error
+	ask := func(one *nats.Conn) (more bool) {
+		name := one.ConnectedServerName()
+		if err := checkVersion(one.ConnectedServerVersion()); err != nil && !asked[name] {
+			wrong = append(wrong, fmt.Errorf("server '%s': %w", name, err))
+		}
+		asked[name] = true
+		return true
+	}
+	ask(conn)
+	eachServer(ctx, conn, ask)
+	return asked, errors.Join(wrong...)
+}
 
 // checkServer refuses a server that would turn large objects away: JetStream's default is 1 MiB.
 func checkServer(c Config) error {
@@ -21,7 +62,7 @@ func checkServer(c Config) error {
 	return nil
 }
 
-// Create makes the stream if it is missing, and fails if an existing one has settings that break the log (MaxAge,
+// Create makes the stream if it is missing. It refuses servers whose version does not sync what it acknowledges, and fails if an existing one has settings that break the log (MaxAge,
 // MaxMsgsPerSubject, rollup, deletes, …) or fewer replicas than are asked for. It is idempotent.
 func Create(ctx context.Context, c Config) error {
 	c = c.withDefaults()
@@ -34,6 +75,9 @@ func Create(ctx context.Context, c Config) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
+	if _, err := checkVersions(ctx, c.Conn); err != nil {
+		return fmt.Errorf("create log: %w", err)
+	}
 	s, err := js.Stream(ctx, c.Stream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		s, err = js.CreateStream(ctx, streamConfig(c))

@@ -3,9 +3,12 @@ package eventlog_test
 import (
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -284,7 +287,7 @@ func TestPublishedHeaders(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"Nats-Expected-Last-Subject-Sequence": "1", "Nats-Expected-Last-Subject-Sequence-Subject": "", "Nats-Msg-Id": "",
-		"Logplane-Base": "1", "Logplane-Precondition": "1", "Logplane-Epoch": "0", "Logplane-Prefix": "/pods", "ce-id": "2",
+		"Logplane-Base": "1", "Logplane-Precondition": "1", "Logplane-Epoch": "00", "Logplane-Prefix": "/pods", "ce-id": "2",
 	} {
 		if got := m.Header.Get(name); got != want {
 			t.Errorf("%s is %q, not %q", name, got, want)
@@ -325,4 +328,67 @@ func TestPurgeSteps(t *testing.T) {
 	if b := mustHead(t, l); b.First != head-499 || b.Head != head {
 		t.Errorf("got %+v", b)
 	}
+}
+
+// Every version that syncs what it acknowledges may keep the log, and no other.
+func TestVersionsOfServers(t *testing.T) {
+	for version, safe := range map[string]bool{
+		"2.14.8": true, "2.14.10": true, "2.15.1": true, "2.15.3": true, "2.16.0": true, "2.16.0-RC.1": true, "3.0.0": true,
+		"2.9.25": false, "2.12.15": false, "2.13.9": false, "2.14.7": false, "2.14.8-RC.1": false, "2.15.0": false, "2.15.1-RC.2": false,
+		"1.15.3": false, "": false, "2.16": false, "main": false,
+	} {
+		if err := eventlog.CheckVersion(version); (err == nil) != safe {
+			t.Errorf("%q: %v", version, err)
+		}
+	}
+}
+
+// A server that may lose what it has acknowledged is given no log, and whoever starts on it is warned. So is who comes to
+// it later, and the doctor is told of all of them.
+func TestUnsafeServers(t *testing.T) {
+	c := eventlogtest.Cluster(t)
+	c.Log(0)
+	old := eventlogtest.Older(t, c.Server[1], "2.12.9")
+	var said logs
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	conn, err := nats.Connect(c.Server[0].ClientURL()+","+old, nats.DontRandomize(), nats.IgnoreDiscoveredServers(), nats.ReconnectBufSize(-1), nats.ReconnectWait(time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	config := eventlog.Config{Conn: conn, Replicas: 3}
+	if err := eventlog.Create(bounded(t), config); err == nil || !strings.Contains(err.Error(), `server 's1': nats-server "2.12.9" may lose what it has acknowledged`) {
+		t.Errorf("create: %v", err)
+	}
+	if _, err := eventlog.Open(bounded(t), config); err != nil || said.String() != "" {
+		t.Errorf("open: %v, %s", err, said.String())
+	}
+	e, err := eventlog.Examine(bounded(t), config)
+	if err != nil || e.Unsafe == nil || !strings.Contains(e.Unsafe.Error(), "server 's1'") || !slices.Equal(e.Unasked, []string{"s2"}) {
+		t.Errorf("examined: %+v, %v", e, err)
+	}
+	if err := conn.ForceReconnect(); err != nil {
+		t.Fatal(err)
+	}
+	eventlogtest.Eventually(t, "it warns of the server that it came to", func() bool { return strings.Contains(said.String(), "server=s1") })
+}
+
+// logs are what was logged. Its methods are safe for concurrent use.
+type logs struct {
+	mu  sync.Mutex
+	all strings.Builder
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.String()
 }

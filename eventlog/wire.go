@@ -92,7 +92,7 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 	set(headerPrefix, w.Key.Prefix)
 	set(headerBase, formatRevision(w.Base))
 	set(headerPrecondition, formatRevision(w.Precondition))
-	set(headerEpoch, formatEpoch(epoch))
+	set(headerEpoch, strconv.FormatUint(epoch, 10))
 	set(headerTTL, strconv.FormatUint(uint64(w.TTL), 10))
 	set(headerExpected, formatRevision(w.Precondition))
 	by := w.Author.clean()
@@ -116,7 +116,7 @@ func encodeBarrier(prefix string, epoch uint64, id string, now time.Time) *nats.
 		headerTime:   {now.UTC().Format(time.RFC3339Nano)},
 		headerType:   {barrierType},
 		headerSource: {"/barrier"},
-		headerEpoch:  {formatEpoch(epoch)},
+		headerEpoch:  {strconv.FormatUint(epoch, 10)},
 	}}
 }
 
@@ -144,8 +144,10 @@ var summed = [...]string{
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// seal gives a message that is whole its checksum.
+// seal gives a message its checksum, once nothing of it will change. The zero before the epoch marks it: an event that has
+// that and lacks a checksum is not from before there were any, but its headers seem to be shorter than they are.
 func seal(m *nats.Msg) {
+	m.Header[headerEpoch] = []string{"0" + m.Header.Get(headerEpoch)}
 	m.Header[headerChecksum] = []string{strconv.FormatUint(uint64(checksum(m.Subject, m.Header, m.Data)), 16)}
 }
 
@@ -163,19 +165,14 @@ func checksum(subject string, h nats.Header, body []byte) uint32 {
 	return crc32.Update(crc32.Checksum(append(*parts, 0), castagnoli), castagnoli, body)
 }
 
-// formatEpoch puts a zero before the epoch, as a mark: an event that lacks its checksum and has that is not from before
-// there were checksums. Its headers came to seem shorter than they are.
-func formatEpoch(epoch uint64) string { return "0" + strconv.FormatUint(epoch, 10) }
-
-func mustBeSealed(epoch string) bool { return len(epoch) > 1 && epoch[0] == '0' }
-
 // errDamaged: a copy of an event is not what was appended.
 var errDamaged = errors.New("its checksum is wrong")
 
 // event reads a message. If it is no event this copy of it may be damaged, or somebody published past this package.
 func (m stored) event(prefix string) (Event, error) {
 	_, sealed := m.header[headerChecksum]
-	if sealed || mustBeSealed(m.header.Get(headerEpoch)) {
+	epoch := m.header.Get(headerEpoch)
+	if sealed || len(epoch) > 1 && epoch[0] == '0' {
 		said, err := strconv.ParseUint(m.header.Get(headerChecksum), 16, 32)
 		if err != nil || uint32(said) != checksum(m.subject, m.header, m.body) {
 			return Event{}, fmt.Errorf("decode event at revision %d: %w", m.revision, errDamaged)
