@@ -193,6 +193,7 @@ func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) 
 	defer cancel()
 	var ack acknowledgement
 	err := l.callOnce(ctx, "append", msg, decoded(&ack))
+	noteAcknowledged(ack, err)
 	var refused *serverError
 	switch {
 	case errors.As(err, &refused):
@@ -224,6 +225,18 @@ func over(ctx context.Context) error {
 type acknowledgement struct {
 	refusal
 	Sequence Revision `json:"seq"`
+}
+
+// noteAcknowledged counts what the log leaves unacknowledged. A refusal says nothing: a leader that has lost the others
+// gives it as well.
+func noteAcknowledged(ack acknowledgement, err error) {
+	var refused *serverError
+	switch {
+	case ack.Sequence > 0:
+		unacknowledged.Set(0)
+	case err != nil && (!errors.As(err, &refused) || unavailable(err)):
+		unacknowledged.Inc()
+	}
 }
 
 // certainlyUnsent reports an error that proves that nothing was sent, or that nobody was there to take it.

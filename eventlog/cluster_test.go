@@ -593,3 +593,38 @@ func TestAServerThatIsCutOffIsLeft(t *testing.T) {
 	}
 	fill(t, l, 3)
 }
+
+// The leader of a log can be reached and says that it leads, while no other server follows it. Whoever asks is told
+// within the timeout what is wrong and what to do, and the metric says so until the log acknowledges again.
+func TestAStuckGroupIsNoticed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts a cluster")
+	}
+	c := eventlogtest.Cluster(t)
+	c.Log(0)
+	leader := c.Leader()
+	shorter := func(c *eventlog.Config) { c.Timeout = time.Second }
+	extent := func(l *eventlog.Log) error { _, err := l.Extent(bounded(t)); return err }
+	quorum := c.Log(leader, shorter)
+	quick := c.Log(leader, shorter, func(c *eventlog.Config) { c.LeaderReads = true })
+	fill(t, quorum, 1)
+	c.Stall(leader)
+	if _, err := quick.Info(bounded(t)); err != nil {
+		t.Fatalf("the leader does not answer, the test is void: %v", err)
+	}
+	want := fmt.Sprintf("the log's leader 's%d' answers, and no server acknowledges anything", leader)
+	_, head := quorum.Head(bounded(t))
+	for what, err := range map[string]error{"head": head, "extent": extent(quorum), "extent where the leader is trusted": extent(quick)} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if n := eventlog.Unacknowledged(); n < 3 {
+		t.Errorf("the metric says %v", n)
+	}
+	c.Resume(leader)
+	eventlogtest.Eventually(t, "the log acknowledges again", func() bool { return extent(quick) == nil })
+	if n := eventlog.Unacknowledged(); n != 0 {
+		t.Errorf("the metric says %v", n)
+	}
+}

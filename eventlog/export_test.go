@@ -11,16 +11,13 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 )
 
 // RoundTrips is how many requests of one kind this process has made.
 func RoundTrips(kind string) float64 {
-	var m dto.Metric
-	if err := roundTrips.WithLabelValues(kind).Write(&m); err != nil {
-		panic(err)
-	}
-	return m.GetCounter().GetValue()
+	return metric(roundTrips.WithLabelValues(kind)).GetCounter().GetValue()
 }
 
 // Decode is decode, for fuzzing; Encode is encode, for forging.
@@ -81,12 +78,17 @@ func (l *Log) Conn() *nats.Conn { return l.config.Conn }
 func (l *Log) Basis() Basis { return Basis{Head: Revision(l.seen.Load()), Epoch: l.Epoch()} }
 
 // Damaged is how often this process has read a damaged event from another server.
-func Damaged() float64 {
+func Damaged() float64 { return metric(damaged).GetCounter().GetValue() }
+
+// Unacknowledged is how often in a row the log did not acknowledge.
+func Unacknowledged() float64 { return metric(unacknowledged).GetGauge().GetValue() }
+
+func metric(of prometheus.Metric) *dto.Metric {
 	var m dto.Metric
-	if err := damaged.Write(&m); err != nil {
+	if err := of.Write(&m); err != nil {
 		panic(err)
 	}
-	return m.GetCounter().GetValue()
+	return &m
 }
 
 // Sealed is a write as it is on the wire: subject, headers and body. Its headers end with the last one, and the client of

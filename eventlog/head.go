@@ -131,8 +131,12 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	}()
 	head, err := l.publishBarrier(ctx, nil, nil)
 	first := <-asked // bounded by ctx
-	if err == nil {
+	switch {
+	case err == nil:
 		err = first.err
+	case first.err == nil: // seen where two of three servers restarted under load
+		err = fmt.Errorf("the log's leader '%s' answers, and no server acknowledges anything: are most of the others up? Then let another lead, 'nats stream cluster step-down %s', or restart the servers one after the other: %w",
+			first.leader, l.config.Stream, err)
 	}
 	return Bounds{First: first.First, Head: head}, err
 }
@@ -149,6 +153,7 @@ func (l *Log) publishBarrier(ctx context.Context, headers nats.Header, body []by
 		seal(barrier)
 		err := l.callOnce(attempt, "barrier", barrier, decoded(&ack))
 		cancel()
+		noteAcknowledged(ack, err)
 		if err == nil && ack.Sequence > 0 {
 			return ack.Sequence, nil
 		}
@@ -192,6 +197,7 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 // state is what the stream's leader says of it. active says that it has a majority of its replicas, as far as it knows.
 type state struct {
 	Bounds
+	leader string
 	active bool
 }
 
@@ -241,5 +247,5 @@ func (l *Log) askLeader(ctx context.Context) (state, error) {
 		}
 	}
 	active := answer.Cluster.Leader != "" && 2*present > len(answer.Cluster.Replicas)+1
-	return state{Bounds{First: answer.State.First, Head: answer.State.Last}, active}, nil
+	return state{Bounds{First: answer.State.First, Head: answer.State.Last}, answer.Cluster.Leader, active}, nil
 }

@@ -17,7 +17,12 @@ var damaged = prometheus.NewCounter(prometheus.CounterOpts{
 	Help: "Events of which a server of the log had a damaged copy or none; each was read from another server.",
 })
 
+var unacknowledged = prometheus.NewGauge(prometheus.GaugeOpts{
+	Name: "logplane_log_unacknowledged",
+	Help: "How often in a row an append or a barrier was not acknowledged by the log's servers; 0 while they do.",
+})
+
 // Collectors returns the package's metrics.
 func Collectors() []prometheus.Collector {
-	return []prometheus.Collector{roundTrips, malformed, damaged}
+	return []prometheus.Collector{roundTrips, malformed, damaged, unacknowledged}
 }

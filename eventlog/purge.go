@@ -104,11 +104,15 @@ const (
 )
 
 // Extent is what the log says of itself, whatever this process has seen before. It is for an operator who fences a log
-// that went back; all others ask Head.
-func (l *Log) Extent(ctx context.Context) (Bounds, error) {
+// that went back, and for a probe: on a replicated log a quorum proves it, also with LeaderReads. All others ask Head.
+func (l *Log) Extent(ctx context.Context) (b Bounds, err error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
-	b, err := l.learn(ctx, 0)
+	if l.replicated.Load() {
+		b, err = l.barrier(ctx)
+	} else {
+		b, err = l.learn(ctx, 0)
+	}
 	if err != nil {
 		return Bounds{}, fmt.Errorf("learn the log's extent: %w", err)
 	}

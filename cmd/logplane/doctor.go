@@ -116,10 +116,14 @@ func (d *doctor) examineLog(ctx context.Context, config eventlog.Config) *eventl
 	if d.fail("log", err) {
 		return nil
 	}
+	d.examineVersions(e)
 	d.say("ok", "log", "server %s, round trip %s, revisions %d to %d, %d MiB", e.Server, e.RoundTrip.Round(time.Microsecond), e.Bounds.First, e.Bounds.Head, e.Bytes>>20)
 	log, err := eventlog.Open(ctx, config)
 	if !d.fail("settings", err) {
 		d.say("ok", "settings", "stream '%s' can be the log", config.Stream)
+		if _, err := log.Extent(ctx); !d.fail("quorum", err) {
+			d.say("ok", "quorum", "the log acknowledges")
+		}
 	}
 	if e.Ahead.Abs() > skewLimit+e.RoundTrip {
 		d.say("FAIL", "clock", "the server's clock is %s ahead of this machine's: let NTP set both; retention goes by the server's clock, and tokens by each process's", e.Ahead.Round(time.Millisecond))
@@ -140,6 +144,17 @@ func (d *doctor) examineLog(ctx context.Context, config eventlog.Config) *eventl
 		d.measureSync(ctx, config, e.RoundTrip)
 	}
 	return log
+}
+
+// examineVersions says which servers may lose what they have acknowledged.
+func (d *doctor) examineVersions(e eventlog.Examination) {
+	d.fail("versions", e.Unsafe)
+	switch {
+	case len(e.Unasked) > 0:
+		d.say("warn", "versions", "%s could not be asked: give the addresses of all servers in --nats", strings.Join(e.Unasked, ", "))
+	case e.Unsafe == nil:
+		d.say("ok", "versions", "all servers sync what they acknowledge, if 'sync_interval: always' is set")
+	}
 }
 
 // measureSync guesses from outside what only the server's monitoring tells.

@@ -59,7 +59,7 @@ func newLifecycle() *cobra.Command {
 			}
 			defer memory.GiveBack(nil, server.Shrink)()
 			slog.Info("finishing what requests begin", "bucket", where.bucket)
-			return watched.beside(cmd.Context(), opened.connected, finisher.Run)
+			return watched.beside(cmd.Context(), opened.ready, finisher.Run)
 		},
 	}
 	where.register(cmd.Flags())

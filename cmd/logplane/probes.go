@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net/http"
 
@@ -45,10 +44,9 @@ func (p *probes) beside(ctx context.Context, ready func(context.Context) error, 
 	return group.Wait()
 }
 
-// connected is the readiness of a process that works on a cell.
-func (c *cell) connected(context.Context) error {
-	if !c.log.Conn.IsConnected() {
-		return errors.New("not connected to the log")
-	}
-	return nil
+// ready is the readiness of a process that works on a cell: the log acknowledges, which it does not where its servers
+// seem well and most of them cannot be reached.
+func (c *cell) ready(ctx context.Context) error {
+	_, err := c.Log.Extent(ctx)
+	return err
 }

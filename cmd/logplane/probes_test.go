@@ -6,11 +6,13 @@ import (
 	"net"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // TestProbes: a process that serves no API answers probes while it works, and is not ready once it has lost the log.
@@ -21,6 +23,7 @@ func TestProbes(t *testing.T) {
 	address := listener.Addr().String()
 	require.NoError(t, listener.Close())
 	conn := eventlogtest.Connect(t, eventlogtest.Run(t, t.TempDir()))
+	log := eventlogtest.Open(t, eventlog.Config{Conn: conn})
 	p := &probes{listen: address}
 	ctx, stop := context.WithCancel(t.Context())
 	get := func(path string) (int, string) {
@@ -31,7 +34,7 @@ func TestProbes(t *testing.T) {
 		require.NoError(t, err)
 		return answer.StatusCode, string(body)
 	}
-	err = p.beside(ctx, (&cell{log: eventlog.Config{Conn: conn}}).connected, func(ctx context.Context) error {
+	err = p.beside(ctx, (&cell{Cell: kubestore.Cell{Log: log}}).ready, func(ctx context.Context) error {
 		defer stop() // a failed assertion must end the serving, too
 		code, body := get("/metrics")
 		require.Equal(t, http.StatusOK, code)
@@ -52,4 +55,19 @@ func TestProbes(t *testing.T) {
 		return ctx.Err()
 	})
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+// A process is not ready while the log's servers acknowledge nothing, though it is connected to their leader, and the
+// leader says that all is well; also one that trusts the leader's word for reads.
+func TestNotReadyWhileTheLogIsStuck(t *testing.T) {
+	c := eventlogtest.Cluster(t)
+	leaderReads := func(c *eventlog.Config) { c.LeaderReads, c.Timeout = true, time.Second }
+	c.Log(0)
+	leader := c.Leader()
+	ready := (&cell{Cell: kubestore.Cell{Log: c.Log(leader, leaderReads)}}).ready
+	require.NoError(t, ready(t.Context()))
+	c.Stall(leader)
+	require.ErrorContains(t, ready(t.Context()), "answers, and no server acknowledges anything")
+	c.Resume(leader)
+	eventlogtest.Eventually(t, "the process is ready again", func() bool { return ready(t.Context()) == nil })
 }

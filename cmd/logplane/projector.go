@@ -48,7 +48,7 @@ func newProjector() *cobra.Command {
 			}
 			defer memory.GiveBack(nil, opened.Shrink)()
 			slog.Info("committing what the log adds", "bucket", where.bucket, "cadence", cadence)
-			return watched.beside(cmd.Context(), opened.connected, func(ctx context.Context) error { return opened.Projection.Run(ctx, cadence) })
+			return watched.beside(cmd.Context(), opened.ready, func(ctx context.Context) error { return opened.Projection.Run(ctx, cadence) })
 		},
 	}
 	where.register(cmd.Flags())
