@@ -67,7 +67,7 @@ func Examine(ctx context.Context, c Config) (Examination, error) {
 	if info.Cluster != nil {
 		e.Leader = info.Cluster.Leader
 		for _, peer := range append(info.Cluster.Replicas, &jetstream.PeerInfo{Name: e.Leader, Current: true}) {
-			if !asked[peer.Name] {
+			if peer.Name != "" && !asked[peer.Name] {
 				e.Unasked = append(e.Unasked, peer.Name)
 			}
 			switch {

@@ -116,8 +116,8 @@ func (d *doctor) examineLog(ctx context.Context, config eventlog.Config) *eventl
 	if d.fail("log", err) {
 		return nil
 	}
-	d.examineVersions(e)
 	d.say("ok", "log", "server %s, round trip %s, revisions %d to %d, %d MiB", e.Server, e.RoundTrip.Round(time.Microsecond), e.Bounds.First, e.Bounds.Head, e.Bytes>>20)
+	d.examineVersions(e)
 	log, err := eventlog.Open(ctx, config)
 	if !d.fail("settings", err) {
 		d.say("ok", "settings", "stream '%s' can be the log", config.Stream)

@@ -129,14 +129,14 @@ func Older(t testing.TB, s *server.Server, version string) (url string) {
 					return
 				}
 				defer out.Close()
-				answers := bufio.NewReader(out)
-				info, err := answers.ReadString('\n')
-				if err != nil {
-					return
-				}
 				go func() { _, _ = io.Copy(out, in) }()
-				_, _ = io.WriteString(in, strings.Replace(info, strconv.Quote(server.VERSION), strconv.Quote(version), 1))
-				_, _ = io.Copy(in, answers)
+				for answers := bufio.NewReader(out); err == nil; {
+					var line string
+					if line, err = answers.ReadString('\n'); strings.HasPrefix(line, "INFO ") {
+						line = strings.Replace(line, strconv.Quote(server.VERSION), strconv.Quote(version), 1)
+					}
+					_, _ = io.WriteString(in, line)
+				}
 			}()
 		}
 	}()
