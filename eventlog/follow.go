@@ -127,7 +127,9 @@ func (f *follower) check(ctx context.Context) error {
 	if b.Head < f.at.Revision {
 		return &fatal{fmt.Errorf("follow the log: the head is %d, and %d was seen: %w", b.Head, f.at.Revision, ErrDiverged)}
 	}
-	f.next = max(f.next, b.First)
+	if b.First > f.at.Revision {
+		f.next = f.at.Revision + 1
+	}
 	return nil
 }
 

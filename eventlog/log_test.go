@@ -100,7 +100,7 @@ func TestPurgeIsClampedBelowTheHead(t *testing.T) {
 	if !errors.Is(err, eventlog.ErrPurged) {
 		t.Fatalf("got %v", err)
 	}
-	err = l.Follow(bounded(t), eventlog.Position{Revision: 2}, each(func(eventlog.Event) error { return nil }))
+	err = l.Follow(bounded(t), eventlog.Position{Revision: 2}, each(func(e eventlog.Event) error { return fmt.Errorf("revision %d came", e.Revision) }))
 	if !errors.Is(err, eventlog.ErrPurged) {
 		t.Fatalf("got %v", err)
 	}
