@@ -109,6 +109,31 @@ func TestNothingIsAppendedFromAnOldView(t *testing.T) {
 	}
 }
 
+// A log that went back may have another event in the place of one that a write is computed from. So nothing is appended
+// on another connection than that on which the view was proven.
+func TestNothingIsAppendedOnAnotherConnection(t *testing.T) {
+	c, s := onDisk(t, t.TempDir())
+	conn, link := eventlogtest.ConnectThrough(t, s)
+	c.log = eventlogtest.Open(t, eventlog.Config{Conn: conn})
+	c.Projection = c.another()
+	c.put("a", "1")
+	old := c.latest()
+	at, err := old.State(c.ctx, podKey("a"))
+	require.NoError(t, err)
+	link.Cut()
+	eventlogtest.Eventually(t, "the connection is lost", func() bool { return !conn.IsConnected() })
+	link.Resume()
+	eventlogtest.Eventually(t, "it is back", conn.IsConnected)
+	_, err = old.Append(c.ctx, "old", at.Put("application/cbor", []byte("2"), 0))
+	require.ErrorIs(t, err, eventlog.ErrConflict)
+	now := c.latest()
+	require.Equal(t, old.Revision(), now.Revision())
+	at, err = now.State(c.ctx, podKey("a"))
+	require.NoError(t, err)
+	_, err = now.Append(c.ctx, "now", at.Put("application/cbor", []byte("2"), 0))
+	require.NoError(t, err)
+}
+
 // The precondition is the revision of the key's last event, even if that event is void, and only as long as the log has
 // it.
 func TestStateExpectsVoidEvents(t *testing.T) {

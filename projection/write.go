@@ -102,8 +102,8 @@ func (w Write) By(author eventlog.Author) Write {
 const oldest = 10 * time.Second
 
 // Append appends the writes in one batch, and returns the revision of the last one. All of them must be of this view.
-// If that is older than 10 s, Append is ErrConflict. Errors are those of eventlog.Log.Append, and ErrBehind; then
-// nothing was written.
+// If that is older than 10 s, or the log was reached anew since it was proven (invariant 9), Append is ErrConflict.
+// Errors are those of eventlog.Log.Append, and ErrBehind; then nothing was written.
 //
 // Once a process has learned that its cell was fenced, it acknowledges nothing more, whichever of its requests learned
 // it. The event may be in the log, and is void (invariant 9).
@@ -118,8 +118,8 @@ func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (R
 	if err := v.mayWrite(ctx); err != nil { // which may wait
 		return 0, err
 	}
-	if age := v.Age(); age > oldest {
-		return 0, fmt.Errorf("append what was computed from a view that is %s old: %w", age, eventlog.ErrConflict)
+	if age := v.Age(); age > oldest || v.Revision() >= v.first && v.proven != v.p.config.Log.Connection() {
+		return 0, fmt.Errorf("append from a view that is %s old or of another connection: %w", age, eventlog.ErrConflict)
 	}
 	ctx, cancel := context.WithDeadline(ctx, v.asked.Add(oldest)) // which is asked for again right before publishing
 	defer cancel()

@@ -454,6 +454,12 @@ var list = []mutant{
 		why:   "a write is acknowledged and void, because what it lost to has left the log",
 	},
 	{
+		name: "appended-to-another-log",
+		file: "projection/write.go", old: "v.proven != v.p", new: "v.proven > v.p",
+		tests: "TestNothingIsAppendedOnAnotherConnection",
+		why:   "a write that was computed from what a log has lost is appended to what came in its place",
+	},
+	{
 		name: "stale-refusal-answered",
 		file: "internal/kubestore/append.go", old: "if !fresh {", new: "if !fresh && false {",
 		tests: "TestRequestView",
