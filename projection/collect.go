@@ -10,8 +10,8 @@ import (
 	"github.com/logplane/logplane/projection/bucket"
 )
 
-// Collect deletes what no root names and what is older than the grace period by the bucket's own clock. It returns how
-// many objects it deleted. With nothing to delete it writes nothing.
+// Collect deletes what no root names and what is older than the grace period by the bucket's own clock, as far as this
+// process's clock has come too. It returns how many objects it deleted. With nothing to delete it writes nothing.
 //
 //  1. List the bucket. What the root does not name, and is a grace period older than the newest object, is a candidate.
 //     A commit in flight may still mean to name it, though.
@@ -68,11 +68,9 @@ var collected = map[string]bool{"seg": true, "events": true, "idx": true, "ckpt"
 // after the list, so it names what was committed meanwhile.
 func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string, error) {
 	var listed []bucket.Attributes
-	var newest time.Time
+	var newest int64
 	err := p.config.Bucket.List(ctx, p.config.Prefix+"/", func(a bucket.Attributes) error {
-		if a.Modified.After(newest) {
-			newest = a.Modified
-		}
+		newest = max(newest, a.Modified.UnixNano())
 		folder, _, _ := strings.Cut(strings.TrimPrefix(a.Key, p.config.Prefix+"/"), "/")
 		if collected[folder] { // whatever else is there is not ours
 			listed = append(listed, a)
@@ -93,9 +91,12 @@ func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string
 	if err != nil {
 		return nil, err
 	}
+	if now := time.Now(); newest > now.Add(skew).UnixNano() { // one object's time is wrong, or this process's clock
+		newest = now.UnixNano()
+	}
 	var candidates []string
 	for _, a := range listed {
-		if !named[a.Key] && newest.Sub(a.Modified) >= grace {
+		if age := max(0, newest-a.Modified.UnixNano()); !named[a.Key] && age >= int64(grace) {
 			candidates = append(candidates, a.Key)
 		}
 	}

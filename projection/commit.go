@@ -111,9 +111,9 @@ func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 		return nil, err
 	}
 
-	// 3. Let time pass: clock, floor and purge point follow the log time of the events. Nothing is written, and
-	//    nothing is purged before stage 8.
-	p.age(next.root)
+	// 3. Let time pass: clock, floor and purge point follow the log time of the events, unless that has not come yet.
+	//    Nothing is written, and nothing is purged before stage 8.
+	p.age(next.root, time.Now())
 
 	// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments that no root
 	//    names.
@@ -262,6 +262,7 @@ func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record)
 		return segmentRef{}, err
 	}
 	written("rows", len(file))
+	p.local(next.Forgets).keep(keys.Key, 0, file) // where the next fold reads it
 	next.footers = append(next.footers, footerOf(keys, file))
 	next.Segments = append([]segmentRef{keys}, next.Segments...) // newest first
 	return keys, nil
@@ -276,9 +277,6 @@ func (p *Projection) create(ctx context.Context, folder string, level uint8, fil
 	}
 	if _, err := p.config.Bucket.Create(ctx, ref.Key, file); err != nil {
 		return segmentRef{}, fmt.Errorf("write segment %s: %w", ref.Key, err)
-	}
-	if p.folder != nil && folder != "events" { // on disk, where the next fold reads it
-		p.folder.keep(ref.Key, 0, file)
 	}
 	return ref, nil
 }

@@ -266,7 +266,7 @@ func TestRetentionIsOfLogTime(t *testing.T) {
 	at := func(revision Revision, minutes int) *root {
 		next := r.clone()
 		next.Applied, next.AppliedTime = revision, start.Add(time.Duration(minutes)*time.Minute).UnixNano()
-		p.age(next)
+		p.age(next, time.Now())
 		require.NoError(t, (&root{Floor: next.Floor, Applied: next.Applied, Purge: next.Purge, Ring: next.Ring, Inline: []byte{0}}).check())
 		require.GreaterOrEqual(t, next.Floor, r.Floor)
 		require.GreaterOrEqual(t, next.Clock, r.Clock)

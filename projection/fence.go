@@ -97,6 +97,7 @@ func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 // archived events have no hole.
 func (s *snapshot) fenced(plan FencePlan) (*draft, error) {
 	next := s.draft()
+	next.setBack(next.AppliedTime, time.Now())
 	last := &record{Event: eventlog.Event{Revision: plan.To - 1, Time: time.Unix(0, next.Clock)}}
 	next.records = appendRun(slices.Clone(s.records), next.Applied, last)
 	next.Epoch = plan.Epoch()

@@ -315,7 +315,8 @@ func (v *View) pastEvents(ctx context.Context, of Keys, after *Revision, upto Re
 	return from.archived(ctx, of, after, upto, yield)
 }
 
-// RevisionAt is the newest revision that the log had at the time, by the log's own clock. It is ErrExpired if nothing
+// RevisionAt is the newest revision that the log had at the time: the last up to which no event is of after the time.
+// An event whose time the marks around it rule out, or this process's clock, is of no time. It is ErrExpired if nothing
 // is kept from so long ago.
 func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (rev Revision, err error) {
 	v, err := p.Latest(ctx)
@@ -329,41 +330,62 @@ func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (rev Revision,
 	return rev, err
 }
 
+// inOrder is how many revisions are read one by one. Of more, single events decide.
+const inOrder = 1024
+
 func (v *View) revisionAt(ctx context.Context, t time.Time) (Revision, error) {
-	nanos, start := logTime(t), v.archiveStart()
-	rev, known := start, start == 0 // before the first event there was nothing
-	beyond := v.Revision() + 1      // a revision after the time
-	mark := func(r Revision, at int64) {
-		switch {
-		case at > nanos:
-			beyond = min(beyond, r)
-		case r >= start && (!known || r > rev):
-			rev, known = r, true
+	nanos, start, latest := logTime(t), v.archiveStart(), time.Now().Add(skew).UnixNano()
+	low, known := mark{Revision: start}, false // known: something is of the time or before
+	beyond := mark{Revision: v.Revision() + 1, Time: latest}
+	for _, m := range v.snap.root.marks(latest) {
+		if m.Time > nanos && m.Revision < beyond.Revision {
+			beyond = m
+		} else if m.Time <= nanos && m.Revision >= low.Revision {
+			low, known = m, true
 		}
 	}
-	for _, m := range v.snap.root.Ring {
-		mark(m.Revision, m.Time)
-	}
-	for _, c := range v.snap.root.Checkpoints {
-		mark(c.Revision, c.Time)
-	}
-	// The log's times rise with its revisions, so each step reads one event and halves what is left.
-	for low := rev; low+1 < beyond; {
-		middle := low + (beyond-low)/2
-		e, found, err := v.eventFrom(ctx, middle, beyond-1)
+	next := beyond.Revision // the first that is after the time
+	for rev, end := low.Revision, next; rev+1 < end; {
+		from, halve := rev+1, end-rev > inOrder
+		if halve {
+			from = rev + (end-rev)/2
+		}
+		e, found, err := v.eventFrom(ctx, from, end-1, func(e eventlog.Event) bool {
+			at := e.Time.UnixNano()
+			timed := at >= low.Time && at <= beyond.Time
+			known = known || timed && at <= nanos
+			return timed && (halve || at > nanos)
+		})
 		switch {
 		case err != nil:
 			return 0, fmt.Errorf("look for the revision at %s: %w", t.Format(time.RFC3339), err)
-		case !found || e.Time.UnixNano() > nanos:
-			beyond = middle
+		case !found:
+			end = from
+		case e.Time.UnixNano() > nanos:
+			end, next = from, e.Revision
 		default:
-			low, rev, known = e.Revision, e.Revision, true
+			rev = e.Revision
 		}
 	}
-	if !known {
-		return 0, fmt.Errorf("nothing is kept from before %s: %w", t.Format(time.RFC3339), ErrExpired)
+	switch {
+	case known, start == 0 && next > v.Revision():
+		return next - 1, nil
+	case start == 0: // before the first event there was nothing
+		return 0, nil
 	}
-	return rev, nil
+	return 0, fmt.Errorf("nothing is kept from before %s: %w", t.Format(time.RFC3339), ErrExpired)
+}
+
+// marks are what the root knows of times, in any order, without those of after the latest possible time.
+func (r *root) marks(latest int64) []mark {
+	marks := slices.Clone(r.Ring)
+	if r.AppliedTime == r.Clock {
+		marks = append(marks, mark{Revision: r.Applied, Time: r.Clock})
+	}
+	for _, c := range r.Checkpoints {
+		marks = append(marks, mark{Revision: c.Revision, Time: c.Time})
+	}
+	return slices.DeleteFunc(marks, func(m mark) bool { return m.Time == 0 || m.Time > latest })
 }
 
 // logTime is a time as the log's clock counts it. What no int64 of nanoseconds can say is before or after everything.
@@ -377,29 +399,54 @@ func logTime(t time.Time) int64 {
 	return t.UnixNano()
 }
 
-// TimeOf is the log's time of the first event from a revision on, or the zero time if there is none.
+// TimeOf is the log's time of the newest event up to a revision, within what the marks around it allow. It is the zero
+// time if nothing is known of it.
 func (p *Projection) TimeOf(ctx context.Context, at Revision) (time.Time, error) {
 	v, err := p.AtLeast(ctx, at)
 	if err != nil {
 		return time.Time{}, err
 	}
-	var e eventlog.Event
+	var nanos int64
 	err = v.retry(ctx, func(v *View) error {
-		e, _, err = v.eventFrom(ctx, at, v.Revision())
+		nanos, err = v.timeOf(ctx, at)
 		return err
 	})
 	if err != nil {
 		return time.Time{}, fmt.Errorf("look for the time of revision %d: %w", at, err)
 	}
-	return e.Time, nil
+	return unixTime(nanos), nil
 }
 
-// eventFrom returns the first event in [from, upto] that is not void.
-func (v *View) eventFrom(ctx context.Context, from, upto Revision) (first eventlog.Event, found bool, err error) {
+func (v *View) timeOf(ctx context.Context, at Revision) (nanos int64, err error) {
+	least, most := int64(0), time.Now().Add(skew).UnixNano()
+	for _, m := range v.snap.root.marks(most) {
+		if m.Revision <= at {
+			least = max(least, m.Time)
+		} else {
+			most = min(most, m.Time)
+		}
+	}
+	start := v.archiveStart()
+	for width, end := Revision(16), at; end > start && nanos == 0; width *= 16 {
+		from := max(start, end-min(end, width))
+		_, _, err := v.eventFrom(ctx, from+1, end, func(e eventlog.Event) bool {
+			nanos = e.Time.UnixNano()
+			return false
+		})
+		if err != nil {
+			return 0, err
+		}
+		end = from
+	}
+	return min(max(nanos, least), most), nil
+}
+
+// eventFrom returns the first event in [from, upto] that is not void and that is wanted.
+func (v *View) eventFrom(ctx context.Context, from, upto Revision, wanted func(eventlog.Event) bool) (first eventlog.Event, found bool, err error) {
 	after := from - 1
 	err = v.archived(ctx, Keys{}, &after, upto, func(e eventlog.Event) bool {
-		first, found = e, true
-		return false
+		first, found = e, wanted(e)
+		return !found
 	})
 	if errors.Is(err, errEnough) {
 		err = nil

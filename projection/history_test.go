@@ -46,16 +46,12 @@ func TestTheArchiveAgesByLogTime(t *testing.T) {
 		return &Projection{config: Config{History: history, Retention: retention}}
 	}
 	at := func(p *Projection, r root, after time.Duration) *root {
-		before := r.Clock
-		r.Clock += int64(after)
-		if before > 0 && p.config.Retention > 0 {
-			r.Horizon = r.Clock - int64(p.config.Retention)
-		}
-		p.ageArchive(&r, before)
+		r.AppliedTime = r.Clock + int64(after)
+		p.age(&r, time.Now())
 		return &r
 	}
-	start := root{Clock: int64(1000 * time.Hour)}
-	r := at(with(24*time.Hour, time.Hour), start, 0)
+	start := root{Clock: int64(999 * time.Hour)}
+	r := at(with(24*time.Hour, time.Hour), start, time.Hour)
 	require.EqualValues(t, 976*time.Hour, r.Archive)
 	r = at(with(24*time.Hour, time.Hour), *r, time.Hour)
 	require.EqualValues(t, 977*time.Hour, r.Archive)

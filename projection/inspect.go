@@ -16,6 +16,7 @@ type Root struct {
 	Applied     Revision  `json:"applied,string"`
 	AppliedTime time.Time `json:"appliedTime"`
 	AppliedID   string    `json:"appliedRequestID"`
+	Clock       time.Time `json:"clock"`
 	Floor       Revision  `json:"floor,string"`
 	Purge       Revision  `json:"purge,string"`
 	Generation  uint64    `json:"generation,string"`
@@ -46,7 +47,7 @@ func (p *Projection) Root(ctx context.Context) (Root, error) {
 		return Root{}, err
 	}
 	r := s.root
-	return Root{Serial: r.Serial, Epoch: r.Epoch, Applied: r.Applied, AppliedTime: unixTime(r.AppliedTime), AppliedID: r.AppliedID,
+	return Root{Serial: r.Serial, Epoch: r.Epoch, Applied: r.Applied, AppliedTime: unixTime(r.AppliedTime), AppliedID: r.AppliedID, Clock: unixTime(r.Clock),
 		Floor: r.Floor, Purge: r.Purge, Generation: r.Generation, Spilled: r.Spilled, InlineRows: len(s.inline), InlineBytes: len(r.Inline),
 		Segments: listed(r.Segments, true), Events: listed(r.Events, false)}, nil
 }

@@ -72,8 +72,7 @@ func (s *Source) Newest() (Revision, time.Time) {
 	return s.newest.root.Applied, unixTime(s.newest.root.AppliedTime)
 }
 
-// RevisionAt is the newest revision that the bucket has of a time or before, by the log's clock. It is ErrExpired if
-// nothing is kept from so long ago.
+// RevisionAt is Projection.RevisionAt of the newest root.
 func (s *Source) RevisionAt(ctx context.Context, t time.Time) (rev Revision, err error) {
 	err = s.retry(ctx, func() error {
 		rev, err = s.view().revisionAt(ctx, t)
@@ -205,7 +204,7 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 	if err != nil {
 		return done, err
 	}
-	if at, err = s.events(v).batchEnd(ctx, at); err != nil {
+	if at, err = s.events(v).snap.batchEnd(ctx, at); err != nil {
 		return done, err
 	}
 	if v, err = s.asOf(ctx, at); err != nil {
@@ -247,12 +246,12 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 	return done, err
 }
 
-// events is the snapshot that has the events around a view's revision.
-func (s *Source) events(v *View) *snapshot {
+// events is the view that has the events around a view's revision.
+func (s *Source) events(v *View) *View {
 	if v.Revision() > v.Applied() {
-		return s.newest
+		return s.view()
 	}
-	return v.snap
+	return v
 }
 
 // base is the snapshot at or below the revision that the new cell is copied from. The newest root has the events after
@@ -450,6 +449,7 @@ func (d *draft) restored(source *root, nanos int64) error {
 	d.Epoch = FencePlan{To: next}.Epoch()
 	d.Applied, d.AppliedTime, d.AppliedID, d.Clock = next-1, nanos, restoredID+rand.Text(), nanos
 	d.Spilled, d.Floor, d.Purge = d.Applied, d.Applied, d.Applied
+	d.Forgets = source.Forgets // so that it goes on with the source's folders of blocks
 	d.Ring = []mark{{Revision: d.Applied, Time: nanos}}
 	return nil
 }
@@ -479,35 +479,6 @@ func place(e eventlog.Event) Revision {
 		return 0
 	}
 	return Revision(n)
-}
-
-// timeOf is the log time of the newest event up to the revision, as far as it is kept.
-func (s *snapshot) timeOf(ctx context.Context, at Revision) (nanos int64, err error) {
-	r := s.root
-	if at == r.Applied {
-		return r.AppliedTime, nil
-	}
-	start := r.archiveStart()
-	for width := Revision(16); at > start && nanos == 0; width *= 16 {
-		after := max(start, at-min(at, width))
-		from := after
-		err := s.archived(ctx, Keys{}, &after, at, func(e eventlog.Event) bool {
-			nanos = e.Time.UnixNano()
-			return true
-		})
-		if err != nil {
-			return 0, err
-		}
-		if from == start {
-			break
-		}
-	}
-	for _, m := range r.Ring {
-		if m.Revision <= at {
-			nanos = max(nanos, m.Time)
-		}
-	}
-	return nanos, nil
 }
 
 // proven reads all of a new cell and fails if anything is wrong.

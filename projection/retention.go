@@ -1,35 +1,87 @@
 package projection
 
 import (
-	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 )
 
-// age moves clock, floor and purge point by log time (invariant 12).
-func (p *Projection) age(next *root) {
+// skew is by how much the clocks of the log, of the bucket and of a process may differ without being taken for wrong.
+const skew = time.Minute
+
+// age moves clock, floor and purge point by log time (invariant 12). A time that has not come by this process's clock
+// does not count: either clock may be wrong. Then no time passes, and nothing is marked with it, until a commit with an
+// event of another time, or by another process. So one wrong clock may delay what follows from time, and never hastens
+// it.
+func (p *Projection) age(next *root, now time.Time) {
+	passed := next.AppliedTime - next.Clock
+	if passed <= 0 || next.AppliedTime > now.Add(skew).UnixNano() {
+		return
+	}
+	next.Clock = next.AppliedTime
 	retention, logRetention := int64(p.config.Retention), int64(p.config.LogRetention)
-	before := next.Clock
-	next.Clock = max(next.Clock, next.AppliedTime)
 	longest := max(retention, logRetention)
 	if longest > 0 {
 		next.Ring = appendMark(next.Ring, mark{Revision: next.Applied, Time: next.Clock}, longest)
 	}
 	if retention > 0 {
-		horizon := next.Clock - retention
-		if before > 0 && next.Horizon > 0 {
-			// One commit moves the floor by no more than the log time since the last one. So neither a wrong setting
-			// nor a leap of the log's clock expires at once what should have been kept.
-			horizon = min(horizon, next.Horizon+next.Clock-before)
-		}
-		next.Horizon = max(next.Horizon, horizon)
+		next.Horizon = aged(next.Horizon, next.Clock-retention, passed)
 		next.Floor = max(next.Floor, newestUpTo(next.Ring, next.Horizon))
 	}
-	p.ageArchive(next, before)
+	if longest := max(int64(p.config.History), retention); longest > 0 {
+		next.Archive = aged(next.Archive, next.Clock-longest, passed)
+	}
 	if logRetention > 0 {
 		next.Purge = max(next.Purge, newestUpTo(next.Ring, next.Clock-logRetention))
 	}
+}
+
+// aged moves the end of what is kept to where a setting wants it. One commit moves it by no more than twice the log
+// time since the last root. So a process with a wrong setting expires nothing at once, and a shorter setting is reached
+// in the end.
+func aged(end, wanted, passed int64) int64 {
+	if end > 0 {
+		wanted = min(wanted, end+2*passed)
+	}
+	return max(end, wanted)
+}
+
+// SetClockBack sets the root's clock back if it is ahead of the log's and of this process's, and returns by how much.
+// An earlier Logplane followed any time of the log, and a process whose own clock is ahead does. While the root's clock
+// is ahead, nothing expires, no checkpoint is made and no garbage is collected. To set it back expires nothing. It is
+// one swap of the root: a crash leaves the old one or the new.
+func (p *Projection) SetClockBack(ctx context.Context) (by time.Duration, err error) {
+	if err := p.config.Log.Outdate(ctx); err != nil { // any barrier: it has the log's time
+		return 0, err
+	}
+	_, err = p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
+		next := v.snap.draft()
+		if by = next.setBack(v.tail.at.Time, time.Now()); by == 0 {
+			return nil, nil
+		}
+		return next, nil
+	})
+	return by, err
+}
+
+// setBack sets the clock back to the later of the log's time and this process's, and returns by how much. Of what was
+// marked meanwhile the time is not known: a checkpoint is as if it were made now, and a revision goes with the next one
+// whose time is known.
+func (r *root) setBack(logged int64, now time.Time) time.Duration {
+	clock := max(logged, now.UnixNano())
+	by := r.Clock - clock
+	if by <= 0 {
+		return 0
+	}
+	r.Clock, r.Swept = clock, min(r.Swept, clock)
+	r.Horizon, r.Archive = min(r.Horizon, clock-1), min(r.Archive, clock-2) // no checkpoint of now is before either
+	r.Ring = slices.DeleteFunc(slices.Clone(r.Ring), func(m mark) bool { return m.Time > clock })
+	r.Checkpoints = slices.Clone(r.Checkpoints)
+	for i := range r.Checkpoints {
+		r.Checkpoints[i].Time = min(r.Checkpoints[i].Time, clock)
+	}
+	return time.Duration(by)
 }
 
 // appendMark adds a mark if the last one is old enough. Of the marks that are older than twice the retention it keeps
@@ -50,28 +102,13 @@ func appendMark(ring []mark, m mark, retention int64) []mark {
 const ringMarks = 128
 
 // newestUpTo is the newest marked revision that is as old as the time or older, 0 if there is none.
-func newestUpTo(ring []mark, nanos int64) Revision {
-	rev := Revision(0)
+func newestUpTo(ring []mark, nanos int64) (rev Revision) {
 	for _, m := range ring {
 		if m.Time <= nanos {
-			rev = cmp.Or(m.Revision, rev)
+			rev = m.Revision
 		}
 	}
 	return rev
-}
-
-// ageArchive moves the archive's end by log time. One commit moves it by no more than twice the log time since the last
-// root. So a process with a wrong setting cannot throw a history away, and a shorter setting is reached in the end.
-func (p *Projection) ageArchive(next *root, before int64) {
-	longest := int64(max(p.config.History, p.config.Retention))
-	if longest == 0 {
-		return
-	}
-	end := next.Clock - longest
-	if before > 0 && next.Archive > 0 {
-		end = min(end, next.Archive+2*(next.Clock-before))
-	}
-	next.Archive = max(next.Archive, end)
 }
 
 // archiveBase is the revision of the checkpoint from which the archive's oldest events are folded, 0 for none.

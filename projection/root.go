@@ -28,7 +28,8 @@ type root struct {
 	Applied     Revision `cbor:"2,keyasint"`
 	AppliedTime int64    `cbor:"3,keyasint"`
 	AppliedID   string   `cbor:"4,keyasint"`
-	// Clock is the newest log time ever seen. It never goes back (invariant 12).
+	// Clock is the newest log time that was applied and had come by the committing process's clock. Only an operator
+	// sets it back (invariant 12).
 	Clock int64 `cbor:"5,keyasint"`
 	// Floor is the oldest revision that can be read. Horizon is the log time up to which retention is over.
 	Floor   Revision `cbor:"6,keyasint"`
@@ -57,7 +58,7 @@ type root struct {
 	Archive int64 `cbor:"20,keyasint"`
 	// Trimmed says of which keys archive and checkpoints have a shorter past.
 	Trimmed []trim `cbor:"23,keyasint,omitempty"`
-	// Forgets counts what was forgotten: a reader empties its folder if that has risen.
+	// Forgets counts what was forgotten. What a reader keeps on a disk is of one such generation.
 	Forgets uint64 `cbor:"24,keyasint,omitempty"`
 	// Spilled is the last revision in the segments. Inline is an event segment with the rest, up to Applied.
 	Spilled Revision `cbor:"15,keyasint"`
