@@ -325,10 +325,8 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 	if err := p.compareBelow(ctx, snap); err != nil {
 		return err
 	}
-	if p.folder != nil {
-		if err := p.folder.obey(snap.root.Forgets); err != nil {
-			return err
-		}
+	if err := p.enterFolder(snap.root.Forgets); err != nil {
+		return err
 	}
 	var diverged error
 	p.publish(func(v *View) *View {

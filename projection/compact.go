@@ -33,7 +33,8 @@ type merge struct {
 	level  uint8
 	// floor and purge say what may be dropped: only what was below them when the compaction began.
 	floor, purge Revision
-	generation   uint64
+	// generation and forgets are the root's.
+	generation, forgets uint64
 }
 
 // Compact merges runs if there are enough of them, else event segments of the archive, and reports whether it did. It
@@ -105,7 +106,7 @@ func (m *merge) missing(ctx context.Context, v *View, notFound error) error {
 // choose picks the next compaction of a view's snapshot, nil for none.
 func (v *View) choose() *merge {
 	upper, base := splitBase(v.snap.runs)
-	m := &merge{floor: v.Floor(), generation: v.snap.root.Generation}
+	m := &merge{floor: v.Floor(), generation: v.snap.root.Generation, forgets: v.snap.root.Forgets}
 	// A tombstone must outlive its event. As long as the log has the event, writers must know it as the key's last one.
 	if v.first > 0 {
 		m.purge = min(v.snap.root.Purge, v.first-1)
@@ -334,6 +335,7 @@ func (o *output) cut(ctx context.Context) error {
 		return err
 	}
 	written("compaction", len(file))
+	o.p.local(o.merge.forgets).keep(ref.Key, 0, file)
 	o.refs, o.made = append(o.refs, ref), append(o.made, ref.Key)
 	o.footers = append(o.footers, footerOf(ref, file))
 	return nil

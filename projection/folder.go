@@ -19,34 +19,85 @@ import (
 // offsets that they have in the bucket, and holes between them. Nothing in the folder is believed without its checksum.
 // So it is never fsynced, may be deleted at any time, and may be shared by processes. A file with holes counts with its
 // length, so the folder takes less than its budget.
+//
+// It is of one generation: root.Forgets of the root that has named the objects. Each generation has a folder of its
+// own, and the first process that meets the next one removes it. Whoever began before, in whichever process, may still
+// have at hand what was forgotten since, and writes it nowhere. A nil folder has nothing and keeps nothing.
 type folder struct {
-	path   string
-	budget int64
+	path       string
+	generation uint64
+	budget     int64
 
 	mu sync.Mutex
-	// grown is how many bytes the files have grown since the last sweep. used says when a file was last marked as used.
-	// mu guards both.
+	// grown is how many bytes this process has written since the last sweep. used says when a file was last marked as
+	// used. mu guards both.
 	grown int64
 	used  map[string]time.Time
-	// forgets is up to what this process has emptied the folder, or found it emptied when it joined; mu guards both.
-	forgets uint64
-	joined  bool
 }
 
 const (
-	// sweepShare: when the folder may have grown by 1/sweepShare of its budget it is swept, to leave as much free.
+	// sweepShare: a sweep leaves 1/sweepShare of the budget free. Each process sweeps when it has written 1/growShare
+	// of it, so that sweepShare processes together stay within it.
 	sweepShare = 8
+	growShare  = sweepShare * sweepShare
 	// usedEvery is how often a file that is read is marked as used.
 	usedEvery = time.Minute
+	// removeTries bounds how often a folder is removed into which others still write.
+	removeTries = 16
 )
 
-// openFolder makes the folder if it is missing.
-func openFolder(name string, budget int64) (*folder, error) {
-	if err := os.MkdirAll(name, 0o700); err != nil {
+// openFolder makes the folder of a generation and removes those of older ones, and what an earlier Logplane has kept.
+// It makes its own before it looks for others: of two processes at least one sees the other's. Beside a newer
+// generation there is none of its own.
+func openFolder(name string, generation uint64, budget int64) (*folder, error) {
+	f := &folder{path: filepath.Join(name, strconv.FormatUint(generation, 10)), generation: generation, budget: budget, used: make(map[string]time.Time)}
+	err := os.MkdirAll(f.path, 0o700)
+	entries, listed := os.ReadDir(name)
+	err = errors.Join(err, listed)
+	for _, e := range entries {
+		n, other := strconv.ParseUint(e.Name(), 10, 64)
+		switch {
+		case other == nil && n > generation:
+			slog.Warn("the block cache on disk is of a later state of the cell, and is not used: delete it if the cell was made anew", "folder", name)
+			err = errors.Join(err, remove(f.path))
+		case other == nil && n < generation, other != nil && e.Type().IsRegular():
+			err = errors.Join(err, remove(filepath.Join(name, e.Name())))
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("open the block cache: %w", err)
 	}
-	f := &folder{path: name, budget: budget, used: make(map[string]time.Time)}
 	return f, f.sweep()
+}
+
+// remove removes a folder, also if others are about to write into it.
+func remove(name string) (err error) {
+	for range removeTries {
+		if err = os.RemoveAll(name); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// local is the folder of a generation, nil if this process has none, or is at another.
+func (p *Projection) local(generation uint64) *folder {
+	if f := p.folder.Load(); f != nil && f.generation == generation {
+		return f
+	}
+	return nil
+}
+
+// enterFolder opens the folder of a generation, unless this process is there already.
+func (p *Projection) enterFolder(generation uint64) error {
+	if f := p.folder.Load(); p.config.CacheFolder == "" || f != nil && f.generation >= generation {
+		return nil
+	}
+	f, err := openFolder(p.config.CacheFolder, generation, p.config.CacheFolderBytes)
+	if err == nil {
+		p.folder.Store(f) // if somebody was faster and is further, this one is gone, and is left with the next root
+	}
+	return err
 }
 
 // file of an object: the last part of its key is random and never used twice.
@@ -54,6 +105,9 @@ func (f *folder) file(key string) string { return filepath.Join(f.path, path.Bas
 
 // read returns the bytes at the offset. Holes, and what lies beyond the end, read as zeroes.
 func (f *folder) read(key string, offset, length int64) []byte {
+	if f == nil {
+		return nil
+	}
 	file, err := os.Open(f.file(key))
 	if err != nil {
 		return nil
@@ -69,6 +123,9 @@ func (f *folder) read(key string, offset, length int64) []byte {
 
 // whole returns an object that was kept whole, nil if it was not.
 func (f *folder) whole(key string) []byte {
+	if f == nil {
+		return nil
+	}
 	b, err := os.ReadFile(f.file(key))
 	if err != nil {
 		return nil
@@ -88,16 +145,21 @@ func (f *folder) mark(key string) {
 	}
 }
 
-// keep writes bytes at their offset. A failure costs speed alone.
+// keep writes bytes at their offset. A failure costs speed alone, and a folder that is gone is of an older generation.
 func (f *folder) keep(key string, offset int64, b []byte) {
+	if f == nil {
+		return
+	}
 	grown, err := f.write(key, offset, b)
 	if err != nil {
-		slog.Warn("the block cache on disk cannot be written", "error", err)
+		if !errors.Is(err, os.ErrNotExist) {
+			slog.Warn("the block cache on disk cannot be written", "error", err)
+		}
 		return
 	}
 	f.mu.Lock()
 	f.grown += grown
-	full := f.grown > f.budget/sweepShare
+	full := f.grown > f.budget/growShare
 	if full {
 		f.grown, f.used = 0, make(map[string]time.Time)
 	}
@@ -125,59 +187,16 @@ func (f *folder) write(key string, offset int64, b []byte) (grown int64, err err
 	return max(0, offset+int64(len(b))-before.Size()), nil
 }
 
-// obeyed is the name of the file that says up to what the folder was emptied.
-const obeyed = "forgets"
-
-// obey empties the folder if something was forgotten since it was emptied last: the number rises with each time. The
-// folder remembers it, since processes come and go. That counts only for a process that joins: one that was there may
-// have kept something since another has emptied the folder.
-func (f *folder) obey(forgets uint64) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	joins := !f.joined
-	f.joined = true
-	if f.forgets >= forgets {
-		return nil
-	}
-	name := filepath.Join(f.path, obeyed)
-	known, _ := os.ReadFile(name) // none is 0
-	if n, _ := strconv.ParseUint(string(known), 10, 64); n < forgets || !joins {
-		f.grown, f.used = 0, make(map[string]time.Time)
-		if err := f.clear(); err != nil {
-			return fmt.Errorf("empty the block cache of what was forgotten: %w", err)
-		}
-		if err := os.WriteFile(name, strconv.AppendUint(nil, forgets, 10), 0o600); err != nil {
-			return fmt.Errorf("empty the block cache of what was forgotten: %w", err)
-		}
-	}
-	f.forgets = forgets
-	return nil
-}
-
-// clear deletes all files.
-func (f *folder) clear() error {
-	entries, err := os.ReadDir(f.path)
-	for _, e := range entries {
-		if !e.Type().IsRegular() {
-			continue
-		}
-		if removed := os.Remove(filepath.Join(f.path, e.Name())); !errors.Is(removed, os.ErrNotExist) {
-			err = errors.Join(err, removed) // another process was faster
-		}
-	}
-	return err
-}
-
 // sweep deletes files, those first that were not used for longest, until the folder may grow again.
 func (f *folder) sweep() error {
 	entries, err := os.ReadDir(f.path)
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	var files []os.FileInfo
 	size := int64(0)
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil && info.Mode().IsRegular() && e.Name() != obeyed {
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
 			files = append(files, info)
 			size += info.Size()
 		}

@@ -1,6 +1,9 @@
 package projection
 
 import (
+	"bytes"
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,8 +11,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/segment"
 )
 
 // A process that starts with a warm folder reads the root from the bucket and nothing else.
@@ -46,10 +51,7 @@ func TestAFolderOutlivesItsProcess(t *testing.T) {
 	require.Zero(t, counted.Counts().GetRange)
 
 	t.Run("damage is not served", func(t *testing.T) {
-		files, err := os.ReadDir(name)
-		require.NoError(t, err)
-		for _, f := range files {
-			file := filepath.Join(name, f.Name())
+		for _, file := range filesBelow(t, name) {
 			b, err := os.ReadFile(file)
 			require.NoError(t, err)
 			b[len(b)/2] ^= 1
@@ -117,29 +119,193 @@ func TestValidNowReadsNoDisk(t *testing.T) {
 	}
 }
 
-// What one process keeps after another has emptied their folder of what was forgotten goes when it hears of that.
-func TestAFolderOfTwoProcesses(t *testing.T) {
+// filesBelow are the files below a folder.
+func filesBelow(t testing.TB, folder string) (files []string) {
+	require.NoError(t, filepath.WalkDir(folder, func(name string, e os.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			files = append(files, name)
+		}
+		return err
+	}))
+	return files
+}
+
+// Several processes share a folder. Once one of them has met a newer generation, what another still has at hand of an
+// older one is kept nowhere, whenever it began, and nothing of an older one is left.
+func TestAFolderOfManyProcesses(t *testing.T) {
+	quiet(t)
 	name := t.TempDir()
-	open := func() *folder {
-		f, err := openFolder(name, 1<<20)
+	open := func(generation uint64) *folder {
+		f, err := openFolder(name, generation, 1<<20)
 		require.NoError(t, err)
 		return f
 	}
-	one, other := open(), open()
-	require.NoError(t, one.obey(0))
-	require.NoError(t, other.obey(0))
-	require.NoError(t, one.obey(1))
+	old := filepath.Join(name, "kept-by-an-earlier-version")
+	require.NoError(t, os.WriteFile(old, []byte("secret"), 0o600))
+	one, other := open(0), open(0)
+	require.NoFileExists(t, old)
+	one.keep("seg/old", 0, []byte("secret"))
+	require.Equal(t, []byte("secret"), other.whole("seg/old"))
+	newer := open(1)
+	require.Empty(t, filesBelow(t, name))
 	other.keep("seg/old", 0, []byte("secret"))
-	require.NoError(t, other.obey(1))
 	require.Nil(t, other.whole("seg/old"))
-	other.keep("seg/new", 0, []byte("kept"))
-	require.NoError(t, open().obey(1))
-	require.Equal(t, []byte("kept"), one.whole("seg/new"))
+	late := open(0) // it has read the root before, and was slow
+	late.keep("seg/old", 0, []byte("secret"))
+	require.Empty(t, filesBelow(t, name))
+	newer.keep("seg/new", 0, []byte("kept"))
+	require.Equal(t, []byte("kept"), open(1).whole("seg/new"))
+}
+
+// At once: some write while others go on to the next generation. In the end nothing is left of an older one.
+func TestAFolderIsLeftByAllAtOnce(t *testing.T) {
+	quiet(t)
+	name := t.TempDir()
+	const last = 20
+	var group errgroup.Group
+	for n := range 4 {
+		group.Go(func() error {
+			for generation := range uint64(last + 1) {
+				f, err := openFolder(name, generation, 1<<20)
+				if err != nil {
+					return err
+				}
+				for i := range 20 {
+					f.keep(fmt.Sprintf("seg/%d-%d-%d", generation, n, i), 0, []byte("x"))
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, group.Wait())
+	files := filesBelow(t, name)
+	require.Len(t, files, 4*20)
+	for _, file := range files {
+		require.Equal(t, fmt.Sprint(last), filepath.Base(filepath.Dir(file)))
+	}
+}
+
+// Processes that share a folder stay within its budget together.
+func TestAFolderOfManyHasOneBudget(t *testing.T) {
+	name, all := t.TempDir(), []*folder{}
+	const budget = 1 << 20
+	for range sweepShare {
+		f, err := openFolder(name, 0, budget)
+		require.NoError(t, err)
+		all = append(all, f)
+	}
+	for i := range 3000 {
+		all[i%len(all)].keep(fmt.Sprint("seg/", i), 0, make([]byte, 1000))
+		if i%50 == 0 {
+			size := int64(0)
+			for _, file := range filesBelow(t, name) {
+				info, err := os.Stat(file)
+				require.NoError(t, err)
+				size += info.Size()
+			}
+			require.LessOrEqual(t, size, int64(budget))
+		}
+	}
+	require.Greater(t, len(filesBelow(t, name)), 800)
+}
+
+// versionsOnDisk says which files below a folder have a version of the key.
+func versionsOnDisk(t *testing.T, folder, key string) (found []string) {
+	for _, name := range filesBelow(t, folder) {
+		b, err := os.ReadFile(name)
+		require.NoError(t, err)
+		if bytes.Contains(b, []byte("the password")) { // a block of few rows is as it was
+			found = append(found, name)
+		}
+		reader, err := segment.OpenBytes(name, b)
+		if err != nil {
+			continue // no whole file
+		}
+		for r, err := range recordsOf(t.Context(), reader) {
+			if err == nil && r.key == key {
+				found = append(found, fmt.Sprintf("%s, revision %d", name, r.Revision))
+			}
+		}
+	}
+	return found
+}
+
+// slowRead does something once between the bucket's answer to the read of a block and its arrival.
+type slowRead struct {
+	lax
+	do func()
+}
+
+func (b *slowRead) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	body, err := b.lax.GetRange(ctx, key, offset, length)
+	if do := b.do; do != nil && offset == 8 { // the first block
+		b.do = nil
+		do()
+	}
+	return body, err
+}
+
+// What is forgotten while a process reads or compacts what has it comes back onto no disk, neither of that process nor
+// of another that shares the folder and has heard of it.
+func TestAFolderForgetsWhatIsUnderWay(t *testing.T) {
+	for _, compacts := range []bool{false, true} {
+		for _, heardBy := range []string{"itself", "another"} {
+			t.Run(fmt.Sprint(compacts, heardBy), func(t *testing.T) {
+				config := func(c *Config) { c.InlineBytes = 1 }
+				c := newCell(t, config)
+				c.Projection = c.over(lax{c.bucket}, config)
+				c.put("pasted", "the password")
+				c.commit()
+				for i := range runsPerLevel {
+					c.put("pasted", fmt.Sprint("mended ", i))
+					c.commit()
+				}
+				key, folder := podKey("pasted").RowKey(), t.TempDir()
+				shared := func(c *Config) { c.InlineBytes, c.CacheFolder = 1, folder }
+				var p, hears *Projection
+				did := false
+				forget := func() {
+					did = true
+					c.fillLog = func(context.Context) (Revision, error) { c.barrier(); b, err := c.log.Head(c.ctx); return b.Head, err }
+					_, err := c.Forget(c.ctx, []string{key}, 0)
+					require.NoError(t, err)
+					_, err = hears.Latest(c.ctx)
+					require.NoError(t, err)
+					require.EqualValues(t, 1, hears.folder.Load().generation)
+				}
+				reading, writing := &slowRead{lax: lax{c.bucket}}, &late{lax: lax{c.bucket}}
+				if compacts {
+					p = c.over(writing, shared)
+				} else {
+					p = c.over(reading, shared)
+				}
+				hears = p
+				if heardBy == "another" {
+					hears = c.over(lax{c.bucket}, shared)
+				}
+				_, err := p.Latest(c.ctx)
+				require.NoError(t, err)
+				reading.do, writing.do = forget, forget
+				if compacts {
+					merged, err := p.Compact(c.ctx)
+					require.NoError(t, err)
+					require.False(t, merged, "overtaken")
+				} else {
+					past, err := p.AsOf(c.ctx, 1)
+					require.NoError(t, err)
+					_, _, _ = past.Get(c.ctx, key, 1)
+				}
+				require.True(t, did)
+				require.Empty(t, versionsOnDisk(t, folder, key))
+			})
+		}
+	}
 }
 
 // What was not used for longest goes first, and the budget holds.
 func TestAFolderHasABudget(t *testing.T) {
-	f, err := openFolder(t.TempDir(), 80_000)
+	name := t.TempDir()
+	f, err := openFolder(name, 0, 80_000)
 	require.NoError(t, err)
 	size := func() (n int64) {
 		entries, err := os.ReadDir(f.path)
@@ -161,7 +327,7 @@ func TestAFolderHasABudget(t *testing.T) {
 		require.LessOrEqual(t, size(), int64(80_000))
 	}
 	require.Greater(t, size(), int64(50_000))
-	again, err := openFolder(f.path, 9_000)
+	again, err := openFolder(name, 0, 9_000)
 	require.NoError(t, err)
 	require.LessOrEqual(t, size(), int64(9_000))
 	require.NotNil(t, again.read("p/seg/0/x", 0, 1000))

@@ -45,12 +45,15 @@ func footerOf(ref segmentRef, file []byte) footer {
 type index struct {
 	key     string
 	p       *Projection
+	forgets uint64 // of the root that names it
 	reading gate
 	footers atomic.Pointer[map[string][]byte]
 	missed  atomic.Bool // it was not there once
 }
 
-func (p *Projection) newIndex(key string) *index { return &index{key: key, p: p, reading: newGate()} }
+func (r *root) newIndex(p *Projection, key string) *index {
+	return &index{key: key, p: p, forgets: r.Forgets, reading: newGate()}
+}
 
 // footer is the kept footer of a segment, nil if there is none.
 func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
@@ -91,11 +94,8 @@ func (x *index) all(ctx context.Context) (map[string][]byte, error) {
 // read returns no footers if the object is lost or damaged: then they are read from the segments. An object that is
 // not there may have been collected since the root was read, so that only the second miss is a loss.
 func (x *index) read(ctx context.Context) ([]footer, error) {
-	local := x.p.folder
-	if local != nil {
-		if footers, err := decodeIndex(local.whole(x.key)); err == nil {
-			return footers, nil
-		}
+	if footers, err := decodeIndex(x.p.local(x.forgets).whole(x.key)); err == nil {
+		return footers, nil
 	}
 	body, _, err := x.p.config.Bucket.Get(ctx, x.key)
 	missed := errors.Is(err, bucket.ErrNotFound)
@@ -111,9 +111,7 @@ func (x *index) read(ctx context.Context) ([]footer, error) {
 		slog.WarnContext(ctx, "an idx object cannot be read, segments are opened without it", "key", x.key, "error", err)
 		return nil, nil
 	}
-	if local != nil {
-		local.keep(x.key, 0, body)
-	}
+	x.p.local(x.forgets).keep(x.key, 0, body)
 	return footers, nil
 }
 

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,8 +70,8 @@ type Projection struct {
 	pasts *cache.Cache[string, *snapshot]
 	// folded are what was made of archived events.
 	folded *cache.Cache[foldedKeys, *tail]
-	// folder is nil without one.
-	folder *folder
+	// folder is that of the newest generation, nil without one and before the first view.
+	folder atomic.Pointer[folder]
 
 	// view is the newest one. publishing is held while it is replaced, and never across a request.
 	view       atomic.Pointer[View]
@@ -117,6 +119,7 @@ func open(c Config) (*Projection, error) {
 	}
 	c.TailBytes = cmp.Or(c.TailBytes, max(int(c.Budget.Limit()/2), 32<<20))
 	c.Grace = cmp.Or(c.Grace, 15*time.Minute)
+	c.CacheFolderBytes = cmp.Or(c.CacheFolderBytes, 1<<30)
 	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, fillLog: c.Log.Fill, rootFooters: rootFooters, manyEvents: manyEvents, partBytes: partBytes,
 		cache: newBlockCache(c.Budget), facts: newFactCache(cache.NewBudget(c.Budget.Limit() / factShare)),
 		pasts: cache.New[string, *snapshot](c.Budget), folded: cache.New[foldedKeys, *tail](c.Budget),
@@ -124,9 +127,10 @@ func open(c Config) (*Projection, error) {
 	if c.CacheFolder == "" {
 		return p, nil
 	}
-	var err error
-	p.folder, err = openFolder(c.CacheFolder, cmp.Or(c.CacheFolderBytes, 1<<30))
-	return p, err
+	if err := os.MkdirAll(c.CacheFolder, 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder of the block cache: %w", err)
+	}
+	return p, nil
 }
 
 func (p *Projection) rootKey() string { return p.config.Prefix + "/root" }

@@ -36,6 +36,7 @@ type run []*part
 type part struct {
 	ref     segmentRef
 	p       *Projection
+	forgets uint64 // of the root that names it
 	opening gate
 	reader  atomic.Pointer[segment.Reader]
 	// sealed is the footer, if the root has it. Else the index is asked, if there is one.
@@ -43,9 +44,12 @@ type part struct {
 	index  *index
 }
 
-func (p *Projection) newPart(ref segmentRef) *part { return &part{ref: ref, p: p, opening: newGate()} }
+func (r *root) newPart(p *Projection, ref segmentRef) *part {
+	return &part{ref: ref, p: p, forgets: r.Forgets, opening: newGate()}
+}
 
-// newSnapshot is the snapshot of a root that was read. Segments that the previous snapshot has open stay open.
+// newSnapshot is the snapshot of a root that was read. Segments that the previous snapshot has open stay open, unless
+// something was forgotten since.
 func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*snapshot, error) {
 	records, err := r.inlineRecords()
 	if err != nil {
@@ -57,9 +61,9 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 // snapshotOf is newSnapshot for a caller who has the inline records and the kept footers at hand.
 func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag string, previous *snapshot) *snapshot {
 	s := &snapshot{root: r, etag: etag, records: records, inline: keyOrdered(records)}
-	s.index, s.eventIndex = p.newIndex(r.Index), p.newIndex(r.EventIndex)
+	s.index, s.eventIndex = r.newIndex(p, r.Index), r.newIndex(p, r.EventIndex)
 	known := make(map[string]*part)
-	if previous != nil {
+	if previous != nil && previous.root.Forgets == r.Forgets {
 		if previous.index.key == r.Index {
 			s.index = previous.index
 		}
@@ -74,7 +78,7 @@ func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag 
 	}
 	footers, indexed := bySegment(kept), namesOf(r.indexed())
 	for _, refs := range r.runs() {
-		parts := p.partsOf(refs, known)
+		parts := r.partsOf(p, refs, known)
 		for i, part := range parts {
 			if part.sealed == nil { // else it stays known, for as long as the segment is named
 				parts[i] = part.kept(footers, indexed, s.index)
@@ -82,7 +86,7 @@ func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag 
 		}
 		s.runs = append(s.runs, parts)
 	}
-	s.events, indexed = p.partsOf(r.Events, known), namesOf(r.indexedEvents())
+	s.events, indexed = r.partsOf(p, r.Events, known), namesOf(r.indexedEvents())
 	for i, part := range s.events {
 		s.events[i] = part.kept(footers, indexed, s.eventIndex)
 	}
@@ -98,9 +102,8 @@ func (r *part) kept(footers map[string][]byte, indexed map[string]bool, x *index
 	if r.reader.Load() != nil || (r.sealed == nil) == (sealed == nil) && r.index == x {
 		return r
 	}
-	fresh := r.p.newPart(r.ref) // not changed in place: an older snapshot may be opening it
-	fresh.sealed, fresh.index = sealed, x
-	return fresh
+	// Not changed in place: an older snapshot may be opening it.
+	return &part{ref: r.ref, p: r.p, forgets: r.forgets, opening: newGate(), sealed: sealed, index: x}
 }
 
 // part is the segment as the snapshot has it open, else a closed one.
@@ -112,7 +115,7 @@ func (s *snapshot) part(p *Projection, ref segmentRef) *part {
 			}
 		}
 	}
-	return p.newPart(ref)
+	return s.root.newPart(p, ref)
 }
 
 // runs groups the key-ordered segments.
@@ -128,14 +131,14 @@ func (r *root) runs() (runs [][]segmentRef) {
 	return runs
 }
 
-func (p *Projection) partsOf(refs []segmentRef, known map[string]*part) run {
+func (r *root) partsOf(p *Projection, refs []segmentRef, known map[string]*part) run {
 	parts := make(run, len(refs))
 	for i, ref := range refs {
 		same := known[ref.Key]
 		if same != nil && same.ref.Level == ref.Level {
 			parts[i] = same
 		} else {
-			parts[i] = p.newPart(ref)
+			parts[i] = r.newPart(p, ref)
 		}
 	}
 	return parts
@@ -211,17 +214,12 @@ func (r *part) ReadRange(ctx context.Context, offset, length int64) ([]byte, err
 
 // ReadLocal implements segment.Local.
 func (r *part) ReadLocal(offset, length int64) []byte {
-	if r.p.folder == nil {
-		return nil
-	}
-	return r.p.folder.read(r.ref.Key, offset, length)
+	return r.p.local(r.forgets).read(r.ref.Key, offset, length)
 }
 
 // KeepLocal implements segment.Local.
 func (r *part) KeepLocal(offset int64, b []byte) {
-	if r.p.folder != nil {
-		r.p.folder.keep(r.ref.Key, offset, b)
-	}
+	r.p.local(r.forgets).keep(r.ref.Key, offset, b)
 }
 
 func (s *segmentRef) matches(sum segment.Summary) error {
