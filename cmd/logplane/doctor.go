@@ -22,6 +22,7 @@ import (
 // When the doctor finds something noteworthy. An fsync of the fastest disks takes tens of microseconds.
 const (
 	skewLimit    = 2 * time.Second
+	clockLimit   = time.Minute // by which the cell's clock may be ahead, as processes' clocks may differ
 	lagLimit     = 10 * time.Second
 	fastestSync  = 50 * time.Microsecond
 	askTime      = 5 * time.Second // for one question to a server's monitoring
@@ -301,5 +302,12 @@ func (d *doctor) examineSnapshot(ctx context.Context, log *eventlog.Log, b bucke
 		d.say("FAIL", "snapshot", "%d events wait to be committed, the first for %s: start a projector, or look at its log", waiting, age)
 	default:
 		d.say("ok", "snapshot", "%d events wait to be committed, the first for %s", waiting, age)
+	}
+	root, err := p.Root(ctx)
+	if d.fail("snapshot", err) {
+		return
+	}
+	if ahead := time.Until(root.Clock); ahead > clockLimit {
+		d.say("FAIL", "clock", "the cell's is %s ahead of this machine's, and until that time comes nothing expires and no garbage is collected: let NTP set all clocks, then 'logplane clock' sets it back", ahead.Round(time.Second))
 	}
 }

@@ -1,11 +1,15 @@
 package e2e
 
 import (
+	"encoding/binary"
+	"hash/crc32"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/fxamacker/cbor/v2"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
 
@@ -78,4 +82,45 @@ func TestDoctor(t *testing.T) {
 	require.Equal(t, 1, code, said)
 	require.Regexp(t, `(?m)^FAIL +log `, said)
 	require.Regexp(t, `(?m)^ok +bucket `, said)
+}
+
+// A cell's clock that is ahead is seen by the doctor, and set back by an operator.
+func TestClockIsSetBack(t *testing.T) {
+	s := eventlogtest.Run(t, t.TempDir())
+	folder := t.TempDir()
+	where := product.Init(t, s.ClientURL(), folder)
+	name := filepath.Join(folder, "logplane", "root")
+	root, err := os.ReadFile(name)
+	require.NoError(t, err)
+	fields := map[int]cbor.RawMessage{} // docs/format.md: 12 bytes, then a map, in which the clock is key 5
+	require.NoError(t, cbor.Unmarshal(root[12:], &fields))
+	fields[5], err = cbor.Marshal(time.Now().Add(48 * time.Hour).UnixNano())
+	require.NoError(t, err)
+	encoding, err := cbor.CoreDetEncOptions().EncMode()
+	require.NoError(t, err)
+	body, err := encoding.Marshal(fields)
+	require.NoError(t, err)
+	table := crc32.MakeTable(crc32.Castagnoli)
+	head := binary.LittleEndian.AppendUint32(root[:8:8], crc32.Update(crc32.Checksum(root[:8], table), table, body))
+	require.NoError(t, os.WriteFile(name, append(head, body...), 0o600))
+
+	code, said := doctor(t, where...)
+	require.Equal(t, 1, code, said)
+	require.Regexp(t, `(?m)^FAIL +clock +the cell's is 4\dh\S+ ahead`, said)
+	clock := func(flags ...string) (int, string) {
+		p := product.Run(t, slices.Concat([]string{"clock"}, where, flags)...)
+		<-p.Exited
+		return p.Cmd.ProcessState.ExitCode(), p.Output()
+	}
+	code, said = clock()
+	require.Equal(t, 1, code, said)
+	require.Contains(t, said, "give --yes")
+	code, said = clock("--yes")
+	require.Zero(t, code, said)
+	require.Regexp(t, `set back by 4\dh`, said)
+	code, said = clock("--yes")
+	require.Zero(t, code, said)
+	require.Contains(t, said, "is not ahead")
+	code, said = doctor(t, where...)
+	require.Zero(t, code, said)
 }
