@@ -203,15 +203,15 @@ func TestAWrongClockOfACommittingProcess(t *testing.T) {
 	right := live(&root{}, 300, 0)
 	require.InDelta(t, 300-60, int(right.Floor), 1)
 	require.Equal(t, right, live(&root{}, 300, 1000*time.Hour))
-	for _, by := range []time.Duration{-2 * time.Minute, -2 * time.Hour, -1000 * time.Hour} {
+	for _, by := range []time.Duration{-2 * time.Minute, -2 * time.Hour} {
+		late := int(-by / time.Minute)
 		behind := live(&root{}, 300, by)
-		require.Zero(t, behind.Floor)
-		behind = live(live(live(&root{}, 300, 0), 120, by), 1, 0) // and another commits again
-		require.InDelta(t, 300, int(behind.Floor), 1, "what has no time goes with what has one")
-		require.InDelta(t, 300, int(behind.Purge), 1)
-		behind = live(behind, 59, 0)
-		require.InDelta(t, 300, int(behind.Floor), 1)
-		require.Equal(t, live(&root{}, 600, 0).Floor, live(behind, 120, 0).Floor)
+		require.InDelta(t, 300-60-late, int(behind.Floor), 2)
+		require.InDelta(t, 300-10-late, int(behind.Purge), 2)
+		behind = live(behind, 1, 0) // another process commits, whose clock is right
+		require.InDelta(t, 301-60, int(behind.Floor), 2)
+		require.InDelta(t, 301-10, int(behind.Purge), 2)
+		require.InDelta(t, 421-60, int(live(behind, 120, by).Floor), float64(late+2))
 	}
 }
 
@@ -340,14 +340,15 @@ func TestTimesAreExactAmongWrongOnes(t *testing.T) {
 				c.commit()
 				for i, at := range times {
 					rev := Revision(i + 1)
-					want := rev
-					for want < 1500 && w.of(want+1) != 0 {
-						want++
+					last := rev // those with wrong times are of no time, unless a mark has one
+					for last < 1500 && w.of(last+1) != 0 {
+						last++
 					}
 					for _, later := range []time.Duration{0, 9 * time.Second} {
 						found, err := c.RevisionAt(c.ctx, at.Add(later))
 						require.NoError(t, err)
-						require.Equal(t, want, found, "%d and %s", rev, later)
+						require.GreaterOrEqual(t, found, rev, "%s later", later)
+						require.LessOrEqual(t, found, last, "%s later", later)
 					}
 					of, err := c.TimeOf(c.ctx, rev)
 					require.NoError(t, err)

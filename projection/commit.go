@@ -111,8 +111,8 @@ func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 		return nil, err
 	}
 
-	// 3. Let time pass: clock, floor and purge point follow the log time of the events, unless that has not come yet.
-	//    Nothing is written, and nothing is purged before stage 8.
+	// 3. Let time pass: clock, floor and purge point follow the log time of the events, as far as this process's clock
+	//    has come too. Nothing is written, and nothing is purged before stage 8.
 	p.age(next.root, time.Now())
 
 	// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments that no root

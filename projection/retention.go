@@ -11,19 +11,19 @@ import (
 const skew = time.Minute
 
 // age moves clock, floor and purge point by log time (invariant 12). A time that has not come by this process's clock
-// does not count: either clock may be wrong. Then no time passes, and nothing is marked with it, until a commit with an
-// event of another time, or by another process. So one wrong clock may delay what follows from time, and never hastens
-// it.
+// counts as now. Either clock may be wrong, so a mark has the log's time as it is: a revision is as old as both say, and
+// one wrong clock may delay what follows from time, and never hastens it.
 func (p *Projection) age(next *root, now time.Time) {
-	passed := next.AppliedTime - next.Clock
-	if passed <= 0 || next.AppliedTime > now.Add(skew).UnixNano() {
-		return
+	before, logged := next.Clock, next.AppliedTime
+	if logged > now.Add(skew).UnixNano() {
+		logged = now.UnixNano()
 	}
-	next.Clock = next.AppliedTime
+	next.Clock = max(before, logged)
+	passed := next.Clock - before
 	retention, logRetention := int64(p.config.Retention), int64(p.config.LogRetention)
 	longest := max(retention, logRetention)
-	if longest > 0 {
-		next.Ring = appendMark(next.Ring, mark{Revision: next.Applied, Time: next.Clock}, longest)
+	if longest > 0 && next.AppliedTime >= next.Clock { // else the log's time went back, and says nothing of the revision
+		next.Ring = appendMark(next.Ring, mark{Revision: next.Applied, Time: next.AppliedTime}, next.Clock, longest)
 	}
 	if retention > 0 {
 		next.Horizon = aged(next.Horizon, next.Clock-retention, passed)
@@ -84,15 +84,18 @@ func (r *root) setBack(logged int64, now time.Time) time.Duration {
 	return time.Duration(by)
 }
 
-// appendMark adds a mark if the last one is old enough. Of the marks that are older than twice the retention it keeps
-// one.
-func appendMark(ring []mark, m mark, retention int64) []mark {
+// appendMark adds a mark if the last one is old enough. It drops those of a later time, which was wrong: their
+// revisions go with the next mark. Of the marks that are older than twice the retention it keeps one.
+func appendMark(ring []mark, m mark, clock, retention int64) []mark {
+	for len(ring) > 0 && ring[len(ring)-1].Time > m.Time {
+		ring = ring[:len(ring)-1]
+	}
 	ring = ring[:len(ring):len(ring)]
 	n := len(ring)
 	if n == 0 || m.Revision > ring[n-1].Revision && m.Time-ring[n-1].Time >= retention/ringMarks {
 		ring = append(ring, m)
 	}
-	for len(ring) > 1 && ring[1].Time <= m.Time-2*retention {
+	for len(ring) > 1 && ring[1].Time <= clock-2*retention {
 		ring = ring[1:]
 	}
 	return ring

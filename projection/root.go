@@ -28,7 +28,7 @@ type root struct {
 	Applied     Revision `cbor:"2,keyasint"`
 	AppliedTime int64    `cbor:"3,keyasint"`
 	AppliedID   string   `cbor:"4,keyasint"`
-	// Clock is the newest log time that was applied and had come by the committing process's clock. Only an operator
+	// Clock is the newest log time that was applied, as far as the committing process's clock had come. Only an operator
 	// sets it back (invariant 12).
 	Clock int64 `cbor:"5,keyasint"`
 	// Floor is the oldest revision that can be read. Horizon is the log time up to which retention is over.

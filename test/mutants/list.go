@@ -185,7 +185,7 @@ var list = []mutant{
 	},
 	{
 		name: "floor-by-the-process's-clock",
-		file: "projection/retention.go", old: "next.Clock = next.AppliedTime", new: "next.Clock = now.UnixNano()",
+		file: "projection/retention.go", old: "next.Clock = max(before, logged)", new: "next.Clock = max(before, now.UnixNano())",
 		tests: "TestRetentionIsOfLogTime",
 		why:   "a wrong clock expires everything at once",
 	},
@@ -197,9 +197,21 @@ var list = []mutant{
 	},
 	{
 		name: "log-time-that-has-not-come",
-		file: "projection/retention.go", old: "passed <= 0 || next.AppliedTime > now.Add(skew).UnixNano()", new: "passed <= 0",
+		file: "projection/retention.go", old: "logged > now.Add(skew).UnixNano()", new: "logged < 0",
 		tests: "TestAWrongTimeOfTheLog|TestAWrongClockOfACommittingProcess",
 		why:   "one event with a wrong time expires all that is kept, and then nothing expires for as long as it was wrong",
+	},
+	{
+		name: "marked-by-a-clock-that-is-behind",
+		file: "projection/retention.go", old: "Time: next.AppliedTime}", new: "Time: next.Clock}",
+		tests: "TestAWrongClockOfACommittingProcess",
+		why:   "what a process with a clock that is behind has committed expires at once when another commits",
+	},
+	{
+		name: "mark-of-a-wrong-time-kept",
+		file: "projection/retention.go", old: "ring[len(ring)-1].Time > m.Time", new: "ring[len(ring)-1].Time < 0",
+		tests: "TestAWrongTimeOfTheLog",
+		why:   "after one event with a wrong time nothing expires until that time comes",
 	},
 	{
 		name: "clock-set-back-by-a-wrong-one",
