@@ -14,7 +14,7 @@ import (
 type Fact uint16
 
 // Selection says which rows are wanted, by facts. Where the facts of a block are known, and exclude it, the block is
-// neither read nor decompressed.
+// neither read nor decompressed, unless it may hide older versions that are wanted.
 type Selection struct {
 	// Kind names what Facts tells: of one kind, the facts of a row are always the same.
 	Kind string
@@ -57,9 +57,9 @@ func newFactCache(of *cache.Budget) *factCache {
 	return &factCache{cache.New[factsID, *facts](of)}
 }
 
-// filter is that of a segment for a selection.
-func (c *factCache) filter(file string, blocks int, wanted *Selection) segment.Filter {
-	f := &filter{Selection: wanted, cache: c, id: factsID{wanted.Kind, file}}
+// filter is that of a segment for a selection. older have the older versions of its keys.
+func (c *factCache) filter(file string, blocks int, wanted *Selection, older []run) *filter {
+	f := &filter{Selection: wanted, cache: c, id: factsID{wanted.Kind, file}, older: older}
 	known, ok := c.Get(f.id)
 	if !ok {
 		known = &facts{make([]atomic.Pointer[[]Fact], blocks)}
@@ -74,15 +74,49 @@ type filter struct {
 	cache *factCache
 	id    factsID
 	facts *facts
+	older []run
+	// unwanted says that no row of the block that was read last is wanted.
+	unwanted bool
 }
 
-// Excludes implements segment.Filter.
-func (f *filter) Excludes(block int) bool {
-	known := f.facts.blocks[block].Load()
+// Excludes implements segment.Filter. A block without anything that is wanted is read all the same if older versions of
+// its keys may be wanted, which its rows and tombstones hide.
+func (f *filter) Excludes(block int, first, last string) bool {
+	if !f.lack(f.facts, block) {
+		return false
+	}
+	for _, r := range f.older {
+		for _, p := range r.overlapping(first, last+"\x00") {
+			if f.shows(p, first, last) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// shows reports whether a segment may have something between the keys that is wanted.
+func (f *filter) shows(p *part, first, last string) bool {
+	reader := p.reader.Load()
+	known, ok := f.cache.Get(factsID{f.Kind, p.ref.Key})
+	if reader == nil || !ok {
+		return true
+	}
+	for block, upto := reader.Between(first, last); block < upto; block++ {
+		if !f.lack(known, block) {
+			return true
+		}
+	}
+	return false
+}
+
+// lack reports whether the facts of a block say that none of its rows is wanted.
+func (s *Selection) lack(of *facts, block int) bool {
+	known := of.blocks[block].Load()
 	if known == nil || known == anything {
 		return false
 	}
-	return slices.ContainsFunc(f.Demands, func(demand []Fact) bool {
+	return slices.ContainsFunc(s.Demands, func(demand []Fact) bool {
 		return !slices.ContainsFunc(demand, func(fact Fact) bool {
 			_, found := slices.BinarySearch(*known, fact)
 			return found
@@ -92,6 +126,11 @@ func (f *filter) Excludes(block int) bool {
 
 // Learn implements segment.Filter.
 func (f *filter) Learn(block int, b *segment.Block) {
+	f.learn(block, b)
+	f.unwanted = f.lack(f.facts, block)
+}
+
+func (f *filter) learn(block int, b *segment.Block) {
 	slot := &f.facts.blocks[block]
 	if slot.Load() != nil {
 		return

@@ -27,30 +27,30 @@ func TestFactsCountOnce(t *testing.T) {
 	}
 	first := cache.NewBudget(1 << 20)
 	alone := newFactCache(first)
-	learn(alone.filter("segment", blocks, wanted))
+	learn(alone.filter("segment", blocks, wanted, nil))
 	want := used(first)
 	require.Greater(t, want, int64(segmentOverhead+blocks*(8+blockOverhead)))
 
 	for range 100 {
 		budget := cache.NewBudget(1 << 20)
-		c, filters := newFactCache(budget), [learners]segment.Filter{}
+		c, filters := newFactCache(budget), [learners]*filter{}
 		var learning sync.WaitGroup
 		for i := range learners {
 			learning.Go(func() {
-				filters[i] = c.filter("segment", blocks, wanted)
+				filters[i] = c.filter("segment", blocks, wanted, nil)
 				learn(filters[i])
 			})
 		}
 		learning.Wait()
 		for _, f := range filters {
-			require.Same(t, filters[0].(*filter).facts, f.(*filter).facts)
+			require.Same(t, filters[0].facts, f.facts)
 		}
 		require.Equal(t, want, used(budget))
 	}
 
-	late := alone.filter("another", blocks, wanted)
-	alone.Remove(late.(*filter).id)
-	learn(alone.filter("another", blocks, wanted))
+	late := alone.filter("another", blocks, wanted, nil)
+	alone.Remove(late.id)
+	learn(alone.filter("another", blocks, wanted, nil))
 	learn(late)
 	require.Equal(t, 2*want, used(first))
 }

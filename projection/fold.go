@@ -17,6 +17,8 @@ type version struct {
 	// record is set if the version was found in the tail or inline, else entry.
 	record *record
 	entry  segment.Entry
+	// unwanted says that it is in a block that a selection excludes.
+	unwanted bool
 }
 
 func versionOf(r *record) version {

@@ -29,7 +29,7 @@ func (v *View) live(ctx context.Context, start, end string, at Revision, wanted 
 					return err
 				}
 				last = n.key
-				if !n.dead() && !yield(n, nil) {
+				if !n.dead() && !n.unwanted && !yield(n, nil) {
 					return errEnough
 				}
 			}
@@ -45,11 +45,6 @@ type source interface {
 	next(ctx context.Context) (version, bool, error)
 	// skip moves past all versions of the keys up to the given one. A key may have very many.
 	skip(key string)
-	// hides says that the source may have passed over a version of the key. It is asked before the source moves on.
-	hides(key string) bool
-	// find returns the newest version of a key at the revision, wherever the source is. It is asked for keys that the
-	// source may have passed over, in their order.
-	find(ctx context.Context, key string, at Revision) (version, bool, error)
 }
 
 // merged walks over tail and snapshot at one revision, a key at a time.
@@ -60,8 +55,8 @@ type merged struct {
 	// heads are newest first: what one of them has of a key is newer than what the next ones have.
 	heads []*head
 	chain []*record
-	// hiding are the heads that may have passed over a newer version of the key that was taken last.
-	hiding []*head
+	// selects says that the heads may have passed over something.
+	selects bool
 }
 
 // head is a source with the newest version of its next key at the revision that was asked for.
@@ -73,7 +68,7 @@ type head struct {
 }
 
 func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) (*merged, error) {
-	m := &merged{view: v, at: at, start: start, end: end}
+	m := &merged{view: v, at: at, start: start, end: end, selects: wanted != nil}
 	below := m.below()
 	inline := &head{at: below, source: newInlineSource(v.snap.inline, start, end)}
 	if err := inline.advance(ctx); err != nil {
@@ -82,10 +77,10 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted
 	m.heads = append(m.heads, inline)
 	var beside []*runSource
 	var all int64
-	for _, r := range v.snap.runs {
+	for i, r := range v.snap.runs {
 		parts := r.overlapping(start, end)
 		if len(parts) > 0 {
-			source := &runSource{parts: parts, bytes: parts.bytes(), start: start, end: end, wanted: wanted, through: how}
+			source := &runSource{parts: parts, older: v.snap.runs[i+1:], bytes: parts.bytes(), start: start, end: end, wanted: wanted, through: how}
 			m.heads, beside = append(m.heads, &head{at: below, source: source}), append(beside, source)
 			all += source.bytes
 		}
@@ -141,13 +136,15 @@ func (m *merged) next(ctx context.Context) (version, bool, error) {
 		if err != nil {
 			return version{}, false, err
 		}
-		below := func() (version, bool, error) { return m.unhide(ctx, key, newest, found) }
 		if len(m.chain) > 0 && m.chain[0].key == key {
 			chain := m.chain
 			m.nextChain(key + "\x00")
-			newest, found, err = m.view.fold(ctx, chain, below)
-		} else {
-			newest, found, err = below()
+			newest, found, err = m.view.fold(ctx, chain, func() (version, bool, error) {
+				if m.selects { // the event is judged by what is below it, wanted or not
+					return m.view.snap.newest(ctx, key, m.below(), segment.Void)
+				}
+				return newest, found, nil
+			})
 		}
 		if found || err != nil {
 			return newest, found, err
@@ -168,14 +165,9 @@ func (m *merged) leastKey(but *head) (key string, ok bool) {
 	return key, ok
 }
 
-// take returns the newest version of the key in the snapshot and moves every source past the key. There may be a newer
-// one in a block that was passed over, if there are heads that hide it.
+// take returns the newest version of the key in the snapshot and moves every source past the key.
 func (m *merged) take(ctx context.Context, key string) (best version, found bool, err error) {
-	m.hiding = m.hiding[:0]
 	for _, h := range m.heads {
-		if !found && h.source.hides(key) {
-			m.hiding = append(m.hiding, h)
-		}
 		if !h.ok || h.current.key != key {
 			continue
 		}
@@ -185,21 +177,6 @@ func (m *merged) take(ctx context.Context, key string) (best version, found bool
 		h.source.skip(key)
 		if err := h.advance(ctx); err != nil {
 			return version{}, false, err
-		}
-	}
-	return best, found, nil
-}
-
-// unhide returns the newest version of the key that was taken, also where it was passed over. It is asked only where
-// the tail does not decide.
-func (m *merged) unhide(ctx context.Context, key string, best version, found bool) (version, bool, error) {
-	for _, h := range m.hiding {
-		passed, ok, err := h.source.find(ctx, key, h.at)
-		if err != nil {
-			return version{}, false, err
-		}
-		if ok && (!found || passed.revision > best.revision) {
-			best, found = passed, true
 		}
 	}
 	return best, found, nil
@@ -246,12 +223,6 @@ func (s *inlineSource) skip(key string) {
 	}
 }
 
-func (s *inlineSource) hides(string) bool { return false }
-
-func (s *inlineSource) find(context.Context, string, Revision) (version, bool, error) {
-	return version{}, false, nil // it passes over nothing
-}
-
 // runSource walks over the parts of a run, opening each when it is reached.
 type runSource struct {
 	parts run
@@ -264,13 +235,11 @@ type runSource struct {
 	before *segment.Cursor
 	// through is how the blocks are read.
 	through through
-	// wanted is nil if every block is read. opened are the segments of the parts that were reached then.
+	// wanted is nil if every block is read. Else filter is that of the first part, once that is open.
 	wanted *Selection
-	opened []*segment.Reader
-	// finder looks for keys that were passed over, in the segment of finding. Many of them are in one block, for which
-	// the cache may have no room.
-	finder  *segment.Cursor
-	finding *segment.Reader
+	filter *filter
+	// older are the runs below this one.
+	older []run
 	// pass, if set, is called before a version is taken from the cursor, and may let it pass over blocks.
 	pass func(*runSource)
 }
@@ -291,8 +260,8 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 				s.cursor.Share(s.bytes, s.ofAll)
 			}
 			if s.wanted != nil {
-				s.opened = append(s.opened, reader)
-				s.cursor.Filter(s.parts[0].p.facts.filter(s.parts[0].ref.Key, reader.Blocks(), s.wanted))
+				s.filter = s.parts[0].p.facts.filter(s.parts[0].ref.Key, reader.Blocks(), s.wanted, append([]run{s.parts[1:]}, s.older...))
+				s.cursor.Filter(s.filter)
 			}
 			if s.before != nil {
 				s.cursor.Continue(s.before)
@@ -309,7 +278,9 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 			return version{}, false, err
 		}
 		if ok {
-			return entryVersion(e), true, nil
+			n := entryVersion(e)
+			n.unwanted = s.filter != nil && s.filter.unwanted
+			return n, true, nil
 		}
 		s.parts, s.cursor, s.before = s.parts[1:], nil, s.cursor
 	}
@@ -321,39 +292,6 @@ func (s *runSource) skip(key string) {
 	if s.cursor != nil {
 		s.cursor.Skip(key)
 	}
-}
-
-func (s *runSource) hides(key string) bool {
-	last := s.cursor
-	if last == nil {
-		last = s.before
-	}
-	if last == nil || key > last.Passed() {
-		return false
-	}
-	i := s.reached(key)
-	return i < len(s.opened) && s.opened[i].MayHold(key)
-}
-
-func (s *runSource) find(ctx context.Context, key string, at Revision) (version, bool, error) {
-	for _, reader := range s.opened[s.reached(key):] {
-		if reader.Summary().MinKey > key {
-			break
-		}
-		if reader != s.finding {
-			s.finder, s.finding = reader.Ascending(key, s.end), reader
-		}
-		e, ok, err := s.finder.Find(ctx, key, uint64(at), segment.Void)
-		if ok || err != nil {
-			return entryVersion(e), ok, err
-		}
-	}
-	return version{}, false, nil
-}
-
-// reached is the first part that was opened and would have the key.
-func (s *runSource) reached(key string) int {
-	return sort.Search(len(s.opened), func(i int) bool { return s.opened[i].Summary().MaxKey >= key })
 }
 
 func (s *runSource) open(ctx context.Context) (*segment.Reader, error) {

@@ -33,15 +33,14 @@ type Cursor struct {
 	decoded []*Block
 	sealed  [][]byte
 	batch   int
-	// filter is nil if every block is read. passed is the last key of the blocks that were passed over.
+	// filter is nil if every block is read.
 	filter Filter
-	passed string
 }
 
 // Filter says which blocks of a segment a scan may pass over.
 type Filter interface {
-	// Excludes says that nothing in the block is wanted.
-	Excludes(block int) bool
+	// Excludes says that nothing in the block is wanted, nor needed to hide what is between its first key and its last.
+	Excludes(block int, first, last string) bool
 	// Learn is given each block that is read.
 	Learn(block int, b *Block)
 }
@@ -53,7 +52,7 @@ func (r *Reader) Scan(start, end string) *Cursor {
 
 // Continue lets the cursor read as far ahead as one that was before it in the same scan.
 func (c *Cursor) Continue(before *Cursor) {
-	c.ahead, c.batch, c.passed = before.ahead, before.batch, before.passed
+	c.ahead, c.batch = before.ahead, before.batch
 }
 
 // Share lets cursors that are read side by side read no further ahead together than one alone would. This one is of so
@@ -65,9 +64,6 @@ func (c *Cursor) Share(bytes, ofAll int64) {
 
 // Filter lets the cursor pass over blocks.
 func (c *Cursor) Filter(f Filter) { c.filter = f }
-
-// Passed is the last key of the blocks that this scan has passed over, empty if there were none.
-func (c *Cursor) Passed() string { return c.passed }
 
 // Next returns the next entry, false after the last. After an error the cursor may be asked again.
 func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
@@ -107,11 +103,8 @@ func (c *Cursor) fill(ctx context.Context) (bool, error) {
 }
 
 // Skip moves past the entries of all keys up to the given one. Blocks that have no others are not decoded.
-func (c *Cursor) Skip(key string) { c.seek(key, true) }
-
-// seek is Skip, or moves to the entries of the key if they are not to be skipped.
-func (c *Cursor) seek(key string, past bool) {
-	after := func(i int) bool { return reached(c.entries[i].Key, key, past) }
+func (c *Cursor) Skip(key string) {
+	after := func(i int) bool { return c.entries[i].Key > key }
 	if n := len(c.entries); n > 0 && after(n-1) {
 		if !after(0) {
 			c.entries = c.entries[sort.Search(n, after):]
@@ -120,49 +113,32 @@ func (c *Cursor) seek(key string, past bool) {
 	}
 	c.entries = nil
 	blocks := c.r.footer.blocks[c.block:]
-	n := sort.Search(len(blocks), func(i int) bool { return reached(blocks[i].last, key, past) })
+	n := sort.Search(len(blocks), func(i int) bool { return blocks[i].last > key })
 	c.block += n
-	if n < len(blocks) && !reached(blocks[n].first, key, past) {
-		c.start = key
-		if past {
-			c.start += "\x00"
-		}
+	if n < len(blocks) && blocks[n].first <= key {
+		c.start = key + "\x00"
 	}
 	decoded := min(n, len(c.decoded))
 	c.decoded, c.sealed = c.decoded[decoded:], c.sealed[min(n-decoded, len(c.sealed)):]
 }
 
-func reached(at, key string, past bool) bool { return at > key || !past && at == key }
-
-// Find is Reader.Find for who asks for many keys, each above the last one: it reads each block once at most, whatever
-// the cache has room for. It reads ahead where the keys lie close together.
-func (c *Cursor) Find(ctx context.Context, key string, revision uint64, skip Flags) (Entry, bool, error) {
-	blocks, unread := c.r.footer.blocks, c.block+len(c.decoded)+len(c.sealed)
-	c.seek(key, false)
-	if c.block > unread && c.block < len(blocks) && blocks[c.block].offset-blocks[unread].offset > firstRead {
-		c.ahead, c.batch = 1, 1 // one block is nearly always all
-	}
-	for {
-		if ok, err := c.fill(ctx); !ok || c.entries[0].Key != key {
-			return Entry{}, false, err
-		}
-		e := c.entries[0]
-		if e.Revision <= revision && e.Flags&skip == 0 {
-			return e, true, nil
-		}
-		c.entries = c.entries[1:]
-	}
-}
-
 // pass moves over blocks of which the filter wants nothing. Those that were read ahead are there already.
 func (c *Cursor) pass() {
 	for len(c.decoded)+len(c.sealed) == 0 && c.wanted(c.block) && c.excluded(c.block) {
-		c.passed = c.r.footer.blocks[c.block].last
 		c.block++
 	}
 }
 
-func (c *Cursor) excluded(block int) bool { return c.filter != nil && c.filter.Excludes(block) }
+// excluded says that the filter wants nothing of the block. The next one goes with it if it has older versions of the
+// last key, which would show.
+func (c *Cursor) excluded(block int) bool {
+	if c.filter == nil {
+		return false
+	}
+	blocks := c.r.footer.blocks[block:]
+	return c.filter.Excludes(block, blocks[0].first, blocks[0].last) &&
+		(len(blocks) == 1 || blocks[1].first != blocks[0].last || c.excluded(block+1))
+}
 
 // CountBlocks moves past the next blocks whose keys are all before what limit returns, "" being unbounded, without
 // reading them. It returns how many keys they have whose newest version is alive. It passes over no block while entries

@@ -136,14 +136,20 @@ func (r *Reader) Find(ctx context.Context, key string, revision uint64, skip Fla
 	if !r.MayHold(key) {
 		return Entry{}, false, nil
 	}
-	return r.Ascending(key, key+"\x00").Find(ctx, key, revision, skip)
+	c := r.Scan(key, key+"\x00")
+	c.ahead = 1 // one block is nearly always all
+	for {
+		e, ok, err := c.Next(ctx)
+		if err != nil || !ok || e.Revision <= revision && e.Flags&skip == 0 {
+			return e, ok, err
+		}
+	}
 }
 
-// Ascending is a cursor for Find. It begins with small reads.
-func (r *Reader) Ascending(start, end string) *Cursor {
-	c := r.Scan(start, end)
-	c.ahead = 1 // one block is nearly always all
-	return c
+// Between are the blocks, from one up to but not including the other, that may have keys from first to last.
+func (r *Reader) Between(first, last string) (from, upto int) {
+	blocks := r.footer.blocks
+	return r.seek(first), sort.Search(len(blocks), func(i int) bool { return blocks[i].first > last })
 }
 
 // Verify reads the whole file and checks every byte and the order of all entries.
