@@ -105,7 +105,7 @@ func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string
 
 // names are the keys of all objects that the root needs.
 func (r *root) names() map[string]bool {
-	named := map[string]bool{r.Index: true, r.EventIndex: true}
+	named := map[string]bool{r.Index: true}
 	for _, refs := range [][]segmentRef{r.Segments, r.Events} {
 		for _, s := range refs {
 			named[s.Key] = true

@@ -238,7 +238,6 @@ func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*
 		return err
 	}
 	written("events", len(file))
-	next.footers = append(next.footers, footerOf(events, file))
 	next.Events = append(next.Events[:len(next.Events):len(next.Events)], events)
 	next.Spilled = records[len(records)-1].Revision
 	rows := keyOrdered(records)

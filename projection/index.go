@@ -15,18 +15,12 @@ import (
 
 const (
 	indexMagic = 0x7869_504c // "LPix", little endian
-	// rootFooters is how many bytes of footers of a kind of segments a root holds itself. Beyond it they go to an idx
-	// object, which so is written once for many spills.
+	// rootFooters is how many bytes of footers a root holds itself. Beyond it they go to an idx object, which so is
+	// written once for many spills.
 	rootFooters = 32 << 10
 	// indexedBase is how many bytes of footers a base may have in the idx object: those of about 300,000 objects. A
 	// larger base keeps them in its segments, so that a cold reader does not read what it has no use for.
 	indexedBase = 1 << 20
-	// indexedEvents is how many bytes of footers of event segments an idx object has, the newest ones: those of about a
-	// million events of 4 KiB. Those of older segments are read from them.
-	indexedEvents = 1 << 20
-	// unkept is how many footers are read from their segments at most when an idx object is written, so that a commit
-	// does not take long. Some have to be after an idx object was lost, and where an earlier Logplane wrote none.
-	unkept = 64
 )
 
 // footer is a copy of a segment's footer, byte by byte. With it a reader goes straight to the segment's blocks.
@@ -48,17 +42,10 @@ type index struct {
 	forgets uint64 // of the root that names it
 	reading gate
 	footers atomic.Pointer[map[string][]byte]
-	missed  atomic.Bool // it was not there once
 }
 
 func (r *root) newIndex(p *Projection, key string) *index {
 	return &index{key: key, p: p, forgets: r.Forgets, reading: newGate()}
-}
-
-// footer is the kept footer of a segment, nil if there is none.
-func (x *index) footer(ctx context.Context, segment string) ([]byte, error) {
-	kept, err := x.all(ctx)
-	return kept[segment], err
 }
 
 // all are the footers by segment.
@@ -66,21 +53,15 @@ func (x *index) all(ctx context.Context) (map[string][]byte, error) {
 	if x.key == "" {
 		return nil, nil
 	}
-	kept := x.footers.Load()
-	if kept != nil {
+	if kept := x.footers.Load(); kept != nil {
 		return *kept, nil
 	}
-	missed := x.missed.Load()
 	if err := x.reading.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer x.reading.leave()
-	kept = x.footers.Load()
-	if kept != nil { // somebody else read them meanwhile
+	if kept := x.footers.Load(); kept != nil { // somebody else read them meanwhile
 		return *kept, nil
-	}
-	if !missed && x.missed.Load() { // or missed them: this caller has not read the root since either
-		return nil, fmt.Errorf("read %s: %w", x.key, bucket.ErrNotFound)
 	}
 	footers, err := x.read(ctx)
 	if err != nil {
@@ -91,16 +72,14 @@ func (x *index) all(ctx context.Context) (map[string][]byte, error) {
 	return read, nil
 }
 
-// read returns no footers if the object is lost or damaged: then they are read from the segments. An object that is
-// not there may have been collected since the root was read, so that only the second miss is a loss.
+// read returns no footers if the object is damaged, or not there: then they are read from the segments. If it was
+// collected since the root was read, so were some of those, and whoever misses one reads the root again.
 func (x *index) read(ctx context.Context) ([]footer, error) {
 	if footers, err := decodeIndex(x.p.local(x.forgets).whole(x.key)); err == nil {
 		return footers, nil
 	}
 	body, _, err := x.p.config.Bucket.Get(ctx, x.key)
-	missed := errors.Is(err, bucket.ErrNotFound)
-	if err != nil && (!missed || !x.missed.Load()) {
-		x.missed.Store(missed)
+	if err != nil && !errors.Is(err, bucket.ErrNotFound) {
 		return nil, fmt.Errorf("read %s: %w", x.key, err)
 	}
 	var footers []footer
@@ -153,16 +132,6 @@ func (r *root) indexed() []segmentRef {
 	return r.Segments
 }
 
-// indexedEvents are the event segments whose footers are kept beside them: the newest.
-func (r *root) indexedEvents() []segmentRef {
-	first, size := len(r.Events), int64(0)
-	for first > 0 && size+r.Events[first-1].Footer <= indexedEvents {
-		first--
-		size += r.Events[first].Footer
-	}
-	return r.Events[first:]
-}
-
 func namesOf(refs []segmentRef) map[string]bool {
 	names := make(map[string]bool, len(refs))
 	for _, ref := range refs {
@@ -171,28 +140,16 @@ func namesOf(refs []segmentRef) map[string]bool {
 	return names
 }
 
-// writeIndex lets a reader get the footers of the draft in few pieces. The root itself holds those of the newest
-// segments. Once they are too many, all footers of their kind go into a new idx object. Event segments have one of
-// their own, since most readers of a cell read no events.
+// writeIndex lets a reader get the footers of the draft in few pieces. The root itself holds those that are known here,
+// which are of the newest segments, and leaves the others to the idx object that it already names. If one of the others
+// is not there either, or the known ones are too many, a new idx object gets all.
 func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	known := bySegment(slices.Concat(next.over.root.Footers, next.footers))
+	segments, inIndex := next.indexed(), map[string]bool{}
+	if next.Index != "" {
+		inIndex = namesOf(next.over.root.indexed())
+	}
 	next.Footers = nil
-	err := p.keepFooters(ctx, next, known, (*root).indexed, &next.Index)
-	if err != nil {
-		return err
-	}
-	return p.keepFooters(ctx, next, known, (*root).indexedEvents, &next.EventIndex)
-}
-
-// keepFooters lists the footers of one kind that are known in the root, and leaves the others to the idx object that
-// the root already names. If one of the others was not there before, or the known ones take more bytes than the
-// limit, a new idx object gets all.
-func (p *Projection) keepFooters(ctx context.Context, next *draft, known map[string][]byte, kind func(*root) []segmentRef, index *string) error {
-	segments, inIndex := kind(next.root), map[string]bool{}
-	if *index != "" {
-		inIndex = namesOf(kind(next.over.root))
-	}
-	var held []footer
 	size, kept := 0, true
 	for _, s := range segments {
 		sealed := known[s.Key]
@@ -200,52 +157,33 @@ func (p *Projection) keepFooters(ctx context.Context, next *draft, known map[str
 			kept = kept && inIndex[s.Key]
 			continue
 		}
-		held, size = append(held, footer{Key: s.Key, Sealed: sealed}), size+len(sealed)
+		next.Footers, size = append(next.Footers, footer{Key: s.Key, Sealed: sealed}), size+len(sealed)
 	}
 	if kept && size <= p.rootFooters {
-		if len(held) == len(segments) {
-			*index = ""
+		if len(next.Footers) == len(segments) {
+			next.Index = ""
 		}
-		next.Footers = append(next.Footers, held...)
 		return nil
 	}
-	*index = ""
+	next.Footers, next.Index = nil, ""
 	if len(segments) < 2 { // to read the footer of one segment costs no more than to read an idx object
 		return nil
 	}
-	footers, err := p.footersOf(ctx, next.over, segments, known)
-	if err == nil {
-		*index, err = p.createIndex(ctx, footers)
-	}
-	return err
-}
-
-// footersOf gathers the footers of the segments. It leaves out what it cannot get.
-func (p *Projection) footersOf(ctx context.Context, over *snapshot, segments []segmentRef, known map[string][]byte) ([]footer, error) {
-	footers, unread := make([]footer, 0, len(segments)), unkept
-	for _, s := range slices.Backward(segments) {
-		sealed, part := known[s.Key], over.part(p, s)
+	var footers []footer
+	for _, s := range segments {
+		sealed := known[s.Key]
 		if sealed == nil {
-			var err error
-			sealed, err = part.keptFooter(ctx)
-			if err != nil {
-				return nil, err
-			}
-		}
-		if sealed == nil && unread > 0 {
-			unread--
-			reader, err := part.open(ctx)
-			if err != nil {
-				unread = 0 // a segment that is lost, or a bucket that fails: a commit needs neither
+			reader, err := next.over.part(p, s).open(ctx)
+			if err != nil { // a segment that is lost, or a bucket that fails: a commit needs neither
 				continue
 			}
 			sealed = reader.Footer()
 		}
-		if sealed != nil {
-			footers = append(footers, footer{Key: s.Key, Sealed: sealed})
-		}
+		footers = append(footers, footer{Key: s.Key, Sealed: sealed})
 	}
-	return footers, nil
+	var err error
+	next.Index, err = p.createIndex(ctx, footers)
+	return err
 }
 
 // createIndex writes an idx object under a name that was never used before.
@@ -265,37 +203,28 @@ func (p *Projection) createIndex(ctx context.Context, footers []footer) (string,
 
 // verifyIndex reports kept footers that are not those of their segments.
 func (s *snapshot) verifyIndex(ctx context.Context, p *Projection, report func(problem error)) {
-	kept := bySegment(s.root.Footers)
-	for _, key := range []string{s.root.Index, s.root.EventIndex} {
-		if key == "" {
-			continue
+	footers := s.root.Footers
+	if s.root.Index != "" {
+		body, _, err := p.config.Bucket.Get(ctx, s.root.Index)
+		if err == nil {
+			footers, err = decodeIndex(body)
+			footers = append(footers, s.root.Footers...)
 		}
-		body, _, err := p.config.Bucket.Get(ctx, key)
 		if err != nil {
-			report(fmt.Errorf("read %s: %w", key, err))
-			continue
-		}
-		footers, err := decodeIndex(body)
-		if err != nil {
-			report(fmt.Errorf("decode %s: %w", key, err))
-			continue
-		}
-		for _, f := range footers {
-			kept[f.Key] = f.Sealed
+			report(fmt.Errorf("read %s: %w", s.root.Index, err))
 		}
 	}
-	for _, r := range slices.Concat([]run{s.events}, s.runs) {
-		for _, part := range r {
-			sealed, ok := kept[part.ref.Key]
-			if !ok {
-				continue
-			}
-			reader, err := part.openWith(ctx, nil)
-			if err != nil {
-				report(err)
-			} else if string(reader.Footer()) != string(sealed) {
-				report(fmt.Errorf("the kept footer of segment %s is not its own", part.ref.Key))
-			}
+	kept := bySegment(footers)
+	for _, part := range slices.Concat(s.runs...) {
+		sealed, ok := kept[part.ref.Key]
+		if !ok {
+			continue
+		}
+		reader, err := part.openWith(ctx, nil)
+		if err != nil {
+			report(err)
+		} else if string(reader.Footer()) != string(sealed) {
+			report(fmt.Errorf("the kept footer of segment %s is not its own", part.ref.Key))
 		}
 	}
 }

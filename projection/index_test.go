@@ -156,7 +156,7 @@ func TestFootersOfSpills(t *testing.T) {
 	}
 	c, want := spilling(t, 3)
 	require.Empty(t, c.latest().snap.root.Index)
-	require.Len(t, c.latest().snap.root.Footers, 3+3, "of rows, and of events")
+	require.Len(t, c.latest().snap.root.Footers, 3, "of rows, and none of events")
 	indexes := map[string]bool{}
 	for i := range 40 {
 		for j := range 30 {
@@ -165,12 +165,11 @@ func TestFootersOfSpills(t *testing.T) {
 		}
 		c.commit()
 		indexes[c.latest().snap.root.Index] = true
-		size := map[bool]int{}
+		size := 0
 		for _, f := range c.latest().snap.root.Footers {
-			size[strings.Contains(f.Key, "/events/")] += len(f.Sealed)
+			size += len(f.Sealed)
 		}
-		require.LessOrEqual(t, size[true], rootFooters)
-		require.LessOrEqual(t, size[false], rootFooters)
+		require.LessOrEqual(t, size, rootFooters)
 		c.latest().snap.verifyIndex(c.ctx, c.Projection, func(err error) { t.Error(err) })
 	}
 	require.Greater(t, len(indexes), 1)
@@ -303,24 +302,6 @@ func TestALostIndex(t *testing.T) {
 	}
 }
 
-// An idx object that was collected makes a reader read the root again, and no footer of the old segments.
-func TestACollectedIndex(t *testing.T) {
-	c := layered(t, upTo(50_000, 1), upTo(50_000, 10))
-	counted := bucket.Count(lax{c.bucket})
-	v, err := c.over(counted).Latest(c.ctx)
-	require.NoError(t, err)
-	require.NoError(t, c.bucket.Delete(c.ctx, v.snap.root.Index))
-	next := c.latest().snap.draft()
-	next.Index = ""
-	c.become(next)
-	require.NotEmpty(t, c.latest().snap.root.Index)
-	_, ok, err := v.Get(c.ctx, benchKey(7).RowKey(), v.Revision())
-	require.NoError(t, err)
-	require.True(t, ok)
-	require.EqualValues(t, 4, counted.Counts().Get, "root, idx, and both once more")
-	require.EqualValues(t, 1, counted.Counts().GetRange)
-}
-
 // versioned is a cell whose object 'a' was changed with each of so many commits. Each of them has spilled to segments,
 // and all are below the floor.
 func versioned(t *testing.T, commits int, change ...func(*Projection)) *cell {
@@ -348,9 +329,9 @@ func (c *cell) compactAll() {
 	}
 }
 
-// besides is what the versions of 'a' cost besides one request for each event segment: the root, two idx objects, the
+// besides is what the versions of 'a' cost besides one request for each event segment: the root, the idx object, the
 // checkpoint where the archive begins, and a block of each run.
-func (c *cell) besides() int { return 4 + len(c.latest().snap.runs) }
+func (c *cell) besides() int { return 3 + len(c.latest().snap.runs) }
 
 // versionsOf reads all versions of 'a' as a process that knows nothing, and says what that has cost.
 func (c *cell) versionsOf(b bucket.Bucket) (values []string, requests int) {
@@ -366,32 +347,49 @@ func (c *cell) versionsOf(b bucket.Bucket) (values []string, requests int) {
 	return values, int(counted.Counts().Get + counted.Counts().GetRange)
 }
 
-// An old version costs one request, for its block: the footers of event segments are in the root, or in one idx object,
-// also of those that were joined.
+// An old version costs one request: an event segment of usual size is read whole, also one that was joined. Of a larger
+// one, the footer is read and then a block.
 func TestAnOldVersionCostsOneRequest(t *testing.T) {
 	const commits = 60
 	want := make([]string, commits)
 	for i := range want {
 		want[i] = fmt.Sprint(i)
 	}
-	for name, footers := range map[string]int{"in the root": rootFooters, "in the idx object": 0, "in both": 600} {
-		t.Run(name, func(t *testing.T) {
-			c := versioned(t, commits, func(p *Projection) { p.rootFooters = footers })
-			r := c.latest().snap.root
-			require.Equal(t, footers < rootFooters, r.EventIndex != "")
-			got, requests := c.versionsOf(c.bucket)
-			require.Equal(t, want, got)
-			require.LessOrEqual(t, requests, commits+c.besides())
+	c := versioned(t, commits)
+	got, requests := c.versionsOf(c.bucket)
+	require.Equal(t, want, got)
+	require.LessOrEqual(t, requests, commits+c.besides())
 
-			c.manyEvents = 1
-			c.compactAll()
-			require.Less(t, len(c.latest().snap.root.Events), commits/2)
-			got, requests = c.versionsOf(c.bucket)
-			require.Equal(t, want, got)
-			require.LessOrEqual(t, requests, len(c.latest().snap.root.Events)+c.besides())
-			requireClean(t, c.another(archived))
-		})
+	c.manyEvents = 1
+	c.compactAll()
+	require.Less(t, len(c.latest().snap.root.Events), commits/2)
+	got, requests = c.versionsOf(c.bucket)
+	require.Equal(t, want, got)
+	require.LessOrEqual(t, requests, len(c.latest().snap.root.Events)+c.besides())
+	requireClean(t, c.another(archived))
+}
+
+// A large event segment is not read whole for an event of it.
+func TestALargeEventSegmentIsNotReadWhole(t *testing.T) {
+	c := newCell(t, archived)
+	c.put("a", "old")
+	for i := range 50 {
+		c.put(fmt.Sprint("other", i), incompressible(50<<10+i))
 	}
+	c.put("a", "new")
+	c.commit()
+	c.expire()
+	require.Greater(t, c.latest().snap.root.Events[0].Size, int64(2*wholeEvents))
+	counted := bucket.Count(c.bucket)
+	p := c.over(counted, archived)
+	_, err := p.Latest(c.ctx)
+	require.NoError(t, err)
+	before := counted.Counts()
+	row, found, err := p.EventAt(c.ctx, podKey("a").RowKey(), c.last["a"].revision-51)
+	require.NoError(t, err)
+	require.True(t, found)
+	require.Equal(t, "old", string(row.Value))
+	require.EqualValues(t, 2, counted.Counts().GetRange-before.GetRange, "a footer and a block")
 }
 
 // The same on the other buckets.
@@ -418,66 +416,6 @@ func TestAnOldVersionOnOtherBuckets(t *testing.T) {
 	}
 }
 
-// Without the idx object of event segments an old version costs two requests, and nothing else is lost. Who reads no
-// events does not read it. The next one has everything again.
-func TestALostIndexOfEvents(t *testing.T) {
-	const commits = 20
-	c := versioned(t, commits)
-	want, few := c.versionsOf(c.bucket)
-	for name, broken := range map[string]bucket.Bucket{"damaged": damaging{c.bucket}, "lost": losing{c.bucket}} {
-		got, requests := c.versionsOf(broken)
-		require.Equal(t, want, got, name)
-		require.Greater(t, requests, few, name)
-		require.LessOrEqual(t, requests, 2*commits+c.besides()+3, name)
-		var problems []string
-		_, err := c.over(broken, archived).Verify(c.ctx, func(problem error) { problems = append(problems, problem.Error()) })
-		require.NoError(t, err)
-		require.Contains(t, strings.Join(problems, "\n"), c.latest().snap.root.EventIndex, name)
-	}
-	c.reads(func(v *View) {
-		_, ok, err := v.Get(c.ctx, podKey("a").RowKey(), v.Revision())
-		require.NoError(t, err)
-		require.True(t, ok)
-		require.Nil(t, v.snap.eventIndex.footers.Load())
-	})
-	p := c.over(losing{c.bucket}, archived) // and a commit goes on
-	p.rootFooters = 0
-	c.put("a", "last")
-	_, err := p.Commit(c.ctx)
-	require.NoError(t, err)
-	c.latest()
-	c.expire()
-	got, requests := c.versionsOf(c.bucket)
-	require.Equal(t, append(want, "last"), got)
-	require.LessOrEqual(t, requests, commits+1+c.besides())
-}
-
-// A cell whose event segments were never in an idx object, and are many, gets one by and by: a commit reads a few
-// footers.
-func TestOldEventSegmentsAreIndexedByAndBy(t *testing.T) {
-	const commits = 2*unkept + 10
-	c := versioned(t, commits)
-	next := c.latest().snap.draft()
-	next.EventIndex, next.Footers = "", nil
-	_, err := c.swap(c.ctx, func(context.Context, *View) (*draft, error) { return next, nil })
-	require.NoError(t, err)
-	for i, footers := range []int{commits - unkept, commits - 2*unkept, 0} {
-		counted := bucket.Count(c.bucket)
-		p := c.over(counted, archived)
-		p.rootFooters = 0
-		_, err := p.Latest(c.ctx)
-		require.NoError(t, err)
-		start := counted.Counts()
-		c.put(fmt.Sprint("more", i), bulk(1000))
-		_, err = p.Commit(c.ctx)
-		require.NoError(t, err)
-		require.LessOrEqual(t, counted.Counts().GetRange-start.GetRange, int64(unkept+4), "what a commit reads")
-		c.latest()
-		_, requests := c.versionsOf(c.bucket)
-		require.LessOrEqual(t, requests, commits+max(footers, 0)+c.besides())
-	}
-}
-
 // A checkpoint pins the idx objects that its copy of the root names, for as long as it is kept.
 func TestCheckpointsPinIdxObjects(t *testing.T) {
 	rules := []CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}
@@ -497,7 +435,7 @@ func TestCheckpointsPinIdxObjects(t *testing.T) {
 		for key := range copied.names() {
 			require.True(t, key == "" || keysOf(t, c)[key], "%s is named and not there", key)
 		}
-		if copied.EventIndex != "" {
+		if copied.Index != "" {
 			indexes++
 		}
 	}
@@ -517,18 +455,6 @@ func TestCheckpointsPinIdxObjects(t *testing.T) {
 		}
 	}
 	require.LessOrEqual(t, left, 4, "those of the root and of one checkpoint")
-}
-
-// The newest event segments are indexed, up to a limit: an archive may be very long.
-func TestTheNewestEventSegmentsAreIndexed(t *testing.T) {
-	r := &root{}
-	require.Empty(t, r.indexedEvents())
-	for i := range 10 {
-		r.Events = append(r.Events, segmentRef{Key: fmt.Sprint(i), Footer: indexedEvents / 4})
-	}
-	require.Equal(t, r.Events[6:], r.indexedEvents())
-	r.Events[9].Footer = indexedEvents + 1
-	require.Empty(t, r.indexedEvents())
 }
 
 func FuzzIndex(f *testing.F) {

@@ -76,8 +76,7 @@ func (p *Projection) joinEvents(ctx context.Context, v *View) (bool, error) {
 		written("compaction", len(file))
 		made = append(made, joined.Key)
 		next.Events = slices.Concat(next.Events[:from], []segmentRef{joined}, next.Events[end:])
-		next.footers = []footer{footerOf(joined, file)}
-		return next, p.writeIndex(ctx, next)
+		return next, nil
 	})
 	if errors.Is(err, errOvertaken) {
 		return false, p.discard(ctx, made)

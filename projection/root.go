@@ -47,8 +47,8 @@ type root struct {
 	// Segments are key-ordered, newest first. Events are revision-ordered, oldest first, and contiguous.
 	Segments []segmentRef `cbor:"11,keyasint"`
 	Events   []segmentRef `cbor:"12,keyasint"`
-	// Index is the key of the idx object of key-ordered segments, EventIndex of that of event segments; empty for none.
-	// Footers are those of the segments that came after the idx object of their kind.
+	// Index is the key of the idx object, empty for none. Footers are those of the key-ordered segments that came after
+	// it. EventIndex is an idx object of event segments, which older roots have; it is dropped when they are read.
 	Index      string   `cbor:"13,keyasint"`
 	EventIndex string   `cbor:"22,keyasint,omitempty"`
 	Footers    []footer `cbor:"21,keyasint,omitempty"`
@@ -176,6 +176,7 @@ func decodeRoot(b []byte) (*root, error) {
 	if err := r.check(); err != nil {
 		return nil, fmt.Errorf("decode the root: %w", err)
 	}
+	r.EventIndex = ""
 	return r, nil
 }
 

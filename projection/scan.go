@@ -104,13 +104,6 @@ func firstOfAll(ctx context.Context, runs []*head) error {
 	case 1:
 		return runs[0].advance(ctx)
 	}
-	for _, h := range runs {
-		if s, ok := h.source.(*runSource); ok {
-			if err := s.parts[0].readIndex(ctx); err != nil {
-				return err
-			}
-		}
-	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	for _, h := range runs {
 		group.Go(func() error { return h.advance(groupCtx) })

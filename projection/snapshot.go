@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
+	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
@@ -24,8 +26,8 @@ type snapshot struct {
 	// runs are the key-ordered segments, newest first; events the event segments, oldest first.
 	runs   []run
 	events run
-	// index has footers of runs, eventIndex those of events.
-	index, eventIndex *index
+	// index has footers of runs.
+	index *index
 }
 
 // run is a sequence of segments, ascending by key. The last key of one may be the first of the next, which has older
@@ -42,6 +44,8 @@ type part struct {
 	// sealed is the footer, if the root has it. Else the index is asked, if there is one.
 	sealed []byte
 	index  *index
+	// whole is all of a small event segment, from when its footer was read until a block of it is.
+	whole atomic.Pointer[[]byte]
 }
 
 func (r *root) newPart(p *Projection, ref segmentRef) *part {
@@ -61,58 +65,40 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 // snapshotOf is newSnapshot for a caller who has the inline records and the kept footers at hand.
 func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag string, previous *snapshot) *snapshot {
 	s := &snapshot{root: r, etag: etag, records: records, inline: keyOrdered(records)}
-	s.index, s.eventIndex = r.newIndex(p, r.Index), r.newIndex(p, r.EventIndex)
+	s.index = r.newIndex(p, r.Index)
 	known := make(map[string]*part)
 	if previous != nil && previous.root.Forgets == r.Forgets {
 		if previous.index.key == r.Index {
 			s.index = previous.index
 		}
-		if previous.eventIndex.key == r.EventIndex {
-			s.eventIndex = previous.eventIndex
-		}
-		for _, r := range append([]run{previous.events}, previous.runs...) {
-			for _, opened := range r {
-				known[opened.ref.Key] = opened
+		for _, part := range slices.Concat(previous.events, slices.Concat(previous.runs...)) {
+			if part.reader.Load() != nil || part.sealed != nil { // else what has its footer may be another one now
+				known[part.ref.Key] = part
 			}
 		}
 	}
 	footers, indexed := bySegment(kept), namesOf(r.indexed())
 	for _, refs := range r.runs() {
 		parts := r.partsOf(p, refs, known)
-		for i, part := range parts {
-			if part.sealed == nil { // else it stays known, for as long as the segment is named
-				parts[i] = part.kept(footers, indexed, s.index)
+		for _, part := range parts {
+			if known[part.ref.Key] != part {
+				part.sealed = footers[part.ref.Key]
+				if indexed[part.ref.Key] {
+					part.index = s.index
+				}
 			}
 		}
 		s.runs = append(s.runs, parts)
 	}
-	s.events, indexed = r.partsOf(p, r.Events, known), namesOf(r.indexedEvents())
-	for i, part := range s.events {
-		s.events[i] = part.kept(footers, indexed, s.eventIndex)
-	}
+	s.events = r.partsOf(p, r.Events, known)
 	return s
 }
 
-// kept is the part with what has its footer now, the root or the idx object. If it is open, nothing is asked any more.
-func (r *part) kept(footers map[string][]byte, indexed map[string]bool, x *index) *part {
-	sealed := footers[r.ref.Key]
-	if sealed != nil || !indexed[r.ref.Key] {
-		x = nil
-	}
-	if r.reader.Load() != nil || (r.sealed == nil) == (sealed == nil) && r.index == x {
-		return r
-	}
-	// Not changed in place: an older snapshot may be opening it.
-	return &part{ref: r.ref, p: r.p, forgets: r.forgets, opening: newGate(), sealed: sealed, index: x}
-}
-
-// part is the segment as the snapshot has it open, else a closed one.
+// part is the key-ordered segment as the snapshot has it open, else a closed one.
 func (s *snapshot) part(p *Projection, ref segmentRef) *part {
-	for _, r := range append([]run{s.events}, s.runs...) {
-		for _, known := range r {
-			if known.ref.Key == ref.Key {
-				return known
-			}
+	for _, known := range slices.Concat(s.runs...) {
+		if known.ref.Key == ref.Key {
+			return known
 		}
 	}
 	return s.root.newPart(p, ref)
@@ -159,9 +145,6 @@ func (r *part) open(ctx context.Context) (*segment.Reader, error) {
 		return reader, nil
 	}
 	reader, err := r.openKept(ctx)
-	if err == nil && reader == nil {
-		reader, err = r.openWith(ctx, r.p.cache)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -169,26 +152,20 @@ func (r *part) open(ctx context.Context) (*segment.Reader, error) {
 	return reader, nil
 }
 
-// keptFooter is the footer as it is known without the segment: from who has opened it, from the root, or from the idx
-// object. It is nil if none of them has it.
-func (r *part) keptFooter(ctx context.Context) ([]byte, error) {
-	reader := r.reader.Load()
-	switch {
-	case reader != nil:
-		return reader.Footer(), nil
-	case r.sealed != nil || r.index == nil:
-		return r.sealed, nil
+// openKept opens the segment with the footer that the root has, or the idx object; else with its own.
+func (r *part) openKept(ctx context.Context) (reader *segment.Reader, err error) {
+	sealed := r.sealed
+	if sealed == nil && r.index != nil {
+		kept, err := r.index.all(ctx)
+		if err != nil {
+			return nil, err
+		}
+		sealed = kept[r.ref.Key]
 	}
-	return r.index.footer(ctx, r.ref.Key)
-}
-
-// openKept opens the segment with the footer that is kept. It returns nil if there is none.
-func (r *part) openKept(ctx context.Context) (*segment.Reader, error) {
-	sealed, err := r.keptFooter(ctx)
-	if sealed == nil || err != nil {
-		return nil, err
+	if sealed == nil {
+		return r.openWith(ctx, r.p.cache)
 	}
-	reader, err := segment.OpenFooter(r.ref.Key, r, r.p.cache, r.ref.Size, sealed)
+	reader, err = segment.OpenFooter(r.ref.Key, r, r.p.cache, r.ref.Size, sealed)
 	if err != nil {
 		return nil, err
 	}
@@ -203,13 +180,28 @@ func (r *part) openWith(ctx context.Context, cache segment.Cache) (*segment.Read
 	return reader, r.ref.matches(reader.Summary())
 }
 
+// wholeEvents is how large an event segment may be that is read whole with its footer, which nothing else has: an old
+// version so costs one request. What a commit spills is of some 256 KiB.
+const wholeEvents = 1 << 20
+
 // ReadRange implements segment.Source.
 func (r *part) ReadRange(ctx context.Context, offset, length int64) ([]byte, error) {
-	b, err := r.p.config.Bucket.GetRange(ctx, r.ref.Key, offset, length)
+	if whole := r.whole.Swap(nil); whole != nil {
+		return (*whole)[offset : offset+length], nil
+	}
+	first := offset
+	if offset+length == r.ref.Size && r.ref.Size <= wholeEvents && strings.HasPrefix(r.ref.Key, r.p.config.Prefix+"/events/") {
+		first = 0
+	}
+	b, err := r.p.config.Bucket.GetRange(ctx, r.ref.Key, first, offset+length-first)
 	if err != nil {
 		return nil, fmt.Errorf("read segment %s: %w", r.ref.Key, err)
 	}
-	return b, nil
+	if first == offset || int64(len(b)) != r.ref.Size {
+		return b, nil
+	}
+	r.whole.Store(&b)
+	return b[offset:], nil
 }
 
 // ReadLocal implements segment.Local.
@@ -293,11 +285,6 @@ func openAll(ctx context.Context, runs []run) error {
 	if closed < 2 {
 		return nil
 	}
-	for _, r := range runs {
-		if err := r[0].readIndex(ctx); err != nil {
-			return err
-		}
-	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, r := range runs {
 		group.Go(func() error {
@@ -306,17 +293,6 @@ func openAll(ctx context.Context, runs []run) error {
 		})
 	}
 	return group.Wait()
-}
-
-// readIndex reads the idx object that the part needs, if it does. Who opens several parts at the same time reads it
-// before: were it missed by one of them, another could take that for the miss of a reader who has read the root again
-// since.
-func (r *part) readIndex(ctx context.Context) error {
-	if r.index == nil || r.sealed != nil || r.reader.Load() != nil {
-		return nil
-	}
-	_, err := r.index.all(ctx)
-	return err
 }
 
 // overlapping are the parts that may have keys with start <= key < end; an empty end is unbounded.

@@ -169,7 +169,7 @@ func (v *verification) checkpoint(ctx context.Context, c checkpoint) {
 		v.report("%w", err)
 		return
 	}
-	v.named[copied.Index], v.named[copied.EventIndex] = true, true
+	v.named[copied.Index] = true
 	pinned := func(refs []segmentRef, kind segment.Kind) {
 		for _, ref := range refs {
 			if !v.named[ref.Key] {

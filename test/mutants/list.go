@@ -136,10 +136,16 @@ var list = []mutant{
 		why:   "what a commit named between the collection's list and its swap is deleted",
 	},
 	{
-		name: "index-of-events-collected",
-		file: "projection/collect.go", old: "r.EventIndex: true", new: "",
+		name: "event-segment-read-twice",
+		file: "projection/snapshot.go", old: "r.whole.Store(&b)", new: "",
 		tests: "TestAnOldVersionCostsOneRequest",
-		why:   "the footers of old events are deleted as garbage, and each old version costs one request more",
+		why:   "each old version costs one request more",
+	},
+	{
+		name: "large-event-segment-read-whole",
+		file: "projection/snapshot.go", old: "r.ref.Size <= wholeEvents", new: "r.ref.Size > 0",
+		tests: "TestALargeEventSegmentIsNotReadWhole",
+		why:   "an old version out of a joined segment costs 8 MiB, and as much memory",
 	},
 	{
 		name: "grace-by-the-process's-clock",
