@@ -63,35 +63,13 @@ func listed(refs []segmentRef, keyed bool) []Segment {
 	return out
 }
 
-// history is what this view alone has of the key.
+// history is what this view alone has of the key, void events included.
 func (v *View) history(ctx context.Context, key string) (rows []Row, err error) {
-	for _, r := range v.tail.chain(key, v.Applied(), v.Revision()) {
-		judged, err := v.judged(ctx, r)
+	for row, err := range v.versions(ctx, key, v.Revision()+1, 0) {
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, judged.row())
-	}
-	sources := []source{newInlineSource(v.snap.inline, key, key+"\x00")}
-	for _, r := range v.snap.runs {
-		sources = append(sources, &runSource{parts: r.overlapping(key, key+"\x00"), start: key, end: key + "\x00"})
-	}
-	var decoder recordDecoder
-	for _, s := range sources {
-		for {
-			n, ok, err := s.next(ctx)
-			if err != nil {
-				return nil, err
-			}
-			if !ok {
-				break
-			}
-			row, err := n.row(&decoder)
-			if err != nil {
-				return nil, err
-			}
-			rows = append(rows, row)
-		}
+		rows = append(rows, row)
 	}
 	return rows, nil
 }

@@ -253,17 +253,8 @@ func (r *root) inlineRecords() ([]*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	cursor, last, decoder := reader.Scan("", ""), r.Spilled, recordDecoder{}
-	out := make([]*record, 0, reader.Summary().Rows)
-	for {
-		e, ok, err := cursor.Next(context.Background())
-		if err != nil {
-			return nil, err
-		}
-		if !ok {
-			break
-		}
-		rec, err := decoder.event(e)
+	out, last := make([]*record, 0, reader.Summary().Rows), r.Spilled
+	for rec, err := range recordsOf(context.Background(), reader) {
 		if err != nil {
 			return nil, err
 		}

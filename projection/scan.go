@@ -59,10 +59,12 @@ type merged struct {
 	selects bool
 }
 
-// head is a source with the newest version of its next key at the revision that was asked for.
+// head is a source with the newest version of its next key at the revision that was asked for, without what has one of
+// the flags in skip.
 type head struct {
 	source  source
 	at      Revision
+	skip    segment.Flags
 	current version
 	ok      bool
 }
@@ -70,7 +72,7 @@ type head struct {
 func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) (*merged, error) {
 	m := &merged{view: v, at: at, start: start, end: end, selects: wanted != nil}
 	below := m.below()
-	inline := &head{at: below, source: newInlineSource(v.snap.inline, start, end)}
+	inline := &head{at: below, skip: segment.Void, source: newInlineSource(v.snap.inline, start, end)}
 	if err := inline.advance(ctx); err != nil {
 		return nil, err
 	}
@@ -81,7 +83,7 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted
 		parts := r.overlapping(start, end)
 		if len(parts) > 0 {
 			source := &runSource{parts: parts, older: v.snap.runs[i+1:], bytes: parts.bytes(), start: start, end: end, wanted: wanted, through: how}
-			m.heads, beside = append(m.heads, &head{at: below, source: source}), append(beside, source)
+			m.heads, beside = append(m.heads, &head{at: below, skip: segment.Void, source: source}), append(beside, source)
 			all += source.bytes
 		}
 	}
@@ -184,7 +186,7 @@ func (h *head) advance(ctx context.Context) error {
 		if err != nil || !h.ok {
 			return err
 		}
-		if h.current.revision <= h.at && h.current.flags&segment.Void == 0 {
+		if h.current.revision <= h.at && h.current.flags&h.skip == 0 {
 			return nil
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/segment"
 )
 
 // visited is how many checkpoints one call of Versions looks into.
@@ -89,7 +90,7 @@ func (s *versionSearch) take(r Row) (enough bool) {
 // takeFrom takes what the view alone has below s.below, and reports whether there are enough. It ends with the newest
 // version at or below the view's floor: of older ones only some may be left.
 func (s *versionSearch) takeFrom(ctx context.Context, v *View) (enough bool, err error) {
-	for row, err := range v.versions(ctx, s.key, s.below) {
+	for row, err := range v.versions(ctx, s.key, s.below, segment.Void) {
 		if err != nil {
 			return false, err
 		}
@@ -103,9 +104,9 @@ func (s *versionSearch) takeFrom(ctx context.Context, v *View) (enough bool, err
 	return false, nil
 }
 
-// versions yields what this view alone has of the key below a revision, newest first, void events left out. A key may
-// have very many versions, so it reads as the caller goes on.
-func (v *View) versions(ctx context.Context, key string, below Revision) iter.Seq2[Row, error] {
+// versions yields what this view alone has of the key below a revision, newest first, without what has one of the flags
+// in skip. A key may have very many versions, so it reads as the caller goes on.
+func (v *View) versions(ctx context.Context, key string, below Revision, skip segment.Flags) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
 		upto := min(below-1, v.Revision())
 		for _, r := range v.tail.chain(key, v.Applied(), upto) {
@@ -114,16 +115,16 @@ func (v *View) versions(ctx context.Context, key string, below Revision) iter.Se
 				yield(Row{}, err)
 				return
 			}
-			if !judged.void && !yield(judged.row(), nil) {
+			if judged.flags()&skip == 0 && !yield(judged.row(), nil) {
 				return
 			}
 		}
-		heads := []*head{{at: upto, source: newInlineSource(v.snap.inline, key, key+"\x00")}}
+		heads := []*head{{at: upto, skip: skip, source: newInlineSource(v.snap.inline, key, key+"\x00")}}
 		for _, r := range v.snap.runs {
 			parts := slices.Clone(r.overlapping(key, key+"\x00"))
 			parts = slices.DeleteFunc(parts, func(p *part) bool { return p.ref.MinRevision > upto })
 			if len(parts) > 0 {
-				heads = append(heads, &head{at: upto, source: &runSource{parts: parts, start: key, end: key + "\x00"}})
+				heads = append(heads, &head{at: upto, skip: skip, source: &runSource{parts: parts, start: key, end: key + "\x00"}})
 			}
 		}
 		err := firstOfAll(ctx, heads)
@@ -211,7 +212,7 @@ func (s *versionSearch) checkpointed(ctx context.Context, at Revision) (Row, boo
 	if err != nil {
 		return Row{}, false, err
 	}
-	for row, err := range past.versions(ctx, s.key, at+1) {
+	for row, err := range past.versions(ctx, s.key, at+1, segment.Void) {
 		return row, row.Revision == at, err
 	}
 	return Row{}, false, nil

@@ -122,8 +122,8 @@ func (r *Reader) Bytes(start, end string) (bytes int64) {
 	return bytes
 }
 
-// MayHold reports whether the segment may have the key; false is certain.
-func (r *Reader) MayHold(key string) bool {
+// mayHold reports whether the segment may have the key; false is certain.
+func (r *Reader) mayHold(key string) bool {
 	f := r.footer
 	if len(f.blocks) == 0 || key < f.MinKey || key > f.MaxKey {
 		return false
@@ -133,7 +133,7 @@ func (r *Reader) MayHold(key string) bool {
 
 // Find returns the newest entry of the key at or below the revision that has none of the flags in skip.
 func (r *Reader) Find(ctx context.Context, key string, revision uint64, skip Flags) (Entry, bool, error) {
-	if !r.MayHold(key) {
+	if !r.mayHold(key) {
 		return Entry{}, false, nil
 	}
 	c := r.Scan(key, key+"\x00")
@@ -174,7 +174,7 @@ func (r *Reader) Verify(ctx context.Context) error {
 		if rows > 0 && !before(&last, &e) {
 			return corrupt("footer", "entries of two blocks are out of order").in(r.file)
 		}
-		if r.footer.Kind == Keys && !r.MayHold(e.Key) {
+		if r.footer.Kind == Keys && !r.mayHold(e.Key) {
 			return corrupt("footer", "the bloom filter does not hold %q", e.Key).in(r.file)
 		}
 		if e.Revision < r.footer.MinRevision || e.Revision > r.footer.MaxRevision {

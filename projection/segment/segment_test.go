@@ -219,7 +219,7 @@ func TestBloomFalsePositives(t *testing.T) {
 	require.NoError(t, err)
 	wrong := 0
 	for i := range 20000 {
-		if r.MayHold(fmt.Sprintf("k%06d", 2*i+1)) {
+		if r.mayHold(fmt.Sprintf("k%06d", 2*i+1)) {
 			wrong++
 		}
 	}
@@ -342,7 +342,7 @@ func FuzzParseFooter(f *testing.F) {
 		}
 		r := &Reader{footer: parsed}
 		for _, key := range []string{"", "k", parsed.MinKey, parsed.MaxKey} {
-			r.MayHold(key)
+			r.mayHold(key)
 			require.LessOrEqual(t, r.seek(key), len(parsed.blocks))
 		}
 		again, c := parseFooter(appendFooter(nil, parsed), size-int64(len(sealed))+int64(len(appendFooter(nil, parsed))))
