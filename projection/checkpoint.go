@@ -127,7 +127,7 @@ func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, err
 	return r, nil
 }
 
-// needed are the keys of all objects that the root or one of its checkpoints names.
+// needed are the keys of all objects that the root, its pages or one of its checkpoints names.
 func (p *Projection) needed(ctx context.Context, r *root) (map[string]bool, error) {
 	p.pins.Range(func(key, _ any) bool { // a checkpoint that is no longer listed pins nothing
 		if !slices.ContainsFunc(r.Checkpoints, func(c checkpoint) bool { return c.Key == key }) {
@@ -136,6 +136,15 @@ func (p *Projection) needed(ctx context.Context, r *root) (map[string]bool, erro
 		return true
 	})
 	named := r.names()
+	for _, pg := range r.Pages {
+		refs, err := p.page(ctx, pg)
+		if err != nil {
+			return nil, err
+		}
+		for _, ref := range refs {
+			named[ref.Key] = true
+		}
+	}
 	for _, c := range r.Checkpoints {
 		named[c.Key] = true
 		pinned, ok := p.pins.Load(c.Key)

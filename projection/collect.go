@@ -62,7 +62,7 @@ func (p *Projection) deleteUnnamed(ctx context.Context, r *root, keys []string) 
 }
 
 // collected are the folders of immutable objects below the cell's prefix.
-var collected = map[string]bool{"seg": true, "events": true, "idx": true, "ckpt": true}
+var collected = map[string]bool{"seg": true, "events": true, "idx": true, "ckpt": true, "pages": true}
 
 // garbage lists the objects that the root does not name and that are older than the grace period. The root is read
 // after the list, so it names what was committed meanwhile.
@@ -103,13 +103,16 @@ func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string
 	return candidates, nil
 }
 
-// names are the keys of all objects that the root needs.
+// names are the keys of all objects that the root itself names.
 func (r *root) names() map[string]bool {
 	named := map[string]bool{r.Index: true}
 	for _, refs := range [][]segmentRef{r.Segments, r.Events} {
 		for _, s := range refs {
 			named[s.Key] = true
 		}
+	}
+	for _, pg := range r.Pages {
+		named[pg.Key] = true
 	}
 	return named
 }

@@ -187,10 +187,10 @@ func (w *rewriting) heldUnnamed(ctx context.Context) error {
 	return nil
 }
 
-// holds reports whether an object of the bucket has what is to go. An idx object has no versions.
+// holds reports whether an object of the bucket has what is to go. Idx objects and pages have no versions.
 func (w *rewriting) holds(ctx context.Context, name string, body []byte) (bool, error) {
 	switch {
-	case strings.HasPrefix(name, w.p.config.Prefix+"/idx/"):
+	case strings.HasPrefix(name, w.p.config.Prefix+"/idx/"), strings.HasPrefix(name, w.p.config.Prefix+"/pages/"):
 		return false, nil
 	case strings.HasPrefix(name, w.p.config.Prefix+"/ckpt/"):
 		r, err := decodeRoot(body)

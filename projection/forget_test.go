@@ -40,6 +40,7 @@ func TestForget(t *testing.T) {
 			r.Projection = r.over(lax{r.bucket}, config)
 			r.rootFooters = int(seed) * 100
 			r.partBytes = []int{partBytes, 100}[seed%2]
+			r.manyEvents = []int{4, manyEvents, 1}[seed%3]
 			r.live(60, time.Millisecond, func(i int) {
 				if i%3 == 0 {
 					r.tend(r.Projection)

@@ -215,9 +215,15 @@ type foldedKeys struct {
 	segments uint64
 }
 
-// archiveOf is a hash of what has the events in (after, upto]: of the names of event segments, and of the inline part.
+// archiveOf is a hash of what has the events in (after, upto]: of the names of pages and event segments, and of the
+// inline part.
 func (s *snapshot) archiveOf(after, upto Revision) uint64 {
 	h := xxhash.New()
+	for _, pg := range s.root.Pages {
+		if pg.MaxRevision > after && pg.MinRevision <= upto {
+			_, _ = h.WriteString(pg.Key)
+		}
+	}
 	for _, part := range s.events {
 		if part.ref.MaxRevision > after && part.ref.MinRevision <= upto {
 			_, _ = h.WriteString(part.ref.Key) // it never fails
@@ -262,13 +268,6 @@ func (v *View) nearest(ctx context.Context, at Revision) (older, newer Revision,
 // archiveStart is the revision after which all events up to the head are still kept.
 func (v *View) archiveStart() Revision { return v.snap.root.archiveStart() }
 
-func (r *root) archiveStart() Revision {
-	if len(r.Events) > 0 {
-		return r.Events[0].MinRevision - 1
-	}
-	return r.Spilled
-}
-
 // archived yields the events of the keys in (*after, upto], whatever the floor is, and moves after along. It leaves out
 // void events, barriers, and what a rule has let go (pastOf). It is ErrExpired if the range begins below archiveStart,
 // unless it is empty.
@@ -284,11 +283,11 @@ func (s *snapshot) archived(ctx context.Context, of Keys, after *Revision, upto 
 	if *after < start {
 		return fmt.Errorf("events after %d are no longer kept, but those after %d: %w", *after, start, ErrExpired)
 	}
-	for _, part := range s.events {
-		if part.ref.MaxRevision <= *after || part.ref.MinRevision > upto {
-			continue
+	for part, err := range s.archive(ctx, *after, upto) {
+		if err == nil {
+			err = part.events(ctx, of, after, upto, yield)
 		}
-		if err := part.events(ctx, of, after, upto, yield); err != nil {
+		if err != nil {
 			return err
 		}
 	}

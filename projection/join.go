@@ -11,9 +11,8 @@ import (
 )
 
 const (
-	// manyEvents is how many event segments a root lists before neighbours among them are joined. An archive of a busy
-	// cell would have tens of thousands, and every root and checkpoint lists them all. Checkpoints keep what was joined
-	// for as long as they last, so a small cell goes without.
+	// manyEvents is how many event segments a root lists before neighbours among them are joined, and the oldest half go
+	// to a page if there are none to be joined. A small cell goes without either.
 	manyEvents = 512
 	// joinAtLeast segments make one of at most joinedBytes.
 	joinAtLeast = 16
@@ -44,12 +43,12 @@ func (v *View) neighbours() run {
 	return picked
 }
 
-// joinEvents makes one event segment of neighbours, and reports whether it did. A segment that another projector has
+// joinEvents makes one event segment of neighbours, or moves the oldest to a page, and reports whether it did. A segment that another projector has
 // joined or collected meanwhile is no error.
 func (p *Projection) joinEvents(ctx context.Context, v *View) (bool, error) {
 	picked := v.neighbours()
 	if picked == nil {
-		return false, nil
+		return p.pageEvents(ctx, v)
 	}
 	writer := segment.NewWriter(segment.Events)
 	for _, part := range picked {

@@ -57,7 +57,7 @@ func ofBudget(read func(*cache.Budget) int64) func() float64 {
 }
 
 // writings are all that a projection writes into the bucket.
-var writings = []string{"root", "rows", "events", "index", "checkpoint", "compaction", "renewal", "rewriting"}
+var writings = []string{"root", "rows", "events", "index", "checkpoint", "compaction", "renewal", "rewriting", "page"}
 
 // Collectors are the package's metrics.
 func Collectors() []prometheus.Collector {

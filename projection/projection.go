@@ -68,6 +68,9 @@ type Projection struct {
 	facts  *factCache
 	// pasts are the snapshots of checkpoints, by the checkpoint's key.
 	pasts *cache.Cache[string, *snapshot]
+	// pages are those of the archive by key, archived the segments of pages that were opened.
+	pages    *cache.Cache[string, []segmentRef]
+	archived *cache.Cache[archivedID, *part]
 	// folded are what was made of archived events.
 	folded *cache.Cache[foldedKeys, *tail]
 	// folder is that of the newest generation, nil without one and before the first view.
@@ -123,6 +126,7 @@ func open(c Config) (*Projection, error) {
 	p := &Projection{config: c, purgeLog: c.Log.Purge, fenceLog: c.Log.Fence, fillLog: c.Log.Fill, rootFooters: rootFooters, manyEvents: manyEvents, partBytes: partBytes,
 		cache: newBlockCache(c.Budget), facts: newFactCache(cache.NewBudget(c.Budget.Limit() / factShare)),
 		pasts: cache.New[string, *snapshot](c.Budget), folded: cache.New[foldedKeys, *tail](c.Budget),
+		pages: cache.New[string, []segmentRef](c.Budget), archived: cache.New[archivedID, *part](c.Budget),
 		reading: newGate(), committing: newGate(), following: newGate(), relieving: newGate(), failing: make(chan struct{})}
 	if c.CacheFolder == "" {
 		return p, nil

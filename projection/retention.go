@@ -137,13 +137,6 @@ func (p *Projection) forgetEvents(next *root) {
 	next.dropEvents(upto)
 }
 
-// dropEvents drops the event segments that have nothing after the revision.
-func (r *root) dropEvents(upto Revision) {
-	for len(r.Events) > 0 && r.Events[0].MaxRevision <= upto {
-		r.Events = r.Events[1:]
-	}
-}
-
 // Retain raises the floor and the purge point to revisions instead of by age, and purges the log. It lets tests expire
 // and purge what they name. Neither mark goes back, and both must be at or below the applied revision.
 //

@@ -19,6 +19,7 @@ type rewriting struct {
 	// segments says what has become of a segment: one with the same key, another, or nothing if the key is empty.
 	segments    map[string]segmentRef
 	checkpoints map[string]checkpoint
+	pages       map[string]page
 	// footers of the segments that were written.
 	footers []footer
 	// versions that were left out, and how many objects were written.
@@ -46,7 +47,7 @@ func (p *Projection) rewrite(what departing) *rewriting {
 func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	if w.segments == nil || w.generation != v.snap.root.Generation {
 		w.generation, w.objects, w.footers = v.snap.root.Generation, 0, nil
-		w.segments, w.checkpoints = map[string]segmentRef{}, map[string]checkpoint{}
+		w.segments, w.checkpoints, w.pages = map[string]segmentRef{}, map[string]checkpoint{}, map[string]page{}
 	}
 	next := v.snap.draft()
 	next.Checkpoints = slices.Clone(next.Checkpoints)
@@ -99,6 +100,12 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 
 // root changes a copy of a snapshot's root, and reports whether it had to. Events up to a revision stay as they are.
 func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, after Revision, rows bool) (changed bool, err error) {
+	r.Pages = slices.Clone(r.Pages)
+	for i := range r.Pages {
+		if r.Pages[i], err = w.page(ctx, s, r.Pages[i], after); err != nil {
+			return false, err
+		}
+	}
 	r.Events, err = w.refs(ctx, s.events, segment.Events, after)
 	if err != nil {
 		return false, err
@@ -126,9 +133,42 @@ func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, after Revisi
 	}
 	named := r.names()
 	r.Footers = slices.DeleteFunc(slices.Clone(r.Footers), func(f footer) bool { return !named[f.Key] })
-	same := func(a, b segmentRef) bool { return a.Key == b.Key }
-	return changed || r.Index != s.root.Index || !slices.EqualFunc(r.Segments, s.root.Segments, same) || !slices.EqualFunc(r.Events, s.root.Events, same), nil
+	return changed || !slices.Equal(r.Pages, s.root.Pages) || r.Index != s.root.Index ||
+		!slices.EqualFunc(r.Segments, s.root.Segments, sameSegment) || !slices.EqualFunc(r.Events, s.root.Events, sameSegment), nil
 }
+
+// page is what has become of a page.
+func (w *rewriting) page(ctx context.Context, s *snapshot, pg page, after Revision) (page, error) {
+	if pg.MaxRevision <= after || !w.near(segmentRef{MinRevision: pg.MinRevision, MaxRevision: pg.MaxRevision}, segment.Events) {
+		return pg, nil
+	}
+	renewed, known := w.pages[pg.Key]
+	if !known {
+		listed, err := w.p.page(ctx, pg)
+		if err != nil {
+			return pg, err
+		}
+		var parts run
+		for _, ref := range listed {
+			parts = append(parts, s.archivedPart(ref))
+		}
+		refs, err := w.refs(ctx, parts, segment.Events, after)
+		if err != nil {
+			return pg, err
+		}
+		if renewed = pg; !slices.EqualFunc(refs, listed, sameSegment) {
+			if renewed, err = w.p.writePage(ctx, refs); err != nil {
+				return pg, err
+			}
+			w.objects++
+		}
+		w.pages[pg.Key] = renewed
+	}
+	renewed.MinRevision = pg.MinRevision
+	return renewed, nil
+}
+
+func sameSegment(a, b segmentRef) bool { return a.Key == b.Key }
 
 // dropIndex drops a root's idx object if that has a footer of a segment which does not stay: it has the names of
 // objects. Those of event segments have none.

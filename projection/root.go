@@ -47,6 +47,8 @@ type root struct {
 	// Segments are key-ordered, newest first. Events are revision-ordered, oldest first, and contiguous.
 	Segments []segmentRef `cbor:"11,keyasint"`
 	Events   []segmentRef `cbor:"12,keyasint"`
+	// Pages list older event segments than Events, oldest first, and contiguous.
+	Pages []page `cbor:"25,keyasint,omitempty"`
 	// Index is the key of the idx object, empty for none. Footers are those of the key-ordered segments that came after
 	// it. EventIndex is an idx object of event segments, which older roots have; it is dropped when they are read.
 	Index      string   `cbor:"13,keyasint"`
@@ -190,17 +192,15 @@ func (r *root) check() error {
 	case len(r.Events) > 0 && r.Events[len(r.Events)-1].MaxRevision != r.Spilled:
 		return fmt.Errorf("event segments end at %d, not at %d", r.Events[len(r.Events)-1].MaxRevision, r.Spilled)
 	}
-	first := r.Spilled + 1
-	if len(r.Events) > 0 {
-		first = r.Events[0].MinRevision
+	if start := r.archiveStart(); start > r.Floor {
+		return fmt.Errorf("events begin after %d, above the floor %d", start, r.Floor)
 	}
-	if first > r.Floor+1 {
-		return fmt.Errorf("events begin at %d, above the floor %d", first, r.Floor)
+	lists := make([]segmentRef, 0, len(r.Pages)+1) // each page as if it were a segment
+	for _, pg := range r.Pages {
+		lists = append(lists, segmentRef{MinRevision: pg.MinRevision, MaxRevision: pg.MaxRevision})
 	}
-	for i := 1; i < len(r.Events); i++ {
-		if r.Events[i].MinRevision != r.Events[i-1].MaxRevision+1 {
-			return fmt.Errorf("event segments have a hole after %d", r.Events[i-1].MaxRevision)
-		}
+	if err := cmp.Or(contiguous(r.Events), contiguous(append(lists, r.Events[:min(1, len(r.Events))]...))); err != nil {
+		return err
 	}
 	for _, refs := range r.runs() {
 		for i := 1; i < len(refs); i++ {

@@ -18,6 +18,7 @@ import (
 
 // snapshot is a root with what is needed to read it. It is immutable, except that segments are opened on first use.
 type snapshot struct {
+	p    *Projection
 	root *root
 	etag string
 	// records are the inline events, ascending; inline are the same as rows, key-ordered.
@@ -64,7 +65,7 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 
 // snapshotOf is newSnapshot for a caller who has the inline records and the kept footers at hand.
 func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag string, previous *snapshot) *snapshot {
-	s := &snapshot{root: r, etag: etag, records: records, inline: keyOrdered(records)}
+	s := &snapshot{p: p, root: r, etag: etag, records: records, inline: keyOrdered(records)}
 	s.index = r.newIndex(p, r.Index)
 	known := make(map[string]*part)
 	if previous != nil && previous.root.Forgets == r.Forgets {

@@ -32,6 +32,7 @@ func TestTrim(t *testing.T) {
 			r.Projection = r.over(lax{r.bucket}, config)
 			r.rootFooters = int(seed) * 100
 			r.partBytes = []int{partBytes, 100}[seed%2]
+			r.manyEvents = []int{4, manyEvents, 1}[seed%3]
 			trims := 0
 			r.live(120, 4*time.Millisecond, func(i int) {
 				if i%3 == 0 {

@@ -62,19 +62,20 @@ type verification struct {
 	rows, events []fact
 }
 
-// fact is one row or event, as far as it is compared.
+// fact is one row or event, as far as it is compared. All of a cell are held at once, at 32 bytes each.
 type fact struct {
 	revision Revision
-	flags    segment.Flags
 	// key, head and body are hashes: of the row key, of all but the body, and of the body.
-	key, head, body uint64
+	key, head uint64
+	body      uint32
+	flags     segment.Flags
 	// trimmed: its event may be gone by a rule.
 	trimmed bool
 }
 
 func (v *verification) factOf(r *record) fact {
 	return fact{trimmed: r.Revision <= v.root.keptFrom(r.key), revision: r.Revision, flags: r.flags(), key: xxhash.Sum64String(r.key),
-		head: xxhash.Sum64(appendRecord(appendString(nil, r.key), r, nil)), body: xxhash.Sum64(r.Body)}
+		head: xxhash.Sum64(appendRecord(appendString(nil, r.key), r, nil)), body: uint32(xxhash.Sum64(r.Body))}
 }
 
 // same compares two sources of one event. Rows of tombstones and void events have no body.
@@ -107,6 +108,7 @@ func (v *verification) run(ctx context.Context) error {
 		v.unread = true
 		v.report("read the root: %w", err)
 	}
+	v.rows = make([]fact, 0, countRows(v.root.Segments)+uint64(len(inline)))
 	for _, refs := range v.root.runs() {
 		last := new(record)
 		for _, ref := range refs {
@@ -130,7 +132,9 @@ func (v *verification) run(ctx context.Context) error {
 			v.events = append(v.events, v.factOf(r))
 		}
 	}
-	for _, ref := range v.root.Events {
+	archive := append(v.pages(ctx), v.root.Events...)
+	v.events = make([]fact, 0, countRows(archive)+uint64(len(inline)))
+	for _, ref := range archive {
 		v.segment(ctx, ref, segment.Events, follow)
 	}
 	for _, r := range inline {
@@ -152,8 +156,35 @@ func (v *verification) run(ctx context.Context) error {
 		if v.p.config.Log != nil {
 			v.compareLog(ctx)
 		}
+		v.compareFloor()
 	}
 	return v.list(ctx)
+}
+
+// countRows is how many rows segments have.
+func countRows(refs []segmentRef) (n uint64) {
+	for _, ref := range refs {
+		n += ref.Rows
+	}
+	return n
+}
+
+// pages are the event segments that the root's pages list.
+func (v *verification) pages(ctx context.Context) (all []segmentRef) {
+	v.p.pages.Clear() // so that they are read
+	for _, pg := range v.root.Pages {
+		v.Objects++
+		refs, err := v.p.page(ctx, pg)
+		if err != nil {
+			v.unread = true
+			v.report("%w", err)
+		}
+		for _, ref := range refs {
+			v.named[ref.Key] = true
+		}
+		all = append(all, refs...)
+	}
+	return all
 }
 
 // checkpoint reads a checkpoint and what it pins besides what was read already.
@@ -229,8 +260,8 @@ func (v *verification) readSegment(ctx context.Context, ref segmentRef, kind seg
 	return nil
 }
 
-// compareRows checks that rows and events are one history. Above the floor each row has its event, and each event its
-// row. At the floor the newest row of a key is the one with which its archived events end.
+// compareRows checks that rows and events are one history: above the floor each row has its event, and each event its
+// row.
 func (v *verification) compareRows() {
 	slices.SortFunc(v.rows, func(a, b fact) int { return cmp.Compare(a.revision, b.revision) })
 	first := Revision(0) // the oldest revision that events are known from
@@ -250,23 +281,26 @@ func (v *verification) compareRows() {
 			v.report("row and event at revision %d differ", r.revision)
 		}
 	}
-	live := map[uint64]*fact{} // by key: the newest at or below the floor, tombstones left out
 	for i := range v.events {
 		e := &v.events[i]
-		switch {
-		case e.flags&segment.Void != 0:
-		case e.revision > v.root.Floor:
-			if find(v.rows, e.revision) == nil {
-				v.report("the event at revision %d has no row", e.revision)
-			}
-		case e.flags&segment.Tombstone != 0:
-			delete(live, e.key)
-		default:
-			live[e.key] = e
+		if e.flags&segment.Void == 0 && e.revision > v.root.Floor && find(v.rows, e.revision) == nil {
+			v.report("the event at revision %d has no row", e.revision)
 		}
 	}
-	for _, e := range live {
-		if find(v.rows, e.revision) == nil {
+}
+
+// compareFloor checks that at the floor the newest row of a key is the one with which its archived events end, unless
+// that is a tombstone. It orders the events anew, since they are many.
+func (v *verification) compareFloor() {
+	slices.SortFunc(v.events, func(a, b fact) int { return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(b.revision, a.revision)) })
+	var newest *fact // of the key, at or below the floor
+	for i := range v.events {
+		e := &v.events[i]
+		if newest != nil && newest.key == e.key || e.flags&segment.Void != 0 || e.revision > v.root.Floor {
+			continue
+		}
+		newest = e
+		if e.flags&segment.Tombstone == 0 && find(v.rows, e.revision) == nil {
 			v.report("the event at revision %d, its key's last at the floor, has no row", e.revision)
 		}
 	}
@@ -293,11 +327,7 @@ func (v *verification) compareLog(ctx context.Context) {
 		v.report("the log: %w", err)
 		return
 	}
-	covered := v.root.Floor
-	if len(v.root.Events) > 0 {
-		covered = min(covered, v.root.Events[0].MinRevision-1)
-	}
-	after := max(bounds.First-1, covered)
+	after := max(bounds.First-1, min(v.root.Floor, v.root.archiveStart()))
 	if after >= v.root.Applied {
 		return
 	}

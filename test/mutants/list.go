@@ -82,6 +82,36 @@ var list = []mutant{
 		why:   "a checkpoint keeps the events between its floor and the last trim",
 	},
 	{
+		name: "row-at-the-floor-not-compared",
+		file: "projection/verify.go", old: "newest != nil && newest.key == e.key ||", new: "newest != nil ||",
+		tests: "TestRowsAtTheFloorAreCompared",
+		why:   "fsck does not see that an object is gone whose last change the floor has passed",
+	},
+	{
+		name: "archive-kept-in-the-middle-of-a-page",
+		file: "projection/page.go", old: "r.Pages[0].MinRevision = upto + 1", new: "r.Pages[0].MinRevision += 0 * upto",
+		tests: "TestArchiveOfPages",
+		why:   "what history has let go stays until all of its page has gone",
+	},
+	{
+		name: "archive-of-pages-collected",
+		file: "projection/checkpoint.go", old: "for _, pg := range r.Pages {", new: "for _, pg := range r.Pages[:0] {",
+		tests: "TestArchiveOfPages",
+		why:   "the event segments that only a page names are taken for garbage",
+	},
+	{
+		name: "archive-never-paged",
+		file: "projection/join.go", old: "return p.pageEvents(ctx, v)", new: "return false, nil",
+		tests: "TestArchiveOfPages",
+		why:   "the root, and each commit with it, grows with the archive",
+	},
+	{
+		name: "forgotten-but-for-pages",
+		file: "projection/rewrite.go", old: "for i := range r.Pages {", new: "for i := range r.Pages[:0] {",
+		tests: "TestForget",
+		why:   "what was forgotten is still in the archive",
+	},
+	{
 		name: "trimmed-and-not-refused",
 		file: "projection/trim.go", old: "at < t.Revision && overlaps(t.Prefix, keys)", new: "false && overlaps(t.Prefix, keys)",
 		tests: "TestTrim",
