@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -122,4 +124,33 @@ func (b without) Get(ctx context.Context, key string) ([]byte, string, error) {
 		return nil, "", bucket.ErrNotFound
 	}
 	return b.Bucket.Get(ctx, key)
+}
+
+// At the floor the newest version of each key has a row; older ones need none. What is remembered of all rows and
+// events takes 32 bytes each, and no more was asked for.
+func TestRowsAtTheFloorAreCompared(t *testing.T) {
+	require.EqualValues(t, 32, unsafe.Sizeof(fact{}))
+	for gone, want := range map[int]string{0: "", 3: "the event at revision 4, its key's last at the floor, has no row"} {
+		c := newCell(t, func(c *Config) { c.History = time.Hour })
+		for _, name := range []string{"a", "b", "c", "a", "b"} {
+			c.put(name, "x")
+		}
+		c.commit()
+		require.NoError(t, c.Retain(c.ctx, 4, 0))
+		records := c.latest().snap.records
+		c.rewritten(slices.Delete(slices.Clone(records), gone, gone+1), records)
+		v := &verification{p: c.another()}
+		require.NoError(t, v.run(c.ctx))
+		require.Len(t, v.rows, 4)
+		require.Len(t, v.events, 5)
+		require.Equal(t, 4+5, cap(v.rows)+cap(v.events))
+		require.Equal(t, want, strings.Join(texts(v.problems), "\n"))
+	}
+}
+
+func texts(problems []error) (all []string) {
+	for _, problem := range problems {
+		all = append(all, problem.Error())
+	}
+	return all
 }
