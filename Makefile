@@ -180,6 +180,10 @@ replay: ## a million events at 1,000 a second of simulated time: requests, write
 replay-day: ## a day of history of 20 nodes in five minutes: what it takes in the bucket, with rules and without
 	@$(MEMORY) $(RELEASE) LOGPLANE_DAY_NODES=20 LOGPLANE_DAY_HOURS=24 LOGPLANE_DAY_MILLISECONDS=4000 go test ./projection -run '^TestDayOfHistory$$' -v -timeout 30m | grep -vE '^=== '
 
+.PHONY: archive
+archive: ## a gigabyte of events that are kept, in some minutes: what a root, a commit, a checkpoint and the projector's memory are meanwhile
+	@$(RELEASE) GOMEMLIMIT=256MiB LOGPLANE_ARCHIVE=1024 LOGPLANE_ARCHIVE_SEGMENTS=32 go test ./projection -run '^TestGrowingArchive$$' -v -timeout 60m | grep -vE '^=== '
+
 .PHONY: bench-watch
 bench-watch: build ## ten thousand watches: rolling restarts, fan-out, a million events; memory of one watch (about 8 minutes)
 	@set -o pipefail; $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane LOGPLANE_BENCH_WATCHES=10000 go test -run '^$$' -bench 'Rolling|FanOut|UpdateStorm' -benchtime 1x -v -timeout 30m ./test/bench | grep -vE '^=== '
