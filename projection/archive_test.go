@@ -34,7 +34,7 @@ func TestGrowingArchive(t *testing.T) {
 	booked.Bucket = files
 	log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Start(t), InMemory: true})
 	p, err := Open(Config{Log: log, Bucket: booked, Budget: cache.NewBudget(32 << 20), History: time.Hour, Retention: time.Hour,
-		Checkpoints: []CheckpointRule{{Every: time.Second, Keep: time.Hour}}})
+		Checkpoints: []CheckpointRule{{Every: time.Second, Keep: 10 * time.Second}}})
 	require.NoError(t, err)
 	p.manyEvents = setting("LOGPLANE_ARCHIVE_SEGMENTS", 8)
 	p.rootFooters = min(rootFooters, mebibytes<<5) // so that few are enough for an idx object

@@ -118,7 +118,8 @@ type crashScene struct {
 	// fresh: nothing was committed before.
 	fresh bool
 	// indexed: footers go to idx objects at once. joins: so many event segments were committed that some are joined.
-	indexed, joins bool
+	// pages: the root lists few of them, and a page others.
+	indexed, joins, pages bool
 	// fence: it ends the epoch of every process; the operator does it again, in a new one, until the cell opens.
 	fence bool
 }
@@ -192,7 +193,7 @@ var crashScenes = []crashScene{
 	{name: "compaction", config: plain, before: commitOnly, act: compactOnly},
 	{name: "join", config: archived, before: func(ctx context.Context, p *Projection) error {
 		return errors.Join(commitOnly(ctx, p), retainAll(ctx, p))
-	}, act: compactOnly, indexed: true, joins: true},
+	}, act: compactOnly, indexed: true, joins: true, pages: true},
 	{name: "renewal", config: plain, before: commitOnly, act: compactAgain},
 	{name: "collection", config: plain, before: func(ctx context.Context, p *Projection) error {
 		return errors.Join(commitOnly(ctx, p), retainAll(ctx, p), compactOnly(ctx, p))
@@ -205,10 +206,12 @@ var crashScenes = []crashScene{
 	}},
 	{name: "forget", config: func(c *Config) {
 		c.Checkpoints, c.History = []CheckpointRule{{Every: 1, Keep: time.Hour}}, time.Hour
-	}, before: nothing, act: func(ctx context.Context, p *Projection) error {
+	}, before: func(ctx context.Context, p *Projection) error {
+		return errors.Join(retainAll(ctx, p), compactOnly(ctx, p))
+	}, act: func(ctx context.Context, p *Projection) error {
 		_, err := p.Forget(ctx, []string{podKey("n00").RowKey(), podKey("n01").RowKey()}, 0)
 		return err
-	}, indexed: true},
+	}, indexed: true, pages: true},
 	{name: "trim", config: func(c *Config) {
 		c.Checkpoints, c.History = []CheckpointRule{{Every: 1, Keep: time.Hour}}, time.Hour
 		c.HistoryRules = []HistoryRule{{Prefix: "/pods"}}
@@ -231,8 +234,8 @@ func (scene *crashScene) over(r *random, b bucket.Bucket) *Projection {
 	if scene.indexed {
 		p.rootFooters = 0
 	}
-	if scene.joins {
-		p.manyEvents = 1
+	if scene.pages {
+		p.manyEvents = 5
 	}
 	return p
 }
