@@ -160,11 +160,14 @@ func TestLostPages(t *testing.T) {
 	}
 	pages := c.latest().snap.root.Pages
 	require.Len(t, pages, 2)
+	_, err := c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	requireClean(t, c.another(config)) // what pages name was not taken for garbage
 	events := len(keysOf(t, c))
 	require.NoError(t, c.bucket.Delete(c.ctx, pages[0].Key))
 	p := c.over(lax{c.bucket}, config)
 	var problems []string
-	_, err := p.Verify(c.ctx, func(problem error) { problems = append(problems, problem.Error()) })
+	_, err = p.Verify(c.ctx, func(problem error) { problems = append(problems, problem.Error()) })
 	require.NoError(t, err)
 	require.Len(t, problems, 1)
 	require.Contains(t, problems[0], pages[0].Key)

@@ -96,7 +96,7 @@ var list = []mutant{
 	{
 		name: "archive-of-pages-collected",
 		file: "projection/checkpoint.go", old: "for _, pg := range r.Pages {", new: "for _, pg := range r.Pages[:0] {",
-		tests: "TestArchiveOfPages",
+		tests: "TestLostPages",
 		why:   "the event segments that only a page names are taken for garbage",
 	},
 	{
