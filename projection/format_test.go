@@ -65,6 +65,26 @@ func trimmedRoot() *root {
 	return r
 }
 
+// pagedRoot has pages of its archive, and a run of two segments above the base, as roots may since there are such.
+func pagedRoot() *root {
+	r := example()
+	r.Pages, r.Events[0].MinRevision = []page{{Key: "p/pages/1-3-x", MinRevision: 2, MaxRevision: 3}}, 4
+	upper := r.Segments[0]
+	upper.Key, upper.MaxKey, upper.Level = "p/seg/2/4-9-x", []byte("m"), 2
+	next := upper
+	next.Key, next.MinKey, next.MaxKey, next.Level = "p/seg/2/4-9-y", []byte("m"), []byte("z"), 2+128
+	r.Segments = append([]segmentRef{upper, next}, r.Segments...)
+	return r
+}
+
+func examplePage() []segmentRef {
+	first := example().Events[0]
+	first.Key, first.MaxRevision = "p/events/1-2-x", 2
+	second := first
+	second.Key, second.MinRevision, second.MaxRevision = "p/events/3-3-x", 3, 3
+	return []segmentRef{first, second}
+}
+
 // authoredRecords are some of them as the log has them since events name their author.
 func authoredRecords() []*record {
 	records := exampleRecords()[:3]
@@ -96,9 +116,15 @@ func fixtures(t testing.TB) map[string][]byte {
 	r.Applied, r.Inline = 16, events
 	trimmed, err := encodeRoot(r)
 	require.NoError(t, err)
+	r = pagedRoot()
+	r.Applied, r.Inline = 16, events
+	paged, err := encodeRoot(r)
+	require.NoError(t, err)
+	listed, err := encodeFrame(pageMagic, examplePage())
+	require.NoError(t, err)
 	index, err := encodeIndex(exampleIndex())
 	require.NoError(t, err)
-	return map[string][]byte{"index": index, "root": encoded, "root-of-indexed-events": indexed, "root-of-a-trimmed-past": trimmed, "events": events, "keys": keys, "authored": authored, "authored-keys": sealKeys(t, authoredRecords())}
+	return map[string][]byte{"index": index, "page": listed, "root-of-pages": paged, "root": encoded, "root-of-indexed-events": indexed, "root-of-a-trimmed-past": trimmed, "events": events, "keys": keys, "authored": authored, "authored-keys": sealKeys(t, authoredRecords())}
 }
 
 func sealKeys(t testing.TB, records []*record) []byte {
@@ -126,7 +152,7 @@ func TestFixturesAreRead(t *testing.T) {
 		}
 	}
 	read := func(name string) []byte { return readFixture(t, name) }
-	for name, want := range map[string]*root{"root": example(), "root-of-indexed-events": example(), "root-of-a-trimmed-past": trimmedRoot()} {
+	for name, want := range map[string]*root{"root": example(), "root-of-indexed-events": example(), "root-of-a-trimmed-past": trimmedRoot(), "root-of-pages": pagedRoot()} {
 		r, err := decodeRoot(read(name))
 		require.NoError(t, err)
 		want.Applied, want.Inline = 16, read("events")
@@ -140,6 +166,11 @@ func TestFixturesAreRead(t *testing.T) {
 	index, err := decodeIndex(read("index"))
 	require.NoError(t, err)
 	require.Equal(t, exampleIndex(), index)
+	var listed []segmentRef
+	require.NoError(t, decodeFrame(pageMagic, read("page"), &listed))
+	require.Equal(t, examplePage(), listed)
+	require.NoError(t, pagedRoot().Pages[0].check(listed))
+	require.Len(t, pagedRoot().runs(), 2)
 	authored := &root{Applied: 12, Spilled: 9, Inline: read("authored")}
 	records, err = authored.inlineRecords()
 	require.NoError(t, err)
@@ -187,7 +218,7 @@ func TestWhatANewerLogplaneWrote(t *testing.T) {
 
 	body := bytes.Clone(frame[frameHeader:])
 	body[0]++                                                              // one pair more
-	_, err = decodeRoot(resealFrame(rootMagic, append(body, 0x18, 25, 0))) // of the key 25
+	_, err = decodeRoot(resealFrame(rootMagic, append(body, 0x18, 99, 0))) // of the key 99
 	require.ErrorIs(t, err, ErrNewer)
 
 	e := exampleRecords()[0].keyEntry()
