@@ -223,7 +223,7 @@ func newHistories(c *cell, rng *rand.Rand) *histories {
 			file, sum := w.Finish()
 			ref, err := c.create(c.ctx, "seg/0", 0, file, sum)
 			require.NoError(c.t, err)
-			rows, parts = rows[n:], append(parts, c.newPart(ref))
+			rows, parts = rows[n:], append(parts, new(root).newPart(c.Projection, ref))
 		}
 		snap.runs = slices.Concat([]run{parts}, snap.runs)
 	}
