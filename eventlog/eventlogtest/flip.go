@@ -2,6 +2,7 @@ package eventlogtest
 
 import (
 	"encoding/binary"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
@@ -31,24 +32,54 @@ func Flip(t testing.TB, folder string, rev eventlog.Revision, unnoticed bool) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for record := block; len(record) > recordHead; {
-			size := binary.LittleEndian.Uint32(record) &^ (1 << 31)
-			if binary.LittleEndian.Uint64(record[atRevision:]) != uint64(rev) {
-				record = record[size:]
-				continue
+		found := false
+		eachRecord(block, func(record []byte) {
+			if binary.LittleEndian.Uint64(record[atRevision:]) == uint64(rev) {
+				found = true
+				flip(record, unnoticed)
 			}
-			if unnoticed {
-				headers := record[recordHead+uint32(binary.LittleEndian.Uint16(record[atSubject:])):]
-				length := binary.LittleEndian.Uint32(headers)
-				binary.LittleEndian.PutUint32(headers, length&(length-1))
-			} else {
-				record[size-recordSum-1] ^= 1
-			}
-			if err := os.WriteFile(file, block, 0o600); err != nil {
-				t.Fatal(err)
-			}
+		})
+		if !found {
+			continue
+		}
+		if err := os.WriteFile(file, block, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	t.Fatalf("none of %d files in %s has revision %d", len(files), folder, rev)
+}
+
+// FlipSome flips a bit in about one of n events of a server's file, half of them where the server does not notice, and
+// returns how many.
+func FlipSome(block []byte, n int, random *rand.Rand) (flipped int) {
+	eachRecord(block, func(record []byte) {
+		if random.IntN(n) == 0 {
+			flip(record, random.IntN(2) == 0)
+			flipped++
+		}
+	})
+	return flipped
+}
+
+func flip(record []byte, unnoticed bool) {
+	if unnoticed {
+		headers := record[recordHead+uint32(binary.LittleEndian.Uint16(record[atSubject:])):]
+		length := binary.LittleEndian.Uint32(headers)
+		binary.LittleEndian.PutUint32(headers, length&(length-1))
+	} else {
+		record[len(record)-recordSum-1] ^= 1
+	}
+}
+
+// eachRecord goes through a file, to its end or to a record that is not whole.
+func eachRecord(block []byte, do func(record []byte)) {
+	for len(block) > recordHead {
+		size := binary.LittleEndian.Uint32(block) &^ (1 << 31)
+		if size < recordHead+recordSum || int(size) > len(block) {
 			return
 		}
+		do(block[:size])
+		block = block[size:]
 	}
-	t.Fatalf("no file in %s has revision %d: %d files", folder, rev, len(files))
 }

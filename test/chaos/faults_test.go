@@ -1,18 +1,25 @@
 package chaos
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
+	"path"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/moby/moby/client"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/test/history"
 )
 
@@ -33,6 +40,7 @@ var faults = []fault{
 	{"full disk", of("leader", "follower"), (*cell).fillDisk},
 	{"bucket", of("500", "503", "500 when done", "503 when done", "half an answer", "an hour ahead", "an hour behind"), (*cell).spoilBucket},
 	{"log's clock", logServers, (*cell).depose},
+	{"flipped bits", of("nats0"), (*cell).flipBits}, // of one server only, a minority
 }
 
 func containers(c *cell) (names []string) {
@@ -177,6 +185,61 @@ func (c *cell) forgetFiller(ctx context.Context) error {
 			return fmt.Errorf("delete the filler: %w", err)
 		}
 	}
+}
+
+// flipBits cuts a server's power and flips bits in one of a hundred events that it holds, half of them where it cannot
+// notice. It starts again with that, and leads.
+func (c *cell) flipBits(ctx context.Context, target string) (func(context.Context) error, error) {
+	b := c.box(target)
+	if err := b.kill(ctx); err != nil {
+		return b.again, err
+	}
+	flipped, err := c.flipFiles(ctx, b)
+	if err := errors.Join(err, b.again(ctx), b.well(ctx)); err != nil {
+		return nil, err
+	}
+	c.t.Logf("bits of %d events of %s are flipped", flipped, target)
+	return func(context.Context) error { return nil }, c.lead(ctx, target)
+}
+
+// streamFolder is where a server has its copy of the log.
+const streamFolder = "/data/jetstream/$G/streams/logplane/msgs"
+
+func (c *cell) flipFiles(ctx context.Context, b *box) (flipped int, err error) {
+	from, err := c.docker.CopyFromContainer(ctx, b.id, client.CopyFromContainerOptions{SourcePath: streamFolder})
+	if err != nil {
+		return 0, err
+	}
+	defer from.Content.Close()
+	var spoilt bytes.Buffer
+	out := tar.NewWriter(&spoilt)
+	for in := tar.NewReader(from.Content); ; {
+		header, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return 0, err
+		}
+		body, err := io.ReadAll(in)
+		if err != nil {
+			return 0, err
+		}
+		if strings.HasSuffix(header.Name, ".blk") {
+			flipped += eventlogtest.FlipSome(body, 100, c.ports.random)
+		}
+		if err := out.WriteHeader(header); err != nil {
+			return 0, err
+		}
+		if _, err := out.Write(body); err != nil {
+			return 0, err
+		}
+	}
+	if err := out.Close(); err != nil {
+		return 0, err
+	}
+	_, err = c.docker.CopyToContainer(ctx, b.id, client.CopyToContainerOptions{DestinationPath: path.Dir(streamFolder), Content: &spoilt, CopyUIDGID: true})
+	return flipped, err
 }
 
 // spoilBucket lets the bucket's server misbehave.

@@ -539,13 +539,13 @@ var list = []mutant{
 	},
 	{
 		name: "gap-followed",
-		file: "eventlog/follow.go", old: "m.revision != f.next {", new: "m.revision < f.next {",
+		file: "eventlog/follow.go", old: "f.missed(ctx, m.revision-1)", new: "f.missed(ctx, f.next-1)",
 		tests: "TestHoleIsDiverged|TestFollowBehindAPurge",
 		why:   "every watch misses what was lost on the way",
 	},
 	{
 		name: "purge-followed",
-		file: "eventlog/follow.go", old: "case b.First > f.at.Revision+1:", new: "case b.First > f.at.Revision+1 && f.at.Revision == 0:",
+		file: "eventlog/tail.go", old: "if b.First > rev {", new: "if b.First > rev && rev == 0 {",
 		tests: "TestPurgeIsClampedBelowTheHead|TestFollowBehindAPurge",
 		why:   "every watch misses what was purged before it was read",
 	},
@@ -596,6 +596,60 @@ var list = []mutant{
 		file: "eventlog/head.go", old: "if l.replicated.Load() && !l.config.LeaderReads {", new: "if l.replicated.Load() && l.config.LeaderReads {",
 		tests: "TestReplicatedLog",
 		why:   "a read on the minority's side misses what the majority has acknowledged",
+	},
+	{
+		name: "checksum-not-compared",
+		file: "eventlog/wire.go", old: "err != nil || uint32(said) != checksum(m.subject, m.header, m.body)", new: "err != nil || said == 1",
+		tests: "TestEveryBitCounts",
+		why:   "an event with a flipped bit is folded as it is",
+	},
+	{
+		name: "checksum-without-the-body",
+		file: "eventlog/wire.go", old: "castagnoli), castagnoli, body)", new: "castagnoli), castagnoli, nil)",
+		tests: "TestEveryBitCounts",
+		why:   "an object with a flipped bit is folded as it is",
+	},
+	{
+		name: "checksum-cut-off",
+		file: "eventlog/wire.go", old: "if sealed || len(epoch) > 1 && epoch[0] == '0' {", new: "if sealed || len(epoch) > 99 {",
+		tests: "TestEveryBitCounts",
+		why:   "an event whose headers seem to end before its checksum is taken for one from before there were any",
+	},
+	{
+		name: "damaged-and-taken-for-none",
+		file: "eventlog/copies.go", old: "!errors.Is(err, errDamaged) && !bytes", new: "!errors.Is(err, errDamaged) || !bytes",
+		tests: "TestEveryBitCounts|TestFlippedBitsOfTheOnlyCopy",
+		why:   "an acknowledged write is skipped like a message that never was an event",
+	},
+	{
+		name: "no-other-copy-read",
+		file: "eventlog/copies.go", old: "l.replicated.Load() && round < copyRounds", new: "l.replicated.Load() && round < 0*copyRounds",
+		tests: "TestFlippedBitsOfAMinority",
+		why:   "one flipped bit at the leader makes every process ask for a fence, though two servers have the event whole",
+	},
+	{
+		name: "release-candidate-taken-for-safe",
+		file: "eventlog/stream.go", old: `v[2] == safe[2] && rest == ""`, new: "v[2] == safe[2]",
+		tests: "TestVersionsOfServers",
+		why:   "a log is made on servers that may lose what they have acknowledged",
+	},
+	{
+		name: "unsafe-server-given-a-log",
+		file: "eventlog/stream.go", old: "checkVersions(ctx, c.Conn); err != nil {", new: "checkVersions(ctx, c.Conn); err != nil && false {",
+		tests: "TestUnsafeServers",
+		why:   "a log is made on servers that may lose what they have acknowledged",
+	},
+	{
+		name: "stuck-group-believed",
+		file: "eventlog/purge.go", old: "b, err = l.barrier(ctx)", new: "b, err = l.learn(ctx, 0)",
+		tests: "TestAStuckGroupIsNoticed",
+		why:   "a process is ready while nothing can be written",
+	},
+	{
+		name: "ready-without-a-quorum",
+		file: "cmd/logplane/probes.go", old: "c.Log.Extent(ctx)", new: "c.Log.Head(ctx)",
+		tests: "TestNotReadyWhileTheLogIsStuck",
+		why:   "a process that trusts the leader is ready while nothing can be written",
 	},
 	// internal/kubestore: writes
 	{
