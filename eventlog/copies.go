@@ -106,8 +106,8 @@ func (m stored) foreign(err error) bool {
 // serverTime bounds connecting to one server.
 const serverTime = time.Second
 
-// eachServer calls ask with a connection to each server that conn knows of, one after the other, while ask returns true.
-// It leaves out those that cannot be reached.
+// eachServer calls ask with a connection to each server that conn knows of, one after the other, while ask returns
+// true. It leaves out those that cannot be reached.
 func eachServer(ctx context.Context, conn *nats.Conn, ask func(*nats.Conn) (more bool)) {
 	options := conn.Opts
 	options.AllowReconnect, options.RetryOnFailedConnect, options.Timeout = false, false, serverTime

@@ -111,8 +111,8 @@ func TestFlippedBitsOfTheOnlyCopy(t *testing.T) {
 	}
 }
 
-// Whatever bit of an event is flipped, and wherever its headers seem to end, it is not taken for another event, nor for a
-// message that never was one.
+// Whatever bit of an event is flipped, and wherever its headers seem to end, it is not taken for another event, nor for
+// a message that never was one.
 func TestEveryBitCounts(t *testing.T) {
 	const prefix = "p"
 	modified := added("a", "body")

@@ -91,8 +91,8 @@ func metric(of prometheus.Metric) *dto.Metric {
 	return &m
 }
 
-// Sealed is a write as it is on the wire: subject, headers and body. Its headers end with the last one, and the client of
-// NATS writes them in any order.
+// Sealed is a write as it is on the wire: subject, headers and body. Its headers end with the last one, and the client
+// of NATS writes them in any order.
 func Sealed(t testing.TB, prefix string, w Write, last string) (subject string, header, body []byte) {
 	t.Helper()
 	msg, err := encode(prefix, 1, "id", time.Unix(1, 0), w)

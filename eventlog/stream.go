@@ -14,8 +14,8 @@ import (
 // maxMessage is the largest event, headers included, in bytes.
 const maxMessage = 8 << 20
 
-// firstSafe are the first versions of nats-server, in each of its lines, that sync the file which a purge or a compaction
-// writes anew (its #8475 and #8629): before them a power cut could take with it what was acknowledged.
+// firstSafe are the first versions of nats-server, in each of its lines, that sync the file which a purge or a
+// compaction writes anew (its #8475 and #8629): before them a power cut could take with it what was acknowledged.
 var firstSafe = [...][3]int{{2, 14, 8}, {2, 15, 1}}
 
 // checkVersion says why a server of that version may not keep the log, and which may.
@@ -62,8 +62,9 @@ func checkServer(c Config) error {
 	return nil
 }
 
-// Create makes the stream if it is missing. It refuses servers whose version does not sync what it acknowledges, and fails if an existing one has settings that break the log (MaxAge,
-// MaxMsgsPerSubject, rollup, deletes, …) or fewer replicas than are asked for. It is idempotent.
+// Create makes the stream if it is missing. It refuses servers whose version does not sync what it acknowledges, and
+// fails if an existing one has settings that break the log (MaxAge, MaxMsgsPerSubject, rollup, deletes, …) or fewer
+// replicas than are asked for. It is idempotent.
 func Create(ctx context.Context, c Config) error {
 	c = c.withDefaults()
 	if err := checkServer(c); err != nil {

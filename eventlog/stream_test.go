@@ -343,8 +343,8 @@ func TestVersionsOfServers(t *testing.T) {
 	}
 }
 
-// A server that may lose what it has acknowledged is given no log, and whoever starts on it is warned. So is who comes to
-// it later, and the doctor is told of all of them.
+// A server that may lose what it has acknowledged is given no log, and whoever starts on it is warned. So is who comes
+// to it later, and the doctor is told of all of them.
 func TestUnsafeServers(t *testing.T) {
 	c := eventlogtest.Cluster(t)
 	c.Log(0)

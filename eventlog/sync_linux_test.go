@@ -438,8 +438,8 @@ func (f *files) apply(c systemCall) {
 	}
 }
 
-// rename moves a file or a folder. A file that is written anew has what the one in its place had from its first event on,
-// of which strace shows the beginning.
+// rename moves a file or a folder. A file that is written anew has what the one in its place had from its first event
+// on, of which strace shows the beginning.
 func (f *files) rename(from, to string) {
 	if strings.HasSuffix(to, ".blk") && strings.Contains(to, "/streams/logplane/") {
 		f.seen["compaction"]++

@@ -28,9 +28,9 @@ const (
 //
 // upto must be a revision that Head or Append returned. If the log does not hold it, Tail fails after the timeout. Any
 // replica may answer. What proves completeness is the unbroken sequence up to upto, and never what a replica takes for
-// the end. A hole above the first revision is ErrDiverged, as no setting of the log allows one. An event of which a copy
-// is damaged or missing is read from another server; if none has it whole, Tail fails. A message that was never an event
-// is counted, logged and delivered as a Barrier: it changes nothing.
+// the end. A hole above the first revision is ErrDiverged, as no setting of the log allows one. An event of which a
+// copy is damaged or missing is read from another server; if none has it whole, Tail fails. A message that was never an
+// event is counted, logged and delivered as a Barrier: it changes nothing.
 func (l *Log) Tail(ctx context.Context, after, upto Revision, yield func(Event) error) error {
 	ctx, s := span(ctx, "log tail")
 	defer s.End()

@@ -144,8 +144,8 @@ var summed = [...]string{
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// seal gives a message its checksum, once nothing of it will change. The zero before the epoch marks it: an event that has
-// that and lacks a checksum is not from before there were any, but its headers seem to be shorter than they are.
+// seal gives a message its checksum, once nothing of it will change. The zero before the epoch marks it: an event that
+// has that and lacks a checksum is not from before there were any, but its headers seem to be shorter than they are.
 func seal(m *nats.Msg) {
 	m.Header[headerEpoch] = []string{"0" + m.Header.Get(headerEpoch)}
 	m.Header[headerChecksum] = []string{strconv.FormatUint(uint64(checksum(m.Subject, m.Header, m.Data)), 16)}

@@ -41,8 +41,8 @@ func (s *Server) withHealth(h http.Handler) http.Handler {
 	})
 }
 
-// checkCluster reads the log, and has it acknowledge something: a leader that is alone goes on answering. It fails for a
-// cluster that nobody has made, because its name may be misspelled.
+// checkCluster reads the log, and has it acknowledge something: a leader that is alone goes on answering. It fails for
+// a cluster that nobody has made, because its name may be misspelled.
 func (s *Server) checkCluster(ctx context.Context) error {
 	if _, err := s.config.Cell.Log.Extent(ctx); err != nil {
 		return err

@@ -260,8 +260,8 @@ func flushed(t *testing.T, conn *nats.Conn, refused <-chan error) error {
 	}
 }
 
-// TestRolesAreNoWall: nats-server lets a request's answer go to the log's own subjects, whatever the user may publish to.
-// So whoever may read the log can have something appended to it, and permissions hold back mistakes only
+// TestRolesAreNoWall: nats-server lets a request's answer go to the log's own subjects, whatever the user may publish
+// to. So whoever may read the log can have something appended to it, and permissions hold back mistakes only
 // (docs/security.md). When this fails, more can be promised. That it goes to JetStream's own subjects, and purges, is
 // refused since 2.15.3 and 2.14.10.
 func TestRolesAreNoWall(t *testing.T) { // not parallel: nats-server reads passwords from the environment
