@@ -9,6 +9,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/test/servers"
 )
 
 // deliveries are all ways to read events after a revision up to another.
@@ -60,10 +61,10 @@ func TestFlippedBitsOfAMinority(t *testing.T) {
 	want := mustTail(t, writer, 0, head)
 	spoilt := follower(c.Leader())
 	c.Restart(spoilt, func(folder string) {
-		eventlogtest.Flip(t, folder, 5, false)
-		eventlogtest.Flip(t, folder, 10, true)
-		eventlogtest.Flip(t, folder, 11, false)
-		eventlogtest.Flip(t, folder, head, false)
+		servers.Flip(t, folder, 5, false)
+		servers.Flip(t, folder, 10, true)
+		servers.Flip(t, folder, 11, false)
+		servers.Flip(t, folder, head, false)
 	})
 	for _, leads := range []bool{false, true} {
 		if leads {
@@ -100,7 +101,7 @@ func TestFlippedBitsOfTheOnlyCopy(t *testing.T) {
 	head := fill(t, eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, s)}), 5)
 	s.Shutdown()
 	s.WaitForShutdown()
-	eventlogtest.Flip(t, folder, 3, true)
+	servers.Flip(t, folder, 3, true)
 	l := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, eventlogtest.Run(t, folder))})
 	for name, deliver := range deliveries(t, l, 0, head) {
 		n := 0

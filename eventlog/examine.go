@@ -1,7 +1,6 @@
 package eventlog
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,8 +41,6 @@ func Examine(ctx context.Context, c Config) (Examination, error) {
 	c = c.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	ctx, done := untilRefused(ctx, c.Conn)
-	defer done()
 	e := Examination{Server: c.Conn.ConnectedServerName() + " " + c.Conn.ConnectedServerVersion()}
 	for range samples {
 		took, err := c.Conn.RTT()
@@ -55,7 +52,7 @@ func Examine(ctx context.Context, c Config) (Examination, error) {
 		}
 	}
 	began := time.Now()
-	_, info, err := lookUp(ctx, c)
+	info, err := lookUp(ctx, c)
 	if err != nil {
 		return e, fmt.Errorf("examine the log: %w", err)
 	}
@@ -82,65 +79,33 @@ func Examine(ctx context.Context, c Config) (Examination, error) {
 }
 
 // lookUp asks the server for the log's stream, once.
-func lookUp(ctx context.Context, c Config) (jetstream.JetStream, *jetstream.StreamInfo, error) {
+func lookUp(ctx context.Context, c Config) (*jetstream.StreamInfo, error) {
 	js, err := jetstream.New(c.Conn)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	s, err := js.Stream(ctx, c.Stream)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, nil, noStream(c, err)
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("look up stream '%s': %w", c.Stream, cmp.Or(refused(ctx), err))
-	}
-	return js, s.CachedInfo(), nil
-}
-
-// refused is why the server does not answer, if it said so.
-func refused(ctx context.Context) error {
-	if cause := context.Cause(ctx); errors.Is(cause, nats.ErrPermissionViolation) {
-		return fmt.Errorf("this user of the server may not do that, give an operator's credentials: %w", cause)
-	}
-	return nil
-}
-
-// doctorStream has one name, so that an operator's user may make and delete it and no other stream.
-func doctorStream(c Config) string { return c.Stream + "-doctor" }
-
-func doctorSubject(c Config) string { return c.Prefix + ".doctor" }
-
-// MeasureAppend returns how long the log's servers take to acknowledge a small event, as a median. It makes a stream
-// like the log beside it, appends to that, and deletes it. A crash leaves the stream, which nothing reads: the next
-// measurement uses it, and deletes it. Of two measurements at the same time one may fail.
-func MeasureAppend(ctx context.Context, c Config) (median time.Duration, err error) {
-	c = c.withDefaults()
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
 	ctx, done := untilRefused(ctx, c.Conn)
 	defer done()
-	js, info, err := lookUp(ctx, c)
-	if err != nil {
-		return 0, fmt.Errorf("measure appends: %w", err)
+	s, err := js.Stream(ctx, c.Stream)
+	cause := context.Cause(ctx)
+	switch {
+	case errors.Is(cause, nats.ErrPermissionViolation):
+		return nil, fmt.Errorf("this user of the server may not read the log, perhaps only subscribe to its events: give other credentials or the log's own address: %w", cause)
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return nil, fmt.Errorf("there is no stream '%s': run 'logplane init', or give another --nats or --stream: %w", c.Stream, err)
+	case err != nil:
+		return nil, fmt.Errorf("look up stream '%s': %w", c.Stream, err)
 	}
-	subject := doctorSubject(c)
-	config := jetstream.StreamConfig{Name: doctorStream(c), Description: "Made by 'logplane doctor' for a moment: delete it",
-		Subjects: []string{subject}, Storage: info.Config.Storage, Replicas: info.Config.Replicas}
-	if _, err := js.CreateStream(ctx, config); err != nil {
-		return 0, fmt.Errorf("measure appends: make stream '%s': %w", config.Name, cmp.Or(refused(ctx), err))
-	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Timeout)
-		defer cancel()
-		if failed := js.DeleteStream(ctx, config.Name); failed != nil {
-			err = errors.Join(err, fmt.Errorf("measure appends: delete stream '%s' yourself: %w", config.Name, failed))
-		}
-	}()
+	return s.CachedInfo(), nil
+}
+
+// Measure has the log acknowledge some barriers, which change nothing, and returns how long one took, as a median.
+func (l *Log) Measure(ctx context.Context) (median time.Duration, err error) {
 	took := make([]time.Duration, samples)
 	for i := range took {
 		began := time.Now()
-		if _, err := js.Publish(ctx, subject, []byte("as small as an event may be")); err != nil {
-			return 0, fmt.Errorf("measure appends: %w", cmp.Or(refused(ctx), err))
+		if _, err := l.further(ctx, nil, nil); err != nil {
+			return 0, fmt.Errorf("measure appends: %w", err)
 		}
 		took[i] = time.Since(began)
 	}

@@ -3,14 +3,12 @@ package eventlog
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Config says where a cell's log is.
@@ -82,25 +80,13 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	if err := checkServer(c); err != nil {
 		return nil, err
 	}
-	js, err := jetstream.New(c.Conn)
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	info, err := lookUp(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("open log: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
-	ctx, done := untilRefused(ctx, c.Conn)
-	defer done()
-	s, err := js.Stream(ctx, c.Stream)
-	if cause := context.Cause(ctx); errors.Is(cause, nats.ErrPermissionViolation) {
-		return nil, fmt.Errorf("open log: this user of the server may not read the log, perhaps only subscribe to its events: give other credentials or the log's own address: %w", cause)
-	}
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, fmt.Errorf("open log: %w", noStream(c, err))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open log: look up stream '%s': %w", c.Stream, err)
-	}
-	held := s.CachedInfo().Config
+	held := info.Config
 	if err := checkStream(c, held); err != nil {
 		return nil, err
 	}
@@ -112,10 +98,6 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 	l.epoch.Store(c.Epoch)
 	l.watchLink()
 	return l, nil
-}
-
-func noStream(c Config, err error) error {
-	return fmt.Errorf("there is no stream '%s': run 'logplane init', or give another --nats or --stream: %w", c.Stream, err)
 }
 
 // SetEpoch says in which epoch this process lives: that of the first root that it read. Barriers carry it. So the log's

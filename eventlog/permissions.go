@@ -37,9 +37,8 @@ func Roles(stream, prefix string) []Role {
 		return Role{Name: name, Of: of, Publish: append(reads, more...), Subscribe: []string{inboxOf(name) + ".>"}}
 	}
 	events, barrier, purge := c.Prefix+".log.>", barrierSubject(c.Prefix), "$JS.API.STREAM.PURGE."+c.Stream
-	bodies, doctor := bodiesStream(c), doctorStream(c)
-	operates := append(api("STREAM.CREATE."+c.Stream, "STREAM.INFO."+bodies, "STREAM.CREATE."+bodies, "STREAM.UPDATE."+bodies, "STREAM.DELETE."+bodies,
-		"STREAM.CREATE."+doctor, "STREAM.DELETE."+doctor), purge, events, doctorSubject(c))
+	bodies := bodiesStream(c)
+	operates := append(api("STREAM.CREATE."+c.Stream, "STREAM.INFO."+bodies, "STREAM.CREATE."+bodies, "STREAM.UPDATE."+bodies, "STREAM.DELETE."+bodies), purge, events)
 	return []Role{
 		role("api", "'api': it writes", events),
 		role("watcher", "'watcher' behind a front that sends it watches only: it cannot write", barrier),

@@ -16,6 +16,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/test/servers"
 )
 
 // streams is JetStream beside the package, to do what it never does.
@@ -348,7 +349,7 @@ func TestVersionsOfServers(t *testing.T) {
 func TestUnsafeServers(t *testing.T) {
 	c := eventlogtest.Cluster(t)
 	c.Log(0)
-	old := eventlogtest.Older(t, c.Server[1], "2.12.9")
+	old := servers.Older(t, c.Server[1], "2.12.9")
 	var said logs
 	before := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))

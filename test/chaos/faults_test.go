@@ -19,8 +19,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/test/history"
+	spoil "github.com/logplane/logplane/test/servers"
 )
 
 // fault is something that happens to a target in the cell. begin returns what ends it, and is not called in parallel.
@@ -226,7 +226,7 @@ func (c *cell) flipFiles(ctx context.Context, b *box) (flipped int, err error) {
 			return 0, err
 		}
 		if strings.HasSuffix(header.Name, ".blk") {
-			flipped += eventlogtest.FlipSome(body, 100, c.ports.random)
+			flipped += spoil.FlipSome(body, 100, c.ports.random)
 		}
 		if err := out.WriteHeader(header); err != nil {
 			return 0, err

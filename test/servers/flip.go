@@ -1,4 +1,5 @@
-package eventlogtest
+// Package servers does to the files and to the words of the log's servers what disks and older releases do.
+package servers
 
 import (
 	"encoding/binary"
