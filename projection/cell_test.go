@@ -217,6 +217,15 @@ func (c *cell) become(next *draft) {
 	require.Equal(c.t, next.Nonce, c.newest().Nonce)
 }
 
+// compactOrJoin does what a projector does to segments of either kind, once.
+func (p *Projection) compactOrJoin(ctx context.Context) (bool, error) {
+	done, err := p.Compact(ctx)
+	if err == nil && !done {
+		done, err = p.joinEvents(ctx)
+	}
+	return done, err
+}
+
 // beginGeneration is what a collection does whose grace period spares everything.
 func (p *Projection) beginGeneration(ctx context.Context) error {
 	_, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {

@@ -4,9 +4,13 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/logplane/logplane/projection/bucket"
 )
 
 // CheckpointRule keeps one root of every stretch of log time, for as long as Keep says.
@@ -51,13 +55,15 @@ func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 		return nil
 	}
 	c, err := p.writeCheckpoint(ctx, next.root)
+	next.made = append(next.made, c.Key)
 	if err == nil {
 		next.Checkpoints = append(next.Checkpoints, c)
 	}
 	return err
 }
 
-// writeCheckpoint writes a copy of a root under a name that was never used before. It leaves out the archive.
+// writeCheckpoint writes a copy of a root under a name that was never used before. It leaves out the archive. With an
+// error too it returns the name.
 func (p *Projection) writeCheckpoint(ctx context.Context, r *root) (checkpoint, error) {
 	copied := *r
 	copied.Checkpoints = nil
@@ -68,7 +74,7 @@ func (p *Projection) writeCheckpoint(ctx context.Context, r *root) (checkpoint, 
 	}
 	c := checkpoint{Revision: r.Applied, Time: r.Clock, Key: fmt.Sprintf("%s/ckpt/%020d-%s", p.config.Prefix, r.Applied, rand.Text())}
 	if _, err := p.config.Bucket.Create(ctx, c.Key, body); err != nil {
-		return checkpoint{}, fmt.Errorf("write checkpoint %s: %w", c.Key, err)
+		return c, fmt.Errorf("write checkpoint %s: %w", c.Key, err)
 	}
 	written("checkpoint", len(body))
 	return c, nil
@@ -110,7 +116,8 @@ func kept(ascending []checkpoint, clock int64, rules []CheckpointRule, bases []R
 	return out
 }
 
-// checkpointed reads a checkpoint.
+// checkpointed reads a checkpoint. ErrNotFound says that it is lost, ErrDamaged and ErrNewer that it cannot be read as
+// it is.
 func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, error) {
 	body, _, err := p.config.Bucket.Get(ctx, c.Key)
 	if err != nil {
@@ -120,6 +127,9 @@ func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, err
 	if err == nil && r.Applied != c.Revision {
 		err = fmt.Errorf("it is of revision %d, not %d", r.Applied, c.Revision)
 	}
+	if err != nil && !errors.Is(err, ErrNewer) {
+		err = fmt.Errorf("%w (%w): put back what was there, or drop it with 'logplane inspect fsck --drop-checkpoint %s'", err, ErrDamaged, c.Key)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoint %s: %w", c.Key, err)
 	}
@@ -127,40 +137,100 @@ func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, err
 	return r, nil
 }
 
-// needed are the keys of all objects that the root, its pages or one of its checkpoints names.
-func (p *Projection) needed(ctx context.Context, r *root) (map[string]bool, error) {
+// DropCheckpoint takes a checkpoint off the root's list, at an operator's word: it is damaged, or something that it
+// names is. The moments that need it cannot be read any more. What it alone names is garbage then.
+func (p *Projection) DropCheckpoint(ctx context.Context, key string) error {
+	_, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
+		next := v.snap.draft()
+		if next.drop([]string{key}) == nil {
+			return nil, fmt.Errorf("the root lists no checkpoint '%s': %w", key, bucket.ErrNotFound)
+		}
+		return next, nil
+	})
+	if err != nil {
+		return fmt.Errorf("drop a checkpoint: %w", err)
+	}
+	return nil
+}
+
+// drop takes those of the checkpoints off the list that are there, and returns them.
+func (r *root) drop(keys []string) (dropped []string) {
+	r.Checkpoints = slices.DeleteFunc(slices.Clone(r.Checkpoints), func(c checkpoint) bool {
+		found := slices.Contains(keys, c.Key)
+		if found {
+			dropped = append(dropped, c.Key)
+		}
+		return found
+	})
+	return dropped
+}
+
+// needs says which objects a root and its checkpoints name.
+type needs struct {
+	named map[string]bool
+	// lost are the keys of checkpoints that are not there: nobody needs what they named.
+	lost []string
+	// damaged says which checkpoints and pages cannot be read. They stay, since a reader may be at fault, or be too old.
+	// They may name any segment up to the last revision of the newest of them.
+	damaged []error
+	upto    Revision
+}
+
+func (n *needs) has(key string) bool {
+	if n.named[key] || n.upto == 0 {
+		return n.named[key]
+	}
+	var first, last Revision
+	_, err := fmt.Sscanf(key[strings.LastIndexByte(key, '/')+1:], "%d-%d-", &first, &last)
+	return err == nil && last <= n.upto
+}
+
+// needed says what the root and its checkpoints name, without the older checkpoints.
+func (p *Projection) needed(ctx context.Context, r *root, older []checkpoint) (*needs, error) {
 	p.pins.Range(func(key, _ any) bool { // a checkpoint that is no longer listed pins nothing
 		if !slices.ContainsFunc(r.Checkpoints, func(c checkpoint) bool { return c.Key == key }) {
 			p.pins.Delete(key)
 		}
 		return true
 	})
-	named := r.names()
+	n := &needs{named: r.names()}
 	for _, pg := range r.Pages {
 		refs, err := p.page(ctx, pg)
-		if err != nil {
+		if errors.Is(err, bucket.ErrNotFound) || errors.Is(err, ErrDamaged) || errors.Is(err, ErrNewer) {
+			n.damaged, n.upto = append(n.damaged, err), pg.MaxRevision
+		} else if err != nil {
 			return nil, err
 		}
 		for _, ref := range refs {
-			named[ref.Key] = true
+			n.named[ref.Key] = true
 		}
 	}
 	for _, c := range r.Checkpoints {
-		named[c.Key] = true
+		n.named[c.Key] = true
+		if slices.Contains(older, c) {
+			continue
+		}
 		pinned, ok := p.pins.Load(c.Key)
 		if !ok {
 			copied, err := p.checkpointed(ctx, c)
-			if err != nil {
+			switch {
+			case errors.Is(err, bucket.ErrNotFound):
+				n.lost = append(n.lost, c.Key)
+				continue
+			case errors.Is(err, ErrDamaged) || errors.Is(err, ErrNewer):
+				n.damaged, n.upto = append(n.damaged, err), max(n.upto, c.Revision)
+				continue
+			case err != nil:
 				return nil, err
 			}
 			pinned = copied.names()
 			p.pins.Store(c.Key, pinned)
 		}
 		for key := range pinned.(map[string]bool) {
-			named[key] = true
+			n.named[key] = true
 		}
 	}
-	return named, nil
+	return n, nil
 }
 
 // pastSnapshot is the snapshot of a checkpoint, which never changes. The segments that it has opened stay open for as

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -16,18 +17,21 @@ import (
 //  1. List the bucket. What the root does not name, and is a grace period older than the newest object, is a candidate.
 //     A commit in flight may still mean to name it, though.
 //  2. Swap the root for one of the next generation. Every commit that began before loses its swap, and starts again
-//     with new names. A crash after this leaves the garbage for the next time.
+//     with new names. The root no longer lists checkpoints that are lost: nobody can ever read them. A crash after this
+//     leaves the garbage for the next time.
 //  3. Delete the candidates that the new root does not name. A crash in the middle leaves the rest for the next time.
 func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted int, err error) {
-	candidates, err := p.garbage(ctx, grace)
+	candidates, lost, err := p.garbage(ctx, grace)
 	if err != nil {
 		return 0, fmt.Errorf("collect garbage: %w", err)
 	}
-	if len(candidates) == 0 {
+	if len(candidates) == 0 && len(lost) == 0 {
 		return 0, nil
 	}
+	var dropped []string
 	v, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
 		next := v.snap.draft()
+		dropped = next.drop(lost)
 		next.Generation++
 		next.Swept = next.Clock
 		return next, nil
@@ -35,7 +39,10 @@ func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted 
 	if err != nil {
 		return 0, fmt.Errorf("collect garbage: %w", err)
 	}
-	deleted, err = p.deleteUnnamed(ctx, v.snap.root, candidates) // some were committed between the list and the swap
+	for _, key := range dropped {
+		slog.ErrorContext(ctx, "a checkpoint is not in the bucket any more and was dropped: the moments that need it cannot be read", "key", key)
+	}
+	deleted, err = p.deleteUnnamed(ctx, v.snap.root, candidates, nil) // some were committed between the list and the swap
 	collectedObjects.Add(float64(deleted))
 	if err != nil {
 		return deleted, fmt.Errorf("collect garbage: %w", err)
@@ -43,14 +50,15 @@ func (p *Projection) Collect(ctx context.Context, grace time.Duration) (deleted 
 	return deleted, nil
 }
 
-// deleteUnnamed deletes those objects that the root does not need, and returns how many.
-func (p *Projection) deleteUnnamed(ctx context.Context, r *root, keys []string) (deleted int, err error) {
-	named, err := p.needed(ctx, r)
+// deleteUnnamed deletes those objects that the root does not need, and returns how many. They are younger than the
+// older checkpoints, which therefore are not asked.
+func (p *Projection) deleteUnnamed(ctx context.Context, r *root, keys []string, older []checkpoint) (deleted int, err error) {
+	needed, err := p.needed(ctx, r, older)
 	if err != nil {
 		return 0, err
 	}
 	for _, key := range keys {
-		if named[key] {
+		if needed.has(key) {
 			continue
 		}
 		if err := p.config.Bucket.Delete(ctx, key); err != nil {
@@ -64,12 +72,12 @@ func (p *Projection) deleteUnnamed(ctx context.Context, r *root, keys []string) 
 // collected are the folders of immutable objects below the cell's prefix.
 var collected = map[string]bool{"seg": true, "events": true, "idx": true, "ckpt": true, "pages": true}
 
-// garbage lists the objects that the root does not name and that are older than the grace period. The root is read
-// after the list, so it names what was committed meanwhile.
-func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string, error) {
+// garbage lists the objects that the root does not need and that are older than the grace period, and the checkpoints
+// that are lost. The root is read after the list, so it names what was committed meanwhile.
+func (p *Projection) garbage(ctx context.Context, grace time.Duration) (candidates, lost []string, err error) {
 	var listed []bucket.Attributes
 	var newest int64
-	err := p.config.Bucket.List(ctx, p.config.Prefix+"/", func(a bucket.Attributes) error {
+	err = p.config.Bucket.List(ctx, p.config.Prefix+"/", func(a bucket.Attributes) error {
 		newest = max(newest, a.Modified.UnixNano())
 		folder, _, _ := strings.Cut(strings.TrimPrefix(a.Key, p.config.Prefix+"/"), "/")
 		if collected[folder] { // whatever else is there is not ours
@@ -77,35 +85,38 @@ func (p *Projection) garbage(ctx context.Context, grace time.Duration) ([]string
 		}
 		return nil
 	})
-	if err != nil || len(listed) == 0 {
-		return nil, err
+	if err != nil {
+		return nil, nil, err
 	}
 	snap, err := p.reload(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if snap.etag == "" {
-		return nil, errors.New("there are segments and no root: nothing is deleted")
+	if snap.etag == "" && len(listed) > 0 {
+		return nil, nil, errors.New("there are segments and no root: nothing is deleted")
 	}
-	named, err := p.needed(ctx, snap.root)
+	needed, err := p.needed(ctx, snap.root, nil)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	unreadable.Set(float64(len(needed.lost) + len(needed.damaged)))
+	for _, problem := range needed.damaged {
+		slog.ErrorContext(ctx, "a checkpoint cannot be read, and what it may name is not collected", "error", problem)
 	}
 	if now := time.Now(); newest > now.Add(skew).UnixNano() { // one object's time is wrong, or this process's clock
 		newest = now.UnixNano()
 	}
-	var candidates []string
 	for _, a := range listed {
-		if age := max(0, newest-a.Modified.UnixNano()); !named[a.Key] && age >= int64(grace) {
+		if age := max(0, newest-a.Modified.UnixNano()); !needed.has(a.Key) && age >= int64(grace) {
 			candidates = append(candidates, a.Key)
 		}
 	}
-	return candidates, nil
+	return candidates, needed.lost, nil
 }
 
 // names are the keys of all objects that the root itself names.
 func (r *root) names() map[string]bool {
-	named := map[string]bool{r.Index: true}
+	named := map[string]bool{"": true, r.Index: true}
 	for _, refs := range [][]segmentRef{r.Segments, r.Events} {
 		for _, s := range refs {
 			named[s.Key] = true

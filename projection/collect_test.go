@@ -129,11 +129,11 @@ func TestOvertakenWorkLeavesNothing(t *testing.T) {
 			_, err := c.Collect(c.ctx, 0)
 			require.NoError(t, err)
 		}
-		done, err := p.Compact(c.ctx)
+		done, err := p.compactOrJoin(c.ctx)
 		require.NoError(t, err)
 		require.True(t, wrote)
 		require.False(t, done)
-		garbage, err := c.garbage(c.ctx, 0)
+		garbage, _, err := c.garbage(c.ctx, 0)
 		require.NoError(t, err)
 		require.Empty(t, garbage)
 		c.require(want)
@@ -148,7 +148,7 @@ func TestDiscardSparesWhatIsNamed(t *testing.T) {
 	require.NoError(t, out.commit(c.ctx))
 	require.ErrorIs(t, out.commit(c.ctx), errOvertaken)
 	require.NotEmpty(t, out.made)
-	require.NoError(t, c.discard(c.ctx, out.made))
+	c.discard(c.ctx, out.made, new(root))
 	c.require(want)
 }
 

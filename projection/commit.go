@@ -70,10 +70,11 @@ func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 // commit is one commit up to its new root, from top to bottom. What only projectors may do is left to Commit: to purge.
 // more says that there were too many events for one.
 //
-// Stages 2 to 6 make a draft, which nobody sees before stage 7. If one of them fails, or somebody else swaps the root
-// first, swap begins again with stage 1, ten times at most. An error that would recur ends the commit at once. What the
-// stages have written by then is garbage: it has names that were never used before and never will be again, and Collect
-// deletes it.
+// Stages 2 to 6 make a draft, which nobody sees before stage 7. If somebody else swaps the root first, or nothing was
+// written yet when one of them fails, swap begins again with stage 1, ten times at most. Any other failure of theirs
+// ends the commit, as does an error that would recur. What they have written has names that were never used before and
+// never will be again. It is discarded, and Collect deletes what is left. If stage 7 fails, it alone is done again, by
+// the next commit too.
 func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error) {
 	goal := Revision(0) // the head when this commit began
 	v, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
@@ -84,15 +85,11 @@ func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error)
 		if v.Applied() >= goal || !v.dirty() { // somebody else has done it, or there is nothing to do
 			return nil, nil
 		}
-		next, err := p.advance(ctx, v) // stages 2 to 6
-		if err != nil {
-			return nil, err
-		}
-
-		// 7. Replace the root by the draft: a conditional PUT, which swap makes (put in swap.go). This is the commit
-		//    point: the root changes as a whole or not at all, and only if it is still the one that the view has. If
-		//    the bucket does not answer, swap reads the root again: it is ours if it has the draft's nonce.
-		return next, nil
+		// 7. Replace the root by the draft that stages 2 to 6 make: a conditional PUT, which swap makes (put in
+		//    swap.go). This is the commit point: the root changes as a whole or not at all, and only if it is still
+		//    the one that the view has. If the bucket does not answer, swap reads the root again: it is ours if it has
+		//    the draft's nonce.
+		return p.advance(ctx, v)
 	})
 	if err != nil {
 		return nil, false, err
@@ -100,7 +97,7 @@ func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error)
 	return v, more, nil
 }
 
-// advance makes the draft that has all of the view.
+// advance makes the draft that has all of the view. With an error too it returns the draft.
 func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 	next := v.snap.draft()
 
@@ -108,7 +105,7 @@ func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 	//    here leaves the old root and the log, as if nothing had begun.
 	records, err := v.foldTail(ctx, next)
 	if err != nil {
-		return nil, err
+		return next, err
 	}
 
 	// 3. Let time pass: clock, floor and purge point follow the log time of the events, as far as this process's clock
@@ -118,21 +115,18 @@ func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 	// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments that no root
 	//    names.
 	if err := p.spill(ctx, next, records); err != nil {
-		return nil, err
+		return next, err
 	}
 	p.forgetEvents(next.root)
 
 	// 5. Write a checkpoint if one is due: a copy of the draft. A crash here leaves a copy that no root names.
 	if err := p.checkpoint(ctx, next); err != nil {
-		return nil, err
+		return next, err
 	}
 
 	// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves an index that no
 	//    root names.
-	if err := p.writeIndex(ctx, next); err != nil {
-		return nil, err
-	}
-	return next, nil
+	return next, p.writeIndex(ctx, next)
 }
 
 // dirty reports whether there is something to commit.
@@ -234,6 +228,7 @@ func portion(records []*record) int {
 func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*record, file []byte, sum segment.Summary) error {
 	sum.MinRevision = uint64(records[0].Revision) - records[0].span + 1
 	events, err := p.create(ctx, "events", 0, file, sum)
+	next.made = append(next.made, events.Key)
 	if err != nil {
 		return err
 	}
@@ -257,6 +252,7 @@ func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record)
 	}
 	file, sum := w.Finish()
 	keys, err := p.create(ctx, "seg/0", 0, file, sum)
+	next.made = append(next.made, keys.Key)
 	if err != nil {
 		return segmentRef{}, err
 	}
@@ -267,7 +263,8 @@ func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record)
 	return keys, nil
 }
 
-// create writes a segment under a name that was never used before.
+// create writes a segment under a name that was never used before. With an error too it returns the name: the segment
+// may be there.
 func (p *Projection) create(ctx context.Context, folder string, level uint8, file []byte, sum segment.Summary) (segmentRef, error) {
 	ref := segmentRef{
 		Key:  p.segmentKey(folder, Revision(sum.MinRevision), Revision(sum.MaxRevision)),
@@ -275,7 +272,7 @@ func (p *Projection) create(ctx context.Context, folder string, level uint8, fil
 		MinRevision: Revision(sum.MinRevision), MaxRevision: Revision(sum.MaxRevision), Level: level,
 	}
 	if _, err := p.config.Bucket.Create(ctx, ref.Key, file); err != nil {
-		return segmentRef{}, fmt.Errorf("write segment %s: %w", ref.Key, err)
+		return ref, fmt.Errorf("write segment %s: %w", ref.Key, err)
 	}
 	return ref, nil
 }

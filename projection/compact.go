@@ -2,10 +2,13 @@ package projection
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
@@ -37,70 +40,77 @@ type merge struct {
 	generation, forgets uint64
 }
 
-// Compact merges runs if there are enough of them, else event segments of the archive, and reports whether it did. It
-// may run beside commits, in any number of processes. Its outcome is committed onto whatever root there is then, as
-// long as that still lists its inputs. Otherwise its work is lost, which is no error.
+// Compact merges runs if there are enough of them, and reports whether it did. It may run beside commits, in any number
+// of processes. Its outcome is committed onto whatever root there is then, as long as that still lists its inputs.
+// Otherwise its work is lost, which is no error.
 //
 // If garbage was collected since it began, its outputs may have been taken for garbage. Then it writes them again under
-// new names.
+// new names. If a run is broken, that is an error, and others are merged all the same.
 func (p *Projection) Compact(ctx context.Context) (bool, error) {
-	v := p.view.Load() // an old one is found out by the swap
-	if v == nil {
-		var err error
-		v, err = p.gather(ctx)
-		if err != nil {
-			return false, fmt.Errorf("compact: %w", err)
-		}
-	}
-	m := v.choose()
-	if m == nil {
-		return p.joinEvents(ctx, v)
-	}
-	out, err := p.merge(ctx, m)
-	if errors.Is(err, bucket.ErrNotFound) {
-		err = m.missing(ctx, v, err)
-	}
-	if err == nil {
-		err = out.commit(ctx)
-	}
-	overtaken := errors.Is(err, errOvertaken)
-	if overtaken {
-		err = p.discard(ctx, out.made)
-	}
+	v, err := p.atHand(ctx)
 	if err != nil {
 		return false, fmt.Errorf("compact: %w", err)
 	}
-	return !overtaken, nil
-}
-
-// discard deletes what a compaction has made in vain. Otherwise that would keep until garbage is collected what was
-// forgotten while the compaction ran. A crash before leaves it for that long. An object that a root names stays: a swap
-// may have won although its answer was lost, and others may have gone on from there.
-func (p *Projection) discard(ctx context.Context, made []string) error {
-	if len(made) == 0 {
-		return nil
+	m := v.choose()
+	if m == nil {
+		return false, nil
 	}
-	snap, err := p.reload(ctx)
+	out, err := p.merge(ctx, m)
 	if err == nil {
-		_, err = p.deleteUnnamed(ctx, snap.root, made)
+		err = out.commit(ctx)
 	}
-	if err != nil {
-		return fmt.Errorf("discard what another projector has overtaken: %w", err)
+	if err != nil && p.undecided.Load() == nil {
+		p.discard(ctx, out.made, v.snap.root)
 	}
-	return nil
+	done, err := v.compacted(ctx, slices.Concat(m.inputs...), err)
+	if err != nil && p.isBroken(slices.Concat(m.inputs...)) { // it was not when they were chosen
+		var others error
+		done, others = p.Compact(ctx)
+		err = errors.Join(err, others)
+	}
+	return done, err
 }
 
-// missing says why an input could not be found. Either another projector has collected it, or the newest root still
-// names it, and then it is lost.
-func (m *merge) missing(ctx context.Context, v *View, notFound error) error {
-	renewed, err := v.again(ctx, v)
-	if err != nil {
-		return err
+// brokenTime is how long compactions go round a segment that they could not read, before they try it again.
+const brokenTime = 10 * time.Minute
+
+// isBroken reports whether one of the parts is broken: lost, or damaged.
+func (p *Projection) isBroken(parts run) bool {
+	return slices.ContainsFunc(parts, func(r *part) bool {
+		found, ok := p.broken.Load(r.ref.Key)
+		return ok && time.Since(found.(time.Time)) < brokenTime
+	})
+}
+
+// atHand is the newest view that this process has. An old one is found out by the swap.
+func (p *Projection) atHand(ctx context.Context) (*View, error) {
+	if v := p.view.Load(); v != nil {
+		return v, nil
 	}
-	if _, _, err := m.position(renewed.snap.root); err != nil {
-		return err
+	return p.gather(ctx)
+}
+
+// compacted says how a compaction has ended: whether it is done, or an error unless another projector was faster.
+func (v *View) compacted(ctx context.Context, inputs run, err error) (bool, error) {
+	if errors.Is(err, bucket.ErrNotFound) { // an input was collected, unless the newest root still names it: then it is lost
+		renewed, again := v.again(ctx, v)
+		if again == nil {
+			_, _, again = inputs.position(slices.Concat(renewed.snap.root.Segments, renewed.snap.root.Events))
+		}
+		err = cmp.Or(again, err)
 	}
-	return notFound
+	if errors.Is(err, errOvertaken) {
+		return false, nil
+	}
+	if err == nil {
+		return true, nil
+	}
+	for _, r := range inputs {
+		if (errors.Is(err, bucket.ErrNotFound) || errors.Is(err, ErrDamaged)) && strings.Contains(err.Error(), r.ref.Key) { // errors name their object
+			v.p.broken.Store(r.ref.Key, time.Now())
+		}
+	}
+	return false, fmt.Errorf("compact: %w", err)
 }
 
 // choose picks the next compaction of a view's snapshot, nil for none.
@@ -115,18 +125,22 @@ func (v *View) choose() *merge {
 	for _, r := range upper {
 		upperBytes += r.bytes()
 	}
+	whole := !v.p.isBroken(slices.Concat(v.snap.runs...))
 	for first, r := range upper {
 		same := upper[first:]
-		other := slices.IndexFunc(same, func(s run) bool { return s.level() != r.level() })
+		other := slices.IndexFunc(same, func(s run) bool { return s.level() != r.level() || !whole && v.p.isBroken(s) })
 		if other >= 0 {
 			same = same[:other]
 		}
 		if len(same) < runsPerLevel {
 			continue
 		}
-		if upperBytes*baseShare >= base.bytes() || r.level()+1 == baseLevel {
+		switch {
+		case whole && (upperBytes*baseShare >= base.bytes() || r.level()+1 == baseLevel):
 			m.inputs, m.level = v.snap.runs, baseLevel
-		} else {
+		case r.level()+1 == baseLevel:
+			continue
+		default:
 			m.inputs, m.level = same, r.level()+1
 		}
 		return m
@@ -331,12 +345,13 @@ func (o *output) cut(ctx context.Context) error {
 	file, sum := o.writer.Finish()
 	o.writer = nil
 	ref, err := o.p.create(ctx, o.folder(), o.merge.level, file, sum)
+	o.made = append(o.made, ref.Key)
 	if err != nil {
 		return err
 	}
 	written("compaction", len(file))
 	o.p.local(o.merge.forgets).keep(ref.Key, 0, file)
-	o.refs, o.made = append(o.refs, ref), append(o.made, ref.Key)
+	o.refs = append(o.refs, ref)
 	o.footers = append(o.footers, footerOf(ref, file))
 	return nil
 }
@@ -378,7 +393,10 @@ func (o *output) commit(ctx context.Context) error {
 		}
 		next.Segments = slices.Concat(next.Segments[:from], o.refs, next.Segments[end:])
 		next.footers = o.footers
-		return next, o.p.writeIndex(ctx, next)
+		if err := o.p.writeIndex(ctx, next); err != nil {
+			return nil, err
+		}
+		return next, nil
 	})
 	return err
 }
@@ -398,11 +416,11 @@ func (o *output) renew(ctx context.Context, generation uint64) error {
 		}
 		ref := o.refs[at]
 		ref.Key = o.p.segmentKey(o.folder(), ref.MinRevision, ref.MaxRevision)
+		o.made = append(o.made, ref.Key)
 		if _, err := o.p.config.Bucket.Create(ctx, ref.Key, body); err != nil {
 			return fmt.Errorf("write %s again: %w", ref.Key, err)
 		}
 		written("renewal", len(body))
-		o.made = append(o.made, ref.Key)
 		o.refs[at], o.footers[i].Key = ref, ref.Key
 	}
 	o.merge.generation = generation

@@ -132,7 +132,7 @@ func commitOnly(ctx context.Context, p *Projection) error { _, err := p.Commit(c
 
 func compactOnly(ctx context.Context, p *Projection) error {
 	for {
-		if more, err := p.Compact(ctx); err != nil || !more {
+		if more, err := p.compactOrJoin(ctx); err != nil || !more {
 			return err
 		}
 	}
@@ -358,10 +358,10 @@ func (scene *crashScene) goOn(t *testing.T, r *random) {
 	require.NoError(t, compactOnly(r.ctx, p))
 	require.NoError(t, collectOnly(r.ctx, p))
 	p = r.readable(scene.set)
-	needed, err := p.needed(r.ctx, p.Current().snap.root)
+	needed, err := p.needed(r.ctx, p.Current().snap.root, nil)
 	require.NoError(t, err)
 	for key := range keysOf(t, r.cell) {
-		require.True(t, key == r.rootKey() || needed[key], "%s is garbage", key)
+		require.True(t, key == r.rootKey() || needed.has(key), "%s is garbage", key)
 	}
 }
 

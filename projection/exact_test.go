@@ -358,7 +358,7 @@ func TestPinsEndWithTheirCheckpoint(t *testing.T) {
 	for i := range 5 {
 		c.put("a", fmt.Sprint(i))
 		c.commit()
-		_, err := c.needed(c.ctx, c.Current().snap.root)
+		_, err := c.needed(c.ctx, c.Current().snap.root, nil)
 		require.NoError(t, err)
 	}
 	pinned := 0

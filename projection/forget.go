@@ -78,7 +78,7 @@ func (p *Projection) forget(ctx context.Context, keys []string, settled time.Dur
 			}
 			return next, err
 		})
-		if err != nil {
+		if err := w.ended(ctx, err); err != nil {
 			return done, err
 		}
 		if err := p.config.Log.Outdate(ctx); err != nil {
@@ -164,7 +164,7 @@ func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision)
 // heldUnnamed fails if an object that no root names has what was to be forgotten. Others may be at work: what they have
 // begun to write before the root was swapped they delete once they notice.
 func (w *rewriting) heldUnnamed(ctx context.Context) error {
-	names, err := w.p.garbage(ctx, 0)
+	names, _, err := w.p.garbage(ctx, 0)
 	if err != nil {
 		return err
 	}

@@ -183,10 +183,11 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	}
 	var err error
 	next.Index, err = p.createIndex(ctx, footers)
+	next.made = append(next.made, next.Index)
 	return err
 }
 
-// createIndex writes an idx object under a name that was never used before.
+// createIndex writes an idx object under a name that was never used before. With an error too it returns the name.
 func (p *Projection) createIndex(ctx context.Context, footers []footer) (string, error) {
 	slices.SortFunc(footers, func(a, b footer) int { return cmp.Compare(a.Key, b.Key) })
 	body, err := encodeIndex(footers)
@@ -195,7 +196,7 @@ func (p *Projection) createIndex(ctx context.Context, footers []footer) (string,
 	}
 	key := p.config.Prefix + "/idx/" + rand.Text()
 	if _, err := p.config.Bucket.Create(ctx, key, body); err != nil {
-		return "", fmt.Errorf("write %s: %w", key, err)
+		return key, fmt.Errorf("write %s: %w", key, err)
 	}
 	written("index", len(body))
 	return key, nil

@@ -324,7 +324,7 @@ func (c *cell) compactAll() {
 	c.t.Helper()
 	for more := true; more; {
 		var err error
-		more, err = c.Compact(c.ctx)
+		more, err = c.compactOrJoin(c.ctx)
 		require.NoError(c.t, err)
 	}
 }

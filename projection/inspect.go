@@ -2,7 +2,9 @@ package projection
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/logplane/logplane/eventlog"
@@ -50,6 +52,41 @@ func (p *Projection) Root(ctx context.Context) (Root, error) {
 	return Root{Serial: r.Serial, Epoch: r.Epoch, Applied: r.Applied, AppliedTime: unixTime(r.AppliedTime), AppliedID: r.AppliedID, Clock: unixTime(r.Clock),
 		Floor: r.Floor, Purge: r.Purge, Generation: r.Generation, Spilled: r.Spilled, InlineRows: len(s.inline), InlineBytes: len(r.Inline),
 		Segments: listed(r.Segments, true), Events: listed(r.Events, false)}, nil
+}
+
+// Tending says of each kind of tending what the snapshot shows: what there is, and what is due or wrong. It reads every
+// checkpoint.
+func (p *Projection) Tending(ctx context.Context, say func(job, state string, problem error)) error {
+	v, err := p.Latest(ctx)
+	if err != nil {
+		return err
+	}
+	r, swept := v.snap.root, "garbage was never collected"
+	needed, err := p.needed(ctx, r, nil)
+	if err != nil {
+		return err
+	}
+	if r.Swept > 0 {
+		swept = fmt.Sprintf("garbage was last collected %s of log time ago", time.Duration(r.Clock-r.Swept).Round(time.Second))
+	}
+	for _, key := range needed.lost {
+		needed.damaged = append(needed.damaged, fmt.Errorf("checkpoint %s is lost: the next collection drops it", key))
+	}
+	say("collect", fmt.Sprintf("%s, and %d checkpoints are kept", swept, len(r.Checkpoints)), errors.Join(needed.damaged...))
+	trims := []string{"no rule has let go of anything"}
+	for i, t := range r.Trimmed {
+		trims = append(trims[:i], fmt.Sprintf("the past of '%s' begins with revision %d", t.Prefix, t.Revision))
+	}
+	say("trim", strings.Join(trims, ", "), nil)
+	behind := func(count, most int, due bool) error {
+		if !due || count < 2*most {
+			return nil
+		}
+		return fmt.Errorf("that is twice as many as it should be: start a projector, or look in its log for this job")
+	}
+	say("join", fmt.Sprintf("%d event segments", len(r.Events)), behind(len(r.Events), p.manyEvents, v.neighbours() != nil))
+	say("compact", fmt.Sprintf("%d runs of segments", len(v.snap.runs)), behind(len(v.snap.runs), 2*runsPerLevel, v.choose() != nil))
+	return nil
 }
 
 func listed(refs []segmentRef, keyed bool) []Segment {

@@ -2,11 +2,9 @@ package projection
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
 )
 
@@ -29,7 +27,8 @@ func (v *View) neighbours() run {
 		if part.ref.MaxRevision > v.Floor() || len(picked) >= joinAtLeast {
 			break
 		}
-		large := part.ref.Size > joinedBytes/2 // and stays as it is, between those before it and after it
+		// It stays as it is, between those before it and after it.
+		large := part.ref.Size > joinedBytes/2 || v.p.isBroken(run{part})
 		if large || picked.bytes()+part.ref.Size > joinedBytes {
 			picked = nil
 		}
@@ -45,22 +44,27 @@ func (v *View) neighbours() run {
 
 // joinEvents makes one event segment of neighbours, or moves the oldest to a page, and reports whether it did. A segment that another projector has
 // joined or collected meanwhile is no error.
-func (p *Projection) joinEvents(ctx context.Context, v *View) (bool, error) {
+func (p *Projection) joinEvents(ctx context.Context) (bool, error) {
+	v, err := p.atHand(ctx)
+	if err != nil {
+		return false, fmt.Errorf("join event segments: %w", err)
+	}
 	picked := v.neighbours()
 	if picked == nil {
 		return p.pageEvents(ctx, v)
 	}
+	return v.compacted(ctx, picked, p.join(ctx, picked))
+}
+
+func (p *Projection) join(ctx context.Context, picked run) error {
 	writer := segment.NewWriter(segment.Events)
 	for _, part := range picked {
-		if err := part.copyTo(ctx, writer); errors.Is(err, bucket.ErrNotFound) {
-			return false, nil
-		} else if err != nil {
-			return false, fmt.Errorf("join event segments: %w", err)
+		if err := part.copyTo(ctx, writer); err != nil {
+			return err
 		}
 	}
 	file, sum := writer.Finish()
 	sum.MinRevision = uint64(picked[0].ref.MinRevision)
-	var made []string
 	_, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		next := v.snap.draft()
 		from, end, err := picked.position(next.Events)
@@ -69,18 +73,15 @@ func (p *Projection) joinEvents(ctx context.Context, v *View) (bool, error) {
 		}
 		// Under a name of this root's generation: a collector takes older ones for garbage.
 		joined, err := p.create(ctx, "events", 0, file, sum)
+		next.made = append(next.made, joined.Key)
 		if err != nil {
-			return nil, err
+			return next, err
 		}
 		written("compaction", len(file))
-		made = append(made, joined.Key)
 		next.Events = slices.Concat(next.Events[:from], []segmentRef{joined}, next.Events[end:])
 		return next, nil
 	})
-	if errors.Is(err, errOvertaken) {
-		return false, p.discard(ctx, made)
-	}
-	return err == nil, err
+	return err
 }
 
 // copyTo writes all entries of the segment.

@@ -31,6 +31,12 @@ var (
 		Help: "Objects that this process wrote into the bucket, by what they are: " + strings.Join(writings, ", ") + "."}, []string{"what"})
 	writtenBytes = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "logplane_projection_written_bytes_total",
 		Help: "Bytes of them. Compaction over rows is the write amplification of compacting."}, []string{"what"})
+	jobFailures = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "logplane_job_failures_total",
+		Help: "Jobs of a projector that failed in this process, by kind: commit, collect, trim, join, compact."}, []string{"kind"})
+	jobSuccess = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "logplane_job_success_timestamp_seconds",
+		Help: "When such a job was last done in this process, or had nothing to do."}, []string{"kind"})
+	unreadable = prometheus.NewGauge(prometheus.GaugeOpts{Name: "logplane_unreadable_checkpoints",
+		Help: "Checkpoints that the last collection could not read."})
 	collectedObjects = prometheus.NewCounter(prometheus.CounterOpts{Name: "logplane_collected_objects_total",
 		Help: "Objects that this process deleted from the bucket as garbage."})
 	budgetBytes = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "logplane_cache_budget_bytes",
@@ -62,7 +68,7 @@ var writings = []string{"root", "rows", "events", "index", "checkpoint", "compac
 // Collectors are the package's metrics.
 func Collectors() []prometheus.Collector {
 	return []prometheus.Collector{tailEvents, tailBytes, lagRevisions, lagSeconds, voidEvents, commits,
-		relieved, foldedBytes, writes, writtenBytes, collectedObjects, budgetBytes, cachedBytes, heldBytes}
+		relieved, foldedBytes, writes, writtenBytes, jobFailures, jobSuccess, unreadable, collectedObjects, budgetBytes, cachedBytes, heldBytes}
 }
 
 // measure reports the newest view.

@@ -64,7 +64,7 @@ func (p *Projection) relieve(ctx context.Context, v *View) *View {
 	default:
 		return v
 	}
-	ctx, cancel := context.WithTimeout(ctx, relieveTime)
+	ctx, cancel := context.WithTimeout(ctx, relieveTime-discardTime)
 	defer cancel()
 	_, err := p.reload(ctx)
 	if err == nil && p.view.Load().tail.bytes > limit {

@@ -87,6 +87,10 @@ type Projection struct {
 	rootFooters, manyEvents, partBytes int
 	// pins has, by a checkpoint's key, the names that it pins. They never change.
 	pins sync.Map
+	// broken has, by a segment's key, when a compaction could not read it. It goes round that for brokenTime.
+	broken sync.Map
+	// undecided is the draft whose put has failed. Only swapRoot sets it.
+	undecided atomic.Pointer[draft]
 	// fatal is set once the log has turned out to be another one (invariant 9). Then failing is closed.
 	fatal   atomic.Pointer[error]
 	failing chan struct{}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -11,21 +12,75 @@ import (
 	"github.com/logplane/logplane/eventlog"
 )
 
+// job is one kind of work of a projector. It fails, backs off, and is counted by itself.
+type job struct {
+	name string
+	do   func(context.Context) (more bool, err error)
+	// pause is how long the job is left alone after a first failure. It doubles with each further one, up to most.
+	pause, most time.Duration
+	failures    int
+	again       time.Time
+}
+
+// jobs are what tends the bucket. The longest comes last, for who has little time.
+func (p *Projection) jobs() []*job {
+	var swept time.Time
+	sweep := func(ctx context.Context) (bool, error) {
+		if time.Since(swept) <= p.config.Grace || !p.sweepable() {
+			return false, nil
+		}
+		_, err := p.Collect(ctx, p.config.Grace)
+		if err == nil {
+			swept = time.Now()
+		}
+		return false, err
+	}
+	jobs := []*job{{name: "collect", do: sweep}, {name: "trim", do: p.Trim}, {name: "join", do: p.joinEvents}, {name: "compact", do: p.Compact}}
+	for _, j := range jobs {
+		j.pause, j.most = time.Second, brokenTime
+	}
+	return jobs
+}
+
+// work does a job, and says and counts how it went.
+func (p *Projection) work(ctx context.Context, j *job) (more bool, err error) {
+	more, err = j.do(ctx)
+	failed := jobFailures.WithLabelValues(j.name)
+	if err == nil {
+		j.failures, j.again = 0, time.Time{}
+		jobSuccess.WithLabelValues(j.name).SetToCurrentTime()
+		return more, nil
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return false, err
+	}
+	wait := min(j.pause<<min(j.failures, 20), j.most)
+	wait = wait/2 + rand.N(wait/2+1)
+	j.failures, j.again = j.failures+1, time.Now().Add(wait)
+	failed.Inc()
+	slog.Error("a job of the projector failed", "job", j.name, "failures", j.failures, "again", wait.Round(time.Millisecond), "error", err)
+	return false, err
+}
+
 // Run is the projector. It follows the log and commits what was added: once every cadence at most, or at once if so
-// much was added that readers would have a long tail to read. An idle cell costs no request. Run returns when ctx ends,
-// or with eventlog.ErrDiverged, which is final.
+// much was added that readers would have a long tail to read. After commits, it tends the bucket. An idle cell costs no
+// request. Run returns when ctx ends, or with eventlog.ErrDiverged, which is final.
 //
 // Killed at any point, it leaves either the old root or the new one. What else it wrote is garbage.
 func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
-	applied, err := p.commitSurely(ctx, cadence)
+	commit := func() *job {
+		return &job{name: "commit", pause: max(cadence, time.Second), most: 10 * time.Second,
+			do: func(ctx context.Context) (bool, error) { _, err := p.Commit(ctx); return false, err }}
+	}
+	applied, err := p.commitSurely(ctx, commit())
 	if err != nil {
 		return err
 	}
 	dirty, pressing := make(chan struct{}, 1), make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.watchLog(ctx, cadence, applied, dirty, pressing) })
+	group.Go(func() error { return p.watchLog(ctx, commit(), applied, dirty, pressing) })
 	committed := make(chan struct{}, 1)
-	group.Go(func() error { return p.commitWhenDirty(ctx, cadence, dirty, pressing, committed) })
+	group.Go(func() error { return p.commitWhenDirty(ctx, commit(), cadence, dirty, pressing, committed) })
 	group.Go(func() error { return p.tend(ctx, committed) })
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
@@ -35,7 +90,7 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 
 // watchLog marks the projection dirty. A barrier alone does not: a commit causes a barrier on a replicated log, which
 // would cause a commit. If the log was purged and the root cannot be read, it is a commit that tries again.
-func (p *Projection) watchLog(ctx context.Context, cadence time.Duration, after Revision, dirty, pressing chan<- struct{}) error {
+func (p *Projection) watchLog(ctx context.Context, commit *job, after Revision, dirty, pressing chan<- struct{}) error {
 	for {
 		err := p.Follow(ctx, after, func(v *View) error {
 			if v.dirty() {
@@ -49,7 +104,7 @@ func (p *Projection) watchLog(ctx context.Context, cadence time.Duration, after 
 		if !errors.Is(err, eventlog.ErrPurged) {
 			return err
 		}
-		after, err = p.commitSurely(ctx, cadence)
+		after, err = p.commitSurely(ctx, commit)
 		if err != nil {
 			return err
 		}
@@ -58,24 +113,22 @@ func (p *Projection) watchLog(ctx context.Context, cadence time.Duration, after 
 
 // commitSurely commits, and tries again as long as the bucket does not take it. Readers go on meanwhile. An error that
 // it returns is final.
-func (p *Projection) commitSurely(ctx context.Context, cadence time.Duration) (Revision, error) {
-	pace := time.NewTicker(max(cadence, time.Second))
-	defer pace.Stop()
+func (p *Projection) commitSurely(ctx context.Context, commit *job) (Revision, error) {
 	for {
-		applied, err := p.Commit(ctx)
-		if err == nil || ctx.Err() != nil || p.failed() != nil || final(err) {
-			return applied, err
+		_, err := p.work(ctx, commit)
+		switch {
+		case err == nil:
+			return p.view.Load().Applied(), nil
+		case ctx.Err() != nil || p.failed() != nil || final(err):
+			return 0, err
 		}
-		slog.Error("commit failed, trying again", "error", err)
-		select {
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		case <-pace.C:
+		if err := eventlog.Pause(ctx, time.Until(commit.again)); err != nil {
+			return 0, err
 		}
 	}
 }
 
-func (p *Projection) commitWhenDirty(ctx context.Context, cadence time.Duration, dirty, pressing, committed chan struct{}) error {
+func (p *Projection) commitWhenDirty(ctx context.Context, commit *job, cadence time.Duration, dirty, pressing, committed chan struct{}) error {
 	pace := time.NewTicker(cadence)
 	defer pace.Stop()
 	for {
@@ -84,13 +137,17 @@ func (p *Projection) commitWhenDirty(ctx context.Context, cadence time.Duration,
 			return ctx.Err()
 		case <-dirty:
 		}
-		hurry := pressing
-		if _, err := p.Commit(ctx); errors.Is(err, eventlog.ErrDiverged) {
+		_, err := p.work(ctx, commit)
+		markDirty(committed) // also if it failed: that is no reason to let the bucket grow
+		if errors.Is(err, eventlog.ErrDiverged) {
 			return err
-		} else if err != nil && ctx.Err() == nil {
-			slog.Error("commit failed, trying again", "error", err)
+		}
+		if err != nil {
 			markDirty(dirty)
-			hurry = nil // not tried again at once, since it failed
+			if err := eventlog.Pause(ctx, time.Until(commit.again)); err != nil {
+				return err
+			}
+			continue
 		}
 		select {
 		case <-pressing: // it was said of what is committed now
@@ -99,57 +156,52 @@ func (p *Projection) commitWhenDirty(ctx context.Context, cadence time.Duration,
 		if p.view.Load().pressing() {
 			markDirty(pressing)
 		}
-		markDirty(committed)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-hurry:
+		case <-pressing:
 		case <-pace.C:
 		}
 	}
 }
 
-// tend compacts and collects after commits, beside the next ones. What fails is tried again after the next commit.
+// tend does the jobs after commits, beside the next ones. What fails is tried again after a later commit.
 func (p *Projection) tend(ctx context.Context, committed <-chan struct{}) error {
-	var swept time.Time
+	jobs := p.jobs()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-committed:
 		}
-		more, err := true, error(nil)
-		for more && err == nil {
-			more, err = p.Compact(ctx)
+		if p.undecided.Load() != nil {
+			continue // the root is not taken: the next commit tries again, and nothing else is written meanwhile
 		}
-		if err == nil {
-			_, err = p.Trim(ctx)
-		}
-		if err == nil && time.Since(swept) > p.config.Grace && p.sweepable() {
-			swept = time.Now()
-			_, err = p.Collect(ctx, p.config.Grace)
-		}
-		if errors.Is(err, eventlog.ErrDiverged) {
-			return err
-		}
-		if err != nil && ctx.Err() == nil {
-			slog.Error("tending the bucket failed, trying again after the next commit", "error", err)
+		for _, j := range jobs {
+			for more := !time.Now().Before(j.again); more; {
+				var err error
+				more, err = p.work(ctx, j)
+				if errors.Is(err, eventlog.ErrDiverged) {
+					return err
+				}
+			}
 		}
 	}
 }
 
-// Once does what Run does, for a function that a timer calls: it commits, merges segments once if that is due, trims
-// the past, and collects garbage if a grace period has passed. merged says that it was due, and that there may be
-// more to merge.
+// Once does what Run does, for a function that a timer calls: it commits, collects garbage if a grace period has
+// passed, trims the past, and joins and merges segments once if that is due. merged says that there may be more to
+// merge. What fails does not keep the rest from being done, and err has all that failed.
 func (p *Projection) Once(ctx context.Context) (applied Revision, merged bool, err error) {
-	if applied, err = p.Commit(ctx); err != nil {
+	commit := &job{name: "commit", do: func(ctx context.Context) (_ bool, err error) { applied, err = p.Commit(ctx); return false, err }}
+	_, err = p.work(ctx, commit)
+	if final(err) || p.undecided.Load() != nil {
 		return applied, false, err
 	}
-	if merged, err = p.Compact(ctx); err == nil {
-		_, err = p.Trim(ctx)
-	}
-	if err == nil && p.sweepable() {
-		_, err = p.Collect(ctx, p.config.Grace)
+	for _, j := range p.jobs() {
+		var failed error
+		merged, failed = p.work(ctx, j)
+		err = errors.Join(err, failed)
 	}
 	return applied, merged, err
 }
@@ -157,8 +209,8 @@ func (p *Projection) Once(ctx context.Context) (applied Revision, merged bool, e
 // sweepable reports whether the last collection, by any projector, is a grace period of log time ago. More often, a
 // long compaction might never finish.
 func (p *Projection) sweepable() bool {
-	r := p.view.Load().snap.root
-	return r.Clock-r.Swept >= int64(p.config.Grace)
+	v := p.view.Load()
+	return v != nil && v.snap.root.Clock-v.snap.root.Swept >= int64(p.config.Grace)
 }
 
 func markDirty(dirty chan<- struct{}) {

@@ -246,10 +246,10 @@ func TestARestoreThatBreaksOff(t *testing.T) {
 						fresh.commit()
 						_, err = fresh.Collect(r.ctx, 0)
 						require.NoError(t, err)
-						needed, err := fresh.needed(r.ctx, fresh.newest())
+						needed, err := fresh.needed(r.ctx, fresh.newest(), nil)
 						require.NoError(t, err)
 						require.NoError(t, s.Bucket.List(r.ctx, prefix+"/", func(a bucket.Attributes) error {
-							require.True(t, a.Key == prefix+"/root" || needed[a.Key], "%s is garbage", a.Key)
+							require.True(t, a.Key == prefix+"/root" || needed.has(a.Key), "%s is garbage", a.Key)
 							return nil
 						}))
 					})
@@ -610,4 +610,26 @@ func TestRestoreOfATrimmedPast(t *testing.T) {
 			}
 		})
 	}
+}
+
+// forgetful is a bucket that has lost what a restore has written, once that is read.
+type forgetful struct{ lax }
+
+func (b forgetful) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	if strings.HasPrefix(key, "copy/seg") {
+		return nil, fmt.Errorf("get range of %s: %w", key, bucket.ErrNotFound)
+	}
+	return b.lax.GetRange(ctx, key, offset, length)
+}
+
+// A restore whose segments are gone again fails. It has no log that it could ask, whatever it reads again.
+func TestARestoreLosesItsSegments(t *testing.T) {
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
+	c.put("a", "1")
+	at := c.commit()
+	source, err := OpenSource(c.ctx, forgetful{lax{c.bucket}}, "logplane", nil)
+	require.NoError(t, err)
+	_, err = source.Restore(c.ctx, at, nil, "copy")
+	require.ErrorIs(t, err, bucket.ErrNotFound)
+	require.False(t, keysOf(t, c)["copy/root"])
 }

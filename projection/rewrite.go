@@ -1,11 +1,14 @@
 package projection
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
 )
 
@@ -25,6 +28,9 @@ type rewriting struct {
 	// versions that were left out, and how many objects were written.
 	versions map[Revision]bool
 	objects  int
+	// made are the keys of all objects that were written since the root was this one.
+	made  []string
+	since *root
 }
 
 // departing says what is to go.
@@ -48,6 +54,7 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	if w.segments == nil || w.generation != v.snap.root.Generation {
 		w.generation, w.objects, w.footers = v.snap.root.Generation, 0, nil
 		w.segments, w.checkpoints, w.pages = map[string]segmentRef{}, map[string]checkpoint{}, map[string]page{}
+		w.since = cmp.Or(w.since, v.snap.root)
 	}
 	next := v.snap.draft()
 	next.Checkpoints = slices.Clone(next.Checkpoints)
@@ -71,7 +78,25 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 		return nil, err
 	}
 	next.footers = w.footers
-	return next, w.p.writeIndex(ctx, next)
+	if err := w.p.writeIndex(ctx, next); err != nil {
+		return nil, err
+	}
+	return next, nil
+}
+
+// passes says of the error of a checkpoint that it is left as it is. Nobody can read it, and what it names: of one that
+// is lost that is for good. What one has that is damaged is let go only with that, so that what must not be left cannot
+// pass it by.
+func (w *rewriting) passes(err error) bool {
+	return errors.Is(err, bucket.ErrNotFound) || !w.rows() && (errors.Is(err, ErrDamaged) || errors.Is(err, ErrNewer))
+}
+
+// ended discards what a rewriting that failed has made.
+func (w *rewriting) ended(ctx context.Context, err error) error {
+	if err != nil && w.p.undecided.Load() == nil {
+		w.p.discard(ctx, w.made, w.since)
+	}
+	return err
 }
 
 func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, error) {
@@ -79,6 +104,9 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 		return known, nil
 	}
 	s, err := w.p.pastSnapshot(ctx, c)
+	if w.passes(err) {
+		return c, nil
+	}
 	if err != nil {
 		return c, err
 	}
@@ -89,7 +117,9 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 	}
 	renewed := c
 	if changed {
-		if renewed, err = w.p.writeCheckpoint(ctx, &copied); err != nil {
+		renewed, err = w.p.writeCheckpoint(ctx, &copied)
+		w.made = append(w.made, renewed.Key)
+		if err != nil {
 			return c, err
 		}
 		w.objects++
@@ -266,6 +296,7 @@ func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (se
 		folder, sum.MinRevision, sum.MaxRevision = "events", uint64(r.ref.MinRevision), uint64(r.ref.MaxRevision)
 	}
 	ref, err := w.p.create(ctx, folder, r.ref.Level, file, sum)
+	w.made = append(w.made, ref.Key)
 	if err != nil {
 		return segmentRef{}, err
 	}

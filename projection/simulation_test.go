@@ -36,8 +36,8 @@ type weather struct {
 	rng *rand.Rand
 	// unnamed are the segments of commits and compactions that stall.
 	unnamed map[string]bool
-	// roots are hashes of all that was ever to become the root.
-	roots map[[sha256.Size]byte]bool
+	// roots are hashes of all that was ever to become the root, each with the ETag of the root that it was to replace.
+	roots map[[sha256.Size]byte]string
 }
 
 var errStorm = errors.New("the bucket did not answer")
@@ -106,15 +106,16 @@ func (w *weather) marked(key string) bool {
 // defeats is how many compactions were defeated, and three times as many commits.
 func (w *weather) defeats() int64 { return min(w.defeatedCommits.Load()/3, w.defeatedMerges.Load()) }
 
-// unique requires that no root was ever written before: to a server whose ETags are hashes it would be that one.
-func (w *weather) unique(root []byte) {
+// unique requires that a root is only ever written over one other: to a server whose ETags are hashes it would else be
+// there twice.
+func (w *weather) unique(root []byte, old string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	sum := sha256.Sum256(root)
-	if w.roots[sum] {
-		w.t.Error("the same root was written twice")
+	if over, known := w.roots[sum]; known && over != old {
+		w.t.Error("the same root was written over two others")
 	}
-	w.roots[sum] = true
+	w.roots[sum] = old
 }
 
 // stall waits until something has happened; the deadline is for when there are no others left to do it.
@@ -147,7 +148,7 @@ func (w *weather) Create(ctx context.Context, key string, body []byte) (etag str
 }
 
 func (w *weather) Replace(ctx context.Context, key string, body []byte, old string) (etag string, err error) {
-	w.unique(body)
+	w.unique(body, old)
 	if w.roll(8) == 0 {
 		w.stallUntilSwapped()
 	}
@@ -259,7 +260,7 @@ func simulate(t *testing.T, b bucket.Bucket, reads int, defeats int64) {
 	defer cancel()
 	c.ctx = ctx
 	s := &simulation{random: newRandom(c, seed, 30), seed: seed, done: make(chan struct{}), read: make(chan struct{}), tended: make(chan struct{}),
-		storm: &weather{Bucket: b, t: t, unnamed: map[string]bool{}, roots: map[[sha256.Size]byte]bool{}, rng: rand.New(rand.NewPCG(seed, 0))}}
+		storm: &weather{Bucket: b, t: t, unnamed: map[string]bool{}, roots: map[[sha256.Size]byte]string{}, rng: rand.New(rand.NewPCG(seed, 0))}}
 	var all sync.WaitGroup
 	for i := range uint64(4) {
 		all.Go(func() { s.project(rand.New(rand.NewPCG(seed, 1+i))) })

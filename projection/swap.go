@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket"
 )
 
 const (
@@ -31,6 +32,8 @@ type draft struct {
 	records []*record
 	// footers are those of the segments that the draft adds.
 	footers []footer
+	// made are the keys of objects that were written for this draft alone.
+	made []string
 	// voids are the events that the draft found void, traced those of traced requests, and bytes is the size of all
 	// events that it adds. They are reported once it has won.
 	voids, traced []*record
@@ -68,26 +71,31 @@ func (p *Projection) swap(ctx context.Context, change func(context.Context, *Vie
 // swapRoot replaces the root by a draft that next makes, and returns the snapshot of the new root. It returns nil if
 // next returns nil: there is nothing to do.
 //
-// A try that failed may have succeeded all the same: the bucket replaced the root, and its answer was lost. Or another
-// process was faster. So every further try begins by reading the root. If that has the nonce of the draft that was
-// tried last, the draft has won. Otherwise next makes a new draft, of what is there now.
-func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*snapshot, error), next func(context.Context) (*draft, error)) (*snapshot, error) {
-	var tried *draft
+// A put that failed may have succeeded all the same: the bucket replaced the root, and its answer was lost. Or another
+// process was faster. So every further try begins by reading the root, and no new draft is made before the last one is
+// decided, be it an earlier call's.
+//
+// With an error next returns a draft too if that has objects of its own. They are discarded, and the draft is not tried
+// again here: it would write all of them anew.
+func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*snapshot, error), next func(context.Context) (*draft, error)) (won *snapshot, err error) {
+	var ours *draft // the last one of this call
 	var failure error
 	for attempt := range swapAttempts {
-		won, err := (*snapshot)(nil), error(nil)
-		if attempt > 0 {
-			// The jitter parts projectors that collide.
-			if eventlog.Pause(ctx, rand.N(swapPause<<min(attempt, 4))) != nil {
-				return nil, errors.Join(context.Cause(ctx), failure)
-			}
-			won, err = read(ctx)
-			if err == nil && tried != nil && bytes.Equal(won.root.Nonce, tried.Nonce) {
-				tried.report(ctx, p.config.Tracer)
-				return won, nil
-			}
+		// The jitter parts projectors that collide.
+		if attempt > 0 && eventlog.Pause(ctx, rand.N(swapPause<<min(attempt, 4))) != nil {
+			return nil, errors.Join(context.Cause(ctx), failure)
 		}
 		var d *draft
+		tried := p.undecided.Load()
+		if attempt > 0 || tried != nil {
+			won, err = p.decide(ctx, read, tried)
+			if won != nil && tried == ours {
+				return won, nil
+			}
+			if won != nil {
+				_, err = read(ctx) // for who makes the next draft
+			}
+		}
 		if err == nil {
 			d, err = next(ctx)
 		}
@@ -95,15 +103,20 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 			return nil, nil
 		}
 		if err == nil {
-			if err := d.check(); err != nil { // it would be as wrong the next time
+			if err = d.check(); err != nil { // it would be as wrong the next time
+				p.discard(ctx, d.made, d.over.root)
 				return nil, fmt.Errorf("refuse to write a wrong root: %w", err)
 			}
-			tried = d
-			won, err = p.put(ctx, d)
-		}
-		if err == nil {
-			tried.report(ctx, p.config.Tracer)
-			return won, nil
+			ours = d
+			p.undecided.Store(d)
+			if won, err = p.put(ctx, d); err == nil {
+				return won, nil
+			}
+		} else if d != nil && len(d.made) > 0 {
+			p.discard(ctx, d.made, d.over.root)
+			if !errors.Is(err, bucket.ErrNotFound) {
+				return nil, err
+			}
 		}
 		if final(err) {
 			return nil, err
@@ -112,6 +125,52 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 		slog.DebugContext(ctx, "the root was not swapped", "attempt", attempt, "error", err)
 	}
 	return nil, fmt.Errorf("swap the root: %d attempts: %w", swapAttempts, failure)
+}
+
+// decide reads the root, and finds out what has become of a draft whose put failed, if there is one. It has won if the
+// root has its nonce. As long as the root is the one that the draft was made over, it is put again: an earlier put may
+// arrive yet, so what it names must not be deleted, and need not be written again. With any other root it has lost for
+// good, and decide returns nil.
+func (p *Projection) decide(ctx context.Context, read func(context.Context) (*snapshot, error), tried *draft) (won *snapshot, err error) {
+	now, err := read(ctx)
+	switch {
+	case err != nil || tried == nil:
+		return nil, err
+	case bytes.Equal(now.root.Nonce, tried.Nonce):
+		p.undecided.Store(nil)
+		tried.report(ctx, p.config.Tracer)
+		return now, nil
+	case now.etag == tried.over.etag:
+		return p.put(ctx, tried)
+	}
+	p.undecided.Store(nil)
+	p.discard(ctx, tried.made, tried.over.root)
+	return nil, nil
+}
+
+// discardTime is what a caller whose time is up takes to discard what was made in vain.
+const discardTime = time.Second
+
+// discard deletes objects that were made in vain since the given root was the newest one. Otherwise they would be there
+// until garbage is collected, with what was forgotten meanwhile; a crash or a failure leaves them for that long. An
+// object that a root names stays: a swap may have won although its answer was lost, and others may have gone on from
+// there. So would one that an undecided draft names have to: its caller sees to that.
+func (p *Projection) discard(ctx context.Context, made []string, since *root) {
+	if len(made) == 0 {
+		return
+	}
+	if ctx.Err() != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), discardTime)
+		defer cancel()
+	}
+	now, err := p.rootNow(ctx)
+	if err == nil {
+		_, err = p.deleteUnnamed(ctx, now.root, made, since.Checkpoints)
+	}
+	if err != nil {
+		slog.WarnContext(ctx, "what was written in vain stays until garbage is collected", "objects", len(made), "error", err)
+	}
 }
 
 // final reports whether an error will be the same however often a swap is tried.
@@ -140,6 +199,8 @@ func (p *Projection) put(ctx context.Context, d *draft) (*snapshot, error) {
 		return nil, fmt.Errorf("write the root: %w", err)
 	}
 	written("root", len(body))
+	p.undecided.Store(nil)
+	d.report(ctx, p.config.Tracer)
 	return p.snapshotOf(d.root, d.records, slices.Concat(d.Footers, d.footers), etag, d.over), nil
 }
 

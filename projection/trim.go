@@ -28,28 +28,39 @@ type trim struct {
 }
 
 // Trim removes from archive and checkpoints what rules do not keep any longer, and reports whether there was anything.
-// It reads and writes what has come to be too old since the last time, for each rule when a checkpoint has.
+// It reads and writes what has come to be too old since the last time, for each rule when a checkpoint has. A rule that
+// fails does not keep the others from it.
 //
 // What is too old is what came before a checkpoint that is as old as the rule says. That checkpoint stays whole, so
 // that each later moment can be read. The archived events before it, and older checkpoints, are written anew without
 // the objects, and the root names these and says from which revision on the objects have a past. A crash before the
 // swap leaves the old root and garbage. Others may commit, compact and trim meanwhile.
 func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
+	before, err := p.atHand(ctx)
+	if err != nil {
+		return false, fmt.Errorf("trim the past: %w", err)
+	}
 	for _, rule := range p.config.HistoryRules {
-		before := p.view.Load()
-		if before == nil {
-			continue
-		}
 		known := before.snap.root.trimmable(rule, p.config.Retention)
 		if known == nil {
 			continue
 		}
-		// Most is read and written here, so that commits go on. What came between is added in the swap.
-		w := p.rewrite(known)
-		if _, err := w.draft(ctx, before); err != nil && !errors.Is(err, bucket.ErrNotFound) {
-			return trimmed, fmt.Errorf("trim the past of '%s': %w", rule.Prefix, err)
+		if failed := p.trim(ctx, before, rule, known); failed != nil {
+			err = errors.Join(err, fmt.Errorf("trim the past of '%s': %w", rule.Prefix, failed))
+		} else {
+			trimmed = true
 		}
-		_, err := p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
+	}
+	return trimmed, err
+}
+
+// trim does for one rule what Trim does.
+func (p *Projection) trim(ctx context.Context, before *View, rule HistoryRule, known *trimming) error {
+	// Most is read and written here, so that commits go on. What came between is added in the swap.
+	w := p.rewrite(known)
+	_, err := w.draft(ctx, before)
+	if err == nil || errors.Is(err, bucket.ErrNotFound) {
+		_, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 			t := v.snap.root.trimmable(rule, p.config.Retention)
 			if t == nil {
 				return nil, nil
@@ -68,20 +79,22 @@ func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 			next.Trimmed = append(next.Trimmed, trim{Prefix: rule.Prefix, Revision: t.upto})
 			return next, nil
 		})
-		if err != nil {
-			return trimmed, fmt.Errorf("trim the past of '%s': %w", rule.Prefix, err)
-		}
-		trimmed = true
 	}
-	return trimmed, nil
+	return w.ended(ctx, err)
 }
 
-// forgetTrims drops what says of a past that nobody can read any more where it begins.
-func (d *draft) forgetTrims() {
-	if len(d.Checkpoints) > 0 && len(d.Trimmed) > 0 {
-		start := min(d.Checkpoints[0].Revision, d.archiveStart())
-		d.Trimmed = slices.DeleteFunc(slices.Clone(d.Trimmed), func(t trim) bool { return start >= t.Revision })
+// pastStart is the oldest revision that can be read below the floor, 0 without checkpoints. A trim up to there says of
+// a past that nobody can read any more where it begins: none is made, and such a one is dropped.
+func (r *root) pastStart() Revision {
+	if len(r.Checkpoints) == 0 {
+		return 0
 	}
+	return min(r.Checkpoints[0].Revision, r.archiveStart())
+}
+
+func (d *draft) forgetTrims() {
+	start := d.pastStart()
+	d.Trimmed = slices.DeleteFunc(slices.Clone(d.Trimmed), func(t trim) bool { return t.Revision <= start })
 }
 
 // trimming is what a rule lets go: after 'since', and before 'upto' if it is rows, up to it if it is events.
@@ -92,7 +105,7 @@ type trimming struct {
 
 // trimmable is what a rule lets go by now, nil for nothing.
 func (r *root) trimmable(rule HistoryRule, retention time.Duration) *trimming {
-	t := &trimming{prefix: rule.Prefix, since: r.trimmedUpTo(rule.Prefix)}
+	t := &trimming{prefix: rule.Prefix, since: max(r.trimmedUpTo(rule.Prefix), r.pastStart())}
 	t.upto = t.since
 	for _, c := range r.Checkpoints {
 		if c.Revision <= r.Floor && r.Clock-c.Time >= int64(max(rule.Keep, retention)) {

@@ -196,7 +196,6 @@ func (v *verification) checkpoint(ctx context.Context, c checkpoint) {
 		_, err = copied.inlineRecords()
 	}
 	if err != nil {
-		v.unread = true
 		v.report("%w", err)
 		return
 	}

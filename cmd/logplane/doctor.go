@@ -309,4 +309,11 @@ func (d *doctor) examineSnapshot(ctx context.Context, log *eventlog.Log, b bucke
 	if ahead := time.Until(root.Clock); ahead > clockLimit {
 		d.say("FAIL", "clock", "the cell's is %s ahead of this machine's, and until that time comes nothing expires and no garbage is collected: let NTP set all clocks, then 'logplane clock' sets it back", ahead.Round(time.Second))
 	}
+	d.fail("tending", p.Tending(ctx, func(job, state string, problem error) {
+		if problem == nil {
+			d.say("ok", job, "%s", state)
+		} else {
+			d.say("FAIL", job, "%s: %w", state, problem)
+		}
+	}))
 }

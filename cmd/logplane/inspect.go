@@ -36,7 +36,8 @@ func newInspect() *cobra.Command {
 		Use:   "inspect",
 		Short: "Look inside a cell: its root, segments, head, and an object's versions",
 		Long: "Reads a cell without its API: '--data DIR' opens the folder of a stopped 'logplane dev', otherwise the\n" +
-			"connection flags of 'logplane api' say where the log and the bucket are. Nothing is changed.",
+			"connection flags of 'logplane api' say where the log and the bucket are. Nothing is changed, except by\n" +
+			"'fsck --drop-checkpoint'.",
 	}
 	i.register(cmd)
 	cmd.AddCommand(

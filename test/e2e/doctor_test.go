@@ -45,6 +45,9 @@ func TestDoctor(t *testing.T) {
 	require.Regexp(t, `(?m)^ok +versions .*sync what they acknowledge`, said)
 	require.Regexp(t, `(?m)^ok +quorum +the log acknowledges an append .* than a round trip`, said)
 	require.Regexp(t, `(?m)^ok +snapshot .*holds all of the log`, said)
+	for _, job := range []string{"collect", "trim", "join", "compact"} {
+		require.Regexp(t, `(?m)^ok +`+job+` `, said)
+	}
 	streams, err := s.JszAccount(&server.JSzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Streams: true})
 	require.NoError(t, err)
 	require.Len(t, streams.Streams, 1, "a stream stays")
