@@ -170,8 +170,8 @@ type needs struct {
 	named map[string]bool
 	// lost are the keys of checkpoints that are not there: nobody needs what they named.
 	lost []string
-	// damaged says which checkpoints and pages cannot be read. They stay, since a reader may be at fault, or be too old.
-	// They may name any segment up to the last revision of the newest of them.
+	// damaged says which checkpoints and pages cannot be read. They stay, since a reader may be at fault, or be too
+	// old. They may name any segment up to the last revision of the newest of them.
 	damaged []error
 	upto    Revision
 }

@@ -19,8 +19,8 @@ const (
 	runsPerLevel = 8
 	// baseLevel is the level of the base.
 	baseLevel = 9
-	// partBytes is how many bytes a part of a run has before it is cut at the next key, and 5/4 of them before it is cut
-	// between two versions of a key. So what a compaction holds, and one PUT of it, is bounded.
+	// partBytes is how many bytes a part of a run has before it is cut at the next key, and 5/4 of them before it is
+	// cut between two versions of a key. So what a compaction holds, and one PUT of it, is bounded.
 	partBytes = 8 << 20
 	// baseShare: the runs above the base are merged into it once they have 1/baseShare of its bytes.
 	baseShare = 4
@@ -214,9 +214,9 @@ type output struct {
 	made []string
 }
 
-// mergeRange merges what the runs and some parts of the base have up to a key, without that. The entries' values are copied
-// as they are. The runs are read on from range to range: otherwise each would be asked for every part that it does not
-// touch, and a large base has many.
+// mergeRange merges what the runs and some parts of the base have up to a key, without that. The entries' values are
+// copied as they are. The runs are read on from range to range: otherwise each would be asked for every part that it
+// does not touch, and a large base has many.
 func (o *output) mergeRange(ctx context.Context, upper []*raw, below run, end string) error {
 	touched := slices.ContainsFunc(upper, func(h *raw) bool { return h.before(end) })
 	if !touched && len(below) > 0 {

@@ -61,8 +61,8 @@ func TestTombstonesHideWhatLiesBelow(t *testing.T) {
 	require.False(t, found, "a deleted object has returned")
 }
 
-// Whatever is merged, a part has about as many bytes as it may: runs above the base, and the versions of one key, too. So
-// what a compaction holds and sends at once does not grow.
+// Whatever is merged, a part has about as many bytes as it may: runs above the base, and the versions of one key, too.
+// So what a compaction holds and sends at once does not grow.
 func TestEveryRunIsCut(t *testing.T) {
 	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.partBytes = 64 << 10

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// manyEvents is how many event segments a root lists before neighbours among them are joined, and the oldest half go
-	// to a page if there are none to be joined. A small cell goes without either.
+	// manyEvents is how many event segments a root lists before neighbours among them are joined, and the oldest half
+	// go to a page if there are none to be joined. A small cell goes without either.
 	manyEvents = 512
 	// joinAtLeast segments make one of at most joinedBytes.
 	joinAtLeast = 16
@@ -42,8 +42,8 @@ func (v *View) neighbours() run {
 	return picked
 }
 
-// joinEvents makes one event segment of neighbours, or moves the oldest to a page, and reports whether it did. A segment that another projector has
-// joined or collected meanwhile is no error.
+// joinEvents makes one event segment of neighbours, or moves the oldest to a page, and reports whether it did. A
+// segment that another projector has joined or collected meanwhile is no error.
 func (p *Projection) joinEvents(ctx context.Context) (bool, error) {
 	v, err := p.atHand(ctx)
 	if err != nil {

@@ -18,8 +18,8 @@ type page struct {
 	MinRevision, MaxRevision Revision
 }
 
-// pageable are the event segments that go to the next page: the oldest ones, of the archive, once they are half of those
-// that a root may list.
+// pageable are the event segments that go to the next page: the oldest ones, of the archive, once they are half of
+// those that a root may list.
 func (v *View) pageable() []segmentRef {
 	events, half := v.snap.root.Events, max(1, v.p.manyEvents/2)
 	if len(events) < v.p.manyEvents || len(events) <= half || events[half-1].MaxRevision > v.Floor() {

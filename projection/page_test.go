@@ -12,8 +12,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// What a root has of an archive does not grow with it: 10 GB, or 100 GB, of events in segments of 8 MiB cost a root, and
-// with it each commit, some kilobytes, and a checkpoint nothing.
+// What a root has of an archive does not grow with it: 10 GB, or 100 GB, of events in segments of 8 MiB cost a root,
+// and with it each commit, some kilobytes, and a checkpoint nothing.
 func TestRootsOfLargeArchives(t *testing.T) {
 	size := func(gigabytes int) (inRoot, inCheckpoint, pages int) {
 		c := newCell(t)

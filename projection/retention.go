@@ -11,8 +11,8 @@ import (
 const skew = time.Minute
 
 // age moves clock, floor and purge point by log time (invariant 12). A time that has not come by this process's clock
-// counts as now. Either clock may be wrong, so a mark has the log's time as it is: a revision is as old as both say, and
-// one wrong clock may delay what follows from time, and never hastens it.
+// counts as now. Either clock may be wrong, so a mark has the log's time as it is: a revision is as old as both say,
+// and one wrong clock may delay what follows from time, and never hastens it.
 func (p *Projection) age(next *root, now time.Time) {
 	before, logged := next.Clock, next.AppliedTime
 	if logged > now.Add(skew).UnixNano() {

@@ -28,8 +28,8 @@ type root struct {
 	Applied     Revision `cbor:"2,keyasint"`
 	AppliedTime int64    `cbor:"3,keyasint"`
 	AppliedID   string   `cbor:"4,keyasint"`
-	// Clock is the newest log time that was applied, as far as the committing process's clock had come. Only an operator
-	// sets it back (invariant 12).
+	// Clock is the newest log time that was applied, as far as the committing process's clock had come. Only an
+	// operator sets it back (invariant 12).
 	Clock int64 `cbor:"5,keyasint"`
 	// Floor is the oldest revision that can be read. Horizon is the log time up to which retention is over.
 	Floor   Revision `cbor:"6,keyasint"`
@@ -82,8 +82,8 @@ type segmentRef struct {
 	Rows                     uint64
 	MinKey, MaxKey           []byte
 	MinRevision, MaxRevision Revision
-	// Level is 0 for what a commit wrote, and rises with every merge. That of the base is baseLevel. To it goesOn is added
-	// if the segment goes on with the run of the one before.
+	// Level is 0 for what a commit wrote, and rises with every merge. That of the base is baseLevel. To it goesOn is
+	// added if the segment goes on with the run of the one before.
 	Level uint8
 }
 
@@ -153,14 +153,14 @@ func encodeFrame(magic uint32, v any) ([]byte, error) {
 
 func decodeFrame(magic uint32, b []byte, v any) error {
 	if len(b) < frameHeader || binary.LittleEndian.Uint32(b) != magic {
-		return errors.New("it does not begin as one")
+		return fmt.Errorf("it does not begin as one: %w", ErrDamaged)
 	}
 	version := binary.LittleEndian.Uint32(b[4:])
 	if version == 0 || version > frameVersion {
 		return fmt.Errorf("version %d is not known: %w", version, ErrNewer)
 	}
 	if binary.LittleEndian.Uint32(b[8:]) != segment.Checksum(b[:8], b[frameHeader:]) {
-		return errors.New("its checksum does not match")
+		return fmt.Errorf("its checksum does not match: %w", ErrDamaged)
 	}
 	err := rootDecoding.Unmarshal(b[frameHeader:], v)
 	var unknown *cbor.UnknownFieldError
