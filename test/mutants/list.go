@@ -462,7 +462,7 @@ var list = []mutant{
 	},
 	{
 		name: "segment-of-one-revision-skipped",
-		file: "projection/snapshot.go", old: "parts[0].ref.MinRevision <= at", new: "parts[0].ref.MinRevision < at",
+		file: "projection/snapshot.go", old: "parts[0].ref.MinRevision > at {", new: "parts[0].ref.MinRevision >= at {",
 		tests: "TestRandomHistories",
 		why:   "a get at the revision of a write does not see the write",
 	},
