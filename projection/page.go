@@ -3,6 +3,7 @@ package projection
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -85,6 +86,15 @@ func (p *Projection) page(ctx context.Context, pg page) ([]segmentRef, error) {
 		p.pages.Add(pg.Key, "", refs, int64(2*len(body)))
 	}
 	return refs[firstAfter(refs, pg.MinRevision-1):], nil
+}
+
+// paged are the event segments that a root's pages have, as far as these can be read.
+func (p *Projection) paged(ctx context.Context, r *root) (all []segmentRef, err error) {
+	for _, pg := range r.Pages {
+		refs, failed := p.page(ctx, pg)
+		all, err = append(all, refs...), errors.Join(err, failed)
+	}
+	return all, err
 }
 
 // check holds what every page promises: its segments have no hole, up to its last revision.

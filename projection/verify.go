@@ -132,9 +132,16 @@ func (v *verification) run(ctx context.Context) error {
 			v.events = append(v.events, v.factOf(r))
 		}
 	}
-	archive := append(v.pages(ctx), v.root.Events...)
-	v.events = make([]fact, 0, countRows(archive)+uint64(len(inline)))
-	for _, ref := range archive {
+	v.p.pages.Clear() // so that they are read
+	paged, err := v.p.paged(ctx, v.root)
+	if err != nil {
+		v.unread = true
+		v.report("%w", err)
+	}
+	v.Objects += len(v.root.Pages)
+	v.events = make([]fact, 0, countRows(paged)+countRows(v.root.Events)+uint64(len(inline)))
+	for _, ref := range append(paged, v.root.Events...) {
+		v.named[ref.Key] = true
 		v.segment(ctx, ref, segment.Events, follow)
 	}
 	for _, r := range inline {
@@ -167,24 +174,6 @@ func countRows(refs []segmentRef) (n uint64) {
 		n += ref.Rows
 	}
 	return n
-}
-
-// pages are the event segments that the root's pages list.
-func (v *verification) pages(ctx context.Context) (all []segmentRef) {
-	v.p.pages.Clear() // so that they are read
-	for _, pg := range v.root.Pages {
-		v.Objects++
-		refs, err := v.p.page(ctx, pg)
-		if err != nil {
-			v.unread = true
-			v.report("%w", err)
-		}
-		for _, ref := range refs {
-			v.named[ref.Key] = true
-		}
-		all = append(all, refs...)
-	}
-	return all
 }
 
 // checkpoint reads a checkpoint and what it pins besides what was read already.
