@@ -22,11 +22,11 @@ type page struct {
 // pageable are the event segments that go to the next page: the oldest ones, of the archive, once they are half of
 // those that a root may list.
 func (v *View) pageable() []segmentRef {
-	events, half := v.snap.root.Events, max(1, v.p.manyEvents/2)
-	if len(events) < v.p.manyEvents || len(events) <= half || events[half-1].MaxRevision > v.Floor() {
+	events, many := v.snap.root.Events, max(2, v.p.manyEvents)
+	if len(events) < many || events[many/2-1].MaxRevision > v.Floor() {
 		return nil
 	}
-	return events[:half]
+	return events[:many/2]
 }
 
 // pageEvents moves the oldest event segments from the root's list to a page, and reports whether it did. A crash before
