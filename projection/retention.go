@@ -22,7 +22,7 @@ func (p *Projection) age(next *root, now time.Time) {
 	passed := next.Clock - before
 	retention, logRetention := int64(p.config.Retention), int64(p.config.LogRetention)
 	longest := max(retention, logRetention)
-	if longest > 0 && next.AppliedTime >= next.Clock { // else the log's time went back, and says nothing of the revision
+	if longest > 0 && next.AppliedTime >= next.Clock { // else it went back, and says nothing of the revision
 		next.Ring = appendMark(next.Ring, mark{Revision: next.Applied, Time: next.AppliedTime}, next.Clock, longest)
 	}
 	if retention > 0 {
