@@ -65,9 +65,8 @@ func (p *Projection) SetClockBack(ctx context.Context) (by time.Duration, err er
 	return by, err
 }
 
-// setBack sets the clock back to the later of the log's time and this process's, and returns by how much. Of what was
-// marked meanwhile the time is not known: a checkpoint is as if it were made now, and a revision goes with the next one
-// whose time is known.
+// setBack sets the clock back to the later of the log's time and this process's, and returns by how much. A checkpoint
+// whose time has not come is as if it were made now, and the next commit drops such marks.
 func (r *root) setBack(logged int64, now time.Time) time.Duration {
 	clock := max(logged, now.UnixNano())
 	by := r.Clock - clock
@@ -76,7 +75,6 @@ func (r *root) setBack(logged int64, now time.Time) time.Duration {
 	}
 	r.Clock, r.Swept = clock, min(r.Swept, clock)
 	r.Horizon, r.Archive = min(r.Horizon, clock-1), min(r.Archive, clock-2) // no checkpoint of now is before either
-	r.Ring = slices.DeleteFunc(slices.Clone(r.Ring), func(m mark) bool { return m.Time > clock })
 	r.Checkpoints = slices.Clone(r.Checkpoints)
 	for i := range r.Checkpoints {
 		r.Checkpoints[i].Time = min(r.Checkpoints[i].Time, clock)

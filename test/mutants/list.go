@@ -334,12 +334,6 @@ var list = []mutant{
 		why:   "an operator whose machine is days behind expires everything at once",
 	},
 	{
-		name: "marks-ahead-kept",
-		file: "projection/retention.go", old: "return m.Time > clock })", new: "return false })",
-		tests: "TestSetClockBack",
-		why:   "after the clock was set back nothing is marked, and nothing expires, until the time that was wrong",
-	},
-	{
 		name: "horizon-ahead-kept",
 		file: "projection/retention.go", old: "min(r.Horizon, clock-1)", new: "min(r.Horizon, r.Horizon)",
 		tests: "TestSetClockBack",
