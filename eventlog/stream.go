@@ -49,7 +49,9 @@ func checkVersions(ctx context.Context, conn *nats.Conn) (asked map[string]bool,
 		return true
 	}
 	ask(conn)
-	eachServer(ctx, conn, ask)
+	if len(conn.Servers()) > 1 {
+		eachServer(ctx, conn, ask)
+	}
 	return asked, errors.Join(wrong...)
 }
 
