@@ -56,8 +56,8 @@ type Event struct {
 	// Outdates is set on a barrier whose writer has replaced the root by one that has less, although it has applied no
 	// more. Who reads the barrier must read the root again before it goes on.
 	Outdates bool
-	// Left is how many events of the same append follow this one: 0 for the last of them, and for a single one.
-	Left uint32
+	// Before and Left are how many events of the same append come before this one and follow it.
+	Before, Left uint32
 }
 
 // Position is a place in the log and what tells its event from any other that was ever there. A log that went back

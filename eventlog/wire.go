@@ -216,7 +216,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	precondition, errs[2] = parseNumber(h, headerPrecondition, 64)
 	ttl, errs[3] = parseNumber(h, headerTTL, 32)
 	place, size, err := batchPlace(h)
-	errs[5], e.Left = err, uint32(size-place)
+	errs[5], e.Before, e.Left = err, uint32(max(place, 1)-1), uint32(size-place)
 	if op == Added && base != 0 {
 		errs[4] = fmt.Errorf("an added object has base %d, not 0", base)
 	}

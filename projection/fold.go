@@ -124,8 +124,14 @@ func live(newest version, found bool) Revision {
 // Valid reports whether an event of the log is part of the history (invariant 13), for those who read the log
 // themselves.
 func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error) {
-	v, err := p.AtLeast(ctx, e.Revision)
+	v, err := p.AtLeast(ctx, 0) // any view knows the epoch
 	if err != nil {
+		return false, err
+	}
+	if e.Before == 0 && e.Left == 0 && certain(e, v.tail.epoch) {
+		return true, nil
+	}
+	if v, err = p.AtLeast(ctx, e.Revision); err != nil {
 		return false, err
 	}
 	return v.valid(ctx, e, e.Key.RowKey())

@@ -95,7 +95,7 @@ var list = []mutant{
 	},
 	{
 		name: "archive-of-pages-collected",
-		file: "projection/checkpoint.go", old: "for _, ref := range paged {", new: "for _, ref := range paged[:0] {",
+		file: "projection/checkpoint.go", old: "for _, ref := range refs {", new: "for _, ref := range refs[:0] {",
 		tests: "TestLostPages",
 		why:   "the event segments that only a page names are taken for garbage",
 	},
