@@ -238,7 +238,7 @@ func (c *cell) flipFiles(ctx context.Context, b *box) (flipped int, err error) {
 	if err := out.Close(); err != nil {
 		return 0, err
 	}
-	_, err = c.docker.CopyToContainer(ctx, b.id, client.CopyToContainerOptions{DestinationPath: path.Dir(streamFolder), Content: &spoilt, CopyUIDGID: true})
+	_, err = c.docker.CopyToContainer(ctx, b.id, client.CopyToContainerOptions{DestinationPath: path.Dir(streamFolder), Content: &spoilt})
 	return flipped, err
 }
 
