@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -44,6 +43,7 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 	request := fmt.Appendf(nil, `{"seq":%d}`, rev)
 	var m stored
 	err = l.call(ctx, "tail", "STREAM.MSG.GET."+l.config.Stream, request, quoted(&m))
+	heard := conclusive(err)
 	if err == nil {
 		e, err = m.event(l.config.Prefix)
 		if m.foreign(err) {
@@ -64,6 +64,7 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 			defer cancel()
 			var got *nats.Msg
 			if got, err = one.RequestWithContext(attempt, "$JS.API.DIRECT.GET."+l.config.Stream, request); err == nil {
+				heard = true
 				m, err = direct(got)
 			}
 			if err == nil {
@@ -78,19 +79,14 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 		slog.Warn("a copy of an event is damaged, and another was read: see 'Damaged copies' in docs/operations.md", "revision", rev,
 			"connected to", l.config.Conn.ConnectedServerName(), "error", why)
 		return e, nil
+	case !heard:
+		return Event{}, fmt.Errorf("revision %d is damaged, and no server answers for another copy: %w", rev, err)
 	case errors.Is(l.checkFirst(ctx, rev), ErrPurged):
 		return Event{}, fmt.Errorf("revision %d was damaged: %w", rev, ErrPurged)
 	case why == errMissing:
-		return Event{}, fmt.Errorf("revision %d is missing at the leader%s: %w", rev, listed(asked), ErrDiverged)
+		return Event{}, fmt.Errorf("revision %d is missing at the leader and at %q: %w", rev, asked, ErrDiverged)
 	}
-	return Event{}, fmt.Errorf("no server has the event at revision %d whole, not the leader%s: %w (%w)", rev, listed(asked), errNowhere, why)
-}
-
-func listed(servers []string) string {
-	if len(servers) == 0 {
-		return ""
-	}
-	return " and " + strings.Join(servers, ", ")
+	return Event{}, fmt.Errorf("no server has the event at revision %d whole, neither the leader nor of %q: %w (%w)", rev, asked, errNowhere, why)
 }
 
 // copyRounds is how often all servers are asked for an event, a second apart. A server that does not lead hands what it

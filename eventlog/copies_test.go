@@ -106,7 +106,7 @@ func TestFlippedBitsOfTheOnlyCopy(t *testing.T) {
 	for name, deliver := range deliveries(t, l, 0, head) {
 		n := 0
 		err := deliver(func(eventlog.Event) error { n++; return nil })
-		if n != 2 || err == nil || errors.Is(err, eventlog.ErrDiverged) || !strings.Contains(err.Error(), "no server has the event at revision 3 whole, not the leader: start") {
+		if n != 2 || err == nil || errors.Is(err, eventlog.ErrDiverged) || !strings.Contains(err.Error(), "no server has the event at revision 3 whole, neither the leader nor of []: start") {
 			t.Errorf("%s: %d events, %v", name, n, err)
 		}
 	}
