@@ -1,6 +1,7 @@
 package projection
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -42,12 +43,13 @@ func (p *Projection) pageEvents(ctx context.Context, v *View) (moved bool, err e
 		}
 		next := v.snap.draft()
 		pg, err := p.writePage(ctx, refs) // in this root's generation: a collector takes older ones for garbage
+		next.made = append(next.made, pg.Key)
 		if err != nil {
-			return nil, err
+			return next, err
 		}
 		next.Pages = append(slices.Clip(next.Pages), pg)
 		next.Events = next.Events[len(refs):]
-		return next, p.writeIndex(ctx, next)
+		return next, nil
 	})
 	if err != nil {
 		return false, fmt.Errorf("page event segments: %w", err)
@@ -55,15 +57,16 @@ func (p *Projection) pageEvents(ctx context.Context, v *View) (moved bool, err e
 	return moved, nil
 }
 
+// writePage writes a page under a name that was never used before. With an error too it returns the name.
 func (p *Projection) writePage(ctx context.Context, refs []segmentRef) (page, error) {
 	pg := page{MinRevision: refs[0].MinRevision, MaxRevision: refs[len(refs)-1].MaxRevision}
 	pg.Key = fmt.Sprintf("%s/pages/%020d-%020d-%s", p.config.Prefix, pg.MinRevision, pg.MaxRevision, rand.Text())
 	body, err := encodeFrame(pageMagic, refs)
 	if err != nil {
-		return page{}, err
+		return pg, err
 	}
 	if _, err := p.config.Bucket.Create(ctx, pg.Key, body); err != nil {
-		return page{}, fmt.Errorf("write %s: %w", pg.Key, err)
+		return pg, fmt.Errorf("write %s: %w", pg.Key, err)
 	}
 	written("page", len(body))
 	return pg, nil
@@ -75,10 +78,10 @@ func (p *Projection) page(ctx context.Context, pg page) ([]segmentRef, error) {
 	if !known {
 		body, _, err := p.config.Bucket.Get(ctx, pg.Key)
 		if err == nil {
-			err = decodeFrame(pageMagic, body, &refs)
-		}
-		if err == nil {
-			err = pg.check(refs)
+			err = cmp.Or(decodeFrame(pageMagic, body, &refs), pg.check(refs))
+			if err != nil && !errors.Is(err, ErrNewer) {
+				err = fmt.Errorf("%w (%w): put back what was there", err, ErrDamaged)
+			}
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read %s: %w", pg.Key, err)

@@ -84,7 +84,7 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	return next, nil
 }
 
-// passes says of the error of a checkpoint that it is left as it is. Nobody can read it, and what it names: of one that
+// passes says of the error of a checkpoint, or of a page, that it is left as it is. Nobody can read it, and what it names: of one that
 // is lost that is for good. What one has that is damaged is let go only with that, so that what must not be left cannot
 // pass it by.
 func (w *rewriting) passes(err error) bool {
@@ -175,6 +175,9 @@ func (w *rewriting) page(ctx context.Context, s *snapshot, pg page, after Revisi
 	renewed, known := w.pages[pg.Key]
 	if !known {
 		listed, err := w.p.page(ctx, pg)
+		if w.passes(err) {
+			return pg, nil
+		}
 		if err != nil {
 			return pg, err
 		}
@@ -187,7 +190,9 @@ func (w *rewriting) page(ctx context.Context, s *snapshot, pg page, after Revisi
 			return pg, err
 		}
 		if renewed = pg; !slices.EqualFunc(refs, listed, sameSegment) {
-			if renewed, err = w.p.writePage(ctx, refs); err != nil {
+			renewed, err = w.p.writePage(ctx, refs)
+			w.made = append(w.made, renewed.Key)
+			if err != nil {
 				return pg, err
 			}
 			w.objects++

@@ -100,6 +100,12 @@ var list = []mutant{
 		why:   "the event segments that only a page names are taken for garbage",
 	},
 	{
+		name: "damaged-page-stops-collection",
+		file: "projection/page.go", old: "(%w): put back", new: "(%v): put back",
+		tests: "TestLostPages",
+		why:   "one flipped bit of a list of the archive stops collection for as long as history lasts",
+	},
+	{
 		name: "archive-never-paged",
 		file: "projection/join.go", old: "return p.pageEvents(ctx, v)", new: "return false, nil",
 		tests: "TestArchiveOfPages",
