@@ -457,7 +457,7 @@ func (r *random) tend(p *Projection) {
 			err = p.Retain(r.ctx, v.Applied()-back, v.Applied()-min(back, Revision(r.IntN(60))))
 		}
 	case 3:
-		_, err = p.Compact(r.ctx)
+		_, err = p.compactOrJoin(r.ctx)
 	case 4:
 		_, err = p.Collect(r.ctx, 0)
 	}

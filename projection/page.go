@@ -79,9 +79,6 @@ func (p *Projection) page(ctx context.Context, pg page) ([]segmentRef, error) {
 		body, _, err := p.config.Bucket.Get(ctx, pg.Key)
 		if err == nil {
 			err = cmp.Or(decodeFrame(pageMagic, body, &refs), pg.check(refs))
-			if err != nil && !errors.Is(err, ErrNewer) {
-				err = fmt.Errorf("%w (%w): put back what was there", err, ErrDamaged)
-			}
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read %s: %w", pg.Key, err)
@@ -103,7 +100,7 @@ func (p *Projection) paged(ctx context.Context, r *root) (all []segmentRef, err 
 // check holds what every page promises: its segments have no hole, up to its last revision.
 func (pg *page) check(refs []segmentRef) error {
 	if len(refs) == 0 || refs[0].MinRevision > pg.MinRevision || refs[len(refs)-1].MaxRevision != pg.MaxRevision {
-		return fmt.Errorf("it is not of the revisions %d to %d", pg.MinRevision, pg.MaxRevision)
+		return fmt.Errorf("it is not of the revisions %d to %d: %w", pg.MinRevision, pg.MaxRevision, ErrDamaged)
 	}
 	return contiguous(refs)
 }

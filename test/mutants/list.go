@@ -95,15 +95,15 @@ var list = []mutant{
 	},
 	{
 		name: "archive-of-pages-collected",
-		file: "projection/checkpoint.go", old: "for _, ref := range refs {", new: "for _, ref := range refs[:0] {",
+		file: "projection/checkpoint.go", old: "for _, ref := range refs {\n\t\t\tn.named", new: "for _, ref := range refs[:0] {\n\t\t\tn.named",
 		tests: "TestLostPages",
 		why:   "the event segments that only a page names are taken for garbage",
 	},
 	{
-		name: "damaged-page-stops-collection",
-		file: "projection/page.go", old: "(%w): put back", new: "(%v): put back",
+		name: "archive-of-a-damaged-page-collected",
+		file: "projection/checkpoint.go", old: "append(n.damaged, err), pg.MaxRevision", new: "append(n.damaged, err), n.upto",
 		tests: "TestLostPages",
-		why:   "one flipped bit of a list of the archive stops collection for as long as history lasts",
+		why:   "one flipped bit of a list of the archive, and all that it names is deleted",
 	},
 	{
 		name: "archive-never-paged",
