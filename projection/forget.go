@@ -119,9 +119,9 @@ type forgotten map[string]Revision
 
 func (f forgotten) gone(key string, rev Revision) bool { return rev <= f[key] }
 
-func (f forgotten) in(checkpoint) bool      { return true }
-func (f forgotten) archivedAfter() Revision { return 0 }
-func (f forgotten) rows() bool              { return true }
+func (f forgotten) in(checkpoint) bool    { return true }
+func (f forgotten) whole(checkpoint) bool { return true }
+func (f forgotten) rows() bool            { return true }
 
 // near reports whether one of the keys may be in a segment. An event segment may have any.
 func (f forgotten) near(s segmentRef, kind segment.Kind) bool {

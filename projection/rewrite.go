@@ -39,8 +39,8 @@ type departing interface {
 	gone(key string, rev Revision) bool
 	near(s segmentRef, kind segment.Kind) bool
 	in(c checkpoint) bool
-	// archivedAfter is the revision up to which the newest root's events have none.
-	archivedAfter() Revision
+	// whole says of a checkpoint that rows go too. Of any other only events go.
+	whole(c checkpoint) bool
 	// rows says that rows of the newest root go too. Then no name of a key that is gone may stay in an idx object.
 	rows() bool
 }
@@ -67,7 +67,7 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 			return nil, err
 		}
 	}
-	changed, err := w.root(ctx, next.root, v.snap, w.archivedAfter(), w.rows())
+	changed, err := w.root(ctx, next.root, v.snap, w.rows())
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +111,7 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 		return c, err
 	}
 	copied := *s.root
-	changed, err := w.root(ctx, &copied, s, 0, true)
+	changed, err := w.root(ctx, &copied, s, w.whole(c))
 	if err != nil {
 		return c, err
 	}
@@ -128,22 +128,22 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 	return renewed, nil
 }
 
-// root changes a copy of a snapshot's root, and reports whether it had to. Events up to a revision stay as they are.
-func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, after Revision, rows bool) (changed bool, err error) {
+// root changes a copy of a snapshot's root, and reports whether it had to.
+func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, rows bool) (changed bool, err error) {
 	r.Pages = slices.Clone(r.Pages)
 	for i := range r.Pages {
-		if r.Pages[i], err = w.page(ctx, s, r.Pages[i], after); err != nil {
+		if r.Pages[i], err = w.page(ctx, s, r.Pages[i]); err != nil {
 			return false, err
 		}
 	}
-	r.Events, err = w.refs(ctx, s.events, segment.Events, after)
+	r.Events, err = w.refs(ctx, s.events, segment.Events)
 	if err != nil {
 		return false, err
 	}
 	if rows {
 		r.Segments = nil
 		for _, parts := range s.runs {
-			refs, err := w.refs(ctx, parts, segment.Keys, 0)
+			refs, err := w.refs(ctx, parts, segment.Keys)
 			if err != nil {
 				return false, err
 			}
@@ -168,8 +168,8 @@ func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, after Revisi
 }
 
 // page is what has become of a page.
-func (w *rewriting) page(ctx context.Context, s *snapshot, pg page, after Revision) (page, error) {
-	if pg.MaxRevision <= after || !w.near(segmentRef{MinRevision: pg.MinRevision, MaxRevision: pg.MaxRevision}, segment.Events) {
+func (w *rewriting) page(ctx context.Context, s *snapshot, pg page) (page, error) {
+	if !w.near(segmentRef{MinRevision: pg.MinRevision, MaxRevision: pg.MaxRevision}, segment.Events) {
 		return pg, nil
 	}
 	renewed, known := w.pages[pg.Key]
@@ -185,7 +185,7 @@ func (w *rewriting) page(ctx context.Context, s *snapshot, pg page, after Revisi
 		for _, ref := range listed {
 			parts = append(parts, s.archivedPart(ref))
 		}
-		refs, err := w.refs(ctx, parts, segment.Events, after)
+		refs, err := w.refs(ctx, parts, segment.Events)
 		if err != nil {
 			return pg, err
 		}
@@ -235,12 +235,12 @@ func barrierFor(r *record) *record {
 }
 
 // refs names what has become of segments, and makes new ones of those that have what is to go.
-func (w *rewriting) refs(ctx context.Context, parts run, kind segment.Kind, after Revision) (refs []segmentRef, err error) {
+func (w *rewriting) refs(ctx context.Context, parts run, kind segment.Kind) (refs []segmentRef, err error) {
 	for _, part := range parts {
 		renewed, known := w.segments[part.ref.Key]
 		if !known {
 			renewed = part.ref
-			if part.ref.MaxRevision > after && w.near(part.ref, kind) {
+			if w.near(part.ref, kind) {
 				if renewed, err = w.segment(ctx, part, kind); err != nil {
 					return nil, fmt.Errorf("rewrite segment %s: %w", part.ref.Key, err)
 				}

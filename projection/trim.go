@@ -31,7 +31,7 @@ type trim struct {
 // It reads and writes what has come to be too old since the last time, for each rule when a checkpoint has. A rule that
 // fails does not keep the others from it.
 //
-// What is too old is what came before a checkpoint that is as old as the rule says. That checkpoint stays whole, so
+// What is too old is what came before a checkpoint that is as old as the rule says. That checkpoint keeps its rows, so
 // that each later moment can be read. The archived events before it, and older checkpoints, are written anew without
 // the objects, and the root names these and says from which revision on the objects have a past. A crash before the
 // swap leaves the old root and garbage. Others may commit, compact and trim meanwhile.
@@ -141,15 +141,16 @@ func (t *trimming) gone(key string, rev Revision) bool { return rev <= t.upto &&
 
 func (t *trimming) near(s segmentRef, kind segment.Kind) bool {
 	if kind == segment.Events {
-		return s.MinRevision <= t.upto
+		return s.MinRevision <= t.upto && s.MaxRevision > t.since
 	}
 	return overlaps(t.prefix, Keys{string(s.MinKey), string(s.MaxKey) + "\x00"})
 }
 
-// in: the checkpoint that the rule reaches stays as it is, so that what comes after it can be folded onto it.
-func (t *trimming) in(c checkpoint) bool { return c.Revision >= t.since && c.Revision < t.upto }
+func (t *trimming) in(c checkpoint) bool { return c.Revision >= t.since }
 
-func (t *trimming) archivedAfter() Revision { return t.since }
+// whole: the checkpoint that the rule reaches keeps its rows, so that what comes after it can be folded onto it. The
+// events of its window go, as those of younger ones do: else the bucket would have them twice.
+func (t *trimming) whole(c checkpoint) bool { return c.Revision < t.upto }
 
 func (t *trimming) rows() bool { return false }
 

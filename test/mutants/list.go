@@ -76,12 +76,6 @@ var list = []mutant{
 		why:   "what history has let go stays in the bucket for as long again",
 	},
 	{
-		name: "events-of-a-checkpoint-not-trimmed",
-		file: "projection/rewrite.go", old: "copied, s, 0, true)", new: "copied, s, w.archivedAfter(), true)",
-		tests: "TestTrim",
-		why:   "a checkpoint keeps the events between its floor and the last trim",
-	},
-	{
 		name: "row-at-the-floor-not-compared",
 		file: "projection/verify.go", old: "newest != nil && newest.key == e.key ||", new: "newest != nil ||",
 		tests: "TestRowsAtTheFloorAreCompared",
