@@ -197,7 +197,7 @@ var list = []mutant{
 	},
 	{
 		name: "trim-stopped-by-a-checkpoint",
-		file: "projection/rewrite.go", old: "if w.passes(err) {", new: "if w.passes(err) && w.rows() {",
+		file: "projection/rewrite.go", old: "if w.passes(err) {\n\t\treturn c, nil", new: "if w.passes(err) && w.rows() {\n\t\treturn c, nil",
 		tests: "TestTrimPassesADamagedCheckpoint",
 		why:   "no rule lets go of anything while one checkpoint cannot be read",
 	},
