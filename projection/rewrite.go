@@ -84,9 +84,9 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	return next, nil
 }
 
-// passes says of the error of a checkpoint, or of a page, that it is left as it is. Nobody can read it, and what it names: of one that
-// is lost that is for good. What one has that is damaged is let go only with that, so that what must not be left cannot
-// pass it by.
+// passes says of the error of a checkpoint, or of a page, that it is left as it is. Nobody can read it, and what it
+// names: of one that is lost that is for good. What one has that is damaged is let go only with that, so that what must
+// not be left cannot pass it by.
 func (w *rewriting) passes(err error) bool {
 	return errors.Is(err, bucket.ErrNotFound) || !w.rows() && (errors.Is(err, ErrDamaged) || errors.Is(err, ErrNewer))
 }
