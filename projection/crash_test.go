@@ -313,7 +313,7 @@ func (r *random) readable(config func(*Config)) *Projection {
 	for at := v.Floor(); at <= v.Revision(); at++ {
 		got, err := state(r.ctx, v, at)
 		require.NoError(r.t, err)
-		require.Equal(r.t, r.model.states[min(int(at), len(r.model.states)-1)], got, "at %d", at)
+		require.Equal(r.t, r.model.at(at), got, "at %d", at)
 	}
 	require.True(r.t, r.checkEvents(r.ctx, p, v.Floor(), v.Revision()))
 	if v.snap.etag != "" { // the first commit may be missing

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,26 +22,23 @@ import (
 
 // model is the fold of invariant 13 in its plainest form: the whole state at every revision.
 type model struct {
-	states []map[string]string // by revision
-	live   map[string]Revision
-	last   map[string]Revision // the newest event of a key, void ones included
-	events []string            // of the valid events, by revision; empty for others
+	revisions []Revision          // of the events; others are of barriers
+	states    []map[string]string // after each of them, the first before all
+	live      map[string]Revision
+	last      map[string]Revision // the newest event of a key, void ones included
+	events    map[Revision]string // the valid ones
 }
 
 func newModel() *model {
-	return &model{states: []map[string]string{{}}, live: map[string]Revision{}, last: map[string]Revision{}, events: []string{""}}
+	return &model{states: []map[string]string{{}}, live: map[string]Revision{}, last: map[string]Revision{}, events: map[Revision]string{}}
 }
 
 func (m *model) apply(rev Revision, w *eventlog.Write) {
-	for Revision(len(m.states)) < rev { // barriers
-		m.states = append(m.states, m.states[len(m.states)-1])
-		m.events = append(m.events, "")
-	}
-	state, event := maps.Clone(m.states[len(m.states)-1]), ""
+	state := maps.Clone(m.states[len(m.states)-1])
 	name := w.Key.Name
 	isValid := w.Op == eventlog.Added && w.Base == 0 && m.live[name] == 0 || w.Op != eventlog.Added && w.Base != 0 && w.Base == m.live[name]
 	if isValid {
-		event = fmt.Sprintf("%d %s %s", w.Op, name, w.Body)
+		m.events[rev] = fmt.Sprintf("%d %s %s", w.Op, name, w.Body)
 		if w.Op == eventlog.Deleted {
 			delete(state, name)
 			m.live[name] = 0
@@ -50,7 +48,23 @@ func (m *model) apply(rev Revision, w *eventlog.Write) {
 		}
 	}
 	m.last[name] = rev
-	m.states, m.events = append(m.states, state), append(m.events, event)
+	m.revisions, m.states = append(m.revisions, rev), append(m.states, state)
+}
+
+// at is the state at a revision.
+func (m *model) at(rev Revision) map[string]string {
+	return m.states[sort.Search(len(m.revisions), func(i int) bool { return m.revisions[i] > rev })]
+}
+
+// after yields the valid events after a revision, in order.
+func (m *model) after(rev Revision) iter.Seq2[Revision, string] {
+	return func(yield func(Revision, string) bool) {
+		for _, r := range m.revisions {
+			if e := m.events[r]; r > rev && e != "" && !yield(r, e) {
+				return
+			}
+		}
+	}
 }
 
 // random drives a cell and a model with the same random writes, many of them wrong.
@@ -158,7 +172,7 @@ func (r *random) check(ctx context.Context, p *Projection, rng *rand.Rand) {
 func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
 	for range 3 {
 		at := v.Floor() + Revision(rng.IntN(int(v.Revision()-v.Floor())+1))
-		want := r.model.states[min(int(at), len(r.model.states)-1)]
+		want := r.model.at(at)
 		got, err := state(ctx, v, at)
 		require.NoError(r.t, err)
 		require.Equal(r.t, want, got, "at %d of %d to %d", at, v.Floor(), v.Revision())
@@ -183,7 +197,7 @@ func (r *random) checkView(ctx context.Context, v *View, rng *rand.Rand) {
 		}
 		require.Equal(r.t, inside(want), n)
 		since := at * 2654435761 % (v.Revision() + 1) // any, and below the floor, too: then it is of no use
-		n, err = v.CountFrom(ctx, Keys{from.RowKey(), to.RowKey()}, at, inside(r.model.states[min(int(since), len(r.model.states)-1)]), since)
+		n, err = v.CountFrom(ctx, Keys{from.RowKey(), to.RowKey()}, at, inside(r.model.at(since)), since)
 		require.NoError(r.t, err)
 		require.Equal(r.t, inside(want), n, "at %d from %d", at, since)
 		r.since[r.checkSince(v, at)]++
@@ -261,7 +275,7 @@ func (r *random) checkSince(v *View, after Revision) (known bool) {
 	if !known {
 		return false
 	}
-	state := func(at Revision) map[string]string { return r.model.states[min(int(at), len(r.model.states)-1)] }
+	state := func(at Revision) map[string]string { return r.model.at(at) }
 	for _, name := range r.names {
 		if state(after)[name] != state(v.Revision())[name] {
 			require.True(r.t, seen[podKey(name).RowKey()], "%s changed after %d, in a view of %d to %d", name, after, v.Applied(), v.Revision())
@@ -283,8 +297,8 @@ func (r *random) checkEvents(ctx context.Context, p *Projection, after, upto Rev
 		require.NoError(r.t, err)
 		got = append(got, fmt.Sprintf("%d %s %s", e.Op, e.Key.Name, e.Body))
 	}
-	for rev := after + 1; rev <= upto && int(rev) < len(r.model.events); rev++ {
-		if e := r.model.events[rev]; e != "" {
+	for rev, e := range r.model.after(after) {
+		if rev <= upto {
 			want = append(want, e)
 		}
 	}

@@ -594,7 +594,7 @@ func TestRestoreOfATrimmedPast(t *testing.T) {
 					prefix := fmt.Sprint("new/", at, "/", i)
 					done, err := source.Restore(r.ctx, at, into, prefix)
 					require.NoError(t, err)
-					want := maps.Clone(r.model.states[min(int(at), len(r.model.states)-1)])
+					want := maps.Clone(r.model.at(at))
 					if at < from {
 						require.Equal(t, []string{"/leases"}, done.Trimmed)
 						maps.DeleteFunc(want, func(name, _ string) bool { return r.prefix(name) == "/leases" })

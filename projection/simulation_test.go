@@ -398,8 +398,8 @@ func (s *simulation) readOnce(p *Projection, rng *rand.Rand) error {
 	s.compare(at, got)
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	for rev := at + 1; rev <= v.Revision() && int(rev) < len(s.model.events); rev++ {
-		if s.model.events[rev] != "" {
+	for rev := range s.model.after(at) {
+		if rev <= v.Revision() {
 			n--
 		}
 	}
@@ -427,7 +427,7 @@ func (s *simulation) readPast(p *Projection, at Revision) error {
 func (s *simulation) compare(at Revision, got map[string]string) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	want := s.model.states[min(int(at), len(s.model.states)-1)]
+	want := s.model.at(at)
 	if !equalStates(got, want) {
 		s.t.Errorf("at %d: %v instead of %v", at, got, want)
 	}

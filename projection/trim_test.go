@@ -68,7 +68,7 @@ func TestTrim(t *testing.T) {
 			for at := Revision(0); at <= r.latest().Revision(); at++ {
 				past, err := p.at(r.ctx, at)
 				require.NoError(t, err, "revision %d", at)
-				want := r.model.states[min(int(at), len(r.model.states)-1)]
+				want := r.model.at(at)
 				for _, prefix := range []string{"/pods", "/leases", "/events", "/leasesbeyond"} {
 					got := map[string]string{}
 					var failed error
@@ -107,8 +107,8 @@ func TestTrim(t *testing.T) {
 			}
 			for _, name := range r.names {
 				var want []string
-				for rev, e := range r.model.events {
-					if len(e) > 5 && e[2:5] == name && Revision(rev) > keptFrom[r.prefix(name)] {
+				for rev, e := range r.model.after(keptFrom[r.prefix(name)]) {
+					if len(e) > 5 && e[2:5] == name {
 						want = append(want, fmt.Sprint(rev))
 					}
 				}
