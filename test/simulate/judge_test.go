@@ -2,6 +2,8 @@ package simulate
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,7 +44,7 @@ func (w *world) misled(p *process, message string) bool {
 
 // judgeExpiry says whether a deletion that no client asked for came when the log's time had come.
 func (w *world) judgeExpiry(e *event) {
-	if e.kind != "deleted" || e.void != "" || strings.HasPrefix(e.id, "request-") || !strings.HasPrefix(e.key, mortals) {
+	if e.kind != "deleted" || e.void != "" || strings.Contains(e.id, "request-") || len(w.leaps) > 0 || !strings.HasPrefix(e.key, mortals) {
 		return
 	}
 	w.counted.expired.Add(1)
@@ -64,7 +66,7 @@ func (w *world) expireAll(log *eventlog.Log, p *projection.Projection) error {
 	w.settle()
 	w.learn()
 	for key := range w.model.list(mortals, "", w.model.head) {
-		if e := w.model.events[w.model.at(key, w.model.head).revision]; e.ttl > 0 {
+		if e := w.model.events[w.model.at(key, w.model.head).revision]; e.ttl > 0 && len(w.leaps) == 0 {
 			w.violated("expired late", "%s at %d is %v old and may live %v", key, e.revision, time.Since(e.at), e.ttl)
 		}
 	}
@@ -80,10 +82,19 @@ func (w *world) judge(r *request) {
 	switch r.verb {
 	case "commit":
 		w.counted.commits.Add(1)
-	case "compact", "sweep":
+	case "compact", "sweep", "once":
 		w.counted.compactions.Add(int64(r.count))
 	case "collect":
 		w.counted.collected.Add(int64(r.count))
+	case "restore":
+		w.judgeRestore(r)
+	case "forget":
+		w.judgeForget(r)
+	case "trim":
+		w.judgeTrim(r)
+	case "get past", "list past", "replay", "changes":
+		w.judgePast(r)
+		return
 	case "retain", "tidy":
 		if r.err == nil {
 			w.counted.purges.Add(1)
@@ -107,18 +118,80 @@ func (w *world) judge(r *request) {
 func (w *world) judgeWrite(r *request, got result) {
 	w.counted.writes.Add(1)
 	e := w.model.events[got.revision]
+	if w.fork != nil && r.fork != w.fork {
+		if was := w.fork.before.events[got.revision]; was != nil && was.version.tag == got.tag {
+			return // it was told of the history that is lost since
+		}
+	}
+	if r.process.epoch < w.epoch && e == nil && len(w.lost) > 0 && r.fencesBefore < len(w.model.fences) {
+		return
+	}
 	switch {
 	case e == nil || e.key != r.key() || e.version.tag != got.tag || r.tag != "" && r.tag != got.tag:
 		w.violated("acknowledged", "%v: acknowledged as %v, and the log has %+v", r, got, e)
 	case e.void != "" && e.epoch < w.model.epochAt(e.revision):
 		w.violated("2 a fenced process acknowledges", "%v: acknowledged as %d, void: %s", r, e.revision, e.void)
+	case e.half:
+		w.violated("half of an append is part of the history", "%v: acknowledged as %d, void: %s", r, e.revision, e.void)
+	case e.void != "" && w.begun:
+		w.violated("9 a lost log is begun again in its epoch", "%v: acknowledged as %d, void: %s", r, e.revision, e.void)
 	case e.void != "":
 		w.violated("1 an acknowledged write is void", "%v: acknowledged as %d, void: %s", r, e.revision, e.void)
 	default:
-		w.acknowledged = max(w.acknowledged, got.revision)
+		w.judgeAcknowledged(r, got)
 	}
 	if e != nil && !r.guard.holds(w.model.at(e.key, e.revision-1)) {
 		w.violated("precondition", "%v: it was %v", r, w.model.at(e.key, e.revision-1))
+	}
+}
+
+// judgeAcknowledged looks at what a write that counts was computed from, and at what else it has left.
+func (w *world) judgeAcknowledged(r *request, got result) {
+	if w.begun && r.process.epoch == w.epoch {
+		if was := w.fork; was != nil && was.before.events[got.revision] != nil {
+			w.violated("9 a lost log is begun again in its epoch", "%v: acknowledged as %d, which was %s before the log was lost", r, got.revision, was.before.events[got.revision].key)
+		}
+	}
+	w.acknowledged = max(w.acknowledged, got.revision)
+	w.told = append(w.told, acknowledged{got.revision, time.Now()})
+	if r.verb == "create" || r.verb == "update" {
+		if n := w.landed(r); n > 1 {
+			w.violated("a write that landed is computed again", "%v: %d valid events have %s", r, n, r.tag)
+		}
+	}
+	newest, decided := uint64(0), time.Unix(0, r.decided.Load())
+	for _, a := range w.told {
+		if decided.Sub(a.at) > kubestore.Staleness+2*time.Second {
+			newest = max(newest, a.revision)
+		}
+	}
+	if from := r.beside.Load(); from < newest {
+		w.violated("a write is decided by an old view", "%v: %d, by a view of %d, when %d was told for long", r, got.revision, from, newest)
+	}
+}
+
+// landed counts the valid events that a request has left of its object.
+func (w *world) landed(r *request) (n int) {
+	for _, c := range w.model.keys[r.key()] {
+		if c.now.tag == r.tag && c.now.revision == c.at {
+			n++
+		}
+	}
+	return n
+}
+
+// judgeTrim says whether a trim has done anything that was not done.
+func (w *world) judgeTrim(r *request) {
+	if r.count == 0 || r.err != nil {
+		return
+	}
+	said := strings.Join(r.warned, "; ")
+	if said == "" || r.roots.Load() == 0 {
+		return
+	}
+	w.trims[said]++
+	if w.trims[said] == 3 { // two at once may each have done a part of it
+		w.violated("a trim is done again and again", "%v: %s", r, said)
 	}
 }
 
@@ -128,8 +201,13 @@ func (w *world) judgeGet(r *request, got result) {
 	if r.version != "" {
 		from = revisionOf(r.version)
 	}
-	if !w.model.ever(r.key(), from, w.model.head, func(v version) bool { return v == got.version }) {
-		w.violated("get", "%v: got %v, which it was not from %d on", r, got, from)
+	if w.went(r, got.revision) {
+		return
+	}
+	if !slices.ContainsFunc(w.lines(r), func(m *model) bool {
+		return m.ever(r.key(), min(from, m.head), m.head, func(v version) bool { return v == got.version })
+	}) {
+		w.violated(w.lossOf(got.revision, "get"), "%v: got %v, which it was not from %d on", r, got, from)
 	}
 }
 
@@ -139,48 +217,67 @@ func (w *world) judgeList(r *request) {
 	}
 	w.counted.lists.Add(1)
 	revision := r.pages[0].revision
-	prefix := "main/" + r.kind + "/"
+	w.say("%v: %d pages at %d", r, len(r.pages), revision)
+	if w.went(r, revision) {
+		return
+	}
+	var property, problem string
+	for _, m := range w.lines(r) {
+		if property, problem = w.listed(r, m); property == "" {
+			return
+		}
+	}
+	w.violated(property, "%s", problem)
+}
+
+// listed compares a list with a model, and says which property it breaks.
+func (w *world) listed(r *request, m *model) (property, problem string) {
+	revision := r.pages[0].revision
+	prefix := r.prefix()
 	var last string
 	n := 0
-	want := w.model.list(prefix, r.selected, revision)
+	want := m.list(prefix, r.selected, revision)
 	for _, p := range r.pages {
 		if p.revision != revision {
-			w.violated("list", "%v: pages of %d and %d", r, revision, p.revision)
+			return "list", fmt.Sprintf("%v: pages of %d and %d", r, revision, p.revision)
 		}
 		for _, item := range p.items {
 			item.key = prefix + item.key
 			if item.key <= last {
-				w.violated("list", "%v: %s after %s", r, item.key, last)
+				return "list", fmt.Sprintf("%v: %s after %s", r, item.key, last)
 			}
 			last = item.key
 			if want[item.key] != item.version {
-				w.violated("list", "%v at %d: %s is %v, not %v", r, revision, item.key, want[item.key], item.version)
+				return w.lossOf(item.revision, "list"), fmt.Sprintf("%v at %d: %s is %v, not %v", r, revision, item.key, want[item.key], item.version)
 			}
 			n++
 		}
 	}
 	if r.err == nil && n != len(want) {
-		w.violated("list", "%v at %d: %d objects, not %d: %v", r, revision, n, len(want), want)
+		return "list", fmt.Sprintf("%v at %d: %d objects, not %d: %v", r, revision, n, len(want), want)
 	}
-	w.say("%v: %d objects at %d", r, n, revision)
 	asked := revisionOf(r.version)
 	switch {
 	case r.version == "" && revision < r.began:
-		w.violated("stale list", "%v: at %d, and %d was acknowledged before", r, revision, r.began)
+		return "stale list", fmt.Sprintf("%v: at %d, and %d was acknowledged before", r, revision, r.began)
 	case revision < asked || r.exact && revision != asked:
-		w.violated("stale list", "%v: at %d, and %d was asked for", r, revision, asked)
-	case revision > w.model.head:
-		w.violated("list", "%v: at %d, and the head is %d", r, revision, w.model.head)
-	case !r.exact && w.model.within(revision):
-		w.violated("4 half a batch is visible", "%v: at %d, inside of the batch %d", r, revision, w.model.events[revision].batch)
+		return "stale list", fmt.Sprintf("%v: at %d, and %d was asked for", r, revision, asked)
+	case revision > m.head:
+		return "list", fmt.Sprintf("%v: at %d, and the head is %d", r, revision, m.head)
+	case !r.exact && m.within(revision):
+		return "4 half a batch is visible", fmt.Sprintf("%v: at %d, inside of the batch %d", r, revision, m.events[revision].batch)
 	}
+	return "", ""
 }
 
-func (r *request) upkeep() bool { return r.kind == "" }
+func (r *request) upkeep() bool { return r.kind == "" || r.verb == "forget" }
 
 // judgeError says whether an error is true.
 func (w *world) judgeError(r *request) {
 	message := r.err.Error()
+	if w.fork != nil || r.process.epoch < w.epoch {
+		return // what went back, or was fenced, is said to be so in many ways
+	}
 	if w.misled(r.process, message) && r.fencesBefore == len(w.model.fences) {
 		w.violated(falseAlarm(message), "%v: %v", r, r.err)
 		return
@@ -188,13 +285,21 @@ func (w *world) judgeError(r *request) {
 	if r.disturbed || r.upkeep() { // what fails of a projector's is tried again
 		return
 	}
-	disturbed := r.faults.Load() > 0 || w.slept-r.begun >= 200*time.Millisecond || r.process.epoch != w.epoch
+	if r.verb != "delete" && strings.Contains(message, "nothing was written") && r.tag != "" && w.landed(r) > 0 {
+		w.violated("a write that landed is called lost", "%v: %v", r, r.err)
+		return
+	}
+	if n := r.rootFaults.Load(); n > 0 && n == r.faults.Load() && r.warm && w.model.forgotten == nil && r.couldRead(w) {
+		w.violated("a process that could read fails while the root cannot be read", "%v: %v", r, r.err)
+		return
+	}
+	disturbed := r.faults.Load() > 0 || w.troubled >= r.turn || w.slept-r.begun >= 200*time.Millisecond || r.process.epoch != w.epoch
 	from := r.began
 	var claimed *kubestore.ClaimedError
 	var status apierrors.APIStatus
 	switch {
 	case storage.IsNotFound(r.err):
-		if r.version != "" {
+		if r.version != "" || r.at > 0 {
 			return
 		}
 		if !w.model.ever(r.key(), from, w.model.head, func(v version) bool { return v.revision == 0 }) {
@@ -202,8 +307,8 @@ func (w *world) judgeError(r *request) {
 		}
 	case storage.IsExist(r.err):
 		w.counted.refusals.Add(1)
-		if !w.model.ever(r.key(), from, w.model.head, func(v version) bool { return v.revision != 0 }) {
-			w.violated("error", "%v: it exists, and it was never there", r)
+		if !w.model.ever(r.key(), from, w.model.head, func(v version) bool { return v.revision != 0 && v.tag != r.tag }) {
+			w.violated("a create meets itself", "%v: it exists, and it was never there", r)
 		}
 	case storage.IsInvalidObj(r.err):
 		w.counted.refusals.Add(1)
@@ -220,7 +325,7 @@ func (w *world) judgeError(r *request) {
 		if !w.model.ever(claimed.Key.RowKey(), from, w.model.head, func(v version) bool { return v.revision != 0 }) {
 			w.violated("error", "%v: %v, and nobody held it", r, r.err)
 		}
-	case disturbed, errors.Is(r.err, errFault):
+	case disturbed, errors.Is(r.err, errFault), r.expired():
 	case errors.As(r.err, &status) && status.Status().Code == 410:
 		at := revisionOf(r.version)
 		if len(r.pages) > 0 {
@@ -235,4 +340,15 @@ func (w *world) judgeError(r *request) {
 	default:
 		w.violated("error", "%v: %v, and no fault met it", r, r.err)
 	}
+}
+
+// couldRead says that the request needed only the log and what its process knew.
+func (r *request) couldRead(w *world) bool {
+	var status apierrors.APIStatus
+	if !errors.As(r.err, &status) || status.Status().Code != 503 || !strings.Contains(r.err.Error(), "catch up to revision") {
+		return false // it may need the root because a segment that its own names was collected
+	}
+	first, _ := w.extent()
+	v := r.process.projection.Current()
+	return r.at == 0 && r.fencesBefore == len(w.model.fences) && v != nil && first <= uint64(v.Revision())+1
 }

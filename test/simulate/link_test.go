@@ -10,20 +10,27 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/nats-io/nats-server/v2/server"
 )
 
 // link is the connection of one process to the log's server, which the schedule carries message by message. A process
 // that connects again gets new wires; what waited in the old ones is lost.
 type link struct {
-	world  *world
-	name   string
-	server *server.Server
+	world *world
+	name  string
 
 	mu   sync.Mutex // guards what follows
 	open bool       // messages pass at once
 	cut  bool
+	// lines are its connections, mostly one: to look at the log's servers takes another for a moment.
+	lines []*line
+	// refused has, by the inbox of the answer, what a server says that is behind, in place of the one that took it.
+	refused map[string]uint64
+	// staged are the preconditions of a batch that is not committed yet.
+	staged []expectation
+}
+
+// line is one connection.
+type line struct {
 	out  *wire // to the server
 	in   *wire // from the server
 	ends []net.Conn
@@ -36,29 +43,46 @@ func (l *link) InProcessConn() (net.Conn, error) {
 	if l.cut {
 		return nil, io.ErrClosedPipe
 	}
-	far, err := l.server.InProcessConn()
+	s := l.world.log()
+	if s == nil {
+		return nil, io.ErrClosedPipe
+	}
+	far, err := s.InProcessConn()
 	if err != nil {
 		return nil, err
 	}
-	for _, end := range l.ends {
-		_ = end.Close()
-	}
 	client, near := net.Pipe()
-	l.ends = []net.Conn{near, far}
-	l.out = newWire(l, l.name+" sends", near, far)
-	l.in = newWire(l, l.name+" gets", far, near)
+	l.lines = append(keep(l.lines, func(x *line) bool { return !x.out.closed }), &line{
+		out: newWire(l, l.name+" sends", near, far), in: newWire(l, l.name+" gets", far, near), ends: []net.Conn{near, far}})
 	return client, nil
 }
 
-// kill cuts the connection for good.
-func (l *link) kill() {
+// kill cuts the connection, until it is mended. What was sent may arrive all the same, much later: then the wire is
+// returned on which it is.
+func (l *link) kill(late bool) (ghost *wire) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cut = true
-	for _, end := range l.ends {
-		_ = end.Close()
+	for _, x := range l.lines {
+		if late && ghost == nil && len(x.out.queue) > 0 && !x.out.closed {
+			ghost = x.out
+			ghost.late = true
+			_ = x.ends[0].Close()
+			continue
+		}
+		for _, end := range x.ends {
+			_ = end.Close()
+		}
 	}
-	l.out, l.in = nil, nil
+	l.lines = nil
+	return ghost
+}
+
+// mend lets the process connect again.
+func (l *link) mend() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cut = false
 }
 
 // hold makes messages wait for the schedule from now on.
@@ -72,13 +96,18 @@ func (l *link) hold() {
 func (l *link) waiting() (steps []*step) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, w := range []*wire{l.out, l.in} {
-		if w == nil || len(w.queue) == 0 {
-			continue
-		}
-		steps = append(steps, &step{from: w.name, what: w.queue[0].label, born: w.queue[0].born, number: w.queue[0].number, at: w.queue[0].at, wire: w})
+	for _, x := range l.lines {
+		steps = append(append(steps, x.out.first()...), x.in.first()...)
 	}
 	return steps
+}
+
+// first is what may be let go of a wire, none if nothing waits in it. The link is locked.
+func (w *wire) first() []*step {
+	if w.closed || len(w.queue) == 0 {
+		return nil
+	}
+	return []*step{{from: w.name, what: w.queue[0].label, born: w.queue[0].born, number: w.queue[0].number, at: w.queue[0].at, wire: w}}
 }
 
 // wire carries one direction of a connection. Its fields are guarded by the link's lock.
@@ -88,6 +117,16 @@ type wire struct {
 	queue []frame // what waits for the schedule; the first of them is a message that may be let go
 	ready []byte
 	more  chan struct{}
+	// late says that what waits may still be sent, although nothing more comes; closed that nothing is sent any more.
+	late, closed bool
+}
+
+// close ends the sending. The link is locked.
+func (w *wire) close() {
+	if !w.closed {
+		w.closed = true
+		close(w.more)
+	}
 }
 
 // frame is one message, or one word of the protocol.
@@ -103,8 +142,12 @@ type frame struct {
 func newWire(l *link, name string, from io.Reader, to io.WriteCloser) *wire {
 	w := &wire{link: l, name: name, more: make(chan struct{}, 1)}
 	l.world.running.Go(func() {
-		defer close(w.more)
 		w.read(bufio.NewReaderSize(from, 64<<10))
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !w.late {
+			w.close()
+		}
 	})
 	l.world.running.Go(func() { w.write(to) })
 	return w
@@ -115,6 +158,9 @@ func (w *wire) read(r *bufio.Reader) {
 		f, urgent, err := readFrame(r)
 		if err != nil {
 			return
+		}
+		if f.message {
+			w.link.world.carry(w.link, &f)
 		}
 		w.link.mu.Lock()
 		f.born, f.number = w.link.world.tick()
@@ -146,6 +192,9 @@ func (w *wire) release(n int) {
 }
 
 func (w *wire) send(data []byte) {
+	if w.closed {
+		return
+	}
 	w.ready = append(w.ready, data...)
 	select {
 	case w.more <- struct{}{}:

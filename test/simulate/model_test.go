@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"strconv"
@@ -29,8 +30,9 @@ type event struct {
 	size int
 	// live is the revision that it found.
 	live uint64
-	// void says why it does not count, if it does not.
+	// void says why it does not count, if it does not. half says that it would, if the rest of its append did.
 	void string
+	half bool
 }
 
 // version is what a client can tell of one version of an object.
@@ -46,6 +48,9 @@ type model struct {
 	order  []uint64 // revisions of events, ascending
 	keys   map[string][]change
 	fences []fence
+	// forgotten is up to which revision the versions of a key are gone, forgetting which may be going.
+	forgotten  map[string]uint64
+	forgetting map[string]bool
 }
 
 // change is what a valid event made of its key; the version's revision is 0 if nothing.
@@ -58,7 +63,44 @@ type change struct {
 // fence is where a new epoch begins.
 type fence struct{ at, epoch uint64 }
 
-func newModel() *model { return &model{events: map[uint64]*event{}, keys: map[string][]change{}} }
+// mayLack says that a version of a key may be gone.
+func (m *model) mayLack(key string, revision uint64) bool {
+	return m.forgetting[key] || m.forgotten[key] >= revision
+}
+
+func newModel() *model {
+	return &model{events: map[uint64]*event{}, keys: map[string][]change{}, forgetting: map[string]bool{}}
+}
+
+// clone is a model that learns on by itself.
+func (m *model) clone() *model {
+	c := &model{head: m.head, events: maps.Clone(m.events), order: slices.Clone(m.order), keys: map[string][]change{},
+		fences: slices.Clone(m.fences), forgotten: m.forgotten, forgetting: m.forgetting}
+	for key, changes := range m.keys {
+		c.keys[key] = slices.Clone(changes)
+	}
+	return c
+}
+
+// truncate takes away what came after a revision.
+func (m *model) truncate(head uint64) {
+	m.head = min(m.head, head)
+	m.order = slices.DeleteFunc(m.order, func(revision uint64) bool { return revision > head })
+	maps.DeleteFunc(m.events, func(revision uint64, _ *event) bool { return revision > head })
+	for key, changes := range m.keys {
+		m.keys[key] = slices.DeleteFunc(changes, func(c change) bool { return c.at > head })
+	}
+}
+
+// lastEvent is the revision of the key's last event up to a revision, void or not, 0 for none.
+func (m *model) lastEvent(key string, upto uint64) uint64 {
+	for _, revision := range slices.Backward(m.order) {
+		if revision <= upto && m.events[revision].key == key {
+			return revision
+		}
+	}
+	return 0
+}
 
 func (m *model) epochAt(revision uint64) (epoch uint64) {
 	for _, f := range m.fences {
@@ -108,6 +150,27 @@ func (m *model) learn(msg *nats.Msg, revision uint64, at time.Time) {
 			c.now = e.version
 		}
 		m.keys[e.key] = append(m.keys[e.key], c)
+	}
+	if revision == e.batch[1] {
+		m.verdict(e.batch)
+	}
+}
+
+// verdict is that of a whole append: if one of its events is void, all are.
+func (m *model) verdict(batch [2]uint64) {
+	void := ""
+	for revision := batch[0]; revision <= batch[1]; revision++ {
+		if e := m.events[revision]; e != nil && e.void != "" {
+			void = e.void
+		}
+	}
+	for revision := batch[0]; revision <= batch[1] && void != ""; revision++ {
+		e := m.events[revision]
+		if e == nil || e.key == "" || e.void != "" {
+			continue
+		}
+		e.void, e.half = "another event of its append is: "+void, true
+		m.keys[e.key] = slices.DeleteFunc(m.keys[e.key], func(c change) bool { return c.at == revision })
 	}
 }
 

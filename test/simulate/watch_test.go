@@ -33,6 +33,8 @@ type watching struct {
 	cancel     context.CancelFunc
 	over       bool
 	begun      time.Duration
+	// model is the history that its process knew before it was lost, nil for the world's.
+	model *model
 }
 
 // beginning is a state that a watch may have begun with: what is left of it, and what was delivered.
@@ -62,8 +64,14 @@ func (x *watching) String() string {
 // watch starts a watch.
 func (w *world) watch(x *watching) {
 	w.requests++
-	x.id, x.begun = w.requests, w.slept
+	x.id, x.begun, x.owner.verb = w.requests, w.slept, "watch"
 	p := x.process
+	if p.knew && w.fork != nil {
+		x.model = w.fork.before
+	}
+	if !p.conn.IsConnected() {
+		x.faults.Add(1)
+	}
 	w.say("%v", x)
 	ctx, cancel := context.WithCancel(context.WithValue(p.life, ownerKey{}, &x.owner))
 	x.cancel = cancel
@@ -118,6 +126,8 @@ func (x *watching) judge(s sighting) {
 		w.watches = without(w.watches, x)
 		w.say("%v ends at %d", x, x.position)
 		return
+	case x.process.epoch < w.epoch && len(w.lost) > 0:
+		return // it may tell of a history that is lost
 	case s.failure != nil:
 		x.judgeFailure(s.failure)
 		return
@@ -125,7 +135,8 @@ func (x *watching) judge(s sighting) {
 		x.judgeState(s)
 		return
 	}
-	kind, key, v, ok := w.model.next("main/"+x.kind+"/", x.selected, x.position)
+	m := x.history()
+	kind, key, v, ok := m.next("main/"+x.kind+"/", x.selected, x.position)
 	if s.end {
 		w.violated("watch", "%v: the state ends at %d without having been asked for", x, s.revision)
 	}
@@ -134,8 +145,8 @@ func (x *watching) judge(s sighting) {
 		if ok && v.revision <= s.revision {
 			w.violated("watch", "%v: a bookmark at %d before %s %s at %d", x, s.revision, kind, key, v.revision)
 		}
-		if s.revision > w.model.head || s.revision < x.position {
-			w.violated("watch", "%v: a bookmark at %d, the head is %d, and it was at %d", x, s.revision, w.model.head, x.position)
+		if s.revision > m.head || s.revision < x.position {
+			w.violated("watch", "%v: a bookmark at %d, the head is %d, and it was at %d", x, s.revision, m.head, x.position)
 		}
 		x.position = max(x.position, s.revision)
 		return
@@ -148,8 +159,14 @@ func (x *watching) judge(s sighting) {
 		return
 	}
 	property := "watch"
+	if x.model != nil {
+		property = "9 a process goes on over a log that went back"
+	}
 	if e := w.model.events[s.revision]; e != nil && e.void != "" {
 		property = "watch delivers what is void"
+		if e.half {
+			property = "half of an append is part of the history"
+		}
 		if e.epoch < w.model.epochAt(s.revision) {
 			property = "3 watch delivers an old epoch's event"
 		}
@@ -158,9 +175,17 @@ func (x *watching) judge(s sighting) {
 	x.position = max(x.position, s.revision)
 }
 
+// history is what the watch must tell.
+func (x *watching) history() *model {
+	if x.model != nil {
+		return x.model
+	}
+	return x.process.world.model
+}
+
 // begin is every state that the watch may begin with.
 func (x *watching) begin() (all []beginning) {
-	m := x.process.world.model
+	m := x.history()
 	prefix := "main/" + x.kind + "/"
 	for _, revision := range m.views(x.position) {
 		listed := m.list(prefix, x.selected, revision)
@@ -188,7 +213,11 @@ func (x *watching) judgeState(s sighting) {
 		}
 	}
 	if len(kept) == 0 {
-		w.violated("watch from the state", "%v: delivered %s %s %s at %d (end: %v), which goes with no state from %d on: %v", x, s.kind, s.key, s.tag, s.revision, s.end, x.position, x.beginnings)
+		property := "watch from the state"
+		if x.model != nil {
+			property = "9 a process goes on over a log that went back"
+		}
+		w.violated(property, "%v: delivered %s %s %s at %d (end: %v), which goes with no state from %d on: %v", x, s.kind, s.key, s.tag, s.revision, s.end, x.position, x.beginnings)
 		kept = []beginning{{position: max(x.position, s.revision)}}
 	}
 	x.beginnings = kept
@@ -210,9 +239,9 @@ func (x *watching) goesOn(b beginning, s sighting) (beginning, bool) {
 	if x.marked {
 		return b, s.kind == "BOOKMARK" && s.end && s.revision == b.position
 	}
-	kind, key, v, ok := x.process.world.model.next("main/"+x.kind+"/", x.selected, b.position)
+	kind, key, v, ok := x.history().next("main/"+x.kind+"/", x.selected, b.position)
 	if s.kind == "BOOKMARK" {
-		return beginning{nil, s.revision}, !s.end && s.revision >= b.position && s.revision <= x.process.world.model.head && (!ok || v.revision > s.revision)
+		return beginning{nil, s.revision}, !s.end && s.revision >= b.position && s.revision <= x.history().head && (!ok || v.revision > s.revision)
 	}
 	return beginning{nil, s.revision}, ok && s == sighting{kind: kind, result: result{strings.TrimPrefix(key, "main/"+x.kind+"/"), v}}
 }
@@ -221,6 +250,7 @@ func (x *watching) judgeFailure(status *metav1.Status) {
 	w := x.process.world
 	w.say("%v fails at %d: %s", x, x.position, status.Message)
 	switch {
+	case w.fork != nil:
 	case status.Code == 410:
 		if floor := w.floor(); floor <= x.earliest() {
 			w.violated("410", "%v: expired at %d, and the floor is %d", x, x.position, floor)
@@ -245,7 +275,7 @@ func (x *watching) earliest() uint64 {
 // behind are the watches that have not delivered all there is, although their processes can.
 func (w *world) behind() []*watching {
 	return keep(w.watches, func(x *watching) bool {
-		if x.process.epoch != w.epoch {
+		if x.process.epoch != w.epoch || w.fork != nil || w.broken() {
 			return false
 		}
 		done := func(b beginning) bool {

@@ -1,0 +1,132 @@
+package simulate
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// forgetSome begins to forget what an object was.
+func (w *world) forgetSome() {
+	p, ok := pick(w, w.processes)
+	if !ok || len(keep(w.inFlight, func(r *request) bool { return r.verb == "forget" })) > 0 || w.forgets >= 5 {
+		return
+	}
+	w.forgets++
+	r := &request{process: p, verb: "forget", kind: "events", name: fmt.Sprintf("n%d", w.choices.choose(w.config.keys))}
+	if len(w.model.keys[r.key()]) == 0 {
+		return
+	}
+	writes := func(r *request) bool { return r.verb == "create" || r.verb == "update" || r.verb == "delete" }
+	if len(keep(w.inFlight, writes)) == 0 && w.choices.choose(4) > 0 { // then it need not wait
+		r.stopped = true
+		w.hushed = w.turn + 100_000
+	}
+	w.model.forgetting[r.key()] = true // and if it fails, it may have gone so far
+	w.begin(r)
+}
+
+func (r *request) forget(ctx context.Context) (err error) {
+	settled := eventlog.MinRetention(deadline)
+	if r.stopped {
+		settled = 0
+	}
+	r.forgot, err = r.process.projection.Forget(ctx, []string{r.key()}, settled)
+	return err
+}
+
+// judgeForget notes what is gone: all but the newest version, if that is live.
+func (w *world) judgeForget(r *request) {
+	if r.stopped {
+		w.hushed = w.turn
+	}
+	if r.err != nil {
+		return
+	}
+	w.counted.forgotten.Add(1)
+	changes := w.model.keys[r.key()]
+	upto := uint64(0)
+	for _, c := range changes {
+		if c.at > uint64(r.forgot.Floor) {
+			break
+		}
+		upto = c.at
+		if c.now.revision > 0 {
+			upto = c.at - 1
+		}
+	}
+	if w.model.forgotten == nil {
+		w.model.forgotten = map[string]uint64{}
+	}
+	w.model.forgotten[r.key()] = upto
+	delete(w.model.forgetting, r.key())
+	w.say("forgotten: %s up to %d", r.key(), upto)
+}
+
+// hidden looks into the block caches on disk: whoever has read the root since has emptied them of what was forgotten.
+func (w *world) hidden() {
+	for _, folder := range w.folders {
+		_ = filepath.WalkDir(folder, func(name string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() || w.ever[e.Name()] == nil {
+				return nil
+			}
+			if file, err := os.ReadFile(name); err == nil {
+				if problem := w.remembers(e.Name(), w.ever[e.Name()], file); problem != "" {
+					w.violated("a forgotten version is on a disk", "%s: %s", filepath.Base(folder), problem)
+					return fs.SkipAll
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// gone says whether the bucket still has what was forgotten, once all of its garbage is collected.
+func (w *world) gone() {
+	if w.model.forgotten == nil {
+		return
+	}
+	for _, kind := range []string{"seg", "events"} {
+		_ = w.bucket.List(w.life, w.prefix+"/"+kind+"/", func(a bucket.Attributes) error {
+			body, _, err := w.bucket.Get(w.life, a.Key)
+			if err == nil {
+				if problem := w.remembers(a.Key, body, body); problem != "" {
+					w.violated("a forgotten version is in the bucket", "%s", problem)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// remembers says which forgotten version a file has, that holds parts of an object. Objects here have one block, right
+// after the header.
+func (w *world) remembers(name string, object, file []byte) string {
+	const header, enough = 8, 16
+	if len(file) < header+enough || !bytes.Equal(file[header:header+enough], object[header:header+enough]) {
+		return "" // no more than the footer
+	}
+	reader, err := segment.OpenBytes(name, object)
+	if err != nil || reader.Blocks() != 1 {
+		return ""
+	}
+	for cursor := reader.Through(nil).Scan("", ""); ; {
+		e, ok, err := cursor.Next(w.life)
+		if err != nil || !ok {
+			return ""
+		}
+		for key, upto := range w.model.forgotten {
+			if of := w.model.events[e.Revision]; e.Revision <= upto && of != nil && of.key == key && len(of.version.tag) > 0 && strings.Contains(string(e.Value), of.version.tag) {
+				return fmt.Sprintf("%s has %s at %d, which is forgotten up to %d", name, key, e.Revision, upto)
+			}
+		}
+	}
+}
