@@ -162,7 +162,7 @@ history: race-build ## histories of MINUTES each, on one server and on three, wi
 SIMULATE ?= 10m
 BUCKET ?= memory
 .PHONY: simulate
-simulate: ## what clients are told, in cells simulated for SIMULATE on a BUCKET (memory, filesystem or minio), one at a time on each core; replay with LOGPLANE_SIMULATE_SEED
+simulate: ## what clients are told, in cells simulated for SIMULATE on a BUCKET (memory, filesystem or minio), one at a time on each core; replay with LOGPLANE_SIMULATE_SEED, go on after a finding with SIMULATE_ALL=1, and with one affliction with SIMULATE_ONLY='the log goes back'
 	@$(RELEASE) go test -c -o $(BIN)/simulate ./test/simulate
 	@set -o pipefail; for core in $$(seq $$(nproc)); do \
 	  (cd test/simulate && SIMULATE=$(SIMULATE) BUCKET=$(BUCKET) $(BIN)/simulate -test.run '^TestSimulate$$' -test.v -test.timeout 0 | grep -vE '^=== ') & runs+=($$!); \
