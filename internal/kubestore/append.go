@@ -174,37 +174,32 @@ type appendError struct {
 
 func (e appendError) Unwrap() error { return e.error }
 
+// decisions bounds how often it is decided what belongs beside a write, because to read for that has taken long.
+const decisions = 3
+
 // append appends in one batch the write of an object, those of its claims, and those that belong beside it. To compute
-// the object may have taken long, as webhooks are asked for it. What decides now about the write is therefore no older
-// than Staleness: the newest view, if the object is in it as it was. Else the object must be computed again.
+// the object may have taken long, as webhooks are asked for it, and so may what is read for the others. What decides
+// now about the write is therefore no older than Staleness: the newest view, if the object is in it as it was. Else the
+// object must be computed again.
 func (s *store) append(ctx context.Context, v *projection.View, c Change, at projection.State, write func(*projection.State) projection.Write) (eventlog.Revision, error) {
 	t := transactionOf(ctx)
-	if t == nil && v.Age() >= Staleness {
-		had, _ := at.Row()
-		var err error
-		if v, err = s.latest(ctx); err == nil {
-			at, err = stateOf(ctx, v, c.Key)
-		}
-		if err != nil {
-			return 0, err
-		}
-		if has, _ := at.Row(); has.Revision != had.Revision {
-			return 0, appendError{error: fmt.Errorf("%w while this one was decided about", eventlog.ErrConflict)}
-		}
-	}
 	if err := t.mayCreate(c.Before == nil, c.Key); err != nil {
 		return 0, err
 	}
-	writes, err := s.claimWrites(ctx, v, c.Before, c.After)
-	if err != nil {
-		return 0, err
-	}
-	if s.Resource.Beside != nil {
-		beside, err := s.Resource.Beside(ctx, v, c)
-		if err != nil {
+	var writes []projection.Write
+	for n := 0; n == 0 || t == nil && v.Age() >= Staleness; n++ {
+		var err error
+		if n > decisions {
+			return 0, appendError{error: fmt.Errorf("%w as far as is known: to decide about this one takes too long", eventlog.ErrConflict)}
+		}
+		if t == nil && v.Age() >= Staleness {
+			if v, at, err = s.still(ctx, c.Key, at); err != nil {
+				return 0, err
+			}
+		}
+		if writes, err = s.besides(ctx, v, c); err != nil {
 			return 0, err
 		}
-		writes = append(writes, beside...)
 	}
 	rev, err := s.Append(ctx, v, append(writes, write(&at))...)
 	if err != nil {
@@ -214,6 +209,33 @@ func (s *store) append(ctx context.Context, v *projection.View, c Change, at pro
 		s.acknowledge(rev)
 	}
 	return rev, nil
+}
+
+// still returns the newest view, and the state of a key in it, if that has the object as it was.
+func (s *store) still(ctx context.Context, key eventlog.Key, was projection.State) (*projection.View, projection.State, error) {
+	v, err := s.latest(ctx)
+	if err != nil {
+		return nil, was, err
+	}
+	at, err := stateOf(ctx, v, key)
+	if err != nil {
+		return nil, was, err
+	}
+	had, _ := was.Row()
+	if has, _ := at.Row(); has.Revision != had.Revision {
+		return nil, was, appendError{error: fmt.Errorf("%w while this one was decided about", eventlog.ErrConflict)}
+	}
+	return v, at, nil
+}
+
+// besides are the writes of a change's claims, and those that belong beside it.
+func (s *store) besides(ctx context.Context, v *projection.View, c Change) ([]projection.Write, error) {
+	writes, err := s.claimWrites(ctx, v, c.Before, c.After)
+	if err != nil || s.Resource.Beside == nil {
+		return writes, err
+	}
+	beside, err := s.Resource.Beside(ctx, v, c)
+	return append(writes, beside...), err
 }
 
 // Append appends writes in one batch and returns the revision of the last one. The writes are made by States of the

@@ -171,14 +171,20 @@ func TestWritesStartFromRecentViews(t *testing.T) {
 func TestSlowWritesAreDecidedAnew(t *testing.T) {
 	b := newBed(t, eventlogtest.Start(t), memory.Strict(t))
 	r := pods(nil)
-	var from eventlog.Revision
+	var from, since eventlog.Revision
+	reads := 0 // how often what is beside the object is still slow to read
 	r.Beside = func(_ context.Context, v *projection.View, _ Change) ([]projection.Write, error) {
 		from = v.Revision()
+		if reads > 0 {
+			reads--
+			since = eventlog.Revision(b.barrier())
+			time.Sleep(Staleness)
+		}
 		return nil, nil
 	}
 	s, other := New(b.Cell, r), New(b.Cell, pods(nil))
 	p := pod("ns", "a")
-	calls, since := 0, eventlog.Revision(0)
+	calls := 0
 	slow := func(meanwhile func()) {
 		calls++
 		if calls == 1 {
@@ -209,6 +215,12 @@ func TestSlowWritesAreDecidedAnew(t *testing.T) {
 	require.Equal(t, 1, calls)
 	update("updated", nothing)
 	require.Equal(t, 1, calls)
+	reads = 2
+	update("read slowly", nothing)
+	require.Equal(t, 1, calls)
+	reads = decisions + 2
+	update("read very slowly", nothing)
+	require.Equal(t, 2, calls)
 	update("again", func() {
 		_, err := relabel(t.Context(), other, keyOf(p), "other", "yes")
 		require.NoError(t, err)
@@ -216,7 +228,7 @@ func TestSlowWritesAreDecidedAnew(t *testing.T) {
 	require.Equal(t, 2, calls)
 	got := &example.Pod{}
 	require.NoError(t, s.Get(t.Context(), keyOf(p), storage.GetOptions{}, got))
-	require.Equal(t, map[string]string{"created": "yes", "updated": "yes", "other": "yes", "again": "yes"}, got.Labels)
+	require.Equal(t, map[string]string{"created": "yes", "updated": "yes", "read slowly": "yes", "read very slowly": "yes", "other": "yes", "again": "yes"}, got.Labels)
 	calls = 0
 	require.NoError(t, s.Delete(t.Context(), keyOf(p), &example.Pod{}, nil, func(context.Context, runtime.Object) error {
 		slow(nothing)

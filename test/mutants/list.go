@@ -773,8 +773,14 @@ var list = []mutant{
 		why:   "a slow request creates in a namespace that was finalized long after its view",
 	},
 	{
+		name: "decided-before-what-decides-was-read",
+		file: "internal/kubestore/append.go", old: "n == 0 || t == nil && v.Age() >= Staleness", new: "n == 0",
+		tests: "TestSlowWritesAreDecidedAnew",
+		why:   "the same, by a slow bucket",
+	},
+	{
 		name: "decided-before-the-webhooks",
-		file: "internal/kubestore/append.go", old: "t == nil && v.Age() >= Staleness {", new: "t == nil && v == nil {",
+		file: "internal/kubestore/append.go", old: "\t\tif t == nil && v.Age() >= Staleness {", new: "\t\tif t == nil && v == nil {",
 		tests: "TestSlowWritesAreDecidedAnew",
 		why:   "a slow webhook lets an object into a namespace that was finalized meanwhile",
 	},
