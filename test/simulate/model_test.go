@@ -156,6 +156,16 @@ func (m *model) learn(msg *nats.Msg, revision uint64, at time.Time) {
 	}
 }
 
+// halved says that some events of an append would count by themselves, and others would not.
+func (m *model) halved(batch [2]uint64) bool {
+	for revision := batch[0]; revision <= batch[1]; revision++ {
+		if e := m.events[revision]; e != nil && e.half {
+			return true
+		}
+	}
+	return false
+}
+
 // verdict is that of a whole append: if one of its events is void, all are.
 func (m *model) verdict(batch [2]uint64) {
 	void := ""

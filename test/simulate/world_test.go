@@ -379,7 +379,7 @@ func (w *world) learn() {
 		w.model.learn(m, revision, place.Timestamp)
 		e := w.model.events[revision]
 		w.judgeExpiry(e)
-		if e.half {
+		if revision == e.batch[1] && w.model.halved(e.batch) {
 			w.half = true
 			w.counted.halves.Add(1)
 		}
