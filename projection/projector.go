@@ -73,6 +73,9 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 			do: func(ctx context.Context) (bool, error) { _, err := p.Commit(ctx); return false, err }}
 	}
 	applied, err := p.commitSurely(ctx, commit())
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
