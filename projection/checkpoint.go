@@ -176,6 +176,9 @@ type needs struct {
 	upto    Revision
 }
 
+// cannotRead says of the error of an object that this process cannot read it as it is.
+func cannotRead(err error) bool { return errors.Is(err, ErrDamaged) || errors.Is(err, ErrNewer) }
+
 func (n *needs) has(key string) bool {
 	if n.named[key] || n.upto == 0 {
 		return n.named[key]
@@ -185,7 +188,7 @@ func (n *needs) has(key string) bool {
 	return err == nil && last <= n.upto
 }
 
-// needed says what the root and its checkpoints name, without the older checkpoints.
+// needed says what the root, its pages and its checkpoints name, without the older checkpoints.
 func (p *Projection) needed(ctx context.Context, r *root, older []checkpoint) (*needs, error) {
 	p.pins.Range(func(key, _ any) bool { // a checkpoint that is no longer listed pins nothing
 		if !slices.ContainsFunc(r.Checkpoints, func(c checkpoint) bool { return c.Key == key }) {
@@ -196,7 +199,7 @@ func (p *Projection) needed(ctx context.Context, r *root, older []checkpoint) (*
 	n := &needs{named: r.names()}
 	for _, pg := range r.Pages {
 		refs, err := p.page(ctx, pg)
-		if errors.Is(err, bucket.ErrNotFound) || errors.Is(err, ErrDamaged) || errors.Is(err, ErrNewer) {
+		if errors.Is(err, bucket.ErrNotFound) || cannotRead(err) {
 			n.damaged, n.upto = append(n.damaged, err), pg.MaxRevision
 		} else if err != nil {
 			return nil, err
@@ -217,7 +220,7 @@ func (p *Projection) needed(ctx context.Context, r *root, older []checkpoint) (*
 			case errors.Is(err, bucket.ErrNotFound):
 				n.lost = append(n.lost, c.Key)
 				continue
-			case errors.Is(err, ErrDamaged) || errors.Is(err, ErrNewer):
+			case cannotRead(err):
 				n.damaged, n.upto = append(n.damaged, err), max(n.upto, c.Revision)
 				continue
 			case err != nil:

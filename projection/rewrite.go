@@ -88,7 +88,7 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 // names: of one that is lost that is for good. What one has that is damaged is let go only with that, so that what must
 // not be left cannot pass it by.
 func (w *rewriting) passes(err error) bool {
-	return errors.Is(err, bucket.ErrNotFound) || !w.rows() && (errors.Is(err, ErrDamaged) || errors.Is(err, ErrNewer))
+	return errors.Is(err, bucket.ErrNotFound) || !w.rows() && cannotRead(err)
 }
 
 // ended discards what a rewriting that failed has made.

@@ -191,7 +191,7 @@ var list = []mutant{
 	},
 	{
 		name: "forgotten-but-for-a-damaged-checkpoint",
-		file: "projection/rewrite.go", old: "!w.rows() && (errors", new: "(errors",
+		file: "projection/rewrite.go", old: "!w.rows() && cannotRead", new: "cannotRead",
 		tests: "TestADamagedCheckpointStopsNothing",
 		why:   "what was forgotten is still in what a damaged checkpoint names",
 	},
