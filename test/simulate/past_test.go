@@ -96,7 +96,7 @@ func (r *request) prefix() string { return "main/" + r.kind + "/" }
 
 // judgePast compares what a client was told of the past with the model.
 func (w *world) judgePast(r *request) {
-	if r.err != nil && !(r.verb == "get past" && storage.IsNotFound(r.err)) {
+	if r.err != nil && (r.verb != "get past" || !storage.IsNotFound(r.err)) {
 		return // that it is not kept any more; who was told something else is judged as any other
 	}
 	w.counted.past.Add(1)
