@@ -94,7 +94,7 @@ func (r Resource) filter(prefix string) (string, error) {
 	if err := r.Check(); err != nil {
 		return "", fmt.Errorf("'%s' of group '%s': %w", r.Resource, r.Group, err)
 	}
-	return Key{Cluster: Any, Group: r.Group, Resource: r.Resource, Namespace: Any, Name: Any}.subject(prefix+".log.", escapeTokenOrAny)
+	return Key{Cluster: anyPart, Group: r.Group, Resource: r.Resource, Namespace: anyPart, Name: anyPart}.subject(prefix+".log", true)
 }
 
 // Bodies are the resources whose bodies are republished.
@@ -128,11 +128,11 @@ func Bodies(ctx context.Context, c Config) ([]Resource, error) {
 
 // resourceOf is the inverse of filter.
 func resourceOf(prefix, filter string) (Resource, error) {
-	k, err := parseSubject(prefix, filter, unescapeTokenOrAny)
+	k, err := parseSubject(prefix, filter, true)
 	if err != nil {
 		return Resource{}, err
 	}
-	if k.Group == Any || k.Resource == Any {
+	if k.Group == anyPart || k.Resource == anyPart {
 		return Resource{}, fmt.Errorf("'%s' is not a filter of one resource", filter)
 	}
 	return Resource{Group: k.Group, Resource: k.Resource}, nil

@@ -29,11 +29,11 @@ var (
 
 // ParseSubject is the inverse of Key.Subject.
 func ParseSubject(prefix, subject string) (Key, error) {
-	return parseSubject(prefix, subject, unescapeToken)
+	return parseSubject(prefix, subject, false)
 }
 
 // Pattern is what Allowed makes of a key.
-func Pattern(start string, k Key) (string, error) { return k.subject(start, escapeTokenOrAny) }
+func Pattern(start string, k Key) (string, error) { return k.subject(start, true) }
 
 // DecodeRepublished reads a message that was republished, as a subscriber does. Its Body is empty if only headers were.
 func DecodeRepublished(prefix string, m *nats.Msg) (Event, error) {

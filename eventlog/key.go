@@ -1,7 +1,9 @@
 package eventlog
 
 import (
+	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 )
 
@@ -16,6 +18,9 @@ const (
 	clusterMarker = "%cluster"
 	barrierMarker = "%barrier"
 )
+
+// markers are those of a key's parts, in the order of the subject. A part without one is never empty.
+var markers = [5]string{1: coreMarker, 3: clusterMarker}
 
 // Key names one object. From it come the subject of its events in the log (Subject) and the key of its rows in the
 // projection (RowKey). The subject gives it back, but for the prefix, which the event carries.
@@ -49,37 +54,39 @@ func (k Key) RowKey() string { return k.Cluster + k.Path() }
 
 // Subject is '<prefix>.log.<cluster>.<group>.<resource>.<namespace>.<name>', each token escaped (format.md, events). It
 // fails with ErrKeyTooLong over 3,900 bytes.
-func (k Key) Subject(prefix string) (string, error) {
-	return k.subject(prefix+".log.", escapeToken)
-}
+func (k Key) Subject(prefix string) (string, error) { return k.subject(prefix+".log", false) }
 
-// subject joins what write makes of each part of the key.
-func (k Key) subject(start string, write func(b *strings.Builder, part, empty string)) (string, error) {
+// anyPart as a part of a pattern makes the subject's token match every value of it.
+const anyPart = "*"
+
+// subject is below start. In a pattern, anyPart stays as it is; otherwise a part may have that value.
+func (k Key) subject(start string, pattern bool) (string, error) {
 	if k.Cluster == "" || k.Resource == "" || k.Name == "" {
 		return "", fmt.Errorf("name the subject of key %+v: cluster, resource and name must not be empty", k)
 	}
 	var b strings.Builder
 	b.Grow(len(start) + len(k.Cluster) + len(k.Group) + len(k.Resource) + len(k.Namespace) + len(k.Name) + 32)
 	b.WriteString(start)
-	write(&b, k.Cluster, "")
-	b.WriteByte('.')
-	write(&b, k.Group, coreMarker)
-	b.WriteByte('.')
-	write(&b, k.Resource, "")
-	b.WriteByte('.')
-	write(&b, k.Namespace, clusterMarker)
-	b.WriteByte('.')
-	write(&b, k.Name, "")
+	for i, part := range [...]string{k.Cluster, k.Group, k.Resource, k.Namespace, k.Name} {
+		b.WriteByte('.')
+		switch {
+		case part == "":
+			b.WriteString(markers[i])
+		case pattern && part == anyPart:
+			b.WriteString(anyPart)
+		default:
+			escapeToken(&b, part)
+		}
+	}
 	if b.Len() > maxSubject {
 		return "", ErrKeyTooLong
 	}
 	return b.String(), nil
 }
 
-// parseSubject is the inverse of subject below '<prefix>.log.'; read is that of write. The Key's Prefix is left empty,
-// as the subject does not hold it. Only what subject can produce is accepted, so that one object has exactly one
-// subject.
-func parseSubject(prefix, subject string, read func(token, empty string) (string, error)) (Key, error) {
+// parseSubject is the inverse of subject below '<prefix>.log'. The Key's Prefix is left empty, as the subject does not
+// hold it. Only what subject can produce is accepted, so that one object has exactly one subject.
+func parseSubject(prefix, subject string, pattern bool) (Key, error) {
 	rest, ok := strings.CutPrefix(subject, prefix+".log.")
 	if !ok {
 		return Key{}, fmt.Errorf("parse subject %q: it is not below '%s.log'", subject, prefix)
@@ -87,93 +94,56 @@ func parseSubject(prefix, subject string, read func(token, empty string) (string
 	if len(subject) > maxSubject {
 		return Key{}, fmt.Errorf("parse subject: %w", ErrKeyTooLong)
 	}
-	tokens := strings.Split(rest, ".")
-	if len(tokens) != 5 {
-		return Key{}, fmt.Errorf("parse subject %q: it has %d tokens after the prefix, not 5", subject, len(tokens))
+	parts := strings.Split(rest, ".")
+	if len(parts) != len(markers) {
+		return Key{}, fmt.Errorf("parse subject %q: it has %d tokens after the prefix, not 5", subject, len(parts))
 	}
-	markers := [5]string{1: coreMarker, 3: clusterMarker}
-	var parts [5]string
-	for i, token := range tokens {
-		part, err := read(token, markers[i])
-		if err != nil {
+	for i, token := range parts {
+		if pattern && token == anyPart {
+			continue
+		}
+		var err error
+		if parts[i], err = unescapeToken(token, markers[i]); err != nil {
 			return Key{}, fmt.Errorf("parse subject %q: %w", subject, err)
 		}
-		parts[i] = part
 	}
 	return Key{Cluster: parts[0], Group: parts[1], Resource: parts[2], Namespace: parts[3], Name: parts[4]}, nil
 }
 
-const upperHex = "0123456789ABCDEF"
-
 // escapeToken writes s as one literal token of a subject. The server would accept a bare '*' in a published subject,
 // and later reads of that subject would match other objects.
-func escapeToken(b *strings.Builder, s, empty string) {
-	if s == "" {
-		b.WriteString(empty)
-		return
-	}
+func escapeToken(b *strings.Builder, s string) {
 	for i := range len(s) {
-		c := s[i]
-		switch {
+		switch c := s[i]; {
 		case c == '.':
 			b.WriteByte('_')
-		case mustEscape(c):
-			b.WriteByte('%')
-			b.WriteByte(upperHex[c>>4])
-			b.WriteByte(upperHex[c&15])
+		case mustEscape(rune(c)):
+			fmt.Fprintf(b, "%%%02X", c)
 		default:
 			b.WriteByte(c)
 		}
 	}
 }
 
-func mustEscape(c byte) bool {
-	return c <= ' ' || c == 0x7f || c == '_' || c == '*' || c == '>' || c == '%'
+func mustEscape(r rune) bool {
+	return r <= ' ' || r == 0x7f || r == '_' || r == '*' || r == '>' || r == '%'
 }
 
-// unescapeToken accepts exactly the tokens that escapeToken writes; empty is the marker that stands for the empty part,
-// if the part may be empty.
-func unescapeToken(token, empty string) (string, error) {
-	if token == "" {
-		return "", fmt.Errorf("it has an empty token")
-	}
-	if empty != "" && token == empty {
+// unescapeToken accepts exactly the tokens that escapeToken writes, and the marker of an empty part.
+func unescapeToken(token, marker string) (string, error) {
+	switch {
+	case token == "":
+		return "", errors.New("it has an empty token")
+	case token == marker:
 		return "", nil
-	}
-	if !strings.ContainsAny(token, "_%") && !strings.ContainsFunc(token, func(r rune) bool { return r < 0x80 && mustEscape(byte(r)) }) {
+	case !strings.ContainsFunc(token, mustEscape):
 		return token, nil
 	}
-	part := make([]byte, 0, len(token))
-	for i := 0; i < len(token); i++ {
-		c := token[i]
-		switch {
-		case c == '_':
-			part = append(part, '.')
-		case c == '%':
-			decoded, ok := unescapeByte(token[i:])
-			if !ok {
-				return "", fmt.Errorf("token %q has a wrong escape at byte %d", token, i)
-			}
-			part = append(part, decoded)
-			i += 2
-		case mustEscape(c):
-			return "", fmt.Errorf("token %q has an unescaped byte %#02x", token, c)
-		default:
-			part = append(part, c)
-		}
+	part, err := url.PathUnescape(strings.ReplaceAll(token, "_", "."))
+	var written strings.Builder
+	escapeToken(&written, part)
+	if err != nil || written.String() != token {
+		return "", fmt.Errorf("token %q is not escaped as the log's are", token)
 	}
-	return string(part), nil
-}
-
-// unescapeByte decodes '%XX' at the start of s and refuses escapes of bytes that need none.
-func unescapeByte(s string) (byte, bool) {
-	if len(s) < 3 {
-		return 0, false
-	}
-	high, low := strings.IndexByte(upperHex, s[1]), strings.IndexByte(upperHex, s[2])
-	if high < 0 || low < 0 {
-		return 0, false
-	}
-	c := byte(high<<4 | low)
-	return c, mustEscape(c)
+	return part, nil
 }

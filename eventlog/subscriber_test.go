@@ -13,11 +13,11 @@ import (
 )
 
 func TestEventsSubject(t *testing.T) {
-	pattern := eventlog.Key{Cluster: "main", Group: "example.com", Resource: eventlog.Any, Namespace: "a_b", Name: eventlog.Any}
-	if got, err := eventlog.Pattern("p.events.", pattern); err != nil || got != "p.events.main.example_com.*.a%5Fb.*" {
+	pattern := eventlog.Key{Cluster: "main", Group: "example.com", Resource: "*", Namespace: "a_b", Name: "*"}
+	if got, err := eventlog.Pattern("p.events", pattern); err != nil || got != "p.events.main.example_com.*.a%5Fb.*" {
 		t.Errorf("got %q, %v", got, err)
 	}
-	if got, err := eventlog.Pattern("p.bodies.", eventlog.Key{Cluster: "main", Resource: "nodes", Name: "n"}); err != nil || got != "p.bodies.main.%core.nodes.%cluster.n" {
+	if got, err := eventlog.Pattern("p.bodies", eventlog.Key{Cluster: "main", Resource: "nodes", Name: "n"}); err != nil || got != "p.bodies.main.%core.nodes.%cluster.n" {
 		t.Errorf("got %q, %v", got, err)
 	}
 }

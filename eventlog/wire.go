@@ -203,7 +203,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 		e.Outdates = h.Get(headerOutdates) != ""
 		return e, errs[0]
 	}
-	key, err := parseSubject(prefix, subject, unescapeToken)
+	key, err := parseSubject(prefix, subject, false)
 	if err != nil {
 		return Event{}, err
 	}
