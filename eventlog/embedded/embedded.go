@@ -167,16 +167,24 @@ func (s *Server) InProcessConn() (net.Conn, error) { return s.server.Load().InPr
 
 // Bounds are a stream's, as stream info has them. It is for eventlog.Config.Local.
 func (s *Server) Bounds(stream string) (eventlog.Bounds, error) {
+	streams, err := s.streams()
+	b, found := streams[stream]
+	if err == nil && !found {
+		err = fmt.Errorf("look at the embedded log: there is no stream '%s'", stream)
+	}
+	return b, err
+}
+
+func (s *Server) streams() (map[string]eventlog.Bounds, error) {
 	account, err := s.server.Load().JszAccount(&server.JSzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Streams: true})
 	if err != nil {
-		return eventlog.Bounds{}, fmt.Errorf("look at the embedded log: %w", err)
+		return nil, fmt.Errorf("look at the embedded log: %w", err)
 	}
+	streams := map[string]eventlog.Bounds{}
 	for _, one := range account.Streams {
-		if one.Name == stream {
-			return eventlog.Bounds{First: eventlog.Revision(one.State.FirstSeq), Head: eventlog.Revision(one.State.LastSeq)}, nil
-		}
+		streams[one.Name] = eventlog.Bounds{First: eventlog.Revision(one.State.FirstSeq), Head: eventlog.Revision(one.State.LastSeq)}
 	}
-	return eventlog.Bounds{}, fmt.Errorf("look at the embedded log: there is no stream '%s'", stream)
+	return streams, nil
 }
 
 // Stop shuts the server down and waits for it.

@@ -1,13 +1,10 @@
 package embedded
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,7 +54,7 @@ func (s *Server) Heal() error {
 // reopen reads the log from its files: by a new server, since JetStream that is opened again in a running one races
 // with the requests that come meanwhile. Connections come back by themselves.
 func (s *Server) reopen() error {
-	shown, err := s.heads()
+	shown, err := s.streams() // after a failed write, perhaps with an event that is not in the files
 	if err != nil {
 		return err
 	}
@@ -69,26 +66,13 @@ func (s *Server) reopen() error {
 	if err := s.health(); err != nil {
 		return err
 	}
-	written, err := s.heads()
-	for stream, head := range shown {
-		if err == nil && written[stream] < head {
-			err = fmt.Errorf("event %d was shown to readers and never written, nor acknowledged: start again", head)
+	written, err := s.streams()
+	for stream, b := range shown {
+		if err == nil && written[stream].Head < b.Head {
+			err = fmt.Errorf("event %d was shown to readers and never written, nor acknowledged: start again", b.Head)
 		}
 	}
 	return err
-}
-
-// heads are the streams' last sequences. After a failed write JetStream may show one that is not in its files.
-func (s *Server) heads() (map[string]uint64, error) {
-	account, err := s.server.Load().JszAccount(&server.JSzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Streams: true})
-	if err != nil {
-		return nil, fmt.Errorf("look at the embedded log: %w", err)
-	}
-	heads := map[string]uint64{}
-	for _, stream := range account.Streams {
-		heads[stream.Name] = stream.State.LastSeq
-	}
-	return heads, nil
 }
 
 // dropState removes what JetStream noted of a log that it could not write: by that it would find, when it opens the log
@@ -114,27 +98,12 @@ func (s *Server) Writable() error {
 
 // health is an error if JetStream cannot write, or has not opened, what it stores. Only its health check tells.
 func (s *Server) health() error {
-	request, err := http.NewRequest(http.MethodGet, "/healthz", nil)
-	if err != nil {
-		return err
-	}
-	var answer answer
-	s.server.Load().HandleHealthz(&answer, request)
-	var status server.HealthStatus
-	if err := json.Unmarshal(answer.Bytes(), &status); err != nil {
-		return fmt.Errorf("read the health of the embedded log server: %w", err)
-	}
+	status := s.server.Load().Healthz(nil)
 	if strings.HasPrefix(status.Error, "JetStream") { // not of its connections, which it gives a millisecond
 		return errors.New(status.Error)
 	}
 	return nil
 }
-
-// answer is the http.ResponseWriter of a health check.
-type answer struct{ bytes.Buffer }
-
-func (*answer) Header() http.Header { return http.Header{} }
-func (*answer) WriteHeader(int)     {}
 
 // checkRoom is an error if there may be half a batch in the log, and no space for the rest. JetStream writes that when
 // it is started, from what it has staged; if it cannot, it forgets it.
