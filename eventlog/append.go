@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -192,7 +193,7 @@ func (l *Log) publishLast(ctx context.Context, msg *nats.Msg) (Revision, error) 
 	ctx, cancel := context.WithTimeout(ctx, l.tryTime(0))
 	defer cancel()
 	var ack acknowledgement
-	err := l.callOnce(ctx, "append", msg, decoded(&ack))
+	err := l.callOnce(ctx, "append", msg, decoded(&ack, &ack.refusal))
 	noteAcknowledged(ack, err)
 	var refused *serverError
 	switch {
@@ -241,12 +242,9 @@ func noteAcknowledged(ack acknowledgement, err error) {
 
 // certainlyUnsent reports an error that proves that nothing was sent, or that nobody was there to take it.
 func certainlyUnsent(err error) bool {
-	for _, unsent := range []error{nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrConnectionDraining, nats.ErrInvalidConnection, nats.ErrBadSubject} {
-		if errors.Is(err, unsent) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]error{
+		nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrConnectionDraining, nats.ErrInvalidConnection, nats.ErrBadSubject,
+	}, func(unsent error) bool { return errors.Is(err, unsent) })
 }
 
 // refusedForGood are refusals which the only server of a log gives before it stores anything. outcome names the others.

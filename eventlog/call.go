@@ -25,32 +25,20 @@ func (e *serverError) Error() string { return fmt.Sprintf("%s (%d)", e.Descripti
 // again, for the answer to another copy of the request.
 type reading func(*nats.Msg) error
 
-// answer is what an answer in JSON is decoded into.
-type answer interface {
-	// takeRefusal returns the refusal that was decoded, and forgets it: the next answer need not have one.
-	takeRefusal() *serverError
-}
-
 // refusal is part of every answer in JSON.
 type refusal struct {
 	Error *serverError `json:"error"`
 }
 
-func (r *refusal) takeRefusal() *serverError {
-	refused := r.Error
-	r.Error = nil
-	return refused
-}
-
-// decoded reads an answer in JSON.
-func decoded(into answer) reading {
+// decoded reads an answer in JSON, of which refused is a part.
+func decoded(into any, refused *refusal) reading {
 	return func(msg *nats.Msg) error {
+		refused.Error = nil // of the answer before
 		if err := json.Unmarshal(msg.Data, into); err != nil {
 			return fmt.Errorf("read the answer of the log's server: %w", err)
 		}
-		refused := into.takeRefusal()
-		if refused != nil {
-			return refused
+		if refused.Error != nil {
+			return refused.Error
 		}
 		return nil
 	}

@@ -106,7 +106,7 @@ func (f *follower) consume(ctx context.Context, inbox string) (name string, err 
 		refusal
 		Name string `json:"name"`
 	}
-	err = f.log.call(ctx, "follow", "CONSUMER.CREATE."+f.log.config.Stream, request, decoded(&answer))
+	err = f.log.call(ctx, "follow", "CONSUMER.CREATE."+f.log.config.Stream, request, decoded(&answer, &answer.refusal))
 	return answer.Name, err
 }
 

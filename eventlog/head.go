@@ -141,9 +141,10 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	return Bounds{First: first.First, Head: head}, err
 }
 
-// publishBarrier appends a barrier, with further headers and a body if they are given. Nobody reads the body. The
-// context must have a deadline.
+// publishBarrier appends a barrier, with further headers and a body if they are given. Nobody reads the body.
 func (l *Log) publishBarrier(ctx context.Context, headers nats.Header, body []byte) (Revision, error) {
+	ctx, cancel := l.within(ctx)
+	defer cancel()
 	for try := 0; ; try++ {
 		var ack acknowledgement
 		attempt, cancel := context.WithTimeout(ctx, l.tryTime(try))
@@ -151,7 +152,7 @@ func (l *Log) publishBarrier(ctx context.Context, headers nats.Header, body []by
 		maps.Copy(barrier.Header, headers)
 		barrier.Data = body
 		seal(barrier)
-		err := l.callOnce(attempt, "barrier", barrier, decoded(&ack))
+		err := l.callOnce(attempt, "barrier", barrier, decoded(&ack, &ack.refusal))
 		cancel()
 		noteAcknowledged(ack, err)
 		if err == nil && ack.Sequence > 0 {
@@ -194,11 +195,12 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 	return head - Revision(place), nil
 }
 
-// state is what the stream's leader says of it. active says that it has a majority of its replicas, as far as it knows.
+// state is what the stream's leader says of it.
 type state struct {
 	Bounds
-	leader string
-	active bool
+	bytes, limit int64 // limit 0 or less is none
+	leader       string
+	active       bool // it has a majority of its replicas, as far as it knows
 }
 
 // activeWithin is how recently a replica must have been heard of to count for a majority.
@@ -220,11 +222,13 @@ func (l *Log) askLeader(ctx context.Context) (state, error) {
 	var answer struct {
 		refusal
 		Config struct {
-			Replicas int `json:"num_replicas"`
+			Replicas int   `json:"num_replicas"`
+			MaxBytes int64 `json:"max_bytes"`
 		} `json:"config"`
 		State struct {
 			First Revision `json:"first_seq"`
 			Last  Revision `json:"last_seq"`
+			Bytes int64    `json:"bytes"`
 		} `json:"state"`
 		Cluster struct {
 			Leader   string `json:"leader"`
@@ -234,7 +238,7 @@ func (l *Log) askLeader(ctx context.Context) (state, error) {
 			} `json:"replicas"`
 		} `json:"cluster"`
 	}
-	if err := l.call(ctx, "head", "STREAM.INFO."+l.config.Stream, nil, decoded(&answer)); err != nil {
+	if err := l.call(ctx, "head", "STREAM.INFO."+l.config.Stream, nil, decoded(&answer, &answer.refusal)); err != nil {
 		return state{}, err
 	}
 	if answer.Config.Replicas > 1 {
@@ -247,5 +251,6 @@ func (l *Log) askLeader(ctx context.Context) (state, error) {
 		}
 	}
 	active := answer.Cluster.Leader != "" && 2*present > len(answer.Cluster.Replicas)+1
-	return state{Bounds{First: answer.State.First, Head: answer.State.Last}, answer.Cluster.Leader, active}, nil
+	bounds := Bounds{First: answer.State.First, Head: answer.State.Last}
+	return state{bounds, answer.State.Bytes, answer.Config.MaxBytes, answer.Cluster.Leader, active}, nil
 }

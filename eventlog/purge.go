@@ -50,7 +50,7 @@ func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
 	padding := make([]byte, fillMessage)
 	for range fills {
 		rand.Read(padding) // a stream that compresses would make nothing of zeroes
-		last, err = l.further(ctx, nil, padding)
+		last, err = l.publishBarrier(ctx, nil, padding)
 		if err != nil {
 			return 0, fmt.Errorf("fill the log's file: %w", err)
 		}
@@ -60,39 +60,22 @@ func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
 
 // room fails if the stream's limit leaves less than so many bytes.
 func (l *Log) room(ctx context.Context, bytes int64) error {
-	ctx, cancel := l.within(ctx)
-	defer cancel()
-	var answer struct {
-		refusal
-		Config struct {
-			MaxBytes int64 `json:"max_bytes"`
-		} `json:"config"`
-		State struct {
-			Bytes int64 `json:"bytes"`
-		} `json:"state"`
-	}
-	if err := l.call(ctx, "head", "STREAM.INFO."+l.config.Stream, nil, decoded(&answer)); err != nil {
+	s, err := l.askLeader(ctx)
+	if err != nil {
 		return fmt.Errorf("ask for the log's size: %w", err)
 	}
-	if limit := answer.Config.MaxBytes; limit > 0 && answer.State.Bytes+bytes > limit {
-		return fmt.Errorf("the log has %d bytes of the %d that its 'max_bytes' allows, and %d more are needed for a while: raise it", answer.State.Bytes, limit, bytes)
+	if s.limit > 0 && s.bytes+bytes > s.limit {
+		return fmt.Errorf("the log has %d bytes of the %d that its 'max_bytes' allows, and %d more are needed for a while: raise it", s.bytes, s.limit, bytes)
 	}
 	return nil
 }
 
 // Outdate appends a barrier that makes whoever reads it read the root again.
 func (l *Log) Outdate(ctx context.Context) error {
-	if _, err := l.further(ctx, nats.Header{headerOutdates: {"root"}}, nil); err != nil {
+	if _, err := l.publishBarrier(ctx, nats.Header{headerOutdates: {"root"}}, nil); err != nil {
 		return fmt.Errorf("outdate what processes know of the root: %w", err)
 	}
 	return nil
-}
-
-// further is publishBarrier within the log's timeout.
-func (l *Log) further(ctx context.Context, headers nats.Header, body []byte) (Revision, error) {
-	ctx, cancel := l.within(ctx)
-	defer cancel()
-	return l.publishBarrier(ctx, headers, body)
 }
 
 const (
@@ -169,5 +152,5 @@ const fenceTries = 3
 // purgeBelow makes first the first retained revision.
 func (l *Log) purgeBelow(ctx context.Context, first Revision) error {
 	var answer struct{ refusal }
-	return l.call(ctx, "purge", "STREAM.PURGE."+l.config.Stream, fmt.Appendf(nil, `{"seq":%d}`, first), decoded(&answer))
+	return l.call(ctx, "purge", "STREAM.PURGE."+l.config.Stream, fmt.Appendf(nil, `{"seq":%d}`, first), decoded(&answer, &answer.refusal))
 }

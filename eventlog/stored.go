@@ -53,7 +53,7 @@ func quoted(m *stored) reading {
 			Time     time.Time `json:"time"`
 		} `json:"message"`
 	}
-	read := decoded(&answer)
+	read := decoded(&answer, &answer.refusal)
 	return func(msg *nats.Msg) error {
 		if err := read(msg); err != nil {
 			return err
