@@ -6,6 +6,9 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
@@ -68,9 +71,9 @@ func TestFlippedBitsOfAMinority(t *testing.T) {
 	})
 	for _, leads := range []bool{false, true} {
 		if leads {
-			c.Lead(spoilt)
+			lead(t, c, spoilt)
 		}
-		l, err := eventlog.Open(bounded(t), eventlog.Config{Conn: c.ConnectFirst(spoilt)})
+		l, err := eventlog.Open(bounded(t), eventlog.Config{Conn: connectFirst(t, c, spoilt)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,6 +94,34 @@ func TestFlippedBitsOfAMinority(t *testing.T) {
 			})
 		}
 	}
+}
+
+// lead makes server i the log's leader.
+func lead(t *testing.T, c *eventlogtest.Servers, i int) {
+	t.Helper()
+	ask := fmt.Appendf(nil, `{"placement":{"preferred":%q}}`, c.Server[i].Name())
+	eventlogtest.Eventually(t, "the server leads the log", func() bool {
+		if c.Leads(i) {
+			return true
+		}
+		_, _ = c.Conn[i].Request("$JS.API.STREAM.LEADER.STEPDOWN.logplane", ask, time.Second)
+		return false
+	})
+}
+
+// connectFirst returns a connection to server i that knows the others, too. It ends with the test.
+func connectFirst(t *testing.T, c *eventlogtest.Servers, i int) *nats.Conn {
+	t.Helper()
+	var urls []string
+	for j := range c.Server {
+		urls = append(urls, c.Server[(i+j)%len(c.Server)].ClientURL())
+	}
+	conn, err := nats.Connect(strings.Join(urls, ","), nats.DontRandomize(), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	return conn
 }
 
 // The only copy of an event is damaged where the server does not notice. Every reader stops there and says so: what was

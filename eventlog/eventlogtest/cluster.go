@@ -2,10 +2,8 @@ package eventlogtest
 
 import (
 	"context"
-	"fmt"
 	"net/url"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -24,7 +22,7 @@ type Servers struct {
 	t       testing.TB
 	Server  [size]*server.Server
 	Conn    [size]*nats.Conn // Conn[i] is connected to Server[i] and to no other
-	options [size]*server.Options
+	folders [size]string
 	links   [size][size]*Link // links[i][j] carries the route that i opened to j
 }
 
@@ -32,7 +30,12 @@ type Servers struct {
 func Cluster(t testing.TB) *Servers {
 	t.Helper()
 	c := &Servers{t: t}
-	c.route()
+	for i := range size {
+		c.folders[i] = t.TempDir()
+		for j := range size {
+			c.links[i][j] = NewLink(t)
+		}
+	}
 	for i := range size {
 		c.start(i)
 	}
@@ -48,13 +51,21 @@ func Cluster(t testing.TB) *Servers {
 	return c
 }
 
+// start starts server i, which knows the others by links only.
 func (c *Servers) start(i int) {
-	c.Server[i] = run(c.t, c.options[i])
+	c.Server[i] = Run(c.t, c.folders[i], func(o *server.Options) {
+		o.ServerName = "s" + strconv.Itoa(i)
+		// The advertised address leads nowhere, or servers that learn of each other would connect past the links.
+		o.Cluster = server.ClusterOpts{Name: "cell", Host: "127.0.0.1", Port: server.RANDOM_PORT, Advertise: "127.0.0.1:1", PoolSize: -1, NoAdvertise: true}
+		for j := range size {
+			if j != i {
+				o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: c.links[i][j].Address()})
+			}
+		}
+	})
 	c.Conn[i] = Connect(c.t, c.Server[i])
 	for j := range size {
-		if j != i {
-			c.links[j][i].ToAddress(c.Server[i].ClusterAddr().String())
-		}
+		c.links[j][i].ToAddress(c.Server[i].ClusterAddr().String())
 	}
 }
 
@@ -64,57 +75,9 @@ func (c *Servers) Restart(i int, meanwhile func(folder string)) {
 	c.t.Helper()
 	c.Server[i].Shutdown()
 	c.Server[i].WaitForShutdown()
-	meanwhile(c.options[i].StoreDir)
+	meanwhile(c.folders[i])
 	c.start(i)
 	Eventually(c.t, "the server that was restarted keeps up", func() bool { return c.Current(i) })
-}
-
-// Lead makes server i the log's leader.
-func (c *Servers) Lead(i int) {
-	c.t.Helper()
-	ask := fmt.Appendf(nil, `{"placement":{"preferred":%q}}`, c.Server[i].Name())
-	Eventually(c.t, "the server leads the log", func() bool {
-		if c.Leads(i) {
-			return true
-		}
-		_, _ = c.Conn[i].Request("$JS.API.STREAM.LEADER.STEPDOWN.logplane", ask, time.Second)
-		return false
-	})
-}
-
-// ConnectFirst returns a connection to server i that knows the others, too. It ends with the test.
-func (c *Servers) ConnectFirst(i int) *nats.Conn {
-	c.t.Helper()
-	var urls []string
-	for j := range size {
-		urls = append(urls, c.Server[(i+j)%size].ClientURL())
-	}
-	conn, err := nats.Connect(strings.Join(urls, ","), nats.DontRandomize(), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	c.t.Cleanup(conn.Close)
-	return conn
-}
-
-// route makes the options of all servers, so that each knows the others by links only.
-func (c *Servers) route() {
-	for i := range size {
-		o := options(c.t.TempDir())
-		o.ServerName = "s" + strconv.Itoa(i)
-		// The advertised address leads nowhere, or servers that learn of each other would connect past the links.
-		o.Cluster = server.ClusterOpts{Name: "cell", Host: "127.0.0.1", Port: server.RANDOM_PORT, Advertise: "127.0.0.1:1", PoolSize: -1, NoAdvertise: true}
-		c.options[i] = o
-	}
-	for i := range size {
-		for j := range size {
-			if i == j {
-				continue
-			}
-			c.links[i][j] = NewLink(c.t)
-			c.options[i].Routes = append(c.options[i].Routes, &url.URL{Scheme: "nats", Host: c.links[i][j].Address()})
-		}
-	}
 }
 
 // Log creates the replicated log, if it is missing, and opens it by the connection to server i.
@@ -141,13 +104,14 @@ func (c *Servers) Leader() int {
 	leader := -1
 	Eventually(c.t, "the log has one leader", func() bool {
 		leader = -1
-		for i, s := range c.Server {
-			if c.Leads(i) && leader >= 0 {
+		for i := range size {
+			if !c.Leads(i) {
+				continue
+			}
+			if leader >= 0 {
 				return false
 			}
-			if s != nil && c.Leads(i) {
-				leader = i
-			}
+			leader = i
 		}
 		return leader >= 0
 	})
@@ -180,10 +144,8 @@ func (c *Servers) Cut(i int) { c.each(i, (*Link).Cut) }
 
 func (c *Servers) each(i int, f func(*Link)) {
 	for j := range size {
-		if j != i {
-			f(c.links[i][j])
-			f(c.links[j][i])
-		}
+		f(c.links[i][j])
+		f(c.links[j][i])
 	}
 }
 

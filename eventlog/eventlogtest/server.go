@@ -46,11 +46,26 @@ func Open(t testing.TB, c eventlog.Config) *eventlog.Log {
 // Run runs one embedded server over a folder until the test ends, or until the test shuts it down.
 func Run(t testing.TB, dir string, change ...func(*server.Options)) *server.Server {
 	t.Helper()
-	o := options(dir)
+	o := &server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true,
+		JetStream: true, StoreDir: dir, SyncAlways: true, MaxPayload: 8 << 20,
+	}
 	for _, f := range change {
 		f(o)
 	}
-	return run(t, o)
+	s, err := server.NewServer(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	if !s.ReadyForConnections(patience) {
+		t.Fatal("the server is not ready for connections")
+	}
+	return s
 }
 
 // Connect returns a connection to the server that ends with the test.
@@ -77,28 +92,4 @@ func connect(t testing.TB, url string) *nats.Conn {
 	}
 	t.Cleanup(conn.Close)
 	return conn
-}
-
-func options(dir string) *server.Options {
-	return &server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true,
-		JetStream: true, StoreDir: dir, SyncAlways: true, MaxPayload: 8 << 20,
-	}
-}
-
-func run(t testing.TB, o *server.Options) *server.Server {
-	t.Helper()
-	s, err := server.NewServer(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	if !s.ReadyForConnections(patience) {
-		t.Fatal("the server is not ready for connections")
-	}
-	return s
 }
