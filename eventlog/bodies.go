@@ -70,9 +70,13 @@ func bodiesConfig(ctx context.Context, js jetstream.JetStream, c Config, resourc
 	}
 	source := &jetstream.StreamSource{Name: c.Stream, OptStartSeq: log.CachedInfo().State.LastSeq + 1}
 	for _, r := range resources {
-		filter, err := r.filter(c.Prefix)
+		filter, err := "", r.Check()
+		if err == nil {
+			all := Key{Cluster: anyPart, Group: r.Group, Resource: r.Resource, Namespace: anyPart, Name: anyPart}
+			filter, err = all.subject(c.Prefix+".log", true)
+		}
 		if err != nil {
-			return jetstream.StreamConfig{}, err
+			return jetstream.StreamConfig{}, fmt.Errorf("'%s' of group '%s': %w", r.Resource, r.Group, err)
 		}
 		source.SubjectTransforms = append(source.SubjectTransforms, jetstream.SubjectTransformConfig{Source: filter})
 	}
@@ -87,14 +91,6 @@ func bodiesConfig(ctx context.Context, js jetstream.JetStream, c Config, resourc
 		MaxMsgs:     1,
 		RePublish:   &jetstream.RePublish{Source: c.Prefix + ".log.>", Destination: c.Prefix + ".bodies.>"},
 	}, nil
-}
-
-// filter is the subject of all the resource's events.
-func (r Resource) filter(prefix string) (string, error) {
-	if err := r.Check(); err != nil {
-		return "", fmt.Errorf("'%s' of group '%s': %w", r.Resource, r.Group, err)
-	}
-	return Key{Cluster: anyPart, Group: r.Group, Resource: r.Resource, Namespace: anyPart, Name: anyPart}.subject(prefix+".log", true)
 }
 
 // Bodies are the resources whose bodies are republished.
@@ -116,24 +112,15 @@ func Bodies(ctx context.Context, c Config) ([]Resource, error) {
 	var resources []Resource
 	for _, source := range s.CachedInfo().Config.Sources {
 		for _, t := range source.SubjectTransforms {
-			r, err := resourceOf(c.Prefix, t.Source)
+			k, err := parseSubject(c.Prefix, t.Source, true)
+			if err == nil && (k.Group == anyPart || k.Resource == anyPart) {
+				err = fmt.Errorf("'%s' is not a filter of one resource", t.Source)
+			}
 			if err != nil {
 				return nil, fmt.Errorf("ask whose bodies are republished: stream '%s': %w", bodiesStream(c), err)
 			}
-			resources = append(resources, r)
+			resources = append(resources, Resource{k.Group, k.Resource})
 		}
 	}
 	return resources, nil
-}
-
-// resourceOf is the inverse of filter.
-func resourceOf(prefix, filter string) (Resource, error) {
-	k, err := parseSubject(prefix, filter, true)
-	if err != nil {
-		return Resource{}, err
-	}
-	if k.Group == anyPart || k.Resource == anyPart {
-		return Resource{}, fmt.Errorf("'%s' is not a filter of one resource", filter)
-	}
-	return Resource{Group: k.Group, Resource: k.Resource}, nil
 }
