@@ -32,7 +32,7 @@ func (l *Log) Follow(ctx context.Context, after Position, yield func(Batch) erro
 		}
 		var fatal *fatal
 		if errors.As(err, &fatal) {
-			return fatal.cause
+			return fatal.error
 		}
 		if errors.Is(err, nats.ErrConnectionClosed) {
 			return fmt.Errorf("follow the log after %d: %w", f.at.Revision, err)
@@ -47,9 +47,7 @@ func (l *Log) Follow(ctx context.Context, after Position, yield func(Batch) erro
 }
 
 // fatal ends a follow; every other error opens it anew.
-type fatal struct{ cause error }
-
-func (f *fatal) Error() string { return f.cause.Error() }
+type fatal struct{ error }
 
 // follower is one unfiltered reader of the log.
 type follower struct {
@@ -176,8 +174,8 @@ func (f *follower) answer(ctx context.Context, msg *nats.Msg) error {
 	if stalled != "" {
 		return f.log.config.Conn.Publish(stalled, nil)
 	}
-	if last, err := parseNumber(msg.Header, "Nats-Last-Stream", 64); err == nil && Revision(last) >= f.next {
-		return f.missed(ctx, Revision(last))
+	if last, err := parseNumber[Revision](msg.Header, "Nats-Last-Stream", 64); err == nil {
+		return f.missed(ctx, last)
 	}
 	return nil
 }

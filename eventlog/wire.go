@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -51,20 +52,12 @@ const mostHeaders = 17
 
 const specVersion = "1.0"
 
-const barrierType = "dev.logplane.barrier"
-
-var typeOfOp = map[Op]string{
-	Barrier:  barrierType,
+// typeOfOp are the ops on the wire.
+var typeOfOp = [...]string{
+	Barrier:  "dev.logplane.barrier",
 	Added:    "dev.logplane.object.added",
 	Modified: "dev.logplane.object.modified",
 	Deleted:  "dev.logplane.object.deleted",
-}
-
-var opOfType = map[string]Op{
-	typeOfOp[Barrier]:  Barrier,
-	typeOfOp[Added]:    Added,
-	typeOfOp[Modified]: Modified,
-	typeOfOp[Deleted]:  Deleted,
 }
 
 // encode makes the message of one write. Its precondition is the server's to enforce.
@@ -114,7 +107,7 @@ func encodeBarrier(prefix string, epoch uint64, id string, now time.Time) *nats.
 		headerSpec:   {specVersion},
 		headerID:     {id},
 		headerTime:   {now.UTC().Format(time.RFC3339Nano)},
-		headerType:   {barrierType},
+		headerType:   {typeOfOp[Barrier]},
 		headerSource: {"/barrier"},
 		headerEpoch:  {strconv.FormatUint(epoch, 10)},
 	}}
@@ -185,10 +178,11 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	if h.Get(headerSpec) != specVersion {
 		return Event{}, fmt.Errorf("'%s' is %q, not '%s'", headerSpec, h.Get(headerSpec), specVersion)
 	}
-	op, ok := opOfType[h.Get(headerType)]
-	if !ok {
+	known := slices.Index(typeOfOp[:], h.Get(headerType))
+	if known < 0 {
 		return Event{}, fmt.Errorf("'%s' %q is not known", headerType, h.Get(headerType))
 	}
+	op := Op(known)
 	if (op == Barrier) != (subject == barrierSubject(prefix)) {
 		return Event{}, fmt.Errorf("type %q does not belong on subject %q", h.Get(headerType), subject)
 	}
@@ -198,7 +192,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 		return Event{}, fmt.Errorf("'%s' %q is not 1 to %d printable characters", headerID, e.RequestID, maxID)
 	}
 	var errs [6]error
-	e.Epoch, errs[0] = parseNumber(h, headerEpoch, 64)
+	e.Epoch, errs[0] = parseNumber[uint64](h, headerEpoch, 64)
 	if op == Barrier {
 		e.Outdates = h.Get(headerOutdates) != ""
 		return e, errs[0]
@@ -208,20 +202,18 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 		return Event{}, err
 	}
 	key.Prefix = one(h.Get(headerPrefix))
-	if err := checkPrefix(key.Prefix); err != nil {
-		return Event{}, err
+	if p := key.Prefix; len(p) < 2 || p[0] != '/' || p[len(p)-1] == '/' {
+		return Event{}, fmt.Errorf("'%s' %q does not start with a slash and end without one", headerPrefix, p)
 	}
-	var base, precondition, ttl uint64
-	base, errs[1] = parseNumber(h, headerBase, 64)
-	precondition, errs[2] = parseNumber(h, headerPrecondition, 64)
-	ttl, errs[3] = parseNumber(h, headerTTL, 32)
+	e.Base, errs[1] = parseNumber[Revision](h, headerBase, 64)
+	e.Precondition, errs[2] = parseNumber[Revision](h, headerPrecondition, 64)
+	e.TTL, errs[3] = parseNumber[uint32](h, headerTTL, 32)
 	place, size, err := batchPlace(h)
 	errs[5], e.Before, e.Left = err, uint32(max(place, 1)-1), uint32(size-place)
-	if op == Added && base != 0 {
-		errs[4] = fmt.Errorf("an added object has base %d, not 0", base)
+	if op == Added && e.Base != 0 {
+		errs[4] = fmt.Errorf("an added object has base %d, not 0", e.Base)
 	}
 	e.Key, e.ContentType = key, one(h.Get(headerContentType))
-	e.Base, e.Precondition, e.TTL = Revision(base), Revision(precondition), uint32(ttl)
 	if parent := h.Get(headerTrace); len(parent) <= maxTrace {
 		e.Trace = strings.Clone(parent)
 	}
@@ -244,19 +236,12 @@ func validID(id string) bool {
 	return id != "" && len(id) <= maxID && !strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-func checkPrefix(prefix string) error {
-	if len(prefix) < 2 || prefix[0] != '/' || prefix[len(prefix)-1] == '/' {
-		return fmt.Errorf("'%s' %q does not start with a slash and end without one", headerPrefix, prefix)
-	}
-	return nil
-}
-
-func parseNumber(h nats.Header, name string, bits int) (uint64, error) {
+func parseNumber[N ~uint32 | ~uint64](h nats.Header, name string, bits int) (N, error) {
 	n, err := strconv.ParseUint(h.Get(name), 10, bits)
 	if err != nil {
 		return 0, fmt.Errorf("'%s' %q is not a number of %d bits", name, h.Get(name), bits)
 	}
-	return n, nil
+	return N(n), nil
 }
 
 // batchPlace reads an event's place in its batch, 1 of 1 for a single one.
