@@ -18,9 +18,8 @@ type Link struct {
 	mu     sync.Mutex
 	gate   *sync.Cond
 	target string                // mu; where bytes go; connections wait until it is known
-	closed bool                  // mu; the test is over
 	held   bool                  // mu; bytes are held back
-	broken bool                  // mu; connections are refused
+	broken bool                  // mu; connections are refused, as when the test is over
 	conns  map[net.Conn]struct{} // mu
 	losses int                   // mu; how often the connections of that time were lost
 }
@@ -77,27 +76,18 @@ func (l *Link) set(held, broken bool) {
 	defer l.mu.Unlock()
 	l.held, l.broken = held, broken
 	if broken {
-		l.dropAll()
+		for c := range l.conns {
+			c.Close()
+		}
+		clear(l.conns)
 	}
 	l.gate.Broadcast()
 }
 
 func (l *Link) close() {
 	l.listener.Close()
-	l.mu.Lock()
-	l.closed = true
-	l.dropAll()
-	l.gate.Broadcast()
-	l.mu.Unlock()
+	l.Cut()
 	l.done.Wait()
-}
-
-// dropAll closes all connections; mu is held.
-func (l *Link) dropAll() {
-	for c := range l.conns {
-		c.Close()
-	}
-	clear(l.conns)
 }
 
 func (l *Link) accept() {
@@ -132,21 +122,21 @@ func (l *Link) carry(in net.Conn) {
 	pair.Wait()
 }
 
-// known waits until it is known where bytes go; it is false when the test is over before.
+// known waits until it is known where bytes go; it is false when the link is broken before.
 func (l *Link) known() (target string, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.target == "" && !l.closed {
+	for l.target == "" && !l.broken {
 		l.gate.Wait()
 	}
-	return l.target, !l.closed
+	return l.target, !l.broken
 }
 
 // admit returns how many losses there were before the connections.
 func (l *Link) admit(conns ...net.Conn) (losses int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.broken || l.closed {
+	if l.broken {
 		return 0, false
 	}
 	for _, c := range conns {
@@ -175,8 +165,8 @@ func (l *Link) pump(from, to net.Conn, losses int) {
 func (l *Link) pass(losses int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for (l.held || l.losses > losses) && !l.broken && !l.closed {
+	for (l.held || l.losses > losses) && !l.broken {
 		l.gate.Wait()
 	}
-	return !l.broken && !l.closed
+	return !l.broken
 }
