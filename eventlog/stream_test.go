@@ -263,7 +263,7 @@ func TestTailInMemoryAsksForNoBatch(t *testing.T) {
 		t.Errorf("got %d events", len(got))
 	}
 	for next := eventlog.Revision(5); next <= head; next++ {
-		if msg, err := asked.NextMsgWithContext(bounded(t)); err != nil || string(msg.Data) != fmt.Sprintf(`{"seq":%d}`, next) {
+		if msg, err := asked.NextMsgWithContext(bounded(t)); err != nil || !strings.HasPrefix(string(msg.Data), fmt.Sprintf(`{"seq":%d,"batch":0,`, next)) {
 			t.Fatalf("revision %d: got %v, %v", next, msg, err)
 		}
 	}
