@@ -20,12 +20,15 @@ func RoundTrips(kind string) float64 {
 	return metric(roundTrips.WithLabelValues(kind)).GetCounter().GetValue()
 }
 
-// Decode is decode, for fuzzing; Encode is encode, for forging.
 var (
-	Decode       = decode
-	Encode       = encode
+	Encode       = encode // for forging
 	CheckVersion = checkVersion
 )
+
+// Decode reads a message of the log, for fuzzing.
+func Decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at time.Time) (Event, error) {
+	return stored{subject: subject, revision: rev, time: at, header: h, body: body}.event(prefix)
+}
 
 // ParseSubject is the inverse of Key.Subject.
 func ParseSubject(prefix, subject string) (Key, error) {
@@ -50,7 +53,9 @@ func DecodeRepublished(prefix string, m *nats.Msg) (Event, error) {
 	if err != nil {
 		return Event{}, err
 	}
-	return decode(prefix, m.Header.Get(headerStored), m.Header, m.Data, Revision(rev), at)
+	e, err := decodeHeaders(prefix, m.Header.Get(headerStored), m.Header)
+	e.Revision, e.Time, e.Body = Revision(rev), at, m.Data
+	return e, err
 }
 
 // Join enters the next question for the head at once, and returns what waits for its answer.

@@ -115,20 +115,6 @@ func encodeBarrier(prefix string, epoch uint64, id string, now time.Time) *nats.
 
 func barrierSubject(prefix string) string { return prefix + ".log." + barrierMarker }
 
-// decode reads a message that the log holds at a revision. Whatever was published there becomes an Event, or an error
-// that names the revision.
-func decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at time.Time) (Event, error) {
-	e, err := decodeHeaders(prefix, subject, h)
-	if err != nil {
-		return Event{}, fmt.Errorf("decode event at revision %d: %w", rev, err)
-	}
-	e.Revision, e.Time = rev, at
-	if e.Op != Barrier {
-		e.Body = bytes.Clone(body) // a message holds its headers once more, for as long as its body is held
-	}
-	return e, nil
-}
-
 // summed are the headers that decide something, or that somebody is told, in the order of the checksum.
 var summed = [...]string{
 	headerSpec, headerID, headerType, headerContentType, headerPrefix, headerBase, headerPrecondition, headerEpoch, headerTTL,
@@ -171,7 +157,15 @@ func (m stored) event(prefix string) (Event, error) {
 			return Event{}, fmt.Errorf("decode event at revision %d: %w", m.revision, errDamaged)
 		}
 	}
-	return decode(prefix, m.subject, m.header, m.body, m.revision, m.time)
+	e, err := decodeHeaders(prefix, m.subject, m.header)
+	if err != nil {
+		return Event{}, fmt.Errorf("decode event at revision %d: %w", m.revision, err)
+	}
+	e.Revision, e.Time = m.revision, m.time
+	if e.Op != Barrier {
+		e.Body = bytes.Clone(m.body) // a message holds its headers once more, for as long as its body is held
+	}
+	return e, nil
 }
 
 func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
