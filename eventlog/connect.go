@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"regexp"
 	"strings"
 	"time"
 
@@ -116,15 +117,7 @@ func refresh(ctx context.Context, conn *nats.Conn) (replaced bool, err error) {
 // redacted is the URL as messages and logs may show it. Nothing before the last '@' is looked into: a password that
 // nobody escaped may have any character.
 func (s Servers) redacted() string {
-	at := strings.LastIndexByte(s.URL, '@')
-	if at < 0 {
-		return s.URL
-	}
-	scheme, _, found := strings.Cut(s.URL[:at], "://")
-	if !found {
-		return "xxxxx" + s.URL[at:]
-	}
-	return scheme + "://xxxxx" + s.URL[at:]
+	return regexp.MustCompile(`(?s)^(.*?://)?.*@`).ReplaceAllString(s.URL, "${1}xxxxx@")
 }
 
 // hint says what to do about an error of a connection.

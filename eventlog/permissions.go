@@ -2,6 +2,7 @@ package eventlog
 
 import (
 	"net/url"
+	"regexp"
 	"strings"
 )
 
@@ -54,18 +55,10 @@ func inboxOf(user string) string { return "_INBOX." + user }
 // inbox is the prefix of the inboxes of the user in a URL. A user who is not in it, or whose name is no token of a
 // subject, has the client's own.
 func (s Servers) inbox() string {
-	const plain = "_INBOX"
 	first, _, _ := strings.Cut(s.URL, ",")
 	u, err := url.Parse(first)
-	if err != nil || u.User == nil || s.Credentials != "" {
-		return plain
+	if err != nil || s.Credentials != "" || !regexp.MustCompile(`^[-\w]+$`).MatchString(u.User.Username()) {
+		return "_INBOX"
 	}
-	user := u.User.Username()
-	notInToken := func(r rune) bool {
-		return r != '-' && r != '_' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
-	}
-	if user == "" || strings.ContainsFunc(user, notInToken) {
-		return plain
-	}
-	return inboxOf(user)
+	return inboxOf(u.User.Username())
 }
