@@ -1,7 +1,6 @@
 package eventlogtest
 
 import (
-	"context"
 	"net/url"
 	"strconv"
 	"testing"
@@ -77,7 +76,9 @@ func (c *Servers) Restart(i int, meanwhile func(folder string)) {
 	c.Server[i].WaitForShutdown()
 	meanwhile(c.folders[i])
 	c.start(i)
-	Eventually(c.t, "the server that was restarted keeps up", func() bool { return c.Current(i) })
+	Eventually(c.t, "the server that was restarted keeps up", func() bool {
+		return c.Server[i].JetStreamIsStreamCurrent(server.DEFAULT_GLOBAL_ACCOUNT, "logplane")
+	})
 }
 
 // Log creates the replicated log, if it is missing, and opens it by the connection to server i.
@@ -87,15 +88,9 @@ func (c *Servers) Log(i int, change ...func(*eventlog.Config)) *eventlog.Log {
 	for _, f := range change {
 		f(&config)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	Eventually(c.t, "the log is created", func() bool { return eventlog.Create(ctx, config) == nil })
+	Eventually(c.t, "the log is created", func() bool { return eventlog.Create(c.t.Context(), config) == nil })
 	c.Leader()
-	l, err := eventlog.Open(ctx, config)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return l
+	return Open(c.t, config)
 }
 
 // Leader waits until exactly one server leads the log, and returns which.
@@ -126,11 +121,6 @@ func (c *Servers) Leads(i int) bool {
 // StepDown makes the log's leader give up; another one is elected, or the same again.
 func (c *Servers) StepDown(i int) error {
 	return c.Server[i].JetStreamStepdownStream(server.DEFAULT_GLOBAL_ACCOUNT, "logplane")
-}
-
-// Current says whether server i has applied all of the log that it knows of.
-func (c *Servers) Current(i int) bool {
-	return c.Server[i].JetStreamIsStreamCurrent(server.DEFAULT_GLOBAL_ACCOUNT, "logplane")
 }
 
 // Stall holds back every byte between server i and the others. Connections stay up, nobody is told.
