@@ -153,7 +153,11 @@ func (f *follower) read(ctx context.Context, sub *nats.Subscription) error {
 			return err
 		}
 		if time.Since(quiet) > f.log.config.Timeout {
-			if err := f.checkQuiet(ctx); err != nil {
+			b, err := f.log.info(ctx)
+			if err == nil && b.Head >= f.next {
+				err = fmt.Errorf("the head is %d, and %d never came", b.Head, f.next)
+			}
+			if err != nil {
 				return err
 			}
 			quiet = time.Now()
@@ -178,15 +182,6 @@ func (f *follower) answer(ctx context.Context, msg *nats.Msg) error {
 		return f.missed(ctx, last)
 	}
 	return nil
-}
-
-// checkQuiet is an error if the log holds an event that the consumer does not deliver.
-func (f *follower) checkQuiet(ctx context.Context) error {
-	b, err := f.log.info(ctx)
-	if err == nil && b.Head >= f.next {
-		err = fmt.Errorf("the head is %d, and %d never came", b.Head, f.next)
-	}
-	return err
 }
 
 func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -120,21 +121,16 @@ func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
 // batches. The first revision is asked for at the same time. If it has moved on since, the caller meets ErrPurged or
 // ErrConflict.
 func (l *Log) barrier(ctx context.Context) (Bounds, error) {
-	type answer struct {
-		state
-		err error
-	}
-	asked := make(chan answer, 1)
-	go func() {
-		b, err := l.info(ctx)
-		asked <- answer{b, err}
-	}()
+	var first state
+	var failed error
+	var asking sync.WaitGroup
+	asking.Go(func() { first, failed = l.info(ctx) })
 	head, err := l.publishBarrier(ctx, nil, nil)
-	first := <-asked // bounded by ctx
+	asking.Wait() // bounded by ctx
 	switch {
 	case err == nil:
-		err = first.err
-	case first.err == nil: // seen where two of three servers restarted under load
+		err = failed
+	case failed == nil: // seen where two of three servers restarted under load
 		err = fmt.Errorf("the log's leader '%s' answers, and no server acknowledges anything: are most of the others up? Then let another lead, 'nats stream cluster step-down %s', or restart the servers one after the other: %w",
 			first.leader, l.config.Stream, err)
 	}
@@ -178,11 +174,11 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 	if err != nil {
 		return 0, err
 	}
-	place, size, err := batchPlace(m.header)
-	if err != nil || place == size { // what claims an impossible place is no event and in no batch
+	before, left, err := batchPlace(m.header)
+	if err != nil || left == 0 { // what claims an impossible place is no event and in no batch
 		return head, nil
 	}
-	end := head + Revision(size-place)
+	end := head + Revision(left)
 	b, err := l.info(ctx)
 	switch {
 	case err != nil:
@@ -192,7 +188,7 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 	case m.header.Get(headerBatchID) == "": // nor is what claims a batch that is not there
 		return head, nil
 	}
-	return head - Revision(place), nil
+	return head - Revision(before) - 1, nil
 }
 
 // state is what the stream's leader says of it.

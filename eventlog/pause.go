@@ -9,10 +9,8 @@ import (
 // Pause waits for the time. If ctx ends first, Pause returns ctx's error. It is here because all packages may import
 // this one.
 func Pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

@@ -202,8 +202,7 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	e.Base, errs[1] = parseNumber[Revision](h, headerBase, 64)
 	e.Precondition, errs[2] = parseNumber[Revision](h, headerPrecondition, 64)
 	e.TTL, errs[3] = parseNumber[uint32](h, headerTTL, 32)
-	place, size, err := batchPlace(h)
-	errs[5], e.Before, e.Left = err, uint32(max(place, 1)-1), uint32(size-place)
+	e.Before, e.Left, errs[5] = batchPlace(h)
 	if op == Added && e.Base != 0 {
 		errs[4] = fmt.Errorf("an added object has base %d, not 0", e.Base)
 	}
@@ -238,11 +237,11 @@ func parseNumber[N ~uint32 | ~uint64](h nats.Header, name string, bits int) (N, 
 	return N(n), nil
 }
 
-// batchPlace reads an event's place in its batch, 1 of 1 for a single one.
-func batchPlace(h nats.Header) (place, size uint64, err error) {
+// batchPlace reads how many events come before and after an event in its batch.
+func batchPlace(h nats.Header) (before, left uint32, err error) {
 	v := h.Get(headerBatch)
 	if v == "" {
-		return 1, 1, nil
+		return 0, 0, nil
 	}
 	a, b, _ := strings.Cut(v, "/")
 	place, errPlace := strconv.ParseUint(a, 10, 32)
@@ -250,7 +249,7 @@ func batchPlace(h nats.Header) (place, size uint64, err error) {
 	if errPlace != nil || errSize != nil || place < 1 || place > size || size > MaxBatch {
 		return 0, 0, fmt.Errorf("'%s' %q is not a place in a batch", headerBatch, v)
 	}
-	return place, size, nil
+	return uint32(place - 1), uint32(size - place), nil
 }
 
 func formatRevision(r Revision) string { return strconv.FormatUint(uint64(r), 10) }

@@ -599,7 +599,7 @@ var list = []mutant{
 	},
 	{
 		name: "head-inside-a-batch",
-		file: "eventlog/head.go", old: "if err != nil || place == size {", new: "if err != nil || place <= size {",
+		file: "eventlog/head.go", old: "if err != nil || left == 0 {", new: "if err != nil || left < MaxBatch {",
 		tests: "TestHeadIsNeverInsideABatch",
 		why:   "an object is seen without the claims that were written with it",
 	},
