@@ -27,7 +27,7 @@ var (
 func (l *Log) whole(ctx context.Context, m stored) (Event, error) {
 	e, err := m.event(l.config.Prefix)
 	if err != nil {
-		return l.otherCopy(ctx, m.revision, err)
+		return l.otherCopy(ctx, m.Revision, err)
 	}
 	return e, nil
 }
@@ -48,8 +48,8 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 		e, err = m.event(l.config.Prefix)
 		if m.foreign(err) {
 			malformed.Inc()
-			slog.Warn("skipped a message of the log that is not an event", "revision", rev, "subject", m.subject, "error", err)
-			return Event{Revision: rev, Time: m.time, RequestID: m.header.Get(headerID)}, nil
+			slog.Warn("skipped a message of the log that is not an event", "revision", rev, "subject", m.Subject, "error", err)
+			return Event{Revision: rev, Time: m.Time, RequestID: m.header.Get(headerID)}, nil
 		}
 	}
 	var asked []string
@@ -96,7 +96,7 @@ const copyRounds = 4
 // foreign says that what the leader has, and what err says that it is no event, never was one. Of an event the checksum
 // stands somewhere, even if it cannot be told any more where the headers end.
 func (m stored) foreign(err error) bool {
-	return err != nil && !errors.Is(err, errDamaged) && !bytes.Contains(append(bytes.Clone(m.raw), m.body...), []byte(headerChecksum))
+	return err != nil && !errors.Is(err, errDamaged) && !bytes.Contains(append(bytes.Clone(m.Raw), m.Body...), []byte(headerChecksum))
 }
 
 // serverTime bounds connecting to one server.

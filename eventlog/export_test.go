@@ -27,7 +27,7 @@ var (
 
 // Decode reads a message of the log, for fuzzing.
 func Decode(prefix, subject string, h nats.Header, body []byte, rev Revision, at time.Time) (Event, error) {
-	return stored{subject: subject, revision: rev, time: at, header: h, body: body}.event(prefix)
+	return stored{Subject: subject, Revision: rev, Time: at, header: h, Body: body}.event(prefix)
 }
 
 // ParseSubject is the inverse of Key.Subject.
@@ -122,7 +122,7 @@ var ErrForeign = errors.New("foreign")
 // Whole reads a message as the leader answers it.
 func Whole(prefix, subject string, header, body []byte) (Event, error) {
 	h, _ := nats.DecodeHeadersMsg(header)
-	m := stored{subject: subject, header: h, body: body, raw: header}
+	m := stored{Subject: subject, header: h, Body: body, Raw: header}
 	e, err := m.event(prefix)
 	if m.foreign(err) {
 		err = fmt.Errorf("%w: %w", ErrForeign, err)

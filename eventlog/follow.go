@@ -189,10 +189,10 @@ func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {
 	if err != nil {
 		return err
 	}
-	if m.revision < f.next {
-		return fmt.Errorf("revision %d came in place of %d", m.revision, f.next)
+	if m.Revision < f.next {
+		return fmt.Errorf("revision %d came in place of %d", m.Revision, f.next)
 	}
-	if err := f.missed(ctx, m.revision-1); err != nil {
+	if err := f.missed(ctx, m.Revision-1); err != nil {
 		return err
 	}
 	return f.accept(f.log.whole(ctx, m))

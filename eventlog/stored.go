@@ -17,12 +17,12 @@ var errNoMessage = errors.New("the log holds no such message")
 
 // stored is a message with its place in the log, not yet decoded.
 type stored struct {
-	subject  string
-	revision Revision
-	time     time.Time
+	Subject  string    `json:"subject"`
+	Revision Revision  `json:"seq"`
+	Time     time.Time `json:"time"`
 	header   nats.Header
-	body     []byte
-	raw      []byte // the headers as the leader has them; nil from elsewhere
+	Body     []byte `json:"data"`
+	Raw      []byte `json:"hdrs"` // the headers as the leader has them; nil from elsewhere
 }
 
 // get asks the stream's leader for one message, and is errNoMessage if it has none. While a batch is being written, the
@@ -45,22 +45,15 @@ func (l *Log) get(ctx context.Context, request string) (m stored, err error) {
 func quoted(m *stored) reading {
 	var answer struct {
 		refusal
-		Message struct {
-			Subject  string    `json:"subject"`
-			Revision Revision  `json:"seq"`
-			Header   []byte    `json:"hdrs"`
-			Body     []byte    `json:"data"`
-			Time     time.Time `json:"time"`
-		} `json:"message"`
+		Message stored `json:"message"`
 	}
 	read := decoded(&answer, &answer.refusal)
 	return func(msg *nats.Msg) error {
 		if err := read(msg); err != nil {
 			return err
 		}
-		got := answer.Message
-		header, _ := nats.DecodeHeadersMsg(got.Header) // damaged ones are none
-		*m = stored{got.Subject, got.Revision, got.Time, header, got.Body, got.Header}
+		*m = answer.Message
+		m.header, _ = nats.DecodeHeadersMsg(m.Raw) // damaged ones are none
 		return nil
 	}
 }

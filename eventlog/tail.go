@@ -153,7 +153,7 @@ func (r *reader) take(ctx context.Context, msg *nats.Msg) (more bool, err error)
 		return false, nil
 	}
 	m, err := direct(msg)
-	if err != nil || m.revision != r.next { // damaged, purged, or a replica that is catching up: the leader knows
+	if err != nil || m.Revision != r.next { // damaged, purged, or a replica that is catching up: the leader knows
 		return false, nil
 	}
 	e, err := r.log.whole(ctx, m)
@@ -172,7 +172,7 @@ func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 		// The next message at or after the revision: a later one proves that this one is missing.
 		m, err := l.get(ctx, fmt.Sprintf(`{"seq":%d,"next_by_subj":">"}`, rev))
 		switch {
-		case err == nil && m.revision == rev:
+		case err == nil && m.Revision == rev:
 			return l.whole(ctx, m)
 		case err == nil:
 			if err = l.checkFirst(ctx, rev); errors.Is(err, errLacking) && try >= gapTries {

@@ -153,17 +153,17 @@ func (m stored) event(prefix string) (Event, error) {
 	epoch := m.header.Get(headerEpoch)
 	if sealed || len(epoch) > 1 && epoch[0] == '0' {
 		said, err := strconv.ParseUint(m.header.Get(headerChecksum), 16, 32)
-		if err != nil || uint32(said) != checksum(m.subject, m.header, m.body) {
-			return Event{}, fmt.Errorf("decode event at revision %d: %w", m.revision, errDamaged)
+		if err != nil || uint32(said) != checksum(m.Subject, m.header, m.Body) {
+			return Event{}, fmt.Errorf("decode event at revision %d: %w", m.Revision, errDamaged)
 		}
 	}
-	e, err := decodeHeaders(prefix, m.subject, m.header)
+	e, err := decodeHeaders(prefix, m.Subject, m.header)
 	if err != nil {
-		return Event{}, fmt.Errorf("decode event at revision %d: %w", m.revision, err)
+		return Event{}, fmt.Errorf("decode event at revision %d: %w", m.Revision, err)
 	}
-	e.Revision, e.Time = m.revision, m.time
+	e.Revision, e.Time = m.Revision, m.Time
 	if e.Op != Barrier {
-		e.Body = bytes.Clone(m.body) // a message holds its headers once more, for as long as its body is held
+		e.Body = bytes.Clone(m.Body) // a message holds its headers once more, for as long as its body is held
 	}
 	return e, nil
 }

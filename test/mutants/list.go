@@ -611,7 +611,7 @@ var list = []mutant{
 	},
 	{
 		name: "gap-followed",
-		file: "eventlog/follow.go", old: "f.missed(ctx, m.revision-1)", new: "f.missed(ctx, f.next-1)",
+		file: "eventlog/follow.go", old: "f.missed(ctx, m.Revision-1)", new: "f.missed(ctx, f.next-1)",
 		tests: "TestHoleIsDiverged|TestFollowBehindAPurge",
 		why:   "every watch misses what was lost on the way",
 	},
@@ -671,7 +671,7 @@ var list = []mutant{
 	},
 	{
 		name: "checksum-not-compared",
-		file: "eventlog/wire.go", old: "err != nil || uint32(said) != checksum(m.subject, m.header, m.body)", new: "err != nil || said == 1",
+		file: "eventlog/wire.go", old: "err != nil || uint32(said) != checksum(m.Subject, m.header, m.Body)", new: "err != nil || said == 1",
 		tests: "TestEveryBitCounts",
 		why:   "an event with a flipped bit is folded as it is",
 	},
