@@ -38,10 +38,7 @@ func (r Resource) Check() error {
 // say. What Check refuses is refused.
 func SetBodies(ctx context.Context, c Config, resources []Resource) error {
 	c = c.withDefaults()
-	js, err := jetstream.New(c.Conn)
-	if err != nil {
-		return fmt.Errorf("republish bodies: %w", err)
-	}
+	js := c.jetStream()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	if len(resources) == 0 {
@@ -96,13 +93,9 @@ func bodiesConfig(ctx context.Context, js jetstream.JetStream, c Config, resourc
 // Bodies are the resources whose bodies are republished.
 func Bodies(ctx context.Context, c Config) ([]Resource, error) {
 	c = c.withDefaults()
-	js, err := jetstream.New(c.Conn)
-	if err != nil {
-		return nil, fmt.Errorf("ask whose bodies are republished: %w", err)
-	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	s, err := js.Stream(ctx, bodiesStream(c))
+	s, err := c.jetStream().Stream(ctx, bodiesStream(c))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil, nil
 	}

@@ -80,13 +80,9 @@ func Examine(ctx context.Context, c Config) (Examination, error) {
 
 // lookUp asks the server for the log's stream, once.
 func lookUp(ctx context.Context, c Config) (*jetstream.StreamInfo, error) {
-	js, err := jetstream.New(c.Conn)
-	if err != nil {
-		return nil, err
-	}
 	ctx, done := untilRefused(ctx, c.Conn)
 	defer done()
-	s, err := js.Stream(ctx, c.Stream)
+	s, err := c.jetStream().Stream(ctx, c.Stream)
 	cause := context.Cause(ctx)
 	switch {
 	case errors.Is(cause, nats.ErrPermissionViolation):

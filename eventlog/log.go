@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Config says where a cell's log is.
@@ -43,6 +44,11 @@ func (c Config) withDefaults() Config {
 	c.Replicas = cmp.Or(c.Replicas, 1)
 	c.Timeout = cmp.Or(c.Timeout, 5*time.Second)
 	return c
+}
+
+func (c Config) jetStream() jetstream.JetStream {
+	js, _ := jetstream.New(c.Conn) // it fails only by options
+	return js
 }
 
 // Bounds are the log's first retained revision and its head. An empty log has First = Head + 1.

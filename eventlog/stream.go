@@ -72,10 +72,7 @@ func Create(ctx context.Context, c Config) error {
 	if err := checkServer(c); err != nil {
 		return err
 	}
-	js, err := jetstream.New(c.Conn)
-	if err != nil {
-		return fmt.Errorf("create log: %w", err)
-	}
+	js := c.jetStream()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	if _, err := checkVersions(ctx, c.Conn); err != nil {
