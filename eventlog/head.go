@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nuid"
 )
 
 // question is one question for the head, shared by all who waited before it was sent.
@@ -137,17 +135,14 @@ func (l *Log) barrier(ctx context.Context) (Bounds, error) {
 	return Bounds{First: first.First, Head: head}, err
 }
 
-// publishBarrier appends a barrier, with further headers and a body if they are given. Nobody reads the body.
+// publishBarrier appends a barrier, with further headers and a body if they are given.
 func (l *Log) publishBarrier(ctx context.Context, headers nats.Header, body []byte) (Revision, error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
 	for try := 0; ; try++ {
 		var ack acknowledgement
 		attempt, cancel := context.WithTimeout(ctx, l.tryTime(try))
-		barrier := encodeBarrier(l.config.Prefix, l.Epoch(), nuid.Next(), time.Now())
-		maps.Copy(barrier.Header, headers)
-		barrier.Data = body
-		seal(barrier)
+		barrier := encodeBarrier(l.config.Prefix, l.Epoch(), headers, body)
 		err := l.callOnce(attempt, "barrier", barrier, decoded(&ack, &ack.refusal))
 		cancel()
 		noteAcknowledged(ack, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,10 +14,11 @@ import (
 	"unique"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
 )
 
-// The event on the wire, a permanent format (docs/format.md): CloudEvents 1.0 in binary mode, and headers of ours. The
-// id of a batch's first event is the request id, of its n-th further one '<request id>.<n>', so that ids stay unique.
+// The event on the wire, a permanent format: CloudEvents 1.0 in binary mode, and headers of ours. docs/format.md says
+// what each is, and which may be absent.
 const (
 	headerSpec        = "ce-specversion"
 	headerID          = "ce-id"
@@ -31,18 +33,13 @@ const (
 	headerPrecondition = "Logplane-Precondition"
 	headerEpoch        = "Logplane-Epoch"
 	headerTTL          = "Logplane-Ttl"
-	// Events from before there were authors have none of the next three, and others only those that are not empty.
-	headerUser  = "Logplane-User"
-	headerAs    = "Logplane-As"
-	headerAgent = "Logplane-Agent"
-	// headerTrace is of CloudEvents' extension for distributed tracing. Most events have none.
-	headerTrace = "ce-traceparent"
-	// headerBatch is an event's place in its batch, '2/5'; single events have none.
-	headerBatch = "Logplane-Batch"
-	// headerOutdates has any value on a barrier that outdates roots; others lack it.
-	headerOutdates = "Logplane-Outdates"
-	// headerChecksum is that of what the event says. Events from before there was one have none.
-	headerChecksum = "Logplane-Checksum"
+	headerUser         = "Logplane-User"
+	headerAs           = "Logplane-As"
+	headerAgent        = "Logplane-Agent"
+	headerTrace        = "ce-traceparent"
+	headerBatch        = "Logplane-Batch"
+	headerOutdates     = "Logplane-Outdates"
+	headerChecksum     = "Logplane-Checksum"
 
 	headerExpected = "Nats-Expected-Last-Subject-Sequence"
 )
@@ -101,19 +98,22 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 	return msg, nil
 }
 
-// encodeBarrier makes the no-op event; it has no object and no precondition.
-func encodeBarrier(prefix string, epoch uint64, id string, now time.Time) *nats.Msg {
-	return &nats.Msg{Subject: barrierSubject(prefix), Header: nats.Header{
+// encodeBarrier makes the no-op event; it has no object and no precondition. Nobody reads its body.
+func encodeBarrier(prefix string, epoch uint64, headers nats.Header, body []byte) *nats.Msg {
+	msg := &nats.Msg{Subject: barrierSubject(prefix), Data: body, Header: nats.Header{
 		headerSpec:   {specVersion},
-		headerID:     {id},
-		headerTime:   {now.UTC().Format(time.RFC3339Nano)},
+		headerID:     {nuid.Next()},
+		headerTime:   {time.Now().UTC().Format(time.RFC3339Nano)},
 		headerType:   {typeOfOp[Barrier]},
 		headerSource: {"/barrier"},
 		headerEpoch:  {strconv.FormatUint(epoch, 10)},
 	}}
+	maps.Copy(msg.Header, headers)
+	seal(msg)
+	return msg
 }
 
-func barrierSubject(prefix string) string { return prefix + ".log." + barrierMarker }
+func barrierSubject(prefix string) string { return prefix + ".log.%barrier" }
 
 // summed are the headers that decide something, or that somebody is told, in the order of the checksum.
 var summed = [...]string{
@@ -218,11 +218,11 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 // one returns the one copy of a text that many events have.
 func one(text string) string { return unique.Make(text).Value() }
 
-// maxTrace is how long a header of version 00 of W3C's traces is, in bytes.
-const maxTrace = 55
-
-// maxID is the longest id of an event, in bytes.
-const maxID = 256
+// The longest trace, of version 00 of W3C's, and the longest id of an event, in bytes.
+const (
+	maxTrace = 55
+	maxID    = 256
+)
 
 // validID accepts only ids that come back from the wire as they were, since outcomes are resolved by them.
 func validID(id string) bool {
