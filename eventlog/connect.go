@@ -41,8 +41,7 @@ type Servers struct {
 	CA string
 }
 
-// Connect connects to NATS. Nothing is buffered while disconnected: a write must never be sent later than its request
-// meant it.
+// Connect connects to NATS, as Config wants it.
 func Connect(s Servers) (*nats.Conn, error) {
 	options := []nats.Option{
 		nats.Name(cmp.Or(s.Name, "logplane")), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1),

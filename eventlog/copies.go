@@ -99,14 +99,11 @@ func (m stored) foreign(err error) bool {
 	return err != nil && !errors.Is(err, errDamaged) && !bytes.Contains(append(bytes.Clone(m.Raw), m.Body...), []byte(headerChecksum))
 }
 
-// serverTime bounds connecting to one server.
-const serverTime = time.Second
-
 // eachServer calls ask with a connection to each server that conn knows of, one after the other, while ask returns
 // true. It leaves out those that cannot be reached.
 func eachServer(ctx context.Context, conn *nats.Conn, ask func(*nats.Conn) (more bool)) {
 	options := conn.Opts
-	options.AllowReconnect, options.RetryOnFailedConnect, options.Timeout = false, false, serverTime
+	options.AllowReconnect, options.RetryOnFailedConnect, options.Timeout = false, false, time.Second
 	options.DisconnectedErrCB, options.ReconnectedCB, options.AsyncErrorCB, options.ClosedCB = nil, nil, nil, nil
 	var user *url.Userinfo // which conn.Servers leaves out
 	if len(options.Servers) > 0 {

@@ -34,8 +34,7 @@ type Write struct {
 	Body []byte
 	// TTL is how long the object may live, in whole seconds, 0 for ever. Only the deletion event that the lifecycle
 	// appends ends it; reads never filter by a clock.
-	TTL uint32
-	// Author of the write.
+	TTL    uint32
 	Author Author
 }
 

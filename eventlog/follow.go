@@ -185,10 +185,11 @@ func (f *follower) answer(ctx context.Context, msg *nats.Msg) error {
 }
 
 func (f *follower) deliver(ctx context.Context, msg *nats.Msg) error {
-	m, err := delivered(msg)
+	place, err := msg.Metadata()
 	if err != nil {
-		return err
+		return fmt.Errorf("read a message of the log: %w", err)
 	}
+	m := stored{msg.Subject, Revision(place.Sequence.Stream), place.Timestamp, msg.Header, msg.Data, nil}
 	if m.Revision < f.next {
 		return fmt.Errorf("revision %d came in place of %d", m.Revision, f.next)
 	}

@@ -11,16 +11,9 @@ import (
 // reply subject and the longer republished form.
 const maxSubject = 3900
 
-// Markers stand for empty parts of a key. An escaped token never starts with a bare '%' followed by a lower-case
-// letter, so no object can be named like one.
-const (
-	coreMarker    = "%core"
-	clusterMarker = "%cluster"
-	barrierMarker = "%barrier"
-)
-
-// markers are those of a key's parts, in the order of the subject. A part without one is never empty.
-var markers = [5]string{1: coreMarker, 3: clusterMarker}
+// markers stand for empty parts of a key, in the order of the subject. A part without one is never empty. An escaped
+// token never starts with a bare '%' followed by a lower-case letter, so no object can be named like one.
+var markers = [5]string{1: "%core", 3: "%cluster"}
 
 // Key names one object. From it come the subject of its events in the log (Subject) and the key of its rows in the
 // projection (RowKey). The subject gives it back, but for the prefix, which the event carries.

@@ -65,11 +65,9 @@ type Log struct {
 
 	// seen is the highest revision that this process knows to be in the log, with all of its batch: the log is never
 	// below it.
-	seen atomic.Uint64
-	// epoch is written into barriers.
-	epoch atomic.Uint64
-	// batches bounds the batches in flight; the server drops any over 50.
-	batches chan struct{}
+	seen    atomic.Uint64
+	epoch   atomic.Uint64 // written into barriers
+	batches chan struct{} // bounds the batches in flight; the server drops any over 50
 	// begun and ended count appends of several events. One whose outcome stays open never ends.
 	begun, ended atomic.Int64
 	link         atomic.Pointer[link]

@@ -20,8 +20,7 @@ type Role struct {
 // replicated log, or makes processes read the root again (Outdate). Nobody may delete or change the log's stream, and
 // nobody may publish to an inbox.
 //
-// This holds back mistakes. nats-server does not check the subject that a request wants its answer on, so that a thief
-// of any role's password has the log answered to where that role may not publish.
+// This holds back mistakes, and not a thief of a role's password (docs/security.md).
 func Roles(stream, prefix string) []Role {
 	c := Config{Stream: stream, Prefix: prefix}.withDefaults()
 	api := func(calls ...string) (subjects []string) {

@@ -89,15 +89,6 @@ func direct(msg *nats.Msg) (stored, error) {
 	return stored{lastOf(msg.Header, headerStored), Revision(revision), at, msg.Header, msg.Data, nil}, nil
 }
 
-// delivered reads a message that a consumer delivers: its place in the log is in its reply subject.
-func delivered(msg *nats.Msg) (stored, error) {
-	place, err := msg.Metadata()
-	if err != nil {
-		return stored{}, fmt.Errorf("read a message of the log: %w", err)
-	}
-	return stored{msg.Subject, Revision(place.Sequence.Stream), place.Timestamp, msg.Header, msg.Data, nil}, nil
-}
-
 func lastOf(h nats.Header, name string) string {
 	v := h[name]
 	if len(v) > 0 {

@@ -151,8 +151,7 @@ func (s *Server) URL() string {
 	return s.server.Load().ClientURL()
 }
 
-// Connect opens an in-process connection. Nothing is buffered while disconnected, so that no write is sent later than
-// its request meant it.
+// Connect opens an in-process connection, as eventlog.Config wants it.
 func (s *Server) Connect() (*nats.Conn, error) {
 	nc, err := nats.Connect("", nats.InProcessServer(s), nats.UserInfo(owner, s.password), nats.Name("logplane"),
 		nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait))
