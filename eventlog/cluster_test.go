@@ -397,7 +397,7 @@ func TestLeaderChangesAmidWrites(t *testing.T) {
 	}
 	for range 8 {
 		more(30)
-		if err := c.StepDown(c.Leader()); err != nil {
+		if err := c.Server[c.Leader()].JetStreamStepdownStream("$G", "logplane"); err != nil {
 			t.Logf("step down: %v", err)
 		}
 	}

@@ -174,7 +174,7 @@ func TestBodiesOnThreeServers(t *testing.T) {
 		if got, err := eventlog.DecodeRepublished("logplane", m); err != nil || got.Revision != rev || !bytes.Equal(got.Body, []byte{byte(i)}) {
 			t.Errorf("got %+v, %v; want revision %d", got, err, rev)
 		}
-		if err := c.StepDown(c.Leader()); err != nil {
+		if err := c.Server[c.Leader()].JetStreamStepdownStream("$G", "logplane"); err != nil {
 			t.Fatal(err)
 		}
 		c.Leader()

@@ -118,11 +118,6 @@ func (c *Servers) Leads(i int) bool {
 	return c.Server[i].JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, "logplane")
 }
 
-// StepDown makes the log's leader give up; another one is elected, or the same again.
-func (c *Servers) StepDown(i int) error {
-	return c.Server[i].JetStreamStepdownStream(server.DEFAULT_GLOBAL_ACCOUNT, "logplane")
-}
-
 // Stall holds back every byte between server i and the others. Connections stay up, nobody is told.
 func (c *Servers) Stall(i int) { c.each(i, (*Link).Stall) }
 

@@ -2,7 +2,6 @@ package eventlogtest
 
 import (
 	"net"
-	"strings"
 	"sync"
 	"testing"
 
@@ -45,7 +44,7 @@ func (l *Link) URL() string { return "nats://" + l.Address() }
 func (l *Link) Address() string { return l.listener.Addr().String() }
 
 // To lets new connections go to a server, for example one that takes the place of another.
-func (l *Link) To(s *server.Server) { l.ToAddress(strings.TrimPrefix(s.ClientURL(), "nats://")) }
+func (l *Link) To(s *server.Server) { l.ToAddress(s.Addr().String()) }
 
 // ToAddress lets new connections go to an address.
 func (l *Link) ToAddress(address string) {
