@@ -1,6 +1,7 @@
 package eventlog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -171,12 +172,8 @@ func (f *follower) answer(ctx context.Context, msg *nats.Msg) error {
 	if msg.Header.Get("Status") != "100" {
 		return fmt.Errorf("the consumer ended: %s %s", msg.Header.Get("Status"), msg.Header.Get("Description"))
 	}
-	stalled := msg.Header.Get("Nats-Consumer-Stalled")
-	if msg.Reply != "" {
-		return msg.Respond(nil)
-	}
-	if stalled != "" {
-		return f.log.config.Conn.Publish(stalled, nil)
+	if wanted := cmp.Or(msg.Reply, msg.Header.Get("Nats-Consumer-Stalled")); wanted != "" {
+		return f.log.config.Conn.Publish(wanted, nil)
 	}
 	if last, err := parseNumber[Revision](msg.Header, "Nats-Last-Stream", 64); err == nil {
 		return f.missed(ctx, last)
