@@ -44,8 +44,12 @@ const (
 // for days where little is written. So once Purge has removed the events up to that revision, no file of the log has
 // their bytes, nor has the servers' own log of a replicated one, which they cut when it has grown by so much.
 func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
-	if err := l.room(ctx, fills*(fillMessage+1024)); err != nil {
-		return 0, err
+	s, err := l.askLeader(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("ask for the log's size: %w", err)
+	}
+	if needed := int64(fills * (fillMessage + 1024)); s.limit > 0 && s.bytes+needed > s.limit {
+		return 0, fmt.Errorf("the log has %d bytes of the %d that its 'max_bytes' allows, and %d more are needed for a while: raise it", s.bytes, s.limit, needed)
 	}
 	padding := make([]byte, fillMessage)
 	for range fills {
@@ -56,18 +60,6 @@ func (l *Log) Fill(ctx context.Context) (last Revision, err error) {
 		}
 	}
 	return last, nil
-}
-
-// room fails if the stream's limit leaves less than so many bytes.
-func (l *Log) room(ctx context.Context, bytes int64) error {
-	s, err := l.askLeader(ctx)
-	if err != nil {
-		return fmt.Errorf("ask for the log's size: %w", err)
-	}
-	if s.limit > 0 && s.bytes+bytes > s.limit {
-		return fmt.Errorf("the log has %d bytes of the %d that its 'max_bytes' allows, and %d more are needed for a while: raise it", s.bytes, s.limit, bytes)
-	}
-	return nil
 }
 
 // Outdate appends a barrier that makes whoever reads it read the root again.
