@@ -243,7 +243,8 @@ func noteAcknowledged(ack acknowledgement, err error) {
 // certainlyUnsent reports an error that proves that nothing was sent, or that nobody was there to take it.
 func certainlyUnsent(err error) bool {
 	return slices.ContainsFunc([]error{
-		nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrConnectionDraining, nats.ErrInvalidConnection, nats.ErrBadSubject,
+		nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrConnectionDraining, nats.ErrInvalidConnection,
+		nats.ErrBadSubject,
 	}, func(unsent error) bool { return errors.Is(err, unsent) })
 }
 

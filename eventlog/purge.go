@@ -144,5 +144,6 @@ const fenceTries = 3
 // purgeBelow makes first the first retained revision.
 func (l *Log) purgeBelow(ctx context.Context, first Revision) error {
 	var answer struct{ refusal }
-	return l.call(ctx, "purge", "STREAM.PURGE."+l.config.Stream, fmt.Appendf(nil, `{"seq":%d}`, first), decoded(&answer, &answer.refusal))
+	request := fmt.Appendf(nil, `{"seq":%d}`, first)
+	return l.call(ctx, "purge", "STREAM.PURGE."+l.config.Stream, request, decoded(&answer, &answer.refusal))
 }

@@ -181,7 +181,8 @@ func (s *Server) streams() (map[string]eventlog.Bounds, error) {
 	}
 	streams := map[string]eventlog.Bounds{}
 	for _, one := range account.Streams {
-		streams[one.Name] = eventlog.Bounds{First: eventlog.Revision(one.State.FirstSeq), Head: eventlog.Revision(one.State.LastSeq)}
+		first, head := eventlog.Revision(one.State.FirstSeq), eventlog.Revision(one.State.LastSeq)
+		streams[one.Name] = eventlog.Bounds{First: first, Head: head}
 	}
 	return streams, nil
 }
