@@ -17,7 +17,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
-	"github.com/logplane/logplane/projection/bucket/buckettest"
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/test/product"
@@ -143,7 +143,7 @@ func TestGarbageReadsOnlyDependents(t *testing.T) {
 	cost := func(unrelated int) (reads, messages int64) {
 		server := eventlogtest.Run(t, t.TempDir())
 		log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, server)})
-		b := &buckettest.Counted{Bucket: memory.Strict(t)}
+		b := bucket.Count(memory.Strict(t))
 		c := newClusterWith(t, log, b)
 		c.plant(p)
 		c.crowd(unrelated)
@@ -165,15 +165,16 @@ func TestGarbageReadsOnlyDependents(t *testing.T) {
 			require.NoError(t, err)
 			return stats.InMsgs
 		}
-		before, sent := b.Reads.Load(), messagesNow()
+		read := func() int64 { return b.Counts().Get + b.Counts().GetRange }
+		before, sent := read(), messagesNow()
 		view, err := c.cell.Projection.Latest(t.Context())
 		require.NoError(t, err)
 		_, err = c.tasksOfState(t.Context(), view)
 		require.NoError(t, err)
-		t.Logf("beside %d: %d reads of the bucket and %d messages to find what is to be done", unrelated, b.Reads.Load()-before, messagesNow()-sent)
+		t.Logf("beside %d: %d reads of the bucket and %d messages to find what is to be done", unrelated, read()-before, messagesNow()-sent)
 		began := time.Now()
 		left, err := c.Once(t.Context())
-		reads, messages = b.Reads.Load()-before, messagesNow()-sent
+		reads, messages = read()-before, messagesNow()-sent
 		require.NoError(t, err)
 		require.Empty(t, left)
 		require.Equal(t, p.fan, c.references())

@@ -23,7 +23,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
-	"github.com/logplane/logplane/projection/bucket/buckettest"
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/logplane/logplane/projection/cache"
 )
@@ -32,7 +32,7 @@ import (
 // tell: at the end of each hour a checkpoint was made, and the floor is an hour old.
 type day struct {
 	log    *eventlog.Log
-	bucket *buckettest.Counted
+	bucket *bucket.Counted
 	// hours are the revisions at the ends of the hours.
 	hours []projection.Revision
 }
@@ -40,7 +40,7 @@ type day struct {
 const pastObjects = 10_000
 
 func newDay(t testing.TB, events int) *day {
-	d := &day{log: eventlogtest.Log(t), bucket: &buckettest.Counted{Bucket: memory.New()}}
+	d := &day{log: eventlogtest.Log(t), bucket: bucket.Count(memory.New())}
 	p := d.open(t, func(c *projection.Config) {
 		c.Checkpoints, c.TailBytes = []projection.CheckpointRule{{Every: time.Nanosecond, Keep: time.Hour}}, 1<<30
 	})
@@ -124,9 +124,11 @@ func (d *day) serve(t testing.TB, caches ...int64) *Server {
 
 // get asks, and says how long that took and what was read of the bucket.
 func (d *day) get(t testing.TB, s *Server, path string) (took time.Duration, reads int64, a answer) {
-	before, start := d.bucket.Reads.Load(), time.Now()
+	before, start := d.bucket.Counts(), time.Now()
 	a = request{method: "GET", path: path, header: http.Header{"User-Agent": {"kubectl/v1.36.3"}}}.do(t, s) // curl's JSON is made for people
-	took, reads = time.Since(start), d.bucket.Reads.Load()-before
+	took = time.Since(start)
+	after := d.bucket.Counts()
+	reads = after.Get + after.GetRange - before.Get - before.GetRange
 	require.Equal(t, 200, a.code, a.body)
 	return took, reads, a
 }

@@ -2,7 +2,7 @@ package bucket
 
 import (
 	"context"
-	"sync/atomic"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
@@ -24,7 +24,8 @@ type Counts struct {
 // Counted is a Bucket that counts the requests made through it, for this instance and for the process's metrics.
 type Counted struct {
 	Bucket
-	get, getRange, create, replace, copy, list, delete atomic.Int64
+	mu     sync.Mutex // guards counts
+	counts Counts
 }
 
 // Count wraps a bucket.
@@ -32,57 +33,56 @@ func Count(b Bucket) *Counted { return &Counted{Bucket: b} }
 
 // Counts of this instance so far.
 func (c *Counted) Counts() Counts {
-	return Counts{
-		Get: c.get.Load(), GetRange: c.getRange.Load(), Create: c.create.Load(),
-		Replace: c.replace.Load(), Copy: c.copy.Load(), List: c.list.Load(), Delete: c.delete.Load(),
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.counts
 }
 
 // Get implements Bucket.
 func (c *Counted) Get(ctx context.Context, key string) ([]byte, string, error) {
-	ctx, span := count(ctx, &c.get, "get")
+	ctx, span := c.count(ctx, &c.counts.Get, "get")
 	defer span.End()
 	return c.Bucket.Get(ctx, key)
 }
 
 // GetRange implements Bucket.
 func (c *Counted) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
-	ctx, span := count(ctx, &c.getRange, "get_range")
+	ctx, span := c.count(ctx, &c.counts.GetRange, "get_range")
 	defer span.End()
 	return c.Bucket.GetRange(ctx, key, offset, length)
 }
 
 // Create implements Bucket.
 func (c *Counted) Create(ctx context.Context, key string, body []byte) (string, error) {
-	ctx, span := count(ctx, &c.create, "create")
+	ctx, span := c.count(ctx, &c.counts.Create, "create")
 	defer span.End()
 	return c.Bucket.Create(ctx, key, body)
 }
 
 // Replace implements Bucket.
 func (c *Counted) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
-	ctx, span := count(ctx, &c.replace, "replace")
+	ctx, span := c.count(ctx, &c.counts.Replace, "replace")
 	defer span.End()
 	return c.Bucket.Replace(ctx, key, body, etag)
 }
 
 // Copy implements Bucket.
 func (c *Counted) Copy(ctx context.Context, from, to string) error {
-	ctx, span := count(ctx, &c.copy, "copy")
+	ctx, span := c.count(ctx, &c.counts.Copy, "copy")
 	defer span.End()
 	return c.Bucket.Copy(ctx, from, to)
 }
 
 // List implements Bucket.
 func (c *Counted) List(ctx context.Context, prefix string, yield func(Attributes) error) error {
-	ctx, span := count(ctx, &c.list, "list")
+	ctx, span := c.count(ctx, &c.counts.List, "list")
 	defer span.End()
 	return c.Bucket.List(ctx, prefix, yield)
 }
 
 // Delete implements Bucket.
 func (c *Counted) Delete(ctx context.Context, key string) error {
-	ctx, span := count(ctx, &c.delete, "delete")
+	ctx, span := c.count(ctx, &c.counts.Delete, "delete")
 	defer span.End()
 	return c.Bucket.Delete(ctx, key)
 }
@@ -94,8 +94,10 @@ func (c *Counted) Ensure(ctx context.Context) error { return Ensure(ctx, c.Bucke
 func (c *Counted) Reconnect() { Reconnect(c.Bucket) }
 
 // count counts a request. Its span is a part of the trace that ctx belongs to, if there is one.
-func count(ctx context.Context, of *atomic.Int64, kind string) (context.Context, trace.Span) {
-	of.Add(1)
+func (c *Counted) count(ctx context.Context, of *int64, kind string) (context.Context, trace.Span) {
+	c.mu.Lock()
+	*of++
+	c.mu.Unlock()
 	requests.WithLabelValues(kind).Inc()
 	tracer := trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/logplane/logplane/projection/bucket")
 	return tracer.Start(ctx, "bucket "+kind)
