@@ -25,7 +25,7 @@ func CheckKey(key string) error {
 		return fmt.Errorf("%w: %d bytes, more than %d", ErrInvalidKey, len(key), maxKeyBytes)
 	}
 	for segment := range strings.SplitSeq(key, "/") {
-		if segment == "" || segment[0] == '.' || len(segment) > maxSegmentBytes || !printable(segment) {
+		if segment == "" || segment[0] == '.' || len(segment) > maxSegmentBytes || strings.ContainsFunc(segment, unprintable) {
 			return fmt.Errorf("%w: %q", ErrInvalidKey, key)
 		}
 	}
@@ -40,14 +40,7 @@ func CheckPrefix(prefix string) error {
 	return CheckKey(strings.TrimSuffix(prefix, "/"))
 }
 
-func printable(s string) bool {
-	for i := range len(s) {
-		if s[i] < ' ' || s[i] > '~' || s[i] == '\\' {
-			return false
-		}
-	}
-	return true
-}
+func unprintable(r rune) bool { return r < ' ' || r > '~' || r == '\\' }
 
 // Span turns a GetRange's offset and length into the bytes [from, to) of an object of that size.
 func Span(size, offset, length int64) (from, to int64) {

@@ -26,7 +26,13 @@ func Probe(ctx context.Context, b Bucket, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeDeadline)
 	defer cancel()
 	p := probe{Bucket: b, key: strings.TrimPrefix(prefix+"/probe/"+rand.Text(), "/")}
-	err := p.run(ctx)
+	err := p.refusals(ctx)
+	if err == nil {
+		err = p.races(ctx, p.key+"-race")
+	}
+	if err != nil {
+		err = fmt.Errorf("probe bucket: %w", err)
+	}
 	return errors.Join(err, p.Delete(ctx, p.key), p.Delete(ctx, p.key+"-race"))
 }
 
@@ -35,24 +41,15 @@ type probe struct {
 	key string
 }
 
-func (p probe) run(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{p.createTwice, p.replaceStale, p.race} {
-		if err := step(ctx); err != nil {
-			return fmt.Errorf("probe bucket: %w", err)
-		}
-	}
-	return nil
-}
-
-func (p probe) createTwice(ctx context.Context) error {
+// refusals creates and replaces an object, and tries what must be refused.
+func (p probe) refusals(ctx context.Context) error {
 	if _, err := p.Create(ctx, p.key, []byte("1")); err != nil {
 		return fmt.Errorf("create an object: %w", err)
 	}
 	_, err := p.Create(ctx, p.key, []byte("2"))
-	return refused(err, "it created an object that existed (If-None-Match: * is ignored)")
-}
-
-func (p probe) replaceStale(ctx context.Context) error {
+	if err := refused(err, "it created an object that existed (If-None-Match: * is ignored)"); err != nil {
+		return err
+	}
 	body, first, err := p.created(ctx, p.key)
 	if err != nil {
 		return err
@@ -71,33 +68,22 @@ func (p probe) replaceStale(ctx context.Context) error {
 	return refused(err, "it replaced an object that was not the one named (If-Match is ignored)")
 }
 
-func (p probe) race(ctx context.Context) error {
-	key := p.key + "-race"
-	winners, err := race(func(racer int) error {
+func (p probe) races(ctx context.Context, key string) error {
+	err := oneWins("creates", func(racer int) error {
 		_, err := p.Create(ctx, key, fmt.Appendf(nil, "created by %d", racer))
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if winners != 1 {
-		return fmt.Errorf("%w: %d of %d concurrent creates of one object succeeded, not exactly one", ErrUnfit, winners, probeRacers)
-	}
 	_, etag, err := p.created(ctx, key)
 	if err != nil {
 		return err
 	}
-	winners, err = race(func(racer int) error {
+	return oneWins("replacements", func(racer int) error {
 		_, err := p.Replace(ctx, key, fmt.Appendf(nil, "replaced by %d", racer), etag)
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	if winners != 1 {
-		return fmt.Errorf("%w: %d of %d concurrent replacements of one object succeeded, not exactly one", ErrUnfit, winners, probeRacers)
-	}
-	return nil
 }
 
 func (p probe) created(ctx context.Context, key string) (body []byte, etag string, err error) {
@@ -111,23 +97,27 @@ func (p probe) created(ctx context.Context, key string) (body []byte, etag strin
 	return body, etag, nil
 }
 
-// race returns how many of a few writes at once succeeded; each of the others must have been refused.
-func race(write func(racer int) error) (winners int, err error) {
+// oneWins does a few writes at once, of which one must succeed and the others must be refused.
+func oneWins(writes string, write func(racer int) error) error {
 	outcomes := make([]error, probeRacers)
 	var racers sync.WaitGroup
 	for racer := range probeRacers {
 		racers.Go(func() { outcomes[racer] = write(racer) })
 	}
 	racers.Wait()
+	winners := 0
 	for _, err := range outcomes {
 		switch {
 		case err == nil:
 			winners++
 		case !errors.Is(err, ErrPrecondition):
-			return 0, fmt.Errorf("write at the same time as others: %w", err)
+			return fmt.Errorf("write at the same time as others: %w", err)
 		}
 	}
-	return winners, nil
+	if winners != 1 {
+		return fmt.Errorf("%w: %d of %d concurrent %s of one object succeeded, not exactly one", ErrUnfit, winners, probeRacers, writes)
+	}
+	return nil
 }
 
 func refused(err error, otherwise string) error {
