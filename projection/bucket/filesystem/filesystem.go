@@ -17,18 +17,21 @@
 package filesystem
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/logplane/logplane/projection/bucket"
 )
@@ -57,15 +60,12 @@ func Open(folder string) (*Bucket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open bucket: %w", err)
 	}
-	known := existing(root)
-	if err := os.MkdirAll(filepath.Join(root, stagedName), 0o700); err != nil {
+	staged := filepath.Join(root, stagedName)
+	b := &Bucket{root: root, lock: newLock(filepath.Join(root, lockName)), durable: map[string]bool{existing(staged): true}}
+	if err := b.makeFolder(staged); err != nil {
 		return nil, fmt.Errorf("open bucket: %w", err)
 	}
-	if err := syncFolders(root, known); err != nil {
-		return nil, fmt.Errorf("open bucket: %w", err)
-	}
-	b := &Bucket{root: root, lock: newLock(filepath.Join(root, lockName)), durable: map[string]bool{root: true}}
-	b.removeAbandoned()
+	removeAbandoned(staged)
 	if err := b.syncAll(); err != nil {
 		return nil, fmt.Errorf("open bucket: %w", err)
 	}
@@ -90,12 +90,7 @@ func (b *Bucket) Get(ctx context.Context, key string) ([]byte, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	f, err := b.openDurable(ctx, path)
-	if err != nil {
-		return nil, "", failure("get", key, err)
-	}
-	defer f.Close()
-	body, err := io.ReadAll(f)
+	body, err := content(b.openDurable(ctx, path))
 	if err != nil {
 		return nil, "", failure("get", key, err)
 	}
@@ -105,7 +100,7 @@ func (b *Bucket) Get(ctx context.Context, key string) ([]byte, string, error) {
 // openDurable opens a file while no write is between its third and fourth step. Afterwards the open file stays what it
 // was: a replacement is another file.
 func (b *Bucket) openDurable(ctx context.Context, path string) (*os.File, error) {
-	unlock, err := b.lock.shared(ctx)
+	unlock, err := b.lock.take(ctx, unix.LOCK_SH)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +125,7 @@ func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64)
 	}
 	from, to := bucket.Span(stat.Size(), offset, length)
 	part := make([]byte, to-from)
-	if _, err := io.ReadFull(io.NewSectionReader(f, from, to-from), part); err != nil {
+	if _, err := f.ReadAt(part, from); err != nil {
 		return nil, failure("get range of", key, err)
 	}
 	return part, nil
@@ -138,15 +133,15 @@ func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64)
 
 // Create implements bucket.Bucket.
 func (b *Bucket) Create(ctx context.Context, key string, body []byte) (string, error) {
-	err := b.write(ctx, "create", key, body, link)
-	if err != nil {
-		return "", err
-	}
-	return etagOf(body), nil
+	return b.write(ctx, "create", key, body, b.link)
 }
 
-func link(from, to string) error {
-	err := os.Link(from, to)
+func (b *Bucket) link(from, to string) error {
+	err := b.makeFolder(filepath.Dir(to))
+	if err != nil {
+		return err
+	}
+	err = os.Link(from, to)
 	switch {
 	case errors.Is(err, fs.ErrExist):
 		return bucket.ErrPrecondition
@@ -166,70 +161,59 @@ func (b *Bucket) Copy(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	return b.publish(ctx, "copy", from, path, func() error {
+	return b.change(ctx, "copy", from, path, func() error {
 		if stat, err := os.Stat(original); err == nil && stat.IsDir() {
 			return bucket.ErrNotFound
 		}
-		return link(original, path)
+		return b.link(original, path)
 	})
 }
 
 // Replace implements bucket.Bucket.
 func (b *Bucket) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
-	err := b.write(ctx, "replace", key, body, func(staged, path string) error {
-		current, err := currentETag(path)
+	return b.write(ctx, "replace", key, body, func(staged, path string) error {
+		current, err := content(openObject(path))
 		if err != nil {
 			return err
 		}
-		if current != etag {
+		if etagOf(current) != etag {
 			return bucket.ErrPrecondition
+		}
+		if err := b.makeFolder(filepath.Dir(path)); err != nil {
+			return err
 		}
 		return os.Rename(staged, path)
 	})
+}
+
+// write is the four steps of the package comment; publish is the third.
+func (b *Bucket) write(ctx context.Context, op, key string, body []byte, publish func(staged, path string) error) (etag string, err error) {
+	path, err := b.path(ctx, key)
 	if err != nil {
+		return "", err
+	}
+	staged, err := b.stage(body)
+	if err != nil {
+		return "", failure(op, key, err)
+	}
+	defer os.Remove(staged) // another name of the object after a link, gone after a rename
+	if err := b.change(ctx, op, key, path, func() error { return publish(staged, path) }); err != nil {
 		return "", err
 	}
 	return etagOf(body), nil
 }
 
-func currentETag(path string) (string, error) {
-	f, err := openObject(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	body, err := io.ReadAll(f)
-	return etagOf(body), err
-}
-
-// write is the four steps of the package comment; publish is the third.
-func (b *Bucket) write(ctx context.Context, op, key string, body []byte, publish func(staged, path string) error) error {
-	path, err := b.path(ctx, key)
-	if err != nil {
-		return err
-	}
-	staged, err := b.stage(body)
-	if err != nil {
-		return failure(op, key, err)
-	}
-	defer os.Remove(staged) // another name of the object after a link, gone after a rename
-	return b.publish(ctx, op, key, path, func() error { return publish(staged, path) })
-}
-
-// publish is the second to the fourth of these steps.
-func (b *Bucket) publish(ctx context.Context, op, key, path string, publish func() error) error {
+// change is the second to the fourth of these steps.
+func (b *Bucket) change(ctx context.Context, op, key, path string, change func() error) error {
 	unlock, err := b.lock.exclusive(ctx)
 	if err != nil {
 		return failure(op, key, err)
 	}
 	defer unlock()
-	if err := b.makeFolder(filepath.Dir(path)); err != nil {
-		return failure(op, key, err)
+	if err = change(); err == nil {
+		err = syncFolder(filepath.Dir(path))
 	}
-	if err := publish(); err != nil {
-		return failure(op, key, err)
-	}
-	if err := syncFolder(filepath.Dir(path)); err != nil {
+	if err != nil {
 		return failure(op, key, err)
 	}
 	return nil
@@ -258,21 +242,64 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	unlock, err := b.lock.exclusive(ctx)
-	if err != nil {
-		return failure("delete", key, err)
-	}
-	defer unlock()
-	if stat, err := os.Lstat(path); missing(err) || err == nil && stat.IsDir() {
+	err = b.change(ctx, "delete", key, path, func() error {
+		if stat, err := os.Lstat(path); missing(err) || err == nil && stat.IsDir() {
+			return bucket.ErrNotFound
+		}
+		return os.Remove(path)
+	})
+	if errors.Is(err, bucket.ErrNotFound) {
 		return nil
 	}
-	if err := os.Remove(path); err != nil {
-		return failure("delete", key, err)
+	return err
+}
+
+// List implements bucket.Bucket.
+func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) error {
+	if err := bucket.CheckPrefix(prefix); err != nil {
+		return err
 	}
-	if err := syncFolder(filepath.Dir(path)); err != nil {
-		return failure("delete", key, err)
+	keys, err := b.keys(ctx, prefix)
+	if err != nil {
+		return failure("list", prefix, err)
+	}
+	for _, key := range keys {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		stat, err := os.Lstat(filepath.Join(b.root, filepath.FromSlash(key)))
+		if missing(err) {
+			continue // deleted meanwhile
+		}
+		if err != nil {
+			return failure("list", key, err)
+		}
+		if err := yield(bucket.Attributes{Key: key, Size: stat.Size(), Modified: stat.ModTime()}); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// keys are sorted as a whole: a folder 'a/' comes after the object 'a-b', though 'a' is before it.
+func (b *Bucket) keys(ctx context.Context, prefix string) (keys []string, err error) {
+	folder := filepath.Join(b.root, filepath.FromSlash(prefix[:strings.LastIndexByte(prefix, '/')+1]))
+	err = filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
+		key := strings.TrimPrefix(filepath.ToSlash(strings.TrimPrefix(path, b.root)), "/")
+		switch {
+		case missing(err):
+			return nil
+		case err != nil || ctx.Err() != nil:
+			return cmp.Or(err, ctx.Err())
+		case e.IsDir() && hidden(e.Name()) && path != b.root:
+			return fs.SkipDir
+		case !e.IsDir() && !hidden(e.Name()) && strings.HasPrefix(key, prefix):
+			keys = append(keys, key)
+		}
+		return nil
+	})
+	slices.Sort(keys)
+	return keys, err
 }
 
 // path checks the key and says where its object is.
@@ -309,8 +336,7 @@ func (b *Bucket) makeFolder(folder string) error {
 }
 
 // removeAbandoned is the tidying of crashed writes; what it cannot remove costs only space.
-func (b *Bucket) removeAbandoned() {
-	folder := filepath.Join(b.root, stagedName)
+func removeAbandoned(folder string) {
 	entries, _ := os.ReadDir(folder)
 	for _, e := range entries {
 		if stat, err := e.Info(); err == nil && time.Since(stat.ModTime()) > stagedAge {
@@ -334,6 +360,15 @@ func openObject(path string) (*os.File, error) {
 	return f, nil
 }
 
+// content reads what was opened, and closes it.
+func content(f *os.File, err error) ([]byte, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
+}
+
 func syncFolder(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -350,24 +385,14 @@ func existing(path string) string {
 	return path
 }
 
-// syncFolders fsyncs a folder and those it lies in, up to top.
-func syncFolders(folder, top string) error {
-	for {
-		if err := syncFolder(folder); err != nil || folder == top {
-			return err
-		}
-		folder = filepath.Dir(folder)
-	}
-}
-
 func etagOf(body []byte) string {
 	sum := sha256.Sum256(body)
-	return fmt.Sprintf("%s-%d", hex.EncodeToString(sum[:16]), len(body))
+	return fmt.Sprintf("%x-%d", sum[:16], len(body))
 }
 
 // missing also covers a key below another key's file.
 func missing(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || isNotFolder(err)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
 
 func failure(op, key string, err error) error {

@@ -33,22 +33,10 @@ func (l lock) exclusive(ctx context.Context) (unlock func(), err error) {
 	return func() { release(); <-l.turn }, nil
 }
 
-// shared waits until no one holds the lock alone or ctx ends.
-func (l lock) shared(ctx context.Context) (unlock func(), err error) {
-	return l.take(ctx, unix.LOCK_SH)
-}
-
+// take waits until it holds the lock, shared or alone, or ctx ends.
 func (l lock) take(ctx context.Context, how int) (release func(), err error) {
 	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {
-		return nil, err
-	}
-	err = flock(f, how|unix.LOCK_NB)
-	if err == nil {
-		return func() { f.Close() }, nil
-	}
-	if !errors.Is(err, unix.EWOULDBLOCK) {
-		f.Close()
 		return nil, err
 	}
 	held := make(chan error, 1)
@@ -76,5 +64,3 @@ func flock(f *os.File, how int) error {
 		}
 	}
 }
-
-func isNotFolder(err error) bool { return errors.Is(err, unix.ENOTDIR) }
