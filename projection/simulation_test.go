@@ -209,7 +209,7 @@ func TestSimulation(t *testing.T) {
 			simulate(t, b(t), reads, defeats)
 		})
 	}
-	run("memory", func(*testing.T) bucket.Bucket { return memory.Hashed() }, 1500, 6)
+	run("memory", func(*testing.T) bucket.Bucket { return memory.New() }, 1500, 6)
 	run("filesystem", func(t *testing.T) bucket.Bucket {
 		b, err := filesystem.Open(t.TempDir())
 		require.NoError(t, err)

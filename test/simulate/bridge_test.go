@@ -99,7 +99,7 @@ func cells(t *testing.T) func() bucket.Bucket {
 	var inner bucket.Bucket
 	switch kind := os.Getenv("BUCKET"); kind {
 	case "", "memory":
-		return func() bucket.Bucket { return memory.Hashed() }
+		return func() bucket.Bucket { return memory.New() }
 	case "filesystem":
 		return func() bucket.Bucket {
 			b, err := filesystem.Open(t.TempDir())

@@ -182,7 +182,7 @@ func TestSameSeedSameSteps(t *testing.T) {
 		for i := range traces {
 			c := configOf(seed)
 			c.steps, c.file, c.back, c.lost = 120, false, 0, 0 // a disk answers when it likes
-			w := play(t, memory.Hashed(), c, draw(seed, 20*c.steps), &counts{}, func(*world, string, string) bool { return true })
+			w := play(t, memory.New(), c, draw(seed, 20*c.steps), &counts{}, func(*world, string, string) bool { return true })
 			traces[i] = random.ReplaceAllString(strings.Join(w.trace, "\n"), "")
 		}
 		if traces[0] == traces[1] {

@@ -48,22 +48,21 @@ const (
 	FailsButPersisted
 )
 
-// Failer is the part of a testing.TB that a strict bucket needs.
-type Failer interface {
-	Helper()
-	Errorf(format string, args ...any)
-}
-
-// Bucket is a bucket.Bucket. Objects are copied in and out, so no caller shares bytes with it.
+// Bucket is a bucket.Bucket. Objects are copied in and out, so no caller shares bytes with it. Its ETags are hashes of
+// the content, as those of many servers are: an object that is changed and changed back has the ETag that it had.
 type Bucket struct {
-	failer Failer // nil: not strict
+	failer failer // nil: not strict
 
 	mu      sync.Mutex // guards what follows
 	fault   func(op Op, key string) Fault
 	objects map[string]object
 	deleted map[string]bool // keys that were deleted and not created again
-	writes  uint64          // makes every ETag unique, if
-	hashed  bool            // is not set: then equal bytes have equal ETags
+}
+
+// failer is the part of a testing.TB that a strict bucket needs.
+type failer interface {
+	Helper()
+	Errorf(format string, args ...any)
 }
 
 type object struct {
@@ -75,25 +74,12 @@ type object struct {
 var _ bucket.Bucket = (*Bucket)(nil)
 
 // New returns an empty bucket.
-func New() *Bucket {
-	return &Bucket{objects: map[string]object{}, deleted: map[string]bool{}}
-}
-
-// Hashed returns an empty bucket whose ETags are hashes of the content, as those of many servers are: an object that is
-// changed and changed back has the ETag that it had.
-func Hashed() *Bucket {
-	b := New()
-	b.hashed = true
-	return b
-}
+func New() *Bucket { return Strict(nil) }
 
 // Strict returns an empty bucket that fails the test on what the projection must never do: replace any object but one
-// named 'root', delete a root, create a different object under a taken key, or read a deleted one. Its ETags are
-// hashes.
-func Strict(t Failer) *Bucket {
-	b := Hashed()
-	b.failer = t
-	return b
+// named 'root', delete a root, create a different object under a taken key, or read a deleted one.
+func Strict(t failer) *Bucket {
+	return &Bucket{failer: t, objects: map[string]object{}, deleted: map[string]bool{}}
 }
 
 // Inject asks hook before every request what is to become of it; nil ends that. The hook may be called by many
@@ -105,109 +91,81 @@ func (b *Bucket) Inject(hook func(op Op, key string) Fault) {
 }
 
 // Get implements bucket.Bucket.
-func (b *Bucket) Get(ctx context.Context, key string) (body []byte, etag string, err error) {
-	err = b.do(ctx, OpGet, key, func() error {
-		o, err := b.read(key)
-		body, etag = bytes.Clone(o.body), o.etag
-		return err
-	})
-	if err != nil {
-		return nil, "", err
-	}
-	return body, etag, nil
+func (b *Bucket) Get(ctx context.Context, key string) ([]byte, string, error) {
+	o, err := b.do(ctx, OpGet, key, func() (object, error) { return b.read(key) })
+	return bytes.Clone(o.body), o.etag, err
 }
 
 // GetRange implements bucket.Bucket.
-func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64) (part []byte, err error) {
-	err = b.do(ctx, OpGetRange, key, func() error {
-		o, err := b.read(key)
-		from, to := bucket.Span(int64(len(o.body)), offset, length)
-		part = bytes.Clone(o.body[from:to])
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return part, nil
+func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	o, err := b.do(ctx, OpGetRange, key, func() (object, error) { return b.read(key) })
+	from, to := bucket.Span(int64(len(o.body)), offset, length)
+	return bytes.Clone(o.body[from:to]), err
 }
 
 // Create implements bucket.Bucket.
-func (b *Bucket) Create(ctx context.Context, key string, body []byte) (etag string, err error) {
-	err = b.do(ctx, OpCreate, key, func() error {
+func (b *Bucket) Create(ctx context.Context, key string, body []byte) (string, error) {
+	o, err := b.do(ctx, OpCreate, key, func() (object, error) {
 		o, taken := b.objects[key]
 		if taken {
 			if !mutable(key) && !bytes.Equal(o.body, body) {
 				b.forbid("create of %s with other content than it has", key)
 			}
-			return bucket.ErrPrecondition
+			return object{}, bucket.ErrPrecondition
 		}
-		etag = b.write(key, body)
-		return nil
+		return b.write(key, body), nil
 	})
-	if err != nil {
-		return "", err // an injected fault takes the ETag with it
-	}
-	return etag, nil
+	return o.etag, err
 }
 
 // Replace implements bucket.Bucket.
-func (b *Bucket) Replace(ctx context.Context, key string, body []byte, old string) (etag string, err error) {
-	err = b.do(ctx, OpReplace, key, func() error {
+func (b *Bucket) Replace(ctx context.Context, key string, body []byte, old string) (string, error) {
+	o, err := b.do(ctx, OpReplace, key, func() (object, error) {
 		if !mutable(key) {
 			b.forbid("replacement of the immutable %s", key)
 		}
 		o, exists := b.objects[key]
 		if !exists {
-			return bucket.ErrNotFound
+			return object{}, bucket.ErrNotFound
 		}
 		if o.etag != old {
-			return bucket.ErrPrecondition
+			return object{}, bucket.ErrPrecondition
 		}
-		etag = b.write(key, body)
-		return nil
+		return b.write(key, body), nil
 	})
-	if err != nil {
-		return "", err // an injected fault takes the ETag with it
-	}
-	return etag, nil
+	return o.etag, err
 }
 
-// Copy implements bucket.Bucket. The two share their bytes, which nobody changes.
+// Copy implements bucket.Bucket.
 func (b *Bucket) Copy(ctx context.Context, from, to string) error {
 	if err := bucket.CheckKey(from); err != nil {
 		return err
 	}
-	return b.do(ctx, OpCopy, to, func() error {
+	_, err := b.do(ctx, OpCopy, to, func() (object, error) {
 		o, err := b.read(from)
 		if err != nil {
-			return err
+			return object{}, err
 		}
 		if _, taken := b.objects[to]; taken {
 			b.forbid("copy of %s to the taken %s", from, to)
-			return bucket.ErrPrecondition
+			return object{}, bucket.ErrPrecondition
 		}
-		b.writes++
-		o.modified = time.Now()
-		if !b.hashed {
-			o.etag = fmt.Sprint(b.writes)
-		}
-		b.objects[to] = o
-		delete(b.deleted, to)
-		return nil
+		return b.write(to, o.body), nil
 	})
+	return err
 }
 
 // List implements bucket.Bucket.
 func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) error {
 	var listed []bucket.Attributes
-	err := b.run(ctx, OpList, prefix, bucket.CheckPrefix, func() error {
+	_, err := b.do(ctx, OpList, prefix, func() (object, error) {
 		for _, key := range slices.Sorted(maps.Keys(b.objects)) {
 			o := b.objects[key]
 			if strings.HasPrefix(key, prefix) {
 				listed = append(listed, bucket.Attributes{Key: key, Size: int64(len(o.body)), Modified: o.modified})
 			}
 		}
-		return nil
+		return object{}, nil
 	})
 	if err != nil {
 		return err
@@ -225,30 +183,30 @@ func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attr
 
 // Delete implements bucket.Bucket.
 func (b *Bucket) Delete(ctx context.Context, key string) error {
-	return b.do(ctx, OpDelete, key, func() error {
+	_, err := b.do(ctx, OpDelete, key, func() (object, error) {
 		if mutable(key) {
 			b.forbid("deletion of %s", key)
 		}
-		_, exists := b.objects[key]
-		if exists {
+		if _, exists := b.objects[key]; exists {
 			delete(b.objects, key)
 			b.deleted[key] = true
 		}
-		return nil
+		return object{}, nil
 	})
+	return err
 }
 
-func (b *Bucket) do(ctx context.Context, op Op, key string, request func() error) error {
-	return b.run(ctx, op, key, bucket.CheckKey, request)
-}
-
-// run serves one request under the lock, or what an injected fault leaves of it.
-func (b *Bucket) run(ctx context.Context, op Op, key string, check func(string) error, request func() error) error {
+// do serves one request under the lock, or what an injected fault leaves of it. With an error it returns no object.
+func (b *Bucket) do(ctx context.Context, op Op, key string, request func() (object, error)) (object, error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return object{}, err
+	}
+	check := bucket.CheckKey
+	if op == OpList {
+		check = bucket.CheckPrefix
 	}
 	if err := check(key); err != nil {
-		return err
+		return object{}, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -256,17 +214,18 @@ func (b *Bucket) run(ctx context.Context, op Op, key string, check func(string) 
 	if b.fault != nil {
 		fault = b.fault(op, key)
 	}
-	if fault == Fails {
-		return fmt.Errorf("%s %s: %w", op, key, ErrInjected)
+	var o object
+	err := ErrInjected
+	if fault != Fails {
+		o, err = request()
 	}
-	err := request()
 	if fault == FailsButPersisted {
-		return fmt.Errorf("%s %s: %w", op, key, ErrInjected)
+		err = ErrInjected
 	}
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", op, key, err)
+		return object{}, fmt.Errorf("%s %s: %w", op, key, err)
 	}
-	return nil
+	return o, nil
 }
 
 // read is called with the lock held.
@@ -282,15 +241,11 @@ func (b *Bucket) read(key string) (object, error) {
 }
 
 // write is called with the lock held.
-func (b *Bucket) write(key string, body []byte) string {
-	b.writes++
-	etag := fmt.Sprint(b.writes)
-	if b.hashed {
-		etag = fmt.Sprintf("%x", sha256.Sum256(body))
-	}
-	b.objects[key] = object{body: append([]byte{}, body...), etag: etag, modified: time.Now()}
+func (b *Bucket) write(key string, body []byte) object {
+	o := object{body: slices.Clone(body), etag: fmt.Sprintf("%x", sha256.Sum256(body)), modified: time.Now()}
+	b.objects[key] = o
 	delete(b.deleted, key)
-	return etag
+	return o
 }
 
 func (b *Bucket) forbid(format string, args ...any) {

@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) {
 
 // What is changed back passes a stale condition: that is the danger against which every root is unique.
 func TestHashedETags(t *testing.T) {
-	b := Hashed()
+	b := New()
 	first, err := b.Create(t.Context(), "root", []byte("A"))
 	require.NoError(t, err)
 	second, err := b.Replace(t.Context(), "root", []byte("B"), first)
