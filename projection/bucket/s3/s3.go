@@ -6,6 +6,7 @@ package s3
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,13 +82,8 @@ func Open(ctx context.Context, c Config) (*Bucket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open S3 bucket: %w", err)
 	}
-	if loaded.Region == "" {
-		loaded.Region = "us-east-1"
-	}
-	if c.RequestTimeout == 0 {
-		c.RequestTimeout = defaultTimeout
-	}
-	b := &Bucket{name: c.Bucket, region: loaded.Region, timeout: c.RequestTimeout}
+	loaded.Region = cmp.Or(loaded.Region, "us-east-1")
+	b := &Bucket{name: c.Bucket, region: loaded.Region, timeout: cmp.Or(c.RequestTimeout, defaultTimeout)}
 	b.connect = func() *awss3.Client { // each client has connections of its own; they share the keys
 		return awss3.NewFromConfig(loaded, func(o *awss3.Options) {
 			o.UsePathStyle = c.PathStyle
@@ -128,10 +124,7 @@ func loading(c Config) []func(*config.LoadOptions) error {
 
 // Ensure creates the bucket unless it exists.
 func (b *Bucket) Ensure(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, b.timeout)
-	defer cancel()
-	_, err := b.client.Load().HeadBucket(ctx, &awss3.HeadBucketInput{Bucket: &b.name})
-	if err == nil {
+	if _, err := send(ctx, b, (*awss3.Client).HeadBucket, &awss3.HeadBucketInput{Bucket: &b.name}); err == nil {
 		return nil
 	}
 	in := &awss3.CreateBucketInput{Bucket: &b.name}
@@ -140,15 +133,25 @@ func (b *Bucket) Ensure(ctx context.Context) error {
 			LocationConstraint: types.BucketLocationConstraint(b.region),
 		}
 	}
-	_, err = b.client.Load().CreateBucket(ctx, in)
-	if code(err) == "BucketAlreadyOwnedByYou" { // someone else ensured it at the same time
-		return nil
-	}
-	if err != nil {
+	_, err := send(ctx, b, (*awss3.Client).CreateBucket, in)
+	if err != nil && code(err) != "BucketAlreadyOwnedByYou" { // someone else ensured it at the same time
 		return fmt.Errorf("create bucket %s: %w", b.name, err)
 	}
 	return nil
 }
+
+// send sends a request that must be answered before the timeout.
+func send[In, Out any](
+	ctx context.Context, b *Bucket, request func(*awss3.Client, context.Context, *In, ...func(*awss3.Options)) (*Out, error),
+	in *In, options ...func(*awss3.Options),
+) (*Out, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	return request(b.client.Load(), ctx, in, options...)
+}
+
+// once is for writes.
+func once(o *awss3.Options) { o.Retryer = aws.NopRetryer{} }
 
 // Get implements bucket.Bucket.
 func (b *Bucket) Get(ctx context.Context, key string) ([]byte, string, error) {
@@ -242,11 +245,9 @@ func (b *Bucket) put(ctx context.Context, op string, in *awss3.PutObjectInput, b
 	if err := bucket.CheckKey(*in.Key); err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, b.timeout)
-	defer cancel()
 	in.Bucket, in.Body, in.ContentLength = &b.name, bytes.NewReader(body), aws.Int64(int64(len(body)))
 	in.ContentType = aws.String("application/octet-stream")
-	out, err := b.client.Load().PutObject(ctx, in, func(o *awss3.Options) { o.Retryer = aws.NopRetryer{} })
+	out, err := send(ctx, b, (*awss3.Client).PutObject, in, once)
 	if err != nil {
 		return "", failure(op, *in.Key, err)
 	}
@@ -258,17 +259,13 @@ func (b *Bucket) put(ctx context.Context, op string, in *awss3.PutObjectInput, b
 
 // Copy implements bucket.Bucket. It is sent once, as every write. Not every server refuses a taken key.
 func (b *Bucket) Copy(ctx context.Context, from, to string) error {
-	for _, key := range []string{from, to} {
-		if err := bucket.CheckKey(key); err != nil {
-			return err
-		}
+	if err := errors.Join(bucket.CheckKey(from), bucket.CheckKey(to)); err != nil {
+		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, b.timeout)
-	defer cancel()
 	// Of what a path may hold as it is, servers take '+' for a space.
 	source := strings.NewReplacer("%2F", "/", "+", "%20").Replace(url.QueryEscape(b.name + "/" + from))
-	_, err := b.client.Load().CopyObject(ctx, &awss3.CopyObjectInput{Bucket: &b.name, Key: &to, CopySource: &source, IfNoneMatch: aws.String("*")},
-		func(o *awss3.Options) { o.Retryer = aws.NopRetryer{} })
+	in := &awss3.CopyObjectInput{Bucket: &b.name, Key: &to, CopySource: &source, IfNoneMatch: aws.String("*")}
+	_, err := send(ctx, b, (*awss3.Client).CopyObject, in, once)
 	return failure("copy", from, err)
 }
 
@@ -279,7 +276,7 @@ func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attr
 	}
 	last := ""
 	for in := (&awss3.ListObjectsV2Input{Bucket: &b.name, Prefix: &prefix}); ; {
-		page, err := b.page(ctx, in)
+		page, err := send(ctx, b, (*awss3.Client).ListObjectsV2, in)
 		if err != nil {
 			return failure("list", prefix, err)
 		}
@@ -301,20 +298,12 @@ func (b *Bucket) List(ctx context.Context, prefix string, yield func(bucket.Attr
 	}
 }
 
-func (b *Bucket) page(ctx context.Context, in *awss3.ListObjectsV2Input) (*awss3.ListObjectsV2Output, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.timeout)
-	defer cancel()
-	return b.client.Load().ListObjectsV2(ctx, in)
-}
-
 // Delete implements bucket.Bucket.
 func (b *Bucket) Delete(ctx context.Context, key string) error {
 	if err := bucket.CheckKey(key); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, b.timeout)
-	defer cancel()
-	_, err := b.client.Load().DeleteObject(ctx, &awss3.DeleteObjectInput{Bucket: &b.name, Key: &key})
+	_, err := send(ctx, b, (*awss3.Client).DeleteObject, &awss3.DeleteObjectInput{Bucket: &b.name, Key: &key})
 	err = failure("delete", key, err)
 	if errors.Is(err, bucket.ErrNotFound) {
 		return nil // some servers say so
