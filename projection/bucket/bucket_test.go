@@ -80,6 +80,19 @@ func TestProbeOfAnUnreachableBucket(t *testing.T) {
 	}
 }
 
+func TestCountedByKind(t *testing.T) {
+	c := bucket.Count(memory.New())
+	_, err := c.Create(t.Context(), "a", []byte("x"))
+	require.NoError(t, err)
+	_, err = c.Create(t.Context(), "a", []byte("x"))
+	require.ErrorIs(t, err, bucket.ErrPrecondition)
+	_, _, err = c.Get(t.Context(), "a")
+	require.NoError(t, err)
+	require.NoError(t, c.Copy(t.Context(), "a", "b"))
+	require.NoError(t, c.Delete(t.Context(), "a"))
+	require.Equal(t, bucket.Counts{Get: 1, Create: 2, Copy: 1, Delete: 1}, c.Counts())
+}
+
 func TestSpan(t *testing.T) {
 	for _, c := range []struct{ size, offset, length, from, to int64 }{
 		{10, 2, 3, 2, 5},

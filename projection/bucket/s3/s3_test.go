@@ -306,14 +306,8 @@ func TestSilentServer(t *testing.T) {
 		RequestTimeout: 50 * time.Millisecond,
 	})
 	require.NoError(t, err)
-	ctx := t.Context()
-	_, _, get := b.Get(ctx, "k")
-	_, getRange := b.GetRange(ctx, "k", 0, 1)
-	_, create := b.Create(ctx, "k", []byte("x"))
-	_, replace := b.Replace(ctx, "k", []byte("x"), `"e"`)
-	list := b.List(ctx, "", func(bucket.Attributes) error { return nil })
-	for _, err := range []error{get, getRange, create, replace, list, b.Delete(ctx, "k")} {
-		require.ErrorIs(t, err, context.DeadlineExceeded)
+	for request, err := range buckettest.Requests(t.Context(), b, "k", "other") {
+		require.ErrorIs(t, err, context.DeadlineExceeded, request)
 	}
 }
 
