@@ -27,24 +27,21 @@ type Block struct {
 // appendEntry encodes an entry: the length of the prefix it shares with the previous key of the block, the rest of the
 // key, revision, flags, value.
 func appendEntry(dst []byte, previous string, e *Entry) []byte {
-	shared := sharedPrefix(previous, e.Key)
-	dst = binary.AppendUvarint(dst, uint64(shared))
-	dst = binary.AppendUvarint(dst, uint64(len(e.Key)-shared))
-	dst = append(dst, e.Key[shared:]...)
+	dst = appendKey(dst, previous, e.Key)
 	dst = binary.AppendUvarint(dst, e.Revision)
 	dst = append(dst, byte(e.Flags))
 	dst = binary.AppendUvarint(dst, uint64(len(e.Value)))
 	return append(dst, e.Value...)
 }
 
-func sharedPrefix(a, b string) int {
-	n := min(len(a), len(b))
-	for i := range n {
-		if a[i] != b[i] {
-			return i
-		}
+func appendKey(dst []byte, previous, key string) []byte {
+	shared := 0
+	for shared < min(len(previous), len(key)) && previous[shared] == key[shared] {
+		shared++
 	}
-	return n
+	dst = binary.AppendUvarint(dst, uint64(shared))
+	dst = binary.AppendUvarint(dst, uint64(len(key)-shared))
+	return append(dst, key[shared:]...)
 }
 
 // sealBlock appends the compressed block and its checksum.
@@ -112,21 +109,13 @@ func decodeBlock(kind Kind, raw []byte, rows int) (*Block, *FormatError) {
 	for i := range b.Entries {
 		b.Entries[i].Key = all[start:ends[i]]
 		start = ends[i]
-		c := checkEntry(kind, b.Entries, i)
-		if c != nil {
-			return nil, c
+		if i > 0 && !before(&b.Entries[i-1], &b.Entries[i]) {
+			return nil, corrupt("block", "entry %d is out of order", i)
+		}
+		if kind == Events && b.Entries[i].Key != EventKey(b.Entries[i].Revision) {
+			return nil, corrupt("block", "the key of entry %d is not its revision", i)
 		}
 	}
 	b.Bytes += len(all)
 	return b, nil
-}
-
-func checkEntry(kind Kind, entries []Entry, i int) *FormatError {
-	if i > 0 && !before(&entries[i-1], &entries[i]) {
-		return corrupt("block", "entry %d is out of order", i)
-	}
-	if kind == Events && entries[i].Key != EventKey(entries[i].Revision) {
-		return corrupt("block", "the key of entry %d is not its revision", i)
-	}
-	return nil
 }

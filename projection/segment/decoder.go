@@ -70,12 +70,7 @@ func (d *Decoder) Bytes(n int) []byte {
 
 // Sized reads a uvarint length and that many bytes. They alias what is decoded.
 func (d *Decoder) Sized() []byte {
-	v := d.Uvarint()
-	if v > uint64(len(d.Rest)) {
-		d.fail()
-		return nil
-	}
-	return d.Bytes(int(v))
+	return d.Bytes(d.Length(len(d.Rest)))
 }
 
 // key reads a prefix-compressed key into the space of the previous one.

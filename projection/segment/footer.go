@@ -11,6 +11,7 @@ const Version = 1
 const (
 	headerSize  = 8
 	trailerSize = 52
+	sumOffset   = 40          // of the checksum in the trailer
 	magic       = 0x6773_504c // "LPsg", little endian
 	maxFooter   = 256 << 20
 )
@@ -73,71 +74,51 @@ func (f *footer) appendIndex(dst []byte) []byte {
 	return dst
 }
 
-func appendKey(dst []byte, previous, key string) []byte {
-	shared := sharedPrefix(previous, key)
-	dst = binary.AppendUvarint(dst, uint64(shared))
-	dst = binary.AppendUvarint(dst, uint64(len(key)-shared))
-	return append(dst, key[shared:]...)
-}
-
 // appendFooter appends index, bloom filter and trailer.
 func appendFooter(dst []byte, f *footer) []byte {
 	start := len(dst)
 	dst = f.appendIndex(dst)
 	index := len(dst) - start
 	dst = append(dst, f.bloom...)
-	flags := byte(0)
+	t := trailer{Kind: f.Kind, Hashes: uint8(f.hashes), Blocks: uint32(len(f.blocks)), Rows: f.Rows, MinRevision: f.MinRevision,
+		MaxRevision: f.MaxRevision, Index: uint32(index), Bloom: uint32(len(f.bloom)), Version: Version, Magic: magic}
 	if f.counted {
-		flags = flagCounted
+		t.Flags = flagCounted
 	}
-	dst = append(dst, byte(f.Kind), byte(f.hashes), flags, 0)
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(f.blocks)))
-	dst = binary.LittleEndian.AppendUint64(dst, f.Rows)
-	dst = binary.LittleEndian.AppendUint64(dst, f.MinRevision)
-	dst = binary.LittleEndian.AppendUint64(dst, f.MaxRevision)
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(index))
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(f.bloom)))
-	dst = binary.LittleEndian.AppendUint32(dst, Checksum(header(f.Kind), dst[start:]))
-	dst = binary.LittleEndian.AppendUint32(dst, Version)
-	return binary.LittleEndian.AppendUint32(dst, magic)
+	sealed := len(dst) + sumOffset
+	dst, err := binary.Append(dst, binary.LittleEndian, &t)
+	if err != nil {
+		panic(err) // a trailer is of a fixed size
+	}
+	binary.LittleEndian.PutUint32(dst[sealed:], Checksum(header(f.Kind), dst[start:sealed]))
+	return dst
 }
 
-// trailer is the fixed end of a file.
+// trailer is the fixed end of a file, as it is there.
 type trailer struct {
-	kind         Kind
-	hashes       int
-	flags        uint16
-	blocks       int
-	rows         uint64
-	min, max     uint64
-	index, bloom int
-	sum          uint32
+	Kind                           Kind
+	Hashes                         uint8
+	Flags                          uint16
+	Blocks                         uint32
+	Rows, MinRevision, MaxRevision uint64
+	Index, Bloom                   uint32 // bytes of them
+	Sum                            uint32 // of the header, and of what is before it in the footer
+	Version, Magic                 uint32
 }
 
-func (t *trailer) footerSize() int64 { return int64(t.index) + int64(t.bloom) + trailerSize }
+func (t *trailer) footerSize() int64 { return int64(t.Index) + int64(t.Bloom) + trailerSize }
 
 func parseTrailer(b []byte) (trailer, *FormatError) {
-	if len(b) != trailerSize || binary.LittleEndian.Uint32(b[48:]) != magic {
+	var t trailer
+	if _, err := binary.Decode(b, binary.LittleEndian, &t); err != nil || t.Magic != magic {
 		return trailer{}, corrupt("footer", "not a segment")
 	}
-	v := binary.LittleEndian.Uint32(b[44:])
-	if v != Version {
-		return trailer{}, newer("footer", "version %d is not known", v)
+	if t.Version != Version {
+		return trailer{}, newer("footer", "version %d is not known", t.Version)
 	}
-	t := trailer{
-		kind:   Kind(b[0]),
-		hashes: int(b[1]),
-		flags:  binary.LittleEndian.Uint16(b[2:]),
-		rows:   binary.LittleEndian.Uint64(b[8:]),
-		min:    binary.LittleEndian.Uint64(b[16:]),
-		max:    binary.LittleEndian.Uint64(b[24:]),
-		sum:    binary.LittleEndian.Uint32(b[40:]),
-	}
-	blocks, index, bloom := binary.LittleEndian.Uint32(b[4:]), binary.LittleEndian.Uint32(b[32:]), binary.LittleEndian.Uint32(b[36:])
-	if index > maxFooter || bloom > maxFooter || blocks > index {
+	if t.Index > maxFooter || t.Bloom > maxFooter || t.Blocks > t.Index {
 		return trailer{}, corrupt("footer", "sizes are out of range")
 	}
-	t.blocks, t.index, t.bloom = int(blocks), int(index), int(bloom)
 	return t, nil
 }
 
@@ -153,22 +134,21 @@ func parseFooter(b []byte, size int64) (*footer, *FormatError) {
 	if t.footerSize() != int64(len(b)) {
 		return nil, corrupt("footer", "%d bytes instead of %d", len(b), t.footerSize())
 	}
-	if Checksum(header(t.kind), b[:len(b)-12]) != t.sum {
+	if Checksum(header(t.Kind), b[:len(b)-trailerSize+sumOffset]) != t.Sum {
 		return nil, corrupt("footer", "checksum does not match")
 	}
-	if t.kind != Keys && t.kind != Events {
-		return nil, newer("footer", "kind %d is not known", t.kind)
+	if t.Kind != Keys && t.Kind != Events {
+		return nil, newer("footer", "kind %d is not known", t.Kind)
 	}
-	if t.flags&^flagCounted != 0 {
-		return nil, newer("footer", "flags %#x are not known", t.flags)
+	if t.Flags&^flagCounted != 0 {
+		return nil, newer("footer", "flags %#x are not known", t.Flags)
 	}
-	if t.bloom > 0 && t.hashes == 0 {
+	if t.Bloom > 0 && t.Hashes == 0 {
 		return nil, corrupt("footer", "a bloom filter without hashes")
 	}
-	f := &footer{bloom: b[t.index : t.index+t.bloom], hashes: t.hashes, counted: t.flags&flagCounted != 0, Summary: Summary{
-		Kind: t.kind, Rows: t.rows, MinRevision: t.min, MaxRevision: t.max, Size: size, Footer: int64(len(b))}}
-	c = f.parseIndex(b[:t.index], t.blocks)
-	if c != nil {
+	f := &footer{bloom: b[t.Index : t.Index+t.Bloom], hashes: int(t.Hashes), counted: t.Flags&flagCounted != 0, Summary: Summary{
+		Kind: t.Kind, Rows: t.Rows, MinRevision: t.MinRevision, MaxRevision: t.MaxRevision, Size: size, Footer: int64(len(b))}}
+	if c := f.parseIndex(b[:t.Index], int(t.Blocks)); c != nil {
 		return nil, c
 	}
 	return f, nil

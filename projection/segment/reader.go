@@ -37,20 +37,9 @@ type Reader struct {
 	sealed []byte
 }
 
-// Open reads the footer of a file of the given size; footerSize is its footer's, or 0 if unknown, which costs one more
-// read. The name is what the cache knows the file by, and what errors name.
+// Open reads the footer of a file; both have the given sizes. The name is what the cache knows the file by, and what
+// errors name.
 func Open(ctx context.Context, name string, source Source, cache Cache, size, footerSize int64) (*Reader, error) {
-	if footerSize == 0 {
-		b, err := source.ReadRange(ctx, max(0, size-trailerSize), trailerSize)
-		if err != nil {
-			return nil, err
-		}
-		t, c := parseTrailer(b)
-		if c != nil {
-			return nil, c.in(name)
-		}
-		footerSize = t.footerSize()
-	}
 	if footerSize > size {
 		return nil, corrupt("footer", "%d bytes in a file of %d", footerSize, size).in(name)
 	}
@@ -93,7 +82,11 @@ func (r *Reader) Through(c Cache) *Reader {
 
 // OpenBytes is Open of a file in memory.
 func OpenBytes(name string, file []byte) (*Reader, error) {
-	return Open(context.Background(), name, memory(file), nil, int64(len(file)), 0)
+	t, c := parseTrailer(file[max(0, len(file)-trailerSize):])
+	if c != nil {
+		return nil, c.in(name)
+	}
+	return Open(context.Background(), name, memory(file), nil, int64(len(file)), t.footerSize())
 }
 
 type memory []byte
@@ -209,14 +202,14 @@ func (r *Reader) decode(sealed []byte, block int) (*Block, error) {
 type liveKeys struct {
 	n   int
 	key string
-	// decided says that there was a version of the key that is not void. Begun says that there was an entry.
-	decided, begun bool
+	// decided says that there was a version of the key that is not void.
+	decided bool
 }
 
 // add takes the block's next entry.
 func (l *liveKeys) add(e *Entry) {
-	if !l.begun || l.key != e.Key {
-		l.key, l.decided, l.begun = e.Key, false, true
+	if l.key != e.Key {
+		l.key, l.decided = e.Key, false
 	}
 	if l.decided || e.Flags&Void != 0 {
 		return
