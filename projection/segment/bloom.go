@@ -12,30 +12,28 @@ func newBloom(hashes []uint64) []byte {
 	bits := max(64, len(hashes)*bloomBitsPerKey)
 	filter := make([]byte, (bits+7)/8)
 	for _, h := range hashes {
-		eachBit(filter, bloomHashes, h, func(i uint64) bool {
-			filter[i/8] |= 1 << (i % 8)
-			return true
-		})
+		for i := range uint64(bloomHashes) {
+			at, bit := bloomBit(filter, h, i)
+			filter[at] |= bit
+		}
 	}
 	return filter
 }
 
 // inBloom reports whether a key with this hash may be in the segment.
 func inBloom(filter []byte, hashes int, h uint64) bool {
-	return eachBit(filter, hashes, h, func(i uint64) bool { return filter[i/8]&(1<<(i%8)) != 0 })
-}
-
-// eachBit calls f with the bits of a hash by double hashing: the low half plus i times the high half, modulo the bits
-// of the filter.
-func eachBit(filter []byte, hashes int, h uint64, f func(bit uint64) bool) bool {
-	bits := uint64(len(filter)) * 8
-	low, high := h&0xffffffff, h>>32
 	for i := range uint64(hashes) {
-		if !f((low + i*high) % bits) {
+		if at, bit := bloomBit(filter, h, i); filter[at]&bit == 0 {
 			return false
 		}
 	}
 	return true
+}
+
+// bloomBit is bit i of a hash, by double hashing: the low half plus i times the high half, modulo the filter's bits.
+func bloomBit(filter []byte, h, i uint64) (at uint64, bit byte) {
+	n := (h&0xffffffff + i*(h>>32)) % (uint64(len(filter)) * 8)
+	return n / 8, 1 << (n % 8)
 }
 
 // keyHash is XXH64 with seed 0, whose bytes are specified and never change.
