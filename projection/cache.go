@@ -13,6 +13,7 @@ import (
 // immutable, so nothing is ever invalidated. It is safe for concurrent use.
 type blockCache struct {
 	blocks, outlines *cache.Cache[blockID, *segment.Block]
+	how              through
 }
 
 type blockID struct {
@@ -20,18 +21,8 @@ type blockID struct {
 	block int
 }
 
-func newBlockCache(of *cache.Budget) *blockCache {
-	return &blockCache{cache.New[blockID, *segment.Block](of), cache.New[blockID, *segment.Block](of)}
-}
-
-// Block implements segment.Cache.
-func (c *blockCache) Block(file string, block int) (*segment.Block, bool) {
-	return c.blocks.Get(blockID{file, block})
-}
-
-// Keep implements segment.Cache.
-func (c *blockCache) Keep(file string, block int, b *segment.Block) {
-	c.blocks.Add(blockID{file, block}, ownerOf(b), b, int64(b.Bytes))
+func newBlockCache(of *cache.Budget) blockCache {
+	return blockCache{blocks: cache.New[blockID, *segment.Block](of), outlines: cache.New[blockID, *segment.Block](of)}
 }
 
 // through is how blocks are read.
@@ -40,53 +31,50 @@ type through int
 const (
 	// cached is by the cache of blocks.
 	cached through = iota
-	// outlines is for who needs no values (View.Outline).
+	// outlines is for who needs no values (View.Outline). It gives the outline of a block if it is kept, and makes it of
+	// each block that is read. The block itself is treated as by once, so that it pushes out no outline.
 	outlines
-	// once is for who needs values a single time (View.ScanOnce).
+	// once is for who needs values a single time (View.ScanOnce). What is read is kept where there is room for it. To
+	// read it again does not make it worth more: what was made of it is kept.
 	once
 	// past is past all caches, for who reads everything once.
 	past
 )
 
-// onceCache keeps what is read where there is room for it. To read a block again does not make it worth more: what was
-// made of it is kept.
-type onceCache struct{ *blockCache }
-
 // Block implements segment.Cache.
-func (c onceCache) Block(file string, block int) (*segment.Block, bool) {
-	return c.blocks.Peek(blockID{file, block})
-}
-
-// Keep implements segment.Cache.
-func (c onceCache) Keep(file string, block int, b *segment.Block) {
-	c.blocks.Offer(blockID{file, block}, ownerOf(b), b, int64(b.Bytes))
-}
-
-// outlineCache gives the outline of a block if it is kept, and makes it of each block that is read. Blocks that only
-// lists need are kept where there is room for them: they push out nothing, least of all outlines.
-type outlineCache struct{ *blockCache }
-
-// Block implements segment.Cache.
-func (c outlineCache) Block(file string, block int) (*segment.Block, bool) {
-	if o, ok := c.outlines.Get(blockID{file, block}); ok {
-		return o, true
+func (c blockCache) Block(file string, block int) (*segment.Block, bool) {
+	id := blockID{file, block}
+	if c.how == cached {
+		return c.blocks.Get(id)
 	}
-	b, ok := onceCache(c).Block(file, block)
-	if ok {
-		c.keepOutline(file, block, b)
+	if c.how == outlines {
+		if o, ok := c.outlines.Get(id); ok {
+			return o, true
+		}
+	}
+	b, ok := c.blocks.Peek(id)
+	if ok && c.how == outlines {
+		c.keepOutline(id, b)
 	}
 	return b, ok
 }
 
 // Keep implements segment.Cache.
-func (c outlineCache) Keep(file string, block int, b *segment.Block) {
-	onceCache(c).Keep(file, block, b)
-	c.keepOutline(file, block, b)
+func (c blockCache) Keep(file string, block int, b *segment.Block) {
+	id := blockID{file, block}
+	if c.how == cached {
+		c.blocks.Add(id, ownerOf(b), b, int64(b.Bytes))
+		return
+	}
+	c.blocks.Offer(id, ownerOf(b), b, int64(b.Bytes))
+	if c.how == outlines {
+		c.keepOutline(id, b)
+	}
 }
 
-func (c outlineCache) keepOutline(file string, block int, b *segment.Block) {
+func (c blockCache) keepOutline(id blockID, b *segment.Block) {
 	o := outlineOf(b)
-	c.outlines.Add(blockID{file, block}, ownerOf(b), o, int64(o.Bytes))
+	c.outlines.Add(id, ownerOf(b), o, int64(o.Bytes))
 }
 
 // outlineOf is the block without bodies, and without what of a row is long and in no list: who asked for it, and how.

@@ -409,19 +409,21 @@ func TestOutlinesTakeLittle(t *testing.T) {
 func TestReadOncePushesOutNothing(t *testing.T) {
 	budget := cache.NewBudget(1 << 20)
 	c := newBlockCache(budget)
+	single, outline := c, c
+	single.how, outline.how = once, outlines
 	c.Keep("used", 0, &segment.Block{Bytes: 100})
 	for range 2 {
-		for _, through := range []segment.Cache{onceCache{c}, outlineCache{c}} {
+		for _, through := range []segment.Cache{single, outline} {
 			_, ok := through.Block("once", 0)
 			if !ok {
 				through.Keep("once", 0, &segment.Block{Bytes: 100})
 			}
 		}
 	}
-	_, found := onceCache{c}.Block("once", 0)
+	_, found := single.Block("once", 0)
 	require.True(t, found)
 	budget.DropCold()
-	_, found = onceCache{c}.Block("once", 0)
+	_, found = single.Block("once", 0)
 	require.False(t, found)
 	_, found = c.Block("used", 0)
 	require.True(t, found)

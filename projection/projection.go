@@ -64,7 +64,7 @@ type Config struct {
 // 7). It is safe for concurrent use and owns no goroutine.
 type Projection struct {
 	config Config
-	cache  *blockCache
+	cache  blockCache
 	facts  *factCache
 	// pasts are the snapshots of checkpoints, by the checkpoint's key.
 	pasts *cache.Cache[string, *snapshot]

@@ -291,16 +291,13 @@ func (s *runSource) skip(key string) {
 
 func (s *runSource) open(ctx context.Context) (*segment.Reader, error) {
 	reader, err := s.parts[0].open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	switch s.through {
-	case past:
+	switch {
+	case err != nil || s.through == cached:
+		return reader, err
+	case s.through == past:
 		return reader.Through(nil), nil
-	case outlines:
-		return reader.Through(outlineCache{s.parts[0].p.cache}), nil
-	case once:
-		return reader.Through(onceCache{s.parts[0].p.cache}), nil
 	}
-	return reader, nil
+	c := s.parts[0].p.cache
+	c.how = s.through
+	return reader.Through(c), nil
 }
