@@ -1,7 +1,6 @@
 package projection
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -28,11 +27,8 @@ type folder struct {
 	generation uint64
 	budget     int64
 
-	mu sync.Mutex
-	// grown is how many bytes this process has written since the last sweep. used says when a file was last marked as
-	// used. mu guards both.
-	grown int64
-	used  map[string]time.Time
+	// grown is how many bytes this process has written since the last sweep.
+	grown atomic.Int64
 }
 
 const (
@@ -50,7 +46,7 @@ const (
 // It makes its own before it looks for others: of two processes at least one sees the other's. Beside a newer
 // generation there is none of its own.
 func openFolder(name string, generation uint64, budget int64) (*folder, error) {
-	f := &folder{path: filepath.Join(name, strconv.FormatUint(generation, 10)), generation: generation, budget: budget, used: make(map[string]time.Time)}
+	f := &folder{path: filepath.Join(name, strconv.FormatUint(generation, 10)), generation: generation, budget: budget}
 	err := os.MkdirAll(f.path, 0o700)
 	entries, listed := os.ReadDir(name)
 	err = errors.Join(err, listed)
@@ -103,7 +99,8 @@ func (p *Projection) enterFolder(generation uint64) error {
 // file of an object: the last part of its key is random and never used twice.
 func (f *folder) file(key string) string { return filepath.Join(f.path, path.Base(key)) }
 
-// read returns the bytes at the offset. Holes, and what lies beyond the end, read as zeroes.
+// read returns the bytes at the offset. Holes, and what lies beyond the end, read as zeroes. A negative length is up to
+// the end. A file that is read is marked as used by the time of its last change, which other processes see too.
 func (f *folder) read(key string, offset, length int64) []byte {
 	if f == nil {
 		return nil
@@ -113,37 +110,25 @@ func (f *folder) read(key string, offset, length int64) []byte {
 		return nil
 	}
 	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil
+	}
+	if length < 0 {
+		length = info.Size() - offset
+	}
 	b := make([]byte, length)
 	if n, err := file.ReadAt(b, offset); n == 0 || err != nil && !errors.Is(err, io.EOF) {
 		return nil
 	}
-	f.mark(key)
+	if now := time.Now(); now.Sub(info.ModTime()) > usedEvery {
+		_ = os.Chtimes(file.Name(), now, now) // if it fails, the file is swept too early
+	}
 	return b
 }
 
 // whole returns an object that was kept whole, nil if it was not.
-func (f *folder) whole(key string) []byte {
-	if f == nil {
-		return nil
-	}
-	b, err := os.ReadFile(f.file(key))
-	if err != nil {
-		return nil
-	}
-	f.mark(key)
-	return b
-}
-
-// mark marks a file as used, by the time of its last change, which other processes see too.
-func (f *folder) mark(key string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	now := time.Now()
-	if now.Sub(f.used[key]) > usedEvery {
-		f.used[key] = now
-		_ = os.Chtimes(f.file(key), now, now) // if it fails, the file is swept too early
-	}
-}
+func (f *folder) whole(key string) []byte { return f.read(key, 0, -1) }
 
 // keep writes bytes at their offset. A failure costs speed alone, and a folder that is gone is of an older generation.
 func (f *folder) keep(key string, offset int64, b []byte) {
@@ -157,17 +142,11 @@ func (f *folder) keep(key string, offset int64, b []byte) {
 		}
 		return
 	}
-	f.mu.Lock()
-	f.grown += grown
-	full := f.grown > f.budget/growShare
-	if full {
-		f.grown, f.used = 0, make(map[string]time.Time)
+	if f.grown.Add(grown) <= f.budget/growShare || f.grown.Swap(0) == 0 { // then somebody else sweeps
+		return
 	}
-	f.mu.Unlock()
-	if full {
-		if err := f.sweep(); err != nil {
-			slog.Warn("the block cache on disk cannot be swept", "error", err)
-		}
+	if err := f.sweep(); err != nil {
+		slog.Warn("the block cache on disk cannot be swept", "error", err)
 	}
 }
 
@@ -201,7 +180,7 @@ func (f *folder) sweep() error {
 			size += info.Size()
 		}
 	}
-	slices.SortFunc(files, func(a, b os.FileInfo) int { return cmp.Compare(a.ModTime().UnixNano(), b.ModTime().UnixNano()) })
+	slices.SortFunc(files, func(a, b os.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
 	for _, info := range files {
 		if size <= f.budget-f.budget/sweepShare {
 			return nil
