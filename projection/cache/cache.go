@@ -10,6 +10,7 @@ package cache
 
 import (
 	"container/list"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -53,9 +54,7 @@ func (b *Budget) Hold(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.held += bytes
-	for b.bytes > b.room() {
-		b.recent.Back().Value.(evictable).remove()
-	}
+	b.bound(nil)
 }
 
 // room is what the caches may keep. It requires mu.
@@ -107,20 +106,15 @@ func (b *Budget) add(ownerName string, e evictable, unused bool) {
 	b.bound(o)
 }
 
-// bound requires mu. It makes room for what the owner has added.
+// bound requires mu. It makes room for what the owner, if it is one, has added. That may go itself.
 func (b *Budget) bound(o *owner) {
 	for b.bytes > b.room() {
-		b.victim(o).remove()
+		oldest := b.recent.Back().Value.(evictable)
+		if o != nil && o.bytes > b.room()/shares && time.Since(oldest.at().used) < cold {
+			oldest = o.recent.Back().Value.(evictable)
+		}
+		oldest.remove()
 	}
-}
-
-// victim is what goes to make room for the owner's newest value, which it may be itself. It requires mu.
-func (b *Budget) victim(o *owner) evictable {
-	oldest := b.recent.Back().Value.(evictable)
-	if o.bytes > b.room()/shares && time.Since(oldest.at().used) < cold {
-		return o.recent.Back().Value.(evictable)
-	}
-	return oldest
 }
 
 // Tight says that values that were used have more than three quarters of the room, and none of them is cold. So what is
@@ -324,10 +318,5 @@ func (c *Cache[K, V]) shrinkTo(bytes int64) {
 			e.remove()
 		}
 	}
-	// A map keeps the room that it once needed.
-	entries := make(map[K]*entry[K, V], len(c.entries))
-	for key, e := range c.entries {
-		entries[key] = e
-	}
-	c.entries = entries
+	c.entries = maps.Collect(maps.All(c.entries)) // a map keeps the room that it once needed
 }
