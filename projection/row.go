@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"iter"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -143,10 +144,8 @@ func appendString(dst []byte, s string) []byte {
 }
 
 func appendContentType(dst []byte, t string) []byte {
-	for code, known := range contentTypes {
-		if code > 0 && known == t {
-			return append(dst, byte(code))
-		}
+	if code := slices.Index(contentTypes[1:], t); code >= 0 {
+		return append(dst, byte(code+1))
 	}
 	return appendString(append(dst, 0), t)
 }
@@ -181,30 +180,33 @@ func (d *recordDecoder) row(e segment.Entry) (Row, error) {
 // keyed decodes an entry of a key-ordered segment.
 func (d *recordDecoder) keyed(e segment.Entry) (*record, error) {
 	d.Decoder = segment.Decoder{Rest: e.Value}
-	r := &record{key: e.Key, span: 1}
-	return d.record(r, e)
+	return d.record(&record{key: e.Key, span: 1}, e)
 }
 
 // eventKey is the row key of an entry of an event segment, empty for a barrier, and how many revisions the entry stands
 // for. The key aliases the entry.
 func eventKey(e segment.Entry) (key string, span uint64, err error) {
-	d := recordDecoder{Decoder: segment.Decoder{Rest: e.Value}}
-	span = d.Uvarint()
-	key = d.string()
-	if d.Failed || span == 0 || span > e.Revision {
+	var d recordDecoder
+	key, span = d.begin(e)
+	if d.Failed {
 		return "", 0, fmt.Errorf("decode revision %d: %w", e.Revision, errMalformed)
 	}
 	return key, span, nil
 }
 
+// begin begins to decode an entry of an event segment.
+func (d *recordDecoder) begin(e segment.Entry) (key string, span uint64) {
+	d.Decoder = segment.Decoder{Rest: e.Value}
+	span = d.Uvarint()
+	key = d.string()
+	d.Failed = d.Failed || span == 0 || span > e.Revision
+	return key, span
+}
+
 // event decodes an entry of an event segment.
 func (d *recordDecoder) event(e segment.Entry) (*record, error) {
-	d.Decoder = segment.Decoder{Rest: e.Value}
-	r := &record{span: d.Uvarint()}
-	r.key = d.string()
-	if r.span == 0 || r.span > e.Revision {
-		d.Failed = true
-	}
+	r := &record{}
+	r.key, r.span = d.begin(e)
 	return d.record(r, e)
 }
 
