@@ -46,9 +46,6 @@ type versionSearch struct {
 }
 
 func (s *versionSearch) run(ctx context.Context) error {
-	if s.limit <= 0 {
-		return nil
-	}
 	if s.below > s.view.Floor() {
 		enough, err := s.takeFrom(ctx, s.view)
 		if enough || err != nil {
@@ -57,26 +54,25 @@ func (s *versionSearch) run(ctx context.Context) error {
 		s.below = min(s.below, s.view.Floor()+1)
 	}
 	kept := max(1, s.view.snap.root.keptFrom(s.key)) // what was there then is found from the checkpoint there
-	for visits := 0; s.below > kept; {
+	for visits := 0; s.below > kept && len(s.rows) < s.limit; {
 		found, err := s.linked(ctx)
 		if err != nil {
 			return err
 		}
 		if found {
-			if len(s.rows) >= s.limit {
-				return nil
-			}
 			continue
 		}
 		if visits == visited {
 			return nil
 		}
 		visits++
-		if err := s.older(ctx); err != nil || len(s.rows) >= s.limit {
+		if err := s.older(ctx); err != nil {
 			return err
 		}
 	}
-	s.below = 0
+	if s.below <= kept {
+		s.below = 0
+	}
 	return nil
 }
 
@@ -129,31 +125,20 @@ func (v *View) versions(ctx context.Context, key string, below Revision, skip se
 		}
 		err := firstOfAll(ctx, heads)
 		var decoder recordDecoder
-		for err == nil {
-			newest := heads[0]
-			for _, h := range heads[1:] {
-				if h.ok && (!newest.ok || h.current.revision > newest.current.revision) {
-					newest = h
-				}
-			}
-			if !newest.ok {
-				return
-			}
-			var row Row
-			row, err = newest.current.row(&decoder)
-			if err != nil {
-				break
-			}
-			if !yield(row, nil) {
-				return
-			}
-			for _, h := range heads {
-				for err == nil && h.ok && h.current.revision >= row.Revision {
+		for _, h := range heads { // newest first, as in merged
+			for err == nil && h.ok {
+				var row Row
+				if row, err = h.current.row(&decoder); err == nil {
+					if !yield(row, nil) {
+						return
+					}
 					err = h.advance(ctx)
 				}
 			}
 		}
-		yield(Row{}, err)
+		if err != nil {
+			yield(Row{}, err)
+		}
 	}
 }
 
