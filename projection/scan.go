@@ -77,18 +77,18 @@ func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted
 		return nil, err
 	}
 	m.heads = append(m.heads, inline)
-	var beside []*runSource
 	var all int64
 	for i, r := range v.snap.runs {
 		parts := r.overlapping(start, end)
 		if len(parts) > 0 {
-			source := &runSource{parts: parts, older: v.snap.runs[i+1:], bytes: parts.bytes(), start: start, end: end, wanted: wanted, through: how}
-			m.heads, beside = append(m.heads, &head{at: below, skip: segment.Void, source: source}), append(beside, source)
+			source := &runSource{parts: parts, older: v.snap.runs[i+1:], bytes: parts.bytes(), start: start, end: end,
+				wanted: wanted, through: how}
+			m.heads = append(m.heads, &head{at: below, skip: segment.Void, source: source})
 			all += source.bytes
 		}
 	}
-	for _, source := range beside {
-		source.ofAll = all
+	for _, h := range m.heads[1:] {
+		h.source.(*runSource).ofAll = all
 	}
 	if err := firstOfAll(ctx, m.heads[1:]); err != nil {
 		return nil, err
