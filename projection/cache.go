@@ -31,8 +31,8 @@ type through int
 const (
 	// cached is by the cache of blocks.
 	cached through = iota
-	// outlines is for who needs no values (View.Outline). It gives the outline of a block if it is kept, and makes it of
-	// each block that is read. The block itself is treated as by once, so that it pushes out no outline.
+	// outlines is for who needs no values (View.Outline). It gives the outline of a block if that is kept, and makes it
+	// of each block that is read. The block itself is treated as by once, so that it pushes out no outline.
 	outlines
 	// once is for who needs values a single time (View.ScanOnce). What is read is kept where there is room for it. To
 	// read it again does not make it worth more: what was made of it is kept.

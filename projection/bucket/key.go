@@ -25,7 +25,8 @@ func CheckKey(key string) error {
 		return fmt.Errorf("%w: %d bytes, more than %d", ErrInvalidKey, len(key), maxKeyBytes)
 	}
 	for segment := range strings.SplitSeq(key, "/") {
-		if segment == "" || segment[0] == '.' || len(segment) > maxSegmentBytes || strings.ContainsFunc(segment, unprintable) {
+		if segment == "" || segment[0] == '.' || len(segment) > maxSegmentBytes ||
+			strings.ContainsFunc(segment, unprintable) {
 			return fmt.Errorf("%w: %q", ErrInvalidKey, key)
 		}
 	}

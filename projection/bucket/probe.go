@@ -115,7 +115,8 @@ func oneWins(writes string, write func(racer int) error) error {
 		}
 	}
 	if winners != 1 {
-		return fmt.Errorf("%w: %d of %d concurrent %s of one object succeeded, not exactly one", ErrUnfit, winners, probeRacers, writes)
+		return fmt.Errorf("%w: %d of %d concurrent %s of one object succeeded, not exactly one",
+			ErrUnfit, winners, probeRacers, writes)
 	}
 	return nil
 }

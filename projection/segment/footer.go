@@ -80,8 +80,9 @@ func appendFooter(dst []byte, f *footer) []byte {
 	dst = f.appendIndex(dst)
 	index := len(dst) - start
 	dst = append(dst, f.bloom...)
-	t := trailer{Kind: f.Kind, Hashes: uint8(f.hashes), Blocks: uint32(len(f.blocks)), Rows: f.Rows, MinRevision: f.MinRevision,
-		MaxRevision: f.MaxRevision, Index: uint32(index), Bloom: uint32(len(f.bloom)), Version: Version, Magic: magic}
+	t := trailer{Kind: f.Kind, Hashes: uint8(f.hashes), Blocks: uint32(len(f.blocks)), Rows: f.Rows,
+		MinRevision: f.MinRevision, MaxRevision: f.MaxRevision, Index: uint32(index), Bloom: uint32(len(f.bloom)),
+		Version: Version, Magic: magic}
 	if f.counted {
 		t.Flags = flagCounted
 	}
@@ -146,8 +147,9 @@ func parseFooter(b []byte, size int64) (*footer, *FormatError) {
 	if t.Bloom > 0 && t.Hashes == 0 {
 		return nil, corrupt("footer", "a bloom filter without hashes")
 	}
-	f := &footer{bloom: b[t.Index : t.Index+t.Bloom], hashes: int(t.Hashes), counted: t.Flags&flagCounted != 0, Summary: Summary{
-		Kind: t.Kind, Rows: t.Rows, MinRevision: t.MinRevision, MaxRevision: t.MaxRevision, Size: size, Footer: int64(len(b))}}
+	f := &footer{bloom: b[t.Index : t.Index+t.Bloom], hashes: int(t.Hashes), counted: t.Flags&flagCounted != 0,
+		Summary: Summary{Kind: t.Kind, Rows: t.Rows, MinRevision: t.MinRevision, MaxRevision: t.MaxRevision,
+			Size: size, Footer: int64(len(b))}}
 	if c := f.parseIndex(b[:t.Index], int(t.Blocks)); c != nil {
 		return nil, c
 	}

@@ -61,7 +61,8 @@ func Open(folder string) (*Bucket, error) {
 		return nil, fmt.Errorf("open bucket: %w", err)
 	}
 	staged := filepath.Join(root, stagedName)
-	b := &Bucket{root: root, lock: newLock(filepath.Join(root, lockName)), durable: map[string]bool{existing(staged): true}}
+	b := &Bucket{root: root, lock: newLock(filepath.Join(root, lockName)), durable: map[string]bool{}}
+	b.durable[existing(staged)] = true
 	if err := b.makeFolder(staged); err != nil {
 		return nil, fmt.Errorf("open bucket: %w", err)
 	}
@@ -187,7 +188,9 @@ func (b *Bucket) Replace(ctx context.Context, key string, body []byte, etag stri
 }
 
 // write is the four steps of the package comment; publish is the third.
-func (b *Bucket) write(ctx context.Context, op, key string, body []byte, publish func(staged, path string) error) (etag string, err error) {
+func (b *Bucket) write(
+	ctx context.Context, op, key string, body []byte, publish func(staged, path string) error,
+) (etag string, err error) {
 	path, err := b.path(ctx, key)
 	if err != nil {
 		return "", err

@@ -142,7 +142,8 @@ func (b *Bucket) Ensure(ctx context.Context) error {
 
 // send sends a request that must be answered before the timeout.
 func send[In, Out any](
-	ctx context.Context, b *Bucket, request func(*awss3.Client, context.Context, *In, ...func(*awss3.Options)) (*Out, error),
+	ctx context.Context, b *Bucket,
+	request func(*awss3.Client, context.Context, *In, ...func(*awss3.Options)) (*Out, error),
 	in *In, options ...func(*awss3.Options),
 ) (*Out, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
