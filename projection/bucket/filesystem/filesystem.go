@@ -46,7 +46,6 @@ const (
 // Bucket is a bucket.Bucket. It owns no goroutine between requests and needs no closing.
 type Bucket struct {
 	root string
-	lock lock
 
 	mu      sync.Mutex      // guards durable
 	durable map[string]bool // folders whose entry in every parent is known to be on the disk
@@ -61,13 +60,13 @@ func Open(folder string) (*Bucket, error) {
 		return nil, fmt.Errorf("open bucket: %w", err)
 	}
 	staged := filepath.Join(root, stagedName)
-	b := &Bucket{root: root, lock: newLock(filepath.Join(root, lockName)), durable: map[string]bool{}}
-	b.durable[existing(staged)] = true
-	if err := b.makeFolder(staged); err != nil {
-		return nil, fmt.Errorf("open bucket: %w", err)
+	b := &Bucket{root: root, durable: map[string]bool{existing(staged): true}}
+	err = b.makeFolder(staged)
+	if err == nil {
+		removeAbandoned(staged)
+		err = b.syncAll()
 	}
-	removeAbandoned(staged)
-	if err := b.syncAll(); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("open bucket: %w", err)
 	}
 	return b, nil
@@ -101,7 +100,7 @@ func (b *Bucket) Get(ctx context.Context, key string) ([]byte, string, error) {
 // openDurable opens a file while no write is between its third and fourth step. Afterwards the open file stays what it
 // was: a replacement is another file.
 func (b *Bucket) openDurable(ctx context.Context, path string) (*os.File, error) {
-	unlock, err := b.lock.take(ctx, unix.LOCK_SH)
+	unlock, err := b.lock(ctx, unix.LOCK_SH)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +207,7 @@ func (b *Bucket) write(
 
 // change is the second to the fourth of these steps.
 func (b *Bucket) change(ctx context.Context, op, key, path string, change func() error) error {
-	unlock, err := b.lock.exclusive(ctx)
+	unlock, err := b.lock(ctx, unix.LOCK_EX)
 	if err != nil {
 		return failure(op, key, err)
 	}
