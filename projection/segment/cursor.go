@@ -196,16 +196,10 @@ func (c *Cursor) decode() error {
 	blocks := make([]*Block, n)
 	var group errgroup.Group
 	for i := range n {
-		open := func() (err error) {
+		group.Go(func() (err error) {
 			blocks[i], err = c.r.decode(c.sealed[i], c.block+i)
 			return err
-		}
-		if i+1 < n {
-			group.Go(open)
-		} else if err := open(); err != nil {
-			_ = group.Wait()
-			return err
-		}
+		})
 	}
 	if err := group.Wait(); err != nil {
 		return err
