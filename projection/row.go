@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -251,19 +252,15 @@ func splitKey(k *eventlog.Key, rowKey string, cluster, prefix, namespace uint64)
 		return false
 	}
 	k.Cluster, k.Prefix = rowKey[:cluster], rowKey[cluster:cluster+prefix]
-	rest := rowKey[cluster+prefix:]
-	if len(rest) == 0 || rest[0] != '/' {
-		return false
-	}
-	rest = rest[1:]
-	if namespace > 0 {
+	rest, whole := strings.CutPrefix(rowKey[cluster+prefix:], "/")
+	if whole && namespace > 0 {
 		if namespace >= uint64(len(rest)) || rest[namespace] != '/' {
 			return false
 		}
 		k.Namespace, rest = rest[:namespace], rest[namespace+1:]
 	}
 	k.Name = rest
-	return true
+	return whole
 }
 
 // recordsOf yields every record of a segment, of either kind, in its order.

@@ -49,9 +49,9 @@ type source interface {
 
 // merged walks over tail and snapshot at one revision, a key at a time.
 type merged struct {
-	view       *View
-	at         Revision
-	start, end string
+	view *View
+	at   Revision
+	end  string
 	// heads are newest first: what one of them has of a key is newer than what the next ones have.
 	heads []*head
 	chain []*record
@@ -70,7 +70,7 @@ type head struct {
 }
 
 func (v *View) merge(ctx context.Context, start, end string, at Revision, wanted *Selection, how through) (*merged, error) {
-	m := &merged{view: v, at: at, start: start, end: end, selects: wanted != nil}
+	m := &merged{view: v, at: at, end: end, selects: wanted != nil}
 	below := m.below()
 	inline := &head{at: below, skip: segment.Void, source: newInlineSource(v.snap.inline, start, end)}
 	if err := inline.advance(ctx); err != nil {
