@@ -256,14 +256,12 @@ func (s *runSource) next(ctx context.Context) (version, bool, error) {
 			}
 			if s.wanted != nil {
 				s.filter = s.parts[0].p.facts.filter(s.parts[0].ref.Key, reader.Blocks(), s.wanted, append([]run{s.parts[1:]}, s.older...))
-				s.cursor.Filter(s.filter)
+				s.cursor.Filter = s.filter
 			}
 			if s.before != nil {
 				s.cursor.Continue(s.before)
 			}
-			if s.skipped != "" {
-				s.cursor.Skip(s.skipped)
-			}
+			s.cursor.Skip(s.skipped)
 		}
 		if s.pass != nil {
 			s.pass(s)

@@ -33,8 +33,8 @@ type Cursor struct {
 	decoded []*Block
 	sealed  [][]byte
 	batch   int
-	// filter is nil if every block is read.
-	filter Filter
+	// Filter is nil if every block is read. It is set before the first entry is asked for.
+	Filter Filter
 }
 
 // Filter says which blocks of a segment a scan may pass over.
@@ -62,9 +62,6 @@ func (c *Cursor) Share(bytes, ofAll int64) {
 	c.ahead = min(c.ahead, c.most)
 }
 
-// Filter lets the cursor pass over blocks.
-func (c *Cursor) Filter(f Filter) { c.filter = f }
-
 // Next returns the next entry, false after the last. After an error the cursor may be asked again.
 func (c *Cursor) Next(ctx context.Context) (Entry, bool, error) {
 	if ok, err := c.fill(ctx); !ok {
@@ -86,8 +83,8 @@ func (c *Cursor) fill(ctx context.Context) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if c.filter != nil {
-			c.filter.Learn(c.block, b)
+		if c.Filter != nil {
+			c.Filter.Learn(c.block, b)
 		}
 		c.block++
 		c.entries = b.Entries
@@ -132,11 +129,11 @@ func (c *Cursor) pass() {
 // excluded says that the filter wants nothing of the block. The next one goes with it if it has older versions of the
 // last key, which would show.
 func (c *Cursor) excluded(block int) bool {
-	if c.filter == nil {
+	if c.Filter == nil {
 		return false
 	}
 	blocks := c.r.footer.blocks[block:]
-	return c.filter.Excludes(block, blocks[0].first, blocks[0].last) &&
+	return c.Filter.Excludes(block, blocks[0].first, blocks[0].last) &&
 		(len(blocks) == 1 || blocks[1].first != blocks[0].last || c.excluded(block+1))
 }
 

@@ -533,7 +533,7 @@ func TestFilter(t *testing.T) {
 		f := &someBlocks{t: t, r: r}
 		f.exclude = func(block int) bool { return excluded[block] && (!late || len(f.read) > 0) }
 		c := r.Scan("", "")
-		c.Filter(f)
+		c.Filter = f
 		all, err := collect(ctx, c)
 		require.NoError(t, err)
 		require.Equal(t, f.read, named(all))
