@@ -47,14 +47,13 @@ type versionSearch struct {
 
 func (s *versionSearch) run(ctx context.Context) error {
 	if s.below > s.view.Floor() {
-		enough, err := s.takeFrom(ctx, s.view)
-		if enough || err != nil {
+		if err := s.takeFrom(ctx, s.view); err != nil || s.enough() {
 			return err
 		}
 		s.below = min(s.below, s.view.Floor()+1)
 	}
 	kept := max(1, s.view.snap.root.keptFrom(s.key)) // what was there then is found from the checkpoint there
-	for visits := 0; s.below > kept && len(s.rows) < s.limit; {
+	for visits := 0; s.below > kept && !s.enough(); {
 		found, err := s.linked(ctx)
 		if err != nil {
 			return err
@@ -76,28 +75,27 @@ func (s *versionSearch) run(ctx context.Context) error {
 	return nil
 }
 
-// take takes the next row, and reports whether there are enough.
-func (s *versionSearch) take(r Row) (enough bool) {
+func (s *versionSearch) enough() bool { return len(s.rows) >= s.limit }
+
+// take takes the next row.
+func (s *versionSearch) take(r Row) {
 	s.rows = append(s.rows, r)
 	s.below, s.before = r.Revision, r.Base
-	return len(s.rows) >= s.limit
 }
 
-// takeFrom takes what the view alone has below s.below, and reports whether there are enough. It ends with the newest
-// version at or below the view's floor: of older ones only some may be left.
-func (s *versionSearch) takeFrom(ctx context.Context, v *View) (enough bool, err error) {
+// takeFrom takes what the view alone has below s.below, until there are enough. It ends with the newest version at or
+// below the view's floor: of older ones only some may be left.
+func (s *versionSearch) takeFrom(ctx context.Context, v *View) error {
 	for row, err := range v.versions(ctx, s.key, s.below, segment.Void) {
 		if err != nil {
-			return false, err
+			return err
 		}
-		if s.take(row) {
-			return true, nil
-		}
-		if row.Revision <= v.Floor() {
+		s.take(row)
+		if s.enough() || row.Revision <= v.Floor() {
 			break
 		}
 	}
-	return false, nil
+	return nil
 }
 
 // versions yields what this view alone has of the key below a revision, newest first, without what has one of the flags
@@ -215,7 +213,7 @@ func (s *versionSearch) older(ctx context.Context) error {
 		}
 		if past.Floor() < s.below {
 			taken, above := len(s.rows), past.Floor()+1 < s.below
-			_, err := s.takeFrom(ctx, past)
+			err := s.takeFrom(ctx, past)
 			if err != nil || len(s.rows) > taken {
 				return err
 			}
