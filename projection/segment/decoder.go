@@ -27,13 +27,8 @@ func (d *Decoder) Uvarint() uint64 {
 
 // Varint reads a signed integer of 1 to 10 bytes, zigzag.
 func (d *Decoder) Varint() int64 {
-	v, n := binary.Varint(d.Rest)
-	if n <= 0 {
-		d.fail()
-		return 0
-	}
-	d.Rest = d.Rest[n:]
-	return v
+	v := d.Uvarint()
+	return int64(v>>1) ^ -int64(v&1)
 }
 
 // Length reads a uvarint of at most limit.
