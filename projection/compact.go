@@ -34,6 +34,8 @@ var errOvertaken = errors.New("another projector compacted or collected meanwhil
 type merge struct {
 	inputs []run
 	level  uint8
+	// events: the inputs are event segments, of which one is made that has all of theirs (join.go).
+	events bool
 	// floor and purge say what may be dropped: only what was below them when the compaction began.
 	floor, purge Revision
 	// generation and forgets are the root's.
@@ -55,14 +57,7 @@ func (p *Projection) Compact(ctx context.Context) (bool, error) {
 	if m == nil {
 		return false, nil
 	}
-	out, err := p.merge(ctx, m)
-	if err == nil {
-		err = out.commit(ctx)
-	}
-	if err != nil && p.undecided.Load() == nil {
-		p.discard(ctx, out.made, v.snap.root)
-	}
-	done, err := v.compacted(ctx, slices.Concat(m.inputs...), err)
+	done, err := v.compact(ctx, m)
 	if err != nil && p.isBroken(slices.Concat(m.inputs...)) { // it was not when they were chosen
 		var others error
 		done, others = p.Compact(ctx)
@@ -90,12 +85,19 @@ func (p *Projection) atHand(ctx context.Context) (*View, error) {
 	return p.gather(ctx)
 }
 
-// compacted says how a compaction has ended: whether it is done, or an error unless another projector was faster.
-func (v *View) compacted(ctx context.Context, inputs run, err error) (bool, error) {
+// compact does a compaction, and reports whether it did. It is no error that another projector was faster.
+func (v *View) compact(ctx context.Context, m *merge) (bool, error) {
+	out, err := v.p.merge(ctx, m)
+	if err == nil {
+		err = out.commit(ctx)
+	}
+	if err != nil && v.p.undecided.Load() == nil {
+		v.p.discard(ctx, out.made, v.snap.root)
+	}
 	if errors.Is(err, bucket.ErrNotFound) { // an input was collected, unless the newest root still names it: then it is lost
 		renewed, again := v.again(ctx, v)
 		if again == nil {
-			_, _, again = inputs.position(slices.Concat(renewed.snap.root.Segments, renewed.snap.root.Events))
+			_, _, again = m.position(renewed.snap.root)
 		}
 		err = cmp.Or(again, err)
 	}
@@ -105,7 +107,7 @@ func (v *View) compacted(ctx context.Context, inputs run, err error) (bool, erro
 	if err == nil {
 		return true, nil
 	}
-	for _, r := range inputs {
+	for _, r := range slices.Concat(m.inputs...) {
 		if (errors.Is(err, bucket.ErrNotFound) || errors.Is(err, ErrDamaged)) && strings.Contains(err.Error(), r.ref.Key) { // errors name their object
 			v.p.broken.Store(r.ref.Key, time.Now())
 		}
@@ -171,7 +173,7 @@ func (r run) bytes() (n int64) {
 func (p *Projection) merge(ctx context.Context, m *merge) (*output, error) {
 	out := &output{p: p, merge: m}
 	upper, base := splitBase(m.inputs)
-	var heads []*raw
+	var heads []*head
 	all := slices.Concat(upper...).bytes()
 	for _, r := range upper {
 		h, err := headOf(ctx, r, all)
@@ -217,8 +219,8 @@ type output struct {
 // mergeRange merges what the runs and some parts of the base have up to a key, without that. The entries' values are
 // copied as they are. The runs are read on from range to range: otherwise each would be asked for every part that it
 // does not touch, and a large base has many.
-func (o *output) mergeRange(ctx context.Context, upper []*raw, below run, end string) error {
-	touched := slices.ContainsFunc(upper, func(h *raw) bool { return h.before(end) })
+func (o *output) mergeRange(ctx context.Context, upper []*head, below run, end string) error {
+	touched := slices.ContainsFunc(upper, func(h *head) bool { return h.before(end) })
 	if !touched && len(below) > 0 {
 		if err := o.cut(ctx); err != nil {
 			return err
@@ -236,16 +238,16 @@ func (o *output) mergeRange(ctx context.Context, upper []*raw, below run, end st
 		}
 		heads = append(slices.Clone(upper), h)
 	}
-	var of chain
+	key, atFloor := "", false
 	for {
 		h := least(heads, end)
 		if h == nil {
 			return nil
 		}
-		if h.current.key != of.key {
-			of = chain{key: h.current.key}
+		if h.current.key != key {
+			key, atFloor = h.current.key, false
 		}
-		if o.merge.survives(&of, h.current.entry) {
+		if o.merge.survives(&h.current, &atFloor) {
 			if err := o.add(ctx, h.current.entry); err != nil {
 				return err
 			}
@@ -256,68 +258,50 @@ func (o *output) mergeRange(ctx context.Context, upper []*raw, below run, end st
 	}
 }
 
-// raw is a source with its next version, whatever it is.
-type raw struct {
-	source  source
-	current version
-	ok      bool
-}
-
 // headOf is a run at its first version. It is read beside others that have so many bytes together with it, or alone.
-func headOf(ctx context.Context, r run, ofAll int64) (*raw, error) {
-	h := &raw{source: &runSource{parts: r, bytes: r.bytes(), ofAll: ofAll, through: past}}
+func headOf(ctx context.Context, r run, ofAll int64) (*head, error) {
+	h := &head{at: ^Revision(0), source: &runSource{parts: r, bytes: r.bytes(), ofAll: ofAll, through: past}}
 	return h, h.advance(ctx)
 }
 
 // before reports whether the next version is of a key before the end; an empty end is unbounded.
-func (h *raw) before(end string) bool { return h.ok && (end == "" || h.current.key < end) }
-
-func (h *raw) advance(ctx context.Context) (err error) {
-	h.current, h.ok, err = h.source.next(ctx)
-	return err
-}
+func (h *head) before(end string) bool { return h.ok && (end == "" || h.current.key < end) }
 
 // least is the one with the newest version of the least key before the end, nil for none. A key may have any number of
 // versions, so they are taken one at a time.
-func least(heads []*raw, end string) (found *raw) {
+func least(heads []*head, end string) (found *head) {
 	for _, h := range heads {
 		if !h.before(end) {
 			continue
 		}
-		if found == nil || h.current.key < found.current.key || h.current.key == found.current.key && h.current.entry.Revision > found.current.entry.Revision {
+		if found == nil || h.current.key < found.current.key || h.current.key == found.current.key && h.current.revision > found.current.revision {
 			found = h
 		}
 	}
 	return found
 }
 
-// chain is what is known of a key's versions, newest first, up to one of them.
-type chain struct {
-	key string
-	// atFloor: the newest version at or below the floor was met.
-	atFloor bool
-}
-
-// survives says whether the next version of a chain is kept. So is every one above the floor, and the newest one at or
-// below it. That one is dropped too if it is a tombstone, nothing lies below it, and the log no longer has its event. A
-// void row is kept as long as the log has its event (invariant 11).
-func (m *merge) survives(of *chain, e segment.Entry) bool {
-	rev := Revision(e.Revision)
+// survives says whether the next version of a key, newest first, is kept. So is every one above the floor, and the
+// newest one at or below it: atFloor says that this one was met. It is dropped too if it is a tombstone, nothing lies
+// below it, and the log no longer has its event. A void row is kept as long as the log has its event (invariant 11).
+func (m *merge) survives(n *version, atFloor *bool) bool {
 	switch {
-	case e.Flags&segment.Void != 0:
-		return rev > m.purge
-	case rev > m.floor:
+	case m.events:
 		return true
-	case of.atFloor:
+	case n.flags&segment.Void != 0:
+		return n.revision > m.purge
+	case n.revision > m.floor:
+		return true
+	case *atFloor:
 		return false
 	}
-	of.atFloor = true
-	return e.Flags&segment.Tombstone == 0 || m.level != baseLevel || rev > m.purge
+	*atFloor = true
+	return !n.dead() || m.level != baseLevel || n.revision > m.purge
 }
 
 // add writes a version.
 func (o *output) add(ctx context.Context, e segment.Entry) error {
-	if o.writer != nil {
+	if o.writer != nil && !o.merge.events { // which are bounded as they are picked
 		most := o.p.partBytes
 		if o.last == e.Key {
 			most += most / 4
@@ -328,14 +312,21 @@ func (o *output) add(ctx context.Context, e segment.Entry) error {
 			}
 		}
 	}
-	if o.writer == nil {
+	if o.writer == nil && o.merge.events {
+		o.writer = segment.NewWriter(segment.Events)
+	} else if o.writer == nil {
 		o.writer = segment.NewWriter(segment.Keys)
 	}
 	o.last = e.Key
 	return o.writer.Add(e)
 }
 
-func (o *output) folder() string { return fmt.Sprintf("seg/%d", o.merge.level) }
+func (m *merge) folder() string {
+	if m.events {
+		return "events"
+	}
+	return fmt.Sprintf("seg/%d", m.level)
+}
 
 // cut ends the current segment.
 func (o *output) cut(ctx context.Context) error {
@@ -344,35 +335,39 @@ func (o *output) cut(ctx context.Context) error {
 	}
 	file, sum := o.writer.Finish()
 	o.writer = nil
-	ref, err := o.p.create(ctx, o.folder(), o.merge.level, file, sum)
+	if o.merge.events {
+		sum.MinRevision = uint64(o.merge.inputs[0][0].ref.MinRevision) // barriers before its first event are of it
+	}
+	ref, err := o.p.create(ctx, o.merge.folder(), o.merge.level, file, sum)
 	o.made = append(o.made, ref.Key)
 	if err != nil {
 		return err
 	}
 	written("compaction", len(file))
-	o.p.local(o.merge.forgets).keep(ref.Key, 0, file)
+	if !o.merge.events {
+		o.p.local(o.merge.forgets).keep(ref.Key, 0, file)
+	}
 	o.refs = append(o.refs, ref)
 	o.footers = append(o.footers, footerOf(ref, file))
 	return nil
 }
 
-// position is where the root names the inputs.
-func (m *merge) position(r *root) (from, end int, err error) {
-	return slices.Concat(m.inputs...).position(r.Segments)
+// list is where a root names the inputs.
+func (m *merge) list(r *root) *[]segmentRef {
+	if m.events {
+		return &r.Events
+	}
+	return &r.Segments
 }
 
-// position is where a list names the parts: from up to end. It is errOvertaken if the list does not name all of them,
-// next to each other.
-func (r run) position(refs []segmentRef) (from, end int, err error) {
-	from = slices.IndexFunc(refs, func(s segmentRef) bool { return s.Key == r[0].ref.Key })
-	end = from + len(r)
-	if from < 0 || end > len(refs) {
+// position is where the root names the inputs: from up to end. It is errOvertaken if it does not name all of them, next
+// to each other.
+func (m *merge) position(r *root) (from, end int, err error) {
+	inputs, refs := slices.Concat(m.inputs...), *m.list(r)
+	from = slices.IndexFunc(refs, func(s segmentRef) bool { return s.Key == inputs[0].ref.Key })
+	end = from + len(inputs)
+	if from < 0 || end > len(refs) || !slices.EqualFunc(inputs, refs[from:end], func(p *part, s segmentRef) bool { return p.ref.Key == s.Key }) {
 		return 0, 0, errOvertaken
-	}
-	for i, part := range r {
-		if refs[from+i].Key != part.ref.Key {
-			return 0, 0, errOvertaken
-		}
 	}
 	return from, end, nil
 }
@@ -391,7 +386,8 @@ func (o *output) commit(ctx context.Context) error {
 				return nil, err
 			}
 		}
-		next.Segments = slices.Concat(next.Segments[:from], o.refs, next.Segments[end:])
+		list := o.merge.list(next.root)
+		*list = slices.Concat((*list)[:from], o.refs, (*list)[end:])
 		next.footers = o.footers
 		if err := o.p.writeIndex(ctx, next); err != nil {
 			return nil, err
@@ -415,7 +411,7 @@ func (o *output) renew(ctx context.Context, generation uint64) error {
 			return fmt.Errorf("read %s again: %w", old, err)
 		}
 		ref := o.refs[at]
-		ref.Key = o.p.segmentKey(o.folder(), ref.MinRevision, ref.MaxRevision)
+		ref.Key = o.p.segmentKey(o.merge.folder(), ref.MinRevision, ref.MaxRevision)
 		o.made = append(o.made, ref.Key)
 		if _, err := o.p.config.Bucket.Create(ctx, ref.Key, body); err != nil {
 			return fmt.Errorf("write %s again: %w", ref.Key, err)

@@ -5,7 +5,7 @@ var list = []mutant{
 	// projection: compaction, collection, commit
 	{
 		name: "tombstone-dropped-above-the-base",
-		file: "projection/compact.go", old: "m.level != baseLevel || rev > m.purge", new: "rev > m.purge",
+		file: "projection/compact.go", old: "m.level != baseLevel || n.revision > m.purge", new: "n.revision > m.purge",
 		tests: "TestTombstonesHideWhatLiesBelow",
 		why:   "a compaction above the base drops a tombstone, and the deleted object that lies below returns",
 	},
@@ -137,7 +137,7 @@ var list = []mutant{
 	},
 	{
 		name: "kept-what-failed-work-has-written",
-		file: "projection/compact.go", old: "p.undecided.Load() == nil {\n\t\tp.discard", new: "errors.Is(err, errOvertaken) {\n\t\tp.discard",
+		file: "projection/compact.go", old: "v.p.undecided.Load() == nil {\n\t\tv.p.discard", new: "errors.Is(err, errOvertaken) {\n\t\tv.p.discard",
 		tests: "TestADamagedSegmentStopsOneJob",
 		why:   "each commit after a segment was damaged adds what a compaction writes before it meets it",
 	},
@@ -221,13 +221,13 @@ var list = []mutant{
 	},
 	{
 		name: "tombstone-dropped-above-the-floor",
-		file: "projection/compact.go", old: "case rev > m.floor:", new: "case rev > m.floor && !of.atFloor:",
+		file: "projection/compact.go", old: "case n.revision > m.floor:", new: "case n.revision > m.floor && !*atFloor:",
 		tests: "TestRandomHistories",
 		why:   "a reader of an older revision finds what was deleted since, or misses what was alive",
 	},
 	{
 		name: "void-row-dropped-before-its-event",
-		file: "projection/compact.go", old: "return rev > m.purge\n\tcase rev", new: "return rev > m.floor\n\tcase rev",
+		file: "projection/compact.go", old: "return n.revision > m.purge\n\tcase n", new: "return n.revision > m.floor\n\tcase n",
 		tests: "TestVoidRowsOutliveTheirEvents",
 		why:   "nobody can write the object again: the log expects an event that no reader knows any more",
 	},
