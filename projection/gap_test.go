@@ -155,7 +155,7 @@ func TestAGapIsReadWithinTheBudget(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, found)
 	require.Len(t, row.Value, size)
-	folded, known := p.folded.Get(foldedKeys{Keys{key, key + "\x00"}, v.Applied(), at, v.past.archiveOf(v.Applied(), at)})
+	folded, known := p.folded.Get(foldedKeys{Keys{key, key + "\x00"}, v.Applied(), at, v.past.root.Forgets})
 	require.True(t, known)
 	require.Len(t, folded.records, 1)
 	require.Less(t, folded.bytes, size+1000)

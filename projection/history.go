@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-
 	"github.com/logplane/logplane/eventlog"
 )
 
@@ -133,7 +131,7 @@ func (v *View) with(ctx context.Context, keys Keys, at Revision) (*View, error) 
 	if err := v.past.root.pastOf(keys, min(at, v.Applied())); err != nil || at <= v.Applied() {
 		return v, err
 	}
-	id := foldedKeys{Keys{strings.Clone(keys.Start), strings.Clone(keys.End)}, v.Applied(), at, v.past.archiveOf(v.Applied(), at)}
+	id := foldedKeys{Keys{strings.Clone(keys.Start), strings.Clone(keys.End)}, v.Applied(), at, v.past.root.Forgets}
 	events, known := v.p.folded.Get(id)
 	if !known {
 		var err error
@@ -207,32 +205,11 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 	return folded, nil
 }
 
-// foldedKeys names what was folded of the archived events in (base, at]. The segments that had them are others once an
-// object was forgotten.
+// foldedKeys names what was folded of the archived events in (base, at]. They are others once an object was forgotten.
 type foldedKeys struct {
 	Keys
 	base, at Revision
-	segments uint64
-}
-
-// archiveOf is a hash of what has the events in (after, upto]: of the names of pages and event segments, and of the
-// inline part.
-func (s *snapshot) archiveOf(after, upto Revision) uint64 {
-	h := xxhash.New()
-	for _, pg := range s.root.Pages {
-		if pg.MaxRevision > after && pg.MinRevision <= upto {
-			_, _ = h.WriteString(pg.Key)
-		}
-	}
-	for _, part := range s.events {
-		if part.ref.MaxRevision > after && part.ref.MinRevision <= upto {
-			_, _ = h.WriteString(part.ref.Key) // it never fails
-		}
-	}
-	if upto > s.root.Spilled {
-		_, _ = h.Write(s.root.Inline)
-	}
-	return h.Sum64()
+	forgets  uint64
 }
 
 // Nearest returns the newest revision below the given one of which AsOf is sure to know, 0 if there is none, and the

@@ -53,7 +53,7 @@ var list = []mutant{
 	},
 	{
 		name: "folded-before-it-was-forgotten",
-		file: "projection/history.go", old: "_, _ = h.WriteString(part.ref.Key)", new: "_, _ = h.WriteString(part.ref.Key[:1])",
+		file: "projection/history.go", old: "at, v.past.root.Forgets}", new: "at, 0 * v.past.root.Forgets}",
 		tests: "TestForget",
 		why:   "a moment that was folded before is told with what was forgotten since",
 	},
