@@ -36,15 +36,11 @@ func (p *Projection) Events(ctx context.Context, after, upto Revision) iter.Seq2
 func (p *Projection) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {
 		v, err := p.AtLeast(ctx, upto)
-		if err == nil {
-			for e, err := range v.EventsOf(ctx, of, after, upto) {
-				if !yield(e, err) {
-					return
-				}
-			}
+		if err != nil {
+			yield(eventlog.Event{}, err)
 			return
 		}
-		yield(eventlog.Event{}, err)
+		v.EventsOf(ctx, of, after, upto)(yield)
 	}
 }
 
@@ -62,7 +58,8 @@ func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter
 	}
 }
 
-// events yields the events in (*after, upto] and moves after along.
+// events yields the events in (*after, upto] and moves after along. If few keys are wanted, it asks their rows first,
+// which are found by key, for the revisions.
 func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
 	if *after >= upto {
 		return nil
@@ -73,8 +70,17 @@ func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 	if *after < v.Floor() {
 		return fmt.Errorf("events after %d are below the floor %d: %w", *after, v.Floor(), ErrExpired)
 	}
-	if err := v.snap.spilledEvents(ctx, of, after, upto, yield); err != nil {
+	revisions, err := v.snap.revisionsOf(ctx, of, *after, upto)
+	if err != nil {
 		return err
+	}
+	for part, err := range v.snap.archive(ctx, *after, upto) {
+		if err == nil {
+			err = part.events(ctx, of, revisions, after, upto, yield)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if err := deliver(v.snap.records, of, after, upto, yield); err != nil {
 		return err
@@ -82,40 +88,20 @@ func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 	return v.tailEvents(ctx, of, after, upto, yield)
 }
 
-// spilledEvents yields those events that are in segments. If few keys are wanted, it asks their rows first, which are
-// found by key, for the revisions: then it reads and decodes only the blocks of events that have these.
-func (s *snapshot) spilledEvents(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
-	var parts run
-	for _, r := range s.events {
-		if min(r.ref.MaxRevision, upto) > *after && r.ref.MinRevision <= upto {
-			parts = append(parts, r)
-		}
-	}
-	revisions, known, err := s.revisionsOf(ctx, of, *after, upto, parts.bytes()/2)
-	if err != nil {
-		return err
-	}
-	for _, r := range parts {
-		if !known {
-			err = r.events(ctx, of, after, upto, yield)
-		} else {
-			n := sort.Search(len(revisions), func(i int) bool { return revisions[i] > r.ref.MaxRevision })
-			err = r.eventsAt(ctx, revisions[:n], after, upto, yield)
-			revisions = revisions[n:]
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// revisionsOf returns the revisions in (after, upto] of the keys' events, ascending, if it need not read more than so
-// many bytes of rows for them. The rows have all of them, as after is not below the floor (invariant 11).
-func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revision, most int64) (revisions []Revision, known bool, err error) {
+// revisionsOf returns the revisions in (after, upto] of the keys' events in segments, ascending. It is nil if more rows
+// would have to be read for them than half of the bytes of those segments. The rows have all of them, as after is not
+// below the floor (invariant 11).
+func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revision) ([]Revision, error) {
 	if of == (Keys{}) {
-		return nil, false, nil
+		return nil, nil
 	}
+	most := int64(0)
+	for _, part := range s.events {
+		if part.ref.MaxRevision > after && part.ref.MinRevision <= upto {
+			most += part.ref.Size
+		}
+	}
+	most /= 2
 	var readers []*segment.Reader
 	for _, r := range s.runs {
 		for _, part := range r.overlapping(of.Start, of.End) {
@@ -123,23 +109,24 @@ func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revisio
 				continue
 			}
 			if most < 0 {
-				return nil, false, nil
+				return nil, nil
 			}
 			reader, err := part.open(ctx)
 			if err != nil {
-				return nil, false, err
+				return nil, err
 			}
 			readers, most = append(readers, reader), most-reader.Bytes(of.Start, of.End)
 		}
 	}
 	if most < 0 {
-		return nil, false, nil
+		return nil, nil
 	}
+	revisions := []Revision{}
 	for _, reader := range readers {
 		for cursor := reader.Scan(of.Start, of.End); ; {
 			e, ok, err := cursor.Next(ctx)
 			if err != nil {
-				return nil, false, err
+				return nil, err
 			}
 			if !ok {
 				break
@@ -151,64 +138,53 @@ func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revisio
 		}
 	}
 	slices.Sort(revisions)
-	return revisions, true, nil
+	return revisions, nil
 }
 
-// eventsAt yields the events at the revisions, which the segment has, and moves after past the segment.
-func (r *part) eventsAt(ctx context.Context, revisions []Revision, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
-	last := min(r.ref.MaxRevision, upto)
-	if len(revisions) == 0 {
+// events yields the segment's events of the keys in (*after, upto], and moves after along. If their revisions are
+// given, it reads and decodes only the blocks that have these.
+func (r *part) events(ctx context.Context, of Keys, revisions []Revision, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
+	last, given := min(r.ref.MaxRevision, upto), revisions != nil
+	if *after >= last { // a segment before has brought it there
+		return nil
+	}
+	search := func(rev Revision) int {
+		return sort.Search(len(revisions), func(i int) bool { return revisions[i] > rev })
+	}
+	revisions = revisions[search(*after):]
+	revisions = revisions[:search(last)]
+	if given && len(revisions) == 0 {
 		return follows(last, uint64(last-r.ref.MinRevision)+1, after)
 	}
 	reader, err := r.open(ctx)
 	if err != nil {
 		return err
 	}
-	cursor, decoder := reader.Scan(segment.EventKey(uint64(revisions[0])), ""), recordDecoder{}
-	for _, rev := range revisions {
-		cursor.Skip(segment.EventKey(uint64(rev) - 1))
+	from := *after + 1
+	if given {
+		from = revisions[0]
+	}
+	cursor, decoder := reader.Scan(segment.EventKey(uint64(from)), segment.EventKey(uint64(last)+1)), recordDecoder{}
+	for !given || len(revisions) > 0 {
+		if given {
+			cursor.Skip(segment.EventKey(uint64(revisions[0]) - 1))
+		}
 		e, ok, err := cursor.Next(ctx)
-		if err != nil {
+		if err != nil || !ok && !given {
 			return err
 		}
-		if !ok || Revision(e.Revision) != rev {
-			return fmt.Errorf("read segment %s: a row is of revision %d, which has no event there: %w", r.ref.Key, rev, segment.ErrCorrupt)
-		}
-		rec, err := decoder.event(e)
-		if err != nil {
-			return fmt.Errorf("read segment %s: %w", r.ref.Key, err)
-		}
-		if err := follows(rev, uint64(rev-r.ref.MinRevision)+1, after); err != nil {
-			return err
-		}
-		if !yield(rec.Event) {
-			return errEnough
-		}
-	}
-	*after = last
-	return nil
-}
-
-func (r *part) events(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
-	reader, err := r.open(ctx)
-	if err != nil {
-		return err
-	}
-	if *after >= upto { // a segment before has brought it there
-		return nil
-	}
-	from, end := segment.EventKey(uint64(*after)+1), segment.EventKey(uint64(min(upto, r.ref.MaxRevision))+1)
-	cursor, decoder := reader.Scan(from, end), recordDecoder{}
-	for {
-		e, ok, err := cursor.Next(ctx)
-		if err != nil || !ok {
-			return err
+		rev := Revision(e.Revision)
+		if given && (!ok || rev != revisions[0]) {
+			return fmt.Errorf("read segment %s: a row is of revision %d, which has no event there: %w", r.ref.Key, revisions[0], segment.ErrCorrupt)
 		}
 		key, span, err := eventKey(e)
 		if err != nil {
 			return fmt.Errorf("read segment %s: %w", r.ref.Key, err)
 		}
-		if err := follows(Revision(e.Revision), span, after); err != nil {
+		if given { // what lies between is not asked for
+			span, revisions = uint64(rev-r.ref.MinRevision)+1, revisions[1:]
+		}
+		if err := follows(rev, span, after); err != nil {
 			return err
 		}
 		if key == "" || e.Flags&segment.Void != 0 || !of.has(key) {
@@ -222,6 +198,7 @@ func (r *part) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 			return errEnough
 		}
 	}
+	return follows(last, uint64(last-r.ref.MinRevision)+1, after)
 }
 
 // deliver yields records that must follow the revision without a hole.

@@ -262,7 +262,7 @@ func (s *snapshot) archived(ctx context.Context, of Keys, after *Revision, upto 
 	}
 	for part, err := range s.archive(ctx, *after, upto) {
 		if err == nil {
-			err = part.events(ctx, of, after, upto, yield)
+			err = part.events(ctx, of, nil, after, upto, yield)
 		}
 		if err != nil {
 			return err
