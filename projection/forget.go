@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -114,34 +115,15 @@ func (p *Projection) commitUpTo(ctx context.Context, upto Revision) error {
 	}
 }
 
-// forgotten has by key the last revision that is to go. Void events of a key go up to there too.
-type forgotten map[string]Revision
-
-func (f forgotten) gone(key string, rev Revision) bool { return rev <= f[key] }
-
-func (f forgotten) in(checkpoint) bool    { return true }
-func (f forgotten) whole(checkpoint) bool { return true }
-func (f forgotten) rows() bool            { return true }
-
-// near reports whether one of the keys may be in a segment. An event segment may have any.
-func (f forgotten) near(s segmentRef, kind segment.Kind) bool {
-	for key := range f {
-		if kind == segment.Events || key >= string(s.MinKey) && key <= string(s.MaxKey) {
-			return true
-		}
-	}
-	return false
-}
-
-// toForget says up to where each key's versions are to go, and which was the last event of any of them, 0 if none is
-// known. Of a live object the newest version stays. Of any other key everything goes that is not after the given
-// revision.
-func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision) (gone forgotten, last Revision, err error) {
+// toForget says what is to go of the keys, and which was the last event of any of them, 0 if none is known. Of a live
+// object the newest version stays. Of any other key everything goes that is not after the given revision, void events
+// too.
+func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision) (_ *departing, last Revision, err error) {
 	v, err := p.AtLeast(ctx, upto)
 	if err != nil {
 		return nil, 0, err
 	}
-	gone = forgotten{}
+	gone := map[string]Revision{} // up to where
 	err = v.retry(ctx, func(v *View) error {
 		for _, key := range keys {
 			n, found, err := v.newest(ctx, key, upto)
@@ -158,7 +140,11 @@ func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision)
 		}
 		return nil
 	})
-	return gone, last, err
+	return &departing{upto: math.MaxUint64, rows: true,
+		gone: func(key string, rev Revision) bool { return rev <= gone[key] },
+		near: func(s segmentRef) bool {
+			return slices.ContainsFunc(keys, func(key string) bool { return key >= string(s.MinKey) && key <= string(s.MaxKey) })
+		}}, last, err
 }
 
 // heldUnnamed fails if an object that no root names has what was to be forgotten. Others may be at work: what they have

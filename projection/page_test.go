@@ -178,7 +178,7 @@ func TestLostPages(t *testing.T) {
 		deleted, err := p.Collect(c.ctx, 0)
 		require.NoError(t, err)
 		require.Equal(t, 1-i, deleted, "what is above the page's end is garbage; of the rest nobody knows")
-		w := p.rewrite(&trimming{prefix: "/pods", upto: 5})
+		w := p.rewrite(trimming("/pods", 0, 5))
 		next, err := w.draft(c.ctx, p.Current())
 		require.NoError(t, err)
 		require.Equal(t, pages[0], next.Pages[0], "it is left as it is")

@@ -16,7 +16,7 @@ import (
 // what it has made, so that it makes it once, however many roots name it and however often the swap is tried.
 type rewriting struct {
 	p *Projection
-	departing
+	*departing
 	// generation of the root for which it has written. In a later one, a collector may have taken it for garbage.
 	generation uint64
 	// segments says what has become of a segment: one with the same key, another, or nothing if the key is empty.
@@ -33,19 +33,20 @@ type rewriting struct {
 	since *root
 }
 
-// departing says what is to go.
-type departing interface {
-	// gone says of a version that it goes, near of a segment and in of a checkpoint that they may have such a version.
-	gone(key string, rev Revision) bool
-	near(s segmentRef, kind segment.Kind) bool
-	in(c checkpoint) bool
-	// whole says of a checkpoint that rows go too. Of any other only events go.
-	whole(c checkpoint) bool
+// departing says what is to go of what comes after a revision: rows before 'upto', and events up to there.
+type departing struct {
+	after, upto Revision
+	// gone says of a version that it goes, near of a key-ordered segment that it may have such a version.
+	gone func(key string, rev Revision) bool
+	near func(s segmentRef) bool
 	// rows says that rows of the newest root go too. Then no name of a key that is gone may stay in an idx object.
-	rows() bool
+	rows bool
 }
 
-func (p *Projection) rewrite(what departing) *rewriting {
+// nearEvents reports whether events from one revision to another may have such a version.
+func (d *departing) nearEvents(first, last Revision) bool { return first <= d.upto && last > d.after }
+
+func (p *Projection) rewrite(what *departing) *rewriting {
 	return &rewriting{p: p, departing: what, versions: map[Revision]bool{}}
 }
 
@@ -59,7 +60,7 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	next := v.snap.draft()
 	next.Checkpoints = slices.Clone(next.Checkpoints)
 	for i, c := range next.Checkpoints {
-		if !w.in(c) {
+		if c.Revision < w.after {
 			continue
 		}
 		var err error
@@ -67,7 +68,7 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 			return nil, err
 		}
 	}
-	changed, err := w.root(ctx, next.root, v.snap, w.rows())
+	changed, err := w.root(ctx, next.root, v.snap, w.rows)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +89,7 @@ func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 // names: of one that is lost that is for good. What one has that is damaged is let go only with that, so that what must
 // not be left cannot pass it by.
 func (w *rewriting) passes(err error) bool {
-	return errors.Is(err, bucket.ErrNotFound) || !w.rows() && cannotRead(err)
+	return errors.Is(err, bucket.ErrNotFound) || !w.rows && cannotRead(err)
 }
 
 // ended discards what a rewriting that failed has made.
@@ -111,7 +112,9 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 		return c, err
 	}
 	copied := *s.root
-	changed, err := w.root(ctx, &copied, s, w.whole(c))
+	// The one that a rule reaches keeps its rows, so that what comes after it can be folded onto it. The events of its
+	// window go, as those of younger ones do: else the bucket would have them twice.
+	changed, err := w.root(ctx, &copied, s, c.Revision < w.upto)
 	if err != nil {
 		return c, err
 	}
@@ -156,9 +159,15 @@ func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, rows bool) (
 			changed = true
 		}
 	}
-	if w.rows() {
-		if err := w.dropIndex(ctx, r, s.index); err != nil {
+	if w.rows { // an idx object has the names of objects; footers of event segments have none
+		kept, err := s.index.all(ctx)
+		if err != nil {
 			return false, err
+		}
+		for key := range kept {
+			if w.segments[key].Key != key {
+				r.Index = ""
+			}
 		}
 	}
 	named := r.names()
@@ -169,7 +178,7 @@ func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, rows bool) (
 
 // page is what has become of a page.
 func (w *rewriting) page(ctx context.Context, s *snapshot, pg page) (page, error) {
-	if !w.near(segmentRef{MinRevision: pg.MinRevision, MaxRevision: pg.MaxRevision}, segment.Events) {
+	if !w.nearEvents(pg.MinRevision, pg.MaxRevision) {
 		return pg, nil
 	}
 	renewed, known := w.pages[pg.Key]
@@ -205,18 +214,6 @@ func (w *rewriting) page(ctx context.Context, s *snapshot, pg page) (page, error
 
 func sameSegment(a, b segmentRef) bool { return a.Key == b.Key }
 
-// dropIndex drops a root's idx object if that has a footer of a segment which does not stay: it has the names of
-// objects. Those of event segments have none.
-func (w *rewriting) dropIndex(ctx context.Context, r *root, x *index) error {
-	kept, err := x.all(ctx)
-	for key := range kept {
-		if w.segments[key].Key != key {
-			r.Index = ""
-		}
-	}
-	return err
-}
-
 // records replaces what is to go by barriers.
 func (w *rewriting) records(records []*record) (out []*record, dropped bool) {
 	for _, r := range records {
@@ -240,7 +237,7 @@ func (w *rewriting) refs(ctx context.Context, parts run, kind segment.Kind) (ref
 		renewed, known := w.segments[part.ref.Key]
 		if !known {
 			renewed = part.ref
-			if w.near(part.ref, kind) {
+			if kind == segment.Keys && w.near(part.ref) || kind == segment.Events && w.nearEvents(part.ref.MinRevision, part.ref.MaxRevision) {
 				if renewed, err = w.segment(ctx, part, kind); err != nil {
 					return nil, fmt.Errorf("rewrite segment %s: %w", part.ref.Key, err)
 				}
@@ -261,31 +258,22 @@ func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (se
 		return segmentRef{}, err
 	}
 	writer, dropped := segment.NewWriter(kind), false
-	decoder := recordDecoder{}
-	for cursor := reader.Through(nil).Scan("", ""); ; {
-		e, ok, err := cursor.Next(ctx)
+	for record, err := range recordsOf(ctx, reader.Through(nil)) {
 		if err != nil {
 			return segmentRef{}, err
 		}
-		if !ok {
-			break
+		goes, entry := w.gone(record.key, record.Revision), record.keyEntry
+		if kind == segment.Events {
+			entry = record.eventEntry
 		}
-		key, err := keyOf(kind, e)
-		if err != nil {
-			return segmentRef{}, err
+		if goes {
+			w.versions[record.Revision], dropped = true, true
+			entry = barrierFor(record).eventEntry
 		}
-		if w.gone(key, Revision(e.Revision)) {
-			w.versions[Revision(e.Revision)], dropped = true, true
-			if kind == segment.Keys {
-				continue
-			}
-			r, err := decoder.event(e)
-			if err != nil {
-				return segmentRef{}, err
-			}
-			e = barrierFor(r).eventEntry()
+		if goes && kind == segment.Keys {
+			continue
 		}
-		if err := writer.Add(e); err != nil {
+		if err := writer.Add(entry()); err != nil {
 			return segmentRef{}, err
 		}
 	}
@@ -309,13 +297,4 @@ func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (se
 	w.objects++
 	w.footers = append(w.footers, footerOf(ref, file))
 	return ref, nil
-}
-
-// keyOf is the row key of an entry, empty for a barrier.
-func keyOf(kind segment.Kind, e segment.Entry) (string, error) {
-	if kind == segment.Keys {
-		return e.Key, nil
-	}
-	key, _, err := eventKey(e)
-	return key, err
 }

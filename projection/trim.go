@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/logplane/logplane/projection/bucket"
-	"github.com/logplane/logplane/projection/segment"
 )
 
 // HistoryRule keeps the past of some objects for a shorter time than Config.History, by log time. What is above the
@@ -55,7 +54,7 @@ func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 }
 
 // trim does for one rule what Trim does.
-func (p *Projection) trim(ctx context.Context, before *View, rule HistoryRule, known *trimming) error {
+func (p *Projection) trim(ctx context.Context, before *View, rule HistoryRule, known *departing) error {
 	// Most is read and written here, so that commits go on. What came between is added in the swap.
 	w := p.rewrite(known)
 	_, err := w.draft(ctx, before)
@@ -65,7 +64,7 @@ func (p *Projection) trim(ctx context.Context, before *View, rule HistoryRule, k
 			if t == nil {
 				return nil, nil
 			}
-			if *known != *t {
+			if known.after != t.after || known.upto != t.upto {
 				known, w = t, p.rewrite(t)
 			}
 			next, err := w.draft(ctx, v)
@@ -97,25 +96,25 @@ func (d *draft) forgetTrims() {
 	d.Trimmed = slices.DeleteFunc(slices.Clone(d.Trimmed), func(t trim) bool { return t.Revision <= start })
 }
 
-// trimming is what a rule lets go: after 'since', and before 'upto' if it is rows, up to it if it is events.
-type trimming struct {
-	prefix      string
-	since, upto Revision
-}
-
 // trimmable is what a rule lets go by now, nil for nothing.
-func (r *root) trimmable(rule HistoryRule, retention time.Duration) *trimming {
-	t := &trimming{prefix: rule.Prefix, since: max(r.trimmedUpTo(rule.Prefix), r.pastStart())}
-	t.upto = t.since
+func (r *root) trimmable(rule HistoryRule, retention time.Duration) *departing {
+	since := max(r.trimmedUpTo(rule.Prefix), r.pastStart())
+	upto := since
 	for _, c := range r.Checkpoints {
 		if c.Revision <= r.Floor && r.Clock-c.Time >= int64(max(rule.Keep, retention)) {
-			t.upto = max(t.upto, c.Revision)
+			upto = max(upto, c.Revision)
 		}
 	}
-	if t.upto == t.since {
+	if upto == since {
 		return nil
 	}
-	return t
+	return trimming(rule.Prefix, since, upto)
+}
+
+func trimming(prefix string, since, upto Revision) *departing {
+	return &departing{after: since, upto: upto,
+		gone: func(key string, rev Revision) bool { return rev <= upto && below(prefix, key) },
+		near: func(s segmentRef) bool { return overlaps(prefix, Keys{string(s.MinKey), string(s.MaxKey) + "\x00"}) }}
 }
 
 // keptFrom is the revision after which all of a key's past is kept, as far as rules go.
@@ -136,23 +135,6 @@ func (r *root) trimmedUpTo(prefix string) Revision {
 	}
 	return 0
 }
-
-func (t *trimming) gone(key string, rev Revision) bool { return rev <= t.upto && below(t.prefix, key) }
-
-func (t *trimming) near(s segmentRef, kind segment.Kind) bool {
-	if kind == segment.Events {
-		return s.MinRevision <= t.upto && s.MaxRevision > t.since
-	}
-	return overlaps(t.prefix, Keys{string(s.MinKey), string(s.MaxKey) + "\x00"})
-}
-
-func (t *trimming) in(c checkpoint) bool { return c.Revision >= t.since }
-
-// whole: the checkpoint that the rule reaches keeps its rows, so that what comes after it can be folded onto it. The
-// events of its window go, as those of younger ones do: else the bucket would have them twice.
-func (t *trimming) whole(c checkpoint) bool { return c.Revision < t.upto }
-
-func (t *trimming) rows() bool { return false }
 
 // below reports whether a row key is one with the prefix, in whichever cluster.
 func below(prefix, key string) bool {

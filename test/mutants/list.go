@@ -59,7 +59,7 @@ var list = []mutant{
 	},
 	{
 		name: "trimmed-with-the-checkpoint-it-needs",
-		file: "projection/trim.go", old: "c.Revision < t.upto", new: "c.Revision <= t.upto",
+		file: "projection/rewrite.go", old: "c.Revision < w.upto", new: "c.Revision <= w.upto",
 		tests: "TestTrim",
 		why:   "a moment after what a rule has let go lacks the objects that have not changed since",
 	},
@@ -191,13 +191,13 @@ var list = []mutant{
 	},
 	{
 		name: "forgotten-but-for-a-damaged-checkpoint",
-		file: "projection/rewrite.go", old: "!w.rows() && cannotRead", new: "cannotRead",
+		file: "projection/rewrite.go", old: "!w.rows && cannotRead", new: "cannotRead",
 		tests: "TestADamagedCheckpointStopsNothing",
 		why:   "what was forgotten is still in what a damaged checkpoint names",
 	},
 	{
 		name: "trim-stopped-by-a-checkpoint",
-		file: "projection/rewrite.go", old: "if w.passes(err) {\n\t\treturn c, nil", new: "if w.passes(err) && w.rows() {\n\t\treturn c, nil",
+		file: "projection/rewrite.go", old: "if w.passes(err) {\n\t\treturn c, nil", new: "if w.passes(err) && w.rows {\n\t\treturn c, nil",
 		tests: "TestTrimPassesADamagedCheckpoint",
 		why:   "no rule lets go of anything while one checkpoint cannot be read",
 	},
