@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -62,22 +63,13 @@ func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 	return err
 }
 
-// writeCheckpoint writes a copy of a root under a name that was never used before. It leaves out the archive. With an
-// error too it returns the name.
+// writeCheckpoint writes a copy of a root, and leaves out the archive. With an error too it returns the name.
 func (p *Projection) writeCheckpoint(ctx context.Context, r *root) (checkpoint, error) {
 	copied := *r
 	copied.Checkpoints = nil
 	copied.dropEvents(r.Floor)
-	body, err := encodeRoot(&copied)
-	if err != nil {
-		return checkpoint{}, err
-	}
 	c := checkpoint{Revision: r.Applied, Time: r.Clock, Key: fmt.Sprintf("%s/ckpt/%020d-%s", p.config.Prefix, r.Applied, rand.Text())}
-	if _, err := p.config.Bucket.Create(ctx, c.Key, body); err != nil {
-		return c, fmt.Errorf("write checkpoint %s: %w", c.Key, err)
-	}
-	written("checkpoint", len(body))
-	return c, nil
+	return c, p.createFrame(ctx, "checkpoint", c.Key, rootMagic, &copied)
 }
 
 // due reports whether a stretch of some rule has no checkpoint yet.
@@ -204,9 +196,7 @@ func (p *Projection) needed(ctx context.Context, r *root, older []checkpoint) (*
 		} else if err != nil {
 			return nil, err
 		}
-		for _, ref := range refs {
-			n.named[ref.Key] = true
-		}
+		maps.Copy(n.named, namesOf(refs))
 	}
 	for _, c := range r.Checkpoints {
 		n.named[c.Key] = true
@@ -229,9 +219,7 @@ func (p *Projection) needed(ctx context.Context, r *root, older []checkpoint) (*
 			pinned = copied.names()
 			p.pins.Store(c.Key, pinned)
 		}
-		for key := range pinned.(map[string]bool) {
-			n.named[key] = true
-		}
+		maps.Copy(n.named, pinned.(map[string]bool))
 	}
 	return n, nil
 }
@@ -257,10 +245,8 @@ func (p *Projection) pastSnapshot(ctx context.Context, c checkpoint) (*snapshot,
 // size is about what a root costs in memory, with the footers of its segments.
 func (r *root) size() int64 {
 	size := int64(len(r.Inline))*4 + int64(len(r.Checkpoints))*128
-	for _, refs := range [][]segmentRef{r.Segments, r.Events} {
-		for _, ref := range refs {
-			size += 512 + 2*ref.Footer
-		}
+	for _, ref := range slices.Concat(r.Segments, r.Events) {
+		size += 512 + 2*ref.Footer
 	}
 	return size
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -116,12 +117,8 @@ func (p *Projection) garbage(ctx context.Context, grace time.Duration) (candidat
 
 // names are the keys of all objects that the root itself names.
 func (r *root) names() map[string]bool {
-	named := map[string]bool{"": true, r.Index: true}
-	for _, refs := range [][]segmentRef{r.Segments, r.Events} {
-		for _, s := range refs {
-			named[s.Key] = true
-		}
-	}
+	named := namesOf(slices.Concat(r.Segments, r.Events))
+	named[""], named[r.Index] = true, true
 	for _, pg := range r.Pages {
 		named[pg.Key] = true
 	}

@@ -122,7 +122,7 @@ func fixtures(t testing.TB) map[string][]byte {
 	require.NoError(t, err)
 	listed, err := encodeFrame(pageMagic, examplePage())
 	require.NoError(t, err)
-	index, err := encodeIndex(exampleIndex())
+	index, err := encodeFrame(indexMagic, exampleIndex())
 	require.NoError(t, err)
 	return map[string][]byte{"index": index, "page": listed, "root-of-pages": paged, "root": encoded, "root-of-indexed-events": indexed, "root-of-a-trimmed-past": trimmed, "events": events, "keys": keys, "authored": authored, "authored-keys": sealKeys(t, authoredRecords())}
 }

@@ -102,8 +102,6 @@ func bySegment(footers []footer) map[string][]byte {
 	return m
 }
 
-func encodeIndex(footers []footer) ([]byte, error) { return encodeFrame(indexMagic, footers) }
-
 func decodeIndex(b []byte) (footers []footer, err error) {
 	if err := decodeFrame(indexMagic, b, &footers); err != nil {
 		return nil, err
@@ -181,25 +179,23 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 		}
 		footers = append(footers, footer{Key: s.Key, Sealed: sealed})
 	}
-	var err error
-	next.Index, err = p.createIndex(ctx, footers)
+	slices.SortFunc(footers, func(a, b footer) int { return cmp.Compare(a.Key, b.Key) })
+	next.Index = p.config.Prefix + "/idx/" + rand.Text()
 	next.made = append(next.made, next.Index)
-	return err
+	return p.createFrame(ctx, "index", next.Index, indexMagic, footers)
 }
 
-// createIndex writes an idx object under a name that was never used before. With an error too it returns the name.
-func (p *Projection) createIndex(ctx context.Context, footers []footer) (string, error) {
-	slices.SortFunc(footers, func(a, b footer) int { return cmp.Compare(a.Key, b.Key) })
-	body, err := encodeIndex(footers)
+// createFrame writes what a root names besides segments, under a name that was never used before.
+func (p *Projection) createFrame(ctx context.Context, what, key string, magic uint32, v any) error {
+	body, err := encodeFrame(magic, v)
+	if err == nil {
+		_, err = p.config.Bucket.Create(ctx, key, body)
+	}
 	if err != nil {
-		return "", err
+		return fmt.Errorf("write %s %s: %w", what, key, err)
 	}
-	key := p.config.Prefix + "/idx/" + rand.Text()
-	if _, err := p.config.Bucket.Create(ctx, key, body); err != nil {
-		return key, fmt.Errorf("write %s: %w", key, err)
-	}
-	written("index", len(body))
-	return key, nil
+	written(what, len(body))
+	return nil
 }
 
 // verifyIndex reports kept footers that are not those of their segments.

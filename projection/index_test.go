@@ -460,10 +460,10 @@ func TestCheckpointsPinIdxObjects(t *testing.T) {
 }
 
 func FuzzIndex(f *testing.F) {
-	b, err := encodeIndex([]footer{{Key: "a", Sealed: []byte("x")}, {Key: "b", Sealed: []byte("y")}})
+	b, err := encodeFrame(indexMagic, []footer{{Key: "a", Sealed: []byte("x")}, {Key: "b", Sealed: []byte("y")}})
 	require.NoError(f, err)
 	f.Add(b[frameHeader:])
-	b, err = encodeIndex([]footer{})
+	b, err = encodeFrame(indexMagic, []footer{})
 	require.NoError(f, err)
 	f.Add(b[frameHeader:])
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -471,11 +471,11 @@ func FuzzIndex(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := encodeIndex(footers)
+		again, err := encodeFrame(indexMagic, footers)
 		require.NoError(t, err)
 		back, err := decodeIndex(again)
 		require.NoError(t, err)
-		twice, err := encodeIndex(back)
+		twice, err := encodeFrame(indexMagic, back)
 		require.NoError(t, err)
 		require.Equal(t, again, twice)
 		for _, kept := range footers {

@@ -57,19 +57,11 @@ func (p *Projection) pageEvents(ctx context.Context, v *View) (moved bool, err e
 	return moved, nil
 }
 
-// writePage writes a page under a name that was never used before. With an error too it returns the name.
+// writePage writes a page. With an error too it returns the name.
 func (p *Projection) writePage(ctx context.Context, refs []segmentRef) (page, error) {
 	pg := page{MinRevision: refs[0].MinRevision, MaxRevision: refs[len(refs)-1].MaxRevision}
 	pg.Key = fmt.Sprintf("%s/pages/%020d-%020d-%s", p.config.Prefix, pg.MinRevision, pg.MaxRevision, rand.Text())
-	body, err := encodeFrame(pageMagic, refs)
-	if err != nil {
-		return pg, err
-	}
-	if _, err := p.config.Bucket.Create(ctx, pg.Key, body); err != nil {
-		return pg, fmt.Errorf("write %s: %w", pg.Key, err)
-	}
-	written("page", len(body))
-	return pg, nil
+	return pg, p.createFrame(ctx, "page", pg.Key, pageMagic, refs)
 }
 
 // page are the segments that a page has.

@@ -89,7 +89,7 @@ var list = []mutant{
 	},
 	{
 		name: "archive-of-pages-collected",
-		file: "projection/checkpoint.go", old: "for _, ref := range refs {\n\t\t\tn.named", new: "for _, ref := range refs[:0] {\n\t\t\tn.named",
+		file: "projection/checkpoint.go", old: "namesOf(refs))", new: "namesOf(refs[:0]))",
 		tests: "TestLostPages",
 		why:   "the event segments that only a page names are taken for garbage",
 	},
