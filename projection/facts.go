@@ -126,47 +126,36 @@ func (s *Selection) lack(of *facts, block int) bool {
 
 // Learn implements segment.Filter.
 func (f *filter) Learn(block int, b *segment.Block) {
-	f.learn(block, b)
-	f.unwanted = f.lack(f.facts, block)
-}
-
-func (f *filter) learn(block int, b *segment.Block) {
 	slot := &f.facts.blocks[block]
-	if slot.Load() != nil {
-		return
+	if slot.Load() == nil {
+		known := f.of(b)
+		if slot.CompareAndSwap(nil, known) {
+			if kept, ok := f.cache.Get(f.id); ok && kept == f.facts { // else these were let go, and other ones may be there
+				f.cache.Grow(f.id, int64(blockOverhead+2*cap(*known)))
+			}
+		}
 	}
-	known := f.of(b)
-	if !slot.CompareAndSwap(nil, known) {
-		return
-	}
-	kept, ok := f.cache.Get(f.id)
-	if ok && kept == f.facts { // else these were let go, and other ones may be there by now
-		f.cache.Grow(f.id, int64(blockOverhead+2*cap(*known)))
-	}
+	f.unwanted = f.lack(f.facts, block)
 }
 
 // of returns the facts of a block. Tombstones and void rows are in no list.
 func (f *filter) of(b *segment.Block) *[]Fact {
 	var decoder recordDecoder
-	decoded := true
+	var failed error
 	all, ok := f.Facts(func(yield func(Row) bool) {
 		for _, e := range b.Entries {
 			if e.Flags != 0 {
 				continue
 			}
-			row, err := decoder.row(e)
-			if err != nil {
-				decoded = false
-				return
-			}
-			if !yield(row) {
+			var row Row
+			if row, failed = decoder.row(e); failed != nil || !yield(row) {
 				return
 			}
 		}
 	})
 	slices.Sort(all)
 	all = slices.Compact(all)
-	if !ok || !decoded || len(all) > mostFacts {
+	if !ok || failed != nil || len(all) > mostFacts {
 		return anything
 	}
 	known := slices.Clip(slices.Clone(all))
