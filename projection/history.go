@@ -444,21 +444,21 @@ func (p *Projection) History(ctx context.Context, key string) (rows []Row, err e
 	return rows, err
 }
 
-func (v *View) allHistory(ctx context.Context, key string) ([]Row, error) {
-	rows, err := v.history(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range v.snap.root.Checkpoints {
-		past, err := v.checkpoint(ctx, c)
-		if err != nil {
+func (v *View) allHistory(ctx context.Context, key string) (rows []Row, err error) {
+	of := v
+	for i := 0; ; i++ {
+		for row, err := range of.versions(ctx, key, of.Revision()+1, 0) {
+			if err != nil {
+				return nil, err
+			}
+			rows = append(rows, row)
+		}
+		if i == len(v.snap.root.Checkpoints) {
+			break
+		}
+		if of, err = v.checkpoint(ctx, v.snap.root.Checkpoints[i]); err != nil {
 			return nil, err
 		}
-		older, err := past.history(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		rows = append(rows, older...)
 	}
 	after := v.archiveStart()
 	err = v.archived(ctx, OneKey(key), &after, v.Floor(), func(e eventlog.Event) bool {

@@ -100,17 +100,6 @@ func listed(refs []segmentRef, keyed bool) []Segment {
 	return out
 }
 
-// history is what this view alone has of the key, void events included.
-func (v *View) history(ctx context.Context, key string) (rows []Row, err error) {
-	for row, err := range v.versions(ctx, key, v.Revision()+1, 0) {
-		if err != nil {
-			return nil, err
-		}
-		rows = append(rows, row)
-	}
-	return rows, nil
-}
-
 // Dump yields every row of a segment, in its order, until yield fails. Barriers of an event segment are rows without a
 // key.
 func (p *Projection) Dump(ctx context.Context, key string, yield func(Row) error) error {
