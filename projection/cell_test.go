@@ -3,6 +3,7 @@ package projection
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"testing"
 	"time"
@@ -224,6 +225,18 @@ func (p *Projection) compactOrJoin(ctx context.Context) (bool, error) {
 		done, err = p.joinEvents(ctx)
 	}
 	return done, err
+}
+
+// events are those of the newest view that is not older than upto.
+func (p *Projection) events(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
+	return func(yield func(eventlog.Event, error) bool) {
+		v, err := p.AtLeast(ctx, upto)
+		if err != nil {
+			yield(eventlog.Event{}, err)
+			return
+		}
+		v.EventsOf(ctx, of, after, upto)(yield)
+	}
 }
 
 // beginGeneration is what a collection does whose grace period spares everything.

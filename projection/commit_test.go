@@ -83,7 +83,7 @@ func failAt(t *testing.T, step int, fault memory.Fault, dies bool, inline int) i
 		_, err = p.Commit(c.ctx)
 		require.NoError(t, err)
 		n := 0
-		for _, err := range p.Events(c.ctx, 0, v.Revision()) {
+		for _, err := range p.events(c.ctx, Keys{}, 0, v.Revision()) {
 			require.NoError(t, err)
 			n++
 		}
@@ -133,7 +133,7 @@ func TestProjectorsRace(t *testing.T) {
 		require.Equal(t, "60", string(row.Value))
 	}
 	n := 0
-	for _, err := range cold.Events(c.ctx, 0, v.Revision()) {
+	for _, err := range cold.events(c.ctx, Keys{}, 0, v.Revision()) {
 		require.NoError(t, err)
 		n++
 	}

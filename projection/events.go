@@ -26,25 +26,9 @@ func PrefixEnd(prefix string) string {
 
 func (k Keys) has(key string) bool { return key >= k.Start && (k.End == "" || key < k.End) }
 
-// Events yields every non-void event in (after, upto] in order, from event segments and then the log. It fails with
+// EventsOf yields every non-void event of the keys in (after, upto] in order, from event segments and then from the
+// tail. The view must have the revision upto. Events of other keys are passed over without being decoded. It fails with
 // ErrExpired when part of the range is below the floor.
-func (p *Projection) Events(ctx context.Context, after, upto Revision) iter.Seq2[eventlog.Event, error] {
-	return p.EventsOf(ctx, Keys{}, after, upto)
-}
-
-// EventsOf is Events of some keys only. The others are passed over without being decoded.
-func (p *Projection) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
-	return func(yield func(eventlog.Event, error) bool) {
-		v, err := p.AtLeast(ctx, upto)
-		if err != nil {
-			yield(eventlog.Event{}, err)
-			return
-		}
-		v.EventsOf(ctx, of, after, upto)(yield)
-	}
-}
-
-// EventsOf is Projection.EventsOf up to a revision that the view has.
 func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter.Seq2[eventlog.Event, error] {
 	return func(yield func(eventlog.Event, error) bool) {
 		// When a segment was collected, the floor is checked against the last event read: a reader that was overtaken

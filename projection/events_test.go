@@ -65,7 +65,7 @@ func TestEventsOfFewKeys(t *testing.T) {
 				}
 			}
 			require.LessOrEqual(t, reads, all.reads, "%v after %d up to %d", all.keys, all.after, upto)
-			for e, err := range c.Events(c.ctx, all.after, upto) {
+			for e, err := range c.events(c.ctx, Keys{}, all.after, upto) {
 				require.NoError(t, err)
 				if all.keys.has(e.Key.RowKey()) {
 					want = append(want, e)

@@ -302,7 +302,7 @@ func TestValid(t *testing.T) {
 	check := func(p *Projection) {
 		t.Helper()
 		passed := map[Revision]bool{}
-		for e, err := range p.Events(c.ctx, 0, head) {
+		for e, err := range p.events(c.ctx, Keys{}, 0, head) {
 			require.NoError(t, err)
 			passed[e.Revision] = true
 		}

@@ -107,7 +107,7 @@ func TestALostTailIsFenced(t *testing.T) {
 			require.Equal(t, plan.To-1, v.Revision())
 			_, _, err = v.Get(c.ctx, podKey("n9").RowKey(), seen)
 			require.ErrorIs(t, err, ErrExpired)
-			for _, err := range c.Events(c.ctx, seen, v.Revision()) {
+			for _, err := range c.events(c.ctx, Keys{}, seen, v.Revision()) {
 				require.ErrorIs(t, err, ErrExpired)
 			}
 			for name := range c.last { // writers ask the view, not their memory
@@ -174,7 +174,7 @@ func TestOldEpochsEnd(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, rows, 1)
 		require.True(t, rows[0].Void)
-		for e, err := range c.Events(c.ctx, v.Floor(), v.Revision()) {
+		for e, err := range c.events(c.ctx, Keys{}, v.Floor(), v.Revision()) {
 			require.NoError(t, err)
 			require.Fail(t, "a void event was delivered", e.RequestID)
 		}

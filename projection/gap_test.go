@@ -232,7 +232,7 @@ func TestAnEmptyRangeHasNoEvents(t *testing.T) {
 		none := func(after, upto Revision) {
 			t.Helper()
 			for _, of := range []Keys{{}, {podKey("a").RowKey(), podKey("a").RowKey() + "\x00"}} {
-				for e, err := range c.EventsOf(c.ctx, of, after, upto) {
+				for e, err := range c.events(c.ctx, of, after, upto) {
 					require.Fail(t, "an event", "%v %v", e, err)
 				}
 				for e, err := range c.Archived(c.ctx, of, after, upto) {

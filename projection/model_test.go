@@ -290,7 +290,7 @@ func (r *random) checkSince(v *View, after Revision) (known bool) {
 // checkEvents is false if it finds that a segment was collected, and that the floor has passed the revision since.
 func (r *random) checkEvents(ctx context.Context, p *Projection, after, upto Revision) bool {
 	var got, want []string
-	for e, err := range p.Events(ctx, after, upto) {
+	for e, err := range p.events(ctx, Keys{}, after, upto) {
 		if errors.Is(err, ErrExpired) && after < p.Current().Floor() {
 			return false
 		}
@@ -306,11 +306,11 @@ func (r *random) checkEvents(ctx context.Context, p *Projection, after, upto Rev
 
 	of := Keys{podKey(r.names[len(r.names)/3]).RowKey(), podKey(r.names[len(r.names)/2]).RowKey()}
 	var gotOf, wantOf []string
-	for e, err := range p.EventsOf(ctx, of, after, upto) {
+	for e, err := range p.events(ctx, of, after, upto) {
 		require.NoError(r.t, err)
 		gotOf = append(gotOf, fmt.Sprintf("%d %s %s", e.Op, e.Key.Name, e.Body))
 	}
-	for e, err := range p.Events(ctx, after, upto) {
+	for e, err := range p.events(ctx, Keys{}, after, upto) {
 		require.NoError(r.t, err)
 		if of.has(e.Key.RowKey()) {
 			wantOf = append(wantOf, fmt.Sprintf("%d %s %s", e.Op, e.Key.Name, e.Body))

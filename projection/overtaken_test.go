@@ -122,7 +122,7 @@ func TestEventsBelowTheFloor(t *testing.T) {
 	floor := head - 2
 	require.NoError(t, c.Retain(c.ctx, floor, 0))
 	read := func(after Revision) (got []Revision, err error) {
-		for e, err := range c.Events(c.ctx, after, head) {
+		for e, err := range c.events(c.ctx, Keys{}, after, head) {
 			if err != nil {
 				return got, err
 			}

@@ -55,7 +55,7 @@ func TestReadsCrossSnapshotAndTail(t *testing.T) {
 				_, _, err = v.Get(ctx, podKey("b").RowKey(), b4+1)
 				require.ErrorIs(t, err, ErrFuture)
 				var ops []eventlog.Op
-				for e, err := range c.Events(ctx, 0, b4) {
+				for e, err := range c.events(ctx, Keys{}, 0, b4) {
 					require.NoError(t, err)
 					ops = append(ops, e.Op)
 					if e.Op == eventlog.Deleted {

@@ -53,7 +53,7 @@ func TestReplicatedLog(t *testing.T) {
 	v, err := projections[1].Latest(ctx)
 	require.NoError(t, err)
 	n := 0
-	for e, err := range projections[1].Events(ctx, 0, v.Revision()) {
+	for e, err := range projections[1].events(ctx, Keys{}, 0, v.Revision()) {
 		require.NoError(t, err)
 		require.Equal(t, fmt.Sprint(n), string(e.Body))
 		n++

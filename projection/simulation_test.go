@@ -385,7 +385,7 @@ func (s *simulation) readOnce(p *Projection, rng *rand.Rand) error {
 		return err
 	}
 	after, n := at, 0
-	for e, err := range p.Events(s.ctx, at, v.Revision()) {
+	for e, err := range p.events(s.ctx, Keys{}, at, v.Revision()) {
 		if err != nil {
 			return err
 		}

@@ -111,7 +111,7 @@ func printEvents(ctx context.Context, cell kubestore.Cell, from eventlog.Revisio
 		if from > v.Revision() {
 			return fmt.Errorf("--from is %d: the head is %d, so the revision does not exist yet", from, v.Revision())
 		}
-		if err := printPast(ctx, cell, from, v.Revision(), p); err != nil {
+		if err := printPast(ctx, v, from, p); err != nil {
 			return err
 		}
 		from = max(from, v.Revision())
@@ -130,9 +130,9 @@ func printEvents(ctx context.Context, cell kubestore.Cell, from eventlog.Revisio
 	}
 }
 
-// printPast prints what happened after a revision, up to another one.
-func printPast(ctx context.Context, cell kubestore.Cell, after, upto eventlog.Revision, p *eventPrinter) error {
-	for e, err := range cell.Projection.Events(ctx, after, upto) {
+// printPast prints what happened after a revision, up to the view's.
+func printPast(ctx context.Context, v *projection.View, after eventlog.Revision, p *eventPrinter) error {
+	for e, err := range v.EventsOf(ctx, projection.Keys{}, after, v.Revision()) {
 		if errors.Is(err, projection.ErrExpired) {
 			return fmt.Errorf("--from %d is older than what the cell keeps: %w", after, err)
 		}

@@ -394,7 +394,7 @@ func TestNamespaceSettles(t *testing.T) {
 	var began, ended time.Time
 	view, err := c.cell.Projection.Latest(t.Context())
 	require.NoError(t, err)
-	for e, err := range c.cell.Projection.Events(t.Context(), view.Floor(), view.Revision()) {
+	for e, err := range view.EventsOf(t.Context(), projection.Keys{}, view.Floor(), view.Revision()) {
 		require.NoError(t, err)
 		switch {
 		case e.Key.Name != "n":

@@ -126,7 +126,7 @@ func (o *once) follow(ctx context.Context, view *projection.View, everybody bool
 	if err != nil {
 		return nil, err
 	}
-	for e, err := range o.config.Cell.Projection.Events(ctx, view.Revision(), to.Revision()) {
+	for e, err := range to.EventsOf(ctx, projection.Keys{}, view.Revision(), to.Revision()) {
 		if err != nil {
 			return nil, fmt.Errorf("read the events after revision %d: %w", view.Revision(), err)
 		}

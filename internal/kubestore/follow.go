@@ -62,7 +62,11 @@ func (w *watcher) follow(ctx context.Context) error {
 func (w *watcher) sendPast(ctx context.Context, sub *fanout.Subscription, past fanout.Window) error {
 	if w.position < past.From {
 		watchReads.Inc()
-		for e, err := range w.Projection.EventsOf(ctx, w.keys, w.position, past.From) {
+		v, err := w.Projection.AtLeast(ctx, past.From)
+		if err != nil {
+			return err
+		}
+		for e, err := range v.EventsOf(ctx, w.keys, w.position, past.From) {
 			if err != nil {
 				return err
 			}

@@ -842,7 +842,7 @@ var list = []mutant{
 	// internal/kubestore and its fanout: watches
 	{
 		name: "window-seeded-short",
-		file: "internal/kubestore/fanout/feed.go", old: "Events(ctx, w.To, head)", new: "Events(ctx, w.To+1, head)",
+		file: "internal/kubestore/fanout/feed.go", old: "projection.Keys{}, w.To, head)", new: "projection.Keys{}, w.To+1, head)",
 		tests: "TestWindowOfANewProcess", in: "internal/kubestore",
 		why: "a watch that resumes on a new process misses an event",
 	},

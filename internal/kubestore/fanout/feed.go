@@ -80,7 +80,7 @@ func (f *Feed) past(ctx context.Context, v *projection.View) Window {
 		from := max(v.Floor(), head-min(head, windowEvents))
 		w = Window{From: from, To: from}
 	}
-	for e, err := range f.projection.Events(ctx, w.To, head) {
+	for e, err := range v.EventsOf(ctx, projection.Keys{}, w.To, head) {
 		if err != nil {
 			// Without a window each watch reads the past by itself, and is told what is wrong with it.
 			return Window{From: head, To: head}
