@@ -23,10 +23,9 @@ type Pending struct {
 	// view is the base with the writes.
 	view *View
 	// keys are those of the writes, in the order of their first ones.
-	keys []pendingKey
-	// byKey and byRevision are places in keys.
-	byKey      map[string]int
-	byRevision map[Revision]int
+	keys       []*pendingKey
+	byKey      map[string]*pendingKey
+	byRevision map[Revision]*pendingKey
 	bytes      int
 }
 
@@ -48,7 +47,7 @@ func (v *View) Pending() *Pending {
 	shown.again = func(context.Context, *View) (*View, error) {
 		return nil, fmt.Errorf("read again what a pending batch is computed from: %w", ErrExpired)
 	}
-	return &Pending{base: v, view: &shown, byKey: map[string]int{}, byRevision: map[Revision]int{}}
+	return &Pending{base: v, view: &shown, byKey: map[string]*pendingKey{}, byRevision: map[Revision]*pendingKey{}}
 }
 
 // View shows the base with all writes until now.
@@ -60,8 +59,8 @@ func (p *Pending) Base() *View { return p.base }
 // Len is how many events the batch has.
 func (p *Pending) Len() int {
 	n := 0
-	for i := range p.keys {
-		if !p.keys[i].nothing() {
+	for _, k := range p.keys {
+		if !k.nothing() {
 			n++
 		}
 	}
@@ -76,8 +75,8 @@ func (k *pendingKey) nothing() bool { return k.created && k.last.event.Op == eve
 
 // Deleted says whether the writes have deleted an object that the base has, and not made another one in its place.
 func (p *Pending) Deleted(key eventlog.Key) bool {
-	i, written := p.byKey[key.RowKey()]
-	return written && !p.keys[i].created && p.keys[i].last.event.Op == eventlog.Deleted
+	k := p.byKey[key.RowKey()]
+	return k != nil && !k.created && k.last.event.Op == eventlog.Deleted
 }
 
 // Add adds writes, which must be of the pending view, to what will be appended. It returns the provisional revision of
@@ -96,18 +95,16 @@ func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
 		if r.Op == eventlog.Deleted {
 			r.Body = nil // nobody reads it
 		}
-		place, known := p.byKey[r.key]
-		if !known {
-			place = len(p.keys)
-			p.byKey[r.key] = place
-			p.keys = append(p.keys, pendingKey{created: r.Op == eventlog.Added})
+		k := p.byKey[r.key]
+		if k == nil {
+			k = &pendingKey{created: r.Op == eventlog.Added}
+			p.byKey[r.key], p.keys = k, append(p.keys, k)
 		}
-		k := &p.keys[place]
 		if k.record != nil && k.record.Op != eventlog.Deleted { // what follows it is valid without it
 			shown.tail.byKey.Delete(k.record)
 		}
 		k.last, k.record = w, r
-		p.byRevision[r.Revision] = place
+		p.byRevision[r.Revision] = k
 		p.bytes += len(w.event.Body)
 		shown.tail.byKey.ReplaceOrInsert(r)
 		shown.tail.at.Revision = r.Revision
@@ -135,8 +132,7 @@ func (p *Pending) Rebase(v *View, decides func(rowKey string) bool) bool {
 // ErrExpired. Nothing may be added any more.
 func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error) {
 	var writes []Write
-	for i := range p.keys {
-		k := &p.keys[i]
+	for _, k := range p.keys {
 		if k.nothing() {
 			continue
 		}
@@ -144,11 +140,11 @@ func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error
 		if err != nil {
 			return 0, err
 		}
-		w := at.Delete
-		if k.last.event.Op != eventlog.Deleted {
-			w = func() Write { return at.Put(k.last.event.ContentType, k.last.event.Body, k.last.event.TTL) }
+		w := at.Put(k.last.event.ContentType, k.last.event.Body, k.last.event.TTL)
+		if k.last.event.Op == eventlog.Deleted {
+			w = at.Delete()
 		}
-		writes = append(writes, w().By(k.last.event.Author))
+		writes = append(writes, w.By(k.last.event.Author))
 		k.appended = Revision(len(writes)) // its place
 	}
 	if len(writes) == 0 {
@@ -158,8 +154,8 @@ func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error
 	if err != nil {
 		return 0, err
 	}
-	for i := range p.keys {
-		if k := &p.keys[i]; k.appended > 0 {
+	for _, k := range p.keys {
+		if k.appended > 0 {
 			k.appended += last - Revision(len(writes))
 		}
 	}
@@ -169,9 +165,8 @@ func (p *Pending) Append(ctx context.Context, requestID string) (Revision, error
 // Appended is the revision of the event that an append has made of a write with a provisional revision. It is 0 if the
 // object was made and deleted again. Any other revision is what it is.
 func (p *Pending) Appended(revision Revision) Revision {
-	i, ok := p.byRevision[revision]
-	if !ok {
-		return revision
+	if k := p.byRevision[revision]; k != nil {
+		return k.appended
 	}
-	return p.keys[i].appended
+	return revision
 }
