@@ -51,7 +51,8 @@ func (p *Projection) checkpoint(ctx context.Context, next *draft) error {
 		return nil // a process without rules leaves the others' checkpoints alone
 	}
 	next.Checkpoints = kept(next.Checkpoints, next.Clock, rules, next.bases())
-	next.forgetTrims()
+	start := next.pastStart()
+	next.Trimmed = slices.DeleteFunc(slices.Clone(next.Trimmed), func(t trim) bool { return t.Revision <= start })
 	if !due(next.Checkpoints, next.Clock, rules) {
 		return nil
 	}

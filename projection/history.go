@@ -190,10 +190,7 @@ func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail,
 		}
 		return failed == nil
 	})
-	if failed != nil {
-		err = failed
-	}
-	if err != nil {
+	if err = cmp.Or(failed, err); err != nil {
 		return nil, fmt.Errorf("fold the events from %d to %d: %w", v.Applied(), at, err)
 	}
 	folded := emptyTail(v.snap.root)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"sort"
 )
 
 const pageMagic = 0x6770_504c // "LPpg", little endian
@@ -99,13 +100,7 @@ func (pg *page) check(refs []segmentRef) error {
 
 // firstAfter is the first of event segments that ends after the revision.
 func firstAfter(refs []segmentRef, rev Revision) int {
-	n, _ := slices.BinarySearchFunc(refs, rev, func(s segmentRef, rev Revision) int {
-		if s.MaxRevision <= rev {
-			return -1
-		}
-		return 1
-	})
-	return n
+	return sort.Search(len(refs), func(i int) bool { return refs[i].MaxRevision > rev })
 }
 
 // contiguous fails if event segments have a hole.

@@ -91,11 +91,6 @@ func (r *root) pastStart() Revision {
 	return min(r.Checkpoints[0].Revision, r.archiveStart())
 }
 
-func (d *draft) forgetTrims() {
-	start := d.pastStart()
-	d.Trimmed = slices.DeleteFunc(slices.Clone(d.Trimmed), func(t trim) bool { return t.Revision <= start })
-}
-
 // trimmable is what a rule lets go by now, nil for nothing.
 func (r *root) trimmable(rule HistoryRule, retention time.Duration) *departing {
 	since := max(r.trimmedUpTo(rule.Prefix), r.pastStart())
@@ -127,15 +122,6 @@ func (r *root) keptFrom(key string) (from Revision) {
 	return from
 }
 
-func (r *root) trimmedUpTo(prefix string) Revision {
-	for _, t := range r.Trimmed {
-		if t.Prefix == prefix {
-			return t.Revision
-		}
-	}
-	return 0
-}
-
 // below reports whether a row key is one with the prefix, in whichever cluster.
 func below(prefix, key string) bool {
 	_, path, _ := strings.Cut(key, "/")
@@ -153,6 +139,15 @@ func overlaps(prefix string, keys Keys) bool {
 
 func (t *trim) missing() error {
 	return fmt.Errorf("the past of '%s' begins with revision %d: %w", t.Prefix, t.Revision, ErrTrimmed)
+}
+
+func (r *root) trimmedUpTo(prefix string) Revision {
+	for _, t := range r.Trimmed {
+		if t.Prefix == prefix {
+			return t.Revision
+		}
+	}
+	return 0
 }
 
 // pastOf is ErrTrimmed if rules have let go of some of these keys' past at a revision.
