@@ -123,10 +123,7 @@ func (v *View) choose() *merge {
 	if v.first > 0 {
 		m.purge = min(v.snap.root.Purge, v.first-1)
 	}
-	upperBytes := int64(0)
-	for _, r := range upper {
-		upperBytes += r.bytes()
-	}
+	upperBytes := slices.Concat(upper...).bytes()
 	whole := !v.p.isBroken(slices.Concat(v.snap.runs...))
 	for first, r := range upper {
 		same := upper[first:]

@@ -44,11 +44,8 @@ type factCache struct {
 
 type factsID struct{ kind, file string }
 
-// facts of a segment's blocks.
-type facts struct {
-	// blocks have their facts in order, nil before they are known.
-	blocks []atomic.Pointer[[]Fact]
-}
+// facts are those of a segment's blocks, each in order, nil before they are known.
+type facts []atomic.Pointer[[]Fact]
 
 // anything stands for the facts of a block that may have any.
 var anything = new([]Fact)
@@ -62,8 +59,8 @@ func (c *factCache) filter(file string, blocks int, wanted *Selection, older []r
 	f := &filter{Selection: wanted, cache: c, id: factsID{wanted.Kind, file}, older: older}
 	known, ok := c.Get(f.id)
 	if !ok {
-		known = &facts{make([]atomic.Pointer[[]Fact], blocks)}
-		known = c.Add(f.id, wanted.Kind, known, int64(segmentOverhead+8*blocks))
+		unknown := make(facts, blocks)
+		known = c.Add(f.id, wanted.Kind, &unknown, int64(segmentOverhead+8*blocks))
 	}
 	f.facts = known
 	return f
@@ -112,7 +109,7 @@ func (f *filter) shows(p *part, first, last string) bool {
 
 // lack reports whether the facts of a block say that none of its rows is wanted.
 func (s *Selection) lack(of *facts, block int) bool {
-	known := of.blocks[block].Load()
+	known := (*of)[block].Load()
 	if known == nil || known == anything {
 		return false
 	}
@@ -126,7 +123,7 @@ func (s *Selection) lack(of *facts, block int) bool {
 
 // Learn implements segment.Filter.
 func (f *filter) Learn(block int, b *segment.Block) {
-	slot := &f.facts.blocks[block]
+	slot := &(*f.facts)[block]
 	if slot.Load() == nil {
 		known := f.of(b)
 		if slot.CompareAndSwap(nil, known) {

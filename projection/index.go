@@ -106,13 +106,13 @@ func decodeIndex(b []byte) (footers []footer, err error) {
 	if err := decodeFrame(indexMagic, b, &footers); err != nil {
 		return nil, err
 	}
-	for i := 1; i < len(footers); i++ {
-		if footers[i].Key <= footers[i-1].Key {
-			return nil, errors.New("its footers are out of order")
-		}
+	if !slices.IsSortedFunc(footers, byKey) {
+		return nil, errors.New("its footers are out of order")
 	}
 	return footers, nil
 }
+
+func byKey(a, b footer) int { return cmp.Compare(a.Key, b.Key) }
 
 // indexed are the key-ordered segments whose footers are kept beside them: all, except those of a large base.
 func (r *root) indexed() []segmentRef {
@@ -143,19 +143,15 @@ func namesOf(refs []segmentRef) map[string]bool {
 // is not there either, or the known ones are too many, a new idx object gets all.
 func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	known := bySegment(slices.Concat(next.over.root.Footers, next.footers))
-	segments, inIndex := next.indexed(), map[string]bool{}
-	if next.Index != "" {
-		inIndex = namesOf(next.over.root.indexed())
-	}
+	segments, inIndex := next.indexed(), namesOf(next.over.root.indexed())
 	next.Footers = nil
 	size, kept := 0, true
 	for _, s := range segments {
-		sealed := known[s.Key]
-		if sealed == nil {
-			kept = kept && inIndex[s.Key]
-			continue
+		if sealed := known[s.Key]; sealed != nil {
+			next.Footers, size = append(next.Footers, footer{Key: s.Key, Sealed: sealed}), size+len(sealed)
+		} else {
+			kept = kept && next.Index != "" && inIndex[s.Key]
 		}
-		next.Footers, size = append(next.Footers, footer{Key: s.Key, Sealed: sealed}), size+len(sealed)
 	}
 	if kept && size <= p.rootFooters {
 		if len(next.Footers) == len(segments) {
@@ -179,7 +175,7 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 		}
 		footers = append(footers, footer{Key: s.Key, Sealed: sealed})
 	}
-	slices.SortFunc(footers, func(a, b footer) int { return cmp.Compare(a.Key, b.Key) })
+	slices.SortFunc(footers, byKey)
 	next.Index = p.config.Prefix + "/idx/" + rand.Text()
 	next.made = append(next.made, next.Index)
 	return p.createFrame(ctx, "index", next.Index, indexMagic, footers)

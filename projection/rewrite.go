@@ -139,24 +139,29 @@ func (w *rewriting) root(ctx context.Context, r *root, s *snapshot, rows bool) (
 			return false, err
 		}
 	}
-	r.Events, err = w.refs(ctx, s.events, segment.Events)
+	r.Events, err = w.refs(ctx, s, r.Events, segment.Events)
 	if err != nil {
 		return false, err
 	}
 	if rows {
 		r.Segments = nil
-		for _, parts := range s.runs {
-			refs, err := w.refs(ctx, parts, segment.Keys)
+		for _, refs := range s.root.runs() {
+			refs, err := w.refs(ctx, s, refs, segment.Keys)
 			if err != nil {
 				return false, err
 			}
 			r.Segments = append(r.Segments, oneRun(refs)...)
 		}
-		if records, dropped := w.records(s.records); dropped {
+		records := slices.Clone(s.records)
+		for i, r := range records {
+			var goes bool
+			records[i], goes = w.without(r)
+			changed = changed || goes
+		}
+		if changed {
 			if r.Inline, _, err = sealRecords(records); err != nil {
 				return false, err
 			}
-			changed = true
 		}
 	}
 	if w.rows { // an idx object has the names of objects; footers of event segments have none
@@ -190,11 +195,7 @@ func (w *rewriting) page(ctx context.Context, s *snapshot, pg page) (page, error
 		if err != nil {
 			return pg, err
 		}
-		var parts run
-		for _, ref := range listed {
-			parts = append(parts, s.archivedPart(ref))
-		}
-		refs, err := w.refs(ctx, parts, segment.Events)
+		refs, err := w.refs(ctx, s, listed, segment.Events)
 		if err != nil {
 			return pg, err
 		}
@@ -214,41 +215,34 @@ func (w *rewriting) page(ctx context.Context, s *snapshot, pg page) (page, error
 
 func sameSegment(a, b segmentRef) bool { return a.Key == b.Key }
 
-// records replaces what is to go by barriers.
-func (w *rewriting) records(records []*record) (out []*record, dropped bool) {
-	for _, r := range records {
-		if r.Op != eventlog.Barrier && w.gone(r.key, r.Revision) {
-			w.versions[r.Revision], dropped = true, true
-			r = barrierFor(r)
-		}
-		out = append(out, r)
+// without returns the record, or if it is to go a barrier for as many revisions. That says nothing else than when the
+// last of them was.
+func (w *rewriting) without(r *record) (_ *record, goes bool) {
+	if !w.gone(r.key, r.Revision) {
+		return r, false
 	}
-	return out, dropped
-}
-
-// barrierFor stands for as many revisions as the record did, and says nothing else than when the last of them was.
-func barrierFor(r *record) *record {
-	return &record{Event: eventlog.Event{Revision: r.Revision, Time: r.Time}, span: r.span}
+	w.versions[r.Revision] = true
+	return &record{Event: eventlog.Event{Revision: r.Revision, Time: r.Time}, span: r.span}, true
 }
 
 // refs names what has become of segments, and makes new ones of those that have what is to go.
-func (w *rewriting) refs(ctx context.Context, parts run, kind segment.Kind) (refs []segmentRef, err error) {
-	for _, part := range parts {
-		renewed, known := w.segments[part.ref.Key]
+func (w *rewriting) refs(ctx context.Context, s *snapshot, refs []segmentRef, kind segment.Kind) (out []segmentRef, err error) {
+	for _, ref := range refs {
+		renewed, known := w.segments[ref.Key]
 		if !known {
-			renewed = part.ref
-			if kind == segment.Keys && w.near(part.ref) || kind == segment.Events && w.nearEvents(part.ref.MinRevision, part.ref.MaxRevision) {
-				if renewed, err = w.segment(ctx, part, kind); err != nil {
-					return nil, fmt.Errorf("rewrite segment %s: %w", part.ref.Key, err)
+			renewed = ref
+			if kind == segment.Keys && w.near(ref) || kind == segment.Events && w.nearEvents(ref.MinRevision, ref.MaxRevision) {
+				if renewed, err = w.segment(ctx, s.root.newPart(w.p, ref), kind); err != nil {
+					return nil, fmt.Errorf("rewrite segment %s: %w", ref.Key, err)
 				}
 			}
-			w.segments[part.ref.Key] = renewed
+			w.segments[ref.Key] = renewed
 		}
 		if renewed.Key != "" {
-			refs = append(refs, renewed)
+			out = append(out, renewed)
 		}
 	}
-	return refs, nil
+	return out, nil
 }
 
 // segment writes a segment without what is to go. It returns the same one if that has nothing of it.
@@ -262,18 +256,15 @@ func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (se
 		if err != nil {
 			return segmentRef{}, err
 		}
-		goes, entry := w.gone(record.key, record.Revision), record.keyEntry
-		if kind == segment.Events {
-			entry = record.eventEntry
+		kept, goes := w.without(record)
+		dropped = dropped || goes
+		switch {
+		case kind == segment.Events:
+			err = writer.Add(kept.eventEntry())
+		case !goes:
+			err = writer.Add(kept.keyEntry())
 		}
-		if goes {
-			w.versions[record.Revision], dropped = true, true
-			entry = barrierFor(record).eventEntry
-		}
-		if goes && kind == segment.Keys {
-			continue
-		}
-		if err := writer.Add(entry()); err != nil {
+		if err != nil {
 			return segmentRef{}, err
 		}
 	}
