@@ -32,18 +32,23 @@ func (p *Projection) GetAt(ctx context.Context, key string, at Revision) (Row, b
 // and ErrFuture if the revision does not come in 3 s.
 func (p *Projection) AsOf(ctx context.Context, at Revision) (*View, error) {
 	newest, err := p.AtLeast(ctx, at)
-	if err != nil {
-		return nil, err
-	}
-	var past *View
-	err = newest.retry(ctx, func(newest *View) error {
-		past, err = newest.asOf(ctx, at)
-		return err
-	})
+	past, err := readOf(ctx, newest, err, func(v *View) (*View, error) { return v.asOf(ctx, at) })
 	if err != nil {
 		return nil, fmt.Errorf("read revision %d: %w", at, err)
 	}
 	return past, nil
+}
+
+// readOf reads something of a view, unless that could not be had, and retries as View.retry does.
+func readOf[T any](ctx context.Context, v *View, failed error, read func(*View) (T, error)) (got T, err error) {
+	if failed != nil {
+		return got, failed
+	}
+	err = v.retry(ctx, func(v *View) error {
+		got, err = read(v)
+		return err
+	})
+	return got, err
 }
 
 // asOf returns the view that ends with a revision, which the view must not be older than.
@@ -291,16 +296,9 @@ func (v *View) pastEvents(ctx context.Context, of Keys, after *Revision, upto Re
 // RevisionAt is the newest revision that the log had at the time: the last up to which no event is of after the time.
 // An event whose time the marks around it rule out, or this process's clock, is of no time. It is ErrExpired if nothing
 // is kept from so long ago.
-func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (rev Revision, err error) {
+func (p *Projection) RevisionAt(ctx context.Context, t time.Time) (Revision, error) {
 	v, err := p.Latest(ctx)
-	if err != nil {
-		return 0, err
-	}
-	err = v.retry(ctx, func(v *View) error {
-		rev, err = v.revisionAt(ctx, t)
-		return err
-	})
-	return rev, err
+	return readOf(ctx, v, err, func(v *View) (Revision, error) { return v.revisionAt(ctx, t) })
 }
 
 // inOrder is how many revisions are read one by one. Of more, single events decide.
@@ -376,14 +374,7 @@ func logTime(t time.Time) int64 {
 // time if nothing is known of it.
 func (p *Projection) TimeOf(ctx context.Context, at Revision) (time.Time, error) {
 	v, err := p.AtLeast(ctx, at)
-	if err != nil {
-		return time.Time{}, err
-	}
-	var nanos int64
-	err = v.retry(ctx, func(v *View) error {
-		nanos, err = v.timeOf(ctx, at)
-		return err
-	})
+	nanos, err := readOf(ctx, v, err, func(v *View) (int64, error) { return v.timeOf(ctx, at) })
 	if err != nil {
 		return time.Time{}, fmt.Errorf("look for the time of revision %d: %w", at, err)
 	}
@@ -429,16 +420,9 @@ func (v *View) eventFrom(ctx context.Context, from, upto Revision, wanted func(e
 
 // History returns every version of the key that is still kept, newest first, tombstones and void events included. It
 // looks into the snapshot, the checkpoints and the archived events.
-func (p *Projection) History(ctx context.Context, key string) (rows []Row, err error) {
+func (p *Projection) History(ctx context.Context, key string) ([]Row, error) {
 	v, err := p.Latest(ctx)
-	if err != nil {
-		return nil, err
-	}
-	err = v.retry(ctx, func(v *View) error {
-		rows, err = v.allHistory(ctx, key)
-		return err
-	})
-	return rows, err
+	return readOf(ctx, v, err, func(v *View) ([]Row, error) { return v.allHistory(ctx, key) })
 }
 
 func (v *View) allHistory(ctx context.Context, key string) (rows []Row, err error) {

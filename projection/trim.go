@@ -30,10 +30,9 @@ type trim struct {
 // It reads and writes what has come to be too old since the last time, for each rule when a checkpoint has. A rule that
 // fails does not keep the others from it.
 //
-// What is too old is what came before a checkpoint that is as old as the rule says. That checkpoint keeps its rows, so
-// that each later moment can be read. The archived events before it, and older checkpoints, are written anew without
-// the objects, and the root names these and says from which revision on the objects have a past. A crash before the
-// swap leaves the old root and garbage. Others may commit, compact and trim meanwhile.
+// What is too old is what came before a checkpoint that is as old as the rule says. The archived events before it, and
+// older checkpoints, are written anew without the objects. A crash before the swap leaves the old root and garbage.
+// Others may commit, compact and trim meanwhile.
 func (p *Projection) Trim(ctx context.Context) (trimmed bool, err error) {
 	before, err := p.atHand(ctx)
 	if err != nil {
