@@ -42,8 +42,7 @@ func (v *View) EventsOf(ctx context.Context, of Keys, after, upto Revision) iter
 	}
 }
 
-// events yields the events in (*after, upto] and moves after along. If few keys are wanted, it asks their rows first,
-// which are found by key, for the revisions.
+// events yields the events in (*after, upto] and moves after along.
 func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
 	if *after >= upto {
 		return nil
@@ -54,29 +53,14 @@ func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 	if *after < v.Floor() {
 		return fmt.Errorf("events after %d are below the floor %d: %w", *after, v.Floor(), ErrExpired)
 	}
-	revisions, err := v.snap.revisionsOf(ctx, of, *after, upto)
-	if err != nil {
-		return err
-	}
-	for part, err := range v.snap.archive(ctx, *after, upto) {
-		if err == nil {
-			err = part.events(ctx, of, revisions, after, upto, yield)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if err := deliver(v.snap.records, of, after, upto, yield); err != nil {
-		return err
-	}
-	return v.tailEvents(ctx, of, after, upto, yield)
+	return v.archived(ctx, of, after, upto, yield)
 }
 
 // revisionsOf returns the revisions in (after, upto] of the keys' events in segments, ascending. It is nil if more rows
-// would have to be read for them than half of the bytes of those segments. The rows have all of them, as after is not
-// below the floor (invariant 11).
+// would have to be read for them than half of the bytes of those segments. Only above the floor have rows all of them
+// (invariant 11), and of one revision there is nothing to be found out.
 func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revision) ([]Revision, error) {
-	if of == (Keys{}) {
+	if of == (Keys{}) || after < s.root.Floor || upto-after == 1 {
 		return nil, nil
 	}
 	most := int64(0)

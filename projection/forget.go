@@ -124,27 +124,24 @@ func (p *Projection) toForget(ctx context.Context, keys []string, upto Revision)
 		return nil, 0, err
 	}
 	gone := map[string]Revision{} // up to where
-	err = v.retry(ctx, func(v *View) error {
-		for _, key := range keys {
-			n, found, err := v.newest(ctx, key, upto)
-			if err != nil {
-				return err
-			}
-			gone[key] = upto
-			if found && !n.dead() {
-				gone[key] = n.revision - 1
-			}
-			if found {
-				last = max(last, n.revision)
-			}
+	for _, key := range keys {
+		n, found, err := v.newest(ctx, key, upto)
+		if err != nil {
+			return nil, 0, err
 		}
-		return nil
-	})
+		gone[key] = upto
+		if found && !n.dead() {
+			gone[key] = n.revision - 1
+		}
+		if found {
+			last = max(last, n.revision)
+		}
+	}
 	return &departing{upto: math.MaxUint64, rows: true,
 		gone: func(key string, rev Revision) bool { return rev <= gone[key] },
 		near: func(s segmentRef) bool {
 			return slices.ContainsFunc(keys, func(key string) bool { return key >= string(s.MinKey) && key <= string(s.MaxKey) })
-		}}, last, err
+		}}, last, nil
 }
 
 // heldUnnamed fails if an object that no root names has what was to be forgotten. Others may be at work: what they have

@@ -170,13 +170,9 @@ const (
 // foldArchived keeps the newest of the archived events of each key as of a revision. They are copies: a record as it is
 // read holds its whole block in memory.
 func (v *View) foldArchived(ctx context.Context, keys Keys, at Revision) (*tail, error) {
-	var (
-		newest  = map[string]*record{}
-		bytes   int64
-		most    = max(v.p.config.Budget.Limit()/foldShare, leastFolded)
-		decoder recordDecoder
-		failed  error
-	)
+	newest, bytes, most := map[string]*record{}, int64(0), max(v.p.config.Budget.Limit()/foldShare, leastFolded)
+	var decoder recordDecoder
+	var failed error
 	after := v.Applied()
 	err := v.past.archived(ctx, keys, &after, at, func(e eventlog.Event) bool {
 		var r *record
@@ -249,7 +245,7 @@ func (v *View) archiveStart() Revision { return v.snap.root.archiveStart() }
 
 // archived yields the events of the keys in (*after, upto], whatever the floor is, and moves after along. It leaves out
 // void events, barriers, and what a rule has let go (pastOf). It is ErrExpired if the range begins below archiveStart,
-// unless it is empty.
+// unless it is empty. If few keys are wanted, it asks their rows first, which are found by key, for the revisions.
 func (s *snapshot) archived(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
 	if *after >= upto {
 		return nil
@@ -262,9 +258,13 @@ func (s *snapshot) archived(ctx context.Context, of Keys, after *Revision, upto 
 	if *after < start {
 		return fmt.Errorf("events after %d are no longer kept, but those after %d: %w", *after, start, ErrExpired)
 	}
+	revisions, err := s.revisionsOf(ctx, of, *after, upto)
+	if err != nil {
+		return err
+	}
 	for part, err := range s.archive(ctx, *after, upto) {
 		if err == nil {
-			err = part.events(ctx, of, nil, after, upto, yield)
+			err = part.events(ctx, of, revisions, after, upto, yield)
 		}
 		if err != nil {
 			return err

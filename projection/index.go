@@ -159,21 +159,19 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 		}
 		return nil
 	}
+	footers := next.Footers
 	next.Footers, next.Index = nil, ""
 	if len(segments) < 2 { // to read the footer of one segment costs no more than to read an idx object
 		return nil
 	}
-	var footers []footer
 	for _, s := range segments {
-		sealed := known[s.Key]
-		if sealed == nil {
-			reader, err := next.over.part(p, s).open(ctx)
-			if err != nil { // a segment that is lost, or a bucket that fails: a commit needs neither
-				continue
-			}
-			sealed = reader.Footer()
+		if known[s.Key] != nil {
+			continue
 		}
-		footers = append(footers, footer{Key: s.Key, Sealed: sealed})
+		reader, err := next.over.part(p, s).open(ctx)
+		if err == nil { // a segment that is lost, or a bucket that fails: a commit needs neither
+			footers = append(footers, footer{Key: s.Key, Sealed: reader.Footer()})
+		}
 	}
 	slices.SortFunc(footers, byKey)
 	next.Index = p.config.Prefix + "/idx/" + rand.Text()
