@@ -101,7 +101,7 @@ var list = []mutant{
 	},
 	{
 		name: "archive-never-paged",
-		file: "projection/join.go", old: "return p.pageEvents(ctx, v)", new: "return false, nil",
+		file: "projection/compact.go", old: "return p.pageEvents(ctx, v)", new: "return false, nil",
 		tests: "TestArchiveOfPages",
 		why:   "the root, and each commit with it, grows with the archive",
 	},
