@@ -89,7 +89,7 @@ func (p *Projection) forget(ctx context.Context, keys []string, settled time.Dur
 		if err != nil {
 			return done, err
 		}
-		done.Versions, done.Objects, done.Collected, done.Floor = done.Versions+len(w.versions), done.Objects+w.objects, done.Collected+collected, v.Floor()
+		done.Versions, done.Objects, done.Collected, done.Floor = done.Versions+len(w.versions), done.Objects+len(w.made), done.Collected+collected, v.Floor()
 		if len(w.versions) == 0 {
 			return done, w.heldUnnamed(ctx)
 		}
@@ -152,15 +152,8 @@ func (w *rewriting) heldUnnamed(ctx context.Context) error {
 		return err
 	}
 	for _, name := range names {
-		body, _, err := w.p.config.Bucket.Get(ctx, name)
-		if errors.Is(err, bucket.ErrNotFound) {
-			continue
-		}
-		held := false
-		if err == nil {
-			held, err = w.holds(ctx, name, body)
-		}
-		if err != nil {
+		held, err := w.holds(ctx, name)
+		if err != nil && !errors.Is(err, bucket.ErrNotFound) {
 			return fmt.Errorf("read %s: %w", name, err)
 		}
 		if held {
@@ -171,11 +164,15 @@ func (w *rewriting) heldUnnamed(ctx context.Context) error {
 }
 
 // holds reports whether an object of the bucket has what is to go. Idx objects and pages have no versions.
-func (w *rewriting) holds(ctx context.Context, name string, body []byte) (bool, error) {
-	switch {
-	case strings.HasPrefix(name, w.p.config.Prefix+"/idx/"), strings.HasPrefix(name, w.p.config.Prefix+"/pages/"):
+func (w *rewriting) holds(ctx context.Context, name string) (bool, error) {
+	if strings.HasPrefix(name, w.p.config.Prefix+"/idx/") || strings.HasPrefix(name, w.p.config.Prefix+"/pages/") {
 		return false, nil
-	case strings.HasPrefix(name, w.p.config.Prefix+"/ckpt/"):
+	}
+	body, _, err := w.p.config.Bucket.Get(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	if strings.HasPrefix(name, w.p.config.Prefix+"/ckpt/") {
 		r, err := decodeRoot(body)
 		if err != nil {
 			return false, err

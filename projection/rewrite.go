@@ -25,9 +25,8 @@ type rewriting struct {
 	pages       map[string]page
 	// footers of the segments that were written.
 	footers []footer
-	// versions that were left out, and how many objects were written.
+	// versions that were left out.
 	versions map[Revision]bool
-	objects  int
 	// made are the keys of all objects that were written since the root was this one.
 	made  []string
 	since *root
@@ -53,7 +52,7 @@ func (p *Projection) rewrite(what *departing) *rewriting {
 // draft makes the next root: it and its checkpoints name nothing that has what is to go. It is nil if nothing has.
 func (w *rewriting) draft(ctx context.Context, v *View) (*draft, error) {
 	if w.segments == nil || w.generation != v.snap.root.Generation {
-		w.generation, w.objects, w.footers = v.snap.root.Generation, 0, nil
+		w.generation, w.footers = v.snap.root.Generation, nil
 		w.segments, w.checkpoints, w.pages = map[string]segmentRef{}, map[string]checkpoint{}, map[string]page{}
 		w.since = cmp.Or(w.since, v.snap.root)
 	}
@@ -125,7 +124,6 @@ func (w *rewriting) checkpoint(ctx context.Context, c checkpoint) (checkpoint, e
 		if err != nil {
 			return c, err
 		}
-		w.objects++
 	}
 	w.checkpoints[c.Key] = renewed
 	return renewed, nil
@@ -205,7 +203,6 @@ func (w *rewriting) page(ctx context.Context, s *snapshot, pg page) (page, error
 			if err != nil {
 				return pg, err
 			}
-			w.objects++
 		}
 		w.pages[pg.Key] = renewed
 	}
@@ -285,7 +282,6 @@ func (w *rewriting) segment(ctx context.Context, r *part, kind segment.Kind) (se
 		return segmentRef{}, err
 	}
 	written("rewriting", len(file))
-	w.objects++
 	w.footers = append(w.footers, footerOf(ref, file))
 	return ref, nil
 }
