@@ -217,8 +217,7 @@ func (p *Projection) needed(ctx context.Context, r *root, older []checkpoint) (*
 			case err != nil:
 				return nil, err
 			}
-			pinned = copied.names()
-			p.pins.Store(c.Key, pinned)
+			pinned, _ = p.pins.LoadOrStore(c.Key, copied.names())
 		}
 		maps.Copy(n.named, pinned.(map[string]bool))
 	}
@@ -239,17 +238,12 @@ func (p *Projection) pastSnapshot(ctx context.Context, c checkpoint) (*snapshot,
 	if err != nil {
 		return nil, err
 	}
-	p.pasts.Add(c.Key, "", s, r.size())
-	return s, nil
-}
-
-// size is about what a root costs in memory, with the footers of its segments.
-func (r *root) size() int64 {
-	size := int64(len(r.Inline))*4 + int64(len(r.Checkpoints))*128
+	size := int64(len(r.Inline)) * 4
 	for _, ref := range slices.Concat(r.Segments, r.Events) {
-		size += 512 + 2*ref.Footer
+		size += 512 + 2*ref.Footer // with the footer, once it is open
 	}
-	return size
+	p.pasts.Add(c.Key, "", s, size)
+	return s, nil
 }
 
 // checkpointAt is the index of the oldest checkpoint at or above the revision.

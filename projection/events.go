@@ -47,8 +47,15 @@ func (v *View) events(ctx context.Context, of Keys, after *Revision, upto Revisi
 	if *after >= upto {
 		return nil
 	}
-	if v.past != nil {
-		return v.pastEvents(ctx, of, after, upto, yield)
+	if v.past != nil { // a moment below the floor: the root has the events after the checkpoint
+		if err := v.past.root.pastOf(of, *after); err != nil {
+			return err
+		}
+		from := v.snap
+		if upto > v.Applied() {
+			from = v.past
+		}
+		return from.archived(ctx, of, after, upto, yield)
 	}
 	if *after < v.Floor() {
 		return fmt.Errorf("events after %d are below the floor %d: %w", *after, v.Floor(), ErrExpired)
@@ -76,18 +83,15 @@ func (s *snapshot) revisionsOf(ctx context.Context, of Keys, after, upto Revisio
 			if part.ref.MaxRevision <= after || part.ref.MinRevision > upto {
 				continue
 			}
-			if most < 0 {
-				return nil, nil
-			}
 			reader, err := part.open(ctx)
 			if err != nil {
 				return nil, err
 			}
 			readers, most = append(readers, reader), most-reader.Bytes(of.Start, of.End)
+			if most < 0 {
+				return nil, nil
+			}
 		}
-	}
-	if most < 0 {
-		return nil, nil
 	}
 	revisions := []Revision{}
 	for _, reader := range readers {

@@ -281,18 +281,6 @@ func (v *View) archived(ctx context.Context, of Keys, after *Revision, upto Revi
 	return v.tailEvents(ctx, of, after, upto, yield)
 }
 
-// pastEvents yields the events of a moment below the floor. The root has those after the checkpoint.
-func (v *View) pastEvents(ctx context.Context, of Keys, after *Revision, upto Revision, yield func(eventlog.Event) bool) error {
-	if err := v.past.root.pastOf(of, *after); err != nil {
-		return err
-	}
-	from := v.snap
-	if upto > v.Applied() {
-		from = v.past
-	}
-	return from.archived(ctx, of, after, upto, yield)
-}
-
 // RevisionAt is the newest revision that the log had at the time: the last up to which no event is of after the time.
 // An event whose time the marks around it rule out, or this process's clock, is of no time. It is ErrExpired if nothing
 // is kept from so long ago.
