@@ -83,10 +83,8 @@ func (f *filter) Excludes(block int, first, last string) bool {
 		return false
 	}
 	for _, r := range f.older {
-		for _, p := range r.overlapping(first, last+"\x00") {
-			if f.shows(p, first, last) {
-				return false
-			}
+		if slices.ContainsFunc(r.overlapping(first, last+"\x00"), func(p *part) bool { return f.shows(p, first, last) }) {
+			return false
 		}
 	}
 	return true

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
 )
@@ -52,8 +53,7 @@ func (p *Projection) forget(ctx context.Context, keys []string, settled time.Dur
 	if err != nil {
 		return done, err
 	}
-	wait := time.NewTimer(settled)
-	defer wait.Stop()
+	began := time.Now()
 	if err := p.commitUpTo(ctx, filled); err != nil {
 		return done, err
 	}
@@ -61,10 +61,8 @@ func (p *Projection) forget(ctx context.Context, keys []string, settled time.Dur
 	if err != nil {
 		return done, err
 	}
-	select {
-	case <-wait.C:
-	case <-ctx.Done():
-		return done, ctx.Err()
+	if err := eventlog.Pause(ctx, settled-time.Since(began)); err != nil {
+		return done, err
 	}
 	if err := p.Retain(ctx, last, filled); err != nil {
 		return done, err

@@ -116,13 +116,11 @@ func byKey(a, b footer) int { return cmp.Compare(a.Key, b.Key) }
 
 // indexed are the key-ordered segments whose footers are kept beside them: all, except those of a large base.
 func (r *root) indexed() []segmentRef {
-	base := slices.IndexFunc(r.Segments, func(s segmentRef) bool { return s.Level == baseLevel })
-	if base < 0 {
-		return r.Segments
-	}
-	size := int64(0)
-	for _, s := range r.Segments[base:] {
-		size += s.Footer
+	base, size := len(r.Segments), int64(0)
+	for i, s := range r.Segments {
+		if s.Level == baseLevel {
+			base, size = min(base, i), size+s.Footer
+		}
 	}
 	if size > indexedBase {
 		return r.Segments[:base]
