@@ -221,7 +221,7 @@ var list = []mutant{
 	},
 	{
 		name: "tombstone-dropped-above-the-floor",
-		file: "projection/compact.go", old: "case n.revision > m.floor:", new: "case n.revision > m.floor && !*atFloor:",
+		file: "projection/compact.go", old: "case n.revision > m.floor:", new: "case n.revision > m.floor && !n.dead():",
 		tests: "TestRandomHistories",
 		why:   "a reader of an older revision finds what was deleted since, or misses what was alive",
 	},
