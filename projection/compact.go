@@ -406,7 +406,8 @@ func (m *merge) position(r *root) (from, end int, err error) {
 	inputs, refs := slices.Concat(m.inputs...), *m.list(r)
 	from = slices.IndexFunc(refs, func(s segmentRef) bool { return s.Key == inputs[0].ref.Key })
 	end = from + len(inputs)
-	if from < 0 || end > len(refs) || !slices.EqualFunc(inputs, refs[from:end], func(p *part, s segmentRef) bool { return p.ref.Key == s.Key }) {
+	same := func(p *part, s segmentRef) bool { return p.ref.Key == s.Key }
+	if from < 0 || end > len(refs) || !slices.EqualFunc(inputs, refs[from:end], same) {
 		return 0, 0, errOvertaken
 	}
 	return from, end, nil

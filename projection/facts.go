@@ -125,7 +125,7 @@ func (f *filter) Learn(block int, b *segment.Block) {
 	if slot.Load() == nil {
 		known := f.of(b)
 		if slot.CompareAndSwap(nil, known) {
-			if kept, ok := f.cache.Get(f.id); ok && kept == f.facts { // else these were let go, and other ones may be there
+			if kept, ok := f.cache.Get(f.id); ok && kept == f.facts { // else these were let go
 				f.cache.Grow(f.id, int64(blockOverhead+2*cap(*known)))
 			}
 		}

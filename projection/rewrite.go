@@ -228,7 +228,8 @@ func (w *rewriting) refs(ctx context.Context, s *snapshot, refs []segmentRef, ki
 		renewed, known := w.segments[ref.Key]
 		if !known {
 			renewed = ref
-			if kind == segment.Keys && w.near(ref) || kind == segment.Events && w.nearEvents(ref.MinRevision, ref.MaxRevision) {
+			events := kind == segment.Events
+			if events && w.nearEvents(ref.MinRevision, ref.MaxRevision) || !events && w.near(ref) {
 				if renewed, err = w.segment(ctx, s.root.newPart(w.p, ref), kind); err != nil {
 					return nil, fmt.Errorf("rewrite segment %s: %w", ref.Key, err)
 				}
