@@ -179,11 +179,8 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 
 // createFrame writes what a root names besides segments, under a name that was never used before.
 func (p *Projection) createFrame(ctx context.Context, what, key string, magic uint32, v any) error {
-	body, err := encodeFrame(magic, v)
-	if err == nil {
-		_, err = p.config.Bucket.Create(ctx, key, body)
-	}
-	if err != nil {
+	body := encodeFrame(magic, v)
+	if _, err := p.config.Bucket.Create(ctx, key, body); err != nil {
 		return fmt.Errorf("write %s %s: %w", what, key, err)
 	}
 	written(what, len(body))

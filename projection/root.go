@@ -120,7 +120,7 @@ func deterministic() cbor.EncOptions {
 
 func must[T any](v T, err error) T {
 	if err != nil {
-		panic(err) // constant options
+		panic(err)
 	}
 	return v
 }
@@ -132,23 +132,14 @@ const (
 )
 
 // encodeRoot frames the CBOR with magic, version and CRC32C, as the idx object is framed.
-func encodeRoot(r *root) ([]byte, error) {
-	b, err := encodeFrame(rootMagic, r)
-	if err != nil {
-		return nil, fmt.Errorf("encode the root: %w", err)
-	}
-	return b, nil
-}
+func encodeRoot(r *root) []byte { return encodeFrame(rootMagic, r) }
 
-func encodeFrame(magic uint32, v any) ([]byte, error) {
-	body, err := rootEncoding.Marshal(v)
-	if err != nil {
-		return nil, err
-	}
+func encodeFrame(magic uint32, v any) []byte {
+	body := must(rootEncoding.Marshal(v)) // it can encode what the types of frames can hold
 	b := binary.LittleEndian.AppendUint32(make([]byte, 0, frameHeader+len(body)), magic)
 	b = binary.LittleEndian.AppendUint32(b, frameVersion)
 	b = binary.LittleEndian.AppendUint32(b, segment.Checksum(b, body))
-	return append(b, body...), nil
+	return append(b, body...)
 }
 
 func decodeFrame(magic uint32, b []byte, v any) error {
@@ -172,10 +163,11 @@ func decodeFrame(magic uint32, b []byte, v any) error {
 
 func decodeRoot(b []byte) (*root, error) {
 	r := new(root)
-	if err := decodeFrame(rootMagic, b, r); err != nil {
-		return nil, fmt.Errorf("decode the root: %w", err)
+	err := decodeFrame(rootMagic, b, r)
+	if err == nil {
+		err = r.check()
 	}
-	if err := r.check(); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("decode the root: %w", err)
 	}
 	r.EventIndex = ""

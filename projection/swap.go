@@ -185,11 +185,9 @@ func final(err error) bool {
 
 // put writes the draft in place of the root that it was made of, and of no other.
 func (p *Projection) put(ctx context.Context, d *draft) (*snapshot, error) {
-	body, err := encodeRoot(d.root)
-	if err != nil {
-		return nil, err
-	}
+	body := encodeRoot(d.root)
 	var etag string
+	var err error
 	if d.over.etag == "" {
 		etag, err = p.config.Bucket.Create(ctx, p.rootKey(), body)
 	} else {
