@@ -38,15 +38,7 @@ const (
 // Latest may write. If no projector has committed for long, and the tail takes a quarter of its budget, one caller at a
 // time commits once. That takes 5 s at most (relieve). Config.ReadOnly forbids it.
 func (p *Projection) Latest(ctx context.Context) (*View, error) {
-	if err := p.failed(); err != nil {
-		return nil, err
-	}
-	asked := time.Now()
-	bounds, err := p.head(ctx, p.known())
-	if err != nil {
-		return nil, err
-	}
-	v, err := p.catchUp(ctx, bounds, asked, all)
+	v, err := p.catchUp(ctx, func(*View) bool { return false })
 	if err != nil {
 		return nil, err
 	}
@@ -84,6 +76,12 @@ func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bound
 // gather returns a view for a commit. It reads the root at least, and about gatherBytes of the tail at most. So a
 // projector that was away for long does not hold all of the tail.
 func (p *Projection) gather(ctx context.Context) (*View, error) {
+	return p.catchUp(ctx, func(v *View) bool { return v.tail.bytes >= gatherBytes })
+}
+
+// catchUp returns a view that is not older than the log's head, or an older one that is enough. One caller reads for
+// all who wait.
+func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
 	}
@@ -92,12 +90,6 @@ func (p *Projection) gather(ctx context.Context) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.catchUp(ctx, bounds, asked, func(v *View) bool { return v.tail.bytes >= gatherBytes })
-}
-
-// catchUp returns a view that is not older than bounds.Head, or an older one that is enough. One caller reads for all
-// who wait.
-func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked time.Time, enough func(*View) bool) (*View, error) {
 	v := p.reached(bounds, asked)
 	if v != nil {
 		return v, nil
@@ -115,7 +107,6 @@ func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked 
 		if before != nil && enough(before) {
 			return before, nil
 		}
-		var err error
 		bounds, err = p.step(ctx, bounds)
 		if err != nil {
 			return nil, fmt.Errorf("catch up to revision %d: %w", bounds.Head, err)
@@ -126,9 +117,6 @@ func (p *Projection) catchUp(ctx context.Context, bounds eventlog.Bounds, asked 
 	}
 	return nil, fmt.Errorf("catch up to revision %d: the log moves on faster than it can be read", bounds.Head)
 }
-
-// all is for those who want the whole tail: no view is enough before.
-func all(*View) bool { return false }
 
 // reached returns the current view, with the bounds' first revision, if it is not older than the bounds; else nil. A
 // view must also be proven: on this connection, the log was seen to hold its last event. Without that it might be
@@ -141,14 +129,15 @@ func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	if v.first >= bounds.First && asked.Sub(v.asked) < time.Second/10 {
 		return v
 	}
-	return p.publish(func(v *View) *View {
+	v, _ = p.publish(func(v *View) (*View, error) {
 		next := *v
 		next.first = max(v.first, bounds.First)
 		if asked.After(v.asked) {
 			next.asked = asked
 		}
-		return &next
+		return &next, nil
 	})
+	return v
 }
 
 // step makes one read towards the bounds: of the root, or of a piece of the tail. It returns the bounds to go on with.
@@ -278,13 +267,11 @@ func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Boun
 // are compared, where they are remembered: if the last one is among them, the view is proven on the connection that
 // they came on. Events that do not follow the view are ignored.
 func (p *Projection) append(events []eventlog.Event, on uint64) error {
-	var diverged error
-	p.publish(func(v *View) *View {
+	_, err := p.publish(func(v *View) (*View, error) {
 		t, proven := v.tail, v.proven
 		for len(events) > 0 && events[0].Revision <= t.at.Revision {
-			diverged = t.compare(events[0].Position())
-			if diverged != nil {
-				return v
+			if err := t.compare(events[0].Position()); err != nil {
+				return nil, err
 			}
 			if events[0].Revision == t.at.Revision {
 				proven = on
@@ -296,14 +283,11 @@ func (p *Projection) append(events []eventlog.Event, on uint64) error {
 		if len(events) > 0 && events[0].Revision == t.at.Revision+1 {
 			next.tail = t.extend(events)
 		} else if proven == v.proven {
-			return v
+			return v, nil
 		}
-		return &next
+		return &next, nil
 	})
-	if diverged != nil {
-		return p.fail(diverged)
-	}
-	return nil
+	return err
 }
 
 // compare is ErrDiverged if the event at a position that the tail remembers was another one.
@@ -328,36 +312,33 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 	if err := p.enterFolder(snap.root.Forgets); err != nil {
 		return err
 	}
-	var diverged error
-	p.publish(func(v *View) *View {
-		diverged = p.joinEpoch(v, snap)
-		if diverged != nil {
-			return v
+	_, err := p.publish(func(v *View) (*View, error) {
+		if v == nil { // the first root decides in which epoch this process lives
+			p.config.Log.SetEpoch(max(p.config.Log.Epoch(), snap.root.Epoch))
+			first := viewOf(snap)
+			first.rootRead, first.superseded, first.again = known, make(chan struct{}), p.renew
+			return first, nil
 		}
-		if v == nil {
-			return &View{p: p, snap: snap, tail: emptyTail(snap.root), rootRead: known, superseded: make(chan struct{}), again: p.renew}
+		if snap.root.Epoch > v.snap.root.Epoch { // what this process writes would be void
+			return nil, fmt.Errorf("the root is of epoch %d, this process of %d: %w", snap.root.Epoch, v.snap.root.Epoch, eventlog.ErrFenced)
 		}
 		next := *v
 		next.rootRead = max(v.rootRead, known)
 		if snap.etag == v.snap.etag || snap.root.Serial < v.snap.root.Serial {
-			return &next
+			return &next, nil
 		}
 		next.snap, next.tail = snap, emptyTail(snap.root)
 		if v.tail.at.Revision < snap.root.Applied {
 			next.proven = 0
-			return &next
+			return &next, nil
 		}
-		diverged = v.tail.compare(snap.root.position())
-		if diverged != nil {
-			return v
+		if err := v.tail.compare(snap.root.position()); err != nil {
+			return nil, err
 		}
 		next.tail = v.tail.above(snap.root)
-		return &next
+		return &next, nil
 	})
-	if diverged != nil {
-		return p.fail(diverged)
-	}
-	return nil
+	return err
 }
 
 // compareBelow fails if the log holds another event where the view ends than the view does, and the root is ahead of
@@ -380,14 +361,18 @@ func (p *Projection) compareBelow(ctx context.Context, snap *snapshot) error {
 	return err
 }
 
-// publish replaces the current view, holds its tail in the budget, and wakes those who wait for a newer revision.
-func (p *Projection) publish(change func(*View) *View) *View {
+// publish replaces the current view, holds its tail in the budget, and wakes those who wait for a newer revision. An
+// error of change is final.
+func (p *Projection) publish(change func(*View) (*View, error)) (*View, error) {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
 	v := p.view.Load()
-	next := change(v)
+	next, err := change(v)
+	if err != nil {
+		return nil, p.fail(err)
+	}
 	if next == v {
-		return v
+		return v, nil
 	}
 	if v != nil && next.Revision() > v.Revision() {
 		next.superseded = make(chan struct{})
@@ -402,7 +387,7 @@ func (p *Projection) publish(change func(*View) *View) *View {
 		close(v.superseded)
 	}
 	next.measure()
-	return next
+	return next, nil
 }
 
 // Learn adds a batch that the caller has read from the log for its own purposes, so that the next view need not read

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/logplane/logplane/eventlog"
-	"github.com/logplane/logplane/projection/bucket"
 )
 
 // FencePlan says what a fence would do to a cell, or has done.
@@ -106,33 +105,4 @@ func (s *snapshot) fenced(plan FencePlan) (*draft, error) {
 	var err error
 	next.Inline, _, err = sealRecords(next.records)
 	return next, err
-}
-
-// rootNow reads the root, whatever the newest view says.
-func (p *Projection) rootNow(ctx context.Context) (*snapshot, error) {
-	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())
-	if errors.Is(err, bucket.ErrNotFound) {
-		return p.newSnapshot(&root{}, "", nil)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the root: %w", err)
-	}
-	r, err := decodeRoot(body)
-	if err != nil {
-		return nil, err
-	}
-	return p.newSnapshot(r, etag, nil)
-}
-
-// joinEpoch lets the first root decide in which epoch this process lives. A root of a later epoch is ErrFenced: the
-// process must stop, since what it writes would be void.
-func (p *Projection) joinEpoch(v *View, snap *snapshot) error {
-	if v == nil {
-		p.config.Log.SetEpoch(max(p.config.Log.Epoch(), snap.root.Epoch))
-		return nil
-	}
-	if snap.root.Epoch > v.snap.root.Epoch {
-		return fmt.Errorf("the root is of epoch %d, this process of %d: %w", snap.root.Epoch, v.snap.root.Epoch, eventlog.ErrFenced)
-	}
-	return nil
 }

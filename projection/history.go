@@ -114,7 +114,9 @@ func (v *View) checkpoint(ctx context.Context, c checkpoint) (*View, error) {
 
 // over is the view of a snapshot alone.
 func (v *View) over(snap *snapshot) *View {
-	return &View{p: v.p, snap: snap, tail: emptyTail(snap.root), first: v.first, asked: v.asked, superseded: make(chan struct{})}
+	alone := viewOf(snap)
+	alone.first, alone.asked = v.first, v.asked
+	return alone
 }
 
 // Of returns the view for who reads many of the keys one by one: archived events are folded once for all of them. Only

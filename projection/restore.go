@@ -45,9 +45,7 @@ func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cac
 }
 
 // view is that of the newest root. Nothing that is read of it is of another one.
-func (s *Source) view() *View {
-	return &View{p: s.p, snap: s.newest, tail: emptyTail(s.newest.root), superseded: make(chan struct{})}
-}
+func (s *Source) view() *View { return viewOf(s.newest) }
 
 // retry reads the root again, and what comes after, if the source has gone on under a read: what was compacted,
 // collected or expired is found in the newest root, if it is still kept.
@@ -416,8 +414,7 @@ func (f *filling) spill(ctx context.Context) error {
 
 // count reads the new cell as its readers will.
 func (f *filling) count(ctx context.Context) (live uint64, err error) {
-	snap := f.target.snapshotOf(f.next.root, nil, f.next.Footers, "", nil)
-	v := &View{p: f.target, snap: snap, tail: emptyTail(f.next.root), superseded: make(chan struct{})}
+	v := viewOf(f.target.snapshotOf(f.next.root, nil, f.next.Footers, "", nil))
 	for _, err := range v.live(ctx, "", "", v.Revision(), nil, cached) {
 		if err != nil {
 			return 0, err

@@ -315,13 +315,20 @@ func searchRevision(records []*record, rev Revision) int {
 	return sort.Search(len(records), func(i int) bool { return records[i].Revision >= rev })
 }
 
-// readRoot reads the root; an empty bucket is a root that has applied nothing.
+// readRoot reads the root. If the newest view has a root, that must not be gone.
 func (p *Projection) readRoot(ctx context.Context) (*snapshot, error) {
 	var previous *snapshot
-	v := p.view.Load()
-	if v != nil {
+	if v := p.view.Load(); v != nil {
 		previous = v.snap
 	}
+	return p.rootAfter(ctx, previous)
+}
+
+// rootNow reads the root, whatever the newest view says.
+func (p *Projection) rootNow(ctx context.Context) (*snapshot, error) { return p.rootAfter(ctx, nil) }
+
+// rootAfter reads the root, after another one or for the first time. An empty bucket is a root that has applied nothing.
+func (p *Projection) rootAfter(ctx context.Context, previous *snapshot) (*snapshot, error) {
 	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())
 	if errors.Is(err, bucket.ErrNotFound) {
 		if previous != nil && previous.etag != "" {

@@ -162,8 +162,7 @@ func requireTrimmed(t *testing.T, r *random, keptFrom map[string]Revision) {
 					require.NotEqual(t, prefix, rec.Key.Prefix, "an event in a checkpoint of revision %d", c.Revision)
 				}
 			}
-			view := &View{p: r.Projection, snap: snap, tail: emptyTail(snap.root), superseded: make(chan struct{})}
-			for row, err := range view.Scan(r.ctx, "", "", snap.root.Applied) {
+			for row, err := range viewOf(snap).Scan(r.ctx, "", "", snap.root.Applied) {
 				require.NoError(t, err)
 				require.False(t, strings.HasPrefix(row.Key, "main"+prefix+"/"), "%s in a checkpoint of revision %d", row.Key, c.Revision)
 			}

@@ -37,6 +37,9 @@ type View struct {
 	again func(ctx context.Context, v *View) (*View, error)
 }
 
+// viewOf is the view of a snapshot alone. It reads no other root, and nobody waits for a newer one.
+func viewOf(snap *snapshot) *View { return &View{p: snap.p, snap: snap, tail: emptyTail(snap.root)} }
+
 // Revision is the newest revision the view holds: its head.
 func (v *View) Revision() Revision { return v.tail.at.Revision }
 
