@@ -68,22 +68,13 @@ func (p *Projection) work(ctx context.Context, j *job) (more bool, err error) {
 //
 // Killed at any point, it leaves either the old root or the new one. What else it wrote is garbage.
 func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
-	commit := func() *job {
-		return &job{name: "commit", pause: max(cadence, time.Second), most: 10 * time.Second,
-			do: func(ctx context.Context) (bool, error) { _, err := p.Commit(ctx); return false, err }}
-	}
-	applied, err := p.commitSurely(ctx, commit())
-	if errors.Is(err, context.Canceled) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	dirty, pressing := make(chan struct{}, 1), make(chan struct{}, 1)
+	commit := job{name: "commit", pause: max(cadence, time.Second), most: 10 * time.Second,
+		do: func(ctx context.Context) (bool, error) { _, err := p.Commit(ctx); return false, err }}
+	first := commit
+	dirty, pressing, committed := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.watchLog(ctx, commit(), applied, dirty, pressing) })
-	committed := make(chan struct{}, 1)
-	group.Go(func() error { return p.commitWhenDirty(ctx, commit(), cadence, dirty, pressing, committed) })
+	group.Go(func() error { return p.watchLog(ctx, &first, dirty, pressing) })
+	group.Go(func() error { return p.commitWhenDirty(ctx, &commit, cadence, dirty, pressing, committed) })
 	group.Go(func() error { return p.tend(ctx, committed) })
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
@@ -91,11 +82,15 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	return nil
 }
 
-// watchLog marks the projection dirty. A barrier alone does not: a commit causes a barrier on a replicated log, which
-// would cause a commit. If the log was purged and the root cannot be read, it is a commit that tries again.
-func (p *Projection) watchLog(ctx context.Context, commit *job, after Revision, dirty, pressing chan<- struct{}) error {
+// watchLog commits, and then marks the projection dirty. A barrier alone does not: a commit causes a barrier on a
+// replicated log, which would cause a commit. If the log was purged and the root cannot be read, it begins again.
+func (p *Projection) watchLog(ctx context.Context, commit *job, dirty, pressing chan<- struct{}) error {
 	for {
-		err := p.Follow(ctx, after, func(v *View) error {
+		after, err := p.commitSurely(ctx, commit)
+		if err != nil {
+			return err
+		}
+		err = p.Follow(ctx, after, func(v *View) error {
 			if v.dirty() {
 				markDirty(dirty)
 			}
@@ -105,10 +100,6 @@ func (p *Projection) watchLog(ctx context.Context, commit *job, after Revision, 
 			return nil
 		})
 		if !errors.Is(err, eventlog.ErrPurged) {
-			return err
-		}
-		after, err = p.commitSurely(ctx, commit)
-		if err != nil {
 			return err
 		}
 	}
