@@ -65,10 +65,10 @@ func TestAFolderOutlivesItsProcess(t *testing.T) {
 	})
 	t.Run("verification reads the bucket", func(t *testing.T) {
 		v := open()
-		before := counted.Counts().GetRange
+		before := counted.Counts().Get
 		_, err := v.p.Verify(c.ctx, func(error) {})
 		require.NoError(t, err)
-		require.Greater(t, counted.Counts().GetRange, before)
+		require.Greater(t, counted.Counts().Get, before)
 	})
 	t.Run("a folder that vanishes costs requests", func(t *testing.T) {
 		v := open()

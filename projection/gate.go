@@ -1,6 +1,9 @@
 package projection
 
-import "context"
+import (
+	"context"
+	"sync/atomic"
+)
 
 // gate lets one caller in at a time. Waiting for it ends with the context, and nobody enters whose context has ended:
 // who must not wait would read what is behind it.
@@ -21,3 +24,29 @@ func (g gate) enter(ctx context.Context) error {
 }
 
 func (g gate) leave() { <-g }
+
+// lazy is what the first who needs it reads, for all who wait.
+type lazy[T any] struct {
+	atomic.Pointer[T]
+	reading gate
+}
+
+func newLazy[T any]() lazy[T] { return lazy[T]{reading: newGate()} }
+
+func (l *lazy[T]) get(ctx context.Context, read func(context.Context) (*T, error)) (*T, error) {
+	if known := l.Load(); known != nil {
+		return known, nil
+	}
+	if err := l.reading.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer l.reading.leave()
+	if known := l.Load(); known != nil { // somebody else has read it meanwhile
+		return known, nil
+	}
+	value, err := read(ctx)
+	if err == nil {
+		l.Store(value)
+	}
+	return value, err
+}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync/atomic"
 
 	"github.com/logplane/logplane/projection/bucket"
 )
@@ -40,12 +39,11 @@ type index struct {
 	key     string
 	p       *Projection
 	forgets uint64 // of the root that names it
-	reading gate
-	footers atomic.Pointer[map[string][]byte]
+	footers lazy[map[string][]byte]
 }
 
 func (r *root) newIndex(p *Projection, key string) *index {
-	return &index{key: key, p: p, forgets: r.Forgets, reading: newGate()}
+	return &index{key: key, p: p, forgets: r.Forgets, footers: newLazy[map[string][]byte]()}
 }
 
 // all are the footers by segment.
@@ -53,45 +51,34 @@ func (x *index) all(ctx context.Context) (map[string][]byte, error) {
 	if x.key == "" {
 		return nil, nil
 	}
-	if kept := x.footers.Load(); kept != nil {
-		return *kept, nil
-	}
-	if err := x.reading.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer x.reading.leave()
-	if kept := x.footers.Load(); kept != nil { // somebody else read them meanwhile
-		return *kept, nil
-	}
-	footers, err := x.read(ctx)
+	footers, err := x.footers.get(ctx, x.read)
 	if err != nil {
 		return nil, err
 	}
-	read := bySegment(footers)
-	x.footers.Store(&read)
-	return read, nil
+	return *footers, nil
 }
 
 // read returns no footers if the object is damaged, or not there: then they are read from the segments. If it was
 // collected since the root was read, so were some of those, and whoever misses one reads the root again.
-func (x *index) read(ctx context.Context) ([]footer, error) {
-	if footers, err := decodeIndex(x.p.local(x.forgets).whole(x.key)); err == nil {
-		return footers, nil
-	}
-	body, _, err := x.p.config.Bucket.Get(ctx, x.key)
-	if err != nil && !errors.Is(err, bucket.ErrNotFound) {
-		return nil, fmt.Errorf("read %s: %w", x.key, err)
-	}
-	var footers []footer
-	if err == nil {
-		footers, err = decodeIndex(body)
-	}
+func (x *index) read(ctx context.Context) (*map[string][]byte, error) {
+	footers, err := decodeIndex(x.p.local(x.forgets).whole(x.key))
 	if err != nil {
-		slog.WarnContext(ctx, "an idx object cannot be read, segments are opened without it", "key", x.key, "error", err)
-		return nil, nil
+		var body []byte
+		body, _, err = x.p.config.Bucket.Get(ctx, x.key)
+		if err != nil && !errors.Is(err, bucket.ErrNotFound) {
+			return nil, fmt.Errorf("read %s: %w", x.key, err)
+		}
+		if err == nil {
+			footers, err = decodeIndex(body)
+		}
+		if err == nil {
+			x.p.local(x.forgets).keep(x.key, 0, body)
+		} else {
+			slog.WarnContext(ctx, "an idx object cannot be read, segments are opened without it", "key", x.key, "error", err)
+		}
 	}
-	x.p.local(x.forgets).keep(x.key, 0, body)
-	return footers, nil
+	read := bySegment(footers)
+	return &read, nil
 }
 
 func bySegment(footers []footer) map[string][]byte {
@@ -185,32 +172,4 @@ func (p *Projection) createFrame(ctx context.Context, what, key string, magic ui
 	}
 	written(what, len(body))
 	return nil
-}
-
-// verifyIndex reports kept footers that are not those of their segments.
-func (s *snapshot) verifyIndex(ctx context.Context, p *Projection, report func(problem error)) {
-	footers := s.root.Footers
-	if s.root.Index != "" {
-		body, _, err := p.config.Bucket.Get(ctx, s.root.Index)
-		if err == nil {
-			footers, err = decodeIndex(body)
-			footers = append(footers, s.root.Footers...)
-		}
-		if err != nil {
-			report(fmt.Errorf("read %s: %w", s.root.Index, err))
-		}
-	}
-	kept := bySegment(footers)
-	for _, part := range slices.Concat(s.runs...) {
-		sealed, ok := kept[part.ref.Key]
-		if !ok {
-			continue
-		}
-		reader, err := part.openWith(ctx, nil)
-		if err != nil {
-			report(err)
-		} else if string(reader.Footer()) != string(sealed) {
-			report(fmt.Errorf("the kept footer of segment %s is not its own", part.ref.Key))
-		}
-	}
 }

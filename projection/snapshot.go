@@ -40,8 +40,7 @@ type part struct {
 	ref     segmentRef
 	p       *Projection
 	forgets uint64 // of the root that names it
-	opening gate
-	reader  atomic.Pointer[segment.Reader]
+	reader  lazy[segment.Reader]
 	// sealed is the footer, if the root has it. Else the index is asked, if there is one.
 	sealed []byte
 	index  *index
@@ -50,7 +49,7 @@ type part struct {
 }
 
 func (r *root) newPart(p *Projection, ref segmentRef) *part {
-	return &part{ref: ref, p: p, forgets: r.Forgets, opening: newGate()}
+	return &part{ref: ref, p: p, forgets: r.Forgets, reader: newLazy[segment.Reader]()}
 }
 
 // newSnapshot is the snapshot of a root that was read. Segments that the previous snapshot has open stay open, unless
@@ -132,29 +131,10 @@ func (r *root) partsOf(p *Projection, refs []segmentRef, known map[string]*part)
 }
 
 // open reads the footer, once.
-func (r *part) open(ctx context.Context) (*segment.Reader, error) {
-	reader := r.reader.Load()
-	if reader != nil {
-		return reader, nil
-	}
-	if err := r.opening.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer r.opening.leave()
-	reader = r.reader.Load()
-	if reader != nil { // somebody else opened it meanwhile
-		return reader, nil
-	}
-	reader, err := r.openKept(ctx)
-	if err != nil {
-		return nil, err
-	}
-	r.reader.Store(reader)
-	return reader, nil
-}
+func (r *part) open(ctx context.Context) (*segment.Reader, error) { return r.reader.get(ctx, r.read) }
 
-// openKept opens the segment with the footer that the root has, or the idx object; else with its own.
-func (r *part) openKept(ctx context.Context) (reader *segment.Reader, err error) {
+// read opens the segment with the footer that the root has, or the idx object; else with its own.
+func (r *part) read(ctx context.Context) (reader *segment.Reader, err error) {
 	sealed := r.sealed
 	if sealed == nil && r.index != nil {
 		kept, err := r.index.all(ctx)
@@ -164,17 +144,10 @@ func (r *part) openKept(ctx context.Context) (reader *segment.Reader, err error)
 		sealed = kept[r.ref.Key]
 	}
 	if sealed == nil {
-		return r.openWith(ctx, r.p.cache)
+		reader, err = segment.Open(ctx, r.ref.Key, r, r.p.cache, r.ref.Size, r.ref.Footer)
+	} else {
+		reader, err = segment.OpenFooter(r.ref.Key, r, r.p.cache, r.ref.Size, sealed)
 	}
-	reader, err = segment.OpenFooter(r.ref.Key, r, r.p.cache, r.ref.Size, sealed)
-	if err != nil {
-		return nil, err
-	}
-	return reader, r.ref.matches(reader.Summary())
-}
-
-func (r *part) openWith(ctx context.Context, cache segment.Cache) (*segment.Reader, error) {
-	reader, err := segment.Open(ctx, r.ref.Key, r, cache, r.ref.Size, r.ref.Footer)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package projection
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -51,10 +52,12 @@ func (p *Projection) Verify(ctx context.Context, report func(problem error)) (Ve
 // verification is one pass over a root and all that it names.
 type verification struct {
 	Verified
-	p        *Projection
-	root     *root
-	etag     string
-	named    map[string]bool
+	p     *Projection
+	root  *root
+	etag  string
+	named map[string]bool
+	// footers are those that are kept beside their segments.
+	footers  map[string][]byte
 	problems []error
 	// unread: something could not be read. What seems to contradict it proves nothing.
 	unread bool
@@ -93,22 +96,17 @@ func (v *verification) overtaken(ctx context.Context) bool {
 }
 
 func (v *verification) run(ctx context.Context) error {
-	body, etag, err := v.p.config.Bucket.Get(ctx, v.p.rootKey())
-	if err != nil {
-		return fmt.Errorf("read the root: %w", err)
-	}
-	v.root, err = decodeRoot(body)
+	snap, err := v.p.rootNow(ctx)
 	if err != nil {
 		return err
 	}
-	v.etag, v.named = etag, v.root.names()
-	v.Objects++
-	inline, err := v.root.inlineRecords()
-	if err != nil {
-		v.unread = true
-		v.report("read the root: %w", err)
+	if snap.etag == "" {
+		return fmt.Errorf("read the root: %w", bucket.ErrNotFound)
 	}
-	v.rows = make([]fact, 0, countRows(v.root.Segments)+uint64(len(inline)))
+	v.root, v.etag, v.named = snap.root, snap.etag, snap.root.names()
+	v.Objects++
+	v.readFooters(ctx)
+	v.rows = make([]fact, 0, countRows(v.root.Segments)+uint64(len(snap.records)))
 	for _, refs := range v.root.runs() {
 		last := new(record)
 		for _, ref := range refs {
@@ -139,12 +137,12 @@ func (v *verification) run(ctx context.Context) error {
 		v.report("%w", err)
 	}
 	v.Objects += len(v.root.Pages)
-	v.events = make([]fact, 0, countRows(paged)+countRows(v.root.Events)+uint64(len(inline)))
+	v.events = make([]fact, 0, countRows(paged)+countRows(v.root.Events)+uint64(len(snap.records)))
 	for _, ref := range append(paged, v.root.Events...) {
 		v.named[ref.Key] = true
 		v.segment(ctx, ref, segment.Events, follow)
 	}
-	for _, r := range inline {
+	for _, r := range snap.records {
 		follow(r)
 		if r.Op != eventlog.Barrier {
 			v.rows = append(v.rows, v.factOf(r))
@@ -155,7 +153,6 @@ func (v *verification) run(ctx context.Context) error {
 		v.checkpoint(ctx, c)
 	}
 	if !v.unread {
-		v.index(ctx)
 		if last != v.root.Applied && v.root.Applied > v.root.Floor {
 			v.report("events end at %d, not at the applied revision %d", last, v.root.Applied)
 		}
@@ -201,14 +198,19 @@ func (v *verification) checkpoint(ctx context.Context, c checkpoint) {
 	pinned(copied.Events, segment.Events)
 }
 
-// index checks the footers that are kept beside their segments.
-func (v *verification) index(ctx context.Context) {
-	snap, err := v.p.newSnapshot(v.root, v.etag, nil)
-	if err != nil {
-		v.report("%w", err)
-		return
+func (v *verification) readFooters(ctx context.Context) {
+	footers := v.root.Footers
+	if v.root.Index != "" {
+		body, _, err := v.p.config.Bucket.Get(ctx, v.root.Index)
+		if err == nil {
+			footers, err = decodeIndex(body)
+			footers = append(footers, v.root.Footers...)
+		}
+		if err != nil {
+			v.report("read %s: %w", v.root.Index, err)
+		}
 	}
-	snap.verifyIndex(ctx, v.p, func(problem error) { v.report("%w", problem) })
+	v.footers = bySegment(footers)
 }
 
 // segment reads one segment whole and hands out its records.
@@ -235,6 +237,9 @@ func (v *verification) readSegment(ctx context.Context, ref segmentRef, kind seg
 	}
 	if sum.Kind != kind || Revision(sum.MinRevision) < ref.MinRevision || Revision(sum.MaxRevision) > ref.MaxRevision {
 		return fmt.Errorf("it is of kind %d with revisions %d to %d, the root says %d with %d to %d", sum.Kind, sum.MinRevision, sum.MaxRevision, kind, ref.MinRevision, ref.MaxRevision)
+	}
+	if kept, ok := v.footers[ref.Key]; ok && !bytes.Equal(kept, reader.Footer()) {
+		v.report("the kept footer of segment %s is not its own", ref.Key)
 	}
 	if err := reader.Verify(ctx); err != nil {
 		return err
