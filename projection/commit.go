@@ -236,31 +236,31 @@ func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*
 	next.Events = append(next.Events[:len(next.Events):len(next.Events)], events)
 	next.Spilled = records[len(records)-1].Revision
 	rows := keyOrdered(records)
-	if len(rows) > 0 {
-		_, err = p.writeRows(ctx, next, rows)
+	if len(rows) == 0 {
+		return nil
 	}
-	return err
+	return p.writeRows(ctx, next, rows)
 }
 
 // writeRows writes key-ordered rows to a segment, and lists it in the draft as the newest.
-func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record) (segmentRef, error) {
+func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record) error {
 	w := segment.NewWriter(segment.Keys)
 	for _, r := range rows {
 		if err := w.Add(r.keyEntry()); err != nil {
-			return segmentRef{}, err
+			return err
 		}
 	}
 	file, sum := w.Finish()
 	keys, err := p.create(ctx, "seg/0", 0, file, sum)
 	next.made = append(next.made, keys.Key)
 	if err != nil {
-		return segmentRef{}, err
+		return err
 	}
 	written("rows", len(file))
 	p.local(next.Forgets).keep(keys.Key, 0, file) // where the next fold reads it
 	next.footers = append(next.footers, footerOf(keys, file))
 	next.Segments = append([]segmentRef{keys}, next.Segments...) // newest first
-	return keys, nil
+	return nil
 }
 
 // create writes a segment under a name that was never used before. With an error too it returns the name: the segment

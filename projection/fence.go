@@ -27,6 +27,13 @@ type FencePlan struct {
 // root is there before the next fence: that leaps over all that the log has ever had.
 func (p FencePlan) Epoch() uint64 { return uint64(p.To) }
 
+// leap begins the next epoch with a revision: all below has been applied, up to a time. A new request id stands for it.
+func (r *root) leap(to Revision, nanos int64, id string) {
+	r.Epoch = FencePlan{To: to}.Epoch()
+	r.Applied, r.AppliedTime, r.AppliedID = to-1, nanos, id+rand.Text()
+	r.Floor, r.Purge = r.Applied, r.Applied
+}
+
 // lastFence is the highest revision to fence at. Many clients keep revisions in numbers of 53 bits.
 const lastFence = 1 << 53
 
@@ -99,9 +106,7 @@ func (s *snapshot) fenced(plan FencePlan) (*draft, error) {
 	next.setBack(next.AppliedTime, time.Now())
 	last := &record{Event: eventlog.Event{Revision: plan.To - 1, Time: time.Unix(0, next.Clock)}}
 	next.records = appendRun(slices.Clone(s.records), next.Applied, last)
-	next.Epoch = plan.Epoch()
-	next.Applied, next.AppliedTime, next.AppliedID = plan.To-1, next.Clock, "fence-"+rand.Text()
-	next.Floor, next.Purge = next.Applied, next.Applied
+	next.leap(plan.To, next.Clock, "fence-")
 	var err error
 	next.Inline, _, err = sealRecords(next.records)
 	return next, err

@@ -2,7 +2,6 @@ package projection
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,8 +17,8 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// ErrCellExists says that there is a cell where a new one was to be made.
-var ErrCellExists = errors.New("there is a cell already: give a folder or prefix that holds none")
+// errCellExists says that there is a cell where a new one was to be made.
+var errCellExists = errors.New("there is a cell already: give a folder or prefix that holds none")
 
 // Source is a cell of which only the bucket is read. Its log is not asked, and may be gone. All that one call reads is
 // of one root. It is not safe for concurrent use.
@@ -81,14 +80,26 @@ func (s *Source) RevisionAt(ctx context.Context, t time.Time) (rev Revision, err
 
 // Covers fails if the bucket does not have the revision, and names the nearest that it has.
 func (s *Source) Covers(ctx context.Context, at Revision) error {
-	err := s.retry(ctx, func() error {
+	return s.reaching(ctx, at, func() error {
 		_, err := s.asOf(ctx, at)
 		return err
 	})
-	if errors.Is(err, ErrExpired) {
-		return s.nearest(ctx, at, err)
+}
+
+// reaching runs a read of a revision. If that is not kept, it says which revisions can be read instead.
+func (s *Source) reaching(ctx context.Context, at Revision, read func() error) error {
+	expired := s.retry(ctx, read)
+	if !errors.Is(expired, ErrExpired) {
+		return expired
 	}
-	return err
+	older, newer, err := s.view().nearest(ctx, at)
+	if err != nil {
+		return err
+	}
+	if older > 0 {
+		return fmt.Errorf("the nearest that are kept are %d and %d: %w", older, newer, expired)
+	}
+	return fmt.Errorf("the nearest that is kept is %d: %w", newer, expired)
 }
 
 func (s *Source) asOf(ctx context.Context, at Revision) (*View, error) {
@@ -106,9 +117,8 @@ type Restored struct {
 	Time     time.Time
 	// Objects are live in the new cell.
 	Objects uint64
-	// Next is the first revision that the new cell's log will have, Epoch the new cell's.
-	Next  Revision
-	Epoch uint64
+	// Next is the first revision that the new cell's log will have, with which its epoch begins.
+	Next Revision
 	// Trimmed are the storage paths of what was left out: its past was not kept up to the moment.
 	Trimmed []string
 	// Copied are the bytes that the bucket has copied by itself, Written those that were sent to it.
@@ -116,8 +126,8 @@ type Restored struct {
 }
 
 // Restore makes a new cell below a prefix of a bucket, or of the source's own if that is nil: all objects that are live
-// at the revision, as they are there. A batch that the revision lies in is restored whole. It is ErrCellExists if there
-// is a cell. The source is only read, and the new cell shares nothing with it.
+// at the revision, as they are there. A batch that the revision lies in is restored whole. It fails if there is a cell.
+// The source is only read, and the new cell shares nothing with it.
 //
 //  1. Look for a root. If there is one, nothing is changed.
 //  2. Write the segments, under names that were never used before. A crash here leaves garbage, and a restore that
@@ -127,38 +137,33 @@ type Restored struct {
 //
 // The root is that of a cell that was fenced: in the next epoch, far above every revision that a client of the source
 // may have seen. Its log is to begin right after it, see Begin.
-func (s *Source) Restore(ctx context.Context, at Revision, b bucket.Bucket, prefix string) (Restored, error) {
+func (s *Source) Restore(ctx context.Context, at Revision, b bucket.Bucket, prefix string) (done Restored, err error) {
 	if b == nil {
 		b = s.p.config.Bucket
 	}
 	target, err := open(Config{Bucket: b, Prefix: prefix, Budget: s.p.config.Budget})
-	if err != nil {
-		return Restored{}, err
+	if err == nil {
+		done, err = s.restore(ctx, at, target)
 	}
-	done, err := s.restore(ctx, at, target)
 	if err != nil {
 		return done, fmt.Errorf("restore revision %d: %w", at, err)
 	}
 	return done, nil
 }
 
-func (s *Source) restore(ctx context.Context, at Revision, target *Projection) (Restored, error) {
+func (s *Source) restore(ctx context.Context, at Revision, target *Projection) (done Restored, err error) {
 	nothing, err := target.absent(ctx)
 	if err != nil {
-		return Restored{}, err
+		return done, err
 	}
 	var next *draft
-	var done Restored
-	err = s.retry(ctx, func() error {
+	err = s.reaching(ctx, at, func() error {
 		next = nothing.draft()
 		done, err = s.fill(ctx, target, next, at)
 		return err
 	})
-	if errors.Is(err, ErrExpired) {
-		return Restored{}, s.nearest(ctx, at, err)
-	}
 	if err != nil {
-		return Restored{}, err
+		return done, err
 	}
 	_, err = target.swapRoot(ctx, target.rootNow, func(ctx context.Context) (*draft, error) {
 		if _, err := target.absent(ctx); err != nil {
@@ -167,9 +172,16 @@ func (s *Source) restore(ctx context.Context, at Revision, target *Projection) (
 		return next, nil
 	})
 	if err != nil {
-		return Restored{}, err
+		return done, err
 	}
-	return done, target.proven(ctx)
+	var problems []error
+	if _, err := target.Verify(ctx, func(problem error) { problems = append(problems, problem) }); err != nil {
+		return done, err
+	}
+	if err := errors.Join(problems...); err != nil {
+		return done, fmt.Errorf("the new cell is damaged, give it up: %w", err)
+	}
+	return done, nil
 }
 
 // absent is the empty snapshot of a cell that is not there.
@@ -179,21 +191,9 @@ func (p *Projection) absent(ctx context.Context) (*snapshot, error) {
 		return nil, err
 	}
 	if now.etag != "" {
-		return nil, fmt.Errorf("'%s' is there: %w", p.rootKey(), ErrCellExists)
+		return nil, fmt.Errorf("'%s' is there: %w", p.rootKey(), errCellExists)
 	}
 	return now, nil
-}
-
-// nearest says which revisions can be read instead.
-func (s *Source) nearest(ctx context.Context, at Revision, expired error) error {
-	older, newer, err := s.view().nearest(ctx, at)
-	if err != nil {
-		return err
-	}
-	if older > 0 {
-		return fmt.Errorf("the nearest that are kept are %d and %d: %w", older, newer, expired)
-	}
-	return fmt.Errorf("the nearest that is kept is %d: %w", newer, expired)
 }
 
 // fill writes the rows of the draft that the new cell begins with, and completes it.
@@ -237,7 +237,11 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 		return done, err
 	}
 	done = filling.Restored
-	done.Revision, done.Time, done.Next, done.Epoch = at, unixTime(nanos), next.Applied+1, next.Epoch
+	done.Revision, done.Time, done.Next = at, unixTime(nanos), next.Applied+1
+	for _, ref := range next.Segments {
+		done.Written += ref.Size
+	}
+	done.Written -= done.Copied
 	if base != nil {
 		done.Objects, err = filling.count(ctx)
 	}
@@ -304,9 +308,6 @@ func (f *filling) writeLive(ctx context.Context, v *View) error {
 		return err
 	}
 	f.next.Segments, f.next.footers = out.refs, out.footers
-	for _, ref := range out.refs {
-		f.Written += ref.Size
-	}
 	return nil
 }
 
@@ -323,11 +324,9 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	for _, ref := range f.next.Segments {
-		if f.target.config.Bucket == f.from {
+	if f.target.config.Bucket == f.from {
+		for _, ref := range f.next.Segments {
 			f.Copied += ref.Size
-		} else {
-			f.Written += ref.Size
 		}
 	}
 	for _, r := range base.records {
@@ -403,13 +402,8 @@ func (f *filling) spill(ctx context.Context) error {
 	}
 	rows := keyOrdered(f.batch)
 	rows = slices.CompactFunc(rows, func(a, b *record) bool { return a.key == b.key })
-	ref, err := f.target.writeRows(ctx, f.next, rows)
-	if err != nil {
-		return err
-	}
-	f.Written += ref.Size
 	f.batch, f.bytes = nil, 0
-	return nil
+	return f.target.writeRows(ctx, f.next, rows)
 }
 
 // count reads the new cell as its readers will.
@@ -443,9 +437,8 @@ func (d *draft) restored(source *root, nanos int64) error {
 	if next > lastFence {
 		return fmt.Errorf("the new cell would begin at revision %d: it must be at most %d, so that there are revisions left", next, uint64(lastFence))
 	}
-	d.Epoch = FencePlan{To: next}.Epoch()
-	d.Applied, d.AppliedTime, d.AppliedID, d.Clock = next-1, nanos, restoredID+rand.Text(), nanos
-	d.Spilled, d.Floor, d.Purge = d.Applied, d.Applied, d.Applied
+	d.leap(next, nanos, restoredID)
+	d.Clock, d.Spilled = nanos, d.Applied
 	d.Forgets = source.Forgets // so that it goes on with the source's folders of blocks
 	d.Ring = []mark{{Revision: d.Applied, Time: nanos}}
 	return nil
@@ -476,18 +469,6 @@ func place(e eventlog.Event) Revision {
 		return 0
 	}
 	return Revision(n)
-}
-
-// proven reads all of a new cell and fails if anything is wrong.
-func (p *Projection) proven(ctx context.Context) error {
-	var problems []error
-	if _, err := p.Verify(ctx, func(problem error) { problems = append(problems, problem) }); err != nil {
-		return err
-	}
-	if len(problems) > 0 {
-		return fmt.Errorf("the new cell is damaged, give it up: %w", errors.Join(problems...))
-	}
-	return nil
 }
 
 // Begin lets the log of a restored cell begin where the root ends, and returns the log's first revision. It does

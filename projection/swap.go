@@ -175,7 +175,7 @@ func (p *Projection) discard(ctx context.Context, made []string, since *root) {
 
 // final reports whether an error will be the same however often a swap is tried.
 func final(err error) bool {
-	for _, last := range []error{eventlog.ErrDiverged, ErrNoRoot, ErrHole, ErrFuture, ErrCellExists, errOvertaken, errFenceRaced} {
+	for _, last := range []error{eventlog.ErrDiverged, ErrNoRoot, ErrHole, ErrFuture, errCellExists, errOvertaken, errFenceRaced} {
 		if errors.Is(err, last) {
 			return true
 		}
