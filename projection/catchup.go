@@ -51,11 +51,10 @@ func (p *Projection) Latest(ctx context.Context) (*View, error) {
 
 // known is the newest revision that this process knows, 0 before its first view.
 func (p *Projection) known() Revision {
-	v := p.view.Load()
-	if v == nil {
-		return 0
+	if v := p.view.Load(); v != nil {
+		return v.Revision()
 	}
-	return v.Revision()
+	return 0
 }
 
 // head asks the log for its bounds. A head below a revision that is known means that the log went back. It is asked for
@@ -63,11 +62,8 @@ func (p *Projection) known() Revision {
 func (p *Projection) head(ctx context.Context, known Revision) (b eventlog.Bounds, err error) {
 	for range 2 {
 		b, err = p.config.Log.Head(ctx)
-		if errors.Is(err, eventlog.ErrDiverged) {
-			return b, p.fail(err)
-		}
 		if err != nil || b.Head >= known {
-			return b, err
+			return b, p.fail(err)
 		}
 	}
 	return b, p.fail(fmt.Errorf("revision %d is known, but the log's head is %d: %w", known, b.Head, eventlog.ErrDiverged))
@@ -90,8 +86,7 @@ func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*Vie
 	if err != nil {
 		return nil, err
 	}
-	v := p.reached(bounds, asked)
-	if v != nil {
+	if v := p.reached(bounds, asked); v != nil {
 		return v, nil
 	}
 	if err := p.reading.enter(ctx); err != nil {
@@ -99,8 +94,7 @@ func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*Vie
 	}
 	defer p.reading.leave()
 	for steps := 0; steps < catchUpSteps; steps++ {
-		v = p.reached(bounds, asked)
-		if v != nil {
+		if v := p.reached(bounds, asked); v != nil {
 			return v, nil
 		}
 		before := p.view.Load()
@@ -145,13 +139,13 @@ func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog
 	v := p.view.Load()
 	switch {
 	case v == nil, bounds.First > v.Revision()+1, v.outdated():
-		return p.stepRoot(ctx, bounds)
+		return bounds, p.stepRoot(ctx, bounds)
 	case v.behind(bounds) && p.mayAskBucket():
 		spare, cancel := context.WithTimeout(ctx, spareTime)
-		next, err := p.stepRoot(spare, bounds)
+		err := p.stepRoot(spare, bounds)
 		cancel()
 		if err == nil || p.failed() != nil || ctx.Err() != nil {
-			return next, err
+			return bounds, err
 		}
 		p.spareBucket()
 		slog.WarnContext(ctx, "the root cannot be read, reading goes on without", "error", err)
@@ -161,13 +155,10 @@ func (p *Projection) step(ctx context.Context, bounds eventlog.Bounds) (eventlog
 	if errors.Is(err, eventlog.ErrPurged) {
 		return p.head(ctx, v.Revision())
 	}
-	if errors.Is(err, eventlog.ErrDiverged) {
-		return bounds, p.fail(err)
+	if err == nil {
+		err = p.append(events, on)
 	}
-	if err != nil {
-		return bounds, err
-	}
-	return bounds, p.append(events, on)
+	return bounds, p.fail(err)
 }
 
 // behind reports whether the root should be read before the tail, although the tail would do: much has come since it
@@ -186,31 +177,30 @@ func (v *View) behind(bounds eventlog.Bounds) bool {
 // stepRoot reads the root. Whatever the log had purged when it gave the bounds was in a root by then (invariant 5). So
 // if a root that is read afterwards ends before the log begins, there is a hole. A root that was read earlier proves
 // nothing.
-func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) (eventlog.Bounds, error) {
+func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error {
 	known := max(bounds.Head, p.known())
 	snap, err := p.readRoot(ctx)
 	if err != nil {
-		return bounds, err
+		return err
 	}
 	if snap.etag == "" && (p.config.Founded || bounds.First > 1) {
-		return bounds, fmt.Errorf("no '%s', and the log begins at revision %d: %w", p.rootKey(), bounds.First, ErrNoRoot)
+		return fmt.Errorf("no '%s', and the log begins at revision %d: %w", p.rootKey(), bounds.First, ErrNoRoot)
 	}
 	p.config.Log.See(snap.root.Applied)
 	if snap.root.Applied > bounds.Head {
 		// The head was learned before the root was read, so it may be older than the root. A head that is learned now
 		// may not.
 		if _, err := p.head(ctx, snap.root.Applied); err != nil {
-			return bounds, err
+			return err
 		}
 	}
 	if err := p.install(ctx, snap, known); err != nil {
-		return bounds, err
+		return err
 	}
-	v := p.view.Load()
-	if bounds.First > v.Revision()+1 {
-		return bounds, fmt.Errorf("the log begins at %d, the snapshot ends at %d: %w", bounds.First, v.Revision(), ErrHole)
+	if known := p.known(); bounds.First > known+1 {
+		return fmt.Errorf("the log begins at %d, the snapshot ends at %d: %w", bounds.First, known, ErrHole)
 	}
-	return bounds, nil
+	return nil
 }
 
 // reload reads the root and publishes a view on it, if it is newer than the one at hand.
@@ -292,31 +282,30 @@ func (p *Projection) append(events []eventlog.Event, on uint64) error {
 
 // compare is ErrDiverged if the event at a position that the tail remembers was another one.
 func (t *tail) compare(now eventlog.Position) error {
-	known := t.at
-	if now.Revision != t.at.Revision {
-		r := t.contains(now.Revision)
-		if r == nil {
-			return nil
-		}
-		known = r.Position()
+	if now.Revision == t.at.Revision {
+		return t.at.Compare(now)
 	}
-	return known.Compare(now)
+	if known := t.contains(now.Revision); known != nil {
+		return known.Position().Compare(now)
+	}
+	return nil
 }
 
 // install publishes a view on the snapshot if that is newer than the current one. known is the newest revision that was
 // known before the snapshot's root was read.
 func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision) error {
-	if err := p.compareBelow(ctx, snap); err != nil {
+	err := p.compareBelow(ctx, snap)
+	if err == nil {
+		err = p.enterFolder(snap.root.Forgets)
+	}
+	if err != nil {
 		return err
 	}
-	if err := p.enterFolder(snap.root.Forgets); err != nil {
-		return err
-	}
-	_, err := p.publish(func(v *View) (*View, error) {
+	_, err = p.publish(func(v *View) (*View, error) {
 		if v == nil { // the first root decides in which epoch this process lives
 			p.config.Log.SetEpoch(max(p.config.Log.Epoch(), snap.root.Epoch))
 			first := viewOf(snap)
-			first.rootRead, first.superseded, first.again = known, make(chan struct{}), p.renew
+			first.rootRead, first.again = known, p.renew
 			return first, nil
 		}
 		if snap.root.Epoch > v.snap.root.Epoch { // what this process writes would be void
@@ -355,10 +344,7 @@ func (p *Projection) compareBelow(ctx context.Context, snap *snapshot) error {
 	if err == nil {
 		err = v.tail.compare(e.Position())
 	}
-	if errors.Is(err, eventlog.ErrDiverged) {
-		return p.fail(err)
-	}
-	return err
+	return p.fail(err)
 }
 
 // publish replaces the current view, holds its tail in the budget, and wakes those who wait for a newer revision. An
@@ -368,24 +354,21 @@ func (p *Projection) publish(change func(*View) (*View, error)) (*View, error) {
 	defer p.publishing.Unlock()
 	v := p.view.Load()
 	next, err := change(v)
-	if err != nil {
-		return nil, p.fail(err)
+	if err != nil || next == v {
+		return v, p.fail(err)
 	}
-	if next == v {
-		return v, nil
-	}
-	if v != nil && next.Revision() > v.Revision() {
+	if v == nil || next.Revision() > v.Revision() {
 		next.superseded = make(chan struct{})
 	}
 	p.view.Store(next)
 	tail := next.tail.bytes
 	if v != nil {
 		tail -= v.tail.bytes
+		if next.superseded != v.superseded {
+			close(v.superseded)
+		}
 	}
 	p.config.Budget.Hold(int64(tail))
-	if v != nil && next.superseded != v.superseded {
-		close(v.superseded)
-	}
 	next.measure()
 	return next, nil
 }
@@ -472,11 +455,8 @@ func (p *Projection) readLog(ctx context.Context) error {
 			}
 			return p.failed()
 		})
-		switch {
-		case errors.Is(err, eventlog.ErrDiverged):
+		if !errors.Is(err, eventlog.ErrPurged) {
 			return p.fail(err)
-		case !errors.Is(err, eventlog.ErrPurged):
-			return err
 		}
 		if _, latest := p.Latest(ctx); latest != nil {
 			return fmt.Errorf("%w: %w", err, latest)

@@ -28,22 +28,18 @@ const (
 // then. It is no error to lose to another projector. A commit that has nothing to add writes nothing, and a few
 // barriers alone count as nothing.
 func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
-	for more := true; more && err == nil; {
+	for more := true; more; {
 		var v *View
-		v, more, err = p.commit(ctx)
-		if err != nil {
-			break
+		if v, more, err = p.commit(ctx); err != nil {
+			return applied, fmt.Errorf("commit: %w", err)
 		}
 		applied = v.Applied()
 
 		// 8. Purge the log, as far as the root that is now in the bucket permits. A crash before, or in the middle,
 		//    leaves events in the log that nobody needs. The next Commit purges them.
-		if err = p.purge(ctx, v); err != nil {
-			err = fmt.Errorf("revision %d is applied, but: %w", applied, err)
+		if err := p.purge(ctx, v); err != nil {
+			return applied, fmt.Errorf("commit: revision %d is applied, but: %w", applied, err)
 		}
-	}
-	if err != nil {
-		return applied, fmt.Errorf("commit: %w", err)
 	}
 	return applied, nil
 }
@@ -72,9 +68,8 @@ func (p *Projection) Found(ctx context.Context) (made bool, err error) {
 //
 // Stages 2 to 6 make a draft, which nobody sees before stage 7. If somebody else swaps the root first, or nothing was
 // written yet when one of them fails, swap begins again with stage 1, ten times at most. Any other failure of theirs
-// ends the commit, as does an error that would recur. What they have written has names that were never used before and
-// never will be again. It is discarded, and Collect deletes what is left. If stage 7 fails, it alone is done again, by
-// the next commit too.
+// ends the commit, as does an error that would recur. What they have written, under names that are never used again, is
+// discarded, and Collect deletes what is left. If stage 7 fails, it alone is done again, by the next commit too.
 func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error) {
 	goal := Revision(0) // the head when this commit began
 	v, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
@@ -87,8 +82,7 @@ func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error)
 		}
 		// 7. Replace the root by the draft that stages 2 to 6 make: a conditional PUT, which swap makes (put in
 		//    swap.go). This is the commit point: the root changes as a whole or not at all, and only if it is still
-		//    the one that the view has. If the bucket does not answer, swap reads the root again: it is ours if it has
-		//    the draft's nonce.
+		//    the one that the view has.
 		return p.advance(ctx, v)
 	})
 	if err != nil {
@@ -186,13 +180,14 @@ func appendRun(records []*record, applied Revision, r *record) []*record {
 func (p *Projection) spill(ctx context.Context, next *draft, records []*record) error {
 	next.Inline, next.records = nil, nil
 	for len(records) > 0 {
-		batch := records[:portion(records)]
-		records = records[len(batch):]
+		n, bodies := portion(records)
+		batch := records[:n]
+		records = records[n:]
 		file, sum, err := sealRecords(batch)
 		if err != nil {
 			return err
 		}
-		if len(records) == 0 && len(file) <= p.config.InlineBytes && bodiesOf(batch) <= maxInflation*p.config.InlineBytes {
+		if len(records) == 0 && len(file) <= p.config.InlineBytes && bodies <= maxInflation*p.config.InlineBytes {
 			next.Inline, next.records = file, batch
 			return nil
 		}
@@ -203,24 +198,13 @@ func (p *Projection) spill(ctx context.Context, next *draft, records []*record) 
 	return nil
 }
 
-// bodiesOf is how many bytes the bodies of the records take.
-func bodiesOf(records []*record) (bytes int) {
-	for _, r := range records {
-		bytes += len(r.Body)
+// portion is how many of the records go into one pair of segments, and the bytes of their bodies.
+func portion(records []*record) (n, bodies int) {
+	for n < len(records) && bodies <= spillBytes {
+		bodies += len(records[n].Body)
+		n++
 	}
-	return bytes
-}
-
-// portion is how many of the records go into one pair of segments.
-func portion(records []*record) int {
-	bytes := 0
-	for i, r := range records {
-		bytes += len(r.Body)
-		if bytes > spillBytes {
-			return i + 1
-		}
-	}
-	return len(records)
+	return n, bodies
 }
 
 // writeSegments writes the records to two segments and lists them in the draft. One is ordered by revision, and is

@@ -177,7 +177,11 @@ func (p *Projection) failed() error {
 	return nil
 }
 
+// fail returns the error. ErrDiverged is final: every call returns it from then on.
 func (p *Projection) fail(err error) error {
+	if !errors.Is(err, eventlog.ErrDiverged) {
+		return err
+	}
 	if p.fatal.CompareAndSwap(nil, &err) {
 		close(p.failing)
 	}

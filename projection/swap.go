@@ -160,9 +160,9 @@ func (p *Projection) discard(ctx context.Context, made []string, since *root) {
 		return
 	}
 	if ctx.Err() != nil {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), discardTime)
+		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), discardTime)
 		defer cancel()
+		ctx = own
 	}
 	now, err := p.rootNow(ctx)
 	if err == nil {
@@ -175,12 +175,8 @@ func (p *Projection) discard(ctx context.Context, made []string, since *root) {
 
 // final reports whether an error will be the same however often a swap is tried.
 func final(err error) bool {
-	for _, last := range []error{eventlog.ErrDiverged, ErrNoRoot, ErrHole, ErrFuture, errCellExists, errOvertaken, errFenceRaced} {
-		if errors.Is(err, last) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]error{eventlog.ErrDiverged, ErrNoRoot, ErrHole, ErrFuture, errCellExists, errOvertaken, errFenceRaced},
+		func(last error) bool { return errors.Is(err, last) })
 }
 
 // put writes the draft in place of the root that it was made of, and of no other.

@@ -2,7 +2,6 @@ package projection
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -127,14 +126,11 @@ func (v *View) Append(ctx context.Context, requestID string, writes ...Write) (R
 		return 0, err
 	}
 	rev, err := v.p.config.Log.Append(ctx, eventlog.Basis{Head: v.Revision(), Epoch: v.tail.epoch}, requestID, events...)
-	if errors.Is(err, eventlog.ErrDiverged) {
-		return 0, v.p.fail(err)
-	}
 	if err == nil {
 		err = v.p.failed()
 	}
 	if err != nil {
-		return 0, err
+		return 0, v.p.fail(err)
 	}
 	return rev, nil
 }
