@@ -68,13 +68,13 @@ func (p *Projection) work(ctx context.Context, j *job) (more bool, err error) {
 //
 // Killed at any point, it leaves either the old root or the new one. What else it wrote is garbage.
 func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
-	commit := job{name: "commit", pause: max(cadence, time.Second), most: 10 * time.Second,
+	commit := &job{name: "commit", pause: max(cadence, time.Second), most: 10 * time.Second,
 		do: func(ctx context.Context) (bool, error) { _, err := p.Commit(ctx); return false, err }}
-	first := commit
-	dirty, pressing, committed := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
+	pace := time.NewTicker(cadence)
+	defer pace.Stop()
+	committed := make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.watchLog(ctx, &first, dirty, pressing) })
-	group.Go(func() error { return p.commitWhenDirty(ctx, &commit, cadence, dirty, pressing, committed) })
+	group.Go(func() error { return p.commitAll(ctx, commit, pace.C, committed) })
 	group.Go(func() error { return p.tend(ctx, committed) })
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
@@ -82,22 +82,30 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	return nil
 }
 
-// watchLog commits, and then marks the projection dirty. A barrier alone does not: a commit causes a barrier on a
+// commitAll commits what is there, and then what comes. A barrier alone is no reason: a commit causes a barrier on a
 // replicated log, which would cause a commit. If the log was purged and the root cannot be read, it begins again.
-func (p *Projection) watchLog(ctx context.Context, commit *job, dirty, pressing chan<- struct{}) error {
+func (p *Projection) commitAll(ctx context.Context, commit *job, pace <-chan time.Time, committed chan<- struct{}) error {
 	for {
-		after, err := p.commitSurely(ctx, commit)
-		if err != nil {
+		if err := p.commitSurely(ctx, commit, nil); err != nil {
 			return err
 		}
-		err = p.Follow(ctx, after, func(v *View) error {
-			if v.dirty() {
-				markDirty(dirty)
+		err := p.Follow(ctx, p.view.Load().Applied(), func(v *View) error {
+			if !v.dirty() {
+				return nil
 			}
-			if v.pressing() {
-				markDirty(pressing)
+			err := p.commitSurely(ctx, commit, committed)
+			for v = p.view.Load(); err == nil && !v.pressing(); v = p.view.Load() {
+				select {
+				case <-v.superseded:
+				case <-pace:
+					return nil
+				case <-p.failing:
+					return p.failed()
+				case <-ctx.Done():
+					return ctx.Err()
+				}
 			}
-			return nil
+			return err
 		})
 		if !errors.Is(err, eventlog.ErrPurged) {
 			return err
@@ -107,54 +115,18 @@ func (p *Projection) watchLog(ctx context.Context, commit *job, dirty, pressing 
 
 // commitSurely commits, and tries again as long as the bucket does not take it. Readers go on meanwhile. An error that
 // it returns is final.
-func (p *Projection) commitSurely(ctx context.Context, commit *job) (Revision, error) {
+func (p *Projection) commitSurely(ctx context.Context, commit *job, committed chan<- struct{}) error {
 	for {
 		_, err := p.work(ctx, commit)
-		switch {
-		case err == nil:
-			return p.view.Load().Applied(), nil
-		case ctx.Err() != nil || p.failed() != nil || final(err):
-			return 0, err
-		}
-		if err := eventlog.Pause(ctx, time.Until(commit.again)); err != nil {
-			return 0, err
-		}
-	}
-}
-
-func (p *Projection) commitWhenDirty(ctx context.Context, commit *job, cadence time.Duration, dirty, pressing, committed chan struct{}) error {
-	pace := time.NewTicker(cadence)
-	defer pace.Stop()
-	for {
 		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-dirty:
-		}
-		_, err := p.work(ctx, commit)
-		markDirty(committed) // also if it failed: that is no reason to let the bucket grow
-		if errors.Is(err, eventlog.ErrDiverged) {
-			return err
-		}
-		if err != nil {
-			markDirty(dirty)
-			if err := eventlog.Pause(ctx, time.Until(commit.again)); err != nil {
-				return err
-			}
-			continue
-		}
-		select {
-		case <-pressing: // it was said of what is committed now
+		case committed <- struct{}{}: // also if it failed: that is no reason to let the bucket grow
 		default:
 		}
-		if p.view.Load().pressing() {
-			markDirty(pressing)
+		if err == nil || p.failed() != nil || final(err) {
+			return err
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-pressing:
-		case <-pace.C:
+		if err := eventlog.Pause(ctx, time.Until(commit.again)); err != nil {
+			return err
 		}
 	}
 }
@@ -205,11 +177,4 @@ func (p *Projection) Once(ctx context.Context) (applied Revision, merged bool, e
 func (p *Projection) sweepable() bool {
 	v := p.view.Load()
 	return v != nil && v.snap.root.Clock-v.snap.root.Swept >= int64(p.config.Grace)
-}
-
-func markDirty(dirty chan<- struct{}) {
-	select {
-	case dirty <- struct{}{}:
-	default:
-	}
 }
