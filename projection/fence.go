@@ -41,21 +41,22 @@ const lastFence = 1 << 53
 // 'to' is 0, the plan chooses the least that is well above every one that a client may have seen.
 func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, error) {
 	plan := FencePlan{To: to}
-	if _, err := p.Commit(ctx); errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, ErrHole) {
-		plan.Lost = err
-	} else if err != nil {
-		return plan, fmt.Errorf("fence: %w", err)
+	_, err := p.Commit(ctx)
+	if errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, ErrHole) {
+		plan.Lost, err = err, nil
 	}
-	now, err := p.rootNow(ctx)
+	var now *snapshot
+	if err == nil {
+		now, err = p.rootNow(ctx)
+	}
 	if err == nil {
 		plan.Log, err = p.config.Log.Extent(ctx)
 	}
 	if err != nil {
 		return plan, fmt.Errorf("fence: %w", err)
 	}
-	r := now.root
-	plan.Applied = r.Applied
-	least := max(plan.Log.Head, r.Applied) + eventlog.FenceGap
+	plan.Applied = now.root.Applied
+	least := max(plan.Log.Head, plan.Applied) + eventlog.FenceGap
 	if to == 0 {
 		plan.To = least
 	}
@@ -63,7 +64,7 @@ func (p *Projection) PlanFence(ctx context.Context, to Revision) (FencePlan, err
 		return plan, fmt.Errorf("fence at %d: it must be at most %d, so that there are revisions left", plan.To, uint64(lastFence))
 	}
 	if plan.To < least {
-		return plan, fmt.Errorf("fence at %d: it must be at least %d, well above the log's head %d and the snapshot's %d", plan.To, least, plan.Log.Head, r.Applied)
+		return plan, fmt.Errorf("fence at %d: it must be at least %d, well above the log's head %d and the snapshot's %d", plan.To, least, plan.Log.Head, plan.Applied)
 	}
 	return plan, nil
 }

@@ -64,7 +64,7 @@ func (p *Projection) work(ctx context.Context, j *job) (more bool, err error) {
 
 // Run is the projector. It follows the log and commits what was added: once every cadence at most, or at once if so
 // much was added that readers would have a long tail to read. After commits, it tends the bucket. An idle cell costs no
-// request. Run returns when ctx ends, or with eventlog.ErrDiverged, which is final.
+// request. Run returns when ctx ends, or with an error that is final, such as eventlog.ErrDiverged.
 //
 // Killed at any point, it leaves either the old root or the new one. What else it wrote is garbage.
 func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {

@@ -1,6 +1,7 @@
 package projection
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -202,7 +203,7 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 	if err != nil {
 		return done, err
 	}
-	if at, err = s.events(v).snap.batchEnd(ctx, at); err != nil {
+	if at, err = s.events(v).batchEnd(ctx, at); err != nil {
 		return done, err
 	}
 	if v, err = s.asOf(ctx, at); err != nil {
@@ -282,9 +283,6 @@ type filling struct {
 	next   *draft
 	from   bucket.Bucket
 	at     Revision
-	// batch are events that no segment has yet, with about so many bytes.
-	batch []*record
-	bytes int
 }
 
 // writeLive writes the live rows of a view as a base, a part at a time.
@@ -329,9 +327,29 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 			f.Copied += ref.Size
 		}
 	}
+	var batch []*record // events that no segment has yet
+	bytes := 0
+	spill := func() error { // the newest row of each key
+		rows := slices.CompactFunc(keyOrdered(batch), func(a, b *record) bool { return a.key == b.key })
+		batch, bytes = nil, 0
+		if len(rows) == 0 {
+			return nil
+		}
+		return f.target.writeRows(ctx, f.next, rows)
+	}
+	fold := func(r *record) error {
+		if f.trims(r.key) {
+			return nil
+		}
+		batch, bytes = append(batch, r), bytes+len(r.Body)
+		if bytes <= spillBytes && len(batch) < spillEvents {
+			return nil
+		}
+		return spill()
+	}
 	for _, r := range base.records {
-		if r.Op != eventlog.Barrier && !r.void && !f.trims(r.key) {
-			if err := f.fold(ctx, r); err != nil {
+		if r.Op != eventlog.Barrier && !r.void {
+			if err := fold(r); err != nil {
 				return err
 			}
 		}
@@ -341,19 +359,17 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	// Base and events are of one root. A newer one may have forgotten or trimmed what the base still has: if an event
 	// segment is gone, all begins again.
 	err := newest.archived(ctx, Keys{}, &after, f.at, func(e eventlog.Event) bool {
-		if r := newRecord(e); !f.trims(r.key) {
-			failed = f.fold(ctx, r)
-		}
+		failed = fold(newRecord(e))
 		return failed == nil
 	})
-	if failed != nil {
-		return failed
-	}
-	if err != nil {
+	if err = cmp.Or(failed, err); err != nil {
 		return err
 	}
-	return f.spill(ctx)
+	return spill()
 }
+
+// spillEvents is how many events go into one segment at most, however small they are.
+const spillEvents = 1 << 16
 
 const copiesAtOnce = 8
 
@@ -381,29 +397,6 @@ func (f *filling) copySegment(ctx context.Context, ref *segmentRef) error {
 		return fmt.Errorf("write segment %s: %w", ref.Key, err)
 	}
 	return nil
-}
-
-// fold adds an event that comes after all that were added before.
-func (f *filling) fold(ctx context.Context, r *record) error {
-	f.batch, f.bytes = append(f.batch, r), f.bytes+len(r.Body)
-	if f.bytes <= spillBytes && len(f.batch) < spillEvents {
-		return nil
-	}
-	return f.spill(ctx)
-}
-
-// spillEvents is how many events go into one segment at most, however small they are.
-const spillEvents = 1 << 16
-
-// spill writes the newest row of each key of the batch to a segment.
-func (f *filling) spill(ctx context.Context) error {
-	if len(f.batch) == 0 {
-		return nil
-	}
-	rows := keyOrdered(f.batch)
-	rows = slices.CompactFunc(rows, func(a, b *record) bool { return a.key == b.key })
-	f.batch, f.bytes = nil, 0
-	return f.target.writeRows(ctx, f.next, rows)
 }
 
 // count reads the new cell as its readers will.
@@ -446,18 +439,15 @@ func (d *draft) restored(source *root, nanos int64) error {
 
 // batchEnd is the last revision of the atomic batch that a revision lies in, or the revision itself. A cell that began
 // with a part of a batch would lack for good what must be true together, such as a claim of an object that it has.
-func (s *snapshot) batchEnd(ctx context.Context, at Revision) (Revision, error) {
-	end, after := at, at
-	err := s.archived(ctx, Keys{}, &after, s.root.Applied, func(e eventlog.Event) bool {
+func (v *View) batchEnd(ctx context.Context, at Revision) (end Revision, err error) {
+	end = at
+	_, _, err = v.eventFrom(ctx, at+1, v.Applied(), func(e eventlog.Event) bool {
 		if e.Revision-place(e) > end { // another append begins
-			return false
+			return true
 		}
 		end = e.Revision
-		return true
+		return false
 	})
-	if errors.Is(err, errEnough) {
-		err = nil
-	}
 	return end, err
 }
 

@@ -117,7 +117,7 @@ func firstOfAll(ctx context.Context, runs []*head) error {
 func (m *merged) below() Revision { return min(m.at, m.view.Applied()) }
 
 func (m *merged) nextChain(start string) {
-	m.chain, _ = m.view.tail.nextChain(start, m.view.Applied(), m.at, func(key string) bool { return m.end == "" || key < m.end })
+	m.chain = m.view.tail.nextChain(start, m.view.Applied(), m.at, func(key string) bool { return m.end == "" || key < m.end })
 }
 
 // next returns the newest valid version of the next key, tombstones included.

@@ -79,11 +79,10 @@ func (p *Projection) swap(ctx context.Context, change func(context.Context, *Vie
 // again here: it would write all of them anew.
 func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*snapshot, error), next func(context.Context) (*draft, error)) (won *snapshot, err error) {
 	var ours *draft // the last one of this call
-	var failure error
 	for attempt := range swapAttempts {
 		// The jitter parts projectors that collide.
 		if attempt > 0 && eventlog.Pause(ctx, rand.N(swapPause<<min(attempt, 4))) != nil {
-			return nil, errors.Join(context.Cause(ctx), failure)
+			return nil, errors.Join(context.Cause(ctx), err)
 		}
 		var d *draft
 		tried := p.undecided.Load()
@@ -121,10 +120,9 @@ func (p *Projection) swapRoot(ctx context.Context, read func(context.Context) (*
 		if final(err) {
 			return nil, err
 		}
-		failure = err
 		slog.DebugContext(ctx, "the root was not swapped", "attempt", attempt, "error", err)
 	}
-	return nil, fmt.Errorf("swap the root: %d attempts: %w", swapAttempts, failure)
+	return nil, fmt.Errorf("swap the root: %d attempts: %w", swapAttempts, err)
 }
 
 // decide reads the root, and finds out what has become of a draft whose put failed, if there is one. It has won if the

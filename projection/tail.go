@@ -93,13 +93,12 @@ func (t *tail) above(r *root) *tail {
 
 // chain returns the events of a key in (after, upto], newest first.
 func (t *tail) chain(key string, after, upto Revision) []*record {
-	chain, _ := t.nextChain(key, after, upto, func(k string) bool { return k == key })
-	return chain
+	return t.nextChain(key, after, upto, func(k string) bool { return k == key })
 }
 
 // nextChain returns the chain of the first key, from start on, that has events in (after, upto]. It ends at the first
 // key that is not wanted.
-func (t *tail) nextChain(start string, after, upto Revision, wanted func(key string) bool) (chain []*record, key string) {
+func (t *tail) nextChain(start string, after, upto Revision, wanted func(key string) bool) (chain []*record) {
 	pivot := &record{key: start, Event: eventlog.Event{Revision: ^Revision(0)}}
 	t.byKey.AscendGreaterOrEqual(pivot, func(r *record) bool {
 		if len(chain) > 0 && r.key != chain[0].key || !wanted(r.key) {
@@ -110,10 +109,7 @@ func (t *tail) nextChain(start string, after, upto Revision, wanted func(key str
 		}
 		return true
 	})
-	if len(chain) > 0 {
-		key = chain[0].key
-	}
-	return chain, key
+	return chain
 }
 
 // contains returns the record at a revision, if the tail holds an event there.

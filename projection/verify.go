@@ -158,7 +158,9 @@ func (v *verification) run(ctx context.Context) error {
 		}
 		v.compareRows()
 		if v.p.config.Log != nil {
-			v.compareLog(ctx)
+			if err := v.compareLog(ctx); err != nil {
+				v.report("the log: %w", err)
+			}
 		}
 		v.compareFloor()
 	}
@@ -308,23 +310,21 @@ func find(facts []fact, rev Revision) *fact {
 }
 
 // compareLog checks that what the log still holds of the snapshot is what the snapshot holds.
-func (v *verification) compareLog(ctx context.Context) {
+func (v *verification) compareLog(ctx context.Context) error {
 	bounds, err := v.p.config.Log.Head(ctx)
-	if err == nil && bounds.Head < v.root.Applied {
-		err = fmt.Errorf("its head is %d, below the applied revision %d: %w", bounds.Head, v.root.Applied, eventlog.ErrDiverged)
-	}
-	if err == nil && bounds.First > v.root.Applied+1 {
-		err = fmt.Errorf("it begins at %d, above the applied revision %d: %w", bounds.First, v.root.Applied, ErrHole)
-	}
-	if err != nil {
-		v.report("the log: %w", err)
-		return
+	switch {
+	case err != nil:
+		return err
+	case bounds.Head < v.root.Applied:
+		return fmt.Errorf("its head is %d, below the applied revision %d: %w", bounds.Head, v.root.Applied, eventlog.ErrDiverged)
+	case bounds.First > v.root.Applied+1:
+		return fmt.Errorf("it begins at %d, above the applied revision %d: %w", bounds.First, v.root.Applied, ErrHole)
 	}
 	after := max(bounds.First-1, min(v.root.Floor, v.root.archiveStart()))
 	if after >= v.root.Applied {
-		return
+		return nil
 	}
-	err = v.p.config.Log.Tail(ctx, after, v.root.Applied, func(e eventlog.Event) error {
+	return v.p.config.Log.Tail(ctx, after, v.root.Applied, func(e eventlog.Event) error {
 		v.LogEvents++
 		if e.Revision == v.root.Applied && (e.RequestID != v.root.AppliedID || e.Time.UnixNano() != v.root.AppliedTime) {
 			v.report("revision %d is request %q in the log, and request %q in the root: %w", e.Revision, e.RequestID, v.root.AppliedID, eventlog.ErrDiverged)
@@ -346,9 +346,6 @@ func (v *verification) compareLog(ctx context.Context) {
 		}
 		return nil
 	})
-	if err != nil {
-		v.report("the log: %w", err)
-	}
 }
 
 // list counts what nothing names. Garbage is no problem: a crash leaves it, and collection takes it.

@@ -281,7 +281,7 @@ var list = []mutant{
 	},
 	{
 		name: "void-event-restored",
-		file: "projection/restore.go", old: "r.Op != eventlog.Barrier && !r.void &&", new: "r.Op != eventlog.Barrier &&",
+		file: "projection/restore.go", old: "r.Op != eventlog.Barrier && !r.void {", new: "r.Op != eventlog.Barrier {",
 		tests: "TestRestoreIsExact",
 		why:   "a restored cell lacks an object because somebody lost a race for it",
 	},
