@@ -19,17 +19,15 @@ type FencePlan struct {
 	// Lost says why the log's events above Applied cannot be kept: the log is not the snapshot's. It is nil if all of
 	// them were folded into the snapshot first.
 	Lost error
-	// To is the next revision after the fence.
+	// To is the next revision after the fence, with which the next epoch begins.
 	To Revision
 }
 
-// Epoch is the cell's from then on. It is the revision with which it begins, so that it never comes again, whichever
-// root is there before the next fence: that leaps over all that the log has ever had.
-func (p FencePlan) Epoch() uint64 { return uint64(p.To) }
-
 // leap begins the next epoch with a revision: all below has been applied, up to a time. A new request id stands for it.
+// The epoch's number is that revision. So it never comes again, whichever root is there before the next fence: that
+// leaps over all that the log has ever had.
 func (r *root) leap(to Revision, nanos int64, id string) {
-	r.Epoch = FencePlan{To: to}.Epoch()
+	r.Epoch = uint64(to)
 	r.Applied, r.AppliedTime, r.AppliedID = to-1, nanos, id+rand.Text()
 	r.Floor, r.Purge = r.Applied, r.Applied
 }
@@ -85,7 +83,7 @@ func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 		if err != nil {
 			return nil, err
 		}
-		if newest.root.Epoch >= plan.Epoch() || newest.root.Applied != plan.Applied {
+		if newest.root.Epoch >= uint64(plan.To) || newest.root.Applied != plan.Applied {
 			return nil, errFenceRaced
 		}
 		return newest.fenced(plan)

@@ -60,7 +60,7 @@ func TestALostSwapIsNotTakenForWon(t *testing.T) {
 			plan, err := c.PlanFence(c.ctx, 0)
 			require.NoError(t, err)
 			require.NoError(t, c.Fence(c.ctx, plan))
-			require.Equal(t, plan.Epoch(), c.newest().Epoch)
+			require.EqualValues(t, plan.To, c.newest().Epoch)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -51,7 +51,7 @@ func (s *Source) view() *View { return viewOf(s.newest) }
 // collected or expired is found in the newest root, if it is still kept.
 func (s *Source) retry(ctx context.Context, read func() error) error {
 	err := read()
-	for n := 1; n < sourceTries && (errors.Is(err, ErrExpired) || errors.Is(err, bucket.ErrNotFound)); n++ {
+	for n := 0; n < retries && (errors.Is(err, ErrExpired) || errors.Is(err, bucket.ErrNotFound)); n++ {
 		newest, failed := s.p.rootNow(ctx)
 		if failed != nil {
 			return failed
@@ -61,9 +61,6 @@ func (s *Source) retry(ctx context.Context, read func() error) error {
 	}
 	return err
 }
-
-// sourceTries bounds how often one read of a source begins again.
-const sourceTries = 3
 
 // Newest is the newest revision that the bucket has, and its log time.
 func (s *Source) Newest() (Revision, time.Time) {
@@ -314,7 +311,7 @@ func (f *filling) writeLive(ctx context.Context, v *View) error {
 func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	f.next.Segments = slices.Clone(base.root.Segments)
 	group, groupCtx := errgroup.WithContext(ctx)
-	group.SetLimit(copiesAtOnce)
+	group.SetLimit(8)
 	for i := range f.next.Segments {
 		ref := &f.next.Segments[i]
 		group.Go(func() error { return f.copySegment(groupCtx, ref) })
@@ -370,8 +367,6 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 
 // spillEvents is how many events go into one segment at most, however small they are.
 const spillEvents = 1 << 16
-
-const copiesAtOnce = 8
 
 // trims reports whether a key is left out. Segments that are copied have no rows of such keys: they were trimmed before
 // the root said so.

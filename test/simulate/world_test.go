@@ -457,11 +457,11 @@ func (w *world) fence() {
 		return
 	}
 	w.heal(plan, root)
-	w.model.fences = append(w.model.fences, fence{uint64(plan.To), plan.Epoch()})
-	w.epoch = plan.Epoch()
+	w.model.fences = append(w.model.fences, fence{uint64(plan.To), uint64(plan.To)})
+	w.epoch = uint64(plan.To)
 	w.model.head = uint64(plan.To) - 1
 	w.counted.fences.Add(1)
-	w.say("fenced at %d, epoch %d", plan.To, plan.Epoch())
+	w.say("fenced at %d", plan.To)
 }
 
 // operator opens the cell undisturbed.
