@@ -234,7 +234,7 @@ func TestTheBaseKeepsItsUntouchedParts(t *testing.T) {
 		require.NoError(t, p.spill(t.Context(), next, records))
 		ref := next.Segments[0]
 		ref.Level = level
-		return new(root).partsOf(p, []segmentRef{ref}, nil)
+		return run{new(root).newPart(p, ref)}
 	}
 	base := append(append(part(9, "a", "b"), part(9, "d", "e")...), part(9, "g", "h")...)
 	outputs, err := p.merge(t.Context(), &merge{inputs: []run{part(0, "c", "x"), part(1, "b"), base}, level: baseLevel})

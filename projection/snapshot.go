@@ -78,19 +78,24 @@ func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag 
 		}
 	}
 	footers, indexed := bySegment(kept), namesOf(r.indexed())
-	for _, refs := range r.runs() {
-		parts := r.partsOf(p, refs, known)
-		for _, part := range parts {
-			if known[part.ref.Key] != part {
-				part.sealed = footers[part.ref.Key]
-				if indexed[part.ref.Key] {
-					part.index = s.index
+	partsOf := func(refs []segmentRef) run {
+		parts := make(run, len(refs))
+		for i, ref := range refs {
+			parts[i] = known[ref.Key]
+			if parts[i] == nil || parts[i].ref.Level != ref.Level {
+				parts[i] = r.newPart(p, ref)
+				parts[i].sealed = footers[ref.Key]
+				if indexed[ref.Key] {
+					parts[i].index = s.index
 				}
 			}
 		}
-		s.runs = append(s.runs, parts)
+		return parts
 	}
-	s.events = r.partsOf(p, r.Events, known)
+	for _, refs := range r.runs() {
+		s.runs = append(s.runs, partsOf(refs))
+	}
+	s.events = partsOf(r.Events)
 	return s
 }
 
@@ -115,19 +120,6 @@ func (r *root) runs() (runs [][]segmentRef) {
 		}
 	}
 	return runs
-}
-
-func (r *root) partsOf(p *Projection, refs []segmentRef, known map[string]*part) run {
-	parts := make(run, len(refs))
-	for i, ref := range refs {
-		same := known[ref.Key]
-		if same != nil && same.ref.Level == ref.Level {
-			parts[i] = same
-		} else {
-			parts[i] = r.newPart(p, ref)
-		}
-	}
-	return parts
 }
 
 // open reads the footer, once.

@@ -26,9 +26,6 @@ type Verified struct {
 	OrphanBytes      int64
 }
 
-// verifyTries is how often a verification starts again because the cell went on under it.
-const verifyTries = 3
-
 // Verify reads the root, the checkpoints, and every byte of every segment that they name, and reports what is wrong:
 // damage, rows out of order or out of the range that the root gives, keys that a bloom filter lacks, holes between
 // events, and rows, events and log that contradict each other. It goes on until it has seen everything. err is set only
@@ -40,7 +37,7 @@ func (p *Projection) Verify(ctx context.Context, report func(problem error)) (Ve
 			return v.Verified, fmt.Errorf("verify: %w", err)
 		}
 		// What was collected or purged meanwhile looks like a loss; with a root that stands still it is one.
-		if len(v.problems) == 0 || try == verifyTries || !v.overtaken(ctx) {
+		if len(v.problems) == 0 || try > retries || !v.overtaken(ctx) {
 			for _, problem := range v.problems {
 				report(problem)
 			}
