@@ -302,7 +302,7 @@ func TestRetentionPurgesTheLog(t *testing.T) {
 		c.commit()
 	}
 	last := c.latest()
-	require.Greater(t, last.First(), last.Revision()-5)
+	require.Greater(t, last.first, last.Revision()-5)
 	require.Greater(t, last.Floor(), last.Revision()-5)
 	got, err := state(c.ctx, last, last.Revision())
 	require.NoError(t, err)

@@ -324,7 +324,7 @@ func (r *random) checkPreconditions(ctx context.Context, v *View) {
 	for name, last := range r.model.last {
 		got, err := v.precondition(ctx, podKey(name))
 		require.NoError(r.t, err)
-		if last < v.First() {
+		if last < v.first {
 			last = 0
 		}
 		require.Equal(r.t, last, got, name)

@@ -16,7 +16,7 @@ func TestReadsCrossSnapshotAndTail(t *testing.T) {
 			ctx := c.ctx
 			v := c.latest()
 			require.Zero(t, v.Revision())
-			require.EqualValues(t, 1, v.First())
+			require.EqualValues(t, 1, v.first)
 			a1 := c.put("a", "1")
 			b2 := c.put("b", "2")
 			require.EqualValues(t, b2, c.commit())
@@ -75,7 +75,7 @@ func TestReadsCrossSnapshotAndTail(t *testing.T) {
 			require.NoError(t, c.Retain(ctx, a3, b2))
 			v = c.latest()
 			require.Equal(t, a3, v.Floor())
-			require.EqualValues(t, a3, v.First())
+			require.EqualValues(t, a3, v.first)
 			_, _, err := v.Get(ctx, "x", b2)
 			require.ErrorIs(t, err, ErrExpired)
 			c.Projection = c.another()

@@ -51,9 +51,6 @@ func (v *View) Floor() Revision {
 	return v.snap.root.Floor
 }
 
-// First is the log's first retained revision when the view was made.
-func (v *View) First() Revision { return v.first }
-
 // Age is how long ago the log was asked what the view has at least.
 func (v *View) Age() time.Duration { return eventlog.Elapsed(v.asked) }
 

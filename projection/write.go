@@ -26,14 +26,25 @@ type State struct {
 func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 	s := State{view: v, key: key}
 	rowKey, at := key.RowKey(), v.Revision()
-	err := v.at(ctx, OneKey(rowKey), at, func(v *View) error {
-		newest, last, err := v.newestAndLast(ctx, rowKey, at)
-		if err != nil {
-			return err
+	err := v.at(ctx, OneKey(rowKey), at, func(v *View) (err error) {
+		below := func(skip segment.Flags) (version, bool, error) {
+			return v.snap.newest(ctx, rowKey, min(at, v.Applied()), skip)
 		}
-		s.expected = last
-		s.live = newest.revision != 0 && !newest.dead()
-		if s.live {
+		valid := func() (version, bool, error) { return below(segment.Void) }
+		var newest version
+		chain := v.tail.chain(rowKey, v.Applied(), at)
+		if len(chain) > 0 {
+			s.expected = chain[0].Revision
+			newest, s.live, err = v.fold(ctx, chain, valid)
+		} else {
+			newest, s.live, err = below(0)
+			s.expected = newest.revision
+			if err == nil && newest.flags&segment.Void != 0 {
+				newest, s.live, err = valid()
+			}
+		}
+		s.live = s.live && !newest.dead()
+		if err == nil && s.live {
 			s.row, err = newest.row(&recordDecoder{})
 		}
 		return err
@@ -42,26 +53,6 @@ func (v *View) State(ctx context.Context, key eventlog.Key) (State, error) {
 		s.expected = 0
 	}
 	return s, err
-}
-
-// newestAndLast is the newest valid version of a key at the revision, with revision 0 if there is none; and the
-// revision of the key's last event, void ones included, 0 if it is no longer known.
-func (v *View) newestAndLast(ctx context.Context, key string, at Revision) (newest version, last Revision, err error) {
-	below := func(skip segment.Flags) (version, bool, error) {
-		return v.snap.newest(ctx, key, min(at, v.Applied()), skip)
-	}
-	valid := func() (version, bool, error) { return below(segment.Void) }
-	chain := v.tail.chain(key, v.Applied(), at)
-	if len(chain) > 0 {
-		newest, _, err = v.fold(ctx, chain, valid)
-		return newest, chain[0].Revision, err
-	}
-	newest, _, err = below(0)
-	last = newest.revision
-	if err == nil && newest.flags&segment.Void != 0 {
-		newest, _, err = valid()
-	}
-	return newest, last, err
 }
 
 // Row is the key's live row, false if there is none.

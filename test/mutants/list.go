@@ -1169,7 +1169,7 @@ var list = []mutant{
 	// Two roots, two views, two epochs
 	{
 		name: "state-of-a-newer-root",
-		file: "projection/write.go", old: "v.newestAndLast(ctx, rowKey, at)", new: "v.newestAndLast(ctx, rowKey, max(at, v.Applied()))",
+		file: "projection/write.go", old: "min(at, v.Applied())", new: "v.Applied()",
 		tests: "TestStateComesFromOneView",
 		why:   "an update that another one came before is acknowledged, and void",
 	},
