@@ -19,12 +19,10 @@ const (
 	// longEvents and longBytes: each time so much has come since the root was read, it is read again, to cut the tail.
 	longEvents = 1000
 	longBytes  = 1 << 20
-	// readBytes is how much of the tail is read before a view on it is published. gatherBytes is how much of it one
-	// commit folds.
+	// readBytes is how much of the tail is read before it is published, gatherBytes how much of it one commit folds.
 	readBytes   = 8 << 20
 	gatherBytes = 64 << 20
-	// catchUpSteps bounds how many reads of root and tail one call makes in vain, because the log was purged or grew
-	// long meanwhile.
+	// catchUpSteps bounds the reads that one call makes in vain, because the log was purged or grew long meanwhile.
 	catchUpSteps = 8
 	// futureWait bounds the wait for a revision that does not exist yet.
 	futureWait = 3 * time.Second
@@ -75,8 +73,7 @@ func (p *Projection) gather(ctx context.Context) (*View, error) {
 	return p.catchUp(ctx, func(v *View) bool { return v.tail.bytes >= gatherBytes })
 }
 
-// catchUp returns a view that is not older than the log's head, or an older one that is enough. One caller reads for
-// all who wait.
+// catchUp returns a view that is not older than the log's head, or is enough. One caller reads for all who wait.
 func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*View, error) {
 	if err := p.failed(); err != nil {
 		return nil, err
@@ -112,9 +109,8 @@ func (p *Projection) catchUp(ctx context.Context, enough func(*View) bool) (*Vie
 	return nil, fmt.Errorf("catch up to revision %d: the log moves on faster than it can be read", bounds.Head)
 }
 
-// reached returns the current view, with the bounds' first revision, if it is not older than the bounds; else nil. A
-// view must also be proven: on this connection, the log was seen to hold its last event. Without that it might be
-// another log of the same length.
+// reached returns the current view, with the bounds' first revision, if it is not older than the bounds and is proven
+// on this connection; else nil.
 func (p *Projection) reached(bounds eventlog.Bounds, asked time.Time) *View {
 	v := p.view.Load()
 	if v == nil || v.Revision() < bounds.Head || v.outdated() || v.Revision() >= bounds.First && v.proven != p.config.Log.Connection() {
@@ -175,8 +171,7 @@ func (v *View) behind(bounds eventlog.Bounds) bool {
 }
 
 // stepRoot reads the root. Whatever the log had purged when it gave the bounds was in a root by then (invariant 5). So
-// if a root that is read afterwards ends before the log begins, there is a hole. A root that was read earlier proves
-// nothing.
+// if one that is read afterwards ends before the log begins, there is a hole. An earlier one proves nothing.
 func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error {
 	known := max(bounds.Head, p.known())
 	snap, err := p.readRoot(ctx)
@@ -188,8 +183,7 @@ func (p *Projection) stepRoot(ctx context.Context, bounds eventlog.Bounds) error
 	}
 	p.config.Log.See(snap.root.Applied)
 	if snap.root.Applied > bounds.Head {
-		// The head was learned before the root was read, so it may be older than the root. A head that is learned now
-		// may not.
+		// The head was learned before the root was read. One that is learned now may not be older.
 		if _, err := p.head(ctx, snap.root.Applied); err != nil {
 			return err
 		}
@@ -218,9 +212,7 @@ var errEnough = errors.New("enough of the tail")
 
 // readTail reads the events after the view's revision: up to the head, or some megabytes of them. It reads less if the
 // root may have more, so that a function far behind does not read what a snapshot holds. It never ends inside a batch.
-//
-// If the log still has the last event that is known, readTail begins with that, so that it can be compared (invariant
-// 9).
+// It begins with the last event that is known, if the log still has that, to compare it (invariant 9).
 func (p *Projection) readTail(ctx context.Context, v *View, bounds eventlog.Bounds) ([]eventlog.Event, error) {
 	after := v.tail.at.Revision
 	if after > 0 && bounds.First <= after {
@@ -291,8 +283,7 @@ func (t *tail) compare(now eventlog.Position) error {
 	return nil
 }
 
-// install publishes a view on the snapshot if that is newer than the current one. known is the newest revision that was
-// known before the snapshot's root was read.
+// install publishes a view on the snapshot if that is newer. known is the newest revision from before it was read.
 func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision) error {
 	err := p.compareBelow(ctx, snap)
 	if err == nil {

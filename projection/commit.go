@@ -15,12 +15,10 @@ import (
 const (
 	// spillBytes is how many raw bytes of events go into one pair of segments when a commit has very many.
 	spillBytes = 16 << 20
-	// quietBarriers is how many barriers there must be before they alone are worth a commit. So a cell that is only
-	// read writes few roots.
+	// quietBarriers are worth a commit by themselves. With fewer, a cell that is only read writes no root.
 	quietBarriers = 1000
-	// maxInflation is how many times larger than InlineBytes the bodies may be that are inline. Every process that
-	// reads the root holds them, and every commit writes them again. Without this bound, bodies that compress to
-	// nothing would stay inline for good.
+	// maxInflation is how many times larger than InlineBytes the inline bodies may be, which every reader of the root
+	// holds. Without it, bodies that compress to nothing would stay inline for good.
 	maxInflation = 16
 )
 
@@ -106,8 +104,7 @@ func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 	//    has come too. Nothing is written, and nothing is purged before stage 8.
 	p.age(next.root, time.Now())
 
-	// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments that no root
-	//    names.
+	// 4. Spill the records to segments, unless the root can hold them. A crash here leaves segments without a root.
 	if err := p.spill(ctx, next, records); err != nil {
 		return next, err
 	}
@@ -118,8 +115,7 @@ func (p *Projection) advance(ctx context.Context, v *View) (*draft, error) {
 		return next, err
 	}
 
-	// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves an index that no
-	//    root names.
+	// 6. Write an index if the root cannot hold the footers of all segments. A crash here leaves one without a root.
 	return next, p.writeIndex(ctx, next)
 }
 
@@ -128,8 +124,7 @@ func (v *View) dirty() bool {
 	return len(v.tail.records) > 0 || v.Revision()-v.Applied() >= quietBarriers
 }
 
-// foldTail applies the tail to the draft. It returns all records that no segment has yet: the root's own, and those of
-// the tail.
+// foldTail applies the tail to the draft, and returns all records that no segment has: the root's own and the tail's.
 func (v *View) foldTail(ctx context.Context, next *draft) ([]*record, error) {
 	records := slices.Grow(slices.Clone(v.snap.records), len(v.tail.records))
 	for _, r := range v.tail.records {
@@ -247,8 +242,7 @@ func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record)
 	return nil
 }
 
-// create writes a segment under a name that was never used before. With an error too it returns the name: the segment
-// may be there.
+// create writes a segment under a new name. With an error too it returns the name: the segment may be there.
 func (p *Projection) create(ctx context.Context, folder string, level uint8, file []byte, sum segment.Summary) (segmentRef, error) {
 	ref := segmentRef{
 		Key:  p.segmentKey(folder, Revision(sum.MinRevision), Revision(sum.MaxRevision)),

@@ -16,8 +16,7 @@ type FencePlan struct {
 	// Log is what the log held, Applied what the snapshot holds.
 	Log     eventlog.Bounds
 	Applied Revision
-	// Lost says why the log's events above Applied cannot be kept: the log is not the snapshot's. It is nil if all of
-	// them were folded into the snapshot first.
+	// Lost says why the log's events above Applied cannot be kept: the log is another's. It is nil if they were folded.
 	Lost error
 	// To is the next revision after the fence, with which the next epoch begins.
 	To Revision
@@ -98,8 +97,7 @@ func (p *Projection) Fence(ctx context.Context, plan FencePlan) error {
 	return nil
 }
 
-// fenced is the draft of the next epoch's root. A run of barriers reaches from what was applied up to the fence, so the
-// archived events have no hole.
+// fenced is the draft of the next epoch's root. A run of barriers up to the fence leaves the events without a hole.
 func (s *snapshot) fenced(plan FencePlan) (*draft, error) {
 	next := s.draft()
 	next.setBack(next.AppliedTime, time.Now())

@@ -68,8 +68,7 @@ func hopeless(e *eventlog.Event, epoch uint64) bool { return !valid(e, epoch, e.
 // events is (invariant 13). Otherwise an object could be there without its charge.
 type appended struct {
 	records []*record
-	// verdict is found when it is first needed. Whoever finds it finds the same: it follows from what the log has
-	// before.
+	// verdict is found when it is first needed. Whoever finds it finds the same: what the log has before decides.
 	verdict atomic.Pointer[bool]
 }
 
@@ -121,8 +120,7 @@ func live(newest version, found bool) Revision {
 	return newest.revision
 }
 
-// Valid reports whether an event of the log is part of the history (invariant 13), for those who read the log
-// themselves.
+// Valid tells those who read the log themselves whether an event is part of the history (invariant 13).
 func (p *Projection) Valid(ctx context.Context, e *eventlog.Event) (bool, error) {
 	v, err := p.AtLeast(ctx, 0) // any view knows the epoch
 	if err != nil {

@@ -54,8 +54,7 @@ func (p *Projection) Root(ctx context.Context) (Root, error) {
 		Segments: listed(r.Segments, true), Events: listed(r.Events, false)}, nil
 }
 
-// Tending says of each kind of tending what the snapshot shows: what there is, and what is due or wrong. It reads every
-// checkpoint.
+// Tending says of each kind of tending what there is, and what is due or wrong. It reads every checkpoint.
 func (p *Projection) Tending(ctx context.Context, say func(job, state string, problem error)) error {
 	v, err := p.Latest(ctx)
 	if err != nil {
@@ -100,8 +99,7 @@ func listed(refs []segmentRef, keyed bool) []Segment {
 	return out
 }
 
-// Dump yields every row of a segment, in its order, until yield fails. Barriers of an event segment are rows without a
-// key.
+// Dump yields every row of a segment, in its order, until yield fails. Barriers are rows without a key.
 func (p *Projection) Dump(ctx context.Context, key string, yield func(Row) error) error {
 	body, _, err := p.config.Bucket.Get(ctx, key)
 	if err != nil {

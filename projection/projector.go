@@ -113,8 +113,7 @@ func (p *Projection) commitAll(ctx context.Context, commit *job, pace <-chan tim
 	}
 }
 
-// commitSurely commits, and tries again as long as the bucket does not take it. Readers go on meanwhile. An error that
-// it returns is final.
+// commitSurely commits, and tries again as long as the bucket does not take it. An error that it returns is final.
 func (p *Projection) commitSurely(ctx context.Context, commit *job, committed chan<- struct{}) error {
 	for {
 		_, err := p.work(ctx, commit)
@@ -172,7 +171,7 @@ func (p *Projection) Once(ctx context.Context) (applied Revision, merged bool, e
 	return applied, merged, err
 }
 
-// sweepable reports whether the last collection, by any projector, is a grace period of log time ago. More often, a
+// sweepable reports whether the last collection, by any projector, is a grace period of log time ago: more often, a
 // long compaction might never finish.
 func (p *Projection) sweepable() bool {
 	v := p.view.Load()

@@ -353,8 +353,7 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	}
 	var failed error
 	after := base.root.Applied
-	// Base and events are of one root. A newer one may have forgotten or trimmed what the base still has: if an event
-	// segment is gone, all begins again.
+	// Base and events are of one root: a newer one may have forgotten or trimmed what the base still has.
 	err := newest.archived(ctx, Keys{}, &after, f.at, func(e eventlog.Event) bool {
 		failed = fold(newRecord(e))
 		return failed == nil
@@ -414,12 +413,10 @@ func (v *version) keyEntry() segment.Entry {
 	return v.record.keyEntry()
 }
 
-// restoredID is what the applied request id of a restored cell begins with, until its first commit. So far it has had
-// no log.
+// restoredID begins the applied request id of a restored cell until its first commit. So far it has had no log.
 const restoredID = "restore-"
 
-// restored makes a draft with rows alone that of a cell which was fenced: as if barriers had followed, up to a revision
-// well above the newest of the source.
+// restored makes a draft with rows alone that of a fenced cell: as if barriers had followed, to well above the source.
 func (d *draft) restored(source *root, nanos int64) error {
 	next := source.Applied + eventlog.FenceGap
 	if next > lastFence {

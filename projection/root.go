@@ -209,8 +209,7 @@ func (r *root) check() error {
 	return nil
 }
 
-// clone returns a root that may be changed and committed next. It shares the slices, which are replaced and never
-// written to.
+// clone returns a root that may be changed and committed next. The slices are shared: replaced, never written to.
 func (r *root) clone() *root {
 	c := *r
 	c.Serial++

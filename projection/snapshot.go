@@ -31,8 +31,7 @@ type snapshot struct {
 	index *index
 }
 
-// run is a sequence of segments, ascending by key. The last key of one may be the first of the next, which has older
-// versions of it then.
+// run is a sequence of segments, ascending by key. Of a key that is in two, the later one has older versions.
 type run []*part
 
 // part is a segment that is opened on first use and stays open for as long as a snapshot names it.
@@ -225,8 +224,7 @@ func (s *snapshot) newest(ctx context.Context, key string, at Revision, skip seg
 	return best, found, nil
 }
 
-// candidates are the runs that may have the key at or below the revision, each cut down to the parts that may: nearly
-// always one.
+// candidates are the runs that may have the key at or below the revision, each cut down to the parts that may.
 func (s *snapshot) candidates(key string, at Revision) (runs []run) {
 	for _, r := range s.runs {
 		parts := r.overlapping(key, key+"\x00")
@@ -292,7 +290,7 @@ func (p *Projection) readRoot(ctx context.Context) (*snapshot, error) {
 // rootNow reads the root, whatever the newest view says.
 func (p *Projection) rootNow(ctx context.Context) (*snapshot, error) { return p.rootAfter(ctx, nil) }
 
-// rootAfter reads the root, after another one or for the first time. An empty bucket is a root that has applied nothing.
+// rootAfter reads the root, after another one or for the first time. An empty bucket is a root that applied nothing.
 func (p *Projection) rootAfter(ctx context.Context, previous *snapshot) (*snapshot, error) {
 	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())
 	if errors.Is(err, bucket.ErrNotFound) {

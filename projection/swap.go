@@ -196,8 +196,7 @@ func (p *Projection) put(ctx context.Context, d *draft) (*snapshot, error) {
 	return p.snapshotOf(d.root, d.records, slices.Concat(d.Footers, d.footers), etag, d.over), nil
 }
 
-// report counts and reports what is certain once the draft is the root. A span shows how long its event has waited for
-// that.
+// report counts and reports what is certain once the draft is the root. A span shows how long its event has waited.
 func (d *draft) report(ctx context.Context, tracer trace.Tracer) {
 	commits.Inc()
 	foldedBytes.Add(float64(d.bytes))

@@ -11,8 +11,7 @@ import (
 // tail is the events after the snapshot, as they came. Which of them are void is found out when a key is read, so
 // catching up asks the bucket nothing. A tail is immutable; extend shares what is there.
 type tail struct {
-	// byKey orders records by key ascending, revision descending. To clone it takes cloning, which all tails share: a
-	// clone writes to what it is made of.
+	// byKey is ordered by key, newest first. A clone is made under cloning, which all tails share: it writes to both.
 	byKey   *btree.BTreeG[*record]
 	cloning *sync.Mutex
 	// records is ascending by revision, barriers left out.
@@ -96,8 +95,7 @@ func (t *tail) chain(key string, after, upto Revision) []*record {
 	return t.nextChain(key, after, upto, func(k string) bool { return k == key })
 }
 
-// nextChain returns the chain of the first key, from start on, that has events in (after, upto]. It ends at the first
-// key that is not wanted.
+// nextChain is the chain of the first key from start on with events in (after, upto], before one that is not wanted.
 func (t *tail) nextChain(start string, after, upto Revision, wanted func(key string) bool) (chain []*record) {
 	pivot := &record{key: start, Event: eventlog.Event{Revision: ^Revision(0)}}
 	t.byKey.AscendGreaterOrEqual(pivot, func(r *record) bool {

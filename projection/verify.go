@@ -252,8 +252,7 @@ func (v *verification) readSegment(ctx context.Context, ref segmentRef, kind seg
 	return nil
 }
 
-// compareRows checks that rows and events are one history: above the floor each row has its event, and each event its
-// row.
+// compareRows checks that rows and events are one history: above the floor each has the other.
 func (v *verification) compareRows() {
 	slices.SortFunc(v.rows, func(a, b fact) int { return cmp.Compare(a.revision, b.revision) })
 	first := Revision(0) // the oldest revision that events are known from

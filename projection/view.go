@@ -25,11 +25,9 @@ type View struct {
 	proven uint64
 	// rootRead is the newest revision that was known when the root was read last.
 	rootRead Revision
-	// past is set for a moment below the floor: the root that the moment is read from, whatever comes after it. The
-	// snapshot is then that of a checkpoint.
+	// past, for a moment below the floor, is the root that it is read from. snap is then that of a checkpoint.
 	past *snapshot
-	// folded, of a moment after its checkpoint, are the keys whose archived events the tail has; nil before they are
-	// read.
+	// folded, of a moment after its checkpoint, are the keys whose archived events the tail has, once they are read.
 	folded *Keys
 	// superseded is closed when a view with a newer revision is there.
 	superseded chan struct{}
@@ -71,8 +69,7 @@ func (v *View) check(at Revision) error {
 	return nil
 }
 
-// Get returns the live row of the key as of the revision, false if there is none. ErrExpired below the floor, ErrFuture
-// above the view.
+// Get returns the live row of the key as of the revision. ErrExpired below the floor, ErrFuture above the view.
 func (v *View) Get(ctx context.Context, key string, at Revision) (Row, bool, error) {
 	n, ok, err := v.newest(ctx, key, at)
 	if err != nil || !ok || n.dead() {
@@ -113,8 +110,7 @@ func (v *View) Since(after Revision, seen func(key string)) bool {
 	return true
 }
 
-// Tail yields the events of the tail after a revision in order, void ones too, each with its row key. Barriers are left
-// out.
+// Tail yields the events of the tail after a revision in order, void ones too, barriers not, each with its row key.
 func (v *View) Tail(after Revision) iter.Seq2[string, eventlog.Event] {
 	return func(yield func(string, eventlog.Event) bool) {
 		for _, r := range v.tailAfter(after) {

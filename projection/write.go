@@ -64,8 +64,7 @@ type Write struct {
 	event eventlog.Write
 }
 
-// Put is the write that gives the key a value. It adds the object if there is none, and else replaces the live row. TTL
-// is in seconds, 0 for ever.
+// Put is the write that gives the key a value: a new object, or instead of the live row. TTL is in seconds, 0 for ever.
 func (s *State) Put(contentType string, body []byte, ttl uint32) Write {
 	w := eventlog.Write{Key: s.key, Op: eventlog.Added, Precondition: s.expected, ContentType: contentType, Body: body, TTL: ttl}
 	if s.live {
