@@ -285,14 +285,20 @@ func (t *tail) compare(now eventlog.Position) error {
 
 // install publishes a view on the snapshot if that is newer. known is the newest revision from before it was read.
 func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision) error {
-	err := p.compareBelow(ctx, snap)
-	if err == nil {
-		err = p.enterFolder(snap.root.Forgets)
+	if v := p.view.Load(); v != nil && v.tail.at.Revision > 0 && v.tail.at.Revision < snap.root.Applied {
+		// If the log has another event where the view ends, what the root has applied is not what comes after the view.
+		e, err := p.config.Log.EventAt(ctx, v.tail.at.Revision)
+		if err == nil {
+			err = v.tail.compare(e.Position())
+		}
+		if err != nil && !errors.Is(err, eventlog.ErrPurged) {
+			return p.fail(err)
+		}
 	}
-	if err != nil {
+	if err := p.enterFolder(snap.root.Forgets); err != nil {
 		return err
 	}
-	_, err = p.publish(func(v *View) (*View, error) {
+	_, err := p.publish(func(v *View) (*View, error) {
 		if v == nil { // the first root decides in which epoch this process lives
 			p.config.Log.SetEpoch(max(p.config.Log.Epoch(), snap.root.Epoch))
 			first := viewOf(snap)
@@ -319,23 +325,6 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 		return &next, nil
 	})
 	return err
-}
-
-// compareBelow fails if the log holds another event where the view ends than the view does, and the root is ahead of
-// that: what the root has applied is then not what comes after the view.
-func (p *Projection) compareBelow(ctx context.Context, snap *snapshot) error {
-	v := p.view.Load()
-	if v == nil || v.tail.at.Revision == 0 || v.tail.at.Revision >= snap.root.Applied {
-		return nil
-	}
-	e, err := p.config.Log.EventAt(ctx, v.tail.at.Revision)
-	if errors.Is(err, eventlog.ErrPurged) {
-		return nil
-	}
-	if err == nil {
-		err = v.tail.compare(e.Position())
-	}
-	return p.fail(err)
 }
 
 // publish replaces the current view, holds its tail in the budget, and wakes those who wait for a newer revision. An
@@ -367,10 +356,9 @@ func (p *Projection) publish(change func(*View) (*View, error)) (*View, error) {
 // Learn adds a batch that the caller has read from the log for its own purposes, so that the next view need not read
 // it. A batch that does not follow the newest view is ignored.
 func (p *Projection) Learn(b eventlog.Batch) {
-	if p.failed() != nil || p.view.Load() == nil {
-		return
+	if v := p.view.Load(); v != nil && p.failed() == nil {
+		_ = p.append(b, v.proven) // a log that went back is remembered and returned by the next call
 	}
-	_ = p.append(b, p.view.Load().proven) // a log that went back is remembered and returned by the next call
 }
 
 // AtLeast returns a view that is not older than rev. For a revision that does not exist yet it waits until ctx ends, 3

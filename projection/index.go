@@ -42,10 +42,6 @@ type index struct {
 	footers lazy[map[string][]byte]
 }
 
-func (r *root) newIndex(p *Projection, key string) *index {
-	return &index{key: key, p: p, forgets: r.Forgets, footers: newLazy[map[string][]byte]()}
-}
-
 // all are the footers by segment.
 func (x *index) all(ctx context.Context) (map[string][]byte, error) {
 	if x.key == "" {

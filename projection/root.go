@@ -105,18 +105,14 @@ func oneRun(refs []segmentRef) []segmentRef {
 
 // The root's dialect of CBOR is deterministic. What no writer of ours would write is not read.
 var (
-	rootEncoding = must(deterministic().EncMode())
+	rootEncoding = must(cbor.EncOptions{
+		Sort: cbor.SortCoreDeterministic, IndefLength: cbor.IndefLengthForbidden, NilContainers: cbor.NilContainerAsEmpty,
+	}.EncMode())
 	rootDecoding = must(cbor.DecOptions{
 		DupMapKey: cbor.DupMapKeyEnforcedAPF, IndefLength: cbor.IndefLengthForbidden, TagsMd: cbor.TagsForbidden,
 		MaxNestedLevels: 8, MaxArrayElements: 1 << 20, MaxMapPairs: 64, ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
 	}.DecMode())
 )
-
-func deterministic() cbor.EncOptions {
-	o := cbor.CoreDetEncOptions()
-	o.NilContainers = cbor.NilContainerAsEmpty
-	return o
-}
 
 func must[T any](v T, err error) T {
 	if err != nil {
@@ -263,12 +259,7 @@ func (r *root) inlineRecords() ([]*record, error) {
 
 // keyOrdered returns the rows of records: key ascending, revision descending, barriers left out.
 func keyOrdered(records []*record) []*record {
-	rows := make([]*record, 0, len(records))
-	for _, r := range records {
-		if r.Op != eventlog.Barrier {
-			rows = append(rows, r)
-		}
-	}
+	rows := slices.DeleteFunc(slices.Clone(records), func(r *record) bool { return r.Op == eventlog.Barrier })
 	slices.SortFunc(rows, func(a, b *record) int {
 		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(b.Revision, a.Revision))
 	})

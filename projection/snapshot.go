@@ -63,8 +63,8 @@ func (p *Projection) newSnapshot(r *root, etag string, previous *snapshot) (*sna
 
 // snapshotOf is newSnapshot for a caller who has the inline records and the kept footers at hand.
 func (p *Projection) snapshotOf(r *root, records []*record, kept []footer, etag string, previous *snapshot) *snapshot {
-	s := &snapshot{p: p, root: r, etag: etag, records: records, inline: keyOrdered(records)}
-	s.index = r.newIndex(p, r.Index)
+	s := &snapshot{p: p, root: r, etag: etag, records: records, inline: keyOrdered(records),
+		index: &index{key: r.Index, p: p, forgets: r.Forgets, footers: newLazy[map[string][]byte]()}}
 	known := make(map[string]*part)
 	if previous != nil && previous.root.Forgets == r.Forgets {
 		if previous.index.key == r.Index {
@@ -111,12 +111,11 @@ func (s *snapshot) part(p *Projection, ref segmentRef) *part {
 // runs groups the key-ordered segments.
 func (r *root) runs() (runs [][]segmentRef) {
 	for i, ref := range r.Segments {
-		last := len(runs) - 1
-		if last >= 0 && (ref.Level&goesOn != 0 || ref.Level == baseLevel && r.Segments[i-1].Level == baseLevel) {
-			runs[last] = append(runs[last], ref)
-		} else {
-			runs = append(runs, []segmentRef{ref})
+		if i == 0 || ref.Level&goesOn == 0 && (ref.Level != baseLevel || r.Segments[i-1].Level != baseLevel) {
+			runs = append(runs, nil)
 		}
+		last := len(runs) - 1
+		runs[last] = append(runs[last], ref)
 	}
 	return runs
 }

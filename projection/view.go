@@ -94,14 +94,12 @@ func (v *View) newest(ctx context.Context, key string, at Revision) (n version, 
 // every other key, what was read at that revision is still true. Since asks nobody. It is false if the view no longer
 // holds all of these events: any key may have changed.
 func (v *View) Since(after Revision, seen func(key string)) bool {
-	if after < v.Applied() {
-		if after < v.snap.root.Spilled {
-			return false
-		}
-		for _, r := range v.snap.records[searchRevision(v.snap.records, after+1):] {
-			if r.Op != eventlog.Barrier {
-				seen(r.key)
-			}
+	if after < v.snap.root.Spilled {
+		return false
+	}
+	for _, r := range v.snap.records[searchRevision(v.snap.records, after+1):] {
+		if r.Op != eventlog.Barrier {
+			seen(r.key)
 		}
 	}
 	for _, r := range v.tailAfter(after) {

@@ -480,7 +480,7 @@ var list = []mutant{
 	},
 	{
 		name: "root-of-another-log",
-		file: "projection/catchup.go", old: "v == nil || v.tail.at.Revision == 0 ||", new: "true || v == nil || v.tail.at.Revision == 0 ||",
+		file: "projection/catchup.go", old: "v != nil && v.tail.at.Revision > 0 &&", new: "false && v != nil && v.tail.at.Revision > 0 &&",
 		tests: "TestALogThatWasFilledAgainIsNoticed",
 		why:   "the same, by a process that is far behind",
 	},
