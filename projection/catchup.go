@@ -306,7 +306,8 @@ func (p *Projection) install(ctx context.Context, snap *snapshot, known Revision
 			return first, nil
 		}
 		if snap.root.Epoch > v.snap.root.Epoch { // what this process writes would be void
-			return nil, fmt.Errorf("the root is of epoch %d, this process of %d: %w", snap.root.Epoch, v.snap.root.Epoch, eventlog.ErrFenced)
+			return nil, fmt.Errorf("the root is of epoch %d, this process of %d: %w",
+				snap.root.Epoch, v.snap.root.Epoch, eventlog.ErrFenced)
 		}
 		next := *v
 		next.rootRead = max(v.rootRead, known)

@@ -83,10 +83,7 @@ func (p *Projection) commit(ctx context.Context) (v *View, more bool, err error)
 		//    the one that the view has.
 		return p.advance(ctx, v)
 	})
-	if err != nil {
-		return nil, false, err
-	}
-	return v, more, nil
+	return v, more, err
 }
 
 // advance makes the draft that has all of the view. With an error too it returns the draft.

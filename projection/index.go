@@ -70,7 +70,8 @@ func (x *index) read(ctx context.Context) (*map[string][]byte, error) {
 		if err == nil {
 			x.p.local(x.forgets).keep(x.key, 0, body)
 		} else {
-			slog.WarnContext(ctx, "an idx object cannot be read, segments are opened without it", "key", x.key, "error", err)
+			slog.WarnContext(ctx, "an idx object cannot be read, segments are opened without it",
+				"key", x.key, "error", err)
 		}
 	}
 	read := bySegment(footers)

@@ -44,7 +44,7 @@ type Segment struct {
 
 // Root reads the root from the bucket; the log is not asked. Before the first commit it is empty.
 func (p *Projection) Root(ctx context.Context) (Root, error) {
-	s, err := p.readRoot(ctx)
+	s, err := p.rootNow(ctx)
 	if err != nil {
 		return Root{}, err
 	}

@@ -74,7 +74,7 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 	defer pace.Stop()
 	committed := make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.commitAll(ctx, commit, pace.C, committed) })
+	group.Go(func() error { return p.commitAll(ctx, commit, pace, committed) })
 	group.Go(func() error { return p.tend(ctx, committed) })
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
@@ -84,7 +84,7 @@ func (p *Projection) Run(ctx context.Context, cadence time.Duration) error {
 
 // commitAll commits what is there, and then what comes. A barrier alone is no reason: a commit causes a barrier on a
 // replicated log, which would cause a commit. If the log was purged and the root cannot be read, it begins again.
-func (p *Projection) commitAll(ctx context.Context, commit *job, pace <-chan time.Time, committed chan<- struct{}) error {
+func (p *Projection) commitAll(ctx context.Context, commit *job, pace *time.Ticker, committed chan<- struct{}) error {
 	for {
 		if err := p.commitSurely(ctx, commit, nil); err != nil {
 			return err
@@ -97,7 +97,7 @@ func (p *Projection) commitAll(ctx context.Context, commit *job, pace <-chan tim
 			for v = p.view.Load(); err == nil && !v.pressing(); v = p.view.Load() {
 				select {
 				case <-v.superseded:
-				case <-pace:
+				case <-pace.C:
 					return nil
 				case <-p.failing:
 					return p.failed()

@@ -47,11 +47,11 @@ func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cac
 // view is that of the newest root. Nothing that is read of it is of another one.
 func (s *Source) view() *View { return viewOf(s.newest) }
 
-// retry reads the root again, and what comes after, if the source has gone on under a read: what was compacted,
-// collected or expired is found in the newest root, if it is still kept.
+// retry reads the root again, and what comes after, twice at most, if the source has gone on under a read: what was
+// compacted, collected or expired is found in the newest root, if it is still kept.
 func (s *Source) retry(ctx context.Context, read func() error) error {
 	err := read()
-	for n := 0; n < retries && (errors.Is(err, ErrExpired) || errors.Is(err, bucket.ErrNotFound)); n++ {
+	for n := 0; n < 2 && (errors.Is(err, ErrExpired) || errors.Is(err, bucket.ErrNotFound)); n++ {
 		newest, failed := s.p.rootNow(ctx)
 		if failed != nil {
 			return failed
@@ -62,10 +62,8 @@ func (s *Source) retry(ctx context.Context, read func() error) error {
 	return err
 }
 
-// Newest is the newest revision that the bucket has, and its log time.
-func (s *Source) Newest() (Revision, time.Time) {
-	return s.newest.root.Applied, unixTime(s.newest.root.AppliedTime)
-}
+// Newest is the newest revision that the bucket has.
+func (s *Source) Newest() Revision { return s.newest.root.Applied }
 
 // RevisionAt is Projection.RevisionAt of the newest root.
 func (s *Source) RevisionAt(ctx context.Context, t time.Time) (rev Revision, err error) {
@@ -101,9 +99,9 @@ func (s *Source) reaching(ctx context.Context, at Revision, read func() error) e
 }
 
 func (s *Source) asOf(ctx context.Context, at Revision) (*View, error) {
-	newest, of := s.Newest()
-	if at > newest {
-		return nil, fmt.Errorf("the newest revision that the bucket has is %d, of %s: %w", newest, of.Format(time.RFC3339), ErrFuture)
+	if newest := s.newest.root; at > newest.Applied {
+		return nil, fmt.Errorf("the newest revision that the bucket has is %d, of %s: %w", newest.Applied,
+			unixTime(newest.AppliedTime).Format(time.RFC3339), ErrFuture)
 	}
 	return s.view().asOf(ctx, at)
 }

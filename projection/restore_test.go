@@ -80,7 +80,7 @@ func TestRestoreIsExact(t *testing.T) {
 
 			source, err := OpenSource(r.ctx, r.bucket, "logplane", nil)
 			require.NoError(t, err)
-			newest, _ := source.Newest()
+			newest := source.Newest()
 			var into bucket.Bucket // the source's own
 			if seed%4 > 1 {
 				into = memory.Strict(t)
@@ -476,7 +476,7 @@ func TestRestoreInRealBuckets(t *testing.T) {
 			require.NoError(t, compactOnly(c.ctx, c.Projection))
 			source, err := OpenSource(c.ctx, b, "logplane", nil)
 			require.NoError(t, err)
-			newest, _ := source.Newest()
+			newest := source.Newest()
 			other := open(t)
 			want := map[string]map[string]Row{}
 			for i, at := range []Revision{newest, newest - 7, newest / 2, 1} {

@@ -106,7 +106,8 @@ func oneRun(refs []segmentRef) []segmentRef {
 // The root's dialect of CBOR is deterministic. What no writer of ours would write is not read.
 var (
 	rootEncoding = must(cbor.EncOptions{
-		Sort: cbor.SortCoreDeterministic, IndefLength: cbor.IndefLengthForbidden, NilContainers: cbor.NilContainerAsEmpty,
+		Sort: cbor.SortCoreDeterministic, IndefLength: cbor.IndefLengthForbidden,
+		NilContainers: cbor.NilContainerAsEmpty,
 	}.EncMode())
 	rootDecoding = must(cbor.DecOptions{
 		DupMapKey: cbor.DupMapKeyEnforcedAPF, IndefLength: cbor.IndefLengthForbidden, TagsMd: cbor.TagsForbidden,

@@ -173,8 +173,8 @@ func (p *Projection) discard(ctx context.Context, made []string, since *root) {
 
 // final reports whether an error will be the same however often a swap is tried.
 func final(err error) bool {
-	return slices.ContainsFunc([]error{eventlog.ErrDiverged, ErrNoRoot, ErrHole, ErrFuture, errCellExists, errOvertaken, errFenceRaced},
-		func(last error) bool { return errors.Is(err, last) })
+	all := []error{eventlog.ErrDiverged, ErrNoRoot, ErrHole, ErrFuture, errCellExists, errOvertaken, errFenceRaced}
+	return slices.ContainsFunc(all, func(last error) bool { return errors.Is(err, last) })
 }
 
 // put writes the draft in place of the root that it was made of, and of no other.

@@ -36,8 +36,8 @@ func (p *Projection) Verify(ctx context.Context, report func(problem error)) (Ve
 		if err := v.run(ctx); err != nil {
 			return v.Verified, fmt.Errorf("verify: %w", err)
 		}
-		// What was collected or purged meanwhile looks like a loss; with a root that stands still it is one.
-		if len(v.problems) == 0 || try > retries || !v.overtaken(ctx) {
+		// What was collected or purged meanwhile looks like a loss; with a root that stands still, or thrice, it is.
+		if len(v.problems) == 0 || try == 3 || !v.overtaken(ctx) {
 			for _, problem := range v.problems {
 				report(problem)
 			}

@@ -124,7 +124,7 @@ func (v *View) tailAfter(after Revision) []*record {
 	return v.tail.records[searchRevision(v.tail.records, max(after, v.Applied())+1):]
 }
 
-// retries bounds how often one read starts again because the cell went on under it.
+// retries bounds how often one read starts again because its segments were collected.
 const retries = 5
 
 // retry runs a read. If a segment is gone, the read starts again with a view that has the same revision and tail on the

@@ -75,7 +75,7 @@ func (c *copying) run(cmd *cobra.Command, to string) error {
 	if err := c.openSource(ctx); err != nil {
 		return err
 	}
-	newest, _ := c.source.Newest()
+	newest := c.source.Newest()
 	switch {
 	case revision > 0:
 	case !at.Before(now):

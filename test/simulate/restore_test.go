@@ -27,7 +27,7 @@ func (r *request) restore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	newest, _ := source.Newest()
+	newest := source.Newest()
 	r.restored, err = source.Restore(ctx, min(newest, eventlog.Revision(r.at)), nil, r.prefixed)
 	return err
 }
