@@ -211,15 +211,14 @@ func (p *Projection) writeSegments(ctx context.Context, next *draft, records []*
 	written("events", len(file))
 	next.Events = append(next.Events[:len(next.Events):len(next.Events)], events)
 	next.Spilled = records[len(records)-1].Revision
-	rows := keyOrdered(records)
+	return p.writeRows(ctx, next, keyOrdered(records))
+}
+
+// writeRows writes key-ordered rows, if there are any, to a segment, and lists it in the draft as the newest.
+func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	return p.writeRows(ctx, next, rows)
-}
-
-// writeRows writes key-ordered rows to a segment, and lists it in the draft as the newest.
-func (p *Projection) writeRows(ctx context.Context, next *draft, rows []*record) error {
 	w := segment.NewWriter(segment.Keys)
 	for _, r := range rows {
 		if err := w.Add(r.keyEntry()); err != nil {

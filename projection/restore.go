@@ -44,9 +44,6 @@ func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cac
 	return &Source{p, newest}, nil
 }
 
-// view is that of the newest root. Nothing that is read of it is of another one.
-func (s *Source) view() *View { return viewOf(s.newest) }
-
 // retry reads the root again, and what comes after, twice at most, if the source has gone on under a read: what was
 // compacted, collected or expired is found in the newest root, if it is still kept.
 func (s *Source) retry(ctx context.Context, read func() error) error {
@@ -68,7 +65,7 @@ func (s *Source) Newest() Revision { return s.newest.root.Applied }
 // RevisionAt is Projection.RevisionAt of the newest root.
 func (s *Source) RevisionAt(ctx context.Context, t time.Time) (rev Revision, err error) {
 	err = s.retry(ctx, func() error {
-		rev, err = s.view().revisionAt(ctx, t)
+		rev, err = viewOf(s.newest).revisionAt(ctx, t)
 		return err
 	})
 	return rev, err
@@ -88,7 +85,7 @@ func (s *Source) reaching(ctx context.Context, at Revision, read func() error) e
 	if !errors.Is(expired, ErrExpired) {
 		return expired
 	}
-	older, newer, err := s.view().nearest(ctx, at)
+	older, newer, err := viewOf(s.newest).nearest(ctx, at)
 	if err != nil {
 		return err
 	}
@@ -103,7 +100,7 @@ func (s *Source) asOf(ctx context.Context, at Revision) (*View, error) {
 		return nil, fmt.Errorf("the newest revision that the bucket has is %d, of %s: %w", newest.Applied,
 			unixTime(newest.AppliedTime).Format(time.RFC3339), ErrFuture)
 	}
-	return s.view().asOf(ctx, at)
+	return viewOf(s.newest).asOf(ctx, at)
 }
 
 // Restored says what a restore has made.
@@ -238,16 +235,23 @@ func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at R
 		done.Written += ref.Size
 	}
 	done.Written -= done.Copied
-	if base != nil {
-		done.Objects, err = filling.count(ctx)
+	if base == nil {
+		return done, nil
 	}
-	return done, err
+	made := viewOf(target.snapshotOf(next.root, nil, next.Footers, "", nil)) // as its readers will have it
+	for _, err := range made.live(ctx, "", "", made.Revision(), nil, cached) {
+		if err != nil {
+			return done, err
+		}
+		done.Objects++
+	}
+	return done, nil
 }
 
 // events is the view that has the events around a view's revision.
 func (s *Source) events(v *View) *View {
 	if v.Revision() > v.Applied() {
-		return s.view()
+		return viewOf(s.newest)
 	}
 	return v
 }
@@ -327,9 +331,6 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	spill := func() error { // the newest row of each key
 		rows := slices.CompactFunc(keyOrdered(batch), func(a, b *record) bool { return a.key == b.key })
 		batch, bytes = nil, 0
-		if len(rows) == 0 {
-			return nil
-		}
 		return f.target.writeRows(ctx, f.next, rows)
 	}
 	fold := func(r *record) error {
@@ -389,18 +390,6 @@ func (f *filling) copySegment(ctx context.Context, ref *segmentRef) error {
 		return fmt.Errorf("write segment %s: %w", ref.Key, err)
 	}
 	return nil
-}
-
-// count reads the new cell as its readers will.
-func (f *filling) count(ctx context.Context) (live uint64, err error) {
-	v := viewOf(f.target.snapshotOf(f.next.root, nil, f.next.Footers, "", nil))
-	for _, err := range v.live(ctx, "", "", v.Revision(), nil, cached) {
-		if err != nil {
-			return 0, err
-		}
-		live++
-	}
-	return live, nil
 }
 
 // keyEntry is the version as a row of a key-ordered segment.

@@ -122,7 +122,7 @@ func TestRestoreIsExact(t *testing.T) {
 			for at, done := range restored {
 				copied, err := OpenSource(r.ctx, into, fmt.Sprint("new/", at), nil)
 				require.NoError(t, err)
-				v := copied.view()
+				v := viewOf(copied.newest)
 				require.Equal(t, want[at], rowsOf(t, r.cell, v), "at %d", at)
 				require.Equal(t, done.Next-1, v.Revision())
 				require.Equal(t, v.Revision(), v.Floor())
@@ -454,7 +454,7 @@ func TestRestoreHasAnUpperBound(t *testing.T) {
 	require.EqualValues(t, 1, again.Objects)
 	require.Equal(t, done.Time, again.Time)
 	require.Equal(t, done.Next-1+eventlog.FenceGap, again.Next)
-	copied.view().snap.root.Applied = lastFence - 5
+	viewOf(copied.newest).snap.root.Applied = lastFence - 5
 	_, err = copied.Restore(c.ctx, done.Next-1, nil, "newest")
 	require.ErrorContains(t, err, "at most")
 }
@@ -602,7 +602,7 @@ func TestRestoreOfATrimmedPast(t *testing.T) {
 					}
 					made, err := OpenSource(r.ctx, cmp.Or(into, bucket.Bucket(r.bucket)), prefix, nil)
 					require.NoError(t, err)
-					got, err := state(r.ctx, made.view(), done.Next-1)
+					got, err := state(r.ctx, viewOf(made.newest), done.Next-1)
 					require.NoError(t, err)
 					require.Equal(t, want, got, "at %d", at)
 				}

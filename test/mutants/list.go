@@ -209,7 +209,7 @@ var list = []mutant{
 	},
 	{
 		name: "restore-asks-a-log",
-		file: "projection/restore.go", old: `f.next.Footers, "", nil))`, new: "f.next.Footers, \"\", nil))\n\tv.again = f.target.renew",
+		file: "projection/restore.go", old: `next.Footers, "", nil)) //`, new: "next.Footers, \"\", nil))\n\tmade.again = target.renew //",
 		tests: "TestARestoreLosesItsSegments",
 		why:   "a restore panics, or counts another root, if a segment of the new cell is gone",
 	},
