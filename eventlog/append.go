@@ -148,7 +148,7 @@ func (l *Log) publishSurely(ctx context.Context, msgs []*nats.Msg) (Revision, er
 // appends it. Even a precondition that is broken for good proves nothing by itself: this very append may have broken
 // it.
 func (l *Log) leavesOpen(err error) bool {
-	return errors.Is(err, errUnanswered) || errors.Is(err, errOpen) || l.replicated.Load() && errors.Is(err, ErrConflict)
+	return errors.Is(err, errUnanswered) || errors.Is(err, errOpen) || l.replicated() && errors.Is(err, ErrConflict)
 }
 
 // publish sends the messages once and waits for the one answer.
@@ -272,7 +272,7 @@ func (l *Log) outcome(refused *serverError) error {
 		return &conflict{Revision(last), refused}
 	case refused.Code == codeMessageTooLarge, refused.Code == codeHeadersTooLarge, refused.Code == codeBatchTooLarge:
 		return fmt.Errorf("%w: %w", ErrTooLarge, refused)
-	case l.replicated.Load():
+	case l.replicated():
 		return fmt.Errorf("%w: %w", errOpen, refused)
 	case refusedForGood[refused.Code], refused.Code == codeStoreFailed && strings.HasPrefix(refused.Description, "maximum "):
 		return fmt.Errorf("%w: %w", ErrNotPublished, refused)

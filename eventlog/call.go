@@ -63,7 +63,7 @@ func (l *Log) call(ctx context.Context, kind, api string, body []byte, read read
 		if conclusive(err) {
 			return err
 		}
-		if unavailable(err) && l.replicated.Load() {
+		if unavailable(err) && l.replicated() {
 			return l.callAll(ctx, kind, msg, read, err)
 		}
 		if backOff(ctx, try) != nil {
@@ -101,7 +101,7 @@ func (l *Log) callAll(ctx context.Context, kind string, msg *nats.Msg, read read
 // the others, and then nothing that is asked here is answered before it is back. If that is not so, another server is
 // as good.
 func (l *Log) leaveServer(ctx context.Context) {
-	if !l.replicated.Load() || !errors.Is(ctx.Err(), context.DeadlineExceeded) || len(l.config.Conn.Servers()) < 2 {
+	if !l.replicated() || !errors.Is(ctx.Err(), context.DeadlineExceeded) || len(l.config.Conn.Servers()) < 2 {
 		return
 	}
 	now, last := time.Now().UnixNano(), l.left.Load()

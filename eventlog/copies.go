@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -33,7 +34,8 @@ func (l *Log) whole(ctx context.Context, m stored) (Event, error) {
 }
 
 // otherCopy reads an event of which one copy is no event, or missing: it asks the leader, and then all servers that the
-// connection knows of, copyRounds times. If none has it whole, that is final.
+// connection knows of, copyRounds times. If none has it whole, that is final. The log has gone back only if each of its
+// servers says that it lacks the event.
 //
 // What the leader has may never have been an event. It then changes nothing, like a barrier: somebody published past
 // this package, which must be seen and must not stop all readers for good.
@@ -53,12 +55,13 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 		}
 	}
 	var asked []string
-	for round := 0; err != nil && l.replicated.Load() && round < copyRounds; round++ {
+	silent := 0 // of the last round
+	for round := 0; err != nil && l.replicated() && round < copyRounds; round++ {
 		if round > 0 && Pause(ctx, l.tryTime(0)) != nil {
 			break
 		}
-		asked = nil
-		eachServer(ctx, l.config.Conn, func(one *nats.Conn) (more bool) {
+		asked, silent = nil, 0
+		left := eachServer(ctx, l.config.Conn, func(one *nats.Conn) (more bool) {
 			asked = append(asked, one.ConnectedServerName())
 			attempt, cancel := context.WithTimeout(ctx, l.tryTime(0))
 			defer cancel()
@@ -66,13 +69,18 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 			if got, err = one.RequestWithContext(attempt, "$JS.API.DIRECT.GET."+l.config.Stream, request); err == nil {
 				heard = true
 				m, err = direct(got)
+			} else {
+				silent++
 			}
 			if err == nil {
 				e, err = m.event(l.config.Prefix)
 			}
 			return err != nil
 		})
+		silent += left
 	}
+	slices.Sort(asked) // a server may have several addresses
+	asked = slices.Compact(asked)
 	switch {
 	case err == nil:
 		damaged.Inc()
@@ -83,7 +91,7 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 		return Event{}, fmt.Errorf("revision %d is damaged, and no server answers for another copy: %w", rev, err)
 	case errors.Is(l.checkFirst(ctx, rev), ErrPurged):
 		return Event{}, fmt.Errorf("revision %d was damaged: %w", rev, ErrPurged)
-	case why == errMissing:
+	case why == errMissing && silent == 0 && (!l.replicated() || len(asked) >= int(l.replicas.Load())):
 		return Event{}, fmt.Errorf("revision %d is missing at the leader and at %q: %w", rev, asked, ErrDiverged)
 	}
 	return Event{}, fmt.Errorf("no server has the event at revision %d whole, neither the leader nor of %q: %w (%w)", rev, asked, errNowhere, why)
@@ -100,8 +108,8 @@ func (m stored) foreign(err error) bool {
 }
 
 // eachServer calls ask with a connection to each server that conn knows of, one after the other, while ask returns
-// true. It leaves out those that cannot be reached.
-func eachServer(ctx context.Context, conn *nats.Conn, ask func(*nats.Conn) (more bool)) {
+// true. It returns how many it has left out because they cannot be reached.
+func eachServer(ctx context.Context, conn *nats.Conn, ask func(*nats.Conn) (more bool)) (left int) {
 	options := conn.Opts
 	options.AllowReconnect, options.RetryOnFailedConnect, options.Timeout = false, false, time.Second
 	options.DisconnectedErrCB, options.ReconnectedCB, options.AsyncErrorCB, options.ClosedCB = nil, nil, nil, nil
@@ -114,18 +122,21 @@ func eachServer(ctx context.Context, conn *nats.Conn, ask func(*nats.Conn) (more
 	for _, server := range conn.Servers() {
 		to, err := url.Parse(server)
 		if err != nil || ctx.Err() != nil {
+			left++
 			continue
 		}
 		to.User = user
 		options.Servers = []string{to.String()}
 		one, err := options.Connect()
 		if err != nil {
+			left++
 			continue
 		}
 		more := ask(one)
 		one.Close()
 		if !more {
-			return
+			break
 		}
 	}
+	return left
 }

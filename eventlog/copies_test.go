@@ -96,6 +96,35 @@ func TestFlippedBitsOfAMinority(t *testing.T) {
 	}
 }
 
+// Two servers of three lack an event, and the third, which has it, is down. That the log went back is said of a log of
+// which all servers were asked.
+func TestAnEventThatTheServersAtHandLack(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it restarts servers")
+	}
+	t.Parallel()
+	c := eventlogtest.Cluster(t)
+	fill(t, c.Log(0), 20)
+	down := follower(c.Leader())
+	for i := range c.Server {
+		if i != down {
+			c.Restart(i, func(folder string) { servers.Flip(t, folder, 5, false) })
+		}
+	}
+	l, err := eventlog.Open(bounded(t), eventlog.Config{Conn: connectFirst(t, c, follower(down))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Server[down].Shutdown()
+	eventlogtest.Eventually(t, "it is said what to do", func() bool { // one of the two must lead first
+		_, err := l.EventAt(bounded(t), 5)
+		if err == nil || errors.Is(err, eventlog.ErrDiverged) {
+			t.Fatalf("two servers of three were asked: %v", err)
+		}
+		return strings.Contains(err.Error(), "start those that are down")
+	})
+}
+
 // lead makes server i the log's leader.
 func lead(t *testing.T, c *eventlogtest.Servers, i int) {
 	t.Helper()

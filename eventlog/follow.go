@@ -117,7 +117,7 @@ func (f *follower) check(ctx context.Context) error {
 		return err
 	case b.First > f.at.Revision+1:
 		return &fatal{fmt.Errorf("follow the log: revision %d is before the first, %d: %w", f.at.Revision+1, b.First, ErrPurged)}
-	case b.Head < f.at.Revision && f.log.replicated.Load(): // perhaps a deposed leader: a quorum knows
+	case b.Head < f.at.Revision && f.log.replicated(): // perhaps a deposed leader: a quorum knows
 		b.Bounds, err = f.log.Head(ctx)
 		if err != nil && !errors.Is(err, ErrDiverged) {
 			return err

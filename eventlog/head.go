@@ -102,11 +102,11 @@ func (l *Log) lookUp(seen Revision) (Bounds, bool) {
 // learn chooses how to ask. A single server's answer is exact. Of several, a deposed leader that can still be reached
 // goes on answering with its old head.
 func (l *Log) learn(ctx context.Context, seen Revision) (Bounds, error) {
-	if l.replicated.Load() && !l.config.LeaderReads {
+	if l.replicated() && !l.config.LeaderReads {
 		return l.barrier(ctx)
 	}
 	b, err := l.info(ctx) // which may find that the log is replicated by now
-	if err == nil && l.replicated.Load() && (!l.config.LeaderReads || b.Head < seen || !b.active) {
+	if err == nil && l.replicated() && (!l.config.LeaderReads || b.Head < seen || !b.active) {
 		return l.barrier(ctx)
 	}
 	if err == nil && b.Head > seen {
@@ -233,7 +233,7 @@ func (l *Log) askLeader(ctx context.Context) (state, error) {
 		return state{}, err
 	}
 	if answer.Config.Replicas > 1 {
-		l.replicated.Store(true)
+		l.replicas.Store(int32(answer.Config.Replicas))
 	}
 	present := 1
 	for _, r := range answer.Cluster.Replicas {

@@ -59,9 +59,9 @@ type Bounds struct {
 // Log is a cell's log. It is safe for concurrent use.
 type Log struct {
 	config Config
-	// replicated says that several servers keep the log. Once seen, it stays: an operator may give a log more replicas
+	// replicas is how many servers keep the log. That it is several stays once it was seen: an operator may give a log more replicas
 	// while processes run, and a process that did not notice would believe a leader that is none any more.
-	replicated atomic.Bool
+	replicas atomic.Int32
 
 	// seen is the highest revision that this process knows to be in the log, with all of its batch: the log is never
 	// below it.
@@ -98,11 +98,14 @@ func Open(ctx context.Context, c Config) (*Log, error) {
 		return nil, fmt.Errorf("open log: stream '%s' has %d replicas, and one server was to answer for it", c.Stream, held.Replicas)
 	}
 	l := &Log{config: c, batches: make(chan struct{}, batchesInFlight)}
-	l.replicated.Store(held.Replicas > 1)
+	l.replicas.Store(int32(held.Replicas))
 	l.epoch.Store(c.Epoch)
 	l.watchLink()
 	return l, nil
 }
+
+// replicated says that several servers keep the log.
+func (l *Log) replicated() bool { return l.replicas.Load() > 1 }
 
 // SetEpoch says in which epoch this process lives: that of the first root that it read. Barriers carry it. So the log's
 // last event tells the epoch to an operator who fences a cell whose bucket is an old copy. All other events carry the

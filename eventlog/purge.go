@@ -83,7 +83,7 @@ const (
 func (l *Log) Extent(ctx context.Context) (b Bounds, err error) {
 	ctx, cancel := l.within(ctx)
 	defer cancel()
-	if l.replicated.Load() {
+	if l.replicated() {
 		b, err = l.barrier(ctx)
 	} else {
 		b, err = l.learn(ctx, 0)

@@ -151,7 +151,7 @@ func (l *Log) search(ctx context.Context, msgs []*nats.Msg, writes []Write, befo
 // foundWhole returns the revision of an append, of which some event was found, once all of it is in the log. A single
 // server whose disk is full may have written a part of a batch, of which the rest comes when it is started again.
 func (l *Log) foundWhole(ctx context.Context, rev Revision) (Revision, error) {
-	if l.replicated.Load() {
+	if l.replicated() {
 		return rev, nil
 	}
 	b, err := l.info(ctx)
@@ -167,7 +167,7 @@ var errHalf = errors.New("the log's server has written only a part of it: is its
 // provenHead is Head without the staleness that LeaderReads allows. Here a head that is too low would turn a write that
 // is in the log into a conflict.
 func (l *Log) provenHead(ctx context.Context) (Revision, error) {
-	if l.replicated.Load() && l.config.LeaderReads {
+	if l.replicated() && l.config.LeaderReads {
 		b, err := l.barrier(ctx)
 		return b.Head, err
 	}

@@ -30,7 +30,7 @@ type stored struct {
 // is the message itself, where the other one is JSON, which takes longer to read than to write an event of 1 MB.
 func (l *Log) get(ctx context.Context, request string) (m stored, err error) {
 	api, read := "STREAM.MSG.GET.", quoted(&m)
-	if !l.replicated.Load() {
+	if !l.replicated() {
 		api, read = "DIRECT.GET.", plain(&m)
 	}
 	err = l.call(ctx, "tail", api+l.config.Stream, []byte(request), read)

@@ -179,7 +179,7 @@ func (l *Log) fromLeader(ctx context.Context, rev Revision) (Event, error) {
 				return l.otherCopy(ctx, rev, errMissing)
 			}
 		case errors.Is(err, errNoMessage): // of all that follow either: a fence may have purged them, or they are damaged
-			if err = l.checkFirst(ctx, rev); errors.Is(err, errLacking) && try >= gapTries && l.replicated.Load() {
+			if err = l.checkFirst(ctx, rev); errors.Is(err, errLacking) && try >= gapTries && l.replicated() {
 				return l.otherCopy(ctx, rev, err)
 			}
 		}

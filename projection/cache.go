@@ -1,6 +1,7 @@
 package projection
 
 import (
+	"bytes"
 	"slices"
 	"unsafe"
 
@@ -95,7 +96,7 @@ func outlineOf(b *segment.Block) *segment.Block {
 		}
 		ends[i] = len(values)
 	}
-	values = slices.Clip(values)
+	values = bytes.Clone(values) // what it has grown to in vain is in no budget
 	start := 0
 	for i, end := range ends {
 		o.Entries[i].Value = values[start:end:end]

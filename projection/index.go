@@ -157,8 +157,13 @@ func (p *Projection) writeIndex(ctx context.Context, next *draft) error {
 	}
 	slices.SortFunc(footers, byKey)
 	next.Index = p.config.Prefix + "/idx/" + rand.Text()
+	err := p.createFrame(ctx, "index", next.Index, indexMagic, footers)
+	if err != nil { // it may be there all the same, and not each caller's draft is discarded when it is not complete
+		p.discard(ctx, []string{next.Index}, next.over.root)
+		return err
+	}
 	next.made = append(next.made, next.Index)
-	return p.createFrame(ctx, "index", next.Index, indexMagic, footers)
+	return nil
 }
 
 // createFrame writes what a root names besides segments, under a name that was never used before.

@@ -16,6 +16,7 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
+	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/projection/segment"
 	"github.com/logplane/logplane/projection/segment/segmenttest"
@@ -237,6 +238,29 @@ func TestACompactionOutlivesACollection(t *testing.T) {
 	_, err = c.Collect(c.ctx, 0)
 	require.NoError(t, err)
 	require.False(t, keysOf(t, c)[first[0].Key])
+	c.require(want)
+}
+
+// An idx object whose writing failed, but came about, is deleted again, whose draft it may be.
+func TestAnIdxObjectThatFailsIsNotLeft(t *testing.T) {
+	c, want := spilling(t, runsPerLevel)
+	before := keysOf(t, c)
+	out, err := c.merge(c.ctx, c.latest().choose())
+	require.NoError(t, err)
+	failed := 0
+	c.bucket.Inject(func(op memory.Op, key string) memory.Fault {
+		if op == memory.OpCreate && strings.Contains(key, "/idx/") && failed < 2 {
+			failed++
+			return memory.FailsButPersisted
+		}
+		return memory.Works
+	})
+	require.NoError(t, out.commit(c.ctx))
+	c.bucket.Inject(nil)
+	require.Equal(t, 2, failed)
+	for key := range keysOf(t, c) {
+		require.False(t, strings.Contains(key, "/idx/") && !before[key] && key != c.latest().snap.root.Index, "%s is left", key)
+	}
 	c.require(want)
 }
 

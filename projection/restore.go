@@ -123,8 +123,9 @@ type Restored struct {
 // The source is only read, and the new cell shares nothing with it.
 //
 //  1. Look for a root. If there is one, nothing is changed.
-//  2. Write the segments, under names that were never used before. A crash here leaves garbage, and a restore that
-//     begins again writes its own. The first collection of the new cell takes what is left.
+//  2. Write the segments, under names that were never used before. A restore that fails deletes them. A crash here
+//     leaves garbage, and a restore that begins again writes its own. The first collection of the new cell takes what
+//     is left.
 //  3. Write the root, by Create. Of several restores at once one wins.
 //  4. Read all of it back, and check it.
 //
@@ -152,17 +153,17 @@ func (s *Source) restore(ctx context.Context, at Revision, target *Projection) (
 	var next *draft
 	err = s.reaching(ctx, at, func() error {
 		next = nothing.draft()
-		done, err = s.fill(ctx, target, next, at)
+		if done, err = s.fill(ctx, target, next, at); err != nil {
+			target.discard(ctx, next.made, nothing.root)
+		}
 		return err
 	})
 	if err != nil {
 		return done, err
 	}
 	_, err = target.swapRoot(ctx, target.rootNow, func(ctx context.Context) (*draft, error) {
-		if _, err := target.absent(ctx); err != nil {
-			return nil, err
-		}
-		return next, nil
+		_, err := target.absent(ctx)
+		return next, err
 	})
 	if err != nil {
 		return done, err
@@ -287,6 +288,7 @@ type filling struct {
 // writeLive writes the live rows of a view as a base, a part at a time.
 func (f *filling) writeLive(ctx context.Context, v *View) error {
 	out := &output{p: f.target, merge: &merge{level: baseLevel}}
+	defer func() { f.next.made = out.made }()
 	whole := *v
 	whole.past = nil // which would refuse all of them if a rule has let some go
 	for n, err := range whole.live(ctx, "", "", f.at, nil, cached) {
@@ -316,7 +318,10 @@ func (f *filling) copyBase(ctx context.Context, base, newest *snapshot) error {
 	group.SetLimit(8)
 	for i := range f.next.Segments {
 		ref := &f.next.Segments[i]
-		group.Go(func() error { return f.copySegment(groupCtx, ref) })
+		from := ref.Key
+		ref.Key = f.target.segmentKey(fmt.Sprintf("seg/%d", ref.level()), ref.MinRevision, ref.MaxRevision)
+		f.next.made = append(f.next.made, ref.Key)
+		group.Go(func() error { return f.copySegment(groupCtx, from, ref.Key) })
 	}
 	if err := group.Wait(); err != nil {
 		return err
@@ -373,11 +378,9 @@ func (f *filling) trims(key string) bool {
 }
 
 // copySegment copies a segment under a name of the new cell's.
-func (f *filling) copySegment(ctx context.Context, ref *segmentRef) error {
-	from := ref.Key
-	ref.Key = f.target.segmentKey(fmt.Sprintf("seg/%d", ref.level()), ref.MinRevision, ref.MaxRevision)
+func (f *filling) copySegment(ctx context.Context, from, to string) error {
 	if f.target.config.Bucket == f.from {
-		if err := f.from.Copy(ctx, from, ref.Key); err != nil {
+		if err := f.from.Copy(ctx, from, to); err != nil {
 			return fmt.Errorf("copy segment %s: %w", from, err)
 		}
 		return nil
@@ -386,8 +389,8 @@ func (f *filling) copySegment(ctx context.Context, ref *segmentRef) error {
 	if err != nil {
 		return fmt.Errorf("read segment %s: %w", from, err)
 	}
-	if _, err := f.target.config.Bucket.Create(ctx, ref.Key, body); err != nil {
-		return fmt.Errorf("write segment %s: %w", ref.Key, err)
+	if _, err := f.target.config.Bucket.Create(ctx, to, body); err != nil {
+		return fmt.Errorf("write segment %s: %w", to, err)
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ func (w *world) budgets(p *process) {
 	if w.config.history > 0 || len(w.config.checkpoints) > 0 { // then other caches have a share
 		return
 	}
-	w.budget(p, "blocks", reflect.ValueOf(p.projection).Elem().FieldByName("cache").Elem().FieldByName("blocks").Elem())
+	w.budget(p, "blocks", reflect.ValueOf(p.projection).Elem().FieldByName("cache").FieldByName("blocks").Elem())
 	if p.objects != nil {
 		w.budget(p, "objects", reflect.ValueOf(p.objects).Elem().FieldByName("decoded").Elem())
 	}
