@@ -2,7 +2,7 @@
 
 IMAGES := bin/images
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
-NATS_VERSION := v2.15.3
+NATS_VERSION := v2.15.2
 # An image is a static program on nothing: no base to pull, no shell in it. The classic builder needs nothing
 # from a registry; what it says about its age is not the reader's business.
 DOCKER_BUILD := DOCKER_BUILDKIT=0 docker build --quiet
