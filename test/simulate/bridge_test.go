@@ -3,8 +3,10 @@ package simulate
 import (
 	"context"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/filesystem"
@@ -14,8 +16,10 @@ import (
 )
 
 // bridge is a bucket whose requests are served outside of the bubble: an HTTP client's goroutines cannot live in one.
+// What it lists is as old as it is in the bubble.
 type bridge struct {
-	inner bucket.Bucket
+	inner   bucket.Bucket
+	written sync.Map // a key: when it was written
 	free  chan *bay
 	busy  atomic.Int64
 	// served is told after each request.
@@ -70,22 +74,34 @@ func (b *bridge) GetRange(ctx context.Context, key string, offset, length int64)
 }
 
 func (b *bridge) Create(ctx context.Context, key string, body []byte) (etag string, err error) {
+	b.written.LoadOrStore(key, time.Now())
 	b.cross(func() { etag, err = b.inner.Create(detached, key, body) })
 	return etag, err
 }
 
 func (b *bridge) Replace(ctx context.Context, key string, body []byte, old string) (etag string, err error) {
 	b.cross(func() { etag, err = b.inner.Replace(detached, key, body, old) })
+	if err == nil {
+		b.written.Store(key, time.Now())
+	}
 	return etag, err
 }
 
 func (b *bridge) Copy(ctx context.Context, from, to string) (err error) {
+	b.written.LoadOrStore(to, time.Now())
 	b.cross(func() { err = b.inner.Copy(detached, from, to) })
 	return err
 }
 
 func (b *bridge) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) (err error) {
-	b.cross(func() { err = b.inner.List(detached, prefix, yield) })
+	b.cross(func() {
+		err = b.inner.List(detached, prefix, func(a bucket.Attributes) error {
+			if at, known := b.written.Load(a.Key); known {
+				a.Modified, _ = at.(time.Time)
+			}
+			return yield(a)
+		})
+	})
 	return err
 }
 
@@ -101,13 +117,11 @@ func cells(t *testing.T) func() bucket.Bucket {
 	case "", "memory":
 		return func() bucket.Bucket { return memory.New() }
 	case "filesystem":
-		return func() bucket.Bucket {
-			b, err := filesystem.Open(t.TempDir())
-			if err != nil {
-				t.Fatal(err)
-			}
-			return b
+		b, err := filesystem.Open(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
 		}
+		inner = b
 	case "minio":
 		server := miniotest.Start(t)
 		b, err := s3.Open(t.Context(), s3.Config{Endpoint: server.Endpoint, Region: miniotest.Region, Bucket: "cells",
