@@ -59,8 +59,9 @@ type Bounds struct {
 // Log is a cell's log. It is safe for concurrent use.
 type Log struct {
 	config Config
-	// replicas is how many servers keep the log. That it is several stays once it was seen: an operator may give a log more replicas
-	// while processes run, and a process that did not notice would believe a leader that is none any more.
+	// replicas is how many servers keep the log. That it is several stays once it was seen: an operator may give a log
+	// more replicas while processes run, and a process that did not notice would believe a leader that is none any
+	// more.
 	replicas atomic.Int32
 
 	// seen is the highest revision that this process knows to be in the log, with all of its batch: the log is never

@@ -659,13 +659,13 @@ var list = []mutant{
 	},
 	{
 		name: "one-server's-refusal-believed",
-		file: "eventlog/append.go", old: "l.replicated.Load() && errors.Is(err, ErrConflict)", new: "l.replicated.Load() && errors.Is(err, ErrUnknown)",
+		file: "eventlog/append.go", old: "l.replicated() && errors.Is(err, ErrConflict)", new: "l.replicated() && errors.Is(err, ErrUnknown)",
 		tests: "TestBrokenByItself|TestRefusedByOneServerAppendedByAnother|TestReplicatedConflicts",
 		why:   "a write that another server has appended is answered with a conflict",
 	},
 	{
 		name: "deposed-leader-believed",
-		file: "eventlog/head.go", old: "if l.replicated.Load() && !l.config.LeaderReads {", new: "if l.replicated.Load() && l.config.LeaderReads {",
+		file: "eventlog/head.go", old: "if l.replicated() && !l.config.LeaderReads {", new: "if l.replicated() && l.config.LeaderReads {",
 		tests: "TestReplicatedLog",
 		why:   "a read on the minority's side misses what the majority has acknowledged",
 	},
@@ -695,7 +695,7 @@ var list = []mutant{
 	},
 	{
 		name: "no-other-copy-read",
-		file: "eventlog/copies.go", old: "l.replicated.Load() && round < copyRounds", new: "l.replicated.Load() && round < 0*copyRounds",
+		file: "eventlog/copies.go", old: "l.replicated() && round < copyRounds", new: "l.replicated() && round < 0*copyRounds",
 		tests: "TestFlippedBitsOfAMinority",
 		why:   "one flipped bit at the leader makes every process ask for a fence, though two servers have the event whole",
 	},
