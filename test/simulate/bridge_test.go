@@ -20,8 +20,8 @@ import (
 type bridge struct {
 	inner   bucket.Bucket
 	written sync.Map // a key: when it was written
-	free  chan *bay
-	busy  atomic.Int64
+	free    chan *bay
+	busy    atomic.Int64
 	// served is told after each request.
 	served chan struct{}
 }
