@@ -396,13 +396,18 @@ func (p *Projection) AtLeast(ctx context.Context, rev Revision) (*View, error) {
 // with the first view that is newer than the revision. It may leave out views, but never the newest. All who follow a
 // projection, or wait for a revision, share one reader of the log. There must have been a view before.
 func (p *Projection) Follow(ctx context.Context, after Revision, yield func(*View) error) error {
+	return p.follow(ctx, after, func(_ context.Context, v *View) error { return yield(v) })
+}
+
+// follow is Follow with a context for yield that ends once the log cannot be read any more.
+func (p *Projection) follow(ctx context.Context, after Revision, yield func(context.Context, *View) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.readLog(ctx) })
 	group.Go(func() error {
 		for {
 			v := p.view.Load()
 			if v.Revision() > after {
-				if err := yield(v); err != nil {
+				if err := yield(ctx, v); err != nil {
 					return err
 				}
 				after = v.Revision()

@@ -2,6 +2,7 @@ package projection
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -463,4 +464,39 @@ func TestAProjectorOutlivesABucketThatFails(t *testing.T) {
 	c.put("a", "3")
 	require.NoError(t, c.log.Purge(c.ctx, head+1)) // nobody does that
 	require.ErrorIs(t, c.another().Run(c.ctx, time.Millisecond), ErrHole)
+}
+
+// refusing takes everything but a root.
+type refusing struct{ lax }
+
+func (b *refusing) Replace(context.Context, string, []byte, string) (string, error) {
+	return "", errors.New("503 Slow Down")
+}
+
+// A projector whose log is gone for good says so, also while the bucket takes no root and while it waits for its pace.
+func TestAProjectorEndsWithItsLog(t *testing.T) {
+	quiet(t)
+	for name, b := range map[string]func(*cell) bucket.Bucket{
+		"the bucket refuses": func(c *cell) bucket.Bucket { return &refusing{lax{c.bucket}} },
+		"it waits":           func(c *cell) bucket.Bucket { return c.bucket },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCell(t)
+			c.put("a", "1")
+			c.commit()
+			p := c.over(b(c))
+			ended := make(chan error, 1)
+			go func() { ended <- p.Run(t.Context(), time.Hour) }()
+			eventlogtest.Eventually(t, "there is a view", func() bool { return p.Current() != nil })
+			rev := c.put("b", "1")
+			eventlogtest.Eventually(t, "it learns of the event", func() bool { return p.Current().Revision() >= rev })
+			c.conn.Close()
+			select {
+			case err := <-ended:
+				require.Error(t, err)
+			case <-time.After(20 * time.Second):
+				t.Fatal("it goes on without a log")
+			}
+		})
+	}
 }

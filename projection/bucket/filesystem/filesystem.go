@@ -46,6 +46,7 @@ const (
 // Bucket is a bucket.Bucket. It owns no goroutine between requests and needs no closing.
 type Bucket struct {
 	root string
+	turn chan struct{} // of writers, see lock
 
 	mu      sync.Mutex      // guards durable
 	durable map[string]bool // folders whose entry in every parent is known to be on the disk
@@ -60,8 +61,11 @@ func Open(folder string) (*Bucket, error) {
 		return nil, fmt.Errorf("open bucket: %w", err)
 	}
 	staged := filepath.Join(root, stagedName)
-	b := &Bucket{root: root, durable: map[string]bool{existing(staged): true}}
+	b := &Bucket{root: root, turn: make(chan struct{}, 1), durable: map[string]bool{existing(staged): true}}
 	err = b.makeFolder(staged)
+	if err == nil {
+		b.root, err = filepath.EvalSymlinks(root) // who walks the folder does not follow a link
+	}
 	if err == nil {
 		removeAbandoned(staged)
 		err = b.syncAll()

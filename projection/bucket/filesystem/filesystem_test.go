@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -244,5 +245,44 @@ func BenchmarkReplace(b *testing.B) {
 		if etag, err = folder.Replace(b.Context(), "root", count(uint64(i)), etag); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// Of one process's writers at most one waits in the system call, on a thread, also when nobody waits for it any more.
+func TestWritersWaitWithoutThreads(t *testing.T) {
+	folder := t.TempDir()
+	b := open(t, folder)
+	holder, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	require.NoError(t, err)
+	defer holder.Close()
+	require.NoError(t, flock(holder, unix.LOCK_EX))
+	descriptors := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(all)
+	}
+	before := descriptors()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	var writers sync.WaitGroup
+	for range 100 {
+		writers.Go(func() { _ = b.Delete(ctx, "seg/x") })
+	}
+	writers.Wait()
+	require.LessOrEqual(t, descriptors(), before+1)
+}
+
+// A folder that is reached by a link is listed, synced and opened as any other.
+func TestALinkedFolder(t *testing.T) {
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(t.TempDir(), link))
+	_ = open(t, link)
+	b := open(t, link)
+	_, err := b.Create(t.Context(), "log/a", []byte("x"))
+	require.NoError(t, err)
+	for _, prefix := range []string{"", "lo", "log/"} {
+		var keys []string
+		require.NoError(t, b.List(t.Context(), prefix, func(a bucket.Attributes) error { keys = append(keys, a.Key); return nil }))
+		require.Equal(t, []string{"log/a"}, keys, "list of %q", prefix)
 	}
 }

@@ -11,25 +11,40 @@ import (
 
 // lock takes the flock of the bucket's folder, shared or exclusive, or waits for it until ctx ends. Every holder opens
 // the file anew, so it excludes goroutines of one process as it does other processes, and a process that ends releases
-// it.
+// it. Of one process's writers at most one waits in the system call, on a thread.
 func (b *Bucket) lock(ctx context.Context, how int) (unlock func(), err error) {
+	next := func() {}
+	if how == unix.LOCK_EX {
+		select {
+		case b.turn <- struct{}{}:
+			next = func() { <-b.turn }
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 	f, err := os.OpenFile(filepath.Join(b.root, lockName), os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {
+		next()
 		return nil, err
 	}
+	release := func() { f.Close(); next() }
 	held := make(chan error, 1)
-	go func() { held <- flock(f, how) }()
+	if err := flock(f, how|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		held <- err
+	} else {
+		go func() { held <- flock(f, how) }()
+	}
 	select {
 	case err := <-held:
 		if err != nil {
-			f.Close()
+			release()
 			return nil, err
 		}
-		return func() { f.Close() }, nil
+		return release, nil
 	case <-ctx.Done():
-		// A system call cannot be told to stop waiting: the lock is given back as soon as it is ours.
-		go func() {
-			_ = errors.Join(<-held, f.Close()) // whether it was ever ours does not matter now
+		go func() { // a system call cannot be told to stop waiting: the lock is given back as soon as it is ours
+			<-held
+			release()
 		}()
 		return nil, ctx.Err()
 	}
