@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
 	"slices"
 	"time"
@@ -54,33 +55,31 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 			return Event{Revision: rev, Time: m.Time, RequestID: m.header.Get(headerID)}, nil
 		}
 	}
-	var asked []string
-	silent := 0 // of the last round
+	// Of the last round: all that were asked, those that say that they lack the event, and how many were not reached.
+	asked, lacking, left := map[string]bool{}, map[string]bool{}, 0
 	for round := 0; err != nil && l.replicated() && round < copyRounds; round++ {
 		if round > 0 && Pause(ctx, l.tryTime(0)) != nil {
 			break
 		}
-		asked, silent = nil, 0
-		left := eachServer(ctx, l.config.Conn, func(one *nats.Conn) (more bool) {
-			asked = append(asked, one.ConnectedServerName())
+		clear(lacking)
+		left = eachServer(ctx, l.config.Conn, func(one *nats.Conn) (more bool) {
+			name := one.ConnectedServerName()
+			asked[name] = true
 			attempt, cancel := context.WithTimeout(ctx, l.tryTime(0))
 			defer cancel()
 			var got *nats.Msg
 			if got, err = one.RequestWithContext(attempt, "$JS.API.DIRECT.GET."+l.config.Stream, request); err == nil {
-				heard = true
+				heard, lacking[name] = true, got.Header.Get("Status") == "404"
 				m, err = direct(got)
-			} else {
-				silent++
 			}
 			if err == nil {
 				e, err = m.event(l.config.Prefix)
 			}
 			return err != nil
 		})
-		silent += left
 	}
-	slices.Sort(asked) // a server may have several addresses
-	asked = slices.Compact(asked)
+	names := slices.Sorted(maps.Keys(asked))
+	all := left == 0 && !slices.ContainsFunc(names, func(name string) bool { return !lacking[name] })
 	switch {
 	case err == nil:
 		damaged.Inc()
@@ -91,10 +90,10 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 		return Event{}, fmt.Errorf("revision %d is damaged, and no server answers for another copy: %w", rev, err)
 	case errors.Is(l.checkFirst(ctx, rev), ErrPurged):
 		return Event{}, fmt.Errorf("revision %d was damaged: %w", rev, ErrPurged)
-	case why == errMissing && silent == 0 && (!l.replicated() || len(asked) >= int(l.replicas.Load())):
-		return Event{}, fmt.Errorf("revision %d is missing at the leader and at %q: %w", rev, asked, ErrDiverged)
+	case why == errMissing && all && (!l.replicated() || len(names) >= int(l.replicas.Load())):
+		return Event{}, fmt.Errorf("revision %d is missing at the leader and at %q: %w", rev, names, ErrDiverged)
 	}
-	return Event{}, fmt.Errorf("no server has the event at revision %d whole, neither the leader nor of %q: %w (%w)", rev, asked, errNowhere, why)
+	return Event{}, fmt.Errorf("no server has the event at revision %d whole, neither the leader nor of %q: %w (%w)", rev, names, errNowhere, why)
 }
 
 // copyRounds is how often all servers are asked for an event, a second apart. A server that does not lead hands what it

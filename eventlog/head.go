@@ -180,7 +180,7 @@ func (l *Log) wholeBatch(ctx context.Context, head Revision) (Revision, error) {
 		return 0, err
 	case b.Head >= end:
 		return end, nil
-	case m.header.Get(headerBatchID) == "": // nor is what claims a batch that is not there
+	case m.header.Get(headerBatchID) == "" || Revision(before) >= head: // nor is what claims a batch that is not there
 		return head, nil
 	}
 	return head - Revision(before) - 1, nil

@@ -64,6 +64,7 @@ func (p *Projection) trim(ctx context.Context, before *View, rule HistoryRule, k
 				return nil, nil
 			}
 			if known.after != t.after || known.upto != t.upto {
+				p.discard(ctx, w.made, w.since)
 				known, w = t, p.rewrite(t)
 			}
 			next, err := w.draft(ctx, v)
