@@ -126,7 +126,7 @@ func checkStream(c Config, s jetstream.StreamConfig) error {
 			wrong = append(wrong, fmt.Sprintf(format, args...))
 		}
 	}
-	demand(len(s.Subjects) == 1 && s.Subjects[0] == c.Prefix+".log.>", "`subjects` must be ['%s.log.>'], not %v", c.Prefix, s.Subjects)
+	demand(len(s.Subjects) == 1 && s.Subjects[0] == c.Prefix+".log.>", "`subjects` must be ['%s.log.>'], not %v: is it the log of a cell with another --subject-prefix?", c.Prefix, s.Subjects)
 	demand(s.Storage == jetstream.FileStorage || c.InMemory, "`storage` must be 'file'")
 	demand(s.Replicas%2 == 1, "`num_replicas` must be 1, 3 or 5, not %d", s.Replicas)
 	demand(s.Retention == jetstream.LimitsPolicy, "`retention` must be 'limits'")

@@ -133,15 +133,19 @@ func (p *Projection) checkpointed(ctx context.Context, c checkpoint) (*root, err
 // DropCheckpoint takes a checkpoint off the root's list, at an operator's word: it is damaged, or something that it
 // names is. The moments that need it cannot be read any more. What it alone names is garbage then.
 func (p *Projection) DropCheckpoint(ctx context.Context, key string) error {
+	listed := false
 	_, err := p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
 		next := v.snap.draft()
-		if next.drop([]string{key}) == nil {
-			return nil, fmt.Errorf("the root lists no checkpoint '%s': %w", key, bucket.ErrNotFound)
+		if listed = next.drop([]string{key}) != nil; !listed {
+			return nil, nil
 		}
 		return next, nil
 	})
 	if err != nil {
 		return fmt.Errorf("drop a checkpoint: %w", err)
+	}
+	if !listed {
+		return fmt.Errorf("the root lists no checkpoint '%s': give a key as 'inspect fsck' prints it: %w", key, bucket.ErrNotFound)
 	}
 	return nil
 }

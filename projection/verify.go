@@ -53,6 +53,8 @@ type verification struct {
 	root  *root
 	etag  string
 	named map[string]bool
+	// lost are the segments that no root but checkpoints name, and that are damaged.
+	lost map[string]bool
 	// footers are those that are kept beside their segments.
 	footers  map[string][]byte
 	problems []error
@@ -100,7 +102,7 @@ func (v *verification) run(ctx context.Context) error {
 	if snap.etag == "" {
 		return fmt.Errorf("read the root: %w", bucket.ErrNotFound)
 	}
-	v.root, v.etag, v.named = snap.root, snap.etag, snap.root.names()
+	v.root, v.etag, v.named, v.lost = snap.root, snap.etag, snap.root.names(), map[string]bool{}
 	v.Objects++
 	v.readFooters(ctx)
 	v.rows = make([]fact, 0, countRows(v.root.Segments)+uint64(len(snap.records)))
@@ -189,7 +191,12 @@ func (v *verification) checkpoint(ctx context.Context, c checkpoint) {
 		for _, ref := range refs {
 			if !v.named[ref.Key] {
 				v.named[ref.Key] = true
+				before := len(v.problems)
 				v.segment(ctx, ref, kind, func(*record) {})
+				v.lost[ref.Key] = len(v.problems) > before
+			}
+			if v.lost[ref.Key] {
+				v.report("checkpoint %s names segment %s, which the root does not: '--drop-checkpoint %s' lets go of it", c.Key, ref.Key, c.Key)
 			}
 		}
 	}
@@ -321,7 +328,9 @@ func (v *verification) compareLog(ctx context.Context) error {
 		return nil
 	}
 	return v.p.config.Log.Tail(ctx, after, v.root.Applied, func(e eventlog.Event) error {
-		v.LogEvents++
+		if e.Op != eventlog.Barrier {
+			v.LogEvents++
+		}
 		if e.Revision == v.root.Applied && (e.RequestID != v.root.AppliedID || e.Time.UnixNano() != v.root.AppliedTime) {
 			v.report("revision %d is request %q in the log, and request %q in the root: %w", e.Revision, e.RequestID, v.root.AppliedID, eventlog.ErrDiverged)
 		}
