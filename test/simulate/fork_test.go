@@ -30,9 +30,6 @@ func (w *world) diverge(head uint64, store string) {
 			w.say("%s knows of %d", p.name, v.Revision())
 		}
 	}
-	for _, x := range w.watches {
-		x.process.knew = x.process.knew || x.position > head && !x.beginning
-	}
 	w.model.truncate(head)
 	w.forget(head)
 	for _, x := range w.watches {
