@@ -43,8 +43,8 @@ func (b *Bucket) lock(ctx context.Context, how int) (unlock func(), err error) {
 		return release, nil
 	case <-ctx.Done():
 		go func() { // a system call cannot be told to stop waiting: the lock is given back as soon as it is ours
-			<-held
-			release()
+			_ = errors.Join(<-held, f.Close()) // whether it was ever ours does not matter now
+			next()
 		}()
 		return nil, ctx.Err()
 	}
