@@ -244,8 +244,12 @@ func TestACompactionOutlivesACollection(t *testing.T) {
 // An idx object whose writing failed, but came about, is deleted again, whose draft it may be.
 func TestAnIdxObjectThatFailsIsNotLeft(t *testing.T) {
 	c, want := spilling(t, runsPerLevel)
+	m := c.latest().choose()
+	want["more"] = fmt.Sprintf("1@%d", c.put("more", "1"))
+	c.commit() // so that there are two segments after the merge
+	c.rootFooters = -1
 	before := keysOf(t, c)
-	out, err := c.merge(c.ctx, c.latest().choose())
+	out, err := c.merge(c.ctx, m)
 	require.NoError(t, err)
 	failed := 0
 	c.bucket.Inject(func(op memory.Op, key string) memory.Fault {

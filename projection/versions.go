@@ -86,6 +86,9 @@ func (s *versionSearch) take(r Row) {
 // takeFrom takes what the view alone has below s.below, until there are enough. It ends with the newest version at or
 // below the view's floor: of older ones only some may be left.
 func (s *versionSearch) takeFrom(ctx context.Context, v *View) error {
+	if s.enough() {
+		return nil
+	}
 	for row, err := range v.versions(ctx, s.key, s.below, segment.Void) {
 		if err != nil {
 			return err
