@@ -55,21 +55,22 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 			return Event{Revision: rev, Time: m.Time, RequestID: m.header.Get(headerID)}, nil
 		}
 	}
-	// Of the last round: all that were asked, those that say that they lack the event, and how many were not reached.
-	asked, lacking, left := map[string]bool{}, map[string]bool{}, 0
+	// Of the last round: the servers that were asked, each with whether it says that it lacks the event; and how many
+	// were not reached.
+	lacks, left := map[string]bool{}, 0
 	for round := 0; err != nil && l.replicated() && round < copyRounds; round++ {
 		if round > 0 && Pause(ctx, l.tryTime(0)) != nil {
 			break
 		}
-		clear(lacking)
+		clear(lacks)
 		left = eachServer(ctx, l.config.Conn, func(one *nats.Conn) (more bool) {
 			name := one.ConnectedServerName()
-			asked[name] = true
+			lacks[name] = false
 			attempt, cancel := context.WithTimeout(ctx, l.tryTime(0))
 			defer cancel()
 			var got *nats.Msg
 			if got, err = one.RequestWithContext(attempt, "$JS.API.DIRECT.GET."+l.config.Stream, request); err == nil {
-				heard, lacking[name] = true, got.Header.Get("Status") == "404"
+				heard, lacks[name] = true, got.Header.Get("Status") == "404"
 				m, err = direct(got)
 			}
 			if err == nil {
@@ -78,8 +79,8 @@ func (l *Log) otherCopy(ctx context.Context, rev Revision, why error) (e Event, 
 			return err != nil
 		})
 	}
-	names := slices.Sorted(maps.Keys(asked))
-	all := left == 0 && !slices.ContainsFunc(names, func(name string) bool { return !lacking[name] })
+	names := slices.Sorted(maps.Keys(lacks))
+	all := left == 0 && !slices.ContainsFunc(names, func(name string) bool { return !lacks[name] })
 	switch {
 	case err == nil:
 		damaged.Inc()
