@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -188,6 +189,64 @@ func TestVersions(t *testing.T) {
 	} {
 		require.Contains(t, s.versions(t, 400, "root", historyPath+path).Continue, says, path)
 	}
+}
+
+// What a version holds is what clients saw of the object: with defaults, nulls and every digit. So a change is found by
+// the labels that its object has, and what is written back is what was there.
+func TestVersionsAreWhatClientsSee(t *testing.T) {
+	s := newArchive(t)
+	a := request{method: "POST", path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body: `{"metadata":{"name":"nulls.example.com"},"spec":{"group":"example.com","scope":"Namespaced",
+		"names":{"plural":"nulls","singular":"null0","kind":"Null0","listKind":"Null0List"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object",
+		"properties":{"spec":{"type":"object","properties":{"limit":{"type":"string","nullable":true,"default":"10"},"size":{"type":"string","default":"s"},
+		"free":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}}}}}]}}`}.as("root").do(t, s)
+	require.Equal(t, 201, a.code, a.body)
+	template := `"template":{"metadata":{"labels":{"app":"x"}},"spec":{"containers":[{"name":"c","image":"i","ports":[{"containerPort":80}],"livenessProbe":{"httpGet":{"path":"/","port":80}}}]`
+	for kind, object := range map[string]struct{ path, body string }{
+		"jobs.batch":                           {"/apis/batch/v1/namespaces/default/jobs", `{"metadata":{"name":"x"},"spec":{` + template + `,"restartPolicy":"Never"}}}}`},
+		"cronjobs.batch":                       {"/apis/batch/v1/namespaces/default/cronjobs", `{"metadata":{"name":"x"},"spec":{"schedule":"* * * * *","jobTemplate":{"spec":{` + template + `,"restartPolicy":"Never"}}}}}}`},
+		"replicationcontrollers":               {"/api/v1/namespaces/default/replicationcontrollers", `{"metadata":{"name":"x"},"spec":{` + template + `}}}}`},
+		"deployments.apps":                     {"/apis/apps/v1/namespaces/default/deployments", `{"metadata":{"name":"x"},"spec":{"selector":{"matchLabels":{"app":"x"}},` + template + `}}}}`},
+		"daemonsets.apps":                      {"/apis/apps/v1/namespaces/default/daemonsets", `{"metadata":{"name":"x"},"spec":{"selector":{"matchLabels":{"app":"x"}},` + template + `}}}}`},
+		"statefulsets.apps":                    {"/apis/apps/v1/namespaces/default/statefulsets", `{"metadata":{"name":"x"},"spec":{"serviceName":"x","selector":{"matchLabels":{"app":"x"}},` + template + `}},"volumeClaimTemplates":[{"metadata":{"name":"d"},"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}]}}`},
+		"persistentvolumeclaims":               {"/api/v1/namespaces/default/persistentvolumeclaims", `{"metadata":{"name":"x"},"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}`},
+		"persistentvolumes":                    {"/api/v1/persistentvolumes", `{"metadata":{"name":"x"},"spec":{"capacity":{"storage":"1Gi"},"accessModes":["ReadWriteOnce"],"hostPath":{"path":"/x"}}}`},
+		"services":                             {"/api/v1/namespaces/default/services", `{"metadata":{"name":"x"},"spec":{"ports":[{"port":80}],"selector":{"app":"x"}}}`},
+		"configmaps":                           {configMaps, `{"metadata":{"name":"x"},"data":{"a":"1"}}`},
+		"secrets":                              {"/api/v1/namespaces/default/secrets", `{"metadata":{"name":"x"},"stringData":{"a":"1"}}`},
+		"nodes":                                {"/api/v1/nodes", `{"metadata":{"name":"x"}}`},
+		"ingresses.networking.k8s.io":          {"/apis/networking.k8s.io/v1/namespaces/default/ingresses", `{"metadata":{"name":"x"},"spec":{"defaultBackend":{"service":{"name":"x","port":{"number":80}}}}}`},
+		"networkpolicies.networking.k8s.io":    {"/apis/networking.k8s.io/v1/namespaces/default/networkpolicies", `{"metadata":{"name":"x"},"spec":{"podSelector":{},"ingress":[{"ports":[{"port":80}]}]}}`},
+		"horizontalpodautoscalers.autoscaling": {"/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers", `{"metadata":{"name":"x"},"spec":{"scaleTargetRef":{"apiVersion":"apps/v1","kind":"Deployment","name":"x"},"maxReplicas":3}}`},
+		"poddisruptionbudgets.policy":          {"/apis/policy/v1/namespaces/default/poddisruptionbudgets", `{"metadata":{"name":"x"},"spec":{"minAvailable":1,"selector":{"matchLabels":{"app":"x"}}}}`},
+		"validatingwebhookconfigurations.admissionregistration.k8s.io": {"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", `{"metadata":{"name":"x"},"webhooks":[{"name":"a.example.com","clientConfig":{"url":"https://example.com"},"rules":[],"sideEffects":"None","admissionReviewVersions":["v1"]}]}`},
+		"apiservices.apiregistration.k8s.io":                           {"/apis/apiregistration.k8s.io/v1/apiservices", `{"metadata":{"name":"v1.remote.example.com"},"spec":{"group":"remote.example.com","version":"v1","groupPriorityMinimum":100,"versionPriority":10,"service":{"namespace":"default","name":"x"}}}`},
+		"customresourcedefinitions.apiextensions.k8s.io":               {"/apis/apiextensions.k8s.io/v1/customresourcedefinitions", `{"metadata":{"name":"others.example.com"},"spec":{"group":"example.com","scope":"Cluster","names":{"plural":"others","kind":"Other"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`},
+		"nulls.example.com":                                            {"/apis/example.com/v1/namespaces/default/nulls", `{"apiVersion":"example.com/v1","kind":"Null0","metadata":{"name":"x"},"spec":{"limit":null,"free":{"a":null,"id":9007199254740993,"f":1.5}}}`},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			made := request{method: "POST", path: object.path, body: object.body}.as("root").do(t, s)
+			require.Equal(t, 201, made.code, made.body)
+			name := "x"
+			for _, other := range []string{"v1.remote.example.com", "others.example.com"} {
+				if strings.Contains(object.body, `"name":"`+other+`"`) {
+					name = other
+				}
+			}
+			got := request{method: "GET", path: object.path + "/" + name}.as("root").do(t, s)
+			require.Equal(t, 200, got.code, got.body)
+			namespace := ""
+			if strings.Contains(object.path, "/namespaces/default/") {
+				namespace = "/namespaces/default"
+			}
+			list := s.versions(t, 200, "root", historyPath+namespace+"/versions?include=object&limit=1&fieldSelector=object%3D"+kind+"/"+name)
+			require.JSONEq(t, got.body, string(list.Items[0].Content.Raw))
+			for _, number := range regexp.MustCompile(`[0-9]{16,}`).FindAllString(object.body, -1) { // which JSONEq rounds
+				require.Contains(t, string(list.Items[0].Content.Raw), number)
+			}
+		})
+	}
+	found := s.versions(t, 200, "root", historyPath+"/namespaces/default/changes?labelSelector=app%3Dx")
+	require.ElementsMatch(t, []string{"create jobs.batch/x root unknown", "create replicationcontrollers/x root unknown"}, summary(found), "labels from a template")
 }
 
 // Who may read one namespace sees nothing of another one, at no moment, and sees Secrets only with a right on them.

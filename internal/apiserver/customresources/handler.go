@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -299,17 +300,10 @@ func (h *definitionHandler) schemaOf(apiVersion string) *verbatim.Schema {
 // schemasOf compiles the schemas of a CRD. What upstream does with them, it does by schemas that nobody else can have.
 func schemasOf(crd *apiextensionsv1.CustomResourceDefinition) map[string]*verbatim.Schema {
 	schemas := map[string]*verbatim.Schema{}
-	if crd.Spec.PreserveUnknownFields {
-		return schemas
-	}
 	for _, v := range crd.Spec.Versions {
-		var internal apiextensions.JSONSchemaProps
-		if v.Schema == nil || v.Schema.OpenAPIV3Schema == nil || apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(v.Schema.OpenAPIV3Schema, &internal, nil) != nil {
+		structural := SchemaOf(crd, v.Name)
+		if structural == nil {
 			continue
-		}
-		structural, err := structuralschema.NewStructural(&internal)
-		if err != nil {
-			continue // the handler says so
 		}
 		apiVersion := crd.Spec.Group + "/" + v.Name
 		if s, err := verbatim.New(apiVersion, crd.Status.AcceptedNames.Kind, structural); err == nil {
@@ -317,6 +311,24 @@ func schemasOf(crd *apiextensionsv1.CustomResourceDefinition) map[string]*verbat
 		}
 	}
 	return schemas
+}
+
+// SchemaOf is the schema of a version of a CRD, by which its objects get their defaults. It is nil if there is no such
+// version, or if upstream's handler does nothing by its schema, or refuses to.
+func SchemaOf(crd *apiextensionsv1.CustomResourceDefinition, version string) *structuralschema.Structural {
+	at := slices.IndexFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Name == version })
+	if at < 0 || crd.Spec.PreserveUnknownFields || crd.Spec.Versions[at].Schema == nil || crd.Spec.Versions[at].Schema.OpenAPIV3Schema == nil {
+		return nil
+	}
+	var internal apiextensions.JSONSchemaProps
+	if apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(crd.Spec.Versions[at].Schema.OpenAPIV3Schema, &internal, nil) != nil {
+		return nil
+	}
+	structural, err := structuralschema.NewStructural(&internal)
+	if err != nil {
+		return nil // the handler says so
+	}
+	return structural
 }
 
 // established back-dates the condition. Upstream delays creates for two seconds after it, because other servers may not

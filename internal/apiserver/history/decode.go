@@ -11,10 +11,13 @@ import (
 	"strings"
 
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	structuraldefaulting "k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
@@ -25,8 +28,8 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// decode returns the object of a row in the version in which it is stored, as clients see it.
-func (s *store) decode(ctx context.Context, row projection.Row) (*unstructured.Unstructured, error) {
+// decode returns the object of a row in the version in which it is stored, as clients see it: with the defaults of today.
+func (s *store) decode(ctx context.Context, page *page, row projection.Row) (*unstructured.Unstructured, error) {
 	resource := resourceOf(row)
 	plain, err := kubestore.Plain(ctx, s.Stores.Transformer(resource), row)
 	if err != nil {
@@ -34,7 +37,12 @@ func (s *store) decode(ctx context.Context, row projection.Row) (*unstructured.U
 	}
 	object := &unstructured.Unstructured{}
 	if row.ContentType == runtime.ContentTypeProtobuf {
-		typed, kind, err := decoderOf(resource.Group).Decode(resources.Unpadded(plain), nil, nil)
+		scheme, codecs := schemeOf(resource.Group)
+		internal, kind, err := codecs.UniversalDecoder().Decode(resources.Unpadded(plain), nil, nil) // with defaults
+		if err != nil {
+			return nil, fmt.Errorf("decode revision %d: %w", row.Revision, err)
+		}
+		typed, err := scheme.ConvertToVersion(internal, kind.GroupVersion())
 		if err != nil {
 			return nil, fmt.Errorf("decode revision %d: %w", row.Revision, err)
 		}
@@ -43,24 +51,52 @@ func (s *store) decode(ctx context.Context, row projection.Row) (*unstructured.U
 		}
 		object.SetGroupVersionKind(*kind)
 	} else {
-		decoded, _, err := resources.CustomCodec().Decode(plain, nil, object)
-		if err != nil {
+		if _, _, err := resources.CustomCodec().Decode(plain, nil, object); err != nil {
 			return nil, fmt.Errorf("decode revision %d: %w", row.Revision, err)
 		}
-		object = decoded.(*unstructured.Unstructured)
+		schema, err := page.schemaOf(ctx, s.Definitions, resource, object.GroupVersionKind().Version)
+		if err != nil {
+			return nil, err
+		}
+		if schema != nil {
+			structuraldefaulting.Default(object.Object, schema)
+			structuraldefaulting.PruneNonNullableNullsWithoutDefaults(object.Object, schema)
+		}
 	}
 	object.SetResourceVersion(fmt.Sprint(uint64(row.Revision)))
 	return object, nil
 }
 
-func decoderOf(group string) runtime.Decoder {
+// schemaOf returns what a definition says of a version today, nil if it says nothing.
+func (p *page) schemaOf(ctx context.Context, definitions *customresources.Reader, resource schema.GroupResource, version string) (*structuralschema.Structural, error) {
+	id := resource.WithVersion(version)
+	if known, ok := p.schemas[id]; ok {
+		return known, nil
+	}
+	definition, err := definitions.Get(ctx, resource.String())
+	if err != nil {
+		return nil, err
+	}
+	if p.schemas == nil {
+		p.schemas = map[schema.GroupVersionResource]*structuralschema.Structural{}
+	}
+	var found *structuralschema.Structural
+	if definition != nil {
+		found = customresources.SchemaOf(definition, version)
+	}
+	p.schemas[id] = found
+	return found, nil
+}
+
+// schemeOf is that of the built-in objects of a group.
+func schemeOf(group string) (*runtime.Scheme, serializer.CodecFactory) {
 	switch group {
 	case customresources.Resource.Group:
-		return crdserver.Codecs.UniversalDeserializer()
+		return crdserver.Scheme, crdserver.Codecs
 	case apiregistration.GroupName:
-		return aggregatorscheme.Codecs.UniversalDeserializer()
+		return aggregatorscheme.Scheme, aggregatorscheme.Codecs
 	}
-	return legacyscheme.Codecs.UniversalDeserializer()
+	return legacyscheme.Scheme, legacyscheme.Codecs
 }
 
 func resourceOf(row projection.Row) schema.GroupResource {

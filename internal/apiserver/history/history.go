@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -102,15 +103,18 @@ const (
 	heavyPage = 256 << 10
 )
 
-// effort is what a page has taken.
-type effort struct{ bytes, events int }
+// page is what one page has taken, and the schemas of custom resources that it has met.
+type page struct {
+	bytes, events int
+	schemas       map[schema.GroupVersionResource]*structuralschema.Structural
+}
 
 // spend counts bytes that were decoded or are answered, and waits for a turn if they have become many. It fails when
 // the request has ended.
-func (e *effort) spend(ctx context.Context, bytes int) error {
-	before := e.bytes
-	e.bytes += bytes
-	if before <= heavyPage && e.bytes > heavyPage {
+func (p *page) spend(ctx context.Context, bytes int) error {
+	before := p.bytes
+	p.bytes += bytes
+	if before <= heavyPage && p.bytes > heavyPage {
 		if err := kubestore.TakeTurn(ctx); err != nil {
 			return err
 		}
@@ -261,7 +265,7 @@ func (r *versions) Get(ctx context.Context, name string, _ *metav1.GetOptions) (
 		if !allowed || e.Key.Cluster != r.Cell.Cluster || e.Key.Namespace != q.namespace || hidden(e.Key) {
 			return nil, missing // as if there were none, because the name says nothing of the object
 		}
-		v, _, err := r.describe(ctx, &q, &effort{}, rowOf(e), nil)
+		v, _, err := r.describe(ctx, &q, &page{}, rowOf(e), nil)
 		return v, err
 	}
 	return nil, missing
@@ -306,7 +310,7 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 	if end > q.limit || next > 0 && end > 1 {
 		end, next = end-1, rows[end-2].Revision
 	}
-	rights, spent := rights{r.store, map[eventlog.Key]bool{}}, effort{}
+	rights, page := rights{r.store, map[eventlog.Key]bool{}}, page{}
 	for i, row := range rows[:end] {
 		allowed, err := rights.get(ctx, row.ID) // what is stored there may be another group's
 		if err != nil {
@@ -319,14 +323,14 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 		if i+1 < len(rows) {
 			before = &rows[i+1]
 		}
-		v, sets, err := r.describe(ctx, &q, &spent, row, before)
+		v, sets, err := r.describe(ctx, &q, &page, row, before)
 		if err != nil {
 			return nil, err
 		}
 		if q.wants(v, sets...) {
 			list.Items = append(list.Items, *v)
 		}
-		if spent.bytes > mostBytes && i+1 < end {
+		if page.bytes > mostBytes && i+1 < end {
 			next = row.Revision
 			break
 		}
@@ -370,7 +374,7 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	if err != nil {
 		return nil, err
 	}
-	rights, spent := rights{r.store, map[eventlog.Key]bool{}}, effort{}
+	rights, page := rights{r.store, map[eventlog.Key]bool{}}, page{}
 	list := &ChangeList{Items: []Change{}}
 	list.ResourceVersion = fmt.Sprint(uint64(upto))
 	last := map[string]projection.Row{}
@@ -382,11 +386,11 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 		if err != nil {
 			return nil, readError(err)
 		}
-		spent.events++
-		if err := r.change(ctx, &q, &rights, &spent, e, last, list); err != nil {
+		page.events++
+		if err := r.change(ctx, &q, &rights, &page, e, last, list); err != nil {
 			return nil, err
 		}
-		if len(list.Items) >= q.limit || spent.bytes > mostBytes || spent.events >= mostEvents {
+		if len(list.Items) >= q.limit || page.bytes > mostBytes || page.events >= mostEvents {
 			if e.Revision < upto {
 				list.Continue = fmt.Sprintf("%d.%d", e.Revision, upto)
 			}
@@ -397,7 +401,7 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 }
 
 // change adds an event to the list if it is wanted. Last has the last version that was seen of each key.
-func (r *changes) change(ctx context.Context, q *question, rights *rights, spent *effort, e eventlog.Event,
+func (r *changes) change(ctx context.Context, q *question, rights *rights, page *page, e eventlog.Event,
 	last map[string]projection.Row, list *ChangeList) error {
 	if e.Key.Cluster != r.Cell.Cluster || q.namespace != "" && e.Key.Namespace != q.namespace || hidden(e.Key) {
 		return nil
@@ -414,7 +418,7 @@ func (r *changes) change(ctx context.Context, q *question, rights *rights, spent
 	if known, ok := last[row.Key]; ok {
 		before = &known
 	}
-	v, sets, err := r.describe(ctx, q, spent, row, before)
+	v, sets, err := r.describe(ctx, q, page, row, before)
 	if err != nil {
 		return err
 	}
@@ -503,7 +507,7 @@ const unknown = "unknown"
 
 // describe makes the version of a row, and says which labels its object has and had. Before is the version before, nil
 // if it must be read.
-func (s *store) describe(ctx context.Context, q *question, spent *effort, row projection.Row, before *projection.Row) (*Version, []labels.Set, error) {
+func (s *store) describe(ctx context.Context, q *question, page *page, row projection.Row, before *projection.Row) (*Version, []labels.Set, error) {
 	v := &Version{Verb: verbs[row.Op], User: cmp.Or(row.Author.User, unknown), ActingAs: row.Author.As, UserAgent: row.Author.Agent,
 		RequestID: row.RequestID,
 		Object:    Reference{Group: row.ID.Group, Resource: row.ID.Resource, Namespace: row.ID.Namespace, Name: row.ID.Name}}
@@ -516,10 +520,10 @@ func (s *store) describe(ctx context.Context, q *question, spent *effort, row pr
 	if before != nil {
 		size += len(before.Value)
 	}
-	if err := spent.spend(ctx, size); err != nil {
+	if err := page.spend(ctx, size); err != nil {
 		return nil, nil, err
 	}
-	was, is, err := s.both(ctx, row, before)
+	was, is, err := s.both(ctx, page, row, before)
 	if err != nil {
 		v.Unreadable = err.Error()
 		return v, nil, ctx.Err()
@@ -566,19 +570,19 @@ func (s *store) describe(ctx context.Context, q *question, spent *effort, row pr
 			size += len(o.Value.Raw)
 		}
 	}
-	return v, sets, spent.spend(ctx, size)
+	return v, sets, page.spend(ctx, size)
 }
 
 // both decodes the version before and the one of the row. Of a deletion it returns the last state only.
-func (s *store) both(ctx context.Context, row projection.Row, before *projection.Row) (was, is *unstructured.Unstructured, err error) {
+func (s *store) both(ctx context.Context, page *page, row projection.Row, before *projection.Row) (was, is *unstructured.Unstructured, err error) {
 	switch {
 	case before != nil:
-		was, err = s.decode(ctx, *before)
+		was, err = s.decode(ctx, page, *before)
 	case row.Deleted && len(row.Value) > 0: // the event has the last state
-		was, err = s.decode(ctx, row)
+		was, err = s.decode(ctx, page, row)
 	}
 	if err == nil && !row.Deleted {
-		is, err = s.decode(ctx, row)
+		is, err = s.decode(ctx, page, row)
 	}
 	return was, is, err
 }
