@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	storageversion "k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/client-go/discovery"
 )
 
@@ -20,6 +21,8 @@ type kind struct {
 	Names      []string // its singular and its short names
 	// HasStatus says that the status is written by itself, and that writes of the object do not change it.
 	HasStatus bool
+	// Stored says that objects are stored in this version: it has every field that any version has.
+	Stored bool
 }
 
 // catalog is what an API serves: all versions of a group's kinds, the preferred version first.
@@ -49,7 +52,40 @@ func readCatalog(from discovery.DiscoveryInterface) (*catalog, error) {
 			}
 		}
 	}
-	return c, nil
+	return c, c.markStored(from)
+}
+
+// markStored finds the version in which each kind is stored. A kind that is served in a single version is as good as
+// stored in it. Of the others the unaggregated document of any version has a hash of the one that is. API servers that
+// give no hash are taken to store the version that they prefer.
+func (c *catalog) markStored(from discovery.DiscoveryInterface) error {
+	versions := map[schema.GroupResource]int{}
+	for _, k := range c.kinds {
+		versions[k.GroupResource()]++
+	}
+	hashes := map[schema.GroupVersion]map[string]string{} // by resource
+	for i := range c.kinds {
+		k := &c.kinds[i]
+		if versions[k.GroupResource()] == 1 {
+			k.Stored = true
+			continue
+		}
+		preferred, _ := c.of(k.GroupResource())
+		of := preferred.GroupVersion()
+		if hashes[of] == nil {
+			list, err := from.ServerResourcesForGroupVersion(of.String())
+			if err != nil {
+				return err
+			}
+			hashes[of] = map[string]string{}
+			for _, r := range list.APIResources {
+				hashes[of][r.Name] = r.StorageVersionHash
+			}
+		}
+		hash := hashes[of][k.Resource]
+		k.Stored = hash == storageversion.StorageVersionHash(k.Group, k.Version, k.Kind) || hash == "" && k.Version == of.Version
+	}
+	return nil
 }
 
 func (c *catalog) add(list *metav1.APIResourceList) {
@@ -98,13 +134,11 @@ func (c *catalog) find(r schema.GroupResource, version string) (kind, bool) {
 	return kind{}, false
 }
 
-// inBoth returns the kind of a resource in the first version that both serve, as the first serves it.
-func inBoth(first, second *catalog, r schema.GroupResource) (kind, bool) {
-	for _, k := range first.kinds {
-		if k.GroupResource() != r {
-			continue
-		}
-		if _, ok := second.find(r, k.Version); ok {
+// stored returns the kind of a resource in the version in which its objects are stored. Through any other version the
+// fields would be lost that it does not have.
+func (c *catalog) stored(r schema.GroupResource) (kind, bool) {
+	for _, k := range c.kinds {
+		if k.GroupResource() == r && k.Stored {
 			return k, true
 		}
 	}

@@ -2,10 +2,13 @@ package timetravel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -16,7 +19,10 @@ import (
 var (
 	services    = schema.GroupResource{Resource: "services"}
 	jobs        = schema.GroupResource{Group: "batch", Resource: "jobs"}
+	pods        = schema.GroupResource{Resource: "pods"}
+	secrets     = schema.GroupResource{Resource: "secrets"}
 	volumes     = schema.GroupResource{Resource: "persistentvolumes"}
+	claims      = schema.GroupResource{Resource: "persistentvolumeclaims"}
 	namespaces  = schema.GroupResource{Resource: "namespaces"}
 	definitions = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
 )
@@ -43,8 +49,81 @@ func again(object *unstructured.Unstructured, k kind) *unstructured.Unstructured
 	case volumes:
 		unstructured.RemoveNestedField(out.Object, "spec", "claimRef", "uid")
 		unstructured.RemoveNestedField(out.Object, "spec", "claimRef", "resourceVersion")
+	case secrets: // a token is for an account's uid, and is issued anew
+		if of, _, _ := unstructured.NestedString(out.Object, "type"); of == string(corev1.SecretTypeServiceAccountToken) {
+			unstructured.RemoveNestedField(out.Object, "metadata", "annotations", corev1.ServiceAccountUIDKey)
+			unstructured.RemoveNestedField(out.Object, "data", corev1.ServiceAccountTokenKey)
+		}
 	}
 	return out
+}
+
+// runsAgain says why an object must not be made again as it was, empty if it may: it had finished, and what it did would
+// be done once more.
+func runsAgain(object *unstructured.Unstructured, k kind) string {
+	finished := false
+	switch k.GroupResource() {
+	case pods:
+		phase, _, _ := unstructured.NestedString(object.Object, "status", "phase")
+		finished = phase == string(corev1.PodSucceeded) || phase == string(corev1.PodFailed)
+	case jobs:
+		conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
+		finished = slices.ContainsFunc(conditions, func(c any) bool {
+			fields, _ := c.(map[string]any)
+			return fields["status"] == "True" && (fields["type"] == string(batchv1.JobComplete) || fields["type"] == string(batchv1.JobFailed))
+		})
+	}
+	if !finished {
+		return ""
+	}
+	return "it had finished, and would run again: 'show' prints it, for who wants that"
+}
+
+// rebind lets the volume of a claim that was made again know its new uid, or says what stands against it. A volume is
+// bound to a uid, and a claim whose volume is bound to another one is lost.
+func (t *Tool) rebind(ctx context.Context, k kind, then, made *unstructured.Unstructured) []string {
+	name, _, _ := unstructured.NestedString(made.Object, "spec", "volumeName")
+	if k.GroupResource() != claims || name == "" {
+		return nil
+	}
+	problem := func(err error) []string {
+		return []string{fmt.Sprintf("its volume '%s' may still be bound to the claim that is gone: set spec.claimRef.uid of it to %s (%s)", name, made.GetUID(), reason(err))}
+	}
+	now, err := t.at("")
+	if err != nil {
+		return problem(err)
+	}
+	kinds, err := now.kinds()
+	if err != nil {
+		return problem(err)
+	}
+	volume, ok := kinds.of(volumes)
+	if !ok {
+		return nil
+	}
+	to := now.objects(volume, "")
+	for range mostTries {
+		bound, err := now.get(ctx, volume, "", name)
+		if err != nil {
+			return problem(err)
+		}
+		if bound == nil { // it is made again later, and then for any claim of that name
+			return nil
+		}
+		uid, _, _ := unstructured.NestedString(bound.Object, "spec", "claimRef", "uid")
+		if uid != string(then.GetUID()) {
+			return nil
+		}
+		_ = unstructured.SetNestedField(bound.Object, string(made.GetUID()), "spec", "claimRef", "uid") // which has a uid
+		unstructured.RemoveNestedField(bound.Object, "spec", "claimRef", "resourceVersion")
+		if _, err = to.Update(ctx, bound, metav1.UpdateOptions{FieldManager: t.Manager}); err == nil {
+			return []string{fmt.Sprintf("its volume '%s' is bound to it", name)}
+		}
+		if !apierrors.IsConflict(err) {
+			return problem(err)
+		}
+	}
+	return problem(errors.New("others wrote it at the same time"))
 }
 
 // create makes an object, and says what it could not have again. Addresses of a Service may be another's by now.

@@ -188,7 +188,8 @@ func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, si
 	return one, nil
 }
 
-// kindAt is the kind of an object in a version that both moments know, or else the one that has it at all.
+// kindAt is the kind of an object in the version in which it is stored, if both moments serve that, or else in one that
+// either serves.
 func (t *Tool) kindAt(object history.Reference, sides [2]*side) (kind, error) {
 	then, err := sides[0].kinds()
 	if err != nil {
@@ -199,14 +200,26 @@ func (t *Tool) kindAt(object history.Reference, sides [2]*side) (kind, error) {
 		return kind{}, err
 	}
 	of := resourceOf(object)
-	if k, ok := inBoth(later, then, of); ok {
-		return k, nil
+	var candidates []kind
+	for _, side := range []*catalog{later, then} {
+		if k, ok := side.stored(of); ok {
+			candidates = append(candidates, k)
+		}
+		for _, k := range side.kinds {
+			if k.GroupResource() == of {
+				candidates = append(candidates, k)
+			}
+		}
 	}
-	if k, ok := later.of(of); ok {
-		return k, nil
+	for _, k := range candidates {
+		_, was := then.find(of, k.Version)
+		_, is := later.find(of, k.Version)
+		if was && is {
+			return k, nil
+		}
 	}
-	if k, ok := then.of(of); ok {
-		return k, nil
+	if len(candidates) > 0 {
+		return candidates[0], nil
 	}
 	return kind{}, fmt.Errorf("%s is of a kind that was served neither at %s nor at %s: name a moment at which it was", t.title(object), sides[0].revision, sides[1].revision)
 }

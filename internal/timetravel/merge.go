@@ -148,10 +148,12 @@ func (r *reversal) document(p path, before, after, now any) func() any {
 	}
 }
 
-// documentIn is the object that a text is in JSON.
+// documentIn is the object that a text is in JSON. Its numbers keep their digits.
 func documentIn(text string) (map[string]any, bool) {
 	var fields map[string]any
-	return fields, strings.HasPrefix(text, "{") && json.Unmarshal([]byte(text), &fields) == nil
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.UseNumber()
+	return fields, strings.HasPrefix(text, "{") && decoder.Decode(&fields) == nil && !decoder.More()
 }
 
 // object takes back what has changed in the fields of an object.
@@ -253,7 +255,7 @@ func names(list []any, by string) bool {
 	for _, item := range list {
 		name := nameOf(item, by)
 		switch name.(type) {
-		case string, int64, float64:
+		case string, int64, float64, json.Number:
 		default:
 			return false
 		}

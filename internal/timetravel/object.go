@@ -23,26 +23,7 @@ func cleaned(object *unstructured.Unstructured, k kind) *unstructured.Unstructur
 	if k.HasStatus {
 		delete(out.Object, "status")
 	}
-	dropNulls(out.Object)
 	return out
-}
-
-// dropNulls removes fields that say nothing: one encoder writes them and another does not.
-func dropNulls(value any) {
-	switch v := value.(type) {
-	case map[string]any:
-		for name, field := range v {
-			if field == nil {
-				delete(v, name)
-			} else {
-				dropNulls(field)
-			}
-		}
-	case []any:
-		for _, item := range v {
-			dropNulls(item)
-		}
-	}
 }
 
 // onto is what was wanted, as a new version of the live object: with what the server keeps, and with its status.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -31,23 +32,40 @@ type Restore struct {
 	Yes   bool
 }
 
-// passing are the kinds that the control plane makes for itself, all the time. To bring them back would mislead it.
-// ControllerRevisions are none of them: no controller can make an old one again.
+// passing are the kinds that somebody makes anew all the time: the control plane, or the machine that they describe. An
+// old one would mislead whoever reads it. docs/guides has this table. ControllerRevisions are not among them: no
+// controller can make an old one again.
 var passing = map[schema.GroupResource]bool{
+	{Resource: "nodes"}:  true, // with what each kubelet says of its machine
 	{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true,
 	{Group: "coordination.k8s.io", Resource: "leases"}:                     true,
+	{Group: "coordination.k8s.io", Resource: "leasecandidates"}:            true,
 	{Resource: "endpoints"}:                                                true,
 	{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}: true,
+	{Group: "certificates.k8s.io", Resource: "podcertificaterequests"}:     true,
 	{Group: "networking.k8s.io", Resource: "ipaddresses"}:                  true, // made with their Services
 	{Group: "storage.k8s.io", Resource: "volumeattachments"}:               true,
 	{Group: "storage.k8s.io", Resource: "csinodes"}:                        true,
 	{Group: "storage.k8s.io", Resource: "csistoragecapacities"}:            true,
 	{Group: "resource.k8s.io", Resource: "resourceslices"}:                 true,
+	{Group: "internal.apiserver.k8s.io", Resource: "storageversions"}:      true,
+}
+
+// passingNames are the kinds that are never restored, and the objects of others, for people.
+func passingNames() []string {
+	var names []string
+	for of := range passing {
+		names = append(names, of.String())
+	}
+	slices.Sort(names)
+	return append(names, "endpoint slices and Pods that a controller or a kubelet keeps for itself")
 }
 
 // isPassing says that an object follows from others.
 func isPassing(object *unstructured.Unstructured, k kind) bool {
 	switch k.GroupResource() {
+	case pods: // that stands for one of a kubelet's own
+		return object.GetAnnotations()[corev1.MirrorPodAnnotationKey] != ""
 	case schema.GroupResource{Group: "discovery.k8s.io", Resource: "endpointslices"}:
 		return metav1.GetControllerOf(object) != nil
 	case schema.GroupResource{Group: "apiregistration.k8s.io", Resource: "apiservices"}:
@@ -78,6 +96,8 @@ type restoring struct {
 	owners     *owners
 	// made are the namespaces that this restore has made: what the control plane puts there is not somebody else's.
 	made map[string]bool
+	// left are what is not made again, and why.
+	left []string
 	// failures are what could not be restored, and why.
 	failures []string
 }
@@ -112,7 +132,10 @@ func (t *Tool) Restore(ctx context.Context, o Restore) error {
 	if err != nil {
 		return err
 	}
-	t.printPlan(revision, plan, len(all)-len(plan)-later, later)
+	t.printPlan(revision, plan, len(all)-len(plan)-later-len(r.left), later)
+	for _, left := range r.left {
+		t.line("left out: %s", left)
+	}
 	for _, failure := range r.failures {
 		t.line("cannot compare %s", failure)
 	}
@@ -165,7 +188,7 @@ type scope struct {
 	then, now bool
 }
 
-// scopes are the kinds that can be restored, in the version that both sides know.
+// scopes are the kinds that can be restored, in the version in which they are stored.
 func (r *restoring) scopes() ([]scope, error) {
 	then, err := r.past.kinds()
 	if err != nil {
@@ -186,17 +209,18 @@ func (r *restoring) scopes() ([]scope, error) {
 			continue
 		}
 		seen[of] = true
-		if both, ok := inBoth(now, then, of); ok {
-			all = append(all, scope{both, true, true})
-			continue
-		}
 		_, was := then.of(of)
 		_, is := now.of(of)
-		if was && is {
-			r.fail("%s: it was served in other versions only", of)
+		from := now
+		if !is {
+			from = then
+		}
+		stored, ok := from.stored(of)
+		if _, both := then.find(of, stored.Version); !ok || was && !both {
+			r.fail("%s: the version in which it is stored is not served, or was not: fields would be lost", of)
 			continue
 		}
-		all = append(all, scope{k, was, is})
+		all = append(all, scope{stored, was, is})
 	}
 	return all, nil
 }
@@ -339,6 +363,10 @@ func (r *restoring) plan(all []*restored) (plan []*restored, later int) {
 		case one.then != nil && one.then.GetDeletionTimestamp() != nil: // it was on its way out
 			continue
 		case one.now == nil:
+			if why := runsAgain(one.then, one.kind); why != "" {
+				r.left = append(r.left, fmt.Sprintf("%s: %s", r.titleOf(one), why))
+				continue
+			}
 			one.verb = "create"
 		case one.then == nil:
 			// What has a controller goes with it, or its controller decides.
@@ -416,6 +444,11 @@ func (r *restoring) wanted(one *restored, now *unstructured.Unstructured) *unstr
 			keep("metadata", "labels", label)
 			keep("spec", "template", "metadata", "labels", label)
 		}
+	case secrets:
+		keep("metadata", "annotations", corev1.ServiceAccountUIDKey)
+		if of, _, _ := unstructured.NestedString(out.Object, "type"); of == string(corev1.SecretTypeServiceAccountToken) {
+			keep("data", corev1.ServiceAccountTokenKey)
+		}
 	case volumes:
 		keep("spec", "claimRef", "uid")
 		keep("spec", "claimRef", "resourceVersion")
@@ -470,7 +503,7 @@ func (t *Tool) printPlan(revision string, plan []*restored, same, later int) {
 	}
 	t.line("to revision %s: %d to create, %d to update, %d to delete; %d are as they were, %d came later and stay", revision,
 		count["create"], count["update"], count["delete"], same, later)
-	t.line("left to the control plane: events, leases, endpoints, endpoint slices of Services, addresses, attachments, signing requests")
+	t.line("left to those who make them: %s", strings.Join(passingNames(), ", "))
 }
 
 // carryOut does what the plan says about an object.
@@ -544,7 +577,7 @@ func (r *restoring) make(ctx context.Context, one *restored) error {
 		r.made[made.GetName()] = true
 	}
 	r.line("%s was created", r.titleOf(one))
-	r.notes(append(notes, more...))
+	r.notes(slices.Concat(notes, more, r.rebind(ctx, one.kind, one.then, made)))
 	if one.kind.GroupResource() == definitions {
 		return r.served(ctx, made)
 	}

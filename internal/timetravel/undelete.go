@@ -3,6 +3,7 @@ package timetravel
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,6 +36,9 @@ func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
 	if err != nil {
 		return err
 	}
+	if why := runsAgain(content, k); why != "" {
+		return fmt.Errorf("%s is not made again: %s", name, why)
+	}
 	wanted := again(content, k)
 	notes, err := newOwners(t.Client).adopt(ctx, wanted)
 	if err != nil {
@@ -50,7 +54,7 @@ func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
 		return t.whyNotMade(last.Object, err)
 	}
 	t.line("%s was created, revision %s", name, made.GetResourceVersion())
-	t.notes(append(notes, contentsOf(k, made.GetName())...))
+	t.notes(slices.Concat(notes, t.rebind(ctx, k, content, made), contentsOf(k, made.GetName())))
 	return nil
 }
 

@@ -35,6 +35,8 @@ type Undo struct {
 type change struct {
 	version       *history.Version
 	before, after any
+	// last is the last state of an object that the change has deleted, or begun to delete.
+	last *unstructured.Unstructured
 	// deleting says that the change has only begun a deletion.
 	deleting bool
 }
@@ -53,6 +55,7 @@ type undoing struct {
 type outcome struct {
 	verb     string // 'create', 'update', 'delete', or empty if there is nothing to do
 	wanted   *unstructured.Unstructured
+	last     *unstructured.Unstructured // of what is created, as it was in its former life
 	fields   []string
 	conflict string
 }
@@ -288,7 +291,7 @@ func (t *Tool) undoingOf(object history.Reference, versions []history.Version, r
 		c := change{version: v, before: none{}, after: none{}}
 		switch v.Verb {
 		case "delete":
-			c.before = again(content, u.kind).Object
+			c.before, c.last = again(content, u.kind).Object, content
 		case "create":
 			c.after = cleaned(content, u.kind).Object
 		default:
@@ -304,7 +307,7 @@ func (t *Tool) undoingOf(object history.Reference, versions []history.Version, r
 				return u, nil
 			}
 			c.before = cleaned(was, u.kind).Object
-			c.deleting = was.GetDeletionTimestamp() == nil && content.GetDeletionTimestamp() != nil
+			c.last, c.deleting = was, was.GetDeletionTimestamp() == nil && content.GetDeletionTimestamp() != nil
 		}
 		u.changes = append(u.changes, c)
 	}
@@ -335,6 +338,7 @@ func (u *undoing) revert(live *unstructured.Unstructured) outcome {
 	}
 	now := is
 	var fields []string
+	var last *unstructured.Unstructured
 	for i := range u.changes {
 		c := &u.changes[i]
 		r := &reversal{undone: func(p path, value any) bool {
@@ -344,7 +348,10 @@ func (u *undoing) revert(live *unstructured.Unstructured) outcome {
 		case c.after == any(none{}) || c.deleting:
 			switch {
 			case now == any(none{}):
-				now, fields = c.before, append(fields, "")
+				if why := runsAgain(c.last, u.kind); why != "" {
+					return outcome{conflict: why}
+				}
+				now, last, fields = c.before, c.last, append(fields, "")
 			case c.deleting && live != nil && live.GetDeletionTimestamp() != nil:
 				return outcome{conflict: "it is being deleted, which cannot be taken back: run this again when it is gone"}
 			}
@@ -367,7 +374,7 @@ func (u *undoing) revert(live *unstructured.Unstructured) outcome {
 			}
 		}
 	}
-	out := outcome{fields: compact(fields)}
+	out := outcome{fields: compact(fields), last: last}
 	switch {
 	case reflect.DeepEqual(now, is):
 	case now == any(none{}):
@@ -506,7 +513,7 @@ func (t *Tool) carryOut(ctx context.Context, u *undoing) (string, error) {
 			}
 			made, more, err := t.create(ctx, u.kind, o.wanted)
 			if err == nil {
-				return strings.Join(append([]string{fmt.Sprintf("%s was created, revision %s", name, made.GetResourceVersion())}, append(append(notes, more...), contentsOf(u.kind, made.GetName())...)...), "; "), nil
+				return strings.Join(append([]string{fmt.Sprintf("%s was created, revision %s", name, made.GetResourceVersion())}, slices.Concat(notes, more, t.rebind(ctx, u.kind, o.last, made), contentsOf(u.kind, made.GetName()))...), "; "), nil
 			}
 			if !apierrors.IsAlreadyExists(err) {
 				return "", t.whyNotMade(u.object, err)

@@ -2,15 +2,19 @@ package history
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/description/spec"
+	"github.com/logplane/logplane/projection"
 )
 
 // found is a resource that a client has named.
@@ -53,7 +57,39 @@ func (s *store) find(ctx context.Context, name string) (found, error) {
 	if want.Group == "" || isServed(groups, want.Group) || !strings.Contains(want.Group, ".") || hiddenGroup(want.Group) {
 		return found{}, apierrors.NewBadRequest(fmt.Sprintf("there is no resource '%s': write its plural and group, such as deployments.apps", name))
 	}
-	return found{want, true}, nil
+	namespaced, err := s.wasNamespaced(ctx, want)
+	return found{want, namespaced}, err
+}
+
+// wasNamespaced reports the scope of custom resources whose definition is gone, by the definition's last version. Where
+// that is no longer kept they are taken to be in namespaces.
+func (s *store) wasNamespaced(ctx context.Context, of schema.GroupResource) (bool, error) {
+	head, err := s.head(ctx)
+	if err != nil {
+		return false, err
+	}
+	key := s.Stores.Key(customresources.Resource, "", of.String())
+	rows, _, err := s.Cell.Projection.Versions(ctx, key.RowKey(), head+1, 1)
+	if err != nil && !errors.Is(err, projection.ErrExpired) && !errors.Is(err, projection.ErrTrimmed) {
+		return false, readError(err)
+	}
+	if len(rows) == 0 {
+		return true, nil
+	}
+	row := rows[0]
+	before, err := s.before(ctx, &Version{}, row, nil)
+	if err != nil {
+		return false, err
+	}
+	was, is, err := s.both(ctx, &page{}, row, before)
+	if is == nil {
+		is = was
+	}
+	if err != nil || is == nil {
+		return true, ctx.Err()
+	}
+	scope, _, _ := unstructured.NestedString(is.Object, "spec", "scope")
+	return scope != string(apiextensionsv1.ClusterScoped), nil
 }
 
 func isServed(groups []spec.Group, name string) bool {
