@@ -1,0 +1,17 @@
+package timetravel
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The table in docs/history.md has each kind that is left alone.
+func TestWhatIsLeftAloneIsDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/history.md")
+	require.NoError(t, err)
+	for of := range passing {
+		require.Contains(t, string(page), "`"+of.String()+"`")
+	}
+}
