@@ -72,6 +72,8 @@ type Config struct {
 	CacheBytes int64
 	// MaxWatches is how many watches may be open, 429 beyond; 0 for no limit.
 	MaxWatches int
+	// ForbidPrivileged refuses privileged containers (apiserver.Config).
+	ForbidPrivileged bool
 	// Flagz is what '/flagz' shows; nil for nothing.
 	Flagz    flagz.Reader
 	readOnly bool // the cell is only looked at
@@ -131,8 +133,8 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 	}
 	writers := &kubestore.Writers{} // every writer of the cell is in this process
 	server, err := apiserver.New(apiserver.Config{Cell: cell, Logger: slog.Default(), ExternalAddress: d.address, LoopbackOnly: true, Writers: writers,
-		Watches:        apiserver.WatchLimits{User: c.MaxWatches},
-		Flagz:          c.Flagz,
+		Watches: apiserver.WatchLimits{User: c.MaxWatches},
+		Flagz:   c.Flagz, ForbidPrivileged: c.ForbidPrivileged,
 		Authentication: access, RootCAFile: access.ClientCAFile, // dev's authority signs both
 		Authorization: apiserver.Authorization{Mode: "RBAC"}, // even if everyone is in system:masters: '--as' shows the rules at work
 	})

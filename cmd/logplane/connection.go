@@ -40,6 +40,7 @@ type connection struct {
 	s3PathStyle                      bool
 	s3CA                             string
 	encryption, rootCA               string
+	allowPrivileged                  bool
 	cluster                          string
 	logRetention, retention, history time.Duration
 	historyRules                     []projection.HistoryRule
@@ -88,6 +89,12 @@ func (c *connection) registerS3(flags *pflag.FlagSet) {
 func (c *connection) registerObjects(flags *pflag.FlagSet) {
 	flags.StringVar(&c.rootCA, "root-ca-file", "", "certificate that every namespace gets in the ConfigMap kube-root-ca.crt, for Pods to trust this API; none by default. The same for 'init', 'api', 'watcher' and 'lifecycle'")
 	flags.StringVar(&c.encryption, "encryption-provider-config", "", "encrypt resources at rest as this file says, as kube-apiserver reads it; the same for 'init', 'api', 'watcher' and 'lifecycle'")
+	registerPrivileged(flags, &c.allowPrivileged)
+}
+
+// registerPrivileged adds kube-apiserver's flag with the value that every distribution gives it.
+func registerPrivileged(flags *pflag.FlagSet, allow *bool) {
+	flags.BoolVar(allow, "allow-privileged", true, "allow privileged containers, which CNI plugins, CSI drivers and node agents are; the same for every command that has it")
 }
 
 func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration, rules *[]projection.HistoryRule, checkpoints *[]projection.CheckpointRule) {
@@ -209,7 +216,7 @@ func (c *connection) dial() (eventlog.Config, error) {
 
 // apiserver sets what must be the same in every process that writes objects.
 func (c *connection) apiserver(opened *cell) apiserver.Config {
-	return apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: c.encryption, RootCAFile: c.rootCA}
+	return apiserver.Config{Cell: opened.Cell, Logger: slog.Default(), EncryptionConfigFile: c.encryption, RootCAFile: c.rootCA, ForbidPrivileged: !c.allowPrivileged}
 }
 
 // inProcess is an apiserver that only this process calls.

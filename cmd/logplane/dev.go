@@ -21,6 +21,7 @@ func newDev() *cobra.Command {
 		c      localstack.Config
 		limit  memoryLimit
 		bodies []string
+		allow  bool
 	)
 	cmd := &cobra.Command{
 		Use:   "dev",
@@ -37,7 +38,7 @@ func newDev() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			c.Flagz = flagzOf(cmd.Flags())
+			c.Flagz, c.ForbidPrivileged = flagzOf(cmd.Flags()), !allow
 			c.CacheBytes = memory.Caches(unlimitedDevMiB)
 			limit.say(cmd.Context(), cmd.Name(), c.CacheBytes)
 			if c.EventsBodies, err = parseBodies(bodies); err != nil {
@@ -59,6 +60,7 @@ func newDev() *cobra.Command {
 	cmd.Flags().BoolVar(&c.InMemory, "in-memory", false, "keep nothing: the log and the bucket live in memory, only the kubeconfig is in the folder")
 	cmd.Flags().StringVar(&c.EventsListen, "events-listen", "", "loopback address where NATS subscribers receive events and can do nothing else; empty for none")
 	cmd.Flags().IntVar(&c.MaxWatches, "max-watches-per-user", apiserver.DefaultWatchesPerUser, "watches that are served at once, 429 beyond: here everybody is one user; 0 for no limit")
+	registerPrivileged(cmd.Flags(), &allow)
 	limit.register(cmd.Flags(), unlimitedDevMiB)
 	registerBodies(cmd.Flags(), &bodies)
 	c.History = devHistory

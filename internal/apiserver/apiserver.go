@@ -22,6 +22,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
 	restregistry "k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/rest"
+	"k8s.io/kubernetes/pkg/capabilities"
 
 	"github.com/logplane/logplane/internal/apiserver/bootstrap"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
@@ -31,6 +32,7 @@ import (
 // New builds the handler; API groups are built on first use.
 func New(c Config) (*Server, error) {
 	enableFeatures()
+	capabilities.Setup(!c.ForbidPrivileged, 0) // process-wide; later calls do nothing
 	registerUpstreamMetrics()
 	if c.Logger == nil {
 		c.Logger = slog.Default()

@@ -54,6 +54,9 @@ type Config struct {
 	EncryptionConfigFile string
 	// Kubelets says how nodes are reached, and whether they are.
 	Kubelets Kubelets
+	// ForbidPrivileged refuses Pods with privileged containers, and what makes such Pods: kube-apiserver's
+	// --allow-privileged=false. Upstream keeps it for the whole process, and there the first server decides for all.
+	ForbidPrivileged bool
 	// Services says which addresses and node ports Services may have.
 	Services services.Ranges
 	// Requests bounds the requests of this process that are not watches, Watches those that are.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,6 +26,32 @@ import (
 	"github.com/logplane/logplane/eventlog/eventlogtest"
 	"github.com/logplane/logplane/test/product"
 )
+
+// TestAllowPrivileged: privileged containers are allowed unless the flag says otherwise.
+func TestAllowPrivileged(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	where := product.Init(t, eventlogtest.Run(t, t.TempDir()).ClientURL(), filepath.Join(folder, "bucket"))
+	manifest := filepath.Join(folder, "agent.yaml")
+	require.NoError(t, os.WriteFile(manifest, []byte(`
+apiVersion: v1
+kind: Pod
+metadata: {name: agent, namespace: default}
+spec:
+  containers: [{name: agent, image: agent, securityContext: {privileged: true}}]
+`), 0o600))
+	for args, says := range map[string]string{
+		"": "pod/agent created (server dry run)", "--allow-privileged=false": "spec.containers[0].securityContext.privileged: Forbidden: disallowed by cluster policy",
+	} {
+		for _, server := range []*product.Process{
+			product.Serve(t, slices.Concat([]string{"api", "--listen", "127.0.0.1:0", "--authorization-mode", "AlwaysAllow"}, strings.Fields(args), where)...),
+			product.Dev(t, t.TempDir(), append([]string{"--in-memory"}, strings.Fields(args)...)...),
+		} {
+			out, _ := exec.CommandContext(t.Context(), product.Binary(t, "KUBECTL", "kubectl"), "--server", server.URL(), "--cache-dir", folder, "create", "--dry-run=server", "-f", manifest).CombinedOutput()
+			require.Contains(t, string(out), says)
+		}
+	}
+}
 
 // TestKubelet: kubectl logs, exec, attach, port-forward and proxies reach a node whose kubelet streams with upstream's
 // own code. They end when the process that relays them stops.
