@@ -15,6 +15,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/dependents"
+	"github.com/logplane/logplane/internal/apiserver/quotas"
 )
 
 // own creates a ConfigMap with owners.
@@ -198,4 +199,37 @@ func TestRecount(t *testing.T) {
 	require.EqualValues(t, 1, used())
 	c.run()
 	c.eventually(func() bool { return used() == 2 }, "it was recounted")
+}
+
+// TestRecountOfAToldStatus: what a client writes to the status of a quota is one version of it. The next one is counted.
+func TestRecountOfAToldStatus(t *testing.T) {
+	c := newCluster(t)
+	c.createNamespace("n")
+	client := c.client.CoreV1().ResourceQuotas("n")
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"configmaps": resource.MustParse("10")}}}
+	_, err := client.Create(t.Context(), quota, metav1.CreateOptions{})
+	require.NoError(t, err)
+	c.createConfigMap("n", "a")
+	counted := func() bool {
+		view, err := c.cell.Projection.Latest(t.Context())
+		require.NoError(t, err)
+		marked, err := quotas.AllMarked(t.Context(), view, "main")
+		require.NoError(t, err)
+		return len(marked) == 0
+	}
+	c.run()
+	c.eventually(counted, "the new quota was counted")
+	told, err := client.Patch(t.Context(), "q", types.MergePatchType, []byte(`{"status":{"hard":{"configmaps":"2"},"used":{"configmaps":"9"}}}`), metav1.PatchOptions{}, "status")
+	require.NoError(t, err)
+	c.eventually(counted, "the quota was counted again")
+	of := func(o metav1.ListOptions) (hard, used int64) {
+		list, err := client.List(t.Context(), o)
+		require.NoError(t, err)
+		s := list.Items[0].Status
+		return s.Hard.Name("configmaps", resource.DecimalSI).Value(), s.Used.Name("configmaps", resource.DecimalSI).Value()
+	}
+	hard, used := of(metav1.ListOptions{ResourceVersion: told.ResourceVersion, ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+	require.Equal(t, []int64{2, 9}, []int64{hard, used})
+	hard, used = of(metav1.ListOptions{})
+	require.Equal(t, []int64{10, 1}, []int64{hard, used})
 }

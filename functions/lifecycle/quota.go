@@ -26,8 +26,9 @@ func (l *Lifecycle) recountsOfState(ctx context.Context, view *projection.View) 
 	return tasks, nil
 }
 
-// recount counts again what a new quota limits, once every create that could not see the quota has ended. The server
-// counts with each write of the quota, also with one that changes nothing.
+// recount counts again what a quota limits that is new, once every create that could not see the quota has ended, or
+// whose status a client wrote. The server counts with each write of the quota itself, also with one that changes
+// nothing.
 func (l *Lifecycle) recount(ctx context.Context, t task) error {
 	namespace, name := quotas.Marked(t.name)
 	key := quotas.MarkKey(l.config.Cell.Cluster, namespace, name)
@@ -49,7 +50,7 @@ func (l *Lifecycle) recount(ctx context.Context, t task) error {
 	client := l.client.CoreV1().ResourceQuotas(namespace)
 	quota, err := client.Get(ctx, name, metav1.GetOptions{})
 	if err == nil {
-		_, err = client.UpdateStatus(ctx, quota, metav1.UpdateOptions{})
+		_, err = client.Update(ctx, quota, metav1.UpdateOptions{})
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("recount quota '%s' of namespace '%s': %w", name, namespace, err)

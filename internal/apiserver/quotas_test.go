@@ -143,12 +143,10 @@ func TestWhatQuotasLimit(t *testing.T) {
 	s.must(t, 200, toNodePort)
 	require.Equal(t, "1", usedOf(t, s, "q")["services.nodeports"])
 
-	// Quotas themselves, and what nobody may say of them.
+	// Quotas themselves.
 	s.must(t, 201, request{method: "POST", path: resourceQuotas, body: quotaOf("r", `"configmaps":"5"`)})
 	require.Equal(t, "2", usedOf(t, s, "q")["resourcequotas"])
 	s.must(t, 403, request{method: "POST", path: resourceQuotas, body: quotaOf("s", `"configmaps":"5"`)})
-	s.must(t, 200, request{method: "PATCH", path: resourceQuotas + "/q/status", body: `{"status":{"used":{"pods":"100"}}}`, contentType: "application/merge-patch+json"})
-	require.Equal(t, "0", usedOf(t, s, "q")["pods"])
 	s.must(t, 200, request{method: "DELETE", path: resourceQuotas + "/r"})
 	require.Equal(t, "1", usedOf(t, s, "q")["resourcequotas"])
 
@@ -167,6 +165,42 @@ func TestWhatQuotasLimit(t *testing.T) {
 	s.must(t, 201, request{method: "POST", path: widgets, body: widget("c")})
 	s.must(t, 201, request{method: "POST", path: resourceQuotas, body: quotaOf("q", `"count/widgets.example.com":"5","count/pods":"3"`)})
 	require.Equal(t, map[string]string{"count/widgets.example.com": "2", "count/pods": "0"}, usedOf(t, s, "q"))
+}
+
+// TestToldStatusOfAQuota: whoever writes the status of a quota is answered with what he wrote, and so are all who read
+// it. Nobody decides by it: the next charge counts, and so does the next write of the quota, which the lifecycle makes.
+func TestToldStatusOfAQuota(t *testing.T) {
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"a"}}`})
+	s.must(t, 201, request{method: "POST", path: resourceQuotas, body: quotaOf("q", `"configmaps":"2"`)})
+	tell := func(query, hard, used string) answer {
+		return s.must(t, 200, request{
+			method: "PATCH", path: resourceQuotas + "/q/status" + query, contentType: "application/merge-patch+json",
+			body: `{"status":{"hard":{"configmaps":"` + hard + `"},"used":{"configmaps":"` + used + `"}}}`,
+		})
+	}
+	told := func(hard, used string) {
+		t.Helper()
+		tell("?dryRun=All", "9", "9")
+		for _, a := range []answer{tell("", hard, used), s.must(t, 200, request{method: "GET", path: resourceQuotas + "/q"})} {
+			require.Equal(t, hard, fieldOf(a.object(t), "status.hard.configmaps"))
+			require.Equal(t, used, fieldOf(a.object(t), "status.used.configmaps"))
+			require.Equal(t, "2", fieldOf(a.object(t), "spec.hard.configmaps"))
+		}
+	}
+	told("2", "2") // full, they say
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"b"}}`})
+	require.Equal(t, "2", usedOf(t, s, "q")["configmaps"])
+	told("5", "0") // there is much room, they say
+	refused := s.must(t, 403, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"c"}}`})
+	require.Contains(t, refused.body, "exceeded quota: q, requested: configmaps=1, used: configmaps=2, limited: configmaps=2")
+	s.must(t, 200, request{method: "DELETE", path: configMaps + "/b"})
+	got := s.must(t, 200, request{method: "GET", path: resourceQuotas + "/q"}).object(t)
+	require.Equal(t, "1", fieldOf(got, "status.used.configmaps"))
+	require.Equal(t, "2", fieldOf(got, "status.hard.configmaps"))
+	told("7", "7")
+	s.must(t, 200, request{method: "PATCH", path: resourceQuotas + "/q", body: `{}`, contentType: "application/merge-patch+json"})
+	require.Equal(t, "1", usedOf(t, s, "q")["configmaps"])
 }
 
 // TestQuotaOfManyQuotas: what each object's batch would hold is bounded.

@@ -2,7 +2,6 @@ package quotas
 
 import (
 	"context"
-	"fmt"
 	"io"
 
 	corev1 "k8s.io/api/core/v1"
@@ -47,31 +46,17 @@ func (p plugin) Validate(ctx context.Context, a admission.Attributes, _ admissio
 	if e == nil || !e.Handles(a) {
 		return nil
 	}
-	objects, err := p.limits(ctx, a.GetNamespace())
+	all, _, err := p.Quotas.limits(ctx, kubestore.ViewFrom(ctx), a.GetNamespace())
 	if err != nil {
-		return fmt.Errorf("read the quotas of namespace '%s': %w", a.GetNamespace(), err)
+		return err
 	}
-	if len(objects) == 0 && len(p.limited) == 0 {
+	if len(all) == 0 && len(p.limited) == 0 {
 		return nil
 	}
-	limits := make([]corev1.ResourceQuota, len(objects))
-	for i, object := range objects {
-		object.(*corev1.ResourceQuota).DeepCopyInto(&limits[i])
+	limits := make([]corev1.ResourceQuota, len(all))
+	for i, limit := range all {
+		limit.DeepCopyInto(&limits[i])
 	}
 	_, err = resourcequota.CheckRequest(limits, a, e, p.limited)
 	return err
-}
-
-// limits are the quotas of a namespace. A request that is part of a transaction sees what the parts before it have
-// used.
-func (p plugin) limits(ctx context.Context, namespace string) ([]any, error) {
-	if !kubestore.InTransaction(ctx) {
-		return p.rows.ByIndex("namespace", namespace)
-	}
-	objects, err := p.rows.ListAt(ctx, kubestore.ViewFrom(ctx), namespace)
-	all := make([]any, len(objects))
-	for i, object := range objects {
-		all[i] = object
-	}
-	return all, err
 }

@@ -11,6 +11,9 @@
 // A quota is recounted by each write of itself. But a create may have begun before it could see a new quota or a new
 // limit. So the write of one leaves a row beside it, and the lifecycle recounts once more when all such creates have
 // ended.
+//
+// A client that writes a quota's status sees what it wrote, as upstream. Such a status is doubted: the same row says so,
+// nobody decides by it, and the next charge or the lifecycle replaces it by a recount.
 package quotas
 
 import (
@@ -117,22 +120,18 @@ func (q *Quotas) Beside(ctx context.Context, v *projection.View, c kubestore.Cha
 	if c.Before != nil && c.After != nil && !slices.Contains(measured, resource) {
 		return writes, nil
 	}
-	objects, err := q.rows.ListAt(ctx, v, c.Key.Namespace)
-	if err != nil {
-		return nil, fmt.Errorf("read the quotas of namespace '%s': %w", c.Key.Namespace, err)
-	}
-	if len(objects) == 0 {
-		return writes, nil
-	}
 	e := q.evaluator(resource)
 	if e == nil {
 		return writes, nil
 	}
-	if resource == own && c.Before == nil && len(objects) >= maxQuotas {
+	limits, doubted, err := q.limits(ctx, v, c.Key.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	if resource == own && c.Before == nil && len(limits) >= maxQuotas {
 		return nil, apierrors.NewForbidden(c.Resource(), c.Key.Name, fmt.Errorf("a namespace may have at most %d quotas", maxQuotas))
 	}
-	for _, object := range objects {
-		limit := object.(*corev1.ResourceQuota)
+	for _, limit := range limits {
 		key := q.config.Stores.Key(own, limit.Namespace, limit.Name)
 		if key == c.Key {
 			continue
@@ -155,8 +154,49 @@ func (q *Quotas) Beside(ctx context.Context, v *projection.View, c kubestore.Cha
 			return nil, err
 		}
 		writes = append(writes, w)
+		if doubted[limit.Name] { // no longer
+			at, err := v.State(ctx, MarkKey(c.Key.Cluster, limit.Namespace, limit.Name))
+			if err != nil {
+				return nil, err
+			}
+			writes = append(writes, at.Put("text/plain", nil, 0))
+		}
 	}
 	return writes, nil
+}
+
+// limits are the quotas of a namespace as of a view, by name. Those whose status is doubted are named, and have a
+// status that was counted.
+func (q *Quotas) limits(ctx context.Context, v *projection.View, namespace string) (limits []*corev1.ResourceQuota, doubted map[string]bool, err error) {
+	objects, err := q.rows.ListAt(ctx, v, namespace)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the quotas of namespace '%s': %w", namespace, err)
+	}
+	if len(objects) == 0 {
+		return nil, nil, nil
+	}
+	doubted = map[string]bool{}
+	start := MarkKey(q.config.Stores.Key(own, "", "").Cluster, namespace, "").RowKey()
+	for row, err := range v.Scan(ctx, start, projection.PrefixEnd(start), v.Revision()) {
+		if err != nil {
+			return nil, nil, fmt.Errorf("look for doubted quotas of namespace '%s': %w", namespace, err)
+		}
+		if _, name := Marked(row.ID.Name); string(row.Value) == doubt {
+			doubted[name] = true
+		}
+	}
+	for _, object := range objects {
+		limit := object.(*corev1.ResourceQuota)
+		if doubted[limit.Name] {
+			limit = limit.DeepCopy()
+			limit.Status.Hard = limit.Spec.Hard
+			if limit.Status.Used, err = q.count(ctx, v, limit); err != nil {
+				return nil, nil, fmt.Errorf("count what quota '%s' limits: %w", limit.Name, err)
+			}
+		}
+		limits = append(limits, limit)
+	}
+	return limits, doubted, nil
 }
 
 // charge returns what is used of a quota after a change; nil if that is what it was.
@@ -221,11 +261,21 @@ func list(amounts corev1.ResourceList, names []corev1.ResourceName) string {
 	return strings.Join(all, ",")
 }
 
-// Complete recounts a quota that is written, whatever its writer says about its status.
+// isToldStatus says whether a request tells the status of a quota. In a transaction none does: what the transaction has
+// written before cannot be counted, so the status stays the one that was charged.
+func isToldStatus(ctx context.Context) bool {
+	info, ok := request.RequestInfoFrom(ctx)
+	return ok && info.APIGroup == own.Group && info.Resource == own.Resource && info.Subresource == "status" && !kubestore.InTransaction(ctx)
+}
+
+// Complete recounts a quota that is written, unless its writer writes the status.
 func (q *Quotas) Complete(ctx context.Context, v *projection.View, before, after runtime.Object) error {
 	limit, ok := after.(*core.ResourceQuota)
 	if !ok {
 		return fmt.Errorf("recount a %T: not a quota", after)
+	}
+	if isToldStatus(ctx) {
+		return nil
 	}
 	var external corev1.ResourceQuota
 	if err := legacyscheme.Scheme.Convert(limit, &external, nil); err != nil {
@@ -286,6 +336,9 @@ func (q *Quotas) count(ctx context.Context, v *projection.View, limit *corev1.Re
 // Recounts is the resource of the rows that ask for a recount.
 const Recounts = "recounts"
 
+// doubt is the value of such a row while the quota's status is what a client wrote.
+const doubt = "doubt"
+
 const recountsPrefix = "/" + resources.OwnGroup + "/" + Recounts
 
 // MarkKey is the key of the row that asks for a recount of a quota.
@@ -312,11 +365,13 @@ func AllMarked(ctx context.Context, v *projection.View, cluster string) ([]strin
 	return names, nil
 }
 
-// mark asks for a recount of a quota that is new or has new limits, and for none of one that is deleted.
+// mark asks for a recount of a quota that is new, has new limits or a status that a client wrote, and for none of one
+// that is deleted.
 func (q *Quotas) mark(ctx context.Context, v *projection.View, c kubestore.Change) ([]projection.Write, error) {
 	before, _ := c.Before.(*core.ResourceQuota)
 	after, _ := c.After.(*core.ResourceQuota)
-	if before != nil && after != nil && sameLimits(before.Spec.Hard, after.Spec.Hard) {
+	told := before != nil && after != nil && isToldStatus(ctx)
+	if !told && before != nil && after != nil && sameLimits(before.Spec.Hard, after.Spec.Hard) {
 		return nil, nil
 	}
 	at, err := v.State(ctx, MarkKey(c.Key.Cluster, c.Key.Namespace, c.Key.Name))
@@ -325,6 +380,8 @@ func (q *Quotas) mark(ctx context.Context, v *projection.View, c kubestore.Chang
 	}
 	_, live := at.Row()
 	switch {
+	case told:
+		return []projection.Write{at.Put("text/plain", []byte(doubt), 0)}, nil
 	case after != nil:
 		return []projection.Write{at.Put("text/plain", nil, 0)}, nil
 	case live:
