@@ -1,7 +1,11 @@
 package apiserver
 
 import (
+	"context"
+	"errors"
+	"log/slog"
 	"net/http"
+	"time"
 
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -11,6 +15,7 @@ import (
 	policyclient "k8s.io/client-go/kubernetes/typed/policy/v1"
 	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
 	kubeletclient "k8s.io/kubernetes/pkg/kubelet/client"
+	"k8s.io/kubernetes/pkg/probe"
 	"k8s.io/kubernetes/pkg/registry/core/componentstatus"
 	endpointsstore "k8s.io/kubernetes/pkg/registry/core/endpoint/storage"
 	limitrangestore "k8s.io/kubernetes/pkg/registry/core/limitrange/storage"
@@ -24,6 +29,7 @@ import (
 	accountstore "k8s.io/kubernetes/pkg/registry/core/serviceaccount/storage"
 	"k8s.io/kubernetes/pkg/serviceaccount"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
 	"github.com/logplane/logplane/internal/apiserver/tokens"
@@ -194,7 +200,27 @@ func (p *coreProvider) addRest(storage map[string]rest.Storage, opts generic.RES
 	}
 	storage["podtemplates"] = templates
 	storage["limitranges"] = limits
-	// There is no scheduler, no controller manager and no etcd whose health could be reported.
-	storage["componentstatuses"] = componentstatus.NewStorage(func() map[string]componentstatus.Server { return nil })
+	// Upstream names the servers of etcd, and a scheduler and a controller manager on its own machine. What stands in
+	// etcd's place here is the log. Nobody knows whether there are the others, nor where.
+	storage["componentstatuses"] = componentstatus.NewStorage(func() map[string]componentstatus.Server {
+		return map[string]componentstatus.Server{"log": logHealth{p.services.Cell.Log}}
+	})
 	return nil
 }
+
+// logHealth asks the log for its extent.
+type logHealth struct{ log *eventlog.Log }
+
+// DoServerCheck implements componentstatus.Server.
+func (h logHealth) DoServerCheck() (probe.Result, string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), logHealthTimeout)
+	defer cancel()
+	if _, err := h.log.Extent(ctx); err != nil {
+		slog.Warn("the log is not healthy", "error", err)
+		return probe.Failure, "", errors.New("the log does not answer")
+	}
+	return probe.Success, "ok", nil
+}
+
+// logHealthTimeout is shorter than what a request may take, for the answer to say so.
+const logHealthTimeout = 10 * time.Second

@@ -133,9 +133,26 @@ func TestCoreResources(t *testing.T) {
 		require.Equal(t, 201, created.code, "%s: %s", path, created.body)
 		require.Equal(t, 200, request{method: "DELETE", path: "/api/v1/" + path + "/x"}.do(t, s).code, path)
 	}
-	components, err := s.client.CoreV1().ComponentStatuses().List(t.Context(), metav1.ListOptions{})
-	require.NoError(t, err)
-	require.Empty(t, components.Items)
+}
+
+// TestComponentStatuses: the one component that requests need is the log. None is made up.
+func TestComponentStatuses(t *testing.T) {
+	s := bootstrapped(t)
+	list := s.must(t, 200, request{method: "GET", path: "/api/v1/componentstatuses"}).body
+	require.JSONEq(t, `{"kind":"ComponentStatusList","apiVersion":"v1","metadata":{},"items":[`+
+		`{"metadata":{"name":"log"},"conditions":[{"type":"Healthy","status":"True","message":"ok"}]}]}`, list)
+	one := s.must(t, 200, request{method: "GET", path: "/api/v1/componentstatuses/log"})
+	require.Equal(t, "log", fieldOf(one.object(t), "metadata.name"))
+	s.must(t, 404, request{method: "GET", path: "/api/v1/componentstatuses/etcd-0"})
+}
+
+// TestPrivileged: what a CNI plugin or a CSI driver asks for is allowed.
+func TestPrivileged(t *testing.T) {
+	s := bootstrapped(t)
+	const containers = `"containers":[{"name":"c","image":"i","securityContext":{"privileged":true}}]`
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/pods", body: `{"metadata":{"name":"p"},"spec":{"hostNetwork":true,` + containers + `}}`})
+	s.must(t, 201, request{method: "POST", path: "/apis/apps/v1/namespaces/default/daemonsets", body: `{"metadata":{"name":"d"},"spec":{` +
+		`"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{` + containers + `}}}}`})
 }
 
 // TestServiceStatus: the status subresource leaves the claims alone.
