@@ -2,11 +2,11 @@
 //
 // Nouns. A task is one thing that an event may ask for: emptying a terminating namespace, deleting the instances of a
 // terminating CustomResourceDefinition, aggregating ClusterRoles, deleting strays, looking at an object that may be
-// garbage, recounting a quota, releasing a volume, ending a Job or a bootstrap token, registering the versions of
-// custom resources as APIServices, checking remote ones. A task looks at the state and never at the event. So it may
-// run at any time, twice, or in several processes at once. A namespace or a definition settles: for a while after it
-// began to terminate, creates that saw it alive may still land. A stray is an object that landed even later, when its
-// namespace was gone.
+// garbage, recounting a quota, releasing a volume, ending a Job or a bootstrap token, deleting the tokens of a service
+// account, registering the versions of custom resources as APIServices, checking remote ones. A task looks at the state
+// and never at the event. So it may run at any time, twice, or in several processes at once. A namespace or a
+// definition settles: for a while after it began to terminate, creates that saw it alive may still land. A stray is an
+// object that landed even later, when its namespace was gone.
 //
 // An event's path through the package:
 //
@@ -16,7 +16,7 @@
 //     (remote.go), because one tenant or one server could hold up all the others. In each, namespaces take turns.
 //  4. The task runs against the API in the same process, with upstream's semantics: finalizers, preconditions, grace
 //     periods, status conditions (namespace.go, definition.go, role.go, apiservice.go, stray.go, garbage.go, quota.go,
-//     volumes.go, ttl.go).
+//     volumes.go, ttl.go, account.go).
 //  5. What cannot be finished yet waits for the event that changes it, such as the removal of a finalizer. A slow timer
 //     with jitter is there only for what no event announces. No wait is longer than a day.
 //  6. Objects that outlive their TTL are deleted, by the log's time (expiry.go).

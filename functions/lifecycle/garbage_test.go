@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -232,4 +233,41 @@ func TestRecountOfAToldStatus(t *testing.T) {
 	require.Equal(t, []int64{2, 9}, []int64{hard, used})
 	hard, used = of(metav1.ListOptions{})
 	require.Equal(t, []int64{10, 1}, []int64{hard, used})
+}
+
+// TestTokensGoWithTheirAccount: the Secrets with tokens of a service account are deleted after it, and only those.
+func TestTokensGoWithTheirAccount(t *testing.T) {
+	c := newCluster(t)
+	c.createNamespace("n")
+	secrets, accounts := c.client.CoreV1().Secrets("n"), c.client.CoreV1().ServiceAccounts("n")
+	store := func(name, account string, uid types.UID) {
+		_, err := secrets.Create(t.Context(), &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{corev1.ServiceAccountNameKey: account, corev1.ServiceAccountUIDKey: string(uid)}},
+			Type:       corev1.SecretTypeServiceAccountToken, Data: map[string][]byte{"token": []byte("t")},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	made := func(name string) types.UID {
+		account, err := accounts.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		return account.UID
+	}
+	left := func() (names []string) {
+		list, err := secrets.List(t.Context(), metav1.ListOptions{})
+		require.NoError(t, err)
+		for _, s := range list.Items {
+			names = append(names, s.Name)
+		}
+		return names
+	}
+	store("early", "early", made("early"))
+	store("stays", "stays", made("stays"))
+	store("old", "again", made("again"))
+	require.NoError(t, accounts.Delete(t.Context(), "early", metav1.DeleteOptions{}))
+	require.NoError(t, accounts.Delete(t.Context(), "again", metav1.DeleteOptions{}))
+	store("young", "again", made("again"))
+	c.run() // finds what happened before
+	c.eventually(func() bool { return slices.Equal(left(), []string{"stays", "young"}) }, "the tokens of accounts that are gone are gone")
+	require.NoError(t, accounts.Delete(t.Context(), "again", metav1.DeleteOptions{}))
+	c.eventually(func() bool { return slices.Equal(left(), []string{"stays"}) }, "the tokens of the account are gone")
 }

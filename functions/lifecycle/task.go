@@ -32,6 +32,7 @@ const (
 	volumeTask     kind = "volume"
 	jobTask        kind = "job"
 	tokenTask      kind = "token"
+	accountTask    kind = "account"
 	versionsTask   kind = "versions" // of a group of custom resources
 	remoteTask     kind = "remote"   // APIService
 )
@@ -65,6 +66,8 @@ func (t task) isOf(k eventlog.Key) bool {
 		return k.Group == "" && k.Resource == "namespaces"
 	case definitionTask:
 		return k.Group == definitionGroup && k.Resource == "customresourcedefinitions"
+	case accountTask:
+		return k.Group == "" && k.Resource == "serviceaccounts"
 	case versionsTask, remoteTask: // no content asks for them
 		return true
 	}
@@ -112,6 +115,9 @@ func tasksOf(e eventlog.Event) []task {
 	}
 	if k.Namespace != "" {
 		tasks = append(tasks, task{namespaceTask, k.Namespace})
+	}
+	if k.Group == "" && k.Resource == "serviceaccounts" {
+		tasks = append(tasks, taskOf(accountTask, k.Namespace, k.Name))
 	}
 	if isDefault(k) {
 		tasks = append(tasks, task{defaultsTask, k.Namespace})
@@ -170,7 +176,7 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 		}
 		tasks = append(tasks, more...)
 	}
-	for _, of := range []func(context.Context) ([]task, error){l.volumesOfState, l.mortalsOfState} {
+	for _, of := range []func(context.Context) ([]task, error){l.volumesOfState, l.mortalsOfState, l.accountsOfState} {
 		more, err := of(ctx)
 		if err != nil {
 			return nil, err
@@ -209,6 +215,8 @@ func (l *Lifecycle) do(ctx context.Context, t task) ([]task, error) {
 		return nil, l.endJob(ctx, t)
 	case tokenTask:
 		return nil, l.endToken(ctx, t)
+	case accountTask:
+		return nil, l.revokeTokens(ctx, t)
 	case versionsTask:
 		return nil, l.registerVersions(ctx, t.name)
 	case remoteTask:

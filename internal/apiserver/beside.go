@@ -36,10 +36,13 @@ func (s *Server) beside(ctx context.Context, v *projection.View, c kubestore.Cha
 
 // complete is what the server itself writes to the objects of a resource, nil for nothing.
 func (s *Server) complete(resource schema.GroupResource) resources.CompleteFunc {
-	if resource != corev1.Resource("resourcequotas") {
-		return nil
+	switch resource {
+	case corev1.Resource("resourcequotas"):
+		return s.quotas.Complete
+	case corev1.Resource("secrets"):
+		return s.fillSecret
 	}
-	return s.quotas.Complete
+	return nil
 }
 
 // UID is the uid of a stored object. The lifecycle finds the dependents of a deleted object by it.

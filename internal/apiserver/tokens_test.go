@@ -117,6 +117,74 @@ func TestServiceAccountTokens(t *testing.T) {
 	other.must(t, 200, list.bearing(one.issue(t, "")))
 }
 
+// secretOf is a Secret for a token of a service account.
+func secretOf(name, account, more string) string {
+	return `{"metadata":{"name":"` + name + `","annotations":{"kubernetes.io/service-account.name":"` + account + `"}},"type":"kubernetes.io/service-account-token"` + more + `}`
+}
+
+// TestTokensOfSecrets: a Secret for a token of a service account has it when it is created, and the token is good on
+// every process for as long as Secret and account are there.
+func TestTokensOfSecrets(t *testing.T) {
+	key := writeKey(t, "key")
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	require.NoError(t, os.WriteFile(ca, []byte("CERTIFICATE"), 0o600))
+	accounted := withAccounts(t, tokens.Config{Issuers: []string{issuer}, SigningKeyFile: key})
+	one, other, _ := twoServers(t, func(c *Config) { accounted(c); c.RootCAFile = ca })
+	require.NoError(t, one.Bootstrap(t.Context()))
+	const secrets = "/api/v1/namespaces/default/secrets"
+	account := one.must(t, 201, request{method: "POST", path: accounts, body: `{"metadata":{"name":"builder"}}`}.as("root")).object(t)
+	read := func(a answer) (token string) {
+		t.Helper()
+		var secret corev1.Secret
+		require.NoError(t, json.Unmarshal([]byte(a.body), &secret))
+		require.Equal(t, "default", string(secret.Data["namespace"]))
+		require.Equal(t, "CERTIFICATE", string(secret.Data["ca.crt"]))
+		require.Equal(t, fieldOf(account, "metadata.uid"), secret.Annotations["kubernetes.io/service-account.uid"])
+		return string(secret.Data["token"])
+	}
+	token := read(one.must(t, 201, request{method: "POST", path: secrets, body: secretOf("s", "builder", "")}.as("root")))
+	require.Equal(t, token, read(other.must(t, 200, request{method: "GET", path: secrets + "/s"}.as("root"))))
+	me := other.must(t, 201, whoami.bearing(token)).object(t)
+	require.Equal(t, "system:serviceaccount:default:builder", fieldOf(me, "status.userInfo.username"))
+	review := one.must(t, 201, request{method: "POST", path: "/apis/authentication.k8s.io/v1/tokenreviews", body: `{"spec":{"token":"` + token + `"}}`}.as("root")).object(t)
+	require.Equal(t, true, fieldOf(review, "status.authenticated"))
+	require.Equal(t, []any{issuer}, fieldOf(review, "status.audiences"))
+
+	// A token that is taken out of its Secret is revoked; the update that takes it out puts in another.
+	patch := request{method: "PATCH", path: secrets + "/s", contentType: "application/merge-patch+json", body: `{"data":{"token":null,"namespace":null,"ca.crt":"b3RoZXI="}}`}.as("root")
+	again := read(one.must(t, 200, patch))
+	other.must(t, 201, whoami.bearing(again))
+	kept := one.must(t, 200, request{method: "PATCH", path: secrets + "/s", contentType: "application/merge-patch+json", body: `{"metadata":{"labels":{"a":"b"}}}`}.as("root"))
+	require.Equal(t, again, read(kept))
+	require.NotEqual(t, token, again)
+	other.must(t, 401, whoami.bearing(token))
+
+	// It dies with the Secret, and with the account, also if there is another of the same name.
+	one.must(t, 200, request{method: "DELETE", path: secrets + "/s"}.as("root"))
+	other.must(t, 401, whoami.bearing(again))
+	token = read(one.must(t, 201, request{method: "POST", path: secrets, body: secretOf("t", "builder", "")}.as("root")))
+	other.must(t, 201, whoami.bearing(token))
+	one.must(t, 200, request{method: "DELETE", path: accounts + "/builder"}.as("root"))
+	other.must(t, 401, whoami.bearing(token))
+	refused := one.must(t, 422, request{method: "POST", path: secrets, body: secretOf("u", "builder", "")}.as("root"))
+	require.Contains(t, refused.body, "there is no such service account: create it first, and then this Secret")
+	one.must(t, 201, request{method: "POST", path: accounts, body: `{"metadata":{"name":"builder"}}`}.as("root"))
+	other.must(t, 401, whoami.bearing(token))
+	one.must(t, 200, request{method: "PATCH", path: secrets + "/t", contentType: "application/merge-patch+json", body: `{"data":{"token":null}}`}.as("root"))
+	got := one.must(t, 200, request{method: "GET", path: secrets + "/t"}.as("root")).object(t)
+	require.Nil(t, fieldOf(got, "data.token"), "it is of another account")
+}
+
+// TestTokensOfSecretsWithoutAKey: a Secret that would stay empty is refused. One that has its token already is not.
+func TestTokensOfSecretsWithoutAKey(t *testing.T) {
+	s := bootstrapped(t)
+	const secrets = "/api/v1/namespaces/default/secrets"
+	refused := s.must(t, 422, request{method: "POST", path: secrets, body: secretOf("s", "default", "")})
+	require.Contains(t, refused.body, "start each process with --service-account-issuer and --service-account-signing-key-file")
+	s.must(t, 201, request{method: "POST", path: secrets, body: secretOf("s", "default", `,"data":{"token":"YQ=="}`)})
+	s.must(t, 201, request{method: "POST", path: secrets, body: secretOf("t", "nobody", `,"data":{"token":"YQ=="}`)})
+}
+
 // signToken signs a token of a service account for an hour, with the key of a file, after the claims were changed.
 func signToken(t testing.TB, account corev1.ServiceAccount, path, by string, change func(*jwt.Claims)) string {
 	t.Helper()

@@ -1,7 +1,7 @@
 // Package tokens issues the tokens of service accounts, and verifies them.
 //
 // Nouns. A token is a JWT. It names a service account, and may be bound to a Pod, a Secret or a Node: it dies with what
-// it is bound to. An issuer is the URL that names who signed a token. The keys are one private key that signs and any
+// it is bound to. The token of a Secret, which upstream calls legacy, is stored in the Secret that it is bound to. An issuer is the URL that names who signed a token. The keys are one private key that signs and any
 // number of public keys that verify. They are read again when their files change, so keys can be rotated without a
 // restart.
 package tokens
@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -19,10 +20,15 @@ import (
 
 	"gopkg.in/go-jose/go-jose.v2/jwt"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	apiserverserviceaccount "k8s.io/apiserver/pkg/authentication/serviceaccount"
+	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/util/keyutil"
+	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/serviceaccount"
 
 	"github.com/logplane/logplane/internal/reload"
@@ -87,8 +93,8 @@ type Tokens struct {
 
 // keys are what the files hold.
 type keys struct {
-	generator serviceaccount.TokenGenerator // nil without a key that signs
-	verifying serviceaccount.PublicKeysGetter
+	generator, ofSecrets serviceaccount.TokenGenerator // nil without a key that signs
+	verifying            serviceaccount.PublicKeysGetter
 	// discovery is nil for an issuer that OpenID has no discovery for.
 	discovery serviceaccount.OpenIDMetadataProvider
 }
@@ -120,6 +126,9 @@ func (c Config) readKeys() (k keys, err error) {
 			return k, err
 		}
 		if k.generator, err = serviceaccount.JWTTokenGenerator(c.Issuers[0], private); err != nil {
+			return k, fmt.Errorf("use '%s': %w", c.SigningKeyFile, err)
+		}
+		if k.ofSecrets, err = serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, private); err != nil {
 			return k, fmt.Errorf("use '%s': %w", c.SigningKeyFile, err)
 		}
 		verifying = append(verifying, private)
@@ -163,10 +172,56 @@ func (t *Tokens) GenerateToken(ctx context.Context, claims *jwt.Claims, private 
 	return t.keys.Get().generator.GenerateToken(ctx, claims, private)
 }
 
+// Fill gives a Secret the token of a service account, its namespace and the certificate, if there is one: what upstream's
+// token controller finds missing. It is only for who issues.
+func (t *Tokens) Fill(ctx context.Context, secret *core.Secret, account *corev1.ServiceAccount, rootCA []byte) error {
+	data := maps.Clone(secret.Data)
+	if data == nil {
+		data = map[string][]byte{}
+	}
+	if len(rootCA) > 0 {
+		data[core.ServiceAccountRootCAKey] = rootCA
+	}
+	if len(data[core.ServiceAccountNamespaceKey]) == 0 {
+		data[core.ServiceAccountNamespaceKey] = []byte(secret.Namespace)
+	}
+	if len(data[core.ServiceAccountTokenKey]) == 0 {
+		public, private := serviceaccount.LegacyClaims(*account, corev1.Secret{ObjectMeta: secret.ObjectMeta})
+		token, err := t.keys.Get().ofSecrets.GenerateToken(ctx, public, private)
+		if err != nil {
+			return fmt.Errorf("issue the token of Secret '%s': %w", secret.Name, err)
+		}
+		data[core.ServiceAccountTokenKey] = []byte(token)
+	}
+	annotations := maps.Clone(secret.Annotations)
+	annotations[core.ServiceAccountUIDKey] = string(account.UID)
+	secret.Data, secret.Annotations = data, annotations
+	return nil
+}
+
 // Authenticator verifies tokens. It checks signature, audience and life first, then calls catchUp, which makes objects
 // as new as the log, and then checks that what the token is bound to still exists.
 func (t *Tokens) Authenticator(objects Objects, catchUp func(context.Context) error) authenticator.Token {
-	return serviceaccount.JWTTokenAuthenticator(t.config.Issuers, newestKeys{t}, t.config.Audiences, catchingUp(serviceaccount.NewValidator(objects), catchUp))
+	ofSecrets, err := serviceaccount.NewLegacyValidator(true, objects, untracked{})
+	if err != nil {
+		panic(err) // it wants what it has
+	}
+	return tokenunion.New(
+		serviceaccount.JWTTokenAuthenticator([]string{serviceaccount.LegacyIssuer}, newestKeys{t}, t.config.Audiences, catchingUp(ofSecrets, catchUp)),
+		serviceaccount.JWTTokenAuthenticator(t.config.Issuers, newestKeys{t}, t.config.Audiences, catchingUp(serviceaccount.NewValidator(objects), catchUp)),
+	)
+}
+
+// untracked takes the day on which the token of a Secret was used, and forgets it. Upstream writes it to a label of the
+// Secret. Here a read would become a write, and it would have to be done before the request has a place.
+type untracked struct{ typedcorev1.SecretInterface }
+
+// Secrets implements upstream's SecretsGetter.
+func (u untracked) Secrets(string) typedcorev1.SecretInterface { return u }
+
+// Patch implements SecretInterface.
+func (untracked) Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (*corev1.Secret, error) {
+	return nil, nil
 }
 
 // catchingUp infers the type of upstream's private claims, which has no name elsewhere.

@@ -1,0 +1,53 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/kubernetes/pkg/apis/core"
+
+	"github.com/logplane/logplane/projection"
+)
+
+// fillSecret gives a Secret of type 'kubernetes.io/service-account-token' what upstream's token controller gives it
+// later. Nobody would fill one that cannot be filled now, so it is refused.
+func (s *Server) fillSecret(ctx context.Context, v *projection.View, before, after runtime.Object) error {
+	secret, ok := after.(*core.Secret)
+	if !ok {
+		return fmt.Errorf("fill a %T: not a Secret", after)
+	}
+	if secret.Type != core.SecretTypeServiceAccountToken {
+		return nil
+	}
+	name := secret.Annotations[core.ServiceAccountNameKey]
+	object, found, err := s.listers.IndexerOf(&corev1.ServiceAccount{}).GetAt(ctx, v, secret.Namespace+"/"+name)
+	if err != nil {
+		return fmt.Errorf("read service account '%s' of namespace '%s': %w", name, secret.Namespace, err)
+	}
+	account, _ := object.(*corev1.ServiceAccount) // nil if it is not found
+	uid := secret.Annotations[core.ServiceAccountUIDKey]
+	theirs := found && (uid == "" || uid == string(account.UID))
+	if theirs && s.tokens.Issues() {
+		return s.tokens.Fill(ctx, secret, account, s.rootCA)
+	}
+	if before != nil || len(secret.Data[core.ServiceAccountTokenKey]) > 0 {
+		return nil
+	}
+	annotations := field.NewPath("metadata", "annotations")
+	var wrong *field.Error
+	switch {
+	case !found:
+		wrong = field.Invalid(annotations.Key(core.ServiceAccountNameKey), name, "there is no such service account: create it first, and then this Secret")
+	case !theirs:
+		wrong = field.Invalid(annotations.Key(core.ServiceAccountUIDKey), uid, "the service account has another uid: leave this annotation out")
+	case s.tokens == nil:
+		wrong = field.Forbidden(field.NewPath("type"), "there is no key to sign its token with: start each process with --service-account-issuer and --service-account-signing-key-file")
+	default: // others sign the tokens that this process verifies
+		return nil
+	}
+	return apierrors.NewInvalid(core.Kind("Secret"), secret.Name, field.ErrorList{wrong})
+}
