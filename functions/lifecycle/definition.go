@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -26,7 +25,7 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	definition, err := l.extensions.ApiextensionsV1().CustomResourceDefinitions().Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		l.remember(t, false)
-		return l.offerNames(ctx, t.name)
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("get definition %q: %w", t.name, err)
@@ -61,10 +60,9 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	return nil
 }
 
-// offerNames lets the group's definitions that were refused a name try again, because the deleted one may have had
-// it. A definition's names are decided in its own write. A write that changes nothing appends nothing.
-func (l *Lifecycle) offerNames(ctx context.Context, gone string) error {
-	_, group, _ := strings.Cut(gone, ".")
+// offerNames lets the group's definitions that were refused a name try again, because one that was deleted or changed may
+// have given it up. A definition's names are decided in its own write. A write that changes nothing appends nothing.
+func (l *Lifecycle) offerNames(ctx context.Context, group string) error {
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
 	list, err := definitions.List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -220,6 +220,8 @@ func (l *Lifecycle) queueEvent(ctx context.Context, e eventlog.Event, queue func
 			if l.isStray(ctx, e) {
 				queue(t, 0)
 			}
+		case t.kind == namesTask: // a definition has several
+			queue(t, contentDelay)
 		case e.Op != eventlog.Deleted || t.isOf(e.Key) || t.kind == defaultsTask:
 			queue(t, 0)
 		case l.isTerminating(t):

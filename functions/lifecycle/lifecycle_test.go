@@ -533,21 +533,41 @@ func (c *cluster) store(name, contentType string, body []byte) {
 	require.NoError(c, err)
 }
 
-// TestDefinitionGetsFreedNames: a kind that another definition has is refused until that definition is gone.
+// TestDefinitionGetsFreedNames: a name that another definition has is refused until that definition is gone, or has given
+// it up in an update, whether or not somebody listens then.
 func TestDefinitionGetsFreedNames(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()
-	c.createDefinitionOf("gadgets", "Widget")
+	c.createDefinitionOf("gadgets", "WidgetList")
 	definitions := c.extensions.ApiextensionsV1().CustomResourceDefinitions()
-	accepted := func() bool {
-		d, err := definitions.Get(context.Background(), "gadgets.example.com", metav1.GetOptions{})
-		require.NoError(t, err)
-		return apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) && apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established)
+	accepted := func(name string) func() bool {
+		return func() bool {
+			d, err := definitions.Get(context.Background(), name+".example.com", metav1.GetOptions{})
+			require.NoError(t, err)
+			return apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) && apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established)
+		}
 	}
-	require.False(t, accepted())
-	c.run()
+	rename := func(name, list string) {
+		_, err := definitions.Patch(t.Context(), name+".example.com", types.MergePatchType, []byte(`{"spec":{"names":{"listKind":"`+list+`"}}}`), metav1.PatchOptions{})
+		require.NoError(t, err)
+	}
+	require.False(t, accepted("gadgets")())
+	stop := c.run()
+	rename("widgets", "Widgets")
+	c.eventually(accepted("gadgets"), "the name that an update gave up is accepted")
+	c.createDefinitionOf("things", "Widgets")
+	require.False(t, accepted("things")())
 	require.NoError(t, definitions.Delete(t.Context(), "widgets.example.com", metav1.DeleteOptions{}))
-	c.eventually(accepted, "the names are accepted")
+	c.eventually(accepted("things"), "the names of a definition that is gone are accepted")
+
+	c.createDefinitionOf("others", "WidgetListList")
+	require.False(t, accepted("others")())
+	stop()
+	rename("gadgets", "Gadgets")
+	require.False(t, accepted("others")())
+	c.restart()
+	c.run()
+	c.eventually(accepted("others"), "the name that was given up meanwhile is accepted")
 }
 
 func TestRolesAreAggregated(t *testing.T) {
@@ -576,6 +596,19 @@ func TestRolesAreAggregated(t *testing.T) {
 	}
 	for _, name := range []string{"view", "edit", "admin"} {
 		c.eventually(grown(name, 1), name+" has the rule")
+	}
+	label := func(value string) {
+		patch := `{"metadata":{"labels":{"rbac.authorization.k8s.io/aggregate-to-view":` + value + `}}}`
+		_, err := roles.Patch(t.Context(), "widgets-view", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		require.NoError(t, err)
+	}
+	label("null")
+	for _, name := range []string{"view", "edit", "admin"} {
+		c.eventually(grown(name, 0), name+" has lost the rule of a role that is no longer part of it")
+	}
+	label(`"true"`)
+	for _, name := range []string{"view", "edit", "admin"} {
+		c.eventually(grown(name, 1), name+" has the rule again")
 	}
 	require.NoError(t, roles.Delete(t.Context(), "widgets-view", metav1.DeleteOptions{}))
 	for _, name := range []string{"view", "edit", "admin"} {
@@ -626,6 +659,18 @@ func TestVersionsAreRegistered(t *testing.T) {
 		return apierrors.IsNotFound(err)
 	}, "one of two definitions is gone")
 	require.EqualValues(t, 1000, priority("v1.example.com"))
+	serve := func(served bool) {
+		patch := fmt.Sprintf(`[{"op":"add","path":"/spec/versions/1","value":{"name":"v3","served":%t,"storage":false,"schema":{"openAPIV3Schema":{"type":"object"}}}}]`, served)
+		if !served {
+			patch = `[{"op":"replace","path":"/spec/versions/1/served","value":false}]`
+		}
+		_, err := definitions.Patch(t.Context(), "gadgets.example.com", types.JSONPatchType, []byte(patch), metav1.PatchOptions{})
+		require.NoError(t, err)
+	}
+	serve(true)
+	c.eventually(func() bool { return priority("v3.example.com") == 1000 }, "a version that an update added is registered")
+	serve(false)
+	c.eventually(func() bool { return priority("v3.example.com") == 0 }, "a version that is no longer served is not")
 	require.NoError(t, definitions.Delete(t.Context(), "gadgets.example.com", metav1.DeleteOptions{}))
 	c.eventually(func() bool { return priority("v1.example.com") == 0 }, "nobody serves the version")
 	require.EqualValues(t, 7, priority("v2.example.com"))

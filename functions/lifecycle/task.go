@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/quotas"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -21,6 +24,7 @@ type kind string
 const (
 	namespaceTask  kind = "namespace"
 	definitionTask kind = "definition"
+	namesTask      kind = "names" // of a group's definitions
 	rolesTask      kind = "roles"
 	strayTask      kind = "stray"
 	collectTask    kind = "collect"
@@ -68,7 +72,7 @@ func (t task) isOf(k eventlog.Key) bool {
 		return k.Group == definitionGroup && k.Resource == "customresourcedefinitions"
 	case accountTask:
 		return k.Group == "" && k.Resource == "serviceaccounts"
-	case versionsTask, remoteTask: // no content asks for them
+	case namesTask, versionsTask, remoteTask: // no content asks for them
 		return true
 	}
 	return k.Group == rolesGroup && k.Resource == "clusterroles"
@@ -96,6 +100,8 @@ func tasksOf(e eventlog.Event) []task {
 		return nil
 	case isOwn(k, quotas.Recounts) && e.Op != eventlog.Deleted:
 		return []task{{recountTask, k.Name}}
+	case isOwn(k, customresources.Names) && e.Op == eventlog.Deleted:
+		return []task{{namesTask, customresources.GroupOfName(k.Name)}}
 	case k.Group == ownGroup:
 		return nil
 	case k.Group == "" && k.Resource == "namespaces":
@@ -163,6 +169,9 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 		if d.DeletionTimestamp != nil {
 			tasks = append(tasks, task{definitionTask, d.Name})
 		}
+		if apihelpers.IsCRDConditionFalse(&d, apiextensionsv1.NamesAccepted) {
+			tasks = append(tasks, task{namesTask, d.Spec.Group})
+		}
 	}
 	services, err := l.registrations.APIServices().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -197,6 +206,8 @@ func (l *Lifecycle) do(ctx context.Context, t task) ([]task, error) {
 		return nil, l.emptyNamespace(ctx, t)
 	case definitionTask:
 		return nil, l.emptyDefinition(ctx, t)
+	case namesTask:
+		return nil, l.offerNames(ctx, t.name)
 	case strayTask:
 		return nil, l.deleteStrays(ctx, t)
 	case collectTask, finishTask:

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
@@ -240,6 +241,15 @@ func setCondition(crd *apiextensions.CustomResourceDefinition, c apiextensions.C
 	apiextensions.SetCRDCondition(crd, c)
 }
 
+// Names is the resource of the claims that hold names.
+const Names = "crdnames"
+
+// GroupOfName is the group of CRDs in which a claim holds a name.
+func GroupOfName(claim string) string {
+	group, _, _ := strings.Cut(claim, ":")
+	return group
+}
+
 // nameClaims names the claims that hold a CRD's accepted names within its group. Two CRDs that are written at once may
 // both find a name free in their view. The log lets only one of them claim it.
 func nameClaims(cluster string) resources.ClaimsFunc {
@@ -266,7 +276,7 @@ func nameClaims(cluster string) resources.ClaimsFunc {
 func nameClaim(cluster string, crd *apiextensions.CustomResourceDefinition, kind, name string) kubestore.Claim {
 	return kubestore.Claim{
 		Key: eventlog.Key{
-			Cluster: cluster, Group: resources.OwnGroup, Resource: "crdnames", Prefix: "/logplane.dev/crdnames",
+			Cluster: cluster, Group: resources.OwnGroup, Resource: Names, Prefix: "/" + resources.OwnGroup + "/" + Names,
 			Name: crd.Spec.Group + ":" + kind + ":" + name,
 		},
 		ContentType: "text/plain",
