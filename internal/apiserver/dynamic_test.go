@@ -364,6 +364,49 @@ func TestMutatingPoliciesDecideAtOnce(t *testing.T) {
 	post("mutatingadmissionpolicybindings", `{"metadata":{"name":"w"},"spec":{"policyName":"w"}}`)
 	const widget = `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w-%d"},"spec":{}}`
 	require.Equal(t, "small", fieldOf(create("/apis/example.com/v1/widgets", widget), "spec.size"))
+
+	// A field that the kind gets in an update.
+	post("mutatingadmissionpolicies", mutatingPolicyOf("x", "widgets", "example.com", applying("Object{spec: Object.spec{shade: 'dark'}}")))
+	post("mutatingadmissionpolicybindings", `{"metadata":{"name":"x"},"spec":{"policyName":"x"}}`)
+	refused := request{method: "POST", path: "/apis/example.com/v1/widgets", body: fmt.Sprintf(widget, 0)}.do(t, other)
+	require.NotEqual(t, 201, refused.code, refused.body)
+	one.must(t, 200, request{method: "PATCH", path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.com", contentType: "application/json-patch+json",
+		body: `[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/shade","value":{"type":"string"}}]`})
+	require.Equal(t, "dark", fieldOf(create("/apis/example.com/v1/widgets", widget), "spec.shade"))
+}
+
+// TestDefaultClassesDecideAtOnce: which class is the default when an update has made it so, or has made it none, counts
+// for the next request of another process.
+func TestDefaultClassesDecideAtOnce(t *testing.T) {
+	one, other, _ := twoServers(t)
+	require.NoError(t, one.Bootstrap(t.Context()))
+	const namespaced = "namespaces/default/"
+	for _, c := range []struct{ classes, class, isDefault, objects, object, field string }{
+		{"/apis/storage.k8s.io/v1/storageclasses", `"provisioner":"example.com/p"`, `{"metadata":{"annotations":{"storageclass.kubernetes.io/is-default-class":"%t"}}}`,
+			"/api/v1/" + namespaced + "persistentvolumeclaims", `"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}`, "spec.storageClassName"},
+		{"/apis/networking.k8s.io/v1/ingressclasses", `"spec":{"controller":"example.com/c"}`, `{"metadata":{"annotations":{"ingressclass.kubernetes.io/is-default-class":"%t"}}}`,
+			"/apis/networking.k8s.io/v1/" + namespaced + "ingresses", `"spec":{"defaultBackend":{"service":{"name":"s","port":{"number":80}}}}`, "spec.ingressClassName"},
+	} {
+		for _, name := range []string{"a", "b"} {
+			one.must(t, 201, request{method: "POST", path: c.classes, body: `{"metadata":{"name":"` + name + `"},` + c.class + `}`})
+		}
+		set := func(name string, isDefault bool) {
+			one.must(t, 200, mergePatch(c.classes+"/"+name, fmt.Sprintf(c.isDefault, isDefault)))
+		}
+		gets := func(class any) {
+			t.Helper()
+			made := other.must(t, 201, request{method: "POST", path: c.objects, body: `{"metadata":{"generateName":"x-"},` + c.object + `}`})
+			require.Equal(t, class, fieldOf(made.object(t), c.field), c.classes)
+		}
+		gets(nil)
+		set("a", true)
+		gets("a")
+		set("a", false)
+		set("b", true)
+		gets("b")
+		one.must(t, 200, request{method: "DELETE", path: c.classes + "/b"})
+		gets(nil)
+	}
 }
 
 // TestParamsDecideAtOnce: params of a custom kind with namespaces, which a binding selects by labels, count for the

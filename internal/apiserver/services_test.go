@@ -362,6 +362,15 @@ func TestServicesByServiceCIDR(t *testing.T) {
 	outside := serviceNamed("outside", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.2.0.1" })
 	_, err = servicesOf(s).Create(t.Context(), outside, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	require.ErrorContains(t, err, "The range of valid IPs is 10.0.0.0/30, 10.1.0.0/30")
+
+	// What is in use stays when its range is gone. Nothing new comes of that range.
+	require.NoError(t, s.client.NetworkingV1().ServiceCIDRs().Delete(t.Context(), "more", metav1.DeleteOptions{}))
+	_, err = servicesOf(s).Create(t.Context(), serviceNamed("late"), metav1.CreateOptions{})
+	require.ErrorContains(t, err, "range is full")
+	kept, err := servicesOf(s).Get(t.Context(), "more", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Equal(t, more.Spec.ClusterIP, kept.Spec.ClusterIP)
+	require.Contains(t, claimed(t, s, "/ipaddresses"), more.Spec.ClusterIP)
 }
 
 func TestServicesOfIPv6(t *testing.T) {
