@@ -60,8 +60,9 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	return nil
 }
 
-// offerNames lets the group's definitions that were refused a name try again, because one that was deleted or changed may
-// have given it up. A definition's names are decided in its own write. A write that changes nothing appends nothing.
+// offerNames lets the group's definitions that were refused a name try again, because one that was deleted or changed
+// may have given it up. A definition's names are decided in its own write. A write that changes nothing appends
+// nothing.
 func (l *Lifecycle) offerNames(ctx context.Context, group string) error {
 	definitions := l.extensions.ApiextensionsV1().CustomResourceDefinitions()
 	list, err := definitions.List(ctx, metav1.ListOptions{})

@@ -202,7 +202,8 @@ func TestRecount(t *testing.T) {
 	c.eventually(func() bool { return used() == 2 }, "it was recounted")
 }
 
-// TestRecountOfAToldStatus: what a client writes to the status of a quota is one version of it. The next one is counted.
+// TestRecountOfAToldStatus: what a client writes to the status of a quota is one version of it. The next one is
+// counted.
 func TestRecountOfAToldStatus(t *testing.T) {
 	c := newCluster(t)
 	c.createNamespace("n")

@@ -533,8 +533,8 @@ func (c *cluster) store(name, contentType string, body []byte) {
 	require.NoError(c, err)
 }
 
-// TestDefinitionGetsFreedNames: a name that another definition has is refused until that definition is gone, or has given
-// it up in an update, whether or not somebody listens then.
+// TestDefinitionGetsFreedNames: a name that another definition has is refused until that definition is gone, or has
+// given it up in an update, whether or not somebody listens then.
 func TestDefinitionGetsFreedNames(t *testing.T) {
 	c := newCluster(t)
 	c.createDefinition()

@@ -804,6 +804,18 @@ var list = []mutant{
 		why: "two writers take the last place of a quota",
 	},
 	{
+		name: "told-status-believed",
+		file: "internal/apiserver/quotas/quotas.go", old: "string(row.Value) == doubt {", new: "string(row.Value) == doubt && name == \"\" {",
+		tests: "TestToldStatusOfAQuota", in: "internal/apiserver",
+		why: "whoever may write the status of a quota lifts it",
+	},
+	{
+		name: "name-given-up-for-nobody",
+		file: "functions/lifecycle/task.go", old: "isOwn(k, customresources.Names) && e.Op == eventlog.Deleted:", new: "isOwn(k, customresources.Names) && e.Op == eventlog.Barrier:",
+		tests: "TestDefinitionGetsFreedNames", in: "functions/lifecycle",
+		why: "a CRD stays without the name that another has given up",
+	},
+	{
 		name: "created-in-a-terminating-namespace",
 		file: "internal/apiserver/namespaces/namespaces.go", old: ".DeletionTimestamp == nil:", new: ".Name == name:",
 		tests: "TestNothingNewInWhatTerminates", in: "internal/apiserver",

@@ -65,7 +65,8 @@ func newShared(c Config) *shared {
 // Prefix of the rows that are read. It ends in a slash.
 func (i *Indexer) Prefix() string { return i.prefix }
 
-func (i *Indexer) view() (*projection.View, error) {
+// View is the newest view.
+func (i *Indexer) View() (*projection.View, error) {
 	v := i.shared.Projection.Current()
 	if v == nil {
 		return nil, ErrNoView
@@ -75,7 +76,7 @@ func (i *Indexer) view() (*projection.View, error) {
 
 // GetByKey takes 'namespace/name' or 'name', which is the rest of the row's key.
 func (i *Indexer) GetByKey(key string) (any, bool, error) {
-	v, err := i.view()
+	v, err := i.View()
 	if err != nil {
 		return nil, false, err
 	}
@@ -125,7 +126,7 @@ func (i *Indexer) AllAt(ctx context.Context, v *projection.View) ([]any, error) 
 
 // scan returns the objects whose key has the prefix, which ends in a slash.
 func (i *Indexer) scan(prefix string) ([]any, error) {
-	v, err := i.view()
+	v, err := i.View()
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/resourcequota/apis/resourcequota/validation"
 
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 // plugin is upstream's ResourceQuota plugin, which charges nothing here. It refuses early what no quota allows, and it
@@ -46,7 +47,11 @@ func (p plugin) Validate(ctx context.Context, a admission.Attributes, _ admissio
 	if e == nil || !e.Handles(a) {
 		return nil
 	}
-	all, _, err := p.Quotas.limits(ctx, kubestore.ViewFrom(ctx), a.GetNamespace())
+	view, err := p.view(ctx)
+	if err != nil {
+		return err
+	}
+	all, _, err := p.limits(ctx, view, a.GetNamespace())
 	if err != nil {
 		return err
 	}
@@ -59,4 +64,12 @@ func (p plugin) Validate(ctx context.Context, a admission.Attributes, _ admissio
 	}
 	_, err = resourcequota.CheckRequest(limits, a, e, p.limited)
 	return err
+}
+
+// view is the newest. A request that is part of a transaction sees what the parts before it have used.
+func (p plugin) view(ctx context.Context) (*projection.View, error) {
+	if kubestore.InTransaction(ctx) {
+		return kubestore.ViewFrom(ctx), nil
+	}
+	return p.rows.View()
 }

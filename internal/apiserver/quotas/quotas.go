@@ -12,8 +12,8 @@
 // limit. So the write of one leaves a row beside it, and the lifecycle recounts once more when all such creates have
 // ended.
 //
-// A client that writes a quota's status sees what it wrote, as upstream. Such a status is doubted: the same row says so,
-// nobody decides by it, and the next charge or the lifecycle replaces it by a recount.
+// A client that writes a quota's status sees what it wrote, as upstream. Such a status is doubted: the same row says
+// so, nobody decides by it, and the next charge or the lifecycle replaces it by a recount.
 package quotas
 
 import (

@@ -1,9 +1,9 @@
 // Package tokens issues the tokens of service accounts, and verifies them.
 //
 // Nouns. A token is a JWT. It names a service account, and may be bound to a Pod, a Secret or a Node: it dies with what
-// it is bound to. The token of a Secret, which upstream calls legacy, is stored in the Secret that it is bound to. An issuer is the URL that names who signed a token. The keys are one private key that signs and any
-// number of public keys that verify. They are read again when their files change, so keys can be rotated without a
-// restart.
+// it is bound to. The token of a Secret, which upstream calls legacy, is stored in the Secret that it is bound to. An
+// issuer is the URL that names who signed a token. The keys are one private key that signs and any number of public
+// keys that verify. They are read again when their files change, so keys can be rotated without a restart.
 package tokens
 
 import (
@@ -172,8 +172,8 @@ func (t *Tokens) GenerateToken(ctx context.Context, claims *jwt.Claims, private 
 	return t.keys.Get().generator.GenerateToken(ctx, claims, private)
 }
 
-// Fill gives a Secret the token of a service account, its namespace and the certificate, if there is one: what upstream's
-// token controller finds missing. It is only for who issues.
+// Fill gives a Secret the token of a service account, its namespace and the certificate, if there is one: what
+// upstream's token controller finds missing. It is only for who issues.
 func (t *Tokens) Fill(ctx context.Context, secret *core.Secret, account *corev1.ServiceAccount, rootCA []byte) error {
 	data := maps.Clone(secret.Data)
 	if data == nil {
