@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/segment"
 )
 
@@ -45,13 +46,16 @@ func (p *Projection) Commit(ctx context.Context) (applied Revision, err error) {
 // Found makes a cell's first root, before its log has events, and says whether there was none. A log with events and a
 // bucket without a root are not of one cell: that is ErrNoRoot. If they were made one, two cells would purge that log.
 func (p *Projection) Found(ctx context.Context) (made bool, err error) {
-	_, err = p.swap(ctx, func(_ context.Context, v *View) (*draft, error) {
+	_, err = p.swap(ctx, func(ctx context.Context, v *View) (*draft, error) {
 		made = v.snap.etag == ""
 		switch {
 		case !made:
 			return nil, nil
 		case len(v.tail.records) > 0:
 			return nil, fmt.Errorf("no '%s', and the log has events up to revision %d: %w", p.rootKey(), v.Revision(), ErrNoRoot)
+		}
+		if err := p.config.Bucket.List(ctx, p.config.Prefix+"/ckpt/", func(bucket.Attributes) error { return errRootLost }); err != nil {
+			return nil, fmt.Errorf("no '%s': %w", p.rootKey(), err)
 		}
 		return v.snap.draft(), nil
 	})

@@ -25,13 +25,16 @@ var (
 	ErrNewer = segment.ErrNewer
 	// ErrNoRoot: the bucket has no root although the cell was founded, or the log has lost its beginning. Nothing can
 	// be read until an operator says where the snapshot is.
-	ErrNoRoot = errors.New("the bucket does not have the log's cell: check the bucket, the prefix and the stream, run 'logplane init' if it has never run on them, or restore the bucket")
+	ErrNoRoot = errors.New("the bucket does not have the log's cell: check the bucket, the prefix and the stream, run 'logplane init' if it has never run on them, or 'logplane recover' if the root was lost")
 	// ErrHole: the log was purged past the root (invariant 5 was broken, or the bucket is an old copy).
-	ErrHole = errors.New("the log was purged past the root: restore a newer bucket, or run 'logplane fence'")
+	ErrHole = errors.New("the log was purged past the root: restore a newer bucket, or run 'logplane recover', which says what is lost")
 
 	// errFenceRaced is wrapped when the root changed while the cell was fenced.
 	errFenceRaced = errors.New("the root changes: a projector is still running, stop it")
 
+	// errRootLost is wrapped when a new cell would be made over the remains of another.
+	errRootLost = errors.New("there are checkpoints of a cell whose root was lost: run 'logplane recover', or give a prefix that holds none")
+
 	// errRootGone is wrapped when a root that was read is not there any more.
-	errRootGone = errors.New("the bucket was emptied")
+	errRootGone = errors.New("the bucket was emptied: restore it, or run 'logplane recover' if the root alone was lost")
 )

@@ -305,8 +305,12 @@ func (p *Projection) rootAfter(ctx context.Context, previous *snapshot) (*snapsh
 		return previous, nil
 	}
 	r, err := decodeRoot(body)
-	if err != nil {
-		return nil, err
+	var now *snapshot
+	if err == nil {
+		now, err = p.newSnapshot(r, etag, previous)
 	}
-	return p.newSnapshot(r, etag, previous)
+	if err != nil && !errors.Is(err, ErrNewer) {
+		err = fmt.Errorf("%w: stop every process of the cell and run 'logplane recover', which says what is left", err)
+	}
+	return now, err
 }

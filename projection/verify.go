@@ -58,6 +58,8 @@ type verification struct {
 	// footers are those that are kept beside their segments.
 	footers  map[string][]byte
 	problems []error
+	// index says why the idx object cannot be read.
+	index error
 	// unread: something could not be read. What seems to contradict it proves nothing.
 	unread bool
 	// rows and events are ascending by revision once all are read.
@@ -102,6 +104,20 @@ func (v *verification) run(ctx context.Context) error {
 	if snap.etag == "" {
 		return fmt.Errorf("read the root: %w", bucket.ErrNotFound)
 	}
+	v.read(ctx, snap)
+	if !v.unread && v.p.config.Log != nil {
+		if err := v.compareLog(ctx); err != nil {
+			v.report("the log: %w", err)
+		}
+	}
+	if !v.unread {
+		v.compareFloor()
+	}
+	return v.list(ctx)
+}
+
+// read reads all that a snapshot names, and checks that it is one history.
+func (v *verification) read(ctx context.Context, snap *snapshot) {
 	v.root, v.etag, v.named, v.lost = snap.root, snap.etag, snap.root.names(), map[string]bool{}
 	v.Objects++
 	v.readFooters(ctx)
@@ -156,14 +172,7 @@ func (v *verification) run(ctx context.Context) error {
 			v.report("events end at %d, not at the applied revision %d", last, v.root.Applied)
 		}
 		v.compareRows()
-		if v.p.config.Log != nil {
-			if err := v.compareLog(ctx); err != nil {
-				v.report("the log: %w", err)
-			}
-		}
-		v.compareFloor()
 	}
-	return v.list(ctx)
 }
 
 // countRows is how many rows segments have.
@@ -213,7 +222,8 @@ func (v *verification) readFooters(ctx context.Context) {
 			footers = append(footers, v.root.Footers...)
 		}
 		if err != nil {
-			v.report("read %s: %w", v.root.Index, err)
+			v.index = fmt.Errorf("read %s: %w", v.root.Index, err)
+			v.problems = append(v.problems, v.index)
 		}
 	}
 	v.footers = bySegment(footers)

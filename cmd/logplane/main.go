@@ -110,7 +110,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 	root.PersistentFlags().TextVar(&level, "log-level", logLevel{slog.LevelInfo}, "'debug', 'info', 'warn' or 'error'")
 	registerMetrics()
 	root.AddCommand(
-		newDev(), newAPI(), newWatcher(), newFront(), newProjector(), newLifecycle(), newExpiry(), newInit(), newInspect(), newDoctor(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newClock(), newForget(), newVersion(),
+		newDev(), newAPI(), newWatcher(), newFront(), newProjector(), newLifecycle(), newExpiry(), newInit(), newInspect(), newDoctor(), newEvents(), newKubeconfig(), newPermissions(), newFence(), newRecover(), newClock(), newForget(), newVersion(),
 	)
 	root.AddCommand(newTimetravel()...)
 	if filepath.Base(os.Args[0]) == plugin {

@@ -1,0 +1,566 @@
+package projection
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection/bucket"
+	"github.com/logplane/logplane/projection/segment"
+)
+
+// RecoverPlan says what Recover would do to a cell whose root is damaged, lost or old, or has done.
+type RecoverPlan struct {
+	// Wrong is what is wrong with the root. It is nil if nothing is, and then there is nothing to recover.
+	Wrong error
+	// From is the key of the newest root or checkpoint of which all can be read, empty for the cell's beginning.
+	// Passed says why newer ones, and what else was looked at, are not used.
+	From   string
+	Passed []error
+	// Revision is the last up to which the bucket has everything, and Time its log time: From and the event segments
+	// that go on from there.
+	Revision Revision
+	Time     time.Time
+	// Log is what the log held. Lost says why none of its events can be kept: it is another's. It is nil if they are.
+	Log  eventlog.Bounds
+	Lost error
+	// Missing is the last revision that neither bucket nor log has; the first is the one after Revision. It is 0 if
+	// nothing is missing. Until is the log time of what comes after, zero if nothing does.
+	Missing Revision
+	Until   time.Time
+	// To is the next revision after the fence that must follow; 0 if none must: nothing is lost.
+	To Revision
+
+	etag   string // of the root, empty if there is none
+	root   *root  // the new one, without what is still to be folded
+	bridge []eventFile
+}
+
+// eventFile is an event segment as the list of the bucket has it.
+type eventFile struct {
+	bucket.Attributes
+	first, last Revision
+}
+
+// remains is what is left of a cell's objects, by key.
+type remains map[string]bucket.Attributes
+
+// recoveredSerials is more than roots were written since a checkpoint.
+const recoveredSerials = 1 << 32
+
+// recoveredID begins the applied request id of a recovered root that is still to be fenced. The log has no such event,
+// so every process stops with ErrDiverged.
+const recoveredID = "recover-"
+
+// PlanRecover finds out what can be had again of a cell whose root cannot be read, is not there, or is older than what
+// the log begins with. It reads all that the new root would name, and writes nothing.
+func (p *Projection) PlanRecover(ctx context.Context) (*RecoverPlan, error) {
+	plan, err := p.planRecover(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("recover: %w", err)
+	}
+	return plan, nil
+}
+
+func (p *Projection) planRecover(ctx context.Context) (*RecoverPlan, error) {
+	plan, there := &RecoverPlan{}, remains{}
+	var err error
+	if plan.Log, err = p.config.Log.Extent(ctx); err != nil {
+		return nil, err
+	}
+	err = p.config.Bucket.List(ctx, p.config.Prefix+"/", func(a bucket.Attributes) error {
+		there[a.Key] = a
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the bucket: %w", err)
+	}
+	newest, err := p.examineRoot(ctx, plan, there)
+	if err != nil || plan.Wrong == nil {
+		return plan, err
+	}
+	candidates, err := p.readCheckpoints(ctx, plan, there)
+	if err != nil {
+		return nil, err
+	}
+	listed := slices.Clone(candidates)
+	if newest != nil && len(there.lacks(newest)) == 0 {
+		candidates = append(candidates, candidate{p.rootKey(), newest})
+	}
+	slices.SortStableFunc(candidates, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(b.root.Forgets, a.root.Forgets), cmp.Compare(b.root.Applied, a.root.Applied))
+	})
+	files := there.events(p.config.Prefix)
+	if len(candidates)+len(files) > 0 { // else this is not the cell's bucket
+		candidates = append(candidates, candidate{"", &root{}})
+	}
+	for _, c := range candidates {
+		err := p.planFrom(ctx, plan, c, listed, files)
+		if err == nil {
+			return plan, nil
+		}
+		if !cannotRead(err) && !errors.Is(err, errUseless) {
+			return nil, err
+		}
+		plan.Passed = append(plan.Passed, fmt.Errorf("%s: %w", cmp.Or(c.key, "the cell's beginning"), err))
+	}
+	return nil, fmt.Errorf("the root: %w; there is nothing below '%s' that a root can be made of: give the cell's own bucket and prefix, or put back a copy of the bucket (%w)",
+		plan.Wrong, p.config.Prefix, errors.Join(plan.Passed...))
+}
+
+// errUseless says that nothing can be made of a root or checkpoint.
+var errUseless = errors.New("nothing can be recovered from it")
+
+// candidate is what a new root may be made of.
+type candidate struct {
+	key  string
+	root *root
+}
+
+// examineRoot reads the root, and says in the plan what is wrong with it. It returns nil if it cannot be read.
+func (p *Projection) examineRoot(ctx context.Context, plan *RecoverPlan, there remains) (*root, error) {
+	body, etag, err := p.config.Bucket.Get(ctx, p.rootKey())
+	if errors.Is(err, bucket.ErrNotFound) {
+		plan.Wrong = errors.New("it is not there")
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the root: %w", err)
+	}
+	plan.etag = etag
+	r, err := decodeRoot(body)
+	if err == nil {
+		_, err = r.inlineRecords()
+	}
+	switch {
+	case errors.Is(err, ErrNewer):
+		return nil, err
+	case err != nil:
+		plan.Wrong = err
+		return nil, nil
+	case len(there.lacks(r)) > 0:
+		plan.Wrong = fmt.Errorf("it names '%s', which is not there as it was", there.lacks(r)[0])
+	case plan.Log.First > r.Applied+1:
+		plan.Wrong = fmt.Errorf("it ends at revision %d, and the log begins at %d: %w", r.Applied, plan.Log.First, ErrHole)
+	}
+	return r, nil
+}
+
+// lacks are the keys of what a root needs and the bucket does not have, or not in that size.
+func (there remains) lacks(r *root) (missing []string) {
+	for _, ref := range slices.Concat(r.Segments, r.Events) {
+		if there[ref.Key].Size != ref.Size {
+			missing = append(missing, ref.Key)
+		}
+	}
+	for _, pg := range r.Pages {
+		if there[pg.Key].Size == 0 {
+			missing = append(missing, pg.Key)
+		}
+	}
+	return missing
+}
+
+// readCheckpoints returns those that can be read and of which all is there, ascending, the younger of two of one
+// revision: the other one was written anew, and is garbage. The plan says which cannot.
+func (p *Projection) readCheckpoints(ctx context.Context, plan *RecoverPlan, there remains) (whole []candidate, err error) {
+	found := slices.SortedFunc(maps.Values(there), func(a, b bucket.Attributes) int {
+		return cmp.Or(cmp.Compare(keyRevision(a.Key), keyRevision(b.Key)), a.Modified.Compare(b.Modified))
+	})
+	for _, a := range found {
+		if !strings.HasPrefix(a.Key, p.config.Prefix+"/ckpt/") {
+			continue
+		}
+		r, err := p.checkpointed(ctx, checkpoint{Revision: keyRevision(a.Key), Key: a.Key})
+		if err == nil {
+			_, err = r.inlineRecords()
+		}
+		switch {
+		case err != nil && !errors.Is(err, ErrDamaged):
+			return nil, err
+		case err != nil:
+			plan.Passed = append(plan.Passed, fmt.Errorf("checkpoint %s: %w", a.Key, ErrDamaged))
+		case len(there.lacks(r)) > 0:
+			plan.Passed = append(plan.Passed, fmt.Errorf("checkpoint %s names '%s', which is not there as it was", a.Key, there.lacks(r)[0]))
+		default:
+			if n := len(whole); n > 0 && whole[n-1].root.Applied == r.Applied {
+				whole = whole[:n-1]
+			}
+			whole = append(whole, candidate{a.Key, r})
+		}
+	}
+	return whole, nil
+}
+
+// keyRevision is the first revision in the name of an object, 0 if that has none.
+func keyRevision(key string) (rev Revision) {
+	_, _ = fmt.Sscanf(key[strings.LastIndexByte(key, '/')+1:], "%d-", &rev)
+	return rev
+}
+
+// events are the event segments, by where they end, the youngest last.
+func (there remains) events(prefix string) (files []eventFile) {
+	for key, a := range there {
+		f := eventFile{Attributes: a}
+		name, ok := strings.CutPrefix(key, prefix+"/events/")
+		if _, err := fmt.Sscanf(name, "%d-%d-", &f.first, &f.last); ok && err == nil && f.first > 0 {
+			files = append(files, f)
+		}
+	}
+	slices.SortFunc(files, func(a, b eventFile) int { return cmp.Or(cmp.Compare(a.last, b.last), a.Modified.Compare(b.Modified)) })
+	return files
+}
+
+// planFrom completes the plan with a candidate, if all that the new root names can be read.
+func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidate, listed []candidate, files []eventFile) error {
+	plan.From, plan.Missing, plan.To, plan.Lost, plan.Until, plan.bridge = c.key, 0, 0, nil, time.Time{}, nil
+	v, err := p.readable(ctx, plan, c.root, files)
+	if err != nil {
+		return err
+	}
+	// As far as the bucket goes on, and then the log: is it the same history?
+	bridged := *plan.root
+	plan.bridge, err = p.readBridge(ctx, v, &bridged, files)
+	if err != nil {
+		return err
+	}
+	within := bridged.Applied >= plan.Log.First && bridged.Applied <= plan.Log.Head
+	if bridged.Applied > plan.root.Applied && bridged.AppliedID == "" && within { // it ends with a barrier
+		e, err := p.config.Log.EventAt(ctx, bridged.Applied)
+		if err != nil {
+			return err
+		}
+		bridged.AppliedID, bridged.AppliedTime = e.RequestID, e.Time.UnixNano()
+	}
+	v.root, v.problems = &bridged, nil
+	v.p.config.Log = p.config.Log
+	slices.SortFunc(v.events, func(a, b fact) int { return cmp.Compare(a.revision, b.revision) })
+	err = cmp.Or(v.compareLog(ctx), errors.Join(v.problems...))
+	plan.Revision, plan.Time = bridged.Applied, unixTime(bridged.AppliedTime)
+	plan.root.Checkpoints = nil
+	for _, older := range listed {
+		if older.root.Applied <= plan.root.Applied && older.root.Forgets <= plan.root.Forgets {
+			plan.root.Checkpoints = append(plan.root.Checkpoints, checkpoint{Revision: older.root.Applied, Time: older.root.Clock, Key: older.key})
+		}
+	}
+	switch {
+	case err == nil:
+		if plan.Log.First <= plan.root.Applied+1 { // the next commit does the rest
+			plan.bridge = nil
+		}
+		return nil
+	case errors.Is(err, ErrHole):
+		plan.Missing = plan.Log.First - 1
+		if plan.Log.First <= plan.Log.Head {
+			e, err := p.config.Log.EventAt(ctx, plan.Log.First)
+			if err != nil {
+				return err
+			}
+			plan.Until = e.Time
+		}
+	case errors.Is(err, eventlog.ErrDiverged) || len(v.problems) > 0:
+		plan.Lost, plan.Missing = err, max(plan.Log.Head, bridged.Applied)
+	default:
+		return err
+	}
+	if c.key == "" {
+		return fmt.Errorf("neither bucket nor log reaches back to there: %w", errUseless)
+	}
+	highest := max(plan.Log.Head, plan.Revision)
+	for _, f := range files {
+		highest = max(highest, f.last)
+	}
+	plan.To = highest + eventlog.FenceGap
+	return nil
+}
+
+// readable makes the plan's root of a candidate's, and reads all that it names. If there is an archive, its event segments
+// are listed again, as far back as they have no hole: a checkpoint does not name them.
+func (p *Projection) readable(ctx context.Context, plan *RecoverPlan, of *root, files []eventFile) (*verification, error) {
+	plain := of.clone()
+	plain.Serial += recoveredSerials
+	plain.Checkpoints = nil
+	roots := []*root{plain}
+	if of.Archive < of.Horizon {
+		whole, err := p.withArchive(ctx, plain, files)
+		switch {
+		case err == nil && whole != nil:
+			roots = []*root{whole, plain}
+		case err != nil:
+			plan.Passed = append(plan.Passed, fmt.Errorf("the archive is given up: %w", err))
+		}
+	}
+	var problems error
+	for _, r := range roots {
+		reader, err := open(Config{Bucket: p.config.Bucket, Prefix: p.config.Prefix, Budget: p.config.Budget})
+		if err != nil {
+			return nil, err
+		}
+		snap, err := reader.newSnapshot(r, "", nil)
+		if err != nil {
+			return nil, err
+		}
+		v := &verification{p: reader}
+		v.read(ctx, snap)
+		if v.index != nil { // it is never needed
+			r.Index, v.problems = "", slices.DeleteFunc(v.problems, func(err error) bool { return err == v.index })
+		}
+		v.compareFloor()
+		if problems = errors.Join(v.problems...); problems == nil {
+			plan.root = r
+			return v, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if len(roots) == 2 && r == roots[0] {
+			plan.Passed = append(plan.Passed, fmt.Errorf("the archive is given up: %w", problems))
+		}
+	}
+	return nil, fmt.Errorf("%w: %w", problems, errUseless)
+}
+
+// withArchive is the root with the event segments from before its floor, or nil if the bucket has none. What rules have
+// let go since is not known, so their objects' past begins at the floor.
+func (p *Projection) withArchive(ctx context.Context, r *root, files []eventFile) (*root, error) {
+	type tiles struct {
+		first Revision
+		file  eventFile
+	}
+	best := map[Revision]tiles{} // by the revision after the last
+	for _, f := range files {
+		t := tiles{f.first, f}
+		if before, ok := best[f.first]; ok {
+			t.first = before.first
+		}
+		if known, ok := best[f.last+1]; !ok || t.first <= known.first {
+			best[f.last+1] = t
+		}
+	}
+	t, ok := best[r.Spilled+1]
+	if !ok || t.first > r.archiveStart() {
+		return nil, nil
+	}
+	whole := *r
+	whole.Pages, whole.Events = nil, nil
+	for next := r.Spilled + 1; next > t.first; next = best[next].file.first {
+		_, ref, err := p.openEvents(ctx, best[next].file)
+		if err != nil {
+			return nil, err
+		}
+		whole.Events = append(whole.Events, ref)
+	}
+	slices.Reverse(whole.Events)
+	whole.Trimmed = slices.Clone(r.Trimmed)
+	for i := range whole.Trimmed {
+		whole.Trimmed[i].Revision = max(whole.Trimmed[i].Revision, r.Floor)
+	}
+	return &whole, nil
+}
+
+// openEvents reads an event segment whole.
+func (p *Projection) openEvents(ctx context.Context, f eventFile) (*segment.Reader, segmentRef, error) {
+	body, _, err := p.config.Bucket.Get(ctx, f.Key)
+	if err != nil {
+		return nil, segmentRef{}, fmt.Errorf("read segment %s: %w", f.Key, err)
+	}
+	reader, err := segment.OpenBytes(f.Key, body)
+	if err == nil {
+		err = reader.Verify(ctx)
+	}
+	if err != nil {
+		return nil, segmentRef{}, err
+	}
+	sum := reader.Summary()
+	return reader, segmentRef{Key: f.Key, Size: sum.Size, Footer: sum.Footer, Rows: sum.Rows, MinKey: []byte(sum.MinKey),
+		MaxKey: []byte(sum.MaxKey), MinRevision: f.first, MaxRevision: f.last}, nil
+}
+
+// readBridge goes on from a root as far as event segments do that no checkpoint names, and returns them. It moves the
+// applied revision along, and adds their events to what is compared with the log. One that is damaged is passed by.
+func (p *Projection) readBridge(ctx context.Context, v *verification, at *root, files []eventFile) (bridge []eventFile, err error) {
+	for i := len(files) - 1; i >= 0; i-- { // the one that reaches farthest
+		f := files[i]
+		if f.first > at.Applied+1 || f.last <= at.Applied {
+			continue
+		}
+		var facts []fact
+		end := *at
+		err := p.bridged(ctx, f, at.Applied, func(r *record) error {
+			end.Applied, end.AppliedID, end.AppliedTime = r.Revision, r.RequestID, r.Time.UnixNano()
+			end.Epoch = max(end.Epoch, r.Epoch)
+			if r.Op != eventlog.Barrier {
+				facts = append(facts, v.factOf(r))
+			}
+			return nil
+		})
+		if cannotRead(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		*at, v.events, bridge, i = end, append(v.events, facts...), append(bridge, f), len(files)
+	}
+	return bridge, nil
+}
+
+// bridged yields the records of an event segment after a revision.
+func (p *Projection) bridged(ctx context.Context, f eventFile, after Revision, yield func(*record) error) error {
+	reader, _, err := p.openEvents(ctx, f)
+	if err != nil {
+		return err
+	}
+	for r, err := range recordsOf(ctx, reader) {
+		if err == nil && r.Revision > after {
+			err = yield(r)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Recover does what the plan says, at an operator's word: all processes of the cell have stopped.
+//
+//  1. What the bucket and the log have after the plan's checkpoint is written as segments, if that is needed. A crash here
+//     leaves garbage.
+//  2. The root is created, or replaced if it is still the one that the plan has seen. If nothing is lost, that is all,
+//     and the log goes on. Otherwise the new root ends with no event of the log: a crash after this leaves a cell that
+//     every process refuses with ErrDiverged, until an operator fences it.
+//  3. The cell is fenced above every revision that was ever used (invariant 9).
+func (p *Projection) Recover(ctx context.Context, plan *RecoverPlan) error {
+	next := &draft{root: plan.root.clone(), over: p.snapshotOf(&root{}, nil, nil, plan.etag, nil)}
+	err := p.refold(ctx, plan, next)
+	if err == nil {
+		err = p.writeIndex(ctx, next)
+	}
+	if err == nil {
+		err = next.check()
+	}
+	if err == nil {
+		_, err = p.put(ctx, next)
+	}
+	if err != nil {
+		return fmt.Errorf("recover: nothing was changed yet, or all of the root was: recover again: %w", err)
+	}
+	if plan.To == 0 {
+		return nil
+	}
+	fence, err := p.PlanFence(ctx, 0)
+	if err == nil {
+		fence.To = max(fence.To, plan.To)
+		err = p.Fence(ctx, fence)
+	}
+	if err != nil {
+		return fmt.Errorf("recover: there is a root again, and it must be fenced: run 'logplane fence': %w", err)
+	}
+	return nil
+}
+
+// refold adds to the draft what comes after its root: of the bucket, and of the log if revisions are missing before it.
+func (p *Projection) refold(ctx context.Context, plan *RecoverPlan, next *draft) (err error) {
+	if next.records, err = next.inlineRecords(); err != nil || plan.To == 0 && plan.bridge == nil {
+		return err
+	}
+	records, bytes := next.records, 0
+	fold := func(r *record) error {
+		next.Epoch = max(next.Epoch, r.Epoch)
+		records = appendRun(records, next.Applied, r)
+		next.Applied, next.AppliedID, next.AppliedTime = r.Revision, r.RequestID, r.Time.UnixNano()
+		if bytes += len(r.Body); bytes <= spillBytes && len(records) < spillEvents {
+			return nil
+		}
+		file, sum, err := sealRecords(records)
+		if err == nil {
+			err = p.writeSegments(ctx, next, records, file, sum)
+		}
+		records, bytes = nil, 0
+		return err
+	}
+	for _, f := range plan.bridge {
+		if err := p.bridged(ctx, f, next.Applied, fold); err != nil {
+			return err
+		}
+	}
+	if plan.To > 0 && plan.Lost == nil {
+		if err := p.foldOver(ctx, plan, next, fold); err != nil {
+			return err
+		}
+	}
+	if next.AppliedID == "" && plan.To == 0 && plan.Log.First <= next.Applied { // a barrier, which the log has
+		e, err := p.config.Log.EventAt(ctx, next.Applied)
+		if err != nil {
+			return err
+		}
+		next.AppliedID, next.AppliedTime = e.RequestID, e.Time.UnixNano()
+	}
+	if plan.To > 0 {
+		next.AppliedID, next.Floor = recoveredID+rand.Text(), next.Applied
+	}
+	return p.spill(ctx, next, records)
+}
+
+// foldOver folds the log's events, with barriers for the missing revisions before them. What an event was over may be
+// among those. So an event of a key is taken at its word, until the log has another one of that key.
+func (p *Projection) foldOver(ctx context.Context, plan *RecoverPlan, next *draft, fold func(*record) error) error {
+	log, err := p.config.Log.Extent(ctx)
+	if err != nil {
+		return err
+	}
+	if log.First != plan.Log.First {
+		return fmt.Errorf("the log begins at %d now, and at %d before: a process of the cell is still running, stop it", log.First, plan.Log.First)
+	}
+	barriers := func(upto Revision, at time.Time) error {
+		if upto <= next.Applied {
+			return nil
+		}
+		return fold(&record{Event: eventlog.Event{Revision: upto, Time: at}})
+	}
+	if err := barriers(log.First-1, unixTime(next.AppliedTime)); err != nil || log.Head < log.First {
+		return err
+	}
+	live := map[string]Revision{} // of keys that the log has events of
+	var batch []*record
+	var last time.Time
+	err = p.config.Log.Tail(ctx, log.First-1, log.Head, func(e eventlog.Event) error {
+		if last = e.Time; e.Op == eventlog.Barrier {
+			return nil
+		}
+		if batch = append(batch, newRecord(e)); e.Left > 0 {
+			return nil
+		}
+		void := slices.ContainsFunc(batch, func(r *record) bool {
+			before, known := live[r.key]
+			if !known {
+				before = r.Base
+			}
+			return !valid(&r.Event, next.Epoch, before)
+		})
+		for _, r := range batch {
+			if r.void = void; !void {
+				live[r.key] = r.Revision
+			}
+			if !void && r.Op == eventlog.Deleted {
+				live[r.key] = 0
+			}
+			if err := fold(r); err != nil {
+				return err
+			}
+		}
+		batch = nil
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return barriers(log.Head, last)
+}
