@@ -17,6 +17,7 @@ func minioBucket(t *testing.T) bucket.Bucket {
 	b, err := s3.Open(t.Context(), s3.Config{Endpoint: server.Endpoint, Region: miniotest.Region, Bucket: "cells",
 		AccessKey: miniotest.AccessKey, SecretKey: miniotest.SecretKey, PathStyle: true})
 	require.NoError(t, err)
-	require.NoError(t, b.Ensure(t.Context()))
+	_, err = b.Ensure(t.Context(), true)
+	require.NoError(t, err)
 	return b
 }

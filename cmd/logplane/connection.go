@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net/url"
@@ -49,6 +50,7 @@ type connection struct {
 	blockCacheFolder                 string
 	blockCacheFolderMiB              int64
 	command                          string // as the log's servers are told
+	createBucket                     bool   // the S3 bucket may be made
 	readOnly                         bool   // for a process that only looks: nothing is written
 	founds                           bool   // for the one command that makes the bucket's first root
 	tracer                           trace.Tracer
@@ -83,6 +85,11 @@ func (c *connection) registerS3(flags *pflag.FlagSet) {
 	flags.StringVar(&c.s3Region, "s3-region", "us-east-1", "region of the bucket")
 	flags.BoolVar(&c.s3PathStyle, "s3-path-style", false, "address the bucket in the path, as MinIO wants it")
 	flags.StringVar(&c.s3CA, "s3-ca-file", "", "CA certificates that the bucket's server must be signed by, instead of the system's")
+}
+
+// registerCreate adds the flag of the commands that may make the bucket itself.
+func (c *connection) registerCreate(flags *pflag.FlagSet) {
+	flags.BoolVar(&c.createBucket, "create-bucket", false, "make the S3 bucket if it is missing, in --s3-region; otherwise a name that was mistyped makes none")
 }
 
 // registerObjects adds the flags that must be the same for every command that writes objects.
@@ -233,6 +240,23 @@ func (c *connection) inProcess(opened *cell, change ...func(*apiserver.Config)) 
 func lacksFolder(u *url.URL) bool {
 	_, err := os.Stat(filepath.FromSlash(u.Path))
 	return u.Scheme == "file" && errors.Is(err, fs.ErrNotExist)
+}
+
+// ensureBucket finds the bucket, or makes it if it may, proves that it does what is needed of one, and says all that.
+func (c *connection) ensureBucket(ctx context.Context, w io.Writer, b bucket.Bucket, prefix string, folderIsNew bool) error {
+	made, err := bucket.Ensure(ctx, b, c.createBucket)
+	if err == nil {
+		err = bucket.Probe(ctx, b, prefix)
+	}
+	if err != nil {
+		return fmt.Errorf("%s is '%s': %w", cmp.Or(c.bucketFlag, "--bucket"), c.bucket, err)
+	}
+	verb := "found"
+	if made || folderIsNew {
+		verb = "made"
+	}
+	fmt.Fprintf(w, "%s the bucket '%s', which does all that is asked of one, as far as a probe shows\n", verb, c.bucket)
+	return nil
 }
 
 // openBucket opens what --bucket names and returns the cell's prefix in it.

@@ -12,7 +12,6 @@ import (
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/localstack"
 	"github.com/logplane/logplane/projection"
-	"github.com/logplane/logplane/projection/bucket"
 )
 
 // paired refuses a log that was used and a folder that is not there, before a mistake has made one. What else may be
@@ -72,8 +71,9 @@ func newInit() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Make a cell: the log's stream, a probe of the bucket, and the objects every cluster has",
-		Long: "Makes the stream if it is missing, proves that the bucket's conditional writes really work, and creates\n" +
-			"the namespaces, roles and priority classes that every cluster has. It may be run again at any time.\n\n" +
+		Long: "Makes the stream if it is missing, proves that the bucket does all that is asked of one (conditional writes above\n" +
+			"all), and creates the namespaces, roles and priority classes that every cluster has. It says what it found and\n" +
+			"what it made, and may be run again at any time. An S3 bucket is made only with --create-bucket.\n\n" +
 			"With --credentials it also makes an authority, a certificate of the server, the key that signs tokens of service\n" +
 			"accounts, and a kubeconfig of an administrator. What is in that folder already is used and never replaced.",
 		Args: cobra.NoArgs,
@@ -107,14 +107,16 @@ func newInit() *cobra.Command {
 			if err := paired(ctx, &where, config); err != nil {
 				return err
 			}
+			u, err := parseURL("--bucket", where.bucket)
+			if err != nil {
+				return err
+			}
+			isNew := lacksFolder(u) // to open it makes it
 			b, prefix, err := where.openBucket(ctx)
 			if err != nil {
 				return err
 			}
-			if err := bucket.Ensure(ctx, b); err != nil {
-				return err
-			}
-			if err := bucket.Probe(ctx, b, prefix); err != nil {
+			if err := where.ensureBucket(ctx, cmd.OutOrStdout(), b, prefix, isNew); err != nil {
 				return err
 			}
 			if err := eventlog.Create(ctx, config); err != nil {
@@ -156,6 +158,7 @@ func newInit() *cobra.Command {
 	}
 	where.register(cmd.Flags())
 	where.registerObjects(cmd.Flags())
+	where.registerCreate(cmd.Flags())
 	cmd.Flags().IntVar(&where.replicas, "replicas", 1, "servers that keep a copy of the log, 1, 3 or 5: 3 in production")
 	registerBodies(cmd.Flags(), &bodies)
 	cmd.Flags().StringVar(&credentials, "credentials", "", "folder in which to make keys, certificates and a kubeconfig, unless it has them; none by default")

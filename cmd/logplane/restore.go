@@ -32,7 +32,7 @@ type copying struct {
 }
 
 // copyingFlags are the flags of 'restore' that say which cell is copied, and where to.
-var copyingFlags = []string{"from", "into", "from-stream", "stream", "s3-endpoint", "s3-region", "s3-path-style", "s3-ca-file"}
+var copyingFlags = []string{"from", "into", "from-stream", "stream", "create-bucket", "s3-endpoint", "s3-region", "s3-path-style", "s3-ca-file"}
 
 func (c *copying) register(flags *pflag.FlagSet) {
 	flags.StringVar(&c.from.bucket, "from", "", "make a new cell of the one in this bucket, 's3://BUCKET/PREFIX' or 'file:///FOLDER'")
@@ -40,6 +40,7 @@ func (c *copying) register(flags *pflag.FlagSet) {
 	flags.StringVar(&c.from.stream, "from-stream", "logplane", "stream of the cell in --from: the prefix in a folder")
 	flags.StringVar(&c.into.stream, "stream", "logplane", "stream of the cell in --into: the prefix in a folder")
 	c.from.registerS3(flags)
+	c.into.registerCreate(flags)
 }
 
 // check refuses flags of the two kinds of restore together.
@@ -116,7 +117,7 @@ func (c *copying) openSource(ctx context.Context) error {
 	return nil
 }
 
-// openTarget opens the bucket that is written to, and makes it if it is missing.
+// openTarget opens the bucket that is written to, and makes it if it is missing and may be made.
 func (c *copying) openTarget(ctx context.Context) error {
 	c.into.s3Endpoint, c.into.s3Region, c.into.s3PathStyle, c.into.s3CA = c.from.s3Endpoint, c.from.s3Region, c.from.s3PathStyle, c.from.s3CA
 	c.into.founds = true
@@ -127,7 +128,8 @@ func (c *copying) openTarget(ctx context.Context) error {
 	c.intoPrefix = into
 	if !sameBucket(c.from.bucket, c.into.bucket) {
 		c.target, c.counted = b, append(c.counted, b)
-		return bucket.Ensure(ctx, b)
+		_, err := bucket.Ensure(ctx, b, c.into.createBucket)
+		return err
 	}
 	if from := c.prefix; from != into && (strings.HasPrefix(into+"/", from+"/") || strings.HasPrefix(from+"/", into+"/")) {
 		return fmt.Errorf("--into is '%s', and one of the prefixes '%s' and '%s' lies in the other: the two cells would take each other's objects for their own", c.into.bucket, from, into)

@@ -35,6 +35,7 @@ import (
 var needs = map[string][]string{
 	"GetObject":     {"s3:GetObject", "s3:ListBucket", "kms:Decrypt"},
 	"PutObject":     {"s3:PutObject", "s3:GetObject", "kms:GenerateDataKey"},
+	"CopyObject":    {"s3:GetObject", "s3:PutObject", "kms:Decrypt", "kms:GenerateDataKey"},
 	"DeleteObject":  {"s3:DeleteObject"},
 	"ListObjectsV2": {"s3:ListBucket"},
 	"HeadBucket":    {"s3:ListBucket"},
@@ -57,6 +58,8 @@ func operation(r *http.Request) asked {
 		a.operation = "HeadBucket"
 	case r.Method == http.MethodGet && key != "":
 		a.operation = "GetObject"
+	case r.Method == http.MethodPut && key != "" && r.Header.Get("x-amz-copy-source") != "":
+		a.operation = "CopyObject"
 	case r.Method == http.MethodPut && key != "":
 		a.operation = "PutObject"
 	case r.Method == http.MethodDelete && key != "":

@@ -7,7 +7,7 @@
 //   - filesystem: show a part of an object, or return from a write that a power failure could undo.
 //   - s3: send a write twice, or one without its condition.
 //
-// A server whose conditional writes do not work is found out by Probe, and must not be used.
+// A server that does not do what Bucket promises is found out by Probe, and must not be used.
 package bucket
 
 import (
@@ -54,12 +54,15 @@ type Bucket interface {
 	Delete(ctx context.Context, key string) error
 }
 
-// Ensure makes the bucket itself where it is missing, if its kind needs that: a folder makes itself.
-func Ensure(ctx context.Context, b Bucket) error {
-	if missing, ok := b.(interface{ Ensure(context.Context) error }); ok {
-		return missing.Ensure(ctx)
+// Ensure finds the bucket itself, if its kind needs that: a folder makes itself. It makes one that is missing only if
+// it may, and says whether it did.
+func Ensure(ctx context.Context, b Bucket, mayMake bool) (made bool, err error) {
+	if missing, ok := b.(interface {
+		Ensure(ctx context.Context, mayMake bool) (bool, error)
+	}); ok {
+		return missing.Ensure(ctx, mayMake)
 	}
-	return nil
+	return false, nil
 }
 
 // Reconnect lets the next request of a bucket make a connection of its own, if its kind has connections. It is for a

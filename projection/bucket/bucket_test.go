@@ -2,7 +2,9 @@ package bucket_test
 
 import (
 	"context"
+	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,7 +17,8 @@ import (
 // unfit is a bucket with one of the defects that real servers have.
 type unfit struct {
 	*memory.Bucket
-	ignoresIfNoneMatch, ignoresIfMatch, createsAreNotAtomic, keepsETag, forgets bool
+	ignoresIfNoneMatch, ignoresIfMatch, createsAreNotAtomic, keepsETag, forgets           bool
+	replacesNothing, ignoresRange, copiesNothing, listsLate, listsBackwards, keepsDeleted bool
 }
 
 func (u unfit) Create(ctx context.Context, key string, body []byte) (string, error) {
@@ -29,6 +32,9 @@ func (u unfit) Create(ctx context.Context, key string, body []byte) (string, err
 func (u unfit) Replace(ctx context.Context, key string, body []byte, etag string) (string, error) {
 	if u.ignoresIfMatch {
 		_, etag, _ = u.Bucket.Get(ctx, key)
+	}
+	if _, _, err := u.Bucket.Get(ctx, key); err != nil && u.replacesNothing {
+		return u.Bucket.Create(ctx, key, body)
 	}
 	renewed, err := u.Bucket.Replace(ctx, key, body, etag)
 	if err == nil && u.keepsETag {
@@ -44,6 +50,46 @@ func (u unfit) Get(ctx context.Context, key string) ([]byte, string, error) {
 	return u.Bucket.Get(ctx, key)
 }
 
+func (u unfit) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	if u.ignoresRange {
+		offset, length = 0, math.MaxInt64
+	}
+	return u.Bucket.GetRange(ctx, key, offset, length)
+}
+
+func (u unfit) Copy(ctx context.Context, from, to string) error {
+	if u.copiesNothing {
+		_, err := u.Create(ctx, to, nil)
+		return err
+	}
+	return u.Bucket.Copy(ctx, from, to)
+}
+
+func (u unfit) List(ctx context.Context, prefix string, yield func(bucket.Attributes) error) error {
+	var all []bucket.Attributes
+	err := u.Bucket.List(ctx, prefix, func(a bucket.Attributes) error {
+		all = append(all, a)
+		return nil
+	})
+	if u.listsLate {
+		all = all[1:]
+	}
+	if u.listsBackwards {
+		slices.Reverse(all)
+	}
+	for _, a := range all {
+		err = errors.Join(err, yield(a))
+	}
+	return err
+}
+
+func (u unfit) Delete(ctx context.Context, key string) error {
+	if u.keepsDeleted {
+		return nil
+	}
+	return u.Bucket.Delete(ctx, key)
+}
+
 func TestProbeRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		defect unfit
@@ -54,6 +100,12 @@ func TestProbeRefuses(t *testing.T) {
 		"creates are not atomic":  {unfit{createsAreNotAtomic: true}, "8 of 8 concurrent creates"},
 		"ETag of another content": {unfit{keepsETag: true}, "same ETag"},
 		"reads are stale":         {unfit{forgets: true}, "not there"},
+		"If-Match creates":        {unfit{replacesNothing: true}, "an object that was not there"},
+		"Range ignored":           {unfit{ignoresRange: true}, "Range is ignored"},
+		"copies are empty":        {unfit{copiesNothing: true}, "a copy has"},
+		"lists are stale":         {unfit{listsLate: true}, "it lists"},
+		"lists are out of order":  {unfit{listsBackwards: true}, "it lists"},
+		"deleted objects stay":    {unfit{keepsDeleted: true}, "still there"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.defect.Bucket = memory.New()
@@ -66,7 +118,7 @@ func TestProbeRefuses(t *testing.T) {
 
 // What keeps a probe from an answer is not a defect, but no reason to run either.
 func TestProbeOfAnUnreachableBucket(t *testing.T) {
-	for _, op := range []memory.Op{memory.OpCreate, memory.OpReplace, memory.OpGet, memory.OpDelete} {
+	for _, op := range []memory.Op{memory.OpCreate, memory.OpReplace, memory.OpGet, memory.OpGetRange, memory.OpCopy, memory.OpList, memory.OpDelete} {
 		b := memory.New()
 		b.Inject(func(o memory.Op, _ string) memory.Fault {
 			if o == op {

@@ -87,8 +87,10 @@ func (c *Counted) Delete(ctx context.Context, key string) error {
 	return c.Bucket.Delete(ctx, key)
 }
 
-// Ensure makes what it wraps.
-func (c *Counted) Ensure(ctx context.Context) error { return Ensure(ctx, c.Bucket) }
+// Ensure finds or makes what it wraps.
+func (c *Counted) Ensure(ctx context.Context, mayMake bool) (bool, error) {
+	return Ensure(ctx, c.Bucket, mayMake)
+}
 
 // Reconnect reconnects what it wraps.
 func (c *Counted) Reconnect() { Reconnect(c.Bucket) }

@@ -1,16 +1,18 @@
 package bucket
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
-// ErrUnfit says that the bucket does not do conditional writes as Logplane needs them, so commits would be lost.
+// ErrUnfit says that the bucket does not do what Logplane needs of one (Bucket): commits or segments would be lost.
 var ErrUnfit = errors.New("the bucket cannot hold a projection")
 
 const (
@@ -18,9 +20,10 @@ const (
 	probeRacers   = 8
 )
 
-// Probe finds out whether a bucket really refuses what it must refuse: a second create, a replacement that names an
-// ETag of the past, all but one of a few creates at once, and all but one of as many replacements. It writes under
-// '<prefix>/probe/' and removes what it wrote; a crash leaves two small objects that nothing reads. It ends within 30
+// Probe finds out whether a bucket really does what a Bucket promises. It must refuse a second create, a replacement
+// that names an ETag of the past or an object that is not there, all but one of a few creates at once, and all but one
+// of as many replacements. It must read parts, copy, list in order and delete, each seen at once. Probe writes under
+// '<prefix>/probe/' and removes what it wrote; a crash leaves some small objects that nothing reads. It ends within 30
 // seconds. A bucket that answers wrongly gives ErrUnfit.
 func Probe(ctx context.Context, b Bucket, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeDeadline)
@@ -30,10 +33,16 @@ func Probe(ctx context.Context, b Bucket, prefix string) error {
 	if err == nil {
 		err = p.races(ctx, p.key+"-race")
 	}
+	if err == nil {
+		err = p.reads(ctx)
+	}
 	if err != nil {
 		err = fmt.Errorf("probe bucket: %w", err)
 	}
-	return errors.Join(err, p.Delete(ctx, p.key), p.Delete(ctx, p.key+"-race"))
+	for _, of := range []string{"", "-copy", "-none", "-race"} {
+		err = errors.Join(err, p.Delete(ctx, p.key+of))
+	}
+	return err
 }
 
 type probe struct {
@@ -65,7 +74,76 @@ func (p probe) refusals(ctx context.Context) error {
 		return fmt.Errorf("%w: two contents have the same ETag", ErrUnfit)
 	}
 	_, err = p.Replace(ctx, p.key, []byte("3"), first)
-	return refused(err, "it replaced an object that was not the one named (If-Match is ignored)")
+	if err := refused(err, "it replaced an object that was not the one named (If-Match is ignored)"); err != nil {
+		return err
+	}
+	_, err = p.Replace(ctx, p.key+"-none", []byte("4"), second)
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return refused(err, "it replaced an object that was not there (If-Match creates it)")
+}
+
+// reads tries what asks for no condition: an object's parts, a copy, the list and the end of one.
+func (p probe) reads(ctx context.Context) error {
+	race, _, err := p.created(ctx, p.key+"-race") // as one of the racers has left it
+	if err != nil {
+		return err
+	}
+	last := int64(len(race))
+	for _, part := range []struct {
+		offset, length int64
+		want           []byte
+	}{{0, 3, race[:3]}, {3, last, race[3:]}, {-4, 2, race[last-4 : last-2]}} {
+		got, err := p.GetRange(ctx, p.key+"-race", part.offset, part.length)
+		if err != nil {
+			return fmt.Errorf("read a part of an object: %w", err)
+		}
+		if !bytes.Equal(got, part.want) {
+			return fmt.Errorf("%w: it read %q where an object has %q (Range is ignored)", ErrUnfit, got, part.want)
+		}
+	}
+	if err := p.Copy(ctx, p.key+"-race", p.key+"-copy"); err != nil {
+		return fmt.Errorf("copy an object: %w", err)
+	}
+	if err := p.lists(ctx, p.key, p.key+"-copy", p.key+"-race"); err != nil {
+		return err
+	}
+	if err := p.Delete(ctx, p.key+"-race"); err != nil {
+		return fmt.Errorf("delete an object: %w", err)
+	}
+	if _, _, err := p.Get(ctx, p.key+"-race"); err == nil {
+		return fmt.Errorf("%w: an object that was deleted is still there", ErrUnfit)
+	} else if !errors.Is(err, ErrNotFound) {
+		return fmt.Errorf("read what was just deleted: %w", err)
+	}
+	if err := p.Delete(ctx, p.key+"-race"); err != nil {
+		return fmt.Errorf("delete an object that is not there: %w", err)
+	}
+	copied, _, err := p.created(ctx, p.key+"-copy")
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(copied, race) {
+		return fmt.Errorf("%w: a copy has %q instead of %q", ErrUnfit, copied, race)
+	}
+	return p.lists(ctx, p.key, p.key+"-copy")
+}
+
+// lists fails unless the bucket lists exactly these of what the probe has written, in this order.
+func (p probe) lists(ctx context.Context, want ...string) error {
+	var listed []string
+	err := p.List(ctx, p.key, func(a Attributes) error {
+		listed = append(listed, a.Key)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list objects: %w", err)
+	}
+	if !slices.Equal(listed, want) {
+		return fmt.Errorf("%w: it lists %q right after %q were what there was", ErrUnfit, listed, want)
+	}
+	return nil
 }
 
 func (p probe) races(ctx context.Context, key string) error {

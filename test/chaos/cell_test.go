@@ -125,7 +125,7 @@ func newCell(t testing.TB, random *rand.Rand) *cell {
 		"LOGPLANE_S3_PATH_STYLE": "true", "AWS_ACCESS_KEY_ID": "chaos", "AWS_SECRET_ACCESS_KEY": secret,
 	}
 	c.environment = testcontainers.WithEnv(environment)
-	c.runUntil("init", "--replicas", fmt.Sprint(servers))
+	c.runUntil("init", "--create-bucket", "--replicas", fmt.Sprint(servers))
 	retention := []string{"--log-retention", "2m30s", "--retention", "2m30s"}
 	serve := func(name, listen string, args ...string) *box {
 		address := c.ports.free(t)

@@ -50,6 +50,7 @@ func TestFreezeOnMinIO(t *testing.T) {
 	for name, value := range reach {
 		t.Setenv(name, value)
 	}
+	t.Setenv("LOGPLANE_CREATE_BUCKET", "true")
 	c := newCellIn(t, "s3://freeze/logplane")
 	for name, value := range reach {
 		c.environment = append(c.environment, name+"="+value)

@@ -127,7 +127,7 @@ func cells(t *testing.T) func() bucket.Bucket {
 		b, err := s3.Open(t.Context(), s3.Config{Endpoint: server.Endpoint, Region: miniotest.Region, Bucket: "cells",
 			AccessKey: miniotest.AccessKey, SecretKey: miniotest.SecretKey, PathStyle: true})
 		if err == nil {
-			err = b.Ensure(t.Context())
+			_, err = b.Ensure(t.Context(), true)
 		}
 		if err != nil {
 			t.Fatal(err)

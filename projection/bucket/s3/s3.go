@@ -122,10 +122,18 @@ func loading(c Config) []func(*config.LoadOptions) error {
 	return options
 }
 
-// Ensure creates the bucket unless it exists.
-func (b *Bucket) Ensure(ctx context.Context) error {
-	if _, err := send(ctx, b, (*awss3.Client).HeadBucket, &awss3.HeadBucketInput{Bucket: &b.name}); err == nil {
-		return nil
+// Ensure finds the bucket, or makes it if it is missing and may be made, and says whether it did.
+func (b *Bucket) Ensure(ctx context.Context, mayMake bool) (made bool, err error) {
+	_, err = send(ctx, b, (*awss3.Client).HeadBucket, &awss3.HeadBucketInput{Bucket: &b.name})
+	var answer *awshttp.ResponseError
+	missing := errors.As(err, &answer) && answer.HTTPStatusCode() == http.StatusNotFound
+	switch {
+	case err == nil:
+		return false, nil
+	case !missing:
+		return false, fmt.Errorf("find bucket '%s': %w", b.name, err)
+	case !mayMake:
+		return false, fmt.Errorf("there is no bucket '%s': correct its name, or give --create-bucket to make it", b.name)
 	}
 	in := &awss3.CreateBucketInput{Bucket: &b.name}
 	if b.region != "us-east-1" {
@@ -133,11 +141,11 @@ func (b *Bucket) Ensure(ctx context.Context) error {
 			LocationConstraint: types.BucketLocationConstraint(b.region),
 		}
 	}
-	_, err := send(ctx, b, (*awss3.Client).CreateBucket, in)
-	if err != nil && code(err) != "BucketAlreadyOwnedByYou" { // someone else ensured it at the same time
-		return fmt.Errorf("create bucket %s: %w", b.name, err)
+	_, err = send(ctx, b, (*awss3.Client).CreateBucket, in)
+	if err != nil && code(err) != "BucketAlreadyOwnedByYou" { // someone else made it at the same time
+		return false, fmt.Errorf("create bucket '%s': %w", b.name, err)
 	}
-	return nil
+	return err == nil, nil
 }
 
 // send sends a request that must be answered before the timeout.

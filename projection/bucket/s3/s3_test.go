@@ -33,7 +33,7 @@ func TestMinIO(t *testing.T) {
 	s := miniotest.Start(t)
 	t.Run("Ensure", func(t *testing.T) { testEnsure(t, s) })
 	t.Run("Conformance", func(t *testing.T) {
-		require.NoError(t, open(t, s, "conformance").Ensure(t.Context()))
+		ensure(t, open(t, s, "conformance"))
 		buckettest.Run(t, func(t *testing.T) bucket.Bucket { return open(t, s, "conformance") })
 	})
 	t.Run("ReadBackByAnotherClient", func(t *testing.T) { testReadBack(t, s) })
@@ -52,21 +52,37 @@ func open(t *testing.T, s miniotest.Server, name string) *Bucket {
 	return b
 }
 
+// ensure makes the bucket unless it is there.
+func ensure(t *testing.T, b bucket.Bucket) {
+	t.Helper()
+	_, err := bucket.Ensure(t.Context(), b, true)
+	require.NoError(t, err)
+}
+
+// A bucket is made only at a word, and whoever made it says so. A name that was mistyped makes none.
 func testEnsure(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
-	for range 2 {
-		require.NoError(t, bucket.Ensure(ctx, bucket.Count(open(t, s, "ensured"))))
-		exists, err := s.Client.BucketExists(ctx, "ensured")
+	b := bucket.Count(open(t, s, "ensured"))
+	_, err := bucket.Ensure(ctx, b, false)
+	require.ErrorContains(t, err, "there is no bucket 'ensured': correct its name, or give --create-bucket")
+	exists, err := s.Client.BucketExists(ctx, "ensured")
+	require.NoError(t, err)
+	require.False(t, exists)
+	for i, mayMake := range []bool{true, true, false} {
+		made, err := bucket.Ensure(ctx, b, mayMake)
 		require.NoError(t, err)
-		require.True(t, exists)
+		require.Equal(t, i == 0, made)
 	}
+	exists, err = s.Client.BucketExists(ctx, "ensured")
+	require.NoError(t, err)
+	require.True(t, exists)
 }
 
 // What the product writes is what an independent client reads: sizes, ETags, content, order.
 func testReadBack(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
 	b := open(t, s, "readback")
-	require.NoError(t, b.Ensure(ctx))
+	ensure(t, b)
 	written := map[string][]byte{}
 	for i, size := range []int{0, 1, 1000, 1 << 20, 8 << 20} {
 		body := make([]byte, size)
@@ -123,7 +139,7 @@ func requireReadBack(t *testing.T, s miniotest.Server, key string, body []byte, 
 func testWrittenByAnother(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
 	b := open(t, s, "another")
-	require.NoError(t, b.Ensure(ctx))
+	ensure(t, b)
 	etag, err := b.Create(ctx, "root", []byte("ours"))
 	require.NoError(t, err)
 
@@ -148,7 +164,7 @@ func testMissingBucket(t *testing.T, s miniotest.Server) {
 }
 
 func testWrongSecret(t *testing.T, s miniotest.Server) {
-	require.NoError(t, open(t, s, "secret").Ensure(t.Context()))
+	ensure(t, open(t, s, "secret"))
 	b, err := Open(t.Context(), Config{
 		Endpoint: s.Endpoint, Region: miniotest.Region, Bucket: "secret", AccessKey: miniotest.AccessKey, SecretKey: "wrong", PathStyle: true,
 	})
@@ -175,7 +191,7 @@ func requireNoMeaning(t *testing.T, b *Bucket) {
 // A write whose response is lost is an unknown outcome, not a precondition failed by a retry of our own.
 func testLostResponses(t *testing.T, s miniotest.Server) {
 	ctx := t.Context()
-	require.NoError(t, open(t, s, "lost").Ensure(ctx))
+	ensure(t, open(t, s, "lost"))
 	target, err := url.Parse(s.Endpoint)
 	require.NoError(t, err)
 	var puts atomic.Int64

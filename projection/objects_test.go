@@ -1,0 +1,182 @@
+package projection
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/logplane/logplane/eventlog"
+)
+
+// stocked is a cell whose bucket has every kind of object, and what its newest state is.
+func stocked(t *testing.T) (*cell, func(*Config), map[string]string) {
+	config := func(c *Config) {
+		c.InlineBytes, c.History = 1, time.Hour
+		c.Checkpoints = []CheckpointRule{{Every: 1, Keep: time.Hour}}
+	}
+	c := ruin(t, config)
+	c.manyEvents, c.rootFooters = 8, 1
+	want := map[string]string{}
+	for i := range 12 {
+		rev := c.put(fmt.Sprint("n", i%4), fmt.Sprint("v", i))
+		want[fmt.Sprint("n", i%4)] = fmt.Sprintf("v%d@%d", i, rev)
+		applied := c.commit()
+		require.NoError(t, c.Retain(c.ctx, applied-min(applied, 2), 0))
+	}
+	moved, err := c.pageEvents(c.ctx, c.latest())
+	require.NoError(t, err)
+	require.True(t, moved)
+	last := c.put("tail", "x")
+	want["tail"] = fmt.Sprint("x@", last)
+	return c, config, want
+}
+
+// TestEveryObjectOfTheBucket is the table of docs/operations.md: what happens to a cell when an object of its bucket is
+// damaged, lost, or replaced by another one of its kind (of the root: an earlier one), and what helps.
+func TestEveryObjectOfTheBucket(t *testing.T) {
+	newest := func(keys []string) string { return keys[len(keys)-1] }
+	named := func(refs []segmentRef) string { return refs[len(refs)-1].Key }
+	pick := map[string]func(*cell) string{
+		"root":   func(c *cell) string { return c.rootKey() },
+		"ckpt":   func(c *cell) string { return c.newest().Checkpoints[0].Key },
+		"seg":    func(c *cell) string { return named(c.newest().Segments) },
+		"events": func(c *cell) string { return named(c.newest().Events) },
+		"pages":  func(c *cell) string { return c.newest().Pages[0].Key },
+		"idx":    func(c *cell) string { return c.newest().Index },
+	}
+	const itself = "KEY" // stands for the object's key
+	for _, row := range []struct {
+		kind, how string
+		// read, follow, past, commit and fsck are what a read of the newest state says, one of the events from the floor
+		// on, of the first revision, a commit, and fsck; empty if all is well. KEY is the object's key.
+		read, follow, past, commit, fsck string
+		// helps is what makes all well again: 'recover', to 'drop' a checkpoint, a 'collection', a 'copy' of what was
+		// there, or nothing.
+		helps string
+	}{
+		{"root", "damaged", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "recover"},
+		{"root", "lost", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "not found", "recover"},
+		{"root", "another", "", "", "", "", "", ""}, // the log has what it lacks
+		{"ckpt", "damaged", "", "", itself, "", itself, "drop"},
+		{"ckpt", "lost", "", "", itself, "", itself, "collection"},
+		{"ckpt", "another", "", "", itself, "", itself, "drop"},
+		{"seg", "damaged", itself, "", itself, "", itself, "copy"},
+		{"seg", "lost", itself, "", itself, "", itself, "copy"},
+		{"seg", "another", itself, "", itself, "", itself, "copy"},
+		{"events", "damaged", "", itself, "", "", itself, "copy"},
+		{"events", "lost", "", itself, "", "", itself, "copy"},
+		{"events", "another", "", itself, "", "", itself, "copy"},
+		{"pages", "damaged", "", "", "", "", itself, "copy"},
+		{"pages", "lost", "", "", "", "", itself, "copy"},
+		{"pages", "another", "", "", "", "", itself, "copy"},
+		{"idx", "damaged", "", "", "", "", itself, "copy"},
+		{"idx", "lost", "", "", "", "", itself, "copy"},
+		{"idx", "another", "", "", "", "", "", ""}, // what it lacks is read from the segments
+	} {
+		t.Run(row.kind+" "+row.how, func(t *testing.T) {
+			c, config, want := stocked(t)
+			earlier, _, err := c.bucket.Get(c.ctx, c.rootKey())
+			require.NoError(t, err)
+			c.commit()
+			key := pick[row.kind](c)
+			was, etag, err := c.bucket.Get(c.ctx, key)
+			require.NoError(t, err)
+			switch row.how {
+			case "damaged":
+				c.damage(key)
+			case "lost":
+				require.NoError(t, c.bucket.Delete(c.ctx, key))
+			case "another":
+				other := earlier
+				if row.kind != "root" {
+					others := slices.DeleteFunc(c.named(row.kind+"/"), func(k string) bool { return k == key })
+					if len(others) > 0 {
+						other, _, err = c.bucket.Get(c.ctx, newest(others))
+						require.NoError(t, err)
+					}
+				}
+				_, err = c.bucket.Replace(c.ctx, key, other, etag)
+				require.NoError(t, err)
+			}
+
+			says := func(what, want string, err error) {
+				t.Helper()
+				if want == "" {
+					require.NoError(t, err, what)
+				} else {
+					require.ErrorContains(t, err, strings.ReplaceAll(want, itself, key), what)
+				}
+			}
+			reader := func() *cell { return c.restarted(founded(config)) }
+			r := reader()
+			v, err := r.Latest(c.ctx)
+			var got map[string]string
+			if err == nil {
+				got, err = state(c.ctx, v, v.Revision())
+			}
+			says("read", row.read, err)
+			if row.read == "" {
+				require.Equal(t, want, got)
+			}
+			r, err = reader(), nil
+			if v, err = r.Latest(c.ctx); err == nil {
+				for _, failed := range r.events(c.ctx, Keys{}, v.Floor(), v.Revision()) {
+					err = failed
+				}
+			}
+			says("follow", row.follow, err)
+			_, _, err = reader().GetAt(c.ctx, podKey("n0").RowKey(), 1)
+			says("past", row.past, err)
+			if row.kind != "root" {
+				c.last = map[string]lastEvent{}
+				want["more"] = fmt.Sprint("x@", c.write(eventlog.Write{Key: podKey("more"), Op: eventlog.Added, ContentType: "application/cbor", Body: []byte("x")}))
+			}
+			_, err = reader().Commit(c.ctx)
+			says("commit", row.commit, err)
+			fsck := func() (err error) {
+				_, failed := reader().Verify(c.ctx, func(problem error) { err = fmt.Errorf("%w\n%w", problem, orNil(err)) })
+				if failed != nil {
+					return failed
+				}
+				return err
+			}
+			says("fsck", row.fsck, fsck())
+
+			p := reader()
+			switch row.helps {
+			case "recover":
+				plan, err := p.PlanRecover(c.ctx)
+				require.NoError(t, err)
+				require.Zero(t, plan.To, "nothing is lost")
+				require.NoError(t, p.Recover(c.ctx, plan))
+			case "drop":
+				require.NoError(t, p.DropCheckpoint(c.ctx, key))
+			case "collection":
+				_, err = p.Collect(c.ctx, 0)
+				require.NoError(t, err)
+			case "copy":
+				_ = c.bucket.Delete(c.ctx, key)
+				_, err = c.bucket.Create(c.ctx, key, was)
+				require.NoError(t, err)
+			}
+			require.NoError(t, fsck())
+			v, err = reader().Latest(c.ctx)
+			require.NoError(t, err)
+			got, err = state(c.ctx, v, v.Revision())
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+		})
+	}
+}
+
+// orNil is an error that can be wrapped.
+func orNil(err error) error {
+	if err == nil {
+		return fmt.Errorf("the first problem")
+	}
+	return err
+}
