@@ -42,9 +42,12 @@ type Segment struct {
 	MaxRevision Revision `json:"maxRevision,string"`
 }
 
-// Root reads the root from the bucket; the log is not asked. Before the first commit it is empty.
+// Root reads the root from the bucket; the log is not asked. Before the first commit it is empty, unless Founded.
 func (p *Projection) Root(ctx context.Context) (Root, error) {
 	s, err := p.rootNow(ctx)
+	if err == nil && s.etag == "" && p.config.Founded {
+		err = fmt.Errorf("no '%s': %w", p.rootKey(), ErrNoRoot)
+	}
 	if err != nil {
 		return Root{}, err
 	}

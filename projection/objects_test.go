@@ -30,6 +30,7 @@ func stocked(t *testing.T) (*cell, func(*Config), map[string]string) {
 	moved, err := c.pageEvents(c.ctx, c.latest())
 	require.NoError(t, err)
 	require.True(t, moved)
+	require.NoError(t, c.flatten(c.ctx)) // so that checkpoints name segments which the root does not
 	last := c.put("tail", "x")
 	want["tail"] = fmt.Sprint("x@", last)
 	return c, config, want
@@ -47,6 +48,7 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 		"events": func(c *cell) string { return named(c.newest().Events) },
 		"pages":  func(c *cell) string { return c.newest().Pages[0].Key },
 		"idx":    func(c *cell) string { return c.newest().Index },
+		"seg/0":  func(c *cell) string { return c.named("seg/0/")[0] }, // which checkpoints alone name
 	}
 	const itself = "KEY" // stands for the object's key
 	for _, row := range []struct {
@@ -59,14 +61,17 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 		helps string
 	}{
 		{"root", "damaged", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "recover"},
-		{"root", "lost", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "not found", "recover"},
+		{"root", "lost", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "'logplane recover'", "recover"},
 		{"root", "another", "", "", "", "", "", ""}, // the log has what it lacks
 		{"ckpt", "damaged", "", "", itself, "", itself, "drop"},
 		{"ckpt", "lost", "", "", itself, "", itself, "collection"},
 		{"ckpt", "another", "", "", itself, "", itself, "drop"},
-		{"seg", "damaged", itself, "", itself, "", itself, "copy"},
-		{"seg", "lost", itself, "", itself, "", itself, "copy"},
-		{"seg", "another", itself, "", itself, "", itself, "copy"},
+		{"seg", "damaged", itself, "", "", "", itself, "copy"},
+		{"seg", "lost", itself, "", "", "", itself, "copy"},
+		{"seg", "another", itself, "", "", "", itself, "copy"},
+		{"seg/0", "damaged", "", "", itself, "", itself, "copy"},
+		{"seg/0", "lost", "", "", itself, "", itself, "copy"},
+		{"seg/0", "another", "", "", itself, "", itself, "copy"},
 		{"events", "damaged", "", itself, "", "", itself, "copy"},
 		{"events", "lost", "", itself, "", "", itself, "copy"},
 		{"events", "another", "", itself, "", "", itself, "copy"},
@@ -179,4 +184,30 @@ func orNil(err error) error {
 		return fmt.Errorf("the first problem")
 	}
 	return err
+}
+
+// What a crash has left of a probe harms nobody, and fsck counts it as foreign.
+func TestAProbeThatIsLeftIsForeign(t *testing.T) {
+	c, config, want := stocked(t)
+	_, err := c.bucket.Create(c.ctx, "logplane/probe/X", []byte("1"))
+	require.NoError(t, err)
+	c.commit()
+	_, err = c.Collect(c.ctx, 0)
+	require.NoError(t, err)
+	v, err := c.restarted(founded(config)).Verify(c.ctx, func(problem error) { t.Error(problem) })
+	require.NoError(t, err)
+	require.Equal(t, 1, v.Foreign)
+	require.Len(t, c.named("probe/"), 1, "it is never touched")
+	c.requireState(want)
+}
+
+// A segment that the root names is lost. A checkpoint that does without it, and what follows that, make a new root.
+func TestRecoverRoundALostSegment(t *testing.T) {
+	c, config, want := stocked(t)
+	lost := c.newest().Segments
+	require.NoError(t, c.bucket.Delete(c.ctx, lost[len(lost)-1].Key))
+	c, plan := c.recovered(config)
+	require.ErrorContains(t, plan.Wrong, lost[len(lost)-1].Key)
+	require.Zero(t, plan.To, "nothing is lost")
+	c.requireState(want)
 }

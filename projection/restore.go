@@ -39,7 +39,7 @@ func OpenSource(ctx context.Context, b bucket.Bucket, prefix string, budget *cac
 		return nil, err
 	}
 	if newest.etag == "" {
-		return nil, fmt.Errorf("no cell is there, whose root would be '%s': give the bucket and the prefix of one", p.rootKey())
+		return nil, fmt.Errorf("no cell is there, whose root would be '%s': give the bucket and the prefix of one, or run 'logplane recover' if the root was lost", p.rootKey())
 	}
 	return &Source{p, newest}, nil
 }

@@ -102,7 +102,7 @@ func (v *verification) run(ctx context.Context) error {
 		return err
 	}
 	if snap.etag == "" {
-		return fmt.Errorf("read the root: %w", bucket.ErrNotFound)
+		return fmt.Errorf("no '%s': %w", v.p.rootKey(), ErrNoRoot)
 	}
 	v.read(ctx, snap)
 	if !v.unread && v.p.config.Log != nil {

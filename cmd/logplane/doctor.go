@@ -269,7 +269,7 @@ func ask(ctx context.Context, address, path string, answer any) error {
 func (d *doctor) examineBucket(ctx context.Context, b bucket.Bucket, prefix string) bool {
 	switch _, _, err := b.Get(ctx, prefix+"/root"); {
 	case errors.Is(err, bucket.ErrNotFound):
-		d.say("FAIL", "bucket", "'%s' has no root below '%s': give the cell's bucket and prefix, or make a cell there with 'logplane init'", d.where.bucket, prefix)
+		d.say("FAIL", "bucket", "'%s' has no root below '%s': give the cell's bucket and prefix, make a cell there with 'logplane init', or run 'logplane recover' if the root was lost", d.where.bucket, prefix)
 		return false
 	case err != nil:
 		d.say("FAIL", "bucket", "%w: are --bucket, --s3-endpoint and the keys in the environment right?", err)
