@@ -41,6 +41,7 @@ type RecoverPlan struct {
 	etag   string // of the root, empty if there is none
 	root   *root  // the new one, without what is still to be folded
 	bridge []eventFile
+	end    root // whose position is that of Revision
 }
 
 // eventFile is an event segment as the list of the bucket has it.
@@ -239,9 +240,8 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 		}
 		bridged.AppliedID, bridged.AppliedTime = e.RequestID, e.Time.UnixNano()
 	}
-	v.root, v.problems = &bridged, nil
+	v.root, v.problems, plan.end = &bridged, nil, bridged
 	v.p.config.Log = p.config.Log
-	slices.SortFunc(v.events, func(a, b fact) int { return cmp.Compare(a.revision, b.revision) })
 	err = cmp.Or(v.compareLog(ctx), errors.Join(v.problems...))
 	plan.Revision, plan.Time = bridged.Applied, unixTime(bridged.AppliedTime)
 	plan.root.Checkpoints = nil
@@ -281,88 +281,43 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 	return nil
 }
 
-// readable makes the plan's root of a candidate's, and reads all that it names. If there is an archive, its event segments
-// are listed again, as far back as they have no hole: a checkpoint does not name them.
+// readable makes the plan's root of a candidate's, and reads all that it names. If there is an archive, its event
+// segments are listed again, as far back as they have no hole: a checkpoint does not name them. What rules have let go
+// since is not known, so their objects' past begins at the floor. Footers are read from the segments.
 func (p *Projection) readable(ctx context.Context, plan *RecoverPlan, of *root, files []eventFile) (*verification, error) {
-	plain := of.clone()
-	plain.Serial += recoveredSerials
-	plain.Checkpoints = nil
-	roots := []*root{plain}
-	if of.Archive < of.Horizon {
-		whole, err := p.withArchive(ctx, plain, files)
-		switch {
-		case err == nil && whole != nil:
-			roots = []*root{whole, plain}
-		case err != nil:
-			plan.Passed = append(plan.Passed, fmt.Errorf("the archive is given up: %w", err))
+	r := of.clone()
+	r.Serial += recoveredSerials
+	r.Checkpoints, r.Trimmed, r.Index, r.Footers = nil, slices.Clone(r.Trimmed), "", nil
+	for i := range r.Trimmed {
+		r.Trimmed[i].Revision = max(r.Trimmed[i].Revision, r.Floor)
+	}
+	for i := len(files) - 1; i >= 0 && r.Archive < r.Horizon && len(r.Pages) == 0; i-- {
+		if files[i].last == r.archiveStart() && (len(r.Events) > 0 || r.Spilled == files[i].last) {
+			_, ref, err := p.openEvents(ctx, files[i])
+			if err != nil {
+				plan.Passed = append(plan.Passed, fmt.Errorf("events before revision %d are given up: %w", files[i].last+1, err))
+				break
+			}
+			r.Events = append([]segmentRef{ref}, r.Events...)
 		}
 	}
-	var problems error
-	for _, r := range roots {
-		reader, err := open(Config{Bucket: p.config.Bucket, Prefix: p.config.Prefix, Budget: p.config.Budget})
-		if err != nil {
-			return nil, err
-		}
-		snap, err := reader.newSnapshot(r, "", nil)
-		if err != nil {
-			return nil, err
-		}
-		v := &verification{p: reader}
-		v.read(ctx, snap)
-		if v.index != nil { // it is never needed
-			r.Index, v.problems = "", slices.DeleteFunc(v.problems, func(err error) bool { return err == v.index })
-		}
-		v.compareFloor()
-		if problems = errors.Join(v.problems...); problems == nil {
-			plan.root = r
-			return v, nil
-		}
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		if len(roots) == 2 && r == roots[0] {
-			plan.Passed = append(plan.Passed, fmt.Errorf("the archive is given up: %w", problems))
-		}
+	reader, err := open(Config{Bucket: p.config.Bucket, Prefix: p.config.Prefix, Budget: p.config.Budget})
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("%w: %w", problems, errUseless)
-}
-
-// withArchive is the root with the event segments from before its floor, or nil if the bucket has none. What rules have
-// let go since is not known, so their objects' past begins at the floor.
-func (p *Projection) withArchive(ctx context.Context, r *root, files []eventFile) (*root, error) {
-	type tiles struct {
-		first Revision
-		file  eventFile
+	snap, err := reader.newSnapshot(r, "", nil)
+	if err != nil {
+		return nil, err
 	}
-	best := map[Revision]tiles{} // by the revision after the last
-	for _, f := range files {
-		t := tiles{f.first, f}
-		if before, ok := best[f.first]; ok {
-			t.first = before.first
-		}
-		if known, ok := best[f.last+1]; !ok || t.first <= known.first {
-			best[f.last+1] = t
-		}
+	v := &verification{p: reader}
+	v.read(ctx, snap)
+	v.compareFloor()
+	slices.SortFunc(v.events, func(a, b fact) int { return cmp.Compare(a.revision, b.revision) })
+	plan.root = r
+	if err := ctx.Err(); err != nil || v.problems == nil {
+		return v, err
 	}
-	t, ok := best[r.Spilled+1]
-	if !ok || t.first > r.archiveStart() {
-		return nil, nil
-	}
-	whole := *r
-	whole.Pages, whole.Events = nil, nil
-	for next := r.Spilled + 1; next > t.first; next = best[next].file.first {
-		_, ref, err := p.openEvents(ctx, best[next].file)
-		if err != nil {
-			return nil, err
-		}
-		whole.Events = append(whole.Events, ref)
-	}
-	slices.Reverse(whole.Events)
-	whole.Trimmed = slices.Clone(r.Trimmed)
-	for i := range whole.Trimmed {
-		whole.Trimmed[i].Revision = max(whole.Trimmed[i].Revision, r.Floor)
-	}
-	return &whole, nil
+	return nil, fmt.Errorf("%w: %w", errors.Join(v.problems...), errUseless)
 }
 
 // openEvents reads an event segment whole.
@@ -496,12 +451,8 @@ func (p *Projection) refold(ctx context.Context, plan *RecoverPlan, next *draft)
 			return err
 		}
 	}
-	if next.AppliedID == "" && plan.To == 0 && plan.Log.First <= next.Applied { // a barrier, which the log has
-		e, err := p.config.Log.EventAt(ctx, next.Applied)
-		if err != nil {
-			return err
-		}
-		next.AppliedID, next.AppliedTime = e.RequestID, e.Time.UnixNano()
+	if plan.To == 0 {
+		next.AppliedID, next.AppliedTime = plan.end.AppliedID, plan.end.AppliedTime
 	}
 	if plan.To > 0 {
 		next.AppliedID, next.Floor = recoveredID+rand.Text(), next.Applied

@@ -58,8 +58,6 @@ type verification struct {
 	// footers are those that are kept beside their segments.
 	footers  map[string][]byte
 	problems []error
-	// index says why the idx object cannot be read.
-	index error
 	// unread: something could not be read. What seems to contradict it proves nothing.
 	unread bool
 	// rows and events are ascending by revision once all are read.
@@ -222,8 +220,7 @@ func (v *verification) readFooters(ctx context.Context) {
 			footers = append(footers, v.root.Footers...)
 		}
 		if err != nil {
-			v.index = fmt.Errorf("read %s: %w", v.root.Index, err)
-			v.problems = append(v.problems, v.index)
+			v.report("read %s: %w", v.root.Index, err)
 		}
 	}
 	v.footers = bySegment(footers)
