@@ -53,8 +53,8 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 	const itself = "KEY" // stands for the object's key
 	for _, row := range []struct {
 		kind, how string
-		// read, follow, past, commit and fsck are what a read of the newest state says, one of the events from the floor
-		// on, of the first revision, a commit, and fsck; empty if all is well. KEY is the object's key.
+		// read, follow, past, commit and fsck are what a read of the newest state says, one of the events from the
+		// floor on, of the first revision, a commit, and fsck; empty if all is well. KEY is the object's key.
 		read, follow, past, commit, fsck string
 		// helps is what makes all well again: 'recover', to 'drop' a checkpoint, a 'collection', a 'copy' of what was
 		// there, or nothing.

@@ -42,6 +42,8 @@ type RecoverPlan struct {
 	root   *root  // the new one, without what is still to be folded
 	bridge []eventFile
 	end    root // whose position is that of Revision
+	// highest is the highest revision that the log or the name of an object of the bucket has.
+	highest Revision
 }
 
 // eventFile is an event segment as the list of the bucket has it.
@@ -98,7 +100,8 @@ func (p *Projection) planRecover(ctx context.Context) (*RecoverPlan, error) {
 	slices.SortStableFunc(candidates, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(b.root.Forgets, a.root.Forgets), cmp.Compare(b.root.Applied, a.root.Applied))
 	})
-	files := there.events(p.config.Prefix)
+	files, highest := there.events(p.config.Prefix)
+	plan.highest = max(highest, plan.Log.Head)
 	if len(candidates)+len(files) > 0 { // else this is not the cell's bucket
 		candidates = append(candidates, candidate{"", &root{}})
 	}
@@ -206,17 +209,21 @@ func keyRevision(key string) (rev Revision) {
 	return rev
 }
 
-// events are the event segments, by where they end, the youngest last.
-func (there remains) events(prefix string) (files []eventFile) {
+// events are the event segments, by where they end, the youngest last, and the highest revision in any object's name.
+func (there remains) events(prefix string) (files []eventFile, highest Revision) {
 	for key, a := range there {
 		f := eventFile{Attributes: a}
-		name, ok := strings.CutPrefix(key, prefix+"/events/")
-		if _, err := fmt.Sscanf(name, "%d-%d-", &f.first, &f.last); ok && err == nil && f.first > 0 {
+		_, err := fmt.Sscanf(key[strings.LastIndexByte(key, '/')+1:], "%d-%d-", &f.first, &f.last)
+		if highest = max(highest, f.first); err != nil { // a checkpoint has one
+			continue
+		}
+		highest = max(highest, f.last)
+		if strings.HasPrefix(key, prefix+"/events/") && f.first > 0 {
 			files = append(files, f)
 		}
 	}
 	slices.SortFunc(files, func(a, b eventFile) int { return cmp.Or(cmp.Compare(a.last, b.last), a.Modified.Compare(b.Modified)) })
-	return files
+	return files, highest
 }
 
 // planFrom completes the plan with a candidate, if all that the new root names can be read.
@@ -273,11 +280,7 @@ func (p *Projection) planFrom(ctx context.Context, plan *RecoverPlan, c candidat
 	if c.key == "" {
 		return fmt.Errorf("neither bucket nor log reaches back to there: %w", errUseless)
 	}
-	highest := max(plan.Log.Head, plan.Revision)
-	for _, f := range files {
-		highest = max(highest, f.last)
-	}
-	plan.To = highest + eventlog.FenceGap
+	plan.To = max(plan.highest, plan.Revision) + eventlog.FenceGap
 	return nil
 }
 
@@ -386,8 +389,8 @@ func (p *Projection) bridged(ctx context.Context, f eventFile, after Revision, y
 
 // Recover does what the plan says, at an operator's word: all processes of the cell have stopped.
 //
-//  1. What the bucket and the log have after the plan's checkpoint is written as segments, if that is needed. A crash here
-//     leaves garbage.
+//  1. What the bucket and the log have after the plan's checkpoint is written as segments, if that is needed. A crash
+//     here leaves garbage.
 //  2. The root is created, or replaced if it is still the one that the plan has seen. If nothing is lost, that is all,
 //     and the log goes on. Otherwise the new root ends with no event of the log: a crash after this leaves a cell that
 //     every process refuses with ErrDiverged, until an operator fences it.
