@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/moment"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -18,8 +18,8 @@ func (i *inspection) newGet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get PATH",
 		Short: "Print an object as it was at a revision or a time",
-		Long: "PATH is the object's storage path, as for 'history'. '--at' is a revision, or a time such as\n" +
-			"2026-01-31T12:00:00Z by the log's clock; without it the newest revision. What is older than --retention is read\n" +
+		Long: "PATH is the object's storage path, as for 'history'. '--at' is a moment by the log's clock; without it\n" +
+			"the newest revision. It is " + moment.Forms + ".\nWhat is older than --retention is read\n" +
 			"from checkpoints and archived events, as far as those reach (--checkpoints, --history).",
 		Example: "  logplane inspect get /configmaps/default/greeting --at 2026-01-31T12:00:00Z --data ~/.logplane",
 		Args:    cobra.ExactArgs(1),
@@ -39,7 +39,7 @@ func (i *inspection) newGet() *cobra.Command {
 			return printBodies(w, []projection.Row{row})
 		}),
 	}
-	cmd.Flags().StringVar(&at, "at", "", "revision, or time as in RFC 3339")
+	cmd.Flags().StringVar(&at, "at", "", "the moment: a revision, a time, an age or a day")
 	return cmd
 }
 
@@ -52,12 +52,12 @@ func revisionOf(ctx context.Context, p *projection.Projection, at string) (proje
 		}
 		return v.Revision(), nil
 	}
-	if rev, err := strconv.ParseUint(at, 10, 64); err == nil {
-		return projection.Revision(rev), nil
-	}
-	t, err := time.Parse(time.RFC3339Nano, at)
+	m, err := moment.Parse(at, time.Now())
 	if err != nil {
-		return 0, fmt.Errorf("--at is '%s': it must be a revision or a time such as 2026-01-31T12:00:00Z", at)
+		return 0, fmt.Errorf("--at: %w", err)
 	}
-	return p.RevisionAt(ctx, t)
+	if m.Revision > 0 {
+		return projection.Revision(m.Revision), nil
+	}
+	return p.RevisionAt(ctx, m.Time)
 }

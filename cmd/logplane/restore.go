@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/logplane/logplane/internal/apiserver"
 	"github.com/logplane/logplane/internal/memory"
+	"github.com/logplane/logplane/internal/moment"
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/cache"
@@ -68,10 +68,11 @@ func (c *copying) run(cmd *cobra.Command, to string) error {
 		return errors.New("give --to with the moment that the new cell begins with, such as 2h, or 0s for the newest that the bucket has")
 	}
 	now := time.Now()
-	revision, at, err := apiserver.ParseMoment(to, now)
+	m, err := moment.Parse(to, now)
 	if err != nil {
 		return fmt.Errorf("--to: %w", err)
 	}
+	revision, at := projection.Revision(m.Revision), m.Time
 	ctx := cmd.Context()
 	if err := c.openSource(ctx); err != nil {
 		return err
@@ -91,6 +92,9 @@ func (c *copying) run(cmd *cobra.Command, to string) error {
 	}
 	if err := c.source.Covers(ctx, revision); err != nil {
 		return fmt.Errorf("--to %s: %w", to, err)
+	}
+	if m.Revision == 0 {
+		fmt.Fprintf(cmd.ErrOrStderr(), "'%s' is taken for %s, which is revision %d\n", to, at.Local().Format(time.RFC3339), revision)
 	}
 	if err := c.openTarget(ctx); err != nil {
 		return err

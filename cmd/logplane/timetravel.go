@@ -2,12 +2,14 @@ package main
 
 import (
 	"errors"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/logplane/logplane/internal/moment"
 	"github.com/logplane/logplane/internal/timetravel"
 )
 
@@ -54,6 +56,7 @@ func (p *past) run(f func(cmd *cobra.Command, t *timetravel.Tool, args []string)
 		t := &timetravel.Tool{
 			Client: timetravel.NewClient(config, namespace), Manager: config.UserAgent, In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Text: printable, YAML: printableYAML,
 		}
+		t.Notes = cmd.ErrOrStderr()
 		return t.Explain(f(cmd, t, args))
 	}
 }
@@ -87,20 +90,19 @@ func newHistory() *cobra.Command {
 }
 
 func newShow() *cobra.Command {
-	p, output, moment, managedFields := &past{}, "", "", false
+	p, output, at, managedFields := &past{}, "", "", false
 	cmd := &cobra.Command{
-		Use:   "show (KIND/NAME | KIND NAME) --at MOMENT",
-		Short: "Print an object as it was at a revision, a time or an age",
-		Long: "Prints an object as it was. A MOMENT is a revision such as 1234, a time such as 2026-11-25T12:00:00Z, an age such\n" +
-			"as 90s, 2h or 7d, or 'now'.",
-		Example: "  logplane show deploy/web --at 2h",
+		Use:     "show (KIND/NAME | KIND NAME) --at MOMENT",
+		Short:   "Print an object as it was at a revision, a time or an age",
+		Long:    "Prints an object as it was. A MOMENT is " + moment.Forms + ",\nor 'now'.",
+		Example: "  logplane show deploy/web --at 2h\n  logplane show deploy/web --at 'friday 18:00'",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: p.ofObject(func(cmd *cobra.Command, t *timetravel.Tool, object string) error {
-			return t.Show(cmd.Context(), object, moment, output, managedFields)
+			return t.Show(cmd.Context(), object, at, output, managedFields)
 		}),
 	}
 	p.register(cmd.Flags())
-	cmd.Flags().StringVar(&moment, "at", "now", "the moment")
+	cmd.Flags().StringVar(&at, "at", "now", "the moment")
 	cmd.Flags().StringVarP(&output, "output", "o", "yaml", "'yaml' or 'json'")
 	cmd.Flags().BoolVar(&managedFields, "managed-fields", false, "also print metadata.managedFields")
 	return cmd
@@ -112,14 +114,14 @@ func newDiff() *cobra.Command {
 		Use:   "diff MOMENT [MOMENT] [KIND/NAME | KIND NAME]",
 		Short: "Print what differs between two moments",
 		Long: "Prints what differs between two moments, the second of which is now unless it is given: of one object, or of all\n" +
-			"objects of the namespace. A MOMENT is a revision such as 1234, a time such as 2026-11-25T12:00:00Z, an age such\n" +
-			"as 90s, 2h or 7d, or 'now'. As with 'kubectl diff' the exit code is 0 if there are no differences, 1 if there\n" +
-			"are, and larger if something failed.",
-		Example: "  logplane diff 2h\n  logplane diff 1234 1240 deploy/web\n  logplane diff 7d -A -l app=shop",
+			"objects of the namespace. A MOMENT is " + moment.Forms + ",\n" +
+			"or 'now'. As with 'kubectl diff' the exit code is 0 if there are no differences, 1 if there are, and larger if\n" +
+			"something failed.",
+		Example: "  logplane diff 2h\n  logplane diff yesterday today\n  logplane diff 1234 1240 deploy/web\n  logplane diff 7d -A -l app=shop",
 		Args:    cobra.RangeArgs(1, 4),
 		RunE: p.run(func(cmd *cobra.Command, t *timetravel.Tool, args []string) (err error) {
 			d.From, args = args[0], args[1:]
-			if len(args) > 0 && timetravel.IsMoment(args[0]) {
+			if len(args) > 0 && moment.IsMoment(args[0], time.Now()) {
 				d.To, args = args[0], args[1:]
 			}
 			if len(args) > 0 {
@@ -248,7 +250,7 @@ func newRestore() *cobra.Command {
 	}
 	p.register(cmd.Flags())
 	flags := cmd.Flags()
-	flags.StringVar(&r.To, "to", "", "the moment: a revision, a time, or an age")
+	flags.StringVar(&r.To, "to", "", "the moment: a revision, a time, an age, or a day such as yesterday or 'friday 18:00' (see 'show --help')")
 	flags.BoolVarP(&r.All, "all-namespaces", "A", false, "restore all of the cluster, with what is in no namespace")
 	flags.StringVarP(&r.Selector, "selector", "l", "", "restore only objects that have these labels, or had them")
 	flags.BoolVar(&r.Prune, "prune", false, "also delete what came later")

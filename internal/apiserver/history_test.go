@@ -185,7 +185,7 @@ func TestVersions(t *testing.T) {
 		"/versions?fieldSelector=object%3Ddeploy/web":                               "is in a namespace",
 		"/namespaces/default/versions?fieldSelector=object%3Ddeploy/web&continue=x": "continue token",
 		"/namespaces/default/versions?fieldSelector=object%3Ddeploy/web&include=x":  "only 'object' can be included",
-		"/namespaces/default/changes?fieldSelector=from%3Dyesterday":                "is no moment",
+		"/namespaces/default/changes?fieldSelector=from%3Dtomorrow":                 "is not a valid moment",
 	} {
 		require.Contains(t, s.versions(t, 400, "root", historyPath+path).Continue, says, path)
 	}

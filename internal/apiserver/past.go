@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,10 +16,12 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/warning"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/moment"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -29,15 +30,15 @@ const (
 	momentPrefix = "/at/"
 	// revisionHeader names the revision that an answer of the past shows.
 	revisionHeader = "Logplane-Revision"
-	// clockSkew is how far a client's clock may be ahead of the log's.
-	clockSkew = time.Minute
+	// timeHeader says when the last event until then was written. Only what describes the API has it, because to find
+	// out costs a read: who wants to know what a moment means asks for '/at/MOMENT/version'.
+	timeHeader = "Logplane-Time"
 )
 
-// moment is what a path names: a revision, or a time.
-type moment struct {
-	text     string
-	revision eventlog.Revision // 0 if the moment is a time
-	time     time.Time
+// pathMoment is what a path names.
+type pathMoment struct {
+	moment.Moment
+	text string // as the path has it
 	// refused says why a request of this moment is not served. It is told only to who may ask, and audited.
 	refused error
 }
@@ -45,8 +46,8 @@ type moment struct {
 type momentKey struct{}
 
 // momentOf is the moment that the request's path names.
-func momentOf(ctx context.Context) (moment, bool) {
-	m, ok := ctx.Value(momentKey{}).(moment)
+func momentOf(ctx context.Context) (pathMoment, bool) {
+	m, ok := ctx.Value(momentKey{}).(pathMoment)
 	return m, ok
 }
 
@@ -62,8 +63,9 @@ func (s *Server) withMoment(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		m, err := parseMoment(text, time.Now())
-		if err != nil {
+		m := pathMoment{text: text}
+		var err error
+		if m.Moment, err = moment.Parse(text, time.Now().UTC()); err != nil {
 			m.refused = apierrors.NewBadRequest(err.Error())
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -93,55 +95,6 @@ func cutMoment(path string) (text, rest string, ok bool) {
 	return text, "/" + rest, true
 }
 
-// ParseMoment understands a moment as requests name it, for who asks no server. It returns a revision, or a time.
-func ParseMoment(text string, now time.Time) (eventlog.Revision, time.Time, error) {
-	m, err := parseMoment(text, now)
-	return m.revision, m.time, err
-}
-
-// parseMoment understands a revision, an RFC 3339 time, and an age such as '90s', '2h30m' or '7d'. An age is counted
-// from this process's clock: the log has none between two events.
-func parseMoment(text string, now time.Time) (moment, error) {
-	m := moment{text: text}
-	if revision, err := strconv.ParseUint(text, 10, 64); err == nil {
-		m.revision = eventlog.Revision(revision)
-		if revision == 0 {
-			return m, errors.New("revision 0 is before everything: name a later one")
-		}
-		return m, nil
-	}
-	if age, ok := parseAge(text); ok {
-		m.time = now.Add(-age)
-		return m, nil
-	}
-	var err error
-	if m.time, err = time.Parse(time.RFC3339, text); err != nil {
-		return m, fmt.Errorf("'%s' is no moment: name a revision such as 1234, a time such as %s, or an age such as 90s, 2h or 7d",
-			text, now.UTC().Truncate(time.Second).Format(time.RFC3339))
-	}
-	if m.time.After(now.Add(clockSkew)) {
-		return m, fmt.Errorf("%s has not come yet, it is %s now", text, now.UTC().Format(time.RFC3339))
-	}
-	return m, nil
-}
-
-// parseAge is time.ParseDuration with days, which come first. An age is not negative.
-func parseAge(text string) (age time.Duration, ok bool) {
-	days, rest, found := strings.Cut(text, "d")
-	if found {
-		n, err := strconv.ParseUint(days, 10, 16) // 179 years
-		if err != nil {
-			return 0, false
-		}
-		age, text = time.Duration(n)*24*time.Hour, rest
-		if text == "" {
-			return age, true
-		}
-	}
-	more, err := time.ParseDuration(text)
-	return age + more, err == nil && more >= 0 && age+more >= 0 && text[0] != '-' && text[0] != '+'
-}
-
 // withPast gives an authorized request of the past its view. Of all that a process tells of itself, only its version
 // has a past.
 func (s *Server) withPast(h http.Handler) http.Handler {
@@ -160,14 +113,30 @@ func (s *Server) withPast(h http.Handler) http.Handler {
 			s.fail(w, r, nowhere(r))
 			return
 		}
+		sayMeaning(r.Context(), m.text, m.Moment)
 		v, err := s.viewAt(r, m)
 		if err != nil {
 			s.fail(w, r, err)
 			return
 		}
 		w.Header().Set(revisionHeader, fmt.Sprint(uint64(v.Revision())))
+		if !info.IsResourceRequest {
+			at, err := s.config.Cell.Projection.TimeOf(r.Context(), v.Revision())
+			if err != nil {
+				s.fail(w, r, s.config.Cell.FutureError(r.Context(), err, v.Revision()))
+				return
+			}
+			w.Header().Set(timeHeader, at.UTC().Format(time.RFC3339Nano))
+		}
 		h.ServeHTTP(w, r.WithContext(kubestore.WithPast(r.Context(), v)))
 	})
+}
+
+// sayMeaning warns whoever names a day or a clock of what it is taken for: the server is in no zone but UTC.
+func sayMeaning(ctx context.Context, text string, m moment.Moment) {
+	if m.Zoned {
+		warning.AddWarning(ctx, "", fmt.Sprintf("'%s' is taken for %s, as a day and a time without a zone are in UTC here", text, m.Text))
+	}
 }
 
 // hasPast is true for the paths beside those of resources that describe what is served.
@@ -182,9 +151,9 @@ func hasPast(path string) bool {
 
 // viewAt returns the view that the request reads. All pages of a list read the revision of the first: the token names
 // it, and an age means another revision with each request.
-func (s *Server) viewAt(r *http.Request, m moment) (*projection.View, error) {
+func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error) {
 	ctx, p := r.Context(), s.config.Cell.Projection
-	at, err := s.revisionOf(ctx, m)
+	at, err := s.revisionOf(ctx, m.text, m.Moment)
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +172,7 @@ func (s *Server) viewAt(r *http.Request, m moment) (*projection.View, error) {
 	v, err := p.AsOf(ctx, at)
 	switch {
 	case errors.Is(err, projection.ErrExpired):
-		return nil, s.forgotten(ctx, m, at)
+		return nil, s.forgotten(ctx, m.text, at)
 	case err != nil:
 		return nil, s.config.Cell.FutureError(ctx, err, at)
 	}
@@ -211,19 +180,19 @@ func (s *Server) viewAt(r *http.Request, m moment) (*projection.View, error) {
 }
 
 // revisionOf returns the revision that the moment names, which may not be there yet, or not be kept any more.
-func (s *Server) revisionOf(ctx context.Context, m moment) (eventlog.Revision, error) {
-	if m.revision > 0 {
-		return m.revision, nil
+func (s *Server) revisionOf(ctx context.Context, text string, m moment.Moment) (eventlog.Revision, error) {
+	if m.Revision > 0 {
+		return eventlog.Revision(m.Revision), nil
 	}
-	at, err := s.config.Cell.Projection.RevisionAt(ctx, m.time)
+	at, err := s.config.Cell.Projection.RevisionAt(ctx, m.Time)
 	switch {
 	case errors.Is(err, projection.ErrExpired):
-		return 0, s.forgotten(ctx, m, 0)
+		return 0, s.forgotten(ctx, text, 0)
 	case err != nil:
 		return 0, s.config.Cell.FutureError(ctx, err, 0)
 	case at == 0:
 		younger := apierrors.NewResourceExpired(fmt.Sprintf("there was nothing yet at %s: this cell is younger; the oldest moment that can be read: %s1",
-			m.time.UTC().Format(time.RFC3339), momentPrefix))
+			m.Time.UTC().Format(time.RFC3339), momentPrefix))
 		younger.ErrStatus.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: history.CauseYounger}}}
 		return 0, younger
 	}
@@ -236,23 +205,24 @@ func (s *Server) momentNamed(ctx context.Context, text string) (eventlog.Revisio
 	now := time.Now()
 	if past := kubestore.PastFrom(ctx); past != nil {
 		of, _ := momentOf(ctx)
-		now = of.time
-		if of.revision > 0 {
+		now = of.Time
+		if of.Revision > 0 {
 			var err error
 			if now, err = s.config.Cell.Projection.TimeOf(ctx, past.Revision()); err != nil {
 				return 0, s.config.Cell.FutureError(ctx, err, past.Revision())
 			}
 		}
 	}
-	m, err := parseMoment(text, now)
+	m, err := moment.Parse(text, now.UTC())
 	if err != nil {
 		return 0, apierrors.NewBadRequest(err.Error())
 	}
-	return s.revisionOf(ctx, m)
+	sayMeaning(ctx, text, m)
+	return s.revisionOf(ctx, text, m)
 }
 
 // forgotten answers a moment of which nothing is kept, and names the nearest ones that can be read.
-func (s *Server) forgotten(ctx context.Context, m moment, at eventlog.Revision) error {
+func (s *Server) forgotten(ctx context.Context, text string, at eventlog.Revision) error {
 	older, newer, err := s.config.Cell.Projection.Nearest(ctx, at)
 	if err != nil {
 		return s.config.Cell.FutureError(ctx, err, at)
@@ -261,7 +231,7 @@ func (s *Server) forgotten(ctx context.Context, m moment, at eventlog.Revision) 
 	if older > 0 {
 		nearest = fmt.Sprintf("%s%d and %s", momentPrefix, older, nearest)
 	}
-	return apierrors.NewResourceExpired(fmt.Sprintf("what was true at %s is no longer kept; the nearest moments that can be read: %s", m.text, nearest))
+	return apierrors.NewResourceExpired(fmt.Sprintf("what was true at %s is no longer kept; the nearest moments that can be read: %s", text, nearest))
 }
 
 // pastResponse keeps a redirect in the past.

@@ -312,8 +312,9 @@ func TestPastRefusals(t *testing.T) {
 	}{
 		{"POST", "/at/" + head + configMapsPath, 405, "the past can only be read"},
 		{"DELETE", "/at/1h" + configMapsPath, 405, "the past can only be read"},
-		{"GET", "/at/yesterday" + configMapsPath, 400, "name a revision such as"},
-		{"GET", "/at/-2h" + configMapsPath, 400, "is no moment"},
+		{"GET", "/at/tomorrow" + configMapsPath, 400, "name a revision such as"},
+		{"GET", "/at/yesterday" + configMapsPath, 410, "this cell is younger"},
+		{"GET", "/at/-2h" + configMapsPath, 400, "is not a valid moment"},
 		{"GET", "/at/0" + configMapsPath, 400, "name a later one"},
 		{"GET", "/at/99999999" + configMapsPath, 400, "has not come yet"},
 		{"GET", "/at/0001-01-01T00:00:00Z" + configMapsPath, 410, "this cell is younger"},
@@ -327,7 +328,9 @@ func TestPastRefusals(t *testing.T) {
 		{"GET", "/at/" + head + "/at/" + head + "/api", 404, ""},
 		{"GET", "/at/" + head + "/api/v1/namespaces/default/pods/x/log", 405, "has no past"},
 		{"GET", "/at/" + head + "/apis/example.com/v1/widgets", 404, ""},
-		{"GET", "/at/", 400, "is no moment"},
+		{"GET", "/at/", 400, "is not a valid moment"},
+		{"GET", "/at/1w" + configMapsPath, 410, "this cell is younger"},
+		{"GET", "/at/@" + head + configMapsPath, 200, head},
 		{"GET", "/at/" + head, 200, "/apis"},
 		{"HEAD", "/at/" + head + "/api", 200, ""},
 		{"GET", "/at/0d" + configMapsPath, 200, head},
@@ -336,6 +339,29 @@ func TestPastRefusals(t *testing.T) {
 		require.Equal(t, c.code, a.code, "%s %s: %s", c.method, c.path, a.body)
 		require.Contains(t, a.body, c.says, "%s %s", c.method, c.path)
 	}
+}
+
+// TestPastOfADay: whoever names a day or a clock, in a path or a selection, is told what the server takes it for. Whoever
+// asks what a moment means learns its revision and when that was written.
+func TestPastOfADay(t *testing.T) {
+	s := newServer(t)
+	head := fieldOf(s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("a", "1")}).object(t), "metadata.resourceVersion").(string)
+	clock := time.Now().UTC().Add(10 * time.Second).Format("2006-01-02T15:04:05") // which clocks may differ by
+	const changes = historyPath + "/changes?fieldSelector=from%3D1,to%3D"
+	for _, path := range []string{"/at/" + clock + configMaps, "/at/" + strings.Replace(clock, "T", "%20", 1) + configMaps + "/a", changes + clock} {
+		a := s.must(t, 200, request{method: "GET", path: path})
+		require.Len(t, a.header.Values("Warning"), 1, path)
+		require.Contains(t, a.header.Get("Warning"), "is taken for "+clock+"Z, as a day and a time without a zone are in UTC here", path)
+		require.Contains(t, a.body, head, path)
+	}
+	for _, path := range []string{"/at/@" + head + configMaps, "/at/" + clock + "Z" + configMaps, changes + "@" + head} {
+		require.Empty(t, s.must(t, 200, request{method: "GET", path: path}).header.Values("Warning"), path)
+	}
+	a := s.must(t, 200, request{method: "GET", path: "/at/" + head + "/version"})
+	require.Equal(t, head, a.header.Get("Logplane-Revision"))
+	written, err := s.config.Cell.Projection.TimeOf(t.Context(), s.config.Cell.Projection.Current().Revision())
+	require.NoError(t, err)
+	require.Equal(t, written.UTC().Format(time.RFC3339Nano), a.header.Get("Logplane-Time"))
 }
 
 // A watch of the past brings the changes up to the moment and a bookmark, and ends, although the process has no feed.

@@ -28,16 +28,6 @@ func TestBlame(t *testing.T) {
 	require.Equal(t, 0, tree.fields["args"].items[0].version)
 }
 
-// TestIsMoment tells moments from objects.
-func TestIsMoment(t *testing.T) {
-	for _, text := range []string{"1", "now", "90s", "2h30m", "7d", "1d12h", "2026-11-25T12:00:00Z", "2026-11-25T12:00:00.5+01:00"} {
-		require.True(t, IsMoment(text), text)
-	}
-	for _, text := range []string{"", "deploy", "deploy/web", "d", "cm", "-", "yesterday"} {
-		require.False(t, IsMoment(text), text)
-	}
-}
-
 // TestMasked: a diff of Secrets says what has changed, and not from what to what.
 func TestMasked(t *testing.T) {
 	object := func(text string) map[string]any { return parse(t, text).(map[string]any) }

@@ -23,13 +23,17 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/moment"
 )
 
 // Client speaks to one API server, now and in its past. It is for one goroutine, except for sides.
 type Client struct {
 	// Namespace is that of the command line, or of the kubeconfig.
 	Namespace string
+	// Notes is told what moments were taken for; nobody is if it is nil.
+	Notes io.Writer
 
+	said   map[string]bool
 	config *rest.Config
 	sides  map[string]*side
 }
@@ -38,7 +42,7 @@ type Client struct {
 func NewClient(config *rest.Config, namespace string) *Client {
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the server says when it is too much
-	return &Client{Namespace: namespace, config: config, sides: map[string]*side{}}
+	return &Client{Namespace: namespace, config: config, sides: map[string]*side{}, said: map[string]bool{}}
 }
 
 // side is the API at a revision, or the API of now.
@@ -114,31 +118,12 @@ func (s *side) list(ctx context.Context, k kind, namespace string) ([]unstructur
 	}
 }
 
-// IsMoment says whether a text names a moment and not an object. The server judges whether it is a good one.
-func IsMoment(text string) bool {
-	if text == "now" {
-		return true
-	}
-	if _, err := strconv.ParseUint(text, 10, 64); err == nil {
-		return true
-	}
-	if _, err := time.Parse(time.RFC3339, text); err == nil {
-		return true
-	}
-	if days, rest, ok := strings.Cut(text, "d"); ok {
-		if _, err := strconv.ParseUint(days, 10, 16); err == nil && (rest == "" || IsMoment(rest)) {
-			return true
-		}
-	}
-	_, err := time.ParseDuration(text)
-	return err == nil
-}
-
-// pin returns the revision that a moment names, so that all that is read of it is one cut.
-func (c *Client) pin(ctx context.Context, moment string) (string, error) {
-	if moment == "" || strings.Contains(moment, "/") {
-		return "", fmt.Errorf("'%s' is no moment: name a revision such as 1234, a time such as %s, or an age such as 90s, 2h or 7d",
-			moment, time.Now().UTC().Truncate(time.Second).Format(time.RFC3339))
+// pin returns the revision that a moment names, so that all that is read of it is one cut, and says what the moment was
+// taken for. Days and clocks are in this machine's zone; ages are counted from the server's clock.
+func (c *Client) pin(ctx context.Context, text string) (string, error) {
+	m, err := moment.Parse(text, time.Now())
+	if err != nil {
+		return "", err
 	}
 	base, _, err := rest.DefaultServerUrlFor(c.config)
 	if err != nil {
@@ -148,7 +133,7 @@ func (c *Client) pin(ctx context.Context, moment string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	path := strings.TrimSuffix(base.String(), "/") + "/at/" + url.PathEscape(moment) + "/version"
+	path := strings.TrimSuffix(base.String(), "/") + "/at/" + url.PathEscape(m.Text) + "/version"
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, path, nil)
 	if err != nil {
 		return "", err
@@ -176,8 +161,29 @@ func (c *Client) pin(ctx context.Context, moment string) (string, error) {
 	if _, err := strconv.ParseUint(revision, 10, 64); err != nil {
 		return "", errNoPast
 	}
+	c.say(text, m, revision, answer.Header.Get("Logplane-Time"))
 	return revision, nil
 }
+
+// say tells what a moment was taken for, once.
+func (c *Client) say(text string, m moment.Moment, revision, written string) {
+	if c.Notes == nil || c.said[text] {
+		return
+	}
+	c.said[text] = true
+	asked := ""
+	if m.Revision == 0 {
+		asked = m.Time.Local().Format(momentLayout) + ", which is "
+	}
+	at := ""
+	if t, err := time.Parse(time.RFC3339, written); err == nil {
+		at = " of " + t.Local().Format(momentLayout)
+	}
+	fmt.Fprintf(c.Notes, "'%s' is taken for %srevision %s%s\n", text, asked, revision, at)
+}
+
+// momentLayout is a time with its day of the week and its zone.
+const momentLayout = "Mon 2006-01-02 15:04:05 -0700"
 
 // errNoPast is what another API server, or a proxy before this one, amounts to.
 var errNoPast = errors.New("this API server keeps no past: is it Logplane, and not an older one?")
