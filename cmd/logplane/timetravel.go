@@ -21,7 +21,7 @@ type past struct {
 
 // newTimetravel makes the commands of the past. As a kubectl plug-in they are 'kubectl logplane history' and so on.
 func newTimetravel() []*cobra.Command {
-	return []*cobra.Command{newHistory(), newShow(), newDiff(), newBlame(), newUndelete(), newUndo(), newRestore()}
+	return []*cobra.Command{newHistory(), newChanges(), newShow(), newDiff(), newBlame(), newUndelete(), newUndo(), newRestore()}
 }
 
 // register adds the flags that say where the API is and who asks.
@@ -86,6 +86,40 @@ func newHistory() *cobra.Command {
 	}
 	p.register(cmd.Flags())
 	cmd.Flags().StringVarP(&output, "output", "o", "", "'json' or 'yaml' prints the whole list, with the JSON patch of each change")
+	return cmd
+}
+
+func newChanges() *cobra.Command {
+	p, c := &past{}, timetravel.Changes{}
+	cmd := &cobra.Command{
+		Use:   "changes [KIND/NAME | KIND NAME]",
+		Short: "List what has changed, oldest first, and follow what changes",
+		Long: "Lists the changes of the namespace, or of all of the cluster, oldest first: who wrote what, when, by which field\n" +
+			"manager, and which fields have changed. They are those of the last hour unless --from says otherwise. --follow\n" +
+			"goes on with each change as it happens. A moment is " + moment.Forms + ".",
+		Example: "  logplane changes -A --follow\n  logplane changes --from 'friday 18:00' --by alice\n  logplane changes deploy/web --from yesterday --to today",
+		Args:    cobra.MaximumNArgs(2),
+		RunE: p.run(func(cmd *cobra.Command, t *timetravel.Tool, args []string) (err error) {
+			if len(args) > 0 {
+				if c.Object, err = timetravel.ParseObject(args); err != nil {
+					return err
+				}
+			}
+			return t.Changes(cmd.Context(), c)
+		}),
+	}
+	p.register(cmd.Flags())
+	flags := cmd.Flags()
+	flags.StringVar(&c.From, "from", "", "the moment after which changes are listed; an hour ago by default")
+	flags.StringVar(&c.To, "to", "", "the moment up to which they are listed; now by default")
+	flags.BoolVarP(&c.Follow, "follow", "f", false, "go on with what changes from now on, until it is interrupted")
+	flags.BoolVarP(&c.All, "all-namespaces", "A", false, "list changes in all of the cluster")
+	flags.StringVarP(&c.Labels, "selector", "l", "", "list only changes of objects that have these labels, or had them")
+	flags.StringVar(&c.Resource, "resource", "", "list only changes of this resource, such as deployments.apps")
+	flags.StringVar(&c.Verb, "verb", "", "list only changes by 'create', 'update' or 'delete'")
+	flags.StringVar(&c.User, "by", "", "list only changes by this user")
+	flags.StringVar(&c.Manager, "manager", "", "list only changes by this field manager")
+	flags.StringVarP(&c.Output, "output", "o", "", "'json' or 'yaml' prints the whole list, with the JSON patch of each change")
 	return cmd
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -25,15 +26,19 @@ import (
 const historyPath = "/apis/history.logplane.dev/v1"
 
 // newArchive is a server with users, whose cell keeps its past by checkpoints and archived events.
-func newArchive(t *testing.T) *Server {
+func newArchive(t *testing.T, changes ...func(*Config)) *Server {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
 	log := eventlogtest.Log(t)
 	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 2000, History: time.Hour,
 		Checkpoints: []projection.CheckpointRule{{Every: 50 * time.Millisecond, Keep: time.Hour}}})
 	require.NoError(t, err)
-	s, err := New(Config{Cell: kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))},
-		Authentication: Authentication{TokenFile: path}, Authorization: Authorization{Mode: "RBAC"}})
+	config := Config{Cell: kubestore.Cell{Log: log, Projection: p, Cluster: "main", Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))},
+		Authentication: Authentication{TokenFile: path}, Authorization: Authorization{Mode: "RBAC"}}
+	for _, change := range changes {
+		change(&config)
+	}
+	s, err := New(config)
 	require.NoError(t, err)
 	require.NoError(t, s.Bootstrap(t.Context()))
 	return s
@@ -405,4 +410,90 @@ func TestAPatchBetweenObjects(t *testing.T) {
 	operations, err := history.PatchBetween(map[string]any{}, large)
 	require.NoError(t, err)
 	require.Len(t, operations, 1000)
+}
+
+// watched reads a watch of changes to its end, or until it has so many, and returns them with a line for each.
+func (s *Server) watched(t *testing.T, user, query string, many int) (all []history.Change, lines []string) {
+	t.Helper()
+	listener := httptest.NewServer(s)
+	t.Cleanup(listener.Close)
+	r, err := http.NewRequestWithContext(t.Context(), "GET", listener.URL+historyPath+query, nil)
+	require.NoError(t, err)
+	r.Header.Set("Authorization", "Bearer "+user+"-token")
+	response, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	require.Equal(t, 200, response.StatusCode)
+	for decoder := json.NewDecoder(response.Body); len(all) < many; {
+		var event struct {
+			Type   string
+			Object history.Change
+		}
+		require.NoError(t, decoder.Decode(&event), "after %s", lines)
+		require.Equal(t, "ADDED", event.Type)
+		require.Equal(t, event.Object.Name, event.Object.ResourceVersion)
+		all = append(all, event.Object)
+	}
+	list := history.VersionList{}
+	for _, c := range all {
+		list.Items = append(list.Items, c.Version)
+	}
+	return all, summary(list)
+}
+
+// TestChangesAreWatched: a watch of changes brings each of them once and in order, from wherever it begins, as they are
+// listed, and to each user those of objects that it may get when they happen.
+func TestChangesAreWatched(t *testing.T) {
+	s := newArchive(t, withFeed(t))
+	must := func(code int, q request) answer { return s.must(t, code, q.as("root")) }
+	head := fieldOf(must(200, request{method: "GET", path: configMaps}).object(t), "metadata.resourceVersion").(string)
+	const inDefault = "/namespaces/default/changes?watch=true&timeoutSeconds=30&resourceVersion="
+	must(201, request{method: "POST", path: configMaps, body: configMap("a", "1")})
+	must(201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"other"}}`})
+	must(201, request{method: "POST", path: "/api/v1/namespaces/other/configmaps", body: `{"metadata":{"name":"elsewhere"}}`})
+	must(200, merging("PATCH", configMaps+"/a?fieldManager=m", `{"metadata":{"labels":{"x":"y"}},"data":{"v":"2"}}`))
+	const roles = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/"
+	must(201, request{method: "POST", path: roles + "roles", body: `{"metadata":{"name":"reader"},"rules":[{"apiGroups":["history.logplane.dev"],"resources":["changes"],"verbs":["list","watch"]}]}`})
+	must(201, request{method: "POST", path: roles + "rolebindings", body: `{"metadata":{"name":"ann"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"reader"},"subjects":[{"kind":"User","name":"ann","apiGroup":"rbac.authorization.k8s.io"}]}`})
+	must(200, request{method: "DELETE", path: configMaps + "/a"})
+	want := []string{"create configmaps/a root unknown", "update configmaps/a root m data.v,metadata.labels",
+		"create roles.rbac.authorization.k8s.io/reader root unknown", "create rolebindings.rbac.authorization.k8s.io/ann root unknown", "delete configmaps/a root"}
+	all, lines := s.watched(t, "root", inDefault+head, len(want))
+	require.Equal(t, want, lines)
+	listed := s.versions(t, 200, "root", historyPath+"/namespaces/default/changes?fieldSelector=from%3D"+head)
+	for i, c := range all { // the only difference is that events of a watch name their kind
+		c.TypeMeta = listed.Items[i].TypeMeta
+		require.Equal(t, listed.Items[i], c.Version)
+	}
+	_, lines = s.watched(t, "root", inDefault+all[1].Name, 3)
+	require.Equal(t, want[2:], lines, "it goes on")
+	for selector, many := range map[string]int{"fieldSelector=verb%3Ddelete": 1, "fieldSelector=resource%3Dconfigmaps": 3, "fieldSelector=object%3Dconfigmaps/a,manager%3Dm": 1, "labelSelector=x%3Dy": 2} {
+		_, lines := s.watched(t, "root", inDefault+head+"&"+selector, many)
+		require.Len(t, lines, many, selector)
+		require.Contains(t, strings.Join(want, "\n"), lines[many-1], selector)
+	}
+	_, lines = s.watched(t, "root", "/changes?watch=true&timeoutSeconds=30&fieldSelector=resource%3Dconfigmaps,from%3D"+head, 4)
+	require.Equal(t, "create configmaps/elsewhere root", lines[1])
+
+	// Ann sees what she may get, from when she may.
+	must(201, request{method: "POST", path: configMaps, body: configMap("b", "1")})
+	must(200, request{method: "PUT", path: roles + "roles/reader", body: `{"metadata":{"name":"reader"},"rules":[{"apiGroups":["","history.logplane.dev"],"resources":["changes","configmaps"],"verbs":["get","list","watch"]}]}`})
+	must(201, request{method: "POST", path: "/api/v1/namespaces/default/secrets", body: `{"metadata":{"name":"s"}}`})
+	must(201, request{method: "POST", path: configMaps, body: configMap("c", "1")})
+	now := must(200, request{method: "GET", path: configMaps}).object(t)
+	all, _ = s.watched(t, "ann", inDefault+all[4].Name, 2)
+	require.Equal(t, []string{"b", "c"}, []string{all[0].Object.Name, all[1].Object.Name}, "her rights are those of today")
+
+	// What it is not for.
+	for query, code := range map[string]int{"&fieldSelector=to%3D1h": 400, "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true": 422, "x": 400} {
+		s.must(t, code, request{method: "GET", path: historyPath + inDefault + head + query}.as("root"))
+	}
+	s.must(t, 403, request{method: "GET", path: historyPath + "/changes?watch=true"}.as("ann"))
+
+	// A watch of the past needs no feed, and ends.
+	s.config.Cell.Feed = nil
+	moment := fieldOf(now, "metadata.resourceVersion").(string)
+	a := s.must(t, 200, request{method: "GET", path: "/at/" + moment + historyPath + "/changes?watch=true&fieldSelector=resource%3Dconfigmaps&resourceVersion=" + head, accept: table}.as("root"))
+	require.Equal(t, 6, strings.Count(a.body, `"ADDED"`), a.body)
+	require.Contains(t, a.body, `"configmaps/elsewhere"`)
 }

@@ -104,11 +104,11 @@ func (s *Server) withPast(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
+		info, _ := apirequest.RequestInfoFrom(r.Context())
 		if m.refused != nil {
-			s.fail(w, r, m.refused)
+			s.failMoment(w, r, info, m.refused)
 			return
 		}
-		info, _ := apirequest.RequestInfoFrom(r.Context())
 		if !info.IsResourceRequest && !hasPast(r.URL.Path) {
 			s.fail(w, r, nowhere(r))
 			return
@@ -116,7 +116,7 @@ func (s *Server) withPast(h http.Handler) http.Handler {
 		sayMeaning(r.Context(), m.text, m.Moment)
 		v, err := s.viewAt(r, m)
 		if err != nil {
-			s.fail(w, r, err)
+			s.failMoment(w, r, info, err)
 			return
 		}
 		w.Header().Set(revisionHeader, fmt.Sprint(uint64(v.Revision())))
@@ -130,6 +130,15 @@ func (s *Server) withPast(h http.Handler) http.Handler {
 		}
 		h.ServeHTTP(w, r.WithContext(kubestore.WithPast(r.Context(), v)))
 	})
+}
+
+// failMoment answers a moment that cannot be read. Who asks for discovery is warned of the reason, too: client-go does
+// not read the Status of such an answer, and kubectl would print no more than its code.
+func (s *Server) failMoment(w http.ResponseWriter, r *http.Request, info *apirequest.RequestInfo, err error) {
+	if !info.IsResourceRequest {
+		warning.AddWarning(r.Context(), "", err.Error())
+	}
+	s.fail(w, r, err)
 }
 
 // sayMeaning warns whoever names a day or a clock of what it is taken for: the server is in no zone but UTC.

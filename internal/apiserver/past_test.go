@@ -339,6 +339,13 @@ func TestPastRefusals(t *testing.T) {
 		require.Equal(t, c.code, a.code, "%s %s: %s", c.method, c.path, a.body)
 		require.Contains(t, a.body, c.says, "%s %s", c.method, c.path)
 	}
+	for _, moment := range []string{"1h", "99999999", "tomorrow"} { // of discovery, kubectl prints the warnings of an answer and not its body
+		a := at("GET", "/at/"+moment+"/api")
+		require.GreaterOrEqual(t, a.code, 400, moment)
+		require.Len(t, a.header.Values("Warning"), 1, moment)
+		require.Contains(t, strings.ReplaceAll(a.header.Get("Warning"), `\"`, `"`), fieldOf(a.object(t), "message"), moment)
+		require.Empty(t, at("GET", "/at/"+moment+configMapsPath).header.Values("Warning"), moment)
+	}
 }
 
 // TestPastOfADay: whoever names a day or a clock, in a path or a selection, is told what the server takes it for. Whoever

@@ -213,7 +213,7 @@ func (w *watcher) sendEvent(ctx context.Context, d *fanout.Delivery) error {
 	if e.Revision <= w.position {
 		return nil
 	}
-	if w.foreign(e.ContentType) {
+	if w.unwatched(e) {
 		w.position = e.Revision
 		return nil
 	}
@@ -230,7 +230,17 @@ func (w *watcher) sendEvent(ctx context.Context, d *fanout.Delivery) error {
 	return nil
 }
 
+// unwatched says that an event is not of the objects that are watched.
+func (w *watcher) unwatched(e *fanout.Event) bool { return w.tell == nil && w.foreign(e.ContentType) }
+
 func (w *watcher) sendValid(ctx context.Context, d *fanout.Delivery, s fanout.Store) error {
+	if w.tell != nil {
+		object, err := w.tell(ctx, d.Event.Event)
+		if err != nil || object == nil {
+			return err
+		}
+		return w.send(ctx, watch.Event{Type: watch.Added, Object: object}, len(d.Event.Body))
+	}
 	event, found, err := d.For(ctx, s, w.selects)
 	if err != nil {
 		var corrupt *corruptError

@@ -68,7 +68,7 @@ func (w *watcher) sendReplayed(ctx context.Context, seen *replayed, e eventlog.E
 	default:
 	}
 	past := fanout.NewPast(e)
-	if !w.foreign(e.ContentType) {
+	if !w.unwatched(past) {
 		if err := w.sendValid(ctx, fanout.NewDelivery(past), seen); err != nil {
 			return err
 		}

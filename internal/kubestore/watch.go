@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
@@ -70,19 +71,47 @@ func (s *store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	if !opts.Predicate.Empty() || sharded(&opts.Predicate) {
 		w.selects = &w.opts.Predicate
 	}
-	if past != nil {
-		if w.position > past.Revision() {
-			return nil, afterMoment(w.position, past.Revision())
-		}
-		w.past = past
+	w.line = lineOf(ctx)
+	w.sends = w.line != nil && w.line.Sends()
+	return w, w.begin(ctx)
+}
+
+// begin lets the watch run, in the past if its request is of the past.
+func (w *watcher) begin(ctx context.Context) error {
+	w.past = PastFrom(ctx)
+	if w.past != nil && w.position > w.past.Revision() {
+		return afterMoment(w.position, w.past.Revision())
 	}
 	w.end = EndOf(ctx)
 	w.encodes = w.end != nil // others read on at once
-	w.line = lineOf(ctx)
-	w.sends = w.line != nil && w.line.Sends()
 	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)
-	return w, nil
+	return nil
+}
+
+// EventWatch is a watch of events themselves, of objects of any kind.
+type EventWatch struct {
+	Cell
+	schema.GroupResource // which is watched
+	Keys                 projection.Keys
+	// After is the revision after which the watch begins.
+	After     eventlog.Revision
+	Bookmarks bool
+	// New makes an empty object, for bookmarks.
+	New func() runtime.Object
+	// Tell makes the object that the client is told of an event, nil if there is nothing to tell.
+	Tell func(context.Context, eventlog.Event) (runtime.Object, error)
+}
+
+// Start begins the watch. Each event that is told is an ADDED.
+func (e EventWatch) Start(ctx context.Context) (watch.Interface, error) {
+	if e.Feed == nil && PastFrom(ctx) == nil {
+		return nil, apierrors.NewMethodNotSupported(e.GroupResource, "watch")
+	}
+	s := &store{Cell: e.Cell, Resource: Resource{GroupResource: e.GroupResource, NewFunc: e.New}, versioner: versioner{resource: e.GroupResource}}
+	w := &watcher{store: s, keys: e.Keys, position: e.After, tell: e.Tell, results: make(chan watch.Event, bufferedEvents)}
+	w.opts.Predicate.AllowWatchBookmarks = e.Bookmarks
+	return w, w.begin(ctx)
 }
 
 func watchList() bool { return utilfeature.DefaultFeatureGate.Enabled(features.WatchList) }
@@ -118,6 +147,8 @@ type watcher struct {
 	// latest is the receipt of the newest event in results, nil if that has none.
 	latest *fanout.Receipt
 	cancel context.CancelFunc
+	// tell says what an event is to the client, if that is not what it is to a store.
+	tell func(context.Context, eventlog.Event) (runtime.Object, error)
 	// past is the view with which a watch of the past ends, nil for one of the present.
 	past *projection.View
 	// bookmark is when the next one is asked for.

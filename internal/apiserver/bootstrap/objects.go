@@ -102,7 +102,7 @@ func readsThePast() rbacv1.ClusterRole {
 	return rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "logplane:aggregate-to-view", Labels: map[string]string{
 			"kubernetes.io/bootstrapping": "rbac-defaults", "rbac.authorization.k8s.io/aggregate-to-view": "true"}},
-		Rules: []rbacv1.PolicyRule{{APIGroups: []string{history.GroupName}, Resources: []string{"versions", "changes"}, Verbs: []string{"get", "list"}}},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{history.GroupName}, Resources: []string{"versions", "changes"}, Verbs: []string{"get", "list", "watch"}}},
 	}
 }
 

@@ -27,6 +27,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -387,8 +389,12 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 			return nil, readError(err)
 		}
 		page.events++
-		if err := r.change(ctx, &q, &rights, &page, e, last, list); err != nil {
+		made, err := r.change(ctx, &q, &rights, &page, e, last)
+		if err != nil {
 			return nil, err
+		}
+		if made != nil {
+			list.Items = append(list.Items, *made)
 		}
 		if len(list.Items) >= q.limit || page.bytes > mostBytes || page.events >= mostEvents {
 			if e.Revision < upto {
@@ -400,19 +406,19 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	return list, nil
 }
 
-// change adds an event to the list if it is wanted. Last has the last version that was seen of each key.
+// change is what an event is to who asks, nil if it is nothing. Last has the last version that was seen of each key.
 func (r *changes) change(ctx context.Context, q *question, rights *rights, page *page, e eventlog.Event,
-	last map[string]projection.Row, list *ChangeList) error {
+	last map[string]projection.Row) (*Change, error) {
 	if e.Key.Cluster != r.Cell.Cluster || q.namespace != "" && e.Key.Namespace != q.namespace || hidden(e.Key) {
-		return nil
+		return nil, nil
 	}
 	row := rowOf(e)
 	if !q.mayWant(&row) {
-		return nil
+		return nil, nil
 	}
 	allowed, err := rights.get(ctx, e.Key)
 	if err != nil || !allowed {
-		return err
+		return nil, err
 	}
 	var before *projection.Row
 	if known, ok := last[row.Key]; ok {
@@ -420,13 +426,72 @@ func (r *changes) change(ctx context.Context, q *question, rights *rights, page 
 	}
 	v, sets, err := r.describe(ctx, q, page, row, before)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	last[row.Key] = row
-	if q.wants(v, sets...) {
-		list.Items = append(list.Items, Change{*v})
+	if !q.wants(v, sets...) {
+		return nil, nil
 	}
-	return nil
+	return &Change{*v}, nil
+}
+
+// Watch implements rest.Watcher. It brings the changes after a revision as the log has them; without one, those after
+// 'from', or from now on. Each is shown to who may get its object when it happens.
+func (r *changes) Watch(ctx context.Context, o *internalversion.ListOptions) (watch.Interface, error) {
+	q, err := ask(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	if q.to != "" {
+		return nil, apierrors.NewBadRequest("a watch of changes goes on: leave out 'to', or list them")
+	}
+	// A reflector that is refused lists. Without bookmarks it is upstream's default, where no resourceVersion was given.
+	if o.SendInitialEvents != nil && *o.SendInitialEvents && o.AllowWatchBookmarks {
+		return nil, apierrors.NewInvalid(GroupVersion.WithKind("Change").GroupKind(), "", field.ErrorList{
+			field.Forbidden(field.NewPath("sendInitialEvents"), "changes have no state that could be sent: list them, and watch from the list's resourceVersion")})
+	}
+	after, err := r.start(ctx, &q, o.ResourceVersion)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := r.keysOf(ctx, &q)
+	if err != nil {
+		return nil, err
+	}
+	return kubestore.EventWatch{
+		Cell: r.Cell, GroupResource: GroupVersion.WithResource("changes").GroupResource(), Keys: keys, After: after, Bookmarks: o.AllowWatchBookmarks, New: r.New,
+		Tell: func(ctx context.Context, e eventlog.Event) (runtime.Object, error) {
+			if kubestore.PastFrom(ctx) == nil { // the newest view there is, which has the event: it costs no question
+				v, err := r.Cell.AtLeast(ctx, e.Revision)
+				if err != nil {
+					return nil, err
+				}
+				ctx = kubestore.WithView(ctx, v)
+			}
+			made, err := r.change(ctx, &q, &rights{r.store, map[eventlog.Key]bool{}}, &page{}, e, map[string]projection.Row{})
+			if made == nil { // not a nil of a type
+				return nil, err
+			}
+			return made, err
+		},
+	}.Start(ctx)
+}
+
+// start is the revision after which a watch begins.
+func (r *changes) start(ctx context.Context, q *question, resourceVersion string) (projection.Revision, error) {
+	if resourceVersion != "" && resourceVersion != "0" {
+		revision, err := strconv.ParseUint(resourceVersion, 10, 64)
+		if err != nil {
+			return 0, apierrors.NewBadRequest(fmt.Sprintf("resourceVersion is '%s': it must be one that the server gave", resourceVersion))
+		}
+		return projection.Revision(revision), nil
+	}
+	head, err := r.head(ctx)
+	if err != nil || q.from == "" {
+		return head, err
+	}
+	after, _, err := r.span(ctx, q, head)
+	return after, err
 }
 
 // span is the part of the log that the question is about: (after, upto].
@@ -512,6 +577,7 @@ func (s *store) describe(ctx context.Context, q *question, page *page, row proje
 		RequestID: row.RequestID,
 		Object:    Reference{Group: row.ID.Group, Resource: row.ID.Resource, Namespace: row.ID.Namespace, Name: row.ID.Name}}
 	v.Name, v.Namespace, v.CreationTimestamp = fmt.Sprint(uint64(row.Revision)), row.ID.Namespace, metav1.NewTime(row.Time)
+	v.ResourceVersion = v.Name
 	before, err := s.before(ctx, v, row, before)
 	if err != nil {
 		return nil, nil, err

@@ -33,6 +33,9 @@ func (t table) ConvertToTable(_ context.Context, object runtime.Object, options 
 	case *Version:
 		items = []Version{*o}
 		out.ResourceVersion = o.Name
+	case *Change:
+		items = []Version{o.Version}
+		out.ResourceVersion = o.ResourceVersion
 	default:
 		return nil, fmt.Errorf("%T is not a version", object)
 	}
