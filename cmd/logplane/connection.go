@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -104,13 +105,39 @@ func registerPrivileged(flags *pflag.FlagSet, allow *bool) {
 	flags.BoolVar(allow, "allow-privileged", true, "allow privileged containers, which CNI plugins, CSI drivers and node agents are; the same for every command that has it")
 }
 
+// defaultHistory is how long a cell keeps the past of its objects, wherever it runs.
+const defaultHistory = 7 * 24 * time.Hour
+
+// defaultHistoryRules let go sooner what processes write by themselves, again and again, and nobody asks about later:
+// Leases, with which nodes and leaders say that they live, Events, what EndpointSlices and Endpoints are made from, and
+// the heartbeats in the status of Nodes.
+var defaultHistoryRules = historyRules{
+	rules: &[]projection.HistoryRule{
+		{Prefix: "/leases"}, {Prefix: "/events", Keep: time.Hour}, {Prefix: "/endpointslices", Keep: time.Hour},
+		{Prefix: "/services/endpoints", Keep: time.Hour}, {Prefix: "/minions", Keep: 24 * time.Hour},
+	},
+	text: "leases.coordination.k8s.io=none,events=1h,endpointslices.discovery.k8s.io=1h,endpoints=1h,nodes=24h",
+}
+
+// settleHistory fits the defaults to what else was asked for: --history reaches as far as --retention, and has no rule
+// that keeps for as long.
+func settleHistory(floor time.Duration, history *time.Duration, rules *[]projection.HistoryRule) {
+	if *history == defaultHistory {
+		*history = max(*history, floor)
+	}
+	if slices.Equal(*rules, *defaultHistoryRules.rules) {
+		*rules = slices.DeleteFunc(slices.Clone(*rules), func(r projection.HistoryRule) bool { return r.Keep >= *history })
+	}
+}
+
 func registerRetention(flags *pflag.FlagSet, log, floor, history *time.Duration, rules *[]projection.HistoryRule, checkpoints *[]projection.CheckpointRule) {
 	flags.DurationVar(log, "log-retention", 10*time.Minute, "how long events stay in the log after a snapshot holds them")
 	flags.DurationVar(floor, "retention", time.Hour, "how far back a revision can be read or watched; older is 410")
 	*checkpoints = projection.DefaultCheckpoints
 	flags.Var((*checkpointRules)(checkpoints), "checkpoints", "snapshots kept for 'inspect get --at' and restores: one of every EVERY for KEEP; 'none'")
-	flags.DurationVar(history, "history", *history, "how long every version of every object is kept, for '/at/…' and history.logplane.dev; 0 for none beyond --retention and --checkpoints")
-	flags.Var(&historyRules{rules: rules}, "history-rules", "resources whose versions are kept for less than --history, in checkpoints too, but not for less than --retention and a 168th of --history: 'secrets=24h,events=1h,leases.coordination.k8s.io=none'")
+	flags.DurationVar(history, "history", defaultHistory, "how long every version of every object is kept, for '/at/…' and history.logplane.dev; 0 for none beyond --retention and --checkpoints")
+	*rules = *defaultHistoryRules.rules
+	flags.Var(&historyRules{rules: rules, text: defaultHistoryRules.text}, "history-rules", "resources whose versions are kept for less than --history, in checkpoints too, but not for less than --retention and a 168th of --history; they take the place of the default ones, and 'none' is for no rules")
 }
 
 // requestDeadline is upstream's default and the longest that a request may take. Events stay in the log for longer.
@@ -147,6 +174,7 @@ func (c *connection) check() error {
 	if c.readOnly {
 		return nil
 	}
+	settleHistory(c.retention, &c.history, &c.historyRules)
 	return cmp.Or(
 		atLeast("--block-cache-folder-mib", c.blockCacheFolderMiB, 1),
 		checkRetention(c.logRetention, c.retention, c.history, c.historyRules),

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -31,9 +30,7 @@ func newDev() *cobra.Command {
 			"account or --secure is given.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !cmd.Flags().Changed("history") {
-				c.History = max(c.History, c.Retention)
-			}
+			settleHistory(c.Retention, &c.History, &c.HistoryRules)
 			err := cmp.Or(checkRetention(c.LogRetention, c.Retention, c.History, c.HistoryRules), checkAddress("--listen", c.Listen), atLeast("--max-watches-per-user", c.MaxWatches, 0))
 			if err != nil {
 				return err
@@ -63,13 +60,9 @@ func newDev() *cobra.Command {
 	registerPrivileged(cmd.Flags(), &allow)
 	limit.register(cmd.Flags(), unlimitedDevMiB)
 	registerBodies(cmd.Flags(), &bodies)
-	c.History = devHistory
 	registerRetention(cmd.Flags(), &c.LogRetention, &c.Retention, &c.History, &c.HistoryRules, &c.Checkpoints)
 	return cmd
 }
-
-// devHistory is how long 'dev' keeps the past by default. Its folder is one person's.
-const devHistory = 7 * 24 * time.Hour
 
 // waitAndStop ends the cell when the command is interrupted or a part of it fails.
 func waitAndStop(cmd *cobra.Command, dev *localstack.Dev) error {

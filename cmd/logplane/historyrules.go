@@ -27,6 +27,10 @@ func (r *historyRules) String() string { return r.text }
 
 // Set implements pflag.Value.
 func (r *historyRules) Set(text string) error {
+	if text == "none" || text == "" {
+		*r.rules, r.text = nil, text
+		return nil
+	}
 	stores, err := storesOf(resources.Config{})
 	if err != nil {
 		return err

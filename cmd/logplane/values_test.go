@@ -5,14 +5,17 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
 	"github.com/logplane/logplane/eventlog/eventlogtest"
+	"github.com/logplane/logplane/projection"
 )
 
 // said runs a command that must fail, and returns its one line.
@@ -130,4 +133,51 @@ func TestFlagsAreDocumented(t *testing.T) {
 		cmd.PersistentFlags().VisitAll(look)
 		require.True(t, cmd.Long != "" || cmd.HasParent() && cmd.Parent().Name() == "inspect" || cmd.Name() == "version" || cmd.Name() == "help", "%s has no description", cmd.CommandPath())
 	})
+}
+
+// TestHistoryByDefault: every command that commits keeps the past for a week, but for what changes by itself. The rules
+// are those that the flag's text says, and fit any other --history.
+func TestHistoryByDefault(t *testing.T) {
+	said := &[]projection.HistoryRule{}
+	require.NoError(t, (&historyRules{rules: said}).Set(defaultHistoryRules.text))
+	require.Equal(t, *defaultHistoryRules.rules, *said)
+	var commands []string
+	for _, cmd := range newRoot(io.Discard).Commands() {
+		if flag := cmd.Flags().Lookup("history"); flag != nil {
+			commands = append(commands, cmd.Name())
+			require.Equal(t, "168h0m0s", flag.Value.String(), cmd.Name())
+			require.Equal(t, defaultHistoryRules.text, cmd.Flags().Lookup("history-rules").Value.String(), cmd.Name())
+		}
+	}
+	require.Subset(t, commands, slices.Concat(handlers, []string{"dev", "init", "watcher"}), "each command that may commit, and each function")
+
+	for _, c := range []struct {
+		args    string
+		history time.Duration
+		rules   int
+		refused string
+	}{
+		{"", defaultHistory, 5, ""},
+		{"--history 0", 0, 0, ""},
+		{"--history 2h", 2 * time.Hour, 4, ""},
+		{"--retention 1h --history 1h", time.Hour, 1, ""},
+		{"--retention 200h", 200 * time.Hour, 5, ""},
+		{"--history-rules none", defaultHistory, 0, ""},
+		{"--history-rules secrets=24h", defaultHistory, 1, ""},
+		{"--history 12h --history-rules secrets=24h", 12 * time.Hour, 1, "it must be for less than --history"},
+		{"--history 30m", 30 * time.Minute, 0, "it must be 0 or at least --retention"},
+	} {
+		where, flags := connection{reads: "quorum", cluster: "main", blockCacheFolderMiB: 1}, pflag.NewFlagSet("", pflag.ContinueOnError)
+		registerRetention(flags, &where.logRetention, &where.retention, &where.history, &where.historyRules, &where.checkpoints)
+		require.NoError(t, flags.Parse(strings.Fields(c.args)), c.args)
+		err := where.check()
+		if c.refused != "" {
+			require.ErrorContains(t, err, c.refused, c.args)
+			continue
+		}
+		require.NoError(t, err, c.args)
+		require.Equal(t, c.history, where.history, c.args)
+		require.Len(t, where.historyRules, c.rules, c.args)
+	}
+	require.Len(t, *defaultHistoryRules.rules, 5, "nobody has changed them")
 }
