@@ -339,7 +339,8 @@ func TestPastRefusals(t *testing.T) {
 		require.Equal(t, c.code, a.code, "%s %s: %s", c.method, c.path, a.body)
 		require.Contains(t, a.body, c.says, "%s %s", c.method, c.path)
 	}
-	for _, moment := range []string{"1h", "99999999", "tomorrow"} { // of discovery, kubectl prints the warnings of an answer and not its body
+	// Of discovery, kubectl prints the warnings of an answer and not its body.
+	for _, moment := range []string{"1h", "99999999", "tomorrow"} {
 		a := at("GET", "/at/"+moment+"/api")
 		require.GreaterOrEqual(t, a.code, 400, moment)
 		require.Len(t, a.header.Values("Warning"), 1, moment)

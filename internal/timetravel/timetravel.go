@@ -1,9 +1,11 @@
-// Package timetravel is what 'logplane history', 'show', 'diff', 'blame', 'undelete', 'undo' and 'restore' do. It is a
-// client as kubectl is one: it knows nothing of the log and the bucket, and needs the rights of its user only.
+// Package timetravel is what 'logplane history', 'changes', 'show', 'diff', 'blame', 'undelete', 'undo' and 'restore'
+// do. It is a client as kubectl is one: it knows nothing of the log and the bucket, and needs the rights of its user
+// only.
 //
-// Nouns. A moment is a revision, a time, an age or a day (internal/moment). A side is the API at one revision, or the API of now; what is read
-// from the side of a revision is one consistent cut. A change is one event of an object, with the object before and
-// after it. A plan is what a command would write; it is printed, and carried out only after a yes.
+// Nouns. A moment is a revision, a time, an age or a day (internal/moment). A side is the API at one revision, or the
+// API of now; what is read from the side of a revision is one consistent cut. A change is one event of an object, with
+// the object before and after it. A plan is what a command would write; it is printed, and carried out only after a
+// yes.
 //
 // The path through an undo:
 //

@@ -445,7 +445,7 @@ func (r *changes) Watch(ctx context.Context, o *internalversion.ListOptions) (wa
 	if q.to != "" {
 		return nil, apierrors.NewBadRequest("a watch of changes goes on: leave out 'to', or list them")
 	}
-	// A reflector that is refused lists. Without bookmarks it is upstream's default, where no resourceVersion was given.
+	// A reflector that is refused lists. Without bookmarks it is upstream's default for no resourceVersion.
 	if o.SendInitialEvents != nil && *o.SendInitialEvents && o.AllowWatchBookmarks {
 		return nil, apierrors.NewInvalid(GroupVersion.WithKind("Change").GroupKind(), "", field.ErrorList{
 			field.Forbidden(field.NewPath("sendInitialEvents"), "changes have no state that could be sent: list them, and watch from the list's resourceVersion")})
