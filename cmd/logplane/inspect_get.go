@@ -15,16 +15,18 @@ import (
 
 func (i *inspection) newGet() *cobra.Command {
 	at := ""
-	cmd := &cobra.Command{
+	var cmd *cobra.Command
+	cmd = &cobra.Command{
 		Use:   "get PATH",
 		Short: "Print an object as it was at a revision or a time",
 		Long: "PATH is the object's storage path, as for 'history'. '--at' is a moment by the log's clock; without it\n" +
-			"the newest revision. It is " + moment.Forms + ".\nWhat is older than --retention is read\n" +
-			"from checkpoints and archived events, as far as those reach (--checkpoints, --history).",
+			"the newest revision. It is\n" + moment.Forms + ".\n" +
+			"What is older than --retention is read from checkpoints and archived events, as far as those reach\n" +
+			"(--checkpoints, --history).",
 		Example: "  logplane inspect get /configmaps/default/greeting --at 2026-01-31T12:00:00Z --data ~/.logplane",
 		Args:    cobra.ExactArgs(1),
 		RunE: i.run(func(ctx context.Context, c kubestore.Cell, w io.Writer, args []string) error {
-			rev, err := revisionOf(ctx, c.Projection, at)
+			rev, err := revisionOf(ctx, c.Projection, at, cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -43,8 +45,8 @@ func (i *inspection) newGet() *cobra.Command {
 	return cmd
 }
 
-// revisionOf parses the value of --at.
-func revisionOf(ctx context.Context, p *projection.Projection, at string) (projection.Revision, error) {
+// revisionOf parses the value of --at, and says what a time was taken for.
+func revisionOf(ctx context.Context, p *projection.Projection, at string, notes io.Writer) (projection.Revision, error) {
 	if at == "" {
 		v, err := p.Latest(ctx)
 		if err != nil {
@@ -59,5 +61,14 @@ func revisionOf(ctx context.Context, p *projection.Projection, at string) (proje
 	if m.Revision > 0 {
 		return projection.Revision(m.Revision), nil
 	}
-	return p.RevisionAt(ctx, m.Time)
+	revision, err := p.RevisionAt(ctx, m.Time)
+	if err == nil {
+		sayMoment(notes, at, m, revision)
+	}
+	return revision, err
+}
+
+// sayMoment tells which revision and local time a moment was taken for.
+func sayMoment(notes io.Writer, text string, m moment.Moment, revision projection.Revision) {
+	fmt.Fprintf(notes, "'%s' is taken for %s, which is revision %d\n", text, m.Time.Local().Format(time.RFC3339), revision)
 }

@@ -94,7 +94,7 @@ func (c *copying) run(cmd *cobra.Command, to string) error {
 		return fmt.Errorf("--to %s: %w", to, err)
 	}
 	if m.Revision == 0 {
-		fmt.Fprintf(cmd.ErrOrStderr(), "'%s' is taken for %s, which is revision %d\n", to, at.Local().Format(time.RFC3339), revision)
+		sayMoment(cmd.ErrOrStderr(), to, m, revision)
 	}
 	if err := c.openTarget(ctx); err != nil {
 		return err

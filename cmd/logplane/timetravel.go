@@ -96,7 +96,7 @@ func newChanges() *cobra.Command {
 		Short: "List what has changed, oldest first, and follow what changes",
 		Long: "Lists the changes of the namespace, or of all of the cluster, oldest first: who wrote what, when, by which field\n" +
 			"manager, and which fields have changed. They are those of the last hour unless --from says otherwise. --follow\n" +
-			"goes on with each change as it happens. A moment is " + moment.Forms + ".",
+			"goes on with each change as it happens. A moment is\n" + moment.Forms + ".",
 		Example: "  logplane changes -A --follow\n  logplane changes --from 'friday 18:00' --by alice\n  logplane changes deploy/web --from yesterday --to today",
 		Args:    cobra.MaximumNArgs(2),
 		RunE: p.run(func(cmd *cobra.Command, t *timetravel.Tool, args []string) (err error) {
@@ -128,7 +128,7 @@ func newShow() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "show (KIND/NAME | KIND NAME) --at MOMENT",
 		Short:   "Print an object as it was at a revision, a time or an age",
-		Long:    "Prints an object as it was. A MOMENT is " + moment.Forms + ",\nor 'now'.",
+		Long:    "Prints an object as it was. A MOMENT is\n" + moment.Forms + ",\nor 'now'.",
 		Example: "  logplane show deploy/web --at 2h\n  logplane show deploy/web --at 'friday 18:00'",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: p.ofObject(func(cmd *cobra.Command, t *timetravel.Tool, object string) error {
@@ -148,7 +148,7 @@ func newDiff() *cobra.Command {
 		Use:   "diff MOMENT [MOMENT] [KIND/NAME | KIND NAME]",
 		Short: "Print what differs between two moments",
 		Long: "Prints what differs between two moments, the second of which is now unless it is given: of one object, or of all\n" +
-			"objects of the namespace. A MOMENT is " + moment.Forms + ",\n" +
+			"objects of the namespace. A MOMENT is\n" + moment.Forms + ",\n" +
 			"or 'now'. As with 'kubectl diff' the exit code is 0 if there are no differences, 1 if there are, and larger if\n" +
 			"something failed.",
 		Example: "  logplane diff 2h\n  logplane diff yesterday today\n  logplane diff 1234 1240 deploy/web\n  logplane diff 7d -A -l app=shop",
