@@ -18,12 +18,17 @@ func TestAuthor(t *testing.T) {
 	l := eventlogtest.Log(t)
 	long := strings.Repeat("é", 400)
 	for name, c := range map[string]struct{ author, want eventlog.Author }{
-		"nobody":    {},
-		"a user":    {eventlog.Author{User: "ann"}, eventlog.Author{User: "ann"}},
-		"another":   {eventlog.Author{User: "jürgen@example.org", As: "system:admin", Agent: "kubectl/v1.36.3 (linux/amd64)"}, eventlog.Author{User: "jürgen@example.org", As: "system:admin", Agent: "kubectl/v1.36.3 (linux/amd64)"}},
-		"a header":  {eventlog.Author{User: "ann\r\nLogplane-Epoch: 9", Agent: " \x1b[31mred\u202e "}, eventlog.Author{User: "ann��Logplane-Epoch: 9", Agent: "�[31mred�"}},
-		"no text":   {eventlog.Author{User: "a\xff", Agent: "\x00"}, eventlog.Author{User: "a�", Agent: "�"}},
-		"very long": {eventlog.Author{User: long, Agent: long}, eventlog.Author{User: long[:508] + "…", Agent: long[:252] + "…"}},
+		"nobody":   {},
+		"a user":   {eventlog.Author{User: "ann"}, eventlog.Author{User: "ann"}},
+		"another":  {eventlog.Author{User: "jürgen@example.org", As: "system:admin", Agent: "kubectl/v1.36.3 (linux/amd64)"}, eventlog.Author{User: "jürgen@example.org", As: "system:admin", Agent: "kubectl/v1.36.3 (linux/amd64)"}},
+		"a header": {eventlog.Author{User: "ann\r\nLogplane-Epoch: 9", Agent: " \x1b[31mred\u202e "}, eventlog.Author{User: "ann��Logplane-Epoch: 9", Agent: "�[31mred�"}},
+		"no text":  {eventlog.Author{User: "a\xff", Agent: "\x00"}, eventlog.Author{User: "a�", Agent: "�"}},
+		"a cause": {eventlog.Author{User: "system:logplane:x", Cause: eventlog.Cause{Revision: 7, User: "ann\t b", As: "bob c"}},
+			eventlog.Author{User: "system:logplane:x", Cause: eventlog.Cause{Revision: 7, User: "ann� b", As: "bob c"}}},
+		"nobody's cause":  {eventlog.Author{Cause: eventlog.Cause{Revision: 7}}, eventlog.Author{Cause: eventlog.Cause{Revision: 7}}},
+		"another's cause": {eventlog.Author{Cause: eventlog.Cause{Revision: 7, As: "bob"}}, eventlog.Author{Cause: eventlog.Cause{Revision: 7, As: "bob"}}},
+		"no revision":     {eventlog.Author{Cause: eventlog.Cause{User: "ann"}}, eventlog.Author{}},
+		"very long":       {eventlog.Author{User: long, Agent: long}, eventlog.Author{User: long[:508] + "…", Agent: long[:252] + "…"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := added(strings.ReplaceAll(name, " ", "-"), "x")
@@ -42,25 +47,26 @@ func TestAuthor(t *testing.T) {
 
 // Whatever headers say of an author is read, has an end, and is the same when it is written again.
 func FuzzAuthor(f *testing.F) {
-	f.Add("ann", "", "kubectl/v1.36.3")
-	f.Add(" a\r\nb ", "\xff\u202e", strings.Repeat("é…", 200))
-	f.Fuzz(func(t *testing.T, user, as, agent string) {
-		read := func(user, as, agent string) eventlog.Author {
+	f.Add("ann", "", "kubectl/v1.36.3", "7\tann")
+	f.Add(" a\r\nb ", "\xff\u202e", strings.Repeat("é…", 200), "18446744073709551616\tx")
+	f.Add("", "", "", " 7\t \t\t b\t")
+	f.Fuzz(func(t *testing.T, user, as, agent, cause string) {
+		read := func(user, as, agent, cause string) eventlog.Author {
 			e, err := eventlog.Decode("p", "p.log.main.%core.pods.default.a", nats.Header{
 				"ce-specversion": {"1.0"}, "ce-type": {"dev.logplane.object.added"}, "ce-id": {"id"}, "Logplane-Prefix": {"/pods"}, "Logplane-Base": {"0"},
 				"Logplane-Precondition": {"0"}, "Logplane-Epoch": {"0"}, "Logplane-Ttl": {"0"},
-				"Logplane-User": {user}, "Logplane-As": {as}, "Logplane-Agent": {agent},
+				"Logplane-User": {user}, "Logplane-As": {as}, "Logplane-Agent": {agent}, "Logplane-Cause": {cause},
 			}, nil, 7, time.Unix(1, 0))
 			if err != nil {
 				t.Fatal(err)
 			}
 			return e.Author
 		}
-		a := read(user, as, agent)
-		if again := read(a.User, a.As, a.Agent); again != a {
+		a := read(user, as, agent, cause)
+		if again := read(a.User, a.As, a.Agent, a.Cause.Header()); again != a {
 			t.Fatalf("%+v became %+v", a, again)
 		}
-		for _, name := range []string{a.User, a.As, a.Agent} {
+		for _, name := range []string{a.User, a.As, a.Agent, a.Cause.User, a.Cause.As} {
 			if len(name) > 512 || !utf8.ValidString(name) || strings.ContainsAny(name, "\r\n\x00") || strings.TrimSpace(name) != name {
 				t.Fatalf("%q", name)
 			}

@@ -129,3 +129,6 @@ func Whole(prefix, subject string, header, body []byte) (Event, error) {
 	}
 	return e, err
 }
+
+// Header is the cause on the wire.
+func (c Cause) Header() string { return c.header() }

@@ -36,6 +36,7 @@ const (
 	headerUser         = "Logplane-User"
 	headerAs           = "Logplane-As"
 	headerAgent        = "Logplane-Agent"
+	headerCause        = "Logplane-Cause"
 	headerTrace        = "ce-traceparent"
 	headerBatch        = "Logplane-Batch"
 	headerOutdates     = "Logplane-Outdates"
@@ -44,7 +45,7 @@ const (
 	headerExpected = "Nats-Expected-Last-Subject-Sequence"
 )
 
-// mostHeaders is how many headers an event has, unless it is of a batch or traced.
+// mostHeaders is how many headers an event has, unless it is of a batch, traced or caused.
 const mostHeaders = 17
 
 const specVersion = "1.0"
@@ -86,7 +87,9 @@ func encode(prefix string, epoch uint64, id string, now time.Time, w Write) (*na
 	set(headerTTL, strconv.FormatUint(uint64(w.TTL), 10))
 	set(headerExpected, formatRevision(w.Precondition))
 	by := w.Author.clean()
-	for _, named := range [...]struct{ header, value string }{{headerUser, by.User}, {headerAs, by.As}, {headerAgent, by.Agent}} {
+	for _, named := range [...]struct{ header, value string }{
+		{headerUser, by.User}, {headerAs, by.As}, {headerAgent, by.Agent}, {headerCause, by.Cause.header()},
+	} {
 		if named.value != "" {
 			set(named.header, named.value)
 		}
@@ -133,13 +136,17 @@ func seal(m *nats.Msg) {
 // scratch is for the parts that a checksum begins with.
 var scratch = sync.Pool{New: func() any { return new([]byte) }}
 
-// checksum is of the subject, the headers and the body, each with a zero byte before it that none can have.
+// checksum is of the subject, the headers and the body, each with a zero byte before it that none can have. A cause
+// counts only where there is one: events from before there were causes have the checksum that they had.
 func checksum(subject string, h nats.Header, body []byte) uint32 {
 	parts := scratch.Get().(*[]byte)
 	defer scratch.Put(parts)
 	*parts = append((*parts)[:0], subject...)
 	for _, name := range summed {
 		*parts = append(append(*parts, 0), h.Get(name)...)
+	}
+	if cause := h.Get(headerCause); cause != "" {
+		*parts = append(append(*parts, 0), cause...)
 	}
 	return crc32.Update(crc32.Checksum(append(*parts, 0), castagnoli), castagnoli, body)
 }
@@ -210,8 +217,9 @@ func decodeHeaders(prefix, subject string, h nats.Header) (Event, error) {
 	if parent := h.Get(headerTrace); len(parent) <= maxTrace {
 		e.Trace = strings.Clone(parent)
 	}
-	by := Author{User: h.Get(headerUser), As: h.Get(headerAs), Agent: h.Get(headerAgent)}.clean()
-	e.Author = Author{User: one(by.User), As: one(by.As), Agent: one(by.Agent)}
+	by := Author{User: h.Get(headerUser), As: h.Get(headerAs), Agent: h.Get(headerAgent), Cause: causeOf(h.Get(headerCause))}.clean()
+	e.Author = Author{User: one(by.User), As: one(by.As), Agent: one(by.Agent),
+		Cause: Cause{by.Cause.Revision, one(by.Cause.User), one(by.Cause.As)}}
 	return e, errors.Join(errs[:]...)
 }
 

@@ -23,6 +23,8 @@ func TestHistoryNamesAuthors(t *testing.T) {
 				c.write(w)
 			}
 			want := []eventlog.Author{{User: "cid", Agent: "curl/8"}, {User: "ann", As: "bob", Agent: "kubectl"}, {}, {User: "ann"}}
+			want[0].Cause = eventlog.Cause{Revision: 1 << 40, User: "dan", As: "eve"}
+			want[1].Cause = eventlog.Cause{Revision: 1}
 			by(eventlog.Added, want[3])
 			c.put("a", "nobody")
 			by(eventlog.Modified, want[1])

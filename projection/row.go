@@ -63,7 +63,8 @@ func newRecord(e eventlog.Event) *record { return &record{Event: e, key: e.Key.R
 
 // size is about what a record costs in memory.
 func (r *record) size() int {
-	return 450 + len(r.key)*2 + len(r.Body) + len(r.Author.User) + len(r.Author.As) + len(r.Author.Agent)
+	by := r.Author
+	return 490 + len(r.key)*2 + len(r.Body) + len(by.User) + len(by.As) + len(by.Agent) + len(by.Cause.User) + len(by.Cause.As)
 }
 
 func (r *record) row() Row {
@@ -109,15 +110,23 @@ func (r *record) eventEntry() segment.Entry {
 // The content types that have a code of their own; 0 is followed by any other.
 var contentTypes = [...]string{1: "application/vnd.kubernetes.protobuf", 2: "application/cbor", 3: "application/json"}
 
-// authored is set in the byte of the op if the event names its author.
-const authored = 1 << 2
+// These are set in the byte of the op if the event names its author, and the cause.
+const (
+	authored = 1 << 2
+	caused   = 1 << 3
+)
 
 // appendRecord encodes what the key, the revision and the flags of an entry do not say. The lengths of cluster, prefix
 // and namespace give them back out of the row key.
 func appendRecord(dst []byte, r *record, body []byte) []byte {
 	op := byte(r.Op)
-	if r.Author != (eventlog.Author{}) {
+	cause, by := r.Author.Cause, r.Author
+	by.Cause = eventlog.Cause{}
+	if by != (eventlog.Author{}) {
 		op |= authored
+	}
+	if cause.Revision > 0 {
+		op |= caused
 	}
 	dst = append(dst, op)
 	dst = binary.AppendUvarint(dst, uint64(len(r.Key.Cluster)))
@@ -130,9 +139,14 @@ func appendRecord(dst []byte, r *record, body []byte) []byte {
 	dst = binary.AppendUvarint(dst, r.Epoch)
 	dst = appendString(dst, r.RequestID)
 	if op&authored != 0 {
-		dst = appendString(dst, r.Author.User)
-		dst = appendString(dst, r.Author.As)
-		dst = appendString(dst, r.Author.Agent)
+		dst = appendString(dst, by.User)
+		dst = appendString(dst, by.As)
+		dst = appendString(dst, by.Agent)
+	}
+	if op&caused != 0 {
+		dst = binary.AppendUvarint(dst, uint64(cause.Revision))
+		dst = appendString(dst, cause.User)
+		dst = appendString(dst, cause.As)
 	}
 	dst = binary.AppendVarint(dst, r.Time.UnixNano())
 	dst = binary.AppendUvarint(dst, uint64(r.TTL))
@@ -214,7 +228,7 @@ func (d *recordDecoder) event(e segment.Entry) (*record, error) {
 func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
 	r.Revision, r.void = Revision(e.Revision), e.Flags&segment.Void != 0
 	op := d.Byte()
-	r.Op = eventlog.Op(op &^ authored)
+	r.Op = eventlog.Op(op &^ (authored | caused))
 	if r.Op > eventlog.Deleted {
 		return nil, fmt.Errorf("decode revision %d of %q: op %d is not known: %w", e.Revision, e.Key, op, ErrNewer)
 	}
@@ -224,6 +238,9 @@ func (d *recordDecoder) record(r *record, e segment.Entry) (*record, error) {
 	r.RequestID = d.string()
 	if op&authored != 0 {
 		r.Author = eventlog.Author{User: d.string(), As: d.string(), Agent: d.string()}
+	}
+	if op&caused != 0 {
+		r.Author.Cause = eventlog.Cause{Revision: Revision(d.Uvarint()), User: d.string(), As: d.string()}
 	}
 	r.Time = time.Unix(0, d.Varint()).UTC()
 	ttl := d.Uvarint()
