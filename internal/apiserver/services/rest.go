@@ -5,13 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/kubernetes/pkg/registry/core/service"
 	"k8s.io/kubernetes/pkg/registry/core/service/ipallocator"
 	servicestore "k8s.io/kubernetes/pkg/registry/core/service/storage"
@@ -36,11 +40,13 @@ func NewREST(c Config, opts generic.RESTOptionsGetter, endpoints servicestore.En
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("configure service addresses: %w", err)
 	}
+	owned := &ownedEndpoints{EndpointsStorage: endpoints}
 	services, status, proxied, err := servicestore.NewREST(opts, alloc.family,
-		map[api.IPFamily]ipallocator.Interface{alloc.family: addresses{allocator: alloc}}, ports{alloc}, endpoints, pods, proxy)
+		map[api.IPFamily]ipallocator.Interface{alloc.family: addresses{allocator: alloc}}, ports{alloc}, owned, pods, proxy)
 	if err != nil {
 		return nil, nil, nil, err
 	}
+	owned.bind(services.Store)
 	bindAllocator(services.Store, alloc)
 	resources.DecorateShared(services.Store)
 	return &REST{REST: services, alloc: alloc}, status, proxied, nil
@@ -63,6 +69,51 @@ func bindAllocator(store *genericregistry.Store, alloc *allocator) {
 		})
 		return finish, err
 	}
+}
+
+// ownedEndpoints are deleted with their service, by whoever deletes that and in the same transaction. Upstream's hook
+// is not told the request, so the storage remembers it by the object that the hook is given.
+type ownedEndpoints struct {
+	servicestore.EndpointsStorage
+	deleted sync.Map // contexts of requests, by the service that they have just deleted
+	hooks   sync.Map // the same while the hook runs, by namespace and name
+}
+
+func (e *ownedEndpoints) bind(store *genericregistry.Store) {
+	store.Storage.Storage = deletions{store.Storage.Storage, &e.deleted}
+	after := store.AfterDelete
+	store.AfterDelete = func(obj runtime.Object, options *metav1.DeleteOptions) {
+		if ctx, ok := e.deleted.LoadAndDelete(obj); ok {
+			s := obj.(*api.Service)
+			e.hooks.Store(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, ctx)
+			defer e.hooks.Delete(types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
+		}
+		after(obj, options)
+	}
+}
+
+// Delete implements rest.GracefulDeleter. A request that has ended meanwhile does not keep it from its end.
+func (e *ownedEndpoints) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, bool, error) {
+	namespace := apirequest.NamespaceValue(ctx)
+	if of, ok := e.hooks.Load(types.NamespacedName{Namespace: namespace, Name: name}); ok {
+		ctx = apirequest.WithNamespace(context.WithoutCancel(of.(context.Context)), namespace)
+	}
+	return e.EndpointsStorage.Delete(ctx, name, validate, options)
+}
+
+// deletions remembers which request has deleted an object.
+type deletions struct {
+	storage.Interface
+	contexts *sync.Map
+}
+
+// Delete implements storage.Interface.
+func (d deletions) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions, validate storage.ValidateObjectFunc, cached runtime.Object, options storage.DeleteOptions) error {
+	err := d.Interface.Delete(ctx, key, out, preconditions, validate, cached, options)
+	if err == nil {
+		d.contexts.Store(out, ctx)
+	}
+	return err
 }
 
 // Create implements rest.Creater. When two writers choose the same address, one of them chooses again (allocate).
