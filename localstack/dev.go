@@ -153,7 +153,7 @@ func (d *Dev) start(ctx context.Context, c Config) error {
 
 // run starts what lives as long as the cell. If one part fails, all end and Wait says why.
 func (d *Dev) run(ctx context.Context, listener net.Listener, server *apiserver.Server, cell kubestore.Cell, writers *kubestore.Writers) error {
-	finisher, err := lifecycle.New(lifecycle.Config{Cell: cell, Client: server.Loopback(), Instances: server.Instances, UID: server.UID, BesideDeletion: server.BesideDeletion,
+	finisher, err := lifecycle.New(lifecycle.Config{Cell: cell, Client: server.Loopback(), Instances: server.Instances, UID: server.UID, Deletion: server.Deletion, BesideDeletion: server.BesideDeletion,
 		RootCA: server.RootCA(), AwaitWriters: writers.Wait, CheckRemote: server.CheckRemote, IsRemote: server.IsRemote})
 	if err != nil {
 		return err

@@ -73,7 +73,7 @@ func newLifecycle() *cobra.Command {
 
 func newFinisher(opened *cell, server *apiserver.Server, settle time.Duration) (*lifecycle.Lifecycle, error) {
 	return lifecycle.New(lifecycle.Config{
-		Cell: opened.Cell, Client: server.Loopback(), Instances: server.Instances, UID: server.UID, BesideDeletion: server.BesideDeletion, RootCA: server.RootCA(), Settle: settle, CheckRemote: server.CheckRemote,
+		Cell: opened.Cell, Client: server.Loopback(), Instances: server.Instances, UID: server.UID, Deletion: server.Deletion, BesideDeletion: server.BesideDeletion, RootCA: server.RootCA(), Settle: settle, CheckRemote: server.CheckRemote,
 		IsRemote: server.IsRemote,
 	})
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
+	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -35,6 +36,9 @@ func (l *Lifecycle) emptyDefinition(ctx context.Context, t task) error {
 	l.remember(t, waits)
 	if !waits {
 		return nil
+	}
+	if ctx, err = l.because(ctx, dependents.Object{Group: definitionGroup, Resource: "customresourcedefinitions", Name: t.name, UID: definition.UID}); err != nil {
+		return err
 	}
 	// This comes before the look at the instances, as for a namespace.
 	unsettled, err := l.settle(ctx, eventlog.Key{Cluster: l.config.Cell.Cluster, Prefix: "/apiextensions.k8s.io/customresourcedefinitions", Name: t.name})

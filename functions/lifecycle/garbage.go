@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/dependents"
+	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -187,7 +189,13 @@ func (l *Lifecycle) look(ctx context.Context, t task) ([]task, error) {
 	case err != nil || item == nil:
 		return nil, err
 	case item.DeletionTimestamp == nil:
-		return nil, l.judge(ctx, client, item)
+		return nil, l.judge(ctx, resource, item)
+	}
+	o.UID = item.UID
+	if ctx, err = l.because(ctx, o); err != nil {
+		return nil, err
+	}
+	switch {
 	case slices.Contains(item.Finalizers, metav1.FinalizerOrphanDependents):
 		return nil, l.orphan(ctx, client, item)
 	case !deletesDependents(item):
@@ -223,20 +231,36 @@ func deletesDependents(o metav1.Object) bool {
 
 // judge deletes an object that no owner keeps. As in upstream, one with an owner that cannot be looked for is left as
 // it is, whatever its other owners are.
-func (l *Lifecycle) judge(ctx context.Context, client metadata.ResourceInterface, item *metav1.PartialObjectMetadata) error {
+//
+// What led to that is the last deletion of one of its owners.
+func (l *Lifecycle) judge(ctx context.Context, resource schema.GroupVersionResource, item *metav1.PartialObjectMetadata) error {
+	client := l.metadata.Resource(resource).Namespace(item.Namespace)
 	var kept []metav1.OwnerReference
+	var cause eventlog.Cause
 	waits := false // an owner is in the foreground deletion
 	for _, r := range item.OwnerReferences {
 		owner, err := l.owner(ctx, r, item.Namespace)
-		switch {
-		case err != nil:
+		if err != nil && !errors.Is(err, errElsewhere) {
 			return err
-		case owner == nil:
-		case deletesDependents(owner):
-			waits = true
-		default:
-			kept = append(kept, r)
 		}
+		if owner != nil && !deletesDependents(owner) {
+			kept = append(kept, r)
+			continue
+		}
+		waits = waits || owner != nil
+		last, unknown := l.deletionOfOwner(ctx, r, item.Namespace)
+		if unknown == nil && last.elsewhere {
+			unknown = l.reportOwner(ctx, resource, item, r)
+		}
+		if err := cmp.Or(unknown, err); err != nil {
+			return err
+		}
+		if last.cause.Revision > cause.Revision {
+			cause = last.cause
+		}
+	}
+	if cause.Revision > 0 {
+		ctx = kubestore.WithCause(ctx, cause)
 	}
 	switch {
 	case len(kept) == len(item.OwnerReferences):
@@ -396,6 +420,9 @@ func (l *Lifecycle) leaveOwner(ctx context.Context, r dependents.Reference) erro
 	if err != nil || item == nil {
 		return err
 	}
+	if item.DeletionTimestamp != nil { // which has a cause of its own
+		ctx = kubestore.WithCause(ctx, eventlog.Cause{})
+	}
 	kept := slices.DeleteFunc(slices.Clone(item.OwnerReferences), func(o metav1.OwnerReference) bool { return o.UID == r.Owner.UID })
 	if len(kept) == len(item.OwnerReferences) {
 		return nil
@@ -431,21 +458,32 @@ func patch(ctx context.Context, client metadata.ResourceInterface, item *metav1.
 }
 
 // errUnknown is for a resource or an owner that cannot be looked for. The kind may be one that is not served, or an
-// object without a namespace names an owner in one: nobody can tell in which.
+// object without a namespace names an owner in one.
 var errUnknown = errors.New("the kind is not served, or its objects have a namespace")
+
+// errElsewhere is for an owner that has a namespace, of an object that has none.
+var errElsewhere = fmt.Errorf("%w: nobody can tell in which", errUnknown)
+
+// mappingOf finds the resource of an owner, and whether it has a namespace.
+func (l *Lifecycle) mappingOf(r metav1.OwnerReference) (mapping *meta.RESTMapping, namespaced bool, err error) {
+	kind := schema.FromAPIVersionAndKind(r.APIVersion, r.Kind)
+	mapping, err = retryMapping(l, func() (*meta.RESTMapping, error) { return l.kinds.mapper.RESTMapping(kind.GroupKind(), kind.Version) })
+	if err != nil {
+		return nil, false, fmt.Errorf("find the resource of owner '%s' of kind '%s': %w", r.Name, kind, err)
+	}
+	return mapping, mapping.Scope.Name() == meta.RESTScopeNameNamespace, nil
+}
 
 // owner reads the owner that a dependent in the namespace names. It is nil if there is no such object, or another one
 // of that name.
 func (l *Lifecycle) owner(ctx context.Context, r metav1.OwnerReference, namespace string) (*metav1.PartialObjectMetadata, error) {
-	kind := schema.FromAPIVersionAndKind(r.APIVersion, r.Kind)
-	mapping, err := retryMapping(l, func() (*meta.RESTMapping, error) { return l.kinds.mapper.RESTMapping(kind.GroupKind(), kind.Version) })
+	mapping, namespaced, err := l.mappingOf(r)
 	if err != nil {
-		return nil, fmt.Errorf("find the resource of owner '%s' of kind '%s': %w", r.Name, kind, err)
+		return nil, err
 	}
-	namespaced := mapping.Scope.Name() == meta.RESTScopeNameNamespace
 	switch {
 	case namespaced && namespace == "":
-		return nil, fmt.Errorf("look for owner '%s' of kind '%s': %w", r.Name, kind, errUnknown)
+		return nil, fmt.Errorf("look for owner '%s' of kind '%s': %w", r.Name, mapping.GroupVersionKind, errElsewhere)
 	case l.gone.Contains(r.UID):
 		return nil, nil
 	}
@@ -509,7 +547,7 @@ func (l *Lifecycle) judgeDependents(ctx context.Context, kind schema.GroupKind) 
 	if err != nil {
 		return err
 	}
-	running, limited := errgroup.WithContext(ctx)
+	running, limited := errgroup.WithContext(kubestore.WithController(ctx, controllers[collectTask]))
 	running.SetLimit(workers)
 	for r, err := range dependents.All(ctx, view, l.config.Cell.Cluster) {
 		if err != nil {

@@ -27,6 +27,7 @@ import (
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
@@ -44,7 +45,10 @@ type Config struct {
 	UID func(context.Context, projection.Row) (types.UID, error)
 	// BesideDeletion returns what goes into the batch of a stored object's deletion. It is apiserver.Server's.
 	BesideDeletion func(context.Context, *projection.View, projection.Row) ([]projection.Write, error)
-	Logger         *slog.Logger
+	// Deletion is the cause of what an object's deletion leads to, and whether the object was there. It is
+	// apiserver.Server's.
+	Deletion func(context.Context, dependents.Object) (cause eventlog.Cause, was bool, err error)
+	Logger   *slog.Logger
 	// RootCA is what every namespace has in a ConfigMap, empty for none (apiserver.Config).
 	RootCA []byte
 	// Settle is how long a create may still land in a namespace that it saw alive, 2 s by default. A create looks at
@@ -72,6 +76,8 @@ type Lifecycle struct {
 	kinds    servedKinds
 	// gone are the uids of owners that were seen to be deleted. Nothing has such a uid again.
 	gone *lru.Cache[types.UID, struct{}]
+	// deletions are those that were looked for. They do not change.
+	deletions *lru.Cache[dependents.Object, knownDeletion]
 	// registrations is a client of APIServices.
 	registrations apiregistrationclient.ApiregistrationV1Interface
 
@@ -88,7 +94,7 @@ const (
 	workers = 8
 	// taskTimeout bounds one run of a task.
 	taskTimeout = 5 * time.Minute
-	// keptOwners is how many owners that are gone are remembered. The others are asked for.
+	// keptOwners is how many owners that are gone, and how many deletions, are remembered. The others are asked for.
 	keptOwners = 1000
 )
 
@@ -120,6 +126,7 @@ func New(c Config) (*Lifecycle, error) {
 		return nil, fmt.Errorf("make a client of metadata: %w", err)
 	}
 	l.gone, _ = lru.New[types.UID, struct{}](keptOwners) // fails only for a size below one
+	l.deletions, _ = lru.New[dependents.Object, knownDeletion](keptOwners)
 	l.kinds.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(l.client.Discovery()))
 	l.registrations, err = apiregistrationclient.NewForConfig(client)
 	if err != nil {

@@ -84,7 +84,7 @@ func newClusterWith(t *testing.T, log *eventlog.Log, b bucket.Bucket, change ...
 
 // restart makes a Lifecycle that remembers nothing.
 func (c *cluster) restart(change ...func(*Config)) {
-	config := Config{Cell: c.cell, Client: c.server.Loopback(), Instances: c.server.Instances, UID: c.server.UID, BesideDeletion: c.server.BesideDeletion, AwaitWriters: new(kubestore.Writers).Wait}
+	config := Config{Cell: c.cell, Client: c.server.Loopback(), Instances: c.server.Instances, UID: c.server.UID, Deletion: c.server.Deletion, BesideDeletion: c.server.BesideDeletion, AwaitWriters: new(kubestore.Writers).Wait}
 	for _, f := range change {
 		f(&config)
 	}
@@ -260,7 +260,9 @@ func TestNamespaceWithContents(t *testing.T) {
 	c.namespaceGone("full")
 	require.Zero(t, c.allRows("full", func(eventlog.Key) bool { return true }))
 	require.Equal(t, 1, c.rows("other"))
-	require.Equal(t, []eventlog.Author{kubestore.PartOf("lifecycle")}, slices.Collect(maps.Keys(c.authors("full", eventlog.Deleted))))
+	deletion := c.authors("", eventlog.Deleted)
+	require.Len(t, deletion, 1, "of the namespace")
+	require.Equal(t, slices.Collect(maps.Keys(deletion)), slices.Collect(maps.Keys(c.authors("full", eventlog.Deleted))))
 	c.createNamespace("full") // the name can be used again
 	c.createConfigMap("full", "c0")
 }

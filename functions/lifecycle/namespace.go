@@ -13,6 +13,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/kubernetes/pkg/controller/namespace/deletion"
 
+	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/internal/apiserver/namespaces"
 )
 
@@ -30,6 +31,9 @@ func (l *Lifecycle) emptyNamespace(ctx context.Context, t task) error {
 	l.remember(t, waits)
 	if !waits {
 		return nil
+	}
+	if ctx, err = l.because(ctx, dependents.Object{Resource: "namespaces", Name: t.name, UID: namespace.UID}); err != nil {
+		return err
 	}
 	// This comes before the look at the content, because only an empty list from after it may finalize.
 	unsettled, err := l.settle(ctx, l.namespaceKey(t.name))

@@ -221,6 +221,12 @@ func TestGarbageTogether(t *testing.T) {
 	require.Zero(t, garbage)
 	require.Equal(t, p.fan, kept)
 	require.Equal(t, p.fan, c.references())
-	deleted := c.authors("n", eventlog.Deleted)
-	require.Greater(t, deleted[kubestore.PartOf("lifecycle")], 0)
+	ours := 0
+	for author, n := range c.authors("n", eventlog.Deleted) {
+		if author.User == kubestore.PartOf("lifecycle").User {
+			ours += n
+			require.Equal(t, "system:apiserver", author.Cause.User)
+		}
+	}
+	require.Positive(t, ours)
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/discovery"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/internal/apiserver/namespaces"
 	"github.com/logplane/logplane/projection"
 )
@@ -83,6 +84,9 @@ func (l *Lifecycle) deleteStrays(ctx context.Context, t task) error {
 	}
 	lists, incomplete, err := l.namespacedResources()
 	if err != nil {
+		return err
+	}
+	if ctx, err = l.because(ctx, dependents.Object{Resource: "namespaces", Name: t.name}); err != nil {
 		return err
 	}
 	ctx = namespaces.Emptying(ctx, "")

@@ -195,12 +195,15 @@ func (l *Lifecycle) tasksOfState(ctx context.Context, view *projection.View) ([]
 	return tasks, nil
 }
 
-// author of all that tasks write.
+// author of all that tasks write, some of it as a controller of upstream's.
 var author = kubestore.PartOf("lifecycle")
 
 // do runs a task once. It returns the tasks to which that leads.
 func (l *Lifecycle) do(ctx context.Context, t task) ([]task, error) {
 	ctx = kubestore.WithAuthor(ctx, author)
+	if name := controllers[t.kind]; name != "" {
+		ctx = kubestore.WithController(ctx, name)
+	}
 	switch t.kind {
 	case namespaceTask:
 		return nil, l.emptyNamespace(ctx, t)

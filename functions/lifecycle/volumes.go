@@ -12,6 +12,7 @@ import (
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/dependents"
 )
 
 // The admission plugin StorageObjectInUseProtection gives each claim and each volume a finalizer. It is removed here
@@ -88,6 +89,9 @@ func (l *Lifecycle) releaseClaim(ctx context.Context, t task) error {
 			return nil
 		}
 	}
+	if ctx, err = l.because(ctx, dependents.Object{Resource: "persistentvolumeclaims", Namespace: namespace, Name: name, UID: claim.UID}); err != nil {
+		return err
+	}
 	claim.Finalizers = slices.DeleteFunc(claim.Finalizers, func(f string) bool { return f == volumeutil.PVCProtectionFinalizer })
 	_, err = client.Update(ctx, claim, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -121,6 +125,9 @@ func (l *Lifecycle) releaseVolume(ctx context.Context, t task) error {
 	}
 	if volume.DeletionTimestamp == nil || volume.Status.Phase == corev1.VolumeBound || !slices.Contains(volume.Finalizers, volumeutil.PVProtectionFinalizer) {
 		return nil
+	}
+	if ctx, err = l.because(ctx, dependents.Object{Resource: "persistentvolumes", Name: t.name, UID: volume.UID}); err != nil {
+		return err
 	}
 	volume.Finalizers = slices.DeleteFunc(volume.Finalizers, func(f string) bool { return f == volumeutil.PVProtectionFinalizer })
 	_, err = client.Update(ctx, volume, metav1.UpdateOptions{})

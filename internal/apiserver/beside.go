@@ -2,11 +2,15 @@ package apiserver
 
 import (
 	"context"
+	"fmt"
+	"math"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/dependents"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -47,15 +51,76 @@ func (s *Server) complete(resource schema.GroupResource) resources.CompleteFunc 
 
 // UID is the uid of a stored object. The lifecycle finds the dependents of a deleted object by it.
 func (s *Server) UID(ctx context.Context, row projection.Row) (types.UID, error) {
-	plain, err := s.plain(ctx, row)
-	if err != nil {
-		return "", err
-	}
-	object, err := dependents.MetadataOf(row.ContentType, plain)
+	object, err := s.metadataOf(ctx, row)
 	if err != nil {
 		return "", err
 	}
 	return object.UID, nil
+}
+
+func (s *Server) metadataOf(ctx context.Context, row projection.Row) (*metav1.PartialObjectMetadata, error) {
+	plain, err := s.plain(ctx, row)
+	if err != nil {
+		return nil, err
+	}
+	return dependents.MetadataOf(row.ContentType, plain)
+}
+
+// deletionPage is how many versions of an object are read at once to find its deletion. Few were written since.
+const deletionPage = 10
+
+// Deletion is the cause of what the deletion of the object with the uid leads to: the event that began it, or what that
+// names as its own cause. An object that is being deleted may be changed by others, and goes when the last finalizer
+// does, so the newest event says little. There is none for an object that is not deleted, and where history no longer
+// says who deleted it: rather nobody than somebody else. Without a uid, it is that of the last object of the name. Was
+// is false if no object of the uid is known there.
+func (s *Server) Deletion(ctx context.Context, o dependents.Object) (cause eventlog.Cause, was bool, err error) {
+	key, uid := s.stores.Key(schema.GroupResource{Group: o.Group, Resource: o.Resource}, o.Namespace, o.Name).RowKey(), o.UID
+	var next *projection.Row // the version after, if that one is of the object, or deleted it
+search:
+	for below := projection.Revision(math.MaxUint64); below > 0; {
+		var rows []projection.Row
+		rows, below, err = s.config.Cell.Projection.Versions(ctx, key, below, deletionPage)
+		if err != nil {
+			return eventlog.Cause{}, false, fmt.Errorf("look for the deletion of %s: %w", o, err)
+		}
+		for i := range rows {
+			row := &rows[i]
+			if row.Deleted {
+				if was {
+					break search
+				}
+				next = row
+				continue
+			}
+			object, err := s.metadataOf(ctx, *row)
+			switch {
+			case err != nil: // nobody can read it
+				return eventlog.Cause{}, was, nil
+			case uid == "":
+				uid = object.UID
+			case object.UID != uid && was:
+				break search
+			case object.UID != uid:
+				next = nil
+				continue
+			}
+			was = true
+			if object.DeletionTimestamp == nil {
+				if next != nil {
+					cause = next.Author.Causes(next.Revision)
+				}
+				return cause, true, nil
+			}
+			if next = row; row.Author.Cause.Revision > 0 { // older versions may be many, or no longer kept
+				break search
+			}
+		}
+	}
+	if was {
+		cause = next.Author.Cause
+	}
+	return cause, was, nil
 }
 
 // BesideDeletion returns the writes that go into the batch of a stored object's deletion. The lifecycle deletes what

@@ -7,12 +7,15 @@ import (
 	"io"
 	"net/http"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
 
+	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/serving"
 )
 
@@ -30,7 +33,8 @@ func newLoopback(s *Server) *rest.Config {
 	}
 }
 
-// loopback sends requests of one user.
+// loopback sends requests of one user. Those of the server itself, which a part of Logplane sends in the place of a
+// controller, are that controller's (kubestore.WithController).
 type loopback struct {
 	server *Server
 	user   user.Info
@@ -40,6 +44,12 @@ type loopbackKey struct{}
 
 // itself is the user as whom the server sends requests to itself.
 var itself = &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
+
+// controller is the user that a controller of upstream's is.
+func controller(name string) user.Info {
+	account := serviceaccount.UserInfo(metav1.NamespaceSystem, name, "")
+	return &user.DefaultInfo{Name: account.GetName(), Groups: append(account.GetGroups(), user.AllAuthenticated)}
+}
 
 // RoundTrip calls the handler on the caller's goroutine and buffers the answer; a watch is refused.
 func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error) {
@@ -55,8 +65,12 @@ func (l loopback) RoundTrip(r *http.Request) (response *http.Response, err error
 	if r.URL.Query().Has("watch") {
 		return nil, errors.New("the loopback client does not watch")
 	}
+	as := l.user
+	if name := kubestore.ControllerOf(r.Context()); name != "" && !isLoopback(r.Context()) { // nor what that leads to
+		as = controller(name)
+	}
 	ctx := serving.WithConnection(unaudited{r.Context()}, nil) // the caller's client is not its
-	in := r.Clone(context.WithValue(ctx, loopbackKey{}, l.user))
+	in := r.Clone(context.WithValue(ctx, loopbackKey{}, as))
 	in.RequestURI, in.RemoteAddr, in.Host = r.URL.RequestURI(), "127.0.0.1:0", r.URL.Host
 	if in.Body == nil {
 		in.Body = http.NoBody

@@ -5,7 +5,9 @@ import (
 	"strconv"
 	"sync/atomic"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 
 	"github.com/logplane/logplane/eventlog"
 )
@@ -52,3 +54,28 @@ func AuthorOf(ctx context.Context) (eventlog.Author, bool) {
 
 // PartOf is the author of what a part of Logplane writes without a request.
 func PartOf(part string) eventlog.Author { return eventlog.Author{User: "system:logplane:" + part} }
+
+type controllerKey struct{}
+
+// WithController returns a context in which a part of Logplane does the work of one of upstream's controllers. Its
+// requests come from the service account of that, so that webhooks, policies and audits know it by its name. Its
+// appends name both.
+func WithController(ctx context.Context, name string) context.Context {
+	author, _ := AuthorOf(ctx)
+	author.As = serviceaccount.MakeUsername(metav1.NamespaceSystem, name)
+	return WithAuthor(context.WithValue(ctx, controllerKey{}, name), author)
+}
+
+// ControllerOf is the controller whose work the context's part of Logplane does, empty for none.
+func ControllerOf(ctx context.Context) string {
+	name, _ := ctx.Value(controllerKey{}).(string)
+	return name
+}
+
+// WithCause returns a context whose appends name the deletion that led to them. Only a part of Logplane has such a
+// context: a client's request begins with a new author.
+func WithCause(ctx context.Context, cause eventlog.Cause) context.Context {
+	author, _ := AuthorOf(ctx)
+	author.Cause = cause
+	return WithAuthor(ctx, author)
+}

@@ -1,0 +1,119 @@
+package lifecycle
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/dependents"
+	"github.com/logplane/logplane/internal/kubestore"
+)
+
+// Who deletes a namespace, an owner or a definition has deleted what goes with it. So each event that a task writes
+// because of a deletion names that as its cause.
+
+// controllers are upstream's that do the work of tasks. To webhooks, policies and audits the task is the controller:
+// they exempt it by name.
+var controllers = map[kind]string{
+	namespaceTask: "namespace-controller",
+	strayTask:     "namespace-controller",
+	collectTask:   "generic-garbage-collector",
+	finishTask:    "generic-garbage-collector",
+	ownerTask:     "generic-garbage-collector",
+	claimTask:     "pvc-protection-controller",
+	volumeTask:    "pv-protection-controller",
+	jobTask:       "ttl-after-finished-controller",
+	tokenTask:     "token-cleaner",
+}
+
+// knownDeletion is what is known of an object's.
+type knownDeletion struct {
+	cause eventlog.Cause
+	// elsewhere says that the object was never there, and that one with its uid is in another namespace.
+	elsewhere bool
+}
+
+// because returns a context whose writes name what caused the deletion of an object, if that is known. The object is
+// being deleted or gone. Without a uid, it is the last one of the name.
+func (l *Lifecycle) because(ctx context.Context, o dependents.Object) (context.Context, error) {
+	known, ok := l.deletions.Get(o)
+	if !ok {
+		var err error
+		if known.cause, _, err = l.config.Deletion(ctx, o); err != nil {
+			return ctx, err
+		}
+		if o.UID != "" {
+			l.deletions.Add(o, known)
+		}
+	}
+	if known.cause.Revision > 0 {
+		ctx = kubestore.WithCause(ctx, known.cause)
+	}
+	return ctx, nil
+}
+
+// deletionOfOwner looks for the deletion of an owner that a dependent in the namespace names.
+func (l *Lifecycle) deletionOfOwner(ctx context.Context, r metav1.OwnerReference, namespace string) (knownDeletion, error) {
+	mapping, namespaced, err := l.mappingOf(r)
+	if err != nil {
+		return knownDeletion{}, err
+	}
+	o := dependents.Object{Group: mapping.Resource.Group, Resource: mapping.Resource.Resource, Name: r.Name, UID: r.UID}
+	if namespaced {
+		o.Namespace = namespace
+	}
+	if known, ok := l.deletions.Get(o); ok {
+		return known, nil
+	}
+	var d knownDeletion
+	var was bool
+	if d.cause, was, err = l.config.Deletion(ctx, o); err != nil {
+		return d, err
+	}
+	if !was && namespaced {
+		named, err := l.metadata.Resource(mapping.Resource).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + r.Name})
+		if err != nil {
+			return d, fmt.Errorf("look for owner '%s' in other namespaces: %w", r.Name, err)
+		}
+		d.elsewhere = slices.ContainsFunc(named.Items, func(o metav1.PartialObjectMetadata) bool { return o.UID == r.UID })
+	}
+	l.deletions.Add(o, d)
+	return d, nil
+}
+
+// reportOwner writes the Event of upstream's collector about an owner that is in another namespace than the dependent
+// says. Its name is the same however often a task looks.
+func (l *Lifecycle) reportOwner(ctx context.Context, resource schema.GroupVersionResource, item *metav1.PartialObjectMetadata, owner metav1.OwnerReference) error {
+	kind, err := l.kinds.mapper.KindFor(resource)
+	if err != nil {
+		return fmt.Errorf("find the kind of %s: %w", resource, err)
+	}
+	id := fnv.New64a()
+	id.Write([]byte(item.UID + owner.UID))
+	now := metav1.Now()
+	event := &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%016x", item.Name, id.Sum64()), Namespace: cmp.Or(item.Namespace, metav1.NamespaceDefault)},
+		InvolvedObject: corev1.ObjectReference{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: item.Namespace, Name: item.Name, UID: item.UID},
+		Type:           corev1.EventTypeWarning, Reason: "OwnerRefInvalidNamespace",
+		Message: fmt.Sprintf("ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
+			owner.APIVersion, owner.Kind, item.Namespace, owner.Name, owner.UID, item.Namespace),
+		Source: corev1.EventSource{Component: collector}, ReportingController: collector,
+		FirstTimestamp: now, LastTimestamp: now, Count: 1,
+	}
+	_, err = l.client.CoreV1().Events(event.Namespace).Create(ctx, event, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) { // as upstream, which tells its log
+		l.config.Logger.WarnContext(ctx, "an Event about an owner in another namespace was refused", "object", item.Namespace+"/"+item.Name, "error", err)
+	}
+	return nil
+}
+
+// collector is the component that upstream's collector names in Events.
+const collector = "garbage-collector-controller"
