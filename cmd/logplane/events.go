@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/localstack"
 	"github.com/logplane/logplane/projection"
@@ -180,6 +182,8 @@ type printedEvent struct {
 	ActingAs  string `json:"actingAs,omitempty"`
 	UserAgent string `json:"userAgent,omitempty"`
 	RequestID string `json:"requestID"`
+	// Cause is as in the versions of the API.
+	Cause *history.Cause `json:"cause,omitempty"`
 }
 
 var eventTypes = map[eventlog.Op]string{eventlog.Added: "ADDED", eventlog.Modified: "MODIFIED", eventlog.Deleted: "DELETED"}
@@ -205,6 +209,9 @@ func (p *eventPrinter) print(e eventlog.Event) error {
 		Revision: fmt.Sprint(e.Revision), Time: e.Time.UTC().Format(time.RFC3339Nano), Type: eventTypes[e.Op],
 		Resource: resourceName(e.Key), Namespace: e.Key.Namespace, Name: e.Key.Name,
 		User: e.Author.User, ActingAs: e.Author.As, UserAgent: e.Author.Agent, RequestID: e.RequestID,
+	}
+	if c := e.Author.Cause; c.Revision > 0 {
+		line.Cause = &history.Cause{User: cmp.Or(c.User, "unknown"), ActingAs: c.As, Revision: fmt.Sprint(c.Revision)}
 	}
 	if p.json {
 		text, err := json.Marshal(line)

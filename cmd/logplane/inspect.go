@@ -199,9 +199,13 @@ func (v versions) add(r projection.Row) error {
 	return err
 }
 
-// userName is who wrote an event, for a line. Events from before there were authors name nobody.
+// userName is who wrote an event, and because of whom, for a line. Events from before there were authors name nobody.
 func userName(a eventlog.Author) string {
+	c := a.Cause
+	a.Cause = eventlog.Cause{}
 	switch {
+	case c.Revision > 0:
+		return fmt.Sprintf("%s because of %s at %d", userName(a), userName(eventlog.Author{User: c.User, As: c.As}), c.Revision)
 	case a.User == "":
 		return "unknown"
 	case a.As != "":

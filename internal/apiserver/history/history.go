@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -194,8 +195,9 @@ func ask(ctx context.Context, o *internalversion.ListOptions) (question, error) 
 
 // mayWant says whether the version of a row may be among those that are selected, before it is decoded.
 func (q *question) mayWant(row *projection.Row) bool {
-	user := cmp.Or(row.Author.User, unknown)
-	return (q.user == "" || q.user == user || q.user == row.Author.As) && (q.verb == "" || q.verb == verbs[row.Op])
+	by := row.Author
+	users := []string{"", cmp.Or(by.User, unknown), by.As, by.Cause.User, by.Cause.As} // what goes with a deletion is its author's, too
+	return slices.Contains(users, q.user) && (q.verb == "" || q.verb == verbs[row.Op])
 }
 
 // wants says whether the version of such a row is.
@@ -576,6 +578,9 @@ func (s *store) describe(ctx context.Context, q *question, page *page, row proje
 	v := &Version{Verb: verbs[row.Op], User: cmp.Or(row.Author.User, unknown), ActingAs: row.Author.As, UserAgent: row.Author.Agent,
 		RequestID: row.RequestID,
 		Object:    Reference{Group: row.ID.Group, Resource: row.ID.Resource, Namespace: row.ID.Namespace, Name: row.ID.Name}}
+	if c := row.Author.Cause; c.Revision > 0 {
+		v.Cause = &Cause{User: cmp.Or(c.User, unknown), ActingAs: c.As, Revision: fmt.Sprint(uint64(c.Revision))}
+	}
 	v.Name, v.Namespace, v.CreationTimestamp = fmt.Sprint(uint64(row.Revision)), row.ID.Namespace, metav1.NewTime(row.Time)
 	v.ResourceVersion = v.Name
 	before, err := s.before(ctx, v, row, before)

@@ -120,10 +120,12 @@ func Definitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefiniti
 	version := func(description string) common.OpenAPIDefinition {
 		return object(description, []string{"object", "verb", "user"}, map[string]spec.Schema{
 			"kind": text(kind), "apiVersion": text(apiVersion), "metadata": to(objectMeta, "The name is the revision."),
-			"object":    to(here+"Reference", "Whose version this is."),
-			"verb":      text("'create', 'update' or 'delete'."),
-			"user":      text("Who wrote it, 'unknown' if the event does not say."),
-			"actingAs":  text("Whom the user impersonated."),
+			"object":   to(here+"Reference", "Whose version this is."),
+			"verb":     text("'create', 'update' or 'delete'."),
+			"user":     text("Who wrote it, 'unknown' if the event does not say."),
+			"actingAs": text("Whom the user impersonated."),
+			"cause": {SchemaProps: spec.SchemaProps{Ref: ref(here + "Cause"),
+				Description: "The deletion because of which Logplane wrote it, absent if there is none or it is not known."}},
 			"userAgent": text("The program that the user used, as it named itself."),
 			"manager":   text("The field manager whose fields have changed."),
 			"requestID": text("Begins with the Audit-Id of the request."),
@@ -134,7 +136,7 @@ func Definitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefiniti
 				Description: "The patch would be too long. Then 'changed' has only some of the fields."}},
 			"unreadable": text("Why the object could not be decoded."),
 			"content":    raw,
-		}, objectMeta, here+"Reference", here+"Operation")
+		}, objectMeta, here+"Reference", here+"Operation", here+"Cause")
 	}
 	listOf := func(item, description string) common.OpenAPIDefinition {
 		return object(description, []string{"items"}, map[string]spec.Schema{
@@ -146,6 +148,9 @@ func Definitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefiniti
 		here + "Change":      version("Change is a version among those of other objects."),
 		here + "VersionList": listOf("Version", "VersionList is a list of versions."),
 		here + "ChangeList":  listOf("Change", "ChangeList is a list of changes."),
+		here + "Cause": object("Cause is the first of the deletions that led to a version, such as that of the namespace in which the object was.", []string{"user", "revision"}, map[string]spec.Schema{
+			"user": text("Who deleted."), "actingAs": text("Whom the user impersonated."), "revision": text("Revision of the deletion."),
+		}),
 		here + "Reference": object("Reference names an object.", []string{"resource", "name"}, map[string]spec.Schema{
 			"group": text(""), "resource": text(""), "namespace": text(""), "name": text(""), "kind": text(""), "uid": text(""),
 		}),

@@ -72,12 +72,20 @@ func (r Reference) String() string {
 	return name + "/" + r.Name
 }
 
-// Author is who wrote the version, for people.
+// Author is who wrote the version, and because of whom, for people.
 func (v *Version) Author() string {
-	if v.ActingAs != "" {
-		return v.User + " as " + v.ActingAs
+	author := nameOf(v.User, v.ActingAs)
+	if v.Cause != nil {
+		author += " because of " + nameOf(v.Cause.User, v.Cause.ActingAs) + " at " + v.Cause.Revision
 	}
-	return v.User
+	return author
+}
+
+func nameOf(user, actingAs string) string {
+	if actingAs != "" {
+		return user + " as " + actingAs
+	}
+	return user
 }
 
 // Summary says what has changed, for people.

@@ -27,6 +27,8 @@ type Version struct {
 	ActingAs string `json:"actingAs,omitempty"`
 	// UserAgent is the program that the user used, as it named itself.
 	UserAgent string `json:"userAgent,omitempty"`
+	// Cause is the deletion because of which Logplane wrote it, absent if there is none or it is not known.
+	Cause *Cause `json:"cause,omitempty"`
 	// Manager is the field manager whose fields have changed, if there is one.
 	Manager string `json:"manager,omitempty"`
 	// RequestID begins with the Audit-Id of the request.
@@ -43,6 +45,15 @@ type Version struct {
 	Unreadable string `json:"unreadable,omitempty"`
 	// Content is the object, if it was asked for by '?include=object'. A deletion has the last state.
 	Content *runtime.RawExtension `json:"content,omitempty"`
+}
+
+// Cause is the first of the deletions that led to a version, such as that of the namespace in which the object was.
+type Cause struct {
+	// User who deleted, and whom that user acted as.
+	User     string `json:"user"`
+	ActingAs string `json:"actingAs,omitempty"`
+	// Revision of the deletion.
+	Revision string `json:"revision"`
 }
 
 // Reference names an object.
@@ -110,6 +121,9 @@ func (v *Version) deepCopy() *Version {
 		out.Patch[i] = op
 	}
 	out.Content = v.Content.DeepCopy()
+	if v.Cause != nil {
+		out.Cause = new(*v.Cause)
+	}
 	return &out
 }
 
