@@ -639,6 +639,14 @@ spec:
 	require.NoError(t, err)
 	require.Equal(t, "example.com/v2", fieldOf(got.Object, "spec.convertedTo"))
 	require.Positive(t, calls.Load())
+
+	hook.Close() // which is no mistake of who sends a patch
+	apply := object(t, "apiVersion: example.com/v2\nkind: Gadget\nmetadata: {name: b}\nspec: {made: here}\n")
+	_, err = c.Resource(gadgets.GroupResource().WithVersion("v2")).Apply(t.Context(), "b", apply, metav1.ApplyOptions{FieldManager: "one"})
+	require.ErrorContains(t, err, "conversion webhook for example.com/v2, Kind=Gadget failed")
+	status := apierrors.APIStatus(nil)
+	require.ErrorAs(t, err, &status)
+	require.EqualValues(t, 500, status.Status().Code)
 }
 
 // CRDs are applied with the schema of their own types: conditions are merged by type.
