@@ -38,11 +38,11 @@ const (
 func (p *Projection) Latest(ctx context.Context) (*View, error) {
 	v, err := p.catchUp(ctx, func(*View) bool { return false })
 	if err != nil {
-		return nil, err
+		return nil, unread(err)
 	}
 	v = p.relieve(ctx, v) // may commit and purge, for a bounded time
 	if err := p.failed(); err != nil {
-		return nil, err
+		return nil, unread(err)
 	}
 	return v, nil
 }

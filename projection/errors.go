@@ -38,3 +38,27 @@ var (
 	// errRootGone is wrapped when a root that was read is not there any more.
 	errRootGone = errors.New("the bucket was emptied: restore it, or run 'logplane recover' if the root alone was lost")
 )
+
+// ReadError says that what is stored could not be read: the bucket or the log has failed. Whoever answers a client finds
+// it with errors.As. Its text names places of the bucket, and is for operators.
+type ReadError struct{ Err error }
+
+// Error implements error.
+func (e *ReadError) Error() string { return e.Err.Error() }
+
+// Unwrap returns why.
+func (e *ReadError) Unwrap() error { return e.Err }
+
+// unread makes a ReadError of what a read has failed with, unless that says something about what was asked for.
+func unread(err error) error {
+	var known *ReadError
+	if err == nil || errors.As(err, &known) {
+		return err
+	}
+	for _, answer := range []error{errEnough, ErrExpired, ErrTooMuch, ErrTrimmed, ErrFuture} {
+		if errors.Is(err, answer) {
+			return err
+		}
+	}
+	return &ReadError{err}
+}

@@ -140,7 +140,7 @@ func (v *View) retry(ctx context.Context, read func(*View) error) error {
 			err = read(v)
 		}
 	}
-	return err
+	return unread(err)
 }
 
 // at runs a read of some keys at a revision, with a view that has both.

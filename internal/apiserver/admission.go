@@ -224,7 +224,22 @@ func newAdmission(s *Server) (admission.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the admission plugins: %w", err)
 	}
-	return admissionmetrics.WithStepMetrics(admission.NewChainHandler(chain, unenforced{})), nil
+	return admissionmetrics.WithStepMetrics(readable{admission.NewChainHandler(chain, unenforced{})}), nil
+}
+
+// readable answers a request about which nothing can be decided, because what plugins look at cannot be read.
+type readable struct{ admission.Interface }
+
+// Admit implements admission.MutationInterface.
+func (c readable) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
+	defer listers.Catch(ctx, &err)
+	return c.Interface.(admission.MutationInterface).Admit(ctx, a, o)
+}
+
+// Validate implements admission.ValidationInterface.
+func (c readable) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
+	defer listers.Catch(ctx, &err)
+	return c.Interface.(admission.ValidationInterface).Validate(ctx, a, o)
 }
 
 // initializer gives plugins what they read.

@@ -13,6 +13,8 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
+
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // fail answers an error as a Status in the representation that the client accepts.
@@ -21,7 +23,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.APIVersion != "" {
 		version = schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
 	}
-	responsewriters.ErrorNegotiated(err, s.generic.Serializer, version, w, r)
+	responsewriters.ErrorNegotiated(kubestore.Answer(r.Context(), err), s.generic.Serializer, version, w, r)
 }
 
 // Fail answers an error in the representation that the client accepts, for a process that has no Server.

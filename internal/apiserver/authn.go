@@ -177,7 +177,7 @@ func newTokens(s *Server) (*tokens.Tokens, authenticator.Token, error) {
 // good token for a bad one. Upstream answers 401 to every error, so this one takes the way of a lister's.
 func (s *Server) catchUp(ctx context.Context) error {
 	if _, err := s.config.Cell.Consistent(ctx); err != nil {
-		panic(listers.Unreadable{Err: err})
+		listers.Fail(ctx, err)
 	}
 	return nil
 }

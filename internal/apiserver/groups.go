@@ -129,7 +129,7 @@ func newGroups(s *Server) map[string]*group {
 			build: func() (*builtGroup, error) { return s.install(b.name, b.build) },
 			fail: func(w http.ResponseWriter, r *http.Request, err error) {
 				s.config.Logger.ErrorContext(r.Context(), "an API group could not be built", "group", b.name, "error", err)
-				s.fail(w, r, apierrors.NewInternalError(err))
+				s.fail(w, r, err)
 			},
 		}
 	}
@@ -251,11 +251,11 @@ func newContainer() *restful.Container {
 // there is none.
 func (s *Server) serviceNamed(ctx context.Context, namespace, name string) (*corev1.Service, error) {
 	if !kubestore.InTransaction(ctx) {
-		service, err := s.listers.Core().V1().Services().Lister().Services(namespace).Get(name)
-		if apierrors.IsNotFound(err) {
-			return nil, nil
+		object, found, err := s.listers.IndexerOf(&corev1.Service{}).Read(namespace + "/" + name)
+		if err != nil || !found {
+			return nil, err
 		}
-		return service, err
+		return object.(*corev1.Service), nil
 	}
 	object, found, err := s.listers.IndexerOf(&corev1.Service{}).GetAt(ctx, kubestore.ViewFrom(ctx), namespace+"/"+name)
 	if err != nil || !found {

@@ -82,7 +82,7 @@ func TestRevokedIsRefused(t *testing.T) {
 }
 
 // TestUnreadableRulesAreNoRefusal: while the bucket does not answer,
-// a request is 500. Once it answers, the user has their rights.
+// a request is 503. Once it answers, the user has their rights.
 func TestUnreadableRulesAreNoRefusal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
@@ -109,8 +109,8 @@ func TestUnreadableRulesAreNoRefusal(t *testing.T) {
 	_, err = cold.config.Cell.Projection.Latest(t.Context())
 	require.NoError(t, err)
 	bucket.Inject(func(op memory.Op, _ string) memory.Fault { return memory.Fails })
-	failed := cold.must(t, 500, request{method: "GET", path: configMaps}.as("ann"))
-	require.Contains(t, failed.body, "read the rules of RBAC")
+	failed := cold.must(t, 503, request{method: "GET", path: configMaps}.as("ann"))
+	require.Equal(t, "1", failed.header.Get("Retry-After"))
 	bucket.Inject(nil)
 	cold.must(t, 200, request{method: "GET", path: configMaps}.as("ann"))
 }

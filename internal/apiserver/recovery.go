@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/kubestore"
 )
 
 // response remembers what was sent.
@@ -49,7 +50,7 @@ func (r *response) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// withRecovery turns a panic into a Status: 500, or the error of a lister that could not read. A response that has
+// withRecovery turns a panic into a Status: 500, or the answer to what a lister could not read. A response that has
 // begun is cut off, so that nobody mistakes a part for the whole.
 func (s *Server) withRecovery(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -63,7 +64,7 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 				s.logPanic(r, reason)
 				panic(http.ErrAbortHandler)
 			}
-			err := panicStatus(reason, string(debug.Stack()))
+			err := panicStatus(r.Context(), reason, string(debug.Stack()))
 			if apierrors.ReasonForError(err) == metav1.StatusReasonInternalError {
 				s.logPanic(r, reason)
 				recordPanic(r.Context(), reason)
@@ -77,12 +78,12 @@ func (s *Server) withRecovery(h http.Handler) http.Handler {
 }
 
 // panicStatus answers a request that panicked with that reason and stack.
-func panicStatus(reason any, stack string) error {
+func panicStatus(ctx context.Context, reason any, stack string) error {
 	if failed, ok := reason.(listers.Unreadable); ok {
-		if apierrors.ReasonForError(failed.Err) != metav1.StatusReasonUnknown {
-			return failed.Err // it is for clients already
-		}
-		return apierrors.NewInternalError(failed.Err)
+		return kubestore.Answer(ctx, failed.Err)
+	}
+	if err := kubestore.UnreadOf(ctx); err != nil {
+		return kubestore.Answer(ctx, err)
 	}
 	// A panic of a goroutine that upstream started brings its stack with its reason.
 	if wasJudging(fmt.Sprint(reason) + "\n" + stack) {

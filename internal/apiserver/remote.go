@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -28,7 +27,7 @@ func (s *Server) withRemote(h http.Handler) http.Handler {
 		service, err := s.aggregator.Remote(version)
 		switch {
 		case err != nil:
-			s.fail(w, r, apierrors.NewInternalError(err))
+			s.fail(w, r, err)
 		case service == nil:
 			h.ServeHTTP(w, r)
 		case kubestore.InTransaction(r.Context()):

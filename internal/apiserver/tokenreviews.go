@@ -11,6 +11,8 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	authenticationrest "k8s.io/kubernetes/pkg/registry/authentication/rest"
 	"k8s.io/kubernetes/pkg/registry/authentication/tokenreview"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
 // newAuthenticationStorage is upstream's, but for its TokenReviews.
@@ -34,7 +36,8 @@ type tokenReviews struct {
 }
 
 // Create implements rest.Creater.
-func (t *tokenReviews) Create(ctx context.Context, review runtime.Object, validate restregistry.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+func (t *tokenReviews) Create(ctx context.Context, review runtime.Object, validate restregistry.ValidateObjectFunc, options *metav1.CreateOptions) (_ runtime.Object, err error) {
+	defer listers.Catch(ctx, &err)
 	within := authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		if audiences, ok := authenticator.AudiencesFrom(r.Context()); ok {
 			ctx = authenticator.WithAudiences(ctx, audiences)

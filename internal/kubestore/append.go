@@ -14,15 +14,6 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// stateOf reads the state from which a write of the key is computed.
-func stateOf(ctx context.Context, v *projection.View, key eventlog.Key) (projection.State, error) {
-	at, err := v.State(ctx, key)
-	if err != nil && !errors.Is(err, projection.ErrExpired) { // which compute handles
-		err = readAnswer(err)
-	}
-	return at, err
-}
-
 // refused is an error whose reason is one revision of the object. Revision 0 stands for its absence.
 type refused struct {
 	revision eventlog.Revision
@@ -40,7 +31,7 @@ const attempts = 100
 func (s *store) compute(ctx context.Context, path string, counts bool, try func(*projection.View) (eventlog.Revision, error)) (eventlog.Revision, error) {
 	if t := transactionOf(ctx); t != nil {
 		rev, err := t.compute(try)
-		return rev, s.writeFailed(err, path)
+		return rev, s.writeFailed(ctx, err, path)
 	}
 	var turn chan struct{}
 	defer func() {
@@ -81,7 +72,7 @@ func (s *store) compute(ctx context.Context, path string, counts bool, try func(
 		}
 		fresh = true
 	}
-	return 0, s.writeFailed(err, path)
+	return 0, s.writeFailed(ctx, err, path)
 }
 
 // turns are those of a store's writes that have lost, by what is contended. Each is made when it is first needed.
@@ -139,7 +130,7 @@ func (s *store) ifChanged(ctx context.Context, path string, no refused) (*projec
 	}
 	row, found, err := v.Get(ctx, s.rowKey(path), v.Revision())
 	if err != nil {
-		return nil, readAnswer(err)
+		return nil, Answer(ctx, err)
 	}
 	if !found {
 		row.Revision = 0
@@ -217,7 +208,7 @@ func (s *store) still(ctx context.Context, key eventlog.Key, was projection.Stat
 	if err != nil {
 		return nil, was, err
 	}
-	at, err := stateOf(ctx, v, key)
+	at, err := v.State(ctx, key)
 	if err != nil {
 		return nil, was, err
 	}
@@ -267,16 +258,19 @@ func (c Cell) Append(ctx context.Context, v *projection.View, writes ...projecti
 
 // writeFailed is what a client is told about a write that failed. If upstream's functions refused it, that is the
 // answer.
-func (s *store) writeFailed(err error, path string) error {
+func (s *store) writeFailed(ctx context.Context, err error, path string) error {
 	var no refused
 	var failed appendError
+	var unread *projection.ReadError
 	switch {
 	case err == nil:
 		return nil
+	case errors.As(err, &unread):
+		return Answer(ctx, err)
 	case errors.As(err, &no):
 		return no.error
 	case errors.As(err, &failed):
-		return appendAnswer(failed.error, s.GroupResource, s.key(path))
+		return appendAnswer(ctx, failed.error, s.GroupResource, s.key(path))
 	}
-	return answer(err)
+	return Answer(ctx, err)
 }

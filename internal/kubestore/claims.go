@@ -103,7 +103,7 @@ func missing(a, b []Claim) []Claim {
 
 // takeClaim returns the write that creates a claim. If somebody holds the claim it is a ClaimedError.
 func takeClaim(ctx context.Context, v *projection.View, c Claim) (projection.Write, error) {
-	at, err := stateOf(ctx, v, c.Key)
+	at, err := v.State(ctx, c.Key)
 	if err != nil {
 		return projection.Write{}, err
 	}
@@ -120,7 +120,7 @@ func takeClaim(ctx context.Context, v *projection.View, c Claim) (projection.Wri
 // releaseClaim returns the write that deletes a claim, if its owner still holds it. A claim may be gone, or somebody
 // else may have taken it since.
 func releaseClaim(ctx context.Context, v *projection.View, c Claim) (w projection.Write, held bool, err error) {
-	at, err := stateOf(ctx, v, c.Key)
+	at, err := v.State(ctx, c.Key)
 	if err != nil {
 		return projection.Write{}, false, err
 	}

@@ -21,7 +21,7 @@ func (l *listing) next(ctx context.Context) (token string, remaining *int64, err
 	if counted {
 		count, err = l.count(ctx)
 		if err != nil {
-			return "", nil, l.failed(err)
+			return "", nil, l.failed(ctx, err)
 		}
 	}
 	token, remaining, err = storage.PrepareContinueToken(l.last, l.prefix, int64(l.at), int64(count), true, l.opts)
@@ -102,7 +102,7 @@ func (s *store) Stats(ctx context.Context) (storage.Stats, error) {
 	all := s.keys(s.Prefix+"/", true)
 	count, err := v.Count(ctx, all.Start, all.End, v.Revision())
 	if err != nil {
-		return storage.Stats{}, readAnswer(err)
+		return storage.Stats{}, Answer(ctx, err)
 	}
 	return storage.Stats{ObjectCount: int64(count)}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,18 +37,6 @@ const (
 		"and now may show up in the list."
 )
 
-// viewError is what a client is told if there is no view for its request. Nothing was read or written, so the client
-// may ask again. When the log did not answer in time, the request may still have time left.
-func viewError(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(err, eventlog.ErrDiverged):
-		return apierrors.NewInternalError(err)
-	case ctx.Err() != nil:
-		return &endedError{err, errors.Is(ctx.Err(), context.Canceled)}
-	}
-	return Unavailable(fmt.Sprintf("reading the log failed: %v", err))
-}
-
 // invalidRevision answers a resourceVersion that is no number.
 func invalidRevision(err error) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
@@ -56,7 +45,7 @@ func invalidRevision(err error) error {
 // FutureError answers a request for a revision that did not come in time, or could not be read.
 func (c Cell) FutureError(ctx context.Context, err error, rev eventlog.Revision) error {
 	if !errors.Is(err, projection.ErrFuture) {
-		return viewError(ctx, err)
+		return Answer(ctx, err)
 	}
 	head := eventlog.Revision(0)
 	v := c.Projection.Current()
@@ -73,10 +62,10 @@ func afterMoment(rev, moment eventlog.Revision) error {
 
 // listError answers a list that could not be read. If its revision has expired and it is a page of a list, the answer
 // has a token that goes on from the same key at a new revision.
-func listError(err error, paging bool, continueKey, prefix string) error {
+func listError(ctx context.Context, err error, paging bool, continueKey, prefix string) error {
 	switch {
 	case !errors.Is(err, projection.ErrExpired):
-		return readAnswer(err)
+		return Answer(ctx, err)
 	case !paging:
 		return apierrors.NewResourceExpired(expiredList)
 	}
@@ -90,26 +79,56 @@ func listError(err error, paging bool, continueKey, prefix string) error {
 	return expired
 }
 
-// readAnswer is what a client is told about a row that a view could not read. Nothing was written. A bucket that fails
-// may not do so a second later. What is damaged, lost or of another epoch stays so.
-func readAnswer(err error) error {
-	// A moment may have passed out of what is kept since it was looked up. To ask again does not help.
-	if errors.Is(err, projection.ErrExpired) || errors.Is(err, projection.ErrTooMuch) || errors.Is(err, projection.ErrTrimmed) {
+// Answer is what a client is told about an error. One that is an answer already stays as it is, and one of reading what
+// is stored says nothing of where that is: the process's log does.
+func Answer(ctx context.Context, err error) error {
+	var status apierrors.APIStatus
+	var known *storage.StorageError
+	var unread *projection.ReadError
+	switch {
+	case errors.Is(err, projection.ErrExpired), errors.Is(err, projection.ErrTooMuch), errors.Is(err, projection.ErrTrimmed):
+		// A moment may have passed out of what is kept since it was looked up. To ask again does not help.
 		return apierrors.NewResourceExpired(err.Error())
+	case errors.As(err, &unread):
+		return unreadAnswer(ctx, unread)
+	case errors.As(err, &status), errors.As(err, &known), storage.IsInternalError(err):
+		return err
+	case isContextError(err):
+		return &endedError{err, false}
 	}
-	if errors.Is(err, projection.ErrDamaged) || errors.Is(err, bucket.ErrNotFound) ||
-		errors.Is(err, eventlog.ErrDiverged) || errors.Is(err, eventlog.ErrFenced) || isContextError(err) {
-		return answer(fmt.Errorf("read the snapshot: %w", err))
+	return apierrors.NewInternalError(err)
+}
+
+// lasting are errors of reading that stay: what is damaged, lost or of another epoch.
+var lasting = []error{projection.ErrDamaged, projection.ErrNewer, bucket.ErrNotFound, eventlog.ErrFenced, eventlog.ErrDiverged}
+
+// unreadAnswer is what a client is told if what is stored could not be read. A bucket or a log that fails may not do so
+// a second later, so a request that has written nothing may be sent again.
+func unreadAnswer(ctx context.Context, err error) error {
+	r := requestViewOf(ctx)
+	written := r != nil && r.hasWritten()
+	if ctx.Err() != nil {
+		return &endedError{ctx.Err(), !written && errors.Is(ctx.Err(), context.Canceled)}
 	}
-	return Unavailable(fmt.Sprintf("reading the snapshot failed: %v", err))
+	slog.WarnContext(ctx, "what is stored could not be read", "error", err)
+	for _, why := range lasting {
+		if errors.Is(err, why) {
+			return apierrors.NewInternalError(fmt.Errorf("what is stored cannot be read, and its operator must see to it: %w", why))
+		}
+	}
+	if written {
+		return apierrors.NewInternalError(errors.New("a part was written, and then what is stored could not be read: read the objects to learn what was written"))
+	}
+	return Unavailable("what is stored could not be read, and nothing was written: try again")
 }
 
 // appendAnswer is what a client is told about an append that failed.
-func appendAnswer(err error, resource schema.GroupResource, key eventlog.Key) error {
+func appendAnswer(ctx context.Context, err error, resource schema.GroupResource, key eventlog.Key) error {
 	switch {
 	case errors.Is(err, eventlog.ErrUnknown):
+		slog.WarnContext(ctx, "it is unknown whether an event was appended", "error", err)
 		// There is no Retry-After. With it client-go would send the request again, and meet its own write (row 61).
-		return apierrors.NewInternalError(fmt.Errorf("%w: read the object to learn whether it was written", err))
+		return apierrors.NewInternalError(fmt.Errorf("%w: read the object to learn whether it was written", eventlog.ErrUnknown))
 	case errors.Is(err, eventlog.ErrNotPublished), errors.Is(err, eventlog.ErrConflict):
 		return Unavailable(fmt.Sprintf("nothing was written: %v", err))
 	case errors.Is(err, projection.ErrBehind):
@@ -120,21 +139,7 @@ func appendAnswer(err error, resource schema.GroupResource, key eventlog.Key) er
 		return apierrors.NewInvalid(schema.GroupKind{Group: resource.Group, Kind: resource.Resource}, key.Name,
 			field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), key.Name, err.Error())})
 	}
-	return answer(fmt.Errorf("append to the log: %w", err))
-}
-
-// answer returns an error that tells a client what happened. An error of ours needs a reason, or else upstream's
-// patches present it as a mistake of the client.
-func answer(err error) error {
-	var status apierrors.APIStatus
-	var known *storage.StorageError
-	switch {
-	case errors.As(err, &status), errors.As(err, &known), storage.IsInternalError(err):
-		return err
-	case isContextError(err):
-		return &endedError{err, false}
-	}
-	return storage.NewInternalError(err)
+	return Answer(ctx, err)
 }
 
 // endedError is for a request whose deadline has passed or whose client has gone away. Without its Status, upstream
@@ -168,15 +173,13 @@ func Unavailable(message string) *apierrors.StatusError {
 }
 
 // watchError is the last event of a watch that cannot go on.
-func watchError(err error) *metav1.Status {
+func watchError(ctx context.Context, err error) *metav1.Status {
 	if errors.Is(err, projection.ErrExpired) {
 		err = apierrors.NewResourceExpired(expiredWatch)
 	}
-	if errors.Is(err, projection.ErrTooMuch) || errors.Is(err, projection.ErrTrimmed) {
-		err = apierrors.NewResourceExpired(err.Error())
-	}
+	err = Answer(ctx, err)
 	var status apierrors.APIStatus
-	if !errors.As(err, &status) {
+	if !errors.As(err, &status) { // upstream's own
 		status = apierrors.NewInternalError(err)
 	}
 	s := status.Status()

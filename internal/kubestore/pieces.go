@@ -260,7 +260,7 @@ func (l *listing) values(ctx context.Context, c *cut) error {
 	read := make([]projection.Row, 0, len(c.rows))
 	for row, err := range l.view.ScanOnce(ctx, c.rows[0].Key, c.rows[len(c.rows)-1].Key+"\x00", l.at) {
 		if err != nil {
-			return l.failed(err)
+			return l.failed(ctx, err)
 		}
 		if !l.store.foreign(row.ContentType) {
 			read = append(read, row)

@@ -42,7 +42,7 @@ func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	}
 	switch {
 	case err != nil:
-		return readAnswer(err)
+		return Answer(ctx, err)
 	case (!found || s.foreign(row.ContentType)) && opts.IgnoreNotFound:
 		return runtime.SetZeroValue(out)
 	case !found || s.foreign(row.ContentType):
@@ -98,7 +98,7 @@ func (s *store) any(ctx context.Context) (*projection.View, error) {
 	}
 	v, err := s.Projection.Any(ctx)
 	if err != nil {
-		return nil, viewError(ctx, err)
+		return nil, Answer(ctx, err)
 	}
 	acknowledged := eventlog.Revision(s.acknowledged.Load())
 	switch {
@@ -152,7 +152,7 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 		err = l.fill(ctx, items)
 	}
 	if err != nil && l.exact && errors.Is(err, ErrDropped) {
-		return l.failed(fmt.Errorf("%w: %w", projection.ErrExpired, err))
+		return l.failed(ctx, fmt.Errorf("%w: %w", projection.ErrExpired, err))
 	}
 	if err != nil {
 		return err
@@ -263,7 +263,7 @@ func (l *listing) upToLimit(ctx context.Context, rows iter.Seq2[projection.Row, 
 		limit := l.opts.Predicate.Limit
 		for row, err := range rows {
 			if err != nil {
-				yield(row, l.failed(err))
+				yield(row, l.failed(ctx, err))
 				return
 			}
 			if limit > 0 && int64(l.taken) >= limit {
@@ -298,7 +298,7 @@ func (l *listing) upToLimit(ctx context.Context, rows iter.Seq2[projection.Row, 
 func (l *listing) follows(ctx context.Context) error {
 	for _, err := range l.view.Scan(ctx, l.last+"\x00", l.keys.End, l.at) {
 		if err != nil {
-			return l.failed(err)
+			return l.failed(ctx, err)
 		}
 		l.more = true
 		break
@@ -341,8 +341,8 @@ func (s *store) setItems(items reflect.Value, objects []runtime.Object) {
 }
 
 // failed answers a list whose rows the view could not read.
-func (l *listing) failed(err error) error {
-	return listError(err, l.opts.Predicate.Continue != "", l.keys.Start, l.prefix)
+func (l *listing) failed(ctx context.Context, err error) error {
+	return listError(ctx, err, l.opts.Predicate.Continue != "", l.keys.Start, l.prefix)
 }
 
 // match returns the row's object, nil if it does not match.

@@ -91,7 +91,7 @@ func (ts *Transactions) Run(ctx context.Context, compute func(context.Context, *
 				return t, rev, nil
 			}
 			again = lost(appendError{error: err})
-			err = appendAnswer(err, schema.GroupResource{}, eventlog.Key{})
+			err = appendAnswer(ctx, err, schema.GroupResource{}, eventlog.Key{})
 		}
 		if again && err == nil {
 			err = Unavailable("nothing was written: what the transaction was computed from is no longer there")
@@ -108,7 +108,7 @@ func (ts *Transactions) Run(ctx context.Context, compute func(context.Context, *
 			v, err = ts.latest(ctx)
 		}
 	}
-	return nil, 0, answer(err)
+	return nil, 0, Answer(ctx, err)
 }
 
 // append appends what a transaction has written. What decided about the writes may be no older than Staleness, as with

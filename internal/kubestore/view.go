@@ -19,6 +19,8 @@ type requestView struct {
 	wrote eventlog.Revision
 	// past says that the request reads the view and nothing newer.
 	past bool
+	// unread is why the request cannot be served.
+	unread error
 }
 
 // requestViewOf is nil for a context without one.
@@ -126,7 +128,7 @@ func (c Cell) latest(ctx context.Context) (*projection.View, error) {
 	}
 	v, err := c.Projection.Latest(ctx)
 	if err != nil {
-		return nil, viewError(ctx, err)
+		return nil, Answer(ctx, err)
 	}
 	r := requestViewOf(ctx)
 	if r != nil {
@@ -191,6 +193,32 @@ func wrote(ctx context.Context, rev eventlog.Revision) {
 		defer r.mu.Unlock()
 		r.wrote = max(r.wrote, rev)
 	}
+}
+
+// Unread remembers why the context's request cannot be served, for who cannot return it.
+func Unread(ctx context.Context, err error) {
+	if r := requestViewOf(ctx); r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.unread = err
+	}
+}
+
+// UnreadOf returns what Unread has remembered, or nil.
+func UnreadOf(ctx context.Context) error {
+	r := requestViewOf(ctx)
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.unread
+}
+
+func (r *requestView) hasWritten() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.wrote > 0
 }
 
 // release lets go of the request's view, which a watch would keep in memory for as long as it runs.

@@ -175,14 +175,14 @@ func (w *watcher) run(ctx context.Context) {
 	defer func() { // as of a request: one object must not end the process, with all watches in it
 		if p := recover(); p != nil {
 			slog.ErrorContext(ctx, "a watch panicked", "key", w.keys.Start, "revision", w.position, "panic", p, "stack", string(debug.Stack()))
-			_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(errors.New("a fault of the server, which its log describes"))}, 0)
+			_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(ctx, errors.New("a fault of the server, which its log describes"))}, 0)
 		}
 	}()
 	err := w.stream(ctx)
 	if ctx.Err() != nil || errors.Is(err, errEnded) || isContextError(err) {
 		return
 	}
-	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(err)}, 0)
+	_ = w.send(ctx, watch.Event{Type: watch.Error, Object: watchError(ctx, err)}, 0)
 }
 
 // rejoinAttempts bounds how often a watch that gets nowhere joins the feed again. Together that takes it about a second
@@ -269,27 +269,18 @@ func (w *watcher) sendState(ctx context.Context) error {
 	w.position = v.Revision()
 	v, err = v.Of(ctx, w.keys) // what is archived is folded once, however often the scan begins anew
 	if err != nil {
-		return readAnswer(err)
+		return Answer(ctx, err)
 	}
 	if w.line != nil && w.selects == nil && w.opts.Recursive && w.keepsPieces() {
 		err = w.sendPieces(ctx, v)
 	} else {
 		err = w.sendRows(ctx, v)
 	}
-	var unread *unreadError
-	if errors.As(err, &unread) {
-		return readAnswer(unread.error)
-	}
 	if err != nil || w.opts.SendInitialEvents == nil || !w.opts.Predicate.AllowWatchBookmarks {
 		return err
 	}
 	return w.sendBookmark(ctx, w.position, storage.AnnotateInitialEventsEndBookmark)
 }
-
-// unreadError is of rows that could not be read.
-type unreadError struct{ error }
-
-func (e *unreadError) Unwrap() error { return e.error }
 
 // again reads on behind what was read, if that has failed and may not do so the next time. Read returns whether it got
 // somewhere.
@@ -420,7 +411,7 @@ func (w *watcher) sendFrom(ctx context.Context, v *projection.View, from *string
 	for row, err := range rows.all() {
 		*from = next // what came before is sent
 		if err != nil {
-			return &unreadError{err}
+			return err
 		}
 		next = row.Key + "\x00"
 		switch {

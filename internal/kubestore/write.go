@@ -27,7 +27,7 @@ func (s *store) Create(ctx context.Context, key string, obj, out runtime.Object,
 	}
 	var data, body []byte
 	rev, err := s.compute(ctx, path, true, func(v *projection.View) (eventlog.Revision, error) {
-		at, err := stateOf(ctx, v, s.key(path))
+		at, err := v.State(ctx, s.key(path))
 		if err != nil {
 			return 0, err
 		}
@@ -184,7 +184,7 @@ type state struct {
 
 // state reads the key of a path. If it reads raw, it neither transforms nor decodes the value.
 func (s *store) state(ctx context.Context, v *projection.View, path string, like runtime.Object, raw bool) (*state, error) {
-	at, err := stateOf(ctx, v, s.key(path))
+	at, err := v.State(ctx, s.key(path))
 	if err != nil {
 		return nil, err
 	}

@@ -268,7 +268,7 @@ func TestWriteErrors(t *testing.T) {
 		{eventlog.ErrTooLarge, http.StatusRequestEntityTooLarge, false},
 		{eventlog.ErrKeyTooLong, http.StatusUnprocessableEntity, false},
 	} {
-		err := appendAnswer(fmt.Errorf("append: %w", c.err), schema.GroupResource{Resource: "pods"}, eventlog.Key{Name: "a"})
+		err := appendAnswer(t.Context(), fmt.Errorf("append: %w", c.err), schema.GroupResource{Resource: "pods"}, eventlog.Key{Name: "a"})
 		var status apierrors.APIStatus
 		require.ErrorAs(t, err, &status)
 		require.Equal(t, c.code, status.Status().Code, "%v", c.err)

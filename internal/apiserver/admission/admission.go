@@ -19,7 +19,6 @@ import (
 	"sync"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
@@ -132,7 +131,7 @@ func (d *Dynamic) Compiled() int64 {
 
 // current returns rules that are as new as the newest view, made again if an event since the last call concerns them.
 // Only one request at a time makes them; the others need them too, and wait. A read takes as long as a lister's may.
-func (d *Dynamic) current() (*rules, error) {
+func (d *Dynamic) current(ctx context.Context) (*rules, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, err := d.changes.Forward(d.notice, func() { d.rules = nil }); err != nil {
@@ -143,7 +142,7 @@ func (d *Dynamic) current() (*rules, error) {
 	}
 	made, err := d.read()
 	if err != nil {
-		return nil, apierrors.NewInternalError(fmt.Errorf("read webhooks and policies: %w", err))
+		return nil, kubestore.Answer(ctx, fmt.Errorf("read webhooks and policies: %w", err))
 	}
 	d.rules = made
 	return made, nil
@@ -221,7 +220,7 @@ func (p mutations) Admit(ctx context.Context, a admission.Attributes, o admissio
 	if a.GetOperation() == admission.Delete || unjudged[a.GetResource().GroupResource()] {
 		return nil
 	}
-	r, err := p.current()
+	r, err := p.current(ctx)
 	if err != nil || len(r.mutations) == 0 {
 		return err
 	}
@@ -232,7 +231,7 @@ type mutatingWebhooks struct{ plugin }
 
 // Admit implements admission.MutationInterface. The request holds no place while webhooks answer.
 func (p mutatingWebhooks) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
-	r, err := p.current()
+	r, err := p.current(ctx)
 	if err != nil || r.mutating == nil {
 		return err
 	}
@@ -243,7 +242,7 @@ type validatingWebhooks struct{ plugin }
 
 // Validate implements admission.ValidationInterface. The request holds no place while webhooks answer.
 func (p validatingWebhooks) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
-	r, err := p.current()
+	r, err := p.current(ctx)
 	if err != nil || r.validating == nil {
 		return err
 	}
@@ -270,7 +269,7 @@ func (p policies) Validate(ctx context.Context, a admission.Attributes, o admiss
 	if unjudged[a.GetResource().GroupResource()] {
 		return nil
 	}
-	r, err := p.current()
+	r, err := p.current(ctx)
 	if err != nil || len(r.policies) == 0 {
 		return err
 	}

@@ -64,7 +64,7 @@ func (k *policyKind[P, B, E]) read(d *Dynamic) ([]generic.PolicyHook[P, B, E], e
 	compiled := map[string]compiledPolicy[E]{}
 	var hooks []generic.PolicyHook[P, B, E]
 	for name, bound := range bindings {
-		object, found, err := k.policies.GetByKey(name)
+		object, found, err := k.policies.Read(name)
 		if err != nil {
 			return nil, err
 		}

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -155,8 +156,9 @@ func NewServices(f *listers.Factory) (webhookutil.ServiceResolver, error) {
 }
 
 // ResolveEndpoint implements webhookutil.ServiceResolver.
-func (s services) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
-	found, err := proxy.ResolveEndpoint(s.services, s.endpoints, namespace, name, port)
+func (s services) ResolveEndpoint(namespace, name string, port int32) (found *url.URL, err error) {
+	defer listers.Catch(context.Background(), &err)
+	found, err = proxy.ResolveEndpoint(s.services, s.endpoints, namespace, name, port)
 	if err == nil && net.ParseIP(found.Hostname()) == nil {
 		return nil, fmt.Errorf("an endpoint of Service %s/%s is the name '%s': give its EndpointSlice addresses", namespace, name, found.Hostname())
 	}

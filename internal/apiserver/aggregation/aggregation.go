@@ -91,7 +91,7 @@ func New(c Config) (*Aggregator, error) {
 // Remote returns the APIService of a group version that a remote server serves, nil for any other. A version that is
 // built in is never remote. The object is shared.
 func (a *Aggregator) Remote(version schema.GroupVersion) (*apiregistrationv1.APIService, error) {
-	object, found, err := a.rows.GetByKey(nameOf(version))
+	object, found, err := a.rows.Read(nameOf(version))
 	if listers.IsUndecodable(err) {
 		return nil, nil // as All leaves it out
 	}

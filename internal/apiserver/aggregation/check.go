@@ -11,6 +11,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/logplane/logplane/internal/apiserver/listers"
 )
 
 const (
@@ -45,7 +47,7 @@ func (a *Aggregator) Check(ctx context.Context, service *apiregistrationv1.APISe
 // missing says what the Service of a remote APIService lacks, if it cannot be called.
 func (a *Aggregator) missing(service *apiregistrationv1.APIService) (reason, message string) {
 	at, port := service.Spec.Service, portOf(service)
-	found, err := a.config.Listers.Core().V1().Services().Lister().Services(at.Namespace).Get(at.Name)
+	found, err := a.serviceOf(at)
 	switch {
 	case apierrors.IsNotFound(err):
 		return "ServiceNotFound", fmt.Sprintf("service/%s in %q is not present", at.Name, at.Namespace)
@@ -58,6 +60,11 @@ func (a *Aggregator) missing(service *apiregistrationv1.APIService) (reason, mes
 		return "MissingEndpoints", fmt.Sprintf("service/%s in %q has no endpoint that can be called: %v", at.Name, at.Namespace, err)
 	}
 	return "", ""
+}
+
+func (a *Aggregator) serviceOf(at *apiregistrationv1.ServiceReference) (found *corev1.Service, err error) {
+	defer listers.Catch(context.Background(), &err)
+	return a.config.Listers.Core().V1().Services().Lister().Services(at.Namespace).Get(at.Name)
 }
 
 // probe asks the server for something that it must serve.

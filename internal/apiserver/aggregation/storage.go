@@ -65,7 +65,7 @@ type createStrategy struct {
 
 // Validate implements rest.RESTCreateStrategy.
 func (s createStrategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
-	return append(s.RESTCreateStrategy.Validate(ctx, obj), taken(s.definitions, obj.(*apiregistration.APIService))...)
+	return append(s.RESTCreateStrategy.Validate(ctx, obj), taken(ctx, s.definitions, obj.(*apiregistration.APIService))...)
 }
 
 type updateStrategy struct {
@@ -77,14 +77,14 @@ type updateStrategy struct {
 func (s updateStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	errs := s.RESTUpdateStrategy.ValidateUpdate(ctx, obj, old)
 	if old.(*apiregistration.APIService).Spec.Service == nil {
-		errs = append(errs, taken(s.definitions, obj.(*apiregistration.APIService))...)
+		errs = append(errs, taken(ctx, s.definitions, obj.(*apiregistration.APIService))...)
 	}
 	return errs
 }
 
 // taken refuses a remote APIService of a version that this server serves. In kube-apiserver such an APIService exists
 // already, and a controller writes it back. An APIService that was there before the CRD goes on, as there.
-func taken(definitions Definitions, service *apiregistration.APIService) field.ErrorList {
+func taken(ctx context.Context, definitions Definitions, service *apiregistration.APIService) field.ErrorList {
 	if service.Spec.Service == nil {
 		return nil
 	}
@@ -94,7 +94,7 @@ func taken(definitions Definitions, service *apiregistration.APIService) field.E
 	}
 	set, err := definitions.All()
 	if err != nil {
-		panic(listers.Unreadable{Err: err}) // the interface has no place for an error
+		listers.Fail(ctx, err) // the interface has no place for an error
 	}
 	for _, crd := range set.Definitions {
 		if crd.Spec.Group == service.Spec.Group && apihelpers.HasServedCRDVersion(crd, service.Spec.Version) {

@@ -197,7 +197,7 @@ func (h *Handler) endWithCRD(ctx context.Context, end context.CancelFunc, crd *a
 
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	h.config.Logger.ErrorContext(r.Context(), "a custom resource could not be served", "error", err)
-	h.config.Fail(w, r, apierrors.NewInternalError(err))
+	h.config.Fail(w, r, err)
 }
 
 // handlerOf returns the handler of this state of the CRD. A request that began before the newest change may still ask

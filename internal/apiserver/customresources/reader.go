@@ -48,7 +48,7 @@ func (c *Reader) Get(ctx context.Context, name string) (*apiextensionsv1.CustomR
 	if past := kubestore.PastFrom(ctx); past != nil {
 		object, ok, err = c.rows.GetAt(ctx, past, name)
 	} else {
-		object, ok, err = c.rows.GetByKey(name)
+		object, ok, err = c.rows.Read(name)
 	}
 	if err != nil || !ok {
 		return nil, err

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
 )
@@ -134,7 +135,8 @@ const claimRetries = 5
 // retryClaimed writes again after it lost a race for a name. The lost attempt wrote nothing, and the view holds the
 // winner, so the next attempt sees the clash. It can only lose a race for another name. In a transaction the winner may
 // be in that, where no attempt sees it.
-func retryClaimed(ctx context.Context, write func() (runtime.Object, error)) (runtime.Object, error) {
+func retryClaimed(ctx context.Context, write func() (runtime.Object, error)) (_ runtime.Object, err error) {
+	defer listers.Catch(ctx, &err)
 	var claimed *kubestore.ClaimedError
 	for range claimRetries {
 		obj, err := write()

@@ -76,11 +76,8 @@ type Remotes interface {
 
 // notMade says why a description could not be made, or that the request ended before it was.
 func notMade(r *http.Request, err error) error {
-	if apierrors.IsTooManyRequests(err) {
-		return err
-	}
 	if r.Context().Err() != nil {
 		return apierrors.NewTimeoutError("the request ended before its answer was made", 1)
 	}
-	return apierrors.NewInternalError(err)
+	return err
 }

@@ -62,7 +62,7 @@ func NewDiscovery(c Config) (http.Handler, error) {
 func (x *discoveryHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	set, remotes, err := x.config.served(r.Context())
 	if err != nil {
-		x.config.Fail(w, r, apierrors.NewInternalError(err))
+		x.config.Fail(w, r, err)
 		return
 	}
 	paths, err := x.paths.get(r.Context(), stateOf(set, remotes), func(context.Context) (map[string]http.Handler, error) { return x.build(set, remotes) })

@@ -260,7 +260,7 @@ func (r *versions) Get(ctx context.Context, name string, _ *metav1.GetOptions) (
 			continue
 		}
 		if err != nil {
-			return nil, readError(err)
+			return nil, readError(ctx, err)
 		}
 		allowed, err := r.mayGet(ctx, e.Key)
 		if err != nil {
@@ -308,7 +308,7 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 	// One row more than is wanted: the last is compared with it.
 	rows, next, err := r.Cell.Projection.Versions(ctx, key.RowKey(), below, q.limit+1)
 	if err != nil {
-		return nil, readError(err)
+		return nil, readError(ctx, err)
 	}
 	end := len(rows)
 	if end > q.limit || next > 0 && end > 1 {
@@ -388,7 +388,7 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 			continue
 		}
 		if err != nil {
-			return nil, readError(err)
+			return nil, readError(ctx, err)
 		}
 		page.events++
 		made, err := r.change(ctx, &q, &rights, &page, e, last)
@@ -520,7 +520,7 @@ func (r *changes) span(ctx context.Context, q *question, head projection.Revisio
 	if apierrors.IsResourceExpired(err) {
 		from, readErr := r.Cell.Projection.ArchivedFrom(ctx)
 		if readErr != nil {
-			return 0, 0, readError(readErr)
+			return 0, 0, readError(ctx, readErr)
 		}
 		if from == 0 || q.from == "" { // everything since the beginning is kept, or nobody asked for more than there is
 			return from, upto, nil
@@ -673,7 +673,7 @@ func (s *store) before(ctx context.Context, v *Version, row projection.Row, befo
 		case errors.Is(err, projection.ErrExpired), errors.Is(err, projection.ErrTrimmed):
 			return nil, nil
 		case err != nil:
-			return nil, readError(err)
+			return nil, readError(ctx, err)
 		case !ok || found.Revision != row.Base:
 			return nil, nil
 		}
@@ -688,11 +688,11 @@ func (s *store) before(ctx context.Context, v *Version, row projection.Row, befo
 var verbs = map[eventlog.Op]string{eventlog.Added: "create", eventlog.Modified: "update", eventlog.Deleted: "delete"}
 
 // readError answers a history that could not be read.
-func readError(err error) error {
+func readError(ctx context.Context, err error) error {
 	if errors.Is(err, projection.ErrExpired) || errors.Is(err, projection.ErrTrimmed) {
 		return apierrors.NewResourceExpired("a part of this is no longer kept: " + err.Error())
 	}
-	return kubestore.Unavailable(fmt.Sprintf("reading the past failed: %v", err))
+	return kubestore.Answer(ctx, err)
 }
 
 // keyOf is the key of an object that a client names, such as 'deployments.apps/web', or 'pods/default/x'.

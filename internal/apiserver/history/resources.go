@@ -71,7 +71,7 @@ func (s *store) wasNamespaced(ctx context.Context, of schema.GroupResource) (boo
 	key := s.Stores.Key(customresources.Resource, "", of.String())
 	rows, _, err := s.Cell.Projection.Versions(ctx, key.RowKey(), head+1, 1)
 	if err != nil && !errors.Is(err, projection.ErrExpired) && !errors.Is(err, projection.ErrTrimmed) {
-		return false, readError(err)
+		return false, readError(ctx, err)
 	}
 	if len(rows) == 0 {
 		return true, nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -158,8 +159,8 @@ func (r *transactions) do(ctx context.Context, c *call, result *TransactionResul
 // refusal is the answer to a transaction with an operation that was refused: what would have been the answer to that
 // operation alone, and which one it is.
 func refusal(c *call, i, n int, err error) error {
-	status, ok := err.(apierrors.APIStatus)
-	if !ok {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
 		status = apierrors.NewInternalError(err)
 	}
 	refused := status.Status()

@@ -74,8 +74,14 @@ func (i *Indexer) View() (*projection.View, error) {
 	return v, nil
 }
 
-// GetByKey takes 'namespace/name' or 'name', which is the rest of the row's key.
+// GetByKey is Read for upstream's listers.
 func (i *Indexer) GetByKey(key string) (any, bool, error) {
+	object, found, err := i.Read(key)
+	return object, found, surely(err)
+}
+
+// Read takes 'namespace/name' or 'name', which is the rest of the row's key.
+func (i *Indexer) Read(key string) (any, bool, error) {
 	v, err := i.View()
 	if err != nil {
 		return nil, false, err
@@ -203,6 +209,15 @@ func (i *Indexer) Parse(ctx context.Context, row projection.Row) (runtime.Object
 	return object, nil
 }
 
+// surely panics if the bucket could not be read, which upstream would take for a reason to refuse.
+func surely(err error) error {
+	var unread *projection.ReadError
+	if errors.As(err, &unread) {
+		panic(Unreadable{err})
+	}
+	return err
+}
+
 func (i *Indexer) must(objects []any, err error) []any {
 	if err != nil {
 		panic(Unreadable{fmt.Errorf("list %s: %w", i.prefix, err)})
@@ -245,14 +260,15 @@ func (i *Indexer) Index(name string, obj any) ([]any, error) {
 
 func (i *Indexer) ByIndex(name, value string) ([]any, error) {
 	if name == toolscache.NamespaceIndex && value != "" {
-		return i.scan(i.prefix + value + "/")
+		objects, err := i.scan(i.prefix + value + "/")
+		return objects, surely(err)
 	}
 	f, ok := i.indexFunc(name)
 	if !ok {
 		return nil, fmt.Errorf("index %q does not exist", name)
 	}
 	all, err := i.scan(i.prefix)
-	if err != nil {
+	if surely(err) != nil {
 		return nil, err
 	}
 	var found []any

@@ -4,11 +4,13 @@
 // Indexer is what an informer would fill. This one holds nothing and reads the view. So each of upstream's listers is
 // exact: it shows what was acknowledged before the request began, because each request catches up first.
 //
-// Most of upstream's listers have no context and no error. A read is bounded by a timeout of its own, and a read that
-// fails panics with Unreadable, which the server turns into a 500.
+// Most of upstream's listers have no context, and many no error; where they have one, upstream takes it for a refusal.
+// A read is bounded by a timeout of its own, and a read that fails panics with Unreadable. Catch makes an error of it
+// where there is a place for one, and the server answers it as any other.
 package listers
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 
@@ -16,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
 
+	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
 )
 
@@ -39,9 +42,26 @@ type Storage interface {
 // ErrNoView says that a lister was asked before the process had ever caught up. Every request catches up first.
 var ErrNoView = errors.New("no view of the log has been read yet")
 
-// Unreadable is what a lister panics with where upstream's interface has no place for an error. The server recovers it
-// into a Status.
+// Unreadable is what a lister panics with where upstream's interface has no place for an error.
 type Unreadable struct{ Err error }
+
+// Fail panics with an error that is no answer to the request in whose context it is. The server still knows it if
+// upstream makes a text of the panic.
+func Fail(ctx context.Context, err error) {
+	kubestore.Unread(ctx, err)
+	panic(Unreadable{err})
+}
+
+// Catch, deferred, returns as an answer what a lister panicked with.
+func Catch(ctx context.Context, err *error) {
+	switch reason := recover().(type) {
+	case nil:
+	case Unreadable:
+		*err = kubestore.Answer(ctx, reason.Err)
+	default:
+		panic(reason)
+	}
+}
 
 // IsUndecodable reports whether an object could not be read because its stored value is not what it should be. Such an
 // object stays unreadable. A value that cannot be decrypted is different, because the next try may succeed.

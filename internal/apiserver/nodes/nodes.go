@@ -97,7 +97,7 @@ func (a *Authorizer) Authorize(ctx context.Context, attributes authorizer.Attrib
 	}
 	newest, err := a.newest()
 	if err != nil {
-		return authorizer.DecisionNoOpinion, "", fmt.Errorf("read what the Pods of nodes use: %w", err)
+		listers.Fail(ctx, fmt.Errorf("read what the Pods of nodes use: %w", err))
 	}
 	return newest.Authorize(ctx, attributes)
 }
@@ -169,7 +169,7 @@ func (a *Authorizer) read() error {
 
 // renew makes the graph say what the newest view says of one object. One that cannot be decoded grants nothing.
 func (k *kind) renew(g *node.Graph, key string) error {
-	object, found, err := k.GetByKey(key)
+	object, found, err := k.Read(key)
 	if err != nil && !listers.IsUndecodable(err) {
 		return err
 	}

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/kubernetes/pkg/apis/rbac"
 	rbacv1convert "k8s.io/kubernetes/pkg/apis/rbac/v1"
 	clusterrolestore "k8s.io/kubernetes/pkg/registry/rbac/clusterrole/storage"
@@ -142,11 +144,53 @@ func (r registry) List(ctx context.Context, options *internalversion.ListOptions
 	return list, r.fillIn(ctx, list)
 }
 
-// Watch implements rest.Watcher. A watch ends when rules cannot be read. Its client goes on from its last revision.
-func (r registry) Watch(ctx context.Context, options *internalversion.ListOptions) (watch.Interface, error) {
+// stored is upstream's registry without its hook, which could not say that it failed.
+func (r registry) stored() *genericregistry.Store {
 	store := *r.Store
 	store.Decorator = nil
-	stored, err := store.Watch(ctx, options)
+	return &store
+}
+
+// Create implements rest.Creater.
+func (r registry) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, o *metav1.CreateOptions) (runtime.Object, error) {
+	created, err := r.stored().Create(ctx, obj, validate, o)
+	return r.filled(ctx, created, err)
+}
+
+// Update implements rest.Updater.
+func (r registry) Update(ctx context.Context, name string, obj rest.UpdatedObjectInfo, create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, force bool, o *metav1.UpdateOptions) (runtime.Object, bool, error) {
+	updated, created, err := r.stored().Update(ctx, name, obj, create, update, force, o)
+	updated, err = r.filled(ctx, updated, err)
+	return updated, created, err
+}
+
+// Delete implements rest.GracefulDeleter.
+func (r registry) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, o *metav1.DeleteOptions) (runtime.Object, bool, error) {
+	deleted, now, err := r.stored().Delete(ctx, name, validate, o)
+	deleted, err = r.filled(ctx, deleted, err)
+	return deleted, now, err
+}
+
+// DeleteCollection implements rest.CollectionDeleter.
+func (r registry) DeleteCollection(ctx context.Context, validate rest.ValidateObjectFunc, o *metav1.DeleteOptions, of *internalversion.ListOptions) (runtime.Object, error) {
+	deleted, err := r.stored().DeleteCollection(ctx, validate, o, of)
+	return r.filled(ctx, deleted, err)
+}
+
+// filled is what upstream's registry returned, with all rules.
+func (r registry) filled(ctx context.Context, obj runtime.Object, err error) (runtime.Object, error) {
+	if err != nil {
+		return nil, err
+	}
+	if err := r.fillIn(ctx, obj); err != nil {
+		return nil, kubestore.Answer(ctx, err)
+	}
+	return obj, nil
+}
+
+// Watch implements rest.Watcher. A watch ends when rules cannot be read. Its client goes on from its last revision.
+func (r registry) Watch(ctx context.Context, options *internalversion.ListOptions) (watch.Interface, error) {
+	stored, err := r.stored().Watch(ctx, options)
 	if err != nil {
 		return nil, err
 	}

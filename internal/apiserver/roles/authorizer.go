@@ -25,20 +25,20 @@ func (i *Index) Authorizer() Authorizer {
 	return Authorizer{rbac.New(l, l, l, l)}
 }
 
-// Authorize implements authorizer.Authorizer. Rules that cannot be read are an error; upstream would refuse the
-// request.
+// Authorize implements authorizer.Authorizer. A request whose rules cannot be read fails; upstream would refuse it.
 func (r Authorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	ctx, d := decide(ctx, a.GetUser())
 	decided, reason, err := r.upstream.Authorize(ctx, a)
-	if decided != authorizer.DecisionAllow && d.err != nil {
-		err = fmt.Errorf("read the rules of RBAC: %w", d.err)
+	if decided != authorizer.DecisionAllow {
+		d.mustBeRead(ctx)
 	}
 	return decided, reason, err
 }
 
 // RulesFor implements authorizer.RuleResolver.
 func (r Authorizer) RulesFor(ctx context.Context, who user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
-	ctx, _ = decide(ctx, who)
+	ctx, d := decide(ctx, who)
+	defer d.mustBeRead(ctx)
 	return r.upstream.RulesFor(ctx, who, namespace)
 }
 
@@ -58,13 +58,15 @@ func (i *Index) Resolver() Resolver {
 
 // RulesFor implements validation.AuthorizationRuleResolver.
 func (r Resolver) RulesFor(ctx context.Context, who user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
-	ctx, _ = decide(ctx, who)
+	ctx, d := decide(ctx, who)
+	defer d.mustBeRead(ctx)
 	return r.DefaultRuleResolver.RulesFor(ctx, who, namespace)
 }
 
 // VisitRulesFor implements validation.AuthorizationRuleResolver.
 func (r Resolver) VisitRulesFor(ctx context.Context, who user.Info, namespace string, visit func(fmt.Stringer, *rbacv1.PolicyRule, error) bool) {
-	ctx, _ = decide(ctx, who)
+	ctx, d := decide(ctx, who)
+	defer d.mustBeRead(ctx)
 	r.DefaultRuleResolver.VisitRulesFor(ctx, who, namespace, visit)
 }
 
@@ -74,6 +76,13 @@ type decision struct {
 	user user.Info
 	// err is why the question could not be answered.
 	err error
+}
+
+// mustBeRead fails if the question could not be answered.
+func (d *decision) mustBeRead(ctx context.Context) {
+	if d.err != nil {
+		listers.Fail(ctx, fmt.Errorf("read the rules of RBAC: %w", d.err))
+	}
 }
 
 type decisionKey struct{}

@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	networkingv1 "k8s.io/api/networking/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	networkinglisters "k8s.io/client-go/listers/networking/v1"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/kubernetes/pkg/registry/core/service/portallocator"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/listers"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/projection"
@@ -88,7 +88,8 @@ func (a *allocator) begin(ctx context.Context) (context.Context, func()) {
 
 // during lets choose use the allocator for this request. Upstream's allocator interfaces carry no context, so only one
 // request chooses at a time. Choosing is quick.
-func (a *allocator) during(ctx context.Context, choose func() error) error {
+func (a *allocator) during(ctx context.Context, choose func() error) (err error) {
+	defer listers.Catch(ctx, &err)
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
@@ -100,9 +101,8 @@ func (a *allocator) during(ctx context.Context, choose func() error) error {
 		view = kubestore.ViewFrom(ctx)
 	}
 	if view == nil {
-		var err error
 		if view, err = a.cell.Projection.Latest(ctx); err != nil {
-			return fmt.Errorf("read what is allocated: %w", err)
+			return kubestore.Answer(ctx, fmt.Errorf("read what is allocated: %w", err))
 		}
 	}
 	p, _ := ctx.Value(proposalKey{}).(*proposal)
@@ -112,9 +112,9 @@ func (a *allocator) during(ctx context.Context, choose func() error) error {
 	now := &attempt{ctx: ctx, view: view, proposal: p, taken: map[string]bool{}}
 	a.current = now
 	defer func() { a.current = nil }()
-	err := choose()
+	err = choose()
 	if now.err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("read what is allocated: %w", now.err))
+		return kubestore.Answer(ctx, fmt.Errorf("read what is allocated: %w", now.err))
 	}
 	return err
 }

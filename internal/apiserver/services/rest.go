@@ -152,7 +152,7 @@ func (r *REST) allocate(ctx context.Context, write func(context.Context) error) 
 		}
 		view, err := r.alloc.cell.Projection.Latest(ctx)
 		if err != nil {
-			return apierrors.NewInternalError(fmt.Errorf("read what is allocated: %w", err))
+			return kubestore.Answer(ctx, fmt.Errorf("read what is allocated: %w", err))
 		}
 		ctx = kubestore.WithView(ctx, view)
 	}
