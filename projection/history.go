@@ -39,6 +39,50 @@ func (p *Projection) AsOf(ctx context.Context, at Revision) (*View, error) {
 	return past, nil
 }
 
+// EndOf is the last revision of the append that a revision lies in: what was written at once is true from there on, and
+// who shows a moment shows that one. Only who goes on in the middle of an append, such as a watch, reads what comes
+// before it. Errors are those of AsOf.
+func (p *Projection) EndOf(ctx context.Context, at Revision) (Revision, error) {
+	newest, err := p.AtLeast(ctx, at)
+	end, err := readOf(ctx, newest, err, func(v *View) (Revision, error) { return v.endOf(ctx, at) })
+	if err != nil {
+		return 0, fmt.Errorf("look for the end of the append of revision %d: %w", at, err)
+	}
+	return end, nil
+}
+
+func (v *View) endOf(ctx context.Context, at Revision) (Revision, error) {
+	if at > v.Applied() {
+		r := v.tail.contains(at)
+		if r == nil || r.append == nil {
+			return at, nil
+		}
+		valid, err := v.judge(ctx, r)
+		if valid { // what lost stands for nothing, as in a segment
+			at = r.append.records[len(r.append.records)-1].Revision
+		}
+		return at, err
+	}
+	if at < v.Floor() {
+		base, err := v.baseOf(ctx, at)
+		if err != nil {
+			return 0, err
+		}
+		if at <= base.root.Applied { // what comes after the floor of a checkpoint is in it
+			v = v.over(base)
+		}
+	}
+	end := at
+	_, _, err := v.eventFrom(ctx, at+1, min(v.Applied(), at+eventlog.MaxBatch), func(e eventlog.Event) bool {
+		if e.Revision-place(e) > end { // another append begins
+			return true
+		}
+		end = e.Revision
+		return false
+	})
+	return end, err
+}
+
 // readOf reads something of a view, unless that could not be had, and retries as View.retry does.
 func readOf[T any](ctx context.Context, v *View, failed error, read func(*View) (T, error)) (got T, err error) {
 	if failed != nil {

@@ -192,14 +192,12 @@ func (p *Projection) absent(ctx context.Context) (*snapshot, error) {
 
 // fill writes the rows of the draft that the new cell begins with, and completes it.
 func (s *Source) fill(ctx context.Context, target *Projection, next *draft, at Revision) (done Restored, err error) {
-	v, err := s.asOf(ctx, at)
+	at, err = viewOf(s.newest).endOf(ctx, at)
 	if err != nil {
 		return done, err
 	}
-	if at, err = s.events(v).batchEnd(ctx, at); err != nil {
-		return done, err
-	}
-	if v, err = s.asOf(ctx, at); err != nil {
+	v, err := s.asOf(ctx, at)
+	if err != nil {
 		return done, err
 	}
 	nanos, err := s.events(v).timeOf(ctx, at)
@@ -417,20 +415,6 @@ func (d *draft) restored(source *root, nanos int64) error {
 	d.Forgets = source.Forgets // so that it goes on with the source's folders of blocks
 	d.Ring = []mark{{Revision: d.Applied, Time: nanos}}
 	return nil
-}
-
-// batchEnd is the last revision of the atomic batch that a revision lies in, or the revision itself. A cell that began
-// with a part of a batch would lack for good what must be true together, such as a claim of an object that it has.
-func (v *View) batchEnd(ctx context.Context, at Revision) (end Revision, err error) {
-	end = at
-	_, _, err = v.eventFrom(ctx, at+1, v.Applied(), func(e eventlog.Event) bool {
-		if e.Revision-place(e) > end { // another append begins
-			return true
-		}
-		end = e.Revision
-		return false
-	})
-	return end, err
 }
 
 // place is how many events of its batch come before an event: its id says so.

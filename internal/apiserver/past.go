@@ -158,7 +158,8 @@ func hasPast(path string) bool {
 	return false
 }
 
-// viewAt returns the view that the request reads. All pages of a list read the revision of the first: the token names
+// viewAt returns the view that the request reads. It never ends inside an append: what was written at once was true at
+// the end of it. All pages of a list read the revision of the first: the token names
 // it, and an age means another revision with each request.
 func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error) {
 	ctx, p := r.Context(), s.config.Cell.Projection
@@ -178,7 +179,11 @@ func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error)
 	} else if err != nil {
 		return nil, err
 	}
-	v, err := p.AsOf(ctx, at)
+	var v *projection.View
+	at, err = p.EndOf(ctx, at)
+	if err == nil {
+		v, err = p.AsOf(ctx, at)
+	}
 	switch {
 	case errors.Is(err, projection.ErrExpired):
 		return nil, s.forgotten(ctx, m.text, at)

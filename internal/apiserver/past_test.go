@@ -303,6 +303,7 @@ func (r *randomPast) pages(prefix, path string) string {
 
 func TestPastRefusals(t *testing.T) {
 	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMapsPath, body: configMap("a", "1")})
 	at := func(method, path string) answer { return request{method: method, path: path, body: "{}"}.do(t, s) }
 	head := at("GET", configMapsPath).object(t)["metadata"].(map[string]any)["resourceVersion"].(string)
 	for _, c := range []struct {

@@ -85,6 +85,8 @@ func TestQuotasAreExact(t *testing.T) {
 	require.NoError(t, err)
 	indexer := one.listers.IndexerOf(&corev1.ResourceQuota{})
 	for revision := view.Floor() + 1; revision <= view.Revision(); revision++ {
+		revision, err := one.config.Cell.Projection.EndOf(t.Context(), revision) // which is what is shown
+		require.NoError(t, err)
 		row, found, err := view.Get(t.Context(), indexer.Prefix()+"default/q", revision)
 		require.NoError(t, err)
 		if !found {
@@ -95,10 +97,6 @@ func TestQuotasAreExact(t *testing.T) {
 		n, err := view.Count(t.Context(), "main/configmaps/default/", "main/configmaps/default0", revision)
 		require.NoError(t, err)
 		used := quota.(*corev1.ResourceQuota).Status.Used["count/configmaps"]
-		if int(used.Value()) != n { // between the charge and the object, which are one batch
-			n, err = view.Count(t.Context(), "main/configmaps/default/", "main/configmaps/default0", revision+1)
-			require.NoError(t, err)
-		}
 		require.EqualValues(t, used.Value(), n, "revision %d", revision)
 	}
 }

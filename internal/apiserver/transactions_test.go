@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -258,6 +259,95 @@ func TestRefusedTransaction(t *testing.T) {
 	s.must(t, 405, request{method: "POST", path: "/at/1" + transactionsPath, body: "{}"})
 	s.must(t, 404, request{method: "GET", path: configMaps + "/new"})
 	require.Equal(t, map[string]string{"count/configmaps": "1"}, usedOf(t, s, "q"))
+}
+
+// What was written at once is seen at once, also by who names a revision inside of it: in a list, under '/at' and among
+// the changes up to there, from the tail, a segment, a checkpoint and archived events. A watch goes on from there all
+// the same.
+func TestNoMomentIsInsideAnAppend(t *testing.T) {
+	for name, every := range map[string]time.Duration{"checkpoints": time.Nanosecond, "archive": time.Hour} {
+		t.Run(name, func(t *testing.T) { noMomentIsInsideAnAppend(t, every) })
+	}
+}
+
+func noMomentIsInsideAnAppend(t *testing.T, every time.Duration) {
+	log := eventlogtest.Log(t)
+	p, err := projection.Open(projection.Config{Log: log, Bucket: memory.Strict(t), InlineBytes: 1, History: time.Hour,
+		Checkpoints: []projection.CheckpointRule{{Every: every, Keep: time.Hour}}})
+	require.NoError(t, err)
+	s := newServer(t, func(c *Config) { c.Cell.Log, c.Cell.Projection = log, p }, withFeed(t))
+	require.NoError(t, s.Bootstrap(t.Context()))
+	s.must(t, 201, request{method: "POST", path: resourceQuotas, body: quotaOf("q", `"count/configmaps":"9"`)})
+	usedOf(t, s, "q")
+	var ends []projection.Revision
+	write := func(q request) {
+		s.must(t, 201, q)
+		ends = append(ends, s.head(t))
+	}
+	list := func(query string) map[string]any {
+		return s.must(t, 200, request{method: "GET", path: query}).object(t)
+	}
+	// sees says that what is true of a revision is what is true at the end of its append.
+	sees := func(from string) {
+		configMapsAt := map[projection.Revision]int{ends[0]: 1, ends[1]: 4, ends[2]: 5}
+		for rev := ends[0]; rev <= ends[2]; rev++ {
+			end := ends[slices.IndexFunc(ends, func(end projection.Revision) bool { return rev <= end })]
+			at, want := fmt.Sprintf("/at/%d", rev), fmt.Sprint(uint64(end))
+			if from == "tail" || from == "segment" {
+				exactly := fmt.Sprintf("?resourceVersionMatch=Exact&resourceVersion=%d", rev)
+				whole, quotas := list(configMaps+exactly), list(resourceQuotas+exactly)
+				require.Equal(t, want, fieldOf(whole, "metadata.resourceVersion"), "%s: %d", from, rev)
+				require.Len(t, fieldOf(whole, "items"), configMapsAt[end])
+				require.Contains(t, fmt.Sprint(quotas), fmt.Sprintf("used:map[count/configmaps:%d]", configMapsAt[end]))
+				page := list(configMaps + exactly + "&limit=1")
+				require.Equal(t, want, fieldOf(page, "metadata.resourceVersion"))
+				if token, more := fieldOf(page, "metadata.continue").(string); more {
+					page = list(configMaps + "?limit=1&continue=" + token)
+					require.Equal(t, want, fieldOf(page, "metadata.resourceVersion"))
+				}
+			}
+			answered := s.must(t, 200, request{method: "GET", path: at + configMaps})
+			require.Equal(t, want, answered.header.Get(revisionHeader), "%s: %d", from, rev)
+			require.Equal(t, want, fieldOf(answered.object(t), "metadata.resourceVersion"))
+			require.Len(t, fieldOf(answered.object(t), "items"), configMapsAt[end])
+			quota := list(at + resourceQuotas + "/q")
+			require.Equal(t, fmt.Sprint(configMapsAt[end]), fieldOf(quota, "status.used").(map[string]any)["count/configmaps"])
+			changes := list(historyPath + "/namespaces/default/changes?fieldSelector=from%3D0,resource%3Dconfigmaps,to%3D" + fmt.Sprint(uint64(rev)))
+			require.Len(t, fieldOf(changes, "items"), configMapsAt[end])
+			changes = list(historyPath + "/namespaces/default/changes?fieldSelector=resource%3Dconfigmaps,from%3D" + fmt.Sprintf("%d,to%%3D%d", rev, ends[2]))
+			require.Len(t, fieldOf(changes, "items"), configMapsAt[ends[2]]-configMapsAt[end])
+		}
+	}
+	write(request{method: "POST", path: configMaps, body: configMap("a", "1")})
+	write(transaction(creating(configMap("b", "1")), creating(configMap("c", "1")), creating(configMap("d", "1"))))
+	write(request{method: "POST", path: configMaps, body: configMap("e", "1")})
+	require.Equal(t, ends[0]+4, ends[1])
+	sees("tail")
+	for rev := ends[0]; rev < ends[1]; rev++ { // one event after the other, as a client that was cut off goes on
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, httptest.NewRequest(http.MethodGet, fmt.Sprintf("/at/%d%s?watch=true&labelSelector=!x&resourceVersion=%d", rev, configMaps, ends[0]), nil))
+		require.Equal(t, map[bool]int{false: 3}[rev == ends[0]], strings.Count(w.Body.String(), `"ADDED"`), "up to %d: %s", rev, w.Body)
+		w = httptest.NewRecorder()
+		s.ServeHTTP(w, httptest.NewRequest(http.MethodGet, fmt.Sprintf("/at/%d%s?watch=true&labelSelector=!x&resourceVersion=%d", ends[1], configMaps, rev), nil))
+		want := 0
+		for _, e := range s.events(t, rev) {
+			if e.Revision <= ends[1] && e.Key.Resource == "configmaps" {
+				want++
+			}
+		}
+		require.Equal(t, want, strings.Count(w.Body.String(), `"ADDED"`), "from %d: %s", rev, w.Body)
+	}
+	for _, from := range []string{"segment", "below the floor"} {
+		_, err = p.Commit(t.Context())
+		require.NoError(t, err)
+		sees(from)
+		s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("later-"+strings.ReplaceAll(from, " ", "-"), "1")})
+		_, err = p.Commit(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, p.Retain(t.Context(), s.head(t), s.head(t)))
+	}
+	inside := fmt.Sprintf("?resourceVersionMatch=Exact&resourceVersion=%d", ends[1]-1)
+	s.must(t, 410, request{method: "GET", path: configMaps + inside})
 }
 
 // A transaction does for its user what the user may do alone.

@@ -173,7 +173,8 @@ func (s *store) GetList(ctx context.Context, key string, opts storage.ListOption
 	return nil
 }
 
-// span decides what a list reads, by its resourceVersion, match, limit and continue token.
+// span decides what a list reads, by its resourceVersion, match, limit and continue token. A revision inside an append
+// stands for its end: no list shows a part of what was written at once.
 func (s *store) span(ctx context.Context, path string, opts storage.ListOptions) (span, error) {
 	path = s.narrowed(path, &opts.Predicate)
 	sp := span{keys: s.keys(path, opts.Recursive), prefix: s.rowKey(path)}
@@ -190,6 +191,11 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 	case exact > 0:
 		sp.at, sp.exact = eventlog.Revision(exact), true
 		sp.view, err = s.AtLeast(ctx, sp.at)
+		if err == nil && start == "" { // a token has the end of an append
+			if sp.at, err = s.Projection.EndOf(ctx, sp.at); err != nil {
+				err = listError(err, false, "", "")
+			}
+		}
 	case start != "": // an inconsistent token, which goes on at a new revision
 		sp.view, err = s.Consistent(ctx)
 	default:

@@ -260,11 +260,11 @@ func (w *world) listed(r *request, m *model) (property, problem string) {
 	switch {
 	case r.version == "" && revision < r.began:
 		return "stale list", fmt.Sprintf("%v: at %d, and %d was acknowledged before", r, revision, r.began)
-	case revision < asked || r.exact && revision != asked:
+	case revision < asked || r.exact && revision > m.whole(asked):
 		return "stale list", fmt.Sprintf("%v: at %d, and %d was asked for", r, revision, asked)
 	case revision > m.head:
 		return "list", fmt.Sprintf("%v: at %d, and the head is %d", r, revision, m.head)
-	case !r.exact && m.within(revision):
+	case m.within(revision):
 		return "4 half a batch is visible", fmt.Sprintf("%v: at %d, inside of the batch %d", r, revision, m.events[revision].batch)
 	}
 	return "", ""

@@ -217,10 +217,25 @@ func (m *model) list(prefix, color string, revision uint64) map[string]version {
 	return listed
 }
 
-// within says whether a revision lies inside of a batch: some of it is at or below, and some above.
+// within says whether a revision lies inside of a batch: some of it is at or below, and some above. What is void or
+// forgotten is of no batch.
 func (m *model) within(revision uint64) bool {
+	shown := func(e *event) bool { return e != nil && e.void == "" && e.revision > m.forgotten[e.key] }
 	e := m.events[revision]
-	return e != nil && revision < e.batch[1]
+	for rest := revision + 1; shown(e) && rest <= e.batch[1]; rest++ {
+		if shown(m.events[rest]) {
+			return true
+		}
+	}
+	return false
+}
+
+// whole is the last revision that a list of a revision may have: the end of its batch.
+func (m *model) whole(revision uint64) uint64 {
+	if e := m.events[revision]; e != nil {
+		return e.batch[1]
+	}
+	return revision
 }
 
 // ever says whether some state of the key between two revisions is as asked.

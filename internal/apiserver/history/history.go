@@ -496,7 +496,7 @@ func (r *changes) start(ctx context.Context, q *question, resourceVersion string
 	return after, err
 }
 
-// span is the part of the log that the question is about: (after, upto].
+// span is the part of the log that the question is about: (after, upto]. A moment inside an append is the end of it.
 func (r *changes) span(ctx context.Context, q *question, head projection.Revision) (after, upto projection.Revision, err error) {
 	upto = head
 	switch {
@@ -506,7 +506,9 @@ func (r *changes) span(ctx context.Context, q *question, head projection.Revisio
 		if upto, err = r.Moment(ctx, q.to); err != nil {
 			return 0, 0, err
 		}
-		upto = min(upto, head)
+		if upto, err = r.Cell.Projection.EndOf(ctx, min(upto, head)); err != nil {
+			return 0, 0, readError(err)
+		}
 	}
 	switch {
 	case q.after > upto:
@@ -526,7 +528,13 @@ func (r *changes) span(ctx context.Context, q *question, head projection.Revisio
 			return from, upto, nil
 		}
 	}
-	return min(after, upto), upto, err
+	if err != nil {
+		return 0, 0, err
+	}
+	if after, err = r.Cell.Projection.EndOf(ctx, min(after, upto)); err != nil {
+		return 0, 0, readError(err)
+	}
+	return after, upto, nil
 }
 
 // keysOf are the keys that the question is about: all, or those of a resource.
