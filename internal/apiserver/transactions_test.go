@@ -697,6 +697,57 @@ func TestTransactionConflicts(t *testing.T) {
 	s.must(t, 404, request{method: "GET", path: configMaps + "/last"})
 }
 
+// What a patch or an object requires is required until the transaction is written, also if nothing is changed.
+func TestTransactionRequirements(t *testing.T) {
+	s := newServer(t)
+	steals := false
+	interrupting(t, s, func(int) {
+		if steals {
+			steals = false
+			s.must(t, 200, request{method: "PATCH", path: configMaps + "/lock", body: `{"data":{"v":"thief"}}`, contentType: "application/merge-patch+json"})
+		}
+	})
+	const reference = `"reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"default","name":"lock"}`
+	patching := func(kind, patch string) string {
+		return `{"verb":"patch",` + reference + `,"patchType":"` + kind + `","patch":` + patch + `}`
+	}
+	for _, c := range []struct {
+		code      int
+		operation string
+	}{
+		{422, patching("json", `[{"op":"test","path":"/data/v","value":"me"}]`)},
+		{409, patching("json", `[{"op":"replace","path":"/metadata/resourceVersion","value":"RV"}]`)},
+		{409, patching("json", `[{"op":"copy","from":"/metadata/annotations/rv","path":"/metadata/resourceVersion"}]`)},
+		{409, patching("merge", `{"metadata":{"resourceVersion":"RV"}}`)},
+		{409, patching("strategic", `{"metadata":{"resourceVersion":"RV"}}`)},
+		{409, patching("merge", `{"metadata":{"uid":"UID"}}`)},
+		{409, updating(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"lock","namespace":"default","uid":"UID","annotations":{"rv":"RV"}},"data":{"v":"me"}}`)},
+	} {
+		made := s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("lock", "me")}).object(t)
+		made = s.must(t, 200, request{method: "PATCH", path: configMaps + "/lock", body: `{"metadata":{"annotations":{"rv":"` + fieldOf(made, "metadata.resourceVersion").(string) + `"}}}`,
+			contentType: "application/merge-patch+json"}).object(t)
+		known := strings.NewReplacer("RV", fieldOf(made, "metadata.resourceVersion").(string), "UID", fieldOf(made, "metadata.uid").(string))
+		operation := known.Replace(c.operation)
+		before := s.head(t)
+		if !strings.Contains(c.operation, "copy") && !strings.Contains(c.operation, "UID") {
+			done := s.transact(t, transaction(operation, creating(configMap("w", "1"))))
+			require.Equal(t, before+2, s.head(t), "the object is written with what it is required for: %s", operation)
+			s.must(t, 200, request{method: "DELETE", path: configMaps + "/w"})
+			operation = strings.NewReplacer("RV", done.Status.Results[0].ResourceVersion).Replace(c.operation)
+		}
+		steals = true
+		a := transaction(operation, creating(configMap("last", "1"))).do(t, s)
+		if strings.Contains(c.operation, "UID") { // the thief's object is still that one
+			require.Equal(t, 201, a.code, a.body)
+			s.must(t, 200, request{method: "DELETE", path: configMaps + "/last"})
+		} else {
+			require.Equal(t, c.code, a.code, "%s: %s", operation, a.body)
+			s.must(t, 404, request{method: "GET", path: configMaps + "/last"})
+		}
+		s.must(t, 200, request{method: "DELETE", path: configMaps + "/lock"})
+	}
+}
+
 // Transactions of one process that contend for an object take turns once they have lost. Without that, more than half
 // of these would lose five times.
 func TestTransactionsTakeTurns(t *testing.T) {

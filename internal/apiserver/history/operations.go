@@ -135,7 +135,7 @@ func (c *call) put(op *TransactionOperation, at *field.Path) (*TransactionRefere
 		}
 		return of, nil
 	}
-	c.method, c.guarded = http.MethodPut, c.guarded || o.ResourceVersion != ""
+	c.method, c.guarded = http.MethodPut, c.guarded || o.ResourceVersion != "" || o.UID != ""
 	return of, c.require(op, at)
 }
 
@@ -151,11 +151,33 @@ func (c *call) patch(op *TransactionOperation, at *field.Path) *field.Error {
 		return field.Forbidden(at.Child("precondition", "uid"), "a patch has none: name the resourceVersion")
 	}
 	c.method, c.contentType, c.body = http.MethodPatch, string(kind), op.Patch.Raw
+	c.guarded = c.guarded || requires(kind, op.Patch.Raw)
 	if op.Force {
 		c.query = maps.Clone(c.query)
 		c.query.Set("force", "true")
 	}
 	return c.require(op, at)
+}
+
+// requires says whether a patch may require something of its object. Who serves the patch says what is wrong with it.
+func requires(kind types.PatchType, patch []byte) bool {
+	if kind != types.JSONPatchType {
+		var o metav1.PartialObjectMetadata
+		_ = json.Unmarshal(patch, &o)
+		return o.ResourceVersion != "" || o.UID != ""
+	}
+	var steps []struct{ Op, Path string }
+	_ = json.Unmarshal(patch, &steps)
+	for _, step := range steps {
+		switch step.Path {
+		case "", "/metadata", "/metadata/resourceVersion", "/metadata/uid":
+			return true
+		}
+		if step.Op == "test" {
+			return true
+		}
+	}
+	return false
 }
 
 // delete makes the request that deletes an object.

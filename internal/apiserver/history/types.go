@@ -160,8 +160,9 @@ func (l *VersionList) DeepCopyObject() runtime.Object {
 // audit policy that leaves out the bodies of Secrets must leave out those of transactions too.
 //
 // An object that is changed by two operations changes once: it has one event, with its last state. What one operation
-// deletes, another one cannot make again. One made and deleted leaves no trace. An operation with a precondition is
-// written even if it changes nothing, so that the precondition holds for all that is written.
+// deletes, another one cannot make again. One made and deleted leaves no trace. An operation that requires something of
+// its object, by a precondition, a `resourceVersion` or `uid` in the object or the patch, or a `test` of a JSON patch,
+// is written even if it changes nothing, so that what it requires holds for all that is written.
 type Transaction struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
