@@ -96,7 +96,7 @@ func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
 			r.Body = nil // nobody reads it
 		}
 		k := p.byKey[r.key]
-		if k == nil {
+		if k == nil || k.nothing() { // what is made in the place of what has left no trace is another object
 			k = &pendingKey{created: r.Op == eventlog.Added}
 			p.byKey[r.key], p.keys = k, append(p.keys, k)
 		}

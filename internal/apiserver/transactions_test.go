@@ -196,6 +196,17 @@ func TestTransactionThatChangesNothing(t *testing.T) {
 	done = s.transact(t, transaction(creating(configMap("b", "1")), deleting("v1", "ConfigMap", "b")))
 	require.Empty(t, done.Status.Revision)
 	require.Equal(t, before, s.head(t))
+	done = s.transact(t, transaction(creating(configMap("b", "1")), deleting("v1", "ConfigMap", "b"), creating(configMap("b", "2"))))
+	require.Equal(t, before+1, s.head(t))
+	made := s.must(t, 200, request{method: "GET", path: configMaps + "/b"}).object(t)
+	require.Equal(t, fieldOf(made, "metadata.uid"), done.Status.Results[2].UID)
+	require.Equal(t, done.Status.Revision, done.Status.Results[2].ResourceVersion)
+	require.NotEqual(t, done.Status.Results[0].UID, done.Status.Results[2].UID)
+	for _, r := range done.Status.Results[:2] {
+		require.Empty(t, r.ResourceVersion, "what was made first is not there: no revision is its")
+		require.Equal(t, done.Status.Results[0].UID, r.UID)
+	}
+	before++
 	done = s.transact(t, transaction(updating(configMap("a", "2")), updating(configMap("a", "2")), updating(configMap("a", "2")), deleting("v1", "ConfigMap", "a")))
 	require.Equal(t, before+1, s.head(t))
 	for _, r := range done.Status.Results {
