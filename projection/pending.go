@@ -114,17 +114,37 @@ func (p *Pending) Add(requestID string, writes ...Write) (Revision, error) {
 }
 
 // Rebase appends from a newer view what was computed from an older one. That is the same if nothing has changed since
-// that the batch writes, or that decides about it. It returns false if something has.
-func (p *Pending) Rebase(v *View, decides func(rowKey string) bool) bool {
-	same := true
-	known := v.Since(p.base.Revision(), func(rowKey string) {
-		_, written := p.byKey[rowKey]
-		same = same && !written && !decides(rowKey)
-	})
-	if known && same {
+// that the batch writes, or that decides about such a write, whose key decides is given. Else nothing is done, and it
+// returns the key of a write that has lost. Errors are those of View.EventsOf.
+func (p *Pending) Rebase(ctx context.Context, v *View, decides func(eventlog.Key) []Keys) (lost eventlog.Key, err error) {
+	deciding := map[Keys]eventlog.Key{}
+	for _, k := range p.keys {
+		for _, keys := range decides(k.last.event.Key) {
+			deciding[keys] = k.last.event.Key
+		}
+	}
+	seen := func(rowKey string) {
+		if k := p.byKey[rowKey]; k != nil {
+			lost = k.last.event.Key
+		}
+		for keys, of := range deciding {
+			if keys.has(rowKey) {
+				lost = of
+			}
+		}
+	}
+	if !v.Since(p.base.Revision(), seen) {
+		for e, err := range v.EventsOf(ctx, Keys{}, p.base.Revision(), v.Revision()) {
+			if err != nil {
+				return lost, err
+			}
+			seen(e.Key.RowKey())
+		}
+	}
+	if lost == (eventlog.Key{}) {
 		p.base = v
 	}
-	return known && same
+	return lost, nil
 }
 
 // Append appends all writes in one batch, each key once, with its base and its precondition in the base view. It

@@ -172,9 +172,14 @@ func TestPendingTogether(t *testing.T) {
 
 // TestRebase: a batch goes on from a newer view unless something has changed that it writes, or that decides about it.
 func TestRebase(t *testing.T) {
-	c := newCell(t)
+	c := newCell(t, func(c *Config) { c.InlineBytes = 1 })
 	c.put("mine", "1")
-	nothing := func(string) bool { return false }
+	nothing := func(eventlog.Key) []Keys { return nil }
+	rebase := func(p *Pending, decides func(eventlog.Key) []Keys) eventlog.Key {
+		lost, err := p.Rebase(c.ctx, c.latest(), decides)
+		require.NoError(t, err)
+		return lost
+	}
 	begin := func() *Pending {
 		p := c.latest().Pending()
 		at, err := p.View().State(c.ctx, podKey("mine"))
@@ -185,17 +190,52 @@ func TestRebase(t *testing.T) {
 	}
 	p := begin()
 	c.put("other", "1")
-	require.False(t, p.Rebase(c.latest(), func(key string) bool { return key == podKey("other").RowKey() }))
-	require.True(t, p.Rebase(c.latest(), nothing))
+	require.Equal(t, podKey("mine"), rebase(p, func(of eventlog.Key) []Keys {
+		require.Equal(t, podKey("mine"), of)
+		return []Keys{OneKey(podKey("other").RowKey())}
+	}))
+	require.Zero(t, rebase(p, func(eventlog.Key) []Keys { return []Keys{OneKey(podKey("a third").RowKey())} }))
+	require.Zero(t, rebase(p, nothing))
 	require.Equal(t, c.latest().Revision(), p.Base().Revision())
 	_, err := p.Append(c.ctx, "rebased")
 	require.NoError(t, err)
 	p = begin()
 	c.last["mine"] = lastEvent{c.latest().Revision(), true}
 	c.put("mine", "3")
-	require.False(t, p.Rebase(c.latest(), nothing))
+	require.Equal(t, podKey("mine"), rebase(p, nothing))
 	_, err = p.Append(c.ctx, "lost")
 	require.ErrorIs(t, err, eventlog.ErrConflict)
+	for _, name := range []string{"other", "mine"} { // also if a commit has put away what came since
+		p = begin()
+		c.put(name, "4")
+		c.commit()
+		require.False(t, c.latest().Since(p.Base().Revision(), func(string) {}))
+		require.Equal(t, name == "mine", rebase(p, nothing) == podKey("mine"))
+	}
+}
+
+// What is made again after it was made and deleted is another object: only the last one's writes have become an event.
+func TestPendingMadeAgain(t *testing.T) {
+	c := newCell(t)
+	p := c.latest().Pending()
+	var revisions []Revision
+	for _, value := range []string{"1", "", "2", "3"} {
+		at, err := p.View().State(c.ctx, podKey("a"))
+		require.NoError(t, err)
+		w := at.Put("application/cbor", []byte(value), 0)
+		if value == "" {
+			w = at.Delete()
+		}
+		rev, err := p.Add("", w)
+		require.NoError(t, err)
+		revisions = append(revisions, rev)
+	}
+	require.Equal(t, 1, p.Len())
+	last, err := p.Append(c.ctx, "again")
+	require.NoError(t, err)
+	for i, want := range []Revision{0, 0, last, last} {
+		require.Equal(t, want, p.Appended(revisions[i]), "write %d", i)
+	}
 }
 
 // A pending view is never mixed with a newer root: its provisional revisions are above everything, and the root may

@@ -224,22 +224,35 @@ func newAdmission(s *Server) (admission.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the admission plugins: %w", err)
 	}
-	return admissionmetrics.WithStepMetrics(readable{admission.NewChainHandler(chain, unenforced{})}), nil
+	return admissionmetrics.WithStepMetrics(plugins{admission.NewChainHandler(chain, unenforced{})}), nil
 }
 
-// readable answers a request about which nothing can be decided, because what plugins look at cannot be read.
-type readable struct{ admission.Interface }
+// plugins are told that nothing will be written where it is a transaction that says so, and none of its operations. What
+// they look at and cannot read is their answer.
+type plugins struct{ admission.Interface }
 
 // Admit implements admission.MutationInterface.
-func (c readable) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
+func (p plugins) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
 	defer listers.Catch(ctx, &err)
-	return c.Interface.(admission.MutationInterface).Admit(ctx, a, o)
+	return p.Interface.(admission.MutationInterface).Admit(ctx, dryAttributes(ctx, a), o)
 }
 
 // Validate implements admission.ValidationInterface.
-func (c readable) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
+func (p plugins) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
 	defer listers.Catch(ctx, &err)
-	return c.Interface.(admission.ValidationInterface).Validate(ctx, a, o)
+	return p.Interface.(admission.ValidationInterface).Validate(ctx, dryAttributes(ctx, a), o)
+}
+
+type dryRun struct{ admission.Attributes }
+
+// IsDryRun implements admission.Attributes.
+func (dryRun) IsDryRun() bool { return true }
+
+func dryAttributes(ctx context.Context, a admission.Attributes) admission.Attributes {
+	if kubestore.IsDryRun(ctx) {
+		return dryRun{a}
+	}
+	return a
 }
 
 // initializer gives plugins what they read.

@@ -113,7 +113,7 @@ func builtins() []struct {
 		{history.GroupName, func(s *Server) (genericapiserver.APIGroupInfo, error) {
 			return history.NewStorage(history.Config{Cell: s.config.Cell, Stores: s.stores, Definitions: s.definitions,
 				Authorizer: s.generic.Authorization.Authorizer, ByName: s.config.Authorization.ConfigFile != "", Moment: s.momentNamed,
-				Serve: s.serveCaller, ResourceOf: s.resourceOf, Decides: s.decides()}), nil
+				Serve: s.serveCaller, ResourceOf: s.resourceOf, Decides: s.decides}), nil
 		}},
 		{"resource.k8s.io", from(func(s *Server) storageProvider {
 			return resourcerest.RESTStorageProvider{NamespaceClient: s.client.CoreV1().Namespaces(), Authorizer: s.generic.Authorization.Authorizer}

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/audit"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/projection"
 )
 
 // serveCaller serves a request of the user of the request in whose context it is, as an operation of a transaction. It
@@ -43,19 +45,14 @@ func withPartOf(h http.Handler) http.Handler {
 	})
 }
 
-// decides names the rows that decide about writes of other objects, which do not write to them: a namespace or a
-// definition may terminate, and a quota may come.
-func (s *Server) decides() func(rowKey string) bool {
-	prefixes := []string{s.definitions.Prefix()}
-	for _, resource := range []string{"namespaces", "resourcequotas"} {
-		prefixes = append(prefixes, s.stores.Key(corev1.Resource(resource), "", "").RowKey())
+// decides names the rows that decide about a write of the key, which do not write to them: its namespace or its
+// definition may terminate, and a quota of its namespace may come. What changes anywhere else concerns no transaction.
+func (s *Server) decides(of eventlog.Key) []projection.Keys {
+	all := []projection.Keys{projection.OneKey(s.definitions.Prefix() + of.Resource + "." + of.Group)}
+	if of.Namespace != "" {
+		quotas := s.stores.Key(corev1.Resource("resourcequotas"), of.Namespace, "").RowKey()
+		all = append(all, projection.OneKey(s.stores.Key(corev1.Resource("namespaces"), "", of.Namespace).RowKey()),
+			projection.Keys{Start: quotas, End: projection.PrefixEnd(quotas)})
 	}
-	return func(rowKey string) bool {
-		for _, prefix := range prefixes {
-			if strings.HasPrefix(rowKey, prefix) {
-				return true
-			}
-		}
-		return false
-	}
+	return all
 }

@@ -411,6 +411,33 @@ func TestTransactionDryRun(t *testing.T) {
 	refused.path += "?dryRun=All"
 	s.must(t, 409, refused)
 	require.Equal(t, before, s.head(t))
+
+	// Operations see each other: what is refused is what the transaction would be refused for.
+	hook := newWebhookServer(t)
+	hook.decides(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+		return &admissionv1.AdmissionResponse{Allowed: r.DryRun != nil && *r.DryRun, Result: &metav1.Status{Message: "no dry run"}}
+	})
+	s.must(t, 201, request{method: "POST", path: validatingWebhooks, body: hook.configuration("hook", "")})
+	before = s.head(t)
+	space := func(object string) string { return strings.ReplaceAll(object, `"default"`, `"space"`) }
+	all := []string{creating(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"space"}}`),
+		creating(`{"apiVersion":"v1","kind":"ResourceQuota","metadata":{"name":"q","namespace":"space"},"spec":{"hard":{"count/configmaps":"2"}}}`),
+		creating(space(configMap("a", "1"))), updating(space(configMap("a", "2"))),
+		`{"verb":"patch","reference":{"apiVersion":"v1","kind":"ConfigMap","namespace":"space","name":"a"},"patchType":"json","patch":[{"op":"test","path":"/data/v","value":"2"}]}`}
+	dryly := func(operations ...string) request {
+		q := transaction(operations...)
+		q.path += "?dryRun=All"
+		return q
+	}
+	done = s.transact(t, dryly(append(all, space(deleting("v1", "ConfigMap", "a")), creating(space(configMap("a", "1"))))...))
+	require.Len(t, done.Status.Results, 7)
+	for _, r := range done.Status.Results {
+		require.Empty(t, r.ResourceVersion)
+	}
+	require.Contains(t, s.must(t, 403, dryly(append(all, creating(space(configMap("b", "1"))), creating(space(configMap("c", "1"))))...)).body, "exceeded quota")
+	require.Contains(t, s.must(t, 409, dryly(append(all, creating(space(configMap("a", "1"))))...)).body, "already exists")
+	require.Equal(t, before, s.head(t))
+	s.must(t, 404, request{method: "GET", path: "/api/v1/namespaces/space"})
 	dry.path = transactionsPath + "?dryRun=Some"
 	s.must(t, 422, dry)
 }
@@ -795,23 +822,30 @@ func TestSlowTransaction(t *testing.T) {
 	s := newServer(t)
 	space := func(object string) string { return strings.ReplaceAll(object, `"default"`, `"space"`) }
 	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"space"}}`})
+	s.must(t, 201, request{method: "POST", path: resourceQuotas, body: quotaOf("theirs", `"count/events":"100"`)})
+	s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"mine"}}`})
 	attempts, ends := 0, false
 	interrupting(t, s, func(attempt int) {
 		attempts = attempt
+		if !ends { // of other tenants
+			s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"another"}}`})
+			s.must(t, 201, request{method: "POST", path: definitionPath, body: pastDefinition("color")})
+		}
 		s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/events", body: fmt.Sprintf(`{"metadata":{"name":"e-%d"},"involvedObject":{"namespace":"default"}}`, attempt)})
 		time.Sleep(kubestore.Staleness) // a webhook may take that long
 		if ends {
 			s.must(t, 200, request{method: "DELETE", path: "/api/v1/namespaces/space"})
 		}
 	})
-	s.transact(t, transaction(creating(space(configMap("a", "1"))), creating(configMap("last", "1"))))
-	require.Equal(t, 1, attempts)
-	s.must(t, 200, request{method: "DELETE", path: configMaps + "/last"})
+	last := strings.ReplaceAll(configMap("last", "1"), `"default"`, `"mine"`)
+	s.transact(t, transaction(creating(space(configMap("a", "1"))), creating(last)))
+	require.Equal(t, 1, attempts, "no quota, namespace or definition of others concerns it")
+	s.must(t, 200, request{method: "DELETE", path: "/api/v1/namespaces/mine/configmaps/last"})
 	ends = true
-	a := s.must(t, 403, transaction(creating(space(configMap("b", "1"))), creating(configMap("last", "1"))))
+	a := s.must(t, 403, transaction(creating(space(configMap("b", "1"))), creating(last)))
 	require.Contains(t, a.body, "being terminated")
 	require.Equal(t, 2, attempts)
-	s.must(t, 404, request{method: "GET", path: configMaps + "/last"})
+	s.must(t, 404, request{method: "GET", path: "/api/v1/namespaces/mine/configmaps/last"})
 }
 
 // An append whose outcome is not known is answered with 500 that says so, and clients do not send it again (row 61).

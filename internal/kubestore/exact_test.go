@@ -179,8 +179,8 @@ func TestATransactionOutlivesTheFloor(t *testing.T) {
 	require.NoError(t, err)
 	cell.Objects = nil
 	slow, attempts := newStore(cell, pods(nil)), 0
-	transactions := &Transactions{Cell: cell, Decides: func(string) bool { return false }}
-	done, rev, err := transactions.Run(t.Context(), func(ctx context.Context, _ *Transaction) error {
+	transactions := &Transactions{Cell: cell, Decides: func(eventlog.Key) []projection.Keys { return nil }}
+	done, rev, err := transactions.Run(t.Context(), false, func(ctx context.Context, _ *Transaction) error {
 		attempts++
 		if attempts == 1 {
 			_, err := relabel(t.Context(), s, keyOf(p), "a", "theirs")
@@ -207,6 +207,31 @@ func TestATransactionOutlivesTheFloor(t *testing.T) {
 	require.NoError(t, s.Get(t.Context(), keyOf(p), storage.GetOptions{}, got))
 	require.Equal(t, map[string]string{"a": "theirs", "b": "ours2"}, got.Labels)
 	require.Equal(t, fmt.Sprint(uint64(rev)), got.ResourceVersion)
+}
+
+// Transactions that have lost in one namespace take turns, and hold up nobody in another one.
+func TestTransactionsTakeTurnsByNamespace(t *testing.T) {
+	b := newBed(t, eventlogtest.Start(t), memory.New())
+	s := newStore(b.Cell, pods(nil))
+	mine := create(t, s, pod("mine", "a"))
+	transactions := &Transactions{Cell: b.Cell, Decides: func(eventlog.Key) []projection.Keys { return nil }}
+	for _, others := range []string{"other", ""} {
+		transactions.turns.of(others) <- struct{}{}
+	}
+	attempts := 0
+	_, _, err := transactions.Run(t.Context(), false, func(ctx context.Context, _ *Transaction) error {
+		attempts++
+		require.Equal(t, attempts > 1, transactions.turns.taken("mine"))
+		if attempts == 1 {
+			_, err := relabel(t.Context(), s, keyOf(mine), "a", "theirs")
+			require.NoError(t, err)
+		}
+		_, err := relabel(ctx, s, keyOf(mine), "b", "ours")
+		return err
+	})
+	require.NoError(t, err)
+	require.Equal(t, 2, attempts)
+	require.False(t, transactions.turns.taken("mine"))
 }
 
 // failing fails its next reads.

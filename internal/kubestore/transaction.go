@@ -1,6 +1,7 @@
 package kubestore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -28,6 +29,8 @@ type transactionKey struct{}
 type Transaction struct {
 	mu      sync.Mutex // guards what follows
 	pending *projection.Pending
+	// dry says that nothing will be appended.
+	dry bool
 	// ended says that nothing may be written any more.
 	ended bool
 	// lost says that a part could not be computed, because what it is computed from is no longer there.
@@ -45,6 +48,12 @@ func transactionOf(ctx context.Context) *Transaction {
 // InTransaction says whether the context's request is part of a transaction.
 func InTransaction(ctx context.Context) bool { return transactionOf(ctx) != nil }
 
+// IsDryRun says whether the context's request is part of a transaction that is never written.
+func IsDryRun(ctx context.Context) bool {
+	t := transactionOf(ctx)
+	return t != nil && t.dry
+}
+
 type guardedKey struct{}
 
 // WithGuard returns a context of an update, as a part of a transaction, that is written even if it changes nothing.
@@ -60,9 +69,9 @@ var errAttemptEnded = apierrors.NewTimeoutError("the request has outlived the tr
 // Transactions are those of one process. They are safe for concurrent use.
 type Transactions struct {
 	Cell
-	// Decides names the rows that decide about writes without being written: one that is there may be gone when a long
-	// transaction ends.
-	Decides func(rowKey string) bool
+	// Decides names the rows that decide about a write of the key without being written: one that is there may be gone
+	// when a long transaction ends.
+	Decides func(eventlog.Key) []projection.Keys
 
 	turns turns
 }
@@ -70,9 +79,10 @@ type Transactions struct {
 // Run runs compute, and appends everything that was written with compute's context in one batch. It returns the attempt
 // that has succeeded, and the revision of the batch's last event, 0 if there was nothing to append.
 //
-// If another write of one of the keys came first, everything is computed again. Those that have lost take turns, as
-// other writes do. An error of compute is returned, and then nothing is written.
-func (ts *Transactions) Run(ctx context.Context, compute func(context.Context, *Transaction) error) (*Transaction, eventlog.Revision, error) {
+// If another write of one of the keys came first, everything is computed again. Those that have lost in one namespace
+// take turns, as other writes do. An error of compute is returned, and then nothing is written. Of a dry run nothing is
+// appended: its parts see each other, and nobody else sees them.
+func (ts *Transactions) Run(ctx context.Context, dry bool, compute func(context.Context, *Transaction) error) (*Transaction, eventlog.Revision, error) {
 	var turn chan struct{}
 	defer func() {
 		if turn != nil {
@@ -81,9 +91,12 @@ func (ts *Transactions) Run(ctx context.Context, compute func(context.Context, *
 	}()
 	v, err := ts.Consistent(ctx)
 	for n := 1; err == nil; n++ {
-		t := &Transaction{pending: v.Pending()}
+		t := &Transaction{pending: v.Pending(), dry: dry}
 		err = compute(context.WithValue(ctx, transactionKey{}, t), t)
 		again := t.end()
+		if err == nil && !again && dry {
+			return t, 0, nil
+		}
 		if err == nil && !again {
 			var rev eventlog.Revision
 			rev, err = ts.append(ctx, t.pending)
@@ -100,15 +113,29 @@ func (ts *Transactions) Run(ctx context.Context, compute func(context.Context, *
 			break
 		}
 		writeConflicts.Inc()
-		if turn == nil {
-			turn = ts.turns.take(ctx, "")
-		}
 		err = backOff(ctx, n)
+		if err == nil && turn == nil {
+			turn, err = ts.turn(ctx, t.pending)
+		}
 		if err == nil {
 			v, err = ts.latest(ctx)
 		}
 	}
 	return nil, 0, Answer(ctx, err)
+}
+
+// turn waits for the turn of those that have lost in the same namespace, or to the same object where there is none.
+// Nobody waits who has lost to no other write.
+func (ts *Transactions) turn(ctx context.Context, pending *projection.Pending) (chan struct{}, error) {
+	v, err := ts.latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	to, err := pending.Rebase(ctx, v, ts.Decides)
+	if err != nil || to == (eventlog.Key{}) { // such as that the floor has passed the view
+		return nil, nil
+	}
+	return ts.turns.take(ctx, cmp.Or(to.Namespace, to.RowKey())), nil
 }
 
 // append appends what a transaction has written. What decided about the writes may be no older than Staleness, as with
@@ -119,8 +146,12 @@ func (ts *Transactions) append(ctx context.Context, pending *projection.Pending)
 		if err != nil {
 			return 0, err
 		}
-		if !pending.Rebase(v, ts.Decides) {
-			return 0, fmt.Errorf("%w: what the transaction was computed from has changed", eventlog.ErrConflict)
+		to, err := pending.Rebase(ctx, v, ts.Decides)
+		if err != nil {
+			return 0, err
+		}
+		if to != (eventlog.Key{}) {
+			return 0, fmt.Errorf("%w: what the transaction was computed from has changed, of %s", eventlog.ErrConflict, to.RowKey())
 		}
 	}
 	end, err := ts.beginAppend(ctx)

@@ -1217,7 +1217,7 @@ var list = []mutant{
 	},
 	{
 		name: "rebased-over-a-change",
-		file: "projection/pending.go", old: "same && !written && !decides(rowKey)", new: "same && (!written || true) && !decides(rowKey)",
+		file: "projection/pending.go", old: "k := p.byKey[rowKey]; k != nil {", new: "k := p.byKey[rowKey]; k != nil && k == nil {",
 		tests: "TestRebase",
 		why:   "a slow transaction undoes what was written meanwhile",
 	},

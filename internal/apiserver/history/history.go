@@ -57,8 +57,8 @@ type Config struct {
 	Serve func(*http.Request) (*http.Response, error)
 	// ResourceOf finds the resource of a kind that is served.
 	ResourceOf func(schema.GroupVersionKind) (schema.GroupVersionResource, meta.RESTScope, error)
-	// Decides names the rows that decide about writes of other objects.
-	Decides func(rowKey string) bool
+	// Decides names the rows that decide about a write of another object.
+	Decides func(eventlog.Key) []projection.Keys
 }
 
 // CauseYounger is a cause of the answer for a moment at which the cell had no event yet.

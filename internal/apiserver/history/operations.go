@@ -70,14 +70,12 @@ func (r *transactions) calls(t *Transaction, options *metav1.CreateOptions) ([]c
 	return calls, nil
 }
 
-// queryOf is what the transaction's query says for each of its operations.
+// queryOf is what the transaction's query says for each of its operations. That of a dry run is none of its own, since
+// upstream then keeps nothing for the next one to see.
 func queryOf(o *metav1.CreateOptions) url.Values {
 	query := url.Values{}
 	if o == nil {
 		return query
-	}
-	if len(o.DryRun) > 0 {
-		query["dryRun"] = o.DryRun
 	}
 	for name, value := range map[string]string{"fieldManager": o.FieldManager, "fieldValidation": o.FieldValidation} {
 		if value != "" {

@@ -64,7 +64,8 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 	}
 	var results []TransactionResult
 	var last []eventlog.Revision // which each operation has written, 0 for none
-	done, revision, err := r.running.Run(ctx, func(ctx context.Context, t *kubestore.Transaction) error {
+	dry := options != nil && len(options.DryRun) > 0
+	done, revision, err := r.running.Run(ctx, dry, func(ctx context.Context, t *kubestore.Transaction) error {
 		results, last = make([]TransactionResult, len(calls)), make([]eventlog.Revision, len(calls))
 		for i := range calls {
 			before := t.Last()

@@ -151,7 +151,7 @@ func (l *VersionList) DeepCopyObject() runtime.Object {
 // Some things look at what was there before the transaction, and not at what its operations have written: rights,
 // policies, and which custom resources are served. So do admission plugins other than those of namespaces and quotas.
 // A Pod, for example, cannot be made together with its namespace, because the plugin for service accounts does not see
-// the namespace's account. In a dry run no operation sees another one.
+// the namespace's account. In a dry run operations see each other in the same way, and nothing is appended.
 //
 // Webhooks are called before it is known whether the transaction commits, and again each time it is computed. One with
 // side effects must bear that. The audit log has a record for each operation, which says what was answered to it, and
@@ -234,7 +234,8 @@ type TransactionResult struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
 	UID       string `json:"uid,omitempty"`
-	// ResourceVersion of the object after the transaction. For an object that is gone, it is that of the deletion.
+	// ResourceVersion of the object after the transaction. For an object that is gone, it is that of the deletion. What
+	// left no trace has none, nor has what a dry run would have written.
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 }
 
