@@ -3,6 +3,7 @@ package kubestore
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -147,10 +148,12 @@ func (ts *Transactions) append(ctx context.Context, pending *projection.Pending)
 			return 0, err
 		}
 		to, err := pending.Rebase(ctx, v, ts.Decides)
-		if err != nil {
+		switch {
+		case errors.Is(err, projection.ErrExpired): // begin again
 			return 0, err
-		}
-		if to != (eventlog.Key{}) {
+		case err != nil:
+			return 0, readAnswer(err)
+		case to != (eventlog.Key{}):
 			return 0, fmt.Errorf("%w: what the transaction was computed from has changed, of %s", eventlog.ErrConflict, to.RowKey())
 		}
 	}
