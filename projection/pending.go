@@ -136,7 +136,7 @@ func (p *Pending) Rebase(ctx context.Context, v *View, decides func(eventlog.Key
 	if !v.Since(p.base.Revision(), seen) {
 		for e, err := range v.EventsOf(ctx, Keys{}, p.base.Revision(), v.Revision()) {
 			if err != nil {
-				return lost, err
+				return lost, unread(err)
 			}
 			seen(e.Key.RowKey())
 		}

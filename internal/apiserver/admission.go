@@ -224,21 +224,21 @@ func newAdmission(s *Server) (admission.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the admission plugins: %w", err)
 	}
-	return admissionmetrics.WithStepMetrics(plugins{admission.NewChainHandler(chain, unenforced{})}), nil
+	return admissionmetrics.WithStepMetrics(pluginChain{admission.NewChainHandler(chain, unenforced{})}), nil
 }
 
-// plugins are told that nothing will be written where it is a transaction that says so, and none of its operations. What
-// they look at and cannot read is their answer.
-type plugins struct{ admission.Interface }
+// pluginChain lets plugins know that nothing will be written where a transaction says so, and none of its operations.
+// What they look at and cannot read is their answer.
+type pluginChain struct{ admission.Interface }
 
 // Admit implements admission.MutationInterface.
-func (p plugins) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
+func (p pluginChain) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
 	defer listers.Catch(ctx, &err)
 	return p.Interface.(admission.MutationInterface).Admit(ctx, dryAttributes(ctx, a), o)
 }
 
 // Validate implements admission.ValidationInterface.
-func (p plugins) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
+func (p pluginChain) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
 	defer listers.Catch(ctx, &err)
 	return p.Interface.(admission.ValidationInterface).Validate(ctx, dryAttributes(ctx, a), o)
 }

@@ -193,7 +193,7 @@ func (s *store) span(ctx context.Context, path string, opts storage.ListOptions)
 		sp.view, err = s.AtLeast(ctx, sp.at)
 		if err == nil && start == "" { // a token has the end of an append
 			if sp.at, err = s.Projection.EndOf(ctx, sp.at); err != nil {
-				err = listError(err, false, "", "")
+				err = listError(ctx, err, false, "", "")
 			}
 		}
 	case start != "": // an inconsistent token, which goes on at a new revision

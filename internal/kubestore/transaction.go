@@ -152,7 +152,7 @@ func (ts *Transactions) append(ctx context.Context, pending *projection.Pending)
 		case errors.Is(err, projection.ErrExpired): // begin again
 			return 0, err
 		case err != nil:
-			return 0, readAnswer(err)
+			return 0, Answer(ctx, err)
 		case to != (eventlog.Key{}):
 			return 0, fmt.Errorf("%w: what the transaction was computed from has changed, of %s", eventlog.ErrConflict, to.RowKey())
 		}

@@ -507,7 +507,7 @@ func (r *changes) span(ctx context.Context, q *question, head projection.Revisio
 			return 0, 0, err
 		}
 		if upto, err = r.Cell.Projection.EndOf(ctx, min(upto, head)); err != nil {
-			return 0, 0, readError(err)
+			return 0, 0, readError(ctx, err)
 		}
 	}
 	switch {
@@ -532,7 +532,7 @@ func (r *changes) span(ctx context.Context, q *question, head projection.Revisio
 		return 0, 0, err
 	}
 	if after, err = r.Cell.Projection.EndOf(ctx, min(after, upto)); err != nil {
-		return 0, 0, readError(err)
+		return 0, 0, readError(ctx, err)
 	}
 	return after, upto, nil
 }
