@@ -127,7 +127,7 @@ func TestEveryObjectOfTheBucket(t *testing.T) {
 			if row.read == "" {
 				require.Equal(t, want, got)
 			}
-			r, err = reader(), nil
+			r = reader()
 			if v, err = r.Latest(c.ctx); err == nil {
 				for _, failed := range r.events(c.ctx, Keys{}, v.Floor(), v.Revision()) {
 					err = failed

@@ -165,7 +165,8 @@ func TestRecoverNamesWhatIsLost(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			config := hourly(1 << 20)
 			c := ruin(t, config)
-			kept, again := c.put("kept", "1"), c.put("again", "old")
+			kept := c.put("kept", "1")
+			c.put("again", "old")
 			c.commit()
 			require.Len(t, c.named("ckpt/"), 1)
 			old, _, err := c.bucket.Get(c.ctx, c.rootKey())
@@ -174,7 +175,7 @@ func TestRecoverNamesWhatIsLost(t *testing.T) {
 			c.put("changed", "1")
 			c.remove("again")
 			missing := c.commit()
-			again = c.put("again", "new")
+			again := c.put("again", "new")
 			require.NoError(t, c.Retain(c.ctx, 0, missing))
 			changed := c.put("changed", "2")
 			_, etag, err := c.bucket.Get(c.ctx, c.rootKey())

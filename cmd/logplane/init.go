@@ -38,7 +38,7 @@ func paired(ctx context.Context, where *connection, config eventlog.Config) erro
 
 func notPaired(where *connection, log eventlog.Bounds, prefix string) error {
 	return fmt.Errorf("the log '%s' holds revisions %d to %d of a cell, and '%s' has no cell below '%s', so the two do not belong together: "+
-		"give the --bucket of that cell, or another --stream or --nats; if the bucket was lost, restore it", where.stream, log.First, log.Head, where.bucket, prefix)
+		"give the --bucket of that cell, or another --stream or --nats; if the bucket was lost, restore it; if only its root was, run 'logplane recover'", where.stream, log.First, log.Head, where.bucket, prefix)
 }
 
 // found makes the cell's first root, or says what is there already: somebody may have meant another log or bucket.

@@ -83,7 +83,10 @@ func (t *Tool) Diff(ctx context.Context, d Diff) error {
 		group.Go(func() (err error) {
 			each[i], err = t.compare(ctx, d, object, sides)
 			if apierrors.IsResourceExpired(err) { // by a rule: the moments are kept
-				missing[i] = err
+				// Of Leases, Events and the like a little is kept by default. The list of changes has warned of it.
+				if of := resourceOf(object); d.Object != "" || !passing[of] && of != endpointSlices {
+					missing[i] = err
+				}
 				return nil
 			}
 			return err

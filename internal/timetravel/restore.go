@@ -51,6 +51,8 @@ var passing = map[schema.GroupResource]bool{
 	{Group: "internal.apiserver.k8s.io", Resource: "storageversions"}:      true,
 }
 
+var endpointSlices = schema.GroupResource{Group: "discovery.k8s.io", Resource: "endpointslices"}
+
 // passingNames are the kinds that are never restored, and the objects of others, for people.
 func passingNames() []string {
 	var names []string
@@ -66,7 +68,7 @@ func isPassing(object *unstructured.Unstructured, k kind) bool {
 	switch k.GroupResource() {
 	case pods: // that stands for one of a kubelet's own
 		return object.GetAnnotations()[corev1.MirrorPodAnnotationKey] != ""
-	case schema.GroupResource{Group: "discovery.k8s.io", Resource: "endpointslices"}:
+	case endpointSlices:
 		return metav1.GetControllerOf(object) != nil
 	case schema.GroupResource{Group: "apiregistration.k8s.io", Resource: "apiservices"}:
 		return object.GetLabels()["kube-aggregator.kubernetes.io/automanaged"] != ""

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -89,8 +90,10 @@ func TestRecover(t *testing.T) {
 		_, client, _ := clientsFor(t, dev.URL())
 		kept, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}}, metav1.CreateOptions{})
 		require.NoError(t, err)
+		root := filepath.Join(data, "bucket", "logplane", "root")
+		require.Eventually(t, func() bool { _, err := os.Stat(root); return err == nil }, time.Minute, 10*time.Millisecond)
 		dev.Stop()
-		harm(t, filepath.Join(data, "bucket", "logplane", "root"), "damaged")
+		harm(t, root, "damaged")
 		said, code := logplane(t, "dev", "--data", data, "--listen", "127.0.0.1:0")
 		require.NotZero(t, code, said)
 		require.Contains(t, said, "'logplane recover'")
