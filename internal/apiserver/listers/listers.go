@@ -52,7 +52,7 @@ func Fail(ctx context.Context, err error) {
 	panic(Unreadable{err})
 }
 
-// Catch, where it is deferred, returns as an answer what a lister panicked with.
+// Catch returns as an answer what a lister panicked with. It must be deferred.
 func Catch(ctx context.Context, err *error) {
 	switch reason := recover().(type) {
 	case nil:
