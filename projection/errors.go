@@ -39,8 +39,8 @@ var (
 	errRootGone = errors.New("the bucket was emptied: restore it, or run 'logplane recover' if the root alone was lost")
 )
 
-// ReadError says that what is stored could not be read: the bucket or the log has failed. Whoever answers a client finds
-// it with errors.As. Its text names places of the bucket, and is for operators.
+// ReadError says that what is stored could not be read: the bucket or the log has failed. Who answers a client finds it
+// with errors.As. Its text names places of the bucket, and is for operators.
 type ReadError struct{ Err error }
 
 // Error implements error.

@@ -86,9 +86,9 @@ func isNamed(r *http.Request) bool {
 	return err == nil && m.GetName() != ""
 }
 
-// clientMistake recognises a client's mistakes that upstream passes on as they are, without a reason. Sending the request
-// again would not help. What cannot be read or written has a reason, so an error of a patch without one is about the
-// patch, unless a conversion webhook has failed.
+// clientMistake recognises a client's mistakes that upstream passes on as they are, without a reason. To send the
+// request again would not help. What cannot be read or written has a reason, so an error of a patch without one is about
+// the patch, unless a conversion webhook has failed.
 func clientMistake(r *http.Request, info *apirequest.RequestInfo, message string) bool {
 	return r.Method == http.MethodPatch && !strings.Contains(message, "conversion webhook for ") || info.Resource == "bindings" || info.Subresource == "binding" ||
 		message == storage.ErrResourceVersionSetOnCreate.Error()

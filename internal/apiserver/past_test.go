@@ -350,7 +350,7 @@ func TestPastRefusals(t *testing.T) {
 	}
 }
 
-// TestPastOfADay: whoever names a day or a clock, in a path or a selection, is told what the server takes it for. Whoever
+// TestPastOfADay: whoever names a day or a clock, in a path or a selection, is told what the server takes it for. Who
 // asks what a moment means learns its revision and when that was written.
 func TestPastOfADay(t *testing.T) {
 	s := newServer(t)

@@ -58,8 +58,8 @@ func again(object *unstructured.Unstructured, k kind) *unstructured.Unstructured
 	return out
 }
 
-// runsAgain says why an object must not be made again as it was, empty if it may: it had finished, and what it did would
-// be done once more.
+// runsAgain says why an object must not be made again as it was, empty if it may: it had finished, and what it did
+// would be done once more.
 func runsAgain(object *unstructured.Unstructured, k kind) string {
 	finished := false
 	switch k.GroupResource() {

@@ -33,8 +33,8 @@ type Restore struct {
 }
 
 // passing are the kinds that somebody makes anew all the time: the control plane, or the machine that they describe. An
-// old one would mislead whoever reads it. docs/history.md has them in a table. ControllerRevisions are not among them: no
-// controller can make an old one again.
+// old one would mislead whoever reads it. docs/history.md has them in a table. ControllerRevisions are not among them:
+// no controller can make an old one again.
 var passing = map[schema.GroupResource]bool{
 	{Resource: "nodes"}:  true, // with what each kubelet says of its machine
 	{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true,

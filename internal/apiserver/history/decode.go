@@ -28,7 +28,7 @@ import (
 	"github.com/logplane/logplane/projection"
 )
 
-// decode returns the object of a row in the version in which it is stored, as clients see it: with the defaults of today.
+// decode returns the object of a row in the version in which it is stored, as clients see it: with today's defaults.
 func (s *store) decode(ctx context.Context, page *page, row projection.Row) (*unstructured.Unstructured, error) {
 	resource := resourceOf(row)
 	plain, err := kubestore.Plain(ctx, s.Stores.Transformer(resource), row)
