@@ -87,8 +87,8 @@ func isNamed(r *http.Request) bool {
 }
 
 // clientMistake recognises a client's mistakes that upstream passes on as they are, without a reason. To send the
-// request again would not help. What cannot be read or written has a reason, so an error of a patch without one is about
-// the patch, unless a conversion webhook has failed.
+// request again would not help. What cannot be read or written has a reason, so an error of a patch without one is
+// about the patch, unless a conversion webhook has failed.
 func clientMistake(r *http.Request, info *apirequest.RequestInfo, message string) bool {
 	return r.Method == http.MethodPatch && !strings.Contains(message, "conversion webhook for ") || info.Resource == "bindings" || info.Subresource == "binding" ||
 		message == storage.ErrResourceVersionSetOnCreate.Error()
