@@ -159,8 +159,8 @@ func hasPast(path string) bool {
 }
 
 // viewAt returns the view that the request reads. It never ends inside an append: what was written at once was true at
-// the end of it. All pages of a list read the revision of the first: the token names
-// it, and an age means another revision with each request.
+// the end of it. All pages of a list read the revision of the first: the token names it, and an age means another
+// revision with each request.
 func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error) {
 	ctx, p := r.Context(), s.config.Cell.Projection
 	at, err := s.revisionOf(ctx, m.text, m.Moment)

@@ -3,7 +3,6 @@ package kubestore
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -148,12 +147,10 @@ func (ts *Transactions) append(ctx context.Context, pending *projection.Pending)
 			return 0, err
 		}
 		to, err := pending.Rebase(ctx, v, ts.Decides)
-		switch {
-		case errors.Is(err, projection.ErrExpired): // begin again
+		if err != nil {
 			return 0, err
-		case err != nil:
-			return 0, Answer(ctx, err)
-		case to != (eventlog.Key{}):
+		}
+		if to != (eventlog.Key{}) {
 			return 0, fmt.Errorf("%w: what the transaction was computed from has changed, of %s", eventlog.ErrConflict, to.RowKey())
 		}
 	}

@@ -297,11 +297,7 @@ var (
 
 // mayGet asks whether ann may get ConfigMaps.
 func (p *process) mayGet(ctx context.Context) (allowed bool, err error) {
-	defer func() { // what cannot be read, as the server finds it
-		if unread, ok := recover().(listers.Unreadable); ok {
-			err = unread.Err
-		}
-	}()
+	defer listers.Catch(ctx, &err)
 	decided, _, err := p.index.Authorizer().Authorize(ctx, authorizer.AttributesRecord{
 		User: &user.DefaultInfo{Name: "ann"}, Verb: "get", APIVersion: "v1", Resource: "configmaps", Namespace: "default", ResourceRequest: true})
 	return decided == authorizer.DecisionAllow, err
