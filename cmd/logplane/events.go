@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -208,10 +207,7 @@ func (p *eventPrinter) print(e eventlog.Event) error {
 	line := printedEvent{
 		Revision: fmt.Sprint(e.Revision), Time: e.Time.UTC().Format(time.RFC3339Nano), Type: eventTypes[e.Op],
 		Resource: resourceName(e.Key), Namespace: e.Key.Namespace, Name: e.Key.Name,
-		User: e.Author.User, ActingAs: e.Author.As, UserAgent: e.Author.Agent, RequestID: e.RequestID,
-	}
-	if c := e.Author.Cause; c.Revision > 0 {
-		line.Cause = &history.Cause{User: cmp.Or(c.User, "unknown"), ActingAs: c.As, Revision: fmt.Sprint(c.Revision)}
+		User: e.Author.User, ActingAs: e.Author.As, UserAgent: e.Author.Agent, RequestID: e.RequestID, Cause: history.CauseOf(e.Author),
 	}
 	if p.json {
 		text, err := json.Marshal(line)

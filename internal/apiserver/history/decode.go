@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
@@ -54,7 +55,7 @@ func (s *store) decode(ctx context.Context, page *page, row projection.Row) (*un
 		if _, _, err := resources.CustomCodec().Decode(plain, nil, object); err != nil {
 			return nil, fmt.Errorf("decode revision %d: %w", row.Revision, err)
 		}
-		schema, err := page.schemaOf(ctx, s.Definitions, resource, object.GroupVersionKind().Version)
+		schema, err := page.schemas.of(ctx, s.Definitions, resource, object.GroupVersionKind().Version)
 		if err != nil {
 			return nil, err
 		}
@@ -67,25 +68,28 @@ func (s *store) decode(ctx context.Context, page *page, row projection.Row) (*un
 	return object, nil
 }
 
-// schemaOf returns what a definition says of a version today, nil if it says nothing.
-func (p *page) schemaOf(ctx context.Context, definitions *customresources.Reader, resource schema.GroupResource, version string) (*structuralschema.Structural, error) {
-	id := resource.WithVersion(version)
-	if known, ok := p.schemas[id]; ok {
-		return known, nil
-	}
+// schemas are those of custom resources, as definitions were when they were last asked for.
+type schemas map[schema.GroupVersionResource]compiled
+
+type compiled struct {
+	definition types.UID
+	revision   string // of the definition
+	schema     *structuralschema.Structural
+}
+
+// of returns what a definition says of a version today, nil if it says nothing.
+func (s schemas) of(ctx context.Context, definitions *customresources.Reader, resource schema.GroupResource, version string) (*structuralschema.Structural, error) {
 	definition, err := definitions.Get(ctx, resource.String())
-	if err != nil {
+	if err != nil || definition == nil {
 		return nil, err
 	}
-	if p.schemas == nil {
-		p.schemas = map[schema.GroupVersionResource]*structuralschema.Structural{}
+	id := resource.WithVersion(version)
+	known, ok := s[id]
+	if !ok || known.definition != definition.UID || known.revision != definition.ResourceVersion {
+		known = compiled{definition.UID, definition.ResourceVersion, customresources.SchemaOf(definition, version)}
+		s[id] = known
 	}
-	var found *structuralschema.Structural
-	if definition != nil {
-		found = customresources.SchemaOf(definition, version)
-	}
-	p.schemas[id] = found
-	return found, nil
+	return known.schema, nil
 }
 
 // schemeOf is that of the built-in objects of a group.

@@ -19,7 +19,6 @@ import (
 	"strconv"
 	"strings"
 
-	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -109,7 +108,7 @@ const (
 // page is what one page has taken, and the schemas of custom resources that it has met.
 type page struct {
 	bytes, events int
-	schemas       map[schema.GroupVersionResource]*structuralschema.Structural
+	schemas       schemas
 }
 
 // spend counts bytes that were decoded or are answered, and waits for a turn if they have become many. It fails when
@@ -269,7 +268,7 @@ func (r *versions) Get(ctx context.Context, name string, _ *metav1.GetOptions) (
 		if !allowed || e.Key.Cluster != r.Cell.Cluster || e.Key.Namespace != q.namespace || hidden(e.Key) {
 			return nil, missing // as if there were none, because the name says nothing of the object
 		}
-		v, _, err := r.describe(ctx, &q, &page{}, rowOf(e), nil)
+		v, _, err := r.describe(ctx, &q, &page{schemas: schemas{}}, rowOf(e), nil)
 		return v, err
 	}
 	return nil, missing
@@ -314,7 +313,7 @@ func (r *versions) List(ctx context.Context, o *internalversion.ListOptions) (ru
 	if end > q.limit || next > 0 && end > 1 {
 		end, next = end-1, rows[end-2].Revision
 	}
-	rights, page := rights{r.store, map[eventlog.Key]bool{}}, page{}
+	rights, page := rights{r.store, map[eventlog.Key]bool{}}, page{schemas: schemas{}}
 	for i, row := range rows[:end] {
 		allowed, err := rights.get(ctx, row.ID) // what is stored there may be another group's
 		if err != nil {
@@ -378,7 +377,7 @@ func (r *changes) List(ctx context.Context, o *internalversion.ListOptions) (run
 	if err != nil {
 		return nil, err
 	}
-	rights, page := rights{r.store, map[eventlog.Key]bool{}}, page{}
+	rights, page := rights{r.store, map[eventlog.Key]bool{}}, page{schemas: schemas{}}
 	list := &ChangeList{Items: []Change{}}
 	list.ResourceVersion = fmt.Sprint(uint64(upto))
 	last := map[string]projection.Row{}
@@ -460,6 +459,7 @@ func (r *changes) Watch(ctx context.Context, o *internalversion.ListOptions) (wa
 	if err != nil {
 		return nil, err
 	}
+	met := schemas{} // by all events: what a definition says is compiled once
 	return kubestore.EventWatch{
 		Cell: r.Cell, GroupResource: GroupVersion.WithResource("changes").GroupResource(), Keys: keys, After: after, Bookmarks: o.AllowWatchBookmarks, New: r.New,
 		Tell: func(ctx context.Context, e eventlog.Event) (runtime.Object, error) {
@@ -470,7 +470,7 @@ func (r *changes) Watch(ctx context.Context, o *internalversion.ListOptions) (wa
 				}
 				ctx = kubestore.WithView(ctx, v)
 			}
-			made, err := r.change(ctx, &q, &rights{r.store, map[eventlog.Key]bool{}}, &page{}, e, map[string]projection.Row{})
+			made, err := r.change(ctx, &q, &rights{r.store, map[eventlog.Key]bool{}}, &page{schemas: met}, e, map[string]projection.Row{})
 			if made == nil { // not a nil of a type
 				return nil, err
 			}
@@ -580,15 +580,21 @@ func rowOf(e eventlog.Event) projection.Row {
 // unknown is the user of an event that names none.
 const unknown = "unknown"
 
+// CauseOf is the cause that an event's author names, nil for none.
+func CauseOf(a eventlog.Author) *Cause {
+	if a.Cause.Revision == 0 {
+		return nil
+	}
+	return &Cause{User: cmp.Or(a.Cause.User, unknown), ActingAs: a.Cause.As, Revision: fmt.Sprint(uint64(a.Cause.Revision))}
+}
+
 // describe makes the version of a row, and says which labels its object has and had. Before is the version before, nil
 // if it must be read.
 func (s *store) describe(ctx context.Context, q *question, page *page, row projection.Row, before *projection.Row) (*Version, []labels.Set, error) {
 	v := &Version{Verb: verbs[row.Op], User: cmp.Or(row.Author.User, unknown), ActingAs: row.Author.As, UserAgent: row.Author.Agent,
 		RequestID: row.RequestID,
 		Object:    Reference{Group: row.ID.Group, Resource: row.ID.Resource, Namespace: row.ID.Namespace, Name: row.ID.Name}}
-	if c := row.Author.Cause; c.Revision > 0 {
-		v.Cause = &Cause{User: cmp.Or(c.User, unknown), ActingAs: c.As, Revision: fmt.Sprint(uint64(c.Revision))}
-	}
+	v.Cause = CauseOf(row.Author)
 	v.Name, v.Namespace, v.CreationTimestamp = fmt.Sprint(uint64(row.Revision)), row.ID.Namespace, metav1.NewTime(row.Time)
 	v.ResourceVersion = v.Name
 	before, err := s.before(ctx, v, row, before)

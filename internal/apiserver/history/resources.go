@@ -81,7 +81,7 @@ func (s *store) wasNamespaced(ctx context.Context, of schema.GroupResource) (boo
 	if err != nil {
 		return false, err
 	}
-	was, is, err := s.both(ctx, &page{}, row, before)
+	was, is, err := s.both(ctx, &page{schemas: schemas{}}, row, before)
 	if is == nil {
 		is = was
 	}
