@@ -375,7 +375,10 @@ func (u *undone) kill(requests, writes int) (killed bool) {
 	return g.killed
 }
 
-var aRevision = regexp.MustCompile(`revisions? [0-9]+`)
+var (
+	aRevision = regexp.MustCompile(`revisions? [0-9]+`)
+	theMoment = regexp.MustCompile(`'[0-9]+' is taken for .*`) // the revision and the time differ from namespace to namespace
+)
 
 // finish runs the undo to its end, and returns how many requests it has made.
 func (u *undone) finish() (requests, writes int) {
@@ -389,7 +392,7 @@ func (u *undone) finish() (requests, writes int) {
 		}
 	}
 	slices.Sort(conflicts)
-	u.said = strings.Join(conflicts, "") + said
+	u.said = strings.Join(conflicts, "") + theMoment.ReplaceAllString(said, "the moment")
 	return g.requests, g.writes
 }
 
