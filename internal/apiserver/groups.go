@@ -40,6 +40,7 @@ import (
 	"github.com/logplane/logplane/internal/apiserver/aggregation"
 	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/apiserver/plans"
 	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/apiserver/services"
 	"github.com/logplane/logplane/internal/kubestore"
@@ -111,9 +112,12 @@ func builtins() []struct {
 		})},
 		{"events.k8s.io", static(eventsrest.RESTStorageProvider{TTL: eventTTL})},
 		{history.GroupName, func(s *Server) (genericapiserver.APIGroupInfo, error) {
+			transactions := &kubestore.Transactions{Cell: s.config.Cell, Decides: s.decides}
 			return history.NewStorage(history.Config{Cell: s.config.Cell, Stores: s.stores, Definitions: s.definitions,
 				Authorizer: s.generic.Authorization.Authorizer, ByName: s.config.Authorization.ConfigFile != "", Moment: s.momentNamed,
-				Serve: s.serveCaller, ResourceOf: s.resourceOf, Decides: s.decides}), nil
+				Serve: s.serveCaller, ResourceOf: s.resourceOf, Transactions: transactions},
+				map[string]rest.Storage{"plans": &plans.Storage{Config: plans.Config{
+					Serve: s.serveCaller, Moment: s.momentNamed, Transactions: transactions}}}), nil
 		}},
 		{"resource.k8s.io", from(func(s *Server) storageProvider {
 			return resourcerest.RESTStorageProvider{NamespaceClient: s.client.CoreV1().Namespaces(), Authorizer: s.generic.Authorization.Authorizer}

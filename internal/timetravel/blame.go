@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/merge"
 )
 
 // blamed says for a value which version made it so: an index into the versions. An object or list has that of the
@@ -43,7 +44,7 @@ func (t *Tool) Blame(ctx context.Context, object string, managedFields, status b
 			tree, last = nil, nil
 			continue
 		}
-		content, err := contentOf(v)
+		content, err := v.Decoded()
 		if err != nil {
 			return err
 		}
@@ -102,7 +103,7 @@ func blame(before *blamed, was, is any, version int) *blamed {
 
 // matcher returns which item of the old list an item of the new one was: by its name, or else by its value, each once.
 func matcher(old, value []any) func(int) int {
-	if by := identity(old, value); by != "" {
+	if by := merge.Identity(old, value); by != "" {
 		places := map[any]int{}
 		for j, item := range old {
 			places[item.(map[string]any)[by]] = j

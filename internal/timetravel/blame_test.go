@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 )
 
 // TestBlame follows fields, and items of lists though their places change, through three versions.
@@ -37,4 +38,11 @@ func TestMasked(t *testing.T) {
 	before, after = masked(nil, object(`{data: {new: y}}`))
 	require.Nil(t, before)
 	require.Equal(t, object(`{data: {new: "***"}}`), after)
+}
+
+func parse(t *testing.T, text string) any {
+	t.Helper()
+	var value any
+	require.NoError(t, yaml.Unmarshal([]byte(text), &value))
+	return value
 }

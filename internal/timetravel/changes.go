@@ -96,7 +96,7 @@ func (t *Tool) follow(ctx context.Context, namespace string, which fields.Set, l
 	if err != nil {
 		return err
 	}
-	of := now.dynamic.Resource(history.GroupVersion.WithResource("changes")).Namespace(namespace)
+	of := now.Dynamic.Resource(history.GroupVersion.WithResource("changes")).Namespace(namespace)
 	following, err := watchtools.NewRetryWatcherWithContext(ctx, after, &cache.ListWatch{
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector, o.LabelSelector, o.AllowWatchBookmarks = which.String(), labels, true

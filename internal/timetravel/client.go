@@ -10,23 +10,20 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/moment"
+	"github.com/logplane/logplane/internal/sides"
 )
 
-// Client speaks to one API server, now and in its past. It is for one goroutine, except for sides.
+// Client speaks to one API server, now and in its past. It is for one goroutine, except for its sides.
 type Client struct {
 	// Namespace is that of the command line, or of the kubeconfig.
 	Namespace string
@@ -35,87 +32,26 @@ type Client struct {
 
 	said   map[string]bool
 	config *rest.Config
-	sides  map[string]*side
+	sides  map[string]*sides.Side
 }
 
 // NewClient makes a client. Nothing is asked yet.
 func NewClient(config *rest.Config, namespace string) *Client {
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the server says when it is too much
-	return &Client{Namespace: namespace, config: config, sides: map[string]*side{}, said: map[string]bool{}}
-}
-
-// side is the API at a revision, or the API of now.
-type side struct {
-	revision string // empty for now
-	dynamic  dynamic.Interface
-	ask      discovery.DiscoveryInterface
-
-	once    sync.Once
-	catalog *catalog
-	err     error
+	return &Client{Namespace: namespace, config: config, sides: map[string]*sides.Side{}, said: map[string]bool{}}
 }
 
 // at returns the side of a revision; that of "" is now.
-func (c *Client) at(revision string) (*side, error) {
+func (c *Client) at(revision string) (*sides.Side, error) {
 	if s, ok := c.sides[revision]; ok {
 		return s, nil
 	}
-	config := c.config
-	if revision != "" {
-		config = rest.CopyConfig(config)
-		config.Host = strings.TrimSuffix(config.Host, "/") + "/at/" + revision
+	s, err := sides.At(c.config, revision)
+	if err == nil {
+		c.sides[revision] = s
 	}
-	objects, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	kinds, err := discovery.NewDiscoveryClientForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	s := &side{revision: revision, dynamic: objects, ask: kinds}
-	c.sides[revision] = s
-	return s, nil
-}
-
-// kinds returns what is served at this side.
-func (s *side) kinds() (*catalog, error) {
-	s.once.Do(func() { s.catalog, s.err = readCatalog(s.ask) })
-	return s.catalog, s.err
-}
-
-// objects is where the objects of a kind are.
-func (s *side) objects(k kind, namespace string) dynamic.ResourceInterface {
-	if k.Namespaced {
-		return s.dynamic.Resource(k.GroupVersionResource).Namespace(namespace)
-	}
-	return s.dynamic.Resource(k.GroupVersionResource)
-}
-
-// get returns an object, nil if it is not there.
-func (s *side) get(ctx context.Context, k kind, namespace, name string) (*unstructured.Unstructured, error) {
-	object, err := s.objects(k, namespace).Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	return object, err
-}
-
-// list returns all objects of a kind, in the namespace or everywhere.
-func (s *side) list(ctx context.Context, k kind, namespace string) ([]unstructured.Unstructured, error) {
-	var all []unstructured.Unstructured
-	for options := (metav1.ListOptions{Limit: 500}); ; {
-		page, err := s.objects(k, namespace).List(ctx, options)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, page.Items...)
-		options.Continue = page.GetContinue()
-		if options.Continue == "" {
-			return all, nil
-		}
-	}
+	return s, err
 }
 
 // pin returns the revision that a moment names, so that all that is read of it is one cut, and says what the moment was
@@ -287,7 +223,7 @@ func (c *Client) history(ctx context.Context, namespace, resource string, query 
 	if namespace != "" {
 		path += "/namespaces/" + url.PathEscape(namespace)
 	}
-	request := now.ask.RESTClient().Get().AbsPath(path+"/"+resource).SetHeader("Accept", "application/json")
+	request := now.Discovery.RESTClient().Get().AbsPath(path+"/"+resource).SetHeader("Accept", "application/json")
 	for name, values := range query {
 		request = request.Param(name, values[0])
 	}

@@ -21,6 +21,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/merge"
+	"github.com/logplane/logplane/internal/sides"
 )
 
 // Diff says what to compare.
@@ -70,9 +72,9 @@ func (t *Tool) Diff(ctx context.Context, d Diff) error {
 	}
 	from, to = cmp.Or(from, head), cmp.Or(to, head)
 	found := differences{From: from, To: to, Objects: []difference{}}
-	var sides [2]*side
+	var both [2]*sides.Side
 	for i, revision := range []string{from, to} {
-		if sides[i], err = t.at(revision); err != nil {
+		if both[i], err = t.at(revision); err != nil {
 			return err
 		}
 	}
@@ -81,10 +83,10 @@ func (t *Tool) Diff(ctx context.Context, d Diff) error {
 	group.SetLimit(atOnce)
 	for i, object := range objects {
 		group.Go(func() (err error) {
-			each[i], err = t.compare(ctx, d, object, sides)
+			each[i], err = t.compare(ctx, d, object, both)
 			if apierrors.IsResourceExpired(err) { // by a rule: the moments are kept
 				// Of Leases, Events and the like a little is kept by default. The list of changes has warned of it.
-				if of := resourceOf(object); d.Object != "" || !passing[of] && of != endpointSlices {
+				if of := object.GroupResource(); d.Object != "" || !sides.Passing[of] && of != sides.EndpointSlices {
 					missing[i] = err
 				}
 				return nil
@@ -168,8 +170,8 @@ func isAfter(a, b string) bool {
 }
 
 // compare returns nil if the object is the same at both revisions.
-func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, sides [2]*side) (*difference, error) {
-	k, err := t.kindAt(object, sides)
+func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, both [2]*sides.Side) (*difference, error) {
+	k, err := t.kindAt(object, both)
 	if err != nil {
 		return nil, err
 	}
@@ -177,9 +179,9 @@ func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, si
 	one.Object.UID = ""
 	one.Object.Kind = k.Kind
 	for i, place := range []*map[string]any{&one.Before, &one.After} {
-		found, err := sides[i].get(ctx, k, object.Namespace, object.Name)
+		found, err := both[i].Get(ctx, k, object.Namespace, object.Name)
 		if err != nil {
-			return nil, fmt.Errorf("read %s at %s: %w", t.title(object), sides[i].revision, err)
+			return nil, fmt.Errorf("read %s at %s: %w", t.title(object), both[i].Revision, err)
 		}
 		if found != nil {
 			*place = folded(found, d)
@@ -193,30 +195,30 @@ func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, si
 
 // kindAt is the kind of an object in the version in which it is stored, if both moments serve that, or else in one that
 // either serves.
-func (t *Tool) kindAt(object history.Reference, sides [2]*side) (kind, error) {
-	then, err := sides[0].kinds()
+func (t *Tool) kindAt(object history.Reference, both [2]*sides.Side) (sides.Kind, error) {
+	then, err := both[0].Catalog()
 	if err != nil {
-		return kind{}, err
+		return sides.Kind{}, err
 	}
-	later, err := sides[1].kinds()
+	later, err := both[1].Catalog()
 	if err != nil {
-		return kind{}, err
+		return sides.Kind{}, err
 	}
-	of := resourceOf(object)
-	var candidates []kind
-	for _, side := range []*catalog{later, then} {
-		if k, ok := side.stored(of); ok {
+	of := object.GroupResource()
+	var candidates []sides.Kind
+	for _, side := range []*sides.Catalog{later, then} {
+		if k, ok := side.StoredIn(of); ok {
 			candidates = append(candidates, k)
 		}
-		for _, k := range side.kinds {
+		for _, k := range side.Kinds {
 			if k.GroupResource() == of {
 				candidates = append(candidates, k)
 			}
 		}
 	}
 	for _, k := range candidates {
-		_, was := then.find(of, k.Version)
-		_, is := later.find(of, k.Version)
+		_, was := then.Find(of, k.Version)
+		_, is := later.Find(of, k.Version)
 		if was && is {
 			return k, nil
 		}
@@ -224,7 +226,7 @@ func (t *Tool) kindAt(object history.Reference, sides [2]*side) (kind, error) {
 	if len(candidates) > 0 {
 		return candidates[0], nil
 	}
-	return kind{}, fmt.Errorf("%s is of a kind that was served neither at %s nor at %s: name a moment at which it was", t.title(object), sides[0].revision, sides[1].revision)
+	return sides.Kind{}, fmt.Errorf("%s is of a kind that was served neither at %s nor at %s: name a moment at which it was", t.title(object), both[0].Revision, both[1].Revision)
 }
 
 // folded is an object without what a diff does not compare.
@@ -318,7 +320,7 @@ func masked(before, after map[string]any) (map[string]any, map[string]any) {
 		after["data"] = is
 	}
 	for _, object := range []map[string]any{before, after} { // which has the values, too
-		unstructured.RemoveNestedField(object, "metadata", "annotations", lastApplied)
+		unstructured.RemoveNestedField(object, "metadata", "annotations", merge.LastApplied)
 	}
 	return before, after
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -33,17 +32,6 @@ func (t *Tool) History(ctx context.Context, object, output string) error {
 	return table.Flush()
 }
 
-// mostShown is how many fields a line names.
-const mostShown = 4
-
-// shorten names the first of many.
-func shorten(all []string) string {
-	if len(all) > mostShown {
-		return fmt.Sprintf("%s and %d more", strings.Join(all[:mostShown], ", "), len(all)-mostShown)
-	}
-	return strings.Join(all, ", ")
-}
-
 // Show prints an object as it was at a moment.
 func (t *Tool) Show(ctx context.Context, object, moment, output string, managedFields bool) error {
 	if err := checkOutput(output, "yaml", "json"); err != nil {
@@ -60,16 +48,16 @@ func (t *Tool) Show(ctx context.Context, object, moment, output string, managedF
 	if err != nil {
 		return err
 	}
-	kinds, err := then.kinds()
+	kinds, err := then.Catalog()
 	if err != nil {
 		return err
 	}
 	name, of := split(object)
-	k, ok := kinds.named(name)
+	k, ok := kinds.Named(name)
 	if !ok {
 		return fmt.Errorf("there was no kind '%s' at %s: 'kubectl api-resources' lists those of today", name, moment)
 	}
-	found, err := then.get(ctx, k, t.Namespace, of)
+	found, err := then.Get(ctx, k, t.Namespace, of)
 	if err != nil {
 		return err
 	}

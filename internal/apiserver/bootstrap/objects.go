@@ -111,7 +111,7 @@ func readsThePast() rbacv1.ClusterRole {
 func writesTransactions() (rbacv1.ClusterRole, rbacv1.ClusterRoleBinding) {
 	meta := metav1.ObjectMeta{Name: "logplane:transactions", Labels: map[string]string{"kubernetes.io/bootstrapping": "rbac-defaults"}}
 	return rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{history.GroupName}, Resources: []string{"transactions"}, Verbs: []string{"create"}}}},
+			{APIGroups: []string{history.GroupName}, Resources: []string{"transactions", "plans"}, Verbs: []string{"create"}}}},
 		rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
 			Subjects: []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: user.AllAuthenticated}}}
 }

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -56,8 +57,8 @@ type Config struct {
 	Serve func(*http.Request) (*http.Response, error)
 	// ResourceOf finds the resource of a kind that is served.
 	ResourceOf func(schema.GroupVersionKind) (schema.GroupVersionResource, meta.RESTScope, error)
-	// Decides names the rows that decide about a write of another object.
-	Decides func(eventlog.Key) []projection.Keys
+	// Transactions write what transactions do.
+	Transactions *kubestore.Transactions
 }
 
 // CauseYounger is a cause of the answer for a moment at which the cell had no event yet.
@@ -66,16 +67,17 @@ const CauseYounger metav1.CauseType = "CellIsYounger"
 // selectable are the fields by which versions can be selected.
 var selectable = []string{"object", "from", "to", "resource", "user", "manager", "verb", "metadata.namespace"}
 
-// NewStorage makes the registries of the group.
-func NewStorage(c Config) genericapiserver.APIGroupInfo {
+// NewStorage makes the registries of the group. Those of others are added by their names.
+func NewStorage(c Config, others map[string]rest.Storage) genericapiserver.APIGroupInfo {
 	codecs := newCodecs()
 	info := genericapiserver.NewDefaultAPIGroupInfo(GroupName, Scheme, runtime.NewParameterCodec(Scheme), codecs.CodecFactory)
 	info.NegotiatedSerializer = codecs
 	s := &store{c}
 	info.VersionedResourcesStorageMap[GroupVersion.Version] = map[string]rest.Storage{
 		"versions": &versions{table{}, s}, "changes": &changes{table{of: true}, s},
-		"transactions": &transactions{Config: c, running: kubestore.Transactions{Cell: c.Cell, Decides: c.Decides}},
+		"transactions": &transactions{Config: c},
 	}
+	maps.Copy(info.VersionedResourcesStorageMap[GroupVersion.Version], others)
 	return info
 }
 

@@ -21,7 +21,7 @@ var Scheme = newScheme()
 func newScheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, version := range []schema.GroupVersion{GroupVersion, {Group: GroupName, Version: runtime.APIVersionInternal}} {
-		s.AddKnownTypes(version, &Version{}, &VersionList{}, &Change{}, &ChangeList{}, &Transaction{})
+		s.AddKnownTypes(version, &Version{}, &VersionList{}, &Change{}, &ChangeList{}, &Transaction{}, &Plan{})
 	}
 	metav1.AddToGroupVersion(s, GroupVersion)
 	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
@@ -98,6 +98,27 @@ func (TransactionStatus) OpenAPIModelName() string { return here + "TransactionS
 // OpenAPIModelName names the type in OpenAPI.
 func (TransactionResult) OpenAPIModelName() string { return here + "TransactionResult" }
 
+// OpenAPIModelName names the type in OpenAPI.
+func (Plan) OpenAPIModelName() string { return here + "Plan" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (PlanSpec) OpenAPIModelName() string { return here + "PlanSpec" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (PlanUndo) OpenAPIModelName() string { return here + "PlanUndo" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (PlanObject) OpenAPIModelName() string { return here + "PlanObject" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (PlanRestore) OpenAPIModelName() string { return here + "PlanRestore" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (PlanStatus) OpenAPIModelName() string { return here + "PlanStatus" }
+
+// OpenAPIModelName names the type in OpenAPI.
+func (PlanChange) OpenAPIModelName() string { return here + "PlanChange" }
+
 // Definitions describes the types for OpenAPI.
 func Definitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	text := func(d string) spec.Schema {
@@ -113,6 +134,12 @@ func Definitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefiniti
 		return common.OpenAPIDefinition{Dependencies: dependencies, Schema: spec.Schema{SchemaProps: spec.SchemaProps{
 			Description: description, Type: []string{"object"}, Required: required, Properties: properties,
 		}}}
+	}
+	optional := func(name, description string) spec.Schema {
+		return spec.Schema{SchemaProps: spec.SchemaProps{Description: description, Ref: ref(name)}}
+	}
+	number := func(d string) spec.Schema {
+		return spec.Schema{SchemaProps: spec.SchemaProps{Description: d, Type: []string{"integer"}, Format: "int32"}}
 	}
 	raw := spec.Schema{SchemaProps: spec.SchemaProps{Description: "Any JSON value."}}
 	const kind, apiVersion = "Kind of the object.", "Version of the schema."
@@ -162,6 +189,48 @@ func Definitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefiniti
 				"kind": text(kind), "apiVersion": text(apiVersion), "metadata": to(objectMeta, ""),
 				"spec": to(here+"TransactionSpec", "What is done. It is not part of the answer."), "status": to(here+"TransactionStatus", "What was done."),
 			}, objectMeta, here+"TransactionSpec", here+"TransactionStatus"),
+		here + "Plan": object("Plan says what it would take to undo changes, to make a deleted object again, or to make everything as it was. It is created and never stored. "+
+			"With 'dryRun=All' nothing is written.", nil, map[string]spec.Schema{
+			"kind": text(kind), "apiVersion": text(apiVersion), "metadata": to(objectMeta, ""),
+			"spec":   to(here+"PlanSpec", "What is wanted. It is not part of the answer."),
+			"status": to(here+"PlanStatus", "What changes. That of a request is that of the dry run which was agreed to."),
+		}, objectMeta, here+"PlanSpec", here+"PlanStatus"),
+		here + "PlanSpec": object("PlanSpec says what is wanted. It has one of undo, undelete and restore.", nil, map[string]spec.Schema{
+			"namespace": text("An empty one stands for all of the cluster."),
+			"undo":      optional(here+"PlanUndo", "Takes back a change of an object, or all of a manager or user since a moment."),
+			"undelete":  optional(here+"PlanObject", "Makes an object again as its last version was."),
+			"restore":   optional(here+"PlanRestore", "Makes everything as it was at a moment."),
+		}, here+"PlanUndo", here+"PlanObject", here+"PlanRestore"),
+		here + "PlanUndo": object("PlanUndo names changes.", nil, map[string]spec.Schema{
+			"object":   text("As 'versions' names it."),
+			"revision": text("The change of the object, by default the last one that a user has made."),
+			"manager":  text("A field manager."), "user": text("A user."), "since": text("A moment."),
+		}),
+		here + "PlanObject": object("PlanObject names an object as 'versions' does.", []string{"object"}, map[string]spec.Schema{"object": text("")}),
+		here + "PlanRestore": object("PlanRestore names a moment.", []string{"to"}, map[string]spec.Schema{
+			"to": text("A moment."), "selector": text("Of the labels that an object has, or had."),
+			"prune": {SchemaProps: spec.SchemaProps{Description: "Also deletes what came later.", Type: []string{"boolean"}}},
+		}),
+		here + "PlanStatus": object("PlanStatus says what changes.", nil, map[string]spec.Schema{
+			"revision": text("To which everything is restored."),
+			"changes":  list(to(here+"PlanChange", ""), "In the order in which they are written, with objects that are left alone."),
+			"failures": list(text(""), "Kinds that could not be compared, and why."),
+			"same":     number("How many objects are as they were."), "later": number("How many came later and stay."),
+			"more": {SchemaProps: spec.SchemaProps{Description: "The same request goes on.", Type: []string{"boolean"}}},
+		}, here+"PlanChange"),
+		here + "PlanChange": object("PlanChange is what becomes of one object.", []string{"object"}, map[string]spec.Schema{
+			"object":          to(here+"Reference", ""),
+			"verb":            text("'create', 'update' or 'delete', empty if nothing is to do."),
+			"fields":          list(text(""), "Fields that an undo takes back."),
+			"revisions":       list(text(""), "Revisions of the changes."),
+			"left":            text("Why the object is left alone."),
+			"failed":          {SchemaProps: spec.SchemaProps{Description: "It could not be written.", Type: []string{"boolean"}}},
+			"seen":            text("Identifies what the object is before."),
+			"author":          text("Who has deleted the object."),
+			"time":            optional(metav1.Time{}.OpenAPIModelName(), "When the object was deleted."),
+			"notes":           list(text(""), "What an object could not have again, and what else was done for it."),
+			"resourceVersion": text("What was written."),
+		}, here+"Reference", metav1.Time{}.OpenAPIModelName()),
 		here + "TransactionSpec": object("TransactionSpec says what is done.", []string{"operations"}, map[string]spec.Schema{
 			"operations": list(to(here+"TransactionOperation", ""), "The writes in their order, 1,000 at most. Each sees what those before it have written."),
 		}, here+"TransactionOperation"),

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
@@ -97,8 +99,34 @@ func (v *Version) Summary() string {
 		return "<managed fields>"
 	case v.PatchOmitted:
 		return fmt.Sprintf("%s and many more", strings.Join(v.Changed[:min(shown, len(v.Changed))], ", "))
-	case len(v.Changed) > shown:
-		return fmt.Sprintf("%s and %d more", strings.Join(v.Changed[:shown], ", "), len(v.Changed)-shown)
 	}
-	return strings.Join(v.Changed, ", ")
+	return Shorten(v.Changed)
+}
+
+// Shorten names the first of many.
+func Shorten(all []string) string {
+	if len(all) > shown {
+		return fmt.Sprintf("%s and %d more", strings.Join(all[:shown], ", "), len(all)-shown)
+	}
+	return strings.Join(all, ", ")
+}
+
+// Decoded returns the object of a version that was asked for with it.
+func (v *Version) Decoded() (*unstructured.Unstructured, error) {
+	if v.Unreadable != "" {
+		return nil, fmt.Errorf("revision %s cannot be read: %s", v.Name, v.Unreadable)
+	}
+	if v.Content == nil {
+		return nil, fmt.Errorf("revision %s is no longer kept", v.Name)
+	}
+	object := &unstructured.Unstructured{}
+	if err := object.UnmarshalJSON(v.Content.Raw); err != nil {
+		return nil, fmt.Errorf("decode revision %s: %w", v.Name, err)
+	}
+	return object, nil
+}
+
+// GroupResource is the resource of the object.
+func (r Reference) GroupResource() schema.GroupResource {
+	return schema.GroupResource{Group: r.Group, Resource: r.Resource}
 }

@@ -24,10 +24,7 @@ import (
 )
 
 // transactions is the registry of transactions, of which none is stored.
-type transactions struct {
-	Config
-	running kubestore.Transactions
-}
+type transactions struct{ Config }
 
 // heavy is how many operations keep a processor busy for some milliseconds.
 const heavy = 16
@@ -65,7 +62,7 @@ func (r *transactions) Create(ctx context.Context, object runtime.Object, valida
 	var results []TransactionResult
 	var last []eventlog.Revision // which each operation has written, 0 for none
 	dry := options != nil && len(options.DryRun) > 0
-	done, revision, err := r.running.Run(ctx, dry, func(ctx context.Context, t *kubestore.Transaction) error {
+	done, revision, err := r.Transactions.Run(ctx, dry, func(ctx context.Context, t *kubestore.Transaction) error {
 		results, last = make([]TransactionResult, len(calls)), make([]eventlog.Revision, len(calls))
 		for i := range calls {
 			before := t.Last()

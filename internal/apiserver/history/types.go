@@ -1,6 +1,8 @@
 package history
 
 import (
+	"slices"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -237,6 +239,107 @@ type TransactionResult struct {
 	// ResourceVersion of the object after the transaction. For an object that is gone, it is that of the deletion. What
 	// left no trace has none, nor has what a dry run would have written.
 	ResourceVersion string `json:"resourceVersion,omitempty"`
+}
+
+// Plan says what it would take to undo changes, to make a deleted object again, or to make everything as it was at a
+// moment. It is created and never stored. With 'dryRun=All' nothing is written, and the answer says what would change
+// and what is left out. Without it that is done, in transactions, and the answer says what was done. Everything is read
+// and written as requests of the same user.
+//
+// Objects are compared and written in the version in which they are stored, with the defaults that clients see.
+type Plan struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Spec has one of undo, undelete and restore. It is not part of the answer.
+	Spec PlanSpec `json:"spec,omitzero"`
+	// Status of a request is that of the dry run which was agreed to. What a restore would do beside that is left out.
+	Status PlanStatus `json:"status,omitzero"`
+}
+
+// PlanSpec says what is wanted.
+type PlanSpec struct {
+	// Namespace that it is about. An empty one stands for all of the cluster.
+	Namespace string       `json:"namespace,omitempty"`
+	Undo      *PlanUndo    `json:"undo,omitempty"`
+	Undelete  *PlanObject  `json:"undelete,omitempty"`
+	Restore   *PlanRestore `json:"restore,omitempty"`
+}
+
+// PlanUndo takes back a change of an object, or all changes of a manager or user since a moment.
+type PlanUndo struct {
+	// Object as 'versions' names it, and the revision of the change: the last one that a user has made by default.
+	Object   string `json:"object,omitempty"`
+	Revision string `json:"revision,omitempty"`
+	Manager  string `json:"manager,omitempty"`
+	User     string `json:"user,omitempty"`
+	Since    string `json:"since,omitempty"`
+}
+
+// PlanObject names an object as 'versions' does.
+type PlanObject struct {
+	Object string `json:"object"`
+}
+
+// PlanRestore makes everything as it was at a moment.
+type PlanRestore struct {
+	To string `json:"to"`
+	// Selector of the labels that an object has, or had.
+	Selector string `json:"selector,omitempty"`
+	// Prune also deletes what came later.
+	Prune bool `json:"prune,omitempty"`
+}
+
+// PlanStatus says what changes.
+type PlanStatus struct {
+	// Revision to which everything is restored.
+	Revision string `json:"revision,omitempty"`
+	// Changes in the order in which they are written, and objects that are left alone.
+	Changes []PlanChange `json:"changes,omitempty"`
+	// Failures are kinds that could not be compared, and why.
+	Failures []string `json:"failures,omitempty"`
+	// Same objects are as they were, and Later ones came later and stay.
+	Same  int32 `json:"same,omitempty"`
+	Later int32 `json:"later,omitempty"`
+	// More says that the time of a request has not sufficed: the same request goes on.
+	More bool `json:"more,omitempty"`
+}
+
+// PlanChange is what becomes of one object.
+type PlanChange struct {
+	Object Reference `json:"object"`
+	// Verb is 'create', 'update' or 'delete', or empty if nothing is to do.
+	Verb string `json:"verb,omitempty"`
+	// Fields that an undo takes back, and the revisions of the changes.
+	Fields    []string `json:"fields,omitempty"`
+	Revisions []string `json:"revisions,omitempty"`
+	// Left says why the object is left alone, and Failed whether that is because it could not be written.
+	Left   string `json:"left,omitempty"`
+	Failed bool   `json:"failed,omitempty"`
+	// Seen identifies what the object is before. A restore writes it only if it is still that.
+	Seen string `json:"seen,omitempty"`
+	// Author and time of the deletion that an undelete takes back.
+	Author string       `json:"author,omitempty"`
+	Time   *metav1.Time `json:"time,omitempty"`
+	// Notes say what an object could not have again, and what else was done for it.
+	Notes []string `json:"notes,omitempty"`
+	// ResourceVersion that was written.
+	ResourceVersion string `json:"resourceVersion,omitempty"`
+}
+
+// DeepCopyObject implements runtime.Object.
+func (p *Plan) DeepCopyObject() runtime.Object {
+	out := *p
+	p.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
+	out.Spec.Undo, out.Spec.Undelete, out.Spec.Restore = copied(p.Spec.Undo), copied(p.Spec.Undelete), copied(p.Spec.Restore)
+	out.Status.Failures = slices.Clone(p.Status.Failures)
+	out.Status.Changes = slices.Clone(p.Status.Changes)
+	for i := range out.Status.Changes {
+		c := &out.Status.Changes[i]
+		c.Fields, c.Revisions, c.Notes = slices.Clone(c.Fields), slices.Clone(c.Revisions), slices.Clone(c.Notes)
+		c.Time = c.Time.DeepCopy()
+	}
+	return &out
 }
 
 // DeepCopyObject implements runtime.Object.

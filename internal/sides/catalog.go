@@ -1,8 +1,9 @@
-package timetravel
+// Package sides is the API at one revision, or the API of now, as a client of it sees it. What is read from the side of a
+// revision is one consistent cut.
+package sides
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -12,8 +13,8 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// kind is a kind of objects in one version of its API.
-type kind struct {
+// Kind is a kind of objects in one version of its API.
+type Kind struct {
 	schema.GroupVersionResource
 	Kind       string
 	Namespaced bool
@@ -25,11 +26,11 @@ type kind struct {
 	Stored bool
 }
 
-// catalog is what an API serves: all versions of a group's kinds, the preferred version first.
-type catalog struct{ kinds []kind }
+// Catalog is what an API serves: all versions of a group's kinds, the preferred version first.
+type Catalog struct{ Kinds []Kind }
 
 // readCatalog asks the API what it serves. What remote API servers serve is left out while they do not answer.
-func readCatalog(from discovery.DiscoveryInterface) (*catalog, error) {
+func readCatalog(from discovery.DiscoveryInterface) (*Catalog, error) {
 	groups, lists, err := from.ServerGroupsAndResources()
 	if failed := (*discovery.ErrGroupDiscoveryFailed)(nil); err != nil && !errors.As(err, &failed) {
 		return nil, err
@@ -38,7 +39,7 @@ func readCatalog(from discovery.DiscoveryInterface) (*catalog, error) {
 	for _, list := range lists {
 		served[list.GroupVersion] = list
 	}
-	c := &catalog{}
+	c := &Catalog{}
 	for _, group := range groups {
 		versions := []string{group.PreferredVersion.GroupVersion}
 		for _, v := range group.Versions {
@@ -58,19 +59,19 @@ func readCatalog(from discovery.DiscoveryInterface) (*catalog, error) {
 // markStored finds the version in which each kind is stored. A kind that is served in a single version is as good as
 // stored in it. Of the others the unaggregated document of any version has a hash of the one that is. API servers that
 // give no hash are taken to store the version that they prefer.
-func (c *catalog) markStored(from discovery.DiscoveryInterface) error {
+func (c *Catalog) markStored(from discovery.DiscoveryInterface) error {
 	versions := map[schema.GroupResource]int{}
-	for _, k := range c.kinds {
+	for _, k := range c.Kinds {
 		versions[k.GroupResource()]++
 	}
 	hashes := map[schema.GroupVersion]map[string]string{} // by resource
-	for i := range c.kinds {
-		k := &c.kinds[i]
+	for i := range c.Kinds {
+		k := &c.Kinds[i]
 		if versions[k.GroupResource()] == 1 {
 			k.Stored = true
 			continue
 		}
-		preferred, _ := c.of(k.GroupResource())
+		preferred, _ := c.Of(k.GroupResource())
 		of := preferred.GroupVersion()
 		if hashes[of] == nil {
 			list, err := from.ServerResourcesForGroupVersion(of.String())
@@ -88,7 +89,7 @@ func (c *catalog) markStored(from discovery.DiscoveryInterface) error {
 	return nil
 }
 
-func (c *catalog) add(list *metav1.APIResourceList) {
+func (c *Catalog) add(list *metav1.APIResourceList) {
 	version, err := schema.ParseGroupVersion(list.GroupVersion)
 	if err != nil {
 		return // nothing can be named by it
@@ -97,7 +98,7 @@ func (c *catalog) add(list *metav1.APIResourceList) {
 		if strings.Contains(r.Name, "/") {
 			continue
 		}
-		c.kinds = append(c.kinds, kind{
+		c.Kinds = append(c.Kinds, Kind{
 			GroupVersionResource: version.WithResource(r.Name), Kind: r.Kind, Namespaced: r.Namespaced, Verbs: r.Verbs,
 			Names: append([]string{r.SingularName, strings.ToLower(r.Kind)}, r.ShortNames...),
 			HasStatus: slices.ContainsFunc(list.APIResources, func(sub metav1.APIResource) bool {
@@ -107,64 +108,50 @@ func (c *catalog) add(list *metav1.APIResourceList) {
 	}
 }
 
-// named returns the kind that a user means, such as 'deploy', 'deployments.apps' or 'deployments.v1.apps'.
-func (c *catalog) named(name string) (kind, bool) {
+// Named returns the kind that a user means, such as 'deploy', 'deployments.apps' or 'deployments.v1.apps'.
+func (c *Catalog) Named(name string) (Kind, bool) {
 	name = strings.ToLower(name)
 	versioned, plain := schema.ParseResourceArg(name)
-	for _, k := range c.kinds {
+	for _, k := range c.Kinds {
 		is := func(resource string) bool { return k.Resource == resource || slices.Contains(k.Names, resource) }
 		if is(plain.Resource) && (plain.Group == "" || plain.Group == k.Group) ||
 			versioned != nil && is(versioned.Resource) && versioned.Group == k.Group && versioned.Version == k.Version {
 			return k, true
 		}
 	}
-	return kind{}, false
+	return Kind{}, false
 }
 
-// of returns the kind of a resource in its preferred version.
-func (c *catalog) of(r schema.GroupResource) (kind, bool) { return c.find(r, "") }
+// Of returns the kind of a resource in its preferred version.
+func (c *Catalog) Of(r schema.GroupResource) (Kind, bool) { return c.Find(r, "") }
 
-// find returns the kind of a resource in a version, or in the preferred one.
-func (c *catalog) find(r schema.GroupResource, version string) (kind, bool) {
-	for _, k := range c.kinds {
+// Find returns the kind of a resource in a version, or in the preferred one.
+func (c *Catalog) Find(r schema.GroupResource, version string) (Kind, bool) {
+	for _, k := range c.Kinds {
 		if k.GroupResource() == r && (version == "" || k.Version == version) {
 			return k, true
 		}
 	}
-	return kind{}, false
+	return Kind{}, false
 }
 
-// stored returns the kind of a resource in the version in which its objects are stored. Through any other version the
+// StoredIn returns the kind of a resource in the version in which its objects are stored. Through any other version the
 // fields would be lost that it does not have.
-func (c *catalog) stored(r schema.GroupResource) (kind, bool) {
-	for _, k := range c.kinds {
+func (c *Catalog) StoredIn(r schema.GroupResource) (Kind, bool) {
+	for _, k := range c.Kinds {
 		if k.GroupResource() == r && k.Stored {
 			return k, true
 		}
 	}
-	return kind{}, false
+	return Kind{}, false
 }
 
-// byKind returns the resource of a kind, as owner references name it.
-func (c *catalog) byKind(group, name string) (kind, bool) {
-	for _, k := range c.kinds {
+// ByKind returns the resource of a kind, as owner references name it.
+func (c *Catalog) ByKind(group, name string) (Kind, bool) {
+	for _, k := range c.Kinds {
 		if k.Group == group && k.Kind == name {
 			return k, true
 		}
 	}
-	return kind{}, false
-}
-
-// ParseObject understands 'deploy/web' and 'deployment web'.
-func ParseObject(args []string) (string, error) {
-	object := strings.Join(args, "/")
-	if strings.Count(object, "/") != 1 || strings.HasPrefix(object, "/") || strings.HasSuffix(object, "/") {
-		return "", fmt.Errorf("'%s' names no object: write KIND/NAME, such as deploy/web", strings.Join(args, " "))
-	}
-	return object, nil
-}
-
-func split(object string) (kind, name string) {
-	kind, name, _ = strings.Cut(object, "/")
-	return kind, name
+	return Kind{}, false
 }

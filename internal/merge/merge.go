@@ -1,4 +1,5 @@
-package timetravel
+// Package merge takes a change of an object back that others have changed since, field by field.
+package merge
 
 import (
 	"encoding/json"
@@ -9,20 +10,20 @@ import (
 	"strings"
 )
 
-// none stands for a value that is not there.
-type none struct{}
+// None stands for a value that is not there.
+type None struct{}
 
-// step is one part of the way to a value: a field, or the item of a list whose field has a value.
-type step struct {
+// element is one part of the way to a value: a field, or the item of a list whose field has a value.
+type element struct {
 	field string
-	item  any // nil if the step is a field
+	item  any // nil if it is a field
 }
 
-// path is the way from an object to a value in it. Items are found by what names them, because their places change.
-type path []step
+// Path is the way from an object to a value in it. Items are found by what names them, because their places change.
+type Path []element
 
 // String is the path for people: spec.containers[name=web].image.
-func (p path) String() string {
+func (p Path) String() string {
 	var b strings.Builder
 	for _, s := range p {
 		switch {
@@ -43,12 +44,12 @@ func (p path) String() string {
 	return b.String()
 }
 
-func (p path) with(s step) path { return append(slices.Clone(p), s) }
+func (p Path) with(s element) Path { return append(slices.Clone(p), s) }
 
-// of returns what is at the path.
-func (p path) of(value any) any {
+// Of returns what is at the path.
+func (p Path) Of(value any) any {
 	for _, s := range p {
-		var next any = none{}
+		var next any = None{}
 		switch v := value.(type) {
 		case map[string]any:
 			if field, ok := v[s.field]; ok && s.item == nil {
@@ -70,23 +71,23 @@ func (p path) of(value any) any {
 	return value
 }
 
-// reversal takes a change back. It has the value before the change, the one after it, and the one that is there now,
+// Reversal takes a change back. It has the value before the change, the one after it, and the one that is there now,
 // and makes of the latter what it would be without the change. What somebody else has changed since stays as it is.
-type reversal struct {
-	// undone says that the value at a path is not what the change left, but what it was before an older change that is
+type Reversal struct {
+	// Undone says that the value at a path is not what the change left, but what it was before an older change that is
 	// taken back too. So an undo that was carried out finds nothing to do.
-	undone func(p path, now any) bool
-	// reverted and conflicts are the fields that were taken back, and those that cannot be.
-	reverted, conflicts []path
+	Undone func(p Path, now any) bool
+	// Reverted and Conflicts are the fields that were taken back, and those that cannot be.
+	Reverted, Conflicts []Path
 }
 
-// value returns what shall be at the path.
-func (r *reversal) value(p path, before, after, now any) any {
+// Value returns what shall be at the path.
+func (r *Reversal) Value(p Path, before, after, now any) any {
 	if reflect.DeepEqual(before, after) || reflect.DeepEqual(now, before) {
 		return now
 	}
 	left := reflect.DeepEqual(now, after) // as the change left it
-	if !left && r.undone != nil && r.undone(p, now) {
+	if !left && r.Undone != nil && r.Undone(p, now) {
 		return now
 	}
 	if parts := r.parts(p, before, after, now); parts != nil {
@@ -96,40 +97,40 @@ func (r *reversal) value(p path, before, after, now any) any {
 		return before // the same, and in the same order
 	}
 	if left {
-		r.reverted = append(r.reverted, p)
+		r.Reverted = append(r.Reverted, p)
 		return before
 	}
-	r.conflicts = append(r.conflicts, p)
+	r.Conflicts = append(r.Conflicts, p)
 	return now
 }
 
 // parts returns how the value is taken back part by part, nil if it is one thing. An item that the change has made or
 // removed is one.
-func (r *reversal) parts(p path, before, after, now any) func() any {
+func (r *Reversal) parts(p Path, before, after, now any) func() any {
 	isItem := len(p) > 0 && p[len(p)-1].item != nil
-	if isItem && (before == any(none{}) || after == any(none{})) {
+	if isItem && (before == any(None{}) || after == any(None{})) {
 		return nil
 	}
-	if len(p) > 0 && p[len(p)-1].field == lastApplied {
+	if len(p) > 0 && p[len(p)-1].field == LastApplied {
 		return r.document(p, before, after, now)
 	}
 	if fields, ok := allAre[map[string]any](before, after, now); ok {
 		return func() any { return r.object(p, fields[0], fields[1], fields[2]) }
 	}
 	if items, ok := allAre[[]any](before, after, now); ok {
-		if by := identity(items...); by != "" && sameOrder(items[0], items[1], by) {
+		if by := Identity(items...); by != "" && sameOrder(items[0], items[1], by) {
 			return func() any { return r.list(p, by, items[0], items[1], items[2]) }
 		}
 	}
 	return nil
 }
 
-// lastApplied is the annotation in which 'kubectl apply' keeps the whole of what was applied. Each apply changes it, so
+// LastApplied is the annotation in which 'kubectl apply' keeps the whole of what was applied. Each apply changes it, so
 // that as one text it would stand against every undo.
-const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
+const LastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
 // document takes back what has changed in texts that are objects in JSON. It returns nil if one is not.
-func (r *reversal) document(p path, before, after, now any) func() any {
+func (r *Reversal) document(p Path, before, after, now any) func() any {
 	var fields [3]map[string]any
 	for i, value := range []any{before, after, now} {
 		text, _ := value.(string)
@@ -141,7 +142,7 @@ func (r *reversal) document(p path, before, after, now any) func() any {
 	return func() any {
 		text, err := json.Marshal(r.object(p, fields[0], fields[1], fields[2]))
 		if err != nil {
-			r.conflicts = append(r.conflicts, p)
+			r.Conflicts = append(r.Conflicts, p)
 			return now
 		}
 		return string(text) + "\n" // as kubectl writes it
@@ -157,7 +158,7 @@ func documentIn(text string) (map[string]any, bool) {
 }
 
 // object takes back what has changed in the fields of an object.
-func (r *reversal) object(p path, before, after, now map[string]any) any {
+func (r *Reversal) object(p Path, before, after, now map[string]any) any {
 	out := map[string]any{}
 	for name, value := range now {
 		out[name] = value
@@ -170,8 +171,8 @@ func (r *reversal) object(p path, before, after, now map[string]any) any {
 		names[name] = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		value := r.value(p.with(step{field: name}), fieldOf(before, name), fieldOf(after, name), fieldOf(now, name))
-		if value == any(none{}) {
+		value := r.Value(p.with(element{field: name}), fieldOf(before, name), fieldOf(after, name), fieldOf(now, name))
+		if value == any(None{}) {
 			delete(out, name)
 		} else {
 			out[name] = value
@@ -181,7 +182,7 @@ func (r *reversal) object(p path, before, after, now map[string]any) any {
 }
 
 // list takes back what has changed in the items of a list that have names.
-func (r *reversal) list(p path, by string, before, after, now []any) any {
+func (r *Reversal) list(p Path, by string, before, after, now []any) any {
 	out := slices.Clone(now)
 	place := func(name any) int {
 		return slices.IndexFunc(out, func(item any) bool { return reflect.DeepEqual(nameOf(item, by), name) })
@@ -193,11 +194,11 @@ func (r *reversal) list(p path, by string, before, after, now []any) any {
 		}
 	}
 	for _, name := range names {
-		to := path{{field: by, item: name}}
-		value := r.value(p.with(to[0]), to.of(before), to.of(after), to.of(now))
+		to := Path{{field: by, item: name}}
+		value := r.Value(p.with(to[0]), to.Of(before), to.Of(after), to.Of(now))
 		i := place(name)
 		switch {
-		case value == any(none{}):
+		case value == any(None{}):
 			if i >= 0 {
 				out = slices.Delete(out, i, i+1)
 			}
@@ -225,7 +226,7 @@ func allAre[T any](before, after, now any) ([]T, bool) {
 	missing := 0
 	for i, value := range []any{before, after, now} {
 		v, ok := value.(T)
-		if !ok && value != any(none{}) {
+		if !ok && value != any(None{}) {
 			return nil, false
 		}
 		if !ok {
@@ -233,14 +234,14 @@ func allAre[T any](before, after, now any) ([]T, bool) {
 		}
 		all[i] = v
 	}
-	return all, missing == 0 || missing == 1 && now != any(none{})
+	return all, missing == 0 || missing == 1 && now != any(None{})
 }
 
 // identities are the fields by which upstream's lists are merged.
 var identities = []string{"name", "key", "type", "mountPath", "devicePath", "containerPort", "port", "ip", "uid", "topologyKey"}
 
-// identity returns the field that names the items of all lists, empty if there is none.
-func identity(lists ...[]any) string {
+// Identity returns the field that names the items of all lists, empty if there is none.
+func Identity(lists ...[]any) string {
 	for _, by := range identities {
 		if !slices.ContainsFunc(lists, func(list []any) bool { return !names(list, by) }) {
 			return by
@@ -293,5 +294,5 @@ func fieldOf(object map[string]any, name string) any {
 	if value, ok := object[name]; ok {
 		return value
 	}
-	return none{}
+	return None{}
 }

@@ -1,4 +1,4 @@
-package timetravel
+package plans
 
 import (
 	"testing"
@@ -7,13 +7,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/logplane/logplane/internal/sides"
 )
 
 // TestOrder: definitions come before their namespaces, roles before bindings, and owners before what they own though
 // their kind has a later rank. What owns itself ends, too.
 func TestOrder(t *testing.T) {
 	type thing struct {
-		kind   kind
+		kind   sides.Kind
 		object *unstructured.Unstructured
 	}
 	made := func(group, resource, kindName, name string, namespaced bool, owners ...string) thing {
@@ -29,7 +31,7 @@ func TestOrder(t *testing.T) {
 			references = append(references, metav1.OwnerReference{APIVersion: owners[i], Kind: owners[i+1], Name: "owner"})
 		}
 		object.SetOwnerReferences(references)
-		return thing{kind{GroupVersionResource: schema.GroupVersionResource{Group: group, Version: "v1", Resource: resource}, Namespaced: namespaced}, object}
+		return thing{sides.Kind{GroupVersionResource: schema.GroupVersionResource{Group: group, Version: "v1", Resource: resource}, Namespaced: namespaced}, object}
 	}
 	ordered := inOrder([]thing{
 		made("admissionregistration.k8s.io", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", "hook", false),
@@ -42,7 +44,7 @@ func TestOrder(t *testing.T) {
 		made("", "nodes", "Node", "n", false),
 		made("", "namespaces", "Namespace", "ns", false),
 		made("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "d", false),
-	}, func(x thing) kind { return x.kind }, func(x thing) *unstructured.Unstructured { return x.object })
+	}, func(x thing) sides.Kind { return x.kind }, func(x thing) *unstructured.Unstructured { return x.object })
 	var kinds []string
 	for _, x := range ordered {
 		kinds = append(kinds, x.object.GetKind())

@@ -1,4 +1,4 @@
-package timetravel
+package sides
 
 import (
 	"os"
@@ -11,7 +11,7 @@ import (
 func TestWhatIsLeftAloneIsDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/history.md")
 	require.NoError(t, err)
-	for of := range passing {
+	for of := range Passing {
 		require.Contains(t, string(page), "`"+of.String()+"`")
 	}
 }

@@ -1,4 +1,4 @@
-package timetravel
+package merge
 
 import (
 	"reflect"
@@ -63,11 +63,11 @@ func TestReversal(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &reversal{}
-			got := r.value(nil, parse(t, c.before), parse(t, c.after), parse(t, c.now))
+			r := &Reversal{}
+			got := r.Value(nil, parse(t, c.before), parse(t, c.after), parse(t, c.now))
 			require.Equal(t, parse(t, c.want), got)
-			require.Equal(t, c.conflicts, texts(r.conflicts))
-			require.Equal(t, c.reverted, texts(r.reverted))
+			require.Equal(t, c.conflicts, texts(r.Conflicts))
+			require.Equal(t, c.reverted, texts(r.Reverted))
 		})
 	}
 }
@@ -77,20 +77,20 @@ func TestReversal(t *testing.T) {
 func TestReversalOfMany(t *testing.T) {
 	states := []any{parse(t, `{a: 1}`), parse(t, `{a: 2}`), parse(t, `{a: 3}`)}
 	older := states[:1]
-	now, undo := states[2], func(now any) (any, *reversal) {
-		r := &reversal{undone: func(p path, value any) bool { return reflect.DeepEqual(p.of(older[0]), value) }}
-		now = r.value(nil, states[1], states[2], now)
-		return r.value(nil, states[0], states[1], now), r
+	now, undo := states[2], func(now any) (any, *Reversal) {
+		r := &Reversal{Undone: func(p Path, value any) bool { return reflect.DeepEqual(p.Of(older[0]), value) }}
+		now = r.Value(nil, states[1], states[2], now)
+		return r.Value(nil, states[0], states[1], now), r
 	}
 	now, r := undo(now)
 	require.Equal(t, states[0], now)
-	require.Len(t, r.reverted, 2)
+	require.Len(t, r.Reverted, 2)
 	now, r = undo(now)
 	require.Equal(t, states[0], now)
-	require.Empty(t, r.reverted)
-	require.Empty(t, r.conflicts)
+	require.Empty(t, r.Reverted)
+	require.Empty(t, r.Conflicts)
 	_, r = undo(parse(t, `{a: 9}`))
-	require.NotEmpty(t, r.conflicts)
+	require.NotEmpty(t, r.Conflicts)
 }
 
 func parse(t *testing.T, text string) any {
@@ -100,7 +100,7 @@ func parse(t *testing.T, text string) any {
 	return value
 }
 
-func texts(paths []path) (all []string) {
+func texts(paths []Path) (all []string) {
 	for _, p := range paths {
 		all = append(all, p.String())
 	}

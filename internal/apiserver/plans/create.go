@@ -1,9 +1,9 @@
-package timetravel
+package plans
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -14,21 +14,25 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/sides"
 )
 
 var (
-	services    = schema.GroupResource{Resource: "services"}
-	jobs        = schema.GroupResource{Group: "batch", Resource: "jobs"}
-	pods        = schema.GroupResource{Resource: "pods"}
-	secrets     = schema.GroupResource{Resource: "secrets"}
-	volumes     = schema.GroupResource{Resource: "persistentvolumes"}
-	claims      = schema.GroupResource{Resource: "persistentvolumeclaims"}
-	namespaces  = schema.GroupResource{Resource: "namespaces"}
-	definitions = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
+	services        = schema.GroupResource{Resource: "services"}
+	jobs            = schema.GroupResource{Group: "batch", Resource: "jobs"}
+	pods            = schema.GroupResource{Resource: "pods"}
+	secrets         = schema.GroupResource{Resource: "secrets"}
+	volumes         = schema.GroupResource{Resource: "persistentvolumes"}
+	claims          = schema.GroupResource{Resource: "persistentvolumeclaims"}
+	namespaces      = schema.GroupResource{Resource: "namespaces"}
+	serviceAccounts = schema.GroupResource{Resource: "serviceaccounts"}
+	definitions     = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
 )
 
 // again is an object as it can be made once more: without what the server sets, and without uids of what is gone.
-func again(object *unstructured.Unstructured, k kind) *unstructured.Unstructured {
+func again(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unstructured {
 	out := cleaned(object, k)
 	out.SetFinalizers(slices.DeleteFunc(out.GetFinalizers(), func(f string) bool {
 		return f == metav1.FinalizerDeleteDependents || f == metav1.FinalizerOrphanDependents
@@ -60,7 +64,7 @@ func again(object *unstructured.Unstructured, k kind) *unstructured.Unstructured
 
 // runsAgain says why an object must not be made again as it was, empty if it may: it had finished, and what it did
 // would be done once more.
-func runsAgain(object *unstructured.Unstructured, k kind) string {
+func runsAgain(object *unstructured.Unstructured, k sides.Kind) string {
 	finished := false
 	switch k.GroupResource() {
 	case pods:
@@ -76,75 +80,76 @@ func runsAgain(object *unstructured.Unstructured, k kind) string {
 	if !finished {
 		return ""
 	}
-	return "it had finished, and would run again: 'show' prints it, for who wants that"
+	return "it had finished, and would run again"
 }
 
-// rebind lets the volume of a claim that was made again know its new uid, or says what stands against it. A volume is
-// bound to a uid, and a claim whose volume is bound to another one is lost.
-func (t *Tool) rebind(ctx context.Context, k kind, then, made *unstructured.Unstructured) []string {
-	name, _, _ := unstructured.NestedString(made.Object, "spec", "volumeName")
-	if k.GroupResource() != claims || name == "" {
-		return nil
-	}
-	problem := func(err error) []string {
-		return []string{fmt.Sprintf("its volume '%s' may still be bound to the claim that is gone: set spec.claimRef.uid of it to %s (%s)", name, made.GetUID(), reason(err))}
-	}
-	now, err := t.at("")
+// create makes an object as it was in its former life, says what it could not have again, and lets what names its uid
+// know the new one. Addresses of a Service may be another's by now.
+func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstructured.Unstructured, done *history.PlanChange) error {
+	id := idOf(then)
+	notes, err := p.owners.adopt(ctx, wanted)
 	if err != nil {
-		return problem(err)
+		return err
 	}
-	kinds, err := now.kinds()
-	if err != nil {
-		return problem(err)
-	}
-	volume, ok := kinds.of(volumes)
-	if !ok {
-		return nil
-	}
-	to := now.objects(volume, "")
-	for range mostTries {
-		bound, err := now.get(ctx, volume, "", name)
-		if err != nil {
-			return problem(err)
-		}
-		if bound == nil { // it is made again later, and then for any claim of that name
-			return nil
-		}
-		uid, _, _ := unstructured.NestedString(bound.Object, "spec", "claimRef", "uid")
-		if uid != string(then.GetUID()) {
-			return nil
-		}
-		_ = unstructured.SetNestedField(bound.Object, string(made.GetUID()), "spec", "claimRef", "uid") // which has a uid
-		unstructured.RemoveNestedField(bound.Object, "spec", "claimRef", "resourceVersion")
-		if _, err = to.Update(ctx, bound, metav1.UpdateOptions{FieldManager: t.Manager}); err == nil {
-			return []string{fmt.Sprintf("its volume '%s' is bound to it", name)}
-		}
-		if !apierrors.IsConflict(err) {
-			return problem(err)
-		}
-	}
-	return problem(errors.New("others wrote it at the same time"))
-}
-
-// create makes an object, and says what it could not have again. Addresses of a Service may be another's by now.
-func (t *Tool) create(ctx context.Context, k kind, object *unstructured.Unstructured) (*unstructured.Unstructured, []string, error) {
-	now, err := t.at("")
-	if err != nil {
-		return nil, nil, err
-	}
-	options := metav1.CreateOptions{FieldManager: t.Manager}
-	to := now.objects(k, object.GetNamespace())
-	made, err := to.Create(ctx, object, options)
-	var notes []string
+	to, options := p.live.Objects(k, wanted.GetNamespace()), metav1.CreateOptions{FieldManager: p.config.UserAgent}
+	made, err := to.Create(ctx, wanted, options)
 	for k.GroupResource() == services && apierrors.IsInvalid(err) {
-		note := withoutAddress(object, err.Error())
+		note := withoutAddress(wanted, err.Error())
 		if note == "" {
 			break
 		}
 		notes = append(notes, note)
-		made, err = to.Create(ctx, object, options)
+		made, err = to.Create(ctx, wanted, options)
 	}
-	return made, notes, err
+	delete(p.owners.pending, id)
+	if err != nil {
+		return err
+	}
+	p.owners.known[id] = made.GetUID()
+	note, err := p.rebind(ctx, k, then, made)
+	if note != "" {
+		notes = append(notes, note)
+	}
+	done.Notes = append(done.Notes, notes...)
+	return err
+}
+
+// rebind lets the volume of a claim that was made again know its new uid. A volume is bound to a uid, and a claim whose
+// volume is bound to another one is lost.
+func (p *planner) rebind(ctx context.Context, k sides.Kind, then, made *unstructured.Unstructured) (string, error) {
+	name, _, _ := unstructured.NestedString(made.Object, "spec", "volumeName")
+	if k.GroupResource() != claims || name == "" {
+		return "", nil
+	}
+	kinds, err := p.live.Catalog()
+	if err != nil {
+		return "", err
+	}
+	volume, ok := kinds.Of(volumes)
+	if !ok {
+		return "", nil
+	}
+	problem := func(err error) string {
+		return fmt.Sprintf("its volume '%s' may still be bound to the claim that is gone: "+
+			"set spec.claimRef.uid of it to %s (%s)", name, made.GetUID(), reason(err))
+	}
+	bound, err := p.live.Get(ctx, volume, "", name)
+	if apierrors.IsForbidden(err) {
+		return problem(err), nil
+	}
+	if err != nil || bound == nil { // it is made again later, and then for any claim of that name
+		return "", err
+	}
+	if uid, _, _ := unstructured.NestedString(bound.Object, "spec", "claimRef", "uid"); uid != string(then.GetUID()) {
+		return "", nil
+	}
+	_ = unstructured.SetNestedField(bound.Object, string(made.GetUID()), "spec", "claimRef", "uid") // which has a uid
+	unstructured.RemoveNestedField(bound.Object, "spec", "claimRef", "resourceVersion")
+	_, err = p.live.Objects(volume, "").Update(ctx, bound, metav1.UpdateOptions{FieldManager: p.config.UserAgent})
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+		return problem(err), nil
+	}
+	return fmt.Sprintf("its volume '%s' is bound to it", name), err
 }
 
 // withoutAddress removes from a Service the address that an error is about, and says which that was.
@@ -179,15 +184,15 @@ func withoutAddress(service *unstructured.Unstructured, problem string) string {
 // owners know who is there now. An object that is made again has another uid. What it owns must name that one, or it
 // would be collected as garbage.
 type owners struct {
-	client *Client
+	live *sides.Side
 	// known are the uids of what is there, and "" of what is not.
 	known map[objectID]types.UID
 	// pending are those that will be there: they have no uid yet.
 	pending map[objectID]bool
 }
 
-func newOwners(c *Client) *owners {
-	return &owners{client: c, known: map[objectID]types.UID{}, pending: map[objectID]bool{}}
+func (o *owners) clone() *owners {
+	return &owners{o.live, maps.Clone(o.known), maps.Clone(o.pending)}
 }
 
 // adopt gives an object's owner references the uids of now. It drops those to owners that are not there, and says so.
@@ -227,20 +232,16 @@ func (o *owners) find(ctx context.Context, r metav1.OwnerReference, namespace st
 			return "", true, nil
 		}
 	}
-	now, err := o.client.at("")
-	if err != nil {
-		return "", false, err
-	}
-	kinds, err := now.kinds()
+	kinds, err := o.live.Catalog()
 	if err != nil {
 		return "", false, err
 	}
 	id := ids[0]
-	if k, ok := kinds.byKind(id.group, r.Kind); ok {
+	if k, ok := kinds.ByKind(id.group, r.Kind); ok {
 		if !k.Namespaced {
 			namespace, id.namespace = "", ""
 		}
-		owner, err := now.get(ctx, k, namespace, r.Name)
+		owner, err := o.live.Get(ctx, k, namespace, r.Name)
 		if err != nil {
 			return "", false, fmt.Errorf("look for the owner %s/%s: %w", strings.ToLower(r.Kind), r.Name, err)
 		}

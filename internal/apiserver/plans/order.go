@@ -1,4 +1,4 @@
-package timetravel
+package plans
 
 import (
 	"cmp"
@@ -7,6 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/logplane/logplane/internal/sides"
 )
 
 // ranks say which kinds are needed by others. Those without a rank come in the middle; what may refuse or change the
@@ -41,7 +43,7 @@ const (
 	rankOfNamespace = 20
 )
 
-func rankOf(k kind) int {
+func rankOf(k sides.Kind) int {
 	if rank, ok := ranks[k.GroupResource()]; ok {
 		return rank
 	}
@@ -70,7 +72,7 @@ func ownerIDs(r metav1.OwnerReference, namespace string) []objectID {
 }
 
 // inOrder sorts what is written so that nothing comes before what it needs: by rank, and owners before what they own.
-func inOrder[T any](all []T, kindOf func(T) kind, objectOf func(T) *unstructured.Unstructured) []T {
+func inOrder[T any](all []T, kindOf func(T) sides.Kind, objectOf func(T) *unstructured.Unstructured) []T {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b T) int {
 		x, y := kindOf(a), kindOf(b)

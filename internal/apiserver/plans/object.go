@@ -1,0 +1,38 @@
+package plans
+
+import (
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/logplane/logplane/internal/sides"
+)
+
+// kept are the fields of metadata that the server keeps for itself. No client can write them.
+var kept = []string{"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink", "deletionTimestamp",
+	"deletionGracePeriodSeconds"}
+
+// cleaned is a copy of an object without what the server keeps, and without its status if that is written by itself.
+func cleaned(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unstructured {
+	out := object.DeepCopy()
+	for _, name := range kept {
+		unstructured.RemoveNestedField(out.Object, "metadata", name)
+	}
+	if k.HasStatus {
+		delete(out.Object, "status")
+	}
+	return out
+}
+
+// onto is what was wanted, as a new version of the live object: with what the server keeps, and with its status.
+func onto(live *unstructured.Unstructured, wanted map[string]any, k sides.Kind) *unstructured.Unstructured {
+	out := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(wanted)}
+	for _, name := range kept {
+		if value, found, _ := unstructured.NestedFieldCopy(live.Object, "metadata", name); found {
+			_ = unstructured.SetNestedField(out.Object, value, "metadata", name) // metadata is an object
+		}
+	}
+	if status, found := live.Object["status"]; found && k.HasStatus {
+		out.Object["status"] = runtime.DeepCopyJSONValue(status)
+	}
+	return out
+}

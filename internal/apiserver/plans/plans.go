@@ -1,0 +1,322 @@
+// Package plans serves plans of the group history.logplane.dev: what it would take to undo changes, to make a deleted
+// object again, or to make everything as it was at a moment; and carries them out.
+//
+// Nouns. A side is the API at one revision, or the API of now. A step is what a plan does to one object. It is computed
+// from what clients see, in the version in which the object is stored, and written with the object's resourceVersion as
+// the precondition.
+//
+// Everything is read and written as requests of the user who sends the plan, in this process. Steps are written in
+// transactions, as many in each as it takes. If one is refused, those of its transaction are written one by one, and
+// the one that is refused is left alone and named.
+package plans
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/warning"
+	client "k8s.io/client-go/rest"
+
+	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/internal/sides"
+)
+
+// Config of plans.
+type Config struct {
+	// Serve serves a request of the context's user in this process.
+	Serve func(*http.Request) (*http.Response, error)
+	// Moment returns the revision that a text such as '2h' names.
+	Moment func(ctx context.Context, text string) (eventlog.Revision, error)
+	// Transactions write the steps.
+	Transactions *kubestore.Transactions
+}
+
+// Storage is the registry of plans, of which none is stored.
+type Storage struct{ Config }
+
+// New implements rest.Storage.
+func (*Storage) New() runtime.Object { return &history.Plan{} }
+
+// Destroy implements rest.Storage.
+func (*Storage) Destroy() {}
+
+// NamespaceScoped implements rest.Scoper.
+func (*Storage) NamespaceScoped() bool { return false }
+
+// GetSingularName implements rest.SingularNameProvider.
+func (*Storage) GetSingularName() string { return "plan" }
+
+// planner makes and carries out the plan of one request.
+type planner struct {
+	Config
+	namespace string // empty for all of the cluster
+	config    *client.Config
+	live      *sides.Side
+	owners    *owners
+}
+
+// plan is what a request asks for. Its steps are in the order in which they are written.
+type plan interface {
+	compute(ctx context.Context) ([]*step, error)
+	// status completes what is answered.
+	status(*history.PlanStatus)
+}
+
+// step is what a plan does to one object.
+type step struct {
+	history.PlanChange
+	kind sides.Kind
+	// write writes the object, if it is still to be written.
+	write func(ctx context.Context, done *history.PlanChange) error
+}
+
+// leave says why an object is left alone.
+func leave(object history.Reference, format string, args ...any) *step {
+	return &step{PlanChange: history.PlanChange{Object: object, Left: fmt.Sprintf(format, args...)}}
+}
+
+const (
+	// mostSteps bounds what is written in one transaction. Beside its objects it writes rows of owners, of addresses
+	// and of quotas.
+	mostSteps = 200
+	// mostTime is how long a request goes on to write. Then the client asks for more.
+	mostTime = 20 * time.Second
+	// mostTries is how often an object is read again because somebody else has written it meanwhile.
+	mostTries = 5
+)
+
+// Create implements rest.Creater: it makes the plan, and carries it out unless that is a dry run.
+func (r *Storage) Create(ctx context.Context, object runtime.Object, validate rest.ValidateObjectFunc,
+	options *metav1.CreateOptions) (runtime.Object, error) {
+	asked := object.(*history.Plan)
+	if validate != nil {
+		if err := validate(ctx, asked.DeepCopyObject()); err != nil {
+			return nil, err
+		}
+	}
+	began := time.Now()
+	p := &planner{Config: r.Config, namespace: asked.Spec.Namespace}
+	p.config = &client.Config{Host: "http://loopback", Transport: loopback{ctx, r.Serve}, QPS: -1, WarningHandler: client.NoWarnings{}}
+	wanted, err := p.plan(ctx, &asked.Spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := kubestore.TakeTurn(ctx); err != nil {
+		return nil, err
+	}
+	steps, err := wanted.compute(ctx)
+	if err != nil {
+		return nil, err
+	}
+	answer := &history.Plan{ObjectMeta: metav1.ObjectMeta{Name: asked.Name}}
+	wanted.status(&answer.Status)
+	if options == nil || len(options.DryRun) == 0 {
+		if asked.Spec.Restore != nil && len(asked.Status.Changes) > 0 {
+			hold(steps, asked.Status.Changes)
+		}
+		answer.Status.More, err = p.carryOut(ctx, steps, began.Add(mostTime))
+		if err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range steps {
+		answer.Status.Changes = append(answer.Status.Changes, s.PlanChange)
+	}
+	return answer, nil
+}
+
+// plan says what the request asks for.
+func (p *planner) plan(ctx context.Context, spec *history.PlanSpec) (plan, error) {
+	var wanted []plan
+	if spec.Undo != nil {
+		p.writeAs("logplane-undo")
+		wanted = append(wanted, &undo{planner: p, PlanUndo: *spec.Undo})
+	}
+	if spec.Undelete != nil {
+		p.writeAs("logplane-undelete")
+		wanted = append(wanted, &undelete{planner: p, PlanObject: *spec.Undelete})
+	}
+	if spec.Restore != nil {
+		p.writeAs("logplane-restore")
+		wanted = append(wanted, &restore{planner: p, PlanRestore: *spec.Restore, made: map[string]bool{}})
+	}
+	if len(wanted) != 1 {
+		return nil, apierrors.NewBadRequest("a plan has one of spec.undo, spec.undelete and spec.restore")
+	}
+	live, err := sides.At(p.config, "")
+	if err != nil {
+		return nil, err
+	}
+	p.live = live
+	p.owners = &owners{live: live, known: map[objectID]types.UID{}, pending: map[objectID]bool{}}
+	return wanted[0], nil
+}
+
+// writeAs sets the name by which objects are written, which is also that of the field manager. By it a later undo knows
+// an undo again.
+func (p *planner) writeAs(name string) { p.config.UserAgent = name }
+
+// loopback serves requests in this process. Those of a client of discovery, which has no context, have the plan's.
+type loopback struct {
+	ctx   context.Context //nolint:containedctx // it lives as long as the request
+	serve func(*http.Request) (*http.Response, error)
+}
+
+// RoundTrip implements http.RoundTripper. What the answer warns of, the plan's answer warns of.
+func (l loopback) RoundTrip(request *http.Request) (*http.Response, error) {
+	if _, known := apirequest.UserFrom(request.Context()); !known {
+		request = request.WithContext(l.ctx)
+	}
+	response, err := l.serve(request)
+	if err == nil {
+		all, _ := utilnet.ParseWarningHeaders(response.Header["Warning"])
+		for _, w := range all {
+			warning.AddWarning(l.ctx, "", w.Text)
+		}
+	}
+	return response, err
+}
+
+// hold leaves alone what is not as it was when the client agreed to the plan.
+func hold(steps []*step, agreed []history.PlanChange) {
+	type id struct{ resource, namespace, name string }
+	of := func(r history.Reference) id { return id{r.Group + "/" + r.Resource, r.Namespace, r.Name} }
+	known := map[id]history.PlanChange{}
+	for _, c := range agreed {
+		known[of(c.Object)] = c
+	}
+	for _, s := range steps {
+		if was, ok := known[of(s.Object)]; s.Verb != "" && s.Left == "" && (!ok || was.Verb != s.Verb || was.Seen != s.Seen) {
+			s.Left, s.Failed = "somebody else has changed it meanwhile: run this again", true
+		}
+	}
+}
+
+// carryOut writes the steps, until they are written or the time is over.
+func (p *planner) carryOut(ctx context.Context, steps []*step, until time.Time) (more bool, err error) {
+	var todo []*step
+	for _, s := range steps {
+		if s.Verb != "" && s.Left == "" {
+			todo = append(todo, s)
+		}
+	}
+	for len(todo) > 0 {
+		if time.Now().After(until) {
+			for _, s := range todo {
+				s.Left = "the time of a request has not sufficed: run this again"
+			}
+			return true, nil
+		}
+		n := 1
+		for n < min(len(todo), mostSteps) && phaseOf(todo[n].kind) == phaseOf(todo[0].kind) {
+			n++
+		}
+		if err := p.together(ctx, todo[:n]); err != nil {
+			return false, err
+		}
+		todo = todo[n:]
+	}
+	return false, nil
+}
+
+// phaseOf tells apart what cannot be written in one transaction: what a definition describes is served once that is
+// written, and admission looks for accounts and rights among what was there before.
+func phaseOf(k sides.Kind) int {
+	switch rank := rankOf(k); {
+	case k.GroupResource() == definitions:
+		return 0
+	case rank <= ranks[serviceAccounts]:
+		return 1
+	}
+	return 2
+}
+
+// together writes steps in one transaction, or one by one if one of them is refused.
+func (p *planner) together(ctx context.Context, steps []*step) error {
+	refused := p.transact(ctx, steps)
+	if refused == nil {
+		return nil
+	}
+	if len(steps) == 1 {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		steps[0].Left, steps[0].Failed = reason(refused), true
+		return nil
+	}
+	for i := range steps {
+		if err := p.together(ctx, steps[i:i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// transact writes steps in one transaction.
+func (p *planner) transact(ctx context.Context, steps []*step) error {
+	var done []history.PlanChange
+	var last []eventlog.Revision
+	before := p.owners.clone()
+	t, _, err := p.Transactions.Run(ctx, false, func(ctx context.Context, t *kubestore.Transaction) error {
+		p.owners = before.clone() // an attempt before this one has written nothing
+		done, last = make([]history.PlanChange, len(steps)), make([]eventlog.Revision, len(steps))
+		for i, s := range steps {
+			done[i] = s.PlanChange
+			known := t.Last()
+			if err := s.write(ctx, &done[i]); err != nil {
+				if apierrors.IsResourceExpired(err) {
+					t.Lose()
+				}
+				return err
+			}
+			if now := t.Last(); now != known {
+				last[i] = now
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		p.owners = before
+		return err
+	}
+	for i, s := range steps {
+		s.PlanChange = done[i]
+		if rev := t.Appended(last[i]); rev > 0 {
+			s.ResourceVersion = fmt.Sprint(uint64(rev))
+		}
+	}
+	return nil
+}
+
+// reason is an error without the lines that repeat it.
+func reason(err error) string { return strings.ReplaceAll(err.Error(), "\n", " ") }
+
+// seen identifies what an object is, but for its status and what the server keeps.
+func seen(object *unstructured.Unstructured, k sides.Kind) string {
+	if object == nil {
+		return ""
+	}
+	encoded, err := json.Marshal(map[string]any{"uid": object.GetUID(), "object": cleaned(object, k).Object})
+	if err != nil {
+		return "" // it came from JSON
+	}
+	hash := sha256.Sum256(bytes.TrimSpace(encoded))
+	return hex.EncodeToString(hash[:8])
+}

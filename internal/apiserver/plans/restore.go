@@ -1,0 +1,479 @@
+package plans
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/sides"
+)
+
+// restore makes everything as it was at a moment. It can be run again after a crash, or to go on with the rest: what is
+// as it was is left alone.
+type restore struct {
+	*planner
+	history.PlanRestore
+	selector labels.Selector
+	revision string
+	past     *sides.Side
+	failures []string
+	// made are the namespaces that this restore has made: what the control plane puts there is not somebody else's.
+	made map[string]bool
+	// same are as they were, and later came later and stay.
+	same, later int32
+}
+
+// pair is one object, as it was and as it is.
+type pair struct {
+	kind      sides.Kind
+	then, now *unstructured.Unstructured // nil if it is not there
+}
+
+func (o *pair) either() *unstructured.Unstructured {
+	if o.then != nil {
+		return o.then
+	}
+	return o.now
+}
+
+func (o *pair) reference() history.Reference {
+	object := o.either()
+	return history.Reference{Group: o.kind.Group, Resource: o.kind.Resource, Namespace: object.GetNamespace(), Name: object.GetName()}
+}
+
+func (r *restore) fail(format string, args ...any) {
+	r.failures = append(r.failures, fmt.Sprintf(format, args...))
+}
+
+func (r *restore) status(s *history.PlanStatus) {
+	s.Revision, s.Failures, s.Same, s.Later = r.revision, r.failures, r.same, r.later
+}
+
+func (r *restore) compute(ctx context.Context) ([]*step, error) {
+	var err error
+	if r.selector, err = labels.Parse(r.Selector); err != nil {
+		return nil, apierrors.NewBadRequest("selector: " + err.Error())
+	}
+	at, err := r.Moment(ctx, r.To)
+	if err != nil {
+		return nil, err
+	}
+	r.revision = fmt.Sprint(uint64(at))
+	if r.past, err = sides.At(r.config, r.revision); err != nil {
+		return nil, err
+	}
+	all, err := r.compare(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return r.steps(ctx, all)
+}
+
+// scope is a kind, as the past and the present serve it.
+type scope struct {
+	kind      sides.Kind
+	then, now bool
+}
+
+// scopes are the kinds that can be restored, in the version in which they are stored.
+func (r *restore) scopes() ([]scope, error) {
+	then, err := r.past.Catalog()
+	if err != nil {
+		return nil, err
+	}
+	now, err := r.live.Catalog()
+	if err != nil {
+		return nil, err
+	}
+	var all []scope
+	seen := map[schema.GroupResource]bool{}
+	for _, k := range slices.Concat(then.Kinds, now.Kinds) {
+		of := k.GroupResource()
+		if seen[of] || sides.Passing[of] || !k.Namespaced && r.namespace != "" {
+			continue
+		}
+		if !slices.Contains(k.Verbs, "list") || !slices.Contains(k.Verbs, "create") || !slices.Contains(k.Verbs, "update") {
+			continue
+		}
+		seen[of] = true
+		_, was := then.Of(of)
+		_, is := now.Of(of)
+		from := now
+		if !is {
+			from = then
+		}
+		stored, ok := from.StoredIn(of)
+		if _, both := then.Find(of, stored.Version); !ok || was && !both {
+			r.fail("%s: the version in which it is stored is not served, or was not: fields would be lost", of)
+			continue
+		}
+		all = append(all, scope{stored, was, is})
+	}
+	return all, nil
+}
+
+// compare reads both sides, and finds what differs.
+func (r *restore) compare(ctx context.Context) ([]*pair, error) {
+	scopes, err := r.scopes()
+	if err != nil {
+		return nil, err
+	}
+	var all []*pair
+	for _, s := range scopes {
+		found, err := r.read(ctx, s)
+		of := s.kind.GroupResource()
+		switch {
+		case err != nil && (ctx.Err() != nil || !isAboutKind(err)):
+			return nil, err
+		case err != nil:
+			r.fail("%s: %s", of, reason(err))
+		case !s.now && r.namespace != "" && len(found) > 0:
+			r.fail("%s: the kind is not served any more: 'undelete crd/%s', or restore with --all-namespaces", of, of)
+		default:
+			all = append(all, found...)
+		}
+	}
+	if r.namespace != "" {
+		one, err := r.itsNamespace(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if one != nil {
+			all = append(all, one)
+		}
+	}
+	for _, one := range all {
+		if one.now == nil {
+			r.owners.pending[idOf(one.then)] = true
+		}
+	}
+	return slices.DeleteFunc(all, func(one *pair) bool {
+		if r.isSelected(one) {
+			return false
+		}
+		delete(r.owners.pending, idOf(one.either()))
+		return true
+	}), nil
+}
+
+func (r *restore) isSelected(one *pair) bool {
+	for _, object := range []*unstructured.Unstructured{one.then, one.now} {
+		if object != nil && r.selector.Matches(labels.Set(object.GetLabels())) {
+			return true
+		}
+	}
+	return false
+}
+
+// isAboutKind says that an error is no reason to give up the other kinds.
+func isAboutKind(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsServiceUnavailable(err) ||
+		apierrors.IsInternalError(err) || apierrors.IsResourceExpired(err) // by a rule: the moment is kept
+}
+
+// read returns the objects of a kind that are not in the same version then and now. Both lists have one order, so that
+// no more than a page of each is held.
+func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) {
+	list := func(there bool, side *sides.Side) (func() (*unstructured.Unstructured, error, bool), func()) {
+		if !there {
+			side = nil
+		}
+		return iter.Pull2(r.objects(ctx, side, s.kind))
+	}
+	nextThen, stopThen := list(s.then, r.past)
+	defer stopThen()
+	nextNow, stopNow := list(s.now, r.live)
+	defer stopNow()
+	then, err, _ := nextThen()
+	if err != nil {
+		return nil, err
+	}
+	now, err, _ := nextNow()
+	for err == nil && (then != nil || now != nil) {
+		one := &pair{kind: s.kind, then: then, now: now}
+		switch order := compareNames(then, now); {
+		case order < 0:
+			one.now = nil
+		case order > 0:
+			one.then = nil
+		}
+		if one.now != nil {
+			r.owners.known[idOf(one.now)] = one.now.GetUID()
+		}
+		switch {
+		case one.then == nil || one.now == nil || one.then.GetResourceVersion() != one.now.GetResourceVersion():
+			found = append(found, one)
+		case r.isSelected(one):
+			r.same++
+		}
+		if one.then != nil {
+			then, err, _ = nextThen()
+		}
+		if one.now != nil && err == nil {
+			now, err, _ = nextNow()
+		}
+	}
+	return found, err
+}
+
+// objects are those of a kind that do not follow from others.
+func (r *restore) objects(ctx context.Context, side *sides.Side, k sides.Kind) iter.Seq2[*unstructured.Unstructured, error] {
+	return func(yield func(*unstructured.Unstructured, error) bool) {
+		if side == nil {
+			return
+		}
+		for object, err := range side.All(ctx, k, r.namespace) {
+			if (err != nil || !k.Passes(object)) && !yield(object, err) {
+				return
+			}
+		}
+	}
+}
+
+// compareNames compares places in a list, of which nil is the end.
+func compareNames(a, b *unstructured.Unstructured) int {
+	switch {
+	case a == nil:
+		return 1
+	case b == nil:
+		return -1
+	}
+	return strings.Compare(a.GetNamespace()+"/"+a.GetName(), b.GetNamespace()+"/"+b.GetName())
+}
+
+// itsNamespace returns the one that is restored if it has to be made first.
+func (r *restore) itsNamespace(ctx context.Context) (*pair, error) {
+	kinds, err := r.live.Catalog()
+	if err != nil {
+		return nil, err
+	}
+	k, ok := kinds.Of(namespaces)
+	if !ok {
+		return nil, errors.New("the API serves no namespaces")
+	}
+	now, err := r.live.Get(ctx, k, "", r.namespace)
+	if err != nil || now != nil && now.GetDeletionTimestamp() == nil {
+		return nil, err
+	}
+	if now != nil {
+		return nil, refuse(http.StatusConflict, "namespace '%s' is being deleted: run this again when it is gone", r.namespace)
+	}
+	then, err := r.past.Get(ctx, k, "", r.namespace)
+	if err != nil {
+		return nil, err
+	}
+	if then == nil {
+		return nil, refuse(http.StatusNotFound, "there was no namespace '%s' at that moment, and there is none now: is the name right?", r.namespace)
+	}
+	return &pair{kind: k, then: then}, nil
+}
+
+// steps says what is to be done, in order.
+func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
+	all = inOrder(all, func(o *pair) sides.Kind { return o.kind }, (*pair).either)
+	var steps, deletes []*step
+	for _, one := range all {
+		s := &step{kind: one.kind, PlanChange: history.PlanChange{Object: one.reference(), Seen: seen(one.now, one.kind)}}
+		s.write = func(ctx context.Context, done *history.PlanChange) error { return r.write(ctx, one, done) }
+		switch {
+		case one.then != nil && one.then.GetDeletionTimestamp() != nil: // it was on its way out
+			r.same++
+			continue
+		case one.now == nil:
+			s.Verb = "create"
+			if s.Left = runsAgain(one.then, one.kind); s.Left != "" {
+				delete(r.owners.pending, idOf(one.then))
+			}
+		case one.then == nil:
+			// What has a controller goes with it, or its controller decides.
+			if !r.Prune || metav1.GetControllerOf(one.now) != nil || one.now.GetDeletionTimestamp() != nil {
+				r.later++
+				continue
+			}
+			s.Verb = "delete"
+			why, err := r.notSurelyLater(ctx, one)
+			if err != nil {
+				return nil, err
+			}
+			s.Left, s.Failed = why, why != ""
+			deletes = append(deletes, s)
+			continue
+		case reflect.DeepEqual(r.wanted(one, one.now).Object, cleaned(one.now, one.kind).Object):
+			r.same++
+			continue
+		default:
+			s.Verb = "update"
+		}
+		steps = append(steps, s)
+	}
+	slices.Reverse(deletes)
+	return append(steps, deletes...), nil
+}
+
+// notSurelyLater says why an object must not be deleted as one that came later: it may have been there at the moment.
+// What it was before is forgotten ('logplane forget').
+func (r *restore) notSurelyLater(ctx context.Context, one *pair) (string, error) {
+	object := one.kind.GroupResource().String() + "/" + one.now.GetName()
+	made := func(v history.Version) bool { return v.Verb == "create" }
+	versions, err := r.versions(ctx, object, one.now.GetNamespace(), url.Values{}, func(all []history.Version) bool {
+		return slices.ContainsFunc(all, made) // the newest first
+	})
+	if err != nil && (ctx.Err() != nil || !isAboutKind(err)) {
+		return "", err
+	}
+	if err != nil {
+		return "whether it came later: " + reason(err), nil
+	}
+	if i := slices.IndexFunc(versions, made); i < 0 || !isAfter(versions[i].Name, r.revision) {
+		return "what it was is not kept, and it may have been there: it is left alone", nil
+	}
+	return "", nil
+}
+
+// wanted is what an object shall be that is there. What it had then and cannot have now stays as it is now.
+func (r *restore) wanted(one *pair, now *unstructured.Unstructured) *unstructured.Unstructured {
+	out := again(one.then, one.kind)
+	is := again(now, one.kind)
+	keep := func(fields ...string) {
+		value, found, _ := unstructured.NestedFieldCopy(now.Object, fields...)
+		if found {
+			_ = unstructured.SetNestedField(out.Object, value, fields...) // what is above it is an object in both
+		} else {
+			unstructured.RemoveNestedField(out.Object, fields...)
+		}
+	}
+	if len(is.GetFinalizers()) != len(now.GetFinalizers()) {
+		keep("metadata", "finalizers")
+	}
+	switch one.kind.GroupResource() {
+	case services:
+		if of, _, _ := unstructured.NestedString(out.Object, "spec", "type"); of != "ExternalName" {
+			keep("spec", "clusterIP")
+			keep("spec", "clusterIPs")
+		}
+	case jobs:
+		keep("spec", "selector")
+		for _, label := range []string{"controller-uid", "batch.kubernetes.io/controller-uid"} {
+			keep("metadata", "labels", label)
+			keep("spec", "template", "metadata", "labels", label)
+		}
+	case secrets:
+		keep("metadata", "annotations", corev1.ServiceAccountUIDKey)
+		if of, _, _ := unstructured.NestedString(out.Object, "type"); of == string(corev1.SecretTypeServiceAccountToken) {
+			keep("data", corev1.ServiceAccountTokenKey)
+		}
+	case volumes:
+		keep("spec", "claimRef", "uid")
+		keep("spec", "claimRef", "resourceVersion")
+	}
+	r.adoptKnown(out, now)
+	return out
+}
+
+// adoptKnown gives owner references the uids that are known, without asking for others. One to an owner that was not
+// compared stays as it is now. References that were dropped before are no difference.
+func (r *restore) adoptKnown(object, now *unstructured.Unstructured) {
+	var references []metav1.OwnerReference
+	for _, reference := range object.GetOwnerReferences() {
+		same := slices.IndexFunc(now.GetOwnerReferences(), func(n metav1.OwnerReference) bool {
+			return slices.Equal(ownerIDs(n, now.GetNamespace()), ownerIDs(reference, now.GetNamespace()))
+		})
+		if same >= 0 && !r.compared(reference, object.GetNamespace()) {
+			references = append(references, now.GetOwnerReferences()[same])
+			continue
+		}
+		for _, id := range ownerIDs(reference, object.GetNamespace()) {
+			uid, known := r.owners.known[id]
+			if known && uid != "" {
+				reference.UID = uid
+			}
+			if known && uid != "" || r.owners.pending[id] {
+				references = append(references, reference)
+				break
+			}
+		}
+	}
+	if len(references) == 0 {
+		unstructured.RemoveNestedField(object.Object, "metadata", "ownerReferences")
+		return
+	}
+	object.SetOwnerReferences(references)
+}
+
+// compared reports whether it is known what becomes of an owner.
+func (r *restore) compared(reference metav1.OwnerReference, namespace string) bool {
+	return slices.ContainsFunc(ownerIDs(reference, namespace), func(id objectID) bool {
+		_, known := r.owners.known[id]
+		return known || r.owners.pending[id]
+	})
+}
+
+// errMeanwhile says that an object is no longer what the plan was made for.
+var errMeanwhile = refuse(http.StatusConflict, "somebody else has changed it meanwhile: run this again")
+
+// write does what the plan says about an object, if it is still the one that was compared. A new status is no reason to
+// give up.
+func (r *restore) write(ctx context.Context, one *pair, done *history.PlanChange) error {
+	object := one.either()
+	now, err := r.live.Get(ctx, one.kind, object.GetNamespace(), object.GetName())
+	if err != nil {
+		return err
+	}
+	to := r.live.Objects(one.kind, object.GetNamespace())
+	switch {
+	case now == nil && one.then == nil: // it is gone
+		return nil
+	case now == nil && one.now == nil:
+		if err := r.create(ctx, one.kind, one.then, again(one.then, one.kind), done); err != nil {
+			return r.whyNotMade(done.Object, err)
+		}
+		if one.kind.GroupResource() == namespaces {
+			r.made[object.GetName()] = true
+		}
+		return nil
+	case now == nil:
+		return errMeanwhile
+	}
+	if one.now == nil {
+		r.owners.known[idOf(now)] = now.GetUID()
+		delete(r.owners.pending, idOf(now))
+	}
+	var wanted *unstructured.Unstructured
+	if one.then != nil {
+		wanted = r.wanted(one, now)
+		if reflect.DeepEqual(wanted.Object, cleaned(now, one.kind).Object) { // somebody else has made it so
+			return nil
+		}
+	}
+	switch {
+	case seen(now, one.kind) != done.Seen && !(one.now == nil && r.made[now.GetNamespace()]):
+		return errMeanwhile
+	case now.GetDeletionTimestamp() != nil:
+		return refuse(http.StatusConflict, "it is being deleted: run this again when it is gone")
+	case wanted == nil:
+		uid, revision, background := now.GetUID(), now.GetResourceVersion(), metav1.DeletePropagationBackground
+		return to.Delete(ctx, now.GetName(), metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &revision}, PropagationPolicy: &background})
+	}
+	notes, err := r.owners.adopt(ctx, wanted)
+	if err != nil {
+		return err
+	}
+	done.Notes = append(done.Notes, notes...)
+	_, err = to.Update(ctx, onto(now, wanted.Object, one.kind), metav1.UpdateOptions{FieldManager: r.config.UserAgent})
+	return err
+}

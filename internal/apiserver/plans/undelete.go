@@ -1,0 +1,75 @@
+package plans
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/sides"
+)
+
+// undelete makes an object again as its last version was.
+type undelete struct {
+	*planner
+	history.PlanObject
+}
+
+func (u *undelete) status(*history.PlanStatus) {}
+
+func (u *undelete) compute(ctx context.Context) ([]*step, error) {
+	versions, err := u.versions(ctx, u.Object, u.namespace, url.Values{"include": {"object"}, "limit": {"1"}},
+		func([]history.Version) bool { return true })
+	if err != nil {
+		return nil, err
+	}
+	last := &versions[0]
+	content, err := last.Decoded()
+	if err != nil {
+		return nil, refuse(http.StatusGone, "%s", err.Error())
+	}
+	if last.Verb != "delete" {
+		if content.GetDeletionTimestamp() != nil {
+			return nil, refuse(http.StatusConflict, "%s is being deleted: wait until it is gone, then run this again", u.title(last.Object))
+		}
+		return []*step{{PlanChange: history.PlanChange{Object: last.Object}}}, nil
+	}
+	k, why, err := u.servedNow(last.Object, content.GroupVersionKind().Version)
+	if err != nil {
+		return nil, err
+	}
+	if why == "" {
+		why = runsAgain(content, k)
+	}
+	if why != "" {
+		return nil, refuse(http.StatusConflict, "%s is not made again: %s", u.title(last.Object), why)
+	}
+	wanted := again(content, k)
+	notes, err := u.owners.adopt(ctx, wanted.DeepCopy())
+	if err != nil {
+		return nil, err
+	}
+	s := &step{kind: k, PlanChange: history.PlanChange{Object: last.Object, Verb: "create", Author: last.Author(), Time: timeOf(last),
+		Revisions: []string{last.Name}, Notes: notes}}
+	s.write = func(ctx context.Context, done *history.PlanChange) error {
+		done.Notes = nil // they are found again
+		if err := u.create(ctx, k, content, wanted.DeepCopy(), done); err != nil {
+			return u.whyNotMade(last.Object, err)
+		}
+		done.Notes = append(done.Notes, contentsOf(k, last.Object.Name)...)
+		return nil
+	}
+	return []*step{s}, nil
+}
+
+// contentsOf says what went with a namespace or a definition, and is not back with it.
+func contentsOf(k sides.Kind, name string) []string {
+	switch k.GroupResource() {
+	case namespaces:
+		return []string{fmt.Sprintf("what was in it is not back: 'restore --namespace %s --to' a moment before brings it back", name)}
+	case definitions:
+		return []string{"its objects are not back: 'restore --to' a moment before brings them back"}
+	}
+	return nil
+}

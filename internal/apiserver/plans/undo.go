@@ -1,0 +1,459 @@
+package plans
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/merge"
+	"github.com/logplane/logplane/internal/sides"
+)
+
+// undoAgent is the user agent by which an undo writes. By that a later one knows it again.
+const undoAgent = "logplane-undo"
+
+// undo takes changes back: one of an object, or all of a manager or user since a moment. What somebody else has changed
+// since is a conflict: then the object is left alone.
+type undo struct {
+	*planner
+	history.PlanUndo
+}
+
+func (u *undo) status(*history.PlanStatus) {}
+
+// change is one event of an object. What is not there before or after it is none.
+type change struct {
+	version       *history.Version
+	before, after any
+	// last is the last state of an object that the change has deleted, or begun to delete.
+	last *unstructured.Unstructured
+	// deleting says that the change has only begun a deletion.
+	deleting bool
+}
+
+// undoing is what is taken back of one object.
+type undoing struct {
+	object   history.Reference
+	kind     sides.Kind
+	changes  []change // newest first
+	versions []history.Version
+	// conflict says why nothing can be taken back.
+	conflict string
+}
+
+// outcome is what an object shall become.
+type outcome struct {
+	verb     string // 'create', 'update', 'delete', or empty if there is nothing to do
+	wanted   *unstructured.Unstructured
+	last     *unstructured.Unstructured // of what is created, as it was in its former life
+	fields   []string
+	conflict string
+}
+
+func (u *undo) compute(ctx context.Context) ([]*step, error) {
+	work, err := u.toUndo(ctx)
+	if err != nil {
+		return nil, err
+	}
+	type planned struct {
+		*undoing
+		*step
+	}
+	var plan []planned
+	for _, one := range work {
+		live, err := u.now(ctx, one)
+		if err != nil {
+			return nil, err
+		}
+		o := one.revert(live)
+		s := &step{kind: one.kind, PlanChange: history.PlanChange{Object: one.object, Verb: o.verb, Fields: o.fields, Left: o.conflict}}
+		for _, c := range one.changes {
+			s.Revisions = append(s.Revisions, c.version.Name)
+		}
+		s.write = func(ctx context.Context, done *history.PlanChange) error { return u.write(ctx, one, done) }
+		plan = append(plan, planned{one, s})
+	}
+	plan = inOrder(plan, func(p planned) sides.Kind { return p.step.kind }, func(p planned) *unstructured.Unstructured { return p.asObject() })
+	var steps, deletes []*step // what needs others goes before them
+	for _, p := range plan {
+		if p.Verb == "delete" {
+			deletes = append(deletes, p.step)
+		} else {
+			steps = append(steps, p.step)
+		}
+	}
+	slices.Reverse(deletes)
+	return append(steps, deletes...), nil
+}
+
+// write writes an object once, as it is without the changes at that moment.
+func (u *undo) write(ctx context.Context, one *undoing, done *history.PlanChange) error {
+	live, err := u.now(ctx, one)
+	if err != nil {
+		return err
+	}
+	o := one.revert(live)
+	done.Verb = o.verb
+	to := u.live.Objects(one.kind, one.object.Namespace)
+	switch {
+	case o.conflict != "":
+		return errors.New(o.conflict)
+	case o.verb == "create":
+		if err := u.create(ctx, one.kind, o.last, o.wanted, done); err != nil {
+			return u.whyNotMade(one.object, err)
+		}
+		done.Notes = append(done.Notes, contentsOf(one.kind, one.object.Name)...)
+	case o.verb == "update":
+		_, err = to.Update(ctx, o.wanted, metav1.UpdateOptions{FieldManager: undoAgent})
+	case o.verb == "delete":
+		uid, revision := live.GetUID(), live.GetResourceVersion()
+		err = to.Delete(ctx, one.object.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &revision}})
+	}
+	return err
+}
+
+// whyNotMade says what is missing for an object that could not be created.
+func (p *planner) whyNotMade(object history.Reference, err error) error {
+	switch {
+	case apierrors.IsNotFound(err) && strings.Contains(err.Error(), "namespaces"):
+		return refuse(http.StatusNotFound, "namespace '%s' is not there: 'undelete namespace/%s' makes it again", object.Namespace, object.Namespace)
+	case apierrors.IsAlreadyExists(err):
+		return refuse(http.StatusConflict, "it was made meanwhile: 'history' says by whom")
+	}
+	return err
+}
+
+// asObject is a name and owners, for the order.
+func (u *undoing) asObject() *unstructured.Unstructured {
+	out := &unstructured.Unstructured{Object: map[string]any{}}
+	for _, c := range u.changes {
+		for _, state := range []any{c.before, c.after} {
+			if fields, ok := state.(map[string]any); ok {
+				out.Object = fields
+			}
+		}
+	}
+	if len(out.Object) == 0 {
+		out.SetNamespace(u.object.Namespace)
+		out.SetName(u.object.Name)
+	}
+	return out
+}
+
+// toUndo finds the changes, by object.
+func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
+	if u.Object != "" {
+		if u.Manager != "" || u.User != "" || u.Since != "" {
+			return nil, apierrors.NewBadRequest("give an object, or a manager or a user with a moment since which")
+		}
+		versions, err := u.contents(ctx, u.Object, u.namespace, func(all []history.Version) bool {
+			i := changeOf(all, u.Revision)
+			return i >= 0 && i+1 < len(all) // with the version before
+		})
+		if err != nil {
+			return nil, err
+		}
+		return u.ofOne(ctx, versions)
+	}
+	switch {
+	case u.Manager == "" && u.User == "":
+		return nil, apierrors.NewBadRequest("name what to take back: an object, or the changes of a manager or a user")
+	case u.Since == "":
+		return nil, apierrors.NewBadRequest("name the moment from which on changes are taken back, such as 2h")
+	case u.Revision != "":
+		return nil, apierrors.NewBadRequest("a revision is that of a change of an object: name the object, too")
+	}
+	which := fields.Set{"from": u.Since}
+	if u.Manager != "" {
+		which["manager"] = u.Manager
+	}
+	if u.User != "" {
+		which["user"] = u.User
+	}
+	list, err := u.changes(ctx, which)
+	if err != nil {
+		return nil, err
+	}
+	return u.ofMany(ctx, list, u.Manager == undoAgent)
+}
+
+// changeOf is the place of the change that is named, or of the last one that a user has made; -1 if it is not there.
+func changeOf(versions []history.Version, revision string) int {
+	return slices.IndexFunc(versions, func(v history.Version) bool {
+		return revision != "" && v.Name == revision || revision == "" && !isUndo(&v) && !isStatus(&v)
+	})
+}
+
+// ofOne takes back one change.
+func (u *undo) ofOne(ctx context.Context, versions []history.Version) ([]*undoing, error) {
+	object, revision := versions[0].Object, u.Revision
+	if i := changeOf(versions, revision); i >= 0 {
+		if revision == "" && versions[i].Verb == "create" {
+			return nil, refuse(http.StatusConflict, "the last change of %s is that it was made, and to take that back is to delete it: "+
+				"name revision %s", u.title(object), versions[i].Name)
+		}
+		one, err := u.undoingOf(ctx, object, versions, []string{versions[i].Name})
+		return []*undoing{one}, err
+	}
+	if revision != "" {
+		return nil, refuse(http.StatusNotFound, "revision %s is none of %s, or is no longer kept: 'history' lists those that are", revision, u.title(object))
+	}
+	return nil, refuse(http.StatusNotFound, "no change of %s is kept that could be taken back: 'history' lists what is", u.title(object))
+}
+
+func isUndo(v *history.Version) bool { return v.UserAgent == undoAgent }
+
+// isStatus says that an update has changed nothing that an undo could write.
+func isStatus(v *history.Version) bool {
+	return v.Verb == "update" && v.Unreadable == "" && !slices.ContainsFunc(v.Changed, func(field string) bool {
+		return field != "status" && !strings.HasPrefix(field, "status.") && !strings.HasPrefix(field, "status[")
+	})
+}
+
+// ofMany groups changes by their objects. An undo takes back no other one, unless that is what was asked for.
+func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool) ([]*undoing, error) {
+	type id struct{ resource, namespace, name string }
+	revisions, objects := map[id][]string{}, map[id]history.Reference{}
+	var order []id
+	for i := range changes {
+		v := &changes[i].Version
+		if isUndo(v) && !undos || isStatus(v) {
+			continue
+		}
+		of := id{v.Object.GroupResource().String(), v.Object.Namespace, v.Object.Name}
+		if revisions[of] == nil {
+			order = append(order, of)
+		}
+		revisions[of] = append(revisions[of], v.Name)
+		objects[of] = v.Object
+	}
+	var all []*undoing
+	for _, of := range order {
+		oldest := revisions[of][0]
+		versions, err := u.contents(ctx, of.resource+"/"+of.name, of.namespace, func(all []history.Version) bool {
+			return isAfter(oldest, all[len(all)-1].Name)
+		})
+		if err != nil {
+			return nil, err
+		}
+		one, err := u.undoingOf(ctx, objects[of], versions, revisions[of])
+		if err != nil {
+			return nil, err
+		}
+		if len(one.changes) > 0 || one.conflict != "" {
+			all = append(all, one)
+		}
+	}
+	return all, nil
+}
+
+// undoingOf reads the objects before and after the changes of an object.
+func (u *undo) undoingOf(ctx context.Context, object history.Reference, versions []history.Version, revisions []string) (*undoing, error) {
+	one := &undoing{object: object, versions: versions}
+	byRevision := map[string]*history.Version{}
+	ends := map[string]int{} // what began and ended in these changes has left nothing
+	for i := range versions {
+		v := &versions[i]
+		byRevision[v.Name] = v
+		if slices.Contains(revisions, v.Name) && v.Verb != "update" {
+			ends[v.Object.UID]++
+		}
+	}
+	version := ""
+	for i := range versions {
+		v := &versions[i]
+		if !slices.Contains(revisions, v.Name) || ends[v.Object.UID] > 1 {
+			continue
+		}
+		content, err := v.Decoded()
+		if err != nil {
+			one.conflict = err.Error()
+			return one, nil
+		}
+		if of := content.GroupVersionKind().Version; version != of {
+			if version != "" {
+				one.conflict = fmt.Sprintf("it was stored as %s and then as %s: change it by hand", of, version)
+				return one, nil
+			}
+			version = of
+			if one.kind, one.conflict, err = u.servedNow(object, version); err != nil || one.conflict != "" {
+				return one, err
+			}
+		}
+		c := change{version: v, before: merge.None{}, after: merge.None{}}
+		switch v.Verb {
+		case "delete":
+			c.before, c.last = again(content, one.kind).Object, content
+		case "create":
+			c.after = cleaned(content, one.kind).Object
+		default:
+			c.after = cleaned(content, one.kind).Object
+			before := byRevision[v.Before]
+			if before == nil {
+				one.conflict = fmt.Sprintf("what it was before revision %s is no longer kept", v.Name)
+				return one, nil
+			}
+			was, err := before.Decoded()
+			if err != nil {
+				one.conflict = err.Error()
+				return one, nil
+			}
+			c.before = cleaned(was, one.kind).Object
+			c.last, c.deleting = was, was.GetDeletionTimestamp() == nil && content.GetDeletionTimestamp() != nil
+		}
+		one.changes = append(one.changes, c)
+	}
+	return one, nil
+}
+
+// now is the object as it is, nil if it is not there.
+func (u *undo) now(ctx context.Context, one *undoing) (*unstructured.Unstructured, error) {
+	if one.conflict != "" || len(one.changes) == 0 {
+		return nil, nil
+	}
+	return u.live.Get(ctx, one.kind, one.object.Namespace, one.object.Name)
+}
+
+// revert computes what the object would be without the changes, newest first. It decides nothing by the history alone:
+// what was taken back already, by an undo or by hand, is as it was before, and nothing is to do.
+func (u *undoing) revert(live *unstructured.Unstructured) outcome {
+	if u.conflict != "" {
+		return outcome{conflict: u.conflict}
+	}
+	var is any = merge.None{}
+	if live != nil {
+		is = cleaned(live, u.kind).Object
+	}
+	now := is
+	var fields []string
+	var last *unstructured.Unstructured
+	for i := range u.changes {
+		c := &u.changes[i]
+		r := &merge.Reversal{Undone: func(p merge.Path, value any) bool {
+			return slices.ContainsFunc(u.changes[i+1:], func(older change) bool { return reflect.DeepEqual(p.Of(older.before), value) })
+		}}
+		switch {
+		case c.after == any(merge.None{}) || c.deleting:
+			switch {
+			case now == any(merge.None{}):
+				if why := runsAgain(c.last, u.kind); why != "" {
+					return outcome{conflict: why}
+				}
+				now, last, fields = c.before, c.last, append(fields, "")
+			case c.deleting && live != nil && live.GetDeletionTimestamp() != nil:
+				return outcome{conflict: "it is being deleted, which cannot be taken back: run this again when it is gone"}
+			}
+		case now == any(merge.None{}):
+			// Nothing is left of the change.
+		case c.before == any(merge.None{}):
+			if problem := u.mayGo(c, now, is, live, r); problem != "" {
+				return outcome{conflict: problem}
+			}
+			if reflect.DeepEqual(now, c.after) || !r.Undone(nil, now) {
+				now = merge.None{}
+			}
+		default:
+			now = r.Value(nil, c.before, c.after, now)
+			if len(r.Conflicts) > 0 {
+				return outcome{conflict: u.blame(c, r.Conflicts)}
+			}
+			for _, p := range r.Reverted {
+				fields = append(fields, p.String())
+			}
+		}
+	}
+	out := outcome{fields: compact(fields), last: last}
+	switch {
+	case reflect.DeepEqual(now, is):
+	case now == any(merge.None{}):
+		out.verb = "delete"
+	case live == nil:
+		out.verb, out.wanted = "create", again(&unstructured.Unstructured{Object: now.(map[string]any)}, u.kind)
+	default:
+		out.verb, out.wanted = "update", onto(live, now.(map[string]any), u.kind)
+	}
+	return out
+}
+
+// mayGo says why the object that a change has made must not be deleted.
+func (u *undoing) mayGo(c *change, now, is any, live *unstructured.Unstructured, r *merge.Reversal) string {
+	switch of := u.kind.GroupResource(); {
+	case of == namespaces || of == definitions:
+		return "deleting it would delete all that is in it: do that by hand"
+	case reflect.DeepEqual(now, is) && live != nil && string(live.GetUID()) != c.version.Object.UID:
+		if r.Undone(nil, now) {
+			return ""
+		}
+		return fmt.Sprintf("what was made at revision %s is gone, and another was made since", c.version.Name)
+	case reflect.DeepEqual(now, c.after), r.Undone(nil, now):
+		return ""
+	}
+	for i := range u.versions {
+		v := &u.versions[i]
+		if v.Name == c.version.Name {
+			return "" // only the control plane has written to it since
+		}
+		if !isStatus(v) && !ofControlPlane(v) && !isUndo(v) && !u.takesBack(v) {
+			return fmt.Sprintf("it was changed since, at revision %s by %s, which would be lost", v.Name, v.Author())
+		}
+	}
+	return ""
+}
+
+// takesBack says that a version is one of the changes.
+func (u *undoing) takesBack(v *history.Version) bool {
+	return slices.ContainsFunc(u.changes, func(c change) bool { return c.version == v })
+}
+
+// ofControlPlane says that a controller has written a version.
+func ofControlPlane(v *history.Version) bool {
+	return v.User == "system:kube-controller-manager" || v.User == "system:kube-scheduler" || strings.HasPrefix(v.User, "system:node:") ||
+		strings.HasPrefix(v.User, "system:serviceaccount:kube-system:") || strings.HasPrefix(v.User, "system:logplane:")
+}
+
+// blame says which fields stand against an undo, and who else has changed the first of them last.
+func (u *undoing) blame(c *change, conflicts []merge.Path) string {
+	var names []string
+	for _, p := range conflicts {
+		names = append(names, p.String())
+	}
+	said := fmt.Sprintf("%s is not what revision %s left", history.Shorten(names), c.version.Name)
+	p := conflicts[0]
+	for i := range u.versions {
+		v := &u.versions[i]
+		if v.Name == c.version.Name {
+			break
+		}
+		if u.takesBack(v) { // what came before it stands against this
+			continue
+		}
+		is, err := v.Decoded()
+		if err != nil || i+1 >= len(u.versions) {
+			continue
+		}
+		was, err := u.versions[i+1].Decoded()
+		if err == nil && !reflect.DeepEqual(p.Of(was.Object), p.Of(is.Object)) {
+			return said + fmt.Sprintf(": %s changed it at revision %s", v.Author(), v.Name)
+		}
+	}
+	return said
+}
+
+func compact(all []string) (out []string) {
+	for _, name := range all {
+		if name != "" && !slices.Contains(out, name) {
+			out = append(out, name)
+		}
+	}
+	return out
+}

@@ -1,0 +1,55 @@
+package sides
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Passing are the kinds that somebody makes anew all the time: the control plane, or the machine that they describe. An
+// old one would mislead whoever reads it. docs/history.md has them in a table. ControllerRevisions are not among them:
+// no controller can make an old one again.
+var Passing = map[schema.GroupResource]bool{
+	{Resource: "nodes"}:  true, // with what each kubelet says of its machine
+	{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true,
+	{Group: "coordination.k8s.io", Resource: "leases"}:                     true,
+	{Group: "coordination.k8s.io", Resource: "leasecandidates"}:            true,
+	{Resource: "endpoints"}:                                                true,
+	{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}: true,
+	{Group: "certificates.k8s.io", Resource: "podcertificaterequests"}:     true,
+	{Group: "networking.k8s.io", Resource: "ipaddresses"}:                  true, // made with their Services
+	{Group: "storage.k8s.io", Resource: "volumeattachments"}:               true,
+	{Group: "storage.k8s.io", Resource: "csinodes"}:                        true,
+	{Group: "storage.k8s.io", Resource: "csistoragecapacities"}:            true,
+	{Group: "resource.k8s.io", Resource: "resourceslices"}:                 true,
+	{Group: "internal.apiserver.k8s.io", Resource: "storageversions"}:      true,
+}
+
+// EndpointSlices pass where a controller keeps them.
+var EndpointSlices = schema.GroupResource{Group: "discovery.k8s.io", Resource: "endpointslices"}
+
+// Passes says that an object follows from others.
+func (k Kind) Passes(object *unstructured.Unstructured) bool {
+	switch k.GroupResource() {
+	case schema.GroupResource{Resource: "pods"}: // that stands for one of a kubelet's own
+		return object.GetAnnotations()[corev1.MirrorPodAnnotationKey] != ""
+	case EndpointSlices:
+		return metav1.GetControllerOf(object) != nil
+	case schema.GroupResource{Group: "apiregistration.k8s.io", Resource: "apiservices"}:
+		return object.GetLabels()["kube-aggregator.kubernetes.io/automanaged"] != ""
+	}
+	return false
+}
+
+// PassingNames are the kinds that are never restored, and the objects of others, for people.
+func PassingNames() []string {
+	var names []string
+	for of := range Passing {
+		names = append(names, of.String())
+	}
+	slices.Sort(names)
+	return append(names, "endpoint slices and Pods that a controller or a kubelet keeps for itself")
+}

@@ -1,0 +1,87 @@
+package sides
+
+import (
+	"context"
+	"iter"
+	"strings"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+)
+
+// pageSize is how many objects a page of a list has.
+const pageSize = 500
+
+// Side is the API at a revision, or the API of now. It is safe for concurrent use.
+type Side struct {
+	// Revision is empty for now.
+	Revision  string
+	Dynamic   dynamic.Interface
+	Discovery discovery.DiscoveryInterface
+
+	catalog func() (*Catalog, error)
+}
+
+// At returns the side of a revision; that of "" is now. Nothing is asked yet.
+func At(config *rest.Config, revision string) (*Side, error) {
+	if revision != "" {
+		config = rest.CopyConfig(config)
+		config.Host = strings.TrimSuffix(config.Host, "/") + "/at/" + revision
+	}
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	kinds, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return &Side{Revision: revision, Dynamic: objects, Discovery: kinds,
+		catalog: sync.OnceValues(func() (*Catalog, error) { return readCatalog(kinds) })}, nil
+}
+
+// Catalog returns what is served at this side. It is asked once.
+func (s *Side) Catalog() (*Catalog, error) { return s.catalog() }
+
+// Objects is where the objects of a kind are.
+func (s *Side) Objects(k Kind, namespace string) dynamic.ResourceInterface {
+	if k.Namespaced {
+		return s.Dynamic.Resource(k.GroupVersionResource).Namespace(namespace)
+	}
+	return s.Dynamic.Resource(k.GroupVersionResource)
+}
+
+// Get returns an object, nil if it is not there.
+func (s *Side) Get(ctx context.Context, k Kind, namespace, name string) (*unstructured.Unstructured, error) {
+	object, err := s.Objects(k, namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return object, err
+}
+
+// All are the objects of a kind, in the namespace or everywhere, by their namespaces and names. An error ends them.
+func (s *Side) All(ctx context.Context, k Kind, namespace string) iter.Seq2[*unstructured.Unstructured, error] {
+	return func(yield func(*unstructured.Unstructured, error) bool) {
+		for options := (metav1.ListOptions{Limit: pageSize}); ; {
+			page, err := s.Objects(k, namespace).List(ctx, options)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for i := range page.Items {
+				if !yield(&page.Items[i], nil) {
+					return
+				}
+			}
+			if options.Continue = page.GetContinue(); options.Continue == "" {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,266 @@
+package timetravel
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/sides"
+)
+
+// send sends a plan to the server, which carries it out unless that is a dry run.
+func (c *Client) send(ctx context.Context, p history.Plan, dry bool) (history.PlanStatus, error) {
+	p.TypeMeta = metav1.TypeMeta{APIVersion: history.GroupVersion.String(), Kind: "Plan"}
+	now, err := c.at("")
+	if err != nil {
+		return p.Status, err
+	}
+	body, err := json.Marshal(p)
+	if err != nil {
+		return p.Status, fmt.Errorf("encode the plan: %w", err)
+	}
+	request := now.Discovery.RESTClient().Post().AbsPath("/apis/"+history.GroupVersion.String()+"/plans").
+		SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json").Body(body)
+	if dry {
+		request = request.Param("dryRun", metav1.DryRunAll)
+	}
+	answer, err := request.DoRaw(ctx)
+	if err != nil {
+		if apierrors.IsNotFound(err) && strings.Contains(err.Error(), "the server could not find the requested resource") {
+			return p.Status, errNoPast
+		}
+		return p.Status, err
+	}
+	var got history.Plan
+	if err := json.Unmarshal(answer, &got); err != nil {
+		return p.Status, fmt.Errorf("decode the plan: %w", err)
+	}
+	return got.Status, nil
+}
+
+// carryOut prints what a plan would do, and has it done after a yes. It returns what was planned and what was done.
+func (t *Tool) carryOut(ctx context.Context, spec history.PlanSpec, yes bool, print func(history.PlanStatus)) (planned, done history.PlanStatus, err error) {
+	planned, err = t.send(ctx, history.Plan{Spec: spec}, true)
+	if err != nil {
+		return planned, done, err
+	}
+	print(planned)
+	if !slices.ContainsFunc(planned.Changes, isWrite) {
+		return planned, planned, nil
+	}
+	if err := t.confirm(ctx, yes); err != nil {
+		return planned, done, err
+	}
+	for more := true; more; {
+		next, err := t.send(ctx, history.Plan{Spec: spec, Status: history.PlanStatus{Changes: planned.Changes}}, false)
+		if err != nil {
+			return planned, done, err
+		}
+		more = next.More && len(next.Changes) > 0
+		for _, c := range next.Changes {
+			if !more || c.ResourceVersion != "" {
+				t.doneLine(c)
+				done.Changes = append(done.Changes, c)
+			}
+		}
+	}
+	return planned, done, nil
+}
+
+// isWrite says that a change is to be written.
+func isWrite(c history.PlanChange) bool { return c.Verb != "" && c.Left == "" }
+
+// doneLine says what was done about an object.
+func (t *Tool) doneLine(c history.PlanChange) {
+	if !isWrite(c) {
+		return
+	}
+	said := map[string]string{"create": "created", "update": "updated", "delete": "deleted"}[c.Verb]
+	if len(c.Revisions) > 0 && c.Verb == "update" {
+		said = "reverted"
+	}
+	line := t.title(c.Object) + " was " + said
+	if c.ResourceVersion != "" && c.Verb != "delete" {
+		line += ", revision " + c.ResourceVersion
+	}
+	t.line("%s", line)
+	t.notes(c.Notes)
+}
+
+func (t *Tool) notes(notes []string) {
+	for _, note := range notes {
+		t.line("  %s", note)
+	}
+}
+
+// Undo says which changes to take back: one of an object, or all of a manager or user since a moment.
+type Undo struct {
+	history.PlanUndo
+	All bool
+	Yes bool
+}
+
+// Undo takes changes back. What somebody else has changed since is a conflict: then the object is left alone.
+func (t *Tool) Undo(ctx context.Context, u Undo) error {
+	spec := history.PlanSpec{Namespace: t.Namespace, Undo: &u.PlanUndo}
+	switch one := u.Object != ""; {
+	case one && u.All:
+		return errors.New("give an object, or --manager or --by with --since")
+	case !one && u.Manager == "" && u.User == "":
+		return errors.New("name what to take back: an object, or the changes of --manager or --by")
+	case !one && u.Since == "":
+		return errors.New("give --since with the moment from which on changes are taken back, such as 2h")
+	case u.All:
+		spec.Namespace = ""
+	}
+	if u.Since != "" {
+		since, err := t.pin(ctx, u.Since)
+		if apierrors.HasStatusCause(err, history.CauseYounger) {
+			since, err = "0", nil // from the cell's beginning on
+		}
+		if err != nil {
+			return err
+		}
+		u.Since = since
+	}
+	planned, done, err := t.carryOut(ctx, spec, u.Yes, func(p history.PlanStatus) {
+		for _, c := range p.Changes {
+			t.line("%s", t.undoLine(c))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	left := 0
+	for _, c := range done.Changes {
+		if c.Left != "" {
+			left++
+		}
+		if c.Failed {
+			t.line("leave %s: %s", t.title(c.Object), c.Left)
+		}
+	}
+	switch {
+	case left > 0:
+		return fmt.Errorf("%d of %d objects were left alone: 'history' and 'diff' show what stands against it", left, len(done.Changes))
+	case len(planned.Changes) == 0:
+		t.line("no such change was made: nothing to do")
+	}
+	return nil
+}
+
+// undoLine is a line of the plan.
+func (t *Tool) undoLine(c history.PlanChange) string {
+	name := t.title(c.Object)
+	of := "revision "
+	if len(c.Revisions) > 1 {
+		of = "revisions "
+	}
+	of += history.Shorten(c.Revisions)
+	switch {
+	case c.Left != "":
+		return fmt.Sprintf("leave %s: %s", name, c.Left)
+	case c.Verb == "update":
+		return fmt.Sprintf("revert %s: %s (%s)", name, cmp.Or(history.Shorten(c.Fields), "all"), of)
+	case c.Verb == "create":
+		return fmt.Sprintf("create %s as it was before (%s)", name, of)
+	case c.Verb == "delete":
+		return fmt.Sprintf("delete %s (%s)", name, of)
+	}
+	return fmt.Sprintf("%s is without the change already: nothing to do (%s)", name, of)
+}
+
+// Undelete makes an object again as its last version was.
+func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
+	spec := history.PlanSpec{Namespace: t.Namespace, Undelete: &history.PlanObject{Object: object}}
+	_, done, err := t.carryOut(ctx, spec, yes, func(p history.PlanStatus) {
+		for _, c := range p.Changes {
+			if c.Verb == "" {
+				t.line("%s is there: nothing to do", t.title(c.Object))
+				continue
+			}
+			t.line("create %s as it was before %s deleted it at revision %s, %s", t.title(c.Object), c.Author, history.Shorten(c.Revisions),
+				c.Time.UTC().Format(time.RFC3339))
+			t.notes(c.Notes)
+		}
+	})
+	for _, c := range done.Changes {
+		if err == nil && c.Left != "" {
+			err = fmt.Errorf("%s was not created: %s", t.title(c.Object), c.Left)
+		}
+	}
+	return err
+}
+
+// Restore says what shall be as it was.
+type Restore struct {
+	history.PlanRestore
+	All bool // all of the cluster, not a namespace
+	Yes bool
+}
+
+// Restore brings back how everything was at a moment. It can be run again after a crash, or to go on with the rest:
+// what is as it was is left alone.
+func (t *Tool) Restore(ctx context.Context, r Restore) error {
+	if r.To == "" || r.To == "now" {
+		return errors.New("give --to with the moment to go back to, such as 2h")
+	}
+	var err error
+	if r.To, err = t.pin(ctx, r.To); err != nil {
+		return err
+	}
+	spec := history.PlanSpec{Namespace: t.Namespace, Restore: &r.PlanRestore}
+	if r.All {
+		spec.Namespace = ""
+	}
+	planned, done, err := t.carryOut(ctx, spec, r.Yes, t.printPlan)
+	if err != nil {
+		return err
+	}
+	failures := planned.Failures
+	written := 0
+	for _, c := range done.Changes {
+		if c.Failed {
+			failures = append(failures, t.title(c.Object)+": "+c.Left)
+		} else if isWrite(c) {
+			written++
+		}
+	}
+	if slices.ContainsFunc(planned.Changes, isWrite) {
+		t.line("%d of %d are done", written, written+len(failures)-len(planned.Failures))
+	}
+	if len(failures) > 0 {
+		return fmt.Errorf("not all is as it was at revision %s: %s", planned.Revision, strings.Join(failures, "; "))
+	}
+	return nil
+}
+
+func (t *Tool) printPlan(p history.PlanStatus) {
+	count := map[string]int{}
+	for _, c := range p.Changes {
+		if isWrite(c) {
+			count[c.Verb]++
+			t.line("%s %s", c.Verb, t.title(c.Object))
+		}
+	}
+	t.line("to revision %s: %d to create, %d to update, %d to delete; %d are as they were, %d came later and stay", p.Revision,
+		count["create"], count["update"], count["delete"], p.Same, p.Later)
+	t.line("left to those who make them: %s", strings.Join(sides.PassingNames(), ", "))
+	for _, c := range p.Changes {
+		if c.Left != "" {
+			t.line("left out: %s: %s", t.title(c.Object), c.Left)
+		}
+	}
+	for _, failure := range p.Failures {
+		t.line("cannot compare %s", failure)
+	}
+}
