@@ -33,11 +33,15 @@ func (c *Client) send(ctx context.Context, p history.Plan, dry bool) (history.Pl
 	if dry {
 		request = request.Param("dryRun", metav1.DryRunAll)
 	}
-	answer, err := request.DoRaw(ctx)
-	if err != nil {
+	result := request.Do(ctx)
+	if err := result.Error(); err != nil {
 		if apierrors.IsNotFound(err) && strings.Contains(err.Error(), "the server could not find the requested resource") {
 			return p.Status, errNoPast
 		}
+		return p.Status, err
+	}
+	answer, err := result.Raw()
+	if err != nil {
 		return p.Status, err
 	}
 	var got history.Plan

@@ -85,7 +85,11 @@ func (p *planner) history(ctx context.Context, namespace, resource string, query
 	for name, values := range query {
 		request = request.Param(name, values[0])
 	}
-	body, err := request.DoRaw(ctx)
+	result := request.Do(ctx)
+	if err := result.Error(); err != nil { // Raw has it without its message
+		return err
+	}
+	body, err := result.Raw()
 	if err != nil {
 		return err
 	}
