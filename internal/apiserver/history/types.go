@@ -253,7 +253,7 @@ type Plan struct {
 
 	// Spec has one of undo, undelete and restore. It is not part of the answer.
 	Spec PlanSpec `json:"spec,omitzero"`
-	// Status of a request is that of the dry run which was agreed to. What a restore would do beside that is left out.
+	// Status of a request is that of the dry run which was agreed to. What has come since is left alone.
 	Status PlanStatus `json:"status,omitzero"`
 }
 
@@ -316,7 +316,7 @@ type PlanChange struct {
 	// Left says why the object is left alone, and Failed whether that is because it could not be written.
 	Left   string `json:"left,omitempty"`
 	Failed bool   `json:"failed,omitempty"`
-	// Seen identifies what the object is before. A restore writes it only if it is still that.
+	// Seen identifies what the object is before a restore, which writes it only if it is still that.
 	Seen string `json:"seen,omitempty"`
 	// Author and time of the deletion that an undelete takes back.
 	Author string       `json:"author,omitempty"`

@@ -106,12 +106,31 @@ func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstru
 		return err
 	}
 	p.owners.known[id] = made.GetUID()
+	if made, err = p.giveBack(ctx, k, then, made); err != nil {
+		return err
+	}
 	note, err := p.rebind(ctx, k, then, made)
 	if note != "" {
 		notes = append(notes, note)
 	}
 	done.Notes = append(done.Notes, notes...)
 	return err
+}
+
+// giveBack gives the fields of an object that was made again to the managers that had them, without those of a status,
+// which it has lost. In the transaction that makes the object this is one event.
+func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	managed := slices.DeleteFunc(then.GetManagedFields(), func(e metav1.ManagedFieldsEntry) bool { return e.Subresource != "" })
+	if len(managed) == 0 {
+		return made, nil
+	}
+	owned := made.DeepCopy()
+	owned.SetManagedFields(managed)
+	owned, err := p.live.Objects(k, made.GetNamespace()).Update(ctx, owned, metav1.UpdateOptions{FieldManager: p.config.UserAgent})
+	if apierrors.IsForbidden(err) { // who may create it need not be allowed to update it
+		return made, nil
+	}
+	return owned, err
 }
 
 // rebind lets the volume of a claim that was made again know its new uid. A volume is bound to a uid, and a claim whose

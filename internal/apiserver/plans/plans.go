@@ -18,6 +18,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -70,6 +71,7 @@ type planner struct {
 	config    *client.Config
 	live      *sides.Side
 	owners    *owners
+	read      int // bytes of versions
 }
 
 // plan is what a request asks for. Its steps are in the order in which they are written.
@@ -128,7 +130,7 @@ func (r *Storage) Create(ctx context.Context, object runtime.Object, validate re
 	answer := &history.Plan{ObjectMeta: metav1.ObjectMeta{Name: asked.Name}}
 	wanted.status(&answer.Status)
 	if options == nil || len(options.DryRun) == 0 {
-		if asked.Spec.Restore != nil && len(asked.Status.Changes) > 0 {
+		if len(asked.Status.Changes) > 0 {
 			hold(steps, asked.Status.Changes)
 		}
 		answer.Status.More, err = p.carryOut(ctx, steps, began.Add(mostTime))
@@ -203,7 +205,8 @@ func hold(steps []*step, agreed []history.PlanChange) {
 		known[of(c.Object)] = c
 	}
 	for _, s := range steps {
-		if was, ok := known[of(s.Object)]; s.Verb != "" && s.Left == "" && (!ok || was.Verb != s.Verb || was.Seen != s.Seen) {
+		was, ok := known[of(s.Object)]
+		if s.Verb != "" && s.Left == "" && (!ok || was.Seen != s.Seen || !slices.Equal(was.Revisions, s.Revisions)) {
 			s.Left, s.Failed = "somebody else has changed it meanwhile: run this again", true
 		}
 	}
@@ -218,12 +221,6 @@ func (p *planner) carryOut(ctx context.Context, steps []*step, until time.Time) 
 		}
 	}
 	for len(todo) > 0 {
-		if time.Now().After(until) {
-			for _, s := range todo {
-				s.Left = "the time of a request has not sufficed: run this again"
-			}
-			return true, nil
-		}
 		n := 1
 		for n < min(len(todo), mostSteps) && phaseOf(todo[n].kind) == phaseOf(todo[0].kind) {
 			n++
@@ -232,6 +229,12 @@ func (p *planner) carryOut(ctx context.Context, steps []*step, until time.Time) 
 			return false, err
 		}
 		todo = todo[n:]
+		if len(todo) > 0 && time.Now().After(until) { // each request writes something
+			for _, s := range todo {
+				s.Left = "the time of a request has not sufficed: run this again"
+			}
+			return true, nil
+		}
 	}
 	return false, nil
 }

@@ -36,8 +36,21 @@ func (p *planner) title(r history.Reference) string {
 // contents returns versions of an object with what the object was, newest first, until there are enough of them. An
 // object that is written every second has more than one wants to read.
 func (p *planner) contents(ctx context.Context, object, namespace string, enough func([]history.Version) bool) ([]history.Version, error) {
-	return p.versions(ctx, object, namespace, url.Values{"include": {"object"}, "limit": {"50"}}, enough)
+	all, err := p.versions(ctx, object, namespace, url.Values{"include": {"object"}, "limit": {"50"}}, enough)
+	for i := range all {
+		if all[i].Content != nil {
+			p.read += len(all[i].Content.Raw)
+		}
+	}
+	if p.read > mostRead {
+		return nil, refuse(http.StatusRequestEntityTooLarge, "the versions to look at have more than %d MiB: "+
+			"name a later moment, one namespace, or one object", mostRead>>20)
+	}
+	return all, err
 }
+
+// mostRead bounds the bytes of versions that a request holds.
+const mostRead = 64 << 20
 
 func (p *planner) versions(ctx context.Context, object, namespace string, query url.Values, enough func([]history.Version) bool) ([]history.Version, error) {
 	query.Set("fieldSelector", fields.Set{"object": object}.String())

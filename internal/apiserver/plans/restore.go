@@ -33,9 +33,13 @@ type restore struct {
 	failures []string
 	// made are the namespaces that this restore has made: what the control plane puts there is not somebody else's.
 	made map[string]bool
-	// same are as they were, and later came later and stay.
+	// same are as they were, and later came later and stay. Differing is how many are held to be compared.
 	same, later int32
+	differing   int
 }
+
+// mostDiffering bounds what a request holds. Objects that are as they were are not held.
+const mostDiffering = 20_000
 
 // pair is one object, as it was and as it is.
 type pair struct {
@@ -156,18 +160,7 @@ func (r *restore) compare(ctx context.Context) ([]*pair, error) {
 			all = append(all, one)
 		}
 	}
-	for _, one := range all {
-		if one.now == nil {
-			r.owners.pending[idOf(one.then)] = true
-		}
-	}
-	return slices.DeleteFunc(all, func(one *pair) bool {
-		if r.isSelected(one) {
-			return false
-		}
-		delete(r.owners.pending, idOf(one.either()))
-		return true
-	}), nil
+	return all, nil
 }
 
 func (r *restore) isSelected(one *pair) bool {
@@ -215,10 +208,18 @@ func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) 
 			r.owners.known[idOf(one.now)] = one.now.GetUID()
 		}
 		switch {
-		case one.then == nil || one.now == nil || one.then.GetResourceVersion() != one.now.GetResourceVersion():
-			found = append(found, one)
-		case r.isSelected(one):
+		case !r.isSelected(one):
+		case one.then != nil && one.now != nil && one.then.GetResourceVersion() == one.now.GetResourceVersion():
 			r.same++
+		case r.differing == mostDiffering:
+			return nil, refuse(http.StatusRequestEntityTooLarge, "more than %d objects are not as they were: "+
+				"restore one namespace at a time, or select by labels", mostDiffering)
+		default:
+			r.differing++
+			found = append(found, one)
+			if one.now == nil {
+				r.owners.pending[idOf(one.then)] = true
+			}
 		}
 		if one.then != nil {
 			then, err, _ = nextThen()
@@ -279,7 +280,12 @@ func (r *restore) itsNamespace(ctx context.Context) (*pair, error) {
 	if then == nil {
 		return nil, refuse(http.StatusNotFound, "there was no namespace '%s' at that moment, and there is none now: is the name right?", r.namespace)
 	}
-	return &pair{kind: k, then: then}, nil
+	one := &pair{kind: k, then: then}
+	if !r.isSelected(one) {
+		return nil, nil
+	}
+	r.owners.pending[idOf(then)] = true
+	return one, nil
 }
 
 // steps says what is to be done, in order.
