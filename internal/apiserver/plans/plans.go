@@ -120,6 +120,10 @@ func (r *Storage) Create(ctx context.Context, object runtime.Object, validate re
 	if err != nil {
 		return nil, err
 	}
+	if author, ok := kubestore.AuthorOf(ctx); ok { // the user's program may be another one
+		author.Agent = p.config.UserAgent
+		ctx = kubestore.WithAuthor(ctx, author)
+	}
 	if err := kubestore.TakeTurn(ctx); err != nil {
 		return nil, err
 	}
