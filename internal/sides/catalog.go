@@ -1,5 +1,5 @@
-// Package sides is the API at one revision, or the API of now, as a client of it sees it. What is read from the side of a
-// revision is one consistent cut.
+// Package sides is the API at one revision, or the API of now, as a client of it sees it. What is read from the side of
+// a revision is one consistent cut.
 package sides
 
 import (

@@ -3,17 +3,8 @@
 // only.
 //
 // Nouns. A moment is a revision, a time, an age or a day (internal/moment). A side is the API at one revision, or the
-// API of now; what is read from the side of a revision is one consistent cut. A change is one event of an object, with
-// the object before and after it. A plan is what a command would write; it is printed, and carried out only after a
-// yes.
-//
-// The path through an undo:
-//
-//  1. Client.versions and Client.changes read who changed what from the group history.logplane.dev.
-//  2. revertAll compares each change with the object as it is now (merge.go). What somebody else changed since is a
-//     conflict, and then the whole object is left alone.
-//  3. The plan is printed, and Tool.confirm asks.
-//  4. Each object is written once, with its resourceVersion as the precondition. Who loses computes it again.
+// API of now (internal/sides). A plan is what a command would write. The server computes it (internal/apiserver/plans),
+// it is printed, and the server carries it out after a yes.
 package timetravel
 
 import (
