@@ -89,19 +89,12 @@ type step struct {
 	write func(ctx context.Context, done *history.PlanChange) error
 }
 
-// leave says why an object is left alone.
-func leave(object history.Reference, format string, args ...any) *step {
-	return &step{PlanChange: history.PlanChange{Object: object, Left: fmt.Sprintf(format, args...)}}
-}
-
 const (
 	// mostSteps bounds what is written in one transaction. Beside its objects it writes rows of owners, of addresses
 	// and of quotas.
 	mostSteps = 200
 	// mostTime is how long a request goes on to write. Then the client asks for more.
 	mostTime = 20 * time.Second
-	// mostTries is how often an object is read again because somebody else has written it meanwhile.
-	mostTries = 5
 )
 
 // Create implements rest.Creater: it makes the plan, and carries it out unless that is a dry run.

@@ -466,7 +466,7 @@ func (r *restore) write(ctx context.Context, one *pair, done *history.PlanChange
 		}
 	}
 	switch {
-	case seen(now, one.kind) != done.Seen && !(one.now == nil && r.made[now.GetNamespace()]):
+	case seen(now, one.kind) != done.Seen && (one.now != nil || !r.made[now.GetNamespace()]):
 		return errMeanwhile
 	case now.GetDeletionTimestamp() != nil:
 		return refuse(http.StatusConflict, "it is being deleted: run this again when it is gone")
