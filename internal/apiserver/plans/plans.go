@@ -254,10 +254,11 @@ func (p *planner) together(ctx context.Context, steps []*step) error {
 	if refused == nil {
 		return nil
 	}
+	if ctx.Err() != nil || apierrors.IsServiceUnavailable(refused) || apierrors.IsTooManyRequests(refused) ||
+		apierrors.IsTimeout(refused) || apierrors.IsServerTimeout(refused) { // it is about none of them
+		return refused
+	}
 	if len(steps) == 1 {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
 		steps[0].Left, steps[0].Failed = reason(refused), true
 		return nil
 	}

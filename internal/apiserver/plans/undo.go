@@ -2,7 +2,6 @@ package plans
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"reflect"
@@ -107,7 +106,7 @@ func (u *undo) write(ctx context.Context, one *undoing, done *history.PlanChange
 	to := u.live.Objects(one.kind, one.object.Namespace)
 	switch {
 	case o.conflict != "":
-		return errors.New(o.conflict)
+		return refuse(http.StatusConflict, "%s", o.conflict)
 	case o.verb == "create":
 		if err := u.create(ctx, one.kind, o.last, o.wanted, done); err != nil {
 			return u.whyNotMade(one.object, err)
