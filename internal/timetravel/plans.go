@@ -64,8 +64,15 @@ func (t *Tool) carryOut(ctx context.Context, spec history.PlanSpec, yes bool, pr
 	if err := t.confirm(ctx, yes); err != nil {
 		return planned, done, err
 	}
+	var agreed history.PlanStatus // no more than the server compares, since a body has a bound
+	for _, c := range planned.Changes {
+		if isWrite(c) {
+			of := history.Reference{Group: c.Object.Group, Resource: c.Object.Resource, Namespace: c.Object.Namespace, Name: c.Object.Name}
+			agreed.Changes = append(agreed.Changes, history.PlanChange{Object: of, Seen: c.Seen, Revisions: c.Revisions})
+		}
+	}
 	for more := true; more; {
-		next, err := t.send(ctx, history.Plan{Spec: spec, Status: history.PlanStatus{Changes: planned.Changes}}, false)
+		next, err := t.send(ctx, history.Plan{Spec: spec, Status: agreed}, false)
 		if err != nil {
 			return planned, done, err
 		}
