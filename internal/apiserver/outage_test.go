@@ -428,6 +428,8 @@ func (o outage) newServiceWebhook(t *testing.T) (hook *webhookServer, configurat
 	_, err = o.config.Cell.Projection.Commit(t.Context())
 	require.NoError(t, err)
 	o.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/hooks/services", body: `{"metadata":{"name":"hook"},"spec":{"ports":[{"name":"https","port":443}]}}`}.as("root"))
+	_, err = o.config.Cell.Projection.Commit(t.Context()) // so that the EndpointSlice is in a segment that nothing else needs
+	require.NoError(t, err)
 	o.must(t, 201, request{method: "POST", path: "/apis/discovery.k8s.io/v1/namespaces/hooks/endpointslices", body: `{"metadata":{"name":"hook-1","labels":{"kubernetes.io/service-name":"hook"}},` +
 		`"addressType":"IPv4","endpoints":[{"addresses":["` + host + `"]}],"ports":[{"name":"https","port":` + port + `}]}`}.as("root"))
 	at := `"clientConfig":{"service":{"namespace":"hooks","name":"hook"},"caBundle":"` + base64.StdEncoding.EncodeToString(authority.pem()) + `"}`
