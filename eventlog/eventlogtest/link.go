@@ -94,8 +94,8 @@ func (l *Link) Lose() {
 	l.losses++
 }
 
-// FailAt lets a link of ConnectThrough fail at the n-th message that is published from now on: before the server has it,
-// or once the server has answered, so that only the answer is lost.
+// FailAt lets a link of ConnectThrough fail at the n-th message that is published from now on: before the server has
+// it, or once the server has answered, so that only the answer is lost.
 func (l *Link) FailAt(n int, answered bool, how Failure) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -280,10 +280,10 @@ func (o outage) requireWhole(t *testing.T, after, head eventlog.Revision) {
 	}
 }
 
-// TestOutageOfTheLog asks a process for everything while its link to the log fails at the n-th message, for each n until
-// the answer needs no more of them: before the server has the message, or so that only the answer is lost. If connections
-// only break, the answer is what it would be without that. If the link is cut or stalls, it may also be 503 with
-// Retry-After if nothing was written, or 500 without it if what was is unknown. In the log is all of an append, or
+// TestOutageOfTheLog asks a process for everything while its link to the log fails at the n-th message, for each n
+// until the answer needs no more of them: before the server has the message, or so that only the answer is lost. If
+// connections only break, the answer is what it would be without that. If the link is cut or stalls, it may also be 503
+// with Retry-After if nothing was written, or 500 without it if what was is unknown. In the log is all of an append, or
 // nothing.
 func TestOutageOfTheLog(t *testing.T) {
 	for _, warm := range []bool{true, false} {
@@ -440,8 +440,8 @@ func (o outage) newServiceWebhook(t *testing.T) (hook *webhookServer, configurat
 type decider struct{ path, body string }
 
 // TestOutageOfWhatDecides: whoever decides about a request is asked, or the request is 503, whichever object of the
-// bucket cannot be read: a webhook whose Service, a condition whose rules or a policy whose params cannot be read has not
-// failed itself, so that its failure policy says nothing.
+// bucket cannot be read: a webhook whose Service, a condition whose rules or a policy whose params cannot be read has
+// not failed itself, so that its failure policy says nothing.
 func TestOutageOfWhatDecides(t *testing.T) {
 	o := newOutage(t)
 	o.fill(t)

@@ -238,7 +238,8 @@ func (l paramLister) Get(name string) (runtime.Object, error) {
 	return object, nil
 }
 
-// surely panics as a lister does if this process could not answer, which upstream would take for a failure of the policy.
+// surely panics as a lister does if this process could not answer, which upstream would take for a failure of the
+// policy.
 func surely(err error) error {
 	if apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err) {
 		panic(listers.Unreadable{Err: err})
