@@ -1,18 +1,23 @@
 package eventlogtest
 
 import (
+	"bufio"
+	"bytes"
+	"io"
 	"net"
+	"strconv"
 	"sync"
 	"testing"
 
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// Link is a TCP proxy in front of one port that can hold back all bytes, or break all connections. Its methods are safe
-// for concurrent use.
+// Link is a TCP proxy in front of one port that can hold back all bytes, or break all connections, now or at a message
+// that its client sends. Its methods are safe for concurrent use.
 type Link struct {
 	listener net.Listener
 	done     sync.WaitGroup
+	ofClient bool // it carries what a client of NATS says, of which messages can be told
 
 	mu     sync.Mutex
 	gate   *sync.Cond
@@ -21,6 +26,25 @@ type Link struct {
 	broken bool                  // mu; connections are refused, as when the test is over
 	conns  map[net.Conn]struct{} // mu
 	losses int                   // mu; how often the connections of that time were lost
+	fault  *fault                // mu; what is to happen, nil for nothing
+	failed bool                  // mu; it has happened
+}
+
+// Failure is how a link fails.
+type Failure int
+
+const (
+	Breaks Failure = iota // connections break, and new ones work
+	Cuts                  // they break, and new ones are refused until Resume
+	Stalls                // every byte is held back until Resume
+)
+
+// fault is what happens at a message to come.
+type fault struct {
+	left     int // messages until then
+	answered bool
+	how      Failure
+	inbox    []byte // where the answer goes, once the message has passed
 }
 
 // NewLink returns a link that ends with the test. Its connections wait until it is said where it leads.
@@ -70,17 +94,77 @@ func (l *Link) Lose() {
 	l.losses++
 }
 
+// FailAt lets a link of ConnectThrough fail at the n-th message that is published from now on: before the server has
+// it, or once the server has answered, so that only the answer is lost.
+func (l *Link) FailAt(n int, answered bool, how Failure) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fault, l.failed = &fault{left: n, answered: answered, how: how}, false
+}
+
+// HasFailed ends what FailAt began, and says whether there were so many messages.
+func (l *Link) HasFailed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fault = nil
+	return l.failed
+}
+
 func (l *Link) set(held, broken bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.held, l.broken = held, broken
 	if broken {
-		for c := range l.conns {
-			c.Close()
-		}
-		clear(l.conns)
+		l.hangUp()
 	}
 	l.gate.Broadcast()
+}
+
+// hangUp closes every connection. It requires mu.
+func (l *Link) hangUp() {
+	for c := range l.conns {
+		c.Close()
+	}
+	clear(l.conns)
+}
+
+// fail lets the fault happen, and says whether bytes go on to where they wait. It requires mu.
+func (l *Link) fail() bool {
+	how := l.fault.how
+	l.held, l.broken, l.failed, l.fault = how == Stalls, how == Cuts, true, nil
+	if how != Stalls {
+		l.hangUp()
+	}
+	return how == Stalls
+}
+
+// published notes that a client sends a message and where the answer goes, nil for nowhere. It says whether the message
+// passes.
+func (l *Link) published(inbox []byte) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fault == nil || l.fault.inbox != nil {
+		return true
+	}
+	l.fault.left--
+	switch {
+	case l.fault.left > 0:
+		return true
+	case l.fault.answered && inbox != nil:
+		l.fault.inbox = inbox
+		return true
+	}
+	return l.fail()
+}
+
+// answers notes what a server sends, and says whether it passes.
+func (l *Link) answers(sent []byte) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fault == nil || l.fault.inbox == nil || !bytes.Contains(sent, l.fault.inbox) {
+		return true
+	}
+	return l.fail()
 }
 
 func (l *Link) close() {
@@ -116,8 +200,12 @@ func (l *Link) carry(in net.Conn) {
 		return
 	}
 	var pair sync.WaitGroup
-	pair.Go(func() { l.pump(in, out, losses) })
-	pair.Go(func() { l.pump(out, in, losses) })
+	sent := reader(chunks{in, func([]byte) bool { return true }})
+	if l.ofClient {
+		sent = messages{bufio.NewReader(in), l.published}
+	}
+	pair.Go(func() { l.pump(sent, in, out, losses) })
+	pair.Go(func() { l.pump(chunks{out, l.answers}, out, in, losses) })
 	pair.Wait()
 }
 
@@ -144,17 +232,66 @@ func (l *Link) admit(conns ...net.Conn) (losses int, ok bool) {
 	return l.losses, true
 }
 
-// pump copies one direction; what it has read while the link is stalled waits in its buffer.
-func (l *Link) pump(from, to net.Conn, losses int) {
+// reader reads something that is passed on as a whole. The error is io.ErrClosedPipe if it is not passed on.
+type reader interface {
+	next(buffer []byte) (read []byte, err error)
+}
+
+// chunks are bytes as they come.
+type chunks struct {
+	io.Reader
+	pass func([]byte) bool
+}
+
+func (c chunks) next(buffer []byte) ([]byte, error) {
+	n, err := c.Read(buffer)
+	if err == nil && !c.pass(buffer[:n]) {
+		err = io.ErrClosedPipe
+	}
+	return buffer[:n], err
+}
+
+// messages are what a client of NATS sends, line by line and message by message.
+type messages struct {
+	*bufio.Reader
+	pass func(inbox []byte) bool
+}
+
+func (m messages) next([]byte) ([]byte, error) {
+	line, err := m.ReadBytes('\n')
+	fields := bytes.Fields(line)
+	if err != nil || len(fields) < 3 || !bytes.HasSuffix(fields[0], []byte("PUB")) {
+		return line, err
+	}
+	headers := bytes.Count(fields[0], []byte("H")) // 'HPUB subject [inbox] headers size', 'PUB subject [inbox] size'
+	var inbox []byte
+	if len(fields) == 4+headers {
+		inbox = fields[2]
+	}
+	if !m.pass(inbox) {
+		return nil, io.ErrClosedPipe
+	}
+	size, err := strconv.Atoi(string(fields[len(fields)-1]))
+	if err != nil {
+		return line, err
+	}
+	message := make([]byte, len(line)+size+len("\r\n"))
+	copy(message, line)
+	_, err = io.ReadFull(m, message[len(line):])
+	return message, err
+}
+
+// pump copies one direction; what it has read while the link is stalled waits.
+func (l *Link) pump(r reader, from, to net.Conn, losses int) {
 	defer from.Close()
 	defer to.Close()
 	buffer := make([]byte, 64<<10)
 	for {
-		n, err := from.Read(buffer)
+		read, err := r.next(buffer)
 		if err != nil || !l.pass(losses) {
 			return
 		}
-		if _, err := to.Write(buffer[:n]); err != nil {
+		if _, err := to.Write(read); err != nil {
 			return
 		}
 	}

@@ -79,6 +79,7 @@ func Connect(t testing.TB, s *server.Server) *nats.Conn {
 func ConnectThrough(t testing.TB, s *server.Server) (*nats.Conn, *Link) {
 	t.Helper()
 	l := NewLink(t)
+	l.ofClient = true
 	l.To(s)
 	return connect(t, l.URL()), l
 }

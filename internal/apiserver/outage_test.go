@@ -1,14 +1,23 @@
 package apiserver
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
 	"fmt"
+	"net"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
@@ -17,13 +26,17 @@ import (
 	"github.com/logplane/logplane/projection"
 	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/logplane/logplane/projection/cache"
+	"github.com/logplane/logplane/test/product"
 )
 
-// outage is a cell whose bucket fails from some request on. Nothing is in its root, so that everything is read.
+// outage is a cell whose bucket or log fails from some request on. Nothing is in its root, so that everything is read.
 type outage struct {
 	*Server // by which the cell is filled
 
-	process func() *Server
+	// process is a process over a log. With its own connection, it meets an outage of the log that no other meets.
+	process func(*eventlog.Log) *Server
+	log     *eventlog.Log
+	server  *server.Server
 	bucket  *memory.Bucket
 	made    map[string]string // objects by path
 }
@@ -31,8 +44,9 @@ type outage struct {
 func newOutage(t *testing.T) outage {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
-	log, bucket := eventlogtest.Log(t), memory.Strict(t)
-	process := func() *Server {
+	natsServer, bucket := eventlogtest.Run(t, t.TempDir(), func(o *server.Options) { o.SyncAlways = false }), memory.Strict(t)
+	log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, natsServer)})
+	process := func(log *eventlog.Log) *Server {
 		p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, InlineBytes: 1})
 		require.NoError(t, err)
 		s, err := New(Config{
@@ -42,7 +56,7 @@ func newOutage(t *testing.T) outage {
 		require.NoError(t, err)
 		return s
 	}
-	return outage{process(), process, bucket, map[string]string{}}
+	return outage{process(log), process, log, natsServer, bucket, map[string]string{}}
 }
 
 // failFrom lets the bucket fail from its n-th request on, and returns whether it has failed.
@@ -56,6 +70,13 @@ func (o outage) failFrom(n int) (failed func() bool) {
 		return memory.Fails
 	})
 	return func() bool { o.bucket.Inject(nil); return asked >= n }
+}
+
+// head is the log's.
+func (o outage) head(t *testing.T) eventlog.Revision {
+	b, err := o.log.Head(t.Context())
+	require.NoError(t, err)
+	return b.Head
 }
 
 const (
@@ -181,11 +202,7 @@ var internals = regexp.MustCompile(`injected fault|segment|logplane/|main/|memor
 func TestOutage(t *testing.T) {
 	o := newOutage(t)
 	o.fill(t)
-	head := func() eventlog.Revision {
-		b, err := o.config.Cell.Log.Head(t.Context())
-		require.NoError(t, err)
-		return b.Head
-	}
+	head := func() eventlog.Revision { return o.head(t) }
 	counts := map[string]int{}
 	all := o.requests()
 	for i, r := range all {
@@ -198,7 +215,7 @@ func TestOutage(t *testing.T) {
 			}
 			var failures []answer
 			for n := 1; ; n++ {
-				s := o.process()
+				s := o.process(o.log)
 				if warm {
 					s.must(t, 404, request{method: "GET", path: "/api/v1/nodes/x"}.as("ann"))
 				}
@@ -237,4 +254,264 @@ func TestOutage(t *testing.T) {
 	}
 	require.Greater(t, counts["503, nothing written"], len(all)/7)
 	t.Logf("%d kinds of requests: %v", len(all), counts)
+}
+
+// requireWhole reads what was appended after a revision: appends as a whole, each event of which counts.
+func (o outage) requireWhole(t *testing.T, after, head eventlog.Revision) {
+	v, err := o.config.Cell.Projection.Latest(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, head, v.Revision())
+	last, left := map[eventlog.Key]eventlog.Event{}, uint32(0)
+	require.NoError(t, o.log.Tail(t.Context(), after, head, func(e eventlog.Event) error {
+		require.True(t, left == 0 && e.Before == 0 || left == e.Left+1 && e.Before > 0, "%s", e.Key.RowKey())
+		last[e.Key], left = e, e.Left
+		return nil
+	}))
+	require.Zero(t, left)
+	require.NotEmpty(t, last)
+	for key, e := range last {
+		state, err := v.State(t.Context(), key)
+		require.NoError(t, err)
+		row, live := state.Row()
+		require.Equal(t, e.Op != eventlog.Deleted, live, key.RowKey())
+		if live {
+			require.Equal(t, e.Revision, row.Revision, key.RowKey())
+		}
+	}
+}
+
+// TestOutageOfTheLog asks a process for everything while its link to the log fails at the n-th message, for each n
+// until the answer needs no more of them: before the server has the message, or so that only the answer is lost. If
+// connections only break, the answer is what it would be without that. If the link is cut or stalls, it may also be 503
+// with Retry-After if nothing was written, or 500 without it if what was is unknown. In the log is all of an append, or
+// nothing.
+func TestOutageOfTheLog(t *testing.T) {
+	for _, warm := range []bool{true, false} {
+		for _, answered := range []bool{true, false} {
+			counts := newTally(fmt.Sprintf("it breaks, answered %v, warm %v", answered, warm))
+			outageOfTheLog(t, warm, answered, eventlogtest.Breaks, 0, 1, counts)
+			t.Log(counts)
+		}
+	}
+	const parts = 4 // each with a cell of its own and at the same time, as they wait more than they work
+	var all sync.WaitGroup
+	var tallies []*tally
+	for _, warm := range []bool{true, false} {
+		for _, answered := range []bool{true, false} {
+			for how, name := range map[eventlogtest.Failure]string{eventlogtest.Cuts: "is cut", eventlogtest.Stalls: "stalls"} {
+				counts := newTally(fmt.Sprintf("it %s, answered %v, warm %v", name, answered, warm))
+				tallies = append(tallies, counts)
+				for part := range parts {
+					all.Go(func() {
+						t.Run(fmt.Sprintf("%s %d", counts.of, part), func(t *testing.T) { outageOfTheLog(t, warm, answered, how, part, parts, counts) })
+					})
+				}
+			}
+		}
+	}
+	all.Wait()
+	for _, counts := range tallies {
+		t.Log(counts)
+	}
+}
+
+// filling lets cells be filled one by one: to fill all of them at once would take each of them seconds.
+var filling sync.Mutex
+
+// tally counts answers by their kind.
+type tally struct {
+	of string
+
+	mu     sync.Mutex
+	counts map[string]int // by mu
+}
+
+func newTally(of string) *tally { return &tally{of: of, counts: map[string]int{}} }
+
+func (c *tally) add(kind string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counts[kind]++
+}
+
+// String implements fmt.Stringer.
+func (c *tally) String() string { return fmt.Sprint(c.of, ": ", c.counts) }
+
+func outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure, part, parts int, counts *tally) {
+	filling.Lock()
+	o := newOutage(t)
+	o.fill(t)
+	filling.Unlock()
+	timeout := time.Second
+	if how == eventlogtest.Breaks {
+		timeout = 0 // the default: it is not waited for
+	}
+	for i, r := range o.requests() {
+		if i%parts != part || testing.Short() && i/parts%7 != 0 || warm && r.method != "GET" { // a write succeeds once
+			continue
+		}
+		var during []answer
+		for n := 1; ; n++ {
+			conn, link := eventlogtest.ConnectThrough(t, o.server)
+			log := eventlogtest.Open(t, eventlog.Config{Conn: conn, Timeout: timeout})
+			s := o.process(log)
+			if warm {
+				s.must(t, 404, request{method: "GET", path: "/api/v1/nodes/x"}.as("ann"))
+			}
+			before := o.head(t)
+			link.FailAt(n, answered, how)
+			got := r.do(t, s)
+			failed := link.HasFailed()
+			link.Resume()
+			_ = conn.FlushTimeout(time.Second) // what was held back arrives, unless the process has left the connection
+			conn.Close()
+			head := o.head(t)
+			counts.add("requests")
+			what := fmt.Sprintf("%s %s, from message %d on: %d %s", r.method, r.path, n, got.code, got.body)
+			if head > before {
+				o.requireWhole(t, before, head)
+			}
+			if failed && got.code >= 500 {
+				require.NotEqual(t, eventlogtest.Breaks, how, what)
+				require.NotRegexp(t, internals, got.body, what)
+			}
+			switch {
+			case failed && got.code == 503:
+				require.Equal(t, "ServiceUnavailable", got.object(t)["reason"], what)
+				require.Equal(t, "1", got.header.Get("Retry-After"), what)
+				require.Equal(t, before, head, "a 503 of what was written: %s", what)
+				counts.add("503, nothing written")
+				continue
+			case failed && got.code == 500:
+				require.Empty(t, got.header.Get("Retry-After"), what)
+				require.Regexp(t, "the outcome of the write is unknown|a part was written", what)
+				if head == before {
+					counts.add("500, nothing written")
+					continue
+				}
+				counts.add("500, written")
+			case failed && head == before:
+				during = append(during, got)
+				continue
+			case failed:
+				require.Less(t, got.code, 300, what)
+				counts.add("as without the outage")
+			default:
+				require.Less(t, got.code, 500, what)
+				for _, d := range during {
+					require.Equal(t, got.code, d.code, "%s %s: %s", r.method, r.path, d.body)
+					counts.add("as without the outage")
+				}
+			}
+			break
+		}
+	}
+}
+
+// newServiceWebhook answers admission reviews for the Service 'hook', to which it belongs.
+func (o outage) newServiceWebhook(t *testing.T) (hook *webhookServer, configuration func(name, more string) string) {
+	hook = newWebhookServer(t)
+	authority := newAuthority(t)
+	listener, err := net.Listen("tcp", net.JoinHostPort(product.OwnAddress(t), "0"))
+	require.NoError(t, err)
+	certificate, key := authority.sign(t, &x509.Certificate{DNSNames: []string{"hook.hooks.svc"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	pair, err := tls.X509KeyPair(certificate, key)
+	require.NoError(t, err)
+	served := httptest.NewUnstartedServer(hook.Config.Handler)
+	_ = served.Listener.Close()
+	served.Listener, served.TLS = listener, &tls.Config{Certificates: []tls.Certificate{pair}}
+	served.StartTLS()
+	t.Cleanup(served.Close)
+	host, port, err := net.SplitHostPort(listener.Addr().String())
+	require.NoError(t, err)
+	o.must(t, 201, request{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"hooks"}}`}.as("root")) // without a quota that reads the Service
+	_, err = o.config.Cell.Projection.Commit(t.Context())
+	require.NoError(t, err)
+	o.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/hooks/services", body: `{"metadata":{"name":"hook"},"spec":{"ports":[{"name":"https","port":443}]}}`}.as("root"))
+	_, err = o.config.Cell.Projection.Commit(t.Context()) // so that the EndpointSlice is in a segment that nothing else needs
+	require.NoError(t, err)
+	o.must(t, 201, request{method: "POST", path: "/apis/discovery.k8s.io/v1/namespaces/hooks/endpointslices", body: `{"metadata":{"name":"hook-1","labels":{"kubernetes.io/service-name":"hook"}},` +
+		`"addressType":"IPv4","endpoints":[{"addresses":["` + host + `"]}],"ports":[{"name":"https","port":` + port + `}]}`}.as("root"))
+	at := `"clientConfig":{"service":{"namespace":"hooks","name":"hook"},"caBundle":"` + base64.StdEncoding.EncodeToString(authority.pem()) + `"}`
+	byURL := regexp.MustCompile(`"clientConfig":\{[^}]*\}`)
+	return hook, func(name, more string) string { return byURL.ReplaceAllString(hook.configuration(name, more), at) }
+}
+
+type decider struct{ path, body string }
+
+// TestOutageOfWhatDecides: whoever decides about a request is asked, or the request is 503, whichever object of the
+// bucket cannot be read: a webhook whose Service, a condition whose rules or a policy whose params cannot be read has
+// not failed itself, so that its failure policy says nothing.
+func TestOutageOfWhatDecides(t *testing.T) {
+	o := newOutage(t)
+	o.fill(t)
+	commit := func() {
+		_, err := o.config.Cell.Projection.Commit(t.Context())
+		require.NoError(t, err)
+	}
+	create := func(path, body string) { // in a segment of its own
+		o.must(t, 201, request{method: "POST", path: path, body: body}.as("root"))
+		commit()
+	}
+	hook, configuration := o.newServiceWebhook(t)
+	commit()
+	hook.decides(func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+		return &admissionv1.AdmissionResponse{}
+	})
+	create(rbacPath+"/clusterroles", `{"metadata":{"name":"robot"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`)
+	create(rbacPath+"/clusterrolebindings", `{"metadata":{"name":"robot"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"robot"},"subjects":[{"kind":"ServiceAccount","name":"robot","namespace":"default"}]}`)
+	create("/apis/ex.com/v1/namespaces/default/things", fmt.Sprintf(outageCustom, "param"))
+	create("/api/v1/namespaces/default/configmaps", fmt.Sprintf(outageConfigMap, "param"))
+	const ignore = `"failurePolicy":"Ignore"`
+	const condition = `,"matchConditions":[{"name":"a","expression":"authorizer.serviceAccount('default', 'robot').group('').resource('pods').check('get').allowed()"}]`
+	policy := func(expression, more string) decider {
+		return decider{registration + "validatingadmissionpolicies", policyOf("decides", expression, ","+ignore+more)}
+	}
+	const bound = registration + "validatingadmissionpolicybindings"
+	param := `,"paramRef":{"name":"param","namespace":"default","parameterNotFoundAction":"Deny"}`
+	for what, objects := range map[string][]decider{
+		"a validating webhook of a Service":  {{validatingWebhooks, configuration("v", ","+ignore)}},
+		"a mutating webhook of a Service":    {{mutatingWebhooks, configuration("m", ","+ignore)}},
+		"one that must be asked":             {{mutatingWebhooks, configuration("m", "")}},
+		"a webhook's condition":              {{validatingWebhooks, hook.configuration("c", ","+ignore+condition)}},
+		"a policy's condition":               {policy("false", condition), {bound, bindingOf("decides", "")}},
+		"a policy's params":                  {policy("params.data.a == '2'", `,"paramKind":{"apiVersion":"v1","kind":"ConfigMap"}`), {bound, bindingOf("decides", param)}},
+		"a policy's params of a custom kind": {policy("params.spec.a == '2'", `,"paramKind":{"apiVersion":"ex.com/v1","kind":"Thing"}`), {bound, bindingOf("decides", param)}},
+	} {
+		for _, made := range objects {
+			create(made.path, made.body)
+		}
+		refused := request{method: "POST", path: configMaps, body: `{"metadata":{"name":"denied"},"data":{"a":"1"}}`}.as("ann")
+		counts := newTally(what)
+		asked := map[string]int{} // by the bucket's lock
+		o.bucket.Inject(func(_ memory.Op, key string) memory.Fault { asked[key]++; return memory.Works })
+		require.Contains(t, []int{400, 422}, refused.do(t, o.process(o.log)).code)
+		o.bucket.Inject(nil)
+		for key, times := range asked {
+			for from := range times {
+				n := 0 // by the bucket's lock
+				o.bucket.Inject(func(_ memory.Op, k string) memory.Fault {
+					if k == key {
+						n++
+					}
+					if k == key && n > from {
+						return memory.Fails
+					}
+					return memory.Works
+				})
+				got := refused.do(t, o.process(o.log))
+				o.bucket.Inject(nil)
+				counts.add(fmt.Sprint(got.code))
+				require.Contains(t, []int{400, 422, 503}, got.code, "%s, without %s: %s", what, key, got.body)
+				require.NotRegexp(t, internals, got.body)
+				require.Equal(t, got.code == 503, got.header.Get("Retry-After") == "1", got.body)
+			}
+		}
+		require.NotZero(t, counts.counts["503"])
+		t.Log(counts)
+		for _, made := range objects {
+			name := fieldOf(answer{body: made.body}.object(t), "metadata.name").(string)
+			o.must(t, 200, request{method: "DELETE", path: made.path + "/" + name}.as("root"))
+		}
+	}
 }

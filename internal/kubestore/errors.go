@@ -116,10 +116,20 @@ func unreadAnswer(ctx context.Context, err error) error {
 			return apierrors.NewInternalError(fmt.Errorf("what is stored cannot be read, and its operator must see to it: %w", why))
 		}
 	}
-	if written {
-		return apierrors.NewInternalError(errors.New("a part was written, and then what is stored could not be read: read the objects to learn what was written"))
+	return unwritten(ctx, errors.New("what is stored could not be read"))
+}
+
+// unwritten is what a client is told if nothing was written for a reason that may pass. A request of several appends,
+// such as one that deletes a collection, may have written a part before: it has no Retry-After.
+func unwritten(ctx context.Context, why error) error {
+	if r := requestViewOf(ctx); r != nil && r.hasWritten() {
+		return apierrors.NewInternalError(fmt.Errorf("a part was written, and no more: %w: read the objects to learn what was written", why))
 	}
-	return Unavailable("what is stored could not be read, and nothing was written: try again")
+	message := fmt.Sprintf("nothing was written: %v: try again", why)
+	if errors.Is(why, projection.ErrBehind) {
+		return apierrors.NewTooManyRequests(message, retryAfterSeconds)
+	}
+	return Unavailable(message)
 }
 
 // appendAnswer is what a client is told about an append that failed.
@@ -129,10 +139,13 @@ func appendAnswer(ctx context.Context, err error, resource schema.GroupResource,
 		slog.WarnContext(ctx, "it is unknown whether an event was appended", "error", err)
 		// There is no Retry-After. With it client-go would send the request again, and meet its own write (row 61).
 		return apierrors.NewInternalError(fmt.Errorf("%w: read the object to learn whether it was written", eventlog.ErrUnknown))
-	case errors.Is(err, eventlog.ErrNotPublished), errors.Is(err, eventlog.ErrConflict):
-		return Unavailable(fmt.Sprintf("nothing was written: %v", err))
+	case errors.Is(err, eventlog.ErrNotPublished):
+		slog.WarnContext(ctx, "an event was not published", "error", err)
+		return unwritten(ctx, eventlog.ErrNotPublished)
+	case errors.Is(err, eventlog.ErrConflict):
+		return unwritten(ctx, eventlog.ErrConflict)
 	case errors.Is(err, projection.ErrBehind):
-		return apierrors.NewTooManyRequests(fmt.Sprintf("nothing was written: %v", err), retryAfterSeconds)
+		return unwritten(ctx, projection.ErrBehind)
 	case errors.Is(err, eventlog.ErrTooLarge):
 		return apierrors.NewRequestEntityTooLargeError(err.Error())
 	case errors.Is(err, eventlog.ErrKeyTooLong):

@@ -17,6 +17,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -31,7 +32,6 @@ import (
 	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
 	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/kubernetes/pkg/kubeapiserver/admission/exclusion"
@@ -62,8 +62,10 @@ type Config struct {
 // Dynamic decides about requests. It is safe for concurrent use.
 type Dynamic struct {
 	config   Config
-	services webhookutil.ServiceResolver
-	matcher  *matching.Matcher
+	services Services
+	// authorizer answers expressions that ask it.
+	authorizer *witness
+	matcher    *matching.Matcher
 	// configured is the configuration of each plugin, for who calls webhooks with credentials.
 	configured map[string][]byte
 	// policies asks those that it is given.
@@ -98,9 +100,10 @@ func New(c Config) (*Dynamic, error) {
 		return nil, err
 	}
 	matcher := matching.NewMatcher(c.Listers.Core().V1().Namespaces().Lister(), c.Client)
+	asked := &witness{Authorizer: c.Authorizer}
 	return &Dynamic{
-		config: c, changes: listers.NewChanges(c.Projection), services: services, matcher: matcher, configured: map[string][]byte{},
-		policies: validating.NewDispatcher(c.Authorizer, generic.NewPolicyMatcher(matcher)),
+		config: c, authorizer: asked, changes: listers.NewChanges(c.Projection), services: services, matcher: matcher, configured: map[string][]byte{},
+		policies: validating.NewDispatcher(asked, generic.NewPolicyMatcher(matcher)),
 		mutating: webhookKind[*mutatingwebhook.Plugin]{
 			name: mutatingwebhook.PluginName, configurations: c.Listers.IndexerOf(&admissionregistrationv1.MutatingWebhookConfiguration{}),
 			make: mutatingwebhook.NewMutatingWebhook, callerOf: func(p *mutatingwebhook.Plugin) *webhook.Webhook { return p.Webhook },
@@ -176,7 +179,7 @@ func (d *Dynamic) read() (*rules, error) {
 	if made.mutations, err = d.mutatingPolicies.read(d); err != nil || len(made.mutations) == 0 {
 		return made, err
 	}
-	made.mutate = mutating.NewDispatcher(d.config.Authorizer, d.matcher, &schemas{
+	made.mutate = mutating.NewDispatcher(d.authorizer, d.matcher, &schemas{
 		builtin: d.config.Types, openapi: d.config.Client.Discovery().OpenAPIV3(), custom: map[schema.GroupVersion]managedfields.TypeConverter{},
 	})
 	return made, nil
@@ -213,6 +216,41 @@ type plugin struct {
 	*Dynamic
 }
 
+// judged is what judge says of a request, unless it needed what could not be read. Upstream takes that for a failure of
+// the webhook or the policy, and goes on without it where the failure policy is Ignore.
+func (d *Dynamic) judged(ctx context.Context, judge func() error) error {
+	before := d.authorizer.failure.Load()
+	err := judge()
+	unread := kubestore.UnreadOf(ctx)
+	if after := d.authorizer.failure.Load(); unread == nil && after != before {
+		unread = after.Err
+	}
+	if unread != nil {
+		return kubestore.Answer(ctx, unread)
+	}
+	return err
+}
+
+// witness is what expressions ask about rights. They tell it no request, and make an error of their own of a panic. So
+// it remembers the last failure, whose ever it was: a request that is judged meanwhile may be sent again.
+type witness struct {
+	authorizer.Authorizer
+	failure atomic.Pointer[listers.Unreadable]
+}
+
+// Authorize implements authorizer.Authorizer.
+func (w *witness) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			if failed, ok := reason.(listers.Unreadable); ok {
+				w.failure.Store(&failed)
+			}
+			panic(reason)
+		}
+	}()
+	return w.Authorizer.Authorize(ctx, a)
+}
+
 type mutations struct{ plugin }
 
 // Admit implements admission.MutationInterface. A request that deletes has nothing to mutate.
@@ -224,7 +262,7 @@ func (p mutations) Admit(ctx context.Context, a admission.Attributes, o admissio
 	if err != nil || len(r.mutations) == 0 {
 		return err
 	}
-	return r.mutate.Dispatch(ctx, a, o, r.mutations)
+	return p.judged(ctx, func() error { return r.mutate.Dispatch(ctx, a, o, r.mutations) })
 }
 
 type mutatingWebhooks struct{ plugin }
@@ -235,7 +273,9 @@ func (p mutatingWebhooks) Admit(ctx context.Context, a admission.Attributes, o a
 	if err != nil || r.mutating == nil {
 		return err
 	}
-	return kubestore.WithoutPlace(ctx, func() error { return r.mutating.Admit(ctx, a, o) })
+	return kubestore.WithoutPlace(ctx, func() error {
+		return p.judged(ctx, func() error { return r.mutating.Admit(ctx, a, o) })
+	})
 }
 
 type validatingWebhooks struct{ plugin }
@@ -246,7 +286,9 @@ func (p validatingWebhooks) Validate(ctx context.Context, a admission.Attributes
 	if err != nil || r.validating == nil {
 		return err
 	}
-	return kubestore.WithoutPlace(ctx, func() error { return r.validating.Validate(ctx, a, o) })
+	return kubestore.WithoutPlace(ctx, func() error {
+		return p.judged(ctx, func() error { return r.validating.Validate(ctx, a, o) })
+	})
 }
 
 // unjudged are resources that no policy is asked about, as in upstream: those that policies are made of, and reviews,
@@ -273,5 +315,5 @@ func (p policies) Validate(ctx context.Context, a admission.Attributes, o admiss
 	if err != nil || len(r.policies) == 0 {
 		return err
 	}
-	return p.Dynamic.policies.Dispatch(ctx, a, o, r.policies)
+	return p.judged(ctx, func() error { return p.Dynamic.policies.Dispatch(ctx, a, o, r.policies) })
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -218,7 +219,7 @@ func (l paramLister) List(selector labels.Selector) (all []runtime.Object, err e
 	defer cancel()
 	list, err := l.resource.List(ctx, metav1.ListOptions{LabelSelector: selector.String()})
 	if err != nil {
-		return nil, err
+		return nil, surely(err)
 	}
 	for i := range list.Items {
 		all = append(all, &list.Items[i])
@@ -232,9 +233,18 @@ func (l paramLister) Get(name string) (runtime.Object, error) {
 	defer cancel()
 	object, err := l.resource.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return nil, err // a typed nil would be taken for an object
+		return nil, surely(err) // a typed nil would be taken for an object
 	}
 	return object, nil
+}
+
+// surely panics as a lister does if this process could not answer, which upstream would take for a failure of the
+// policy.
+func surely(err error) error {
+	if apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err) {
+		panic(listers.Unreadable{Err: err})
+	}
+	return err
 }
 
 // ByNamespace implements toolscache.GenericLister.

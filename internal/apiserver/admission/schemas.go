@@ -46,7 +46,7 @@ func (s *schemas) GetTypeConverter(kind schema.GroupVersionKind) managedfields.T
 		return known
 	}
 	made, err := s.read(version)
-	if err != nil {
+	if surely(err) != nil {
 		return nil
 	}
 	s.custom[version] = made

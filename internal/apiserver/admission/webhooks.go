@@ -2,12 +2,14 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net"
 	"net/http"
 	"net/url"
+	"sync/atomic"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +24,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/logplane/logplane/internal/apiserver/listers"
+	"github.com/logplane/logplane/internal/kubestore"
+	"github.com/logplane/logplane/projection"
 )
 
 // webhookKind is one of the two kinds of webhooks, which upstream's plugin P asks. Dynamic's mu guards it.
@@ -55,9 +59,9 @@ func (k *webhookKind[P]) read(d *Dynamic) (none P, err error) {
 		w := k.callerOf(made)
 		w.SetExternalKubeClientSet(d.config.Client)
 		w.SetExternalKubeInformerFactory(&frozen{d.config.Listers, snapshot})
-		w.SetAuthorizer(d.config.Authorizer)
-		w.SetServiceResolver(d.services)
-		w.SetAuthenticationInfoResolverWrapper(boundAnswers)
+		w.SetAuthorizer(d.authorizer)
+		w.SetServiceResolver(webhookutil.NewDefaultServiceResolver()) // a name, which dial does not need
+		w.SetAuthenticationInfoResolverWrapper(d.calls)
 		if err := w.ValidateInitialization(); err != nil {
 			return none, err
 		}
@@ -105,12 +109,9 @@ func (f *frozen) InformerFor(object runtime.Object, make internalinterfaces.NewI
 	return f.Factory.InformerFor(object, make)
 }
 
-// maxAnswer is how many bytes of a webhook's answer are read: a patch of the largest object, twice. Upstream reads
-// without an end, and a webhook could take all memory of the process.
-const maxAnswer = 8 << 20
-
-// boundAnswers makes a webhook whose answer is longer one that fails.
-func boundAnswers(upstream webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
+// calls says how webhooks are called: with a bound on their answers, and one that is named by a Service at an endpoint
+// of that.
+func (d *Dynamic) calls(upstream webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
 	bound := func(c *rest.Config, err error) (*rest.Config, error) {
 		if err != nil {
 			return nil, err
@@ -122,11 +123,74 @@ func boundAnswers(upstream webhookutil.AuthenticationInfoResolver) webhookutil.A
 	return &webhookutil.AuthenticationInfoResolverDelegator{
 		ClientConfigForFunc: func(hostPort string) (*rest.Config, error) { return bound(upstream.ClientConfigFor(hostPort)) },
 		ClientConfigForServiceFunc: func(name, namespace string, port int) (*rest.Config, error) {
-			return bound(upstream.ClientConfigForService(name, namespace, port))
+			c, err := bound(upstream.ClientConfigForService(name, namespace, port))
+			if err == nil {
+				c.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
+					return d.dial(ctx, network, namespace, name, int32(port))
+				}
+				c.Wrap(func(sender http.RoundTripper) http.RoundTripper { return searching{sender} })
+			}
+			return c, err
 		},
 	}
 }
 
+// search is what one call of a webhook looks for: an endpoint of its Service.
+type search struct {
+	// failure is why the Service could not be read, nil if it could, or need not. It is there from the start of the
+	// search on, which may take longer than the call.
+	failure atomic.Pointer[error]
+}
+
+type searchKey struct{}
+
+var errSearching error = &projection.ReadError{Err: errors.New("the Service of a webhook was not read in time")}
+
+// dial connects to an endpoint of a Service.
+func (d *Dynamic) dial(ctx context.Context, network, namespace, name string, port int32) (_ net.Conn, err error) {
+	s, _ := ctx.Value(searchKey{}).(*search)
+	at, err := s.find(ctx, func() (*url.URL, error) { return d.services.find(namespace, name, port) })
+	if err != nil {
+		return nil, err
+	}
+	return (&net.Dialer{}).DialContext(ctx, network, at.Host)
+}
+
+func (s *search) find(ctx context.Context, find func() (*url.URL, error)) (at *url.URL, err error) {
+	s.failure.Store(&errSearching)
+	read := false
+	defer func() {
+		if read {
+			s.failure.Store(nil)
+		} else {
+			s.failure.Store(&err)
+		}
+	}()
+	defer listers.Catch(ctx, &err)
+	at, err = find()
+	read = true
+	return at, err
+}
+
+// searching lets the request know if its webhook could not be called because the Service could not be read. That is no
+// failure of the webhook, and upstream's interface has no place for it.
+type searching struct{ http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (r searching) RoundTrip(out *http.Request) (*http.Response, error) {
+	s := &search{}
+	response, err := r.RoundTripper.RoundTrip(out.WithContext(context.WithValue(out.Context(), searchKey{}, s)))
+	if failure := s.failure.Load(); err != nil && failure != nil {
+		kubestore.Unread(out.Context(), *failure)
+	}
+	return response, err
+}
+
+// maxAnswer is how many bytes of a webhook's answer are read: a patch of the largest object, twice. Upstream reads
+// without an end, and a webhook could take all memory of the process.
+const maxAnswer = 8 << 20
+
+// boundedAnswers makes a webhook whose answer is longer one that fails.
 type boundedAnswers struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -138,27 +202,34 @@ func (b boundedAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// services finds a server that is named by its Service: at one of the Service's endpoints. Upstream asks the cluster IP
+// Services finds a server that is named by its Service: at one of the Service's endpoints. Upstream asks the cluster IP
 // by default, which leads nowhere without a kube-proxy beside the process.
-type services struct {
+type Services struct {
 	services  corelisters.ServiceLister
 	endpoints proxy.EndpointSliceGetter
 }
 
+var _ webhookutil.ServiceResolver = Services{}
+
 // NewServices returns what finds endpoints of Services, for webhooks and for remote API servers. An endpoint is an
 // address, and never one that names this machine: validation refuses those. A name could stand for any.
-func NewServices(f *listers.Factory) (webhookutil.ServiceResolver, error) {
+func NewServices(f *listers.Factory) (Services, error) {
 	endpoints, err := proxy.NewEndpointSliceListerGetter(f.Discovery().V1().EndpointSlices().Lister())
 	if err != nil {
-		return nil, fmt.Errorf("find the endpoints of Services: %w", err)
+		return Services{}, fmt.Errorf("find the endpoints of Services: %w", err)
 	}
-	return services{f.Core().V1().Services().Lister(), endpoints}, nil
+	return Services{f.Core().V1().Services().Lister(), endpoints}, nil
 }
 
 // ResolveEndpoint implements webhookutil.ServiceResolver.
-func (s services) ResolveEndpoint(namespace, name string, port int32) (found *url.URL, err error) {
+func (s Services) ResolveEndpoint(namespace, name string, port int32) (found *url.URL, err error) {
 	defer listers.Catch(context.Background(), &err)
-	found, err = proxy.ResolveEndpoint(s.services, s.endpoints, namespace, name, port)
+	return s.find(namespace, name, port)
+}
+
+// find is ResolveEndpoint, but panics as listers do.
+func (s Services) find(namespace, name string, port int32) (*url.URL, error) {
+	found, err := proxy.ResolveEndpoint(s.services, s.endpoints, namespace, name, port)
 	if err == nil && net.ParseIP(found.Hostname()) == nil {
 		return nil, fmt.Errorf("an endpoint of Service %s/%s is the name '%s': give its EndpointSlice addresses", namespace, name, found.Hostname())
 	}
