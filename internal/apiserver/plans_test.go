@@ -141,3 +141,62 @@ func TestPlanWritesAsItsUser(t *testing.T) {
 	require.Equal(t, versions.Items[1].User, versions.Items[0].User)
 	require.Equal(t, "logplane-undelete", versions.Items[0].UserAgent)
 }
+
+// TestPlanOwners: what is written names owners by the uids that they have now, and no owner that is not there: the
+// collector would delete it. What was there at the moment does not go with an owner that came later.
+func TestPlanOwners(t *testing.T) {
+	const secrets = "/api/v1/namespaces/default/secrets"
+	for name, c := range map[string]struct {
+		between func(s *Server, child func(owner string) string)
+		spec    string
+		owned   bool
+	}{
+		"undo": {func(s *Server, child func(string) string) {
+			s.must(t, 200, request{method: "PUT", path: configMaps + "/child", body: child("")})
+			s.must(t, 200, request{method: "DELETE", path: secrets + "/owner"})
+		}, `{"namespace":"default","undo":{"user":"system:admin","since":"REVISION"}}`, true},
+		"restore": {func(s *Server, child func(string) string) {
+			s.must(t, 200, request{method: "PUT", path: configMaps + "/child", body: child("")})
+			s.must(t, 200, request{method: "DELETE", path: secrets + "/owner"})
+		}, `{"namespace":"default","restore":{"to":"REVISION"}}`, true},
+		"restore without the owner": {func(s *Server, child func(string) string) {
+			s.must(t, 200, request{method: "DELETE", path: configMaps + "/child"})
+			s.must(t, 200, request{method: "DELETE", path: secrets + "/owner"})
+			s.must(t, 201, request{method: "POST", path: "/api/v1/namespaces/default/resourcequotas",
+				body: `{"metadata":{"name":"none"},"spec":{"hard":{"count/secrets":"0"}}}`})
+		}, `{"namespace":"default","restore":{"to":"REVISION"}}`, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			made := s.must(t, 201, request{method: "POST", path: secrets, body: `{"metadata":{"name":"owner"}}`})
+			child := func(owner string) string {
+				refs := ""
+				if owner != "" {
+					refs = `,"ownerReferences":[{"apiVersion":"v1","kind":"Secret","name":"owner","uid":"` + owner + `"}]`
+				}
+				return `{"metadata":{"name":"child"` + refs + `},"data":{"a":"1"}}`
+			}
+			s.must(t, 201, request{method: "POST", path: configMaps, body: child(fieldOf(made.object(t), "metadata.uid").(string))})
+			then := s.newestOf(t, "child")
+			c.between(s, child)
+			s.planned(t, strings.Replace(c.spec, "REVISION", then, 1), false, nil)
+			is := unstructured.Unstructured{Object: s.must(t, 200, request{method: "GET", path: configMaps + "/child"}).object(t)}
+			if !c.owned {
+				require.Empty(t, is.GetOwnerReferences())
+				return
+			}
+			owner := s.must(t, 200, request{method: "GET", path: secrets + "/owner"}).object(t)
+			require.Len(t, is.GetOwnerReferences(), 1)
+			require.EqualValues(t, fieldOf(owner, "metadata.uid"), is.GetOwnerReferences()[0].UID)
+		})
+	}
+	s := newServer(t)
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("child", "1")})
+	then := s.newestOf(t, "child")
+	later := s.must(t, 201, request{method: "POST", path: secrets, body: `{"metadata":{"name":"later","labels":{"app":"x"}}}`})
+	s.must(t, 200, request{method: "PATCH", path: configMaps + "/child", contentType: "application/merge-patch+json",
+		body: fmt.Sprintf(`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Secret","name":"later","uid":"%v"}]}}`, fieldOf(later.object(t), "metadata.uid"))})
+	done := s.planned(t, `{"namespace":"default","restore":{"to":"`+then+`","selector":"app=x","prune":true}}`, false, nil)
+	require.Contains(t, done.Status.Changes[0].Left, "it owns configmaps/child")
+	s.must(t, 200, request{method: "GET", path: secrets + "/later"})
+}

@@ -99,7 +99,7 @@ func (t *Tool) follow(ctx context.Context, namespace string, which fields.Set, l
 	of := now.Dynamic.Resource(history.GroupVersion.WithResource("changes")).Namespace(namespace)
 	following, err := watchtools.NewRetryWatcherWithContext(ctx, after, &cache.ListWatch{
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector, o.LabelSelector, o.AllowWatchBookmarks = which.String(), labels, true
+			o.FieldSelector, o.LabelSelector, o.AllowWatchBookmarks = which.AsSelector().String(), labels, true
 			return of.Watch(ctx, o)
 		},
 	})

@@ -182,14 +182,14 @@ func (c *Client) readVersions(ctx context.Context, object, namespace string, que
 }
 
 func (c *Client) listVersions(ctx context.Context, object, namespace string, query url.Values) (*history.VersionList, error) {
-	query.Set("fieldSelector", fields.Set{"object": object}.String())
+	query.Set("fieldSelector", fields.Set{"object": object}.AsSelector().String())
 	list := &history.VersionList{}
 	return list, c.history(ctx, namespace, "versions", query, list)
 }
 
 // changes returns what has changed, oldest first. No namespace means the whole cluster.
 func (c *Client) changes(ctx context.Context, namespace string, which fields.Set, labels string) (*history.ChangeList, error) {
-	query := url.Values{"fieldSelector": {which.String()}}
+	query := url.Values{"fieldSelector": {which.AsSelector().String()}}
 	if labels != "" {
 		query.Set("labelSelector", labels)
 	}
@@ -203,7 +203,7 @@ func (c *Client) changes(ctx context.Context, namespace string, which fields.Set
 			all.ResourceVersion = page.ResourceVersion
 			if which["to"] == "" { // the other pages end where the first one does
 				which["to"] = page.ResourceVersion
-				query.Set("fieldSelector", which.String())
+				query.Set("fieldSelector", which.AsSelector().String())
 			}
 		}
 		all.Items = append(all.Items, page.Items...)

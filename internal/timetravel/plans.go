@@ -12,6 +12,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/sides"
@@ -20,7 +22,9 @@ import (
 // send sends a plan to the server, which carries it out unless that is a dry run.
 func (c *Client) send(ctx context.Context, p history.Plan, dry bool) (history.PlanStatus, error) {
 	p.TypeMeta = metav1.TypeMeta{APIVersion: history.GroupVersion.String(), Kind: "Plan"}
-	now, err := c.at("")
+	config := rest.CopyConfig(c.config) // that of discovery gives up after half a minute
+	config.APIPath, config.GroupVersion, config.NegotiatedSerializer = "/apis", &history.GroupVersion, scheme.Codecs.WithoutConversion()
+	plans, err := rest.RESTClientFor(config)
 	if err != nil {
 		return p.Status, err
 	}
@@ -28,8 +32,7 @@ func (c *Client) send(ctx context.Context, p history.Plan, dry bool) (history.Pl
 	if err != nil {
 		return p.Status, fmt.Errorf("encode the plan: %w", err)
 	}
-	request := now.Discovery.RESTClient().Post().AbsPath("/apis/"+history.GroupVersion.String()+"/plans").
-		SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json").Body(body)
+	request := plans.Post().Resource("plans").SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json").Body(body)
 	if dry {
 		request = request.Param("dryRun", metav1.DryRunAll)
 	}
@@ -64,7 +67,7 @@ func (t *Tool) carryOut(ctx context.Context, spec history.PlanSpec, yes bool, pr
 	if err := t.confirm(ctx, yes); err != nil {
 		return planned, done, err
 	}
-	var agreed history.PlanStatus // no more than the server compares, since a body has a bound
+	agreed := history.PlanStatus{Revision: planned.Revision} // no more than the server compares, since a body has a bound
 	for _, c := range planned.Changes {
 		if isWrite(c) {
 			of := history.Reference{Group: c.Object.Group, Resource: c.Object.Resource, Namespace: c.Object.Namespace, Name: c.Object.Name}

@@ -2,8 +2,10 @@ package plans
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -27,6 +29,7 @@ var (
 	volumes         = schema.GroupResource{Resource: "persistentvolumes"}
 	claims          = schema.GroupResource{Resource: "persistentvolumeclaims"}
 	namespaces      = schema.GroupResource{Resource: "namespaces"}
+	configMaps      = schema.GroupResource{Resource: "configmaps"}
 	serviceAccounts = schema.GroupResource{Resource: "serviceaccounts"}
 	definitions     = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
 )
@@ -106,7 +109,7 @@ func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstru
 		return err
 	}
 	p.owners.known[id] = made.GetUID()
-	if made, err = p.giveBack(ctx, k, then, made); err != nil {
+	if made, err = p.giveBack(ctx, k, then, made, done); err != nil {
 		return err
 	}
 	note, err := p.rebind(ctx, k, then, made)
@@ -119,7 +122,8 @@ func (p *planner) create(ctx context.Context, k sides.Kind, then, wanted *unstru
 
 // giveBack gives the fields of an object that was made again to the managers that had them, without those of a status,
 // which it has lost. In the transaction that makes the object this is one event.
-func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstructured.Unstructured,
+	done *history.PlanChange) (*unstructured.Unstructured, error) {
 	managed := slices.DeleteFunc(then.GetManagedFields(), func(e metav1.ManagedFieldsEntry) bool { return e.Subresource != "" })
 	if len(managed) == 0 {
 		return made, nil
@@ -127,7 +131,10 @@ func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstru
 	owned := made.DeepCopy()
 	owned.SetManagedFields(managed)
 	owned, err := p.live.Objects(k, made.GetNamespace()).Update(ctx, owned, metav1.UpdateOptions{FieldManager: p.config.UserAgent})
-	if apierrors.IsForbidden(err) { // who may create it need not be allowed to update it
+	var refused apierrors.APIStatus
+	if errors.As(err, &refused) && refused.Status().Code < http.StatusInternalServerError && !apierrors.IsTooManyRequests(err) {
+		// Who may create it need not be allowed to update it.
+		done.Notes = append(done.Notes, "its fields belong to "+p.config.UserAgent+" now")
 		return made, nil
 	}
 	return owned, err

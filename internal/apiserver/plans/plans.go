@@ -23,6 +23,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -95,6 +96,8 @@ const (
 	mostSteps = 200
 	// mostTime is how long a request goes on to write. Then the client asks for more.
 	mostTime = 20 * time.Second
+	// transactionTime is how long a transaction goes on with another step. Webhooks may take their time.
+	transactionTime = 5 * time.Second
 )
 
 // Create implements rest.Creater: it makes the plan, and carries it out unless that is a dry run.
@@ -107,6 +110,12 @@ func (r *Storage) Create(ctx context.Context, object runtime.Object, validate re
 		}
 	}
 	began := time.Now()
+	if faults := content.IsPathSegmentName(asked.Spec.Namespace); len(faults) > 0 {
+		return nil, apierrors.NewBadRequest("spec.namespace: " + strings.Join(faults, ", "))
+	}
+	if asked.Spec.Restore != nil && asked.Status.Revision != "" { // an age would name another one by now
+		asked.Spec.Restore.To = asked.Status.Revision
+	}
 	p := &planner{Config: r.Config, namespace: asked.Spec.Namespace}
 	p.config = &client.Config{Host: "http://loopback", Transport: loopback{ctx, r.Serve}, QPS: -1, WarningHandler: client.NoWarnings{}}
 	wanted, err := p.plan(ctx, &asked.Spec)
@@ -127,7 +136,7 @@ func (r *Storage) Create(ctx context.Context, object runtime.Object, validate re
 	answer := &history.Plan{ObjectMeta: metav1.ObjectMeta{Name: asked.Name}}
 	wanted.status(&answer.Status)
 	if options == nil || len(options.DryRun) == 0 {
-		if len(asked.Status.Changes) > 0 {
+		if agreed := asked.Status; agreed.Revision != "" || len(agreed.Changes) > 0 {
 			hold(steps, asked.Status.Changes)
 		}
 		answer.Status.More, err = p.carryOut(ctx, steps, began.Add(mostTime))
@@ -154,7 +163,7 @@ func (p *planner) plan(ctx context.Context, spec *history.PlanSpec) (plan, error
 	}
 	if spec.Restore != nil {
 		p.writeAs("logplane-restore")
-		wanted = append(wanted, &restore{planner: p, PlanRestore: *spec.Restore, made: map[string]bool{}})
+		wanted = append(wanted, &restore{planner: p, PlanRestore: *spec.Restore, made: map[string]bool{}, dependents: map[types.UID][]dependent{}})
 	}
 	if len(wanted) != 1 {
 		return nil, apierrors.NewBadRequest("a plan has one of spec.undo, spec.undelete and spec.restore")
@@ -217,12 +226,15 @@ func (p *planner) carryOut(ctx context.Context, steps []*step, until time.Time) 
 			todo = append(todo, s)
 		}
 	}
+	// Whoever owns something comes before it. An owner that is not there by then is one that could not be made.
+	p.owners.pending = nil
 	for len(todo) > 0 {
 		n := 1
 		for n < min(len(todo), mostSteps) && phaseOf(todo[n].kind) == phaseOf(todo[0].kind) {
 			n++
 		}
-		if err := p.together(ctx, todo[:n]); err != nil {
+		n, err := p.together(ctx, todo[:n])
+		if err != nil {
 			return false, err
 		}
 		todo = todo[n:]
@@ -248,37 +260,45 @@ func phaseOf(k sides.Kind) int {
 	return 2
 }
 
-// together writes steps in one transaction, or one by one if one of them is refused.
-func (p *planner) together(ctx context.Context, steps []*step) error {
-	refused := p.transact(ctx, steps)
+// together writes steps in one transaction, or one by one if one of them is refused. It returns how many it has dealt
+// with.
+func (p *planner) together(ctx context.Context, steps []*step) (int, error) {
+	n, refused := p.transact(ctx, steps)
 	if refused == nil {
-		return nil
+		return n, nil
 	}
 	if ctx.Err() != nil || apierrors.IsServiceUnavailable(refused) || apierrors.IsTooManyRequests(refused) ||
 		apierrors.IsTimeout(refused) || apierrors.IsServerTimeout(refused) { // it is about none of them
-		return refused
+		return 0, refused
 	}
 	if len(steps) == 1 {
 		steps[0].Left, steps[0].Failed = reason(refused), true
-		return nil
+		return 1, nil
 	}
-	for i := range steps {
-		if err := p.together(ctx, steps[i:i+1]); err != nil {
-			return err
+	for i, began := 0, time.Now(); i < len(steps); i++ {
+		if i > 0 && time.Since(began) > transactionTime {
+			return i, nil
+		}
+		if _, err := p.together(ctx, steps[i:i+1]); err != nil {
+			return 0, err
 		}
 	}
-	return nil
+	return len(steps), nil
 }
 
-// transact writes steps in one transaction.
-func (p *planner) transact(ctx context.Context, steps []*step) error {
+// transact writes steps in one transaction, and returns how many its time has sufficed for.
+func (p *planner) transact(ctx context.Context, steps []*step) (n int, err error) {
 	var done []history.PlanChange
 	var last []eventlog.Revision
 	before := p.owners.clone()
 	t, _, err := p.Transactions.Run(ctx, false, func(ctx context.Context, t *kubestore.Transaction) error {
 		p.owners = before.clone() // an attempt before this one has written nothing
+		began := time.Now()
 		done, last = make([]history.PlanChange, len(steps)), make([]eventlog.Revision, len(steps))
 		for i, s := range steps {
+			if n = i; i > 0 && time.Since(began) > transactionTime {
+				return nil
+			}
 			done[i] = s.PlanChange
 			known := t.Last()
 			if err := s.write(ctx, &done[i]); err != nil {
@@ -291,19 +311,20 @@ func (p *planner) transact(ctx context.Context, steps []*step) error {
 				last[i] = now
 			}
 		}
+		n = len(steps)
 		return nil
 	})
 	if err != nil {
 		p.owners = before
-		return err
+		return 0, err
 	}
-	for i, s := range steps {
+	for i, s := range steps[:n] {
 		s.PlanChange = done[i]
 		if rev := t.Appended(last[i]); rev > 0 {
 			s.ResourceVersion = fmt.Sprint(uint64(rev))
 		}
 	}
-	return nil
+	return n, nil
 }
 
 // reason is an error without the lines that repeat it.

@@ -53,7 +53,7 @@ func (p *planner) contents(ctx context.Context, object, namespace string, enough
 const mostRead = 64 << 20
 
 func (p *planner) versions(ctx context.Context, object, namespace string, query url.Values, enough func([]history.Version) bool) ([]history.Version, error) {
-	query.Set("fieldSelector", fields.Set{"object": object}.String())
+	query.Set("fieldSelector", fields.Set{"object": object}.AsSelector().String())
 	var all []history.Version
 	for {
 		page := &history.VersionList{}
@@ -74,7 +74,7 @@ func (p *planner) versions(ctx context.Context, object, namespace string, query 
 
 // changes returns what has changed, oldest first.
 func (p *planner) changes(ctx context.Context, which fields.Set) ([]history.Change, error) {
-	query := url.Values{"fieldSelector": {which.String()}}
+	query := url.Values{"fieldSelector": {which.AsSelector().String()}}
 	var all []history.Change
 	for {
 		page := &history.ChangeList{}

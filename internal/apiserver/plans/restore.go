@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/sides"
@@ -33,9 +34,17 @@ type restore struct {
 	failures []string
 	// made are the namespaces that this restore has made: what the control plane puts there is not somebody else's.
 	made map[string]bool
+	// dependents of each owner are those that have changed since the moment.
+	dependents map[types.UID][]dependent
 	// same are as they were, and later came later and stay. Differing is how many are held to be compared.
 	same, later int32
 	differing   int
+}
+
+// dependent is an object that names an owner.
+type dependent struct {
+	kind            sides.Kind
+	namespace, name string
 }
 
 // mostDiffering bounds what a request holds. Objects that are as they were are not held.
@@ -121,8 +130,8 @@ func (r *restore) scopes() ([]scope, error) {
 			from = then
 		}
 		stored, ok := from.StoredIn(of)
-		if _, both := then.Find(of, stored.Version); !ok || was && !both {
-			r.fail("%s: the version in which it is stored is not served, or was not: fields would be lost", of)
+		if before, known := then.StoredIn(of); !ok || was && (!known || before.Version != stored.Version) {
+			r.fail("%s: the version in which it is stored is not served, or was another one: fields would be lost", of)
 			continue
 		}
 		all = append(all, scope{stored, was, is})
@@ -206,6 +215,11 @@ func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) 
 		}
 		if one.now != nil {
 			r.owners.known[idOf(one.now)] = one.now.GetUID()
+		}
+		if one.then != nil && one.now != nil && one.then.GetResourceVersion() != one.now.GetResourceVersion() {
+			for _, owner := range one.now.GetOwnerReferences() {
+				r.dependents[owner.UID] = append(r.dependents[owner.UID], dependent{s.kind, one.now.GetNamespace(), one.now.GetName()})
+			}
 		}
 		switch {
 		case !r.isSelected(one):
@@ -428,6 +442,29 @@ func (r *restore) compared(reference metav1.OwnerReference, namespace string) bo
 	})
 }
 
+// madeWithNamespace says that the control plane puts an object into each namespace that is made, also into one that this
+// restore has made.
+func (r *restore) madeWithNamespace(k sides.Kind, now *unstructured.Unstructured) bool {
+	of := k.GroupResource()
+	return r.made[now.GetNamespace()] && (of == serviceAccounts && now.GetName() == "default" ||
+		of == configMaps && now.GetName() == "kube-root-ca.crt")
+}
+
+// ownsWhatStays refuses to delete what came later if something that was there before names it as its owner, and would
+// go with it.
+func (r *restore) ownsWhatStays(ctx context.Context, owner *unstructured.Unstructured) error {
+	for _, d := range r.dependents[owner.GetUID()] {
+		object, err := r.live.Get(ctx, d.kind, d.namespace, d.name)
+		if err != nil {
+			return err
+		}
+		if object != nil && slices.ContainsFunc(object.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.UID == owner.GetUID() }) {
+			return refuse(http.StatusConflict, "it owns %s/%s, which was there at the moment and would go with it", d.kind.GroupResource(), d.name)
+		}
+	}
+	return nil
+}
+
 // errMeanwhile says that an object is no longer what the plan was made for.
 var errMeanwhile = refuse(http.StatusConflict, "somebody else has changed it meanwhile: run this again")
 
@@ -462,15 +499,19 @@ func (r *restore) write(ctx context.Context, one *pair, done *history.PlanChange
 	if one.then != nil {
 		wanted = r.wanted(one, now)
 		if reflect.DeepEqual(wanted.Object, cleaned(now, one.kind).Object) { // somebody else has made it so
+			done.Verb = ""
 			return nil
 		}
 	}
 	switch {
-	case seen(now, one.kind) != done.Seen && (one.now != nil || !r.made[now.GetNamespace()]):
+	case seen(now, one.kind) != done.Seen && (one.now != nil || !r.madeWithNamespace(one.kind, now)):
 		return errMeanwhile
 	case now.GetDeletionTimestamp() != nil:
 		return refuse(http.StatusConflict, "it is being deleted: run this again when it is gone")
 	case wanted == nil:
+		if err := r.ownsWhatStays(ctx, now); err != nil {
+			return err
+		}
 		uid, revision, background := now.GetUID(), now.GetResourceVersion(), metav1.DeletePropagationBackground
 		return to.Delete(ctx, now.GetName(), metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &revision}, PropagationPolicy: &background})

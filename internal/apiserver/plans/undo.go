@@ -67,6 +67,7 @@ func (u *undo) compute(ctx context.Context) ([]*step, error) {
 	type planned struct {
 		*undoing
 		*step
+		wanted *unstructured.Unstructured
 	}
 	var plan []planned
 	for _, one := range work {
@@ -80,9 +81,14 @@ func (u *undo) compute(ctx context.Context) ([]*step, error) {
 			s.Revisions = append(s.Revisions, c.version.Name)
 		}
 		s.write = func(ctx context.Context, done *history.PlanChange) error { return u.write(ctx, one, done) }
-		plan = append(plan, planned{one, s})
+		plan = append(plan, planned{one, s, o.wanted})
 	}
-	plan = inOrder(plan, func(p planned) sides.Kind { return p.step.kind }, func(p planned) *unstructured.Unstructured { return p.asObject() })
+	plan = inOrder(plan, func(p planned) sides.Kind { return p.step.kind }, func(p planned) *unstructured.Unstructured {
+		if p.wanted != nil { // what owns it then comes before it
+			return p.wanted
+		}
+		return p.asObject()
+	})
 	var steps, deletes []*step // what needs others goes before them
 	for _, p := range plan {
 		if p.Verb == "delete" {
@@ -113,6 +119,13 @@ func (u *undo) write(ctx context.Context, one *undoing, done *history.PlanChange
 		}
 		done.Notes = append(done.Notes, contentsOf(one.kind, one.object.Name)...)
 	case o.verb == "update":
+		if !reflect.DeepEqual(o.wanted.GetOwnerReferences(), live.GetOwnerReferences()) { // to what may have another uid by now
+			notes, err := u.owners.adopt(ctx, o.wanted)
+			if err != nil {
+				return err
+			}
+			done.Notes = append(done.Notes, notes...)
+		}
 		_, err = to.Update(ctx, o.wanted, metav1.UpdateOptions{FieldManager: undoAgent})
 	case o.verb == "delete":
 		uid, revision := live.GetUID(), live.GetResourceVersion()
@@ -448,9 +461,13 @@ func (u *undoing) blame(c *change, conflicts []merge.Path) string {
 	return said
 }
 
+// compact are the fields without those that are named twice, none if it is the whole object.
 func compact(all []string) (out []string) {
 	for _, name := range all {
-		if name != "" && !slices.Contains(out, name) {
+		if name == "" {
+			return nil
+		}
+		if !slices.Contains(out, name) {
 			out = append(out, name)
 		}
 	}
