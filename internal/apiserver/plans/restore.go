@@ -442,8 +442,8 @@ func (r *restore) compared(reference metav1.OwnerReference, namespace string) bo
 	})
 }
 
-// madeWithNamespace says that the control plane puts an object into each namespace that is made, also into one that this
-// restore has made.
+// madeWithNamespace says that the control plane puts an object into each namespace that is made, also into one of this
+// restore's.
 func (r *restore) madeWithNamespace(k sides.Kind, now *unstructured.Unstructured) bool {
 	of := k.GroupResource()
 	return r.made[now.GetNamespace()] && (of == serviceAccounts && now.GetName() == "default" ||
