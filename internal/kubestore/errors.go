@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
+	"syscall"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -141,7 +143,11 @@ func appendAnswer(ctx context.Context, err error, resource schema.GroupResource,
 		return apierrors.NewInternalError(fmt.Errorf("%w: read the object to learn whether it was written", eventlog.ErrUnknown))
 	case errors.Is(err, eventlog.ErrNotPublished):
 		slog.WarnContext(ctx, "an event was not published", "error", err)
-		return unwritten(ctx, eventlog.ErrNotPublished)
+		why := eventlog.ErrNotPublished
+		if strings.Contains(err.Error(), syscall.ENOSPC.Error()) { // the log's server says it in words, beside a path
+			why = fmt.Errorf("%w: the log has %w", why, syscall.ENOSPC)
+		}
+		return unwritten(ctx, why)
 	case errors.Is(err, eventlog.ErrConflict):
 		return unwritten(ctx, eventlog.ErrConflict)
 	case errors.Is(err, projection.ErrBehind):
