@@ -2,7 +2,10 @@ package sides
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"iter"
+	"net/url"
 	"strings"
 	"sync"
 
@@ -63,6 +66,26 @@ func (s *Side) Get(ctx context.Context, k Kind, namespace, name string) (*unstru
 		return nil, nil
 	}
 	return object, err
+}
+
+// Read decodes what a path of this side answers in JSON.
+func (s *Side) Read(ctx context.Context, path string, query url.Values, into any) error {
+	request := s.Discovery.RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json")
+	for name, values := range query {
+		request = request.Param(name, values[0])
+	}
+	result := request.Do(ctx)
+	if err := result.Error(); err != nil { // Raw has it without its message
+		return err
+	}
+	body, err := result.Raw()
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("decode the answer of %s: %w", path, err)
+	}
+	return nil
 }
 
 // All are the objects of a kind, in the namespace or everywhere, by their namespaces and names. An error ends them.

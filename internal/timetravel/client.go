@@ -223,23 +223,9 @@ func (c *Client) history(ctx context.Context, namespace, resource string, query 
 	if namespace != "" {
 		path += "/namespaces/" + url.PathEscape(namespace)
 	}
-	request := now.Discovery.RESTClient().Get().AbsPath(path+"/"+resource).SetHeader("Accept", "application/json")
-	for name, values := range query {
-		request = request.Param(name, values[0])
+	err = now.Read(ctx, path+"/"+resource, query, into)
+	if apierrors.IsNotFound(err) && strings.Contains(err.Error(), "the server could not find the requested resource") {
+		return errNoPast
 	}
-	result := request.Do(ctx)
-	if err := result.Error(); err != nil {
-		if apierrors.IsNotFound(err) && strings.Contains(err.Error(), "the server could not find the requested resource") {
-			return errNoPast
-		}
-		return err
-	}
-	body, err := result.Raw()
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("decode %s: %w", resource, err)
-	}
-	return nil
+	return err
 }

@@ -11,7 +11,6 @@
 package plans
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -118,7 +117,7 @@ func (r *Storage) Create(ctx context.Context, object runtime.Object, validate re
 	}
 	p := &planner{Config: r.Config, namespace: asked.Spec.Namespace}
 	p.config = &client.Config{Host: "http://loopback", Transport: loopback{ctx, r.Serve}, QPS: -1, WarningHandler: client.NoWarnings{}}
-	wanted, err := p.plan(ctx, &asked.Spec)
+	wanted, err := p.plan(&asked.Spec)
 	if err != nil {
 		return nil, err
 	}
@@ -150,19 +149,19 @@ func (r *Storage) Create(ctx context.Context, object runtime.Object, validate re
 	return answer, nil
 }
 
-// plan says what the request asks for.
-func (p *planner) plan(ctx context.Context, spec *history.PlanSpec) (plan, error) {
+// plan says what the request asks for. The user agent by which objects are written is the field manager's name, too.
+func (p *planner) plan(spec *history.PlanSpec) (plan, error) {
 	var wanted []plan
 	if spec.Undo != nil {
-		p.writeAs("logplane-undo")
+		p.config.UserAgent = undoAgent
 		wanted = append(wanted, &undo{planner: p, PlanUndo: *spec.Undo})
 	}
 	if spec.Undelete != nil {
-		p.writeAs("logplane-undelete")
+		p.config.UserAgent = "logplane-undelete"
 		wanted = append(wanted, &undelete{planner: p, PlanObject: *spec.Undelete})
 	}
 	if spec.Restore != nil {
-		p.writeAs("logplane-restore")
+		p.config.UserAgent = "logplane-restore"
 		wanted = append(wanted, &restore{planner: p, PlanRestore: *spec.Restore, made: map[string]bool{}, dependents: map[types.UID][]dependent{}})
 	}
 	if len(wanted) != 1 {
@@ -176,10 +175,6 @@ func (p *planner) plan(ctx context.Context, spec *history.PlanSpec) (plan, error
 	p.owners = &owners{live: live, known: map[objectID]types.UID{}, pending: map[objectID]bool{}}
 	return wanted[0], nil
 }
-
-// writeAs sets the name by which objects are written, which is also that of the field manager. By it a later undo knows
-// an undo again.
-func (p *planner) writeAs(name string) { p.config.UserAgent = name }
 
 // loopback serves requests in this process. Those of a client of discovery, which has no context, have the plan's.
 type loopback struct {
@@ -339,6 +334,6 @@ func seen(object *unstructured.Unstructured, k sides.Kind) string {
 	if err != nil {
 		return "" // it came from JSON
 	}
-	hash := sha256.Sum256(bytes.TrimSpace(encoded))
+	hash := sha256.Sum256(encoded)
 	return hex.EncodeToString(hash[:8])
 }

@@ -2,14 +2,12 @@ package plans
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -94,22 +92,7 @@ func (p *planner) history(ctx context.Context, namespace, resource string, query
 	if namespace != "" {
 		path += "/namespaces/" + url.PathEscape(namespace)
 	}
-	request := p.live.Discovery.RESTClient().Get().AbsPath(path+"/"+resource).SetHeader("Accept", "application/json")
-	for name, values := range query {
-		request = request.Param(name, values[0])
-	}
-	result := request.Do(ctx)
-	if err := result.Error(); err != nil { // Raw has it without its message
-		return err
-	}
-	body, err := result.Raw()
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("decode %s: %w", resource, err)
-	}
-	return nil
+	return p.live.Read(ctx, path+"/"+resource, query, into)
 }
 
 // servedNow returns the kind of an object in the version in which it was stored. The reason why there is none is for
@@ -135,6 +118,3 @@ func isAfter(a, b string) bool {
 	second, _ := strconv.ParseUint(b, 10, 64)
 	return first > second
 }
-
-// timeOf is when a version was written.
-func timeOf(v *history.Version) *metav1.Time { return v.CreationTimestamp.DeepCopy() }

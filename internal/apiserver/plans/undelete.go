@@ -50,7 +50,7 @@ func (u *undelete) compute(ctx context.Context) ([]*step, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &step{kind: k, PlanChange: history.PlanChange{Object: last.Object, Verb: "create", Author: last.Author(), Time: timeOf(last),
+	s := &step{kind: k, PlanChange: history.PlanChange{Object: last.Object, Verb: "create", Author: last.Author(), Time: &last.CreationTimestamp,
 		Revisions: []string{last.Name}, Notes: notes}}
 	s.write = func(ctx context.Context, done *history.PlanChange) error {
 		done.Notes = nil // they are found again
