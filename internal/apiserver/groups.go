@@ -117,7 +117,7 @@ func builtins() []struct {
 				Authorizer: s.generic.Authorization.Authorizer, ByName: s.config.Authorization.ConfigFile != "", Moment: s.momentNamed,
 				Serve: s.serveCaller, ResourceOf: s.resourceOf, Transactions: transactions},
 				map[string]rest.Storage{"plans": &plans.Storage{Config: plans.Config{
-					Serve: s.serveCaller, Moment: s.momentNamed, Transactions: transactions}}}), nil
+					Serve: s.serveCaller, Moment: s.momentNamed, Definitions: s.definitions, Transactions: transactions}}}), nil
 		}},
 		{"resource.k8s.io", from(func(s *Server) storageProvider {
 			return resourcerest.RESTStorageProvider{NamespaceClient: s.client.CoreV1().Namespaces(), Authorizer: s.generic.Authorization.Authorizer}

@@ -1,4 +1,6 @@
-// Package merge takes a change of an object back that others have changed since, field by field.
+// Package merge takes a change of an object back that others have changed since, field by field. What a field is, the
+// schema of the object's kind says, as it does for server-side apply: the items of a list are fields if the schema says
+// what names them, and a map or list that is atomic is one value.
 package merge
 
 import (
@@ -8,15 +10,19 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/structured-merge-diff/v6/schema"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
 // None stands for a value that is not there.
 type None struct{}
 
-// element is one part of the way to a value: a field, or the item of a list whose field has a value.
+// element is one part of the way to a value: a field, or the item of a list.
 type element struct {
-	field string
-	item  any // nil if it is a field
+	name string
+	list *schema.List // nil if it is a field
 }
 
 // Path is the way from an object to a value in it. Items are found by what names them, because their places change.
@@ -27,15 +33,15 @@ func (p Path) String() string {
 	var b strings.Builder
 	for _, s := range p {
 		switch {
-		case s.item != nil:
-			fmt.Fprintf(&b, "[%s=%v]", s.field, s.item)
-		case strings.ContainsAny(s.field, "./"):
-			fmt.Fprintf(&b, "[%q]", s.field)
+		case s.list != nil:
+			fmt.Fprintf(&b, "[%s]", s.name)
+		case strings.ContainsAny(s.name, "./"):
+			fmt.Fprintf(&b, "[%q]", s.name)
 		default:
 			if b.Len() > 0 {
 				b.WriteByte('.')
 			}
-			b.WriteString(s.field)
+			b.WriteString(s.name)
 		}
 	}
 	if b.Len() == 0 {
@@ -49,24 +55,17 @@ func (p Path) with(s element) Path { return append(slices.Clone(p), s) }
 // Of returns what is at the path.
 func (p Path) Of(value any) any {
 	for _, s := range p {
-		var next any = None{}
 		switch v := value.(type) {
 		case map[string]any:
-			if field, ok := v[s.field]; ok && s.item == nil {
-				next = field
-			}
+			value = fieldOf(v, s.name)
 		case string: // an annotation with a document
-			if fields, ok := documentIn(v); ok && s.item == nil {
-				next = fieldOf(fields, s.field)
-			}
+			fields, _ := documentIn(v)
+			value = fieldOf(fields, s.name)
 		case []any:
-			for _, item := range v {
-				if fields, ok := item.(map[string]any); ok && s.item != nil && reflect.DeepEqual(fields[s.field], s.item) {
-					next = item
-				}
-			}
+			value = itemOf(v, s)
+		default:
+			return None{}
 		}
-		value = next
 	}
 	return value
 }
@@ -74,6 +73,8 @@ func (p Path) Of(value any) any {
 // Reversal takes a change back. It has the value before the change, the one after it, and the one that is there now,
 // and makes of the latter what it would be without the change. What somebody else has changed since stays as it is.
 type Reversal struct {
+	// Type is any value of the object's kind.
+	Type *typed.TypedValue
 	// Undone says that the value at a path is not what the change left, but what it was before an older change that is
 	// taken back too. So an undo that was carried out finds nothing to do.
 	Undone func(p Path, now any) bool
@@ -81,8 +82,12 @@ type Reversal struct {
 	Reverted, Conflicts []Path
 }
 
-// Value returns what shall be at the path.
-func (r *Reversal) Value(p Path, before, after, now any) any {
+// Object returns what the object shall be.
+func (r *Reversal) Object(before, after, now any) any {
+	return r.value(nil, r.Type.TypeRef(), before, after, now)
+}
+
+func (r *Reversal) value(p Path, of schema.TypeRef, before, after, now any) any {
 	if reflect.DeepEqual(before, after) || reflect.DeepEqual(now, before) {
 		return now
 	}
@@ -90,7 +95,7 @@ func (r *Reversal) Value(p Path, before, after, now any) any {
 	if !left && r.Undone != nil && r.Undone(p, now) {
 		return now
 	}
-	if parts := r.parts(p, before, after, now); parts != nil {
+	if parts := r.parts(p, of, before, after, now); parts != nil {
 		if value := parts(); !left {
 			return value
 		}
@@ -106,30 +111,38 @@ func (r *Reversal) Value(p Path, before, after, now any) any {
 
 // parts returns how the value is taken back part by part, nil if it is one thing. An item that the change has made or
 // removed is one.
-func (r *Reversal) parts(p Path, before, after, now any) func() any {
-	isItem := len(p) > 0 && p[len(p)-1].item != nil
-	if isItem && (before == any(None{}) || after == any(None{})) {
+func (r *Reversal) parts(p Path, of schema.TypeRef, before, after, now any) func() any {
+	if len(p) > 0 && p[len(p)-1].list != nil && (before == any(None{}) || after == any(None{})) {
 		return nil
 	}
-	if len(p) > 0 && p[len(p)-1].field == LastApplied {
+	if p.isLastApplied() {
 		return r.document(p, before, after, now)
 	}
-	if fields, ok := allAre[map[string]any](before, after, now); ok {
-		return func() any { return r.object(p, fields[0], fields[1], fields[2]) }
+	known, _ := r.Type.Schema().Resolve(of) // what is of no type is one value
+	if fields, ok := allAre[map[string]any](before, after, now); ok && known.Map != nil && known.Map.ElementRelationship != schema.Atomic {
+		return func() any { return r.fields(p, known.Map, fields[0], fields[1], fields[2]) }
 	}
-	if items, ok := allAre[[]any](before, after, now); ok {
-		if by := Identity(items...); by != "" && sameOrder(items[0], items[1], by) {
-			return func() any { return r.list(p, by, items[0], items[1], items[2]) }
+	if items, ok := allAre[[]any](before, after, now); ok && known.List != nil && known.List.ElementRelationship == schema.Associative {
+		names := make([][]string, len(items))
+		for i := range items {
+			if names[i], ok = namesOf(known.List, items[i]); !ok {
+				return nil
+			}
+		}
+		if sameOrder(names[0], names[1]) {
+			return func() any { return r.items(p, known.List, items[0], items[1], items[2]) }
 		}
 	}
 	return nil
 }
 
-// LastApplied is the annotation in which 'kubectl apply' keeps the whole of what was applied. Each apply changes it, so
-// that as one text it would stand against every undo.
-const LastApplied = "kubectl.kubernetes.io/last-applied-configuration"
+// isLastApplied is true of the annotation in which 'kubectl apply' keeps the whole of what was applied. Each apply
+// changes it, so that as one text it would stand against every undo.
+func (p Path) isLastApplied() bool {
+	return len(p) == 3 && p[0].name == "metadata" && p[1].name == "annotations" && p[2].name == corev1.LastAppliedConfigAnnotation
+}
 
-// document takes back what has changed in texts that are objects in JSON. It returns nil if one is not.
+// document takes back what has changed in texts that are objects of this kind in JSON. It returns nil if one is not.
 func (r *Reversal) document(p Path, before, after, now any) func() any {
 	var fields [3]map[string]any
 	for i, value := range []any{before, after, now} {
@@ -139,8 +152,12 @@ func (r *Reversal) document(p Path, before, after, now any) func() any {
 			return nil
 		}
 	}
+	known, _ := r.Type.Schema().Resolve(r.Type.TypeRef())
+	if known.Map == nil {
+		return nil
+	}
 	return func() any {
-		text, err := json.Marshal(r.object(p, fields[0], fields[1], fields[2]))
+		text, err := json.Marshal(r.fields(p, known.Map, fields[0], fields[1], fields[2]))
 		if err != nil {
 			r.Conflicts = append(r.Conflicts, p)
 			return now
@@ -157,21 +174,23 @@ func documentIn(text string) (map[string]any, bool) {
 	return fields, strings.HasPrefix(text, "{") && decoder.Decode(&fields) == nil && !decoder.More()
 }
 
-// object takes back what has changed in the fields of an object.
-func (r *Reversal) object(p Path, before, after, now map[string]any) any {
-	out := map[string]any{}
-	for name, value := range now {
-		out[name] = value
+// fields takes back what has changed in the fields of a map.
+func (r *Reversal) fields(p Path, of *schema.Map, before, after, now map[string]any) any {
+	out := maps.Clone(now)
+	if out == nil {
+		out = map[string]any{}
 	}
-	names := map[string]bool{}
-	for name := range before {
-		names[name] = true
+	names := maps.Clone(before)
+	if names == nil {
+		names = map[string]any{}
 	}
-	for name := range after {
-		names[name] = true
-	}
+	maps.Copy(names, after)
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		value := r.Value(p.with(element{field: name}), fieldOf(before, name), fieldOf(after, name), fieldOf(now, name))
+		field := of.ElementType
+		if known, ok := of.FindField(name); ok {
+			field = known.Type
+		}
+		value := r.value(p.with(element{name: name}), field, fieldOf(before, name), fieldOf(after, name), fieldOf(now, name))
 		if value == any(None{}) {
 			delete(out, name)
 		} else {
@@ -181,21 +200,21 @@ func (r *Reversal) object(p Path, before, after, now map[string]any) any {
 	return out
 }
 
-// list takes back what has changed in the items of a list that have names.
-func (r *Reversal) list(p Path, by string, before, after, now []any) any {
+// items takes back what has changed in the items of a list that have names.
+func (r *Reversal) items(p Path, of *schema.List, before, after, now []any) any {
 	out := slices.Clone(now)
-	place := func(name any) int {
-		return slices.IndexFunc(out, func(item any) bool { return reflect.DeepEqual(nameOf(item, by), name) })
+	place := func(name string) int {
+		return slices.IndexFunc(out, func(item any) bool { return nameOf(of, item) == name })
 	}
-	var names []any
+	var names []string
 	for _, item := range slices.Concat(before, after) {
-		if name := nameOf(item, by); !slices.Contains(names, name) {
+		if name := nameOf(of, item); !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
 	for _, name := range names {
-		to := Path{{field: by, item: name}}
-		value := r.Value(p.with(to[0]), to.Of(before), to.Of(after), to.Of(now))
+		to := element{name: name, list: of}
+		value := r.value(p.with(to), of.ElementType, itemOf(before, to), itemOf(after, to), itemOf(now, to))
 		i := place(name)
 		switch {
 		case value == any(None{}):
@@ -207,10 +226,10 @@ func (r *Reversal) list(p Path, by string, before, after, now []any) any {
 		default: // after the item that it came after
 			at := 0
 			for _, item := range before {
-				if reflect.DeepEqual(nameOf(item, by), name) {
+				if nameOf(of, item) == name {
 					break
 				}
-				if j := place(nameOf(item, by)); j >= 0 {
+				if j := place(nameOf(of, item)); j >= 0 {
 					at = j + 1
 				}
 			}
@@ -220,7 +239,7 @@ func (r *Reversal) list(p Path, by string, before, after, now []any) any {
 	return out
 }
 
-// allAre returns three objects, or three lists. One that was not there before or after the change is an empty one.
+// allAre returns three maps, or three lists. One that was not there before or after the change is an empty one.
 func allAre[T any](before, after, now any) ([]T, bool) {
 	all := make([]T, 3)
 	missing := 0
@@ -237,62 +256,63 @@ func allAre[T any](before, after, now any) ([]T, bool) {
 	return all, missing == 0 || missing == 1 && now != any(None{})
 }
 
-// identities are the fields by which upstream's lists are merged.
-var identities = []string{"name", "key", "type", "mountPath", "devicePath", "containerPort", "port", "ip", "uid", "topologyKey"}
-
-// Identity returns the field that names the items of all lists, empty if there is none.
-func Identity(lists ...[]any) string {
-	for _, by := range identities {
-		if !slices.ContainsFunc(lists, func(list []any) bool { return !names(list, by) }) {
-			return by
+// namesOf are the names of the items of a list, false if two have the same.
+func namesOf(list *schema.List, items []any) ([]string, bool) {
+	names := make([]string, len(items))
+	for i, item := range items {
+		names[i] = nameOf(list, item)
+		if slices.Contains(names[:i], names[i]) {
+			return nil, false
 		}
 	}
-	return ""
+	return names, true
 }
 
-// names says whether each item has the field, with a value of its own.
-func names(list []any, by string) bool {
-	seen := map[any]bool{}
-	for _, item := range list {
-		name := nameOf(item, by)
-		switch name.(type) {
-		case string, int64, float64, json.Number:
-		default:
-			return false
-		}
-		if seen[name] {
-			return false
-		}
-		seen[name] = true
+// nameOf is what tells an item of a list from the others: the fields that are its key, or the item itself in a set.
+func nameOf(list *schema.List, item any) string {
+	if len(list.Keys) == 0 {
+		return text(item)
 	}
-	return true
-}
-
-func nameOf(item any, by string) any {
-	fields, ok := item.(map[string]any)
-	if !ok {
-		return nil
+	fields, _ := item.(map[string]any)
+	parts := make([]string, len(list.Keys))
+	for i, key := range list.Keys {
+		parts[i] = key + "=" + text(fields[key])
 	}
-	return fields[by]
+	return strings.Join(parts, ",")
 }
 
-// sameOrder says whether the items that are in both lists stand in the same order.
-func sameOrder(a, b []any, by string) bool {
-	common := func(list, other []any) (out []any) {
-		for _, item := range list {
-			name := nameOf(item, by)
-			if slices.ContainsFunc(other, func(o any) bool { return reflect.DeepEqual(nameOf(o, by), name) }) {
-				out = append(out, name)
-			}
-		}
-		return out
+// text is a value as JSON has it, and a plain text as it is.
+func text(value any) string {
+	if plain, ok := value.(string); ok && !strings.ContainsAny(plain, `",=[]`) {
+		return plain
 	}
-	return reflect.DeepEqual(common(a, b), common(b, a))
+	encoded, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Sprint(value) // it came from JSON
+	}
+	return string(encoded)
 }
 
-func fieldOf(object map[string]any, name string) any {
-	if value, ok := object[name]; ok {
+// sameOrder says whether what is in both lists stands in the same order.
+func sameOrder(a, b []string) bool {
+	common := func(list, other []string) []string {
+		return slices.DeleteFunc(slices.Clone(list), func(name string) bool { return !slices.Contains(other, name) })
+	}
+	return slices.Equal(common(a, b), common(b, a))
+}
+
+func fieldOf(fields map[string]any, name string) any {
+	if value, ok := fields[name]; ok {
 		return value
+	}
+	return None{}
+}
+
+func itemOf(items []any, at element) any {
+	for _, item := range items {
+		if at.list != nil && nameOf(at.list, item) == at.name {
+			return item
+		}
 	}
 	return None{}
 }

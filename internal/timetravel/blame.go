@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
-	"github.com/logplane/logplane/internal/merge"
 )
 
 // blamed says for a value which version made it so: an index into the versions. An object or list has that of the
@@ -103,28 +102,50 @@ func blame(before *blamed, was, is any, version int) *blamed {
 
 // matcher returns which item of the old list an item of the new one was: by its name, or else by its value, each once.
 func matcher(old, value []any) func(int) int {
-	if by := merge.Identity(old, value); by != "" {
-		places := map[any]int{}
-		for j, item := range old {
-			places[item.(map[string]any)[by]] = j
-		}
-		return func(i int) int {
-			if j, ok := places[value[i].(map[string]any)[by]]; ok {
-				return j
-			}
-			return -1
-		}
-	}
 	used := map[int]bool{}
-	return func(i int) int {
+	find := func(same func(int) bool) int {
 		for j := range old {
-			if !used[j] && reflect.DeepEqual(old[j], value[i]) {
+			if !used[j] && same(j) {
 				used[j] = true
 				return j
 			}
 		}
 		return -1
 	}
+	by := identity(old, value)
+	return func(i int) int {
+		return find(func(j int) bool {
+			if by != "" {
+				return old[j].(map[string]any)[by] == value[i].(map[string]any)[by]
+			}
+			return reflect.DeepEqual(old[j], value[i])
+		})
+	}
+}
+
+// identity is a field that names each item of both lists, empty if there is none. Blame guesses it, as the schema of a
+// former version is not always at hand; nothing is written by it.
+func identity(lists ...[]any) string {
+	for _, by := range []string{"name", "key", "type", "mountPath", "devicePath", "containerPort", "port", "ip", "uid", "topologyKey"} {
+		named := true
+		for _, list := range lists {
+			seen := map[any]bool{}
+			for _, item := range list {
+				fields, _ := item.(map[string]any)
+				switch name := fields[by].(type) {
+				case string, int64, float64:
+					named = named && !seen[name]
+					seen[name] = true
+				default:
+					named = false
+				}
+			}
+		}
+		if named {
+			return by
+		}
+	}
+	return ""
 }
 
 // printBlame prints the YAML, and before each line the version of what stands there.

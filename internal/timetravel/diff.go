@@ -14,6 +14,7 @@ import (
 
 	"github.com/pmezard/go-difflib/difflib"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
@@ -21,7 +22,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
-	"github.com/logplane/logplane/internal/merge"
 	"github.com/logplane/logplane/internal/sides"
 )
 
@@ -320,7 +320,7 @@ func masked(before, after map[string]any) (map[string]any, map[string]any) {
 		after["data"] = is
 	}
 	for _, object := range []map[string]any{before, after} { // which has the values, too
-		unstructured.RemoveNestedField(object, "metadata", "annotations", merge.LastApplied)
+		unstructured.RemoveNestedField(object, "metadata", "annotations", corev1.LastAppliedConfigAnnotation)
 	}
 	return before, after
 }

@@ -38,7 +38,7 @@ func (s *store) decode(ctx context.Context, page *page, row projection.Row) (*un
 	}
 	object := &unstructured.Unstructured{}
 	if row.ContentType == runtime.ContentTypeProtobuf {
-		scheme, codecs := schemeOf(resource.Group)
+		scheme, codecs := SchemeOf(resource.Group)
 		internal, kind, err := codecs.UniversalDecoder().Decode(resources.Unpadded(plain), nil, nil) // with defaults
 		if err != nil {
 			return nil, fmt.Errorf("decode revision %d: %w", row.Revision, err)
@@ -92,8 +92,8 @@ func (s schemas) of(ctx context.Context, definitions *customresources.Reader, re
 	return known.schema, nil
 }
 
-// schemeOf is that of the built-in objects of a group.
-func schemeOf(group string) (*runtime.Scheme, serializer.CodecFactory) {
+// SchemeOf is that of the built-in objects of a group.
+func SchemeOf(group string) (*runtime.Scheme, serializer.CodecFactory) {
 	switch group {
 	case customresources.Resource.Group:
 		return crdserver.Scheme, crdserver.Codecs

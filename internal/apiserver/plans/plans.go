@@ -34,6 +34,7 @@ import (
 	client "k8s.io/client-go/rest"
 
 	"github.com/logplane/logplane/eventlog"
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/sides"
@@ -45,6 +46,8 @@ type Config struct {
 	Serve func(*http.Request) (*http.Response, error)
 	// Moment returns the revision that a text such as '2h' names.
 	Moment func(ctx context.Context, text string) (eventlog.Revision, error)
+	// Definitions are those of custom resources.
+	Definitions *customresources.Reader
 	// Transactions write the steps.
 	Transactions *kubestore.Transactions
 }

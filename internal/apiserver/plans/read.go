@@ -8,10 +8,15 @@ import (
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
+	"github.com/logplane/logplane/internal/apiserver/customresources"
 	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/apiserver/resources"
 	"github.com/logplane/logplane/internal/sides"
 )
 
@@ -110,6 +115,24 @@ func (p *planner) servedNow(object history.Reference, version string) (k sides.K
 		why = fmt.Sprintf("its kind is not served now: 'undelete crd/%s' brings it back", of)
 	}
 	return k, why, nil
+}
+
+// schemaOf returns any value of a kind. It knows the kind's schema, as managed fields do.
+func (p *planner) schemaOf(ctx context.Context, k sides.Kind) (*typed.TypedValue, error) {
+	definition, err := p.Definitions.Get(ctx, k.GroupResource().String())
+	if err != nil {
+		return nil, err
+	}
+	scheme, _ := history.SchemeOf(k.Group)
+	var types managedfields.TypeConverter = resources.ConvertersOf(scheme)
+	if definition != nil {
+		if types, err = customresources.TypesOf(definition, k.Version); err != nil {
+			return nil, err
+		}
+	}
+	example := &unstructured.Unstructured{}
+	example.SetGroupVersionKind(k.GroupVersion().WithKind(k.Kind))
+	return types.ObjectToTyped(example)
 }
 
 // isAfter compares revisions.

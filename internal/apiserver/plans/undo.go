@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/merge"
@@ -26,6 +27,7 @@ const undoAgent = "logplane-undo"
 type undo struct {
 	*planner
 	history.PlanUndo
+	kinds *sides.Catalog // as they are served now
 }
 
 func (u *undo) status(*history.PlanStatus) {}
@@ -46,6 +48,8 @@ type undoing struct {
 	kind     sides.Kind
 	changes  []change // newest first
 	versions []history.Version
+	// schema is any value of the kind: it knows what is a field of it.
+	schema *typed.TypedValue
 	// conflict says why nothing can be taken back.
 	conflict string
 }
@@ -60,6 +64,10 @@ type outcome struct {
 }
 
 func (u *undo) compute(ctx context.Context) ([]*step, error) {
+	var err error
+	if u.kinds, err = u.live.Catalog(); err != nil {
+		return nil, err
+	}
 	work, err := u.toUndo(ctx)
 	if err != nil {
 		return nil, err
@@ -117,7 +125,9 @@ func (u *undo) write(ctx context.Context, one *undoing, done *history.PlanChange
 		if err := u.create(ctx, one.kind, o.last, o.wanted, done); err != nil {
 			return u.whyNotMade(one.object, err)
 		}
-		done.Notes = append(done.Notes, contentsOf(one.kind, one.object.Name)...)
+		if u.Object != "" { // what else its user has deleted comes back with it
+			done.Notes = append(done.Notes, contentsOf(one.kind, one.object.Name)...)
+		}
 	case o.verb == "update":
 		if !reflect.DeepEqual(o.wanted.GetOwnerReferences(), live.GetOwnerReferences()) { // to what may have another uid by now
 			notes, err := u.owners.adopt(ctx, o.wanted)
@@ -169,7 +179,7 @@ func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
 			return nil, apierrors.NewBadRequest("give an object, or a manager or a user with a moment since which")
 		}
 		versions, err := u.contents(ctx, u.Object, u.namespace, func(all []history.Version) bool {
-			i := changeOf(all, u.Revision)
+			i := u.changeOf(all)
 			return i >= 0 && i+1 < len(all) // with the version before
 		})
 		if err != nil {
@@ -200,16 +210,22 @@ func (u *undo) toUndo(ctx context.Context) ([]*undoing, error) {
 }
 
 // changeOf is the place of the change that is named, or of the last one that a user has made; -1 if it is not there.
-func changeOf(versions []history.Version, revision string) int {
+func (u *undo) changeOf(versions []history.Version) int {
 	return slices.IndexFunc(versions, func(v history.Version) bool {
-		return revision != "" && v.Name == revision || revision == "" && !isUndo(&v) && !isStatus(&v)
+		return u.Revision != "" && v.Name == u.Revision || u.Revision == "" && !isUndo(&v) && !isStatus(&v, u.kindOf(&v))
 	})
+}
+
+// kindOf is the kind of a version as it is served now, the zero Kind if it is not.
+func (u *undo) kindOf(v *history.Version) sides.Kind {
+	k, _ := u.kinds.Of(v.Object.GroupResource())
+	return k
 }
 
 // ofOne takes back one change.
 func (u *undo) ofOne(ctx context.Context, versions []history.Version) ([]*undoing, error) {
 	object, revision := versions[0].Object, u.Revision
-	if i := changeOf(versions, revision); i >= 0 {
+	if i := u.changeOf(versions); i >= 0 {
 		if revision == "" && versions[i].Verb == "create" {
 			return nil, refuse(http.StatusConflict, "the last change of %s is that it was made, and to take that back is to delete it: "+
 				"name revision %s", u.title(object), versions[i].Name)
@@ -226,8 +242,8 @@ func (u *undo) ofOne(ctx context.Context, versions []history.Version) ([]*undoin
 func isUndo(v *history.Version) bool { return v.UserAgent == undoAgent }
 
 // isStatus says that an update has changed nothing that an undo could write.
-func isStatus(v *history.Version) bool {
-	return v.Verb == "update" && v.Unreadable == "" && !slices.ContainsFunc(v.Changed, func(field string) bool {
+func isStatus(v *history.Version, k sides.Kind) bool {
+	return k.HasStatus && v.Verb == "update" && v.Unreadable == "" && !slices.ContainsFunc(v.Changed, func(field string) bool {
 		return field != "status" && !strings.HasPrefix(field, "status.") && !strings.HasPrefix(field, "status[")
 	})
 }
@@ -239,7 +255,7 @@ func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool)
 	var order []id
 	for i := range changes {
 		v := &changes[i].Version
-		if isUndo(v) && !undos || isStatus(v) {
+		if isUndo(v) && !undos || isStatus(v, u.kindOf(v)) {
 			continue
 		}
 		of := id{v.Object.GroupResource().String(), v.Object.Namespace, v.Object.Name}
@@ -301,6 +317,9 @@ func (u *undo) undoingOf(ctx context.Context, object history.Reference, versions
 			if one.kind, one.conflict, err = u.servedNow(object, version); err != nil || one.conflict != "" {
 				return one, err
 			}
+			if one.schema, err = u.schemaOf(ctx, one.kind); err != nil {
+				return nil, err
+			}
 		}
 		c := change{version: v, before: merge.None{}, after: merge.None{}}
 		switch v.Verb {
@@ -351,7 +370,7 @@ func (u *undoing) revert(live *unstructured.Unstructured) outcome {
 	var last *unstructured.Unstructured
 	for i := range u.changes {
 		c := &u.changes[i]
-		r := &merge.Reversal{Undone: func(p merge.Path, value any) bool {
+		r := &merge.Reversal{Type: u.schema, Undone: func(p merge.Path, value any) bool {
 			return slices.ContainsFunc(u.changes[i+1:], func(older change) bool { return reflect.DeepEqual(p.Of(older.before), value) })
 		}}
 		switch {
@@ -375,7 +394,7 @@ func (u *undoing) revert(live *unstructured.Unstructured) outcome {
 				now = merge.None{}
 			}
 		default:
-			now = r.Value(nil, c.before, c.after, now)
+			now = r.Object(c.before, c.after, now)
 			if len(r.Conflicts) > 0 {
 				return outcome{conflict: u.blame(c, r.Conflicts)}
 			}
@@ -415,7 +434,7 @@ func (u *undoing) mayGo(c *change, now, is any, live *unstructured.Unstructured,
 		if v.Name == c.version.Name {
 			return "" // only the control plane has written to it since
 		}
-		if !isStatus(v) && !ofControlPlane(v) && !isUndo(v) && !u.takesBack(v) {
+		if !isStatus(v, u.kind) && !ofControlPlane(v) && !isUndo(v) && !u.takesBack(v) {
 			return fmt.Sprintf("it was changed since, at revision %s by %s, which would be lost", v.Name, v.Author())
 		}
 	}
