@@ -231,6 +231,7 @@ func (o *owners) adopt(ctx context.Context, object *unstructured.Unstructured) (
 		case err != nil:
 			return nil, err
 		case later:
+			r.UID = "" // it will have another
 			references = append(references, r)
 		case uid == "":
 			notes = append(notes, fmt.Sprintf("its owner %s/%s is not there: it has lost that reference", strings.ToLower(r.Kind), r.Name))

@@ -231,7 +231,7 @@ func (r *restore) read(ctx context.Context, s scope) (found []*pair, err error) 
 		default:
 			r.differing++
 			found = append(found, one)
-			if one.now == nil {
+			if one.now == nil && one.then.GetDeletionTimestamp() == nil {
 				r.owners.pending[idOf(one.then)] = true
 			}
 		}
@@ -309,10 +309,21 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 	for _, one := range all {
 		s := &step{kind: one.kind, PlanChange: history.PlanChange{Object: one.reference(), Seen: seen(one.now, one.kind)}}
 		s.write = func(ctx context.Context, done *history.PlanChange) error { return r.write(ctx, one, done) }
+		if one.then != nil && one.then.GetDeletionTimestamp() != nil { // it was on its way out
+			if one.now == nil || one.now.GetUID() == one.then.GetUID() {
+				r.same++
+				continue
+			}
+			one.then = nil // and another one came later
+		}
+		var wanted *unstructured.Unstructured
+		if one.then != nil && one.now != nil {
+			var err error
+			if wanted, _, err = r.wanted(ctx, one, one.now); err != nil {
+				return nil, err
+			}
+		}
 		switch {
-		case one.then != nil && one.then.GetDeletionTimestamp() != nil: // it was on its way out
-			r.same++
-			continue
 		case one.now == nil:
 			s.Verb = "create"
 			if s.Left = runsAgain(one.then, one.kind); s.Left != "" {
@@ -332,7 +343,7 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 			s.Left, s.Failed = why, why != ""
 			deletes = append(deletes, s)
 			continue
-		case reflect.DeepEqual(r.wanted(one, one.now).Object, cleaned(one.now, one.kind).Object):
+		case reflect.DeepEqual(wanted.Object, cleaned(one.now, one.kind).Object):
 			r.same++
 			continue
 		default:
@@ -365,8 +376,8 @@ func (r *restore) notSurelyLater(ctx context.Context, one *pair) (string, error)
 }
 
 // wanted is what an object shall be that is there. What it had then and cannot have now stays as it is now.
-func (r *restore) wanted(one *pair, now *unstructured.Unstructured) *unstructured.Unstructured {
-	out := again(one.then, one.kind)
+func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstructured) (out *unstructured.Unstructured, notes []string, err error) {
+	out = again(one.then, one.kind)
 	is := again(now, one.kind)
 	keep := func(fields ...string) {
 		value, found, _ := unstructured.NestedFieldCopy(now.Object, fields...)
@@ -400,46 +411,12 @@ func (r *restore) wanted(one *pair, now *unstructured.Unstructured) *unstructure
 		keep("spec", "claimRef", "uid")
 		keep("spec", "claimRef", "resourceVersion")
 	}
-	r.adoptKnown(out, now)
-	return out
-}
-
-// adoptKnown gives owner references the uids that are known, without asking for others. One to an owner that was not
-// compared stays as it is now. References that were dropped before are no difference.
-func (r *restore) adoptKnown(object, now *unstructured.Unstructured) {
-	var references []metav1.OwnerReference
-	for _, reference := range object.GetOwnerReferences() {
-		same := slices.IndexFunc(now.GetOwnerReferences(), func(n metav1.OwnerReference) bool {
-			return slices.Equal(ownerIDs(n, now.GetNamespace()), ownerIDs(reference, now.GetNamespace()))
-		})
-		if same >= 0 && !r.compared(reference, object.GetNamespace()) {
-			references = append(references, now.GetOwnerReferences()[same])
-			continue
-		}
-		for _, id := range ownerIDs(reference, object.GetNamespace()) {
-			uid, known := r.owners.known[id]
-			if known && uid != "" {
-				reference.UID = uid
-			}
-			if known && uid != "" || r.owners.pending[id] {
-				references = append(references, reference)
-				break
-			}
-		}
+	notes, err = r.owners.adopt(ctx, out)
+	if apierrors.IsForbidden(err) { // they may have another uid by now
+		keep("metadata", "ownerReferences")
+		return out, []string{"its owners are as they are now: " + reason(err)}, nil
 	}
-	if len(references) == 0 {
-		unstructured.RemoveNestedField(object.Object, "metadata", "ownerReferences")
-		return
-	}
-	object.SetOwnerReferences(references)
-}
-
-// compared reports whether it is known what becomes of an owner.
-func (r *restore) compared(reference metav1.OwnerReference, namespace string) bool {
-	return slices.ContainsFunc(ownerIDs(reference, namespace), func(id objectID) bool {
-		_, known := r.owners.known[id]
-		return known || r.owners.pending[id]
-	})
+	return out, notes, err
 }
 
 // madeWithNamespace says that the control plane puts an object into each namespace that is made, also into one of this
@@ -497,7 +474,11 @@ func (r *restore) write(ctx context.Context, one *pair, done *history.PlanChange
 	}
 	var wanted *unstructured.Unstructured
 	if one.then != nil {
-		wanted = r.wanted(one, now)
+		var notes []string
+		if wanted, notes, err = r.wanted(ctx, one, now); err != nil {
+			return err
+		}
+		done.Notes = append(done.Notes, notes...)
 		if reflect.DeepEqual(wanted.Object, cleaned(now, one.kind).Object) { // somebody else has made it so
 			done.Verb = ""
 			return nil
@@ -516,11 +497,6 @@ func (r *restore) write(ctx context.Context, one *pair, done *history.PlanChange
 		return to.Delete(ctx, now.GetName(), metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &revision}, PropagationPolicy: &background})
 	}
-	notes, err := r.owners.adopt(ctx, wanted)
-	if err != nil {
-		return err
-	}
-	done.Notes = append(done.Notes, notes...)
 	_, err = to.Update(ctx, onto(now, wanted.Object, one.kind), metav1.UpdateOptions{FieldManager: r.config.UserAgent})
 	return err
 }
