@@ -1,12 +1,14 @@
 package apiserver
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
@@ -199,4 +201,113 @@ func TestPlanOwners(t *testing.T) {
 	done := s.planned(t, `{"namespace":"default","restore":{"to":"`+then+`","selector":"app=x","prune":true}}`, false, nil)
 	require.Contains(t, done.Status.Changes[0].Left, "it owns configmaps/child")
 	s.must(t, 200, request{method: "GET", path: secrets + "/later"})
+}
+
+// TestPlanMergesBySchema: a field is what it is to server-side apply. Others may change other items of a keyed list or
+// a set. A list that is atomic is one field.
+func TestPlanMergesBySchema(t *testing.T) {
+	s := newServer(t)
+	crd := definition("things", "example.com", "v1")
+	crd.Annotations, crd.UID, crd.Spec.Scope = nil, "", apiextensionsv1.NamespaceScoped
+	open := true
+	texts := &apiextensionsv1.JSONSchemaPropsOrArray{Schema: &apiextensionsv1.JSONSchemaProps{Type: "string"}}
+	pairs := &apiextensionsv1.JSONSchemaPropsOrArray{Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", Required: []string{"host", "port"},
+		Properties: map[string]apiextensionsv1.JSONSchemaProps{"host": {Type: "string"}, "port": {Type: "integer"}, "weight": {Type: "integer"}}}}
+	keyed, set := "map", "set"
+	crd.Spec.Versions[0].Schema = &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
+		Type: "object", XPreserveUnknownFields: &open, Properties: map[string]apiextensionsv1.JSONSchemaProps{"spec": {Type: "object",
+			Properties: map[string]apiextensionsv1.JSONSchemaProps{
+				"backends": {Type: "array", Items: pairs, XListType: &keyed, XListMapKeys: []string{"host", "port"}},
+				"tags":     {Type: "array", Items: texts, XListType: &set},
+				"names":    {Type: "array", Items: texts},
+			}}}}}
+	body, err := json.Marshal(crd)
+	require.NoError(t, err)
+	s.must(t, 201, request{method: "POST", path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body: string(body)})
+	const things, services = "/apis/example.com/v1/namespaces/default/things", "/api/v1/namespaces/default/services"
+	for name, c := range map[string]struct {
+		path, resource         string
+		before, one, two, want string // JSON of spec, but for "status"
+		field                  string // "spec" if empty
+		conflict               string
+	}{
+		"ports of one number": {path: services, resource: "services",
+			before: `{"clusterIP":"None","ports":[{"name":"t","port":53,"protocol":"TCP"},{"name":"u","port":53,"protocol":"UDP"}]}`,
+			one:    `{"ports":[{"name":"t","port":53,"protocol":"TCP","targetPort":1},{"name":"u","port":53,"protocol":"UDP"}]}`,
+			two:    `{"ports":[{"name":"t","port":53,"protocol":"TCP","targetPort":1},{"name":"u","port":53,"protocol":"UDP","targetPort":2}]}`,
+			want:   `{"ports":[{"name":"t","port":53,"protocol":"TCP","targetPort":53},{"name":"u","port":53,"protocol":"UDP","targetPort":2}]}`},
+		"items with two keys": {path: things, resource: "things",
+			before: `{"backends":[{"host":"a","port":1,"weight":1},{"host":"a","port":2,"weight":1}]}`,
+			one:    `{"backends":[{"host":"a","port":1,"weight":2},{"host":"a","port":2,"weight":1}]}`,
+			two:    `{"backends":[{"host":"b","port":1},{"host":"a","port":1,"weight":2},{"host":"a","port":2,"weight":3}]}`,
+			want:   `{"backends":[{"host":"b","port":1},{"host":"a","port":1,"weight":1},{"host":"a","port":2,"weight":3}]}`},
+		"a set": {path: things, resource: "things",
+			before: `{"tags":["a","b"]}`, one: `{"tags":["b"]}`, two: `{"tags":["b","c"]}`, want: `{"tags":["a","b","c"]}`},
+		"an atomic list": {path: things, resource: "things",
+			before: `{"names":["a","b"]}`, one: `{"names":["b"]}`, two: `{"names":["b","c"]}`, want: `{"names":["b","c"]}`,
+			conflict: "spec.names is not what revision"},
+		"a status that is a field as any other": {path: things, resource: "things", field: "status",
+			before: `{"phase":"old"}`, one: `{"phase":"new"}`, two: `{"phase":"new","x":1}`, want: `{"phase":"old","x":1}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			field := cmp.Or(c.field, "spec")
+			object := strings.ReplaceAll(name, " ", "-")
+			patch := func(manager, value string) string {
+				a := s.must(t, 200, request{method: "PATCH", path: c.path + "/" + object + "?fieldManager=" + manager,
+					body: `{"` + field + `":` + value + `}`, contentType: "application/merge-patch+json"})
+				return fieldOf(a.object(t), "metadata.resourceVersion").(string)
+			}
+			kind := map[string]string{things: `"apiVersion":"example.com/v1","kind":"One",`}[c.path]
+			s.must(t, 201, request{method: "POST", path: c.path, body: `{` + kind + `"metadata":{"name":"` + object + `"},"` + field + `":` + c.before + `}`})
+			revision := patch("one", c.one)
+			if c.field == "status" { // the last change, and not only one that is named
+				revision = ""
+			} else {
+				patch("two", c.two)
+			}
+			done := s.planned(t, `{"namespace":"default","undo":{"object":"`+c.resource+"/"+object+`","revision":"`+revision+`"}}`, false, nil)
+			require.Len(t, done.Status.Changes, 1)
+			require.Contains(t, done.Status.Changes[0].Left, c.conflict)
+			if c.field == "status" {
+				c.want = c.before
+			}
+			is := s.must(t, 200, request{method: "GET", path: c.path + "/" + object}).object(t)
+			var want map[string]any
+			require.NoError(t, json.Unmarshal([]byte(c.want), &want))
+			for part, value := range want {
+				require.Equal(t, value, fieldOf(is, field+"."+part))
+			}
+		})
+	}
+}
+
+// TestRestoreOfOwnersElsewhere: a reference to an owner that is not restored comes back with the uid that the owner has
+// now; and what is another object than the one that was on its way out at the moment came later.
+func TestRestoreOfOwnersElsewhere(t *testing.T) {
+	s := newServer(t)
+	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+	role := `{"metadata":{"name":"owner"},"rules":[]}`
+	uid := fieldOf(s.must(t, 201, request{method: "POST", path: roles, body: role}).object(t), "metadata.uid")
+	s.must(t, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"child","ownerReferences":[`+
+		`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","name":"owner","uid":"%v"}]}}`, uid)})
+	s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"going","finalizers":["example.com/held"]}}`})
+	s.must(t, 200, request{method: "DELETE", path: configMaps + "/going"})
+	then := s.newestOf(t, "going")
+	for name, fields := range map[string]string{"going": `"finalizers":null`, "child": `"ownerReferences":null`} {
+		s.must(t, 200, request{method: "PATCH", path: configMaps + "/" + name, body: `{"metadata":{` + fields + `}}`, contentType: "application/merge-patch+json"})
+	}
+	s.must(t, 201, request{method: "POST", path: configMaps, body: configMap("going", "another")})
+	s.must(t, 200, request{method: "DELETE", path: roles + "/owner"})
+	uid = fieldOf(s.must(t, 201, request{method: "POST", path: roles, body: role}).object(t), "metadata.uid")
+
+	restore := `{"namespace":"default","restore":{"to":"` + then + `"}}`
+	done := s.planned(t, restore, false, nil)
+	require.Len(t, done.Status.Changes, 1)
+	require.EqualValues(t, 1, done.Status.Later)
+	is := unstructured.Unstructured{Object: s.must(t, 200, request{method: "GET", path: configMaps + "/child"}).object(t)}
+	require.Len(t, is.GetOwnerReferences(), 1)
+	require.EqualValues(t, uid, is.GetOwnerReferences()[0].UID)
+	require.Empty(t, s.planned(t, restore, false, nil).Status.Changes)
+	s.planned(t, strings.Replace(restore, `"}}`, `","prune":true}}`, 1), false, nil)
+	require.Empty(t, s.newestOf(t, "going"))
 }
