@@ -1,6 +1,7 @@
 package projection
 
 import (
+	crand "crypto/rand"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -183,6 +184,33 @@ func requireVersions(t *testing.T, p *Projection, key string, history []Row) {
 		below = next
 	}
 	require.Equal(t, want, got, key)
+}
+
+// Large versions come a few at a time, wherever they are kept.
+func TestVersionsHoldSomeMiB(t *testing.T) {
+	const size = 1 << 19
+	c := newCell(t, func(c *Config) { c.Retention, c.History = time.Millisecond, time.Hour })
+	var want []Revision
+	for i := range 24 {
+		value := make([]byte, size)
+		_, _ = crand.Read(value)
+		want = append([]Revision{c.put("a", string(value))}, want...)
+		if i%8 == 7 {
+			time.Sleep(2 * time.Millisecond)
+			c.commit()
+		}
+	}
+	var got []Revision
+	for below := ^Revision(0); below > 0; {
+		rows, next, err := c.Versions(c.ctx, podKey("a").RowKey(), below, 500)
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(rows), versionBytes/size)
+		for _, r := range rows {
+			got = append(got, r.Revision)
+		}
+		below = next
+	}
+	require.Equal(t, want, got)
 }
 
 // What a checkpoint pins is collected once no rule wants it any more.

@@ -10,12 +10,16 @@ import (
 	"github.com/logplane/logplane/projection/segment"
 )
 
-// visited is how many checkpoints one call of Versions looks into.
-const visited = 16
+const (
+	// visited is how many checkpoints one call of Versions looks into.
+	visited = 16
+	// versionBytes is how many bytes of versions one call returns, but for the last of them.
+	versionBytes = 4 << 20
+)
 
 // Versions returns the newest versions of a key below a revision, newest first, tombstones included and void events
 // left out. It returns about as many as the limit, and may return fewer, or none, before the end: next is the revision
-// below which a further call goes on, 0 if nothing older is kept.
+// below which a further call goes on, 0 if nothing older is kept. It holds some MiB, however large the versions are.
 //
 // Each event names the one before it, so what has left the snapshot is found event by event. Only what was there before
 // an object was made must be looked for, in the checkpoints and in the archived events between them.
@@ -39,6 +43,7 @@ type versionSearch struct {
 	key   string
 	limit int
 	rows  []Row
+	bytes int // of the rows
 	// below is the revision below which everything is still to be looked for, 0 at the end.
 	below Revision
 	// before is the event before the last that was found, 0 if that does not name one.
@@ -75,11 +80,12 @@ func (s *versionSearch) run(ctx context.Context) error {
 	return nil
 }
 
-func (s *versionSearch) enough() bool { return len(s.rows) >= s.limit }
+func (s *versionSearch) enough() bool { return len(s.rows) >= s.limit || s.bytes >= versionBytes }
 
 // take takes the next row.
 func (s *versionSearch) take(r Row) {
 	s.rows = append(s.rows, r)
+	s.bytes += len(r.Value)
 	s.below, s.before = r.Revision, r.Base
 }
 
@@ -233,11 +239,14 @@ func (s *versionSearch) older(ctx context.Context) error {
 	after := max(start, s.view.archiveStart())
 	if after+1 < s.below { // else nothing is kept in between
 		var last []Row // of all in between, as many as are wanted
+		size := s.bytes
 		err := s.view.archived(ctx, OneKey(s.key), &after, s.below-1, func(e eventlog.Event) bool {
-			if len(last) == s.limit-len(s.rows) {
+			last = append(last, newRecord(e).row())
+			size += len(e.Body)
+			for len(last) > 1 && (len(last) > s.limit-len(s.rows) || size-len(last[0].Value) >= versionBytes) {
+				size -= len(last[0].Value)
 				last = slices.Delete(last, 0, 1)
 			}
-			last = append(last, newRecord(e).row())
 			return true
 		})
 		if err != nil {
