@@ -173,12 +173,6 @@ func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error)
 			at = eventlog.Revision(of)
 		}
 	}
-	if _, err := s.config.Cell.AtLeast(ctx, at); storage.IsTooLargeResourceVersion(err) {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("revision %d has not come yet, the newest is %d: name a revision up to that one",
-			at, p.Current().Revision())) // which clients do not send again, unlike the other
-	} else if err != nil {
-		return nil, err
-	}
 	var v *projection.View
 	at, err = p.EndOf(ctx, at)
 	if err == nil {
@@ -193,10 +187,15 @@ func (s *Server) viewAt(r *http.Request, m pathMoment) (*projection.View, error)
 	return v, nil
 }
 
-// revisionOf returns the revision that the moment names, which may not be there yet, or not be kept any more.
+// revisionOf returns the revision that the moment names, which may not be kept any more.
 func (s *Server) revisionOf(ctx context.Context, text string, m moment.Moment) (eventlog.Revision, error) {
-	if m.Revision > 0 {
-		return eventlog.Revision(m.Revision), nil
+	if at := eventlog.Revision(m.Revision); at > 0 {
+		_, err := s.config.Cell.AtLeast(ctx, at)
+		if storage.IsTooLargeResourceVersion(err) { // clients would send a request again that is answered so
+			err = apierrors.NewBadRequest(fmt.Sprintf("revision %d has not come yet, the newest is %d: name a revision up to that one",
+				at, s.config.Cell.Projection.Current().Revision()))
+		}
+		return at, err
 	}
 	at, err := s.config.Cell.Projection.RevisionAt(ctx, m.Time)
 	switch {

@@ -95,6 +95,11 @@ func TestPlan(t *testing.T) {
 
 	a := s.must(t, 400, request{method: "POST", path: historyPath + "/plans", body: `{"apiVersion":"history.logplane.dev/v1","kind":"Plan","spec":{}}`})
 	require.Contains(t, a.body, "one of spec.undo, spec.undelete and spec.restore")
+	for _, spec := range []string{`{"restore":{"to":"999999"}}`, `{"undo":{"manager":"robot","since":"999999"}}`} {
+		a = s.must(t, 400, request{method: "POST", path: historyPath + "/plans?dryRun=All",
+			body: `{"apiVersion":"history.logplane.dev/v1","kind":"Plan","spec":` + spec + `}`})
+		require.Contains(t, a.body, "has not come yet")
+	}
 }
 
 // TestPlanWithARefusal: what is refused is named, and the rest is written.
