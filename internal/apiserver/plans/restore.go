@@ -311,6 +311,7 @@ func (r *restore) steps(ctx context.Context, all []*pair) ([]*step, error) {
 		s.write = func(ctx context.Context, done *history.PlanChange) error { return r.write(ctx, one, done) }
 		switch {
 		case one.then != nil && one.then.GetDeletionTimestamp() != nil: // it was on its way out
+			delete(r.owners.pending, idOf(one.then))
 			r.same++
 			continue
 		case one.now == nil:
@@ -387,7 +388,7 @@ func (r *restore) wanted(one *pair, now *unstructured.Unstructured) *unstructure
 		}
 	case jobs:
 		keep("spec", "selector")
-		for _, label := range []string{"controller-uid", "batch.kubernetes.io/controller-uid"} {
+		for _, label := range jobLabels {
 			keep("metadata", "labels", label)
 			keep("spec", "template", "metadata", "labels", label)
 		}
@@ -512,9 +513,7 @@ func (r *restore) write(ctx context.Context, one *pair, done *history.PlanChange
 		if err := r.ownsWhatStays(ctx, now); err != nil {
 			return err
 		}
-		uid, revision, background := now.GetUID(), now.GetResourceVersion(), metav1.DeletePropagationBackground
-		return to.Delete(ctx, now.GetName(), metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &revision}, PropagationPolicy: &background})
+		return r.delete(ctx, one.kind, now)
 	}
 	notes, err := r.owners.adopt(ctx, wanted)
 	if err != nil {
