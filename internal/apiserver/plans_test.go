@@ -316,3 +316,77 @@ func TestRestoreOfOwnersElsewhere(t *testing.T) {
 	s.planned(t, strings.Replace(restore, `"}}`, `","prune":true}}`, 1), false, nil)
 	require.Empty(t, s.newestOf(t, "going"))
 }
+
+// TestPlanOfWhatTheServerKeeps: what the API counts and names by itself is no change, nor are owners that are not made
+// again, and what is made again has it anew.
+func TestPlanOfWhatTheServerKeeps(t *testing.T) {
+	const workloads, jobs = "/apis/apps/v1/namespaces/default/daemonsets", "/apis/batch/v1/namespaces/default/jobs"
+	const pod = `"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}`
+	patch := func(s *Server, path, body string) string {
+		a := s.must(t, 200, request{method: "PATCH", path: path, body: body, contentType: "application/merge-patch+json"})
+		return fieldOf(a.object(t), "metadata.resourceVersion").(string)
+	}
+	get := func(s *Server, path string) map[string]any {
+		return s.must(t, 200, request{method: "GET", path: path}).object(t)
+	}
+	t.Run("the templates of a DaemonSet", func(t *testing.T) {
+		s := newServer(t)
+		s.must(t, 201, request{method: "POST", path: workloads, body: `{"metadata":{"name":"x"},"spec":{"selector":{"matchLabels":{"a":"b"}},
+			"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`})
+		template := func(field, value string) string {
+			return patch(s, workloads+"/x", fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{%q:%q}}}}}`, field, value))
+		}
+		then := template("first", "1")
+		template("first", "2")
+		changed := template("first", "3")
+		template("second", "1")
+		done := s.planned(t, `{"namespace":"default","undo":{"object":"daemonsets.apps/x","revision":"`+changed+`"}}`, false, nil)
+		require.Empty(t, done.Status.Changes[0].Left)
+		require.Equal(t, map[string]any{"first": "2", "second": "1"}, fieldOf(get(s, workloads+"/x"), "spec.template.metadata.annotations"))
+		restore := `{"namespace":"default","restore":{"to":"` + then + `"}}`
+		require.Len(t, s.planned(t, restore, false, nil).Status.Changes, 1)
+		require.Empty(t, s.planned(t, restore, true, nil).Status.Changes)
+	})
+	t.Run("the uid of a Job", func(t *testing.T) {
+		s := newServer(t)
+		s.must(t, 201, request{method: "POST", path: jobs, body: `{"metadata":{"name":"x"},"spec":{"template":{` + pod + `}}`})
+		patch(s, jobs+"/x", `{"metadata":{"labels":{"l":"1"}}}`)
+		was := get(s, jobs+"/x")
+		s.must(t, 200, request{method: "DELETE", path: jobs + "/x?propagationPolicy=Background"})
+		s.planned(t, `{"namespace":"default","undelete":{"object":"jobs.batch/x"}}`, false, nil)
+		is := get(s, jobs+"/x")
+		uid := fieldOf(is, "metadata.uid")
+		require.NotEqual(t, fieldOf(was, "metadata.uid"), uid)
+		want := fieldOf(was, "metadata.labels").(map[string]any)
+		want["controller-uid"], want["batch.kubernetes.io/controller-uid"] = uid, uid
+		require.Equal(t, want, fieldOf(is, "metadata.labels"))
+	})
+	t.Run("a Job goes with its Pods", func(t *testing.T) {
+		s := newServer(t)
+		a := s.must(t, 201, request{method: "POST", path: jobs, body: `{"metadata":{"name":"x"},"spec":{"template":{` + pod + `}}`})
+		s.planned(t, fmt.Sprintf(`{"namespace":"default","undo":{"object":"jobs.batch/x","revision":"%v"}}`, fieldOf(a.object(t), "metadata.resourceVersion")), false, nil)
+		s.must(t, 404, request{method: "GET", path: jobs + "/x"}) // and does not wait until they are nobody's
+	})
+	t.Run("fields of nobody", func(t *testing.T) {
+		s := newServer(t)
+		s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"x"}}`})
+		patch(s, configMaps+"/x", `{"data":{"a":"1"}}`)
+		require.Nil(t, fieldOf(get(s, configMaps+"/x"), "metadata.managedFields"))
+		s.must(t, 200, request{method: "DELETE", path: configMaps + "/x"})
+		s.planned(t, `{"namespace":"default","undelete":{"object":"configmaps/x"}}`, false, nil)
+		require.Nil(t, fieldOf(get(s, configMaps+"/x"), "metadata.managedFields"))
+	})
+	t.Run("an owner on its way out", func(t *testing.T) {
+		s := newServer(t)
+		a := s.must(t, 201, request{method: "POST", path: configMaps, body: `{"metadata":{"name":"owner","finalizers":["example.com/hold"]}}`})
+		s.must(t, 201, request{method: "POST", path: configMaps, body: fmt.Sprintf(`{"metadata":{"name":"child","ownerReferences":[
+			{"apiVersion":"v1","kind":"ConfigMap","name":"owner","uid":"%v"}]}}`, fieldOf(a.object(t), "metadata.uid"))})
+		s.must(t, 200, request{method: "DELETE", path: configMaps + "/owner"})
+		then := s.newestOf(t, "owner")
+		patch(s, configMaps+"/owner", `{"metadata":{"finalizers":null}}`)
+		s.must(t, 200, request{method: "DELETE", path: configMaps + "/child"})
+		restore := `{"namespace":"default","restore":{"to":"` + then + `"}}`
+		require.Len(t, s.planned(t, restore, false, nil).Status.Changes, 1)
+		require.Empty(t, s.planned(t, restore, true, nil).Status.Changes)
+	})
+}

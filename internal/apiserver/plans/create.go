@@ -30,9 +30,13 @@ var (
 	claims          = schema.GroupResource{Resource: "persistentvolumeclaims"}
 	namespaces      = schema.GroupResource{Resource: "namespaces"}
 	configMaps      = schema.GroupResource{Resource: "configmaps"}
+	daemonSets      = schema.GroupResource{Group: "apps", Resource: "daemonsets"}
 	serviceAccounts = schema.GroupResource{Resource: "serviceaccounts"}
 	definitions     = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
 )
+
+// jobLabels are those with a Job's uid.
+var jobLabels = []string{"controller-uid", batchv1.ControllerUidLabel}
 
 // again is an object as it can be made once more: without what the server sets, and without uids of what is gone.
 func again(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unstructured {
@@ -48,7 +52,7 @@ func again(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unstru
 		if manual, _, _ := unstructured.NestedBool(out.Object, "spec", "manualSelector"); !manual {
 			unstructured.RemoveNestedField(out.Object, "spec", "selector")
 			for _, of := range [][]string{{"metadata", "labels"}, {"spec", "template", "metadata", "labels"}} {
-				for _, label := range []string{"controller-uid", "batch.kubernetes.io/controller-uid"} {
+				for _, label := range jobLabels {
 					unstructured.RemoveNestedField(out.Object, append(slices.Clone(of), label)...)
 				}
 			}
@@ -126,10 +130,17 @@ func (p *planner) giveBack(ctx context.Context, k sides.Kind, then, made *unstru
 	done *history.PlanChange) (*unstructured.Unstructured, error) {
 	managed := slices.DeleteFunc(then.GetManagedFields(), func(e metav1.ManagedFieldsEntry) bool { return e.Subresource != "" })
 	if len(managed) == 0 {
-		return made, nil
+		managed = []metav1.ManagedFieldsEntry{{}} // so the API is told that nobody has them
 	}
 	owned := made.DeepCopy()
 	owned.SetManagedFields(managed)
+	if k.GroupResource() == jobs { // the API labels its Pods with the new uid, and it only if it has no other label
+		for _, label := range jobLabels {
+			if then.GetLabels()[label] == string(then.GetUID()) {
+				_ = unstructured.SetNestedField(owned.Object, string(made.GetUID()), "metadata", "labels", label) // its labels are texts
+			}
+		}
+	}
 	owned, err := p.live.Objects(k, made.GetNamespace()).Update(ctx, owned, metav1.UpdateOptions{FieldManager: p.config.UserAgent})
 	var refused apierrors.APIStatus
 	if errors.As(err, &refused) && refused.Status().Code < http.StatusInternalServerError && !apierrors.IsTooManyRequests(err) {

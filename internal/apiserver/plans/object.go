@@ -1,6 +1,7 @@
 package plans
 
 import (
+	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -16,6 +17,9 @@ func cleaned(object *unstructured.Unstructured, k sides.Kind) *unstructured.Unst
 	out := object.DeepCopy()
 	for _, name := range kept {
 		unstructured.RemoveNestedField(out.Object, "metadata", name)
+	}
+	if k.GroupResource() == daemonSets { // the API counts templates, and writes that into each version
+		unstructured.RemoveNestedField(out.Object, "metadata", "annotations", appsv1.DeprecatedTemplateGeneration)
 	}
 	if k.HasStatus {
 		delete(out.Object, "status")

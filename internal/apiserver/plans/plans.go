@@ -325,6 +325,14 @@ func (p *planner) transact(ctx context.Context, steps []*step) (n int, err error
 	return n, nil
 }
 
+// delete deletes an object that is still what was read, and what it owns, as kubectl does: the Pods of a Job would stay
+// by default.
+func (p *planner) delete(ctx context.Context, k sides.Kind, object *unstructured.Unstructured) error {
+	uid, revision, background := object.GetUID(), object.GetResourceVersion(), metav1.DeletePropagationBackground
+	return p.live.Objects(k, object.GetNamespace()).Delete(ctx, object.GetName(), metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &revision}, PropagationPolicy: &background})
+}
+
 // reason is an error without the lines that repeat it.
 func reason(err error) string { return strings.ReplaceAll(err.Error(), "\n", " ") }
 

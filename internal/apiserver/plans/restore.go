@@ -398,7 +398,7 @@ func (r *restore) wanted(ctx context.Context, one *pair, now *unstructured.Unstr
 		}
 	case jobs:
 		keep("spec", "selector")
-		for _, label := range []string{"controller-uid", "batch.kubernetes.io/controller-uid"} {
+		for _, label := range jobLabels {
 			keep("metadata", "labels", label)
 			keep("spec", "template", "metadata", "labels", label)
 		}
@@ -493,9 +493,7 @@ func (r *restore) write(ctx context.Context, one *pair, done *history.PlanChange
 		if err := r.ownsWhatStays(ctx, now); err != nil {
 			return err
 		}
-		uid, revision, background := now.GetUID(), now.GetResourceVersion(), metav1.DeletePropagationBackground
-		return to.Delete(ctx, now.GetName(), metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &revision}, PropagationPolicy: &background})
+		return r.delete(ctx, one.kind, now)
 	}
 	_, err = to.Update(ctx, onto(now, wanted.Object, one.kind), metav1.UpdateOptions{FieldManager: r.config.UserAgent})
 	return err

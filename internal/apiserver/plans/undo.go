@@ -138,8 +138,7 @@ func (u *undo) write(ctx context.Context, one *undoing, done *history.PlanChange
 		}
 		_, err = to.Update(ctx, o.wanted, metav1.UpdateOptions{FieldManager: undoAgent})
 	case o.verb == "delete":
-		uid, revision := live.GetUID(), live.GetResourceVersion()
-		err = to.Delete(ctx, one.object.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &revision}})
+		err = u.delete(ctx, one.kind, live)
 	}
 	return err
 }
