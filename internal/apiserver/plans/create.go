@@ -248,7 +248,9 @@ func (o *owners) adopt(ctx context.Context, object *unstructured.Unstructured) (
 			notes = append(notes, fmt.Sprintf("its owner %s/%s is not there: it has lost that reference", strings.ToLower(r.Kind), r.Name))
 		default:
 			r.UID = uid
-			references = append(references, r)
+			if !slices.ContainsFunc(references, func(known metav1.OwnerReference) bool { return known.UID == uid }) { // of another life
+				references = append(references, r)
+			}
 		}
 	}
 	if len(references) == 0 {
