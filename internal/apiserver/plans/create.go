@@ -23,6 +23,7 @@ import (
 
 var (
 	services        = schema.GroupResource{Resource: "services"}
+	ipAddresses     = schema.GroupResource{Group: "networking.k8s.io", Resource: "ipaddresses"}
 	jobs            = schema.GroupResource{Group: "batch", Resource: "jobs"}
 	pods            = schema.GroupResource{Resource: "pods"}
 	secrets         = schema.GroupResource{Resource: "secrets"}
