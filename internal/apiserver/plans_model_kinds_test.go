@@ -90,7 +90,7 @@ func (k *modelKind) keysOf(way string) []string {
 
 // commonNames are those of lists in many kinds.
 var commonNames = map[string][]string{
-	"containers": {"name"}, "initContainers": {"name"}, "env": {"name"}, "volumes": {"name"}, "ownerReferences": {"uid"},
+	"containers": {"name"}, "initContainers": {"name"}, "env": {"name"}, "volumes": {"name"}, "ownerReferences": {"kind", "name"},
 }
 
 // written is what a client may write of an object.

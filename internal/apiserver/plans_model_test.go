@@ -350,15 +350,15 @@ func isTerminating(o *modelled) bool {
 func (m *model) step() {
 	by := actors[m.IntN(len(actors))]
 	switch n := m.IntN(100); {
-	case n < 25:
+	case n < 18:
 		m.make(m.pick(func(o *modelled) bool { return o.now() == nil }), by)
-	case n < 65:
+	case n < 58:
 		m.edit(by)
-	case n < 70:
+	case n < 62:
 		m.setStatus()
-	case n < 77:
+	case n < 68:
 		m.remove(by)
-	case n < 86:
+	case n < 85:
 		m.undoOne(by)
 	case n < 89:
 		m.undoSince(by)
@@ -1360,8 +1360,16 @@ func isBelow(place, at string) bool {
 // changes that are taken back too: who has made that of it has taken back this one.
 func (now *content) without(before, after *content, older []*content) (out *content, conflict bool) {
 	out = &content{maps.Clone(now.values), map[string][]string{}}
+	var undone []string // what is as it was before an older change, with all below it
+	for at, kind := range now.values {
+		is := func(p *content) string { return p.below(at) }
+		if isHolder(kind) && now.below(at) != after.below(at) && isOlder(now.below(at), older, is) {
+			undone = append(undone, at)
+		}
+	}
 	for at := range before.both(after) {
-		if before.isInItem(at, after) || after.isInItem(at, before) {
+		if before.isInItem(at, after) || after.isInItem(at, before) ||
+			slices.ContainsFunc(undone, func(of string) bool { return isBelow(at, of) }) {
 			continue
 		}
 		// What is at the place. If the change has made or removed an item, it is all that is in it.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
+	"github.com/logplane/logplane/internal/apiserver/services"
 )
 
 // planned sends a plan. Dry says that nothing may be written, and agreed is what an answer before it said.
@@ -366,6 +367,21 @@ func TestPlanOfWhatTheServerKeeps(t *testing.T) {
 		a := s.must(t, 201, request{method: "POST", path: jobs, body: `{"metadata":{"name":"x"},"spec":{"template":{` + pod + `}}`})
 		s.planned(t, fmt.Sprintf(`{"namespace":"default","undo":{"object":"jobs.batch/x","revision":"%v"}}`, fieldOf(a.object(t), "metadata.resourceVersion")), false, nil)
 		s.must(t, 404, request{method: "GET", path: jobs + "/x"}) // and does not wait until they are nobody's
+	})
+	t.Run("the address of a Service that stays", func(t *testing.T) {
+		s := newServer(t, func(c *Config) { c.Services = services.Ranges{CIDR: "10.0.0.0/24"} })
+		require.NoError(t, s.Bootstrap(t.Context()))
+		const path = "/api/v1/namespaces/default/services"
+		since := s.head(t)
+		a := s.must(t, 201, request{method: "POST", path: path, body: `{"metadata":{"name":"x"},"spec":{"ports":[{"port":80}]}}`}).object(t)
+		address := fmt.Sprint("/apis/networking.k8s.io/v1/ipaddresses/", fieldOf(a, "spec.clusterIP"))
+		s.must(t, 200, request{method: "GET", path: address})
+		body := strings.NewReplacer(`"sessionAffinity":"None"`, `"sessionAffinity":"ClientIP"`).Replace(encoded(a))
+		s.must(t, 200, request{method: "PUT", path: path + "/x", body: body, loopback: true}) // somebody else
+		done := s.planned(t, fmt.Sprintf(`{"undo":{"user":"system:admin","since":"%d"}}`, since), false, nil)
+		require.Len(t, done.Status.Changes, 1)
+		require.Contains(t, done.Status.Changes[0].Left, "it was changed since")
+		s.must(t, 200, request{method: "GET", path: address})
 	})
 	t.Run("fields of nobody", func(t *testing.T) {
 		s := newServer(t)

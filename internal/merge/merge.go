@@ -122,6 +122,9 @@ func (r *Reversal) parts(p Path, of schema.TypeRef, before, after, now any) func
 	if fields, ok := allAre[map[string]any](before, after, now); ok && known.Map != nil && known.Map.ElementRelationship != schema.Atomic {
 		return func() any { return r.fields(p, known.Map, fields[0], fields[1], fields[2]) }
 	}
+	if p.isOwners() {
+		known.List = &schema.List{ElementType: owner, ElementRelationship: schema.Associative, Keys: []string{"kind", "name"}}
+	}
 	if items, ok := allAre[[]any](before, after, now); ok && known.List != nil && known.List.ElementRelationship == schema.Associative {
 		names := make([][]string, len(items))
 		for i := range items {
@@ -141,6 +144,15 @@ func (r *Reversal) parts(p Path, of schema.TypeRef, before, after, now any) func
 func (p Path) isLastApplied() bool {
 	return len(p) == 3 && p[0].name == "metadata" && p[1].name == "annotations" && p[2].name == corev1.LastAppliedConfigAnnotation
 }
+
+// isOwners is true of the references to owners. To the schema their uids are what names them, but an owner that is made
+// again has another one, and its references are to the same owner.
+func (p Path) isOwners() bool {
+	return len(p) == 2 && p[0].name == "metadata" && p[1].name == "ownerReferences"
+}
+
+// owner is the type of a reference to one: a map of fields.
+var owner = schema.TypeRef{Inlined: schema.Atom{Map: &schema.Map{ElementRelationship: schema.Separable}}}
 
 // document takes back what has changed in texts that are objects of this kind in JSON. It returns nil if one is not.
 func (r *Reversal) document(p Path, before, after, now any) func() any {

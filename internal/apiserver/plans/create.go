@@ -23,6 +23,7 @@ import (
 
 var (
 	services        = schema.GroupResource{Resource: "services"}
+	ipAddresses     = schema.GroupResource{Group: "networking.k8s.io", Resource: "ipaddresses"}
 	jobs            = schema.GroupResource{Group: "batch", Resource: "jobs"}
 	pods            = schema.GroupResource{Resource: "pods"}
 	secrets         = schema.GroupResource{Resource: "secrets"}
@@ -248,9 +249,7 @@ func (o *owners) adopt(ctx context.Context, object *unstructured.Unstructured) (
 			notes = append(notes, fmt.Sprintf("its owner %s/%s is not there: it has lost that reference", strings.ToLower(r.Kind), r.Name))
 		default:
 			r.UID = uid
-			if !slices.ContainsFunc(references, func(known metav1.OwnerReference) bool { return known.UID == uid }) { // of another life
-				references = append(references, r)
-			}
+			references = append(references, r)
 		}
 	}
 	if len(references) == 0 {

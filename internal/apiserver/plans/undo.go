@@ -247,14 +247,15 @@ func isStatus(v *history.Version, k sides.Kind) bool {
 	})
 }
 
-// ofMany groups changes by their objects. An undo takes back no other one, unless that is what was asked for.
+// ofMany groups changes by their objects. An undo takes back no other one, unless that is what was asked for. Addresses
+// are written with their Services: that of one which stays must not go.
 func (u *undo) ofMany(ctx context.Context, changes []history.Change, undos bool) ([]*undoing, error) {
 	type id struct{ resource, namespace, name string }
 	revisions, objects := map[id][]string{}, map[id]history.Reference{}
 	var order []id
 	for i := range changes {
 		v := &changes[i].Version
-		if isUndo(v) && !undos || isStatus(v, u.kindOf(v)) {
+		if isUndo(v) && !undos || isStatus(v, u.kindOf(v)) || v.Object.GroupResource() == ipAddresses {
 			continue
 		}
 		of := id{v.Object.GroupResource().String(), v.Object.Namespace, v.Object.Name}
