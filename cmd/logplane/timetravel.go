@@ -54,7 +54,7 @@ func (p *past) run(f func(cmd *cobra.Command, t *timetravel.Tool, args []string)
 		config.UserAgent = "logplane-" + cmd.Name()
 		config.WarningHandler = rest.NewWarningWriter(cmd.ErrOrStderr(), rest.WarningWriterOptions{Deduplicate: true})
 		t := &timetravel.Tool{
-			Client: timetravel.NewClient(config, namespace), Manager: config.UserAgent, In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Text: printable, YAML: printableYAML,
+			Client: timetravel.NewClient(config, namespace), In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Text: printable, YAML: printableYAML,
 		}
 		t.Notes = cmd.ErrOrStderr()
 		return t.Explain(f(cmd, t, args))

@@ -254,7 +254,7 @@ func discoveryOf(t *testing.T, name string, c *restful.Container) spec.Group {
 func rebuildOpenAPI(t *testing.T, services []*restful.WebService) (v2 []byte, v3 map[string][]byte) {
 	definitions := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(func(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 		all := generatedopenapi.GetOpenAPIDefinitions(ref)
-		maps.Copy(all, history.Definitions(ref))
+		maps.Copy(all, historyDefinitions(ref))
 		return all
 	})
 	namer := openapinamer.NewDefinitionNamer(legacyscheme.Scheme, crdserver.Scheme, aggregatorscheme.Scheme, history.Scheme)

@@ -41,14 +41,8 @@ func readCatalog(from discovery.DiscoveryInterface) (*Catalog, error) {
 	}
 	c := &Catalog{}
 	for _, group := range groups {
-		versions := []string{group.PreferredVersion.GroupVersion}
-		for _, v := range group.Versions {
-			if v.GroupVersion != versions[0] {
-				versions = append(versions, v.GroupVersion)
-			}
-		}
-		for _, version := range versions {
-			if list := served[version]; list != nil {
+		for _, v := range group.Versions { // the preferred one first
+			if list := served[v.GroupVersion]; list != nil {
 				c.add(list)
 			}
 		}

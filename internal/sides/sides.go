@@ -78,10 +78,7 @@ func (s *Side) Read(ctx context.Context, path string, query url.Values, into any
 	if err := result.Error(); err != nil { // Raw has it without its message
 		return err
 	}
-	body, err := result.Raw()
-	if err != nil {
-		return err
-	}
+	body, _ := result.Raw()
 	if err := json.Unmarshal(body, into); err != nil {
 		return fmt.Errorf("decode the answer of %s: %w", path, err)
 	}

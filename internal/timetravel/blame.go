@@ -3,6 +3,7 @@ package timetravel
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -11,7 +12,6 @@ import (
 
 	yamlv3 "go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
 )
@@ -26,12 +26,13 @@ type blamed struct {
 
 // Blame prints an object with the version that each line is from.
 func (t *Tool) Blame(ctx context.Context, object string, managedFields, status bool) error {
-	versions, err := t.contents(ctx, object, t.Namespace, func(all []history.Version) bool {
+	list, err := t.versions(ctx, object, url.Values{"include": {"object"}, "limit": {"50"}}, func(all []history.Version) bool {
 		return slices.ContainsFunc(all, func(v history.Version) bool { return v.Verb == "create" }) // before it was another life
 	})
 	if err != nil {
 		return err
 	}
+	versions := list.Items
 	if versions[0].Verb == "delete" {
 		return fmt.Errorf("'%s' was deleted at revision %s by %s: 'undelete %s' makes it again", object, versions[0].Name, versions[0].Author(), object)
 	}
@@ -63,38 +64,36 @@ func (t *Tool) Blame(ctx context.Context, object string, managedFields, status b
 
 // blame says which version each part of a value is from, if a version has made it of another.
 func blame(before *blamed, was, is any, version int) *blamed {
-	if before != nil && reflect.DeepEqual(was, is) {
+	if before == nil {
+		before, was = &blamed{version: version}, nil // it is new
+	}
+	if reflect.DeepEqual(was, is) {
 		return before
 	}
 	out := &blamed{version: version}
 	switch value := is.(type) {
 	case map[string]any:
 		old, same := was.(map[string]any)
-		if before != nil && same {
+		if same {
 			out.version = before.version
 		}
 		out.fields = map[string]*blamed{}
 		for name, field := range value {
-			var known *blamed
-			if oldField, ok := old[name]; ok && before != nil {
-				known = before.fields[name]
-				out.fields[name] = blame(known, oldField, field, version)
-				continue
-			}
-			out.fields[name] = blame(nil, nil, field, version)
+			out.fields[name] = blame(before.fields[name], old[name], field, version)
 		}
 	case []any:
 		old, same := was.([]any)
-		if before != nil && same {
+		if same {
 			out.version = before.version
 		}
 		match := matcher(old, value)
 		for i, item := range value {
-			if j := match(i); j >= 0 && before != nil && j < len(before.items) {
-				out.items = append(out.items, blame(before.items[j], old[j], item, version))
-				continue
+			var known *blamed
+			var former any
+			if j := match(i); j >= 0 {
+				known, former = before.items[j], old[j]
 			}
-			out.items = append(out.items, blame(nil, nil, item, version))
+			out.items = append(out.items, blame(known, former, item, version))
 		}
 	}
 	return out
@@ -150,31 +149,22 @@ func identity(lists ...[]any) string {
 
 // printBlame prints the YAML, and before each line the version of what stands there.
 func (t *Tool) printBlame(object map[string]any, tree *blamed, versions []history.Version) error {
-	text, err := yaml.Marshal(object)
-	if err != nil {
-		return fmt.Errorf("print as YAML: %w", err)
-	}
-	var document yamlv3.Node
-	if err := yamlv3.Unmarshal(text, &document); err != nil {
-		return fmt.Errorf("print as YAML: %w", err)
-	}
 	lines, err := linesOf(object)
 	if err != nil {
 		return err
 	}
-	of := make([]int, len(lines)+1)
-	for i := range of {
-		of[i] = -1
+	var document yamlv3.Node
+	if err := yamlv3.Unmarshal([]byte(strings.Join(lines, "")), &document); err != nil {
+		return fmt.Errorf("print as YAML: %w", err)
 	}
-	if len(document.Content) > 0 {
-		place(of, document.Content[0], tree)
-	}
+	of := map[int]int{} // versions by line
+	place(of, document.Content[0], tree)
 	oldest := len(versions) - 1
 	table := tabwriter.NewWriter(t.Out, 0, 0, 1, ' ', 0)
 	current := oldest
 	for i, line := range lines {
-		if of[i+1] >= 0 { // a text of many lines has one node
-			current = of[i+1]
+		if version, ok := of[i+1]; ok { // a text of many lines has one node
+			current = version
 		}
 		v := &versions[current]
 		revision := v.Name
@@ -187,12 +177,12 @@ func (t *Tool) printBlame(object map[string]any, tree *blamed, versions []histor
 }
 
 // place notes for each line that a node of the YAML begins the version that it is from.
-func place(lines []int, node *yamlv3.Node, tree *blamed) {
+func place(lines map[int]int, node *yamlv3.Node, tree *blamed) {
 	if tree == nil {
 		return
 	}
 	note := func(line, version int) {
-		if lines[line] < 0 {
+		if _, known := lines[line]; !known {
 			lines[line] = version
 		}
 	}

@@ -3,7 +3,6 @@ package timetravel
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"text/tabwriter"
@@ -11,7 +10,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
@@ -76,7 +77,6 @@ func (t *Tool) Changes(ctx context.Context, c Changes) error {
 		return err
 	}
 	delete(which, "from")
-	delete(which, "to")
 	return t.follow(ctx, namespace, which, c.Labels, list.ResourceVersion, table)
 }
 
@@ -114,12 +114,8 @@ func (t *Tool) follow(ctx context.Context, namespace string, which fields.Set, l
 		case watch.Bookmark:
 			continue
 		}
-		encoded, err := json.Marshal(e.Object)
-		if err != nil {
-			return fmt.Errorf("read a change: %w", err)
-		}
 		change := &history.Change{}
-		if err := json.Unmarshal(encoded, change); err != nil {
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(e.Object.(*unstructured.Unstructured).Object, change); err != nil {
 			return fmt.Errorf("read a change: %w", err)
 		}
 		t.changeLine(table, change)

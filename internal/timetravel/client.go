@@ -124,108 +124,24 @@ const momentLayout = "Mon 2006-01-02 15:04:05 -0700"
 // errNoPast is what another API server, or a proxy before this one, amounts to.
 var errNoPast = errors.New("this API server keeps no past: is it Logplane, and not an older one?")
 
-// newestVersion returns the newest version of an object, and the revision at which it is that.
-func (c *Client) newestVersion(ctx context.Context, object string, content bool) (history.Version, string, error) {
-	query := url.Values{"limit": {"1"}}
-	if content {
-		query.Set("include", "object")
-	}
-	list, err := c.listVersions(ctx, object, c.Namespace, query)
-	if err == nil && len(list.Items) == 0 {
-		err = c.noVersions(object)
-	}
-	if err != nil {
-		return history.Version{}, "", err
-	}
-	return list.Items[0], list.ResourceVersion, nil
-}
-
-func (c *Client) noVersions(object string) error {
-	return fmt.Errorf("no version of '%s' is kept in namespace '%s': are the name and --namespace right?", object, c.Namespace)
-}
-
-// versions returns all versions of an object that are kept, newest first.
-func (c *Client) versions(ctx context.Context, object, namespace string) (*history.VersionList, error) {
-	return c.readVersions(ctx, object, namespace, url.Values{}, func([]history.Version) bool { return false })
-}
-
-// contents returns versions of an object with what the object was, newest first, until there are enough of them. An
-// object that is written every second has more than one wants to read.
-func (c *Client) contents(ctx context.Context, object, namespace string, enough func([]history.Version) bool) ([]history.Version, error) {
-	list, err := c.readVersions(ctx, object, namespace, url.Values{"include": {"object"}, "limit": {"50"}}, enough)
+// versions returns versions of an object, newest first, until there are enough of them.
+func (c *Client) versions(ctx context.Context, object string, query url.Values, enough func([]history.Version) bool) (*history.VersionList, error) {
+	now, err := c.at("")
 	if err != nil {
 		return nil, err
 	}
-	return list.Items, nil
-}
-
-func (c *Client) readVersions(ctx context.Context, object, namespace string, query url.Values, enough func([]history.Version) bool) (*history.VersionList, error) {
-	all := &history.VersionList{}
-	for {
-		page, err := c.listVersions(ctx, object, namespace, query)
-		if err != nil {
-			return nil, err
-		}
-		if all.ResourceVersion == "" {
-			all.TypeMeta, all.ListMeta = page.TypeMeta, metav1.ListMeta{ResourceVersion: page.ResourceVersion}
-		}
-		all.Items = append(all.Items, page.Items...)
-		if page.Continue == "" || enough(all.Items) {
-			break
-		}
-		query.Set("continue", page.Continue)
+	list, err := now.Versions(ctx, c.Namespace, object, query, enough)
+	if err == nil && len(list.Items) == 0 {
+		err = fmt.Errorf("no version of '%s' is kept in namespace '%s': are the name and --namespace right?", object, c.Namespace)
 	}
-	if len(all.Items) == 0 {
-		return nil, c.noVersions(object)
-	}
-	return all, nil
-}
-
-func (c *Client) listVersions(ctx context.Context, object, namespace string, query url.Values) (*history.VersionList, error) {
-	query.Set("fieldSelector", fields.Set{"object": object}.AsSelector().String())
-	list := &history.VersionList{}
-	return list, c.history(ctx, namespace, "versions", query, list)
+	return list, err
 }
 
 // changes returns what has changed, oldest first. No namespace means the whole cluster.
 func (c *Client) changes(ctx context.Context, namespace string, which fields.Set, labels string) (*history.ChangeList, error) {
-	query := url.Values{"fieldSelector": {which.AsSelector().String()}}
-	if labels != "" {
-		query.Set("labelSelector", labels)
-	}
-	all := &history.ChangeList{}
-	for {
-		page := &history.ChangeList{}
-		if err := c.history(ctx, namespace, "changes", query, page); err != nil {
-			return nil, err
-		}
-		if all.ResourceVersion == "" {
-			all.ResourceVersion = page.ResourceVersion
-			if which["to"] == "" { // the other pages end where the first one does
-				which["to"] = page.ResourceVersion
-				query.Set("fieldSelector", which.AsSelector().String())
-			}
-		}
-		all.Items = append(all.Items, page.Items...)
-		if page.Continue == "" {
-			return all, nil
-		}
-		query.Set("continue", page.Continue)
-	}
-}
-
-func (c *Client) history(ctx context.Context, namespace, resource string, query url.Values, into any) error {
 	now, err := c.at("")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	path := "/apis/" + history.GroupVersion.String()
-	if namespace != "" {
-		path += "/namespaces/" + url.PathEscape(namespace)
-	}
-	err = now.Read(ctx, path+"/"+resource, query, into)
-	if apierrors.IsNotFound(err) && strings.Contains(err.Error(), "the server could not find the requested resource") {
-		return errNoPast
-	}
-	return err
+	return now.Changes(ctx, namespace, which, labels)
 }

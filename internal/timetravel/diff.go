@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/pmezard/go-difflib/difflib"
@@ -62,7 +62,11 @@ func (t *Tool) Diff(ctx context.Context, d Diff) error {
 	if d.Object != "" && (d.All || d.Selector != "") {
 		return fmt.Errorf("'%s' is one object: give it, or --selector, or --all-namespaces", d.Object)
 	}
-	from, to, err := t.pinBoth(ctx, d.From, d.To)
+	from, err := t.pinUnlessNow(ctx, d.From)
+	if err != nil {
+		return err
+	}
+	to, err := t.pinUnlessNow(ctx, d.To)
 	if err != nil {
 		return err
 	}
@@ -111,26 +115,24 @@ func (t *Tool) Diff(ctx context.Context, d Diff) error {
 	return nil
 }
 
-// pinBoth returns the revisions of two moments, an empty one for now.
-func (t *Tool) pinBoth(ctx context.Context, a, b string) (from, to string, err error) {
-	if a != "now" {
-		if from, err = t.pin(ctx, a); err != nil {
-			return "", "", err
-		}
+// pinUnlessNow returns the revision of a moment, an empty one for now.
+func (t *Tool) pinUnlessNow(ctx context.Context, text string) (string, error) {
+	if text == "now" {
+		return "", nil
 	}
-	if b != "now" {
-		to, err = t.pin(ctx, b)
-	}
-	return from, to, err
+	return t.pin(ctx, text)
 }
 
 // changedBetween returns the objects that may differ, and the head.
 func (t *Tool) changedBetween(ctx context.Context, d Diff, from, to string) ([]history.Reference, string, error) {
 	if d.Object != "" {
-		newest, head, err := t.newestVersion(ctx, d.Object, false)
-		return []history.Reference{newest.Object}, head, err
+		newest, err := t.versions(ctx, d.Object, url.Values{"limit": {"1"}}, func([]history.Version) bool { return true })
+		if err != nil {
+			return nil, "", err
+		}
+		return []history.Reference{newest.Items[0].Object}, newest.ResourceVersion, nil
 	}
-	if isAfter(from, to) {
+	if from == "" || to != "" && history.IsAfter(from, to) { // one that is empty is now
 		from, to = to, from
 	}
 	if from == "" { // both are now
@@ -150,23 +152,11 @@ func (t *Tool) changedBetween(ctx context.Context, d Diff, from, to string) ([]h
 	}
 	seen := map[history.Reference]bool{}
 	for _, c := range list.Items {
-		r := c.Object
-		r.UID, r.Kind = "", ""
-		seen[r] = true
+		seen[c.Object.Named()] = true
 	}
 	return slices.SortedFunc(maps.Keys(seen), func(a, b history.Reference) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.String(), b.String()))
 	}), list.ResourceVersion, nil
-}
-
-// isAfter compares revisions, of which an empty one is now.
-func isAfter(a, b string) bool {
-	if a == "" || b == "" {
-		return a == "" && b != ""
-	}
-	first, _ := strconv.ParseUint(a, 10, 64) // the server has written both
-	second, _ := strconv.ParseUint(b, 10, 64)
-	return first > second
 }
 
 // compare returns nil if the object is the same at both revisions.
@@ -181,7 +171,7 @@ func (t *Tool) compare(ctx context.Context, d Diff, object history.Reference, bo
 	for i, place := range []*map[string]any{&one.Before, &one.After} {
 		found, err := both[i].Get(ctx, k, object.Namespace, object.Name)
 		if err != nil {
-			return nil, fmt.Errorf("read %s at %s: %w", t.title(object), both[i].Revision, err)
+			return nil, fmt.Errorf("read %s at %s: %w", object.In(t.Namespace), both[i].Revision, err)
 		}
 		if found != nil {
 			*place = folded(found, d)
@@ -204,29 +194,26 @@ func (t *Tool) kindAt(object history.Reference, both [2]*sides.Side) (sides.Kind
 	if err != nil {
 		return sides.Kind{}, err
 	}
-	of := object.GroupResource()
-	var candidates []sides.Kind
-	for _, side := range []*sides.Catalog{later, then} {
-		if k, ok := side.StoredIn(of); ok {
-			candidates = append(candidates, k)
-		}
-		for _, k := range side.Kinds {
-			if k.GroupResource() == of {
-				candidates = append(candidates, k)
-			}
-		}
-	}
-	for _, k := range candidates {
-		_, was := then.Find(of, k.Version)
-		_, is := later.Find(of, k.Version)
+	var best sides.Kind
+	most := 0
+	for _, k := range slices.Concat(later.Kinds, then.Kinds) {
+		_, was := then.Find(object.GroupResource(), k.Version)
+		_, is := later.Find(object.GroupResource(), k.Version)
+		good := 1
 		if was && is {
-			return k, nil
+			good += 2
+		}
+		if k.Stored {
+			good++
+		}
+		if k.GroupResource() == object.GroupResource() && good > most {
+			best, most = k, good
 		}
 	}
-	if len(candidates) > 0 {
-		return candidates[0], nil
+	if most > 0 {
+		return best, nil
 	}
-	return sides.Kind{}, fmt.Errorf("%s is of a kind that was served neither at %s nor at %s: name a moment at which it was", t.title(object), both[0].Revision, both[1].Revision)
+	return sides.Kind{}, fmt.Errorf("%s is of a kind that was served neither at %s nor at %s: name a moment at which it was", object.In(t.Namespace), both[0].Revision, both[1].Revision)
 }
 
 // folded is an object without what a diff does not compare.
@@ -280,7 +267,7 @@ func (t *Tool) printDifferences(found differences, output string) error {
 		if err != nil {
 			return err
 		}
-		name := t.title(one.Object)
+		name := one.Object.In(t.Namespace)
 		text, err := difflib.GetUnifiedDiffString(difflib.UnifiedDiff{A: before, B: after, Context: 3,
 			FromFile: name, FromDate: "revision " + found.From, ToFile: name, ToDate: "revision " + found.To})
 		if err != nil {

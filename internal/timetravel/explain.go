@@ -28,6 +28,8 @@ func (c *Client) Explain(err error) error {
 		return fmt.Errorf("%s cannot be reached: does the API server run, and is --server, or the kubeconfig, right? (%w)", c.config.Host, rootOf(err))
 	case apierrors.IsUnauthorized(err):
 		return errors.New("the API server does not know you: are the credentials of the kubeconfig, or --token, right and not expired?")
+	case apierrors.IsNotFound(err) && strings.Contains(err.Error(), "the server could not find the requested resource"):
+		return errNoPast
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%w: ask for a role that allows this", err)
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err):

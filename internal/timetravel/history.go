@@ -4,10 +4,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/url"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
 )
 
 // History prints the versions of an object, newest first.
@@ -15,7 +19,7 @@ func (t *Tool) History(ctx context.Context, object, output string) error {
 	if err := checkOutput(output, "", "json", "yaml"); err != nil {
 		return err
 	}
-	list, err := t.versions(ctx, object, t.Namespace)
+	list, err := t.versions(ctx, object, url.Values{}, func([]history.Version) bool { return false })
 	if err != nil {
 		return err
 	}
@@ -37,12 +41,9 @@ func (t *Tool) Show(ctx context.Context, object, moment, output string, managedF
 	if err := checkOutput(output, "yaml", "json"); err != nil {
 		return err
 	}
-	revision := ""
-	if moment != "now" {
-		var err error
-		if revision, err = t.pin(ctx, moment); err != nil {
-			return err
-		}
+	revision, err := t.pinUnlessNow(ctx, moment)
+	if err != nil {
+		return err
 	}
 	then, err := t.at(revision)
 	if err != nil {
@@ -52,7 +53,7 @@ func (t *Tool) Show(ctx context.Context, object, moment, output string, managedF
 	if err != nil {
 		return err
 	}
-	name, of := split(object)
+	name, of, _ := strings.Cut(object, "/")
 	k, ok := kinds.Named(name)
 	if !ok {
 		return fmt.Errorf("there was no kind '%s' at %s: 'kubectl api-resources' lists those of today", name, moment)

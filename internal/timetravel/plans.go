@@ -3,7 +3,6 @@ package timetravel
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,8 +11,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/logplane/logplane/internal/apiserver/history"
 	"github.com/logplane/logplane/internal/sides"
@@ -22,33 +21,24 @@ import (
 // send sends a plan to the server, which carries it out unless that is a dry run.
 func (c *Client) send(ctx context.Context, p history.Plan, dry bool) (history.PlanStatus, error) {
 	p.TypeMeta = metav1.TypeMeta{APIVersion: history.GroupVersion.String(), Kind: "Plan"}
-	config := rest.CopyConfig(c.config) // that of discovery gives up after half a minute
-	config.APIPath, config.GroupVersion, config.NegotiatedSerializer = "/apis", &history.GroupVersion, scheme.Codecs.WithoutConversion()
-	plans, err := rest.RESTClientFor(config)
+	now, err := c.at("")
 	if err != nil {
 		return p.Status, err
 	}
-	body, err := json.Marshal(p)
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&p)
 	if err != nil {
 		return p.Status, fmt.Errorf("encode the plan: %w", err)
 	}
-	request := plans.Post().Resource("plans").SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json").Body(body)
+	options := metav1.CreateOptions{}
 	if dry {
-		request = request.Param("dryRun", metav1.DryRunAll)
+		options.DryRun = []string{metav1.DryRunAll}
 	}
-	result := request.Do(ctx)
-	if err := result.Error(); err != nil {
-		if apierrors.IsNotFound(err) && strings.Contains(err.Error(), "the server could not find the requested resource") {
-			return p.Status, errNoPast
-		}
-		return p.Status, err
-	}
-	answer, err := result.Raw()
+	made, err := now.Dynamic.Resource(history.GroupVersion.WithResource("plans")).Create(ctx, &unstructured.Unstructured{Object: fields}, options)
 	if err != nil {
 		return p.Status, err
 	}
 	var got history.Plan
-	if err := json.Unmarshal(answer, &got); err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(made.Object, &got); err != nil {
 		return p.Status, fmt.Errorf("decode the plan: %w", err)
 	}
 	return got.Status, nil
@@ -70,8 +60,7 @@ func (t *Tool) carryOut(ctx context.Context, spec history.PlanSpec, yes bool, pr
 	agreed := history.PlanStatus{Revision: planned.Revision} // no more than the server compares, since a body has a bound
 	for _, c := range planned.Changes {
 		if isWrite(c) {
-			of := history.Reference{Group: c.Object.Group, Resource: c.Object.Resource, Namespace: c.Object.Namespace, Name: c.Object.Name}
-			agreed.Changes = append(agreed.Changes, history.PlanChange{Object: of, Seen: c.Seen, Revisions: c.Revisions})
+			agreed.Changes = append(agreed.Changes, history.PlanChange{Object: c.Object.Named(), Seen: c.Seen, Revisions: c.Revisions})
 		}
 	}
 	for more := true; more; {
@@ -102,7 +91,7 @@ func (t *Tool) doneLine(c history.PlanChange) {
 	if len(c.Revisions) > 0 && c.Verb == "update" {
 		said = "reverted"
 	}
-	line := t.title(c.Object) + " was " + said
+	line := c.Object.In(t.Namespace) + " was " + said
 	if c.ResourceVersion != "" && c.Verb != "delete" {
 		line += ", revision " + c.ResourceVersion
 	}
@@ -160,7 +149,7 @@ func (t *Tool) Undo(ctx context.Context, u Undo) error {
 			left++
 		}
 		if c.Failed {
-			t.line("leave %s: %s", t.title(c.Object), c.Left)
+			t.line("leave %s: %s", c.Object.In(t.Namespace), c.Left)
 		}
 	}
 	switch {
@@ -174,7 +163,7 @@ func (t *Tool) Undo(ctx context.Context, u Undo) error {
 
 // undoLine is a line of the plan.
 func (t *Tool) undoLine(c history.PlanChange) string {
-	name := t.title(c.Object)
+	name := c.Object.In(t.Namespace)
 	of := "revision "
 	if len(c.Revisions) > 1 {
 		of = "revisions "
@@ -199,17 +188,17 @@ func (t *Tool) Undelete(ctx context.Context, object string, yes bool) error {
 	_, done, err := t.carryOut(ctx, spec, yes, func(p history.PlanStatus) {
 		for _, c := range p.Changes {
 			if c.Verb == "" {
-				t.line("%s is there: nothing to do", t.title(c.Object))
+				t.line("%s is there: nothing to do", c.Object.In(t.Namespace))
 				continue
 			}
-			t.line("create %s as it was before %s deleted it at revision %s, %s", t.title(c.Object), c.Author, history.Shorten(c.Revisions),
+			t.line("create %s as it was before %s deleted it at revision %s, %s", c.Object.In(t.Namespace), c.Author, history.Shorten(c.Revisions),
 				c.Time.UTC().Format(time.RFC3339))
 			t.notes(c.Notes)
 		}
 	})
 	for _, c := range done.Changes {
 		if err == nil && c.Left != "" {
-			err = fmt.Errorf("%s was not created: %s", t.title(c.Object), c.Left)
+			err = fmt.Errorf("%s was not created: %s", c.Object.In(t.Namespace), c.Left)
 		}
 	}
 	return err
@@ -244,7 +233,7 @@ func (t *Tool) Restore(ctx context.Context, r Restore) error {
 	written := 0
 	for _, c := range done.Changes {
 		if c.Failed {
-			failures = append(failures, t.title(c.Object)+": "+c.Left)
+			failures = append(failures, c.Object.In(t.Namespace)+": "+c.Left)
 		} else if isWrite(c) {
 			written++
 		}
@@ -263,7 +252,7 @@ func (t *Tool) printPlan(p history.PlanStatus) {
 	for _, c := range p.Changes {
 		if isWrite(c) {
 			count[c.Verb]++
-			t.line("%s %s", c.Verb, t.title(c.Object))
+			t.line("%s %s", c.Verb, c.Object.In(t.Namespace))
 		}
 	}
 	t.line("to revision %s: %d to create, %d to update, %d to delete; %d are as they were, %d came later and stay", p.Revision,
@@ -271,7 +260,7 @@ func (t *Tool) printPlan(p history.PlanStatus) {
 	t.line("left to those who make them: %s", strings.Join(sides.PassingNames(), ", "))
 	for _, c := range p.Changes {
 		if c.Left != "" {
-			t.line("left out: %s: %s", t.title(c.Object), c.Left)
+			t.line("left out: %s: %s", c.Object.In(t.Namespace), c.Left)
 		}
 	}
 	for _, failure := range p.Failures {

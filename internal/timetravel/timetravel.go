@@ -27,10 +27,8 @@ var ErrDifferent = errors.New("there are differences")
 // Tool carries out one command.
 type Tool struct {
 	*Client
-	// Manager is the name by which it writes.
-	Manager string
-	In      io.Reader
-	Out     io.Writer
+	In  io.Reader
+	Out io.Writer
 	// Text and YAML make what the API holds safe for a terminal: a text on one line, and an object.
 	Text func(string) string
 	YAML func(any) (string, error)

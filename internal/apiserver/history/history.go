@@ -84,7 +84,7 @@ func NewStorage(c Config, others map[string]rest.Storage) genericapiserver.APIGr
 // With lets a list know what its query asks to be included, which upstream's options of lists have no place for.
 func With(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), includeKey{}, include(r.URL.Query()))))
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), includeKey{}, r.URL.Query()["include"])))
 	})
 }
 
@@ -131,27 +131,24 @@ func (p *page) spend(ctx context.Context, bytes int) error {
 
 // question is what a list asks.
 type question struct {
-	namespace string
-	object    string
-	resource  string
-	from, to  string
-	user      string
-	manager   string
-	verb      string
-	labels    labels.Selector
-	limit     int
+	namespace, object, resource, from, to, user, manager, verb string
+
+	labels labels.Selector
+	limit  int
 	// after is the revision with which the page before ended, 0 for the first page. Upto is that up to which all pages
 	// of a list of changes read.
 	after, upto projection.Revision
-	include     map[string]bool
+	content     bool // is asked for, too
 }
 
 func ask(ctx context.Context, o *internalversion.ListOptions) (question, error) {
 	q := question{namespace: apirequest.NamespaceValue(ctx), labels: labels.Everything(), limit: mostVersions}
-	q.include, _ = ctx.Value(includeKey{}).(map[string]bool)
-	for name := range q.include {
-		if name != "object" {
-			return q, apierrors.NewBadRequest(fmt.Sprintf("include=%s is not known: only 'object' can be included", name))
+	included, _ := ctx.Value(includeKey{}).([]string)
+	for _, names := range included {
+		for name := range strings.SplitSeq(names, ",") {
+			if q.content = true; name != "object" {
+				return q, apierrors.NewBadRequest(fmt.Sprintf("include=%s is not known: only 'object' can be included", name))
+			}
 		}
 	}
 	if o == nil {
@@ -616,34 +613,31 @@ func (s *store) describe(ctx context.Context, q *question, page *page, row proje
 		return v, nil, ctx.Err()
 	}
 	var sets []labels.Set
-	shown := is
-	for _, object := range []*unstructured.Unstructured{is, was} {
+	var shown *unstructured.Unstructured
+	for _, object := range []*unstructured.Unstructured{was, is} {
 		if object != nil {
-			sets = append(sets, object.GetLabels())
+			sets, shown = append(sets, object.GetLabels()), object
 		}
 	}
 	if shown == nil {
-		shown = was
-	}
-	if shown == nil {
-		return v, sets, nil
+		return v, nil, nil
 	}
 	v.Object.Kind, v.Object.UID = shown.GetKind(), string(shown.GetUID())
+	if is != nil {
+		v.Manager = managerOf(was, is)
+	}
 	if is != nil && was != nil {
 		d := compare(was, is)
 		if d.err != nil {
 			return nil, nil, d.err
 		}
-		v.Manager = managerOf(was, is)
 		v.Patch, v.Changed = d.operations, d.changed
 		if d.cut {
 			v.Patch, v.PatchOmitted = nil, true
 		}
-	} else if is != nil {
-		v.Manager = managerOf(nil, is)
 	}
 	size = 0
-	if q.include["object"] {
+	if q.content {
 		encoded, err := shown.MarshalJSON()
 		if err != nil {
 			return nil, nil, fmt.Errorf("encode revision %d: %w", row.Revision, err)

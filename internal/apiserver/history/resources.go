@@ -54,7 +54,7 @@ func (s *store) find(ctx context.Context, name string) (found, error) {
 			return found{schema.GroupResource{Group: crd.Spec.Group, Resource: names.Plural}, crd.Spec.Scope == apiextensionsv1.NamespaceScoped}, nil
 		}
 	}
-	if want.Group == "" || isServed(groups, want.Group) || !strings.Contains(want.Group, ".") || hiddenGroup(want.Group) {
+	if want.Group == "" || slices.ContainsFunc(groups, func(g spec.Group) bool { return g.Name == want.Group }) || !strings.Contains(want.Group, ".") || hiddenGroup(want.Group) {
 		return found{}, apierrors.NewBadRequest(fmt.Sprintf("there is no resource '%s': write its plural and group, such as deployments.apps", name))
 	}
 	namespaced, err := s.wasNamespaced(ctx, want)
@@ -90,8 +90,4 @@ func (s *store) wasNamespaced(ctx context.Context, of schema.GroupResource) (boo
 	}
 	scope, _, _ := unstructured.NestedString(is.Object, "spec", "scope")
 	return scope != string(apiextensionsv1.ClusterScoped), nil
-}
-
-func isServed(groups []spec.Group, name string) bool {
-	return slices.ContainsFunc(groups, func(g spec.Group) bool { return g.Name == name })
 }

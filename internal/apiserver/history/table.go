@@ -1,6 +1,7 @@
 package history
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -72,6 +73,25 @@ func (r Reference) String() string {
 		name += "." + r.Group
 	}
 	return name + "/" + r.Name
+}
+
+// IsAfter compares revisions as the server writes them.
+func IsAfter(a, b string) bool {
+	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b)) > 0
+}
+
+// In names the object in an answer about a namespace: with its own if that is another one.
+func (r Reference) In(namespace string) string {
+	if r.Namespace == "" || r.Namespace == namespace {
+		return r.String()
+	}
+	return r.String() + " -n " + r.Namespace
+}
+
+// Named is what of the reference identifies an object, and another one that takes its place.
+func (r Reference) Named() Reference {
+	r.Kind, r.UID = "", ""
+	return r
 }
 
 // Author is who wrote the version, and because of whom, for people.

@@ -24,8 +24,9 @@ type Version struct {
 	Object Reference `json:"object"`
 	// Verb is 'create', 'update' or 'delete'.
 	Verb string `json:"verb"`
-	// User who wrote it, 'unknown' if the event does not say. ActingAs is whom the user impersonated.
-	User     string `json:"user"`
+	// User who wrote it, 'unknown' if the event does not say.
+	User string `json:"user"`
+	// ActingAs is whom the user impersonated.
 	ActingAs string `json:"actingAs,omitempty"`
 	// UserAgent is the program that the user used, as it named itself.
 	UserAgent string `json:"userAgent,omitempty"`
@@ -51,8 +52,9 @@ type Version struct {
 
 // Cause is the first of the deletions that led to a version, such as that of the namespace in which the object was.
 type Cause struct {
-	// User who deleted, and whom that user acted as.
-	User     string `json:"user"`
+	// User who deleted.
+	User string `json:"user"`
+	// ActingAs is whom the user impersonated.
 	ActingAs string `json:"actingAs,omitempty"`
 	// Revision of the deletion.
 	Revision string `json:"revision"`
@@ -117,15 +119,12 @@ func (v *Version) deepCopy() *Version {
 	out := *v
 	v.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
 	out.Changed = append([]string(nil), v.Changed...)
-	out.Patch = make([]Operation, len(v.Patch))
-	for i, op := range v.Patch {
-		op.Value = op.Value.DeepCopy()
-		out.Patch[i] = op
+	out.Patch = slices.Clone(v.Patch)
+	for i := range out.Patch {
+		out.Patch[i].Value = out.Patch[i].Value.DeepCopy()
 	}
 	out.Content = v.Content.DeepCopy()
-	if v.Cause != nil {
-		out.Cause = new(*v.Cause)
-	}
+	out.Cause = copied(v.Cause)
 	return &out
 }
 
@@ -169,8 +168,9 @@ type Transaction struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec is not part of the answer.
-	Spec   TransactionSpec   `json:"spec,omitzero"`
+	// Spec says what is done. It is not part of the answer.
+	Spec TransactionSpec `json:"spec,omitzero"`
+	// Status says what was done.
 	Status TransactionStatus `json:"status,omitzero"`
 }
 
@@ -260,20 +260,26 @@ type Plan struct {
 // PlanSpec says what is wanted.
 type PlanSpec struct {
 	// Namespace that it is about. An empty one stands for all of the cluster.
-	Namespace string       `json:"namespace,omitempty"`
-	Undo      *PlanUndo    `json:"undo,omitempty"`
-	Undelete  *PlanObject  `json:"undelete,omitempty"`
-	Restore   *PlanRestore `json:"restore,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	// Undo takes back a change of an object, or all of a manager or user since a moment.
+	Undo *PlanUndo `json:"undo,omitempty"`
+	// Undelete makes an object again as its last version was.
+	Undelete *PlanObject `json:"undelete,omitempty"`
+	// Restore makes everything as it was at a moment.
+	Restore *PlanRestore `json:"restore,omitempty"`
 }
 
 // PlanUndo takes back a change of an object, or all changes of a manager or user since a moment.
 type PlanUndo struct {
-	// Object as 'versions' names it, and the revision of the change: the last one that a user has made by default.
-	Object   string `json:"object,omitempty"`
+	// Object as 'versions' names it.
+	Object string `json:"object,omitempty"`
+	// Revision of the change of the object, by default the last one that a user has made.
 	Revision string `json:"revision,omitempty"`
-	Manager  string `json:"manager,omitempty"`
-	User     string `json:"user,omitempty"`
-	Since    string `json:"since,omitempty"`
+	// Manager of fields.
+	Manager string `json:"manager,omitempty"`
+	User    string `json:"user,omitempty"`
+	// Since is a moment.
+	Since string `json:"since,omitempty"`
 }
 
 // PlanObject names an object as 'versions' does.
@@ -283,6 +289,7 @@ type PlanObject struct {
 
 // PlanRestore makes everything as it was at a moment.
 type PlanRestore struct {
+	// To is a moment.
 	To string `json:"to"`
 	// Selector of the labels that an object has, or had.
 	Selector string `json:"selector,omitempty"`
@@ -298,8 +305,9 @@ type PlanStatus struct {
 	Changes []PlanChange `json:"changes,omitempty"`
 	// Failures are kinds that could not be compared, and why.
 	Failures []string `json:"failures,omitempty"`
-	// Same objects are as they were, and Later ones came later and stay.
-	Same  int32 `json:"same,omitempty"`
+	// Same is how many objects are as they were.
+	Same int32 `json:"same,omitempty"`
+	// Later is how many came later and stay.
 	Later int32 `json:"later,omitempty"`
 	// More says that the time of a request has not sufficed: the same request goes on.
 	More bool `json:"more,omitempty"`
@@ -310,17 +318,20 @@ type PlanChange struct {
 	Object Reference `json:"object"`
 	// Verb is 'create', 'update' or 'delete', or empty if nothing is to do.
 	Verb string `json:"verb,omitempty"`
-	// Fields that an undo takes back, and the revisions of the changes.
-	Fields    []string `json:"fields,omitempty"`
+	// Fields that an undo takes back.
+	Fields []string `json:"fields,omitempty"`
+	// Revisions of the changes.
 	Revisions []string `json:"revisions,omitempty"`
-	// Left says why the object is left alone, and Failed whether that is because it could not be written.
-	Left   string `json:"left,omitempty"`
-	Failed bool   `json:"failed,omitempty"`
+	// Left says why the object is left alone.
+	Left string `json:"left,omitempty"`
+	// Failed says that it could not be written.
+	Failed bool `json:"failed,omitempty"`
 	// Seen identifies what the object is before a restore, which writes it only if it is still that.
 	Seen string `json:"seen,omitempty"`
-	// Author and time of the deletion that an undelete takes back.
-	Author string       `json:"author,omitempty"`
-	Time   *metav1.Time `json:"time,omitempty"`
+	// Author of the deletion that an undelete takes back.
+	Author string `json:"author,omitempty"`
+	// Time of that deletion.
+	Time *metav1.Time `json:"time,omitempty"`
 	// Notes say what an object could not have again, and what else was done for it.
 	Notes []string `json:"notes,omitempty"`
 	// ResourceVersion that was written.
@@ -360,6 +371,5 @@ func copied[T any](p *T) *T {
 	if p == nil {
 		return nil
 	}
-	value := *p
-	return &value
+	return new(*p)
 }

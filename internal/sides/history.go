@@ -1,0 +1,57 @@
+package sides
+
+import (
+	"context"
+	"net/url"
+
+	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/logplane/logplane/internal/apiserver/history"
+)
+
+// Versions are those of an object, newest first, until there are enough of them: an object that is written every second
+// has more than one wants to read.
+func (s *Side) Versions(ctx context.Context, namespace, object string, query url.Values, enough func([]history.Version) bool) (*history.VersionList, error) {
+	query.Set("fieldSelector", fields.Set{"object": object}.AsSelector().String())
+	all := &history.VersionList{}
+	for {
+		page := &history.VersionList{}
+		if err := s.history(ctx, namespace, "versions", query, page); err != nil {
+			return nil, err
+		}
+		if all.ResourceVersion == "" {
+			all.TypeMeta, all.ResourceVersion = page.TypeMeta, page.ResourceVersion
+		}
+		all.Items = append(all.Items, page.Items...)
+		if page.Continue == "" || len(all.Items) > 0 && enough(all.Items) {
+			return all, nil
+		}
+		query.Set("continue", page.Continue)
+	}
+}
+
+// Changes are what has changed, oldest first. No namespace means the whole cluster.
+func (s *Side) Changes(ctx context.Context, namespace string, which fields.Set, labels string) (*history.ChangeList, error) {
+	query := url.Values{"fieldSelector": {which.AsSelector().String()}, "labelSelector": {labels}}
+	var all []history.Change
+	for {
+		page := &history.ChangeList{}
+		if err := s.history(ctx, namespace, "changes", query, page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Items...)
+		if page.Continue == "" { // it names the end of the first page's list, too
+			page.Items = all
+			return page, nil
+		}
+		query.Set("continue", page.Continue)
+	}
+}
+
+func (s *Side) history(ctx context.Context, namespace, resource string, query url.Values, into any) error {
+	path := "/apis/" + history.GroupVersion.String()
+	if namespace != "" {
+		path += "/namespaces/" + url.PathEscape(namespace)
+	}
+	return s.Read(ctx, path+"/"+resource, query, into)
+}
