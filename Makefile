@@ -72,6 +72,11 @@ controllers: ## build upstream's controller manager and scheduler, and kwok, int
 controllers-test: controllers race-build ## workloads under upstream's controllers, on 'api' and 'watcher' processes
 	@$(MEMORY) $(RACE) LOGPLANE_BINARY=$(BIN)/race/logplane go test -race -vet=off -ldflags=-w -timeout 40m -count 1 -v -run '^TestControllers$$' ./test/e2e
 
+.PHONY: conformance
+conformance: controllers $(BIN)/kubectl build ## upstream's conformance tests that need no container, under upstream's controllers, on 'api' and 'watcher' processes (an hour; builds for twenty minutes the first time)
+	@cd tools/conformance && $(RELEASE) go test -c -ldflags "-s -w $(STAMP)" -o $(BIN)/conformance/e2e.test k8s.io/kubernetes/test/e2e
+	@$(MEMORY) $(RELEASE) LOGPLANE_BINARY=$(BIN)/logplane KUBECTL=$(BIN)/kubectl go test -vet=off -ldflags=-w -timeout 2h -count 1 -v -run '^TestConformance$$' ./test/e2e
+
 # What the tests install is what the modules come with: charts and an example.
 .PHONY: products
 products: ## build the processes of cert-manager and kro into bin/products, with their charts (twenty minutes the first time)

@@ -23,15 +23,16 @@ import (
 // controllers are upstream's that do the work of tasks. To webhooks, policies and audits the task is the controller:
 // they exempt it by name.
 var controllers = map[kind]string{
-	namespaceTask: "namespace-controller",
-	strayTask:     "namespace-controller",
-	collectTask:   "generic-garbage-collector",
-	finishTask:    "generic-garbage-collector",
-	ownerTask:     "generic-garbage-collector",
-	claimTask:     "pvc-protection-controller",
-	volumeTask:    "pv-protection-controller",
-	jobTask:       "ttl-after-finished-controller",
-	tokenTask:     "token-cleaner",
+	namespaceTask:  "namespace-controller",
+	strayTask:      "namespace-controller",
+	collectTask:    "generic-garbage-collector",
+	finishTask:     "generic-garbage-collector",
+	ownerTask:      "generic-garbage-collector",
+	claimTask:      "pvc-protection-controller",
+	volumeTask:     "pv-protection-controller",
+	attributesTask: "volumeattributesclass-protection-controller",
+	jobTask:        "ttl-after-finished-controller",
+	tokenTask:      "token-cleaner",
 }
 
 // knownDeletion is what is known of an object's.

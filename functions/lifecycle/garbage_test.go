@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -173,6 +174,61 @@ func TestVolumesAreProtected(t *testing.T) {
 		_, err := client.PersistentVolumes().Get(context.Background(), "volume", metav1.GetOptions{})
 		return apierrors.IsNotFound(err)
 	}, "the volume is gone")
+}
+
+// TestAttributesAreProtected: a VolumeAttributesClass goes when no volume and no claim names it any more.
+func TestAttributesAreProtected(t *testing.T) {
+	c := newCluster(t)
+	c.createNamespace("n")
+	client := c.client
+	class := &storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, DriverName: "d.example.com", Parameters: map[string]string{"iops": "1"}}
+	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	create := func() {
+		made, err := client.StorageV1().VolumeAttributesClasses().Create(t.Context(), class, metav1.CreateOptions{})
+		require.NoError(t, err)
+		require.NotEmpty(t, made.Finalizers)
+	}
+	remove := func() {
+		require.NoError(t, client.StorageV1().VolumeAttributesClasses().Delete(t.Context(), "fast", metav1.DeleteOptions{}))
+	}
+	gone := func(why string) {
+		t.Helper()
+		c.eventually(func() bool {
+			_, err := client.StorageV1().VolumeAttributesClasses().Get(context.Background(), "fast", metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		}, why)
+	}
+	kept := func() {
+		t.Helper()
+		_, err := c.do(t.Context(), task{attributesTask, "fast"})
+		require.NoError(t, err)
+		require.True(t, c.isTerminating(task{attributesTask, "fast"}))
+		_, err = client.StorageV1().VolumeAttributesClasses().Get(t.Context(), "fast", metav1.GetOptions{})
+		require.NoError(t, err)
+	}
+
+	create()
+	remove()
+	c.run()
+	gone("found by state")
+
+	create()
+	_, err := client.CoreV1().PersistentVolumeClaims("n").Create(t.Context(), &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim"}, Spec: corev1.PersistentVolumeClaimSpec{
+		AccessModes: modes, Resources: corev1.VolumeResourceRequirements{Requests: size}, VolumeAttributesClassName: &class.Name,
+	}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "volume"}, Spec: corev1.PersistentVolumeSpec{
+		AccessModes: modes, Capacity: size, VolumeAttributesClassName: &class.Name,
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: class.DriverName, VolumeHandle: "v"}},
+	}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	remove()
+	kept()
+	require.NoError(t, client.CoreV1().PersistentVolumeClaims("n").Delete(t.Context(), "claim", metav1.DeleteOptions{}))
+	kept()
+	require.NoError(t, client.CoreV1().PersistentVolumes().Delete(t.Context(), "volume", metav1.DeleteOptions{}))
+	gone("neither claim nor volume is there")
 }
 
 // TestRecount: what a create that could not see a new quota has added is counted when the quota has settled.

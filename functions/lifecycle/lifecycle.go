@@ -82,8 +82,8 @@ type Lifecycle struct {
 	registrations apiregistrationclient.ApiregistrationV1Interface
 
 	mu sync.Mutex
-	// terminating are the namespaces, definitions and claims that wait for something to go. Without them Run would
-	// have to check for each deletion in the log whether it matters. They can be found again in the state.
+	// terminating are the namespaces, definitions, claims and classes that wait for something to go. Without them Run
+	// would have to check for each deletion in the log whether it matters. They can be found again in the state.
 	terminating map[task]bool // by mu
 	// unknown are the tasks that wait for a kind to be served. They can be found again in the state, too.
 	unknown map[task]bool // by mu

@@ -167,8 +167,11 @@ func (o *once) left(ctx context.Context, view *projection.View) ([]string, error
 	var left []string
 	o.Lifecycle.mu.Lock()
 	for t := range o.terminating {
-		if t.kind == claimTask {
+		switch t.kind {
+		case claimTask:
 			left = append(left, t.String()+" is used by Pods")
+		case attributesTask:
+			left = append(left, t.String()+" is used by volumes")
 		}
 	}
 	o.Lifecycle.mu.Unlock()

@@ -34,6 +34,7 @@ const (
 	defaultsTask   kind = "defaults"
 	claimTask      kind = "claim"
 	volumeTask     kind = "volume"
+	attributesTask kind = "attributes" // a VolumeAttributesClass
 	jobTask        kind = "job"
 	tokenTask      kind = "token"
 	accountTask    kind = "account"
@@ -223,6 +224,8 @@ func (l *Lifecycle) do(ctx context.Context, t task) ([]task, error) {
 		return nil, l.releaseClaim(ctx, t)
 	case volumeTask:
 		return nil, l.releaseVolume(ctx, t)
+	case attributesTask:
+		return nil, l.releaseAttributes(ctx, t)
 	case defaultsTask:
 		return nil, l.giveDefaults(ctx, t.name)
 	case jobTask:

@@ -6,44 +6,52 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/ephemeral"
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
+	"k8s.io/utils/ptr"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/internal/apiserver/dependents"
 )
 
-// The admission plugin StorageObjectInUseProtection gives each claim and each volume a finalizer. It is removed here
-// once nothing uses what is deleted, as upstream's protection controllers do.
+// The admission plugin StorageObjectInUseProtection gives each claim, each volume and each VolumeAttributesClass a
+// finalizer. It is removed here once nothing uses what is deleted, as upstream's protection controllers do.
 
-// volumesOf returns the tasks of an event: of a claim or a volume that changes, and of the claims that wait for the
-// Pods of a namespace.
+// volumesOf returns the tasks of an event: of a claim, a volume or a class that changes, of the claims that wait for
+// the Pods of a namespace, and of the classes that wait for claims and volumes.
 func (l *Lifecycle) volumesOf(e eventlog.Event) []task {
 	k := e.Key
-	switch {
-	case k.Group != "":
+	var tasks []task
+	waits := func(t task) bool { return t.kind == attributesTask }
+	switch k.Group + "/" + k.Resource {
+	case "/persistentvolumeclaims":
+		tasks = append(tasks, taskOf(claimTask, k.Namespace, k.Name))
+	case "/persistentvolumes":
+		tasks = append(tasks, task{volumeTask, k.Name})
+	case "/pods":
+		waits = func(t task) bool { return t.kind == claimTask && k.Namespace == objectNamespace(t) }
+	case "storage.k8s.io/volumeattributesclasses":
+		return []task{{attributesTask, k.Name}}
+	default:
 		return nil
-	case k.Resource == "persistentvolumeclaims":
-		return []task{taskOf(claimTask, k.Namespace, k.Name)}
-	case k.Resource == "persistentvolumes":
-		return []task{{volumeTask, k.Name}}
-	case k.Resource != "pods" || e.Op == eventlog.Added:
-		return nil
+	}
+	if e.Op == eventlog.Added { // nothing is released by what comes
+		return tasks
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var tasks []task
 	for t := range l.terminating {
-		if t.kind == claimTask && k.Namespace == objectNamespace(t) {
+		if waits(t) {
 			tasks = append(tasks, t)
 		}
 	}
 	return tasks
 }
 
-// volumesOfState returns the tasks of claims and volumes that are being deleted.
+// volumesOfState returns the tasks of claims, volumes and classes that are being deleted.
 func (l *Lifecycle) volumesOfState(ctx context.Context) ([]task, error) {
 	var tasks []task
 	claims, err := l.client.CoreV1().PersistentVolumeClaims("").List(ctx, metav1.ListOptions{})
@@ -62,6 +70,15 @@ func (l *Lifecycle) volumesOfState(ctx context.Context) ([]task, error) {
 	for _, v := range volumes.Items {
 		if v.DeletionTimestamp != nil {
 			tasks = append(tasks, task{volumeTask, v.Name})
+		}
+	}
+	classes, err := l.client.StorageV1().VolumeAttributesClasses().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list VolumeAttributesClasses: %w", err)
+	}
+	for _, c := range classes.Items {
+		if c.DeletionTimestamp != nil {
+			tasks = append(tasks, task{attributesTask, c.Name})
 		}
 	}
 	return tasks, nil
@@ -135,4 +152,54 @@ func (l *Lifecycle) releaseVolume(ctx context.Context, t task) error {
 		return fmt.Errorf("release volume '%s': %w", t.name, err)
 	}
 	return nil
+}
+
+// releaseAttributes lets a VolumeAttributesClass go that no volume and no claim names any more.
+func (l *Lifecycle) releaseAttributes(ctx context.Context, t task) error {
+	client := l.client.StorageV1().VolumeAttributesClasses()
+	class, err := client.Get(ctx, t.name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("get VolumeAttributesClass '%s': %w", t.name, err)
+	}
+	waits := err == nil && class.DeletionTimestamp != nil && slices.Contains(class.Finalizers, volumeutil.VACProtectionFinalizer)
+	l.remember(t, waits) // before the look at what may use it
+	if !waits {
+		return nil
+	}
+	used, err := l.usesAttributes(ctx, t.name)
+	if err != nil || used {
+		return err
+	}
+	o := dependents.Object{Group: storagev1.GroupName, Resource: "volumeattributesclasses", Name: t.name, UID: class.UID}
+	if ctx, err = l.because(ctx, o); err != nil {
+		return err
+	}
+	class.Finalizers = slices.DeleteFunc(class.Finalizers, func(f string) bool { return f == volumeutil.VACProtectionFinalizer })
+	_, err = client.Update(ctx, class, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("release VolumeAttributesClass '%s': %w", t.name, err)
+	}
+	return nil
+}
+
+// usesAttributes says whether a volume has the attributes of a class, or a claim has them, wants them or gets them.
+func (l *Lifecycle) usesAttributes(ctx context.Context, class string) (bool, error) {
+	volumes, err := l.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("list volumes: %w", err)
+	}
+	for _, v := range volumes.Items {
+		if ptr.Equal(v.Spec.VolumeAttributesClassName, &class) {
+			return true, nil
+		}
+	}
+	claims, err := l.client.CoreV1().PersistentVolumeClaims("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("list claims of volumes: %w", err)
+	}
+	return slices.ContainsFunc(claims.Items, func(c corev1.PersistentVolumeClaim) bool {
+		changes := c.Status.ModifyVolumeStatus
+		return ptr.Equal(c.Spec.VolumeAttributesClassName, &class) || ptr.Equal(c.Status.CurrentVolumeAttributesClassName, &class) ||
+			changes != nil && changes.TargetVolumeAttributesClassName == class
+	}), nil
 }

@@ -39,7 +39,7 @@ func TestControllers(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(folder, "kwok")); err != nil {
 		t.Skip("no controllers: 'make controllers' builds them")
 	}
-	c := newControlled(t, folder)
+	c := newControlled(t, folder, filepath.Join(folder, "stages.yaml"))
 	c.nodes(5)
 	for _, step := range []struct {
 		name string
@@ -62,10 +62,11 @@ type controlled struct {
 	client *kubernetes.Clientset
 }
 
-// newControlled runs a cell, and the controllers with tokens of their own.
-func newControlled(t *testing.T, binaries string) *controlled {
+// newControlled runs a cell whose projector has the flags, and the controllers with tokens of their own. The stages are
+// what kwok does.
+func newControlled(t *testing.T, binaries, stages string, flags ...string) *controlled {
 	t.Helper()
-	cell := product.RunCell(t, "manager,system:kube-controller-manager,1\nscheduler,system:kube-scheduler,2\nkwok,kwok,3\n")
+	cell := product.RunCell(t, "manager,system:kube-controller-manager,1\nscheduler,system:kube-scheduler,2\nkwok,kwok,3\n", flags...)
 	client, err := kubernetes.NewForConfig(cell.Admin())
 	require.NoError(t, err)
 	c := &controlled{T: t, cell: cell, client: client}
@@ -74,7 +75,8 @@ func newControlled(t *testing.T, binaries string) *controlled {
 	start("kube-controller-manager", "--kubeconfig", cell.Kubeconfig("manager"), "--leader-elect=false", "--use-service-account-credentials",
 		"--service-account-private-key-file", cell.SigningKey, "--root-ca-file", cell.Authority, "--secure-port=0")
 	start("kube-scheduler", "--kubeconfig", cell.Kubeconfig("scheduler"), "--leader-elect=false", "--secure-port=0")
-	start("kwok", "--kubeconfig", cell.Kubeconfig("kwok"), "--manage-all-nodes", "--config", filepath.Join(binaries, "stages.yaml"))
+	start("kwok", "--kubeconfig", cell.Kubeconfig("kwok"), "--manage-all-nodes", "--node-ip=10.1.0.1",
+		"--node-lease-duration-seconds=40", "--config", stages) // without leases all nodes are lost after minutes
 	return c
 }
 
@@ -112,9 +114,9 @@ func (c *controlled) eventually(t *testing.T, what string, condition func(contex
 
 func (c *controlled) nodes(n int) {
 	for i := range n {
-		resources := corev1.ResourceList{"cpu": resource.MustParse("32"), "memory": resource.MustParse("256Gi"), "pods": resource.MustParse("110")}
+		resources := corev1.ResourceList{"cpu": resource.MustParse("32"), "memory": resource.MustParse("256Gi"), "ephemeral-storage": resource.MustParse("100Gi"), "pods": resource.MustParse("110")}
 		_, err := c.client.CoreV1().Nodes().Create(c.Context(), &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%d", i), Labels: map[string]string{"kubernetes.io/hostname": fmt.Sprintf("node-%d", i)}},
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%d", i), Labels: map[string]string{"kubernetes.io/hostname": fmt.Sprintf("node-%d", i), "kubernetes.io/os": "linux"}},
 			Status:     corev1.NodeStatus{Allocatable: resources, Capacity: resources},
 		}, metav1.CreateOptions{})
 		require.NoError(c, err)

@@ -45,8 +45,8 @@ func Init(t testing.TB, url, bucket string, flags ...string) (where []string) {
 }
 
 // RunCell makes a cell and runs a watcher, an api, a projector and a lifecycle. Their file of tokens has the given
-// lines, and the token 'admin', which may do everything.
-func RunCell(t testing.TB, tokens string) *Cell {
+// lines, and the token 'admin', which may do everything. The flags are for the projector.
+func RunCell(t testing.TB, tokens string, flags ...string) *Cell {
 	t.Helper()
 	folder := t.TempDir()
 	file := func(name string) string { return filepath.Join(folder, name) }
@@ -58,7 +58,7 @@ func RunCell(t testing.TB, tokens string) *Cell {
 	serving := slices.Concat(c.certificate, []string{"--client-ca-file", c.Authority, "--token-auth-file", file("tokens.csv"), "--service-account-issuer", "https://logplane.test", "--service-account-signing-key-file", c.SigningKey}, where)
 	c.watcher = Serve(t, slices.Concat([]string{"watcher"}, serving)...)
 	c.api = Serve(t, slices.Concat([]string{"api", "--watcher-url", c.watcher.URL()}, serving)...)
-	c.processes = []*Process{c.watcher, c.api, Run(t, slices.Concat([]string{"projector"}, plain)...), Run(t, slices.Concat([]string{"lifecycle"}, where)...)}
+	c.processes = []*Process{c.watcher, c.api, Run(t, slices.Concat([]string{"projector"}, plain, flags)...), Run(t, slices.Concat([]string{"lifecycle"}, where)...)}
 	return c
 }
 

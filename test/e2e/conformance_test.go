@@ -1,0 +1,77 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/logplane/logplane/test/product"
+)
+
+// notConformed are the conformance tests that are not run, one a line, below why not.
+//
+//go:embed testdata/conformance.txt
+var notConformed string
+
+// TestConformance runs upstream's conformance tests, without those that need a container to run, against 'api' and
+// 'watcher' processes, with upstream's controllers and with nodes that kwok plays. 'make conformance' builds them.
+// CONFORMANCE is a regular expression of those to run, instead of all.
+func TestConformance(t *testing.T) {
+	tests, err := filepath.Abs("../../bin/conformance/e2e.test")
+	require.NoError(t, err)
+	if _, err := os.Stat(tests); err != nil {
+		t.Skip("no conformance tests: 'make conformance' builds and runs them")
+	}
+	folder, err := filepath.Abs("../../bin/controllers")
+	require.NoError(t, err)
+	// One test waits until a continue token has expired, for at most ten minutes.
+	c := newControlled(t, folder, stagesOfConformance(t, folder), "--retention", "5m", "--log-retention", "150s")
+	c.nodes(3)
+	c.eventually(t, "Pods can go to the nodes", func(ctx context.Context) bool {
+		nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		require.NoError(t, err)
+		return !slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool { return len(n.Spec.Taints) > 0 || len(n.Status.Conditions) == 0 })
+	})
+
+	focus := `\[Conformance\]`
+	if only := os.Getenv("CONFORMANCE"); only != "" {
+		focus = "(" + only + `).*\[Conformance\]`
+	}
+	skip := slices.DeleteFunc(strings.Split(notConformed, "\n"), func(l string) bool { return l == "" || strings.HasPrefix(l, "#") })
+	list, err := exec.CommandContext(t.Context(), tests, "--list-tests").Output()
+	require.NoError(t, err)
+	for i, name := range skip {
+		require.True(t, bytes.Contains(list, []byte(name+" [Conformance]")), "there is no test '%s' any more", name)
+		skip[i] = regexp.QuoteMeta(name)
+	}
+	command := exec.CommandContext(t.Context(), tests, "--provider=skeleton", "--kubeconfig", c.cell.Kubeconfig("admin"), "--kubectl-path", product.Binary(t, "KUBECTL", "kubectl"),
+		"--allowed-not-ready-nodes=-1", "--ginkgo.no-color", "--ginkgo.succinct", "--ginkgo.silence-skips", "--ginkgo.timeout=2h", "--ginkgo.focus", focus, "--ginkgo.skip", "("+strings.Join(skip, "|")+`) \[Conformance\]`)
+	command.Stdout, command.Stderr, command.Dir = os.Stdout, os.Stderr, t.TempDir()
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	require.NoError(t, command.Run())
+}
+
+// stagesOfConformance is what kwok does here: Pods run, and go when they are deleted. Those of Jobs end if their
+// container does nothing else.
+func stagesOfConformance(t *testing.T, folder string) string {
+	text, err := os.ReadFile(filepath.Join(folder, "stages.yaml"))
+	require.NoError(t, err)
+	before, after, found := strings.Cut(string(text), "      - 'Job'\n")
+	require.True(t, found, "kwok ends the Pods of Jobs otherwise")
+	ends := "      - 'Job'\n    - key: '.spec.containers.[].command.[]'\n      operator: 'In'\n      values:\n      - 'exit 0'\n"
+	path := filepath.Join(t.TempDir(), "stages.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(before+ends+after), 0o600))
+	return path
+}
