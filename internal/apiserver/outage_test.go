@@ -4,8 +4,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -18,6 +21,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/logplane/logplane/eventlog"
 	"github.com/logplane/logplane/eventlog/eventlogtest"
@@ -44,10 +48,10 @@ type outage struct {
 func newOutage(t *testing.T) outage {
 	path := filepath.Join(t.TempDir(), "tokens.csv")
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
-	natsServer, bucket := eventlogtest.Run(t, t.TempDir(), func(o *server.Options) { o.SyncAlways = false }), memory.Strict(t)
+	natsServer, objects := eventlogtest.Run(t, t.TempDir(), func(o *server.Options) { o.SyncAlways = false }), memory.Strict(t)
 	log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, natsServer)})
 	process := func(log *eventlog.Log) *Server {
-		p, err := projection.Open(projection.Config{Log: log, Bucket: bucket, InlineBytes: 1})
+		p, err := projection.Open(projection.Config{Log: log, Bucket: objects, InlineBytes: 1})
 		require.NoError(t, err)
 		s, err := New(Config{
 			Cell:           kubestore.Cell{Log: log, Projection: p, Cluster: "main", Feed: fanout.NewFeed(p), Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))},
@@ -56,7 +60,7 @@ func newOutage(t *testing.T) outage {
 		require.NoError(t, err)
 		return s
 	}
-	return outage{process(log), process, log, natsServer, bucket, map[string]string{}}
+	return outage{process(log), process, log, natsServer, objects, map[string]string{}}
 }
 
 // failFrom lets the bucket fail from its n-th request on, and returns whether it has failed.
@@ -408,16 +412,23 @@ func outageOfTheLog(t *testing.T, warm, answered bool, how eventlogtest.Failure,
 	}
 }
 
-// newServiceWebhook answers admission reviews for the Service 'hook', to which it belongs.
+// newServiceWebhook answers admission reviews for the Service 'hook'.
 func (o outage) newServiceWebhook(t *testing.T) (hook *webhookServer, configuration func(name, more string) string) {
 	hook = newWebhookServer(t)
+	at := `"clientConfig":` + o.newHookService(t, hook.Config.Handler)
+	byURL := regexp.MustCompile(`"clientConfig":\{[^}]*\}`)
+	return hook, func(name, more string) string { return byURL.ReplaceAllString(hook.configuration(name, more), at) }
+}
+
+// newHookService serves the Service 'hook', and returns how a configuration names it.
+func (o outage) newHookService(t *testing.T, handler http.Handler) (clientConfig string) {
 	authority := newAuthority(t)
 	listener, err := net.Listen("tcp", net.JoinHostPort(product.OwnAddress(t), "0"))
 	require.NoError(t, err)
 	certificate, key := authority.sign(t, &x509.Certificate{DNSNames: []string{"hook.hooks.svc"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	pair, err := tls.X509KeyPair(certificate, key)
 	require.NoError(t, err)
-	served := httptest.NewUnstartedServer(hook.Config.Handler)
+	served := httptest.NewUnstartedServer(handler)
 	_ = served.Listener.Close()
 	served.Listener, served.TLS = listener, &tls.Config{Certificates: []tls.Certificate{pair}}
 	served.StartTLS()
@@ -432,9 +443,7 @@ func (o outage) newServiceWebhook(t *testing.T) (hook *webhookServer, configurat
 	require.NoError(t, err)
 	o.must(t, 201, request{method: "POST", path: "/apis/discovery.k8s.io/v1/namespaces/hooks/endpointslices", body: `{"metadata":{"name":"hook-1","labels":{"kubernetes.io/service-name":"hook"}},` +
 		`"addressType":"IPv4","endpoints":[{"addresses":["` + host + `"]}],"ports":[{"name":"https","port":` + port + `}]}`}.as("root"))
-	at := `"clientConfig":{"service":{"namespace":"hooks","name":"hook"},"caBundle":"` + base64.StdEncoding.EncodeToString(authority.pem()) + `"}`
-	byURL := regexp.MustCompile(`"clientConfig":\{[^}]*\}`)
-	return hook, func(name, more string) string { return byURL.ReplaceAllString(hook.configuration(name, more), at) }
+	return `{"service":{"namespace":"hooks","name":"hook"},"caBundle":"` + base64.StdEncoding.EncodeToString(authority.pem()) + `"}`
 }
 
 type decider struct{ path, body string }
@@ -483,30 +492,13 @@ func TestOutageOfWhatDecides(t *testing.T) {
 		}
 		refused := request{method: "POST", path: configMaps, body: `{"metadata":{"name":"denied"},"data":{"a":"1"}}`}.as("ann")
 		counts := newTally(what)
-		asked := map[string]int{} // by the bucket's lock
-		o.bucket.Inject(func(_ memory.Op, key string) memory.Fault { asked[key]++; return memory.Works })
 		require.Contains(t, []int{400, 422}, refused.do(t, o.process(o.log)).code)
-		o.bucket.Inject(nil)
-		for key, times := range asked {
-			for from := range times {
-				n := 0 // by the bucket's lock
-				o.bucket.Inject(func(_ memory.Op, k string) memory.Fault {
-					if k == key {
-						n++
-					}
-					if k == key && n > from {
-						return memory.Fails
-					}
-					return memory.Works
-				})
-				got := refused.do(t, o.process(o.log))
-				o.bucket.Inject(nil)
-				counts.add(fmt.Sprint(got.code))
-				require.Contains(t, []int{400, 422, 503}, got.code, "%s, without %s: %s", what, key, got.body)
-				require.NotRegexp(t, internals, got.body)
-				require.Equal(t, got.code == 503, got.header.Get("Retry-After") == "1", got.body)
-			}
-		}
+		o.eachWithout(t, refused, func(without string, got answer) {
+			counts.add(fmt.Sprint(got.code))
+			require.Contains(t, []int{400, 422, 503}, got.code, "%s, without %s: %s", what, without, got.body)
+			require.NotRegexp(t, internals, got.body)
+			require.Equal(t, got.code == 503, got.header.Get("Retry-After") == "1", got.body)
+		})
 		require.NotZero(t, counts.counts["503"])
 		t.Log(counts)
 		for _, made := range objects {
@@ -514,4 +506,131 @@ func TestOutageOfWhatDecides(t *testing.T) {
 			o.must(t, 200, request{method: "DELETE", path: made.path + "/" + name}.as("root"))
 		}
 	}
+}
+
+// eachWithout sends a request while one object of the bucket cannot be read, from its n-th read on, for each object
+// that the request needs and each n.
+func (o outage) eachWithout(t *testing.T, r request, check func(without string, got answer)) {
+	asked := map[string]int{} // by the bucket's lock
+	o.bucket.Inject(func(_ memory.Op, key string) memory.Fault { asked[key]++; return memory.Works })
+	r.do(t, o.process(o.log))
+	o.bucket.Inject(nil)
+	for key, times := range asked {
+		for from := range times {
+			n := 0 // by the bucket's lock
+			o.bucket.Inject(func(_ memory.Op, k string) memory.Fault {
+				if k == key {
+					n++
+				}
+				if k == key && n > from {
+					return memory.Fails
+				}
+				return memory.Works
+			})
+			got := r.do(t, o.process(o.log))
+			o.bucket.Inject(nil)
+			check(key, got)
+		}
+	}
+}
+
+// TestOutageOfAConversion: a conversion webhook that is named by its Service is called at an endpoint of that. If the
+// Service cannot be read, the webhook has not failed, and the answer is 503.
+func TestOutageOfAConversion(t *testing.T) {
+	o := newOutage(t)
+	require.NoError(t, o.Bootstrap(t.Context()))
+	commit := func() {
+		_, err := o.config.Cell.Projection.Commit(t.Context())
+		require.NoError(t, err)
+	}
+	commit()
+	clientConfig := o.newHookService(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { convert(w, r, nil) }))
+	commit()
+	o.must(t, 201, request{method: "POST", path: crdPath, body: convertedCRD("thing", clientConfig)}.as("root"))
+	commit()
+	const one, two = "/apis/ex.com/v1/namespaces/default/things", "/apis/ex.com/v2/namespaces/default/things"
+	second := func(name string) string { return strings.Replace(fmt.Sprintf(outageCustom, name), "/v1", "/v2", 1) }
+	made := o.must(t, 201, request{method: "POST", path: one, body: fmt.Sprintf(outageCustom, "old")}.as("root")).body
+	commit()
+	require.Contains(t, o.must(t, 200, request{method: "GET", path: two + "/old"}.as("root")).body, `"converted":"ex.com/v2"`)
+	dry := "?dryRun=All"
+	for what, r := range map[string]request{
+		"get":    {method: "GET", path: two + "/old"},
+		"list":   {method: "GET", path: two},
+		"create": {method: "POST", path: two + dry, body: second("new")},
+		"update": {method: "PUT", path: two + "/old" + dry, body: strings.Replace(annotated(made), "/v1", "/v2", 1)},
+		"merge":  {method: "PATCH", path: two + "/old" + dry, body: `{"metadata":{"labels":{"b":"2"}}}`, contentType: "application/merge-patch+json"},
+		"apply":  {method: "PATCH", path: two + "/old" + dry + "&fieldManager=m&force=true", body: second("old"), contentType: "application/apply-patch+yaml"},
+		"delete": {method: "DELETE", path: two + "/old" + dry},
+		"empty":  {method: "DELETE", path: two + dry},
+	} {
+		counts, before := newTally(what), o.head(t)
+		o.eachWithout(t, r.as("root"), func(without string, got answer) {
+			counts.add(fmt.Sprint(got.code))
+			require.Contains(t, []int{200, 201, 503}, got.code, "%s without %s: %s", what, without, got.body)
+			require.Equal(t, got.code == 503, got.header.Get("Retry-After") == "1", got.body)
+			if got.code == 503 {
+				require.NotRegexp(t, internals, got.body)
+			}
+		})
+		require.NotZero(t, counts.counts["503"])
+		require.Equal(t, before, o.head(t))
+		t.Log(counts)
+	}
+}
+
+// TestOutageOfARemoteServer: while the Service of a remote APIService cannot be read, nothing is known of its server: a
+// request for it may be sent again, and its condition stays as it is.
+func TestOutageOfARemoteServer(t *testing.T) {
+	o := newOutage(t)
+	require.NoError(t, o.Bootstrap(t.Context()))
+	commit := func() {
+		_, err := o.config.Cell.Projection.Commit(t.Context())
+		require.NoError(t, err)
+	}
+	commit()
+	var at struct{ CABundle string }
+	served := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") })
+	require.NoError(t, json.Unmarshal([]byte(o.newHookService(t, served)), &at))
+	commit()
+	made := o.must(t, 201, request{method: "POST", path: apiServices, body: `{"metadata":{"name":"v1.remote.ex"},"spec":{"group":"remote.ex","version":"v1",` +
+		`"service":{"name":"hook","namespace":"hooks"},"caBundle":"` + at.CABundle + `","groupPriorityMinimum":10,"versionPriority":10}}`}.as("root"))
+	commit()
+	service := &apiregistrationv1.APIService{}
+	require.NoError(t, json.Unmarshal([]byte(made.body), service))
+	counts := newTally("requests")
+	o.eachWithout(t, request{method: "GET", path: "/apis/remote.ex/v1/things"}.as("root"), func(without string, got answer) {
+		counts.add(fmt.Sprint(got.code))
+		require.Contains(t, []int{200, 503}, got.code, "without %s: %s", without, got.body)
+		require.Equal(t, got.code == 503, got.header.Get("Retry-After") == "1", got.body)
+		require.NotRegexp(t, internals, got.body)
+	})
+	require.NotZero(t, counts.counts["503"])
+
+	unknown := func(s *Server) bool {
+		condition, err := s.CheckRemote(t.Context(), service)
+		if err == nil {
+			require.Equal(t, "Passed", condition.Reason, condition.Message)
+		}
+		return err != nil
+	}
+	caughtUp := func() *Server {
+		s := o.process(o.log)
+		s.must(t, 404, request{method: "GET", path: "/api/v1/nodes/x"}.as("root"))
+		return s
+	}
+	require.False(t, unknown(caughtUp()))
+	for n := 1; ; n++ {
+		s := caughtUp()
+		failed := o.failFrom(n)
+		isUnknown := unknown(s)
+		if !failed() {
+			require.False(t, isUnknown)
+			break
+		}
+		require.True(t, isUnknown, "from read %d on", n)
+		counts.add("conditions unknown")
+	}
+	require.NotZero(t, counts.counts["conditions unknown"])
+	t.Log(counts)
 }
