@@ -70,6 +70,8 @@ func correct(r *http.Request, body []byte) error {
 	// Row 61: upstream takes for a failure of a conversion webhook that its Service could not be read.
 	case dynamic.IsAboutUnread(status.Message):
 		return kubestore.Answer(r.Context(), &projection.ReadError{Err: errors.New(status.Message)})
+	case status.Code == http.StatusGatewayTimeout:
+		return late(r.Context(), status)
 	// Row 9: a generated name is never answered with 409. Upstream tries eight names, and then answers the only 409
 	// that says when to come back.
 	case status.Reason == metav1.StatusReasonAlreadyExists && status.Details != nil && status.Details.RetryAfterSeconds > 0 && !isNamed(r):
@@ -81,6 +83,16 @@ func correct(r *http.Request, body []byte) error {
 		return apierrors.NewBadRequest(status.Message)
 	}
 	return nil
+}
+
+// late is a timeout that says what is not known about a write (row 61), nil for any other.
+func late(ctx context.Context, status *metav1.Status) error {
+	if status.Reason != metav1.StatusReasonTimeout || !kubestore.MayHaveWritten(ctx) {
+		return nil
+	}
+	said := status.DeepCopy()
+	said.Message += ": the outcome of the write is unknown: read the object to learn whether it was written"
+	return &apierrors.StatusError{ErrStatus: *said}
 }
 
 // isNamed reports whether the object that was sent has a name.
@@ -147,7 +159,7 @@ type correction struct {
 func (c *correction) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 func (c *correction) WriteHeader(code int) {
-	if !c.off && (code == http.StatusInternalServerError || code == http.StatusConflict) {
+	if !c.off && (code == http.StatusInternalServerError || code == http.StatusConflict || code == http.StatusGatewayTimeout) {
 		c.held = code
 		return
 	}

@@ -50,9 +50,9 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		late := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+		passed := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			s.fail(w, r, late)
+			s.fail(w, r, passed)
 			return
 		}
 		t := &timed{ResponseWriter: w, header: w.Header().Clone(), passed: make(chan struct{})}
@@ -74,7 +74,11 @@ func (s *Server) withTimeout(h http.Handler) http.Handler {
 			}
 			metrics.RecordRequestTermination(asked, info, metrics.APIServerComponent, http.StatusGatewayTimeout)
 			s.config.Logger.ErrorContext(ctx, "a request runs on after its deadline", "request", requestID(asked), "method", method, "uri", url.RequestURI())
-			t.answer(asked, func(w http.ResponseWriter) { s.fail(w, asked, late) })
+			err := late(ctx, &passed.ErrStatus)
+			if err == nil {
+				err = passed
+			}
+			t.answer(asked, func(w http.ResponseWriter) { s.fail(w, asked, err) })
 		})
 		defer t.end(timer)
 		h.ServeHTTP(responsewriter.WrapForHTTP1Or2(t), r.WithContext(context.WithValue(ctx, deadlineKey{}, t)))

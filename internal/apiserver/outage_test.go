@@ -1,6 +1,8 @@
 package apiserver
 
 import (
+	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -15,6 +17,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +31,7 @@ import (
 	"github.com/logplane/logplane/internal/kubestore"
 	"github.com/logplane/logplane/internal/kubestore/fanout"
 	"github.com/logplane/logplane/projection"
+	"github.com/logplane/logplane/projection/bucket"
 	"github.com/logplane/logplane/projection/bucket/memory"
 	"github.com/logplane/logplane/projection/cache"
 	"github.com/logplane/logplane/test/product"
@@ -39,10 +43,12 @@ type outage struct {
 
 	// process is a process over a log. With its own connection, it meets an outage of the log that no other meets.
 	process func(*eventlog.Log) *Server
-	log     *eventlog.Log
-	server  *server.Server
-	bucket  *memory.Bucket
-	made    map[string]string // objects by path
+	// processOn is one that reads another bucket than the cell's.
+	processOn func(*eventlog.Log, bucket.Bucket) *Server
+	log       *eventlog.Log
+	server    *server.Server
+	bucket    *memory.Bucket
+	made      map[string]string // objects by path
 }
 
 func newOutage(t *testing.T) outage {
@@ -50,8 +56,8 @@ func newOutage(t *testing.T) outage {
 	require.NoError(t, os.WriteFile(path, []byte("root-token,root,1,system:masters\nann-token,ann,2\n"), 0o600))
 	natsServer, objects := eventlogtest.Run(t, t.TempDir(), func(o *server.Options) { o.SyncAlways = false }), memory.Strict(t)
 	log := eventlogtest.Open(t, eventlog.Config{Conn: eventlogtest.Connect(t, natsServer)})
-	process := func(log *eventlog.Log) *Server {
-		p, err := projection.Open(projection.Config{Log: log, Bucket: objects, InlineBytes: 1})
+	processOn := func(log *eventlog.Log, b bucket.Bucket) *Server {
+		p, err := projection.Open(projection.Config{Log: log, Bucket: b, InlineBytes: 1})
 		require.NoError(t, err)
 		s, err := New(Config{
 			Cell:           kubestore.Cell{Log: log, Projection: p, Cluster: "main", Feed: fanout.NewFeed(p), Objects: kubestore.NewObjects(cache.NewBudget(1 << 20))},
@@ -60,7 +66,8 @@ func newOutage(t *testing.T) outage {
 		require.NoError(t, err)
 		return s
 	}
-	return outage{process(log), process, log, natsServer, objects, map[string]string{}}
+	process := func(log *eventlog.Log) *Server { return processOn(log, objects) }
+	return outage{process(log), process, processOn, log, natsServer, objects, map[string]string{}}
 }
 
 // failFrom lets the bucket fail from its n-th request on, and returns whether it has failed.
@@ -633,4 +640,171 @@ func TestOutageOfARemoteServer(t *testing.T) {
 	}
 	require.NotZero(t, counts.counts["conditions unknown"])
 	t.Log(counts)
+}
+
+// stalling is a bucket that answers no read from the n-th on, until it is released.
+type stalling struct {
+	bucket.Bucket
+	n        int64
+	asked    atomic.Int64
+	released chan struct{}
+}
+
+func (s *stalling) wait(ctx context.Context) error {
+	if s.asked.Add(1) < s.n {
+		return nil
+	}
+	select {
+	case <-s.released:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Get implements bucket.Bucket.
+func (s *stalling) Get(ctx context.Context, key string) ([]byte, string, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, "", err
+	}
+	return s.Bucket.Get(ctx, key)
+}
+
+// GetRange implements bucket.Bucket.
+func (s *stalling) GetRange(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	return s.Bucket.GetRange(ctx, key, offset, length)
+}
+
+// over sends the request to a server behind a listener: who waits for a stubborn handler there is not the client.
+func (r request) over(t *testing.T, h http.Handler) answer {
+	listener := httptest.NewServer(h)
+	defer listener.Close()
+	sent, err := http.NewRequestWithContext(t.Context(), r.method, listener.URL+r.path, strings.NewReader(r.body))
+	if err != nil {
+		t.Error(err)
+		return answer{}
+	}
+	for name, values := range r.header {
+		sent.Header[name] = values
+	}
+	sent.Header.Set("Content-Type", cmp.Or(r.contentType, "application/json"))
+	got, err := (&http.Client{Timeout: 20 * time.Second}).Do(sent)
+	if err != nil {
+		t.Errorf("%s %s hangs: %v", r.method, r.path, err)
+		return answer{}
+	}
+	defer func() { _ = got.Body.Close() }()
+	body, err := io.ReadAll(got.Body)
+	if err != nil {
+		t.Error(err)
+	}
+	return answer{got.StatusCode, got.Header, string(body)}
+}
+
+// TestOutageThatStalls: a bucket or a log that answers nothing more, from some point of a request on, makes no client
+// wait for longer than its request may take. The answer is what it would be without that, or 504, or 503 with
+// Retry-After if nothing was written, or 500 without it if what was is unknown. Each event is read back whole.
+func TestOutageThatStalls(t *testing.T) {
+	limit := make(chan struct{}, 48) // they wait more than they work
+	for what, stall := range map[string]func(t *testing.T, o outage, n int) (s *Server, stalled func() bool){
+		"the bucket": func(t *testing.T, o outage, n int) (*Server, func() bool) {
+			b := &stalling{Bucket: o.bucket, n: int64(n), released: make(chan struct{})}
+			return o.processOn(o.log, b), func() bool { close(b.released); return b.asked.Load() >= b.n }
+		},
+		"the log, which has answered": func(t *testing.T, o outage, n int) (*Server, func() bool) { return o.overStallingLink(t, n, true) },
+		"the log":                     func(t *testing.T, o outage, n int) (*Server, func() bool) { return o.overStallingLink(t, n, false) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			filling.Lock()
+			o := newOutage(t)
+			o.fill(t)
+			filling.Unlock()
+			before, asked := o.head(t), make(chan stalled, 10_000)
+			var running sync.WaitGroup
+			for i, r := range o.requests() {
+				if strings.Contains(r.path, "watch=1") || i%3 != 0 || testing.Short() && i%7 != 0 {
+					continue
+				}
+				running.Go(func() {
+					limit <- struct{}{}
+					defer func() { <-limit }()
+					for n := 1; ; n += 1 + n/5 {
+						a := stalled{request: r.with("Audit-Id", fmt.Sprintf("stall-%d-%d", i, n)), n: n}
+						a.path += map[bool]string{true: "&", false: "?"}[strings.Contains(r.path, "?")] + "timeout=500ms"
+						s, end := stall(t, o, n)
+						a.got = a.over(t, s)
+						a.during = end()
+						asked <- a
+						if !a.during || r.method != "GET" && a.got.code < 300 { // a write succeeds once
+							return
+						}
+					}
+				})
+			}
+			running.Wait()
+			close(asked)
+			head, events, written, counts := o.head(t), 0, map[string]bool{}, newTally("answers")
+			o.requireWhole(t, before, head)
+			require.NoError(t, o.log.Tail(t.Context(), before, head, func(e eventlog.Event) error {
+				events++
+				id, _, _ := strings.Cut(e.RequestID, "/")
+				written[id] = true
+				return nil
+			}))
+			for a := range asked {
+				what := fmt.Sprintf("%s %s, from %d on: %d %s", a.method, a.path, a.n, a.got.code, a.got.body)
+				isWritten := written[a.header.Get("Audit-Id")]
+				counts.add("requests")
+				if !a.during {
+					counts.add("not stalled")
+					continue
+				}
+				counts.add(fmt.Sprint(a.got.code, map[bool]string{true: ", written", false: ", nothing written"}[isWritten]))
+				require.NotRegexp(t, internals, a.got.body, what)
+				switch a.got.code {
+				case 503:
+					require.Equal(t, "1", a.got.header.Get("Retry-After"), what)
+					require.False(t, isWritten, what)
+				case 500:
+					require.Empty(t, a.got.header.Get("Retry-After"), what)
+					require.Regexp(t, "the outcome of the write is unknown|a part was written", what)
+				case 504:
+					require.Equal(t, "Timeout", a.got.object(t)["reason"], what)
+					require.Empty(t, a.got.header.Get("Retry-After"), what)
+				default:
+					require.Less(t, a.got.code, 500, what)
+				}
+				if isWritten && a.got.code >= 300 {
+					require.Contains(t, a.got.body, "the outcome of the write is unknown", what)
+				}
+			}
+			t.Logf("%d events read back whole, %v", events, counts)
+		})
+	}
+}
+
+// stalled is a request from whose n-th message or read on nothing was answered, if it was as long during that.
+type stalled struct {
+	request
+	n      int
+	during bool
+	got    answer
+}
+
+// overStallingLink is a process whose link to the log stalls at the n-th message.
+func (o outage) overStallingLink(t *testing.T, n int, answered bool) (s *Server, stalled func() bool) {
+	conn, link := eventlogtest.ConnectThrough(t, o.server)
+	s = o.process(eventlogtest.Open(t, eventlog.Config{Conn: conn}))
+	link.FailAt(n, answered, eventlogtest.Stalls)
+	return s, func() bool {
+		failed := link.HasFailed()
+		link.Resume()
+		_ = conn.FlushTimeout(time.Second) // what was held back arrives, unless the process has left the connection
+		conn.Close()
+		return failed
+	}
 }
