@@ -693,7 +693,7 @@ func (r request) over(t *testing.T, h http.Handler) answer {
 	sent.Header.Set("Content-Type", cmp.Or(r.contentType, "application/json"))
 	got, err := (&http.Client{Timeout: 20 * time.Second}).Do(sent)
 	if err != nil {
-		t.Errorf("%s %s hangs: %v", r.method, r.path, err)
+		t.Errorf("%s %s hangs, or is cut off: %v", r.method, r.path, err)
 		return answer{}
 	}
 	defer func() { _ = got.Body.Close() }()
